@@ -1,0 +1,129 @@
+// The contract between the CPU stage and the vector kernels: one table of functions per ISA tier.
+// Knows nothing of graphs, pages, threads or plans; every function works on the slice it is given.
+#pragma once
+
+#include <cstdint>
+
+#include "helm/types.h"
+
+namespace helm::cpu {
+
+// C(t, r) = [C(t, r) +] [bias(r) +] sum_k A(t, k) * W(r, k)      t < tokens, r < rows
+//
+// Accumulates in f32. The value of C(t, r) depends on row t of A and row r of W alone: it is
+// bit-identical for every `tokens` and for every split of the rows over calls, so that batched
+// equals single and chunked prefill equals prefill at once.
+struct MatmulArgs {
+  const float* a;      // [tokens, cols], rows a_stride apart
+  int64_t a_stride;    // elements
+  int64_t tokens;
+  const void* w;       // [rows, cols] contiguous, of the table entry's dtype, any alignment of rows
+  int64_t rows;
+  int64_t cols;
+  const float* bias;   // [rows] or null
+  bool accumulate;     // add to what C holds
+  float* c;            // [tokens, rows], rows c_stride apart
+  int64_t c_stride;    // elements
+  void* scratch;       // KernelTable::scratch_bytes, 64-byte aligned, private to the calling thread
+};
+
+// A run of consecutive cached positions of one KV head.
+struct KvSpan {
+  const void* k;  // [count, head_dim] contiguous
+  const void* v;  // [count, head_dim] contiguous
+  int64_t count;
+};
+
+// Partial attention of one KV head's query heads over one span of cached positions:
+//   score(i, g, j) = scale * sum_d Q(i, g, d) * K(j, d)     masked unless
+//                    0 <= position(i) - (first_key + j)  and  < window (when window > 0)
+//   m = max_j score, s = sum_j exp(score - m), o(d) = sum_j exp(score - m) * V(j, d)
+// A fully masked row gives m = -inf, s = 0, o = 0. Values for a (query, head) do not depend on how
+// many queries the call has. Softmax partials merge exactly (Milakov and Gimelshein 2018).
+struct AttentionArgs {
+  const float* q;            // Q(i, g, d) at q + i * q_stride + g * head_dim + d
+  int64_t q_stride;          // elements between consecutive query tokens
+  int64_t queries;           // consecutive tokens; position(i) = first_query + i
+  int64_t group;             // query heads per KV head
+  int64_t head_dim;
+  int64_t first_query;       // absolute position of query 0
+  int64_t first_key;         // absolute position of span element 0
+  int64_t window;            // sliding window in positions, 0 = unlimited
+  float scale;
+  KvSpan span;
+  float* m;                  // [queries, group] out
+  float* s;                  // [queries, group] out
+  float* o;                  // [queries, group, head_dim] out, not normalised
+  void* scratch;             // KernelTable::scratch_bytes
+};
+
+// Y(t, g, :) = norm(X(t, g, :)) * weight [+ bias], groups of n elements, group g at t*stride + g*n.
+// rms:   x / sqrt(mean(x^2) + eps)          layer: (x - mean) / sqrt(var + eps)
+struct NormArgs {
+  const float* x;
+  int64_t x_stride;
+  float* y;  // may equal x
+  int64_t y_stride;
+  int64_t tokens;
+  int64_t groups;
+  int64_t n;
+  const float* weight;  // [n]
+  const float* bias;    // [n] or null (layer norm only)
+  float eps;
+};
+
+// Rotates the first `rotary` elements of each head in place, halves paired (i, i + rotary/2):
+//   x1' = x1*cos - x2*sin,  x2' = x2*cos + x1*sin
+struct RopeArgs {
+  float* x;  // head h of token t at t * stride + h * head_dim
+  int64_t stride;
+  int64_t tokens;
+  int64_t heads;
+  int64_t head_dim;
+  int64_t rotary;    // even, <= head_dim
+  const float* cos;  // [tokens, rotary / 2]
+  const float* sin;  // [tokens, rotary / 2]
+};
+
+enum class Activation : uint8_t { kSilu, kGelu, kGeluTanh, kRelu };
+
+// gated: Y(t, i) = act(X(t, i)) * X(t, n + i)   (X is [tokens, 2n]: gate, then up)
+// plain: Y(t, i) = act(X(t, i))                 (X is [tokens, n])
+struct ActivationArgs {
+  Activation kind;
+  bool gated;
+  const float* x;
+  int64_t x_stride;
+  float* y;  // may equal x
+  int64_t y_stride;
+  int64_t tokens;
+  int64_t n;
+};
+
+// All kernels of one ISA tier. Arrays are indexed by DType.
+struct KernelTable {
+  const char* name;  // "scalar", "avx2", "avx512", "avx512bf16"
+  int64_t (*scratch_bytes)(int64_t max_cols, int64_t max_queries, int64_t group, int64_t head_dim);
+  void (*matmul[kDTypes])(const MatmulArgs&);
+  void (*attention[kDTypes])(const AttentionArgs&);
+  void (*rms_norm)(const NormArgs&);
+  void (*layer_norm)(const NormArgs&);
+  void (*rope)(const RopeArgs&);
+  void (*activation)(const ActivationArgs&);
+  // Merges partial b into a: [rows] maxima and sums, [rows, head_dim] outputs.
+  void (*attention_merge)(int64_t rows, int64_t head_dim, float* m_a, float* s_a, float* o_a,
+                          const float* m_b, const float* s_b, const float* o_b);
+  // o(row, :) /= s(row)
+  void (*attention_finish)(int64_t rows, int64_t head_dim, const float* s, float* o);
+  void (*widen[kDTypes])(const void* src, float* dst, int64_t n);         // dtype -> f32
+  void (*narrow[kDTypes])(const float* src, void* dst, int64_t n);        // f32 -> dtype, nearest even
+  void (*add)(const float* x, float* y, int64_t n);                       // y += x
+};
+
+// Each is the one exported symbol of its file; null where the tier was not compiled for this target.
+const KernelTable* kernels_scalar();
+const KernelTable* kernels_avx2();
+const KernelTable* kernels_avx512();
+const KernelTable* kernels_avx512bf16();
+
+}  // namespace helm::cpu
