@@ -12,7 +12,7 @@
 #include "cpu/isa.h"
 #include "helm/engine.h"
 #include "helm/generation.h"
-#include "probe/ceiling.h"
+
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -54,8 +54,8 @@ struct Bindings {
   std::byte* partials;                // shared by the members, attention_partials_bytes()
 
   const void* weight(TensorIndex tensor) const { return weights[static_cast<size_t>(tensor)]; }
-  const float* vector(TensorIndex tensor) const {  // [size], null for kNone
-    return tensor == kNone ? nullptr : static_cast<const float*>(weight(tensor));
+  const float* vector(TensorIndex tensor) const {  // [size], null for kNoTensor
+    return tensor == kNoTensor ? nullptr : static_cast<const float*>(weight(tensor));
   }
   float* value(ValueIndex index) const { return values[static_cast<size_t>(index)]; }
   int64_t width(ValueIndex index) const { return plan.values[static_cast<size_t>(index)].width; }

@@ -83,7 +83,7 @@ TensorIndex PlanReader::vector(const JsonReader& node, int64_t size) const {
 }
 
 TensorIndex PlanReader::optional_vector(const JsonReader& node, int64_t size) const {
-  return node.is_null() ? kNone : vector(node, size);
+  return node.is_null() ? kNoTensor : vector(node, size);
 }
 
 ValueIndex PlanReader::value(const JsonReader& node) const {
@@ -222,7 +222,7 @@ Op PlanReader::read_norm(const JsonReader& node) {
   if (op.in == op.out && op.in_offset != op.out_offset) node.reject("overlaps itself");
   op.weight = vector(node["weight"], op.size);
   op.bias = optional_vector(node["bias"], op.size);
-  if (op.bias != kNone && !op.layer_norm) node["bias"].reject("an rms norm has no bias");
+  if (op.bias != kNoTensor && !op.layer_norm) node["bias"].reject("an rms norm has no bias");
   op.eps = node["eps"].number();
   if (op.eps < 0) node["eps"].reject("must not be negative");
   return op;

@@ -141,7 +141,7 @@ std::vector<TensorIndex> order_of_use(const Plan& plan) {
   std::vector<TensorIndex> order;
   std::vector<bool> seen(plan.tensors.size(), false);
   const auto use = [&](TensorIndex tensor) {
-    if (tensor == kNone || seen[static_cast<size_t>(tensor)]) return;
+    if (tensor == kNoTensor || seen[static_cast<size_t>(tensor)]) return;
     seen[static_cast<size_t>(tensor)] = true;
     order.push_back(tensor);
   };

@@ -13,10 +13,10 @@
 
 namespace helm {
 
-// Indices into Plan::tensors and Plan::values; kNone where an optional tensor is absent.
+// Indices into Plan::tensors and Plan::values; kNoTensor where an optional tensor is absent.
 using TensorIndex = int32_t;
 using ValueIndex = int32_t;
-inline constexpr TensorIndex kNone = -1;
+inline constexpr TensorIndex kNoTensor = -1;
 
 // Where a tensor's bytes lie in the model directory.
 struct TensorSource {
@@ -65,7 +65,7 @@ struct NormOp {
   int64_t groups;
   int64_t size;
   TensorIndex weight;  // [size]
-  TensorIndex bias;    // [size] or kNone
+  TensorIndex bias;    // [size] or kNoTensor
   float eps;
 };
 
@@ -73,7 +73,7 @@ struct NormOp {
 struct LinearOp {
   struct Part {
     TensorIndex weight;  // [rows, width(in)]
-    TensorIndex bias;    // [rows] or kNone
+    TensorIndex bias;    // [rows] or kNoTensor
   };
   ValueIndex in;
   ValueIndex out;
