@@ -12,6 +12,7 @@
 #include "cpu/isa.h"
 #include "helm/engine.h"
 #include "helm/generation.h"
+#include "probe/ceiling.h"
 
 
 namespace nb = nanobind;
@@ -176,6 +177,34 @@ const char* finish_name(Finish finish) {
   return "";
 }
 
+nb::list isa_tiers() {
+  nb::list tiers;
+  for (const cpu::IsaStatus& status : cpu::isa_report()) {
+    nb::dict tier;
+    tier["name"] = cpu::isa_name(status.isa);
+    tier["available"] = status.available;
+    tier["reason"] = status.reason;
+    tiers.append(tier);
+  }
+  return tiers;
+}
+
+nb::tuple isa_choice() {
+  std::string why;
+  const char* name = cpu::select_kernels(&why).name;
+  return nb::make_tuple(name, why);
+}
+
+double stream_read(int threads, int64_t bytes, double seconds) {
+  const nb::gil_scoped_release released;
+  return probe::stream_read_bytes_per_s(threads, bytes, seconds);
+}
+
+double fma(int threads, double seconds) {
+  const nb::gil_scoped_release released;
+  return probe::fma_flops(threads, seconds);
+}
+
 void raise_helm_error(const Error& error) {
   static constexpr const char* kClasses[] = {"InvalidError", "OutOfMemoryError", "CapacityError",
                                              "CheckpointError"};
@@ -218,6 +247,15 @@ void bind_engine(nb::module_& m) {
            "Appends tokens (int32 [n]); returns f32 logits, [1, vocab] of the last token or\n"
            "[n, vocab] with all=True.")
       .def_prop_ro("stats", &stats, "Bytes, threads, kernel tier and load time.");
+}
+
+void bind_machine(nb::module_& m) {
+  m.def("isa_tiers", &isa_tiers, "Every kernel tier: name, available, reason.");
+  m.def("isa_choice", &isa_choice, "The tier in use and why: (name, reason).");
+  m.def("stream_read_bytes_per_s", &stream_read, "threads"_a, "bytes"_a = int64_t{1} << 30,
+        "seconds"_a = 0.5, "The machine's streaming-read ceiling, bytes/s.");
+  m.def("fma_flops", &fma, "threads"_a, "seconds"_a = 0.2,
+        "The machine's f32 multiply-add peak in the chosen tier, FLOP/s.");
 }
 
 void bind_generation(nb::module_& m) {
@@ -267,4 +305,5 @@ NB_MODULE(_helm, m) {
   });
   helm::bind_engine(m);
   helm::bind_generation(m);
+  helm::bind_machine(m);
 }

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "base/check.h"
+
 namespace helm {
 namespace {
 
@@ -38,6 +40,11 @@ Sampler::Sampler(const SamplingParams& params, int64_t vocab_size, std::span<con
 
 Sampler::Draw Sampler::draw(std::span<const float> logits) {
   Draw draw{0, std::numeric_limits<float>::quiet_NaN(), {}};
+  const float max = *std::max_element(logits.begin(), logits.end());
+  if (!std::isfinite(max)) {
+    fail(ErrorKind::kInvalid, "[generate] the logits are not finite (", max,
+         "); the weights hold NaN or infinity, or overflow in their dtype");
+  }
   const bool greedy = params_.temperature == 0;
   if (greedy && params_.repetition_penalty == 1) {
     draw.id = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
@@ -49,7 +56,6 @@ Sampler::Draw Sampler::draw(std::span<const float> logits) {
     draw.id = choose();
   }
   if (params_.logprobs >= 0) {
-    const float max = *std::max_element(logits.begin(), logits.end());
     const double norm = log_sum_exp(logits, max);
     draw.logprob = static_cast<float>(logits[static_cast<size_t>(draw.id)] - norm);
     std::vector<int32_t> order(logits.size());
