@@ -77,7 +77,7 @@ TEST_CASE("every removed key is refused") {
     json plan = good;
     const json::json_pointer pointer(item.key());
     json& parent = plan[pointer.parent_pointer()];
-    if (!parent.is_object() || pointer.parent_pointer().to_string() == "/memory") continue;
+    if (!parent.is_object() || pointer.back() == "memory") continue;  // for people, not for us
     parent.erase(pointer.back());
     CHECK_MESSAGE(!message_of(plan).empty(), "accepted without " << item.key());
   }

@@ -1,6 +1,8 @@
 // A small random decoder as a plan with tensors in memory, for tests of the runtime.
 #pragma once
 
+#include <cmath>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
@@ -12,14 +14,15 @@ namespace helm::test {
 
 struct TinyModel {
   nlohmann::json plan;
-  std::map<std::string, std::vector<float>> data;
+  std::map<std::string, std::shared_ptr<std::vector<float>>> data;
 
   EngineOptions options() const {
     EngineOptions options;
     for (const nlohmann::json& tensor : plan["tensors"]) {
       const std::string name = tensor["name"];
       TensorView view;
-      view.data = data.at(name).data();
+      view.data = data.at(name)->data();
+      view.owner = data.at(name);
       view.shape = tensor["shape"].get<std::vector<int64_t>>();
       options.tensors.emplace(name, view);
     }
@@ -91,8 +94,9 @@ class TinyModelBuilder {
     std::normal_distribution<float> normal(mean, scale);
     int64_t count = 1;
     for (const int64_t extent : shape) count *= extent;
-    std::vector<float>& data = model_.data[name];
-    for (int64_t i = 0; i < count; ++i) data.push_back(normal(random_));
+    auto data = std::make_shared<std::vector<float>>();
+    for (int64_t i = 0; i < count; ++i) data->push_back(normal(random_));
+    model_.data[name] = std::move(data);
     model_.plan["tensors"].push_back(
         {{"name", name}, {"shape", shape}, {"dtype", "f32"}, {"source", nullptr}});
   }
