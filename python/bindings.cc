@@ -3,16 +3,16 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <mutex>
 
-#include "cpu/isa.h"
 #include "helm/engine.h"
 #include "helm/generation.h"
-#include "probe/ceiling.h"
+#include "helm/machine.h"
 
 
 namespace nb = nanobind;
@@ -177,32 +177,26 @@ const char* finish_name(Finish finish) {
   return "";
 }
 
-nb::list isa_tiers() {
-  nb::list tiers;
-  for (const cpu::IsaStatus& status : cpu::isa_report()) {
-    nb::dict tier;
-    tier["name"] = cpu::isa_name(status.isa);
-    tier["available"] = status.available;
-    tier["reason"] = status.reason;
-    tiers.append(tier);
+nb::list tiers() {
+  nb::list out;
+  for (const IsaTier& tier : isa_tiers()) {
+    nb::dict entry;
+    entry["name"] = tier.name;
+    entry["available"] = tier.available;
+    entry["reason"] = tier.reason;
+    out.append(entry);
   }
-  return tiers;
-}
-
-nb::tuple isa_choice() {
-  std::string why;
-  const char* name = cpu::select_kernels(&why).name;
-  return nb::make_tuple(name, why);
+  return out;
 }
 
 double stream_read(int threads, int64_t bytes, double seconds) {
   const nb::gil_scoped_release released;
-  return probe::stream_read_bytes_per_s(threads, bytes, seconds);
+  return stream_read_bytes_per_s(threads, bytes, seconds);
 }
 
 double fma(int threads, double seconds) {
   const nb::gil_scoped_release released;
-  return probe::fma_flops(threads, seconds);
+  return fma_flops(threads, seconds);
 }
 
 void raise_helm_error(const Error& error) {
@@ -250,8 +244,14 @@ void bind_engine(nb::module_& m) {
 }
 
 void bind_machine(nb::module_& m) {
-  m.def("isa_tiers", &isa_tiers, "Every kernel tier: name, available, reason.");
-  m.def("isa_choice", &isa_choice, "The tier in use and why: (name, reason).");
+  m.def("isa_tiers", &tiers, "Every kernel tier: name, available, reason.");
+  m.def(
+      "isa_choice",
+      [] {
+        const IsaChoice choice = isa_choice();
+        return nb::make_tuple(choice.name, choice.reason);
+      },
+      "The tier in use and why: (name, reason).");
   m.def("stream_read_bytes_per_s", &stream_read, "threads"_a, "bytes"_a = int64_t{1} << 30,
         "seconds"_a = 0.5, "The machine's streaming-read ceiling, bytes/s.");
   m.def("fma_flops", &fma, "threads"_a, "seconds"_a = 0.2,
