@@ -94,7 +94,12 @@ def write_tokenizer(path: Path, vocab_size: int) -> None:
         vocab[a + b] = len(vocab)
         tokens.append(a + b)
         merges.append([a, b])
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
     model = {"type": "BPE", "vocab": vocab, "merges": merges, "byte_fallback": False}
     document = {
         "version": "1.0",

@@ -14,7 +14,6 @@
 #include "helm/generation.h"
 #include "helm/machine.h"
 
-
 namespace nb = nanobind;
 using namespace nb::literals;
 
@@ -125,7 +124,8 @@ nb::object forward(SharedEngine& shared, SequenceId sequence, const TokenArray& 
   const auto vocab = static_cast<size_t>(shared.engine.plan().vocab_size);
   const std::span<const int32_t> ids(tokens.data(), tokens.size());
   auto* logits = new std::vector<float>();
-  const nb::capsule owner(logits, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
+  const nb::capsule owner(logits,
+                          [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
   locked(shared, [&](Engine& engine) {
     logits->reserve((all ? ids.size() : 1) * vocab);
     engine.forward(sequence, ids, all ? StepInput::Outputs::kAll : StepInput::Outputs::kLast,
@@ -211,7 +211,8 @@ void bind_engine(nb::module_& m) {
       .def(nb::new_(&make_engine), "plan"_a, "directory"_a = "", "tensors"_a = nb::dict(),
            "threads"_a = 0, "progress"_a.none() = nb::none(),
            "Loads the plan's weights from files under `directory` or from `tensors` (name to\n"
-           "contiguous CPU array, used in place when its dtype is the planned one). `progress` gets\n"
+           "contiguous CPU array, used in place when its dtype is the planned one). `progress` "
+           "gets\n"
            "(done, total) bytes and may raise to cancel. threads = 0: as planned.")
       .def(
           "open",
@@ -265,9 +266,13 @@ void bind_generation(nb::module_& m) {
           [](Request* self, std::vector<int32_t> prompt, int64_t cached, SequenceId sequence,
              int64_t max_tokens, std::vector<int32_t> stop_tokens, float temperature, int32_t top_k,
              float top_p, float min_p, float repetition_penalty, uint64_t seed, int32_t logprobs) {
-            new (self) Request{std::move(prompt), cached, sequence, max_tokens,
-                               std::move(stop_tokens),
-                               {temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs}};
+            new (self)
+                Request{std::move(prompt),
+                        cached,
+                        sequence,
+                        max_tokens,
+                        std::move(stop_tokens),
+                        {temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs}};
           },
           nb::kw_only(), "prompt"_a, "cached"_a = 0, "sequence"_a = -1, "max_tokens"_a = 128,
           "stop_tokens"_a = std::vector<int32_t>(), "temperature"_a = 0.0F, "top_k"_a = 0,
@@ -280,7 +285,8 @@ void bind_generation(nb::module_& m) {
       .def_ro("top", &Token::top)
       .def_prop_ro("finish", [](const Token& t) { return finish_name(t.finish); });
   nb::class_<PyGeneration>(m, "Generation", "Requests generating over one engine.")
-      .def(nb::init<std::shared_ptr<SharedEngine>, std::vector<Request>>(), "engine"_a, "requests"_a)
+      .def(nb::init<std::shared_ptr<SharedEngine>, std::vector<Request>>(), "engine"_a,
+           "requests"_a)
       .def("advance", &PyGeneration::advance, "seconds"_a,
            "Runs steps for about `seconds` (at least one); returns the sampled tokens.")
       .def("cancel", &PyGeneration::cancel, "request"_a)

@@ -24,6 +24,8 @@ double stream_read_bytes_per_s(int threads, int64_t bytes, double seconds) {
   return probe::stream_read_bytes_per_s(threads, bytes, seconds);
 }
 
-double fma_flops(int threads, double seconds) { return probe::fma_flops(threads, seconds); }
+double fma_flops(int threads, double seconds) {
+  return probe::fma_flops(threads, seconds);
+}
 
 }  // namespace helm

@@ -11,7 +11,7 @@ namespace helm {
 
 // One tier of vector kernels.
 struct IsaTier {
-  std::string name;    // "scalar", "avx2", "avx512", "avx512bf16"
+  std::string name;  // "scalar", "avx2", "avx512", "avx512bf16"
   bool available;
   std::string reason;  // what makes it available, or what it lacks
 };
