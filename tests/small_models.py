@@ -39,7 +39,7 @@ _ROTARY: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": 600,
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": None,
@@ -51,7 +51,7 @@ _OPT: dict[str, Any] = {
     "ffn_dim": 72,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": 600,
     "word_embed_proj_dim": 48,
     "bos_token_id": 2,
     "eos_token_id": 2,
@@ -132,7 +132,7 @@ def make_model(name: str, dtype: str = "f32", seed: int = 0) -> torch.nn.Module:
     return model.to(_DTYPES[dtype]).eval()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def model_dir(name: str, dtype: str = "f32") -> Path:
     """The folder of CASES[name] as save_pretrained writes it; shared, so do not change it."""
     folder = _root() / f"{name}-{dtype}"
@@ -141,7 +141,7 @@ def model_dir(name: str, dtype: str = "f32") -> Path:
     return folder
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def expected_logits(name: str, dtype: str = "f32") -> torch.Tensor:
     """transformers' f32 logits [len(PROMPT), vocab] from the weights stored in `dtype`."""
     loaded = transformers.AutoModelForCausalLM.from_pretrained(

@@ -7,10 +7,10 @@ import shutil
 
 import numpy as np
 import pytest
-import reference
 import safetensors.torch
-import small_models
 
+import reference
+import small_models
 from helm.checkpoint import read_checkpoint
 from helm.config import FAMILIES, load_config
 from helm.errors import CheckpointError, UnsupportedModelError

@@ -1,0 +1,212 @@
+"""The native engine against transformers: every family, dtype, tier and way to cut the work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import transformers
+
+import small_models
+from helm import _helm
+from helm.checkpoint import read_checkpoint
+from helm.config import load_config
+from helm.plan import make_plan
+
+Logits = npt.NDArray[np.float32]
+LENGTHS = [1, 7, 512, 513]
+ULP = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
+TIERS = [tier["name"] for tier in _helm.isa_tiers() if tier["available"]]
+
+
+def engine_of(name: str, dtype: str = "f32", **options: object) -> _helm.Engine:
+    folder = small_models.model_dir(name, dtype)
+    arguments = {"threads": 2, "memory_bytes": 4 << 30, "kv_dtype": "f32", **options}
+    plan = make_plan(load_config(folder), read_checkpoint(folder), **arguments)
+    return _helm.Engine(plan.to_json(), str(folder))
+
+
+def prompt_of(length: int) -> list[int]:
+    return [(i * i * 7 + 3 * i + 11) % 131 for i in range(length)]
+
+
+def logits_of(engine: _helm.Engine, tokens: list[int]) -> Logits:
+    sequence = engine.open(len(tokens))
+    try:
+        return engine.forward(sequence, np.array(tokens, np.int32), True)
+    finally:
+        engine.close(sequence)
+
+
+def greedy(engine: _helm.Engine, prompts: list[list[int]], count: int) -> list[list[int]]:
+    requests = [_helm.Request(prompt=prompt, max_tokens=count) for prompt in prompts]
+    generation = _helm.Generation(engine, requests)
+    tokens: list[list[int]] = [[] for _ in prompts]
+    while not generation.done:
+        for token in generation.advance(0.0):
+            tokens[token.request].append(token.id)
+    return tokens
+
+
+@cache
+def reference_model(name: str, dtype: str) -> torch.nn.Module:
+    """transformers computing in f32 with the weights as stored in `dtype`."""
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        small_models.model_dir(name, dtype), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+@cache
+def reference_logits(name: str, dtype: str, length: int) -> Logits:
+    with torch.no_grad():
+        return reference_model(name, dtype)(torch.tensor([prompt_of(length)])).logits[0].numpy()
+
+
+def assert_close(got: Logits, want: Logits, ulps: float, what: str) -> None:
+    """Every logit within `ulps` f32 roundings of its row's scale: the sums that make up a logit
+    have terms of that size, and each layer adds a few roundings."""
+    bound = ulps * ULP["f32"] * np.abs(want).max(axis=-1, keepdims=True)
+    error = np.abs(got.astype(np.float64) - want)
+    wrong = ~(error <= bound)  # NaN fails
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        pytest.fail(
+            f"{what}: token {row}, logit {column} is {got[row, column]}, expected "
+            f"{want[row, column]}, bound {bound[row, 0]:.3g}; {wrong.sum()} of {wrong.size} differ"
+        )
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("name", small_models.CASES)
+def test_logits_equal_transformers(name: str, length: int) -> None:
+    got = logits_of(engine_of(name), prompt_of(length))
+    assert_close(got, reference_logits(name, "f32", length), 400, f"{name} {length}")
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("name", ["llama", "mistral_window", "qwen2", "qwen3", "opt", "opt_350m"])
+def test_sixteen_bit_weights(name: str, dtype: str) -> None:
+    # The AVX512-BF16 tier splits an activation in two bf16 parts, which keeps 16 of its 24 bits.
+    ulps = 400 if dtype == "f16" or _helm.isa_choice()[0] != "avx512bf16" else 400 * 2**5
+    got = logits_of(engine_of(name, dtype), prompt_of(513))
+    assert_close(got, reference_logits(name, dtype, 513), ulps, f"{name} {dtype}")
+
+
+@pytest.mark.parametrize("kv_dtype", ["f16", "bf16"])
+def test_sixteen_bit_cache(kv_dtype: str) -> None:
+    got = logits_of(engine_of("qwen3", kv_dtype=kv_dtype), prompt_of(513))
+    ulps = 8 * ULP[kv_dtype] / ULP["f32"]  # each key and value is rounded once per layer
+    assert_close(got, reference_logits("qwen3", "f32", 513), ulps, kv_dtype)
+
+
+def test_comparison_catches_nan_sign_and_row() -> None:
+    want = reference_logits("llama", "f32", 7)
+    for change in (
+        lambda a: a.__setitem__((3, 5), np.nan),
+        lambda a: a.__setitem__((3, np.abs(a[3]).argmax()), -np.abs(a[3]).max() * 1.1),
+        lambda a: a.__setitem__(3, a[4]),
+    ):
+        wrong = want.copy()
+        change(wrong)
+        with pytest.raises(pytest.fail.Exception):
+            assert_close(wrong, want, 400, "changed")
+
+
+@pytest.mark.parametrize("name", small_models.CASES)
+def test_greedy_tokens_equal_transformers(name: str) -> None:
+    prompt = prompt_of(37)
+    with torch.no_grad():
+        out = reference_model(name, "f32").generate(
+            torch.tensor([prompt]),
+            max_new_tokens=40,
+            do_sample=False,
+            eos_token_id=None,
+            attention_mask=torch.ones(1, len(prompt)),
+            repetition_penalty=1.0,
+        )
+    assert greedy(engine_of(name), [prompt], 40)[0] == out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_window", "opt"])
+def test_batch_equals_single(name: str) -> None:
+    engine = engine_of(name)
+    prompts = [prompt_of(length) for length in (1, 90, 7, 300, 33, 2, 64, 65, 17, 5)]
+    together = greedy(engine, prompts, 25)
+    assert together == [greedy(engine, [prompt], 25)[0] for prompt in prompts]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_chunks_equal_whole(dtype: str) -> None:
+    tokens = np.array(prompt_of(300), np.int32)
+    engine = engine_of("qwen3", dtype)
+    whole = logits_of(engine, tokens.tolist())
+    for chunk in (1, 13, 128):
+        sequence = engine.open(300)
+        parts = [
+            engine.forward(sequence, tokens[i : i + chunk], True) for i in range(0, 300, chunk)
+        ]
+        engine.close(sequence)
+        np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def test_page_size_and_step_size_do_not_change_tokens() -> None:
+    prompts = [prompt_of(200), prompt_of(3)]
+    expected = greedy(engine_of("mistral_window"), prompts, 30)
+    for page_tokens, step_tokens in ((16, 512), (37, 64), (512, 8)):
+        engine = engine_of("mistral_window", page_tokens=page_tokens, step_tokens=step_tokens)
+        assert greedy(engine, prompts, 30) == expected
+
+
+TIER_SCRIPT = """
+import sys
+sys.path.insert(0, {tests!r})
+import test_engine as t
+print(t._helm.isa_choice()[0], t.greedy(t._helm.Engine(open({plan!r}).read(), {folder!r}),
+      [t.prompt_of(50), t.prompt_of(3)], 30))
+"""
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_every_tier_gives_the_same_tokens(dtype: str, tmp_path: Path) -> None:
+    folder = small_models.model_dir("qwen3", dtype)
+    plan = make_plan(load_config(folder), read_checkpoint(folder), threads=2, memory_bytes=4 << 30)
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    script = TIER_SCRIPT.format(
+        tests=str(Path(__file__).parent), plan=str(tmp_path / "plan.json"), folder=str(folder)
+    )
+    outputs = {}
+    for tier in TIERS:
+        environment = {**os.environ, "HELM_CPU_ISA": tier}
+        run = subprocess.run(
+            [sys.executable, "-c", script], env=environment, text=True, capture_output=True
+        )
+        assert run.returncode == 0, run.stderr
+        used, tokens = run.stdout.split(" ", 1)
+        assert used == tier
+        outputs[tier] = tokens
+    assert len(set(outputs.values())) == 1, outputs
+
+
+def test_tensors_from_memory_are_used_in_place_or_converted() -> None:
+    model = small_models.make_model("llama")
+    folder = small_models.model_dir("llama")
+    plan = make_plan(load_config(folder), read_checkpoint(folder), threads=1, memory_bytes=4 << 30)
+    tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    shared = _helm.Engine(plan.to_json(), tensors=tensors)
+    loaded = _helm.Engine(plan.to_json(), str(folder))
+    prompt = prompt_of(20)
+    before = logits_of(loaded, prompt)
+    np.testing.assert_array_equal(logits_of(shared, prompt), before)
+    with torch.no_grad():
+        model.lm_head.weight *= 2  # in place: the engine sees it
+    np.testing.assert_array_equal(logits_of(shared, prompt), 2 * before)
+    halves = {name: tensor.to(torch.float16) for name, tensor in tensors.items()}
+    converted = logits_of(_helm.Engine(plan.to_json(), tensors=halves), prompt)
+    assert not np.array_equal(converted, before)
