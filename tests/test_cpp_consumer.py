@@ -1,4 +1,4 @@
-"""A C++ program built with find_package(helm) against the installed package gets Python's tokens."""
+"""A C++ program built with find_package(helm) against the package gets Python's tokens."""
 
 from __future__ import annotations
 
