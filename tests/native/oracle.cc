@@ -171,7 +171,8 @@ double oracle_activation(cpu::Activation kind, double x) {
     case cpu::Activation::kGelu:
       return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
     case cpu::Activation::kGeluTanh:
-      return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+      // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), without the cancellation at negative u
+      return x / (1 + std::exp(-2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
     case cpu::Activation::kRelu:
       return x > 0 ? x : 0;
   }
