@@ -9,7 +9,9 @@
 
 #define HELM_INLINE inline __attribute__((always_inline))
 #define HELM_LAMBDA_INLINE __attribute__((always_inline))
-#if defined(__clang__)
+#if defined(HELM_NO_UNROLL)
+#define HELM_UNROLL
+#elif defined(__clang__)
 #define HELM_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define HELM_UNROLL _Pragma("GCC unroll 32")
