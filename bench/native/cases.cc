@@ -93,8 +93,8 @@ namespace {
 
 class Matmul : public Case {
  public:
-  Matmul(const cpu::KernelTable& table, DType type, int64_t tokens, std::shared_ptr<Weights> weights,
-         const Machine& machine)
+  Matmul(const cpu::KernelTable& table, DType type, int64_t tokens,
+         std::shared_ptr<Weights> weights, const Machine& machine)
       : table_(table),
         dtype_(type),
         tokens_(tokens),
@@ -124,7 +124,8 @@ class Matmul : public Case {
       const auto [shape, w] = weights_->matrices[i];
       for (int64_t n = 0; n < 50; ++n) {
         const int64_t t = n % tokens_, r = n * 977 % shape.rows;
-        const auto row = widened(table_, dtype_, w + r * shape.cols * dtype_bytes(dtype_), shape.cols);
+        const auto row =
+            widened(table_, dtype_, w + r * shape.cols * dtype_bytes(dtype_), shape.cols);
         double want = 0, size = 0;
         for (int64_t k = 0; k < shape.cols; ++k) {
           const double v = static_cast<double>(row[static_cast<size_t>(k)]) *
@@ -150,11 +151,11 @@ class Matmul : public Case {
   void run(size_t index, int thread, int threads) {
     const auto [shape, w] = weights_->matrices[index];
     const int64_t r0 = shape.rows * thread / threads, r1 = shape.rows * (thread + 1) / threads;
-    table_.matmul[static_cast<int>(dtype_)](
-        {reinterpret_cast<const float*>(a_.data()), kMaxCols, tokens_,
-         w + r0 * shape.cols * dtype_bytes(dtype_), r1 - r0, shape.cols, nullptr, false,
-         reinterpret_cast<float*>(c_.data()) + r0, kMaxRows,
-         scratch_.data() + thread * scratch_bytes_});
+    table_.matmul[static_cast<int>(dtype_)]({reinterpret_cast<const float*>(a_.data()), kMaxCols,
+                                             tokens_, w + r0 * shape.cols * dtype_bytes(dtype_),
+                                             r1 - r0, shape.cols, nullptr, false,
+                                             reinterpret_cast<float*>(c_.data()) + r0, kMaxRows,
+                                             scratch_.data() + thread * scratch_bytes_});
   }
 
   const cpu::KernelTable& table_;
@@ -233,8 +234,18 @@ class Attention : public Case {
     float* out = reinterpret_cast<float*>(out_.data()) + thread * rows * (kHeadDim + 2);
     table_.attention[static_cast<int>(dtype_)](
         {reinterpret_cast<const float*>(q_.data()) + head % kHeads * kGroup * kHeadDim,
-         kHeads * kGroup * kHeadDim, queries_, kGroup, kHeadDim, queries_ == 1 ? keys_ - 1 : 0, key,
-         0, kScale, {k, k + bytes, std::min(kSpan, keys_ - key)}, out, out + rows, out + 2 * rows,
+         kHeads * kGroup * kHeadDim,
+         queries_,
+         kGroup,
+         kHeadDim,
+         queries_ == 1 ? keys_ - 1 : 0,
+         key,
+         0,
+         kScale,
+         {k, k + bytes, std::min(kSpan, keys_ - key)},
+         out,
+         out + rows,
+         out + 2 * rows,
          scratch_.data() + thread * scratch_bytes_});
   }
 

@@ -1,4 +1,5 @@
-// helm-bench-kernels: kernel rates as shares of the ceilings of the same machine in the same rounds.
+// helm-bench-kernels: kernel rates as shares of the ceilings of the same machine in the same
+// rounds.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
