@@ -68,7 +68,8 @@ HELM_INLINE void output_tile(const float* p, const float* correct, int64_t keys,
     if (prefetch_bytes > 0) {
       HELM_UNROLL
       for (int64_t b = 0; b < kBytes; b += 64) {
-        __builtin_prefetch(reinterpret_cast<const char*>(v) + b + prefetch_bytes);
+        // To L2: the next block's V would push this block's scores and K out of a 32 KiB L1.
+        __builtin_prefetch(reinterpret_cast<const char*>(v) + b + prefetch_bytes, 0, 2);
       }
     }
     F x[N];
