@@ -14,6 +14,9 @@ set(HELM_KERNEL_FLAGS -ffp-contract=off -fno-lto)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # its own AVX-512 intrinsics trip this warning
   list(APPEND HELM_KERNEL_FLAGS -Wno-maybe-uninitialized -Wno-uninitialized)
 endif()
+if(HELM_SANITIZE)  # instrumented unrolled tiles take the compiler tens of minutes
+  list(APPEND HELM_KERNEL_FLAGS -O1 -DHELM_NO_UNROLL)
+endif()
 
 function(helm_set_kernel_flags)
   foreach(isa IN ITEMS scalar avx2 avx512 avx512bf16)

@@ -28,7 +28,9 @@ GuardedBytes::GuardedBytes(int64_t bytes) {
   data_ = base_ + body - bytes;
 }
 
-GuardedBytes::~GuardedBytes() { munmap(base_, static_cast<size_t>(mapped_)); }
+GuardedBytes::~GuardedBytes() {
+  munmap(base_, static_cast<size_t>(mapped_));
+}
 
 bool GuardedBytes::intact() const {
   for (const unsigned char* p = base_; p < data_; ++p) {

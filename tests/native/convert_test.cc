@@ -18,15 +18,16 @@ bool is_nan16(DType dtype, uint16_t h) {
 std::vector<float> hard_floats(DType dtype) {
   std::vector<float> out;
   std::mt19937 rng(9000);
-  for (int i = 0; i < 100000; ++i) out.push_back(std::bit_cast<float>(static_cast<uint32_t>(rng())));
+  for (int i = 0; i < 100000; ++i)
+    out.push_back(std::bit_cast<float>(static_cast<uint32_t>(rng())));
   for (uint32_t h = 0; h < 0x7fff; ++h) {
     const double a = dtype == DType::kF16 ? decode_f16(static_cast<uint16_t>(h))
                                           : decode_bf16(static_cast<uint16_t>(h));
     const double b = dtype == DType::kF16 ? decode_f16(static_cast<uint16_t>(h + 1))
                                           : decode_bf16(static_cast<uint16_t>(h + 1));
     const float middle = static_cast<float>(std::isinf(b) ? a + a / 4096 : (a + b) / 2);
-    out.insert(out.end(), {middle, std::nextafter(middle, INFINITY), -middle,
-                           std::nextafter(middle, 0.0f)});
+    out.insert(out.end(),
+               {middle, std::nextafter(middle, INFINITY), -middle, std::nextafter(middle, 0.0f)});
   }
   for (float v : {65504.0f, 65519.99f, 65520.0f, 65536.0f, 3.4e38f, INFINITY, -INFINITY}) {
     out.push_back(v);
@@ -46,9 +47,9 @@ TEST_CASE("widen: every f16 and bf16, and tails") {
       int wrong = 0;
       for (size_t i = 0; i < all.size(); ++i) {
         const double want = decode(dtype, all.data(), static_cast<int64_t>(i));
-        const bool same = std::isnan(want) ? std::isnan(got[i])
-                                           : got[i] == want && std::signbit(got[i]) ==
-                                                                   std::signbit(want);
+        const bool same = std::isnan(want)
+                              ? std::isnan(got[i])
+                              : got[i] == want && std::signbit(got[i]) == std::signbit(want);
         wrong += !same;
       }
       CHECK_MESSAGE(wrong == 0, table->name);

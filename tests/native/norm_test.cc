@@ -15,10 +15,9 @@ void check_norm(int64_t n, bool rms, bool in_place, Fill fill, uint32_t seed) {
     const Guarded<float> x(random_floats((tokens - 1) * stride + groups * n, seed, fill));
     const Guarded<float> y(random_floats(x.size(), seed + 1));
     const Guarded<float> weight(random_floats(n, seed + 2)), bias(random_floats(n, seed + 3));
-    const cpu::NormArgs args{x.data(), stride, in_place ? x.data() : y.data(),
-                             stride,   tokens, groups,
-                             n,        weight.data(), seed % 2 ? bias.data() : nullptr,
-                             1e-6f};
+    const cpu::NormArgs args{
+        x.data(), stride,        in_place ? x.data() : y.data(),   stride, tokens, groups,
+        n,        weight.data(), seed % 2 ? bias.data() : nullptr, 1e-6f};
     const Expected want = oracle_norm(args, rms);
     (rms ? table->rms_norm : table->layer_norm)(args);
     std::vector<float> got;

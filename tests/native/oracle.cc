@@ -12,7 +12,9 @@ namespace {
 constexpr double kTiny = 1e-36;  // below f32's normal range, errors are absolute
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-size_t at(int64_t i) { return static_cast<size_t>(i); }
+size_t at(int64_t i) {
+  return static_cast<size_t>(i);
+}
 
 // x rounded to `mantissa` fraction bits with exponents from `lowest`, ties to even.
 double round_to(double x, int mantissa, int lowest) {
@@ -31,7 +33,9 @@ double decode_f16(uint16_t h) {
   return sign * std::ldexp(1024 + fraction, exponent - 25);
 }
 
-double decode_bf16(uint16_t h) { return std::bit_cast<float>(static_cast<uint32_t>(h) << 16); }
+double decode_bf16(uint16_t h) {
+  return std::bit_cast<float>(static_cast<uint32_t>(h) << 16);
+}
 
 uint16_t encode_f16(float x) {
   const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
@@ -46,8 +50,8 @@ uint16_t encode_f16(float x) {
 uint16_t encode_bf16(float x) {
   if (std::isnan(x)) return 0x7fc0;
   const double r = round_to(x, 7, -126);
-  const float f = std::abs(r) >= std::ldexp(1.0, 128) ? std::copysign(INFINITY, x)
-                                                      : static_cast<float>(r);
+  const float f =
+      std::abs(r) >= std::ldexp(1.0, 128) ? std::copysign(INFINITY, x) : static_cast<float>(r);
   return static_cast<uint16_t>(std::bit_cast<uint32_t>(f) >> 16);
 }
 
@@ -171,7 +175,8 @@ double oracle_activation(cpu::Activation kind, double x) {
     case cpu::Activation::kGelu:
       return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
     case cpu::Activation::kGeluTanh:
-      return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+      // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), without the cancellation at negative u
+      return x / (1 + std::exp(-2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
     case cpu::Activation::kRelu:
       return x > 0 ? x : 0;
   }

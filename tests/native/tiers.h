@@ -13,7 +13,9 @@ inline constexpr DType kAllTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
 
 const std::vector<const cpu::KernelTable*>& tiers();
 
-inline int index_of(DType dtype) { return static_cast<int>(dtype); }
+inline int index_of(DType dtype) {
+  return static_cast<int>(dtype);
+}
 
 // Scratch of exactly the size the table asks for, guarded.
 class Scratch {

@@ -10,10 +10,10 @@
 namespace helm::cpu {
 namespace {
 
-inline constexpr int64_t kKeyBlock = 64;     // scores and f32 K, V blocks of a tile stay in L2
-inline constexpr int64_t kRowTile = 96;      // rows that share one widened K and V block
-inline constexpr int64_t kDirectRows = 16;   // up to here K and V are read as stored
-inline constexpr int kPvRows = 6;            // rows per register tile of the output
+inline constexpr int64_t kKeyBlock = 128;   // scores and f32 K, V blocks of a tile stay in L2
+inline constexpr int64_t kRowTile = 96;     // rows that share one widened K and V block
+inline constexpr int64_t kDirectRows = 16;  // up to here K and V are read as stored
+inline constexpr int kPvRows = 6;           // rows per register tile of the output
 
 template <class V>
 int64_t padded_dim(int64_t head_dim) {
@@ -68,7 +68,8 @@ HELM_INLINE void output_tile(const float* p, const float* correct, int64_t keys,
     if (prefetch_bytes > 0) {
       HELM_UNROLL
       for (int64_t b = 0; b < kBytes; b += 64) {
-        __builtin_prefetch(reinterpret_cast<const char*>(v) + b + prefetch_bytes);
+        // To L2: the next block's V would push this block's scores and K out of a 32 KiB L1.
+        __builtin_prefetch(reinterpret_cast<const char*>(v) + b + prefetch_bytes, 0, 2);
       }
     }
     F x[N];
@@ -127,9 +128,10 @@ void output(const float* p, const float* correct, int64_t rows, int64_t keys,
     const float* cr = correct + r;
     float* out = o + r * head_dim;
     switch (min_of(kPvRows, rows - r)) {
-#define HELM_ROWS(n) \
-  case n:            \
-    output_rows<V, D, n>(pr, cr, keys, v, v_stride, out, head_dim, prefetch_bytes); break;
+#define HELM_ROWS(n)                                                                \
+  case n:                                                                           \
+    output_rows<V, D, n>(pr, cr, keys, v, v_stride, out, head_dim, prefetch_bytes); \
+    break;
       HELM_ROWS(1) HELM_ROWS(2) HELM_ROWS(3) HELM_ROWS(4) HELM_ROWS(5) HELM_ROWS(6)
 #undef HELM_ROWS
     }
@@ -190,7 +192,7 @@ void block_direct(const AttentionArgs& a, const AttentionScratch& scratch, int64
   const int64_t block_bytes = kKeyBlock * a.head_dim * static_cast<int64_t>(sizeof(Store));
   const Store* k = static_cast<const Store*>(a.span.k) + key0 * a.head_dim;
   const Store* v = static_cast<const Store*>(a.span.v) + key0 * a.head_dim;
-  const MatmulArgs product{scratch.q, a.head_dim, rows,  k,       keys, a.head_dim,
+  const MatmulArgs product{scratch.q, a.head_dim, rows,           k,         keys,   a.head_dim,
                            nullptr,   false,      scratch.scores, kKeyBlock, nullptr};
   matmul_direct<V, D>(product, block_bytes);
   softmax_rows<V>(a, scratch, 0, rows, key0, keys);

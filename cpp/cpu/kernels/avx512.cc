@@ -1,4 +1,5 @@
-// Kernels of the avx512 tier. The target's compile flags decide whether it exists (cmake/isa.cmake).
+// Kernels of the avx512 tier. The target's compile flags decide whether it exists
+// (cmake/isa.cmake).
 #include "cpu/kernels/kernels.h"
 
 #ifdef __AVX512F__

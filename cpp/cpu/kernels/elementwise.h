@@ -16,13 +16,13 @@ HELM_INLINE float sum_shifted(const float* x, int64_t n, float shift) {
   constexpr int64_t kChains = 4;
   const F mean = V::set1(shift);
   F acc[kChains] = {V::zero(), V::zero(), V::zero(), V::zero()};
-  const auto take = [&](F& a, F v) HELM_LAMBDA_INLINE {
-    a = kSquare ? V::fma(v, v, a) : V::add(a, v);
-  };
+  const auto take = [&](F& a, F v)
+                        HELM_LAMBDA_INLINE { a = kSquare ? V::fma(v, v, a) : V::add(a, v); };
   int64_t i = 0;
   for (; i + kChains * V::kLanes <= n; i += kChains * V::kLanes) {
     HELM_UNROLL
-    for (int64_t j = 0; j < kChains; ++j) take(acc[j], V::sub(V::load(x + i + j * V::kLanes), mean));
+    for (int64_t j = 0; j < kChains; ++j)
+      take(acc[j], V::sub(V::load(x + i + j * V::kLanes), mean));
   }
   for (; i + V::kLanes <= n; i += V::kLanes) take(acc[0], V::sub(V::load(x + i), mean));
   float rest = 0.0f;
@@ -129,9 +129,8 @@ void activation_of(const ActivationArgs& m) {
         store(y + i, V::mul(activate<V, A>(load(x + i)), load(x + m.n + i)));
       });
     } else {
-      for_vectors<V>(m.n, [&](int64_t i, auto load, auto store) HELM_LAMBDA_INLINE {
-        store(y + i, activate<V, A>(load(x + i)));
-      });
+      for_vectors<V>(m.n, [&](int64_t i, auto load, auto store)
+                              HELM_LAMBDA_INLINE { store(y + i, activate<V, A>(load(x + i))); });
     }
   }
 }
@@ -139,18 +138,21 @@ void activation_of(const ActivationArgs& m) {
 template <class V>
 void activation(const ActivationArgs& m) {
   switch (m.kind) {
-    case Activation::kSilu: return activation_of<V, Activation::kSilu>(m);
-    case Activation::kGelu: return activation_of<V, Activation::kGelu>(m);
-    case Activation::kGeluTanh: return activation_of<V, Activation::kGeluTanh>(m);
-    case Activation::kRelu: return activation_of<V, Activation::kRelu>(m);
+    case Activation::kSilu:
+      return activation_of<V, Activation::kSilu>(m);
+    case Activation::kGelu:
+      return activation_of<V, Activation::kGelu>(m);
+    case Activation::kGeluTanh:
+      return activation_of<V, Activation::kGeluTanh>(m);
+    case Activation::kRelu:
+      return activation_of<V, Activation::kRelu>(m);
   }
 }
 
 template <class V>
 void add(const float* x, float* y, int64_t n) {
-  for_vectors<V>(n, [&](int64_t i, auto load, auto store) HELM_LAMBDA_INLINE {
-    store(y + i, V::add(load(y + i), load(x + i)));
-  });
+  for_vectors<V>(n, [&](int64_t i, auto load, auto store)
+                        HELM_LAMBDA_INLINE { store(y + i, V::add(load(y + i), load(x + i))); });
 }
 
 template <class V, DType D>
@@ -192,9 +194,8 @@ template <class V>
 void attention_finish(int64_t rows, int64_t head_dim, const float* s, float* o) {
   for (int64_t r = 0; r < rows; ++r, o += head_dim) {
     const auto scale = V::set1(s[r] == 0.0f ? 0.0f : 1.0f / s[r]);
-    for_vectors<V>(head_dim, [&](int64_t i, auto load, auto store) HELM_LAMBDA_INLINE {
-      store(o + i, V::mul(load(o + i), scale));
-    });
+    for_vectors<V>(head_dim, [&](int64_t i, auto load, auto store)
+                                 HELM_LAMBDA_INLINE { store(o + i, V::mul(load(o + i), scale)); });
   }
 }
 

@@ -1,4 +1,5 @@
-// What the machine can do at most on one thread: FMA rate and streaming reads, over any vector type.
+// What the machine can do at most on one thread: FMA rate and streaming reads, over any vector
+// type.
 #pragma once
 
 #include "cpu/kernels/vec.h"
@@ -26,7 +27,8 @@ double probe_fma(int64_t rounds, float* sink) {
   return 2.0 * kChains * kUnroll * V::kLanes * static_cast<double>(rounds);
 }
 
-// Eight sequential streams, each prefetched: more lines in flight than one stream's prefetcher keeps.
+// Eight sequential streams, each prefetched: more lines in flight than one stream's prefetcher
+// keeps.
 template <class V>
 void probe_read(const void* p, int64_t bytes, float* sink) {
   constexpr int kStreams = 8;

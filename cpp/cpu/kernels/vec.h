@@ -9,7 +9,9 @@
 
 #define HELM_INLINE inline __attribute__((always_inline))
 #define HELM_LAMBDA_INLINE __attribute__((always_inline))
-#if defined(__clang__)
+#if defined(HELM_NO_UNROLL)
+#define HELM_UNROLL
+#elif defined(__clang__)
 #define HELM_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define HELM_UNROLL _Pragma("GCC unroll 32")
@@ -29,7 +31,9 @@ HELM_INLINE uint32_t bits_from_f32(float f) {
   return u;
 }
 
-HELM_INLINE float f32_from_bf16(uint16_t h) { return f32_from_bits(static_cast<uint32_t>(h) << 16); }
+HELM_INLINE float f32_from_bf16(uint16_t h) {
+  return f32_from_bits(static_cast<uint32_t>(h) << 16);
+}
 
 HELM_INLINE uint16_t bf16_from_f32(float f) {
   const uint32_t u = bits_from_f32(f);
@@ -56,7 +60,7 @@ HELM_INLINE uint16_t f16_from_f32(float f) {
     return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu));
   }
   if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // from 65520 on the nearest is infinity
-  if (magnitude < 0x38800000u) {                         // denormal: units of 2^-24 by adding 0.5
+  if (magnitude < 0x38800000u) {                        // denormal: units of 2^-24 by adding 0.5
     const float shifted = f32_from_bits(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (bits_from_f32(shifted) - bits_from_f32(0.5f)));
   }
@@ -104,13 +108,15 @@ HELM_INLINE void for_vectors(int64_t n, Body body) {
   using F = typename V::F;
   int64_t i = 0;
   for (; i + V::kLanes <= n; i += V::kLanes) {
-    body(i, [](const float* p) HELM_LAMBDA_INLINE { return V::load(p); },
-         [](float* p, F v) HELM_LAMBDA_INLINE { V::store(p, v); });
+    body(
+        i, [](const float* p) HELM_LAMBDA_INLINE { return V::load(p); },
+        [](float* p, F v) HELM_LAMBDA_INLINE { V::store(p, v); });
   }
   if (i < n) {
     const int64_t rest = n - i;
-    body(i, [rest](const float* p) HELM_LAMBDA_INLINE { return V::load_n(p, rest); },
-         [rest](float* p, F v) HELM_LAMBDA_INLINE { V::store_n(p, v, rest); });
+    body(
+        i, [rest](const float* p) HELM_LAMBDA_INLINE { return V::load_n(p, rest); },
+        [rest](float* p, F v) HELM_LAMBDA_INLINE { V::store_n(p, v, rest); });
   }
 }
 
@@ -132,9 +138,15 @@ HELM_INLINE typename V::F exp(typename V::F x) {
   return V::scale(V::add(p, V::set1(1.0f)), n);
 }
 
-HELM_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
-HELM_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
-HELM_INLINE int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
+HELM_INLINE int64_t min_of(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+HELM_INLINE int64_t max_of(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+HELM_INLINE int64_t round_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b * b;
+}
 
 }  // namespace
 }  // namespace helm::cpu

@@ -12,11 +12,13 @@ struct VecAvx512 {
   static constexpr int kLanes = 16;
   using F = __m512;
 
-  static constexpr int64_t kBlock = 512;  // k per accumulator, see matmul.h
-  static constexpr int kTileTokens = 6;   // 4 x 6 accumulators + 4 + 1 of 32 registers
-  static constexpr int64_t kPanelRows = 128;
-  static constexpr int64_t kDirectTokens = 8;
-  static constexpr int kRowsPerTokens[9] = {0, 8, 8, 6, 6, 4, 4, 3, 3};
+  static constexpr int64_t kBlock = 512;      // k per accumulator, see matmul.h
+  static constexpr int kTileTokens = 6;       // 4 x 6 accumulators + 4 + 1 of 32 registers
+  static constexpr int64_t kPanelRows = 128;  // 256 KiB of L2
+  static constexpr int64_t kDirectTokens = 32;
+  // Rows per direct tile by tokens. Six streams or fewer: eight thrash the sets of an 8-way L1.
+  static constexpr int kRowsPerTokens[7] = {0, 6, 4, 6, 6, 4, 4};
+  static constexpr int kDirectTile = 6;
   static constexpr int kOutputVectors[7] = {0, 8, 8, 4, 4, 4, 4};
 
   HELM_INLINE static F zero() { return _mm512_setzero_ps(); }
@@ -79,9 +81,7 @@ struct VecAvx512 {
   HELM_INLINE static float max_lane(F a) { return _mm512_reduce_max_ps(a); }
 
  private:
-  HELM_INLINE static __mmask16 mask(int64_t n) {
-    return static_cast<__mmask16>((1u << n) - 1);
-  }
+  HELM_INLINE static __mmask16 mask(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
   HELM_INLINE static __m256i load_half(const uint16_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   }
@@ -95,8 +95,7 @@ struct VecAvx512 {
     const __m512i rounded = _mm512_srli_epi32(
         _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd), 16);
     const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-    const __m512i r =
-        _mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40));
+    const __m512i r = _mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40));
     return _mm512_cvtepi32_epi16(r);
   }
 };

@@ -16,7 +16,8 @@ struct VecScalar {
   static constexpr int kTileTokens = 2;
   static constexpr int64_t kPanelRows = 64;
   static constexpr int64_t kDirectTokens = 4;
-  static constexpr int kRowsPerTokens[9] = {0, 4, 2, 1, 1, 1, 1, 1, 1};
+  static constexpr int kRowsPerTokens[3] = {0, 4, 2};
+  static constexpr int kDirectTile = 2;
   static constexpr int kOutputVectors[7] = {0, 4, 2, 1, 1, 1, 1};
 
   template <class Op>

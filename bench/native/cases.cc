@@ -1,0 +1,273 @@
+// Matrix products over one model's layer shapes, and attention over spans of 512 keys.
+#include "cases.h"
+
+#include <barrier>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <thread>
+
+#include "cpu/isa.h"
+#include "probe/ceiling.h"
+
+namespace helm::bench {
+namespace {
+
+constexpr const char* kTypeNames[kDTypes] = {"f32", "f16", "bf16"};
+
+struct Shape {
+  int64_t rows, cols;
+};
+// Qwen3-0.6B: Q, K and V as one matrix, output, gate and up as one, down.
+constexpr Shape kShapes[] = {{4096, 1024}, {1024, 2048}, {6144, 1024}, {1024, 3072}};
+constexpr int64_t kMaxRows = 6144, kMaxCols = 3072;
+constexpr int64_t kSpan = 512, kHeads = 8, kGroup = 2, kHeadDim = 128;
+
+// Runs body on all threads at once, returns seconds from the common start to the last end.
+double timed(int threads, const std::function<void(int, std::barrier<>&)>& body) {
+  std::barrier sync(threads);
+  std::chrono::steady_clock::time_point begin;
+  const auto run = [&](int t) {
+    sync.arrive_and_wait();
+    if (t == 0) begin = std::chrono::steady_clock::now();
+    body(t, sync);
+    sync.arrive_and_wait();
+  };
+  std::vector<std::jthread> others;
+  for (int t = 1; t < threads; ++t) others.emplace_back(run, t);
+  run(0);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// Random values of +-1/16 in dtype, made from a block that repeats at an odd distance.
+void fill(const cpu::KernelTable& table, DType dtype, char* data, int64_t n, uint32_t seed) {
+  constexpr int64_t kBlock = 65521;
+  std::mt19937 rng(seed);
+  std::uniform_real_distribution<float> value(-1.0f / 16, 1.0f / 16);
+  std::vector<float> block(kBlock);
+  for (float& v : block) v = value(rng);
+  for (int64_t i = 0; i < n; i += kBlock) {
+    table.narrow[static_cast<int>(dtype)](block.data(), data + i * dtype_bytes(dtype),
+                                          std::min(kBlock, n - i));
+  }
+}
+
+void require_near(double got, double want, double bound, const std::string& what) {
+  if (std::abs(got - want) <= bound) return;
+  throw Error(ErrorKind::kInvalid, "[bench] " + what + " gives " + std::to_string(got) +
+                                       ", expected " + std::to_string(want));
+}
+
+std::vector<float> widened(const cpu::KernelTable& table, DType dtype, const char* p, int64_t n) {
+  std::vector<float> out(static_cast<size_t>(n));
+  table.widen[static_cast<int>(dtype)](p, out.data(), n);
+  return out;
+}
+
+}  // namespace
+
+struct Weights {
+  explicit Weights(int64_t bytes) : memory(bytes) {}
+  probe::Buffer memory;
+  std::vector<std::pair<Shape, const char*>> matrices;
+};
+
+std::shared_ptr<Weights> make_weights(DType dtype, const Machine& machine) {
+  int64_t elements = 0;
+  for (const Shape& s : kShapes) elements += s.rows * s.cols;
+  auto w = std::make_shared<Weights>(machine.layers * elements * dtype_bytes(dtype));
+  fill(cpu::select_kernels(), dtype, w->memory.data(), machine.layers * elements, 1);
+  const char* p = w->memory.data();
+  for (int layer = 0; layer < machine.layers; ++layer) {
+    for (const Shape& s : kShapes) {
+      w->matrices.emplace_back(s, p);
+      p += s.rows * s.cols * dtype_bytes(dtype);
+    }
+  }
+  return w;
+}
+
+namespace {
+
+class Matmul : public Case {
+ public:
+  Matmul(const cpu::KernelTable& table, DType type, int64_t tokens,
+         std::shared_ptr<Weights> weights, const Machine& machine)
+      : table_(table),
+        dtype_(type),
+        tokens_(tokens),
+        weights_(std::move(weights)),
+        machine_(machine),
+        a_(tokens * kMaxCols * 4),
+        c_(tokens * kMaxRows * 4),
+        scratch_bytes_((table.scratch_bytes(kMaxCols, 1, 1, 64) + 4095) / 4096 * 4096),
+        scratch_(scratch_bytes_ * machine.threads) {
+    fill(table, DType::kF32, a_.data(), tokens * kMaxCols, 2);
+    name = "matmul tokens " + std::to_string(tokens);
+    tier = table.name;
+    dtype = kTypeNames[static_cast<int>(type)];
+    unit = tokens <= 8 ? Unit::kBytes : Unit::kFlops;
+    // Prefill passes are long and never memory-bound: one layer of weights is enough.
+    used_ = tokens <= 8 ? weights_->matrices.size() : 4;
+    for (size_t i = 0; i < used_; ++i) {
+      const Shape s = weights_->matrices[i].first;
+      work += static_cast<double>(s.rows * s.cols) *
+              static_cast<double>(tokens <= 8 ? dtype_bytes(type) : 2 * tokens);
+    }
+  }
+
+  void verify() override {
+    for (size_t i = 0; i < 4; ++i) {
+      run(i, 0, 1);
+      const auto [shape, w] = weights_->matrices[i];
+      for (int64_t n = 0; n < 50; ++n) {
+        const int64_t t = n % tokens_, r = n * 977 % shape.rows;
+        const auto row =
+            widened(table_, dtype_, w + r * shape.cols * dtype_bytes(dtype_), shape.cols);
+        double want = 0, size = 0;
+        for (int64_t k = 0; k < shape.cols; ++k) {
+          const double v = static_cast<double>(row[static_cast<size_t>(k)]) *
+                           reinterpret_cast<const float*>(a_.data())[t * kMaxCols + k];
+          want += v, size += std::abs(v);
+        }
+        require_near(reinterpret_cast<const float*>(c_.data())[t * kMaxRows + r], want,
+                     1.2e-7 * static_cast<double>(shape.cols) * size, tier + " " + name);
+      }
+    }
+  }
+
+  double pass_s() override {
+    return timed(machine_.threads, [&](int t, std::barrier<>& sync) {
+      for (size_t i = 0; i < used_; ++i) {
+        run(i, t, machine_.threads);
+        if (i + 1 < used_) sync.arrive_and_wait();
+      }
+    });
+  }
+
+ private:
+  void run(size_t index, int thread, int threads) {
+    const auto [shape, w] = weights_->matrices[index];
+    const int64_t r0 = shape.rows * thread / threads, r1 = shape.rows * (thread + 1) / threads;
+    table_.matmul[static_cast<int>(dtype_)]({reinterpret_cast<const float*>(a_.data()), kMaxCols,
+                                             tokens_, w + r0 * shape.cols * dtype_bytes(dtype_),
+                                             r1 - r0, shape.cols, nullptr, false,
+                                             reinterpret_cast<float*>(c_.data()) + r0, kMaxRows,
+                                             scratch_.data() + thread * scratch_bytes_});
+  }
+
+  const cpu::KernelTable& table_;
+  DType dtype_;
+  int64_t tokens_;
+  std::shared_ptr<Weights> weights_;
+  Machine machine_;
+  probe::Buffer a_, c_;
+  int64_t scratch_bytes_;
+  probe::Buffer scratch_;
+  size_t used_ = 0;
+};
+
+class Attention : public Case {
+ public:
+  Attention(const cpu::KernelTable& table, DType type, int64_t queries, int64_t keys,
+            const Machine& machine)
+      : table_(table),
+        dtype_(type),
+        queries_(queries),
+        keys_(keys),
+        layers_(queries == 1 ? 8 : 1),
+        machine_(machine),
+        kv_(2 * layers_ * kHeads * keys * kHeadDim * dtype_bytes(type)),
+        q_(queries * kHeads * kGroup * kHeadDim * 4),
+        out_(machine.threads * queries * kGroup * (kHeadDim + 2) * 4),
+        scratch_bytes_((table.scratch_bytes(1, queries, kGroup, kHeadDim) + 4095) / 4096 * 4096),
+        scratch_(scratch_bytes_ * machine.threads) {
+    fill(table, type, kv_.data(), kv_.bytes() / dtype_bytes(type), 3);
+    fill(table, DType::kF32, q_.data(), q_.bytes() / 4, 4);
+    name = "attention queries " + std::to_string(queries) + " keys " + std::to_string(keys);
+    tier = table.name;
+    dtype = kTypeNames[static_cast<int>(type)];
+    unit = queries == 1 ? Unit::kBytes : Unit::kFlops;
+    // Causal: half of the pairs, two products of head_dim each.
+    work = queries == 1 ? static_cast<double>(kv_.bytes())
+                        : 4.0 * kHeads * kGroup * kHeadDim *
+                              (static_cast<double>(queries) * static_cast<double>(queries + 1) / 2);
+  }
+
+  void verify() override {
+    run(0, 0, 0);
+    const float* out = reinterpret_cast<const float*>(out_.data());
+    const int64_t rows = queries_ * kGroup, row = rows - 1, span_keys = std::min(kSpan, keys_);
+    const float* q = reinterpret_cast<const float*>(q_.data()) +
+                     (queries_ - 1) * kHeads * kGroup * kHeadDim + (kGroup - 1) * kHeadDim;
+    const auto k = widened(table_, dtype_, kv_.data(), span_keys * kHeadDim);
+    double sum = 0, max = -1e30;
+    std::vector<double> score(static_cast<size_t>(span_keys));
+    for (size_t j = 0; j < score.size(); ++j) {
+      for (size_t d = 0; d < kHeadDim; ++d) score[j] += kScale * q[d] * k[j * kHeadDim + d];
+      max = std::max(max, score[j]);
+    }
+    for (double s : score) sum += std::exp(s - max);
+    require_near(out[row], max, 1e-5, tier + " " + name + " maximum");
+    require_near(out[rows + row], sum, 1e-3 * sum, tier + " " + name + " sum");
+  }
+
+  double pass_s() override {
+    return timed(machine_.threads, [&](int t, std::barrier<>&) {
+      for (int64_t i = t; i < layers_ * kHeads; i += machine_.threads) {
+        for (int64_t key = 0; key < keys_; key += kSpan) run(i, key, t);
+      }
+    });
+  }
+
+ private:
+  static constexpr float kScale = 0.08838834764f;  // 1 / sqrt(128)
+
+  // `head` counts over layers; K and V of a head lie one after the other.
+  void run(int64_t head, int64_t key, int thread) {
+    const int64_t bytes = keys_ * kHeadDim * dtype_bytes(dtype_);
+    const int64_t skip = key * kHeadDim * dtype_bytes(dtype_);
+    const char* k = kv_.data() + 2 * head * bytes + skip;
+    const int64_t rows = queries_ * kGroup;
+    float* out = reinterpret_cast<float*>(out_.data()) + thread * rows * (kHeadDim + 2);
+    table_.attention[static_cast<int>(dtype_)](
+        {reinterpret_cast<const float*>(q_.data()) + head % kHeads * kGroup * kHeadDim,
+         kHeads * kGroup * kHeadDim,
+         queries_,
+         kGroup,
+         kHeadDim,
+         queries_ == 1 ? keys_ - 1 : 0,
+         key,
+         0,
+         kScale,
+         {k, k + bytes, std::min(kSpan, keys_ - key)},
+         out,
+         out + rows,
+         out + 2 * rows,
+         scratch_.data() + thread * scratch_bytes_});
+  }
+
+  const cpu::KernelTable& table_;
+  DType dtype_;
+  int64_t queries_, keys_, layers_;
+  Machine machine_;
+  probe::Buffer kv_, q_, out_;
+  int64_t scratch_bytes_;
+  probe::Buffer scratch_;
+};
+
+}  // namespace
+
+std::unique_ptr<Case> matmul_case(const cpu::KernelTable& table, DType dtype, int64_t tokens,
+                                  std::shared_ptr<Weights> weights, const Machine& machine) {
+  return std::make_unique<Matmul>(table, dtype, tokens, std::move(weights), machine);
+}
+
+std::unique_ptr<Case> attention_case(const cpu::KernelTable& table, DType dtype, int64_t queries,
+                                     int64_t keys, const Machine& machine) {
+  return std::make_unique<Attention>(table, dtype, queries, keys, machine);
+}
+
+}  // namespace helm::bench
