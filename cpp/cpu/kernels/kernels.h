@@ -118,6 +118,10 @@ struct KernelTable {
   void (*widen[kDTypes])(const void* src, float* dst, int64_t n);         // dtype -> f32
   void (*narrow[kDTypes])(const float* src, void* dst, int64_t n);        // f32 -> dtype, nearest even
   void (*add)(const float* x, float* y, int64_t n);                       // y += x
+  // For probes: runs `rounds` of register-only FMAs and returns how many flops that was.
+  double (*probe_fma)(int64_t rounds, float* sink);
+  // For probes: reads [p, p + bytes), bytes a multiple of 4096, as fast as one thread can.
+  void (*probe_read)(const void* p, int64_t bytes, float* sink);
 };
 
 // Each is the one exported symbol of its file; null where the tier was not compiled for this target.

@@ -1,0 +1,13 @@
+# The installed CMake package: find_package(helm) gives helm::helm.
+include(CMakePackageConfigHelpers)
+
+set(helm_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/helm)
+install(TARGETS helm EXPORT helmTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/cpp/include/helm DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(EXPORT helmTargets NAMESPACE helm:: DESTINATION ${helm_cmake_dir})
+file(WRITE ${PROJECT_BINARY_DIR}/helmConfig.cmake
+     "include(\"\${CMAKE_CURRENT_LIST_DIR}/helmTargets.cmake\")\n")
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/helmConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/helmConfig.cmake ${PROJECT_BINARY_DIR}/helmConfigVersion.cmake
+        DESTINATION ${helm_cmake_dir})

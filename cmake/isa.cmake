@@ -1,0 +1,23 @@
+# Instruction set flags of each kernel file: the only place in the build that names an ISA.
+# A file compiled without its flags (another architecture) exports a function that returns null.
+
+set(HELM_ISA_FLAGS_scalar "")
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  set(HELM_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c)
+  set(HELM_ISA_FLAGS_avx512 ${HELM_ISA_FLAGS_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl
+                            -mprefer-vector-width=512)
+  set(HELM_ISA_FLAGS_avx512bf16 ${HELM_ISA_FLAGS_avx512} -mavx512bf16)
+endif()
+
+# Contraction would round a * b + c differently per tier; kernels ask for FMA where they want it.
+set(HELM_KERNEL_FLAGS -ffp-contract=off -fno-lto)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # its own AVX-512 intrinsics trip this warning
+  list(APPEND HELM_KERNEL_FLAGS -Wno-maybe-uninitialized -Wno-uninitialized)
+endif()
+
+function(helm_set_kernel_flags)
+  foreach(isa IN ITEMS scalar avx2 avx512 avx512bf16)
+    set_source_files_properties(${isa}.cc PROPERTIES
+      COMPILE_OPTIONS "${HELM_KERNEL_FLAGS};${HELM_ISA_FLAGS_${isa}}")
+  endforeach()
+endfunction()

@@ -1,0 +1,86 @@
+#include "base/thread_pool.h"
+
+namespace helm {
+namespace {
+
+void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// About 50-100 us of pauses: longer than the imbalance between members inside a step and than
+// sampling between two steps, short enough that an idle engine leaves its cores to others.
+constexpr int kSpins = 2000;
+
+// Returns once `value` differs from `old`: spins first, then sleeps in the kernel.
+void wait_while(const std::atomic<uint32_t>& value, uint32_t old) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (value.load(std::memory_order_acquire) != old) return;
+    pause();
+  }
+  while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int threads)
+    : size_(threads < 1 ? 1 : threads),
+      counters_(std::make_unique<Counter[]>(static_cast<size_t>(2 * size_))) {
+  threads_.reserve(static_cast<size_t>(size_ - 1));
+  for (int worker = 1; worker < size_; ++worker) {
+    threads_.emplace_back([this, worker] { member_loop(worker); });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  stop_.store(true, std::memory_order_relaxed);
+  epoch_.fetch_add(1, std::memory_order_release);
+  epoch_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void ThreadPool::run(const std::function<void(Team&)>& work) {
+  if (size_ > 1) {
+    for (int i = 0; i < 2 * size_; ++i) {
+      counters_[static_cast<size_t>(i)].taken.store(0, std::memory_order_relaxed);
+    }
+    work_ = &work;
+    epoch_.fetch_add(1, std::memory_order_release);
+    epoch_.notify_all();
+  }
+  Team team(this, 0, size_);
+  work(team);
+  if (size_ > 1) arrive_and_wait();
+}
+
+void ThreadPool::member_loop(int worker) {
+  uint32_t seen = 0;
+  while (true) {
+    wait_while(epoch_, seen);
+    ++seen;  // one call of run() at a time: the epoch never advances twice unseen
+    if (stop_.load(std::memory_order_relaxed)) return;
+    Team team(this, worker, size_);
+    (*work_)(team);
+    arrive_and_wait();
+  }
+}
+
+void ThreadPool::arrive_and_wait() {
+  const uint32_t phase = barrier_phase_.load(std::memory_order_relaxed);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
+    arrived_.store(0, std::memory_order_relaxed);
+    barrier_phase_.fetch_add(1, std::memory_order_release);
+    barrier_phase_.notify_all();
+  } else {
+    wait_while(barrier_phase_, phase);
+  }
+}
+
+void Team::barrier() {
+  if (size_ > 1) pool_->arrive_and_wait();
+}
+
+}  // namespace helm

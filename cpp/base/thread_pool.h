@@ -1,0 +1,108 @@
+// A persistent team of threads that runs one function at a time on all members (SPMD), with a cheap
+// barrier and a shared loop inside it. Knows nothing of what the function computes.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace helm {
+
+class ThreadPool;
+
+// One member's view of a running team.
+class Team {
+ public:
+  int worker() const { return worker_; }
+  int size() const { return size_; }
+
+  // Waits until every member has arrived.
+  void barrier();
+
+  // Calls body(begin, end) over [0, n) in pieces of at most `chunk`, shared among the members. Each
+  // member starts with its own contiguous part (the memory it touched first) and helps the others
+  // when done. All members must call it with equal arguments, and a barrier must separate two
+  // loops.
+  template <typename Body>
+  void parallel_for(int64_t n, int64_t chunk, const Body& body);
+
+ private:
+  friend class ThreadPool;
+  Team(ThreadPool* pool, int worker, int size) : pool_(pool), worker_(worker), size_(size) {}
+
+  std::atomic<int64_t>& taken(int phase, int worker);
+
+  ThreadPool* pool_;
+  int worker_;
+  int size_;
+  int phase_ = 0;  // which of two sets of loop counters is in use
+};
+
+class ThreadPool {
+ public:
+  explicit ThreadPool(int threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const { return size_; }
+
+  // Runs work(team) on every member; the caller is member 0. Returns when all are done. `work` must
+  // not throw. Calls must not overlap.
+  void run(const std::function<void(Team&)>& work);
+
+ private:
+  friend class Team;
+
+  // Own cache line: written by one member at a time, read by those that help it.
+  struct alignas(64) Counter {
+    std::atomic<int64_t> taken{0};
+  };
+
+  void member_loop(int worker);
+  void arrive_and_wait();
+
+  const int size_;
+  std::vector<std::thread> threads_;
+  std::unique_ptr<Counter[]> counters_;  // [2, size]
+  const std::function<void(Team&)>* work_ = nullptr;
+  alignas(64) std::atomic<uint32_t> epoch_{0};  // counts calls of run()
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<uint32_t> barrier_phase_{0};
+  std::atomic<bool> stop_{false};
+};
+
+inline std::atomic<int64_t>& Team::taken(int phase, int worker) {
+  return pool_->counters_[static_cast<size_t>(phase * size_ + worker)].taken;
+}
+
+template <typename Body>
+void Team::parallel_for(int64_t n, int64_t chunk, const Body& body) {
+  if (size_ == 1) {
+    for (int64_t begin = 0; begin < n; begin += chunk) {
+      body(begin, begin + chunk < n ? begin + chunk : n);
+    }
+    return;
+  }
+  // The other set is idle until the next barrier: everyone left it before the last one.
+  taken(phase_ ^ 1, worker_).store(0, std::memory_order_relaxed);
+  const int64_t chunks = (n + chunk - 1) / chunk;
+  for (int i = 0; i < size_; ++i) {
+    const int owner = (worker_ + i) % size_;
+    const int64_t first = chunks * owner / size_;
+    const int64_t last = chunks * (owner + 1) / size_;
+    std::atomic<int64_t>& counter = taken(phase_, owner);
+    while (first + counter.load(std::memory_order_relaxed) < last) {
+      const int64_t mine = first + counter.fetch_add(1, std::memory_order_relaxed);
+      if (mine >= last) break;
+      const int64_t begin = mine * chunk;
+      body(begin, begin + chunk < n ? begin + chunk : n);
+    }
+  }
+  phase_ ^= 1;
+}
+
+}  // namespace helm

@@ -1,0 +1,42 @@
+// Builds the kernel table of one vector type. An ISA file instantiates it and exports the result.
+#pragma once
+
+#include "cpu/kernels/attention.h"
+#include "cpu/kernels/elementwise.h"
+#include "cpu/kernels/matmul.h"
+#include "cpu/kernels/probe.h"
+
+namespace helm::cpu {
+namespace {
+
+template <class V>
+int64_t scratch_bytes(int64_t /*max_cols*/, int64_t /*max_queries*/, int64_t /*group*/,
+                      int64_t head_dim) {
+  return max_of(matmul_scratch_bytes<V>(), attention_scratch_bytes<V>(head_dim));
+}
+
+template <class V>
+constexpr KernelTable make_table(const char* name) {
+  constexpr DType f32 = DType::kF32, f16 = DType::kF16, bf16 = DType::kBF16;
+  KernelTable t{};
+  t.name = name;
+  t.scratch_bytes = scratch_bytes<V>;
+  t.matmul[0] = matmul<V, f32>, t.matmul[1] = matmul<V, f16>, t.matmul[2] = matmul<V, bf16>;
+  t.attention[0] = attention<V, f32>, t.attention[1] = attention<V, f16>;
+  t.attention[2] = attention<V, bf16>;
+  t.rms_norm = rms_norm<V>;
+  t.layer_norm = layer_norm<V>;
+  t.rope = rope<V>;
+  t.activation = activation<V>;
+  t.attention_merge = attention_merge<V>;
+  t.attention_finish = attention_finish<V>;
+  t.widen[0] = widen<V, f32>, t.widen[1] = widen<V, f16>, t.widen[2] = widen<V, bf16>;
+  t.narrow[0] = narrow<V, f32>, t.narrow[1] = narrow<V, f16>, t.narrow[2] = narrow<V, bf16>;
+  t.add = add<V>;
+  t.probe_fma = probe_fma<V>;
+  t.probe_read = probe_read<V>;
+  return t;
+}
+
+}  // namespace
+}  // namespace helm::cpu

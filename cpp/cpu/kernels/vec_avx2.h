@@ -1,0 +1,127 @@
+// Eight lanes in AVX2 + FMA + F16C. Knows nothing of the kernels over it.
+#pragma once
+
+#include <immintrin.h>
+
+#include "cpu/kernels/vec.h"
+
+namespace helm::cpu {
+namespace {
+
+struct VecAvx2 {
+  static constexpr int kLanes = 8;
+  using F = __m256;
+
+  static constexpr int64_t kBlock = 512;  // k per accumulator, see matmul.h
+  static constexpr int kTileTokens = 3;   // 4 x 3 accumulators + 3 + 1 = 16 registers
+  static constexpr int64_t kPanelRows = 128;
+  static constexpr int64_t kDirectTokens = 8;
+  static constexpr int kRowsPerTokens[9] = {0, 8, 6, 4, 3, 2, 2, 1, 1};
+  static constexpr int kOutputVectors[7] = {0, 8, 4, 4, 2, 2, 2};
+
+  HELM_INLINE static F zero() { return _mm256_setzero_ps(); }
+  HELM_INLINE static F set1(float v) { return _mm256_set1_ps(v); }
+  HELM_INLINE static F load(const float* p) { return _mm256_loadu_ps(p); }
+  HELM_INLINE static F load_n(const float* p, int64_t n) { return _mm256_maskload_ps(p, mask(n)); }
+  HELM_INLINE static void store(float* p, F v) { _mm256_storeu_ps(p, v); }
+  HELM_INLINE static void store_n(float* p, F v, int64_t n) { _mm256_maskstore_ps(p, mask(n), v); }
+
+  HELM_INLINE static F load_f16(const uint16_t* p) { return _mm256_cvtph_ps(load_half(p)); }
+  HELM_INLINE static F load_f16_n(const uint16_t* p, int64_t n) {
+    return _mm256_cvtph_ps(load_half_n(p, n));
+  }
+  HELM_INLINE static F load_bf16(const uint16_t* p) { return widen_bf16(load_half(p)); }
+  HELM_INLINE static F load_bf16_n(const uint16_t* p, int64_t n) {
+    return widen_bf16(load_half_n(p, n));
+  }
+  HELM_INLINE static void store_f16(uint16_t* p, F v) { store_half(p, narrow_f16(v)); }
+  HELM_INLINE static void store_f16_n(uint16_t* p, F v, int64_t n) {
+    store_half_n(p, narrow_f16(v), n);
+  }
+  HELM_INLINE static void store_bf16(uint16_t* p, F v) { store_half(p, narrow_bf16(v)); }
+  HELM_INLINE static void store_bf16_n(uint16_t* p, F v, int64_t n) {
+    store_half_n(p, narrow_bf16(v), n);
+  }
+
+  HELM_INLINE static F add(F a, F b) { return _mm256_add_ps(a, b); }
+  HELM_INLINE static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+  HELM_INLINE static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  HELM_INLINE static F div(F a, F b) { return _mm256_div_ps(a, b); }
+  HELM_INLINE static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  HELM_INLINE static F fnma(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
+  HELM_INLINE static F max(F a, F b) { return _mm256_max_ps(a, b); }
+  HELM_INLINE static F min(F a, F b) { return _mm256_min_ps(a, b); }
+  HELM_INLINE static F round(F a) {
+    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  // a * 2^n for integral n in [-250, 250], in two steps so that the result may be denormal.
+  HELM_INLINE static F scale(F a, F n) {
+    const __m256i e = _mm256_cvtps_epi32(n);
+    const __m256i half = _mm256_srai_epi32(e, 1);
+    return _mm256_mul_ps(_mm256_mul_ps(a, pow2(half)), pow2(_mm256_sub_epi32(e, half)));
+  }
+
+  // out[i] = sum of the lanes of the i-th argument: (x0 + x2) + (x1 + x3) in each half, then halves
+  HELM_INLINE static void reduce4(F a, F b, F c, F d, float* out) {
+    const F ab = add(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    const F cd = add(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+    const F s = add(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
+  }
+  HELM_INLINE static float sum(F a) {
+    float out[4];
+    reduce4(a, a, a, a, out);
+    return out[0];
+  }
+  HELM_INLINE static float max_lane(F a) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+  }
+
+ private:
+  HELM_INLINE static __m256i mask(int64_t n) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), lane);
+  }
+  HELM_INLINE static __m256 pow2(__m256i e) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(127)), 23));
+  }
+  HELM_INLINE static __m128i load_half(const uint16_t* p) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  }
+  // AVX2 has no 16-bit masked load, so a tail goes through the stack.
+  HELM_INLINE static __m128i load_half_n(const uint16_t* p, int64_t n) {
+    alignas(16) uint16_t tail[8] = {};
+    for (int64_t i = 0; i < n; ++i) tail[i] = p[i];
+    return _mm_load_si128(reinterpret_cast<const __m128i*>(tail));
+  }
+  HELM_INLINE static void store_half(uint16_t* p, __m128i v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), v);
+  }
+  HELM_INLINE static void store_half_n(uint16_t* p, __m128i v, int64_t n) {
+    alignas(16) uint16_t tail[8];
+    _mm_store_si128(reinterpret_cast<__m128i*>(tail), v);
+    for (int64_t i = 0; i < n; ++i) p[i] = tail[i];
+  }
+  HELM_INLINE static F widen_bf16(__m128i h) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+  }
+  HELM_INLINE static __m128i narrow_f16(F v) {
+    return _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  HELM_INLINE static __m128i narrow_bf16(F v) {
+    const __m256i u = _mm256_castps_si256(v);
+    const __m256i high = _mm256_srli_epi32(u, 16);
+    const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_srli_epi32(
+        _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd), 16);
+    const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    const __m256i r = _mm256_blendv_epi8(rounded, quiet, nan);
+    return _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1));
+  }
+};
+
+}  // namespace
+}  // namespace helm::cpu

@@ -1,0 +1,105 @@
+// Sixteen lanes in AVX-512 F/BW/DQ/VL. Knows nothing of the kernels over it.
+#pragma once
+
+#include <immintrin.h>
+
+#include "cpu/kernels/vec.h"
+
+namespace helm::cpu {
+namespace {
+
+struct VecAvx512 {
+  static constexpr int kLanes = 16;
+  using F = __m512;
+
+  static constexpr int64_t kBlock = 512;  // k per accumulator, see matmul.h
+  static constexpr int kTileTokens = 6;   // 4 x 6 accumulators + 4 + 1 of 32 registers
+  static constexpr int64_t kPanelRows = 128;
+  static constexpr int64_t kDirectTokens = 8;
+  static constexpr int kRowsPerTokens[9] = {0, 8, 8, 6, 6, 4, 4, 3, 3};
+  static constexpr int kOutputVectors[7] = {0, 8, 8, 4, 4, 4, 4};
+
+  HELM_INLINE static F zero() { return _mm512_setzero_ps(); }
+  HELM_INLINE static F set1(float v) { return _mm512_set1_ps(v); }
+  HELM_INLINE static F load(const float* p) { return _mm512_loadu_ps(p); }
+  HELM_INLINE static F load_n(const float* p, int64_t n) {
+    return _mm512_maskz_loadu_ps(mask(n), p);
+  }
+  HELM_INLINE static void store(float* p, F v) { _mm512_storeu_ps(p, v); }
+  HELM_INLINE static void store_n(float* p, F v, int64_t n) {
+    _mm512_mask_storeu_ps(p, mask(n), v);
+  }
+
+  HELM_INLINE static F load_f16(const uint16_t* p) { return _mm512_cvtph_ps(load_half(p)); }
+  HELM_INLINE static F load_f16_n(const uint16_t* p, int64_t n) {
+    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask(n), p));
+  }
+  HELM_INLINE static F load_bf16(const uint16_t* p) { return widen_bf16(load_half(p)); }
+  HELM_INLINE static F load_bf16_n(const uint16_t* p, int64_t n) {
+    return widen_bf16(_mm256_maskz_loadu_epi16(mask(n), p));
+  }
+  HELM_INLINE static void store_f16(uint16_t* p, F v) { store_f16_n(p, v, kLanes); }
+  HELM_INLINE static void store_f16_n(uint16_t* p, F v, int64_t n) {
+    const __m256i h = _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm256_mask_storeu_epi16(p, mask(n), h);
+  }
+  HELM_INLINE static void store_bf16(uint16_t* p, F v) { store_bf16_n(p, v, kLanes); }
+  HELM_INLINE static void store_bf16_n(uint16_t* p, F v, int64_t n) {
+    _mm256_mask_storeu_epi16(p, mask(n), narrow_bf16(v));
+  }
+
+  HELM_INLINE static F add(F a, F b) { return _mm512_add_ps(a, b); }
+  HELM_INLINE static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  HELM_INLINE static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  HELM_INLINE static F div(F a, F b) { return _mm512_div_ps(a, b); }
+  HELM_INLINE static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  HELM_INLINE static F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
+  HELM_INLINE static F max(F a, F b) { return _mm512_max_ps(a, b); }
+  HELM_INLINE static F min(F a, F b) { return _mm512_min_ps(a, b); }
+  HELM_INLINE static F round(F a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  // a * 2^n for integral n
+  HELM_INLINE static F scale(F a, F n) { return _mm512_scalef_ps(a, n); }
+
+  // out[i] = sum of the lanes of the i-th argument: (x0 + x2) + (x1 + x3) in each quarter, then the
+  // quarters as (q0 + q2) + (q1 + q3)
+  HELM_INLINE static void reduce4(F a, F b, F c, F d, float* out) {
+    const F ab = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const F cd = add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const F s = add(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps(s, 1));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)));
+  }
+  HELM_INLINE static float sum(F a) {
+    float out[4];
+    reduce4(a, a, a, a, out);
+    return out[0];
+  }
+  HELM_INLINE static float max_lane(F a) { return _mm512_reduce_max_ps(a); }
+
+ private:
+  HELM_INLINE static __mmask16 mask(int64_t n) {
+    return static_cast<__mmask16>((1u << n) - 1);
+  }
+  HELM_INLINE static __m256i load_half(const uint16_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  HELM_INLINE static F widen_bf16(__m256i h) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+  }
+  HELM_INLINE static __m256i narrow_bf16(F v) {
+    const __m512i u = _mm512_castps_si512(v);
+    const __m512i high = _mm512_srli_epi32(u, 16);
+    const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_srli_epi32(
+        _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd), 16);
+    const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    const __m512i r =
+        _mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40));
+    return _mm512_cvtepi32_epi16(r);
+  }
+};
+
+}  // namespace
+}  // namespace helm::cpu

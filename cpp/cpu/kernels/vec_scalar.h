@@ -1,0 +1,124 @@
+// Four plain lanes in the target's baseline instructions. Knows nothing of the kernels over it.
+#pragma once
+
+#include "cpu/kernels/vec.h"
+
+namespace helm::cpu {
+namespace {
+
+struct VecScalar {
+  static constexpr int kLanes = 4;
+  struct F {
+    float x[kLanes];
+  };
+
+  static constexpr int64_t kBlock = 512;  // k per accumulator, see matmul.h
+  static constexpr int kTileTokens = 2;
+  static constexpr int64_t kPanelRows = 64;
+  static constexpr int64_t kDirectTokens = 4;
+  static constexpr int kRowsPerTokens[9] = {0, 4, 2, 1, 1, 1, 1, 1, 1};
+  static constexpr int kOutputVectors[7] = {0, 4, 2, 1, 1, 1, 1};
+
+  template <class Op>
+  HELM_INLINE static F map(Op op) {
+    F r;
+    for (int i = 0; i < kLanes; ++i) r.x[i] = op(i);
+    return r;
+  }
+  HELM_INLINE static F zero() { return set1(0.0f); }
+  HELM_INLINE static F set1(float v) {
+    return map([&](int) { return v; });
+  }
+  HELM_INLINE static F load(const float* p) {
+    return map([&](int i) { return p[i]; });
+  }
+  HELM_INLINE static F load_n(const float* p, int64_t n) {
+    return map([&](int i) { return i < n ? p[i] : 0.0f; });
+  }
+  HELM_INLINE static void store(float* p, F v) {
+    for (int i = 0; i < kLanes; ++i) p[i] = v.x[i];
+  }
+  HELM_INLINE static void store_n(float* p, F v, int64_t n) {
+    for (int i = 0; i < n; ++i) p[i] = v.x[i];
+  }
+
+  HELM_INLINE static F load_f16(const uint16_t* p) {
+    return map([&](int i) { return f32_from_f16(p[i]); });
+  }
+  HELM_INLINE static F load_f16_n(const uint16_t* p, int64_t n) {
+    return map([&](int i) { return i < n ? f32_from_f16(p[i]) : 0.0f; });
+  }
+  HELM_INLINE static F load_bf16(const uint16_t* p) {
+    return map([&](int i) { return f32_from_bf16(p[i]); });
+  }
+  HELM_INLINE static F load_bf16_n(const uint16_t* p, int64_t n) {
+    return map([&](int i) { return i < n ? f32_from_bf16(p[i]) : 0.0f; });
+  }
+  HELM_INLINE static void store_f16(uint16_t* p, F v) { store_f16_n(p, v, kLanes); }
+  HELM_INLINE static void store_f16_n(uint16_t* p, F v, int64_t n) {
+    for (int i = 0; i < n; ++i) p[i] = f16_from_f32(v.x[i]);
+  }
+  HELM_INLINE static void store_bf16(uint16_t* p, F v) { store_bf16_n(p, v, kLanes); }
+  HELM_INLINE static void store_bf16_n(uint16_t* p, F v, int64_t n) {
+    for (int i = 0; i < n; ++i) p[i] = bf16_from_f32(v.x[i]);
+  }
+
+  HELM_INLINE static F add(F a, F b) {
+    return map([&](int i) { return a.x[i] + b.x[i]; });
+  }
+  HELM_INLINE static F sub(F a, F b) {
+    return map([&](int i) { return a.x[i] - b.x[i]; });
+  }
+  HELM_INLINE static F mul(F a, F b) {
+    return map([&](int i) { return a.x[i] * b.x[i]; });
+  }
+  HELM_INLINE static F div(F a, F b) {
+    return map([&](int i) { return a.x[i] / b.x[i]; });
+  }
+  // a * b + c in two roundings: without FMA hardware the exact form would be a library call.
+  HELM_INLINE static F fma(F a, F b, F c) {
+    return map([&](int i) { return a.x[i] * b.x[i] + c.x[i]; });
+  }
+  // c - a * b
+  HELM_INLINE static F fnma(F a, F b, F c) {
+    return map([&](int i) { return c.x[i] - a.x[i] * b.x[i]; });
+  }
+  // Both return b where either is NaN, as the x86 instructions do.
+  HELM_INLINE static F max(F a, F b) {
+    return map([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; });
+  }
+  HELM_INLINE static F min(F a, F b) {
+    return map([&](int i) { return a.x[i] < b.x[i] ? a.x[i] : b.x[i]; });
+  }
+  // Adding and removing 1.5 * 2^23 rounds |x| < 2^22 to the nearest integer, ties to even.
+  HELM_INLINE static F round(F a) {
+    return map([&](int i) { return (a.x[i] + 12582912.0f) - 12582912.0f; });
+  }
+  // a * 2^n for integral n in [-250, 250], in two steps so that the result may be denormal.
+  HELM_INLINE static F scale(F a, F n) {
+    return map([&](int i) {
+      const int32_t e = n.x[i] == n.x[i] ? static_cast<int32_t>(n.x[i]) : 0;
+      const int32_t half = e >> 1;
+      return a.x[i] * pow2(half) * pow2(e - half);
+    });
+  }
+
+  // out[i] = sum of the lanes of the i-th argument as (x0 + x2) + (x1 + x3)
+  HELM_INLINE static void reduce4(F a, F b, F c, F d, float* out) {
+    out[0] = sum(a), out[1] = sum(b), out[2] = sum(c), out[3] = sum(d);
+  }
+  HELM_INLINE static float sum(F a) { return (a.x[0] + a.x[2]) + (a.x[1] + a.x[3]); }
+  HELM_INLINE static float max_lane(F a) {
+    float m = a.x[0];
+    for (int i = 1; i < kLanes; ++i) m = a.x[i] > m ? a.x[i] : m;
+    return m;
+  }
+
+ private:
+  HELM_INLINE static float pow2(int32_t e) {
+    return f32_from_bits(static_cast<uint32_t>(e + 127) << 23);
+  }
+};
+
+}  // namespace
+}  // namespace helm::cpu

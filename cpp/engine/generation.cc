@@ -1,0 +1,256 @@
+// Continuous batching: requests wait in order for a sequence, prefill in chunks beside the decoding
+// ones, and leave when they are finished.
+#include "helm/generation.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "base/check.h"
+#include "engine/sampler.h"
+
+namespace helm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_between(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+// A request on its way.
+struct Active {
+  enum class State : uint8_t { kWaiting, kRunning, kDone };
+
+  Active(const Plan& plan, Request spec)
+      : request(std::move(spec)), sampler(request.sampling, plan.vocab_size, request.prompt) {}
+
+  Request request;
+  Sampler sampler;
+  State state = State::kWaiting;
+  SequenceId sequence = -1;
+  std::vector<int32_t> pending;  // tokens not yet in the cache: the rest of the prompt or the last
+  size_t fed = 0;                // of the pending ones, how many the current step took
+  int64_t generated = 0;
+  RequestTimings timings;
+  Clock::time_point admitted;
+  Clock::time_point first_token;
+};
+
+void check_sampling(const SamplingParams& p, const std::string& where) {
+  const auto require = [&](bool ok, const char* rule, double found) {
+    if (!ok) fail(ErrorKind::kInvalid, where, rule, ", found ", found);
+  };
+  require(std::isfinite(p.temperature) && p.temperature >= 0,
+          "temperature must be finite and at least 0", p.temperature);
+  require(p.top_p > 0 && p.top_p <= 1, "top_p must lie in (0, 1]", p.top_p);
+  require(p.min_p >= 0 && p.min_p <= 1, "min_p must lie in [0, 1]", p.min_p);
+  require(p.top_k >= 0, "top_k must be at least 0", p.top_k);
+  require(std::isfinite(p.repetition_penalty) && p.repetition_penalty > 0,
+          "repetition_penalty must be finite and above 0", p.repetition_penalty);
+  require(p.logprobs >= -1, "logprobs must be at least -1", p.logprobs);
+}
+
+}  // namespace
+
+class Generation::Impl {
+ public:
+  Impl(Engine& engine, std::vector<Request> requests) : engine_(engine), stats_(engine.stats()), start_(Clock::now()) {
+    for (size_t i = 0; i < requests.size(); ++i) check(requests[i], i);
+    for (Request& request : requests) active_.emplace_back(engine.plan(), std::move(request));
+  }
+  ~Impl() {
+    for (size_t i = 0; i < active_.size(); ++i) cancel(i);
+  }
+
+  bool done() const {
+    return std::all_of(active_.begin(), active_.end(),
+                       [](const Active& a) { return a.state == Active::State::kDone; });
+  }
+
+  std::vector<Token> advance(double seconds) {
+    const Clock::time_point begin = Clock::now();
+    std::vector<Token> tokens;
+    do {
+      if (done()) break;
+      step(tokens);
+    } while (seconds_between(begin, Clock::now()) < seconds);
+    return tokens;
+  }
+
+  void cancel(size_t request) {
+    Active& active = active_.at(request);
+    if (active.state == Active::State::kDone) return;
+    if (active.state == Active::State::kRunning) release(active);
+    active.state = Active::State::kDone;
+  }
+
+  RequestTimings timings(size_t request) const { return active_.at(request).timings; }
+
+ private:
+  void check(const Request& request, size_t index) const;
+  int64_t capacity(const Request& request) const;
+  void admit();
+  void release(Active& active);
+  void step(std::vector<Token>& tokens);
+  void plan_step();
+  void take(size_t index, std::span<const float> logits, std::vector<Token>& tokens);
+
+  Engine& engine_;
+  const EngineStats stats_;
+  Clock::time_point start_;
+  std::vector<Active> active_;
+  std::vector<StepInput> inputs_;     // of the current step
+  std::vector<size_t> input_active_;  // which request each belongs to
+};
+
+void Generation::Impl::check(const Request& request, size_t index) const {
+  const std::string where = "[generate] request " + std::to_string(index) + ": ";
+  const Plan& plan = engine_.plan();
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  if (prompt == 0) fail(ErrorKind::kInvalid, where, "the prompt has no tokens");
+  for (size_t i = 0; i < request.prompt.size(); ++i) {
+    if (request.prompt[i] < 0 || request.prompt[i] >= plan.vocab_size) {
+      fail(ErrorKind::kInvalid, where, "prompt token ", i, " is ", request.prompt[i],
+           ", outside the vocabulary of ", plan.vocab_size);
+    }
+  }
+  if (request.max_tokens < 1) {
+    fail(ErrorKind::kInvalid, where, "max_tokens must be at least 1, found ", request.max_tokens);
+  }
+  if (request.cached < 0 || request.cached >= prompt ||
+      (request.sequence < 0 && request.cached != 0) ||
+      (request.sequence >= 0 && engine_.length(request.sequence) != request.cached)) {
+    fail(ErrorKind::kInvalid, where, "cached is ", request.cached,
+         ", it must be the length of the sequence and less than the prompt's ", prompt, " tokens");
+  }
+  if (prompt > plan.limits.context) {
+    fail(ErrorKind::kCapacity, where, "the prompt has ", prompt, " tokens, the context holds ",
+         plan.limits.context, "; shorten the prompt or raise the context");
+  }
+  check_sampling(request.sampling, where);
+}
+
+// Positions that a request may come to hold; the last sampled token is never cached.
+int64_t Generation::Impl::capacity(const Request& request) const {
+  const int64_t context = engine_.plan().limits.context;
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  return request.max_tokens > context - prompt ? context : prompt + request.max_tokens - 1;
+}
+
+void Generation::Impl::release(Active& active) {
+  if (active.request.sequence < 0) engine_.close(active.sequence);
+}
+
+// First come, first served: a request that does not fit yet holds back those behind it.
+void Generation::Impl::admit() {
+  for (Active& active : active_) {
+    if (active.state != Active::State::kWaiting) continue;
+    const Request& request = active.request;
+    if (request.sequence >= 0) {
+      active.sequence = request.sequence;
+    } else {
+      const bool alone = std::none_of(active_.begin(), active_.end(), [](const Active& other) {
+        return other.state == Active::State::kRunning;
+      });
+      // When nothing is running that could make room, let open() say why it cannot.
+      if (!alone && !engine_.can_open(capacity(request))) return;
+      active.sequence = engine_.open(capacity(request));
+    }
+    active.pending.assign(request.prompt.begin() + request.cached, request.prompt.end());
+    active.state = Active::State::kRunning;
+    active.admitted = Clock::now();
+    active.timings.queue_s = seconds_between(start_, active.admitted);
+  }
+}
+
+// Decoding requests take one row each; prompts share what is left of the step in order.
+void Generation::Impl::plan_step() {
+  const Limits& limits = engine_.plan().limits;
+  inputs_.clear();
+  input_active_.clear();
+  auto rows = static_cast<size_t>(limits.step_tokens);
+  auto outputs = static_cast<size_t>(limits.step_outputs);
+  for (const bool decoding : {true, false}) {
+    for (size_t i = 0; i < active_.size(); ++i) {
+      Active& active = active_[i];
+      const bool running = active.state == Active::State::kRunning;
+      if (!running || (active.generated > 0) != decoding || rows == 0) continue;
+      active.fed = std::min(rows, active.pending.size());
+      const bool last = active.fed == active.pending.size();
+      if (last && outputs == 0) continue;
+      rows -= active.fed;
+      outputs -= last ? 1 : 0;
+      inputs_.push_back({active.sequence, {active.pending.data(), active.fed},
+                         last ? StepInput::Outputs::kLast : StepInput::Outputs::kNone});
+      input_active_.push_back(i);
+    }
+  }
+}
+
+void Generation::Impl::step(std::vector<Token>& tokens) {
+  admit();
+  plan_step();
+  const std::span<const float> logits = engine_.step(inputs_);
+  const auto vocab = static_cast<size_t>(engine_.plan().vocab_size);
+  size_t row = 0;
+  for (size_t k = 0; k < inputs_.size(); ++k) {
+    Active& active = active_[input_active_[k]];
+    active.timings.prefill_tokens += active.generated == 0 ? static_cast<int64_t>(active.fed) : 0;
+    active.pending.erase(active.pending.begin(),
+                         active.pending.begin() + static_cast<int64_t>(active.fed));
+    if (inputs_[k].outputs == StepInput::Outputs::kNone) continue;
+    const std::span<const float> row_logits = logits.subspan(vocab * row++, vocab);
+    take(input_active_[k], row_logits, tokens);
+  }
+}
+
+// Samples a request's next token and decides whether the request goes on.
+void Generation::Impl::take(size_t index, std::span<const float> logits,
+                            std::vector<Token>& tokens) {
+  Active& active = active_[index];
+  Sampler::Draw draw = active.sampler.draw(logits);
+  const Clock::time_point now = Clock::now();
+  RequestTimings& timings = active.timings;
+  if (active.generated == 0) {
+    active.first_token = now;
+    timings.prefill_s = seconds_between(active.admitted, now);
+    timings.first_token_s = seconds_between(start_, now);
+  } else {
+    timings.decode_s = seconds_between(active.first_token, now);
+    timings.decode_tokens += 1;
+    timings.decode_bytes +=
+        stats_.decode_bytes + stats_.kv_token_bytes * engine_.length(active.sequence);
+  }
+  ++active.generated;
+
+  const Request& request = active.request;
+  Finish finish = Finish::kNone;
+  if (std::find(request.stop_tokens.begin(), request.stop_tokens.end(), draw.id) !=
+      request.stop_tokens.end()) {
+    finish = Finish::kStop;
+  } else if (active.generated >= request.max_tokens ||
+             engine_.length(active.sequence) >= engine_.plan().limits.context) {
+    finish = Finish::kLength;
+  }
+  if (finish == Finish::kNone) {
+    active.pending.assign(1, draw.id);
+  } else {
+    release(active);
+    active.state = Active::State::kDone;
+  }
+  tokens.push_back({static_cast<int32_t>(index), draw.id, draw.logprob, std::move(draw.top), finish});
+}
+
+Generation::Generation(Engine& engine, std::vector<Request> requests)
+    : impl_(std::make_unique<Impl>(engine, std::move(requests))) {}
+Generation::~Generation() = default;
+
+bool Generation::done() const { return impl_->done(); }
+std::vector<Token> Generation::advance(double seconds) { return impl_->advance(seconds); }
+void Generation::cancel(int32_t request) { impl_->cancel(static_cast<size_t>(request)); }
+RequestTimings Generation::timings(int32_t request) const {
+  return impl_->timings(static_cast<size_t>(request));
+}
+
+}  // namespace helm

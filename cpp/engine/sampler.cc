@@ -1,0 +1,152 @@
+#include "engine/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/check.h"
+
+namespace helm {
+namespace {
+
+// A uniform number in [0, 1) from the n-th state of the SplitMix64 sequence that `seed` starts
+// (Steele, Lea and Flood 2014).
+double uniform(uint64_t seed, uint64_t n) {
+  uint64_t z = seed + (n + 1) * 0x9e3779b97f4a7c15U;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
+  z ^= z >> 31;
+  return static_cast<double>(z >> 11) * 0x1.0p-53;
+}
+
+double log_sum_exp(std::span<const float> logits, float max) {
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit - max));
+  return max + std::log(sum);
+}
+
+}  // namespace
+
+Sampler::Sampler(const SamplingParams& params, int64_t vocab_size, std::span<const int32_t> context)
+    : params_(params) {
+  if (params_.repetition_penalty != 1) {
+    seen_.resize(static_cast<size_t>(vocab_size), false);
+    for (const int32_t id : context) {
+      if (!seen_[static_cast<size_t>(id)]) seen_ids_.push_back(id);
+      seen_[static_cast<size_t>(id)] = true;
+    }
+  }
+}
+
+Sampler::Draw Sampler::draw(std::span<const float> logits) {
+  Draw draw{0, std::numeric_limits<float>::quiet_NaN(), {}};
+  const float max = *std::max_element(logits.begin(), logits.end());
+  if (!std::isfinite(max)) {
+    fail(ErrorKind::kInvalid, "[generate] the logits are not finite (", max,
+         "); the weights hold NaN or infinity, or overflow in their dtype");
+  }
+  const bool greedy = params_.temperature == 0;
+  if (greedy && params_.repetition_penalty == 1) {
+    draw.id = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  } else {
+    candidates_.resize(logits.size());
+    for (size_t i = 0; i < logits.size(); ++i) {
+      candidates_[i] = {logits[i], static_cast<int32_t>(i)};
+    }
+    draw.id = choose();
+  }
+  if (params_.logprobs >= 0) {
+    const double norm = log_sum_exp(logits, max);
+    draw.logprob = static_cast<float>(logits[static_cast<size_t>(draw.id)] - norm);
+    std::vector<int32_t> order(logits.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
+    const auto count = std::min(static_cast<size_t>(params_.logprobs), order.size());
+    std::partial_sort(order.begin(), order.begin() + static_cast<int64_t>(count), order.end(),
+                      [&](int32_t a, int32_t b) {
+                        const float la = logits[static_cast<size_t>(a)];
+                        const float lb = logits[static_cast<size_t>(b)];
+                        return la != lb ? la > lb : a < b;
+                      });
+    for (size_t i = 0; i < count; ++i) {
+      const int32_t id = order[i];
+      draw.top.emplace_back(id, static_cast<float>(logits[static_cast<size_t>(id)] - norm));
+    }
+  }
+  if (params_.repetition_penalty != 1 && !seen_[static_cast<size_t>(draw.id)]) {
+    seen_[static_cast<size_t>(draw.id)] = true;
+    seen_ids_.push_back(draw.id);
+  }
+  ++draws_;
+  return draw;
+}
+
+void Sampler::penalise() {
+  for (const int32_t id : seen_ids_) {
+    float& logit = candidates_[static_cast<size_t>(id)].logit;
+    logit = logit > 0 ? logit / params_.repetition_penalty : logit * params_.repetition_penalty;
+  }
+}
+
+void Sampler::keep_top_k() {
+  const auto k = static_cast<size_t>(params_.top_k);
+  if (k == 0 || k >= candidates_.size()) return;
+  // Ties at the k-th place are broken by id, so that the result is deterministic.
+  std::nth_element(candidates_.begin(), candidates_.begin() + static_cast<int64_t>(k) - 1,
+                   candidates_.end(), [](const Candidate& a, const Candidate& b) {
+                     return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+                   });
+  candidates_.resize(k);
+}
+
+int32_t Sampler::choose() {
+  penalise();
+  if (params_.temperature == 0) {
+    return std::max_element(candidates_.begin(), candidates_.end(),
+                            [](const Candidate& a, const Candidate& b) { return a.logit < b.logit; })
+        ->id;
+  }
+  keep_top_k();
+  return sample();
+}
+
+// Top-p keeps the smallest set of most likely tokens whose probability reaches top_p; min-p then
+// drops those below min_p times the largest. Candidates leave a heap in order of likelihood, so
+// that only those that are kept get sorted.
+int32_t Sampler::sample() {
+  const auto less = [](const Candidate& a, const Candidate& b) {
+    return a.logit != b.logit ? a.logit < b.logit : a.id > b.id;
+  };
+  const float max = std::max_element(candidates_.begin(), candidates_.end(), less)->logit;
+  const auto weight = [&](const Candidate& c) {
+    return std::exp((c.logit - max) / params_.temperature);
+  };
+  double total = 0;
+  for (const Candidate& candidate : candidates_) total += weight(candidate);
+
+  size_t kept = candidates_.size();
+  double kept_total = total;
+  if (params_.top_p < 1 || params_.min_p > 0) {
+    std::make_heap(candidates_.begin(), candidates_.end(), less);
+    auto heap_end = candidates_.end();
+    kept_total = 0;
+    while (heap_end != candidates_.begin()) {
+      const float next = weight(candidates_.front());
+      const bool first = heap_end == candidates_.end();
+      if (!first && (kept_total >= params_.top_p * total || next < params_.min_p)) break;
+      std::pop_heap(candidates_.begin(), heap_end, less);
+      --heap_end;
+      kept_total += next;
+    }
+    kept = static_cast<size_t>(candidates_.end() - heap_end);
+    std::rotate(candidates_.begin(), heap_end, candidates_.end());
+  }
+  const double target = uniform(params_.seed, draws_) * kept_total;
+  double sum = 0;
+  for (size_t i = 0; i < kept; ++i) {
+    sum += weight(candidates_[i]);
+    if (sum > target) return candidates_[i].id;
+  }
+  return candidates_[kept - 1].id;  // rounding left the sum a little short of the target
+}
+
+}  // namespace helm

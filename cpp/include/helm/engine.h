@@ -1,0 +1,89 @@
+// The native runtime: loads the weights of a plan and runs steps over batches of sequences.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "helm/plan.h"
+#include "helm/types.h"
+
+namespace helm {
+
+using SequenceId = int32_t;
+
+// A tensor that already lies in memory, row-major and contiguous. Used in place (no copy) when its
+// dtype is the planned one, so it must outlive the engine; `owner` is kept until then.
+struct TensorView {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape;
+  std::shared_ptr<void> owner;
+};
+
+struct EngineOptions {
+  std::string directory;                       // where the sources of the plan's tensors lie
+  std::map<std::string, TensorView> tensors;   // tensors bound from memory, by name
+  int threads = 0;                             // 0: as planned
+  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;  // may throw to cancel
+};
+
+struct EngineStats {
+  int64_t weights_bytes = 0;      // placed weights
+  int64_t decode_bytes = 0;       // weight bytes that one decode step reads
+  int64_t kv_bytes = 0;           // the KV pool, when every page has been touched
+  int64_t kv_token_bytes = 0;     // K and V of one position over all layers
+  int64_t activations_bytes = 0;  // value buffers
+  int64_t workspace_bytes = 0;    // per-thread scratch and attention partials
+  int threads = 0;
+  std::string isa;                // kernel tier
+  bool huge_pages = false;        // whether the system granted the arena's request for huge pages
+  double load_s = 0;
+};
+
+// One sequence's share of a step.
+struct StepInput {
+  enum class Outputs : uint8_t { kNone, kLast, kAll };
+  SequenceId sequence = 0;
+  std::span<const int32_t> tokens;
+  Outputs outputs = Outputs::kLast;
+};
+
+// Not reentrant: calls on one engine must not overlap (Generation and the bindings lock mutex()).
+class HELM_API Engine {
+ public:
+  Engine(Plan plan, EngineOptions options);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  const Plan& plan() const;
+  EngineStats stats() const;
+
+  // Opens a sequence that may grow to `capacity` positions; its pages are reserved now, so that no
+  // later step runs out. Throws kCapacity when sequences or pages are exhausted.
+  SequenceId open(int64_t capacity);
+  bool can_open(int64_t capacity) const;
+  void close(SequenceId sequence);
+  int64_t length(SequenceId sequence) const;              // cached positions
+  void truncate(SequenceId sequence, int64_t length);     // forgets positions >= length
+
+  // Appends each input's tokens to its sequence and returns the logits asked for,
+  // [outputs, vocab_size] in input order, valid until the next step. Everything is checked before
+  // anything changes. At most limits.step_tokens tokens and limits.step_outputs outputs.
+  std::span<const float> step(std::span<const StepInput> inputs);
+
+  // Appends any number of tokens in as many steps as needed; `consume` gets the logits rows as they
+  // come, [rows, vocab_size].
+  void forward(SequenceId sequence, std::span<const int32_t> tokens, StepInput::Outputs outputs,
+               const std::function<void(std::span<const float>)>& consume);
+
+  class Impl;
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace helm

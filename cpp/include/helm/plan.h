@@ -1,0 +1,177 @@
+// The execution plan: what the native runtime is told to run, and where. Parsed from JSON that is
+// checked as hostile input; once a Plan exists, every index in it is valid and every shape agrees.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "helm/types.h"
+
+namespace helm {
+
+// Indices into Plan::tensors and Plan::values; kNoTensor where an optional tensor is absent.
+using TensorIndex = int32_t;
+using ValueIndex = int32_t;
+inline constexpr TensorIndex kNoTensor = -1;
+
+// Where a tensor's bytes lie in the model directory.
+struct TensorSource {
+  std::string file;    // relative to the model directory
+  int64_t offset = 0;  // bytes from the start of the file
+  DType dtype = DType::kF32;
+};
+
+struct TensorSpec {
+  std::string name;
+  std::vector<int64_t> shape;  // [rows, cols] or [size]
+  DType dtype = DType::kF32;   // as placed; vectors are always f32
+  std::optional<TensorSource> source;  // absent: bound from memory
+
+  int64_t elements() const;
+  int64_t bytes() const { return elements() * dtype_bytes(dtype); }
+};
+
+// An activation buffer, [tokens, width] or [outputs, width], f32.
+struct ValueSpec {
+  std::string name;
+  int64_t width = 0;
+  bool per_output = false;  // one row per requested logits row instead of one per token
+};
+
+// out(t, :) = table[token(t), :]
+struct EmbeddingOp {
+  TensorIndex table;
+  ValueIndex out;
+};
+
+// out(t, :) += table[position(t) + offset, :]
+struct PositionEmbeddingOp {
+  TensorIndex table;
+  int64_t offset;
+  ValueIndex out;
+};
+
+// Normalises `groups` runs of `size` elements that lie side by side.
+struct NormOp {
+  bool layer_norm;  // else rms
+  ValueIndex in;
+  int64_t in_offset;
+  ValueIndex out;
+  int64_t out_offset;
+  int64_t groups;
+  int64_t size;
+  TensorIndex weight;  // [size]
+  TensorIndex bias;    // [size] or kNoTensor
+  float eps;
+};
+
+// out(t, :) = [W0 in + b0 | W1 in + b1 | ...], or += with `accumulate`.
+struct LinearOp {
+  struct Part {
+    TensorIndex weight;  // [rows, width(in)]
+    TensorIndex bias;    // [rows] or kNoTensor
+  };
+  ValueIndex in;
+  ValueIndex out;
+  std::vector<Part> parts;
+  bool accumulate;
+};
+
+// Rotary embedding in place, halves paired: (i, i + rotary/2) of each head.
+struct RopeOp {
+  ValueIndex value;
+  int64_t offset;
+  int64_t heads;
+  int64_t head_dim;
+  int64_t rotary;
+  int32_t table;  // index into Plan::rope
+};
+
+// Appends K and V of the step's tokens to the cache of `layer`, then
+// out = softmax(scale * q k^T, masked to 0 <= i - j and i - j < window if window > 0) v
+struct AttentionOp {
+  ValueIndex in;
+  int64_t q_offset, k_offset, v_offset;
+  ValueIndex out;
+  int64_t layer;
+  int64_t heads, kv_heads, head_dim;
+  float scale;
+  int64_t window;
+};
+
+enum class ActivationKind : uint8_t { kSilu, kGelu, kGeluTanh, kRelu };
+
+// gated: out = act(in[0:size]) * in[size:2*size]; plain: out = act(in)
+struct ActivationOp {
+  ActivationKind kind;
+  bool gated;
+  ValueIndex in;
+  ValueIndex out;
+  int64_t size;
+};
+
+// Copies the rows whose logits were asked for.
+struct SelectOp {
+  ValueIndex in;   // per token
+  ValueIndex out;  // per output
+};
+
+using Op = std::variant<EmbeddingOp, PositionEmbeddingOp, NormOp, LinearOp, RopeOp, AttentionOp,
+                        ActivationOp, SelectOp>;
+
+// The smallest thing that is placed: the embedding, one block, or the output head.
+struct UnitSpec {
+  std::string name;
+  std::string device;
+  std::vector<Op> ops;
+};
+
+struct RopeTable {
+  std::vector<float> inv_freq;  // [rotary / 2], radians per position
+  float attention_factor = 1;   // multiplies cos and sin
+};
+
+struct KvSpec {
+  DType dtype = DType::kF32;
+  int64_t page_tokens = 0;
+  int64_t layers = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t pages = 0;  // one page: K and V of page_tokens positions of one layer of one sequence
+
+  int64_t page_bytes() const {
+    return 2 * page_tokens * kv_heads * head_dim * dtype_bytes(dtype);
+  }
+};
+
+struct Limits {
+  int64_t context = 0;       // positions per sequence
+  int64_t step_tokens = 0;   // tokens per step
+  int64_t step_outputs = 0;  // logits rows per step
+  int64_t sequences = 0;     // open at once
+};
+
+struct HELM_API Plan {
+  static constexpr int kVersion = 1;
+
+  std::string architecture;
+  std::string fingerprint;
+  int64_t vocab_size = 0;
+  Limits limits;
+  int threads = 1;
+  KvSpec kv;
+  std::vector<RopeTable> rope;
+  std::vector<TensorSpec> tensors;
+  std::vector<ValueSpec> values;
+  std::vector<UnitSpec> units;
+  ValueIndex logits = 0;
+
+  // Throws Error{kInvalid} that names the offending field, e.g. `units[3].ops[1].out`.
+  static Plan from_json(std::string_view json);
+};
+
+}  // namespace helm

@@ -1,0 +1,36 @@
+// The two ceilings a kernel is measured against: streaming reads of memory and FMA rate.
+// Knows nothing of models, plans or the engine's thread pool.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/kernels/kernels.h"
+
+namespace helm::probe {
+
+// Memory on huge pages where the system gives them, touched. Throws Error{kMemory} if refused.
+class Buffer {
+ public:
+  explicit Buffer(int64_t bytes);
+  ~Buffer();
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  char* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  char* data_;
+  int64_t bytes_;
+};
+
+// Bytes per second that `threads` read together from `buffer`, each its own part in several streams
+// with software prefetch: the best pass of those that fit in `seconds` (at least one).
+double stream_read_bytes_per_s(int threads, const Buffer& buffer, double seconds,
+                               const cpu::KernelTable* table = nullptr);
+double stream_read_bytes_per_s(int threads, int64_t bytes = int64_t{1} << 30, double seconds = 0.5);
+
+// f32 operations per second of `threads` doing FMAs in registers, in the given tier or the best one:
+// the best of the slices that fit in `seconds`.
+double fma_flops(int threads, double seconds = 0.2, const cpu::KernelTable* table = nullptr);
+
+}  // namespace helm::probe

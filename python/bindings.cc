@@ -1,0 +1,309 @@
+// The Python module helm._helm: conversions, docstrings and GIL handling, no logic.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <mutex>
+
+#include "cpu/isa.h"
+#include "helm/engine.h"
+#include "helm/generation.h"
+#include "probe/ceiling.h"
+
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace helm {
+namespace {
+
+using TokenArray = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using AnyArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+
+// An engine and the lock that keeps its steps apart; Python threads may share an LLM.
+struct SharedEngine {
+  SharedEngine(Plan plan, EngineOptions options) : engine(std::move(plan), std::move(options)) {}
+  Engine engine;
+  std::mutex mutex;
+};
+
+// Runs without the GIL, holding the engine's lock.
+template <typename Work>
+auto locked(SharedEngine& shared, const Work& work) {
+  const nb::gil_scoped_release released;
+  const std::lock_guard<std::mutex> lock(shared.mutex);
+  return work(shared.engine);
+}
+
+class PyGeneration {
+ public:
+  PyGeneration(std::shared_ptr<SharedEngine> shared, std::vector<Request> requests)
+      : shared_(std::move(shared)), count_(requests.size()) {
+    locked(*shared_, [&](Engine& engine) {
+      generation_ = std::make_unique<Generation>(engine, std::move(requests));
+    });
+  }
+  ~PyGeneration() {
+    locked(*shared_, [&](Engine&) { generation_.reset(); });
+  }
+
+  bool done() const { return generation_->done(); }
+  std::vector<Token> advance(double seconds) {
+    return locked(*shared_, [&](Engine&) { return generation_->advance(seconds); });
+  }
+  void cancel(int32_t request) {
+    check(request);
+    locked(*shared_, [&](Engine&) { generation_->cancel(request); });
+  }
+  RequestTimings timings(int32_t request) const {
+    check(request);
+    return generation_->timings(request);
+  }
+
+ private:
+  void check(int32_t request) const {
+    if (request < 0 || static_cast<size_t>(request) >= count_) {
+      throw nb::index_error("no such request");
+    }
+  }
+
+  std::shared_ptr<SharedEngine> shared_;
+  size_t count_;
+  std::unique_ptr<Generation> generation_;
+};
+
+DType dtype_of(const std::string& name, const nb::dlpack::dtype& dtype) {
+  if (dtype == nb::dtype<float>()) return DType::kF32;
+  if (dtype.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Float) && dtype.bits == 16) {
+    return DType::kF16;
+  }
+  if (dtype.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat) && dtype.bits == 16) {
+    return DType::kBF16;
+  }
+  throw Error(ErrorKind::kInvalid, "[load] tensor \"" + name + "\" is not f32, f16 or bf16");
+}
+
+TensorView view_of(const std::string& name, const AnyArray& array) {
+  TensorView view;
+  view.data = array.data();
+  view.dtype = dtype_of(name, array.dtype());
+  for (size_t i = 0; i < array.ndim(); ++i) view.shape.push_back(array.shape(i));
+  // The reference is dropped with the GIL held, wherever the engine happens to be destroyed.
+  view.owner = std::shared_ptr<void>(new AnyArray(array), [](void* owner) {
+    const nb::gil_scoped_acquire acquired;
+    delete static_cast<AnyArray*>(owner);
+  });
+  return view;
+}
+
+std::shared_ptr<SharedEngine> make_engine(const std::string& plan, const std::string& directory,
+                                          const nb::dict& tensors, int threads,
+                                          std::function<void(int64_t, int64_t)> progress) {
+  EngineOptions options;
+  options.directory = directory;
+  options.threads = threads;
+  for (const auto& [key, value] : tensors) {
+    const auto name = nb::cast<std::string>(key);
+    options.tensors.emplace(name, view_of(name, nb::cast<AnyArray>(value)));
+  }
+  if (progress) {
+    options.progress = [&progress](int64_t done, int64_t total) {
+      const nb::gil_scoped_acquire acquired;
+      progress(done, total);
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    };
+  }
+  const nb::gil_scoped_release released;
+  return std::make_shared<SharedEngine>(Plan::from_json(plan), std::move(options));
+}
+
+nb::object forward(SharedEngine& shared, SequenceId sequence, const TokenArray& tokens, bool all) {
+  const auto vocab = static_cast<size_t>(shared.engine.plan().vocab_size);
+  const std::span<const int32_t> ids(tokens.data(), tokens.size());
+  auto* logits = new std::vector<float>();
+  const nb::capsule owner(logits, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
+  locked(shared, [&](Engine& engine) {
+    logits->reserve((all ? ids.size() : 1) * vocab);
+    engine.forward(sequence, ids, all ? StepInput::Outputs::kAll : StepInput::Outputs::kLast,
+                   [&](std::span<const float> rows) {
+                     logits->insert(logits->end(), rows.begin(), rows.end());
+                   });
+  });
+  return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(
+      logits->data(), {logits->size() / vocab, vocab}, owner));
+}
+
+nb::dict stats(const SharedEngine& shared) {
+  const EngineStats s = shared.engine.stats();
+  nb::dict out;
+  out["weights_bytes"] = s.weights_bytes;
+  out["decode_bytes"] = s.decode_bytes;
+  out["kv_bytes"] = s.kv_bytes;
+  out["kv_token_bytes"] = s.kv_token_bytes;
+  out["activations_bytes"] = s.activations_bytes;
+  out["workspace_bytes"] = s.workspace_bytes;
+  out["threads"] = s.threads;
+  out["isa"] = s.isa;
+  out["huge_pages"] = s.huge_pages;
+  out["load_s"] = s.load_s;
+  return out;
+}
+
+nb::dict timings_dict(const RequestTimings& t) {
+  nb::dict out;
+  out["queue_s"] = t.queue_s;
+  out["prefill_s"] = t.prefill_s;
+  out["prefill_tokens"] = t.prefill_tokens;
+  out["first_token_s"] = t.first_token_s;
+  out["decode_s"] = t.decode_s;
+  out["decode_tokens"] = t.decode_tokens;
+  out["decode_bytes"] = t.decode_bytes;
+  return out;
+}
+
+const char* finish_name(Finish finish) {
+  switch (finish) {
+    case Finish::kNone:
+      return "";
+    case Finish::kStop:
+      return "stop";
+    case Finish::kLength:
+      return "length";
+  }
+  return "";
+}
+
+nb::list isa_tiers() {
+  nb::list tiers;
+  for (const cpu::IsaStatus& status : cpu::isa_report()) {
+    nb::dict tier;
+    tier["name"] = cpu::isa_name(status.isa);
+    tier["available"] = status.available;
+    tier["reason"] = status.reason;
+    tiers.append(tier);
+  }
+  return tiers;
+}
+
+nb::tuple isa_choice() {
+  std::string why;
+  const char* name = cpu::select_kernels(&why).name;
+  return nb::make_tuple(name, why);
+}
+
+double stream_read(int threads, int64_t bytes, double seconds) {
+  const nb::gil_scoped_release released;
+  return probe::stream_read_bytes_per_s(threads, bytes, seconds);
+}
+
+double fma(int threads, double seconds) {
+  const nb::gil_scoped_release released;
+  return probe::fma_flops(threads, seconds);
+}
+
+void raise_helm_error(const Error& error) {
+  static constexpr const char* kClasses[] = {"InvalidError", "OutOfMemoryError", "CapacityError",
+                                             "CheckpointError"};
+  const nb::module_ errors = nb::module_::import_("helm.errors");
+  PyErr_SetString(errors.attr(kClasses[static_cast<int>(error.kind())]).ptr(), error.what());
+}
+
+void bind_engine(nb::module_& m) {
+  nb::class_<SharedEngine>(m, "Engine", "A loaded model: weights, KV pool and compiled stages.")
+      .def(nb::new_(&make_engine), "plan"_a, "directory"_a = "", "tensors"_a = nb::dict(),
+           "threads"_a = 0, "progress"_a.none() = nb::none(),
+           "Loads the plan's weights from files under `directory` or from `tensors` (name to\n"
+           "contiguous CPU array, used in place when its dtype is the planned one). `progress` gets\n"
+           "(done, total) bytes and may raise to cancel. threads = 0: as planned.")
+      .def(
+          "open",
+          [](SharedEngine& s, int64_t capacity) {
+            return locked(s, [&](Engine& engine) { return engine.open(capacity); });
+          },
+          "capacity"_a, "Opens a sequence of up to `capacity` positions; returns its id.")
+      .def(
+          "close",
+          [](SharedEngine& s, SequenceId id) {
+            locked(s, [&](Engine& engine) { engine.close(id); });
+          },
+          "sequence"_a, "Closes a sequence and frees its pages.")
+      .def(
+          "length",
+          [](SharedEngine& s, SequenceId id) {
+            return locked(s, [&](Engine& engine) { return engine.length(id); });
+          },
+          "sequence"_a, "Cached positions of a sequence.")
+      .def(
+          "truncate",
+          [](SharedEngine& s, SequenceId id, int64_t length) {
+            locked(s, [&](Engine& engine) { engine.truncate(id, length); });
+          },
+          "sequence"_a, "length"_a, "Forgets the positions from `length` on.")
+      .def("forward", &forward, "sequence"_a, "tokens"_a, "all"_a = false,
+           "Appends tokens (int32 [n]); returns f32 logits, [1, vocab] of the last token or\n"
+           "[n, vocab] with all=True.")
+      .def_prop_ro("stats", &stats, "Bytes, threads, kernel tier and load time.");
+}
+
+void bind_machine(nb::module_& m) {
+  m.def("isa_tiers", &isa_tiers, "Every kernel tier: name, available, reason.");
+  m.def("isa_choice", &isa_choice, "The tier in use and why: (name, reason).");
+  m.def("stream_read_bytes_per_s", &stream_read, "threads"_a, "bytes"_a = int64_t{1} << 30,
+        "seconds"_a = 0.5, "The machine's streaming-read ceiling, bytes/s.");
+  m.def("fma_flops", &fma, "threads"_a, "seconds"_a = 0.2,
+        "The machine's f32 multiply-add peak in the chosen tier, FLOP/s.");
+}
+
+void bind_generation(nb::module_& m) {
+  nb::class_<Request>(m, "Request", "What to generate, and how to sample it.")
+      .def(
+          "__init__",
+          [](Request* self, std::vector<int32_t> prompt, int64_t cached, SequenceId sequence,
+             int64_t max_tokens, std::vector<int32_t> stop_tokens, float temperature, int32_t top_k,
+             float top_p, float min_p, float repetition_penalty, uint64_t seed, int32_t logprobs) {
+            new (self) Request{std::move(prompt), cached, sequence, max_tokens,
+                               std::move(stop_tokens),
+                               {temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs}};
+          },
+          nb::kw_only(), "prompt"_a, "cached"_a = 0, "sequence"_a = -1, "max_tokens"_a = 128,
+          "stop_tokens"_a = std::vector<int32_t>(), "temperature"_a = 0.0F, "top_k"_a = 0,
+          "top_p"_a = 1.0F, "min_p"_a = 0.0F, "repetition_penalty"_a = 1.0F, "seed"_a = 0,
+          "logprobs"_a = -1);
+  nb::class_<Token>(m, "Token", "One sampled token.")
+      .def_ro("request", &Token::request)
+      .def_ro("id", &Token::id)
+      .def_ro("logprob", &Token::logprob)
+      .def_ro("top", &Token::top)
+      .def_prop_ro("finish", [](const Token& t) { return finish_name(t.finish); });
+  nb::class_<PyGeneration>(m, "Generation", "Requests generating over one engine.")
+      .def(nb::init<std::shared_ptr<SharedEngine>, std::vector<Request>>(), "engine"_a, "requests"_a)
+      .def("advance", &PyGeneration::advance, "seconds"_a,
+           "Runs steps for about `seconds` (at least one); returns the sampled tokens.")
+      .def("cancel", &PyGeneration::cancel, "request"_a)
+      .def_prop_ro("done", &PyGeneration::done)
+      .def(
+          "timings",
+          [](const PyGeneration& g, int32_t request) { return timings_dict(g.timings(request)); },
+          "request"_a);
+}
+
+}  // namespace
+}  // namespace helm
+
+NB_MODULE(_helm, m) {
+  m.doc() = "HELM's native runtime.";
+  nb::register_exception_translator([](const std::exception_ptr& p, void*) {
+    try {
+      std::rethrow_exception(p);
+    } catch (const helm::Error& error) {
+      helm::raise_helm_error(error);
+    }
+  });
+  helm::bind_engine(m);
+  helm::bind_generation(m);
+  helm::bind_machine(m);
+}

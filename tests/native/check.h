@@ -1,0 +1,58 @@
+// Test tools: guarded memory, seeded inputs, comparison under per-element bounds.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace helm::test {
+
+// Bytes that end right before an unreadable page, so that reading past them faults, with a filled
+// margin in front that `intact` checks.
+class GuardedBytes {
+ public:
+  explicit GuardedBytes(int64_t bytes);
+  ~GuardedBytes();
+  GuardedBytes(const GuardedBytes&) = delete;
+  GuardedBytes& operator=(const GuardedBytes&) = delete;
+  void* data() const { return data_; }
+  bool intact() const;
+
+ private:
+  unsigned char* base_;
+  unsigned char* data_;
+  int64_t mapped_;
+};
+
+template <class T>
+class Guarded {
+ public:
+  explicit Guarded(int64_t n) : bytes_(n * static_cast<int64_t>(sizeof(T))), size_(n) {}
+  explicit Guarded(const std::vector<T>& from) : Guarded(static_cast<int64_t>(from.size())) {
+    for (int64_t i = 0; i < size_; ++i) data()[i] = from[static_cast<size_t>(i)];
+  }
+  T* data() const { return static_cast<T*>(bytes_.data()); }
+  int64_t size() const { return size_; }
+  bool intact() const { return bytes_.intact(); }
+  std::vector<T> copy() const { return std::vector<T>(data(), data() + size_); }
+
+ private:
+  GuardedBytes bytes_;
+  int64_t size_;
+};
+
+enum class Fill { kSigned, kCancelling, kLarge };
+inline constexpr Fill kFills[] = {Fill::kSigned, Fill::kCancelling, Fill::kLarge};
+
+// Signed: +-1. Cancelling: alternating signs of nearly equal size. Large: +-1 times 2^-6..2^6.
+std::vector<float> random_floats(int64_t n, uint32_t seed, Fill fill = Fill::kSigned);
+
+// Empty if |got - want| <= bound for every element (so a NaN fails), else index, values and label.
+std::string compare(const std::vector<float>& got, const std::vector<double>& want,
+                    const std::vector<double>& bound, const std::string& label);
+// Empty if the bytes agree.
+std::string compare_bits(const std::vector<float>& got, const std::vector<float>& want,
+                         const std::string& label);
+
+}  // namespace helm::test

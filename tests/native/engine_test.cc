@@ -1,0 +1,226 @@
+// The engine on a small model: results that do not depend on batch, chunks, pages or threads; the
+// bookkeeping of sequences and pages; refusals that leave nothing half-done.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "helm/generation.h"
+#include "tiny_model.h"
+
+namespace {
+
+using helm::Engine;
+using helm::StepInput;
+using helm::test::tiny_engine;
+using helm::test::tiny_model;
+using helm::test::TinyShape;
+
+std::vector<int32_t> tokens(int64_t count, int32_t seed) {
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < count; ++i) ids.push_back((i * 37 + seed * 11 + i * i) % 61);
+  return ids;
+}
+
+std::vector<float> logits_of(Engine& engine, const std::vector<int32_t>& ids, size_t chunk) {
+  const helm::SequenceId sequence = engine.open(static_cast<int64_t>(ids.size()));
+  std::vector<float> last;
+  for (size_t begin = 0; begin < ids.size(); begin += chunk) {
+    const auto part = std::span(ids).subspan(begin, std::min(chunk, ids.size() - begin));
+    engine.forward(sequence, part, StepInput::Outputs::kLast,
+                   [&](std::span<const float> row) { last.assign(row.begin(), row.end()); });
+  }
+  engine.close(sequence);
+  return last;
+}
+
+helm::Request request(std::vector<int32_t> prompt, int64_t max_tokens) {
+  helm::Request request;
+  request.prompt = std::move(prompt);
+  request.max_tokens = max_tokens;
+  return request;
+}
+
+std::vector<std::vector<int32_t>> generate(Engine& engine, std::vector<helm::Request> requests) {
+  std::vector<std::vector<int32_t>> out(requests.size());
+  helm::Generation generation(engine, std::move(requests));
+  while (!generation.done()) {
+    for (const helm::Token& token : generation.advance(0)) {
+      out[static_cast<size_t>(token.request)].push_back(token.id);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("logits are bit-identical for every chunking, page size and thread count") {
+  const std::vector<int32_t> ids = tokens(150, 1);
+  for (const int64_t window : {0, 21}) {
+    const auto reference_model = tiny_model({.window = window});
+    const std::vector<float> reference = logits_of(*tiny_engine(reference_model), ids, 150);
+    REQUIRE(reference.size() == 61);
+    for (const size_t chunk : {1, 7, 16, 31, 64}) {
+      CHECK(logits_of(*tiny_engine(reference_model), ids, chunk) == reference);
+    }
+    for (const int threads : {1, 3}) {
+      CHECK(logits_of(*tiny_engine(tiny_model({.window = window, .threads = threads})), ids, 150) ==
+            reference);
+    }
+    for (const int64_t page_tokens : {1, 5, 64, 256}) {
+      const auto model = tiny_model({.page_tokens = page_tokens, .pages = 2000, .window = window});
+      const std::vector<float> other = logits_of(*tiny_engine(model), ids, 40);
+      for (size_t i = 0; i < reference.size(); ++i) {
+        // Another grouping of the same softmax sums: a few roundings of values of order one.
+        CHECK(std::abs(other[i] - reference[i]) <= 1e-4F * (1 + std::abs(reference[i])));
+      }
+    }
+  }
+}
+
+TEST_CASE("a batch of sequences gives each what it gets alone") {
+  const auto model = tiny_model();
+  const auto engine = tiny_engine(model);
+  std::vector<helm::Request> requests;
+  std::vector<std::vector<int32_t>> alone;
+  for (int32_t i = 0; i < 9; ++i) {  // more than can be open at once
+    helm::Request one = request(tokens(1 + 13 * i, i), 5 + i);
+    one.sampling.temperature = i % 2 == 0 ? 0.0F : 1.0F;
+    one.sampling.seed = static_cast<uint64_t>(i);
+    alone.push_back(generate(*engine, {one})[0]);
+    requests.push_back(std::move(one));
+  }
+  CHECK(generate(*engine, requests) == alone);
+}
+
+TEST_CASE("greedy generation equals repeated forward passes") {
+  const auto engine = tiny_engine(tiny_model());
+  std::vector<int32_t> ids = tokens(20, 3);
+  const std::vector<int32_t> generated = generate(*engine, {request(ids, 12)})[0];
+  REQUIRE(generated.size() == 12);
+  for (const int32_t token : generated) {
+    const std::vector<float> logits = logits_of(*engine, ids, 32);
+    CHECK(std::max_element(logits.begin(), logits.end()) - logits.begin() == token);
+    ids.push_back(token);
+  }
+}
+
+TEST_CASE("truncating and continuing equals a fresh sequence") {
+  const auto engine = tiny_engine(tiny_model());
+  const std::vector<int32_t> first = tokens(60, 1);
+  std::vector<int32_t> second(first.begin(), first.begin() + 33);
+  for (const int32_t id : tokens(20, 9)) second.push_back(id);
+  const std::vector<float> fresh = logits_of(*engine, second, 32);
+
+  const helm::SequenceId sequence = engine->open(100);
+  engine->forward(sequence, first, StepInput::Outputs::kLast, [](std::span<const float>) {});
+  engine->truncate(sequence, 33);
+  CHECK(engine->length(sequence) == 33);
+  std::vector<float> continued;
+  engine->forward(sequence, std::span(second).subspan(33), StepInput::Outputs::kLast,
+                  [&](std::span<const float> row) { continued.assign(row.begin(), row.end()); });
+  CHECK(continued == fresh);
+}
+
+TEST_CASE("pages come back: far more sequences than fit at once") {
+  const auto model = tiny_model({.pages = 2 * 13});  // one full context
+  const auto engine = tiny_engine(model);
+  const std::vector<float> reference = logits_of(*engine, tokens(190, 1), 32);
+  for (int round = 0; round < 20; ++round) {
+    CHECK(logits_of(*engine, tokens(190, 1), 32) == reference);
+  }
+}
+
+TEST_CASE("limits are refused with the numbers and nothing changes") {
+  const auto engine = tiny_engine(tiny_model({.pages = 2 * 13}));
+  CHECK_THROWS_AS(engine->open(201), helm::Error);
+  CHECK_THROWS_AS(engine->open(0), helm::Error);
+  const helm::SequenceId sequence = engine->open(150);
+  CHECK_THROWS_AS(engine->open(100), helm::Error);  // pages
+  const std::vector<int32_t> bad = {1, 2, 61};
+  const StepInput input{sequence, bad, StepInput::Outputs::kLast};
+  CHECK_THROWS_AS(engine->step({&input, 1}), helm::Error);
+  const StepInput closed{99, bad, StepInput::Outputs::kLast};
+  CHECK_THROWS_AS(engine->step({&closed, 1}), helm::Error);
+  const std::vector<int32_t> good = {1, 2, 3};
+  const StepInput twice[] = {{sequence, good, StepInput::Outputs::kLast},
+                             {sequence, good, StepInput::Outputs::kLast}};
+  CHECK_THROWS_AS(engine->step(twice), helm::Error);
+  CHECK(engine->length(sequence) == 0);
+  const std::vector<int32_t> long_tokens = tokens(151, 1);
+  CHECK_THROWS_AS(engine->forward(sequence, long_tokens, StepInput::Outputs::kNone,
+                                  [](std::span<const float>) {}),
+                  helm::Error);
+  engine->close(sequence);
+  CHECK(engine->can_open(200));
+}
+
+TEST_CASE("a bad request stops the whole generation before anything starts") {
+  const auto engine = tiny_engine(tiny_model());
+  const auto refused = [&](helm::Request bad) {
+    CHECK_THROWS_AS(helm::Generation(*engine, {request(tokens(3, 1), 4), std::move(bad)}),
+                    helm::Error);
+  };
+  refused(request({}, 4));
+  refused(request({1, -1}, 4));
+  refused(request({1, 61}, 4));
+  refused(request({1}, 0));
+  refused(request(tokens(201, 1), 4));
+  helm::Request bad = request({1}, 4);
+  bad.sampling.temperature = std::nanf("");
+  refused(bad);
+  bad = request({1}, 4);
+  bad.sampling.top_p = 0;
+  refused(bad);
+  CHECK(engine->can_open(200));
+}
+
+TEST_CASE("stop tokens, length and context end a request") {
+  const auto engine = tiny_engine(tiny_model());
+  const std::vector<int32_t> full = generate(*engine, {request(tokens(5, 2), 30)})[0];
+  REQUIRE(full.size() == 30);
+  helm::Request stopping = request(tokens(5, 2), 30);
+  stopping.stop_tokens = {full[10]};
+  helm::Generation generation(*engine, {stopping, request(tokens(195, 1), 100)});
+  std::vector<helm::Token> last(2);
+  std::vector<int> counts(2, 0);
+  while (!generation.done()) {
+    for (helm::Token& token : generation.advance(0)) {
+      ++counts[static_cast<size_t>(token.request)];
+      last[static_cast<size_t>(token.request)] = token;
+    }
+  }
+  const auto first_stop = std::find(full.begin(), full.end(), full[10]) - full.begin();
+  CHECK(counts[0] == first_stop + 1);
+  CHECK(last[0].finish == helm::Finish::kStop);
+  CHECK(counts[1] == 6);  // positions 195 to 199, and the token after the last
+  CHECK(last[1].finish == helm::Finish::kLength);
+}
+
+TEST_CASE("cancelling frees the sequence and leaves the others alone") {
+  const auto engine = tiny_engine(tiny_model());
+  const std::vector<int32_t> expected = generate(*engine, {request(tokens(9, 4), 20)})[0];
+  helm::Generation generation(*engine, {request(tokens(50, 1), 100), request(tokens(9, 4), 20)});
+  std::vector<int32_t> kept;
+  for (int step = 0; !generation.done(); ++step) {
+    if (step == 5) generation.cancel(0);
+    for (const helm::Token& token : generation.advance(0)) {
+      if (token.request == 1) kept.push_back(token.id);
+      CHECK((token.request == 1 || step < 5));
+    }
+  }
+  CHECK(kept == expected);
+  for (int i = 0; i < 4; ++i) engine->open(200);
+}
+
+TEST_CASE("a half-precision cache stays close to the f32 one") {
+  const std::vector<int32_t> ids = tokens(100, 6);
+  const std::vector<float> exact = logits_of(*tiny_engine(tiny_model()), ids, 100);
+  for (const char* dtype : {"f16", "bf16"}) {
+    const std::vector<float> rounded = logits_of(*tiny_engine(tiny_model({.kv_dtype = dtype})), ids, 100);
+    CHECK(rounded != exact);
+    for (size_t i = 0; i < exact.size(); ++i) {
+      CHECK(std::abs(rounded[i] - exact[i]) <= 0.05F * (1 + std::abs(exact[i])));
+    }
+  }
+}

@@ -1,0 +1,143 @@
+// C(t, r) = [C] + [bias] + sum_k A(t, k) W(r, k): values, edges, and bits independent of the split.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "oracle.h"
+#include "tiers.h"
+
+namespace helm::test {
+namespace {
+
+struct Problem {
+  int64_t tokens, rows, cols;
+  bool bias = false, accumulate = false;
+  Fill fill = Fill::kSigned;
+};
+
+// Inputs of one problem, each ending at an unreadable page, rows of A and C padded by three.
+struct Data {
+  Data(const Problem& p, DType dtype, uint32_t seed)
+      : a_stride(p.cols + 3),
+        c_stride(p.rows + 3),
+        a(random_floats((p.tokens - 1) * a_stride + p.cols, seed, p.fill)),
+        w(encode(dtype, random_floats(p.rows * p.cols, seed + 1, p.fill))),
+        bias(random_floats(p.rows, seed + 2)),
+        c(random_floats((p.tokens - 1) * c_stride + p.rows, seed + 3)) {}
+  int64_t a_stride, c_stride;
+  Guarded<float> a;
+  Guarded<unsigned char> w;
+  Guarded<float> bias, c;
+};
+
+cpu::MatmulArgs args_of(const Problem& p, const Data& d, const Scratch& scratch) {
+  return {d.a.data(),  d.a_stride,   p.tokens,   d.w.data(),
+          p.rows,      p.cols,       p.bias ? d.bias.data() : nullptr,
+          p.accumulate, d.c.data(),  d.c_stride, scratch.data()};
+}
+
+std::string label_of(const cpu::KernelTable& table, DType dtype, const Problem& p, uint32_t seed) {
+  std::ostringstream s;
+  s << table.name << " matmul dtype " << index_of(dtype) << " tokens " << p.tokens << " rows "
+    << p.rows << " cols " << p.cols << " bias " << p.bias << " accumulate " << p.accumulate
+    << " fill " << static_cast<int>(p.fill) << " seed " << seed;
+  return s.str();
+}
+
+// [tokens, rows] out of C; the padding between rows must be what it was.
+std::vector<float> result_of(const Problem& p, const Data& d, const std::vector<float>& before) {
+  std::vector<float> out;
+  for (int64_t t = 0; t < p.tokens; ++t) {
+    for (int64_t r = 0; r < (t + 1 < p.tokens ? d.c_stride : p.rows); ++r) {
+      const size_t i = static_cast<size_t>(t * d.c_stride + r);
+      if (r < p.rows) {
+        out.push_back(d.c.data()[i]);
+      } else {
+        CHECK(d.c.data()[i] == before[i]);
+      }
+    }
+  }
+  return out;
+}
+
+void check_problem(const Problem& p, uint32_t seed) {
+  for (DType dtype : kAllTypes) {
+    for (const cpu::KernelTable* table : tiers()) {
+      const Data d(p, dtype, seed);
+      const Scratch scratch(*table, p.cols, 1, 1, 64);
+      const std::vector<float> before = d.c.copy();
+      const cpu::MatmulArgs args = args_of(p, d, scratch);
+      const Expected want = oracle_matmul(args, dtype, before);
+      table->matmul[index_of(dtype)](args);
+      const std::string label = label_of(*table, dtype, p, seed);
+      CHECK(compare(result_of(p, d, before), want.value, want.bound, label) == "");
+      CHECK_MESSAGE((d.a.intact() && d.w.intact() && d.c.intact() && scratch.intact()), label);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("matmul: ragged columns") {
+  uint32_t seed = 100;
+  for (int64_t cols : {1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 61, 511, 512, 513, 1027}) {
+    for (int64_t tokens : {1, 3, 11}) check_problem({tokens, 5, cols}, seed++);
+  }
+}
+
+TEST_CASE("matmul: every token count and ragged rows") {
+  uint32_t seed = 200;
+  for (int64_t tokens = 1; tokens <= 20; ++tokens) check_problem({tokens, 13, 37}, seed++);
+  for (int64_t rows : {1, 2, 3, 4, 7, 8, 9, 17, 127, 128, 129, 131}) {
+    for (int64_t tokens : {1, 2, 8, 13}) check_problem({tokens, rows, 19}, seed++);
+  }
+}
+
+TEST_CASE("matmul: bias, accumulation and hard inputs") {
+  uint32_t seed = 300;
+  for (Fill fill : kFills) {
+    for (int64_t tokens : {1, 4, 9}) {
+      for (bool bias : {false, true}) {
+        for (bool accumulate : {false, true}) {
+          check_problem({tokens, 11, 1100, bias, accumulate, fill}, seed++);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("matmul: the bits of C(t, r) do not depend on tokens or on the row split") {
+  for (DType dtype : kAllTypes) {
+    for (const cpu::KernelTable* table : tiers()) {
+      for (int64_t cols : {20, 1024, 1500, 3072}) {
+        const Problem p{23, 67, cols, true, true, Fill::kLarge};
+        const Data d(p, dtype, 400);
+        const Scratch scratch(*table, cols, 1, 1, 64);
+        const std::vector<float> before = d.c.copy();
+        const cpu::MatmulArgs whole = args_of(p, d, scratch);
+        table->matmul[index_of(dtype)](whole);
+        const std::vector<float> want = d.c.copy();
+        for (int64_t tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16}) {
+          std::copy(before.begin(), before.end(), d.c.data());
+          const int64_t row_step = 1 + tokens * 5;
+          for (int64_t t = 0; t < p.tokens; t += tokens) {
+            for (int64_t r = 0; r < p.rows; r += row_step) {
+              cpu::MatmulArgs part = whole;
+              part.a += t * d.a_stride;
+              part.tokens = std::min(tokens, p.tokens - t);
+              part.w = static_cast<const char*>(whole.w) + r * cols * dtype_bytes(dtype);
+              part.rows = std::min(row_step, p.rows - r);
+              part.bias += r;
+              part.c += t * d.c_stride + r;
+              table->matmul[index_of(dtype)](part);
+            }
+          }
+          CHECK(compare_bits(d.c.copy(), want, label_of(*table, dtype, p, 400)) == "");
+        }
+      }
+    }
+  }
+}
+
+}  // namespace helm::test

@@ -1,0 +1,181 @@
+// Naive reference in double precision: one loop per sum, no blocking, no vectors.
+#include "oracle.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace helm::test {
+namespace {
+
+constexpr double kTiny = 1e-36;  // below f32's normal range, errors are absolute
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+size_t at(int64_t i) { return static_cast<size_t>(i); }
+
+// x rounded to `mantissa` fraction bits with exponents from `lowest`, ties to even.
+double round_to(double x, int mantissa, int lowest) {
+  if (x == 0 || !std::isfinite(x)) return x;
+  const int e = std::max(std::ilogb(x), lowest);
+  return std::ldexp(std::nearbyint(std::ldexp(x, mantissa - e)), e - mantissa);
+}
+
+}  // namespace
+
+double decode_f16(uint16_t h) {
+  const double sign = h & 0x8000 ? -1.0 : 1.0;
+  const int exponent = h >> 10 & 31, fraction = h & 1023;
+  if (exponent == 31) return fraction ? std::nan("") : sign * kInf;
+  if (exponent == 0) return sign * std::ldexp(fraction, -24);
+  return sign * std::ldexp(1024 + fraction, exponent - 25);
+}
+
+double decode_bf16(uint16_t h) { return std::bit_cast<float>(static_cast<uint32_t>(h) << 16); }
+
+uint16_t encode_f16(float x) {
+  const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
+  if (std::isnan(x)) return sign | 0x7e00;
+  const double r = std::abs(round_to(x, 10, -14));
+  if (r >= 65536.0) return sign | 0x7c00;
+  if (r < std::ldexp(1, -14)) return static_cast<uint16_t>(sign | std::lround(std::ldexp(r, 24)));
+  const int e = std::ilogb(r);
+  return static_cast<uint16_t>(sign | (e + 15) << 10 | (std::lround(std::ldexp(r, 10 - e)) - 1024));
+}
+
+uint16_t encode_bf16(float x) {
+  if (std::isnan(x)) return 0x7fc0;
+  const double r = round_to(x, 7, -126);
+  const float f = std::abs(r) >= std::ldexp(1.0, 128) ? std::copysign(INFINITY, x)
+                                                      : static_cast<float>(r);
+  return static_cast<uint16_t>(std::bit_cast<uint32_t>(f) >> 16);
+}
+
+double decode(DType dtype, const void* data, int64_t i) {
+  const char* p = static_cast<const char*>(data) + i * dtype_bytes(dtype);
+  if (dtype == DType::kF32) {
+    float f;
+    std::memcpy(&f, p, 4);
+    return f;
+  }
+  uint16_t h;
+  std::memcpy(&h, p, 2);
+  return dtype == DType::kF16 ? decode_f16(h) : decode_bf16(h);
+}
+
+std::vector<unsigned char> encode(DType dtype, const std::vector<float>& values) {
+  const size_t size = at(dtype_bytes(dtype));
+  std::vector<unsigned char> out(values.size() * size);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint16_t half = dtype == DType::kF16 ? encode_f16(values[i]) : encode_bf16(values[i]);
+    if (size == 4) {
+      std::memcpy(&out[i * size], &values[i], size);
+    } else {
+      std::memcpy(&out[i * size], &half, size);
+    }
+  }
+  return out;
+}
+
+Expected oracle_matmul(const cpu::MatmulArgs& m, DType dtype, const std::vector<float>& c_before) {
+  Expected e;
+  for (int64_t t = 0; t < m.tokens; ++t) {
+    for (int64_t r = 0; r < m.rows; ++r) {
+      double sum = 0, size = 0;
+      const auto take = [&](double v) { sum += v, size += std::abs(v); };
+      if (m.accumulate) take(c_before[at(t * m.c_stride + r)]);
+      if (m.bias) take(m.bias[r]);
+      for (int64_t k = 0; k < m.cols; ++k) {
+        take(m.a[t * m.a_stride + k] * decode(dtype, m.w, r * m.cols + k));
+      }
+      e.value.push_back(sum);
+      e.bound.push_back(static_cast<double>(m.cols + 3) * kEps * size + kTiny);
+    }
+  }
+  return e;
+}
+
+// A score's error d moves its weight by a factor e^d, the maximum and the log of the sum by d.
+ExpectedAttention oracle_attention(const cpu::AttentionArgs& a, DType dtype) {
+  ExpectedAttention e;
+  const auto none = [](Expected& x, double v) { x.value.push_back(v), x.bound.push_back(0); };
+  for (int64_t row = 0; row < a.queries * a.group; ++row) {
+    const int64_t i = row / a.group, g = row % a.group;
+    std::vector<double> score, weight;
+    std::vector<int64_t> key;
+    double slack = 0, max = -kInf, sum = 0;
+    for (int64_t j = 0; j < a.span.count; ++j) {
+      const int64_t distance = a.first_query + i - (a.first_key + j);
+      if (distance < 0 || (a.window > 0 && distance >= a.window)) continue;
+      double dot = 0, size = 0;
+      for (int64_t d = 0; d < a.head_dim; ++d) {
+        const double v = a.scale * static_cast<double>(a.q[i * a.q_stride + g * a.head_dim + d]) *
+                         decode(dtype, a.span.k, j * a.head_dim + d);
+        dot += v, size += std::abs(v);
+      }
+      slack = std::max(slack, static_cast<double>(a.head_dim + 3) * kEps * size);
+      key.push_back(j), score.push_back(dot);
+      max = std::max(max, dot);
+    }
+    for (double s : score) weight.push_back(std::exp(s - max)), sum += weight.back();
+    if (key.empty()) {
+      none(e.m, -kInf), none(e.log_sum, -kInf);
+      for (int64_t d = 0; d < a.head_dim; ++d) none(e.out, 0);
+      continue;
+    }
+    const double step = static_cast<double>(key.size() + 24) * kEps + 2 * kEps * std::abs(max);
+    e.m.value.push_back(max), e.m.bound.push_back(slack + kTiny);
+    e.log_sum.value.push_back(max + std::log(sum)), e.log_sum.bound.push_back(slack + step);
+    for (int64_t d = 0; d < a.head_dim; ++d) {
+      double out = 0, size = 0;
+      for (size_t n = 0; n < key.size(); ++n) {
+        const double v = weight[n] / sum * decode(dtype, a.span.v, key[n] * a.head_dim + d);
+        out += v, size += std::abs(v);
+      }
+      e.out.value.push_back(out);
+      e.out.bound.push_back((2 * slack + 2 * step) * size + kTiny);
+    }
+  }
+  return e;
+}
+
+Expected oracle_norm(const cpu::NormArgs& m, bool rms) {
+  Expected e;
+  const double n = static_cast<double>(m.n);
+  for (int64_t t = 0; t < m.tokens; ++t) {
+    for (int64_t g = 0; g < m.groups; ++g) {
+      const float* x = m.x + t * m.x_stride + g * m.n;
+      double mean = 0, size = 0, square = 0;
+      for (int64_t i = 0; i < m.n && !rms; ++i) mean += x[i] / n, size += std::abs(x[i]) / n;
+      for (int64_t i = 0; i < m.n; ++i) square += (x[i] - mean) * (x[i] - mean) / n;
+      const double scale = 1 / std::sqrt(square + m.eps);
+      for (int64_t i = 0; i < m.n; ++i) {
+        const double unit = (x[i] - mean) * scale;
+        const double bias = m.bias && !rms ? m.bias[i] : 0;
+        e.value.push_back(unit * m.weight[i] + bias);
+        // The mean's own error shifts every element and (second order in it) the variance.
+        const double shift = (n + 2) * kEps * size * scale;
+        const double relative = (n + 8) * kEps + shift * shift;
+        e.bound.push_back(std::abs(m.weight[i]) * (relative * std::abs(unit) + shift) +
+                          kEps * (std::abs(bias) + std::abs(unit * m.weight[i])) + kTiny);
+      }
+    }
+  }
+  return e;
+}
+
+double oracle_activation(cpu::Activation kind, double x) {
+  switch (kind) {
+    case cpu::Activation::kSilu:
+      return x / (1 + std::exp(-x));
+    case cpu::Activation::kGelu:
+      return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
+    case cpu::Activation::kGeluTanh:
+      return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    case cpu::Activation::kRelu:
+      return x > 0 ? x : 0;
+  }
+  return std::nan("");
+}
+
+}  // namespace helm::test

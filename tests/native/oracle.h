@@ -1,0 +1,37 @@
+// Naive reference in double precision. Shares nothing with the kernels but the argument types.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cpu/kernels/kernels.h"
+
+namespace helm::test {
+
+inline constexpr double kEps = 1.1920928955078125e-7;  // 2^-23
+
+double decode_f16(uint16_t h);
+double decode_bf16(uint16_t h);
+uint16_t encode_f16(float x);   // nearest even, by arithmetic on doubles
+uint16_t encode_bf16(float x);  // nearest even, by arithmetic on doubles
+double decode(DType dtype, const void* data, int64_t i);
+
+// `values` rounded to dtype, as bytes.
+std::vector<unsigned char> encode(DType dtype, const std::vector<float>& values);
+
+struct Expected {
+  std::vector<double> value;
+  std::vector<double> bound;  // allowed |error| of an f32 computation in any order
+};
+
+Expected oracle_matmul(const cpu::MatmulArgs& args, DType dtype, const std::vector<float>& c_before);
+
+struct ExpectedAttention {
+  Expected m, log_sum, out;  // maximum, m + log s, o / s;  -inf, -inf and 0 for masked rows
+};
+ExpectedAttention oracle_attention(const cpu::AttentionArgs& args, DType dtype);
+
+Expected oracle_norm(const cpu::NormArgs& args, bool rms);
+double oracle_activation(cpu::Activation kind, double x);
+
+}  // namespace helm::test

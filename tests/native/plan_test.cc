@@ -1,0 +1,91 @@
+// Plans as hostile input: every damaged field is refused with its path.
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "tiny_model.h"
+
+namespace {
+
+using nlohmann::json;
+
+std::string message_of(const json& plan) {
+  try {
+    helm::Plan::from_json(plan.dump());
+  } catch (const helm::Error& error) {
+    CHECK(error.kind() == helm::ErrorKind::kInvalid);
+    return error.what();
+  }
+  return "";
+}
+
+void expect(const json& plan, const std::string& part) {
+  const std::string message = message_of(plan);
+  CHECK_MESSAGE(message.find(part) != std::string::npos, "wanted " << part << " in: " << message);
+}
+
+}  // namespace
+
+TEST_CASE("a sound plan is accepted") {
+  const helm::Plan plan = helm::Plan::from_json(helm::test::tiny_model().plan.dump());
+  CHECK(plan.units.size() == 4);
+  CHECK(plan.vocab_size == 61);
+}
+
+TEST_CASE("damaged fields are named") {
+  const json good = helm::test::tiny_model().plan;
+  const auto damaged = [&](const char* pointer, const json& value) {
+    json plan = good;
+    plan[json::json_pointer(pointer)] = value;
+    return plan;
+  };
+  expect(damaged("/format", "other"), "format");
+  expect(damaged("/version", 2), "version");
+  expect(damaged("/surprise", 1), "surprise");
+  expect(damaged("/limits/context", 0), "limits.context");
+  expect(damaged("/limits/step_tokens", 1e300), "limits.step_tokens");
+  expect(damaged("/limits/sequences", 100), "limits.sequences");
+  expect(damaged("/kv/page_tokens", -1), "kv.page_tokens");
+  expect(damaged("/kv/pages", uint64_t{1} << 63), "kv.pages");
+  expect(damaged("/kv/dtype", "f64"), "f64");
+  expect(damaged("/rope/0/inv_freq/1", "x"), "rope[0].inv_freq[1]");
+  expect(damaged("/tensors/0/shape", {1, 2, 3}), "tensors[0].shape");
+  expect(damaged("/tensors/0/shape", {1, 2}), "embed");
+  expect(damaged("/tensors/1/name", "embed"), "listed twice");
+  expect(damaged("/tensors/0/source", {{"file", "../x"}, {"offset", 0}, {"dtype", "f32"}}),
+         "leaves the model directory");
+  expect(damaged("/tensors/0/source", {{"file", "x"}, {"offset", -1}, {"dtype", "f32"}}), "offset");
+  expect(damaged("/values/0/width", 0), "values[0].width");
+  expect(damaged("/values/0/rows", "all"), "values[0].rows");
+  expect(damaged("/units/0/device", "cuda:0"), "cuda:0");
+  expect(damaged("/units/1/ops/0/op", "magic"), "units[1].ops[0].op");
+  expect(damaged("/units/1/ops/0/eps", -1), "units[1].ops[0].eps");
+  expect(damaged("/units/1/ops/0/groups", 2), "outside value");
+  expect(damaged("/units/1/ops/1/out", "nowhere"), "units[1].ops[1].out");
+  expect(damaged("/units/1/ops/1/out", "attn"), "units[1].ops[1]");
+  expect(damaged("/units/1/ops/2/rotary", 4), "rotary");
+  expect(damaged("/units/1/ops/3/heads", 3), "heads");
+  expect(damaged("/units/1/ops/3/layer", 2), "layer");
+  expect(damaged("/units/1/ops/3/scale", nullptr), "scale");
+  expect(damaged("/logits", "x"), "logits");
+}
+
+TEST_CASE("every removed key is refused") {
+  const json good = helm::test::tiny_model().plan;
+  const json flat = good.flatten();
+  for (const auto& item : flat.items()) {
+    json plan = good;
+    const json::json_pointer pointer(item.key());
+    json& parent = plan[pointer.parent_pointer()];
+    if (!parent.is_object() || pointer.back() == "memory") continue;  // for people, not for us
+    parent.erase(pointer.back());
+    CHECK_MESSAGE(!message_of(plan).empty(), "accepted without " << item.key());
+  }
+}
+
+TEST_CASE("text that is not JSON is refused") {
+  for (const char* text : {"", "{", "[1, 2", "\xff\xfe", "null", "[]", "{\"format\": \"helm-plan\"}"}) {
+    CHECK_THROWS_AS(helm::Plan::from_json(text), helm::Error);
+  }
+  CHECK_THROWS_AS(helm::Plan::from_json(std::string(1000000, '[')), helm::Error);
+}

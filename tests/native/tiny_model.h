@@ -1,0 +1,165 @@
+// A small random decoder as a plan with tensors in memory, for tests of the runtime.
+#pragma once
+
+#include <cmath>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "helm/engine.h"
+
+namespace helm::test {
+
+struct TinyModel {
+  nlohmann::json plan;
+  std::map<std::string, std::shared_ptr<std::vector<float>>> data;
+
+  EngineOptions options() const {
+    EngineOptions options;
+    for (const nlohmann::json& tensor : plan["tensors"]) {
+      const std::string name = tensor["name"];
+      TensorView view;
+      view.data = data.at(name)->data();
+      view.owner = data.at(name);
+      view.shape = tensor["shape"].get<std::vector<int64_t>>();
+      options.tensors.emplace(name, view);
+    }
+    return options;
+  }
+};
+
+struct TinyShape {
+  int64_t vocab = 61;
+  int64_t hidden = 24;
+  int64_t inter = 40;
+  int64_t layers = 2;
+  int64_t heads = 4;
+  int64_t kv_heads = 2;
+  int64_t head_dim = 10;
+  int64_t page_tokens = 16;
+  int64_t context = 200;
+  int64_t sequences = 4;
+  int64_t step_tokens = 32;
+  int64_t pages = 400;
+  int64_t window = 0;
+  std::string kv_dtype = "f32";
+  int threads = 2;
+};
+
+class TinyModelBuilder {
+ public:
+  explicit TinyModelBuilder(const TinyShape& shape) : s_(shape), random_(17) {}
+
+  TinyModel build() {
+    auto& plan = model_.plan;
+    plan = {{"format", "helm-plan"}, {"version", 1}, {"threads", s_.threads}, {"logits", "logits"}};
+    plan["model"] = {{"architecture", "Tiny"}, {"fingerprint", "0"}, {"vocab_size", s_.vocab}};
+    plan["limits"] = {{"context", s_.context}, {"step_tokens", s_.step_tokens},
+                      {"step_outputs", std::min<int64_t>(s_.step_tokens, 8)}, {"sequences", s_.sequences}};
+    plan["kv"] = {{"dtype", s_.kv_dtype}, {"page_tokens", s_.page_tokens}, {"layers", s_.layers},
+                  {"kv_heads", s_.kv_heads}, {"head_dim", s_.head_dim}, {"pages", s_.pages}};
+    std::vector<float> inv_freq;
+    for (int64_t i = 0; i < s_.head_dim / 2; ++i) {
+      inv_freq.push_back(std::pow(100.0F, -2.0F * static_cast<float>(i) / static_cast<float>(s_.head_dim)));
+    }
+    plan["rope"] = {{{"inv_freq", inv_freq}, {"attention_factor", 1.0}}};
+    plan["memory"] = nlohmann::json::object();
+    plan["tensors"] = nlohmann::json::array();
+    value("x", s_.hidden);
+    value("h", s_.hidden);
+    value("qkv", (s_.heads + 2 * s_.kv_heads) * s_.head_dim);
+    value("attn", s_.heads * s_.head_dim);
+    value("gate_up", 2 * s_.inter);
+    value("act", s_.inter);
+    value("x_out", s_.hidden, "outputs");
+    value("h_out", s_.hidden, "outputs");
+    value("logits", s_.vocab, "outputs");
+    matrix("embed", s_.vocab, s_.hidden, 1.0F);
+    unit("embedding", {{{"op", "embedding"}, {"table", "embed"}, {"out", "x"}}});
+    for (int64_t layer = 0; layer < s_.layers; ++layer) block(layer);
+    vector("norm", s_.hidden);
+    unit("head", {{{"op", "select"}, {"in", "x"}, {"out", "x_out"}},
+                  norm("x_out", "h_out", "norm"),
+                  linear("h_out", "logits", {"embed"}, false)});
+    return std::move(model_);
+  }
+
+ private:
+  void value(const char* name, int64_t width, const char* rows = "tokens") {
+    model_.plan["values"].push_back({{"name", name}, {"width", width}, {"rows", rows}});
+  }
+  void tensor(const std::string& name, std::vector<int64_t> shape, float mean, float scale) {
+    std::normal_distribution<float> normal(mean, scale);
+    int64_t count = 1;
+    for (const int64_t extent : shape) count *= extent;
+    auto data = std::make_shared<std::vector<float>>();
+    for (int64_t i = 0; i < count; ++i) data->push_back(normal(random_));
+    model_.data[name] = std::move(data);
+    model_.plan["tensors"].push_back(
+        {{"name", name}, {"shape", shape}, {"dtype", "f32"}, {"source", nullptr}});
+  }
+  std::string matrix(const std::string& name, int64_t rows, int64_t cols, float scale) {
+    tensor(name, {rows, cols}, 0, scale);
+    return name;
+  }
+  std::string vector(const std::string& name, int64_t size) {
+    tensor(name, {size}, 1, 0.2F);
+    return name;
+  }
+  static nlohmann::json norm(const char* in, const char* out, const std::string& weight) {
+    const int64_t size = 24;
+    return {{"op", "norm"}, {"kind", "rms"}, {"in", in}, {"in_offset", 0}, {"out", out},
+            {"out_offset", 0}, {"groups", 1}, {"size", size}, {"weight", weight},
+            {"bias", nullptr}, {"eps", 1e-5}};
+  }
+  static nlohmann::json linear(const char* in, const char* out,
+                               const std::vector<std::string>& weights, bool accumulate) {
+    nlohmann::json parts;
+    for (const std::string& weight : weights) parts.push_back({{"weight", weight}, {"bias", nullptr}});
+    return {{"op", "linear"}, {"in", in}, {"out", out}, {"parts", parts}, {"accumulate", accumulate}};
+  }
+  void unit(const std::string& name, const nlohmann::json& ops) {
+    model_.plan["units"].push_back({{"name", name}, {"device", "cpu"}, {"ops", ops}});
+  }
+  void block(int64_t layer) {
+    const std::string p = "block." + std::to_string(layer) + ".";
+    const int64_t q = s_.heads * s_.head_dim;
+    const int64_t kv = s_.kv_heads * s_.head_dim;
+    const float scale = 0.3F;
+    const std::vector<std::string> qkv = {matrix(p + "q", q, s_.hidden, scale),
+                                          matrix(p + "k", kv, s_.hidden, scale),
+                                          matrix(p + "v", kv, s_.hidden, scale)};
+    const std::string o = matrix(p + "o", s_.hidden, q, scale);
+    const std::vector<std::string> gate_up = {matrix(p + "gate", s_.inter, s_.hidden, scale),
+                                              matrix(p + "up", s_.inter, s_.hidden, scale)};
+    const std::string down = matrix(p + "down", s_.hidden, s_.inter, scale);
+    unit(p, {norm("x", "h", vector(p + "norm1", s_.hidden)),
+             linear("h", "qkv", qkv, false),
+             {{"op", "rope"}, {"value", "qkv"}, {"offset", 0}, {"heads", s_.heads + s_.kv_heads},
+              {"head_dim", s_.head_dim}, {"rotary", s_.head_dim}, {"table", 0}},
+             {{"op", "attention"}, {"in", "qkv"}, {"q_offset", 0}, {"k_offset", q},
+              {"v_offset", q + kv}, {"out", "attn"}, {"layer", layer}, {"heads", s_.heads},
+              {"kv_heads", s_.kv_heads}, {"head_dim", s_.head_dim}, {"scale", 0.3},
+              {"window", s_.window}},
+             linear("attn", "x", {o}, true),
+             norm("x", "h", vector(p + "norm2", s_.hidden)),
+             linear("h", "gate_up", gate_up, false),
+             {{"op", "activation"}, {"kind", "silu"}, {"gated", true}, {"in", "gate_up"},
+              {"out", "act"}, {"size", s_.inter}},
+             linear("act", "x", {down}, true)});
+  }
+
+  TinyShape s_;
+  std::mt19937 random_;
+  TinyModel model_;
+};
+
+inline TinyModel tiny_model(const TinyShape& shape = {}) { return TinyModelBuilder(shape).build(); }
+
+inline std::unique_ptr<Engine> tiny_engine(const TinyModel& model) {
+  return std::make_unique<Engine>(Plan::from_json(model.plan.dump()), model.options());
+}
+
+}  // namespace helm::test
