@@ -7,10 +7,9 @@ from typing import Any, NoReturn
 
 import huggingface_hub
 import pytest
-from huggingface_hub import errors
-
 from helm import hub
 from helm.errors import CheckpointError, InvalidError
+from huggingface_hub import errors
 
 
 class Response:
@@ -97,7 +96,7 @@ def test_a_repository_without_safetensors_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
-    with pytest.raises(CheckpointError, match="no .safetensors weights"):
+    with pytest.raises(CheckpointError, match=r"no \.safetensors weights"):
         hub.resolve_model("org/pickled")
 
 

@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-
 from helm.errors import InvalidError
 from helm.sampling import SamplingParams, sampling_params
 
@@ -65,7 +64,7 @@ def test_unknown_names_are_refused_with_a_hint() -> None:
 def test_keywords_win_over_the_object() -> None:
     base = SamplingParams(temperature=0.5, top_k=3)
     assert sampling_params(base, {"top_k": 7}) == SamplingParams(temperature=0.5, top_k=7)
-    with pytest.raises(InvalidError, match="expected helm.SamplingParams, got dict"):
+    with pytest.raises(InvalidError, match=r"expected helm\.SamplingParams, got dict"):
         sampling_params({"top_k": 3}, {})  # type: ignore[arg-type]
 
 

@@ -7,14 +7,24 @@ import random
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from tokenizers import Tokenizer as Backend
-
 from helm.errors import TokenizerError
 from helm.tokenizer import Tokenizer
+from tokenizers import (
+    AddedToken,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from tokenizers import Tokenizer as Backend
 
 WORDS = ["a", " ", "you", "你好", "😀", "é", "\n", "�", "  x", "the quick", ".", "<0x41>"]
-CORPUS = ["Once upon a time there was a fox. 你好 émoji 😀 naïve façade", "   indented\n\ttext"] * 20
+CORPUS = [
+    "Once upon a time there was a fox. 你好 émoji 😀 naïve façade",
+    "   indented\n\ttext",
+] * 20
 
 
 def byte_level() -> Backend:
@@ -241,7 +251,7 @@ def test_named_templates_and_files(tmp_path: Path) -> None:
     tokenizer = with_template(tmp_path, entries)
     assert tokenizer.render_chat(MESSAGES) == "D"
     assert tokenizer.render_chat(MESSAGES, tools=[{}]) == "T"
-    with pytest.raises(TokenizerError, match="no chat template named 'rag'.*default, tool_use"):
+    with pytest.raises(TokenizerError, match=r"no chat template named 'rag'.*default, tool_use"):
         tokenizer.render_chat(MESSAGES, template="rag")
     (tmp_path / "chat_template.jinja").write_text("F")
     assert Tokenizer.from_directory(tmp_path).render_chat(MESSAGES) == "F"

@@ -20,9 +20,9 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 def resolve_model(model: str | os.PathLike[str] | None, revision: str | None = None) -> Path:
     """The local folder of `model`.
 
-    None or "bundled" is the bundled model; a folder is taken as it is; anything else must be a Hugging Face id,
-    which is downloaded into the hub's cache (progress on stderr; HF_HUB_OFFLINE, HF_HOME and
-    HF_TOKEN are honoured). CheckpointError says what is missing and what to do.
+    None or "bundled" is the bundled model; a folder is taken as it is; anything else must be a
+    Hugging Face id, which is downloaded into the hub's cache (progress on stderr; HF_HUB_OFFLINE,
+    HF_HOME and HF_TOKEN are honoured). CheckpointError says what is missing and what to do.
     """
     if model is None or (model == BUNDLED and not Path(BUNDLED).is_dir()):
         return bundled_model()

@@ -79,9 +79,10 @@ class SamplingParams:
         rule = f"an integer of at least {low}"
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise _bad(name, rule, value)
+        value = int(value)
         if not low <= value <= high:
             raise _bad(name, rule if value < low else f"an integer of at most {high}", value)
-        self._set(name, int(value))
+        self._set(name, value)
 
     def _real(self, name: str, low: float, high: float, open_low: bool = False) -> None:
         value = getattr(self, name)
@@ -167,6 +168,8 @@ def _stop_tokens(value: Any) -> tuple[int, ...]:
         raise _bad("stop_token_ids", rule, value)
     ids = tuple(value)
     for i in ids:
-        if isinstance(i, bool) or not isinstance(i, numbers.Integral) or not 0 <= i <= INT32_MAX:
+        if isinstance(i, bool) or not isinstance(i, numbers.Integral):
+            raise _bad("stop_token_ids", rule, value)
+        if not 0 <= int(i) <= INT32_MAX:
             raise _bad("stop_token_ids", rule, value)
     return tuple(int(i) for i in ids)

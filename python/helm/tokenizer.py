@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -41,7 +42,9 @@ class Tokenizer:
         self._anchor: list[int] | None = None
 
     @classmethod
-    def from_directory(cls, directory: str | Path, vocab_size: int | None = None) -> Tokenizer:
+    def from_directory(
+        cls, directory: str | os.PathLike[str], vocab_size: int | None = None
+    ) -> Tokenizer:
         """Read tokenizer.json and its companions.
 
         `vocab_size`: rows of the model's embedding; a tokenizer with ordinary tokens beyond it
@@ -293,7 +296,9 @@ def chat_environment() -> jinja2.Environment:
     class GenerationBlock(Extension):
         """`{% generation %}`: marks assistant text for training, renders its body."""
 
-        tags = {"generation"}
+        def __init__(self, environment: jinja2.Environment) -> None:
+            self.tags = {"generation"}
+            super().__init__(environment)
 
         def parse(self, parser: Any) -> Any:
             next(parser.stream)
