@@ -1,0 +1,43 @@
+"""The exceptions of HELM. Knows nothing of what raises them.
+
+Every message says the operation, what was observed, what was expected and the remedy. Each class
+also derives from the built-in exception that a caller who does not know HELM would catch.
+"""
+
+from __future__ import annotations
+
+
+class HelmError(Exception):
+    """Base of every error that HELM raises on purpose."""
+
+
+class InvalidError(HelmError, ValueError):
+    """An argument or a file is malformed."""
+
+
+class OutOfMemoryError(HelmError, MemoryError):
+    """A memory budget, or the machine, does not hold what was asked."""
+
+
+class CapacityError(HelmError):
+    """A sequence or batch exceeds a limit of the plan: context, pages, sequences."""
+
+
+class CheckpointError(HelmError, OSError):
+    """A model file is missing, unreadable or damaged."""
+
+
+class ConfigError(InvalidError):
+    """config.json or generation_config.json is malformed."""
+
+
+class UnsupportedModelError(InvalidError):
+    """The model needs something that HELM does not implement."""
+
+
+class TokenizerError(InvalidError):
+    """Tokenizer files or a chat template are malformed, or text cannot be converted."""
+
+
+class PlanError(InvalidError):
+    """A plan is malformed, of an unknown version or inconsistent."""

@@ -1,0 +1,176 @@
+"""What this machine offers: memory, cores, huge pages, driver. Knows nothing of models or plans.
+
+Every function takes the root under which /proc and /sys lie, so that other machines can be faked.
+What a kernel does not report counts as no limit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from helm.errors import HelmError
+
+ROOT = Path("/")
+_UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a number near 2^63
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The NVIDIA driver: its version, or the reason why there is none."""
+
+    found: bool
+    version: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """memory_bytes: free for this process. threads: default number of workers."""
+
+    memory_bytes: int
+    physical_cores: int
+    logical_cpus: int
+    cpu_quota: float | None
+    huge_pages: str
+    nvidia: Driver
+    threads: int
+
+
+def read_machine(root: Path = ROOT) -> Machine:
+    """All of the below at once. Raises HelmError if the memory cannot be read."""
+    affinity = cpu_affinity()
+    return Machine(
+        memory_bytes=memory_available(root),
+        physical_cores=physical_cores(affinity, root),
+        logical_cpus=len(affinity),
+        cpu_quota=cpu_quota(root),
+        huge_pages=huge_pages(root),
+        nvidia=nvidia_driver(root),
+        threads=default_threads(affinity, root),
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"-?\d{1,20}", text) else None
+
+
+def memory_available(root: Path = ROOT) -> int:
+    """Bytes this process can still take: the kernel's MemAvailable, or what is left of the
+    tightest cgroup limit if that is less. Page cache that the kernel can drop counts as free."""
+    found = re.search(r"^MemAvailable:\s+(\d{1,18}) kB$", _text(root / "proc/meminfo"), re.M)
+    if found is None:
+        raise HelmError(
+            f"[machine] {root / 'proc/meminfo'} has no MemAvailable line; expected Linux 3.14 or "
+            "later; state the memory to use instead"
+        )
+    left = [int(found[1]) * 1024]
+    for folder in _cgroup_folders("memory", root):
+        left.extend(_memory_left(folder))
+    return max(0, min(left))
+
+
+def _memory_left(folder: Path) -> list[int]:
+    """Limit minus use of one cgroup; empty if it has no limit."""
+    for limit_file, usage_file, cache in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        limit, usage = _number(_text(folder / limit_file)), _number(_text(folder / usage_file))
+        if limit is None or usage is None or limit >= _UNLIMITED:
+            continue
+        found = re.search(rf"^{cache} (\d{{1,18}})$", _text(folder / "memory.stat"), re.M)
+        droppable = int(found[1]) if found else 0
+        return [limit - max(0, usage - droppable)]
+    return []
+
+
+def _cgroup_folders(controller: str, root: Path) -> list[Path]:
+    """This process's cgroup and its ancestors, in the v2 and the v1 hierarchy of `controller`."""
+    folders: list[Path] = []
+    mount = root / "sys/fs/cgroup"
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        fields = line.split(":", 2)
+        if len(fields) != 3 or ".." in fields[2].split("/"):
+            continue
+        if fields[1] == "":
+            top = mount / "unified" if (mount / "unified").is_dir() else mount
+        elif controller in fields[1].split(","):
+            top = mount / controller
+        else:
+            continue
+        folder = top / fields[2].strip("/")
+        folders += [folder, *(p for p in folder.parents if p == top or top in p.parents)]
+    return folders or [mount, mount / controller]
+
+
+def cpu_affinity() -> set[int]:
+    """The logical CPUs this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
+def cpu_quota(root: Path = ROOT) -> float | None:
+    """CPUs' worth of time that the tightest cgroup grants; None without a limit."""
+    quotas = []
+    for folder in _cgroup_folders("cpu", root):
+        fields = _text(folder / "cpu.max").split()
+        if len(fields) != 2:
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            fields = [_text(folder / name) for name in names]
+        quota, period = _number(fields[0]), _number(fields[1])
+        if quota is not None and period is not None and quota > 0 and period > 0:
+            quotas.append(quota / period)
+    return min(quotas) if quotas else None
+
+
+def physical_cores(affinity: Collection[int], root: Path = ROOT) -> int:
+    """Physical cores with at least one logical CPU in `affinity`, at least 1."""
+    cores: set[tuple[str, str] | int] = set()
+    for cpu in affinity:
+        folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        core = (_text(folder / "physical_package_id"), _text(folder / "core_id"))
+        cores.add(core if all(core) else cpu)
+    return max(1, len(cores))
+
+
+def default_threads(affinity: Collection[int], root: Path = ROOT) -> int:
+    """One thread per physical core in `affinity`, within the whole CPUs of the quota."""
+    cores, quota = physical_cores(affinity, root), cpu_quota(root)
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def huge_pages(root: Path = ROOT) -> str:
+    """Transparent huge pages: "always", "madvise", "never", or "absent"."""
+    text = _text(root / "sys/kernel/mm/transparent_hugepage/enabled")
+    found = re.search(r"\[(\w+)\]", text)
+    return found[1] if found else "absent"
+
+
+def nvidia_driver(
+    root: Path = ROOT, load: Callable[[str], object] = ctypes.CDLL, library: str = "libcuda.so.1"
+) -> Driver:
+    """Whether a kernel driver and a user-mode driver of NVIDIA's are present; `load` opens the
+    library, raising OSError if it cannot."""
+    text = _text(root / "proc/driver/nvidia/version")
+    if not text:
+        return Driver(False, reason=f"no kernel driver: {root / 'proc/driver/nvidia'} is absent")
+    found = re.search(r"Kernel Module\D*(\d+(?:\.\d+)+)", text)
+    version = found[1] if found else "unknown"
+    try:
+        load(library)
+    except OSError as reason:
+        return Driver(False, version, f"{library} cannot be loaded: {reason}")
+    return Driver(True, version)

@@ -1,0 +1,14 @@
+"""Mistral. Knows nothing of machines or placement."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from helm.config import ModelConfig
+from helm.graph import Graph
+from helm.models.decoder import build_decoder
+
+
+def build(config: ModelConfig, names: Collection[str] | None) -> Graph:
+    """The shared decoder without biases; the sliding window arrives in config.windows."""
+    return build_decoder(config, names)

@@ -1,0 +1,151 @@
+"""Small random models of every family with awkward shapes, written once per session.
+
+The weights are scaled so that logits spread and no norm weight or bias is trivially one or zero.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+torch.set_num_threads(1)
+PROMPT = [3, 17, 99, 130, 0, 42, 42, 7, 64, 127, 5, 88, 21]  # longer than every window below
+_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model: `family` names transformers' classes, `changes` go into its config."""
+
+    name: str
+    family: str
+    changes: dict[str, Any] = field(default_factory=dict, hash=False)
+    sharded: bool = False
+
+
+_ROTARY: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+_OPT: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "ffn_dim": 72,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "word_embed_proj_dim": 48,
+    "bos_token_id": 2,
+    "eos_token_id": 2,
+    "pad_token_id": 1,
+}
+
+
+def _rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10000.0, **parameters}}
+
+
+_LLAMA3 = _rope(
+    "llama3",
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=16,
+)
+_QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+CASES = {
+    case.name: case
+    for case in (
+        Case("llama", "Llama"),
+        Case("llama_one_kv_head", "Llama", {"num_key_value_heads": 1, "head_dim": 10}),
+        Case("llama_tied_sharded", "Llama", {"tie_word_embeddings": True}, sharded=True),
+        Case("llama_biases", "Llama", {"attention_bias": True, "mlp_bias": True}),
+        Case("llama_plain_heads", "Llama", {"head_dim": 12, "num_key_value_heads": 4}),
+        Case("llama_gelu", "Llama", {"hidden_act": "gelu"}),
+        Case("llama_gelu_tanh", "Llama", {"hidden_act": "gelu_pytorch_tanh"}),
+        Case("llama_linear", "Llama", _rope("linear", factor=4.0)),
+        Case("llama_dynamic", "Llama", _rope("dynamic", factor=2.0)),
+        Case("llama3", "Llama", _LLAMA3),
+        Case(
+            "llama_yarn",
+            "Llama",
+            _rope("yarn", factor=4.0, original_max_position_embeddings=16),
+        ),
+        Case("mistral", "Mistral", {"sliding_window": None}),
+        Case("mistral_window", "Mistral", {"sliding_window": 4}, sharded=True),
+        Case("qwen2", "Qwen2", {"head_dim": 12, "tie_word_embeddings": True}),
+        Case("qwen2_window", "Qwen2", {"num_hidden_layers": 3, **_QWEN_WINDOW}),
+        Case("qwen3", "Qwen3", {"tie_word_embeddings": True}),
+        Case("qwen3_untied_sharded", "Qwen3", {"attention_bias": True}, sharded=True),
+        Case("qwen3_window", "Qwen3", _QWEN_WINDOW),
+        Case("opt", "OPT"),
+        Case("opt_350m", "OPT", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}),
+        Case("opt_bare", "OPT", {"enable_bias": False, "_remove_final_layer_norm": True}),
+        Case("opt_gelu", "OPT", {"activation_function": "gelu", "word_embed_proj_dim": 20}),
+    )
+}
+
+
+@functools.lru_cache(maxsize=1)
+def _root() -> Path:
+    root = Path(tempfile.mkdtemp(prefix="helm-small-models-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    return root
+
+
+def _randomise(model: torch.nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_norm = "norm" in name and name.endswith("weight")
+            parameter.copy_(1 + 0.3 * noise if is_norm else 0.2 * noise)
+
+
+def make_model(name: str, dtype: str = "f32", seed: int = 0) -> torch.nn.Module:
+    """A fresh model of CASES[name] in `dtype`, in eval mode."""
+    case = CASES[name]
+    base = _OPT if case.family == "OPT" else _ROTARY
+    config_class = getattr(transformers, f"{case.family}Config")
+    config = config_class(**{**base, **case.changes})
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{case.family}ForCausalLM")(config)
+    _randomise(model, seed)
+    return model.to(_DTYPES[dtype]).eval()
+
+
+@functools.lru_cache(maxsize=None)
+def model_dir(name: str, dtype: str = "f32") -> Path:
+    """The folder of CASES[name] as save_pretrained writes it; shared, so do not change it."""
+    folder = _root() / f"{name}-{dtype}"
+    shard = {"max_shard_size": "40KB"} if CASES[name].sharded else {}
+    make_model(name, dtype).save_pretrained(folder, safe_serialization=True, **shard)
+    return folder
+
+
+@functools.lru_cache(maxsize=None)
+def expected_logits(name: str, dtype: str = "f32") -> torch.Tensor:
+    """transformers' f32 logits [len(PROMPT), vocab] from the weights stored in `dtype`."""
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        model_dir(name, dtype), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        return loaded(torch.tensor([PROMPT])).logits[0]
