@@ -3,17 +3,16 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <mutex>
 
-#include "cpu/isa.h"
 #include "helm/engine.h"
 #include "helm/generation.h"
-#include "probe/ceiling.h"
-
+#include "helm/machine.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -125,7 +124,8 @@ nb::object forward(SharedEngine& shared, SequenceId sequence, const TokenArray& 
   const auto vocab = static_cast<size_t>(shared.engine.plan().vocab_size);
   const std::span<const int32_t> ids(tokens.data(), tokens.size());
   auto* logits = new std::vector<float>();
-  const nb::capsule owner(logits, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
+  const nb::capsule owner(logits,
+                          [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
   locked(shared, [&](Engine& engine) {
     logits->reserve((all ? ids.size() : 1) * vocab);
     engine.forward(sequence, ids, all ? StepInput::Outputs::kAll : StepInput::Outputs::kLast,
@@ -177,32 +177,26 @@ const char* finish_name(Finish finish) {
   return "";
 }
 
-nb::list isa_tiers() {
-  nb::list tiers;
-  for (const cpu::IsaStatus& status : cpu::isa_report()) {
-    nb::dict tier;
-    tier["name"] = cpu::isa_name(status.isa);
-    tier["available"] = status.available;
-    tier["reason"] = status.reason;
-    tiers.append(tier);
+nb::list tiers() {
+  nb::list out;
+  for (const IsaTier& tier : isa_tiers()) {
+    nb::dict entry;
+    entry["name"] = tier.name;
+    entry["available"] = tier.available;
+    entry["reason"] = tier.reason;
+    out.append(entry);
   }
-  return tiers;
-}
-
-nb::tuple isa_choice() {
-  std::string why;
-  const char* name = cpu::select_kernels(&why).name;
-  return nb::make_tuple(name, why);
+  return out;
 }
 
 double stream_read(int threads, int64_t bytes, double seconds) {
   const nb::gil_scoped_release released;
-  return probe::stream_read_bytes_per_s(threads, bytes, seconds);
+  return stream_read_bytes_per_s(threads, bytes, seconds);
 }
 
 double fma(int threads, double seconds) {
   const nb::gil_scoped_release released;
-  return probe::fma_flops(threads, seconds);
+  return fma_flops(threads, seconds);
 }
 
 void raise_helm_error(const Error& error) {
@@ -217,7 +211,8 @@ void bind_engine(nb::module_& m) {
       .def(nb::new_(&make_engine), "plan"_a, "directory"_a = "", "tensors"_a = nb::dict(),
            "threads"_a = 0, "progress"_a.none() = nb::none(),
            "Loads the plan's weights from files under `directory` or from `tensors` (name to\n"
-           "contiguous CPU array, used in place when its dtype is the planned one). `progress` gets\n"
+           "contiguous CPU array, used in place when its dtype is the planned one). `progress` "
+           "gets\n"
            "(done, total) bytes and may raise to cancel. threads = 0: as planned.")
       .def(
           "open",
@@ -250,8 +245,14 @@ void bind_engine(nb::module_& m) {
 }
 
 void bind_machine(nb::module_& m) {
-  m.def("isa_tiers", &isa_tiers, "Every kernel tier: name, available, reason.");
-  m.def("isa_choice", &isa_choice, "The tier in use and why: (name, reason).");
+  m.def("isa_tiers", &tiers, "Every kernel tier: name, available, reason.");
+  m.def(
+      "isa_choice",
+      [] {
+        const IsaChoice choice = isa_choice();
+        return nb::make_tuple(choice.name, choice.reason);
+      },
+      "The tier in use and why: (name, reason).");
   m.def("stream_read_bytes_per_s", &stream_read, "threads"_a, "bytes"_a = int64_t{1} << 30,
         "seconds"_a = 0.5, "The machine's streaming-read ceiling, bytes/s.");
   m.def("fma_flops", &fma, "threads"_a, "seconds"_a = 0.2,
@@ -265,9 +266,13 @@ void bind_generation(nb::module_& m) {
           [](Request* self, std::vector<int32_t> prompt, int64_t cached, SequenceId sequence,
              int64_t max_tokens, std::vector<int32_t> stop_tokens, float temperature, int32_t top_k,
              float top_p, float min_p, float repetition_penalty, uint64_t seed, int32_t logprobs) {
-            new (self) Request{std::move(prompt), cached, sequence, max_tokens,
-                               std::move(stop_tokens),
-                               {temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs}};
+            new (self)
+                Request{std::move(prompt),
+                        cached,
+                        sequence,
+                        max_tokens,
+                        std::move(stop_tokens),
+                        {temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs}};
           },
           nb::kw_only(), "prompt"_a, "cached"_a = 0, "sequence"_a = -1, "max_tokens"_a = 128,
           "stop_tokens"_a = std::vector<int32_t>(), "temperature"_a = 0.0F, "top_k"_a = 0,
@@ -280,7 +285,8 @@ void bind_generation(nb::module_& m) {
       .def_ro("top", &Token::top)
       .def_prop_ro("finish", [](const Token& t) { return finish_name(t.finish); });
   nb::class_<PyGeneration>(m, "Generation", "Requests generating over one engine.")
-      .def(nb::init<std::shared_ptr<SharedEngine>, std::vector<Request>>(), "engine"_a, "requests"_a)
+      .def(nb::init<std::shared_ptr<SharedEngine>, std::vector<Request>>(), "engine"_a,
+           "requests"_a)
       .def("advance", &PyGeneration::advance, "seconds"_a,
            "Runs steps for about `seconds` (at least one); returns the sampled tokens.")
       .def("cancel", &PyGeneration::cancel, "request"_a)

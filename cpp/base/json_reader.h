@@ -21,7 +21,8 @@ class JsonReader {
 
   template <typename... Parts>
   [[noreturn]] void reject(const Parts&... parts) const {
-    fail(ErrorKind::kInvalid, "[", subject_, "] ", path_.empty() ? "top level" : path_, ": ", parts...);
+    fail(ErrorKind::kInvalid, "[", subject_, "] ", path_.empty() ? "top level" : path_, ": ",
+         parts...);
   }
 
   JsonReader operator[](const char* key) const {

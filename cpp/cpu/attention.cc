@@ -82,7 +82,8 @@ class BoundAttention : public BoundOp {
     const int64_t first_key = block * kv_.spec.page_tokens;
     const int32_t page = page_of(run, block);
     AttentionArgs args{};
-    args.q = in_ + (run.first_row + first) * in_width_ + op_.q_offset + head * group_ * op_.head_dim;
+    args.q =
+        in_ + (run.first_row + first) * in_width_ + op_.q_offset + head * group_ * op_.head_dim;
     args.q_stride = in_width_;
     args.queries = count;
     args.group = group_;
@@ -206,14 +207,14 @@ class BoundAttention : public BoundOp {
   }
 
   AttentionOp op_;
-  int64_t group_;      // query heads per KV head
-  const float* in_;    // [tokens, in_width]
+  int64_t group_;    // query heads per KV head
+  const float* in_;  // [tokens, in_width]
   int64_t in_width_;
-  float* out_;         // [tokens, heads * head_dim]
+  float* out_;  // [tokens, heads * head_dim]
   KvPages kv_;
   const KernelTable& kernels_;
   const std::vector<std::byte*>& scratch_;
-  float* partials_;    // [runs * kv_heads * blocks] partials of one decode step
+  float* partials_;                // [runs * kv_heads * blocks] partials of one decode step
   int64_t kernel_scratch_offset_;  // the kernel's scratch begins after this worker's partials
 };
 

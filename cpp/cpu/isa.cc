@@ -27,7 +27,9 @@ Regs cpuid(uint32_t leaf, uint32_t subleaf) {
   return r;
 }
 
-bool bit(uint32_t word, int index) { return (word >> index) & 1; }
+bool bit(uint32_t word, int index) {
+  return (word >> index) & 1;
+}
 
 // XCR0: which register state the operating system saves. Readable only with OSXSAVE.
 uint64_t saved_state(const Regs& leaf1) {
@@ -64,7 +66,9 @@ std::string missing(Isa isa) {
   return out;
 }
 #else
-std::string missing(Isa isa) { return isa == Isa::kScalar ? "" : "an x86-64 processor"; }
+std::string missing(Isa isa) {
+  return isa == Isa::kScalar ? "" : "an x86-64 processor";
+}
 #endif
 
 const KernelTable* compiled(Isa isa) {
@@ -118,7 +122,9 @@ std::vector<IsaStatus> isa_report() {
   return report;
 }
 
-const KernelTable* kernels_of(Isa isa) { return missing(isa).empty() ? compiled(isa) : nullptr; }
+const KernelTable* kernels_of(Isa isa) {
+  return missing(isa).empty() ? compiled(isa) : nullptr;
+}
 
 const KernelTable& select_kernels(std::string* why) {
   const char* asked = std::getenv("HELM_CPU_ISA");

@@ -32,8 +32,8 @@ class BoundEmbedding : public BoundOp {
         out_(b.value(op.out)),
         width_(b.width(op.out)),
         row_bytes_(width_ * dtype_bytes(b.plan.tensors[static_cast<size_t>(op.table)].dtype)),
-        widen_(b.kernels.widen[static_cast<int>(
-            b.plan.tensors[static_cast<size_t>(op.table)].dtype)]) {}
+        widen_(b.kernels
+                   .widen[static_cast<int>(b.plan.tensors[static_cast<size_t>(op.table)].dtype)]) {}
 
   void run(const StepView& step, Team& team) const override {
     team.parallel_for(step.tokens(), kTokensPerPiece, [&](int64_t begin, int64_t end) {

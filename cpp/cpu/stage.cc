@@ -7,7 +7,8 @@
 namespace helm::cpu {
 
 CpuStage::CpuStage(const Plan& plan, std::span<const UnitSpec> units,
-                   std::span<const void* const> weights,                   KvPages kv, const KernelTable& kernels, int threads)
+                   std::span<const void* const> weights, KvPages kv, const KernelTable& kernels,
+                   int threads)
     : plan_(plan), bindings_{plan, weights, kv, kernels, {}, {}, {}, {}, nullptr} {
   bind_values();
   bind_workspace(threads);
@@ -41,12 +42,11 @@ void CpuStage::bind_workspace(int threads) {
   for (const UnitSpec& unit : plan_.units) {
     for (const Op& op : unit.ops) {
       if (const auto* attention = std::get_if<AttentionOp>(&op)) {
-        const int64_t kernel_bytes =
-            bindings_.kernels.scratch_bytes(max_cols, plan_.limits.step_tokens,
-                                            attention->heads / attention->kv_heads,
-                                            attention->head_dim);
-        worker_bytes = std::max(
-            worker_bytes, align_up(kernel_bytes, kCacheLine) + attention_worker_bytes(plan_, *attention));
+        const int64_t kernel_bytes = bindings_.kernels.scratch_bytes(
+            max_cols, plan_.limits.step_tokens, attention->heads / attention->kv_heads,
+            attention->head_dim);
+        worker_bytes = std::max(worker_bytes, align_up(kernel_bytes, kCacheLine) +
+                                                  attention_worker_bytes(plan_, *attention));
         partials_bytes = std::max(partials_bytes, attention_partials_bytes(plan_, *attention));
       }
     }

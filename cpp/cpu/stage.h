@@ -47,11 +47,11 @@ struct Bindings {
   std::span<const void* const> weights;  // by TensorIndex
   KvPages kv;
   const KernelTable& kernels;
-  std::vector<float*> values;         // by ValueIndex, [rows, width]
-  std::vector<float*> cosines;        // by rope table, [step_tokens, rotary / 2], filled per step
-  std::vector<float*> sines;          // likewise
-  std::vector<std::byte*> scratch;    // by worker
-  std::byte* partials;                // shared by the members, attention_partials_bytes()
+  std::vector<float*> values;       // by ValueIndex, [rows, width]
+  std::vector<float*> cosines;      // by rope table, [step_tokens, rotary / 2], filled per step
+  std::vector<float*> sines;        // likewise
+  std::vector<std::byte*> scratch;  // by worker
+  std::byte* partials;              // shared by the members, attention_partials_bytes()
 
   const void* weight(TensorIndex tensor) const { return weights[static_cast<size_t>(tensor)]; }
   const float* vector(TensorIndex tensor) const {  // [size], null for kNoTensor
@@ -67,9 +67,8 @@ struct Bindings {
 class CpuStage {
  public:
   // `plan`, `weights` (by TensorIndex) and the pages must outlive the stage.
-  CpuStage(const Plan& plan, std::span<const UnitSpec> units,
-           std::span<const void* const> weights, KvPages kv, const KernelTable& kernels,
-           int threads);
+  CpuStage(const Plan& plan, std::span<const UnitSpec> units, std::span<const void* const> weights,
+           KvPages kv, const KernelTable& kernels, int threads);
   ~CpuStage();
   CpuStage(const CpuStage&) = delete;  // ops refer to the bindings
   CpuStage& operator=(const CpuStage&) = delete;

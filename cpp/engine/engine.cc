@@ -167,7 +167,8 @@ void Engine::Impl::truncate(SequenceId id, int64_t length) {
 void Engine::Impl::check_tokens(const StepInput& input) const {
   const KvSequence& target = sequence(input.sequence);
   const auto count = static_cast<int64_t>(input.tokens.size());
-  if (count == 0) fail(ErrorKind::kInvalid, "[engine] no tokens given for sequence ", input.sequence);
+  if (count == 0)
+    fail(ErrorKind::kInvalid, "[engine] no tokens given for sequence ", input.sequence);
   if (target.length + count > target.capacity) {
     fail(ErrorKind::kCapacity, "[engine] sequence ", input.sequence, " holds ", target.length,
          " positions and was opened for ", target.capacity, ", ", count, " more do not fit");
@@ -187,7 +188,8 @@ void Engine::Impl::check(std::span<const StepInput> inputs) const {
     check_tokens(inputs[i]);
     for (size_t j = 0; j < i; ++j) {
       if (inputs[i].sequence == inputs[j].sequence) {
-        fail(ErrorKind::kInvalid, "[engine] sequence ", inputs[i].sequence, " appears twice in a step");
+        fail(ErrorKind::kInvalid, "[engine] sequence ", inputs[i].sequence,
+             " appears twice in a step");
       }
     }
     const auto count = static_cast<int64_t>(inputs[i].tokens.size());
@@ -241,13 +243,27 @@ Engine::Engine(Plan plan, EngineOptions options)
     : impl_(std::make_unique<Impl>(std::move(plan), options)) {}
 Engine::~Engine() = default;
 
-const Plan& Engine::plan() const { return impl_->plan(); }
-EngineStats Engine::stats() const { return impl_->stats(); }
-bool Engine::can_open(int64_t capacity) const { return impl_->can_open(capacity); }
-SequenceId Engine::open(int64_t capacity) { return impl_->open(capacity); }
-void Engine::close(SequenceId sequence) { impl_->close(sequence); }
-int64_t Engine::length(SequenceId sequence) const { return impl_->length(sequence); }
-void Engine::truncate(SequenceId sequence, int64_t length) { impl_->truncate(sequence, length); }
+const Plan& Engine::plan() const {
+  return impl_->plan();
+}
+EngineStats Engine::stats() const {
+  return impl_->stats();
+}
+bool Engine::can_open(int64_t capacity) const {
+  return impl_->can_open(capacity);
+}
+SequenceId Engine::open(int64_t capacity) {
+  return impl_->open(capacity);
+}
+void Engine::close(SequenceId sequence) {
+  impl_->close(sequence);
+}
+int64_t Engine::length(SequenceId sequence) const {
+  return impl_->length(sequence);
+}
+void Engine::truncate(SequenceId sequence, int64_t length) {
+  impl_->truncate(sequence, length);
+}
 std::span<const float> Engine::step(std::span<const StepInput> inputs) {
   return impl_->step(inputs);
 }

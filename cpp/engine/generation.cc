@@ -55,7 +55,8 @@ void check_sampling(const SamplingParams& p, const std::string& where) {
 
 class Generation::Impl {
  public:
-  Impl(Engine& engine, std::vector<Request> requests) : engine_(engine), stats_(engine.stats()), start_(Clock::now()) {
+  Impl(Engine& engine, std::vector<Request> requests)
+      : engine_(engine), stats_(engine.stats()), start_(Clock::now()) {
     for (size_t i = 0; i < requests.size(); ++i) check(requests[i], i);
     for (Request& request : requests) active_.emplace_back(engine.plan(), std::move(request));
   }
@@ -181,7 +182,8 @@ void Generation::Impl::plan_step() {
       if (last && outputs == 0) continue;
       rows -= active.fed;
       outputs -= last ? 1 : 0;
-      inputs_.push_back({active.sequence, {active.pending.data(), active.fed},
+      inputs_.push_back({active.sequence,
+                         {active.pending.data(), active.fed},
                          last ? StepInput::Outputs::kLast : StepInput::Outputs::kNone});
       input_active_.push_back(i);
     }
@@ -239,16 +241,23 @@ void Generation::Impl::take(size_t index, std::span<const float> logits,
     release(active);
     active.state = Active::State::kDone;
   }
-  tokens.push_back({static_cast<int32_t>(index), draw.id, draw.logprob, std::move(draw.top), finish});
+  tokens.push_back(
+      {static_cast<int32_t>(index), draw.id, draw.logprob, std::move(draw.top), finish});
 }
 
 Generation::Generation(Engine& engine, std::vector<Request> requests)
     : impl_(std::make_unique<Impl>(engine, std::move(requests))) {}
 Generation::~Generation() = default;
 
-bool Generation::done() const { return impl_->done(); }
-std::vector<Token> Generation::advance(double seconds) { return impl_->advance(seconds); }
-void Generation::cancel(int32_t request) { impl_->cancel(static_cast<size_t>(request)); }
+bool Generation::done() const {
+  return impl_->done();
+}
+std::vector<Token> Generation::advance(double seconds) {
+  return impl_->advance(seconds);
+}
+void Generation::cancel(int32_t request) {
+  impl_->cancel(static_cast<size_t>(request));
+}
 RequestTimings Generation::timings(int32_t request) const {
   return impl_->timings(static_cast<size_t>(request));
 }

@@ -13,7 +13,8 @@ namespace helm {
 
 class KvPool {
  public:
-  explicit KvPool(const KvSpec& spec) : spec_(spec), arena_(spec.pages * spec.page_bytes(), "the KV cache") {}
+  explicit KvPool(const KvSpec& spec)
+      : spec_(spec), arena_(spec.pages * spec.page_bytes(), "the KV cache") {}
 
   std::byte* base() const { return arena_.data(); }
   int64_t bytes() const { return arena_.bytes(); }

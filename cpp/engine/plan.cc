@@ -153,7 +153,8 @@ void PlanReader::read_tensor(const JsonReader& node) {
     spec.source = TensorSource{source["file"].string(), source["offset"].integer(0, kMaxOffset),
                                dtype_from_name(source["dtype"].string())};
     const std::string& file = spec.source->file;
-    if (file.empty() || file.front() == '/' || ("/" + file + "/").find("/../") != std::string::npos) {
+    if (file.empty() || file.front() == '/' ||
+        ("/" + file + "/").find("/../") != std::string::npos) {
       source["file"].reject("\"", file, "\" leaves the model directory");
     }
   }
@@ -204,8 +205,8 @@ Op PlanReader::read_position_embedding(const JsonReader& node) {
 }
 
 Op PlanReader::read_norm(const JsonReader& node) {
-  node.only({"op", "kind", "in", "in_offset", "out", "out_offset", "groups", "size", "weight", "bias",
-             "eps"});
+  node.only({"op", "kind", "in", "in_offset", "out", "out_offset", "groups", "size", "weight",
+             "bias", "eps"});
   NormOp op{};
   const std::string kind = node["kind"].string();
   if (kind != "rms" && kind != "layer") node["kind"].reject("expected \"rms\" or \"layer\"");
@@ -263,8 +264,8 @@ Op PlanReader::read_rope_op(const JsonReader& node) {
   op.head_dim = node["head_dim"].integer(1, 4096);
   within(node, op.value, op.offset, op.heads * op.head_dim);
   op.rotary = node["rotary"].integer(2, op.head_dim);
-  op.table = static_cast<int32_t>(
-      node["table"].integer(0, static_cast<int64_t>(plan_.rope.size()) - 1));
+  op.table =
+      static_cast<int32_t>(node["table"].integer(0, static_cast<int64_t>(plan_.rope.size()) - 1));
   const RopeTable& table = plan_.rope[static_cast<size_t>(op.table)];
   if (op.rotary != 2 * static_cast<int64_t>(table.inv_freq.size())) {
     node["rotary"].reject("must be twice the length of rope table ", op.table);

@@ -101,8 +101,9 @@ void Sampler::keep_top_k() {
 int32_t Sampler::choose() {
   penalise();
   if (params_.temperature == 0) {
-    return std::max_element(candidates_.begin(), candidates_.end(),
-                            [](const Candidate& a, const Candidate& b) { return a.logit < b.logit; })
+    return std::max_element(
+               candidates_.begin(), candidates_.end(),
+               [](const Candidate& a, const Candidate& b) { return a.logit < b.logit; })
         ->id;
   }
   keep_top_k();

@@ -10,8 +10,8 @@
 
 namespace helm {
 
-// One request's sampler. The n-th draw depends on the seed, n, the logits and the tokens seen, and on
-// nothing else: not on the batch, nor on what other requests draw.
+// One request's sampler. The n-th draw depends on the seed, n, the logits and the tokens seen, and
+// on nothing else: not on the batch, nor on what other requests draw.
 class Sampler {
  public:
   // `context`: tokens that the repetition penalty counts as seen.

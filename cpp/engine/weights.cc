@@ -22,7 +22,8 @@ constexpr int64_t kPieceElements = int64_t{1} << 21;
 
 class File {
  public:
-  explicit File(const std::string& path) : path_(path), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+  explicit File(const std::string& path)
+      : path_(path), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
     struct stat status{};
     if (fd_ < 0 || fstat(fd_, &status) != 0) {
       const int code = errno;
@@ -47,8 +48,8 @@ class File {
       const ssize_t got = pread(fd_, out, static_cast<size_t>(bytes), offset);
       if (got < 0 && errno == EINTR) continue;
       if (got <= 0) {
-        fail(ErrorKind::kIo, "[load] reading ", path_, " at offset ", offset, " failed: ",
-             got == 0 ? "unexpected end of file" : std::strerror(errno));
+        fail(ErrorKind::kIo, "[load] reading ", path_, " at offset ", offset,
+             " failed: ", got == 0 ? "unexpected end of file" : std::strerror(errno));
       }
       out += got;
       offset += got;
@@ -64,9 +65,9 @@ class File {
 
 // One piece of one tensor on its way to its place.
 struct Piece {
-  const File* file = nullptr;        // or null: from memory
+  const File* file = nullptr;  // or null: from memory
   const std::byte* memory = nullptr;
-  int64_t offset = 0;                // in the file, bytes
+  int64_t offset = 0;  // in the file, bytes
   DType from = DType::kF32;
   DType to = DType::kF32;
   std::byte* place = nullptr;
@@ -102,8 +103,8 @@ void move_piece(const Piece& piece, const cpu::KernelTable& kernels) {
 
 // Moves all pieces with all members; member 0 reports progress between its pieces. The first
 // failure, or a throwing progress callback, stops everyone and is rethrown.
-void move_all(const std::vector<Piece>& pieces, const cpu::KernelTable& kernels, ThreadPool& threads,
-              const std::function<void(int64_t, int64_t)>& progress) {
+void move_all(const std::vector<Piece>& pieces, const cpu::KernelTable& kernels,
+              ThreadPool& threads, const std::function<void(int64_t, int64_t)>& progress) {
   int64_t total = 0;
   for (const Piece& piece : pieces) total += piece.elements * dtype_bytes(piece.to);
   std::atomic<size_t> next{0};

@@ -23,7 +23,8 @@ double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Runs body(thread) on all threads at once, again and again for `seconds`; returns the shortest pass.
+// Runs body(thread) on all threads at once, again and again for `seconds`; returns the shortest
+// pass.
 double best_pass_s(int threads, double seconds, const std::function<void(int)>& body) {
   std::barrier start(threads), end(threads);
   bool more = true;
@@ -67,7 +68,9 @@ Buffer::Buffer(int64_t bytes) : bytes_(bytes) {
   data_ = static_cast<char*>(p);
 }
 
-Buffer::~Buffer() { munmap(data_, static_cast<size_t>(bytes_)); }
+Buffer::~Buffer() {
+  munmap(data_, static_cast<size_t>(bytes_));
+}
 
 double stream_read_bytes_per_s(int threads, const Buffer& buffer, double seconds,
                                const cpu::KernelTable* table) {

@@ -29,8 +29,8 @@ double stream_read_bytes_per_s(int threads, const Buffer& buffer, double seconds
                                const cpu::KernelTable* table = nullptr);
 double stream_read_bytes_per_s(int threads, int64_t bytes = int64_t{1} << 30, double seconds = 0.5);
 
-// f32 operations per second of `threads` doing FMAs in registers, in the given tier or the best one:
-// the best of the slices that fit in `seconds`.
+// f32 operations per second of `threads` doing FMAs in registers, in the given tier or the best
+// one: the best of the slices that fit in `seconds`.
 double fma_flops(int threads, double seconds = 0.2, const cpu::KernelTable* table = nullptr);
 
 }  // namespace helm::probe

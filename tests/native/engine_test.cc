@@ -217,7 +217,8 @@ TEST_CASE("a half-precision cache stays close to the f32 one") {
   const std::vector<int32_t> ids = tokens(100, 6);
   const std::vector<float> exact = logits_of(*tiny_engine(tiny_model()), ids, 100);
   for (const char* dtype : {"f16", "bf16"}) {
-    const std::vector<float> rounded = logits_of(*tiny_engine(tiny_model({.kv_dtype = dtype})), ids, 100);
+    const std::vector<float> rounded =
+        logits_of(*tiny_engine(tiny_model({.kv_dtype = dtype})), ids, 100);
     CHECK(rounded != exact);
     for (size_t i = 0; i < exact.size(); ++i) {
       CHECK(std::abs(rounded[i] - exact[i]) <= 0.05F * (1 + std::abs(exact[i])));

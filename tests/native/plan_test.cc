@@ -84,7 +84,8 @@ TEST_CASE("every removed key is refused") {
 }
 
 TEST_CASE("text that is not JSON is refused") {
-  for (const char* text : {"", "{", "[1, 2", "\xff\xfe", "null", "[]", "{\"format\": \"helm-plan\"}"}) {
+  for (const char* text :
+       {"", "{", "[1, 2", "\xff\xfe", "null", "[]", "{\"format\": \"helm-plan\"}"}) {
     CHECK_THROWS_AS(helm::Plan::from_json(text), helm::Error);
   }
   CHECK_THROWS_AS(helm::Plan::from_json(std::string(1000000, '[')), helm::Error);

@@ -32,8 +32,9 @@ std::map<int32_t, double> oracle(const std::vector<float>& logits, const helm::S
   double total = 0;
   std::vector<double> weights;
   for (const int32_t id : order) {
-    weights.push_back(std::exp((logits[static_cast<size_t>(id)] - logits[static_cast<size_t>(order[0])]) /
-                               static_cast<double>(p.temperature)));
+    weights.push_back(
+        std::exp((logits[static_cast<size_t>(id)] - logits[static_cast<size_t>(order[0])]) /
+                 static_cast<double>(p.temperature)));
     total += weights.back();
   }
   std::map<int32_t, double> kept;
@@ -58,8 +59,10 @@ TEST_CASE("greedy takes the largest logit, the first of equals") {
 TEST_CASE("draws follow the filtered distribution") {
   const std::vector<float> logits = random_logits(50, 7);
   const std::vector<helm::SamplingParams> cases = {
-      {.temperature = 1.0F}, {.temperature = 0.7F, .top_k = 5},
-      {.temperature = 1.5F, .top_p = 0.8F}, {.temperature = 1.0F, .min_p = 0.2F},
+      {.temperature = 1.0F},
+      {.temperature = 0.7F, .top_k = 5},
+      {.temperature = 1.5F, .top_p = 0.8F},
+      {.temperature = 1.0F, .min_p = 0.2F},
       {.temperature = 1.2F, .top_k = 20, .top_p = 0.9F, .min_p = 0.05F}};
   for (helm::SamplingParams params : cases) {
     const std::map<int32_t, double> expected = oracle(logits, params);
@@ -104,17 +107,14 @@ TEST_CASE("log-probabilities are those of the unmodified distribution") {
   const helm::Sampler::Draw draw = sampler.draw(logits);
   double sum = 0;
   for (const float logit : logits) sum += std::exp(static_cast<double>(logit));
-  const auto expected = [&](int32_t id) {
-    return logits[static_cast<size_t>(id)] - std::log(sum);
-  };
+  const auto expected = [&](int32_t id) { return logits[static_cast<size_t>(id)] - std::log(sum); };
   CHECK(std::abs(draw.logprob - expected(draw.id)) < 1e-5);
   REQUIRE(draw.top.size() == 4);
   for (size_t i = 0; i < 4; ++i) {
     CHECK(std::abs(draw.top[i].second - expected(draw.top[i].first)) < 1e-5);
     if (i > 0) CHECK(draw.top[i].second <= draw.top[i - 1].second);
   }
-  CHECK(draw.top[0].first ==
-        std::max_element(logits.begin(), logits.end()) - logits.begin());
+  CHECK(draw.top[0].first == std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
 TEST_CASE("logits that are not finite raise an error instead of a token") {

@@ -56,13 +56,16 @@ class TinyModelBuilder {
     auto& plan = model_.plan;
     plan = {{"format", "helm-plan"}, {"version", 1}, {"threads", s_.threads}, {"logits", "logits"}};
     plan["model"] = {{"architecture", "Tiny"}, {"fingerprint", "0"}, {"vocab_size", s_.vocab}};
-    plan["limits"] = {{"context", s_.context}, {"step_tokens", s_.step_tokens},
-                      {"step_outputs", std::min<int64_t>(s_.step_tokens, 8)}, {"sequences", s_.sequences}};
-    plan["kv"] = {{"dtype", s_.kv_dtype}, {"page_tokens", s_.page_tokens}, {"layers", s_.layers},
-                  {"kv_heads", s_.kv_heads}, {"head_dim", s_.head_dim}, {"pages", s_.pages}};
+    plan["limits"] = {{"context", s_.context},
+                      {"step_tokens", s_.step_tokens},
+                      {"step_outputs", std::min<int64_t>(s_.step_tokens, 8)},
+                      {"sequences", s_.sequences}};
+    plan["kv"] = {{"dtype", s_.kv_dtype},    {"page_tokens", s_.page_tokens}, {"layers", s_.layers},
+                  {"kv_heads", s_.kv_heads}, {"head_dim", s_.head_dim},       {"pages", s_.pages}};
     std::vector<float> inv_freq;
     for (int64_t i = 0; i < s_.head_dim / 2; ++i) {
-      inv_freq.push_back(std::pow(100.0F, -2.0F * static_cast<float>(i) / static_cast<float>(s_.head_dim)));
+      inv_freq.push_back(
+          std::pow(100.0F, -2.0F * static_cast<float>(i) / static_cast<float>(s_.head_dim)));
     }
     plan["rope"] = {{{"inv_freq", inv_freq}, {"attention_factor", 1.0}}};
     plan["memory"] = nlohmann::json::object();
@@ -110,15 +113,17 @@ class TinyModelBuilder {
   }
   static nlohmann::json norm(const char* in, const char* out, const std::string& weight) {
     const int64_t size = 24;
-    return {{"op", "norm"}, {"kind", "rms"}, {"in", in}, {"in_offset", 0}, {"out", out},
-            {"out_offset", 0}, {"groups", 1}, {"size", size}, {"weight", weight},
-            {"bias", nullptr}, {"eps", 1e-5}};
+    return {{"op", "norm"},     {"kind", "rms"},   {"in", in},    {"in_offset", 0},
+            {"out", out},       {"out_offset", 0}, {"groups", 1}, {"size", size},
+            {"weight", weight}, {"bias", nullptr}, {"eps", 1e-5}};
   }
   static nlohmann::json linear(const char* in, const char* out,
                                const std::vector<std::string>& weights, bool accumulate) {
     nlohmann::json parts;
-    for (const std::string& weight : weights) parts.push_back({{"weight", weight}, {"bias", nullptr}});
-    return {{"op", "linear"}, {"in", in}, {"out", out}, {"parts", parts}, {"accumulate", accumulate}};
+    for (const std::string& weight : weights)
+      parts.push_back({{"weight", weight}, {"bias", nullptr}});
+    return {
+        {"op", "linear"}, {"in", in}, {"out", out}, {"parts", parts}, {"accumulate", accumulate}};
   }
   void unit(const std::string& name, const nlohmann::json& ops) {
     model_.plan["units"].push_back({{"name", name}, {"device", "cpu"}, {"ops", ops}});
@@ -137,17 +142,34 @@ class TinyModelBuilder {
     const std::string down = matrix(p + "down", s_.hidden, s_.inter, scale);
     unit(p, {norm("x", "h", vector(p + "norm1", s_.hidden)),
              linear("h", "qkv", qkv, false),
-             {{"op", "rope"}, {"value", "qkv"}, {"offset", 0}, {"heads", s_.heads + s_.kv_heads},
-              {"head_dim", s_.head_dim}, {"rotary", s_.head_dim}, {"table", 0}},
-             {{"op", "attention"}, {"in", "qkv"}, {"q_offset", 0}, {"k_offset", q},
-              {"v_offset", q + kv}, {"out", "attn"}, {"layer", layer}, {"heads", s_.heads},
-              {"kv_heads", s_.kv_heads}, {"head_dim", s_.head_dim}, {"scale", 0.3},
+             {{"op", "rope"},
+              {"value", "qkv"},
+              {"offset", 0},
+              {"heads", s_.heads + s_.kv_heads},
+              {"head_dim", s_.head_dim},
+              {"rotary", s_.head_dim},
+              {"table", 0}},
+             {{"op", "attention"},
+              {"in", "qkv"},
+              {"q_offset", 0},
+              {"k_offset", q},
+              {"v_offset", q + kv},
+              {"out", "attn"},
+              {"layer", layer},
+              {"heads", s_.heads},
+              {"kv_heads", s_.kv_heads},
+              {"head_dim", s_.head_dim},
+              {"scale", 0.3},
               {"window", s_.window}},
              linear("attn", "x", {o}, true),
              norm("x", "h", vector(p + "norm2", s_.hidden)),
              linear("h", "gate_up", gate_up, false),
-             {{"op", "activation"}, {"kind", "silu"}, {"gated", true}, {"in", "gate_up"},
-              {"out", "act"}, {"size", s_.inter}},
+             {{"op", "activation"},
+              {"kind", "silu"},
+              {"gated", true},
+              {"in", "gate_up"},
+              {"out", "act"},
+              {"size", s_.inter}},
              linear("act", "x", {down}, true)});
   }
 
@@ -156,7 +178,9 @@ class TinyModelBuilder {
   TinyModel model_;
 };
 
-inline TinyModel tiny_model(const TinyShape& shape = {}) { return TinyModelBuilder(shape).build(); }
+inline TinyModel tiny_model(const TinyShape& shape = {}) {
+  return TinyModelBuilder(shape).build();
+}
 
 inline std::unique_ptr<Engine> tiny_engine(const TinyModel& model) {
   return std::make_unique<Engine>(Plan::from_json(model.plan.dump()), model.options());

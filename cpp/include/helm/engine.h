@@ -24,9 +24,9 @@ struct TensorView {
 };
 
 struct EngineOptions {
-  std::string directory;                       // where the sources of the plan's tensors lie
-  std::map<std::string, TensorView> tensors;   // tensors bound from memory, by name
-  int threads = 0;                             // 0: as planned
+  std::string directory;                      // where the sources of the plan's tensors lie
+  std::map<std::string, TensorView> tensors;  // tensors bound from memory, by name
+  int threads = 0;                            // 0: as planned
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;  // may throw to cancel
 };
 
@@ -38,8 +38,8 @@ struct EngineStats {
   int64_t activations_bytes = 0;  // value buffers
   int64_t workspace_bytes = 0;    // per-thread scratch and attention partials
   int threads = 0;
-  std::string isa;                // kernel tier
-  bool huge_pages = false;        // whether the system granted the arena's request for huge pages
+  std::string isa;          // kernel tier
+  bool huge_pages = false;  // whether the system granted the arena's request for huge pages
   double load_s = 0;
 };
 
@@ -67,8 +67,8 @@ class HELM_API Engine {
   SequenceId open(int64_t capacity);
   bool can_open(int64_t capacity) const;
   void close(SequenceId sequence);
-  int64_t length(SequenceId sequence) const;              // cached positions
-  void truncate(SequenceId sequence, int64_t length);     // forgets positions >= length
+  int64_t length(SequenceId sequence) const;           // cached positions
+  void truncate(SequenceId sequence, int64_t length);  // forgets positions >= length
 
   // Appends each input's tokens to its sequence and returns the logits asked for,
   // [outputs, vocab_size] in input order, valid until the next step. Everything is checked before

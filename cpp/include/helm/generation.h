@@ -12,19 +12,19 @@ namespace helm {
 // How the next token is drawn. Applied in this order: repetition penalty (Keskar et al. 2019),
 // temperature, top-k, top-p (Holtzman et al. 2020), min-p (Nguyen et al. 2024).
 struct SamplingParams {
-  float temperature = 0;         // 0: greedy
-  int32_t top_k = 0;             // 0: off
+  float temperature = 0;  // 0: greedy
+  int32_t top_k = 0;      // 0: off
   float top_p = 1;
   float min_p = 0;
   float repetition_penalty = 1;
-  uint64_t seed = 0;             // the n-th token of a request depends on the seed, n and its logits
-  int32_t logprobs = -1;         // -1: none; 0: of the sampled token; n: also of the n most likely
+  uint64_t seed = 0;      // the n-th token of a request depends on the seed, n and its logits
+  int32_t logprobs = -1;  // -1: none; 0: of the sampled token; n: also of the n most likely
 };
 
 struct Request {
-  std::vector<int32_t> prompt;   // every token of the context so far
-  int64_t cached = 0;            // leading prompt tokens that `sequence` already holds
-  SequenceId sequence = -1;      // an open sequence to continue; -1: opened and closed here
+  std::vector<int32_t> prompt;  // every token of the context so far
+  int64_t cached = 0;           // leading prompt tokens that `sequence` already holds
+  SequenceId sequence = -1;     // an open sequence to continue; -1: opened and closed here
   int64_t max_tokens = 128;
   std::vector<int32_t> stop_tokens;
   SamplingParams sampling;
@@ -41,11 +41,11 @@ struct Token {
 };
 
 struct RequestTimings {
-  double queue_s = 0;        // waiting for a sequence
-  double prefill_s = 0;      // from admission to the first token
+  double queue_s = 0;    // waiting for a sequence
+  double prefill_s = 0;  // from admission to the first token
   int64_t prefill_tokens = 0;
-  double first_token_s = 0;  // from construction to the first token
-  double decode_s = 0;       // from the first token to the last
+  double first_token_s = 0;   // from construction to the first token
+  double decode_s = 0;        // from the first token to the last
   int64_t decode_tokens = 0;  // tokens after the first
   int64_t decode_bytes = 0;   // weights and KV read for them
 };

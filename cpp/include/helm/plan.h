@@ -27,8 +27,8 @@ struct TensorSource {
 
 struct TensorSpec {
   std::string name;
-  std::vector<int64_t> shape;  // [rows, cols] or [size]
-  DType dtype = DType::kF32;   // as placed; vectors are always f32
+  std::vector<int64_t> shape;          // [rows, cols] or [size]
+  DType dtype = DType::kF32;           // as placed; vectors are always f32
   std::optional<TensorSource> source;  // absent: bound from memory
 
   int64_t elements() const;
@@ -143,9 +143,7 @@ struct KvSpec {
   int64_t head_dim = 0;
   int64_t pages = 0;  // one page: K and V of page_tokens positions of one layer of one sequence
 
-  int64_t page_bytes() const {
-    return 2 * page_tokens * kv_heads * head_dim * dtype_bytes(dtype);
-  }
+  int64_t page_bytes() const { return 2 * page_tokens * kv_heads * head_dim * dtype_bytes(dtype); }
 };
 
 struct Limits {

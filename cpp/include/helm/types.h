@@ -18,8 +18,10 @@ namespace helm {
 enum class DType : uint8_t { kF32, kF16, kBF16 };
 inline constexpr int kDTypes = 3;
 
-constexpr int64_t dtype_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
-HELM_API const char* dtype_name(DType dtype);          // "f32", "f16", "bf16"
+constexpr int64_t dtype_bytes(DType dtype) {
+  return dtype == DType::kF32 ? 4 : 2;
+}
+HELM_API const char* dtype_name(DType dtype);           // "f32", "f16", "bf16"
 HELM_API DType dtype_from_name(std::string_view name);  // throws Error for any other name
 
 // What went wrong, so that a caller can react by kind rather than by text.

@@ -1,0 +1,139 @@
+"""Writes checkpoints with the shapes of real models and random weights, for measuring speed.
+
+The weights are random but repeat every few million elements: their values do not matter to speed,
+and a 1.7-billion-parameter folder is written in seconds. Knows nothing of the engines measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+SHAPES = json.loads((Path(__file__).parent / "shapes.json").read_text())
+BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+SAFETENSORS_DTYPE = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
+TORCH_DTYPE = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+BLOCK = 1 << 22  # random elements, repeated to fill a tensor
+
+
+def tensor_shapes(config: dict) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of a dense Qwen3 checkpoint with a tied head."""
+    hidden, inter = config["hidden_size"], config["intermediate_size"]
+    dim = config["head_dim"]
+    q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        yield prefix + "input_layernorm.weight", (hidden,)
+        yield prefix + "self_attn.q_proj.weight", (q, hidden)
+        yield prefix + "self_attn.k_proj.weight", (kv, hidden)
+        yield prefix + "self_attn.v_proj.weight", (kv, hidden)
+        yield prefix + "self_attn.q_norm.weight", (dim,)
+        yield prefix + "self_attn.k_norm.weight", (dim,)
+        yield prefix + "self_attn.o_proj.weight", (hidden, q)
+        yield prefix + "post_attention_layernorm.weight", (hidden,)
+        yield prefix + "mlp.gate_proj.weight", (inter, hidden)
+        yield prefix + "mlp.up_proj.weight", (inter, hidden)
+        yield prefix + "mlp.down_proj.weight", (hidden, inter)
+    yield "model.norm.weight", (hidden,)
+
+
+def _encode(values: np.ndarray, dtype: str) -> bytes:
+    """f32 values as little-endian bytes of `dtype` (bf16 by truncation)."""
+    if dtype == "f16":
+        return values.astype(np.float16).tobytes()
+    if dtype == "bf16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    return values.tobytes()
+
+
+def write_weights(path: Path, config: dict, dtype: str) -> None:
+    """One safetensors file, written tensor by tensor."""
+    rng = np.random.default_rng(0)
+    noise = _encode(rng.standard_normal(BLOCK, dtype=np.float32) * np.float32(0.03), dtype)
+    ones = _encode(np.ones(BLOCK, dtype=np.float32), dtype)
+    header: dict[str, dict] = {}
+    offset = 0
+    for name, shape in tensor_shapes(config):
+        size = int(np.prod(shape)) * BYTES[dtype]
+        header[name] = {
+            "dtype": SAFETENSORS_DTYPE[dtype],
+            "shape": list(shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for entry in header.values():
+            begin, end = entry["data_offsets"]
+            source = ones if len(entry["shape"]) == 1 else noise
+            whole, rest = divmod(end - begin, len(source))
+            for _ in range(whole):
+                file.write(source)
+            file.write(source[:rest])
+
+
+def write_tokenizer(path: Path, vocab_size: int) -> None:
+    """A byte-level BPE of the asked size, so that start-up pays for a tokenizer of real size."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    alphabet = sorted(ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate(alphabet)}
+    merges: list[list[str]] = []
+    tokens = list(alphabet)
+    for left in range(len(alphabet), vocab_size):
+        a, b = tokens[(left - len(alphabet)) // len(alphabet)], alphabet[left % len(alphabet)]
+        if a + b in vocab:
+            continue
+        vocab[a + b] = len(vocab)
+        tokens.append(a + b)
+        merges.append([a, b])
+    level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+    model = {"type": "BPE", "vocab": vocab, "merges": merges, "byte_fallback": False}
+    document = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": level,
+        "decoder": level,
+        "model": model,
+    }
+    path.write_text(json.dumps(document))
+
+
+def make_checkpoint(shape: str, dtype: str, root: Path) -> Path:
+    """The folder of a checkpoint of `shape` in `dtype`, written unless it is already there."""
+    folder = root / f"{shape}-{dtype}"
+    done = folder / "complete"
+    if done.exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {**SHAPES[shape], "torch_dtype": TORCH_DTYPE[dtype], "eos_token_id": []}
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    write_weights(folder / "model.safetensors", config, dtype)
+    write_tokenizer(folder / "tokenizer.json", config["vocab_size"])
+    done.touch()
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shape", choices=sorted(SHAPES))
+    parser.add_argument("--dtype", choices=sorted(BYTES), default="bf16")
+    parser.add_argument("--root", type=Path, default=Path("bench/out"))
+    args = parser.parse_args()
+    print(make_checkpoint(args.shape, args.dtype, args.root))
+
+
+if __name__ == "__main__":
+    main()

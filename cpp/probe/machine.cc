@@ -1,0 +1,31 @@
+// The public face of tier selection and probes.
+#include "helm/machine.h"
+
+#include "cpu/isa.h"
+#include "probe/ceiling.h"
+
+namespace helm {
+
+std::vector<IsaTier> isa_tiers() {
+  std::vector<IsaTier> tiers;
+  for (const cpu::IsaStatus& status : cpu::isa_report()) {
+    tiers.push_back({cpu::isa_name(status.isa), status.available, status.reason});
+  }
+  return tiers;
+}
+
+IsaChoice isa_choice() {
+  std::string reason;
+  const std::string name = cpu::select_kernels(&reason).name;
+  return {name, reason};
+}
+
+double stream_read_bytes_per_s(int threads, int64_t bytes, double seconds) {
+  return probe::stream_read_bytes_per_s(threads, bytes, seconds);
+}
+
+double fma_flops(int threads, double seconds) {
+  return probe::fma_flops(threads, seconds);
+}
+
+}  // namespace helm
