@@ -1,0 +1,72 @@
+"""HELM, an inference engine for large language models: the names that users import."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from helm.errors import (
+    CapacityError,
+    CheckpointError,
+    HelmError,
+    InvalidError,
+    OutOfMemoryError,
+    TokenizerError,
+)
+
+if TYPE_CHECKING:
+    from helm.batch import TextStream
+    from helm.completion import Completion, TextChunk, Timings
+    from helm.llm import LLM
+    from helm.plan import Plan
+    from helm.sampling import SamplingParams
+    from helm.tokenizer import Tokenizer
+
+    __version__: str
+
+# Looked up when first used: importing helm stays cheap.
+_LAZY = {
+    "LLM": "helm.llm",
+    "SamplingParams": "helm.sampling",
+    "Completion": "helm.completion",
+    "TextChunk": "helm.completion",
+    "Timings": "helm.completion",
+    "TextStream": "helm.batch",
+    "Tokenizer": "helm.tokenizer",
+    "Plan": "helm.plan",
+}
+
+__all__ = [
+    "LLM",
+    "CapacityError",
+    "CheckpointError",
+    "Completion",
+    "HelmError",
+    "InvalidError",
+    "OutOfMemoryError",
+    "Plan",
+    "SamplingParams",
+    "TextChunk",
+    "TextStream",
+    "Timings",
+    "Tokenizer",
+    "TokenizerError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("helm-llm")
+    elif name in _LAZY:
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+    else:
+        raise AttributeError(f"module 'helm' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

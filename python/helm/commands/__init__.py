@@ -1,0 +1,1 @@
+"""The subcommands of helm-llm, one module each."""

@@ -1,0 +1,175 @@
+"""Options, plan line and summary that several commands share; knows nothing of their output."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from helm.completion import Completion
+
+if TYPE_CHECKING:
+    from helm.llm import LLM
+
+DTYPES = ("auto", "f32", "f16", "bf16")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options that say what is loaded, and how."""
+    group = parser.add_argument_group("model")
+    group.add_argument("--revision", help="branch, tag or commit of a Hugging Face id")
+    group.add_argument(
+        "--context", type=int, metavar="N", help="positions for prompt and output (the model's)"
+    )
+    group.add_argument("--dtype", choices=DTYPES, default="auto", help="weights (as stored)")
+    group.add_argument("--kv-dtype", choices=DTYPES, default="auto", help="KV cache")
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (as planned)")
+    group.add_argument("-q", "--quiet", action="store_true", help="no plan line, no summary")
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of SamplingParams; what is not given is the model's own default."""
+    group = parser.add_argument_group("sampling (default: as the model recommends, else greedy)")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="new tokens at most")
+    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    group.add_argument("--top-p", type=float, metavar="P")
+    group.add_argument("--top-k", type=int, metavar="K")
+    group.add_argument("--min-p", type=float, metavar="P")
+    group.add_argument("--repetition-penalty", type=float, metavar="R", help="1 is off")
+    group.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end before TEXT (may be repeated)"
+    )
+    group.add_argument("--seed", type=int, metavar="N", help="same seed, same text")
+
+
+def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The sampling parameters that were given, by their names."""
+    names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    options = {name: getattr(args, name) for name in (*names, "stop", "seed")}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def load(args: argparse.Namespace) -> LLM:
+    """The model that the options name; a progress bar on a terminal when it takes a while."""
+    from helm.llm import LLM
+
+    with LoadProgress() as progress:
+        return LLM(
+            args.model,
+            revision=args.revision,
+            context=args.context,
+            dtype=args.dtype,
+            kv_dtype=args.kv_dtype,
+            threads=args.threads,
+            progress=progress.update if sys.stderr.isatty() else None,
+        )
+
+
+class LoadProgress:
+    """A bar on stderr, shown once loading has taken longer than `_patience_s`."""
+
+    _patience_s = 0.3
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> LoadProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, done_bytes: int, total_bytes: int) -> None:
+        """Called by the runtime as weights arrive."""
+        if self._bar is None:
+            if time.monotonic() - self._start < self._patience_s:
+                return
+            self._show(total_bytes)
+        self._bar.update(self._task, completed=done_bytes)
+
+    def _show(self, total_bytes: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+        self._bar = Progress(
+            "loading weights",
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._bar.add_task("load", total=total_bytes)
+        self._bar.start()
+
+
+def plan_line(llm: LLM) -> str:
+    """What runs where: model, parameters, bytes, KV cache, device, threads, kernel tier."""
+    plan, stats = llm.plan, llm.stats
+    elements = {tensor.name: math.prod(tensor.shape) for tensor in plan.tensors}
+    held = dict.fromkeys(tensor.dtype for tensor in plan.tensors if len(tensor.shape) == 2)
+    kv_bytes = sum(use.kv_bytes for use in plan.memory.values())
+    devices = dict.fromkeys(unit.device for unit in plan.units)
+    parts = [
+        f"{llm.name} ({plan.model.architecture})",
+        f"{_count(sum(elements.values()))} parameters",
+        f"weights {binary_bytes(stats['weights_bytes'])} {'+'.join(held)}",
+        f"KV {plan.kv.dtype}, context {llm.context}, up to {binary_bytes(kv_bytes)}",
+        f"{'+'.join(devices)}, {stats['threads']} threads, {stats['isa']}",
+    ]
+    return f"[plan: {' | '.join(parts)}]"
+
+
+def say_plan(llm: LLM) -> None:
+    """The plan line and what the planner found worth saying."""
+    say(plan_line(llm))
+    for notice in llm.plan.notices:
+        say(f"note: {notice}")
+
+
+def summary_line(llm: LLM, completion: Completion) -> str:
+    """What was reached: prompt tokens/s, time to first token, decode tokens/s, bandwidth."""
+    t = completion.timings
+    parts = [f"prompt {completion.prompt_tokens} tokens"]
+    reused = completion.prompt_tokens - t.prefill_tokens
+    if not completion.tokens:
+        return f"[{parts[0]} | nothing generated | {completion.finish_reason}]"
+    if reused > 0:
+        parts[0] += f" ({reused} reused)"
+    parts[0] += f", {t.prefill_tokens_per_s:,.1f} tokens/s"
+    parts.append(f"first token {t.ttft_s * 1e3:,.1f} ms")
+    decode = f"decode {len(completion.tokens)} tokens"
+    if t.decode_tokens:
+        decode += f", {t.decode_tokens_per_s:,.1f} tokens/s"
+        parts += [decode, f"{t.decode_bytes_per_s / 1e9:,.2f} GB/s"]
+    else:
+        parts.append(decode)
+    parts.append(completion.finish_reason)
+    return f"[{' | '.join(parts)}]"
+
+
+def say(text: str) -> None:
+    """A line for the person at the terminal, kept apart from the generated text."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def binary_bytes(count: float) -> str:
+    """ "12.3 MiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _count(number: int) -> str:
+    """ "1.24 B", "0.26 M"."""
+    for size, unit in ((1e9, "B"), (1e6, "M")):
+        if number >= size / 10:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:,}"

@@ -1,0 +1,130 @@
+"""`helm-llm doctor`: what this machine offers HELM and which choices follow; loads no model."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from helm.commands.common import binary_bytes
+
+HELP = "show CPU, kernel tier, memory, huge pages, GPU and versions"
+EPILOG = """examples:
+  helm-llm doctor
+  helm-llm doctor --json > machine.json
+  HELM_CPU_ISA=avx2 helm-llm doctor       with a lower kernel tier
+"""
+PACKAGES = ("numpy", "safetensors", "huggingface-hub", "tokenizers", "jinja2", "rich")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds this command's options."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    report = gather()
+    if args.json:
+        print(json.dumps(report, indent=2))
+    else:
+        _show(report)
+    return 0
+
+
+def gather() -> dict[str, Any]:
+    """Everything doctor knows, as plain JSON values. Sizes are bytes."""
+    from helm import _helm
+    from helm.hub import bundled_model
+    from helm.machine import read_machine
+
+    chosen, reason = _helm.isa_choice()
+    return {
+        "versions": {"helm-llm": _version("helm-llm"), **_versions()},
+        "cpu": _cpu_model(Path("/proc/cpuinfo")),
+        "isa": {"chosen": chosen, "reason": reason, "tiers": list(_helm.isa_tiers())},
+        "machine": dataclasses.asdict(read_machine()),
+        "bundled_model": str(bundled_model()),
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        **{name: _version(name) for name in PACKAGES},
+    }
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu_model(cpuinfo: Path) -> str:
+    try:
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _show(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in _rows(report):
+        table.add_row(name, text)
+    # A pipe has no width of its own: lines stay whole there.
+    Console(width=None if sys.stdout.isatty() else 240, markup=False).print(table)
+
+
+def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+    machine, isa, nvidia = report["machine"], report["isa"], report["machine"]["nvidia"]
+    quota = machine["cpu_quota"]
+    cores = f"{machine['physical_cores']} physical, {machine['logical_cpus']} logical CPUs usable"
+    limit = "no cgroup limit" if quota is None else f"cgroup limit of {quota:g} CPUs"
+    rows = [
+        ("HELM", f"{report['versions']['helm-llm']}"),
+        ("CPU", report["cpu"]),
+        ("cores", f"{cores}, {limit}; HELM uses {machine['threads']} threads"),
+        ("kernels", f"{isa['chosen']}: {isa['reason']}"),
+    ]
+    for tier in isa["tiers"]:
+        rows.append((f"  {tier['name']}", _tier(tier)))
+    gpu = f"NVIDIA driver {nvidia['version']}" if nvidia["found"] else f"none: {nvidia['reason']}"
+    rows += [
+        ("memory", f"{binary_bytes(machine['memory_bytes'])} free, cgroup limits included"),
+        ("huge pages", _huge_pages(machine["huge_pages"])),
+        ("GPU", gpu),
+        ("model", f"bundled: {report['bundled_model']}"),
+    ]
+    rows += [(name, text) for name, text in report["versions"].items() if name != "helm-llm"]
+    return rows
+
+
+def _tier(tier: dict[str, Any]) -> str:
+    return f"{'yes' if tier['available'] else 'no'}: {tier['reason']}"
+
+
+def _huge_pages(mode: str) -> str:
+    why = {
+        "always": "the system uses them wherever it can",
+        "madvise": "HELM asks for them for its weights",
+        "never": "switched off; echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        "absent": "the kernel does not offer transparent huge pages",
+    }
+    return f"{mode}: {why[mode]}" if mode in why else mode

@@ -1,0 +1,99 @@
+"""`helm-llm run`: continues one prompt; streams text to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from helm.commands import common
+from helm.errors import InvalidError
+
+HELP = "continue a prompt and show how fast it went"
+EPILOG = """examples:
+  helm-llm run
+  helm-llm run bundled "The little dog"
+  helm-llm run Qwen/Qwen3-0.6B "Water boils at" --max-tokens 64
+  helm-llm run ./my-model --file prompt.txt --temperature 0.7 --top-p 0.9 --seed 1
+  echo "Once upon a time" | helm-llm run ./my-model - --json
+"""
+DEFAULT_PROMPT = "Once upon a time"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds this command's options."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="local folder or Hugging Face id (default: the small bundled model)",
+    )
+    parser.add_argument(
+        "prompt",
+        nargs="?",
+        metavar="PROMPT",
+        help=f'text to continue, - for standard input (default: "{DEFAULT_PROMPT}")',
+    )
+    parser.add_argument("--file", metavar="PROMPTFILE", help="read the prompt from a file")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    common.add_sampling_arguments(parser)
+    common.add_model_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; 0, or 130 when Ctrl-C ended the text early."""
+    prompt = _prompt(args)
+    options = common.sampling_options(args)
+    with common.load(args) as llm:
+        if not args.quiet and not args.json:
+            common.say_plan(llm)
+        interrupted = False
+        stream = llm.stream(prompt, **options)
+        try:
+            for chunk in stream:
+                if not args.json:
+                    sys.stdout.write(chunk.text)
+                    sys.stdout.flush()
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            stream.close()
+        completion = stream.completion
+        if args.json:
+            result = {**completion.to_dict(), "plan": common.plan_line(llm)}
+            print(json.dumps(result, ensure_ascii=False))
+        else:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+            if not args.quiet:
+                common.say(common.summary_line(llm, completion))
+    return 130 if interrupted else 0
+
+
+def _prompt(args: argparse.Namespace) -> str:
+    if args.file is not None and args.prompt is not None:
+        raise InvalidError("[run] give the prompt either as an argument or with --file, not both")
+    if args.file is not None:
+        try:
+            data = Path(args.file).read_bytes()
+        except OSError as error:
+            raise InvalidError(
+                f"[run] cannot read {args.file}: {error.strerror}; --file needs a readable text "
+                "file"
+            ) from None
+        return _text(data, args.file)
+    if args.prompt == "-":
+        return _text(sys.stdin.buffer.read(), "standard input")
+    return DEFAULT_PROMPT if args.prompt is None else str(args.prompt)
+
+
+def _text(data: bytes, source: str) -> str:
+    """UTF-8 text without the newline that editors and echo put at the end."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidError(
+            f"[run] {source} is not UTF-8 text (byte {error.start}); convert it first"
+        ) from None
+    return text.removesuffix("\n").removesuffix("\r")

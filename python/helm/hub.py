@@ -1,0 +1,124 @@
+"""Finds the folder of a model: bundled, local or on the Hugging Face hub; reads no weights."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from helm.errors import CheckpointError, InvalidError
+
+# What a checkpoint needs. Weights that are pickled, or stored a second time for other software
+# (original/, onnx/, consolidated*), are left on the hub.
+ALLOWED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "vocab.txt", "merges.txt"]
+IGNORED = ["*/*.safetensors", "*/*.json", "*/*.model", "consolidated*.safetensors"]
+
+BUNDLED = "bundled"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
+
+
+def resolve_model(model: str | os.PathLike[str] | None, revision: str | None = None) -> Path:
+    """The local folder of `model`.
+
+    None or "bundled" is the bundled model; a folder is taken as it is; anything else must be a
+    Hugging Face id, which is downloaded into the hub's cache (progress on stderr; HF_HUB_OFFLINE,
+    HF_HOME and HF_TOKEN are honoured). CheckpointError says what is missing and what to do.
+    """
+    if model is None or (model == BUNDLED and not Path(BUNDLED).is_dir()):
+        return bundled_model()
+    if not isinstance(model, (str, os.PathLike)):
+        raise InvalidError(
+            f"[model] expected a folder or a Hugging Face id, got {type(model).__name__}; "
+            "a transformers model in memory goes to helm.LLM.from_torch(module)"
+        )
+    text = os.fspath(model)
+    path = Path(text).expanduser()
+    if not text:
+        raise InvalidError("[model] the model's name is empty; give a folder or an id")
+    if path.is_dir():
+        if revision is not None:
+            raise InvalidError(
+                f"[model] {text} is a local folder, revision {revision!r} applies only to "
+                "Hugging Face ids; leave it out"
+            )
+        return path
+    if path.is_file():
+        raise CheckpointError(
+            f"[model] {text} is a file; give the folder that holds config.json and the "
+            f".safetensors files (here: {path.parent})"
+        )
+    if isinstance(model, Path) or not _HUB_ID.fullmatch(text) or ".." in text:
+        raise CheckpointError(
+            f"[model] no folder {text}; give an existing folder, or a Hugging Face id such as "
+            "Qwen/Qwen3-0.6B"
+        )
+    return _download(text, revision)
+
+
+def bundled_model() -> Path:
+    """Folder of the small model that comes with HELM."""
+    from importlib.resources import files
+
+    path = Path(str(files("helm") / "bundled"))
+    if not (path / "config.json").is_file():
+        raise CheckpointError(
+            f"[model] the bundled model is missing from this installation ({path}); reinstall "
+            "helm-llm, or name a model: helm-llm run MODEL"
+        )
+    return path
+
+
+def _download(repo_id: str, revision: str | None) -> Path:
+    from huggingface_hub import errors, snapshot_download
+
+    wanted = f"{repo_id} at revision {revision}" if revision else repo_id
+    try:
+        folder = Path(
+            snapshot_download(
+                repo_id, revision=revision, allow_patterns=ALLOWED, ignore_patterns=IGNORED
+            )
+        )
+    except errors.GatedRepoError as error:
+        raise CheckpointError(
+            f"[hub] {repo_id} is gated: accept its licence at https://huggingface.co/{repo_id}, "
+            "then log in with `hf auth login` or set HF_TOKEN"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise CheckpointError(
+            f"[hub] {repo_id} has no revision {revision!r}; give one of its branches, tags or "
+            "commit hashes"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"[hub] there is no folder {repo_id} here and no such model on the Hugging Face hub; "
+            "check the spelling, and for a private model log in with `hf auth login`"
+        ) from error
+    except errors.HFValidationError as error:
+        raise CheckpointError(f"[hub] {repo_id!r} is not a Hugging Face id: {error}") from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        raise CheckpointError(_not_cached(wanted)) from error
+    except Exception as error:  # the HTTP client's own errors differ between hub versions
+        raise CheckpointError(
+            f"[hub] downloading {wanted} failed: {type(error).__name__}: {error}; run the command "
+            "again, finished files are kept"
+        ) from error
+    if not any(folder.glob("*.safetensors")):
+        raise CheckpointError(
+            f"[hub] {wanted} has no .safetensors weights (pickled .bin and GGUF files are not "
+            "read); choose a repository with safetensors, or convert it with transformers' "
+            "save_pretrained"
+        )
+    return folder
+
+
+def _not_cached(wanted: str) -> str:
+    offline = os.environ.get("HF_HUB_OFFLINE", "").strip().upper() in {"1", "ON", "YES", "TRUE"}
+    if offline:
+        return (
+            f"[hub] {wanted} is not in the local cache and HF_HUB_OFFLINE is set; unset it to "
+            "download, or give a local folder"
+        )
+    return (
+        f"[hub] {wanted} is neither a local folder nor in the cache, and the Hugging Face hub "
+        "cannot be reached; check the network, or give a local folder"
+    )

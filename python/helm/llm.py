@@ -1,0 +1,356 @@
+"""The Python API: a loaded model that turns prompts into text; no pricing, no parsing of files."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+import os
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, cast, overload
+
+from helm.batch import Batch, Job, TextStream
+from helm.completion import Completion
+from helm.errors import CapacityError, InvalidError, TokenizerError
+from helm.loading import LoadedModel, LoadOptions, Progress, load_from_torch, load_model
+from helm.sampling import SamplingParams, sampling_params
+from helm.sequences import Sequences
+from helm.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from helm.config import ModelConfig
+    from helm.plan import Plan
+
+Prompt = str | Sequence[int]
+ADVANCE_S = 0.05  # how long native code runs between two chances for Ctrl-C
+
+
+class LLM:
+    """A model ready to generate.
+
+    model: a local folder, a Hugging Face id, or None for the small bundled model.
+    revision: branch, tag or commit of a Hugging Face id.
+    context: positions a sequence may have, prompt and output; None: the model's own limit.
+    max_sequences: prompts generating together at most.
+    dtype: how weights are held, "auto" (as stored), "f32", "f16" or "bf16".
+    kv_dtype: the same for the KV cache. page_tokens: positions per KV page.
+    threads: None: as planned for this machine.
+    progress: called with (done_bytes, total_bytes) while weights load; may raise to cancel.
+
+    Raises HelmError subclasses that say what was found and what to do. Several LLM objects may
+    live in one process, and one may be used from several threads.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        revision: str | None = None,
+        context: int | None = None,
+        max_sequences: int = 8,
+        dtype: str = "auto",
+        kv_dtype: str = "auto",
+        threads: int | None = None,
+        page_tokens: int = 512,
+        progress: Progress | None = None,
+    ) -> None:
+        options = LoadOptions(
+            context, max_sequences, dtype, kv_dtype, threads, page_tokens, progress
+        )
+        self._start(load_model(model, revision, options))
+
+    @classmethod
+    def from_torch(
+        cls,
+        module: Any,
+        *,
+        tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
+        context: int | None = None,
+        max_sequences: int = 8,
+        dtype: str = "auto",
+        kv_dtype: str = "auto",
+        threads: int | None = None,
+        page_tokens: int = 512,
+        progress: Progress | None = None,
+    ) -> LLM:
+        """From a transformers model in memory: its config and its state dict.
+
+        Contiguous CPU tensors of the planned dtype are shared, not copied: the module must not be
+        changed while the LLM is in use. Others are copied. `tokenizer` (a Tokenizer, or a folder
+        with tokenizer.json) is needed only for text; token ids work without one.
+        """
+        options = LoadOptions(
+            context, max_sequences, dtype, kv_dtype, threads, page_tokens, progress
+        )
+        self = cls.__new__(cls)
+        self._start(load_from_torch(module, tokenizer, options))
+        return self
+
+    def _start(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._engine: Any = loaded.engine
+        loaded.engine = None
+        self._sequences = Sequences(self._engine, self.context)
+
+    @property
+    def plan(self) -> Plan:
+        """What runs where, and the memory it takes."""
+        return self._loaded.plan
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's architecture."""
+        return self._loaded.config
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """None for a model without one (from_torch)."""
+        return self._loaded.tokenizer
+
+    @property
+    def name(self) -> str:
+        """The folder's name, the Hugging Face id or the module's class."""
+        return self._loaded.name
+
+    @property
+    def context(self) -> int:
+        """Positions a sequence may have, prompt and output together."""
+        return self.plan.limits.context
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return self.plan.model.vocab_size
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """The engine's own account: bytes, threads, kernel tier, load time."""
+        return dict(self._open_engine().stats)
+
+    @overload
+    def generate(
+        self,
+        prompts: str | Sequence[int],
+        sampling: SamplingParams | None = None,
+        **overrides: Any,
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        sampling: SamplingParams | None = None,
+        **overrides: Any,
+    ) -> list[Completion]: ...
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling: SamplingParams | None = None,
+        **overrides: Any,
+    ) -> Completion | list[Completion]:
+        """Continue one prompt or many.
+
+        prompts: text, token ids, or a list of either; many run together. Sampling parameters are
+        those of SamplingParams, given as an object, as keywords, or both (keywords win). Text
+        gets the tokenizer's special tokens, token ids are taken as they are. Returns a Completion
+        for one prompt, a list in the same order for a list. Nothing starts if one prompt is bad.
+        Ctrl-C (KeyboardInterrupt) ends it and leaves the LLM usable.
+        """
+        engine = self._open_engine()
+        params = sampling_params(sampling, overrides)
+        single, many = _split_prompts(prompts)
+        jobs = [self._job(self._prompt_tokens(prompt, i), params) for i, prompt in many]
+        with self._sequences.batch(max(job.capacity for job in jobs)):
+            batch = Batch(engine, self.tokenizer, jobs)
+            try:
+                while not batch.done:
+                    for _ in batch.advance(ADVANCE_S):
+                        pass
+            finally:
+                batch.cancel()
+        completions = [batch.completion(i) for i in range(len(jobs))]
+        return completions[0] if single else completions
+
+    def stream(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, **overrides: Any
+    ) -> TextStream:
+        """Continue one prompt; an iterator of TextChunk(text, tokens, finish_reason).
+
+        The last chunk has the finish reason and the whole `completion`. Leaving the loop early
+        ends the generation as soon as the stream is closed or dropped.
+        """
+        self._open_engine()
+        params = sampling_params(sampling, overrides)
+        single, many = _split_prompts(prompt)
+        if not single:
+            raise InvalidError("[stream] takes one prompt, got a list; generate() takes many")
+        job = self._job(self._prompt_tokens(many[0][1], None), params)
+        sequence = self._sequences.open(job.capacity)
+        return self._start_stream(
+            dataclasses.replace(job, sequence=sequence),
+            lambda _: self._sequences.close(sequence),
+        )
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling: SamplingParams | None = None,
+        **options: Any,
+    ) -> Completion:
+        """The assistant's next message of a conversation, after the model's chat template.
+
+        messages: [{"role": "system" | "user" | "assistant", "content": text}, ...]. The KV cache
+        of the last conversation is kept: what the new prompt shares with it is not computed
+        again. Options: sampling parameters, `tools` and `template_variables` (a dict).
+        """
+        with self.chat_stream(messages, sampling, **options) as stream:
+            for _ in stream:
+                pass
+        return stream.completion
+
+    def chat_stream(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling: SamplingParams | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        **overrides: Any,
+    ) -> TextStream:
+        """`chat` as a stream of TextChunks."""
+        self._open_engine()
+        params = sampling_params(sampling, overrides)
+        if self.tokenizer is None:
+            raise TokenizerError("[chat] this model has no tokenizer; give one to from_torch()")
+        text = self.tokenizer.render_chat(messages, tools=tools, **(template_variables or {}))
+        tokens = self.tokenizer.encode(text, add_special_tokens=False)
+        job = self._job(self._checked_tokens(tokens, "the conversation"), params, chat=True)
+        kept = self._sequences.lease_chat(job.tokens, job.capacity)
+        return self._start_stream(
+            dataclasses.replace(job, sequence=kept.sequence, cached=len(kept.tokens)),
+            lambda completion: self._sequences.settle(kept, tokens + completion.tokens),
+        )
+
+    def _start_stream(self, job: Job, on_close: Callable[[Completion], None]) -> TextStream:
+        try:
+            batch = Batch(self._open_engine(), self.tokenizer, [job])
+        except BaseException:
+            self._sequences.close(job.sequence)
+            raise
+        return TextStream(batch, on_close)
+
+    def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Logits of every position, float32 [len(tokens), vocab_size]; row i predicts token i+1."""
+        import numpy
+
+        engine = self._open_engine()
+        ids = self._checked_tokens(_token_ids(tokens, "tokens"), "tokens")
+        sequence = self._sequences.open(len(ids))
+        try:
+            rows = engine.forward(sequence, numpy.asarray(ids, dtype=numpy.int32), all=True)
+        finally:
+            self._sequences.close(sequence)
+        return cast("npt.NDArray[np.float32]", rows)
+
+    def close(self) -> None:
+        """Frees the weights and the KV cache. Further calls raise InvalidError."""
+        if self._engine is not None:
+            self._sequences.drop_idle()
+        self._engine = None
+        self._sequences = Sequences(None, 0)
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open_engine(self) -> Any:
+        if self._engine is None:
+            raise InvalidError("[generate] this LLM is closed; make a new one")
+        return self._engine
+
+    def _prompt_tokens(self, prompt: Prompt, index: int | None) -> list[int]:
+        where = "the prompt" if index is None else f"prompt {index}"
+        if not isinstance(prompt, str):
+            return self._checked_tokens(_token_ids(prompt, where), where)
+        if self.tokenizer is None:
+            raise TokenizerError(
+                "[generate] this model has no tokenizer; give token ids, or a tokenizer to "
+                "from_torch()"
+            )
+        if not prompt:
+            raise InvalidError(f"[generate] {where} is empty; give at least one character")
+        return self._checked_tokens(self.tokenizer.encode(prompt), where)
+
+    def _checked_tokens(self, ids: list[int], where: str) -> list[int]:
+        if not ids:
+            raise InvalidError(f"[generate] {where} has no tokens; give at least one")
+        for position, token in enumerate(ids):
+            if not 0 <= token < self.vocab_size:
+                raise InvalidError(
+                    f"[generate] {where}: token {position} is {token}, outside the model's "
+                    f"vocabulary of {self.vocab_size} (ids 0 to {self.vocab_size - 1})"
+                )
+        if len(ids) > self.context:
+            raise CapacityError(
+                f"[generate] {where} has {len(ids)} tokens, the context holds {self.context}; "
+                "shorten the prompt or raise the context (--context)"
+            )
+        return ids
+
+    def _job(self, tokens: list[int], params: SamplingParams, chat: bool = False) -> Job:
+        sampling = params.resolve(dataclasses.asdict(self._loaded.defaults))
+        room = self.context - len(tokens) + 1  # the last sampled token is never cached
+        wanted = room if sampling.max_tokens is None else sampling.max_tokens
+        stops = set(sampling.stop_token_ids or ())
+        if not sampling.ignore_eos:
+            stops.update(self._loaded.defaults.eos_token_ids)
+            eos = self.tokenizer.eos_token_id if chat and self.tokenizer else None
+            stops.update(() if eos is None else (eos,))
+        return Job(
+            tokens=tokens,
+            sampling=sampling,
+            max_tokens=min(wanted, room),
+            stop_tokens=sorted(stops),
+            seeded_text=not chat,
+        )
+
+
+def _split_prompts(prompts: Any) -> tuple[bool, list[tuple[int | None, Any]]]:
+    """Whether it is one prompt, and the prompts with their index in a list."""
+    if isinstance(prompts, str):
+        return True, [(None, prompts)]
+    if hasattr(prompts, "tolist"):  # numpy array or torch tensor
+        prompts = prompts.tolist()
+    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Sequence):
+        raise InvalidError(
+            f"[generate] a prompt is text or a list of token ids, got {type(prompts).__name__}"
+        )
+    if not prompts:
+        raise InvalidError("[generate] the prompt is empty; give text or at least one token id")
+    if all(isinstance(p, numbers.Integral) for p in prompts):
+        return True, [(None, prompts)]
+    return False, list(enumerate(prompts))
+
+
+def _token_ids(tokens: Any, where: str) -> list[int]:
+    if hasattr(tokens, "tolist"):
+        tokens = tokens.tolist()
+    if isinstance(tokens, (str, bytes, Mapping)) or not isinstance(tokens, Sequence):
+        raise InvalidError(
+            f"[generate] {where} must be text or a list of token ids, got {type(tokens).__name__}"
+        )
+    for token in tokens:
+        if isinstance(token, bool) or not isinstance(token, numbers.Integral):
+            raise InvalidError(f"[generate] {where}: {token!r} is not a token id (an integer)")
+    return [int(token) for token in tokens]

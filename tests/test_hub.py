@@ -1,0 +1,142 @@
+"""Finding a model's folder; the hub is replaced by functions that fail as it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NoReturn
+
+import huggingface_hub
+import pytest
+from helm import hub
+from helm.errors import CheckpointError, InvalidError
+from huggingface_hub import errors
+
+
+class Response:
+    """As much of an HTTP response as the hub's exceptions look at."""
+
+    def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
+        self.request = None
+        self.status_code = 404
+
+
+def hub_error(kind: type[Exception]) -> Exception:
+    try:
+        return kind("refused", response=Response())  # type: ignore[call-arg]
+    except TypeError:
+        return kind("refused")
+
+
+def raises(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def snapshot_download(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+
+
+@pytest.fixture(autouse=True)
+def online(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+
+def test_local_folders_are_taken_as_they_are(tmp_path: Path) -> None:
+    assert hub.resolve_model(tmp_path) == tmp_path
+    assert hub.resolve_model(str(tmp_path)) == tmp_path
+    with pytest.raises(InvalidError, match="revision 'v1' applies only to Hugging Face ids"):
+        hub.resolve_model(tmp_path, "v1")
+
+
+@pytest.mark.parametrize("name", ["./absent", "/absent/model", "a/b/c", "~/absent", "a\\b", "../x"])
+def test_absent_paths_are_not_looked_up_on_the_hub(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raises(monkeypatch, AssertionError("asked the hub"))
+    with pytest.raises(CheckpointError, match="no folder"):
+        hub.resolve_model(name)
+
+
+def test_a_file_names_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.touch()
+    with pytest.raises(CheckpointError, match=f"is a file.*{tmp_path.name}"):
+        hub.resolve_model(path)
+
+
+@pytest.mark.parametrize("model", ["", 3, b"x"])
+def test_things_that_name_no_model_are_refused(model: Any) -> None:
+    with pytest.raises(InvalidError, match="model"):
+        hub.resolve_model(model)
+
+
+def test_a_hub_id_is_downloaded_without_pickles(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = []
+
+    def snapshot_download(repo_id: str, **options: Any) -> str:
+        calls.append((repo_id, options))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    (tmp_path / "model.safetensors").touch()
+    assert hub.resolve_model("some-org/some.model", "v2") == tmp_path
+    ((repo_id, options),) = calls
+    assert (repo_id, options["revision"]) == ("some-org/some.model", "v2")
+
+    files = ["model.safetensors", "tokenizer.json", "chat_template.jinja", "config.json"]
+    files += ["pytorch_model.bin", "onnx/model.safetensors", "consolidated.safetensors", "a.py"]
+    kept = huggingface_hub.utils.filter_repo_objects(
+        files, allow_patterns=options["allow_patterns"], ignore_patterns=options["ignore_patterns"]
+    )
+    assert list(kept) == files[:4]
+
+
+def test_a_repository_without_safetensors_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"no \.safetensors weights"):
+        hub.resolve_model("org/pickled")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (errors.RepositoryNotFoundError, "no such model on the Hugging Face hub"),
+        (errors.RevisionNotFoundError, "no revision 'v9'"),
+        (errors.GatedRepoError, "accept its licence at https://huggingface.co/org/model"),
+        (errors.LocalEntryNotFoundError, "cannot be reached"),
+        (errors.HFValidationError, "not a Hugging Face id"),
+        (OSError, "downloading org/model at revision v9 failed"),
+        (RuntimeError, "run the command again"),
+    ],
+)
+def test_hub_failures_say_what_to_do(
+    kind: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raises(monkeypatch, hub_error(kind))
+    with pytest.raises(CheckpointError, match=message):
+        hub.resolve_model("org/model", "v9")
+
+
+def test_offline_and_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    raises(monkeypatch, hub_error(errors.LocalEntryNotFoundError))
+    with pytest.raises(CheckpointError, match="not in the local cache and HF_HUB_OFFLINE is set"):
+        hub.resolve_model("org/model")
+
+
+def test_ctrl_c_during_a_download_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot_download(*_: object, **__: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    with pytest.raises(KeyboardInterrupt):
+        hub.resolve_model("org/model")
+
+
+def test_the_bundled_model_is_the_default() -> None:
+    folder = hub.resolve_model(None)
+    assert (folder / "config.json").is_file()
+    assert hub.resolve_model("bundled") == folder

@@ -1,0 +1,287 @@
+"""Tokenizer, incremental decoding and chat templates; the oracle is decoding everything at once."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from helm.errors import TokenizerError
+from helm.tokenizer import Tokenizer
+from tokenizers import (
+    AddedToken,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from tokenizers import Tokenizer as Backend
+
+WORDS = ["a", " ", "you", "你好", "😀", "é", "\n", "�", "  x", "the quick", ".", "<0x41>"]
+CORPUS = [
+    "Once upon a time there was a fox. 你好 émoji 😀 naïve façade",
+    "   indented\n\ttext",
+] * 20
+
+
+def byte_level() -> Backend:
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=360,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|end|>"],
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    return backend
+
+
+def sentencepiece() -> Backend:
+    """Llama-like: a prepended space that decoding strips again, and byte fallback."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
+    pieces += ["▁", "a", "b", "x", "é", ".", "▁a", "ab", "▁ab", "▁x"]
+    backend = Backend(
+        models.BPE(
+            vocab={piece: i for i, piece in enumerate(pieces)},
+            merges=[("▁", "a"), ("a", "b"), ("▁a", "b"), ("▁", "x")],
+            unk_token="<unk>",
+            byte_fallback=True,
+            fuse_unk=True,
+        )
+    )
+    backend.add_special_tokens([AddedToken(t, special=True) for t in ("<unk>", "<s>", "</s>")])
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return backend
+
+
+BACKENDS = {"byte-level": byte_level, "sentencepiece": sentencepiece}
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return Tokenizer(BACKENDS[request.param]())
+
+
+def streamed(tokenizer: Tokenizer, prompt: list[int], tokens: list[int]) -> list[str]:
+    detokenizer = tokenizer.detokenizer(prompt)
+    return [*(detokenizer.push(token) for token in tokens), detokenizer.flush()]
+
+
+def test_streaming_valid_text_equals_decoding_at_once(tokenizer: Tokenizer) -> None:
+    rng = random.Random(1)
+    for _ in range(300):
+        text = "".join(rng.choice(WORDS) for _ in range(rng.randrange(1, 60)))
+        tokens = tokenizer.encode(text)
+        pieces = streamed(tokenizer, [], tokens)
+        assert "".join(pieces) == tokenizer.decode(tokens), text
+        if "�" not in text:
+            assert not any("�" in piece for piece in pieces), text
+
+
+def test_streaming_arbitrary_tokens_equals_decoding_at_once(tokenizer: Tokenizer) -> None:
+    rng = random.Random(2)
+    for trial in range(500):
+        tokens = [rng.randrange(tokenizer.vocab_size) for _ in range(rng.randrange(1, 80))]
+        assert "".join(streamed(tokenizer, [], tokens)) == tokenizer.decode(tokens), trial
+
+
+def test_streaming_after_a_prompt_continues_its_text(tokenizer: Tokenizer) -> None:
+    rng = random.Random(3)
+    for _ in range(300):
+        prompt = tokenizer.encode(rng.choice(["a", "ab x", "you and", "é.", "  "]))
+        words = (rng.choice([w for w in WORDS if w != "�"]) for _ in range(12))
+        tokens = tokenizer.encode("".join(words), add_special_tokens=False)
+        whole = tokenizer.decode(prompt + tokens)
+        expected = whole[len(tokenizer.decode(prompt)) :]
+        assert "".join(streamed(tokenizer, prompt, tokens)) == expected
+
+
+def test_a_leading_space_after_the_prompt_is_kept() -> None:
+    tokenizer = Tokenizer(sentencepiece())
+    prompt = tokenizer.encode("ab")
+    following = tokenizer.token_id("▁x")
+    assert following is not None
+    assert tokenizer.decode([following]) == "x"  # what decoding it alone would lose
+    assert streamed(tokenizer, prompt, [following]) == [" x", ""]
+
+
+def test_unfinished_characters_are_held_back() -> None:
+    tokenizer = Tokenizer(byte_level())
+    tokens = [tokenizer.token_id(c) for c in ("ð", "Ł", "ĺ", "ģ")]  # the bytes of U+1F601
+    pieces = streamed(tokenizer, [], [t for t in tokens if t is not None])
+    assert pieces == ["", "", "", "\N{GRINNING FACE WITH SMILING EYES}", ""]
+
+
+def test_decoding_work_per_token_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer(byte_level())
+    detokenizer = tokenizer.detokenizer()
+    longest = 0
+    for token in tokenizer.encode("the fox \N{GRINNING FACE} " * 500):
+        detokenizer.push(token)
+        longest = max(longest, len(detokenizer._tokens))
+    assert longest <= 32
+
+
+def test_special_tokens_follow_the_post_processor() -> None:
+    tokenizer = Tokenizer(sentencepiece())
+    assert tokenizer.encode("a") == [1, *tokenizer.encode("a", add_special_tokens=False)]
+    assert tokenizer.decode([1, *tokenizer.encode("a b"), 2]) == "a b"
+    assert 1 not in Tokenizer(byte_level()).encode("<s>a")
+
+
+def test_truncation_and_padding_of_the_file_are_ignored() -> None:
+    backend = byte_level()
+    backend.enable_truncation(4)
+    backend.enable_padding(length=64)
+    assert 20 < len(Tokenizer(backend).encode("x y z " * 10)) < 64
+
+
+def test_token_text_keeps_the_leading_space() -> None:
+    tokenizer = Tokenizer(sentencepiece())
+    following = tokenizer.token_id("▁x")
+    assert following is not None
+    assert tokenizer.token_text(following) == " x"
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def save(backend: Backend, directory: Path, **config: object) -> Path:
+    backend.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_missing_file_says_what_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"no tokenizer\.json.*save_pretrained"):
+        Tokenizer.from_directory(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", "{nonsense", '{"model": {"type": "?"}}'])
+def test_malformed_files_are_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(TokenizerError, match="cannot be read"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_malformed_tokenizer_config_is_refused(tmp_path: Path) -> None:
+    save(byte_level(), tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(TokenizerError, match="must hold a JSON object"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_a_vocabulary_beyond_the_models_is_refused(tmp_path: Path) -> None:
+    backend = byte_level()
+    size = backend.get_vocab_size()
+    save(backend, tmp_path)
+    Tokenizer.from_directory(tmp_path, size)
+    with pytest.raises(TokenizerError, match=f"ids up to {size - 1}.*vocabulary has {size - 1}"):
+        Tokenizer.from_directory(tmp_path, size - 1)
+
+
+def test_special_tokens_are_read_as_strings_and_as_objects(tmp_path: Path) -> None:
+    save(sentencepiece(), tmp_path, bos_token={"content": "<s>"}, eos_token="</s>")
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
+
+
+# --- chat templates ------------------------------------------------------------------------------
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+TEMPLATE = """{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {{- raise_exception('no tools here') }}
+    {%- endif %}
+    <|{{ message['role'] }}|>{{ message.content | trim }}{{ eos_token }}
+{% endfor %}
+{%- if add_generation_prompt %}
+<|assistant|>
+{%- endif %}"""
+
+
+def with_template(directory: Path, template: object) -> Tokenizer:
+    save(byte_level(), directory, chat_template=template, eos_token="<|end|>")
+    return Tokenizer.from_directory(directory)
+
+
+def test_templates_render_as_transformers_does(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is the oracle here")
+    ours = with_template(tmp_path, TEMPLATE)
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=byte_level(), eos_token="<|end|>", chat_template=TEMPLATE
+    )
+    for prompt in (True, False):
+        expected = theirs.apply_chat_template(
+            MESSAGES, tokenize=False, add_generation_prompt=prompt
+        )
+        assert ours.render_chat(MESSAGES, add_generation_prompt=prompt) == expected
+
+
+def test_template_helpers(tmp_path: Path) -> None:
+    tokenizer = with_template(
+        tmp_path,
+        "{{ tools | tojson }}{% generation %}é{% endgeneration %}{{ strftime_now('%Y') | length }}"
+        "{% for m in messages %}{% break %}{% endfor %}{{ mood }}",
+    )
+    tools = [{"name": "<é>"}]
+    assert tokenizer.render_chat(MESSAGES, tools=tools, mood="!") == '[{"name": "<é>"}]é4!'
+
+
+def test_named_templates_and_files(tmp_path: Path) -> None:
+    entries = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
+    tokenizer = with_template(tmp_path, entries)
+    assert tokenizer.render_chat(MESSAGES) == "D"
+    assert tokenizer.render_chat(MESSAGES, tools=[{}]) == "T"
+    with pytest.raises(TokenizerError, match=r"no chat template named 'rag'.*default, tool_use"):
+        tokenizer.render_chat(MESSAGES, template="rag")
+    (tmp_path / "chat_template.jinja").write_text("F")
+    assert Tokenizer.from_directory(tmp_path).render_chat(MESSAGES) == "F"
+
+
+def test_no_template_is_a_clear_error() -> None:
+    with pytest.raises(TokenizerError, match="has no chat template"):
+        Tokenizer(byte_level()).render_chat(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% if %}", "malformed"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages.append(1) }}", "refused"),
+        ("{{ ''.__class__.__mro__ }}", "refused"),
+    ],
+)
+def test_bad_and_unsafe_templates_are_refused(tmp_path: Path, template: str, message: str) -> None:
+    with pytest.raises(TokenizerError, match=message):
+        with_template(tmp_path, template).render_chat(MESSAGES)
+
+
+@pytest.mark.parametrize("messages", [[], "hello", {"role": "user"}, [1], [{"content": "x"}]])
+def test_bad_messages_are_refused(tmp_path: Path, messages: object) -> None:
+    with pytest.raises(TokenizerError, match="message"):
+        with_template(tmp_path, "x").render_chat(messages)  # type: ignore[arg-type]
+
+
+def test_text_with_lone_surrogates_is_refused() -> None:
+    with pytest.raises(TokenizerError, match="lone surrogate at character 1"):
+        Tokenizer(byte_level()).encode("a\ud800")
