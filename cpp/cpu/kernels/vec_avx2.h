@@ -16,7 +16,8 @@ struct VecAvx2 {
   static constexpr int kTileTokens = 3;       // 4 x 3 accumulators + 3 + 1 = 16 registers
   static constexpr int64_t kPanelRows = 128;  // 256 KiB of L2
   static constexpr int64_t kDirectTokens = 16;
-  // Rows per direct tile by tokens. Six streams or fewer: eight thrash the sets of an 8-way L1.
+  // Rows per direct tile by tokens. For one token six streams measured faster than eight (Zen 4),
+  // which probably crowd the sets of an 8-way L1.
   static constexpr int kRowsPerTokens[5] = {0, 6, 6, 4, 3};
   static constexpr int kDirectTile = 4;
   static constexpr int kOutputVectors[7] = {0, 8, 4, 4, 2, 2, 2};

@@ -16,7 +16,8 @@ struct VecAvx512 {
   static constexpr int kTileTokens = 6;       // 4 x 6 accumulators + 4 + 1 of 32 registers
   static constexpr int64_t kPanelRows = 128;  // 256 KiB of L2
   static constexpr int64_t kDirectTokens = 32;
-  // Rows per direct tile by tokens. Six streams or fewer: eight thrash the sets of an 8-way L1.
+  // Rows per direct tile by tokens. For one token six streams measured faster than eight (Zen 4),
+  // which probably crowd the sets of an 8-way L1.
   static constexpr int kRowsPerTokens[7] = {0, 6, 4, 6, 6, 4, 4};
   static constexpr int kDirectTile = 6;
   static constexpr int kOutputVectors[7] = {0, 8, 8, 4, 4, 4, 4};
