@@ -10,7 +10,6 @@ import pytest
 import reference
 import safetensors.torch
 import small_models
-
 from helm.checkpoint import read_checkpoint
 from helm.config import FAMILIES, load_config
 from helm.errors import CheckpointError, UnsupportedModelError
@@ -112,7 +111,7 @@ def test_untied_head_must_be_there(tmp_path):
     del tensors["lm_head.weight"]
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
     shutil.copy(folder / "config.json", tmp_path)
-    with pytest.raises(CheckpointError, match="no lm_head.weight.*tie_word_embeddings"):
+    with pytest.raises(CheckpointError, match=r"no lm_head\.weight.*tie_word_embeddings"):
         plan_of(tmp_path)
 
 

@@ -142,6 +142,9 @@ def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
     except UnicodeDecodeError as reason:
         raise CheckpointError(f"[load] {path}: the header is not UTF-8: {reason}") from None
     node = parse(text, str(path), CheckpointError)
+    metadata = node.get("__metadata__", {})
+    for key in metadata.names():
+        metadata[key].string()
     tensors = [
         _read_entry(name, node[name], file, 8 + length)
         for name in node.names()
