@@ -101,6 +101,8 @@ def test_in_memory(dtype):
         (pack({"a": {**A, "shape": 6}}), r"a\.shape: expected an array"),
         (pack({"a": {**A, "shape": [2, 4]}}), r"a\.data_offsets: 24 bytes for F32 .* expected 32"),
         (pack({"a": {**A, "shape": [2**40, 2**40]}}), r"a\.data_offsets: 24 bytes"),
+        (pack({"a": {**A, "shape": [2**48] * 60}}), r"a\.data_offsets: 24 bytes"),
+        (pack({"a": {**A, "shape": [1] * 65}}), r"a\.shape: 65 dimensions"),
         (pack({"a": {**A, "data_offsets": [24, 0]}}), r"a\.data_offsets: expected \[begin, end\]"),
         (pack({"a": {**A, "data_offsets": [0, 1, 2]}}), r"a\.data_offsets"),
         (pack({"a": {**A, "data_offsets": [-24, 0]}}), r"a\.data_offsets\[0\]"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 
@@ -60,7 +59,7 @@ OPT = {
 
 
 def read(base, **changes):
-    config = {**copy.deepcopy(base), **changes}
+    config = {**base, **changes}
     return ModelConfig.from_dict({k: v for k, v in config.items() if v != "absent"})
 
 
@@ -204,6 +203,22 @@ def test_old_and_new_rope_keys_agree():
 def test_hostile_values_name_the_key(base, changes, message):
     with pytest.raises(ConfigError, match=message):
         read(base, **changes)
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("value", [10**5000, nested(5000), [10**5000], "x" * 10**6], ids="abcd")
+def test_values_that_cannot_be_shown(value):
+    with pytest.raises(ConfigError, match="hidden_size: expected an integer") as caught:
+        read(LLAMA, hidden_size=value)
+    assert len(str(caught.value)) < 300
+    with pytest.raises(ConfigError, match="rms_norm_eps: expected a finite number"):
+        read(LLAMA, rms_norm_eps=value)
 
 
 @pytest.mark.parametrize(
