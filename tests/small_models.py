@@ -132,7 +132,7 @@ def make_model(name: str, dtype: str = "f32", seed: int = 0) -> torch.nn.Module:
     return model.to(_DTYPES[dtype]).eval()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def model_dir(name: str, dtype: str = "f32") -> Path:
     """The folder of CASES[name] as save_pretrained writes it; shared, so do not change it."""
     folder = _root() / f"{name}-{dtype}"
@@ -141,7 +141,7 @@ def model_dir(name: str, dtype: str = "f32") -> Path:
     return folder
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def expected_logits(name: str, dtype: str = "f32") -> torch.Tensor:
     """transformers' f32 logits [len(PROMPT), vocab] from the weights stored in `dtype`."""
     loaded = transformers.AutoModelForCausalLM.from_pretrained(
