@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
+
 from helm.completion import Output, TextAssembler, Timings
 
 

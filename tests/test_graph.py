@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 
@@ -13,7 +14,7 @@ import reference
 import small_models
 from helm.checkpoint import read_checkpoint
 from helm.config import FAMILIES, load_config
-from helm.errors import CheckpointError, UnsupportedModelError
+from helm.errors import CheckpointError, InvalidError, UnsupportedModelError
 from helm.graph import Linear
 from helm.models import BUILDERS, architectures, build_graph
 from helm.plan import make_plan
@@ -90,9 +91,9 @@ def test_registry_and_config_know_the_same_families():
 
 def test_unknown_architecture_is_named_with_the_known():
     config = load_config(small_models.model_dir("llama"))
-    object.__setattr__(config, "architecture", "MambaForCausalLM")
+    unknown = dataclasses.replace(config, architecture="MambaForCausalLM")
     with pytest.raises(UnsupportedModelError, match=r"MambaForCausalLM.*LlamaForCausalLM, Mist"):
-        build_graph(config)
+        build_graph(unknown)
 
 
 @pytest.mark.parametrize("name", ["llama_tied_sharded", "qwen3", "opt"])
@@ -126,6 +127,12 @@ def test_graph_reads_every_parameter_once(name):
     tied = [graph.units[0].ops[0].table] if len(read) > len(set(read)) else []
     assert sorted(read) == sorted([*parameters, *tied])
     assert set(read) == set(graph.tensors)
+
+
+def test_a_row_wider_than_the_runtime_allows_is_refused():
+    config = load_config(small_models.model_dir("llama"))
+    with pytest.raises(InvalidError, match="'gate_up' would be 16777218 elements wide"):
+        build_graph(dataclasses.replace(config, intermediate_size=2**23 + 1))
 
 
 def test_qkv_and_gate_up_are_one_op_each():

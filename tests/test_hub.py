@@ -7,9 +7,10 @@ from typing import Any, NoReturn
 
 import huggingface_hub
 import pytest
+from huggingface_hub import errors
+
 from helm import hub
 from helm.errors import CheckpointError, InvalidError
-from huggingface_hub import errors
 
 
 class Response:

@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import helm
 import numpy as np
 import pytest
+import torch
+import transformers
+
+import helm
 from helm.hub import bundled_model
 
 STORIES = Path(__file__).parents[2] / "shared" / "models" / "stories260K"
@@ -61,8 +64,6 @@ def test_golden_texts_are_exact_in_f32(dtype: str) -> None:
 
 
 def test_greedy_agrees_with_transformers() -> None:
-    torch = pytest.importorskip("torch", reason="torch is the oracle here")
-    transformers = pytest.importorskip("transformers", reason="transformers is the oracle here")
     model = transformers.AutoModelForCausalLM.from_pretrained(
         bundled_model(), dtype=torch.float32
     ).eval()
@@ -259,11 +260,15 @@ def test_ctrl_c_ends_a_generation_and_leaves_the_llm_usable(llm: helm.LLM) -> No
         timer = threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT))
         timer.start()
         with pytest.raises(KeyboardInterrupt):
-            while True:
-                llm.generate(prompts, max_tokens=None, ignore_eos=True)
+            _generate_for_ever(llm, prompts)
         timer.join()
         assert free_positions(llm) == llm.context
         assert llm.generate(PROMPT, max_tokens=10).tokens == expected
+
+
+def _generate_for_ever(llm: helm.LLM, prompts: Any) -> None:
+    while True:
+        llm.generate(prompts, max_tokens=None, ignore_eos=True)
 
 
 def test_other_threads_run_while_native_code_does(llm: helm.LLM) -> None:
@@ -384,85 +389,3 @@ def test_a_long_chat_reports_the_context_limit() -> None:
 def test_chat_without_a_template_is_refused() -> None:
     with helm.LLM(STORIES) as llm, pytest.raises(helm.TokenizerError, match="no chat template"):
         llm.chat([{"role": "user", "content": "Hi"}])
-
-
-# --- from_torch ----------------------------------------------------------------------------------
-
-
-def tiny_module() -> Any:
-    torch = pytest.importorskip("torch", reason="from_torch takes a torch module")
-    transformers = pytest.importorskip("transformers", reason="from_torch takes its models")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=97, hidden_size=32, intermediate_size=56, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
-        bos_token_id=1, eos_token_id=None, tie_word_embeddings=False,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).eval()
-
-
-def test_from_torch_equals_the_module() -> None:
-    module = tiny_module()
-    import torch
-
-    tokens = [1, 5, 9, 33, 2, 96]
-    with torch.no_grad():
-        expected = module(torch.tensor([tokens])).logits[0].numpy()
-    with helm.LLM.from_torch(module, kv_dtype="f32") as llm:
-        np.testing.assert_allclose(llm.logits(tokens), expected, rtol=1e-4, atol=1e-5)
-        result = llm.generate(tokens, max_tokens=5)
-        assert (len(result.tokens), result.text) == (5, "")
-        for call in (llm.generate, llm.stream):
-            with pytest.raises(helm.TokenizerError, match="no tokenizer"):
-                call("text")
-        with pytest.raises(helm.TokenizerError, match="stop_token_ids"):
-            llm.generate(tokens, stop="x")
-        with pytest.raises(helm.TokenizerError, match="no tokenizer"):
-            llm.chat([{"role": "user", "content": "Hi"}])
-
-
-def test_from_torch_shares_memory_and_keeps_it_alive() -> None:
-    module = tiny_module()
-    import torch
-
-    tokens = [1, 5, 9]
-    with helm.LLM.from_torch(module) as llm:
-        before = llm.logits(tokens)
-        with torch.no_grad():
-            module.lm_head.weight.mul_(2.0)
-        np.testing.assert_allclose(llm.logits(tokens), before * 2, rtol=1e-4, atol=1e-5)
-        del module
-        gc.collect()
-        np.testing.assert_allclose(llm.logits(tokens), before * 2, rtol=1e-4, atol=1e-5)
-
-
-def test_from_torch_takes_what_is_not_contiguous() -> None:
-    module = tiny_module()
-    import torch
-
-    tokens = [1, 5, 9]
-    with torch.no_grad():
-        expected = module(torch.tensor([tokens])).logits[0].numpy()
-        weight = module.model.layers[0].mlp.up_proj.weight
-        weight.data = weight.data.t().contiguous().t()
-    assert not weight.is_contiguous()
-    with helm.LLM.from_torch(module, kv_dtype="f32") as llm:
-        np.testing.assert_allclose(llm.logits(tokens), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_from_torch_with_a_tokenizer() -> None:
-    torch = pytest.importorskip("torch", reason="from_torch takes a torch module")
-    transformers = pytest.importorskip("transformers", reason="from_torch takes its models")
-    module = transformers.AutoModelForCausalLM.from_pretrained(
-        bundled_model(), dtype=torch.bfloat16
-    )
-    with helm.LLM.from_torch(module, tokenizer=bundled_model()) as ours, helm.LLM() as theirs:
-        assert ours.generate(PROMPT, max_tokens=20) is not None
-        expected = theirs.generate(PROMPT, max_tokens=20)
-        assert ours.generate(PROMPT, max_tokens=20).text == expected.text
-
-
-@pytest.mark.parametrize("module", [None, "gpt2", 3])
-def test_from_torch_refuses_what_is_no_module(module: Any) -> None:
-    with pytest.raises(helm.InvalidError, match="from_torch"):
-        helm.LLM.from_torch(module)

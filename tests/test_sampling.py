@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+
 from helm.errors import InvalidError
 from helm.sampling import SamplingParams, sampling_params
 

@@ -7,8 +7,6 @@ import random
 from pathlib import Path
 
 import pytest
-from helm.errors import TokenizerError
-from helm.tokenizer import Tokenizer
 from tokenizers import (
     AddedToken,
     decoders,
@@ -19,6 +17,9 @@ from tokenizers import (
     trainers,
 )
 from tokenizers import Tokenizer as Backend
+
+from helm.errors import TokenizerError
+from helm.tokenizer import Tokenizer
 
 WORDS = ["a", " ", "you", "你好", "😀", "é", "\n", "�", "  x", "the quick", ".", "<0x41>"]
 CORPUS = [

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 from helm.errors import (
     CapacityError,
     CheckpointError,
+    ConfigError,
     HelmError,
     InvalidError,
     OutOfMemoryError,
+    PlanError,
     TokenizerError,
+    UnsupportedModelError,
 )
 
 if TYPE_CHECKING:
@@ -41,16 +44,19 @@ __all__ = [
     "CapacityError",
     "CheckpointError",
     "Completion",
+    "ConfigError",
     "HelmError",
     "InvalidError",
     "OutOfMemoryError",
     "Plan",
+    "PlanError",
     "SamplingParams",
     "TextChunk",
     "TextStream",
     "Timings",
     "Tokenizer",
     "TokenizerError",
+    "UnsupportedModelError",
     "__version__",
 ]
 

@@ -15,6 +15,7 @@ from helm.jsonio import Reader, parse
 
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _MAX_INDEX_BYTES = 256 << 20
+_MAX_DIMENSIONS = 64
 _BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
     **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
@@ -142,6 +143,9 @@ def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
     except UnicodeDecodeError as reason:
         raise CheckpointError(f"[load] {path}: the header is not UTF-8: {reason}") from None
     node = parse(text, str(path), CheckpointError)
+    metadata = node.get("__metadata__", {})
+    for key in metadata.names():
+        metadata[key].string()
     tensors = [
         _read_entry(name, node[name], file, 8 + length)
         for name in node.names()
@@ -157,6 +161,8 @@ def _read_entry(name: str, node: Reader, file: str, base: int) -> TensorInfo:
     if dtype not in _BITS:
         node["dtype"].reject(f"unknown dtype {dtype!r}")
     shape = tuple(extent.integer(0, 2**48) for extent in node["shape"].items())
+    if len(shape) > _MAX_DIMENSIONS:
+        node["shape"].reject(f"{len(shape)} dimensions, expected at most {_MAX_DIMENSIONS}")
     bits = _BITS[dtype]
     for extent in shape:
         bits *= extent
@@ -166,7 +172,7 @@ def _read_entry(name: str, node: Reader, file: str, base: int) -> TensorInfo:
     begin, end = offsets
     if bits != 8 * (end - begin):
         node["data_offsets"].reject(
-            f"{end - begin} bytes for {dtype} of shape {list(shape)}, expected {bits / 8:g}"
+            f"{end - begin} bytes for {dtype} of shape {list(shape)}, expected {-(-bits // 8)}"
         )
     return TensorInfo(name, dtype, shape, file, base + begin, end - begin)
 

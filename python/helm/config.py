@@ -72,7 +72,7 @@ FAMILIES = {
         "qwen3",
         {
             **_ROTARY,
-            **_NO_BIAS,
+            "attention_bias": False,
             "num_key_value_heads": 32,
             "head_dim": 128,
             "sliding_window": 4096,

@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from helm.errors import CheckpointError
+from helm.errors import CheckpointError, InvalidError
 from helm.jsonio import encode
 from helm.rope import RopeTable
 
+MAX_WIDTH = 2**24  # the runtime's bound of a value's width
 Rows = Literal["tokens", "outputs"]
 NormKind = Literal["rms", "layer"]
 ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -243,6 +244,12 @@ class GraphBuilder:
         return name
 
     def value(self, name: str, width: int, rows: Rows = "tokens") -> str:
+        """Declares a buffer [rows, width]; InvalidError if no runtime could hold a row."""
+        if width > MAX_WIDTH:
+            raise InvalidError(
+                f"[plan] value {name!r} would be {width} elements wide; at most {MAX_WIDTH} are "
+                "possible; check the sizes in config.json"
+            )
         value = Value(name, width, rows)
         assert self._values.setdefault(name, value) == value, f"value {name} has two shapes"
         return name

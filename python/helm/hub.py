@@ -25,6 +25,10 @@ def resolve_model(model: str | os.PathLike[str] | None, revision: str | None = N
     HF_HOME and HF_TOKEN are honoured). CheckpointError says what is missing and what to do.
     """
     if model is None or (model == BUNDLED and not Path(BUNDLED).is_dir()):
+        if revision is not None:
+            raise InvalidError(
+                f"[model] the bundled model has no revisions, got {revision!r}; leave it out"
+            )
         return bundled_model()
     if not isinstance(model, (str, os.PathLike)):
         raise InvalidError(

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -55,7 +56,10 @@ class Reader:
         raise self.error(f"[{self.subject}] {self.path or 'top level'}: {message}")
 
     def _expected(self, what: str) -> NoReturn:
-        shown = repr(self.value)
+        try:
+            shown = repr(self.value)
+        except (RecursionError, ValueError):  # nested too deep, or an integer too long to print
+            shown = f"a {type(self.value).__name__}"
         self.reject(f"expected {what}, found {shown if len(shown) <= 60 else shown[:57] + '...'}")
 
     def _child(self, key: str, value: Any) -> Reader:
@@ -102,7 +106,7 @@ class Reader:
         return self.value
 
     def number(self, low: float = -math.inf, high: float = math.inf) -> float:
-        if type(self.value) not in (int, float) or abs(self.value) > 1e300:
+        if type(self.value) not in (int, float) or not abs(self.value) <= 1e300:
             self._expected("a finite number")
         if not low <= self.value <= high:
             self._expected(f"a number from {low:g} to {high:g}")
@@ -144,10 +148,17 @@ def decode(cls: type[T], node: Reader, extra: Iterable[str] = ()) -> T:
 
     `extra` are keys that the caller has read itself (such as "op").
     """
+    schema = _schema(cls)  # type: ignore[arg-type]
+    node.only([*extra, *(key for _, key, _ in schema)])
+    return cls(**{name: _decode(kind, node[key]) for name, key, kind in schema})
+
+
+@functools.cache
+def _schema(cls: type) -> list[tuple[str, str, Any]]:
+    """(field, JSON key, type) of each field of a dataclass."""
     hints = typing.get_type_hints(cls)
-    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    node.only([*extra, *(_RENAMED.get(name, name) for name in names)])
-    return cls(**{name: _decode(hints[name], node[_RENAMED.get(name, name)]) for name in names})
+    names = [field.name for field in dataclasses.fields(cls)]
+    return [(name, _RENAMED.get(name, name), hints[name]) for name in names]
 
 
 def _decode(kind: Any, node: Reader) -> Any:

@@ -106,13 +106,7 @@ def make_plan(
     limits, kv, notices = _fit_kv(budget, limits, kv, shrink=context is None)
     notices += _head_notice(config, checkpoint_tensors)
     return Plan(
-        model=ModelIdentity(
-            config.architecture,
-            _fingerprint(config, checkpoint_tensors),
-            config.vocab_size,
-            config.hidden_size,
-            config.max_context,
-        ),
+        model=_identity(config, checkpoint_tensors),
         limits=limits,
         threads=threads,
         kv=kv,
@@ -319,7 +313,13 @@ def _head_notice(config: ModelConfig, infos: Mapping[str, TensorInfo] | None) ->
     return ["config.json ties the head to the embedding, so lm_head.weight is not used"]
 
 
-def _fingerprint(config: ModelConfig, infos: Mapping[str, TensorInfo] | None) -> str:
+def _identity(config: ModelConfig, infos: Mapping[str, TensorInfo] | None) -> ModelIdentity:
     table = [dataclasses.astuple(infos[name]) for name in sorted(infos)] if infos else []
     identity = json.dumps([dataclasses.asdict(config), table], sort_keys=True)
-    return hashlib.sha256(identity.encode()).hexdigest()
+    return ModelIdentity(
+        config.architecture,
+        hashlib.sha256(identity.encode()).hexdigest(),
+        config.vocab_size,
+        config.hidden_size,
+        config.max_context,
+    )

@@ -19,6 +19,7 @@ EPILOG = """examples:
   echo "Once upon a time" | helm-llm run ./my-model - --json
 """
 DEFAULT_PROMPT = "Once upon a time"
+_ECHOED = 400  # characters; longer prompts are not shown again on the terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     with common.load(args) as llm:
         if not args.quiet and not args.json:
             common.say_plan(llm)
+            if sys.stdout.isatty() and sys.stderr.isatty() and len(prompt) <= _ECHOED:
+                print(prompt, end="", file=sys.stderr, flush=True)  # the text goes on from here
         interrupted = False
         stream = llm.stream(prompt, **options)
         try:

@@ -1,0 +1,315 @@
+"""The command as users run it: pipes, terminals, Ctrl-C, exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from helm.hub import bundled_model
+
+COMMAND = [sys.executable, "-m", "helm"]
+SUMMARY = r"\[prompt \d+ tokens.*tokens/s \| first token .* ms \| decode \d+ tokens.*GB/s \| \w+\]"
+ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "TERM": "xterm", "PYTHONUTF8": "1"}
+
+
+def helm(*arguments: str, stdin: str = "", status: int = 0) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(
+        [*COMMAND, *arguments], input=stdin, env=ENVIRONMENT, capture_output=True, text=True,
+        encoding="utf-8", timeout=120,
+    )  # fmt: skip
+    assert result.returncode == status, result.stderr
+    assert "Traceback" not in result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model slow enough to be interrupted, which never ends by itself."""
+    folder = tmp_path_factory.mktemp("endless")
+    hidden, inner, layers, vocab = 512, 1536, 12, 1024
+    config = json.loads((bundled_model() / "config.json").read_text())
+    config |= {
+        "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+        "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64, "eos_token_id": None,
+        "max_position_embeddings": 16384, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(bundled_model() / name, folder)
+    rng = np.random.default_rng(0)
+    ones = np.ones(hidden, np.float16)
+
+    def matrix(rows: int, columns: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float16]]:
+        return (0.05 * rng.standard_normal((rows, columns), np.float32)).astype(np.float16)
+
+    tensors = {"model.embed_tokens.weight": matrix(vocab, hidden), "model.norm.weight": ones}
+    for layer in range(layers):
+        block = f"model.layers.{layer}"
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{block}.{name}.weight"] = ones
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            tensors[f"{block}.self_attn.{name}.weight"] = matrix(hidden, hidden)
+        for name in ("gate_proj", "up_proj"):
+            tensors[f"{block}.mlp.{name}.weight"] = matrix(inner, hidden)
+        tensors[f"{block}.mlp.down_proj.weight"] = matrix(hidden, inner)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+class Terminal:
+    """A command whose standard streams are a terminal of its own."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._ours, theirs = pty.openpty()
+        self._process = subprocess.Popen(
+            [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=ENVIRONMENT,
+            start_new_session=True, preexec_fn=lambda: _take_terminal(theirs),
+        )  # fmt: skip
+        os.close(theirs)
+        self.output = ""
+
+    def wait_for(self, pattern: str, timeout_s: float = 60) -> str:
+        """Reads until `pattern` shows in what has not been waited for; returns up to its end."""
+        deadline = time.monotonic() + timeout_s
+        while not (found := re.search(pattern, self.output, re.S)):
+            assert time.monotonic() < deadline, f"no {pattern!r} in {self.output!r}"
+            if select.select([self._ours], [], [], 0.1)[0]:
+                self.output += os.read(self._ours, 65536).decode(errors="replace")
+        text, self.output = self.output[: found.end()], self.output[found.end() :]
+        return text
+
+    def type(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def status(self) -> int:
+        """The exit status; what is still written is read, or the process could not end."""
+        deadline = time.monotonic() + 60
+        while self._process.poll() is None:
+            assert time.monotonic() < deadline, self.output
+            if select.select([self._ours], [], [], 0.05)[0]:
+                try:
+                    self.output += os.read(self._ours, 65536).decode(errors="replace")
+                except OSError:  # the other end is closed
+                    self._process.wait(60)
+        os.close(self._ours)
+        return self._process.returncode
+
+
+def _take_terminal(descriptor: int) -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
+
+
+# --- run -----------------------------------------------------------------------------------------
+
+
+def test_run_without_arguments() -> None:
+    result = helm("run")
+    assert len(result.stdout) > 100
+    plan, summary = result.stderr.splitlines()
+    assert re.fullmatch(r"\[plan: bundled .* parameters \| weights .* \| KV .* threads, .*\]", plan)
+    assert re.fullmatch(SUMMARY, summary), summary
+
+
+def test_run_takes_prompts_from_everywhere(tmp_path: Path) -> None:
+    model = str(bundled_model())
+    expected = helm("run", model, "The dog", "--max-tokens", "12").stdout
+    path = tmp_path / "prompt.txt"
+    path.write_bytes(b"The dog\n")
+    for arguments, stdin in (
+        (["run", "bundled", "The dog"], ""),
+        (["run", model, "--file", str(path)], ""),
+        (["run", model, "-"], "The dog\n"),
+        (["run", "--file", str(path)], ""),
+    ):
+        assert helm(*arguments, "--max-tokens", "12", stdin=stdin).stdout == expected
+
+
+def test_run_json() -> None:
+    result = helm("run", "bundled", "The dog", "--max-tokens", "5", "--json")
+    found = json.loads(result.stdout)
+    assert result.stderr == ""
+    assert found["text"] == helm("run", "bundled", "The dog", "--max-tokens", "5").stdout[:-1]
+    assert len(found["tokens"]) == 5
+    assert found["plan"].startswith("[plan: bundled")
+    assert found["timings"]["decode_tokens_per_s"] > 0
+
+
+def test_run_options_reach_the_model() -> None:
+    base = ["run", "bundled", "The dog", "--max-tokens", "12", "-q"]
+    greedy = helm(*base).stdout
+    seeded = [*base, "--temperature", "2", "--top-k", "50", "--top-p", "0.99", "--min-p", "0.01"]
+    first = helm(*seeded, "--seed", "1").stdout
+    assert helm(*seeded, "--seed", "1").stdout == first
+    assert first != greedy
+    assert helm(*base, "--stop", greedy[4:7]).stdout == greedy[: greedy.find(greedy[4:7])] + "\n"
+    longer = ["run", "bundled", "The dog", "--max-tokens", "60", "-q"]
+    assert helm(*longer, "--repetition-penalty", "5").stdout != helm(*longer).stdout
+    single = helm(*base[:-1], "--threads", "1", "--dtype", "f32", "--kv-dtype", "f16")
+    assert re.search(r"weights .* f32 \| KV f16.* 1 threads", single.stderr)
+
+
+def test_output_is_quiet_when_asked() -> None:
+    assert helm("run", "-q", "--max-tokens", "2").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "./absent"], "no folder ./absent"),
+        (["run", "org/not-cached"], "HF_HUB_OFFLINE is set"),
+        (["run", "bundled", ""], "prompt is empty"),
+        (["run", "bundled", "x", "--temperature", "nan"], "temperature must be"),
+        (["run", "bundled", "x", "--max-tokens", "0"], "max_tokens must be"),
+        (["run", "bundled", "x", "--context", "99999"], "context of 99999"),
+        (["run", "bundled", "dog " * 2000], "the context holds"),
+        (["run", "bundled", "x", "--file", "y"], "not both"),
+        (["run", "--file", "./absent"], "cannot read ./absent"),
+        (["run", "bundled", "x", "--threads", "0"], "threads must be"),
+        (["run", "/etc/passwd"], "is a file"),
+        (["run", "bundled", "x", "--revision", "v1"], "revision"),
+        (["chat", "./absent"], "no folder"),
+    ],
+)
+def test_bad_input_is_one_error_line_and_status_2(arguments: list[str], message: str) -> None:
+    result = helm(*arguments, status=2)
+    assert result.stdout == ""
+    *_, last = result.stderr.splitlines()
+    assert last.startswith("error: ")
+    assert message in last
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_bytes(b"ab\xff")
+    assert "not UTF-8 text (byte 2)" in helm("run", "--file", str(path), status=2).stderr
+
+
+def test_usage_errors_and_help() -> None:
+    assert "usage: helm-llm" in helm(status=2).stderr
+    assert "invalid choice" in helm("fly", status=2).stderr
+    assert "examples:" in helm("--help").stdout
+    assert re.fullmatch(r"helm-llm \d+\.\d+.*\n", helm("--version").stdout)
+    for command in ("run", "chat", "doctor"):
+        assert "examples:" in helm(command, "--help").stdout
+
+
+def test_a_reader_that_leaves_ends_it_quietly(endless: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "run", str(endless), "--max-tokens", "16000"],
+        env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.read(3)
+    process.stdout.close()
+    errors = process.stderr.read().decode()
+    assert process.wait(60) == 0
+    assert "Traceback" not in errors
+    assert "BrokenPipe" not in errors
+
+
+def test_text_streams_as_it_is_generated_and_ctrl_c_sums_up(endless: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "run", str(endless), "--max-tokens", "16000"],
+        env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.read(20)  # arrives while the rest is still to come
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    summary = errors.decode().splitlines()[-1]
+    assert re.fullmatch(SUMMARY, summary), summary
+    assert summary.endswith("cancelled]")
+    assert "Traceback" not in errors.decode()
+
+
+def test_run_on_a_terminal(endless: Path) -> None:
+    terminal = Terminal(["run", "--max-tokens", "8"])
+    terminal.wait_for(r"\[plan: bundled.*Once upon a time.*\[prompt \d+ tokens")
+    assert terminal.status() == 0
+    terminal = Terminal(["run", str(endless), "Once", "--max-tokens", "16000"])
+    terminal.wait_for(r"\[plan.*Once.{20}")
+    terminal.type("\x03")
+    terminal.wait_for(r"cancelled\]")
+    assert terminal.status() == 130
+
+
+# --- chat ----------------------------------------------------------------------------------------
+
+
+def test_chat_from_a_pipe_keeps_its_kv() -> None:
+    lines = "Hello\nTell me more\n"
+    result = helm("chat", "bundled", "--max-tokens", "10", "--temperature", "0", stdin=lines)
+    assert len(result.stdout.splitlines()) >= 2
+    plan, first, second = result.stderr.splitlines()
+    assert plan.startswith("[plan")
+    assert "reused" not in first
+    assert re.search(r"\([1-9]\d* reused\)", second)
+
+
+def test_chat_commands() -> None:
+    lines = "/help\nHello\n/reset\nHello\n/nonsense\n/exit\nHello\n"
+    result = helm("chat", "bundled", "--max-tokens", "4", "--temperature", "0", stdin=lines)
+    first, second = result.stdout.splitlines()
+    assert first == second
+    assert "/reset   forget" in result.stderr
+    assert "conversation forgotten" in result.stderr
+    assert "no command /nonsense" in result.stderr
+
+
+def test_chat_says_when_the_context_is_full_and_goes_on() -> None:
+    lines = "dog " * 300 + "\nHi\n"
+    result = helm("chat", "bundled", "--context", "64", "--max-tokens", "4", stdin=lines, status=2)
+    assert "the conversation has" in result.stderr
+    assert "/reset starts over" in result.stderr
+    assert len(result.stdout.splitlines()) == 1
+
+
+def test_chat_on_a_terminal(endless: Path) -> None:
+    terminal = Terminal(["chat", str(endless)])
+    terminal.wait_for(r"\[plan.*> ")
+    terminal.type("Hello\n")
+    terminal.wait_for(r"Hello\r?\n.{20}")
+    terminal.type("\x03")  # stops the answer, not the chat
+    terminal.wait_for(r"\(stopped\).*cancelled\].*> ")
+    terminal.type("Again\n")
+    terminal.wait_for(r"Again\r?\n.{20}")
+    terminal.type("\x03")
+    terminal.wait_for(r"reused.*cancelled\].*> ")
+    terminal.type("\x03")
+    terminal.wait_for(r"Ctrl-D or /exit leaves.*> ")
+    terminal.type("\x04")
+    assert terminal.status() == 0
+
+
+# --- doctor --------------------------------------------------------------------------------------
+
+
+def test_doctor() -> None:
+    text = helm("doctor").stdout
+    for row in ("HELM", "CPU", "cores", "kernels", "memory", "huge pages", "GPU", "tokenizers"):
+        assert re.search(rf"^\s*{row}\s+\S", text, re.M), row
+    report = json.loads(helm("doctor", "--json").stdout)
+    assert report["isa"]["chosen"] in {tier["name"] for tier in report["isa"]["tiers"]}
+    assert report["machine"]["memory_bytes"] > 0
+    assert report["isa"]["reason"]
+    assert report["machine"]["nvidia"]["found"] or report["machine"]["nvidia"]["reason"]

@@ -1,0 +1,102 @@
+"""LLM.from_torch: the module itself is the oracle; memory is shared and kept alive."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import transformers
+
+import helm
+import small_models
+from helm.hub import bundled_model
+
+PROMPT = "Once upon a time"
+
+
+def torch_logits(module: Any, tokens: list[int]) -> npt.NDArray[np.float32]:
+    with torch.no_grad():
+        logits: npt.NDArray[np.float32] = module(torch.tensor([tokens])).logits[0].float().numpy()
+    return logits
+
+
+def assert_same(ours: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> None:
+    assert ours.shape == expected.shape
+    scale = float(np.abs(expected).max())
+    assert scale > 0
+    worst = float(np.abs(ours - expected).max())
+    assert worst <= 2e-5 * scale, f"{worst} against values up to {scale}"
+
+
+@pytest.mark.parametrize("name", sorted(small_models.CASES))
+def test_from_torch_takes_every_family(name: str) -> None:
+    module = small_models.make_model(name)
+    expected = torch_logits(module, small_models.PROMPT)
+    with helm.LLM.from_torch(module, kv_dtype="f32") as llm:
+        assert_same(llm.logits(small_models.PROMPT), expected)
+
+
+def test_from_torch_without_a_tokenizer_takes_token_ids() -> None:
+    tokens = small_models.PROMPT
+    with helm.LLM.from_torch(small_models.make_model("llama"), kv_dtype="f32") as llm:
+        result = llm.generate(tokens, max_tokens=5, ignore_eos=True)
+        assert (len(result.tokens), result.text) == (5, "")
+        for call in (llm.generate, llm.stream):
+            with pytest.raises(helm.TokenizerError, match="no tokenizer"):
+                call("text")
+        with pytest.raises(helm.TokenizerError, match="stop_token_ids"):
+            llm.generate(tokens, stop="x")
+        with pytest.raises(helm.TokenizerError, match="no tokenizer"):
+            llm.chat([{"role": "user", "content": "Hi"}])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_from_torch_shares_memory_and_keeps_it_alive(dtype: str) -> None:
+    module = small_models.make_model("llama", dtype)
+    tokens = small_models.PROMPT
+    with helm.LLM.from_torch(module) as llm:
+        before = llm.logits(tokens)
+        with torch.no_grad():
+            module.lm_head.weight.mul_(2.0)
+        assert_same(llm.logits(tokens), before * 2)
+        del module
+        gc.collect()
+        assert_same(llm.logits(tokens), before * 2)
+
+
+def test_from_torch_takes_what_is_not_contiguous() -> None:
+    module = small_models.make_model("llama")
+    expected = torch_logits(module, small_models.PROMPT)
+    weight = module.model.layers[0].mlp.up_proj.weight
+    weight.data = weight.data.t().contiguous().t()
+    assert not weight.is_contiguous()
+    with helm.LLM.from_torch(module, kv_dtype="f32") as llm:
+        assert_same(llm.logits(small_models.PROMPT), expected)
+
+
+def test_from_torch_refuses_other_dtypes_and_missing_data() -> None:
+    module = small_models.make_model("llama")
+    with pytest.raises(helm.InvalidError, match=r"float64.*module\.to"):
+        helm.LLM.from_torch(module.double())
+    with pytest.raises(helm.InvalidError, match="no data"):
+        helm.LLM.from_torch(module.to("meta"))
+
+
+def test_from_torch_with_a_tokenizer() -> None:
+    module = transformers.AutoModelForCausalLM.from_pretrained(
+        bundled_model(), dtype=torch.bfloat16
+    )
+    with helm.LLM.from_torch(module, tokenizer=bundled_model()) as ours, helm.LLM() as theirs:
+        assert ours.generate(PROMPT, max_tokens=20) is not None
+        expected = theirs.generate(PROMPT, max_tokens=20)
+        assert ours.generate(PROMPT, max_tokens=20).text == expected.text
+
+
+@pytest.mark.parametrize("module", [None, "gpt2", 3])
+def test_from_torch_refuses_what_is_no_module(module: Any) -> None:
+    with pytest.raises(helm.InvalidError, match="from_torch"):
+        helm.LLM.from_torch(module)

@@ -1,0 +1,382 @@
+"""Plans: the JSON round trip, hostile plans, and what happens when memory is short."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import small_models
+from helm.checkpoint import TensorInfo, read_checkpoint
+from helm.config import ModelConfig, load_config
+from helm.errors import CheckpointError, InvalidError, OutOfMemoryError, PlanError
+from helm.plan import Plan, make_plan
+
+MIB = 1 << 20
+GIB = 1 << 30
+QWEN3_06B = ModelConfig.from_dict(
+    {
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    }
+)
+TOKEN_BYTES = 28 * 2 * 8 * 128 * 2  # K and V of one position over all layers
+WEIGHT_BYTES = 2 * (151936 * 1024 + 28 * (1024 * (4096 + 2048) + 3 * 1024 * 3072)) + 4 * (
+    28 * (2 * 1024 + 2 * 128) + 1024
+)
+
+
+def plan_of(name="qwen3", dtype_stored="f32", **options):
+    folder = small_models.model_dir(name, dtype_stored)
+    arguments = {"threads": 1, "memory_bytes": 4 * GIB, **options}
+    return make_plan(load_config(folder), read_checkpoint(folder), **arguments)
+
+
+def big(**options):
+    arguments = {"threads": 2, "memory_bytes": 64 * GIB, **options}
+    return make_plan(QWEN3_06B, None, **arguments)
+
+
+@pytest.mark.parametrize("name", small_models.CASES)
+def test_json_round_trip(name):
+    plan = plan_of(name)
+    text = plan.to_json()
+    assert Plan.from_json(text) == plan
+    assert Plan.from_json(text).to_json() == text
+    assert Plan.from_json(text.encode()) == plan
+
+
+def test_json_is_as_agreed():
+    document = plan_of("opt", threads=2, max_sequences=3, step_tokens=7).to_dict()
+    assert list(document) == [
+        *("format", "version", "model", "limits", "threads", "kv", "rope", "tensors", "values"),
+        *("units", "logits", "memory", "notices"),
+    ]
+    assert (document["format"], document["version"], document["threads"]) == ("helm-plan", 1, 2)
+    assert document["limits"] == {
+        "context": 64,
+        "step_tokens": 7,
+        "step_outputs": 3,
+        "sequences": 3,
+    }
+    assert document["kv"] == {
+        "dtype": "f32",
+        "page_tokens": 64,
+        "layers": 2,
+        "kv_heads": 4,
+        "head_dim": 12,
+        "pages": 6,
+    }
+    table = document["tensors"][0]
+    assert table["name"] == "model.decoder.embed_tokens.weight"
+    assert (table["shape"], table["dtype"]) == ([131, 48], "f32")
+    assert table["source"].keys() == {"file", "offset", "dtype"}
+    first, second = document["units"][0]["ops"]
+    assert first == {"op": "embedding", "table": table["name"], "out": "x"}
+    assert second["op"] == "position_embedding"
+    assert second["offset"] == 2
+    assert document["units"][1]["ops"][0]["in"] == "x"
+    assert document["values"][0] == {"name": "x", "width": 48, "rows": "tokens"}
+    assert document["values"][-1] == {"name": "logits", "width": 131, "rows": "outputs"}
+
+
+def test_tied_head_lists_the_embedding_once():
+    plan = plan_of("llama_tied_sharded")
+    names = [tensor.name for tensor in plan.tensors]
+    assert len(names) == len(set(names))
+    assert plan.units[-1].ops[-1].parts[0].weight == plan.units[0].ops[0].table
+
+
+@functools.cache
+def document():
+    return plan_of("opt_350m").to_dict()
+
+
+def changed(path, value):
+    """The document with the item at `path` replaced, or removed if value is "absent"."""
+    result = copy.deepcopy(document())
+    node = result
+    for key in path[:-1]:
+        node = node[key]
+    if value == "absent":
+        del node[path[-1]]
+    else:
+        node[path[-1]] = value
+    return json.dumps(result)
+
+
+OP = ("units", 1, "ops", 0)  # a linear
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("format",), "gguf", r"format: expected 'helm-plan', found 'gguf'"),
+        (("version",), 2, r"version: expected 1, found 2; make the plan anew"),
+        (("version",), True, "version: expected an integer"),
+        (("units",), "absent", "key 'units' is missing"),
+        (("schedule",), {}, "unknown key 'schedule'"),
+        (("threads",), 0, "threads: expected an integer"),
+        (("model", "vocab_size"), "131", r"model\.vocab_size: expected an integer"),
+        (("limits", "context"), 0, r"limits\.context"),
+        (("limits", "step_outputs"), 513, r"limits\.step_outputs"),
+        (("limits", "sequences"), 9, r"limits\.sequences"),
+        (("kv", "dtype"), "f8", r"kv\.dtype: expected one of f32, f16, bf16"),
+        (("kv", "pages"), 0, r"kv\.pages"),
+        (("kv", "extra"), 0, r"kv: unknown key 'extra'"),
+        (("tensors", 0, "source", "offset"), -1, r"tensors\[0\]\.source\.offset"),
+        (("tensors", 0, "source", "file"), "../x", r"tensors\[0\]\.source\.file.*leaves"),
+        (("tensors", 0, "shape"), [], r"tensors\[0\]\.shape"),
+        (("tensors", 0, "shape"), [0, 3], r"tensors\[0\]\.shape"),
+        (("tensors", 1, "name"), "model.decoder.embed_tokens.weight", r"tensors\[1\]\.name.*twice"),
+        (("values", 0, "rows"), "all", r"values\[0\]\.rows: expected one of tokens, outputs"),
+        (("values", 1, "name"), "x", r"values\[1\]\.name.*twice"),
+        (("units", 3, "ops", 1, "out"), 5, r"units\[3\]\.ops\[1\]\.out: expected a string"),
+        (("units", 3, "ops", 1, "out"), "y", r"units\[3\]\.ops\[1\]\.out: unknown value 'y'"),
+        ((*OP, "op"), "conv", r"units\[1\]\.ops\[0\]\.op: unknown op 'conv'; known are activation"),
+        ((*OP, "op"), "absent", r"units\[1\]\.ops\[0\]: key 'op' is missing"),
+        ((*OP, "accumulate"), 1, r"ops\[0\]\.accumulate: expected true or false"),
+        ((*OP, "parts", 0, "weight"), "w", r"ops\[0\]\.parts\[0\]\.weight: unknown tensor 'w'"),
+        ((*OP, "parts", 0, "bias"), 0, r"ops\[0\]\.parts\[0\]\.bias: expected a string"),
+        (("logits",), "x2", "logits: unknown value 'x2'"),
+        (("memory", "cpu", "kv_bytes"), 1.5, r"memory\.cpu\.kv_bytes"),
+        (("notices",), "text", "notices: expected an array"),
+    ],
+)
+def test_malformed_plans_name_the_field(path, value, message):
+    with pytest.raises(PlanError, match=message):
+        Plan.from_json(changed(path, value))
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "{", '{"a": NaN}', b"\xff\xfe", "[" * 100_000])
+def test_not_a_plan(text):
+    with pytest.raises(PlanError):
+        Plan.from_json(text)
+
+
+def places(node, prefix=()):
+    if prefix:
+        yield prefix
+    children = node.items() if isinstance(node, dict) else enumerate(node)
+    for key, child in children:
+        if isinstance(child, dict | list):
+            yield from places(child, (*prefix, key))
+        else:
+            yield (*prefix, key)
+
+
+JUNK = st.sampled_from(
+    ["absent", None, True, -1, 0, 3, 1.5, 1e400, 2**70, "", "x", [], {}, ["x"], {"op": "rope"}]
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_any_change_reads_or_raises_plan_error(data):
+    path = data.draw(st.sampled_from(list(places(document()))))
+    try:
+        plan = Plan.from_json(changed(path, data.draw(JUNK)))
+    except PlanError:
+        return
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize("stored", ["f32", "f16", "bf16"])
+def test_auto_dtypes_follow_the_checkpoint(stored):
+    plan = plan_of("qwen3", stored)
+    assert plan.kv.dtype == stored
+    for tensor in plan.tensors:
+        assert tensor.dtype == ("f32" if len(tensor.shape) == 1 else stored)
+        assert tensor.source.dtype == stored
+
+
+def test_explicit_dtypes_convert_matrices_only():
+    plan = plan_of("qwen3", "f32", dtype="bf16", kv_dtype="f16")
+    assert plan.kv.dtype == "f16"
+    assert {tensor.dtype for tensor in plan.tensors if len(tensor.shape) == 2} == {"bf16"}
+    assert {tensor.dtype for tensor in plan.tensors if len(tensor.shape) == 1} == {"f32"}
+    assert {tensor.source.dtype for tensor in plan.tensors} == {"f32"}
+    assert plan_of("qwen3", "f32", dtype="bf16").kv.dtype == "bf16"
+
+
+def test_numbers_of_a_real_model():
+    plan = big()
+    use = plan.memory["cpu"]
+    assert use.weights_bytes == WEIGHT_BYTES
+    assert plan.kv.page_bytes == 2 * MIB
+    assert plan.limits.context == 40960
+    assert plan.kv.pages == 8 * 80 * 28
+    assert use.kv_bytes == 8 * 40960 * TOKEN_BYTES
+    assert use.activations_bytes == 4 * (
+        512 * (1024 + 1024 + 4096 + 2048 + 6144 + 3072) + 8 * (1024 + 151936)
+    )
+    assert plan.notices == ()
+    assert all(tensor.source is None for tensor in plan.tensors)
+
+
+def test_fewer_pages_when_memory_is_short():
+    plan = big(memory_bytes=16 * GIB, context=40960)
+    assert plan.limits.context == 40960
+    assert 80 * 28 <= plan.kv.pages < 8 * 80 * 28
+    assert plan.kv.pages % 28 == 0
+    assert len(plan.notices) == 1
+    assert "KV cache holds" in plan.notices[0]
+    left = 16 * GIB - 512 * MIB - plan.memory["cpu"].total_bytes
+    assert 0 <= left < 28 * plan.kv.page_bytes, "as many as fit, and no more"
+
+
+def test_context_shrinks_only_when_not_asked_for():
+    plan = big(memory_bytes=4 * GIB)
+    assert 512 <= plan.limits.context < 40960
+    assert plan.limits.context % 512 == 0
+    assert plan.kv.pages == plan.limits.context // 512 * 28
+    assert f"context of {plan.limits.context} tokens" in plan.notices[0]
+    assert plan.memory["cpu"].total_bytes + 512 * MIB <= 4 * GIB
+    with pytest.raises(OutOfMemoryError, match=r"a context of (\d+) would fit") as caught:
+        big(memory_bytes=4 * GIB, context=40960)
+    fits = int(str(caught.value).split("a context of ")[-1].split()[0])
+    assert big(memory_bytes=4 * GIB, context=fits).limits.context == fits
+
+
+def test_refusal_is_itemised():
+    with pytest.raises(OutOfMemoryError) as caught:
+        big(memory_bytes=GIB)
+    message = str(caught.value)
+    assert "weights 1.11 GiB" in message
+    assert "KV cache 4.38 GiB for a context of 40960" in message
+    assert "reserve 512.0 MiB" in message
+    assert "1.00 GiB are available" in message
+    assert "even a context of 512 lacks" in message
+    lacks = float(message.split("lacks ")[1].split()[0])
+    assert big(memory_bytes=GIB + round((lacks + 1) * MIB)).limits.context >= 512
+
+
+@pytest.mark.parametrize("memory", [-5, 0, 1])
+def test_no_memory_at_all(memory):
+    with pytest.raises(OutOfMemoryError):
+        plan_of(memory_bytes=memory)
+
+
+def test_short_context_takes_a_short_page():
+    plan = big(context=100)
+    assert plan.kv.page_tokens == 100
+    assert plan.kv.pages == 8 * 28
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context": 40961}, "context of 40961 .* 1 to 40960"),
+        ({"context": 0}, "context of 0"),
+        ({"max_sequences": 0}, "max_sequences is 0"),
+        ({"max_sequences": 9, "step_tokens": 8}, "raise step_tokens"),
+        ({"page_tokens": 0}, "page_tokens is 0"),
+        ({"threads": 0}, "threads is 0"),
+        ({"dtype": "int8"}, "dtype is 'int8'; expected auto, f32, f16, bf16"),
+        ({"kv_dtype": "fp8"}, "kv_dtype is 'fp8'"),
+    ],
+)
+def test_arguments_out_of_range(options, message):
+    with pytest.raises(InvalidError, match=message):
+        big(**options)
+
+
+def tampered(name="llama", **changes):
+    folder = small_models.model_dir(name)
+    tensors = {**read_checkpoint(folder), **changes}
+    kept = {key: info for key, info in tensors.items() if info is not None}
+    return make_plan(load_config(folder), kept, threads=1, memory_bytes=GIB)
+
+
+def extra(name, dtype="f32", shape=(4,)):
+    return {name: dataclasses.replace(TensorInfo.in_memory(name, dtype, shape), file="m")}
+
+
+def test_checkpoint_must_match_the_graph():
+    with pytest.raises(CheckpointError, match=r"needs 1 tensors.*model\.norm\.weight"):
+        tampered(**{"model.norm.weight": None})
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight is \[4\], expected \[48\]"):
+        tampered(**extra("model.norm.weight"))
+    name = "model.layers.2.mlp.up_proj.weight"
+    with pytest.raises(CheckpointError, match=f"does not use: {name}"):
+        tampered(**extra(name))
+    name = "model.layers.0.self_attn.q_proj.bias"
+    with pytest.raises(CheckpointError, match=f"1 tensors .* does not use: {name}"):
+        tampered(**extra(name))
+
+
+def test_unusable_dtype_is_an_error_only_where_needed():
+    norm = "model.norm.weight"
+    wrong = {norm: dataclasses.replace(TensorInfo.in_memory(norm, "f32", (48,)), dtype="F64")}
+    with pytest.raises(CheckpointError, match=r"'model\.norm\.weight'.*F64"):
+        tampered(**wrong)
+    mask = "model.layers.0.attn.bias"
+    tampered(**{mask: TensorInfo(mask, "BOOL", (1, 1, 4, 4), "m", 0, 16)})
+
+
+def test_harmless_leftovers_are_ignored():
+    tampered(**extra("model.layers.0.self_attn.rotary_emb.inv_freq"))
+    plan = tampered("llama_tied_sharded", **extra("lm_head.weight", shape=(131, 48)))
+    assert any("lm_head.weight is not used" in notice for notice in plan.notices)
+    assert all(tensor.name != "lm_head.weight" for tensor in plan.tensors)
+
+
+def test_bound_tensors_take_no_memory_when_used_in_place():
+    infos = {
+        tensor.name: TensorInfo.in_memory(tensor.name, "bf16", tensor.shape)
+        for tensor in big().tensors
+    }
+    options = {"threads": 1, "memory_bytes": GIB, "context": 512, "max_sequences": 1}
+    plan = make_plan(QWEN3_06B, infos, **options)
+    assert all(tensor.source is None for tensor in plan.tensors)
+    assert plan.memory["cpu"].weights_bytes == WEIGHT_BYTES
+    with pytest.raises(OutOfMemoryError):
+        make_plan(QWEN3_06B, infos, dtype="f32", **options)
+
+
+def test_fingerprint_tells_models_apart():
+    prints = {plan_of(name).model.fingerprint for name in small_models.CASES}
+    assert len(prints) == len(small_models.CASES)
+    assert plan_of("llama").model.fingerprint == plan_of("llama", threads=3).model.fingerprint
+    assert plan_of("llama").model.fingerprint != plan_of("llama", "f16").model.fingerprint
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    memory=st.integers(0, 40 * GIB),
+    context=st.none() | st.integers(1, 40960),
+    sequences=st.integers(1, 16),
+    page=st.integers(1, 1024),
+    dtype=st.sampled_from(["auto", "f32"]),
+)
+def test_a_plan_never_exceeds_its_budget(memory, context, sequences, page, dtype):
+    try:
+        plan = big(
+            memory_bytes=memory,
+            context=context,
+            max_sequences=sequences,
+            page_tokens=page,
+            dtype=dtype,
+        )
+    except OutOfMemoryError:
+        return
+    assert plan.memory["cpu"].total_bytes + 512 * MIB <= memory
+    assert plan.limits.context <= (context or 40960)
+    blocks = -(-plan.limits.context // plan.kv.page_tokens)
+    assert blocks * 28 <= plan.kv.pages <= sequences * blocks * 28
+    assert plan.memory["cpu"].kv_bytes == plan.kv.pages * plan.kv.page_bytes

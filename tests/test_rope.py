@@ -1,0 +1,104 @@
+"""Rotary tables against transformers' own initialisers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from helm.errors import ConfigError
+from helm.jsonio import Reader
+from helm.rope import parse_rope, rope_table
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+VARIANTS = [
+    {"rope_type": "default"},
+    {"rope_type": "linear", "factor": 3.0},
+    {"rope_type": "dynamic", "factor": 2.0},
+    LLAMA3,
+    {**LLAMA3, "factor": 8.0, "low_freq_factor": 2.0},
+    YARN,
+    {**YARN, "beta_fast": 16, "beta_slow": 2, "truncate": False},
+    {**YARN, "attention_factor": 0.8},
+    {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+]
+
+
+def theirs(parameters, theta, head_dim, positions):
+    config = transformers.LlamaConfig(
+        hidden_size=4 * head_dim,
+        num_attention_heads=4,
+        head_dim=head_dim,
+        max_position_embeddings=positions,
+        rope_parameters={"rope_theta": theta, **parameters},
+    )
+    if parameters["rope_type"] == "default":
+        inv_freq, factor = LlamaRotaryEmbedding.compute_default_rope_parameters(config)
+    else:
+        inv_freq, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, "cpu")
+    return inv_freq.numpy(), factor
+
+
+def ours(parameters, theta, head_dim, positions, **outer):
+    config = {"rope_theta": theta, "rope_scaling": parameters, **outer}
+    return rope_table(parse_rope(Reader(config, "config.json", ConfigError), positions), head_dim)
+
+
+@pytest.mark.parametrize("head_dim", [4, 10, 64, 128])
+@pytest.mark.parametrize("theta", [10000.0, 500000, 1e6])
+@pytest.mark.parametrize("parameters", VARIANTS)
+def test_tables_agree_within_two_ulp(parameters, theta, head_dim):
+    want, factor = theirs(parameters, theta, head_dim, 131072)
+    table = ours(parameters, theta, head_dim, 131072)
+    got = np.array(table.inv_freq, np.float32)
+    assert [float(f) for f in got] == list(table.inv_freq), "not f32 values"
+    off = np.abs(got.view(np.int32) - want.view(np.int32))
+    # The smooth ramps subtract nearly equal f32 numbers, so a last-bit difference can grow there.
+    ramps = parameters["rope_type"] in ("llama3", "yarn")
+    assert not np.any(~(off <= (8 if ramps else 2))), f"{off.max()} ulp at {off.argmax()}"
+    assert table.attention_factor == pytest.approx(factor, rel=1e-15)
+
+
+def test_variants_differ():
+    tables = {ours(parameters, 1e6, 64, 131072) for parameters in VARIANTS}
+    assert len(tables) == len(VARIANTS) - 1, "only dynamic equals default within its context"
+
+
+def test_partial_rotary_factor():
+    table = ours({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}, 1e4, 64, 99)
+    assert table.inv_freq == ours({"rope_type": "linear", "factor": 2.0}, 1e4, 32, 99).inv_freq
+    outer = ours({"rope_type": "linear", "factor": 2.0}, 1e4, 64, 99, partial_rotary_factor=0.5)
+    assert outer == table
+
+
+def test_original_context_defaults_to_the_models():
+    short = {key: YARN[key] for key in ("rope_type", "factor")}
+    assert ours(short, 1e6, 64, 32768) == ours(YARN, 1e6, 64, 131072)
+    # A top-level original_max_position_embeddings goes first, as in transformers.
+    assert ours(LLAMA3, 1e6, 64, 131072, original_max_position_embeddings=64) != ours(
+        LLAMA3, 1e6, 64, 131072
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"rope_type": "longrope", "factor": 2.0}, "expected one of default, linear"),
+        ({"rope_type": "llama3", "factor": 8.0}, "'low_freq_factor' is missing"),
+        ({**LLAMA3, "high_freq_factor": 1.0}, "high_freq_factor: expected more than"),
+        ({**YARN, "factor": "4"}, "factor: expected a finite number"),
+        ({"full_attention": {"rope_type": "default"}}, "per layer type"),
+    ],
+)
+def test_malformed_parameters(parameters, message):
+    with pytest.raises(ConfigError, match=message):
+        ours(parameters, 1e4, 64, 4096)
