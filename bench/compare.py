@@ -20,6 +20,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
 from synthetic import BYTES, SHAPES, make_checkpoint, tensor_shapes
 
 WORKER = Path(__file__).parent / "worker.py"

@@ -16,6 +16,7 @@ from helm.machine import (
     nvidia_driver,
     physical_cores,
     read_machine,
+    useful_threads,
 )
 
 MIB = 1 << 20
@@ -190,3 +191,11 @@ def test_this_machine():
     assert machine.logical_cpus == len(os.sched_getaffinity(0)) == len(cpu_affinity())
     assert machine.huge_pages in ("always", "madvise", "never", "absent")
     assert machine.nvidia.found or machine.nvidia.reason
+
+
+@pytest.mark.parametrize(
+    ("weights_bytes", "expected"),
+    [(0, 1), (1 << 20, 1), ((8 << 20) - 1, 1), (8 << 20, 2), (1 << 30, 6)],
+)
+def test_small_models_get_fewer_threads(weights_bytes, expected):
+    assert useful_threads(weights_bytes, 6) == expected

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from helm.errors import HelmError
 
+_BYTES_PER_THREAD = 4 << 20
 ROOT = Path("/")
 _UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a number near 2^63
 
@@ -144,6 +145,15 @@ def physical_cores(affinity: Collection[int], root: Path = ROOT) -> int:
         core = (_text(folder / "physical_package_id"), _text(folder / "core_id"))
         cores.add(core if all(core) else cpu)
     return max(1, len(cores))
+
+
+def useful_threads(weights_bytes: int, threads: int) -> int:
+    """`threads`, or fewer for a model so small that meeting costs more than sharing saves.
+
+    A step meets some dozen times per block; a thread's share should take well over that, which
+    4 MiB at tens of GB/s do.
+    """
+    return max(1, min(threads, weights_bytes // _BYTES_PER_THREAD))
 
 
 def default_threads(affinity: Collection[int], root: Path = ROOT) -> int:
