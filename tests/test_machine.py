@@ -13,6 +13,7 @@ from helm.machine import (
     default_threads,
     huge_pages,
     memory_available,
+    memory_limit,
     nvidia_driver,
     physical_cores,
     read_machine,
@@ -79,8 +80,10 @@ def test_memory_under_cgroup_v1(tmp_path, group):
         },
     )
     assert memory_available(root) == 500 * MIB
+    assert memory_limit(root) == 700 * MIB
     fake(root, {base + "memory.limit_in_bytes": 9223372036854771712})
     assert memory_available(root) == 8192 * MIB
+    assert memory_limit(root) is None
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: 5 kB", "MemAvailable: x kB"])

@@ -31,9 +31,11 @@ class Driver:
 
 @dataclass(frozen=True)
 class Machine:
-    """memory_bytes: free for this process. threads: default number of workers."""
+    """memory_bytes: free for this process. memory_limit_bytes: the tightest cgroup limit, None
+    without one. threads: default number of workers."""
 
     memory_bytes: int
+    memory_limit_bytes: int | None
     physical_cores: int
     logical_cpus: int
     cpu_quota: float | None
@@ -47,6 +49,7 @@ def read_machine(root: Path = ROOT) -> Machine:
     affinity = cpu_affinity()
     return Machine(
         memory_bytes=memory_available(root),
+        memory_limit_bytes=memory_limit(root),
         physical_cores=physical_cores(affinity, root),
         logical_cpus=len(affinity),
         cpu_quota=cpu_quota(root),
@@ -80,6 +83,13 @@ def memory_available(root: Path = ROOT) -> int:
     for folder in _cgroup_folders("memory", root):
         left.extend(_memory_left(folder))
     return max(0, min(left))
+
+
+def memory_limit(root: Path = ROOT) -> int | None:
+    """Bytes that the tightest memory cgroup allows in all; None without a limit."""
+    names = ("memory.max", "memory.limit_in_bytes")
+    found = [_number(_text(f / name)) for f in _cgroup_folders("memory", root) for name in names]
+    return min((n for n in found if n is not None and n < _UNLIMITED), default=None)
 
 
 def _memory_left(folder: Path) -> list[int]:
