@@ -13,11 +13,13 @@ import torch
 from story_grammar import dialogue
 from story_grammar.corpus import documents, render_talk
 from story_grammar.story import Story, tell_story
+from story_grammar.words import BOY_NAMES, GIRL_NAMES
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 BUNDLED = Path(__file__).resolve().parent.parent / "python" / "helm" / "bundled"
 SEED = 1000  # a seed that training does not use
 LONGEST = 280  # new tokens
+NAME = re.compile(rf"\b(?:{'|'.join(GIRL_NAMES + BOY_NAMES)})\b")
 
 
 class Teller:
@@ -48,15 +50,20 @@ def words_of(text: str) -> list[str]:
 
 def sampled_stories(teller: Teller, count: int) -> None:
     known = {word for text in islice(documents(SEED), 5000) for word in words_of(text)}
-    ended, lengths, strange, total = 0, [], 0, 0
+    ended, lengths, strange, total, strays, mentions = 0, [], 0, 0, 0, 0
     for _ in range(count):
         text, tokens, stopped = teller.tell("<|begin|>Once upon a time", heat=0.8)
         ended += stopped
         lengths.append(tokens)
         strange += sum(word not in known for word in words_of(text))
         total += len(words_of(text))
+        names = NAME.findall(text)
+        cast = list(dict.fromkeys(names))[:2]  # a story has two characters
+        mentions += len(names)
+        strays += sum(name not in cast for name in names)
     middle = sorted(lengths)[count // 2]
     print(f"sampled stories: {ended}/{count} ended by themselves, median {middle} tokens")
+    print(f"names of neither character: {strays}/{mentions}")
     print(f"words outside the grammar: {strange}/{total}")
 
 

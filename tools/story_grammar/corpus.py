@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 
 from .dialogue import Turn, talk
-from .story import tell_story
+from .story import tell_story, tell_tale
 
 BEGIN, END = "<|begin|>", "<|end|>"
 USER, ASSISTANT = "<|user|>", "<|assistant|>"
@@ -36,3 +36,10 @@ def documents(seed: int) -> Iterator[str]:
             yield render_talk(talk(rng))
         else:
             yield BEGIN + tell_story(rng).text + END
+
+
+def tales(seed: int) -> Iterator[str]:
+    """Short dense documents, from which a model learns early to repeat the names it has read."""
+    rng = random.Random(seed)
+    while True:
+        yield BEGIN + tell_tale(rng) + END

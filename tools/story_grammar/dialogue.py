@@ -15,7 +15,7 @@ UNKNOWN = read_lines(FOLDER / "talk" / "unknown.txt")
 REFUSALS = read_lines(FOLDER / "talk" / "refusals.txt")
 NO_STORY = "I have not told you a story yet. Shall I tell you one about {a_kind} and {a_thing}?"
 
-_INVENTED = 0.1  # share of the user's words that no list has
+_INVENTED = 0.04  # share of the user's words that no list has
 
 
 def user(text: str, rng: random.Random) -> Turn:

@@ -192,3 +192,11 @@ def tell_story(rng: random.Random, wish: Wish = Wish(), plot: Plot | None = None
     text = "\n".join(" ".join(paragraph) for paragraph in paragraphs if paragraph)
     slots |= {"hero": hero.name, "friend": friend.name}
     return Story(text, plot, hero, friend, thing, place, slots)
+
+
+def tell_tale(rng: random.Random) -> str:
+    """A few sentences that name their two characters and their thing again and again."""
+    slots = tell_story(rng).slots
+    middle = rng.sample(PHRASES["tale"], rng.randint(2, 5))
+    lines = [rng.choice(PHRASES["tale_start"]), *middle, rng.choice(PHRASES["tale_end"])]
+    return " ".join(expand(line, slots, PHRASES, rng) for line in lines)

@@ -1,13 +1,7 @@
 """Word lists of the story grammar. Knows nothing of plots, sentences or dialogue."""
 
-GIRL_NAMES = (
-    "Mia Lily Anna Rosa Nora Ella Ruby Clara Daisy Molly Ivy Hazel Alice Emma Poppy Tilly Luna "
-    "Maya Olive Grace"
-).split()
-BOY_NAMES = (
-    "Tom Sam Ben Max Leo Jack Oscar Finn Hugo Pip Toby Rusty Milo Felix Otto Jasper Walter Ned "
-    "Peter Theo"
-).split()
+GIRL_NAMES = "Mia Lily Anna Rosa Nora Ella Ruby Clara Daisy Molly Ivy Alice".split()
+BOY_NAMES = "Tom Sam Ben Max Leo Jack Oscar Finn Hugo Pip Rusty Otto".split()
 
 # kind -> gender: "f", "m", or "" where either fits.
 CHILDREN = {"girl": "f", "boy": "m"}
