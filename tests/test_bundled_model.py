@@ -1,6 +1,7 @@
 """The model inside the package: its files, its text and its chat format."""
 
 import hashlib
+import random
 import re
 import sys
 from itertools import islice
@@ -59,12 +60,10 @@ def test_corpus_is_deterministic() -> None:
 
     assert digest(7) == digest(7)
     assert digest(7) != digest(8)
-    assert digest(7) == "DIGEST"
+    assert digest(7) == "bfb1bd8c8df4f005a91e3c51fe87361c64a6d1a466048e52ff992e29d725c101"
 
 
 def test_every_plot_fills_all_its_slots() -> None:
-    import random
-
     rng = random.Random(3)
     assert len(PLOTS) >= 12
     assert set(TRAITS) == set(TRAIT_LINES)

@@ -11,7 +11,8 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import mean
@@ -26,6 +27,7 @@ from story_grammar.corpus import (
     SPECIAL_TOKENS,
     USER,
     documents,
+    tale_talks,
     tales,
 )
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -34,17 +36,37 @@ from transformers import LlamaConfig, LlamaForCausalLM
 ROOT = Path(__file__).resolve().parent.parent
 CONTEXT = 512  # tokens in a training row and in the model's longest input
 VOCABULARY = 1024
+ROWS = 2  # rows in a step
 TRAIN_SEED, HELD_OUT_SEED = 1, 2
 HELD_OUT_ROWS = 80
 TOKENIZER_DOCUMENTS = 20_000
 
 
+@dataclass(frozen=True)
+class Stage:
+    """A run of the optimiser from a warm-up to a rate of zero."""
+
+    steps: int
+    rate: float  # peak
+    seed: int
+    dense: Callable[[int], Iterator[str]]  # documents by seed
+    dense_share: float  # of the first rows; falls to zero in a line
+    dense_until: float  # share of the rows at which it is zero
+
+
+# Without the dense documents it would take many more tokens until the model keeps names apart,
+# in the first stage, and until it tells what was asked for, in the second.
+STAGES = [
+    Stage(6000, 3e-3, TRAIN_SEED, tales, dense_share=0.75, dense_until=0.5),
+    Stage(3600, 2e-3, TRAIN_SEED + 10, tale_talks, dense_share=0.8, dense_until=1.0),
+]
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "python" / "helm" / "bundled")
-    parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument("--rows", type=int, default=2, help="rows of 512 tokens in a step")
-    parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on every stage's steps")
+    parser.add_argument("--resume", type=Path, help="folder of a model after the first stage")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--compile", action="store_true", help="compile the training step (C++)")
     return parser.parse_args()
@@ -145,36 +167,32 @@ def initialise(model: LlamaForCausalLM) -> None:
             torch.nn.init.normal_(weight, std=0.04 if "embed" in name else 0.09)
 
 
-def training_rows(tokenizer: Tokenizer, count: int) -> torch.Tensor:
-    """Rows of documents, of which fewer and fewer in the first half are tales.
-
-    Without the tales, names stay the same through a story only after many more tokens.
-    """
-    rng = random.Random(TRAIN_SEED)
-    is_tale = [rng.random() < 0.75 * (1 - 2 * row / count) for row in range(count)]
-    dense = iter(pack_rows(tokenizer, tales(TRAIN_SEED), sum(is_tale)))
-    usual = iter(pack_rows(tokenizer, documents(TRAIN_SEED), count - sum(is_tale)))
-    return torch.stack([next(dense if tale else usual) for tale in is_tale])
+def training_rows(tokenizer: Tokenizer, stage: Stage, count: int) -> torch.Tensor:
+    """Rows of usual documents, mixed with fewer and fewer of the stage's dense ones."""
+    rng = random.Random(stage.seed)
+    end = stage.dense_until * count
+    is_dense = [rng.random() < stage.dense_share * (1 - row / end) for row in range(count)]
+    dense = iter(pack_rows(tokenizer, stage.dense(stage.seed), sum(is_dense)))
+    usual = iter(pack_rows(tokenizer, documents(stage.seed), count - sum(is_dense)))
+    return torch.stack([next(dense if chosen else usual) for chosen in is_dense])
 
 
-def train(args: argparse.Namespace, tokenizer: Tokenizer) -> tuple[LlamaForCausalLM, float]:
-    """The model and its mean loss over the last two hundred steps."""
-    model = LlamaForCausalLM(model_config(tokenizer))
-    initialise(model)
+def train_stage(
+    model: LlamaForCausalLM, tokenizer: Tokenizer, stage: Stage, args: argparse.Namespace
+) -> float:
+    """Trains in place and rounds to bfloat16. The mean loss over the last two hundred steps."""
     begin = tokenizer.token_to_id(BEGIN)
-    print(f"{model.num_parameters()} parameters", flush=True)
-    rows = training_rows(tokenizer, args.steps * args.rows)
+    steps = round(stage.steps * args.scale)
+    rows = training_rows(tokenizer, stage, steps * ROWS)
     print(f"{len(rows)} rows of {CONTEXT} tokens", flush=True)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=args.rate, betas=(0.9, 0.95), weight_decay=0.05
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.05)
     loss_of = torch.compile(row_loss) if args.compile else row_loss
     started = time.monotonic()
     recent: deque[float] = deque(maxlen=200)
-    for step in range(args.steps):
-        optimizer.param_groups[0]["lr"] = learning_rate(step, args.steps, args.rate)
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = learning_rate(step, steps, stage.rate)
         optimizer.zero_grad()
-        batch = rows[step * args.rows : (step + 1) * args.rows]
+        batch = rows[step * ROWS : (step + 1) * ROWS]
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = loss_of(model, batch, begin)
         loss.backward()
@@ -186,7 +204,8 @@ def train(args: argparse.Namespace, tokenizer: Tokenizer) -> tuple[LlamaForCausa
             print(f"step {step + 1}  loss {mean(recent):.4f}  {elapsed:.0f} s", flush=True)
         if (step + 1) % 1000 == 0:
             print(sample(model, tokenizer, "Once upon a time"), flush=True)
-    return model, mean(recent)
+    model.bfloat16().float()
+    return mean(recent)
 
 
 def write_model(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
@@ -194,6 +213,7 @@ def write_model(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> Non
     out.mkdir(parents=True, exist_ok=True)
     model.generation_config.eos_token_id = [tokenizer.token_to_id(END)]
     model.save_pretrained(out)
+    name_older_keys(out)
     tokenizer.save(str(out / "tokenizer.json"))
     added = {
         str(tokenizer.token_to_id(token)): {
@@ -219,6 +239,14 @@ def write_model(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> Non
     (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
+def name_older_keys(out: Path) -> None:
+    """Adds to config.json what readers older than transformers 5 look for."""
+    path = out / "config.json"
+    config = json.loads(path.read_text())
+    config |= {"rope_theta": config["rope_parameters"]["rope_theta"], "torch_dtype": "bfloat16"}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
 def write_card(
     args: argparse.Namespace, config: LlamaConfig, losses: tuple[float, float], seconds: float
 ) -> None:
@@ -237,9 +265,9 @@ def write_card(
         feed_forward=config.intermediate_size,
         vocabulary=config.vocab_size,
         context=CONTEXT,
-        steps=args.steps,
-        step_tokens=args.rows * CONTEXT,
-        rate=args.rate,
+        steps=" + ".join(str(round(stage.steps * args.scale)) for stage in STAGES),
+        step_tokens=ROWS * CONTEXT,
+        rates=" and ".join(str(stage.rate) for stage in STAGES),
         minutes=round(seconds / 60),
         threads=args.threads,
         train_loss=f"{losses[0]:.3f}",
@@ -255,7 +283,14 @@ def main() -> None:
     random.seed(0)
     tokenizer = train_tokenizer()
     started = time.monotonic()
-    model, train_loss = train(args, tokenizer)
+    if args.resume:
+        model, stages = LlamaForCausalLM.from_pretrained(args.resume).float(), STAGES[1:]
+    else:
+        model, stages = LlamaForCausalLM(model_config(tokenizer)), STAGES
+        initialise(model)
+    print(f"{model.num_parameters()} parameters", flush=True)
+    for stage in stages:
+        train_loss = train_stage(model, tokenizer, stage, args)
     seconds = time.monotonic() - started
     model = model.bfloat16().eval()
     loss = held_out_loss(model, tokenizer, tokenizer.token_to_id(BEGIN))

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator
 
-from .dialogue import Turn, talk
+from .dialogue import Turn, tale_talk, talk
 from .story import tell_story, tell_tale
 
 BEGIN, END = "<|begin|>", "<|end|>"
@@ -42,4 +42,11 @@ def tales(seed: int) -> Iterator[str]:
     """Short dense documents, from which a model learns early to repeat the names it has read."""
     rng = random.Random(seed)
     while True:
-        yield BEGIN + tell_tale(rng) + END
+        yield BEGIN + tell_tale(rng).text + END
+
+
+def tale_talks(seed: int) -> Iterator[str]:
+    """Short dense dialogues, from which it learns to grant wishes and to answer questions."""
+    rng = random.Random(seed)
+    while True:
+        yield render_talk(tale_talk(rng))

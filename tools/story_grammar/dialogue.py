@@ -4,13 +4,14 @@ import random
 
 from . import words
 from .grammar import FOLDER, capitalise, read_lines
-from .story import PLOTS, Story, Wish, draw_kind, draw_thing, kind_gender, tell_story
+from .story import PLOTS, Story, Wish, draw_kind, draw_thing, kind_gender, tell_story, tell_tale
 
 Turn = dict[str, str]  # {"role": "user" | "assistant", "content": text}
 
 SMALL_TALK = [line.split(" = ") for line in read_lines(FOLDER / "talk" / "small_talk.txt")]
 QUESTIONS = [line.split(" = ") for line in read_lines(FOLDER / "talk" / "questions.txt")]
 REQUESTS = read_lines(FOLDER / "talk" / "requests.txt")
+TALE_REQUESTS = read_lines(FOLDER / "talk" / "tale_requests.txt")
 UNKNOWN = read_lines(FOLDER / "talk" / "unknown.txt")
 REFUSALS = read_lines(FOLDER / "talk" / "refusals.txt")
 NO_STORY = "I have not told you a story yet. Shall I tell you one about {a_kind} and {a_thing}?"
@@ -141,10 +142,24 @@ def ask_about(story: Story, rng: random.Random) -> list[Turn]:
         asked, answers = rng.choice(QUESTIONS)
         if "{in_place}" in answers and story.place not in story.text:
             continue
+        if "{home}" in answers and story.slots["home"] not in story.text:
+            continue
+        if answers.strip("{}") in story.plot.header and story.text.count("\n") == 0:
+            continue  # a tale has no plot
         if "_kind}" in asked and story.hero.kind == story.friend.kind:
             continue
         question = story.line(rng.choice(asked.split(" | ")), rng)
         return [user(question, rng), assistant(story.line(rng.choice(answers.split(" | ")), rng))]
+
+
+def tale_talk(rng: random.Random) -> list[Turn]:
+    """A tale that was asked for and several questions on it."""
+    topic, wish = draw_wish(rng)
+    tale = tell_tale(rng, wish, start="tale_talk_start")
+    turns = [user(rng.choice(TALE_REQUESTS).format(topic=topic), rng), assistant(tale.text)]
+    for _ in range(rng.randint(2, 6)):
+        turns += ask_about(tale, rng)
+    return turns
 
 
 def talk(rng: random.Random) -> list[Turn]:

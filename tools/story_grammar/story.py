@@ -1,7 +1,7 @@
 """Draws a cast and a plot and tells them as one story. Knows nothing of dialogue or tokens."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from . import words
 from .grammar import OPTIONAL, PARAGRAPH, Plot, expand, read_phrases, read_plots
@@ -39,6 +39,9 @@ class Wish:
     friend_kind: str = ""
     thing: str = ""
     thing_adjective: str = ""
+
+
+_NO_WISH = Wish()
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,7 @@ def refer(character: Character, other: Character, rng: random.Random) -> str:
     return character.name
 
 
-def tell_story(rng: random.Random, wish: Wish = Wish(), plot: Plot | None = None) -> Story:
+def tell_story(rng: random.Random, wish: Wish = _NO_WISH, plot: Plot | None = None) -> Story:
     """A story that grants `wish`, after `plot` or a random one."""
     thing, adjective = draw_thing(rng, wish.thing)
     while plot and not suits(plot, thing, wish.hero_trait):
@@ -194,9 +197,9 @@ def tell_story(rng: random.Random, wish: Wish = Wish(), plot: Plot | None = None
     return Story(text, plot, hero, friend, thing, place, slots)
 
 
-def tell_tale(rng: random.Random) -> str:
+def tell_tale(rng: random.Random, wish: Wish = _NO_WISH, start: str = "tale_start") -> Story:
     """A few sentences that name their two characters and their thing again and again."""
-    slots = tell_story(rng).slots
+    story = tell_story(rng, wish)
     middle = rng.sample(PHRASES["tale"], rng.randint(2, 5))
-    lines = [rng.choice(PHRASES["tale_start"]), *middle, rng.choice(PHRASES["tale_end"])]
-    return " ".join(expand(line, slots, PHRASES, rng) for line in lines)
+    lines = [rng.choice(PHRASES[start]), *middle, rng.choice(PHRASES["tale_end"])]
+    return replace(story, text=" ".join(story.line(line, rng) for line in lines))
