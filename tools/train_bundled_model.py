@@ -281,7 +281,10 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     random.seed(0)
-    tokenizer = train_tokenizer()
+    if args.resume:
+        tokenizer = Tokenizer.from_file(str(args.resume / "tokenizer.json"))
+    else:
+        tokenizer = train_tokenizer()
     started = time.monotonic()
     if args.resume:
         model, stages = LlamaForCausalLM.from_pretrained(args.resume).float(), STAGES[1:]

@@ -142,7 +142,7 @@ def ask_about(story: Story, rng: random.Random) -> list[Turn]:
         asked, answers = rng.choice(QUESTIONS)
         if "{in_place}" in answers and story.place not in story.text:
             continue
-        if "{home}" in answers and story.slots["home"] not in story.text:
+        if "{home}" in answers and story.slots["home"].lower() not in story.text.lower():
             continue
         if answers.strip("{}") in story.plot.header and story.text.count("\n") == 0:
             continue  # a tale has no plot
