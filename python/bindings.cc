@@ -100,11 +100,12 @@ TensorView view_of(const std::string& name, const AnyArray& array) {
 }
 
 std::shared_ptr<SharedEngine> make_engine(const std::string& plan, const std::string& directory,
-                                          const nb::dict& tensors, int threads,
+                                          const nb::dict& tensors, int threads, bool mapped,
                                           std::function<void(int64_t, int64_t)> progress) {
   EngineOptions options;
   options.directory = directory;
   options.threads = threads;
+  options.loading = mapped ? WeightLoading::kMapped : WeightLoading::kCopied;
   for (const auto& [key, value] : tensors) {
     const auto name = nb::cast<std::string>(key);
     options.tensors.emplace(name, view_of(name, nb::cast<AnyArray>(value)));
@@ -209,11 +210,13 @@ void raise_helm_error(const Error& error) {
 void bind_engine(nb::module_& m) {
   nb::class_<SharedEngine>(m, "Engine", "A loaded model: weights, KV pool and compiled stages.")
       .def(nb::new_(&make_engine), "plan"_a, "directory"_a = "", "tensors"_a = nb::dict(),
-           "threads"_a = 0, "progress"_a.none() = nb::none(),
+           "threads"_a = 0, "mapped"_a = false, "progress"_a.none() = nb::none(),
            "Loads the plan's weights from files under `directory` or from `tensors` (name to\n"
            "contiguous CPU array, used in place when its dtype is the planned one). `progress` "
            "gets\n"
-           "(done, total) bytes and may raise to cancel. threads = 0: as planned.")
+           "(done, total) bytes and may raise to cancel. threads = 0: as planned. mapped: tensors "
+           "that\n"
+           "need no conversion are read from the file's pages instead of being copied.")
       .def(
           "open",
           [](SharedEngine& s, int64_t capacity) {

@@ -161,6 +161,20 @@ def test_every_tier_gives_the_same_tokens(dtype: str, tmp_path: Path) -> None:
     assert len(set(outputs.values())) == 1, outputs
 
 
+@pytest.mark.parametrize("name", ["llama_tied_sharded", "opt_350m"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_mapped_weights_give_the_same_logits(name: str, dtype: str) -> None:
+    folder = small_models.model_dir(name, dtype)
+    for placed in ("auto", "f16"):  # f16: converted, so copied after all
+        options = {"threads": 2, "memory_bytes": 4 << 30, "dtype": placed}
+        plan = make_plan(load_config(folder), read_checkpoint(folder), **options).to_json()
+        copied = _helm.Engine(plan, str(folder))
+        mapped = _helm.Engine(plan, str(folder), mapped=True)
+        assert mapped.stats["weights_bytes"] == copied.stats["weights_bytes"]
+        prompt = prompt_of(40)
+        np.testing.assert_array_equal(logits_of(mapped, prompt), logits_of(copied, prompt))
+
+
 def test_tensors_from_memory_are_used_in_place_or_converted() -> None:
     model = small_models.make_model("llama")
     folder = small_models.model_dir("llama")

@@ -1,6 +1,7 @@
 #include "engine/weights.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -41,6 +42,18 @@ class File {
 
   const std::string& path() const { return path_; }
   int64_t bytes() const { return bytes_; }
+
+  // The whole file in memory, read-only, as long as the result lives.
+  std::shared_ptr<void> map() const {
+    const auto size = static_cast<size_t>(bytes_);
+    void* base = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd_, 0);
+    if (base == MAP_FAILED) {
+      fail(ErrorKind::kIo, "[load] cannot map ", path_, ": ", std::strerror(errno),
+           "; load with copied weights instead");
+    }
+    madvise(base, size, MADV_WILLNEED);  // starts reading what is not cached; only a hint
+    return {base, [size](void* p) { munmap(p, size); }};
+  }
 
   void read(void* to, int64_t bytes, int64_t offset) const {
     auto* out = static_cast<std::byte*>(to);
@@ -164,6 +177,12 @@ std::vector<TensorIndex> order_of_use(const Plan& plan) {
   return order;
 }
 
+// Whether a tensor in a file can be read there: nothing to convert, elements aligned.
+bool usable_in_place(WeightLoading loading, const TensorSpec& spec) {
+  return loading == WeightLoading::kMapped && spec.source->dtype == spec.dtype &&
+         spec.source->offset % dtype_bytes(spec.dtype) == 0;
+}
+
 const TensorView* bound(const EngineOptions& options, const TensorSpec& spec) {
   const auto it = options.tensors.find(spec.name);
   if (it == options.tensors.end()) {
@@ -184,6 +203,7 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
                  ThreadPool& threads)
     : data_(plan.tensors.size(), nullptr) {
   std::map<std::string, File> files;
+  std::map<std::string, std::shared_ptr<void>> mappings;
   std::vector<std::pair<TensorIndex, int64_t>> placed;  // tensor, offset in the arena
   int64_t arena_bytes = 0;
   for (const TensorIndex index : order_of_use(plan)) {
@@ -202,6 +222,13 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
       if (end > file.bytes()) {
         fail(ErrorKind::kIo, "[load] ", file.path(), " has ", file.bytes(), " bytes, tensor \"",
              spec.name, "\" ends at ", end, "; the file is truncated or not the planned one");
+      }
+      if (usable_in_place(options.loading, spec)) {
+        std::shared_ptr<void>& mapping = mappings[spec.source->file];
+        if (mapping == nullptr) owners_.push_back(mapping = file.map());
+        data_[static_cast<size_t>(index)] =
+            static_cast<const std::byte*>(mapping.get()) + spec.source->offset;
+        continue;
       }
     }
     placed.emplace_back(index, arena_bytes);

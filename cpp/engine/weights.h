@@ -27,7 +27,7 @@ class Weights {
 
  private:
   std::vector<const void*> data_;  // by TensorIndex
-  std::vector<std::shared_ptr<void>> owners_;
+  std::vector<std::shared_ptr<void>> owners_;  // of tensors used where they lie
   Arena arena_;
   int64_t bytes_ = 0;
 };

@@ -40,6 +40,8 @@ class LLM:
     dtype: how weights are held, "auto" (as stored), "f32", "f16" or "bf16".
     kv_dtype: the same for the KV cache. page_tokens: positions per KV page.
     threads: None: as planned for this machine.
+    weights: "copied" to huge pages, which decode reads fastest, or "mapped" from the files, which
+    starts at once and shares the page cache.
     progress: called with (done_bytes, total_bytes) while weights load; may raise to cancel.
 
     Raises HelmError subclasses that say what was found and what to do. Several LLM objects may
@@ -57,10 +59,11 @@ class LLM:
         kv_dtype: str = "auto",
         threads: int | None = None,
         page_tokens: int = 512,
+        weights: str = "copied",
         progress: Progress | None = None,
     ) -> None:
         options = LoadOptions(
-            context, max_sequences, dtype, kv_dtype, threads, page_tokens, progress
+            context, max_sequences, dtype, kv_dtype, threads, page_tokens, weights, progress
         )
         self._start(load_model(model, revision, options))
 
@@ -85,7 +88,7 @@ class LLM:
         with tokenizer.json) is needed only for text; token ids work without one.
         """
         options = LoadOptions(
-            context, max_sequences, dtype, kv_dtype, threads, page_tokens, progress
+            context, max_sequences, dtype, kv_dtype, threads, page_tokens, progress=progress
         )
         self = cls.__new__(cls)
         self._start(load_from_torch(module, tokenizer, options))

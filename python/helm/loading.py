@@ -40,6 +40,7 @@ class LoadOptions:
     kv_dtype: str = "auto"
     threads: int | None = None
     page_tokens: int = 512
+    weights: str = "copied"
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
@@ -49,6 +50,10 @@ class LoadOptions:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidError(f"[load] {name} must be an integer of at least 1, got {value!r}")
+        if self.weights not in ("copied", "mapped"):
+            raise InvalidError(
+                f'[load] weights must be "copied" or "mapped", got {self.weights!r}'
+            )
         if self.progress is not None and not callable(self.progress):
             raise InvalidError("[load] progress must be callable as progress(done, total)")
 
@@ -75,7 +80,7 @@ def load_model(
     defaults = load_generation_defaults(folder, config)
     tokenizer = Tokenizer.from_directory(folder, config.vocab_size)
     plan = _plan(config, read_checkpoint(folder), options)
-    engine = _engine(plan, str(folder), {}, options.progress)
+    engine = _engine(plan, str(folder), {}, options)
     name = folder.resolve().name if model is None or Path(model).is_dir() else str(model)
     return LoadedModel(engine, plan, config, defaults, tokenizer, name, folder)
 
@@ -105,7 +110,7 @@ def load_from_torch(
     }
     plan = _plan(config, infos, options)
     used = {placed.name: tensors[placed.name] for placed in plan.tensors}
-    engine = _engine(plan, "", used, options.progress)
+    engine = _engine(plan, "", used, options)
     return LoadedModel(engine, plan, config, defaults, tokenizer, type(module).__name__, None)
 
 
@@ -167,8 +172,14 @@ def _plan(config: ModelConfig, infos: Mapping[str, TensorInfo], options: LoadOpt
 
 
 def _engine(
-    plan: Plan, directory: str, tensors: Mapping[str, Any], progress: Progress | None
+    plan: Plan, directory: str, tensors: Mapping[str, Any], options: LoadOptions
 ) -> Any:
     from helm import _helm
 
-    return _helm.Engine(plan.to_json(), directory, dict(tensors), progress=progress)
+    return _helm.Engine(
+        plan.to_json(),
+        directory,
+        dict(tensors),
+        mapped=options.weights == "mapped",
+        progress=options.progress,
+    )

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command; 0, or 2 when a piped turn failed."""
     options: dict[str, Any] = {"max_tokens": None, **common.sampling_options(args)}
-    with common.load(args) as llm:
+    with common.load(args, weights="copied") as llm:
         session = Session(llm, args.system, options, quiet=args.quiet)
         session.check()
         if not args.quiet:

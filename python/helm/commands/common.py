@@ -36,6 +36,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dtype", choices=DTYPES, default="auto", help="weights (as stored)")
     group.add_argument("--kv-dtype", choices=DTYPES, default="auto", help="KV cache")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (as planned)")
+    group.add_argument(
+        "--weights",
+        choices=("copied", "mapped"),
+        help="copied: fastest text (chat); mapped: starts at once (run)",
+    )
     group.add_argument("-q", "--quiet", action="store_true", help="no plan line, no summary")
 
 
@@ -61,8 +66,11 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def load(args: argparse.Namespace) -> LLM:
-    """The model that the options name; a progress bar on a terminal when it takes a while."""
+def load(args: argparse.Namespace, weights: str) -> LLM:
+    """The model that the options name; a progress bar on a terminal when it takes a while.
+
+    weights: how they are loaded unless the options say.
+    """
     from helm.llm import LLM
 
     with LoadProgress() as progress:
@@ -73,6 +81,7 @@ def load(args: argparse.Namespace) -> LLM:
             dtype=args.dtype,
             kv_dtype=args.kv_dtype,
             threads=args.threads,
+            weights=args.weights or weights,
             progress=progress.update if sys.stderr.isatty() else None,
         )
 

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command; 0, or 130 when Ctrl-C ended the text early."""
     prompt = _prompt(args)
     options = common.sampling_options(args)
-    with common.load(args) as llm:
+    with common.load(args, weights="mapped") as llm:
         if not args.quiet and not args.json:
             common.say_plan(llm)
             _echo(prompt, asked=args.prompt is not None or args.file is not None)
