@@ -131,7 +131,9 @@ def test_run_without_arguments() -> None:
     result = helm("run")
     assert len(result.stdout) > 100
     plan, summary = result.stderr.splitlines()
-    assert re.fullmatch(r"\[plan: bundled .* parameters \| weights .* \| KV .* threads?, .*\]", plan)
+    assert re.fullmatch(
+        r"\[plan: bundled .* parameters \| weights .* \| KV .* threads?, .*\]", plan
+    )
     assert re.fullmatch(SUMMARY, summary), summary
 
 

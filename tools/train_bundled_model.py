@@ -254,7 +254,7 @@ def write_card(
     template = (ROOT / "tools" / "bundled_model_card.md").read_text()
     weights = args.out / "model.safetensors"
     with safe_open(weights, "pt") as file:
-        parameters = sum(file.get_tensor(name).numel() for name in file.keys())
+        parameters = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
     card = template.format(
         parameters=f"{parameters:,}",
         weight_bytes=f"{weights.stat().st_size:,}",

@@ -51,9 +51,7 @@ class LoadOptions:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidError(f"[load] {name} must be an integer of at least 1, got {value!r}")
         if self.weights not in ("copied", "mapped"):
-            raise InvalidError(
-                f'[load] weights must be "copied" or "mapped", got {self.weights!r}'
-            )
+            raise InvalidError(f'[load] weights must be "copied" or "mapped", got {self.weights!r}')
         if self.progress is not None and not callable(self.progress):
             raise InvalidError("[load] progress must be callable as progress(done, total)")
 
@@ -171,9 +169,7 @@ def _plan(config: ModelConfig, infos: Mapping[str, TensorInfo], options: LoadOpt
     )
 
 
-def _engine(
-    plan: Plan, directory: str, tensors: Mapping[str, Any], options: LoadOptions
-) -> Any:
+def _engine(plan: Plan, directory: str, tensors: Mapping[str, Any], options: LoadOptions) -> Any:
     from helm import _helm
 
     return _helm.Engine(

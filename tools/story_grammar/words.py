@@ -1,55 +1,213 @@
 """Word lists of the story grammar. Knows nothing of plots, sentences or dialogue."""
 
-GIRL_NAMES = "Mia Lily Anna Rosa Nora Ella Ruby Clara Daisy Molly Ivy Alice".split()
-BOY_NAMES = "Tom Sam Ben Max Leo Jack Oscar Finn Hugo Pip Rusty Otto".split()
+GIRL_NAMES = [
+    "Mia",
+    "Lily",
+    "Anna",
+    "Rosa",
+    "Nora",
+    "Ella",
+    "Ruby",
+    "Clara",
+    "Daisy",
+    "Molly",
+    "Ivy",
+    "Alice",
+]
+BOY_NAMES = [
+    "Tom",
+    "Sam",
+    "Ben",
+    "Max",
+    "Leo",
+    "Jack",
+    "Oscar",
+    "Finn",
+    "Hugo",
+    "Pip",
+    "Rusty",
+    "Otto",
+]
 
 # kind -> gender: "f", "m", or "" where either fits.
 CHILDREN = {"girl": "f", "boy": "m"}
 ANIMALS = dict.fromkeys(
-    "fox mouse bear rabbit owl cat dog duck frog hedgehog squirrel goat horse wolf turtle pig lion "
-    "crow".split(),
+    [
+        "fox",
+        "mouse",
+        "bear",
+        "rabbit",
+        "owl",
+        "cat",
+        "dog",
+        "duck",
+        "frog",
+        "hedgehog",
+        "squirrel",
+        "goat",
+        "horse",
+        "wolf",
+        "turtle",
+        "pig",
+        "lion",
+        "crow",
+    ],
     "",
 )
 WORKERS = dict.fromkeys(
-    "sailor baker farmer miller painter gardener shepherd tailor teacher knight singer".split(), ""
+    [
+        "sailor",
+        "baker",
+        "farmer",
+        "miller",
+        "painter",
+        "gardener",
+        "shepherd",
+        "tailor",
+        "teacher",
+        "knight",
+        "singer",
+    ],
+    "",
 ) | {"king": "m", "queen": "f", "fisherman": "m"}
 RARE_KINDS = dict.fromkeys(
-    "dragon robot wizard penguin elephant monkey tiger parrot camel donkey pirate giant elf badger "
-    "otter beaver deer snail spider bee butterfly kangaroo zebra giraffe crocodile dinosaur "
-    "unicorn ghost astronaut captain nurse pilot cook hunter carpenter lizard seal swan goose "
-    "raven mole ant cricket panda octopus clockmaker magician dancer writer doctor "
-    "inventor".split(),
+    [
+        "dragon",
+        "robot",
+        "wizard",
+        "penguin",
+        "elephant",
+        "monkey",
+        "tiger",
+        "parrot",
+        "camel",
+        "donkey",
+        "pirate",
+        "giant",
+        "elf",
+        "badger",
+        "otter",
+        "beaver",
+        "deer",
+        "snail",
+        "spider",
+        "bee",
+        "butterfly",
+        "kangaroo",
+        "zebra",
+        "giraffe",
+        "crocodile",
+        "dinosaur",
+        "unicorn",
+        "ghost",
+        "astronaut",
+        "captain",
+        "nurse",
+        "pilot",
+        "cook",
+        "hunter",
+        "carpenter",
+        "lizard",
+        "seal",
+        "swan",
+        "goose",
+        "raven",
+        "mole",
+        "ant",
+        "cricket",
+        "panda",
+        "octopus",
+        "clockmaker",
+        "magician",
+        "dancer",
+        "writer",
+        "doctor",
+        "inventor",
+    ],
     "",
 ) | {"princess": "f", "prince": "m", "witch": "f", "fairy": "f", "snowman": "m", "postman": "m"}
 
 EVERY_KIND = CHILDREN | ANIMALS | WORKERS | RARE_KINDS
 
 # Adjectives of a character; each has lines in phrases/traits.txt.
-TRAITS = "curious kind brave shy clever cheerful quiet busy gentle lonely".split()
-YOUNG = "little small young".split()
+TRAITS = [
+    "curious",
+    "kind",
+    "brave",
+    "shy",
+    "clever",
+    "cheerful",
+    "quiet",
+    "busy",
+    "gentle",
+    "lonely",
+]
+YOUNG = ["little", "small", "young"]
 OLD = ["old"]
 
-_COLOURS = "red blue green yellow".split()
-_HARD = _COLOURS + "golden silver old shiny tiny wooden".split()
-_SOFT = _COLOURS + "warm soft striped old".split()
-_PAPER = _COLOURS + "old little pretty".split()
-_SHINY = "golden silver old shiny tiny".split()
+_COLOURS = ["red", "blue", "green", "yellow"]
+_HARD = _COLOURS + ["golden", "silver", "old", "shiny", "tiny", "wooden"]
+_SOFT = _COLOURS + ["warm", "soft", "striped", "old"]
+_PAPER = _COLOURS + ["old", "little", "pretty"]
+_SHINY = ["golden", "silver", "old", "shiny", "tiny"]
 
 # thing -> adjectives that suit it.
 THINGS = (
-    dict.fromkeys("lamp bell drum box ball cup flute clock whistle bucket cart".split(), _HARD)
-    | dict.fromkeys("hat scarf blanket bag coat basket umbrella".split(), _SOFT)
-    | dict.fromkeys("kite book map letter".split(), _PAPER)
-    | dict.fromkeys("key ring coin mirror shell spoon lantern".split(), _SHINY)
+    dict.fromkeys(
+        [
+            "lamp",
+            "bell",
+            "drum",
+            "box",
+            "ball",
+            "cup",
+            "flute",
+            "clock",
+            "whistle",
+            "bucket",
+            "cart",
+        ],
+        _HARD,
+    )
+    | dict.fromkeys(["hat", "scarf", "blanket", "bag", "coat", "basket", "umbrella"], _SOFT)
+    | dict.fromkeys(["kite", "book", "map", "letter"], _PAPER)
+    | dict.fromkeys(["key", "ring", "coin", "mirror", "shell", "spoon", "lantern"], _SHINY)
 )
 RARE_THINGS = (
     dict.fromkeys(
-        "telescope trumpet crown sword pencil bottle ladder teapot wagon guitar camera radio jar "
-        "wheel rocket pearl mask sled shovel hammer violin compass necklace button candle".split(),
+        [
+            "telescope",
+            "trumpet",
+            "crown",
+            "sword",
+            "pencil",
+            "bottle",
+            "ladder",
+            "teapot",
+            "wagon",
+            "guitar",
+            "camera",
+            "radio",
+            "jar",
+            "wheel",
+            "rocket",
+            "pearl",
+            "mask",
+            "sled",
+            "shovel",
+            "hammer",
+            "violin",
+            "compass",
+            "necklace",
+            "button",
+            "candle",
+        ],
         _HARD,
     )
-    | dict.fromkeys("pillow balloon ribbon sock boot cushion glove tent doll".split(), _SOFT)
-    | dict.fromkeys("notebook puzzle flag fan picture poem diary".split(), _PAPER)
+    | dict.fromkeys(
+        ["pillow", "balloon", "ribbon", "sock", "boot", "cushion", "glove", "tent", "doll"], _SOFT
+    )
+    | dict.fromkeys(["notebook", "puzzle", "flag", "fan", "picture", "poem", "diary"], _PAPER)
 )
 EVERY_THING = THINGS | RARE_THINGS
 # Things that can break.
