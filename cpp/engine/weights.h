@@ -26,7 +26,7 @@ class Weights {
   bool huge_pages() const { return arena_.huge_pages(); }
 
  private:
-  std::vector<const void*> data_;  // by TensorIndex
+  std::vector<const void*> data_;              // by TensorIndex
   std::vector<std::shared_ptr<void>> owners_;  // of tensors used where they lie
   Arena arena_;
   int64_t bytes_ = 0;
