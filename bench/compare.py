@@ -39,7 +39,8 @@ def matrix_elements(config: dict) -> tuple[int, int]:
 def run_worker(engine: str, folder: Path, args: argparse.Namespace) -> dict:
     """One engine, one process."""
     command = [sys.executable, WORKER, engine, folder, "--threads", str(args.threads)]
-    command += ["--prompt", str(args.prompt), "--tokens", str(args.tokens)]
+    command += ["--prompt", str(args.prompt), "--decode-prompt", str(args.decode_prompt)]
+    command += ["--tokens", str(args.tokens), "--weights", args.weights]
     environment = {**os.environ, "HELM_BENCH_SPAWNED": str(time.time())}
     run = subprocess.run(command, capture_output=True, text=True, env=environment)
     if run.returncode != 0:
@@ -52,7 +53,7 @@ def derive(result: dict, ceiling: dict, config: dict, args: argparse.Namespace) 
     """The figures of one engine in one round, as shares of that round's ceilings."""
     blocks, head = matrix_elements(config)
     kv = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-    context = args.prompt + args.tokens / 2
+    context = args.decode_prompt + args.tokens / 2
     step_bytes = (blocks + head + kv * context) * BYTES[args.dtype]
     decode = result["decode_tokens"] / result["decode_s"]
     # Products of the prompt with every block matrix; the head sees the last token only.
@@ -90,9 +91,9 @@ def measure(args: argparse.Namespace, console: Console) -> dict:
             ceiling = run_worker("ceiling", folder, args)
             result = run_worker(engine, folder, args)
             after = run_worker("ceiling", folder, args)
-            best = {k: max(ceiling[k], after[k]) for k in ("read_bytes_per_s", "fma_flops")}
-            ceilings.append(best)
-            for name, value in derive(result, best, config, args).items():
+            around = {k: (ceiling[k] + after[k]) / 2 for k in ("read_bytes_per_s", "fma_flops")}
+            ceilings.append(around)
+            for name, value in derive(result, around, config, args).items():
                 figures[engine].setdefault(name, []).append(value)
             console.print(
                 f"round {round_number + 1}/{args.rounds} {engine}: "
@@ -115,8 +116,9 @@ def show(results: dict, args: argparse.Namespace, console: Console) -> None:
     read = statistics.median(c["read_bytes_per_s"] for c in results["ceilings"]) / 1e9
     peak = statistics.median(c["fma_flops"] for c in results["ceilings"]) / 1e9
     title = (
-        f"{args.shape} {args.dtype}, {args.threads} threads, prompt {args.prompt}, "
-        f"{args.tokens} tokens; ceilings {read:.1f} GB/s read, {peak:.0f} GFLOP/s f32"
+        f"{args.shape} {args.dtype}, {args.threads} threads, prefill {args.prompt}, "
+        f"decode {args.tokens} after {args.decode_prompt}; ceilings {read:.1f} GB/s read, "
+        f"{peak:.0f} GFLOP/s f32"
     )
     table = Table(title=title)
     table.add_column("median [min, max]")
@@ -163,8 +165,10 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", choices=list(PEERS), default=list(PEERS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prefill")
+    parser.add_argument("--decode-prompt", type=int, default=128, help="context before decode")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of the decode")
+    parser.add_argument("--weights", choices=("copied", "mapped"), default="copied")
     parser.add_argument("--root", type=Path, default=Path(__file__).parent / "out")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

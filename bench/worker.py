@@ -45,16 +45,18 @@ def since_spawned() -> float:
 def run_helm(folder: Path, args: argparse.Namespace) -> Measurement:
     import helm
 
-    with helm.LLM(folder, threads=args.threads, context=args.prompt + args.tokens) as llm:
+    context = max(args.prompt, args.decode_prompt + args.tokens)
+    with helm.LLM(folder, threads=args.threads, context=context, weights=args.weights) as llm:
         load_s = since_spawned()
         llm.generate(prompt_of(8), max_tokens=1, temperature=0, ignore_eos=True)
         first_s = since_spawned()
+        prefill = llm.generate(prompt_of(args.prompt), max_tokens=1, temperature=0)
         result = llm.generate(
-            prompt_of(args.prompt), max_tokens=args.tokens, temperature=0, ignore_eos=True
+            prompt_of(args.decode_prompt), max_tokens=args.tokens, temperature=0, ignore_eos=True
         )
         assert len(result.tokens) == args.tokens
-        timings = result.timings
-        return Measurement(load_s, first_s, timings.prefill_s, timings.decode_s, args.tokens - 1)
+        decode_s = result.timings.decode_s
+        return Measurement(load_s, first_s, prefill.timings.prefill_s, decode_s, args.tokens - 1)
 
 
 def run_transformers(folder: Path, args: argparse.Namespace) -> Measurement:
@@ -73,6 +75,8 @@ def run_transformers(folder: Path, args: argparse.Namespace) -> Measurement:
         token = out.logits[:, -1].argmax(-1, keepdim=True)
         prefill_s = time.perf_counter() - begin
         assert torch.isfinite(out.logits).all()
+        out = model(torch.tensor([prompt_of(args.decode_prompt)]), use_cache=True, logits_to_keep=1)
+        token = out.logits[:, -1].argmax(-1, keepdim=True)
         begin = time.perf_counter()
         for _ in range(args.tokens - 1):
             out = model(token, past_key_values=out.past_key_values, use_cache=True)
@@ -91,7 +95,7 @@ def run_llama(folder: Path, args: argparse.Namespace) -> Measurement:
     model_params = llama.llama_model_default_params()
     model = llama.llama_model_load_from_file(str(folder / "model.gguf").encode(), model_params)
     params = llama.llama_context_default_params()
-    params.n_ctx = args.prompt + args.tokens + 8
+    params.n_ctx = max(args.prompt, args.decode_prompt + args.tokens) + 8
     params.n_batch = params.n_ubatch = 512
     params.n_threads = params.n_threads_batch = args.threads
     context = llama.llama_init_from_model(model, params)
@@ -105,15 +109,17 @@ def run_llama(folder: Path, args: argparse.Namespace) -> Measurement:
         assert np.isfinite(logits).all()
         return int(logits.argmax())
 
+    memory = llama.llama_get_memory(context)
     decode(prompt_of(8))
     first_s = since_spawned()
-    llama.llama_memory_clear(llama.llama_get_memory(context), True)
+    llama.llama_memory_clear(memory, True)
     begin = time.perf_counter()
-    token = 0
     prompt = prompt_of(args.prompt)
     for first in range(0, len(prompt), 512):
-        token = decode(prompt[first : first + 512])
+        decode(prompt[first : first + 512])
     prefill_s = time.perf_counter() - begin
+    llama.llama_memory_clear(memory, True)
+    token = decode(prompt_of(args.decode_prompt))
     begin = time.perf_counter()
     for _ in range(args.tokens - 1):
         token = decode([token])
@@ -144,7 +150,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--decode-prompt", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--weights", choices=("copied", "mapped"), default="copied")
     parser.add_argument("--compute", help="transformers: torch dtype to load as")
     args = parser.parse_args()
     result = ENGINES[args.engine](args.folder, args)

@@ -23,12 +23,12 @@ double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Runs body(thread) on all threads at once, again and again for `seconds`; returns the shortest
-// pass.
-double best_pass_s(int threads, double seconds, const std::function<void(int)>& body) {
+// Runs body(thread) on all threads at once, again and again for `seconds`; returns how long each
+// pass took, shortest first.
+std::vector<double> passes_s(int threads, double seconds, const std::function<void(int)>& body) {
   std::barrier start(threads), end(threads);
   bool more = true;
-  double best = 1e30;
+  std::vector<double> passes;
   const auto loop = [&](int thread) {
     const Clock::time_point begin = Clock::now();
     for (;;) {
@@ -38,14 +38,15 @@ double best_pass_s(int threads, double seconds, const std::function<void(int)>& 
       body(thread);
       end.arrive_and_wait();
       if (thread != 0) continue;
-      best = std::min(best, since(pass));
+      passes.push_back(since(pass));
       more = since(begin) < seconds;
     }
   };
   std::vector<std::jthread> others;
   for (int t = 1; t < threads; ++t) others.emplace_back(loop, t);
   loop(0);
-  return best;
+  std::sort(passes.begin(), passes.end());
+  return passes;
 }
 
 const cpu::KernelTable& table_or_best(const cpu::KernelTable* table) {
@@ -77,10 +78,10 @@ double stream_read_bytes_per_s(int threads, const Buffer& buffer, double seconds
   const cpu::KernelTable& kernels = table_or_best(table);
   const int64_t part = buffer.bytes() / threads / 4096 * 4096;
   std::vector<float> sinks(static_cast<size_t>(threads) * 16);  // one cache line each
-  const double best = best_pass_s(threads, seconds, [&](int t) {
+  const std::vector<double> passes = passes_s(threads, seconds, [&](int t) {
     kernels.probe_read(buffer.data() + t * part, part, &sinks[static_cast<size_t>(t) * 16]);
   });
-  return static_cast<double>(part * threads) / best;
+  return static_cast<double>(part * threads) / passes[passes.size() / 2];
 }
 
 double stream_read_bytes_per_s(int threads, int64_t bytes, double seconds) {
@@ -93,14 +94,14 @@ double fma_flops(int threads, double seconds, const cpu::KernelTable* table) {
   constexpr int64_t kRounds = 50000;  // a few milliseconds: long against the barrier
   std::vector<float> sinks(static_cast<size_t>(threads) * 16, 0.5f);
   std::vector<double> flops(static_cast<size_t>(threads));
-  const double best = best_pass_s(threads, seconds, [&](int t) {
+  const std::vector<double> passes = passes_s(threads, seconds, [&](int t) {
     float sink = 0.5f;
     flops[static_cast<size_t>(t)] = kernels.probe_fma(kRounds, &sink);
     sinks[static_cast<size_t>(t) * 16] = sink;
   });
   double total = 0;
   for (double f : flops) total += f;
-  return total / best;
+  return total / passes.front();
 }
 
 }  // namespace helm::probe
