@@ -12,11 +12,11 @@ import numpy as np
 from helm.budget import itemise
 from helm.candidate import Candidate
 from helm.errors import OutOfMemoryError
-from helm.memory import size_text
 from helm.op_cost import CostedGraph
 from helm.pricing import Site, make_setting
 from helm.profile import AcceleratorProfile, Profile
 from helm.search import SearchResult, memory_bytes, missing, search
+from helm.units import size_text
 from helm.workload import ResourceLimits, Space, Workload
 
 _GIB = 2**30

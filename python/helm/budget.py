@@ -11,8 +11,8 @@ import numpy.typing as npt
 from helm.cost import attentions, position_bytes
 from helm.memory import activation_bytes, workspace_bytes
 from helm.plan_format import KvSpec, Limits
-from helm.prefill import Mode
 from helm.pricing import Setting, Site
+from helm.workload import Mode
 
 Purpose = Literal["weights", "kv", "activations", "workspace", "staging", "reserve"]
 PURPOSES: tuple[Purpose, ...] = (

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from helm.memory import size_text
+from helm.units import size_text
+from helm.workload import Mode, Overflow
 
 _BOTTLENECKS = {
     "cpu_memory_s": "cpu memory bandwidth",
@@ -52,8 +53,8 @@ class Predicted:
     full_context_decode_tokens_per_s: float
     total_s: float
     tokens_per_s: float
-    decode_terms: Mapping[str, float]
-    prefill_terms: Mapping[str, float]
+    decode_terms: dict[str, float]
+    prefill_terms: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ class Candidate:
     head: str
     kv_blocks: int
     accelerator_kv_blocks: int
-    overflow: str
-    prefill_mode: str
+    overflow: Overflow
+    prefill_mode: Mode
     prefill_overlap: bool
     threads: int
     sequences: int

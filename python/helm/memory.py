@@ -47,8 +47,3 @@ def workspace_bytes(
 def _line(size: int) -> int:
     """`size` in whole cache lines of 64 bytes."""
     return -(-size // 64) * 64
-
-
-def size_text(size: float) -> str:
-    """`size` bytes as people read them."""
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

@@ -6,7 +6,6 @@ Time to first token is that of the whole batch: until the last of its prompts ha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +32,7 @@ from helm.graph import Unit
 from helm.op_cost import Step
 from helm.pricing import Bools, Priced, Setting, Site, crossing_s, unit_times
 from helm.profile import AcceleratorProfile, CpuProfile
-
-Mode = Literal["compute", "stream_step", "stream_prompt"]
+from helm.workload import Mode
 
 
 @dataclass(frozen=True)

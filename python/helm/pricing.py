@@ -34,7 +34,7 @@ from helm.cost import (
 from helm.graph import Attention
 from helm.op_cost import CostedGraph, Step
 from helm.profile import AcceleratorProfile, CpuProfile, LinkProfile, Profile
-from helm.workload import ResourceLimits, Workload
+from helm.workload import Overflow, ResourceLimits, Workload
 
 Site = Literal["cpu", "accelerator"]
 _F32 = 4
@@ -209,9 +209,7 @@ def unit_times(setting: Setting, step: Step) -> dict[str, F64]:
     return found
 
 
-def price_decode(
-    setting: Setting, head: Site, overflow: Literal["stream", "cpu"], context: int
-) -> Priced:
+def price_decode(setting: Setting, head: Site, overflow: Overflow, context: int) -> Priced:
     """One decode step of `batch` sequences that each have `context` positions when it ends.
 
     overflow "stream": pages in host memory return over the link while attention runs; "cpu": the
@@ -250,9 +248,7 @@ def _decode_s(
     return attention_s(setting.model, op, seen, seen, device)
 
 
-def _overflow_s(
-    setting: Setting, op: Attention, seen: int, overflow: Literal["stream", "cpu"]
-) -> F64:
+def _overflow_s(setting: Setting, op: Attention, seen: int, overflow: Overflow) -> F64:
     """[2, pages] accelerator attention over what its memory holds, and what the rest adds."""
     link, device = setting.link, setting.accelerator
     assert link is not None

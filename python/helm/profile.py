@@ -98,6 +98,12 @@ class CpuProfile(DeviceProfile):
         was measured there, not to rise above it."""
         if threads == self.threads:
             return self
+        if threads not in self.thread_sweep:
+            known = ", ".join(map(str, sorted(self.thread_sweep)))
+            raise ProfileError(
+                f"[profile] thread_sweep has no entry for {threads} threads, only for {known}; "
+                "choose one of those, or measure the machine again"
+            )
         memory = self.thread_sweep[threads] / self.thread_sweep[self.threads]
         compute = min(1.0, threads / self.threads)
         return dataclasses.replace(

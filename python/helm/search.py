@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +17,11 @@ from helm.budget import PURPOSES, Budget, Items, itemise
 from helm.candidate import Candidate, Missing, Predicted
 from helm.cost import F64, classify
 from helm.op_cost import CostedGraph
-from helm.prefill import Mode, prepare, price_prefill
+from helm.prefill import prepare, price_prefill
 from helm.pricing import Priced, Setting, Site, make_setting, price_decode
 from helm.profile import Profile
-from helm.workload import ResourceLimits, Space, Workload
+from helm.workload import Mode, Overflow, ResourceLimits, Space, Workload
 
-Overflow = Literal["stream", "cpu"]
 _SITES: tuple[Site, ...] = ("accelerator", "cpu")
 
 

@@ -8,6 +8,8 @@ from typing import Literal
 from helm.errors import InvalidError
 
 Objective = Literal["decode", "ttft", "total", "throughput"]
+Overflow = Literal["stream", "cpu"]
+Mode = Literal["compute", "stream_step", "stream_prompt"]
 OBJECTIVES: tuple[Objective, ...] = ("decode", "ttft", "total", "throughput")
 DEFAULT_RESERVE_BYTES = 512 << 20  # interpreter, tokenizer, page tables, the system's own needs
 ACCELERATOR_RESERVE_BYTES = 512 << 20  # the driver's context, its libraries, fragmentation
@@ -94,11 +96,7 @@ class Space:
 
     one_boundary: bool = False
     kv: Literal["any", "host"] = "any"
-    overflow: tuple[Literal["stream", "cpu"], ...] = ("stream", "cpu")
-    prefill: tuple[Literal["compute", "stream_step", "stream_prompt"], ...] = (
-        "compute",
-        "stream_step",
-        "stream_prompt",
-    )
+    overflow: tuple[Overflow, ...] = ("stream", "cpu")
+    prefill: tuple[Mode, ...] = ("compute", "stream_step", "stream_prompt")
     overlap: tuple[bool, ...] = (False, True)
     threads: tuple[int, ...] | None = None
