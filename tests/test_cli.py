@@ -92,6 +92,14 @@ class Terminal:
         text, self.output = self.output[: found.end()], self.output[found.end() :]
         return text
 
+    def shows(self, pattern: str, timeout_s: float) -> bool:
+        """Whether `pattern` shows in time; reads up to its end if so."""
+        try:
+            self.wait_for(pattern, timeout_s)
+        except AssertionError:
+            return False
+        return True
+
     def type(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
 
@@ -123,7 +131,7 @@ def test_run_without_arguments() -> None:
     result = helm("run")
     assert len(result.stdout) > 100
     plan, summary = result.stderr.splitlines()
-    assert re.fullmatch(r"\[plan: bundled .* parameters \| weights .* \| KV .* threads, .*\]", plan)
+    assert re.fullmatch(r"\[plan: bundled .* parameters \| weights .* \| KV .* threads?, .*\]", plan)
     assert re.fullmatch(SUMMARY, summary), summary
 
 
@@ -162,7 +170,7 @@ def test_run_options_reach_the_model() -> None:
     longer = ["run", "bundled", "The dog", "--max-tokens", "60", "-q"]
     assert helm(*longer, "--repetition-penalty", "5").stdout != helm(*longer).stdout
     single = helm(*base[:-1], "--threads", "1", "--dtype", "f32", "--kv-dtype", "f16")
-    assert re.search(r"weights .* f32 \| KV f16.* 1 threads", single.stderr)
+    assert re.search(r"weights .* f32 \| KV f16.* 1 thread,", single.stderr)
 
 
 def test_output_is_quiet_when_asked() -> None:
@@ -295,8 +303,13 @@ def test_chat_on_a_terminal(endless: Path) -> None:
     terminal.wait_for(r"Again\r?\n.{20}")
     terminal.type("\x03")
     terminal.wait_for(r"reused.*cancelled\].*> ")
-    terminal.type("\x03")
-    terminal.wait_for(r"Ctrl-D or /exit leaves.*> ")
+    # A signal between printing the prompt and reading waits for the next key: press again.
+    for _ in range(10):
+        terminal.type("\x03")
+        if terminal.shows(r"Ctrl-D or /exit leaves.*> ", timeout_s=3):
+            break
+    else:
+        pytest.fail(f"Ctrl-C at the prompt said nothing: {terminal.output!r}")
     terminal.type("\x04")
     assert terminal.status() == 0
 

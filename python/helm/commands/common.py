@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 DTYPES = ("auto", "f32", "f16", "bf16")
 
 
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The optional MODEL argument."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="local folder or Hugging Face id (default: the small bundled model)",
+    )
+
+
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Options that say what is loaded, and how."""
     group = parser.add_argument_group("model")
@@ -120,7 +130,7 @@ def plan_line(llm: LLM) -> str:
         f"{_count(sum(elements.values()))} parameters",
         f"weights {binary_bytes(stats['weights_bytes'])} {'+'.join(held)}",
         f"KV {plan.kv.dtype}, context {llm.context}, up to {binary_bytes(kv_bytes)}",
-        f"{'+'.join(devices)}, {stats['threads']} threads, {stats['isa']}",
+        f"{'+'.join(devices)}, {_threads(stats['threads'])}, {stats['isa']}",
     ]
     return f"[plan: {' | '.join(parts)}]"
 
@@ -173,3 +183,8 @@ def _count(number: int) -> str:
         if number >= size / 10:
             return f"{number / size:.3g} {unit}"
     return f"{number:,}"
+
+
+def _threads(count: int) -> str:
+    """ "1 thread", "2 threads"."""
+    return f"{count} thread" if count == 1 else f"{count} threads"
