@@ -69,7 +69,7 @@ def published(card):
 
 @pytest.mark.parametrize(("card", "name"), PAIRS)
 def test_published_partitions(card, name):
-    profile, work = load_profile(f"thesis-{card}"), Workload(128, 128)
+    profile, work = load_profile(f"thesis-{card}"), Workload(128, 128, objective="decode")
     space = Space(one_boundary=True, kv="host")
     result = search(model_of(name), profile, work, published(card), space)
     want = THESIS["partitions_units"][card][name]

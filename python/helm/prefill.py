@@ -5,6 +5,7 @@ Time to first token is that of the whole batch: until the last of its prompts ha
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +53,10 @@ class Prefill:
     @property
     def steps(self) -> int:
         return len(self.tokens)
+
+    @functools.cached_property
+    def overlap_s(self) -> F64:
+        return _overlap_s(self)
 
 
 def prepare(setting: Setting) -> Prefill:
@@ -174,7 +179,7 @@ def price_prefill(prefill: Prefill, head: Site, mode: Mode, overlap: bool) -> Pr
     else:
         base[STREAM] += _stream_s(prefill, mode, counts)
     paged = rest @ prefill.overflow.sum(axis=1)
-    saved = _overlap_s(prefill) if overlap else np.zeros_like(paged)
+    saved = prefill.overlap_s if overlap else np.zeros_like(paged)
     return Priced(base, np.zeros_like(paged), paged, saved)
 
 
