@@ -75,8 +75,11 @@ def test_published_partitions(card, name):
     want = THESIS["partitions_units"][card][name]
     assert [result.best.units_cpu, result.best.units_accelerator] == want
     assert set(result.best.devices()[: want[0]]) <= {"cpu"}
-    wider = search(model_of(name), profile, work, published(card), Space())
-    assert wider.best.predicted.decode_s <= result.best.predicted.decode_s
+    wider = search(model_of(name), profile, work, published(card), Space()).best
+    assert wider.predicted.decode_s <= result.best.predicted.decode_s
+    # One pair gains from a head on the CPU, which makes room for two more blocks.
+    moved = (card, name) == ("3090", "qwen3-32b")
+    assert wider.layout == (("cpu", 40, "cpu") if moved else result.best.layout)
 
 
 @pytest.mark.parametrize(("card", "name"), [("3090", "qwen3-14b"), ("l40s", "qwen3-32b")])
