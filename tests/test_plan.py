@@ -65,8 +65,17 @@ def test_json_is_as_agreed():
     document = plan_of("opt", threads=2, max_sequences=3, step_tokens=7).to_dict()
     assert list(document) == [
         *("format", "version", "model", "limits", "threads", "kv", "rope", "tensors", "values"),
-        *("units", "logits", "memory", "notices"),
+        *("units", "logits", "memory", "notices", "schedule", "units_cpu", "units_accelerator"),
+        *("label", "workload", "profile", "predicted", "bottleneck", "alternatives"),
     ]
+    assert (document["units_cpu"], document["units_accelerator"]) == (4, 0)
+    assert document["schedule"] == {
+        "prefill": "compute",
+        "prefill_overlap": False,
+        "overflow": "stream",
+        "pages": {"cpu": 12},
+    }
+    assert document["predicted"] is None
     assert (document["format"], document["version"], document["threads"]) == ("helm-plan", 1, 2)
     assert document["limits"] == {
         "context": 600,
@@ -130,7 +139,11 @@ OP = ("units", 1, "ops", 0)  # a linear
         (("version",), 2, r"version: expected 1, found 2; make the plan anew"),
         (("version",), True, "version: expected an integer"),
         (("units",), "absent", "key 'units' is missing"),
-        (("schedule",), {}, "unknown key 'schedule'"),
+        (("layers",), {}, "unknown key 'layers'"),
+        (("schedule",), {}, "schedule: key 'prefill' is missing"),
+        (("schedule", "overflow"), "disk", r"schedule\.overflow: expected one of stream, cpu"),
+        (("units_cpu",), 3, "units_cpu: is 3, the units say 4"),
+        (("label",), "all-cpu", "label: expected null, as predicted is"),
         (("threads",), 0, "threads: expected an integer"),
         (("model", "vocab_size"), "131", r"model\.vocab_size: expected an integer"),
         (("limits", "context"), 0, r"limits\.context"),

@@ -361,7 +361,10 @@ void PlanReader::read_unit(const JsonReader& node) {
 
 Plan PlanReader::read(const JsonReader& root) {
   root.only({"format", "version", "model", "limits", "threads", "kv", "rope", "tensors", "values",
-             "units", "logits", "memory", "notices"});
+             "units", "logits", "memory", "notices",
+             // Written for people and for devices to come; nothing here is executed on the CPU.
+             "schedule", "units_cpu", "units_accelerator", "label", "workload", "profile",
+             "predicted", "bottleneck", "alternatives"});
   if (root["format"].string() != "helm-plan") root["format"].reject("this is not a HELM plan");
   if (root["version"].integer(0, kMaxCount) != Plan::kVersion) {
     root["version"].reject("this runtime executes version ", Plan::kVersion,

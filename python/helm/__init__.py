@@ -13,6 +13,7 @@ from helm.errors import (
     InvalidError,
     OutOfMemoryError,
     PlanError,
+    ProfileError,
     TokenizerError,
     UnsupportedModelError,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "OutOfMemoryError",
     "Plan",
     "PlanError",
+    "ProfileError",
     "SamplingParams",
     "TextChunk",
     "TextStream",

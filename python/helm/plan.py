@@ -9,16 +9,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
+from helm.advice import largest_context, require
+from helm.candidate import Candidate
 from helm.checkpoint import TensorInfo
 from helm.config import ModelConfig
-from helm.errors import CheckpointError, InvalidError, OutOfMemoryError
-from helm.graph import Attention, Graph
+from helm.errors import InvalidError, OutOfMemoryError, PlanError
+from helm.graph import Graph
+from helm.memory import activation_bytes, workspace_bytes
 from helm.models import build_graph
+from helm.op_cost import CostedGraph
+from helm.placement import memory_use, placed_units, prediction, schedule
 from helm.plan_format import (
     DTYPE_BYTES,
     DType,
@@ -29,19 +33,28 @@ from helm.plan_format import (
     PlacedTensor,
     PlacedUnit,
     Plan,
-    Source,
+    Schedule,
 )
-
-__all__ = ["DEFAULT_RESERVE_BYTES", "MemoryUse", "Plan", "check_checkpoint", "make_plan"]
-
-DEFAULT_RESERVE_BYTES = 512 << 20  # interpreter, tokenizer, page tables, the system's own needs
-_PACKING_BYTES = 1 << 20  # above every tier's scratch for packed matrix panels, per thread
-_QUERY_BLOCK = 32  # queries that one worker attends at once
-_SHOWN = 8  # names listed in one message
-_HARMLESS = re.compile(
-    r"(^|\.)(rotary_emb\.inv_freq|attn\.(masked_)?bias|embed_positions\._float_tensor)$"
-    r"|^(model\.)?decoder\.version$"
+from helm.profile import Profile
+from helm.units import size_text
+from helm.weights import (
+    check_checkpoint,
+    dominant_dtype,
+    head_notice,
+    place_tensors,
+    resident_bytes,
 )
+from helm.workload import DEFAULT_RESERVE_BYTES, ResourceLimits, Space, Workload
+
+__all__ = [
+    "DEFAULT_RESERVE_BYTES",
+    "MemoryUse",
+    "Plan",
+    "check_checkpoint",
+    "check_model",
+    "costed_graph",
+    "make_plan",
+]
 
 
 @dataclass(frozen=True)
@@ -59,6 +72,24 @@ class _Budget:
         return self.memory_bytes - self.reserve_bytes - taken
 
 
+@dataclass(frozen=True)
+class _Problem:
+    """What is to be placed. kv: with no pages yet; shrink: the context may be lowered."""
+
+    config: ModelConfig
+    infos: Mapping[str, TensorInfo] | None
+    graph: Graph
+    tensors: tuple[PlacedTensor, ...]
+    limits: Limits
+    kv: KvSpec
+    reserve_bytes: int
+    shrink: bool
+
+    @property
+    def resident_bytes(self) -> int:
+        return resident_bytes(self.tensors, self.infos)
+
+
 def make_plan(
     config: ModelConfig,
     checkpoint_tensors: Mapping[str, TensorInfo] | None,
@@ -69,54 +100,181 @@ def make_plan(
     kv_dtype: str = "auto",
     page_tokens: int = 512,
     step_tokens: int = 512,
-    threads: int,
-    memory_bytes: int,
+    threads: int | None = None,
+    memory_bytes: int | None = None,
     reserve_bytes: int = DEFAULT_RESERVE_BYTES,
+    profile: Profile | None = None,
+    workload: Workload | None = None,
+    accelerator_bytes: int | None = None,
+    space: Space | None = None,
 ) -> Plan:
-    """Places every unit on the CPU.
+    """Places every unit: by search on the machine of `profile`, without one on the CPU.
 
     checkpoint_tensors: from `read_checkpoint`, or `TensorInfo.in_memory` for bound tensors; None
     plans from the configuration alone, with weights of `config.dtype` (f32 when it names none).
-    context: positions per sequence; None takes the model's, less if memory is short. dtype: placed
-    dtype of matrices, "auto" as stored; vectors are always f32. kv_dtype "auto": that of most
-    matrix bytes. memory_bytes: what the machine has free, of which `reserve_bytes` stay untouched.
+    context: positions per sequence; None takes the workload's or else the model's, the latter less
+    if memory is short. dtype: placed dtype of matrices, "auto" as stored; vectors are always f32.
+    kv_dtype "auto": that of most matrix bytes. memory_bytes: what the machine has free, of which
+    `reserve_bytes` stay untouched. threads and memory_bytes are needed without a profile and
+    override it with one, as accelerator_bytes does. workload: what the search prices; None asks
+    for 128 tokens after 512. space: decisions to fix.
 
-    Raises InvalidError for arguments out of range, CheckpointError when the checkpoint does not
-    fit the model, OutOfMemoryError with every item's size when weights and the smallest KV cache
-    do not fit.
+    Raises InvalidError for arguments out of range, ProfileError for a profile that lacks a rate,
+    CheckpointError when the checkpoint does not fit the model, OutOfMemoryError with every item's
+    size when weights and the smallest KV cache do not fit.
     """
-    wanted = config.max_context if context is None else context
-    limits = Limits(wanted, step_tokens, max_sequences, max_sequences)
-    _check_arguments(config, limits, page_tokens, threads, (dtype, kv_dtype))
+    shrink = context is None and workload is None
+    if context is None:
+        context = config.max_context if workload is None else workload.context
+    limits = Limits(context, step_tokens, max_sequences, max_sequences)
+    if profile is None and (threads is None or memory_bytes is None):
+        raise InvalidError("[plan] threads and memory_bytes must be given without a profile")
+    _check_arguments(
+        config, limits, page_tokens, 1 if threads is None else threads, (dtype, kv_dtype)
+    )
     graph = build_graph(config, None if checkpoint_tensors is None else checkpoint_tensors.keys())
     if checkpoint_tensors is not None:
         check_checkpoint(graph, checkpoint_tensors)
-    tensors = _place_tensors(graph, config, checkpoint_tensors, dtype)
+    tensors = place_tensors(graph, config, checkpoint_tensors, dtype)
     kv = KvSpec(
-        dtype=cast(DType, _dominant_dtype(tensors) if kv_dtype == "auto" else kv_dtype),
-        page_tokens=min(page_tokens, wanted),
+        dtype=cast(DType, dominant_dtype(tensors) if kv_dtype == "auto" else kv_dtype),
+        page_tokens=min(page_tokens, context),
         layers=graph.kv.layers,
         kv_heads=graph.kv.kv_heads,
         head_dim=graph.kv.head_dim,
         pages=0,
     )
-    fixed = _memory_use(graph, tensors, limits, kv, threads)
-    resident = _resident_bytes(tensors, checkpoint_tensors)
-    budget = _Budget(memory_bytes, reserve_bytes, resident, fixed)
-    limits, kv, notices = _fit_kv(budget, limits, kv, shrink=context is None)
-    notices += _head_notice(config, checkpoint_tensors)
+    problem = _Problem(
+        config, checkpoint_tensors, graph, tensors, limits, kv, reserve_bytes, shrink
+    )
+    if profile is None:
+        assert threads is not None
+        assert memory_bytes is not None
+        return _cpu_plan(problem, threads, memory_bytes)
+    space = space or Space()
+    if threads is not None:
+        space = dataclasses.replace(space, threads=(threads,))
+    if memory_bytes is None:
+        memory_bytes = profile.cpu.memory_bytes
+    return _searched_plan(problem, profile, workload, memory_bytes, accelerator_bytes, space)
+
+
+def _cpu_plan(problem: _Problem, threads: int, memory_bytes: int) -> Plan:
+    graph, limits, kv = problem.graph, problem.limits, problem.kv
+    fixed = _memory_use(graph, problem.tensors, limits, kv, threads)
+    budget = _Budget(memory_bytes, problem.reserve_bytes, problem.resident_bytes, fixed)
+    limits, kv, notices = _fit_kv(budget, limits, kv, shrink=problem.shrink)
+    use = _memory_use(graph, problem.tensors, limits, kv, threads)
+    plan = _plan(problem, limits, kv, threads, notices)
+    use = dataclasses.replace(use, reserve_bytes=problem.reserve_bytes)
+    return dataclasses.replace(
+        plan, memory={"cpu": use}, schedule=Schedule(pages={"cpu": kv.pages})
+    )
+
+
+def _plan(problem: _Problem, limits: Limits, kv: KvSpec, threads: int, notices: list[str]) -> Plan:
+    """The parts that do not depend on the placement, with all units on the CPU."""
+    graph = problem.graph
+    notices = notices + head_notice(problem.config, problem.infos)
     return Plan(
-        model=_identity(config, checkpoint_tensors),
+        model=_identity(problem.config, problem.infos),
         limits=limits,
         threads=threads,
         kv=kv,
         rope=graph.rope,
-        tensors=tensors,
+        tensors=problem.tensors,
         values=graph.values,
         units=tuple(PlacedUnit(unit.name, "cpu", unit.ops) for unit in graph.units),
         logits=graph.logits,
-        memory={"cpu": _memory_use(graph, tensors, limits, kv, threads)},
+        memory={},
         notices=tuple(notices),
+    )
+
+
+def _searched_plan(
+    problem: _Problem,
+    profile: Profile,
+    workload: Workload | None,
+    memory_bytes: int,
+    accelerator_bytes: int | None,
+    space: Space,
+) -> Plan:
+    limits = problem.limits
+    model = costed_graph(problem.graph, problem.tensors, problem.kv.dtype)
+    resources = ResourceLimits(
+        cpu_bytes=memory_bytes + problem.resident_bytes,
+        accelerator_bytes=accelerator_bytes,
+        cpu_reserve_bytes=problem.reserve_bytes,
+        step_tokens=limits.step_tokens,
+        page_tokens=problem.kv.page_tokens,
+        sequences=limits.sequences,
+    )
+    workload = _workload(workload, limits.context)
+    notices: list[str] = []
+    if problem.shrink:
+        fits = largest_context(model, profile, workload, resources, space)
+        if 2 <= fits < limits.context:
+            notices.append(
+                f"memory holds a context of {fits} tokens, the model allows {limits.context}"
+            )
+            workload = _workload(None, fits)
+    result = require(model, profile, workload, resources, space)
+    best = result.best
+    assert best is not None
+    limits = dataclasses.replace(limits, context=workload.context)
+    problem = dataclasses.replace(problem, limits=limits, shrink=False)
+    if best.uses_accelerator:
+        plan = _partitioned_plan(problem, best, notices)
+    else:
+        plan = _cpu_plan(problem, best.threads, memory_bytes)
+        plan = dataclasses.replace(plan, notices=(*notices, *plan.notices))
+    return dataclasses.replace(plan, prediction=prediction(result, profile, workload))
+
+
+def _workload(given: Workload | None, context: int) -> Workload:
+    """The default asks for as much of it as the context holds."""
+    if given is not None:
+        return dataclasses.replace(given, context=max(context, given.prompt + given.output))
+    prompt = max(1, min(512, context // 2))
+    return Workload(prompt, max(1, min(128, context - prompt)), context=max(2, context))
+
+
+def _partitioned_plan(problem: _Problem, best: Candidate, notices: list[str]) -> Plan:
+    limits, layers = problem.limits, problem.kv.layers
+    kv = dataclasses.replace(problem.kv, pages=layers * best.kv_blocks * best.sequences)
+    if best.sequences < limits.sequences:
+        notices.append(
+            f"the KV cache holds {best.sequences * limits.context} tokens in all, not the "
+            f"{limits.context} of each of {limits.sequences} sequences; more wait their turn"
+        )
+    return dataclasses.replace(
+        _plan(problem, limits, kv, best.threads, notices),
+        units=placed_units(problem.graph, best),
+        memory=memory_use(best),
+        schedule=schedule(best, kv),
+    )
+
+
+def costed_graph(graph: Graph, tensors: tuple[PlacedTensor, ...], kv_dtype: DType) -> CostedGraph:
+    """The graph with the dtypes in which `tensors` are placed."""
+    return CostedGraph(graph, {tensor.name: tensor.dtype for tensor in tensors}, kv_dtype)
+
+
+def check_model(
+    plan: Plan, config: ModelConfig, checkpoint_tensors: Mapping[str, TensorInfo] | None
+) -> None:
+    """PlanError unless `plan` was made for this configuration and checkpoint."""
+    found = _identity(config, checkpoint_tensors)
+    if plan.model == found:
+        return
+    fields = dataclasses.asdict(found)
+    differs = [name for name, value in fields.items() if getattr(plan.model, name) != value]
+    shown = ", ".join(
+        f"{name} {getattr(plan.model, name)!r} in the plan, {fields[name]!r} here"
+        for name in differs
+    )
+    raise PlanError(
+        f"[plan] the plan was made for another model: {shown}; make the plan anew for this one"
     )
 
 
@@ -148,113 +306,15 @@ def _check_arguments(
             )
 
 
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
-
-
-def check_checkpoint(graph: Graph, tensors: Mapping[str, TensorInfo]) -> None:
-    """Every weight is there with its shape and none is left over; CheckpointError otherwise.
-
-    Left over may be what older exporters stored beside the weights (rotary tables, causal masks)
-    and the head of a tied model.
-    """
-    missing = [name for name in graph.tensors if name not in tensors]
-    if missing:
-        raise CheckpointError(
-            f"[plan] {graph.architecture} needs {len(missing)} tensors that the checkpoint lacks: "
-            f"{_listed(missing)}; expected a complete checkpoint of the config's model"
-        )
-    wrong = [
-        f"{name} is {list(tensors[name].shape)}, expected {list(shape)}"
-        for name, shape in graph.tensors.items()
-        if tensors[name].shape != shape
-    ]
-    if wrong:
-        raise CheckpointError(
-            f"[plan] {len(wrong)} tensors do not have the shape that config.json implies: "
-            f"{_listed(wrong)}"
-        )
-    unknown = [
-        name
-        for name in tensors
-        if name not in graph.tensors and name != "lm_head.weight" and not _HARMLESS.search(name)
-    ]
-    if unknown:
-        raise CheckpointError(
-            f"[plan] the checkpoint has {len(unknown)} tensors that {graph.architecture} does not "
-            f"use: {_listed(unknown)}; the answer would be wrong without them, so config.json and "
-            "checkpoint must match"
-        )
-
-
-def _place_tensors(
-    graph: Graph, config: ModelConfig, infos: Mapping[str, TensorInfo] | None, dtype: str
-) -> tuple[PlacedTensor, ...]:
-    placed = []
-    for name, shape in graph.tensors.items():
-        info = None if infos is None else infos[name]
-        stored = (config.dtype or "f32") if info is None else info.weight_dtype
-        chosen = "f32" if len(shape) == 1 else stored if dtype == "auto" else dtype
-        source = None
-        if info is not None and info.file is not None:
-            source = Source(info.file, info.offset, cast(DType, stored))
-        placed.append(PlacedTensor(name, shape, cast(DType, chosen), source))
-    return tuple(placed)
-
-
-def _dominant_dtype(tensors: tuple[PlacedTensor, ...]) -> str:
-    """The dtype of most matrix bytes."""
-    total = dict.fromkeys(DTYPE_BYTES, 0)
-    for tensor in tensors:
-        if len(tensor.shape) == 2:
-            total[tensor.dtype] += tensor.nbytes
-    return max(total, key=lambda dtype: total[dtype])
-
-
-def _resident_bytes(
-    tensors: tuple[PlacedTensor, ...], infos: Mapping[str, TensorInfo] | None
-) -> int:
-    """Bytes of bound tensors whose dtype is as placed: they are used where they lie."""
-    return sum(
-        tensor.nbytes
-        for tensor in tensors
-        if infos is not None
-        and infos[tensor.name].file is None
-        and infos[tensor.name].weight_dtype == tensor.dtype
-    )
-
-
 def _memory_use(
     graph: Graph, tensors: tuple[PlacedTensor, ...], limits: Limits, kv: KvSpec, threads: int
 ) -> MemoryUse:
-    rows = {"tokens": limits.step_tokens, "outputs": limits.step_outputs}
-    activations = sum(_line(4 * value.width * rows[value.rows]) for value in graph.values)
     return MemoryUse(
         weights_bytes=sum(tensor.nbytes for tensor in tensors),
         kv_bytes=kv.pages * kv.page_bytes,
-        activations_bytes=activations,
-        workspace_bytes=_workspace_bytes(graph, limits, kv, threads),
+        activations_bytes=activation_bytes(graph, graph.units, limits),
+        workspace_bytes=workspace_bytes(graph, graph.ops(), limits, kv, threads),
     )
-
-
-def _workspace_bytes(graph: Graph, limits: Limits, kv: KvSpec, threads: int) -> int:
-    """An upper bound of the CPU stage's scratch: per-thread packing and partial attention, one
-    partial result per (sequence, KV head, page), and the step's rotary tables."""
-    worker, partials = _PACKING_BYTES, 0
-    pages = -(-limits.context // kv.page_tokens)
-    for op in (op for op in graph.ops() if isinstance(op, Attention)):
-        group, dim = op.heads // op.kv_heads, op.head_dim
-        floats = 2 * _QUERY_BLOCK * group * (dim + 32) + 256 * (dim + 64)
-        worker = max(worker, _PACKING_BYTES + 4 * floats)
-        partials = max(partials, 4 * limits.sequences * op.kv_heads * pages * group * (dim + 32))
-    tables = sum(2 * _line(4 * limits.step_tokens * len(table.inv_freq)) for table in graph.rope)
-    return threads * worker + partials + tables
-
-
-def _line(size: int) -> int:
-    """`size` in whole cache lines of 64 bytes."""
-    return -(-size // 64) * 64
 
 
 def _fit_kv(
@@ -291,26 +351,16 @@ def _refusal(budget: _Budget, limits: Limits, kv: KvSpec, room: int) -> str:
     if room == 0:
         short = kv.page_bytes * kv.layers - budget.kv_bytes
         fits = (
-            f"even a context of {kv.page_tokens} lacks {_size(short)}; free memory, choose a "
+            f"even a context of {kv.page_tokens} lacks {size_text(short)}; free memory, choose a "
             "smaller model, a 16-bit dtype or fewer step_tokens"
         )
     return (
-        f"[plan] needs weights {_size(fixed.weights_bytes - budget.resident_bytes)} + KV cache "
-        f"{_size(kv_bytes)} for a context of {limits.context} + activations "
-        f"{_size(fixed.activations_bytes)} + workspace {_size(fixed.workspace_bytes)} + reserve "
-        f"{_size(budget.reserve_bytes)}; {_size(budget.memory_bytes)} are available; {fits}"
+        f"[plan] needs weights {size_text(fixed.weights_bytes - budget.resident_bytes)} + KV cache "
+        f"{size_text(kv_bytes)} for a context of {limits.context} + activations "
+        f"{size_text(fixed.activations_bytes)} + workspace {size_text(fixed.workspace_bytes)} + "
+        f"reserve {size_text(budget.reserve_bytes)}; {size_text(budget.memory_bytes)} are "
+        f"available; {fits}"
     )
-
-
-def _size(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
-
-
-def _head_notice(config: ModelConfig, infos: Mapping[str, TensorInfo] | None) -> list[str]:
-    head = None if infos is None else infos.get("lm_head.weight")
-    if not config.tie_word_embeddings or head is None or head.file is None:
-        return []
-    return ["config.json ties the head to the embedding, so lm_head.weight is not used"]
 
 
 def _identity(config: ModelConfig, infos: Mapping[str, TensorInfo] | None) -> ModelIdentity:

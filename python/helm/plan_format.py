@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from helm.errors import PlanError
+from helm.candidate import Predicted
+from helm.errors import InvalidError, PlanError
 from helm.graph import (
     OPS,
     Linear,
@@ -19,6 +20,7 @@ from helm.graph import (
 )
 from helm.jsonio import Reader, decode, encode, parse
 from helm.rope import RopeTable
+from helm.workload import Workload
 
 FORMAT = "helm-plan"
 VERSION = 1
@@ -107,10 +109,65 @@ class MemoryUse:
     kv_bytes: int
     activations_bytes: int
     workspace_bytes: int
+    staging_bytes: int = 0  # buffers of copies between devices
+    reserve_bytes: int = 0  # left untouched
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_bytes + self.activations_bytes + self.workspace_bytes
+        """What the plan takes; the reserve comes on top."""
+        held = self.weights_bytes + self.kv_bytes + self.activations_bytes + self.workspace_bytes
+        return held + self.staging_bytes
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How stages run. prefill: blocks of the CPU compute there, or their weights visit the
+    accelerator once a step or once a prompt. prefill_overlap: the CPU's stage of one step runs
+    beside the accelerator's of the step before. overflow: pages in host memory of layers on the
+    accelerator return to it, or the CPU attends to them. pages: page slots by device."""
+
+    prefill: Literal["compute", "stream_step", "stream_prompt"] = "compute"
+    prefill_overlap: bool = False
+    overflow: Literal["stream", "cpu"] = "stream"
+    pages: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ProfileIdentity:
+    """The profile that predicted. digest: `Profile.digest`."""
+
+    name: str
+    estimated: bool
+    digest: str
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A plan that was not chosen and the reason. missing: device -> bytes it lacks there."""
+
+    label: str
+    units_cpu: int
+    units_accelerator: int
+    embedding: str
+    head: str
+    fits: bool
+    ttft_s: float
+    decode_tokens_per_s: float
+    missing: dict[str, int]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the search knew when it chose; written at the top level of a plan, null without a
+    profile. label: "all-cpu", "all-accelerator", "fill-accelerator", or "search" for any other."""
+
+    label: str
+    workload: Workload
+    profile: ProfileIdentity
+    predicted: Predicted
+    bottleneck: str
+    alternatives: tuple[Alternative, ...]
 
 
 @dataclass(frozen=True)
@@ -128,10 +185,24 @@ class Plan:
     logits: str
     memory: dict[str, MemoryUse]
     notices: tuple[str, ...] = ()
+    schedule: Schedule = field(default_factory=Schedule)
+    prediction: Prediction | None = None
+
+    @property
+    def units_cpu(self) -> int:
+        """How many units the CPU holds."""
+        return sum(unit.device == "cpu" for unit in self.units)
+
+    @property
+    def units_accelerator(self) -> int:
+        return len(self.units) - self.units_cpu
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain JSON values."""
-        return {"format": FORMAT, "version": VERSION, **encode(self)}
+        """The plan as plain JSON values; the prediction's fields stand at the top level."""
+        fields = encode(self)
+        prediction = fields.pop("prediction") or {**_NO_PREDICTION, "alternatives": []}
+        counts = {"units_cpu": self.units_cpu, "units_accelerator": self.units_accelerator}
+        return {"format": FORMAT, "version": VERSION, **fields, **counts, **prediction}
 
     def to_json(self) -> str:
         """The plan as JSON text; `from_json` is its inverse."""
@@ -147,7 +218,8 @@ class Plan:
         if version != VERSION:
             root["version"].reject(f"expected {VERSION}, found {version}; make the plan anew")
         names = ("model", "limits", "threads", "kv", "rope", "tensors", "values", "units")
-        root.only(["format", "version", *names, "logits", "memory", "notices"])
+        more = ("logits", "memory", "notices", "schedule", "units_cpu", "units_accelerator")
+        root.only(["format", "version", *names, *more, *_NO_PREDICTION])
         plan = cls(
             model=decode(ModelIdentity, root["model"]),
             limits=decode(Limits, root["limits"]),
@@ -160,9 +232,41 @@ class Plan:
             logits=root["logits"].string(),
             memory={k: decode(MemoryUse, root["memory"][k]) for k in root["memory"].names()},
             notices=tuple(node.string() for node in root.get("notices", []).items()),
+            schedule=decode(Schedule, root["schedule"]),
+            prediction=_decode_prediction(root),
         )
         _check(plan, root)
         return plan
+
+
+_NO_PREDICTION: dict[str, Any] = dict.fromkeys(
+    ("label", "workload", "profile", "predicted", "bottleneck", "alternatives")
+)
+
+
+def _decode_prediction(root: Reader) -> Prediction | None:
+    if root["predicted"].null:
+        for key in _NO_PREDICTION:
+            if root[key].value not in (None, []):
+                root[key].reject("expected null, as predicted is")
+        return None
+    try:
+        workload = decode(Workload, root["workload"])
+    except PlanError:
+        raise
+    except InvalidError as reason:
+        root["workload"].reject(str(reason))
+    predicted = decode(Predicted, root["predicted"])
+    for key in ("ttft_s", "decode_s", "total_s"):
+        root["predicted"][key].number(0.0)
+    return Prediction(
+        label=root["label"].string(),
+        workload=workload,
+        profile=decode(ProfileIdentity, root["profile"]),
+        predicted=predicted,
+        bottleneck=root["bottleneck"].string(),
+        alternatives=tuple(decode(Alternative, item) for item in root["alternatives"].items()),
+    )
 
 
 def _decode_unit(node: Reader) -> PlacedUnit:
@@ -183,6 +287,10 @@ def _check(plan: Plan, root: Reader) -> None:
     values = _unique([value.name for value in plan.values], root["values"])
     for tensor, node in zip(plan.tensors, root["tensors"].items(), strict=True):
         _check_tensor(tensor, node)
+    for key in ("units_cpu", "units_accelerator"):
+        count = root[key].integer(0, 2**31)
+        if count != getattr(plan, key):
+            root[key].reject(f"is {count}, the units say {getattr(plan, key)}")
     if plan.logits not in values:
         root["logits"].reject(f"unknown value {plan.logits!r}")
     for unit in root["units"].items():

@@ -1,0 +1,104 @@
+"""Turns a search's result into the parts of a plan that depend on it. Searches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from helm.candidate import Candidate
+from helm.graph import Graph
+from helm.plan_format import (
+    Alternative,
+    KvSpec,
+    MemoryUse,
+    PlacedUnit,
+    Prediction,
+    ProfileIdentity,
+    Schedule,
+)
+from helm.profile import Profile
+from helm.search import SearchResult
+from helm.workload import Workload
+
+_ALTERNATIVES = 5  # the best of those not chosen, besides the labelled
+
+
+def placed_units(graph: Graph, candidate: Candidate) -> tuple[PlacedUnit, ...]:
+    """Every unit on its device."""
+    return tuple(
+        PlacedUnit(unit.name, device, unit.ops)
+        for unit, device in zip(graph.units, candidate.devices(), strict=True)
+    )
+
+
+def memory_use(candidate: Candidate) -> dict[str, MemoryUse]:
+    """The itemised budget; the accelerator is left out if nothing lies there."""
+    devices = ("cpu", "accelerator") if candidate.uses_accelerator else ("cpu",)
+    items = {device: candidate.memory[device] for device in devices}
+    return {
+        device: MemoryUse(**{f"{purpose}_bytes": size for purpose, size in sizes.items()})
+        for device, sizes in items.items()
+    }
+
+
+def schedule(candidate: Candidate, kv: KvSpec) -> Schedule:
+    """kv: with the page slots of both devices."""
+    own = candidate.accelerator_blocks * candidate.accelerator_kv_blocks * candidate.sequences
+    pages = {"cpu": kv.pages - own}
+    if candidate.uses_accelerator:
+        pages["accelerator"] = own
+    return Schedule(
+        prefill=candidate.prefill_mode,
+        prefill_overlap=candidate.prefill_overlap,
+        overflow=candidate.overflow,
+        pages=pages,
+    )
+
+
+def prediction(result: SearchResult, profile: Profile, workload: Workload) -> Prediction:
+    """Of the best candidate, with the labelled and the best of the others as alternatives."""
+    best = result.best
+    assert best is not None
+    chosen = next((k for k, c in result.labelled.items() if same_plan(c, best)), "search")
+    return Prediction(
+        label=chosen,
+        workload=workload,
+        profile=ProfileIdentity(profile.name, profile.estimated, profile.digest),
+        predicted=best.predicted,
+        bottleneck=best.bottleneck,
+        alternatives=tuple(alternatives(result, best)),
+    )
+
+
+def same_plan(one: Candidate, other: Candidate) -> bool:
+    """Whether both place all units alike."""
+    return one.layout == other.layout
+
+
+def alternatives(result: SearchResult, best: Candidate) -> Iterable[Alternative]:
+    """The labelled candidates, then the fastest layouts that fit, then the nearest that does not,
+    each layout once and never the best's own."""
+    seen = {best.layout}
+    lacking = sorted(
+        (c for c in result.by_layout if not c.fits), key=lambda c: (c.objective_s, c.missing.total)
+    )
+    listed = [
+        *result.labelled.items(),
+        *(("search", c) for c in result.ranked[1 : 1 + _ALTERNATIVES]),
+        *(("search", c) for c in lacking[:1]),
+    ]
+    for label, candidate in listed:
+        if candidate.layout in seen:
+            continue
+        seen.add(candidate.layout)
+        yield Alternative(
+            label=label,
+            units_cpu=candidate.units_cpu,
+            units_accelerator=candidate.units_accelerator,
+            embedding=candidate.embedding,
+            head=candidate.head,
+            fits=candidate.fits,
+            ttft_s=candidate.predicted.ttft_s,
+            decode_tokens_per_s=candidate.predicted.decode_tokens_per_s,
+            missing={"cpu": candidate.missing.cpu, "accelerator": candidate.missing.accelerator},
+            reason=candidate.reason_against(best),
+        )

@@ -1,0 +1,105 @@
+"""Which weights a plan places, in which dtype and from where. Knows no machine and no placement."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import cast
+
+from helm.checkpoint import TensorInfo
+from helm.config import ModelConfig
+from helm.errors import CheckpointError
+from helm.graph import Graph
+from helm.plan_format import DTYPE_BYTES, DType, PlacedTensor, Source
+
+_SHOWN = 8  # names listed in one message
+_HARMLESS = re.compile(
+    r"(^|\.)(rotary_emb\.inv_freq|attn\.(masked_)?bias|embed_positions\._float_tensor)$"
+    r"|^(model\.)?decoder\.version$"
+)
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+
+
+def check_checkpoint(graph: Graph, tensors: Mapping[str, TensorInfo]) -> None:
+    """Every weight is there with its shape and none is left over; CheckpointError otherwise.
+
+    Left over may be what older exporters stored beside the weights (rotary tables, causal masks)
+    and the head of a tied model.
+    """
+    missing = [name for name in graph.tensors if name not in tensors]
+    if missing:
+        raise CheckpointError(
+            f"[plan] {graph.architecture} needs {len(missing)} tensors that the checkpoint lacks: "
+            f"{_listed(missing)}; expected a complete checkpoint of the config's model"
+        )
+    wrong = [
+        f"{name} is {list(tensors[name].shape)}, expected {list(shape)}"
+        for name, shape in graph.tensors.items()
+        if tensors[name].shape != shape
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"[plan] {len(wrong)} tensors do not have the shape that config.json implies: "
+            f"{_listed(wrong)}"
+        )
+    unknown = [
+        name
+        for name in tensors
+        if name not in graph.tensors and name != "lm_head.weight" and not _HARMLESS.search(name)
+    ]
+    if unknown:
+        raise CheckpointError(
+            f"[plan] the checkpoint has {len(unknown)} tensors that {graph.architecture} does not "
+            f"use: {_listed(unknown)}; the answer would be wrong without them, so config.json and "
+            "checkpoint must match"
+        )
+
+
+def place_tensors(
+    graph: Graph, config: ModelConfig, infos: Mapping[str, TensorInfo] | None, dtype: str
+) -> tuple[PlacedTensor, ...]:
+    """Every weight of the graph; dtype is that of matrices, "auto" as stored, vectors are f32."""
+    placed = []
+    for name, shape in graph.tensors.items():
+        info = None if infos is None else infos[name]
+        stored = (config.dtype or "f32") if info is None else info.weight_dtype
+        chosen = "f32" if len(shape) == 1 else stored if dtype == "auto" else dtype
+        source = None
+        if info is not None and info.file is not None:
+            source = Source(info.file, info.offset, cast(DType, stored))
+        placed.append(PlacedTensor(name, shape, cast(DType, chosen), source))
+    return tuple(placed)
+
+
+def dominant_dtype(tensors: tuple[PlacedTensor, ...]) -> str:
+    """The dtype of most matrix bytes."""
+    total = dict.fromkeys(DTYPE_BYTES, 0)
+    for tensor in tensors:
+        if len(tensor.shape) == 2:
+            total[tensor.dtype] += tensor.nbytes
+    return max(total, key=lambda dtype: total[dtype])
+
+
+def resident_bytes(
+    tensors: tuple[PlacedTensor, ...], infos: Mapping[str, TensorInfo] | None
+) -> int:
+    """Bytes of bound tensors whose dtype is as placed: they are used where they lie."""
+    return sum(
+        tensor.nbytes
+        for tensor in tensors
+        if infos is not None
+        and infos[tensor.name].file is None
+        and infos[tensor.name].weight_dtype == tensor.dtype
+    )
+
+
+def head_notice(config: ModelConfig, infos: Mapping[str, TensorInfo] | None) -> list[str]:
+    """Says so when the checkpoint stores a head that a tied model does not use."""
+    head = None if infos is None else infos.get("lm_head.weight")
+    if not config.tie_word_embeddings or head is None or head.file is None:
+        return []
+    return ["config.json ties the head to the embedding, so lm_head.weight is not used"]
