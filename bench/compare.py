@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
 from synthetic import BYTES, SHAPES, make_checkpoint, tensor_shapes
 
 WORKER = Path(__file__).parent / "worker.py"
@@ -38,11 +40,12 @@ def run_worker(engine: str, folder: Path, args: argparse.Namespace) -> dict:
     """One engine, one process."""
     command = [sys.executable, WORKER, engine, folder, "--threads", str(args.threads)]
     command += ["--prompt", str(args.prompt), "--tokens", str(args.tokens)]
-    begin = time.perf_counter()
-    run = subprocess.run(command, capture_output=True, text=True)
+    environment = {**os.environ, "HELM_BENCH_SPAWNED": str(time.time())}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment)
     if run.returncode != 0:
         raise SystemExit(f"{engine} failed:\n{run.stderr[-4000:]}")
-    return {**json.loads(run.stdout.splitlines()[-1]), "process_s": time.perf_counter() - begin}
+    result: dict[str, float] = json.loads(run.stdout.splitlines()[-1])
+    return result
 
 
 def derive(result: dict, ceiling: dict, config: dict, args: argparse.Namespace) -> dict[str, float]:
@@ -61,7 +64,8 @@ def derive(result: dict, ceiling: dict, config: dict, args: argparse.Namespace) 
         "prefill tok/s": args.prompt / result["prefill_s"],
         "prefill GFLOP/s": flops / 1e9,
         "share of f32 peak": flops / ceiling["fma_flops"],
-        "load s": result["load_s"],
+        "start to loaded s": result["load_s"],
+        "start to first token s": result["first_token_s"],
         "peak RSS / weights": result["peak_rss_bytes"] / ((blocks + head) * BYTES[args.dtype]),
     }
 

@@ -179,7 +179,7 @@ def test_old_and_new_rope_keys_agree():
         (LLAMA, {"vocab_size": 2**32}, "vocab_size"),
         (LLAMA, {"num_hidden_layers": 10_001}, "num_hidden_layers"),
         (LLAMA, {"num_hidden_layers": 0}, "num_hidden_layers"),
-        (LLAMA, {"rms_norm_eps": math.nan}, "rms_norm_eps"),
+        (LLAMA, {"rms_norm_eps": math.nan}, "rms_norm_eps: expected a finite number"),
         (LLAMA, {"rms_norm_eps": "1e-6"}, "rms_norm_eps: expected a finite number"),
         (LLAMA, {"rope_theta": math.inf}, "rope_theta"),
         (LLAMA, {"num_key_value_heads": 3}, "num_key_value_heads: expected a divisor"),

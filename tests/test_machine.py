@@ -13,9 +13,11 @@ from helm.machine import (
     default_threads,
     huge_pages,
     memory_available,
+    memory_limit,
     nvidia_driver,
     physical_cores,
     read_machine,
+    useful_threads,
 )
 
 MIB = 1 << 20
@@ -78,8 +80,10 @@ def test_memory_under_cgroup_v1(tmp_path, group):
         },
     )
     assert memory_available(root) == 500 * MIB
+    assert memory_limit(root) == 700 * MIB
     fake(root, {base + "memory.limit_in_bytes": 9223372036854771712})
     assert memory_available(root) == 8192 * MIB
+    assert memory_limit(root) is None
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: 5 kB", "MemAvailable: x kB"])
@@ -190,3 +194,11 @@ def test_this_machine():
     assert machine.logical_cpus == len(os.sched_getaffinity(0)) == len(cpu_affinity())
     assert machine.huge_pages in ("always", "madvise", "never", "absent")
     assert machine.nvidia.found or machine.nvidia.reason
+
+
+@pytest.mark.parametrize(
+    ("weights_bytes", "expected"),
+    [(0, 1), (1 << 20, 1), ((8 << 20) - 1, 1), (8 << 20, 2), (1 << 30, 6)],
+)
+def test_small_models_get_fewer_threads(weights_bytes, expected):
+    assert useful_threads(weights_bytes, 6) == expected

@@ -73,18 +73,18 @@ def test_json_is_as_agreed():
     assert document["predicted"] is None
     assert (document["format"], document["version"], document["threads"]) == ("helm-plan", 1, 2)
     assert document["limits"] == {
-        "context": 64,
+        "context": 600,
         "step_tokens": 7,
         "step_outputs": 3,
         "sequences": 3,
     }
     assert document["kv"] == {
         "dtype": "f32",
-        "page_tokens": 64,
+        "page_tokens": 512,
         "layers": 2,
         "kv_heads": 4,
         "head_dim": 12,
-        "pages": 6,
+        "pages": 12,
     }
     table = document["tensors"][0]
     assert table["name"] == "model.decoder.embed_tokens.weight"

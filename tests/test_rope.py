@@ -54,7 +54,7 @@ def ours(parameters, theta, head_dim, positions, **outer):
 
 
 @pytest.mark.parametrize("head_dim", [4, 10, 64, 128])
-@pytest.mark.parametrize("theta", [10000.0, 500000, 1e6])
+@pytest.mark.parametrize("theta", [10.0, 10000.0, 500000, 1e6])
 @pytest.mark.parametrize("parameters", VARIANTS)
 def test_tables_agree_within_two_ulp(parameters, theta, head_dim):
     want, factor = theirs(parameters, theta, head_dim, 131072)

@@ -65,6 +65,7 @@ class Engine::Impl {
   SequenceId open(int64_t capacity);
   void close(SequenceId id);
   int64_t length(SequenceId id) const { return sequence(id).length; }
+  int64_t capacity(SequenceId id) const { return sequence(id).capacity; }
   void truncate(SequenceId id, int64_t length);
   std::span<const float> step(std::span<const StepInput> inputs);
 
@@ -258,6 +259,9 @@ SequenceId Engine::open(int64_t capacity) {
 void Engine::close(SequenceId sequence) {
   impl_->close(sequence);
 }
+int64_t Engine::capacity(SequenceId sequence) const {
+  return impl_->capacity(sequence);
+}
 int64_t Engine::length(SequenceId sequence) const {
   return impl_->length(sequence);
 }
@@ -271,6 +275,7 @@ std::span<const float> Engine::step(std::span<const StepInput> inputs) {
 void Engine::forward(SequenceId sequence, std::span<const int32_t> tokens,
                      StepInput::Outputs outputs,
                      const std::function<void(std::span<const float>)>& consume) {
+  if (tokens.empty()) fail(ErrorKind::kInvalid, "[engine] no tokens given to forward");
   const Limits& limits = plan().limits;
   const bool all = outputs == StepInput::Outputs::kAll;
   const auto chunk = static_cast<size_t>(all ? limits.step_outputs : limits.step_tokens);

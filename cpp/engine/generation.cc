@@ -57,7 +57,15 @@ class Generation::Impl {
  public:
   Impl(Engine& engine, std::vector<Request> requests)
       : engine_(engine), stats_(engine.stats()), start_(Clock::now()) {
-    for (size_t i = 0; i < requests.size(); ++i) check(requests[i], i);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      check(requests[i], i);
+      for (size_t j = 0; j < i; ++j) {
+        if (requests[i].sequence >= 0 && requests[i].sequence == requests[j].sequence) {
+          fail(ErrorKind::kInvalid, "[generate] requests ", j, " and ", i,
+               " continue the same sequence, ", requests[i].sequence);
+        }
+      }
+    }
     for (Request& request : requests) active_.emplace_back(engine.plan(), std::move(request));
   }
   ~Impl() {
@@ -125,9 +133,12 @@ void Generation::Impl::check(const Request& request, size_t index) const {
     fail(ErrorKind::kInvalid, where, "cached is ", request.cached,
          ", it must be the length of the sequence and less than the prompt's ", prompt, " tokens");
   }
-  if (prompt > plan.limits.context) {
-    fail(ErrorKind::kCapacity, where, "the prompt has ", prompt, " tokens, the context holds ",
-         plan.limits.context, "; shorten the prompt or raise the context");
+  const int64_t room =
+      request.sequence < 0 ? plan.limits.context : engine_.capacity(request.sequence);
+  if (prompt > room) {
+    fail(ErrorKind::kCapacity, where, "the prompt has ", prompt, " tokens, the ",
+         request.sequence < 0 ? "context" : "sequence", " holds ", room,
+         "; shorten the prompt or raise the context");
   }
   check_sampling(request.sampling, where);
 }
@@ -232,7 +243,7 @@ void Generation::Impl::take(size_t index, std::span<const float> logits,
       request.stop_tokens.end()) {
     finish = Finish::kStop;
   } else if (active.generated >= request.max_tokens ||
-             engine_.length(active.sequence) >= engine_.plan().limits.context) {
+             engine_.length(active.sequence) >= engine_.capacity(active.sequence)) {
     finish = Finish::kLength;
   }
   if (finish == Finish::kNone) {

@@ -18,6 +18,8 @@ from helm.sequences import Sequences
 from helm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     import numpy.typing as npt
 
@@ -104,6 +106,11 @@ class LLM:
     def config(self) -> ModelConfig:
         """The model's architecture."""
         return self._loaded.config
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the checkpoint lies; None for a module in memory."""
+        return self._loaded.folder
 
     @property
     def tokenizer(self) -> Tokenizer | None:

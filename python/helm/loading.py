@@ -20,7 +20,7 @@ from helm.config import (
 from helm.errors import ConfigError, InvalidError
 from helm.hub import resolve_model
 from helm.jsonio import Reader
-from helm.machine import read_machine
+from helm.machine import read_machine, useful_threads
 from helm.plan import Plan, make_plan
 from helm.tokenizer import Tokenizer
 
@@ -63,6 +63,7 @@ class LoadedModel:
     defaults: GenerationDefaults
     tokenizer: Tokenizer | None
     name: str
+    folder: Path | None  # of the checkpoint; None for a module in memory
 
 
 def load_model(
@@ -76,7 +77,7 @@ def load_model(
     plan = _plan(config, read_checkpoint(folder), options)
     engine = _engine(plan, str(folder), {}, options.progress)
     name = folder.resolve().name if model is None or Path(model).is_dir() else str(model)
-    return LoadedModel(engine, plan, config, defaults, tokenizer, name)
+    return LoadedModel(engine, plan, config, defaults, tokenizer, name, folder)
 
 
 def load_from_torch(
@@ -105,7 +106,7 @@ def load_from_torch(
     plan = _plan(config, infos, options)
     used = {placed.name: tensors[placed.name] for placed in plan.tensors}
     engine = _engine(plan, "", used, options.progress)
-    return LoadedModel(engine, plan, config, defaults, tokenizer, type(module).__name__)
+    return LoadedModel(engine, plan, config, defaults, tokenizer, type(module).__name__, None)
 
 
 _DEFAULTS = dataclasses.fields(GenerationDefaults)
@@ -151,6 +152,7 @@ def _dtype_name(name: str, tensor: Tensor) -> str:
 
 def _plan(config: ModelConfig, infos: Mapping[str, TensorInfo], options: LoadOptions) -> Plan:
     machine = read_machine()
+    weights_bytes = sum(info.nbytes for info in infos.values())
     return make_plan(
         config,
         infos,
@@ -159,7 +161,7 @@ def _plan(config: ModelConfig, infos: Mapping[str, TensorInfo], options: LoadOpt
         dtype=options.dtype,
         kv_dtype=options.kv_dtype,
         page_tokens=options.page_tokens,
-        threads=options.threads or machine.threads,
+        threads=options.threads or useful_threads(weights_bytes, machine.threads),
         memory_bytes=machine.memory_bytes,
     )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from helm.errors import HelmError
 
+_BYTES_PER_THREAD = 4 << 20
 ROOT = Path("/")
 _UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a number near 2^63
 
@@ -30,9 +31,11 @@ class Driver:
 
 @dataclass(frozen=True)
 class Machine:
-    """memory_bytes: free for this process. threads: default number of workers."""
+    """memory_bytes: free for this process. memory_limit_bytes: the tightest cgroup limit, None
+    without one. threads: default number of workers."""
 
     memory_bytes: int
+    memory_limit_bytes: int | None
     physical_cores: int
     logical_cpus: int
     cpu_quota: float | None
@@ -46,6 +49,7 @@ def read_machine(root: Path = ROOT) -> Machine:
     affinity = cpu_affinity()
     return Machine(
         memory_bytes=memory_available(root),
+        memory_limit_bytes=memory_limit(root),
         physical_cores=physical_cores(affinity, root),
         logical_cpus=len(affinity),
         cpu_quota=cpu_quota(root),
@@ -79,6 +83,13 @@ def memory_available(root: Path = ROOT) -> int:
     for folder in _cgroup_folders("memory", root):
         left.extend(_memory_left(folder))
     return max(0, min(left))
+
+
+def memory_limit(root: Path = ROOT) -> int | None:
+    """Bytes that the tightest memory cgroup allows in all; None without a limit."""
+    names = ("memory.max", "memory.limit_in_bytes")
+    found = [_number(_text(f / name)) for f in _cgroup_folders("memory", root) for name in names]
+    return min((n for n in found if n is not None and n < _UNLIMITED), default=None)
 
 
 def _memory_left(folder: Path) -> list[int]:
@@ -144,6 +155,15 @@ def physical_cores(affinity: Collection[int], root: Path = ROOT) -> int:
         core = (_text(folder / "physical_package_id"), _text(folder / "core_id"))
         cores.add(core if all(core) else cpu)
     return max(1, len(cores))
+
+
+def useful_threads(weights_bytes: int, threads: int) -> int:
+    """`threads`, or fewer for a model so small that meeting costs more than sharing saves.
+
+    A step meets some dozen times per block; a thread's share should take well over that, which
+    4 MiB at tens of GB/s do.
+    """
+    return max(1, min(threads, weights_bytes // _BYTES_PER_THREAD))
 
 
 def default_threads(affinity: Collection[int], root: Path = ROOT) -> int:

@@ -197,6 +197,25 @@ TEST_CASE("stop tokens, length and context end a request") {
   CHECK(last[1].finish == helm::Finish::kLength);
 }
 
+TEST_CASE("a request that continues an open sequence ends where that sequence ends") {
+  const auto engine = tiny_engine(tiny_model());
+  const std::vector<int32_t> prompt = tokens(20, 5);
+  const std::vector<int32_t> expected = generate(*engine, {request(prompt, 11)})[0];
+  const helm::SequenceId sequence = engine->open(30);
+  engine->forward(sequence, std::span(prompt).first(12), StepInput::Outputs::kNone,
+                  [](std::span<const float>) {});
+  helm::Request next = request(prompt, 100);
+  next.sequence = sequence;
+  next.cached = 12;
+  CHECK_THROWS_AS(helm::Generation(*engine, {next, next}), helm::Error);
+  CHECK(generate(*engine, {next})[0] == expected);
+  CHECK(engine->length(sequence) == 30);
+  helm::Request longer = request(tokens(31, 5), 1);
+  longer.sequence = sequence;
+  longer.cached = 30;
+  CHECK_THROWS_AS(helm::Generation(*engine, {longer}), helm::Error);
+}
+
 TEST_CASE("cancelling frees the sequence and leaves the others alone") {
   const auto engine = tiny_engine(tiny_model());
   const std::vector<int32_t> expected = generate(*engine, {request(tokens(9, 4), 20)})[0];

@@ -14,17 +14,17 @@ namespace helm::cpu {
 // bit-identical for every `tokens` and for every split of the rows over calls, so that batched
 // equals single and chunked prefill equals prefill at once.
 struct MatmulArgs {
-  const float* a;      // [tokens, cols], rows a_stride apart
-  int64_t a_stride;    // elements
+  const float* a;    // [tokens, cols], rows a_stride apart
+  int64_t a_stride;  // elements
   int64_t tokens;
-  const void* w;       // [rows, cols] contiguous, of the table entry's dtype, any alignment of rows
+  const void* w;  // [rows, cols] contiguous, of the table entry's dtype, any alignment of rows
   int64_t rows;
   int64_t cols;
-  const float* bias;   // [rows] or null
-  bool accumulate;     // add to what C holds
-  float* c;            // [tokens, rows], rows c_stride apart
-  int64_t c_stride;    // elements
-  void* scratch;       // KernelTable::scratch_bytes, 64-byte aligned, private to the calling thread
+  const float* bias;  // [rows] or null
+  bool accumulate;    // add to what C holds
+  float* c;           // [tokens, rows], rows c_stride apart
+  int64_t c_stride;   // elements
+  void* scratch;      // KernelTable::scratch_bytes, 64-byte aligned, private to the calling thread
 };
 
 // A run of consecutive cached positions of one KV head.
@@ -41,20 +41,20 @@ struct KvSpan {
 // A fully masked row gives m = -inf, s = 0, o = 0. Values for a (query, head) do not depend on how
 // many queries the call has. Softmax partials merge exactly (Milakov and Gimelshein 2018).
 struct AttentionArgs {
-  const float* q;            // Q(i, g, d) at q + i * q_stride + g * head_dim + d
-  int64_t q_stride;          // elements between consecutive query tokens
-  int64_t queries;           // consecutive tokens; position(i) = first_query + i
-  int64_t group;             // query heads per KV head
+  const float* q;    // Q(i, g, d) at q + i * q_stride + g * head_dim + d
+  int64_t q_stride;  // elements between consecutive query tokens
+  int64_t queries;   // consecutive tokens; position(i) = first_query + i
+  int64_t group;     // query heads per KV head
   int64_t head_dim;
-  int64_t first_query;       // absolute position of query 0
-  int64_t first_key;         // absolute position of span element 0
-  int64_t window;            // sliding window in positions, 0 = unlimited
+  int64_t first_query;  // absolute position of query 0
+  int64_t first_key;    // absolute position of span element 0
+  int64_t window;       // sliding window in positions, 0 = unlimited
   float scale;
   KvSpan span;
-  float* m;                  // [queries, group] out
-  float* s;                  // [queries, group] out
-  float* o;                  // [queries, group, head_dim] out, not normalised
-  void* scratch;             // KernelTable::scratch_bytes
+  float* m;       // [queries, group] out
+  float* s;       // [queries, group] out
+  float* o;       // [queries, group, head_dim] out, not normalised
+  void* scratch;  // KernelTable::scratch_bytes
 };
 
 // Y(t, g, :) = norm(X(t, g, :)) * weight [+ bias], groups of n elements, group g at t*stride + g*n.
@@ -115,16 +115,17 @@ struct KernelTable {
                           const float* m_b, const float* s_b, const float* o_b);
   // o(row, :) /= s(row)
   void (*attention_finish)(int64_t rows, int64_t head_dim, const float* s, float* o);
-  void (*widen[kDTypes])(const void* src, float* dst, int64_t n);         // dtype -> f32
-  void (*narrow[kDTypes])(const float* src, void* dst, int64_t n);        // f32 -> dtype, nearest even
-  void (*add)(const float* x, float* y, int64_t n);                       // y += x
+  void (*widen[kDTypes])(const void* src, float* dst, int64_t n);   // dtype -> f32
+  void (*narrow[kDTypes])(const float* src, void* dst, int64_t n);  // f32 -> dtype, nearest even
+  void (*add)(const float* x, float* y, int64_t n);                 // y += x
   // For probes: runs `rounds` of register-only FMAs and returns how many flops that was.
   double (*probe_fma)(int64_t rounds, float* sink);
   // For probes: reads [p, p + bytes), bytes a multiple of 4096, as fast as one thread can.
   void (*probe_read)(const void* p, int64_t bytes, float* sink);
 };
 
-// Each is the one exported symbol of its file; null where the tier was not compiled for this target.
+// Each is the one exported symbol of its file; null where the tier was not compiled for this
+// target.
 const KernelTable* kernels_scalar();
 const KernelTable* kernels_avx2();
 const KernelTable* kernels_avx512();

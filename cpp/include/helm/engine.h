@@ -68,6 +68,7 @@ class HELM_API Engine {
   bool can_open(int64_t capacity) const;
   void close(SequenceId sequence);
   int64_t length(SequenceId sequence) const;           // cached positions
+  int64_t capacity(SequenceId sequence) const;         // positions it was opened for
   void truncate(SequenceId sequence, int64_t length);  // forgets positions >= length
 
   // Appends each input's tokens to its sequence and returns the logits asked for,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 HELP = "talk with a model, many turns"
 EPILOG = """examples:
+  helm-llm chat
   helm-llm chat Qwen/Qwen3-0.6B
   helm-llm chat ./my-model --system "Answer in one sentence."
   printf 'Hello\\nAnd in French?\\n' | helm-llm chat ./my-model
@@ -26,7 +27,7 @@ COMMANDS = """/reset   forget the conversation
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this command's options."""
-    parser.add_argument("model", metavar="MODEL", help="local folder or Hugging Face id")
+    common.add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     common.add_sampling_arguments(parser)
     common.add_model_arguments(parser)

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 DTYPES = ("auto", "f32", "f16", "bf16")
 
 
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The optional MODEL argument."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="local folder or Hugging Face id (default: the small bundled model)",
+    )
+
+
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Options that say what is loaded, and how."""
     group = parser.add_argument_group("model")

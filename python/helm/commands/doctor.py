@@ -92,6 +92,11 @@ def _show(report: dict[str, Any]) -> None:
     Console(width=None if sys.stdout.isatty() else 240, markup=False).print(table)
 
 
+def _memory_limit(machine: dict[str, Any]) -> str:
+    limit = machine["memory_limit_bytes"]
+    return "no cgroup limit" if limit is None else f"cgroup limit {binary_bytes(limit)} included"
+
+
 def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     machine, isa, nvidia = report["machine"], report["isa"], report["machine"]["nvidia"]
     quota = machine["cpu_quota"]
@@ -107,7 +112,7 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append((f"  {tier['name']}", _tier(tier)))
     gpu = f"NVIDIA driver {nvidia['version']}" if nvidia["found"] else f"none: {nvidia['reason']}"
     rows += [
-        ("memory", f"{binary_bytes(machine['memory_bytes'])} free, cgroup limits included"),
+        ("memory", f"{binary_bytes(machine['memory_bytes'])} free, {_memory_limit(machine)}"),
         ("huge pages", _huge_pages(machine["huge_pages"])),
         ("GPU", gpu),
         ("model", f"bundled: {report['bundled_model']}"),

@@ -24,12 +24,7 @@ _ECHOED = 400  # characters; longer prompts are not shown again on the terminal
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this command's options."""
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="local folder or Hugging Face id (default: the small bundled model)",
-    )
+    common.add_model(parser)
     parser.add_argument(
         "prompt",
         nargs="?",
@@ -49,8 +44,7 @@ def run(args: argparse.Namespace) -> int:
     with common.load(args) as llm:
         if not args.quiet and not args.json:
             common.say_plan(llm)
-            if sys.stdout.isatty() and sys.stderr.isatty() and len(prompt) <= _ECHOED:
-                print(prompt, end="", file=sys.stderr, flush=True)  # the text goes on from here
+            _echo(prompt, asked=args.prompt is not None or args.file is not None)
         interrupted = False
         stream = llm.stream(prompt, **options)
         try:
@@ -72,6 +66,16 @@ def run(args: argparse.Namespace) -> int:
             if not args.quiet:
                 common.say(common.summary_line(llm, completion))
     return 130 if interrupted else 0
+
+
+def _echo(prompt: str, asked: bool) -> None:
+    """Shows the prompt that the text goes on from: on a terminal, or as part of the output when
+    the prompt is ours and not the user's."""
+    if not asked:
+        sys.stdout.write(prompt)
+        sys.stdout.flush()
+    elif sys.stdout.isatty() and sys.stderr.isatty() and len(prompt) <= _ECHOED:
+        print(prompt, end="", file=sys.stderr, flush=True)
 
 
 def _prompt(args: argparse.Namespace) -> str:
