@@ -201,8 +201,8 @@ double fma(int threads, double seconds) {
 
 // Without the GIL: a probe runs for a fraction of a second.
 template <typename... Args>
-auto probe(std::vector<ProbeTiming> (StageProbe::*method)(Args...) const) {
-  return [method](const StageProbe& self, Args... args) {
+auto probe(std::vector<ProbeTiming> (StageProbe::*method)(Args...)) {
+  return [method](StageProbe& self, Args... args) {
     const nb::gil_scoped_release released;
     return (self.*method)(args...);
   };
@@ -272,16 +272,19 @@ void bind_probe(nb::module_& m) {
   nb::class_<ProbeTiming>(m, "ProbeTiming", "What one run of an op does, and how long runs took.")
       .def_ro("flops", &ProbeTiming::flops)
       .def_ro("bytes", &ProbeTiming::bytes)
-      .def_ro("run_s", &ProbeTiming::run_s);
+      .def_ro("run_s", &ProbeTiming::run_s)
+      .def_ro("undisturbed_s", &ProbeTiming::undisturbed_s,
+              "Of the runs, those during which every thread kept its core.");
   nb::class_<StageProbe>(m, "StageProbe",
                          "Times the engine's own ops on a synthetic block. Every call runs for\n"
                          "about `seconds` and returns a timing per shape of op.")
-      .def(nb::init<int, int64_t>(), "threads"_a, "bytes"_a,
+      .def(nb::init<int64_t, std::vector<int>>(), "bytes"_a, "cpus"_a = std::vector<int>(),
            nb::call_guard<nb::gil_scoped_release>(),
-           "Fills `bytes` of weights, which should exceed every cache several times.")
+           "Fills `bytes` of weights, which should exceed every cache several times. Thread i\n"
+           "stays on CPU cpus[i] while a probe runs.")
       .def(
           "matmul",
-          [](const StageProbe& self, int threads, const std::string& dtype, int64_t tokens,
+          [](StageProbe& self, int threads, const std::string& dtype, int64_t tokens,
              double seconds) {
             const nb::gil_scoped_release released;
             return self.matmul(threads, dtype_from_name(dtype), tokens, seconds);
@@ -290,7 +293,7 @@ void bind_probe(nb::module_& m) {
           "Products of `tokens` rows with different matrices; bytes of the matrices.")
       .def(
           "attention",
-          [](const StageProbe& self, int threads, const std::string& dtype, int64_t queries,
+          [](StageProbe& self, int threads, const std::string& dtype, int64_t queries,
              int64_t context, double seconds) {
             const nb::gil_scoped_release released;
             return self.attention(threads, dtype_from_name(dtype), queries, context, seconds);

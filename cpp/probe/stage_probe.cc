@@ -1,5 +1,8 @@
 // Builds synthetic plans (shapes of a decoder block, weights that are generated) and times the
 // engine's own stages on them.
+#include <sched.h>
+#include <time.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -21,6 +24,24 @@ double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+// What one thread has used and what has passed.
+struct Clocks {
+  double cpu_s = 0;
+  double wall_s = 0;
+
+  static Clocks now() {
+    timespec cpu{}, wall{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &cpu);  // exact only for the calling thread
+    clock_gettime(CLOCK_MONOTONIC, &wall);
+    return {seconds(cpu), seconds(wall)};
+  }
+
+ private:
+  static double seconds(const timespec& t) {
+    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+  }
+};
+
 // The block whose ops are timed: grouped-query attention and a gated MLP of common proportions.
 constexpr int64_t kHidden = 1536;
 constexpr int64_t kInner = 4096;
@@ -29,11 +50,12 @@ constexpr int64_t kGroup = 4;  // query heads per KV head
 constexpr int64_t kHeadDim = 128;
 constexpr int64_t kQkv = (kGroup + 2) * kKvHeads * kHeadDim;
 constexpr int64_t kPageTokens = 512;
+constexpr double kUndisturbed = 0.97;  // share of its time that the least served thread ran
 constexpr int64_t kEmptyWidth = 16;
 constexpr int64_t kWholeBlockTokens = 16;
 constexpr int64_t kMostTokens = 4096;
 constexpr size_t kComputeBoundStages = 2;
-constexpr int64_t kRowsPerThread = 256;  // four pieces of a prefill product
+constexpr int64_t kRowsPerThread = 128;  // two pieces of a prefill product
 
 // Random normal numbers in every dtype at once: as f16 of magnitude 1 to 1.5, as bf16 and f32 of
 // 2^-7 to 2^-3.
@@ -58,25 +80,25 @@ void fill(std::byte* to, int64_t bytes, ThreadPool& threads) {
 }
 
 // Consecutive slices of the probe's memory, wrapping around: each op gets other matrices than those
-// before it, as in the engine's arena.
+// before it, as in the engine's arena. One call uses half of the memory, the next the other half.
 class Slices {
  public:
   Slices(std::byte* memory, int64_t bytes) : memory_(memory), bytes_(bytes) {}
   std::byte* next(int64_t bytes) {
     if (bytes > bytes_) fail(ErrorKind::kInvalid, "[probe] an op exceeds the probe's memory");
-    if (taken_ + bytes > bytes_) {
-      taken_ = 0;
-      full_ = true;
-    }
-    return memory_ + std::exchange(taken_, align_up(taken_ + bytes, kCacheLine));
+    if (at_ + bytes > bytes_) at_ = 0;
+    taken_ += bytes;
+    return memory_ + std::exchange(at_, align_up(at_ + bytes, kCacheLine));
   }
-  bool full() const { return full_; }  // all of the memory has been handed out at least once
+  // Bytes handed out since the last call of start().
+  void start() { taken_ = 0; }
+  bool enough() const { return taken_ >= bytes_ / 2; }
 
  private:
   std::byte* memory_;
   int64_t bytes_;
+  int64_t at_ = 0;
   int64_t taken_ = 0;
-  bool full_ = false;
 };
 
 // A plan of one unit under construction, then a stage that can be timed.
@@ -101,11 +123,7 @@ class Synthetic {
 
   // Compiles the stage for the last `queries` of `context` positions.
   void compile(int64_t queries, int64_t context, ThreadPool& pool);
-  double run_s(ThreadPool& pool) const {
-    const Clock::time_point start = Clock::now();
-    stage_->run(step_, pool);
-    return since(start);
-  }
+  void time(ThreadPool& pool, ProbeTiming& timing) const;
 
   Plan plan;
 
@@ -137,20 +155,41 @@ void Synthetic::compile(int64_t queries, int64_t context, ThreadPool& pool) {
   step_ = {tokens_, positions_, {}, {&sequence_, 1}};
 }
 
+void Synthetic::time(ThreadPool& pool, ProbeTiming& timing) const {
+  std::vector<Clocks> before(static_cast<size_t>(pool.size()));
+  std::vector<Clocks> after(before.size());
+  pool.run([&](Team& team) { before[static_cast<size_t>(team.worker())] = Clocks::now(); });
+  const Clock::time_point start = Clock::now();
+  stage_->run(step_, pool);
+  timing.run_s.push_back(since(start));
+  pool.run([&](Team& team) { after[static_cast<size_t>(team.worker())] = Clocks::now(); });
+  double busy = 1;
+  for (size_t i = 0; i < before.size(); ++i) {
+    busy =
+        std::min(busy, (after[i].cpu_s - before[i].cpu_s) / (after[i].wall_s - before[i].wall_s));
+  }
+  if (busy >= kUndisturbed) timing.undisturbed_s.push_back(timing.run_s.back());
+}
+
 // A stage, and which timing its runs belong to.
 struct Timed {
   std::unique_ptr<Synthetic> stage;
   size_t timing;
 };
 
-// Runs the stages in turn for `seconds`, each at least twice: the first run touches its buffers.
+// Runs the stages in turn for `seconds`, each at least twice, as the first run touches its buffers.
+// Gives up after one round in which the threads never had their cores: better come back later.
 void time_all(const std::vector<Timed>& stages, std::vector<ProbeTiming>& timings, ThreadPool& pool,
               double seconds) {
   const Clock::time_point start = Clock::now();
   for (int round = 0; round < 2 || since(start) < seconds; ++round) {
     for (const Timed& timed : stages) {
-      timings[timed.timing].run_s.push_back(timed.stage->run_s(pool));
-      if (round >= 2 && since(start) >= seconds) break;
+      timed.stage->time(pool, timings[timed.timing]);
+      if (round >= 2 && since(start) >= seconds) return;
+    }
+    if (std::all_of(timings.begin(), timings.end(),
+                    [](const ProbeTiming& t) { return t.undisturbed_s.empty(); })) {
+      return;
     }
   }
 }
@@ -175,36 +214,89 @@ void check(bool ok, const char* rule) {
   if (!ok) fail(ErrorKind::kInvalid, "[probe] expected ", rule);
 }
 
+// Keeps the calling thread on one CPU while in scope, as far as the system allows.
+class Pinned {
+ public:
+  explicit Pinned(const std::vector<int>& cpus) {
+#if defined(__linux__)
+    if (cpus.empty()) return;
+    restore_ = sched_getaffinity(0, sizeof(before_), &before_) == 0;
+    pin(cpus[0]);
+#endif
+  }
+#if defined(__linux__)
+  ~Pinned() {
+    if (restore_) sched_setaffinity(0, sizeof(before_), &before_);
+  }
+  static void pin(int cpu) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(static_cast<size_t>(cpu), &set);
+    sched_setaffinity(0, sizeof(set), &set);
+  }
+#else
+  static void pin(int) {}
+#endif
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+
+ private:
+#if defined(__linux__)
+  cpu_set_t before_{};
+  bool restore_ = false;
+#endif
+};
+
 }  // namespace
 
 class StageProbe::Impl {
  public:
-  Impl(int threads, int64_t bytes) : arena_(bytes, "the probe") {
-    ThreadPool pool(threads);
-    fill(arena_.data(), bytes, pool);
+  Impl(int64_t bytes, std::vector<int> cpus)
+      : cpus_(std::move(cpus)), arena_(bytes, "the probe"), slices_(arena_.data(), bytes) {
+    fill(arena_.data(), bytes, pool(std::max<int>(1, static_cast<int>(cpus_.size()))));
   }
-  Slices slices() const { return {arena_.data(), arena_.bytes()}; }
+  Slices& slices() {
+    slices_.start();
+    return slices_;
+  }
+  // Kept from call to call, as an engine keeps its own.
+  ThreadPool& pool(int threads) {
+    if (pool_ == nullptr || pool_->size() != threads) {
+      pool_ = std::make_unique<ThreadPool>(threads);
+      pool_->run([&](Team& team) {
+        const auto worker = static_cast<size_t>(team.worker());
+        if (worker > 0 && worker < cpus_.size()) Pinned::pin(cpus_[worker]);
+      });
+    }
+    return *pool_;
+  }
+  const std::vector<int>& cpus() const { return cpus_; }
 
  private:
+  std::vector<int> cpus_;
   Arena arena_;
+  Slices slices_;
+  std::unique_ptr<ThreadPool> pool_;
 };
 
-StageProbe::StageProbe(int threads, int64_t bytes)
-    : impl_(std::make_unique<Impl>(threads, std::max(bytes, kMinimumBytes))) {}
+StageProbe::StageProbe(int64_t bytes, std::vector<int> cpus)
+    : impl_(std::make_unique<Impl>(std::max(bytes, kMinimumBytes), std::move(cpus))) {}
 StageProbe::~StageProbe() = default;
 
 std::vector<ProbeTiming> StageProbe::matmul(int threads, DType dtype, int64_t tokens,
-                                            double seconds) const {
+                                            double seconds) {
   check(threads >= 1 && tokens >= 1 && tokens <= kMostTokens,
         "1 to 4096 tokens on a thread or more");
-  ThreadPool pool(threads);
-  Slices slices = impl_->slices();
+  ThreadPool& pool = impl_->pool(threads);
+  const Pinned pinned(impl_->cpus());
+  Slices& slices = impl_->slices();
   std::vector<ProbeTiming> timings;
   std::vector<Timed> stages;
   for (const LinearShape& shape : linear_shapes(tokens, threads)) {
     const auto elements = static_cast<double>(shape.rows * shape.cols);
     timings.push_back({2 * elements * static_cast<double>(tokens),
                        elements * static_cast<double>(dtype_bytes(dtype)),
+                       {},
                        {}});
   }
   const auto add = [&](const LinearShape& shape, size_t timing) {
@@ -225,18 +317,19 @@ std::vector<ProbeTiming> StageProbe::matmul(int threads, DType dtype, int64_t to
   } else {
     do {
       for (size_t i = 0; i < shapes.size(); ++i) add(shapes[i], i);
-    } while (!slices.full());
+    } while (!slices.enough());
   }
   time_all(stages, timings, pool, seconds);
   return timings;
 }
 
 std::vector<ProbeTiming> StageProbe::attention(int threads, DType dtype, int64_t queries,
-                                               int64_t context, double seconds) const {
+                                               int64_t context, double seconds) {
   check(threads >= 1 && queries >= 1 && context >= queries && context <= kMostTokens,
         "1 <= queries <= context <= 4096 on a thread or more");
-  ThreadPool pool(threads);
-  Slices slices = impl_->slices();
+  ThreadPool& pool = impl_->pool(threads);
+  const Pinned pinned(impl_->cpus());
+  Slices& slices = impl_->slices();
   // Prefill is bound by arithmetic: no more heads than keep all threads busy.
   const int64_t kv_heads = queries > 1 ? (threads + 1) / 2 : kKvHeads;
   const int64_t heads = kv_heads * kGroup;
@@ -247,6 +340,7 @@ std::vector<ProbeTiming> StageProbe::attention(int threads, DType dtype, int64_t
   std::vector<ProbeTiming> timings{
       {4.0 * static_cast<double>(heads * kHeadDim) * pairs,
        static_cast<double>(2 * context * kv_heads * kHeadDim * dtype_bytes(dtype)),
+       {},
        {}}};
   std::vector<Timed> stages;
   do {
@@ -259,17 +353,17 @@ std::vector<ProbeTiming> StageProbe::attention(int threads, DType dtype, int64_t
                        kv_heads, kHeadDim, 0.088F, 0});
     s->compile(queries, context, pool);
     stages.push_back({std::move(s), 0});
-  } while (queries == 1 && !slices.full());
+  } while (queries == 1 && !slices.enough());
   time_all(stages, timings, pool, seconds);
   return timings;
 }
 
-std::vector<ProbeTiming> StageProbe::elementwise(int threads, int64_t tokens,
-                                                 double seconds) const {
+std::vector<ProbeTiming> StageProbe::elementwise(int threads, int64_t tokens, double seconds) {
   check(threads >= 1 && tokens >= 1 && tokens <= kMostTokens,
         "1 to 4096 tokens on a thread or more");
-  ThreadPool pool(threads);
-  Slices slices = impl_->slices();
+  ThreadPool& pool = impl_->pool(threads);
+  const Pinned pinned(impl_->cpus());
+  Slices& slices = impl_->slices();
   auto s = std::make_unique<Synthetic>(slices);
   const ValueIndex x = s->value(kHidden);
   const ValueIndex h = s->value(kHidden);
@@ -281,17 +375,18 @@ std::vector<ProbeTiming> StageProbe::elementwise(int threads, int64_t tokens,
   s->add(ActivationOp{ActivationKind::kSilu, true, gate_up, inner, kInner});
   s->compile(tokens, tokens, pool);
   const int64_t floats = tokens * (4 * kHidden + 3 * kInner);
-  std::vector<ProbeTiming> timings{{0, static_cast<double>(floats) * sizeof(float), {}}};
+  std::vector<ProbeTiming> timings{{0, static_cast<double>(floats) * sizeof(float), {}, {}}};
   std::vector<Timed> stages;
   stages.push_back({std::move(s), 0});
   time_all(stages, timings, pool, seconds);
   return timings;
 }
 
-std::vector<ProbeTiming> StageProbe::empty_ops(int threads, int64_t ops, double seconds) const {
+std::vector<ProbeTiming> StageProbe::empty_ops(int threads, int64_t ops, double seconds) {
   check(threads >= 1 && ops >= 0 && ops <= kMostTokens, "0 to 4096 ops on a thread or more");
-  ThreadPool pool(threads);
-  Slices slices = impl_->slices();
+  ThreadPool& pool = impl_->pool(threads);
+  const Pinned pinned(impl_->cpus());
+  Slices& slices = impl_->slices();
   auto s = std::make_unique<Synthetic>(slices);
   const ValueIndex x = s->value(kEmptyWidth);
   const TensorIndex weight = s->tensor({kEmptyWidth}, DType::kF32);

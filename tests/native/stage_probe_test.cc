@@ -13,7 +13,8 @@ void check_timings(const std::vector<ProbeTiming>& timings, size_t shapes, bool 
   for (const ProbeTiming& timing : timings) {
     CHECK((timing.flops > 0) == flops);
     CHECK((timing.bytes > 0) == bytes);
-    CHECK(timing.run_s.size() >= 2);
+    CHECK(timing.run_s.size() >= 1);
+    CHECK(timing.undisturbed_s.size() <= timing.run_s.size());
     for (const double s : timing.run_s) CHECK((std::isfinite(s) && s > 0));
   }
 }
@@ -21,7 +22,7 @@ void check_timings(const std::vector<ProbeTiming>& timings, size_t shapes, bool 
 }  // namespace
 
 TEST_CASE("stage probe: every probe on one thread and on three") {
-  const StageProbe probe(2, StageProbe::kMinimumBytes);
+  StageProbe probe(StageProbe::kMinimumBytes, {0, 1023});  // the second cannot be had
   for (const int threads : {1, 3}) {
     CAPTURE(threads);
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
@@ -37,7 +38,7 @@ TEST_CASE("stage probe: every probe on one thread and on three") {
 }
 
 TEST_CASE("stage probe: bad arguments are refused") {
-  const StageProbe probe(1, 0);  // raised to the minimum
+  StageProbe probe(0, {});  // raised to the minimum
   CHECK_THROWS_AS(probe.matmul(0, DType::kF32, 1, 0), Error);
   CHECK_THROWS_AS(probe.matmul(1, DType::kF32, 0, 0), Error);
   CHECK_THROWS_AS(probe.matmul(1, DType::kF32, 1 << 20, 0), Error);
