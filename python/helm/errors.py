@@ -41,3 +41,7 @@ class TokenizerError(InvalidError):
 
 class PlanError(InvalidError):
     """A plan is malformed, of an unknown version or inconsistent."""
+
+
+class ProfileError(InvalidError):
+    """A machine profile is malformed, of an unknown version or lacks a rate."""

@@ -1,0 +1,235 @@
+"""What would have to change: why nothing fits, the largest context that does, and what more
+memory or bandwidth would bring. Every answer is a search or a sum of bytes; formats no table."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from helm.budget import itemise
+from helm.candidate import Candidate
+from helm.errors import OutOfMemoryError
+from helm.memory import size_text
+from helm.op_cost import CostedGraph
+from helm.pricing import Site, make_setting
+from helm.profile import AcceleratorProfile, Profile
+from helm.search import SearchResult, memory_bytes, missing, search
+from helm.workload import ResourceLimits, Space, Workload
+
+_GIB = 2**30
+_GB_PER_S = 1e9
+
+
+def require(
+    model: CostedGraph,
+    profile: Profile,
+    workload: Workload,
+    limits: ResourceLimits | None = None,
+    space: Space | None = None,
+) -> SearchResult:
+    """`search`, or OutOfMemoryError saying how many bytes are missing where and what would fit."""
+    limits, space = limits or ResourceLimits(), space or Space()
+    result = search(model, profile, workload, limits, space)
+    if result.best is None:
+        raise OutOfMemoryError(_refusal(model, profile, workload, limits, space, result))
+    return result
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """The least bytes to add so that some layout fits: to both memories together, to the CPU's
+    alone, to the accelerator's alone (None: no layout then fits)."""
+
+    cpu: int
+    accelerator: int
+    cpu_alone: int | None
+    accelerator_alone: int | None
+
+    @property
+    def fits(self) -> bool:
+        return self.cpu + self.accelerator == 0
+
+
+def shortage(
+    model: CostedGraph, profile: Profile, workload: Workload, limits: ResourceLimits, space: Space
+) -> Shortage:
+    """What the layouts lack that takes least memory; with fewer threads there is less scratch."""
+    found: list[tuple[int, int]] = []
+    threads = min(profile.cpu.thread_sweep if space.threads is None else space.threads)
+    setting = make_setting(
+        model, profile, workload, limits, threads, workload.batch, host_kv=space.kv == "host"
+    )
+    heads: tuple[Site, ...] = ("cpu",) if profile.accelerator is None else ("cpu", "accelerator")
+    for head in heads:
+        budget = itemise(setting, head, "compute")
+        cpu, own = missing(budget, memory_bytes(profile, limits), limits)
+        rows = setting.rows
+        allowed = np.ones(len(cpu), bool)
+        if space.one_boundary and head == "cpu":
+            allowed = np.asarray(rows.boundary == rows.blocks)
+        found += zip(cpu[allowed].ravel().tolist(), own[allowed].ravel().tolist(), strict=True)
+    both = min(found, key=lambda pair: (sum(pair), pair))
+    return Shortage(
+        *both,
+        min((cpu for cpu, own in found if own == 0), default=None),
+        min((own for cpu, own in found if cpu == 0), default=None),
+    )
+
+
+def largest_context(
+    model: CostedGraph, profile: Profile, workload: Workload, limits: ResourceLimits, space: Space
+) -> int:
+    """The most positions per sequence for which some layout fits, at most the workload's and in
+    whole pages if less; 0 if none does."""
+
+    def fits(context: int) -> bool:
+        smaller = Workload(1, max(1, context - 1), workload.batch, context)
+        return shortage(model, profile, smaller, limits, space).fits
+
+    if fits(max(2, workload.context)):
+        return workload.context
+    low, high = 0, -(-workload.context // limits.page_tokens)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(max(2, middle * limits.page_tokens)):
+            low = middle
+        else:
+            high = middle
+    return low * limits.page_tokens
+
+
+def _refusal(
+    model: CostedGraph, profile: Profile, workload: Workload, limits: ResourceLimits,
+    space: Space, result: SearchResult,
+) -> str:  # fmt: skip
+    nearest = min(result.by_layout, key=lambda candidate: candidate.missing.total)
+    lacks = shortage(model, profile, workload, limits, space)
+    context = largest_context(model, profile, workload, limits, space)
+    changes = []
+    if context:
+        changes.append(f"a context of {context} would fit")
+    if lacks.cpu_alone is not None:
+        changes.append(f"{size_text(lacks.cpu_alone)} more host memory would do")
+    if lacks.accelerator_alone is not None and profile.accelerator is not None:
+        changes.append(f"{size_text(lacks.accelerator_alone)} more accelerator memory would do")
+    if workload.batch > 1:
+        changes.append("so may a smaller batch")
+    return (
+        f"[plan] {model.graph.architecture} with a context of {workload.context} for "
+        f"{workload.batch} sequence(s) fits on {profile.name} in no placement; the nearest has "
+        f"{nearest.reason}: {_itemised(nearest, memory_bytes(profile, limits))}; "
+        + ", ".join(changes)
+    )
+
+
+def _itemised(candidate: Candidate, available: tuple[int, int]) -> str:
+    parts = []
+    for device, most in zip(("cpu", "accelerator"), available, strict=True):
+        items = candidate.memory[device]
+        listed = " + ".join(
+            f"{purpose} {size_text(size)}" for purpose, size in items.items() if size
+        )
+        if listed:
+            parts.append(f"{device} needs {listed} of {size_text(most)}")
+    return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What one change of the machine brings. unit: "GiB" or "GB/s". decode_tokens_per_s, ttft_s
+    and objective_s of the best plan after it; gain: how many times faster the objective is."""
+
+    resource: str
+    added: float
+    unit: str
+    decode_tokens_per_s: float
+    ttft_s: float
+    objective_s: float
+    gain: float
+
+
+def sensitivity(
+    model: CostedGraph,
+    profile: Profile,
+    workload: Workload,
+    limits: ResourceLimits | None = None,
+    space: Space | None = None,
+    *,
+    vram_gib: tuple[int, ...] = (1, 2, 4),
+    bandwidth_gb_per_s: tuple[int, ...] = (1, 10),
+) -> tuple[Gain, ...]:
+    """Searches anew with more accelerator memory and with faster host memory.
+
+    Faster host memory raises every rate of the CPU that is bytes per second. Raises
+    OutOfMemoryError if nothing fits as it is.
+    """
+    limits, space = limits or ResourceLimits(), space or Space()
+    now = require(model, profile, workload, limits, space).best
+    assert now is not None
+    gains = []
+    changes = itertools.chain(
+        (("accelerator memory", amount, "GiB") for amount in vram_gib if profile.accelerator),
+        (("host memory bandwidth", amount, "GB/s") for amount in bandwidth_gb_per_s),
+    )
+    for resource, amount, unit in changes:
+        changed, allowed = profile, limits
+        if unit == "GiB":
+            changed, allowed = _more_memory(profile, limits, amount * _GIB)
+        else:
+            changed = _faster_memory(profile, amount * _GB_PER_S)
+        best = search(model, changed, workload, allowed, space).best
+        assert best is not None  # more of a resource never makes a candidate infeasible
+        predicted = best.predicted
+        gains.append(
+            Gain(
+                resource,
+                float(amount),
+                unit,
+                predicted.decode_tokens_per_s,
+                predicted.ttft_s,
+                best.objective_s,
+                now.objective_s / best.objective_s,
+            )
+        )
+    return tuple(gains)
+
+
+def _more_memory(
+    profile: Profile, limits: ResourceLimits, added: int
+) -> tuple[Profile, ResourceLimits]:
+    own = profile.accelerator
+    assert isinstance(own, AcceleratorProfile)
+    own = dataclasses.replace(own, memory_bytes=own.memory_bytes + added)
+    bounds = {
+        name: value + added
+        for name in ("accelerator_bytes", "accelerator_weights_bytes")
+        if (value := getattr(limits, name)) is not None
+    }
+    return dataclasses.replace(profile, accelerator=own), dataclasses.replace(limits, **bounds)
+
+
+def _faster_memory(profile: Profile, added: float) -> Profile:
+    """All of the CPU's bandwidths scaled as that of the placed dtype with most of it."""
+    cpu = profile.cpu
+    factor = 1.0 + added / max(cpu.matvec_bytes_per_s.values())
+    cpu = dataclasses.replace(
+        cpu,
+        thread_sweep={count: rate * factor for count, rate in cpu.thread_sweep.items()},
+        matvec_bytes_per_s={d: rate * factor for d, rate in cpu.matvec_bytes_per_s.items()},
+        attention_bytes_per_s={d: rate * factor for d, rate in cpu.attention_bytes_per_s.items()},
+        activation_bytes_per_s=cpu.activation_bytes_per_s * factor,
+    )
+    return dataclasses.replace(profile, cpu=cpu)
+
+
+__all__ = [
+    "Gain",
+    "Shortage",
+    "largest_context",
+    "require",
+    "sensitivity",
+    "shortage",
+]

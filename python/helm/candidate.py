@@ -1,0 +1,150 @@
+"""A candidate plan: its placement, predicted times, memory and the reason if it does not fit.
+
+Holds what the search found; searches and prices nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from helm.memory import size_text
+
+_BOTTLENECKS = {
+    "cpu_memory_s": "cpu memory bandwidth",
+    "cpu_compute_s": "cpu matrix rate",
+    "cpu_attention_s": "cpu attention",
+    "cpu_elementwise_s": "cpu elementwise ops",
+    "cpu_fixed_s": "cpu fixed costs per op",
+    "accelerator_memory_s": "accelerator memory bandwidth",
+    "accelerator_compute_s": "accelerator matrix rate",
+    "accelerator_attention_s": "accelerator attention",
+    "accelerator_elementwise_s": "accelerator elementwise ops",
+    "accelerator_fixed_s": "accelerator fixed costs per op",
+    "link_s": "link",
+    "overflow_s": "KV pages in host memory",
+    "stream_s": "weights visiting the accelerator",
+}
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Bytes by which a candidate exceeds each memory."""
+
+    cpu: int
+    accelerator: int
+
+    @property
+    def total(self) -> int:
+        return self.cpu + self.accelerator
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Predicted seconds and rates. decode_s: one step of all sequences at the expected context.
+    total_s: the workload from its first to its last token. The terms add up to decode_s and
+    ttft_s; see `helm.cost.TERMS`."""
+
+    ttft_s: float
+    decode_s: float
+    decode_tokens_per_s: float
+    full_context_decode_s: float
+    full_context_decode_tokens_per_s: float
+    total_s: float
+    tokens_per_s: float
+    decode_terms: Mapping[str, float]
+    prefill_terms: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One placement with its schedule.
+
+    cpu_blocks: how many blocks, from the first, the CPU holds. embedding and head: "cpu" or
+    "accelerator". kv_blocks, accelerator_kv_blocks: pages of each sequence and layer, in all and
+    in the accelerator's memory for the layers there. sequences: how many run at once.
+    """
+
+    blocks: int
+    cpu_blocks: int
+    embedding: str
+    head: str
+    kv_blocks: int
+    accelerator_kv_blocks: int
+    overflow: str
+    prefill_mode: str
+    prefill_overlap: bool
+    threads: int
+    sequences: int
+    predicted: Predicted
+    memory: Mapping[str, Mapping[str, int]]  # device -> purpose -> bytes
+    missing: Missing
+    objective_s: float
+
+    @property
+    def fits(self) -> bool:
+        return self.missing.total == 0
+
+    @property
+    def accelerator_blocks(self) -> int:
+        return self.blocks - self.cpu_blocks
+
+    @property
+    def units_cpu(self) -> int:
+        return self.cpu_blocks + (self.embedding == "cpu") + (self.head == "cpu")
+
+    @property
+    def units_accelerator(self) -> int:
+        return self.blocks + 2 - self.units_cpu
+
+    @property
+    def layout(self) -> tuple[str, int, str]:
+        """(embedding, cpu_blocks, head): what tells candidates of one result apart."""
+        return self.embedding, self.cpu_blocks, self.head
+
+    @property
+    def uses_accelerator(self) -> bool:
+        return any(self.memory["accelerator"].values())
+
+    @property
+    def bottleneck(self) -> str:
+        """What decode spends most of its time on."""
+        return bottleneck(self.predicted.decode_terms)
+
+    @property
+    def prefill_bottleneck(self) -> str:
+        return bottleneck(self.predicted.prefill_terms)
+
+    def total_bytes(self, device: str) -> int:
+        return sum(self.memory[device].values())
+
+    def devices(self) -> tuple[str, ...]:
+        """The device of every unit, in order."""
+        blocks = ("cpu",) * self.cpu_blocks + ("accelerator",) * self.accelerator_blocks
+        return (self.embedding, *blocks, self.head)
+
+    @property
+    def reason(self) -> str:
+        """Why the candidate does not fit; empty if it does."""
+        lacks = [
+            f"{size_text(missing)} missing on the {device}"
+            for device, missing in (
+                ("accelerator", self.missing.accelerator),
+                ("cpu", self.missing.cpu),
+            )
+            if missing
+        ]
+        return " and ".join(lacks)
+
+    def reason_against(self, best: Candidate) -> str:
+        """Why `best` was chosen instead."""
+        if not self.fits:
+            return self.reason
+        if self.objective_s <= best.objective_s:
+            return "as fast"
+        return f"{(self.objective_s / best.objective_s - 1) * 100:.1f} % slower"
+
+
+def bottleneck(terms: Mapping[str, float]) -> str:
+    """The name of the largest term."""
+    return _BOTTLENECKS[max(_BOTTLENECKS, key=lambda name: terms[name])]

@@ -1,0 +1,177 @@
+"""What each op of a graph reads, writes and computes, in counts. Knows no machine and no time.
+
+FLOPs are those of matrix products (linear ops and attention's two products), one multiply-add
+being two. Elementwise ops count zero FLOPs: their cost is the activation bytes they move.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from helm.graph import (
+    Activation,
+    Attention,
+    Embedding,
+    Graph,
+    Linear,
+    Norm,
+    Op,
+    PositionEmbedding,
+    Rope,
+    Select,
+    Unit,
+)
+from helm.plan_format import DTYPE_BYTES, DType
+
+_F32 = 4
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: `tokens` new tokens, shared evenly by `sequences`, each of which has `context`
+    cached positions when the step ends. outputs: rows of logits, one per sequence when None.
+
+    causal False counts attention as the full square [tokens, context] that eager frameworks
+    compute (and torch's FLOP counter counts); True counts the pairs that causality and the
+    window leave, which is what the engine computes.
+    """
+
+    tokens: int
+    context: int
+    sequences: int = 1
+    outputs: int | None = None
+    causal: bool = True
+
+    @property
+    def output_rows(self) -> int:
+        return self.sequences if self.outputs is None else self.outputs
+
+
+@dataclass(frozen=True)
+class OpCost:
+    """Counts of one op or a sum of ops in one step. Bytes are those moved, not those resident:
+    an embedding reads one row per token."""
+
+    flops: int = 0
+    weight_bytes: int = 0
+    kv_read_bytes: int = 0
+    kv_write_bytes: int = 0
+    activation_bytes: int = 0
+
+    def __add__(self, other: OpCost) -> OpCost:
+        mine, others = dataclasses.astuple(self), dataclasses.astuple(other)
+        return OpCost(*(a + b for a, b in zip(mine, others, strict=True)))
+
+
+def causal_pairs(past: int, tokens: int, window: int) -> int:
+    """(query, key) pairs of `tokens` queries after `past` positions; window 0: all earlier keys."""
+    return _visible_sum(past + tokens, window) - _visible_sum(past, window)
+
+
+def _visible_sum(count: int, window: int) -> int:
+    """sum of min(j, window) for j = 1..count"""
+    inside = min(count, window) if window else count
+    return inside * (inside + 1) // 2 + (count - inside) * window
+
+
+def visible_positions(context: int, tokens: int, window: int) -> int:
+    """Cached positions that at least one of the last `tokens` queries attends to."""
+    return min(context, window + tokens - 1) if window else context
+
+
+@dataclass(frozen=True)
+class CostedGraph:
+    """A graph with the dtype of every tensor, which is all that counting needs."""
+
+    graph: Graph
+    dtypes: Mapping[str, DType]  # tensor name -> placed dtype
+    kv_dtype: DType
+
+    def tensor_bytes(self, name: str) -> int:
+        """Bytes of a weight as placed."""
+        elements = DTYPE_BYTES[self.dtypes[name]]
+        for extent in self.graph.tensors[name]:
+            elements *= extent
+        return elements
+
+    def weight_bytes(self, units: Iterable[Unit]) -> int:
+        """Bytes that `units` hold on one device; a tensor they share is held once."""
+        names = {name for unit in units for op in unit.ops for name in op.weight_names()}
+        return sum(self.tensor_bytes(name) for name in names)
+
+    @property
+    def kv_position_bytes(self) -> int:
+        """K and V of one position of one layer."""
+        kv = self.graph.kv
+        return 2 * kv.kv_heads * kv.head_dim * DTYPE_BYTES[self.kv_dtype]
+
+    def unit_cost(self, unit: Unit, step: Step) -> OpCost:
+        return sum((self.op_cost(op, step) for op in unit.ops), OpCost())
+
+    def cost(self, step: Step) -> OpCost:
+        """The whole step."""
+        return sum((self.unit_cost(unit, step) for unit in self.graph.units), OpCost())
+
+    def rows(self, value: str, step: Step) -> int:
+        kind = self._rows[value]
+        return step.tokens if kind == "tokens" else step.output_rows
+
+    @property
+    def _rows(self) -> dict[str, str]:
+        return {value.name: value.rows for value in self.graph.values}
+
+    def op_cost(self, op: Op, step: Step) -> OpCost:
+        """What `op` costs in `step`."""
+        if isinstance(op, Linear):
+            return self._linear(op, step)
+        if isinstance(op, Attention):
+            return self._attention(op, step)
+        tokens = step.tokens
+        if isinstance(op, Embedding | PositionEmbedding):
+            _, width = self.graph.tensors[op.table]
+            read = tokens * width * DTYPE_BYTES[self.dtypes[op.table]]
+            moved = 1 if isinstance(op, Embedding) else 2
+            return OpCost(weight_bytes=read, activation_bytes=moved * _F32 * tokens * width)
+        if isinstance(op, Norm):
+            weights = sum(self.tensor_bytes(name) for name in op.weight_names())
+            moved = 2 * _F32 * self.rows(op.out, step) * op.groups * op.size
+            return OpCost(weight_bytes=weights, activation_bytes=moved)
+        if isinstance(op, Rope):
+            return OpCost(activation_bytes=2 * _F32 * tokens * op.heads * op.rotary)
+        if isinstance(op, Activation):
+            moved = (3 if op.gated else 2) * _F32 * self.rows(op.out, step) * op.size
+            return OpCost(activation_bytes=moved)
+        assert isinstance(op, Select)
+        return OpCost(activation_bytes=2 * _F32 * step.output_rows * self._width(op.out))
+
+    def _linear(self, op: Linear, step: Step) -> OpCost:
+        rows, flops, out_width = self.rows(op.out, step), 0, 0
+        for part in op.parts:
+            height, width = self.graph.tensors[part.weight]
+            flops += 2 * rows * height * width
+            out_width += height
+        moved = self._width(op.input) + (2 if op.accumulate else 1) * out_width
+        return OpCost(
+            flops=flops,
+            weight_bytes=sum(self.tensor_bytes(name) for name in op.weight_names()),
+            activation_bytes=_F32 * rows * moved,
+        )
+
+    def _attention(self, op: Attention, step: Step) -> OpCost:
+        each = step.tokens // step.sequences
+        past = step.context - each
+        pairs = causal_pairs(past, each, op.window) if step.causal else each * step.context
+        seen = visible_positions(step.context, each, op.window)
+        position = 2 * op.kv_heads * op.head_dim * DTYPE_BYTES[self.kv_dtype]
+        moved = 2 * (op.heads + op.kv_heads) * op.head_dim
+        return OpCost(
+            flops=4 * op.heads * op.head_dim * pairs * step.sequences,
+            kv_read_bytes=seen * position * step.sequences,
+            kv_write_bytes=step.tokens * position,
+            activation_bytes=_F32 * step.tokens * moved,
+        )
+
+    def _width(self, value: str) -> int:
+        return next(v.width for v in self.graph.values if v.name == value)

@@ -1,0 +1,252 @@
+"""Prices the prefill of every layer partition at once. Knows no memory limit and no objective.
+
+Time to first token is that of the whole batch: until the last of its prompts has a token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from helm.cost import (
+    ATTENTION,
+    DEVICE_TERMS,
+    F64,
+    FIXED,
+    I64,
+    LINK,
+    STREAM,
+    TERMS,
+    Queries,
+    attention_s,
+    attentions,
+    causal_pairs,
+    position_bytes,
+    prefill_queries,
+    unit_s,
+    visible,
+)
+from helm.graph import Unit
+from helm.op_cost import Step
+from helm.pricing import Bools, Priced, Setting, Site, crossing_s, unit_times
+from helm.profile import AcceleratorProfile, CpuProfile
+
+Mode = Literal["compute", "stream_step", "stream_prompt"]
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """What all prefill modes share; arrays are per step unless said otherwise."""
+
+    setting: Setting
+    queries: Queries
+    tokens: I64  # [steps]
+    outputs: I64  # [steps] prompts that end in the step
+    cpu: F64  # [classes, steps, DEVICE_TERMS]
+    accelerator: F64  # [classes, steps, DEVICE_TERMS], attention over pages that are there
+    overflow: F64  # [classes, steps, pages] what pages in host memory add
+    copies: npt.NDArray[np.bool_]  # [steps, pages] whether pages in host memory are read
+    embedding: dict[str, F64]  # site -> [steps, DEVICE_TERMS]
+    head: dict[str, F64]  # site -> [DEVICE_TERMS], all steps
+
+    @property
+    def steps(self) -> int:
+        return len(self.tokens)
+
+
+def prepare(setting: Setting) -> Prefill:
+    """Fills steps with the batch's prompts and times each kind of unit in each."""
+    work = setting.workload
+    queries = prefill_queries(work.prompt, setting.batch, setting.limits.step_tokens)
+    tokens = np.bincount(queries.step, queries.tokens).astype(np.int64)
+    ends = queries.past + queries.tokens == work.prompt
+    outputs = np.bincount(queries.step, ends).astype(np.int64)
+    kinds = {
+        int(count): unit_times(setting, Step(int(count), int(count), 1, 0))
+        for count in np.unique(tokens)
+    }
+    sites = ["cpu"] + ([] if setting.accelerator is None else ["accelerator"])
+    devices: dict[str, CpuProfile | AcceleratorProfile | None] = {
+        "cpu": setting.cpu,
+        "accelerator": setting.accelerator,
+    }
+    linear = {
+        site: np.stack([kinds[int(n)][f"{site} blocks"] for n in tokens], axis=1) for site in sites
+    }
+    for site in sites:
+        for index, unit in enumerate(setting.classes.units):
+            device = devices[site]
+            assert device is not None
+            linear[site][index, :, ATTENTION] += _attention(setting, unit, queries, device)
+    shape = (len(setting.classes.units), len(tokens), len(setting.pages))
+    overflow, copies = np.zeros(shape), np.zeros(shape[1:], bool)
+    if setting.accelerator is not None:
+        for index, unit in enumerate(setting.classes.units):
+            overflow[index], away = _overflow(setting, unit, queries)
+            copies |= away
+    return Prefill(
+        setting,
+        queries,
+        tokens,
+        outputs,
+        linear["cpu"],
+        linear.get("accelerator", np.zeros_like(linear["cpu"])),
+        overflow,
+        copies,
+        {site: np.stack([kinds[int(n)][f"{site} embedding"] for n in tokens]) for site in sites},
+        {site: _head(setting, devices[site], outputs) for site in sites},
+    )
+
+
+def _attention(
+    setting: Setting, unit: Unit, queries: Queries, device: CpuProfile | AcceleratorProfile
+) -> F64:
+    """[steps] seconds over pages in the device's own memory."""
+    seconds = np.zeros(queries.steps)
+    for op in attentions(unit):
+        runs = attention_s(
+            setting.model, op, causal_pairs(op, queries), visible(op, queries), device
+        )
+        seconds += np.bincount(queries.step, runs)
+    return seconds
+
+
+def _overflow(setting: Setting, unit: Unit, queries: Queries) -> tuple[F64, npt.NDArray[np.bool_]]:
+    """[steps, pages] what it adds that pages in host memory return over the link, and that new
+    positions beyond the pages leave over it, while attention runs; and whether any return."""
+    link, device = setting.link, setting.accelerator
+    assert link is not None
+    assert device is not None
+    seconds = np.zeros((queries.steps, len(setting.pages)))
+    copies = np.zeros(seconds.shape, bool)
+    held = (setting.pages * setting.limits.page_tokens)[None, :]
+    for op in attentions(unit):
+        seen = visible(op, queries)
+        own = attention_s(setting.model, op, causal_pairs(op, queries), seen, device)[:, None]
+        size = position_bytes(setting.model, op)
+        away = np.maximum(0, seen[:, None] - held)
+        context, tokens = (queries.past + queries.tokens)[:, None], queries.tokens[:, None]
+        leaving = np.minimum(tokens, np.maximum(0, context - held))
+        moved = np.where(
+            away > 0, link.latency_s + away * size / link.to_accelerator_bytes_per_s, 0.0
+        )
+        whole = np.maximum(own, np.maximum(moved, leaving * size / link.to_host_bytes_per_s))
+        np.add.at(seconds, queries.step, whole - own)
+        np.logical_or.at(copies, queries.step, away > 0)
+    return seconds, copies
+
+
+def _head(setting: Setting, device: CpuProfile | AcceleratorProfile | None, outputs: I64) -> F64:
+    """[DEVICE_TERMS] over all steps in which a prompt ends."""
+    assert device is not None
+    unit = setting.model.graph.units[-1]
+    times = np.zeros(DEVICE_TERMS)
+    for count, steps in zip(*np.unique(outputs[outputs > 0], return_counts=True), strict=True):
+        times += steps * unit_s(setting.model, unit, Step(int(count), 1, 1, int(count)), device)
+    return times
+
+
+def price_prefill(prefill: Prefill, head: Site, mode: Mode, overlap: bool) -> Priced:
+    """Seconds until every prompt has its first token.
+
+    mode: CPU-resident blocks compute where they are ("compute"), or their weights visit the
+    accelerator in each step ("stream_step") or once ("stream_prompt"), loading one block while
+    the one before computes. overlap: the CPU's stage of one step runs beside the accelerator's
+    of the step before; for mode "compute" only.
+    """
+    setting = prefill.setting
+    rows, accelerator = setting.rows, setting.accelerator
+    counts, rest = setting.counts()
+    base = np.zeros((len(TERMS), len(rows.boundary)))
+    base[:DEVICE_TERMS] += np.outer(prefill.embedding["cpu"].sum(axis=0), ~rows.embedded)
+    at = 0 if head == "cpu" else DEVICE_TERMS
+    base[at : at + DEVICE_TERMS] += prefill.head[head][:, None]
+    base[FIXED] += prefill.steps * setting.cpu.step_s
+    streams = np.asarray((mode != "compute") & (rows.boundary > 0))
+    if accelerator is not None:
+        own = slice(DEVICE_TERMS, 2 * DEVICE_TERMS)
+        base[own] += (rest @ prefill.accelerator.sum(axis=1)).T
+        base[own] += np.outer(prefill.embedding["accelerator"].sum(axis=0), rows.embedded)
+        used = rows.uses_accelerator(head) | streams
+        base[own.start + FIXED] += prefill.steps * accelerator.step_s * used
+        base[LINK] += _links(prefill, head, used, streams)
+    if mode == "compute":
+        base[:DEVICE_TERMS] += (counts @ prefill.cpu.sum(axis=1)).T
+    else:
+        base[STREAM] += _stream_s(prefill, mode, counts)
+    paged = rest @ prefill.overflow.sum(axis=1)
+    saved = _overlap_s(prefill) if overlap else np.zeros_like(paged)
+    return Priced(base, np.zeros_like(paged), paged, saved)
+
+
+def _links(prefill: Prefill, head: Site, used: Bools, streams: Bools) -> F64:
+    """[rows] crossings; a stage that streams its weights is on the accelerator meanwhile."""
+    ends = prefill.outputs > 0
+    return crossing_s(
+        prefill.setting,
+        head,
+        used,
+        int(prefill.tokens.sum()),
+        prefill.steps,
+        int(prefill.tokens[ends].sum()),
+        int(ends.sum()),
+        int(prefill.outputs.sum()),
+        streams,
+    )
+
+
+def _stream_s(prefill: Prefill, mode: Mode, counts: F64) -> F64:
+    """[rows] seconds for the CPU's blocks to visit the accelerator: each block costs its load,
+    its computation or its K and V going back, whichever is longest; the first load is exposed."""
+    setting, queries = prefill.setting, prefill.queries
+    link = setting.link
+    assert link is not None
+    visit, fill = [], []
+    for index, unit in enumerate(setting.classes.units):
+        kv = sum(position_bytes(setting.model, op) for op in attentions(unit))
+        weights = setting.model.weight_bytes([unit])
+        compute = prefill.accelerator[index].sum(axis=1)  # [steps]
+        back = prefill.tokens * kv / link.to_host_bytes_per_s
+        load = link.latency_s + weights / link.to_accelerator_bytes_per_s
+        if mode == "stream_prompt":
+            loads = np.array([load])
+            compute, back = compute.sum(keepdims=True), back.sum(keepdims=True)
+        else:
+            earlier = np.bincount(queries.step, queries.past) * kv
+            loads = load + earlier / link.to_accelerator_bytes_per_s
+        visit.append(float(np.maximum(np.maximum(loads, compute), back).sum()))
+        fill.append(float(min(loads[0], compute[0])))
+    first = fill[setting.classes.member[0]]
+    exposed = np.where(setting.rows.boundary > 0, first, 0.0)
+    return np.asarray(counts @ np.array(visit) + exposed)
+
+
+def _overlap_s(prefill: Prefill) -> F64:
+    """[rows, pages] what running both stages side by side saves, negative: the makespan of steps
+    that pass through the CPU and then the accelerator, less the sum of their times.
+
+    While pages return from host memory the CPU keeps only its rate beside copies.
+    """
+    setting = prefill.setting
+    accelerator, link = setting.accelerator, setting.link
+    counts, rest = setting.counts()
+    zero = np.zeros((len(counts), len(setting.pages)))
+    if accelerator is None or link is None:
+        return zero
+    rows = setting.rows
+    first = counts @ prefill.cpu.sum(axis=2) + np.outer(
+        ~rows.embedded, prefill.embedding["cpu"].sum(axis=1)
+    )
+    second = rest @ prefill.accelerator.sum(axis=2)
+    slow = np.where(prefill.copies, 1.0 / link.cpu_rate_while_copying, 1.0)
+    done_first, done_second, serial = zero.copy(), zero.copy(), zero.copy()
+    for step in range(prefill.steps):
+        paged = second[:, step, None] + rest @ prefill.overflow[:, step]
+        done_first += first[:, step, None] * slow[step]
+        done_second = np.maximum(done_first, done_second) + paged
+        serial += first[:, step, None] + paged
+    both = rows.has_blocks & ~rows.embedded
+    return np.where(both[:, None], np.maximum(done_first, done_second) - serial, 0.0)

@@ -1,0 +1,274 @@
+"""Prices decode steps of every layer partition at once. Knows no memory limit and no objective.
+
+A layout is a row: where the embedding lies and how many blocks, from the first, lie on the CPU.
+Arrays run over rows and over `pages`, the KV blocks per sequence and layer kept in accelerator
+memory; the newest are kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from helm.cost import (
+    ATTENTION,
+    DEVICE_TERMS,
+    F64,
+    FIXED,
+    I64,
+    LINK,
+    OVERFLOW,
+    TERMS,
+    BlockClasses,
+    Queries,
+    attention_s,
+    attentions,
+    classify,
+    position_bytes,
+    unit_s,
+    visible,
+)
+from helm.graph import Attention
+from helm.op_cost import CostedGraph, Step
+from helm.profile import AcceleratorProfile, CpuProfile, LinkProfile, Profile
+from helm.workload import ResourceLimits, Workload
+
+Site = Literal["cpu", "accelerator"]
+_F32 = 4
+_MOST_PAGES = 128  # choices of `pages` that are tried; finer steps change little
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Layouts: boundary[r] blocks on the CPU, embedded[r]: the embedding is on the accelerator."""
+
+    boundary: I64
+    embedded: Bools
+    blocks: int
+
+    @property
+    def has_blocks(self) -> Bools:
+        """Whether the accelerator holds any block."""
+        return np.asarray(self.boundary < self.blocks)
+
+    def uses_accelerator(self, head: Site) -> Bools:
+        return np.asarray(self.has_blocks | self.embedded | (head == "accelerator"))
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Seconds [TERMS, rows] that no page choice changes, and those it does: `attention` and
+    `overflow` [rows, pages] of the accelerator, `overlap` [rows, pages]."""
+
+    base: F64
+    attention: F64
+    overflow: F64
+    overlap: F64
+
+    @property
+    def total(self) -> F64:
+        """[rows, pages]"""
+        paged = self.attention + self.overflow + self.overlap
+        return np.asarray(self.base.sum(axis=0)[:, None] + paged)
+
+    def terms(self, row: int, page: int) -> dict[str, float]:
+        """The terms of one candidate, by name; they add up to its total."""
+        values = self.base[:, row].copy()
+        values[DEVICE_TERMS + ATTENTION] += self.attention[row, page]
+        values[OVERFLOW] += self.overflow[row, page]
+        values[-1] += self.overlap[row, page]
+        return dict(zip(TERMS, map(float, values), strict=True))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything that pricing needs to know, for one thread count and one number of sequences."""
+
+    model: CostedGraph
+    cpu: CpuProfile
+    accelerator: AcceleratorProfile | None
+    link: LinkProfile | None
+    workload: Workload
+    limits: ResourceLimits
+    batch: int
+    rows: Rows
+    pages: I64  # [pages], falling
+    classes: BlockClasses = field(repr=False)
+
+    @property
+    def hidden(self) -> int:
+        """Width of the value that crosses between stages."""
+        name = getattr(self.model.graph.units[-1].ops[0], "input")  # noqa: B009
+        return next(v.width for v in self.model.graph.values if v.name == name)
+
+    @property
+    def vocab(self) -> int:
+        return next(v.width for v in self.model.graph.values if v.name == self.model.graph.logits)
+
+    def counts(self) -> tuple[F64, F64]:
+        """[rows, classes] blocks on the CPU and on the accelerator."""
+        first = self.classes.before([int(k) for k in self.rows.boundary])
+        return first, self.classes.before([self.rows.blocks])[0] - first
+
+
+def make_setting(
+    model: CostedGraph,
+    profile: Profile,
+    workload: Workload,
+    limits: ResourceLimits,
+    threads: int,
+    batch: int,
+    *,
+    host_kv: bool = False,
+    classes: BlockClasses | None = None,
+) -> Setting:
+    """The rows are all layouts: all on the accelerator first, then by boundary."""
+    blocks = len(model.graph.units) - 2
+    boundary = np.arange(blocks + 1)
+    embedded = np.zeros(blocks + 1, bool)
+    if profile.accelerator is None:
+        boundary, embedded = boundary[-1:], embedded[-1:]
+    else:
+        boundary, embedded = np.insert(boundary, 0, 0), np.insert(embedded, 0, True)
+    alone = profile.accelerator is None or host_kv
+    return Setting(
+        model,
+        profile.cpu.with_threads(threads),
+        profile.accelerator,
+        profile.link,
+        workload,
+        limits,
+        batch,
+        Rows(boundary, embedded, blocks),
+        np.zeros(1, np.int64) if alone else page_choices(workload.context, limits.page_tokens),
+        classify(model) if classes is None else classes,
+    )
+
+
+def page_choices(context: int, page_tokens: int) -> I64:
+    """From all KV blocks of a sequence down to none, evenly thinned when there are many."""
+    most = -(-context // page_tokens)
+    choices = np.linspace(most, 0, min(most, _MOST_PAGES) + 1)
+    return np.unique(np.round(choices).astype(np.int64))[::-1]
+
+
+def crossing_s(
+    setting: Setting, head: Site, used: Bools, tokens: int, steps: int, head_tokens: int,
+    head_steps: int, outputs: int, streams: Bools | None = None,
+) -> F64:  # fmt: skip
+    """[rows] seconds on the link: token ids or activations to the accelerator, activations or
+    logits back. used: rows that run any unit on the accelerator; streams: those whose CPU blocks
+    visit it, so that activations cross even when only the head lies there."""
+    rows, link = setting.rows, setting.link
+    if link is None:
+        return np.zeros(len(rows.boundary))
+    row_bytes = _F32 * setting.hidden
+    only_head = used & ~rows.has_blocks
+    if streams is not None:
+        only_head &= ~streams
+    there = np.where(only_head, head_steps, steps) * link.latency_s
+    sent = np.where(only_head, head_tokens, tokens) * row_bytes
+    sent = np.where(rows.embedded, _F32 * tokens, sent)
+    returned = _F32 * outputs * setting.vocab if head == "accelerator" else head_tokens * row_bytes
+    back = head_steps * link.latency_s + returned / link.to_host_bytes_per_s
+    return np.where(used, there + sent / link.to_accelerator_bytes_per_s + back, 0.0)
+
+
+def device_base(setting: Setting, head: Site, unit_times: dict[str, F64], counts: F64) -> F64:
+    """[TERMS, rows] of one step's units on their devices. unit_times: "<site> blocks"
+    [classes, DEVICE_TERMS], "<site> embedding" and "<site> head" [DEVICE_TERMS]."""
+    rows = setting.rows
+    base = np.zeros((len(TERMS), len(rows.boundary)))
+    total = setting.classes.before([rows.blocks])[0]
+    base[:DEVICE_TERMS] += (counts @ unit_times["cpu blocks"]).T
+    base[:DEVICE_TERMS] += np.outer(unit_times["cpu embedding"], ~rows.embedded)
+    if setting.accelerator is not None:
+        own = slice(DEVICE_TERMS, 2 * DEVICE_TERMS)
+        base[own] += ((total - counts) @ unit_times["accelerator blocks"]).T
+        base[own] += np.outer(unit_times["accelerator embedding"], rows.embedded)
+    at = 0 if head == "cpu" else DEVICE_TERMS
+    base[at : at + DEVICE_TERMS] += unit_times[f"{head} head"][:, None]
+    return base
+
+
+def unit_times(setting: Setting, step: Step) -> dict[str, F64]:
+    """Times of every kind of unit on both devices for `device_base`."""
+    first, last = setting.model.graph.units[0], setting.model.graph.units[-1]
+    found: dict[str, F64] = {}
+    for site, device in (("cpu", setting.cpu), ("accelerator", setting.accelerator)):
+        if device is None:
+            continue
+        blocks = [unit_s(setting.model, unit, step, device) for unit in setting.classes.units]
+        found[f"{site} blocks"] = np.array(blocks).reshape(-1, DEVICE_TERMS)
+        found[f"{site} embedding"] = unit_s(setting.model, first, step, device)
+        found[f"{site} head"] = unit_s(setting.model, last, step, device)
+    return found
+
+
+def price_decode(
+    setting: Setting, head: Site, overflow: Literal["stream", "cpu"], context: int
+) -> Priced:
+    """One decode step of `batch` sequences that each have `context` positions when it ends.
+
+    overflow "stream": pages in host memory return over the link while attention runs; "cpu": the
+    CPU attends to them where they lie, at the same time as the accelerator to its own, and the
+    partial results are merged.
+    """
+    batch = setting.batch
+    counts, rest = setting.counts()
+    times = unit_times(setting, Step(batch, context, batch))
+    base = device_base(setting, head, times, counts)
+    used = setting.rows.uses_accelerator(head)
+    query = Queries(np.array([context - 1]), np.array([1]), np.array([0]))
+    classes = setting.classes.units
+    on_cpu = [
+        sum(_decode_s(setting, op, visible(op, query), setting.cpu)[0] for op in attentions(unit))
+        for unit in classes
+    ]
+    base[ATTENTION] += counts @ np.array(on_cpu, np.float64)
+    base[FIXED] += setting.cpu.step_s
+    shape = (len(classes), 2, len(setting.pages))
+    paged: F64 = np.zeros(shape)
+    if setting.accelerator is not None:
+        base[DEVICE_TERMS + FIXED] += setting.accelerator.step_s * used
+        base[LINK] += crossing_s(setting, head, used, batch, 1, batch, 1, batch)
+        for index, unit in enumerate(classes):
+            for op in attentions(unit):
+                paged[index] += _overflow_s(setting, op, visible(op, query)[0], overflow)
+    by_page = np.einsum("rc,ctp->trp", rest, paged)
+    return Priced(base, by_page[0], by_page[1], np.zeros_like(by_page[0]))
+
+
+def _decode_s(
+    setting: Setting, op: Attention, positions: I64, device: CpuProfile | AcceleratorProfile
+) -> F64:
+    seen = setting.batch * np.asarray(positions, np.float64)
+    return attention_s(setting.model, op, seen, seen, device)
+
+
+def _overflow_s(
+    setting: Setting, op: Attention, seen: int, overflow: Literal["stream", "cpu"]
+) -> F64:
+    """[2, pages] accelerator attention over what its memory holds, and what the rest adds."""
+    link, device = setting.link, setting.accelerator
+    assert link is not None
+    assert device is not None
+    held = np.minimum(seen, setting.pages * setting.limits.page_tokens)
+    own = _decode_s(setting, op, held, device)
+    away = seen - held
+    size = setting.batch * away * position_bytes(setting.model, op)
+    if overflow == "stream":
+        moved = link.latency_s + size / link.to_accelerator_bytes_per_s
+        whole = np.maximum(_decode_s(setting, op, held + away, device), moved)
+    else:
+        floats = setting.batch * (op.heads + 2 * op.kv_heads) * op.head_dim
+        partial = setting.batch * op.heads * (op.head_dim + 2)
+        crossed = 2 * link.latency_s + _F32 * (
+            floats / link.to_host_bytes_per_s + partial / link.to_accelerator_bytes_per_s
+        )
+        whole = np.maximum(own, crossed + _decode_s(setting, op, away, setting.cpu))
+    return np.stack([own, np.where(away > 0, whole - own, 0.0)])

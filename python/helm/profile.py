@@ -1,0 +1,303 @@
+"""Machine profiles: what the calibrated roofline knows of a machine. Measures and prices nothing.
+
+A profile is JSON (format "helm-profile"), read as hostile input. Presets lie in `profiles/`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from helm.errors import ProfileError
+from helm.jsonio import Reader, parse
+
+FORMAT = "helm-profile"
+VERSION = 1
+_MOST = 1e30
+_COUNT = re.compile(r"[1-9][0-9]{0,8}")
+_MAX_FILE_BYTES = 4 << 20
+_DTYPES = ("f32", "f16", "bf16")
+_TABLES = ("matvec_bytes_per_s", "matmul_flops", "attention_bytes_per_s", "attention_flops")
+_TIMES = ("op_s", "step_s")
+_DEVICE_KEYS = ("memory_bytes", *_TABLES, *_TIMES, "activation_bytes_per_s")
+_LINK_RATES = (
+    "to_accelerator_bytes_per_s",
+    "to_host_bytes_per_s",
+    "pageable_to_accelerator_bytes_per_s",
+    "pageable_to_host_bytes_per_s",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceProfile:
+    """Rates of one device by dtype of the weights, or of the KV cache for attention.
+
+    matmul_flops: dtype -> tokens in the product -> FLOP/s. op_s: fixed cost of one op; step_s:
+    of one step of the device.
+    """
+
+    memory_bytes: int
+    matvec_bytes_per_s: Mapping[str, float]
+    matmul_flops: Mapping[str, Mapping[int, float]]
+    attention_bytes_per_s: Mapping[str, float]
+    attention_flops: Mapping[str, float]
+    op_s: float
+    step_s: float
+    activation_bytes_per_s: float
+
+    def rate(self, table: str, dtype: str) -> float:
+        """`table`[dtype]; ProfileError naming the field when the profile lacks it."""
+        found: float = self._lookup(table, dtype)
+        return found
+
+    def matmul_rate(self, dtype: str, tokens: int | npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """FLOP/s of a product of `tokens` rows, interpolated between the measured counts on
+        logarithmic axes and constant outside of them."""
+        table = self._lookup("matmul_flops", dtype)
+        counts = sorted(table)
+        logs = np.interp(
+            np.log(np.asarray(tokens, np.float64)),
+            np.log(counts),
+            np.log([table[count] for count in counts]),
+        )
+        return np.asarray(np.exp(logs))
+
+    def _lookup(self, table: str, dtype: str) -> Any:
+        rates = getattr(self, table)
+        if dtype not in rates:
+            raise ProfileError(
+                f"[profile] {table} has no rate for {dtype}, only for {', '.join(sorted(rates))}; "
+                "measure the machine again, or choose one of those with --dtype"
+            )
+        return rates[dtype]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuProfile(DeviceProfile):
+    """threads: with how many the rates were measured. thread_sweep: threads -> matrix-vector
+    bytes/s, in the dtype that was swept."""
+
+    threads: int
+    thread_sweep: Mapping[int, float]
+
+    def with_threads(self, threads: int) -> CpuProfile:
+        """The rates with another number of threads of the sweep. Bandwidths follow the sweep;
+        matrix rates are taken to fall in proportion below the measured count and, as nothing
+        was measured there, not to rise above it."""
+        if threads == self.threads:
+            return self
+        memory = self.thread_sweep[threads] / self.thread_sweep[self.threads]
+        compute = min(1.0, threads / self.threads)
+        return dataclasses.replace(
+            self,
+            threads=threads,
+            matvec_bytes_per_s=_scaled(self.matvec_bytes_per_s, memory),
+            attention_bytes_per_s=_scaled(self.attention_bytes_per_s, memory),
+            attention_flops=_scaled(self.attention_flops, compute),
+            matmul_flops={
+                dtype: {
+                    count: rate * (memory if count == 1 else compute) for count, rate in t.items()
+                }
+                for dtype, t in self.matmul_flops.items()
+            },
+            activation_bytes_per_s=self.activation_bytes_per_s * compute,
+        )
+
+
+def _scaled(rates: Mapping[str, float], factor: float) -> dict[str, float]:
+    return {dtype: rate * factor for dtype, rate in rates.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceleratorProfile(DeviceProfile):
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkProfile:
+    """Between host and accelerator. cpu_rate_while_copying: share of the CPU's rates that is
+    left while a copy runs, 0 < share <= 1."""
+
+    to_accelerator_bytes_per_s: float
+    to_host_bytes_per_s: float
+    pageable_to_accelerator_bytes_per_s: float
+    pageable_to_host_bytes_per_s: float
+    latency_s: float
+    cpu_rate_while_copying: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A machine. estimated: not measured on it. identity: free text and numbers that say which
+    machine this is and where the figures come from ("source")."""
+
+    name: str
+    estimated: bool
+    identity: Mapping[str, str | int | float]
+    cpu: CpuProfile
+    accelerator: AcceleratorProfile | None = None
+    link: LinkProfile | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The profile as plain JSON values."""
+        fields = dataclasses.asdict(self)
+        for device in (fields["cpu"], fields["accelerator"]):
+            if device is not None:
+                tables = device["matmul_flops"]
+                device["matmul_flops"] = {d: _text_keys(tables[d]) for d in tables}
+        fields["cpu"]["thread_sweep"] = _text_keys(fields["cpu"]["thread_sweep"])
+        return {"format": FORMAT, "version": VERSION, **fields}
+
+    def to_json(self) -> str:
+        """The profile as JSON text; `from_json` is its inverse."""
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, source: str = "profile") -> Profile:
+        """Reads and checks a profile. Raises ProfileError naming `source` and the field."""
+        return _read(parse(text, source, ProfileError))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 in hex of the content, in one canonical form."""
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _text_keys(table: Mapping[int, float]) -> dict[str, float]:
+    return {str(count): rate for count, rate in sorted(table.items())}
+
+
+def _read(root: Reader) -> Profile:
+    if root["format"].string() != FORMAT:
+        root["format"].reject(f"expected {FORMAT!r}, found {root['format'].value!r}")
+    version = root["version"].integer(0, 2**31)
+    if version != VERSION:
+        root["version"].reject(f"expected {VERSION}, found {version}; measure the machine anew")
+    root.only(("format", "version", "name", "estimated", "identity", "cpu", "accelerator", "link"))
+    accelerator, link = root.get("accelerator"), root.get("link")
+    if accelerator.null != link.null:
+        missing = link if link.null else accelerator
+        missing.reject("accelerator and link must be given together, or both be null")
+    return Profile(
+        name=root["name"].string(),
+        estimated=root["estimated"].boolean(),
+        identity={key: _scalar(root["identity"][key]) for key in root["identity"].names()},
+        cpu=_read_cpu(root["cpu"]),
+        accelerator=None if accelerator.null else _read_accelerator(accelerator),
+        link=None if link.null else _read_link(link),
+    )
+
+
+def _scalar(node: Reader) -> str | int | float:
+    if isinstance(node.value, str):
+        return node.value
+    node.number()
+    number: int | float = node.value
+    return number
+
+
+def _rate(node: Reader) -> float:
+    rate = node.number(0.0, _MOST)
+    if rate <= 0.0 or not math.isfinite(1.0 / rate):
+        node.reject(f"expected a rate above zero, found {node.value!r}")
+    return rate
+
+
+def _counts(node: Reader, most: int = 2**20) -> dict[int, float]:
+    """{"1": rate, "2": rate, ...} with at least one entry."""
+    found: dict[int, float] = {}
+    for key in node.names():
+        if not (_COUNT.fullmatch(key) and int(key) <= most):
+            node.reject(f"expected counts from 1 to {most} as keys, found {key!r}")
+        found[int(key)] = _rate(node[key])
+    if not found:
+        node.reject("expected at least one entry")
+    return found
+
+
+def _by_dtype(node: Reader) -> list[tuple[str, Reader]]:
+    node.only(_DTYPES)
+    if not node.names():
+        node.reject("expected at least one dtype of " + ", ".join(_DTYPES))
+    return [(dtype, node[dtype]) for dtype in node.names()]
+
+
+def _device(node: Reader, own: tuple[str, ...]) -> dict[str, Any]:
+    node.only((*_DEVICE_KEYS, *own))
+    fields: dict[str, Any] = {"memory_bytes": node["memory_bytes"].integer(0, 2**60)}
+    for table in _TABLES:
+        read = _counts if table == "matmul_flops" else _rate
+        fields[table] = {dtype: read(rates) for dtype, rates in _by_dtype(node[table])}
+    for name in _TIMES:
+        fields[name] = node[name].number(0.0, 1e6)
+    fields["activation_bytes_per_s"] = _rate(node["activation_bytes_per_s"])
+    return fields
+
+
+def _read_cpu(node: Reader) -> CpuProfile:
+    fields = _device(node, ("threads", "thread_sweep"))
+    threads, sweep = node["threads"].integer(1, 4096), _counts(node["thread_sweep"], 4096)
+    if threads not in sweep:
+        node["thread_sweep"].reject(f"has no entry for the chosen {threads} threads")
+    return CpuProfile(**fields, threads=threads, thread_sweep=sweep)
+
+
+def _read_accelerator(node: Reader) -> AcceleratorProfile:
+    fields = _device(node, ("name",))
+    return AcceleratorProfile(**fields, name=node["name"].string())
+
+
+def _read_link(node: Reader) -> LinkProfile:
+    node.only((*_LINK_RATES, "latency_s", "cpu_rate_while_copying"))
+    share = _rate(node["cpu_rate_while_copying"])
+    if share > 1.0:
+        node["cpu_rate_while_copying"].reject(f"expected a share of at most 1, found {share:g}")
+    return LinkProfile(
+        **{name: _rate(node[name]) for name in _LINK_RATES},
+        latency_s=node["latency_s"].number(0.0, 1e6),
+        cpu_rate_while_copying=share,
+    )
+
+
+def preset_names() -> list[str]:
+    """The names of the presets that `load_profile` knows, sorted."""
+    folder = resources.files("helm") / "profiles"
+    return sorted(
+        entry.name[: -len(".json")] for entry in folder.iterdir() if entry.name.endswith(".json")
+    )
+
+
+def load_profile(name_or_path: str | os.PathLike[str]) -> Profile:
+    """A preset by name, or else a profile file. Raises ProfileError."""
+    name = os.fspath(name_or_path)
+    if name in preset_names():
+        text = (resources.files("helm") / "profiles" / f"{name}.json").read_bytes()
+        return Profile.from_json(text, f"profile {name}")
+    path = Path(name)
+    try:
+        if not path.is_file():
+            raise ProfileError(
+                f"[profile] {name} is neither a preset nor a file; presets are "
+                + ", ".join(preset_names())
+            )
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise ProfileError(f"[profile] {name} is over 4 MiB; it is not a profile")
+        text = path.read_bytes()
+    except (OSError, ValueError) as reason:
+        if isinstance(reason, ProfileError):
+            raise
+        raise ProfileError(f"[profile] cannot read {name}: {reason}") from None
+    return Profile.from_json(text, name)

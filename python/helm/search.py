@@ -1,0 +1,300 @@
+"""Finds the fastest placement that fits: every layout, page split, site, mode and thread count.
+
+Pure functions from (model, profile, workload, limits) to ranked candidates with reasons. Both
+memories are hard limits. Knows no file, no plan format and no terminal.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from helm.budget import PURPOSES, Budget, Items, itemise
+from helm.candidate import Candidate, Missing, Predicted
+from helm.cost import F64, classify
+from helm.op_cost import CostedGraph
+from helm.prefill import Mode, prepare, price_prefill
+from helm.pricing import Priced, Setting, Site, make_setting, price_decode
+from helm.profile import Profile
+from helm.workload import ResourceLimits, Space, Workload
+
+Overflow = Literal["stream", "cpu"]
+_SITES: tuple[Site, ...] = ("accelerator", "cpu")
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """best: the fastest candidate that fits, None if none does. ranked: the best of each layout
+    that fits, fastest first. by_layout: the best of every layout, those that do not fit as well,
+    in the order all on the accelerator, then by boundary; what a plot over k shows. labelled:
+    "all-accelerator", "fill-accelerator" and "all-cpu", as far as the machine has them."""
+
+    best: Candidate | None
+    ranked: tuple[Candidate, ...]
+    by_layout: tuple[Candidate, ...]
+    labelled: dict[str, Candidate]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One point of the space but for row and page."""
+
+    setting: Setting
+    head: Site
+    overflow: Overflow
+    mode: Mode
+    overlap: bool
+    decode: Priced
+    full_context: Priced  # decode
+    prefill: Priced
+    budget: Budget
+
+    @property
+    def plain(self) -> bool:
+        """Nothing but resident weights, as a fit by bytes alone would run it."""
+        return self.mode == "compute" and not self.overlap and self.overflow == "stream"
+
+
+def search(
+    model: CostedGraph,
+    profile: Profile,
+    workload: Workload,
+    limits: ResourceLimits | None = None,
+    space: Space | None = None,
+) -> SearchResult:
+    """Prices every candidate of `space` and ranks them by the workload's objective; ties go to
+    the better other phase, then to more on the accelerator.
+
+    Raises ProfileError if the profile lacks a rate that the model needs. Never raises for lack of
+    memory: see `require`.
+    """
+    limits, space = limits or ResourceLimits(), space or Space()
+    best = _Best(model, profile, workload, limits, space)
+    for choice in _choices(model, profile, workload, limits, space):
+        best.offer(choice)
+    return best.result()
+
+
+def _choices(
+    model: CostedGraph, profile: Profile, workload: Workload, limits: ResourceLimits, space: Space
+) -> Iterator[_Choice]:
+    classes = classify(model)
+    for batch, threads in itertools.product(_batches(workload), _threads(profile, space)):
+        host_kv = space.kv == "host"
+        setting = make_setting(
+            model, profile, workload, limits, threads, batch, host_kv=host_kv, classes=classes
+        )
+        yield from _setting_choices(setting, space)
+
+
+def _setting_choices(setting: Setting, space: Space) -> Iterator[_Choice]:
+    alone = setting.accelerator is None
+    heads = _SITES[1:] if alone else _SITES
+    prefill = prepare(setting)
+    context = setting.workload.expected_context
+    modes: Sequence[Mode] = ("compute",) if alone else space.prefill
+    for head in heads:
+        decodes = {
+            site: (
+                price_decode(setting, head, site, context),
+                price_decode(setting, head, site, setting.workload.context),
+            )
+            for site in (space.overflow[:1] if alone else space.overflow)
+        }
+        for mode in modes:
+            budget = itemise(setting, head, mode)
+            for overlap in (False,) if alone or mode != "compute" else space.overlap:
+                priced = price_prefill(prefill, head, mode, overlap)
+                for site, decode in decodes.items():
+                    yield _Choice(setting, head, site, mode, overlap, *decode, priced, budget)
+
+
+def _batches(workload: Workload) -> list[int]:
+    """How many sequences run at once: all, or for throughput also fewer, in waves."""
+    if workload.objective != "throughput":
+        return [workload.batch]
+    powers = [2**i for i in range(workload.batch.bit_length()) if 2**i < workload.batch]
+    return [workload.batch, *reversed(powers)]
+
+
+def _threads(profile: Profile, space: Space) -> list[int]:
+    """The sweep's counts, the profile's own choice first."""
+    counts = sorted(profile.cpu.thread_sweep) if space.threads is None else list(space.threads)
+    return sorted(counts, key=lambda count: (count != profile.cpu.threads, count))
+
+
+def _scores(choice: _Choice, workload: Workload) -> tuple[F64, F64]:
+    """[rows, pages] the objective and what breaks ties, both to be small."""
+    ttft, step = choice.prefill.total, choice.decode.total
+    if workload.objective == "decode":
+        return step, ttft
+    if workload.objective == "ttft":
+        return ttft, step
+    waves = -(-workload.batch // choice.setting.batch)
+    return waves * (ttft + (workload.output - 1) * step), step
+
+
+class _Best:
+    """Keeps the best candidate of every layout: the least that lacks memory first, then the best
+    by score."""
+
+    def __init__(
+        self, model: CostedGraph, profile: Profile, workload: Workload, limits: ResourceLimits,
+        space: Space,
+    ) -> None:  # fmt: skip
+        self._blocks, self._space = len(model.graph.units) - 2, space
+        self._workload = workload
+        self._limits, self._available = limits, memory_bytes(profile, limits)
+        rows = 1 if profile.accelerator is None else self._blocks + 2
+        self._score = {head: np.full((3, rows), np.inf) for head in _SITES}
+        self._found: dict[Site, list[tuple[_Choice, int] | None]] = {
+            head: [None] * rows for head in _SITES
+        }
+        self._labels: dict[str, tuple[tuple[float, ...], _Choice, int]] = {}
+
+    def offer(self, choice: _Choice) -> None:
+        lacks = sum(missing(choice.budget, self._available, self._limits))
+        first, second = _scores(choice, self._workload)
+        if choice.plain:
+            self._offer_labels(choice, np.asarray(lacks), first)
+        scores = np.stack([lacks, first, second])  # [3, rows, pages]
+        page = _least(scores)
+        score = np.take_along_axis(scores, page[None, :, None], axis=2)[:, :, 0]
+        best = self._score[choice.head]
+        for row in np.flatnonzero(self._allowed(choice) & _less(score, best)):
+            best[:, row] = score[:, row]
+            self._found[choice.head][row] = (choice, int(page[row]))
+
+    def _allowed(self, choice: _Choice) -> npt.NDArray[np.bool_]:
+        rows = choice.setting.rows
+        allowed = np.ones(len(rows.boundary), bool)
+        if self._space.one_boundary and choice.head == "cpu":
+            allowed &= rows.boundary == self._blocks
+        if choice.mode != "compute":
+            allowed &= rows.boundary > 0  # nothing to stream
+        if choice.overlap:
+            allowed &= rows.has_blocks & ~rows.embedded
+        return allowed
+
+    def _offer_labels(self, choice: _Choice, lacks: F64, first: F64) -> None:
+        """The plans that need no model of time: everything on one side, and as many blocks as
+        fit beside their whole KV cache."""
+        full, last = 0, lacks.shape[0] - 1
+        offers = [("all-cpu", last, 0)] if choice.head == "cpu" else [("all-accelerator", 0, 0)]
+        if choice.head == "accelerator":
+            offers += [
+                ("fill-accelerator", int(r), int(r))
+                for r in np.flatnonzero(lacks[:, full] == 0)[:1]
+            ]
+        for label, row, rank in offers:
+            score = (float(lacks[row, full]), float(rank), float(first[row, full]))
+            if label not in self._labels or score < self._labels[label][0]:
+                self._labels[label] = (score, choice, row)
+
+    def result(self) -> SearchResult:
+        layouts = [
+            self._candidate(*found, row)
+            for row in range(len(self._found["cpu"]))
+            for head in _SITES
+            if (found := self._found[head][row]) is not None
+        ]
+        fitting = [candidate for candidate in layouts if candidate.fits]
+        ranked = sorted(fitting, key=lambda c: (c.objective_s, self._tie(c)))
+        labelled = {
+            label: self._candidate(choice, 0, row)
+            for label, (_, choice, row) in self._labels.items()
+        }
+        return SearchResult(ranked[0] if ranked else None, tuple(ranked), tuple(layouts), labelled)
+
+    def _tie(self, candidate: Candidate) -> float:
+        predicted = candidate.predicted
+        return predicted.ttft_s if self._workload.objective == "decode" else predicted.decode_s
+
+    def _candidate(self, choice: _Choice, page: int, row: int) -> Candidate:
+        setting, rows = choice.setting, choice.setting.rows
+        lacks = missing(choice.budget, self._available, self._limits)
+        most = -(-self._workload.context // setting.limits.page_tokens)
+        held = int(setting.pages[page]) if rows.has_blocks[row] else 0
+        return Candidate(
+            blocks=self._blocks,
+            cpu_blocks=int(rows.boundary[row]),
+            embedding="accelerator" if rows.embedded[row] else "cpu",
+            head=choice.head,
+            kv_blocks=most,
+            accelerator_kv_blocks=held,
+            overflow=choice.overflow,
+            prefill_mode=choice.mode,
+            prefill_overlap=choice.overlap,
+            threads=setting.cpu.threads,
+            sequences=setting.batch,
+            predicted=_predict(choice, self._workload, row, page),
+            memory=choice.budget.at(row, page),
+            missing=Missing(*(int(device[row, page]) for device in lacks)),
+            objective_s=float(_scores(choice, self._workload)[0][row, page]),
+        )
+
+
+def _predict(choice: _Choice, workload: Workload, row: int, page: int) -> Predicted:
+    batch = choice.setting.batch
+    ttft, step = float(choice.prefill.total[row, page]), float(choice.decode.total[row, page])
+    full = float(choice.full_context.total[row, page])
+    total = -(-workload.batch // batch) * (ttft + (workload.output - 1) * step)
+    return Predicted(
+        ttft_s=ttft,
+        decode_s=step,
+        decode_tokens_per_s=batch / step,
+        full_context_decode_s=full,
+        full_context_decode_tokens_per_s=batch / full,
+        total_s=total,
+        tokens_per_s=workload.batch * workload.output / total,
+        decode_terms=choice.decode.terms(row, page),
+        prefill_terms=choice.prefill.terms(row, page),
+    )
+
+
+def memory_bytes(profile: Profile, limits: ResourceLimits) -> tuple[int, int]:
+    """What a plan may take of the CPU's and of the accelerator's memory."""
+    own = 0 if profile.accelerator is None else profile.accelerator.memory_bytes
+    return (
+        profile.cpu.memory_bytes if limits.cpu_bytes is None else limits.cpu_bytes,
+        own if limits.accelerator_bytes is None else limits.accelerator_bytes,
+    )
+
+
+def missing(
+    budget: Budget, available: tuple[int, int], limits: ResourceLimits
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """[rows, pages] bytes by which the CPU's and the accelerator's memory are exceeded."""
+    cpu = np.maximum(0, _total(budget.cpu) - available[0])
+    own = np.maximum(0, _total(budget.accelerator) - available[1])
+    if limits.accelerator_weights_bytes is not None:
+        own = np.maximum(own, budget.accelerator["weights"] - limits.accelerator_weights_bytes)
+    return cpu, own
+
+
+def _total(items: Items) -> npt.NDArray[np.int64]:
+    return np.asarray(sum(items[purpose] for purpose in PURPOSES))
+
+
+def _least(scores: F64) -> npt.NDArray[np.int64]:
+    """[rows] the page of the lexicographically least scores[:, row, page], the first if equal."""
+    allowed = np.ones(scores.shape[1:], bool)
+    for score in scores:
+        masked = np.where(allowed, score, np.inf)
+        allowed &= masked == masked.min(axis=1, keepdims=True)
+    return np.asarray(np.argmax(allowed, axis=1))
+
+
+def _less(score: F64, best: F64) -> npt.NDArray[np.bool_]:
+    """[rows] whether score[:, row] comes before best[:, row] in lexicographic order."""
+    less = np.zeros(score.shape[1], bool)
+    equal = np.ones(score.shape[1], bool)
+    for mine, other in zip(score, best, strict=True):
+        less |= equal & (mine < other)
+        equal &= mine == other
+    return less

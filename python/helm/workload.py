@@ -1,0 +1,104 @@
+"""What is asked of a machine: the workload and the limits it must keep to. Prices nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from helm.errors import InvalidError
+
+Objective = Literal["decode", "ttft", "total", "throughput"]
+OBJECTIVES: tuple[Objective, ...] = ("decode", "ttft", "total", "throughput")
+DEFAULT_RESERVE_BYTES = 512 << 20  # interpreter, tokenizer, page tables, the system's own needs
+ACCELERATOR_RESERVE_BYTES = 512 << 20  # the driver's context, its libraries, fragmentation
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`batch` requests of `prompt` tokens that each want `output` tokens.
+
+    context: positions for which KV pages are reserved per sequence; 0 means prompt + output.
+    """
+
+    prompt: int = 512
+    output: int = 128
+    batch: int = 1
+    context: int = 0
+    objective: Objective = "decode"
+
+    def __post_init__(self) -> None:
+        for name, most in (("prompt", 2**30), ("output", 2**30), ("batch", 4096)):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise InvalidError(f"[plan] {name} is {value!r}; expected 1 to {most}")
+        if self.objective not in OBJECTIVES:
+            raise InvalidError(
+                f"[plan] objective is {self.objective!r}; expected {', '.join(OBJECTIVES)}"
+            )
+        if self.context == 0:
+            object.__setattr__(self, "context", self.prompt + self.output)
+        if type(self.context) is not int or self.context < self.prompt + self.output:
+            raise InvalidError(
+                f"[plan] context is {self.context!r}, prompt and output take "
+                f"{self.prompt + self.output}; raise the context or shorten them"
+            )
+
+    @property
+    def expected_context(self) -> int:
+        """Positions attended by the middle output token."""
+        return self.prompt + (self.output + 1) // 2
+
+
+@dataclass(frozen=True)
+class ResourceLimits:
+    """What a plan may take. None takes all that the profile states.
+
+    accelerator_weights_bytes: a bound on weights alone within accelerator_bytes. sequences and
+    step_tokens size the activation buffers.
+    """
+
+    cpu_bytes: int | None = None
+    accelerator_bytes: int | None = None
+    accelerator_weights_bytes: int | None = None
+    cpu_reserve_bytes: int = DEFAULT_RESERVE_BYTES
+    accelerator_reserve_bytes: int = ACCELERATOR_RESERVE_BYTES
+    step_tokens: int = 512
+    page_tokens: int = 512
+    sequences: int = 1
+
+    def __post_init__(self) -> None:
+        for name in (
+            "cpu_bytes",
+            "accelerator_bytes",
+            "accelerator_weights_bytes",
+            "cpu_reserve_bytes",
+            "accelerator_reserve_bytes",
+        ):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or not 0 <= value <= 2**60):
+                raise InvalidError(f"[plan] {name} is {value!r}; expected bytes from 0")
+        for name, most in (("step_tokens", 2**20), ("page_tokens", 2**20), ("sequences", 4096)):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise InvalidError(f"[plan] {name} is {value!r}; expected 1 to {most}")
+
+
+@dataclass(frozen=True)
+class Space:
+    """The decisions that the search may take; narrow it to fix one.
+
+    one_boundary: the published layer partition, a single cut of the list of units: the first on
+    the CPU, the rest on the accelerator. kv: "any" splits KV pages of accelerator layers between
+    both memories, "host" keeps them all in host memory. threads None: all counts of the sweep.
+    """
+
+    one_boundary: bool = False
+    kv: Literal["any", "host"] = "any"
+    overflow: tuple[Literal["stream", "cpu"], ...] = ("stream", "cpu")
+    prefill: tuple[Literal["compute", "stream_step", "stream_prompt"], ...] = (
+        "compute",
+        "stream_step",
+        "stream_prompt",
+    )
+    overlap: tuple[bool, ...] = (False, True)
+    threads: tuple[int, ...] | None = None
