@@ -50,7 +50,7 @@ constexpr int64_t kGroup = 4;  // query heads per KV head
 constexpr int64_t kHeadDim = 128;
 constexpr int64_t kQkv = (kGroup + 2) * kKvHeads * kHeadDim;
 constexpr int64_t kPageTokens = 512;
-constexpr double kUndisturbed = 0.97;  // share of its time that the least served thread ran
+constexpr double kUndisturbed = 0.9;  // share of its time that the least served thread ran
 constexpr int64_t kEmptyWidth = 16;
 constexpr int64_t kWholeBlockTokens = 16;
 constexpr int64_t kMostTokens = 4096;
@@ -330,9 +330,9 @@ std::vector<ProbeTiming> StageProbe::attention(int threads, DType dtype, int64_t
   ThreadPool& pool = impl_->pool(threads);
   const Pinned pinned(impl_->cpus());
   Slices& slices = impl_->slices();
-  // Prefill is bound by arithmetic: no more heads than keep all threads busy.
-  const int64_t kv_heads = queries > 1 ? (threads + 1) / 2 : kKvHeads;
-  const int64_t heads = kv_heads * kGroup;
+  // Prefill is bound by arithmetic: no more heads, and none larger, than keep all threads busy.
+  const int64_t kv_heads = queries > 1 ? threads : kKvHeads;
+  const int64_t heads = kv_heads * (queries > 1 ? kGroup / 2 : kGroup);
   const int64_t blocks = (context + kPageTokens - 1) / kPageTokens;
   const KvSpec kv{dtype, kPageTokens, 1, kv_heads, kHeadDim, blocks};
   const auto n = static_cast<double>(queries);
