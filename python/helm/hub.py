@@ -89,7 +89,9 @@ def resolve_config(model: str | os.PathLike[str] | None, revision: str | None = 
         path = Path(model).expanduser()
         if path.is_file():
             if revision is not None:
-                raise InvalidError(f"[model] {model} is a local file without revisions; leave it out")
+                raise InvalidError(
+                    f"[model] {model} is a local file without revisions; leave it out"
+                )
             return path
         if path.suffix == ".json" and not path.is_dir():
             raise CheckpointError(
