@@ -151,25 +151,21 @@ def rivals(study: Study) -> Iterator[Rival]:
         yield Rival(placement_text(candidate), candidate, fast, verdict(candidate, best))
 
 
-def trade(study: Study) -> tuple[str, Candidate] | None:
-    """(objective, its choice) if a choice for the whole request is much faster at it: the chosen
-    plan then pays for its objective with the other phase."""
-    for objective in ("total", "decode"):
-        other = study.others.get(objective)
-        if other is None or other.layout == study.best.layout:
-            continue
-        mine, its = study.best.predicted, other.predicted
-        if mine.total_s > _MUCH * its.total_s or mine.decode_s > _MUCH * its.decode_s:
-            return objective, other
-    return None
+def trade(study: Study) -> Candidate | None:
+    """What the objective "total" would choose, if that ends the whole request much sooner: the
+    chosen plan then buys its objective with the other phase."""
+    other = study.others.get("total")
+    if other is None or study.best.predicted.total_s <= _MUCH * other.predicted.total_s:
+        return None
+    return other
 
 
 def verdict(candidate: Candidate, best: Candidate) -> str:
     """Why `best` was chosen instead."""
     if not candidate.fits:
         lacks = {"GPU": candidate.missing.accelerator, "CPU": candidate.missing.cpu}
-        shown = [f"{size_text(size)} on the {device}" for device, size in lacks.items() if size]
-        return f"does not fit: misses {' and '.join(shown)}"
+        shown = [f"{size_text(size)} on {device}" for device, size in lacks.items() if size]
+        return f"misses {' and '.join(shown)}"
     return candidate.reason_against(best)
 
 
@@ -177,8 +173,8 @@ def _same_as(study: Study) -> str:
     for label, text in LABELS.items():
         candidate = study.result.labelled.get(label)
         if candidate is not None and _equal(candidate, study.best):
-            return f"the fastest that fits (= {text})"
-    return "the fastest that fits"
+            return f"fastest (= {text})"
+    return "fastest that fits"
 
 
 def _equal(one: Candidate, other: Candidate) -> bool:
@@ -187,24 +183,25 @@ def _equal(one: Candidate, other: Candidate) -> bool:
 
 
 def placement_text(candidate: Candidate) -> str:
-    """ "GPU from block 16, CPU head"."""
-    blocks, head = candidate.accelerator_blocks, candidate.head
+    """What the GPU holds: "GPU 19-35 + head", by the numbers of its blocks."""
     if candidate.units_accelerator == 0:
         return "all on the CPU"
     if candidate.units_cpu == 0:
         return "all on the GPU"
-    if blocks == 0:
-        return "only the head on the GPU"
-    where = "" if head == "accelerator" else ", CPU head"
-    return f"GPU from block {candidate.cpu_blocks}{where}"
+    held = ["embedding"] if candidate.embedding == "accelerator" else []
+    if candidate.accelerator_blocks:
+        held.append(f"{candidate.cpu_blocks}-{candidate.blocks - 1}")
+    if candidate.head == "accelerator":
+        held.append("head")
+    return f"GPU {' + '.join(held)}"
 
 
 def to_dict(study: Study) -> dict[str, Any]:
     """The explanation as plain JSON values. Names are stable within one version:
 
     format, version: "helm-explanation", 1. model: name, architecture, weights_bytes, dtypes
-    (of its matrices), kv_dtype. profile: name, estimated, digest, accelerator (its name or null). workload: prompt,
-    output, batch, context, objective.
+    (of its matrices), kv_dtype. profile: name, estimated, digest, accelerator (its name or
+    null). workload: prompt, output, batch, context, objective.
     units_cpu, units_accelerator: how many of the units (embedding, blocks, head) each holds.
     placement: [{label, device, first, last, weight_bytes}] of neighbouring units. threads,
     schedule: see `helm.plan_format.Schedule`.

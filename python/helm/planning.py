@@ -125,7 +125,7 @@ def study(
 def _others(
     model: CostedGraph, profile: Profile, workload: Workload, limits: ResourceLimits
 ) -> dict[str, Candidate]:
-    found = {}
+    found: dict[str, Candidate] = {}
     for objective in OBJECTIVES:
         if objective != workload.objective:
             changed = dataclasses.replace(workload, objective=objective)

@@ -6,7 +6,7 @@ import re
 
 from helm.errors import InvalidError
 
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) *([KMGT]?)(i?)B?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([KMGT]?)(i?)B?", re.IGNORECASE)
 _EXPONENTS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 

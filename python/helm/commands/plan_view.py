@@ -37,12 +37,11 @@ def show(study: Study) -> None:
     out = console()
     for part in (_head, _picture, _memory, _prediction, _bottleneck, _gains, _rivals):
         part(study, out)
-    found = explain.trade(study)
-    if found is not None:
-        objective, other = found
+    other = explain.trade(study)
+    if other is not None:
         predicted = other.predicted
         out.print(
-            f"\nnote: --objective {objective} would choose {explain.placement_text(other)}: first "
+            f"\nnote: --objective total would choose {explain.placement_text(other)}: first "
             f"token {_seconds(predicted.ttft_s)}, {_rate(predicted.decode_tokens_per_s)} tokens/s, "
             f"{_seconds(predicted.total_s)} in all"
         )
