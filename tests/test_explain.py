@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def test_terms_are_shares_of_the_whole_largest_first(split: Study) -> None:
     assert sum(row.share for row in rows) == pytest.approx(1.0)
     assert sum(row.seconds for row in rows) == pytest.approx(split.best.predicted.decode_s)
     assert rows[0].name == split.best.bottleneck
-    assert all(a.seconds >= b.seconds for a, b in zip(rows, rows[1:], strict=False))
+    assert all(a.seconds >= b.seconds for a, b in itertools.pairwise(rows))
 
 
 def test_rivals_have_the_plain_plans_and_reasons(split: Study) -> None:
@@ -109,7 +110,7 @@ def test_rivals_have_the_plain_plans_and_reasons(split: Study) -> None:
 def test_nothing_is_missing_where_everything_fits() -> None:
     roomy = plan(profile="thesis-l40s")
     assert roomy.plan.units_cpu == 0
-    assert [rival.label for rival in rivals(roomy)][0] == "chosen"
+    assert next(rival.label for rival in rivals(roomy)) == "chosen"
     assert "all on the GPU" in next(iter(rivals(roomy))).verdict
     assert trade(roomy) is None
 
@@ -125,7 +126,7 @@ def test_to_dict_says_what_the_plan_says(split: Study) -> None:
 def test_unlimited_memory_prices_what_does_not_fit(split: Study) -> None:
     rows = by_boundary(split)
     assert [candidate.cpu_blocks for candidate, _ in rows] == list(range(37))
-    fits = dict((candidate.cpu_blocks, fit) for candidate, fit in rows)
+    fits = {candidate.cpu_blocks: fit for candidate, fit in rows}
     assert fits[split.best.cpu_blocks]
     assert not fits[0]
     assert not fits[36]
@@ -188,5 +189,5 @@ def test_sizes(text: str, size: int) -> None:
     "text", ["", "GiB", "-1GiB", "8 gigs", "nan", "1e9", "8GiB8", "1_0", "٣GB"]
 )
 def test_bad_sizes_are_refused(text: str) -> None:
-    with pytest.raises(InvalidError, match="--vram is .* expected a size such as 8GiB"):
+    with pytest.raises(InvalidError, match=r"--vram is .* expected a size such as 8GiB"):
         parse_size(text, "--vram")
