@@ -115,7 +115,7 @@ def test_the_bundled_model_and_a_folder_without_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(Path(QWEN).read_text())
     found = helm_json(str(tmp_path), "--profile", "rtx-4090-24gb-ddr5")
     assert found["model"]["name"] == tmp_path.name
-    assert found["units_cpu"] == 0
+    assert found["units_cpu"] <= 1  # the embedding, of which a token needs one row
     (tmp_path / "model.safetensors").write_bytes(b"torn")
     shown = helm(str(tmp_path), "--profile", "rtx-4090-24gb-ddr5")
     assert "planned from config.json alone" in shown.stderr

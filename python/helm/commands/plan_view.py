@@ -53,15 +53,15 @@ def show_profiles() -> None:
     """Lists the presets with their memories and bandwidths."""
     from helm.profile import load_profile, preset_names
 
-    table = _table("preset", "GPU", "VRAM", "RAM", "GPU GB/s", "RAM GB/s", left=2)
+    table = _table("preset", "GPU", "VRAM GiB", "RAM GiB", "GPU GB/s", "RAM GB/s", left=2)
     for name in preset_names():
         profile = load_profile(name)
         own = profile.accelerator
         table.add_row(
             name,
-            "none" if own is None else own.name,
-            "" if own is None else size_text(own.memory_bytes),
-            size_text(profile.cpu.memory_bytes),
+            "none" if own is None else own.name.removeprefix("NVIDIA "),
+            "" if own is None else f"{own.memory_bytes / 2**30:.1f}",
+            f"{profile.cpu.memory_bytes / 2**30:.1f}",
             "" if own is None else _gb_per_s(own.matvec_bytes_per_s),
             _gb_per_s(profile.cpu.matvec_bytes_per_s),
         )
