@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,7 +19,9 @@ from engine_helpers import Logits, greedy, logits_of, prompt_of
 from helm import _helm
 from helm.checkpoint import read_checkpoint
 from helm.config import load_config
+from helm.errors import InvalidError
 from helm.plan import make_plan
+from helm.profile import load_profile
 
 LENGTHS = [1, 7, 512, 513]
 ULP = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
@@ -177,3 +180,26 @@ def test_tensors_from_memory_are_used_in_place_or_converted() -> None:
     halves = {name: tensor.to(torch.float16) for name, tensor in tensors.items()}
     converted = logits_of(_helm.Engine(plan.to_json(), tensors=halves), prompt)
     assert not np.array_equal(converted, before)
+
+
+def test_a_searched_plan_for_the_cpu_runs_and_gives_the_same_logits() -> None:
+    folder = small_models.model_dir("qwen3")
+    config, tensors = load_config(folder), read_checkpoint(folder)
+    options = {"context": 600, "kv_dtype": "f32", "memory_bytes": 4 << 30}
+    plain = make_plan(config, tensors, threads=8, **options)
+    searched = make_plan(config, tensors, profile=load_profile("cpu-laptop-16gb"), **options)
+    assert searched.prediction is not None
+    got, want = (
+        logits_of(_helm.Engine(plan.to_json(), str(folder)), prompt_of(7))
+        for plan in (searched, plain)
+    )
+    assert np.array_equal(got, want)
+
+
+def test_a_plan_for_a_device_that_is_not_there_is_refused() -> None:
+    folder = small_models.model_dir("qwen3")
+    plan = make_plan(load_config(folder), read_checkpoint(folder), threads=1, memory_bytes=4 << 30)
+    document = plan.to_dict()
+    document["units"][2]["device"] = "accelerator"
+    with pytest.raises(InvalidError, match=r'units\[2\]\.device: device "accelerator" is not'):
+        _helm.Engine(json.dumps(document), str(folder))

@@ -69,7 +69,12 @@ def test_json_is_as_agreed():
         *("label", "workload", "profile", "predicted", "bottleneck", "alternatives"),
     ]
     assert (document["units_cpu"], document["units_accelerator"]) == (4, 0)
-    assert document["schedule"]["pages"] == {"cpu": 6}
+    assert document["schedule"] == {
+        "prefill": "compute",
+        "prefill_overlap": False,
+        "overflow": "stream",
+        "pages": {"cpu": 12},
+    }
     assert document["predicted"] is None
     assert (document["format"], document["version"], document["threads"]) == ("helm-plan", 1, 2)
     assert document["limits"] == {

@@ -105,7 +105,8 @@ def _refusal(
     model: CostedGraph, profile: Profile, workload: Workload, limits: ResourceLimits,
     space: Space, result: SearchResult,
 ) -> str:  # fmt: skip
-    nearest = min(result.by_layout, key=lambda candidate: candidate.missing.total)
+    # Host memory is what can be added most easily: state what lacks with the accelerator full.
+    nearest = min(result.by_layout, key=lambda c: (c.missing.accelerator > 0, c.missing.total))
     lacks = shortage(model, profile, workload, limits, space)
     context = largest_context(model, profile, workload, limits, space)
     changes = []

@@ -120,7 +120,7 @@ def _kv_bytes(setting: Setting, spec: KvSpec) -> tuple[npt.NDArray[np.int64], ..
 def _activations(setting: Setting, limits: Limits) -> npt.NDArray[np.int64]:
     """[8] bytes for every subset of (embedding, blocks, head) on one device, as bits."""
     units = setting.model.graph.units
-    parts = (units[:1], units[1:-1], units[-1:])
+    parts = (units[:1], setting.classes.units, units[-1:])
     sizes = [
         activation_bytes(
             setting.model.graph,

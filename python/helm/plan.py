@@ -117,7 +117,7 @@ def make_plan(
     kv_dtype "auto": that of most matrix bytes. memory_bytes: what the machine has free, of which
     `reserve_bytes` stay untouched. threads and memory_bytes are needed without a profile and
     override it with one, as accelerator_bytes does. workload: what the search prices; None asks
-    for decode of 128 tokens after 512. space: decisions to fix.
+    for 128 tokens after 512. space: decisions to fix.
 
     Raises InvalidError for arguments out of range, ProfileError for a profile that lacks a rate,
     CheckpointError when the checkpoint does not fit the model, OutOfMemoryError with every item's

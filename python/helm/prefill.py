@@ -5,10 +5,10 @@ Time to first token is that of the whole batch: until the last of its prompts ha
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from helm.cost import (
     ATTENTION,
@@ -46,13 +46,17 @@ class Prefill:
     cpu: F64  # [classes, steps, DEVICE_TERMS]
     accelerator: F64  # [classes, steps, DEVICE_TERMS], attention over pages that are there
     overflow: F64  # [classes, steps, pages] what pages in host memory add
-    copies: npt.NDArray[np.bool_]  # [steps, pages] whether pages in host memory are read
+    copies: Bools  # [classes, steps, pages] whether pages in host memory are read
     embedding: dict[str, F64]  # site -> [steps, DEVICE_TERMS]
     head: dict[str, F64]  # site -> [DEVICE_TERMS], all steps
 
     @property
     def steps(self) -> int:
         return len(self.tokens)
+
+    @functools.cached_property
+    def overlap_s(self) -> F64:
+        return _overlap_s(self)
 
 
 def prepare(setting: Setting) -> Prefill:
@@ -80,11 +84,10 @@ def prepare(setting: Setting) -> Prefill:
             assert device is not None
             linear[site][index, :, ATTENTION] += _attention(setting, unit, queries, device)
     shape = (len(setting.classes.units), len(tokens), len(setting.pages))
-    overflow, copies = np.zeros(shape), np.zeros(shape[1:], bool)
+    overflow, copies = np.zeros(shape), np.zeros(shape, bool)
     if setting.accelerator is not None:
         for index, unit in enumerate(setting.classes.units):
-            overflow[index], away = _overflow(setting, unit, queries)
-            copies |= away
+            overflow[index], copies[index] = _overflow(setting, unit, queries)
     return Prefill(
         setting,
         queries,
@@ -112,7 +115,7 @@ def _attention(
     return seconds
 
 
-def _overflow(setting: Setting, unit: Unit, queries: Queries) -> tuple[F64, npt.NDArray[np.bool_]]:
+def _overflow(setting: Setting, unit: Unit, queries: Queries) -> tuple[F64, Bools]:
     """[steps, pages] what it adds that pages in host memory return over the link, and that new
     positions beyond the pages leave over it, while attention runs; and whether any return."""
     link, device = setting.link, setting.accelerator
@@ -176,7 +179,7 @@ def price_prefill(prefill: Prefill, head: Site, mode: Mode, overlap: bool) -> Pr
     else:
         base[STREAM] += _stream_s(prefill, mode, counts)
     paged = rest @ prefill.overflow.sum(axis=1)
-    saved = _overlap_s(prefill) if overlap else np.zeros_like(paged)
+    saved = prefill.overlap_s if overlap else np.zeros_like(paged)
     return Priced(base, np.zeros_like(paged), paged, saved)
 
 
@@ -239,11 +242,13 @@ def _overlap_s(prefill: Prefill) -> F64:
         ~rows.embedded, prefill.embedding["cpu"].sum(axis=1)
     )
     second = rest @ prefill.accelerator.sum(axis=2)
-    slow = np.where(prefill.copies, 1.0 / link.cpu_rate_while_copying, 1.0)
+    here = rest > 0  # [rows, classes]
     done_first, done_second, serial = zero.copy(), zero.copy(), zero.copy()
     for step in range(prefill.steps):
         paged = second[:, step, None] + rest @ prefill.overflow[:, step]
-        done_first += first[:, step, None] * slow[step]
+        copies = (here[:, :, None] & prefill.copies[:, step]).any(axis=1)
+        slow = np.where(copies, 1.0 / link.cpu_rate_while_copying, 1.0)
+        done_first += first[:, step, None] * slow
         done_second = np.maximum(done_first, done_second) + paged
         serial += first[:, step, None] + paged
     both = rows.has_blocks & ~rows.embedded

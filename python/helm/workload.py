@@ -20,13 +20,15 @@ class Workload:
     """`batch` requests of `prompt` tokens that each want `output` tokens.
 
     context: positions for which KV pages are reserved per sequence; 0 means prompt + output.
+    objective: what to make least: the time of one decode step, the time to first token, the time
+    of the whole workload, or that time with fewer sequences at once allowed.
     """
 
     prompt: int = 512
     output: int = 128
     batch: int = 1
     context: int = 0
-    objective: Objective = "decode"
+    objective: Objective = "total"
 
     def __post_init__(self) -> None:
         for name, most in (("prompt", 2**30), ("output", 2**30), ("batch", 4096)):

@@ -130,7 +130,7 @@ def plan_line(llm: LLM) -> str:
         f"{_count(sum(elements.values()))} parameters",
         f"weights {binary_bytes(stats['weights_bytes'])} {'+'.join(held)}",
         f"KV {plan.kv.dtype}, context {llm.context}, up to {binary_bytes(kv_bytes)}",
-        f"{'+'.join(devices)}, {stats['threads']} threads, {stats['isa']}",
+        f"{'+'.join(devices)}, {_threads(stats['threads'])}, {stats['isa']}",
     ]
     return f"[plan: {' | '.join(parts)}]"
 
@@ -183,3 +183,8 @@ def _count(number: int) -> str:
         if number >= size / 10:
             return f"{number / size:.3g} {unit}"
     return f"{number:,}"
+
+
+def _threads(count: int) -> str:
+    """ "1 thread", "2 threads"."""
+    return f"{count} thread" if count == 1 else f"{count} threads"

@@ -1,0 +1,170 @@
+"""Profiles: presets, the JSON round trip, hostile files, and rates between measured counts."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import pytest
+
+from helm.errors import InvalidError, ProfileError
+from helm.profile import Profile, load_profile, preset_names
+
+PRESET = "rtx-4060ti-16gb-ddr5"
+
+
+def document():
+    return load_profile(PRESET).to_dict()
+
+
+def test_presets_are_estimates_with_a_source():
+    names = preset_names()
+    assert {"thesis-4060", "thesis-3090", "thesis-l40s", PRESET} <= set(names)
+    for name in names:
+        profile = load_profile(name)
+        assert profile.name == name
+        assert profile.estimated
+        assert profile.identity["source"]
+        assert (profile.accelerator is None) == name.startswith("cpu-")
+
+
+def test_published_numbers_are_in_the_thesis_preset():
+    profile = load_profile("thesis-4060")
+    assert profile.cpu.matvec_bytes_per_s["f16"] == 45e9
+    assert profile.accelerator.matvec_bytes_per_s["f16"] == 218e9
+    assert profile.link.to_accelerator_bytes_per_s == 16e9
+    assert profile.link.latency_s == 5e-6
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_round_trip(name):
+    profile = load_profile(name)
+    again = Profile.from_json(profile.to_json())
+    assert again == profile
+    assert again.digest == profile.digest
+
+
+def test_a_file_is_loaded_by_path(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({**document(), "name": "mine"}))
+    assert load_profile(path).name == "mine"
+    assert load_profile(path).digest != load_profile(PRESET).digest
+
+
+def test_neither_preset_nor_file(tmp_path):
+    with pytest.raises(
+        ProfileError, match=r"neither a preset nor a file; presets are .*thesis-l40s"
+    ):
+        load_profile("rtx-9999")
+    with pytest.raises(ProfileError, match="neither a preset nor a file"):
+        load_profile(tmp_path)
+    with pytest.raises(ProfileError, match=r"cannot read|neither"):
+        load_profile("a\0b")
+    (tmp_path / "big").write_bytes(b" " * (5 << 20))
+    with pytest.raises(ProfileError, match="over 4 MiB"):
+        load_profile(tmp_path / "big")
+
+
+CPU_RATE = ("cpu", "matvec_bytes_per_s", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("format",), "helm-plan", "format: expected 'helm-profile'"),
+        (("version",), 2, "version: expected 1, found 2"),
+        (("version",), None, "version: expected an integer"),
+        (("extra",), 1, "unknown key 'extra'"),
+        (("estimated",), 1, "estimated: expected true or false"),
+        (("identity", "cpu"), [], r"identity\.cpu"),
+        (CPU_RATE, 0, r"cpu\.matvec_bytes_per_s\.bf16: expected a rate above zero, found 0"),
+        (CPU_RATE, -1.0, r"cpu\.matvec_bytes_per_s\.bf16"),
+        (CPU_RATE, 1e-310, r"cpu\.matvec_bytes_per_s\.bf16"),
+        (CPU_RATE, 1e31, r"cpu\.matvec_bytes_per_s\.bf16"),
+        (CPU_RATE, True, r"cpu\.matvec_bytes_per_s\.bf16"),
+        (CPU_RATE, "fast", r"cpu\.matvec_bytes_per_s\.bf16"),
+        (("cpu", "matvec_bytes_per_s", "int4"), 1.0, r"unknown key 'int4'"),
+        (("cpu", "matvec_bytes_per_s"), {}, "at least one dtype"),
+        (("cpu", "matmul_flops", "f32"), {}, r"cpu\.matmul_flops\.f32: expected at least one"),
+        (("cpu", "matmul_flops", "f32", "0"), 1.0, "expected counts from 1"),
+        (("cpu", "matmul_flops", "f32", "1.5"), 1.0, "expected counts from 1"),
+        (("cpu", "matmul_flops", "f32", "9" * 5000), 1.0, "expected counts from 1"),
+        (("cpu", "matmul_flops", "f32", "8"), -2, r"cpu\.matmul_flops\.f32\.8"),
+        (("cpu", "op_s"), -1e-9, r"cpu\.op_s"),
+        (("cpu", "memory_bytes"), -1, r"cpu\.memory_bytes"),
+        (("cpu", "memory_bytes"), 1.5, r"cpu\.memory_bytes"),
+        (("cpu", "threads"), 0, r"cpu\.threads"),
+        (("cpu", "threads"), 3, r"thread_sweep: has no entry for the chosen 3 threads"),
+        (("cpu", "name"), "x", "unknown key 'name'"),
+        (("accelerator", "name"), 5, r"accelerator\.name"),
+        (("accelerator",), None, "accelerator: accelerator and link must be given together"),
+        (("link",), None, "link: accelerator and link must be given together"),
+        (("link", "latency_s"), -1, r"link\.latency_s"),
+        (("link", "cpu_rate_while_copying"), 1.5, r"cpu_rate_while_copying: expected a share"),
+        (("link", "cpu_rate_while_copying"), 0, r"cpu_rate_while_copying: expected a rate above"),
+        (("link", "to_host_bytes_per_s"), 0, r"link\.to_host_bytes_per_s"),
+    ],
+)
+def test_malformed_profiles_name_the_field(path, value, message):
+    changed = copy.deepcopy(document())
+    node = changed
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    with pytest.raises(ProfileError, match=message):
+        Profile.from_json(json.dumps(changed))
+    assert issubclass(ProfileError, InvalidError)
+
+
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity", "1e400"])
+def test_no_rate_is_nan_or_infinite(constant):
+    text = json.dumps(document()).replace('"op_s": ' + repr(document()["cpu"]["op_s"]),
+                                          f'"op_s": {constant}', 1)  # fmt: skip
+    assert constant in text
+    with pytest.raises(ProfileError, match=r"JSON number|op_s"):
+        Profile.from_json(text)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "{", '{"format": "helm-profile"}', b"\xff\xfe"])
+def test_not_a_profile(text):
+    with pytest.raises(ProfileError):
+        Profile.from_json(text)
+
+
+def test_missing_keys_are_named():
+    for key in document():
+        changed = {k: v for k, v in document().items() if k != key}
+        with pytest.raises(ProfileError, match=f"'{key}' is missing|given together"):
+            Profile.from_json(json.dumps(changed))
+
+
+def test_matrix_rate_is_interpolated_on_logarithmic_axes():
+    changed = document()
+    changed["cpu"]["matmul_flops"]["f32"] = {"1": 1e9, "4": 4e9, "64": 8e9}
+    cpu = Profile.from_json(json.dumps(changed)).cpu
+    for tokens, want in ((1, 1e9), (2, 2e9), (4, 4e9), (16, math.sqrt(32) * 1e9), (64, 8e9)):
+        assert float(cpu.matmul_rate("f32", tokens)) == pytest.approx(want, rel=1e-12)
+    assert float(cpu.matmul_rate("f32", 4096)) == pytest.approx(8e9)
+    assert list(cpu.matmul_rate("f32", [1, 4])) == pytest.approx([1e9, 4e9])
+
+
+def test_a_missing_dtype_is_named():
+    changed = document()
+    del changed["cpu"]["matmul_flops"]["f16"]
+    cpu = Profile.from_json(json.dumps(changed)).cpu
+    with pytest.raises(ProfileError, match=r"matmul_flops has no rate for f16, only for bf16, f32"):
+        cpu.matmul_rate("f16", 1)
+
+
+def test_threads_follow_the_sweep():
+    changed = document()
+    changed["cpu"].update(threads=4, thread_sweep={"2": 5e9, "4": 1e10, "8": 2e10})
+    cpu = Profile.from_json(json.dumps(changed)).cpu
+    half, twice = cpu.with_threads(2), cpu.with_threads(8)
+    assert half.matvec_bytes_per_s["f16"] == cpu.matvec_bytes_per_s["f16"] / 2
+    assert twice.matvec_bytes_per_s["f16"] == cpu.matvec_bytes_per_s["f16"] * 2
+    assert half.attention_flops["f16"] == cpu.attention_flops["f16"] / 2
+    assert twice.attention_flops["f16"] == cpu.attention_flops["f16"]
+    with pytest.raises(ProfileError, match="no entry for 3 threads, only for 2, 4, 8"):
+        cpu.with_threads(3)
