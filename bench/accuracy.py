@@ -50,8 +50,8 @@ DTYPES = ("f32", "f16", "bf16")
 BATCHES = (1, 4, 8)
 CONTEXTS = (128, 2048)
 OUTPUT = 16  # decode steps per round
-MOST_FLOPS = 1.2e12  # of filling the context; larger combinations are left out
-ROUND_S = 2.0  # rounds of one case are repeated for about this long
+MOST_FLOPS = 4e11  # of filling the context; larger combinations are left out
+ROUND_S = 1.5  # rounds of one case are repeated for about this long
 PREFILL_TOKENS = 64  # of the product that stands for prefill when drift is measured
 ENOUGH = 3  # undisturbed runs
 
