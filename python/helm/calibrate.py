@@ -30,7 +30,7 @@ Progress = Callable[[str, float], None]  # (what is measured now, share done fro
 
 BUDGET_S = 8.0
 DTYPES = ("f32", "f16", "bf16")
-TOKENS = (1, 2, 4, 8, 16, 64, 512)
+TOKENS = (1, 2, 4, 8, 16, 64, 128, 512)
 PREFILL_TOKENS = 512
 DECODE_CONTEXT = 4096
 SWEEP_DTYPE = "bf16"
