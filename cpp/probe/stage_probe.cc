@@ -54,6 +54,7 @@ constexpr double kUndisturbed = 0.9;  // share of its time that the least served
 constexpr int64_t kEmptyWidth = 16;
 constexpr int64_t kWholeBlockTokens = 16;
 constexpr int64_t kMostTokens = 4096;
+constexpr int64_t kColdTokens = 256;  // above, reading the weights takes no noticeable share
 constexpr size_t kComputeBoundStages = 2;
 constexpr int64_t kRowsPerThread = 128;  // two pieces of a prefill product
 
@@ -177,19 +178,23 @@ struct Timed {
   size_t timing;
 };
 
-// Runs the stages in turn for `seconds`, each at least twice, as the first run touches its buffers.
-// Gives up after one round in which the threads never had their cores: better come back later.
+// Runs the stages in turn for `seconds`, at least one round after an unrecorded one that touches
+// their buffers. If the threads never had their cores in the first, its times are all there is:
+// better come back later.
 void time_all(const std::vector<Timed>& stages, std::vector<ProbeTiming>& timings, ThreadPool& pool,
               double seconds) {
   const Clock::time_point start = Clock::now();
-  for (int round = 0; round < 2 || since(start) < seconds; ++round) {
+  std::vector<ProbeTiming> first = timings;
+  for (const Timed& timed : stages) timed.stage->time(pool, first[timed.timing]);
+  if (std::all_of(first.begin(), first.end(),
+                  [](const ProbeTiming& t) { return t.undisturbed_s.empty(); })) {
+    timings = std::move(first);
+    return;
+  }
+  for (bool whole_round = false; !whole_round || since(start) < seconds; whole_round = true) {
     for (const Timed& timed : stages) {
       timed.stage->time(pool, timings[timed.timing]);
-      if (round >= 2 && since(start) >= seconds) return;
-    }
-    if (std::all_of(timings.begin(), timings.end(),
-                    [](const ProbeTiming& t) { return t.undisturbed_s.empty(); })) {
-      return;
+      if (whole_round && since(start) >= seconds) return;
     }
   }
 }
@@ -312,7 +317,7 @@ std::vector<ProbeTiming> StageProbe::matmul(int threads, DType dtype, int64_t to
     stages.push_back({std::move(s), timing});
   };
   const std::vector<LinearShape> shapes = linear_shapes(tokens, threads);
-  if (shapes.size() == 1) {
+  if (tokens > kColdTokens) {
     while (stages.size() < kComputeBoundStages) add(shapes[0], 0);
   } else {
     do {

@@ -30,7 +30,7 @@ Progress = Callable[[str, float], None]  # (what is measured now, share done fro
 
 BUDGET_S = 8.0
 DTYPES = ("f32", "f16", "bf16")
-TOKENS = (1, 2, 4, 8, 16, 64, 512)
+TOKENS = (1, 2, 4, 8, 16, 64, 128, 512)
 PREFILL_TOKENS = 512
 DECODE_CONTEXT = 4096
 SWEEP_DTYPE = "bf16"
@@ -199,10 +199,24 @@ def _sweep_quantities(
     probe: Any, counts: Iterable[int]
 ) -> tuple[dict[int, Quantity], dict[int, Quantity]]:
     def quantity(count: int, tokens: int) -> Quantity:
-        return Quantity(f"{count} threads", lambda s: probe.matmul(count, SWEEP_DTYPE, tokens, s))
+        return _products(probe, count, SWEEP_DTYPE, tokens)
 
     counts = list(counts)
     return {n: quantity(n, 1) for n in counts}, {n: quantity(n, 64) for n in counts}
+
+
+def _products(probe: Any, threads: int, dtype: str, tokens: int) -> Quantity:
+    return Quantity(
+        f"{dtype} products, {tokens} tokens, {threads} threads",
+        lambda seconds: probe.matmul(threads, dtype, tokens, seconds),
+    )
+
+
+def _attention(probe: Any, threads: int, dtype: str, queries: int, context: int) -> Quantity:
+    return Quantity(
+        f"{dtype} attention, {queries} queries of {context} positions",
+        lambda seconds: probe.attention(threads, dtype, queries, context, seconds),
+    )
 
 
 def _visit(
@@ -229,30 +243,12 @@ class _Rates:
     def __init__(self, probe: Any, threads: int) -> None:
         self.threads = threads
         self.matmul = {
-            dtype: {
-                tokens: Quantity(
-                    f"{dtype} products, {tokens} tokens",
-                    lambda s, dtype=dtype, tokens=tokens: probe.matmul(threads, dtype, tokens, s),
-                )
-                for tokens in TOKENS
-            }
+            dtype: {tokens: _products(probe, threads, dtype, tokens) for tokens in TOKENS}
             for dtype in DTYPES
         }
-        self.decode = {
-            dtype: Quantity(
-                f"{dtype} attention, decode",
-                lambda s, dtype=dtype: probe.attention(threads, dtype, 1, DECODE_CONTEXT, s),
-            )
-            for dtype in DTYPES
-        }
+        self.decode = {d: _attention(probe, threads, d, 1, DECODE_CONTEXT) for d in DTYPES}
         self.prefill = {
-            dtype: Quantity(
-                f"{dtype} attention, prefill",
-                lambda s, dtype=dtype: probe.attention(
-                    threads, dtype, PREFILL_TOKENS, PREFILL_TOKENS, s
-                ),
-            )
-            for dtype in DTYPES
+            d: _attention(probe, threads, d, PREFILL_TOKENS, PREFILL_TOKENS) for d in DTYPES
         }
         self.elementwise = Quantity(
             "elementwise ops", lambda s: probe.elementwise(threads, PREFILL_TOKENS, s)
