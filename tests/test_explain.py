@@ -27,7 +27,7 @@ def plan(model: str = "qwen3-8b", profile: str = "thesis-4060", **request: objec
 
 @pytest.fixture(scope="module")
 def split() -> Study:
-    return plan()
+    return plan(objective="decode")
 
 
 def test_segments_cover_all_units_once_and_hold_the_budget(split: Study) -> None:

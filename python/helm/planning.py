@@ -21,7 +21,7 @@ from helm.plan import costed_graph, make_plan
 from helm.plan_format import Plan
 from helm.profile import Profile
 from helm.search import SearchResult, memory_bytes, search
-from helm.workload import OBJECTIVES, ResourceLimits, Workload
+from helm.workload import OBJECTIVES, ResourceLimits, Space, Workload
 
 DEFAULT_CONTEXT = 4096
 _STEP_TOKENS = 512
@@ -38,7 +38,7 @@ class Request:
     output: int | None = None
     batch: int = 1
     context: int | None = None
-    objective: str = "decode"
+    objective: str = "total"
     dtype: str = "auto"
     kv_dtype: str = "auto"
     cpu_bytes: int | None = None
@@ -157,3 +157,18 @@ def _workload(config: ModelConfig, request: Request) -> Workload:
         context,
         request.objective,  # type: ignore[arg-type]  # checked by Workload
     )
+
+
+def cpu_decode_rate(config: ModelConfig, plan: Plan, profile: Profile) -> float:
+    """Decode tokens/s of one sequence of a plan that lies on the CPU, on the machine of
+    `profile`. Raises ProfileError if the profile lacks a rate or the plan's thread count."""
+    graph = build_graph(config, [tensor.name for tensor in plan.tensors])
+    model = costed_graph(graph, plan.tensors, plan.kv.dtype)
+    context = plan.limits.context
+    prompt = max(1, min(512, context // 2))
+    workload = Workload(prompt, max(1, min(128, context - prompt)), context=max(2, context))
+    host = dataclasses.replace(profile, accelerator=None, link=None)
+    limits = ResourceLimits(cpu_bytes=_PLENTY)
+    best = search(model, host, workload, limits, Space(threads=(plan.threads,))).best
+    assert best is not None  # memory was no object
+    return best.predicted.decode_tokens_per_s

@@ -43,6 +43,11 @@ def machine_profile(
     )
 
 
+def cached_profile() -> Profile | None:
+    """This machine's profile if it has been measured before; never measures."""
+    return _read(cache_path())
+
+
 def cache_path() -> Path:
     """Where this machine's profile lies, under $XDG_CACHE_HOME or ~/.cache."""
     return _cache_home() / "helm" / f"profile-{cache_key()}.json"

@@ -132,7 +132,26 @@ def plan_line(llm: LLM) -> str:
         f"KV {plan.kv.dtype}, context {llm.context}, up to {binary_bytes(kv_bytes)}",
         f"{'+'.join(devices)}, {_threads(stats['threads'])}, {stats['isa']}",
     ]
+    rate = predicted_rate(llm)
+    if rate is not None:
+        parts.append(f"predicted {rate:,.1f} tokens/s")
     return f"[plan: {' | '.join(parts)}]"
+
+
+def predicted_rate(llm: LLM) -> float | None:
+    """Decode tokens/s of one sequence by the plan's own prediction, or else by this machine's
+    profile if `helm-llm profile` has measured it; never measures. None if nothing is known."""
+    from helm.errors import HelmError
+    from helm.planning import cpu_decode_rate
+    from helm.profile_cache import cached_profile
+
+    if llm.plan.prediction is not None:
+        return llm.plan.prediction.predicted.decode_tokens_per_s
+    try:
+        profile = cached_profile()
+        return None if profile is None else cpu_decode_rate(llm.config, llm.plan, profile)
+    except HelmError:
+        return None  # a line for information; loading has succeeded
 
 
 def say_plan(llm: LLM) -> None:

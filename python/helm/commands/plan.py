@@ -52,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument(
         "--context", type=int, metavar="N", help="positions reserved per request (4096 or more)"
     )
-    work.add_argument("--objective", choices=OBJECTIVES, default="decode", help="what to minimise")
+    work.add_argument(
+        "--objective", choices=OBJECTIVES, default="total", help="what to minimise (total)"
+    )
     work.add_argument("--dtype", choices=common.DTYPES, default="auto", help="weights (as stored)")
     work.add_argument("--kv-dtype", choices=common.DTYPES, default="auto", help="KV cache")
     output = parser.add_argument_group("output")

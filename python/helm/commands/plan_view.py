@@ -231,17 +231,20 @@ def _term_color(name: str) -> str:
 
 def _gains(study: Study, out: Console) -> None:
     _title(out, "What more would bring")
-    now = study.best.predicted
-    table = _table("", "tokens/s", "", "first token", "")
+    now, whole = study.best, study.workload.objective in ("total", "throughput")
+    table = _table("", "tokens/s", "", "first token", "", *(("in all", "") if whole else ()))
     for gain in study.gains:
         what = {"accelerator memory": "VRAM", "host memory bandwidth": "RAM bandwidth"}
-        table.add_row(
+        row = [
             f"  +{gain.added:g} {gain.unit} {what.get(gain.resource, gain.resource)}",
             _rate(gain.decode_tokens_per_s),
-            _change(gain.decode_tokens_per_s / now.decode_tokens_per_s),
+            _change(gain.decode_tokens_per_s / now.predicted.decode_tokens_per_s),
             _seconds(gain.ttft_s),
-            _change(gain.ttft_s / now.ttft_s),
-        )
+            _change(gain.ttft_s / now.predicted.ttft_s),
+        ]
+        if whole:
+            row += [_seconds(gain.objective_s), _change(gain.objective_s / now.objective_s)]
+        table.add_row(*row)
     out.print(table)
 
 
@@ -268,7 +271,8 @@ def _rivals(study: Study, out: Console) -> None:
 
 
 def _change(factor: float) -> str:
-    return f"{(factor - 1) * 100:+.0f} %"
+    percent = round((factor - 1) * 100)
+    return f"{percent:+d} %" if percent else "same"
 
 
 def _rate(rate: float) -> str:
