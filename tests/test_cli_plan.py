@@ -55,6 +55,14 @@ def test_the_plan_is_a_picture_with_its_reasons() -> None:
     assert re.search(r"misses \d+\.\d\d GiB on GPU", out)
 
 
+def test_the_readme_shows_what_is_printed() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    command = "$ helm-llm plan tests/data/configs/qwen3-8b.json "
+    shown = readme.split(command)[1].split("```")[0].splitlines()
+    out = [line.rstrip() for line in helm(QWEN, *shown[0].split()).stdout.splitlines()]
+    assert [line for line in shown[1:] if line != "..." and line not in out] == []
+
+
 def test_json_has_the_documented_names_and_the_plan_s_values() -> None:
     found = helm_json(QWEN, "--profile", "thesis-4060", "--context", "2048")
     plan = make_plan(

@@ -41,6 +41,7 @@ class LLM:
     kv_dtype: the same for the KV cache. page_tokens: positions per KV page.
     threads: None: as planned for this machine.
     progress: called with (done_bytes, total_bytes) while weights load; may raise to cancel.
+    memory_bytes: host memory the model may take at most, less than is free.
 
     Raises HelmError subclasses that say what was found and what to do. Several LLM objects may
     live in one process, and one may be used from several threads.
@@ -58,9 +59,17 @@ class LLM:
         threads: int | None = None,
         page_tokens: int = 512,
         progress: Progress | None = None,
+        memory_bytes: int | None = None,
     ) -> None:
         options = LoadOptions(
-            context, max_sequences, dtype, kv_dtype, threads, page_tokens, progress
+            context,
+            max_sequences,
+            dtype,
+            kv_dtype,
+            threads,
+            page_tokens,
+            progress,
+            memory_bytes,
         )
         self._start(load_model(model, revision, options))
 
@@ -77,6 +86,7 @@ class LLM:
         threads: int | None = None,
         page_tokens: int = 512,
         progress: Progress | None = None,
+        memory_bytes: int | None = None,
     ) -> LLM:
         """From a transformers model in memory: its config and its state dict.
 
@@ -85,7 +95,14 @@ class LLM:
         with tokenizer.json) is needed only for text; token ids work without one.
         """
         options = LoadOptions(
-            context, max_sequences, dtype, kv_dtype, threads, page_tokens, progress
+            context,
+            max_sequences,
+            dtype,
+            kv_dtype,
+            threads,
+            page_tokens,
+            progress,
+            memory_bytes,
         )
         self = cls.__new__(cls)
         self._start(load_from_torch(module, tokenizer, options))

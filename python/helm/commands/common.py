@@ -35,6 +35,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--dtype", choices=DTYPES, default="auto", help="weights (as stored)")
     group.add_argument("--kv-dtype", choices=DTYPES, default="auto", help="KV cache")
+    group.add_argument("--ram", metavar="SIZE", help="host memory at most, as 12GB (what is free)")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (as planned)")
     group.add_argument("-q", "--quiet", action="store_true", help="no plan line, no summary")
 
@@ -64,6 +65,7 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
 def load(args: argparse.Namespace) -> LLM:
     """The model that the options name; a progress bar on a terminal when it takes a while."""
     from helm.llm import LLM
+    from helm.units import parse_size
 
     with LoadProgress() as progress:
         return LLM(
@@ -73,6 +75,7 @@ def load(args: argparse.Namespace) -> LLM:
             dtype=args.dtype,
             kv_dtype=args.kv_dtype,
             threads=args.threads,
+            memory_bytes=None if args.ram is None else parse_size(args.ram, "--ram"),
             progress=progress.update if sys.stderr.isatty() else None,
         )
 
