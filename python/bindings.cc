@@ -200,6 +200,15 @@ double fma(int threads, double seconds) {
   return fma_flops(threads, seconds);
 }
 
+// Without the GIL: a probe runs for a fraction of a second.
+template <typename... Args>
+auto probe(std::vector<ProbeTiming> (StageProbe::*method)(Args...)) {
+  return [method](StageProbe& self, Args... args) {
+    const nb::gil_scoped_release released;
+    return (self.*method)(args...);
+  };
+}
+
 void raise_helm_error(const Error& error) {
   static constexpr const char* kClasses[] = {"InvalidError", "OutOfMemoryError", "CapacityError",
                                              "CheckpointError"};
@@ -262,6 +271,44 @@ void bind_machine(nb::module_& m) {
         "The machine's f32 multiply-add peak in the chosen tier, FLOP/s.");
 }
 
+void bind_probe(nb::module_& m) {
+  nb::class_<ProbeTiming>(m, "ProbeTiming", "What one run of an op does, and how long runs took.")
+      .def_ro("flops", &ProbeTiming::flops)
+      .def_ro("bytes", &ProbeTiming::bytes)
+      .def_ro("run_s", &ProbeTiming::run_s)
+      .def_ro("undisturbed_s", &ProbeTiming::undisturbed_s,
+              "Of the runs, those during which every thread kept its core.");
+  nb::class_<StageProbe>(m, "StageProbe",
+                         "Times the engine's own ops on a synthetic block. Every call runs for\n"
+                         "about `seconds` and returns a timing per shape of op.")
+      .def(nb::init<int64_t, std::vector<int>>(), "bytes"_a, "cpus"_a = std::vector<int>(),
+           nb::call_guard<nb::gil_scoped_release>(),
+           "Fills `bytes` of weights, which should exceed every cache several times. Thread i\n"
+           "stays on CPU cpus[i] while a probe runs.")
+      .def(
+          "matmul",
+          [](StageProbe& self, int threads, const std::string& dtype, int64_t tokens,
+             double seconds) {
+            const nb::gil_scoped_release released;
+            return self.matmul(threads, dtype_from_name(dtype), tokens, seconds);
+          },
+          "threads"_a, "dtype"_a, "tokens"_a, "seconds"_a,
+          "Products of `tokens` rows with different matrices; bytes of the matrices.")
+      .def(
+          "attention",
+          [](StageProbe& self, int threads, const std::string& dtype, int64_t queries,
+             int64_t context, double seconds) {
+            const nb::gil_scoped_release released;
+            return self.attention(threads, dtype_from_name(dtype), queries, context, seconds);
+          },
+          "threads"_a, "dtype"_a, "queries"_a, "context"_a, "seconds"_a,
+          "Attention of the last `queries` of `context` positions; bytes of the KV read.")
+      .def("elementwise", probe(&StageProbe::elementwise), "threads"_a, "tokens"_a, "seconds"_a,
+           "Norms and a gated activation; bytes read and written.")
+      .def("empty_ops", probe(&StageProbe::empty_ops), "threads"_a, "ops"_a, "seconds"_a,
+           "A stage of `ops` that have no work: dispatch and barrier.");
+}
+
 void bind_generation(nb::module_& m) {
   nb::class_<Request>(m, "Request", "What to generate, and how to sample it.")
       .def(
@@ -315,4 +362,5 @@ NB_MODULE(_helm, m) {
   helm::bind_engine(m);
   helm::bind_generation(m);
   helm::bind_machine(m);
+  helm::bind_probe(m);
 }

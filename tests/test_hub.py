@@ -141,3 +141,49 @@ def test_the_bundled_model_is_the_default() -> None:
     folder = hub.resolve_model(None)
     assert (folder / "config.json").is_file()
     assert hub.resolve_model("bundled") == folder
+
+
+def test_a_configuration_is_a_file_a_folder_or_the_bundled_one(tmp_path: Path) -> None:
+    file = tmp_path / "qwen.json"
+    file.write_text("{}")
+    assert hub.resolve_config(file) == file
+    assert hub.resolve_config(str(tmp_path)) == tmp_path / "config.json"
+    assert hub.resolve_config(None) == hub.bundled_model() / "config.json"
+    with pytest.raises(InvalidError, match="leave it out"):
+        hub.resolve_config(file, "v1")
+    with pytest.raises(CheckpointError, match=r"absent\.json does not exist"):
+        hub.resolve_config(tmp_path / "absent.json")
+
+
+def test_of_an_id_only_the_configuration_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raises(monkeypatch, AssertionError("fetched the checkpoint"))
+    asked: list[object] = []
+
+    def hf_hub_download(repo_id: str, file: str, *, revision: str | None) -> str:
+        asked.append((repo_id, file, revision))
+        return str(tmp_path / file)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
+    assert hub.resolve_config("Qwen/Qwen3-8B", "main") == tmp_path / "config.json"
+    assert asked == [("Qwen/Qwen3-8B", "config.json", "main")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (errors.EntryNotFoundError, "has no config.json"),
+        (errors.LocalEntryNotFoundError, "nor in the cache"),
+        (errors.RepositoryNotFoundError, "no such model"),
+    ],
+)
+def test_a_configuration_that_cannot_be_fetched(
+    kind: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hf_hub_download(*_: object, **__: object) -> NoReturn:
+        raise hub_error(kind)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
+    with pytest.raises(CheckpointError, match=message):
+        hub.resolve_config("Qwen/Qwen3-8B")

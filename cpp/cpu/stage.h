@@ -75,6 +75,7 @@ class CpuStage {
 
   void run(const StepView& step, ThreadPool& threads) const;
   const float* value(ValueIndex index) const { return bindings_.value(index); }
+  float* value(ValueIndex index) { return bindings_.value(index); }
   int64_t activations_bytes() const { return values_.bytes(); }
   int64_t workspace_bytes() const { return workspace_.bytes(); }
 

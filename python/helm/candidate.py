@@ -146,6 +146,11 @@ class Candidate:
         return f"{(self.objective_s / best.objective_s - 1) * 100:.1f} % slower"
 
 
+def term_name(term: str) -> str:
+    """A term of `helm.cost.TERMS` in words."""
+    return _BOTTLENECKS.get(term, "saved by overlap")
+
+
 def bottleneck(terms: Mapping[str, float]) -> str:
     """The name of the largest term."""
     return _BOTTLENECKS[max(_BOTTLENECKS, key=lambda name: terms[name])]

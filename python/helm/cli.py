@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from helm.errors import HelmError, OutOfMemoryError
 
 # Each is a module of helm.commands with HELP, EPILOG, add_arguments(parser) and run(args) -> int.
-COMMANDS = ("run", "chat", "doctor")
+COMMANDS = ("run", "chat", "plan", "profile", "doctor")
 
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
@@ -23,6 +23,7 @@ EPILOG = """examples:
   helm-llm run                                    the bundled model, offline
   helm-llm run Qwen/Qwen3-0.6B "Water boils at"   a model from the Hugging Face hub
   helm-llm chat ./my-model                        a local folder, many turns
+  helm-llm profile                                measure this machine once
   helm-llm doctor                                 what this machine offers
 """
 

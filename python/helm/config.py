@@ -142,7 +142,11 @@ class ModelConfig:
 def load_config(directory: str | Path) -> ModelConfig:
     """Reads `directory`/config.json. Raises CheckpointError, ConfigError or
     UnsupportedModelError."""
-    path = Path(directory) / "config.json"
+    return read_config(Path(directory) / "config.json")
+
+
+def read_config(path: Path) -> ModelConfig:
+    """The same for the file itself, whatever its name."""
     return _read_config(parse(read_json_file(path), str(path), ConfigError))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from helm.errors import CheckpointError, InvalidError
@@ -17,7 +19,15 @@ BUNDLED = "bundled"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 
 
-def resolve_model(model: str | os.PathLike[str] | None, revision: str | None = None) -> Path:
+Download = Callable[[str, str | None], Path]  # (id, revision) -> folder
+
+
+def resolve_model(
+    model: str | os.PathLike[str] | None,
+    revision: str | None = None,
+    *,
+    download: Download | None = None,
+) -> Path:
     """The local folder of `model`.
 
     None or "bundled" is the bundled model; a folder is taken as it is; anything else must be a
@@ -56,7 +66,7 @@ def resolve_model(model: str | os.PathLike[str] | None, revision: str | None = N
             f"[model] no folder {text}; give an existing folder, or a Hugging Face id such as "
             "Qwen/Qwen3-0.6B"
         )
-    return _download(text, revision)
+    return (download or _download)(text, revision)
 
 
 def bundled_model() -> Path:
@@ -72,16 +82,62 @@ def bundled_model() -> Path:
     return path
 
 
-def _download(repo_id: str, revision: str | None) -> Path:
-    from huggingface_hub import errors, snapshot_download
+def resolve_config(model: str | os.PathLike[str] | None, revision: str | None = None) -> Path:
+    """The config.json of `model`: as `resolve_model`, but a file is taken as a configuration, and
+    of a Hugging Face id nothing but config.json is fetched."""
+    if model is not None:
+        path = Path(model).expanduser()
+        if path.is_file():
+            if revision is not None:
+                raise InvalidError(
+                    f"[model] {model} is a local file without revisions; leave it out"
+                )
+            return path
+        if path.suffix == ".json" and not path.is_dir():
+            raise CheckpointError(
+                f"[model] {model} does not exist; give a config.json, a model folder or a Hugging "
+                "Face id"
+            )
+    return resolve_model(model, revision, download=_download_config) / "config.json"
 
-    wanted = f"{repo_id} at revision {revision}" if revision else repo_id
-    try:
+
+def _download_config(repo_id: str, revision: str | None) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    with _hub_errors(repo_id, revision):
+        return Path(hf_hub_download(repo_id, "config.json", revision=revision)).parent
+
+
+def _download(repo_id: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    with _hub_errors(repo_id, revision):
         folder = Path(
             snapshot_download(
                 repo_id, revision=revision, allow_patterns=ALLOWED, ignore_patterns=IGNORED
             )
         )
+    if not any(folder.glob("*.safetensors")):
+        raise CheckpointError(
+            f"[hub] {_wanted(repo_id, revision)} has no .safetensors weights (pickled .bin and "
+            "GGUF files are not read); choose a repository with safetensors, or convert it with "
+            "transformers' save_pretrained"
+        )
+    return folder
+
+
+def _wanted(repo_id: str, revision: str | None) -> str:
+    return f"{repo_id} at revision {revision}" if revision else repo_id
+
+
+@contextlib.contextmanager
+def _hub_errors(repo_id: str, revision: str | None) -> Iterator[None]:
+    """Turns the hub's exceptions into CheckpointErrors that say what to do."""
+    from huggingface_hub import errors
+
+    wanted = _wanted(repo_id, revision)
+    try:
+        yield
     except errors.GatedRepoError as error:
         raise CheckpointError(
             f"[hub] {repo_id} is gated: accept its licence at https://huggingface.co/{repo_id}, "
@@ -97,22 +153,21 @@ def _download(repo_id: str, revision: str | None) -> Path:
             f"[hub] there is no folder {repo_id} here and no such model on the Hugging Face hub; "
             "check the spelling, and for a private model log in with `hf auth login`"
         ) from error
+    except errors.EntryNotFoundError as error:
+        if isinstance(error, errors.LocalEntryNotFoundError):
+            raise CheckpointError(_not_cached(wanted)) from error
+        raise CheckpointError(
+            f"[hub] {wanted} has no config.json; choose a repository in transformers' format"
+        ) from error
     except errors.HFValidationError as error:
         raise CheckpointError(f"[hub] {repo_id!r} is not a Hugging Face id: {error}") from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+    except errors.OfflineModeIsEnabled as error:
         raise CheckpointError(_not_cached(wanted)) from error
     except Exception as error:  # the HTTP client's own errors differ between hub versions
         raise CheckpointError(
             f"[hub] downloading {wanted} failed: {type(error).__name__}: {error}; run the command "
             "again, finished files are kept"
         ) from error
-    if not any(folder.glob("*.safetensors")):
-        raise CheckpointError(
-            f"[hub] {wanted} has no .safetensors weights (pickled .bin and GGUF files are not "
-            "read); choose a repository with safetensors, or convert it with transformers' "
-            "save_pretrained"
-        )
-    return folder
 
 
 def _not_cached(wanted: str) -> str:

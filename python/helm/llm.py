@@ -43,6 +43,7 @@ class LLM:
     weights: "copied" to huge pages, which decode reads fastest, or "mapped" from the files, which
     starts at once and shares the page cache.
     progress: called with (done_bytes, total_bytes) while weights load; may raise to cancel.
+    memory_bytes: host memory the model may take at most, less than is free.
 
     Raises HelmError subclasses that say what was found and what to do. Several LLM objects may
     live in one process, and one may be used from several threads.
@@ -61,9 +62,18 @@ class LLM:
         page_tokens: int = 512,
         weights: str = "copied",
         progress: Progress | None = None,
+        memory_bytes: int | None = None,
     ) -> None:
         options = LoadOptions(
-            context, max_sequences, dtype, kv_dtype, threads, page_tokens, weights, progress
+            context=context,
+            max_sequences=max_sequences,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            threads=threads,
+            page_tokens=page_tokens,
+            weights=weights,
+            progress=progress,
+            memory_bytes=memory_bytes,
         )
         self._start(load_model(model, revision, options))
 
@@ -80,6 +90,7 @@ class LLM:
         threads: int | None = None,
         page_tokens: int = 512,
         progress: Progress | None = None,
+        memory_bytes: int | None = None,
     ) -> LLM:
         """From a transformers model in memory: its config and its state dict.
 
@@ -88,7 +99,14 @@ class LLM:
         with tokenizer.json) is needed only for text; token ids work without one.
         """
         options = LoadOptions(
-            context, max_sequences, dtype, kv_dtype, threads, page_tokens, progress=progress
+            context=context,
+            max_sequences=max_sequences,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            threads=threads,
+            page_tokens=page_tokens,
+            progress=progress,
+            memory_bytes=memory_bytes,
         )
         self = cls.__new__(cls)
         self._start(load_from_torch(module, tokenizer, options))

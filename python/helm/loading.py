@@ -42,11 +42,12 @@ class LoadOptions:
     page_tokens: int = 512
     weights: str = "copied"
     progress: Progress | None = None
+    memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("context", "max_sequences", "threads", "page_tokens"):
+        for name in ("context", "max_sequences", "threads", "page_tokens", "memory_bytes"):
             value = getattr(self, name)
-            if value is None and name in ("context", "threads"):
+            if value is None and name in ("context", "threads", "memory_bytes"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidError(f"[load] {name} must be an integer of at least 1, got {value!r}")
@@ -155,6 +156,9 @@ def _dtype_name(name: str, tensor: Tensor) -> str:
 
 def _plan(config: ModelConfig, infos: Mapping[str, TensorInfo], options: LoadOptions) -> Plan:
     machine = read_machine()
+    memory_bytes = machine.memory_bytes
+    if options.memory_bytes is not None:
+        memory_bytes = min(memory_bytes, options.memory_bytes)
     weights_bytes = sum(info.nbytes for info in infos.values())
     return make_plan(
         config,
@@ -165,7 +169,7 @@ def _plan(config: ModelConfig, infos: Mapping[str, TensorInfo], options: LoadOpt
         kv_dtype=options.kv_dtype,
         page_tokens=options.page_tokens,
         threads=options.threads or useful_threads(weights_bytes, machine.threads),
-        memory_bytes=machine.memory_bytes,
+        memory_bytes=memory_bytes,
     )
 
 

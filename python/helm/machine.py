@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -92,6 +93,14 @@ def memory_limit(root: Path = ROOT) -> int | None:
     return min((n for n in found if n is not None and n < _UNLIMITED), default=None)
 
 
+def memory_capacity(root: Path = ROOT) -> int:
+    """Bytes this process could take on an idle machine: all memory, or the tightest cgroup limit.
+    0 when neither is reported."""
+    found = re.search(r"^MemTotal:\s+(\d{1,18}) kB$", _text(root / "proc/meminfo"), re.M)
+    total = int(found[1]) * 1024 if found else None
+    return min((size for size in (total, memory_limit(root)) if size is not None), default=0)
+
+
 def _memory_left(folder: Path) -> list[int]:
     """Limit minus use of one cgroup; empty if it has no limit."""
     for limit_file, usage_file, cache in (
@@ -149,12 +158,17 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 
 def physical_cores(affinity: Collection[int], root: Path = ROOT) -> int:
     """Physical cores with at least one logical CPU in `affinity`, at least 1."""
-    cores: set[tuple[str, str] | int] = set()
-    for cpu in affinity:
+    return max(1, len(one_cpu_per_core(affinity, root)))
+
+
+def one_cpu_per_core(affinity: Collection[int], root: Path = ROOT) -> list[int]:
+    """The first logical CPU in `affinity` of each physical core."""
+    cores: dict[tuple[str, str] | int, int] = {}
+    for cpu in sorted(affinity):
         folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
         core = (_text(folder / "physical_package_id"), _text(folder / "core_id"))
-        cores.add(core if all(core) else cpu)
-    return max(1, len(cores))
+        cores.setdefault(core if all(core) else cpu, cpu)
+    return list(cores.values())
 
 
 def useful_threads(weights_bytes: int, threads: int) -> int:
@@ -170,6 +184,26 @@ def default_threads(affinity: Collection[int], root: Path = ROOT) -> int:
     """One thread per physical core in `affinity`, within the whole CPUs of the quota."""
     cores, quota = physical_cores(affinity, root), cpu_quota(root)
     return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def cpu_model(root: Path = ROOT) -> str:
+    """The processor's name, or the architecture where the kernel does not tell."""
+    found = re.search(r"^model name\s*:\s*(.+)$", _text(root / "proc/cpuinfo"), re.M)
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def last_level_cache_bytes(affinity: Collection[int], root: Path = ROOT) -> int:
+    """Bytes of the last-level caches that the CPUs of `affinity` use; 0 when not reported."""
+    caches: dict[tuple[str, str], int] = {}
+    for cpu in affinity:
+        for index in range(9, 0, -1):
+            folder = root / f"sys/devices/system/cpu/cpu{cpu}/cache/index{index}"
+            found = re.fullmatch(r"(\d{1,9})([KM])", _text(folder / "size"))
+            if found:
+                shared = _text(folder / "shared_cpu_list") or str(cpu)
+                caches[str(index), shared] = int(found[1]) << (10 if found[2] == "K" else 20)
+                break
+    return sum(caches.values())
 
 
 def huge_pages(root: Path = ROOT) -> str:

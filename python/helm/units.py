@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+import re
+
+from helm.errors import InvalidError
+
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([KMGT]?)(i?)B?", re.IGNORECASE)
+_EXPONENTS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
 
 def size_text(size: float) -> str:
     """`size` bytes as people read them."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
+def parse_size(text: str, what: str) -> int:
+    """Bytes of "8GiB", "12GB", "8G" (GiB) or a plain number; InvalidError naming `what`."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise InvalidError(
+            f"[plan] {what} is {text!r}; expected a size such as 8GiB, 12GB or 512MiB"
+        )
+    number, prefix, binary = found[1], found[2].upper(), bool(found[3])
+    decimal = text.strip().upper().endswith("B") and not binary
+    return int(float(number) * (1000 if decimal else 1024) ** _EXPONENTS[prefix])

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -32,5 +33,48 @@ HELM_API double stream_read_bytes_per_s(int threads, int64_t bytes, double secon
 
 // The most f32 multiply-adds that `threads` do in registers, counted as two operations, FLOP/s.
 HELM_API double fma_flops(int threads, double seconds);
+
+// What one run of an op does, and how long each of several runs took: all of them, and those during
+// which every thread kept its core. Only the latter tell what the machine can do when others are
+// at work on it too.
+struct ProbeTiming {
+  double flops = 0;
+  double bytes = 0;  // of weights, KV or activations, whichever the probe is about
+  std::vector<double> run_s;
+  std::vector<double> undisturbed_s;
+};
+
+// Times the engine's own stages, kernels and thread pool on synthetic ops of a decoder block. Their
+// weights and KV pages lie one after the other in one arena on huge pages, as a model's do, and the
+// ops take turns, so that each finds its weights in memory rather than in a cache. Every call runs
+// for about `seconds` and returns one timing per shape of op; a block has each shape once. Calls
+// must not overlap. Throws Error{kMemory} when memory is refused.
+class HELM_API StageProbe {
+ public:
+  static constexpr int64_t kMinimumBytes = int64_t{1} << 27;  // holds any one op
+
+  // `bytes` should exceed every cache several times. While a probe runs, thread i stays on CPU
+  // cpus[i]: left to the system, two threads may share a core for seconds on a busy machine, which
+  // says nothing of what the machine can do. Threads beyond `cpus` run anywhere.
+  StageProbe(int64_t bytes, std::vector<int> cpus);
+  ~StageProbe();
+  StageProbe(const StageProbe&) = delete;
+  StageProbe& operator=(const StageProbe&) = delete;
+
+  // Products of `tokens` rows with different matrices; bytes of the matrices.
+  std::vector<ProbeTiming> matmul(int threads, DType dtype, int64_t tokens, double seconds);
+  // Attention of the last `queries` of `context` positions of a sequence; bytes of the KV read,
+  // FLOPs of the pairs that causality allows.
+  std::vector<ProbeTiming> attention(int threads, DType dtype, int64_t queries, int64_t context,
+                                     double seconds);
+  // Norms and a gated activation; bytes read and written.
+  std::vector<ProbeTiming> elementwise(int threads, int64_t tokens, double seconds);
+  // A stage of `ops` that have no work: dispatch and barrier.
+  std::vector<ProbeTiming> empty_ops(int threads, int64_t ops, double seconds);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 }  // namespace helm

@@ -35,6 +35,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--dtype", choices=DTYPES, default="auto", help="weights (as stored)")
     group.add_argument("--kv-dtype", choices=DTYPES, default="auto", help="KV cache")
+    group.add_argument("--ram", metavar="SIZE", help="host memory at most, as 12GB (what is free)")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (as planned)")
     group.add_argument(
         "--weights",
@@ -72,6 +73,7 @@ def load(args: argparse.Namespace, weights: str) -> LLM:
     weights: how they are loaded unless the options say.
     """
     from helm.llm import LLM
+    from helm.units import parse_size
 
     with LoadProgress() as progress:
         return LLM(
@@ -82,6 +84,7 @@ def load(args: argparse.Namespace, weights: str) -> LLM:
             kv_dtype=args.kv_dtype,
             threads=args.threads,
             weights=args.weights or weights,
+            memory_bytes=None if args.ram is None else parse_size(args.ram, "--ram"),
             progress=progress.update if sys.stderr.isatty() else None,
         )
 
@@ -141,7 +144,26 @@ def plan_line(llm: LLM) -> str:
         f"KV {plan.kv.dtype}, context {llm.context}, up to {binary_bytes(kv_bytes)}",
         f"{'+'.join(devices)}, {_threads(stats['threads'])}, {stats['isa']}",
     ]
+    rate = predicted_rate(llm)
+    if rate is not None:
+        parts.append(f"predicted {rate:,.1f} tokens/s")
     return f"[plan: {' | '.join(parts)}]"
+
+
+def predicted_rate(llm: LLM) -> float | None:
+    """Decode tokens/s of one sequence by the plan's own prediction, or else by this machine's
+    profile if `helm-llm profile` has measured it; never measures. None if nothing is known."""
+    from helm.errors import HelmError
+    from helm.planning import cpu_decode_rate
+    from helm.profile_cache import cached_profile
+
+    if llm.plan.prediction is not None:
+        return llm.plan.prediction.predicted.decode_tokens_per_s
+    try:
+        profile = cached_profile()
+        return None if profile is None else cpu_decode_rate(llm.config, llm.plan, profile)
+    except HelmError:
+        return None  # a line for information; loading has succeeded
 
 
 def say_plan(llm: LLM) -> None:

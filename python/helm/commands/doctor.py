@@ -8,7 +8,6 @@ import json
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from helm.commands.common import binary_bytes
@@ -41,12 +40,12 @@ def gather() -> dict[str, Any]:
     """Everything doctor knows, as plain JSON values. Sizes are bytes."""
     from helm import _helm
     from helm.hub import bundled_model
-    from helm.machine import read_machine
+    from helm.machine import cpu_model, read_machine
 
     chosen, reason = _helm.isa_choice()
     return {
         "versions": {"helm-llm": _version("helm-llm"), **_versions()},
-        "cpu": _cpu_model(Path("/proc/cpuinfo")),
+        "cpu": cpu_model(),
         "isa": {"chosen": chosen, "reason": reason, "tiers": list(_helm.isa_tiers())},
         "machine": dataclasses.asdict(read_machine()),
         "bundled_model": str(bundled_model()),
@@ -66,17 +65,6 @@ def _version(distribution: str) -> str:
         return version(distribution)
     except PackageNotFoundError:
         return "not installed"
-
-
-def _cpu_model(cpuinfo: Path) -> str:
-    try:
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _show(report: dict[str, Any]) -> None:

@@ -1,0 +1,359 @@
+"""Measures this machine with the engine's own stages and makes its profile. Keeps no file.
+
+Machines are noisy: other programs take cores for milliseconds at a time. So every quantity is
+timed in short runs, and each run knows whether its threads kept their cores. The rate is that of
+the median undisturbed run; quantities are visited in turn until each has enough of those.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from helm.machine import (
+    cpu_affinity,
+    cpu_model,
+    default_threads,
+    last_level_cache_bytes,
+    memory_available,
+    one_cpu_per_core,
+    physical_cores,
+)
+from helm.profile import CpuProfile, Profile
+
+Progress = Callable[[str, float], None]  # (what is measured now, share done from 0 to 1)
+
+BUDGET_S = 8.0
+DTYPES = ("f32", "f16", "bf16")
+TOKENS = (1, 2, 4, 8, 16, 64, 128, 512)
+PREFILL_TOKENS = 512
+DECODE_CONTEXT = 4096
+SWEEP_DTYPE = "bf16"
+
+_SWEEP_SHARE = 0.15  # of the budget
+_VISIT_S = 0.01  # shorter than other programs usually leave the cores alone
+_LEAST_VISITS = 3  # machines drift: not all figures from one moment
+_WANTED = 9  # undisturbed runs of each shape
+_FEW = 3  # below this many the quickest runs are taken instead
+_QUICK = 0.05  # quantile
+_EMPTY_OPS = 16
+_CACHES = 4  # times the last-level caches: little of the memory is still cached on the next visit
+_LEAST_BYTES, _MOST_BYTES = 1 << 27, 1 << 31
+
+
+class Timing(Protocol):
+    """What one run does, and how long the runs took; see _helm.ProbeTiming."""
+
+    @property
+    def flops(self) -> float: ...
+    @property
+    def bytes(self) -> float: ...
+    @property
+    def run_s(self) -> list[float]: ...
+    @property
+    def undisturbed_s(self) -> list[float]: ...
+
+
+Measure = Callable[[float], Sequence[Timing]]  # seconds -> a timing per shape
+
+
+@dataclass
+class Shape:
+    """All runs of one shape."""
+
+    flops: float
+    bytes: float
+    run_s: list[float] = field(default_factory=list)
+    undisturbed_s: list[float] = field(default_factory=list)
+
+    def add(self, timing: Timing) -> None:
+        self.run_s += timing.run_s
+        self.undisturbed_s += timing.undisturbed_s
+
+    @property
+    def seconds(self) -> float:
+        """Of one run that has the machine for itself."""
+        if len(self.undisturbed_s) >= _FEW:
+            return float(np.median(self.undisturbed_s))
+        return float(np.quantile(self.run_s, _QUICK))
+
+
+@dataclass
+class Quantity:
+    """Something measured in several visits."""
+
+    name: str
+    measure: Measure
+    shapes: list[Shape] = field(default_factory=list)
+    visits: int = 0
+
+    def visit(self, seconds: float) -> None:
+        timings = self.measure(seconds)
+        self.visits += 1
+        self.shapes = self.shapes or [Shape(t.flops, t.bytes) for t in timings]
+        for shape, timing in zip(self.shapes, timings, strict=True):
+            shape.add(timing)
+
+    @property
+    def settled(self) -> bool:
+        return self.visits >= _LEAST_VISITS and all(
+            len(shape.undisturbed_s) >= _WANTED for shape in self.shapes
+        )
+
+    @property
+    def seconds(self) -> float:
+        """One run of every shape."""
+        return sum(shape.seconds for shape in self.shapes)
+
+    @property
+    def flops_per_s(self) -> float:
+        return sum(shape.flops for shape in self.shapes) / self.seconds
+
+    @property
+    def bytes_per_s(self) -> float:
+        return sum(shape.bytes for shape in self.shapes) / self.seconds
+
+
+def measure_profile(progress: Progress | None = None, *, budget_s: float = BUDGET_S) -> Profile:
+    """Measures this machine in little more than `budget_s` seconds.
+
+    Raises OutOfMemoryError when the memory for the probes is refused, and InvalidError when
+    HELM_CPU_ISA names a tier the machine lacks. An accelerator adds its part here.
+    """
+    report = progress or (lambda _what, _share: None)
+    cpu = _measure_cpu(report, budget_s)
+    report("done", 1.0)
+    return Profile(
+        name="this machine",
+        estimated=False,
+        identity={**identity(), "date": datetime.date.today().isoformat()},
+        cpu=cpu,
+        accelerator=None,
+        link=None,
+    )
+
+
+def identity() -> dict[str, str | int | float]:
+    """What a profile's rates depend on, besides the thread limits."""
+    import helm
+    from helm import _helm
+
+    return {
+        "cpu": cpu_model(),
+        "isa": _helm.isa_choice()[0],
+        "cores": physical_cores(cpu_affinity()),
+        "helm": helm.__version__,
+    }
+
+
+def _measure_cpu(report: Progress, budget_s: float) -> CpuProfile:
+    from helm import _helm
+
+    affinity = cpu_affinity()
+    most = default_threads(affinity)
+    memory_bytes = memory_available()
+    wanted = min(max(_CACHES * last_level_cache_bytes(affinity), _LEAST_BYTES), _MOST_BYTES)
+    report("memory", 0.0)
+    probe = _helm.StageProbe(
+        min(wanted, max(_LEAST_BYTES, memory_bytes // 4)), one_cpu_per_core(affinity)[:most]
+    )
+
+    sweep_s = budget_s * _SWEEP_SHARE
+    matvec, matmul = _sweep_quantities(probe, thread_candidates(most))
+    _visit((*matvec.values(), *matmul.values()), sweep_s, report, 0.0, _SWEEP_SHARE)
+    sweep = {count: quantity.bytes_per_s for count, quantity in matvec.items()}
+    threads = choose_threads(sweep, {n: quantity.flops_per_s for n, quantity in matmul.items()})
+
+    rates = _Rates(probe, threads)
+    _visit(rates.all(), budget_s - sweep_s, report, _SWEEP_SHARE, 1.0)
+    return rates.profile(memory_bytes, sweep)
+
+
+def thread_candidates(most: int) -> list[int]:
+    """Powers of two up to `most`, and `most`."""
+    return sorted({1 << i for i in range(most.bit_length())} | {most})
+
+
+def choose_threads(matvec: Mapping[int, float], matmul: Mapping[int, float]) -> int:
+    """The thread count to use, of those in both sweeps (threads -> rate).
+
+    Decode comes first: only counts within 5 % of the best matrix-vector rate, none slower than
+    one thread. Of those the best matrix-matrix rate, as prefill still gains where bandwidth no
+    longer does; within 3 % of it the fewest threads.
+    """
+    near = [
+        count
+        for count, rate in matvec.items()
+        if rate >= max(0.95 * max(matvec.values()), matvec[min(matvec)])
+    ]
+    enough = 0.97 * max(matmul[count] for count in near)
+    return min(count for count in near if matmul[count] >= enough)
+
+
+def _sweep_quantities(
+    probe: Any, counts: Iterable[int]
+) -> tuple[dict[int, Quantity], dict[int, Quantity]]:
+    def quantity(count: int, tokens: int) -> Quantity:
+        return _products(probe, count, SWEEP_DTYPE, tokens)
+
+    counts = list(counts)
+    return {n: quantity(n, 1) for n in counts}, {n: quantity(n, 64) for n in counts}
+
+
+def _products(probe: Any, threads: int, dtype: str, tokens: int) -> Quantity:
+    return Quantity(
+        f"{dtype} products, {tokens} tokens, {threads} threads",
+        lambda seconds: probe.matmul(threads, dtype, tokens, seconds),
+    )
+
+
+def _attention(probe: Any, threads: int, dtype: str, queries: int, context: int) -> Quantity:
+    return Quantity(
+        f"{dtype} attention, {queries} queries of {context} positions",
+        lambda seconds: probe.attention(threads, dtype, queries, context, seconds),
+    )
+
+
+def _visit(
+    quantities: Sequence[Quantity], seconds: float, report: Progress, begin: float, end: float
+) -> None:
+    """Visits in turn the quantities that are not settled, each at least once, for `seconds`."""
+    start = time.perf_counter()
+    spent = 0.0
+    open_ones = list(quantities)
+    while open_ones and spent < seconds:
+        for quantity in open_ones:
+            if spent >= seconds and quantity.visits:
+                continue
+            settled = 1 - len(open_ones) / len(quantities)
+            report(quantity.name, begin + (end - begin) * min(1.0, max(settled, spent / seconds)))
+            quantity.visit(min(_VISIT_S, seconds / len(quantities)))
+            spent = time.perf_counter() - start
+        open_ones = [quantity for quantity in open_ones if not quantity.settled]
+
+
+class _Rates:
+    """Everything measured with the chosen number of threads."""
+
+    def __init__(self, probe: Any, threads: int) -> None:
+        self.threads = threads
+        self.matmul = {
+            dtype: {tokens: _products(probe, threads, dtype, tokens) for tokens in TOKENS}
+            for dtype in DTYPES
+        }
+        self.decode = {d: _attention(probe, threads, d, 1, DECODE_CONTEXT) for d in DTYPES}
+        self.prefill = {
+            d: _attention(probe, threads, d, PREFILL_TOKENS, PREFILL_TOKENS) for d in DTYPES
+        }
+        self.elementwise = Quantity(
+            "elementwise ops", lambda s: probe.elementwise(threads, PREFILL_TOKENS, s)
+        )
+        self.empty = Quantity("ops", lambda s: probe.empty_ops(threads, _EMPTY_OPS, s))
+        self.bare = Quantity("steps", lambda s: probe.empty_ops(threads, 0, s))
+        self.tiny = TinyModel()
+        self.step = Quantity("steps", self.tiny.steps)
+        self.lone_op = Quantity("ops", lambda s: probe.empty_ops(1, _EMPTY_OPS, s))
+
+    def all(self) -> list[Quantity]:
+        products = [
+            quantity for by_tokens in self.matmul.values() for quantity in by_tokens.values()
+        ]
+        attention = [*self.decode.values(), *self.prefill.values()]
+        return [
+            *products,
+            *attention,
+            self.elementwise,
+            self.empty,
+            self.bare,
+            self.step,
+            self.lone_op,
+        ]
+
+    def profile(self, memory_bytes: int, sweep: Mapping[int, float]) -> CpuProfile:
+        wake_s = self.bare.seconds
+        op_s = max(0.0, (self.empty.seconds - wake_s) / _EMPTY_OPS)
+        engine_s = self.step.seconds - self.tiny.ops * self.lone_op.seconds / _EMPTY_OPS
+        return CpuProfile(
+            memory_bytes=memory_bytes,
+            threads=self.threads,
+            thread_sweep=dict(sweep),
+            matvec_bytes_per_s={d: self.matmul[d][1].bytes_per_s for d in DTYPES},
+            matmul_flops={
+                d: {n: quantity.flops_per_s for n, quantity in self.matmul[d].items()}
+                for d in DTYPES
+            },
+            attention_bytes_per_s={d: self.decode[d].bytes_per_s for d in DTYPES},
+            attention_flops={d: self.prefill[d].flops_per_s for d in DTYPES},
+            op_s=op_s,
+            step_s=wake_s + max(0.0, engine_s),
+            activation_bytes_per_s=self.elementwise.bytes_per_s,
+        )
+
+
+@dataclass
+class _StepTiming:
+    run_s: list[float]
+    undisturbed_s: list[float]
+    flops: float = 0.0
+    bytes: float = 0.0
+
+
+class TinyModel:
+    """A model whose ops have next to no work: what remains of its steps is the engine's own. On
+    one thread, which other programs disturb least; waking the others is measured apart."""
+
+    def __init__(self) -> None:
+        from helm import _helm
+        from helm.checkpoint import TensorInfo
+        from helm.config import ModelConfig
+        from helm.models import build_graph
+        from helm.plan import make_plan
+
+        config = ModelConfig.from_dict(_TINY, "tiny model")
+        graph = build_graph(config, None)
+        self.ops = sum(1 for _ in graph.ops())
+        tensors = {name: np.ones(shape, np.float32) for name, shape in graph.tensors.items()}
+        infos = {n: TensorInfo.in_memory(n, "f32", t.shape) for n, t in tensors.items()}
+        plan = make_plan(
+            config, infos, max_sequences=1, step_tokens=8, threads=1,
+            memory_bytes=1 << 30, reserve_bytes=0,
+        )  # fmt: skip
+        self._engine = _helm.Engine(plan.to_json(), "", tensors)
+
+    def steps(self, seconds: float) -> list[_StepTiming]:
+        """Times of decode steps: forward, sampling and bookkeeping."""
+        from helm import _helm
+
+        request = _helm.Request(prompt=[1], max_tokens=_TINY_CONTEXT - 1)
+        run_s: list[float] = []
+        end = time.perf_counter() + seconds
+        while not run_s or time.perf_counter() < end:
+            generation = _helm.Generation(self._engine, [request])
+            while not generation.done:
+                generation.advance(0.0)
+            timings = generation.timings(0)
+            run_s.append(timings["decode_s"] / timings["decode_tokens"])
+        quickest = np.quantile(run_s, _QUICK)  # nothing tells which of these were disturbed
+        return [_StepTiming(run_s, [s for s in run_s if s <= 1.2 * quickest])]
+
+
+_TINY_CONTEXT = 32
+_TINY: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 64,
+    "max_position_embeddings": _TINY_CONTEXT,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+}

@@ -1,0 +1,154 @@
+"""`helm-llm plan`: where a model would run on a machine, how fast, and why; loads no weights."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from helm.commands import common
+from helm.errors import CheckpointError, InvalidError
+from helm.workload import OBJECTIVES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from helm.checkpoint import TensorInfo
+    from helm.config import ModelConfig
+    from helm.planning import Study
+    from helm.profile import Profile
+
+HELP = "show where a model would run, how fast and why, without loading it"
+EPILOG = """examples:
+  helm-llm plan Qwen/Qwen3-8B                              for this machine
+  helm-llm plan Qwen/Qwen3-8B --profile rtx-4060-8gb-ddr5  for another; only config.json is fetched
+  helm-llm plan ./config.json --profile thesis-3090 --vram 12GiB --context 16384 --plot plan.png
+  helm-llm plan --list-profiles
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds this command's options."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="folder, config.json or Hugging Face id (default: the small bundled model)",
+    )
+    parser.add_argument("--revision", help="branch, tag or commit of a Hugging Face id")
+    machine = parser.add_argument_group("machine")
+    machine.add_argument(
+        "--profile", metavar="FILE|PRESET", help="the machine (this one, measured once)"
+    )
+    machine.add_argument("--list-profiles", action="store_true", help="list the presets")
+    machine.add_argument("--vram", metavar="SIZE", help="accelerator memory, as 8GiB (all of it)")
+    machine.add_argument("--ram", metavar="SIZE", help="host memory, as 12GB (what is free)")
+    work = parser.add_argument_group("workload")
+    work.add_argument("--prompt", type=int, metavar="N", help="prompt tokens (512)")
+    work.add_argument("--output", type=int, metavar="N", help="output tokens (128)")
+    work.add_argument("--batch", type=int, default=1, metavar="N", help="requests at once (1)")
+    work.add_argument(
+        "--context", type=int, metavar="N", help="positions reserved per request (4096 or more)"
+    )
+    work.add_argument(
+        "--objective", choices=OBJECTIVES, default="total", help="what to minimise (total)"
+    )
+    work.add_argument("--dtype", choices=common.DTYPES, default="auto", help="weights (as stored)")
+    work.add_argument("--kv-dtype", choices=common.DTYPES, default="auto", help="KV cache")
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+    output.add_argument("--plot", metavar="FILE", help="draw it to FILE (.png, .svg or .pdf)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    from helm.commands import plan_view
+
+    if args.list_profiles:
+        plan_view.show_profiles()
+        return 0
+    if args.plot is not None:
+        from helm.plots import check_plot
+
+        check_plot(args.plot)
+    study, notes = _study(args)
+    if args.json:
+        from helm.explain import to_dict
+
+        print(json.dumps(to_dict(study), indent=1, allow_nan=False))
+    else:
+        plan_view.show(study)
+        for note in notes:
+            common.say(f"note: {note}")
+    if args.plot is not None:
+        from helm.plots import save_plot
+
+        save_plot(study, args.plot)
+        if not args.json:
+            common.say(f"[plot: {args.plot}]")
+    return 0
+
+
+def _study(args: argparse.Namespace) -> tuple[Study, list[str]]:
+    from helm.planning import Request, study
+    from helm.units import parse_size
+
+    def size(text: str | None, option: str) -> int | None:
+        return None if text is None else parse_size(text, option)
+
+    if args.context is not None and args.context < 1:
+        raise InvalidError(f"[plan] --context is {args.context}; expected at least 1")
+    request = Request(
+        prompt=args.prompt,
+        output=args.output,
+        batch=args.batch,
+        context=args.context,
+        objective=args.objective,
+        dtype=args.dtype,
+        kv_dtype=args.kv_dtype,
+        cpu_bytes=size(args.ram, "--ram"),
+        accelerator_bytes=size(args.vram, "--vram"),
+    )
+    name, config, tensors, notes = _model(args.model, args.revision)
+    return study(name, config, tensors, _profile(args.profile), request), notes
+
+
+def _model(
+    model: str | None, revision: str | None
+) -> tuple[str, ModelConfig, Mapping[str, TensorInfo] | None, list[str]]:
+    """(name, configuration, tensors if the weights are there, notes)."""
+    from helm.checkpoint import read_checkpoint
+    from helm.config import read_config
+    from helm.hub import BUNDLED, resolve_config
+
+    path = resolve_config(model, revision)
+    config = read_config(path)
+    if model is None or model == BUNDLED:
+        name = BUNDLED
+    elif Path(model).expanduser().exists():
+        whole = path.resolve()
+        name = whole.parent.name if whole.name == "config.json" else whole.stem
+    else:
+        return model, config, None, []  # a Hugging Face id, of which only the config was fetched
+    if Path(model or "").is_file() or not any(path.parent.glob("model*.safetensors*")):
+        return name, config, None, []
+    try:
+        return name, config, read_checkpoint(path.parent), []
+    except CheckpointError as error:
+        return name, config, None, [f"planned from {path.name} alone: {error}"]
+
+
+def _profile(name: str | None) -> Profile:
+    from helm.profile import load_profile
+
+    if name is not None:
+        return load_profile(name)
+    from helm.commands.profile import MeasureProgress
+    from helm.profile_cache import machine_profile
+
+    with MeasureProgress() as progress:
+        if sys.stderr.isatty():
+            return machine_profile(progress=progress.update)
+        return machine_profile()

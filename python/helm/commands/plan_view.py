@@ -1,0 +1,288 @@
+"""Shows an explained plan in a terminal or a pipe; decides and computes nothing."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from helm import explain
+from helm.units import size_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from helm.planning import Study
+
+_COLORS = {"cpu": "cyan", "accelerator": "green"}
+_NAMES = {"cpu": "CPU", "accelerator": "GPU"}
+_LANE = 4  # columns of a lane's name
+_BAR = 24  # columns of a term's bar
+_TERMS = 5
+_PIPE_WIDTH = 80
+
+
+def console() -> Console:
+    """On stdout; colours on a terminal only. A pipe has no width of its own."""
+    return Console(
+        width=None if sys.stdout.isatty() else _PIPE_WIDTH, markup=False, highlight=False
+    )
+
+
+def show(study: Study) -> None:
+    """Prints everything."""
+    out = console()
+    for part in (_head, _picture, _memory, _prediction, _bottleneck, _gains, _rivals):
+        part(study, out)
+    other = explain.trade(study)
+    if other is not None:
+        predicted = other.predicted
+        out.print(
+            f"\nnote: --objective total would choose {explain.placement_text(other)}: first "
+            f"token {_seconds(predicted.ttft_s)}, {_rate(predicted.decode_tokens_per_s)} tokens/s, "
+            f"{_seconds(predicted.total_s)} in all"
+        )
+    for notice in study.plan.notices:
+        out.print(f"note: {notice}")
+
+
+def show_profiles() -> None:
+    """Lists the presets with their memories and bandwidths."""
+    from helm.profile import load_profile, preset_names
+
+    table = _table("preset", "GPU", "VRAM GiB", "RAM GiB", "GPU GB/s", "RAM GB/s", left=2)
+    for name in preset_names():
+        profile = load_profile(name)
+        own = profile.accelerator
+        table.add_row(
+            name,
+            "none" if own is None else own.name.removeprefix("NVIDIA "),
+            "" if own is None else f"{own.memory_bytes / 2**30:.1f}",
+            f"{profile.cpu.memory_bytes / 2**30:.1f}",
+            "" if own is None else _gb_per_s(own.matvec_bytes_per_s),
+            _gb_per_s(profile.cpu.matvec_bytes_per_s),
+        )
+    out = console()
+    out.print(table)
+    out.print("\nAll are estimates; helm-llm profile measures this machine.")
+
+
+def _gb_per_s(rates: Mapping[str, float]) -> str:
+    return f"{max(rates.values()) / 1e9:,.0f}"
+
+
+def _table(*columns: str, left: int = 1) -> Table:
+    """A plain table, the first `left` columns to the left and the others to the right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i < left else "right", no_wrap=i >= left)
+    return table
+
+
+def _title(out: Console, text: str) -> None:
+    out.print()
+    out.print(Text(text, style="bold"))
+
+
+def _head(study: Study, out: Console) -> None:
+    work, profile = study.workload, study.profile
+    weights = sum(tensor.nbytes for tensor in study.plan.tensors)
+    dtypes = "+".join(explain.matrix_dtypes(study))
+    out.print(
+        Text.assemble(
+            (study.name, "bold"),
+            f" ({study.plan.model.architecture}), {size_text(weights)} of {dtypes} weights, "
+            f"{study.plan.kv.dtype} KV cache",
+        )
+    )
+    where = Text.assemble("on ", (profile.name, "bold"), f": {_machine(study)}")
+    if profile.estimated:
+        where.append("; an estimate, not measured", style="yellow")
+    out.print(where)
+    requests = "1 request" if work.batch == 1 else f"{work.batch} requests"
+    out.print(
+        f"for {requests} of {work.prompt:,} prompt + {work.output:,} output tokens, context "
+        f"{work.context:,}, least {_OBJECTIVES[work.objective]}"
+    )
+
+
+_OBJECTIVES = {
+    "decode": "time per token",
+    "ttft": "time to first token",
+    "total": "total time",
+    "throughput": "total time of all requests",
+}
+
+
+def _machine(study: Study) -> str:
+    own = study.profile.accelerator
+    host = f"CPU with {size_text(study.limit_bytes('cpu'))}"
+    if own is None:
+        return f"{host}, no GPU"
+    return f"{own.name} with {size_text(study.limit_bytes('accelerator'))}, {host}"
+
+
+def _picture(study: Study, out: Console) -> None:
+    plan, best = study.plan, study.best
+    _title(
+        out,
+        f"Placement: {plan.units_accelerator} units on the GPU, {plan.units_cpu} on the CPU"
+        if best.uses_accelerator
+        else f"Placement: all {plan.units_cpu} units on the CPU",
+    )
+    lanes, per = explain.picture(study, out.width - _LANE - 4)
+    for lane in lanes:
+        color = _COLORS[lane.device]
+        out.print(
+            Text.assemble(
+                (f"  {_NAMES[lane.device]:{_LANE}}", color),
+                *((cell, f"bold {color}" if cell != " " else "") for cell in lane.cells),
+            )
+        )
+    if per > 1:
+        out.print(f"  (one letter for {per} blocks)", style="dim")
+    table = _table("", "device", "weights", left=2)
+    for part in explain.segments(study):
+        held = size_text(part.weight_bytes) if part.weight_bytes else "shared"
+        table.add_row(
+            f"  {part.label}", Text(_NAMES[part.device], style=_COLORS[part.device]), held
+        )
+    out.print(table)
+    out.print(f"  {_schedule(study)}", style="dim")
+
+
+def _schedule(study: Study) -> str:
+    best = study.best
+    parts = [f"{best.threads} CPU thread{'s' * (best.threads != 1)}"]
+    if best.sequences < study.workload.batch:
+        parts.append(f"{best.sequences} requests at once")
+    if not best.uses_accelerator:
+        return parts[0]
+    if best.cpu_blocks:
+        parts.append(
+            {
+                "compute": "prefill of CPU blocks on the CPU",
+                "stream_step": "weights of CPU blocks visit the GPU for every prefill step",
+                "stream_prompt": "weights of CPU blocks visit the GPU once per prompt",
+            }[best.prefill_mode]
+        )
+    if best.prefill_overlap:
+        parts.append("both devices at once")
+    if best.accelerator_blocks and best.accelerator_kv_blocks < best.kv_blocks:
+        site = "the CPU attends to the rest" if best.overflow == "cpu" else "the rest streams"
+        parts.append(f"{best.accelerator_kv_blocks} of {best.kv_blocks} KV pages in VRAM, {site}")
+    return ", ".join(parts)
+
+
+def _memory(study: Study, out: Console) -> None:
+    _title(out, "Memory")
+    devices = list(study.plan.memory)
+    table = _table("", *(_NAMES[device] for device in devices))
+    for purpose, sizes in explain.memory_rows(study):
+        style = "bold" if purpose == "total" else None
+        label = {"kv": "KV cache"}.get(purpose, purpose)
+        table.add_row(f"  {label}", *(size_text(sizes[d]) for d in devices), style=style)
+    out.print(table)
+
+
+def _prediction(study: Study, out: Console) -> None:
+    work, predicted = study.workload, study.best.predicted
+    _title(out, "Prediction" + (" (estimated profile)" if study.profile.estimated else ""))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", style="bold", no_wrap=True)
+    table.add_column()
+    rate, full = predicted.decode_tokens_per_s, predicted.full_context_decode_tokens_per_s
+    table.add_row(
+        "  time to first token", _seconds(predicted.ttft_s), f"{work.prompt:,} prompt tokens"
+    )
+    table.add_row("  decode", f"{_rate(rate)} tokens/s", f"at {work.expected_context:,} positions")
+    table.add_row("", f"{_rate(full)} tokens/s", f"at the full context of {work.context:,}")
+    table.add_row("  in all", _seconds(predicted.total_s), "first to last token")
+    out.print(table)
+
+
+def _bottleneck(study: Study, out: Console) -> None:
+    predicted = study.best.predicted
+    for title, terms, bound in (
+        (f"A decode step, {_seconds(predicted.decode_s)}", predicted.decode_terms, True),
+        (f"The prompt, {_seconds(predicted.ttft_s)}", predicted.prefill_terms, False),
+    ):
+        name = study.best.bottleneck if bound else study.best.prefill_bottleneck
+        _title(out, f"{title}: bottleneck {name}")
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True)
+        for _ in range(2):
+            table.add_column(justify="right", no_wrap=True)
+        table.add_column(no_wrap=True)
+        for row in explain.term_rows(terms)[:_TERMS]:
+            bar = Text("#" * max(0, round(row.share * _BAR)), style=_term_color(row.name))
+            share = f"{row.share * 100:.0f} %"
+            table.add_row(f"  {row.name}", _seconds(row.seconds), share, bar)
+        out.print(table)
+
+
+def _term_color(name: str) -> str:
+    return next((c for device, c in _COLORS.items() if name.startswith(device)), "magenta")
+
+
+def _gains(study: Study, out: Console) -> None:
+    _title(out, "What more would bring")
+    now, whole = study.best, study.workload.objective in ("total", "throughput")
+    table = _table("", "tokens/s", "", "first token", "", *(("in all", "") if whole else ()))
+    for gain in study.gains:
+        what = {"accelerator memory": "VRAM", "host memory bandwidth": "RAM bandwidth"}
+        row = [
+            f"  +{gain.added:g} {gain.unit} {what.get(gain.resource, gain.resource)}",
+            _rate(gain.decode_tokens_per_s),
+            _change(gain.decode_tokens_per_s / now.predicted.decode_tokens_per_s),
+            _seconds(gain.ttft_s),
+            _change(gain.ttft_s / now.predicted.ttft_s),
+        ]
+        if whole:
+            row += [_seconds(gain.objective_s), _change(gain.objective_s / now.objective_s)]
+        table.add_row(*row)
+    out.print(table)
+
+
+def _rivals(study: Study, out: Console) -> None:
+    _title(out, "Beside it")
+    table = _table("plan", "CPU", "GPU", "tokens/s", "first token", "")
+    table.columns[0].no_wrap = True
+    table.columns[-1].justify = "left"
+    table.columns[-1].no_wrap = False
+    for i, rival in enumerate(explain.rivals(study)):
+        candidate, predicted = rival.candidate, rival.fast.predicted
+        mark = "" if candidate.fits else "("
+        end = "" if candidate.fits else ")"
+        table.add_row(
+            f"  {rival.label}",
+            str(candidate.units_cpu),
+            str(candidate.units_accelerator),
+            f"{mark}{_rate(predicted.decode_tokens_per_s)}{end}",
+            f"{mark}{_seconds(predicted.ttft_s)}{end}",
+            rival.verdict,
+            style="bold" if i == 0 else None if candidate.fits else "dim",
+        )
+    out.print(table)
+
+
+def _change(factor: float) -> str:
+    percent = round((factor - 1) * 100)
+    return f"{percent:+d} %" if percent else "same"
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:,.1f}" if rate >= 10 else f"{rate:,.2f}"
+
+
+def _seconds(seconds: float) -> str:
+    size = abs(seconds)
+    if size >= 100:
+        return f"{seconds:,.0f} s"
+    if size >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.1f} ms" if size >= 1e-3 else f"{seconds * 1e6:.1f} us"

@@ -1,0 +1,256 @@
+"""What a plan is and why, as rows and plain values; searches, prints and draws nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from helm.budget import PURPOSES
+from helm.candidate import Candidate, term_name
+from helm.planning import Study
+from helm.units import size_text
+
+FORMAT = "helm-explanation"
+VERSION = 1
+LABELS = {
+    "all-accelerator": "all on the GPU",
+    "fill-accelerator": "fill the GPU",
+    "all-cpu": "all on the CPU",
+}
+DEVICES = ("cpu", "accelerator")
+_MUCH = 1.05
+_LISTED = 3  # layouts shown of those that fit but were not chosen
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Neighbouring units of one kind on one device. first, last: of the list of all units.
+    weight_bytes: what the device holds for them; a tensor shared with an earlier segment of the
+    same device counts there."""
+
+    label: str
+    device: str
+    first: int
+    last: int
+    weight_bytes: int
+
+    @property
+    def units(self) -> int:
+        return self.last - self.first + 1
+
+
+def segments(study: Study) -> list[Segment]:
+    """The plan's units in order: embedding, blocks by device, head."""
+    units, devices = study.model.graph.units, study.best.devices()
+    kinds = ["embedding", *(["block"] * (len(units) - 2)), "head"]
+    found: list[Segment] = []
+    first = 0
+    for i in range(1, len(units) + 1):
+        if i < len(units) and (kinds[i], devices[i]) == (kinds[first], devices[first]):
+            continue
+        label = _segment_label(kinds[first], first - 1, i - 2)
+        earlier = [u for j, u in enumerate(units[:first]) if devices[j] == devices[first]]
+        held = study.model.weight_bytes([*earlier, *units[first:i]])
+        added = held - study.model.weight_bytes(earlier)
+        found.append(Segment(label, devices[first], first, i - 1, added))
+        first = i
+    return found
+
+
+def _segment_label(kind: str, first: int, last: int) -> str:
+    if kind != "block":
+        return kind
+    return f"block {first}" if first == last else f"blocks {first}-{last}"
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One device's row of the picture; blank where another device holds the unit."""
+
+    device: str
+    cells: tuple[str, ...]
+
+
+def picture(study: Study, width: int) -> tuple[list[Lane], int]:
+    """(a lane for each device, units per letter) in at most `width` letters: E the embedding, C
+    and G blocks on the CPU and the accelerator, H the head."""
+    parts = segments(study)
+    per = 1
+    while sum(-(-part.units // per) for part in parts) > width:
+        per += 1
+    lanes: dict[str, list[str]] = {device: [] for device in study.plan.memory}
+    for part in parts:
+        letter = {"embedding": "E", "head": "H"}.get(part.label, "GC"[part.device == "cpu"])
+        for device, cells in lanes.items():
+            cells += [letter if device == part.device else " "] * -(-part.units // per)
+    return [Lane(device, tuple(cells)) for device, cells in lanes.items()], per
+
+
+def memory_rows(study: Study) -> list[tuple[str, dict[str, int]]]:
+    """(purpose, bytes by device) and at last total, limit and free."""
+    memory = study.plan.memory
+    rows = [
+        (purpose, {d: int(getattr(use, f"{purpose}_bytes")) for d, use in memory.items()})
+        for purpose in PURPOSES
+    ]
+    total = {d: use.total_bytes + use.reserve_bytes for d, use in memory.items()}
+    limit = {d: study.limit_bytes(d) for d in memory}
+    free = {d: limit[d] - total[d] for d in memory}
+    return [*rows, ("total", total), ("limit", limit), ("free", free)]
+
+
+@dataclass(frozen=True)
+class TermRow:
+    """One term of a predicted time. share: of the whole."""
+
+    name: str
+    seconds: float
+    share: float
+
+
+def term_rows(terms: Mapping[str, float], least: float = 0.005) -> list[TermRow]:
+    """The terms of at least `least` of the whole, largest first; what overlap hides is negative."""
+    whole = sum(terms.values())
+    rows = [TermRow(term_name(key), value, value / whole) for key, value in terms.items()]
+    kept = [row for row in rows if abs(row.share) >= least]
+    return sorted(kept, key=lambda row: -row.seconds)
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A candidate beside the chosen one. fast: as it would run if it fitted."""
+
+    label: str
+    candidate: Candidate
+    fast: Candidate
+    verdict: str
+
+
+def rivals(study: Study) -> Iterator[Rival]:
+    """The chosen plan, the plans that need no search, the best others that fit, and the fastest
+    layout that does not."""
+    best, result = study.best, study.result
+    ideal = {candidate.layout: candidate for candidate in study.unlimited.by_layout}
+    yield Rival("chosen", best, best, _same_as(study))
+    seen = {best.layout}
+    for label, text in LABELS.items():
+        candidate = result.labelled.get(label)
+        if candidate is None or _equal(candidate, best):
+            continue
+        seen.add(candidate.layout)
+        fast = candidate if candidate.fits else study.unlimited.labelled[label]
+        yield Rival(text, candidate, fast, verdict(candidate, best))
+    others = [c for c in result.ranked if c.layout not in seen][:_LISTED]
+    lacking = [c for c in result.by_layout if not c.fits and c.layout not in seen]
+    lacking = [c for c in lacking if ideal[c.layout].objective_s < best.objective_s]
+    lacking.sort(key=lambda c: (c.missing.total, ideal[c.layout].objective_s))
+    for candidate in [*others, *lacking[:1]]:
+        fast = candidate if candidate.fits else ideal[candidate.layout]
+        yield Rival(placement_text(candidate), candidate, fast, verdict(candidate, best))
+
+
+def trade(study: Study) -> Candidate | None:
+    """What the objective "total" would choose, if that ends the whole request much sooner: the
+    chosen plan then buys its objective with the other phase."""
+    other = study.others.get("total")
+    if other is None or study.best.predicted.total_s <= _MUCH * other.predicted.total_s:
+        return None
+    return other
+
+
+def verdict(candidate: Candidate, best: Candidate) -> str:
+    """Why `best` was chosen instead."""
+    if not candidate.fits:
+        lacks = {"GPU": candidate.missing.accelerator, "CPU": candidate.missing.cpu}
+        shown = [f"{size_text(size)} on {device}" for device, size in lacks.items() if size]
+        return f"misses {' and '.join(shown)}"
+    return candidate.reason_against(best)
+
+
+def _same_as(study: Study) -> str:
+    for label, text in LABELS.items():
+        candidate = study.result.labelled.get(label)
+        if candidate is not None and _equal(candidate, study.best):
+            return f"fastest (= {text})"
+    return "fastest that fits"
+
+
+def _equal(one: Candidate, other: Candidate) -> bool:
+    """The same placement with the same speed."""
+    return one.layout == other.layout and one.fits and one.objective_s == other.objective_s
+
+
+def placement_text(candidate: Candidate) -> str:
+    """What the GPU holds: "GPU 19-35 + head", by the numbers of its blocks."""
+    if candidate.units_accelerator == 0:
+        return "all on the CPU"
+    if candidate.units_cpu == 0:
+        return "all on the GPU"
+    held = ["embedding"] if candidate.embedding == "accelerator" else []
+    if candidate.accelerator_blocks:
+        held.append(f"{candidate.cpu_blocks}-{candidate.blocks - 1}")
+    if candidate.head == "accelerator":
+        held.append("head")
+    return f"GPU {' + '.join(held)}"
+
+
+def to_dict(study: Study) -> dict[str, Any]:
+    """The explanation as plain JSON values. Names are stable within one version:
+
+    format, version: "helm-explanation", 1. model: name, architecture, weights_bytes, dtypes
+    (of its matrices), kv_dtype. profile: name, estimated, digest, accelerator (its name or
+    null). workload: prompt, output, batch, context, objective.
+    units_cpu, units_accelerator: how many of the units (embedding, blocks, head) each holds.
+    placement: [{label, device, first, last, weight_bytes}] of neighbouring units. threads,
+    schedule: see `helm.plan_format.Schedule`.
+    predicted: ttft_s, decode_s (one step at the expected context), decode_tokens_per_s,
+    full_context_decode_s, full_context_decode_tokens_per_s, total_s, tokens_per_s, decode_terms
+    and prefill_terms (seconds by term, see `helm.cost.TERMS`).
+    memory: device -> weights_bytes, kv_bytes, activations_bytes, workspace_bytes, staging_bytes,
+    reserve_bytes. limits: device -> bytes the plan may take.
+    bottleneck, prefill_bottleneck: text. label: of the plain plan it equals, or "search".
+    alternatives: [{label, units_cpu, units_accelerator, embedding, head, fits, ttft_s,
+    decode_tokens_per_s, missing: device -> bytes, reason}].
+    gains: [{resource, added, unit, decode_tokens_per_s, ttft_s, objective_s, gain}].
+    notices: what the planner wants the user to know.
+    """
+    plan, prediction = study.plan, study.plan.prediction
+    assert prediction is not None
+    accelerator = study.profile.accelerator
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": {
+            "name": study.name,
+            "architecture": plan.model.architecture,
+            "weights_bytes": sum(tensor.nbytes for tensor in plan.tensors),
+            "dtypes": matrix_dtypes(study),
+            "kv_dtype": plan.kv.dtype,
+        },
+        "profile": {
+            **dataclasses.asdict(prediction.profile),
+            "accelerator": None if accelerator is None else accelerator.name,
+        },
+        "workload": dataclasses.asdict(prediction.workload),
+        "units_cpu": plan.units_cpu,
+        "units_accelerator": plan.units_accelerator,
+        "placement": [dataclasses.asdict(segment) for segment in segments(study)],
+        "threads": plan.threads,
+        "schedule": dataclasses.asdict(plan.schedule),
+        "predicted": dataclasses.asdict(prediction.predicted),
+        "memory": {device: dataclasses.asdict(use) for device, use in plan.memory.items()},
+        "limits": {device: study.limit_bytes(device) for device in plan.memory},
+        "bottleneck": prediction.bottleneck,
+        "prefill_bottleneck": study.best.prefill_bottleneck,
+        "label": prediction.label,
+        "alternatives": [dataclasses.asdict(other) for other in prediction.alternatives],
+        "gains": [dataclasses.asdict(gain) for gain in study.gains],
+        "notices": list(plan.notices),
+    }
+
+
+def matrix_dtypes(study: Study) -> list[str]:
+    """The dtypes of matrices, in the order in which they first appear."""
+    return list(dict.fromkeys(t.dtype for t in study.plan.tensors if len(t.shape) == 2))

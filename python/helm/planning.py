@@ -1,0 +1,174 @@
+"""From a configuration to a plan with everything the search knew of it. Prints nothing.
+
+`make_plan` keeps of its search what a plan needs; an explanation also wants the other layouts,
+the price of those that lack memory, and what a better machine would bring.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from helm.advice import Gain, sensitivity
+from helm.candidate import Candidate
+from helm.checkpoint import TensorInfo
+from helm.config import ModelConfig
+from helm.errors import InvalidError
+from helm.models import build_graph
+from helm.op_cost import CostedGraph
+from helm.plan import costed_graph, make_plan
+from helm.plan_format import Plan
+from helm.profile import Profile
+from helm.search import SearchResult, memory_bytes, search
+from helm.workload import OBJECTIVES, ResourceLimits, Space, Workload
+
+DEFAULT_CONTEXT = 4096
+_STEP_TOKENS = 512
+_PLENTY = 2**60
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be planned. prompt and output None: 512 and 128, less if the context is shorter.
+    context None: DEFAULT_CONTEXT, less if the model allows less, more if prompt and output need
+    more. cpu_bytes, accelerator_bytes None: what the profile states."""
+
+    prompt: int | None = None
+    output: int | None = None
+    batch: int = 1
+    context: int | None = None
+    objective: str = "total"
+    dtype: str = "auto"
+    kv_dtype: str = "auto"
+    cpu_bytes: int | None = None
+    accelerator_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A plan with the search it came from. unlimited: the best of each layout if memory were no
+    object, in the order of result.by_layout: what the layouts that do not fit would reach.
+    others: what the other objectives would choose."""
+
+    name: str
+    plan: Plan
+    model: CostedGraph
+    profile: Profile
+    workload: Workload
+    limits: ResourceLimits
+    result: SearchResult
+    unlimited: SearchResult
+    others: dict[str, Candidate]
+    gains: tuple[Gain, ...]
+
+    @property
+    def best(self) -> Candidate:
+        assert self.result.best is not None
+        return self.result.best
+
+    def limit_bytes(self, device: str) -> int:
+        """What the plan may take of `device`'s memory."""
+        return memory_bytes(self.profile, self.limits)[device == "accelerator"]
+
+
+def study(
+    name: str,
+    config: ModelConfig,
+    checkpoint_tensors: Mapping[str, TensorInfo] | None,
+    profile: Profile,
+    request: Request,
+) -> Study:
+    """Plans and keeps the search. Raises what `make_plan` raises."""
+    workload = _workload(config, request)
+    if request.accelerator_bytes and profile.accelerator is None:
+        raise InvalidError(
+            f"[plan] --vram was given, but {profile.name} has no accelerator; choose another "
+            "--profile, or leave --vram out"
+        )
+    step_tokens = max(_STEP_TOKENS, workload.batch)
+    plan = make_plan(
+        config,
+        checkpoint_tensors,
+        max_sequences=workload.batch,
+        dtype=request.dtype,
+        kv_dtype=request.kv_dtype,
+        step_tokens=step_tokens,
+        memory_bytes=request.cpu_bytes,
+        profile=profile,
+        workload=workload,
+        accelerator_bytes=request.accelerator_bytes,
+    )
+    graph = build_graph(config, None if checkpoint_tensors is None else checkpoint_tensors.keys())
+    model = costed_graph(graph, plan.tensors, plan.kv.dtype)
+    limits = ResourceLimits(
+        cpu_bytes=request.cpu_bytes,
+        accelerator_bytes=request.accelerator_bytes,
+        step_tokens=step_tokens,
+        sequences=workload.batch,
+    )
+    plenty = dataclasses.replace(limits, cpu_bytes=_PLENTY, accelerator_bytes=_PLENTY)
+    return Study(
+        name=name,
+        plan=plan,
+        model=model,
+        profile=profile,
+        workload=workload,
+        limits=limits,
+        result=search(model, profile, workload, limits),
+        unlimited=search(model, profile, workload, plenty),
+        others=_others(model, profile, workload, limits),
+        gains=sensitivity(model, profile, workload, limits),
+    )
+
+
+def _others(
+    model: CostedGraph, profile: Profile, workload: Workload, limits: ResourceLimits
+) -> dict[str, Candidate]:
+    found: dict[str, Candidate] = {}
+    for objective in OBJECTIVES:
+        if objective != workload.objective:
+            changed = dataclasses.replace(workload, objective=objective)
+            best = search(model, profile, changed, limits).best
+            assert best is not None  # the same placements fit
+            found[objective] = best
+    return found
+
+
+def _workload(config: ModelConfig, request: Request) -> Workload:
+    most = config.max_context if request.context is None else request.context
+    prompt, output = request.prompt, request.output
+    if prompt is None:
+        prompt = max(1, min(512, most // 2 if output is None else most - output))
+    if output is None:
+        output = max(1, min(128, most - prompt))
+    if prompt + output > config.max_context:
+        raise InvalidError(
+            f"[plan] prompt and output take {prompt + output} positions, the model allows "
+            f"{config.max_context}; shorten them with --prompt and --output"
+        )
+    context = request.context
+    if context is None:
+        context = min(max(DEFAULT_CONTEXT, prompt + output), config.max_context)
+    return Workload(
+        prompt,
+        output,
+        request.batch,
+        context,
+        request.objective,  # type: ignore[arg-type]  # checked by Workload
+    )
+
+
+def cpu_decode_rate(config: ModelConfig, plan: Plan, profile: Profile) -> float:
+    """Decode tokens/s of one sequence of a plan that lies on the CPU, on the machine of
+    `profile`. Raises ProfileError if the profile lacks a rate or the plan's thread count."""
+    graph = build_graph(config, [tensor.name for tensor in plan.tensors])
+    model = costed_graph(graph, plan.tensors, plan.kv.dtype)
+    context = plan.limits.context
+    prompt = max(1, min(512, context // 2))
+    workload = Workload(prompt, max(1, min(128, context - prompt)), context=max(2, context))
+    host = dataclasses.replace(profile, accelerator=None, link=None)
+    limits = ResourceLimits(cpu_bytes=_PLENTY)
+    best = search(model, host, workload, limits, Space(threads=(plan.threads,))).best
+    assert best is not None  # memory was no object
+    return best.predicted.decode_tokens_per_s

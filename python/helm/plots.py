@@ -1,0 +1,203 @@
+"""Draws an explained plan: time over the boundary k, and memory by device. Needs matplotlib."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from helm.errors import HelmError, InvalidError
+from helm.explain import memory_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from helm.candidate import Candidate
+    from helm.planning import Study
+
+SUFFIXES = (".png", ".svg", ".pdf")
+# Stacked from below: name, colour and the terms of helm.cost.TERMS that it sums.
+_STACK = (
+    ("CPU: reading weights", "#1f5fa8", ("cpu_memory_s",)),
+    ("CPU: matrix products", "#4a90d9", ("cpu_compute_s",)),
+    ("CPU: attention", "#8fbce8", ("cpu_attention_s",)),
+    ("CPU: other ops", "#c9def3", ("cpu_elementwise_s", "cpu_fixed_s")),
+    ("GPU: reading weights", "#2e7d4f", ("accelerator_memory_s",)),
+    ("GPU: matrix products", "#57b27c", ("accelerator_compute_s",)),
+    ("GPU: attention", "#9bd4b3", ("accelerator_attention_s",)),
+    ("GPU: other ops", "#cfeadb", ("accelerator_elementwise_s", "accelerator_fixed_s")),
+    ("link", "#c0392b", ("link_s",)),
+    ("KV pages in host memory", "#e67e22", ("overflow_s",)),
+    ("weights visiting the GPU", "#8e6bbf", ("stream_s",)),
+)
+_PURPOSES = {
+    "weights": "#34608f",
+    "kv": "#e0a030",
+    "activations": "#6fae8a",
+    "workspace": "#a77fc0",
+    "staging": "#c46a5a",
+    "reserve": "#b5b5b5",
+}
+_NAMES = {"cpu": "CPU", "accelerator": "GPU"}
+_GIB = 2**30
+_LEAST = 0.01  # of the whole; smaller terms are drawn together
+
+
+def check_plot(file: str) -> None:
+    """Raises HelmError before any work is done if `file` cannot be drawn."""
+    if Path(file).suffix.lower() not in SUFFIXES:
+        raise InvalidError(f"[plan] --plot is {file!r}; expected a name ending in .png, .svg, .pdf")
+    folder = Path(file).expanduser().resolve().parent
+    if not os.access(folder, os.W_OK):
+        raise InvalidError(f"[plan] cannot write to {folder}; choose another --plot FILE")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise HelmError(
+            "[plan] --plot needs matplotlib, which is not installed; pip install 'helm-llm[plot]'"
+        ) from None
+
+
+def save_plot(study: Study, file: str) -> None:
+    """Draws both panels into `file`; its ending says the format."""
+    check_plot(file)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 5.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, width_ratios=(2.6, 1))
+    estimate = ", estimated profile" if study.profile.estimated else ""
+    figure.suptitle(f"{study.name} on {study.profile.name}{estimate}", fontweight="bold")
+    _draw_times(study, left)
+    _draw_memory(study, right)
+    try:
+        figure.savefig(Path(file).expanduser(), dpi=150)
+    except OSError as reason:
+        raise HelmError(f"[plan] cannot write {file}: {reason.strerror}") from None
+
+
+def by_boundary(study: Study) -> list[tuple[Candidate, bool]]:
+    """(the best candidate, whether it fits) for k = 0 to all blocks on the CPU; one that does not
+    fit as it would be if memory were no object."""
+    ideal = {candidate.layout: candidate for candidate in study.unlimited.by_layout}
+    found: dict[int, list[Candidate]] = {}
+    for candidate in study.result.by_layout:
+        found.setdefault(candidate.cpu_blocks, []).append(candidate)
+    rows = []
+    for k in sorted(found):
+        fitting = [candidate for candidate in found[k] if candidate.fits]
+        options = fitting or [ideal[candidate.layout] for candidate in found[k]]
+        rows.append((min(options, key=lambda c: c.objective_s), bool(fitting)))
+    return rows
+
+
+def objective_terms(study: Study, candidate: Candidate) -> dict[str, float]:
+    """The seconds that the objective adds up, by term."""
+    work, predicted = study.workload, candidate.predicted
+    if work.objective == "decode":
+        return dict(predicted.decode_terms)
+    if work.objective == "ttft":
+        return dict(predicted.prefill_terms)
+    waves = -(-work.batch // candidate.sequences)
+    return {
+        name: waves * (seconds + (work.output - 1) * predicted.decode_terms[name])
+        for name, seconds in predicted.prefill_terms.items()
+    }
+
+
+def _draw_times(study: Study, axes: Any) -> None:
+    rows = by_boundary(study)
+    ks = [candidate.cpu_blocks for candidate, _ in rows]
+    terms = [objective_terms(study, candidate) for candidate, _ in rows]
+    scale, unit = (1e3, "ms") if max(sum(t.values()) for t in terms) < 1 else (1.0, "s")
+    bottom = [0.0] * len(rows)
+    width = 1.0 if len(rows) > 1 else 0.5
+    totals = [scale * sum(t.values()) for t in terms]
+    rest = [0.0] * len(rows)
+    for name, color, names in _STACK:
+        heights = [scale * sum(t[n] for n in names) for t in terms]
+        if max(h / total for h, total in zip(heights, totals, strict=True)) < _LEAST:
+            rest = [r + h for r, h in zip(rest, heights, strict=True)]
+            continue
+        axes.bar(ks, heights, width * 0.86, bottom, color=color, label=name)
+        bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
+    axes.bar(ks, rest, width * 0.86, bottom, color="#888888", label="rest")
+    bottom = [b + h for b, h in zip(bottom, rest, strict=True)]
+    if any(total < (1 - _LEAST) * b for total, b in zip(totals, bottom, strict=True)):
+        axes.step(ks, totals, where="mid", color="black", lw=1.2, label="after overlap")
+    _shade(axes, [(k, fits) for k, (_, fits) in zip(ks, rows, strict=True)])
+    _mark(study, axes, scale, unit, max(bottom))
+    what = {"decode": "one decode step", "ttft": "time to first token"}
+    axes.set_title(
+        f"{what.get(study.workload.objective, 'the whole workload')}: best placement for each k",
+        fontsize=11,
+    )
+    axes.set_xlabel("k: blocks on the CPU (the others on the GPU)")
+    axes.set_ylabel(unit)
+    axes.set_xlim(ks[0] - 0.5, ks[-1] + 0.5)
+    axes.set_ylim(0, 1.22 * max(bottom))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(fontsize=8, ncols=3, loc="upper left", framealpha=0.95)
+
+
+def _shade(axes: Any, rows: list[tuple[int, bool]]) -> None:
+    """Where nothing fits, in runs of neighbouring k."""
+    label: str | None = "does not fit (as it would be)"
+    start: int | None = None
+    for k, fits in [*rows, (rows[-1][0] + 1, True)]:
+        if not fits and start is None:
+            start = k
+        elif fits and start is not None:
+            axes.axvspan(
+                start - 0.5, k - 0.5, facecolor="white", edgecolor="#999999", alpha=0.62,
+                hatch="//", lw=0, zorder=3, label=label,
+            )  # fmt: skip
+            start, label = None, None
+
+
+def _mark(study: Study, axes: Any, scale: float, unit: str, top: float) -> None:
+    best = study.best
+    value = scale * best.objective_s
+    axes.annotate(
+        f"k = {best.cpu_blocks}\n{value:,.3g} {unit}",
+        (best.cpu_blocks, value),
+        (best.cpu_blocks, value + 0.1 * top),
+        ha="center",
+        fontweight="bold",
+        arrowprops={"arrowstyle": "-|>", "color": "black"},
+        bbox={"boxstyle": "round", "facecolor": "#fff6cc", "edgecolor": "black"},
+        zorder=5,
+    )
+
+
+def _draw_memory(study: Study, axes: Any) -> None:
+    devices = list(study.plan.memory)
+    limits = [study.limit_bytes(device) / _GIB for device in devices]
+    bottom = [0.0] * len(devices)
+    held: Mapping[str, dict[str, int]] = dict(memory_rows(study))
+    for purpose, color in _PURPOSES.items():
+        sizes = [held[purpose][device] / _GIB for device in devices]
+        if max(sizes) < 0.002 * max(limits):
+            continue
+        label = "KV cache" if purpose == "kv" else purpose
+        axes.bar(range(len(devices)), sizes, 0.55, bottom, color=color, label=label)
+        bottom = [b + size for b, size in zip(bottom, sizes, strict=True)]
+    for i, (limit, used) in enumerate(zip(limits, bottom, strict=True)):
+        axes.hlines(limit, i - 0.38, i + 0.38, color="#b00020", lw=2)
+        axes.text(
+            i, limit, f"limit {limit:.1f} GiB", color="#b00020", ha="center", va="bottom",
+            fontsize=9,
+        )  # fmt: skip
+        axes.text(
+            i, used / 2, f"{used:.1f} GiB", color="white", ha="center", va="center",
+            fontweight="bold",
+        )  # fmt: skip
+    axes.set_xticks(range(len(devices)), [_NAMES[device] for device in devices])
+    axes.set_xlim(-0.6, len(devices) - 0.4)
+    axes.set_ylim(0, 1.3 * max(limits))
+    axes.set_ylabel("GiB")
+    axes.set_title("memory of the chosen plan", fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, ncols=2, loc="upper left", framealpha=0.95)

@@ -1,0 +1,50 @@
+// The probes of stages time something on any number of threads; what they find is the machine's.
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "helm/machine.h"
+
+namespace helm::test {
+namespace {
+
+void check_timings(const std::vector<ProbeTiming>& timings, size_t shapes, bool flops, bool bytes) {
+  REQUIRE(timings.size() == shapes);
+  for (const ProbeTiming& timing : timings) {
+    CHECK((timing.flops > 0) == flops);
+    CHECK((timing.bytes > 0) == bytes);
+    CHECK(timing.run_s.size() >= 1);
+    CHECK(timing.undisturbed_s.size() <= timing.run_s.size());
+    for (const double s : timing.run_s) CHECK((std::isfinite(s) && s > 0));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("stage probe: every probe on one thread and on three") {
+  StageProbe probe(StageProbe::kMinimumBytes, {0, 1023});  // the second cannot be had
+  for (const int threads : {1, 3}) {
+    CAPTURE(threads);
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      check_timings(probe.matmul(threads, dtype, 1, 0), 4, true, true);
+      check_timings(probe.matmul(threads, dtype, 17, 0), 1, true, true);
+      check_timings(probe.attention(threads, dtype, 1, 1024, 0), 1, true, true);
+      check_timings(probe.attention(threads, dtype, 33, 600, 0), 1, true, true);
+    }
+    check_timings(probe.elementwise(threads, 1, 0), 1, false, true);
+    check_timings(probe.empty_ops(threads, 0, 0), 1, false, false);
+    check_timings(probe.empty_ops(threads, 16, 0), 1, false, false);
+  }
+}
+
+TEST_CASE("stage probe: bad arguments are refused") {
+  StageProbe probe(0, {});  // raised to the minimum
+  CHECK_THROWS_AS(probe.matmul(0, DType::kF32, 1, 0), Error);
+  CHECK_THROWS_AS(probe.matmul(1, DType::kF32, 0, 0), Error);
+  CHECK_THROWS_AS(probe.matmul(1, DType::kF32, 1 << 20, 0), Error);
+  CHECK_THROWS_AS(probe.attention(1, DType::kF32, 5, 4, 0), Error);
+  CHECK_THROWS_AS(probe.elementwise(1, 0, 0), Error);
+  CHECK_THROWS_AS(probe.empty_ops(1, -1, 0), Error);
+}
+
+}  // namespace helm::test

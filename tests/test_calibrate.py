@@ -1,0 +1,174 @@
+"""The measured profile: its format, its cache, and the choice of threads."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helm import calibrate, profile_cache
+from helm.calibrate import DTYPES, TOKENS, choose_threads, measure_profile, thread_candidates
+from helm.profile import Profile
+
+
+@pytest.fixture(scope="module")
+def measured() -> Profile:
+    return measure_profile(budget_s=0.2)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+class Counter:
+    """Stands for the measurement."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile, self.calls = profile, 0
+
+    def __call__(self, _progress: object) -> Profile:
+        self.calls += 1
+        return dataclasses.replace(self.profile, name=f"measurement {self.calls}")
+
+
+def test_profile_is_complete_and_valid(measured: Profile) -> None:
+    assert Profile.from_json(measured.to_json()) == measured
+    assert not measured.estimated
+    assert measured.accelerator is None
+    assert measured.link is None
+    cpu = measured.cpu
+    assert cpu.threads in cpu.thread_sweep
+    assert cpu.memory_bytes > 0
+    for table in (cpu.matvec_bytes_per_s, cpu.attention_bytes_per_s, cpu.attention_flops):
+        assert set(table) == set(DTYPES)
+        assert all(1e6 < rate < 1e14 for rate in table.values())
+    assert {dtype: tuple(rates) for dtype, rates in cpu.matmul_flops.items()} == dict.fromkeys(
+        DTYPES, TOKENS
+    )
+    assert 0 <= cpu.op_s < 1
+    assert 0 <= cpu.step_s < 1
+    assert math.isfinite(cpu.activation_bytes_per_s)
+
+
+def test_one_token_product_is_the_matrix_vector_rate(measured: Profile) -> None:
+    cpu = measured.cpu
+    for dtype, size in (("f32", 4), ("f16", 2), ("bf16", 2)):
+        expected = cpu.matvec_bytes_per_s[dtype] / size * 2
+        assert cpu.matmul_flops[dtype][1] == pytest.approx(expected)
+
+
+def test_progress_rises_from_zero_to_one() -> None:
+    seen: list[float] = []
+    measure_profile(lambda _what, share: seen.append(share), budget_s=0.1)
+    assert seen == sorted(seen)
+    assert (seen[0], seen[-1]) == (0.0, 1.0)
+
+
+def test_undisturbed_runs_decide_when_there_are_enough() -> None:
+    shape = calibrate.Shape(1.0, 1.0)
+    shape.run_s = [9.0] * 50 + [1.0] * 50
+    assert shape.seconds == pytest.approx(1.0)  # none known to be undisturbed: the quickest
+    shape.undisturbed_s = [2.0, 2.0, 2.1]
+    assert shape.seconds == 2.0
+
+
+@pytest.mark.parametrize(
+    ("matvec", "matmul", "threads"),
+    [
+        ({1: 10.0}, {1: 50.0}, 1),
+        ({1: 10.0, 2: 19.0}, {1: 50.0, 2: 99.0}, 2),
+        ({1: 10.0, 2: 9.9}, {1: 50.0, 2: 99.0}, 1),  # never slower than one
+        ({1: 10.0, 2: 10.1}, {1: 50.0, 2: 50.5}, 1),  # a tie: fewer
+        ({1: 10.0, 2: 20.0, 4: 20.1}, {1: 50.0, 2: 99.0, 4: 190.0}, 4),  # prefill still gains
+        ({1: 10.0, 2: 20.0, 4: 20.1}, {1: 50.0, 2: 99.0, 4: 100.0}, 2),
+        ({1: 10.0, 2: 20.0, 4: 15.0}, {1: 50.0, 2: 99.0, 4: 190.0}, 2),  # decode comes first
+    ],
+)
+def test_choice_of_threads(
+    matvec: dict[int, float], matmul: dict[int, float], threads: int
+) -> None:
+    assert choose_threads(matvec, matmul) == threads
+
+
+def test_thread_candidates() -> None:
+    assert [thread_candidates(n) for n in (1, 2, 6, 8)] == [
+        [1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8],
+    ]  # fmt: skip
+
+
+def test_cached_profile_is_not_measured_again(measured: Profile) -> None:
+    measure = Counter(measured)
+    first = profile_cache.machine_profile(measure=measure)
+    again = profile_cache.machine_profile(measure=measure)
+    assert measure.calls == 1
+    assert again.name == first.name == "measurement 1"
+    assert [path.name for path in profile_cache.cache_path().parent.iterdir()] == [
+        profile_cache.cache_path().name
+    ]
+
+
+def test_recalibrating_renews_the_cache(measured: Profile) -> None:
+    measure = Counter(measured)
+    profile_cache.machine_profile(measure=measure)
+    assert profile_cache.machine_profile(recalibrate=True, measure=measure).name == "measurement 2"
+    assert profile_cache.machine_profile(measure=measure).name == "measurement 2"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"format": "helm-plan"}'])
+def test_damaged_cache_is_measured_anew(measured: Profile, content: bytes) -> None:
+    measure = Counter(measured)
+    path = profile_cache.cache_path()
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    profile_cache.machine_profile(measure=measure)
+    assert measure.calls == 1
+    assert Profile.from_json(path.read_bytes()).name == "measurement 1"
+
+
+def test_cache_that_cannot_be_written_does_no_harm(measured: Profile, cache: Path) -> None:
+    cache.write_text("a file where a folder should be")
+    measure = Counter(measured)
+    assert profile_cache.machine_profile(measure=measure).name == "measurement 1"
+
+
+def test_memory_is_that_of_today(measured: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile_cache.machine_profile(measure=Counter(measured))
+    monkeypatch.setattr(profile_cache, "memory_available", lambda: 12345)
+    found = profile_cache.machine_profile(measure=Counter(measured))
+    assert found.cpu.memory_bytes == 12345
+
+
+@pytest.mark.parametrize("fact", ["cpu_affinity", "cpu_quota", "memory_capacity"])
+def test_another_machine_has_another_key(fact: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = profile_cache.cache_key()
+    other = {"cpu_affinity": {0, 9}, "cpu_quota": 0.5, "memory_capacity": 1}[fact]
+    monkeypatch.setattr(profile_cache, fact, lambda: other)
+    assert profile_cache.cache_key() != before
+
+
+def test_command_prints_the_cached_profile_and_writes_it(measured: Profile, tmp_path: Path) -> None:
+    profile_cache.machine_profile(measure=Counter(measured))
+    out = tmp_path / "machine.json"
+    command = [sys.executable, "-m", "helm", "profile"]
+    table = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert table.returncode == 0, table.stderr
+    assert "products, 512 tokens" in table.stdout
+    assert "from the cache" in table.stderr
+    written = subprocess.run(
+        [*command, "--json", "--output", str(out)], capture_output=True, text=True, timeout=60
+    )
+    assert written.returncode == 0, written.stderr
+    assert Profile.from_json(written.stdout).name == "measurement 1"
+    assert Profile.from_json(out.read_bytes()).cpu.threads == measured.cpu.threads
+    refused = subprocess.run(
+        [*command, "--output", str(tmp_path / "absent" / "machine.json")],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert refused.returncode != 0
+    assert refused.stderr.startswith("error: [profile] cannot write")

@@ -1,0 +1,208 @@
+"""helm-llm plan as users run it: without weights, without a GPU, for machines they do not have."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helm.config import read_config
+from helm.plan import make_plan
+from helm.profile import load_profile, preset_names
+from helm.workload import Workload
+
+CONFIGS = Path(__file__).parent / "data" / "configs"
+QWEN = str(CONFIGS / "qwen3-8b.json")
+LLAMA = str(CONFIGS / "llama-3.1-70b.json")
+ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
+PURPOSES = ("weights", "kv", "activations", "workspace", "staging", "reserve")
+
+
+def helm(*arguments: str, status: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(
+        [sys.executable, "-m", "helm", "plan", *arguments], env={**ENVIRONMENT, **environment},
+        capture_output=True, text=True, encoding="utf-8", timeout=120,
+    )  # fmt: skip
+    assert result.returncode == status, result.stderr
+    assert "Traceback" not in result.stderr
+    return result
+
+
+def helm_json(*arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(helm(*arguments, "--json").stdout)
+    return found
+
+
+def test_the_plan_is_a_picture_with_its_reasons() -> None:
+    out = helm(QWEN, "--profile", "thesis-4060", "--objective", "decode").stdout
+    assert "\x1b" not in out, "no colours in a pipe"
+    assert max(map(len, out.splitlines())) <= 80
+    lanes = re.findall(r"^  (CPU|GPU) +([ECGH]+) *$", out, re.M)
+    assert lanes == [("CPU", "E" + "C" * 19), ("GPU", "G" * 17 + "H")]
+    for text in (
+        "an estimate, not measured", "blocks 0-18", "blocks 19-35", "KV cache", "limit",
+        "time to first token", "at 576 positions", "at the full context of 4,096",
+        "bottleneck cpu memory bandwidth", "+1 GiB VRAM", "+10 GB/s RAM bandwidth",
+        "all on the GPU", "fill the GPU", "all on the CPU", "% slower",
+    ):  # fmt: skip
+        assert text in " ".join(out.split()), text
+    assert re.search(r"misses \d+\.\d\d GiB on GPU", out)
+
+
+def test_the_readme_shows_what_is_printed() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    command = "$ helm-llm plan tests/data/configs/qwen3-8b.json "
+    shown = readme.split(command)[1].split("```")[0].splitlines()
+    out = [line.rstrip() for line in helm(QWEN, *shown[0].split()).stdout.splitlines()]
+    assert [line for line in shown[1:] if line != "..." and line not in out] == []
+
+
+def test_json_has_the_documented_names_and_the_plan_s_values() -> None:
+    found = helm_json(QWEN, "--profile", "thesis-4060", "--context", "2048")
+    plan = make_plan(
+        read_config(Path(QWEN)), None, max_sequences=1, profile=load_profile("thesis-4060"),
+        workload=Workload(context=2048, objective="total"),
+    )  # fmt: skip
+    assert plan.prediction is not None
+    assert (found["units_cpu"], found["units_accelerator"]) == (
+        plan.units_cpu, plan.units_accelerator,
+    )  # fmt: skip
+    assert found["units_cpu"] + found["units_accelerator"] == 38
+    predicted = plan.prediction.predicted
+    assert found["predicted"]["ttft_s"] == predicted.ttft_s
+    assert found["predicted"]["decode_tokens_per_s"] == predicted.decode_tokens_per_s
+    for device in ("cpu", "accelerator"):
+        for purpose in PURPOSES:
+            size = getattr(plan.memory[device], f"{purpose}_bytes")
+            assert found["memory"][device][f"{purpose}_bytes"] == size
+    assert found["bottleneck"] == plan.prediction.bottleneck
+    assert [a["label"] for a in found["alternatives"]] == [
+        a.label for a in plan.prediction.alternatives
+    ]
+    assert found["profile"]["estimated"] is True
+
+
+@pytest.mark.parametrize("objective", ["decode", "ttft", "total", "throughput"])
+def test_every_objective_is_best_at_itself(objective: str) -> None:
+    key = {"decode": "decode_s", "ttft": "ttft_s"}.get(objective, "total_s")
+    arguments = (QWEN, "--profile", "rtx-4070-12gb-ddr5", "--batch", "2")
+    own = helm_json(*arguments, "--objective", objective)["predicted"][key]
+    other = helm_json(*arguments, "--objective", "ttft" if objective == "decode" else "decode")
+    assert own <= other["predicted"][key]
+
+
+def test_options_reach_the_plan() -> None:
+    found = helm_json(
+        LLAMA, "--profile", "thesis-3090", "--ram", "300GB", "--vram", "10GiB", "--prompt", "100",
+        "--output", "20", "--batch", "2", "--context", "1000", "--dtype", "f16", "--kv-dtype",
+        "f32",
+    )  # fmt: skip
+    assert found["workload"] == {
+        "prompt": 100, "output": 20, "batch": 2, "context": 1000, "objective": "total",
+    }  # fmt: skip
+    assert found["limits"] == {"cpu": 300 * 10**9, "accelerator": 10 << 30}
+    assert sum(found["memory"]["accelerator"].values()) <= 10 << 30
+    assert found["model"]["dtypes"] == ["f16"]
+    assert found["model"]["kv_dtype"] == "f32"
+
+
+def test_an_80_layer_model_fits_80_columns() -> None:
+    out = helm(LLAMA, "--profile", "thesis-3090", "--ram", "200GiB").stdout
+    assert "(one letter for 2 blocks)" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_bundled_model_and_a_folder_without_weights(tmp_path: Path) -> None:
+    assert "bundled" in helm("--profile", "cpu-laptop-16gb").stdout
+    (tmp_path / "config.json").write_text(Path(QWEN).read_text())
+    found = helm_json(str(tmp_path), "--profile", "rtx-4090-24gb-ddr5")
+    assert found["model"]["name"] == tmp_path.name
+    assert found["units_cpu"] <= 1  # the embedding, of which a token needs one row
+    (tmp_path / "model.safetensors").write_bytes(b"torn")
+    shown = helm(str(tmp_path), "--profile", "rtx-4090-24gb-ddr5")
+    assert "planned from config.json alone" in shown.stderr
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_plots(suffix: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="an optional extra")
+    file = tmp_path / f"plan.{suffix}"
+    helm(QWEN, "--profile", "thesis-4060", "--plot", str(file))
+    data = file.read_bytes()
+    assert len(data) > 5000
+    magic = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[suffix]
+    assert data.startswith(magic)
+
+
+def test_a_plot_of_a_machine_without_a_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="an optional extra")
+    file = tmp_path / "plan.png"
+    helm(QWEN, "--profile", "cpu-desktop-64gb-ddr5", "--objective", "total", "--plot", str(file))
+    assert len(file.read_bytes()) > 5000
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    result = helm(
+        QWEN, "--profile", "thesis-4060", "--plot", "x.png", status=2, PYTHONPATH=path
+    )  # fmt: skip
+    assert "pip install 'helm-llm[plot]'" in result.stderr
+
+
+def test_profiles_are_listed() -> None:
+    out = helm("--list-profiles").stdout
+    assert all(name in out for name in preset_names())
+    assert "estimates" in out
+
+
+def test_a_model_too_large_says_what_is_missing_where() -> None:
+    result = helm(LLAMA, "--profile", "rtx-4060-8gb-ddr5", status=1)
+    assert result.stdout == ""
+    assert re.search(r"\d+\.\d\d GiB missing on the (accelerator|cpu)", result.stderr)
+    assert re.search(r"\d+\.\d\d GiB more host memory would do", result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((QWEN, "--profile", "rtx-9999"), "presets are .*thesis-4060"),
+        ((QWEN, "--profile", "thesis-4060", "--vram", "lots"), "--vram is 'lots'; expected a size"),
+        ((QWEN, "--profile", "thesis-4060", "--ram=-1"), "--ram is '-1'; expected a size"),
+        ((QWEN, "--profile", "cpu-laptop-16gb", "--vram", "8GiB"), "has no accelerator"),
+        ((QWEN, "--profile", "thesis-4060", "--context", "0"), "context is 0"),
+        ((QWEN, "--profile", "thesis-4060", "--context", "99999"), "the model allows 1 to 40960"),
+        ((QWEN, "--profile", "thesis-4060", "--batch", "0"), "batch is 0; expected 1 to 4096"),
+        ((QWEN, "--profile", "thesis-4060", "--prompt", "0"), "prompt is 0; expected 1 to"),
+        ((QWEN, "--profile", "thesis-4060", "--plot", "plan.gif"), "ending in .png"),
+        ((QWEN, "--profile", "thesis-4060", "--plot", "/absent/x.png"), "cannot write to /absent"),
+        (("/absent/config.json", "--profile", "thesis-4060"), "does not exist"),
+        (("/absent", "--profile", "thesis-4060"), "no folder /absent"),
+        (("Absent/Model", "--profile", "thesis-4060"), "HF_HUB_OFFLINE is set"),
+        ((__file__, "--profile", "thesis-4060"), "test_cli_plan.py"),
+    ],
+)
+def test_wrong_input_is_named(arguments: tuple[str, ...], message: str) -> None:
+    assert re.search(message, helm(*arguments, status=2).stderr)
+
+
+def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
+    result = helm(str(tmp_path), "--profile", "thesis-4060", status=2)
+    assert "config.json does not exist" in result.stderr
+
+
+@pytest.mark.parametrize("rate", ["NaN", "-1", "0", "Infinity", "null"])
+def test_a_profile_with_an_impossible_rate(rate: str, tmp_path: Path) -> None:
+    text = load_profile("thesis-4060").to_json()
+    file = tmp_path / "mine.json"
+    file.write_text(
+        re.sub(r'("latency_s": )[^,]+,', rf"\g<1>{'-1' if rate == '0' else rate},", text)
+    )
+    result = helm(QWEN, "--profile", str(file), status=2)
+    assert "mine.json" in result.stderr
