@@ -206,3 +206,30 @@ def test_a_profile_with_an_impossible_rate(rate: str, tmp_path: Path) -> None:
     )
     result = helm(QWEN, "--profile", str(file), status=2)
     assert "mine.json" in result.stderr
+
+
+def test_run_predicts_when_the_machine_has_been_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("helm._helm", reason="the native module is not built")
+    from helm.profile_cache import cache_path, save_profile
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    command = [sys.executable, "-m", "helm", "run", "--max-tokens", "4"]
+
+    def plan_line() -> str:
+        result = subprocess.run(
+            command, env={**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path)}, capture_output=True,
+            text=True, encoding="utf-8", timeout=120,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        return next(line for line in result.stderr.splitlines() if line.startswith("[plan"))
+
+    assert "predicted" not in plan_line()
+    assert not list(tmp_path.rglob("*.json")), "run must not measure"
+    cache_path().parent.mkdir(parents=True)
+    save_profile(load_profile("cpu-desktop-64gb-ddr5"), cache_path())
+    assert re.search(r"\| predicted [\d,]+\.\d tokens/s\]$", plan_line())
+    too_small = subprocess.run([*command, "--ram", "1MiB"], env=ENVIRONMENT, capture_output=True)
+    assert too_small.returncode == 1
+    assert b"1.0 MiB are available" in too_small.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from helm.config import read_config
 from helm.errors import InvalidError, OutOfMemoryError
 from helm.explain import memory_rows, picture, rivals, segments, term_rows, to_dict, trade
+from helm.plan_format import DTYPE_BYTES
 from helm.planning import Request, Study, study
 from helm.plots import by_boundary, objective_terms
 from helm.profile import load_profile
@@ -171,6 +173,21 @@ def test_vram_and_ram_are_limits() -> None:
         plan(accelerator_bytes=0, cpu_bytes=4 * GIB)
     with pytest.raises(InvalidError, match="has no accelerator"):
         plan(profile="cpu-desktop-64gb-ddr5", accelerator_bytes=GIB)
+
+
+def test_bandwidth_counts_where_the_product_of_one_token_was_measured() -> None:
+    """Such a profile says the same rate twice: as bytes/s and as FLOP/s of one token."""
+    machine = load_profile("cpu-desktop-64gb-ddr5")
+    cpu = machine.cpu
+    read = {
+        dtype: 2.0 * cpu.matvec_bytes_per_s[dtype] / DTYPE_BYTES[dtype] for dtype in DTYPE_BYTES
+    }
+    flops = {d: {**rates, 1: read[d]} for d, rates in cpu.matmul_flops.items()}
+    measured = dataclasses.replace(machine, cpu=dataclasses.replace(cpu, matmul_flops=flops))
+    found = study("q", read_config(CONFIGS / "qwen3-8b.json"), None, measured, Request())
+    now = found.best.predicted.decode_tokens_per_s
+    added = 10e9 / max(cpu.matvec_bytes_per_s.values())
+    assert found.gains[-1].decode_tokens_per_s / now == pytest.approx(1 + added, rel=0.02)
 
 
 @pytest.mark.parametrize(

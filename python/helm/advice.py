@@ -13,8 +13,9 @@ from helm.budget import itemise
 from helm.candidate import Candidate
 from helm.errors import OutOfMemoryError
 from helm.op_cost import CostedGraph
+from helm.plan_format import DTYPE_BYTES
 from helm.pricing import Site, make_setting
-from helm.profile import AcceleratorProfile, Profile
+from helm.profile import AcceleratorProfile, CpuProfile, Profile
 from helm.search import SearchResult, memory_bytes, missing, search
 from helm.units import size_text
 from helm.workload import ResourceLimits, Space, Workload
@@ -218,12 +219,24 @@ def _faster_memory(profile: Profile, added: float) -> Profile:
     factor = 1.0 + added / max(cpu.matvec_bytes_per_s.values())
     cpu = dataclasses.replace(
         cpu,
+        matmul_flops={
+            dtype: {n: rate * factor if _reads(cpu, dtype, n) else rate for n, rate in t.items()}
+            for dtype, t in cpu.matmul_flops.items()
+        },
         thread_sweep={count: rate * factor for count, rate in cpu.thread_sweep.items()},
         matvec_bytes_per_s={d: rate * factor for d, rate in cpu.matvec_bytes_per_s.items()},
         attention_bytes_per_s={d: rate * factor for d, rate in cpu.attention_bytes_per_s.items()},
         activation_bytes_per_s=cpu.activation_bytes_per_s * factor,
     )
     return dataclasses.replace(profile, cpu=cpu)
+
+
+def _reads(cpu: CpuProfile, dtype: str, tokens: int) -> bool:
+    """Whether the matrix rate that was measured is that of reading the weights."""
+    if dtype not in cpu.matvec_bytes_per_s:
+        return False
+    reading = 2.0 * tokens / DTYPE_BYTES[dtype] * cpu.matvec_bytes_per_s[dtype]
+    return 0.8 <= cpu.matmul_flops[dtype][tokens] / reading <= 1.25
 
 
 __all__ = [

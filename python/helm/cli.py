@@ -24,6 +24,7 @@ EPILOG = """examples:
   helm-llm run Qwen/Qwen3-0.6B "Water boils at"   a model from the Hugging Face hub
   helm-llm chat ./my-model                        a local folder, many turns
   helm-llm profile                                measure this machine once
+  helm-llm plan Qwen/Qwen3-8B --profile thesis-4060   how fast it would be on that machine
   helm-llm doctor                                 what this machine offers
 """
 

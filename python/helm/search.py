@@ -190,7 +190,7 @@ class _Best:
                 for r in np.flatnonzero(lacks[:, full] == 0)[:1]
             ]
         for label, row, rank in offers:
-            score = (float(lacks[row, full]), float(rank), float(first[row, full]))
+            score = (float(lacks[row, full] > 0), float(rank), float(first[row, full]))
             if label not in self._labels or score < self._labels[label][0]:
                 self._labels[label] = (score, choice, row)
 
