@@ -28,15 +28,15 @@ import numpy as np
 from helm import _helm
 from helm.calibrate import Quantity, measure_profile
 from helm.checkpoint import TensorInfo
+from helm.compiler.op_cost import CostedGraph
+from helm.compiler.search import search
+from helm.compiler.workload import ResourceLimits, Space, Workload
 from helm.config import ModelConfig
 from helm.graph import Graph
 from helm.machine import cpu_affinity, memory_available, one_cpu_per_core
 from helm.models import build_graph
-from helm.op_cost import CostedGraph
 from helm.plan import make_plan
 from helm.profile import Profile, load_profile
-from helm.search import search
-from helm.workload import ResourceLimits, Space, Workload
 
 # hidden, inner, layers, heads, kv_heads, head_dim, vocabulary: none is a shape of the profile's.
 SHAPES = {

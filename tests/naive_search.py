@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from helm.compiler.op_cost import CostedGraph, Step
 from helm.graph import Attention, Linear
-from helm.op_cost import CostedGraph, Step
 
 F32 = 4
 
@@ -347,7 +347,7 @@ def plans(task: Task) -> list[Plan]:
 def sizes(task: Task, plan: Plan) -> dict[str, int]:
     """Everything on each device. Activations and scratch are those that helm states; weights, KV
     pages and staging are counted here."""
-    from helm.memory import activation_bytes, workspace_bytes
+    from helm.compiler.memory import activation_bytes, workspace_bytes
     from helm.plan_format import KvSpec, Limits
 
     graph, kv = task.model.graph, task.model.graph.kv

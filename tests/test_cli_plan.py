@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from helm.compiler.workload import Workload
 from helm.config import read_config
 from helm.plan import make_plan
 from helm.profile import load_profile, preset_names
-from helm.workload import Workload
 
 CONFIGS = Path(__file__).parent / "data" / "configs"
 QWEN = str(CONFIGS / "qwen3-8b.json")

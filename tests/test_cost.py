@@ -13,18 +13,18 @@ from torch.utils.flop_counter import FlopCounterMode
 import naive_search
 import search_cases
 import small_models
-from helm.budget import itemise
 from helm.checkpoint import read_checkpoint
+from helm.compiler.budget import itemise
+from helm.compiler.cost import prefill_queries
+from helm.compiler.op_cost import CostedGraph, OpCost, Step, causal_pairs, visible_positions
+from helm.compiler.prefill import prepare, price_prefill
+from helm.compiler.pricing import make_setting, page_choices, price_decode
+from helm.compiler.workload import ResourceLimits, Workload
 from helm.config import load_config
-from helm.cost import prefill_queries
 from helm.graph import Attention
 from helm.models import build_graph
-from helm.op_cost import CostedGraph, OpCost, Step, causal_pairs, visible_positions
 from helm.plan import make_plan
-from helm.prefill import prepare, price_prefill
-from helm.pricing import make_setting, page_choices, price_decode
 from helm.profile import Profile
-from helm.workload import ResourceLimits, Workload
 
 
 def costed(name, dtype="f32", kv_dtype="f32"):

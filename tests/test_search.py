@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 import naive_search
 import search_cases
-from helm.advice import largest_context, require, sensitivity, shortage
+from helm.compiler.advice import largest_context, require, sensitivity, shortage
+from helm.compiler.op_cost import CostedGraph
+from helm.compiler.search import search
+from helm.compiler.workload import OBJECTIVES, ResourceLimits, Space, Workload
 from helm.config import ModelConfig, load_config
 from helm.errors import InvalidError, OutOfMemoryError, PlanError, ProfileError
 from helm.models import build_graph
-from helm.op_cost import CostedGraph
 from helm.plan import Plan, check_model, make_plan
 from helm.profile import Profile, load_profile
-from helm.search import search
-from helm.workload import OBJECTIVES, ResourceLimits, Space, Workload
 
 THESIS = json.loads((Path(__file__).parent / "data" / "thesis.json").read_text())
 PAIRS = [(card, name) for card, found in THESIS["partitions_units"].items() for name in found]

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from helm.budget import PURPOSES
-from helm.candidate import Candidate, term_name
-from helm.planning import Study
+from helm.compiler.budget import PURPOSES
+from helm.compiler.candidate import Candidate, term_name
+from helm.compiler.planning import Study
 from helm.units import size_text
 
 FORMAT = "helm-explanation"
@@ -207,7 +207,7 @@ def to_dict(study: Study) -> dict[str, Any]:
     schedule: see `helm.plan_format.Schedule`.
     predicted: ttft_s, decode_s (one step at the expected context), decode_tokens_per_s,
     full_context_decode_s, full_context_decode_tokens_per_s, total_s, tokens_per_s, decode_terms
-    and prefill_terms (seconds by term, see `helm.cost.TERMS`).
+    and prefill_terms (seconds by term, see `helm.compiler.cost.TERMS`).
     memory: device -> weights_bytes, kv_bytes, activations_bytes, workspace_bytes, staging_bytes,
     reserve_bytes. limits: device -> bytes the plan may take.
     bottleneck, prefill_bottleneck: text. label: of the plain plan it equals, or "search".

@@ -13,16 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from helm.advice import largest_context, require
-from helm.candidate import Candidate
 from helm.checkpoint import TensorInfo
+from helm.compiler.advice import largest_context, require
+from helm.compiler.candidate import Candidate
+from helm.compiler.memory import activation_bytes, workspace_bytes
+from helm.compiler.op_cost import CostedGraph
+from helm.compiler.placement import memory_use, placed_units, prediction, schedule
+from helm.compiler.workload import DEFAULT_RESERVE_BYTES, ResourceLimits, Space, Workload
 from helm.config import ModelConfig
 from helm.errors import InvalidError, OutOfMemoryError, PlanError
 from helm.graph import Graph
-from helm.memory import activation_bytes, workspace_bytes
 from helm.models import build_graph
-from helm.op_cost import CostedGraph
-from helm.placement import memory_use, placed_units, prediction, schedule
 from helm.plan_format import (
     DTYPE_BYTES,
     DType,
@@ -44,7 +45,6 @@ from helm.weights import (
     place_tensors,
     resident_bytes,
 )
-from helm.workload import DEFAULT_RESERVE_BYTES, ResourceLimits, Space, Workload
 
 __all__ = [
     "DEFAULT_RESERVE_BYTES",

@@ -9,7 +9,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from helm.candidate import Predicted
+from helm.compiler.candidate import Predicted
+from helm.compiler.workload import Workload
 from helm.errors import InvalidError, PlanError
 from helm.graph import (
     OPS,
@@ -20,7 +21,6 @@ from helm.graph import (
 )
 from helm.jsonio import Reader, decode, encode, parse
 from helm.rope import RopeTable
-from helm.workload import Workload
 
 FORMAT = "helm-plan"
 VERSION = 1

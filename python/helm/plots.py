@@ -12,11 +12,11 @@ from helm.explain import memory_rows
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from helm.candidate import Candidate
-    from helm.planning import Study
+    from helm.compiler.candidate import Candidate
+    from helm.compiler.planning import Study
 
 SUFFIXES = (".png", ".svg", ".pdf")
-# Stacked from below: name, colour and the terms of helm.cost.TERMS that it sums.
+# Stacked from below: name, colour and the terms of helm.compiler.cost.TERMS that it sums.
 _STACK = (
     ("CPU: reading weights", "#1f5fa8", ("cpu_memory_s",)),
     ("CPU: matrix products", "#4a90d9", ("cpu_compute_s",)),

@@ -153,8 +153,8 @@ def plan_line(llm: LLM) -> str:
 def predicted_rate(llm: LLM) -> float | None:
     """Decode tokens/s of one sequence by the plan's own prediction, or else by this machine's
     profile if `helm-llm profile` has measured it; never measures. None if nothing is known."""
+    from helm.compiler.planning import cpu_decode_rate
     from helm.errors import HelmError
-    from helm.planning import cpu_decode_rate
     from helm.profile_cache import cached_profile
 
     if llm.plan.prediction is not None:

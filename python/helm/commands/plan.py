@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helm.commands import common
+from helm.compiler.workload import OBJECTIVES
 from helm.errors import CheckpointError, InvalidError
-from helm.workload import OBJECTIVES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from helm.checkpoint import TensorInfo
+    from helm.compiler.planning import Study
     from helm.config import ModelConfig
-    from helm.planning import Study
     from helm.profile import Profile
 
 HELP = "show where a model would run, how fast and why, without loading it"
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _study(args: argparse.Namespace) -> tuple[Study, list[str]]:
-    from helm.planning import Request, study
+    from helm.compiler.planning import Request, study
     from helm.units import parse_size
 
     def size(text: str | None, option: str) -> int | None:

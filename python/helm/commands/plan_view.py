@@ -15,7 +15,7 @@ from helm.units import size_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from helm.planning import Study
+    from helm.compiler.planning import Study
 
 _COLORS = {"cpu": "cyan", "accelerator": "green"}
 _NAMES = {"cpu": "CPU", "accelerator": "GPU"}

@@ -8,11 +8,11 @@ from typing import Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from helm.cost import attentions, position_bytes
-from helm.memory import activation_bytes, workspace_bytes
+from helm.compiler.cost import attentions, position_bytes
+from helm.compiler.memory import activation_bytes, workspace_bytes
+from helm.compiler.pricing import Setting, Site
+from helm.compiler.workload import Mode
 from helm.plan_format import KvSpec, Limits
-from helm.pricing import Setting, Site
-from helm.workload import Mode
 
 Purpose = Literal["weights", "kv", "activations", "workspace", "staging", "reserve"]
 PURPOSES: tuple[Purpose, ...] = (

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from helm.compiler.op_cost import CostedGraph, Step
 from helm.graph import Attention, Linear, Op, Unit
-from helm.op_cost import CostedGraph, Step
 from helm.plan_format import DTYPE_BYTES
 from helm.profile import DeviceProfile
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from helm.cost import (
+from helm.compiler.cost import (
     ATTENTION,
     DEVICE_TERMS,
     F64,
@@ -28,11 +28,11 @@ from helm.cost import (
     unit_s,
     visible,
 )
+from helm.compiler.op_cost import Step
+from helm.compiler.pricing import Bools, Priced, Setting, Site, crossing_s, unit_times
+from helm.compiler.workload import Mode
 from helm.graph import Unit
-from helm.op_cost import Step
-from helm.pricing import Bools, Priced, Setting, Site, crossing_s, unit_times
 from helm.profile import AcceleratorProfile, CpuProfile
-from helm.workload import Mode
 
 
 @dataclass(frozen=True)

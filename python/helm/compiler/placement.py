@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from helm.candidate import Candidate
+from helm.compiler.candidate import Candidate
+from helm.compiler.search import SearchResult
+from helm.compiler.workload import Workload
 from helm.graph import Graph
 from helm.plan_format import (
     Alternative,
@@ -16,8 +18,6 @@ from helm.plan_format import (
     Schedule,
 )
 from helm.profile import Profile
-from helm.search import SearchResult
-from helm.workload import Workload
 
 _ALTERNATIVES = 5  # the best of those not chosen, besides the labelled
 

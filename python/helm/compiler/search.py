@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from helm.budget import PURPOSES, Budget, Items, itemise
-from helm.candidate import Candidate, Missing, Predicted
-from helm.cost import F64, classify
-from helm.op_cost import CostedGraph
-from helm.prefill import prepare, price_prefill
-from helm.pricing import Priced, Setting, Site, make_setting, price_decode
+from helm.compiler.budget import PURPOSES, Budget, Items, itemise
+from helm.compiler.candidate import Candidate, Missing, Predicted
+from helm.compiler.cost import F64, classify
+from helm.compiler.op_cost import CostedGraph
+from helm.compiler.prefill import prepare, price_prefill
+from helm.compiler.pricing import Priced, Setting, Site, make_setting, price_decode
+from helm.compiler.workload import Mode, Overflow, ResourceLimits, Space, Workload
 from helm.profile import Profile
-from helm.workload import Mode, Overflow, ResourceLimits, Space, Workload
 
 _SITES: tuple[Site, ...] = ("accelerator", "cpu")
 

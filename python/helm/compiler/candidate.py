@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from helm.compiler.workload import Mode, Overflow
 from helm.units import size_text
-from helm.workload import Mode, Overflow
 
 _BOTTLENECKS = {
     "cpu_memory_s": "cpu memory bandwidth",
@@ -44,7 +44,7 @@ class Missing:
 class Predicted:
     """Predicted seconds and rates. decode_s: one step of all sequences at the expected context.
     total_s: the workload from its first to its last token. The terms add up to decode_s and
-    ttft_s; see `helm.cost.TERMS`."""
+    ttft_s; see `helm.compiler.cost.TERMS`."""
 
     ttft_s: float
     decode_s: float
@@ -147,7 +147,7 @@ class Candidate:
 
 
 def term_name(term: str) -> str:
-    """A term of `helm.cost.TERMS` in words."""
+    """A term of `helm.compiler.cost.TERMS` in words."""
     return _BOTTLENECKS.get(term, "saved by overlap")
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from helm.cost import (
+from helm.compiler.cost import (
     ATTENTION,
     DEVICE_TERMS,
     F64,
@@ -31,10 +31,10 @@ from helm.cost import (
     unit_s,
     visible,
 )
+from helm.compiler.op_cost import CostedGraph, Step
+from helm.compiler.workload import Overflow, ResourceLimits, Workload
 from helm.graph import Attention
-from helm.op_cost import CostedGraph, Step
 from helm.profile import AcceleratorProfile, CpuProfile, LinkProfile, Profile
-from helm.workload import Overflow, ResourceLimits, Workload
 
 Site = Literal["cpu", "accelerator"]
 _F32 = 4

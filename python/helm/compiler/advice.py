@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from helm.budget import itemise
-from helm.candidate import Candidate
+from helm.compiler.budget import itemise
+from helm.compiler.candidate import Candidate
+from helm.compiler.op_cost import CostedGraph
+from helm.compiler.pricing import Site, make_setting
+from helm.compiler.search import SearchResult, memory_bytes, missing, search
+from helm.compiler.workload import ResourceLimits, Space, Workload
 from helm.errors import OutOfMemoryError
-from helm.op_cost import CostedGraph
 from helm.plan_format import DTYPE_BYTES
-from helm.pricing import Site, make_setting
 from helm.profile import AcceleratorProfile, CpuProfile, Profile
-from helm.search import SearchResult, memory_bytes, missing, search
 from helm.units import size_text
-from helm.workload import ResourceLimits, Space, Workload
 
 _GIB = 2**30
 _GB_PER_S = 1e9

@@ -10,18 +10,18 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from helm.advice import Gain, sensitivity
-from helm.candidate import Candidate
 from helm.checkpoint import TensorInfo
+from helm.compiler.advice import Gain, sensitivity
+from helm.compiler.candidate import Candidate
+from helm.compiler.op_cost import CostedGraph
+from helm.compiler.search import SearchResult, memory_bytes, search
+from helm.compiler.workload import OBJECTIVES, ResourceLimits, Space, Workload
 from helm.config import ModelConfig
 from helm.errors import InvalidError
 from helm.models import build_graph
-from helm.op_cost import CostedGraph
 from helm.plan import costed_graph, make_plan
 from helm.plan_format import Plan
 from helm.profile import Profile
-from helm.search import SearchResult, memory_bytes, search
-from helm.workload import OBJECTIVES, ResourceLimits, Space, Workload
 
 DEFAULT_CONTEXT = 4096
 _STEP_TOKENS = 512
