@@ -1,5 +1,7 @@
 #include "base/thread_pool.h"
 
+#include <chrono>
+
 namespace helm {
 namespace {
 
@@ -11,15 +13,29 @@ void pause() {
 #endif
 }
 
-// About 50-100 us of pauses: longer than the imbalance between members inside a step and than
-// sampling between two steps, short enough that an idle engine leaves its cores to others.
-constexpr int kSpins = 2000;
+using Clock = std::chrono::steady_clock;
 
-// Returns once `value` differs from `old`: spins first, then sleeps in the kernel.
-void wait_while(const std::atomic<uint32_t>& value, uint32_t old) {
-  for (int i = 0; i < kSpins; ++i) {
+// Sleeping in the kernel is cheap for others and dear for us: a wake-up takes 50 us and more,
+// above all in a virtual machine, and one late member makes all others wait and fall asleep in
+// turn. Inside a step members are never apart for long, so they stay awake; between steps they wait
+// about as long as sampling takes, so that an idle engine leaves its cores to others.
+constexpr std::chrono::microseconds kAwakeInStep{5000};
+constexpr std::chrono::microseconds kAwakeBetweenSteps{500};
+
+// Pauses before the first yield, some 20 us: long enough for the usual imbalance.
+constexpr int kPauses = 500;
+
+// Returns once `value` differs from `old`: pauses, then yields to whoever shares the core, then
+// sleeps in the kernel.
+void wait_while(const std::atomic<uint32_t>& value, uint32_t old, std::chrono::microseconds awake) {
+  for (int i = 0; i < kPauses; ++i) {
     if (value.load(std::memory_order_acquire) != old) return;
     pause();
+  }
+  const Clock::time_point deadline = Clock::now() + awake;
+  while (Clock::now() < deadline) {
+    if (value.load(std::memory_order_acquire) != old) return;
+    std::this_thread::yield();
   }
   while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }
@@ -59,7 +75,7 @@ void ThreadPool::run(const std::function<void(Team&)>& work) {
 void ThreadPool::member_loop(int worker) {
   uint32_t seen = 0;
   while (true) {
-    wait_while(epoch_, seen);
+    wait_while(epoch_, seen, kAwakeBetweenSteps);
     ++seen;  // one call of run() at a time: the epoch never advances twice unseen
     if (stop_.load(std::memory_order_relaxed)) return;
     Team team(this, worker, size_);
@@ -75,7 +91,7 @@ void ThreadPool::arrive_and_wait() {
     barrier_phase_.fetch_add(1, std::memory_order_release);
     barrier_phase_.notify_all();
   } else {
-    wait_while(barrier_phase_, phase);
+    wait_while(barrier_phase_, phase, kAwakeInStep);
   }
 }
 

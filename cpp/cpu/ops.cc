@@ -13,8 +13,13 @@ namespace {
 // Small pieces keep all members busy to the end; each must outweigh taking it (about 100 ns).
 constexpr int64_t kTokensPerPiece = 4;
 
-// Weight bytes of a piece of a matrix-vector product: a few microseconds of memory bandwidth.
-constexpr int64_t kDecodePieceBytes = int64_t{64} << 10;
+// A matrix-vector product is cut in this many pieces per member, within bounds on the weight bytes
+// of a piece: each start of a piece drains the prefetch streams (pieces of 64 KiB cost a fifth of
+// the bandwidth of pieces of 512 KiB on two Zen 4 cores), while few pieces leave members idle at
+// the end.
+constexpr int64_t kDecodePieces = 4;
+constexpr int64_t kDecodePieceLeastBytes = int64_t{64} << 10;
+constexpr int64_t kDecodePieceMostBytes = int64_t{1} << 20;
 
 // Above this many rows of input a product is bound by arithmetic, and a piece should hold enough
 // weight rows to pay for converting and re-reading the inputs.
@@ -142,9 +147,7 @@ class BoundLinear : public BoundOp {
   void run(const StepView& step, Team& team) const override {
     const int64_t tokens = rows_of(step, per_output_);
     if (tokens == 0) return;
-    const int64_t piece = tokens > kDecodeTokens
-                              ? kPrefillPieceRows
-                              : std::max<int64_t>(8, align_up(kDecodePieceBytes / row_bytes_, 8));
+    const int64_t piece = tokens > kDecodeTokens ? kPrefillPieceRows : decode_piece(team.size());
     team.parallel_for(rows_, piece, [&](int64_t begin, int64_t end) {
       for (const Part& part : parts_) run_part(part, begin, end, tokens, team.worker());
     });
@@ -159,6 +162,13 @@ class BoundLinear : public BoundOp {
     int64_t row_bytes;
     void (*kernel)(const MatmulArgs&);
   };
+
+  // Weight rows of a piece of a matrix-vector product shared by `members`.
+  int64_t decode_piece(int members) const {
+    const int64_t bytes = std::clamp(rows_ * row_bytes_ / (kDecodePieces * members),
+                                     kDecodePieceLeastBytes, kDecodePieceMostBytes);
+    return std::max<int64_t>(8, align_up(bytes / row_bytes_, 8));
+  }
 
   // The rows of [begin, end) that lie in this part.
   void run_part(const Part& part, int64_t begin, int64_t end, int64_t tokens, int worker) const {
