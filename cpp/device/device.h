@@ -1,0 +1,117 @@
+// What the engine asks of a device: memory, in-order streams of copies and stages, events, and
+// stages compiled once from a list of ops with bound buffers. Implemented by cpu, sim and cuda.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "helm/plan.h"
+
+namespace helm {
+
+// An address in one device's memory, which only that device dereferences. On the CPU a pointer.
+enum class DeviceAddress : uintptr_t { kNull = 0 };
+
+constexpr DeviceAddress operator+(DeviceAddress address, int64_t bytes) {
+  return static_cast<DeviceAddress>(static_cast<uintptr_t>(address) +
+                                    static_cast<uintptr_t>(bytes));
+}
+
+struct DeviceInfo {
+  std::string kind;          // "cpu", "sim" or "cuda"
+  std::string name;          // for people, as in "NVIDIA GeForce RTX 4060"
+  int64_t memory_bytes = 0;  // in all
+  int64_t free_bytes = 0;    // that allocate() could still hand out
+};
+
+// One sequence's rows in a step.
+struct SequenceRun {
+  int64_t first_row;       // of the step
+  int64_t tokens;          // consecutive rows
+  int64_t first_position;  // of the first row in its sequence
+  const int32_t* pages;    // [blocks, layers], covering first_position + tokens positions; each
+                           // counts in the pool of the device that holds its layer
+};
+
+// What one step works on. Rows of one sequence are consecutive.
+struct StepView {
+  std::span<const int32_t> token_ids;    // [tokens]
+  std::span<const int32_t> positions;    // [tokens]
+  std::span<const int32_t> output_rows;  // [outputs], rows whose logits are wanted
+  std::span<const SequenceRun> runs;
+
+  int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
+  int64_t outputs() const { return static_cast<int64_t>(output_rows.size()); }
+};
+
+// A point in a stream's work. Recording it again moves it.
+class Event {
+ public:
+  virtual ~Event() = default;
+  // Waits until the work before the last record() is done; at once if there was none. Throws the
+  // Error with which that work failed.
+  virtual void synchronize() = 0;
+};
+
+// Work that a device does in the order in which it was enqueued. Different streams overlap.
+// Destroying a stream waits for its work.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  // Copies between host and device. Host memory from allocate_host() is copied at full speed and
+  // while the host goes on; it must stay untouched until a later event of the stream has passed.
+  virtual void upload(DeviceAddress to, const void* from, int64_t bytes) = 0;
+  virtual void download(void* to, DeviceAddress from, int64_t bytes) = 0;
+  virtual void record(Event& event) = 0;
+  virtual void wait(Event& event) = 0;  // later work of this stream waits for the event
+  virtual void synchronize() = 0;       // the host waits for all work; throws as Event does
+};
+
+// A run of ops compiled once. Nothing is allocated, looked up or decided per step beyond its shape.
+class Stage {
+ public:
+  virtual ~Stage() = default;
+  // Enqueues one step. What `step` refers to may change as soon as run() returns.
+  virtual void run(Stream& stream, const StepView& step) = 0;
+};
+
+// Ops and the buffers they are bound to. kNull where no op of the stage refers to a buffer.
+// The plan and the units must outlive the stage.
+struct StageSpec {
+  const Plan* plan = nullptr;
+  std::span<const UnitSpec> units;
+  std::vector<DeviceAddress> weights;  // by TensorIndex
+  std::vector<DeviceAddress> values;   // by ValueIndex, [limits.step_tokens or step_outputs, width]
+  DeviceAddress kv = DeviceAddress::kNull;         // page 0 of this device's pool
+  DeviceAddress workspace = DeviceAddress::kNull;  // workspace_bytes(plan, units) bytes; stages
+                                                   // that never run at the same time may share it
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual DeviceInfo describe() const = 0;
+
+  // Memory aligned to 256 bytes, with undefined content. Throws Error{kMemory} that names `purpose`
+  // when less than `bytes` is left, and changes nothing.
+  virtual DeviceAddress allocate(int64_t bytes, const char* purpose) = 0;
+  virtual void release(DeviceAddress address) = 0;
+
+  // Page-locked host memory for copies; throws likewise.
+  virtual std::byte* allocate_host(int64_t bytes, const char* purpose) = 0;
+  virtual void release_host(std::byte* memory) = 0;
+
+  virtual std::unique_ptr<Stream> create_stream() = 0;
+  virtual std::unique_ptr<Event> create_event() = 0;
+
+  // Scratch that a stage of these units needs.
+  virtual int64_t workspace_bytes(const Plan& plan, std::span<const UnitSpec> units) const = 0;
+  virtual std::unique_ptr<Stage> compile(const StageSpec& spec) = 0;
+};
+
+}  // namespace helm

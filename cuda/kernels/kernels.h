@@ -1,0 +1,178 @@
+// The contract between the CUDA stage and its kernels: one launch function per op. Each enqueues on
+// the stream and returns at once; launch failures surface through cudaGetLastError. Knows nothing
+// of plans, graphs or pools. All pointers are device memory; activations are f32.
+//
+// Everything that changes from step to step with the shape kept (token ids, positions, pages,
+// contexts) is read from StepTables in device memory, never passed by value: a captured launch can
+// be replayed for every step of that shape.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "helm/plan.h"
+
+namespace helm::cuda {
+
+// One sequence's rows in a step; see helm::SequenceRun.
+struct Run {
+  int32_t first_row;
+  int32_t tokens;
+  int32_t first_position;
+  int32_t first_page;  // index into StepTables::pages of block 0, this stage's first layer
+};
+
+// One step, as the stage uploads it.
+struct StepTables {
+  const int32_t* token_ids;    // [tokens]
+  const int32_t* positions;    // [tokens]
+  const int32_t* output_rows;  // [outputs]
+  const int32_t* row_runs;     // [tokens], the run that a row belongs to
+  const Run* runs;             // [runs]
+  const int32_t* pages;        // [runs][blocks, layers] of the stage
+  int32_t layers;              // KV layers of the stage: the stride from block to block
+};
+
+// out(t, :) = table[token(t), :]
+struct EmbeddingArgs {
+  const void* table;  // [vocab, width]
+  DType dtype;
+  float* out;  // [tokens, width]
+  int64_t width;
+  int64_t tokens;
+};
+void embedding(const EmbeddingArgs& args, const StepTables& step, cudaStream_t stream);
+
+// out(t, :) += table[position(t) + offset, :]
+struct PositionEmbeddingArgs {
+  const void* table;  // [positions, width]
+  DType dtype;
+  int64_t offset;
+  float* out;  // [tokens, width]
+  int64_t width;
+  int64_t tokens;
+};
+void position_embedding(const PositionEmbeddingArgs& args, const StepTables& step,
+                        cudaStream_t stream);
+
+// Y(t, g, :) = norm(X(t, g, :)) * weight [+ bias], group g at t * stride + g * n.
+// rms: x / sqrt(mean(x^2) + eps)      layer: (x - mean) / sqrt(var + eps)
+struct NormArgs {
+  bool layer_norm;
+  const float* x;
+  int64_t x_stride;
+  float* y;  // may equal x
+  int64_t y_stride;
+  int64_t rows;
+  int64_t groups;
+  int64_t n;
+  const float* weight;  // [n]
+  const float* bias;    // [n] or null
+  float eps;
+};
+void norm(const NormArgs& args, cudaStream_t stream);
+
+// One part of a stacked linear op, for few tokens:
+//   C(t, r) = [C(t, r) +] [bias(r) +] sum_k A(t, k) * W(r, k)      t < tokens <= kMatvecTokens
+// Reads the weights once, in f32 arithmetic.
+inline constexpr int64_t kMatvecTokens = 8;
+struct MatvecArgs {
+  const float* a;  // [tokens, cols], rows a_stride apart
+  int64_t a_stride;
+  int64_t tokens;
+  const void* w;  // [rows, cols]
+  DType dtype;
+  int64_t rows;
+  int64_t cols;
+  const float* bias;  // [rows] or null
+  bool accumulate;
+  float* c;  // [tokens, rows], rows c_stride apart
+  int64_t c_stride;
+};
+void matvec(const MatvecArgs& args, cudaStream_t stream);
+
+// For products by cuBLAS: y(t, :) = x(t, :) in `dtype` (f16 or bf16, to nearest even), contiguous.
+void narrow(const float* x, int64_t x_stride, int64_t rows, int64_t cols, DType dtype, void* y,
+            cudaStream_t stream);
+// C(t, r) += bias(r)
+void add_bias(const float* bias, int64_t rows, int64_t cols, float* c, int64_t c_stride,
+              cudaStream_t stream);
+
+// A pool of KV pages, each K then V of one layer, [kv_heads, page_tokens, head_dim] (cpu/kv_page.h).
+struct KvPool {
+  void* base;
+  DType dtype;
+  int64_t page_tokens;
+  int64_t kv_heads;
+  int64_t head_dim;
+};
+
+// Rotates q and k heads in place, halves paired (i, i + rotary/2), by position * inv_freq[i]
+// rounded to f32, cos and sin times `factor`.
+struct RopeArgs {
+  float* x;  // [tokens, width], heads from `offset`
+  int64_t width;
+  int64_t offset;
+  int64_t heads;
+  int64_t head_dim;
+  int64_t rotary;
+  const float* inv_freq;  // [rotary / 2]
+  float factor;
+  int64_t tokens;
+};
+void rope(const RopeArgs& args, const StepTables& step, cudaStream_t stream);
+
+// Appends K and V of every row to their pages, rounded to the pool's dtype. With `rotate`, K heads
+// are rotated first (and the q heads in place): rope fused with the append.
+struct AppendArgs {
+  float* x;  // [tokens, width]: k heads from k_offset, v heads from v_offset
+  int64_t width;
+  int64_t k_offset, v_offset;
+  int64_t layer;  // of the stage
+  KvPool kv;
+  int64_t tokens;
+  const RopeArgs* rotate;  // host pointer, or null; its heads end with the k heads
+};
+void append(const AppendArgs& args, const StepTables& step, cudaStream_t stream);
+
+// out = softmax(scale q k^T, masked to 0 <= i - j and i - j < window if window > 0) v over the pages
+// of each row's sequence. The context is cut into splits whose partial results (m, s, o) are merged
+// in order: `splits` bounds the work of one block, at least 1, at most the blocks of the longest
+// context of the step; partials: attention_partials_bytes().
+struct AttentionArgs {
+  const float* x;  // [tokens, width]: q heads from q_offset
+  int64_t width;
+  int64_t q_offset;
+  float* out;  // [tokens, heads * head_dim]
+  int64_t heads;
+  float scale;
+  int64_t window;
+  int64_t layer;  // of the stage
+  KvPool kv;
+  int64_t tokens;
+  int64_t runs;
+  int64_t splits;
+  void* partials;
+};
+int64_t attention_partials_bytes(int64_t tokens, int64_t heads, int64_t head_dim, int64_t splits);
+void attention(const AttentionArgs& args, const StepTables& step, cudaStream_t stream);
+
+// gated: Y(t, i) = act(X(t, i)) * X(t, n + i);  plain: Y(t, i) = act(X(t, i))
+struct ActivationArgs {
+  ActivationKind kind;
+  bool gated;
+  const float* x;
+  int64_t x_stride;
+  float* y;  // may equal x
+  int64_t y_stride;
+  int64_t rows;
+  int64_t n;
+};
+void activation(const ActivationArgs& args, cudaStream_t stream);
+
+// out(i, :) = in(output_row(i), :)
+void select(const float* in, float* out, int64_t width, int64_t outputs, const StepTables& step,
+            cudaStream_t stream);
+
+}  // namespace helm::cuda
