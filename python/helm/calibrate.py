@@ -123,7 +123,7 @@ def measure_profile(progress: Progress | None = None, *, budget_s: float = BUDGE
     """Measures this machine in little more than `budget_s` seconds.
 
     Raises OutOfMemoryError when the memory for the probes is refused, and InvalidError when
-    HELM_CPU_ISA names a tier the machine lacks. An accelerator adds its part here.
+    HELM_CPU_ISA names a tier the machine lacks. `helm.calibrate_accelerator` measures the rest.
     """
     report = progress or (lambda _what, _share: None)
     cpu = _measure_cpu(report, budget_s)
@@ -165,12 +165,12 @@ def _measure_cpu(report: Progress, budget_s: float) -> CpuProfile:
 
     sweep_s = budget_s * _SWEEP_SHARE
     matvec, matmul = _sweep_quantities(probe, thread_candidates(most))
-    _visit((*matvec.values(), *matmul.values()), sweep_s, report, 0.0, _SWEEP_SHARE)
+    visit((*matvec.values(), *matmul.values()), sweep_s, report, 0.0, _SWEEP_SHARE)
     sweep = {count: quantity.bytes_per_s for count, quantity in matvec.items()}
     threads = choose_threads(sweep, {n: quantity.flops_per_s for n, quantity in matmul.items()})
 
     rates = _Rates(probe, threads)
-    _visit(rates.all(), budget_s - sweep_s, report, _SWEEP_SHARE, 1.0)
+    visit(rates.all(), budget_s - sweep_s, report, _SWEEP_SHARE, 1.0)
     return rates.profile(memory_bytes, sweep)
 
 
@@ -219,7 +219,7 @@ def _attention(probe: Any, threads: int, dtype: str, queries: int, context: int)
     )
 
 
-def _visit(
+def visit(
     quantities: Sequence[Quantity], seconds: float, report: Progress, begin: float, end: float
 ) -> None:
     """Visits in turn the quantities that are not settled, each at least once, for `seconds`."""
