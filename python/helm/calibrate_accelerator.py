@@ -61,6 +61,7 @@ def measure_accelerator(
     host = _helm.StageProbe(wanted, one_cpu_per_core(affinity)[: cpu.threads])
     rates, link = _Rates(probe), _Link(probe, host, cpu.threads)
     visit((*rates.all(), *link.all()), budget_s, report, 0.0, 1.0)
+    report("done", 1.0)
     return rates.profile(device), link.profile(rates.step.seconds)
 
 

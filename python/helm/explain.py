@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,19 +44,24 @@ class Segment:
 def segments(study: Study) -> list[Segment]:
     """The plan's units in order: embedding, blocks by device, head."""
     units, devices = study.model.graph.units, study.best.devices()
-    kinds = ["embedding", *(["block"] * (len(units) - 2)), "head"]
     found: list[Segment] = []
-    first = 0
-    for i in range(1, len(units) + 1):
-        if i < len(units) and (kinds[i], devices[i]) == (kinds[first], devices[first]):
-            continue
-        label = _segment_label(kinds[first], first - 1, i - 2)
+    for label, first, last in unit_runs(devices):
         earlier = [u for j, u in enumerate(units[:first]) if devices[j] == devices[first]]
-        held = study.model.weight_bytes([*earlier, *units[first:i]])
+        held = study.model.weight_bytes([*earlier, *units[first : last + 1]])
         added = held - study.model.weight_bytes(earlier)
-        found.append(Segment(label, devices[first], first, i - 1, added))
-        first = i
+        found.append(Segment(label, devices[first], first, last, added))
     return found
+
+
+def unit_runs(devices: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+    """(label, first, last) of neighbouring units of one kind on one device."""
+    kinds = ["embedding", *(["block"] * (len(devices) - 2)), "head"]
+    first = 0
+    for i in range(1, len(devices) + 1):
+        if i < len(devices) and (kinds[i], devices[i]) == (kinds[first], devices[first]):
+            continue
+        yield _segment_label(kinds[first], first - 1, i - 2), first, i - 1
+        first = i
 
 
 def _segment_label(kind: str, first: int, last: int) -> str:

@@ -80,7 +80,7 @@ def study(
     request: Request,
 ) -> Study:
     """Plans and keeps the search. Raises what `make_plan` raises."""
-    workload = _workload(config, request)
+    workload = workload_of(config, request)
     if request.accelerator_bytes and profile.accelerator is None:
         raise InvalidError(
             f"[plan] --vram was given, but {profile.name} has no accelerator; choose another "
@@ -135,7 +135,8 @@ def _others(
     return found
 
 
-def _workload(config: ModelConfig, request: Request) -> Workload:
+def workload_of(config: ModelConfig, request: Request) -> Workload:
+    """What is asked for, with the defaults of `Request`. Raises InvalidError."""
     most = config.max_context if request.context is None else request.context
     prompt, output = request.prompt, request.output
     if prompt is None:
