@@ -67,4 +67,5 @@ def random_task(model: Any, seed: int) -> naive_search.Task:
         context=prompt + output + rng.randint(0, 20),
         step_tokens=rng.choice((4, 7, 16, 64)),
         page_tokens=rng.choice((4, 8, 16, 128)),
+        stream_steps=(16, 128),
     )

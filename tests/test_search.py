@@ -75,7 +75,7 @@ def test_published_partitions(card, name):
     want = THESIS["partitions_units"][card][name]
     assert [result.best.units_cpu, result.best.units_accelerator] == want
     assert set(result.best.devices()[: want[0]]) <= {"cpu"}
-    wider = search(model_of(name), profile, work, published(card), Space()).best
+    wider = search(model_of(name), profile, work, published(card), Space(kv="any")).best
     assert wider.predicted.decode_s <= result.best.predicted.decode_s
     # One pair gains from a head on the CPU, which makes room for two more blocks.
     moved = (card, name) == ("3090", "qwen3-32b")
@@ -93,15 +93,20 @@ def test_published_times_from_which_the_presets_were_derived(card, name):
 
 
 def tight_memory(task, share):
-    """Limits between nothing and everything, as shares of what all on one device takes."""
+    """Limits between nothing and everything, as shares of what all on one device takes beside the
+    scratch, which is larger than these models and taken wherever anything is."""
     everything = search(
         task.model, Profile.from_json(json.dumps(task.profile)), workload_of(task), limits_of(task)
     ).labelled
     need = {
-        "cpu": everything["all-cpu"].total_bytes("cpu"),
-        "accelerator": everything["all-accelerator"].total_bytes("accelerator"),
+        "cpu": everything["all-cpu"],
+        "accelerator": everything["all-accelerator"],
     }
-    return {site: int(need[site] * share[site]) for site in need}
+    found = {}
+    for site, plan in need.items():
+        scratch = plan.memory[site]["workspace"]
+        found[site] = int((plan.total_bytes(site) - scratch) * share[site]) + scratch
+    return found
 
 
 def workload_of(task, objective="decode"):
@@ -119,7 +124,7 @@ def limits_of(task, cpu=1 << 40, own=1 << 40):
     )
 
 
-def naive_best(whole, objective, memory):
+def naive_best(whole, objective, memory, kv):
     """The least objective of all plans that fit, None if none does. For throughput the batch may
     run in waves of any power of two."""
     powers = [2**i for i in range(8) if 2**i < whole.batch] if objective == "throughput" else []
@@ -127,12 +132,21 @@ def naive_best(whole, objective, memory):
     for batch in (whole.batch, *powers):
         task = dataclasses.replace(whole, batch=batch)
         waves = -(-whole.batch // batch)
-        for plan in naive_search.plans(task):
-            sizes = naive_search.sizes(task, plan)
-            if any(sizes[site] > memory[site] for site in memory):
+        context = task.prompt + (task.output + 1) // 2
+        known = {}
+        for plan in naive_search.plans(task, kv):
+            place = (tuple(plan.devices), plan.pages)
+            steps = (*place, plan.overlap, plan.least, plan.step_tokens)
+            turns = (*place, plan.overflow, plan.groups)
+            if steps not in known:
+                sizes = naive_search.sizes(task, plan)
+                fits = all(sizes[site] <= memory[site] for site in memory)
+                known[steps] = naive_search.prefill_seconds(task, plan) if fits else None
+            if known[steps] is None:
                 continue
-            step = naive_search.decode_seconds(task, plan, task.prompt + (task.output + 1) // 2)
-            first = naive_search.prefill_seconds(task, plan)
+            if turns not in known:
+                known[turns] = naive_search.decode_seconds(task, plan, context)
+            step, first = known[turns], known[steps]
             total = waves * (first + (task.output - 1) * step)
             values.append({"decode": step, "ttft": first}.get(objective, total))
     return min(values, default=None)
@@ -143,16 +157,18 @@ def naive_best(whole, objective, memory):
     seed=st.integers(0, 10**6),
     shares=st.tuples(st.floats(0, 1.2), st.floats(0, 1.2)),
     objective=st.sampled_from(OBJECTIVES),
+    kv=st.sampled_from(("device", "host", "any")),
 )
-def test_brute_force_finds_nothing_better(seed, shares, objective):
+def test_brute_force_finds_nothing_better(seed, shares, objective, kv):
     task = search_cases.random_task(costed(build_graph(small_config(seed))), seed)
     memory = tight_memory(task, {"cpu": shares[0], "accelerator": shares[1]})
     profile = Profile.from_json(json.dumps(task.profile))
     result = search(
         task.model, profile, workload_of(task, objective),
         limits_of(task, memory["cpu"], memory["accelerator"]),
+        Space(kv=kv, stream_steps=task.stream_steps),
     )  # fmt: skip
-    want = naive_best(task, objective, memory)
+    want = naive_best(task, objective, memory, kv)
     if want is None:
         assert result.best is None
         assert result.ranked == ()
@@ -201,8 +217,9 @@ def grow(document, path, factor):
     path=st.sampled_from(GROWN),
     factor=st.floats(1, 50),
     objective=st.sampled_from(OBJECTIVES),
+    kv=st.sampled_from(("device", "any")),
 )
-def test_never_slower_when_a_resource_grows(seed, shares, path, factor, objective):
+def test_never_slower_when_a_resource_grows(seed, shares, path, factor, objective, kv):
     task = search_cases.random_task(costed(build_graph(small_config(seed))), seed)
     memory = tight_memory(task, {"cpu": shares[0], "accelerator": shares[1]})
     limits = dataclasses.replace(limits_of(task), cpu_bytes=None, accelerator_bytes=None)
@@ -212,7 +229,8 @@ def test_never_slower_when_a_resource_grows(seed, shares, path, factor, objectiv
     found = []
     for changed in (document, grow(document, path, factor)):
         profile = Profile.from_json(json.dumps(changed))
-        found.append(search(task.model, profile, workload_of(task, objective), limits).best)
+        work, space = workload_of(task, objective), Space(kv=kv, stream_steps=task.stream_steps)
+        found.append(search(task.model, profile, work, limits, space).best)
     before, after = found
     if before is not None:
         assert after is not None

@@ -9,6 +9,7 @@ from typing import Any
 
 from helm.compiler.budget import PURPOSES
 from helm.compiler.candidate import Candidate, term_name
+from helm.compiler.memory import DEVICE_ALIGNMENT
 from helm.compiler.planning import Study
 from helm.units import size_text
 
@@ -47,8 +48,9 @@ def segments(study: Study) -> list[Segment]:
     found: list[Segment] = []
     for label, first, last in unit_runs(devices):
         earlier = [u for j, u in enumerate(units[:first]) if devices[j] == devices[first]]
-        held = study.model.weight_bytes([*earlier, *units[first : last + 1]])
-        added = held - study.model.weight_bytes(earlier)
+        alignment = DEVICE_ALIGNMENT if devices[first] == "accelerator" else 1
+        held = study.model.weight_bytes([*earlier, *units[first : last + 1]], alignment)
+        added = held - study.model.weight_bytes(earlier, alignment)
         found.append(Segment(label, devices[first], first, last, added))
     return found
 
@@ -210,9 +212,10 @@ def to_dict(study: Study) -> dict[str, Any]:
     units_cpu, units_accelerator: how many of the units (embedding, blocks, head) each holds.
     placement: [{label, device, first, last, weight_bytes}] of neighbouring units. threads,
     schedule: see `helm.plan_format.Schedule`.
-    predicted: ttft_s, decode_s (one step at the expected context), decode_tokens_per_s,
-    full_context_decode_s, full_context_decode_tokens_per_s, total_s, tokens_per_s, decode_terms
-    and prefill_terms (seconds by term, see `helm.compiler.cost.TERMS`).
+    predicted: ttft_s, decode_s (a token for every sequence, at the expected context),
+    decode_tokens_per_s, full_context_decode_s, full_context_decode_tokens_per_s, total_s,
+    tokens_per_s, decode_terms and prefill_terms (seconds by term, see
+    `helm.compiler.cost.TERMS`).
     memory: device -> weights_bytes, kv_bytes, activations_bytes, workspace_bytes, staging_bytes,
     reserve_bytes. limits: device -> bytes the plan may take.
     bottleneck, prefill_bottleneck: text. label: of the plain plan it equals, or "search".

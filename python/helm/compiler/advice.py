@@ -60,9 +60,7 @@ def shortage(
     """What the layouts lack that takes least memory; with fewer threads there is less scratch."""
     found: list[tuple[int, int]] = []
     threads = min(profile.cpu.thread_sweep if space.threads is None else space.threads)
-    setting = make_setting(
-        model, profile, workload, limits, threads, workload.batch, host_kv=space.kv == "host"
-    )
+    setting = make_setting(model, profile, workload, limits, threads, workload.batch, kv=space.kv)
     heads: tuple[Site, ...] = ("cpu",) if profile.accelerator is None else ("cpu", "accelerator")
     for head in heads:
         budget = itemise(setting, head, "compute")

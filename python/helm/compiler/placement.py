@@ -49,6 +49,9 @@ def schedule(candidate: Candidate, kv: KvSpec) -> Schedule:
     return Schedule(
         prefill=candidate.prefill_mode,
         prefill_overlap=candidate.prefill_overlap,
+        stream_tokens=candidate.stream_tokens,
+        stream_pages=candidate.stream_pages,
+        decode_groups=candidate.decode_groups,
         overflow=candidate.overflow,
         pages=pages,
     )
