@@ -96,7 +96,7 @@ def load_engine(
     engine raise.
     """
     target = find_target(options)
-    notices: tuple[str, ...] = ()
+    notices = _foreign(options.profile)
     for last in (False,) * (_LOADS - 1) + (True,):
         plan = plan_here(config, infos, options, target)
         plan = dataclasses.replace(plan, notices=(*notices, *plan.notices))
@@ -106,13 +106,25 @@ def load_engine(
             less = None if last else _less_memory(plan, target)
             if less is None or less.accelerator is None or target.accelerator is None:
                 raise
-            notices = (
+            notices += (
                 f"{less.accelerator.name} had {size_text(less.accelerator.free_bytes)} free when "
                 f"the model was loaded, not {size_text(target.accelerator.free_bytes)}; placed "
                 "again with that",
             )
             target = less
     raise AssertionError("the last attempt returns or raises")
+
+
+def _foreign(profile: Profile | None) -> tuple[str, ...]:
+    """Says whose rates decide if they are not this machine's."""
+    from helm.calibrate import identity
+
+    if profile is None or profile.identity.items() >= identity().items():
+        return ()
+    return (
+        f"units are placed by the rates of {profile.name}, another machine; the predicted rate is "
+        "for that one, the memory this one's",
+    )
 
 
 def _less_memory(plan: Plan, target: Target) -> Target | None:

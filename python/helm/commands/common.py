@@ -13,6 +13,7 @@ from helm.completion import Completion
 
 if TYPE_CHECKING:
     from helm.llm import LLM
+    from helm.plan_format import Plan
 
 DTYPES = ("auto", "f32", "f16", "bf16")
 
@@ -188,7 +189,7 @@ def plan_line(llm: LLM) -> str:
         f"{_count(sum(elements.values()))} parameters",
         f"weights {binary_bytes(stats['weights_bytes'])} {'+'.join(held)}",
         f"KV {plan.kv.dtype}, context {llm.context}, up to {binary_bytes(kv_bytes)}",
-        f"{_devices(stats)}, {_threads(stats['threads'])}, {stats['isa']}",
+        f"{_devices(plan, stats)}, {_threads(stats['threads'])}, {stats['isa']}",
     ]
     rate = predicted_rate(llm)
     if rate is not None:
@@ -196,16 +197,17 @@ def plan_line(llm: LLM) -> str:
     return f"[plan: {' | '.join(parts)}]"
 
 
-def _devices(stats: dict[str, Any]) -> str:
+def _devices(plan: Plan, stats: dict[str, Any]) -> str:
     """ "cpu", or "cpu embedding + blocks 0-3, 1.2 MiB; sim blocks 4-7 + head, 1.0 MiB"."""
     if len(stats["devices"]) == 1:
         return "cpu"
     parts = [
         f"{use['kind']} {' + '.join(use['units'])}, {binary_bytes(use['weights_bytes'])}"
-        if use["units"]
-        else f"{use['kind']} nothing"
         for use in stats["devices"]
+        if use["units"]
     ]
+    if plan.schedule.prefill == "stream":
+        parts.append(f"blocks visit {stats['devices'][1]['kind']} for prefill")
     return "; ".join(parts)
 
 
