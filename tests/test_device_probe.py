@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,3 +175,30 @@ def test_a_damaged_cache_is_measured_anew(counters: Counters) -> None:
 def test_what_a_speed_depends_on(specification: str, rates: str) -> None:
     device = Accelerator(specification, "", "", 1, 1)
     assert device.rates_specification == rates
+
+
+def test_commands_use_the_cached_profile_of_the_device(counters: Counters) -> None:
+    counters.profile("sim:link=1GB/s")
+    command = [sys.executable, "-m", "helm"]
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        result = subprocess.run(
+            [*command, *arguments], capture_output=True, text=True, encoding="utf-8", timeout=120
+        )
+        assert result.returncode == 0, result.stderr
+        assert "measuring" not in result.stderr
+        return result
+
+    device = ("--device", "sim:vram=3GiB,link=1GB/s")
+    table = run("profile", *device).stdout
+    assert re.search(r"accelerator +simulated accelerator", table)
+    assert re.search(r"link .* GB/s there, .* back", table)
+    written = Profile.from_json(run("profile", *device, "--json").stdout)
+    assert written.accelerator is not None
+    assert written.accelerator.memory_bytes == 3 << 30
+    planned = json.loads(run("plan", *device, "--vram", "2GiB", "--json").stdout)
+    assert planned["limits"].get("accelerator", 2 << 30) == 2 << 30
+    assert planned["profile"]["name"] == counters.preset.name
+    assert "simulated accelerator with 3.00 GiB" in " ".join(run("plan", *device).stdout.split())
+    shown = run("run", *device, "--max-tokens", "2").stderr
+    assert "| predicted " in shown

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from device_profiles import fast_accelerator, half_of_it
 
 import helm
+from device_profiles import fast_accelerator, half_of_it
 from helm import local_plan
 from helm.devices import Accelerator, device_report, find_accelerator, open_accelerator
 from helm.local_plan import with_thread_counts
