@@ -416,6 +416,78 @@ def test_a_partitioned_plan_round_trips():
     assert sum(plan.schedule.pages.values()) == plan.kv.pages
 
 
+def test_sequences_take_turns_where_both_devices_then_work():
+    work = Workload(512, 128, 32, 700, "decode")
+    model, profile = model_of("qwen3-8b"), load_profile("rtx-4060ti-16gb-ddr5")
+    limits = ResourceLimits(cpu_bytes=64 * GIB, sequences=32)
+    best = search(model, profile, work, limits).best
+    whole = search(model, profile, work, limits, Space(decode_groups=(1,))).best
+    assert (best.decode_groups, whole.decode_groups) == (2, 1)
+    assert best.predicted.decode_s < 0.75 * whole.predicted.decode_s
+    terms = best.predicted.decode_terms
+    assert terms["overlap_s"] < 0
+    assert sum(terms.values()) == pytest.approx(best.predicted.decode_s)
+    assert best.predicted.decode_tokens_per_s == pytest.approx(32 / best.predicted.decode_s)
+    alone = search(model, profile, dataclasses.replace(work, batch=1), limits).best
+    assert alone.decode_groups == 1
+    plan = searched_plan(profile.name, workload=work, max_sequences=32)
+    assert plan.schedule.decode_groups == 2
+
+
+def test_longer_steps_load_the_weights_less_often():
+    """A longer step takes room for its activations and is chosen for prompts that fill it."""
+    steps = {}
+    for prompt in (500, 1500, 5000):
+        work = Workload(prompt, 16, 1, 8192)
+        plan = searched_plan(name="qwen3-14b", workload=work, memory_bytes=64 * GIB)
+        schedule = plan.schedule
+        assert schedule.prefill == "stream"
+        assert 1 < schedule.stream_tokens <= 512
+        assert schedule.stream_pages == -(-prompt // 512)
+        steps[prompt] = plan.limits.step_tokens
+        fixed = searched_plan(
+            name="qwen3-14b", workload=work, memory_bytes=64 * GIB, space=Space(stream_steps=())
+        )
+        assert fixed.limits.step_tokens == 512
+        more = plan.memory["cpu"].activations_bytes / fixed.memory["cpu"].activations_bytes
+        assert more == pytest.approx(plan.limits.step_tokens / 512, rel=0.1)
+        assert plan.prediction.predicted.total_s <= fixed.prediction.predicted.total_s
+        assert Plan.from_json(plan.to_json()) == plan
+    assert steps[500] == 512
+    assert 512 < steps[1500] <= 2048
+    assert 512 < steps[5000] <= 8192
+
+
+def test_only_plans_that_are_executed_are_made_unless_asked():
+    work = Workload(4096, 128, 1, 32768)
+    plan = searched_plan(workload=work, memory_bytes=64 * GIB)
+    blocks = sum(u.device == "accelerator" and u.name not in ("embedding", "head")
+                 for u in plan.units)  # fmt: skip
+    assert plan.schedule.pages["accelerator"] == blocks * 64
+    assert not any("does not execute" in notice for notice in plan.notices)
+    wider = searched_plan(workload=work, memory_bytes=64 * GIB, space=Space(kv="any"))
+    assert wider.prediction.predicted.total_s < plan.prediction.predicted.total_s
+    assert any("does not execute" in notice for notice in wider.notices)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prefill": "compute"}, "stream_tokens"),
+        ({"stream_tokens": 0}, "stream_tokens"),
+        ({"stream_tokens": 513}, "stream_tokens"),
+        ({"stream_pages": 0}, "stream_pages"),
+        ({"prefill": "stream_step"}, "prefill"),
+    ],
+)
+def test_a_schedule_that_contradicts_itself_is_refused(changes, message):
+    document = searched_plan(space=Space(stream_steps=())).to_dict()
+    assert document["schedule"]["prefill"] == "stream"
+    document["schedule"] |= changes
+    with pytest.raises(PlanError, match=message):
+        Plan.from_json(json.dumps(document))
+
+
 def test_a_cpu_plan_says_what_it_predicts():
     plan = searched_plan("cpu-laptop-16gb", "llama-3.2-1b", max_sequences=4)
     assert (plan.units_accelerator, plan.prediction.label) == (0, "all-cpu")
