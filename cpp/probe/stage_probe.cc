@@ -54,9 +54,8 @@ constexpr double kUndisturbed = 0.9;  // share of its time that the least served
 constexpr int64_t kEmptyWidth = 16;
 constexpr int64_t kWholeBlockTokens = 16;
 constexpr int64_t kMostTokens = 4096;
-constexpr int64_t kColdTokens = 256;  // above, reading the weights takes no noticeable share
-constexpr size_t kComputeBoundStages = 2;
-constexpr int64_t kRowsPerThread = 128;  // two pieces of a prefill product
+constexpr int64_t kMostGroup = 64;
+constexpr double kRoundFlops = 4e9;  // of all stages of a call, unless two have more: some 10 ms
 
 // Random normal numbers in every dtype at once: as f16 of magnitude 1 to 1.5, as bf16 and f32 of
 // 2^-7 to 2^-3.
@@ -93,7 +92,8 @@ class Slices {
   }
   // Bytes handed out since the last call of start().
   void start() { taken_ = 0; }
-  bool enough() const { return taken_ >= bytes_ / 2; }
+  bool enough() const { return taken_ >= half(); }
+  int64_t half() const { return bytes_ / 2; }
 
  private:
   std::byte* memory_;
@@ -124,7 +124,8 @@ class Synthetic {
 
   // Compiles the stage for the last `queries` of `context` positions.
   void compile(int64_t queries, int64_t context, ThreadPool& pool);
-  void time(ThreadPool& pool, ProbeTiming& timing) const;
+  // One run, with the sequence's pages from `first_page` on.
+  void time(ThreadPool& pool, ProbeTiming& timing, int64_t first_page) const;
 
   Plan plan;
 
@@ -134,7 +135,6 @@ class Synthetic {
   std::byte* pages_ = nullptr;
   std::vector<int32_t> tokens_, positions_, page_table_;
   cpu::SequenceRun sequence_{};
-  cpu::StepView step_;
   std::unique_ptr<cpu::CpuStage> stage_;
 };
 
@@ -153,15 +153,17 @@ void Synthetic::compile(int64_t queries, int64_t context, ThreadPool& pool) {
   }
   for (int32_t i = 0; i < plan.kv.pages; ++i) page_table_.push_back(i);
   sequence_ = {0, queries, context - queries, page_table_.data()};
-  step_ = {tokens_, positions_, {}, {&sequence_, 1}};
 }
 
-void Synthetic::time(ThreadPool& pool, ProbeTiming& timing) const {
+void Synthetic::time(ThreadPool& pool, ProbeTiming& timing, int64_t first_page) const {
+  cpu::SequenceRun sequence = sequence_;
+  sequence.pages += first_page;
+  const cpu::StepView step{tokens_, positions_, {}, {&sequence, 1}};
   std::vector<Clocks> before(static_cast<size_t>(pool.size()));
   std::vector<Clocks> after(before.size());
   pool.run([&](Team& team) { before[static_cast<size_t>(team.worker())] = Clocks::now(); });
   const Clock::time_point start = Clock::now();
-  stage_->run(step_, pool);
+  stage_->run(step, pool);
   timing.run_s.push_back(since(start));
   pool.run([&](Team& team) { after[static_cast<size_t>(team.worker())] = Clocks::now(); });
   double busy = 1;
@@ -174,8 +176,9 @@ void Synthetic::time(ThreadPool& pool, ProbeTiming& timing) const {
 
 // A stage, and which timing its runs belong to.
 struct Timed {
-  std::unique_ptr<Synthetic> stage;
+  std::shared_ptr<const Synthetic> stage;
   size_t timing;
+  int64_t first_page = 0;
 };
 
 // Runs the stages in turn for `seconds`, at least one round after an unrecorded one that touches
@@ -185,7 +188,9 @@ void time_all(const std::vector<Timed>& stages, std::vector<ProbeTiming>& timing
               double seconds) {
   const Clock::time_point start = Clock::now();
   std::vector<ProbeTiming> first = timings;
-  for (const Timed& timed : stages) timed.stage->time(pool, first[timed.timing]);
+  for (const Timed& timed : stages) {
+    timed.stage->time(pool, first[timed.timing], timed.first_page);
+  }
   if (std::all_of(first.begin(), first.end(),
                   [](const ProbeTiming& t) { return t.undisturbed_s.empty(); })) {
     timings = std::move(first);
@@ -193,7 +198,7 @@ void time_all(const std::vector<Timed>& stages, std::vector<ProbeTiming>& timing
   }
   for (bool whole_round = false; !whole_round || since(start) < seconds; whole_round = true) {
     for (const Timed& timed : stages) {
-      timed.stage->time(pool, timings[timed.timing]);
+      timed.stage->time(pool, timings[timed.timing], timed.first_page);
       if (whole_round && since(start) >= seconds) return;
     }
   }
@@ -205,14 +210,13 @@ struct LinearShape {
   int parts;
 };
 
-// Few tokens: the products of a block. Many: enough rows to occupy all threads, few enough that a
-// product is short and finishes undisturbed more often than not.
-std::vector<LinearShape> linear_shapes(int64_t tokens, int threads) {
-  if (tokens <= kWholeBlockTokens) {
-    return {
-        {kQkv, kHidden, 3}, {kHidden, kHidden, 1}, {2 * kInner, kHidden, 2}, {kHidden, kInner, 1}};
-  }
-  return {{kRowsPerThread * threads, kHidden, 1}};
+// Few tokens: the products of a block. Many: its smallest, short enough to finish undisturbed more
+// often than not, with rows enough that many pieces share the reading of the input, as in the
+// others (a product of 256 rows measured an eighth to a quarter slower).
+std::vector<LinearShape> linear_shapes(int64_t tokens) {
+  if (tokens > kWholeBlockTokens) return {{kHidden, kHidden, 1}};
+  return {
+      {kQkv, kHidden, 3}, {kHidden, kHidden, 1}, {2 * kInner, kHidden, 2}, {kHidden, kInner, 1}};
 }
 
 void check(bool ok, const char* rule) {
@@ -295,17 +299,19 @@ std::vector<ProbeTiming> StageProbe::matmul(int threads, DType dtype, int64_t to
   ThreadPool& pool = impl_->pool(threads);
   const Pinned pinned(impl_->cpus());
   Slices& slices = impl_->slices();
+  const std::vector<LinearShape> shapes = linear_shapes(tokens);
   std::vector<ProbeTiming> timings;
   std::vector<Timed> stages;
-  for (const LinearShape& shape : linear_shapes(tokens, threads)) {
+  for (const LinearShape& shape : shapes) {
     const auto elements = static_cast<double>(shape.rows * shape.cols);
     timings.push_back({2 * elements * static_cast<double>(tokens),
                        elements * static_cast<double>(dtype_bytes(dtype)),
                        {},
                        {}});
   }
+  double flops = 0;
   const auto add = [&](const LinearShape& shape, size_t timing) {
-    auto s = std::make_unique<Synthetic>(slices);
+    auto s = std::make_shared<Synthetic>(slices);
     const ValueIndex in = s->value(shape.cols);
     const ValueIndex out = s->value(shape.rows);
     LinearOp op{in, out, {}, false};
@@ -315,31 +321,42 @@ std::vector<ProbeTiming> StageProbe::matmul(int threads, DType dtype, int64_t to
     s->add(std::move(op));
     s->compile(tokens, tokens, pool);
     stages.push_back({std::move(s), timing});
+    flops += timings[timing].flops;
   };
-  const std::vector<LinearShape> shapes = linear_shapes(tokens, threads);
-  if (tokens > kColdTokens) {
-    while (stages.size() < kComputeBoundStages) add(shapes[0], 0);
-  } else {
-    do {
-      for (size_t i = 0; i < shapes.size(); ++i) add(shapes[i], i);
-    } while (!slices.enough());
-  }
+  const auto enough = [&] {
+    return slices.enough() || (tokens > kWholeBlockTokens && flops >= kRoundFlops);
+  };
+  do {
+    for (size_t i = 0; i < shapes.size(); ++i) add(shapes[i], i);
+  } while (!enough());
   time_all(stages, timings, pool, seconds);
   return timings;
 }
 
-std::vector<ProbeTiming> StageProbe::attention(int threads, DType dtype, int64_t queries,
-                                               int64_t context, double seconds) {
-  check(threads >= 1 && queries >= 1 && context >= queries && context <= kMostTokens,
-        "1 <= queries <= context <= 4096 on a thread or more");
+std::vector<ProbeTiming> StageProbe::attention(int threads, DType dtype, int64_t group,
+                                               int64_t queries, int64_t context, double seconds) {
+  check(threads >= 1 && group >= 1 && group <= kMostGroup && queries >= 1 && context >= queries &&
+            context <= kMostTokens,
+        "1 to 64 query heads per KV head and 1 <= queries <= context <= 4096 on a thread or more");
   ThreadPool& pool = impl_->pool(threads);
   const Pinned pinned(impl_->cpus());
   Slices& slices = impl_->slices();
-  // Prefill is bound by arithmetic: no more heads, and none larger, than keep all threads busy.
+  // Prefill is bound by arithmetic: no more heads than keep all threads busy.
   const int64_t kv_heads = queries > 1 ? threads : kKvHeads;
-  const int64_t heads = kv_heads * (queries > 1 ? kGroup / 2 : kGroup);
+  const int64_t heads = kv_heads * group;
   const int64_t blocks = (context + kPageTokens - 1) / kPageTokens;
-  const KvSpec kv{dtype, kPageTokens, 1, kv_heads, kHeadDim, blocks};
+  auto s = std::make_shared<Synthetic>(slices);
+  s->plan.kv = {dtype, kPageTokens, 1, kv_heads, kHeadDim, blocks};
+  // Decode reads other pages in each run, as in each layer of an engine.
+  const int64_t sequence_bytes = s->plan.kv.pages * s->plan.kv.page_bytes();
+  const int64_t runs = queries > 1 ? 1 : std::max<int64_t>(1, slices.half() / sequence_bytes);
+  s->plan.kv.pages *= runs;
+  s->pages(runs * sequence_bytes);
+  const ValueIndex qkv = s->value((heads + 2 * kv_heads) * kHeadDim);
+  const ValueIndex out = s->value(heads * kHeadDim);
+  s->add(AttentionOp{qkv, 0, heads * kHeadDim, (heads + kv_heads) * kHeadDim, out, 0, heads,
+                     kv_heads, kHeadDim, 0.088F, 0});
+  s->compile(queries, context, pool);
   const auto n = static_cast<double>(queries);
   const double pairs = n * static_cast<double>(context - queries) + n * (n + 1) / 2;
   std::vector<ProbeTiming> timings{
@@ -348,17 +365,7 @@ std::vector<ProbeTiming> StageProbe::attention(int threads, DType dtype, int64_t
        {},
        {}}};
   std::vector<Timed> stages;
-  do {
-    auto s = std::make_unique<Synthetic>(slices);
-    s->plan.kv = kv;
-    s->pages(kv.pages * kv.page_bytes());
-    const ValueIndex qkv = s->value((heads + 2 * kv_heads) * kHeadDim);
-    const ValueIndex out = s->value(heads * kHeadDim);
-    s->add(AttentionOp{qkv, 0, heads * kHeadDim, (heads + kv_heads) * kHeadDim, out, 0, heads,
-                       kv_heads, kHeadDim, 0.088F, 0});
-    s->compile(queries, context, pool);
-    stages.push_back({std::move(s), 0});
-  } while (queries == 1 && !slices.enough());
+  for (int64_t i = 0; i < runs; ++i) stages.push_back({s, 0, i * blocks});
   time_all(stages, timings, pool, seconds);
   return timings;
 }
@@ -369,7 +376,7 @@ std::vector<ProbeTiming> StageProbe::elementwise(int threads, int64_t tokens, do
   ThreadPool& pool = impl_->pool(threads);
   const Pinned pinned(impl_->cpus());
   Slices& slices = impl_->slices();
-  auto s = std::make_unique<Synthetic>(slices);
+  auto s = std::make_shared<Synthetic>(slices);
   const ValueIndex x = s->value(kHidden);
   const ValueIndex h = s->value(kHidden);
   const ValueIndex gate_up = s->value(2 * kInner);
@@ -392,7 +399,7 @@ std::vector<ProbeTiming> StageProbe::empty_ops(int threads, int64_t ops, double 
   ThreadPool& pool = impl_->pool(threads);
   const Pinned pinned(impl_->cpus());
   Slices& slices = impl_->slices();
-  auto s = std::make_unique<Synthetic>(slices);
+  auto s = std::make_shared<Synthetic>(slices);
   const ValueIndex x = s->value(kEmptyWidth);
   const TensorIndex weight = s->tensor({kEmptyWidth}, DType::kF32);
   for (int64_t i = 0; i < ops; ++i) {

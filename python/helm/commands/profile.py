@@ -102,9 +102,19 @@ def show(profile: Profile) -> None:
     for tokens in sorted(cpu.matmul_flops[dtypes[0]]):
         by_dtype = {dtype: cpu.matmul_flops[dtype].get(tokens, 0.0) for dtype in dtypes}
         rates.add_row(f"products, {tokens} tokens", *_row(by_dtype, 1e9, dtypes), "GFLOP/s")
-    rates.add_row("attention, decode", *_row(cpu.attention_bytes_per_s, 1e9, dtypes), "GB/s of KV")
-    rates.add_row("attention, prefill", *_row(cpu.attention_flops, 1e9, dtypes), "GFLOP/s")
+    rates.add_row("attention, 1 row", *_row(cpu.attention_bytes_per_s, 1e9, dtypes), "GB/s of KV")
+    for rows in sorted(cpu.attention_flops[dtypes[0]]):
+        by_dtype = {dtype: cpu.attention_flops[dtype].get(rows, 0.0) for dtype in dtypes}
+        name = f"attention, {rows} row{'s' * (rows > 1)}"
+        rates.add_row(name, *_row(by_dtype, 1e9, dtypes), "GFLOP/s")
     console.print(rates)
+    for name in profile.unsettled:
+        console.print(f"unsettled: {name}")
+    if profile.unsettled:
+        console.print(
+            "Other programs left too few undisturbed runs of these, so their figures may be off; "
+            "measure again on a quieter machine with helm-llm profile --recalibrate"
+        )
 
 
 def _row(rates: Any, unit: float, dtypes: list[str]) -> list[str]:
