@@ -336,13 +336,15 @@ void bind_probe(nb::module_& m) {
           "Products of `tokens` rows with different matrices; bytes of the matrices.")
       .def(
           "attention",
-          [](StageProbe& self, int threads, const std::string& dtype, int64_t queries,
-             int64_t context, double seconds) {
+          [](StageProbe& self, int threads, const std::string& dtype, int64_t group,
+             int64_t queries, int64_t context, double seconds) {
             const nb::gil_scoped_release released;
-            return self.attention(threads, dtype_from_name(dtype), queries, context, seconds);
+            return self.attention(threads, dtype_from_name(dtype), group, queries, context,
+                                  seconds);
           },
-          "threads"_a, "dtype"_a, "queries"_a, "context"_a, "seconds"_a,
-          "Attention of the last `queries` of `context` positions; bytes of the KV read.")
+          "threads"_a, "dtype"_a, "group"_a, "queries"_a, "context"_a, "seconds"_a,
+          "Attention of the last `queries` of `context` positions, `group` query heads per KV\n"
+          "head; bytes of the KV read.")
       .def("elementwise", probe(&StageProbe::elementwise), "threads"_a, "tokens"_a, "seconds"_a,
            "Norms and a gated activation; bytes read and written.")
       .def("empty_ops", probe(&StageProbe::empty_ops), "threads"_a, "ops"_a, "seconds"_a,
@@ -366,13 +368,12 @@ void bind_device_probe(nb::module_& m) {
           "Products of `tokens` rows with different matrices; bytes of the matrices.")
       .def(
           "attention",
-          [](DeviceProbe& self, const std::string& dtype, int64_t queries, int64_t context,
-             double seconds) {
+          [](DeviceProbe& self, const std::string& dtype, int64_t group, int64_t queries,
+             int64_t context, double seconds) {
             const nb::gil_scoped_release released;
-            return self.attention(dtype_from_name(dtype), queries, context, seconds);
+            return self.attention(dtype_from_name(dtype), group, queries, context, seconds);
           },
-          "dtype"_a, "queries"_a, "context"_a, "seconds"_a,
-          "Attention of the last `queries` of `context` positions; bytes of the KV read.")
+          "dtype"_a, "group"_a, "queries"_a, "context"_a, "seconds"_a, "Attention as StageProbe's.")
       .def("elementwise", &DeviceProbe::elementwise, "tokens"_a, "seconds"_a, Released(),
            "Norms and a gated activation; bytes read and written.")
       .def("empty_ops", &DeviceProbe::empty_ops, "ops"_a, "seconds"_a, Released(),

@@ -86,13 +86,14 @@ def unit_seconds(task: Task, unit: Any, site: str, tokens: int, outputs: int) ->
     return total
 
 
-def attend(task: Task, op: Attention, site: str, pairs: float, positions: float) -> float:
+def attend(
+    task: Task, op: Attention, site: str, queries: int, pairs: float, positions: float
+) -> float:
     rates, dtype = device(task, site), task.model.kv_dtype
     flops = 4 * op.heads * op.head_dim * pairs
     size = positions * kv_size(task, op)
-    return max(
-        flops / rates["attention_flops"][dtype], size / rates["attention_bytes_per_s"][dtype]
-    )
+    rate = interpolate(rates["attention_flops"][dtype], queries * op.heads // op.kv_heads)
+    return max(flops / rate, size / rates["attention_bytes_per_s"][dtype])
 
 
 def kv_size(task: Task, op: Attention) -> int:
@@ -163,7 +164,7 @@ def decode_step(task: Task, plan: Plan, context: int) -> tuple[float, float]:
         for op in layer_ops(unit):
             seen = seen_positions(op, context - 1, 1)
             if site == "cpu":
-                busy[site] += attend(task, op, site, task.batch * seen, task.batch * seen)
+                busy[site] += attend(task, op, site, 1, task.batch * seen, task.batch * seen)
             else:
                 busy[site] += decode_attention(task, plan, op, seen)
     if "accelerator" in plan.devices:
@@ -180,16 +181,16 @@ def decode_attention(task: Task, plan: Plan, op: Attention, seen: int) -> float:
     link, batch = task.profile["link"], task.batch
     held = min(seen, plan.pages * task.page_tokens)
     away = seen - held
-    own = attend(task, op, "accelerator", batch * held, batch * held)
+    own = attend(task, op, "accelerator", 1, batch * held, batch * held)
     if away == 0:
         return own
     if plan.overflow == "stream":
         size = batch * away * kv_size(task, op)
         load = link["latency_s"] + size / link["to_accelerator_bytes_per_s"]
-        return max(load, attend(task, op, "accelerator", batch * seen, batch * seen))
+        return max(load, attend(task, op, "accelerator", 1, batch * seen, batch * seen))
     sent = F32 * batch * (op.heads + 2 * op.kv_heads) * op.head_dim / link["to_host_bytes_per_s"]
     back = F32 * batch * op.heads * (op.head_dim + 2) / link["to_accelerator_bytes_per_s"]
-    other = attend(task, op, "cpu", batch * away, batch * away)
+    other = attend(task, op, "cpu", 1, batch * away, batch * away)
     return max(own, 2 * link["latency_s"] + sent + back + other)
 
 
@@ -246,7 +247,7 @@ def block_seconds(
     total = unit_seconds(task, unit, site, sum(count for _, count in runs), 0)
     for op, (past, count) in itertools.product(layer_ops(unit), runs):
         seen = seen_positions(op, past, count)
-        own = attend(task, op, site, pair_count(op, past, count), seen)
+        own = attend(task, op, site, count, pair_count(op, past, count), seen)
         if overflows:
             held = plan.pages * task.page_tokens
             away, size = max(0, seen - held), kv_size(task, op)

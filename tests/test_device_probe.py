@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from helm import profile_cache
-from helm.calibrate import DTYPES
+from helm.calibrate import DECODE_GROUPS, DTYPES, PREFILL_GROUP, PREFILL_QUERIES
 from helm.calibrate_accelerator import TOKENS, measure_accelerator
 from helm.devices import Accelerator, open_accelerator
 from helm.profile import AcceleratorProfile, CpuProfile, LinkProfile, Profile, load_profile
 
 SIM = "sim:vram=100MiB,link=2GB/s,latency=1ms"  # too little memory for the probe itself
+Measured = tuple[AcceleratorProfile, LinkProfile, tuple[str, ...]]
+ATTENTION_ROWS = (*DECODE_GROUPS, PREFILL_QUERIES * PREFILL_GROUP)
 SPEED = {"link": 2e9, "latency": 1e-3}
 
 
@@ -36,7 +38,7 @@ def seen() -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def measured(preset: Profile, seen: list[float]) -> tuple[AcceleratorProfile, LinkProfile]:
+def measured(preset: Profile, seen: list[float]) -> Measured:
     return measure_accelerator(
         open_accelerator(SIM), preset.cpu, lambda _what, share: seen.append(share), budget_s=0.1
     )
@@ -48,26 +50,25 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_profile_is_complete_and_valid(
-    measured: tuple[AcceleratorProfile, LinkProfile], preset: Profile
-) -> None:
-    own, link = measured
+def test_profile_is_complete_and_valid(measured: Measured, preset: Profile) -> None:
+    own, link, _ = measured
     profile = dataclasses.replace(preset, accelerator=own, link=link)
     assert Profile.from_json(profile.to_json()) == profile
     assert own.memory_bytes == 100 << 20
-    for table in (own.matvec_bytes_per_s, own.attention_bytes_per_s, own.attention_flops):
+    for table in (own.matvec_bytes_per_s, own.attention_bytes_per_s):
         assert set(table) == set(DTYPES)
         assert all(1e6 < rate < 1e14 for rate in table.values())
-    assert {dtype: tuple(rates) for dtype, rates in own.matmul_flops.items()} == dict.fromkeys(
-        DTYPES, TOKENS
-    )
+    for flops, rows in ((own.matmul_flops, TOKENS), (own.attention_flops, ATTENTION_ROWS)):
+        assert {dtype: tuple(rates) for dtype, rates in flops.items()} == dict.fromkeys(
+            DTYPES, rows
+        )
     assert 0 <= own.op_s < 1
     assert 0 < own.step_s < 1
     assert math.isfinite(own.activation_bytes_per_s)
 
 
-def test_link_is_the_simulated_one(measured: tuple[AcceleratorProfile, LinkProfile]) -> None:
-    _, link = measured
+def test_link_is_the_simulated_one(measured: Measured) -> None:
+    _, link, _ = measured
     for rate in (
         link.to_accelerator_bytes_per_s, link.to_host_bytes_per_s,
         link.pageable_to_accelerator_bytes_per_s, link.pageable_to_host_bytes_per_s,
@@ -77,9 +78,7 @@ def test_link_is_the_simulated_one(measured: tuple[AcceleratorProfile, LinkProfi
     assert 0 < link.cpu_rate_while_copying <= 1
 
 
-def test_progress_rises_from_zero_to_one(
-    measured: tuple[AcceleratorProfile, LinkProfile], seen: list[float]
-) -> None:
+def test_progress_rises_from_zero_to_one(measured: Measured, seen: list[float]) -> None:
     assert seen == sorted(seen)
     assert (seen[0], seen[-1]) == (0.0, 1.0)
 
@@ -87,7 +86,7 @@ def test_progress_rises_from_zero_to_one(
 class Counters:
     """Stand for the measurements."""
 
-    def __init__(self, preset: Profile, measured: tuple[AcceleratorProfile, LinkProfile]) -> None:
+    def __init__(self, preset: Profile, measured: Measured) -> None:
         self.preset, self.measured = preset, measured
         self.cpu = self.devices = 0
 
@@ -97,9 +96,7 @@ class Counters:
             progress("the CPU", 1.0)
         return self.preset
 
-    def measure_device(
-        self, _device: Accelerator, _cpu: CpuProfile, progress: object
-    ) -> tuple[AcceleratorProfile, LinkProfile]:
+    def measure_device(self, _device: Accelerator, _cpu: CpuProfile, progress: object) -> Measured:
         self.devices += 1
         if callable(progress):
             progress("the accelerator", 1.0)
@@ -116,7 +113,7 @@ class Counters:
 
 
 @pytest.fixture
-def counters(preset: Profile, measured: tuple[AcceleratorProfile, LinkProfile]) -> Counters:
+def counters(preset: Profile, measured: Measured) -> Counters:
     return Counters(preset, measured)
 
 
@@ -133,6 +130,14 @@ def test_each_device_is_measured_once(counters: Counters) -> None:
     counters.profile("sim")
     assert (counters.cpu, counters.devices) == (1, 3)
     assert counters.profile(None).accelerator is None
+
+
+def test_what_is_unsettled_is_kept(counters: Counters) -> None:
+    counters.preset = dataclasses.replace(counters.preset, unsettled=("a CPU rate",))
+    counters.measured = (*counters.measured[:2], ("a device rate",))
+    for _ in range(2):
+        assert counters.profile("sim").unsettled == ("a CPU rate", "a device rate")
+        assert counters.profile(None).unsettled == ("a CPU rate",)
 
 
 def test_memory_is_that_of_the_device_and_of_today(counters: Counters) -> None:

@@ -128,6 +128,14 @@ def test_to_dict_says_what_the_plan_says(split: Study) -> None:
     for key in ("units_cpu", "units_accelerator", "predicted", "bottleneck", "label", "memory"):
         assert shown[key] == own[key], key
     assert json.loads(json.dumps(shown["alternatives"])) == own["alternatives"]
+    listed = {(rival.candidate.layout, rival.candidate.fits): rival for rival in rivals(split)}
+    lacking = [other for other in own["alternatives"] if not other["fits"]]
+    assert len(lacking) >= 2
+    for other in lacking:
+        blocks = other["units_cpu"] - (other["embedding"] == "cpu") - (other["head"] == "cpu")
+        fast = listed[(other["embedding"], blocks, other["head"]), False].fast.predicted
+        assert other["decode_tokens_per_s"] == fast.decode_tokens_per_s
+        assert other["ttft_s"] == fast.ttft_s
     assert shown["limits"] == {"cpu": 14_000_000_000, "accelerator": 8585740288}
 
 

@@ -78,20 +78,19 @@ class DeviceProbe::Impl {
     return time_stage(stage, tokens, tokens, work, seconds);
   }
 
-  ProbeTiming attention(DType dtype, int64_t queries, int64_t context, double seconds) {
+  ProbeTiming attention(DType dtype, int64_t group, int64_t queries, int64_t context,
+                        double seconds) {
     Synthetic stage = synthetic();
     const int64_t kv_heads = wide_ ? kWideKvHeads : kKvHeads;
-    const int64_t layer_bytes = 2 * context * kv_heads * kHeadDim * dtype_bytes(dtype);
-    const int64_t most = memory_.bytes() / 2 / layer_bytes;
-    const int64_t layers = queries > 1 ? 1 : std::max<int64_t>(1, most);
-    stage.cache(dtype, layers, kv_heads, context);
-    const ValueIndex qkv = stage.value((kGroup + 2) * kv_heads * kHeadDim);
-    const ValueIndex out = stage.value(kGroup * kv_heads * kHeadDim);
-    Work work;
-    for (int64_t layer = 0; layer < layers; ++layer) {
-      add(work, stage.add_attention(qkv, out, layer, kGroup, queries, context));
-    }
-    return time_stage(stage, queries, context, work, seconds);
+    // Decode reads other pages in each run, as in each layer of an engine.
+    const int64_t caches = queries > 1 ? 1 : slices_.caches(dtype, kv_heads, context);
+    const int64_t pages = stage.cache(dtype, caches, kv_heads, context);
+    const ValueIndex qkv = stage.value((group + 2) * kv_heads * kHeadDim);
+    const ValueIndex out = stage.value(group * kv_heads * kHeadDim);
+    const Work work = stage.add_attention(qkv, out, group, queries, context);
+    stage.compile(queries, context);
+    int64_t cache = 0;
+    return time_batches([&] { stage.run(*stream_, pages * (cache++ % caches)); }, work, seconds);
   }
 
   ProbeTiming elementwise(int64_t tokens, double seconds) {
@@ -207,10 +206,12 @@ ProbeTiming DeviceProbe::matmul(DType dtype, int64_t tokens, double seconds) {
   return impl_->matmul(dtype, tokens, seconds);
 }
 
-ProbeTiming DeviceProbe::attention(DType dtype, int64_t queries, int64_t context, double seconds) {
-  check(queries >= 1 && context >= queries && context <= kMostTokens,
-        "1 <= queries <= context <= 4096");
-  return impl_->attention(dtype, queries, context, seconds);
+ProbeTiming DeviceProbe::attention(DType dtype, int64_t group, int64_t queries, int64_t context,
+                                   double seconds) {
+  check(group >= 1 && group <= kMostGroup && queries >= 1 && context >= queries &&
+            context <= kMostTokens,
+        "1 to 64 query heads per KV head and 1 <= queries <= context <= 4096");
+  return impl_->attention(dtype, group, queries, context, seconds);
 }
 
 ProbeTiming DeviceProbe::elementwise(int64_t tokens, double seconds) {

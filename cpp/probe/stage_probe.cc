@@ -47,9 +47,7 @@ struct Clocks {
 
 constexpr double kUndisturbed = 0.9;  // share of its time that the least served thread ran
 constexpr int64_t kWholeBlockTokens = 16;
-constexpr int64_t kColdTokens = 256;  // above, reading the weights takes no noticeable share
-constexpr size_t kComputeBoundStages = 2;
-constexpr int64_t kRowsPerThread = 128;  // two pieces of a prefill product
+constexpr double kRoundFlops = 4e9;  // of all stages of a call, unless one has more: some 10 ms
 
 void fill(std::byte* to, int64_t bytes, ThreadPool& threads) {
   const std::vector<uint16_t>& tile = noise();
@@ -78,12 +76,12 @@ struct Cpu {
   };
 };
 
-void time_run(const Synthetic& stage, Cpu& cpu, ProbeTiming& timing) {
+void time_run(const Synthetic& stage, int64_t first_page, Cpu& cpu, ProbeTiming& timing) {
   std::vector<Clocks> before(static_cast<size_t>(cpu.pool.size()));
   std::vector<Clocks> after(before.size());
   cpu.pool.run([&](Team& team) { before[static_cast<size_t>(team.worker())] = Clocks::now(); });
   const Clock::time_point start = Clock::now();
-  stage.run(*cpu.stream);
+  stage.run(*cpu.stream, first_page);
   timing.run_s.push_back(since(start));
   cpu.pool.run([&](Team& team) { after[static_cast<size_t>(team.worker())] = Clocks::now(); });
   double busy = 1;
@@ -96,8 +94,9 @@ void time_run(const Synthetic& stage, Cpu& cpu, ProbeTiming& timing) {
 
 // A stage, and which timing its runs belong to.
 struct Timed {
-  std::unique_ptr<Synthetic> stage;
+  std::shared_ptr<const Synthetic> stage;
   size_t timing;
+  int64_t first_page = 0;
 };
 
 // Runs the stages in turn for `seconds`, at least one round after an unrecorded one that touches
@@ -107,7 +106,8 @@ void time_all(const std::vector<Timed>& stages, std::vector<ProbeTiming>& timing
               double seconds) {
   const Clock::time_point start = Clock::now();
   std::vector<ProbeTiming> first = timings;
-  for (const Timed& timed : stages) time_run(*timed.stage, cpu, first[timed.timing]);
+  for (const Timed& timed : stages)
+    time_run(*timed.stage, timed.first_page, cpu, first[timed.timing]);
   if (std::all_of(first.begin(), first.end(),
                   [](const ProbeTiming& t) { return t.undisturbed_s.empty(); })) {
     timings = std::move(first);
@@ -115,17 +115,18 @@ void time_all(const std::vector<Timed>& stages, std::vector<ProbeTiming>& timing
   }
   for (bool whole_round = false; !whole_round || since(start) < seconds; whole_round = true) {
     for (const Timed& timed : stages) {
-      time_run(*timed.stage, cpu, timings[timed.timing]);
+      time_run(*timed.stage, timed.first_page, cpu, timings[timed.timing]);
       if (whole_round && since(start) >= seconds) return;
     }
   }
 }
 
-// Few tokens: the products of a block. Many: enough rows to occupy all threads, few enough that a
-// product is short and finishes undisturbed more often than not.
-std::vector<ProductShape> product_shapes(int64_t tokens, int threads) {
-  if (tokens <= kWholeBlockTokens) return {block_products().begin(), block_products().end()};
-  return {{kRowsPerThread * threads, kHidden, 1}};
+// Few tokens: the products of a block. Many: its smallest, short enough to finish undisturbed more
+// often than not, with rows enough that many pieces share the reading of the input, as in the
+// others (a product of 256 rows measured an eighth to a quarter slower).
+std::vector<ProductShape> product_shapes(int64_t tokens) {
+  if (tokens > kWholeBlockTokens) return {{kHidden, kHidden, 1}};
+  return {block_products().begin(), block_products().end()};
 }
 
 ProbeTiming timing_of(const Work& work) {
@@ -216,49 +217,49 @@ std::vector<ProbeTiming> StageProbe::matmul(int threads, DType dtype, int64_t to
   Cpu& cpu = impl_->cpu(threads);
   const Pinned pinned(impl_->cpus());
   Slices& slices = impl_->slices();
-  const std::vector<ProductShape> shapes = product_shapes(tokens, threads);
+  const std::vector<ProductShape> shapes = product_shapes(tokens);
   std::vector<ProbeTiming> timings(shapes.size());
   std::vector<Timed> stages;
+  double flops = 0;
   const auto add = [&](size_t i) {
-    auto s = std::make_unique<Synthetic>(cpu.account, slices, cpu.fill_noise);
+    auto s = std::make_shared<Synthetic>(cpu.account, slices, cpu.fill_noise);
     const ValueIndex in = s->value(shapes[i].cols);
     const ValueIndex out = s->value(shapes[i].rows);
     timings[i] = timing_of(s->add_product(in, out, shapes[i], dtype, tokens));
     s->compile(tokens, tokens);
     stages.push_back({std::move(s), i});
+    flops += timings[i].flops;
   };
-  if (tokens > kColdTokens) {
-    while (stages.size() < kComputeBoundStages) add(0);
-  } else {
-    do {
-      for (size_t i = 0; i < shapes.size(); ++i) add(i);
-    } while (!slices.enough());
-  }
+  const auto enough = [&] {
+    return slices.enough() || (tokens > kWholeBlockTokens && flops >= kRoundFlops);
+  };
+  do {
+    for (size_t i = 0; i < shapes.size(); ++i) add(i);
+  } while (!enough());
   time_all(stages, timings, cpu, seconds);
   return timings;
 }
 
-std::vector<ProbeTiming> StageProbe::attention(int threads, DType dtype, int64_t queries,
-                                               int64_t context, double seconds) {
-  check(threads >= 1 && queries >= 1 && context >= queries && context <= kMostTokens,
-        "1 <= queries <= context <= 4096 on a thread or more");
+std::vector<ProbeTiming> StageProbe::attention(int threads, DType dtype, int64_t group,
+                                               int64_t queries, int64_t context, double seconds) {
+  check(threads >= 1 && group >= 1 && group <= kMostGroup && queries >= 1 && context >= queries &&
+            context <= kMostTokens,
+        "1 to 64 query heads per KV head and 1 <= queries <= context <= 4096 on a thread or more");
   Cpu& cpu = impl_->cpu(threads);
   const Pinned pinned(impl_->cpus());
   Slices& slices = impl_->slices();
-  // Prefill is bound by arithmetic: no more heads, and none larger, than keep all threads busy.
+  // Prefill is bound by arithmetic: no more heads than keep all threads busy.
   const int64_t kv_heads = queries > 1 ? threads : kKvHeads;
-  const int64_t group = queries > 1 ? kGroup / 2 : kGroup;
-  std::vector<ProbeTiming> timings(1);
+  auto s = std::make_shared<Synthetic>(cpu.account, slices, cpu.fill_noise);
+  // Decode reads other pages in each run, as in each layer of an engine.
+  const int64_t runs = queries > 1 ? 1 : slices.caches(dtype, kv_heads, context);
+  const int64_t pages = s->cache(dtype, runs, kv_heads, context);
+  const ValueIndex qkv = s->value((group + 2) * kv_heads * kHeadDim);
+  const ValueIndex out = s->value(group * kv_heads * kHeadDim);
+  std::vector<ProbeTiming> timings{timing_of(s->add_attention(qkv, out, group, queries, context))};
+  s->compile(queries, context);
   std::vector<Timed> stages;
-  do {
-    auto s = std::make_unique<Synthetic>(cpu.account, slices, cpu.fill_noise);
-    s->cache(dtype, 1, kv_heads, context);
-    const ValueIndex qkv = s->value((group + 2) * kv_heads * kHeadDim);
-    const ValueIndex out = s->value(group * kv_heads * kHeadDim);
-    timings[0] = timing_of(s->add_attention(qkv, out, 0, group, queries, context));
-    s->compile(queries, context);
-    stages.push_back({std::move(s), 0});
-  } while (queries == 1 && !slices.enough());
+  for (int64_t i = 0; i < runs; ++i) stages.push_back({s, 0, i * pages});
   time_all(stages, timings, cpu, seconds);
   return timings;
 }
@@ -268,7 +269,7 @@ std::vector<ProbeTiming> StageProbe::elementwise(int threads, int64_t tokens, do
         "1 to 4096 tokens on a thread or more");
   Cpu& cpu = impl_->cpu(threads);
   const Pinned pinned(impl_->cpus());
-  auto s = std::make_unique<Synthetic>(cpu.account, impl_->slices(), cpu.fill_noise);
+  auto s = std::make_shared<Synthetic>(cpu.account, impl_->slices(), cpu.fill_noise);
   std::vector<ProbeTiming> timings{timing_of(s->add_elementwise(tokens))};
   s->compile(tokens, tokens);
   std::vector<Timed> stages;
@@ -281,7 +282,7 @@ std::vector<ProbeTiming> StageProbe::empty_ops(int threads, int64_t ops, double 
   check(threads >= 1 && ops >= 0 && ops <= kMostTokens, "0 to 4096 ops on a thread or more");
   Cpu& cpu = impl_->cpu(threads);
   const Pinned pinned(impl_->cpus());
-  auto s = std::make_unique<Synthetic>(cpu.account, impl_->slices(), cpu.fill_noise);
+  auto s = std::make_shared<Synthetic>(cpu.account, impl_->slices(), cpu.fill_noise);
   s->add_empty_ops(ops);
   s->compile(1, 1);
   std::vector<ProbeTiming> timings(1);

@@ -1,5 +1,6 @@
 #include "probe/synthetic.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -9,13 +10,17 @@
 namespace helm::probe {
 namespace {
 
-constexpr int64_t kQkv = (kGroup + 2) * kKvHeads * kHeadDim;
+constexpr int64_t kQkv = (4 + 2) * kKvHeads * kHeadDim;  // 4 query heads per KV head
 constexpr int64_t kEmptyWidth = 16;
 constexpr float kEps = 1e-6F;
 constexpr float kScale = 0.088F;
 
 constexpr std::array<ProductShape, 4> kBlock = {
     {{kQkv, kHidden, 3}, {kHidden, kHidden, 1}, {2 * kInner, kHidden, 2}, {kHidden, kInner, 1}}};
+
+int64_t pages_of(int64_t positions) {
+  return (positions + kPageTokens - 1) / kPageTokens;
+}
 
 }  // namespace
 
@@ -45,6 +50,11 @@ DeviceAddress Slices::next(int64_t bytes) {
   return memory_ + std::exchange(at_, align_up(at_ + bytes, kDeviceAlignment));
 }
 
+int64_t Slices::caches(DType dtype, int64_t kv_heads, int64_t context) const {
+  const KvSpec one{dtype, kPageTokens, 1, kv_heads, kHeadDim, pages_of(context)};
+  return std::max<int64_t>(1, half() / (one.pages * one.page_bytes()));
+}
+
 Synthetic::Synthetic(Account& account, Slices& slices, const Fill& fill)
     : account_(account), slices_(slices), fill_(fill) {
   plan_.units.resize(1);
@@ -65,10 +75,11 @@ TensorIndex Synthetic::tensor(std::vector<int64_t> shape, DType dtype) {
   return static_cast<TensorIndex>(plan_.tensors.size() - 1);
 }
 
-void Synthetic::cache(DType dtype, int64_t layers, int64_t kv_heads, int64_t context) {
-  const int64_t blocks = (context + kPageTokens - 1) / kPageTokens;
-  plan_.kv = {dtype, kPageTokens, layers, kv_heads, kHeadDim, blocks * layers};
+int64_t Synthetic::cache(DType dtype, int64_t times, int64_t kv_heads, int64_t context) {
+  const int64_t pages = pages_of(context);
+  plan_.kv = {dtype, kPageTokens, 1, kv_heads, kHeadDim, pages * times};
   pages_ = slices_.next(plan_.kv.pages * plan_.kv.page_bytes());
+  return pages;
 }
 
 Work Synthetic::add_product(ValueIndex in, ValueIndex out, const ProductShape& shape, DType dtype,
@@ -83,12 +94,12 @@ Work Synthetic::add_product(ValueIndex in, ValueIndex out, const ProductShape& s
           elements * static_cast<double>(dtype_bytes(dtype))};
 }
 
-Work Synthetic::add_attention(ValueIndex qkv, ValueIndex out, int64_t layer, int64_t group,
-                              int64_t tokens, int64_t context) {
+Work Synthetic::add_attention(ValueIndex qkv, ValueIndex out, int64_t group, int64_t tokens,
+                              int64_t context) {
   const int64_t kv_heads = plan_.kv.kv_heads;
   const int64_t heads = group * kv_heads;
-  add(AttentionOp{qkv, 0, heads * kHeadDim, (heads + kv_heads) * kHeadDim, out, layer, heads,
-                  kv_heads, kHeadDim, kScale, 0});
+  add(AttentionOp{qkv, 0, heads * kHeadDim, (heads + kv_heads) * kHeadDim, out, 0, heads, kv_heads,
+                  kHeadDim, kScale, 0});
   const auto n = static_cast<double>(tokens);
   const double pairs = n * static_cast<double>(context - tokens) + n * (n + 1) / 2;
   return {4.0 * static_cast<double>(heads * kHeadDim) * pairs,
@@ -138,7 +149,12 @@ void Synthetic::compile(int64_t tokens, int64_t context) {
   }
   for (int32_t i = 0; i < plan_.kv.pages; ++i) page_table_.push_back(i);
   sequence_ = {0, tokens, context - tokens, page_table_.data()};
-  step_ = {tokens_, positions_, {}, {&sequence_, 1}};
+}
+
+void Synthetic::run(Stream& stream, int64_t first_page) const {
+  SequenceRun sequence = sequence_;
+  sequence.pages += first_page;
+  stage_->run(stream, {tokens_, positions_, {}, {&sequence, 1}});
 }
 
 }  // namespace helm::probe

@@ -16,7 +16,7 @@ namespace helm::probe {
 inline constexpr int64_t kHidden = 1536;
 inline constexpr int64_t kInner = 4096;
 inline constexpr int64_t kKvHeads = 2;
-inline constexpr int64_t kGroup = 4;  // query heads per KV head
+inline constexpr int64_t kMostGroup = 64;  // query heads per KV head
 inline constexpr int64_t kHeadDim = 128;
 inline constexpr int64_t kPageTokens = 512;
 inline constexpr int64_t kMostTokens = 4096;
@@ -43,7 +43,10 @@ class Slices {
   DeviceAddress next(int64_t bytes);
   // Bytes handed out since the last call of start().
   void start() { taken_ = 0; }
-  bool enough() const { return taken_ >= bytes_ / 2; }
+  bool enough() const { return taken_ >= half(); }
+  int64_t half() const { return bytes_ / 2; }
+  // How many caches of `context` positions of one layer half of the memory holds, at least one.
+  int64_t caches(DType dtype, int64_t kv_heads, int64_t context) const;
 
  private:
   DeviceAddress memory_;
@@ -65,8 +68,8 @@ class Synthetic {
   Synthetic(Account& account, Slices& slices, const Fill& fill);
 
   ValueIndex value(int64_t width);
-  // `layers` of attention over the last positions of `context`.
-  void cache(DType dtype, int64_t layers, int64_t kv_heads, int64_t context);
+  // Pages for so many times `context` positions of one layer; returns the pages of each time.
+  int64_t cache(DType dtype, int64_t times, int64_t kv_heads, int64_t context);
 
   // Each adds ops and returns what a run on `tokens` rows does.
   // A product with a matrix of its own; bytes of the matrix.
@@ -75,7 +78,7 @@ class Synthetic {
   // Attention of the last `tokens` of `context` positions, on values of width
   // (group + 2) * kv_heads * kHeadDim and group * kv_heads * kHeadDim; FLOPs of the pairs that
   // causality allows, bytes of the KV read.
-  Work add_attention(ValueIndex qkv, ValueIndex out, int64_t layer, int64_t group, int64_t tokens,
+  Work add_attention(ValueIndex qkv, ValueIndex out, int64_t group, int64_t tokens,
                      int64_t context);
   // Norms and a gated activation; bytes read and written.
   Work add_elementwise(int64_t tokens);
@@ -83,7 +86,8 @@ class Synthetic {
 
   // The stage for the last `tokens` of `context` positions.
   void compile(int64_t tokens, int64_t context);
-  void run(Stream& stream) const { stage_->run(stream, step_); }
+  // One run; with the sequence's pages from `first_page` on.
+  void run(Stream& stream, int64_t first_page = 0) const;
 
  private:
   TensorIndex tensor(std::vector<int64_t> shape, DType dtype);
@@ -97,7 +101,6 @@ class Synthetic {
   DeviceAddress pages_ = DeviceAddress::kNull;
   std::vector<int32_t> tokens_, positions_, page_table_;
   SequenceRun sequence_{};
-  StepView step_;
   DeviceMemory buffers_;  // values, then the workspace
   std::unique_ptr<Stage> stage_;
 };

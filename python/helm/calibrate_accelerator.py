@@ -13,28 +13,28 @@ from typing import Any
 
 from helm.calibrate import (
     DECODE_CONTEXT,
+    DECODE_GROUPS,
     DTYPES,
-    PREFILL_TOKENS,
+    ELEMENTWISE_TOKENS,
+    PREFILL_CONTEXT,
+    PREFILL_GROUP,
+    PREFILL_QUERIES,
     SWEEP_DTYPE,
     Progress,
     Quantity,
     Timing,
+    flops_by_rows,
+    probe_bytes,
     visit,
 )
 from helm.devices import Accelerator
-from helm.machine import (
-    cpu_affinity,
-    last_level_cache_bytes,
-    memory_available,
-    one_cpu_per_core,
-)
+from helm.machine import cpu_affinity, one_cpu_per_core
 from helm.profile import AcceleratorProfile, CpuProfile, LinkProfile
 
 BUDGET_S = 5.0
 TOKENS = (1, 4, 16, 64, 512)
 _EMPTY_OPS = 16
-_CACHES = 4  # times the last-level caches, or a GPU's: products read memory, not a cache
-_LEAST_BYTES, _MOST_BYTES = 1 << 28, 1 << 30
+_MOST_BYTES = 1 << 30  # larger than any cache several times
 _COPY_S = 0.005
 
 
@@ -44,8 +44,9 @@ def measure_accelerator(
     progress: Progress | None = None,
     *,
     budget_s: float = BUDGET_S,
-) -> tuple[AcceleratorProfile, LinkProfile]:
-    """Measures in little more than `budget_s` seconds, with the CPU's threads of `cpu`.
+) -> tuple[AcceleratorProfile, LinkProfile, tuple[str, ...]]:
+    """Measures in little more than `budget_s` seconds, with the CPU's threads of `cpu`. The last
+    are the names of quantities that are unsettled, see `helm.profile.Profile`.
 
     Raises DeviceError when the device cannot be had or fails, and OutOfMemoryError when it or the
     host lacks the memory for the probes.
@@ -55,14 +56,15 @@ def measure_accelerator(
     report = progress or (lambda _what, _share: None)
     report(f"{device.name}: memory", 0.0)
     affinity = cpu_affinity()
-    wanted = min(max(_CACHES * last_level_cache_bytes(affinity), _LEAST_BYTES), _MOST_BYTES)
-    wanted = min(wanted, max(_LEAST_BYTES, memory_available() // 4))
+    wanted = min(probe_bytes(affinity), _MOST_BYTES)
     probe = _helm.DeviceProbe(device.rates_specification, wanted)
     host = _helm.StageProbe(wanted, one_cpu_per_core(affinity)[: cpu.threads])
     rates, link = _Rates(probe), _Link(probe, host, cpu.threads)
-    visit((*rates.all(), *link.all()), budget_s, report, 0.0, 1.0)
+    measured = (*rates.all(), *link.all())
+    visit(measured, budget_s, report, 0.0, 1.0)
     report("done", 1.0)
-    return rates.profile(device), link.profile(rates.step.seconds)
+    unsettled = tuple(quantity.name for quantity in measured if not quantity.trusted)
+    return rates.profile(device), link.profile(rates.step.seconds), unsettled
 
 
 def _quantity(name: str, measure: Callable[[float], Timing]) -> Quantity:
@@ -78,38 +80,42 @@ class _Rates:
                 f"{dtype} products, {tokens} tokens", lambda s: probe.matmul(dtype, tokens, s)
             )
 
-        def attention(dtype: str, queries: int, context: int) -> Quantity:
+        def attention(dtype: str, group: int, queries: int, context: int) -> Quantity:
             return _quantity(
-                f"{dtype} attention, {queries} queries of {context} positions",
-                lambda s: probe.attention(dtype, queries, context, s),
+                f"{dtype} attention, {queries} queries of {context} positions, "
+                f"{group} heads per KV head",
+                lambda s: probe.attention(dtype, group, queries, context, s),
             )
 
+        prefill_rows = PREFILL_QUERIES * PREFILL_GROUP
         self.matmul = {d: {tokens: products(d, tokens) for tokens in TOKENS} for d in DTYPES}
-        self.decode = {d: attention(d, 1, DECODE_CONTEXT) for d in DTYPES}
-        self.prefill = {d: attention(d, PREFILL_TOKENS, PREFILL_TOKENS) for d in DTYPES}
+        self.attention = {
+            d: {
+                **{group: attention(d, group, 1, DECODE_CONTEXT) for group in DECODE_GROUPS},
+                prefill_rows: attention(d, PREFILL_GROUP, PREFILL_QUERIES, PREFILL_CONTEXT),
+            }
+            for d in DTYPES
+        }
         self.elementwise = _quantity(
-            "elementwise ops", lambda s: probe.elementwise(PREFILL_TOKENS, s)
+            "elementwise ops", lambda s: probe.elementwise(ELEMENTWISE_TOKENS, s)
         )
         self.empty = _quantity("ops", lambda s: probe.empty_ops(_EMPTY_OPS, s))
         self.bare = _quantity("ops", lambda s: probe.empty_ops(0, s))
         self.step = _quantity("steps", lambda s: probe.empty_step(False, s))
 
     def all(self) -> list[Quantity]:
-        products = [quantity for table in self.matmul.values() for quantity in table.values()]
-        attention = [*self.decode.values(), *self.prefill.values()]
-        return [*products, *attention, self.elementwise, self.empty, self.bare, self.step]
+        tables = (*self.matmul.values(), *self.attention.values())
+        rates = [quantity for table in tables for quantity in table.values()]
+        return [*rates, self.elementwise, self.empty, self.bare, self.step]
 
     def profile(self, device: Accelerator) -> AcceleratorProfile:
         return AcceleratorProfile(
             name=device.name,
             memory_bytes=device.free_bytes,
             matvec_bytes_per_s={d: self.matmul[d][1].bytes_per_s for d in DTYPES},
-            matmul_flops={
-                d: {n: quantity.flops_per_s for n, quantity in self.matmul[d].items()}
-                for d in DTYPES
-            },
-            attention_bytes_per_s={d: self.decode[d].bytes_per_s for d in DTYPES},
-            attention_flops={d: self.prefill[d].flops_per_s for d in DTYPES},
+            matmul_flops=flops_by_rows(self.matmul),
+            attention_bytes_per_s={d: self.attention[d][1].bytes_per_s for d in DTYPES},
+            attention_flops=flops_by_rows(self.attention),
             op_s=max(0.0, (self.empty.seconds - self.bare.seconds) / _EMPTY_OPS),
             step_s=self.step.seconds,
             activation_bytes_per_s=self.elementwise.bytes_per_s,

@@ -19,6 +19,7 @@ from helm.compiler.candidate import Candidate
 from helm.compiler.memory import activation_bytes, workspace_bytes
 from helm.compiler.op_cost import CostedGraph
 from helm.compiler.placement import memory_use, placed_units, prediction, schedule
+from helm.compiler.search import unlimited
 from helm.compiler.workload import DEFAULT_RESERVE_BYTES, ResourceLimits, Space, Workload
 from helm.config import ModelConfig
 from helm.errors import InvalidError, OutOfMemoryError, PlanError
@@ -228,7 +229,11 @@ def _searched_plan(
     else:
         plan = _cpu_plan(problem, best.threads, memory_bytes)
         plan = dataclasses.replace(plan, notices=(*notices, *plan.notices))
-    return dataclasses.replace(plan, prediction=prediction(result, profile, workload))
+    listed = (*result.by_layout, *result.labelled.values())
+    ideal = result
+    if not all(candidate.fits for candidate in listed):
+        ideal = unlimited(model, profile, workload, resources, space)
+    return dataclasses.replace(plan, prediction=prediction(result, ideal, profile, workload))
 
 
 def _workload(given: Workload | None, context: int) -> Workload:

@@ -149,7 +149,8 @@ class ProfileIdentity:
 
 @dataclass(frozen=True)
 class Alternative:
-    """A plan that was not chosen and the reason. missing: device -> bytes it lacks there."""
+    """A plan that was not chosen and the reason. missing: device -> bytes it lacks there. The
+    times of a plan that does not fit are those it would reach with that memory."""
 
     label: str
     units_cpu: int

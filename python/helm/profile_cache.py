@@ -20,7 +20,8 @@ from helm.profile import VERSION, AcceleratorProfile, CpuProfile, LinkProfile, P
 
 Measure = Callable[[Progress | None], Profile]
 MeasureDevice = Callable[
-    [Accelerator, CpuProfile, Progress | None], tuple[AcceleratorProfile, LinkProfile]
+    [Accelerator, CpuProfile, Progress | None],
+    tuple[AcceleratorProfile, LinkProfile, tuple[str, ...]],
 ]
 _CPU_SHARE = 0.6  # of the progress when an accelerator follows
 
@@ -54,12 +55,14 @@ def machine_profile(
     if device is None:
         return found
     if whole is None or whole.accelerator is None:
-        own, link = measure_device(device, found.cpu, _part(progress, _CPU_SHARE, 1.0))
-        whole = dataclasses.replace(found, accelerator=own, link=link)
+        own, link, names = measure_device(device, found.cpu, _part(progress, _CPU_SHARE, 1.0))
+        whole = dataclasses.replace(found, accelerator=own, link=link, unsettled=names)
         _keep(cache_path(device), whole)
     assert whole.accelerator is not None
     own = dataclasses.replace(whole.accelerator, memory_bytes=device.free_bytes)
-    return dataclasses.replace(found, accelerator=own, link=whole.link)
+    return dataclasses.replace(
+        found, accelerator=own, link=whole.link, unsettled=(*found.unsettled, *whole.unsettled)
+    )
 
 
 def _part(progress: Progress | None, begin: float, end: float) -> Progress | None:

@@ -24,8 +24,8 @@ TEST_CASE("device probe: every probe of a simulated accelerator") {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     check_timing(probe.matmul(dtype, 1, 0), true, true);
     check_timing(probe.matmul(dtype, 17, 0), true, true);
-    check_timing(probe.attention(dtype, 1, 1024, 0), true, true);
-    check_timing(probe.attention(dtype, 33, 600, 0), true, true);
+    check_timing(probe.attention(dtype, 4, 1, 1024, 0), true, true);
+    check_timing(probe.attention(dtype, 2, 33, 600, 0), true, true);
   }
   check_timing(probe.elementwise(3, 0), false, true);
   check_timing(probe.empty_ops(0, 0), false, false);
@@ -50,7 +50,7 @@ TEST_CASE("device probe: what cannot be had is refused") {
   CHECK_THROWS_AS(DeviceProbe("sim:vram=64MiB", 0), Error);
   DeviceProbe probe("sim", 0);
   CHECK_THROWS_AS(probe.matmul(DType::kF32, 0, 0), Error);
-  CHECK_THROWS_AS(probe.attention(DType::kF32, 5, 4, 0), Error);
+  CHECK_THROWS_AS(probe.attention(DType::kF32, 1, 5, 4, 0), Error);
   CHECK_THROWS_AS(probe.elementwise(1 << 20, 0), Error);
   CHECK_THROWS_AS(probe.empty_ops(-1, 0), Error);
 }

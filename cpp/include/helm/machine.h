@@ -79,10 +79,10 @@ class HELM_API StageProbe {
 
   // Products of `tokens` rows with different matrices; bytes of the matrices.
   std::vector<ProbeTiming> matmul(int threads, DType dtype, int64_t tokens, double seconds);
-  // Attention of the last `queries` of `context` positions of a sequence; bytes of the KV read,
-  // FLOPs of the pairs that causality allows.
-  std::vector<ProbeTiming> attention(int threads, DType dtype, int64_t queries, int64_t context,
-                                     double seconds);
+  // Attention of the last `queries` of `context` positions of a sequence, `group` query heads per
+  // KV head; bytes of the KV read, FLOPs of the pairs that causality allows.
+  std::vector<ProbeTiming> attention(int threads, DType dtype, int64_t group, int64_t queries,
+                                     int64_t context, double seconds);
   // Norms and a gated activation; bytes read and written.
   std::vector<ProbeTiming> elementwise(int threads, int64_t tokens, double seconds);
   // A stage of `ops` that have no work: dispatch and barrier.
@@ -110,8 +110,9 @@ class HELM_API DeviceProbe {
 
   // Products of `tokens` rows with different matrices; bytes of the matrices.
   ProbeTiming matmul(DType dtype, int64_t tokens, double seconds);
-  // Attention of the last `queries` of `context` positions of a sequence, as StageProbe's.
-  ProbeTiming attention(DType dtype, int64_t queries, int64_t context, double seconds);
+  // Attention as StageProbe's.
+  ProbeTiming attention(DType dtype, int64_t group, int64_t queries, int64_t context,
+                        double seconds);
   // Norms and a gated activation; bytes read and written.
   ProbeTiming elementwise(int64_t tokens, double seconds);
   // A stage of `ops` that have no work.

@@ -13,6 +13,7 @@ from helm.commands.common import add_device, binary_bytes, say
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from rich.console import Console
     from rich.table import Table
 
     from helm.profile import CpuProfile, DeviceProfile, LinkProfile, Profile
@@ -64,8 +65,19 @@ def show(profile: Profile) -> None:
     console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
     console.print(_facts(_cpu_facts(profile)))
     console.print(_rates(profile.cpu))
-    if profile.accelerator is None:
-        return
+    if profile.accelerator is not None:
+        _show_accelerator(profile, console)
+    for name in profile.unsettled:
+        console.print(f"unsettled: {name}")
+    if profile.unsettled:
+        console.print(
+            "Other programs left too few undisturbed runs of these, so their figures may be off; "
+            "measure again on a quieter machine with helm-llm profile --recalibrate"
+        )
+
+
+def _show_accelerator(profile: Profile, console: Console) -> None:
+    assert profile.accelerator is not None
     assert profile.link is not None
     memory = f"{binary_bytes(profile.accelerator.memory_bytes)} free"
     own = [("accelerator", profile.accelerator.name), ("memory", memory)]
@@ -99,8 +111,11 @@ def _rates(device: DeviceProfile) -> Table:
     for tokens in sorted(device.matmul_flops[dtypes[0]]):
         by_dtype = {dtype: device.matmul_flops[dtype].get(tokens, 0.0) for dtype in dtypes}
         rates.add_row(f"products, {tokens} tokens", *_row(by_dtype, 1e9, dtypes), "GFLOP/s")
-    rates.add_row("attention, decode", *_row(attention, 1e9, dtypes), "GB/s of KV")
-    rates.add_row("attention, prefill", *_row(device.attention_flops, 1e9, dtypes), "GFLOP/s")
+    rates.add_row("attention, 1 row", *_row(attention, 1e9, dtypes), "GB/s of KV")
+    for rows in sorted(device.attention_flops[dtypes[0]]):
+        by_dtype = {dtype: device.attention_flops[dtype].get(rows, 0.0) for dtype in dtypes}
+        name = f"attention, {rows} row{'s' * (rows > 1)}"
+        rates.add_row(name, *_row(by_dtype, 1e9, dtypes), "GFLOP/s")
     return rates
 
 

@@ -127,7 +127,12 @@ def _attention(
     seconds = np.zeros(queries.steps)
     for op in attentions(unit):
         runs = attention_s(
-            setting.model, op, causal_pairs(op, queries), visible(op, queries), device
+            setting.model,
+            op,
+            queries.tokens,
+            causal_pairs(op, queries),
+            visible(op, queries),
+            device,
         )
         seconds += np.bincount(queries.step, runs)
     return seconds
@@ -144,7 +149,8 @@ def _overflow(setting: Setting, unit: Unit, queries: Queries) -> tuple[F64, Bool
     held = (setting.pages * setting.limits.page_tokens)[None, :]
     for op in attentions(unit):
         seen = visible(op, queries)
-        own = attention_s(setting.model, op, causal_pairs(op, queries), seen, device)[:, None]
+        pairs = causal_pairs(op, queries)
+        own = attention_s(setting.model, op, queries.tokens, pairs, seen, device)[:, None]
         size = position_bytes(setting.model, op)
         away = np.maximum(0, seen[:, None] - held)
         context, tokens = (queries.past + queries.tokens)[:, None], queries.tokens[:, None]

@@ -297,7 +297,7 @@ def _decode_s(
     setting: Setting, op: Attention, positions: I64, device: CpuProfile | AcceleratorProfile
 ) -> F64:
     seen = setting.batch * np.asarray(positions, np.float64)
-    return attention_s(setting.model, op, seen, seen, device)
+    return attention_s(setting.model, op, 1, seen, seen, device)
 
 
 def _overflow_s(setting: Setting, op: Attention, seen: int, overflow: Overflow) -> F64:

@@ -25,6 +25,7 @@ from helm.compiler.workload import Mode, Overflow, ResourceLimits, Space, Worklo
 from helm.profile import Profile
 
 _SITES: tuple[Site, ...] = ("accelerator", "cpu")
+_PLENTY = 2**60  # bytes
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,23 @@ def search(
     for choice in _choices(model, profile, workload, limits, space):
         best.offer(choice)
     return best.result()
+
+
+def unlimited(
+    model: CostedGraph,
+    profile: Profile,
+    workload: Workload,
+    limits: ResourceLimits | None = None,
+    space: Space | None = None,
+) -> SearchResult:
+    """`search` if memory were no object: what layouts would reach that do not fit."""
+    plenty = dataclasses.replace(
+        limits or ResourceLimits(),
+        cpu_bytes=_PLENTY,
+        accelerator_bytes=_PLENTY,
+        accelerator_weights_bytes=None,
+    )
+    return search(model, profile, workload, plenty, space)
 
 
 def _choices(
