@@ -1,17 +1,23 @@
 """Compares what the cost model predicts with what the engine does, on this machine's CPU.
 
-Every prediction is made before its run, from a profile whose shapes are none of those tested. A
-shared machine drifts by tens of percent within minutes, so the product that dominates a case is
-measured again just before it: `drift` is its rate now over its rate in the profile, and the
-prediction is given as the profile makes it and with that one product corrected. Runs in which
-another program took a core of ours are left out where enough others remain, and marked * if not.
+Every prediction is made before its run, from a profile whose shapes are none of those tested. Two
+errors are given, both predicted over measured time less one:
+
+error: the prediction as the profile makes it, over the median of the rounds.
+corrected error: a shared machine drifts by tens of percent within seconds, so right before and
+after each round the product that dominates it is timed as the profile times it, on memory of its
+own. `drift` is its rate then over its rate in the profile. The terms that it stands for (decode:
+products and attention; prefill: products bound by arithmetic) are priced at that rate, the others
+as before, and the result is set against the time of that same round; the median over the rounds.
+
+Runs in which another program took a core of ours are left out where enough others remain in the
+round; cases with fewer are marked *.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 import math
 import os
@@ -26,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from helm import _helm
-from helm.calibrate import Quantity, measure_profile
+from helm.calibrate import Quantity, measure_profile, probe_bytes
 from helm.checkpoint import TensorInfo
 from helm.compiler.op_cost import CostedGraph
 from helm.compiler.search import search
@@ -38,21 +44,25 @@ from helm.models import build_graph
 from helm.plan import make_plan
 from helm.profile import Profile, load_profile
 
-# hidden, inner, layers, heads, kv_heads, head_dim, vocabulary: none is a shape of the profile's.
+# hidden, inner, layers, heads, kv_heads, head_dim, vocabulary: no shape of the profile's. All
+# matrices together exceed 8 times a last-level cache of 32 MiB in 16 bit, as people's models do.
 SHAPES = {
-    "llama-25m": ("llama", 512, 1536, 6, 8, 4, 64, 8192),
-    "qwen3-55m": ("qwen3", 768, 2048, 8, 6, 2, 128, 16384),
-    "llama-80m": ("llama", 1024, 2816, 6, 16, 4, 64, 16384),
-    "qwen3-100m": ("qwen3", 1280, 3584, 4, 10, 2, 128, 24576),
+    "llama-147m": ("llama", 1024, 2816, 10, 16, 4, 64, 32768),
+    "qwen3-187m": ("qwen3", 1280, 3584, 7, 10, 2, 128, 49152),
+    "qwen3-250m": ("qwen3", 1792, 4864, 6, 16, 2, 128, 24576),
+    "llama-259m": ("llama", 2048, 5632, 5, 32, 16, 64, 16384),
+    "qwen2-331m": ("qwen2", 2304, 6144, 4, 18, 18, 128, 32768),
 }
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 DTYPES = ("f32", "f16", "bf16")
-BATCHES = (1, 4, 8)
-CONTEXTS = (128, 2048)
+LOADS = ((1, 128), (1, 2048), (2, 640), (4, 128), (8, 128))  # sequences, context
 OUTPUT = 16  # decode steps per round
-MOST_FLOPS = 4e11  # of filling the context; larger combinations are left out
-ROUND_S = 1.5  # rounds of one case are repeated for about this long
-PREFILL_TOKENS = 64  # of the product that stands for prefill when drift is measured
+STEP_TOKENS = 512
+PROBE_S = 0.03
 ENOUGH = 3  # undisturbed runs
 
 
@@ -64,25 +74,54 @@ class Case:
     context: int
 
 
+@dataclass(frozen=True)
+class Round:
+    """seconds: of a decode step, or to the last first token. drift: of the product that dominates
+    it."""
+
+    seconds: float
+    drift: float
+    undisturbed: int
+
+
 @dataclass
 class Result:
-    """One phase of one case. Seconds: a decode step, or the time to the last first token."""
+    """One phase of one case. predicted_s and measured_s as in Round; scaled_s: the part of the
+    prediction that drift corrects."""
 
     case: Case
     phase: str
     predicted_s: float
-    corrected_s: float
-    measured_s: float
-    drift: float
-    undisturbed: int
+    scaled_s: float
+    rounds: list[Round]
+
+    @property
+    def measured_s(self) -> float:
+        return statistics.median(r.seconds for r in self.rounds)
 
     @property
     def error(self) -> float:
         return self.predicted_s / self.measured_s - 1
 
     @property
+    def drift(self) -> float:
+        return statistics.median(r.drift for r in self.rounds)
+
+    @property
     def corrected_error(self) -> float:
-        return self.corrected_s / self.measured_s - 1
+        def expected_s(drift: float) -> float:
+            return self.predicted_s + self.scaled_s * (1 / drift - 1)
+
+        return statistics.median(expected_s(r.drift) / r.seconds for r in self.rounds) - 1
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether the quickest runs stand for undisturbed ones in most rounds."""
+        return statistics.median(r.undisturbed for r in self.rounds) < self.enough
+
+    @property
+    def enough(self) -> int:
+        return ENOUGH if self.phase == "decode" else 1
 
 
 def config_of(shape: str) -> ModelConfig:
@@ -106,15 +145,15 @@ def config_of(shape: str) -> ModelConfig:
     return ModelConfig.from_dict(raw, shape)
 
 
-def fits(case: Case) -> bool:
-    shapes = build_graph(config_of(case.shape), None).tensors.values()
-    parameters = sum(math.prod(shape) for shape in shapes if len(shape) == 2)
-    return 2.0 * parameters * case.batch * case.context <= MOST_FLOPS
-
-
 def cases(args: argparse.Namespace) -> list[Case]:
-    every = itertools.product(args.shapes, args.dtypes, args.batches, args.contexts)
-    return [case for case in itertools.starmap(Case, every) if fits(case)]
+    """Every third of the product, so that each value meets each other, or all of it."""
+    found = []
+    for i, shape in enumerate(args.shapes):
+        for j, dtype in enumerate(args.dtypes):
+            for k, (batch, context) in enumerate(LOADS):
+                if args.all or (i + j + k) % 3 == 0:
+                    found.append(Case(shape, dtype, batch, context))
+    return found
 
 
 class Model:
@@ -124,10 +163,11 @@ class Model:
         config = config_of(case.shape)
         self.graph: Graph = build_graph(config, None)
         stored = "f16" if case.dtype == "f32" else "f32"  # converted, so placed in the arena
-        numbers = np.random.default_rng(0).standard_normal(
-            max(math.prod(shape) for shape in self.graph.tensors.values()), dtype=np.float32
+        tile = 0.03 * np.random.default_rng(0).standard_normal(1 << 20, dtype=np.float32)
+        numbers = np.resize(
+            tile.astype(np.float16 if stored == "f16" else np.float32),
+            max(math.prod(shape) for shape in self.graph.tensors.values()),
         )
-        numbers = (numbers * 0.03).astype(np.float16 if stored == "f16" else np.float32)
         tensors = {
             name: numbers[: math.prod(shape)].reshape(shape)
             for name, shape in self.graph.tensors.items()
@@ -135,7 +175,7 @@ class Model:
         infos = {n: TensorInfo.in_memory(n, stored, t.shape) for n, t in tensors.items()}
         self.plan = make_plan(
             config, infos, context=case.context + OUTPUT, max_sequences=case.batch,
-            dtype=case.dtype, kv_dtype=case.dtype, threads=len(cpus),
+            dtype=case.dtype, kv_dtype=case.dtype, threads=len(cpus), step_tokens=STEP_TOKENS,
             memory_bytes=memory_available(),
         )  # fmt: skip
         os.sched_setaffinity(0, cpus)  # new threads inherit it
@@ -166,30 +206,19 @@ def _waited_ns(thread: int) -> int:
 
 def predict(model: Model, case: Case, profile: Profile) -> Any:
     work = Workload(prompt=case.context, output=OUTPUT, batch=case.batch)
-    limits = ResourceLimits(sequences=case.batch)
+    limits = ResourceLimits(sequences=case.batch, step_tokens=STEP_TOKENS)
     space = Space(threads=(profile.cpu.threads,))
     best = search(model.costed, profile, work, limits, space).best
     assert best is not None
     return best.predicted
 
 
-@dataclass
-class Runs:
-    """Times of repeated runs of one phase; the undisturbed ones apart."""
-
-    every: list[float] = dataclasses.field(default_factory=list)
-    undisturbed: list[float] = dataclasses.field(default_factory=list)
-
-    def add(self, seconds: float, waited_s: float) -> None:
-        self.every.append(seconds)
-        if waited_s < 0.01 * seconds:
-            self.undisturbed.append(seconds)
-
-    @property
-    def seconds(self) -> float:
-        if len(self.undisturbed) >= ENOUGH:
-            return statistics.median(self.undisturbed)
-        return float(np.quantile(self.every, 0.05))
+def typical(runs: list[tuple[float, float]], enough: int) -> tuple[float, int]:
+    """(seconds of an undisturbed run, how many there were) of (seconds, waited seconds)."""
+    undisturbed = [seconds for seconds, waited in runs if waited < 0.01 * seconds]
+    if len(undisturbed) >= enough:
+        return statistics.median(undisturbed), len(undisturbed)
+    return float(np.quantile([seconds for seconds, _ in runs], 0.05)), len(undisturbed)
 
 
 def timed_steps(model: Model, requests: list[Any]) -> list[tuple[float, float]]:
@@ -204,66 +233,82 @@ def timed_steps(model: Model, requests: list[Any]) -> list[tuple[float, float]]:
     return steps
 
 
-def measure(model: Model, case: Case) -> tuple[Runs, Runs]:
-    """(decode steps, times to the last first token)."""
-    decode, prefill = Runs(), Runs()
-    vocab, context = model.plan.model.vocab_size, case.context
-    rows = {
-        model.engine.open(context + OUTPUT): [
-            (i * 7919 + 13 + 101 * b) % vocab for i in range(context)
-        ]
-        for b in range(case.batch)
-    }
-    end = time.perf_counter() + ROUND_S
-    rounds = 0
-    while rounds < 2 or time.perf_counter() < end:
-        requests = [_helm.Request(prompt=p, sequence=q, max_tokens=1) for q, p in rows.items()]
-        prefill.add(*map(sum, zip(*timed_steps(model, requests), strict=True)))
-        for _ in range(2):
-            requests = [
-                _helm.Request(prompt=[*p, 1], sequence=q, cached=context, max_tokens=OUTPUT)
-                for q, p in rows.items()
+class Bench:
+    """Runs the phases of one case, round by round, with the probe before and after each."""
+
+    def __init__(self, model: Model, case: Case, profile: Profile, probe: Any) -> None:
+        self.model, self.case, self.profile, self.probe = model, case, profile, probe
+        vocab = model.plan.model.vocab_size
+        self.rows = {
+            model.engine.open(case.context + OUTPUT): [
+                (i * 7919 + 13 + 101 * b) % vocab for i in range(case.context)
             ]
-            for seconds, waited in timed_steps(model, requests):
-                decode.add(seconds, waited)
-            for sequence in rows:
-                model.engine.truncate(sequence, context)
-        for sequence in rows:
-            model.engine.truncate(sequence, 0)
-        rounds += 1
-    return decode, prefill
+            for b in range(case.batch)
+        }
+        self._fill(min(case.context, STEP_TOKENS))  # touches the buffers
+        self.phases = {
+            "prefill": (self._prefill, min(STEP_TOKENS, case.batch * case.context), 1),
+            "decode": (self._decode, case.batch, ENOUGH),
+        }
+
+    def rounds(self, phase: str, most: int, seconds: float) -> list[Round]:
+        """At least one round, at most `most`, none begun after `seconds`."""
+        run, tokens, enough = self.phases[phase]
+        found: list[Round] = []
+        end = time.perf_counter() + seconds
+        while len(found) < most and (not found or time.perf_counter() < end):
+            before = self._slowness(tokens)
+            runs = run()
+            drift = 2 / (before + self._slowness(tokens))
+            found.append(Round(typical(runs, enough)[0], drift, typical(runs, enough)[1]))
+        return found
+
+    def _slowness(self, tokens: int) -> float:
+        """Time of the product now over its time in the profile."""
+        cpu, dtype = self.profile.cpu, self.case.dtype
+        quantity = Quantity("", lambda s: self.probe.matmul(cpu.threads, dtype, tokens, s))
+        quantity.visit(PROBE_S)
+        return float(cpu.matmul_rate(dtype, tokens)) / quantity.flops_per_s
+
+    def _fill(self, tokens: int) -> tuple[float, float]:
+        """Prefills the first `tokens` of every prompt into empty sequences."""
+        for sequence in self.rows:
+            self.model.engine.truncate(sequence, 0)
+        requests = [
+            _helm.Request(prompt=p[:tokens], sequence=q, max_tokens=1) for q, p in self.rows.items()
+        ]
+        seconds, waited = map(sum, zip(*timed_steps(self.model, requests), strict=True))
+        return seconds, waited
+
+    def _prefill(self) -> list[tuple[float, float]]:
+        return [self._fill(self.case.context)]
+
+    def _decode(self) -> list[tuple[float, float]]:
+        """After a prefill."""
+        requests = [
+            _helm.Request(prompt=[*p, 1], sequence=q, cached=self.case.context, max_tokens=OUTPUT)
+            for q, p in self.rows.items()
+        ]
+        steps = timed_steps(self.model, requests)
+        for sequence in self.rows:
+            self.model.engine.truncate(sequence, self.case.context)
+        return steps
 
 
-def rate_now(probe: Any, dtype: str, tokens: int, threads: int) -> float:
-    """FLOP/s of products now, measured as the profile measures them."""
-    quantity = Quantity("", lambda s: probe.matmul(threads, dtype, tokens, s))
-    end = time.perf_counter() + 0.3
-    while not quantity.settled and time.perf_counter() < end:
-        quantity.visit(0.01)
-    return quantity.flops_per_s
-
-
-def corrected(seconds: float, terms: Any, drift: float) -> float:
-    """The prediction with the time of products divided by their drift."""
-    products = terms["cpu_memory_s"] + terms["cpu_compute_s"]
-    return seconds + products * (1 / drift - 1)
-
-
-def run_case(case: Case, profile: Profile, probe: Any, cpus: list[int]) -> Iterator[Result]:
-    cpu = profile.cpu
+def run_case(
+    case: Case, profile: Profile, probe: Any, cpus: list[int], args: argparse.Namespace
+) -> Iterator[Result]:
     model = Model(case, cpus)
     guess = predict(model, case, profile)
-    expected = {"decode": guess.decode_s, "prefill": guess.ttft_s}
-    terms = {"decode": guess.decode_terms, "prefill": guess.prefill_terms}
-    drift = {}
-    for phase, tokens in (("decode", case.batch), ("prefill", PREFILL_TOKENS)):
-        now = rate_now(probe, case.dtype, tokens, cpu.threads)
-        drift[phase] = now / float(cpu.matmul_rate(case.dtype, tokens))
-    for phase, runs in zip(("decode", "prefill"), measure(model, case), strict=True):
-        fixed = corrected(expected[phase], terms[phase], drift[phase])
-        yield Result(
-            case, phase, expected[phase], fixed, runs.seconds, drift[phase], len(runs.undisturbed)
-        )
+    terms, scaled = guess.decode_terms, ("cpu_memory_s", "cpu_compute_s", "cpu_attention_s")
+    decode_s = sum(terms[name] for name in scaled)
+    bench = Bench(model, case, profile, probe)
+    for phase, predicted_s, scaled_s in (
+        ("prefill", guess.ttft_s, guess.prefill_terms["cpu_compute_s"]),
+        ("decode", guess.decode_s, decode_s),
+    ):
+        rounds = bench.rounds(phase, args.rounds, args.seconds)
+        yield Result(case, phase, predicted_s, scaled_s, rounds)
 
 
 def summary(results: list[Result]) -> dict[str, dict[str, float]]:
@@ -272,7 +317,7 @@ def summary(results: list[Result]) -> dict[str, dict[str, float]]:
         "all": results,
         "decode": [r for r in results if r.phase == "decode"],
         "prefill": [r for r in results if r.phase == "prefill"],
-        "undisturbed": [r for r in results if r.undisturbed >= ENOUGH],
+        "undisturbed": [r for r in results if not r.disturbed],
     }
     return {
         name: {
@@ -295,19 +340,19 @@ def show(results: list[Result]) -> None:
     table = Table(box=None, pad_edge=False)
     for name in ("shape", "dtype", "phase"):
         table.add_column(name)
-    columns = ("batch", "context", "measured", "predicted", "error", "drift", "corrected", "error")
+    columns = ("batch", "context", "rounds", "measured", "predicted", "error", "drift", "corrected")
     for name in columns:
         table.add_column(name, justify="right")
     for r in results:
-        mark = "" if r.undisturbed >= ENOUGH else "*"
+        mark = "*" if r.disturbed else ""
         table.add_row(
             r.case.shape, r.case.dtype, r.phase, str(r.case.batch), str(r.case.context),
+            str(len(r.rounds)),
             f"{r.measured_s * 1e3:.2f} ms{mark}", f"{r.predicted_s * 1e3:.2f} ms",
-            f"{r.error:+.1%}", f"{r.drift:.2f}", f"{r.corrected_s * 1e3:.2f} ms",
-            f"{r.corrected_error:+.1%}",
+            f"{r.error:+.1%}", f"{r.drift:.2f}", f"{r.corrected_error:+.1%}",
         )  # fmt: skip
     console.print(table)
-    console.print("* fewer than three runs were undisturbed: the quickest runs instead")
+    console.print("* too few undisturbed runs: the quickest instead")
     for name, errors in summary(results).items():
         console.print(
             f"{name:<12} {errors['cases']:>3.0f} cases: median {errors['median']:.1%}, worst "
@@ -320,29 +365,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
-    parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
-    parser.add_argument("--contexts", nargs="+", type=int, default=list(CONTEXTS))
+    parser.add_argument("--all", action="store_true", help="every combination, not a third")
+    parser.add_argument("--rounds", type=int, default=5, help="at most, of a phase of a case")
+    parser.add_argument("--seconds", type=float, default=3.0, help="after which no round begins")
     parser.add_argument("--profile", help="a profile file (default: measured now)")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     profile = load_profile(args.profile) if args.profile else measure_profile()
-    cpus = one_cpu_per_core(cpu_affinity())[: profile.cpu.threads]
-    probe = _helm.StageProbe(1 << 27, cpus)
+    if profile.unsettled:
+        print("unsettled in the profile:", ", ".join(profile.unsettled), file=sys.stderr)
+    affinity = cpu_affinity()
+    cpus = one_cpu_per_core(affinity)[: profile.cpu.threads]
+    probe = _helm.StageProbe(probe_bytes(affinity), cpus)
     results: list[Result] = []
     for case in cases(args):
-        for result in run_case(case, profile, probe, cpus):
+        for result in run_case(case, profile, probe, cpus, args):
             results.append(result)
             line = f"{case} {result.phase} {result.error:+.1%} {result.corrected_error:+.1%}"
             print(line, file=sys.stderr)
     if args.json:
-        rows = [
-            {**dataclasses.asdict(r), "error": r.error, "corrected_error": r.corrected_error}
-            for r in results
-        ]
-        report = {"profile": profile.to_dict(), "results": rows, "summary": summary(results)}
+        report = {
+            "profile": profile.to_dict(),
+            "results": [as_row(result) for result in results],
+            "summary": summary(results),
+        }
         print(json.dumps(report, indent=1))
     else:
         show(results)
+
+
+def as_row(result: Result) -> dict[str, Any]:
+    names = ("measured_s", "error", "drift", "corrected_error", "disturbed")
+    return {**dataclasses.asdict(result), **{name: getattr(result, name) for name in names}}
 
 
 if __name__ == "__main__":

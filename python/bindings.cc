@@ -239,16 +239,17 @@ void raise_helm_error(const Error& error) {
 
 void bind_engine(nb::module_& m) {
   nb::class_<SharedEngine>(m, "Engine", "A loaded model: weights, KV pool and compiled stages.")
-      .def(nb::new_(&make_engine), "plan"_a, "directory"_a = "", "tensors"_a = nb::dict(),
-           "threads"_a = 0, "mapped"_a = false, "device"_a = "cuda",
-           "progress"_a.none() = nb::none(),
-           "Loads the plan's weights from files under `directory` or from `tensors` (name to\n"
-           "contiguous CPU array, used in place when its dtype is the planned one). `progress` "
-           "gets\n"
-           "(done, total) bytes and may raise to cancel. threads = 0: as planned. mapped: tensors "
-           "that\n"
-           "need no conversion are read from the file's pages instead of being copied. device: the\n"
-           "plan's accelerator, see accelerator_info.")
+      .def(
+          nb::new_(&make_engine), "plan"_a, "directory"_a = "", "tensors"_a = nb::dict(),
+          "threads"_a = 0, "mapped"_a = false, "device"_a = "cuda",
+          "progress"_a.none() = nb::none(),
+          "Loads the plan's weights from files under `directory` or from `tensors` (name to\n"
+          "contiguous CPU array, used in place when its dtype is the planned one). `progress` "
+          "gets\n"
+          "(done, total) bytes and may raise to cancel. threads = 0: as planned. mapped: tensors "
+          "that\n"
+          "need no conversion are read from the file's pages instead of being copied. device: the\n"
+          "plan's accelerator, see accelerator_info.")
       .def(
           "open",
           [](SharedEngine& s, int64_t capacity) {
@@ -276,7 +277,8 @@ void bind_engine(nb::module_& m) {
       .def("forward", &forward, "sequence"_a, "tokens"_a, "all"_a = false,
            "Appends tokens (int32 [n]); returns f32 logits, [1, vocab] of the last token or\n"
            "[n, vocab] with all=True.")
-      .def_prop_ro("stats", &stats, "Bytes in all and by device, threads, kernel tier and load time.");
+      .def_prop_ro("stats", &stats,
+                   "Bytes in all and by device, threads, kernel tier and load time.");
 }
 
 void bind_machine(nb::module_& m) {
@@ -334,17 +336,52 @@ void bind_probe(nb::module_& m) {
           "Products of `tokens` rows with different matrices; bytes of the matrices.")
       .def(
           "attention",
-          [](StageProbe& self, int threads, const std::string& dtype, int64_t queries,
-             int64_t context, double seconds) {
+          [](StageProbe& self, int threads, const std::string& dtype, int64_t group,
+             int64_t queries, int64_t context, double seconds) {
             const nb::gil_scoped_release released;
-            return self.attention(threads, dtype_from_name(dtype), queries, context, seconds);
+            return self.attention(threads, dtype_from_name(dtype), group, queries, context,
+                                  seconds);
           },
-          "threads"_a, "dtype"_a, "queries"_a, "context"_a, "seconds"_a,
-          "Attention of the last `queries` of `context` positions; bytes of the KV read.")
+          "threads"_a, "dtype"_a, "group"_a, "queries"_a, "context"_a, "seconds"_a,
+          "Attention of the last `queries` of `context` positions, `group` query heads per KV\n"
+          "head; bytes of the KV read.")
       .def("elementwise", probe(&StageProbe::elementwise), "threads"_a, "tokens"_a, "seconds"_a,
            "Norms and a gated activation; bytes read and written.")
       .def("empty_ops", probe(&StageProbe::empty_ops), "threads"_a, "ops"_a, "seconds"_a,
            "A stage of `ops` that have no work: dispatch and barrier.");
+}
+
+void bind_device_probe(nb::module_& m) {
+  using Released = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<DeviceProbe>(m, "DeviceProbe",
+                          "Times an accelerator and its link on the same ops. Every call runs for\n"
+                          "about `seconds`.")
+      .def(nb::init<const std::string&, int64_t>(), "specification"_a, "bytes"_a, Released(),
+           "Opens what accelerator_info() describes and fills `bytes` of it with weights.")
+      .def(
+          "matmul",
+          [](DeviceProbe& self, const std::string& dtype, int64_t tokens, double seconds) {
+            const nb::gil_scoped_release released;
+            return self.matmul(dtype_from_name(dtype), tokens, seconds);
+          },
+          "dtype"_a, "tokens"_a, "seconds"_a,
+          "Products of `tokens` rows with different matrices; bytes of the matrices.")
+      .def(
+          "attention",
+          [](DeviceProbe& self, const std::string& dtype, int64_t group, int64_t queries,
+             int64_t context, double seconds) {
+            const nb::gil_scoped_release released;
+            return self.attention(dtype_from_name(dtype), group, queries, context, seconds);
+          },
+          "dtype"_a, "group"_a, "queries"_a, "context"_a, "seconds"_a, "Attention as StageProbe's.")
+      .def("elementwise", &DeviceProbe::elementwise, "tokens"_a, "seconds"_a, Released(),
+           "Norms and a gated activation; bytes read and written.")
+      .def("empty_ops", &DeviceProbe::empty_ops, "ops"_a, "seconds"_a, Released(),
+           "A stage of `ops` that have no work.")
+      .def("empty_step", &DeviceProbe::empty_step, "crossings"_a, "seconds"_a, Released(),
+           "A stage without ops that the host waits for, with a small copy there and back or none.")
+      .def("copy", &DeviceProbe::copy, "to_device"_a, "page_locked"_a, "seconds"_a, Released(),
+           "One large copy from or to page-locked or other host memory.");
 }
 
 void bind_generation(nb::module_& m) {
@@ -401,4 +438,5 @@ NB_MODULE(_helm, m) {
   helm::bind_generation(m);
   helm::bind_machine(m);
   helm::bind_probe(m);
+  helm::bind_device_probe(m);
 }

@@ -5,6 +5,7 @@ Shares with helm only the graph and the counts per op; profiles arrive as parsed
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from dataclasses import dataclass
@@ -28,8 +29,7 @@ class Task:
     context: int
     step_tokens: int
     page_tokens: int
-    cpu_reserve: int = 0
-    own_reserve: int = 0
+    stream_steps: tuple[int, ...] = ()
 
 
 @dataclass
@@ -37,8 +37,10 @@ class Plan:
     devices: list[str]  # of every unit
     pages: int  # KV blocks per sequence and layer on the accelerator
     overflow: str
-    mode: str
-    overlap: bool
+    overlap: bool = False
+    least: int | None = None  # tokens of a step from which weights visit the accelerator
+    step_tokens: int = 0
+    groups: int = 1
 
 
 def interpolate(table: dict[str, float], tokens: int) -> float:
@@ -84,13 +86,14 @@ def unit_seconds(task: Task, unit: Any, site: str, tokens: int, outputs: int) ->
     return total
 
 
-def attend(task: Task, op: Attention, site: str, pairs: float, positions: float) -> float:
+def attend(
+    task: Task, op: Attention, site: str, queries: int, pairs: float, positions: float
+) -> float:
     rates, dtype = device(task, site), task.model.kv_dtype
     flops = 4 * op.heads * op.head_dim * pairs
     size = positions * kv_size(task, op)
-    return max(
-        flops / rates["attention_flops"][dtype], size / rates["attention_bytes_per_s"][dtype]
-    )
+    rate = interpolate(rates["attention_flops"][dtype], queries * op.heads // op.kv_heads)
+    return max(flops / rate, size / rates["attention_bytes_per_s"][dtype])
 
 
 def kv_size(task: Task, op: Attention) -> int:
@@ -127,50 +130,78 @@ def vocab_of(task: Task) -> int:
 
 
 def decode_seconds(task: Task, plan: Plan, context: int) -> float:
-    units, link, total = task.model.graph.units, task.profile["link"], 0.0
+    if plan.groups == 1:
+        return sum(decode_step(task, plan, context))
+    small, large = task.batch // 2, task.batch - task.batch // 2
+    steps = [decode_step(dataclasses.replace(task, batch=n), plan, context) for n in (large, small)]
+    if plan.pages < math.ceil(task.context / task.page_tokens):
+        return sum(map(sum, steps))
+    cpu, own = zip(*steps, strict=True)
+    return max(sum(cpu), sum(own), *map(sum, steps))
+
+
+def alternation(steps: list[tuple[float, float]], rounds: int) -> float:
+    """Seconds per round of groups that pass through the CPU and then the accelerator, again and
+    again, in order and one at a time on each; by simulation, without its first half."""
+    cpu_free = own_free = 0.0
+    back, ends = [0.0] * len(steps), []
+    for _ in range(rounds):
+        for group, (cpu, own) in enumerate(steps):
+            cpu_free = max(cpu_free, back[group]) + cpu
+            own_free = max(own_free, cpu_free) + own
+            back[group] = own_free
+        ends.append(own_free)
+    half = rounds // 2
+    return (ends[-1] - ends[half - 1]) / (rounds - half)
+
+
+def decode_step(task: Task, plan: Plan, context: int) -> tuple[float, float]:
+    """(seconds of the CPU, of the accelerator with its copies)"""
+    units, link = task.model.graph.units, task.profile["link"]
+    busy = {"cpu": task.profile["cpu"]["step_s"], "accelerator": 0.0}
     for unit, site in zip(units, plan.devices, strict=True):
-        total += unit_seconds(task, unit, site, task.batch, task.batch)
+        busy[site] += unit_seconds(task, unit, site, task.batch, task.batch)
         for op in layer_ops(unit):
             seen = seen_positions(op, context - 1, 1)
             if site == "cpu":
-                total += attend(task, op, site, task.batch * seen, task.batch * seen)
+                busy[site] += attend(task, op, site, 1, task.batch * seen, task.batch * seen)
             else:
-                total += decode_attention(task, plan, op, seen)
-    total += task.profile["cpu"]["step_s"]
+                busy[site] += decode_attention(task, plan, op, seen)
     if "accelerator" in plan.devices:
-        total += task.profile["accelerator"]["step_s"]
+        busy["accelerator"] += task.profile["accelerator"]["step_s"]
         there, back = link["to_accelerator_bytes_per_s"], link["to_host_bytes_per_s"]
         width = 1 if plan.devices[0] == "accelerator" else hidden_of(task)
         last = vocab_of(task) if plan.devices[-1] == "accelerator" else hidden_of(task)
-        total += 2 * link["latency_s"] + F32 * task.batch * (width / there + last / back)
-    return total
+        crossing = F32 * task.batch * (width / there + last / back)
+        busy["accelerator"] += 2 * link["latency_s"] + crossing
+    return busy["cpu"], busy["accelerator"]
 
 
 def decode_attention(task: Task, plan: Plan, op: Attention, seen: int) -> float:
     link, batch = task.profile["link"], task.batch
     held = min(seen, plan.pages * task.page_tokens)
     away = seen - held
-    own = attend(task, op, "accelerator", batch * held, batch * held)
+    own = attend(task, op, "accelerator", 1, batch * held, batch * held)
     if away == 0:
         return own
     if plan.overflow == "stream":
         size = batch * away * kv_size(task, op)
         load = link["latency_s"] + size / link["to_accelerator_bytes_per_s"]
-        return max(load, attend(task, op, "accelerator", batch * seen, batch * seen))
+        return max(load, attend(task, op, "accelerator", 1, batch * seen, batch * seen))
     sent = F32 * batch * (op.heads + 2 * op.kv_heads) * op.head_dim / link["to_host_bytes_per_s"]
     back = F32 * batch * op.heads * (op.head_dim + 2) / link["to_accelerator_bytes_per_s"]
-    other = attend(task, op, "cpu", batch * away, batch * away)
+    other = attend(task, op, "cpu", 1, batch * away, batch * away)
     return max(own, 2 * link["latency_s"] + sent + back + other)
 
 
-def fill_steps(task: Task) -> list[list[tuple[int, int]]]:
+def fill_steps(task: Task, step_tokens: int) -> list[list[tuple[int, int]]]:
     """Token by token: steps of runs (past, tokens)."""
     steps: list[list[tuple[int, int]]] = [[]]
     used = 0
     for _ in range(task.batch):
         fresh = True
         for position in range(task.prompt):
-            if used == task.step_tokens:
+            if used == step_tokens:
                 steps.append([])
                 used, fresh = 0, True
             if fresh:
@@ -184,33 +215,29 @@ def fill_steps(task: Task) -> list[list[tuple[int, int]]]:
 
 def prefill_seconds(task: Task, plan: Plan) -> float:
     units, devices = task.model.graph.units, plan.devices
-    steps = fill_steps(task)
-    streams = plan.mode != "compute" and "cpu" in devices[1:-1]
-    uses = "accelerator" in devices or streams
+    steps = fill_steps(task, plan.step_tokens)
     first, second = [], []
     total = 0.0
     for runs in steps:
         tokens = sum(count for _, count in runs)
+        streams = plan.least is not None and tokens >= plan.least
         stage = {"cpu": 0.0, "accelerator": 0.0}
         stage[devices[0]] += unit_seconds(task, units[0], devices[0], tokens, 0)
         for unit, site in zip(units[1:-1], devices[1:-1], strict=True):
-            if site == "cpu" and streams:
-                continue
-            stage[site] += block_seconds(task, plan, unit, site, runs, site == "accelerator")
+            if site == "accelerator" or not streams:
+                stage[site] += block_seconds(task, plan, unit, site, runs, site == "accelerator")
         first.append((stage["cpu"], tokens, runs))
         second.append(stage["accelerator"])
         total += task.profile["cpu"]["step_s"]
-        if uses:
-            total += task.profile["accelerator"]["step_s"]
         ends = sum(past + count == task.prompt for past, count in runs)
         if ends:
             total += unit_seconds(task, units[-1], devices[-1], ends, ends)
-    total += combine(task, plan, first, second)
-    if streams:
-        total += stream_seconds(task, plan, steps)
-    if uses:
-        total += prefill_link(task, plan, steps, streams)
-    return total
+        if "accelerator" in devices:
+            total += task.profile["accelerator"]["step_s"]
+            total += prefill_link(task, plan, tokens, ends)
+        if streams:
+            total += stream_seconds(task, plan, runs)
+    return total + combine(task, plan, first, second)
 
 
 def block_seconds(
@@ -220,7 +247,7 @@ def block_seconds(
     total = unit_seconds(task, unit, site, sum(count for _, count in runs), 0)
     for op, (past, count) in itertools.product(layer_ops(unit), runs):
         seen = seen_positions(op, past, count)
-        own = attend(task, op, site, pair_count(op, past, count), seen)
+        own = attend(task, op, site, count, pair_count(op, past, count), seen)
         if overflows:
             held = plan.pages * task.page_tokens
             away, size = max(0, seen - held), kv_size(task, op)
@@ -255,42 +282,47 @@ def combine(task: Task, plan: Plan, first: list[Any], second: list[float]) -> fl
     return done_second
 
 
-def stream_seconds(task: Task, plan: Plan, steps: list[list[tuple[int, int]]]) -> float:
-    link, total, exposed = task.profile["link"], 0.0, None
+def visits(task: Task, plan: Plan, runs: list[tuple[int, int]]) -> list[tuple[float, float]]:
+    """(load, work) seconds of every block of the CPU in one step"""
+    link, found = task.profile["link"], []
     there, back = link["to_accelerator_bytes_per_s"], link["to_host_bytes_per_s"]
     for unit, site in zip(task.model.graph.units[1:-1], plan.devices[1:-1], strict=True):
         if site == "accelerator":
             continue
-        kv = sum(kv_size(task, op) for op in layer_ops(unit))
         load = link["latency_s"] + task.model.weight_bytes([unit]) / there
-        compute = [block_seconds(task, plan, unit, "accelerator", runs, False) for runs in steps]
-        stored = [sum(count for _, count in runs) * kv / back for runs in steps]
-        loads = [load + sum(past for past, _ in runs) * kv / there for runs in steps]
-        if plan.mode == "stream_prompt":
-            compute, stored, loads = [sum(compute)], [sum(stored)], [load]
-        total += sum(map(max, loads, compute, stored))
-        if exposed is None:
-            exposed = min(loads[0], compute[0])
-    return total + (exposed or 0.0)
+        work = block_seconds(task, plan, unit, "accelerator", runs, False)
+        for op, (past, count) in itertools.product(layer_ops(unit), runs):
+            work += kv_size(task, op) * (past / there + count / back)
+        found.append((load, work))
+    return found
 
 
-def prefill_link(
-    task: Task, plan: Plan, steps: list[list[tuple[int, int]]], streams: bool
-) -> float:
+def stream_seconds(task: Task, plan: Plan, runs: list[tuple[int, int]]) -> float:
+    blocks = visits(task, plan, runs)
+    return sum(map(max, blocks)) + min(blocks[0])
+
+
+def two_buffers(blocks: list[tuple[float, float]]) -> float:
+    """When the last block is done if blocks are loaded one after the other, each into the buffer
+    that the block before last has left, and computed in order."""
+    loaded = done = before = 0.0
+    for load, work in blocks:
+        loaded = max(loaded, before) + load
+        before, done = done, max(done, loaded) + work
+    return done
+
+
+def prefill_link(task: Task, plan: Plan, tokens: int, ends: int) -> float:
+    """One step's activations to the accelerator, and those or logits back."""
     link, devices, hidden = task.profile["link"], plan.devices, hidden_of(task)
-    ends = [[past + count == task.prompt for past, count in runs] for runs in steps]
-    ending = [sum(n for _, n in runs) for runs, end in zip(steps, ends, strict=True) if any(end)]
-    sending = [sum(count for _, count in runs) for runs in steps]
-    if "accelerator" not in devices[:-1] and not streams:
-        sending = ending  # the head alone is there
     width = 1 if devices[0] == "accelerator" else hidden
-    total = sum(
-        link["latency_s"] + F32 * n * width / link["to_accelerator_bytes_per_s"] for n in sending
-    )
-    back = F32 * sum(ending) * hidden
-    if devices[-1] == "accelerator":
-        back = F32 * task.batch * vocab_of(task)
-    return total + len(ending) * link["latency_s"] + back / link["to_host_bytes_per_s"]
+    total = link["latency_s"] + F32 * tokens * width / link["to_accelerator_bytes_per_s"]
+    if devices[-1] == "cpu":
+        total += link["latency_s"] + F32 * tokens * hidden / link["to_host_bytes_per_s"]
+    elif ends:
+        logits = F32 * ends * vocab_of(task)
+        total += link["latency_s"] + logits / link["to_host_bytes_per_s"]
+    return total
 
 
 def weights(task: Task, plan: Plan, site: str) -> int:
@@ -300,6 +332,8 @@ def weights(task: Task, plan: Plan, site: str) -> int:
         if where == site:
             for op in unit.ops:
                 names.update(op.weight_names())
+    if site == "accelerator":
+        return sum(padded(task, name) for name in names)
     return sum(task.model.tensor_bytes(name) for name in names)
 
 
@@ -315,70 +349,83 @@ def kv_bytes(task: Task, plan: Plan) -> dict[str, int]:
     return found
 
 
-def plans(task: Task) -> list[Plan]:
+def plans(task: Task, kv: str = "device") -> list[Plan]:
     blocks = len(task.model.graph.units) - 2
     most = math.ceil(task.context / task.page_tokens)
     if task.profile["accelerator"] is None:
-        return [Plan(["cpu"] * (blocks + 2), 0, "stream", "compute", False)]
+        return [Plan(["cpu"] * (blocks + 2), 0, "stream", step_tokens=task.step_tokens)]
     found = []
-    modes = [
-        ("compute", False),
-        ("compute", True),
-        ("stream_step", False),
-        ("stream_prompt", False),
-    ]
     for k, embedding, head in itertools.product(
         range(blocks + 1), ("cpu", "accelerator"), ("cpu", "accelerator")
     ):
         if embedding == "accelerator" and k > 0:
             continue
         devices = [embedding, *["cpu"] * k, *["accelerator"] * (blocks - k), head]
-        for pages, overflow, (mode, overlap) in itertools.product(
-            range(most + 1), ("stream", "cpu"), modes
+        held = {"device": [most], "host": [0], "any": range(most + 1)}[kv]
+        for pages, overflow, prefill, groups in itertools.product(
+            held, ("stream", "cpu"), prefills(task, devices), (1, 2)
         ):
-            if (k == 0 and mode != "compute") or (k == blocks and pages):
+            if groups == 2 and (task.batch == 1 or len(set(devices)) == 1):
                 continue
-            if overlap and (k == blocks or embedding == "accelerator"):
-                continue
-            found.append(Plan(devices, pages, overflow, mode, overlap))
+            found.append(Plan(devices, pages, overflow, *prefill, groups))
     return found
 
 
+def prefills(task: Task, devices: list[str]) -> list[tuple[bool, int | None, int]]:
+    """(overlap, least, step_tokens)"""
+    found: list[tuple[bool, int | None, int]] = [(False, None, task.step_tokens)]
+    if devices[0] == "cpu" and "accelerator" in devices[1:-1]:
+        found.append((True, None, task.step_tokens))
+    if "cpu" not in devices[1:-1] or "accelerator" not in devices:
+        return found
+    for step_tokens in (task.step_tokens, *task.stream_steps):
+        longer = step_tokens != task.step_tokens
+        if longer and not task.step_tokens < step_tokens < 2 * task.prompt * task.batch:
+            continue  # shorter, or a smaller power of two holds all prompts
+        for runs in fill_steps(task, step_tokens):
+            least = sum(count for _, count in runs)
+            if least > task.batch:
+                found.append((False, least, step_tokens))
+    return list(dict.fromkeys(found))
+
+
 def sizes(task: Task, plan: Plan) -> dict[str, int]:
-    """Everything on each device. Activations and scratch are those that helm states; weights, KV
-    pages and staging are counted here."""
-    from helm.compiler.memory import activation_bytes, workspace_bytes
+    """Everything on each device, without reserves. Activations and scratch are those that helm
+    states; weights, KV pages and staging are counted here."""
+    from helm.compiler import memory
     from helm.plan_format import KvSpec, Limits
 
     graph, kv = task.model.graph, task.model.graph.kv
     most = max(1, task.batch)
-    limits = Limits(task.context, max(task.step_tokens, most), most, most)
+    limits = Limits(task.context, max(plan.step_tokens, most), most, most)
     tokens = min(task.page_tokens, task.context)
     spec = KvSpec(task.model.kv_dtype, tokens, kv.layers, kv.kv_heads, kv.head_dim, 0)
-    blocks = graph.units[1:-1]
     on_cpu = [unit for unit, site in zip(graph.units, plan.devices, strict=True) if site == "cpu"]
     own = [unit for unit in graph.units if unit not in on_cpu]
-    visiting = [unit for unit in on_cpu if unit in blocks] if plan.mode != "compute" else []
-    kv_size_of = kv_bytes(task, plan)
-    found = {}
+    visiting = [u for u in on_cpu if u in graph.units[1:-1]] if plan.least is not None else []
+    threads = task.profile["cpu"]["threads"]
+    found = kv_bytes(task, plan)
     for site, units in (("cpu", on_cpu), ("accelerator", [*own, *visiting])):
-        threads = task.profile["cpu"]["threads"] if site == "cpu" else 1
-        total = weights(task, plan, site) + kv_size_of[site]
-        total += activation_bytes(graph, units, limits)
-        if any(unit in blocks for unit in units):
-            ops = [op for unit in blocks for op in unit.ops]
-            total += workspace_bytes(graph, ops, limits, spec, threads)
-        found[site] = total
-    if own or visiting:
-        found["cpu"] += task.cpu_reserve + 2 * F32 * limits.step_tokens * hidden_of(task)
-        found["accelerator"] += task.own_reserve
+        found[site] += weights(task, plan, site) + memory.activation_bytes(graph, units, limits)
+    found["cpu"] += memory.workspace_bytes(graph, on_cpu, limits, spec, threads)
+    found["accelerator"] += memory.accelerator_workspace_bytes(
+        graph, [*own, *visiting], limits, spec
+    )
+    if own and on_cpu:
+        found["cpu"] += 2 * F32 * limits.step_tokens * hidden_of(task)
+    if plan.devices[-1] == "accelerator":
+        found["cpu"] += 2 * F32 * most * vocab_of(task)
     all_pages = math.ceil(task.context / task.page_tokens)
-    if any(unit in blocks for unit in own) and plan.pages < all_pages:
+    if "accelerator" in plan.devices[1:-1] and plan.pages < all_pages:
         found["accelerator"] += 2 * task.batch * spec.page_bytes
     if visiting:
-        largest = max(task.model.weight_bytes([unit]) for unit in visiting)
-        position = max(sum(kv_size(task, op) for op in layer_ops(unit)) for unit in blocks)
-        if plan.mode == "stream_prompt":
-            position += F32 * hidden_of(task)
-        found["accelerator"] += 2 * largest + task.batch * task.prompt * position
+        names = [{n for op in unit.ops for n in op.weight_names()} for unit in visiting]
+        largest = max(sum(padded(task, name) for name in unit) for unit in names)
+        pages = task.batch * math.ceil(task.prompt / task.page_tokens)
+        found["accelerator"] += 2 * largest + pages * spec.page_bytes
     return found
+
+
+def padded(task: Task, name: str) -> int:
+    """A weight's bytes on the accelerator."""
+    return math.ceil(task.model.tensor_bytes(name) / 256) * 256

@@ -17,12 +17,15 @@ def _device(rng: random.Random, speed: float) -> dict[str, Any]:
     def by_tokens() -> dict[str, float]:
         return {str(n): speed * 10 ** rng.uniform(6, 8) for n in (1, 4, 16, 64)}
 
+    def by_rows() -> dict[str, float]:
+        return {str(n): speed * 10 ** rng.uniform(5, 8) for n in (1, 2, 16)}
+
     return {
         "memory_bytes": 1 << 30,
         "matvec_bytes_per_s": rates(6, 7),
         "matmul_flops": {dtype: by_tokens() for dtype in _DTYPES},
         "attention_bytes_per_s": rates(5, 7),
-        "attention_flops": rates(5, 8),
+        "attention_flops": {dtype: by_rows() for dtype in _DTYPES},
         "op_s": 10 ** rng.uniform(-6, -4),
         "step_s": 10 ** rng.uniform(-5, -3),
         "activation_bytes_per_s": speed * 10 ** rng.uniform(6, 8),
@@ -67,4 +70,5 @@ def random_task(model: Any, seed: int) -> naive_search.Task:
         context=prompt + output + rng.randint(0, 20),
         step_tokens=rng.choice((4, 7, 16, 64)),
         page_tokens=rng.choice((4, 8, 16, 128)),
+        stream_steps=(16, 128),
     )

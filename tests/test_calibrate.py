@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from helm import calibrate, profile_cache
-from helm.calibrate import DTYPES, TOKENS, choose_threads, measure_profile, thread_candidates
+from helm.calibrate import (
+    DECODE_GROUPS,
+    DTYPES,
+    PREFILL_GROUP,
+    PREFILL_QUERIES,
+    TOKENS,
+    choose_threads,
+    measure_profile,
+    thread_candidates,
+)
+from helm.commands.profile import show
 from helm.profile import Profile
 
 
@@ -45,11 +55,15 @@ def test_profile_is_complete_and_valid(measured: Profile) -> None:
     cpu = measured.cpu
     assert cpu.threads in cpu.thread_sweep
     assert cpu.memory_bytes > 0
-    for table in (cpu.matvec_bytes_per_s, cpu.attention_bytes_per_s, cpu.attention_flops):
+    for table in (cpu.matvec_bytes_per_s, cpu.attention_bytes_per_s):
         assert set(table) == set(DTYPES)
         assert all(1e6 < rate < 1e14 for rate in table.values())
     assert {dtype: tuple(rates) for dtype, rates in cpu.matmul_flops.items()} == dict.fromkeys(
         DTYPES, TOKENS
+    )
+    rows = (*DECODE_GROUPS, PREFILL_QUERIES * PREFILL_GROUP)
+    assert {dtype: tuple(rates) for dtype, rates in cpu.attention_flops.items()} == dict.fromkeys(
+        DTYPES, rows
     )
     assert 0 <= cpu.op_s < 1
     assert 0 <= cpu.step_s < 1
@@ -74,8 +88,24 @@ def test_undisturbed_runs_decide_when_there_are_enough() -> None:
     shape = calibrate.Shape(1.0, 1.0)
     shape.run_s = [9.0] * 50 + [1.0] * 50
     assert shape.seconds == pytest.approx(1.0)  # none known to be undisturbed: the quickest
+    assert not shape.trusted
     shape.undisturbed_s = [2.0, 2.0, 2.1]
+    assert shape.trusted
     assert shape.seconds == 2.0
+
+
+def test_what_has_too_few_undisturbed_runs_is_named(
+    measured: Profile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(calibrate, "_FEW", 10**9)
+    found = measure_profile(budget_s=0.1)
+    assert "f16 products, 8 tokens" in " ".join(found.unsettled)
+    assert len(set(found.unsettled)) == len(found.unsettled)
+    show(found)
+    shown = capsys.readouterr().out
+    assert all(f"unsettled: {name}" in shown for name in found.unsettled)
+    show(dataclasses.replace(measured, unsettled=()))
+    assert "unsettled" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

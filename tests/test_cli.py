@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from device_profiles import fast_accelerator
+from helm.devices import find_accelerator
 from helm.hub import bundled_model
 
 COMMAND = [sys.executable, "-m", "helm"]
@@ -263,6 +265,84 @@ def test_run_on_a_terminal(endless: Path) -> None:
     assert terminal.status() == 130
 
 
+# --- devices -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A profile file by which everything that fits goes to the accelerator."""
+    path = tmp_path_factory.mktemp("profile") / "fast.json"
+    path.write_text(fast_accelerator().to_json())
+    return str(path)
+
+
+def test_run_on_a_device_gives_the_same_text(fast: str) -> None:
+    base = ["run", "bundled", "The dog", "--max-tokens", "12"]
+    expected = helm(*base, "--device", "cpu")
+    result = helm(*base, "--device", "sim", "--profile", fast)
+    assert result.stdout == expected.stdout
+    plan, note, summary = result.stderr.splitlines()
+    assert re.search(r"\| sim embedding \+ blocks 0-4 \+ head, 1\.9 MiB, .* \| predicted", plan)
+    assert "the rates of rtx-4090-24gb-ddr5, another machine" in note
+    assert re.fullmatch(SUMMARY, summary), summary
+
+
+def test_run_json_says_what_lies_where(endless: Path, fast: str) -> None:
+    base = ["run", str(endless), "The dog", "--max-tokens", "6", "--json"]
+    alone = json.loads(helm(*base, "--device", "cpu").stdout)
+    assert [use["device"] for use in alone["devices"]] == ["cpu"]
+    work = ["--context", "512", "--prompt", "64", "--output", "16", "--objective", "decode"]
+    shared = json.loads(helm(*base, *work, "--device", "sim:vram=620MiB", "--profile", fast).stdout)
+    cpu, own = shared["devices"]
+    assert (cpu["kind"], own["kind"]) == ("cpu", "sim")
+    assert cpu["units"]
+    assert own["units"]
+    assert own["peak_bytes"] <= 620 << 20
+    assert f"sim {' + '.join(own['units'])}" in shared["plan"]
+    assert shared["predicted_decode_tokens_per_s"] > 0
+    assert shared["tokens"] == alone["tokens"]
+
+
+def test_chat_on_a_device(fast: str) -> None:
+    base = ["chat", "bundled", "--max-tokens", "10", "--temperature", "0"]
+    lines = "Hello\nTell me more\n"
+    result = helm(*base, "--device", "sim", "--profile", fast, stdin=lines)
+    assert result.stdout == helm(*base, "--device", "cpu", stdin=lines).stdout
+    assert re.search(r"\([1-9]\d* reused\)", result.stderr.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--device", "tpu"], 'unknown device "tpu"'),
+        (["run", "--device", "sim:link=fast"], 'link is "fast", expected a rate'),
+        (["chat", "--device", "sim:speed=1"], 'unknown option "speed"'),
+        (["plan", "--device", "tpu"], 'unknown device "tpu"'),
+        (["profile", "--device", "tpu"], 'unknown device "tpu"'),
+        (["plan", "--device", "sim", "--profile", "thesis-4060"], "give one of them"),
+        (["run", "--device", "cpu", "--vram", "2GiB"], "on the CPU alone"),
+        (["run", "--device", "sim", "--vram", "lots"], "--vram is 'lots'"),
+        (["run", "--device", "sim", "--profile", "absent"], "neither a preset nor a file"),
+        (["run", "--device", "sim", "--profile", "cpu-laptop-16gb"], "has no accelerator"),
+        (["run", "--batch", "0"], "max_sequences must be"),
+    ],
+)
+def test_a_device_that_cannot_be_used_is_one_error_line(arguments: list[str], message: str) -> None:
+    result = helm(*arguments, status=2)
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+def test_cuda_is_never_replaced_silently() -> None:
+    if find_accelerator(None) is not None:
+        pytest.skip("a CUDA device can be opened")
+    for command in ("run", "chat", "plan", "profile"):
+        result = helm(command, "--device", "cuda", status=2)
+        assert re.fullmatch(r"error: \[device\] .*CUDA.*\n", result.stderr)
+
+
 # --- chat ----------------------------------------------------------------------------------------
 
 
@@ -321,10 +401,15 @@ def test_chat_on_a_terminal(endless: Path) -> None:
 
 def test_doctor() -> None:
     text = helm("doctor").stdout
-    for row in ("HELM", "CPU", "cores", "kernels", "memory", "huge pages", "GPU", "tokenizers"):
+    rows = ("HELM", "CPU", "cores", "kernels", "memory", "huge pages", "GPU", "devices", "cuda")
+    for row in (*rows, "tokenizers"):
         assert re.search(rf"^\s*{row}\s+\S", text, re.M), row
     report = json.loads(helm("doctor", "--json").stdout)
     assert report["isa"]["chosen"] in {tier["name"] for tier in report["isa"]["tiers"]}
     assert report["machine"]["memory_bytes"] > 0
     assert report["isa"]["reason"]
+    devices = {device["name"]: device for device in report["devices"]}
+    assert devices["cpu"]["available"]
+    assert devices["sim"]["available"]
+    assert devices["cuda"]["available"] == (find_accelerator(None) is not None)
     assert report["machine"]["nvidia"]["found"] or report["machine"]["nvidia"]["reason"]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 import naive_search
@@ -125,39 +128,105 @@ def test_page_choices_cover_all_and_none():
     assert len(many) <= 129
 
 
-@pytest.mark.parametrize("name", ["llama_tied_sharded", "qwen2_window", "opt_350m", "qwen3"])
-@pytest.mark.parametrize("seed", range(4))
-def test_every_plan_costs_what_the_oracle_says(name, seed):
-    """All rows, pages, sites and modes of one random machine and workload."""
-    task = search_cases.random_task(costed(name, "bf16", "bf16"), seed)
-    profile = Profile.from_json(json.dumps(task.profile))
-    work = Workload(task.prompt, task.output, task.batch, task.context)
-    limits = ResourceLimits(
+def limits_of(task):
+    return ResourceLimits(
         cpu_reserve_bytes=0,
         accelerator_reserve_bytes=0,
         step_tokens=task.step_tokens,
         page_tokens=task.page_tokens,
     )
-    setting = make_setting(task.model, profile, work, limits, profile.cpu.threads, task.batch)
-    prefill = prepare(setting)
+
+
+@pytest.mark.parametrize("name", ["llama_tied_sharded", "qwen2_window", "opt_350m", "qwen3"])
+@pytest.mark.parametrize("seed", range(4))
+def test_every_plan_costs_what_the_oracle_says(name, seed):
+    """All rows, pages, sites, modes, steps and groups of one random machine and workload."""
+    task = search_cases.random_task(costed(name, "bf16", "bf16"), seed)
+    profile = Profile.from_json(json.dumps(task.profile))
+    work = Workload(task.prompt, task.output, task.batch, task.context)
+    setting = make_setting(
+        task.model, profile, work, limits_of(task), profile.cpu.threads, task.batch
+    )
     pages = list(setting.pages)
-    for plan in naive_search.plans(task):
+
+    @functools.cache
+    def prefill_of(step_tokens):
+        limits = dataclasses.replace(setting.limits, step_tokens=step_tokens)
+        return prepare(dataclasses.replace(setting, limits=limits))
+
+    @functools.cache
+    def decode_of(*arguments):
+        return price_decode(setting, *arguments)
+
+    @functools.cache
+    def priced_prefill(step_tokens, *arguments):
+        return price_prefill(prefill_of(step_tokens), *arguments)
+
+    @functools.cache
+    def budget_of(step_tokens, head, mode):
+        return itemise(prefill_of(step_tokens).setting, head, mode)
+
+    for plan in naive_search.plans(task, "any"):
         k = plan.devices[1:-1].count("cpu")
         row = 0 if plan.devices[0] == "accelerator" else 1 + k
         head, page = plan.devices[-1], pages.index(plan.pages)
         for context in (work.expected_context, work.context):
-            got = price_decode(setting, head, plan.overflow, context)
+            got = decode_of(head, plan.overflow, context, plan.groups)
             want = naive_search.decode_seconds(task, plan, context)
             assert got.total[row, page] == pytest.approx(want, rel=1e-9)
             assert sum(got.terms(row, page).values()) == pytest.approx(want, rel=1e-9)
-        got = price_prefill(prefill, head, plan.mode, plan.overlap)
+            assert got.overlap[row, page] <= 0
+        got = priced_prefill(plan.step_tokens, head, plan.overlap, plan.least)
         want = naive_search.prefill_seconds(task, plan)
         assert got.total[row, page] == pytest.approx(want, rel=1e-9), plan
         assert sum(got.terms(row, page).values()) == pytest.approx(want, rel=1e-9)
-        memory = itemise(setting, head, plan.mode).at(row, page)
-        for site, size in naive_search.kv_bytes(task, plan).items():
-            assert memory[site]["kv"] == size
+        mode = "compute" if plan.least is None else "stream"
+        memory = budget_of(plan.step_tokens, head, mode).at(row, page)
+        for site, size in naive_search.sizes(task, plan).items():
+            assert sum(memory[site].values()) == size, plan
+            assert memory[site]["kv"] == naive_search.kv_bytes(task, plan)[site]
             assert memory[site]["weights"] == naive_search.weights(task, plan, site)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=2, max_size=2),
+)
+def test_two_groups_take_turns_at_the_priced_rate(steps):
+    cpu, own = zip(*steps, strict=True)
+    want = max(sum(cpu), sum(own), *map(sum, steps))
+    assert naive_search.alternation(steps, 4000) == pytest.approx(want, rel=1e-3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(0.01, 10), st.floats(0.01, 10), st.integers(1, 40))
+def test_equal_blocks_stream_through_two_buffers_at_the_priced_rate(load, work, count):
+    priced = count * max(load, work) + min(load, work)
+    assert naive_search.two_buffers([(load, work)] * count) == pytest.approx(priced)
+
+
+def test_streaming_starts_where_it_is_faster_than_the_cpu():
+    """Of steps of one prompt at its start, exactly those of stream_from tokens and more."""
+    task = search_cases.random_task(costed("llama"), 7)
+    task.profile["link"] |= {"to_accelerator_bytes_per_s": 3e6, "to_host_bytes_per_s": 1e9}
+    profile = Profile.from_json(json.dumps(task.profile))
+    limits = dataclasses.replace(limits_of(task), step_tokens=128)
+    setting = make_setting(task.model, profile, Workload(128, 1), limits, 2, 1)
+    prefill = prepare(setting)
+    row = 2  # one block on the CPU
+    plan = naive_search.Plan(["cpu", "cpu", "accelerator", "cpu"], 99, "stream")
+    faster = []
+    for tokens in (1 << i for i in range(8)):
+        compute = naive_search.block_seconds(
+            task, plan, task.model.graph.units[1], "cpu", [(0, tokens)], False
+        )
+        faster.append(naive_search.stream_seconds(task, plan, [(0, tokens)]) < compute)
+    assert faster == sorted(faster)
+    assert not faster[0]
+    assert faster[-1]
+    assert prefill.stream_from[row] == 1 << faster.index(True)
+    assert prefill.stream_tokens(row, 128) == prefill.stream_from[row]
+    assert prefill.stream_tokens(row, 4) <= 4  # every step of 4 tokens is to stream
 
 
 @pytest.mark.parametrize("name", ["llama", "opt_350m", "qwen2_window"])

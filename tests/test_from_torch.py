@@ -13,6 +13,7 @@ import transformers
 
 import helm
 import small_models
+from device_profiles import fast_accelerator
 from helm.hub import bundled_model
 
 PROMPT = "Once upon a time"
@@ -38,6 +39,15 @@ def test_from_torch_takes_every_family(name: str) -> None:
     expected = torch_logits(module, small_models.PROMPT)
     with helm.LLM.from_torch(module, kv_dtype="f32") as llm:
         assert_same(llm.logits(small_models.PROMPT), expected)
+
+
+def test_from_torch_shares_the_work_with_an_accelerator() -> None:
+    module = small_models.make_model("qwen2")
+    with helm.LLM.from_torch(
+        module, kv_dtype="f32", device="sim", profile=fast_accelerator()
+    ) as llm:
+        assert llm.plan.units_accelerator > 0
+        assert_same(llm.logits(small_models.PROMPT), torch_logits(module, small_models.PROMPT))
 
 
 def test_from_torch_without_a_tokenizer_takes_token_ids() -> None:

@@ -71,6 +71,8 @@ def test_json_is_as_agreed():
     assert (document["units_cpu"], document["units_accelerator"]) == (4, 0)
     assert document["schedule"] == {
         "prefill": "compute",
+        "stream_tokens": 0,
+        "stream_pages": 0,
         "prefill_overlap": False,
         "decode_groups": 1,
         "overflow": "stream",

@@ -76,6 +76,14 @@ CPU_RATE = ("cpu", "matvec_bytes_per_s", "bf16")
         (("version",), 2, "version: expected 1, found 2"),
         (("version",), None, "version: expected an integer"),
         (("extra",), 1, "unknown key 'extra'"),
+        (("unsettled",), "ops", "unsettled: expected"),
+        (("unsettled",), [1], r"unsettled\[0\]: expected"),
+        (
+            ("cpu", "attention_flops", "f32"),
+            {},
+            r"cpu\.attention_flops\.f32: expected at least one",
+        ),
+        (("cpu", "attention_flops", "f32"), True, r"cpu\.attention_flops\.f32: expected a"),
         (("estimated",), 1, "estimated: expected true or false"),
         (("identity", "cpu"), [], r"identity\.cpu"),
         (CPU_RATE, 0, r"cpu\.matvec_bytes_per_s\.bf16: expected a rate above zero, found 0"),
@@ -133,7 +141,7 @@ def test_not_a_profile(text):
 
 
 def test_missing_keys_are_named():
-    for key in document():
+    for key in document().keys() - {"unsettled"}:
         changed = {k: v for k, v in document().items() if k != key}
         with pytest.raises(ProfileError, match=f"'{key}' is missing|given together"):
             Profile.from_json(json.dumps(changed))
@@ -149,6 +157,24 @@ def test_matrix_rate_is_interpolated_on_logarithmic_axes():
     assert list(cpu.matmul_rate("f32", [1, 4])) == pytest.approx([1e9, 4e9])
 
 
+def test_attention_rate_is_one_or_one_per_row_count():
+    changed = document()
+    changed["cpu"]["attention_flops"] = {"f32": 3e9, "f16": {"1": 1e9, "4": 4e9}}
+    cpu = Profile.from_json(json.dumps(changed)).cpu
+    assert list(cpu.attention_rate("f32", [1, 512])) == pytest.approx([3e9, 3e9])
+    assert list(cpu.attention_rate("f16", [1, 2, 512])) == pytest.approx([1e9, 2e9, 4e9])
+
+
+def test_unsettled_quantities_are_kept_and_may_be_absent():
+    assert load_profile(PRESET).unsettled == ()
+    changed = {**document(), "unsettled": ["ops", "bare steps"]}
+    profile = Profile.from_json(json.dumps(changed))
+    assert profile.unsettled == ("ops", "bare steps")
+    assert Profile.from_json(profile.to_json()) == profile
+    del changed["unsettled"]
+    assert Profile.from_json(json.dumps(changed)).unsettled == ()
+
+
 def test_a_missing_dtype_is_named():
     changed = document()
     del changed["cpu"]["matmul_flops"]["f16"]
@@ -160,11 +186,14 @@ def test_a_missing_dtype_is_named():
 def test_threads_follow_the_sweep():
     changed = document()
     changed["cpu"].update(threads=4, thread_sweep={"2": 5e9, "4": 1e10, "8": 2e10})
+    changed["cpu"]["attention_flops"]["f16"] = {"1": 1e9, "8": 4e9}
     cpu = Profile.from_json(json.dumps(changed)).cpu
     half, twice = cpu.with_threads(2), cpu.with_threads(8)
     assert half.matvec_bytes_per_s["f16"] == cpu.matvec_bytes_per_s["f16"] / 2
     assert twice.matvec_bytes_per_s["f16"] == cpu.matvec_bytes_per_s["f16"] * 2
-    assert half.attention_flops["f16"] == cpu.attention_flops["f16"] / 2
-    assert twice.attention_flops["f16"] == cpu.attention_flops["f16"]
+    assert half.attention_flops["f16"][8] == cpu.attention_flops["f16"][8] / 2
+    assert half.attention_flops["f16"][1] == cpu.attention_flops["f16"][1] / 2
+    assert twice.attention_flops["f16"][8] == cpu.attention_flops["f16"][8]
+    assert twice.attention_flops["f16"][1] == cpu.attention_flops["f16"][1] * 2
     with pytest.raises(ProfileError, match="no entry for 3 threads, only for 2, 4, 8"):
         cpu.with_threads(3)

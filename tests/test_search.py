@@ -75,7 +75,7 @@ def test_published_partitions(card, name):
     want = THESIS["partitions_units"][card][name]
     assert [result.best.units_cpu, result.best.units_accelerator] == want
     assert set(result.best.devices()[: want[0]]) <= {"cpu"}
-    wider = search(model_of(name), profile, work, published(card), Space()).best
+    wider = search(model_of(name), profile, work, published(card), Space(kv="any")).best
     assert wider.predicted.decode_s <= result.best.predicted.decode_s
     # One pair gains from a head on the CPU, which makes room for two more blocks.
     moved = (card, name) == ("3090", "qwen3-32b")
@@ -93,15 +93,20 @@ def test_published_times_from_which_the_presets_were_derived(card, name):
 
 
 def tight_memory(task, share):
-    """Limits between nothing and everything, as shares of what all on one device takes."""
+    """Limits between nothing and everything, as shares of what all on one device takes beside the
+    scratch, which is larger than these models and taken wherever anything is."""
     everything = search(
         task.model, Profile.from_json(json.dumps(task.profile)), workload_of(task), limits_of(task)
     ).labelled
     need = {
-        "cpu": everything["all-cpu"].total_bytes("cpu"),
-        "accelerator": everything["all-accelerator"].total_bytes("accelerator"),
+        "cpu": everything["all-cpu"],
+        "accelerator": everything["all-accelerator"],
     }
-    return {site: int(need[site] * share[site]) for site in need}
+    found = {}
+    for site, plan in need.items():
+        scratch = plan.memory[site]["workspace"]
+        found[site] = int((plan.total_bytes(site) - scratch) * share[site]) + scratch
+    return found
 
 
 def workload_of(task, objective="decode"):
@@ -119,7 +124,7 @@ def limits_of(task, cpu=1 << 40, own=1 << 40):
     )
 
 
-def naive_best(whole, objective, memory):
+def naive_best(whole, objective, memory, kv):
     """The least objective of all plans that fit, None if none does. For throughput the batch may
     run in waves of any power of two."""
     powers = [2**i for i in range(8) if 2**i < whole.batch] if objective == "throughput" else []
@@ -127,12 +132,21 @@ def naive_best(whole, objective, memory):
     for batch in (whole.batch, *powers):
         task = dataclasses.replace(whole, batch=batch)
         waves = -(-whole.batch // batch)
-        for plan in naive_search.plans(task):
-            sizes = naive_search.sizes(task, plan)
-            if any(sizes[site] > memory[site] for site in memory):
+        context = task.prompt + (task.output + 1) // 2
+        known = {}
+        for plan in naive_search.plans(task, kv):
+            place = (tuple(plan.devices), plan.pages)
+            steps = (*place, plan.overlap, plan.least, plan.step_tokens)
+            turns = (*place, plan.overflow, plan.groups)
+            if steps not in known:
+                sizes = naive_search.sizes(task, plan)
+                fits = all(sizes[site] <= memory[site] for site in memory)
+                known[steps] = naive_search.prefill_seconds(task, plan) if fits else None
+            if known[steps] is None:
                 continue
-            step = naive_search.decode_seconds(task, plan, task.prompt + (task.output + 1) // 2)
-            first = naive_search.prefill_seconds(task, plan)
+            if turns not in known:
+                known[turns] = naive_search.decode_seconds(task, plan, context)
+            step, first = known[turns], known[steps]
             total = waves * (first + (task.output - 1) * step)
             values.append({"decode": step, "ttft": first}.get(objective, total))
     return min(values, default=None)
@@ -143,16 +157,18 @@ def naive_best(whole, objective, memory):
     seed=st.integers(0, 10**6),
     shares=st.tuples(st.floats(0, 1.2), st.floats(0, 1.2)),
     objective=st.sampled_from(OBJECTIVES),
+    kv=st.sampled_from(("device", "host", "any")),
 )
-def test_brute_force_finds_nothing_better(seed, shares, objective):
+def test_brute_force_finds_nothing_better(seed, shares, objective, kv):
     task = search_cases.random_task(costed(build_graph(small_config(seed))), seed)
     memory = tight_memory(task, {"cpu": shares[0], "accelerator": shares[1]})
     profile = Profile.from_json(json.dumps(task.profile))
     result = search(
         task.model, profile, workload_of(task, objective),
         limits_of(task, memory["cpu"], memory["accelerator"]),
+        Space(kv=kv, stream_steps=task.stream_steps),
     )  # fmt: skip
-    want = naive_best(task, objective, memory)
+    want = naive_best(task, objective, memory, kv)
     if want is None:
         assert result.best is None
         assert result.ranked == ()
@@ -201,8 +217,9 @@ def grow(document, path, factor):
     path=st.sampled_from(GROWN),
     factor=st.floats(1, 50),
     objective=st.sampled_from(OBJECTIVES),
+    kv=st.sampled_from(("device", "any")),
 )
-def test_never_slower_when_a_resource_grows(seed, shares, path, factor, objective):
+def test_never_slower_when_a_resource_grows(seed, shares, path, factor, objective, kv):
     task = search_cases.random_task(costed(build_graph(small_config(seed))), seed)
     memory = tight_memory(task, {"cpu": shares[0], "accelerator": shares[1]})
     limits = dataclasses.replace(limits_of(task), cpu_bytes=None, accelerator_bytes=None)
@@ -212,7 +229,8 @@ def test_never_slower_when_a_resource_grows(seed, shares, path, factor, objectiv
     found = []
     for changed in (document, grow(document, path, factor)):
         profile = Profile.from_json(json.dumps(changed))
-        found.append(search(task.model, profile, workload_of(task, objective), limits).best)
+        work, space = workload_of(task, objective), Space(kv=kv, stream_steps=task.stream_steps)
+        found.append(search(task.model, profile, work, limits, space).best)
     before, after = found
     if before is not None:
         assert after is not None
@@ -396,6 +414,78 @@ def test_a_partitioned_plan_round_trips():
     for device in ("cpu", "accelerator"):
         assert document["memory"][device].keys() == {f"{item}_bytes" for item in items}
     assert sum(plan.schedule.pages.values()) == plan.kv.pages
+
+
+def test_sequences_take_turns_where_both_devices_then_work():
+    work = Workload(512, 128, 32, 700, "decode")
+    model, profile = model_of("qwen3-8b"), load_profile("rtx-4060ti-16gb-ddr5")
+    limits = ResourceLimits(cpu_bytes=64 * GIB, sequences=32)
+    best = search(model, profile, work, limits).best
+    whole = search(model, profile, work, limits, Space(decode_groups=(1,))).best
+    assert (best.decode_groups, whole.decode_groups) == (2, 1)
+    assert best.predicted.decode_s < 0.75 * whole.predicted.decode_s
+    terms = best.predicted.decode_terms
+    assert terms["overlap_s"] < 0
+    assert sum(terms.values()) == pytest.approx(best.predicted.decode_s)
+    assert best.predicted.decode_tokens_per_s == pytest.approx(32 / best.predicted.decode_s)
+    alone = search(model, profile, dataclasses.replace(work, batch=1), limits).best
+    assert alone.decode_groups == 1
+    plan = searched_plan(profile.name, workload=work, max_sequences=32)
+    assert plan.schedule.decode_groups == 2
+
+
+def test_longer_steps_load_the_weights_less_often():
+    """A longer step takes room for its activations and is chosen for prompts that fill it."""
+    steps = {}
+    for prompt in (500, 1500, 5000):
+        work = Workload(prompt, 16, 1, 8192)
+        plan = searched_plan(name="qwen3-14b", workload=work, memory_bytes=64 * GIB)
+        schedule = plan.schedule
+        assert schedule.prefill == "stream"
+        assert 1 < schedule.stream_tokens <= 512
+        assert schedule.stream_pages == -(-prompt // 512)
+        steps[prompt] = plan.limits.step_tokens
+        fixed = searched_plan(
+            name="qwen3-14b", workload=work, memory_bytes=64 * GIB, space=Space(stream_steps=())
+        )
+        assert fixed.limits.step_tokens == 512
+        more = plan.memory["cpu"].activations_bytes / fixed.memory["cpu"].activations_bytes
+        assert more == pytest.approx(plan.limits.step_tokens / 512, rel=0.1)
+        assert plan.prediction.predicted.total_s <= fixed.prediction.predicted.total_s
+        assert Plan.from_json(plan.to_json()) == plan
+    assert steps[500] == 512
+    assert 512 < steps[1500] <= 2048
+    assert 512 < steps[5000] <= 8192
+
+
+def test_only_plans_that_are_executed_are_made_unless_asked():
+    work = Workload(4096, 128, 1, 32768)
+    plan = searched_plan(workload=work, memory_bytes=64 * GIB)
+    blocks = sum(u.device == "accelerator" and u.name not in ("embedding", "head")
+                 for u in plan.units)  # fmt: skip
+    assert plan.schedule.pages["accelerator"] == blocks * 64
+    assert not any("does not execute" in notice for notice in plan.notices)
+    wider = searched_plan(workload=work, memory_bytes=64 * GIB, space=Space(kv="any"))
+    assert wider.prediction.predicted.total_s < plan.prediction.predicted.total_s
+    assert any("does not execute" in notice for notice in wider.notices)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prefill": "compute"}, "stream_tokens"),
+        ({"stream_tokens": 0}, "stream_tokens"),
+        ({"stream_tokens": 513}, "stream_tokens"),
+        ({"stream_pages": 0}, "stream_pages"),
+        ({"prefill": "stream_step"}, "prefill"),
+    ],
+)
+def test_a_schedule_that_contradicts_itself_is_refused(changes, message):
+    document = searched_plan(space=Space(stream_steps=())).to_dict()
+    assert document["schedule"]["prefill"] == "stream"
+    document["schedule"] |= changes
+    with pytest.raises(PlanError, match=message):
+        Plan.from_json(json.dumps(document))
 
 
 def test_a_cpu_plan_says_what_it_predicts():

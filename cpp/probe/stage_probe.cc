@@ -1,5 +1,4 @@
-// Builds synthetic plans (shapes of a decoder block, weights that are generated) and times the
-// engine's own stages on them.
+// Times the engine's own stages on the CPU, on synthetic ops.
 #include <sched.h>
 #include <time.h>
 
@@ -11,12 +10,16 @@
 #include "base/arena.h"
 #include "base/check.h"
 #include "base/thread_pool.h"
+#include "cpu/cpu_device.h"
 #include "cpu/isa.h"
 #include "cpu/stage.h"
 #include "helm/machine.h"
+#include "probe/synthetic.h"
 
 namespace helm {
 namespace {
+
+using namespace probe;  // the synthetic stages
 
 using Clock = std::chrono::steady_clock;
 
@@ -42,33 +45,12 @@ struct Clocks {
   }
 };
 
-// The block whose ops are timed: grouped-query attention and a gated MLP of common proportions.
-constexpr int64_t kHidden = 1536;
-constexpr int64_t kInner = 4096;
-constexpr int64_t kKvHeads = 2;
-constexpr int64_t kGroup = 4;  // query heads per KV head
-constexpr int64_t kHeadDim = 128;
-constexpr int64_t kQkv = (kGroup + 2) * kKvHeads * kHeadDim;
-constexpr int64_t kPageTokens = 512;
 constexpr double kUndisturbed = 0.9;  // share of its time that the least served thread ran
-constexpr int64_t kEmptyWidth = 16;
 constexpr int64_t kWholeBlockTokens = 16;
-constexpr int64_t kMostTokens = 4096;
-constexpr int64_t kColdTokens = 256;  // above, reading the weights takes no noticeable share
-constexpr size_t kComputeBoundStages = 2;
-constexpr int64_t kRowsPerThread = 128;  // two pieces of a prefill product
+constexpr double kRoundFlops = 4e9;  // of all stages of a call, unless one has more: some 10 ms
 
-// Random normal numbers in every dtype at once: as f16 of magnitude 1 to 1.5, as bf16 and f32 of
-// 2^-7 to 2^-3.
 void fill(std::byte* to, int64_t bytes, ThreadPool& threads) {
-  std::vector<uint16_t> tile(size_t{1} << 19);
-  uint64_t state = 88172645463325252u;
-  for (uint16_t& word : tile) {  // xorshift (Marsaglia 2003)
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    word = static_cast<uint16_t>(0x3C00u | (state & 0x81FFu));
-  }
+  const std::vector<uint16_t>& tile = noise();
   const auto tile_bytes = static_cast<int64_t>(tile.size() * sizeof(uint16_t));
   const int64_t tiles = (bytes + tile_bytes - 1) / tile_bytes;
   threads.run([&](Team& team) {
@@ -80,103 +62,28 @@ void fill(std::byte* to, int64_t bytes, ThreadPool& threads) {
   });
 }
 
-// Consecutive slices of the probe's memory, wrapping around: each op gets other matrices than those
-// before it, as in the engine's arena. One call uses half of the memory, the next the other half.
-class Slices {
- public:
-  Slices(std::byte* memory, int64_t bytes) : memory_(memory), bytes_(bytes) {}
-  std::byte* next(int64_t bytes) {
-    if (bytes > bytes_) fail(ErrorKind::kInvalid, "[probe] an op exceeds the probe's memory");
-    if (at_ + bytes > bytes_) at_ = 0;
-    taken_ += bytes;
-    return memory_ + std::exchange(at_, align_up(at_ + bytes, kCacheLine));
-  }
-  // Bytes handed out since the last call of start().
-  void start() { taken_ = 0; }
-  bool enough() const { return taken_ >= bytes_ / 2; }
+// The CPU with a number of threads.
+struct Cpu {
+  explicit Cpu(int threads)
+      : pool(threads), device(cpu::select_kernels(), pool), account(device, int64_t{1} << 60) {}
 
- private:
-  std::byte* memory_;
-  int64_t bytes_;
-  int64_t at_ = 0;
-  int64_t taken_ = 0;
+  ThreadPool pool;
+  cpu::CpuDevice device;
+  Account account;
+  std::unique_ptr<Stream> stream = device.create_stream();
+  Fill fill_noise = [this](DeviceAddress to, int64_t bytes) {
+    fill(cpu::host_pointer(to), bytes, pool);
+  };
 };
 
-DeviceAddress address_of(const std::byte* memory) {
-  return static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(memory));
-}
-
-// A plan of one unit under construction, then a stage that can be timed.
-class Synthetic {
- public:
-  explicit Synthetic(Slices& slices) : slices_(slices) { plan.units.resize(1); }
-
-  ValueIndex value(int64_t width) {
-    plan.values.push_back({"", width, false});
-    return static_cast<ValueIndex>(plan.values.size() - 1);
-  }
-  TensorIndex tensor(std::vector<int64_t> shape, DType dtype) {
-    TensorSpec spec;
-    spec.shape = std::move(shape);
-    spec.dtype = dtype;
-    weights_.push_back(address_of(slices_.next(spec.bytes())));
-    plan.tensors.push_back(std::move(spec));
-    return static_cast<TensorIndex>(plan.tensors.size() - 1);
-  }
-  void add(Op op) { plan.units[0].ops.push_back(std::move(op)); }
-  void pages(int64_t bytes) { pages_ = address_of(slices_.next(bytes)); }
-
-  // Compiles the stage for the last `queries` of `context` positions.
-  void compile(int64_t queries, int64_t context, ThreadPool& pool);
-  void time(ThreadPool& pool, ProbeTiming& timing) const;
-
-  Plan plan;
-
- private:
-  Slices& slices_;
-  std::vector<DeviceAddress> weights_;  // by TensorIndex
-  DeviceAddress pages_ = DeviceAddress::kNull;
-  std::vector<int32_t> tokens_, positions_, page_table_;
-  SequenceRun sequence_{};
-  StepView step_;
-  Arena buffers_;  // values, then the workspace
-  std::unique_ptr<cpu::CpuStage> stage_;
-};
-
-void Synthetic::compile(int64_t queries, int64_t context, ThreadPool& pool) {
-  plan.limits = {context, queries, queries, 1};
-  const cpu::KernelTable& kernels = cpu::select_kernels();
-  const int64_t scratch = cpu::CpuStage::workspace_bytes(plan, plan.units, kernels, pool.size());
-  int64_t bytes = 0;
-  std::vector<int64_t> offsets;
-  for (const ValueSpec& value : plan.values) {
-    offsets.push_back(bytes);
-    bytes = align_up(bytes + queries * value.width * int64_t{sizeof(float)}, kCacheLine);
-  }
-  buffers_ = Arena(bytes + scratch, "the probe");
-  fill(buffers_.data(), bytes, pool);
-  StageSpec spec{&plan, plan.units, weights_, {}, pages_, address_of(buffers_.data() + bytes)};
-  for (const int64_t offset : offsets) {
-    spec.values.push_back(address_of(buffers_.data() + offset));
-  }
-  stage_ = std::make_unique<cpu::CpuStage>(spec, kernels, pool);
-  tokens_.assign(static_cast<size_t>(queries), 0);
-  for (int64_t i = 0; i < queries; ++i) {
-    positions_.push_back(static_cast<int32_t>(context - queries + i));
-  }
-  for (int32_t i = 0; i < plan.kv.pages; ++i) page_table_.push_back(i);
-  sequence_ = {0, queries, context - queries, page_table_.data()};
-  step_ = {tokens_, positions_, {}, {&sequence_, 1}};
-}
-
-void Synthetic::time(ThreadPool& pool, ProbeTiming& timing) const {
-  std::vector<Clocks> before(static_cast<size_t>(pool.size()));
+void time_run(const Synthetic& stage, int64_t first_page, Cpu& cpu, ProbeTiming& timing) {
+  std::vector<Clocks> before(static_cast<size_t>(cpu.pool.size()));
   std::vector<Clocks> after(before.size());
-  pool.run([&](Team& team) { before[static_cast<size_t>(team.worker())] = Clocks::now(); });
+  cpu.pool.run([&](Team& team) { before[static_cast<size_t>(team.worker())] = Clocks::now(); });
   const Clock::time_point start = Clock::now();
-  stage_->run(step_);
+  stage.run(*cpu.stream, first_page);
   timing.run_s.push_back(since(start));
-  pool.run([&](Team& team) { after[static_cast<size_t>(team.worker())] = Clocks::now(); });
+  cpu.pool.run([&](Team& team) { after[static_cast<size_t>(team.worker())] = Clocks::now(); });
   double busy = 1;
   for (size_t i = 0; i < before.size(); ++i) {
     busy =
@@ -187,18 +94,20 @@ void Synthetic::time(ThreadPool& pool, ProbeTiming& timing) const {
 
 // A stage, and which timing its runs belong to.
 struct Timed {
-  std::unique_ptr<Synthetic> stage;
+  std::shared_ptr<const Synthetic> stage;
   size_t timing;
+  int64_t first_page = 0;
 };
 
 // Runs the stages in turn for `seconds`, at least one round after an unrecorded one that touches
 // their buffers. If the threads never had their cores in the first, its times are all there is:
 // better come back later.
-void time_all(const std::vector<Timed>& stages, std::vector<ProbeTiming>& timings, ThreadPool& pool,
+void time_all(const std::vector<Timed>& stages, std::vector<ProbeTiming>& timings, Cpu& cpu,
               double seconds) {
   const Clock::time_point start = Clock::now();
   std::vector<ProbeTiming> first = timings;
-  for (const Timed& timed : stages) timed.stage->time(pool, first[timed.timing]);
+  for (const Timed& timed : stages)
+    time_run(*timed.stage, timed.first_page, cpu, first[timed.timing]);
   if (std::all_of(first.begin(), first.end(),
                   [](const ProbeTiming& t) { return t.undisturbed_s.empty(); })) {
     timings = std::move(first);
@@ -206,26 +115,22 @@ void time_all(const std::vector<Timed>& stages, std::vector<ProbeTiming>& timing
   }
   for (bool whole_round = false; !whole_round || since(start) < seconds; whole_round = true) {
     for (const Timed& timed : stages) {
-      timed.stage->time(pool, timings[timed.timing]);
+      time_run(*timed.stage, timed.first_page, cpu, timings[timed.timing]);
       if (whole_round && since(start) >= seconds) return;
     }
   }
 }
 
-struct LinearShape {
-  int64_t rows;
-  int64_t cols;
-  int parts;
-};
+// Few tokens: the products of a block. Many: its smallest, short enough to finish undisturbed more
+// often than not, with rows enough that many pieces share the reading of the input, as in the
+// others (a product of 256 rows measured an eighth to a quarter slower).
+std::vector<ProductShape> product_shapes(int64_t tokens) {
+  if (tokens > kWholeBlockTokens) return {{kHidden, kHidden, 1}};
+  return {block_products().begin(), block_products().end()};
+}
 
-// Few tokens: the products of a block. Many: enough rows to occupy all threads, few enough that a
-// product is short and finishes undisturbed more often than not.
-std::vector<LinearShape> linear_shapes(int64_t tokens, int threads) {
-  if (tokens <= kWholeBlockTokens) {
-    return {
-        {kQkv, kHidden, 3}, {kHidden, kHidden, 1}, {2 * kInner, kHidden, 2}, {kHidden, kInner, 1}};
-  }
-  return {{kRowsPerThread * threads, kHidden, 1}};
+ProbeTiming timing_of(const Work& work) {
+  return {work.flops, work.bytes, {}, {}};
 }
 
 void check(bool ok, const char* rule) {
@@ -270,31 +175,35 @@ class Pinned {
 class StageProbe::Impl {
  public:
   Impl(int64_t bytes, std::vector<int> cpus)
-      : cpus_(std::move(cpus)), arena_(bytes, "the probe"), slices_(arena_.data(), bytes) {
-    fill(arena_.data(), bytes, pool(std::max<int>(1, static_cast<int>(cpus_.size()))));
+      : cpus_(std::move(cpus)), arena_(bytes, "the probe"), slices_(address(arena_), bytes) {
+    fill(arena_.data(), bytes, cpu(std::max<int>(1, static_cast<int>(cpus_.size()))).pool);
   }
   Slices& slices() {
     slices_.start();
     return slices_;
   }
   // Kept from call to call, as an engine keeps its own.
-  ThreadPool& pool(int threads) {
-    if (pool_ == nullptr || pool_->size() != threads) {
-      pool_ = std::make_unique<ThreadPool>(threads);
-      pool_->run([&](Team& team) {
+  Cpu& cpu(int threads) {
+    if (cpu_ == nullptr || cpu_->pool.size() != threads) {
+      cpu_ = std::make_unique<Cpu>(threads);
+      cpu_->pool.run([&](Team& team) {
         const auto worker = static_cast<size_t>(team.worker());
         if (worker > 0 && worker < cpus_.size()) Pinned::pin(cpus_[worker]);
       });
     }
-    return *pool_;
+    return *cpu_;
   }
   const std::vector<int>& cpus() const { return cpus_; }
 
  private:
+  static DeviceAddress address(const Arena& arena) {
+    return static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(arena.data()));
+  }
+
   std::vector<int> cpus_;
   Arena arena_;
   Slices slices_;
-  std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<Cpu> cpu_;
 };
 
 StageProbe::StageProbe(int64_t bytes, std::vector<int> cpus)
@@ -305,117 +214,81 @@ std::vector<ProbeTiming> StageProbe::matmul(int threads, DType dtype, int64_t to
                                             double seconds) {
   check(threads >= 1 && tokens >= 1 && tokens <= kMostTokens,
         "1 to 4096 tokens on a thread or more");
-  ThreadPool& pool = impl_->pool(threads);
+  Cpu& cpu = impl_->cpu(threads);
   const Pinned pinned(impl_->cpus());
   Slices& slices = impl_->slices();
-  std::vector<ProbeTiming> timings;
+  const std::vector<ProductShape> shapes = product_shapes(tokens);
+  std::vector<ProbeTiming> timings(shapes.size());
   std::vector<Timed> stages;
-  for (const LinearShape& shape : linear_shapes(tokens, threads)) {
-    const auto elements = static_cast<double>(shape.rows * shape.cols);
-    timings.push_back({2 * elements * static_cast<double>(tokens),
-                       elements * static_cast<double>(dtype_bytes(dtype)),
-                       {},
-                       {}});
-  }
-  const auto add = [&](const LinearShape& shape, size_t timing) {
-    auto s = std::make_unique<Synthetic>(slices);
-    const ValueIndex in = s->value(shape.cols);
-    const ValueIndex out = s->value(shape.rows);
-    LinearOp op{in, out, {}, false};
-    for (int i = 0; i < shape.parts; ++i) {
-      op.parts.push_back({s->tensor({shape.rows / shape.parts, shape.cols}, dtype), kNoTensor});
-    }
-    s->add(std::move(op));
-    s->compile(tokens, tokens, pool);
-    stages.push_back({std::move(s), timing});
+  double flops = 0;
+  const auto add = [&](size_t i) {
+    auto s = std::make_shared<Synthetic>(cpu.account, slices, cpu.fill_noise);
+    const ValueIndex in = s->value(shapes[i].cols);
+    const ValueIndex out = s->value(shapes[i].rows);
+    timings[i] = timing_of(s->add_product(in, out, shapes[i], dtype, tokens));
+    s->compile(tokens, tokens);
+    stages.push_back({std::move(s), i});
+    flops += timings[i].flops;
   };
-  const std::vector<LinearShape> shapes = linear_shapes(tokens, threads);
-  if (tokens > kColdTokens) {
-    while (stages.size() < kComputeBoundStages) add(shapes[0], 0);
-  } else {
-    do {
-      for (size_t i = 0; i < shapes.size(); ++i) add(shapes[i], i);
-    } while (!slices.enough());
-  }
-  time_all(stages, timings, pool, seconds);
+  const auto enough = [&] {
+    return slices.enough() || (tokens > kWholeBlockTokens && flops >= kRoundFlops);
+  };
+  do {
+    for (size_t i = 0; i < shapes.size(); ++i) add(i);
+  } while (!enough());
+  time_all(stages, timings, cpu, seconds);
   return timings;
 }
 
-std::vector<ProbeTiming> StageProbe::attention(int threads, DType dtype, int64_t queries,
-                                               int64_t context, double seconds) {
-  check(threads >= 1 && queries >= 1 && context >= queries && context <= kMostTokens,
-        "1 <= queries <= context <= 4096 on a thread or more");
-  ThreadPool& pool = impl_->pool(threads);
+std::vector<ProbeTiming> StageProbe::attention(int threads, DType dtype, int64_t group,
+                                               int64_t queries, int64_t context, double seconds) {
+  check(threads >= 1 && group >= 1 && group <= kMostGroup && queries >= 1 && context >= queries &&
+            context <= kMostTokens,
+        "1 to 64 query heads per KV head and 1 <= queries <= context <= 4096 on a thread or more");
+  Cpu& cpu = impl_->cpu(threads);
   const Pinned pinned(impl_->cpus());
   Slices& slices = impl_->slices();
-  // Prefill is bound by arithmetic: no more heads, and none larger, than keep all threads busy.
+  // Prefill is bound by arithmetic: no more heads than keep all threads busy.
   const int64_t kv_heads = queries > 1 ? threads : kKvHeads;
-  const int64_t heads = kv_heads * (queries > 1 ? kGroup / 2 : kGroup);
-  const int64_t blocks = (context + kPageTokens - 1) / kPageTokens;
-  const KvSpec kv{dtype, kPageTokens, 1, kv_heads, kHeadDim, blocks};
-  const auto n = static_cast<double>(queries);
-  const double pairs = n * static_cast<double>(context - queries) + n * (n + 1) / 2;
-  std::vector<ProbeTiming> timings{
-      {4.0 * static_cast<double>(heads * kHeadDim) * pairs,
-       static_cast<double>(2 * context * kv_heads * kHeadDim * dtype_bytes(dtype)),
-       {},
-       {}}};
+  auto s = std::make_shared<Synthetic>(cpu.account, slices, cpu.fill_noise);
+  // Decode reads other pages in each run, as in each layer of an engine.
+  const int64_t runs = queries > 1 ? 1 : slices.caches(dtype, kv_heads, context);
+  const int64_t pages = s->cache(dtype, runs, kv_heads, context);
+  const ValueIndex qkv = s->value((group + 2) * kv_heads * kHeadDim);
+  const ValueIndex out = s->value(group * kv_heads * kHeadDim);
+  std::vector<ProbeTiming> timings{timing_of(s->add_attention(qkv, out, group, queries, context))};
+  s->compile(queries, context);
   std::vector<Timed> stages;
-  do {
-    auto s = std::make_unique<Synthetic>(slices);
-    s->plan.kv = kv;
-    s->pages(kv.pages * kv.page_bytes());
-    const ValueIndex qkv = s->value((heads + 2 * kv_heads) * kHeadDim);
-    const ValueIndex out = s->value(heads * kHeadDim);
-    s->add(AttentionOp{qkv, 0, heads * kHeadDim, (heads + kv_heads) * kHeadDim, out, 0, heads,
-                       kv_heads, kHeadDim, 0.088F, 0});
-    s->compile(queries, context, pool);
-    stages.push_back({std::move(s), 0});
-  } while (queries == 1 && !slices.enough());
-  time_all(stages, timings, pool, seconds);
+  for (int64_t i = 0; i < runs; ++i) stages.push_back({s, 0, i * pages});
+  time_all(stages, timings, cpu, seconds);
   return timings;
 }
 
 std::vector<ProbeTiming> StageProbe::elementwise(int threads, int64_t tokens, double seconds) {
   check(threads >= 1 && tokens >= 1 && tokens <= kMostTokens,
         "1 to 4096 tokens on a thread or more");
-  ThreadPool& pool = impl_->pool(threads);
+  Cpu& cpu = impl_->cpu(threads);
   const Pinned pinned(impl_->cpus());
-  Slices& slices = impl_->slices();
-  auto s = std::make_unique<Synthetic>(slices);
-  const ValueIndex x = s->value(kHidden);
-  const ValueIndex h = s->value(kHidden);
-  const ValueIndex gate_up = s->value(2 * kInner);
-  const ValueIndex inner = s->value(kInner);
-  const TensorIndex weight = s->tensor({kHidden}, DType::kF32);
-  s->add(NormOp{false, x, 0, h, 0, 1, kHidden, weight, kNoTensor, 1e-6F});
-  s->add(NormOp{false, x, 0, h, 0, 1, kHidden, weight, kNoTensor, 1e-6F});
-  s->add(ActivationOp{ActivationKind::kSilu, true, gate_up, inner, kInner});
-  s->compile(tokens, tokens, pool);
-  const int64_t floats = tokens * (4 * kHidden + 3 * kInner);
-  std::vector<ProbeTiming> timings{{0, static_cast<double>(floats) * sizeof(float), {}, {}}};
+  auto s = std::make_shared<Synthetic>(cpu.account, impl_->slices(), cpu.fill_noise);
+  std::vector<ProbeTiming> timings{timing_of(s->add_elementwise(tokens))};
+  s->compile(tokens, tokens);
   std::vector<Timed> stages;
   stages.push_back({std::move(s), 0});
-  time_all(stages, timings, pool, seconds);
+  time_all(stages, timings, cpu, seconds);
   return timings;
 }
 
 std::vector<ProbeTiming> StageProbe::empty_ops(int threads, int64_t ops, double seconds) {
   check(threads >= 1 && ops >= 0 && ops <= kMostTokens, "0 to 4096 ops on a thread or more");
-  ThreadPool& pool = impl_->pool(threads);
+  Cpu& cpu = impl_->cpu(threads);
   const Pinned pinned(impl_->cpus());
-  Slices& slices = impl_->slices();
-  auto s = std::make_unique<Synthetic>(slices);
-  const ValueIndex x = s->value(kEmptyWidth);
-  const TensorIndex weight = s->tensor({kEmptyWidth}, DType::kF32);
-  for (int64_t i = 0; i < ops; ++i) {
-    s->add(NormOp{false, x, 0, x, 0, 1, kEmptyWidth, weight, kNoTensor, 1e-6F});
-  }
-  s->compile(1, 1, pool);
+  auto s = std::make_shared<Synthetic>(cpu.account, impl_->slices(), cpu.fill_noise);
+  s->add_empty_ops(ops);
+  s->compile(1, 1);
   std::vector<ProbeTiming> timings(1);
   std::vector<Timed> stages;
   stages.push_back({std::move(s), 0});
-  time_all(stages, timings, pool, seconds);
+  time_all(stages, timings, cpu, seconds);
   return timings;
 }
 

@@ -2,14 +2,15 @@
 
 Machines are noisy: other programs take cores for milliseconds at a time. So every quantity is
 timed in short runs, and each run knows whether its threads kept their cores. The rate is that of
-the median undisturbed run; quantities are visited in turn until each has enough of those.
+the median undisturbed run; quantities are visited in turn until each has enough of those or the
+time is up. A profile names those that are left without.
 """
 
 from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,11 +29,14 @@ from helm.profile import CpuProfile, Profile
 
 Progress = Callable[[str, float], None]  # (what is measured now, share done from 0 to 1)
 
-BUDGET_S = 8.0
+BUDGET_S = 8.5
 DTYPES = ("f32", "f16", "bf16")
 TOKENS = (1, 2, 4, 8, 16, 64, 128, 512)
-PREFILL_TOKENS = 512
 DECODE_CONTEXT = 4096
+DECODE_GROUPS = (1, 2, 4, 8)  # query heads per KV head
+# In prefill, late in a long prompt: where attention takes a share of the time that matters.
+PREFILL_QUERIES, PREFILL_CONTEXT, PREFILL_GROUP = 128, 2048, 2
+ELEMENTWISE_TOKENS = 512
 SWEEP_DTYPE = "bf16"
 
 _SWEEP_SHARE = 0.15  # of the budget
@@ -42,8 +46,10 @@ _WANTED = 9  # undisturbed runs of each shape
 _FEW = 3  # below this many the quickest runs are taken instead
 _QUICK = 0.05  # quantile
 _EMPTY_OPS = 16
-_CACHES = 4  # times the last-level caches: little of the memory is still cached on the next visit
-_LEAST_BYTES, _MOST_BYTES = 1 << 27, 1 << 31
+# Times the last-level caches. A visit reads half of the memory over and over: of a half twice as
+# large as the cache enough stays cached that products measured 15 % too fast.
+_CACHES = 16
+_LEAST_BYTES, _MOST_BYTES = 1 << 29, 1 << 31
 
 
 class Timing(Protocol):
@@ -76,9 +82,14 @@ class Shape:
         self.undisturbed_s += timing.undisturbed_s
 
     @property
+    def trusted(self) -> bool:
+        """Whether there are undisturbed runs enough to go by."""
+        return len(self.undisturbed_s) >= _FEW
+
+    @property
     def seconds(self) -> float:
         """Of one run that has the machine for itself."""
-        if len(self.undisturbed_s) >= _FEW:
+        if self.trusted:
             return float(np.median(self.undisturbed_s))
         return float(np.quantile(self.run_s, _QUICK))
 
@@ -106,6 +117,10 @@ class Quantity:
         )
 
     @property
+    def trusted(self) -> bool:
+        return all(shape.trusted for shape in self.shapes)
+
+    @property
     def seconds(self) -> float:
         """One run of every shape."""
         return sum(shape.seconds for shape in self.shapes)
@@ -120,13 +135,14 @@ class Quantity:
 
 
 def measure_profile(progress: Progress | None = None, *, budget_s: float = BUDGET_S) -> Profile:
-    """Measures this machine in little more than `budget_s` seconds.
+    """Measures this machine in little more than `budget_s` seconds. Quantities for which the time
+    brought fewer than three undisturbed runs are in the profile's `unsettled`.
 
     Raises OutOfMemoryError when the memory for the probes is refused, and InvalidError when
-    HELM_CPU_ISA names a tier the machine lacks. An accelerator adds its part here.
+    HELM_CPU_ISA names a tier the machine lacks. `helm.calibrate_accelerator` measures the rest.
     """
     report = progress or (lambda _what, _share: None)
-    cpu = _measure_cpu(report, budget_s)
+    cpu, unsettled = _measure_cpu(report, budget_s)
     report("done", 1.0)
     return Profile(
         name="this machine",
@@ -135,6 +151,7 @@ def measure_profile(progress: Progress | None = None, *, budget_s: float = BUDGE
         cpu=cpu,
         accelerator=None,
         link=None,
+        unsettled=unsettled,
     )
 
 
@@ -151,27 +168,35 @@ def identity() -> dict[str, str | int | float]:
     }
 
 
-def _measure_cpu(report: Progress, budget_s: float) -> CpuProfile:
+def probe_bytes(affinity: Collection[int]) -> int:
+    """Memory that probes should read from, so that they find nothing of it in caches."""
+    wanted = max(_CACHES * last_level_cache_bytes(affinity), _LEAST_BYTES)
+    return min(wanted, _MOST_BYTES, memory_available() // 4)
+
+
+def _measure_cpu(report: Progress, budget_s: float) -> tuple[CpuProfile, tuple[str, ...]]:
+    """The profile, and what is unsettled in it."""
     from helm import _helm
 
+    start = time.perf_counter()
     affinity = cpu_affinity()
     most = default_threads(affinity)
     memory_bytes = memory_available()
-    wanted = min(max(_CACHES * last_level_cache_bytes(affinity), _LEAST_BYTES), _MOST_BYTES)
     report("memory", 0.0)
-    probe = _helm.StageProbe(
-        min(wanted, max(_LEAST_BYTES, memory_bytes // 4)), one_cpu_per_core(affinity)[:most]
-    )
+    probe = _helm.StageProbe(probe_bytes(affinity), one_cpu_per_core(affinity)[:most])
+    budget_s = max(0.1 * budget_s, budget_s - (time.perf_counter() - start))
 
     sweep_s = budget_s * _SWEEP_SHARE
     matvec, matmul = _sweep_quantities(probe, thread_candidates(most))
-    _visit((*matvec.values(), *matmul.values()), sweep_s, report, 0.0, _SWEEP_SHARE)
+    visit((*matvec.values(), *matmul.values()), sweep_s, report, 0.0, _SWEEP_SHARE)
     sweep = {count: quantity.bytes_per_s for count, quantity in matvec.items()}
     threads = choose_threads(sweep, {n: quantity.flops_per_s for n, quantity in matmul.items()})
 
     rates = _Rates(probe, threads)
-    _visit(rates.all(), budget_s - sweep_s, report, _SWEEP_SHARE, 1.0)
-    return rates.profile(memory_bytes, sweep)
+    visit(rates.all(), budget_s - sweep_s, report, _SWEEP_SHARE, 1.0)
+    measured = [*matvec.values(), *matmul.values(), *rates.all()]
+    unsettled = dict.fromkeys(quantity.name for quantity in measured if not quantity.trusted)
+    return rates.profile(memory_bytes, sweep), tuple(unsettled)
 
 
 def thread_candidates(most: int) -> list[int]:
@@ -212,21 +237,23 @@ def _products(probe: Any, threads: int, dtype: str, tokens: int) -> Quantity:
     )
 
 
-def _attention(probe: Any, threads: int, dtype: str, queries: int, context: int) -> Quantity:
+def _attention(
+    probe: Any, threads: int, dtype: str, group: int, queries: int, context: int
+) -> Quantity:
     return Quantity(
-        f"{dtype} attention, {queries} queries of {context} positions",
-        lambda seconds: probe.attention(threads, dtype, queries, context, seconds),
+        f"{dtype} attention, {queries} queries of {context} positions, {group} heads per KV head",
+        lambda seconds: probe.attention(threads, dtype, group, queries, context, seconds),
     )
 
 
-def _visit(
+def visit(
     quantities: Sequence[Quantity], seconds: float, report: Progress, begin: float, end: float
 ) -> None:
     """Visits in turn the quantities that are not settled, each at least once, for `seconds`."""
     start = time.perf_counter()
     spent = 0.0
     open_ones = list(quantities)
-    while open_ones and spent < seconds:
+    while open_ones:
         for quantity in open_ones:
             if spent >= seconds and quantity.visits:
                 continue
@@ -234,6 +261,8 @@ def _visit(
             report(quantity.name, begin + (end - begin) * min(1.0, max(settled, spent / seconds)))
             quantity.visit(min(_VISIT_S, seconds / len(quantities)))
             spent = time.perf_counter() - start
+        if spent >= seconds:
+            return
         open_ones = [quantity for quantity in open_ones if not quantity.settled]
 
 
@@ -246,27 +275,32 @@ class _Rates:
             dtype: {tokens: _products(probe, threads, dtype, tokens) for tokens in TOKENS}
             for dtype in DTYPES
         }
-        self.decode = {d: _attention(probe, threads, d, 1, DECODE_CONTEXT) for d in DTYPES}
-        self.prefill = {
-            d: _attention(probe, threads, d, PREFILL_TOKENS, PREFILL_TOKENS) for d in DTYPES
+        prefill_rows = PREFILL_QUERIES * PREFILL_GROUP
+        self.attention = {
+            dtype: {
+                **{
+                    group: _attention(probe, threads, dtype, group, 1, DECODE_CONTEXT)
+                    for group in DECODE_GROUPS
+                },
+                prefill_rows: _attention(
+                    probe, threads, dtype, PREFILL_GROUP, PREFILL_QUERIES, PREFILL_CONTEXT
+                ),
+            }
+            for dtype in DTYPES
         }
         self.elementwise = Quantity(
-            "elementwise ops", lambda s: probe.elementwise(threads, PREFILL_TOKENS, s)
+            "elementwise ops", lambda s: probe.elementwise(threads, ELEMENTWISE_TOKENS, s)
         )
         self.empty = Quantity("ops", lambda s: probe.empty_ops(threads, _EMPTY_OPS, s))
-        self.bare = Quantity("steps", lambda s: probe.empty_ops(threads, 0, s))
+        self.bare = Quantity("bare steps", lambda s: probe.empty_ops(threads, 0, s))
         self.tiny = TinyModel()
-        self.step = Quantity("steps", self.tiny.steps)
-        self.lone_op = Quantity("ops", lambda s: probe.empty_ops(1, _EMPTY_OPS, s))
+        self.step = Quantity("engine steps", self.tiny.steps)
+        self.lone_op = Quantity("ops, 1 thread", lambda s: probe.empty_ops(1, _EMPTY_OPS, s))
 
     def all(self) -> list[Quantity]:
-        products = [
-            quantity for by_tokens in self.matmul.values() for quantity in by_tokens.values()
-        ]
-        attention = [*self.decode.values(), *self.prefill.values()]
+        tables = (*self.matmul.values(), *self.attention.values())
         return [
-            *products,
-            *attention,
+            *(quantity for table in tables for quantity in table.values()),
             self.elementwise,
             self.empty,
             self.bare,
@@ -283,16 +317,23 @@ class _Rates:
             threads=self.threads,
             thread_sweep=dict(sweep),
             matvec_bytes_per_s={d: self.matmul[d][1].bytes_per_s for d in DTYPES},
-            matmul_flops={
-                d: {n: quantity.flops_per_s for n, quantity in self.matmul[d].items()}
-                for d in DTYPES
-            },
-            attention_bytes_per_s={d: self.decode[d].bytes_per_s for d in DTYPES},
-            attention_flops={d: self.prefill[d].flops_per_s for d in DTYPES},
+            matmul_flops=flops_by_rows(self.matmul),
+            attention_bytes_per_s={d: self.attention[d][1].bytes_per_s for d in DTYPES},
+            attention_flops=flops_by_rows(self.attention),
             op_s=op_s,
             step_s=wake_s + max(0.0, engine_s),
             activation_bytes_per_s=self.elementwise.bytes_per_s,
         )
+
+
+def flops_by_rows(
+    tables: Mapping[str, Mapping[int, Quantity]],
+) -> dict[str, dict[int, float]]:
+    """dtype -> rows -> FLOP/s."""
+    return {
+        dtype: {rows: quantity.flops_per_s for rows, quantity in table.items()}
+        for dtype, table in tables.items()
+    }
 
 
 @dataclass

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from helm.compiler.budget import PURPOSES
 from helm.compiler.candidate import Candidate, term_name
+from helm.compiler.memory import DEVICE_ALIGNMENT
 from helm.compiler.planning import Study
 from helm.units import size_text
 
@@ -44,19 +45,25 @@ class Segment:
 def segments(study: Study) -> list[Segment]:
     """The plan's units in order: embedding, blocks by device, head."""
     units, devices = study.model.graph.units, study.best.devices()
-    kinds = ["embedding", *(["block"] * (len(units) - 2)), "head"]
     found: list[Segment] = []
-    first = 0
-    for i in range(1, len(units) + 1):
-        if i < len(units) and (kinds[i], devices[i]) == (kinds[first], devices[first]):
-            continue
-        label = _segment_label(kinds[first], first - 1, i - 2)
+    for label, first, last in unit_runs(devices):
         earlier = [u for j, u in enumerate(units[:first]) if devices[j] == devices[first]]
-        held = study.model.weight_bytes([*earlier, *units[first:i]])
-        added = held - study.model.weight_bytes(earlier)
-        found.append(Segment(label, devices[first], first, i - 1, added))
-        first = i
+        alignment = DEVICE_ALIGNMENT if devices[first] == "accelerator" else 1
+        held = study.model.weight_bytes([*earlier, *units[first : last + 1]], alignment)
+        added = held - study.model.weight_bytes(earlier, alignment)
+        found.append(Segment(label, devices[first], first, last, added))
     return found
+
+
+def unit_runs(devices: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+    """(label, first, last) of neighbouring units of one kind on one device."""
+    kinds = ["embedding", *(["block"] * (len(devices) - 2)), "head"]
+    first = 0
+    for i in range(1, len(devices) + 1):
+        if i < len(devices) and (kinds[i], devices[i]) == (kinds[first], devices[first]):
+            continue
+        yield _segment_label(kinds[first], first - 1, i - 2), first, i - 1
+        first = i
 
 
 def _segment_label(kind: str, first: int, last: int) -> str:
@@ -205,9 +212,10 @@ def to_dict(study: Study) -> dict[str, Any]:
     units_cpu, units_accelerator: how many of the units (embedding, blocks, head) each holds.
     placement: [{label, device, first, last, weight_bytes}] of neighbouring units. threads,
     schedule: see `helm.plan_format.Schedule`.
-    predicted: ttft_s, decode_s (one step at the expected context), decode_tokens_per_s,
-    full_context_decode_s, full_context_decode_tokens_per_s, total_s, tokens_per_s, decode_terms
-    and prefill_terms (seconds by term, see `helm.compiler.cost.TERMS`).
+    predicted: ttft_s, decode_s (a token for every sequence, at the expected context),
+    decode_tokens_per_s, full_context_decode_s, full_context_decode_tokens_per_s, total_s,
+    tokens_per_s, decode_terms and prefill_terms (seconds by term, see
+    `helm.compiler.cost.TERMS`).
     memory: device -> weights_bytes, kv_bytes, activations_bytes, workspace_bytes, staging_bytes,
     reserve_bytes. limits: device -> bytes the plan may take.
     bottleneck, prefill_bottleneck: text. label: of the plain plan it equals, or "search".

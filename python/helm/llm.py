@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, cast, overload
 from helm.batch import Batch, Job, TextStream
 from helm.completion import Completion
 from helm.errors import CapacityError, InvalidError, TokenizerError
-from helm.loading import LoadedModel, LoadOptions, Progress, load_from_torch, load_model
+from helm.loading import LoadedModel, load_from_torch, load_model
+from helm.local_plan import LoadOptions, Measuring, Progress, units_by_device
 from helm.sampling import SamplingParams, sampling_params
 from helm.sequences import Sequences
 from helm.tokenizer import Tokenizer
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from helm.config import ModelConfig
     from helm.plan import Plan
+    from helm.profile import Profile
 
 Prompt = str | Sequence[int]
 ADVANCE_S = 0.05  # how long native code runs between two chances for Ctrl-C
@@ -35,7 +37,8 @@ class LLM:
 
     model: a local folder, a Hugging Face id, or None for the small bundled model.
     revision: branch, tag or commit of a Hugging Face id.
-    context: positions a sequence may have, prompt and output; None: the model's own limit.
+    context: positions a sequence may have, prompt and output; None: the model's own limit, or with
+    an accelerator or a profile 4096, or what prompt_tokens and output_tokens take.
     max_sequences: prompts generating together at most.
     dtype: how weights are held, "auto" (as stored), "f32", "f16" or "bf16".
     kv_dtype: the same for the KV cache. page_tokens: positions per KV page.
@@ -43,10 +46,20 @@ class LLM:
     weights: "copied" to huge pages, which decode reads fastest, or "mapped" from the files, which
     starts at once and shares the page cache.
     progress: called with (done_bytes, total_bytes) while weights load; may raise to cancel.
-    memory_bytes: host memory the model may take at most, less than is free.
+    memory_bytes, vram_bytes: memory of the host and of the accelerator that the model may take at
+    most, less than is free.
+    device: the accelerator to share the model with: "cuda", "cuda:N", or a simulated one as
+    "sim:vram=2GiB,link=16GB/s"; "cpu" for none. None: the CUDA device if there is one, else none.
+    profile: a machine's rates (helm.profile.load_profile), by which units are placed; None: this
+    machine's, which the first use of an accelerator measures for some 15 s. It never says how much
+    memory there is.
+    prompt_tokens, output_tokens, batch, objective: the work that the placement makes fastest:
+    "total" time, "decode", "ttft" or "throughput". KV pages are kept for `batch` full contexts.
+    measuring: called with (what, share done) while the machine is measured; None logs one line.
 
-    Raises HelmError subclasses that say what was found and what to do. Several LLM objects may
-    live in one process, and one may be used from several threads.
+    Raises HelmError subclasses that say what was found and what to do, DeviceError for a device
+    that cannot be had. Several LLM objects may live in one process, and one may be used from
+    several threads.
     """
 
     def __init__(
@@ -63,6 +76,14 @@ class LLM:
         weights: str = "copied",
         progress: Progress | None = None,
         memory_bytes: int | None = None,
+        device: str | None = None,
+        vram_bytes: int | None = None,
+        profile: Profile | None = None,
+        prompt_tokens: int | None = None,
+        output_tokens: int | None = None,
+        batch: int = 1,
+        objective: str = "total",
+        measuring: Measuring | None = None,
     ) -> None:
         options = LoadOptions(
             context=context,
@@ -74,6 +95,14 @@ class LLM:
             weights=weights,
             progress=progress,
             memory_bytes=memory_bytes,
+            device=device,
+            vram_bytes=vram_bytes,
+            profile=profile,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            batch=batch,
+            objective=objective,
+            measuring=measuring,
         )
         self._start(load_model(model, revision, options))
 
@@ -91,12 +120,16 @@ class LLM:
         page_tokens: int = 512,
         progress: Progress | None = None,
         memory_bytes: int | None = None,
+        device: str | None = None,
+        vram_bytes: int | None = None,
+        profile: Profile | None = None,
     ) -> LLM:
         """From a transformers model in memory: its config and its state dict.
 
         Contiguous CPU tensors of the planned dtype are shared, not copied: the module must not be
         changed while the LLM is in use. Others are copied. `tokenizer` (a Tokenizer, or a folder
-        with tokenizer.json) is needed only for text; token ids work without one.
+        with tokenizer.json) is needed only for text; token ids work without one. What lies on an
+        accelerator is copied there. The other options are those of LLM(...).
         """
         options = LoadOptions(
             context=context,
@@ -107,6 +140,9 @@ class LLM:
             page_tokens=page_tokens,
             progress=progress,
             memory_bytes=memory_bytes,
+            device=device,
+            vram_bytes=vram_bytes,
+            profile=profile,
         )
         self = cls.__new__(cls)
         self._start(load_from_torch(module, tokenizer, options))
@@ -155,8 +191,21 @@ class LLM:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """The engine's own account: bytes, threads, kernel tier, load time."""
-        return dict(self._open_engine().stats)
+        """The engine's own account: bytes, threads, kernel tier, load time.
+
+        `devices` lists the CPU and, if the plan uses one, the accelerator: what it is, which
+        `units` it holds ("embedding", "blocks 0-3", ...), and bytes by purpose. `predicted` is
+        the plan's decode rate in tokens/s, None for a plan made without a profile.
+        """
+        stats = dict(self._open_engine().stats)
+        held = units_by_device(self.plan)
+        for use in stats["devices"]:
+            use["units"] = held[use["device"]]
+        prediction = self.plan.prediction
+        stats["predicted"] = (
+            None if prediction is None else prediction.predicted.decode_tokens_per_s
+        )
+        return stats
 
     @overload
     def generate(

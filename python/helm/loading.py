@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,41 +19,12 @@ from helm.config import (
 from helm.errors import ConfigError, InvalidError
 from helm.hub import resolve_model
 from helm.jsonio import Reader
-from helm.machine import read_machine, useful_threads
-from helm.plan import Plan, make_plan
+from helm.local_plan import LoadOptions, load_engine
+from helm.plan_format import Plan
 from helm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Progress = Callable[[int, int], None]  # (done_bytes, total_bytes)
-
-
-@dataclass(frozen=True)
-class LoadOptions:
-    """What the user says about placing a model; see helm.LLM."""
-
-    context: int | None = None
-    max_sequences: int = 8
-    dtype: str = "auto"
-    kv_dtype: str = "auto"
-    threads: int | None = None
-    page_tokens: int = 512
-    weights: str = "copied"
-    progress: Progress | None = None
-    memory_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("context", "max_sequences", "threads", "page_tokens", "memory_bytes"):
-            value = getattr(self, name)
-            if value is None and name in ("context", "threads", "memory_bytes"):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidError(f"[load] {name} must be an integer of at least 1, got {value!r}")
-        if self.weights not in ("copied", "mapped"):
-            raise InvalidError(f'[load] weights must be "copied" or "mapped", got {self.weights!r}')
-        if self.progress is not None and not callable(self.progress):
-            raise InvalidError("[load] progress must be callable as progress(done, total)")
 
 
 @dataclass
@@ -78,8 +48,7 @@ def load_model(
     config = load_config(folder)
     defaults = load_generation_defaults(folder, config)
     tokenizer = Tokenizer.from_directory(folder, config.vocab_size)
-    plan = _plan(config, read_checkpoint(folder), options)
-    engine = _engine(plan, str(folder), {}, options)
+    plan, engine = load_engine(config, read_checkpoint(folder), str(folder), {}, options)
     name = folder.resolve().name if model is None or Path(model).is_dir() else str(model)
     return LoadedModel(engine, plan, config, defaults, tokenizer, name, folder)
 
@@ -107,9 +76,7 @@ def load_from_torch(
         name: TensorInfo.in_memory(name, _dtype_name(name, tensor), tuple(tensor.shape))
         for name, tensor in tensors.items()
     }
-    plan = _plan(config, infos, options)
-    used = {placed.name: tensors[placed.name] for placed in plan.tensors}
-    engine = _engine(plan, "", used, options)
+    plan, engine = load_engine(config, infos, "", tensors, options)
     return LoadedModel(engine, plan, config, defaults, tokenizer, type(module).__name__, None)
 
 
@@ -152,34 +119,3 @@ def _dtype_name(name: str, tensor: Tensor) -> str:
             "convert the module with module.to(torch.bfloat16)"
         )
     return found
-
-
-def _plan(config: ModelConfig, infos: Mapping[str, TensorInfo], options: LoadOptions) -> Plan:
-    machine = read_machine()
-    memory_bytes = machine.memory_bytes
-    if options.memory_bytes is not None:
-        memory_bytes = min(memory_bytes, options.memory_bytes)
-    weights_bytes = sum(info.nbytes for info in infos.values())
-    return make_plan(
-        config,
-        infos,
-        context=options.context,
-        max_sequences=options.max_sequences,
-        dtype=options.dtype,
-        kv_dtype=options.kv_dtype,
-        page_tokens=options.page_tokens,
-        threads=options.threads or useful_threads(weights_bytes, machine.threads),
-        memory_bytes=memory_bytes,
-    )
-
-
-def _engine(plan: Plan, directory: str, tensors: Mapping[str, Any], options: LoadOptions) -> Any:
-    from helm import _helm
-
-    return _helm.Engine(
-        plan.to_json(),
-        directory,
-        dict(tensors),
-        mapped=options.weights == "mapped",
-        progress=options.progress,
-    )

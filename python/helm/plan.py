@@ -19,6 +19,7 @@ from helm.compiler.candidate import Candidate
 from helm.compiler.memory import activation_bytes, workspace_bytes
 from helm.compiler.op_cost import CostedGraph
 from helm.compiler.placement import memory_use, placed_units, prediction, schedule
+from helm.compiler.search import unlimited
 from helm.compiler.workload import DEFAULT_RESERVE_BYTES, ResourceLimits, Space, Workload
 from helm.config import ModelConfig
 from helm.errors import InvalidError, OutOfMemoryError, PlanError
@@ -117,7 +118,7 @@ def make_plan(
     kv_dtype "auto": that of most matrix bytes. memory_bytes: what the machine has free, of which
     `reserve_bytes` stay untouched. threads and memory_bytes are needed without a profile and
     override it with one, as accelerator_bytes does. workload: what the search prices; None asks
-    for 128 tokens after 512. space: decisions to fix.
+    for 128 tokens after 512. space: decisions to fix; None allows all that the runtime executes.
 
     Raises InvalidError for arguments out of range, ProfileError for a profile that lacks a rate,
     CheckpointError when the checkpoint does not fit the model, OutOfMemoryError with every item's
@@ -228,7 +229,11 @@ def _searched_plan(
     else:
         plan = _cpu_plan(problem, best.threads, memory_bytes)
         plan = dataclasses.replace(plan, notices=(*notices, *plan.notices))
-    return dataclasses.replace(plan, prediction=prediction(result, profile, workload))
+    listed = (*result.by_layout, *result.labelled.values())
+    ideal = result
+    if not all(candidate.fits for candidate in listed):
+        ideal = unlimited(model, profile, workload, resources, space)
+    return dataclasses.replace(plan, prediction=prediction(result, ideal, profile, workload))
 
 
 def _workload(given: Workload | None, context: int) -> Workload:
@@ -240,12 +245,19 @@ def _workload(given: Workload | None, context: int) -> Workload:
 
 
 def _partitioned_plan(problem: _Problem, best: Candidate, notices: list[str]) -> Plan:
-    limits, layers = problem.limits, problem.kv.layers
+    step_tokens = max(best.step_tokens, problem.limits.sequences)
+    limits = dataclasses.replace(problem.limits, step_tokens=step_tokens)
+    layers = problem.kv.layers
     kv = dataclasses.replace(problem.kv, pages=layers * best.kv_blocks * best.sequences)
     if best.sequences < limits.sequences:
         notices.append(
             f"the KV cache holds {best.sequences * limits.context} tokens in all, not the "
             f"{limits.context} of each of {limits.sequences} sequences; more wait their turn"
+        )
+    if best.accelerator_blocks and best.accelerator_kv_blocks < best.kv_blocks:
+        notices.append(
+            "KV pages of layers on the accelerator lie in host memory, which the runtime does not "
+            "execute yet"
         )
     return dataclasses.replace(
         _plan(problem, limits, kv, best.threads, notices),
@@ -313,7 +325,7 @@ def _memory_use(
         weights_bytes=sum(tensor.nbytes for tensor in tensors),
         kv_bytes=kv.pages * kv.page_bytes,
         activations_bytes=activation_bytes(graph, graph.units, limits),
-        workspace_bytes=workspace_bytes(graph, graph.ops(), limits, kv, threads),
+        workspace_bytes=workspace_bytes(graph, graph.units, limits, kv, threads),
     )
 
 

@@ -121,13 +121,17 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How stages run together. prefill: blocks of the CPU compute there, or their weights visit the
-    accelerator once a step or once a prompt. prefill_overlap: the CPU's stage of one step runs
-    beside the accelerator's of the step before. decode_groups: decoding sequences take turns in so
-    many groups, so that both devices work at once. overflow: pages in host memory of layers on the
-    accelerator return to it, or the CPU attends to them. pages: page slots by device."""
+    """How stages run together. prefill "compute": blocks compute where they lie; "stream": in a
+    prefill step of at least stream_tokens tokens the weights of CPU blocks visit the accelerator,
+    where the K and V of one layer at a time have stream_pages page slots. prefill_overlap: the
+    CPU's stage of one step runs beside the accelerator's of the step before. decode_groups:
+    decoding sequences take turns in so many groups, so that both devices work at once. overflow:
+    pages in host memory of layers on the accelerator return to it, or the CPU attends to them.
+    pages: page slots by device."""
 
-    prefill: Literal["compute", "stream_step", "stream_prompt"] = "compute"
+    prefill: Literal["compute", "stream"] = "compute"
+    stream_tokens: int = 0
+    stream_pages: int = 0
     prefill_overlap: bool = False
     decode_groups: int = 1
     overflow: Literal["stream", "cpu"] = "stream"
@@ -145,7 +149,8 @@ class ProfileIdentity:
 
 @dataclass(frozen=True)
 class Alternative:
-    """A plan that was not chosen and the reason. missing: device -> bytes it lacks there."""
+    """A plan that was not chosen and the reason. missing: device -> bytes it lacks there. The
+    times of a plan that does not fit are those it would reach with that memory."""
 
     label: str
     units_cpu: int
@@ -306,8 +311,13 @@ def _check_schedule(plan: Plan, root: Reader) -> None:
     for unit, node in zip(plan.units, root["units"].items(), strict=True):
         if unit.device not in ("cpu", "accelerator"):
             node["device"].reject(f"expected 'cpu' or 'accelerator', found {unit.device!r}")
-    root["schedule"]["decode_groups"].integer(1, 2)
-    pages = root["schedule"]["pages"]
+    schedule, pages = root["schedule"], root["schedule"]["pages"]
+    schedule["decode_groups"].integer(1, 2)
+    streams = plan.schedule.prefill == "stream"
+    if streams and len({unit.device for unit in plan.units}) < 2:
+        schedule["prefill"].reject("nothing can stream, the units lie on one device")
+    for key, most in (("stream_tokens", plan.limits.step_tokens), ("stream_pages", 2**31)):
+        schedule[key].integer(*((1, most) if streams else (0, 0)))
     for device in pages.names():
         pages[device].integer(0, 2**31)
     if plan.units_accelerator == 0:

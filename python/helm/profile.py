@@ -44,15 +44,16 @@ _LINK_RATES = (
 class DeviceProfile:
     """Rates of one device by dtype of the weights, or of the KV cache for attention.
 
-    matmul_flops: dtype -> tokens in the product -> FLOP/s. op_s: fixed cost of one op; step_s:
-    of one step of the device.
+    matmul_flops: dtype -> tokens in the product -> FLOP/s. attention_flops: dtype -> rows that
+    share a KV head (queries times query heads per KV head) -> FLOP/s. op_s: fixed cost of one op;
+    step_s: of one step of the device.
     """
 
     memory_bytes: int
     matvec_bytes_per_s: Mapping[str, float]
     matmul_flops: Mapping[str, Mapping[int, float]]
     attention_bytes_per_s: Mapping[str, float]
-    attention_flops: Mapping[str, float]
+    attention_flops: Mapping[str, Mapping[int, float]]
     op_s: float
     step_s: float
     activation_bytes_per_s: float
@@ -65,14 +66,11 @@ class DeviceProfile:
     def matmul_rate(self, dtype: str, tokens: int | npt.ArrayLike) -> npt.NDArray[np.float64]:
         """FLOP/s of a product of `tokens` rows, interpolated between the measured counts on
         logarithmic axes and constant outside of them."""
-        table = self._lookup("matmul_flops", dtype)
-        counts = sorted(table)
-        logs = np.interp(
-            np.log(np.asarray(tokens, np.float64)),
-            np.log(counts),
-            np.log([table[count] for count in counts]),
-        )
-        return np.asarray(np.exp(logs))
+        return _interpolated(self._lookup("matmul_flops", dtype), tokens)
+
+    def attention_rate(self, dtype: str, rows: int | npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """FLOP/s of attention of `rows` that share a KV head, interpolated likewise."""
+        return _interpolated(self._lookup("attention_flops", dtype), rows)
 
     def _lookup(self, table: str, dtype: str) -> Any:
         rates = getattr(self, table)
@@ -82,6 +80,18 @@ class DeviceProfile:
                 "measure the machine again, or choose one of those with --dtype"
             )
         return rates[dtype]
+
+
+def _interpolated(
+    table: Mapping[int, float], counts: int | npt.ArrayLike
+) -> npt.NDArray[np.float64]:
+    known = sorted(table)
+    logs = np.interp(
+        np.log(np.asarray(counts, np.float64)),
+        np.log(known),
+        np.log([table[count] for count in known]),
+    )
+    return np.asarray(np.exp(logs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,19 +121,24 @@ class CpuProfile(DeviceProfile):
             threads=threads,
             matvec_bytes_per_s=_scaled(self.matvec_bytes_per_s, memory),
             attention_bytes_per_s=_scaled(self.attention_bytes_per_s, memory),
-            attention_flops=_scaled(self.attention_flops, compute),
-            matmul_flops={
-                dtype: {
-                    count: rate * (memory if count == 1 else compute) for count, rate in t.items()
-                }
-                for dtype, t in self.matmul_flops.items()
-            },
+            attention_flops=_scaled_flops(self.attention_flops, memory, compute),
+            matmul_flops=_scaled_flops(self.matmul_flops, memory, compute),
             activation_bytes_per_s=self.activation_bytes_per_s * compute,
         )
 
 
 def _scaled(rates: Mapping[str, float], factor: float) -> dict[str, float]:
     return {dtype: rate * factor for dtype, rate in rates.items()}
+
+
+def _scaled_flops(
+    tables: Mapping[str, Mapping[int, float]], memory: float, compute: float
+) -> dict[str, dict[int, float]]:
+    """One row is bound by memory."""
+    return {
+        dtype: {count: rate * (memory if count == 1 else compute) for count, rate in table.items()}
+        for dtype, table in tables.items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +162,8 @@ class LinkProfile:
 @dataclass(frozen=True, kw_only=True)
 class Profile:
     """A machine. estimated: not measured on it. identity: free text and numbers that say which
-    machine this is and where the figures come from ("source")."""
+    machine this is and where the figures come from ("source"). unsettled: names of quantities for
+    which too few undisturbed runs were found, so that their figures may be off."""
 
     name: str
     estimated: bool
@@ -155,15 +171,17 @@ class Profile:
     cpu: CpuProfile
     accelerator: AcceleratorProfile | None = None
     link: LinkProfile | None = None
+    unsettled: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The profile as plain JSON values."""
         fields = dataclasses.asdict(self)
         for device in (fields["cpu"], fields["accelerator"]):
             if device is not None:
-                tables = device["matmul_flops"]
-                device["matmul_flops"] = {d: _text_keys(tables[d]) for d in tables}
+                for name in ("matmul_flops", "attention_flops"):
+                    device[name] = {d: _text_keys(rates) for d, rates in device[name].items()}
         fields["cpu"]["thread_sweep"] = _text_keys(fields["cpu"]["thread_sweep"])
+        fields["unsettled"] = list(self.unsettled)
         return {"format": FORMAT, "version": VERSION, **fields}
 
     def to_json(self) -> str:
@@ -192,7 +210,11 @@ def _read(root: Reader) -> Profile:
     version = root["version"].integer(0, 2**31)
     if version != VERSION:
         root["version"].reject(f"expected {VERSION}, found {version}; measure the machine anew")
-    root.only(("format", "version", "name", "estimated", "identity", "cpu", "accelerator", "link"))
+    root.only(
+        ("format", "version", "name", "estimated", "identity", "cpu", "accelerator", "link",
+         "unsettled")
+    )  # fmt: skip
+    unsettled = root.get("unsettled")
     accelerator, link = root.get("accelerator"), root.get("link")
     if accelerator.null != link.null:
         missing = link if link.null else accelerator
@@ -204,6 +226,7 @@ def _read(root: Reader) -> Profile:
         cpu=_read_cpu(root["cpu"]),
         accelerator=None if accelerator.null else _read_accelerator(accelerator),
         link=None if link.null else _read_link(link),
+        unsettled=() if unsettled.null else tuple(item.string() for item in unsettled.items()),
     )
 
 
@@ -234,6 +257,14 @@ def _counts(node: Reader, most: int = 2**20) -> dict[int, float]:
     return found
 
 
+def _by_rows(node: Reader) -> dict[int, float]:
+    """The same, or one rate for all counts."""
+    return _counts(node) if isinstance(node.value, dict) else {1: _rate(node)}
+
+
+_READ = {"matmul_flops": _counts, "attention_flops": _by_rows}
+
+
 def _by_dtype(node: Reader) -> list[tuple[str, Reader]]:
     node.only(_DTYPES)
     if not node.names():
@@ -245,7 +276,7 @@ def _device(node: Reader, own: tuple[str, ...]) -> dict[str, Any]:
     node.only((*_DEVICE_KEYS, *own))
     fields: dict[str, Any] = {"memory_bytes": node["memory_bytes"].integer(0, 2**60)}
     for table in _TABLES:
-        read = _counts if table == "matmul_flops" else _rate
+        read = _READ.get(table, _rate)
         fields[table] = {dtype: read(rates) for dtype, rates in _by_dtype(node[table])}
     for name in _TIMES:
         fields[name] = node[name].number(0.0, 1e6)

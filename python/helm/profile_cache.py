@@ -12,45 +12,82 @@ from collections.abc import Callable
 from pathlib import Path
 
 from helm.calibrate import Progress, identity, measure_profile
+from helm.calibrate_accelerator import measure_accelerator
+from helm.devices import Accelerator
 from helm.errors import HelmError, ProfileError
 from helm.machine import cpu_affinity, cpu_quota, memory_available, memory_capacity
-from helm.profile import VERSION, Profile
+from helm.profile import VERSION, AcceleratorProfile, CpuProfile, LinkProfile, Profile
 
 Measure = Callable[[Progress | None], Profile]
+MeasureDevice = Callable[
+    [Accelerator, CpuProfile, Progress | None],
+    tuple[AcceleratorProfile, LinkProfile, tuple[str, ...]],
+]
+_CPU_SHARE = 0.6  # of the progress when an accelerator follows
 
 
 def machine_profile(
+    device: Accelerator | None = None,
     *,
     recalibrate: bool = False,
     progress: Progress | None = None,
     measure: Measure = measure_profile,
+    measure_device: MeasureDevice = measure_accelerator,
 ) -> Profile:
-    """The profile of this machine: from the cache, or measured and cached.
+    """The profile of this machine, with `device` if one is given: from the cache, or measured and
+    cached.
 
-    Hardware, HELM's version, kernel tier, CPU affinity, CPU quota and memory limit make the key; a
-    cached file that cannot be read or is not a profile is measured anew. memory_bytes is always
-    what is available now. A cache that cannot be written costs only the next measurement.
+    Hardware, HELM's version, kernel tier, CPU affinity, CPU quota and memory limit make the key,
+    and the device; a cached file that cannot be read or is not a profile is measured anew.
+    memory_bytes is always what is available now, on the accelerator too. A cache that cannot be
+    written costs only the next measurement.
     """
-    path = cache_path()
-    found = None if recalibrate else _read(path)
+    found = None if recalibrate else _read(cache_path())
+    whole = None if recalibrate or device is None else _read(cache_path(device))
     if found is None:
-        found = measure(progress)
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, found)
-    return dataclasses.replace(
+        # Once the accelerator is measured, its bar starts where the CPU's has ended.
+        share = 1.0 if device is None or whole is not None else _CPU_SHARE
+        found = measure(_part(progress, 0.0, share))
+        _keep(cache_path(), found)
+    found = dataclasses.replace(
         found, cpu=dataclasses.replace(found.cpu, memory_bytes=memory_available())
+    )
+    if device is None:
+        return found
+    if whole is None or whole.accelerator is None:
+        own, link, names = measure_device(device, found.cpu, _part(progress, _CPU_SHARE, 1.0))
+        whole = dataclasses.replace(found, accelerator=own, link=link, unsettled=names)
+        _keep(cache_path(device), whole)
+    assert whole.accelerator is not None
+    own = dataclasses.replace(whole.accelerator, memory_bytes=device.free_bytes)
+    return dataclasses.replace(
+        found, accelerator=own, link=whole.link, unsettled=(*found.unsettled, *whole.unsettled)
     )
 
 
+def _part(progress: Progress | None, begin: float, end: float) -> Progress | None:
+    """Reports as the part from `begin` to `end` of the whole."""
+    if progress is None:
+        return None
+    report = progress
+    return lambda what, share: report(what, begin + (end - begin) * share)
+
+
 def cached_profile() -> Profile | None:
-    """This machine's profile if it has been measured before; never measures."""
+    """This machine's profile, without an accelerator, if it has been measured before; never
+    measures."""
     return _read(cache_path())
 
 
-def cache_path() -> Path:
+def cache_path(device: Accelerator | None = None) -> Path:
     """Where this machine's profile lies, under $XDG_CACHE_HOME or ~/.cache."""
-    return _cache_home() / "helm" / f"profile-{cache_key()}.json"
+    return _cache_home() / "helm" / f"profile-{cache_key(device)}.json"
+
+
+def _keep(path: Path, profile: Profile) -> None:
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, profile)
 
 
 def _cache_home() -> Path:
@@ -63,15 +100,17 @@ def _cache_home() -> Path:
         return Path(tempfile.gettempdir()) / f"helm-{os.getuid()}"
 
 
-def cache_key() -> str:
+def cache_key(device: Accelerator | None = None) -> str:
     """16 hex digits that change with anything the rates depend on."""
-    facts = {
+    facts: dict[str, object] = {
         **identity(),
         "profile": VERSION,
         "affinity": sorted(cpu_affinity()),
         "quota": cpu_quota(),
         "memory": memory_capacity(),
     }
+    if device is not None:
+        facts["device"] = [device.rates_specification, device.name]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <random>
@@ -54,6 +55,21 @@ TEST_CASE("greedy takes the largest logit, the first of equals") {
   const std::vector<float> logits = {1, 5, 3, 5};
   helm::Sampler sampler({}, 4, {});
   CHECK(sampler.draw(logits).id == 1);
+}
+
+TEST_CASE("greedy finds the largest of any place and number, and refuses a NaN anywhere") {
+  for (const size_t size : {1U, 2U, 15U, 16U, 17U, 33U, 50U}) {
+    for (size_t at = 0; at < size; ++at) {
+      CAPTURE(size);
+      CAPTURE(at);
+      std::vector<float> logits(size, -2.0F);
+      logits[at] = -1.0F;
+      helm::Sampler sampler({}, static_cast<int64_t>(size), {});
+      CHECK(sampler.draw(logits).id == static_cast<int32_t>(at));
+      logits[at] = std::numeric_limits<float>::quiet_NaN();
+      CHECK_THROWS_AS(sampler.draw(logits), helm::Error);
+    }
+  }
 }
 
 TEST_CASE("draws follow the filtered distribution") {

@@ -1,4 +1,4 @@
-// What the runtime finds on this machine: kernel tiers and measured ceilings.
+// What the runtime finds on this machine: kernel tiers, accelerators, and what it measures of them.
 #pragma once
 
 #include <cstdint>
@@ -79,14 +79,49 @@ class HELM_API StageProbe {
 
   // Products of `tokens` rows with different matrices; bytes of the matrices.
   std::vector<ProbeTiming> matmul(int threads, DType dtype, int64_t tokens, double seconds);
-  // Attention of the last `queries` of `context` positions of a sequence; bytes of the KV read,
-  // FLOPs of the pairs that causality allows.
-  std::vector<ProbeTiming> attention(int threads, DType dtype, int64_t queries, int64_t context,
-                                     double seconds);
+  // Attention of the last `queries` of `context` positions of a sequence, `group` query heads per
+  // KV head; bytes of the KV read, FLOPs of the pairs that causality allows.
+  std::vector<ProbeTiming> attention(int threads, DType dtype, int64_t group, int64_t queries,
+                                     int64_t context, double seconds);
   // Norms and a gated activation; bytes read and written.
   std::vector<ProbeTiming> elementwise(int threads, int64_t tokens, double seconds);
   // A stage of `ops` that have no work: dispatch and barrier.
   std::vector<ProbeTiming> empty_ops(int threads, int64_t ops, double seconds);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Times an accelerator and its link on the same synthetic ops, through what the engine uses of it.
+// Runs are enqueued one after the other and awaited together, so that what the host adds to each is
+// hidden as far as it is in the engine; `run_s` are means over batches of runs, `undisturbed_s`
+// those near the quickest. Every call runs for about `seconds`. Calls must not overlap.
+class HELM_API DeviceProbe {
+ public:
+  // See accelerator_info() for specifications and errors. Takes `bytes` of the device's memory, at
+  // least kMinimumBytes, for weights and KV, and less than that again for buffers; throws
+  // Error{kMemory} where it is not to be had.
+  static constexpr int64_t kMinimumBytes = int64_t{1} << 28;
+  DeviceProbe(const std::string& specification, int64_t bytes);
+  ~DeviceProbe();
+  DeviceProbe(const DeviceProbe&) = delete;
+  DeviceProbe& operator=(const DeviceProbe&) = delete;
+
+  // Products of `tokens` rows with different matrices; bytes of the matrices.
+  ProbeTiming matmul(DType dtype, int64_t tokens, double seconds);
+  // Attention as StageProbe's.
+  ProbeTiming attention(DType dtype, int64_t group, int64_t queries, int64_t context,
+                        double seconds);
+  // Norms and a gated activation; bytes read and written.
+  ProbeTiming elementwise(int64_t tokens, double seconds);
+  // A stage of `ops` that have no work.
+  ProbeTiming empty_ops(int64_t ops, double seconds);
+  // A stage without ops that the host waits for each time; with `crossings`, after a copy of one
+  // token's activations to the device and before a copy back.
+  ProbeTiming empty_step(bool crossings, double seconds);
+  // One large copy from or to page-locked or other host memory.
+  ProbeTiming copy(bool to_device, bool page_locked, double seconds);
 
  private:
   class Impl;

@@ -8,10 +8,12 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from helm.compiler.workload import OBJECTIVES
 from helm.completion import Completion
 
 if TYPE_CHECKING:
     from helm.llm import LLM
+    from helm.plan_format import Plan
 
 DTYPES = ("auto", "f32", "f16", "bf16")
 
@@ -35,7 +37,6 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--dtype", choices=DTYPES, default="auto", help="weights (as stored)")
     group.add_argument("--kv-dtype", choices=DTYPES, default="auto", help="KV cache")
-    group.add_argument("--ram", metavar="SIZE", help="host memory at most, as 12GB (what is free)")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (as planned)")
     group.add_argument(
         "--weights",
@@ -43,6 +44,35 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="copied: fastest text (chat); mapped: starts at once (run)",
     )
     group.add_argument("-q", "--quiet", action="store_true", help="no plan line, no summary")
+    machine = parser.add_argument_group("machine")
+    add_device(machine)
+    machine.add_argument(
+        "--profile", metavar="FILE|PRESET", help="rates to plan by (this machine's, measured once)"
+    )
+    machine.add_argument("--vram", metavar="SIZE", help="accelerator memory at most, as 8GiB")
+    machine.add_argument("--ram", metavar="SIZE", help="host memory at most, as 12GB")
+    add_workload(parser.add_argument_group("workload, for which the placement is the fastest"))
+
+
+def add_device(group: argparse._ActionsContainer) -> None:
+    """--device."""
+    from helm.devices import HELP
+
+    group.add_argument("--device", metavar="DEVICE", help=f"{HELP} (a CUDA device if there is one)")
+
+
+def add_workload(group: argparse._ActionsContainer) -> None:
+    """What a plan is made for, besides its context."""
+    group.add_argument(
+        "--prompt", dest="prompt_tokens", type=int, metavar="N", help="prompt tokens (512)"
+    )
+    group.add_argument(
+        "--output", dest="output_tokens", type=int, metavar="N", help="output tokens (128)"
+    )
+    group.add_argument("--batch", type=int, default=1, metavar="N", help="requests at once (1)")
+    group.add_argument(
+        "--objective", choices=OBJECTIVES, default="total", help="what to minimise (total)"
+    )
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,10 +102,12 @@ def load(args: argparse.Namespace, weights: str) -> LLM:
 
     weights: how they are loaded unless the options say.
     """
+    from helm.commands.measuring import MeasureProgress
     from helm.llm import LLM
-    from helm.units import parse_size
+    from helm.profile import load_profile
 
-    with LoadProgress() as progress:
+    profile = None if args.profile is None else load_profile(args.profile)
+    with LoadProgress() as progress, MeasureProgress() as measuring:
         return LLM(
             args.model,
             revision=args.revision,
@@ -84,9 +116,25 @@ def load(args: argparse.Namespace, weights: str) -> LLM:
             kv_dtype=args.kv_dtype,
             threads=args.threads,
             weights=args.weights or weights,
-            memory_bytes=None if args.ram is None else parse_size(args.ram, "--ram"),
+            memory_bytes=size(args.ram, "--ram"),
             progress=progress.update if sys.stderr.isatty() else None,
+            device=args.device,
+            vram_bytes=size(args.vram, "--vram"),
+            profile=profile,
+            prompt_tokens=args.prompt_tokens,
+            output_tokens=args.output_tokens,
+            max_sequences=args.batch,
+            batch=args.batch,
+            objective=args.objective,
+            measuring=measuring.update,
         )
+
+
+def size(text: str | None, option: str) -> int | None:
+    """Bytes of an option's value, None where it was not given."""
+    from helm.units import parse_size
+
+    return None if text is None else parse_size(text, option)
 
 
 class LoadProgress:
@@ -136,18 +184,41 @@ def plan_line(llm: LLM) -> str:
     elements = {tensor.name: math.prod(tensor.shape) for tensor in plan.tensors}
     held = dict.fromkeys(tensor.dtype for tensor in plan.tensors if len(tensor.shape) == 2)
     kv_bytes = sum(use.kv_bytes for use in plan.memory.values())
-    devices = dict.fromkeys(unit.device for unit in plan.units)
     parts = [
         f"{llm.name} ({plan.model.architecture})",
         f"{_count(sum(elements.values()))} parameters",
         f"weights {binary_bytes(stats['weights_bytes'])} {'+'.join(held)}",
         f"KV {plan.kv.dtype}, context {llm.context}, up to {binary_bytes(kv_bytes)}",
-        f"{'+'.join(devices)}, {_threads(stats['threads'])}, {stats['isa']}",
+        f"{_devices(plan, stats)}, {_threads(stats['threads'])}, {stats['isa']}",
     ]
     rate = predicted_rate(llm)
     if rate is not None:
         parts.append(f"predicted {rate:,.1f} tokens/s")
     return f"[plan: {' | '.join(parts)}]"
+
+
+def _devices(plan: Plan, stats: dict[str, Any]) -> str:
+    """ "cpu", or "cpu embedding + blocks 0-3, 1.2 MiB; sim blocks 4-7 + head, 1.0 MiB"."""
+    if len(stats["devices"]) == 1:
+        return "cpu"
+    parts = [
+        f"{use['kind']} {' + '.join(use['units'])}, {binary_bytes(use['weights_bytes'])}"
+        for use in stats["devices"]
+        if use["units"]
+    ]
+    if plan.schedule.prefill == "stream":
+        parts.append(f"blocks visit {stats['devices'][1]['kind']} for prefill")
+    return "; ".join(parts)
+
+
+def placement(llm: LLM) -> dict[str, Any]:
+    """The plan for --json: its line, notices, what each device holds, the predicted rate."""
+    return {
+        "plan": plan_line(llm),
+        "notices": list(llm.plan.notices),
+        "devices": llm.stats["devices"],
+        "predicted_decode_tokens_per_s": predicted_rate(llm),
+    }
 
 
 def predicted_rate(llm: LLM) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from helm.commands.common import binary_bytes
 
-HELP = "show CPU, kernel tier, memory, huge pages, GPU and versions"
+HELP = "show CPU, kernel tier, memory, huge pages, devices and versions"
 EPILOG = """examples:
   helm-llm doctor
   helm-llm doctor --json > machine.json
@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
 def gather() -> dict[str, Any]:
     """Everything doctor knows, as plain JSON values. Sizes are bytes."""
     from helm import _helm
+    from helm.devices import device_report
     from helm.hub import bundled_model
     from helm.machine import cpu_model, read_machine
 
@@ -48,6 +49,7 @@ def gather() -> dict[str, Any]:
         "cpu": cpu_model(),
         "isa": {"chosen": chosen, "reason": reason, "tiers": list(_helm.isa_tiers())},
         "machine": dataclasses.asdict(read_machine()),
+        "devices": device_report(),
         "bundled_model": str(bundled_model()),
     }
 
@@ -103,10 +105,20 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("memory", f"{binary_bytes(machine['memory_bytes'])} free, {_memory_limit(machine)}"),
         ("huge pages", _huge_pages(machine["huge_pages"])),
         ("GPU", gpu),
+        ("devices", "for --device, by default cuda if it is available, else cpu"),
+        *((f"  {device['name']}", _device(device)) for device in report["devices"]),
         ("model", f"bundled: {report['bundled_model']}"),
     ]
     rows += [(name, text) for name, text in report["versions"].items() if name != "helm-llm"]
     return rows
+
+
+def _device(device: dict[str, Any]) -> str:
+    text = f"{'yes' if device['available'] else 'no'}: {device['text']}"
+    if "free_bytes" not in device:
+        return text
+    free, whole = binary_bytes(device["free_bytes"]), binary_bytes(device["memory_bytes"])
+    return f"{text}, {free} of {whole} free"
 
 
 def _tier(tier: dict[str, Any]) -> str:

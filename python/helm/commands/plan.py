@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helm.commands import common
-from helm.compiler.workload import OBJECTIVES
 from helm.errors import CheckpointError, InvalidError
 
 if TYPE_CHECKING:
@@ -24,6 +22,7 @@ HELP = "show where a model would run, how fast and why, without loading it"
 EPILOG = """examples:
   helm-llm plan Qwen/Qwen3-8B                              for this machine
   helm-llm plan Qwen/Qwen3-8B --profile rtx-4060-8gb-ddr5  for another; only config.json is fetched
+  helm-llm plan Qwen/Qwen3-8B --device sim:vram=4GiB       with a smaller card than there is
   helm-llm plan ./config.json --profile thesis-3090 --vram 12GiB --context 16384 --plot plan.png
   helm-llm plan --list-profiles
 """
@@ -42,19 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--profile", metavar="FILE|PRESET", help="the machine (this one, measured once)"
     )
+    common.add_device(machine)
     machine.add_argument("--list-profiles", action="store_true", help="list the presets")
     machine.add_argument("--vram", metavar="SIZE", help="accelerator memory, as 8GiB (all of it)")
     machine.add_argument("--ram", metavar="SIZE", help="host memory, as 12GB (what is free)")
     work = parser.add_argument_group("workload")
-    work.add_argument("--prompt", type=int, metavar="N", help="prompt tokens (512)")
-    work.add_argument("--output", type=int, metavar="N", help="output tokens (128)")
-    work.add_argument("--batch", type=int, default=1, metavar="N", help="requests at once (1)")
     work.add_argument(
         "--context", type=int, metavar="N", help="positions reserved per request (4096 or more)"
     )
-    work.add_argument(
-        "--objective", choices=OBJECTIVES, default="total", help="what to minimise (total)"
-    )
+    common.add_workload(work)
     work.add_argument("--dtype", choices=common.DTYPES, default="auto", help="weights (as stored)")
     work.add_argument("--kv-dtype", choices=common.DTYPES, default="auto", help="KV cache")
     output = parser.add_argument_group("output")
@@ -93,26 +88,22 @@ def run(args: argparse.Namespace) -> int:
 
 def _study(args: argparse.Namespace) -> tuple[Study, list[str]]:
     from helm.compiler.planning import Request, study
-    from helm.units import parse_size
-
-    def size(text: str | None, option: str) -> int | None:
-        return None if text is None else parse_size(text, option)
 
     if args.context is not None and args.context < 1:
         raise InvalidError(f"[plan] --context is {args.context}; expected at least 1")
     request = Request(
-        prompt=args.prompt,
-        output=args.output,
+        prompt=args.prompt_tokens,
+        output=args.output_tokens,
         batch=args.batch,
         context=args.context,
         objective=args.objective,
         dtype=args.dtype,
         kv_dtype=args.kv_dtype,
-        cpu_bytes=size(args.ram, "--ram"),
-        accelerator_bytes=size(args.vram, "--vram"),
+        cpu_bytes=common.size(args.ram, "--ram"),
+        accelerator_bytes=common.size(args.vram, "--vram"),
     )
     name, config, tensors, notes = _model(args.model, args.revision)
-    return study(name, config, tensors, _profile(args.profile), request), notes
+    return study(name, config, tensors, _profile(args), request), notes
 
 
 def _model(
@@ -140,15 +131,15 @@ def _model(
         return name, config, None, [f"planned from {path.name} alone: {error}"]
 
 
-def _profile(name: str | None) -> Profile:
+def _profile(args: argparse.Namespace) -> Profile:
+    from helm.commands.measuring import measured_profile
     from helm.profile import load_profile
 
-    if name is not None:
-        return load_profile(name)
-    from helm.commands.profile import MeasureProgress
-    from helm.profile_cache import machine_profile
-
-    with MeasureProgress() as progress:
-        if sys.stderr.isatty():
-            return machine_profile(progress=progress.update)
-        return machine_profile()
+    if args.profile is None:
+        return measured_profile(args.device)
+    if args.device is not None:
+        raise InvalidError(
+            "[plan] --profile names a machine and --device one of this machine's devices; give "
+            "one of them"
+        )
+    return load_profile(args.profile)

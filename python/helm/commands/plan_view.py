@@ -161,16 +161,17 @@ def _schedule(study: Study) -> str:
         parts.append(f"{best.sequences} requests at once")
     if not best.uses_accelerator:
         return parts[0]
-    if best.cpu_blocks:
+    if best.stream_tokens:
         parts.append(
-            {
-                "compute": "prefill of CPU blocks on the CPU",
-                "stream_step": "weights of CPU blocks visit the GPU for every prefill step",
-                "stream_prompt": "weights of CPU blocks visit the GPU once per prompt",
-            }[best.prefill_mode]
+            "weights of CPU blocks visit the GPU in prefill steps of "
+            f"{best.stream_tokens:,} to {best.step_tokens:,} tokens"
         )
+    elif best.cpu_blocks:
+        parts.append("prefill of CPU blocks on the CPU")
     if best.prefill_overlap:
-        parts.append("both devices at once")
+        parts.append("both devices prefill at once")
+    if best.decode_groups > 1:
+        parts.append(f"sequences take turns in {best.decode_groups} groups")
     if best.accelerator_blocks and best.accelerator_kv_blocks < best.kv_blocks:
         site = "the CPU attends to the rest" if best.overflow == "cpu" else "the rest streams"
         parts.append(f"{best.accelerator_kv_blocks} of {best.kv_blocks} KV pages in VRAM, {site}")

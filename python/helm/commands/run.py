@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
             stream.close()
         completion = stream.completion
         if args.json:
-            result = {**completion.to_dict(), "plan": common.plan_line(llm)}
+            result = {**completion.to_dict(), **common.placement(llm)}
             print(json.dumps(result, ensure_ascii=False))
         else:
             sys.stdout.write("\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from helm.compiler.search import SearchResult, memory_bytes, missing, search
 from helm.compiler.workload import ResourceLimits, Space, Workload
 from helm.errors import OutOfMemoryError
 from helm.plan_format import DTYPE_BYTES
-from helm.profile import AcceleratorProfile, CpuProfile, Profile
+from helm.profile import AcceleratorProfile, Profile
 from helm.units import size_text
 
 _GIB = 2**30
@@ -60,9 +61,7 @@ def shortage(
     """What the layouts lack that takes least memory; with fewer threads there is less scratch."""
     found: list[tuple[int, int]] = []
     threads = min(profile.cpu.thread_sweep if space.threads is None else space.threads)
-    setting = make_setting(
-        model, profile, workload, limits, threads, workload.batch, host_kv=space.kv == "host"
-    )
+    setting = make_setting(model, profile, workload, limits, threads, workload.batch, kv=space.kv)
     heads: tuple[Site, ...] = ("cpu",) if profile.accelerator is None else ("cpu", "accelerator")
     for head in heads:
         budget = itemise(setting, head, "compute")
@@ -219,10 +218,8 @@ def _faster_memory(profile: Profile, added: float) -> Profile:
     factor = 1.0 + added / max(cpu.matvec_bytes_per_s.values())
     cpu = dataclasses.replace(
         cpu,
-        matmul_flops={
-            dtype: {n: rate * factor if _reads(cpu, dtype, n) else rate for n, rate in t.items()}
-            for dtype, t in cpu.matmul_flops.items()
-        },
+        matmul_flops=_faster_reads(cpu.matmul_flops, cpu.matvec_bytes_per_s, factor),
+        attention_flops=_faster_reads(cpu.attention_flops, cpu.attention_bytes_per_s, factor),
         thread_sweep={count: rate * factor for count, rate in cpu.thread_sweep.items()},
         matvec_bytes_per_s={d: rate * factor for d, rate in cpu.matvec_bytes_per_s.items()},
         attention_bytes_per_s={d: rate * factor for d, rate in cpu.attention_bytes_per_s.items()},
@@ -231,12 +228,22 @@ def _faster_memory(profile: Profile, added: float) -> Profile:
     return dataclasses.replace(profile, cpu=cpu)
 
 
-def _reads(cpu: CpuProfile, dtype: str, tokens: int) -> bool:
-    """Whether the matrix rate that was measured is that of reading the weights."""
-    if dtype not in cpu.matvec_bytes_per_s:
-        return False
-    reading = 2.0 * tokens / DTYPE_BYTES[dtype] * cpu.matvec_bytes_per_s[dtype]
-    return 0.8 <= cpu.matmul_flops[dtype][tokens] / reading <= 1.25
+def _faster_reads(
+    tables: Mapping[str, Mapping[int, float]], bytes_per_s: Mapping[str, float], factor: float
+) -> dict[str, dict[int, float]]:
+    """The FLOP/s of those row counts raised whose measured rate is that of reading the operand
+    that all rows share."""
+
+    def reads(dtype: str, rows: int, rate: float) -> bool:
+        if dtype not in bytes_per_s:
+            return False
+        reading = 2.0 * rows / DTYPE_BYTES[dtype] * bytes_per_s[dtype]
+        return 0.8 <= rate / reading <= 1.25
+
+    return {
+        dtype: {n: rate * factor if reads(dtype, n, rate) else rate for n, rate in table.items()}
+        for dtype, table in tables.items()
+    }
 
 
 __all__ = [

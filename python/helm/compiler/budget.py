@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from helm.compiler.cost import attentions, position_bytes
-from helm.compiler.memory import activation_bytes, workspace_bytes
-from helm.compiler.pricing import Setting, Site
+from helm.compiler.cost import F64, attentions
+from helm.compiler.memory import (
+    DEVICE_ALIGNMENT,
+    accelerator_workspace_bytes,
+    activation_bytes,
+    workspace_bytes,
+)
+from helm.compiler.pricing import Bools, Setting, Site
 from helm.compiler.workload import Mode
+from helm.graph import Unit
 from helm.plan_format import KvSpec, Limits
 
 Purpose = Literal["weights", "kv", "activations", "workspace", "staging", "reserve"]
@@ -19,8 +26,9 @@ PURPOSES: tuple[Purpose, ...] = (
     "weights", "kv", "activations", "workspace", "staging", "reserve",
 )  # fmt: skip
 Items = dict[Purpose, npt.NDArray[np.int64]]
+Stages = tuple[Bools, Bools, Bools]  # [rows] whether a device has the embedding, blocks, the head
 _F32 = 4
-_ACCELERATOR_THREADS = 1  # scratch per worker exists once there
+_SLOTS = 2  # steps on their way at once
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,8 @@ class Budget:
 def itemise(setting: Setting, head: Site, mode: Mode) -> Budget:
     """Everything that each device must hold for the workload's full context."""
     rows, pages = setting.rows, setting.pages
-    used = rows.uses_accelerator(head) | ((mode != "compute") & (rows.boundary > 0))
+    used = rows.uses_accelerator(head)
+    streams = used & (mode == "stream") & (rows.boundary > 0)
     shape = (len(rows.boundary), len(pages))
 
     def whole(values: Any) -> npt.NDArray[np.int64]:
@@ -51,29 +60,37 @@ def itemise(setting: Setting, head: Site, mode: Mode) -> Budget:
         return np.broadcast_to(column, shape)
 
     spec, limits = _geometry(setting)
-    first, second = weight_bytes(setting, head)
+    counts, rest = setting.counts()
     host_kv, device_kv = _kv_bytes(setting, spec)
-    no_row = np.zeros(len(rows.boundary), np.int64)
-    activations, workspace = _activations(setting, limits), _workspace(setting, limits, spec)
-    cpu_blocks, own_blocks = rows.boundary > 0, rows.has_blocks | ((mode != "compute") & used)
-    cpu_stages = (~rows.embedded, cpu_blocks, np.full_like(cpu_blocks, head == "cpu"))
-    own_stages = (rows.embedded, own_blocks, np.full_like(cpu_blocks, head == "accelerator"))
-    staging = used * 2 * _F32 * limits.step_tokens * setting.hidden
+    here, there = np.full_like(used, head == "cpu"), np.full_like(used, head == "accelerator")
+    cpu_stages = (~rows.embedded, rows.boundary > 0, here)
+    own_stages = (rows.embedded, rows.has_blocks | streams, there)
+    graph, threads = setting.model.graph, setting.cpu.threads
+
+    def scratch(units: list[Unit]) -> int:
+        return workspace_bytes(graph, units, limits, spec, threads)
+
+    def own_scratch(units: list[Unit]) -> int:
+        return accelerator_workspace_bytes(graph, units, limits, spec)
+
+    def activations(units: list[Unit]) -> int:
+        return activation_bytes(graph, units, limits)
+
     return Budget(
         cpu={
-            "weights": whole(first),
+            "weights": whole(_weights(setting, counts, cpu_stages, 1)),
             "kv": whole(host_kv),
-            "activations": whole(_by_stages(activations, cpu_stages)),
-            "workspace": whole(np.where(cpu_blocks, workspace["cpu"], 0)),
-            "staging": whole(staging),
-            "reserve": whole(no_row + setting.limits.cpu_reserve_bytes),
+            "activations": whole(_by_stages(setting, cpu_stages, activations)),
+            "workspace": whole(_by_stages(setting, cpu_stages, scratch)),
+            "staging": whole(_host_staging(setting, limits, used, cpu_stages, there)),
+            "reserve": whole(np.full_like(rows.boundary, setting.limits.cpu_reserve_bytes)),
         },
         accelerator={
-            "weights": whole(second),
+            "weights": whole(_weights(setting, rest, own_stages, DEVICE_ALIGNMENT)),
             "kv": whole(device_kv),
-            "activations": whole(_by_stages(activations, own_stages)),
-            "workspace": whole(np.where(own_blocks, workspace["accelerator"], 0)),
-            "staging": whole(_device_staging(setting, spec, mode)),
+            "activations": whole(_by_stages(setting, own_stages, activations)),
+            "workspace": whole(_by_stages(setting, own_stages, own_scratch)),
+            "staging": whole(_device_staging(setting, spec, streams)),
             "reserve": whole(used * setting.limits.accelerator_reserve_bytes),
         },
     )
@@ -84,82 +101,72 @@ def _geometry(setting: Setting) -> tuple[KvSpec, Limits]:
     tokens = min(setting.limits.page_tokens, work.context)
     kv = graph.kv
     spec = KvSpec(setting.model.kv_dtype, tokens, kv.layers, kv.kv_heads, kv.head_dim, 0)
-    most = max(setting.limits.sequences, setting.batch)
+    most = setting.most_sequences
     return spec, Limits(work.context, max(setting.limits.step_tokens, most), most, most)
 
 
-def weight_bytes(setting: Setting, head: Site) -> tuple[npt.NDArray[np.int64], ...]:
-    """([rows] on the CPU, [rows] on the accelerator). A tensor that the embedding and the head
-    share is counted once on a device that has both, and on each device when they are apart."""
-    model, rows = setting.model, setting.rows
-    units = model.graph.units
-    blocks = np.array([model.weight_bytes([unit]) for unit in setting.classes.units], np.float64)
-    counts, rest = setting.counts()
-    embedding, last = model.weight_bytes([units[0]]), model.weight_bytes([units[-1]])
-    shared = embedding + last - model.weight_bytes([units[0], units[-1]])
-    on_cpu = (counts @ blocks).astype(np.int64) + np.where(rows.embedded, 0, embedding)
-    own = (rest @ blocks).astype(np.int64) + np.where(rows.embedded, embedding, 0)
-    if head == "cpu":
-        return on_cpu + np.where(rows.embedded, last, last - shared), own
-    return on_cpu, own + np.where(rows.embedded, last - shared, last)
+def _weights(
+    setting: Setting, counts: F64, stages: Stages, alignment: int
+) -> npt.NDArray[np.int64]:
+    """[rows] on the device that holds `counts` [rows, classes] of the blocks, each tensor aligned.
+    A tensor that the embedding and the head share is counted once where both are."""
+    model, units = setting.model, setting.model.graph.units
+    blocks = [model.weight_bytes([unit], alignment) for unit in setting.classes.units]
+    ends = [model.weight_bytes(part, alignment) for part in _subsets(units[:1], units[-1:])]
+    at = np.asarray(stages[0], np.int64) + 2 * np.asarray(stages[2], np.int64)
+    return np.asarray((counts @ np.array(blocks, np.float64)).astype(np.int64) + np.array(ends)[at])
 
 
 def _kv_bytes(setting: Setting, spec: KvSpec) -> tuple[npt.NDArray[np.int64], ...]:
     """[rows, pages] in host memory and on the accelerator: whole pages of whole contexts."""
-    rows, pages = setting.rows, setting.pages[None, :]
-    most = -(-setting.workload.context // spec.page_tokens)
+    pages = setting.pages[None, :]
+    most = setting.pages_of(setting.workload.context)
     layers = np.array([len(attentions(unit)) for unit in setting.classes.units], np.float64)
     counts, rest = setting.counts()
     first = (counts @ layers).astype(np.int64)[:, None]
     second = (rest @ layers).astype(np.int64)[:, None]
     page = setting.batch * spec.page_bytes
-    assert len(rows.boundary) == len(first)
     return (first * most + second * (most - pages)) * page, second * pages * page
 
 
-def _activations(setting: Setting, limits: Limits) -> npt.NDArray[np.int64]:
-    """[8] bytes for every subset of (embedding, blocks, head) on one device, as bits."""
-    units = setting.model.graph.units
-    parts = (units[:1], setting.classes.units, units[-1:])
-    sizes = [
-        activation_bytes(
-            setting.model.graph,
-            [unit for bit, part in enumerate(parts) if subset >> bit & 1 for unit in part],
-            limits,
-        )
-        for subset in range(8)
+def _subsets(*parts: tuple[Unit, ...]) -> list[list[Unit]]:
+    """The units of every subset of `parts`; bit i of the place says whether part i is in it."""
+    return [
+        [unit for bit, part in enumerate(parts) if subset >> bit & 1 for unit in part]
+        for subset in range(1 << len(parts))
     ]
-    return np.array(sizes, np.int64)
 
 
-def _by_stages(sizes: npt.NDArray[np.int64], stages: tuple[Any, ...]) -> npt.NDArray[np.int64]:
-    subset = sum(np.asarray(stage, np.int64) << bit for bit, stage in enumerate(stages))
-    return cast("npt.NDArray[np.int64]", sizes[subset])
+def _by_stages(
+    setting: Setting, stages: Stages, size: Callable[[list[Unit]], int]
+) -> npt.NDArray[np.int64]:
+    """[rows] `size` of one unit of each kind that is in `stages`."""
+    units = setting.model.graph.units
+    sizes = [size(part) for part in _subsets(units[:1], setting.classes.units, units[-1:])]
+    subset = sum(stage.astype(np.int64) << bit for bit, stage in enumerate(stages))
+    return np.asarray(np.array(sizes, np.int64)[subset])
 
 
-def _workspace(setting: Setting, limits: Limits, spec: KvSpec) -> dict[str, int]:
-    graph = setting.model.graph
-    ops = [op for unit in setting.classes.units for op in unit.ops]
-    return {
-        "cpu": workspace_bytes(graph, ops, limits, spec, setting.cpu.threads),
-        "accelerator": workspace_bytes(graph, ops, limits, spec, _ACCELERATOR_THREADS),
-    }
+def _host_staging(
+    setting: Setting, limits: Limits, used: Bools, cpu_stages: Stages, head_there: Bools
+) -> npt.NDArray[np.int64]:
+    """[rows] page-locked memory of two steps: the activations that cross, where both devices work,
+    and logits from the accelerator."""
+    both = used & np.logical_or.reduce(cpu_stages)
+    crossing = both * (_F32 * limits.step_tokens * setting.hidden)
+    logits = head_there * (_F32 * limits.step_outputs * setting.vocab)
+    return np.asarray(_SLOTS * (crossing + logits))
 
 
-def _device_staging(setting: Setting, spec: KvSpec, mode: Mode) -> npt.NDArray[np.int64]:
+def _device_staging(setting: Setting, spec: KvSpec, streams: Bools) -> npt.NDArray[np.int64]:
     """[rows, pages] two pages per sequence where KV overflows; where weights visit, two blocks
-    and a layer's K and V of the batch's prompts, and their activations if they visit once."""
-    rows, work = setting.rows, setting.workload
-    most = -(-work.context // spec.page_tokens)
+    and a layer's pages of the batch's prompts."""
+    rows = setting.rows
+    most = setting.pages_of(setting.workload.context)
     overflows = rows.has_blocks[:, None] & (setting.pages < most)[None, :]
-    staging = overflows * (2 * setting.batch * spec.page_bytes)
-    if mode == "compute":
-        return cast("npt.NDArray[np.int64]", staging)
     units = setting.classes.units
-    block = np.array([setting.model.weight_bytes([unit]) for unit in units], np.int64)
-    largest = np.maximum.accumulate(np.insert(block[setting.classes.member], 0, 0))
-    prompts = setting.batch * work.prompt
-    kv = max(sum(position_bytes(setting.model, op) for op in attentions(unit)) for unit in units)
-    each = prompts * (kv + (_F32 * setting.hidden if mode == "stream_prompt" else 0))
-    visits = np.where(rows.boundary > 0, 2 * largest[rows.boundary] + each, 0)
-    return cast("npt.NDArray[np.int64]", staging + visits[:, None])
+    blocks = [setting.model.weight_bytes([unit], DEVICE_ALIGNMENT) for unit in units]
+    members = np.array(blocks, np.int64)[setting.classes.member]
+    largest = np.maximum.accumulate(np.insert(members, 0, 0))[rows.boundary]
+    visits = streams * (2 * largest + setting.stream_pages * spec.page_bytes)
+    return np.asarray(overflows * (2 * setting.batch * spec.page_bytes) + visits[:, None])

@@ -42,7 +42,8 @@ class Missing:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Predicted seconds and rates. decode_s: one step of all sequences at the expected context.
+    """Predicted seconds and rates. decode_s: until all sequences have one more token, at the
+    expected context.
     total_s: the workload from its first to its last token. The terms add up to decode_s and
     ttft_s; see `helm.compiler.cost.TERMS`."""
 
@@ -63,7 +64,10 @@ class Candidate:
 
     cpu_blocks: how many blocks, from the first, the CPU holds. embedding and head: "cpu" or
     "accelerator". kv_blocks, accelerator_kv_blocks: pages of each sequence and layer, in all and
-    in the accelerator's memory for the layers there. sequences: how many run at once.
+    in the accelerator's memory for the layers there. sequences: how many run at once, taking turns
+    in decode_groups. step_tokens: the most of one step. stream_tokens: the least tokens of a step
+    in which the weights of CPU blocks visit the accelerator, and stream_pages the page slots for
+    their K and V meanwhile; both 0 if none do.
     """
 
     blocks: int
@@ -73,8 +77,12 @@ class Candidate:
     kv_blocks: int
     accelerator_kv_blocks: int
     overflow: Overflow
+    decode_groups: int
     prefill_mode: Mode
     prefill_overlap: bool
+    step_tokens: int
+    stream_tokens: int
+    stream_pages: int
     threads: int
     sequences: int
     predicted: Predicted

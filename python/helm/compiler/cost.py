@@ -125,14 +125,20 @@ def position_bytes(model: CostedGraph, op: Attention) -> int:
 
 
 def attention_s(
-    model: CostedGraph, op: Attention, pairs: F64, positions: F64 | I64, device: DeviceProfile
+    model: CostedGraph,
+    op: Attention,
+    queries: int | I64,
+    pairs: F64,
+    positions: F64 | I64,
+    device: DeviceProfile,
 ) -> F64:
-    """Seconds to attend `pairs` (query, key) pairs over `positions` cached positions, any shape."""
+    """Seconds to attend `pairs` (query, key) pairs over `positions` cached positions, any shape;
+    queries: of one sequence, each with every head."""
     flops = 4.0 * op.heads * op.head_dim * pairs
     size = np.asarray(positions, np.float64) * position_bytes(model, op)
     return np.asarray(
         np.maximum(
-            flops / device.rate("attention_flops", model.kv_dtype),
+            flops / device.attention_rate(model.kv_dtype, queries * (op.heads // op.kv_heads)),
             size / device.rate("attention_bytes_per_s", model.kv_dtype),
         )
     )

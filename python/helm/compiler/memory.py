@@ -7,16 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from helm.graph import Attention, Graph, Op, Unit
+from helm.graph import Attention, Graph, Linear, Rope, Unit
 from helm.plan_format import KvSpec, Limits
 
+DEVICE_ALIGNMENT = 256  # of every activation, and of every weight on an accelerator
 _PACKING_BYTES = 1 << 20  # above every tier's scratch for packed matrix panels, per thread
 _QUERY_BLOCK = 32  # queries that one worker attends at once
+_BLAS_BYTES = 32 << 20  # the most that cuBLAS recommends for its handle
+_ATTENTION_PIECES = 512  # pieces in which a GPU attends to few rows, over all KV heads
 _VALUE_FIELDS = ("input", "out", "value")
 
 
+def aligned(size: int, alignment: int = DEVICE_ALIGNMENT) -> int:
+    """`size` rounded up to a multiple of `alignment`."""
+    return -(-size // alignment) * alignment
+
+
 def activation_bytes(graph: Graph, units: Iterable[Unit], limits: Limits) -> int:
-    """Buffers of the values that `units` read or write, in whole cache lines."""
+    """Buffers of the values that `units` read or write."""
     used = {
         getattr(op, name)
         for unit in units
@@ -24,26 +32,65 @@ def activation_bytes(graph: Graph, units: Iterable[Unit], limits: Limits) -> int
         for name in _VALUE_FIELDS
         if hasattr(op, name)
     }
-    rows = {"tokens": limits.step_tokens, "outputs": limits.step_outputs}
-    return sum(_line(4 * v.width * rows[v.rows]) for v in graph.values if v.name in used)
+    sizes = _value_rows(graph, limits)
+    return sum(aligned(4 * v.width * sizes[v.name]) for v in graph.values if v.name in used)
 
 
 def workspace_bytes(
-    graph: Graph, ops: Iterable[Op], limits: Limits, kv: KvSpec, threads: int
+    graph: Graph, units: Iterable[Unit], limits: Limits, kv: KvSpec, threads: int
 ) -> int:
-    """An upper bound of the scratch of a stage made of `ops`: per-thread packing and partial
-    attention, one partial result per (sequence, KV head, page), and the step's rotary tables."""
+    """An upper bound of the scratch of the CPU's stages, 0 without units: per-thread packing and
+    partial attention, one partial result per (sequence, KV head, page), and the step's rotary
+    tables."""
+    ops = [op for unit in units for op in unit.ops]
+    if not ops:
+        return 0
     worker, partials = _PACKING_BYTES, 0
     pages = -(-limits.context // kv.page_tokens)
     for op in (op for op in ops if isinstance(op, Attention)):
         group, dim = op.heads // op.kv_heads, op.head_dim
-        floats = 2 * _QUERY_BLOCK * group * (dim + 32) + 256 * (dim + 64)
+        floats = 2 * _partial_floats(_QUERY_BLOCK * group, dim) + 256 * (dim + 64)
         worker = max(worker, _PACKING_BYTES + 4 * floats)
-        partials = max(partials, 4 * limits.sequences * op.kv_heads * pages * group * (dim + 32))
-    tables = sum(2 * _line(4 * limits.step_tokens * len(table.inv_freq)) for table in graph.rope)
-    return threads * worker + partials + tables
+        each = 4 * _partial_floats(group, dim)
+        partials = max(partials, limits.sequences * op.kv_heads * pages * each)
+    tables = 0
+    if any(isinstance(op, Rope) for op in ops):
+        frequencies = [len(table.inv_freq) for table in graph.rope]
+        tables = sum(2 * aligned(4 * limits.step_tokens * count, 64) for count in frequencies)
+    return threads * aligned(worker, 4096) + aligned(partials, 64) + tables
 
 
-def _line(size: int) -> int:
-    """`size` in whole cache lines of 64 bytes."""
-    return -(-size // 64) * 64
+def accelerator_workspace_bytes(
+    graph: Graph, units: Iterable[Unit], limits: Limits, kv: KvSpec
+) -> int:
+    """An upper bound of the scratch of an accelerator's stages, 0 without units: cuBLAS's own, the
+    inputs of products narrowed to 16 bit, partial attention and the step's tables, or what the
+    simulated accelerator takes."""
+    units = list(units)
+    ops = [op for unit in units for op in unit.ops]
+    if not ops:
+        return 0
+    rows, widths = _value_rows(graph, limits), {v.name: v.width for v in graph.values}
+    narrow = [2 * rows[op.input] * widths[op.input] for op in ops if isinstance(op, Linear)]
+    partials = [
+        4 * _ATTENTION_PIECES * (op.heads // op.kv_heads) * (op.head_dim + 2)
+        for op in ops
+        if isinstance(op, Attention)
+    ]
+    pages = limits.sequences * -(-limits.context // kv.page_tokens) * kv.layers
+    frequencies = sum(len(table.inv_freq) for table in graph.rope)
+    words = 3 * limits.step_tokens + limits.step_outputs + 4 * limits.sequences
+    tables = 4 * (words + frequencies + pages) + 16 * (6 + len(graph.rope))  # each in 16 bytes
+    parts = (_BLAS_BYTES, max(narrow, default=0), max(partials, default=0), tables)
+    simulated = workspace_bytes(graph, units, limits, kv, threads=1)
+    return max(sum(map(aligned, parts)), simulated)
+
+
+def _value_rows(graph: Graph, limits: Limits) -> dict[str, int]:
+    rows = {"tokens": limits.step_tokens, "outputs": limits.step_outputs}
+    return {value.name: rows[value.rows] for value in graph.values}
+
+
+def _partial_floats(rows: int, head_dim: int) -> int:
+    """Of the partial attention of `rows` (query, head) pairs: maximum, sum and output."""
+    return 2 * aligned(rows, 16) + aligned(rows * head_dim, 16)

@@ -96,10 +96,11 @@ class CostedGraph:
             elements *= extent
         return elements
 
-    def weight_bytes(self, units: Iterable[Unit]) -> int:
-        """Bytes that `units` hold on one device; a tensor they share is held once."""
+    def weight_bytes(self, units: Iterable[Unit], alignment: int = 1) -> int:
+        """Bytes that `units` hold on one device, where each tensor takes a multiple of `alignment`;
+        a tensor they share is held once."""
         names = {name for unit in units for op in unit.ops for name in op.weight_names()}
-        return sum(self.tensor_bytes(name) for name in names)
+        return sum(-(-self.tensor_bytes(name) // alignment) * alignment for name in names)
 
     @property
     def kv_position_bytes(self) -> int:

@@ -49,13 +49,19 @@ def schedule(candidate: Candidate, kv: KvSpec) -> Schedule:
     return Schedule(
         prefill=candidate.prefill_mode,
         prefill_overlap=candidate.prefill_overlap,
+        stream_tokens=candidate.stream_tokens,
+        stream_pages=candidate.stream_pages,
+        decode_groups=candidate.decode_groups,
         overflow=candidate.overflow,
         pages=pages,
     )
 
 
-def prediction(result: SearchResult, profile: Profile, workload: Workload) -> Prediction:
-    """Of the best candidate, with the labelled and the best of the others as alternatives."""
+def prediction(
+    result: SearchResult, unlimited: SearchResult, profile: Profile, workload: Workload
+) -> Prediction:
+    """Of the best candidate, with the labelled and the best of the others as alternatives;
+    unlimited: the same search if memory were no object."""
     best = result.best
     assert best is not None
     chosen = next((k for k, c in result.labelled.items() if same_plan(c, best)), "search")
@@ -65,7 +71,7 @@ def prediction(result: SearchResult, profile: Profile, workload: Workload) -> Pr
         profile=ProfileIdentity(profile.name, profile.estimated, profile.digest),
         predicted=best.predicted,
         bottleneck=best.bottleneck,
-        alternatives=tuple(alternatives(result, best)),
+        alternatives=tuple(alternatives(result, unlimited, best)),
     )
 
 
@@ -74,13 +80,18 @@ def same_plan(one: Candidate, other: Candidate) -> bool:
     return one.layout == other.layout
 
 
-def alternatives(result: SearchResult, best: Candidate) -> Iterable[Alternative]:
-    """The labelled candidates, then the fastest layouts that fit, then the nearest that does not,
-    each layout once and never the best's own."""
+def alternatives(
+    result: SearchResult, unlimited: SearchResult, best: Candidate
+) -> Iterable[Alternative]:
+    """The labelled candidates, then the fastest layouts that fit, then the nearest to fitting of
+    those that would be faster, each layout once and never the best's own. What does not fit is
+    stated as fast as it would be with the memory it lacks."""
     seen = {best.layout}
-    lacking = sorted(
-        (c for c in result.by_layout if not c.fits), key=lambda c: (c.objective_s, c.missing.total)
-    )
+    ideal = {candidate.layout: candidate for candidate in unlimited.by_layout}
+    lacking = [
+        c for c in result.by_layout if not c.fits and ideal[c.layout].objective_s < best.objective_s
+    ]
+    lacking.sort(key=lambda c: (c.missing.total, ideal[c.layout].objective_s))
     listed = [
         *result.labelled.items(),
         *(("search", c) for c in result.ranked[1 : 1 + _ALTERNATIVES]),
@@ -90,6 +101,9 @@ def alternatives(result: SearchResult, best: Candidate) -> Iterable[Alternative]
         if candidate.layout in seen:
             continue
         seen.add(candidate.layout)
+        fast = candidate
+        if not candidate.fits:
+            fast = unlimited.labelled.get(label, ideal[candidate.layout])
         yield Alternative(
             label=label,
             units_cpu=candidate.units_cpu,
@@ -97,8 +111,8 @@ def alternatives(result: SearchResult, best: Candidate) -> Iterable[Alternative]
             embedding=candidate.embedding,
             head=candidate.head,
             fits=candidate.fits,
-            ttft_s=candidate.predicted.ttft_s,
-            decode_tokens_per_s=candidate.predicted.decode_tokens_per_s,
+            ttft_s=fast.predicted.ttft_s,
+            decode_tokens_per_s=fast.predicted.decode_tokens_per_s,
             missing={"cpu": candidate.missing.cpu, "accelerator": candidate.missing.accelerator},
             reason=candidate.reason_against(best),
         )

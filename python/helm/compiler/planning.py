@@ -14,7 +14,7 @@ from helm.checkpoint import TensorInfo
 from helm.compiler.advice import Gain, sensitivity
 from helm.compiler.candidate import Candidate
 from helm.compiler.op_cost import CostedGraph
-from helm.compiler.search import SearchResult, memory_bytes, search
+from helm.compiler.search import SearchResult, memory_bytes, search, unlimited
 from helm.compiler.workload import OBJECTIVES, ResourceLimits, Space, Workload
 from helm.config import ModelConfig
 from helm.errors import InvalidError
@@ -25,7 +25,6 @@ from helm.profile import Profile
 
 DEFAULT_CONTEXT = 4096
 _STEP_TOKENS = 512
-_PLENTY = 2**60
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def study(
     request: Request,
 ) -> Study:
     """Plans and keeps the search. Raises what `make_plan` raises."""
-    workload = _workload(config, request)
+    workload = workload_of(config, request)
     if request.accelerator_bytes and profile.accelerator is None:
         raise InvalidError(
             f"[plan] --vram was given, but {profile.name} has no accelerator; choose another "
@@ -107,7 +106,6 @@ def study(
         step_tokens=step_tokens,
         sequences=workload.batch,
     )
-    plenty = dataclasses.replace(limits, cpu_bytes=_PLENTY, accelerator_bytes=_PLENTY)
     return Study(
         name=name,
         plan=plan,
@@ -116,7 +114,7 @@ def study(
         workload=workload,
         limits=limits,
         result=search(model, profile, workload, limits),
-        unlimited=search(model, profile, workload, plenty),
+        unlimited=unlimited(model, profile, workload, limits),
         others=_others(model, profile, workload, limits),
         gains=sensitivity(model, profile, workload, limits),
     )
@@ -135,7 +133,8 @@ def _others(
     return found
 
 
-def _workload(config: ModelConfig, request: Request) -> Workload:
+def workload_of(config: ModelConfig, request: Request) -> Workload:
+    """What is asked for, with the defaults of `Request`. Raises InvalidError."""
     most = config.max_context if request.context is None else request.context
     prompt, output = request.prompt, request.output
     if prompt is None:
@@ -168,7 +167,6 @@ def cpu_decode_rate(config: ModelConfig, plan: Plan, profile: Profile) -> float:
     prompt = max(1, min(512, context // 2))
     workload = Workload(prompt, max(1, min(128, context - prompt)), context=max(2, context))
     host = dataclasses.replace(profile, accelerator=None, link=None)
-    limits = ResourceLimits(cpu_bytes=_PLENTY)
-    best = search(model, host, workload, limits, Space(threads=(plan.threads,))).best
+    best = unlimited(model, host, workload, space=Space(threads=(plan.threads,))).best
     assert best is not None  # memory was no object
     return best.predicted.decode_tokens_per_s

@@ -5,6 +5,7 @@ Time to first token is that of the whole batch: until the last of its prompts ha
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ from helm.compiler.cost import (
 )
 from helm.compiler.op_cost import Step
 from helm.compiler.pricing import Bools, Priced, Setting, Site, crossing_s, unit_times
-from helm.compiler.workload import Mode
+from helm.compiler.workload import Workload
 from helm.graph import Unit
 from helm.profile import AcceleratorProfile, CpuProfile
 
@@ -57,6 +58,23 @@ class Prefill:
     @functools.cached_property
     def overlap_s(self) -> F64:
         return _overlap_s(self)
+
+    @functools.cached_property
+    def stream_from(self) -> I64:
+        return _stream_from(self.setting)
+
+    def stream_choices(self) -> list[int]:
+        """The least tokens of a step that streams: one for each size of step that there is, but
+        for those that a decode step may have too."""
+        sizes = np.unique(self.tokens)
+        return [int(size) for size in sizes if size > self.setting.most_sequences]
+
+    def stream_tokens(self, row: int, least: int) -> int:
+        """What a plan states so that the steps of at least `least` tokens stream and no shorter
+        one does, nor any decode step: about from where streaming is faster."""
+        below = [int(size) for size in self.tokens if size < least]
+        above = max(self.setting.most_sequences, *below, 0) + 1
+        return min(max(int(self.stream_from[row]), above), least)
 
 
 def prepare(setting: Setting) -> Prefill:
@@ -109,7 +127,12 @@ def _attention(
     seconds = np.zeros(queries.steps)
     for op in attentions(unit):
         runs = attention_s(
-            setting.model, op, causal_pairs(op, queries), visible(op, queries), device
+            setting.model,
+            op,
+            queries.tokens,
+            causal_pairs(op, queries),
+            visible(op, queries),
+            device,
         )
         seconds += np.bincount(queries.step, runs)
     return seconds
@@ -126,7 +149,8 @@ def _overflow(setting: Setting, unit: Unit, queries: Queries) -> tuple[F64, Bool
     held = (setting.pages * setting.limits.page_tokens)[None, :]
     for op in attentions(unit):
         seen = visible(op, queries)
-        own = attention_s(setting.model, op, causal_pairs(op, queries), seen, device)[:, None]
+        pairs = causal_pairs(op, queries)
+        own = attention_s(setting.model, op, queries.tokens, pairs, seen, device)[:, None]
         size = position_bytes(setting.model, op)
         away = np.maximum(0, seen[:, None] - held)
         context, tokens = (queries.past + queries.tokens)[:, None], queries.tokens[:, None]
@@ -150,13 +174,14 @@ def _head(setting: Setting, device: CpuProfile | AcceleratorProfile | None, outp
     return times
 
 
-def price_prefill(prefill: Prefill, head: Site, mode: Mode, overlap: bool) -> Priced:
+def price_prefill(
+    prefill: Prefill, head: Site, overlap: bool = False, stream_least: int | None = None
+) -> Priced:
     """Seconds until every prompt has its first token.
 
-    mode: CPU-resident blocks compute where they are ("compute"), or their weights visit the
-    accelerator in each step ("stream_step") or once ("stream_prompt"), loading one block while
-    the one before computes. overlap: the CPU's stage of one step runs beside the accelerator's
-    of the step before; for mode "compute" only.
+    overlap: the CPU's stage of one step runs beside the accelerator's of the step before.
+    stream_least: in steps of at least so many tokens the CPU's blocks compute on the accelerator,
+    which their weights visit; not together with overlap.
     """
     setting = prefill.setting
     rows, accelerator = setting.rows, setting.accelerator
@@ -166,63 +191,61 @@ def price_prefill(prefill: Prefill, head: Site, mode: Mode, overlap: bool) -> Pr
     at = 0 if head == "cpu" else DEVICE_TERMS
     base[at : at + DEVICE_TERMS] += prefill.head[head][:, None]
     base[FIXED] += prefill.steps * setting.cpu.step_s
-    streams = np.asarray((mode != "compute") & (rows.boundary > 0))
     if accelerator is not None:
         own = slice(DEVICE_TERMS, 2 * DEVICE_TERMS)
         base[own] += (rest @ prefill.accelerator.sum(axis=1)).T
         base[own] += np.outer(prefill.embedding["accelerator"].sum(axis=0), rows.embedded)
-        used = rows.uses_accelerator(head) | streams
+        used = rows.uses_accelerator(head)
         base[own.start + FIXED] += prefill.steps * accelerator.step_s * used
-        base[LINK] += _links(prefill, head, used, streams)
-    if mode == "compute":
-        base[:DEVICE_TERMS] += (counts @ prefill.cpu.sum(axis=1)).T
-    else:
-        base[STREAM] += _stream_s(prefill, mode, counts)
+        total, outputs = int(prefill.tokens.sum()), prefill.outputs
+        ends = int((outputs > 0).sum())
+        base[LINK] += crossing_s(setting, head, total, prefill.steps, int(outputs.sum()), ends)
+    streams = np.zeros(prefill.steps, bool)
+    if stream_least is not None:
+        streams = prefill.tokens >= stream_least
+        base[STREAM] += _stream_s(prefill, streams)
+    base[:DEVICE_TERMS] += (counts @ prefill.cpu[:, ~streams].sum(axis=1)).T
     paged = rest @ prefill.overflow.sum(axis=1)
     saved = prefill.overlap_s if overlap else np.zeros_like(paged)
     return Priced(base, np.zeros_like(paged), paged, saved)
 
 
-def _links(prefill: Prefill, head: Site, used: Bools, streams: Bools) -> F64:
-    """[rows] crossings; a stage that streams its weights is on the accelerator meanwhile."""
-    ends = prefill.outputs > 0
-    return crossing_s(
-        prefill.setting,
-        head,
-        used,
-        int(prefill.tokens.sum()),
-        prefill.steps,
-        int(prefill.tokens[ends].sum()),
-        int(ends.sum()),
-        int(prefill.outputs.sum()),
-        streams,
-    )
-
-
-def _stream_s(prefill: Prefill, mode: Mode, counts: F64) -> F64:
-    """[rows] seconds for the CPU's blocks to visit the accelerator: each block costs its load,
-    its computation or its K and V going back, whichever is longest; the first load is exposed."""
+def _stream_s(prefill: Prefill, streams: Bools) -> F64:
+    """[rows] seconds for the CPU's blocks to visit the accelerator in the steps that `streams`
+    [steps] says. While one block computes, its K and V of earlier positions and of this step
+    crossing the link, the next is loaded; of the first either the load or, if that is shorter,
+    the computation is exposed."""
     setting, queries = prefill.setting, prefill.queries
     link = setting.link
     assert link is not None
-    visit, fill = [], []
+    past = np.bincount(queries.step, queries.past)  # [steps]
+    visit, exposed = [], []
     for index, unit in enumerate(setting.classes.units):
         kv = sum(position_bytes(setting.model, op) for op in attentions(unit))
         weights = setting.model.weight_bytes([unit])
-        compute = prefill.accelerator[index].sum(axis=1)  # [steps]
-        back = prefill.tokens * kv / link.to_host_bytes_per_s
         load = link.latency_s + weights / link.to_accelerator_bytes_per_s
-        if mode == "stream_prompt":
-            loads = np.array([load])
-            compute, back = compute.sum(keepdims=True), back.sum(keepdims=True)
-        else:
-            earlier = np.bincount(queries.step, queries.past) * kv
-            loads = load + earlier / link.to_accelerator_bytes_per_s
-        visit.append(float(np.maximum(np.maximum(loads, compute), back).sum()))
-        fill.append(float(min(loads[0], compute[0])))
-    first = fill[setting.classes.member[0]]
-    exposed = np.where(setting.rows.boundary > 0, first, 0.0)
-    return np.asarray(counts @ np.array(visit) + exposed)
+        work = prefill.accelerator[index].sum(axis=1) + kv * (
+            past / link.to_accelerator_bytes_per_s + prefill.tokens / link.to_host_bytes_per_s
+        )
+        visit.append(np.maximum(load, work)[streams].sum())
+        exposed.append(np.minimum(load, work)[streams].sum())
+    first = exposed[setting.classes.member[0]]
+    counts, _ = setting.counts()
+    return np.asarray(counts @ np.array(visit) + np.where(setting.rows.boundary > 0, first, 0.0))
+
+
+def _stream_from(setting: Setting) -> I64:
+    """[rows] the least power of two from which on the blocks of a step at the start of a prompt
+    are faster visiting the accelerator than on the CPU; step_tokens if there is none below."""
+    most = setting.limits.step_tokens
+    found = np.full(len(setting.rows.boundary), most, np.int64)
+    faster = np.ones(len(found), bool)
+    for tokens in reversed([1 << i for i in range(most.bit_length())]):
+        prompt = dataclasses.replace(setting, workload=Workload(tokens, 1), batch=1)
+        one = prepare(prompt)
+        faster &= _stream_s(one, np.ones(1, bool)) < setting.counts()[0] @ one.cpu.sum(axis=(1, 2))
+        found[faster] = tokens
+    return found
 
 
 def _overlap_s(prefill: Prefill) -> F64:

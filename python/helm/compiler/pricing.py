@@ -7,6 +7,7 @@ memory; the newest are kept.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -32,7 +33,7 @@ from helm.compiler.cost import (
     visible,
 )
 from helm.compiler.op_cost import CostedGraph, Step
-from helm.compiler.workload import Overflow, ResourceLimits, Workload
+from helm.compiler.workload import KvPlace, Overflow, ResourceLimits, Workload
 from helm.graph import Attention
 from helm.profile import AcceleratorProfile, CpuProfile, LinkProfile, Profile
 
@@ -62,7 +63,7 @@ class Rows:
 @dataclass(frozen=True)
 class Priced:
     """Seconds [TERMS, rows] that no page choice changes, and those it does: `attention` and
-    `overflow` [rows, pages] of the accelerator, `overlap` [rows, pages]."""
+    `overflow` [rows, pages] of the accelerator, `overlap` [rows, pages], which is negative."""
 
     base: F64
     attention: F64
@@ -74,6 +75,16 @@ class Priced:
         """[rows, pages]"""
         paged = self.attention + self.overflow + self.overlap
         return np.asarray(self.base.sum(axis=0)[:, None] + paged)
+
+    @property
+    def cpu(self) -> F64:
+        """[rows, 1] of the CPU alone."""
+        return np.asarray(self.base[:DEVICE_TERMS].sum(axis=0)[:, None])
+
+    @property
+    def accelerator(self) -> F64:
+        """[rows, pages] of the accelerator and its copies, which queue on one stream."""
+        return np.asarray(self.total - self.overlap - self.cpu)
 
     def terms(self, row: int, page: int) -> dict[str, float]:
         """The terms of one candidate, by name; they add up to its total."""
@@ -109,6 +120,20 @@ class Setting:
     def vocab(self) -> int:
         return next(v.width for v in self.model.graph.values if v.name == self.model.graph.logits)
 
+    @property
+    def most_sequences(self) -> int:
+        """As many as may have a row in one step."""
+        return max(self.limits.sequences, self.batch)
+
+    def pages_of(self, tokens: int) -> int:
+        """KV blocks of one layer that hold `tokens` positions."""
+        return -(-tokens // self.limits.page_tokens)
+
+    @property
+    def stream_pages(self) -> int:
+        """Page slots for a layer of the batch's prompts while its weights visit."""
+        return self.batch * self.pages_of(self.workload.prompt)
+
     def counts(self) -> tuple[F64, F64]:
         """[rows, classes] blocks on the CPU and on the accelerator."""
         first = self.classes.before([int(k) for k in self.rows.boundary])
@@ -123,7 +148,7 @@ def make_setting(
     threads: int,
     batch: int,
     *,
-    host_kv: bool = False,
+    kv: KvPlace = "any",
     classes: BlockClasses | None = None,
 ) -> Setting:
     """The rows are all layouts: all on the accelerator first, then by boundary."""
@@ -131,10 +156,9 @@ def make_setting(
     boundary = np.arange(blocks + 1)
     embedded = np.zeros(blocks + 1, bool)
     if profile.accelerator is None:
-        boundary, embedded = boundary[-1:], embedded[-1:]
+        kv, boundary, embedded = "host", boundary[-1:], embedded[-1:]
     else:
         boundary, embedded = np.insert(boundary, 0, 0), np.insert(embedded, 0, True)
-    alone = profile.accelerator is None or host_kv
     return Setting(
         model,
         profile.cpu.with_threads(threads),
@@ -144,38 +168,36 @@ def make_setting(
         limits,
         batch,
         Rows(boundary, embedded, blocks),
-        np.zeros(1, np.int64) if alone else page_choices(workload.context, limits.page_tokens),
+        page_choices(workload.context, limits.page_tokens, kv),
         classify(model) if classes is None else classes,
     )
 
 
-def page_choices(context: int, page_tokens: int) -> I64:
+def page_choices(context: int, page_tokens: int, kv: KvPlace = "any") -> I64:
     """From all KV blocks of a sequence down to none, evenly thinned when there are many."""
     most = -(-context // page_tokens)
+    if kv != "any":
+        return np.array([most if kv == "device" else 0], np.int64)
     choices = np.linspace(most, 0, min(most, _MOST_PAGES) + 1)
     return np.unique(np.round(choices).astype(np.int64))[::-1]
 
 
 def crossing_s(
-    setting: Setting, head: Site, used: Bools, tokens: int, steps: int, head_tokens: int,
-    head_steps: int, outputs: int, streams: Bools | None = None,
-) -> F64:  # fmt: skip
-    """[rows] seconds on the link: token ids or activations to the accelerator, activations or
-    logits back. used: rows that run any unit on the accelerator; streams: those whose CPU blocks
-    visit it, so that activations cross even when only the head lies there."""
+    setting: Setting, head: Site, tokens: int, steps: int, outputs: int, output_steps: int
+) -> F64:
+    """[rows] seconds on the link of `steps` that have `tokens` in all and `outputs` rows of logits:
+    token ids or activations to the accelerator, activations or logits back."""
     rows, link = setting.rows, setting.link
     if link is None:
         return np.zeros(len(rows.boundary))
-    row_bytes = _F32 * setting.hidden
-    only_head = used & ~rows.has_blocks
-    if streams is not None:
-        only_head &= ~streams
-    there = np.where(only_head, head_steps, steps) * link.latency_s
-    sent = np.where(only_head, head_tokens, tokens) * row_bytes
-    sent = np.where(rows.embedded, _F32 * tokens, sent)
-    returned = _F32 * outputs * setting.vocab if head == "accelerator" else head_tokens * row_bytes
-    back = head_steps * link.latency_s + returned / link.to_host_bytes_per_s
-    return np.where(used, there + sent / link.to_accelerator_bytes_per_s + back, 0.0)
+    activations = _F32 * tokens * setting.hidden
+    there = np.where(rows.embedded, _F32 * tokens, activations) / link.to_accelerator_bytes_per_s
+    if head == "accelerator":
+        returns, returned = output_steps, _F32 * outputs * setting.vocab
+    else:
+        returns, returned = steps, activations
+    copies = (steps + returns) * link.latency_s + there + returned / link.to_host_bytes_per_s
+    return np.where(rows.uses_accelerator(head), copies, 0.0)
 
 
 def device_base(setting: Setting, head: Site, unit_times: dict[str, F64], counts: F64) -> F64:
@@ -209,13 +231,43 @@ def unit_times(setting: Setting, step: Step) -> dict[str, F64]:
     return found
 
 
-def price_decode(setting: Setting, head: Site, overflow: Overflow, context: int) -> Priced:
-    """One decode step of `batch` sequences that each have `context` positions when it ends.
+def price_decode(
+    setting: Setting, head: Site, overflow: Overflow, context: int, groups: int = 1
+) -> Priced:
+    """Until each of `batch` sequences has one token; each has `context` positions by then.
 
     overflow "stream": pages in host memory return over the link while attention runs; "cpu": the
     CPU attends to them where they lie, at the same time as the accelerator to its own, and the
-    partial results are merged.
+    partial results are merged. groups 2: half of the sequences is at the CPU while the other half
+    is at the accelerator, as far as no page overflows.
     """
+    if groups == 1:
+        return _decode_step(setting, head, overflow, context)
+    halves = [(setting.batch + 1) // 2, setting.batch // 2]
+    first, second = (
+        _decode_step(dataclasses.replace(setting, batch=half), head, overflow, context)
+        for half in halves
+    )
+    serial = first.total + second.total
+    # Each device is given to one group after the other, and each group waits for itself.
+    period = np.maximum.reduce(
+        [
+            np.broadcast_to(first.cpu + second.cpu, serial.shape),
+            first.accelerator + second.accelerator,
+            first.total,
+            second.total,
+        ]
+    )
+    whole = setting.pages >= setting.pages_of(setting.workload.context)
+    return Priced(
+        first.base + second.base,
+        first.attention + second.attention,
+        first.overflow + second.overflow,
+        np.where(whole, period - serial, 0.0),
+    )
+
+
+def _decode_step(setting: Setting, head: Site, overflow: Overflow, context: int) -> Priced:
     batch = setting.batch
     counts, rest = setting.counts()
     times = unit_times(setting, Step(batch, context, batch))
@@ -233,7 +285,7 @@ def price_decode(setting: Setting, head: Site, overflow: Overflow, context: int)
     paged: F64 = np.zeros(shape)
     if setting.accelerator is not None:
         base[DEVICE_TERMS + FIXED] += setting.accelerator.step_s * used
-        base[LINK] += crossing_s(setting, head, used, batch, 1, batch, 1, batch)
+        base[LINK] += crossing_s(setting, head, batch, 1, batch, 1)
         for index, unit in enumerate(classes):
             for op in attentions(unit):
                 paged[index] += _overflow_s(setting, op, visible(op, query)[0], overflow)
@@ -245,7 +297,7 @@ def _decode_s(
     setting: Setting, op: Attention, positions: I64, device: CpuProfile | AcceleratorProfile
 ) -> F64:
     seen = setting.batch * np.asarray(positions, np.float64)
-    return attention_s(setting.model, op, seen, seen, device)
+    return attention_s(setting.model, op, 1, seen, seen, device)
 
 
 def _overflow_s(setting: Setting, op: Attention, seen: int, overflow: Overflow) -> F64:

@@ -1,4 +1,4 @@
-"""Finds the fastest placement that fits: every layout, page split, site, mode and thread count.
+"""Finds the fastest placement that fits: every layout, page split, schedule and thread count.
 
 Pure functions from (model, profile, workload, limits) to ranked candidates with reasons. Both
 memories are hard limits. Knows no file, no plan format and no terminal.
@@ -6,6 +6,8 @@ memories are hard limits. Knows no file, no plan format and no terminal.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,12 +19,13 @@ from helm.compiler.budget import PURPOSES, Budget, Items, itemise
 from helm.compiler.candidate import Candidate, Missing, Predicted
 from helm.compiler.cost import F64, classify
 from helm.compiler.op_cost import CostedGraph
-from helm.compiler.prefill import prepare, price_prefill
-from helm.compiler.pricing import Priced, Setting, Site, make_setting, price_decode
+from helm.compiler.prefill import Prefill, prepare, price_prefill
+from helm.compiler.pricing import Bools, Priced, Setting, Site, make_setting, price_decode
 from helm.compiler.workload import Mode, Overflow, ResourceLimits, Space, Workload
 from helm.profile import Profile
 
 _SITES: tuple[Site, ...] = ("accelerator", "cpu")
+_PLENTY = 2**60  # bytes
 
 
 @dataclass(frozen=True)
@@ -39,23 +42,52 @@ class SearchResult:
 
 
 @dataclass(frozen=True)
+class _Decode:
+    """One way to decode. allowed: [rows]."""
+
+    overflow: Overflow
+    groups: int
+    allowed: Bools
+    expected: Priced  # at the workload's expected context
+    full_context: Priced
+
+
+@dataclass(frozen=True)
+class _Prefill:
+    """One way to prefill. stream_least: see `price_prefill`."""
+
+    overlap: bool
+    stream_least: int | None
+    allowed: Bools
+    priced: Priced
+
+
+@dataclass(frozen=True)
 class _Choice:
-    """One point of the space but for row and page."""
+    """One point of what changes memory, but for row and page; every objective then wants the
+    fastest way to decode and the fastest to prefill. The first of each way is the plainest."""
 
     setting: Setting
     head: Site
-    overflow: Overflow
     mode: Mode
-    overlap: bool
-    decode: Priced
-    full_context: Priced  # decode
-    prefill: Priced
+    steps: Prefill
+    decodes: tuple[_Decode, ...]
+    prefills: tuple[_Prefill, ...]
     budget: Budget
 
-    @property
-    def plain(self) -> bool:
-        """Nothing but resident weights, as a fit by bytes alone would run it."""
-        return self.mode == "compute" and not self.overlap and self.overflow == "stream"
+    @functools.cached_property
+    def decode_s(self) -> F64:
+        """[ways, rows, pages], infinite where a way is not allowed"""
+        return _allowed_s([(way.expected.total, way.allowed) for way in self.decodes])
+
+    @functools.cached_property
+    def prefill_s(self) -> F64:
+        """[ways, rows, pages], likewise"""
+        return _allowed_s([(way.priced.total, way.allowed) for way in self.prefills])
+
+
+def _allowed_s(ways: list[tuple[F64, Bools]]) -> F64:
+    return np.stack([np.where(allowed[:, None], total, np.inf) for total, allowed in ways])
 
 
 def search(
@@ -78,38 +110,95 @@ def search(
     return best.result()
 
 
+def unlimited(
+    model: CostedGraph,
+    profile: Profile,
+    workload: Workload,
+    limits: ResourceLimits | None = None,
+    space: Space | None = None,
+) -> SearchResult:
+    """`search` if memory were no object: what layouts would reach that do not fit."""
+    plenty = dataclasses.replace(
+        limits or ResourceLimits(),
+        cpu_bytes=_PLENTY,
+        accelerator_bytes=_PLENTY,
+        accelerator_weights_bytes=None,
+    )
+    return search(model, profile, workload, plenty, space)
+
+
 def _choices(
     model: CostedGraph, profile: Profile, workload: Workload, limits: ResourceLimits, space: Space
 ) -> Iterator[_Choice]:
     classes = classify(model)
     for batch, threads in itertools.product(_batches(workload), _threads(profile, space)):
-        host_kv = space.kv == "host"
         setting = make_setting(
-            model, profile, workload, limits, threads, batch, host_kv=host_kv, classes=classes
+            model, profile, workload, limits, threads, batch, kv=space.kv, classes=classes
         )
-        yield from _setting_choices(setting, space)
-
-
-def _setting_choices(setting: Setting, space: Space) -> Iterator[_Choice]:
-    alone = setting.accelerator is None
-    heads = _SITES[1:] if alone else _SITES
-    prefill = prepare(setting)
-    context = setting.workload.expected_context
-    modes: Sequence[Mode] = ("compute",) if alone else space.prefill
-    for head in heads:
-        decodes = {
-            site: (
-                price_decode(setting, head, site, context),
-                price_decode(setting, head, site, setting.workload.context),
-            )
-            for site in (space.overflow[:1] if alone else space.overflow)
-        }
+        decodes = {head: tuple(_decodes(setting, head, space)) for head in _heads(setting)}
+        modes: Sequence[Mode] = ("compute",) if setting.accelerator is None else space.prefill
         for mode in modes:
-            budget = itemise(setting, head, mode)
-            for overlap in (False,) if alone or mode != "compute" else space.overlap:
-                priced = price_prefill(prefill, head, mode, overlap)
-                for site, decode in decodes.items():
-                    yield _Choice(setting, head, site, mode, overlap, *decode, priced, budget)
+            for sized in _sized(setting, mode, space):
+                steps = prepare(sized)
+                for head in _heads(setting):
+                    prefills = tuple(_prefills(steps, head, mode, space))
+                    if prefills:
+                        budget = itemise(sized, head, mode)
+                        yield _Choice(sized, head, mode, steps, decodes[head], prefills, budget)
+
+
+def _heads(setting: Setting) -> Sequence[Site]:
+    return _SITES[1:] if setting.accelerator is None else _SITES
+
+
+def _sized(setting: Setting, mode: Mode, space: Space) -> Iterator[Setting]:
+    """The setting with the tokens that a step may have: longer ones only where weights visit, and
+    no longer than what the prompts fill."""
+    yield setting
+    if mode == "compute":
+        return
+    most = 1 << (setting.workload.prompt * setting.batch - 1).bit_length()
+    for tokens in space.stream_steps:
+        if setting.limits.step_tokens < tokens <= most:
+            limits = dataclasses.replace(setting.limits, step_tokens=tokens)
+            yield dataclasses.replace(setting, limits=limits)
+
+
+def _decodes(setting: Setting, head: Site, space: Space) -> Iterator[_Decode]:
+    rows, work = setting.rows, setting.workload
+    every = np.ones(len(rows.boundary), bool)
+    both = _both(setting, head)
+    may_overflow = setting.accelerator is not None and space.kv != "device"
+    overflows = space.overflow if may_overflow else space.overflow[:1]
+    for groups, site in itertools.product(space.decode_groups, overflows):
+        if groups > 1 and (setting.batch < groups or not both.any()):
+            continue
+        priced = [
+            price_decode(setting, head, site, context, groups)
+            for context in (work.expected_context, work.context)
+        ]
+        yield _Decode(site, groups, every if groups == 1 else both, *priced)
+
+
+def _prefills(steps: Prefill, head: Site, mode: Mode, space: Space) -> Iterator[_Prefill]:
+    setting = steps.setting
+    rows = setting.rows
+    if mode == "stream":
+        visits = (rows.boundary > 0) & rows.uses_accelerator(head)
+        for least in steps.stream_choices():
+            yield _Prefill(False, least, visits, price_prefill(steps, head, stream_least=least))
+        return
+    every = np.ones(len(rows.boundary), bool)
+    for overlap in (False,) if setting.accelerator is None else space.overlap:
+        allowed = rows.has_blocks & ~rows.embedded if overlap else every
+        yield _Prefill(overlap, None, allowed, price_prefill(steps, head, overlap))
+
+
+def _both(setting: Setting, head: Site) -> Bools:
+    """[rows] whether each device has a unit."""
+    rows = setting.rows
+    on_cpu = ~rows.embedded | (rows.boundary > 0) | (head == "cpu")
+    return np.asarray(on_cpu & rows.uses_accelerator(head))
 
 
 def _batches(workload: Workload) -> list[int]:
@@ -128,7 +217,7 @@ def _threads(profile: Profile, space: Space) -> list[int]:
 
 def _scores(choice: _Choice, workload: Workload) -> tuple[F64, F64]:
     """[rows, pages] the objective and what breaks ties, both to be small."""
-    ttft, step = choice.prefill.total, choice.decode.total
+    ttft, step = choice.prefill_s.min(axis=0), choice.decode_s.min(axis=0)
     if workload.objective == "decode":
         return step, ttft
     if workload.objective == "ttft":
@@ -158,8 +247,8 @@ class _Best:
     def offer(self, choice: _Choice) -> None:
         lacks = sum(missing(choice.budget, self._available, self._limits))
         first, second = _scores(choice, self._workload)
-        if choice.plain:
-            self._offer_labels(choice, np.asarray(lacks), first)
+        if choice.mode == "compute":
+            self._offer_labels(choice, np.asarray(lacks))
         scores = np.stack([lacks, first, second])  # [3, rows, pages]
         page = _least(scores)
         score = np.take_along_axis(scores, page[None, :, None], axis=2)[:, :, 0]
@@ -173,15 +262,17 @@ class _Best:
         allowed = np.ones(len(rows.boundary), bool)
         if self._space.one_boundary and choice.head == "cpu":
             allowed &= rows.boundary == self._blocks
-        if choice.mode != "compute":
-            allowed &= rows.boundary > 0  # nothing to stream
-        if choice.overlap:
-            allowed &= rows.has_blocks & ~rows.embedded
+        if choice.mode == "stream":
+            allowed &= choice.prefills[0].allowed
         return allowed
 
-    def _offer_labels(self, choice: _Choice, lacks: F64, first: F64) -> None:
+    def _offer_labels(self, choice: _Choice, lacks: F64) -> None:
         """The plans that need no model of time: everything on one side, and as many blocks as
-        fit beside their whole KV cache."""
+        fit beside their whole KV cache, run in the plainest way."""
+        choice = dataclasses.replace(
+            choice, decodes=choice.decodes[:1], prefills=choice.prefills[:1]
+        )
+        first, _ = _scores(choice, self._workload)
         full, last = 0, lacks.shape[0] - 1
         offers = [("all-cpu", last, 0)] if choice.head == "cpu" else [("all-accelerator", 0, 0)]
         if choice.head == "accelerator":
@@ -216,31 +307,38 @@ class _Best:
     def _candidate(self, choice: _Choice, page: int, row: int) -> Candidate:
         setting, rows = choice.setting, choice.setting.rows
         lacks = missing(choice.budget, self._available, self._limits)
-        most = -(-self._workload.context // setting.limits.page_tokens)
         held = int(setting.pages[page]) if rows.has_blocks[row] else 0
+        decode = choice.decodes[int(np.argmin(choice.decode_s[:, row, page]))]
+        prefill = choice.prefills[int(np.argmin(choice.prefill_s[:, row, page]))]
+        least = prefill.stream_least
         return Candidate(
             blocks=self._blocks,
             cpu_blocks=int(rows.boundary[row]),
             embedding="accelerator" if rows.embedded[row] else "cpu",
             head=choice.head,
-            kv_blocks=most,
+            kv_blocks=setting.pages_of(self._workload.context),
             accelerator_kv_blocks=held,
-            overflow=choice.overflow,
+            overflow=decode.overflow,
+            decode_groups=decode.groups,
             prefill_mode=choice.mode,
-            prefill_overlap=choice.overlap,
+            prefill_overlap=prefill.overlap,
+            step_tokens=setting.limits.step_tokens,
+            stream_tokens=0 if least is None else choice.steps.stream_tokens(row, least),
+            stream_pages=0 if least is None else setting.stream_pages,
             threads=setting.cpu.threads,
             sequences=setting.batch,
-            predicted=_predict(choice, self._workload, row, page),
+            predicted=_predict(setting.batch, decode, prefill, self._workload, row, page),
             memory=choice.budget.at(row, page),
             missing=Missing(*(int(device[row, page]) for device in lacks)),
             objective_s=float(_scores(choice, self._workload)[0][row, page]),
         )
 
 
-def _predict(choice: _Choice, workload: Workload, row: int, page: int) -> Predicted:
-    batch = choice.setting.batch
-    ttft, step = float(choice.prefill.total[row, page]), float(choice.decode.total[row, page])
-    full = float(choice.full_context.total[row, page])
+def _predict(
+    batch: int, decode: _Decode, prefill: _Prefill, workload: Workload, row: int, page: int
+) -> Predicted:
+    ttft, step = float(prefill.priced.total[row, page]), float(decode.expected.total[row, page])
+    full = float(decode.full_context.total[row, page])
     total = -(-workload.batch // batch) * (ttft + (workload.output - 1) * step)
     return Predicted(
         ttft_s=ttft,
@@ -250,8 +348,8 @@ def _predict(choice: _Choice, workload: Workload, row: int, page: int) -> Predic
         full_context_decode_tokens_per_s=batch / full,
         total_s=total,
         tokens_per_s=workload.batch * workload.output / total,
-        decode_terms=choice.decode.terms(row, page),
-        prefill_terms=choice.prefill.terms(row, page),
+        decode_terms=decode.expected.terms(row, page),
+        prefill_terms=prefill.priced.terms(row, page),
     )
 
 

@@ -9,7 +9,8 @@ from helm.errors import InvalidError
 
 Objective = Literal["decode", "ttft", "total", "throughput"]
 Overflow = Literal["stream", "cpu"]
-Mode = Literal["compute", "stream_step", "stream_prompt"]
+Mode = Literal["compute", "stream"]
+KvPlace = Literal["device", "host", "any"]
 OBJECTIVES: tuple[Objective, ...] = ("decode", "ttft", "total", "throughput")
 DEFAULT_RESERVE_BYTES = 512 << 20  # interpreter, tokenizer, page tables, the system's own needs
 ACCELERATOR_RESERVE_BYTES = 512 << 20  # the driver's context, its libraries, fragmentation
@@ -58,7 +59,7 @@ class ResourceLimits:
     """What a plan may take. None takes all that the profile states.
 
     accelerator_weights_bytes: a bound on weights alone within accelerator_bytes. sequences and
-    step_tokens size the activation buffers.
+    step_tokens size the activation buffers; steps may be longer where weights visit.
     """
 
     cpu_bytes: int | None = None
@@ -89,16 +90,22 @@ class ResourceLimits:
 
 @dataclass(frozen=True)
 class Space:
-    """The decisions that the search may take; narrow it to fix one.
+    """The decisions that the search may take; narrow it to fix one. The default is everything
+    that the runtime executes.
 
     one_boundary: the published layer partition, a single cut of the list of units: the first on
-    the CPU, the rest on the accelerator. kv: "any" splits KV pages of accelerator layers between
-    both memories, "host" keeps them all in host memory. threads None: all counts of the sweep.
+    the CPU, the rest on the accelerator. kv: where pages of accelerator layers lie: "device" in
+    the accelerator's memory, "host" in host memory, "any" split between both at every share; the
+    runtime executes "device" alone. stream_steps: tokens a step may have where weights of CPU
+    blocks visit the accelerator, besides those of the limits. decode_groups: sequences take turns
+    in so many groups. threads None: all counts of the sweep.
     """
 
     one_boundary: bool = False
-    kv: Literal["any", "host"] = "any"
+    kv: KvPlace = "device"
     overflow: tuple[Overflow, ...] = ("stream", "cpu")
-    prefill: tuple[Mode, ...] = ("compute", "stream_step", "stream_prompt")
+    prefill: tuple[Mode, ...] = ("compute", "stream")
+    stream_steps: tuple[int, ...] = (2048, 8192)
     overlap: tuple[bool, ...] = (False, True)
+    decode_groups: tuple[int, ...] = (1, 2)
     threads: tuple[int, ...] | None = None

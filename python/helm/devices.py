@@ -1,0 +1,79 @@
+"""The accelerators that models can run on, by specification: "cuda", "cuda:N" or "sim:...".
+
+Opens devices to see what they are; measures and plans nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from helm.errors import DeviceError, InvalidError
+
+CPU = "cpu"
+CUDA = "cuda"
+SIM = "sim"
+HELP = "cpu, cuda, cuda:N or sim:vram=2GiB,link=16GB/s,latency=10us,threads=1"
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One that can be opened. kind: "sim" or "cuda". free_bytes: when it was looked at."""
+
+    specification: str
+    kind: str
+    name: str
+    memory_bytes: int
+    free_bytes: int
+
+    @property
+    def rates_specification(self) -> str:
+        """Without what its speed does not depend on: how much memory a simulated one has."""
+        kind, _, options = self.specification.partition(":")
+        if kind != SIM:
+            return self.specification
+        kept = sorted(o for o in options.split(",") if o and not o.startswith("vram="))
+        return ":".join(filter(None, (kind, ",".join(kept))))
+
+
+def open_accelerator(specification: str) -> Accelerator:
+    """What `specification` names. Raises InvalidError for a malformed one and DeviceError with
+    the reason when the device cannot be had."""
+    from helm import _helm
+
+    info = _helm.accelerator_info(specification)
+    return Accelerator(specification, info.kind, info.name, info.memory_bytes, info.free_bytes)
+
+
+def find_accelerator(device: str | None) -> Accelerator | None:
+    """The accelerator to use, None for the CPU alone.
+
+    device None: the CUDA device if there is one that can be opened; "cpu": none; else that one,
+    with the errors of `open_accelerator`.
+    """
+    if device is not None and not isinstance(device, str):
+        raise InvalidError(f"[device] expected {HELP}, got {device!r}")
+    if device == CPU:
+        return None
+    if device is not None:
+        return open_accelerator(device)
+    try:
+        return open_accelerator(CUDA)
+    except DeviceError:
+        return None
+
+
+def device_report() -> list[dict[str, Any]]:
+    """What can be asked for, and why not: name, available, text, and bytes where they are known."""
+    report: list[dict[str, Any]] = [{"name": CPU, "available": True, "text": "always"}]
+    try:
+        found = open_accelerator(CUDA)
+    except DeviceError as reason:
+        text = str(reason).removeprefix("[device] ")
+        report.append({"name": CUDA, "available": False, "text": text})
+    else:
+        sizes = {"memory_bytes": found.memory_bytes, "free_bytes": found.free_bytes}
+        report.append({"name": CUDA, "available": True, "text": found.name, **sizes})
+    text = "always; an accelerator of host memory, as sim:vram=2GiB,link=16GB/s"
+    report.append({"name": SIM, "available": True, "text": text})
+    return report

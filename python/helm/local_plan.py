@@ -1,0 +1,269 @@
+"""Plans and loads on this machine: which devices, which profile, how much of each memory.
+
+An accelerator's plan is searched with the machine's profile; the CPU alone needs none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from helm.checkpoint import TensorInfo
+from helm.compiler.planning import Request, workload_of
+from helm.compiler.workload import OBJECTIVES
+from helm.config import ModelConfig
+from helm.devices import CPU, Accelerator, find_accelerator, open_accelerator
+from helm.errors import InvalidError, OutOfMemoryError
+from helm.machine import Machine, read_machine, useful_threads
+from helm.plan import make_plan
+from helm.plan_format import Plan
+from helm.profile import CpuProfile, Profile
+from helm.units import size_text
+
+Progress = Callable[[int, int], None]  # (done_bytes, total_bytes)
+Measuring = Callable[[str, float], None]  # (what is measured now, share done from 0 to 1)
+
+_LOADS = 3  # attempts, each with what is free then
+_STEP_TOKENS = 512
+_COUNTS = ("max_sequences", "page_tokens", "batch")
+_LIMITS = ("context", "threads", "memory_bytes", "vram_bytes", "prompt_tokens", "output_tokens")
+_log = logging.getLogger("helm")
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What the user says about placing a model; see helm.LLM."""
+
+    context: int | None = None
+    max_sequences: int = 8
+    dtype: str = "auto"
+    kv_dtype: str = "auto"
+    threads: int | None = None
+    page_tokens: int = 512
+    weights: str = "copied"
+    progress: Progress | None = None
+    memory_bytes: int | None = None
+    device: str | None = None
+    vram_bytes: int | None = None
+    profile: Profile | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    batch: int = 1
+    objective: str = "total"
+    measuring: Measuring | None = None
+
+    def __post_init__(self) -> None:
+        for name in (*_COUNTS, *_LIMITS):
+            value = getattr(self, name)
+            if value is None and name in _LIMITS:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidError(f"[load] {name} must be an integer of at least 1, got {value!r}")
+        if self.weights not in ("copied", "mapped"):
+            raise InvalidError(f'[load] weights must be "copied" or "mapped", got {self.weights!r}')
+        if self.objective not in OBJECTIVES:
+            raise InvalidError(
+                f"[load] objective must be {', '.join(OBJECTIVES)}, got {self.objective!r}"
+            )
+        for name, call in (("progress", "done, total"), ("measuring", "what, share")):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise InvalidError(f"[load] {name} must be callable as {name}({call})")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to plan for. profile None: the CPU, as it is."""
+
+    machine: Machine
+    accelerator: Accelerator | None
+    profile: Profile | None
+
+
+def load_engine(
+    config: ModelConfig,
+    infos: Mapping[str, TensorInfo],
+    directory: str,
+    tensors: Mapping[str, Any],
+    options: LoadOptions,
+) -> tuple[Plan, Any]:
+    """Plans, loads, and plans again where an accelerator has less free by then than planned.
+
+    tensors: those bound from memory, by name. Raises what `make_plan`, `open_accelerator` and the
+    engine raise.
+    """
+    target = find_target(options)
+    notices = _foreign(options.profile)
+    for last in (False,) * (_LOADS - 1) + (True,):
+        plan = plan_here(config, infos, options, target)
+        plan = dataclasses.replace(plan, notices=(*notices, *plan.notices))
+        try:
+            return plan, _engine(plan, directory, tensors, options, target)
+        except OutOfMemoryError:
+            less = None if last else _less_memory(plan, target)
+            if less is None or less.accelerator is None or target.accelerator is None:
+                raise
+            notices += (
+                f"{less.accelerator.name} had {size_text(less.accelerator.free_bytes)} free when "
+                f"the model was loaded, not {size_text(target.accelerator.free_bytes)}; placed "
+                "again with that",
+            )
+            target = less
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _foreign(profile: Profile | None) -> tuple[str, ...]:
+    """Says whose rates decide if they are not this machine's."""
+    from helm.calibrate import identity
+
+    if profile is None or profile.identity.items() >= identity().items():
+        return ()
+    return (
+        f"units are placed by the rates of {profile.name}, another machine; the predicted rate is "
+        "for that one, the memory this one's",
+    )
+
+
+def _less_memory(plan: Plan, target: Target) -> Target | None:
+    """The target with what its accelerator has free now; None where that is not what the plan
+    lacked."""
+    if target.accelerator is None or "accelerator" not in plan.memory:
+        return None
+    now = open_accelerator(target.accelerator.specification)
+    if now.free_bytes >= plan.memory["accelerator"].total_bytes:
+        return None
+    return dataclasses.replace(target, accelerator=now)
+
+
+def find_target(options: LoadOptions) -> Target:
+    """Opens the device; measures the machine if its profile is needed and not cached."""
+    machine = read_machine()
+    accelerator = find_accelerator(options.device)
+    if accelerator is None:
+        if options.vram_bytes is not None:
+            raise InvalidError(
+                "[load] memory of an accelerator was limited (--vram), but the model runs on the "
+                "CPU alone; choose an accelerator with --device, or leave the limit out"
+            )
+        profile = options.profile
+        if profile is not None:
+            profile = dataclasses.replace(profile, accelerator=None, link=None)
+        return Target(machine, None, profile)
+    profile = options.profile or _measured(accelerator, options)
+    if profile.accelerator is None:
+        raise InvalidError(
+            f"[load] profile {profile.name!r} has no accelerator, but {accelerator.specification} "
+            "is to be used; choose another --profile, or measure this machine with helm-llm "
+            f"profile --device {accelerator.specification}"
+        )
+    return Target(machine, accelerator, profile)
+
+
+def _measured(accelerator: Accelerator, options: LoadOptions) -> Profile:
+    from helm.profile_cache import machine_profile
+
+    told = False
+
+    def tell(_what: str, _share: float) -> None:
+        nonlocal told
+        if not told:
+            _log.warning("measuring this machine with %s, once, ~15 s", accelerator.name)
+        told = True
+
+    return machine_profile(accelerator, progress=options.measuring or tell)
+
+
+def plan_here(
+    config: ModelConfig,
+    infos: Mapping[str, TensorInfo],
+    options: LoadOptions,
+    target: Target,
+) -> Plan:
+    """Within what the machine and the options grant; the profile decides only what is best."""
+    machine, profile = target.machine, target.profile
+    memory_bytes = _least(machine.memory_bytes, options.memory_bytes)
+    sequences = max(options.max_sequences, options.batch)
+    step_tokens = max(_STEP_TOKENS, sequences)
+    common: dict[str, Any] = {
+        "max_sequences": sequences,
+        "dtype": options.dtype,
+        "kv_dtype": options.kv_dtype,
+        "page_tokens": options.page_tokens,
+        "step_tokens": step_tokens,
+        "memory_bytes": memory_bytes,
+    }
+    if profile is None:
+        weights_bytes = sum(info.nbytes for info in infos.values())
+        threads = options.threads or useful_threads(weights_bytes, machine.threads)
+        return make_plan(config, infos, context=options.context, threads=threads, **common)
+    request = Request(
+        options.prompt_tokens,
+        options.output_tokens,
+        options.batch,
+        options.context,
+        options.objective,
+    )
+    counts = [n for n in profile.cpu.thread_sweep if n <= machine.threads] or [machine.threads]
+    if options.threads is not None:
+        counts = [options.threads]
+    accelerator = target.accelerator
+    vram = None if accelerator is None else _least(accelerator.free_bytes, options.vram_bytes)
+    return make_plan(
+        config,
+        infos,
+        profile=dataclasses.replace(profile, cpu=with_thread_counts(profile.cpu, counts)),
+        workload=workload_of(config, request),
+        accelerator_bytes=vram,
+        **common,
+    )
+
+
+def _least(found: int, limit: int | None) -> int:
+    return found if limit is None else min(found, limit)
+
+
+def with_thread_counts(cpu: CpuProfile, counts: Iterable[int]) -> CpuProfile:
+    """`cpu` on a machine that runs these numbers of threads; one that was not measured has the
+    rates of the nearest that was."""
+    nearest = {n: min(cpu.thread_sweep, key=lambda m: (abs(m - n), m)) for n in counts}
+    sweep = {n: cpu.thread_sweep[m] for n, m in nearest.items()}
+    if sweep == cpu.thread_sweep:
+        return cpu
+    threads = min(nearest, key=lambda n: (abs(n - cpu.threads), n))
+    cpu = cpu.with_threads(nearest[threads])
+    return dataclasses.replace(cpu, threads=threads, thread_sweep=sweep)
+
+
+def units_by_device(plan: Plan) -> dict[str, list[str]]:
+    """What lies on "cpu" and "accelerator": "embedding", "blocks 0-3", ..., in order."""
+    from helm.explain import unit_runs
+
+    devices = [unit.device for unit in plan.units]
+    held: dict[str, list[str]] = {"cpu": [], "accelerator": []}
+    for label, first, _last in unit_runs(devices):
+        held[devices[first]].append(label)
+    return held
+
+
+def _engine(
+    plan: Plan,
+    directory: str,
+    tensors: Mapping[str, Any],
+    options: LoadOptions,
+    target: Target,
+) -> Any:
+    from helm import _helm
+
+    placed = {tensor.name for tensor in plan.tensors}
+    device = CPU if target.accelerator is None else target.accelerator.specification
+    return _helm.Engine(
+        plan.to_json(),
+        directory,
+        {name: tensor for name, tensor in tensors.items() if name in placed},
+        mapped=options.weights == "mapped",
+        progress=options.progress,
+        device=device,
+    )

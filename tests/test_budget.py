@@ -1,0 +1,82 @@
+"""What a plan says of each device's memory against what the engine takes there."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import search_cases
+import small_models
+from helm import _helm
+from helm.checkpoint import read_checkpoint
+from helm.compiler.search import search
+from helm.compiler.workload import ResourceLimits, Space, Workload
+from helm.config import load_config
+from helm.models import build_graph
+from helm.plan import Plan, costed_graph, make_plan
+from helm.profile import Profile
+
+EXACT = ("weights", "kv", "activations", "staging")
+WORK = Workload(70, 20, 3, 100)
+SPACE = Space(prefill=("compute",))
+
+
+def scaled(rates: Any, factor: float) -> Any:
+    if isinstance(rates, dict):
+        return {name: scaled(inner, factor) for name, inner in rates.items()}
+    return rates * factor
+
+
+def fast_accelerator() -> Profile:
+    """A machine on which the more there is on the accelerator the better."""
+    document = search_cases.random_profile(3)
+    for site in ("accelerator", "link"):
+        for key, value in document[site].items():
+            if key.endswith(("_per_s", "_flops")):
+                document[site][key] = scaled(value, 1e3)
+    return Profile.from_json(json.dumps(document))
+
+
+def plans_of(name: str, dtype: str) -> list[Plan]:
+    """The best plan with as much accelerator memory as each layout takes."""
+    folder = small_models.model_dir(name, dtype)
+    config, tensors = load_config(folder), read_checkpoint(folder)
+    options = {"max_sequences": 3, "page_tokens": 16, "step_tokens": 24, "memory_bytes": 1 << 30}
+    alone = make_plan(config, tensors, threads=2, context=100, **options)
+    graph = build_graph(config, tensors.keys())
+    limits = ResourceLimits(1 << 30, 1 << 40, step_tokens=24, page_tokens=16, sequences=3)
+    profile = fast_accelerator()
+    layouts = search(
+        costed_graph(graph, alone.tensors, alone.kv.dtype), profile, WORK, limits, SPACE
+    ).by_layout
+    return [
+        make_plan(
+            config, tensors, profile=profile, workload=WORK, space=SPACE,
+            accelerator_bytes=layout.total_bytes("accelerator"), **options,
+        )
+        for layout in layouts
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, "f32") for name in small_models.CASES), ("qwen3", "bf16")]
+)
+def test_the_engine_takes_what_the_plan_says(name: str, dtype: str) -> None:
+    folder = str(small_models.model_dir(name, dtype))
+    placements = set()
+    for plan in plans_of(name, dtype):
+        placements.add(tuple(unit.device for unit in plan.units))
+        devices = _helm.Engine(plan.to_json(), folder, device="sim").stats["devices"]
+        assert {use["device"] for use in devices} == plan.memory.keys()
+        for use in devices:
+            stated = plan.memory[use["device"]]
+            for item in EXACT:
+                assert use[f"{item}_bytes"] == getattr(stated, f"{item}_bytes"), (item, plan.units)
+            assert use["workspace_bytes"] <= stated.workspace_bytes
+            assert use["peak_bytes"] <= stated.total_bytes
+            if use["device"] == "accelerator":
+                assert use["budget_bytes"] == stated.total_bytes + stated.reserve_bytes
+    assert len(placements) >= 4, placements
+    assert any(len(set(devices)) == 2 for devices in placements)

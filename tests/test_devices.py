@@ -1,0 +1,230 @@
+"""Models on a simulated accelerator through the public API: same tokens, true reports, errors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import helm
+from device_profiles import fast_accelerator, half_of_it
+from helm import local_plan
+from helm.devices import Accelerator, device_report, find_accelerator, open_accelerator
+from helm.local_plan import with_thread_counts
+from helm.profile import load_profile
+
+PROMPTS = ["Once upon a time", "The dog", "A"]
+OPTIONS: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True}
+HAS_CUDA = find_accelerator(None) is not None
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    with helm.LLM(device="cpu") as llm:
+        return [result.tokens for result in llm.generate(PROMPTS, **OPTIONS)]
+
+
+@pytest.fixture(scope="module")
+def whole() -> Iterator[helm.LLM]:
+    """All units on the accelerator."""
+    with helm.LLM(device="sim", profile=fast_accelerator()) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def half(whole: helm.LLM) -> Iterator[helm.LLM]:
+    """Some units on either device, for lack of memory."""
+    device = f"sim:vram={half_of_it(whole)}"
+    with helm.LLM(device=device, profile=fast_accelerator()) as llm:
+        yield llm
+
+
+def tokens_of(llm: helm.LLM) -> list[list[int]]:
+    return [result.tokens for result in llm.generate(PROMPTS, **OPTIONS)]
+
+
+def test_tokens_are_the_cpu_s_wherever_units_lie(
+    whole: helm.LLM, half: helm.LLM, expected: list[list[int]]
+) -> None:
+    assert whole.plan.units_cpu == 0
+    assert min(half.plan.units_cpu, half.plan.units_accelerator) > 0
+    assert tokens_of(whole) == tokens_of(half) == expected
+    assert [half.generate(prompt, **OPTIONS).tokens for prompt in PROMPTS] == expected
+
+
+def test_a_chat_goes_on_from_pages_on_both_devices(half: helm.LLM) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    with helm.LLM(device="cpu") as llm:
+        for _ in range(2):
+            answer = half.chat(messages, max_tokens=8, temperature=0)
+            assert answer.tokens == llm.chat(messages, max_tokens=8, temperature=0).tokens
+            messages += [{"role": "assistant", "content": answer.text}]
+            messages += [{"role": "user", "content": "And then?"}]
+
+
+def test_stats_say_what_lies_where(half: helm.LLM) -> None:
+    cpu, own = half.stats["devices"]
+    assert (cpu["kind"], own["kind"]) == ("cpu", "sim")
+    names = cpu["units"] + own["units"]
+    assert len(names) == len(set(names))
+    assert "head" in names
+    assert cpu["weights_bytes"] > 0
+    planned = half.plan.memory["accelerator"]
+    assert own["weights_bytes"] == planned.weights_bytes
+    assert own["kv_bytes"] == planned.kv_bytes
+    assert own["peak_bytes"] <= own["budget_bytes"] == planned.total_bytes + planned.reserve_bytes
+    assert half.plan.prediction is not None
+    assert half.stats["predicted"] == half.plan.prediction.predicted.decode_tokens_per_s
+
+
+def test_the_memory_of_the_accelerator_is_a_limit(whole: helm.LLM, half: helm.LLM) -> None:
+    options: dict[str, Any] = {"device": "sim", "profile": fast_accelerator()}
+    with helm.LLM(vram_bytes=half_of_it(whole), **options) as llm:
+        assert llm.plan.units == half.plan.units
+    with helm.LLM(vram_bytes=1 << 20, **options) as llm:
+        assert llm.plan.units_accelerator == 0
+        assert len(llm.stats["devices"]) == 1
+
+
+def test_objective_and_work_reach_the_plan() -> None:
+    with helm.LLM(
+        device="sim", profile=fast_accelerator(), objective="ttft", prompt_tokens=100,
+        output_tokens=20, batch=2, context=200, threads=1,
+    ) as llm:  # fmt: skip
+        assert llm.plan.prediction is not None
+        work = llm.plan.prediction.workload
+        assert (work.prompt, work.output, work.batch, work.context) == (100, 20, 2, 200)
+        assert work.objective == "ttft"
+        assert llm.plan.threads == 1
+
+
+def test_a_profile_alone_plans_for_the_cpu(expected: list[list[int]]) -> None:
+    with helm.LLM(device="cpu", profile=fast_accelerator(), threads=3) as llm:
+        assert llm.plan.units_accelerator == 0
+        assert llm.plan.threads == 3
+        assert llm.plan.prediction is not None
+        assert tokens_of(llm) == expected
+
+
+def test_without_a_device_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    if HAS_CUDA:
+        pytest.skip("a CUDA device can be opened")
+    with helm.LLM() as llm:
+        assert [use["kind"] for use in llm.stats["devices"]] == ["cpu"]
+        assert llm.plan.notices == ()
+        assert llm.plan.prediction is None
+    assert caplog.records == []
+
+
+# --- less memory than planned --------------------------------------------------------------------
+
+
+def claim(monkeypatch: pytest.MonkeyPatch, free_bytes: int) -> None:
+    """Planning finds `free_bytes`; when the model is loaded, another process has taken them."""
+
+    def find(device: str | None) -> Accelerator:
+        assert device is not None
+        return dataclasses.replace(open_accelerator(device), free_bytes=free_bytes)
+
+    monkeypatch.setattr(local_plan, "find_accelerator", find)
+
+
+def test_memory_that_is_gone_at_load_time_is_planned_without(
+    whole: helm.LLM, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim(monkeypatch, 8 << 30)
+    left = whole.stats["devices"][1]["peak_bytes"] // 2
+    with helm.LLM(device=f"sim:vram={left}", profile=fast_accelerator()) as llm:
+        (notice,) = (n for n in llm.plan.notices if "placed again" in n)
+        assert "not 8.00 GiB" in notice
+        assert llm.plan.units_accelerator == 0  # the reserve alone is more
+        assert tokens_of(llm) == expected
+
+
+def test_it_gives_up_after_a_few_attempts(whole: helm.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = whole.plan.memory["accelerator"].total_bytes
+    budgets = []
+
+    def plan(_config: object, _infos: object, _options: object, target: Any) -> helm.Plan:
+        budgets.append(target.accelerator.free_bytes)
+        return whole.plan
+
+    def refuse(*_: object) -> None:
+        raise helm.OutOfMemoryError("[memory] none left")
+
+    def shrink(specification: str) -> Accelerator:
+        return Accelerator(specification, "sim", "a device", taken, taken - len(budgets))
+
+    claim(monkeypatch, 8 << 30)
+    monkeypatch.setattr(local_plan, "plan_here", plan)
+    monkeypatch.setattr(local_plan, "_engine", refuse)
+    monkeypatch.setattr(local_plan, "open_accelerator", shrink)
+    with pytest.raises(helm.OutOfMemoryError, match="none left"):
+        helm.LLM(device="sim", profile=fast_accelerator())
+    assert budgets == [8 << 30, taken - 1, taken - 2]
+
+
+def test_too_little_host_memory_is_not_the_accelerator_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def refuse(plan: helm.Plan, *_: object) -> None:
+        calls.append(plan)
+        raise helm.OutOfMemoryError("[memory] the host has none left")
+
+    monkeypatch.setattr(local_plan, "_engine", refuse)
+    with pytest.raises(helm.OutOfMemoryError, match="the host has none"):
+        helm.LLM(device="sim", profile=fast_accelerator())
+    assert len(calls) == 1
+
+
+# --- what cannot be ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"device": "tpu"}, helm.InvalidError, 'unknown device "tpu"'),
+        ({"device": "sim:vram=lots"}, helm.InvalidError, 'vram is "lots"'),
+        ({"device": 5}, helm.InvalidError, "expected cpu, cuda"),
+        ({"device": "cpu", "vram_bytes": 1 << 30}, helm.InvalidError, "on the CPU alone"),
+        ({"device": "sim", "vram_bytes": 0}, helm.InvalidError, "vram_bytes must be"),
+        ({"objective": "speed"}, helm.InvalidError, "objective must be"),
+        ({"batch": 0}, helm.InvalidError, "batch must be"),
+        (
+            {"device": "sim", "profile": load_profile("cpu-laptop-16gb")},
+            helm.InvalidError,
+            "has no accelerator.*helm-llm profile --device sim",
+        ),
+    ],
+)
+def test_wrong_options_are_named(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        helm.LLM(**options)
+
+
+def test_a_device_that_is_asked_for_and_cannot_be_had_is_an_error() -> None:
+    if HAS_CUDA:
+        pytest.skip("a CUDA device can be opened")
+    with pytest.raises(helm.DeviceError, match="CUDA"):
+        helm.LLM(device="cuda")
+    cuda = next(device for device in device_report() if device["name"] == "cuda")
+    assert not cuda["available"]
+    assert "CUDA" in cuda["text"]
+    assert "\n" not in cuda["text"]
+
+
+def test_thread_counts_of_another_machine_become_this_one_s() -> None:
+    cpu = load_profile("thesis-4060").cpu
+    assert cpu.threads == 14
+    fitted = with_thread_counts(cpu, [1, 2])
+    assert fitted.threads == 2
+    assert dict(fitted.thread_sweep) == {n: cpu.thread_sweep[n] for n in (1, 2)}
+    assert fitted.matvec_bytes_per_s == cpu.with_threads(2).matvec_bytes_per_s
+    odd = with_thread_counts(cpu, [3])  # as two, the nearest that was measured
+    assert (odd.threads, dict(odd.thread_sweep)) == (3, {3: cpu.thread_sweep[2]})
+    assert odd.matvec_bytes_per_s == fitted.matvec_bytes_per_s
+    assert with_thread_counts(cpu, cpu.thread_sweep) is cpu
