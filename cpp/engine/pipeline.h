@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "device/memory.h"
+#include "engine/block_stream.h"
+#include "engine/kv_overflow.h"
 #include "engine/stages.h"
 #include "engine/weights.h"
 #include "helm/plan.h"
@@ -19,11 +21,14 @@ namespace helm {
 class DeviceBuffers {
  public:
   DeviceBuffers() = default;
-  DeviceBuffers(const Plan& plan, std::span<const StageSpan> stages, bool accelerator,
-                int64_t kv_pages, Account& account);
+  // For units that `chosen` names, in stages of `device_stages`; with `more` values.
+  DeviceBuffers(const Plan& plan, const std::vector<bool>& chosen, std::span<const ValueIndex> more,
+                std::span<const StageSpan> device_stages, int64_t kv_pages, Account& account);
+
+  // What a stage is bound to, but for its units and weights.
+  StageSpec spec(const Plan& plan) const;
 
   DeviceAddress value(ValueIndex index) const { return values_[static_cast<size_t>(index)]; }
-  const std::vector<DeviceAddress>& values() const { return values_; }
   DeviceAddress kv() const { return kv_.address(); }
   DeviceAddress workspace() const { return workspace_.address(); }
   int64_t kv_bytes() const { return kv_.bytes(); }
@@ -43,6 +48,8 @@ struct StepRows {
   std::vector<int32_t> positions;
   std::vector<int32_t> output_rows;
   std::vector<SequenceRun> runs;
+  std::vector<int32_t> pages;  // of the runs, [blocks, layers] each
+  FarRuns far;
 
   void reserve(const Limits& limits);
   void clear();
@@ -52,7 +59,8 @@ struct StepRows {
 class Pipeline {
  public:
   // `accelerator` is null for a plan without one. Everything must outlive the pipeline.
-  Pipeline(const Plan& plan, const Weights& weights, Account& cpu, Account* accelerator);
+  Pipeline(const Plan& plan, const Weights& weights, KvCache& kv, Account& cpu,
+           Account* accelerator);
   ~Pipeline();
 
   // How many steps may be on their way at once.
@@ -61,6 +69,9 @@ class Pipeline {
   }
   int64_t in_flight() const { return in_flight_; }
 
+  // Before the next step's pages are looked up: makes room on the accelerator for `blocks` new
+  // ones, and brings back those that it will write to.
+  void make_room(int64_t blocks, std::span<const int32_t> recalled);
   // Rows to be filled for the next step, empty. Needs in_flight() < limit().
   StepRows& rows() { return slots_[next_].rows; }
   // Sends them on their way: up to the first result that must be awaited.
@@ -72,38 +83,61 @@ class Pipeline {
   void finish();
 
   const DeviceBuffers& buffers(bool accelerator) const { return buffers_[accelerator]; }
-  int64_t staging_bytes() const;
-  int64_t crossings() const { return crossings_; }  // between devices, per step
+  int64_t staging_bytes() const;    // in host memory, for copies
+  int64_t far_bytes() const;        // in host memory, for KV pages
+  int64_t visiting_bytes() const {  // on the accelerator, for copies
+    return (blocks_ ? blocks_->bytes() : 0) + (overflow_ ? overflow_->accelerator_bytes() : 0);
+  }
+  int64_t crossings() const;  // between devices, per decode step
 
  private:
+  // Units [begin, end) of a stage: those that are resident are compiled together, one that visits
+  // stands alone and has no stage here.
+  struct Part {
+    std::unique_ptr<Stage> stage;
+    size_t begin = 0;
+    size_t end = 0;
+  };
+  struct Compiled {
+    StageSpan span;
+    std::vector<Part> parts;
+  };
+  using Program = std::vector<Compiled>;
   struct Slot {
     StepRows rows;
+    const Program* program = nullptr;
     size_t next_stage = 0;
     bool awaited = false;         // a stage of the accelerator has not been waited for
     StagingMemory values;         // what crosses between devices
     StagingMemory logits;         // [step_outputs, vocab_size] from the accelerator
     std::vector<float> kept;      // logits of the CPU, when finish() ran ahead
     std::unique_ptr<Event> done;  // the accelerator's part up to `next_stage`
-  };
-  struct Compiled {
-    StageSpan span;
-    std::unique_ptr<Stage> stage;
+
+    bool ended() const { return !awaited && next_stage == program->size(); }
   };
 
+  Program compile(const std::vector<bool>& on_accelerator, const Weights& weights, Account& cpu,
+                  Account* accelerator);
   void create_slots();
+  const Program& program_for(const StepView& step) const;
   void advance(Slot& slot);
   void run_to_end(Slot& slot);
-  void run_on_accelerator(Compiled& stage, Slot& slot);
+  void keep_logits(Slot& slot);
+  void run_on_accelerator(const Compiled& stage, Slot& slot);
   int64_t bytes_of(ValueIndex value, const Slot& slot) const;
   Slot& oldest() {
     return slots_[(next_ + slots_.size() - static_cast<size_t>(in_flight_)) % slots_.size()];
   }
 
-  const Plan& plan_;
+  static Plan extended(const Plan& plan, const KvCache& kv);
+
+  const Plan plan_;  // with the values that overflowing attention needs
   Device* accelerator_;
   std::array<DeviceBuffers, 2> buffers_;  // CPU, accelerator
-  std::vector<Compiled> stages_;
-  int64_t crossings_ = 0;
+  Program resident_;                      // every unit where it lies
+  Program streamed_;                      // every block on the accelerator; empty if not planned
+  std::unique_ptr<BlockStream> blocks_;
+  std::unique_ptr<KvOverflow> overflow_;  // null where all KV pages fit
   std::unique_ptr<Stream> cpu_stream_;
   std::array<Slot, 2> slots_;
   size_t next_ = 0;  // slot of the next step

@@ -13,7 +13,6 @@
 #include "cpu/isa.h"
 #include "device/memory.h"
 #include "device/registry.h"
-#include "engine/stages.h"
 #include "tiny_model.h"
 
 namespace {

@@ -51,6 +51,10 @@ struct TinyShape {
   int64_t accelerator_bytes = 1 << 30;
   bool overlap = false;
   int64_t decode_groups = 1;
+  int64_t stream_tokens = 0;  // 0: blocks in host memory are computed there
+  int64_t stream_pages = 0;
+  std::string overflow = "stream";
+  double watermark = 0.8;
 };
 
 class TinyModelBuilder {
@@ -82,10 +86,13 @@ class TinyModelBuilder {
                                        {"staging_bytes", 0},
                                        {"reserve_bytes", 0}};
       plan["schedule"] = {
-          {"prefill", "compute"},
+          {"prefill", s_.stream_tokens > 0 ? "stream" : "compute"},
+          {"stream_tokens", s_.stream_tokens},
+          {"stream_pages", s_.stream_pages},
           {"prefill_overlap", s_.overlap},
           {"decode_groups", s_.decode_groups},
-          {"overflow", "stream"},
+          {"overflow", s_.overflow},
+          {"watermark", s_.watermark},
           {"pages",
            {{"cpu", s_.pages - s_.accelerator_pages}, {"accelerator", s_.accelerator_pages}}}};
     }
