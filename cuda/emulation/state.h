@@ -3,7 +3,6 @@
 
 #include <cuda_runtime.h>
 
-#include <condition_variable>
 #include <cstdlib>
 #include <map>
 #include <mutex>

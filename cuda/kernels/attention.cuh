@@ -41,7 +41,8 @@ __device__ __forceinline__ float shift_of(float m) {
   return m == kMinusInf ? 0.0f : m;
 }
 
-// Where the result of one row and split goes: o, and (m, s) unless it is final.
+// Where the result of one row and split goes: o, and (m, s) unless it is final. Partials are
+// o [tokens, heads, splits, head_dim], then (m, s) [tokens, heads, splits, 2].
 struct PartialRow {
   float* o;    // [head_dim]
   float* m_s;  // [2] or null
@@ -51,8 +52,7 @@ struct PartialRow {
     if (gridDim.z == 1) {
       o = a.out + row * head_dim;
       m_s = nullptr;
-    } else {  // partials: o [tokens, heads, splits, head_dim], then (m, s) [tokens, heads, splits,
-              // 2]
+    } else {
       const int64_t part = row * gridDim.z + blockIdx.z;
       auto* base = static_cast<float*>(a.partials);
       o = base + part * head_dim;
@@ -62,7 +62,8 @@ struct PartialRow {
 
   // The factor for o. A sum of 0 stays 0, NaN stays NaN.
   __device__ __forceinline__ float scale(float s) const {
-    return m_s == nullptr && s > 0.0f ? 1.0f / s : m_s == nullptr ? s : 1.0f;
+    if (m_s != nullptr) return 1.0f;
+    return s > 0.0f ? 1.0f / s : s;
   }
 };
 
