@@ -211,7 +211,7 @@ auto probe(std::vector<ProbeTiming> (StageProbe::*method)(Args...)) {
 
 void raise_helm_error(const Error& error) {
   static constexpr const char* kClasses[] = {"InvalidError", "OutOfMemoryError", "CapacityError",
-                                             "CheckpointError"};
+                                             "CheckpointError", "DeviceError"};
   const nb::module_ errors = nb::module_::import_("helm.errors");
   PyErr_SetString(errors.attr(kClasses[static_cast<int>(error.kind())]).ptr(), error.what());
 }

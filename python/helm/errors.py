@@ -27,6 +27,10 @@ class CheckpointError(HelmError, OSError):
     """A model file is missing, unreadable or damaged."""
 
 
+class DeviceError(HelmError, RuntimeError):
+    """A device is absent, cannot be used or has failed."""
+
+
 class ConfigError(InvalidError):
     """config.json or generation_config.json is malformed."""
 
