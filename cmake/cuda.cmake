@@ -1,0 +1,42 @@
+# Whether the CUDA plugin is built (HELM_BUILD_CUDA), and for which GPUs.
+set(HELM_CUDA AUTO CACHE STRING "Build the CUDA plugin: AUTO (if CUDA 13's compiler is found), ON or OFF")
+set_property(CACHE HELM_CUDA PROPERTY STRINGS AUTO ON OFF)
+# Machine code for every generation from Turing on, and PTX of the newest for those to come.
+set(HELM_CUDA_ARCHITECTURES "75-real;80-real;86-real;89-real;90-real;100-real;120" CACHE STRING
+    "GPUs that the plugin has code for, in the form of CMAKE_CUDA_ARCHITECTURES; native: those here")
+
+set(HELM_BUILD_CUDA OFF)
+if(NOT HELM_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  set(CMAKE_CUDA_ARCHITECTURES ${HELM_CUDA_ARCHITECTURES})
+  check_language(CUDA)
+  set(helm_cuda_problem "no CUDA compiler was found (looked for nvcc on PATH and in CUDACXX)")
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    find_package(CUDAToolkit REQUIRED)
+    set(helm_cuda_problem "")
+    if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13)
+      set(helm_cuda_problem "${CMAKE_CUDA_COMPILER} is of CUDA ${CMAKE_CUDA_COMPILER_VERSION}, not 13 or newer")
+    endif()
+  endif()
+  if(NOT helm_cuda_problem)
+    set(HELM_BUILD_CUDA ON)
+  elseif(HELM_CUDA STREQUAL "AUTO")
+    message(STATUS "CUDA plugin: skipped, ${helm_cuda_problem}")
+  else()
+    message(FATAL_ERROR "HELM_CUDA is ${HELM_CUDA}, but ${helm_cuda_problem}")
+  endif()
+endif()
+
+# A number of the headers in which libhelm and the plugin meet, so that no mismatch goes unnoticed.
+set(helm_cuda_interface cpp/device/cuda_entry.h cpp/device/device.h cpp/include/helm/plan.h
+                        cpp/include/helm/types.h)
+set(helm_cuda_text "${PROJECT_VERSION}")
+foreach(header IN LISTS helm_cuda_interface)
+  file(READ ${PROJECT_SOURCE_DIR}/${header} text)
+  string(APPEND helm_cuda_text "${text}")
+endforeach()
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${helm_cuda_interface})
+string(SHA256 helm_cuda_hash "${helm_cuda_text}")
+string(SUBSTRING ${helm_cuda_hash} 0 8 helm_cuda_hash)
+set(HELM_CUDA_ABI 0x${helm_cuda_hash}u)
