@@ -13,9 +13,6 @@
 namespace helm::cuda {
 namespace {
 
-// What cudaMalloc aligns to, so that nothing is lost between the sizes counted here and there.
-constexpr int64_t kAlignment = 256;
-
 // The oldest architecture whose code the kernels are written for (Turing).
 constexpr int kOldestCompute = 75;
 
@@ -149,7 +146,7 @@ DeviceInfo CudaDevice::describe() const {
 
 DeviceAddress CudaDevice::allocate(int64_t bytes, const char* purpose) {
   use_gpu(options_.ordinal);
-  const int64_t size = align_up(std::max<int64_t>(bytes, 1), kAlignment);
+  const int64_t size = align_up(std::max<int64_t>(bytes, 1), kDeviceAlignment);
   const std::lock_guard lock(mutex_);
   const bool within = options_.limit_bytes == 0 || size <= options_.limit_bytes - allocated_bytes_;
   void* memory = nullptr;

@@ -6,6 +6,7 @@
 #include "base/arena.h"
 #include "cuda/kernels/kernels.h"
 #include "cuda/step_tables.h"
+#include "device/device.h"
 
 namespace helm::cuda {
 namespace {
@@ -32,7 +33,7 @@ WorkspaceLayout::WorkspaceLayout(const Plan& plan, std::span<const UnitSpec> uni
     const ValueSpec& in = plan.values[static_cast<size_t>(op.in)];
     const int64_t rows = in.per_output ? plan.limits.step_outputs : plan.limits.step_tokens;
     if (rows <= kMatvecTokens) return;
-    blas_bytes = align_up(blas_workspace, kWorkspaceAlignment);
+    blas_bytes = align_up(blas_workspace, kDeviceAlignment);
     for (const LinearOp::Part& part : op.parts) {
       const DType dtype = plan.tensors[static_cast<size_t>(part.weight)].dtype;
       if (dtype == DType::kF32) continue;
@@ -49,9 +50,9 @@ WorkspaceLayout::WorkspaceLayout(const Plan& plan, std::span<const UnitSpec> uni
     }
   }
   narrow_offset = blas_bytes;
-  partials_offset = narrow_offset + align_up(narrow_bytes, kWorkspaceAlignment);
-  steps_offset = partials_offset + align_up(most_partials, kWorkspaceAlignment);
-  bytes = steps_offset + align_up(StepLayout(plan, units).bytes, kWorkspaceAlignment);
+  partials_offset = narrow_offset + align_up(narrow_bytes, kDeviceAlignment);
+  steps_offset = partials_offset + align_up(most_partials, kDeviceAlignment);
+  bytes = steps_offset + align_up(StepLayout(plan, units).bytes, kDeviceAlignment);
 }
 
 }  // namespace helm::cuda

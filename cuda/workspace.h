@@ -20,8 +20,6 @@
 
 namespace helm::cuda {
 
-inline constexpr int64_t kWorkspaceAlignment = 256;
-
 struct WorkspaceLayout {
   WorkspaceLayout(const Plan& plan, std::span<const UnitSpec> units, int64_t blas_workspace);
 

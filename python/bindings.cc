@@ -101,10 +101,12 @@ TensorView view_of(const std::string& name, const AnyArray& array) {
 
 std::shared_ptr<SharedEngine> make_engine(const std::string& plan, const std::string& directory,
                                           const nb::dict& tensors, int threads, bool mapped,
+                                          const std::string& device,
                                           std::function<void(int64_t, int64_t)> progress) {
   EngineOptions options;
   options.directory = directory;
   options.threads = threads;
+  options.device = device;
   options.loading = mapped ? WeightLoading::kMapped : WeightLoading::kCopied;
   for (const auto& [key, value] : tensors) {
     const auto name = nb::cast<std::string>(key);
@@ -138,9 +140,28 @@ nb::object forward(SharedEngine& shared, SequenceId sequence, const TokenArray& 
       logits->data(), {logits->size() / vocab, vocab}, owner));
 }
 
+nb::dict use_dict(const DeviceUse& use) {
+  nb::dict out;
+  out["device"] = use.device;
+  out["kind"] = use.kind;
+  out["name"] = use.name;
+  out["weights_bytes"] = use.weights_bytes;
+  out["kv_bytes"] = use.kv_bytes;
+  out["activations_bytes"] = use.activations_bytes;
+  out["workspace_bytes"] = use.workspace_bytes;
+  out["staging_bytes"] = use.staging_bytes;
+  out["peak_bytes"] = use.peak_bytes;
+  out["budget_bytes"] = use.budget_bytes;
+  return out;
+}
+
 nb::dict stats(const SharedEngine& shared) {
   const EngineStats s = shared.engine.stats();
   nb::dict out;
+  nb::list devices;
+  for (const DeviceUse& use : s.devices) devices.append(use_dict(use));
+  out["devices"] = devices;
+  out["crossings"] = s.crossings;
   out["weights_bytes"] = s.weights_bytes;
   out["decode_bytes"] = s.decode_bytes;
   out["kv_bytes"] = s.kv_bytes;
@@ -219,13 +240,15 @@ void raise_helm_error(const Error& error) {
 void bind_engine(nb::module_& m) {
   nb::class_<SharedEngine>(m, "Engine", "A loaded model: weights, KV pool and compiled stages.")
       .def(nb::new_(&make_engine), "plan"_a, "directory"_a = "", "tensors"_a = nb::dict(),
-           "threads"_a = 0, "mapped"_a = false, "progress"_a.none() = nb::none(),
+           "threads"_a = 0, "mapped"_a = false, "device"_a = "cuda",
+           "progress"_a.none() = nb::none(),
            "Loads the plan's weights from files under `directory` or from `tensors` (name to\n"
            "contiguous CPU array, used in place when its dtype is the planned one). `progress` "
            "gets\n"
            "(done, total) bytes and may raise to cancel. threads = 0: as planned. mapped: tensors "
            "that\n"
-           "need no conversion are read from the file's pages instead of being copied.")
+           "need no conversion are read from the file's pages instead of being copied. device: the\n"
+           "plan's accelerator, see accelerator_info.")
       .def(
           "open",
           [](SharedEngine& s, int64_t capacity) {
@@ -253,10 +276,15 @@ void bind_engine(nb::module_& m) {
       .def("forward", &forward, "sequence"_a, "tokens"_a, "all"_a = false,
            "Appends tokens (int32 [n]); returns f32 logits, [1, vocab] of the last token or\n"
            "[n, vocab] with all=True.")
-      .def_prop_ro("stats", &stats, "Bytes, threads, kernel tier and load time.");
+      .def_prop_ro("stats", &stats, "Bytes in all and by device, threads, kernel tier and load time.");
 }
 
 void bind_machine(nb::module_& m) {
+  nb::class_<DeviceInfo>(m, "DeviceInfo", "A device and its memory.")
+      .def_ro("kind", &DeviceInfo::kind)
+      .def_ro("name", &DeviceInfo::name)
+      .def_ro("memory_bytes", &DeviceInfo::memory_bytes)
+      .def_ro("free_bytes", &DeviceInfo::free_bytes);
   m.def("isa_tiers", &tiers, "Every kernel tier: name, available, reason.");
   m.def(
       "isa_choice",
@@ -265,6 +293,16 @@ void bind_machine(nb::module_& m) {
         return nb::make_tuple(choice.name, choice.reason);
       },
       "The tier in use and why: (name, reason).");
+  m.def(
+      "accelerator_info",
+      [](const std::string& specification) {
+        const nb::gil_scoped_release released;
+        return accelerator_info(specification);
+      },
+      "specification"_a,
+      "Opens cuda, cuda:N or sim:vram=2GiB,link=16GB/s,latency=10us,threads=1 and says what it "
+      "is.\nRaises InvalidError for another specification, DeviceError with the reason if it "
+      "cannot be had.");
   m.def("stream_read_bytes_per_s", &stream_read, "threads"_a, "bytes"_a = int64_t{1} << 30,
         "seconds"_a = 0.5, "The machine's streaming-read ceiling, bytes/s.");
   m.def("fma_flops", &fma, "threads"_a, "seconds"_a = 0.2,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from helm import _helm
+from helm.graph import Attention
+from helm.plan_format import Plan, Schedule
 
 Logits = npt.NDArray[np.float32]
 
@@ -33,6 +37,34 @@ def greedy(engine: _helm.Engine, prompts: list[list[int]], count: int) -> list[l
         for token in generation.advance(0.0):
             tokens[token.request].append(token.id)
     return tokens
+
+
+def partitioned(
+    plan: Plan, devices: Sequence[str], *, overlap: bool = False, decode_groups: int = 1
+) -> Plan:
+    """`plan` with its units on other devices ("cpu" or "accelerator"), their KV pages with them
+    and plenty of memory there."""
+    layers = {
+        op.layer
+        for unit, device in zip(plan.units, devices, strict=True)
+        for op in unit.ops
+        if device == "accelerator" and isinstance(op, Attention)
+    }
+    own = plan.kv.pages // plan.kv.layers * len(layers)
+    use = dataclasses.replace(plan.memory["cpu"], reserve_bytes=64 << 20)
+    return dataclasses.replace(
+        plan,
+        units=tuple(
+            dataclasses.replace(unit, device=device)
+            for unit, device in zip(plan.units, devices, strict=True)
+        ),
+        memory={**plan.memory, "accelerator": use},
+        schedule=Schedule(
+            prefill_overlap=overlap,
+            decode_groups=decode_groups,
+            pages={"cpu": plan.kv.pages - own, "accelerator": own},
+        ),
+    )
 
 
 if __name__ == "__main__":  # plan, folder: the tokens of the tier that HELM_CPU_ISA names

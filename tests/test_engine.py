@@ -208,12 +208,3 @@ def test_a_searched_plan_for_the_cpu_runs_and_gives_the_same_logits() -> None:
         for plan in (searched, plain)
     )
     assert np.array_equal(got, want)
-
-
-def test_a_plan_for_a_device_that_is_not_there_is_refused() -> None:
-    folder = small_models.model_dir("qwen3")
-    plan = make_plan(load_config(folder), read_checkpoint(folder), threads=1, memory_bytes=4 << 30)
-    document = plan.to_dict()
-    document["units"][2]["device"] = "accelerator"
-    with pytest.raises(InvalidError, match=r'units\[2\]\.device: device "accelerator" is not'):
-        _helm.Engine(json.dumps(document), str(folder))

@@ -72,6 +72,7 @@ def test_json_is_as_agreed():
     assert document["schedule"] == {
         "prefill": "compute",
         "prefill_overlap": False,
+        "decode_groups": 1,
         "overflow": "stream",
         "pages": {"cpu": 12},
     }

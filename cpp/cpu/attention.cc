@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/arena.h"
 #include "cpu/stage.h"
 
 namespace helm::cpu {

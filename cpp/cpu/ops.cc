@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <variant>
 
+#include "base/arena.h"
 #include "cpu/stage.h"
 
 namespace helm::cpu {

@@ -4,76 +4,101 @@
 #include <cmath>
 #include <variant>
 
+#include "base/arena.h"
+
 namespace helm::cpu {
 
-CpuStage::CpuStage(const Plan& plan, std::span<const UnitSpec> units,
-                   std::span<const void* const> weights, KvPages kv, const KernelTable& kernels,
-                   int threads)
-    : plan_(plan), bindings_{plan, weights, kv, kernels, {}, {}, {}, {}, nullptr} {
-  bind_values();
-  bind_workspace(threads);
+namespace {
+
+// Where the parts of a stage's workspace begin, in this order.
+struct Workspace {
+  int64_t worker_bytes = 0;
+  int64_t partials_bytes = 0;
+  int64_t rope_bytes = 0;  // cosines and sines of all tables
+
+  int64_t bytes(int threads) const { return threads * worker_bytes + partials_bytes + rope_bytes; }
+};
+
+int64_t rope_table_bytes(const Plan& plan, const RopeTable& table) {
+  const auto half = static_cast<int64_t>(table.inv_freq.size());
+  return align_up(plan.limits.step_tokens * half * int64_t{sizeof(float)}, kCacheLine);
+}
+
+bool has_rope(std::span<const UnitSpec> units) {
   for (const UnitSpec& unit : units) {
+    for (const Op& op : unit.ops) {
+      if (std::holds_alternative<RopeOp>(op)) return true;
+    }
+  }
+  return false;
+}
+
+Workspace workspace_of(const Plan& plan, std::span<const UnitSpec> units,
+                       const KernelTable& kernels) {
+  Workspace w;
+  int64_t max_cols = 1;
+  for (const ValueSpec& value : plan.values) max_cols = std::max(max_cols, value.width);
+  w.worker_bytes = std::max(kCacheLine, kernels.scratch_bytes(max_cols, 1, 1, 1));
+  for (const UnitSpec& unit : units) {
+    for (const Op& op : unit.ops) {
+      const auto* attention = std::get_if<AttentionOp>(&op);
+      if (attention == nullptr) continue;
+      const int64_t kernel_bytes =
+          kernels.scratch_bytes(max_cols, plan.limits.step_tokens,
+                                attention->heads / attention->kv_heads, attention->head_dim);
+      w.worker_bytes = std::max(w.worker_bytes, align_up(kernel_bytes, kCacheLine) +
+                                                    attention_worker_bytes(plan, *attention));
+      w.partials_bytes = std::max(w.partials_bytes, attention_partials_bytes(plan, *attention));
+    }
+  }
+  w.worker_bytes = align_up(w.worker_bytes, 4096);  // members never share a page
+  w.partials_bytes = align_up(w.partials_bytes, kCacheLine);
+  if (has_rope(units)) {
+    for (const RopeTable& table : plan.rope) w.rope_bytes += 2 * rope_table_bytes(plan, table);
+  }
+  return w;
+}
+
+}  // namespace
+
+CpuStage::CpuStage(const StageSpec& spec, const KernelTable& kernels, ThreadPool& threads)
+    : plan_(*spec.plan),
+      threads_(threads),
+      bindings_{plan_, {}, {host_pointer(spec.kv), plan_.kv}, kernels, {}, {}, {}, {}},
+      rotates_(has_rope(spec.units)) {
+  for (const DeviceAddress weight : spec.weights) {
+    bindings_.weights.push_back(host_pointer<const void>(weight));
+  }
+  for (const DeviceAddress value : spec.values) {
+    bindings_.values.push_back(host_pointer<float>(value));
+  }
+  bind_workspace(spec);
+  for (const UnitSpec& unit : spec.units) {
     for (const Op& op : unit.ops) ops_.push_back(bind_op(op, bindings_));
   }
 }
 
 CpuStage::~CpuStage() = default;
 
-void CpuStage::bind_values() {
-  const auto bytes = [&](const ValueSpec& value) {
-    const int64_t rows = value.per_output ? plan_.limits.step_outputs : plan_.limits.step_tokens;
-    return align_up(rows * value.width * int64_t{sizeof(float)}, kCacheLine);
-  };
-  int64_t total = 0;
-  for (const ValueSpec& value : plan_.values) total += bytes(value);
-  values_ = Arena(total, "activations");
-  std::byte* next = values_.data();
-  for (const ValueSpec& value : plan_.values) {
-    bindings_.values.push_back(reinterpret_cast<float*>(next));
-    next += bytes(value);
-  }
+int64_t CpuStage::workspace_bytes(const Plan& plan, std::span<const UnitSpec> units,
+                                  const KernelTable& kernels, int threads) {
+  return workspace_of(plan, units, kernels).bytes(threads);
 }
 
-void CpuStage::bind_workspace(int threads) {
-  int64_t max_cols = 1;
-  int64_t worker_bytes = kCacheLine;
-  int64_t partials_bytes = 0;
-  for (const ValueSpec& value : plan_.values) max_cols = std::max(max_cols, value.width);
-  for (const UnitSpec& unit : plan_.units) {
-    for (const Op& op : unit.ops) {
-      if (const auto* attention = std::get_if<AttentionOp>(&op)) {
-        const int64_t kernel_bytes = bindings_.kernels.scratch_bytes(
-            max_cols, plan_.limits.step_tokens, attention->heads / attention->kv_heads,
-            attention->head_dim);
-        worker_bytes = std::max(worker_bytes, align_up(kernel_bytes, kCacheLine) +
-                                                  attention_worker_bytes(plan_, *attention));
-        partials_bytes = std::max(partials_bytes, attention_partials_bytes(plan_, *attention));
-      }
-    }
-  }
-  worker_bytes = std::max(worker_bytes, bindings_.kernels.scratch_bytes(max_cols, 1, 1, 1));
-  worker_bytes = align_up(worker_bytes, 4096);  // members never share a page
-  int64_t rope_bytes = 0;
-  const auto table_bytes = [&](const RopeTable& table) {
-    return align_up(plan_.limits.step_tokens * static_cast<int64_t>(table.inv_freq.size()) *
-                        int64_t{sizeof(float)},
-                    kCacheLine);
-  };
-  for (const RopeTable& table : plan_.rope) rope_bytes += 2 * table_bytes(table);
-
-  workspace_ = Arena(threads * worker_bytes + align_up(partials_bytes, kCacheLine) + rope_bytes,
-                     "the workspace");
-  std::byte* next = workspace_.data();
-  for (int worker = 0; worker < threads; ++worker, next += worker_bytes) {
+void CpuStage::bind_workspace(const StageSpec& spec) {
+  const Workspace w = workspace_of(plan_, spec.units, bindings_.kernels);
+  std::byte* next = host_pointer(spec.workspace);
+  for (int worker = 0; worker < threads_.size(); ++worker, next += w.worker_bytes) {
     bindings_.scratch.push_back(next);
   }
   bindings_.partials = next;
-  next += align_up(partials_bytes, kCacheLine);
+  next += w.partials_bytes;
+  if (!rotates_) return;
   for (const RopeTable& table : plan_.rope) {
     bindings_.cosines.push_back(reinterpret_cast<float*>(next));
-    next += table_bytes(table);
+    next += rope_table_bytes(plan_, table);
     bindings_.sines.push_back(reinterpret_cast<float*>(next));
-    next += table_bytes(table);
+    next += rope_table_bytes(plan_, table);
   }
 }
 
@@ -99,9 +124,9 @@ void CpuStage::fill_rope_tables(const StepView& step, Team& team) const {
   team.barrier();
 }
 
-void CpuStage::run(const StepView& step, ThreadPool& threads) const {
-  threads.run([&](Team& team) {
-    if (!plan_.rope.empty()) fill_rope_tables(step, team);
+void CpuStage::run(const StepView& step) {
+  threads_.run([&](Team& team) {
+    if (rotates_) fill_rope_tables(step, team);
     for (const std::unique_ptr<BoundOp>& op : ops_) {
       op->run(step, team);
       team.barrier();

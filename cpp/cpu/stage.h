@@ -7,32 +7,13 @@
 #include <span>
 #include <vector>
 
-#include "base/arena.h"
 #include "base/thread_pool.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/kv_page.h"
+#include "device/device.h"
 #include "helm/plan.h"
 
 namespace helm::cpu {
-
-// One sequence's rows in a step.
-struct SequenceRun {
-  int64_t first_row;       // of the step
-  int64_t tokens;          // consecutive rows
-  int64_t first_position;  // of the first row in its sequence
-  const int32_t* pages;    // [blocks, layers], covering first_position + tokens positions
-};
-
-// What one step works on. Rows of one sequence are consecutive.
-struct StepView {
-  std::span<const int32_t> token_ids;    // [tokens]
-  std::span<const int32_t> positions;    // [tokens]
-  std::span<const int32_t> output_rows;  // [outputs], rows whose logits are wanted
-  std::span<const SequenceRun> runs;
-
-  int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
-  int64_t outputs() const { return static_cast<int64_t>(output_rows.size()); }
-};
 
 // One op with its buffers bound. Called by every member of the team, which meets afterwards.
 class BoundOp {
@@ -44,14 +25,14 @@ class BoundOp {
 // Buffers that ops are bound to.
 struct Bindings {
   const Plan& plan;
-  std::span<const void* const> weights;  // by TensorIndex
+  std::vector<const void*> weights;  // by TensorIndex
   KvPages kv;
   const KernelTable& kernels;
   std::vector<float*> values;       // by ValueIndex, [rows, width]
   std::vector<float*> cosines;      // by rope table, [step_tokens, rotary / 2], filled per step
   std::vector<float*> sines;        // likewise
   std::vector<std::byte*> scratch;  // by worker
-  std::byte* partials;              // shared by the members, attention_partials_bytes()
+  std::byte* partials = nullptr;    // shared by the members, attention_partials_bytes()
 
   const void* weight(TensorIndex tensor) const { return weights[static_cast<size_t>(tensor)]; }
   const float* vector(TensorIndex tensor) const {  // [size], null for kNoTensor
@@ -64,30 +45,36 @@ struct Bindings {
   }
 };
 
-class CpuStage {
+// An address of the CPU device, or one that another device of host memory has translated.
+template <typename T = std::byte>
+T* host_pointer(DeviceAddress address) {
+  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
+}
+
+class CpuStage final : public Stage {
  public:
-  // `plan`, `weights` (by TensorIndex) and the pages must outlive the stage.
-  CpuStage(const Plan& plan, std::span<const UnitSpec> units, std::span<const void* const> weights,
-           KvPages kv, const KernelTable& kernels, int threads);
-  ~CpuStage();
+  // The addresses of `spec` are host pointers; they, the plan and the threads must outlive the
+  // stage.
+  CpuStage(const StageSpec& spec, const KernelTable& kernels, ThreadPool& threads);
+  ~CpuStage() override;
   CpuStage(const CpuStage&) = delete;  // ops refer to the bindings
   CpuStage& operator=(const CpuStage&) = delete;
 
-  void run(const StepView& step, ThreadPool& threads) const;
-  const float* value(ValueIndex index) const { return bindings_.value(index); }
-  float* value(ValueIndex index) { return bindings_.value(index); }
-  int64_t activations_bytes() const { return values_.bytes(); }
-  int64_t workspace_bytes() const { return workspace_.bytes(); }
+  // Per-thread scratch, attention partials and rotary tables of a stage of these units.
+  static int64_t workspace_bytes(const Plan& plan, std::span<const UnitSpec> units,
+                                 const KernelTable& kernels, int threads);
+
+  void run(Stream&, const StepView& step) override { run(step); }
+  void run(const StepView& step);  // returns when it is done
 
  private:
-  void bind_values();
-  void bind_workspace(int threads);
+  void bind_workspace(const StageSpec& spec);
   void fill_rope_tables(const StepView& step, Team& team) const;
 
   const Plan& plan_;
-  Arena values_;
-  Arena workspace_;
+  ThreadPool& threads_;
   Bindings bindings_;
+  bool rotates_ = false;
   std::vector<std::unique_ptr<BoundOp>> ops_;
 };
 

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
+#include "helm/machine.h"
 #include "helm/plan.h"
 
 namespace helm {
@@ -21,12 +21,7 @@ constexpr DeviceAddress operator+(DeviceAddress address, int64_t bytes) {
                                     static_cast<uintptr_t>(bytes));
 }
 
-struct DeviceInfo {
-  std::string kind;          // "cpu", "sim" or "cuda"
-  std::string name;          // for people, as in "NVIDIA GeForce RTX 4060"
-  int64_t memory_bytes = 0;  // in all
-  int64_t free_bytes = 0;    // that allocate() could still hand out
-};
+inline constexpr int64_t kDeviceAlignment = 256;
 
 // One sequence's rows in a step.
 struct SequenceRun {
@@ -97,8 +92,8 @@ class Device {
 
   virtual DeviceInfo describe() const = 0;
 
-  // Memory aligned to 256 bytes, with undefined content. Throws Error{kMemory} that names `purpose`
-  // when less than `bytes` is left, and changes nothing.
+  // Memory aligned to kDeviceAlignment, with undefined content. Throws Error{kMemory} that names
+  // `purpose` when less than `bytes` is left, and changes nothing.
   virtual DeviceAddress allocate(int64_t bytes, const char* purpose) = 0;
   virtual void release(DeviceAddress address) = 0;
 

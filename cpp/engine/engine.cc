@@ -8,9 +8,11 @@
 
 #include "base/check.h"
 #include "base/thread_pool.h"
+#include "cpu/cpu_device.h"
 #include "cpu/isa.h"
-#include "cpu/stage.h"
-#include "engine/kv_pool.h"
+#include "device/registry.h"
+#include "engine/kv_cache.h"
+#include "engine/pipeline.h"
 #include "engine/weights.h"
 
 namespace helm {
@@ -47,17 +49,16 @@ class Engine::Impl {
         kernels_(cpu::select_kernels()),
         threads_(options.threads > 0 ? options.threads : plan_.threads),
         start_(Clock::now()),
-        weights_(plan_, options, kernels_, threads_),
-        kv_(plan_.kv),
-        stage_(plan_, plan_.units, weights_.data(), {kv_.base(), plan_.kv}, kernels_,
-               threads_.size()),
-        load_s_(seconds_since(start_)) {
-    const auto tokens = static_cast<size_t>(plan_.limits.step_tokens);
-    token_ids_.reserve(tokens);
-    positions_.reserve(tokens);
-    output_rows_.reserve(static_cast<size_t>(plan_.limits.step_outputs));
-    runs_.reserve(tokens);
-  }
+        cpu_(kernels_, threads_),
+        cpu_account_(cpu_, kUnlimited),
+        accelerator_(plan_.uses_accelerator() ? open_accelerator(options.device) : nullptr),
+        accelerator_account_(
+            accelerator_ ? std::make_unique<Account>(*accelerator_, plan_.accelerator_memory_bytes)
+                         : nullptr),
+        weights_(plan_, options, kernels_, threads_, accelerator_account_.get()),
+        kv_(plan_, accelerator_layers(plan_)),
+        pipeline_(plan_, weights_, cpu_account_, accelerator_account_.get()),
+        load_s_(seconds_since(start_)) {}
 
   const Plan& plan() const { return plan_; }
   EngineStats stats() const;
@@ -67,44 +68,74 @@ class Engine::Impl {
   int64_t length(SequenceId id) const { return sequence(id).length; }
   int64_t capacity(SequenceId id) const { return sequence(id).capacity; }
   void truncate(SequenceId id, int64_t length);
+  int64_t steps_ahead() const { return pipeline_.limit(); }
+  int64_t in_flight() const { return pipeline_.in_flight(); }
   std::span<const float> step(std::span<const StepInput> inputs);
+  void submit(std::span<const StepInput> inputs, StepOwner* owner);
+  std::span<const float> collect();
 
  private:
+  static constexpr int64_t kUnlimited = int64_t{1} << 62;
+
   const KvSequence& sequence(SequenceId id) const;
   KvSequence& sequence(SequenceId id) {
     return const_cast<KvSequence&>(static_cast<const Impl*>(this)->sequence(id));
   }
   void check(std::span<const StepInput> inputs) const;
   void check_tokens(const StepInput& input) const;
-  void gather(std::span<const StepInput> inputs);
+  void gather(std::span<const StepInput> inputs, StepRows& rows);
+  void make_way(StepOwner* owner);
+  DeviceUse use_of(bool accelerator) const;
 
   Plan plan_;
   const cpu::KernelTable& kernels_;
   ThreadPool threads_;
   Clock::time_point start_;
+  cpu::CpuDevice cpu_;
+  Account cpu_account_;
+  std::unique_ptr<Device> accelerator_;  // null for a plan without one
+  std::unique_ptr<Account> accelerator_account_;
   Weights weights_;
-  KvPool kv_;
-  cpu::CpuStage stage_;
+  KvCache kv_;
+  Pipeline pipeline_;
   double load_s_;
 
   std::map<SequenceId, KvSequence> sequences_;
   SequenceId next_id_ = 0;
-
-  // One step's inputs, reused from step to step.
-  std::vector<int32_t> token_ids_;
-  std::vector<int32_t> positions_;
-  std::vector<int32_t> output_rows_;
-  std::vector<cpu::SequenceRun> runs_;
+  StepOwner* owner_ = nullptr;  // of the steps that are on their way
 };
+
+DeviceUse Engine::Impl::use_of(bool accelerator) const {
+  const Account& account = accelerator ? *accelerator_account_ : cpu_account_;
+  const DeviceInfo info = account.device().describe();
+  const DeviceBuffers& buffers = pipeline_.buffers(accelerator);
+  DeviceUse use;
+  use.device = accelerator ? "accelerator" : "cpu";
+  use.kind = info.kind;
+  use.name = info.name;
+  use.weights_bytes = accelerator ? weights_.accelerator_bytes() : weights_.cpu_bytes();
+  use.kv_bytes = buffers.kv_bytes();
+  use.activations_bytes = buffers.activations_bytes();
+  use.workspace_bytes = buffers.workspace_bytes();
+  use.staging_bytes = accelerator ? 0 : pipeline_.staging_bytes();
+  use.peak_bytes = account.peak_bytes() + (accelerator ? 0 : use.weights_bytes + use.staging_bytes);
+  use.budget_bytes = accelerator ? plan_.accelerator_memory_bytes : 0;
+  return use;
+}
 
 EngineStats Engine::Impl::stats() const {
   EngineStats stats;
-  stats.weights_bytes = weights_.bytes();
+  stats.devices.push_back(use_of(false));
+  if (accelerator_) stats.devices.push_back(use_of(true));
+  for (const DeviceUse& use : stats.devices) {
+    stats.weights_bytes += use.weights_bytes;
+    stats.kv_bytes += use.kv_bytes;
+    stats.activations_bytes += use.activations_bytes;
+    stats.workspace_bytes += use.workspace_bytes;
+  }
   stats.decode_bytes = decode_bytes(plan_);
-  stats.kv_bytes = kv_.bytes();
   stats.kv_token_bytes = plan_.kv.page_bytes() / plan_.kv.page_tokens * plan_.kv.layers;
-  stats.activations_bytes = stage_.activations_bytes();
-  stats.workspace_bytes = stage_.workspace_bytes();
+  stats.crossings = pipeline_.crossings();
   stats.threads = threads_.size();
   stats.isa = kernels_.name;
   stats.huge_pages = weights_.huge_pages();
@@ -120,7 +151,7 @@ const KvSequence& Engine::Impl::sequence(SequenceId id) const {
 
 bool Engine::Impl::can_open(int64_t capacity) const {
   return static_cast<int64_t>(sequences_.size()) < plan_.limits.sequences &&
-         kv_.pages_for(capacity) <= kv_.unreserved();
+         kv_.can_reserve(capacity);
 }
 
 SequenceId Engine::Impl::open(int64_t capacity) {
@@ -133,22 +164,21 @@ SequenceId Engine::Impl::open(int64_t capacity) {
     fail(ErrorKind::kCapacity, "[engine] ", sequences_.size(),
          " sequences are open, the plan's limit; close one or raise max_sequences");
   }
-  if (!can_open(capacity)) {
-    fail(ErrorKind::kCapacity, "[engine] a sequence of ", capacity, " positions needs ",
-         kv_.pages_for(capacity), " KV pages, ", kv_.unreserved(), " of ", plan_.kv.pages,
-         " are free; close a sequence or lower --context");
+  for (const bool accelerator : {false, true}) {
+    const int64_t needed = kv_.pages_for(capacity, accelerator);
+    if (needed <= kv_.unreserved(accelerator)) continue;
+    fail(ErrorKind::kCapacity, "[engine] a sequence of ", capacity, " positions needs ", needed,
+         " KV pages", accelerator ? " on the accelerator, " : ", ", kv_.unreserved(accelerator),
+         " of ", kv_.pages(accelerator), " are free; close a sequence or lower --context");
   }
-  KvSequence sequence;
-  sequence.capacity = capacity;
-  sequence.pages.reserve(static_cast<size_t>(kv_.pages_for(capacity)));
-  kv_.reserve(kv_.pages_for(capacity));
-  sequences_.emplace(next_id_, std::move(sequence));
+  sequences_.emplace(next_id_, kv_.open(capacity));
   return next_id_++;
 }
 
 void Engine::Impl::close(SequenceId id) {
-  truncate(id, 0);
-  kv_.unreserve(kv_.pages_for(sequence(id).capacity));
+  KvSequence& closed = sequence(id);
+  pipeline_.finish();
+  kv_.close(closed);
   sequences_.erase(id);
 }
 
@@ -158,11 +188,8 @@ void Engine::Impl::truncate(SequenceId id, int64_t length) {
     fail(ErrorKind::kInvalid, "[engine] cannot truncate sequence ", id, " of ", kept.length,
          " positions to ", length);
   }
-  kept.length = length;
-  while (static_cast<int64_t>(kept.pages.size()) > kv_.pages_for(length)) {
-    kv_.give_back(kept.pages.back());
-    kept.pages.pop_back();
-  }
+  pipeline_.finish();
+  kv_.truncate(kept, length);
 }
 
 void Engine::Impl::check_tokens(const StepInput& input) const {
@@ -206,38 +233,58 @@ void Engine::Impl::check(std::span<const StepInput> inputs) const {
 }
 
 // Lays the inputs out as rows and gives every new position its page.
-void Engine::Impl::gather(std::span<const StepInput> inputs) {
-  token_ids_.clear();
-  positions_.clear();
-  output_rows_.clear();
-  runs_.clear();
+void Engine::Impl::gather(std::span<const StepInput> inputs, StepRows& rows) {
+  rows.clear();
   for (const StepInput& input : inputs) {
     KvSequence& target = sequence(input.sequence);
-    const auto first_row = static_cast<int64_t>(token_ids_.size());
+    const auto first_row = static_cast<int64_t>(rows.token_ids.size());
     const auto count = static_cast<int64_t>(input.tokens.size());
-    while (static_cast<int64_t>(target.pages.size()) < kv_.pages_for(target.length + count)) {
-      target.pages.push_back(kv_.take());
-    }
+    kv_.extend(target, target.length + count);
     for (int64_t i = 0; i < count; ++i) {
-      token_ids_.push_back(input.tokens[static_cast<size_t>(i)]);
-      positions_.push_back(static_cast<int32_t>(target.length + i));
+      rows.token_ids.push_back(input.tokens[static_cast<size_t>(i)]);
+      rows.positions.push_back(static_cast<int32_t>(target.length + i));
       const bool last = input.outputs == StepInput::Outputs::kLast && i == count - 1;
       if (last || input.outputs == StepInput::Outputs::kAll) {
-        output_rows_.push_back(static_cast<int32_t>(first_row + i));
+        rows.output_rows.push_back(static_cast<int32_t>(first_row + i));
       }
     }
-    runs_.push_back({first_row, count, target.length, target.pages.data()});
+    rows.runs.push_back({first_row, count, target.length, target.pages.data()});
   }
 }
 
+// Steps of others end first; one without an owner is alone.
+void Engine::Impl::make_way(StepOwner* owner) {
+  if (in_flight() == 0 || (owner != nullptr && owner_ == owner)) return;
+  if (owner_ == nullptr) {
+    fail(ErrorKind::kInvalid, "[engine] ", in_flight(), " submitted steps were not collected");
+  }
+  owner_->collect_steps();
+}
+
 std::span<const float> Engine::Impl::step(std::span<const StepInput> inputs) {
+  make_way(nullptr);
+  submit(inputs, nullptr);
+  return collect();
+}
+
+void Engine::Impl::submit(std::span<const StepInput> inputs, StepOwner* owner) {
+  if (owner_ != owner) make_way(owner);
+  if (in_flight() >= steps_ahead()) {
+    fail(ErrorKind::kCapacity, "[engine] ", in_flight(),
+         " steps are on their way, the most at once; collect one first");
+  }
   check(inputs);
-  gather(inputs);
-  stage_.run({token_ids_, positions_, output_rows_, runs_}, threads_);
+  gather(inputs, pipeline_.rows());
   for (const StepInput& input : inputs) {
     sequence(input.sequence).length += static_cast<int64_t>(input.tokens.size());
   }
-  return {stage_.value(plan_.logits), output_rows_.size() * static_cast<size_t>(plan_.vocab_size)};
+  owner_ = owner;
+  pipeline_.submit();
+}
+
+std::span<const float> Engine::Impl::collect() {
+  if (in_flight() == 0) fail(ErrorKind::kInvalid, "[engine] no step was submitted");
+  return pipeline_.collect();
 }
 
 Engine::Engine(Plan plan, EngineOptions options)
@@ -267,6 +314,18 @@ int64_t Engine::length(SequenceId sequence) const {
 }
 void Engine::truncate(SequenceId sequence, int64_t length) {
   impl_->truncate(sequence, length);
+}
+int64_t Engine::steps_ahead() const {
+  return impl_->steps_ahead();
+}
+int64_t Engine::in_flight() const {
+  return impl_->in_flight();
+}
+void Engine::submit(std::span<const StepInput> inputs, StepOwner* owner) {
+  impl_->submit(inputs, owner);
+}
+std::span<const float> Engine::collect() {
+  return impl_->collect();
 }
 std::span<const float> Engine::step(std::span<const StepInput> inputs) {
   return impl_->step(inputs);

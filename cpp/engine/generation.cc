@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <deque>
+#include <optional>
+#include <utility>
 
 #include "base/check.h"
 #include "engine/sampler.h"
@@ -20,7 +23,7 @@ double seconds_between(Clock::time_point from, Clock::time_point to) {
 
 // A request on its way.
 struct Active {
-  enum class State : uint8_t { kWaiting, kRunning, kDone };
+  enum class State : uint8_t { kWaiting, kRunning, kEnding, kDone };
 
   Active(const Plan& plan, Request spec)
       : request(std::move(spec)), sampler(request.sampling, plan.vocab_size, request.prompt) {}
@@ -29,10 +32,13 @@ struct Active {
   Sampler sampler;
   State state = State::kWaiting;
   SequenceId sequence = -1;
-  std::vector<int32_t> pending;  // tokens not yet in the cache: the rest of the prompt or the last
-  size_t fed = 0;                // of the pending ones, how many the current step took
+  std::vector<int32_t> pending;  // tokens not yet submitted: the rest of the prompt or the last
+  size_t fed = 0;                // of the pending ones, how many the step being planned takes
   int64_t generated = 0;
+  size_t group = 0;  // of the decoding requests; the requests of a group share their steps
   RequestTimings timings;
+
+  bool decoding() const { return state == State::kRunning && generated > 0; }
   Clock::time_point admitted;
   Clock::time_point first_token;
 };
@@ -53,10 +59,14 @@ void check_sampling(const SamplingParams& p, const std::string& where) {
 
 }  // namespace
 
-class Generation::Impl {
+class Generation::Impl : public StepOwner {
  public:
   Impl(Engine& engine, std::vector<Request> requests)
-      : engine_(engine), stats_(engine.stats()), start_(Clock::now()) {
+      : engine_(engine),
+        stats_(engine.stats()),
+        overlaps_(engine.steps_ahead() > 1 && (engine.plan().schedule.prefill_overlap ||
+                                               engine.plan().schedule.decode_groups > 1)),
+        start_(Clock::now()) {
     for (size_t i = 0; i < requests.size(); ++i) {
       check(requests[i], i);
       for (size_t j = 0; j < i; ++j) {
@@ -68,23 +78,27 @@ class Generation::Impl {
     }
     for (Request& request : requests) active_.emplace_back(engine.plan(), std::move(request));
   }
-  ~Impl() {
+  ~Impl() override {
     for (size_t i = 0; i < active_.size(); ++i) cancel(i);
+    try {
+      collect_steps();
+    } catch (const Error&) {  // a failed device also fails the next step
+    }
   }
 
-  bool done() const {
-    return std::all_of(active_.begin(), active_.end(),
-                       [](const Active& a) { return a.state == Active::State::kDone; });
-  }
+  bool done() const { return tokens_.empty() && ended(); }
 
   std::vector<Token> advance(double seconds) {
     const Clock::time_point begin = Clock::now();
-    std::vector<Token> tokens;
     do {
-      if (done()) break;
-      step(tokens);
+      if (ended()) break;
+      step();
     } while (seconds_between(begin, Clock::now()) < seconds);
-    return tokens;
+    return std::exchange(tokens_, {});
+  }
+
+  void collect_steps() override {
+    while (!flights_.empty()) collect();
   }
 
   void cancel(size_t request) {
@@ -92,6 +106,9 @@ class Generation::Impl {
     if (active.state == Active::State::kDone) return;
     if (active.state == Active::State::kRunning) release(active);
     active.state = Active::State::kDone;
+    std::erase_if(tokens_, [&](const Token& token) {
+      return token.request == static_cast<int32_t>(request);
+    });
   }
 
   RequestTimings timings(size_t request) const { return active_.at(request).timings; }
@@ -101,16 +118,31 @@ class Generation::Impl {
   int64_t capacity(const Request& request) const;
   void admit();
   void release(Active& active);
-  void step(std::vector<Token>& tokens);
-  void plan_step();
-  void take(size_t index, std::span<const float> logits, std::vector<Token>& tokens);
+  bool ended() const {
+    return std::all_of(active_.begin(), active_.end(),
+                       [](const Active& a) { return a.state == Active::State::kDone; });
+  }
+  void step();
+  std::optional<size_t> ready_group();
+  bool plan_step();
+  void submit();
+  void collect();
+  void take(Active& active, std::span<const float> logits);
+  void settle();
+
+  // Whose logits a submitted step brings, in order.
+  using Flight = std::vector<size_t>;
 
   Engine& engine_;
   const EngineStats stats_;
+  const bool overlaps_;  // whether a step may begin before the last one has ended
   Clock::time_point start_;
   std::vector<Active> active_;
-  std::vector<StepInput> inputs_;     // of the current step
+  std::vector<StepInput> inputs_;     // of the step being planned
   std::vector<size_t> input_active_;  // which request each belongs to
+  std::deque<Flight> flights_;        // submitted steps, oldest first
+  size_t next_group_ = 0;             // of the decoding requests
+  std::vector<Token> tokens_;         // drawn and not yet returned
 };
 
 void Generation::Impl::check(const Request& request, size_t index) const {
@@ -176,18 +208,50 @@ void Generation::Impl::admit() {
   }
 }
 
-// Decoding requests take one row each; prompts share what is left of the step in order.
-void Generation::Impl::plan_step() {
+// The group of decoding requests whose turn it is, all of them back from their last step; none if
+// every group is on its way. Groups stay of equal size, so that neither device waits for long.
+std::optional<size_t> Generation::Impl::ready_group() {
+  const auto groups = static_cast<size_t>(engine_.plan().schedule.decode_groups);
+  std::vector<int64_t> members(groups, 0);
+  std::vector<bool> ready(groups, true);
+  for (const Active& active : active_) {
+    if (active.decoding()) ++members[active.group];
+  }
+  for (Active& active : active_) {
+    if (!active.decoding()) continue;
+    const auto least =
+        static_cast<size_t>(std::min_element(members.begin(), members.end()) - members.begin());
+    if (!active.pending.empty() && members[active.group] > members[least] + 1) {
+      --members[active.group];
+      ++members[active.group = least];
+    }
+    if (active.pending.empty()) ready[active.group] = false;
+  }
+  for (size_t i = 0; i < groups; ++i) {
+    const size_t group = (next_group_ + i) % groups;
+    if (members[group] == 0 || !ready[group]) continue;
+    next_group_ = (group + 1) % groups;
+    return group;
+  }
+  return std::nullopt;
+}
+
+// The requests of a decoding group take one row each; prompts share what is left of the step in
+// order. False if nothing is ready: everything waits for a step on its way.
+bool Generation::Impl::plan_step() {
   const Limits& limits = engine_.plan().limits;
   inputs_.clear();
   input_active_.clear();
   auto rows = static_cast<size_t>(limits.step_tokens);
   auto outputs = static_cast<size_t>(limits.step_outputs);
+  const std::optional<size_t> group = ready_group();
   for (const bool decoding : {true, false}) {
     for (size_t i = 0; i < active_.size(); ++i) {
       Active& active = active_[i];
       const bool running = active.state == Active::State::kRunning;
-      if (!running || (active.generated > 0) != decoding || rows == 0) continue;
+      if (!running || active.decoding() != decoding || active.pending.empty() || rows == 0)
+        continue;
+      if (decoding && active.group != group) continue;
       active.fed = std::min(rows, active.pending.size());
       const bool last = active.fed == active.pending.size();
       if (last && outputs == 0) continue;
@@ -199,29 +263,44 @@ void Generation::Impl::plan_step() {
       input_active_.push_back(i);
     }
   }
+  return !inputs_.empty();
 }
 
-void Generation::Impl::step(std::vector<Token>& tokens) {
-  admit();
-  plan_step();
-  const std::span<const float> logits = engine_.step(inputs_);
-  const auto vocab = static_cast<size_t>(engine_.plan().vocab_size);
-  size_t row = 0;
+void Generation::Impl::submit() {
+  engine_.submit(inputs_, this);
+  Flight& flight = flights_.emplace_back();
   for (size_t k = 0; k < inputs_.size(); ++k) {
     Active& active = active_[input_active_[k]];
     active.timings.prefill_tokens += active.generated == 0 ? static_cast<int64_t>(active.fed) : 0;
     active.pending.erase(active.pending.begin(),
                          active.pending.begin() + static_cast<int64_t>(active.fed));
-    if (inputs_[k].outputs == StepInput::Outputs::kNone) continue;
-    const std::span<const float> row_logits = logits.subspan(vocab * row++, vocab);
-    take(input_active_[k], row_logits, tokens);
+    if (inputs_[k].outputs == StepInput::Outputs::kLast) flight.push_back(input_active_[k]);
   }
 }
 
+void Generation::Impl::collect() {
+  const Flight flight = std::move(flights_.front());
+  flights_.pop_front();
+  const std::span<const float> logits = engine_.collect();
+  const auto vocab = static_cast<size_t>(engine_.plan().vocab_size);
+  for (size_t row = 0; row < flight.size(); ++row) {
+    Active& active = active_[flight[row]];
+    if (active.state != Active::State::kRunning) continue;  // cancelled meanwhile
+    take(active, logits.subspan(vocab * row, vocab));
+  }
+  settle();
+}
+
+// As many steps as may be on their way are sent off, then the oldest is awaited.
+void Generation::Impl::step() {
+  admit();
+  const int64_t ahead = overlaps_ ? engine_.steps_ahead() : 1;
+  while (static_cast<int64_t>(flights_.size()) < ahead && plan_step()) submit();
+  if (!flights_.empty()) collect();
+}
+
 // Samples a request's next token and decides whether the request goes on.
-void Generation::Impl::take(size_t index, std::span<const float> logits,
-                            std::vector<Token>& tokens) {
-  Active& active = active_[index];
+void Generation::Impl::take(Active& active, std::span<const float> logits) {
   Sampler::Draw draw = active.sampler.draw(logits);
   const Clock::time_point now = Clock::now();
   RequestTimings& timings = active.timings;
@@ -249,11 +328,19 @@ void Generation::Impl::take(size_t index, std::span<const float> logits,
   if (finish == Finish::kNone) {
     active.pending.assign(1, draw.id);
   } else {
+    active.state = Active::State::kEnding;
+  }
+  const auto index = static_cast<int32_t>(&active - active_.data());
+  tokens_.push_back({index, draw.id, draw.logprob, std::move(draw.top), finish});
+}
+
+// Closes what has ended. Not before all rows of a step are taken: closing may run another step.
+void Generation::Impl::settle() {
+  for (Active& active : active_) {
+    if (active.state != Active::State::kEnding) continue;
     release(active);
     active.state = Active::State::kDone;
   }
-  tokens.push_back(
-      {static_cast<int32_t>(index), draw.id, draw.logprob, std::move(draw.top), finish});
 }
 
 Generation::Generation(Engine& engine, std::vector<Request> requests)

@@ -1,6 +1,7 @@
 // Parsing and checking a plan. Everything the runtime relies on is established here.
 #include "helm/plan.h"
 
+#include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
@@ -28,6 +29,7 @@ class PlanReader {
   void read_tensor(const JsonReader& node);
   void read_value(const JsonReader& node);
   void read_unit(const JsonReader& node);
+  void read_accelerator(const JsonReader& root);
   Op read_op(const JsonReader& node);
   Op read_embedding(const JsonReader& node);
   Op read_position_embedding(const JsonReader& node);
@@ -351,20 +353,41 @@ void PlanReader::read_unit(const JsonReader& node) {
   UnitSpec unit;
   unit.name = node["name"].string();
   unit.device = node["device"].string();
-  if (unit.device != "cpu") {
-    node["device"].reject("device \"", unit.device, "\" is not available; available: cpu");
+  if (unit.device != "cpu" && unit.device != "accelerator") {
+    node["device"].reject("expected \"cpu\" or \"accelerator\", found \"", unit.device, "\"");
   }
   const JsonReader ops = node["ops"];
   for (size_t i = 0; i < ops.size(); ++i) unit.ops.push_back(read_op(ops[i]));
   plan_.units.push_back(std::move(unit));
 }
 
+// What a plan says of its accelerator: the memory it may take, its KV pages, the schedule.
+void PlanReader::read_accelerator(const JsonReader& root) {
+  const JsonReader memory = root["memory"]["accelerator"];
+  for (const char* purpose : {"weights_bytes", "kv_bytes", "activations_bytes", "workspace_bytes",
+                              "staging_bytes", "reserve_bytes"}) {
+    plan_.accelerator_memory_bytes += memory[purpose].integer(0, kMaxOffset);
+  }
+  const JsonReader schedule = root["schedule"];
+  plan_.schedule.prefill_overlap = schedule["prefill_overlap"].boolean();
+  plan_.schedule.decode_groups = schedule["decode_groups"].integer(1, 2);
+  if (const std::string mode = schedule["prefill"].string(); mode != "compute") {
+    schedule["prefill"].reject("this runtime executes \"compute\", not \"", mode, "\"");
+  }
+  const JsonReader pages = schedule["pages"];
+  const int64_t own = pages["accelerator"].integer(0, kMaxExtent);
+  if (pages["cpu"].integer(0, kMaxExtent) + own != plan_.kv.pages) {
+    pages.reject("the devices' pages do not add up to kv.pages, ", plan_.kv.pages);
+  }
+  plan_.accelerator_pages = own;
+}
+
 Plan PlanReader::read(const JsonReader& root) {
   root.only({"format", "version", "model", "limits", "threads", "kv", "rope", "tensors", "values",
-             "units", "logits", "memory", "notices",
-             // Written for people and for devices to come; nothing here is executed on the CPU.
-             "schedule", "units_cpu", "units_accelerator", "label", "workload", "profile",
-             "predicted", "bottleneck", "alternatives"});
+             "units", "logits", "memory", "notices", "schedule",
+             // Written for people; nothing here is executed.
+             "units_cpu", "units_accelerator", "label", "workload", "profile", "predicted",
+             "bottleneck", "alternatives"});
   if (root["format"].string() != "helm-plan") root["format"].reject("this is not a HELM plan");
   if (root["version"].integer(0, kMaxCount) != Plan::kVersion) {
     root["version"].reject("this runtime executes version ", Plan::kVersion,
@@ -385,6 +408,7 @@ Plan PlanReader::read(const JsonReader& root) {
   for (size_t i = 0; i < values.size(); ++i) read_value(values[i]);
   const JsonReader units = root["units"];
   for (size_t i = 0; i < units.size(); ++i) read_unit(units[i]);
+  if (plan_.uses_accelerator()) read_accelerator(root);
   plan_.logits = value(root["logits"]);
   if (!per_output(plan_.logits) || width(plan_.logits) != plan_.vocab_size) {
     root["logits"].reject("must be a value of width vocab_size with rows \"outputs\"");
@@ -398,6 +422,11 @@ int64_t TensorSpec::elements() const {
   int64_t count = 1;
   for (const int64_t extent : shape) count *= extent;
   return count;
+}
+
+bool Plan::uses_accelerator() const {
+  return std::any_of(units.begin(), units.end(),
+                     [](const UnitSpec& unit) { return unit.device == "accelerator"; });
 }
 
 Plan Plan::from_json(std::string_view json) {

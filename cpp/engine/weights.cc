@@ -10,10 +10,10 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
-#include <type_traits>
 #include <utility>
 
 #include "base/check.h"
+#include "engine/stages.h"
 
 namespace helm {
 namespace {
@@ -83,8 +83,11 @@ struct Piece {
   int64_t offset = 0;  // in the file, bytes
   DType from = DType::kF32;
   DType to = DType::kF32;
-  std::byte* place = nullptr;
+  std::byte* place = nullptr;                    // in host memory
+  DeviceAddress address = DeviceAddress::kNull;  // or on the accelerator
   int64_t elements = 0;
+
+  int64_t placed_bytes() const { return elements * dtype_bytes(to); }
 };
 
 void convert(const cpu::KernelTable& kernels, const void* from, DType from_dtype, void* to,
@@ -102,24 +105,70 @@ void convert(const cpu::KernelTable& kernels, const void* from, DType from_dtype
   }
 }
 
-void move_piece(const Piece& piece, const cpu::KernelTable& kernels) {
+// Reads and converts a piece to `place`.
+void move_piece(const Piece& piece, const cpu::KernelTable& kernels, std::byte* place) {
   if (piece.file == nullptr) {
-    convert(kernels, piece.memory, piece.from, piece.place, piece.to, piece.elements);
+    convert(kernels, piece.memory, piece.from, place, piece.to, piece.elements);
   } else if (piece.from == piece.to) {
-    piece.file->read(piece.place, piece.elements * dtype_bytes(piece.from), piece.offset);
+    piece.file->read(place, piece.placed_bytes(), piece.offset);
   } else {
     std::vector<std::byte> staging(static_cast<size_t>(piece.elements * dtype_bytes(piece.from)));
     piece.file->read(staging.data(), static_cast<int64_t>(staging.size()), piece.offset);
-    convert(kernels, staging.data(), piece.from, piece.place, piece.to, piece.elements);
+    convert(kernels, staging.data(), piece.from, place, piece.to, piece.elements);
   }
 }
+
+// Sends pieces to the accelerator. Every worker fills one of its two page-locked buffers while the
+// other is on its way.
+class Uploader {
+ public:
+  Uploader(Device& device, int workers, int64_t buffer_bytes) : stream_(device.create_stream()) {
+    for (int i = 0; i < 2 * workers; ++i) {
+      buffers_.push_back({StagingMemory(device, buffer_bytes, "buffers for uploading weights"),
+                          device.create_event()});
+    }
+    turn_.resize(static_cast<size_t>(workers), 0);
+  }
+  ~Uploader() { drain(); }
+
+  void send(const Piece& piece, const cpu::KernelTable& kernels, int worker) {
+    const auto w = static_cast<size_t>(worker);
+    Buffer& buffer = buffers_[2 * w + turn_[w]];
+    turn_[w] ^= 1;
+    buffer.sent->synchronize();
+    move_piece(piece, kernels, buffer.memory.data());
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stream_->upload(piece.address, buffer.memory.data(), piece.placed_bytes());
+    stream_->record(*buffer.sent);
+  }
+  void finish() { stream_->synchronize(); }
+
+ private:
+  struct Buffer {
+    StagingMemory memory;
+    std::unique_ptr<Event> sent;
+  };
+
+  void drain() noexcept {
+    try {
+      stream_->synchronize();
+    } catch (...) {  // already reported by whoever is throwing
+    }
+  }
+
+  std::vector<Buffer> buffers_;  // [workers, 2]
+  std::vector<size_t> turn_;     // [workers]
+  std::unique_ptr<Stream> stream_;
+  std::mutex mutex_;  // of the stream
+};
 
 // Moves all pieces with all members; member 0 reports progress between its pieces. The first
 // failure, or a throwing progress callback, stops everyone and is rethrown.
 void move_all(const std::vector<Piece>& pieces, const cpu::KernelTable& kernels,
-              ThreadPool& threads, const std::function<void(int64_t, int64_t)>& progress) {
+              ThreadPool& threads, Uploader* uploader,
+              const std::function<void(int64_t, int64_t)>& progress) {
   int64_t total = 0;
-  for (const Piece& piece : pieces) total += piece.elements * dtype_bytes(piece.to);
+  for (const Piece& piece : pieces) total += piece.placed_bytes();
   std::atomic<size_t> next{0};
   std::atomic<int64_t> done{0};
   std::atomic<bool> failed{false};
@@ -130,8 +179,13 @@ void move_all(const std::vector<Piece>& pieces, const cpu::KernelTable& kernels,
       while (!failed.load()) {
         const size_t i = next.fetch_add(1);
         if (i >= pieces.size()) break;
-        move_piece(pieces[i], kernels);
-        done += pieces[i].elements * dtype_bytes(pieces[i].to);
+        const Piece& piece = pieces[i];
+        if (piece.place != nullptr) {
+          move_piece(piece, kernels, piece.place);
+        } else {
+          uploader->send(piece, kernels, team.worker());
+        }
+        done += piece.placed_bytes();
         if (team.worker() == 0 && progress) progress(done.load(), total);
       }
     } catch (...) {
@@ -141,6 +195,7 @@ void move_all(const std::vector<Piece>& pieces, const cpu::KernelTable& kernels,
     }
   });
   if (failure) std::rethrow_exception(failure);
+  if (uploader != nullptr) uploader->finish();
   if (progress) progress(total, total);
 }
 
@@ -148,33 +203,6 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text = "[";
   for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
   return text + "]";
-}
-
-// Tensors in the order in which a step reads them, so that the arena is read front to back.
-std::vector<TensorIndex> order_of_use(const Plan& plan) {
-  std::vector<TensorIndex> order;
-  std::vector<bool> seen(plan.tensors.size(), false);
-  const auto use = [&](TensorIndex tensor) {
-    if (tensor == kNoTensor || seen[static_cast<size_t>(tensor)]) return;
-    seen[static_cast<size_t>(tensor)] = true;
-    order.push_back(tensor);
-  };
-  const auto visit = [&](const auto& op) {
-    using Type = std::decay_t<decltype(op)>;
-    if constexpr (std::is_same_v<Type, EmbeddingOp> || std::is_same_v<Type, PositionEmbeddingOp>) {
-      use(op.table);
-    } else if constexpr (std::is_same_v<Type, NormOp>) {
-      use(op.weight);
-      use(op.bias);
-    } else if constexpr (std::is_same_v<Type, LinearOp>) {
-      for (const LinearOp::Part& part : op.parts) use(part.weight);
-      for (const LinearOp::Part& part : op.parts) use(part.bias);
-    }
-  };
-  for (const UnitSpec& unit : plan.units) {
-    for (const Op& op : unit.ops) std::visit(visit, op);
-  }
-  return order;
 }
 
 // Whether a tensor in a file can be read there: nothing to convert, elements aligned.
@@ -197,67 +225,119 @@ const TensorView* bound(const EngineOptions& options, const TensorSpec& spec) {
   return &it->second;
 }
 
+// Opened files of one load, each once.
+class Files {
+ public:
+  explicit Files(const EngineOptions& options) : options_(options) {}
+
+  // The file of a tensor, checked to hold it.
+  const File& of(const TensorSpec& spec) {
+    const File& file =
+        files_.try_emplace(spec.source->file, options_.directory + "/" + spec.source->file)
+            .first->second;
+    const int64_t end = spec.source->offset + spec.elements() * dtype_bytes(spec.source->dtype);
+    if (end > file.bytes()) {
+      fail(ErrorKind::kIo, "[load] ", file.path(), " has ", file.bytes(), " bytes, tensor \"",
+           spec.name, "\" ends at ", end, "; the file is truncated or not the planned one");
+    }
+    return file;
+  }
+
+ private:
+  const EngineOptions& options_;
+  std::map<std::string, File> files_;
+};
+
+// A tensor and the offset of its place on a device.
+using Placed = std::vector<std::pair<TensorIndex, int64_t>>;
+
+// Cuts tensors in pieces; `set_place(piece, offset)` says where each goes.
+template <typename SetPlace>
+void cut(const Plan& plan, const EngineOptions& options, Files& files, const Placed& placed,
+         const SetPlace& set_place, std::vector<Piece>& pieces) {
+  for (const auto& [index, place] : placed) {
+    const TensorSpec& spec = plan.tensors[static_cast<size_t>(index)];
+    const TensorView* view = bound(options, spec);
+    for (int64_t begin = 0; begin < spec.elements(); begin += kPieceElements) {
+      Piece piece;
+      piece.from = view != nullptr ? view->dtype : spec.source->dtype;
+      piece.to = spec.dtype;
+      piece.elements = std::min(kPieceElements, spec.elements() - begin);
+      if (view != nullptr) {
+        piece.memory = static_cast<const std::byte*>(view->data) + begin * dtype_bytes(piece.from);
+      } else {
+        piece.file = &files.of(spec);
+        piece.offset = spec.source->offset + begin * dtype_bytes(piece.from);
+      }
+      set_place(piece, place + begin * dtype_bytes(spec.dtype));
+      pieces.push_back(piece);
+    }
+  }
+}
+
+DeviceAddress address_of(const void* memory) {
+  return static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(memory));
+}
+
 }  // namespace
 
 Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::KernelTable& kernels,
-                 ThreadPool& threads)
-    : data_(plan.tensors.size(), nullptr) {
-  std::map<std::string, File> files;
-  std::map<std::string, std::shared_ptr<void>> mappings;
-  std::vector<std::pair<TensorIndex, int64_t>> placed;  // tensor, offset in the arena
+                 ThreadPool& threads, Account* accelerator)
+    : on_cpu_(plan.tensors.size(), DeviceAddress::kNull),
+      on_accelerator_(plan.tensors.size(), DeviceAddress::kNull) {
+  Files files(options);
+  std::map<const File*, std::shared_ptr<void>> mappings;
+  Placed placed;
   int64_t arena_bytes = 0;
-  for (const TensorIndex index : order_of_use(plan)) {
+  for (const TensorIndex index : tensors_of(plan, units_on(plan, false))) {
     const TensorSpec& spec = plan.tensors[static_cast<size_t>(index)];
-    bytes_ += spec.bytes();
+    DeviceAddress& address = on_cpu_[static_cast<size_t>(index)];
+    cpu_bytes_ += spec.bytes();
     const TensorView* view = bound(options, spec);
     if (view != nullptr && view->dtype == spec.dtype) {
-      data_[static_cast<size_t>(index)] = view->data;
+      address = address_of(view->data);
       owners_.push_back(view->owner);
       continue;
     }
-    if (view == nullptr) {
-      const std::string path = options.directory + "/" + spec.source->file;
-      const File& file = files.try_emplace(spec.source->file, path).first->second;
-      const int64_t end = spec.source->offset + spec.elements() * dtype_bytes(spec.source->dtype);
-      if (end > file.bytes()) {
-        fail(ErrorKind::kIo, "[load] ", file.path(), " has ", file.bytes(), " bytes, tensor \"",
-             spec.name, "\" ends at ", end, "; the file is truncated or not the planned one");
-      }
-      if (usable_in_place(options.loading, spec)) {
-        std::shared_ptr<void>& mapping = mappings[spec.source->file];
-        if (mapping == nullptr) owners_.push_back(mapping = file.map());
-        data_[static_cast<size_t>(index)] =
-            static_cast<const std::byte*>(mapping.get()) + spec.source->offset;
-        continue;
-      }
+    if (view == nullptr && usable_in_place(options.loading, spec)) {
+      std::shared_ptr<void>& mapping = mappings[&files.of(spec)];
+      if (mapping == nullptr) owners_.push_back(mapping = files.of(spec).map());
+      address = address_of(static_cast<const std::byte*>(mapping.get()) + spec.source->offset);
+      continue;
     }
     placed.emplace_back(index, arena_bytes);
     arena_bytes = align_up(arena_bytes + spec.bytes(), kCacheLine);
   }
-  arena_ = Arena(arena_bytes, "the model's weights");
+  Placed sent;
+  int64_t sent_bytes = 0;
+  for (const TensorIndex index : tensors_of(plan, units_on(plan, true))) {
+    sent.emplace_back(index, sent_bytes);
+    const int64_t end = sent_bytes + plan.tensors[static_cast<size_t>(index)].bytes();
+    sent_bytes = align_up(end, kDeviceAlignment);
+  }
 
   std::vector<Piece> pieces;
-  for (const auto& [index, place] : placed) {
-    const TensorSpec& spec = plan.tensors[static_cast<size_t>(index)];
-    data_[static_cast<size_t>(index)] = arena_.data() + place;
-    const TensorView* view = bound(options, spec);
-    const DType from = view != nullptr ? view->dtype : spec.source->dtype;
-    for (int64_t begin = 0; begin < spec.elements(); begin += kPieceElements) {
-      Piece piece;
-      piece.from = from;
-      piece.to = spec.dtype;
-      piece.elements = std::min(kPieceElements, spec.elements() - begin);
-      piece.place = arena_.data() + place + begin * dtype_bytes(spec.dtype);
-      if (view != nullptr) {
-        piece.memory = static_cast<const std::byte*>(view->data) + begin * dtype_bytes(from);
-      } else {
-        piece.file = &files.at(spec.source->file);
-        piece.offset = spec.source->offset + begin * dtype_bytes(from);
-      }
-      pieces.push_back(piece);
+  std::unique_ptr<Uploader> uploader;
+  if (!sent.empty()) {
+    accelerator_memory_ = DeviceMemory(*accelerator, sent_bytes, "the model's weights");
+    for (const auto& [index, offset] : sent) {
+      on_accelerator_[static_cast<size_t>(index)] = accelerator_memory_.address() + offset;
     }
+    uploader = std::make_unique<Uploader>(accelerator->device(), threads.size(),
+                                          kPieceElements * int64_t{sizeof(float)});
   }
-  move_all(pieces, kernels, threads, options.progress);
+  cut(
+      plan, options, files, sent,
+      [&](Piece& piece, int64_t offset) { piece.address = accelerator_memory_.address() + offset; },
+      pieces);
+  arena_ = Arena(arena_bytes, "the model's weights");
+  for (const auto& [index, offset] : placed) {
+    on_cpu_[static_cast<size_t>(index)] = address_of(arena_.data() + offset);
+  }
+  cut(
+      plan, options, files, placed,
+      [&](Piece& piece, int64_t offset) { piece.place = arena_.data() + offset; }, pieces);
+  move_all(pieces, kernels, threads, uploader.get(), options.progress);
 }
 
 }  // namespace helm

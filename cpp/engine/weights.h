@@ -1,14 +1,17 @@
-// Placement of a plan's tensors in host memory: streamed from files to their final place, or used
-// where they already lie. Never two copies.
+// Placement of a plan's tensors on its devices: streamed from files to their final place, or used
+// where they already lie. Never two copies on one device.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/arena.h"
 #include "base/thread_pool.h"
 #include "cpu/kernels/kernels.h"
+#include "device/memory.h"
 #include "helm/engine.h"
 #include "helm/plan.h"
 
@@ -16,20 +19,26 @@ namespace helm {
 
 class Weights {
  public:
-  // Reads with all members of `threads`. Throws Error{kIo} for a file that is missing or too short,
-  // Error{kInvalid} for a bound tensor that does not fit the plan.
+  // Reads with all members of `threads`. `accelerator` is null for a plan without one. Throws
+  // Error{kIo} for a file that is missing or too short, Error{kInvalid} for a bound tensor that
+  // does not fit the plan, Error{kMemory} when the accelerator's budget or memory is too small.
   Weights(const Plan& plan, const EngineOptions& options, const cpu::KernelTable& kernels,
-          ThreadPool& threads);
+          ThreadPool& threads, Account* accelerator);
 
-  std::span<const void* const> data() const { return data_; }  // by TensorIndex
-  int64_t bytes() const { return bytes_; }
+  // By TensorIndex; kNull for tensors that no unit of the device uses.
+  const std::vector<DeviceAddress>& on_cpu() const { return on_cpu_; }
+  const std::vector<DeviceAddress>& on_accelerator() const { return on_accelerator_; }
+  int64_t cpu_bytes() const { return cpu_bytes_; }
+  int64_t accelerator_bytes() const { return accelerator_memory_.bytes(); }
   bool huge_pages() const { return arena_.huge_pages(); }
 
  private:
-  std::vector<const void*> data_;              // by TensorIndex
+  std::vector<DeviceAddress> on_cpu_;
+  std::vector<DeviceAddress> on_accelerator_;
   std::vector<std::shared_ptr<void>> owners_;  // of tensors used where they lie
   Arena arena_;
-  int64_t bytes_ = 0;
+  DeviceMemory accelerator_memory_;
+  int64_t cpu_bytes_ = 0;
 };
 
 }  // namespace helm

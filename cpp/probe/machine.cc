@@ -2,6 +2,7 @@
 #include "helm/machine.h"
 
 #include "cpu/isa.h"
+#include "device/registry.h"
 #include "probe/ceiling.h"
 
 namespace helm {
@@ -18,6 +19,10 @@ IsaChoice isa_choice() {
   std::string reason;
   const std::string name = cpu::select_kernels(&reason).name;
   return {name, reason};
+}
+
+DeviceInfo accelerator_info(const std::string& specification) {
+  return open_accelerator(specification)->describe();
 }
 
 double stream_read_bytes_per_s(int threads, int64_t bytes, double seconds) {

@@ -102,6 +102,10 @@ class Slices {
   int64_t taken_ = 0;
 };
 
+DeviceAddress address_of(const std::byte* memory) {
+  return static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(memory));
+}
+
 // A plan of one unit under construction, then a stage that can be timed.
 class Synthetic {
  public:
@@ -115,12 +119,12 @@ class Synthetic {
     TensorSpec spec;
     spec.shape = std::move(shape);
     spec.dtype = dtype;
-    weights_.push_back(slices_.next(spec.bytes()));
+    weights_.push_back(address_of(slices_.next(spec.bytes())));
     plan.tensors.push_back(std::move(spec));
     return static_cast<TensorIndex>(plan.tensors.size() - 1);
   }
   void add(Op op) { plan.units[0].ops.push_back(std::move(op)); }
-  std::byte* pages(int64_t bytes) { return pages_ = slices_.next(bytes); }
+  void pages(int64_t bytes) { pages_ = address_of(slices_.next(bytes)); }
 
   // Compiles the stage for the last `queries` of `context` positions.
   void compile(int64_t queries, int64_t context, ThreadPool& pool);
@@ -130,23 +134,32 @@ class Synthetic {
 
  private:
   Slices& slices_;
-  std::vector<const void*> weights_;  // by TensorIndex
-  std::byte* pages_ = nullptr;
+  std::vector<DeviceAddress> weights_;  // by TensorIndex
+  DeviceAddress pages_ = DeviceAddress::kNull;
   std::vector<int32_t> tokens_, positions_, page_table_;
-  cpu::SequenceRun sequence_{};
-  cpu::StepView step_;
+  SequenceRun sequence_{};
+  StepView step_;
+  Arena buffers_;  // values, then the workspace
   std::unique_ptr<cpu::CpuStage> stage_;
 };
 
 void Synthetic::compile(int64_t queries, int64_t context, ThreadPool& pool) {
   plan.limits = {context, queries, queries, 1};
-  stage_ =
-      std::make_unique<cpu::CpuStage>(plan, plan.units, weights_, cpu::KvPages{pages_, plan.kv},
-                                      cpu::select_kernels(), pool.size());
-  for (size_t i = 0; i < plan.values.size(); ++i) {
-    const int64_t bytes = queries * plan.values[i].width * int64_t{sizeof(float)};
-    fill(reinterpret_cast<std::byte*>(stage_->value(static_cast<ValueIndex>(i))), bytes, pool);
+  const cpu::KernelTable& kernels = cpu::select_kernels();
+  const int64_t scratch = cpu::CpuStage::workspace_bytes(plan, plan.units, kernels, pool.size());
+  int64_t bytes = 0;
+  std::vector<int64_t> offsets;
+  for (const ValueSpec& value : plan.values) {
+    offsets.push_back(bytes);
+    bytes = align_up(bytes + queries * value.width * int64_t{sizeof(float)}, kCacheLine);
   }
+  buffers_ = Arena(bytes + scratch, "the probe");
+  fill(buffers_.data(), bytes, pool);
+  StageSpec spec{&plan, plan.units, weights_, {}, pages_, address_of(buffers_.data() + bytes)};
+  for (const int64_t offset : offsets) {
+    spec.values.push_back(address_of(buffers_.data() + offset));
+  }
+  stage_ = std::make_unique<cpu::CpuStage>(spec, kernels, pool);
   tokens_.assign(static_cast<size_t>(queries), 0);
   for (int64_t i = 0; i < queries; ++i) {
     positions_.push_back(static_cast<int32_t>(context - queries + i));
@@ -161,7 +174,7 @@ void Synthetic::time(ThreadPool& pool, ProbeTiming& timing) const {
   std::vector<Clocks> after(before.size());
   pool.run([&](Team& team) { before[static_cast<size_t>(team.worker())] = Clocks::now(); });
   const Clock::time_point start = Clock::now();
-  stage_->run(step_, pool);
+  stage_->run(step_);
   timing.run_s.push_back(since(start));
   pool.run([&](Team& team) { after[static_cast<size_t>(team.worker())] = Clocks::now(); });
   double busy = 1;

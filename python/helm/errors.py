@@ -28,7 +28,7 @@ class CheckpointError(HelmError, OSError):
 
 
 class DeviceError(HelmError, RuntimeError):
-    """A device is absent, cannot be used or has failed."""
+    """A device cannot be had or has failed."""
 
 
 class ConfigError(InvalidError):

@@ -121,13 +121,15 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How stages run. prefill: blocks of the CPU compute there, or their weights visit the
+    """How stages run together. prefill: blocks of the CPU compute there, or their weights visit the
     accelerator once a step or once a prompt. prefill_overlap: the CPU's stage of one step runs
-    beside the accelerator's of the step before. overflow: pages in host memory of layers on the
+    beside the accelerator's of the step before. decode_groups: decoding sequences take turns in so
+    many groups, so that both devices work at once. overflow: pages in host memory of layers on the
     accelerator return to it, or the CPU attends to them. pages: page slots by device."""
 
     prefill: Literal["compute", "stream_step", "stream_prompt"] = "compute"
     prefill_overlap: bool = False
+    decode_groups: int = 1
     overflow: Literal["stream", "cpu"] = "stream"
     pages: dict[str, int] = field(default_factory=dict)
 
@@ -283,6 +285,7 @@ def _decode_unit(node: Reader) -> PlacedUnit:
 def _check(plan: Plan, root: Reader) -> None:
     """References resolve, names are unique and limits are consistent."""
     _check_limits(plan, root)
+    _check_schedule(plan, root)
     tensors = _unique([tensor.name for tensor in plan.tensors], root["tensors"])
     values = _unique([value.name for value in plan.values], root["values"])
     for tensor, node in zip(plan.tensors, root["tensors"].items(), strict=True):
@@ -296,6 +299,23 @@ def _check(plan: Plan, root: Reader) -> None:
     for unit in root["units"].items():
         for node in unit["ops"].items():
             _check_op(node, tensors, values, len(plan.rope))
+
+
+def _check_schedule(plan: Plan, root: Reader) -> None:
+    """Units lie on known devices, and an accelerator has its pages and its budget."""
+    for unit, node in zip(plan.units, root["units"].items(), strict=True):
+        if unit.device not in ("cpu", "accelerator"):
+            node["device"].reject(f"expected 'cpu' or 'accelerator', found {unit.device!r}")
+    root["schedule"]["decode_groups"].integer(1, 2)
+    pages = root["schedule"]["pages"]
+    for device in pages.names():
+        pages[device].integer(0, 2**31)
+    if plan.units_accelerator == 0:
+        return
+    for node in (root["memory"], pages):
+        node["accelerator"]  # reports that it is missing
+    if sum(plan.schedule.pages.values()) != plan.kv.pages:
+        pages.reject(f"the devices' pages do not add up to kv.pages, {plan.kv.pages}")
 
 
 def _check_limits(plan: Plan, root: Reader) -> None:

@@ -49,6 +49,11 @@ struct TinyShape {
   bool qk_norm = false;
   bool qkv_bias = false;
   int threads = 2;
+  std::vector<std::string> devices = {};  // of the units, embedding first; empty: all on the CPU
+  int64_t accelerator_pages = 0;
+  int64_t accelerator_bytes = 1 << 30;
+  bool overlap = false;
+  int64_t decode_groups = 1;
 };
 
 class TinyModelBuilder {
@@ -72,6 +77,21 @@ class TinyModelBuilder {
     }
     plan["rope"] = {{{"inv_freq", inv_freq}, {"attention_factor", 1.0}}};
     plan["memory"] = nlohmann::json::object();
+    if (!s_.devices.empty()) {
+      plan["memory"]["accelerator"] = {{"weights_bytes", s_.accelerator_bytes},
+                                       {"kv_bytes", 0},
+                                       {"activations_bytes", 0},
+                                       {"workspace_bytes", 0},
+                                       {"staging_bytes", 0},
+                                       {"reserve_bytes", 0}};
+      plan["schedule"] = {
+          {"prefill", "compute"},
+          {"prefill_overlap", s_.overlap},
+          {"decode_groups", s_.decode_groups},
+          {"overflow", "stream"},
+          {"pages",
+           {{"cpu", s_.pages - s_.accelerator_pages}, {"accelerator", s_.accelerator_pages}}}};
+    }
     plan["tensors"] = nlohmann::json::array();
     value("x", s_.hidden);
     value("h", s_.hidden);
@@ -133,7 +153,9 @@ class TinyModelBuilder {
         {"op", "linear"}, {"in", in}, {"out", out}, {"parts", parts}, {"accumulate", accumulate}};
   }
   void unit(const std::string& name, const nlohmann::json& ops) {
-    model_.plan["units"].push_back({{"name", name}, {"device", "cpu"}, {"ops", ops}});
+    const size_t index = model_.plan["units"].size();
+    const std::string device = s_.devices.empty() ? "cpu" : s_.devices.at(index);
+    model_.plan["units"].push_back({{"name", name}, {"device", device}, {"ops", ops}});
   }
   void block(int64_t layer) {
     const std::string p = "block." + std::to_string(layer) + ".";
@@ -200,8 +222,11 @@ inline TinyModel tiny_model(const TinyShape& shape = {}) {
   return TinyModelBuilder(shape).build();
 }
 
-inline std::unique_ptr<Engine> tiny_engine(const TinyModel& model) {
-  return std::make_unique<Engine>(Plan::from_json(model.plan.dump()), model.options());
+inline std::unique_ptr<Engine> tiny_engine(const TinyModel& model,
+                                           const std::string& device = "sim") {
+  EngineOptions options = model.options();
+  options.device = device;
+  return std::make_unique<Engine>(Plan::from_json(model.plan.dump()), options);
 }
 
 }  // namespace helm::test

@@ -32,17 +32,34 @@ struct EngineOptions {
   std::string directory;                      // where the sources of the plan's tensors lie
   std::map<std::string, TensorView> tensors;  // tensors bound from memory, by name
   int threads = 0;                            // 0: as planned
+  std::string device = "cuda";                // the plan's accelerator; see helm/machine.h
   WeightLoading loading = WeightLoading::kCopied;
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;  // may throw to cancel
 };
 
+// What an engine holds on one device.
+struct DeviceUse {
+  std::string device;  // "cpu" or "accelerator"
+  std::string kind;    // "cpu", "sim" or "cuda"
+  std::string name;
+  int64_t weights_bytes = 0;
+  int64_t kv_bytes = 0;
+  int64_t activations_bytes = 0;
+  int64_t workspace_bytes = 0;
+  int64_t staging_bytes = 0;  // page-locked buffers of copies between devices
+  int64_t peak_bytes = 0;     // of all that was allocated there at once
+  int64_t budget_bytes = 0;   // the plan's limit, reserve included; 0: none
+};
+
 struct EngineStats {
-  int64_t weights_bytes = 0;      // placed weights
-  int64_t decode_bytes = 0;       // weight bytes that one decode step reads
-  int64_t kv_bytes = 0;           // the KV pool, when every page has been touched
-  int64_t kv_token_bytes = 0;     // K and V of one position over all layers
-  int64_t activations_bytes = 0;  // value buffers
-  int64_t workspace_bytes = 0;    // per-thread scratch and attention partials
+  int64_t weights_bytes = 0;       // placed weights, on all devices
+  int64_t decode_bytes = 0;        // weight bytes that one decode step reads
+  int64_t kv_bytes = 0;            // the KV pool, when every page has been touched
+  int64_t kv_token_bytes = 0;      // K and V of one position over all layers
+  int64_t activations_bytes = 0;   // value buffers
+  int64_t workspace_bytes = 0;     // per-thread scratch and attention partials
+  std::vector<DeviceUse> devices;  // the CPU, then the accelerator if the plan uses one
+  int64_t crossings = 0;           // of activations between devices, per step
   int threads = 0;
   std::string isa;          // kernel tier
   bool huge_pages = false;  // whether the system granted the arena's request for huge pages
@@ -55,6 +72,14 @@ struct StepInput {
   SequenceId sequence = 0;
   std::span<const int32_t> tokens;
   Outputs outputs = Outputs::kLast;
+};
+
+// Whoever has submitted steps to an engine that others use too: asked to collect them before
+// another's step begins.
+class StepOwner {
+ public:
+  virtual ~StepOwner() = default;
+  virtual void collect_steps() = 0;
 };
 
 // Not reentrant: calls on one engine must not overlap (Generation and the bindings lock mutex()).
@@ -81,6 +106,14 @@ class HELM_API Engine {
   // [outputs, vocab_size] in input order, valid until the next step. Everything is checked before
   // anything changes. At most limits.step_tokens tokens and limits.step_outputs outputs.
   std::span<const float> step(std::span<const StepInput> inputs);
+
+  // step() in two halves, so that the CPU works on one step while the accelerator is at another: at
+  // most steps_ahead() may be submitted and not yet collected, in that order. A step may continue a
+  // sequence of one before it. Closing or truncating a sequence waits for all of them.
+  int64_t steps_ahead() const;
+  int64_t in_flight() const;
+  void submit(std::span<const StepInput> inputs, StepOwner* owner = nullptr);
+  std::span<const float> collect();  // of the oldest; valid until the next call that runs a step
 
   // Appends any number of tokens in as many steps as needed; `consume` gets the logits rows as they
   // come, [rows, vocab_size].

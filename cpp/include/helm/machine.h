@@ -28,6 +28,22 @@ HELM_API std::vector<IsaTier> isa_tiers();
 // Error{kInvalid} if HELM_CPU_ISA names an unknown tier or one the machine lacks.
 HELM_API IsaChoice isa_choice();
 
+struct DeviceInfo {
+  std::string kind;          // "cpu", "sim" or "cuda"
+  std::string name;          // for people, as in "NVIDIA GeForce RTX 4060"
+  int64_t memory_bytes = 0;  // in all
+  int64_t free_bytes = 0;    // that could still be allocated
+};
+
+// An accelerator by its specification:
+//   cuda, cuda:N                       the N-th CUDA device, the first by default
+//   sim:vram=2GiB,link=16GB/s,latency=10us,threads=1
+//                                      a simulated one of host memory: the memory it may take, the
+//                                      speed and latency of its copies, the threads it computes on
+// Opens and closes it. Throws Error{kInvalid} for a malformed specification, Error{kDevice} when
+// the device cannot be had, with the reason.
+HELM_API DeviceInfo accelerator_info(const std::string& specification);
+
 // The most that `threads` read together from `bytes` of memory, bytes/s, trying for `seconds`.
 HELM_API double stream_read_bytes_per_s(int threads, int64_t bytes, double seconds);
 

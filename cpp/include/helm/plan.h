@@ -126,7 +126,7 @@ using Op = std::variant<EmbeddingOp, PositionEmbeddingOp, NormOp, LinearOp, Rope
 // The smallest thing that is placed: the embedding, one block, or the output head.
 struct UnitSpec {
   std::string name;
-  std::string device;
+  std::string device;  // "cpu" or "accelerator"
   std::vector<Op> ops;
 };
 
@@ -144,6 +144,13 @@ struct KvSpec {
   int64_t pages = 0;  // one page: K and V of page_tokens positions of one layer of one sequence
 
   int64_t page_bytes() const { return 2 * page_tokens * kv_heads * head_dim * dtype_bytes(dtype); }
+};
+
+// How the stages of several devices run together.
+struct Schedule {
+  bool prefill_overlap =
+      false;                  // the CPU works on a step while the accelerator is at the one before
+  int64_t decode_groups = 1;  // decoding sequences take turns in so many groups, likewise
 };
 
 struct Limits {
@@ -167,6 +174,11 @@ struct HELM_API Plan {
   std::vector<ValueSpec> values;
   std::vector<UnitSpec> units;
   ValueIndex logits = 0;
+  Schedule schedule;
+  int64_t accelerator_pages = 0;         // of kv.pages; the others lie in host memory
+  int64_t accelerator_memory_bytes = 0;  // all that the plan may take there
+
+  bool uses_accelerator() const;
 
   // Throws Error{kInvalid} that names the offending field, e.g. `units[3].ops[1].out`.
   static Plan from_json(std::string_view json);

@@ -30,7 +30,7 @@ enum class ErrorKind : uint8_t {
   kMemory,    // a budget or the machine does not hold what was asked
   kCapacity,  // a sequence or batch exceeds a limit of the plan (context, pages, sequences)
   kIo,        // a file cannot be read
-  kDevice,    // a device is absent, cannot be used or has failed
+  kDevice,    // a device cannot be had or has failed
 };
 
 // Every failure of the public interface. The message says operation, observed, expected, remedy.

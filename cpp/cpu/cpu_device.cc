@@ -1,0 +1,73 @@
+#include "cpu/cpu_device.h"
+
+#include <unistd.h>
+
+#include <cstring>
+
+#include "cpu/stage.h"
+
+namespace helm::cpu {
+namespace {
+
+class CpuEvent final : public Event {
+ public:
+  void synchronize() override {}
+};
+
+class CpuStream final : public Stream {
+ public:
+  void upload(DeviceAddress to, const void* from, int64_t bytes) override {
+    std::memcpy(host_pointer(to), from, static_cast<size_t>(bytes));
+  }
+  void download(void* to, DeviceAddress from, int64_t bytes) override {
+    std::memcpy(to, host_pointer(from), static_cast<size_t>(bytes));
+  }
+  void record(Event&) override {}
+  void wait(Event& event) override { event.synchronize(); }
+  void synchronize() override {}
+};
+
+}  // namespace
+
+DeviceInfo CpuDevice::describe() const {
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  return {"cpu", std::string("CPU, ") + kernels_.name, sysconf(_SC_PHYS_PAGES) * page,
+          sysconf(_SC_AVPHYS_PAGES) * page};
+}
+
+DeviceAddress CpuDevice::allocate(int64_t bytes, const char* purpose) {
+  Arena arena(bytes, purpose);
+  std::byte* data = arena.data();
+  arenas_.emplace(data, std::move(arena));
+  return static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(data));
+}
+
+void CpuDevice::release(DeviceAddress address) {
+  arenas_.erase(host_pointer(address));
+}
+
+std::byte* CpuDevice::allocate_host(int64_t bytes, const char* purpose) {
+  return host_pointer(allocate(bytes, purpose));
+}
+
+void CpuDevice::release_host(std::byte* memory) {
+  arenas_.erase(memory);
+}
+
+std::unique_ptr<Stream> CpuDevice::create_stream() {
+  return std::make_unique<CpuStream>();
+}
+
+std::unique_ptr<Event> CpuDevice::create_event() {
+  return std::make_unique<CpuEvent>();
+}
+
+int64_t CpuDevice::workspace_bytes(const Plan& plan, std::span<const UnitSpec> units) const {
+  return CpuStage::workspace_bytes(plan, units, kernels_, threads_.size());
+}
+
+std::unique_ptr<Stage> CpuDevice::compile(const StageSpec& spec) {
+  return std::make_unique<CpuStage>(spec, kernels_, threads_);
+}
+
+}  // namespace helm::cpu

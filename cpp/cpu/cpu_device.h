@@ -1,0 +1,38 @@
+// The CPU as a device: its addresses are pointers, and a stream does its work at once, in the
+// calling thread and the pool.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "base/arena.h"
+#include "base/thread_pool.h"
+#include "cpu/kernels/kernels.h"
+#include "device/device.h"
+
+namespace helm::cpu {
+
+class CpuDevice final : public Device {
+ public:
+  // Both must outlive the device.
+  CpuDevice(const KernelTable& kernels, ThreadPool& threads)
+      : kernels_(kernels), threads_(threads) {}
+
+  DeviceInfo describe() const override;
+  DeviceAddress allocate(int64_t bytes, const char* purpose) override;
+  void release(DeviceAddress address) override;
+  std::byte* allocate_host(int64_t bytes, const char* purpose) override;
+  void release_host(std::byte* memory) override;
+  std::unique_ptr<Stream> create_stream() override;
+  std::unique_ptr<Event> create_event() override;
+  int64_t workspace_bytes(const Plan& plan, std::span<const UnitSpec> units) const override;
+  std::unique_ptr<Stage> compile(const StageSpec& spec) override;
+
+ private:
+  const KernelTable& kernels_;
+  ThreadPool& threads_;
+  std::map<const std::byte*, Arena> arenas_;  // by address
+};
+
+}  // namespace helm::cpu

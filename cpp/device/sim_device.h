@@ -1,0 +1,63 @@
+// A simulated accelerator made of host memory, for machines without one and for trying a smaller
+// one: capped memory behind addresses that host code cannot dereference, streams that are threads,
+// copies at the speed of a given link. Stages run the CPU's kernels, so results are the CPU's.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "base/arena.h"
+#include "base/thread_pool.h"
+#include "cpu/kernels/kernels.h"
+#include "device/device.h"
+
+namespace helm {
+
+struct SimOptions {
+  int64_t memory_bytes = int64_t{1} << 60;
+  double link_bytes_per_s = 0;  // 0: as fast as memory
+  double latency_s = 0;         // of every copy
+  int threads = 1;              // that compute stages
+};
+
+class SimDevice final : public Device {
+ public:
+  SimDevice(const SimOptions& options, const cpu::KernelTable& kernels);
+  ~SimDevice() override;
+
+  DeviceInfo describe() const override;
+  DeviceAddress allocate(int64_t bytes, const char* purpose) override;
+  void release(DeviceAddress address) override;
+  std::byte* allocate_host(int64_t bytes, const char* purpose) override;
+  void release_host(std::byte* memory) override;
+  std::unique_ptr<Stream> create_stream() override;
+  std::unique_ptr<Event> create_event() override;
+  int64_t workspace_bytes(const Plan& plan, std::span<const UnitSpec> units) const override;
+  std::unique_ptr<Stage> compile(const StageSpec& spec) override;
+
+  const SimOptions& options() const { return options_; }
+  // The memory behind an address; throws Error{kInvalid} unless `bytes` from there are allocated.
+  std::byte* translate(DeviceAddress address, int64_t bytes) const;
+  // Stages of all streams take turns.
+  std::mutex& compute_mutex() { return compute_mutex_; }
+
+ private:
+  const SimOptions options_;
+  const cpu::KernelTable& kernels_;
+  ThreadPool threads_;
+  std::mutex compute_mutex_;
+
+  struct Block {
+    Arena memory;
+    int64_t bytes;
+  };
+
+  mutable std::mutex mutex_;  // of what follows
+  std::map<uintptr_t, Block> blocks_;
+  std::map<const std::byte*, Arena> host_blocks_;
+  int64_t used_bytes_ = 0;
+  uintptr_t next_;
+};
+
+}  // namespace helm

@@ -1,0 +1,115 @@
+// A plan's stages on their devices, and the steps that are on their way through them. While one
+// step is at the accelerator the CPU works on the next. Knows nothing of sequences.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "device/memory.h"
+#include "engine/stages.h"
+#include "engine/weights.h"
+#include "helm/plan.h"
+
+namespace helm {
+
+// Everything that the stages of one device are bound to, besides weights.
+class DeviceBuffers {
+ public:
+  DeviceBuffers() = default;
+  DeviceBuffers(const Plan& plan, std::span<const StageSpan> stages, bool accelerator,
+                int64_t kv_pages, Account& account);
+
+  DeviceAddress value(ValueIndex index) const { return values_[static_cast<size_t>(index)]; }
+  const std::vector<DeviceAddress>& values() const { return values_; }
+  DeviceAddress kv() const { return kv_.address(); }
+  DeviceAddress workspace() const { return workspace_.address(); }
+  int64_t kv_bytes() const { return kv_.bytes(); }
+  int64_t activations_bytes() const { return activations_.bytes(); }
+  int64_t workspace_bytes() const { return workspace_.bytes(); }
+
+ private:
+  DeviceMemory kv_;
+  DeviceMemory activations_;
+  DeviceMemory workspace_;
+  std::vector<DeviceAddress> values_;  // by ValueIndex; kNull where the device does not use it
+};
+
+// One step's rows, kept until its last stage has run.
+struct StepRows {
+  std::vector<int32_t> token_ids;
+  std::vector<int32_t> positions;
+  std::vector<int32_t> output_rows;
+  std::vector<SequenceRun> runs;
+
+  void reserve(const Limits& limits);
+  void clear();
+  StepView view() const { return {token_ids, positions, output_rows, runs}; }
+};
+
+class Pipeline {
+ public:
+  // `accelerator` is null for a plan without one. Everything must outlive the pipeline.
+  Pipeline(const Plan& plan, const Weights& weights, Account& cpu, Account* accelerator);
+  ~Pipeline();
+
+  // How many steps may be on their way at once.
+  int64_t limit() const {
+    return static_cast<int64_t>(accelerator_ == nullptr ? 1 : slots_.size());
+  }
+  int64_t in_flight() const { return in_flight_; }
+
+  // Rows to be filled for the next step, empty. Needs in_flight() < limit().
+  StepRows& rows() { return slots_[next_].rows; }
+  // Sends them on their way: up to the first result that must be awaited.
+  void submit();
+  // Finishes the oldest step. Its logits, [outputs, vocab_size], are valid until the next call of
+  // any member. Throws what a device failed with; then no step can be submitted any more.
+  std::span<const float> collect();
+  // Runs every step to its end, so that pages may change hands; logits wait to be collected.
+  void finish();
+
+  const DeviceBuffers& buffers(bool accelerator) const { return buffers_[accelerator]; }
+  int64_t staging_bytes() const;
+  int64_t crossings() const { return crossings_; }  // between devices, per step
+
+ private:
+  struct Slot {
+    StepRows rows;
+    size_t next_stage = 0;
+    bool awaited = false;         // a stage of the accelerator has not been waited for
+    StagingMemory values;         // what crosses between devices
+    StagingMemory logits;         // [step_outputs, vocab_size] from the accelerator
+    std::vector<float> kept;      // logits of the CPU, when finish() ran ahead
+    std::unique_ptr<Event> done;  // the accelerator's part up to `next_stage`
+  };
+  struct Compiled {
+    StageSpan span;
+    std::unique_ptr<Stage> stage;
+  };
+
+  void create_slots();
+  void advance(Slot& slot);
+  void run_to_end(Slot& slot);
+  void run_on_accelerator(Compiled& stage, Slot& slot);
+  int64_t bytes_of(ValueIndex value, const Slot& slot) const;
+  Slot& oldest() {
+    return slots_[(next_ + slots_.size() - static_cast<size_t>(in_flight_)) % slots_.size()];
+  }
+
+  const Plan& plan_;
+  Device* accelerator_;
+  std::array<DeviceBuffers, 2> buffers_;  // CPU, accelerator
+  std::vector<Compiled> stages_;
+  int64_t crossings_ = 0;
+  std::unique_ptr<Stream> cpu_stream_;
+  std::array<Slot, 2> slots_;
+  size_t next_ = 0;  // slot of the next step
+  int64_t in_flight_ = 0;
+  std::string failure_;
+  std::unique_ptr<Stream> stream_;  // of the accelerator; destroyed first, it waits for its work
+};
+
+}  // namespace helm

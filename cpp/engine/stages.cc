@@ -1,0 +1,149 @@
+#include "engine/stages.h"
+
+#include <algorithm>
+#include <string>
+#include <type_traits>
+#include <variant>
+
+#include "base/check.h"
+
+namespace helm {
+namespace {
+
+// What an op does with values. A value that is written in part keeps the rest, so it is read too.
+struct Access {
+  std::vector<ValueIndex> reads;
+  ValueIndex writes;
+};
+
+Access access(const Plan& plan, const Op& op) {
+  const auto width = [&](ValueIndex v) { return plan.values[static_cast<size_t>(v)].width; };
+  return std::visit(
+      [&](const auto& o) -> Access {
+        using Type = std::decay_t<decltype(o)>;
+        if constexpr (std::is_same_v<Type, EmbeddingOp>) {
+          return {{}, o.out};
+        } else if constexpr (std::is_same_v<Type, PositionEmbeddingOp>) {
+          return {{o.out}, o.out};
+        } else if constexpr (std::is_same_v<Type, RopeOp>) {
+          return {{o.value}, o.value};
+        } else if constexpr (std::is_same_v<Type, LinearOp>) {
+          return o.accumulate ? Access{{o.in, o.out}, o.out} : Access{{o.in}, o.out};
+        } else if constexpr (std::is_same_v<Type, NormOp>) {
+          const bool whole = o.groups * o.size == width(o.out);
+          return whole ? Access{{o.in}, o.out} : Access{{o.in, o.out}, o.out};
+        } else {
+          return {{o.in}, o.out};
+        }
+      },
+      op);
+}
+
+template <typename Visit>
+void each_op(std::span<const UnitSpec> units, const Visit& visit) {
+  for (const UnitSpec& unit : units) {
+    for (const Op& op : unit.ops) visit(unit, op);
+  }
+}
+
+bool on_accelerator(const UnitSpec& unit) {
+  return unit.device == "accelerator";
+}
+
+}  // namespace
+
+std::vector<StageSpan> stages_of(const Plan& plan) {
+  std::vector<StageSpan> stages;
+  const std::span<const UnitSpec> units = plan.units;
+  for (size_t begin = 0; begin < units.size();) {
+    size_t end = begin + 1;
+    while (end < units.size() && units[end].device == units[begin].device) ++end;
+    stages.push_back({on_accelerator(units[begin]), units.subspan(begin, end - begin), {}});
+    begin = end;
+  }
+  constexpr int kNowhere = -1;
+  std::vector<int> writer(plan.values.size(), kNowhere);  // the last stage that wrote each value
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const auto here = static_cast<int>(s);
+    each_op(stages[s].units, [&](const UnitSpec& unit, const Op& op) {
+      const Access a = access(plan, op);
+      for (const ValueIndex v : a.reads) {
+        int& from = writer[static_cast<size_t>(v)];
+        if (from == here || from == kNowhere) continue;
+        if (from != here - 1) {
+          fail(ErrorKind::kInvalid, "[plan] unit \"", unit.name, "\" reads value \"",
+               plan.values[static_cast<size_t>(v)].name, "\", which was last written ", here - from,
+               " stages before; only neighbouring stages hand values over");
+        }
+        stages[s].inputs.push_back(v);
+        from = here;
+      }
+      writer[static_cast<size_t>(a.writes)] = here;
+    });
+  }
+  return stages;
+}
+
+std::vector<UnitSpec> units_on(const Plan& plan, bool accelerator) {
+  std::vector<UnitSpec> units;
+  std::copy_if(plan.units.begin(), plan.units.end(), std::back_inserter(units),
+               [&](const UnitSpec& unit) { return on_accelerator(unit) == accelerator; });
+  return units;
+}
+
+std::vector<bool> values_of(const Plan& plan, std::span<const UnitSpec> units) {
+  std::vector<bool> used(plan.values.size(), false);
+  each_op(units, [&](const UnitSpec&, const Op& op) {
+    const Access a = access(plan, op);
+    for (const ValueIndex v : a.reads) used[static_cast<size_t>(v)] = true;
+    used[static_cast<size_t>(a.writes)] = true;
+  });
+  return used;
+}
+
+std::vector<TensorIndex> tensors_of(const Plan& plan, std::span<const UnitSpec> units) {
+  std::vector<TensorIndex> order;
+  std::vector<bool> seen(plan.tensors.size(), false);
+  const auto use = [&](TensorIndex tensor) {
+    if (tensor == kNoTensor || seen[static_cast<size_t>(tensor)]) return;
+    seen[static_cast<size_t>(tensor)] = true;
+    order.push_back(tensor);
+  };
+  each_op(units, [&](const UnitSpec&, const Op& op) {
+    std::visit(
+        [&](const auto& o) {
+          using Type = std::decay_t<decltype(o)>;
+          if constexpr (std::is_same_v<Type, EmbeddingOp> ||
+                        std::is_same_v<Type, PositionEmbeddingOp>) {
+            use(o.table);
+          } else if constexpr (std::is_same_v<Type, NormOp>) {
+            use(o.weight);
+            use(o.bias);
+          } else if constexpr (std::is_same_v<Type, LinearOp>) {
+            for (const LinearOp::Part& part : o.parts) use(part.weight);
+            for (const LinearOp::Part& part : o.parts) use(part.bias);
+          }
+        },
+        op);
+  });
+  return order;
+}
+
+std::vector<bool> accelerator_layers(const Plan& plan) {
+  const auto layers = static_cast<size_t>(plan.kv.layers);
+  std::vector<bool> seen(layers, false);
+  std::vector<bool> there(layers, false);
+  each_op(plan.units, [&](const UnitSpec& unit, const Op& op) {
+    const auto* attention = std::get_if<AttentionOp>(&op);
+    if (attention == nullptr) return;
+    const auto layer = static_cast<size_t>(attention->layer);
+    if (seen[layer] && there[layer] != on_accelerator(unit)) {
+      fail(ErrorKind::kInvalid, "[plan] KV layer ", layer, " has attention on both devices");
+    }
+    seen[layer] = true;
+    there[layer] = on_accelerator(unit);
+  });
+  return there;
+}
+
+}  // namespace helm

@@ -1,0 +1,127 @@
+"""Plans over two devices against the CPU alone: every family, every placement, every schedule."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+import small_models
+from engine_helpers import greedy, logits_of, partitioned, prompt_of
+from helm import _helm
+from helm.checkpoint import read_checkpoint
+from helm.config import load_config
+from helm.errors import DeviceError, InvalidError, OutOfMemoryError
+from helm.plan import Plan, make_plan
+
+PROMPTS = [prompt_of(n) for n in (37, 5, 61, 18)]
+NEW = 12
+
+
+def plan_of(name: str, dtype: str = "f32", **options: object) -> Plan:
+    folder = small_models.model_dir(name, dtype)
+    arguments = {
+        "threads": 2, "memory_bytes": 4 << 30, "kv_dtype": "f32", "page_tokens": 16,
+        "step_tokens": 24, "max_sequences": 4, "context": 100, **options,
+    }  # fmt: skip
+    return make_plan(load_config(folder), read_checkpoint(folder), **arguments)
+
+
+def engine_of(plan: Plan, name: str, dtype: str = "f32", device: str = "sim") -> _helm.Engine:
+    folder = small_models.model_dir(name, dtype)
+    return _helm.Engine(plan.to_json(), str(folder), device=device)
+
+
+def cuts(units: int) -> list[tuple[str, ...]]:
+    """The first k units on the CPU, the rest on the accelerator, for every k."""
+    return [("cpu",) * k + ("accelerator",) * (units - k) for k in range(units + 1)]
+
+
+@pytest.mark.parametrize("name", small_models.CASES)
+def test_every_cut_gives_the_tokens_of_the_cpu(name: str) -> None:
+    plan = plan_of(name)
+    alone = engine_of(plan, name)
+    one, four = greedy(alone, PROMPTS[:1], NEW), greedy(alone, PROMPTS, NEW)
+    for devices in cuts(len(plan.units)):
+        for overlap, groups in ((False, 1), (True, 2)):
+            cut = partitioned(plan, devices, overlap=overlap, decode_groups=groups)
+            engine = engine_of(Plan.from_json(cut.to_json()), name)
+            assert greedy(engine, PROMPTS[:1], NEW) == one, devices
+            assert greedy(engine, PROMPTS, NEW) == four, devices
+
+
+@pytest.mark.parametrize("name", ["qwen3", "opt_350m"])
+def test_any_placement_gives_the_tokens_of_the_cpu(name: str) -> None:
+    """A tied head apart from the embedding has the shared matrix on both devices."""
+    plan = plan_of(name)
+    want = greedy(engine_of(plan, name), PROMPTS, NEW)
+    for devices in itertools.product(("cpu", "accelerator"), repeat=len(plan.units)):
+        cut = partitioned(plan, devices)
+        assert greedy(engine_of(cut, name), PROMPTS, NEW) == want, devices
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_sixteen_bit_weights_and_cache(dtype: str) -> None:
+    plan = plan_of("qwen3", dtype, kv_dtype=dtype)
+    devices = ("cpu", "cpu", *("accelerator",) * (len(plan.units) - 2))
+    want = logits_of(engine_of(plan, "qwen3", dtype), PROMPTS[2])
+    got = logits_of(engine_of(partitioned(plan, devices), "qwen3", dtype), PROMPTS[2])
+    np.testing.assert_array_equal(got, want)
+
+
+def test_weights_of_each_device_lie_there_alone() -> None:
+    plan = plan_of("llama")
+    total = sum(tensor.nbytes for tensor in plan.tensors)
+    devices = ("cpu", "cpu", "accelerator", "accelerator")
+    cpu, own = engine_of(partitioned(plan, devices), "llama").stats["devices"]
+    assert (cpu["kind"], own["kind"]) == ("cpu", "sim")
+    padding = 256 * len(plan.tensors)
+    assert total <= cpu["weights_bytes"] + own["weights_bytes"] <= total + padding
+    assert cpu["weights_bytes"] > 0
+    assert own["peak_bytes"] <= own["budget_bytes"]
+
+
+def test_a_device_that_cannot_be_had_is_an_error() -> None:
+    plan = plan_of("llama")
+    cut = partitioned(plan, ("accelerator",) * len(plan.units))
+    with pytest.raises(OutOfMemoryError, match="simulated accelerator"):
+        engine_of(cut, "llama", device="sim:vram=100KiB")
+    with pytest.raises(InvalidError, match="unknown device"):
+        engine_of(cut, "llama", device="tpu")
+    try:
+        _helm.accelerator_info("cuda")
+    except DeviceError:
+        with pytest.raises(DeviceError):
+            engine_of(cut, "llama", device="cuda")
+
+
+def test_progress_counts_the_bytes_of_both_devices() -> None:
+    plan = plan_of("llama")
+    cut = partitioned(plan, ("cpu", "cpu", "accelerator", "accelerator"))
+    seen: list[tuple[int, int]] = []
+    folder = small_models.model_dir("llama")
+    _helm.Engine(
+        cut.to_json(), str(folder), device="sim", progress=lambda *counts: seen.append(counts)
+    )
+    total = sum(tensor.nbytes for tensor in plan.tensors)
+    assert seen[-1] == (total, total)
+
+
+def test_a_plan_that_lacks_what_an_accelerator_needs_is_refused() -> None:
+    plan = plan_of("llama")
+    cut = partitioned(plan, ("cpu", "cpu", "accelerator", "accelerator")).to_dict()
+    for change, message in (
+        (lambda p: p["memory"].pop("accelerator"), "accelerator"),
+        (lambda p: p["schedule"]["pages"].update(accelerator=1), "add up"),
+        (lambda p: p["schedule"].update(decode_groups=3), "decode_groups"),
+        (lambda p: p["units"][1].update(device="gpu"), "device"),
+    ):
+        broken = copy.deepcopy(cut)
+        change(broken)
+        with pytest.raises(InvalidError, match=message):
+            _helm.Engine(json.dumps(broken), "", device="sim")
+        with pytest.raises(InvalidError, match=message):
+            Plan.from_json(json.dumps(broken))
