@@ -32,6 +32,7 @@ class GraphCache {
       const Capture capture(stream);
       launch();
       entry.graph = capture.finish();
+      ++captures_;
     }
     replay(entry, stream);
   }

@@ -194,6 +194,10 @@ bool fusable(const RopeOp& rope, const AttentionOp& attention) {
 class BoundAttention : public BoundOp {
  public:
   BoundAttention(const AttentionOp& op, const RopeOp* rope, const Bindings& b) {
+    if (op.head_dim > kMaxHeadDim) {
+      fail(ErrorKind::kInvalid, "[cuda] attention heads of ", op.head_dim, " elements, at most ",
+           kMaxHeadDim, " are supported; place the block on the CPU");
+    }
     const KvSpec& spec = b.spec.plan->kv;
     const KvPool kv{reinterpret_cast<void*>(b.spec.kv), spec.dtype, spec.page_tokens, spec.kv_heads,
                     spec.head_dim};
