@@ -10,11 +10,6 @@ namespace helm::cuda {
 template <class... Params, class... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
             cudaStream_t stream, const Args&... args) {
-  constexpr size_t kWithoutAsking = 48 << 10;
-  if (shared_bytes > kWithoutAsking) {
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         static_cast<int>(shared_bytes));
-  }
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;

@@ -234,6 +234,10 @@ template <DType D, int H, bool kVector>
 void launch_prefill(const AttentionArgs& a, const StepTables& step, cudaStream_t stream) {
   // At most: full tiles of all rows, and one ragged tile per run.
   const int64_t tiles = a.tokens * (a.heads / a.kv.kv_heads) / kRows + a.runs;
+  if constexpr (sizeof(Tile<H>) > 48 << 10) {  // what a kernel may use without asking
+    cudaFuncSetAttribute(prefill_kernel<D, H, kVector>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         static_cast<int>(sizeof(Tile<H>)));
+  }
   launch(prefill_kernel<D, H, kVector>,
          dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(a.kv.kv_heads),
               static_cast<unsigned>(a.splits)),

@@ -193,7 +193,7 @@ TEST_CASE("cuda attention: a score of 0, negative, and one key that takes all th
 TEST_CASE("cuda attention: scores that overflow to -inf weigh nothing") {
   for (int64_t splits : {1, 4}) {
     for (int32_t tokens : {1, 2}) {
-      const Problem p{{{tokens, 150}}, 2, 1, 8, 16, 0, splits, 1e30f};
+      const Problem p{{{tokens, 150}}, 2, 1, 8, 16, 0, splits, 1.0f};
       Data d(p, DType::kF32, 4100);
       for (int64_t i = 0; i < d.x.size(); ++i) d.x.data()[i] = -1e30f;
       auto* pool = reinterpret_cast<float*>(d.pool.data());
