@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from engine_helpers import Logits, greedy, logits_of, prompt_of
 from helm import _helm
 from helm.checkpoint import read_checkpoint
 from helm.config import load_config
-from helm.errors import InvalidError
 from helm.plan import make_plan
 from helm.profile import load_profile
 

@@ -36,6 +36,7 @@ class JsonReader {
     return {value_.at(index), subject_, path_ + "[" + std::to_string(index) + "]"};
   }
 
+  bool has(const char* key) const { return value_.is_object() && value_.contains(key); }
   bool is_null() const { return value_.is_null(); }
 
   // Length of an array.

@@ -101,6 +101,11 @@ class Device {
   virtual std::byte* allocate_host(int64_t bytes, const char* purpose) = 0;
   virtual void release_host(std::byte* memory) = 0;
 
+  // Page-locks host memory that lies elsewhere, so that copies from it run at full speed; false,
+  // and slower copies, where that cannot be had.
+  virtual bool pin(const void* memory, int64_t bytes) = 0;
+  virtual void unpin(const void* memory) = 0;
+
   virtual std::unique_ptr<Stream> create_stream() = 0;
   virtual std::unique_ptr<Event> create_event() = 0;
 

@@ -31,6 +31,8 @@ class SimDevice final : public Device {
   void release(DeviceAddress address) override;
   std::byte* allocate_host(int64_t bytes, const char* purpose) override;
   void release_host(std::byte* memory) override;
+  bool pin(const void*, int64_t) override { return true; }  // copies are the CPU's own
+  void unpin(const void*) override {}
   std::unique_ptr<Stream> create_stream() override;
   std::unique_ptr<Event> create_event() override;
   int64_t workspace_bytes(const Plan& plan, std::span<const UnitSpec> units) const override;

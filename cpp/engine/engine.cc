@@ -117,7 +117,7 @@ DeviceUse Engine::Impl::use_of(bool accelerator) const {
   use.kv_bytes = buffers.kv_bytes();
   use.activations_bytes = buffers.activations_bytes();
   use.workspace_bytes = buffers.workspace_bytes();
-  use.staging_bytes = accelerator ? 0 : pipeline_.staging_bytes();
+  use.staging_bytes = accelerator ? pipeline_.stream_bytes() : pipeline_.staging_bytes();
   use.peak_bytes = account.peak_bytes() + (accelerator ? 0 : use.weights_bytes + use.staging_bytes);
   use.budget_bytes = accelerator ? plan_.accelerator_memory_bytes : 0;
   return use;

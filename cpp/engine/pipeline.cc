@@ -24,9 +24,10 @@ std::vector<StageSpan> stages_on(std::span<const StageSpan> stages, bool acceler
 
 }  // namespace
 
-DeviceBuffers::DeviceBuffers(const Plan& plan, std::span<const StageSpan> stages, bool accelerator,
-                             int64_t kv_pages, Account& account) {
-  const std::vector<bool> used = values_of(plan, units_on(plan, accelerator));
+DeviceBuffers::DeviceBuffers(const Plan& plan, const std::vector<bool>& chosen,
+                             std::span<const StageSpan> device_stages, int64_t kv_pages,
+                             Account& account) {
+  const std::vector<bool> used = values_of(plan, chosen);
   std::vector<int64_t> offsets(plan.values.size());
   int64_t total = 0;
   for (size_t v = 0; v < used.size(); ++v) {
@@ -37,8 +38,8 @@ DeviceBuffers::DeviceBuffers(const Plan& plan, std::span<const StageSpan> stages
                      kDeviceAlignment);
   }
   int64_t scratch = 0;
-  for (const StageSpan& stage : stages_on(stages, accelerator)) {
-    scratch = std::max(scratch, account.device().workspace_bytes(plan, stage.units));
+  for (const StageSpan& stage : device_stages) {
+    scratch = std::max(scratch, account.device().workspace_bytes(plan, stage.units(plan)));
   }
   kv_ = DeviceMemory(account, kv_pages * plan.kv.page_bytes(), "the KV cache");
   activations_ = DeviceMemory(account, total, "activations");
@@ -47,6 +48,15 @@ DeviceBuffers::DeviceBuffers(const Plan& plan, std::span<const StageSpan> stages
   for (size_t v = 0; v < used.size(); ++v) {
     if (used[v]) values_[v] = activations_.address() + offsets[v];
   }
+}
+
+StageSpec DeviceBuffers::spec(const Plan& plan) const {
+  StageSpec spec;
+  spec.plan = &plan;
+  spec.values = values_;
+  spec.kv = kv();
+  spec.workspace = workspace();
+  return spec;
 }
 
 void StepRows::reserve(const Limits& limits) {
@@ -68,44 +78,83 @@ Pipeline::Pipeline(const Plan& plan, const Weights& weights, Account& cpu, Accou
     : plan_(plan),
       accelerator_(accelerator == nullptr ? nullptr : &accelerator->device()),
       cpu_stream_(cpu.device().create_stream()) {
-  const std::vector<StageSpan> spans = stages_of(plan);
-  buffers_[0] = DeviceBuffers(plan, spans, false, plan.kv.pages - plan.accelerator_pages, cpu);
+  const std::vector<bool> resident = resident_units(plan);
+  std::vector<bool> on_cpu = resident;
+  on_cpu.flip();
+  const bool streams = plan.schedule.stream_tokens > 0;
+  const auto visits = [](const Compiled& stage) {
+    return std::any_of(stage.parts.begin(), stage.parts.end(),
+                       [](const Part& part) { return part.stage == nullptr; });
+  };
+  const std::vector<bool> there = streams ? streamed_units(plan) : resident;
+  buffers_[0] = DeviceBuffers(plan, on_cpu, stages_on(stages_of(plan, resident), false),
+                              plan.kv.pages - plan.accelerator_pages, cpu);
   if (accelerator != nullptr) {
     stream_ = accelerator_->create_stream();
-    buffers_[1] = DeviceBuffers(plan, spans, true, plan.accelerator_pages, *accelerator);
+    buffers_[1] = DeviceBuffers(plan, there, stages_on(stages_of(plan, there), true),
+                                plan.accelerator_pages, *accelerator);
   }
-  for (const StageSpan& span : spans) {
-    Account& account = span.on_accelerator ? *accelerator : cpu;
-    const DeviceBuffers& buffers = buffers_[span.on_accelerator];
-    StageSpec spec;
-    spec.plan = &plan;
-    spec.units = span.units;
-    spec.weights = span.on_accelerator ? weights.on_accelerator() : weights.on_cpu();
-    spec.values = buffers.values();
-    spec.kv = buffers.kv();
-    spec.workspace = buffers.workspace();
-    stages_.push_back({span, account.device().compile(spec)});
+  resident_ = compile(resident, weights, cpu, accelerator);
+  if (streams) {
+    streamed_ = compile(there, weights, cpu, accelerator);
+    if (std::count_if(streamed_.begin(), streamed_.end(), visits) > 1) {
+      fail(ErrorKind::kInvalid,
+           "[plan] blocks whose weights visit the accelerator must follow one "
+           "another there; set schedule.prefill to \"compute\"");
+    }
+    blocks_ = std::make_unique<BlockStream>(plan, weights, buffers_[1].spec(plan),
+                                            cpu::host_pointer(buffers_[0].kv()), *accelerator);
   }
-  crossings_ = static_cast<int64_t>(stages_.size()) - 1;
   create_slots();
 }
 
 Pipeline::~Pipeline() = default;
 
+Pipeline::Program Pipeline::compile(const std::vector<bool>& on_accelerator, const Weights& weights,
+                                    Account& cpu, Account* accelerator) {
+  const std::vector<bool> resident = resident_units(plan_);
+  Program program;
+  for (const StageSpan& span : stages_of(plan_, on_accelerator)) {
+    Compiled stage{span, {}};
+    Account& account = span.on_accelerator ? *accelerator : cpu;
+    StageSpec spec = buffers_[span.on_accelerator].spec(plan_);
+    spec.weights = span.on_accelerator ? weights.on_accelerator() : weights.on_cpu();
+    for (size_t begin = span.begin; begin < span.end;) {
+      size_t end = begin + 1;
+      if (resident[begin] != span.on_accelerator) {
+        stage.parts.push_back({nullptr, begin});
+      } else {
+        while (end < span.end && resident[end] == span.on_accelerator) ++end;
+        spec.units = std::span(plan_.units).subspan(begin, end - begin);
+        stage.parts.push_back({account.device().compile(spec), begin});
+      }
+      begin = end;
+    }
+    program.push_back(std::move(stage));
+  }
+  return program;
+}
+
+int64_t Pipeline::crossings() const {
+  return static_cast<int64_t>(resident_.size()) - 1;
+}
+
 void Pipeline::create_slots() {
   int64_t values = 0;
-  for (const Compiled& stage : stages_) {
-    int64_t bytes = 0;
-    for (const ValueIndex v : stage.span.inputs) {
-      bytes += value_bytes(plan_, v, plan_.limits.step_tokens, plan_.limits.step_outputs);
+  for (const Program* program : {&resident_, &streamed_}) {
+    for (const Compiled& stage : *program) {
+      int64_t bytes = 0;
+      for (const ValueIndex v : stage.span.inputs) {
+        bytes += value_bytes(plan_, v, plan_.limits.step_tokens, plan_.limits.step_outputs);
+      }
+      values = std::max(values, bytes);
     }
-    values = std::max(values, bytes);
   }
   for (Slot& slot : slots_) {
     slot.rows.reserve(plan_.limits);
     if (accelerator_ == nullptr) continue;
     if (values > 0) slot.values = StagingMemory(*accelerator_, values, "activations that cross");
-    if (stages_.back().span.on_accelerator) {
+    if (resident_.back().span.on_accelerator) {
       const int64_t bytes = value_bytes(plan_, plan_.logits, 0, plan_.limits.step_outputs);
       slot.logits = StagingMemory(*accelerator_, bytes, "logits");
     }
@@ -130,6 +179,10 @@ void Pipeline::submit() {
          "); load the model anew");
   }
   Slot& slot = slots_[next_];
+  const Program& program = program_for(slot.rows.view());
+  // Pages in host memory are the CPU's or the accelerator's to write, not both at once.
+  if (in_flight_ > 0 && (oldest().program != &program || oldest().ended())) finish();
+  slot.program = &program;
   slot.next_stage = 0;
   slot.kept.clear();
   next_ = (next_ + 1) % slots_.size();
@@ -142,10 +195,16 @@ void Pipeline::submit() {
   }
 }
 
+const Pipeline::Program& Pipeline::program_for(const StepView& step) const {
+  const bool streams =
+      blocks_ != nullptr && step.tokens() >= plan_.schedule.stream_tokens && blocks_->holds(step);
+  return streams ? streamed_ : resident_;
+}
+
 // Runs stages up to and including the next one on the accelerator, which is only enqueued.
 void Pipeline::advance(Slot& slot) {
-  while (slot.next_stage < stages_.size()) {
-    Compiled& stage = stages_[slot.next_stage];
+  while (slot.next_stage < slot.program->size()) {
+    const Compiled& stage = (*slot.program)[slot.next_stage];
     if (stage.span.on_accelerator) {
       run_on_accelerator(stage, slot);
       ++slot.next_stage;
@@ -158,14 +217,14 @@ void Pipeline::advance(Slot& slot) {
       std::memcpy(cpu::host_pointer(buffers_[0].value(v)), from, static_cast<size_t>(bytes));
       from += bytes;
     }
-    stage.stage->run(*cpu_stream_, slot.rows.view());
+    for (const Part& part : stage.parts) part.stage->run(*cpu_stream_, slot.rows.view());
     ++slot.next_stage;
   }
 }
 
 // Hands the stage its inputs, enqueues it, and asks for what the stage after it or the caller
 // needs.
-void Pipeline::run_on_accelerator(Compiled& stage, Slot& slot) {
+void Pipeline::run_on_accelerator(const Compiled& stage, Slot& slot) {
   std::byte* staging = slot.values.data();
   for (const ValueIndex v : stage.span.inputs) {
     const int64_t bytes = bytes_of(v, slot);
@@ -173,11 +232,19 @@ void Pipeline::run_on_accelerator(Compiled& stage, Slot& slot) {
     stream_->upload(buffers_[1].value(v), staging, bytes);
     staging += bytes;
   }
-  stage.stage->run(*stream_, slot.rows.view());
-  if (slot.next_stage + 1 < stages_.size()) {
+  const bool streams = slot.program == &streamed_;
+  const StepView step = streams ? blocks_->begin(slot.rows.view()) : slot.rows.view();
+  for (const Part& part : stage.parts) {
+    if (part.stage != nullptr) {
+      part.stage->run(*stream_, step);
+    } else {
+      blocks_->run(part.unit, step, *stream_);
+    }
+  }
+  if (slot.next_stage + 1 < slot.program->size()) {
     // In stream order the inputs have been read when their staging is written.
     staging = slot.values.data();
-    for (const ValueIndex v : stages_[slot.next_stage + 1].span.inputs) {
+    for (const ValueIndex v : (*slot.program)[slot.next_stage + 1].span.inputs) {
       const int64_t bytes = bytes_of(v, slot);
       stream_->download(staging, buffers_[1].value(v), bytes);
       staging += bytes;
@@ -190,7 +257,7 @@ void Pipeline::run_on_accelerator(Compiled& stage, Slot& slot) {
 
 void Pipeline::run_to_end(Slot& slot) {
   try {
-    while (slot.awaited || slot.next_stage < stages_.size()) {
+    while (slot.awaited || slot.next_stage < slot.program->size()) {
       if (slot.awaited) slot.done->synchronize();
       slot.awaited = false;
       advance(slot);
@@ -198,7 +265,7 @@ void Pipeline::run_to_end(Slot& slot) {
   } catch (const Error& error) {
     failure_ = error.what();
     slot.awaited = false;
-    slot.next_stage = stages_.size();
+    slot.next_stage = slot.program->size();
     throw;
   }
 }
@@ -208,7 +275,7 @@ std::span<const float> Pipeline::collect() {
   --in_flight_;
   run_to_end(slot);
   const auto count = slot.rows.output_rows.size() * static_cast<size_t>(plan_.vocab_size);
-  if (stages_.back().span.on_accelerator) {
+  if (resident_.back().span.on_accelerator) {
     return {reinterpret_cast<const float*>(slot.logits.data()), count};
   }
   if (!slot.kept.empty()) return slot.kept;
@@ -218,13 +285,17 @@ std::span<const float> Pipeline::collect() {
 void Pipeline::finish() {
   for (int64_t i = in_flight_; i > 0; --i) {
     Slot& slot = slots_[(next_ + slots_.size() - static_cast<size_t>(i)) % slots_.size()];
-    if (!slot.awaited && slot.next_stage == stages_.size()) continue;
     run_to_end(slot);
-    if (stages_.back().span.on_accelerator) continue;
-    const auto* logits = cpu::host_pointer<const float>(buffers_[0].value(plan_.logits));
-    slot.kept.assign(logits,
-                     logits + slot.rows.output_rows.size() * static_cast<size_t>(plan_.vocab_size));
+    keep_logits(slot);
   }
+}
+
+// Another step is about to overwrite the CPU's logits.
+void Pipeline::keep_logits(Slot& slot) {
+  if (resident_.back().span.on_accelerator || !slot.kept.empty()) return;
+  const auto* logits = cpu::host_pointer<const float>(buffers_[0].value(plan_.logits));
+  slot.kept.assign(logits,
+                   logits + slot.rows.output_rows.size() * static_cast<size_t>(plan_.vocab_size));
 }
 
 }  // namespace helm

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "device/memory.h"
+#include "engine/block_stream.h"
 #include "engine/stages.h"
 #include "engine/weights.h"
 #include "helm/plan.h"
@@ -19,11 +20,14 @@ namespace helm {
 class DeviceBuffers {
  public:
   DeviceBuffers() = default;
-  DeviceBuffers(const Plan& plan, std::span<const StageSpan> stages, bool accelerator,
-                int64_t kv_pages, Account& account);
+  // For units that `chosen` names, in stages of `device_stages`.
+  DeviceBuffers(const Plan& plan, const std::vector<bool>& chosen,
+                std::span<const StageSpan> device_stages, int64_t kv_pages, Account& account);
+
+  // What a stage is bound to, but for its units and weights.
+  StageSpec spec(const Plan& plan) const;
 
   DeviceAddress value(ValueIndex index) const { return values_[static_cast<size_t>(index)]; }
-  const std::vector<DeviceAddress>& values() const { return values_; }
   DeviceAddress kv() const { return kv_.address(); }
   DeviceAddress workspace() const { return workspace_.address(); }
   int64_t kv_bytes() const { return kv_.bytes(); }
@@ -72,28 +76,43 @@ class Pipeline {
   void finish();
 
   const DeviceBuffers& buffers(bool accelerator) const { return buffers_[accelerator]; }
-  int64_t staging_bytes() const;
-  int64_t crossings() const { return crossings_; }  // between devices, per step
+  int64_t staging_bytes() const;                                           // in host memory
+  int64_t stream_bytes() const { return blocks_ ? blocks_->bytes() : 0; }  // on the accelerator
+  int64_t crossings() const;  // between devices, per decode step
 
  private:
+  // Units of a stage on the accelerator are compiled together where they are resident, one by one
+  // where they visit (`stage` is null, `unit` says which).
+  struct Part {
+    std::unique_ptr<Stage> stage;
+    size_t unit = 0;
+  };
+  struct Compiled {
+    StageSpan span;
+    std::vector<Part> parts;
+  };
+  using Program = std::vector<Compiled>;
   struct Slot {
     StepRows rows;
+    const Program* program = nullptr;
     size_t next_stage = 0;
     bool awaited = false;         // a stage of the accelerator has not been waited for
     StagingMemory values;         // what crosses between devices
     StagingMemory logits;         // [step_outputs, vocab_size] from the accelerator
     std::vector<float> kept;      // logits of the CPU, when finish() ran ahead
     std::unique_ptr<Event> done;  // the accelerator's part up to `next_stage`
-  };
-  struct Compiled {
-    StageSpan span;
-    std::unique_ptr<Stage> stage;
+
+    bool ended() const { return !awaited && next_stage == program->size(); }
   };
 
+  Program compile(const std::vector<bool>& on_accelerator, const Weights& weights, Account& cpu,
+                  Account* accelerator);
   void create_slots();
+  const Program& program_for(const StepView& step) const;
   void advance(Slot& slot);
   void run_to_end(Slot& slot);
-  void run_on_accelerator(Compiled& stage, Slot& slot);
+  void keep_logits(Slot& slot);
+  void run_on_accelerator(const Compiled& stage, Slot& slot);
   int64_t bytes_of(ValueIndex value, const Slot& slot) const;
   Slot& oldest() {
     return slots_[(next_ + slots_.size() - static_cast<size_t>(in_flight_)) % slots_.size()];
@@ -102,8 +121,9 @@ class Pipeline {
   const Plan& plan_;
   Device* accelerator_;
   std::array<DeviceBuffers, 2> buffers_;  // CPU, accelerator
-  std::vector<Compiled> stages_;
-  int64_t crossings_ = 0;
+  Program resident_;                      // every unit where it lies
+  Program streamed_;                      // every block on the accelerator; empty if not planned
+  std::unique_ptr<BlockStream> blocks_;
   std::unique_ptr<Stream> cpu_stream_;
   std::array<Slot, 2> slots_;
   size_t next_ = 0;  // slot of the next step

@@ -29,6 +29,7 @@ class PlanReader {
   void read_tensor(const JsonReader& node);
   void read_value(const JsonReader& node);
   void read_unit(const JsonReader& node);
+  static bool streams(const JsonReader& root);
   void read_accelerator(const JsonReader& root);
   Op read_op(const JsonReader& node);
   Op read_embedding(const JsonReader& node);
@@ -361,6 +362,11 @@ void PlanReader::read_unit(const JsonReader& node) {
   plan_.units.push_back(std::move(unit));
 }
 
+// Whether a plan without units on the accelerator lets blocks visit it.
+bool PlanReader::streams(const JsonReader& root) {
+  return root.has("schedule") && root["schedule"]["prefill"].string() == "stream";
+}
+
 // What a plan says of its accelerator: the memory it may take, its KV pages, the schedule.
 void PlanReader::read_accelerator(const JsonReader& root) {
   const JsonReader memory = root["memory"]["accelerator"];
@@ -371,8 +377,12 @@ void PlanReader::read_accelerator(const JsonReader& root) {
   const JsonReader schedule = root["schedule"];
   plan_.schedule.prefill_overlap = schedule["prefill_overlap"].boolean();
   plan_.schedule.decode_groups = schedule["decode_groups"].integer(1, 2);
-  if (const std::string mode = schedule["prefill"].string(); mode != "compute") {
-    schedule["prefill"].reject("this runtime executes \"compute\", not \"", mode, "\"");
+  const std::string prefill = schedule["prefill"].string();
+  if (prefill == "stream") {
+    plan_.schedule.stream_tokens = schedule["stream_tokens"].integer(1, kMaxExtent);
+    plan_.schedule.stream_pages = schedule["stream_pages"].integer(1, kMaxExtent);
+  } else if (prefill != "compute") {
+    schedule["prefill"].reject("expected \"compute\" or \"stream\", found \"", prefill, "\"");
   }
   const JsonReader pages = schedule["pages"];
   const int64_t own = pages["accelerator"].integer(0, kMaxExtent);
@@ -408,7 +418,7 @@ Plan PlanReader::read(const JsonReader& root) {
   for (size_t i = 0; i < values.size(); ++i) read_value(values[i]);
   const JsonReader units = root["units"];
   for (size_t i = 0; i < units.size(); ++i) read_unit(units[i]);
-  if (plan_.uses_accelerator()) read_accelerator(root);
+  if (plan_.uses_accelerator() || streams(root)) read_accelerator(root);
   plan_.logits = value(root["logits"]);
   if (!per_output(plan_.logits) || width(plan_.logits) != plan_.vocab_size) {
     root["logits"].reject("must be a value of width vocab_size with rows \"outputs\"");
@@ -425,7 +435,8 @@ int64_t TensorSpec::elements() const {
 }
 
 bool Plan::uses_accelerator() const {
-  return std::any_of(units.begin(), units.end(),
+  return schedule.stream_tokens > 0 ||
+         std::any_of(units.begin(), units.end(),
                      [](const UnitSpec& unit) { return unit.device == "accelerator"; });
 }
 

@@ -40,60 +40,68 @@ Access access(const Plan& plan, const Op& op) {
 }
 
 template <typename Visit>
-void each_op(std::span<const UnitSpec> units, const Visit& visit) {
-  for (const UnitSpec& unit : units) {
-    for (const Op& op : unit.ops) visit(unit, op);
+void each_op(const Plan& plan, const std::vector<bool>& chosen, const Visit& visit) {
+  for (size_t u = 0; u < plan.units.size(); ++u) {
+    if (!chosen[u]) continue;
+    for (const Op& op : plan.units[u].ops) visit(op);
   }
 }
 
-bool on_accelerator(const UnitSpec& unit) {
-  return unit.device == "accelerator";
+bool is_block(const UnitSpec& unit) {
+  return std::any_of(unit.ops.begin(), unit.ops.end(),
+                     [](const Op& op) { return std::holds_alternative<AttentionOp>(op); });
 }
 
 }  // namespace
 
-std::vector<StageSpan> stages_of(const Plan& plan) {
+std::vector<bool> resident_units(const Plan& plan) {
+  std::vector<bool> there;
+  for (const UnitSpec& unit : plan.units) there.push_back(unit.device == "accelerator");
+  return there;
+}
+
+std::vector<bool> streamed_units(const Plan& plan) {
+  std::vector<bool> there = resident_units(plan);
+  for (size_t u = 0; u < there.size(); ++u) there[u] = there[u] || is_block(plan.units[u]);
+  return there;
+}
+
+std::vector<StageSpan> stages_of(const Plan& plan, const std::vector<bool>& on_accelerator) {
   std::vector<StageSpan> stages;
-  const std::span<const UnitSpec> units = plan.units;
-  for (size_t begin = 0; begin < units.size();) {
+  for (size_t begin = 0; begin < plan.units.size();) {
     size_t end = begin + 1;
-    while (end < units.size() && units[end].device == units[begin].device) ++end;
-    stages.push_back({on_accelerator(units[begin]), units.subspan(begin, end - begin), {}});
+    while (end < plan.units.size() && on_accelerator[end] == on_accelerator[begin]) ++end;
+    stages.push_back({on_accelerator[begin], begin, end, {}});
     begin = end;
   }
   constexpr int kNowhere = -1;
   std::vector<int> writer(plan.values.size(), kNowhere);  // the last stage that wrote each value
   for (size_t s = 0; s < stages.size(); ++s) {
     const auto here = static_cast<int>(s);
-    each_op(stages[s].units, [&](const UnitSpec& unit, const Op& op) {
-      const Access a = access(plan, op);
-      for (const ValueIndex v : a.reads) {
-        int& from = writer[static_cast<size_t>(v)];
-        if (from == here || from == kNowhere) continue;
-        if (from != here - 1) {
-          fail(ErrorKind::kInvalid, "[plan] unit \"", unit.name, "\" reads value \"",
-               plan.values[static_cast<size_t>(v)].name, "\", which was last written ", here - from,
-               " stages before; only neighbouring stages hand values over");
+    for (const UnitSpec& unit : stages[s].units(plan)) {
+      for (const Op& op : unit.ops) {
+        const Access a = access(plan, op);
+        for (const ValueIndex v : a.reads) {
+          int& from = writer[static_cast<size_t>(v)];
+          if (from == here || from == kNowhere) continue;
+          if (from != here - 1) {
+            fail(ErrorKind::kInvalid, "[plan] unit \"", unit.name, "\" reads value \"",
+                 plan.values[static_cast<size_t>(v)].name, "\", which was last written ",
+                 here - from, " stages before; only neighbouring stages hand values over");
+          }
+          stages[s].inputs.push_back(v);
+          from = here;
         }
-        stages[s].inputs.push_back(v);
-        from = here;
+        writer[static_cast<size_t>(a.writes)] = here;
       }
-      writer[static_cast<size_t>(a.writes)] = here;
-    });
+    }
   }
   return stages;
 }
 
-std::vector<UnitSpec> units_on(const Plan& plan, bool accelerator) {
-  std::vector<UnitSpec> units;
-  std::copy_if(plan.units.begin(), plan.units.end(), std::back_inserter(units),
-               [&](const UnitSpec& unit) { return on_accelerator(unit) == accelerator; });
-  return units;
-}
-
-std::vector<bool> values_of(const Plan& plan, std::span<const UnitSpec> units) {
+std::vector<bool> values_of(const Plan& plan, const std::vector<bool>& chosen) {
   std::vector<bool> used(plan.values.size(), false);
-  each_op(units, [&](const UnitSpec&, const Op& op) {
+  each_op(plan, chosen, [&](const Op& op) {
     const Access a = access(plan, op);
     for (const ValueIndex v : a.reads) used[static_cast<size_t>(v)] = true;
     used[static_cast<size_t>(a.writes)] = true;
@@ -101,7 +109,7 @@ std::vector<bool> values_of(const Plan& plan, std::span<const UnitSpec> units) {
   return used;
 }
 
-std::vector<TensorIndex> tensors_of(const Plan& plan, std::span<const UnitSpec> units) {
+std::vector<TensorIndex> tensors_of(const Plan& plan, const std::vector<bool>& chosen) {
   std::vector<TensorIndex> order;
   std::vector<bool> seen(plan.tensors.size(), false);
   const auto use = [&](TensorIndex tensor) {
@@ -109,7 +117,7 @@ std::vector<TensorIndex> tensors_of(const Plan& plan, std::span<const UnitSpec> 
     seen[static_cast<size_t>(tensor)] = true;
     order.push_back(tensor);
   };
-  each_op(units, [&](const UnitSpec&, const Op& op) {
+  each_op(plan, chosen, [&](const Op& op) {
     std::visit(
         [&](const auto& o) {
           using Type = std::decay_t<decltype(o)>;
@@ -133,16 +141,19 @@ std::vector<bool> accelerator_layers(const Plan& plan) {
   const auto layers = static_cast<size_t>(plan.kv.layers);
   std::vector<bool> seen(layers, false);
   std::vector<bool> there(layers, false);
-  each_op(plan.units, [&](const UnitSpec& unit, const Op& op) {
-    const auto* attention = std::get_if<AttentionOp>(&op);
-    if (attention == nullptr) return;
-    const auto layer = static_cast<size_t>(attention->layer);
-    if (seen[layer] && there[layer] != on_accelerator(unit)) {
-      fail(ErrorKind::kInvalid, "[plan] KV layer ", layer, " has attention on both devices");
+  const std::vector<bool> resident = resident_units(plan);
+  for (size_t u = 0; u < plan.units.size(); ++u) {
+    for (const Op& op : plan.units[u].ops) {
+      const auto* attention = std::get_if<AttentionOp>(&op);
+      if (attention == nullptr) continue;
+      const auto layer = static_cast<size_t>(attention->layer);
+      if (seen[layer] && there[layer] != resident[u]) {
+        fail(ErrorKind::kInvalid, "[plan] KV layer ", layer, " has attention on both devices");
+      }
+      seen[layer] = true;
+      there[layer] = resident[u];
     }
-    seen[layer] = true;
-    there[layer] = on_accelerator(unit);
-  });
+  }
   return there;
 }
 

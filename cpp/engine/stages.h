@@ -8,26 +8,34 @@
 
 namespace helm {
 
+// By unit: whether the accelerator runs it. Where each unit lies, or, while the weights of blocks
+// in host memory visit the accelerator, every block.
+std::vector<bool> resident_units(const Plan& plan);
+std::vector<bool> streamed_units(const Plan& plan);
+
 // A longest run of units on one device.
 struct StageSpan {
   bool on_accelerator = false;
-  std::span<const UnitSpec> units;
+  size_t begin = 0;  // units [begin, end)
+  size_t end = 0;
   std::vector<ValueIndex> inputs;  // values that the stage before hands over
+
+  std::span<const UnitSpec> units(const Plan& plan) const {
+    return std::span(plan.units).subspan(begin, end - begin);
+  }
 };
 
-// Throws Error{kInvalid} where a stage reads a value that the stage before it does not hold.
-std::vector<StageSpan> stages_of(const Plan& plan);
+// The stages when the accelerator runs `on_accelerator`. Throws Error{kInvalid} where a stage reads
+// a value that the stage before it does not hold.
+std::vector<StageSpan> stages_of(const Plan& plan, const std::vector<bool>& on_accelerator);
 
-// The units of one device, which need not lie side by side.
-std::vector<UnitSpec> units_on(const Plan& plan, bool accelerator);
+// By ValueIndex: whether any of the units, those with `chosen`, reads or writes it.
+std::vector<bool> values_of(const Plan& plan, const std::vector<bool>& chosen);
 
-// By ValueIndex: whether any op of the units reads or writes it.
-std::vector<bool> values_of(const Plan& plan, std::span<const UnitSpec> units);
+// Tensors of those units in the order in which a step reads them, each once.
+std::vector<TensorIndex> tensors_of(const Plan& plan, const std::vector<bool>& chosen);
 
-// Tensors of the units in the order in which a step reads them, each once.
-std::vector<TensorIndex> tensors_of(const Plan& plan, std::span<const UnitSpec> units);
-
-// By KV layer: whether its attention runs on the accelerator. Throws Error{kInvalid} for a layer
+// By KV layer: whether its attention lies on the accelerator. Throws Error{kInvalid} for a layer
 // with attention on both devices.
 std::vector<bool> accelerator_layers(const Plan& plan);
 

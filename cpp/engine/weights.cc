@@ -248,9 +248,6 @@ class Files {
   std::map<std::string, File> files_;
 };
 
-// A tensor and the offset of its place on a device.
-using Placed = std::vector<std::pair<TensorIndex, int64_t>>;
-
 // Cuts tensors in pieces; `set_place(piece, offset)` says where each goes.
 template <typename SetPlace>
 void cut(const Plan& plan, const EngineOptions& options, Files& files, const Placed& placed,
@@ -281,6 +278,17 @@ DeviceAddress address_of(const void* memory) {
 
 }  // namespace
 
+Placed placed_in_order(const Plan& plan, const std::vector<TensorIndex>& tensors) {
+  Placed placed;
+  int64_t end = 0;
+  for (const TensorIndex index : tensors) {
+    const int64_t begin = align_up(end, kDeviceAlignment);
+    placed.emplace_back(index, begin);
+    end = begin + plan.tensors[static_cast<size_t>(index)].bytes();
+  }
+  return placed;
+}
+
 Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::KernelTable& kernels,
                  ThreadPool& threads, Account* accelerator)
     : on_cpu_(plan.tensors.size(), DeviceAddress::kNull),
@@ -289,7 +297,10 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
   std::map<const File*, std::shared_ptr<void>> mappings;
   Placed placed;
   int64_t arena_bytes = 0;
-  for (const TensorIndex index : tensors_of(plan, units_on(plan, false))) {
+  std::vector<bool> resident = resident_units(plan);
+  const Placed own = placed_in_order(plan, tensors_of(plan, resident));
+  resident.flip();
+  for (const TensorIndex index : tensors_of(plan, resident)) {
     const TensorSpec& spec = plan.tensors[static_cast<size_t>(index)];
     DeviceAddress& address = on_cpu_[static_cast<size_t>(index)];
     cpu_bytes_ += spec.bytes();
@@ -308,26 +319,20 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
     placed.emplace_back(index, arena_bytes);
     arena_bytes = align_up(arena_bytes + spec.bytes(), kCacheLine);
   }
-  Placed sent;
-  int64_t sent_bytes = 0;
-  for (const TensorIndex index : tensors_of(plan, units_on(plan, true))) {
-    sent.emplace_back(index, sent_bytes);
-    const int64_t end = sent_bytes + plan.tensors[static_cast<size_t>(index)].bytes();
-    sent_bytes = align_up(end, kDeviceAlignment);
-  }
-
   std::vector<Piece> pieces;
   std::unique_ptr<Uploader> uploader;
-  if (!sent.empty()) {
-    accelerator_memory_ = DeviceMemory(*accelerator, sent_bytes, "the model's weights");
-    for (const auto& [index, offset] : sent) {
+  if (!own.empty()) {
+    const auto& [last, offset_of_last] = own.back();
+    const int64_t bytes = offset_of_last + plan.tensors[static_cast<size_t>(last)].bytes();
+    accelerator_memory_ = DeviceMemory(*accelerator, bytes, "the model's weights");
+    for (const auto& [index, offset] : own) {
       on_accelerator_[static_cast<size_t>(index)] = accelerator_memory_.address() + offset;
     }
     uploader = std::make_unique<Uploader>(accelerator->device(), threads.size(),
                                           kPieceElements * int64_t{sizeof(float)});
   }
   cut(
-      plan, options, files, sent,
+      plan, options, files, own,
       [&](Piece& piece, int64_t offset) { piece.address = accelerator_memory_.address() + offset; },
       pieces);
   arena_ = Arena(arena_bytes, "the model's weights");

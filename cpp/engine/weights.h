@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/arena.h"
@@ -16,6 +17,10 @@
 #include "helm/plan.h"
 
 namespace helm {
+
+// Tensors and the offsets of their places in one block of device memory.
+using Placed = std::vector<std::pair<TensorIndex, int64_t>>;
+Placed placed_in_order(const Plan& plan, const std::vector<TensorIndex>& tensors);
 
 class Weights {
  public:

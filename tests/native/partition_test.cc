@@ -97,6 +97,29 @@ TEST_CASE("every placement of every unit gives the tokens of the CPU") {
   }
 }
 
+TEST_CASE("blocks whose weights visit the accelerator give the tokens of the CPU") {
+  const auto on_cpu = tiny_engine(tiny_model({.layers = kLayers, .sequences = kSequences}));
+  const auto alone = generate(*on_cpu, 1);
+  const auto batch = generate(*on_cpu, 7);
+  for (const char* units : {"ccccc", "cccca", "ccaaa", "accca", "cacac", "cccac"}) {
+    CAPTURE(units);
+    // Tokens from which weights visit, and pages for them: some steps visit and others do not.
+    for (const auto& [tokens, pages] : {std::pair{1, 99}, {9, 99}, {32, 99}, {2, 3}, {1, 1}}) {
+      CAPTURE(tokens);
+      CAPTURE(pages);
+      TinyShape shape = placed(units);
+      shape.stream_tokens = tokens;
+      shape.stream_pages = pages;
+      shape.overlap = tokens == 9;
+      shape.decode_groups = tokens == 9 ? 2 : 1;
+      const auto engine = tiny_engine(tiny_model(shape));
+      CHECK(generate(*engine, 1) == alone);
+      CHECK(generate(*engine, 7) == batch);
+      CHECK(engine->stats().devices.at(1).staging_bytes > 0);
+    }
+  }
+}
+
 TEST_CASE("a slow link changes nothing but the time") {
   const auto on_cpu = tiny_engine(tiny_model({.layers = kLayers, .sequences = kSequences}));
   TinyShape shape = placed("ccaac");

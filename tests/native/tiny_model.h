@@ -54,6 +54,8 @@ struct TinyShape {
   int64_t accelerator_bytes = 1 << 30;
   bool overlap = false;
   int64_t decode_groups = 1;
+  int64_t stream_tokens = 0;  // 0: blocks in host memory are computed there
+  int64_t stream_pages = 0;
 };
 
 class TinyModelBuilder {
@@ -85,7 +87,9 @@ class TinyModelBuilder {
                                        {"staging_bytes", 0},
                                        {"reserve_bytes", 0}};
       plan["schedule"] = {
-          {"prefill", "compute"},
+          {"prefill", s_.stream_tokens > 0 ? "stream" : "compute"},
+          {"stream_tokens", s_.stream_tokens},
+          {"stream_pages", s_.stream_pages},
           {"prefill_overlap", s_.overlap},
           {"decode_groups", s_.decode_groups},
           {"overflow", "stream"},

@@ -46,7 +46,7 @@ struct DeviceUse {
   int64_t kv_bytes = 0;
   int64_t activations_bytes = 0;
   int64_t workspace_bytes = 0;
-  int64_t staging_bytes = 0;  // page-locked buffers of copies between devices
+  int64_t staging_bytes = 0;  // buffers of copies between devices
   int64_t peak_bytes = 0;     // of all that was allocated there at once
   int64_t budget_bytes = 0;   // the plan's limit, reserve included; 0: none
 };

@@ -151,6 +151,11 @@ struct Schedule {
   bool prefill_overlap =
       false;                  // the CPU works on a step while the accelerator is at the one before
   int64_t decode_groups = 1;  // decoding sequences take turns in so many groups, likewise
+  // Steps of at least so many tokens (0: none) run the blocks that lie in host memory on the
+  // accelerator: their weights visit it one block after the other, and their KV with them, in so
+  // many pages there.
+  int64_t stream_tokens = 0;
+  int64_t stream_pages = 0;
 };
 
 struct Limits {

@@ -1,0 +1,150 @@
+#include "engine/block_stream.h"
+
+#include <algorithm>
+
+#include "base/arena.h"
+#include "cpu/stage.h"
+#include "engine/stages.h"
+
+namespace helm {
+namespace {
+
+int64_t layer_of(const UnitSpec& unit) {
+  for (const Op& op : unit.ops) {
+    if (const auto* attention = std::get_if<AttentionOp>(&op)) return attention->layer;
+  }
+  return 0;
+}
+
+}  // namespace
+
+BlockStream::BlockStream(const Plan& plan, const Weights& weights, const StageSpec& bound,
+                         std::byte* kv, Account& accelerator)
+    : plan_(plan),
+      weights_(weights),
+      host_kv_(kv),
+      blocks_(plan.units.size()),
+      visiting_layers_(static_cast<size_t>(plan.kv.layers), false),
+      device_(accelerator.device()),
+      copies_(accelerator.device().create_stream()) {
+  const std::vector<bool> resident = resident_units(plan);
+  const std::vector<bool> streamed = streamed_units(plan);
+  int64_t largest = 0;
+  size_t turn = 0;
+  size_t* next = &first_;
+  for (size_t u = 0; u < plan.units.size(); ++u) {
+    if (resident[u] || !streamed[u]) continue;
+    std::vector<bool> only(plan.units.size(), false);
+    only[u] = true;
+    Block& block = blocks_[u];
+    block.tensors = placed_in_order(plan, tensors_of(plan, only));
+    block.layer = layer_of(plan.units[u]);
+    block.buffer = turn;
+    turn ^= 1;
+    *next = u;
+    next = &block.next;
+    visiting_layers_[static_cast<size_t>(block.layer)] = true;
+    const auto& [last, offset] = block.tensors.back();
+    largest = std::max(largest, offset + plan.tensors[static_cast<size_t>(last)].bytes());
+  }
+  largest = align_up(largest, kDeviceAlignment);
+  weights_memory_ = DeviceMemory(accelerator, 2 * largest, "weights that visit");
+  kv_memory_ = DeviceMemory(accelerator, plan.schedule.stream_pages * plan.kv.page_bytes(),
+                            "KV pages that visit");
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    buffers_[i] = {weights_memory_.address() + static_cast<int64_t>(i) * largest,
+                   device_.create_event(), device_.create_event()};
+  }
+  for (size_t u = 0; u < blocks_.size(); ++u) {
+    Block& block = blocks_[u];
+    if (block.tensors.empty()) continue;
+    StageSpec spec = bound;
+    spec.units = std::span(plan.units).subspan(u, 1);
+    spec.kv = kv_memory_.address();
+    spec.weights.assign(plan.tensors.size(), DeviceAddress::kNull);
+    for (const auto& [index, offset] : block.tensors) {
+      spec.weights[static_cast<size_t>(index)] = buffers_[block.buffer].address + offset;
+      const void* source = cpu::host_pointer(weights.on_cpu()[static_cast<size_t>(index)]);
+      if (device_.pin(source, plan.tensors[static_cast<size_t>(index)].bytes())) {
+        pinned_.push_back(source);
+      }
+    }
+    block.stage = device_.compile(spec);
+  }
+}
+
+BlockStream::~BlockStream() {
+  for (const void* memory : pinned_) device_.unpin(memory);
+}
+
+bool BlockStream::holds(const StepView& step) const {
+  int64_t pages = 0;
+  for (const SequenceRun& run : step.runs) pages += blocks_for(run.first_position + run.tokens);
+  return pages <= plan_.schedule.stream_pages;
+}
+
+StepView BlockStream::begin(const StepView& step) {
+  pages_.clear();
+  table_.clear();
+  runs_.assign(step.runs.begin(), step.runs.end());
+  int32_t next = 0;
+  for (const SequenceRun& run : step.runs) {
+    const int64_t blocks = blocks_for(run.first_position + run.tokens);
+    pages_.push_back({run.pages, next, blocks_for(run.first_position),
+                      run.first_position / plan_.kv.page_tokens, blocks});
+    for (int64_t block = 0; block < blocks; ++block, ++next) {
+      for (int64_t layer = 0; layer < plan_.kv.layers; ++layer) {
+        const bool visits = visiting_layers_[static_cast<size_t>(layer)];
+        table_.push_back(visits ? next : run.pages[block * plan_.kv.layers + layer]);
+      }
+    }
+  }
+  const int32_t* table = table_.data();
+  for (SequenceRun& run : runs_) {
+    run.pages = table;
+    table += blocks_for(run.first_position + run.tokens) * plan_.kv.layers;
+  }
+  load(first_);
+  return {step.token_ids, step.positions, step.output_rows, runs_};
+}
+
+void BlockStream::load(size_t unit) {
+  Block& block = blocks_[unit];
+  Buffer& buffer = buffers_[block.buffer];
+  copies_->wait(*buffer.read);
+  for (const auto& [index, offset] : block.tensors) {
+    const auto i = static_cast<size_t>(index);
+    copies_->upload(buffer.address + offset, cpu::host_pointer(weights_.on_cpu()[i]),
+                    plan_.tensors[i].bytes());
+  }
+  copies_->record(*buffer.loaded);
+}
+
+void BlockStream::run(size_t unit, const StepView& view, Stream& stream) {
+  Block& block = blocks_[unit];
+  Buffer& buffer = buffers_[block.buffer];
+  const int64_t page_bytes = plan_.kv.page_bytes();
+  const auto host = [&](const Pages& pages, int64_t b) {
+    return host_kv_ + pages.host[b * plan_.kv.layers + block.layer] * page_bytes;
+  };
+  const auto here = [&](const Pages& pages, int64_t b) {
+    return kv_memory_.address() + (pages.first + b) * page_bytes;
+  };
+  for (const Pages& pages : pages_) {
+    for (int64_t b = 0; b < pages.existing; ++b) {
+      stream.upload(here(pages, b), host(pages, b), page_bytes);
+    }
+  }
+  stream.wait(*buffer.loaded);
+  block.stage->run(stream, view);
+  stream.record(*buffer.read);
+  // Before the pages come back: copies to memory that is not page-locked may hold up the host.
+  if (block.next != 0) load(block.next);
+  for (const Pages& pages : pages_) {
+    for (int64_t b = pages.begin; b < pages.end; ++b) {
+      stream.download(host(pages, b), here(pages, b), page_bytes);
+    }
+  }
+}
+
+}  // namespace helm
