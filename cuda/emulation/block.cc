@@ -68,6 +68,7 @@ class Block {
 
   [[noreturn]] void fail(const char* message) {
     message_ = message;
+    order(__tsan_release, &fault_order_);
     lanes_[current_]->fiber.suspend((lanes_[current_]->state = State::kFaulted, true));
     __builtin_trap();
   }
@@ -77,6 +78,7 @@ class Block {
 
  private:
   void wait(State state) {
+    order(__tsan_release, &fault_order_);
     lanes_[current_]->state = state;
     lanes_[current_]->fiber.suspend(false);
   }
@@ -86,8 +88,8 @@ class Block {
   bool finish_exchanges(size_t first, size_t end);
   void deliver(size_t first, size_t leader);
   bool open_barrier();
-  void check_margin() const;
-  [[noreturn]] void fault(const std::string& what) const;
+  void check_margin();
+  [[noreturn]] void fault(const std::string& what);
   std::string describe(size_t i) const;
 
   const Launch* launch_ = nullptr;
@@ -98,6 +100,7 @@ class Block {
   char warp_order_[kWarp] = {};
   char barrier_order_ = 0;
   char launch_order_ = 0;
+  char fault_order_ = 0;  // from threads that a fault leaves where they are
   std::unique_ptr<unsigned char[]> shared_;
 };
 
@@ -133,12 +136,13 @@ void Block::run(const Launch& launch) {
   current_block = this;
   blockDim = launch.block;
   gridDim = launch.grid;
-  order(__tsan_release, &launch_order_);
   for (unsigned z = 0; z < launch.grid.z; ++z) {
     for (unsigned y = 0; y < launch.grid.y; ++y) {
       for (unsigned x = 0; x < launch.grid.x; ++x) {
         blockIdx = {x, y, z};
+        order(__tsan_acquire, &launch_order_);
         start_threads();
+        order(__tsan_release, &launch_order_);
         do {
           for (size_t first = 0; first < threads_; first += kWarp) {
             const size_t end = first + kWarp < threads_ ? first + kWarp : threads_;
@@ -232,7 +236,7 @@ bool Block::open_barrier() {
   return true;
 }
 
-void Block::check_margin() const {
+void Block::check_margin() {
   const unsigned char* margin = shared_.get() + launch_->shared_bytes;
   for (size_t i = 0; i < kMarginBytes; ++i) {
     if (margin[i] != kMargin) fault("a write past the end of dynamic shared memory");
@@ -246,9 +250,11 @@ std::string Block::describe(size_t i) const {
   return s.str();
 }
 
-void Block::fault(const std::string& what) const {
+void Block::fault(const std::string& what) {
   std::ostringstream s;
   s << what << " of block (" << blockIdx.x << ", " << blockIdx.y << ", " << blockIdx.z << ")";
+  order(__tsan_acquire, &fault_order_);
+  order(__tsan_acquire, &launch_order_);
   current_block = nullptr;
   throw std::runtime_error(s.str());
 }
