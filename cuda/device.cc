@@ -188,6 +188,19 @@ void CudaDevice::release_host(std::byte* memory) {
   cudaFreeHost(memory);
 }
 
+bool CudaDevice::pin(const void* memory, int64_t bytes) {
+  use_gpu(options_.ordinal);
+  const cudaError_t status = cudaHostRegister(const_cast<void*>(memory),
+                                              static_cast<size_t>(bytes), cudaHostRegisterPortable);
+  if (status != cudaSuccess) cudaGetLastError();  // taken note of
+  return status == cudaSuccess;
+}
+
+void CudaDevice::unpin(const void* memory) {
+  cudaSetDevice(options_.ordinal);
+  cudaHostUnregister(const_cast<void*>(memory));
+}
+
 std::unique_ptr<Stream> CudaDevice::create_stream() {
   return std::make_unique<CudaStream>(options_.ordinal);
 }

@@ -82,6 +82,8 @@ class CudaDevice : public Device {
   void release(DeviceAddress address) override;
   std::byte* allocate_host(int64_t bytes, const char* purpose) override;
   void release_host(std::byte* memory) override;
+  bool pin(const void* memory, int64_t bytes) override;
+  void unpin(const void* memory) override;
   std::unique_ptr<Stream> create_stream() override;
   std::unique_ptr<Event> create_event() override;
   int64_t workspace_bytes(const Plan& plan, std::span<const UnitSpec> units) const override;

@@ -256,8 +256,10 @@ void conform_copies(const DeviceFactory& open) {
     stream->upload(memory.address(), plain.data(), bytes);
     stream->synchronize();
     std::ranges::fill(plain, std::byte{0});
+    const bool pinned = device->pin(plain.data(), bytes);
     stream->download(plain.data(), memory.address(), bytes);
     stream->synchronize();
+    if (pinned) device->unpin(plain.data());
     CHECK(std::memcmp(from.data(), plain.data(), static_cast<size_t>(bytes)) == 0);
   }
 }
