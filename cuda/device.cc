@@ -190,8 +190,8 @@ void CudaDevice::release_host(std::byte* memory) {
 
 bool CudaDevice::pin(const void* memory, int64_t bytes) {
   use_gpu(options_.ordinal);
-  const cudaError_t status = cudaHostRegister(const_cast<void*>(memory),
-                                              static_cast<size_t>(bytes), cudaHostRegisterPortable);
+  const cudaError_t status = cudaHostRegister(const_cast<void*>(memory), static_cast<size_t>(bytes),
+                                              cudaHostRegisterPortable);
   if (status != cudaSuccess) cudaGetLastError();  // taken note of
   return status == cudaSuccess;
 }

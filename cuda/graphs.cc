@@ -46,7 +46,7 @@ GraphCache::Capture::~Capture() {
   cudaGetLastError();  // the failure that led here is on its way
 }
 
-cudaGraphExec_t GraphCache::Capture::finish() const {
+cudaGraphExec_t GraphCache::Capture::finish() {
   open_ = false;
   cudaGraph_t graph = nullptr;
   check(cudaStreamEndCapture(stream_, &graph), "capturing a step (HELM_CUDA_GRAPHS=0 avoids it)");

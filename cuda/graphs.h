@@ -29,7 +29,7 @@ class GraphCache {
       return;
     }
     if (entry.graph == nullptr) {
-      const Capture capture(stream);
+      Capture capture(stream);
       launch();
       entry.graph = capture.finish();
       ++captures_;
@@ -55,12 +55,14 @@ class GraphCache {
   class Capture {
    public:
     explicit Capture(cudaStream_t stream);
+    Capture(const Capture&) = delete;
+    Capture& operator=(const Capture&) = delete;
     ~Capture();  // drops the recording unless finished
-    cudaGraphExec_t finish() const;
+    cudaGraphExec_t finish();
 
    private:
     cudaStream_t stream_;
-    mutable bool open_ = true;
+    bool open_ = true;
   };
 
   Entry& find(const StepShape& shape);

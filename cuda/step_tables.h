@@ -21,7 +21,8 @@ namespace helm::cuda {
 //   the inverse frequencies of every rope table of the plan, f32
 //   pages                           [min(sequences, step_tokens)][blocks, layers of the stage]
 //   int32
-// each rounded up to 16 bytes.
+// each rounded up to 16 bytes. A stage also holds kStagingBlocks times as much page-locked host
+// memory.
 struct StepLayout {
   StepLayout(const Plan& plan, std::span<const UnitSpec> units);
 
