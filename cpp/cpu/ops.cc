@@ -292,7 +292,9 @@ std::unique_ptr<BoundOp> bind_op(const Op& op, const Bindings& bindings) {
           return std::make_unique<BoundLinear>(spec, bindings);
         } else if constexpr (std::is_same_v<Type, RopeOp>) {
           return std::make_unique<BoundRope>(spec, bindings);
-        } else if constexpr (std::is_same_v<Type, AttentionOp>) {
+        } else if constexpr (std::is_same_v<Type, AttentionOp> || std::is_same_v<Type, AppendOp> ||
+                             std::is_same_v<Type, ResetOp> || std::is_same_v<Type, AttendOp> ||
+                             std::is_same_v<Type, MergeOp>) {
           return bind_attention(spec, bindings);
         } else if constexpr (std::is_same_v<Type, ActivationOp>) {
           return std::make_unique<BoundActivation>(spec, bindings);

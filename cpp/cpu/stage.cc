@@ -39,16 +39,22 @@ Workspace workspace_of(const Plan& plan, std::span<const UnitSpec> units,
   int64_t max_cols = 1;
   for (const ValueSpec& value : plan.values) max_cols = std::max(max_cols, value.width);
   w.worker_bytes = std::max(kCacheLine, kernels.scratch_bytes(max_cols, 1, 1, 1));
+  const auto attention = [&](int64_t heads, int64_t kv_heads, int64_t head_dim) {
+    const int64_t kernel_bytes =
+        kernels.scratch_bytes(max_cols, plan.limits.step_tokens, heads / kv_heads, head_dim);
+    w.worker_bytes =
+        std::max(w.worker_bytes, align_up(kernel_bytes, kCacheLine) +
+                                     attention_worker_bytes(heads, kv_heads, head_dim));
+    w.partials_bytes =
+        std::max(w.partials_bytes, attention_partials_bytes(plan, heads, kv_heads, head_dim));
+  };
   for (const UnitSpec& unit : units) {
     for (const Op& op : unit.ops) {
-      const auto* attention = std::get_if<AttentionOp>(&op);
-      if (attention == nullptr) continue;
-      const int64_t kernel_bytes =
-          kernels.scratch_bytes(max_cols, plan.limits.step_tokens,
-                                attention->heads / attention->kv_heads, attention->head_dim);
-      w.worker_bytes = std::max(w.worker_bytes, align_up(kernel_bytes, kCacheLine) +
-                                                    attention_worker_bytes(plan, *attention));
-      w.partials_bytes = std::max(w.partials_bytes, attention_partials_bytes(plan, *attention));
+      if (const auto* o = std::get_if<AttentionOp>(&op)) {
+        attention(o->heads, o->kv_heads, o->head_dim);
+      } else if (const auto* a = std::get_if<AttendOp>(&op)) {
+        attention(a->heads, a->kv_heads, a->head_dim);
+      }
     }
   }
   w.worker_bytes = align_up(w.worker_bytes, 4096);  // members never share a page

@@ -81,9 +81,14 @@ class CpuStage final : public Stage {
 // Binds one op of the plan (cpp/cpu/ops.cc, cpp/cpu/attention.cc).
 std::unique_ptr<BoundOp> bind_op(const Op& op, const Bindings& bindings);
 std::unique_ptr<BoundOp> bind_attention(const AttentionOp& op, const Bindings& bindings);
+std::unique_ptr<BoundOp> bind_attention(const AppendOp& op, const Bindings& bindings);
+std::unique_ptr<BoundOp> bind_attention(const ResetOp& op, const Bindings& bindings);
+std::unique_ptr<BoundOp> bind_attention(const AttendOp& op, const Bindings& bindings);
+std::unique_ptr<BoundOp> bind_attention(const MergeOp& op, const Bindings& bindings);
 
 // Sizes of the attention's working memory: per worker and shared.
-int64_t attention_worker_bytes(const Plan& plan, const AttentionOp& op);
-int64_t attention_partials_bytes(const Plan& plan, const AttentionOp& op);
+int64_t attention_worker_bytes(int64_t heads, int64_t kv_heads, int64_t head_dim);
+int64_t attention_partials_bytes(const Plan& plan, int64_t heads, int64_t kv_heads,
+                                 int64_t head_dim);
 
 }  // namespace helm::cpu

@@ -2,8 +2,10 @@
 // stages compiled once from a list of ops with bound buffers. Implemented by cpu, sim and cuda.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -23,13 +25,21 @@ constexpr DeviceAddress operator+(DeviceAddress address, int64_t bytes) {
 
 inline constexpr int64_t kDeviceAlignment = 256;
 
-// One sequence's rows in a step.
+// One sequence's rows in a step, and the pages of it that are to be attended to.
 struct SequenceRun {
   int64_t first_row;       // of the step
   int64_t tokens;          // consecutive rows
   int64_t first_position;  // of the first row in its sequence
-  const int32_t* pages;    // [blocks, layers], covering first_position + tokens positions; each
-                           // counts in the pool of the device that holds its layer
+  const int32_t* pages;    // [blocks, layers] from first_block on; each entry counts in the pool of
+                           // the device that holds its layer
+  int64_t first_block = 0;
+  int64_t end_block = std::numeric_limits<int64_t>::max();  // or where the positions end
+
+  // One past the last block of which `pages` has entries.
+  int64_t blocks_end(int64_t page_tokens) const {
+    const int64_t positions = first_position + tokens;
+    return std::min(end_block, (positions + page_tokens - 1) / page_tokens);
+  }
 };
 
 // What one step works on. Rows of one sequence are consecutive.

@@ -78,8 +78,8 @@ class StepCopy {
 
  private:
   static const int32_t* end(const SequenceRun& run, const KvSpec& kv) {
-    const int64_t positions = run.first_position + run.tokens;
-    return run.pages + (positions + kv.page_tokens - 1) / kv.page_tokens * kv.layers;
+    const int64_t blocks = run.blocks_end(kv.page_tokens) - run.first_block;
+    return run.pages + std::max<int64_t>(0, blocks) * kv.layers;
   }
 
   std::vector<int32_t> token_ids_, positions_, output_rows_, pages_;

@@ -57,8 +57,10 @@ class Engine::Impl {
                          : nullptr),
         weights_(plan_, options, kernels_, threads_, accelerator_account_.get()),
         kv_(plan_, accelerator_layers(plan_)),
-        pipeline_(plan_, weights_, cpu_account_, accelerator_account_.get()),
-        load_s_(seconds_since(start_)) {}
+        pipeline_(plan_, weights_, kv_, cpu_account_, accelerator_account_.get()),
+        load_s_(seconds_since(start_)) {
+    check_pools();
+  }
 
   const Plan& plan() const { return plan_; }
   EngineStats stats() const;
@@ -83,7 +85,9 @@ class Engine::Impl {
   }
   void check(std::span<const StepInput> inputs) const;
   void check_tokens(const StepInput& input) const;
+  void make_room(std::span<const StepInput> inputs);
   void gather(std::span<const StepInput> inputs, StepRows& rows);
+  void check_pools() const;
   void make_way(StepOwner* owner);
   DeviceUse use_of(bool accelerator) const;
 
@@ -102,7 +106,8 @@ class Engine::Impl {
 
   std::map<SequenceId, KvSequence> sequences_;
   SequenceId next_id_ = 0;
-  StepOwner* owner_ = nullptr;  // of the steps that are on their way
+  std::vector<int32_t> recalled_;  // blocks, of one step
+  StepOwner* owner_ = nullptr;     // of the steps that are on their way
 };
 
 DeviceUse Engine::Impl::use_of(bool accelerator) const {
@@ -114,11 +119,14 @@ DeviceUse Engine::Impl::use_of(bool accelerator) const {
   use.kind = info.kind;
   use.name = info.name;
   use.weights_bytes = accelerator ? weights_.accelerator_bytes() : weights_.cpu_bytes();
-  use.kv_bytes = buffers.kv_bytes();
+  use.kv_bytes = buffers.kv_bytes() + (accelerator ? 0 : pipeline_.far_bytes());
   use.activations_bytes = buffers.activations_bytes();
   use.workspace_bytes = buffers.workspace_bytes();
-  use.staging_bytes = accelerator ? pipeline_.stream_bytes() : pipeline_.staging_bytes();
-  use.peak_bytes = account.peak_bytes() + (accelerator ? 0 : use.weights_bytes + use.staging_bytes);
+  use.staging_bytes = accelerator ? pipeline_.visiting_bytes() : pipeline_.staging_bytes();
+  use.peak_bytes = account.peak_bytes();
+  if (!accelerator) {
+    use.peak_bytes += use.weights_bytes + use.staging_bytes + pipeline_.far_bytes();
+  }
   use.budget_bytes = accelerator ? plan_.accelerator_memory_bytes : 0;
   return use;
 }
@@ -151,7 +159,7 @@ const KvSequence& Engine::Impl::sequence(SequenceId id) const {
 
 bool Engine::Impl::can_open(int64_t capacity) const {
   return static_cast<int64_t>(sequences_.size()) < plan_.limits.sequences &&
-         kv_.can_reserve(capacity);
+         kv_.blocks_for(capacity) <= kv_.unreserved();
 }
 
 SequenceId Engine::Impl::open(int64_t capacity) {
@@ -164,12 +172,10 @@ SequenceId Engine::Impl::open(int64_t capacity) {
     fail(ErrorKind::kCapacity, "[engine] ", sequences_.size(),
          " sequences are open, the plan's limit; close one or raise max_sequences");
   }
-  for (const bool accelerator : {false, true}) {
-    const int64_t needed = kv_.pages_for(capacity, accelerator);
-    if (needed <= kv_.unreserved(accelerator)) continue;
-    fail(ErrorKind::kCapacity, "[engine] a sequence of ", capacity, " positions needs ", needed,
-         " KV pages", accelerator ? " on the accelerator, " : ", ", kv_.unreserved(accelerator),
-         " of ", kv_.pages(accelerator), " are free; close a sequence or lower --context");
+  if (!can_open(capacity)) {
+    fail(ErrorKind::kCapacity, "[engine] a sequence of ", capacity, " positions needs ",
+         kv_.blocks_for(capacity), " blocks of KV pages, ", kv_.unreserved(), " of ", kv_.blocks(),
+         " are free; close a sequence, lower --context or give the KV cache more memory");
   }
   sequences_.emplace(next_id_, kv_.open(capacity));
   return next_id_++;
@@ -232,6 +238,21 @@ void Engine::Impl::check(std::span<const StepInput> inputs) const {
   }
 }
 
+// Makes room on the accelerator for the blocks that the step adds or writes to.
+void Engine::Impl::make_room(std::span<const StepInput> inputs) {
+  int64_t added = 0;
+  recalled_.clear();
+  for (const StepInput& input : inputs) {
+    const KvSequence& target = sequence(input.sequence);
+    const auto held = static_cast<int64_t>(target.blocks.size());
+    added += kv_.blocks_for(target.length + static_cast<int64_t>(input.tokens.size())) - held;
+    if (target.length % plan_.kv.page_tokens != 0 && kv_.far_blocks(target) == held) {
+      recalled_.push_back(target.blocks.back());
+    }
+  }
+  pipeline_.make_room(added, recalled_);
+}
+
 // Lays the inputs out as rows and gives every new position its page.
 void Engine::Impl::gather(std::span<const StepInput> inputs, StepRows& rows) {
   rows.clear();
@@ -248,8 +269,31 @@ void Engine::Impl::gather(std::span<const StepInput> inputs, StepRows& rows) {
         rows.output_rows.push_back(static_cast<int32_t>(first_row + i));
       }
     }
-    rows.runs.push_back({first_row, count, target.length, target.pages.data()});
+    rows.runs.push_back({first_row, count, target.length, nullptr});
+    for (const int32_t block : target.blocks) kv_.append_pages(block, false, rows.pages);
+    rows.far.blocks.push_back(kv_.far_blocks(target));
+    for (int64_t b = 0; b < rows.far.blocks.back(); ++b) {
+      kv_.append_pages(target.blocks[static_cast<size_t>(b)], true, rows.far.pages);
+    }
+    kv_.grown(target, target.length + count);
   }
+  const int32_t* pages = rows.pages.data();
+  for (SequenceRun& run : rows.runs) {
+    run.pages = pages;
+    pages += kv_.blocks_for(run.first_position + run.tokens) * plan_.kv.layers;
+  }
+}
+
+// Where KV overflows, any step must find room for what it writes: its new blocks, and the last one
+// of every sequence, which never leaves.
+void Engine::Impl::check_pools() const {
+  if (!kv_.overflows()) return;
+  const int64_t least = kv_.blocks_for(plan_.limits.step_tokens) + 2 * plan_.limits.sequences;
+  if (kv_.near().slots() >= least) return;
+  fail(ErrorKind::kInvalid, "[plan] schedule.pages.accelerator: holds ", kv_.near().slots(),
+       " blocks of KV pages, steps of ", plan_.limits.step_tokens, " tokens of ",
+       plan_.limits.sequences, " sequences need ", least,
+       "; give the KV cache more memory there or lower step_tokens");
 }
 
 // Steps of others end first; one without an owner is alone.
@@ -274,10 +318,8 @@ void Engine::Impl::submit(std::span<const StepInput> inputs, StepOwner* owner) {
          " steps are on their way, the most at once; collect one first");
   }
   check(inputs);
+  make_room(inputs);
   gather(inputs, pipeline_.rows());
-  for (const StepInput& input : inputs) {
-    sequence(input.sequence).length += static_cast<int64_t>(input.tokens.size());
-  }
   owner_ = owner;
   pipeline_.submit();
 }

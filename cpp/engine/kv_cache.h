@@ -1,108 +1,129 @@
-// The paged KV cache: a pool of equal pages on each device and the sequences that hold them. A
-// layer's pages lie on the device that computes its attention. Knows nothing of what is in a page.
+// The paged KV cache: blocks of positions, the slots of memory that hold them, and the sequences
+// that they belong to. A slot holds the pages of one block, of every layer on its device: page =
+// slot * layers there + the layer's number there. Knows nothing of what is in a page.
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <deque>
+#include <optional>
 #include <vector>
 
 #include "helm/plan.h"
 
 namespace helm {
 
-// Page numbers of one pool. Pages are reserved before they are taken, so that taking cannot fail.
-class PagePool {
+class SlotPool {
  public:
-  explicit PagePool(int64_t pages = 0) : pages_(pages) {}
+  explicit SlotPool(int64_t slots = 0) : slots_(slots) {}
 
-  int64_t pages() const { return pages_; }
-  int64_t unreserved() const { return pages_ - reserved_; }
-  void reserve(int64_t pages) { reserved_ += pages; }
-  void unreserve(int64_t pages) { reserved_ -= pages; }
+  int64_t slots() const { return slots_; }
+  int64_t used() const { return used_; }
+  int64_t free() const { return slots_ - used_; }
 
   int32_t take() {
+    ++used_;
     if (free_.empty()) return untouched_++;
-    const int32_t page = free_.back();
+    const int32_t slot = free_.back();
     free_.pop_back();
-    return page;
+    return slot;
   }
-  void give_back(int32_t page) { free_.push_back(page); }
+  void give_back(int32_t slot) {
+    --used_;
+    free_.push_back(slot);
+  }
 
  private:
-  int64_t pages_;
-  int64_t reserved_ = 0;
-  std::vector<int32_t> free_;  // pages given back, reused before untouched ones
-  int32_t untouched_ = 0;      // pages from here on have never been used
+  int64_t slots_;
+  int64_t used_ = 0;
+  std::vector<int32_t> free_;  // given back, reused before untouched ones
+  int32_t untouched_ = 0;      // slots from here on have never been used
 };
 
-// One sequence's cache: which page holds which block of which layer.
+// Positions of a sequence, or of several that share them.
+struct KvBlock {
+  static constexpr int32_t kNone = -1;
+  int32_t cpu = kNone;   // slot for layers on the CPU
+  int32_t near = kNone;  // slot on the accelerator for layers there, or
+  int32_t far = kNone;   // in host memory, once evicted
+  int32_t references = 0;
+};
+
 struct KvSequence {
-  int64_t length = 0;          // cached positions
-  int64_t capacity = 0;        // reserved positions
-  std::vector<int32_t> pages;  // [blocks, layers], each numbered in its layer's pool
+  int64_t length = 0;           // cached positions
+  int64_t capacity = 0;         // reserved positions
+  std::vector<int32_t> blocks;  // block b holds positions b * page_tokens and on
 };
 
 class KvCache {
  public:
   // on_accelerator: by layer.
-  KvCache(const Plan& plan, std::vector<bool> on_accelerator)
-      : spec_(plan.kv), layers_(std::move(on_accelerator)) {
-    for (const bool there : layers_) ++device_layers_[there];
-    pools_ = {PagePool(spec_.pages - plan.accelerator_pages), PagePool(plan.accelerator_pages)};
-  }
+  KvCache(const Plan& plan, const std::vector<bool>& on_accelerator);
 
   int64_t blocks_for(int64_t tokens) const {
     return (tokens + spec_.page_tokens - 1) / spec_.page_tokens;
   }
-  // Pages that `tokens` positions take on one device.
-  int64_t pages_for(int64_t tokens, bool accelerator) const {
-    return blocks_for(tokens) * device_layers_[accelerator];
-  }
-  int64_t unreserved(bool accelerator) const { return pools_[accelerator].unreserved(); }
-  int64_t pages(bool accelerator) const { return pools_[accelerator].pages(); }
-  bool can_reserve(int64_t tokens) const {
-    return pages_for(tokens, false) <= unreserved(false) &&
-           pages_for(tokens, true) <= unreserved(true);
-  }
+  int64_t blocks() const { return blocks_total_; }
+  int64_t unreserved() const { return blocks_total_ - blocks_used_ - reserved_; }
+  // Whether there are fewer slots on the accelerator than blocks.
+  bool overflows() const { return near_layers_ > 0 && near_.slots() < blocks_total_; }
+  int64_t cpu_pages() const { return cpu_layers_ == 0 ? 0 : blocks_total_ * cpu_layers_; }
+  int64_t near_pages() const { return near_.slots() * near_layers_; }
+  int64_t far_pages() const { return overflows() ? far_.slots() * near_layers_ : 0; }
+  int64_t near_layers() const { return near_layers_; }
+  int64_t near_ordinal(int64_t layer) const { return ordinal_[static_cast<size_t>(layer)]; }
 
-  KvSequence open(int64_t capacity) {
-    KvSequence sequence;
-    sequence.capacity = capacity;
-    sequence.pages.reserve(static_cast<size_t>(blocks_for(capacity) * spec_.layers));
-    for (const bool there : {false, true}) pools_[there].reserve(pages_for(capacity, there));
-    return sequence;
-  }
-  void close(KvSequence& sequence) {
-    truncate(sequence, 0);
-    for (const bool there : {false, true}) {
-      pools_[there].unreserve(pages_for(sequence.capacity, there));
-    }
-  }
+  // A sequence for which `capacity` positions are reserved, so that extending it cannot fail. Needs
+  // blocks_for(capacity) <= unreserved().
+  KvSequence open(int64_t capacity);
+  void close(KvSequence& sequence);
+  // Takes blocks so that the sequence can hold `tokens` positions. Needs near_wanted() free slots.
+  void extend(KvSequence& sequence, int64_t tokens);
+  void truncate(KvSequence& sequence, int64_t length);
+  // The sequence has grown to `length`. Blocks that are followed by another may be evicted from now
+  // on: only the last one changes.
+  void grown(KvSequence& sequence, int64_t length);
 
-  // Takes pages so that the sequence can hold `tokens` positions.
-  void extend(KvSequence& sequence, int64_t tokens) {
-    const auto entries = static_cast<size_t>(blocks_for(tokens) * spec_.layers);
-    while (sequence.pages.size() < entries) {
-      sequence.pages.push_back(pool_of_entry(sequence.pages.size()).take());
-    }
-  }
-  void truncate(KvSequence& sequence, int64_t length) {
-    sequence.length = length;
-    const auto entries = static_cast<size_t>(blocks_for(length) * spec_.layers);
-    while (sequence.pages.size() > entries) {
-      const int32_t page = sequence.pages.back();
-      sequence.pages.pop_back();
-      pool_of_entry(sequence.pages.size()).give_back(page);
-    }
-  }
+  // Blocks of the sequence, from the first, that were evicted.
+  int64_t far_blocks(const KvSequence& sequence) const;
+  const KvBlock& block(int32_t index) const { return blocks_[static_cast<size_t>(index)]; }
+  // The page of each layer; with `far` those in host memory of a block that was evicted, which has
+  // none on the accelerator.
+  void append_pages(int32_t index, bool far, std::vector<int32_t>& table) const;
+
+  // Evicting: the block that has been full for longest and still lies near, if there is any.
+  std::optional<int32_t> oldest_near();
+  // Gives it a slot in host memory and returns the slot it leaves, to be given back with
+  // release_near() when its content has been copied.
+  int32_t evict(int32_t index);
+  // The opposite: gives it a slot on the accelerator and returns the one it leaves in host memory,
+  // to be given back with release_far().
+  int32_t recall(int32_t index);
+  void release_far(int32_t slot) { far_.give_back(slot); }
+  void release_near(int32_t slot) { near_.give_back(slot); }
+  const SlotPool& near() const { return near_; }
 
  private:
-  PagePool& pool_of_entry(size_t entry) { return pools_[layers_[entry % layers_.size()]]; }
+  int32_t take_block();
+  void give_back(int32_t index);
 
   KvSpec spec_;
-  std::vector<bool> layers_;                // by layer: on the accelerator
-  std::array<int64_t, 2> device_layers_{};  // CPU, accelerator
-  std::array<PagePool, 2> pools_;           // likewise
+  std::vector<int32_t> ordinal_;  // by layer: its number on its device
+  std::vector<bool> near_layer_;  // by layer: on the accelerator
+  int64_t cpu_layers_ = 0;
+  int64_t near_layers_ = 0;
+  int64_t blocks_total_ = 0;
+  int64_t blocks_used_ = 0;
+  int64_t reserved_ = 0;  // blocks that open sequences may still take
+  SlotPool cpu_, near_, far_;
+  std::vector<KvBlock> blocks_;
+  std::vector<int32_t> free_blocks_;
+  // Blocks in the order in which they became full; those freed or evicted meanwhile are skipped.
+  struct Full {
+    int32_t block;
+    uint32_t generation;
+  };
+  std::deque<Full> full_;
+  std::vector<uint32_t> generation_;  // by block: changes when it is no longer full
 };
 
 }  // namespace helm

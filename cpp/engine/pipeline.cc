@@ -25,9 +25,11 @@ std::vector<StageSpan> stages_on(std::span<const StageSpan> stages, bool acceler
 }  // namespace
 
 DeviceBuffers::DeviceBuffers(const Plan& plan, const std::vector<bool>& chosen,
+                             std::span<const ValueIndex> more,
                              std::span<const StageSpan> device_stages, int64_t kv_pages,
                              Account& account) {
-  const std::vector<bool> used = values_of(plan, chosen);
+  std::vector<bool> used = values_of(plan, chosen);
+  for (const ValueIndex v : more) used[static_cast<size_t>(v)] = true;
   std::vector<int64_t> offsets(plan.values.size());
   int64_t total = 0;
   for (size_t v = 0; v < used.size(); ++v) {
@@ -72,13 +74,21 @@ void StepRows::clear() {
   positions.clear();
   output_rows.clear();
   runs.clear();
+  pages.clear();
+  far.blocks.clear();
+  far.pages.clear();
 }
 
-Pipeline::Pipeline(const Plan& plan, const Weights& weights, Account& cpu, Account* accelerator)
-    : plan_(plan),
+Plan Pipeline::extended(const Plan& plan, const KvCache& kv) {
+  return kv.overflows() ? KvOverflow::with_partials(plan) : plan;
+}
+
+Pipeline::Pipeline(const Plan& plan, const Weights& weights, KvCache& kv, Account& cpu,
+                   Account* accelerator)
+    : plan_(extended(plan, kv)),
       accelerator_(accelerator == nullptr ? nullptr : &accelerator->device()),
       cpu_stream_(cpu.device().create_stream()) {
-  const std::vector<bool> resident = resident_units(plan);
+  const std::vector<bool> resident = resident_units(plan_);
   std::vector<bool> on_cpu = resident;
   on_cpu.flip();
   const bool streams = plan.schedule.stream_tokens > 0;
@@ -86,13 +96,15 @@ Pipeline::Pipeline(const Plan& plan, const Weights& weights, Account& cpu, Accou
     return std::any_of(stage.parts.begin(), stage.parts.end(),
                        [](const Part& part) { return part.stage == nullptr; });
   };
-  const std::vector<bool> there = streams ? streamed_units(plan) : resident;
-  buffers_[0] = DeviceBuffers(plan, on_cpu, stages_on(stages_of(plan, resident), false),
-                              plan.kv.pages - plan.accelerator_pages, cpu);
+  const std::vector<bool> there = streams ? streamed_units(plan_) : resident;
+  buffers_[0] = DeviceBuffers(plan_, on_cpu, {}, stages_on(stages_of(plan_, resident), false),
+                              kv.cpu_pages(), cpu);
   if (accelerator != nullptr) {
+    std::vector<ValueIndex> partials;
+    if (kv.overflows()) partials = KvOverflow::partials(plan_);
     stream_ = accelerator_->create_stream();
-    buffers_[1] = DeviceBuffers(plan, there, stages_on(stages_of(plan, there), true),
-                                plan.accelerator_pages, *accelerator);
+    buffers_[1] = DeviceBuffers(plan_, there, partials, stages_on(stages_of(plan_, there), true),
+                                kv.near_pages(), *accelerator);
   }
   resident_ = compile(resident, weights, cpu, accelerator);
   if (streams) {
@@ -102,8 +114,13 @@ Pipeline::Pipeline(const Plan& plan, const Weights& weights, Account& cpu, Accou
            "[plan] blocks whose weights visit the accelerator must follow one "
            "another there; set schedule.prefill to \"compute\"");
     }
-    blocks_ = std::make_unique<BlockStream>(plan, weights, buffers_[1].spec(plan),
+    blocks_ = std::make_unique<BlockStream>(plan_, weights, buffers_[1].spec(plan_),
                                             cpu::host_pointer(buffers_[0].kv()), *accelerator);
+  }
+  if (kv.overflows()) {
+    StageSpec bound = buffers_[1].spec(plan_);
+    bound.weights = weights.on_accelerator();
+    overflow_ = std::make_unique<KvOverflow>(plan_, kv, bound, cpu.device(), *accelerator);
   }
   create_slots();
 }
@@ -122,11 +139,11 @@ Pipeline::Program Pipeline::compile(const std::vector<bool>& on_accelerator, con
     for (size_t begin = span.begin; begin < span.end;) {
       size_t end = begin + 1;
       if (resident[begin] != span.on_accelerator) {
-        stage.parts.push_back({nullptr, begin});
+        stage.parts.push_back({nullptr, begin, end});
       } else {
         while (end < span.end && resident[end] == span.on_accelerator) ++end;
         spec.units = std::span(plan_.units).subspan(begin, end - begin);
-        stage.parts.push_back({account.device().compile(spec), begin});
+        stage.parts.push_back({account.device().compile(spec), begin, end});
       }
       begin = end;
     }
@@ -171,6 +188,22 @@ int64_t Pipeline::staging_bytes() const {
 int64_t Pipeline::bytes_of(ValueIndex value, const Slot& slot) const {
   const StepView step = slot.rows.view();
   return value_bytes(plan_, value, step.tokens(), step.outputs());
+}
+
+int64_t Pipeline::far_bytes() const {
+  return overflow_ == nullptr ? 0 : overflow_->host_bytes();
+}
+
+void Pipeline::make_room(int64_t blocks, std::span<const int32_t> recalled) {
+  if (overflow_ == nullptr) return;
+  // Stages that are not enqueued yet would look for pages that have left.
+  const auto late = [](const Program& program) {
+    return std::count_if(program.begin(), program.end(),
+                         [](const Compiled& stage) { return stage.span.on_accelerator; }) > 1;
+  };
+  if (in_flight_ > 0 && (late(resident_) || late(streamed_))) finish();
+  overflow_->make_room(blocks + static_cast<int64_t>(recalled.size()), *stream_);
+  for (const int32_t block : recalled) overflow_->recall(block, *stream_);
 }
 
 void Pipeline::submit() {
@@ -235,10 +268,12 @@ void Pipeline::run_on_accelerator(const Compiled& stage, Slot& slot) {
   const bool streams = slot.program == &streamed_;
   const StepView step = streams ? blocks_->begin(slot.rows.view()) : slot.rows.view();
   for (const Part& part : stage.parts) {
-    if (part.stage != nullptr) {
-      part.stage->run(*stream_, step);
+    if (part.stage == nullptr) {
+      blocks_->run(part.begin, step, *stream_);
+    } else if (slot.rows.far.any()) {
+      overflow_->run(part.begin, part.end, step, slot.rows.far, *stream_);
     } else {
-      blocks_->run(part.unit, step, *stream_);
+      part.stage->run(*stream_, step);
     }
   }
   if (slot.next_stage + 1 < slot.program->size()) {

@@ -10,6 +10,7 @@
 
 #include "device/memory.h"
 #include "engine/block_stream.h"
+#include "engine/kv_overflow.h"
 #include "engine/stages.h"
 #include "engine/weights.h"
 #include "helm/plan.h"
@@ -20,8 +21,8 @@ namespace helm {
 class DeviceBuffers {
  public:
   DeviceBuffers() = default;
-  // For units that `chosen` names, in stages of `device_stages`.
-  DeviceBuffers(const Plan& plan, const std::vector<bool>& chosen,
+  // For units that `chosen` names, in stages of `device_stages`; with `more` values.
+  DeviceBuffers(const Plan& plan, const std::vector<bool>& chosen, std::span<const ValueIndex> more,
                 std::span<const StageSpan> device_stages, int64_t kv_pages, Account& account);
 
   // What a stage is bound to, but for its units and weights.
@@ -47,6 +48,8 @@ struct StepRows {
   std::vector<int32_t> positions;
   std::vector<int32_t> output_rows;
   std::vector<SequenceRun> runs;
+  std::vector<int32_t> pages;  // of the runs, [blocks, layers] each
+  FarRuns far;
 
   void reserve(const Limits& limits);
   void clear();
@@ -56,7 +59,8 @@ struct StepRows {
 class Pipeline {
  public:
   // `accelerator` is null for a plan without one. Everything must outlive the pipeline.
-  Pipeline(const Plan& plan, const Weights& weights, Account& cpu, Account* accelerator);
+  Pipeline(const Plan& plan, const Weights& weights, KvCache& kv, Account& cpu,
+           Account* accelerator);
   ~Pipeline();
 
   // How many steps may be on their way at once.
@@ -65,6 +69,9 @@ class Pipeline {
   }
   int64_t in_flight() const { return in_flight_; }
 
+  // Before the next step's pages are looked up: makes room on the accelerator for `blocks` new
+  // ones, and brings back those that it will write to.
+  void make_room(int64_t blocks, std::span<const int32_t> recalled);
   // Rows to be filled for the next step, empty. Needs in_flight() < limit().
   StepRows& rows() { return slots_[next_].rows; }
   // Sends them on their way: up to the first result that must be awaited.
@@ -76,16 +83,20 @@ class Pipeline {
   void finish();
 
   const DeviceBuffers& buffers(bool accelerator) const { return buffers_[accelerator]; }
-  int64_t staging_bytes() const;                                           // in host memory
-  int64_t stream_bytes() const { return blocks_ ? blocks_->bytes() : 0; }  // on the accelerator
+  int64_t staging_bytes() const;    // in host memory, for copies
+  int64_t far_bytes() const;        // in host memory, for KV pages
+  int64_t visiting_bytes() const {  // on the accelerator, for copies
+    return (blocks_ ? blocks_->bytes() : 0) + (overflow_ ? overflow_->accelerator_bytes() : 0);
+  }
   int64_t crossings() const;  // between devices, per decode step
 
  private:
-  // Units of a stage on the accelerator are compiled together where they are resident, one by one
-  // where they visit (`stage` is null, `unit` says which).
+  // Units [begin, end) of a stage: those that are resident are compiled together, one that visits
+  // stands alone and has no stage here.
   struct Part {
     std::unique_ptr<Stage> stage;
-    size_t unit = 0;
+    size_t begin = 0;
+    size_t end = 0;
   };
   struct Compiled {
     StageSpan span;
@@ -118,12 +129,15 @@ class Pipeline {
     return slots_[(next_ + slots_.size() - static_cast<size_t>(in_flight_)) % slots_.size()];
   }
 
-  const Plan& plan_;
+  static Plan extended(const Plan& plan, const KvCache& kv);
+
+  const Plan plan_;  // with the values that overflowing attention needs
   Device* accelerator_;
   std::array<DeviceBuffers, 2> buffers_;  // CPU, accelerator
   Program resident_;                      // every unit where it lies
   Program streamed_;                      // every block on the accelerator; empty if not planned
   std::unique_ptr<BlockStream> blocks_;
+  std::unique_ptr<KvOverflow> overflow_;  // null where all KV pages fit
   std::unique_ptr<Stream> cpu_stream_;
   std::array<Slot, 2> slots_;
   size_t next_ = 0;  // slot of the next step

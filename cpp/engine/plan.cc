@@ -384,6 +384,18 @@ void PlanReader::read_accelerator(const JsonReader& root) {
   } else if (prefill != "compute") {
     schedule["prefill"].reject("expected \"compute\" or \"stream\", found \"", prefill, "\"");
   }
+  const std::string overflow = schedule["overflow"].string();
+  if (overflow != "stream" && overflow != "cpu") {
+    schedule["overflow"].reject("expected \"stream\" or \"cpu\", found \"", overflow, "\"");
+  }
+  plan_.schedule.overflow =
+      overflow == "cpu" ? Schedule::Overflow::kCpu : Schedule::Overflow::kStream;
+  if (schedule.has("watermark")) {
+    plan_.schedule.watermark = schedule["watermark"].number();
+    if (plan_.schedule.watermark < 0 || plan_.schedule.watermark > 1) {
+      schedule["watermark"].reject("expected a share from 0 to 1");
+    }
+  }
   const JsonReader pages = schedule["pages"];
   const int64_t own = pages["accelerator"].integer(0, kMaxExtent);
   if (pages["cpu"].integer(0, kMaxExtent) + own != plan_.kv.pages) {

@@ -27,6 +27,14 @@ Access access(const Plan& plan, const Op& op) {
           return {{o.out}, o.out};
         } else if constexpr (std::is_same_v<Type, RopeOp>) {
           return {{o.value}, o.value};
+        } else if constexpr (std::is_same_v<Type, AppendOp>) {
+          return {{o.in}, o.in};
+        } else if constexpr (std::is_same_v<Type, ResetOp>) {
+          return {{}, o.partial};
+        } else if constexpr (std::is_same_v<Type, AttendOp>) {
+          return {{o.in, o.partial}, o.partial};
+        } else if constexpr (std::is_same_v<Type, MergeOp>) {
+          return {{o.first, o.second}, o.out};
         } else if constexpr (std::is_same_v<Type, LinearOp>) {
           return o.accumulate ? Access{{o.in, o.out}, o.out} : Access{{o.in}, o.out};
         } else if constexpr (std::is_same_v<Type, NormOp>) {

@@ -56,6 +56,8 @@ struct TinyShape {
   int64_t decode_groups = 1;
   int64_t stream_tokens = 0;  // 0: blocks in host memory are computed there
   int64_t stream_pages = 0;
+  std::string overflow = "stream";
+  double watermark = 0.8;
 };
 
 class TinyModelBuilder {
@@ -92,7 +94,8 @@ class TinyModelBuilder {
           {"stream_pages", s_.stream_pages},
           {"prefill_overlap", s_.overlap},
           {"decode_groups", s_.decode_groups},
-          {"overflow", "stream"},
+          {"overflow", s_.overflow},
+          {"watermark", s_.watermark},
           {"pages",
            {{"cpu", s_.pages - s_.accelerator_pages}, {"accelerator", s_.accelerator_pages}}}};
     }

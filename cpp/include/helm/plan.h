@@ -103,6 +103,41 @@ struct AttentionOp {
   int64_t window;
 };
 
+// An attention op in pieces, for KV pages that lie in several memories; the runtime makes these,
+// plans do not hold them. A partial is a value of width heads * (head_dim + 2): maxima and sums of
+// all heads, then their outputs, not yet normalised (m, s, o; see FlashAttention-2, Dao 2023).
+
+// Appends K and V of the step's tokens to the cache.
+struct AppendOp {
+  ValueIndex in;
+  int64_t k_offset, v_offset;
+  int64_t layer;
+};
+
+// partial = attention to no position
+struct ResetOp {
+  ValueIndex partial;
+  int64_t heads, head_dim;
+};
+
+// Merges into the partial the attention to those blocks of each run that its page table covers.
+struct AttendOp {
+  ValueIndex in;
+  int64_t q_offset;
+  ValueIndex partial;
+  int64_t layer;
+  int64_t heads, kv_heads, head_dim;
+  float scale;
+  int64_t window;
+};
+
+// out = both partials, merged in this order and normalised; what they held is lost.
+struct MergeOp {
+  ValueIndex first, second;
+  ValueIndex out;
+  int64_t heads, head_dim;
+};
+
 enum class ActivationKind : uint8_t { kSilu, kGelu, kGeluTanh, kRelu };
 
 // gated: out = act(in[0:size]) * in[size:2*size]; plain: out = act(in)
@@ -121,7 +156,7 @@ struct SelectOp {
 };
 
 using Op = std::variant<EmbeddingOp, PositionEmbeddingOp, NormOp, LinearOp, RopeOp, AttentionOp,
-                        ActivationOp, SelectOp>;
+                        ActivationOp, SelectOp, AppendOp, ResetOp, AttendOp, MergeOp>;
 
 // The smallest thing that is placed: the embedding, one block, or the output head.
 struct UnitSpec {
@@ -156,6 +191,12 @@ struct Schedule {
   // many pages there.
   int64_t stream_tokens = 0;
   int64_t stream_pages = 0;
+  // KV blocks of accelerator layers beyond what fits there lie in host memory, the oldest first,
+  // once more than this share of the slots there is in use. In decode their pages visit the
+  // accelerator or the CPU attends to them; in prefill they visit.
+  enum class Overflow : uint8_t { kStream, kCpu };
+  Overflow overflow = Overflow::kStream;
+  double watermark = 0.8;
 };
 
 struct Limits {

@@ -1,0 +1,266 @@
+#include "engine/kv_overflow.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "cpu/stage.h"
+#include "engine/stages.h"
+
+namespace helm {
+namespace {
+
+int64_t partial_width(const AttentionOp& op) {
+  return op.heads * (op.head_dim + 2);
+}
+
+DeviceAddress address_of(const void* memory) {
+  return static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(memory));
+}
+
+}  // namespace
+
+Plan KvOverflow::with_partials(const Plan& plan) {
+  Plan extended = plan;
+  int64_t width = 1;
+  for (const UnitSpec& unit : plan.units) {
+    for (const Op& op : unit.ops) {
+      if (const auto* attention = std::get_if<AttentionOp>(&op)) {
+        width = std::max(width, partial_width(*attention));
+      }
+    }
+  }
+  extended.values.push_back({"attention over near pages", width, false});
+  extended.values.push_back({"attention over far pages", width, false});
+  return extended;
+}
+
+KvOverflow::KvOverflow(const Plan& plan, KvCache& kv, const StageSpec& bound, Device& cpu,
+                       Account& accelerator)
+    : plan_(plan),
+      kv_(kv),
+      device_(accelerator.device()),
+      near_(bound.kv),
+      slot_bytes_(kv.near_layers() * plan.kv.page_bytes()),
+      evict_above_(
+          static_cast<int64_t>(plan.schedule.watermark * static_cast<double>(kv.near().slots()))),
+      far_(device_, kv.far_pages() * plan.kv.page_bytes(), "the KV cache in host memory"),
+      page_memory_(accelerator, 2 * plan.kv.page_bytes(), "KV pages that visit"),
+      written_(device_.create_event()),
+      recalled_(device_.create_event()),
+      query_ready_(device_.create_event()),
+      query_here_(device_.create_event()),
+      values_(bound.values),
+      cpu_stream_(cpu.create_stream()),
+      copies_(device_.create_stream()) {
+  for (size_t i = 0; i < visitors_.size(); ++i) {
+    visitors_[i] = {page_memory_.address() + static_cast<int64_t>(i) * plan.kv.page_bytes(),
+                    device_.create_event(), device_.create_event()};
+  }
+  compile(bound, cpu);
+}
+
+void KvOverflow::compile(const StageSpec& bound, Device& cpu) {
+  const auto near_value = static_cast<ValueIndex>(plan_.values.size() - 2);
+  const ValueIndex far_value = near_value + 1;
+  const std::vector<bool> resident = resident_units(plan_);
+  units_.resize(plan_.units.size());
+  specs_.reserve(5 * plan_.units.size());  // stages keep spans of it
+  StageSpec spec = bound;
+  const auto stage = [&](Device& device, const std::string& name, std::vector<Op> ops) {
+    specs_.push_back({name, "", std::move(ops)});
+    spec.units = std::span(specs_).last(1);
+    return device.compile(spec);
+  };
+  const int64_t rows = plan_.limits.sequences;
+  int64_t query_width = 0;
+  for (size_t u = 0; u < units_.size(); ++u) {
+    if (!resident[u]) continue;
+    for (const Op& op : plan_.units[u].ops) {
+      if (const auto* attention = std::get_if<AttentionOp>(&op)) {
+        query_width = std::max(query_width, plan_.values[static_cast<size_t>(attention->in)].width);
+      }
+    }
+  }
+  const int64_t float_bytes = sizeof(float);
+  const int64_t partial_floats = plan_.values.back().width;
+  query_ = StagingMemory(device_, std::max<int64_t>(1, rows * query_width * float_bytes),
+                         "queries that cross");
+  partial_ = StagingMemory(device_, rows * partial_floats * float_bytes, "attention that crosses");
+
+  for (size_t u = 0; u < units_.size(); ++u) {
+    if (!resident[u]) continue;
+    const UnitSpec& unit = plan_.units[u];
+    Unit& out = units_[u];
+    const auto at = std::find_if(unit.ops.begin(), unit.ops.end(), [](const Op& op) {
+      return std::holds_alternative<AttentionOp>(op);
+    });
+    std::vector<Op> before(unit.ops.begin(), at);
+    if (at == unit.ops.end()) {
+      out.before = stage(device_, unit.name, std::move(before));
+      continue;
+    }
+    const AttentionOp& op = out.attention = std::get<AttentionOp>(*at);
+    const auto attend = [&](ValueIndex partial) {
+      return AttendOp{op.in,       op.q_offset, partial,  op.layer, op.heads,
+                      op.kv_heads, op.head_dim, op.scale, op.window};
+    };
+    before.emplace_back(AppendOp{op.in, op.k_offset, op.v_offset, op.layer});
+    before.emplace_back(ResetOp{near_value, op.heads, op.head_dim});
+    before.emplace_back(ResetOp{far_value, op.heads, op.head_dim});
+    std::vector<Op> after{MergeOp{far_value, near_value, op.out, op.heads, op.head_dim}};
+    after.insert(after.end(), at + 1, unit.ops.end());
+    out.before = stage(device_, unit.name + ", up to attention", std::move(before));
+    out.near = stage(device_, unit.name + ", near pages", {attend(near_value)});
+    out.after = stage(device_, unit.name + ", from attention on", std::move(after));
+    spec.kv = page_memory_.address();
+    out.visiting = stage(device_, unit.name + ", visiting page", {attend(far_value)});
+    spec = bound;
+  }
+
+  // The CPU's stages read queries and write partials where they cross.
+  int64_t scratch = 0;
+  std::vector<std::pair<size_t, size_t>> on_cpu;  // unit, spec
+  for (size_t u = 0; u < units_.size(); ++u) {
+    if (units_[u].near == nullptr) continue;
+    const AttentionOp& op = units_[u].attention;
+    specs_.push_back({plan_.units[u].name + ", far pages",
+                      "",
+                      {ResetOp{far_value, op.heads, op.head_dim},
+                       AttendOp{op.in, op.q_offset, far_value, op.layer, op.heads, op.kv_heads,
+                                op.head_dim, op.scale, op.window}}});
+    on_cpu.emplace_back(u, specs_.size() - 1);
+    scratch = std::max(scratch, cpu.workspace_bytes(plan_, std::span(specs_).last(1)));
+  }
+  cpu_workspace_ = StagingMemory(device_, std::max<int64_t>(1, scratch), "the workspace");
+  for (const auto& [u, s] : on_cpu) {
+    StageSpec host;
+    host.plan = &plan_;
+    host.units = std::span(specs_).subspan(s, 1);
+    host.weights.assign(plan_.tensors.size(), DeviceAddress::kNull);
+    host.values.assign(plan_.values.size(), DeviceAddress::kNull);
+    host.values[static_cast<size_t>(units_[u].attention.in)] = address_of(query_.data());
+    host.values[static_cast<size_t>(far_value)] = address_of(partial_.data());
+    host.kv = address_of(far_.data());
+    host.workspace = address_of(cpu_workspace_.data());
+    units_[u].on_cpu = cpu.compile(host);
+  }
+}
+
+void KvOverflow::make_room(int64_t blocks, Stream& stream) {
+  stream.record(*written_);
+  copies_->wait(*written_);
+  const SlotPool& near = kv_.near();
+  const auto leaving = [&] { return static_cast<int64_t>(leaving_.size()); };
+  while (near.used() - leaving() + blocks > evict_above_ && kv_.oldest_near()) evict_one();
+  while (near.free() < blocks && leaving() > 0) reclaim_one();
+  if (near.free() < blocks) {
+    fail(ErrorKind::kCapacity, "[engine] a step takes ", blocks, " new KV blocks, ", near.free(),
+         " of ", near.slots(), " are free on the accelerator and none can be evicted; give the KV ",
+         "cache more memory there or close a sequence");
+  }
+}
+
+void KvOverflow::evict_one() {
+  const int32_t block = *kv_.oldest_near();
+  const int32_t slot = kv_.evict(block);
+  if (spare_.empty()) spare_.push_back(device_.create_event());
+  copies_->download(far_slot(kv_.block(block).far), near_ + slot * slot_bytes_, slot_bytes_);
+  copies_->record(*spare_.back());
+  leaving_.push_back({slot, std::move(spare_.back())});
+  spare_.pop_back();
+}
+
+void KvOverflow::reclaim_one() {
+  Leaving& oldest = leaving_.front();
+  oldest.copied->synchronize();
+  kv_.release_near(oldest.slot);
+  spare_.push_back(std::move(oldest.copied));
+  leaving_.pop_front();
+}
+
+void KvOverflow::recall(int32_t block, Stream& stream) {
+  const int32_t slot = kv_.recall(block);
+  copies_->upload(near_ + kv_.block(block).near * slot_bytes_, far_slot(slot), slot_bytes_);
+  copies_->record(*recalled_);
+  stream.wait(*recalled_);
+  recalled_->synchronize();  // before the slot holds another block
+  kv_.release_far(slot);
+}
+
+void KvOverflow::run(size_t begin, size_t end, const StepView& step, const FarRuns& far,
+                     Stream& stream) {
+  near_runs_.assign(step.runs.begin(), step.runs.end());
+  far_runs_.assign(step.runs.begin(), step.runs.end());
+  const int32_t* pages = far.pages.data();
+  for (size_t r = 0; r < near_runs_.size(); ++r) {
+    near_runs_[r].first_block = far.blocks[r];
+    near_runs_[r].pages += far.blocks[r] * plan_.kv.layers;
+    far_runs_[r].end_block = far.blocks[r];
+    far_runs_[r].pages = pages;
+    pages += far.blocks[r] * plan_.kv.layers;
+  }
+  const StepView near_view{step.token_ids, step.positions, step.output_rows, near_runs_};
+  const StepView far_view{step.token_ids, step.positions, step.output_rows, far_runs_};
+  const bool decode = step.tokens() == static_cast<int64_t>(step.runs.size());
+  for (size_t u = begin; u < end; ++u) {
+    const Unit& unit = units_[u];
+    unit.before->run(stream, near_view);
+    if (unit.near == nullptr) continue;
+    if (decode && plan_.schedule.overflow == Schedule::Overflow::kCpu) {
+      attend_on_cpu(unit, near_view, far_view, stream);
+    } else {
+      attend_visiting(unit, step, far, stream);
+      unit.near->run(stream, near_view);
+    }
+    unit.after->run(stream, near_view);
+  }
+}
+
+void KvOverflow::attend_on_cpu(const Unit& unit, const StepView& near, const StepView& far,
+                               Stream& stream) {
+  const AttentionOp& op = unit.attention;
+  const int64_t float_bytes = sizeof(float);
+  const int64_t width = plan_.values[static_cast<size_t>(op.in)].width;
+  stream.record(*query_ready_);
+  copies_->wait(*query_ready_);
+  copies_->download(query_.data(), values_[static_cast<size_t>(op.in)],
+                    near.tokens() * width * float_bytes);
+  copies_->record(*query_here_);
+  unit.near->run(stream, near);
+  query_here_->synchronize();  // evicted pages have arrived then, too
+  unit.on_cpu->run(*cpu_stream_, far);
+  stream.upload(values_.back(), partial_.data(), near.tokens() * partial_width(op) * float_bytes);
+}
+
+void KvOverflow::attend_visiting(const Unit& unit, const StepView& step, const FarRuns& far,
+                                 Stream& stream) {
+  const AttentionOp& op = unit.attention;
+  const int64_t page_bytes = plan_.kv.page_bytes();
+  const int32_t* pages = far.pages.data();
+  for (size_t r = 0; r < step.runs.size(); ++r) {
+    SequenceRun run = step.runs[r];
+    int64_t block = 0;
+    if (op.window > 0) {
+      block = std::max<int64_t>(0, run.first_position - op.window + 1) / plan_.kv.page_tokens;
+    }
+    for (; block < far.blocks[r]; ++block) {
+      const auto slot = static_cast<int32_t>(turn_);
+      Visitor& visitor = visitors_[turn_];
+      turn_ ^= 1;
+      const int64_t page = pages[block * plan_.kv.layers + op.layer];
+      copies_->wait(*visitor.read);
+      copies_->upload(visitor.page, far_.data() + page * page_bytes, page_bytes);
+      copies_->record(*visitor.loaded);
+      stream.wait(*visitor.loaded);
+      table_.assign(static_cast<size_t>(plan_.kv.layers), slot);
+      run.pages = table_.data();
+      run.first_block = block;
+      run.end_block = block + 1;
+      unit.visiting->run(stream, {step.token_ids, step.positions, step.output_rows, {&run, 1}});
+      stream.record(*visitor.read);
+    }
+    pages += far.blocks[r] * plan_.kv.layers;
+  }
+}
+
+}  // namespace helm

@@ -1,0 +1,108 @@
+// KV pages of accelerator layers that do not fit there: the oldest full blocks are copied to host
+// memory beside the computing, and attention merges what lies there with what lies on the
+// accelerator. Either the pages visit the accelerator, one ahead of the one being attended to, or
+// the CPU attends to them where they lie while the accelerator attends to its own.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "device/memory.h"
+#include "engine/kv_cache.h"
+#include "helm/plan.h"
+
+namespace helm {
+
+// The step's blocks that lie in host memory.
+struct FarRuns {
+  std::vector<int64_t> blocks;  // by run: so many from the first
+  std::vector<int32_t> pages;   // [runs][blocks, layers]
+
+  bool any() const { return !pages.empty(); }
+};
+
+class KvOverflow {
+ public:
+  // `plan` has the values of the partials (with_partials); `bound` is what stages on the
+  // accelerator are bound to. Everything must outlive the overflow.
+  KvOverflow(const Plan& plan, KvCache& kv, const StageSpec& bound, Device& cpu,
+             Account& accelerator);
+
+  // `plan` with a value for either partial result of attention, and which values those are: of near
+  // pages, of far pages.
+  static Plan with_partials(const Plan& plan);
+  static std::vector<ValueIndex> partials(const Plan& plan) {
+    const auto last = static_cast<ValueIndex>(plan.values.size() - 1);
+    return {last - 1, last};
+  }
+
+  int64_t accelerator_bytes() const { return page_memory_.bytes(); }
+  int64_t host_bytes() const { return far_.bytes() + query_.bytes() + partial_.bytes(); }
+
+  // Before a step that takes `blocks` new ones: makes room for them, and evicts what lies past the
+  // watermark. All work that reads or writes pages must have been enqueued on `stream`.
+  void make_room(int64_t blocks, Stream& stream);
+  // Brings a block back that is about to be written to; there must be room for it.
+  void recall(int32_t block, Stream& stream);
+
+  // Enqueues units [begin, end), which are resident on the accelerator, for a step with far blocks.
+  // step: with the page tables of all blocks, in which far ones have no entries.
+  void run(size_t begin, size_t end, const StepView& step, const FarRuns& far, Stream& stream);
+
+ private:
+  // A unit in pieces; only `before` for one without attention.
+  struct Unit {
+    AttentionOp attention{};
+    std::unique_ptr<Stage> before;    // and the new keys and values appended
+    std::unique_ptr<Stage> near;      // attention to the accelerator's pages
+    std::unique_ptr<Stage> visiting;  // to a page that visits
+    std::unique_ptr<Stage> on_cpu;    // to pages in host memory
+    std::unique_ptr<Stage> after;     // the partials merged, and the rest
+  };
+  struct Visitor {
+    DeviceAddress page = DeviceAddress::kNull;
+    std::unique_ptr<Event> loaded;
+    std::unique_ptr<Event> read;
+  };
+  struct Leaving {
+    int32_t slot;
+    std::unique_ptr<Event> copied;
+  };
+
+  void compile(const StageSpec& bound, Device& cpu);
+  void evict_one();
+  void reclaim_one();
+  void attend_on_cpu(const Unit& unit, const StepView& near, const StepView& far, Stream& stream);
+  void attend_visiting(const Unit& unit, const StepView& step, const FarRuns& far, Stream& stream);
+  std::byte* far_slot(int32_t slot) const { return far_.data() + slot * slot_bytes_; }
+
+  const Plan& plan_;
+  KvCache& kv_;
+  Device& device_;
+  DeviceAddress near_;        // page 0 of the accelerator's pool
+  int64_t slot_bytes_;        // one block of all layers there
+  int64_t evict_above_;       // slots in use
+  StagingMemory far_;         // [slots, layers there] pages
+  StagingMemory query_;       // rows of the value that holds queries, for the CPU
+  StagingMemory partial_;     // what it returns
+  DeviceMemory page_memory_;  // two pages that visit
+  std::vector<UnitSpec> specs_;
+  std::vector<Unit> units_;  // by unit of the plan
+  std::array<Visitor, 2> visitors_;
+  size_t turn_ = 0;
+  std::deque<Leaving> leaving_;  // slots whose content is being copied, oldest first
+  std::vector<std::unique_ptr<Event>> spare_;
+  std::unique_ptr<Event> written_;  // by the stream
+  std::unique_ptr<Event> recalled_;
+  std::unique_ptr<Event> query_ready_, query_here_;
+  StagingMemory cpu_workspace_;
+  std::vector<DeviceAddress> values_;  // of the accelerator, by ValueIndex
+  std::vector<int32_t> table_;         // of a visiting page
+  std::vector<SequenceRun> near_runs_, far_runs_;
+  std::unique_ptr<Stream> cpu_stream_;
+  std::unique_ptr<Stream> copies_;
+};
+
+}  // namespace helm

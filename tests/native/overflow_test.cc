@@ -1,0 +1,206 @@
+// KV pages that do not fit on the accelerator: the same tokens for every size of its pool, site of
+// attention, watermark, page size and placement; blocks that come back; refusals.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "helm/generation.h"
+#include "tiny_model.h"
+
+namespace {
+
+using helm::Engine;
+using helm::StepInput;
+using helm::test::tiny_engine;
+using helm::test::tiny_model;
+using helm::test::TinyShape;
+
+constexpr int64_t kLayers = 3;
+constexpr int64_t kContext = 200;
+
+struct Overflow {
+  std::string units = "ccaaa";
+  int64_t page_tokens = 16;
+  int64_t slots = 8;  // blocks of all sequences that the accelerator holds
+  std::string site = "stream";
+  double watermark = 0.8;
+  int64_t sequences = 2;
+};
+
+TinyShape shape_of(const Overflow& o) {
+  TinyShape shape;
+  shape.layers = kLayers;
+  shape.context = kContext;
+  shape.sequences = o.sequences;
+  shape.step_tokens = 32;
+  shape.page_tokens = o.page_tokens;
+  const int64_t blocks = (kContext + o.page_tokens - 1) / o.page_tokens * o.sequences;
+  int64_t own = 0;
+  for (size_t i = 0; i < o.units.size(); ++i) {
+    shape.devices.push_back(o.units[i] == 'a' ? "accelerator" : "cpu");
+    own += o.units[i] == 'a' && i > 0 && i + 1 < o.units.size();
+  }
+  shape.pages = kLayers * blocks;
+  shape.accelerator_pages = own * std::min(o.slots, blocks);
+  shape.overflow = o.site;
+  shape.watermark = o.watermark;
+  return shape;
+}
+
+std::vector<int32_t> prompt(int64_t count, int32_t seed) {
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < count; ++i) ids.push_back((i * 37 + seed * 11 + i * i) % 61);
+  return ids;
+}
+
+std::vector<std::vector<int32_t>> generate(Engine& engine, const std::vector<int64_t>& lengths,
+                                           int64_t tokens) {
+  std::vector<helm::Request> requests;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    helm::Request request;
+    request.prompt = prompt(lengths[i], static_cast<int32_t>(i));
+    request.max_tokens = tokens;
+    requests.push_back(request);
+  }
+  helm::Generation generation(engine, requests);
+  std::vector<std::vector<int32_t>> out(lengths.size());
+  while (!generation.done()) {
+    for (const helm::Token& token : generation.advance(0)) {
+      out[static_cast<size_t>(token.request)].push_back(token.id);
+    }
+  }
+  return out;
+}
+
+const std::vector<int64_t> kLengths = {150, 20, 101, 67};
+
+}  // namespace
+
+TEST_CASE("greedy tokens do not depend on where KV pages lie") {
+  const auto on_cpu = tiny_engine(tiny_model({.layers = kLayers, .context = kContext}));
+  const auto expected = generate(*on_cpu, kLengths, 40);
+  for (const char* site : {"stream", "cpu"}) {
+    CAPTURE(site);
+    const std::string name = site;
+    for (const Overflow& o : std::vector<Overflow>{
+             {.site = name},
+             {.slots = 6, .site = name, .watermark = 0},
+             {.slots = 25, .site = name, .watermark = 1},
+             {.units = "aaaaa", .slots = 7, .site = name},
+             {.units = "cacac", .slots = 7, .site = name},
+             {.units = "acaca", .slots = 7, .site = name},
+             {.units = "caaac", .page_tokens = 5, .slots = 15, .site = name},
+             {.units = "caaac", .page_tokens = 1, .slots = 60, .site = name},
+             {.units = "ccaaa", .page_tokens = 64, .slots = 5, .site = name, .watermark = 0.5},
+         }) {
+      CAPTURE(o.units);
+      CAPTURE(o.page_tokens);
+      CAPTURE(o.slots);
+      const auto engine = tiny_engine(tiny_model(shape_of(o)), "sim:latency=20us");
+      CHECK(generate(*engine, kLengths, 40) == expected);
+    }
+  }
+}
+
+TEST_CASE("with overlapping steps as well") {
+  const auto on_cpu = tiny_engine(tiny_model({.layers = kLayers, .context = kContext}));
+  const auto expected = generate(*on_cpu, kLengths, 40);
+  for (const char* site : {"stream", "cpu"}) {
+    for (const char* units : {"ccaaa", "cacac", "aaaac"}) {
+      CAPTURE(site);
+      CAPTURE(units);
+      TinyShape shape = shape_of({.units = units, .site = site});
+      shape.overlap = true;
+      shape.decode_groups = 2;
+      CHECK(generate(*tiny_engine(tiny_model(shape)), kLengths, 40) == expected);
+      shape.stream_tokens = 8;
+      shape.stream_pages = 20;
+      CHECK(generate(*tiny_engine(tiny_model(shape)), kLengths, 40) == expected);
+    }
+  }
+}
+
+TEST_CASE("a window looks past what has left") {
+  for (const int64_t window : {9, 40, 111}) {
+    CAPTURE(window);
+    const auto on_cpu =
+        tiny_engine(tiny_model({.layers = kLayers, .context = kContext, .window = window}));
+    const auto expected = generate(*on_cpu, kLengths, 40);
+    for (const char* site : {"stream", "cpu"}) {
+      TinyShape shape = shape_of({.slots = 6, .site = site});
+      shape.window = window;
+      CHECK(generate(*tiny_engine(tiny_model(shape)), kLengths, 40) == expected);
+    }
+  }
+}
+
+TEST_CASE("a sequence that is cut back into an evicted block goes on") {
+  const auto on_cpu = tiny_engine(tiny_model({.layers = kLayers, .context = kContext}));
+  const auto engine = tiny_engine(tiny_model(shape_of({.slots = 6, .watermark = 0})));
+  const auto first = prompt(140, 1);
+  const auto tail = prompt(50, 5);
+  for (const int64_t keep : {139, 128, 100, 90, 64, 17, 16, 15, 1}) {
+    CAPTURE(keep);
+    std::vector<std::vector<float>> rows;
+    for (Engine* e : {on_cpu.get(), engine.get()}) {
+      std::vector<float> logits;
+      const auto consume = [&](std::span<const float> row) {
+        logits.assign(row.begin(), row.end());
+      };
+      const auto sequence = e->open(kContext);
+      e->forward(sequence, first, StepInput::Outputs::kLast, consume);
+      e->truncate(sequence, keep);
+      e->forward(sequence, tail, StepInput::Outputs::kLast, consume);
+      e->close(sequence);
+      rows.push_back(logits);
+    }
+    for (size_t i = 0; i < rows[0].size(); ++i) {
+      // The same sums grouped otherwise: a few roundings.
+      CHECK(std::abs(rows[0][i] - rows[1][i]) <= 1e-4F * (1 + std::abs(rows[0][i])));
+    }
+  }
+}
+
+TEST_CASE("what is full on every tier refuses the newcomer, and the others go on") {
+  const auto on_cpu = tiny_engine(tiny_model({.layers = kLayers, .context = kContext}));
+  TinyShape shape = shape_of({.slots = 8, .sequences = 3});
+  shape.pages = kLayers * 20;  // of 13 blocks each
+  const auto engine = tiny_engine(tiny_model(shape));
+  const auto sequence = engine->open(kContext);
+  const auto ids = prompt(kContext, 3);
+  CHECK_THROWS_AS(engine->open(kContext), helm::Error);
+  const auto other = engine->open(100);
+  std::vector<float> got, want;
+  engine->forward(sequence, ids, StepInput::Outputs::kLast,
+                  [&](std::span<const float> row) { got.assign(row.begin(), row.end()); });
+  const auto reference = on_cpu->open(kContext);
+  on_cpu->forward(reference, ids, StepInput::Outputs::kLast,
+                  [&](std::span<const float> row) { want.assign(row.begin(), row.end()); });
+  REQUIRE(got.size() == want.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    CHECK(std::abs(got[i] - want[i]) <= 1e-4F * (1 + std::abs(want[i])));
+  }
+  engine->close(sequence);
+  CHECK(engine->can_open(kContext));
+  engine->close(other);
+}
+
+TEST_CASE("a pool too small for one step is refused when the plan is loaded") {
+  try {
+    tiny_engine(tiny_model(shape_of({.slots = 3})));
+    FAIL("no error was thrown");
+  } catch (const helm::Error& error) {
+    CHECK(error.kind() == helm::ErrorKind::kInvalid);
+    CHECK(std::string(error.what()).find("schedule.pages.accelerator") != std::string::npos);
+  }
+}
+
+TEST_CASE("memory on the accelerator stays what it was while the context grows") {
+  const auto engine = tiny_engine(tiny_model(shape_of({.slots = 6})));
+  const int64_t before = engine->stats().devices.at(1).peak_bytes;
+  generate(*engine, kLengths, 40);
+  CHECK(engine->stats().devices.at(1).peak_bytes == before);
+  CHECK(engine->stats().devices.at(1).peak_bytes < (int64_t{1} << 30));
+}
