@@ -14,7 +14,6 @@
 namespace helm::cuda {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
-inline constexpr int kSplitKeys = 64;
 inline constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 
 struct KeyRange {
@@ -24,12 +23,11 @@ struct KeyRange {
 // Split blockIdx.z of gridDim.z of the positions that queries at [first, last] see.
 __device__ __forceinline__ KeyRange keys_of_split(int32_t first, int32_t last, int64_t window) {
   const auto seen = static_cast<int32_t>(window > 0 ? max(int64_t{0}, first - window + 1) : 0);
-  const int32_t chunk0 = seen / kSplitKeys, chunks = last / kSplitKeys + 1 - chunk0;
-  const auto splits = static_cast<int32_t>(gridDim.z), split = static_cast<int32_t>(blockIdx.z);
-  const int32_t share = (chunks + splits - 1) / splits;
   // In 64 bits: the last of many splits may lie beyond any position.
-  const int64_t begin = (chunk0 + int64_t{split} * share) * kSplitKeys;
-  const int64_t end = begin + int64_t{share} * kSplitKeys;
+  const int64_t chunk0 = seen / kSplitKeys, chunks = last / kSplitKeys + 1 - chunk0;
+  const int64_t share = ceil_div(chunks, gridDim.z);
+  const int64_t begin = (chunk0 + blockIdx.z * share) * kSplitKeys;
+  const int64_t end = begin + share * kSplitKeys;
   return {static_cast<int32_t>(min(max(begin, int64_t{seen}), int64_t{last} + 1)),
           static_cast<int32_t>(min(end, int64_t{last} + 1))};
 }

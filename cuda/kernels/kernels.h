@@ -143,6 +143,7 @@ void append(const AppendArgs& args, const StepTables& step, cudaStream_t stream)
 // a launch stays right when it is replayed at another context. partials:
 // attention_partials_bytes().
 inline constexpr int64_t kMaxHeadDim = 256;
+inline constexpr int64_t kSplitKeys = 64;  // ranges end at its multiples, whatever the page size
 struct AttentionArgs {
   const float* x;  // [tokens, width]: q heads from q_offset
   int64_t width;

@@ -103,9 +103,11 @@ void check_append(const Problem& p, DType dtype, bool fused, uint32_t seed) {
     }
   }
   CHECK(compare(got, want.value, want.bound, label) == "");
+  int64_t overwritten = 0;
   for (size_t i = 0; i < written.size(); ++i) {
-    if (!written[i]) CHECK(std::isnan(decode(dtype, pool.data(), static_cast<int64_t>(i))));
+    overwritten += !written[i] && !std::isnan(decode(dtype, pool.data(), static_cast<int64_t>(i)));
   }
+  CHECK_MESSAGE(overwritten == 0, label);
   CHECK_MESSAGE((x.intact() && pool.intact()), label);
 }
 
