@@ -300,9 +300,14 @@ std::unique_ptr<BoundOp> bind_op(const Op& op, const RopeOp* rope, const Binding
           return std::make_unique<BoundAttention>(spec, rope, bindings);
         } else if constexpr (std::is_same_v<Type, ActivationOp>) {
           return std::make_unique<BoundActivation>(spec, bindings);
-        } else {
-          static_assert(std::is_same_v<Type, SelectOp>);
+        } else if constexpr (std::is_same_v<Type, SelectOp>) {
           return std::make_unique<BoundSelect>(spec, bindings);
+        } else {
+          static_assert(std::is_same_v<Type, AppendOp> || std::is_same_v<Type, ResetOp> ||
+                        std::is_same_v<Type, AttendOp> || std::is_same_v<Type, MergeOp>);
+          fail(ErrorKind::kInvalid,
+               "[cuda] KV pages of one layer in several memories are not supported on CUDA devices "
+               "yet; choose a smaller context or fewer blocks on the accelerator");
         }
       },
       op);

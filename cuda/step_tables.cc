@@ -123,6 +123,7 @@ int64_t StepUpload::pack(const StepView& step, std::byte* to) const {
                static_cast<int32_t>(run.first_position), static_cast<int32_t>(page - first_page)};
     std::fill_n(row_runs + run.first_row, run.tokens, static_cast<int32_t>(r));
     if (layout_.layers.empty()) continue;
+    assert(run.first_block == 0);  // pages in several memories are refused when ops are bound
     const int64_t blocks = blocks_of(plan_, run.first_position + run.tokens);
     for (int64_t block = 0; block < blocks; ++block) {
       const int32_t* row = run.pages + block * plan_.kv.layers;  // [layers of the plan]

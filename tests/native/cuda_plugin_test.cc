@@ -142,6 +142,31 @@ TEST_CASE("attention is split into a power of two of pieces, at most one per pag
   CHECK(attention_splits(1, 1000, 10000) == 1);
 }
 
+TEST_CASE("a stage that CUDA cannot run is refused when it is compiled") {
+  const auto plan = helm::Plan::from_json(helm::test::tiny_model().plan.dump());
+  helm::cuda::CudaDevice device({}, helm::test::reference_blas());
+  const auto refused = [&](const helm::Op& op) {
+    const std::vector<helm::UnitSpec> units = {{"unit", "accelerator", {op}}};
+    helm::StageSpec spec;
+    spec.plan = &plan;
+    spec.units = units;
+    spec.weights.resize(plan.tensors.size());
+    spec.values.resize(plan.values.size());
+    spec.workspace = device.allocate(device.workspace_bytes(plan, units), "a test");
+    try {
+      device.compile(spec);
+    } catch (const helm::Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  helm::AttentionOp wide{};
+  wide.heads = wide.kv_heads = 1;
+  wide.head_dim = 257;
+  CHECK(contains(refused(wide), "heads of 257 elements, at most 256"));
+  CHECK(contains(refused(helm::ResetOp{}), "several memories"));
+}
+
 TEST_CASE("the workspace follows its formula") {
   helm::test::TinyShape shape;
   shape.weight_dtype = "f16";

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -31,6 +32,10 @@ class PlanOracle {
   void run(const AttentionOp& op);
   void run(const ActivationOp& op);
   void run(const SelectOp& op);
+  template <class Internal>
+  void run(const Internal&) {
+    throw std::logic_error("plans do not hold this op");
+  }
 
   double weight(TensorIndex tensor, int64_t i) const {
     return weights_[static_cast<size_t>(tensor)][static_cast<size_t>(i)];
