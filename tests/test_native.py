@@ -23,7 +23,19 @@ def build_and_run(
         pytest.skip("cmake and ninja are not installed")
     python = f"-DPython_EXECUTABLE={sys.executable}"
     steps = [
-        [cmake, "-S", ROOT, "-B", build, "-G", "Ninja", "-DHELM_TESTS=ON", python, *options],
+        [
+            cmake,
+            "-S",
+            ROOT,
+            "-B",
+            build,
+            "-G",
+            "Ninja",
+            "-DHELM_TESTS=ON",
+            "-DHELM_CUDA=OFF",
+            python,
+            *options,
+        ],
         [cmake, "--build", build, *(arg for target in targets for arg in ("--target", target))],
         [ctest, "--test-dir", build, "--output-on-failure", "-R", only],
     ]

@@ -45,6 +45,9 @@ struct TinyShape {
   int64_t pages = 400;
   int64_t window = 0;
   std::string kv_dtype = "f32";
+  std::string weight_dtype = "f32";  // of matrices, as placed
+  bool qk_norm = false;
+  bool qkv_bias = false;
   int threads = 2;
   std::vector<std::string> devices = {};  // of the units, embedding first; empty: all on the CPU
   int64_t accelerator_pages = 0;
@@ -111,7 +114,7 @@ class TinyModelBuilder {
     for (int64_t layer = 0; layer < s_.layers; ++layer) block(layer);
     vector("norm", s_.hidden);
     unit("head", {{{"op", "select"}, {"in", "x"}, {"out", "x_out"}},
-                  norm("x_out", "h_out", "norm"),
+                  norm("x_out", "h_out", "norm", s_.hidden),
                   linear("h_out", "logits", {"embed"}, false)});
     return std::move(model_);
   }
@@ -120,7 +123,8 @@ class TinyModelBuilder {
   void value(const char* name, int64_t width, const char* rows = "tokens") {
     model_.plan["values"].push_back({{"name", name}, {"width", width}, {"rows", rows}});
   }
-  void tensor(const std::string& name, std::vector<int64_t> shape, float mean, float scale) {
+  void tensor(const std::string& name, std::vector<int64_t> shape, const std::string& dtype,
+              float mean, float scale) {
     std::normal_distribution<float> normal(mean, scale);
     int64_t count = 1;
     for (const int64_t extent : shape) count *= extent;
@@ -128,27 +132,30 @@ class TinyModelBuilder {
     for (int64_t i = 0; i < count; ++i) data->push_back(normal(random_));
     model_.data[name] = std::move(data);
     model_.plan["tensors"].push_back(
-        {{"name", name}, {"shape", shape}, {"dtype", "f32"}, {"source", nullptr}});
+        {{"name", name}, {"shape", shape}, {"dtype", dtype}, {"source", nullptr}});
   }
   std::string matrix(const std::string& name, int64_t rows, int64_t cols, float scale) {
-    tensor(name, {rows, cols}, 0, scale);
+    tensor(name, {rows, cols}, s_.weight_dtype, 0, scale);
     return name;
   }
   std::string vector(const std::string& name, int64_t size) {
-    tensor(name, {size}, 1, 0.2F);
+    tensor(name, {size}, "f32", 1, 0.2F);
     return name;
   }
-  static nlohmann::json norm(const char* in, const char* out, const std::string& weight) {
-    const int64_t size = 24;
-    return {{"op", "norm"},     {"kind", "rms"},   {"in", in},    {"in_offset", 0},
-            {"out", out},       {"out_offset", 0}, {"groups", 1}, {"size", size},
-            {"weight", weight}, {"bias", nullptr}, {"eps", 1e-5}};
+  static nlohmann::json norm(const char* in, const char* out, const std::string& weight,
+                             int64_t size, int64_t offset = 0, int64_t groups = 1) {
+    return {{"op", "norm"},     {"kind", "rms"},        {"in", in},         {"in_offset", offset},
+            {"out", out},       {"out_offset", offset}, {"groups", groups}, {"size", size},
+            {"weight", weight}, {"bias", nullptr},      {"eps", 1e-5}};
   }
   static nlohmann::json linear(const char* in, const char* out,
-                               const std::vector<std::string>& weights, bool accumulate) {
+                               const std::vector<std::string>& weights, bool accumulate,
+                               const std::vector<std::string>& biases = {}) {
     nlohmann::json parts;
-    for (const std::string& weight : weights)
-      parts.push_back({{"weight", weight}, {"bias", nullptr}});
+    for (size_t i = 0; i < weights.size(); ++i) {
+      parts.push_back({{"weight", weights[i]}, {"bias", nullptr}});
+      if (!biases.empty()) parts.back()["bias"] = biases[i];
+    }
     return {
         {"op", "linear"}, {"in", in}, {"out", out}, {"parts", parts}, {"accumulate", accumulate}};
   }
@@ -169,37 +176,48 @@ class TinyModelBuilder {
     const std::vector<std::string> gate_up = {matrix(p + "gate", s_.inter, s_.hidden, scale),
                                               matrix(p + "up", s_.inter, s_.hidden, scale)};
     const std::string down = matrix(p + "down", s_.hidden, s_.inter, scale);
-    unit(p, {norm("x", "h", vector(p + "norm1", s_.hidden)),
-             linear("h", "qkv", qkv, false),
-             {{"op", "rope"},
-              {"value", "qkv"},
-              {"offset", 0},
-              {"heads", s_.heads + s_.kv_heads},
-              {"head_dim", s_.head_dim},
-              {"rotary", s_.head_dim},
-              {"table", 0}},
-             {{"op", "attention"},
-              {"in", "qkv"},
-              {"q_offset", 0},
-              {"k_offset", q},
-              {"v_offset", q + kv},
-              {"out", "attn"},
-              {"layer", layer},
-              {"heads", s_.heads},
-              {"kv_heads", s_.kv_heads},
-              {"head_dim", s_.head_dim},
-              {"scale", 0.3},
-              {"window", s_.window}},
-             linear("attn", "x", {o}, true),
-             norm("x", "h", vector(p + "norm2", s_.hidden)),
-             linear("h", "gate_up", gate_up, false),
-             {{"op", "activation"},
-              {"kind", "silu"},
-              {"gated", true},
-              {"in", "gate_up"},
-              {"out", "act"},
-              {"size", s_.inter}},
-             linear("act", "x", {down}, true)});
+    std::vector<std::string> biases;
+    if (s_.qkv_bias) {
+      biases = {vector(p + "q_bias", q), vector(p + "k_bias", kv), vector(p + "v_bias", kv)};
+    }
+    auto ops = nlohmann::json::array({norm("x", "h", vector(p + "norm1", s_.hidden), s_.hidden),
+                                      linear("h", "qkv", qkv, false, biases)});
+    if (s_.qk_norm) {
+      const int64_t n = s_.head_dim;
+      ops.push_back(norm("qkv", "qkv", vector(p + "q_norm", n), n, 0, s_.heads));
+      ops.push_back(norm("qkv", "qkv", vector(p + "k_norm", n), n, q, s_.kv_heads));
+    }
+    const nlohmann::json rest = {{{"op", "rope"},
+                                  {"value", "qkv"},
+                                  {"offset", 0},
+                                  {"heads", s_.heads + s_.kv_heads},
+                                  {"head_dim", s_.head_dim},
+                                  {"rotary", s_.head_dim},
+                                  {"table", 0}},
+                                 {{"op", "attention"},
+                                  {"in", "qkv"},
+                                  {"q_offset", 0},
+                                  {"k_offset", q},
+                                  {"v_offset", q + kv},
+                                  {"out", "attn"},
+                                  {"layer", layer},
+                                  {"heads", s_.heads},
+                                  {"kv_heads", s_.kv_heads},
+                                  {"head_dim", s_.head_dim},
+                                  {"scale", 0.3},
+                                  {"window", s_.window}},
+                                 linear("attn", "x", {o}, true),
+                                 norm("x", "h", vector(p + "norm2", s_.hidden), s_.hidden),
+                                 linear("h", "gate_up", gate_up, false),
+                                 {{"op", "activation"},
+                                  {"kind", "silu"},
+                                  {"gated", true},
+                                  {"in", "gate_up"},
+                                  {"out", "act"},
+                                  {"size", s_.inter}},
+                                 linear("act", "x", {down}, true)};
+    ops.insert(ops.end(), rest.begin(), rest.end());
+    unit(p, ops);
   }
 
   TinyShape s_;

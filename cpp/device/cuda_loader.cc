@@ -1,0 +1,101 @@
+#include "device/cuda_loader.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "base/check.h"
+#include "device/cuda_entry.h"
+
+namespace helm {
+namespace {
+
+// The longest message lists every place where cuBLAS was looked for.
+constexpr size_t kMessageBytes = 8192;
+
+// The directory of the library that this code is part of.
+std::string own_directory() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&own_directory), &info) == 0) return ".";
+  const std::string path = info.dli_fname;
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash);
+}
+
+// The plugin's library, which stays loaded for good: CUDA cannot be unloaded.
+void* load_plugin(const CudaOptions& options) {
+  if (dlopen(options.driver.c_str(), RTLD_LAZY | RTLD_LOCAL) == nullptr) {
+    fail(ErrorKind::kDevice, "[cuda] there is no NVIDIA driver here (", dlerror(),
+         "); install it, or place everything on the CPU");
+  }
+  const std::string path =
+      options.plugin.empty() ? own_directory() + "/libhelm_cuda.so" : options.plugin;
+  if (access(path.c_str(), F_OK) != 0) {
+    fail(ErrorKind::kDevice, "[cuda] this build of HELM has no CUDA plugin (", path,
+         " does not exist); install HELM where CUDA 13's nvcc is found, with "
+         "`pip install . -C cmake.define.HELM_CUDA=ON`");
+  }
+  void* plugin = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (plugin == nullptr) {
+    fail(ErrorKind::kDevice, "[cuda] the CUDA plugin cannot be loaded: ", dlerror());
+  }
+  return plugin;
+}
+
+template <class Entry>
+Entry* entry(void* plugin, const char* name) {
+  auto* const found = reinterpret_cast<Entry*>(dlsym(plugin, name));
+  if (found == nullptr) fail(ErrorKind::kDevice, "[cuda] the CUDA plugin has no ", name);
+  return found;
+}
+
+void check_status(int status, const char* message) {
+  if (status == 0) return;
+  if (status == kHelmCudaAbiDiffers) {
+    fail(ErrorKind::kDevice, "[cuda] ", message, "; reinstall HELM");
+  }
+  throw Error(static_cast<ErrorKind>(status - 1), message);
+}
+
+}  // namespace
+
+std::unique_ptr<Device> open_cuda(const CudaOptions& options) {
+  auto* const open = entry<HelmCudaOpen>(load_plugin(options), kHelmCudaOpen);
+  std::vector<const char*> directories;
+  for (const std::string& directory : options.blas_directories) {
+    directories.push_back(directory.c_str());
+  }
+  HelmCudaOptions asked{};
+  asked.abi = HELM_CUDA_ABI;
+  asked.ordinal = options.ordinal;
+  asked.limit_bytes = options.limit_bytes;
+  asked.blas_directories = directories.data();
+  asked.blas_directory_count = static_cast<int32_t>(directories.size());
+  Device* device = nullptr;
+  char message[kMessageBytes] = "";
+  check_status(open(&asked, &device, message, sizeof message), message);
+  return std::unique_ptr<Device>(device);
+}
+
+CudaStatus cuda_status(const CudaOptions& options) {
+  CudaStatus status;
+  try {
+    auto* const probe = entry<HelmCudaProbe>(load_plugin(options), kHelmCudaProbe);
+    HelmCudaGpu gpus[16] = {};
+    int32_t count = 0;
+    char message[kMessageBytes] = "";
+    check_status(probe(HELM_CUDA_ABI, gpus, std::size(gpus), &count, message, sizeof message),
+                 message);
+    for (size_t i = 0; i < std::min(static_cast<size_t>(count), std::size(gpus)); ++i) {
+      status.gpus.push_back({gpus[i].name, gpus[i].memory_bytes, gpus[i].compute_major,
+                             gpus[i].compute_minor, gpus[i].multiprocessors});
+    }
+  } catch (const Error& error) {
+    status.problem = error.what();
+  }
+  return status;
+}
+
+}  // namespace helm

@@ -1,0 +1,72 @@
+// Ops of a plan bound to their buffers as launches of kernels and products of cuBLAS. Knows nothing
+// of graphs or of how a step's tables reach the GPU.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cuda/cublas.h"
+#include "cuda/kernels/kernels.h"
+#include "cuda/step_tables.h"
+#include "cuda/workspace.h"
+#include "device/device.h"
+
+namespace helm::cuda {
+
+// All that a launch depends on beside the tables: steps of equal shape launch alike.
+struct StepShape {
+  int64_t tokens;
+  int64_t outputs;
+  int64_t runs;
+  int64_t splits;  // of attention
+
+  bool operator==(const StepShape&) const = default;
+};
+
+struct StepContext {
+  StepShape shape;
+  StepTables tables;
+  Blas& blas;
+  cudaStream_t stream;
+};
+
+// One op with its buffers bound.
+class BoundOp {
+ public:
+  virtual ~BoundOp() = default;
+  virtual const char* name() const = 0;  // for messages
+  virtual void launch(const StepContext& context) const = 0;
+};
+
+// Buffers that ops are bound to.
+struct Bindings {
+  const StageSpec& spec;
+  const StepUpload& upload;
+  std::byte* narrow;  // WorkspaceLayout::narrow_offset
+  void* partials;     // WorkspaceLayout::partials_offset
+
+  const TensorSpec& tensor(TensorIndex index) const {
+    return spec.plan->tensors[static_cast<size_t>(index)];
+  }
+  const void* weight(TensorIndex index) const {
+    return reinterpret_cast<const void*>(spec.weights[static_cast<size_t>(index)]);
+  }
+  const float* vector(TensorIndex index) const {  // [size], null for kNoTensor
+    return index == kNoTensor ? nullptr : static_cast<const float*>(weight(index));
+  }
+  float* value(ValueIndex index) const {
+    return reinterpret_cast<float*>(spec.values[static_cast<size_t>(index)]);
+  }
+  int64_t width(ValueIndex index) const {
+    return spec.plan->values[static_cast<size_t>(index)].width;
+  }
+  bool per_output(ValueIndex index) const {
+    return spec.plan->values[static_cast<size_t>(index)].per_output;
+  }
+};
+
+// The ops of all units in order; a rope right before the attention that it serves is fused with the
+// appending of K and V.
+std::vector<std::unique_ptr<BoundOp>> bind_ops(const Bindings& bindings);
+
+}  // namespace helm::cuda

@@ -1,0 +1,41 @@
+// A stage on a CUDA GPU: ops compiled once to a static program of launches over bound buffers.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cuda/graphs.h"
+#include "cuda/ops.h"
+#include "cuda/step_tables.h"
+#include "cuda/workspace.h"
+#include "device/device.h"
+
+namespace helm::cuda {
+
+class CudaStage : public Stage {
+ public:
+  // `layout` is that of the spec's workspace. Steps in which every sequence has one token are
+  // captured and replayed with `graphs`.
+  CudaStage(const StageSpec& spec, const WorkspaceLayout& layout, int ordinal, bool graphs,
+            std::shared_ptr<Blas> blas);
+
+  void run(Stream& stream, const StepView& step) override;
+
+  const GraphCache& graphs() const { return cache_; }
+
+ private:
+  StepShape shape_of(const StepView& step) const;
+  void launch(const StepShape& shape, cudaStream_t stream) const;
+
+  const Plan& plan_;
+  int ordinal_;
+  bool graphs_;
+  std::shared_ptr<Blas> blas_;
+  std::byte* workspace_;
+  int64_t blas_bytes_;
+  StepUpload upload_;
+  std::vector<std::unique_ptr<BoundOp>> ops_;
+  GraphCache cache_;
+};
+
+}  // namespace helm::cuda

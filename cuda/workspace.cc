@@ -1,0 +1,58 @@
+#include "cuda/workspace.h"
+
+#include <algorithm>
+#include <variant>
+
+#include "base/arena.h"
+#include "cuda/kernels/kernels.h"
+#include "cuda/step_tables.h"
+#include "device/device.h"
+
+namespace helm::cuda {
+namespace {
+
+int64_t partials_bytes(const Plan& plan, const AttentionOp& op) {
+  const int64_t blocks = (plan.limits.context + plan.kv.page_tokens - 1) / plan.kv.page_tokens;
+  int64_t most = 0;
+  for (int64_t tokens = 1; tokens <= plan.limits.step_tokens; ++tokens) {
+    most = std::max(most, attention_partials_bytes(tokens, op.heads, op.head_dim,
+                                                   attention_splits(tokens, op.kv_heads, blocks)));
+  }
+  return most;
+}
+
+}  // namespace
+
+WorkspaceLayout::WorkspaceLayout(const Plan& plan, std::span<const UnitSpec> units,
+                                 int64_t blas_workspace) {
+  blas_bytes = 0;
+  int64_t narrow_bytes = 0;
+  int64_t most_partials = 0;
+  const AttentionOp* seen = nullptr;  // blocks of a model attend alike
+  const auto add_linear = [&](const LinearOp& op) {
+    const ValueSpec& in = plan.values[static_cast<size_t>(op.in)];
+    const int64_t rows = in.per_output ? plan.limits.step_outputs : plan.limits.step_tokens;
+    if (rows <= kMatvecTokens) return;
+    blas_bytes = align_up(blas_workspace, kDeviceAlignment);
+    for (const LinearOp::Part& part : op.parts) {
+      const DType dtype = plan.tensors[static_cast<size_t>(part.weight)].dtype;
+      if (dtype == DType::kF32) continue;
+      narrow_bytes = std::max(narrow_bytes, rows * in.width * dtype_bytes(dtype));
+    }
+  };
+  for (const UnitSpec& unit : units) {
+    for (const Op& op : unit.ops) {
+      if (const auto* linear = std::get_if<LinearOp>(&op)) add_linear(*linear);
+      const auto* attention = std::get_if<AttentionOp>(&op);
+      if (attention == nullptr || (seen != nullptr && seen->heads == attention->heads)) continue;
+      most_partials = std::max(most_partials, partials_bytes(plan, *attention));
+      seen = attention;
+    }
+  }
+  narrow_offset = blas_bytes;
+  partials_offset = narrow_offset + align_up(narrow_bytes, kDeviceAlignment);
+  steps_offset = partials_offset + align_up(most_partials, kDeviceAlignment);
+  bytes = steps_offset + align_up(StepLayout(plan, units).bytes, kDeviceAlignment);
+}
+
+}  // namespace helm::cuda

@@ -1,0 +1,273 @@
+// Parts of the CUDA plugin that its interface does not show, on the emulation: captures, tables of
+// a step, the workspace, the search for cuBLAS, the entry points.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "cuda/cublas.h"
+#include "cuda/device.h"
+#include "cuda/graphs.h"
+#include "cuda/step_tables.h"
+#include "cuda/workspace.h"
+#include "cuda_emulation.h"
+#include "device/cuda_entry.h"
+#include "reference_blas.h"
+#include "tiny_model.h"
+
+extern "C" HelmCudaOpen helm_cuda_open;
+extern "C" HelmCudaProbe helm_cuda_probe;
+
+namespace {
+
+using helm::cuda::attention_splits;
+using helm::cuda::StepShape;
+
+bool contains(const std::string& text, const char* part) {
+  return text.find(part) != std::string::npos;
+}
+
+// A directory for the test, removed afterwards.
+class Directory {
+ public:
+  Directory() : path_(std::filesystem::temp_directory_path() / "helm-cublas-XXXXXX") {
+    std::string name = path_.string();
+    REQUIRE(mkdtemp(name.data()) != nullptr);
+    path_ = name;
+  }
+  ~Directory() { std::filesystem::remove_all(path_); }
+  std::string string() const { return path_.string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace
+
+TEST_CASE("a shape is launched, then captured, then replayed; few graphs are kept") {
+  helm::cuda::CudaStream stream(0);
+  helm::cuda::GraphCache cache;
+  void* memory = nullptr;
+  REQUIRE(cudaMalloc(&memory, 256) == cudaSuccess);
+  int launches = 0;
+  const auto run = [&](int64_t tokens) {
+    cache.run(StepShape{tokens, 1, 1, 1}, stream.handle(), [&] {
+      ++launches;
+      CHECK(cudaMemsetAsync(memory, static_cast<int>(tokens), 256, stream.handle()) == cudaSuccess);
+    });
+    unsigned char got = 0;
+    stream.download(&got, static_cast<helm::DeviceAddress>(reinterpret_cast<uintptr_t>(memory)), 1);
+    stream.synchronize();
+    CHECK(got == tokens);
+  };
+  for (int i = 0; i < 5; ++i) run(7);
+  CHECK(launches == 2);
+  CHECK(cache.captures() == 1);
+  CHECK(cache.replays() == 4);
+  for (int64_t tokens = 100; tokens < 200; ++tokens) run(tokens);  // the first is forgotten
+  run(7);
+  CHECK(launches == 103);
+  run(7);
+  run(7);
+  CHECK(cache.captures() == 2);
+  // A launch that fails while it is captured leaves the stream usable.
+  run(8);
+  CHECK_THROWS(cache.run(StepShape{8, 1, 1, 1}, stream.handle(),
+                         [] { throw helm::Error(helm::ErrorKind::kDevice, "refused"); }));
+  run(8);
+  CHECK(cache.captures() == 3);
+  CHECK(cudaFree(memory) == cudaSuccess);
+}
+
+TEST_CASE("the tables of a step carry the layers of the stage only") {
+  helm::test::TinyShape shape;
+  shape.layers = 3;
+  shape.page_tokens = 4;
+  const auto plan = helm::Plan::from_json(helm::test::tiny_model(shape).plan.dump());
+  const std::span<const helm::UnitSpec> units(plan.units.data() + 2, 2);  // blocks 1 and 2
+  const helm::cuda::StepLayout layout(plan, units);
+  CHECK(layout.layers == std::vector<int64_t>{1, 2});
+  std::vector<std::byte> memory(static_cast<size_t>(layout.bytes));
+  void* device = nullptr;
+  REQUIRE(cudaMalloc(&device, memory.size()) == cudaSuccess);
+  helm::cuda::CudaStream stream(0);
+  {
+    helm::cuda::StepUpload upload(plan, units, 0, device);
+    for (int32_t round = 0; round < 9; ++round) {  // more than there are staging blocks
+      std::vector<int32_t> ids = {round, 1, 2};
+      std::vector<int32_t> positions = {9, 10, 3};
+      std::vector<int32_t> outputs = {1, 2};
+      std::vector<int32_t> first(9), second(3);  // [blocks, 3]
+      std::iota(first.begin(), first.end(), 10 * round);
+      std::iota(second.begin(), second.end(), 50);
+      const std::vector<helm::SequenceRun> runs = {{0, 2, 9, first.data()},
+                                                   {2, 1, 3, second.data()}};
+      upload.enqueue({ids, positions, outputs, runs}, stream.handle());
+      ids = positions = outputs = {};
+      std::ranges::fill(first, -1);
+    }
+    stream.download(memory.data(),
+                    static_cast<helm::DeviceAddress>(reinterpret_cast<uintptr_t>(device)),
+                    layout.pages + 8 * 4);
+    stream.synchronize();
+  }
+  CHECK(cudaFree(device) == cudaSuccess);
+  const auto table = [&](int64_t offset, size_t count) {
+    std::vector<int32_t> values(count);
+    std::memcpy(values.data(), memory.data() + offset, count * 4);
+    return values;
+  };
+  CHECK(table(layout.token_ids, 3) == std::vector<int32_t>{8, 1, 2});
+  CHECK(table(layout.positions, 3) == std::vector<int32_t>{9, 10, 3});
+  CHECK(table(layout.output_rows, 2) == std::vector<int32_t>{1, 2});
+  CHECK(table(layout.row_runs, 3) == std::vector<int32_t>{0, 0, 1});
+  CHECK(table(layout.runs, 8) == std::vector<int32_t>{0, 2, 9, 0, 2, 1, 3, 6});
+  CHECK(table(layout.pages, 8) == std::vector<int32_t>{81, 82, 84, 85, 87, 88, 51, 52});
+  float inv_freq = 0;
+  std::memcpy(&inv_freq, memory.data() + layout.rope[0] + 4, 4);
+  CHECK(inv_freq == plan.rope[0].inv_freq[1]);
+}
+
+TEST_CASE("attention is split into a power of two of pieces, at most one per page") {
+  CHECK(attention_splits(1, 8, 1) == 1);
+  CHECK(attention_splits(1, 8, 40) == 32);
+  CHECK(attention_splits(1, 8, 10000) == 64);
+  CHECK(attention_splits(3, 8, 10000) == 16);
+  CHECK(attention_splits(512, 8, 10000) == 1);
+  CHECK(attention_splits(1, 1000, 10000) == 1);
+}
+
+TEST_CASE("a stage that CUDA cannot run is refused when it is compiled") {
+  const auto plan = helm::Plan::from_json(helm::test::tiny_model().plan.dump());
+  helm::cuda::CudaDevice device({}, helm::test::reference_blas());
+  const auto refused = [&](const helm::Op& op) {
+    const std::vector<helm::UnitSpec> units = {{"unit", "accelerator", {op}}};
+    helm::StageSpec spec;
+    spec.plan = &plan;
+    spec.units = units;
+    spec.weights.resize(plan.tensors.size());
+    spec.values.resize(plan.values.size());
+    spec.workspace = device.allocate(device.workspace_bytes(plan, units), "a test");
+    try {
+      device.compile(spec);
+    } catch (const helm::Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  helm::AttentionOp wide{};
+  wide.heads = wide.kv_heads = 1;
+  wide.head_dim = 257;
+  CHECK(contains(refused(wide), "heads of 257 elements, at most 256"));
+  CHECK(contains(refused(helm::ResetOp{}), "several memories"));
+}
+
+TEST_CASE("the workspace follows its formula") {
+  helm::test::TinyShape shape;
+  shape.weight_dtype = "f16";
+  const auto plan = helm::Plan::from_json(helm::test::tiny_model(shape).plan.dump());
+  const helm::cuda::WorkspaceLayout layout(plan, plan.units, int64_t{8} << 20);
+  CHECK(layout.blas_bytes == int64_t{8} << 20);
+  CHECK(layout.narrow_offset == layout.blas_bytes);
+  CHECK(layout.partials_offset - layout.narrow_offset == 32 * 40 * 2);  // rows * widest input
+  int64_t partials = 0;
+  for (int64_t tokens = 1; tokens <= 32; ++tokens) {
+    partials = std::max(partials, helm::cuda::attention_partials_bytes(
+                                      tokens, 4, 10, attention_splits(tokens, 2, 13)));
+  }
+  CHECK(layout.steps_offset - layout.partials_offset == (partials + 255) / 256 * 256);
+  CHECK(layout.bytes ==
+        layout.steps_offset + (helm::cuda::StepLayout(plan, plan.units).bytes + 255) / 256 * 256);
+}
+
+TEST_CASE("cuBLAS is looked for in the wheel, the toolkit, then the loader's path") {
+  using Strings = std::vector<std::string>;
+  const Strings wheel = {"/site/nvidia/cu13/lib"};
+  CHECK(helm::cuda::blas_candidates(wheel, "/opt/cuda") ==
+        Strings{"/site/nvidia/cu13/lib/libcublas.so.13", "/opt/cuda/lib64/libcublas.so.13",
+                "/usr/local/cuda/lib64/libcublas.so.13", "libcublas.so.13"});
+  CHECK(helm::cuda::blas_candidates({}, nullptr) ==
+        Strings{"/usr/local/cuda/lib64/libcublas.so.13", "libcublas.so.13"});
+}
+
+TEST_CASE("the first cuBLAS that works is taken, and all failures are told") {
+  const Directory broken;
+  const std::string text_file = broken.string() + "/libcublas.so.13";
+  std::ofstream(text_file) << "not a library";
+  const std::string fake = std::string(HELM_TEST_FAKE_CUBLAS_DIRECTORY) + "/libcublas.so.13";
+  std::string path;
+  const std::vector<std::string> works = {"/no/such/libcublas.so.13", text_file, fake};
+  CHECK((helm::cuda::load_blas(works, &path).create != nullptr));
+  CHECK(path == fake);
+  const std::vector<std::string> fails = {"/no/such/libcublas.so.13", text_file, "libm.so.6"};
+  try {
+    helm::cuda::load_blas(fails);
+    FAIL("no error was thrown");
+  } catch (const helm::Error& error) {
+    CHECK(error.kind() == helm::ErrorKind::kDevice);
+    const std::string message = error.what();
+    CHECK(contains(message, "/no/such/libcublas.so.13: "));
+    CHECK(contains(message, "No such file"));
+    CHECK(contains(message, "too short"));
+    CHECK(contains(message, "libm.so.6: has no cublasCreate_v2"));
+  }
+}
+
+TEST_CASE("a product without a workspace is refused by name") {
+  helm::cuda::Blas blas(helm::test::reference_blas(), 0);
+  CHECK_THROWS_WITH_AS(blas.multiply({}), "[cuda] cuBLAS, multiplying: REFERENCE_NOT_INITIALIZED",
+                       helm::Error);
+}
+
+TEST_CASE("the entry points check the number of the interface before anything else") {
+  char message[256] = "";
+  HelmCudaOptions options{};
+  options.abi = HELM_CUDA_ABI + 1;
+  helm::Device* device = nullptr;
+  CHECK(helm_cuda_open(&options, &device, message, sizeof message) == kHelmCudaAbiDiffers);
+  CHECK(device == nullptr);
+  CHECK(contains(message, "different builds"));
+  int32_t count = -1;
+  CHECK(helm_cuda_probe(HELM_CUDA_ABI + 1, nullptr, 0, &count, message, 9) == kHelmCudaAbiDiffers);
+  CHECK(std::string(message) == "libhelm ");  // cut, not overrun
+  CHECK(count == -1);
+}
+
+TEST_CASE("a machine without a GPU is reported as such") {
+  cuda_emulation::set_device_count(0);
+  char message[256] = "";
+  HelmCudaOptions options{};
+  options.abi = HELM_CUDA_ABI;
+  helm::Device* device = nullptr;
+  CHECK(helm_cuda_open(&options, &device, message, sizeof message) ==
+        1 + static_cast<int>(helm::ErrorKind::kDevice));
+  CHECK(contains(message, "lists no GPU"));
+  cuda_emulation::set_device_count(1);
+}
+
+TEST_CASE("work that fails on the GPU surfaces where the host waits, and nothing leaks") {
+  size_t free_before = 0;
+  size_t total = 0;
+  REQUIRE(cudaMemGetInfo(&free_before, &total) == cudaSuccess);
+  {
+    helm::cuda::CudaDevice device({}, helm::test::reference_blas());
+    const auto stream = device.create_stream();
+    const auto event = device.create_event();
+    device.allocate(1000, "never released");
+    stream->record(*event);
+    stream->synchronize();
+    cuda_emulation::report_fault("an illegal access of the test");
+    CHECK_THROWS_AS(stream->synchronize(), helm::Error);
+    CHECK_THROWS_AS(event->synchronize(), helm::Error);
+  }
+  cuda_emulation::clear_fault();
+  size_t free_after = 0;
+  REQUIRE(cudaMemGetInfo(&free_after, &total) == cudaSuccess);
+  CHECK(free_after == free_before);
+  CHECK(helm::test::live_blas_handles() == 0);
+}

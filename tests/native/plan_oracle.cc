@@ -1,0 +1,167 @@
+#include "plan_oracle.h"
+
+#include <algorithm>
+#include <cmath>
+#include <variant>
+
+#include "oracle.h"
+
+namespace helm::test {
+namespace {
+
+double activate(ActivationKind kind, double x) {
+  switch (kind) {
+    case ActivationKind::kSilu:
+      return x / (1 + std::exp(-x));
+    case ActivationKind::kGelu:
+      return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
+    case ActivationKind::kGeluTanh:
+      return 0.5 * x *
+             (1 + std::tanh(std::sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
+    case ActivationKind::kRelu:
+      return std::max(x, 0.0);
+  }
+  return x;
+}
+
+double round_to(DType dtype, double x) {
+  const auto f = static_cast<float>(x);
+  switch (dtype) {
+    case DType::kF16:
+      return decode_f16(encode_f16(f));
+    case DType::kBF16:
+      return decode_bf16(encode_bf16(f));
+    case DType::kF32:
+      break;
+  }
+  return f;
+}
+
+}  // namespace
+
+Row PlanOracle::next(int sequence, int32_t token) {
+  sequence_ = sequence;
+  token_ = token;
+  position_ = lengths_[sequence]++;
+  values_.clear();
+  for (const ValueSpec& spec : plan_.values) values_.emplace_back(spec.width, 0.0);
+  for (const UnitSpec& unit : plan_.units) {
+    for (const Op& op : unit.ops) std::visit([this](const auto& spec) { run(spec); }, op);
+  }
+  return value(plan_.logits);
+}
+
+void PlanOracle::run(const EmbeddingOp& op) {
+  for (int64_t i = 0; i < width(op.out); ++i) {
+    value(op.out)[static_cast<size_t>(i)] = weight(op.table, token_ * width(op.out) + i);
+  }
+}
+
+void PlanOracle::run(const PositionEmbeddingOp& op) {
+  for (int64_t i = 0; i < width(op.out); ++i) {
+    value(op.out)[static_cast<size_t>(i)] +=
+        weight(op.table, (position_ + op.offset) * width(op.out) + i);
+  }
+}
+
+void PlanOracle::run(const NormOp& op) {
+  const Row in = value(op.in);
+  for (int64_t group = 0; group < op.groups; ++group) {
+    const double* x = in.data() + op.in_offset + group * op.size;
+    double* y = value(op.out).data() + op.out_offset + group * op.size;
+    const auto n = static_cast<double>(op.size);
+    double mean = 0;
+    for (int64_t i = 0; op.layer_norm && i < op.size; ++i) mean += x[i] / n;
+    double square = 0;
+    for (int64_t i = 0; i < op.size; ++i) square += (x[i] - mean) * (x[i] - mean) / n;
+    for (int64_t i = 0; i < op.size; ++i) {
+      y[i] = (x[i] - mean) / std::sqrt(square + op.eps) * weight(op.weight, i);
+      if (op.bias != kNoTensor) y[i] += weight(op.bias, i);
+    }
+  }
+}
+
+void PlanOracle::run(const LinearOp& op) {
+  const Row& in = value(op.in);
+  size_t column = 0;
+  for (const LinearOp::Part& part : op.parts) {
+    const int64_t rows = plan_.tensors[static_cast<size_t>(part.weight)].shape[0];
+    for (int64_t r = 0; r < rows; ++r, ++column) {
+      double sum = op.accumulate ? value(op.out)[column] : 0;
+      if (part.bias != kNoTensor) sum += weight(part.bias, r);
+      for (size_t k = 0; k < in.size(); ++k) {
+        sum += in[k] * weight(part.weight, r * width(op.in) + static_cast<int64_t>(k));
+      }
+      value(op.out)[column] = sum;
+    }
+  }
+}
+
+void PlanOracle::run(const RopeOp& op) {
+  const RopeTable& table = plan_.rope[static_cast<size_t>(op.table)];
+  const int64_t half = op.rotary / 2;
+  for (int64_t head = 0; head < op.heads; ++head) {
+    double* x = value(op.value).data() + op.offset + head * op.head_dim;
+    for (int64_t i = 0; i < half; ++i) {
+      // The angle is rounded to f32, as the contract says.
+      const double angle = static_cast<float>(position_) * table.inv_freq[static_cast<size_t>(i)];
+      const double c = std::cos(angle) * table.attention_factor;
+      const double s = std::sin(angle) * table.attention_factor;
+      const double a = x[i];
+      const double b = x[i + half];
+      x[i] = a * c - b * s;
+      x[i + half] = b * c + a * s;
+    }
+  }
+}
+
+void PlanOracle::run(const AttentionOp& op) {
+  const Row& in = value(op.in);
+  const auto kept = [&](int64_t offset) {
+    Row row(in.begin() + offset, in.begin() + offset + op.kv_heads * op.head_dim);
+    for (double& x : row) x = round_to(plan_.kv.dtype, x);
+    return row;
+  };
+  std::vector<Row>& keys = keys_[{sequence_, op.layer}];
+  std::vector<Row>& values = kept_values_[{sequence_, op.layer}];
+  keys.push_back(kept(op.k_offset));
+  values.push_back(kept(op.v_offset));
+  const int64_t first = op.window > 0 ? std::max<int64_t>(0, position_ - op.window + 1) : 0;
+  for (int64_t head = 0; head < op.heads; ++head) {
+    const int64_t kv = head / (op.heads / op.kv_heads) * op.head_dim;
+    const double* q = in.data() + op.q_offset + head * op.head_dim;
+    Row score;
+    for (int64_t j = first; j <= position_; ++j) {
+      double dot = 0;
+      for (int64_t d = 0; d < op.head_dim; ++d) {
+        dot += q[d] * keys[static_cast<size_t>(j)][static_cast<size_t>(kv + d)];
+      }
+      score.push_back(dot * op.scale);
+    }
+    const double most = *std::max_element(score.begin(), score.end());
+    double total = 0;
+    for (double& s : score) total += s = std::exp(s - most);
+    for (int64_t d = 0; d < op.head_dim; ++d) {
+      double sum = 0;
+      for (int64_t j = first; j <= position_; ++j) {
+        sum += score[static_cast<size_t>(j - first)] / total *
+               values[static_cast<size_t>(j)][static_cast<size_t>(kv + d)];
+      }
+      value(op.out)[static_cast<size_t>(head * op.head_dim + d)] = sum;
+    }
+  }
+}
+
+void PlanOracle::run(const ActivationOp& op) {
+  const Row in = value(op.in);
+  for (size_t i = 0; i < static_cast<size_t>(op.size); ++i) {
+    value(op.out)[i] =
+        activate(op.kind, in[i]) * (op.gated ? in[i + static_cast<size_t>(op.size)] : 1);
+  }
+}
+
+void PlanOracle::run(const SelectOp& op) {
+  value(op.out) = value(op.in);
+}
+
+}  // namespace helm::test
