@@ -134,7 +134,8 @@ def decode_seconds(task: Task, plan: Plan, context: int) -> float:
         return sum(decode_step(task, plan, context))
     small, large = task.batch // 2, task.batch - task.batch // 2
     steps = [decode_step(dataclasses.replace(task, batch=n), plan, context) for n in (large, small)]
-    if plan.pages < math.ceil(task.context / task.page_tokens):
+    pages = math.ceil(task.context / task.page_tokens)
+    if "accelerator" in plan.devices[1:-1] and plan.pages < pages:
         return sum(map(sum, steps))
     cpu, own = zip(*steps, strict=True)
     return max(sum(cpu), sum(own), *map(sum, steps))

@@ -12,6 +12,7 @@
 #include "cpu/isa.h"
 #include "device/registry.h"
 #include "engine/kv_cache.h"
+#include "engine/kv_file.h"
 #include "engine/pipeline.h"
 #include "engine/weights.h"
 
@@ -66,6 +67,10 @@ class Engine::Impl {
   EngineStats stats() const;
   bool can_open(int64_t capacity) const;
   SequenceId open(int64_t capacity);
+  SequenceId fork(SequenceId source, int64_t length, int64_t capacity);
+  void check_open(int64_t capacity, int64_t blocks) const;
+  void save(SequenceId id, std::span<const int32_t> tokens, const std::string& path);
+  std::pair<SequenceId, std::vector<int32_t>> load(const std::string& path, int64_t capacity);
   void close(SequenceId id);
   int64_t length(SequenceId id) const { return sequence(id).length; }
   int64_t capacity(SequenceId id) const { return sequence(id).capacity; }
@@ -86,6 +91,7 @@ class Engine::Impl {
   void check(std::span<const StepInput> inputs) const;
   void check_tokens(const StepInput& input) const;
   void make_room(std::span<const StepInput> inputs);
+  void copy_last(KvSequence& target);
   void gather(std::span<const StepInput> inputs, StepRows& rows);
   void check_pools() const;
   void make_way(StepOwner* owner);
@@ -106,8 +112,7 @@ class Engine::Impl {
 
   std::map<SequenceId, KvSequence> sequences_;
   SequenceId next_id_ = 0;
-  std::vector<int32_t> recalled_;  // blocks, of one step
-  StepOwner* owner_ = nullptr;     // of the steps that are on their way
+  StepOwner* owner_ = nullptr;  // of the steps that are on their way
 };
 
 DeviceUse Engine::Impl::use_of(bool accelerator) const {
@@ -162,7 +167,7 @@ bool Engine::Impl::can_open(int64_t capacity) const {
          kv_.blocks_for(capacity) <= kv_.unreserved();
 }
 
-SequenceId Engine::Impl::open(int64_t capacity) {
+void Engine::Impl::check_open(int64_t capacity, int64_t blocks) const {
   if (capacity < 1 || capacity > plan_.limits.context) {
     fail(ErrorKind::kCapacity, "[engine] a sequence of ", capacity,
          " positions was asked for, the plan's context is ", plan_.limits.context,
@@ -172,12 +177,27 @@ SequenceId Engine::Impl::open(int64_t capacity) {
     fail(ErrorKind::kCapacity, "[engine] ", sequences_.size(),
          " sequences are open, the plan's limit; close one or raise max_sequences");
   }
-  if (!can_open(capacity)) {
-    fail(ErrorKind::kCapacity, "[engine] a sequence of ", capacity, " positions needs ",
-         kv_.blocks_for(capacity), " blocks of KV pages, ", kv_.unreserved(), " of ", kv_.blocks(),
+  if (blocks > kv_.unreserved()) {
+    fail(ErrorKind::kCapacity, "[engine] a sequence of ", capacity, " positions needs ", blocks,
+         " blocks of KV pages, ", kv_.unreserved(), " of ", kv_.blocks(),
          " are free; close a sequence, lower --context or give the KV cache more memory");
   }
+}
+
+SequenceId Engine::Impl::open(int64_t capacity) {
+  check_open(capacity, kv_.blocks_for(capacity));
   sequences_.emplace(next_id_, kv_.open(capacity));
+  return next_id_++;
+}
+
+SequenceId Engine::Impl::fork(SequenceId source, int64_t length, int64_t capacity) {
+  const KvSequence& from = sequence(source);
+  if (length < 0 || length > from.length || length > capacity) {
+    fail(ErrorKind::kInvalid, "[engine] cannot begin a sequence of ", capacity,
+         " positions with the first ", length, " of the ", from.length, " of sequence ", source);
+  }
+  check_open(capacity, kv_.blocks_to_fork(length, capacity));
+  sequences_.emplace(next_id_, kv_.fork(from, length, capacity));
   return next_id_++;
 }
 
@@ -188,11 +208,56 @@ void Engine::Impl::close(SequenceId id) {
   sequences_.erase(id);
 }
 
+void Engine::Impl::save(SequenceId id, std::span<const int32_t> tokens, const std::string& path) {
+  const KvSequence& saved = sequence(id);
+  if (static_cast<int64_t>(tokens.size()) != saved.length) {
+    fail(ErrorKind::kInvalid, "[kv] ", tokens.size(), " tokens were given for the ", saved.length,
+         " positions of sequence ", id);
+  }
+  const KvFileHeader header{plan_.fingerprint, plan_.kv, {tokens.begin(), tokens.end()}};
+  KvFileWriter writer(path, header);
+  std::vector<std::byte> content(static_cast<size_t>(header.block_bytes()));
+  for (const int32_t block : saved.blocks) {
+    pipeline_.read_block(kv_.block(block), content.data());
+    writer.append(content);
+  }
+  writer.finish();
+}
+
+std::pair<SequenceId, std::vector<int32_t>> Engine::Impl::load(const std::string& path,
+                                                               int64_t capacity) {
+  KvFileReader reader(path, plan_);
+  const std::vector<int32_t>& tokens = reader.header().tokens;
+  const auto length = static_cast<int64_t>(tokens.size());
+  const SequenceId id = open(std::max(capacity, length));
+  try {
+    KvSequence& loaded = sequence(id);
+    std::vector<std::byte> content;
+    for (int64_t end = 0; end < length;) {
+      end = std::min(length, end + plan_.kv.page_tokens);
+      pipeline_.make_room(1);
+      reader.read(content);
+      kv_.extend(loaded, end);
+      pipeline_.write_block(kv_.block(loaded.blocks.back()), content.data());
+      kv_.grown(loaded, end);
+    }
+  } catch (...) {
+    close(id);
+    throw;
+  }
+  return {id, tokens};
+}
+
 void Engine::Impl::truncate(SequenceId id, int64_t length) {
   KvSequence& kept = sequence(id);
   if (length < 0 || length > kept.length) {
     fail(ErrorKind::kInvalid, "[engine] cannot truncate sequence ", id, " of ", kept.length,
          " positions to ", length);
+  }
+  if (const int64_t blocks = kv_.blocks_to_truncate(kept, length); blocks > kv_.unreserved()) {
+    fail(ErrorKind::kCapacity, "[engine] cutting sequence ", id, " back to ", length,
+         " positions needs ", blocks, " blocks of KV pages of its own, ", kv_.unreserved(), " of ",
+         kv_.blocks(), " are free; close a sequence that shares its positions");
   }
   pipeline_.finish();
   kv_.truncate(kept, length);
@@ -238,19 +303,38 @@ void Engine::Impl::check(std::span<const StepInput> inputs) const {
   }
 }
 
-// Makes room on the accelerator for the blocks that the step adds or writes to.
+// Makes room on the accelerator for the blocks that the step adds or writes to, and makes those it
+// writes to its own.
 void Engine::Impl::make_room(std::span<const StepInput> inputs) {
   int64_t added = 0;
-  recalled_.clear();
   for (const StepInput& input : inputs) {
     const KvSequence& target = sequence(input.sequence);
-    const auto held = static_cast<int64_t>(target.blocks.size());
-    added += kv_.blocks_for(target.length + static_cast<int64_t>(input.tokens.size())) - held;
-    if (target.length % plan_.kv.page_tokens != 0 && kv_.far_blocks(target) == held) {
-      recalled_.push_back(target.blocks.back());
+    added += kv_.blocks_for(target.length + static_cast<int64_t>(input.tokens.size())) -
+             static_cast<int64_t>(target.blocks.size());
+    if (kv_.shares_last(target)) {
+      ++added;
+    } else {
+      kv_.keep_last_near(target);
+      added += kv_.last_is_far(target);
     }
   }
-  pipeline_.make_room(added, recalled_);
+  pipeline_.make_room(added);
+  for (const StepInput& input : inputs) {
+    KvSequence& target = sequence(input.sequence);
+    if (kv_.shares_last(target)) {
+      copy_last(target);
+    } else if (kv_.last_is_far(target)) {
+      pipeline_.recall(target.blocks.back());
+    }
+  }
+}
+
+// Copy on write: the sequence goes on in a block of its own.
+void Engine::Impl::copy_last(KvSequence& target) {
+  std::vector<std::byte> content(static_cast<size_t>(plan_.kv.layers * plan_.kv.page_bytes()));
+  pipeline_.read_block(kv_.block(target.blocks.back()), content.data());
+  kv_.own_last(target);
+  pipeline_.write_block(kv_.block(target.blocks.back()), content.data());
 }
 
 // Lays the inputs out as rows and gives every new position its page.
@@ -270,10 +354,12 @@ void Engine::Impl::gather(std::span<const StepInput> inputs, StepRows& rows) {
       }
     }
     rows.runs.push_back({first_row, count, target.length, nullptr});
-    for (const int32_t block : target.blocks) kv_.append_pages(block, false, rows.pages);
+    for (const int32_t block : target.blocks) {
+      kv_.append_pages(kv_.block(block), false, rows.pages);
+    }
     rows.far.blocks.push_back(kv_.far_blocks(target));
     for (int64_t b = 0; b < rows.far.blocks.back(); ++b) {
-      kv_.append_pages(target.blocks[static_cast<size_t>(b)], true, rows.far.pages);
+      kv_.append_pages(kv_.block(target.blocks[static_cast<size_t>(b)]), true, rows.far.pages);
     }
     kv_.grown(target, target.length + count);
   }
@@ -344,6 +430,16 @@ bool Engine::can_open(int64_t capacity) const {
 }
 SequenceId Engine::open(int64_t capacity) {
   return impl_->open(capacity);
+}
+SequenceId Engine::fork(SequenceId source, int64_t length, int64_t capacity) {
+  return impl_->fork(source, length, capacity);
+}
+void Engine::save(SequenceId sequence, std::span<const int32_t> tokens, const std::string& path) {
+  impl_->save(sequence, tokens, path);
+}
+std::pair<SequenceId, std::vector<int32_t>> Engine::load(const std::string& path,
+                                                         int64_t capacity) {
+  return impl_->load(path, capacity);
 }
 void Engine::close(SequenceId sequence) {
   impl_->close(sequence);

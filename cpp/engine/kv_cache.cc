@@ -29,6 +29,47 @@ void KvCache::close(KvSequence& sequence) {
   reserved_ -= blocks_for(sequence.capacity);
 }
 
+KvSequence KvCache::fork(const KvSequence& source, int64_t length, int64_t capacity) {
+  KvSequence sequence = open(capacity);
+  sequence.length = length;
+  for (int64_t b = 0; b < blocks_for(length); ++b) {
+    const int32_t index = source.blocks[static_cast<size_t>(b)];
+    ++blocks_[static_cast<size_t>(index)].references;
+    sequence.blocks.push_back(index);
+    --reserved_;
+  }
+  if (length % spec_.page_tokens != 0) reserve_copy(sequence.blocks.back());
+  return sequence;
+}
+
+// A sequence will write to a block that others may still hold then.
+void KvCache::reserve_copy(int32_t index) {
+  KvBlock& shared = blocks_[static_cast<size_t>(index)];
+  if (shared.credits >= shared.references - 1) return;
+  ++shared.credits;
+  ++reserved_;
+}
+
+int32_t KvCache::own_last(KvSequence& sequence) {
+  const int32_t shared = sequence.blocks.back();
+  drop(shared);
+  sequence.blocks.back() = take_block();
+  return shared;
+}
+
+int64_t KvCache::blocks_to_truncate(const KvSequence& sequence, int64_t length) const {
+  int64_t count = 0;
+  const auto kept = static_cast<size_t>(blocks_for(length));
+  for (size_t b = kept; b < sequence.blocks.size(); ++b) {
+    count += block(sequence.blocks[b]).references > 1;
+  }
+  if (length % spec_.page_tokens != 0) {
+    const KvBlock& last = block(sequence.blocks[kept - 1]);
+    count += last.credits < last.references - 1;
+  }
+  return count;
+}
+
 void KvCache::extend(KvSequence& sequence, int64_t tokens) {
   while (static_cast<int64_t>(sequence.blocks.size()) < blocks_for(tokens)) {
     sequence.blocks.push_back(take_block());
@@ -39,12 +80,17 @@ void KvCache::extend(KvSequence& sequence, int64_t tokens) {
 void KvCache::truncate(KvSequence& sequence, int64_t length) {
   sequence.length = length;
   while (static_cast<int64_t>(sequence.blocks.size()) > blocks_for(length)) {
-    give_back(sequence.blocks.back());
+    drop(sequence.blocks.back());
     sequence.blocks.pop_back();
     ++reserved_;
   }
-  // The last block changes again.
-  if (!sequence.blocks.empty()) ++generation_[static_cast<size_t>(sequence.blocks.back())];
+  if (length % spec_.page_tokens == 0) return;
+  reserve_copy(sequence.blocks.back());
+}
+
+void KvCache::keep_last_near(const KvSequence& sequence) {
+  if (sequence.length % spec_.page_tokens == 0) return;
+  ++generation_[static_cast<size_t>(sequence.blocks.back())];
 }
 
 void KvCache::grown(KvSequence& sequence, int64_t length) {
@@ -69,8 +115,7 @@ int64_t KvCache::far_blocks(const KvSequence& sequence) const {
   return count;
 }
 
-void KvCache::append_pages(int32_t index, bool far, std::vector<int32_t>& table) const {
-  const KvBlock& b = block(index);
+void KvCache::append_pages(const KvBlock& b, bool far, std::vector<int32_t>& table) const {
   const auto near_layers = static_cast<int32_t>(near_layers_);
   const auto cpu_layers = static_cast<int32_t>(cpu_layers_);
   for (size_t layer = 0; layer < ordinal_.size(); ++layer) {
@@ -126,9 +171,14 @@ int32_t KvCache::take_block() {
   return index;
 }
 
-void KvCache::give_back(int32_t index) {
+void KvCache::drop(int32_t index) {
   KvBlock& block = blocks_[static_cast<size_t>(index)];
-  if (--block.references > 0) return;
+  --block.references;
+  if (block.credits > std::max(0, block.references - 1)) {
+    --block.credits;
+    --reserved_;
+  }
+  if (block.references > 0) return;
   if (block.cpu != KvBlock::kNone) cpu_.give_back(block.cpu);
   if (block.near != KvBlock::kNone) near_.give_back(block.near);
   if (block.far != KvBlock::kNone) far_.give_back(block.far);

@@ -46,6 +46,7 @@ struct KvBlock {
   int32_t near = kNone;  // slot on the accelerator for layers there, or
   int32_t far = kNone;   // in host memory, once evicted
   int32_t references = 0;
+  int32_t credits = 0;  // blocks reserved for those that will write here and need a copy first
 };
 
 struct KvSequence {
@@ -69,6 +70,7 @@ class KvCache {
   int64_t cpu_pages() const { return cpu_layers_ == 0 ? 0 : blocks_total_ * cpu_layers_; }
   int64_t near_pages() const { return near_.slots() * near_layers_; }
   int64_t far_pages() const { return overflows() ? far_.slots() * near_layers_ : 0; }
+  int64_t cpu_layers() const { return cpu_layers_; }
   int64_t near_layers() const { return near_layers_; }
   int64_t near_ordinal(int64_t layer) const { return ordinal_[static_cast<size_t>(layer)]; }
 
@@ -76,9 +78,33 @@ class KvCache {
   // blocks_for(capacity) <= unreserved().
   KvSequence open(int64_t capacity);
   void close(KvSequence& sequence);
+  // A sequence that begins with the first `length` positions of another: it shares their blocks.
+  // The last one, if it is not full, is to be copied by own_last() before either writes to it.
+  // Needs blocks_to_fork() <= unreserved().
+  KvSequence fork(const KvSequence& source, int64_t length, int64_t capacity);
+  int64_t blocks_to_fork(int64_t length, int64_t capacity) const {
+    return blocks_for(capacity) - length / spec_.page_tokens;
+  }
+  // Whether the sequence's next position falls in a block that others share.
+  bool shares_last(const KvSequence& sequence) const {
+    return sequence.length % spec_.page_tokens != 0 && block(sequence.blocks.back()).references > 1;
+  }
+  // Whether it falls in a block that was evicted.
+  bool last_is_far(const KvSequence& sequence) const {
+    return sequence.length % spec_.page_tokens != 0 &&
+           block(sequence.blocks.back()).far != KvBlock::kNone;
+  }
+  // Gives the sequence a block of its own in place of the shared last one, which is returned: its
+  // content is to be copied. Needs a free slot on the accelerator.
+  int32_t own_last(KvSequence& sequence);
   // Takes blocks so that the sequence can hold `tokens` positions. Needs near_wanted() free slots.
   void extend(KvSequence& sequence, int64_t tokens);
+  // Needs blocks_to_truncate() <= unreserved(): those that others hold do not become free.
   void truncate(KvSequence& sequence, int64_t length);
+  int64_t blocks_to_truncate(const KvSequence& sequence, int64_t length) const;
+  // The sequence is about to write to its last block, which is its own: it is not to be evicted
+  // until another follows it.
+  void keep_last_near(const KvSequence& sequence);
   // The sequence has grown to `length`. Blocks that are followed by another may be evicted from now
   // on: only the last one changes.
   void grown(KvSequence& sequence, int64_t length);
@@ -88,7 +114,8 @@ class KvCache {
   const KvBlock& block(int32_t index) const { return blocks_[static_cast<size_t>(index)]; }
   // The page of each layer; with `far` those in host memory of a block that was evicted, which has
   // none on the accelerator.
-  void append_pages(int32_t index, bool far, std::vector<int32_t>& table) const;
+  void append_pages(const KvBlock& block, bool far, std::vector<int32_t>& table) const;
+  bool near_layer(size_t layer) const { return near_layer_[layer]; }
 
   // Evicting: the block that has been full for longest and still lies near, if there is any.
   std::optional<int32_t> oldest_near();
@@ -104,7 +131,8 @@ class KvCache {
 
  private:
   int32_t take_block();
-  void give_back(int32_t index);
+  void drop(int32_t index);
+  void reserve_copy(int32_t index);
 
   KvSpec spec_;
   std::vector<int32_t> ordinal_;  // by layer: its number on its device

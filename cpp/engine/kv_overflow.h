@@ -38,12 +38,14 @@ class KvOverflow {
     return {last - 1, last};
   }
 
+  std::byte* far_slot(int32_t slot) const { return far_.data() + slot * slot_bytes_; }
   int64_t accelerator_bytes() const { return page_memory_.bytes(); }
   int64_t host_bytes() const { return far_.bytes() + query_.bytes() + partial_.bytes(); }
 
   // Before a step that takes `blocks` new ones: makes room for them, and evicts what lies past the
   // watermark. All work that reads or writes pages must have been enqueued on `stream`.
   void make_room(int64_t blocks, Stream& stream);
+  void synchronize() { copies_->synchronize(); }
   // Brings a block back that is about to be written to; there must be room for it.
   void recall(int32_t block, Stream& stream);
 
@@ -76,7 +78,6 @@ class KvOverflow {
   void reclaim_one();
   void attend_on_cpu(const Unit& unit, const StepView& near, const StepView& far, Stream& stream);
   void attend_visiting(const Unit& unit, const StepView& step, const FarRuns& far, Stream& stream);
-  std::byte* far_slot(int32_t slot) const { return far_.data() + slot * slot_bytes_; }
 
   const Plan& plan_;
   KvCache& kv_;

@@ -86,6 +86,7 @@ Plan Pipeline::extended(const Plan& plan, const KvCache& kv) {
 Pipeline::Pipeline(const Plan& plan, const Weights& weights, KvCache& kv, Account& cpu,
                    Account* accelerator)
     : plan_(extended(plan, kv)),
+      kv_(kv),
       accelerator_(accelerator == nullptr ? nullptr : &accelerator->device()),
       cpu_stream_(cpu.device().create_stream()) {
   const std::vector<bool> resident = resident_units(plan_);
@@ -194,7 +195,7 @@ int64_t Pipeline::far_bytes() const {
   return overflow_ == nullptr ? 0 : overflow_->host_bytes();
 }
 
-void Pipeline::make_room(int64_t blocks, std::span<const int32_t> recalled) {
+void Pipeline::make_room(int64_t blocks) {
   if (overflow_ == nullptr) return;
   // Stages that are not enqueued yet would look for pages that have left.
   const auto late = [](const Program& program) {
@@ -202,8 +203,63 @@ void Pipeline::make_room(int64_t blocks, std::span<const int32_t> recalled) {
                          [](const Compiled& stage) { return stage.span.on_accelerator; }) > 1;
   };
   if (in_flight_ > 0 && (late(resident_) || late(streamed_))) finish();
-  overflow_->make_room(blocks + static_cast<int64_t>(recalled.size()), *stream_);
-  for (const int32_t block : recalled) overflow_->recall(block, *stream_);
+  overflow_->make_room(blocks, *stream_);
+}
+
+// Calls move(layer, host memory of the page or null, its address on the accelerator).
+template <typename Move>
+void Pipeline::each_page(const KvBlock& block, const Move& move) {
+  const int64_t page_bytes = plan_.kv.page_bytes();
+  std::vector<int32_t> pages;
+  const bool far = block.far != KvBlock::kNone;
+  kv_.append_pages(block, false, pages);
+  for (size_t layer = 0; layer < pages.size(); ++layer) {
+    if (!kv_.near_layer(layer)) {
+      move(layer, cpu::host_pointer(buffers_[0].kv()) + pages[layer] * page_bytes,
+           DeviceAddress::kNull);
+    } else if (far) {
+      move(layer,
+           overflow_->far_slot(block.far) +
+               kv_.near_ordinal(static_cast<int64_t>(layer)) * page_bytes,
+           DeviceAddress::kNull);
+    } else {
+      move(layer, nullptr, buffers_[1].kv() + pages[layer] * page_bytes);
+    }
+  }
+}
+
+void Pipeline::settle_copies() {
+  finish();
+  if (stream_ != nullptr) stream_->synchronize();
+  if (overflow_ != nullptr) overflow_->synchronize();
+}
+
+void Pipeline::read_block(const KvBlock& block, std::byte* to) {
+  settle_copies();
+  const int64_t bytes = plan_.kv.page_bytes();
+  each_page(block, [&](size_t layer, const std::byte* host, DeviceAddress address) {
+    std::byte* page = to + static_cast<int64_t>(layer) * bytes;
+    if (host != nullptr) {
+      std::memcpy(page, host, static_cast<size_t>(bytes));
+    } else {
+      stream_->download(page, address, bytes);
+    }
+  });
+  if (stream_ != nullptr) stream_->synchronize();
+}
+
+void Pipeline::write_block(const KvBlock& block, const std::byte* from) {
+  settle_copies();
+  const int64_t bytes = plan_.kv.page_bytes();
+  each_page(block, [&](size_t layer, std::byte* host, DeviceAddress address) {
+    const std::byte* page = from + static_cast<int64_t>(layer) * bytes;
+    if (host != nullptr) {
+      std::memcpy(host, page, static_cast<size_t>(bytes));
+    } else {
+      stream_->upload(address, page, bytes);
+    }
+  });
+  if (stream_ != nullptr) stream_->synchronize();
 }
 
 void Pipeline::submit() {

@@ -69,9 +69,13 @@ class Pipeline {
   }
   int64_t in_flight() const { return in_flight_; }
 
-  // Before the next step's pages are looked up: makes room on the accelerator for `blocks` new
-  // ones, and brings back those that it will write to.
-  void make_room(int64_t blocks, std::span<const int32_t> recalled);
+  // Before the next step's pages are looked up: makes room on the accelerator for `blocks` more,
+  // and brings one back that it will write to.
+  void make_room(int64_t blocks);
+  void recall(int32_t block) { overflow_->recall(block, *stream_); }
+  // The content of a block, [layers] pages. Both wait for all steps.
+  void read_block(const KvBlock& block, std::byte* to);
+  void write_block(const KvBlock& block, const std::byte* from);
   // Rows to be filled for the next step, empty. Needs in_flight() < limit().
   StepRows& rows() { return slots_[next_].rows; }
   // Sends them on their way: up to the first result that must be awaited.
@@ -130,8 +134,12 @@ class Pipeline {
   }
 
   static Plan extended(const Plan& plan, const KvCache& kv);
+  template <typename Move>
+  void each_page(const KvBlock& block, const Move& move);
+  void settle_copies();
 
   const Plan plan_;  // with the values that overflowing attention needs
+  const KvCache& kv_;
   Device* accelerator_;
   std::array<DeviceBuffers, 2> buffers_;  // CPU, accelerator
   Program resident_;                      // every unit where it lies

@@ -245,8 +245,7 @@ def _workload(given: Workload | None, context: int) -> Workload:
 
 
 def _partitioned_plan(problem: _Problem, best: Candidate, notices: list[str]) -> Plan:
-    step_tokens = max(best.step_tokens, problem.limits.sequences)
-    limits = dataclasses.replace(problem.limits, step_tokens=step_tokens)
+    limits = dataclasses.replace(problem.limits, step_tokens=best.step_tokens)
     layers = problem.kv.layers
     kv = dataclasses.replace(problem.kv, pages=layers * best.kv_blocks * best.sequences)
     if best.sequences < limits.sequences:

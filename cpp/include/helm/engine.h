@@ -6,6 +6,8 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "helm/plan.h"
 #include "helm/types.h"
@@ -97,6 +99,15 @@ class HELM_API Engine {
   // later step runs out. Throws kCapacity when sequences or pages are exhausted.
   SequenceId open(int64_t capacity);
   bool can_open(int64_t capacity) const;
+  // Opens a sequence that begins with the first `length` positions of `source`, whose pages it
+  // shares; what either appends later is its own. Throws likewise, and kInvalid for a length that
+  // `source` does not have.
+  SequenceId fork(SequenceId source, int64_t length, int64_t capacity);
+  // The sequence's cache in a file, with the tokens it stands for, one per position. Loading opens
+  // a sequence of at least `capacity` positions that holds them and returns both. Throws kIo, and
+  // kInvalid for a file of another model, dtype or page geometry.
+  void save(SequenceId sequence, std::span<const int32_t> tokens, const std::string& path);
+  std::pair<SequenceId, std::vector<int32_t>> load(const std::string& path, int64_t capacity);
   void close(SequenceId sequence);
   int64_t length(SequenceId sequence) const;           // cached positions
   int64_t capacity(SequenceId sequence) const;         // positions it was opened for

@@ -63,7 +63,7 @@ class Rows:
 @dataclass(frozen=True)
 class Priced:
     """Seconds [TERMS, rows] that no page choice changes, and those it does: `attention` and
-    `overflow` [rows, pages] of the accelerator, `overlap` [rows, pages], which is negative."""
+    `overflow` [rows, pages] of the accelerator, `overlap` [rows, pages], at most 0."""
 
     base: F64
     attention: F64
@@ -258,7 +258,8 @@ def price_decode(
             second.total,
         ]
     )
-    whole = setting.pages >= setting.pages_of(setting.workload.context)
+    most = setting.pages_of(setting.workload.context)
+    whole = ~setting.rows.has_blocks[:, None] | (setting.pages >= most)
     return Priced(
         first.base + second.base,
         first.attention + second.attention,

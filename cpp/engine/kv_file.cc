@@ -1,0 +1,149 @@
+#include "engine/kv_file.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "base/json_reader.h"
+
+namespace helm {
+namespace {
+
+// magic, bytes of the header as little-endian 64-bit, header in JSON, then blocks of pages
+constexpr std::array<char, 8> kMagic = {'H', 'E', 'L', 'M', '-', 'K', 'V', '1'};
+constexpr int64_t kMostHeader = int64_t{1} << 30;
+
+}  // namespace
+
+KvFileWriter::KvFileWriter(const std::string& path, const KvFileHeader& header)
+    : path_(path),
+      temporary_(path + ".part." + std::to_string(getpid())),
+      file_(std::fopen(temporary_.c_str(), "wb")) {
+  if (file_ == nullptr) {
+    fail(ErrorKind::kIo, "[kv] cannot write ", temporary_, ": ", std::strerror(errno));
+  }
+  const nlohmann::json json = {{"model", header.fingerprint},
+                               {"dtype", dtype_name(header.kv.dtype)},
+                               {"page_tokens", header.kv.page_tokens},
+                               {"layers", header.kv.layers},
+                               {"kv_heads", header.kv.kv_heads},
+                               {"head_dim", header.kv.head_dim},
+                               {"tokens", header.tokens}};
+  const std::string text = json.dump();
+  const auto size = static_cast<uint64_t>(text.size());
+  std::array<unsigned char, 8> little{};
+  for (size_t i = 0; i < little.size(); ++i)
+    little[i] = static_cast<unsigned char>(size >> (8 * i));
+  try {
+    write(kMagic.data(), kMagic.size());
+    write(little.data(), little.size());
+    write(text.data(), text.size());
+  } catch (...) {
+    std::fclose(file_);
+    std::remove(temporary_.c_str());
+    throw;
+  }
+}
+
+KvFileWriter::~KvFileWriter() {
+  if (file_ == nullptr) return;
+  std::fclose(file_);
+  std::remove(temporary_.c_str());
+}
+
+void KvFileWriter::write(const void* data, size_t bytes) {
+  if (std::fwrite(data, 1, bytes, file_) != bytes) {
+    fail(ErrorKind::kIo, "[kv] cannot write ", temporary_, ": ", std::strerror(errno));
+  }
+}
+
+void KvFileWriter::append(const std::vector<std::byte>& block) {
+  write(block.data(), block.size());
+}
+
+void KvFileWriter::finish() {
+  std::FILE* file = std::exchange(file_, nullptr);
+  const bool flushed = std::fflush(file) == 0;
+  if ((std::fclose(file) != 0) || !flushed || std::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    const int code = errno;
+    std::remove(temporary_.c_str());
+    fail(ErrorKind::kIo, "[kv] cannot write ", path_, ": ", std::strerror(code));
+  }
+}
+
+KvFileReader::KvFileReader(const std::string& path, const Plan& plan)
+    : path_(path), file_(std::fopen(path.c_str(), "rb"), &std::fclose) {
+  if (file_ == nullptr) {
+    fail(ErrorKind::kIo, "[kv] cannot read ", path, ": ", std::strerror(errno));
+  }
+  std::array<char, 8> magic{};
+  std::array<unsigned char, 8> little{};
+  struct stat status{};
+  if (fstat(fileno(file_.get()), &status) != 0 ||
+      status.st_size < static_cast<int64_t>(magic.size() + little.size())) {
+    fail(ErrorKind::kInvalid, "[kv] ", path, " is no saved KV cache: it is too short");
+  }
+  read(magic.data(), magic.size());
+  if (magic != kMagic) {
+    fail(ErrorKind::kInvalid, "[kv] ", path, " is no KV cache saved by this version of HELM");
+  }
+  read(little.data(), little.size());
+  uint64_t size = 0;
+  for (size_t i = 0; i < little.size(); ++i) size |= static_cast<uint64_t>(little[i]) << (8 * i);
+  if (size > static_cast<uint64_t>(std::min<int64_t>(status.st_size, kMostHeader))) {
+    fail(ErrorKind::kInvalid, "[kv] ", path, " is damaged: its header ends beyond the file");
+  }
+  std::string text(size, '\0');
+  read(text.data(), text.size());
+  nlohmann::json document;
+  try {
+    document = nlohmann::json::parse(text);
+  } catch (const nlohmann::json::exception& error) {
+    fail(ErrorKind::kInvalid, "[kv] ", path, " is damaged: ", error.what());
+  }
+  const JsonReader root(document, "kv");
+  root.only({"model", "dtype", "page_tokens", "layers", "kv_heads", "head_dim", "tokens"});
+  const auto same = [&](const char* what, const auto& found, const auto& here) {
+    if (found != here) {
+      fail(ErrorKind::kInvalid, "[kv] ", path, " was saved with another ", what, ": ", found,
+           " there, ", here, " here; load the model as it was then, or compute the prompt anew");
+    }
+  };
+  header_.fingerprint = root["model"].string();
+  header_.kv = plan.kv;
+  constexpr int64_t kMost = int64_t{1} << 40;
+  same("model", header_.fingerprint, plan.fingerprint);
+  same("dtype", root["dtype"].string(), std::string(dtype_name(plan.kv.dtype)));
+  same("page size", root["page_tokens"].integer(1, kMost), plan.kv.page_tokens);
+  same("number of layers", root["layers"].integer(1, kMost), plan.kv.layers);
+  same("number of KV heads", root["kv_heads"].integer(1, kMost), plan.kv.kv_heads);
+  same("head size", root["head_dim"].integer(1, kMost), plan.kv.head_dim);
+  const JsonReader tokens = root["tokens"];
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    header_.tokens.push_back(static_cast<int32_t>(tokens[i].integer(0, plan.vocab_size - 1)));
+  }
+  const int64_t expected = static_cast<int64_t>(magic.size() + little.size() + size) +
+                           header_.blocks() * header_.block_bytes();
+  if (status.st_size != expected) {
+    fail(ErrorKind::kInvalid, "[kv] ", path, " is damaged: it has ", status.st_size,
+         " bytes, its header says ", expected);
+  }
+}
+
+void KvFileReader::read(void* data, size_t bytes) {
+  if (std::fread(data, 1, bytes, file_.get()) != bytes) {
+    fail(ErrorKind::kIo, "[kv] reading ", path_, " failed: unexpected end of file");
+  }
+}
+
+void KvFileReader::read(std::vector<std::byte>& block) {
+  block.resize(static_cast<size_t>(header_.block_bytes()));
+  read(block.data(), block.size());
+}
+
+}  // namespace helm

@@ -1,0 +1,198 @@
+// Sequences that share their first positions: each goes on as if it were alone, on every placement;
+// pages are counted once and come back.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "helm/generation.h"
+#include "tiny_model.h"
+
+namespace {
+
+using helm::Engine;
+using helm::SequenceId;
+using helm::StepInput;
+using helm::test::tiny_engine;
+using helm::test::tiny_model;
+using helm::test::TinyShape;
+
+constexpr int64_t kLayers = 3;
+constexpr int64_t kContext = 200;
+
+TinyShape shape_of(const std::string& units, int64_t blocks, int64_t slots) {
+  TinyShape shape;
+  shape.layers = kLayers;
+  shape.context = kContext;
+  shape.sequences = 4;
+  shape.step_tokens = 32;
+  int64_t own = 0;
+  for (size_t i = 0; i < units.size(); ++i) {
+    shape.devices.push_back(units[i] == 'a' ? "accelerator" : "cpu");
+    own += units[i] == 'a' && i > 0 && i + 1 < units.size();
+  }
+  shape.pages = kLayers * blocks;
+  shape.accelerator_pages = own * std::min(slots, blocks);
+  return shape;
+}
+
+std::vector<int32_t> ids_of(int64_t count, int32_t seed) {
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < count; ++i) ids.push_back((i * 37 + seed * 11 + i * i) % 61);
+  return ids;
+}
+
+std::vector<float> feed(Engine& engine, SequenceId sequence, std::span<const int32_t> ids) {
+  std::vector<float> last;
+  engine.forward(sequence, ids, StepInput::Outputs::kLast,
+                 [&](std::span<const float> row) { last.assign(row.begin(), row.end()); });
+  return last;
+}
+
+// A sequence under test and the tokens that it holds.
+struct Live {
+  SequenceId id;
+  std::vector<int32_t> ids;
+};
+
+}  // namespace
+
+TEST_CASE("sequences that fork, grow, shrink and close in any order stay independent") {
+  for (const auto& [units, blocks, slots] :
+       {std::tuple{"ccccc", 40, 0}, {"ccaaa", 40, 40}, {"ccaaa", 40, 12}, {"acaca", 30, 11}}) {
+    CAPTURE(std::string(units));
+    CAPTURE(slots);
+    const auto model = tiny_model(shape_of(units, blocks, slots));
+    const auto engine = tiny_engine(model);
+    const auto reference = tiny_engine(tiny_model({.layers = kLayers, .context = kContext}));
+    std::mt19937 random(static_cast<uint32_t>(slots + 7));
+    const auto below = [&](size_t n) { return static_cast<int64_t>(random() % n); };
+    std::vector<Live> live;
+    int forks = 0;
+    for (int action = 0; action < 300; ++action) {
+      const int64_t kind = below(10);
+      const auto pick = [&]() -> Live& { return live[static_cast<size_t>(below(live.size()))]; };
+      try {
+        if (live.empty() || (kind == 0 && live.size() < 4)) {
+          live.push_back({engine->open(1 + below(kContext)), {}});
+        } else if (kind <= 3 && live.size() < 4) {
+          const Live source = pick();
+          const int64_t length = below(source.ids.size() + 1);
+          const int64_t capacity = std::max<int64_t>(length, 1) + below(60);
+          const SequenceId id = engine->fork(source.id, length, std::min(capacity, kContext));
+          live.push_back({id, {source.ids.begin(), source.ids.begin() + length}});
+          forks += length > 0;
+        } else if (kind <= 7) {
+          Live& one = pick();
+          const int64_t room = engine->capacity(one.id) - static_cast<int64_t>(one.ids.size());
+          if (room == 0) continue;
+          const auto more = ids_of(1 + below(static_cast<size_t>(std::min<int64_t>(room, 40))),
+                                   static_cast<int32_t>(below(50)));
+          const std::vector<float> got = feed(*engine, one.id, more);
+          one.ids.insert(one.ids.end(), more.begin(), more.end());
+          const SequenceId fresh = reference->open(kContext);
+          const std::vector<float> want = feed(*reference, fresh, one.ids);
+          reference->close(fresh);
+          REQUIRE(got.size() == want.size());
+          for (size_t i = 0; i < got.size(); ++i) {
+            REQUIRE(std::abs(got[i] - want[i]) <= 1e-4F * (1 + std::abs(want[i])));
+          }
+        } else if (kind == 8) {
+          Live& one = pick();
+          const int64_t length = below(one.ids.size() + 1);
+          engine->truncate(one.id, length);
+          one.ids.resize(static_cast<size_t>(length));
+        } else {
+          const auto at = below(live.size());
+          engine->close(live[static_cast<size_t>(at)].id);
+          live.erase(live.begin() + at);
+        }
+      } catch (const helm::Error& error) {
+        REQUIRE(error.kind() == helm::ErrorKind::kCapacity);  // and nothing has changed
+      }
+      for (const Live& one : live) {
+        REQUIRE(engine->length(one.id) == static_cast<int64_t>(one.ids.size()));
+      }
+    }
+    CHECK(forks > 10);
+    for (const Live& one : live) engine->close(one.id);
+    // Every block is back: as many full sequences as ever fit.
+    const int64_t most = std::min<int64_t>(4, blocks / 13);
+    std::vector<SequenceId> full;
+    for (int64_t i = 0; i < most; ++i) full.push_back(engine->open(kContext));
+    for (const SequenceId id : full) engine->close(id);
+  }
+}
+
+TEST_CASE("shared positions take no pages twice") {
+  const auto engine = tiny_engine(tiny_model(shape_of("ccccc", 15, 0)));
+  const SequenceId source = engine->open(160);  // 10 blocks
+  feed(*engine, source, ids_of(150, 1));
+  CHECK_THROWS_AS(engine->open(160), helm::Error);
+  const SequenceId fork = engine->fork(source, 150, 160);
+  const SequenceId other = engine->fork(source, 144, 192);
+  CHECK_THROWS_AS(engine->fork(source, 0, 160), helm::Error);
+  CHECK_THROWS_AS(engine->fork(source, 151, 160), helm::Error);
+  CHECK_THROWS_AS(engine->fork(source, 50, 49), helm::Error);
+  engine->close(source);
+  CHECK(feed(*engine, fork, ids_of(10, 2)) ==
+        feed(*engine, engine->fork(fork, 150, 160), ids_of(10, 2)));
+  engine->close(fork);
+  engine->close(other);
+}
+
+TEST_CASE("a saved sequence goes on where it was, on any placement") {
+  const std::string path = "helm-sharing-test.kv";
+  const auto ids = ids_of(117, 4);
+  const auto more = ids_of(20, 9);
+  std::vector<float> want;
+  for (const auto& [units, blocks, slots] :
+       {std::tuple{"ccccc", 40, 0}, {"ccaaa", 40, 40}, {"acaca", 40, 11}}) {
+    CAPTURE(std::string(units));
+    const auto engine = tiny_engine(tiny_model(shape_of(units, blocks, slots)));
+    if (want.empty()) {
+      const SequenceId first = engine->open(kContext);
+      feed(*engine, first, ids);
+      engine->save(first, ids, path);
+      want = feed(*engine, first, more);
+    }
+    const auto [loaded, tokens] = engine->load(path, kContext);
+    CHECK(tokens == ids);
+    CHECK(engine->length(loaded) == 117);
+    engine->save(loaded, tokens, path);  // from wherever the pages lie now
+    const std::vector<float> got = feed(*engine, loaded, more);
+    REQUIRE(got.size() == want.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      CHECK(std::abs(got[i] - want[i]) <= 1e-4F * (1 + std::abs(want[i])));
+    }
+  }
+  const auto refused = [&](const TinyShape& shape, const char* what) {
+    const auto engine = tiny_engine(tiny_model(shape));
+    const SequenceId whole = engine->open(kContext);  // nothing is taken by what fails
+    engine->close(whole);
+    try {
+      engine->load(path, kContext);
+      FAIL("no error was thrown");
+    } catch (const helm::Error& error) {
+      CHECK(error.kind() == helm::ErrorKind::kInvalid);
+      CHECK(std::string(error.what()).find(what) != std::string::npos);
+    }
+  };
+  TinyShape shape = shape_of("ccccc", 40, 0);
+  shape.page_tokens = 8;
+  refused(shape, "page size");
+  shape = shape_of("ccccc", 40, 0);
+  shape.kv_dtype = "f16";
+  refused(shape, "dtype");
+  shape.kv_dtype = "f32";
+  std::FILE* file = std::fopen(path.c_str(), "r+b");
+  REQUIRE(file != nullptr);
+  std::fseek(file, 0, SEEK_END);
+  std::fputc('x', file);
+  std::fclose(file);
+  refused(shape, "damaged");
+  std::remove(path.c_str());
+}
