@@ -99,7 +99,8 @@ void narrow(const float* x, int64_t x_stride, int64_t rows, int64_t cols, DType 
 void add_bias(const float* bias, int64_t rows, int64_t cols, float* c, int64_t c_stride,
               cudaStream_t stream);
 
-// A pool of KV pages, each K then V of one layer, [kv_heads, page_tokens, head_dim] (cpu/kv_page.h).
+// A pool of KV pages, each K then V of one layer, [kv_heads, page_tokens, head_dim]
+// (cpu/kv_page.h).
 struct KvPool {
   void* base;
   DType dtype;
@@ -123,8 +124,8 @@ struct RopeArgs {
 };
 void rope(const RopeArgs& args, const StepTables& step, cudaStream_t stream);
 
-// Appends K and V of every row to their pages, rounded to the pool's dtype. With `rotate`, K heads
-// are rotated first (and the q heads in place): rope fused with the append.
+// Appends K and V of every row to their pages, rounded to the pool's dtype. With `rotate`, q heads
+// are rotated in place, and K heads on their way to the pages only: rope fused with the append.
 struct AppendArgs {
   float* x;  // [tokens, width]: k heads from k_offset, v heads from v_offset
   int64_t width;
@@ -136,10 +137,13 @@ struct AppendArgs {
 };
 void append(const AppendArgs& args, const StepTables& step, cudaStream_t stream);
 
-// out = softmax(scale q k^T, masked to 0 <= i - j and i - j < window if window > 0) v over the pages
-// of each row's sequence. The context is cut into splits whose partial results (m, s, o) are merged
-// in order: `splits` bounds the work of one block, at least 1, at most the blocks of the longest
-// context of the step; partials: attention_partials_bytes().
+// out = softmax(scale q k^T, masked to 0 <= i - j and i - j < window if window > 0) v over the
+// pages of each row's sequence. The visible positions are cut into `splits` contiguous ranges, 1 to
+// 65535, whose partial results (m, s, o) are merged in order; splits beyond the work are empty, so
+// a launch stays right when it is replayed at another context. partials:
+// attention_partials_bytes().
+inline constexpr int64_t kMaxHeadDim = 256;
+inline constexpr int64_t kSplitKeys = 64;  // ranges end at its multiples, whatever the page size
 struct AttentionArgs {
   const float* x;  // [tokens, width]: q heads from q_offset
   int64_t width;
@@ -149,11 +153,11 @@ struct AttentionArgs {
   float scale;
   int64_t window;
   int64_t layer;  // of the stage
-  KvPool kv;
+  KvPool kv;      // head_dim <= kMaxHeadDim
   int64_t tokens;
   int64_t runs;
   int64_t splits;
-  void* partials;
+  void* partials;  // null with one split
 };
 int64_t attention_partials_bytes(int64_t tokens, int64_t heads, int64_t head_dim, int64_t splits);
 void attention(const AttentionArgs& args, const StepTables& step, cudaStream_t stream);

@@ -1,0 +1,335 @@
+// Cases by shape: matrix-vector products of real models, attention by context, norm, activation.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <random>
+
+#include "cases.h"
+#include "kernels/vec.cuh"
+
+namespace helm::bench {
+namespace {
+
+constexpr int64_t kRotation = int64_t{512} << 20;  // bytes of copies, more than any L2 holds
+constexpr DType kStored[] = {DType::kF16, DType::kBF16};
+
+const char* name_of(DType dtype) {
+  constexpr const char* kNames[kDTypes] = {"f32", "f16", "bf16"};
+  return kNames[static_cast<int>(dtype)];
+}
+
+// Small finite values of any 16-bit or 32-bit format, made on the device.
+__global__ void fill_kernel(uint32_t* words, int64_t n, uint32_t mask, uint32_t base) {
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    words[i] = (static_cast<uint32_t>(i) * 2654435761u & mask) | base;
+  }
+}
+
+void fill(const DeviceBuffer& buffer, DType dtype) {
+  // Random signs and fractions; an exponent that means values of about 0.01 in each format.
+  const uint32_t mask = dtype == DType::kF32   ? 0x807fffff
+                        : dtype == DType::kF16 ? 0x83ff83ff
+                                               : 0x807f807f;
+  const uint32_t base = dtype == DType::kF32   ? 0x3c000000
+                        : dtype == DType::kF16 ? 0x20002000
+                                               : 0x3c003c00;
+  cuda::launch(fill_kernel, 1024, 256, 0, nullptr, buffer.as<uint32_t>(), buffer.bytes() / 4, mask,
+               base);
+  check(cudaDeviceSynchronize(), "filling");
+}
+
+template <class T>
+std::vector<T> download(const void* from, int64_t n) {
+  std::vector<T> out(static_cast<size_t>(n));
+  check(cudaMemcpy(out.data(), from, out.size() * sizeof(T), cudaMemcpyDefault), "download");
+  return out;
+}
+
+void upload(const DeviceBuffer& to, const std::vector<int32_t>& from) {
+  check(cudaMemcpy(to.as(), from.data(), from.size() * sizeof(int32_t), cudaMemcpyDefault),
+        "upload");
+}
+
+float widened(DType dtype, const void* data, int64_t i) {
+  if (dtype == DType::kF32) return static_cast<const float*>(data)[i];
+  const uint16_t h = static_cast<const uint16_t*>(data)[i];
+  if (dtype == DType::kF16) return __half2float(__ushort_as_half(h));
+  const uint32_t bits = static_cast<uint32_t>(h) << 16;
+  float f;
+  std::memcpy(&f, &bits, sizeof(f));
+  return f;
+}
+
+void require(bool right, const std::string& name, int64_t i, double got, double want) {
+  if (right) return;
+  throw Error(ErrorKind::kInvalid, "[bench] " + name + ": element " + std::to_string(i) + " is " +
+                                       std::to_string(got) + ", expected " + std::to_string(want));
+}
+
+class MatvecCase : public Case {
+ public:
+  MatvecCase(const std::string& shape, DType dtype, int64_t tokens, int64_t rows, int64_t cols)
+      : copy_bytes_(rows * cols * dtype_bytes(dtype)),
+        copies_(std::max<int64_t>(1, kRotation / copy_bytes_)),
+        w_(copy_bytes_ * copies_),
+        a_(tokens * cols * 4),
+        c_(tokens * rows * 4) {
+    name = std::string("matvec ") + name_of(dtype) + " " + shape + " " + std::to_string(rows) +
+           "x" + std::to_string(cols) + " tokens " + std::to_string(tokens);
+    bytes = copy_bytes_;
+    args_ = {a_.as<float>(), cols,    tokens, w_.as(),        dtype, rows,
+             cols,           nullptr, false,  c_.as<float>(), rows};
+    fill(w_, dtype);
+    fill(a_, DType::kF32);
+    verify();
+  }
+
+  void enqueue(cudaStream_t stream) override {
+    args_.w = w_.as<char>() + next_++ % copies_ * copy_bytes_;
+    cuda::matvec(args_, stream);
+  }
+
+ private:
+  // Every 97th row in double precision.
+  void verify() {
+    cuda::matvec(args_, nullptr);
+    const auto c = download<float>(c_.as(), args_.tokens * args_.rows);
+    const auto a = download<float>(a_.as(), args_.tokens * args_.cols);
+    const auto w = download<char>(w_.as(), copy_bytes_);
+    for (int64_t r = 0; r < args_.rows; r += 97) {
+      for (int64_t t = 0; t < args_.tokens; ++t) {
+        double want = 0, size = 0;
+        for (int64_t k = 0; k < args_.cols; ++k) {
+          const double v = static_cast<double>(a[static_cast<size_t>(t * args_.cols + k)]) *
+                           widened(args_.dtype, w.data(), r * args_.cols + k);
+          want += v, size += std::abs(v);
+        }
+        const double got = c[static_cast<size_t>(t * args_.rows + r)];
+        require(std::abs(got - want) <= static_cast<double>(args_.cols + 3) * 1.2e-7 * size, name,
+                t * args_.rows + r, got, want);
+      }
+    }
+  }
+
+  int64_t copy_bytes_, copies_, next_ = 0;
+  DeviceBuffer w_, a_, c_;
+  cuda::MatvecArgs args_;
+};
+
+// One sequence of `context` positions, one new token.
+class AttentionCase : public Case {
+ public:
+  AttentionCase(DType dtype, int64_t context, int64_t splits, int64_t heads, int64_t kv_heads)
+      : context_(context),
+        layers_(std::max<int64_t>(1, kRotation / layer_bytes(dtype, context, kv_heads))),
+        pool_(layers_ * layer_bytes(dtype, context, kv_heads)),
+        x_(heads * kHeadDim * 4),
+        out_(heads * kHeadDim * 4),
+        partials_(std::max<int64_t>(4, cuda::attention_partials_bytes(1, heads, kHeadDim, splits))),
+        tables_(static_cast<int64_t>(sizeof(cuda::Run))),
+        pages_(layers_ * blocks() * 4) {
+    name = std::string("attention ") + name_of(dtype) + " heads " + std::to_string(heads) + "/" +
+           std::to_string(kv_heads) + " context " + std::to_string(context) + " splits " +
+           std::to_string(splits);
+    bytes = 2 * context * kv_heads * kHeadDim * dtype_bytes(dtype);
+    std::vector<int32_t> pages(static_cast<size_t>(layers_ * blocks()));
+    for (size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<int32_t>(i);
+    std::shuffle(pages.begin(), pages.end(), std::mt19937(1));
+    upload(pages_, pages);
+    upload(tables_, {0, 1, static_cast<int32_t>(context - 1), 0});  // one cuda::Run
+    step_.runs = tables_.as<cuda::Run>();
+    step_.pages = pages_.as<int32_t>();
+    step_.layers = static_cast<int32_t>(layers_);
+    args_ = {x_.as<float>(),
+             heads * kHeadDim,
+             0,
+             out_.as<float>(),
+             heads,
+             0.09f,
+             0,
+             0,
+             {pool_.as(), dtype, kPageTokens, kv_heads, kHeadDim},
+             1,
+             1,
+             splits,
+             partials_.as()};
+    fill(pool_, dtype);
+    fill(x_, DType::kF32);
+    verify(pages);
+  }
+
+  void enqueue(cudaStream_t stream) override {
+    args_.layer = next_++ % layers_;
+    cuda::attention(args_, step_, stream);
+  }
+
+ private:
+  static constexpr int64_t kHeadDim = 128, kPageTokens = 512;
+  int64_t blocks() const { return cuda::ceil_div(context_, kPageTokens); }
+  static int64_t layer_bytes(DType dtype, int64_t context, int64_t kv_heads) {
+    return cuda::ceil_div(context, kPageTokens) * kPageTokens * 2 * kv_heads * kHeadDim *
+           dtype_bytes(dtype);
+  }
+
+  // The first query head of every KV head in double precision.
+  void verify(const std::vector<int32_t>& pages) {
+    cuda::attention(args_, step_, nullptr);
+    const auto out = download<float>(out_.as(), args_.heads * kHeadDim);
+    const auto x = download<float>(x_.as(), args_.heads * kHeadDim);
+    const auto pool = download<char>(pool_.as(), pool_.bytes());
+    for (int64_t head = 0; head < args_.kv.kv_heads; ++head) {
+      const int64_t q = head * (args_.heads / args_.kv.kv_heads) * kHeadDim;
+      std::vector<double> want(kHeadDim);
+      double sum = 0;
+      for (int64_t j = 0; j < context_; ++j) {
+        const int64_t page = pages[static_cast<size_t>(j / kPageTokens * layers_)];
+        const auto row = [&](int64_t slab) {
+          return ((page * 2 * args_.kv.kv_heads + slab) * kPageTokens + j % kPageTokens) * kHeadDim;
+        };
+        double score = 0;
+        for (int64_t d = 0; d < kHeadDim; ++d) {
+          score += static_cast<double>(x[static_cast<size_t>(q + d)]) * args_.scale *
+                   widened(args_.kv.dtype, pool.data(), row(head) + d);
+        }
+        const double weight = std::exp(score);
+        sum += weight;
+        for (int64_t d = 0; d < kHeadDim; ++d) {
+          want[static_cast<size_t>(d)] +=
+              weight * widened(args_.kv.dtype, pool.data(), row(head + args_.kv.kv_heads) + d);
+        }
+      }
+      for (int64_t d = 0; d < kHeadDim; ++d) {
+        const double got = out[static_cast<size_t>(q + d)], w = want[static_cast<size_t>(d)] / sum;
+        require(std::abs(got - w) <= 1e-6, name, q + d, got, w);  // V is about 0.01
+      }
+    }
+  }
+
+  int64_t context_, layers_, next_ = 0;
+  DeviceBuffer pool_, x_, out_, partials_, tables_, pages_;
+  cuda::StepTables step_{};
+  cuda::AttentionArgs args_;
+};
+
+// Norm or activation over rows of one width, in and out.
+class RowsCase : public Case {
+ public:
+  using Launch = std::function<void(const float* x, float* y, cudaStream_t stream)>;
+  RowsCase(const std::string& what, int64_t x_bytes, int64_t y_bytes, Launch launch)
+      : copies_(std::max<int64_t>(1, kRotation / (x_bytes + y_bytes))),
+        x_bytes_(x_bytes),
+        y_bytes_(y_bytes),
+        x_(x_bytes * copies_),
+        y_(y_bytes * copies_),
+        launch_(std::move(launch)) {
+    name = what;
+    bytes = x_bytes + y_bytes;
+    fill(x_, DType::kF32);
+  }
+  void enqueue(cudaStream_t stream) override {
+    const int64_t i = next_++ % copies_;
+    launch_(reinterpret_cast<const float*>(x_.as<char>() + i * x_bytes_),
+            reinterpret_cast<float*>(y_.as<char>() + i * y_bytes_), stream);
+  }
+
+ private:
+  int64_t copies_, x_bytes_, y_bytes_, next_ = 0;
+  DeviceBuffer x_, y_;
+  Launch launch_;
+};
+
+struct Shape {
+  const char* name;
+  int64_t rows, cols;
+};
+constexpr Shape kShapes[] = {
+    {"qwen3-0.6b q", 2048, 1024},       {"qwen3-0.6b k", 1024, 1024},
+    {"qwen3-0.6b gate", 3072, 1024},    {"qwen3-0.6b down", 1024, 3072},
+    {"qwen3-0.6b head", 151936, 1024},  {"qwen3-8b q", 4096, 4096},
+    {"qwen3-8b gate", 12288, 4096},     {"qwen3-8b down", 4096, 12288},
+    {"qwen3-8b head", 151936, 4096},    {"llama-3.1-8b k", 1024, 4096},
+    {"llama-3.1-8b gate", 14336, 4096}, {"llama-3.1-8b down", 4096, 14336},
+};
+
+__global__ void __launch_bounds__(256) read_kernel(const uint4* p, int64_t n, float* sink) {
+  uint32_t sum = 0;
+  constexpr int kLoads = 8;
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
+  int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  for (; i + (kLoads - 1) * stride < n; i += kLoads * stride) {
+    uint4 v[kLoads];
+#pragma unroll
+    for (int u = 0; u < kLoads; ++u) v[u] = cuda::load_streaming(p + i + u * stride);
+#pragma unroll
+    for (int u = 0; u < kLoads; ++u) sum += v[u].x ^ v[u].y ^ v[u].z ^ v[u].w;
+  }
+  for (; i < n; i += stride) sum += cuda::load_streaming(p + i).x;
+  if (sum == 0x12345678u) *sink = 1;  // keeps the loads
+}
+
+}  // namespace
+
+void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  throw Error(ErrorKind::kInvalid,
+              std::string("[bench] ") + what + ": " + cudaGetErrorString(error));
+}
+
+DeviceBuffer::DeviceBuffer(int64_t bytes) : bytes_(bytes) {
+  check(cudaMalloc(&data_, static_cast<size_t>(bytes)), "allocating device memory");
+}
+DeviceBuffer::~DeviceBuffer() {
+  cudaFree(data_);
+}
+
+void stream_read(const void* p, int64_t bytes, float* sink, cudaStream_t stream) {
+  int device = 0, processors = 0;
+  check(cudaGetDevice(&device), "device");
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "attribute");
+  cuda::launch(read_kernel, static_cast<unsigned>(processors * 8), 256, 0, stream,
+               static_cast<const uint4*>(p), bytes / 16, sink);
+}
+
+void for_each_case(const std::string& match, const std::function<void(Case&)>& use) {
+  const auto keep = [&](const std::string& group, auto make) {
+    if (group.find(match) != std::string::npos) use(*make());
+  };
+  for (DType dtype : kStored) {
+    for (const Shape& s : kShapes) {
+      for (int64_t tokens : {1, 2, 4, 8}) {
+        keep(std::string("matvec ") + name_of(dtype) + " " + s.name,
+             [&] { return std::make_unique<MatvecCase>(s.name, dtype, tokens, s.rows, s.cols); });
+      }
+    }
+    for (int64_t context : {1024, 8192, 32768}) {
+      for (int64_t splits : {1, 8, 32, 64}) {
+        keep(std::string("attention ") + name_of(dtype),
+             [&] { return std::make_unique<AttentionCase>(dtype, context, splits, 32, 8); });
+      }
+    }
+  }
+  const auto ones = std::make_shared<DeviceBuffer>(4096 * 4);
+  fill(*ones, DType::kF32);
+  for (int64_t rows : {1, 512}) {
+    keep("norm", [&] {
+      return std::make_unique<RowsCase>(
+          "norm 4096 rows " + std::to_string(rows), rows * 4096 * 4, rows * 4096 * 4,
+          [ones, rows](const float* x, float* y, cudaStream_t stream) {
+            cuda::norm({false, x, 4096, y, 4096, rows, 1, 4096, ones->as<float>(), nullptr, 1e-6f},
+                       stream);
+          });
+    });
+    keep("activation", [&] {
+      return std::make_unique<RowsCase>(
+          "activation silu gated 12288 rows " + std::to_string(rows), rows * 2 * 12288 * 4,
+          rows * 12288 * 4, [rows](const float* x, float* y, cudaStream_t stream) {
+            cuda::activation({ActivationKind::kSilu, true, x, 2 * 12288, y, 12288, rows, 12288},
+                             stream);
+          });
+    });
+  }
+}
+
+}  // namespace helm::bench

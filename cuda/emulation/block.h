@@ -1,0 +1,42 @@
+// Runs the threads of a block as fibers of one host thread and checks how they meet.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+struct uint3 {
+  unsigned x, y, z;
+};
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+
+// Of the fiber that runs on this host thread.
+inline constinit thread_local uint3 threadIdx{};
+inline constinit thread_local uint3 blockIdx{};
+inline constinit thread_local dim3 blockDim{};
+inline constinit thread_local dim3 gridDim{};
+
+namespace cuda_emulation {
+
+enum class WarpOp : uint8_t { kSync, kShuffle, kBallot };
+
+// From inside a kernel. A barrier that not every live thread of the block reaches, an exchange that
+// misses a lane of its mask or reads a lane outside it, is a fault of the launch.
+void block_barrier();
+uint64_t warp_exchange(WarpOp op, unsigned mask, uint64_t value, int source_lane);
+int lane();
+[[noreturn]] void kernel_fault(const char* message);
+void* dynamic_shared_memory();
+
+struct Launch {
+  dim3 grid, block;
+  size_t shared_bytes;
+  void (*body)(const void* context);  // one thread
+  const void* context;
+};
+// Runs all blocks, one after the other. Throws std::runtime_error at a fault.
+void run_grid(const Launch& launch);
+
+}  // namespace cuda_emulation

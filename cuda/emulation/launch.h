@@ -1,0 +1,38 @@
+// Kernel launches and the few device operations that have no CUDA C++ spelling, emulated.
+// cuda/hardware/launch.h is the same for real devices; the include path chooses.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <functional>
+
+namespace cuda_emulation {
+
+// Runs `thread` for every thread of the grid, on the stream. Sets the last error at a bad shape.
+void enqueue_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
+                    cudaStream_t stream, std::function<void()> thread);
+
+}  // namespace cuda_emulation
+
+namespace helm::cuda {
+
+// kernel<<<grid, block, shared_bytes, stream>>>(args...)
+template <class... Params, class... Args>
+void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
+            cudaStream_t stream, const Args&... args) {
+  cuda_emulation::enqueue_launch(reinterpret_cast<const void*>(kernel), grid, block, shared_bytes,
+                                 stream, [=] { kernel(args...); });
+}
+
+// The block's dynamic shared memory, aligned to 16 bytes.
+template <class T>
+T* dynamic_shared() {
+  return static_cast<T*>(cuda_emulation::dynamic_shared_memory());
+}
+
+// Sixteen bytes that are read once: they should not push other data out of L1.
+inline uint4 load_streaming(const uint4* p) {
+  return __ldg(p);
+}
+
+}  // namespace helm::cuda

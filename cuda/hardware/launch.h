@@ -1,0 +1,37 @@
+// Kernel launches and the few device operations that have no CUDA C++ spelling, for real devices.
+// cuda/emulation/launch.h is the same on the host; the include path chooses.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace helm::cuda {
+
+// kernel<<<grid, block, shared_bytes, stream>>>(args...)
+template <class... Params, class... Args>
+void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
+            cudaStream_t stream, const Args&... args) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+// The block's dynamic shared memory, aligned to 16 bytes.
+template <class T>
+__device__ __forceinline__ T* dynamic_shared() {
+  extern __shared__ uint4 helm_dynamic_shared[];
+  return reinterpret_cast<T*>(helm_dynamic_shared);
+}
+
+// Sixteen bytes that are read once: they should not push other data out of L1.
+__device__ __forceinline__ uint4 load_streaming(const uint4* p) {
+  uint4 v;
+  asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "l"(p));
+  return v;
+}
+
+}  // namespace helm::cuda

@@ -1,0 +1,192 @@
+// Attention of steps in which every run has one token, bound by reading K and V once.
+//
+// A block has one run, one split and up to G query heads of one KV head. kLanes lanes of a warp
+// share a key, eight elements each, and keep their own running (m, s, o) in registers: warps meet
+// only at the end, so that loads never wait for other warps.
+#include "attention.cuh"
+
+namespace helm::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * kWarp;
+constexpr int kLoads = 4;  // sixteen-byte loads of K, and of V, that a lane has in flight
+
+// Running softmax of one query head over the keys that one group of lanes has seen.
+struct Running {
+  float m = kMinusInf;
+  float s = 0;
+  float o[kPiece] = {};  // this lane's elements
+
+  // Moves the maximum to at least `top` and returns the value to subtract from scores.
+  __device__ __forceinline__ float raise(float top) {
+    const float raised = fmaxf(m, top), shift = shift_of(raised);
+    const float factor = exp2f(m - shift);
+    m = raised;
+    s *= factor;
+#pragma unroll
+    for (float& v : o) v *= factor;
+    return shift;
+  }
+
+  // Adds what the lane at distance `step` has; it does the same.
+  __device__ __forceinline__ void merge_lanes(int step) {
+    raise(__shfl_xor_sync(kAllLanes, m, step));
+    s += __shfl_xor_sync(kAllLanes, s, step);
+#pragma unroll
+    for (float& v : o) v += __shfl_xor_sync(kAllLanes, v, step);
+  }
+};
+
+// Results of the warps of a block.
+template <int kLanes, int G>
+struct Meeting {
+  float m[kWarps][G], s[kWarps][G];
+  float o[kWarps][G][kLanes * kPiece];
+};
+
+template <int kLanes, int G>
+__device__ void write_rows(const AttentionArgs& a, const Meeting<kLanes, G>& meeting, int64_t token,
+                           int64_t first_head, int heads) {
+  const auto head_dim = static_cast<int>(a.kv.head_dim);
+  for (int i = static_cast<int>(threadIdx.x); i < heads * head_dim; i += kThreads) {
+    const int g = i / head_dim, d = i - g * head_dim;
+    float m = kMinusInf, s = 0, o = 0;
+    for (int w = 0; w < kWarps; ++w) m = fmaxf(m, meeting.m[w][g]);
+    for (int w = 0; w < kWarps; ++w) {
+      const float weight = exp2f(meeting.m[w][g] - shift_of(m));
+      s = fmaf(meeting.s[w][g], weight, s);
+      o = fmaf(meeting.o[w][g][d], weight, o);
+    }
+    const PartialRow row(a, token, first_head + g);
+    row.o[d] = o * row.scale(s);
+    if (d == 0 && row.m_s != nullptr) row.m_s[0] = m, row.m_s[1] = s;
+  }
+}
+
+template <DType D, int kLanes, int G, bool kVector>
+__global__ void __launch_bounds__(kThreads)
+    decode_kernel(const AttentionArgs a, const StepTables step) {
+  constexpr int kKeys = kWarp / kLanes;                                // per load of a warp
+  constexpr int U = kLoads / static_cast<int>(sizeof(Piece<D>) / 16);  // loads at once
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int first_dim = lane % kLanes * kPiece;
+  const int64_t dims = a.kv.head_dim - first_dim;  // of this lane; may be negative
+  const auto group = static_cast<int>(a.heads / a.kv.kv_heads);
+  const int tiles = (group + G - 1) / G, tile = static_cast<int>(blockIdx.y) % tiles;
+  const int64_t kv_head = static_cast<int>(blockIdx.y) / tiles;
+  const int heads = min(G, group - tile * G);
+  const int64_t first_head = kv_head * group + tile * G;
+
+  const Run run = step.runs[blockIdx.x];
+  const RunPages pages(step, run, a.layer);
+  const KeyRange range = keys_of_split(run.first_position, run.first_position, a.window);
+
+  float q[G][kPiece];
+#pragma unroll
+  for (int g = 0; g < G; ++g) {
+    const float* from =
+        a.x + run.first_row * a.width + a.q_offset + (first_head + g) * a.kv.head_dim + first_dim;
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) {
+      q[g][i] = g < heads && i < dims ? from[i] * (a.scale * kLog2E) : 0.0f;
+    }
+  }
+
+  Running running[G];
+  constexpr int kStride = kKeys * U;  // keys of a warp per round
+  for (int32_t first = range.begin + warp * kStride; first < range.end; first += kWarps * kStride) {
+    Piece<D> k[U], v[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int32_t key = first + u * kKeys + lane / kLanes;
+      const int64_t count = key < range.end ? dims : 0;
+      const Store<D>* row = key_row<D>(a.kv, pages, kv_head, min(key, range.end - 1)) + first_dim;
+      k[u] = load_piece<D, kVector>(row, count);
+      v[u] = load_piece<D, kVector>(row + value_offset(a.kv), count);
+    }
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+      float score[U], top = kMinusInf;
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < kPiece; ++i) sum = fmaf(q[g][i], k[u][i], sum);
+#pragma unroll
+        for (int s = kLanes / 2; s > 0; s /= 2) sum += __shfl_xor_sync(kAllLanes, sum, s);
+        score[u] = first + u * kKeys + lane / kLanes < range.end ? sum : kMinusInf;
+        top = fmaxf(top, score[u]);
+      }
+      const float shift = running[g].raise(top);
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        const float weight = exp2f(score[u] - shift);
+        running[g].s += weight;
+#pragma unroll
+        for (int i = 0; i < kPiece; ++i) {
+          running[g].o[i] = fmaf(weight, v[u][i], running[g].o[i]);
+        }
+      }
+    }
+  }
+
+  __shared__ Meeting<kLanes, G> meeting;
+#pragma unroll
+  for (int g = 0; g < G; ++g) {
+#pragma unroll
+    for (int s = kLanes; s < kWarp; s *= 2) running[g].merge_lanes(s);
+    if (lane >= kLanes) continue;
+    if (lane == 0) meeting.m[warp][g] = running[g].m, meeting.s[warp][g] = running[g].s;
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) meeting.o[warp][g][first_dim + i] = running[g].o[i];
+  }
+  __syncthreads();
+  write_rows<kLanes, G>(a, meeting, run.first_row, first_head, heads);
+}
+
+template <DType D, int kLanes, int G, bool kVector>
+void launch_decode(const AttentionArgs& a, const StepTables& step, cudaStream_t stream) {
+  const int64_t tiles = ceil_div(a.heads / a.kv.kv_heads, G);
+  launch(decode_kernel<D, kLanes, G, kVector>,
+         dim3(static_cast<unsigned>(a.runs), static_cast<unsigned>(a.kv.kv_heads * tiles),
+              static_cast<unsigned>(a.splits)),
+         kThreads, 0, stream, a, step);
+}
+
+// f32 has fewer variants: a pool is f32 in tests and on request only.
+template <DType D, int kLanes>
+void launch_group(const AttentionArgs& a, const StepTables& step, cudaStream_t stream) {
+  const int64_t group = a.heads / a.kv.kv_heads;
+  if (group == 1) {
+    launch_decode<D, kLanes, 1, true>(a, step, stream);
+  } else if constexpr (D == DType::kF32) {
+    launch_decode<D, kLanes, 4, true>(a, step, stream);
+  } else if (group == 2) {
+    launch_decode<D, kLanes, 2, true>(a, step, stream);
+  } else if (group <= 4) {
+    launch_decode<D, kLanes, 4, true>(a, step, stream);
+  } else {
+    launch_decode<D, kLanes, 8, true>(a, step, stream);
+  }
+}
+
+}  // namespace
+
+void attention_decode(const AttentionArgs& args, const StepTables& step, cudaStream_t stream) {
+  with_dtype(args.kv.dtype, [&](auto dtype) {
+    constexpr DType D = decltype(dtype)::value;
+    if (!vector_rows(args.kv)) {
+      launch_decode<D, 32, 1, false>(args, step, stream);
+    } else if (args.kv.head_dim <= 8 * kPiece) {
+      launch_group<D, 8>(args, step, stream);
+    } else if (args.kv.head_dim <= 16 * kPiece) {
+      launch_group<D, 16>(args, step, stream);
+    } else {
+      launch_group<D, 32>(args, step, stream);
+    }
+  });
+}
+
+}  // namespace helm::cuda

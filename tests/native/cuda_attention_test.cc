@@ -1,0 +1,238 @@
+// Paged attention under emulation: decode and prefill, every split, window, page and head shape,
+// against double precision over the same pages.
+#include <cstring>
+#include <sstream>
+
+#include "cuda_step.h"
+
+namespace helm::test {
+namespace {
+
+struct Problem {
+  std::vector<RunShape> runs;
+  int64_t heads = 4, kv_heads = 2, head_dim = 32;
+  int64_t page_tokens = 16;
+  int64_t window = 0;
+  int64_t splits = 1;
+  float scale = 0.3f;
+};
+
+constexpr int32_t kLayers = 3;
+constexpr int64_t kLayer = 1;
+
+// Inputs of one problem. Pages hold random K and V of `layer` at visible positions, NaN elsewhere.
+struct Data {
+  Data(const Problem& p, DType dtype, uint32_t seed)
+      : step(p.runs, p.page_tokens, kLayers, seed),
+        width((p.heads + 1) * p.head_dim + 3),
+        x(random_floats(step.tokens * width, seed + 1)),
+        pool(step.pages.size() * 2 * p.kv_heads * p.page_tokens * p.head_dim * dtype_bytes(dtype)),
+        out(step.tokens * p.heads * p.head_dim),
+        partials(cuda::attention_partials_bytes(step.tokens, p.heads, p.head_dim, p.splits)),
+        kv{pool.data(), dtype, p.page_tokens, p.kv_heads, p.head_dim} {
+    std::memset(pool.data(), 0xff, static_cast<size_t>(pool.size()));
+    for (size_t r = 0; r < p.runs.size(); ++r) {
+      for (int64_t j = 0; j < p.runs[r].first_position + p.runs[r].tokens; ++j) {
+        for (int64_t slab = 0; slab < 2 * p.kv_heads; ++slab) {
+          const auto row =
+              encode(dtype, random_floats(p.head_dim, static_cast<uint32_t>(seed + j * 31 + slab)));
+          std::memcpy(
+              pool.data() + step.row_at(kv, r, kLayer, slab % p.kv_heads, j, slab >= p.kv_heads) *
+                                dtype_bytes(dtype),
+              row.data(), row.size());
+        }
+      }
+    }
+  }
+
+  cuda::AttentionArgs args(const Problem& p) const {
+    return {x.data(),
+            width,
+            p.head_dim,
+            out.data(),
+            p.heads,
+            p.scale,
+            p.window,
+            kLayer,
+            kv,
+            step.tokens,
+            static_cast<int64_t>(p.runs.size()),
+            p.splits,
+            partials.data()};
+  }
+
+  TestStep step;
+  int64_t width;
+  Guarded<float> x;
+  Guarded<unsigned char> pool;
+  Guarded<float> out;
+  Guarded<unsigned char> partials;
+  cuda::KvPool kv;
+};
+
+// Each run and KV head by the oracle of the CPU kernels, over its K and V put side by side.
+Expected expect(const Problem& p, const Data& d) {
+  Expected want;
+  const int64_t group = p.heads / p.kv_heads, bytes = dtype_bytes(d.kv.dtype) * p.head_dim;
+  want.value.resize(static_cast<size_t>(d.out.size()));
+  want.bound.resize(want.value.size());
+  for (size_t r = 0; r < p.runs.size(); ++r) {
+    const cuda::Run& run = d.step.runs.data()[r];
+    const int64_t keys = run.first_position + run.tokens;
+    for (int64_t head = 0; head < p.kv_heads; ++head) {
+      std::vector<unsigned char> k, v;
+      for (int64_t j = 0; j < keys; ++j) {
+        for (bool value : {false, true}) {
+          const unsigned char* from =
+              d.pool.data() + d.step.row_at(d.kv, r, kLayer, head, j, value) / p.head_dim * bytes;
+          (value ? v : k).insert((value ? v : k).end(), from, from + bytes);
+        }
+      }
+      const float* q = d.x.data() + run.first_row * d.width + (head * group + 1) * p.head_dim;
+      const ExpectedAttention e = oracle_attention({q,
+                                                    d.width,
+                                                    run.tokens,
+                                                    group,
+                                                    p.head_dim,
+                                                    run.first_position,
+                                                    0,
+                                                    p.window,
+                                                    p.scale,
+                                                    {k.data(), v.data(), keys},
+                                                    nullptr,
+                                                    nullptr,
+                                                    nullptr,
+                                                    nullptr},
+                                                   d.kv.dtype);
+      const size_t n = static_cast<size_t>(group * p.head_dim);
+      for (size_t i = 0; i < e.out.value.size(); ++i) {
+        const size_t token = static_cast<size_t>(run.first_row) + i / n;
+        const size_t at = token * static_cast<size_t>(p.heads * p.head_dim) +
+                          static_cast<size_t>(head) * n + i % n;
+        want.value[at] = e.out.value[i];
+        want.bound[at] = e.out.bound[i];
+      }
+    }
+  }
+  return want;
+}
+
+std::string label_of(const Problem& p, DType dtype, uint32_t seed) {
+  std::ostringstream s;
+  s << "attention dtype " << static_cast<int>(dtype) << " heads " << p.heads << "/" << p.kv_heads
+    << " head_dim " << p.head_dim << " page " << p.page_tokens << " window " << p.window
+    << " splits " << p.splits << " seed " << seed << " runs";
+  for (const RunShape& r : p.runs) s << " " << r.tokens << "@" << r.first_position;
+  return s.str();
+}
+
+void check_one(const Problem& p, DType dtype, uint32_t seed) {
+  const Data d(p, dtype, seed);
+  const Expected want = expect(p, d);
+  const std::string label = label_of(p, dtype, seed);
+  cuda::attention(d.args(p), d.step.tables, nullptr);
+  finish_kernels(label);
+  CHECK(compare(d.out.copy(), want.value, want.bound, label) == "");
+  CHECK_MESSAGE((d.x.intact() && d.pool.intact() && d.out.intact() && d.partials.intact()), label);
+}
+
+void check_problem(const Problem& p, uint32_t seed) {
+  for (DType dtype : kAllTypes) check_one(p, dtype, seed);
+}
+
+}  // namespace
+
+TEST_CASE("cuda attention: head sizes and group sizes, decode and prefill") {
+  uint32_t seed = 1000;
+  for (int64_t head_dim : {1, 7, 8, 20, 64, 72, 80, 96, 128, 136, 256}) {
+    check_problem({{{1, 69}}, 4, 2, head_dim}, seed++);
+    check_problem({{{19, 51}}, 4, 2, head_dim}, seed++);
+  }
+  for (int64_t group : {1, 2, 3, 4, 5, 7, 8, 9, 12, 16}) {
+    check_problem({{{1, 70}}, 2 * group, 2, 32}, seed++);
+    check_problem({{{9, 40}}, 2 * group, 2, 32}, seed++);
+  }
+  check_problem({{{3, 10}}, 40, 1, 16}, seed++);  // more heads than rows of a tile
+}
+
+TEST_CASE("cuda attention: contexts from empty on, pages of every size, several runs") {
+  uint32_t seed = 2000;
+  for (int64_t page_tokens : {1, 5, 16, 48, 512}) {
+    check_problem({{{1, 0}, {1, 15}, {1, 16}, {1, 130}}, 4, 2, 24, page_tokens}, seed++);
+    check_problem({{{1, 0}, {33, 0}, {1, 99}, {5, 60}}, 4, 2, 24, page_tokens}, seed++);
+  }
+  for (int32_t count : {1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65}) {
+    check_problem({{{1, count - 1}}, 2, 1, 16}, seed++);
+    check_problem({{{count, 0}, {1, 3}}, 2, 1, 16}, seed++);
+  }
+}
+
+TEST_CASE("cuda attention: splits, more than there is work for, and windows across pages") {
+  uint32_t seed = 3000;
+  for (int64_t splits : {1, 2, 3, 5, 40}) {
+    for (int64_t window : {0, 1, 20, 64, 100}) {
+      check_problem({{{1, 200}, {1, 3}}, 4, 2, 16, 48, window, splits}, seed++);
+      check_problem({{{40, 170}, {1, 70}}, 4, 2, 16, 48, window, splits}, seed++);
+    }
+  }
+  check_one({{{1, 1500}}, 4, 1, 64, 512, 0, 7}, DType::kF16, seed++);
+  check_one({{{1, 1500}}, 4, 1, 64, 512, 700, 7}, DType::kBF16, seed++);
+  check_one({{{1, 5}}, 4, 1, 64, 512, 0, 3000}, DType::kBF16, seed++);
+}
+
+TEST_CASE("cuda attention: a score of 0, negative, and one key that takes all the weight") {
+  uint32_t seed = 4000;
+  for (float scale : {0.0f, -1.0f, 40.0f, 1000.0f}) {
+    for (int64_t splits : {1, 3}) {
+      check_problem({{{1, 180}}, 4, 2, 16, 16, 0, splits, scale}, seed++);
+      check_problem({{{20, 160}}, 4, 2, 16, 16, 0, splits, scale}, seed++);
+    }
+  }
+}
+
+TEST_CASE("cuda attention: scores that overflow to -inf weigh nothing") {
+  for (int64_t splits : {1, 4}) {
+    for (int32_t tokens : {1, 2}) {
+      const Problem p{{{tokens, 150}}, 2, 1, 8, 16, 0, splits, 1.0f};
+      Data d(p, DType::kF32, 4100);
+      for (int64_t i = 0; i < d.x.size(); ++i) d.x.data()[i] = -1e30f;
+      auto* pool = reinterpret_cast<float*>(d.pool.data());
+      for (int64_t j = 0; j < 150 + tokens; ++j) {
+        const float k = j == 70 ? 0.0f : 1e30f;  // score 0 for one key, -inf for the others
+        std::fill_n(pool + d.step.row_at(d.kv, 0, kLayer, 0, j, false), p.head_dim, k);
+      }
+      cuda::attention(d.args(p), d.step.tables, nullptr);
+      finish_kernels("attention -inf");
+      const float* v = pool + d.step.row_at(d.kv, 0, kLayer, 0, 70, true);
+      for (int64_t i = 0; i < d.out.size(); ++i) CHECK(d.out.data()[i] == v[i % p.head_dim]);
+    }
+  }
+}
+
+TEST_CASE("cuda attention: a captured launch follows the tables as the context grows") {
+  cudaStream_t stream;
+  REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
+  const Problem longest{{{1, 400}, {1, 77}}, 4, 2, 32, 16, 0, 3};
+  Data d(longest, DType::kF16, 5000);
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+  cuda::attention(d.args(longest), d.step.tables, stream);
+  REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+  REQUIRE(cudaGraphInstantiate(&exec, graph) == cudaSuccess);
+  for (int32_t position : {0, 63, 64, 200, 400}) {
+    Problem p = longest;
+    p.runs[0].first_position = position;
+    d.step.runs.data()[0].first_position = position;
+    d.step.positions.data()[0] = position;
+    REQUIRE(cudaGraphLaunch(exec, stream) == cudaSuccess);
+    finish_kernels("attention replayed");
+    const Expected want = expect(p, d);
+    CHECK(compare(d.out.copy(), want.value, want.bound, "attention replayed") == "");
+  }
+  CHECK(cudaGraphExecDestroy(exec) == cudaSuccess);
+  CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+  CHECK(cudaStreamDestroy(stream) == cudaSuccess);
+}
+
+}  // namespace helm::test
