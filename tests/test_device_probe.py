@@ -74,7 +74,7 @@ def test_link_is_the_simulated_one(measured: Measured) -> None:
         link.pageable_to_accelerator_bytes_per_s, link.pageable_to_host_bytes_per_s,
     ):  # fmt: skip
         assert SPEED["link"] / 20 < rate <= SPEED["link"]
-    assert 0.9 * SPEED["latency"] < link.latency_s < 20 * SPEED["latency"]
+    assert 0 <= link.latency_s < 20 * SPEED["latency"]  # a difference of two noisy times
     assert 0 < link.cpu_rate_while_copying <= 1
 
 

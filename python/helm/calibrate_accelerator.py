@@ -34,7 +34,7 @@ from helm.profile import AcceleratorProfile, CpuProfile, LinkProfile
 BUDGET_S = 5.0
 TOKENS = (1, 4, 16, 64, 512)
 _EMPTY_OPS = 16
-_MOST_BYTES = 1 << 30  # larger than any cache several times
+_MOST_BYTES = 1 << 29  # half of it is read at a time: several times a GPU's cache
 _COPY_S = 0.005
 
 

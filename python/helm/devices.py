@@ -5,6 +5,7 @@ Opens devices to see what they are; measures and plans nothing.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +70,7 @@ def device_report() -> list[dict[str, Any]]:
     try:
         found = open_accelerator(CUDA)
     except DeviceError as reason:
-        text = str(reason).removeprefix("[device] ")
+        text = re.sub(r"^\[\w+\] ", "", str(reason))
         report.append({"name": CUDA, "available": False, "text": text})
     else:
         sizes = {"memory_bytes": found.memory_bytes, "free_bytes": found.free_bytes}

@@ -30,6 +30,7 @@ _LOADS = 3  # attempts, each with what is free then
 _STEP_TOKENS = 512
 _COUNTS = ("max_sequences", "page_tokens", "batch")
 _LIMITS = ("context", "threads", "memory_bytes", "vram_bytes", "prompt_tokens", "output_tokens")
+_MACHINE = ("cpu", "isa", "cores")  # of a profile's identity
 _log = logging.getLogger("helm")
 
 
@@ -103,15 +104,15 @@ def load_engine(
         try:
             return plan, _engine(plan, directory, tensors, options, target)
         except OutOfMemoryError:
-            less = None if last else _less_memory(plan, target)
-            if less is None or less.accelerator is None or target.accelerator is None:
+            planned = target.accelerator
+            found = None if last or planned is None else _with_less(planned, plan)
+            if planned is None or found is None:
                 raise
             notices += (
-                f"{less.accelerator.name} had {size_text(less.accelerator.free_bytes)} free when "
-                f"the model was loaded, not {size_text(target.accelerator.free_bytes)}; placed "
-                "again with that",
+                f"{found.name} had {size_text(found.free_bytes)} free when the model was loaded, "
+                f"not {size_text(planned.free_bytes)}; placed again with that",
             )
-            target = less
+            target = dataclasses.replace(target, accelerator=found)
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -119,7 +120,8 @@ def _foreign(profile: Profile | None) -> tuple[str, ...]:
     """Says whose rates decide if they are not this machine's."""
     from helm.calibrate import identity
 
-    if profile is None or profile.identity.items() >= identity().items():
+    own = identity()
+    if profile is None or all(profile.identity.get(name) == own[name] for name in _MACHINE):
         return ()
     return (
         f"units are placed by the rates of {profile.name}, another machine; the predicted rate is "
@@ -127,32 +129,31 @@ def _foreign(profile: Profile | None) -> tuple[str, ...]:
     )
 
 
-def _less_memory(plan: Plan, target: Target) -> Target | None:
-    """The target with what its accelerator has free now; None where that is not what the plan
-    lacked."""
-    if target.accelerator is None or "accelerator" not in plan.memory:
+def _with_less(planned: Accelerator, plan: Plan) -> Accelerator | None:
+    """The accelerator as it is now; None where lack of its memory is not what stopped the plan."""
+    if "accelerator" not in plan.memory:
         return None
-    now = open_accelerator(target.accelerator.specification)
-    if now.free_bytes >= plan.memory["accelerator"].total_bytes:
-        return None
-    return dataclasses.replace(target, accelerator=now)
+    found = open_accelerator(planned.specification)
+    return found if found.free_bytes < plan.memory["accelerator"].total_bytes else None
 
 
 def find_target(options: LoadOptions) -> Target:
     """Opens the device; measures the machine if its profile is needed and not cached."""
     machine = read_machine()
-    accelerator = find_accelerator(options.device)
+    given, device = options.profile, options.device
+    if device is None and given is not None and given.accelerator is None:
+        device = CPU  # the profile of a machine without one
+    accelerator = find_accelerator(device)
     if accelerator is None:
         if options.vram_bytes is not None:
             raise InvalidError(
                 "[load] memory of an accelerator was limited (--vram), but the model runs on the "
                 "CPU alone; choose an accelerator with --device, or leave the limit out"
             )
-        profile = options.profile
-        if profile is not None:
-            profile = dataclasses.replace(profile, accelerator=None, link=None)
-        return Target(machine, None, profile)
-    profile = options.profile or _measured(accelerator, options)
+        if given is not None:
+            given = dataclasses.replace(given, accelerator=None, link=None)
+        return Target(machine, None, given)
+    profile = given or _measured(accelerator, options)
     if profile.accelerator is None:
         raise InvalidError(
             f"[load] profile {profile.name!r} has no accelerator, but {accelerator.specification} "
