@@ -211,7 +211,7 @@ def test_wrong_options_are_named(
 def test_a_device_that_is_asked_for_and_cannot_be_had_is_an_error() -> None:
     if HAS_CUDA:
         pytest.skip("a CUDA device can be opened")
-    with pytest.raises(helm.DeviceError, match="(?i)cuda"):
+    with pytest.raises(helm.DeviceError, match=r"(?i)cuda"):
         helm.LLM(device="cuda")
     cuda = next(device for device in device_report() if device["name"] == "cuda")
     assert not cuda["available"]
