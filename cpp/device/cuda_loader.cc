@@ -63,10 +63,10 @@ void check_status(int status, const char* message) {
 
 std::unique_ptr<Device> open_cuda(const CudaOptions& options) {
   auto* const open = entry<HelmCudaOpen>(load_plugin(options), kHelmCudaOpen);
+  std::vector<std::string> places = options.blas_directories;
+  places.push_back(own_directory() + "/../../nvidia/cu13/lib");  // the wheel nvidia-cublas
   std::vector<const char*> directories;
-  for (const std::string& directory : options.blas_directories) {
-    directories.push_back(directory.c_str());
-  }
+  for (const std::string& place : places) directories.push_back(place.c_str());
   HelmCudaOptions asked{};
   asked.abi = HELM_CUDA_ABI;
   asked.ordinal = options.ordinal;

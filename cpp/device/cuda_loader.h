@@ -13,7 +13,8 @@ namespace helm {
 struct CudaOptions {
   int ordinal = 0;
   int64_t limit_bytes = 0;  // that allocate() hands out at most; 0: no limit but the GPU's memory
-  std::vector<std::string> blas_directories;  // where libcublas.so.13 may lie, looked at first
+  std::vector<std::string> blas_directories;  // where libcublas.so.13 may lie, looked at before the
+                                              // wheel nvidia-cublas beside this package
   std::string plugin;                         // path; empty: libhelm_cuda.so beside libhelm
   std::string driver = "libcuda.so.1";        // the driver's library
 };

@@ -3,11 +3,13 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <string_view>
 #include <utility>
 
 #include "base/check.h"
 #include "cpu/isa.h"
+#include "device/cuda_loader.h"
 #include "device/sim_device.h"
 
 namespace helm {
@@ -83,6 +85,22 @@ SimOptions sim_options(const std::string& specification, std::string_view list) 
   return options;
 }
 
+CudaOptions cuda_options(const std::string& specification, std::string_view ordinal) {
+  CudaOptions options;
+  const char* end = ordinal.data() + ordinal.size();
+  if (!ordinal.empty() || specification.ends_with(':')) {
+    const auto [rest, error] = std::from_chars(ordinal.data(), end, options.ordinal);
+    if (error != std::errc() || rest != end || options.ordinal < 0) {
+      fail(ErrorKind::kInvalid, "[device] \"", specification,
+           "\": expected cuda:N with the number of a GPU, counted from 0");
+    }
+  }
+  if (const char* directory = std::getenv("HELM_CUBLAS_DIR")) {
+    options.blas_directories.emplace_back(directory);
+  }
+  return options;
+}
+
 }  // namespace
 
 std::unique_ptr<Device> open_accelerator(const std::string& specification) {
@@ -92,9 +110,7 @@ std::unique_ptr<Device> open_accelerator(const std::string& specification) {
   if (kind == "sim") {
     return std::make_unique<SimDevice>(sim_options(specification, rest), cpu::select_kernels());
   }
-  if (kind == "cuda") {
-    fail(ErrorKind::kDevice, "[device] this build has no CUDA support");
-  }
+  if (kind == "cuda") return open_cuda(cuda_options(specification, rest));
   fail(ErrorKind::kInvalid, "[device] unknown device \"", specification,
        "\"; expected cuda, cuda:N or sim:vram=SIZE,link=RATE");
 }

@@ -36,7 +36,9 @@ struct DeviceInfo {
 };
 
 // An accelerator by its specification:
-//   cuda, cuda:N                       the N-th CUDA device, the first by default
+//   cuda, cuda:N                       GPU N, counted from 0, the first by default; cuBLAS 13 is
+//                                      looked for in $HELM_CUBLAS_DIR, the wheel nvidia-cublas, the
+//                                      CUDA toolkit and the system's libraries
 //   sim:vram=2GiB,link=16GB/s,latency=10us,threads=1
 //                                      a simulated one of host memory: the memory it may take, the
 //                                      speed and latency of its copies, the threads it computes on
