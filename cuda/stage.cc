@@ -25,9 +25,8 @@ StepShape CudaStage::shape_of(const StepView& step) const {
   for (const SequenceRun& run : step.runs) {
     longest = std::max(longest, run.first_position + run.tokens);
   }
-  const int64_t blocks = (longest + plan_.kv.page_tokens - 1) / plan_.kv.page_tokens;
   return {step.tokens(), step.outputs(), static_cast<int64_t>(step.runs.size()),
-          attention_splits(step.tokens(), plan_.kv.kv_heads, blocks)};
+          attention_splits(step.tokens(), plan_.kv.kv_heads, longest)};
 }
 
 void CudaStage::run(Stream& stream, const StepView& step) {

@@ -4,7 +4,6 @@
 #include <variant>
 
 #include "base/arena.h"
-#include "cuda/kernels/kernels.h"
 #include "cuda/step_tables.h"
 #include "device/device.h"
 
@@ -12,11 +11,11 @@ namespace helm::cuda {
 namespace {
 
 int64_t partials_bytes(const Plan& plan, const AttentionOp& op) {
-  const int64_t blocks = (plan.limits.context + plan.kv.page_tokens - 1) / plan.kv.page_tokens;
   int64_t most = 0;
   for (int64_t tokens = 1; tokens <= plan.limits.step_tokens; ++tokens) {
-    most = std::max(most, attention_partials_bytes(tokens, op.heads, op.head_dim,
-                                                   attention_splits(tokens, op.kv_heads, blocks)));
+    most = std::max(
+        most, attention_partials_bytes(tokens, op.heads, op.head_dim,
+                                       attention_splits(tokens, op.kv_heads, plan.limits.context)));
   }
   return most;
 }

@@ -1,5 +1,5 @@
 // How the scratch of a stage is laid out in the memory of the GPU, and how attention is split: what
-// the planner has to count. Knows nothing of CUDA.
+// the planner has to count.
 //
 // bytes = blas + narrow + partials + steps, each rounded up to 256, with
 //   blas     = 32 MiB (compute capability 9.0 and newer) or 8 MiB, if a linear op of the stage can
@@ -7,8 +7,8 @@
 //   narrow   = max over such ops with 16-bit weights of rows * width(in) * 2,
 //              rows = step_tokens or step_outputs as `in` says
 //   partials = max over attention ops and step sizes t = 1 .. step_tokens of
-//              attention_partials_bytes(t, heads, head_dim, attention_splits(t, kv_heads, blocks)),
-//              blocks = ceil(context / page_tokens); t * splits <= max(step_tokens, 512 / kv_heads)
+//              attention_partials_bytes(t, heads, head_dim, attention_splits(t, kv_heads,
+//              context)); t * splits <= max(step_tokens, 512 / kv_heads)
 //   steps    = StepLayout::bytes (cuda/step_tables.h)
 #pragma once
 
@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <span>
 
+#include "cuda/kernels/kernels.h"
 #include "helm/plan.h"
 
 namespace helm::cuda {
@@ -33,11 +34,13 @@ struct WorkspaceLayout {
 // Blocks of the grid that occupy the largest GPUs (132 to 170 multiprocessors) several times over.
 inline constexpr int64_t kAttentionPieces = 512;
 
-// In how many pieces the context of each row is attended, when the longest has `blocks` pages: a
-// power of two, so that few shapes are captured, enough to occupy the GPU where rows are few.
-constexpr int64_t attention_splits(int64_t tokens, int64_t kv_heads, int64_t blocks) {
+// In how many pieces the context of each row is attended, when the longest has `context` positions:
+// a power of two, so that few shapes are captured, enough to occupy the GPU where rows are few,
+// each of at least kSplitKeys positions.
+constexpr int64_t attention_splits(int64_t tokens, int64_t kv_heads, int64_t context) {
   const int64_t wanted = kAttentionPieces / (tokens * kv_heads);
-  const int64_t splits = wanted < blocks ? wanted : blocks;
+  const int64_t most = (context + kSplitKeys - 1) / kSplitKeys;
+  const int64_t splits = wanted < most ? wanted : most;
   return splits < 1 ? 1 : static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(splits)));
 }
 

@@ -133,13 +133,15 @@ TEST_CASE("the tables of a step carry the layers of the stage only") {
   CHECK(inv_freq == plan.rope[0].inv_freq[1]);
 }
 
-TEST_CASE("attention is split into a power of two of pieces, at most one per page") {
+TEST_CASE("attention is split into a power of two of pieces, none of few positions") {
   CHECK(attention_splits(1, 8, 1) == 1);
-  CHECK(attention_splits(1, 8, 40) == 32);
-  CHECK(attention_splits(1, 8, 10000) == 64);
-  CHECK(attention_splits(3, 8, 10000) == 16);
-  CHECK(attention_splits(512, 8, 10000) == 1);
-  CHECK(attention_splits(1, 1000, 10000) == 1);
+  CHECK(attention_splits(1, 8, 40 * 64) == 32);
+  CHECK(attention_splits(1, 8, 40 * 64 + 1) == 32);
+  CHECK(attention_splits(1, 8, 65) == 2);
+  CHECK(attention_splits(1, 8, 1000000) == 64);
+  CHECK(attention_splits(3, 8, 1000000) == 16);
+  CHECK(attention_splits(512, 8, 1000000) == 1);
+  CHECK(attention_splits(1, 1000, 1000000) == 1);
 }
 
 TEST_CASE("a stage that CUDA cannot run is refused when it is compiled") {
@@ -177,8 +179,9 @@ TEST_CASE("the workspace follows its formula") {
   CHECK(layout.partials_offset - layout.narrow_offset == 32 * 40 * 2);  // rows * widest input
   int64_t partials = 0;
   for (int64_t tokens = 1; tokens <= 32; ++tokens) {
-    partials = std::max(partials, helm::cuda::attention_partials_bytes(
-                                      tokens, 4, 10, attention_splits(tokens, 2, 13)));
+    partials =
+        std::max(partials, helm::cuda::attention_partials_bytes(
+                               tokens, 4, 10, attention_splits(tokens, 2, plan.limits.context)));
   }
   CHECK(layout.steps_offset - layout.partials_offset == (partials + 255) / 256 * 256);
   CHECK(layout.bytes ==
