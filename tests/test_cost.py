@@ -208,7 +208,7 @@ def test_equal_blocks_stream_through_two_buffers_at_the_priced_rate(load, work, 
 def test_streaming_starts_where_it_is_faster_than_the_cpu():
     """Of steps of one prompt at its start, exactly those of stream_from tokens and more."""
     task = search_cases.random_task(costed("llama"), 7)
-    task.profile["link"] |= {"to_accelerator_bytes_per_s": 3e6, "to_host_bytes_per_s": 1e9}
+    task.profile["link"] |= {"to_accelerator_bytes_per_s": 3e5, "to_host_bytes_per_s": 1e9}
     profile = Profile.from_json(json.dumps(task.profile))
     limits = dataclasses.replace(limits_of(task), step_tokens=128)
     setting = make_setting(task.model, profile, Workload(128, 1), limits, 2, 1)
