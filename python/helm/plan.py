@@ -253,11 +253,6 @@ def _partitioned_plan(problem: _Problem, best: Candidate, notices: list[str]) ->
             f"the KV cache holds {best.sequences * limits.context} tokens in all, not the "
             f"{limits.context} of each of {limits.sequences} sequences; more wait their turn"
         )
-    if best.accelerator_blocks and best.accelerator_kv_blocks < best.kv_blocks:
-        notices.append(
-            "KV pages of layers on the accelerator lie in host memory, which the runtime does not "
-            "execute yet"
-        )
     return dataclasses.replace(
         _plan(problem, limits, kv, best.threads, notices),
         units=placed_units(problem.graph, best),

@@ -90,13 +90,13 @@ class ResourceLimits:
 
 @dataclass(frozen=True)
 class Space:
-    """The decisions that the search may take; narrow it to fix one. The default is everything
-    that the runtime executes.
+    """The decisions that the search may take; narrow it to fix one.
 
     one_boundary: the published layer partition, a single cut of the list of units: the first on
     the CPU, the rest on the accelerator. kv: where pages of accelerator layers lie: "device" in
-    the accelerator's memory, "host" in host memory, "any" split between both at every share; the
-    runtime executes "device" alone. stream_steps: tokens a step may have where weights of CPU
+    the accelerator's memory, "host" in host memory, "any" split between both at every share. The
+    budget does not count all that the runtime needs for a split yet, so "device" is the default.
+    stream_steps: tokens a step may have where weights of CPU
     blocks visit the accelerator, besides those of the limits. decode_groups: sequences take turns
     in so many groups. threads None: all counts of the sweep.
     """
