@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import os
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from helm.config import load_config
 from helm.errors import DeviceError, InvalidError, OutOfMemoryError
 from helm.plan import Plan, make_plan
 
+DEVICE = os.environ.get("HELM_TEST_DEVICE", "sim")  # "cuda" on a machine with a GPU
 PROMPTS = [prompt_of(n) for n in (37, 5, 61, 18)]
 NEW = 12
 
@@ -30,7 +32,7 @@ def plan_of(name: str, dtype: str = "f32", **options: object) -> Plan:
     return make_plan(load_config(folder), read_checkpoint(folder), **arguments)
 
 
-def engine_of(plan: Plan, name: str, dtype: str = "f32", device: str = "sim") -> _helm.Engine:
+def engine_of(plan: Plan, name: str, dtype: str = "f32", device: str = DEVICE) -> _helm.Engine:
     folder = small_models.model_dir(name, dtype)
     return _helm.Engine(plan.to_json(), str(folder), device=device)
 
@@ -69,7 +71,12 @@ def test_sixteen_bit_weights_and_cache(dtype: str) -> None:
     devices = ("cpu", "cpu", *("accelerator",) * (len(plan.units) - 2))
     want = logits_of(engine_of(plan, "qwen3", dtype), PROMPTS[2])
     got = logits_of(engine_of(partitioned(plan, devices), "qwen3", dtype), PROMPTS[2])
-    np.testing.assert_array_equal(got, want)
+    if DEVICE.startswith("sim"):
+        np.testing.assert_array_equal(got, want)
+    else:  # activations are rounded to the weights' dtype in products of many rows
+        rounding = {"f16": 2.0**-11, "bf16": 2.0**-8}[dtype]
+        bound = 32 * rounding * np.abs(want).max(axis=-1, keepdims=True)
+        assert (np.abs(got - want) <= bound).all()
 
 
 def test_weights_of_each_device_lie_there_alone() -> None:
@@ -77,7 +84,7 @@ def test_weights_of_each_device_lie_there_alone() -> None:
     total = sum(tensor.nbytes for tensor in plan.tensors)
     devices = ("cpu", "cpu", "accelerator", "accelerator")
     cpu, own = engine_of(partitioned(plan, devices), "llama").stats["devices"]
-    assert (cpu["kind"], own["kind"]) == ("cpu", "sim")
+    assert (cpu["kind"], own["kind"]) == ("cpu", DEVICE.split(":")[0])
     padding = 256 * len(plan.tensors)
     assert total <= cpu["weights_bytes"] + own["weights_bytes"] <= total + padding
     assert cpu["weights_bytes"] > 0
@@ -104,7 +111,7 @@ def test_progress_counts_the_bytes_of_both_devices() -> None:
     seen: list[tuple[int, int]] = []
     folder = small_models.model_dir("llama")
     _helm.Engine(
-        cut.to_json(), str(folder), device="sim", progress=lambda *counts: seen.append(counts)
+        cut.to_json(), str(folder), device=DEVICE, progress=lambda *counts: seen.append(counts)
     )
     total = sum(tensor.nbytes for tensor in plan.tensors)
     assert seen[-1] == (total, total)

@@ -9,6 +9,8 @@
 #   memcheck     the same under compute-sanitizer, if it is installed
 #   bench        helm-bench-cuda, if it was built
 #   package      pip install of the whole of HELM into OUT/site, and a look at its plugin
+#   models       that package: every family at every cut gives the tokens of the CPU
+#   partitioned  plans over CPU and GPU against their prediction, the roofline and Accelerate
 # A log of each step, its results and summary.json go to OUT; a table comes last. The status is that
 # of the worst step. CUDA 13's nvcc, cmake, ninja and python3 are needed, and headers of two
 # libraries, which may also be named:
@@ -21,7 +23,7 @@ out=$(cd "$1" && pwd)
 shift
 cd "$(dirname "$0")/../.."
 build=build/gpu
-all_steps=(build conformance memcheck bench package)
+all_steps=(build conformance memcheck bench package models partitioned)
 steps=("$@")
 [ ${#steps[@]} -gt 0 ] || steps=("${all_steps[@]}")
 
@@ -73,19 +75,35 @@ step_package() {
   python3 -m pip install -q --no-build-isolation --no-deps --no-index --target "$out/site" . \
     "${options[@]/#-D/-Ccmake.define.}" && ls -l "$out"/site/helm/lib*/libhelm_cuda.so
 }
+installed() {
+  [ -d "$out/site/helm" ] || { echo "step package has installed nothing"; return 77; }
+  export PYTHONPATH="$out/site${PYTHONPATH:+:$PYTHONPATH}"
+}
+step_models() {
+  installed || return
+  HELM_TEST_DEVICE=cuda python3 -m pytest -q -p no:cacheprovider tests/test_partition.py
+}
+step_partitioned() {
+  installed || return
+  (cd bench && python3 partitioned.py --device cuda --shapes qwen3-8b qwen3-14b --vram 8GiB 24GiB \
+    --json "$out/partitioned.json")
+}
 limit_of() {
   case $1 in
-    build) echo 180 ;;
+    build) echo 120 ;;
     conformance) echo 30 ;;
-    memcheck) echo 60 ;;
-    bench) echo 90 ;;
-    package) echo 110 ;;
+    memcheck) echo 45 ;;
+    bench) echo 60 ;;
+    package) echo 75 ;;
+    models) echo 45 ;;
+    partitioned) echo 100 ;;
     *) return 1 ;;
   esac
 }
 
 nvidia-smi >"$out/machine.txt"
-export -f step_build step_conformance step_memcheck step_bench step_package
+export -f step_build step_conformance step_memcheck step_bench step_package step_models \
+  step_partitioned installed
 worst=0
 results=()
 for step in "${steps[@]}"; do
