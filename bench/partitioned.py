@@ -36,7 +36,7 @@ from helm.compiler.op_cost import CostedGraph
 from helm.compiler.workload import OBJECTIVES, ResourceLimits, Space, Workload
 from helm.config import ModelConfig
 from helm.devices import Accelerator, open_accelerator
-from helm.errors import HelmError
+from helm.errors import HelmError, OutOfMemoryError
 from helm.local_plan import with_thread_counts
 from helm.machine import cpu_affinity, default_threads, memory_available
 from helm.models import build_graph
@@ -63,7 +63,7 @@ NO_CUDA = 77  # exit status of the peer
 class Loaded:
     """A model of random weights on its plan, before and after it is loaded."""
 
-    def __init__(self, config: ModelConfig, profile: Profile, cap: int, args: Any) -> None:
+    def __init__(self, config: ModelConfig, profile: Profile, cap: int | None, args: Any) -> None:
         self.config, self.profile, self.args = config, profile, args
         self.graph = build_graph(config, None)
         self.infos, self.tensors = random_weights(self.graph.tensors, args.dtype)
@@ -76,15 +76,22 @@ class Loaded:
         )  # fmt: skip
         self.model: CostedGraph = costed(self.plan, self.graph)
         if args.cpu_blocks is not None:
-            self.cut(min(args.cpu_blocks, config.num_hidden_layers), workload)
+            self.cut(min(args.cpu_blocks, config.num_hidden_layers), workload, cap)
 
-    def cut(self, cpu_blocks: int, workload: Workload) -> None:
-        """Places anew: the embedding and the first blocks on the CPU, the rest not."""
+    def cut(self, cpu_blocks: int, workload: Workload, cap: int | None) -> None:
+        """Places anew: the embedding and the first blocks on the CPU, the rest not. Raises
+        OutOfMemoryError."""
         limits = ResourceLimits(
             step_tokens=self.plan.limits.step_tokens, page_tokens=self.plan.kv.page_tokens
         )
         layout = Layout("cpu", cpu_blocks, "accelerator")
         found = price(self.model, self.profile, workload, layout, limits, Space())
+        taken = found.total_bytes("accelerator")
+        if cap is not None and taken > cap:
+            raise OutOfMemoryError(
+                f"[plan] --cpu-blocks {cpu_blocks} needs {size_text(taken)} on the accelerator, "
+                f"{size_text(cap)} are allowed; raise either"
+            )
         self.plan = place(self.plan, self.model, found)
 
     def predict(self, prompt: int, output: int) -> Predicted:
@@ -173,22 +180,20 @@ class Bench:
         return found
 
 
-def verify_against_cpu(raw: dict, profile: Profile, cap: int, args: Any) -> dict[str, Any]:
+def verify_against_cpu(raw: dict, profile: Profile, args: Any) -> dict[str, Any]:
     """A model of the same widths with few layers, cut in the middle, against the CPU alone. On a
     simulated accelerator tokens and logits must be equal."""
     layers = min(VERIFY_LAYERS, raw["num_hidden_layers"])
     config = ModelConfig.from_dict({**raw, "num_hidden_layers": layers}, "shape")
-    short = argparse.Namespace(
-        **{**vars(args), "cpu_blocks": layers // 2, "prefill": [64], "context": 64, "tokens": 1}
-    )
+    small = {**vars(args), "prefill": [PROMPT], "context": PROMPT, "tokens": 1}
     alone = dataclasses.replace(profile, accelerator=None, link=None)
     found = []
-    for use, how, limit in ((profile, short, cap), (alone, None, None)):
-        chosen = how or argparse.Namespace(**{**vars(short), "cpu_blocks": None})
-        loaded = Loaded(config, use, limit, chosen)
+    for use, cpu_blocks in ((profile, layers // 2), (alone, None)):
+        how = argparse.Namespace(**{**small, "cpu_blocks": cpu_blocks})
+        loaded = Loaded(config, use, None, how)
         engine = loaded.load()
-        prompt = np.array(prompt_of(48, config.vocab_size), np.int32)
-        found.append(engine.forward(engine.open(64), prompt, True))
+        prompt = np.array(prompt_of(PROMPT, config.vocab_size), np.int32)
+        found.append(engine.forward(engine.open(PROMPT), prompt, True))
         del engine, loaded
     own, cpu = found
     deviation = float(np.abs(own - cpu).max() / cpu.std())
@@ -250,19 +255,14 @@ def run_peer(raw: dict, cap: int, args: Any) -> dict[str, Any]:
 
 
 def run_case(
-    shape: str, raw: dict, cap: int, profile: Profile, args: Any, console: Console
-) -> Result:
-    result = Result(shape, raw["num_hidden_layers"], cap)
-    config = ModelConfig.from_dict(raw, shape)
-    try:
-        loaded = Loaded(config, profile, cap, args)
-    except HelmError as reason:
-        result.skipped = str(reason)
-        console.print(f"{shape}, {size_text(cap)}: {reason}", style="yellow", markup=False)
-        return result
+    result: Result, raw: dict, profile: Profile, args: argparse.Namespace, console: Console
+) -> None:
+    """Fills in `result`. Raises HelmError where the case does not fit."""
+    cap = result.vram_bytes
+    loaded = Loaded(ModelConfig.from_dict(raw, result.shape), profile, cap, args)
     result.plan, result.predicted = plan_facts(loaded), predictions(loaded)
     console.print(announcement(result), markup=False, highlight=False)
-    result.verified = verify_against_cpu(raw, profile, cap, args)
+    result.verified = verify_against_cpu(raw, profile, args)
     begin = time.perf_counter()
     engine = loaded.load()
     loaded.tensors.clear()
@@ -275,7 +275,6 @@ def run_case(
     del bench, engine, loaded  # frees both memories for the peer
     result.peer = run_peer(raw, cap, args)
     result.figures = figures(result, args)
-    return result
 
 
 def shape_of(name: str, layers: int | None) -> tuple[str, dict[str, Any]]:
@@ -313,7 +312,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=32, help="decode steps of a round")
     parser.add_argument("--prefill", type=int, nargs="+", default=[512, 2048], metavar="TOKENS")
     parser.add_argument("--rounds", type=int, default=5, help="at most")
-    parser.add_argument("--seconds", type=float, default=15.0, help="after which no round begins")
+    parser.add_argument("--seconds", type=float, default=10.0, help="after which no round begins")
     parser.add_argument("--profile", help="a preset or file (default: this machine's)")
     parser.add_argument("--no-peer", action="store_true", help="leave Accelerate out")
     parser.add_argument("--json", type=Path)
@@ -325,6 +324,8 @@ def main() -> None:
     console = Console(width=None if sys.stdout.isatty() else 140)
     try:
         device = open_accelerator(args.device)
+        if args.profile is None:
+            console.print(f"profile of this machine with {device.name}: cached, or measured now")
         profile = profile_of(device, args)
         caps = [parse_size(text, "--vram") for text in args.vram]
     except HelmError as reason:
@@ -335,12 +336,16 @@ def main() -> None:
     for name in args.shapes:
         shape, raw = shape_of(name, args.layers)
         for cap in caps:
-            if cap > device.free_bytes:
-                reason = f"{device.name} has {size_text(device.free_bytes)} free"
-                results.append(Result(shape, raw["num_hidden_layers"], cap, skipped=reason))
+            result = Result(shape, raw["num_hidden_layers"], cap)
+            results.append(result)
+            try:
+                if cap > device.free_bytes:
+                    free = size_text(device.free_bytes)
+                    raise OutOfMemoryError(f"[bench] {device.name} has {free} free")
+                run_case(result, raw, profile, args, console)
+            except HelmError as reason:
+                result.skipped = str(reason)
                 console.print(f"{shape}, {size_text(cap)}: {reason}", style="yellow", markup=False)
-                continue
-            results.append(run_case(shape, raw, cap, profile, args, console))
     show(results, args, console)
     if args.json:
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}

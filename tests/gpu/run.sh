@@ -9,13 +9,15 @@
 #   memcheck     the same under compute-sanitizer, if it is installed
 #   bench        helm-bench-cuda, if it was built
 #   package      pip install of the whole of HELM into OUT/site, and a look at its plugin
+# and, only if asked for, with what package has installed, in up to five minutes more:
+#   partitioned  bench/partitioned.py: Qwen3-8B's shape in 8 GiB and Qwen3-14B's in 24 GiB
 # A log of each step, its results and summary.json go to OUT; a table comes last. The status is that
 # of the worst step. CUDA 13's nvcc, cmake, ninja and python3 are needed, and headers of two
 # libraries, which may also be named:
 #   HELM_JSON_INCLUDE     directory that holds nlohmann/json.hpp
 #   HELM_DOCTEST_INCLUDE  directory that holds doctest/doctest.h
 set -uo pipefail
-[ $# -ge 1 ] || { sed -n '2,19p' "$0"; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,21p' "$0"; exit 2; }
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 shift
@@ -73,6 +75,12 @@ step_package() {
   python3 -m pip install -q --no-build-isolation --no-deps --no-index --target "$out/site" . \
     "${options[@]/#-D/-Ccmake.define.}" && ls -l "$out"/site/helm/lib*/libhelm_cuda.so
 }
+step_partitioned() {
+  export PYTHONPATH=$out/site
+  python3 -c 'import helm, numpy, rich' || { echo "helm, numpy and rich are needed"; return 77; }
+  python3 bench/partitioned.py --shapes qwen3-8b --vram 8GiB --json "$out/partitioned-8b.json" &&
+    python3 bench/partitioned.py --shapes qwen3-14b --vram 24GiB --json "$out/partitioned-14b.json"
+}
 limit_of() {
   case $1 in
     build) echo 180 ;;
@@ -80,16 +88,17 @@ limit_of() {
     memcheck) echo 60 ;;
     bench) echo 90 ;;
     package) echo 110 ;;
+    partitioned) echo 300 ;;
     *) return 1 ;;
   esac
 }
 
 nvidia-smi >"$out/machine.txt"
-export -f step_build step_conformance step_memcheck step_bench step_package
+export -f step_build step_conformance step_memcheck step_bench step_package step_partitioned
 worst=0
 results=()
 for step in "${steps[@]}"; do
-  limit=$(limit_of "$step") || missing "there is no step \"$step\"; steps are ${all_steps[*]}"
+  limit=$(limit_of "$step") || missing "there is no step \"$step\"; steps are ${all_steps[*]} partitioned"
   begin=$SECONDS
   out=$out build=$build timeout "$limit" bash -c \
     'set -uo pipefail; step=$1; shift; options=("$@"); "step_$step"' _ "$step" "${options[@]}" \
