@@ -1,4 +1,4 @@
-"""Compares what the cost model predicts with what the engine does, on this machine's CPU.
+"""Compares what the cost model predicts with what the engine does, on this machine.
 
 Every prediction is made before its run, from a profile whose shapes are none of those tested. Two
 errors are given, both predicted over measured time less one:
@@ -12,6 +12,13 @@ as before, and the result is set against the time of that same round; the median
 
 Runs in which another program took a core of ours are left out where enough others remain in the
 round; cases with fewer are marked *.
+
+Partitioned cases have half of the blocks and the head on an accelerator, by default a simulated
+one: one thread on a core of its own, the CPU another thread, both profiled so, copies as slow as
+the link is said to be. They show whether stages, crossings and overlapped schedules take the time
+that the model adds up for them. They do not show a GPU's kernels or launches, nor that two devices
+have memory of their own: here both read the same, and what overlapped stages take from each other
+is no part of the model. Drift stands for both devices.
 """
 
 from __future__ import annotations
@@ -19,30 +26,30 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
-import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from helm import _helm
 from helm.calibrate import Quantity, measure_profile, probe_bytes
-from helm.checkpoint import TensorInfo
+from helm.compiler.candidate import Candidate
 from helm.compiler.op_cost import CostedGraph
-from helm.compiler.search import search
 from helm.compiler.workload import ResourceLimits, Space, Workload
 from helm.config import ModelConfig
-from helm.graph import Graph
-from helm.machine import cpu_affinity, memory_available, one_cpu_per_core
+from helm.devices import CPU
+from helm.errors import HelmError
+from helm.machine import cpu_affinity, memory_available
 from helm.models import build_graph
 from helm.plan import make_plan
 from helm.profile import Profile, load_profile
+from partition import Layout, costed, place, price
+from random_weights import random_weights
+from setups import SIM, Setup, Threads, cpu_setup, partitioned_setup
 
 # hidden, inner, layers, heads, kv_heads, head_dim, vocabulary: no shape of the profile's. All
 # matrices together exceed 8 times a last-level cache of 32 MiB in 16 bit, as people's models do.
@@ -60,6 +67,16 @@ ARCHITECTURES = {
 }
 DTYPES = ("f32", "f16", "bf16")
 LOADS = ((1, 128), (1, 2048), (2, 640), (4, 128), (8, 128))  # sequences, context
+ALONE, CUT, OVERLAPPED = "cpu", "cut", "overlapped"  # schedules
+# Half of the blocks and the head on the accelerator; shape, dtype, sequences, context, schedule.
+PARTITIONED = (
+    ("llama-147m", "bf16", 1, 128, CUT),
+    ("qwen3-187m", "f16", 1, 640, CUT),
+    ("qwen3-250m", "f32", 2, 128, CUT),
+    ("llama-147m", "f16", 4, 128, CUT),
+    ("llama-147m", "bf16", 4, 640, OVERLAPPED),
+    ("qwen3-187m", "bf16", 4, 256, OVERLAPPED),
+)
 OUTPUT = 16  # decode steps per round
 STEP_TOKENS = 512
 PROBE_S = 0.03
@@ -72,6 +89,7 @@ class Case:
     dtype: str
     batch: int
     context: int
+    schedule: str = ALONE
 
 
 @dataclass(frozen=True)
@@ -147,6 +165,8 @@ def config_of(shape: str) -> ModelConfig:
 
 def cases(args: argparse.Namespace) -> list[Case]:
     """Every third of the product, so that each value meets each other, or all of it."""
+    if args.only_partitioned:
+        return []
     found = []
     for i, shape in enumerate(args.shapes):
         for j, dtype in enumerate(args.dtypes):
@@ -156,61 +176,51 @@ def cases(args: argparse.Namespace) -> list[Case]:
     return found
 
 
-class Model:
-    """An engine over random weights, its threads each on a core of its own."""
+def partitioned_cases(args: argparse.Namespace) -> list[Case]:
+    """Those of the shapes and dtypes asked for."""
+    if args.device == CPU:
+        return []
+    found = [Case(*case) for case in PARTITIONED]
+    return [case for case in found if case.shape in args.shapes and case.dtype in args.dtypes]
 
-    def __init__(self, case: Case, cpus: list[int]) -> None:
+
+class Model:
+    """An engine over random weights, its threads where the setup wants them."""
+
+    def __init__(self, case: Case, setup: Setup) -> None:
         config = config_of(case.shape)
-        self.graph: Graph = build_graph(config, None)
-        stored = "f16" if case.dtype == "f32" else "f32"  # converted, so placed in the arena
-        tile = 0.03 * np.random.default_rng(0).standard_normal(1 << 20, dtype=np.float32)
-        numbers = np.resize(
-            tile.astype(np.float16 if stored == "f16" else np.float32),
-            max(math.prod(shape) for shape in self.graph.tensors.values()),
-        )
-        tensors = {
-            name: numbers[: math.prod(shape)].reshape(shape)
-            for name, shape in self.graph.tensors.items()
-        }
-        infos = {n: TensorInfo.in_memory(n, stored, t.shape) for n, t in tensors.items()}
+        graph = build_graph(config, None)
+        infos, tensors = random_weights(graph.tensors, case.dtype)
         self.plan = make_plan(
             config, infos, context=case.context + OUTPUT, max_sequences=case.batch,
-            dtype=case.dtype, kv_dtype=case.dtype, threads=len(cpus), step_tokens=STEP_TOKENS,
-            memory_bytes=memory_available(),
+            dtype=case.dtype, kv_dtype=case.dtype, threads=len(setup.cpus),
+            step_tokens=STEP_TOKENS, memory_bytes=memory_available(),
         )  # fmt: skip
-        os.sched_setaffinity(0, cpus)  # new threads inherit it
-        before = _thread_ids()
-        self.engine = _helm.Engine(self.plan.to_json(), "", tensors)
-        self.threads = [os.getpid(), *sorted(_thread_ids() - before)]
-        for thread, cpu in zip(self.threads, cpus, strict=True):
-            os.sched_setaffinity(thread, {cpu})
-        self.costed = CostedGraph(
-            self.graph, {t.name: t.dtype for t in self.plan.tensors}, self.plan.kv.dtype
-        )
-
-    def waited_s(self) -> float:
-        """Time that our threads were ready to run and did not; 0 where the kernel does not tell."""
-        return sum(_waited_ns(thread) for thread in self.threads) * 1e-9
+        model = costed(self.plan, graph)
+        candidate = predict(model, case, setup.profile)
+        self.predicted = candidate.predicted
+        if case.schedule != ALONE:
+            self.plan = place(self.plan, model, candidate)
+        self.threads = Threads(setup)
+        self.engine = _helm.Engine(self.plan.to_json(), "", tensors, device=setup.device)
+        self.threads.started()
 
 
-def _thread_ids() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/task")}
-
-
-def _waited_ns(thread: int) -> int:
-    try:
-        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
-def predict(model: Model, case: Case, profile: Profile) -> Any:
+def predict(model: CostedGraph, case: Case, profile: Profile) -> Candidate:
+    """The case's layout and schedule as the cost model sees them."""
+    blocks = len(model.graph.units) - 2
+    layout, overlapped = Layout("cpu", blocks, "cpu"), case.schedule == OVERLAPPED
+    if case.schedule != ALONE:
+        layout = Layout("cpu", blocks // 2, "accelerator")
     work = Workload(prompt=case.context, output=OUTPUT, batch=case.batch)
     limits = ResourceLimits(sequences=case.batch, step_tokens=STEP_TOKENS)
-    space = Space(threads=(profile.cpu.threads,))
-    best = search(model.costed, profile, work, limits, space).best
-    assert best is not None
-    return best.predicted
+    space = Space(
+        prefill=("compute",),
+        overlap=(overlapped,),
+        decode_groups=(2 if overlapped else 1,),
+        threads=(profile.cpu.threads,),
+    )
+    return price(model, profile, work, layout, limits, space)
 
 
 def typical(runs: list[tuple[float, float]], enough: int) -> tuple[float, int]:
@@ -226,10 +236,10 @@ def timed_steps(model: Model, requests: list[Any]) -> list[tuple[float, float]]:
     generation = _helm.Generation(model.engine, requests)
     steps = []
     while not generation.done:
-        waited, begin = model.waited_s(), time.perf_counter()
+        waited, begin = model.threads.waited_s(), time.perf_counter()
         generation.advance(0.0)
         seconds = time.perf_counter() - begin
-        steps.append((seconds, model.waited_s() - waited))
+        steps.append((seconds, model.threads.waited_s() - waited))
     return steps
 
 
@@ -246,9 +256,10 @@ class Bench:
             for b in range(case.batch)
         }
         self._fill(min(case.context, STEP_TOKENS))  # touches the buffers
+        in_step = case.batch // 2 if case.schedule == OVERLAPPED else case.batch
         self.phases = {
             "prefill": (self._prefill, min(STEP_TOKENS, case.batch * case.context), 1),
-            "decode": (self._decode, case.batch, ENOUGH),
+            "decode": (self._decode, in_step, ENOUGH),
         }
 
     def rounds(self, phase: str, most: int, seconds: float) -> list[Round]:
@@ -290,25 +301,33 @@ class Bench:
             for q, p in self.rows.items()
         ]
         steps = timed_steps(self.model, requests)
+        if self.case.schedule == OVERLAPPED:  # one for all, then the two groups in turn
+            pairs = zip(steps[1::2], steps[2::2], strict=True)
+            steps = [(a[0] + b[0], a[1] + b[1]) for a, b in pairs]
         for sequence in self.rows:
             self.model.engine.truncate(sequence, self.case.context)
         return steps
 
 
-def run_case(
-    case: Case, profile: Profile, probe: Any, cpus: list[int], args: argparse.Namespace
-) -> Iterator[Result]:
-    model = Model(case, cpus)
-    guess = predict(model, case, profile)
-    terms, scaled = guess.decode_terms, ("cpu_memory_s", "cpu_compute_s", "cpu_attention_s")
-    decode_s = sum(terms[name] for name in scaled)
-    bench = Bench(model, case, profile, probe)
-    for phase, predicted_s, scaled_s in (
-        ("prefill", guess.ttft_s, guess.prefill_terms["cpu_compute_s"]),
-        ("decode", guess.decode_s, decode_s),
+def run_case(case: Case, setup: Setup, probe: Any, args: argparse.Namespace) -> Iterator[Result]:
+    model = Model(case, setup)
+    guess = model.predicted
+    bench = Bench(model, case, setup.profile, probe)
+    devices = ("cpu", "accelerator") if setup.simulated else ("cpu",)
+    for phase, predicted_s, terms, scaled in (
+        ("prefill", guess.ttft_s, guess.prefill_terms, ("compute_s",)),
+        ("decode", guess.decode_s, guess.decode_terms, ("memory_s", "compute_s", "attention_s")),
     ):
+        names = [f"{device}_{name}" for device in devices for name in scaled]
         rounds = bench.rounds(phase, args.rounds, args.seconds)
-        yield Result(case, phase, predicted_s, scaled_s, rounds)
+        yield Result(case, phase, predicted_s, scaled_part(terms, names), rounds)
+
+
+def scaled_part(terms: Mapping[str, float], names: Iterable[str]) -> float:
+    """Seconds of the terms of these names, less their share of what overlap saves."""
+    spent = sum(seconds for seconds in terms.values() if seconds > 0)
+    share = sum(terms[name] for name in names) / spent
+    return share * (spent + terms["overlap_s"])
 
 
 def summary(results: list[Result]) -> dict[str, dict[str, float]]:
@@ -317,6 +336,7 @@ def summary(results: list[Result]) -> dict[str, dict[str, float]]:
         "all": results,
         "decode": [r for r in results if r.phase == "decode"],
         "prefill": [r for r in results if r.phase == "prefill"],
+        "partitioned": [r for r in results if r.case.schedule != ALONE],
         "undisturbed": [r for r in results if not r.disturbed],
     }
     return {
@@ -338,7 +358,7 @@ def show(results: list[Result]) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     table = Table(box=None, pad_edge=False)
-    for name in ("shape", "dtype", "phase"):
+    for name in ("shape", "dtype", "devices", "phase"):
         table.add_column(name)
     columns = ("batch", "context", "rounds", "measured", "predicted", "error", "drift", "corrected")
     for name in columns:
@@ -346,8 +366,8 @@ def show(results: list[Result]) -> None:
     for r in results:
         mark = "*" if r.disturbed else ""
         table.add_row(
-            r.case.shape, r.case.dtype, r.phase, str(r.case.batch), str(r.case.context),
-            str(len(r.rounds)),
+            r.case.shape, r.case.dtype, r.case.schedule, r.phase,
+            str(r.case.batch), str(r.case.context), str(len(r.rounds)),
             f"{r.measured_s * 1e3:.2f} ms{mark}", f"{r.predicted_s * 1e3:.2f} ms",
             f"{r.error:+.1%}", f"{r.drift:.2f}", f"{r.corrected_error:+.1%}",
         )  # fmt: skip
@@ -368,24 +388,36 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="every combination, not a third")
     parser.add_argument("--rounds", type=int, default=5, help="at most, of a phase of a case")
     parser.add_argument("--seconds", type=float, default=3.0, help="after which no round begins")
-    parser.add_argument("--profile", help="a profile file (default: measured now)")
+    parser.add_argument("--profile", help="a profile file for the CPU (default: measured now)")
+    parser.add_argument(
+        "--device", default=SIM, help="of the partitioned cases; cpu: leave them out"
+    )
+    parser.add_argument("--only-partitioned", action="store_true", help="leave the others out")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     profile = load_profile(args.profile) if args.profile else measure_profile()
-    if profile.unsettled:
-        print("unsettled in the profile:", ", ".join(profile.unsettled), file=sys.stderr)
-    affinity = cpu_affinity()
-    cpus = one_cpu_per_core(affinity)[: profile.cpu.threads]
-    probe = _helm.StageProbe(probe_bytes(affinity), cpus)
+    wanted, cut = cases(args), partitioned_cases(args)
+    setups = [(cpu_setup(profile), wanted)]
+    if cut:
+        try:
+            setups.append((partitioned_setup(args.device, profile), cut))
+        except HelmError as reason:
+            raise SystemExit(str(reason)) from None
     results: list[Result] = []
-    for case in cases(args):
-        for result in run_case(case, profile, probe, cpus, args):
-            results.append(result)
-            line = f"{case} {result.phase} {result.error:+.1%} {result.corrected_error:+.1%}"
-            print(line, file=sys.stderr)
+    for setup, its_cases in setups:
+        if setup.profile.unsettled:
+            print(
+                "unsettled in the profile:", *setup.profile.unsettled, sep="\n  ", file=sys.stderr
+            )
+        probe = _helm.StageProbe(probe_bytes(cpu_affinity()), list(setup.cpus))
+        for case in its_cases:
+            for result in run_case(case, setup, probe, args):
+                results.append(result)
+                line = f"{case} {result.phase} {result.error:+.1%} {result.corrected_error:+.1%}"
+                print(line, file=sys.stderr)
     if args.json:
         report = {
-            "profile": profile.to_dict(),
+            "profiles": {setup.device: setup.profile.to_dict() for setup, _ in setups},
             "results": [as_row(result) for result in results],
             "summary": summary(results),
         }

@@ -29,11 +29,10 @@ PEERS = {"helm": "helm", "transformers": "transformers", "llama.cpp": "llama_cpp
 
 
 def matrix_elements(config: dict) -> tuple[int, int]:
-    """Elements of the blocks' matrices, and of the (tied) head."""
-    shapes = dict(tensor_shapes(config))
-    head = config["vocab_size"] * config["hidden_size"]
-    total = sum(rows * shape[0] for rows, *shape in shapes.values() if shape)
-    return total - head, head
+    """Elements of the blocks' matrices, and of the head."""
+    shapes = [s for name, s in tensor_shapes(config) if name.startswith("model.layers.")]
+    blocks = sum(rows * shape[0] for rows, *shape in shapes if shape)
+    return blocks, config["vocab_size"] * config["hidden_size"]
 
 
 def run_worker(engine: str, folder: Path, args: argparse.Namespace) -> dict:
@@ -121,7 +120,7 @@ def show(results: dict, args: argparse.Namespace, console: Console) -> None:
         f"{peak:.0f} GFLOP/s f32"
     )
     table = Table(title=title)
-    table.add_column("median [min, max]")
+    table.add_column("median \\[min, max]")
     for engine in results["figures"]:
         table.add_column(engine, justify="right")
     for name in next(iter(results["figures"].values())):

@@ -29,6 +29,8 @@ def gguf_name(name: str) -> str:
         return "token_embd.weight"
     if name == "model.norm.weight":
         return "output_norm.weight"
+    if name == "lm_head.weight":
+        return "output.weight"
     _, _, layer, rest = name.split(".", 3)
     return f"blk.{layer}.{NAMES[rest.removesuffix('.weight')]}.weight"
 

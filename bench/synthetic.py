@@ -21,7 +21,7 @@ BLOCK = 1 << 22  # random elements, repeated to fill a tensor
 
 
 def tensor_shapes(config: dict) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of a dense Qwen3 checkpoint with a tied head."""
+    """Names and shapes of a dense Qwen3 checkpoint."""
     hidden, inter = config["hidden_size"], config["intermediate_size"]
     dim = config["head_dim"]
     q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
@@ -40,6 +40,8 @@ def tensor_shapes(config: dict) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield prefix + "mlp.up_proj.weight", (inter, hidden)
         yield prefix + "mlp.down_proj.weight", (hidden, inter)
     yield "model.norm.weight", (hidden,)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (config["vocab_size"], hidden)
 
 
 def _encode(values: np.ndarray, dtype: str) -> bytes:

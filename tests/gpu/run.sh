@@ -10,14 +10,16 @@
 #   bench        helm-bench-cuda, if it was built
 #   package      pip install of the whole of HELM into OUT/site, and a look at its plugin
 #   models       that package: every family at every cut gives the tokens of the CPU
-#   partitioned  plans over CPU and GPU against their prediction, the roofline and Accelerate
+#   partitioned  bench/partitioned.py: Qwen3-8B's shape in 8 GiB
+# and, only if asked for, in up to five minutes more:
+#   larger       bench/partitioned.py: Qwen3-14B's and Qwen3-32B's shapes in 24 GiB
 # A log of each step, its results and summary.json go to OUT; a table comes last. The status is that
 # of the worst step. CUDA 13's nvcc, cmake, ninja and python3 are needed, and headers of two
 # libraries, which may also be named:
 #   HELM_JSON_INCLUDE     directory that holds nlohmann/json.hpp
 #   HELM_DOCTEST_INCLUDE  directory that holds doctest/doctest.h
 set -uo pipefail
-[ $# -ge 1 ] || { sed -n '2,19p' "$0"; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,21p' "$0"; exit 2; }
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 shift
@@ -76,38 +78,44 @@ step_package() {
     "${options[@]/#-D/-Ccmake.define.}" && ls -l "$out"/site/helm/lib*/libhelm_cuda.so
 }
 installed() {
-  [ -d "$out/site/helm" ] || { echo "step package has installed nothing"; return 77; }
   export PYTHONPATH="$out/site${PYTHONPATH:+:$PYTHONPATH}"
+  python3 -c "import helm, $1" || { echo "the step package, and $1 are needed"; return 77; }
 }
 step_models() {
-  installed || return
+  installed "pytest, torch, transformers" || return
   HELM_TEST_DEVICE=cuda python3 -m pytest -q -p no:cacheprovider tests/test_partition.py
 }
 step_partitioned() {
-  installed || return
-  (cd bench && python3 partitioned.py --device cuda --shapes qwen3-8b qwen3-14b --vram 8GiB 24GiB \
-    --json "$out/partitioned.json")
+  installed "numpy, rich" || return
+  python3 bench/partitioned.py --device cuda --shapes qwen3-8b --vram 8GiB \
+    --json "$out/partitioned-8b.json"
+}
+step_larger() {
+  installed "numpy, rich" || return
+  python3 bench/partitioned.py --device cuda --shapes qwen3-14b qwen3-32b --vram 24GiB \
+    --json "$out/partitioned-larger.json"
 }
 limit_of() {
   case $1 in
     build) echo 120 ;;
     conformance) echo 30 ;;
-    memcheck) echo 45 ;;
+    memcheck) echo 30 ;;
     bench) echo 60 ;;
     package) echo 75 ;;
     models) echo 45 ;;
-    partitioned) echo 100 ;;
+    partitioned) echo 115 ;;
+    larger) echo 300 ;;
     *) return 1 ;;
   esac
 }
 
 nvidia-smi >"$out/machine.txt"
 export -f step_build step_conformance step_memcheck step_bench step_package step_models \
-  step_partitioned installed
+  step_partitioned step_larger installed
 worst=0
 results=()
 for step in "${steps[@]}"; do
-  limit=$(limit_of "$step") || missing "there is no step \"$step\"; steps are ${all_steps[*]}"
+  limit=$(limit_of "$step") || missing "there is no step \"$step\"; steps are ${all_steps[*]} partitioned"
   begin=$SECONDS
   out=$out build=$build timeout "$limit" bash -c \
     'set -uo pipefail; step=$1; shift; options=("$@"); "step_$step"' _ "$step" "${options[@]}" \

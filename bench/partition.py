@@ -1,0 +1,95 @@
+"""Prices and places one given layout, where HELM's planner would choose. Runs nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from helm.compiler.candidate import Candidate
+from helm.compiler.op_cost import CostedGraph, Step
+from helm.compiler.placement import memory_use, placed_units, schedule
+from helm.compiler.search import unlimited
+from helm.compiler.workload import ResourceLimits, Space, Workload
+from helm.graph import Graph
+from helm.plan import Plan, costed_graph
+from helm.profile import Profile
+
+
+@dataclass(frozen=True)
+class Layout:
+    """embedding and head: "cpu" or "accelerator"; the blocks before `cpu_blocks` are the CPU's."""
+
+    embedding: str
+    cpu_blocks: int
+    head: str
+
+    @classmethod
+    def of(cls, plan: Plan) -> Layout:
+        embedding, *blocks, head = (unit.device for unit in plan.units)
+        return cls(embedding, blocks.count("cpu"), head)
+
+
+def price(
+    model: CostedGraph,
+    profile: Profile,
+    workload: Workload,
+    layout: Layout,
+    limits: ResourceLimits,
+    space: Space,
+) -> Candidate:
+    """`layout` as the cost model sees it, whether it fits or not; what `space` leaves open is
+    chosen for `workload`."""
+    if layout == Layout("cpu", len(model.graph.units) - 2, "cpu"):
+        profile = dataclasses.replace(profile, accelerator=None, link=None)
+    found = unlimited(model, profile, workload, limits, space).by_layout
+    return next(c for c in found if c.layout == dataclasses.astuple(layout))
+
+
+def price_plan(plan: Plan, model: CostedGraph, profile: Profile, workload: Workload) -> Candidate:
+    """`plan` under another workload: its layout, threads, page and step sizes, and kind of
+    schedule. From how many tokens on weights visit the accelerator is chosen for the workload."""
+    how = plan.schedule
+    limits = ResourceLimits(
+        step_tokens=plan.limits.step_tokens,
+        page_tokens=plan.kv.page_tokens,
+        sequences=plan.limits.sequences,
+    )
+    space = Space(
+        prefill=(how.prefill,),
+        overlap=(how.prefill_overlap,),
+        stream_steps=(),
+        decode_groups=(how.decode_groups,),
+        threads=(plan.threads,),
+    )
+    return price(model, profile, workload, Layout.of(plan), limits, space)
+
+
+def place(plan: Plan, model: CostedGraph, candidate: Candidate) -> Plan:
+    """`plan` with the units, memory and schedule of `candidate`, which was priced with its
+    limits."""
+    kv = plan.kv
+    pages = kv.layers * candidate.kv_blocks * candidate.sequences
+    kv = dataclasses.replace(kv, pages=pages)
+    return dataclasses.replace(
+        plan,
+        limits=dataclasses.replace(plan.limits, step_tokens=candidate.step_tokens),
+        threads=candidate.threads,
+        kv=kv,
+        units=placed_units(model.graph, candidate),
+        memory=memory_use(candidate),
+        schedule=schedule(candidate, kv),
+        prediction=None,
+    )
+
+
+def costed(plan: Plan, graph: Graph) -> CostedGraph:
+    """The graph with the dtypes of `plan`."""
+    return costed_graph(graph, plan.tensors, plan.kv.dtype)
+
+
+def weights_read(plan: Plan, model: CostedGraph) -> dict[str, int]:
+    """Device -> bytes of weights that a step of one token reads there."""
+    read = {"cpu": 0, "accelerator": 0}
+    for unit, placed in zip(model.graph.units, plan.units, strict=True):
+        read[placed.device] += model.unit_cost(unit, Step(1, 1)).weight_bytes
+    return read

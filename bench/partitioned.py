@@ -1,0 +1,363 @@
+"""Measures plans over the CPU and an accelerator beside their prediction, the machine and a peer.
+
+For each shape and each limit of accelerator memory: plans with the machine's measured profile and
+says what it predicts, loads random weights, verifies, and only then times decode and prefill in
+turn, round by round, with a probe of the host's memory around each round. Hugging Face Accelerate
+gets the same memory afterwards, in a process of its own.
+
+    python bench/partitioned.py --device cuda --shapes qwen3-8b --vram 8GiB --json out.json
+    python bench/partitioned.py --device sim:link=8GB/s,latency=20us,threads=1 --shapes qwen3-0.6b \
+        --layers 4 --vram 2GiB --cpu-blocks 2
+
+On a simulated accelerator the same cores compute both sides and the search may well keep all on
+the CPU; --cpu-blocks sets the cut. Its figures say whether things work, not how fast a GPU is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from compare import machine
+from helm import _helm
+from helm.compiler.candidate import Predicted
+from helm.compiler.op_cost import CostedGraph
+from helm.compiler.workload import OBJECTIVES, ResourceLimits, Space, Workload
+from helm.config import ModelConfig
+from helm.devices import Accelerator, open_accelerator
+from helm.errors import HelmError, OutOfMemoryError
+from helm.local_plan import with_thread_counts
+from helm.machine import cpu_affinity, default_threads, memory_available
+from helm.models import build_graph
+from helm.plan import Plan, make_plan
+from helm.profile import Profile, load_profile
+from helm.profile_cache import machine_profile
+from helm.units import parse_size, size_text
+from partition import Layout, costed, place, price, price_plan, weights_read
+from partitioned_report import Result, Round, announcement, figures, roofline_s, show
+from random_weights import random_weights
+from synthetic import SHAPES, TORCH_DTYPE
+
+PEER = Path(__file__).parent / "accelerate_peer.py"
+PROMPT, GREEDY = 64, 16  # tokens given and wanted when verifying
+VERIFY_LAYERS = 2
+# Of the logits' standard deviation. Devices sum in other orders, and cuBLAS rounds activations to
+# the dtype of the weights; a wrong row or layer differs by a deviation and more.
+TOLERANCE = 0.05
+PROBE_BYTES, PROBE_S = 1 << 30, 0.2
+PEER_TIMEOUT_S = 120
+NO_CUDA = 77  # exit status of the peer
+
+
+class Loaded:
+    """A model of random weights on its plan, before and after it is loaded."""
+
+    def __init__(self, config: ModelConfig, profile: Profile, cap: int | None, args: Any) -> None:
+        self.config, self.profile, self.args = config, profile, args
+        self.graph = build_graph(config, None)
+        self.infos, self.tensors = random_weights(self.graph.tensors, args.dtype)
+        context = max(*args.prefill, args.context + args.tokens, PROMPT + GREEDY)
+        workload = Workload(args.context, args.tokens, context=context, objective=args.objective)
+        self.plan: Plan = make_plan(
+            config, self.infos, max_sequences=1, dtype=args.dtype, kv_dtype=args.dtype,
+            memory_bytes=memory_available(), profile=profile, workload=workload,
+            accelerator_bytes=cap,
+        )  # fmt: skip
+        self.model: CostedGraph = costed(self.plan, self.graph)
+        if args.cpu_blocks is not None:
+            self.cut(min(args.cpu_blocks, config.num_hidden_layers), workload, cap)
+
+    def cut(self, cpu_blocks: int, workload: Workload, cap: int | None) -> None:
+        """Places anew: the embedding and the first blocks on the CPU, the rest not. Raises
+        OutOfMemoryError."""
+        limits = ResourceLimits(
+            step_tokens=self.plan.limits.step_tokens, page_tokens=self.plan.kv.page_tokens
+        )
+        layout = Layout("cpu", cpu_blocks, "accelerator")
+        found = price(self.model, self.profile, workload, layout, limits, Space())
+        taken = found.total_bytes("accelerator")
+        if cap is not None and taken > cap:
+            raise OutOfMemoryError(
+                f"[plan] --cpu-blocks {cpu_blocks} needs {size_text(taken)} on the accelerator, "
+                f"{size_text(cap)} are allowed; raise either"
+            )
+        self.plan = place(self.plan, self.model, found)
+
+    def predict(self, prompt: int, output: int) -> Predicted:
+        workload = Workload(prompt, output, context=self.plan.limits.context)
+        return price_plan(self.plan, self.model, self.profile, workload).predicted
+
+    def load(self) -> Any:
+        bound = {t.name: self.tensors[t.name] for t in self.plan.tensors}
+        return _helm.Engine(self.plan.to_json(), "", bound, device=self.args.device)
+
+
+def prompt_of(tokens: int, vocabulary: int) -> list[int]:
+    return [(i * 7919 + 13) % vocabulary for i in range(tokens)]
+
+
+def generate(engine: Any, request: Any) -> tuple[list[int], list[float]]:
+    """The tokens, and the seconds of each step."""
+    generation = _helm.Generation(engine, [request])
+    tokens, steps = [], []
+    while not generation.done:
+        begin = time.perf_counter()
+        new = generation.advance(0.0)
+        steps.append(time.perf_counter() - begin)
+        tokens += [token.id for token in new]
+    return tokens, steps
+
+
+class Bench:
+    """Verifies and times one engine."""
+
+    def __init__(self, engine: Any, loaded: Loaded) -> None:
+        self.engine, self.plan, self.args = engine, loaded.plan, loaded.args
+        longest = max(*self.args.prefill, self.args.context, PROMPT)
+        self.prompt = prompt_of(longest, self.plan.model.vocab_size)
+        self.sequence = engine.open(self.plan.limits.context)
+
+    def verify(self) -> None:
+        """The same greedy tokens twice, out of finite logits."""
+        runs = []
+        for _ in range(2):
+            self.engine.truncate(self.sequence, 0)
+            request = _helm.Request(
+                prompt=self.prompt[:PROMPT], sequence=self.sequence, max_tokens=GREEDY
+            )
+            runs.append(generate(self.engine, request)[0])
+        if runs[0] != runs[1] or len(runs[0]) != GREEDY:
+            raise SystemExit(f"two runs differ: {runs[0]} and {runs[1]}")
+        self.engine.truncate(self.sequence, 0)
+        logits = self.engine.forward(self.sequence, np.array(self.prompt[:PROMPT], np.int32))
+        if not np.isfinite(logits).all():
+            raise SystemExit("logits are not finite")
+
+    def prefill(self, tokens: int) -> float:
+        self.engine.truncate(self.sequence, 0)
+        request = _helm.Request(prompt=self.prompt[:tokens], sequence=self.sequence, max_tokens=1)
+        return sum(generate(self.engine, request)[1])
+
+    def decode(self) -> float:
+        """Seconds of a step, over steps after `context` cached tokens."""
+        context, tokens = self.args.context, self.args.tokens
+        request = _helm.Request(
+            prompt=[*self.prompt[:context], 1], sequence=self.sequence, cached=context,
+            max_tokens=tokens,
+        )  # fmt: skip
+        found, steps = generate(self.engine, request)
+        assert len(found) == tokens
+        return sum(steps) / tokens
+
+    def round(self) -> Round:
+        before = self._dram()
+        prefill_s = {tokens: self.prefill(tokens) for tokens in self.args.prefill}
+        self.prefill(self.args.context)
+        decode_s = self.decode()
+        return Round(decode_s, prefill_s, (before + self._dram()) / 2)
+
+    def _dram(self) -> float:
+        rate = _helm.stream_read_bytes_per_s(self.plan.threads, PROBE_BYTES, PROBE_S)
+        return float(rate)
+
+    def rounds(self) -> list[Round]:
+        self.round()  # warms up: buffers, graphs, clocks
+        found: list[Round] = []
+        end = time.perf_counter() + self.args.seconds
+        while len(found) < self.args.rounds and (not found or time.perf_counter() < end):
+            found.append(self.round())
+        return found
+
+
+def verify_against_cpu(raw: dict, profile: Profile, args: Any) -> dict[str, Any]:
+    """A model of the same widths with few layers, cut in the middle, against the CPU alone. On a
+    simulated accelerator tokens and logits must be equal."""
+    layers = min(VERIFY_LAYERS, raw["num_hidden_layers"])
+    config = ModelConfig.from_dict({**raw, "num_hidden_layers": layers}, "shape")
+    small = {**vars(args), "prefill": [PROMPT], "context": PROMPT, "tokens": 1}
+    alone = dataclasses.replace(profile, accelerator=None, link=None)
+    found = []
+    for use, cpu_blocks in ((profile, layers // 2), (alone, None)):
+        how = argparse.Namespace(**{**small, "cpu_blocks": cpu_blocks})
+        loaded = Loaded(config, use, None, how)
+        engine = loaded.load()
+        prompt = np.array(prompt_of(PROMPT, config.vocab_size), np.int32)
+        found.append(engine.forward(engine.open(PROMPT), prompt, True))
+        del engine, loaded
+    own, cpu = found
+    deviation = float(np.abs(own - cpu).max() / cpu.std())
+    allowed = 0.0 if args.device.startswith("sim") else TOLERANCE
+    if not deviation <= allowed:
+        raise SystemExit(f"logits differ from the CPU's by {deviation:.3g} deviations")
+    return {"layers": layers, "against": "cpu", "deviation": deviation, "allowed": allowed}
+
+
+def plan_facts(loaded: Loaded) -> dict[str, Any]:
+    plan = loaded.plan
+    return {
+        "units_cpu": plan.units_cpu,
+        "units_accelerator": plan.units_accelerator,
+        "chosen_by": "search" if loaded.args.cpu_blocks is None else "--cpu-blocks",
+        "threads": plan.threads,
+        "schedule": dataclasses.asdict(plan.schedule),
+        "memory": {device: dataclasses.asdict(use) for device, use in plan.memory.items()},
+        "weights_read_bytes": weights_read(plan, loaded.model),
+    }
+
+
+def predictions(loaded: Loaded) -> dict[str, Any]:
+    args = loaded.args
+    decode = loaded.predict(args.context, args.tokens)
+    return {
+        "decode_s": decode.decode_s,
+        "decode_terms": decode.decode_terms,
+        "prefill_s": {tokens: loaded.predict(tokens, 1).ttft_s for tokens in args.prefill},
+    }
+
+
+def run_peer(raw: dict, cap: int, args: Any) -> dict[str, Any]:
+    """Accelerate with the same memory, or {"skipped": reason}."""
+    if args.no_peer:
+        return {"skipped": "--no-peer"}
+    if args.device.partition(":")[0] != "cuda":
+        return {"skipped": f"Accelerate does not run on {args.device.partition(':')[0]}"}
+    for name in ("torch", "transformers", "accelerate"):
+        if importlib.util.find_spec(name) is None:
+            return {"skipped": f"{name} is not installed"}
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(raw, file)
+        file.flush()
+        command = [sys.executable, PEER, file.name, "--bytes", str(cap)]
+        command += ["--dtype", TORCH_DTYPE[args.dtype], "--context", str(args.context)]
+        command += ["--prefill", *map(str, args.prefill), "--rounds", str(args.rounds)]
+        command += ["--seconds", str(args.seconds)]
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, timeout=PEER_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return {"skipped": f"took more than {PEER_TIMEOUT_S} s"}
+    if run.returncode == NO_CUDA:
+        return {"skipped": run.stdout.strip()}
+    if run.returncode != 0:
+        return {"skipped": "failed: " + " | ".join(run.stderr.strip().splitlines()[-3:])}
+    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return found
+
+
+def run_case(
+    result: Result, raw: dict, profile: Profile, args: argparse.Namespace, console: Console
+) -> None:
+    """Fills in `result`. Raises HelmError where the case does not fit."""
+    cap = result.vram_bytes
+    loaded = Loaded(ModelConfig.from_dict(raw, result.shape), profile, cap, args)
+    result.plan, result.predicted = plan_facts(loaded), predictions(loaded)
+    console.print(announcement(result), markup=False, highlight=False)
+    result.verified = verify_against_cpu(raw, profile, args)
+    begin = time.perf_counter()
+    engine = loaded.load()
+    loaded.tensors.clear()
+    result.load_s = time.perf_counter() - begin
+    bench = Bench(engine, loaded)
+    bench.verify()
+    result.verified["greedy_tokens_repeated"] = GREEDY
+    result.rounds = bench.rounds()
+    result.roofline_s = roofline_s(result, profile, args.dtype)
+    del bench, engine, loaded  # frees both memories for the peer
+    result.peer = run_peer(raw, cap, args)
+    result.figures = figures(result, args)
+
+
+def shape_of(name: str, layers: int | None) -> tuple[str, dict[str, Any]]:
+    """Of shapes.json, or a config.json; `layers` of it at most."""
+    raw = dict(SHAPES[name]) if name in SHAPES else json.loads(Path(name).read_text())
+    if layers is not None:
+        raw["num_hidden_layers"] = min(layers, raw["num_hidden_layers"])
+    return (name if name in SHAPES else Path(name).parent.name or name), raw
+
+
+def profile_of(device: Accelerator, args: Any) -> Profile:
+    """A given profile, or this machine's: cached, or measured now."""
+    if args.profile is None:
+        return machine_profile(device)
+    profile = load_profile(args.profile)
+    most = default_threads(cpu_affinity())
+    return dataclasses.replace(profile, cpu=with_thread_counts(profile.cpu, [most]))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:N or sim:...")
+    parser.add_argument(
+        "--shapes", nargs="+", default=["qwen3-8b"], metavar="SHAPE",
+        help=f"{', '.join(SHAPES)}, or a config.json",
+    )  # fmt: skip
+    parser.add_argument("--vram", nargs="+", default=["8GiB"], metavar="SIZE")
+    parser.add_argument("--layers", type=int, help="blocks of each shape at most")
+    parser.add_argument("--cpu-blocks", type=int, help="set the cut instead of searching it")
+    parser.add_argument("--objective", choices=OBJECTIVES, default="total")
+    parser.add_argument("--dtype", choices=list(TORCH_DTYPE), default="bf16")
+    parser.add_argument("--context", type=int, default=512, help="tokens before decode")
+    parser.add_argument("--tokens", type=int, default=32, help="decode steps of a round")
+    parser.add_argument("--prefill", type=int, nargs="+", default=[512, 2048], metavar="TOKENS")
+    parser.add_argument("--rounds", type=int, default=5, help="at most")
+    parser.add_argument("--seconds", type=float, default=10.0, help="after which no round begins")
+    parser.add_argument("--profile", help="a preset or file (default: this machine's)")
+    parser.add_argument("--no-peer", action="store_true", help="leave Accelerate out")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    try:
+        device = open_accelerator(args.device)
+        if args.profile is None:
+            console.print(f"profile of this machine with {device.name}: cached, or measured now")
+        profile = profile_of(device, args)
+        caps = [parse_size(text, "--vram") for text in args.vram]
+    except HelmError as reason:
+        raise SystemExit(str(reason)) from None
+    if profile.unsettled:
+        console.print("unsettled in the profile:", ", ".join(profile.unsettled), style="yellow")
+    results = []
+    for name in args.shapes:
+        shape, raw = shape_of(name, args.layers)
+        for cap in caps:
+            result = Result(shape, raw["num_hidden_layers"], cap)
+            results.append(result)
+            try:
+                if cap > device.free_bytes:
+                    free = size_text(device.free_bytes)
+                    raise OutOfMemoryError(f"[bench] {device.name} has {free} free")
+                run_case(result, raw, profile, args, console)
+            except HelmError as reason:
+                result.skipped = str(reason)
+                console.print(f"{shape}, {size_text(cap)}: {reason}", style="yellow", markup=False)
+    show(results, args, console)
+    if args.json:
+        settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+        threads = argparse.Namespace(threads=profile.cpu.threads)
+        document = {
+            "machine": {**machine(threads), "device": device.name},
+            "settings": settings,
+            "profile": profile.to_dict(),
+            "results": [dataclasses.asdict(result) for result in results],
+        }
+        args.json.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""What accuracy.py runs its cases on: the CPU, or the CPU and an accelerator. Times nothing itself.
+
+A simulated accelerator computes with the CPU's kernels on the cores of the same machine. So both
+devices get one thread each, on a core of its own, and are profiled so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from helm.calibrate import measure_profile
+from helm.calibrate_accelerator import measure_accelerator
+from helm.devices import CPU, open_accelerator
+from helm.machine import cpu_affinity, one_cpu_per_core
+from helm.profile import Profile
+
+SIM = "sim:link=8GB/s,latency=20us,threads=1"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """cpus: a core for each of the CPU's threads. accelerator_cpus: where the accelerator's threads
+    go, if they are to go anywhere. simulated: whether drift of the CPU is drift of both."""
+
+    device: str
+    profile: Profile
+    cpus: tuple[int, ...]
+    accelerator_cpus: frozenset[int] = frozenset()
+    simulated: bool = False
+
+
+def cpu_setup(profile: Profile) -> Setup:
+    alone = dataclasses.replace(profile, accelerator=None, link=None)
+    return Setup(CPU, alone, tuple(one_cpu_per_core(cpu_affinity())[: profile.cpu.threads]))
+
+
+def partitioned_setup(specification: str, cpu: Profile) -> Setup:
+    """Measures the device and its link; for a simulated one also the CPU anew, with one thread.
+    cpu: the machine's profile. Raises DeviceError."""
+    device = open_accelerator(specification)
+    affinity = cpu_affinity()
+    cores = one_cpu_per_core(affinity)
+    if device.kind != "sim":
+        profile = _with_device(cpu, specification)
+        return Setup(specification, profile, tuple(cores[: cpu.cpu.threads]))
+    os.sched_setaffinity(0, cores[:1])
+    try:
+        alone = measure_profile()
+    finally:
+        os.sched_setaffinity(0, affinity)
+    profile = _with_device(alone, specification)
+    return Setup(specification, profile, (cores[0],), frozenset(cores[1:2]), simulated=True)
+
+
+def _with_device(profile: Profile, specification: str) -> Profile:
+    own, link, unsettled = measure_accelerator(open_accelerator(specification), profile.cpu)
+    unsettled = (*profile.unsettled, *unsettled)
+    return dataclasses.replace(profile, accelerator=own, link=link, unsettled=unsettled)
+
+
+class Threads:
+    """The threads of this process that compute, each kept where `setup` says. Made in two steps:
+    before the engine starts its own and after."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        os.sched_setaffinity(0, {*setup.cpus, *setup.accelerator_cpus})  # new threads inherit it
+        self._before = _thread_ids()
+        self.ids = [os.getpid()]
+
+    def started(self) -> None:
+        setup = self._setup
+        self.ids = [os.getpid(), *sorted(_thread_ids() - self._before)]
+        if setup.device != CPU and not setup.simulated:
+            return  # a driver's threads are among them
+        for thread, cpu in zip(self.ids, setup.cpus, strict=False):
+            os.sched_setaffinity(thread, {cpu})
+        for thread in self.ids[len(setup.cpus) :]:
+            os.sched_setaffinity(thread, setup.accelerator_cpus or set(setup.cpus))
+
+    def waited_s(self) -> float:
+        """Time that they were ready to run and did not; 0 where the kernel does not tell."""
+        return sum(_waited_ns(thread) for thread in self.ids) * 1e-9
+
+
+def _thread_ids() -> set[int]:
+    return {int(name) for name in os.listdir("/proc/self/task")}
+
+
+def _waited_ns(thread: int) -> int:
+    try:
+        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
