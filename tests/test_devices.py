@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -237,3 +239,13 @@ def test_the_devices_of_the_readme_can_be_had() -> None:
     assert len(named) >= 2
     for specification in named:
         assert open_accelerator(specification).memory_bytes == 2 << 30
+
+
+@pytest.mark.skipif(
+    shutil.which("nvcc") is None, reason="no CUDA compiler: the plugin is not built"
+)
+def test_the_package_has_the_plugin_where_it_could_be_built() -> None:
+    version = subprocess.run(["nvcc", "--version"], capture_output=True, text=True).stdout
+    if int(re.search(r"release (\d+)", version)[1]) < 13:
+        pytest.skip("the CUDA compiler is older than 13: the plugin is not built")
+    assert (Path(helm.__file__).parent / "lib" / "libhelm_cuda.so").is_file()

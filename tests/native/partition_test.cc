@@ -56,7 +56,7 @@ std::vector<helm::Request> requests(int32_t count) {
   std::vector<helm::Request> all;
   for (int32_t i = 0; i < count; ++i) {
     helm::Request request;
-    request.prompt = prompt(70 - 9 * i, i);
+    request.prompt = prompt(std::max(70 - 9 * i, 1 + i), i);
     request.max_tokens = 6 + i;
     all.push_back(request);
   }
@@ -94,6 +94,22 @@ TEST_CASE("every placement of every unit gives the tokens of the CPU") {
       for (size_t i = 1; i < units.size(); ++i) changes += units[i] != units[i - 1];
       CHECK(engine->stats().crossings == changes);
     }
+  }
+}
+
+TEST_CASE("more than eight sequences run at once") {
+  TinyShape wide{.layers = kLayers, .sequences = 10};
+  wide.pages = kLayers * kBlocks * 10;
+  wide.step_tokens = 600;
+  const auto expected = generate(*tiny_engine(tiny_model(wide)), 10);
+  for (const int64_t groups : {1, 2}) {
+    TinyShape shape = placed("ccaaa");
+    shape.sequences = 10;
+    shape.pages = wide.pages;
+    shape.accelerator_pages = 2 * kBlocks * 10;
+    shape.decode_groups = groups;
+    shape.step_tokens = 600;  // all prompts in one step, then ten tokens in each
+    CHECK(generate(*tiny_engine(tiny_model(shape)), 10) == expected);
   }
 }
 

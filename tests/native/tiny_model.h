@@ -68,10 +68,11 @@ class TinyModelBuilder {
     auto& plan = model_.plan;
     plan = {{"format", "helm-plan"}, {"version", 1}, {"threads", s_.threads}, {"logits", "logits"}};
     plan["model"] = {{"architecture", "Tiny"}, {"fingerprint", "0"}, {"vocab_size", s_.vocab}};
-    plan["limits"] = {{"context", s_.context},
-                      {"step_tokens", s_.step_tokens},
-                      {"step_outputs", std::min<int64_t>(s_.step_tokens, 8)},
-                      {"sequences", s_.sequences}};
+    plan["limits"] = {
+        {"context", s_.context},
+        {"step_tokens", s_.step_tokens},
+        {"step_outputs", std::min(s_.step_tokens, std::max<int64_t>(8, s_.sequences))},
+        {"sequences", s_.sequences}};
     plan["kv"] = {{"dtype", s_.kv_dtype},    {"page_tokens", s_.page_tokens}, {"layers", s_.layers},
                   {"kv_heads", s_.kv_heads}, {"head_dim", s_.head_dim},       {"pages", s_.pages}};
     std::vector<float> inv_freq;
