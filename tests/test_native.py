@@ -61,12 +61,12 @@ def test_native_under_address_and_undefined_sanitizers(tmp_path: Path) -> None:
     )
 
 
-def test_runtime_under_thread_sanitizer(tmp_path: Path) -> None:
-    options = ("-DHELM_SANITIZE=thread", "-DCMAKE_BUILD_TYPE=RelWithDebInfo")
-    build_and_run(tmp_path, *options, only="runtime", targets=("helm_runtime_tests",))
-
-
-def test_cuda_kernels_under_thread_sanitizer(tmp_path: Path) -> None:
+def test_runtime_and_cuda_kernels_under_thread_sanitizer(tmp_path: Path) -> None:
     """Emulated threads of a block are ordered by barriers alone: a missing one is a race."""
-    options = ("-DHELM_SANITIZE=thread", "-DCMAKE_BUILD_TYPE=RelWithDebInfo")
-    build_and_run(tmp_path, *options, only="cuda_kernels", targets=("helm_cuda_kernel_tests",))
+    build_and_run(
+        tmp_path,
+        "-DHELM_SANITIZE=thread",
+        "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
+        only="runtime|cuda_kernels",
+        targets=("helm_runtime_tests", "helm_cuda_kernel_tests"),
+    )
