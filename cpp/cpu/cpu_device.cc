@@ -39,7 +39,7 @@ DeviceAddress CpuDevice::allocate(int64_t bytes, const char* purpose) {
   Arena arena(bytes, purpose);
   std::byte* data = arena.data();
   arenas_.emplace(data, std::move(arena));
-  return static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(data));
+  return device_address(data);
 }
 
 void CpuDevice::release(DeviceAddress address) {

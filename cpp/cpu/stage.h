@@ -51,6 +51,10 @@ T* host_pointer(DeviceAddress address) {
   return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
 }
 
+inline DeviceAddress device_address(const void* memory) {
+  return static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(memory));
+}
+
 class CpuStage final : public Stage {
  public:
   // The addresses of `spec` are host pointers; they, the plan and the threads must outlive the

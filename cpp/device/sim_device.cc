@@ -329,7 +329,7 @@ std::unique_ptr<Stage> SimDevice::compile(const StageSpec& spec) {
   StageSpec host = spec;
   const auto translated = [&](DeviceAddress address) {
     if (address == DeviceAddress::kNull) return address;
-    return static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(translate(address, 1)));
+    return cpu::device_address(translate(address, 1));
   };
   for (DeviceAddress& weight : host.weights) weight = translated(weight);
   for (DeviceAddress& value : host.values) value = translated(value);

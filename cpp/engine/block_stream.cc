@@ -27,6 +27,10 @@ BlockStream::BlockStream(const Plan& plan, const Weights& weights, const StageSp
       visiting_layers_(static_cast<size_t>(plan.kv.layers), false),
       device_(accelerator.device()),
       copies_(accelerator.device().create_stream()) {
+  // All at once: neighbours share memory pages, and no page can be locked twice.
+  if (const auto copied = weights.copied(); !copied.empty()) {
+    pinned_ = device_.pin(copied.data(), static_cast<int64_t>(copied.size()));
+  }
   const std::vector<bool> resident = resident_units(plan);
   const std::vector<bool> streamed = streamed_units(plan);
   int64_t largest = 0;
@@ -64,17 +68,13 @@ BlockStream::BlockStream(const Plan& plan, const Weights& weights, const StageSp
     spec.weights.assign(plan.tensors.size(), DeviceAddress::kNull);
     for (const auto& [index, offset] : block.tensors) {
       spec.weights[static_cast<size_t>(index)] = buffers_[block.buffer].address + offset;
-      const void* source = cpu::host_pointer(weights.on_cpu()[static_cast<size_t>(index)]);
-      if (device_.pin(source, plan.tensors[static_cast<size_t>(index)].bytes())) {
-        pinned_.push_back(source);
-      }
     }
     block.stage = device_.compile(spec);
   }
 }
 
 BlockStream::~BlockStream() {
-  for (const void* memory : pinned_) device_.unpin(memory);
+  if (pinned_) device_.unpin(weights_.copied().data());
 }
 
 bool BlockStream::holds(const StepView& step) const {

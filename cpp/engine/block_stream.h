@@ -72,7 +72,7 @@ class BlockStream {
   std::vector<SequenceRun> runs_;
   std::vector<bool> visiting_layers_;
   Device& device_;
-  std::vector<const void*> pinned_;
+  bool pinned_ = false;  // the weights that were copied
   std::unique_ptr<Stream> copies_;
 };
 

@@ -13,10 +13,6 @@ int64_t partial_width(const AttentionOp& op) {
   return op.heads * (op.head_dim + 2);
 }
 
-DeviceAddress address_of(const void* memory) {
-  return static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(memory));
-}
-
 }  // namespace
 
 Plan KvOverflow::with_partials(const Plan& plan) {
@@ -138,10 +134,10 @@ void KvOverflow::compile(const StageSpec& bound, Device& cpu) {
     host.units = std::span(specs_).subspan(s, 1);
     host.weights.assign(plan_.tensors.size(), DeviceAddress::kNull);
     host.values.assign(plan_.values.size(), DeviceAddress::kNull);
-    host.values[static_cast<size_t>(units_[u].attention.in)] = address_of(query_.data());
-    host.values[static_cast<size_t>(far_value)] = address_of(partial_.data());
-    host.kv = address_of(far_.data());
-    host.workspace = address_of(cpu_workspace_.data());
+    host.values[static_cast<size_t>(units_[u].attention.in)] = cpu::device_address(query_.data());
+    host.values[static_cast<size_t>(far_value)] = cpu::device_address(partial_.data());
+    host.kv = cpu::device_address(far_.data());
+    host.workspace = cpu::device_address(cpu_workspace_.data());
     units_[u].on_cpu = cpu.compile(host);
   }
 }

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "cpu/stage.h"
 #include "engine/stages.h"
 
 namespace helm {
@@ -272,10 +273,6 @@ void cut(const Plan& plan, const EngineOptions& options, Files& files, const Pla
   }
 }
 
-DeviceAddress address_of(const void* memory) {
-  return static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(memory));
-}
-
 }  // namespace
 
 Placed placed_in_order(const Plan& plan, const std::vector<TensorIndex>& tensors) {
@@ -306,14 +303,15 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
     cpu_bytes_ += spec.bytes();
     const TensorView* view = bound(options, spec);
     if (view != nullptr && view->dtype == spec.dtype) {
-      address = address_of(view->data);
+      address = cpu::device_address(view->data);
       owners_.push_back(view->owner);
       continue;
     }
     if (view == nullptr && usable_in_place(options.loading, spec)) {
       std::shared_ptr<void>& mapping = mappings[&files.of(spec)];
       if (mapping == nullptr) owners_.push_back(mapping = files.of(spec).map());
-      address = address_of(static_cast<const std::byte*>(mapping.get()) + spec.source->offset);
+      address =
+          cpu::device_address(static_cast<const std::byte*>(mapping.get()) + spec.source->offset);
       continue;
     }
     placed.emplace_back(index, arena_bytes);
@@ -337,7 +335,7 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
       pieces);
   arena_ = Arena(arena_bytes, "the model's weights");
   for (const auto& [index, offset] : placed) {
-    on_cpu_[static_cast<size_t>(index)] = address_of(arena_.data() + offset);
+    on_cpu_[static_cast<size_t>(index)] = cpu::device_address(arena_.data() + offset);
   }
   cut(
       plan, options, files, placed,

@@ -35,6 +35,11 @@ class Weights {
   const std::vector<DeviceAddress>& on_accelerator() const { return on_accelerator_; }
   int64_t cpu_bytes() const { return cpu_bytes_; }
   int64_t accelerator_bytes() const { return accelerator_memory_.bytes(); }
+  // Those on the CPU that were copied, which lie side by side; others lie in files or with their
+  // owners.
+  std::span<const std::byte> copied() const {
+    return {arena_.data(), static_cast<size_t>(arena_.bytes())};
+  }
   bool huge_pages() const { return arena_.huge_pages(); }
 
  private:
