@@ -162,6 +162,10 @@ nb::dict stats(const SharedEngine& shared) {
   for (const DeviceUse& use : s.devices) devices.append(use_dict(use));
   out["devices"] = devices;
   out["crossings"] = s.crossings;
+  out["streamed_steps"] = s.streamed_steps;
+  out["evicted_blocks"] = s.evicted_blocks;
+  out["cpu_attentions"] = s.cpu_attentions;
+  out["page_visits"] = s.page_visits;
   out["weights_bytes"] = s.weights_bytes;
   out["decode_bytes"] = s.decode_bytes;
   out["kv_bytes"] = s.kv_bytes;

@@ -79,7 +79,7 @@ def test_json_is_as_agreed():
         "pages": {"cpu": 12},
     }
     assert document["predicted"] is None
-    assert (document["format"], document["version"], document["threads"]) == ("helm-plan", 1, 2)
+    assert (document["format"], document["version"], document["threads"]) == ("helm-plan", 2, 2)
     assert document["limits"] == {
         "context": 600,
         "step_tokens": 7,
@@ -139,7 +139,7 @@ OP = ("units", 1, "ops", 0)  # a linear
     ("path", "value", "message"),
     [
         (("format",), "gguf", r"format: expected 'helm-plan', found 'gguf'"),
-        (("version",), 2, r"version: expected 1, found 2; make the plan anew"),
+        (("version",), 1, r"version: expected 2, found 1; make the plan anew"),
         (("version",), True, "version: expected an integer"),
         (("units",), "absent", "key 'units' is missing"),
         (("layers",), {}, "unknown key 'layers'"),

@@ -149,6 +149,12 @@ EngineStats Engine::Impl::stats() const {
   stats.decode_bytes = decode_bytes(plan_);
   stats.kv_token_bytes = plan_.kv.page_bytes() / plan_.kv.page_tokens * plan_.kv.layers;
   stats.crossings = pipeline_.crossings();
+  stats.streamed_steps = pipeline_.streamed_steps();
+  if (const KvOverflow* overflow = pipeline_.overflow()) {
+    stats.evicted_blocks = overflow->evicted_blocks();
+    stats.cpu_attentions = overflow->cpu_attentions();
+    stats.page_visits = overflow->page_visits();
+  }
   stats.threads = threads_.size();
   stats.isa = kernels_.name;
   stats.huge_pages = weights_.huge_pages();

@@ -159,6 +159,7 @@ void KvOverflow::make_room(int64_t blocks, Stream& stream) {
 void KvOverflow::evict_one() {
   const int32_t block = *kv_.oldest_near();
   const int32_t slot = kv_.evict(block);
+  ++evicted_blocks_;
   if (spare_.empty()) spare_.push_back(device_.create_event());
   copies_->download(far_slot(kv_.block(block).far), near_ + slot * slot_bytes_, slot_bytes_);
   copies_->record(*spare_.back());
@@ -225,6 +226,7 @@ void KvOverflow::attend_on_cpu(const Unit& unit, const StepView& near, const Ste
   unit.near->run(stream, near);
   query_here_->synchronize();  // evicted pages have arrived then, too
   unit.on_cpu->run(*cpu_stream_, far);
+  ++cpu_attentions_;
   stream.upload(values_.back(), partial_.data(), near.tokens() * partial_width(op) * float_bytes);
 }
 
@@ -243,6 +245,7 @@ void KvOverflow::attend_visiting(const Unit& unit, const StepView& step, const F
       const auto slot = static_cast<int32_t>(turn_);
       Visitor& visitor = visitors_[turn_];
       turn_ ^= 1;
+      ++page_visits_;
       const int64_t page = pages[block * plan_.kv.layers + op.layer];
       copies_->wait(*visitor.read);
       copies_->upload(visitor.page, far_.data() + page * page_bytes, page_bytes);

@@ -39,6 +39,9 @@ class KvOverflow {
   }
 
   std::byte* far_slot(int32_t slot) const { return far_.data() + slot * slot_bytes_; }
+  int64_t evicted_blocks() const { return evicted_blocks_; }
+  int64_t cpu_attentions() const { return cpu_attentions_; }
+  int64_t page_visits() const { return page_visits_; }
   int64_t accelerator_bytes() const { return page_memory_.bytes(); }
   int64_t host_bytes() const { return far_.bytes() + query_.bytes() + partial_.bytes(); }
 
@@ -93,6 +96,9 @@ class KvOverflow {
   std::vector<Unit> units_;  // by unit of the plan
   std::array<Visitor, 2> visitors_;
   size_t turn_ = 0;
+  int64_t evicted_blocks_ = 0;
+  int64_t cpu_attentions_ = 0;
+  int64_t page_visits_ = 0;
   std::deque<Leaving> leaving_;  // slots whose content is being copied, oldest first
   std::vector<std::unique_ptr<Event>> spare_;
   std::unique_ptr<Event> written_;  // by the stream

@@ -322,6 +322,7 @@ void Pipeline::run_on_accelerator(const Compiled& stage, Slot& slot) {
     staging += bytes;
   }
   const bool streams = slot.program == &streamed_;
+  if (streams) ++streamed_steps_;
   const StepView step = streams ? blocks_->begin(slot.rows.view()) : slot.rows.view();
   for (const Part& part : stage.parts) {
     if (part.stage == nullptr) {

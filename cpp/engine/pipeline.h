@@ -92,6 +92,8 @@ class Pipeline {
   int64_t visiting_bytes() const {  // on the accelerator, for copies
     return (blocks_ ? blocks_->bytes() : 0) + (overflow_ ? overflow_->accelerator_bytes() : 0);
   }
+  int64_t streamed_steps() const { return streamed_steps_; }
+  const KvOverflow* overflow() const { return overflow_.get(); }  // null where all KV pages fit
   int64_t crossings() const;  // between devices, per decode step
 
  private:
@@ -150,6 +152,7 @@ class Pipeline {
   std::array<Slot, 2> slots_;
   size_t next_ = 0;  // slot of the next step
   int64_t in_flight_ = 0;
+  int64_t streamed_steps_ = 0;
   std::string failure_;
   std::unique_ptr<Stream> stream_;  // of the accelerator; destroyed first, it waits for its work
 };

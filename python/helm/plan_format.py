@@ -23,7 +23,7 @@ from helm.jsonio import Reader, decode, encode, parse
 from helm.rope import RopeTable
 
 FORMAT = "helm-plan"
-VERSION = 1
+VERSION = 2
 DType = Literal["f32", "f16", "bf16"]
 DTYPE_BYTES: dict[str, int] = {"f32": 4, "f16": 2, "bf16": 2}
 

@@ -109,7 +109,14 @@ TEST_CASE("more than eight sequences run at once") {
     shape.accelerator_pages = 2 * kBlocks * 10;
     shape.decode_groups = groups;
     shape.step_tokens = 600;  // all prompts in one step, then ten tokens in each
-    CHECK(generate(*tiny_engine(tiny_model(shape)), 10) == expected);
+    const auto engine = tiny_engine(tiny_model(shape));
+    {
+      helm::Generation generation(*engine, requests(10));
+      generation.advance(0);
+      CHECK_FALSE(engine->can_open(1));  // all ten have their sequences
+    }
+    CHECK(engine->can_open(1));
+    CHECK(generate(*engine, 10) == expected);
   }
 }
 
@@ -120,7 +127,9 @@ TEST_CASE("blocks whose weights visit the accelerator give the tokens of the CPU
   for (const char* units : {"ccccc", "cccca", "ccaaa", "accca", "cacac", "cccac"}) {
     CAPTURE(units);
     // Tokens from which weights visit, and pages for them: some steps visit and others do not.
-    for (const auto& [tokens, pages] : {std::pair{1, 99}, {9, 99}, {32, 99}, {2, 3}, {1, 1}}) {
+    // The first request has steps of 32, 32, 6 and five times 1 tokens, over 2, 4 and 5 pages.
+    for (const auto& [tokens, pages, steps] :
+         {std::tuple{1, 99, 8}, {9, 99, 2}, {32, 99, 2}, {2, 3, 1}, {1, 1, 0}}) {
       CAPTURE(tokens);
       CAPTURE(pages);
       TinyShape shape = placed(units);
@@ -130,6 +139,7 @@ TEST_CASE("blocks whose weights visit the accelerator give the tokens of the CPU
       shape.decode_groups = tokens == 9 ? 2 : 1;
       const auto engine = tiny_engine(tiny_model(shape));
       CHECK(generate(*engine, 1) == alone);
+      CHECK(engine->stats().streamed_steps == steps);
       CHECK(generate(*engine, 7) == batch);
       CHECK(engine->stats().devices.at(1).staging_bytes > 0);
     }

@@ -40,7 +40,7 @@ TEST_CASE("damaged fields are named") {
     return plan;
   };
   expect(damaged("/format", "other"), "format");
-  expect(damaged("/version", 2), "version");
+  expect(damaged("/version", helm::Plan::kVersion - 1), "version");
   expect(damaged("/surprise", 1), "surprise");
   expect(damaged("/limits/context", 0), "limits.context");
   expect(damaged("/limits/step_tokens", 1e300), "limits.step_tokens");

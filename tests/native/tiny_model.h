@@ -66,7 +66,10 @@ class TinyModelBuilder {
 
   TinyModel build() {
     auto& plan = model_.plan;
-    plan = {{"format", "helm-plan"}, {"version", 1}, {"threads", s_.threads}, {"logits", "logits"}};
+    plan = {{"format", "helm-plan"},
+            {"version", Plan::kVersion},
+            {"threads", s_.threads},
+            {"logits", "logits"}};
     plan["model"] = {{"architecture", "Tiny"}, {"fingerprint", "0"}, {"vocab_size", s_.vocab}};
     plan["limits"] = {
         {"context", s_.context},

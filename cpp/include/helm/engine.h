@@ -61,6 +61,10 @@ struct EngineStats {
   int64_t activations_bytes = 0;   // value buffers
   int64_t workspace_bytes = 0;     // per-thread scratch and attention partials
   std::vector<DeviceUse> devices;  // the CPU, then the accelerator if the plan uses one
+  int64_t streamed_steps = 0;      // in which weights visited the accelerator
+  int64_t evicted_blocks = 0;      // KV blocks that left it for host memory
+  int64_t cpu_attentions = 0;      // to such blocks, by the CPU; per layer and step
+  int64_t page_visits = 0;         // of such blocks' pages to the accelerator
   int64_t crossings = 0;           // of activations between devices, per step
   int threads = 0;
   std::string isa;          // kernel tier

@@ -207,7 +207,7 @@ struct Limits {
 };
 
 struct HELM_API Plan {
-  static constexpr int kVersion = 1;
+  static constexpr int kVersion = 2;
 
   std::string architecture;
   std::string fingerprint;
