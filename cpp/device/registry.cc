@@ -53,6 +53,16 @@ struct Option {
     }
     reject(expected);
   }
+
+  // A whole number from 1 to `most`.
+  int64_t count(int64_t most) const {
+    const std::string expected = "1 to " + std::to_string(most);
+    const double number = quantity(std::array<Unit, 0>{}, expected.c_str());
+    if (number != std::floor(number) || number > static_cast<double>(most)) {
+      reject(expected.c_str());
+    }
+    return static_cast<int64_t>(number);
+  }
 };
 
 SimOptions sim_options(const std::string& specification, std::string_view list) {
@@ -73,13 +83,18 @@ SimOptions sim_options(const std::string& specification, std::string_view list) 
     } else if (option.name == "latency") {
       options.latency_s = option.quantity(kTimes, "a time such as 10us");
       if (options.latency_s > 1) option.reject("at most one second");
+    } else if (option.name == "jitter") {
+      options.jitter_s = option.quantity(kTimes, "a time such as 10us");
+      if (options.jitter_s > 1) option.reject("at most one second");
     } else if (option.name == "threads") {
-      const double threads = option.quantity(std::array<Unit, 0>{}, "a number of threads");
-      if (threads != std::floor(threads) || threads > 1024) option.reject("1 to 1024");
-      options.threads = static_cast<int>(threads);
+      options.threads = static_cast<int>(option.count(1024));
+    } else if (option.name == "refuse") {
+      options.refused_allocation = option.count(int64_t{1} << 40);
+    } else if (option.name == "lost") {
+      options.lost_at_command = option.count(int64_t{1} << 40);
     } else {
       fail(ErrorKind::kInvalid, "[device] \"", specification, "\": unknown option \"", option.name,
-           "\"; known are vram, link, latency and threads");
+           "\"; known are vram, link, latency, threads and, for tests, jitter, refuse and lost");
     }
   }
   return options;

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <exception>
+#include <random>
 #include <thread>
 
 #include "base/check.h"
@@ -102,7 +103,8 @@ struct Command {
 // nothing is executed any more, and every event recorded later reports it.
 class SimStream final : public Stream {
  public:
-  explicit SimStream(SimDevice& device) : device_(device), thread_([this] { loop(); }) {}
+  SimStream(SimDevice& device, uint32_t seed)
+      : device_(device), random_(seed), thread_([this] { loop(); }) {}
   ~SimStream() override {
     enqueue([](Command& command) { command.kind = Command::Kind::kStop; });
     thread_.join();
@@ -200,6 +202,8 @@ class SimStream final : public Stream {
     }
     if (failure_) return;
     try {
+      delay();
+      device_.begin_command();
       if (command.kind == Command::Kind::kCopy) execute_copy(command);
       if (command.kind == Command::Kind::kWait) command.progress->wait_for(command.point);
       if (command.kind == Command::Kind::kStage) {
@@ -210,6 +214,13 @@ class SimStream final : public Stream {
       failure_ = std::current_exception();
     }
     command.progress.reset();
+  }
+
+  void delay() {
+    const double most = device_.options().jitter_s;
+    if (most <= 0) return;
+    std::this_thread::sleep_for(
+        std::chrono::duration<double>(std::uniform_real_distribution<double>(0, most)(random_)));
   }
 
   void execute_copy(const Command& command) {
@@ -228,6 +239,7 @@ class SimStream final : public Stream {
   }
 
   SimDevice& device_;
+  std::minstd_rand random_;  // of the delays
   std::mutex mutex_;
   std::condition_variable changed_;
   std::array<Command, 64> ring_;
@@ -263,9 +275,24 @@ DeviceInfo SimDevice::describe() const {
           options_.memory_bytes - used_bytes_};
 }
 
+void SimDevice::begin_command() {
+  if (options_.lost_at_command > 0 && ++commands_ >= options_.lost_at_command) {
+    fail(ErrorKind::kDevice, "[sim] the simulated accelerator was lost at command ",
+         options_.lost_at_command, " (option lost)");
+  }
+}
+
+void SimDevice::begin_allocation(int64_t bytes, const char* purpose) {
+  if (++allocations_ == options_.refused_allocation) {
+    fail(ErrorKind::kMemory, "[sim] ", purpose, " needs ", bytes, " bytes; allocation ",
+         options_.refused_allocation, " is refused (option refuse)");
+  }
+}
+
 DeviceAddress SimDevice::allocate(int64_t bytes, const char* purpose) {
   const int64_t rounded = align_up(std::max<int64_t>(bytes, 1), kDeviceAlignment);
   const std::lock_guard<std::mutex> lock(mutex_);
+  begin_allocation(bytes, purpose);
   if (rounded > options_.memory_bytes - used_bytes_) {
     fail(ErrorKind::kMemory, "[sim] ", purpose, " needs ", bytes, " bytes, ",
          options_.memory_bytes - used_bytes_, " of ", options_.memory_bytes,
@@ -289,9 +316,10 @@ void SimDevice::release(DeviceAddress address) {
 }
 
 std::byte* SimDevice::allocate_host(int64_t bytes, const char* purpose) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  begin_allocation(bytes, purpose);
   Arena arena(bytes, purpose);
   std::byte* data = arena.data();
-  const std::lock_guard<std::mutex> lock(mutex_);
   host_blocks_.emplace(data, std::move(arena));
   return data;
 }
@@ -302,7 +330,7 @@ void SimDevice::release_host(std::byte* memory) {
 }
 
 std::unique_ptr<Stream> SimDevice::create_stream() {
-  return std::make_unique<SimStream>(*this);
+  return std::make_unique<SimStream>(*this, ++streams_);
 }
 
 std::unique_ptr<Event> SimDevice::create_event() {

@@ -3,6 +3,7 @@
 // copies at the speed of a given link. Stages run the CPU's kernels, so results are the CPU's.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,6 +20,12 @@ struct SimOptions {
   double link_bytes_per_s = 0;  // 0: as fast as memory
   double latency_s = 0;         // of every copy
   int threads = 1;              // that compute stages
+  // Faults, for tests. Commands of streams begin up to `jitter_s` late, each by another time; the
+  // allocation of this number, counted from 1, is refused, and the device is lost at the command of
+  // this number; 0: none.
+  double jitter_s = 0;
+  int64_t refused_allocation = 0;
+  int64_t lost_at_command = 0;
 };
 
 class SimDevice final : public Device {
@@ -41,6 +48,8 @@ class SimDevice final : public Device {
   const SimOptions& options() const { return options_; }
   // The memory behind an address; throws Error{kInvalid} unless `bytes` from there are allocated.
   std::byte* translate(DeviceAddress address, int64_t bytes) const;
+  // Throws Error{kDevice} from the command on at which the device is lost.
+  void begin_command();
   // Stages of all streams take turns.
   std::mutex& compute_mutex() { return compute_mutex_; }
 
@@ -49,6 +58,10 @@ class SimDevice final : public Device {
   const cpu::KernelTable& kernels_;
   ThreadPool threads_;
   std::mutex compute_mutex_;
+  std::atomic<int64_t> commands_ = 0;
+  std::atomic<uint32_t> streams_ = 0;  // created so far
+
+  void begin_allocation(int64_t bytes, const char* purpose);
 
   struct Block {
     Arena memory;
@@ -59,6 +72,7 @@ class SimDevice final : public Device {
   std::map<uintptr_t, Block> blocks_;
   std::map<const std::byte*, Arena> host_blocks_;
   int64_t used_bytes_ = 0;
+  int64_t allocations_ = 0;
   uintptr_t next_;
 };
 

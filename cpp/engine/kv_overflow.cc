@@ -52,37 +52,22 @@ KvOverflow::KvOverflow(const Plan& plan, KvCache& kv, const StageSpec& bound, De
     visitors_[i] = {page_memory_.address() + static_cast<int64_t>(i) * plan.kv.page_bytes(),
                     device_.create_event(), device_.create_event()};
   }
-  compile(bound, cpu);
+  specs_.reserve(5 * plan_.units.size());  // stages keep spans of it
+  compile(bound);
+  compile_on_cpu(cpu);
 }
 
-void KvOverflow::compile(const StageSpec& bound, Device& cpu) {
+void KvOverflow::compile(const StageSpec& bound) {
   const auto near_value = static_cast<ValueIndex>(plan_.values.size() - 2);
   const ValueIndex far_value = near_value + 1;
   const std::vector<bool> resident = resident_units(plan_);
   units_.resize(plan_.units.size());
-  specs_.reserve(5 * plan_.units.size());  // stages keep spans of it
   StageSpec spec = bound;
   const auto stage = [&](Device& device, const std::string& name, std::vector<Op> ops) {
     specs_.push_back({name, "", std::move(ops)});
     spec.units = std::span(specs_).last(1);
     return device.compile(spec);
   };
-  const int64_t rows = plan_.limits.sequences;
-  int64_t query_width = 0;
-  for (size_t u = 0; u < units_.size(); ++u) {
-    if (!resident[u]) continue;
-    for (const Op& op : plan_.units[u].ops) {
-      if (const auto* attention = std::get_if<AttentionOp>(&op)) {
-        query_width = std::max(query_width, plan_.values[static_cast<size_t>(attention->in)].width);
-      }
-    }
-  }
-  const int64_t float_bytes = sizeof(float);
-  const int64_t partial_floats = plan_.values.back().width;
-  query_ = StagingMemory(device_, std::max<int64_t>(1, rows * query_width * float_bytes),
-                         "queries that cross");
-  partial_ = StagingMemory(device_, rows * partial_floats * float_bytes, "attention that crosses");
-
   for (size_t u = 0; u < units_.size(); ++u) {
     if (!resident[u]) continue;
     const UnitSpec& unit = plan_.units[u];
@@ -112,8 +97,22 @@ void KvOverflow::compile(const StageSpec& bound, Device& cpu) {
     out.visiting = stage(device_, unit.name + ", visiting page", {attend(far_value)});
     spec = bound;
   }
+}
 
-  // The CPU's stages read queries and write partials where they cross.
+// The CPU's stages, which read queries and write partials where they cross.
+void KvOverflow::compile_on_cpu(Device& cpu) {
+  int64_t query_width = 1;
+  for (const Unit& unit : units_) {
+    if (unit.near == nullptr) continue;
+    const auto in = static_cast<size_t>(unit.attention.in);
+    query_width = std::max(query_width, plan_.values[in].width);
+  }
+  const int64_t rows = plan_.limits.sequences;
+  const int64_t float_bytes = sizeof(float);
+  query_ = StagingMemory(device_, rows * query_width * float_bytes, "queries that cross");
+  partial_ = StagingMemory(device_, rows * plan_.values.back().width * float_bytes,
+                           "attention that crosses");
+  const auto far_value = static_cast<ValueIndex>(plan_.values.size() - 1);
   int64_t scratch = 0;
   std::vector<std::pair<size_t, size_t>> on_cpu;  // unit, spec
   for (size_t u = 0; u < units_.size(); ++u) {

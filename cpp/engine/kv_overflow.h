@@ -76,7 +76,8 @@ class KvOverflow {
     std::unique_ptr<Event> copied;
   };
 
-  void compile(const StageSpec& bound, Device& cpu);
+  void compile(const StageSpec& bound);
+  void compile_on_cpu(Device& cpu);
   void evict_one();
   void reclaim_one();
   void attend_on_cpu(const Unit& unit, const StepView& near, const StepView& far, Stream& stream);

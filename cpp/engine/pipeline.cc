@@ -203,6 +203,7 @@ void Pipeline::make_room(int64_t blocks) {
                          [](const Compiled& stage) { return stage.span.on_accelerator; }) > 1;
   };
   if (in_flight_ > 0 && (late(resident_) || late(streamed_))) finish();
+  check_devices();
   overflow_->make_room(blocks, *stream_);
 }
 
@@ -230,6 +231,7 @@ void Pipeline::each_page(const KvBlock& block, const Move& move) {
 
 void Pipeline::settle_copies() {
   finish();
+  check_devices();
   if (stream_ != nullptr) stream_->synchronize();
   if (overflow_ != nullptr) overflow_->synchronize();
 }
@@ -262,26 +264,28 @@ void Pipeline::write_block(const KvBlock& block, const std::byte* from) {
   if (stream_ != nullptr) stream_->synchronize();
 }
 
+void Pipeline::check_devices() const {
+  if (failure_.empty()) return;
+  fail(ErrorKind::kDevice, "[engine] a device has failed (", failure_, "); load the model anew");
+}
+
 void Pipeline::submit() {
-  if (!failure_.empty()) {
-    fail(ErrorKind::kDevice, "[engine] a device failed before (", failure_,
-         "); load the model anew");
-  }
   Slot& slot = slots_[next_];
   const Program& program = program_for(slot.rows.view());
   // Pages in host memory are the CPU's or the accelerator's to write, not both at once.
   if (in_flight_ > 0 && (oldest().program != &program || oldest().ended())) finish();
+  check_devices();
   slot.program = &program;
   slot.next_stage = 0;
   slot.kept.clear();
-  next_ = (next_ + 1) % slots_.size();
-  ++in_flight_;
   try {
     advance(slot);
   } catch (const Error& error) {
     failure_ = error.what();
     throw;
   }
+  next_ = (next_ + 1) % slots_.size();
+  ++in_flight_;
 }
 
 const Pipeline::Program& Pipeline::program_for(const StepView& step) const {
@@ -347,18 +351,16 @@ void Pipeline::run_on_accelerator(const Compiled& stage, Slot& slot) {
   stream_->record(*slot.done);
 }
 
+// A failure ends this step and all others.
 void Pipeline::run_to_end(Slot& slot) {
   try {
-    while (slot.awaited || slot.next_stage < slot.program->size()) {
+    while (failure_.empty() && !slot.ended()) {
       if (slot.awaited) slot.done->synchronize();
       slot.awaited = false;
       advance(slot);
     }
   } catch (const Error& error) {
     failure_ = error.what();
-    slot.awaited = false;
-    slot.next_stage = slot.program->size();
-    throw;
   }
 }
 
@@ -366,6 +368,7 @@ std::span<const float> Pipeline::collect() {
   Slot& slot = oldest();
   --in_flight_;
   run_to_end(slot);
+  check_devices();
   const auto count = slot.rows.output_rows.size() * static_cast<size_t>(plan_.vocab_size);
   if (resident_.back().span.on_accelerator) {
     return {reinterpret_cast<const float*>(slot.logits.data()), count};
@@ -378,7 +381,7 @@ void Pipeline::finish() {
   for (int64_t i = in_flight_; i > 0; --i) {
     Slot& slot = slots_[(next_ + slots_.size() - static_cast<size_t>(i)) % slots_.size()];
     run_to_end(slot);
-    keep_logits(slot);
+    if (failure_.empty()) keep_logits(slot);
   }
 }
 

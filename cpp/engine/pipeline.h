@@ -83,7 +83,8 @@ class Pipeline {
   // Finishes the oldest step. Its logits, [outputs, vocab_size], are valid until the next call of
   // any member. Throws what a device failed with; then no step can be submitted any more.
   std::span<const float> collect();
-  // Runs every step to its end, so that pages may change hands; logits wait to be collected.
+  // Runs every step to its end, so that pages may change hands; logits, or what a device failed
+  // with, wait to be collected.
   void finish();
 
   const DeviceBuffers& buffers(bool accelerator) const { return buffers_[accelerator]; }
@@ -125,6 +126,7 @@ class Pipeline {
   Program compile(const std::vector<bool>& on_accelerator, const Weights& weights, Account& cpu,
                   Account* accelerator);
   void create_slots();
+  void check_devices() const;  // throws if one has failed
   const Program& program_for(const StepView& step) const;
   void advance(Slot& slot);
   void run_to_end(Slot& slot);

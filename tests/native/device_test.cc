@@ -118,9 +118,10 @@ TEST_CASE("a stage gives on every device what it gives on the CPU, to the bit") 
 }
 
 TEST_CASE("a specification that makes no sense is refused by name") {
-  for (const char* bad : {"", "gpu", "simulated", "sim:vram", "sim:vram=0", "sim:vram=-1GiB",
-                          "sim:vram=2Gibi", "sim:vram=nan", "sim:speed=1", "sim:threads=1.5",
-                          "sim:threads=0", "sim:link=fast", "sim:latency=2s", "sim:vram=1e30"}) {
+  for (const char* bad :
+       {"", "gpu", "simulated", "sim:vram", "sim:vram=0", "sim:vram=-1GiB", "sim:vram=2Gibi",
+        "sim:vram=nan", "sim:speed=1", "sim:threads=1.5", "sim:threads=0", "sim:link=fast",
+        "sim:latency=2s", "sim:vram=1e30", "sim:jitter=2s", "sim:refuse=0", "sim:lost=1.5"}) {
     CAPTURE(bad);
     CHECK(kind_of([&] { helm::open_accelerator(bad); }) == ErrorKind::kInvalid);
   }

@@ -1,0 +1,80 @@
+// What an engine is made of. Implemented in engine.cc (loading, statistics, the public calls),
+// sequences.cc and steps.cc.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "cpu/cpu_device.h"
+#include "cpu/isa.h"
+#include "device/memory.h"
+#include "engine/kv_cache.h"
+#include "engine/pipeline.h"
+#include "engine/weights.h"
+#include "helm/engine.h"
+
+namespace helm {
+
+class Engine::Impl {
+ public:
+  Impl(Plan plan, const EngineOptions& options);
+
+  const Plan& plan() const { return plan_; }
+  EngineStats stats() const;
+  bool can_open(int64_t capacity) const;
+  SequenceId open(int64_t capacity);
+  SequenceId fork(SequenceId source, int64_t length, int64_t capacity);
+  void save(SequenceId id, std::span<const int32_t> tokens, const std::string& path);
+  std::pair<SequenceId, std::vector<int32_t>> load(const std::string& path, int64_t capacity);
+  void close(SequenceId id);
+  int64_t length(SequenceId id) const { return sequence(id).length; }
+  int64_t capacity(SequenceId id) const { return sequence(id).capacity; }
+  void truncate(SequenceId id, int64_t length);
+  int64_t steps_ahead() const { return pipeline_.limit(); }
+  int64_t in_flight() const { return pipeline_.in_flight(); }
+  std::span<const float> step(std::span<const StepInput> inputs);
+  void submit(std::span<const StepInput> inputs, StepOwner* owner);
+  std::span<const float> collect();
+
+ private:
+  static constexpr int64_t kUnlimited = int64_t{1} << 62;
+
+  const KvSequence& sequence(SequenceId id) const;
+  KvSequence& sequence(SequenceId id) {
+    return const_cast<KvSequence&>(static_cast<const Impl*>(this)->sequence(id));
+  }
+  void check_open(int64_t capacity, int64_t blocks) const;
+  void check(std::span<const StepInput> inputs) const;
+  void check_tokens(const StepInput& input) const;
+  void make_room(std::span<const StepInput> inputs);
+  void copy_last(KvSequence& target);
+  void gather(std::span<const StepInput> inputs, StepRows& rows);
+  void check_pools() const;
+  void make_way(StepOwner* owner);
+  DeviceUse use_of(bool accelerator) const;
+
+  Plan plan_;
+  const cpu::KernelTable& kernels_;
+  ThreadPool threads_;
+  std::chrono::steady_clock::time_point start_;
+  cpu::CpuDevice cpu_;
+  Account cpu_account_;
+  std::unique_ptr<Device> accelerator_;  // null for a plan without one
+  std::unique_ptr<Account> accelerator_account_;
+  Weights weights_;
+  KvCache kv_;
+  Pipeline pipeline_;
+  double load_s_;
+
+  std::map<SequenceId, KvSequence> sequences_;
+  SequenceId next_id_ = 0;
+  StepOwner* owner_ = nullptr;  // of the steps that are on their way
+};
+
+}  // namespace helm

@@ -1,0 +1,159 @@
+// Steps: inputs checked, room made for the KV blocks they write, rows laid out, submitted.
+#include "base/check.h"
+#include "engine/engine_impl.h"
+
+namespace helm {
+
+void Engine::Impl::check_tokens(const StepInput& input) const {
+  const KvSequence& target = sequence(input.sequence);
+  const auto count = static_cast<int64_t>(input.tokens.size());
+  if (count == 0)
+    fail(ErrorKind::kInvalid, "[engine] no tokens given for sequence ", input.sequence);
+  if (target.length + count > target.capacity) {
+    fail(ErrorKind::kCapacity, "[engine] sequence ", input.sequence, " holds ", target.length,
+         " positions and was opened for ", target.capacity, ", ", count, " more do not fit");
+  }
+  for (size_t i = 0; i < input.tokens.size(); ++i) {
+    if (input.tokens[i] < 0 || input.tokens[i] >= plan_.vocab_size) {
+      fail(ErrorKind::kInvalid, "[engine] token ", i, " is ", input.tokens[i],
+           ", outside the vocabulary of ", plan_.vocab_size);
+    }
+  }
+}
+
+void Engine::Impl::check(std::span<const StepInput> inputs) const {
+  int64_t tokens = 0;
+  int64_t outputs = 0;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_tokens(inputs[i]);
+    for (size_t j = 0; j < i; ++j) {
+      if (inputs[i].sequence == inputs[j].sequence) {
+        fail(ErrorKind::kInvalid, "[engine] sequence ", inputs[i].sequence,
+             " appears twice in a step");
+      }
+    }
+    const auto count = static_cast<int64_t>(inputs[i].tokens.size());
+    tokens += count;
+    if (inputs[i].outputs == StepInput::Outputs::kLast) outputs += 1;
+    if (inputs[i].outputs == StepInput::Outputs::kAll) outputs += count;
+  }
+  if (tokens == 0 || tokens > plan_.limits.step_tokens || outputs > plan_.limits.step_outputs) {
+    fail(ErrorKind::kCapacity, "[engine] a step of ", tokens, " tokens and ", outputs,
+         " outputs was asked for, the plan allows 1 to ", plan_.limits.step_tokens, " and ",
+         plan_.limits.step_outputs);
+  }
+}
+
+// Makes room on the accelerator for the blocks that the step adds or writes to, and makes those it
+// writes to its own.
+void Engine::Impl::make_room(std::span<const StepInput> inputs) {
+  int64_t added = 0;
+  for (const StepInput& input : inputs) {
+    const KvSequence& target = sequence(input.sequence);
+    added += kv_.blocks_for(target.length + static_cast<int64_t>(input.tokens.size())) -
+             static_cast<int64_t>(target.blocks.size());
+    if (kv_.shares_last(target)) {
+      ++added;
+    } else {
+      kv_.keep_last_near(target);
+      added += kv_.last_is_far(target);
+    }
+  }
+  pipeline_.make_room(added);
+  for (const StepInput& input : inputs) {
+    KvSequence& target = sequence(input.sequence);
+    if (kv_.shares_last(target)) {
+      copy_last(target);
+    } else if (kv_.last_is_far(target)) {
+      pipeline_.recall(target.blocks.back());
+    }
+  }
+}
+
+// Copy on write: the sequence goes on in a block of its own.
+void Engine::Impl::copy_last(KvSequence& target) {
+  std::vector<std::byte> content(static_cast<size_t>(plan_.kv.layers * plan_.kv.page_bytes()));
+  pipeline_.read_block(kv_.block(target.blocks.back()), content.data());
+  kv_.own_last(target);
+  pipeline_.write_block(kv_.block(target.blocks.back()), content.data());
+}
+
+// Lays the inputs out as rows and gives every new position its page.
+void Engine::Impl::gather(std::span<const StepInput> inputs, StepRows& rows) {
+  rows.clear();
+  for (const StepInput& input : inputs) {
+    KvSequence& target = sequence(input.sequence);
+    const auto first_row = static_cast<int64_t>(rows.token_ids.size());
+    const auto count = static_cast<int64_t>(input.tokens.size());
+    kv_.extend(target, target.length + count);
+    for (int64_t i = 0; i < count; ++i) {
+      rows.token_ids.push_back(input.tokens[static_cast<size_t>(i)]);
+      rows.positions.push_back(static_cast<int32_t>(target.length + i));
+      const bool last = input.outputs == StepInput::Outputs::kLast && i == count - 1;
+      if (last || input.outputs == StepInput::Outputs::kAll) {
+        rows.output_rows.push_back(static_cast<int32_t>(first_row + i));
+      }
+    }
+    rows.runs.push_back({first_row, count, target.length, nullptr});
+    for (const int32_t block : target.blocks) {
+      kv_.append_pages(kv_.block(block), false, rows.pages);
+    }
+    rows.far.blocks.push_back(kv_.far_blocks(target));
+    for (int64_t b = 0; b < rows.far.blocks.back(); ++b) {
+      kv_.append_pages(kv_.block(target.blocks[static_cast<size_t>(b)]), true, rows.far.pages);
+    }
+    kv_.grown(target, target.length + count);
+  }
+  const int32_t* pages = rows.pages.data();
+  for (SequenceRun& run : rows.runs) {
+    run.pages = pages;
+    pages += kv_.blocks_for(run.first_position + run.tokens) * plan_.kv.layers;
+  }
+}
+
+// Where KV overflows, any step must find room for what it writes: its new blocks, and the last one
+// of every sequence, which never leaves.
+void Engine::Impl::check_pools() const {
+  if (!kv_.overflows()) return;
+  const int64_t least = kv_.blocks_for(plan_.limits.step_tokens) + 2 * plan_.limits.sequences;
+  if (kv_.near().slots() >= least) return;
+  fail(ErrorKind::kInvalid, "[plan] schedule.pages.accelerator: holds ", kv_.near().slots(),
+       " blocks of KV pages, steps of ", plan_.limits.step_tokens, " tokens of ",
+       plan_.limits.sequences, " sequences need ", least,
+       "; give the KV cache more memory there or lower step_tokens");
+}
+
+// Steps of others end first; one without an owner is alone.
+void Engine::Impl::make_way(StepOwner* owner) {
+  if (in_flight() == 0 || (owner != nullptr && owner_ == owner)) return;
+  if (owner_ == nullptr) {
+    fail(ErrorKind::kInvalid, "[engine] ", in_flight(), " submitted steps were not collected");
+  }
+  owner_->collect_steps();
+}
+
+std::span<const float> Engine::Impl::step(std::span<const StepInput> inputs) {
+  make_way(nullptr);
+  submit(inputs, nullptr);
+  return collect();
+}
+
+void Engine::Impl::submit(std::span<const StepInput> inputs, StepOwner* owner) {
+  if (owner_ != owner) make_way(owner);
+  if (in_flight() >= steps_ahead()) {
+    fail(ErrorKind::kCapacity, "[engine] ", in_flight(),
+         " steps are on their way, the most at once; collect one first");
+  }
+  check(inputs);
+  make_room(inputs);
+  gather(inputs, pipeline_.rows());
+  owner_ = owner;
+  pipeline_.submit();
+}
+
+std::span<const float> Engine::Impl::collect() {
+  if (in_flight() == 0) fail(ErrorKind::kInvalid, "[engine] no step was submitted");
+  return pipeline_.collect();
+}
+
+}  // namespace helm
