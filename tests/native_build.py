@@ -1,0 +1,41 @@
+"""Builds and runs what lies in tests/native."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def build(folder: Path, *options: str, targets: Sequence[str] = ()) -> None:
+    """Configures `folder` with CMake options and builds the targets, or all."""
+    if not all(shutil.which(tool) for tool in ("cmake", "ctest", "ninja")):
+        pytest.skip("cmake and ninja are not installed")
+    _run("cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", "-DHELM_TESTS=ON", "-DHELM_CUDA=OFF",
+         f"-DPython_EXECUTABLE={sys.executable}", *options)  # fmt: skip
+    _run("cmake", "--build", folder, *(arg for target in targets for arg in ("--target", target)))
+
+
+def run_tests(folder: Path, only: str = ".*") -> None:
+    """Runs the tests in `folder` whose names match; at least one."""
+    output = _run("ctest", "--test-dir", folder, "--output-on-failure", "-R", only)
+    assert "100% tests passed" in output
+    assert "No tests were found" not in output
+
+
+def _run(*command: str | Path) -> str:
+    environment = {
+        **os.environ,
+        "TSAN_OPTIONS": "halt_on_error=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    run = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, (run.stdout + run.stderr)[-8000:]
+    return run.stdout
