@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +118,7 @@ def test_any_grouping_in_any_order_is_attention_in_one_piece(
     scale = head_dim**-0.5
     partials = [
         kernels.attend(q, k[a:b], v[a:b], count - 1, a, window, scale)
-        for a, b in zip(starts, starts[1:], strict=False)
+        for a, b in itertools.pairwise(starts)
     ]
     while len(partials) > 1:  # any two, either into the other
         first, second = data.draw(
