@@ -5,10 +5,11 @@ errors are given, both predicted over measured time less one:
 
 error: the prediction as the profile makes it, over the median of the rounds.
 corrected error: a shared machine drifts by tens of percent within seconds, so right before and
-after each round the product that dominates it is timed as the profile times it, on memory of its
-own. `drift` is its rate then over its rate in the profile. The terms that it stands for (decode:
-products and attention; prefill: products bound by arithmetic) are priced at that rate, the others
-as before, and the result is set against the time of that same round; the median over the rounds.
+after each step of the engine the product that dominates it is timed as the profile times it, on
+memory of its own. `drift` is its rate then over its rate in the profile. The terms that it stands
+for (decode: products and attention; prefill: products bound by arithmetic) are priced at that rate,
+the others as before, and the result is set against the time of that same run; the median over the
+runs.
 
 Runs in which another program took a core of ours are left out where enough others remain in the
 round; cases with fewer are marked *.
@@ -25,23 +26,30 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from accuracy_cases import (
+    ALONE,
+    DTYPES,
+    OVERLAPPED,
+    SHAPES,
+    Case,
+    cases,
+    config_of,
+    partitioned_cases,
+)
 from helm import _helm
 from helm.calibrate import Quantity, measure_profile, probe_bytes
 from helm.compiler.candidate import Candidate
 from helm.compiler.op_cost import CostedGraph
 from helm.compiler.workload import ResourceLimits, Space, Workload
-from helm.config import ModelConfig
-from helm.devices import CPU
 from helm.errors import HelmError
 from helm.machine import cpu_affinity, memory_available
 from helm.models import build_graph
@@ -51,71 +59,48 @@ from partition import Layout, costed, place, price
 from random_weights import random_weights
 from setups import SIM, Setup, Threads, cpu_setup, partitioned_setup
 
-# hidden, inner, layers, heads, kv_heads, head_dim, vocabulary: no shape of the profile's. All
-# matrices together exceed 8 times a last-level cache of 32 MiB in 16 bit, as people's models do.
-SHAPES = {
-    "llama-147m": ("llama", 1024, 2816, 10, 16, 4, 64, 32768),
-    "qwen3-187m": ("qwen3", 1280, 3584, 7, 10, 2, 128, 49152),
-    "qwen3-250m": ("qwen3", 1792, 4864, 6, 16, 2, 128, 24576),
-    "llama-270m": ("llama", 2048, 5632, 5, 32, 16, 64, 16384),
-    "qwen2-331m": ("qwen2", 2304, 6144, 4, 18, 18, 128, 32768),
-}
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-DTYPES = ("f32", "f16", "bf16")
-LOADS = ((1, 128), (1, 2048), (2, 640), (4, 128), (8, 128))  # sequences, context
-ALONE, CUT, OVERLAPPED = "cpu", "cut", "overlapped"  # schedules
-# Half of the blocks and the head on the accelerator; shape, dtype, sequences, context, schedule.
-PARTITIONED = (
-    ("llama-147m", "bf16", 1, 128, CUT),
-    ("qwen3-187m", "f16", 1, 640, CUT),
-    ("qwen3-250m", "f32", 2, 128, CUT),
-    ("llama-147m", "f16", 4, 128, CUT),
-    ("llama-147m", "bf16", 4, 640, OVERLAPPED),
-    ("qwen3-187m", "bf16", 4, 256, OVERLAPPED),
-)
 OUTPUT = 16  # decode steps per round
 STEP_TOKENS = 512
-PROBE_S = 0.03
+PROBE_S = 0.01
 ENOUGH = 3  # undisturbed runs
 
 
 @dataclass(frozen=True)
-class Case:
-    shape: str
-    dtype: str
-    batch: int
-    context: int
-    schedule: str = ALONE
-
-
-@dataclass(frozen=True)
-class Round:
-    """seconds: of a decode step, or to the last first token. drift: of the product that dominates
-    it."""
+class Run:
+    """A decode step, or a prefill to the last first token. waited_s: for which other programs had
+    cores of ours. drift: rate of the product that dominates it over its rate in the profile."""
 
     seconds: float
+    waited_s: float
     drift: float
-    undisturbed: int
+
+    @property
+    def undisturbed(self) -> bool:
+        return self.waited_s < 0.01 * self.seconds
+
+
+def joined(runs: Sequence[Run]) -> Run:
+    """Runs one after the other as one; drift weighs by what each would take without any."""
+    seconds = sum(run.seconds for run in runs)
+    undrifted = sum(run.seconds * run.drift for run in runs)
+    return Run(seconds, sum(run.waited_s for run in runs), undrifted / seconds)
 
 
 @dataclass
 class Result:
-    """One phase of one case. predicted_s and measured_s as in Round; scaled_s: the part of the
-    prediction that drift corrects."""
+    """One phase of one case. predicted_s and measured_s as in Run; scaled_s: the part of the
+    prediction that drift corrects. rounds: the runs that count of each, and how many were
+    undisturbed."""
 
     case: Case
     phase: str
     predicted_s: float
     scaled_s: float
-    rounds: list[Round]
+    rounds: list[tuple[list[Run], int]]
 
     @property
     def measured_s(self) -> float:
-        return statistics.median(r.seconds for r in self.rounds)
+        return self._median(lambda run: run.seconds)
 
     @property
     def error(self) -> float:
@@ -123,65 +108,27 @@ class Result:
 
     @property
     def drift(self) -> float:
-        return statistics.median(r.drift for r in self.rounds)
+        return self._median(lambda run: run.drift)
 
     @property
     def corrected_error(self) -> float:
         def expected_s(drift: float) -> float:
             return self.predicted_s + self.scaled_s * (1 / drift - 1)
 
-        return statistics.median(expected_s(r.drift) / r.seconds for r in self.rounds) - 1
+        return self._median(lambda run: expected_s(run.drift) / run.seconds) - 1
+
+    def _median(self, of: Callable[[Run], float]) -> float:
+        """Over the rounds, of the medians over their runs."""
+        return statistics.median(statistics.median(map(of, runs)) for runs, _ in self.rounds)
 
     @property
     def disturbed(self) -> bool:
         """Whether the quickest runs stand for undisturbed ones in most rounds."""
-        return statistics.median(r.undisturbed for r in self.rounds) < self.enough
+        return statistics.median(count for _, count in self.rounds) < self.enough
 
     @property
     def enough(self) -> int:
         return ENOUGH if self.phase == "decode" else 1
-
-
-def config_of(shape: str) -> ModelConfig:
-    family, hidden, inner, layers, heads, kv_heads, dim, vocab = SHAPES[shape]
-    raw = {
-        "architectures": [ARCHITECTURES[family]],
-        "model_type": family,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": dim,
-        "vocab_size": vocab,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": True,
-    }
-    return ModelConfig.from_dict(raw, shape)
-
-
-def cases(args: argparse.Namespace) -> list[Case]:
-    """Every third of the product, so that each value meets each other, or all of it."""
-    if args.only_partitioned:
-        return []
-    found = []
-    for i, shape in enumerate(args.shapes):
-        for j, dtype in enumerate(args.dtypes):
-            for k, (batch, context) in enumerate(LOADS):
-                if args.all or (i + j + k) % 3 == 0:
-                    found.append(Case(shape, dtype, batch, context))
-    return found
-
-
-def partitioned_cases(args: argparse.Namespace) -> list[Case]:
-    """Those of the shapes and dtypes asked for."""
-    if args.device == CPU:
-        return []
-    found = [Case(*case) for case in PARTITIONED]
-    return [case for case in found if case.shape in args.shapes and case.dtype in args.dtypes]
 
 
 class Model:
@@ -223,24 +170,12 @@ def predict(model: CostedGraph, case: Case, profile: Profile) -> Candidate:
     return price(model, profile, work, layout, limits, space)
 
 
-def typical(runs: list[tuple[float, float]], enough: int) -> tuple[float, int]:
-    """(seconds of an undisturbed run, how many there were) of (seconds, waited seconds)."""
-    undisturbed = [seconds for seconds, waited in runs if waited < 0.01 * seconds]
+def typical(runs: list[Run], enough: int) -> tuple[list[Run], int]:
+    """The undisturbed runs and how many there are; the quickest instead where they are few."""
+    undisturbed = [run for run in runs if run.undisturbed]
     if len(undisturbed) >= enough:
-        return statistics.median(undisturbed), len(undisturbed)
-    return float(np.quantile([seconds for seconds, _ in runs], 0.05)), len(undisturbed)
-
-
-def timed_steps(model: Model, requests: list[Any]) -> list[tuple[float, float]]:
-    """(seconds, waited seconds) of each step until all requests are done."""
-    generation = _helm.Generation(model.engine, requests)
-    steps = []
-    while not generation.done:
-        waited, begin = model.threads.waited_s(), time.perf_counter()
-        generation.advance(0.0)
-        seconds = time.perf_counter() - begin
-        steps.append((seconds, model.threads.waited_s() - waited))
-    return steps
+        return undisturbed, len(undisturbed)
+    return [min(runs, key=lambda run: run.seconds)], len(undisturbed)
 
 
 class Bench:
@@ -255,23 +190,20 @@ class Bench:
             ]
             for b in range(case.batch)
         }
-        self._fill(min(case.context, STEP_TOKENS))  # touches the buffers
+        self._steps(self._prompts(min(case.context, STEP_TOKENS)), 1)  # touches the buffers
         in_step = case.batch // 2 if case.schedule == OVERLAPPED else case.batch
         self.phases = {
             "prefill": (self._prefill, min(STEP_TOKENS, case.batch * case.context), 1),
             "decode": (self._decode, in_step, ENOUGH),
         }
 
-    def rounds(self, phase: str, most: int, seconds: float) -> list[Round]:
+    def rounds(self, phase: str, most: int, seconds: float) -> list[tuple[list[Run], int]]:
         """At least one round, at most `most`, none begun after `seconds`."""
         run, tokens, enough = self.phases[phase]
-        found: list[Round] = []
+        found: list[tuple[list[Run], int]] = []
         end = time.perf_counter() + seconds
         while len(found) < most and (not found or time.perf_counter() < end):
-            before = self._slowness(tokens)
-            runs = run()
-            drift = 2 / (before + self._slowness(tokens))
-            found.append(Round(typical(runs, enough)[0], drift, typical(runs, enough)[1]))
+            found.append(typical(run(tokens), enough))
         return found
 
     def _slowness(self, tokens: int) -> float:
@@ -281,29 +213,44 @@ class Bench:
         quantity.visit(PROBE_S)
         return float(cpu.matmul_rate(dtype, tokens)) / quantity.flops_per_s
 
-    def _fill(self, tokens: int) -> tuple[float, float]:
-        """Prefills the first `tokens` of every prompt into empty sequences."""
+    def _steps(self, requests: list[Any], tokens: int) -> list[Run]:
+        """Every step until all requests are done, the probe between them; around them all where
+        they overlap."""
+        generation = _helm.Generation(self.model.engine, requests)
+        overlapped = self.case.schedule == OVERLAPPED  # the next step is on its way already
+        timed, slowness = [], [self._slowness(tokens)]
+        while not generation.done:
+            waited, begin = self.model.threads.waited_s(), time.perf_counter()
+            generation.advance(0.0)
+            seconds = time.perf_counter() - begin
+            timed.append((seconds, self.model.threads.waited_s() - waited))
+            slowness.append(slowness[-1] if overlapped else self._slowness(tokens))
+        if overlapped:
+            slowness = [statistics.mean((slowness[0], self._slowness(tokens)))] * len(slowness)
+        drifts = [2 / sum(pair) for pair in itertools.pairwise(slowness)]
+        return [Run(*times, drift) for times, drift in zip(timed, drifts, strict=True)]
+
+    def _prefill(self, tokens: int) -> list[Run]:
+        """Every prompt into an empty sequence."""
+        return [joined(self._steps(self._prompts(self.case.context), tokens))]
+
+    def _prompts(self, tokens: int) -> list[Any]:
+        """Requests for the first `tokens` of every prompt, and one more."""
         for sequence in self.rows:
             self.model.engine.truncate(sequence, 0)
-        requests = [
+        return [
             _helm.Request(prompt=p[:tokens], sequence=q, max_tokens=1) for q, p in self.rows.items()
         ]
-        seconds, waited = map(sum, zip(*timed_steps(self.model, requests), strict=True))
-        return seconds, waited
 
-    def _prefill(self) -> list[tuple[float, float]]:
-        return [self._fill(self.case.context)]
-
-    def _decode(self) -> list[tuple[float, float]]:
+    def _decode(self, tokens: int) -> list[Run]:
         """After a prefill."""
         requests = [
             _helm.Request(prompt=[*p, 1], sequence=q, cached=self.case.context, max_tokens=OUTPUT)
             for q, p in self.rows.items()
         ]
-        steps = timed_steps(self.model, requests)
+        steps = self._steps(requests, tokens)
         if self.case.schedule == OVERLAPPED:  # one for all, then the two groups in turn
-            pairs = zip(steps[1::2], steps[2::2], strict=True)
-            steps = [(a[0] + b[0], a[1] + b[1]) for a, b in pairs]
+            steps = [joined(pair) for pair in zip(steps[1::2], steps[2::2], strict=True)]
         for sequence in self.rows:
             self.model.engine.truncate(sequence, self.case.context)
         return steps

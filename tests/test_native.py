@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from native_build import build, run_tests
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
