@@ -67,7 +67,7 @@ int64_t CpuDevice::workspace_bytes(const Plan& plan, std::span<const UnitSpec> u
 }
 
 std::unique_ptr<Stage> CpuDevice::compile(const StageSpec& spec) {
-  return std::make_unique<CpuStage>(spec, kernels_, threads_);
+  return std::make_unique<CpuStage>(spec, kernels_, threads_, times_);
 }
 
 }  // namespace helm::cpu

@@ -9,15 +9,16 @@
 #include "base/arena.h"
 #include "base/thread_pool.h"
 #include "cpu/kernels/kernels.h"
+#include "cpu/op_times.h"
 #include "device/device.h"
 
 namespace helm::cpu {
 
 class CpuDevice final : public Device {
  public:
-  // Both must outlive the device.
-  CpuDevice(const KernelTable& kernels, ThreadPool& threads)
-      : kernels_(kernels), threads_(threads) {}
+  // All must outlive the device; `times` counts those of its stages and may be null.
+  CpuDevice(const KernelTable& kernels, ThreadPool& threads, OpTimes* times = nullptr)
+      : kernels_(kernels), threads_(threads), times_(times) {}
 
   DeviceInfo describe() const override;
   DeviceAddress allocate(int64_t bytes, const char* purpose) override;
@@ -34,6 +35,7 @@ class CpuDevice final : public Device {
  private:
   const KernelTable& kernels_;
   ThreadPool& threads_;
+  OpTimes* times_;
   std::map<const std::byte*, Arena> arenas_;  // by address
 };
 

@@ -67,10 +67,12 @@ Workspace workspace_of(const Plan& plan, std::span<const UnitSpec> units,
 
 }  // namespace
 
-CpuStage::CpuStage(const StageSpec& spec, const KernelTable& kernels, ThreadPool& threads)
+CpuStage::CpuStage(const StageSpec& spec, const KernelTable& kernels, ThreadPool& threads,
+                   OpTimes* times)
     : plan_(*spec.plan),
       threads_(threads),
       bindings_{plan_, {}, {host_pointer(spec.kv), plan_.kv}, kernels, {}, {}, {}, {}},
+      times_(times),
       rotates_(has_rope(spec.units)) {
   for (const DeviceAddress weight : spec.weights) {
     bindings_.weights.push_back(host_pointer<const void>(weight));
@@ -80,7 +82,10 @@ CpuStage::CpuStage(const StageSpec& spec, const KernelTable& kernels, ThreadPool
   }
   bind_workspace(spec);
   for (const UnitSpec& unit : spec.units) {
-    for (const Op& op : unit.ops) ops_.push_back(bind_op(op, bindings_));
+    for (const Op& op : unit.ops) {
+      ops_.push_back(bind_op(op, bindings_));
+      kinds_.push_back(op_kind(op));
+    }
   }
 }
 
@@ -130,8 +135,33 @@ void CpuStage::fill_rope_tables(const StepView& step, Team& team) const {
   team.barrier();
 }
 
+// As run(), member 0 taking the time of every op up to the barrier after it.
+void CpuStage::run_timed(const StepView& step, Team& team) const {
+  OpTimes::Clock::time_point begin = OpTimes::Clock::now();
+  const auto end = [&](OpKind kind) {
+    if (team.worker() != 0) return;
+    const OpTimes::Clock::time_point now = OpTimes::Clock::now();
+    times_->add(kind, now - begin);
+    begin = now;
+  };
+  if (rotates_) {
+    fill_rope_tables(step, team);
+    end(OpKind::kRope);
+  }
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    ops_[i]->run(step, team);
+    team.barrier();
+    end(kinds_[i]);
+  }
+}
+
 void CpuStage::run(const StepView& step) {
+  const bool timed = times_ != nullptr && times_->counting();
   threads_.run([&](Team& team) {
+    if (timed) {
+      run_timed(step, team);
+      return;
+    }
     if (rotates_) fill_rope_tables(step, team);
     for (const std::unique_ptr<BoundOp>& op : ops_) {
       op->run(step, team);

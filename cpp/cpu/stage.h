@@ -10,6 +10,7 @@
 #include "base/thread_pool.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/kv_page.h"
+#include "cpu/op_times.h"
 #include "device/device.h"
 #include "helm/plan.h"
 
@@ -58,8 +59,9 @@ inline DeviceAddress device_address(const void* memory) {
 class CpuStage final : public Stage {
  public:
   // The addresses of `spec` are host pointers; they, the plan and the threads must outlive the
-  // stage.
-  CpuStage(const StageSpec& spec, const KernelTable& kernels, ThreadPool& threads);
+  // stage. `times` may be null.
+  CpuStage(const StageSpec& spec, const KernelTable& kernels, ThreadPool& threads,
+           OpTimes* times = nullptr);
   ~CpuStage() override;
   CpuStage(const CpuStage&) = delete;  // ops refer to the bindings
   CpuStage& operator=(const CpuStage&) = delete;
@@ -74,12 +76,15 @@ class CpuStage final : public Stage {
  private:
   void bind_workspace(const StageSpec& spec);
   void fill_rope_tables(const StepView& step, Team& team) const;
+  void run_timed(const StepView& step, Team& team) const;
 
   const Plan& plan_;
   ThreadPool& threads_;
   Bindings bindings_;
+  OpTimes* times_;
   bool rotates_ = false;
   std::vector<std::unique_ptr<BoundOp>> ops_;
+  std::vector<OpKind> kinds_;  // of the ops
 };
 
 // Binds one op of the plan (cpp/cpu/ops.cc, cpp/cpu/attention.cc).

@@ -41,7 +41,7 @@ Engine::Impl::Impl(Plan plan, const EngineOptions& options)
       kernels_(cpu::select_kernels()),
       threads_(options.threads > 0 ? options.threads : plan_.threads),
       start_(Clock::now()),
-      cpu_(kernels_, threads_),
+      cpu_(kernels_, threads_, &op_times_),
       cpu_account_(cpu_, kUnlimited),
       accelerator_(plan_.uses_accelerator() ? open_accelerator(options.device) : nullptr),
       accelerator_account_(
@@ -94,6 +94,13 @@ EngineStats Engine::Impl::stats() const {
     stats.cpu_attentions = overflow->cpu_attentions();
     stats.page_visits = overflow->page_visits();
   }
+  for (size_t i = 0; i < kOpKinds; ++i) {
+    const auto kind = static_cast<OpKind>(i);
+    const cpu::OpTimes::Kind& times = op_times_.of(kind);
+    if (times.runs == 0) continue;
+    const double seconds = std::chrono::duration<double>(times.time).count();
+    stats.cpu_ops.push_back({op_kind_name(kind), times.runs, seconds});
+  }
   stats.threads = threads_.size();
   stats.isa = kernels_.name;
   stats.huge_pages = weights_.huge_pages();
@@ -110,6 +117,9 @@ const Plan& Engine::plan() const {
 }
 EngineStats Engine::stats() const {
   return impl_->stats();
+}
+void Engine::count_op_times(bool on) {
+  impl_->count_op_times(on);
 }
 bool Engine::can_open(int64_t capacity) const {
   return impl_->can_open(capacity);

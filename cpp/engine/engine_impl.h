@@ -13,6 +13,7 @@
 #include "base/thread_pool.h"
 #include "cpu/cpu_device.h"
 #include "cpu/isa.h"
+#include "cpu/op_times.h"
 #include "device/memory.h"
 #include "engine/kv_cache.h"
 #include "engine/pipeline.h"
@@ -27,6 +28,7 @@ class Engine::Impl {
 
   const Plan& plan() const { return plan_; }
   EngineStats stats() const;
+  void count_op_times(bool on) { op_times_.count(on); }
   bool can_open(int64_t capacity) const;
   SequenceId open(int64_t capacity);
   SequenceId fork(SequenceId source, int64_t length, int64_t capacity);
@@ -63,6 +65,7 @@ class Engine::Impl {
   const cpu::KernelTable& kernels_;
   ThreadPool threads_;
   std::chrono::steady_clock::time_point start_;
+  cpu::OpTimes op_times_;
   cpu::CpuDevice cpu_;
   Account cpu_account_;
   std::unique_ptr<Device> accelerator_;  // null for a plan without one

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from helm.errors import HelmError, OutOfMemoryError
 
 # Each is a module of helm.commands with HELP, EPILOG, add_arguments(parser) and run(args) -> int.
-COMMANDS = ("run", "chat", "plan", "profile", "doctor")
+COMMANDS = ("run", "chat", "plan", "profile", "bench", "doctor")
 
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2

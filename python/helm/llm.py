@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from helm.benchmark import Load, Report
     from helm.config import ModelConfig
     from helm.plan import Plan
     from helm.profile import Profile
@@ -332,6 +333,24 @@ class LLM:
         finally:
             self._sequences.close(sequence)
         return cast("npt.NDArray[np.float32]", rows)
+
+    def benchmark(
+        self,
+        load: Load,
+        rounds: int = 5,
+        progress: Callable[[int, int], None] = lambda _done, _all: None,
+    ) -> Report:
+        """Measures prefill and decode of `load` (helm.benchmark.Load); other threads wait.
+
+        progress: called with (rounds done, rounds). Raises InvalidError for a load beyond the
+        plan's context or sequences.
+        """
+        from helm.benchmark import measure
+
+        engine = self._open_engine()
+        with self._sequences.batch(1):
+            self._sequences.drop_idle()
+            return measure(engine, self.plan, load, rounds, progress)
 
     def close(self) -> None:
         """Frees the weights and the KV cache. Further calls raise InvalidError."""

@@ -244,3 +244,25 @@ TEST_CASE("a half-precision cache stays close to the f32 one") {
     }
   }
 }
+
+TEST_CASE("times of ops are counted while asked for, and change nothing") {
+  const helm::test::TinyModel model = tiny_model();
+  const auto engine = tiny_engine(model);
+  const std::vector<int32_t> ids = tokens(40, 1);
+  const std::vector<float> before = logits_of(*engine, ids, 32);
+  CHECK(engine->stats().cpu_ops.empty());
+  engine->count_op_times(true);
+  CHECK(logits_of(*engine, ids, 32) == before);  // two steps
+  engine->count_op_times(false);
+  CHECK(logits_of(*engine, ids, 32) == before);
+  std::map<std::string, int64_t> runs, expected;
+  for (const helm::OpTime& time : engine->stats().cpu_ops) {
+    CHECK(time.seconds > 0);
+    runs[time.op] = time.runs;
+  }
+  for (const helm::UnitSpec& unit : engine->plan().units) {
+    for (const helm::Op& op : unit.ops) expected[helm::op_kind_name(helm::op_kind(op))] += 2;
+  }
+  expected["rope"] += 2;  // its tables, once per step and stage
+  CHECK(runs == expected);
+}

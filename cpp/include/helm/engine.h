@@ -53,6 +53,13 @@ struct DeviceUse {
   int64_t budget_bytes = 0;   // the plan's limit, reserve included; 0: none
 };
 
+// How long ops of one kind took on the CPU.
+struct OpTime {
+  std::string op;  // "linear", "attention", "norm", ...
+  int64_t runs = 0;
+  double seconds = 0;  // up to the barrier after each
+};
+
 struct EngineStats {
   int64_t weights_bytes = 0;       // placed weights, on all devices
   int64_t decode_bytes = 0;        // weight bytes that one decode step reads
@@ -66,6 +73,7 @@ struct EngineStats {
   int64_t cpu_attentions = 0;      // to such blocks, by the CPU; per layer and step
   int64_t page_visits = 0;         // of such blocks' pages to the accelerator
   int64_t crossings = 0;           // of activations between devices, per step
+  std::vector<OpTime> cpu_ops;     // as counted since count_op_times(true)
   int threads = 0;
   std::string isa;          // kernel tier
   bool huge_pages = false;  // whether the system granted the arena's request for huge pages
@@ -98,6 +106,9 @@ class HELM_API Engine {
 
   const Plan& plan() const;
   EngineStats stats() const;
+  // Counts the time of ops from now on, from zero, or no longer; slows steps by some nanoseconds
+  // per op.
+  void count_op_times(bool on);
 
   // Opens a sequence that may grow to `capacity` positions; its pages are reserved now, so that no
   // later step runs out. Throws kCapacity when sequences or pages are exhausted.

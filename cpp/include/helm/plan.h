@@ -158,6 +158,12 @@ struct SelectOp {
 using Op = std::variant<EmbeddingOp, PositionEmbeddingOp, NormOp, LinearOp, RopeOp, AttentionOp,
                         ActivationOp, SelectOp, AppendOp, ResetOp, AttendOp, MergeOp>;
 
+// What an op mainly is, for those who count time.
+enum class OpKind : uint8_t { kEmbedding, kNorm, kLinear, kRope, kAttention, kActivation, kSelect };
+inline constexpr size_t kOpKinds = 7;
+HELM_API OpKind op_kind(const Op& op);
+HELM_API const char* op_kind_name(OpKind kind);  // "embedding", "norm", "linear", ...
+
 // The smallest thing that is placed: the embedding, one block, or the output head.
 struct UnitSpec {
   std::string name;

@@ -1,0 +1,135 @@
+"""`helm-llm bench`: measures a model on this machine, beside what the machine could do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from helm.commands import common
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from helm.benchmark import Phase, Report
+
+HELP = "measure prefill and decode, and where the time goes"
+EPILOG = """examples:
+  helm-llm bench ./my-model
+  helm-llm bench ./my-model --ops                  time and bandwidth by kind of op
+  helm-llm bench ./my-model --prompt 4096 --batch 4 --json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds this command's options."""
+    common.add_model(parser)
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="repetitions (5)")
+    parser.add_argument("--ops", action="store_true", help="time and bandwidth by kind of op")
+    parser.add_argument("--json", action="store_true", help="print every figure as JSON")
+    common.add_model_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    from helm.benchmark import Load
+
+    with common.load(args, weights="copied") as llm:
+        prompt = args.prompt_tokens or min(512, max(1, llm.context // 2))
+        output = args.output_tokens or min(64, max(1, llm.context - prompt))
+        if not args.quiet and not args.json:
+            common.say_plan(llm)
+        with _Progress() as progress:
+            report = llm.benchmark(Load(prompt, output, args.batch), args.rounds, progress.update)
+        if args.json:
+            print(json.dumps({**report.to_dict(), **common.placement(llm)}))
+        else:
+            show(report, common.predicted_rate(llm), args.ops)
+    return 0
+
+
+def show(report: Report, predicted: float | None, ops: bool) -> None:
+    """The report as tables; predicted: decode tokens/s of one sequence."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 100, markup=False, highlight=False)
+    load = report.load
+    sequences = f"{load.batch} sequence{'s' * (load.batch > 1)}"
+    rate = report.decode.tokens_per_s
+    line = f"decode   {_spread(rate)} tokens/s, {sequences} after {load.prompt} tokens"
+    if predicted is not None and load.batch == 1:
+        line += f"; predicted {predicted:,.1f}"
+    console.print(line)
+    gb = [report.step_bytes / s / 1e9 for s in report.decode.seconds]
+    console.print(
+        f"         {_spread(gb)} GB/s of weights and KV: "
+        f"{statistics.median(report.decode_share):.0%} of the machine's read ceiling, "
+        f"{_spread([c / 1e9 for c in report.read_bytes_per_s])} GB/s"
+    )
+    console.print(
+        f"prefill  {_spread(report.prefill.tokens_per_s)} tokens/s, "
+        f"{statistics.median(report.prefill.seconds) * 1e3:,.1f} ms for {report.prefill.tokens} "
+        f"tokens"
+    )
+    if ops:
+        _show_ops(console, "decode step", report.decode, report)
+        _show_ops(console, "prefill", report.prefill, report)
+    console.print(f"medians [least, most] of {len(rate)} rounds")
+
+
+def _show_ops(console: Console, title: str, phase: Phase, report: Report) -> None:
+    from rich.table import Table
+
+    read = statistics.median(report.read_bytes_per_s)
+    peak = statistics.median(report.fma_flops)
+    table = Table(box=None, pad_edge=False)
+    table.add_column(title)
+    for name in ("ms", "share", "GB/s", "of ceiling", "GFLOP/s", "of f32 peak"):
+        table.add_column(name, justify="right")
+    whole = sum(share.seconds for share in phase.ops)
+    for share in phase.ops:
+        bandwidth, rate = share.bytes / share.seconds, share.flops / share.seconds
+        table.add_row(
+            share.op,
+            f"{share.seconds * 1e3:,.3f}",
+            f"{share.seconds / whole:.1%}",
+            *((f"{bandwidth / 1e9:,.1f}", f"{bandwidth / read:.0%}") if bandwidth else ("", "")),
+            *((f"{rate / 1e9:,.1f}", f"{rate / peak:.0%}") if rate else ("", "")),
+        )
+    console.print()
+    console.print(table)
+
+
+def _spread(values: Sequence[float]) -> str:
+    """ "12.3 [11.9, 12.8]"."""
+    return f"{statistics.median(values):,.1f} [{min(values):,.1f}, {max(values):,.1f}]"
+
+
+class _Progress:
+    """A bar on stderr over the rounds, on a terminal."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, done: int, rounds: int) -> None:
+        if not sys.stderr.isatty():
+            return
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task("measuring", total=rounds)
+            self._bar.start()
+        self._bar.update(self._task, completed=done)

@@ -1,0 +1,151 @@
+// The machine's part of the module: devices, kernel tiers and probes.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.h"
+#include "helm/machine.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace helm {
+namespace {
+
+nb::list tiers() {
+  nb::list out;
+  for (const IsaTier& tier : isa_tiers()) {
+    nb::dict entry;
+    entry["name"] = tier.name;
+    entry["available"] = tier.available;
+    entry["reason"] = tier.reason;
+    out.append(entry);
+  }
+  return out;
+}
+
+double stream_read(int threads, int64_t bytes, double seconds) {
+  const nb::gil_scoped_release released;
+  return stream_read_bytes_per_s(threads, bytes, seconds);
+}
+
+double fma(int threads, double seconds) {
+  const nb::gil_scoped_release released;
+  return fma_flops(threads, seconds);
+}
+
+// Without the GIL: a probe runs for a fraction of a second.
+template <typename... Args>
+auto probe(std::vector<ProbeTiming> (StageProbe::*method)(Args...)) {
+  return [method](StageProbe& self, Args... args) {
+    const nb::gil_scoped_release released;
+    return (self.*method)(args...);
+  };
+}
+
+}  // namespace
+
+void bind_machine(nb::module_& m) {
+  nb::class_<DeviceInfo>(m, "DeviceInfo", "A device and its memory.")
+      .def_ro("kind", &DeviceInfo::kind)
+      .def_ro("name", &DeviceInfo::name)
+      .def_ro("memory_bytes", &DeviceInfo::memory_bytes)
+      .def_ro("free_bytes", &DeviceInfo::free_bytes);
+  m.def("isa_tiers", &tiers, "Every kernel tier: name, available, reason.");
+  m.def(
+      "isa_choice",
+      [] {
+        const IsaChoice choice = isa_choice();
+        return nb::make_tuple(choice.name, choice.reason);
+      },
+      "The tier in use and why: (name, reason).");
+  m.def(
+      "accelerator_info",
+      [](const std::string& specification) {
+        const nb::gil_scoped_release released;
+        return accelerator_info(specification);
+      },
+      "specification"_a,
+      "Opens cuda, cuda:N or sim:vram=2GiB,link=16GB/s,latency=10us,threads=1 and says what it "
+      "is.\nRaises InvalidError for another specification, DeviceError with the reason if it "
+      "cannot be had.");
+  m.def("stream_read_bytes_per_s", &stream_read, "threads"_a, "bytes"_a = int64_t{1} << 30,
+        "seconds"_a = 0.5, "The machine's streaming-read ceiling, bytes/s.");
+  m.def("fma_flops", &fma, "threads"_a, "seconds"_a = 0.2,
+        "The machine's f32 multiply-add peak in the chosen tier, FLOP/s.");
+}
+
+void bind_probe(nb::module_& m) {
+  nb::class_<ProbeTiming>(m, "ProbeTiming", "What one run of an op does, and how long runs took.")
+      .def_ro("flops", &ProbeTiming::flops)
+      .def_ro("bytes", &ProbeTiming::bytes)
+      .def_ro("run_s", &ProbeTiming::run_s)
+      .def_ro("undisturbed_s", &ProbeTiming::undisturbed_s,
+              "Of the runs, those during which every thread kept its core.");
+  nb::class_<StageProbe>(m, "StageProbe",
+                         "Times the engine's own ops on a synthetic block. Every call runs for\n"
+                         "about `seconds` and returns a timing per shape of op.")
+      .def(nb::init<int64_t, std::vector<int>>(), "bytes"_a, "cpus"_a = std::vector<int>(),
+           nb::call_guard<nb::gil_scoped_release>(),
+           "Fills `bytes` of weights, which should exceed every cache several times. Thread i\n"
+           "stays on CPU cpus[i] while a probe runs.")
+      .def(
+          "matmul",
+          [](StageProbe& self, int threads, const std::string& dtype, int64_t tokens,
+             double seconds) {
+            const nb::gil_scoped_release released;
+            return self.matmul(threads, dtype_from_name(dtype), tokens, seconds);
+          },
+          "threads"_a, "dtype"_a, "tokens"_a, "seconds"_a,
+          "Products of `tokens` rows with different matrices; bytes of the matrices.")
+      .def(
+          "attention",
+          [](StageProbe& self, int threads, const std::string& dtype, int64_t group,
+             int64_t queries, int64_t context, double seconds) {
+            const nb::gil_scoped_release released;
+            return self.attention(threads, dtype_from_name(dtype), group, queries, context,
+                                  seconds);
+          },
+          "threads"_a, "dtype"_a, "group"_a, "queries"_a, "context"_a, "seconds"_a,
+          "Attention of the last `queries` of `context` positions, `group` query heads per KV\n"
+          "head; bytes of the KV read.")
+      .def("elementwise", probe(&StageProbe::elementwise), "threads"_a, "tokens"_a, "seconds"_a,
+           "Norms and a gated activation; bytes read and written.")
+      .def("empty_ops", probe(&StageProbe::empty_ops), "threads"_a, "ops"_a, "seconds"_a,
+           "A stage of `ops` that have no work: dispatch and barrier.");
+}
+
+void bind_device_probe(nb::module_& m) {
+  using Released = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<DeviceProbe>(m, "DeviceProbe",
+                          "Times an accelerator and its link on the same ops. Every call runs for\n"
+                          "about `seconds`.")
+      .def(nb::init<const std::string&, int64_t>(), "specification"_a, "bytes"_a, Released(),
+           "Opens what accelerator_info() describes and fills `bytes` of it with weights.")
+      .def(
+          "matmul",
+          [](DeviceProbe& self, const std::string& dtype, int64_t tokens, double seconds) {
+            const nb::gil_scoped_release released;
+            return self.matmul(dtype_from_name(dtype), tokens, seconds);
+          },
+          "dtype"_a, "tokens"_a, "seconds"_a,
+          "Products of `tokens` rows with different matrices; bytes of the matrices.")
+      .def(
+          "attention",
+          [](DeviceProbe& self, const std::string& dtype, int64_t group, int64_t queries,
+             int64_t context, double seconds) {
+            const nb::gil_scoped_release released;
+            return self.attention(dtype_from_name(dtype), group, queries, context, seconds);
+          },
+          "dtype"_a, "group"_a, "queries"_a, "context"_a, "seconds"_a, "Attention as StageProbe's.")
+      .def("elementwise", &DeviceProbe::elementwise, "tokens"_a, "seconds"_a, Released(),
+           "Norms and a gated activation; bytes read and written.")
+      .def("empty_ops", &DeviceProbe::empty_ops, "ops"_a, "seconds"_a, Released(),
+           "A stage of `ops` that have no work.")
+      .def("empty_step", &DeviceProbe::empty_step, "crossings"_a, "seconds"_a, Released(),
+           "A stage without ops that the host waits for, with a small copy there and back or none.")
+      .def("copy", &DeviceProbe::copy, "to_device"_a, "page_locked"_a, "seconds"_a, Released(),
+           "One large copy from or to page-locked or other host memory.");
+}
+
+}  // namespace helm

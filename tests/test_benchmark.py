@@ -1,0 +1,108 @@
+"""helm.benchmark and `helm-llm bench`: what is measured, what is counted, what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import helm
+from helm.benchmark import Load
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with helm.LLM(context=200, max_sequences=3, threads=1, dtype="f32") as model:
+        yield model
+
+
+def test_a_report_adds_up(llm):
+    rounds = []
+    load = Load(prompt=60, output=8, batch=3)
+    report = llm.benchmark(load, 2, lambda done, of: rounds.append((done, of)))
+    assert rounds == [(0, 2), (1, 2), (2, 2)]
+    for phase, tokens in ((report.prefill, 180), (report.decode, 3)):
+        assert len(phase.seconds) == 2
+        assert phase.tokens == tokens
+        assert phase.tokens_per_s == tuple(tokens / s for s in phase.seconds)
+        whole = sum(share.seconds for share in phase.ops)
+        assert min(phase.seconds) * 0.9 < whole < max(phase.seconds) * 1.1
+        assert {"linear", "attention", "norm", "rope"} < {share.op for share in phase.ops}
+        assert phase.ops[-1].op == "rest"
+    assert min(*report.read_bytes_per_s, *report.fma_flops) > 1e8
+
+
+def test_bytes_and_operations_are_those_of_the_model(llm):
+    load = Load(prompt=40, output=9, batch=2)  # the middle step attends to 45 positions
+    report = llm.benchmark(load, 1)
+    config, tensors = llm.config, llm.plan.tensors
+    matrices = sum(4 * t.shape[0] * t.shape[1] for t in tensors if len(t.shape) == 2)
+    kv = 2 * 45 * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
+    decode = {share.op: share for share in report.decode.ops}
+    assert decode["linear"].bytes == matrices == llm.stats["decode_bytes"]
+    assert decode["attention"].bytes == kv
+    assert report.step_bytes == matrices + kv
+    assert decode["linear"].flops == 2 * 2 * matrices / 4
+    prefill = {share.op: share for share in report.prefill.ops}
+    head = config.vocab_size * config.hidden_size
+    assert prefill["linear"].flops == 2 * 80 * (matrices / 4 - head) + 2 * 2 * head
+    pairs = 2 * 40 * 41 / 2
+    assert prefill["attention"].flops == pytest.approx(
+        4 * config.num_attention_heads * config.head_dim * pairs * config.num_hidden_layers
+    )
+
+
+def test_sequences_are_closed_afterwards(llm):
+    before = llm.generate([5, 6, 7], max_tokens=5, temperature=0)
+    for _ in range(3):
+        llm.benchmark(Load(150, 50, 3), 1)
+    assert llm.generate([5, 6, 7], max_tokens=5, temperature=0).tokens == before.tokens
+
+
+@pytest.mark.parametrize(
+    ("load", "rounds", "message"),
+    [
+        (
+            Load(200, 1, 1),
+            1,
+            "prompt is 200; this plan, of context 200 for 3 at once, allows 1 to 199",
+        ),
+        (Load(100, 101, 1), 1, "output is 101; .* allows 1 to 100"),
+        (Load(10, 10, 4), 1, "batch is 4; .* allows 1 to 3"),
+        (Load(10, 10, 0), 1, "batch is 0"),
+        (Load(10, 10, 1), 0, "rounds is 0"),
+    ],
+)
+def test_what_the_plan_cannot_run_is_refused(llm, load, rounds, message):
+    with pytest.raises(helm.InvalidError, match=message):
+        llm.benchmark(load, rounds)
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "helm", "bench", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_shows_where_the_time_goes():
+    run = bench("--rounds", "1", "--output", "4", "--ops")
+    assert run.returncode == 0, run.stderr
+    assert "% of the machine's read ceiling" in run.stdout
+    for word in ("decode step", "prefill", "linear", "attention", "rest", "of f32 peak"):
+        assert word in run.stdout
+
+
+def test_the_command_as_json():
+    run = bench("--rounds", "2", "--prompt", "30", "--output", "4", "--batch", "2", "--json")
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout)
+    assert report["load"] == {"prompt": 30, "output": 4, "batch": 2}
+    assert len(report["decode_tokens_per_s"]) == 2
+    assert report["devices"][0]["device"] == "cpu"
+
+
+def test_the_command_refuses_what_does_not_fit():
+    run = bench("--prompt", "100000")
+    assert run.returncode == 2
+    assert "error: [bench] prompt is 100000" in run.stderr
