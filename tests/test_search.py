@@ -121,6 +121,7 @@ def limits_of(task, cpu=1 << 40, own=1 << 40):
         accelerator_reserve_bytes=0,
         step_tokens=task.step_tokens,
         page_tokens=task.page_tokens,
+        watermark=task.watermark,
     )
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from helm.checkpoint import TensorInfo
 from helm.compiler.advice import Gain, sensitivity
+from helm.compiler.budget import memory_bytes
 from helm.compiler.candidate import Candidate
 from helm.compiler.op_cost import CostedGraph
-from helm.compiler.search import SearchResult, memory_bytes, search, unlimited
+from helm.compiler.search import SearchResult, search, unlimited
 from helm.compiler.workload import OBJECTIVES, ResourceLimits, Space, Workload
 from helm.config import ModelConfig
 from helm.errors import InvalidError

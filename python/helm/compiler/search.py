@@ -15,12 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from helm.compiler.budget import PURPOSES, Budget, Items, itemise
-from helm.compiler.candidate import Candidate, Missing, Predicted
+from helm.compiler.budget import Budget, executable, itemise, memory_bytes, missing
+from helm.compiler.candidate import Candidate, Missing, OverflowUse, Predicted, SitePrice
 from helm.compiler.cost import F64, classify
 from helm.compiler.op_cost import CostedGraph
+from helm.compiler.overflow import Bools
 from helm.compiler.prefill import Prefill, prepare, price_prefill
-from helm.compiler.pricing import Bools, Priced, Setting, Site, make_setting, price_decode
+from helm.compiler.pricing import Priced, Setting, Site, make_setting, price_decode
 from helm.compiler.workload import Mode, Overflow, ResourceLimits, Space, Workload
 from helm.profile import Profile
 
@@ -51,6 +52,12 @@ class _Decode:
     expected: Priced  # at the workload's expected context
     full_context: Priced
 
+    def key(self, row: int, page: int) -> tuple[float, float]:
+        """To be least: where the expected context does not overflow, the full one decides."""
+        if not self.allowed[row]:
+            return np.inf, np.inf
+        return float(self.expected.total[row, page]), float(self.full_context.total[row, page])
+
 
 @dataclass(frozen=True)
 class _Prefill:
@@ -74,6 +81,7 @@ class _Choice:
     decodes: tuple[_Decode, ...]
     prefills: tuple[_Prefill, ...]
     budget: Budget
+    possible: Bools  # [rows, pages]
 
     @functools.cached_property
     def decode_s(self) -> F64:
@@ -123,6 +131,7 @@ def unlimited(
         cpu_bytes=_PLENTY,
         accelerator_bytes=_PLENTY,
         accelerator_weights_bytes=None,
+        accelerator_kv_bytes=None,
     )
     return search(model, profile, workload, plenty, space)
 
@@ -144,7 +153,10 @@ def _choices(
                     prefills = tuple(_prefills(steps, head, mode, space))
                     if prefills:
                         budget = itemise(sized, head, mode)
-                        yield _Choice(sized, head, mode, steps, decodes[head], prefills, budget)
+                        possible = executable(sized) | (space.kv == "host")
+                        yield _Choice(
+                            sized, head, mode, steps, decodes[head], prefills, budget, possible
+                        )
 
 
 def _heads(setting: Setting) -> Sequence[Site]:
@@ -249,6 +261,7 @@ class _Best:
         first, second = _scores(choice, self._workload)
         if choice.mode == "compute":
             self._offer_labels(choice, np.asarray(lacks))
+        lacks = np.where(choice.possible, lacks, np.inf)
         scores = np.stack([lacks, first, second])  # [3, rows, pages]
         page = _least(scores)
         score = np.take_along_axis(scores, page[None, :, None], axis=2)[:, :, 0]
@@ -308,7 +321,7 @@ class _Best:
         setting, rows = choice.setting, choice.setting.rows
         lacks = missing(choice.budget, self._available, self._limits)
         held = int(setting.pages[page]) if rows.has_blocks[row] else 0
-        decode = choice.decodes[int(np.argmin(choice.decode_s[:, row, page]))]
+        decode = min(choice.decodes, key=lambda way: way.key(row, page))
         prefill = choice.prefills[int(np.argmin(choice.prefill_s[:, row, page]))]
         least = prefill.stream_least
         return Candidate(
@@ -319,6 +332,7 @@ class _Best:
             kv_blocks=setting.pages_of(self._workload.context),
             accelerator_kv_blocks=held,
             overflow=decode.overflow,
+            kv=_overflow_use(choice, row, page),
             decode_groups=decode.groups,
             prefill_mode=choice.mode,
             prefill_overlap=prefill.overlap,
@@ -353,28 +367,17 @@ def _predict(
     )
 
 
-def memory_bytes(profile: Profile, limits: ResourceLimits) -> tuple[int, int]:
-    """What a plan may take of the CPU's and of the accelerator's memory."""
-    own = 0 if profile.accelerator is None else profile.accelerator.memory_bytes
-    return (
-        profile.cpu.memory_bytes if limits.cpu_bytes is None else limits.cpu_bytes,
-        own if limits.accelerator_bytes is None else limits.accelerator_bytes,
-    )
-
-
-def missing(
-    budget: Budget, available: tuple[int, int], limits: ResourceLimits
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """[rows, pages] bytes by which the CPU's and the accelerator's memory are exceeded."""
-    cpu = np.maximum(0, _total(budget.cpu) - available[0])
-    own = np.maximum(0, _total(budget.accelerator) - available[1])
-    if limits.accelerator_weights_bytes is not None:
-        own = np.maximum(own, budget.accelerator["weights"] - limits.accelerator_weights_bytes)
-    return cpu, own
-
-
-def _total(items: Items) -> npt.NDArray[np.int64]:
-    return np.asarray(sum(items[purpose] for purpose in PURPOSES))
+def _overflow_use(choice: _Choice, row: int, page: int) -> OverflowUse | None:
+    """What overflows of a candidate's KV; None where nothing can."""
+    setting = choice.setting
+    if not (setting.rows.has_blocks[row] and setting.pool.overflows[page]):
+        return None
+    far = setting.pool.far_blocks(setting.workload.context)[page]
+    sites = []
+    for site in dict.fromkeys(way.overflow for way in choice.decodes):
+        ways = (way for way in choice.decodes if way.overflow == site)
+        sites.append(SitePrice(site, *min(way.key(row, page) for way in ways)))
+    return OverflowUse(setting.limits.watermark, int(far), tuple(sites))
 
 
 def _least(scores: F64) -> npt.NDArray[np.int64]:
