@@ -1,134 +1,27 @@
-"""The oracle of the search: prices and enumerates every plan with plain loops, one at a time.
-
-Shares with helm only the graph and the counts per op; profiles arrive as parsed JSON.
-"""
+"""The oracle of the search: prices and enumerates every plan with plain loops, one at a time."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import naive_overflow
-from helm.compiler.op_cost import CostedGraph, Step
-from helm.graph import Attention, Linear
-
-F32 = 4
-
-
-@dataclass
-class Task:
-    """Numbers of the workload and the limits; profile is the JSON document."""
-
-    model: CostedGraph
-    profile: dict[str, Any]
-    prompt: int
-    output: int
-    batch: int
-    context: int
-    step_tokens: int
-    page_tokens: int
-    stream_steps: tuple[int, ...] = ()
-    watermark: float = 0.8
-
-
-@dataclass
-class Plan:
-    devices: list[str]  # of every unit
-    pages: int  # KV blocks per sequence and layer that the accelerator has room for
-    overflow: str
-    overlap: bool = False
-    least: int | None = None  # tokens of a step from which weights visit the accelerator
-    step_tokens: int = 0
-    groups: int = 1
-
-
-def interpolate(table: dict[str, float], tokens: int) -> float:
-    points = sorted((int(n), rate) for n, rate in table.items())
-    if tokens <= points[0][0]:
-        return points[0][1]
-    for (n0, r0), (n1, r1) in itertools.pairwise(points):
-        if tokens <= n1:
-            share = math.log(tokens / n0) / math.log(n1 / n0)
-            return r0 * (r1 / r0) ** share
-    return points[-1][1]
-
-
-def device(task: Task, site: str) -> dict[str, Any]:
-    return task.profile[site]
-
-
-def unit_seconds(task: Task, unit: Any, site: str, tokens: int, outputs: int) -> float:
-    """Without attention over the cache, which depends on where its pages are."""
-    rates, total = device(task, site), 0.0
-    step = Step(tokens, tokens, 1, outputs)
-    for op in unit.ops:
-        total += rates["op_s"]
-        cost = task.model.op_cost(op, step)
-        if isinstance(op, Linear):
-            if task.model.rows(op.out, step) == 0:
-                continue
-            compute = memory = 0.0
-            for part in op.parts:
-                dtype = task.model.dtypes[part.weight]
-                height, width = task.model.graph.tensors[part.weight]
-                rows = task.model.rows(op.out, step)
-                rate = interpolate(rates["matmul_flops"][dtype], rows)
-                compute += 2 * rows * height * width / rate
-                size = task.model.tensor_bytes(part.weight)
-                if part.bias:
-                    size += task.model.tensor_bytes(part.bias)
-                memory += size / rates["matvec_bytes_per_s"][dtype]
-            total += max(compute, memory)
-        elif not isinstance(op, Attention):
-            moved = cost.activation_bytes + cost.weight_bytes
-            total += moved / rates["activation_bytes_per_s"]
-    return total
-
-
-def attend(
-    task: Task, op: Attention, site: str, queries: int, pairs: float, positions: float
-) -> float:
-    rates, dtype = device(task, site), task.model.kv_dtype
-    flops = 4 * op.heads * op.head_dim * pairs
-    size = positions * kv_size(task, op)
-    rate = interpolate(rates["attention_flops"][dtype], queries * op.heads // op.kv_heads)
-    return max(flops / rate, size / rates["attention_bytes_per_s"][dtype])
-
-
-def kv_size(task: Task, op: Attention) -> int:
-    return 2 * op.kv_heads * op.head_dim * (4 if task.model.kv_dtype == "f32" else 2)
-
-
-def seen_positions(op: Attention, past: int, tokens: int) -> int:
-    """Counted key by key."""
-    low = past + tokens
-    for query in range(past, past + tokens):
-        low = min(low, max(0, query - op.window + 1) if op.window else 0)
-    return past + tokens - low
-
-
-def pair_count(op: Attention, past: int, tokens: int) -> int:
-    return sum(
-        min(query + 1, op.window) if op.window else query + 1
-        for query in range(past, past + tokens)
-    )
-
-
-def layer_ops(unit: Any) -> list[Attention]:
-    return [op for op in unit.ops if isinstance(op, Attention)]
-
-
-def hidden_of(task: Task) -> int:
-    widths = {value.name: value.width for value in task.model.graph.values}
-    return widths[task.model.graph.units[-1].ops[0].input]
-
-
-def vocab_of(task: Task) -> int:
-    widths = {value.name: value.width for value in task.model.graph.values}
-    return widths[task.model.graph.logits]
+from helm.graph import Attention
+from naive_rates import (
+    F32,
+    Plan,
+    Task,
+    attend,
+    hidden_of,
+    kv_size,
+    layer_ops,
+    pair_count,
+    seen_positions,
+    unit_seconds,
+    vocab_of,
+)
 
 
 def cache_of(task: Task, plan: Plan) -> naive_overflow.Cache:
@@ -193,6 +86,12 @@ def decode_step(task: Task, plan: Plan, context: int) -> tuple[float, float, flo
     return busy["cpu"], busy["accelerator"], busy["copies"]
 
 
+def launch_seconds(task: Task, plan: Plan) -> float:
+    """Of one more op; the published placement, with no pages there, has none."""
+    op_s: float = task.profile["accelerator"]["op_s"]
+    return op_s if plan.pages else 0.0
+
+
 def decode_layer(
     task: Task, plan: Plan, op: Attention, context: int, far: list[int], other: float
 ) -> tuple[float, float]:
@@ -206,7 +105,7 @@ def decode_layer(
     own = attend(task, op, "accelerator", 1, near, near)
     if not any(far):
         return other + own, 0.0
-    launch = task.profile["accelerator"]["op_s"]
+    launch = launch_seconds(task, plan)
     if plan.overflow == "stream":
         copied = sum(run.copied for run in runs)
         copy = pages * link["latency_s"] + copied * kv_size(task, op) / there
@@ -253,7 +152,7 @@ def prefill_seconds(task: Task, plan: Plan) -> float:
         stage[devices[0]] += unit_seconds(task, units[0], devices[0], tokens, 0)
         for unit, site in zip(units[1:-1], devices[1:-1], strict=True):
             if site == "accelerator":
-                stage[site] += split_block_seconds(task, unit, runs, gone)
+                stage[site] += split_block_seconds(task, plan, unit, runs, gone)
             elif not streams:
                 stage[site] += block_seconds(task, unit, site, runs)
         first.append(stage["cpu"])
@@ -290,10 +189,10 @@ def page_visits(
 
 
 def split_block_seconds(
-    task: Task, unit: Any, runs: list[tuple[int, int]], gone: naive_overflow.Away
+    task: Task, plan: Plan, unit: Any, runs: list[tuple[int, int]], gone: naive_overflow.Away
 ) -> float:
     """On the accelerator, with pages that visit from host memory and others that leave."""
-    link, launch = task.profile["link"], task.profile["accelerator"]["op_s"]
+    link, launch = task.profile["link"], launch_seconds(task, plan)
     whole = block_seconds(task, unit, "accelerator", runs)
     total = whole
     for op in layer_ops(unit):
@@ -388,30 +287,6 @@ def prefill_link(task: Task, plan: Plan, tokens: int, ends: int) -> float:
     return total
 
 
-def weights(task: Task, plan: Plan, site: str) -> int:
-    """Every tensor once on each device that has a unit reading it."""
-    names = set()
-    for unit, where in zip(task.model.graph.units, plan.devices, strict=True):
-        if where == site:
-            for op in unit.ops:
-                names.update(op.weight_names())
-    if site == "accelerator":
-        return sum(padded(task, name) for name in names)
-    return sum(task.model.tensor_bytes(name) for name in names)
-
-
-def kv_bytes(task: Task, plan: Plan) -> dict[str, int]:
-    most = math.ceil(task.context / task.page_tokens)
-    found = {"cpu": 0, "accelerator": 0}
-    for unit, site in zip(task.model.graph.units, plan.devices, strict=True):
-        for op in layer_ops(unit):
-            page = task.batch * min(task.page_tokens, task.context) * kv_size(task, op)
-            here = plan.pages if site == "accelerator" else 0
-            found["accelerator"] += here * page
-            found["cpu"] += (most - here) * page
-    return found
-
-
 def has_room(task: Task, plan: Plan) -> bool:
     """Whether the accelerator holds what any step of an overflowing cache writes."""
     if "accelerator" not in plan.devices[1:-1]:
@@ -459,52 +334,3 @@ def prefills(task: Task, devices: list[str]) -> list[tuple[bool, int | None, int
             if least > task.batch:
                 found.append((False, least, step_tokens))
     return list(dict.fromkeys(found))
-
-
-def sizes(task: Task, plan: Plan) -> dict[str, int]:
-    """Everything on each device, without reserves. Activations and scratch are those that helm
-    states; weights, KV pages and staging are counted here."""
-    from helm.compiler import memory
-    from helm.plan_format import KvSpec, Limits
-
-    graph, kv = task.model.graph, task.model.graph.kv
-    most = max(1, task.batch)
-    limits = Limits(task.context, max(plan.step_tokens, most), most, most)
-    tokens = min(task.page_tokens, task.context)
-    spec = KvSpec(task.model.kv_dtype, tokens, kv.layers, kv.kv_heads, kv.head_dim, 0)
-    on_cpu = [unit for unit, site in zip(graph.units, plan.devices, strict=True) if site == "cpu"]
-    own = [unit for unit in graph.units if unit not in on_cpu]
-    visiting = [u for u in on_cpu if u in graph.units[1:-1]] if plan.least is not None else []
-    threads = task.profile["cpu"]["threads"]
-    found = kv_bytes(task, plan)
-    for site, units in (("cpu", on_cpu), ("accelerator", [*own, *visiting])):
-        found[site] += weights(task, plan, site) + memory.activation_bytes(graph, units, limits)
-    found["cpu"] += memory.workspace_bytes(graph, on_cpu, limits, spec, threads)
-    found["accelerator"] += memory.accelerator_workspace_bytes(
-        graph, [*own, *visiting], limits, spec
-    )
-    if own and on_cpu:
-        found["cpu"] += 2 * F32 * limits.step_tokens * hidden_of(task)
-    if plan.devices[-1] == "accelerator":
-        found["cpu"] += 2 * F32 * most * vocab_of(task)
-    all_pages = math.ceil(task.context / task.page_tokens)
-    if "accelerator" in plan.devices[1:-1] and plan.pages < all_pages:
-        ops = [op for unit in graph.units for op in layer_ops(unit)]
-        widths = {value.name: value.width for value in graph.values}
-        partial = F32 * max(op.heads * (op.head_dim + 2) for op in ops)
-        found["accelerator"] += 2 * spec.page_bytes
-        found["accelerator"] += 2 * 256 * math.ceil(limits.step_tokens * partial / 256)
-        found["cpu"] += most * (partial + F32 * max(widths[op.input] for op in ops))
-        more = memory.overflow_bytes(graph, graph.units[1:-1], limits, spec, threads)
-        found["cpu"] += more.host_workspace
-    if visiting:
-        names = [{n for op in unit.ops for n in op.weight_names()} for unit in visiting]
-        largest = max(sum(padded(task, name) for name in unit) for unit in names)
-        pages = task.batch * math.ceil(task.prompt / task.page_tokens)
-        found["accelerator"] += 2 * largest + pages * spec.page_bytes
-    return found
-
-
-def padded(task: Task, name: str) -> int:
-    """A weight's bytes on the accelerator."""
-    return math.ceil(task.model.tensor_bytes(name) / 256) * 256

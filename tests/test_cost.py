@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
+import naive_memory
 import naive_overflow
+import naive_rates
 import naive_search
 import search_cases
 import small_models
@@ -185,10 +187,10 @@ def test_every_plan_costs_what_the_oracle_says(name, seed):
         assert sum(got.terms(row, page).values()) == pytest.approx(want, rel=1e-9)
         mode = "compute" if plan.least is None else "stream"
         memory = budget_of(plan.step_tokens, head, mode).at(row, page)
-        for site, size in naive_search.sizes(task, plan).items():
+        for site, size in naive_memory.sizes(task, plan).items():
             assert sum(memory[site].values()) == size, plan
-            assert memory[site]["kv"] == naive_search.kv_bytes(task, plan)[site]
-            assert memory[site]["weights"] == naive_search.weights(task, plan, site)
+            assert memory[site]["kv"] == naive_memory.kv_bytes(task, plan)[site]
+            assert memory[site]["weights"] == naive_memory.weights(task, plan, site)
 
 
 @settings(max_examples=200, deadline=None)
@@ -225,7 +227,7 @@ def test_streaming_starts_where_it_is_faster_than_the_cpu():
     setting = make_setting(task.model, profile, Workload(128, 1), limits, 2, 1)
     prefill = prepare(setting)
     row = 2  # one block on the CPU
-    plan = naive_search.Plan(["cpu", "cpu", "accelerator", "cpu"], 99, "stream")
+    plan = naive_rates.Plan(["cpu", "cpu", "accelerator", "cpu"], 99, "stream")
     faster = []
     for tokens in (1 << i for i in range(8)):
         compute = naive_search.block_seconds(task, task.model.graph.units[1], "cpu", [(0, tokens)])

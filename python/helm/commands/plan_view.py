@@ -35,7 +35,7 @@ def console() -> Console:
 def show(study: Study) -> None:
     """Prints everything."""
     out = console()
-    for part in (_head, _picture, _memory, _prediction, _bottleneck, _gains, _rivals):
+    for part in (_head, _picture, _memory, _kv, _prediction, _bottleneck, _gains, _rivals):
         part(study, out)
     other = explain.trade(study)
     if other is not None:
@@ -172,9 +172,6 @@ def _schedule(study: Study) -> str:
         parts.append("both devices prefill at once")
     if best.decode_groups > 1:
         parts.append(f"sequences take turns in {best.decode_groups} groups")
-    if best.accelerator_blocks and best.accelerator_kv_blocks < best.kv_blocks:
-        site = "the CPU attends to the rest" if best.overflow == "cpu" else "the rest streams"
-        parts.append(f"{best.accelerator_kv_blocks} of {best.kv_blocks} KV pages in VRAM, {site}")
     return ", ".join(parts)
 
 
@@ -187,6 +184,14 @@ def _memory(study: Study, out: Console) -> None:
         label = {"kv": "KV cache"}.get(purpose, purpose)
         table.add_row(f"  {label}", *(size_text(sizes[d]) for d in devices), style=style)
     out.print(table)
+
+
+def _kv(study: Study, out: Console) -> None:
+    lines = explain.kv_lines(study)
+    if lines:
+        _title(out, "KV of the GPU's blocks")
+    for line in lines:
+        out.print(f"  {line}")
 
 
 def _prediction(study: Study, out: Console) -> None:

@@ -70,10 +70,12 @@ class SitePrice:
 
 @dataclass(frozen=True)
 class OverflowUse:
-    """KV blocks that leave the accelerator. watermark: see `ResourceLimits`. far_blocks: of all
-    sequences together, in host memory at the full context. sites: those that were priced."""
+    """KV blocks that leave the accelerator. watermark: see `ResourceLimits`. near_positions: of
+    each sequence, up to which none leave. far_blocks: of all sequences together, in host memory
+    at the full context. sites: those that were priced."""
 
     watermark: float
+    near_positions: int
     far_blocks: int
     sites: tuple[SitePrice, ...]
 

@@ -26,7 +26,7 @@ class Pool:
 
     slots: [choices]. blocks: of the whole contexts of all `sequences`. watermark: the share of
     the slots that stays in use once blocks leave. No slots at all, which the runtime refuses,
-    means that every position is in host memory.
+    stand for the published placement: every position is in host memory, attention is one op.
     """
 
     slots: I64
@@ -43,11 +43,12 @@ class Pool:
     @property
     def kept(self) -> I64:
         """[choices] blocks in use beyond which the oldest leave."""
-        return np.floor(self.watermark * self.slots).astype(np.int64)
+        return np.asarray(np.floor(self.watermark * self.slots), np.int64)
 
     @property
-    def last_stays(self) -> I64:
-        """[choices] 1 where a sequence's last block stays."""
+    def executed(self) -> I64:
+        """[choices] 1 where the runtime has a say: a sequence's last block stays, and a layer of
+        which blocks left runs in pieces."""
         return np.asarray(self.slots > 0, np.int64)
 
     def blocks_of(self, tokens: I64 | int) -> I64:
@@ -58,7 +59,7 @@ class Pool:
         """[choices] blocks of all sequences in host memory when each has `context` positions."""
         each = self.blocks_of(context)
         excess = self.sequences * each - self.kept
-        most = self.sequences * (each - self.last_stays)
+        most = self.sequences * (each - self.executed)
         return np.where(self.overflows, np.clip(excess, 0, most), 0)
 
 
@@ -98,7 +99,7 @@ def decode_far(pool: Pool, context: int, hidden: int) -> Far:
     """[choices] when each sequence has `context` positions, of which the first `hidden` are
     outside the window. Prompts came one after the other, so the first sequences' blocks left."""
     blocks = pool.far_blocks(context)
-    each = pool.blocks_of(context) - pool.last_stays
+    each = pool.blocks_of(context) - pool.executed
     whole, rest = np.divmod(blocks, np.maximum(1, each))
     full, part = (_far(n, hidden, context, pool.page_tokens) for n in (each, rest))
     return Far(
@@ -131,9 +132,9 @@ def prefill_far(pool: Pool, queries: Queries, prompt: int) -> PrefillFar:
     def movable(runs: I64 | slice) -> I64:
         """[..., choices] blocks of a run's sequence that may lie in host memory."""
         before = pool.blocks_of(queries.past[runs])[:, None]
-        return np.maximum(0, before - pool.last_stays)
+        return np.asarray(np.maximum(0, before - pool.executed))
 
-    ended = each - pool.last_stays  # of a prompt that is done
+    ended = each - pool.executed  # of a prompt that is done
     most = sequence[starts][:, None] * ended + movable(starts)
     away = np.where(pool.overflows, np.clip(used[:, None] - pool.kept, 0, most), 0)
     earlier = sequence[:, None] * ended
@@ -158,7 +159,7 @@ def far_pairs(end: I64, past: I64, tokens: I64, window: int) -> F64:
         """Of all queries before this one: each beyond the window sees one key less."""
         beyond = np.minimum(np.maximum(0, queries - window), end)
         seen = end * np.minimum(queries, window) + beyond * end
-        return seen - beyond * (beyond + 1) / 2.0
+        return np.asarray(seen - beyond * (beyond + 1) / 2.0)
 
     return np.asarray(below(past + tokens) - below(past))
 

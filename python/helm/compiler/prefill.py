@@ -171,6 +171,7 @@ def _overflow(
         """[steps, ...] sums of [runs, ...]"""
         return np.asarray(np.add.reduceat(values, starts, axis=0))
 
+    launch = device.op_s * setting.pool.executed
     split = by_step(lies.far) > 0  # the block runs in pieces
     extra = np.zeros(split.shape)
     copies = lies.left > 0
@@ -187,11 +188,11 @@ def _overflow(
         beyond = far_pairs(end, past, tokens, op.window)
         whole = by_step(attend(pairs[:, None], seen[:, None]))
         near = by_step(attend(pairs[:, None] - beyond, seen[:, None] - far.seen))
-        visits = by_step(far.pages)
+        visits = by_step(far.pages).astype(np.int64)
         size = by_step(far.copied) * position_bytes(setting.model, op)
         copy = visits * link.latency_s + size / link.to_accelerator_bytes_per_s
-        visiting = by_step(attend(beyond, far.seen)) + visits * device.op_s
-        other = whole_s[:, None] - whole + near + EXTRA_OPS * device.op_s
+        visiting = by_step(attend(beyond, far.seen)) + visits * launch
+        other = whole_s[:, None] - whole + near + EXTRA_OPS * launch
         pieces = visiting_s(visits, copy, visiting, other) - whole_s[:, None]
         extra += np.where(split, pieces, 0.0)
         page = setting.limits.page_tokens * position_bytes(setting.model, op)

@@ -8,6 +8,7 @@ accelerator has slots.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -69,7 +70,7 @@ class Priced:
     overflow: F64
     overlap: F64
 
-    @property
+    @functools.cached_property
     def total(self) -> F64:
         """[rows, pages]"""
         paged = self.attention + self.overflow + self.overlap
@@ -137,6 +138,18 @@ class Setting:
         limits, blocks = self.limits, self.batch * self.pages_of(self.workload.context)
         slots = self.batch * self.pages
         return Pool(slots, blocks, self.batch, limits.page_tokens, limits.watermark)
+
+    @functools.cached_property
+    def decode_units(self) -> dict[str, F64]:
+        """`unit_times` of a decode step, which has attention apart: no context changes them."""
+        return unit_times(self, Step(self.batch, 1, self.batch))
+
+    @functools.cached_property
+    def halves(self) -> tuple[Setting, Setting]:
+        """Of the sequences, in two groups."""
+        sizes = (self.batch + 1) // 2, self.batch // 2
+        first, second = (dataclasses.replace(self, batch=size) for size in sizes)
+        return first, second
 
     @property
     def stream_pages(self) -> int:
@@ -252,10 +265,8 @@ def price_decode(
     """
     if groups == 1:
         return _decode_step(setting, head, overflow, context)[0]
-    halves = [(setting.batch + 1) // 2, setting.batch // 2]
     (first, first_copy), (second, second_copy) = (
-        _decode_step(dataclasses.replace(setting, batch=half), head, overflow, context)
-        for half in halves
+        _decode_step(half, head, overflow, context) for half in setting.halves
     )
     serial = first.total + second.total
     # Each device is given to one group after the other, and each group waits for itself. While
@@ -286,7 +297,7 @@ def _decode_step(
     """The step, and [rows, pages] seconds in which pages are copied to the accelerator."""
     batch = setting.batch
     counts, rest = setting.counts()
-    times = unit_times(setting, Step(batch, context, batch))
+    times = setting.decode_units
     base = device_base(setting, head, times, counts)
     used = setting.rows.uses_accelerator(head)
     query = Queries(np.array([context - 1]), np.array([1]), np.array([0]))
@@ -330,11 +341,12 @@ def _overflow_s(
     assert device is not None
     far = decode_far(setting.pool, context, context - seen)
     own = _decode_s(setting, op, setting.batch * seen - far.seen, device)
-    pieces, copy = EXTRA_OPS * device.op_s, np.zeros_like(own)
+    launch = device.op_s * setting.pool.executed
+    pieces, copy = EXTRA_OPS * launch, np.zeros_like(own)
     if overflow == "stream":
         size = far.copied * position_bytes(setting.model, op)
         copy = far.pages * link.latency_s + size / link.to_accelerator_bytes_per_s
-        attend = _decode_s(setting, op, far.seen, device) + far.pages * device.op_s
+        attend = _decode_s(setting, op, far.seen, device) + far.pages * launch
         extra = visiting_s(far.pages, copy, attend, other_s + pieces + own) - other_s - own
     else:
         query = _F32 * setting.batch * setting.width(op.input)
