@@ -11,6 +11,7 @@ from helm.compiler.workload import WATERMARK, ResourceLimits, Space, check_water
 from helm.errors import InvalidError
 from helm.graph import Attention
 from helm.plan_format import Plan
+from helm.profile import Profile
 from helm.units import size_text
 
 SITES = ("auto", "stream", "cpu")
@@ -56,16 +57,22 @@ class KvOptions:
             return dataclasses.replace(space, overflow=("cpu",))
         return space
 
-    def check_accelerator(self, present: bool, where: str) -> None:
-        """InvalidError where memory of an accelerator was asked for and there is none."""
-        if self.vram_bytes is not None and not present:
-            raise InvalidError(
-                f"[plan] KV pages in accelerator memory were limited (--kv-vram), but {where} has "
-                "no accelerator; choose one, or leave the limit out"
-            )
+    def check_accelerator(self, profile: Profile | None) -> None:
+        """InvalidError where memory of an accelerator was limited and there is none; no profile
+        stands for the CPU alone."""
+        if self.vram_bytes is None or (profile is not None and profile.accelerator is not None):
+            return
+        reason = "the model runs on the CPU alone"
+        if profile is not None:
+            reason = f"{profile.name} has no accelerator"
+        raise InvalidError(
+            f"[plan] KV pages in accelerator memory were limited (--kv-vram), but {reason}; choose "
+            "an accelerator, or leave the limit out"
+        )
 
-    def notices(self, plan: Plan) -> list[str]:
-        """What of it the plan has no use for."""
+    def notices(self, plan: Plan, step_tokens: int) -> list[str]:
+        """What of it the plan has no use for. step_tokens: those that a step must be able to
+        have; the plan's may be more."""
         given = [
             name
             for name, said in (
@@ -76,7 +83,7 @@ class KvOptions:
         ]
         layers = accelerator_layers(plan)
         if layers == 0:
-            notices = [self._no_room(plan)] if self.vram_bytes is not None else []
+            notices = [self._no_room(plan, step_tokens)] if self.vram_bytes is not None else []
             reason = "KV lies with its blocks, all of them on the CPU"
         else:
             if overflows(plan):
@@ -84,10 +91,10 @@ class KvOptions:
             notices, reason = [], "the accelerator has room for all KV of its blocks"
         return notices + _without_effect(given, reason)
 
-    def _no_room(self, plan: Plan) -> str:
+    def _no_room(self, plan: Plan, step_tokens: int) -> str:
         assert self.vram_bytes is not None
-        limits, kv = plan.limits, plan.kv
-        least = least_slots(limits.step_tokens, limits.sequences, kv.page_tokens)
+        kv = plan.kv
+        least = least_slots(step_tokens, plan.limits.sequences, kv.page_tokens)
         each = min(least, kv.pages // kv.layers) * kv.page_bytes
         return (
             f"no block lies on the accelerator: KV pages may take {size_text(self.vram_bytes)} "

@@ -153,7 +153,7 @@ def find_target(options: LoadOptions) -> Target:
                 "[load] memory of an accelerator was limited (--vram), but the model runs on the "
                 "CPU alone; choose an accelerator with --device, or leave the limit out"
             )
-        options.kv.check_accelerator(False, "the CPU alone")
+        options.kv.check_accelerator(None)
         if given is not None:
             given = dataclasses.replace(given, accelerator=None, link=None)
         return Target(machine, None, given)

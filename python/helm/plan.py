@@ -153,8 +153,7 @@ def make_plan(
     problem = _Problem(
         config, checkpoint_tensors, graph, tensors, limits, kv, reserve_bytes, shrink, options
     )
-    has_accelerator = profile is not None and profile.accelerator is not None
-    options.check_accelerator(has_accelerator, "the machine" if profile is None else profile.name)
+    options.check_accelerator(profile)
     if profile is None:
         assert threads is not None
         assert memory_bytes is not None
@@ -166,7 +165,8 @@ def make_plan(
         if memory_bytes is None:
             memory_bytes = profile.cpu.memory_bytes
         plan = _searched_plan(problem, profile, workload, memory_bytes, accelerator_bytes, space)
-    return dataclasses.replace(plan, notices=(*plan.notices, *options.notices(plan)))
+    notices = (*plan.notices, *options.notices(plan, step_tokens))
+    return dataclasses.replace(plan, notices=notices)
 
 
 def _cpu_plan(problem: _Problem, threads: int, memory_bytes: int) -> Plan:
