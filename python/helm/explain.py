@@ -11,7 +11,7 @@ from helm.compiler.budget import PURPOSES
 from helm.compiler.candidate import Candidate, term_name
 from helm.compiler.memory import DEVICE_ALIGNMENT
 from helm.compiler.planning import Study
-from helm.units import size_text
+from helm.units import rate_text, size_text
 
 FORMAT = "helm-explanation"
 VERSION = 1
@@ -128,7 +128,8 @@ def kv_lines(study: Study) -> list[str]:
     ]
     for site in sorted(kv.sites, key=lambda s: s.site != best.overflow):
         name = {"cpu": "the CPU attends to them", "stream": "they stream to the GPU"}[site.site]
-        rates = [f"{best.sequences / s:,.3g}" for s in (site.decode_s, site.full_context_decode_s)]
+        times = (site.decode_s, site.full_context_decode_s)
+        rates = [rate_text(best.sequences / seconds) for seconds in times]
         said = name if site.site == best.overflow else f"instead, {name}"
         lines.append(f"{said}: {rates[0]} tokens/s, {rates[1]} at the full context")
     return lines

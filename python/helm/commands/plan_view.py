@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from helm import explain
-from helm.units import size_text
+from helm.units import rate_text, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +42,7 @@ def show(study: Study) -> None:
         predicted = other.predicted
         out.print(
             f"\nnote: --objective total would choose {explain.placement_text(other)}: first "
-            f"token {_seconds(predicted.ttft_s)}, {_rate(predicted.decode_tokens_per_s)} tokens/s, "
+            f"token {_seconds(predicted.ttft_s)}, {rate_text(predicted.decode_tokens_per_s)} tokens/s, "
             f"{_seconds(predicted.total_s)} in all"
         )
     for notice in study.plan.notices:
@@ -205,8 +205,10 @@ def _prediction(study: Study, out: Console) -> None:
     table.add_row(
         "  time to first token", _seconds(predicted.ttft_s), f"{work.prompt:,} prompt tokens"
     )
-    table.add_row("  decode", f"{_rate(rate)} tokens/s", f"at {work.expected_context:,} positions")
-    table.add_row("", f"{_rate(full)} tokens/s", f"at the full context of {work.context:,}")
+    table.add_row(
+        "  decode", f"{rate_text(rate)} tokens/s", f"at {work.expected_context:,} positions"
+    )
+    table.add_row("", f"{rate_text(full)} tokens/s", f"at the full context of {work.context:,}")
     table.add_row("  in all", _seconds(predicted.total_s), "first to last token")
     out.print(table)
 
@@ -243,7 +245,7 @@ def _gains(study: Study, out: Console) -> None:
         what = {"accelerator memory": "VRAM", "host memory bandwidth": "RAM bandwidth"}
         row = [
             f"  +{gain.added:g} {gain.unit} {what.get(gain.resource, gain.resource)}",
-            _rate(gain.decode_tokens_per_s),
+            rate_text(gain.decode_tokens_per_s),
             _change(gain.decode_tokens_per_s / now.predicted.decode_tokens_per_s),
             _seconds(gain.ttft_s),
             _change(gain.ttft_s / now.predicted.ttft_s),
@@ -268,7 +270,7 @@ def _rivals(study: Study, out: Console) -> None:
             f"  {rival.label}",
             str(candidate.units_cpu),
             str(candidate.units_accelerator),
-            f"{mark}{_rate(predicted.decode_tokens_per_s)}{end}",
+            f"{mark}{rate_text(predicted.decode_tokens_per_s)}{end}",
             f"{mark}{_seconds(predicted.ttft_s)}{end}",
             rival.verdict,
             style="bold" if i == 0 else None if candidate.fits else "dim",
@@ -279,10 +281,6 @@ def _rivals(study: Study, out: Console) -> None:
 def _change(factor: float) -> str:
     percent = round((factor - 1) * 100)
     return f"{percent:+d} %" if percent else "same"
-
-
-def _rate(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:,.1f}" if rate >= 10 else f"{rate:,.2f}"
 
 
 def _seconds(seconds: float) -> str:
