@@ -115,14 +115,10 @@ def kv_lines(study: Study) -> list[str]:
         return []
     each = "" if best.sequences == 1 else " of each request"
     page, blocks = study.plan.kv.page_tokens, best.kv_blocks * best.sequences
+    share = f"{kv.far_blocks} of {blocks} pages per layer ({kv.far_blocks / blocks * 100:.0f} %)"
     lines = [
         f"VRAM has room for {best.accelerator_kv_blocks} of the {best.kv_blocks} pages of "
         f"{page:,} positions per layer{each}",
-    ]
-    if kv.far_blocks == 0:
-        return [*lines, "none leave it before the context is full"]
-    share = f"{kv.far_blocks} of {blocks} pages per layer ({kv.far_blocks / blocks * 100:.0f} %)"
-    lines += [
         f"the oldest leave for RAM beyond {kv.near_positions:,} positions{each}",
         f"at the full context of {work.context:,} it holds {share}",
     ]

@@ -40,9 +40,10 @@ def show(study: Study) -> None:
     other = explain.trade(study)
     if other is not None:
         predicted = other.predicted
+        rate = rate_text(predicted.decode_tokens_per_s)
         out.print(
             f"\nnote: --objective total would choose {explain.placement_text(other)}: first "
-            f"token {_seconds(predicted.ttft_s)}, {rate_text(predicted.decode_tokens_per_s)} tokens/s, "
+            f"token {_seconds(predicted.ttft_s)}, {rate} tokens/s, "
             f"{_seconds(predicted.total_s)} in all"
         )
     for notice in study.plan.notices:
@@ -201,14 +202,13 @@ def _prediction(study: Study, out: Console) -> None:
     table.add_column(no_wrap=True)
     table.add_column(justify="right", style="bold", no_wrap=True)
     table.add_column()
-    rate, full = predicted.decode_tokens_per_s, predicted.full_context_decode_tokens_per_s
+    rate = rate_text(predicted.decode_tokens_per_s)
+    full = rate_text(predicted.full_context_decode_tokens_per_s)
     table.add_row(
         "  time to first token", _seconds(predicted.ttft_s), f"{work.prompt:,} prompt tokens"
     )
-    table.add_row(
-        "  decode", f"{rate_text(rate)} tokens/s", f"at {work.expected_context:,} positions"
-    )
-    table.add_row("", f"{rate_text(full)} tokens/s", f"at the full context of {work.context:,}")
+    table.add_row("  decode", f"{rate} tokens/s", f"at {work.expected_context:,} positions")
+    table.add_row("", f"{full} tokens/s", f"at the full context of {work.context:,}")
     table.add_row("  in all", _seconds(predicted.total_s), "first to last token")
     out.print(table)
 
