@@ -162,6 +162,7 @@ def predict(model: CostedGraph, case: Case, profile: Profile) -> Candidate:
     work = Workload(prompt=case.context, output=OUTPUT, batch=case.batch)
     limits = ResourceLimits(sequences=case.batch, step_tokens=STEP_TOKENS)
     space = Space(
+        kv="device",
         prefill=("compute",),
         overlap=(overlapped,),
         decode_groups=(2 if overlapped else 1,),

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from helm.compiler.candidate import Candidate
 from helm.compiler.op_cost import CostedGraph, Step
 from helm.compiler.placement import memory_use, placed_units, schedule
-from helm.compiler.search import unlimited
+from helm.compiler.search import search
 from helm.compiler.workload import ResourceLimits, Space, Workload
 from helm.graph import Graph
+from helm.kv_options import overflows
 from helm.plan import Plan, costed_graph
 from helm.profile import Profile
+
+_PLENTY = 2**60  # bytes
 
 
 @dataclass(frozen=True)
@@ -37,24 +40,30 @@ def price(
     limits: ResourceLimits,
     space: Space,
 ) -> Candidate:
-    """`layout` as the cost model sees it, whether it fits or not; what `space` leaves open is
-    chosen for `workload`."""
+    """`layout` as the cost model sees it, whether it fits or not, but for a limit on KV; what
+    `space` leaves open is chosen for `workload`."""
     if layout == Layout("cpu", len(model.graph.units) - 2, "cpu"):
         profile = dataclasses.replace(profile, accelerator=None, link=None)
-    found = unlimited(model, profile, workload, limits, space).by_layout
+    limits = dataclasses.replace(limits, cpu_bytes=_PLENTY, accelerator_bytes=_PLENTY)
+    found = search(model, profile, workload, limits, space).by_layout
     return next(c for c in found if c.layout == dataclasses.astuple(layout))
 
 
 def price_plan(plan: Plan, model: CostedGraph, profile: Profile, workload: Workload) -> Candidate:
-    """`plan` under another workload: its layout, threads, page and step sizes, and kind of
-    schedule. From how many tokens on weights visit the accelerator is chosen for the workload."""
-    how = plan.schedule
+    """`plan` under another workload: its layout, threads, page and step sizes, memory for KV, and
+    kind of schedule. From how many tokens on weights visit the accelerator is chosen for the
+    workload."""
+    how, split = plan.schedule, overflows(plan)
     limits = ResourceLimits(
+        accelerator_kv_bytes=plan.memory["accelerator"].kv_bytes if split else None,
+        watermark=how.watermark,
         step_tokens=plan.limits.step_tokens,
         page_tokens=plan.kv.page_tokens,
         sequences=plan.limits.sequences,
     )
     space = Space(
+        kv="any" if split else "device",
+        overflow=(how.overflow,),
         prefill=(how.prefill,),
         overlap=(how.prefill_overlap,),
         stream_steps=(),

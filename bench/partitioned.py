@@ -85,7 +85,7 @@ class Loaded:
             step_tokens=self.plan.limits.step_tokens, page_tokens=self.plan.kv.page_tokens
         )
         layout = Layout("cpu", cpu_blocks, "accelerator")
-        found = price(self.model, self.profile, workload, layout, limits, Space())
+        found = price(self.model, self.profile, workload, layout, limits, Space(kv="device"))
         taken = found.total_bytes("accelerator")
         if cap is not None and taken > cap:
             raise OutOfMemoryError(

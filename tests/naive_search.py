@@ -1,144 +1,48 @@
-"""The oracle of the search: prices and enumerates every plan with plain loops, one at a time.
-
-Shares with helm only the graph and the counts per op; profiles arrive as parsed JSON.
-"""
+"""The oracle of the search: prices and enumerates every plan with plain loops, one at a time."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import math
-from dataclasses import dataclass
 from typing import Any
 
-from helm.compiler.op_cost import CostedGraph, Step
-from helm.graph import Attention, Linear
-
-F32 = 4
-
-
-@dataclass
-class Task:
-    """Numbers of the workload and the limits; profile is the JSON document."""
-
-    model: CostedGraph
-    profile: dict[str, Any]
-    prompt: int
-    output: int
-    batch: int
-    context: int
-    step_tokens: int
-    page_tokens: int
-    stream_steps: tuple[int, ...] = ()
+import naive_overflow
+from helm.graph import Attention
+from naive_rates import (
+    F32,
+    Plan,
+    Task,
+    attend,
+    hidden_of,
+    kv_size,
+    layer_ops,
+    pair_count,
+    seen_positions,
+    unit_seconds,
+    vocab_of,
+)
 
 
-@dataclass
-class Plan:
-    devices: list[str]  # of every unit
-    pages: int  # KV blocks per sequence and layer on the accelerator
-    overflow: str
-    overlap: bool = False
-    least: int | None = None  # tokens of a step from which weights visit the accelerator
-    step_tokens: int = 0
-    groups: int = 1
-
-
-def interpolate(table: dict[str, float], tokens: int) -> float:
-    points = sorted((int(n), rate) for n, rate in table.items())
-    if tokens <= points[0][0]:
-        return points[0][1]
-    for (n0, r0), (n1, r1) in itertools.pairwise(points):
-        if tokens <= n1:
-            share = math.log(tokens / n0) / math.log(n1 / n0)
-            return r0 * (r1 / r0) ** share
-    return points[-1][1]
-
-
-def device(task: Task, site: str) -> dict[str, Any]:
-    return task.profile[site]
-
-
-def unit_seconds(task: Task, unit: Any, site: str, tokens: int, outputs: int) -> float:
-    """Without attention over the cache, which depends on where its pages are."""
-    rates, total = device(task, site), 0.0
-    step = Step(tokens, tokens, 1, outputs)
-    for op in unit.ops:
-        total += rates["op_s"]
-        cost = task.model.op_cost(op, step)
-        if isinstance(op, Linear):
-            if task.model.rows(op.out, step) == 0:
-                continue
-            compute = memory = 0.0
-            for part in op.parts:
-                dtype = task.model.dtypes[part.weight]
-                height, width = task.model.graph.tensors[part.weight]
-                rows = task.model.rows(op.out, step)
-                rate = interpolate(rates["matmul_flops"][dtype], rows)
-                compute += 2 * rows * height * width / rate
-                size = task.model.tensor_bytes(part.weight)
-                if part.bias:
-                    size += task.model.tensor_bytes(part.bias)
-                memory += size / rates["matvec_bytes_per_s"][dtype]
-            total += max(compute, memory)
-        elif not isinstance(op, Attention):
-            moved = cost.activation_bytes + cost.weight_bytes
-            total += moved / rates["activation_bytes_per_s"]
-    return total
-
-
-def attend(
-    task: Task, op: Attention, site: str, queries: int, pairs: float, positions: float
-) -> float:
-    rates, dtype = device(task, site), task.model.kv_dtype
-    flops = 4 * op.heads * op.head_dim * pairs
-    size = positions * kv_size(task, op)
-    rate = interpolate(rates["attention_flops"][dtype], queries * op.heads // op.kv_heads)
-    return max(flops / rate, size / rates["attention_bytes_per_s"][dtype])
-
-
-def kv_size(task: Task, op: Attention) -> int:
-    return 2 * op.kv_heads * op.head_dim * (4 if task.model.kv_dtype == "f32" else 2)
-
-
-def seen_positions(op: Attention, past: int, tokens: int) -> int:
-    """Counted key by key."""
-    low = past + tokens
-    for query in range(past, past + tokens):
-        low = min(low, max(0, query - op.window + 1) if op.window else 0)
-    return past + tokens - low
-
-
-def pair_count(op: Attention, past: int, tokens: int) -> int:
-    return sum(
-        min(query + 1, op.window) if op.window else query + 1
-        for query in range(past, past + tokens)
-    )
-
-
-def layer_ops(unit: Any) -> list[Attention]:
-    return [op for op in unit.ops if isinstance(op, Attention)]
-
-
-def hidden_of(task: Task) -> int:
-    widths = {value.name: value.width for value in task.model.graph.values}
-    return widths[task.model.graph.units[-1].ops[0].input]
-
-
-def vocab_of(task: Task) -> int:
-    widths = {value.name: value.width for value in task.model.graph.values}
-    return widths[task.model.graph.logits]
+def cache_of(task: Task, plan: Plan) -> naive_overflow.Cache:
+    total = task.batch * math.ceil(task.context / task.page_tokens)
+    return naive_overflow.Cache(task.batch * plan.pages, total, task.page_tokens, task.watermark)
 
 
 def decode_seconds(task: Task, plan: Plan, context: int) -> float:
     if plan.groups == 1:
-        return sum(decode_step(task, plan, context))
+        return sum(decode_step(task, plan, context)[:2])
     small, large = task.batch // 2, task.batch - task.batch // 2
     steps = [decode_step(dataclasses.replace(task, batch=n), plan, context) for n in (large, small)]
-    pages = math.ceil(task.context / task.page_tokens)
-    if "accelerator" in plan.devices[1:-1] and plan.pages < pages:
-        return sum(map(sum, steps))
-    cpu, own = zip(*steps, strict=True)
-    return max(sum(cpu), sum(own), *map(sum, steps))
+    waits = "accelerator" in plan.devices[1:-1] and plan.overflow == "cpu"
+    if waits and any(naive_overflow.after_prompts(cache_of(task, plan), task.batch, context)):
+        return sum(cpu + own for cpu, own, _ in steps)  # the caller attends for the accelerator
+    cpu, own, copy = zip(*steps, strict=True)
+    lost = 1 - task.profile["link"]["cpu_rate_while_copying"]
+    return max(
+        sum(cpu) + lost * sum(copy), sum(own),
+        cpu[0] + own[0] + lost * copy[1], cpu[1] + own[1] + lost * copy[0],
+    )  # fmt: skip
 
 
 def alternation(steps: list[tuple[float, float]], rounds: int) -> float:
@@ -156,18 +60,22 @@ def alternation(steps: list[tuple[float, float]], rounds: int) -> float:
     return (ends[-1] - ends[half - 1]) / (rounds - half)
 
 
-def decode_step(task: Task, plan: Plan, context: int) -> tuple[float, float]:
-    """(seconds of the CPU, of the accelerator with its copies)"""
+def decode_step(task: Task, plan: Plan, context: int) -> tuple[float, float, float]:
+    """(seconds of the CPU, of the accelerator with its copies, of copies of visiting pages)"""
     units, link = task.model.graph.units, task.profile["link"]
-    busy = {"cpu": task.profile["cpu"]["step_s"], "accelerator": 0.0}
+    busy = {"cpu": task.profile["cpu"]["step_s"], "accelerator": 0.0, "copies": 0.0}
+    far = naive_overflow.after_prompts(cache_of(task, plan), task.batch, context)
     for unit, site in zip(units, plan.devices, strict=True):
-        busy[site] += unit_seconds(task, unit, site, task.batch, task.batch)
+        other = unit_seconds(task, unit, site, task.batch, task.batch)
+        busy[site] += other
         for op in layer_ops(unit):
             seen = seen_positions(op, context - 1, 1)
             if site == "cpu":
                 busy[site] += attend(task, op, site, 1, task.batch * seen, task.batch * seen)
             else:
-                busy[site] += decode_attention(task, plan, op, seen)
+                layer, copy = decode_layer(task, plan, op, context, far, other)
+                busy[site] += layer - other
+                busy["copies"] += copy
     if "accelerator" in plan.devices:
         busy["accelerator"] += task.profile["accelerator"]["step_s"]
         there, back = link["to_accelerator_bytes_per_s"], link["to_host_bytes_per_s"]
@@ -175,24 +83,41 @@ def decode_step(task: Task, plan: Plan, context: int) -> tuple[float, float]:
         last = vocab_of(task) if plan.devices[-1] == "accelerator" else hidden_of(task)
         crossing = F32 * task.batch * (width / there + last / back)
         busy["accelerator"] += 2 * link["latency_s"] + crossing
-    return busy["cpu"], busy["accelerator"]
+    return busy["cpu"], busy["accelerator"], busy["copies"]
 
 
-def decode_attention(task: Task, plan: Plan, op: Attention, seen: int) -> float:
+def launch_seconds(task: Task, plan: Plan) -> float:
+    """Of one more op; the published placement, with no pages there, has none."""
+    op_s: float = task.profile["accelerator"]["op_s"]
+    return op_s if plan.pages else 0.0
+
+
+def decode_layer(
+    task: Task, plan: Plan, op: Attention, context: int, far: list[int], other: float
+) -> tuple[float, float]:
+    """(seconds of a layer on the accelerator, of copies to it); other: without attention"""
     link, batch = task.profile["link"], task.batch
-    held = min(seen, plan.pages * task.page_tokens)
-    away = seen - held
-    own = attend(task, op, "accelerator", 1, batch * held, batch * held)
-    if away == 0:
-        return own
+    there = link["to_accelerator_bytes_per_s"]
+    seen = seen_positions(op, context - 1, 1)
+    runs = [naive_overflow.visits(n, task.page_tokens, context, context - seen) for n in far]
+    away, pages = sum(run.seen for run in runs), sum(run.pages for run in runs)
+    near = batch * seen - away
+    own = attend(task, op, "accelerator", 1, near, near)
+    if not any(far):
+        return other + own, 0.0
+    launch = launch_seconds(task, plan)
     if plan.overflow == "stream":
-        size = batch * away * kv_size(task, op)
-        load = link["latency_s"] + size / link["to_accelerator_bytes_per_s"]
-        return max(load, attend(task, op, "accelerator", 1, batch * seen, batch * seen))
-    sent = F32 * batch * (op.heads + 2 * op.kv_heads) * op.head_dim / link["to_host_bytes_per_s"]
-    back = F32 * batch * op.heads * (op.head_dim + 2) / link["to_accelerator_bytes_per_s"]
-    other = attend(task, op, "cpu", 1, batch * away, batch * away)
-    return max(own, 2 * link["latency_s"] + sent + back + other)
+        copied = sum(run.copied for run in runs)
+        copy = pages * link["latency_s"] + copied * kv_size(task, op) / there
+        visiting = attend(task, op, "accelerator", 1, away, away) + pages * launch
+        rest = other + 4 * launch + own
+        return naive_overflow.layer_seconds(pages, copy, visiting, rest), copy
+    width = {value.name: value.width for value in task.model.graph.values}[op.input]
+    host = task.profile["cpu"]
+    asked = link["latency_s"] + F32 * batch * width / link["to_host_bytes_per_s"]
+    found = host["step_s"] + 2 * host["op_s"] + attend(task, op, "cpu", 1, away, away)
+    back = link["latency_s"] + F32 * batch * op.heads * (op.head_dim + 2) / there
+    return other + 4 * launch + max(own, asked + found) + back, 0.0
 
 
 def fill_steps(task: Task, step_tokens: int) -> list[list[tuple[int, int]]]:
@@ -217,17 +142,20 @@ def fill_steps(task: Task, step_tokens: int) -> list[list[tuple[int, int]]]:
 def prefill_seconds(task: Task, plan: Plan) -> float:
     units, devices = task.model.graph.units, plan.devices
     steps = fill_steps(task, plan.step_tokens)
+    away = naive_overflow.through_prefill(cache_of(task, plan), steps)
     first, second = [], []
     total = 0.0
-    for runs in steps:
+    for runs, gone in zip(steps, away, strict=True):
         tokens = sum(count for _, count in runs)
         streams = plan.least is not None and tokens >= plan.least
         stage = {"cpu": 0.0, "accelerator": 0.0}
         stage[devices[0]] += unit_seconds(task, units[0], devices[0], tokens, 0)
         for unit, site in zip(units[1:-1], devices[1:-1], strict=True):
-            if site == "accelerator" or not streams:
-                stage[site] += block_seconds(task, plan, unit, site, runs, site == "accelerator")
-        first.append((stage["cpu"], tokens, runs))
+            if site == "accelerator":
+                stage[site] += split_block_seconds(task, plan, unit, runs, gone)
+            elif not streams:
+                stage[site] += block_seconds(task, unit, site, runs)
+        first.append(stage["cpu"])
         second.append(stage["accelerator"])
         total += task.profile["cpu"]["step_s"]
         ends = sum(past + count == task.prompt for past, count in runs)
@@ -238,32 +166,66 @@ def prefill_seconds(task: Task, plan: Plan) -> float:
             total += prefill_link(task, plan, tokens, ends)
         if streams:
             total += stream_seconds(task, plan, runs)
-    return total + combine(task, plan, first, second)
+    return total + combine(task, plan, first, second, list(zip(steps, away, strict=True)))
 
 
-def block_seconds(
-    task: Task, plan: Plan, unit: Any, site: str, runs: list[tuple[int, int]], overflows: bool
-) -> float:
-    link = task.profile["link"]
+def block_seconds(task: Task, unit: Any, site: str, runs: list[tuple[int, int]]) -> float:
+    """With all of its KV there."""
     total = unit_seconds(task, unit, site, sum(count for _, count in runs), 0)
     for op, (past, count) in itertools.product(layer_ops(unit), runs):
         seen = seen_positions(op, past, count)
-        own = attend(task, op, site, count, pair_count(op, past, count), seen)
-        if overflows:
-            held = plan.pages * task.page_tokens
-            away, size = max(0, seen - held), kv_size(task, op)
-            if away:
-                load = link["latency_s"] + away * size / link["to_accelerator_bytes_per_s"]
-                own = max(own, load)
-            leaving = sum(1 for position in range(past, past + count) if position >= held)
-            own = max(own, leaving * size / link["to_host_bytes_per_s"])
-        total += own
+        total += attend(task, op, site, count, pair_count(op, past, count), seen)
     return total
 
 
-def combine(task: Task, plan: Plan, first: list[Any], second: list[float]) -> float:
+def page_visits(
+    task: Task, op: Attention, runs: list[tuple[int, int]], gone: naive_overflow.Away
+) -> list[naive_overflow.Visits]:
+    found = []
+    for (past, count), far in zip(runs, gone.far, strict=True):
+        hidden = past + count - seen_positions(op, past, count)
+        found.append(naive_overflow.visits(far, task.page_tokens, past, hidden))
+    return found
+
+
+def split_block_seconds(
+    task: Task, plan: Plan, unit: Any, runs: list[tuple[int, int]], gone: naive_overflow.Away
+) -> float:
+    """On the accelerator, with pages that visit from host memory and others that leave."""
+    link, launch = task.profile["link"], launch_seconds(task, plan)
+    whole = block_seconds(task, unit, "accelerator", runs)
+    total = whole
+    for op in layer_ops(unit):
+        page = kv_size(task, op)
+        found = page_visits(task, op, runs, gone)
+        pages = sum(run.pages for run in found)
+        if any(gone.far):
+            rest = unit_seconds(task, unit, "accelerator", sum(n for _, n in runs), 0) + 4 * launch
+            visiting = pages * launch
+            for (past, count), far, run in zip(runs, gone.far, found, strict=True):
+                end = min(far * task.page_tokens, past)
+                beyond = sum(
+                    max(0, end - max(0, query - op.window + 1 if op.window else 0))
+                    for query in range(past, past + count)
+                )
+                pairs, seen = pair_count(op, past, count), seen_positions(op, past, count)
+                rest += attend(task, op, "accelerator", count, pairs - beyond, seen - run.seen)
+                visiting += attend(task, op, "accelerator", count, beyond, run.seen)
+            copied = page * sum(run.copied for run in found)
+            copy = pages * link["latency_s"] + copied / link["to_accelerator_bytes_per_s"]
+            total = naive_overflow.layer_seconds(pages, copy, visiting, rest)
+            total = total if pages else rest
+        leaving = gone.left * task.page_tokens * page / link["to_host_bytes_per_s"]
+        total += leaving if pages else max(0.0, leaving - whole)
+    return total
+
+
+def combine(
+    task: Task, plan: Plan, first: list[float], second: list[float],
+    steps: list[tuple[list[tuple[int, int]], naive_overflow.Away]],
+) -> float:  # fmt: skip
     if not plan.overlap:
-        return sum(seconds for seconds, _, _ in first) + sum(second)
+        return sum(first) + sum(second)
     done_first = done_second = 0.0
     attentions = [
         op
@@ -271,14 +233,13 @@ def combine(task: Task, plan: Plan, first: list[Any], second: list[float]) -> fl
         if site == "accelerator"
         for op in layer_ops(unit)
     ]
-    for (seconds, _, runs), own in zip(first, second, strict=True):
-        copies = any(
-            seen_positions(op, past, count) > plan.pages * task.page_tokens
-            for op in attentions
-            for past, count in runs
+    for cpu, own, (runs, gone) in zip(first, second, steps, strict=True):
+        copies = gone.left or any(
+            run.pages for op in attentions for run in page_visits(task, op, runs, gone)
         )
-        slow = 1 / task.profile["link"]["cpu_rate_while_copying"] if copies else 1.0
-        done_first += seconds * slow
+        if gone.waits:
+            done_first = max(done_first, done_second)
+        done_first += cpu / (task.profile["link"]["cpu_rate_while_copying"] if copies else 1.0)
         done_second = max(done_first, done_second) + own
     return done_second
 
@@ -291,7 +252,7 @@ def visits(task: Task, plan: Plan, runs: list[tuple[int, int]]) -> list[tuple[fl
         if site == "accelerator":
             continue
         load = link["latency_s"] + task.model.weight_bytes([unit]) / there
-        work = block_seconds(task, plan, unit, "accelerator", runs, False)
+        work = block_seconds(task, unit, "accelerator", runs)
         for op, (past, count) in itertools.product(layer_ops(unit), runs):
             work += kv_size(task, op) * (past / there + count / back)
         found.append((load, work))
@@ -326,31 +287,16 @@ def prefill_link(task: Task, plan: Plan, tokens: int, ends: int) -> float:
     return total
 
 
-def weights(task: Task, plan: Plan, site: str) -> int:
-    """Every tensor once on each device that has a unit reading it."""
-    names = set()
-    for unit, where in zip(task.model.graph.units, plan.devices, strict=True):
-        if where == site:
-            for op in unit.ops:
-                names.update(op.weight_names())
-    if site == "accelerator":
-        return sum(padded(task, name) for name in names)
-    return sum(task.model.tensor_bytes(name) for name in names)
+def has_room(task: Task, plan: Plan) -> bool:
+    """Whether the accelerator holds what any step of an overflowing cache writes."""
+    if "accelerator" not in plan.devices[1:-1]:
+        return True
+    sequences, each = max(1, task.batch), math.ceil(task.context / task.page_tokens)
+    new = math.ceil(max(plan.step_tokens, sequences) / task.page_tokens)
+    return plan.pages >= each or plan.pages * task.batch >= new + 2 * sequences
 
 
-def kv_bytes(task: Task, plan: Plan) -> dict[str, int]:
-    most = math.ceil(task.context / task.page_tokens)
-    found = {"cpu": 0, "accelerator": 0}
-    for unit, site in zip(task.model.graph.units, plan.devices, strict=True):
-        for op in layer_ops(unit):
-            page = task.batch * min(task.page_tokens, task.context) * kv_size(task, op)
-            here = plan.pages if site == "accelerator" else 0
-            found["accelerator"] += here * page
-            found["cpu"] += (most - here) * page
-    return found
-
-
-def plans(task: Task, kv: str = "device") -> list[Plan]:
+def plans(task: Task, kv: str = "any") -> list[Plan]:
     blocks = len(task.model.graph.units) - 2
     most = math.ceil(task.context / task.page_tokens)
     if task.profile["accelerator"] is None:
@@ -369,7 +315,7 @@ def plans(task: Task, kv: str = "device") -> list[Plan]:
             if groups == 2 and (task.batch == 1 or len(set(devices)) == 1):
                 continue
             found.append(Plan(devices, pages, overflow, *prefill, groups))
-    return found
+    return [plan for plan in found if kv == "host" or has_room(task, plan)]
 
 
 def prefills(task: Task, devices: list[str]) -> list[tuple[bool, int | None, int]]:
@@ -388,45 +334,3 @@ def prefills(task: Task, devices: list[str]) -> list[tuple[bool, int | None, int
             if least > task.batch:
                 found.append((False, least, step_tokens))
     return list(dict.fromkeys(found))
-
-
-def sizes(task: Task, plan: Plan) -> dict[str, int]:
-    """Everything on each device, without reserves. Activations and scratch are those that helm
-    states; weights, KV pages and staging are counted here."""
-    from helm.compiler import memory
-    from helm.plan_format import KvSpec, Limits
-
-    graph, kv = task.model.graph, task.model.graph.kv
-    most = max(1, task.batch)
-    limits = Limits(task.context, max(plan.step_tokens, most), most, most)
-    tokens = min(task.page_tokens, task.context)
-    spec = KvSpec(task.model.kv_dtype, tokens, kv.layers, kv.kv_heads, kv.head_dim, 0)
-    on_cpu = [unit for unit, site in zip(graph.units, plan.devices, strict=True) if site == "cpu"]
-    own = [unit for unit in graph.units if unit not in on_cpu]
-    visiting = [u for u in on_cpu if u in graph.units[1:-1]] if plan.least is not None else []
-    threads = task.profile["cpu"]["threads"]
-    found = kv_bytes(task, plan)
-    for site, units in (("cpu", on_cpu), ("accelerator", [*own, *visiting])):
-        found[site] += weights(task, plan, site) + memory.activation_bytes(graph, units, limits)
-    found["cpu"] += memory.workspace_bytes(graph, on_cpu, limits, spec, threads)
-    found["accelerator"] += memory.accelerator_workspace_bytes(
-        graph, [*own, *visiting], limits, spec
-    )
-    if own and on_cpu:
-        found["cpu"] += 2 * F32 * limits.step_tokens * hidden_of(task)
-    if plan.devices[-1] == "accelerator":
-        found["cpu"] += 2 * F32 * most * vocab_of(task)
-    all_pages = math.ceil(task.context / task.page_tokens)
-    if "accelerator" in plan.devices[1:-1] and plan.pages < all_pages:
-        found["accelerator"] += 2 * task.batch * spec.page_bytes
-    if visiting:
-        names = [{n for op in unit.ops for n in op.weight_names()} for unit in visiting]
-        largest = max(sum(padded(task, name) for name in unit) for unit in names)
-        pages = task.batch * math.ceil(task.prompt / task.page_tokens)
-        found["accelerator"] += 2 * largest + pages * spec.page_bytes
-    return found
-
-
-def padded(task: Task, name: str) -> int:
-    """A weight's bytes on the accelerator."""
-    return math.ceil(task.model.tensor_bytes(name) / 256) * 256

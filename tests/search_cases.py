@@ -1,13 +1,37 @@
-"""Random machines and workloads for the tests of the cost model and the search."""
+"""Models, random machines and workloads for the tests of the cost model and the search."""
 
 from __future__ import annotations
 
+import functools
+import json
 import random
+from pathlib import Path
 from typing import Any
 
-import naive_search
+import naive_rates
+from helm.compiler.op_cost import CostedGraph
+from helm.config import ModelConfig
+from helm.models import build_graph
 
+GIB = 1 << 30
+THESIS = json.loads((Path(__file__).parent / "data" / "thesis.json").read_text())
 _DTYPES = ("f32", "f16", "bf16")
+
+
+@functools.cache
+def config_of(name: str) -> ModelConfig:
+    """One of the thesis's models."""
+    return ModelConfig.from_dict(THESIS["models"][name])
+
+
+@functools.cache
+def model_of(name: str) -> CostedGraph:
+    return costed(build_graph(config_of(name)))
+
+
+def costed(graph: Any, dtype: str = "bf16") -> CostedGraph:
+    dtypes = {key: "f32" if len(shape) == 1 else dtype for key, shape in graph.tensors.items()}
+    return CostedGraph(graph, dtypes, dtype)
 
 
 def _device(rng: random.Random, speed: float) -> dict[str, Any]:
@@ -58,10 +82,10 @@ def random_profile(seed: int, threads: int = 2) -> dict[str, Any]:
     }
 
 
-def random_task(model: Any, seed: int) -> naive_search.Task:
+def random_task(model: Any, seed: int) -> naive_rates.Task:
     rng = random.Random(seed + 1000)
     prompt, output = rng.randint(1, 40), rng.randint(1, 12)
-    return naive_search.Task(
+    return naive_rates.Task(
         model=model,
         profile=random_profile(seed),
         prompt=prompt,
@@ -71,4 +95,5 @@ def random_task(model: Any, seed: int) -> naive_search.Task:
         step_tokens=rng.choice((4, 7, 16, 64)),
         page_tokens=rng.choice((4, 8, 16, 128)),
         stream_steps=(16, 128),
+        watermark=rng.choice((0.8, 0.8, 1.0, 0.35, 0.0)),
     )

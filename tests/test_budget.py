@@ -14,6 +14,7 @@ from helm.checkpoint import read_checkpoint
 from helm.compiler.search import search
 from helm.compiler.workload import ResourceLimits, Space, Workload
 from helm.config import load_config
+from helm.kv_options import KvOptions, overflows
 from helm.models import build_graph
 from helm.plan import Plan, costed_graph, make_plan
 from helm.profile import Profile
@@ -40,12 +41,14 @@ def fast_accelerator() -> Profile:
     return Profile.from_json(json.dumps(document))
 
 
-def plans_of(name: str, dtype: str, space: Space) -> list[Plan]:
+OPTIONS = {"max_sequences": 3, "page_tokens": 16, "step_tokens": 24, "memory_bytes": 1 << 30}
+
+
+def plans_of(name: str, dtype: str, space: Space, **options: Any) -> list[Plan]:
     """The best plan with as much accelerator memory as each layout takes."""
     folder = small_models.model_dir(name, dtype)
     config, tensors = load_config(folder), read_checkpoint(folder)
-    options = {"max_sequences": 3, "page_tokens": 16, "step_tokens": 24, "memory_bytes": 1 << 30}
-    alone = make_plan(config, tensors, threads=2, context=100, **options)
+    alone = make_plan(config, tensors, threads=2, context=100, **OPTIONS)
     graph = build_graph(config, tensors.keys())
     limits = ResourceLimits(1 << 30, 1 << 40, step_tokens=24, page_tokens=16, sequences=3)
     profile = fast_accelerator()
@@ -55,34 +58,62 @@ def plans_of(name: str, dtype: str, space: Space) -> list[Plan]:
     return [
         make_plan(
             config, tensors, profile=profile, workload=WORK, space=space,
-            accelerator_bytes=layout.total_bytes("accelerator"), **options,
+            accelerator_bytes=layout.total_bytes("accelerator"), **OPTIONS, **options,
         )
         for layout in layouts
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [*((name, "f32") for name in small_models.CASES), ("qwen3", "bf16")]
-)
+def check_memory(plan: Plan, folder: str) -> None:
+    """The engine takes what the plan states for it, on each of its devices."""
+    devices = _helm.Engine(plan.to_json(), folder, device="sim").stats["devices"]
+    assert {use["device"] for use in devices} == plan.memory.keys()
+    for use in devices:
+        stated = plan.memory[use["device"]]
+        for item in PADDING:
+            spare = getattr(stated, f"{item}_bytes") - use[f"{item}_bytes"]
+            assert 0 <= spare < PADDING[item], (item, spare, use["device"], plan.schedule)
+        assert use["workspace_bytes"] <= stated.workspace_bytes
+        assert use["peak_bytes"] <= stated.total_bytes
+        if use["device"] == "accelerator":
+            assert use["budget_bytes"] == stated.total_bytes + stated.reserve_bytes
+
+
+MODELS = [*((name, "f32") for name in small_models.CASES), ("qwen3", "bf16")]
+
+
+@pytest.mark.parametrize(("name", "dtype"), MODELS)
 @pytest.mark.parametrize("space", SPACES, ids=("compute", "stream"))
 def test_the_engine_takes_what_the_plan_says(name: str, dtype: str, space: Space) -> None:
-    folder = str(small_models.model_dir(name, dtype))
     placements, streamed = set(), []
     for plan in plans_of(name, dtype, space):
         placements.add(tuple(unit.device for unit in plan.units))
-        devices = _helm.Engine(plan.to_json(), folder, device="sim").stats["devices"]
-        assert {use["device"] for use in devices} == plan.memory.keys()
-        for use in devices:
-            stated = plan.memory[use["device"]]
-            for item in PADDING:
-                spare = getattr(stated, f"{item}_bytes") - use[f"{item}_bytes"]
-                assert 0 <= spare < PADDING[item], (item, spare, plan.schedule)
-            assert use["workspace_bytes"] <= stated.workspace_bytes
-            assert use["peak_bytes"] <= stated.total_bytes
-            if use["device"] == "accelerator":
-                assert use["budget_bytes"] == stated.total_bytes + stated.reserve_bytes
+        check_memory(plan, str(small_models.model_dir(name, dtype)))
         streamed.append(plan.schedule.prefill == "stream")
     if space.prefill == ("compute",):
         assert len(placements) >= 4, placements
     assert streamed == [space.prefill == ("stream",)] * len(streamed)
     assert any(len(set(devices)) == 2 for devices in placements)
+
+
+@pytest.mark.parametrize("site", ["stream", "cpu"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("llama_one_kv_head", "f32"), ("qwen2_window", "f32"), ("qwen3", "bf16"), ("opt_350m", "f32")],
+)
+def test_and_where_kv_overflows(name: str, dtype: str, site: str) -> None:
+    folder = str(small_models.model_dir(name, dtype))
+    found = set()
+    for space in SPACES:
+        full = plans_of(name, dtype, space)[0]
+        block = full.kv.page_bytes * full.kv.layers
+        for slots in (9, 18):  # of 21; a step may need eight
+            options = KvOptions(site, vram_bytes=slots * block + 7)
+            for plan in plans_of(name, dtype, space, kv_options=options):
+                if not overflows(plan):
+                    continue
+                found.add((plan.units_cpu > 1, plan.schedule.prefill))
+                assert plan.schedule.overflow == site
+                assert plan.memory["accelerator"].kv_bytes <= slots * block
+                check_memory(plan, folder)
+    assert found >= {(False, "compute"), (True, "compute"), (True, "stream")}

@@ -13,6 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
+import naive_memory
+import naive_overflow
+import naive_rates
 import naive_search
 import search_cases
 import small_models
@@ -20,6 +23,7 @@ from helm.checkpoint import read_checkpoint
 from helm.compiler.budget import itemise
 from helm.compiler.cost import prefill_queries
 from helm.compiler.op_cost import CostedGraph, OpCost, Step, causal_pairs, visible_positions
+from helm.compiler.overflow import visiting_s
 from helm.compiler.prefill import prepare, price_prefill
 from helm.compiler.pricing import make_setting, page_choices, price_decode
 from helm.compiler.workload import ResourceLimits, Workload
@@ -134,6 +138,7 @@ def limits_of(task):
         accelerator_reserve_bytes=0,
         step_tokens=task.step_tokens,
         page_tokens=task.page_tokens,
+        watermark=task.watermark,
     )
 
 
@@ -166,7 +171,7 @@ def test_every_plan_costs_what_the_oracle_says(name, seed):
     def budget_of(step_tokens, head, mode):
         return itemise(prefill_of(step_tokens).setting, head, mode)
 
-    for plan in naive_search.plans(task, "any"):
+    for plan in (*naive_search.plans(task, "any"), *naive_search.plans(task, "host")):
         k = plan.devices[1:-1].count("cpu")
         row = 0 if plan.devices[0] == "accelerator" else 1 + k
         head, page = plan.devices[-1], pages.index(plan.pages)
@@ -182,10 +187,10 @@ def test_every_plan_costs_what_the_oracle_says(name, seed):
         assert sum(got.terms(row, page).values()) == pytest.approx(want, rel=1e-9)
         mode = "compute" if plan.least is None else "stream"
         memory = budget_of(plan.step_tokens, head, mode).at(row, page)
-        for site, size in naive_search.sizes(task, plan).items():
+        for site, size in naive_memory.sizes(task, plan).items():
             assert sum(memory[site].values()) == size, plan
-            assert memory[site]["kv"] == naive_search.kv_bytes(task, plan)[site]
-            assert memory[site]["weights"] == naive_search.weights(task, plan, site)
+            assert memory[site]["kv"] == naive_memory.kv_bytes(task, plan)[site]
+            assert memory[site]["weights"] == naive_memory.weights(task, plan, site)
 
 
 @settings(max_examples=200, deadline=None)
@@ -205,6 +210,14 @@ def test_equal_blocks_stream_through_two_buffers_at_the_priced_rate(load, work, 
     assert naive_search.two_buffers([(load, work)] * count) == pytest.approx(priced)
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 9), *[st.floats(0.01, 10)] * 3)
+def test_pages_visit_a_layer_at_the_priced_rate(pages, copy, attend, other):
+    priced = visiting_s(pages, pages * copy, pages * attend, other)
+    found = naive_overflow.two_visitors(400, pages, copy, attend, other)
+    assert found == pytest.approx(priced, rel=1e-2)
+
+
 def test_streaming_starts_where_it_is_faster_than_the_cpu():
     """Of steps of one prompt at its start, exactly those of stream_from tokens and more."""
     task = search_cases.random_task(costed("llama"), 7)
@@ -214,12 +227,10 @@ def test_streaming_starts_where_it_is_faster_than_the_cpu():
     setting = make_setting(task.model, profile, Workload(128, 1), limits, 2, 1)
     prefill = prepare(setting)
     row = 2  # one block on the CPU
-    plan = naive_search.Plan(["cpu", "cpu", "accelerator", "cpu"], 99, "stream")
+    plan = naive_rates.Plan(["cpu", "cpu", "accelerator", "cpu"], 99, "stream")
     faster = []
     for tokens in (1 << i for i in range(8)):
-        compute = naive_search.block_seconds(
-            task, plan, task.model.graph.units[1], "cpu", [(0, tokens)], False
-        )
+        compute = naive_search.block_seconds(task, task.model.graph.units[1], "cpu", [(0, tokens)])
         faster.append(naive_search.stream_seconds(task, plan, [(0, tokens)]) < compute)
     assert faster == sorted(faster)
     assert not faster[0]

@@ -76,6 +76,7 @@ def test_json_is_as_agreed():
         "prefill_overlap": False,
         "decode_groups": 1,
         "overflow": "stream",
+        "watermark": 0.8,
         "pages": {"cpu": 12},
     }
     assert document["predicted"] is None

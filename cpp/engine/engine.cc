@@ -65,11 +65,13 @@ DeviceUse Engine::Impl::use_of(bool accelerator) const {
   use.weights_bytes = accelerator ? weights_.accelerator_bytes() : weights_.cpu_bytes();
   use.kv_bytes = buffers.kv_bytes() + (accelerator ? 0 : pipeline_.far_bytes());
   use.activations_bytes = buffers.activations_bytes();
-  use.workspace_bytes = buffers.workspace_bytes();
+  use.workspace_bytes =
+      buffers.workspace_bytes() + (accelerator ? 0 : pipeline_.far_workspace_bytes());
   use.staging_bytes = accelerator ? pipeline_.visiting_bytes() : pipeline_.staging_bytes();
   use.peak_bytes = account.peak_bytes();
   if (!accelerator) {
-    use.peak_bytes += use.weights_bytes + use.staging_bytes + pipeline_.far_bytes();
+    use.peak_bytes += use.weights_bytes + use.staging_bytes + pipeline_.far_bytes() +
+                      pipeline_.far_workspace_bytes();
   }
   use.budget_bytes = accelerator ? plan_.accelerator_memory_bytes : 0;
   return use;

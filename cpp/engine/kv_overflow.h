@@ -43,7 +43,10 @@ class KvOverflow {
   int64_t cpu_attentions() const { return cpu_attentions_; }
   int64_t page_visits() const { return page_visits_; }
   int64_t accelerator_bytes() const { return page_memory_.bytes(); }
-  int64_t host_bytes() const { return far_.bytes() + query_.bytes() + partial_.bytes(); }
+  // In host memory: KV pages, what crosses, the scratch of attention there.
+  int64_t far_bytes() const { return far_.bytes(); }
+  int64_t staging_bytes() const { return query_.bytes() + partial_.bytes(); }
+  int64_t workspace_bytes() const { return cpu_workspace_.bytes(); }
 
   // Before a step that takes `blocks` new ones: makes room for them, and evicts what lies past the
   // watermark. All work that reads or writes pages must have been enqueued on `stream`.

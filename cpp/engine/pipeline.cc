@@ -181,7 +181,7 @@ void Pipeline::create_slots() {
 }
 
 int64_t Pipeline::staging_bytes() const {
-  int64_t bytes = 0;
+  int64_t bytes = overflow_ == nullptr ? 0 : overflow_->staging_bytes();
   for (const Slot& slot : slots_) bytes += slot.values.bytes() + slot.logits.bytes();
   return bytes;
 }
@@ -192,7 +192,11 @@ int64_t Pipeline::bytes_of(ValueIndex value, const Slot& slot) const {
 }
 
 int64_t Pipeline::far_bytes() const {
-  return overflow_ == nullptr ? 0 : overflow_->host_bytes();
+  return overflow_ == nullptr ? 0 : overflow_->far_bytes();
+}
+
+int64_t Pipeline::far_workspace_bytes() const {
+  return overflow_ == nullptr ? 0 : overflow_->workspace_bytes();
 }
 
 void Pipeline::make_room(int64_t blocks) {

@@ -88,9 +88,10 @@ class Pipeline {
   void finish();
 
   const DeviceBuffers& buffers(bool accelerator) const { return buffers_[accelerator]; }
-  int64_t staging_bytes() const;    // in host memory, for copies
-  int64_t far_bytes() const;        // in host memory, for KV pages
-  int64_t visiting_bytes() const {  // on the accelerator, for copies
+  int64_t staging_bytes() const;        // in host memory, for copies
+  int64_t far_bytes() const;            // in host memory, for KV pages of the accelerator's layers
+  int64_t far_workspace_bytes() const;  // in host memory, to attend to those
+  int64_t visiting_bytes() const {      // on the accelerator, for copies
     return (blocks_ ? blocks_->bytes() : 0) + (overflow_ ? overflow_->accelerator_bytes() : 0);
   }
   int64_t streamed_steps() const { return streamed_steps_; }

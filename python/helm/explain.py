@@ -11,7 +11,7 @@ from helm.compiler.budget import PURPOSES
 from helm.compiler.candidate import Candidate, term_name
 from helm.compiler.memory import DEVICE_ALIGNMENT
 from helm.compiler.planning import Study
-from helm.units import size_text
+from helm.units import rate_text, size_text
 
 FORMAT = "helm-explanation"
 VERSION = 1
@@ -106,6 +106,56 @@ def memory_rows(study: Study) -> list[tuple[str, dict[str, int]]]:
     limit = {d: study.limit_bytes(d) for d in memory}
     free = {d: limit[d] - total[d] for d in memory}
     return [*rows, ("total", total), ("limit", limit), ("free", free)]
+
+
+def kv_lines(study: Study) -> list[str]:
+    """Where the KV of the GPU's blocks lies, if it has no room for all of it."""
+    best, kv, work = study.best, study.best.kv, study.workload
+    if kv is None:
+        return []
+    each = "" if best.sequences == 1 else " of each request"
+    page, blocks = study.plan.kv.page_tokens, best.kv_blocks * best.sequences
+    share = f"{kv.far_blocks} of {blocks} pages per layer ({kv.far_blocks / blocks * 100:.0f} %)"
+    lines = [
+        f"VRAM has room for {best.accelerator_kv_blocks} of the {best.kv_blocks} pages of "
+        f"{page:,} positions per layer{each}",
+        f"the oldest leave for RAM beyond {kv.near_positions:,} positions{each}",
+        f"at the full context of {work.context:,} it holds {share}",
+    ]
+    for site in sorted(kv.sites, key=lambda s: s.site != best.overflow):
+        name = {"cpu": "the CPU attends to them", "stream": "they stream to the GPU"}[site.site]
+        times = (site.decode_s, site.full_context_decode_s)
+        rates = [rate_text(best.sequences / seconds) for seconds in times]
+        said = name if site.site == best.overflow else f"instead, {name}"
+        lines.append(f"{said}: {rates[0]} tokens/s, {rates[1]} at the full context")
+    return lines
+
+
+def _kv(study: Study) -> dict[str, Any]:
+    """The "kv" of `to_dict`."""
+    best, kv = study.best, study.best.kv
+    return {
+        "page_tokens": study.plan.kv.page_tokens,
+        "blocks": best.kv_blocks,
+        "accelerator_blocks": best.accelerator_kv_blocks,
+        "overflow": None
+        if kv is None
+        else {
+            "site": best.overflow,
+            "watermark": kv.watermark,
+            "near_positions": kv.near_positions,
+            "far_blocks": kv.far_blocks,
+            "sites": [
+                {
+                    "site": price.site,
+                    "decode_tokens_per_s": best.sequences / price.decode_s,
+                    "full_context_decode_tokens_per_s": best.sequences
+                    / price.full_context_decode_s,
+                }
+                for price in kv.sites
+            ],
+        },
+    }
 
 
 @dataclass(frozen=True)
@@ -211,7 +261,11 @@ def to_dict(study: Study) -> dict[str, Any]:
     null). workload: prompt, output, batch, context, objective.
     units_cpu, units_accelerator: how many of the units (embedding, blocks, head) each holds.
     placement: [{label, device, first, last, weight_bytes}] of neighbouring units. threads,
-    schedule: see `helm.plan_format.Schedule`.
+    schedule: see `helm.plan_format.Schedule`. kv: page_tokens, blocks (of each sequence's full
+    context), accelerator_blocks (of those, per layer there, that it has room for), overflow: null
+    if it has room for all, else site ("stream" or "cpu"), watermark, near_positions (of each
+    sequence, up to which none leave), far_blocks (of all sequences, in host memory at the full
+    context) and sites, [{site, decode_tokens_per_s, full_context_decode_tokens_per_s}].
     predicted: ttft_s, decode_s (a token for every sequence, at the expected context),
     decode_tokens_per_s, full_context_decode_s, full_context_decode_tokens_per_s, total_s,
     tokens_per_s, decode_terms and prefill_terms (seconds by term, see
@@ -247,6 +301,7 @@ def to_dict(study: Study) -> dict[str, Any]:
         "placement": [dataclasses.asdict(segment) for segment in segments(study)],
         "threads": plan.threads,
         "schedule": dataclasses.asdict(plan.schedule),
+        "kv": _kv(study),
         "predicted": dataclasses.asdict(prediction.predicted),
         "memory": {device: dataclasses.asdict(use) for device, use in plan.memory.items()},
         "limits": {device: study.limit_bytes(device) for device in plan.memory},

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 from helm.batch import Batch, Job, TextStream
 from helm.completion import Completion
 from helm.errors import CapacityError, InvalidError, TokenizerError
+from helm.kv_options import PAGE_TOKENS, KvOptions
 from helm.loading import LoadedModel, load_from_torch, load_model
 from helm.local_plan import LoadOptions, Measuring, Progress, units_by_device
 from helm.sampling import SamplingParams, sampling_params
@@ -42,7 +43,11 @@ class LLM:
     an accelerator or a profile 4096, or what prompt_tokens and output_tokens take.
     max_sequences: prompts generating together at most.
     dtype: how weights are held, "auto" (as stored), "f32", "f16" or "bf16".
-    kv_dtype: the same for the KV cache. page_tokens: positions per KV page.
+    kv_dtype: the same for the KV cache. page_tokens: positions per KV page, 16 or more.
+    kv_overflow: how decode reaches KV pages that an accelerator has no room for: they "stream" to
+    it, the "cpu" attends to them, or "auto", whichever is predicted faster. kv_vram_bytes: memory
+    there that KV pages may take at most. watermark: once more than this share of that is in use
+    (0.8), the oldest pages leave for host memory.
     threads: None: as planned for this machine.
     weights: "copied" to huge pages, which decode reads fastest, or "mapped" from the files, which
     starts at once and shares the page cache.
@@ -73,7 +78,10 @@ class LLM:
         dtype: str = "auto",
         kv_dtype: str = "auto",
         threads: int | None = None,
-        page_tokens: int = 512,
+        page_tokens: int = PAGE_TOKENS,
+        kv_overflow: str = "auto",
+        kv_vram_bytes: int | None = None,
+        watermark: float | None = None,
         weights: str = "copied",
         progress: Progress | None = None,
         memory_bytes: int | None = None,
@@ -93,6 +101,7 @@ class LLM:
             kv_dtype=kv_dtype,
             threads=threads,
             page_tokens=page_tokens,
+            kv=KvOptions(kv_overflow, kv_vram_bytes, watermark),
             weights=weights,
             progress=progress,
             memory_bytes=memory_bytes,
@@ -118,7 +127,10 @@ class LLM:
         dtype: str = "auto",
         kv_dtype: str = "auto",
         threads: int | None = None,
-        page_tokens: int = 512,
+        page_tokens: int = PAGE_TOKENS,
+        kv_overflow: str = "auto",
+        kv_vram_bytes: int | None = None,
+        watermark: float | None = None,
         progress: Progress | None = None,
         memory_bytes: int | None = None,
         device: str | None = None,
@@ -139,6 +151,7 @@ class LLM:
             kv_dtype=kv_dtype,
             threads=threads,
             page_tokens=page_tokens,
+            kv=KvOptions(kv_overflow, kv_vram_bytes, watermark),
             progress=progress,
             memory_bytes=memory_bytes,
             device=device,

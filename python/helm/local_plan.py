@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from helm.checkpoint import TensorInfo
@@ -17,6 +17,7 @@ from helm.compiler.workload import OBJECTIVES
 from helm.config import ModelConfig
 from helm.devices import CPU, Accelerator, find_accelerator, open_accelerator
 from helm.errors import InvalidError, OutOfMemoryError
+from helm.kv_options import PAGE_TOKENS, KvOptions, check_page_tokens
 from helm.machine import Machine, read_machine, useful_threads
 from helm.plan import make_plan
 from helm.plan_format import Plan
@@ -28,7 +29,7 @@ Measuring = Callable[[str, float], None]  # (what is measured now, share done fr
 
 _LOADS = 3  # attempts, each with what is free then
 _STEP_TOKENS = 512
-_COUNTS = ("max_sequences", "page_tokens", "batch")
+_COUNTS = ("max_sequences", "batch")
 _LIMITS = ("context", "threads", "memory_bytes", "vram_bytes", "prompt_tokens", "output_tokens")
 _MACHINE = ("cpu", "isa", "cores")  # of a profile's identity
 _log = logging.getLogger("helm")
@@ -43,7 +44,8 @@ class LoadOptions:
     dtype: str = "auto"
     kv_dtype: str = "auto"
     threads: int | None = None
-    page_tokens: int = 512
+    page_tokens: int = PAGE_TOKENS
+    kv: KvOptions = field(default_factory=KvOptions)
     weights: str = "copied"
     progress: Progress | None = None
     memory_bytes: int | None = None
@@ -63,6 +65,7 @@ class LoadOptions:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidError(f"[load] {name} must be an integer of at least 1, got {value!r}")
+        check_page_tokens(self.page_tokens)
         if self.weights not in ("copied", "mapped"):
             raise InvalidError(f'[load] weights must be "copied" or "mapped", got {self.weights!r}')
         if self.objective not in OBJECTIVES:
@@ -150,6 +153,7 @@ def find_target(options: LoadOptions) -> Target:
                 "[load] memory of an accelerator was limited (--vram), but the model runs on the "
                 "CPU alone; choose an accelerator with --device, or leave the limit out"
             )
+        options.kv.check_accelerator(None)
         if given is not None:
             given = dataclasses.replace(given, accelerator=None, link=None)
         return Target(machine, None, given)
@@ -195,6 +199,7 @@ def plan_here(
         "page_tokens": options.page_tokens,
         "step_tokens": step_tokens,
         "memory_bytes": memory_bytes,
+        "kv_options": options.kv,
     }
     if profile is None:
         weights_bytes = sum(info.nbytes for info in infos.values())

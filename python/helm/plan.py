@@ -24,6 +24,7 @@ from helm.compiler.workload import DEFAULT_RESERVE_BYTES, ResourceLimits, Space,
 from helm.config import ModelConfig
 from helm.errors import InvalidError, OutOfMemoryError, PlanError
 from helm.graph import Graph
+from helm.kv_options import KvOptions
 from helm.models import build_graph
 from helm.plan_format import (
     DTYPE_BYTES,
@@ -85,6 +86,7 @@ class _Problem:
     kv: KvSpec
     reserve_bytes: int
     shrink: bool
+    kv_options: KvOptions
 
     @property
     def resident_bytes(self) -> int:
@@ -108,6 +110,7 @@ def make_plan(
     workload: Workload | None = None,
     accelerator_bytes: int | None = None,
     space: Space | None = None,
+    kv_options: KvOptions | None = None,
 ) -> Plan:
     """Places every unit: by search on the machine of `profile`, without one on the CPU.
 
@@ -119,6 +122,7 @@ def make_plan(
     `reserve_bytes` stay untouched. threads and memory_bytes are needed without a profile and
     override it with one, as accelerator_bytes does. workload: what the search prices; None asks
     for 128 tokens after 512. space: decisions to fix; None allows all that the runtime executes.
+    kv_options: how KV may use an accelerator's memory; None as is best.
 
     Raises InvalidError for arguments out of range, ProfileError for a profile that lacks a rate,
     CheckpointError when the checkpoint does not fit the model, OutOfMemoryError with every item's
@@ -145,19 +149,24 @@ def make_plan(
         head_dim=graph.kv.head_dim,
         pages=0,
     )
+    options = kv_options or KvOptions()
     problem = _Problem(
-        config, checkpoint_tensors, graph, tensors, limits, kv, reserve_bytes, shrink
+        config, checkpoint_tensors, graph, tensors, limits, kv, reserve_bytes, shrink, options
     )
+    options.check_accelerator(profile)
     if profile is None:
         assert threads is not None
         assert memory_bytes is not None
-        return _cpu_plan(problem, threads, memory_bytes)
-    space = space or Space()
-    if threads is not None:
-        space = dataclasses.replace(space, threads=(threads,))
-    if memory_bytes is None:
-        memory_bytes = profile.cpu.memory_bytes
-    return _searched_plan(problem, profile, workload, memory_bytes, accelerator_bytes, space)
+        plan = _cpu_plan(problem, threads, memory_bytes)
+    else:
+        space = options.space(space or Space())
+        if threads is not None:
+            space = dataclasses.replace(space, threads=(threads,))
+        if memory_bytes is None:
+            memory_bytes = profile.cpu.memory_bytes
+        plan = _searched_plan(problem, profile, workload, memory_bytes, accelerator_bytes, space)
+    notices = (*plan.notices, *options.notices(plan, step_tokens))
+    return dataclasses.replace(plan, notices=notices)
 
 
 def _cpu_plan(problem: _Problem, threads: int, memory_bytes: int) -> Plan:
@@ -210,6 +219,7 @@ def _searched_plan(
         page_tokens=problem.kv.page_tokens,
         sequences=limits.sequences,
     )
+    resources = problem.kv_options.limits(resources)
     workload = _workload(workload, limits.context)
     notices: list[str] = []
     if problem.shrink:

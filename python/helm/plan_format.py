@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from helm.compiler.candidate import Predicted
-from helm.compiler.workload import Workload
+from helm.compiler.workload import WATERMARK, Workload
 from helm.errors import InvalidError, PlanError
 from helm.graph import (
     OPS,
@@ -126,8 +126,9 @@ class Schedule:
     where the K and V of one layer at a time have stream_pages page slots. prefill_overlap: the
     CPU's stage of one step runs beside the accelerator's of the step before. decode_groups:
     decoding sequences take turns in so many groups, so that both devices work at once. overflow:
-    pages in host memory of layers on the accelerator return to it, or the CPU attends to them.
-    pages: page slots by device."""
+    in decode, pages in host memory of layers on the accelerator visit it, or the CPU attends to
+    them. watermark: once more than this share of the accelerator's slots is in use, the oldest
+    blocks leave for host memory. pages: page slots by device."""
 
     prefill: Literal["compute", "stream"] = "compute"
     stream_tokens: int = 0
@@ -135,6 +136,7 @@ class Schedule:
     prefill_overlap: bool = False
     decode_groups: int = 1
     overflow: Literal["stream", "cpu"] = "stream"
+    watermark: float = WATERMARK
     pages: dict[str, int] = field(default_factory=dict)
 
 
@@ -313,6 +315,7 @@ def _check_schedule(plan: Plan, root: Reader) -> None:
             node["device"].reject(f"expected 'cpu' or 'accelerator', found {unit.device!r}")
     schedule, pages = root["schedule"], root["schedule"]["pages"]
     schedule["decode_groups"].integer(1, 2)
+    schedule["watermark"].number(0.0, 1.0)
     streams = plan.schedule.prefill == "stream"
     if streams and len({unit.device for unit in plan.units}) < 2:
         schedule["prefill"].reject("nothing can stream, the units lie on one device")

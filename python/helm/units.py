@@ -15,6 +15,11 @@ def size_text(size: float) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
+def rate_text(rate: float) -> str:
+    """A rate as people read it: "123", "12.3", "1.23"."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:,.1f}" if rate >= 10 else f"{rate:,.2f}"
+
+
 def parse_size(text: str, what: str) -> int:
     """Bytes of "8GiB", "12GB", "8G" (GiB) or a plain number; InvalidError naming `what`."""
     found = _SIZE.fullmatch(text.strip())

@@ -8,8 +8,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from helm.compiler.workload import OBJECTIVES
+from helm.compiler.workload import OBJECTIVES, WATERMARK
 from helm.completion import Completion
+from helm.kv_options import PAGE_TOKENS, SITES, KvOptions, overflows
 
 if TYPE_CHECKING:
     from helm.llm import LLM
@@ -46,6 +47,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-q", "--quiet", action="store_true", help="no plan line, no summary")
     machine = parser.add_argument_group("machine")
     add_device(machine)
+    add_kv(parser)
     machine.add_argument(
         "--profile", metavar="FILE|PRESET", help="rates to plan by (this machine's, measured once)"
     )
@@ -59,6 +61,29 @@ def add_device(group: argparse._ActionsContainer) -> None:
     from helm.devices import HELP
 
     group.add_argument("--device", metavar="DEVICE", help=f"{HELP} (a CUDA device if there is one)")
+
+
+def add_kv(parser: argparse.ArgumentParser) -> None:
+    """Where KV pages of blocks on the accelerator lie."""
+    group = parser.add_argument_group("KV pages of blocks on the accelerator")
+    group.add_argument(
+        "--kv-overflow", choices=SITES, default="auto",
+        help="those that it has no room for stream to it, or the CPU attends to them (faster one)",
+    )  # fmt: skip
+    group.add_argument("--kv-vram", metavar="SIZE", help="memory for them there at most (as best)")
+    group.add_argument(
+        "--watermark", type=float, metavar="F",
+        help=f"share of it in use beyond which the oldest leave ({WATERMARK})",
+    )  # fmt: skip
+    group.add_argument(
+        "--page-tokens", type=int, default=PAGE_TOKENS, metavar="N",
+        help=f"positions of a page ({PAGE_TOKENS})",
+    )  # fmt: skip
+
+
+def kv_options(args: argparse.Namespace) -> KvOptions:
+    """What the options of `add_kv` say, but for --page-tokens."""
+    return KvOptions(args.kv_overflow, size(args.kv_vram, "--kv-vram"), args.watermark)
 
 
 def add_workload(group: argparse._ActionsContainer) -> None:
@@ -107,6 +132,7 @@ def load(args: argparse.Namespace, weights: str) -> LLM:
     from helm.profile import load_profile
 
     profile = None if args.profile is None else load_profile(args.profile)
+    kv = kv_options(args)
     with LoadProgress() as progress, MeasureProgress() as measuring:
         return LLM(
             args.model,
@@ -115,6 +141,10 @@ def load(args: argparse.Namespace, weights: str) -> LLM:
             dtype=args.dtype,
             kv_dtype=args.kv_dtype,
             threads=args.threads,
+            page_tokens=args.page_tokens,
+            kv_overflow=kv.overflow,
+            kv_vram_bytes=kv.vram_bytes,
+            watermark=kv.watermark,
             weights=args.weights or weights,
             memory_bytes=size(args.ram, "--ram"),
             progress=progress.update if sys.stderr.isatty() else None,
@@ -188,7 +218,8 @@ def plan_line(llm: LLM) -> str:
         f"{llm.name} ({plan.model.architecture})",
         f"{_count(sum(elements.values()))} parameters",
         f"weights {binary_bytes(stats['weights_bytes'])} {'+'.join(held)}",
-        f"KV {plan.kv.dtype}, context {llm.context}, up to {binary_bytes(kv_bytes)}",
+        f"KV {plan.kv.dtype}, context {llm.context}, up to {binary_bytes(kv_bytes)}"
+        f"{_overflow(plan)}",
         f"{_devices(plan, stats)}, {_threads(stats['threads'])}, {stats['isa']}",
     ]
     rate = predicted_rate(llm)
@@ -209,6 +240,15 @@ def _devices(plan: Plan, stats: dict[str, Any]) -> str:
     if plan.schedule.prefill == "stream":
         parts.append(f"blocks visit {stats['devices'][1]['kind']} for prefill")
     return "; ".join(parts)
+
+
+def _overflow(plan: Plan) -> str:
+    """Where KV lies that the accelerator has no room for; empty where it has room for all."""
+    if not overflows(plan):
+        return ""
+    there = binary_bytes(plan.memory["accelerator"].kv_bytes)
+    reached = "attended by the CPU" if plan.schedule.overflow == "cpu" else "streamed"
+    return f" ({there} on the accelerator, what overflows {reached})"
 
 
 def placement(llm: LLM) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from helm import explain
-from helm.units import size_text
+from helm.units import rate_text, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,14 +35,15 @@ def console() -> Console:
 def show(study: Study) -> None:
     """Prints everything."""
     out = console()
-    for part in (_head, _picture, _memory, _prediction, _bottleneck, _gains, _rivals):
+    for part in (_head, _picture, _memory, _kv, _prediction, _bottleneck, _gains, _rivals):
         part(study, out)
     other = explain.trade(study)
     if other is not None:
         predicted = other.predicted
+        rate = rate_text(predicted.decode_tokens_per_s)
         out.print(
             f"\nnote: --objective total would choose {explain.placement_text(other)}: first "
-            f"token {_seconds(predicted.ttft_s)}, {_rate(predicted.decode_tokens_per_s)} tokens/s, "
+            f"token {_seconds(predicted.ttft_s)}, {rate} tokens/s, "
             f"{_seconds(predicted.total_s)} in all"
         )
     for notice in study.plan.notices:
@@ -172,9 +173,6 @@ def _schedule(study: Study) -> str:
         parts.append("both devices prefill at once")
     if best.decode_groups > 1:
         parts.append(f"sequences take turns in {best.decode_groups} groups")
-    if best.accelerator_blocks and best.accelerator_kv_blocks < best.kv_blocks:
-        site = "the CPU attends to the rest" if best.overflow == "cpu" else "the rest streams"
-        parts.append(f"{best.accelerator_kv_blocks} of {best.kv_blocks} KV pages in VRAM, {site}")
     return ", ".join(parts)
 
 
@@ -189,6 +187,14 @@ def _memory(study: Study, out: Console) -> None:
     out.print(table)
 
 
+def _kv(study: Study, out: Console) -> None:
+    lines = explain.kv_lines(study)
+    if lines:
+        _title(out, "KV of the GPU's blocks")
+    for line in lines:
+        out.print(f"  {line}")
+
+
 def _prediction(study: Study, out: Console) -> None:
     work, predicted = study.workload, study.best.predicted
     _title(out, "Prediction" + (" (estimated profile)" if study.profile.estimated else ""))
@@ -196,12 +202,13 @@ def _prediction(study: Study, out: Console) -> None:
     table.add_column(no_wrap=True)
     table.add_column(justify="right", style="bold", no_wrap=True)
     table.add_column()
-    rate, full = predicted.decode_tokens_per_s, predicted.full_context_decode_tokens_per_s
+    rate = rate_text(predicted.decode_tokens_per_s)
+    full = rate_text(predicted.full_context_decode_tokens_per_s)
     table.add_row(
         "  time to first token", _seconds(predicted.ttft_s), f"{work.prompt:,} prompt tokens"
     )
-    table.add_row("  decode", f"{_rate(rate)} tokens/s", f"at {work.expected_context:,} positions")
-    table.add_row("", f"{_rate(full)} tokens/s", f"at the full context of {work.context:,}")
+    table.add_row("  decode", f"{rate} tokens/s", f"at {work.expected_context:,} positions")
+    table.add_row("", f"{full} tokens/s", f"at the full context of {work.context:,}")
     table.add_row("  in all", _seconds(predicted.total_s), "first to last token")
     out.print(table)
 
@@ -238,7 +245,7 @@ def _gains(study: Study, out: Console) -> None:
         what = {"accelerator memory": "VRAM", "host memory bandwidth": "RAM bandwidth"}
         row = [
             f"  +{gain.added:g} {gain.unit} {what.get(gain.resource, gain.resource)}",
-            _rate(gain.decode_tokens_per_s),
+            rate_text(gain.decode_tokens_per_s),
             _change(gain.decode_tokens_per_s / now.predicted.decode_tokens_per_s),
             _seconds(gain.ttft_s),
             _change(gain.ttft_s / now.predicted.ttft_s),
@@ -263,7 +270,7 @@ def _rivals(study: Study, out: Console) -> None:
             f"  {rival.label}",
             str(candidate.units_cpu),
             str(candidate.units_accelerator),
-            f"{mark}{_rate(predicted.decode_tokens_per_s)}{end}",
+            f"{mark}{rate_text(predicted.decode_tokens_per_s)}{end}",
             f"{mark}{_seconds(predicted.ttft_s)}{end}",
             rival.verdict,
             style="bold" if i == 0 else None if candidate.fits else "dim",
@@ -274,10 +281,6 @@ def _rivals(study: Study, out: Console) -> None:
 def _change(factor: float) -> str:
     percent = round((factor - 1) * 100)
     return f"{percent:+d} %" if percent else "same"
-
-
-def _rate(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:,.1f}" if rate >= 10 else f"{rate:,.2f}"
 
 
 def _seconds(seconds: float) -> str:

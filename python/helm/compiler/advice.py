@@ -8,13 +8,11 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
-from helm.compiler.budget import itemise
+from helm.compiler.budget import executable, itemise, memory_bytes, missing
 from helm.compiler.candidate import Candidate
 from helm.compiler.op_cost import CostedGraph
 from helm.compiler.pricing import Site, make_setting
-from helm.compiler.search import SearchResult, memory_bytes, missing, search
+from helm.compiler.search import SearchResult, search
 from helm.compiler.workload import ResourceLimits, Space, Workload
 from helm.errors import OutOfMemoryError
 from helm.plan_format import DTYPE_BYTES
@@ -67,10 +65,10 @@ def shortage(
         budget = itemise(setting, head, "compute")
         cpu, own = missing(budget, memory_bytes(profile, limits), limits)
         rows = setting.rows
-        allowed = np.ones(len(cpu), bool)
+        allowed = executable(setting) | (space.kv == "host")
         if space.one_boundary and head == "cpu":
-            allowed = np.asarray(rows.boundary == rows.blocks)
-        found += zip(cpu[allowed].ravel().tolist(), own[allowed].ravel().tolist(), strict=True)
+            allowed &= (rows.boundary == rows.blocks)[:, None]
+        found += zip(cpu[allowed].tolist(), own[allowed].tolist(), strict=True)
     both = min(found, key=lambda pair: (sum(pair), pair))
     return Shortage(
         *both,

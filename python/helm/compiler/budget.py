@@ -1,4 +1,5 @@
-"""Itemises the memory of every layer partition at once. Knows no times and no objective."""
+"""Itemises the memory of every layer partition at once, and what of it is missing. Knows no times
+and no objective."""
 
 from __future__ import annotations
 
@@ -12,14 +13,18 @@ import numpy.typing as npt
 from helm.compiler.cost import F64, attentions
 from helm.compiler.memory import (
     DEVICE_ALIGNMENT,
+    OverflowBytes,
     accelerator_workspace_bytes,
     activation_bytes,
+    overflow_bytes,
     workspace_bytes,
 )
-from helm.compiler.pricing import Bools, Setting, Site
-from helm.compiler.workload import Mode
+from helm.compiler.overflow import Bools, least_slots
+from helm.compiler.pricing import Setting, Site
+from helm.compiler.workload import Mode, ResourceLimits
 from helm.graph import Unit
 from helm.plan_format import KvSpec, Limits
+from helm.profile import Profile
 
 Purpose = Literal["weights", "kv", "activations", "workspace", "staging", "reserve"]
 PURPOSES: tuple[Purpose, ...] = (
@@ -76,21 +81,29 @@ def itemise(setting: Setting, head: Site, mode: Mode) -> Budget:
     def activations(units: list[Unit]) -> int:
         return activation_bytes(graph, units, limits)
 
+    overflows, more = _overflow(setting, spec, limits)
+
+    def paged(without: npt.NDArray[np.int64], overflowing: int) -> npt.NDArray[np.int64]:
+        """[rows, pages] with what overflowing KV pages add."""
+        return whole(without) + overflows * overflowing
+
     return Budget(
         cpu={
             "weights": whole(_weights(setting, counts, cpu_stages, 1)),
             "kv": whole(host_kv),
             "activations": whole(_by_stages(setting, cpu_stages, activations)),
-            "workspace": whole(_by_stages(setting, cpu_stages, scratch)),
-            "staging": whole(_host_staging(setting, limits, used, cpu_stages, there)),
+            "workspace": paged(_by_stages(setting, cpu_stages, scratch), more.host_workspace),
+            "staging": paged(
+                _host_staging(setting, limits, used, cpu_stages, there), more.host_staging
+            ),
             "reserve": whole(np.full_like(rows.boundary, setting.limits.cpu_reserve_bytes)),
         },
         accelerator={
             "weights": whole(_weights(setting, rest, own_stages, DEVICE_ALIGNMENT)),
             "kv": whole(device_kv),
-            "activations": whole(_by_stages(setting, own_stages, activations)),
+            "activations": paged(_by_stages(setting, own_stages, activations), more.activations),
             "workspace": whole(_by_stages(setting, own_stages, own_scratch)),
-            "staging": whole(_device_staging(setting, spec, streams)),
+            "staging": paged(_device_staging(setting, spec, streams), more.visiting),
             "reserve": whole(used * setting.limits.accelerator_reserve_bytes),
         },
     )
@@ -159,14 +172,57 @@ def _host_staging(
 
 
 def _device_staging(setting: Setting, spec: KvSpec, streams: Bools) -> npt.NDArray[np.int64]:
-    """[rows, pages] two pages per sequence where KV overflows; where weights visit, two blocks
-    and a layer's pages of the batch's prompts."""
-    rows = setting.rows
-    most = setting.pages_of(setting.workload.context)
-    overflows = rows.has_blocks[:, None] & (setting.pages < most)[None, :]
+    """[rows] where weights visit, two blocks and a layer's pages of the batch's prompts."""
     units = setting.classes.units
     blocks = [setting.model.weight_bytes([unit], DEVICE_ALIGNMENT) for unit in units]
     members = np.array(blocks, np.int64)[setting.classes.member]
-    largest = np.maximum.accumulate(np.insert(members, 0, 0))[rows.boundary]
-    visits = streams * (2 * largest + setting.stream_pages * spec.page_bytes)
-    return np.asarray(overflows * (2 * setting.batch * spec.page_bytes) + visits[:, None])
+    largest = np.maximum.accumulate(np.insert(members, 0, 0))[setting.rows.boundary]
+    return np.asarray(streams * (2 * largest + setting.stream_pages * spec.page_bytes))
+
+
+def _overflow(setting: Setting, spec: KvSpec, limits: Limits) -> tuple[Bools, OverflowBytes]:
+    """[rows, pages] whether KV pages overflow, and what that adds."""
+    overflows = setting.rows.has_blocks[:, None] & setting.pool.overflows
+    model, classes = setting.model, setting.classes.units
+    if not overflows.any():
+        return overflows, OverflowBytes(0, 0, 0, 0)
+    return overflows, overflow_bytes(model.graph, classes, limits, spec, setting.cpu.threads)
+
+
+def executable(setting: Setting) -> Bools:
+    """[rows, pages] whether the accelerator's slots for KV blocks are enough for any step, as the
+    runtime asks where KV overflows."""
+    _, limits = _geometry(setting)
+    least = least_slots(limits.step_tokens, limits.sequences, setting.limits.page_tokens)
+    pool = setting.pool
+    enough = ~pool.overflows | (pool.slots >= least)
+    return np.asarray(~setting.rows.has_blocks[:, None] | enough)
+
+
+def memory_bytes(profile: Profile, limits: ResourceLimits) -> tuple[int, int]:
+    """What a plan may take of the CPU's and of the accelerator's memory."""
+    own = 0 if profile.accelerator is None else profile.accelerator.memory_bytes
+    return (
+        profile.cpu.memory_bytes if limits.cpu_bytes is None else limits.cpu_bytes,
+        own if limits.accelerator_bytes is None else limits.accelerator_bytes,
+    )
+
+
+def missing(
+    budget: Budget, available: tuple[int, int], limits: ResourceLimits
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """[rows, pages] bytes by which the CPU's and the accelerator's memory are exceeded."""
+    cpu = np.maximum(0, _total(budget.cpu) - available[0])
+    own = np.maximum(0, _total(budget.accelerator) - available[1])
+    bounds: tuple[tuple[Purpose, int | None], ...] = (
+        ("weights", limits.accelerator_weights_bytes),
+        ("kv", limits.accelerator_kv_bytes),
+    )
+    for purpose, most in bounds:
+        if most is not None:
+            own = np.maximum(own, budget.accelerator[purpose] - most)
+    return cpu, own
+
+
+def _total(items: Items) -> npt.NDArray[np.int64]:
+    return np.asarray(sum(items[purpose] for purpose in PURPOSES))

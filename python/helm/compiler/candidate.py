@@ -59,15 +59,38 @@ class Predicted:
 
 
 @dataclass(frozen=True)
+class SitePrice:
+    """Predicted seconds of a decode step at the expected and at the full context if attention
+    reaches pages in host memory this way."""
+
+    site: Overflow
+    decode_s: float
+    full_context_decode_s: float
+
+
+@dataclass(frozen=True)
+class OverflowUse:
+    """KV blocks that leave the accelerator. watermark: see `ResourceLimits`. near_positions: of
+    each sequence, up to which none leave. far_blocks: of all sequences together, in host memory
+    at the full context. sites: those that were priced."""
+
+    watermark: float
+    near_positions: int
+    far_blocks: int
+    sites: tuple[SitePrice, ...]
+
+
+@dataclass(frozen=True)
 class Candidate:
     """One placement with its schedule.
 
     cpu_blocks: how many blocks, from the first, the CPU holds. embedding and head: "cpu" or
     "accelerator". kv_blocks, accelerator_kv_blocks: pages of each sequence and layer, in all and
-    in the accelerator's memory for the layers there. sequences: how many run at once, taking turns
-    in decode_groups. step_tokens: the most of one step. stream_tokens: the least tokens of a step
-    in which the weights of CPU blocks visit the accelerator, and stream_pages the page slots for
-    their K and V meanwhile; both 0 if none do.
+    those that the accelerator has room for, of the layers there. overflow: how attention reaches
+    the others, kv: what is known of them, None if there are none. sequences: how many run at
+    once, taking turns in decode_groups. step_tokens: the most of one step. stream_tokens: the
+    least tokens of a step in which the weights of CPU blocks visit the accelerator, and
+    stream_pages the page slots for their K and V meanwhile; both 0 if none do.
     """
 
     blocks: int
@@ -77,6 +100,7 @@ class Candidate:
     kv_blocks: int
     accelerator_kv_blocks: int
     overflow: Overflow
+    kv: OverflowUse | None
     decode_groups: int
     prefill_mode: Mode
     prefill_overlap: bool

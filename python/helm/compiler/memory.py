@@ -6,8 +6,9 @@ The runtime allocates exactly the activations and at most the workspace stated h
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from helm.graph import Attention, Graph, Linear, Rope, Unit
+from helm.graph import Attention, Graph, Linear, Op, Rope, Unit
 from helm.plan_format import KvSpec, Limits
 
 DEVICE_ALIGNMENT = 256  # of every activation, and of every weight on an accelerator
@@ -45,19 +46,58 @@ def workspace_bytes(
     ops = [op for unit in units for op in unit.ops]
     if not ops:
         return 0
+    tables = 0
+    if any(isinstance(op, Rope) for op in ops):
+        frequencies = [len(table.inv_freq) for table in graph.rope]
+        tables = sum(2 * aligned(4 * limits.step_tokens * count, 64) for count in frequencies)
+    return _scratch_bytes(_attentions(ops), limits, kv, threads) + tables
+
+
+def _scratch_bytes(
+    attentions: Iterable[Attention], limits: Limits, kv: KvSpec, threads: int
+) -> int:
+    """Without rotary tables."""
     worker, partials = _PACKING_BYTES, 0
     pages = -(-limits.context // kv.page_tokens)
-    for op in (op for op in ops if isinstance(op, Attention)):
+    for op in attentions:
         group, dim = op.heads // op.kv_heads, op.head_dim
         floats = 2 * _partial_floats(_QUERY_BLOCK * group, dim) + 256 * (dim + 64)
         worker = max(worker, _PACKING_BYTES + 4 * floats)
         each = 4 * _partial_floats(group, dim)
         partials = max(partials, limits.sequences * op.kv_heads * pages * each)
-    tables = 0
-    if any(isinstance(op, Rope) for op in ops):
-        frequencies = [len(table.inv_freq) for table in graph.rope]
-        tables = sum(2 * aligned(4 * limits.step_tokens * count, 64) for count in frequencies)
-    return threads * aligned(worker, 4096) + aligned(partials, 64) + tables
+    return threads * aligned(worker, 4096) + aligned(partials, 64)
+
+
+@dataclass(frozen=True)
+class OverflowBytes:
+    """What a plan needs besides pages where KV of the accelerator's layers overflows: on the
+    accelerator partial results of attention and two pages that visit, in host memory queries and
+    partial results that cross, and the scratch of attention there."""
+
+    activations: int
+    visiting: int
+    host_staging: int
+    host_workspace: int
+
+
+def overflow_bytes(
+    graph: Graph, units: Iterable[Unit], limits: Limits, kv: KvSpec, threads: int
+) -> OverflowBytes:
+    """units: those with attention on the accelerator. Of host_workspace an upper bound."""
+    widths = {value.name: value.width for value in graph.values}
+    own = _attentions(op for unit in units for op in unit.ops)
+    partial = 4 * max(op.heads * (op.head_dim + 2) for op in _attentions(graph.ops()))
+    queries = 4 * max(widths[op.input] for op in own)
+    return OverflowBytes(
+        activations=2 * aligned(limits.step_tokens * partial),
+        visiting=2 * kv.page_bytes,
+        host_staging=limits.sequences * (queries + partial),
+        host_workspace=_scratch_bytes(own, limits, kv, threads),
+    )
+
+
+def _attentions(ops: Iterable[Op]) -> list[Attention]:
+    return [op for op in ops if isinstance(op, Attention)]
 
 
 def accelerator_workspace_bytes(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from helm.compiler.candidate import Candidate
 from helm.compiler.search import SearchResult
-from helm.compiler.workload import Workload
+from helm.compiler.workload import WATERMARK, Workload
 from helm.graph import Graph
 from helm.plan_format import (
     Alternative,
@@ -53,6 +53,7 @@ def schedule(candidate: Candidate, kv: KvSpec) -> Schedule:
         stream_pages=candidate.stream_pages,
         decode_groups=candidate.decode_groups,
         overflow=candidate.overflow,
+        watermark=WATERMARK if candidate.kv is None else candidate.kv.watermark,
         pages=pages,
     )
 
@@ -76,17 +77,17 @@ def prediction(
 
 
 def same_plan(one: Candidate, other: Candidate) -> bool:
-    """Whether both place all units alike."""
-    return one.layout == other.layout
+    """Whether both place all units and their KV alike."""
+    return one.layout == other.layout and (one.kv is None) == (other.kv is None)
 
 
 def alternatives(
     result: SearchResult, unlimited: SearchResult, best: Candidate
 ) -> Iterable[Alternative]:
     """The labelled candidates, then the fastest layouts that fit, then the nearest to fitting of
-    those that would be faster, each layout once and never the best's own. What does not fit is
-    stated as fast as it would be with the memory it lacks."""
-    seen = {best.layout}
+    those that would be faster, each layout once, the best's own only with its KV elsewhere. What
+    does not fit is stated as fast as it would be with the memory it lacks."""
+    seen = {best.layout} if best.kv is None else set()
     ideal = {candidate.layout: candidate for candidate in unlimited.by_layout}
     lacking = [
         c for c in result.by_layout if not c.fits and ideal[c.layout].objective_s < best.objective_s
@@ -98,7 +99,7 @@ def alternatives(
         *(("search", c) for c in lacking[:1]),
     ]
     for label, candidate in listed:
-        if candidate.layout in seen:
+        if candidate.layout in seen or same_plan(candidate, best):
             continue
         seen.add(candidate.layout)
         fast = candidate

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from helm.checkpoint import TensorInfo
 from helm.compiler.advice import Gain, sensitivity
+from helm.compiler.budget import memory_bytes
 from helm.compiler.candidate import Candidate
 from helm.compiler.op_cost import CostedGraph
-from helm.compiler.search import SearchResult, memory_bytes, search, unlimited
+from helm.compiler.search import SearchResult, search, unlimited
 from helm.compiler.workload import OBJECTIVES, ResourceLimits, Space, Workload
 from helm.config import ModelConfig
 from helm.errors import InvalidError
+from helm.kv_options import PAGE_TOKENS, KvOptions, check_page_tokens
 from helm.models import build_graph
 from helm.plan import costed_graph, make_plan
 from helm.plan_format import Plan
@@ -42,6 +44,11 @@ class Request:
     kv_dtype: str = "auto"
     cpu_bytes: int | None = None
     accelerator_bytes: int | None = None
+    kv: KvOptions = field(default_factory=KvOptions)
+    page_tokens: int = PAGE_TOKENS
+
+    def __post_init__(self) -> None:
+        check_page_tokens(self.page_tokens)
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,8 @@ def study(
         profile=profile,
         workload=workload,
         accelerator_bytes=request.accelerator_bytes,
+        page_tokens=request.page_tokens,
+        kv_options=request.kv,
     )
     graph = build_graph(config, None if checkpoint_tensors is None else checkpoint_tensors.keys())
     model = costed_graph(graph, plan.tensors, plan.kv.dtype)
@@ -104,8 +113,10 @@ def study(
         cpu_bytes=request.cpu_bytes,
         accelerator_bytes=request.accelerator_bytes,
         step_tokens=step_tokens,
+        page_tokens=plan.kv.page_tokens,
         sequences=workload.batch,
     )
+    limits, space = request.kv.limits(limits), request.kv.space(Space())
     return Study(
         name=name,
         plan=plan,
@@ -113,21 +124,21 @@ def study(
         profile=profile,
         workload=workload,
         limits=limits,
-        result=search(model, profile, workload, limits),
-        unlimited=unlimited(model, profile, workload, limits),
-        others=_others(model, profile, workload, limits),
-        gains=sensitivity(model, profile, workload, limits),
+        result=search(model, profile, workload, limits, space),
+        unlimited=unlimited(model, profile, workload, limits, space),
+        others=_others(model, profile, workload, limits, space),
+        gains=sensitivity(model, profile, workload, limits, space),
     )
 
 
 def _others(
-    model: CostedGraph, profile: Profile, workload: Workload, limits: ResourceLimits
+    model: CostedGraph, profile: Profile, workload: Workload, limits: ResourceLimits, space: Space
 ) -> dict[str, Candidate]:
     found: dict[str, Candidate] = {}
     for objective in OBJECTIVES:
         if objective != workload.objective:
             changed = dataclasses.replace(workload, objective=objective)
-            best = search(model, profile, changed, limits).best
+            best = search(model, profile, changed, limits, space).best
             assert best is not None  # the same placements fit
             found[objective] = best
     return found

@@ -30,9 +30,18 @@ from helm.compiler.cost import (
     visible,
 )
 from helm.compiler.op_cost import Step
-from helm.compiler.pricing import Bools, Priced, Setting, Site, crossing_s, unit_times
+from helm.compiler.overflow import (
+    EXTRA_OPS,
+    Bools,
+    PrefillFar,
+    far_pairs,
+    prefill_far,
+    run_far,
+    visiting_s,
+)
+from helm.compiler.pricing import Priced, Setting, Site, crossing_s, unit_times
 from helm.compiler.workload import Workload
-from helm.graph import Unit
+from helm.graph import Attention, Unit
 from helm.profile import AcceleratorProfile, CpuProfile
 
 
@@ -47,7 +56,8 @@ class Prefill:
     cpu: F64  # [classes, steps, DEVICE_TERMS]
     accelerator: F64  # [classes, steps, DEVICE_TERMS], attention over pages that are there
     overflow: F64  # [classes, steps, pages] what pages in host memory add
-    copies: Bools  # [classes, steps, pages] whether pages in host memory are read
+    copies: Bools  # [classes, steps, pages] whether pages are read from there or leave for it
+    waits: Bools  # [steps, pages] see `PrefillFar`
     embedding: dict[str, F64]  # site -> [steps, DEVICE_TERMS]
     head: dict[str, F64]  # site -> [DEVICE_TERMS], all steps
 
@@ -103,9 +113,13 @@ def prepare(setting: Setting) -> Prefill:
             linear[site][index, :, ATTENTION] += _attention(setting, unit, queries, device)
     shape = (len(setting.classes.units), len(tokens), len(setting.pages))
     overflow, copies = np.zeros(shape), np.zeros(shape, bool)
-    if setting.accelerator is not None:
+    waits = np.zeros(shape[1:], bool)
+    if setting.accelerator is not None and setting.pool.overflows.any():
+        lies = prefill_far(setting.pool, queries, work.prompt)
+        waits = lies.waits
         for index, unit in enumerate(setting.classes.units):
-            overflow[index], copies[index] = _overflow(setting, unit, queries)
+            whole = linear["accelerator"][index].sum(axis=1)
+            overflow[index], copies[index] = _overflow(setting, unit, queries, lies, whole)
     return Prefill(
         setting,
         queries,
@@ -115,6 +129,7 @@ def prepare(setting: Setting) -> Prefill:
         linear.get("accelerator", np.zeros_like(linear["cpu"])),
         overflow,
         copies,
+        waits,
         {site: np.stack([kinds[int(n)][f"{site} embedding"] for n in tokens]) for site in sites},
         {site: _head(setting, devices[site], outputs) for site in sites},
     )
@@ -138,30 +153,53 @@ def _attention(
     return seconds
 
 
-def _overflow(setting: Setting, unit: Unit, queries: Queries) -> tuple[F64, Bools]:
-    """[steps, pages] what it adds that pages in host memory return over the link, and that new
-    positions beyond the pages leave over it, while attention runs; and whether any return."""
+def _overflow(
+    setting: Setting, unit: Unit, queries: Queries, lies: PrefillFar, whole_s: F64
+) -> tuple[F64, Bools]:
+    """[steps, pages] what it adds to whole_s [steps], the block with attention over pages that
+    are all there, that some visit from host memory and others leave for it; and whether any do.
+
+    Copies to host memory go before those of visiting pages, and hide behind the block where none
+    visit.
+    """
     link, device = setting.link, setting.accelerator
     assert link is not None
     assert device is not None
-    seconds = np.zeros((queries.steps, len(setting.pages)))
-    copies = np.zeros(seconds.shape, bool)
-    held = (setting.pages * setting.limits.page_tokens)[None, :]
+    starts = np.flatnonzero(np.diff(queries.step, prepend=-1))
+
+    def by_step(values: F64 | I64) -> F64:
+        """[steps, ...] sums of [runs, ...]"""
+        return np.asarray(np.add.reduceat(values, starts, axis=0))
+
+    launch = device.op_s * setting.pool.executed
+    split = by_step(lies.far) > 0  # the block runs in pieces
+    extra = np.zeros(split.shape)
+    copies = lies.left > 0
+    tokens, past = queries.tokens[:, None], queries.past[:, None]
     for op in attentions(unit):
-        seen = visible(op, queries)
-        pairs = causal_pairs(op, queries)
-        own = attention_s(setting.model, op, queries.tokens, pairs, seen, device)[:, None]
-        size = position_bytes(setting.model, op)
-        away = np.maximum(0, seen[:, None] - held)
-        context, tokens = (queries.past + queries.tokens)[:, None], queries.tokens[:, None]
-        leaving = np.minimum(tokens, np.maximum(0, context - held))
-        moved = np.where(
-            away > 0, link.latency_s + away * size / link.to_accelerator_bytes_per_s, 0.0
-        )
-        whole = np.maximum(own, np.maximum(moved, leaving * size / link.to_host_bytes_per_s))
-        np.add.at(seconds, queries.step, whole - own)
-        np.logical_or.at(copies, queries.step, away > 0)
-    return seconds, copies
+
+        def attend(pairs: F64, positions: I64, op: Attention = op) -> F64:
+            return attention_s(setting.model, op, tokens, pairs, positions, device)
+
+        seen, pairs = visible(op, queries), causal_pairs(op, queries)
+        hidden = queries.past + queries.tokens - seen
+        far = run_far(setting.pool, lies.far, queries.past, hidden)
+        end = np.minimum(lies.far * setting.limits.page_tokens, past)
+        beyond = far_pairs(end, past, tokens, op.window)
+        whole = by_step(attend(pairs[:, None], seen[:, None]))
+        near = by_step(attend(pairs[:, None] - beyond, seen[:, None] - far.seen))
+        visits = by_step(far.pages).astype(np.int64)
+        size = by_step(far.copied) * position_bytes(setting.model, op)
+        copy = visits * link.latency_s + size / link.to_accelerator_bytes_per_s
+        visiting = by_step(attend(beyond, far.seen)) + visits * launch
+        other = whole_s[:, None] - whole + near + EXTRA_OPS * launch
+        pieces = visiting_s(visits, copy, visiting, other) - whole_s[:, None]
+        extra += np.where(split, pieces, 0.0)
+        page = setting.limits.page_tokens * position_bytes(setting.model, op)
+        leaving = lies.left * page / link.to_host_bytes_per_s
+        extra += np.where(visits > 0, leaving, np.maximum(0.0, leaving - whole_s[:, None]))
+        copies |= visits > 0
+    return extra, copies
 
 
 def _head(setting: Setting, device: CpuProfile | AcceleratorProfile | None, outputs: I64) -> F64:
@@ -241,7 +279,9 @@ def _stream_from(setting: Setting) -> I64:
     found = np.full(len(setting.rows.boundary), most, np.int64)
     faster = np.ones(len(found), bool)
     for tokens in reversed([1 << i for i in range(most.bit_length())]):
-        prompt = dataclasses.replace(setting, workload=Workload(tokens, 1), batch=1)
+        prompt = dataclasses.replace(
+            setting, workload=Workload(tokens, 1), batch=1, pages=setting.pages[:1]
+        )
         one = prepare(prompt)
         faster &= _stream_s(one, np.ones(1, bool)) < setting.counts()[0] @ one.cpu.sum(axis=(1, 2))
         found[faster] = tokens
@@ -252,7 +292,7 @@ def _overlap_s(prefill: Prefill) -> F64:
     """[rows, pages] what running both stages side by side saves, negative: the makespan of steps
     that pass through the CPU and then the accelerator, less the sum of their times.
 
-    While pages return from host memory the CPU keeps only its rate beside copies.
+    While pages cross the CPU keeps only its rate beside copies.
     """
     setting = prefill.setting
     accelerator, link = setting.accelerator, setting.link
@@ -271,6 +311,7 @@ def _overlap_s(prefill: Prefill) -> F64:
         paged = second[:, step, None] + rest @ prefill.overflow[:, step]
         copies = (here[:, :, None] & prefill.copies[:, step]).any(axis=1)
         slow = np.where(copies, 1.0 / link.cpu_rate_while_copying, 1.0)
+        done_first = np.where(prefill.waits[step], np.maximum(done_first, done_second), done_first)
         done_first += first[:, step, None] * slow
         done_second = np.maximum(done_first, done_second) + paged
         serial += first[:, step, None] + paged

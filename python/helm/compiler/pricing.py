@@ -1,18 +1,18 @@
 """Prices decode steps of every layer partition at once. Knows no memory limit and no objective.
 
 A layout is a row: where the embedding lies and how many blocks, from the first, lie on the CPU.
-Arrays run over rows and over `pages`, the KV blocks per sequence and layer kept in accelerator
-memory; the newest are kept.
+Arrays run over rows and over `pages`, the KV blocks per sequence and layer for which the
+accelerator has slots.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from helm.compiler.cost import (
     ATTENTION,
@@ -33,6 +33,7 @@ from helm.compiler.cost import (
     visible,
 )
 from helm.compiler.op_cost import CostedGraph, Step
+from helm.compiler.overflow import EXTRA_OPS, Bools, Pool, decode_far, visiting_s
 from helm.compiler.workload import KvPlace, Overflow, ResourceLimits, Workload
 from helm.graph import Attention
 from helm.profile import AcceleratorProfile, CpuProfile, LinkProfile, Profile
@@ -40,7 +41,6 @@ from helm.profile import AcceleratorProfile, CpuProfile, LinkProfile, Profile
 Site = Literal["cpu", "accelerator"]
 _F32 = 4
 _MOST_PAGES = 128  # choices of `pages` that are tried; finer steps change little
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Priced:
     overflow: F64
     overlap: F64
 
-    @property
+    @functools.cached_property
     def total(self) -> F64:
         """[rows, pages]"""
         paged = self.attention + self.overflow + self.overlap
@@ -113,12 +113,15 @@ class Setting:
     @property
     def hidden(self) -> int:
         """Width of the value that crosses between stages."""
-        name = getattr(self.model.graph.units[-1].ops[0], "input")  # noqa: B009
-        return next(v.width for v in self.model.graph.values if v.name == name)
+        return self.width(getattr(self.model.graph.units[-1].ops[0], "input"))  # noqa: B009
 
     @property
     def vocab(self) -> int:
-        return next(v.width for v in self.model.graph.values if v.name == self.model.graph.logits)
+        return self.width(self.model.graph.logits)
+
+    def width(self, value: str) -> int:
+        """Floats of one row of a value."""
+        return next(v.width for v in self.model.graph.values if v.name == value)
 
     @property
     def most_sequences(self) -> int:
@@ -128,6 +131,25 @@ class Setting:
     def pages_of(self, tokens: int) -> int:
         """KV blocks of one layer that hold `tokens` positions."""
         return -(-tokens // self.limits.page_tokens)
+
+    @property
+    def pool(self) -> Pool:
+        """The accelerator's KV blocks; a choice of slots for each of `pages`."""
+        limits, blocks = self.limits, self.batch * self.pages_of(self.workload.context)
+        slots = self.batch * self.pages
+        return Pool(slots, blocks, self.batch, limits.page_tokens, limits.watermark)
+
+    @functools.cached_property
+    def decode_units(self) -> dict[str, F64]:
+        """`unit_times` of a decode step, which has attention apart: no context changes them."""
+        return unit_times(self, Step(self.batch, 1, self.batch))
+
+    @functools.cached_property
+    def halves(self) -> tuple[Setting, Setting]:
+        """Of the sequences, in two groups."""
+        sizes = (self.batch + 1) // 2, self.batch // 2
+        first, second = (dataclasses.replace(self, batch=size) for size in sizes)
+        return first, second
 
     @property
     def stream_pages(self) -> int:
@@ -236,88 +258,101 @@ def price_decode(
 ) -> Priced:
     """Until each of `batch` sequences has one token; each has `context` positions by then.
 
-    overflow "stream": pages in host memory return over the link while attention runs; "cpu": the
-    CPU attends to them where they lie, at the same time as the accelerator to its own, and the
-    partial results are merged. groups 2: half of the sequences is at the CPU while the other half
-    is at the accelerator, as far as no page overflows.
+    overflow "stream": pages in host memory visit the accelerator, copied ahead of the attention;
+    "cpu": the CPU attends to them where they lie, at the same time as the accelerator to its own,
+    and the partial results are merged. groups 2: half of the sequences is at the CPU while the
+    other half is at the accelerator, but for steps in which the CPU attends for it.
     """
     if groups == 1:
-        return _decode_step(setting, head, overflow, context)
-    halves = [(setting.batch + 1) // 2, setting.batch // 2]
-    first, second = (
-        _decode_step(dataclasses.replace(setting, batch=half), head, overflow, context)
-        for half in halves
+        return _decode_step(setting, head, overflow, context)[0]
+    (first, first_copy), (second, second_copy) = (
+        _decode_step(half, head, overflow, context) for half in setting.halves
     )
     serial = first.total + second.total
-    # Each device is given to one group after the other, and each group waits for itself.
+    # Each device is given to one group after the other, and each group waits for itself. While
+    # pages are copied the CPU keeps only a part of its rate.
+    link = setting.link
+    slow = 0.0 if link is None else 1.0 - link.cpu_rate_while_copying
     period = np.maximum.reduce(
         [
-            np.broadcast_to(first.cpu + second.cpu, serial.shape),
+            first.cpu + second.cpu + slow * (first_copy + second_copy),
             first.accelerator + second.accelerator,
-            first.total,
-            second.total,
+            first.total + slow * second_copy,
+            second.total + slow * first_copy,
         ]
     )
-    most = setting.pages_of(setting.workload.context)
-    whole = ~setting.rows.has_blocks[:, None] | (setting.pages >= most)
+    away = setting.rows.has_blocks[:, None] & (setting.pool.far_blocks(context) > 0)
+    alone = away & (overflow == "cpu")
     return Priced(
         first.base + second.base,
         first.attention + second.attention,
         first.overflow + second.overflow,
-        np.where(whole, period - serial, 0.0),
+        np.where(alone, 0.0, period - serial),
     )
 
 
-def _decode_step(setting: Setting, head: Site, overflow: Overflow, context: int) -> Priced:
+def _decode_step(
+    setting: Setting, head: Site, overflow: Overflow, context: int
+) -> tuple[Priced, F64]:
+    """The step, and [rows, pages] seconds in which pages are copied to the accelerator."""
     batch = setting.batch
     counts, rest = setting.counts()
-    times = unit_times(setting, Step(batch, context, batch))
+    times = setting.decode_units
     base = device_base(setting, head, times, counts)
     used = setting.rows.uses_accelerator(head)
     query = Queries(np.array([context - 1]), np.array([1]), np.array([0]))
     classes = setting.classes.units
     on_cpu = [
-        sum(_decode_s(setting, op, visible(op, query), setting.cpu)[0] for op in attentions(unit))
+        sum(
+            _decode_s(setting, op, batch * visible(op, query), setting.cpu)[0]
+            for op in attentions(unit)
+        )
         for unit in classes
     ]
     base[ATTENTION] += counts @ np.array(on_cpu, np.float64)
     base[FIXED] += setting.cpu.step_s
-    shape = (len(classes), 2, len(setting.pages))
-    paged: F64 = np.zeros(shape)
+    paged: F64 = np.zeros((len(classes), 3, len(setting.pages)))
     if setting.accelerator is not None:
         base[DEVICE_TERMS + FIXED] += setting.accelerator.step_s * used
         base[LINK] += crossing_s(setting, head, batch, 1, batch, 1)
         for index, unit in enumerate(classes):
+            other = float(times["accelerator blocks"][index].sum())
             for op in attentions(unit):
-                paged[index] += _overflow_s(setting, op, visible(op, query)[0], overflow)
-    by_page = np.einsum("rc,ctp->trp", rest, paged)
-    return Priced(base, by_page[0], by_page[1], np.zeros_like(by_page[0]))
+                seen = int(visible(op, query)[0])
+                paged[index] += _overflow_s(setting, op, seen, context, other, overflow)
+    own, extra, copies = np.einsum("rc,ctp->trp", rest, paged)
+    return Priced(base, own, extra, np.zeros_like(own)), copies
 
 
 def _decode_s(
     setting: Setting, op: Attention, positions: I64, device: CpuProfile | AcceleratorProfile
 ) -> F64:
-    seen = setting.batch * np.asarray(positions, np.float64)
-    return attention_s(setting.model, op, 1, seen, seen, device)
+    """positions: of all sequences together."""
+    return attention_s(setting.model, op, 1, np.asarray(positions, np.float64), positions, device)
 
 
-def _overflow_s(setting: Setting, op: Attention, seen: int, overflow: Overflow) -> F64:
-    """[2, pages] accelerator attention over what its memory holds, and what the rest adds."""
-    link, device = setting.link, setting.accelerator
+def _overflow_s(
+    setting: Setting, op: Attention, seen: int, context: int, other_s: float, overflow: Overflow
+) -> F64:
+    """[3, pages] accelerator attention over what its memory holds, what the rest adds, and the
+    time of copies to it; seen: positions of one sequence, other_s: the layer without attention."""
+    link, device, cpu = setting.link, setting.accelerator, setting.cpu
     assert link is not None
     assert device is not None
-    held = np.minimum(seen, setting.pages * setting.limits.page_tokens)
-    own = _decode_s(setting, op, held, device)
-    away = seen - held
-    size = setting.batch * away * position_bytes(setting.model, op)
+    far = decode_far(setting.pool, context, context - seen)
+    own = _decode_s(setting, op, setting.batch * seen - far.seen, device)
+    launch = device.op_s * setting.pool.executed
+    pieces, copy = EXTRA_OPS * launch, np.zeros_like(own)
     if overflow == "stream":
-        moved = link.latency_s + size / link.to_accelerator_bytes_per_s
-        whole = np.maximum(_decode_s(setting, op, held + away, device), moved)
+        size = far.copied * position_bytes(setting.model, op)
+        copy = far.pages * link.latency_s + size / link.to_accelerator_bytes_per_s
+        attend = _decode_s(setting, op, far.seen, device) + far.pages * launch
+        extra = visiting_s(far.pages, copy, attend, other_s + pieces + own) - other_s - own
     else:
-        floats = setting.batch * (op.heads + 2 * op.kv_heads) * op.head_dim
-        partial = setting.batch * op.heads * (op.head_dim + 2)
-        crossed = 2 * link.latency_s + _F32 * (
-            floats / link.to_host_bytes_per_s + partial / link.to_accelerator_bytes_per_s
-        )
-        whole = np.maximum(own, crossed + _decode_s(setting, op, away, setting.cpu))
-    return np.stack([own, np.where(away > 0, whole - own, 0.0)])
+        query = _F32 * setting.batch * setting.width(op.input)
+        partial = _F32 * setting.batch * op.heads * (op.head_dim + 2)
+        down = link.latency_s + query / link.to_host_bytes_per_s
+        up = link.latency_s + partial / link.to_accelerator_bytes_per_s
+        there = cpu.step_s + 2 * cpu.op_s + _decode_s(setting, op, far.seen, cpu)
+        extra = pieces + np.maximum(own, down + there) - own + up
+    return np.stack([own, np.where(far.blocks > 0, extra, 0.0), copy])

@@ -11,21 +11,25 @@ import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from helm.compiler.budget import PURPOSES, Budget, Items, itemise
-from helm.compiler.candidate import Candidate, Missing, Predicted
+from helm.compiler.budget import Budget, executable, itemise, memory_bytes, missing
+from helm.compiler.candidate import Candidate, Missing, OverflowUse, Predicted, SitePrice
 from helm.compiler.cost import F64, classify
 from helm.compiler.op_cost import CostedGraph
+from helm.compiler.order import least, less
+from helm.compiler.overflow import Bools
 from helm.compiler.prefill import Prefill, prepare, price_prefill
-from helm.compiler.pricing import Bools, Priced, Setting, Site, make_setting, price_decode
+from helm.compiler.pricing import Priced, Setting, Site, make_setting, price_decode
 from helm.compiler.workload import Mode, Overflow, ResourceLimits, Space, Workload
 from helm.profile import Profile
 
 _SITES: tuple[Site, ...] = ("accelerator", "cpu")
 _PLENTY = 2**60  # bytes
+Seconds = TypeVar("Seconds", float, F64)
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,12 @@ class _Decode:
     expected: Priced  # at the workload's expected context
     full_context: Priced
 
+    def key(self, row: int, page: int) -> tuple[float, float]:
+        """To be least: where the expected context does not overflow, the full one decides."""
+        if not self.allowed[row]:
+            return np.inf, np.inf
+        return float(self.expected.total[row, page]), float(self.full_context.total[row, page])
+
 
 @dataclass(frozen=True)
 class _Prefill:
@@ -74,6 +84,7 @@ class _Choice:
     decodes: tuple[_Decode, ...]
     prefills: tuple[_Prefill, ...]
     budget: Budget
+    possible: Bools  # [rows, pages]
 
     @functools.cached_property
     def decode_s(self) -> F64:
@@ -123,6 +134,7 @@ def unlimited(
         cpu_bytes=_PLENTY,
         accelerator_bytes=_PLENTY,
         accelerator_weights_bytes=None,
+        accelerator_kv_bytes=None,
     )
     return search(model, profile, workload, plenty, space)
 
@@ -144,7 +156,10 @@ def _choices(
                     prefills = tuple(_prefills(steps, head, mode, space))
                     if prefills:
                         budget = itemise(sized, head, mode)
-                        yield _Choice(sized, head, mode, steps, decodes[head], prefills, budget)
+                        possible = executable(sized) | (space.kv == "host")
+                        yield _Choice(
+                            sized, head, mode, steps, decodes[head], prefills, budget, possible
+                        )
 
 
 def _heads(setting: Setting) -> Sequence[Site]:
@@ -222,8 +237,12 @@ def _scores(choice: _Choice, workload: Workload) -> tuple[F64, F64]:
         return step, ttft
     if workload.objective == "ttft":
         return ttft, step
-    waves = -(-workload.batch // choice.setting.batch)
-    return waves * (ttft + (workload.output - 1) * step), step
+    return _total_s(choice.setting.batch, workload, ttft, step), step
+
+
+def _total_s(batch: int, workload: Workload, ttft: Seconds, step: Seconds) -> Seconds:
+    """Of the workload in waves of `batch` sequences."""
+    return -(-workload.batch // batch) * (ttft + (workload.output - 1) * step)
 
 
 class _Best:
@@ -249,11 +268,12 @@ class _Best:
         first, second = _scores(choice, self._workload)
         if choice.mode == "compute":
             self._offer_labels(choice, np.asarray(lacks))
+        lacks = np.where(choice.possible, lacks, np.inf)
         scores = np.stack([lacks, first, second])  # [3, rows, pages]
-        page = _least(scores)
+        page = least(scores)
         score = np.take_along_axis(scores, page[None, :, None], axis=2)[:, :, 0]
         best = self._score[choice.head]
-        for row in np.flatnonzero(self._allowed(choice) & _less(score, best)):
+        for row in np.flatnonzero(self._allowed(choice) & less(score, best)):
             best[:, row] = score[:, row]
             self._found[choice.head][row] = (choice, int(page[row]))
 
@@ -308,9 +328,11 @@ class _Best:
         setting, rows = choice.setting, choice.setting.rows
         lacks = missing(choice.budget, self._available, self._limits)
         held = int(setting.pages[page]) if rows.has_blocks[row] else 0
-        decode = choice.decodes[int(np.argmin(choice.decode_s[:, row, page]))]
+        decode = min(choice.decodes, key=lambda way: way.key(row, page))
         prefill = choice.prefills[int(np.argmin(choice.prefill_s[:, row, page]))]
-        least = prefill.stream_least
+        streams = prefill.stream_least
+        predicted = _predict(setting.batch, decode, prefill, self._workload, row, page)
+        objectives = {"decode": predicted.decode_s, "ttft": predicted.ttft_s}
         return Candidate(
             blocks=self._blocks,
             cpu_blocks=int(rows.boundary[row]),
@@ -319,18 +341,19 @@ class _Best:
             kv_blocks=setting.pages_of(self._workload.context),
             accelerator_kv_blocks=held,
             overflow=decode.overflow,
+            kv=_overflow_use(choice, row, page),
             decode_groups=decode.groups,
             prefill_mode=choice.mode,
             prefill_overlap=prefill.overlap,
             step_tokens=setting.limits.step_tokens,
-            stream_tokens=0 if least is None else choice.steps.stream_tokens(row, least),
-            stream_pages=0 if least is None else setting.stream_pages,
+            stream_tokens=0 if streams is None else choice.steps.stream_tokens(row, streams),
+            stream_pages=0 if streams is None else setting.stream_pages,
             threads=setting.cpu.threads,
             sequences=setting.batch,
-            predicted=_predict(setting.batch, decode, prefill, self._workload, row, page),
+            predicted=predicted,
             memory=choice.budget.at(row, page),
             missing=Missing(*(int(device[row, page]) for device in lacks)),
-            objective_s=float(_scores(choice, self._workload)[0][row, page]),
+            objective_s=objectives.get(self._workload.objective, predicted.total_s),
         )
 
 
@@ -339,7 +362,7 @@ def _predict(
 ) -> Predicted:
     ttft, step = float(prefill.priced.total[row, page]), float(decode.expected.total[row, page])
     full = float(decode.full_context.total[row, page])
-    total = -(-workload.batch // batch) * (ttft + (workload.output - 1) * step)
+    total = _total_s(batch, workload, ttft, step)
     return Predicted(
         ttft_s=ttft,
         decode_s=step,
@@ -353,44 +376,16 @@ def _predict(
     )
 
 
-def memory_bytes(profile: Profile, limits: ResourceLimits) -> tuple[int, int]:
-    """What a plan may take of the CPU's and of the accelerator's memory."""
-    own = 0 if profile.accelerator is None else profile.accelerator.memory_bytes
-    return (
-        profile.cpu.memory_bytes if limits.cpu_bytes is None else limits.cpu_bytes,
-        own if limits.accelerator_bytes is None else limits.accelerator_bytes,
-    )
-
-
-def missing(
-    budget: Budget, available: tuple[int, int], limits: ResourceLimits
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """[rows, pages] bytes by which the CPU's and the accelerator's memory are exceeded."""
-    cpu = np.maximum(0, _total(budget.cpu) - available[0])
-    own = np.maximum(0, _total(budget.accelerator) - available[1])
-    if limits.accelerator_weights_bytes is not None:
-        own = np.maximum(own, budget.accelerator["weights"] - limits.accelerator_weights_bytes)
-    return cpu, own
-
-
-def _total(items: Items) -> npt.NDArray[np.int64]:
-    return np.asarray(sum(items[purpose] for purpose in PURPOSES))
-
-
-def _least(scores: F64) -> npt.NDArray[np.int64]:
-    """[rows] the page of the lexicographically least scores[:, row, page], the first if equal."""
-    allowed = np.ones(scores.shape[1:], bool)
-    for score in scores:
-        masked = np.where(allowed, score, np.inf)
-        allowed &= masked == masked.min(axis=1, keepdims=True)
-    return np.asarray(np.argmax(allowed, axis=1))
-
-
-def _less(score: F64, best: F64) -> npt.NDArray[np.bool_]:
-    """[rows] whether score[:, row] comes before best[:, row] in lexicographic order."""
-    less = np.zeros(score.shape[1], bool)
-    equal = np.ones(score.shape[1], bool)
-    for mine, other in zip(score, best, strict=True):
-        less |= equal & (mine < other)
-        equal &= mine == other
-    return less
+def _overflow_use(choice: _Choice, row: int, page: int) -> OverflowUse | None:
+    """What overflows of a candidate's KV; None where nothing can."""
+    setting = choice.setting
+    if not (setting.rows.has_blocks[row] and setting.pool.overflows[page]):
+        return None
+    pool, context = setting.pool, setting.workload.context
+    near = min(context, int(pool.kept[page]) // pool.sequences * pool.page_tokens)
+    far = int(pool.far_blocks(context)[page])
+    sites = []
+    for site in dict.fromkeys(way.overflow for way in choice.decodes):
+        ways = (way for way in choice.decodes if way.overflow == site)
+        sites.append(SitePrice(site, *min(way.key(row, page) for way in ways)))
+    return OverflowUse(pool.watermark, near, far, tuple(sites))

@@ -14,6 +14,7 @@ KvPlace = Literal["device", "host", "any"]
 OBJECTIVES: tuple[Objective, ...] = ("decode", "ttft", "total", "throughput")
 DEFAULT_RESERVE_BYTES = 512 << 20  # interpreter, tokenizer, page tables, the system's own needs
 ACCELERATOR_RESERVE_BYTES = 512 << 20  # the driver's context, its libraries, fragmentation
+WATERMARK = 0.8  # the rest of the slots takes a step's new blocks while old ones leave
 
 
 @dataclass(frozen=True)
@@ -58,24 +59,29 @@ class Workload:
 class ResourceLimits:
     """What a plan may take. None takes all that the profile states.
 
-    accelerator_weights_bytes: a bound on weights alone within accelerator_bytes. sequences and
-    step_tokens size the activation buffers; steps may be longer where weights visit.
+    accelerator_weights_bytes, accelerator_kv_bytes: bounds on weights and on KV pages alone within
+    accelerator_bytes. sequences and step_tokens size the activation buffers; steps may be longer
+    where weights visit. watermark: the share of the accelerator's slots for KV blocks that stays
+    in use once blocks leave for host memory.
     """
 
     cpu_bytes: int | None = None
     accelerator_bytes: int | None = None
     accelerator_weights_bytes: int | None = None
+    accelerator_kv_bytes: int | None = None
     cpu_reserve_bytes: int = DEFAULT_RESERVE_BYTES
     accelerator_reserve_bytes: int = ACCELERATOR_RESERVE_BYTES
     step_tokens: int = 512
     page_tokens: int = 512
     sequences: int = 1
+    watermark: float = WATERMARK
 
     def __post_init__(self) -> None:
         for name in (
             "cpu_bytes",
             "accelerator_bytes",
             "accelerator_weights_bytes",
+            "accelerator_kv_bytes",
             "cpu_reserve_bytes",
             "accelerator_reserve_bytes",
         ):
@@ -86,6 +92,13 @@ class ResourceLimits:
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= most:
                 raise InvalidError(f"[plan] {name} is {value!r}; expected 1 to {most}")
+        check_watermark(self.watermark, "[plan] watermark")
+
+
+def check_watermark(value: object, what: str) -> None:
+    """InvalidError that begins with `what` unless `value` is a share."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise InvalidError(f"{what} is {value!r}; expected a share from 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -93,16 +106,16 @@ class Space:
     """The decisions that the search may take; narrow it to fix one.
 
     one_boundary: the published layer partition, a single cut of the list of units: the first on
-    the CPU, the rest on the accelerator. kv: where pages of accelerator layers lie: "device" in
-    the accelerator's memory, "host" in host memory, "any" split between both at every share. The
-    budget does not count all that the runtime needs for a split yet, so "device" is the default.
-    stream_steps: tokens a step may have where weights of CPU
-    blocks visit the accelerator, besides those of the limits. decode_groups: sequences take turns
-    in so many groups. threads None: all counts of the sweep.
+    the CPU, the rest on the accelerator. kv: where pages of accelerator layers lie: "any" in the
+    accelerator's memory, as many as may be, and the rest in host memory, "device" all in the
+    accelerator's, "host" all in host memory, which the runtime does not execute. overflow: how
+    attention reaches those in host memory. stream_steps: tokens a step may have where weights of
+    CPU blocks visit the accelerator, besides those of the limits. decode_groups: sequences take
+    turns in so many groups. threads None: all counts of the sweep.
     """
 
     one_boundary: bool = False
-    kv: KvPlace = "device"
+    kv: KvPlace = "any"
     overflow: tuple[Overflow, ...] = ("stream", "cpu")
     prefill: tuple[Mode, ...] = ("compute", "stream")
     stream_steps: tuple[int, ...] = (2048, 8192)
