@@ -56,7 +56,7 @@ TEST_CASE("a shape is launched, then captured, then replayed; few graphs are kep
   REQUIRE(cudaMalloc(&memory, 256) == cudaSuccess);
   int launches = 0;
   const auto run = [&](int64_t tokens) {
-    cache.run(StepShape{tokens, 1, 1, 1}, stream.handle(), [&] {
+    cache.run(StepShape{tokens, 1, 1, 1, 1}, stream.handle(), [&] {
       ++launches;
       CHECK(cudaMemsetAsync(memory, static_cast<int>(tokens), 256, stream.handle()) == cudaSuccess);
     });
@@ -77,7 +77,7 @@ TEST_CASE("a shape is launched, then captured, then replayed; few graphs are kep
   CHECK(cache.captures() == 2);
   // A launch that fails while it is captured leaves the stream usable.
   run(8);
-  CHECK_THROWS(cache.run(StepShape{8, 1, 1, 1}, stream.handle(),
+  CHECK_THROWS(cache.run(StepShape{8, 1, 1, 1, 1}, stream.handle(),
                          [] { throw helm::Error(helm::ErrorKind::kDevice, "refused"); }));
   run(8);
   CHECK(cache.captures() == 3);
@@ -126,7 +126,7 @@ TEST_CASE("the tables of a step carry the layers of the stage only") {
   CHECK(table(layout.positions, 3) == std::vector<int32_t>{9, 10, 3});
   CHECK(table(layout.output_rows, 2) == std::vector<int32_t>{1, 2});
   CHECK(table(layout.row_runs, 3) == std::vector<int32_t>{0, 0, 1});
-  CHECK(table(layout.runs, 8) == std::vector<int32_t>{0, 2, 9, 0, 2, 1, 3, 6});
+  CHECK(table(layout.runs, 12) == std::vector<int32_t>{0, 2, 9, 0, 0, 3, 2, 1, 3, 6, 0, 1});
   CHECK(table(layout.pages, 8) == std::vector<int32_t>{81, 82, 84, 85, 87, 88, 51, 52});
   float inv_freq = 0;
   std::memcpy(&inv_freq, memory.data() + layout.rope[0] + 4, 4);
@@ -166,7 +166,10 @@ TEST_CASE("a stage that CUDA cannot run is refused when it is compiled") {
   wide.heads = wide.kv_heads = 1;
   wide.head_dim = 257;
   CHECK(contains(refused(wide), "heads of 257 elements, at most 256"));
-  CHECK(contains(refused(helm::ResetOp{}), "several memories"));
+  helm::AttendOp wide_piece{};
+  wide_piece.heads = wide_piece.kv_heads = 1;
+  wide_piece.head_dim = 257;
+  CHECK(contains(refused(wide_piece), "heads of 257 elements, at most 256"));
 }
 
 TEST_CASE("the workspace follows its formula") {

@@ -138,7 +138,9 @@ class AttentionCase : public Case {
     for (size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<int32_t>(i);
     std::shuffle(pages.begin(), pages.end(), std::mt19937(1));
     upload(pages_, pages);
-    upload(tables_, {0, 1, static_cast<int32_t>(context - 1), 0});  // one cuda::Run
+    // One cuda::Run.
+    upload(tables_,
+           {0, 1, static_cast<int32_t>(context - 1), 0, 0, static_cast<int32_t>(blocks())});
     step_.runs = tables_.as<cuda::Run>();
     step_.pages = pages_.as<int32_t>();
     step_.layers = static_cast<int32_t>(layers_);
@@ -146,11 +148,13 @@ class AttentionCase : public Case {
              heads * kHeadDim,
              0,
              out_.as<float>(),
+             nullptr,
              heads,
              0.09f,
              0,
              0,
              {pool_.as(), dtype, kPageTokens, kv_heads, kHeadDim},
+             1,
              1,
              1,
              splits,
