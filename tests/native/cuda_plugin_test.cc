@@ -133,6 +133,45 @@ TEST_CASE("the tables of a step carry the layers of the stage only") {
   CHECK(inv_freq == plan.rope[0].inv_freq[1]);
 }
 
+TEST_CASE("the tables of a step carry the blocks that have pages only") {
+  helm::test::TinyShape shape;
+  shape.layers = 3;
+  shape.page_tokens = 4;
+  const auto plan = helm::Plan::from_json(helm::test::tiny_model(shape).plan.dump());
+  helm::AttendOp attend{};
+  attend.layer = 2;
+  const std::vector<helm::UnitSpec> units = {{"piece", "accelerator", {attend}}};
+  const helm::cuda::StepLayout layout(plan, units);
+  CHECK(layout.layers == std::vector<int64_t>{2});
+  std::vector<std::byte> memory(static_cast<size_t>(layout.bytes));
+  void* device = nullptr;
+  REQUIRE(cudaMalloc(&device, memory.size()) == cudaSuccess);
+  helm::cuda::CudaStream stream(0);
+  {
+    helm::cuda::StepUpload upload(plan, units, 0, device);
+    const std::vector<int32_t> ids = {7, 8, 9, 6}, positions = {9, 3, 13, 14};
+    const std::vector<int32_t> first = {0, 1, 2, 3, 4, 5};  // [blocks, 3], from block 1 on
+    const std::vector<int32_t> last = {6, 7, 8};            // of block 3 alone
+    const std::vector<helm::SequenceRun> runs = {{0, 1, 9, first.data(), 1},
+                                                 {2, 2, 13, last.data(), 3, 4}};
+    upload.enqueue({ids, positions, {}, runs}, stream.handle());
+    stream.download(memory.data(),
+                    static_cast<helm::DeviceAddress>(reinterpret_cast<uintptr_t>(device)),
+                    layout.pages + 3 * 4);
+    stream.synchronize();
+  }
+  CHECK(cudaFree(device) == cudaSuccess);
+  const auto table = [&](int64_t offset, size_t count) {
+    std::vector<int32_t> values(count);
+    std::memcpy(values.data(), memory.data() + offset, count * 4);
+    return values;
+  };
+  CHECK(table(layout.row_runs, 4) == std::vector<int32_t>{0, -1, 1, 1});  // row 1 has no run
+  // The index of block 0, which has no entry: of the second run three before its only page.
+  CHECK(table(layout.runs, 12) == std::vector<int32_t>{0, 1, 9, -1, 1, 3, 2, 2, 13, -1, 3, 4});
+  CHECK(table(layout.pages, 3) == std::vector<int32_t>{2, 5, 8});
+}
+
 TEST_CASE("attention is split into a power of two of pieces, none of few positions") {
   CHECK(attention_splits(1, 8, 1) == 1);
   CHECK(attention_splits(1, 8, 40 * 64) == 32);
