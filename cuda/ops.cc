@@ -1,10 +1,7 @@
 #include "cuda/ops.h"
 
-#include <optional>
 #include <type_traits>
 #include <variant>
-
-#include "base/check.h"
 
 namespace helm::cuda {
 namespace {
@@ -156,19 +153,6 @@ class BoundLinear : public BoundOp {
   std::vector<Part> parts_;
 };
 
-RopeArgs bind_rope(const RopeOp& op, const Bindings& b) {
-  RopeArgs args{};
-  args.x = b.value(op.value);
-  args.width = b.width(op.value);
-  args.offset = op.offset;
-  args.heads = op.heads;
-  args.head_dim = op.head_dim;
-  args.rotary = op.rotary;
-  args.inv_freq = b.upload.inverse_frequencies(op.table);
-  args.factor = b.spec.plan->rope[static_cast<size_t>(op.table)].attention_factor;
-  return args;
-}
-
 class BoundRope : public BoundOp {
  public:
   BoundRope(const RopeOp& op, const Bindings& b) : args_(bind_rope(op, b)) {}
@@ -181,66 +165,6 @@ class BoundRope : public BoundOp {
 
  private:
   RopeArgs args_;
-};
-
-// Whether append() can rotate on the way: the rope's heads end with the k heads.
-bool fusable(const RopeOp& rope, const AttentionOp& attention) {
-  return rope.value == attention.in && rope.head_dim == attention.head_dim &&
-         rope.offset <= attention.k_offset &&
-         rope.offset + rope.heads * rope.head_dim ==
-             attention.k_offset + attention.kv_heads * attention.head_dim;
-}
-
-class BoundAttention : public BoundOp {
- public:
-  BoundAttention(const AttentionOp& op, const RopeOp* rope, const Bindings& b) {
-    if (op.head_dim > kMaxHeadDim) {
-      fail(ErrorKind::kInvalid, "[cuda] attention heads of ", op.head_dim, " elements, at most ",
-           kMaxHeadDim, " are supported; place the block on the CPU");
-    }
-    const KvSpec& spec = b.spec.plan->kv;
-    const KvPool kv{reinterpret_cast<void*>(b.spec.kv), spec.dtype, spec.page_tokens, spec.kv_heads,
-                    spec.head_dim};
-    const int64_t layer = b.upload.layout().layer_index(op.layer);
-    if (rope != nullptr) rope_ = bind_rope(*rope, b);
-    append_.x = b.value(op.in);
-    append_.width = b.width(op.in);
-    append_.k_offset = op.k_offset;
-    append_.v_offset = op.v_offset;
-    append_.layer = layer;
-    append_.kv = kv;
-    attention_.x = b.value(op.in);
-    attention_.width = b.width(op.in);
-    attention_.q_offset = op.q_offset;
-    attention_.out = b.value(op.out);
-    attention_.heads = op.heads;
-    attention_.scale = op.scale;
-    attention_.window = op.window;
-    attention_.layer = layer;
-    attention_.kv = kv;
-    attention_.partials = b.partials;
-  }
-  const char* name() const override { return "attention"; }
-  void launch(const StepContext& context) const override {
-    std::optional<RopeArgs> rotate = rope_;
-    AppendArgs appended = append_;
-    appended.tokens = context.shape.tokens;
-    if (rotate) {
-      rotate->tokens = context.shape.tokens;
-      appended.rotate = &*rotate;
-    }
-    append(appended, context.tables, context.stream);
-    AttentionArgs attended = attention_;
-    attended.tokens = context.shape.tokens;
-    attended.runs = context.shape.runs;
-    attended.splits = context.shape.splits;
-    attention(attended, context.tables, context.stream);
-  }
-
- private:
-  std::optional<RopeArgs> rope_;
-  AppendArgs append_{};
-  AttentionArgs attention_{};
 };
 
 class BoundActivation : public BoundOp {
@@ -296,18 +220,12 @@ std::unique_ptr<BoundOp> bind_op(const Op& op, const RopeOp* rope, const Binding
           return std::make_unique<BoundLinear>(spec, bindings);
         } else if constexpr (std::is_same_v<Type, RopeOp>) {
           return std::make_unique<BoundRope>(spec, bindings);
-        } else if constexpr (std::is_same_v<Type, AttentionOp>) {
-          return std::make_unique<BoundAttention>(spec, rope, bindings);
         } else if constexpr (std::is_same_v<Type, ActivationOp>) {
           return std::make_unique<BoundActivation>(spec, bindings);
         } else if constexpr (std::is_same_v<Type, SelectOp>) {
           return std::make_unique<BoundSelect>(spec, bindings);
         } else {
-          static_assert(std::is_same_v<Type, AppendOp> || std::is_same_v<Type, ResetOp> ||
-                        std::is_same_v<Type, AttendOp> || std::is_same_v<Type, MergeOp>);
-          fail(ErrorKind::kInvalid,
-               "[cuda] KV pages of one layer in several memories are not supported on CUDA devices "
-               "yet; choose a smaller context or fewer blocks on the accelerator");
+          return bind_attention(spec, rope, bindings);
         }
       },
       op);
@@ -323,8 +241,8 @@ std::vector<std::unique_ptr<BoundOp>> bind_ops(const Bindings& bindings) {
   std::vector<std::unique_ptr<BoundOp>> bound;
   for (size_t i = 0; i < ops.size(); ++i) {
     const auto* rope = std::get_if<RopeOp>(ops[i]);
-    const auto* attention = i + 1 < ops.size() ? std::get_if<AttentionOp>(ops[i + 1]) : nullptr;
-    const bool fuse = rope != nullptr && attention != nullptr && fusable(*rope, *attention);
+    const bool fuse =
+        rope != nullptr && i + 1 < ops.size() && rotates_keys_of(*rope, *ops[i + 1], bindings);
     if (fuse) ++i;
     bound.push_back(bind_op(*ops[i], fuse ? rope : nullptr, bindings));
   }

@@ -19,6 +19,9 @@ struct StepShape {
   int64_t outputs;
   int64_t runs;
   int64_t splits;  // of attention
+  int64_t rows;    // of the runs; fewer than tokens where a step attends for some sequences only
+
+  bool decodes() const { return rows == runs; }  // every run has one token
 
   bool operator==(const StepShape&) const = default;
 };
@@ -68,5 +71,20 @@ struct Bindings {
 // The ops of all units in order; a rope right before the attention that it serves is fused with the
 // appending of K and V.
 std::vector<std::unique_ptr<BoundOp>> bind_ops(const Bindings& bindings);
+
+// Attention and its pieces (cuda/attention_ops.cc). `rope`: rotates what is appended, or null.
+std::unique_ptr<BoundOp> bind_attention(const AttentionOp& op, const RopeOp* rope,
+                                        const Bindings& bindings);
+std::unique_ptr<BoundOp> bind_attention(const AppendOp& op, const RopeOp* rope,
+                                        const Bindings& bindings);
+std::unique_ptr<BoundOp> bind_attention(const ResetOp& op, const RopeOp* rope,
+                                        const Bindings& bindings);
+std::unique_ptr<BoundOp> bind_attention(const AttendOp& op, const RopeOp* rope,
+                                        const Bindings& bindings);
+std::unique_ptr<BoundOp> bind_attention(const MergeOp& op, const RopeOp* rope,
+                                        const Bindings& bindings);
+RopeArgs bind_rope(const RopeOp& op, const Bindings& bindings);
+// Whether `op` appends keys that the rope rotates last, so that append() can do it on the way.
+bool rotates_keys_of(const RopeOp& rope, const Op& op, const Bindings& bindings);
 
 }  // namespace helm::cuda

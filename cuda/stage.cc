@@ -21,12 +21,17 @@ CudaStage::CudaStage(const StageSpec& spec, const WorkspaceLayout& layout, int o
                      workspace_ + layout.partials_offset})) {}
 
 StepShape CudaStage::shape_of(const StepView& step) const {
-  int64_t longest = 1;
+  int64_t rows = 0;
+  int64_t longest = 1;  // positions in the pages of a run
   for (const SequenceRun& run : step.runs) {
-    longest = std::max(longest, run.first_position + run.tokens);
+    const int64_t page_tokens = plan_.kv.page_tokens;
+    const int64_t end =
+        std::min(run.first_position + run.tokens, run.blocks_end(page_tokens) * page_tokens);
+    rows += run.tokens;
+    longest = std::max(longest, end - run.first_block * page_tokens);
   }
   return {step.tokens(), step.outputs(), static_cast<int64_t>(step.runs.size()),
-          attention_splits(step.tokens(), plan_.kv.kv_heads, longest)};
+          attention_splits(step.tokens(), plan_.kv.kv_heads, longest), rows};
 }
 
 void CudaStage::run(Stream& stream, const StepView& step) {
@@ -34,9 +39,8 @@ void CudaStage::run(Stream& stream, const StepView& step) {
   cudaStream_t handle = static_cast<CudaStream&>(stream).handle();
   upload_.enqueue(step, handle);
   const StepShape shape = shape_of(step);
-  const bool decode = shape.tokens == shape.runs;
   const std::lock_guard lock(blas_->mutex());
-  if (graphs_ && decode) {
+  if (graphs_ && ops_.size() > 1 && shape.decodes()) {  // one op alone gains nothing
     cache_.run(shape, handle, [&] { launch(shape, handle); });
   } else {
     launch(shape, handle);

@@ -29,10 +29,7 @@ int64_t blocks_of(const Plan& plan, int64_t tokens) {
 StepLayout::StepLayout(const Plan& plan, std::span<const UnitSpec> units) {
   for (const UnitSpec& unit : units) {
     for (const Op& op : unit.ops) {
-      const auto* attention = std::get_if<AttentionOp>(&op);
-      if (attention != nullptr && layer_index(attention->layer) < 0) {
-        layers.push_back(attention->layer);
-      }
+      std::visit([this](const auto& spec) { use_layer(spec); }, op);
     }
   }
   const Limits& limits = plan.limits;
@@ -58,6 +55,13 @@ StepLayout::StepLayout(const Plan& plan, std::span<const UnitSpec> units) {
     rope.push_back(place(static_cast<int64_t>(table.inv_freq.size()), sizeof(float)));
   }
   pages = place(most_pages, sizeof(int32_t));  // last, since a step uploads only those it uses
+}
+
+template <class AnyOp>
+void StepLayout::use_layer(const AnyOp& op) {
+  if constexpr (requires { op.layer; }) {
+    if (layer_index(op.layer) < 0) layers.push_back(op.layer);
+  }
 }
 
 int64_t StepLayout::layer_index(int64_t plan_layer) const {
@@ -117,16 +121,18 @@ int64_t StepUpload::pack(const StepView& step, std::byte* to) const {
   int32_t* row_runs = at<int32_t>(to, layout_.row_runs);
   int32_t* const first_page = at<int32_t>(to, layout_.pages);
   int32_t* page = first_page;
+  std::fill_n(row_runs, step.tokens(), -1);
   for (size_t r = 0; r < step.runs.size(); ++r) {
     const SequenceRun& run = step.runs[r];
-    runs[r] = {static_cast<int32_t>(run.first_row), static_cast<int32_t>(run.tokens),
-               static_cast<int32_t>(run.first_position), static_cast<int32_t>(page - first_page)};
+    const int64_t end_block = run.blocks_end(plan_.kv.page_tokens);
+    const int64_t skipped = run.first_block * static_cast<int64_t>(layout_.layers.size());
+    runs[r] = {static_cast<int32_t>(run.first_row),      static_cast<int32_t>(run.tokens),
+               static_cast<int32_t>(run.first_position), static_cast<int32_t>(page - first_page - skipped),
+               static_cast<int32_t>(run.first_block),    static_cast<int32_t>(end_block)};
     std::fill_n(row_runs + run.first_row, run.tokens, static_cast<int32_t>(r));
     if (layout_.layers.empty()) continue;
-    assert(run.first_block == 0);  // pages in several memories are refused when ops are bound
-    const int64_t blocks = blocks_of(plan_, run.first_position + run.tokens);
-    for (int64_t block = 0; block < blocks; ++block) {
-      const int32_t* row = run.pages + block * plan_.kv.layers;  // [layers of the plan]
+    const int32_t* row = run.pages;  // [layers of the plan]
+    for (int64_t block = run.first_block; block < end_block; ++block, row += plan_.kv.layers) {
       for (const int64_t layer : layout_.layers) *page++ = row[layer];
     }
   }

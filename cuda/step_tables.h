@@ -20,7 +20,7 @@ namespace helm::cuda {
 //   runs                            [min(sequences, step_tokens)] Run
 //   the inverse frequencies of every rope table of the plan, f32
 //   pages                           [min(sequences, step_tokens)][blocks, layers of the stage]
-//   int32
+//   int32, those blocks of each run that have pages
 // each rounded up to 16 bytes. A stage also holds kStagingBlocks times as much page-locked host
 // memory.
 struct StepLayout {
@@ -32,6 +32,10 @@ struct StepLayout {
   int64_t bytes;                // in all
 
   int64_t layer_index(int64_t plan_layer) const;  // the inverse of `layers`
+
+ private:
+  template <class AnyOp>
+  void use_layer(const AnyOp& op);
 };
 
 // Uploads steps to one place in the GPU's memory. The host waits only when it is kStagingBlocks

@@ -10,7 +10,8 @@
 namespace helm::cuda {
 namespace {
 
-int64_t partials_bytes(const Plan& plan, const AttentionOp& op) {
+template <class Attending>
+int64_t partials_bytes(const Plan& plan, const Attending& op) {
   int64_t most = 0;
   for (int64_t tokens = 1; tokens <= plan.limits.step_tokens; ++tokens) {
     most = std::max(
@@ -27,7 +28,7 @@ WorkspaceLayout::WorkspaceLayout(const Plan& plan, std::span<const UnitSpec> uni
   blas_bytes = 0;
   int64_t narrow_bytes = 0;
   int64_t most_partials = 0;
-  const AttentionOp* seen = nullptr;  // blocks of a model attend alike
+  int64_t seen_heads = 0;  // blocks of a model attend alike
   const auto add_linear = [&](const LinearOp& op) {
     const ValueSpec& in = plan.values[static_cast<size_t>(op.in)];
     const int64_t rows = in.per_output ? plan.limits.step_outputs : plan.limits.step_tokens;
@@ -39,13 +40,16 @@ WorkspaceLayout::WorkspaceLayout(const Plan& plan, std::span<const UnitSpec> uni
       narrow_bytes = std::max(narrow_bytes, rows * in.width * dtype_bytes(dtype));
     }
   };
+  const auto add_attending = [&](const auto& op) {
+    if (op.heads == seen_heads) return;
+    most_partials = std::max(most_partials, partials_bytes(plan, op));
+    seen_heads = op.heads;
+  };
   for (const UnitSpec& unit : units) {
     for (const Op& op : unit.ops) {
       if (const auto* linear = std::get_if<LinearOp>(&op)) add_linear(*linear);
-      const auto* attention = std::get_if<AttentionOp>(&op);
-      if (attention == nullptr || (seen != nullptr && seen->heads == attention->heads)) continue;
-      most_partials = std::max(most_partials, partials_bytes(plan, *attention));
-      seen = attention;
+      if (const auto* attention = std::get_if<AttentionOp>(&op)) add_attending(*attention);
+      if (const auto* attend = std::get_if<AttendOp>(&op)) add_attending(*attend);
     }
   }
   narrow_offset = blas_bytes;

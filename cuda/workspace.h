@@ -6,7 +6,7 @@
 //              have more than kMatvecTokens rows, else 0
 //   narrow   = max over such ops with 16-bit weights of rows * width(in) * 2,
 //              rows = step_tokens or step_outputs as `in` says
-//   partials = max over attention ops and step sizes t = 1 .. step_tokens of
+//   partials = max over attention and attend ops and step sizes t = 1 .. step_tokens of
 //              attention_partials_bytes(t, heads, head_dim, attention_splits(t, kv_heads,
 //              context)); t * splits <= max(step_tokens, 512 / kv_heads)
 //   steps    = StepLayout::bytes (cuda/step_tables.h)

@@ -14,22 +14,26 @@
 namespace helm::cuda {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
 inline constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 
 struct KeyRange {
   int32_t begin, end;
 };
 
-// Split blockIdx.z of gridDim.z of the positions that queries at [first, last] see.
-__device__ __forceinline__ KeyRange keys_of_split(int32_t first, int32_t last, int64_t window) {
-  const auto seen = static_cast<int32_t>(window > 0 ? max(int64_t{0}, first - window + 1) : 0);
+// Split blockIdx.z of gridDim.z of the positions that queries of `run` at [first, last] see and
+// that lie in blocks with pages.
+__device__ __forceinline__ KeyRange keys_of_split(const AttentionArgs& a, const Run& run,
+                                                  int32_t first, int32_t last) {
   // In 64 bits: the last of many splits may lie beyond any position.
-  const int64_t chunk0 = seen / kSplitKeys, chunks = last / kSplitKeys + 1 - chunk0;
+  const int64_t seen = a.window > 0 ? max(int64_t{0}, first - a.window + 1) : 0;
+  const int64_t from = max(seen, run.first_block * a.kv.page_tokens);
+  const int64_t to = min(int64_t{last} + 1, run.end_block * a.kv.page_tokens);
+  const int64_t chunk0 = from / kSplitKeys, chunks = max(ceil_div(to, kSplitKeys), chunk0) - chunk0;
   const int64_t share = ceil_div(chunks, gridDim.z);
   const int64_t begin = (chunk0 + blockIdx.z * share) * kSplitKeys;
   const int64_t end = begin + share * kSplitKeys;
-  return {static_cast<int32_t>(min(max(begin, int64_t{seen}), int64_t{last} + 1)),
-          static_cast<int32_t>(min(end, int64_t{last} + 1))};
+  return {static_cast<int32_t>(min(max(begin, from), to)), static_cast<int32_t>(min(end, to))};
 }
 
 __device__ __forceinline__ bool visible(int32_t query, int32_t key, int64_t window) {
@@ -41,30 +45,79 @@ __device__ __forceinline__ float shift_of(float m) {
   return m == kMinusInf ? 0.0f : m;
 }
 
-// Where the result of one row and split goes: o, and (m, s) unless it is final. Partials are
-// o [tokens, heads, splits, head_dim], then (m, s) [tokens, heads, splits, 2].
-struct PartialRow {
-  float* o;    // [head_dim]
-  float* m_s;  // [2] or null
+// Maximum and sum of a row's weights.
+struct Sums {
+  float m, s;
+};
 
-  __device__ __forceinline__ PartialRow(const AttentionArgs& a, int64_t token, int64_t head) {
+// A row and head of a partial (helm::AttendOp). Its maximum is in natural units, as on every
+// device: partials cross between them.
+template <class Float>
+struct PartialRow {
+  Float *m, *s;
+  Float* o;  // [head_dim]
+
+  __device__ __forceinline__ PartialRow(Float* partial, int64_t token, int64_t head, int64_t heads,
+                                        int64_t head_dim)
+      : m(partial + token * heads * (head_dim + 2) + head),
+        s(m + heads),
+        o(m - head + 2 * heads + head * head_dim) {}
+};
+
+// Where the result of one row and split goes: with several splits as it is to
+//   o [tokens, heads, splits, head_dim], then (m, s) [tokens, heads, splits, 2],
+// else normalised to `out`, or merged into `partial`.
+class ResultRow {
+ public:
+  __device__ __forceinline__ ResultRow(const AttentionArgs& a, int64_t token, int64_t head) {
     const int64_t row = token * a.heads + head, head_dim = a.kv.head_dim;
-    if (gridDim.z == 1) {
-      o = a.out + row * head_dim;
-      m_s = nullptr;
-    } else {
+    merges_ = gridDim.z == 1 && a.partial != nullptr;
+    if (gridDim.z > 1) {
       const int64_t part = row * gridDim.z + blockIdx.z;
       auto* base = static_cast<float*>(a.partials);
-      o = base + part * head_dim;
-      m_s = base + a.tokens * a.heads * gridDim.z * head_dim + part * 2;
+      o_ = base + part * head_dim;
+      m_ = base + a.tokens * a.heads * gridDim.z * head_dim + part * 2;
+      s_ = m_ + 1;
+    } else if (merges_) {
+      const PartialRow<float> to(a.partial, token, head, a.heads, head_dim);
+      o_ = to.o, m_ = to.m, s_ = to.s;
+    } else {
+      o_ = a.out + row * head_dim;
+      m_ = s_ = nullptr;
     }
   }
 
-  // The factor for o. A sum of 0 stays 0, NaN stays NaN.
-  __device__ __forceinline__ float scale(float s) const {
-    if (m_s != nullptr) return 1.0f;
-    return s > 0.0f ? 1.0f / s : s;
+  // What the row holds before. Threads that store must wait for those that read.
+  __device__ __forceinline__ Sums held() const {
+    return merges_ ? Sums{*m_, *s_} : Sums{kMinusInf, 0};
   }
+
+  // The row's own sums, m in units of log 2.
+  __device__ __forceinline__ void take(Sums held, Sums own) {
+    sums_ = own, factor_ = 1, kept_ = 0;
+    if (m_ == nullptr) {
+      factor_ = own.s > 0.0f ? 1.0f / own.s : own.s;  // a sum of 0 stays 0, NaN stays NaN
+    } else if (merges_) {
+      own.m *= kLn2;
+      sums_.m = fmaxf(held.m, own.m);
+      const float shift = shift_of(sums_.m);
+      kept_ = exp2f((held.m - shift) * kLog2E);
+      factor_ = exp2f((own.m - shift) * kLog2E);
+      sums_.s = fmaf(held.s, kept_, own.s * factor_);
+    }
+  }
+  __device__ __forceinline__ void store(int64_t d, float o) const {
+    o_[d] = kept_ == 0.0f ? o * factor_ : fmaf(o_[d], kept_, o * factor_);
+  }
+  __device__ __forceinline__ void store_sums() const {  // by one thread
+    if (m_ != nullptr) *m_ = sums_.m, *s_ = sums_.s;
+  }
+
+ private:
+  float *o_, *m_, *s_;  // m_ and s_ are null where the result is final
+  bool merges_;
+  Sums sums_;
+  float factor_, kept_;  // for the row's own elements and for those held
 };
 
 void attention_decode(const AttentionArgs& args, const StepTables& step, cudaStream_t stream);

@@ -11,6 +11,13 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kLoads = 4;  // sixteen-byte loads of K, and of V, that a lane has in flight
+// Blocks with G query heads that a multiprocessor's registers hold. Left to itself the compiler
+// gives the few instructions after the loop so many that the loop has fewer loads in flight.
+template <int G>
+constexpr int kBlocks = G == 1   ? 7
+                        : G == 2 ? 5
+                        : G <= 4 ? 3
+                                 : 2;
 
 // Running softmax of one query head over the keys that one group of lanes has seen.
 struct Running {
@@ -38,9 +45,10 @@ struct Running {
   }
 };
 
-// Results of the warps of a block.
+// Results of the warps of a block, and what their rows hold before.
 template <int kLanes, int G>
 struct Meeting {
+  Sums held[G];
   float m[kWarps][G], s[kWarps][G];
   float o[kWarps][G][kLanes * kPiece];
 };
@@ -58,14 +66,15 @@ __device__ void write_rows(const AttentionArgs& a, const Meeting<kLanes, G>& mee
       s = fmaf(meeting.s[w][g], weight, s);
       o = fmaf(meeting.o[w][g][d], weight, o);
     }
-    const PartialRow row(a, token, first_head + g);
-    row.o[d] = o * row.scale(s);
-    if (d == 0 && row.m_s != nullptr) row.m_s[0] = m, row.m_s[1] = s;
+    ResultRow row(a, token, first_head + g);
+    row.take(meeting.held[g], {m, s});
+    row.store(d, o);
+    if (d == 0) row.store_sums();
   }
 }
 
 template <DType D, int kLanes, int G, bool kVector>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocks<G>)
     decode_kernel(const AttentionArgs a, const StepTables step) {
   constexpr int kKeys = kWarp / kLanes;                                // per load of a warp
   constexpr int U = kLoads / static_cast<int>(sizeof(Piece<D>) / 16);  // loads at once
@@ -81,7 +90,7 @@ __global__ void __launch_bounds__(kThreads)
 
   const Run run = step.runs[blockIdx.x];
   const RunPages pages(step, run, a.layer);
-  const KeyRange range = keys_of_split(run.first_position, run.first_position, a.window);
+  const KeyRange range = keys_of_split(a, run, run.first_position, run.first_position);
 
   float q[G][kPiece];
 #pragma unroll
@@ -141,6 +150,9 @@ __global__ void __launch_bounds__(kThreads)
     if (lane == 0) meeting.m[warp][g] = running[g].m, meeting.s[warp][g] = running[g].s;
 #pragma unroll
     for (int i = 0; i < kPiece; ++i) meeting.o[warp][g][first_dim + i] = running[g].o[i];
+  }
+  if (const auto g = static_cast<int>(threadIdx.x); g < heads) {
+    meeting.held[g] = ResultRow(a, run.first_row, first_head + g).held();
   }
   __syncthreads();
   write_rows<kLanes, G>(a, meeting, run.first_row, first_head, heads);

@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto position_of = [&](int64_t r) {
     return rows.run.first_position + static_cast<int32_t>((rows.first_row + r) / group);
   };
-  const KeyRange range = keys_of_split(position_of(0), position_of(rows.rows - 1), a.window);
+  const KeyRange range = keys_of_split(a, rows.run, position_of(0), position_of(rows.rows - 1));
 
   load_queries(a, rows, group, kv_head, &tile);
   float m[kLaneRows], s[kLaneRows] = {};  // s: over this lane's keys
@@ -213,18 +213,20 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int r = 0; r < kLaneRows; ++r) {
     s[r] = lanes_sum(s[r]);
-    if (row + r >= rows.rows) continue;
+    const bool exists = row + r < rows.rows;
     const int64_t of_run = rows.first_row + row + r;
-    const PartialRow to(a, rows.run.first_row + of_run / group, kv_head * group + of_run % group);
-    const float scale = to.scale(s[r]);
-    if (lane == 0 && to.m_s != nullptr) to.m_s[0] = m[r], to.m_s[1] = s[r];
+    ResultRow to(a, rows.run.first_row + of_run / group, kv_head * group + of_run % group);
+    to.take(exists ? to.held() : Sums{kMinusInf, 0}, {m[r], s[r]});
+    __syncwarp();  // all lanes have read what is held
+    if (!exists) continue;
+    if (lane == 0) to.store_sums();
 #pragma unroll
     for (int c = 0; c < C; ++c) {
       const float v[4] = {o[r][c].x, o[r][c].y, o[r][c].z, o[r][c].w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int d = 4 * lane + 4 * kRowLanes * c + i;
-        if (d < head_dim) to.o[d] = v[i] * scale;
+        if (d < head_dim) to.store(d, v[i]);
       }
     }
   }
@@ -233,7 +235,7 @@ __global__ void __launch_bounds__(kThreads)
 template <DType D, int H, bool kVector>
 void launch_prefill(const AttentionArgs& a, const StepTables& step, cudaStream_t stream) {
   // At most: full tiles of all rows, and one ragged tile per run.
-  const int64_t tiles = a.tokens * (a.heads / a.kv.kv_heads) / kRows + a.runs;
+  const int64_t tiles = a.rows * (a.heads / a.kv.kv_heads) / kRows + a.runs;
   if constexpr (sizeof(Tile<H>) > 48 << 10) {  // what a kernel may use without asking
     cudaFuncSetAttribute(prefill_kernel<D, H, kVector>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          static_cast<int>(sizeof(Tile<H>)));

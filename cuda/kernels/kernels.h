@@ -15,12 +15,15 @@
 
 namespace helm::cuda {
 
-// One sequence's rows in a step; see helm::SequenceRun.
+// One sequence's rows in a step and those of its blocks that have pages; see helm::SequenceRun.
 struct Run {
   int32_t first_row;
   int32_t tokens;
   int32_t first_position;
-  int32_t first_page;  // index into StepTables::pages of block 0, this stage's first layer
+  int32_t first_page;   // index into StepTables::pages of the stage's first layer in block 0, may be
+                        // negative: blocks before first_block have no entries
+  int32_t first_block;
+  int32_t end_block;  // one past the last
 };
 
 // One step, as the stage uploads it.
@@ -28,7 +31,7 @@ struct StepTables {
   const int32_t* token_ids;    // [tokens]
   const int32_t* positions;    // [tokens]
   const int32_t* output_rows;  // [outputs]
-  const int32_t* row_runs;     // [tokens], the run that a row belongs to
+  const int32_t* row_runs;     // [tokens], the run that a row belongs to; -1: none
   const Run* runs;             // [runs]
   const int32_t* pages;        // [runs][blocks, layers] of the stage
   int32_t layers;              // KV layers of the stage: the stride from block to block
@@ -138,29 +141,46 @@ struct AppendArgs {
 void append(const AppendArgs& args, const StepTables& step, cudaStream_t stream);
 
 // out = softmax(scale q k^T, masked to 0 <= i - j and i - j < window if window > 0) v over the
-// pages of each row's sequence. The visible positions are cut into `splits` contiguous ranges, 1 to
-// 65535, whose partial results (m, s, o) are merged in order; splits beyond the work are empty, so
-// a launch stays right when it is replayed at another context. partials:
-// attention_partials_bytes().
+// pages of each row's sequence, or their attention (m, s, o) merged into a partial, which is laid
+// out as helm::AttendOp says. The visible positions are cut into `splits` contiguous ranges, 1 to
+// 65535, whose results are merged in order; splits beyond the work are empty, so a launch stays
+// right when it is replayed at another context. partials: attention_partials_bytes().
 inline constexpr int64_t kMaxHeadDim = 256;
 inline constexpr int64_t kSplitKeys = 64;  // ranges end at its multiples, whatever the page size
 struct AttentionArgs {
   const float* x;  // [tokens, width]: q heads from q_offset
   int64_t width;
   int64_t q_offset;
-  float* out;  // [tokens, heads * head_dim]
+  float* out;      // [tokens, heads * head_dim], or null and
+  float* partial;  // [tokens, heads * (head_dim + 2)]
   int64_t heads;
   float scale;
   int64_t window;
   int64_t layer;  // of the stage
   KvPool kv;      // head_dim <= kMaxHeadDim
   int64_t tokens;
+  int64_t rows;  // of all runs; no other row is touched
   int64_t runs;
   int64_t splits;
-  void* partials;  // null with one split
+  void* partials;  // of splits; null with one
 };
 int64_t attention_partials_bytes(int64_t tokens, int64_t heads, int64_t head_dim, int64_t splits);
 void attention(const AttentionArgs& args, const StepTables& step, cudaStream_t stream);
+
+// partial = attention to no position
+void reset_partial(float* partial, int64_t tokens, int64_t heads, int64_t head_dim,
+                   cudaStream_t stream);
+
+// out = both partials merged, normalised; 0 where neither has seen a position
+struct MergeArgs {
+  const float* first;   // [tokens, heads * (head_dim + 2)]
+  const float* second;  // likewise
+  float* out;           // [tokens, heads * head_dim]
+  int64_t heads;
+  int64_t head_dim;
+  int64_t tokens;
+};
+void merge_partials(const MergeArgs& args, cudaStream_t stream);
 
 // gated: Y(t, i) = act(X(t, i)) * X(t, n + i);  plain: Y(t, i) = act(X(t, i))
 struct ActivationArgs {

@@ -8,6 +8,7 @@
 
 namespace {
 
+using helm::test::conform_attention_pieces;
 using helm::test::conform_stage;
 using helm::test::open_cuda_test_device;
 using helm::test::stage_logits;
@@ -73,6 +74,18 @@ TEST_CASE("a stage agrees with the scalar oracle: norms of q and k, biases, wind
   conform_stage(open_cuda_test_device, {variant});
   variant.weight_dtype = "f16";
   conform_stage(open_cuda_test_device, {variant, true});
+}
+
+TEST_CASE("attention in pieces agrees with the scalar oracle") {
+  for (const char* dtype : {"f32", "f16", "bf16"}) {
+    conform_attention_pieces(open_cuda_test_device, shape("f32", dtype));
+  }
+  TinyShape variant = shape("f32", "f16");
+  variant.heads = 16;
+  variant.head_dim = 24;
+  variant.window = 37;
+  variant.page_tokens = 5;
+  conform_attention_pieces(open_cuda_test_device, variant);
 }
 
 TEST_CASE("a stage that never has many rows needs no cuBLAS") {

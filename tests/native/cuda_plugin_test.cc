@@ -56,7 +56,7 @@ TEST_CASE("a shape is launched, then captured, then replayed; few graphs are kep
   REQUIRE(cudaMalloc(&memory, 256) == cudaSuccess);
   int launches = 0;
   const auto run = [&](int64_t tokens) {
-    cache.run(StepShape{tokens, 1, 1, 1}, stream.handle(), [&] {
+    cache.run(StepShape{tokens, 1, 1, 1, 1}, stream.handle(), [&] {
       ++launches;
       CHECK(cudaMemsetAsync(memory, static_cast<int>(tokens), 256, stream.handle()) == cudaSuccess);
     });
@@ -77,7 +77,7 @@ TEST_CASE("a shape is launched, then captured, then replayed; few graphs are kep
   CHECK(cache.captures() == 2);
   // A launch that fails while it is captured leaves the stream usable.
   run(8);
-  CHECK_THROWS(cache.run(StepShape{8, 1, 1, 1}, stream.handle(),
+  CHECK_THROWS(cache.run(StepShape{8, 1, 1, 1, 1}, stream.handle(),
                          [] { throw helm::Error(helm::ErrorKind::kDevice, "refused"); }));
   run(8);
   CHECK(cache.captures() == 3);
@@ -126,11 +126,50 @@ TEST_CASE("the tables of a step carry the layers of the stage only") {
   CHECK(table(layout.positions, 3) == std::vector<int32_t>{9, 10, 3});
   CHECK(table(layout.output_rows, 2) == std::vector<int32_t>{1, 2});
   CHECK(table(layout.row_runs, 3) == std::vector<int32_t>{0, 0, 1});
-  CHECK(table(layout.runs, 8) == std::vector<int32_t>{0, 2, 9, 0, 2, 1, 3, 6});
+  CHECK(table(layout.runs, 12) == std::vector<int32_t>{0, 2, 9, 0, 0, 3, 2, 1, 3, 6, 0, 1});
   CHECK(table(layout.pages, 8) == std::vector<int32_t>{81, 82, 84, 85, 87, 88, 51, 52});
   float inv_freq = 0;
   std::memcpy(&inv_freq, memory.data() + layout.rope[0] + 4, 4);
   CHECK(inv_freq == plan.rope[0].inv_freq[1]);
+}
+
+TEST_CASE("the tables of a step carry the blocks that have pages only") {
+  helm::test::TinyShape shape;
+  shape.layers = 3;
+  shape.page_tokens = 4;
+  const auto plan = helm::Plan::from_json(helm::test::tiny_model(shape).plan.dump());
+  helm::AttendOp attend{};
+  attend.layer = 2;
+  const std::vector<helm::UnitSpec> units = {{"piece", "accelerator", {attend}}};
+  const helm::cuda::StepLayout layout(plan, units);
+  CHECK(layout.layers == std::vector<int64_t>{2});
+  std::vector<std::byte> memory(static_cast<size_t>(layout.bytes));
+  void* device = nullptr;
+  REQUIRE(cudaMalloc(&device, memory.size()) == cudaSuccess);
+  helm::cuda::CudaStream stream(0);
+  {
+    helm::cuda::StepUpload upload(plan, units, 0, device);
+    const std::vector<int32_t> ids = {7, 8, 9, 6}, positions = {9, 3, 13, 14};
+    const std::vector<int32_t> first = {0, 1, 2, 3, 4, 5};  // [blocks, 3], from block 1 on
+    const std::vector<int32_t> last = {6, 7, 8};            // of block 3 alone
+    const std::vector<helm::SequenceRun> runs = {{0, 1, 9, first.data(), 1},
+                                                 {2, 2, 13, last.data(), 3, 4}};
+    upload.enqueue({ids, positions, {}, runs}, stream.handle());
+    stream.download(memory.data(),
+                    static_cast<helm::DeviceAddress>(reinterpret_cast<uintptr_t>(device)),
+                    layout.pages + 3 * 4);
+    stream.synchronize();
+  }
+  CHECK(cudaFree(device) == cudaSuccess);
+  const auto table = [&](int64_t offset, size_t count) {
+    std::vector<int32_t> values(count);
+    std::memcpy(values.data(), memory.data() + offset, count * 4);
+    return values;
+  };
+  CHECK(table(layout.row_runs, 4) == std::vector<int32_t>{0, -1, 1, 1});  // row 1 has no run
+  // The index of block 0, which has no entry: of the second run three before its only page.
+  CHECK(table(layout.runs, 12) == std::vector<int32_t>{0, 1, 9, -1, 1, 3, 2, 2, 13, -1, 3, 4});
+  CHECK(table(layout.pages, 3) == std::vector<int32_t>{2, 5, 8});
 }
 
 TEST_CASE("attention is split into a power of two of pieces, none of few positions") {
@@ -166,7 +205,10 @@ TEST_CASE("a stage that CUDA cannot run is refused when it is compiled") {
   wide.heads = wide.kv_heads = 1;
   wide.head_dim = 257;
   CHECK(contains(refused(wide), "heads of 257 elements, at most 256"));
-  CHECK(contains(refused(helm::ResetOp{}), "several memories"));
+  helm::AttendOp wide_piece{};
+  wide_piece.heads = wide_piece.kv_heads = 1;
+  wide_piece.head_dim = 257;
+  CHECK(contains(refused(wide_piece), "heads of 257 elements, at most 256"));
 }
 
 TEST_CASE("the workspace follows its formula") {

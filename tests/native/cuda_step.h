@@ -46,7 +46,8 @@ struct TestStep {
     int32_t row = 0, page = 0;
     for (size_t r = 0; r < shapes.size(); ++r) {
       const RunShape& s = shapes[r];
-      runs.data()[r] = {row, s.tokens, s.first_position, page};
+      const int64_t blocks = pages_of({s}, page_tokens, 1);
+      runs.data()[r] = {row, s.tokens, s.first_position, page, 0, static_cast<int32_t>(blocks)};
       for (int32_t t = 0; t < s.tokens; ++t, ++row) {
         positions.data()[row] = s.first_position + t;
         row_runs.data()[row] = static_cast<int32_t>(r);

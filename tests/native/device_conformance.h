@@ -32,7 +32,11 @@ struct StageCase {
 };
 void conform_stage(const DeviceFactory& open, const StageCase& test);
 
-// The logits of every step of the above, for comparisons between devices and settings.
+// Attention in pieces (append, reset, attend, merge) over pages shared out in every way, in decode
+// and prefill steps, against a scalar oracle. attention_conformance.cc.
+void conform_attention_pieces(const DeviceFactory& open, const TinyShape& shape);
+
+// The logits of every step of conform_stage, for comparisons between devices and settings.
 std::vector<std::vector<float>> stage_logits(const DeviceFactory& open, const TinyShape& shape);
 
 }  // namespace helm::test

@@ -1,8 +1,10 @@
 // KV pages that do not fit on the accelerator: the same tokens for every size of its pool, site of
-// attention, watermark, page size and placement; blocks that come back; refusals.
+// attention, watermark, page size and placement; blocks that come back; refusals. Built once per
+// kind of accelerator: HELM_TEST_ACCELERATOR.
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,12 +15,16 @@ namespace {
 
 using helm::Engine;
 using helm::StepInput;
-using helm::test::tiny_engine;
 using helm::test::tiny_model;
 using helm::test::TinyShape;
 
+std::unique_ptr<Engine> engine_of(const helm::test::TinyModel& model) {
+  return helm::test::tiny_engine(model, HELM_TEST_ACCELERATOR);
+}
+
 constexpr int64_t kLayers = 3;
 constexpr int64_t kContext = 200;
+constexpr int64_t kNewTokens = HELM_TEST_NEW_TOKENS;  // fewer where the accelerator is emulated
 
 struct Overflow {
   std::string units = "ccaaa";
@@ -79,8 +85,8 @@ const std::vector<int64_t> kLengths = {150, 20, 101, 67};
 }  // namespace
 
 TEST_CASE("greedy tokens do not depend on where KV pages lie") {
-  const auto on_cpu = tiny_engine(tiny_model({.layers = kLayers, .context = kContext}));
-  const auto expected = generate(*on_cpu, kLengths, 40);
+  const auto on_cpu = engine_of(tiny_model({.layers = kLayers, .context = kContext}));
+  const auto expected = generate(*on_cpu, kLengths, kNewTokens);
   for (const char* site : {"stream", "cpu"}) {
     CAPTURE(site);
     const std::string name = site;
@@ -98,8 +104,8 @@ TEST_CASE("greedy tokens do not depend on where KV pages lie") {
       CAPTURE(o.units);
       CAPTURE(o.page_tokens);
       CAPTURE(o.slots);
-      const auto engine = tiny_engine(tiny_model(shape_of(o)), "sim:latency=20us");
-      CHECK(generate(*engine, kLengths, 40) == expected);
+      const auto engine = engine_of(tiny_model(shape_of(o)));
+      CHECK(generate(*engine, kLengths, kNewTokens) == expected);
       const helm::EngineStats stats = engine->stats();
       CHECK(stats.evicted_blocks > 0);
       CHECK(stats.page_visits > 0);  // prefill, whatever decode does
@@ -109,8 +115,8 @@ TEST_CASE("greedy tokens do not depend on where KV pages lie") {
 }
 
 TEST_CASE("with overlapping steps as well") {
-  const auto on_cpu = tiny_engine(tiny_model({.layers = kLayers, .context = kContext}));
-  const auto expected = generate(*on_cpu, kLengths, 40);
+  const auto on_cpu = engine_of(tiny_model({.layers = kLayers, .context = kContext}));
+  const auto expected = generate(*on_cpu, kLengths, kNewTokens);
   for (const char* site : {"stream", "cpu"}) {
     for (const char* units : {"ccaaa", "cacac", "aaaac"}) {
       CAPTURE(site);
@@ -118,10 +124,10 @@ TEST_CASE("with overlapping steps as well") {
       TinyShape shape = shape_of({.units = units, .site = site});
       shape.overlap = true;
       shape.decode_groups = 2;
-      CHECK(generate(*tiny_engine(tiny_model(shape)), kLengths, 40) == expected);
+      CHECK(generate(*engine_of(tiny_model(shape)), kLengths, kNewTokens) == expected);
       shape.stream_tokens = 8;
       shape.stream_pages = 20;
-      CHECK(generate(*tiny_engine(tiny_model(shape)), kLengths, 40) == expected);
+      CHECK(generate(*engine_of(tiny_model(shape)), kLengths, kNewTokens) == expected);
     }
   }
 }
@@ -130,19 +136,19 @@ TEST_CASE("a window looks past what has left") {
   for (const int64_t window : {9, 40, 111}) {
     CAPTURE(window);
     const auto on_cpu =
-        tiny_engine(tiny_model({.layers = kLayers, .context = kContext, .window = window}));
-    const auto expected = generate(*on_cpu, kLengths, 40);
+        engine_of(tiny_model({.layers = kLayers, .context = kContext, .window = window}));
+    const auto expected = generate(*on_cpu, kLengths, kNewTokens);
     for (const char* site : {"stream", "cpu"}) {
       TinyShape shape = shape_of({.slots = 6, .site = site});
       shape.window = window;
-      CHECK(generate(*tiny_engine(tiny_model(shape)), kLengths, 40) == expected);
+      CHECK(generate(*engine_of(tiny_model(shape)), kLengths, kNewTokens) == expected);
     }
   }
 }
 
 TEST_CASE("a sequence that is cut back into an evicted block goes on") {
-  const auto on_cpu = tiny_engine(tiny_model({.layers = kLayers, .context = kContext}));
-  const auto engine = tiny_engine(tiny_model(shape_of({.slots = 6, .watermark = 0})));
+  const auto on_cpu = engine_of(tiny_model({.layers = kLayers, .context = kContext}));
+  const auto engine = engine_of(tiny_model(shape_of({.slots = 6, .watermark = 0})));
   const auto first = prompt(140, 1);
   const auto tail = prompt(50, 5);
   for (const int64_t keep : {139, 128, 100, 90, 64, 17, 16, 15, 1}) {
@@ -168,10 +174,10 @@ TEST_CASE("a sequence that is cut back into an evicted block goes on") {
 }
 
 TEST_CASE("what is full on every tier refuses the newcomer, and the others go on") {
-  const auto on_cpu = tiny_engine(tiny_model({.layers = kLayers, .context = kContext}));
+  const auto on_cpu = engine_of(tiny_model({.layers = kLayers, .context = kContext}));
   TinyShape shape = shape_of({.slots = 8, .sequences = 3});
   shape.pages = kLayers * 20;  // of 13 blocks each
-  const auto engine = tiny_engine(tiny_model(shape));
+  const auto engine = engine_of(tiny_model(shape));
   const auto sequence = engine->open(kContext);
   const auto ids = prompt(kContext, 3);
   CHECK_THROWS_AS(engine->open(kContext), helm::Error);
@@ -193,7 +199,7 @@ TEST_CASE("what is full on every tier refuses the newcomer, and the others go on
 
 TEST_CASE("a pool too small for one step is refused when the plan is loaded") {
   try {
-    tiny_engine(tiny_model(shape_of({.slots = 3})));
+    engine_of(tiny_model(shape_of({.slots = 3})));
     FAIL("no error was thrown");
   } catch (const helm::Error& error) {
     CHECK(error.kind() == helm::ErrorKind::kInvalid);
@@ -202,9 +208,9 @@ TEST_CASE("a pool too small for one step is refused when the plan is loaded") {
 }
 
 TEST_CASE("memory on the accelerator stays what it was while the context grows") {
-  const auto engine = tiny_engine(tiny_model(shape_of({.slots = 6})));
+  const auto engine = engine_of(tiny_model(shape_of({.slots = 6})));
   const int64_t before = engine->stats().devices.at(1).peak_bytes;
-  generate(*engine, kLengths, 40);
+  generate(*engine, kLengths, kNewTokens);
   CHECK(engine->stats().devices.at(1).peak_bytes == before);
   CHECK(engine->stats().devices.at(1).peak_bytes < (int64_t{1} << 30));
 }

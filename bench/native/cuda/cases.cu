@@ -118,39 +118,51 @@ class MatvecCase : public Case {
   cuda::MatvecArgs args_;
 };
 
-// One sequence of `context` positions, one new token.
+// One new token and `context` positions: all that its sequence has, or (`near`) the newer half,
+// whose attention is merged into a partial, as where older pages lie in host memory.
 class AttentionCase : public Case {
  public:
-  AttentionCase(DType dtype, int64_t context, int64_t splits, int64_t heads, int64_t kv_heads)
+  AttentionCase(DType dtype, bool near, int64_t context, int64_t splits, int64_t heads,
+                int64_t kv_heads)
       : context_(context),
         layers_(std::max<int64_t>(1, kRotation / layer_bytes(dtype, context, kv_heads))),
         pool_(layers_ * layer_bytes(dtype, context, kv_heads)),
         x_(heads * kHeadDim * 4),
         out_(heads * kHeadDim * 4),
+        partial_(heads * (kHeadDim + 2) * 4),
         partials_(std::max<int64_t>(4, cuda::attention_partials_bytes(1, heads, kHeadDim, splits))),
         tables_(static_cast<int64_t>(sizeof(cuda::Run))),
         pages_(layers_ * blocks() * 4) {
-    name = std::string("attention ") + name_of(dtype) + " heads " + std::to_string(heads) + "/" +
-           std::to_string(kv_heads) + " context " + std::to_string(context) + " splits " +
-           std::to_string(splits);
+    name = std::string(near ? "attend " : "attention ") + name_of(dtype) + " heads " +
+           std::to_string(heads) + "/" + std::to_string(kv_heads) + " context " +
+           std::to_string(context) + " splits " + std::to_string(splits);
     bytes = 2 * context * kv_heads * kHeadDim * dtype_bytes(dtype);
     std::vector<int32_t> pages(static_cast<size_t>(layers_ * blocks()));
     for (size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<int32_t>(i);
     std::shuffle(pages.begin(), pages.end(), std::mt19937(1));
     upload(pages_, pages);
-    upload(tables_, {0, 1, static_cast<int32_t>(context - 1), 0});  // one cuda::Run
+    const int64_t first = near ? blocks() : 0;
+    const cuda::Run run{0,
+                        1,
+                        static_cast<int32_t>(context - 1 + first * kPageTokens),
+                        static_cast<int32_t>(-first * layers_),
+                        static_cast<int32_t>(first),
+                        static_cast<int32_t>(first + blocks())};
+    check(cudaMemcpy(tables_.as(), &run, sizeof run, cudaMemcpyDefault), "upload");
     step_.runs = tables_.as<cuda::Run>();
     step_.pages = pages_.as<int32_t>();
     step_.layers = static_cast<int32_t>(layers_);
     args_ = {x_.as<float>(),
              heads * kHeadDim,
              0,
-             out_.as<float>(),
+             near ? nullptr : out_.as<float>(),
+             near ? partial_.as<float>() : nullptr,
              heads,
              0.09f,
              0,
              0,
              {pool_.as(), dtype, kPageTokens, kv_heads, kHeadDim},
+             1,
              1,
              1,
              splits,
@@ -175,7 +187,14 @@ class AttentionCase : public Case {
 
   // The first query head of every KV head in double precision.
   void verify(const std::vector<int32_t>& pages) {
+    const DeviceBuffer none(partial_.bytes());
+    cuda::reset_partial(partial_.as<float>(), 1, args_.heads, kHeadDim, nullptr);
+    cuda::reset_partial(none.as<float>(), 1, args_.heads, kHeadDim, nullptr);
     cuda::attention(args_, step_, nullptr);
+    if (args_.partial != nullptr) {
+      cuda::merge_partials(
+          {none.as<float>(), args_.partial, out_.as<float>(), args_.heads, kHeadDim, 1}, nullptr);
+    }
     const auto out = download<float>(out_.as(), args_.heads * kHeadDim);
     const auto x = download<float>(x_.as(), args_.heads * kHeadDim);
     const auto pool = download<char>(pool_.as(), pool_.bytes());
@@ -208,7 +227,7 @@ class AttentionCase : public Case {
   }
 
   int64_t context_, layers_, next_ = 0;
-  DeviceBuffer pool_, x_, out_, partials_, tables_, pages_;
+  DeviceBuffer pool_, x_, out_, partial_, partials_, tables_, pages_;
   cuda::StepTables step_{};
   cuda::AttentionArgs args_;
 };
@@ -306,8 +325,12 @@ void for_each_case(const std::string& match, const std::function<void(Case&)>& u
     for (int64_t context : {1024, 8192, 32768}) {
       for (int64_t splits : {1, 8, 32, 64}) {
         keep(std::string("attention ") + name_of(dtype),
-             [&] { return std::make_unique<AttentionCase>(dtype, context, splits, 32, 8); });
+             [&] { return std::make_unique<AttentionCase>(dtype, false, context, splits, 32, 8); });
       }
+      keep(std::string("attend ") + name_of(dtype), [&] {
+        return std::make_unique<AttentionCase>(
+            dtype, true, context, std::min<int64_t>(64, context / cuda::kSplitKeys), 32, 8);
+      });
     }
   }
   const auto ones = std::make_shared<DeviceBuffer>(4096 * 4);

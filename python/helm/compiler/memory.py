@@ -119,7 +119,7 @@ def accelerator_workspace_bytes(
     ]
     pages = limits.sequences * -(-limits.context // kv.page_tokens) * kv.layers
     frequencies = sum(len(table.inv_freq) for table in graph.rope)
-    words = 3 * limits.step_tokens + limits.step_outputs + 4 * limits.sequences
+    words = 3 * limits.step_tokens + limits.step_outputs + 6 * limits.sequences
     tables = 4 * (words + frequencies + pages) + 16 * (6 + len(graph.rope))  # each in 16 bytes
     parts = (_BLAS_BYTES, max(narrow, default=0), max(partials, default=0), tables)
     simulated = workspace_bytes(graph, units, limits, kv, threads=1)
