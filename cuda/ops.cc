@@ -199,6 +199,10 @@ class BoundAttention : public BoundOp {
            kMaxHeadDim, " are supported; place the block on the CPU");
     }
     const KvSpec& spec = b.spec.plan->kv;
+    if (kv_scale_bytes(spec.dtype) > 0) {
+      fail(ErrorKind::kInvalid, "[cuda] the KV cache is i8, attention on CUDA reads f32, f16 and ",
+           "bf16; choose one of those with --kv-dtype, or place the blocks on the CPU");
+    }
     const KvPool kv{reinterpret_cast<void*>(b.spec.kv), spec.dtype, spec.page_tokens, spec.kv_heads,
                     spec.head_dim};
     const int64_t layer = b.upload.layout().layer_index(op.layer);

@@ -16,12 +16,6 @@ namespace {
 constexpr int64_t kPagesBytes = int64_t{640} << 20;
 constexpr int64_t kPageTokens = 512;
 
-double decoded(const cpu::KernelTable& table, DType dtype, const std::byte* rows, int64_t i) {
-  float value = 0;
-  table.widen[static_cast<int>(dtype)](rows + i * dtype_bytes(dtype), &value, 1);
-  return value;
-}
-
 class DecodeAttention : public Case {
  public:
   DecodeAttention(const cpu::KernelTable& table, DType kv_dtype, const DecodeShape& shape,
@@ -34,8 +28,9 @@ class DecodeAttention : public Case {
     dtype = dtype_name(kv_dtype);
     make_plan(kv_dtype);
     compile();
-    const double position = 2.0 * static_cast<double>(shape.kv_heads * row_bytes());
-    work = position * static_cast<double>(shape.context * shape.sequences * plan_.kv.layers);
+    const int64_t row = plan_.kv.row_bytes() + kv_scale_bytes(kv_dtype);
+    work = 2.0 * static_cast<double>(shape.kv_heads * row) *
+           static_cast<double>(shape.context * shape.sequences * plan_.kv.layers);
   }
 
   // One head of the last sequence in the last layer, against doubles.
@@ -54,12 +49,13 @@ class DecodeAttention : public Case {
     }
     for (double& w : weights) sum += w = std::exp(w - max);
     for (int64_t d = 0; d < dim; d += 31) {
-      double want = 0;
+      double want = 0, size = 0;
       for (int64_t j = 0; j < shape_.context; ++j) {
-        want += weights[static_cast<size_t>(j)] / sum * cached(layer, j, d, true);
+        const double v = weights[static_cast<size_t>(j)] / sum * cached(layer, j, d, true);
+        want += v, size += std::abs(v);
       }
       const double got = out()[row * shape_.heads * dim + head * dim + d];
-      if (!(std::abs(got - want) <= 1e-4)) {
+      if (!(std::abs(got - want) <= 1e-4 * size)) {
         throw Error(ErrorKind::kInvalid, "[bench] " + tier + " " + dtype + " " + name + " gives " +
                                              std::to_string(got) + ", expected " +
                                              std::to_string(want));
@@ -76,7 +72,6 @@ class DecodeAttention : public Case {
  private:
   static constexpr float kScale = 0.08838834764f;  // 1 / sqrt(128)
 
-  int64_t row_bytes() const { return shape_.head_dim * dtype_bytes(plan_.kv.dtype); }
   int64_t qkv_width() const { return (shape_.heads + 2 * shape_.kv_heads) * shape_.head_dim; }
   int64_t blocks() const { return (shape_.context + kPageTokens - 1) / kPageTokens; }
   float* qkv() const { return reinterpret_cast<float*>(values_.data()); }
@@ -85,12 +80,16 @@ class DecodeAttention : public Case {
   // Element d of the last KV head's key or value at a position of the last sequence.
   double cached(int64_t layer, int64_t position, int64_t d, bool value) const {
     const int64_t head = shape_.kv_heads - 1;
-    const int32_t page =
-        runs_.back().pages[position / kPageTokens * plan_.kv.layers + layer];
+    const int32_t page = runs_.back().pages[position / kPageTokens * plan_.kv.layers + layer];
     const cpu::KvPages kv{reinterpret_cast<std::byte*>(pages_->data()), plan_.kv};
     const std::byte* rows = value ? kv.values(page, head) : kv.keys(page, head);
-    const int64_t slot = position % kPageTokens;
-    return decoded(table_, plan_.kv.dtype, rows, slot * shape_.head_dim + d);
+    const float* scales = value ? kv.value_scales(page, head) : kv.key_scales(page, head);
+    const int64_t slot = position % kPageTokens, i = slot * shape_.head_dim + d;
+    if (scales != nullptr) return scales[slot] * static_cast<double>(static_cast<int8_t>(rows[i]));
+    float element = 0;
+    table_.widen[static_cast<int>(plan_.kv.dtype)](rows + i * dtype_bytes(plan_.kv.dtype), &element,
+                                                   1);
+    return element;
   }
 
   void make_plan(DType kv_dtype) {
@@ -103,9 +102,9 @@ class DecodeAttention : public Case {
     plan_.values = {{"qkv", qkv_width(), false}, {"out", s.heads * s.head_dim, false}};
     plan_.units.resize(1);
     for (int64_t layer = 0; layer < plan_.kv.layers; ++layer) {
-      plan_.units[0].ops.emplace_back(
-          AttentionOp{0, 0, s.heads * s.head_dim, (s.heads + s.kv_heads) * s.head_dim, 1, layer,
-                      s.heads, s.kv_heads, s.head_dim, kScale, 0});
+      plan_.units[0].ops.emplace_back(AttentionOp{0, 0, s.heads * s.head_dim,
+                                                  (s.heads + s.kv_heads) * s.head_dim, 1, layer,
+                                                  s.heads, s.kv_heads, s.head_dim, kScale, 0});
     }
   }
 
@@ -118,7 +117,11 @@ class DecodeAttention : public Case {
     for (int64_t i = 0; i < floats; ++i) qkv()[i] = std::fmod(qkv()[i] * 64, 1.0F);
     workspace_ = Arena(cpu::CpuStage::workspace_bytes(plan_, plan_.units, table_, threads_.size()),
                        "workspace");
-    StageSpec spec{&plan_, plan_.units, {}, {}, cpu::device_address(pages_->data()),
+    StageSpec spec{&plan_,
+                   plan_.units,
+                   {},
+                   {},
+                   cpu::device_address(pages_->data()),
                    cpu::device_address(workspace_.data())};
     spec.values = {cpu::device_address(qkv()), cpu::device_address(out())};
     stage_ = std::make_unique<cpu::CpuStage>(spec, table_, threads_);
@@ -126,8 +129,8 @@ class DecodeAttention : public Case {
     positions_.assign(tokens_.size(), static_cast<int32_t>(shape_.context - 1));
     for (int32_t i = 0; i < plan_.kv.pages; ++i) page_table_.push_back(i);
     for (int64_t i = 0; i < shape_.sequences; ++i) {
-      runs_.push_back({i, 1, shape_.context - 1,
-                       page_table_.data() + i * blocks() * plan_.kv.layers});
+      runs_.push_back(
+          {i, 1, shape_.context - 1, page_table_.data() + i * blocks() * plan_.kv.layers});
     }
   }
 

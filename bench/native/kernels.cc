@@ -63,14 +63,15 @@ class Rows {
   void add(const cpu::KernelTable& table, DType dtype) {
     if (!wanted(options_.tier, table.name) || !wanted(options_.dtype, dtype_name(dtype))) return;
     const Machine machine{options_.threads, options_.layers};
-    if (matches("matmul")) {
+    const bool of_weights = static_cast<int>(dtype) < kDTypes;
+    if (of_weights && matches("matmul")) {
       if (!weights_ || weights_dtype_ != dtype) weights_ = make_weights(dtype, machine);
       weights_dtype_ = dtype;
       for (int64_t tokens : {1, 2, 4, 8, 16, 64, 512}) {
         keep(table, matmul_case(table, dtype, tokens, weights_, machine));
       }
     }
-    if (matches("prefill attention")) {
+    if (of_weights && matches("prefill attention")) {
       keep(table, prefill_attention_case(table, dtype, 512, machine));
     }
     if (!matches("decode attention") || &table != &decode_table()) return;
@@ -90,7 +91,8 @@ class Rows {
   // The tier that was asked for, or else the best: a pass of the slow ones takes long.
   const cpu::KernelTable& decode_table() const {
     for (const cpu::IsaStatus& isa : cpu::isa_report()) {
-      if (isa.available && options_.tier == cpu::isa_name(isa.isa)) return *cpu::kernels_of(isa.isa);
+      if (isa.available && options_.tier == cpu::isa_name(isa.isa))
+        return *cpu::kernels_of(isa.isa);
     }
     return cpu::select_kernels();
   }
@@ -109,7 +111,7 @@ class Rows {
 
 std::vector<Row> make_rows(const Options& o) {
   Rows rows(o);
-  for (DType dtype : {DType::kF16, DType::kBF16, DType::kF32}) {
+  for (DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kI8}) {
     for (const cpu::IsaStatus& isa : cpu::isa_report()) {
       if (isa.available) rows.add(*cpu::kernels_of(isa.isa), dtype);
     }
@@ -133,9 +135,10 @@ void measure(const Options& o, std::vector<Row>* rows, std::vector<double>* read
       std::vector<double> ceilings, passes;
       row.timed->pass_s();  // warm up
       for (int turn = 0; turn < kTurns; ++turn) {
-        ceilings.push_back(row.timed->unit == Unit::kBytes
-                               ? probe::stream_read_bytes_per_s(o.threads, buffer, kTurn_s, row.table)
-                               : probe::fma_flops(o.threads, kTurn_s, row.table));
+        ceilings.push_back(
+            row.timed->unit == Unit::kBytes
+                ? probe::stream_read_bytes_per_s(o.threads, buffer, kTurn_s, row.table)
+                : probe::fma_flops(o.threads, kTurn_s, row.table));
         for (double spent = 0; spent < kTurn_s; spent += passes.back()) {
           passes.push_back(row.timed->pass_s());
         }

@@ -31,6 +31,7 @@ Progress = Callable[[str, float], None]  # (what is measured now, share done fro
 
 BUDGET_S = 8.5
 DTYPES = ("f32", "f16", "bf16")
+KV_DTYPES = (*DTYPES, "i8")
 TOKENS = (1, 2, 4, 8, 16, 64, 128, 512)
 DECODE_CONTEXT = 4096
 DECODE_GROUPS = (1, 2, 4, 8)  # query heads per KV head
@@ -286,7 +287,7 @@ class _Rates:
                     probe, threads, dtype, PREFILL_GROUP, PREFILL_QUERIES, PREFILL_CONTEXT
                 ),
             }
-            for dtype in DTYPES
+            for dtype in KV_DTYPES
         }
         self.elementwise = Quantity(
             "elementwise ops", lambda s: probe.elementwise(threads, ELEMENTWISE_TOKENS, s)
@@ -318,7 +319,7 @@ class _Rates:
             thread_sweep=dict(sweep),
             matvec_bytes_per_s={d: self.matmul[d][1].bytes_per_s for d in DTYPES},
             matmul_flops=flops_by_rows(self.matmul),
-            attention_bytes_per_s={d: self.attention[d][1].bytes_per_s for d in DTYPES},
+            attention_bytes_per_s={d: self.attention[d][1].bytes_per_s for d in KV_DTYPES},
             attention_flops=flops_by_rows(self.attention),
             op_s=op_s,
             step_s=wake_s + max(0.0, engine_s),

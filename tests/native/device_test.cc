@@ -103,6 +103,7 @@ TEST_CASE("every device keeps the contract") {
     helm::test::conform_ordering(opener(name));
     helm::test::conform_stage(opener(name), {.shape = {}});
     helm::test::conform_stage(opener(name), {.shape = {.kv_dtype = "f16", .weight_dtype = "bf16"}});
+    helm::test::conform_stage(opener(name), {.shape = {.kv_dtype = "i8"}});
   }
   helm::test::conform_allocation([](int64_t limit_bytes) {
     return helm::open_accelerator("sim:vram=" + std::to_string(limit_bytes));
