@@ -40,14 +40,15 @@ def fast_accelerator() -> Profile:
     return Profile.from_json(json.dumps(document))
 
 
-def plans_of(name: str, dtype: str, space: Space) -> list[Plan]:
+def plans_of(name: str, dtype: str, space: Space, **more: Any) -> list[Plan]:
     """The best plan with as much accelerator memory as each layout takes."""
     folder = small_models.model_dir(name, dtype)
     config, tensors = load_config(folder), read_checkpoint(folder)
     options = {"max_sequences": 3, "page_tokens": 16, "step_tokens": 24, "memory_bytes": 1 << 30}
+    options.update(more)
     alone = make_plan(config, tensors, threads=2, context=100, **options)
     graph = build_graph(config, tensors.keys())
-    limits = ResourceLimits(1 << 30, 1 << 40, step_tokens=24, page_tokens=16, sequences=3)
+    limits = ResourceLimits(1 << 30, 1 << 40, step_tokens=24, page_tokens=options["page_tokens"], sequences=3)
     profile = fast_accelerator()
     layouts = search(
         costed_graph(graph, alone.tensors, alone.kv.dtype), profile, WORK, limits, space
@@ -62,13 +63,21 @@ def plans_of(name: str, dtype: str, space: Space) -> list[Plan]:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [*((name, "f32") for name in small_models.CASES), ("qwen3", "bf16")]
+    ("name", "dtype", "more"),
+    [
+        *((name, "f32", {}) for name in small_models.CASES),
+        ("qwen3", "bf16", {}),
+        ("qwen3", "f16", {"kv_dtype": "i8"}),
+        ("llama_one_kv_head", "f32", {"kv_dtype": "i8", "page_tokens": 5}),  # padded scales
+    ],
 )
 @pytest.mark.parametrize("space", SPACES, ids=("compute", "stream"))
-def test_the_engine_takes_what_the_plan_says(name: str, dtype: str, space: Space) -> None:
+def test_the_engine_takes_what_the_plan_says(
+    name: str, dtype: str, more: dict[str, Any], space: Space
+) -> None:
     folder = str(small_models.model_dir(name, dtype))
     placements, streamed = set(), []
-    for plan in plans_of(name, dtype, space):
+    for plan in plans_of(name, dtype, space, **more):
         placements.add(tuple(unit.device for unit in plan.units))
         devices = _helm.Engine(plan.to_json(), folder, device="sim").stats["devices"]
         assert {use["device"] for use in devices} == plan.memory.keys()
