@@ -48,7 +48,9 @@ def plans_of(name: str, dtype: str, space: Space, **more: Any) -> list[Plan]:
     options.update(more)
     alone = make_plan(config, tensors, threads=2, context=100, **options)
     graph = build_graph(config, tensors.keys())
-    limits = ResourceLimits(1 << 30, 1 << 40, step_tokens=24, page_tokens=options["page_tokens"], sequences=3)
+    limits = ResourceLimits(
+        1 << 30, 1 << 40, step_tokens=24, page_tokens=options["page_tokens"], sequences=3
+    )
     profile = fast_accelerator()
     layouts = search(
         costed_graph(graph, alone.tensors, alone.kv.dtype), profile, WORK, limits, space

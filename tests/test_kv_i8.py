@@ -99,16 +99,14 @@ def test_the_bundled_model_hardly_notices(
         found[dtype].report(f"bundled model, {dtype}", record_property)
     i8 = found["i8"]
     assert i8.worst > found["f16"].worst, "f16 keeps more digits"
-    assert i8.worst <= 0.5
-    assert i8.agreement >= 0.97
-    assert i8.kl <= 2e-3
-    assert abs(i8.perplexity / i8.exact_perplexity - 1) <= 0.01
+    assert i8.worst <= 0.25  # twice what was measured
+    assert i8.agreement >= 0.99
+    assert i8.kl <= 3e-5
+    assert abs(i8.perplexity / i8.exact_perplexity - 1) <= 0.001
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "qwen2_window"])
-def test_a_random_model_neither(
-    name: str, record_property: Callable[[str, object], None]
-) -> None:
+def test_a_random_model_neither(name: str, record_property: Callable[[str, object], None]) -> None:
     ids = prompt_of(500)
     options = {"context": 512, "step_tokens": 512}
     exact, other = (
@@ -117,8 +115,8 @@ def test_a_random_model_neither(
     )
     found = Comparison([(exact.astype(np.float64), other.astype(np.float64), ids)])
     found.report(f"random {name}, i8", record_property)
-    assert 0 < found.worst <= 0.2
-    assert found.agreement >= 0.95
+    assert 0 < found.worst <= 0.4  # twice what was measured of the worst
+    assert found.agreement >= 0.93  # nearly equal logits swap places
     assert found.kl <= 1e-3
 
 
@@ -171,9 +169,9 @@ def test_other_dtypes_are_refused_with_the_choices() -> None:
     for changed in ('"dtype": "i4"', '"dtype": 8'):
         with pytest.raises(helm.PlanError, match=r"kv\.dtype.*i8"):
             Plan.from_json(document.replace('"dtype": "i8"', changed))
-    with pytest.raises(InvalidError, match="unknown KV dtype.*f32, f16, bf16, i8"):
+    with pytest.raises(InvalidError, match=r"unknown KV dtype.*f32, f16, bf16, i8"):
         engine_of_text(document.replace('"dtype": "i8"', '"dtype": "i4"'))
-    with pytest.raises(InvalidError, match="unknown dtype"):
+    with pytest.raises(InvalidError, match=r"unknown dtype"):
         engine_of_text(document.replace('"dtype": "f32"', '"dtype": "i8"'))  # of weights
 
 

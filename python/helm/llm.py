@@ -41,7 +41,8 @@ class LLM:
     an accelerator or a profile 4096, or what prompt_tokens and output_tokens take.
     max_sequences: prompts generating together at most.
     dtype: how weights are held, "auto" (as stored), "f32", "f16" or "bf16".
-    kv_dtype: the same for the KV cache, or "i8", half the bytes of 16 bit. page_tokens: positions per KV page.
+    kv_dtype: the same for the KV cache, or "i8", which takes about half of 16 bit.
+    page_tokens: positions per KV page.
     threads: None: as planned for this machine.
     weights: "copied" to huge pages, which decode reads fastest, or "mapped" from the files, which
     starts at once and shares the page cache.
