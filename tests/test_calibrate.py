@@ -14,7 +14,6 @@ from helm import calibrate, profile_cache
 from helm.calibrate import (
     DECODE_GROUPS,
     DTYPES,
-    KV_DTYPES,
     PREFILL_GROUP,
     PREFILL_QUERIES,
     TOKENS,
@@ -23,7 +22,7 @@ from helm.calibrate import (
     thread_candidates,
 )
 from helm.commands.profile import show
-from helm.profile import Profile
+from helm.profile import KV_DTYPES, Profile
 
 
 @pytest.fixture(scope="module")

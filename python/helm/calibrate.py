@@ -25,13 +25,12 @@ from helm.machine import (
     one_cpu_per_core,
     physical_cores,
 )
-from helm.profile import CpuProfile, Profile
+from helm.profile import KV_DTYPES, CpuProfile, Profile
 
 Progress = Callable[[str, float], None]  # (what is measured now, share done from 0 to 1)
 
 BUDGET_S = 8.5
 DTYPES = ("f32", "f16", "bf16")
-KV_DTYPES = (*DTYPES, "i8")
 TOKENS = (1, 2, 4, 8, 16, 64, 128, 512)
 DECODE_CONTEXT = 4096
 DECODE_GROUPS = (1, 2, 4, 8)  # query heads per KV head

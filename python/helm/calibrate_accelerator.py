@@ -16,7 +16,6 @@ from helm.calibrate import (
     DECODE_GROUPS,
     DTYPES,
     ELEMENTWISE_TOKENS,
-    KV_DTYPES,
     PREFILL_CONTEXT,
     PREFILL_GROUP,
     PREFILL_QUERIES,
@@ -30,7 +29,7 @@ from helm.calibrate import (
 )
 from helm.devices import SIM, Accelerator
 from helm.machine import cpu_affinity, one_cpu_per_core
-from helm.profile import AcceleratorProfile, CpuProfile, LinkProfile
+from helm.profile import KV_DTYPES, AcceleratorProfile, CpuProfile, LinkProfile
 
 BUDGET_S = 5.0
 TOKENS = (1, 4, 16, 64, 512)

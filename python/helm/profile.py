@@ -29,7 +29,7 @@ _MOST = 1e30
 _COUNT = re.compile(r"[1-9][0-9]{0,8}")
 _MAX_FILE_BYTES = 4 << 20
 _DTYPES = ("f32", "f16", "bf16")
-_KV_DTYPES = (*_DTYPES, "i8")
+KV_DTYPES = (*_DTYPES, "i8")
 _TABLES = ("matvec_bytes_per_s", "matmul_flops", "attention_bytes_per_s", "attention_flops")
 _KV_TABLES = ("attention_bytes_per_s", "attention_flops")
 _TIMES = ("op_s", "step_s")
@@ -280,7 +280,7 @@ def _device(node: Reader, own: tuple[str, ...]) -> dict[str, Any]:
     fields: dict[str, Any] = {"memory_bytes": node["memory_bytes"].integer(0, 2**60)}
     for table in _TABLES:
         read = _READ.get(table, _rate)
-        dtypes = _KV_DTYPES if table in _KV_TABLES else _DTYPES
+        dtypes = KV_DTYPES if table in _KV_TABLES else _DTYPES
         fields[table] = {dtype: read(rates) for dtype, rates in _by_dtype(node[table], dtypes)}
     for name in _TIMES:
         fields[name] = node[name].number(0.0, 1e6)
