@@ -10,6 +10,10 @@ namespace {
 
 KvPool pool_of(const Bindings& b) {
   const KvSpec& spec = b.spec.plan->kv;
+  if (kv_scale_bytes(spec.dtype) > 0) {
+    fail(ErrorKind::kInvalid, "[cuda] the KV cache is i8, attention on CUDA reads f32, f16 and ",
+         "bf16; choose one of those with --kv-dtype, or place the blocks on the CPU");
+  }
   return {reinterpret_cast<void*>(b.spec.kv), spec.dtype, spec.page_tokens, spec.kv_heads,
           spec.head_dim};
 }

@@ -47,6 +47,7 @@ int blas_type(DType dtype) {
     case DType::kBF16:
       return kBlasBF16;
     case DType::kF32:
+    case DType::kI8:  // no dtype of weights
       break;
   }
   return kBlasF32;

@@ -103,7 +103,7 @@ void bind_probe(nb::module_& m) {
           [](StageProbe& self, int threads, const std::string& dtype, int64_t group,
              int64_t queries, int64_t context, double seconds) {
             const nb::gil_scoped_release released;
-            return self.attention(threads, dtype_from_name(dtype), group, queries, context,
+            return self.attention(threads, kv_dtype_from_name(dtype), group, queries, context,
                                   seconds);
           },
           "threads"_a, "dtype"_a, "group"_a, "queries"_a, "context"_a, "seconds"_a,
@@ -135,7 +135,7 @@ void bind_device_probe(nb::module_& m) {
           [](DeviceProbe& self, const std::string& dtype, int64_t group, int64_t queries,
              int64_t context, double seconds) {
             const nb::gil_scoped_release released;
-            return self.attention(dtype_from_name(dtype), group, queries, context, seconds);
+            return self.attention(kv_dtype_from_name(dtype), group, queries, context, seconds);
           },
           "dtype"_a, "group"_a, "queries"_a, "context"_a, "seconds"_a, "Attention as StageProbe's.")
       .def("elementwise", &DeviceProbe::elementwise, "tokens"_a, "seconds"_a, Released(),

@@ -97,7 +97,8 @@ def attend(
 
 
 def kv_size(task: Task, op: Attention) -> int:
-    return 2 * op.kv_heads * op.head_dim * (4 if task.model.kv_dtype == "f32" else 2)
+    row = {"f32": 4 * op.head_dim, "i8": op.head_dim + 4}  # the integers and their scale
+    return 2 * op.kv_heads * row.get(task.model.kv_dtype, 2 * op.head_dim)
 
 
 def seen_positions(op: Attention, past: int, tokens: int) -> int:

@@ -44,13 +44,16 @@ def fast_accelerator() -> Profile:
 OPTIONS = {"max_sequences": 3, "page_tokens": 16, "step_tokens": 24, "memory_bytes": 1 << 30}
 
 
-def plans_of(name: str, dtype: str, space: Space, **options: Any) -> list[Plan]:
+def plans_of(name: str, dtype: str, space: Space, **more: Any) -> list[Plan]:
     """The best plan with as much accelerator memory as each layout takes."""
     folder = small_models.model_dir(name, dtype)
     config, tensors = load_config(folder), read_checkpoint(folder)
-    alone = make_plan(config, tensors, threads=2, context=100, **OPTIONS)
+    options = {**OPTIONS, **more}
+    alone = make_plan(config, tensors, threads=2, context=100, **options)
     graph = build_graph(config, tensors.keys())
-    limits = ResourceLimits(1 << 30, 1 << 40, step_tokens=24, page_tokens=16, sequences=3)
+    limits = ResourceLimits(
+        1 << 30, 1 << 40, step_tokens=24, page_tokens=options["page_tokens"], sequences=3
+    )
     profile = fast_accelerator()
     layouts = search(
         costed_graph(graph, alone.tensors, alone.kv.dtype), profile, WORK, limits, space
@@ -58,7 +61,7 @@ def plans_of(name: str, dtype: str, space: Space, **options: Any) -> list[Plan]:
     return [
         make_plan(
             config, tensors, profile=profile, workload=WORK, space=space,
-            accelerator_bytes=layout.total_bytes("accelerator"), **OPTIONS, **options,
+            accelerator_bytes=layout.total_bytes("accelerator"), **options,
         )
         for layout in layouts
     ]  # fmt: skip
@@ -80,13 +83,19 @@ def check_memory(plan: Plan, folder: str) -> None:
 
 
 MODELS = [*((name, "f32") for name in small_models.CASES), ("qwen3", "bf16")]
+I8 = [
+    ("qwen3", "f16", {"kv_dtype": "i8"}),
+    ("llama_one_kv_head", "f32", {"kv_dtype": "i8", "page_tokens": 21}),  # padded scales
+]
 
 
-@pytest.mark.parametrize(("name", "dtype"), MODELS)
+@pytest.mark.parametrize(("name", "dtype", "more"), [*((*model, {}) for model in MODELS), *I8])
 @pytest.mark.parametrize("space", SPACES, ids=("compute", "stream"))
-def test_the_engine_takes_what_the_plan_says(name: str, dtype: str, space: Space) -> None:
+def test_the_engine_takes_what_the_plan_says(
+    name: str, dtype: str, more: dict[str, Any], space: Space
+) -> None:
     placements, streamed = set(), []
-    for plan in plans_of(name, dtype, space):
+    for plan in plans_of(name, dtype, space, **more):
         placements.add(tuple(unit.device for unit in plan.units))
         check_memory(plan, str(small_models.model_dir(name, dtype)))
         streamed.append(plan.schedule.prefill == "stream")

@@ -16,7 +16,14 @@ from helm import profile_cache
 from helm.calibrate import DECODE_GROUPS, DTYPES, PREFILL_GROUP, PREFILL_QUERIES
 from helm.calibrate_accelerator import TOKENS, measure_accelerator
 from helm.devices import Accelerator, open_accelerator
-from helm.profile import AcceleratorProfile, CpuProfile, LinkProfile, Profile, load_profile
+from helm.profile import (
+    KV_DTYPES,
+    AcceleratorProfile,
+    CpuProfile,
+    LinkProfile,
+    Profile,
+    load_profile,
+)
 
 SIM = "sim:vram=100MiB,link=2GB/s,latency=1ms"  # too little memory for the probe itself
 Measured = tuple[AcceleratorProfile, LinkProfile, tuple[str, ...]]
@@ -55,12 +62,16 @@ def test_profile_is_complete_and_valid(measured: Measured, preset: Profile) -> N
     profile = dataclasses.replace(preset, accelerator=own, link=link)
     assert Profile.from_json(profile.to_json()) == profile
     assert own.memory_bytes == 100 << 20
-    for table in (own.matvec_bytes_per_s, own.attention_bytes_per_s):
-        assert set(table) == set(DTYPES)
+    for table, dtypes in (
+        (own.matvec_bytes_per_s, DTYPES), (own.attention_bytes_per_s, KV_DTYPES),
+    ):  # fmt: skip
+        assert set(table) == set(dtypes)
         assert all(1e6 < rate < 1e14 for rate in table.values())
-    for flops, rows in ((own.matmul_flops, TOKENS), (own.attention_flops, ATTENTION_ROWS)):
+    for flops, dtypes, rows in (
+        (own.matmul_flops, DTYPES, TOKENS), (own.attention_flops, KV_DTYPES, ATTENTION_ROWS),
+    ):  # fmt: skip
         assert {dtype: tuple(rates) for dtype, rates in flops.items()} == dict.fromkeys(
-            DTYPES, rows
+            dtypes, rows
         )
     assert 0 <= own.op_s < 1
     assert 0 < own.step_s < 1

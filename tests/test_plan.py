@@ -80,7 +80,7 @@ def test_json_is_as_agreed():
         "pages": {"cpu": 12},
     }
     assert document["predicted"] is None
-    assert (document["format"], document["version"], document["threads"]) == ("helm-plan", 2, 2)
+    assert (document["format"], document["version"], document["threads"]) == ("helm-plan", 3, 2)
     assert document["limits"] == {
         "context": 600,
         "step_tokens": 7,
@@ -140,7 +140,7 @@ OP = ("units", 1, "ops", 0)  # a linear
     ("path", "value", "message"),
     [
         (("format",), "gguf", r"format: expected 'helm-plan', found 'gguf'"),
-        (("version",), 1, r"version: expected 2, found 1; make the plan anew"),
+        (("version",), 2, r"version: expected 3, found 2; make the plan anew"),
         (("version",), True, "version: expected an integer"),
         (("units",), "absent", "key 'units' is missing"),
         (("layers",), {}, "unknown key 'layers'"),
@@ -305,7 +305,8 @@ def test_short_context_takes_a_short_page():
         ({"page_tokens": 0}, "page_tokens is 0"),
         ({"threads": 0}, "threads is 0"),
         ({"dtype": "int8"}, "dtype is 'int8'; expected auto, f32, f16, bf16"),
-        ({"kv_dtype": "fp8"}, "kv_dtype is 'fp8'"),
+        ({"kv_dtype": "fp8"}, "kv_dtype is 'fp8'; expected auto, f32, f16, bf16, i8"),
+        ({"dtype": "i8"}, "dtype is 'i8'; expected auto, f32, f16, bf16"),
     ],
 )
 def test_arguments_out_of_range(options, message):

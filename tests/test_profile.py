@@ -9,6 +9,7 @@ import math
 import pytest
 
 from helm.errors import InvalidError, ProfileError
+from helm.plan_format import KV_ELEMENT_BYTES
 from helm.profile import Profile, load_profile, preset_names
 
 PRESET = "rtx-4060ti-16gb-ddr5"
@@ -73,7 +74,7 @@ CPU_RATE = ("cpu", "matvec_bytes_per_s", "bf16")
     ("path", "value", "message"),
     [
         (("format",), "helm-plan", "format: expected 'helm-profile'"),
-        (("version",), 2, "version: expected 1, found 2"),
+        (("version",), 1, "version: expected 2, found 1"),
         (("version",), None, "version: expected an integer"),
         (("extra",), 1, "unknown key 'extra'"),
         (("unsettled",), "ops", "unsettled: expected"),
@@ -181,6 +182,19 @@ def test_a_missing_dtype_is_named():
     cpu = Profile.from_json(json.dumps(changed)).cpu
     with pytest.raises(ProfileError, match=r"matmul_flops has no rate for f16, only for bf16, f32"):
         cpu.matmul_rate("f16", 1)
+    del changed["cpu"]["attention_flops"]["i8"]
+    cpu = Profile.from_json(json.dumps(changed)).cpu
+    with pytest.raises(ProfileError, match=r"no rate for i8.*--kv-dtype"):
+        cpu.attention_rate("i8", 1)
+    changed["cpu"]["matmul_flops"]["i8"] = {"1": 1e9}  # no dtype of weights
+    with pytest.raises(ProfileError, match="i8"):
+        Profile.from_json(json.dumps(changed))
+
+
+def test_every_preset_prices_every_cache_on_the_cpu():
+    for name in preset_names():
+        cpu = load_profile(name).cpu
+        assert set(cpu.attention_bytes_per_s) == set(cpu.attention_flops) == set(KV_ELEMENT_BYTES)
 
 
 def test_threads_follow_the_sweep():

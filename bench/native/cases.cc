@@ -1,4 +1,4 @@
-// Matrix products over one model's layer shapes, and attention over spans of 512 keys.
+// Matrix products over one model's layer shapes, and prefill attention over one span.
 #include "cases.h"
 
 #include <barrier>
@@ -15,15 +15,13 @@
 namespace helm::bench {
 namespace {
 
-constexpr const char* kTypeNames[kDTypes] = {"f32", "f16", "bf16"};
-
 struct Shape {
   int64_t rows, cols;
 };
 // Qwen3-0.6B: Q, K and V as one matrix, output, gate and up as one, down.
 constexpr Shape kShapes[] = {{4096, 1024}, {1024, 2048}, {6144, 1024}, {1024, 3072}};
 constexpr int64_t kMaxRows = 6144, kMaxCols = 3072;
-constexpr int64_t kSpan = 512, kHeads = 8, kGroup = 2, kHeadDim = 128;
+constexpr int64_t kHeads = 8, kGroup = 2, kHeadDim = 128;
 
 // Runs body on all threads at once, returns seconds from the common start to the last end.
 double timed(int threads, const std::function<void(int, std::barrier<>&)>& body) {
@@ -107,7 +105,7 @@ class Matmul : public Case {
     fill(table, DType::kF32, a_.data(), tokens * kMaxCols, 2);
     name = "matmul tokens " + std::to_string(tokens);
     tier = table.name;
-    dtype = kTypeNames[static_cast<int>(type)];
+    dtype = dtype_name(type);
     unit = tokens <= 8 ? Unit::kBytes : Unit::kFlops;
     // Prefill passes are long and never memory-bound: one layer of weights is enough.
     used_ = tokens <= 8 ? weights_->matrices.size() : 4;
@@ -169,42 +167,39 @@ class Matmul : public Case {
   size_t used_ = 0;
 };
 
-class Attention : public Case {
+class PrefillAttention : public Case {
  public:
-  Attention(const cpu::KernelTable& table, DType type, int64_t queries, int64_t keys,
-            const Machine& machine)
+  PrefillAttention(const cpu::KernelTable& table, DType type, int64_t queries,
+                   const Machine& machine)
       : table_(table),
         dtype_(type),
         queries_(queries),
-        keys_(keys),
-        layers_(queries == 1 ? 8 : 1),
         machine_(machine),
-        kv_(2 * layers_ * kHeads * keys * kHeadDim * dtype_bytes(type)),
+        kv_(2 * kHeads * queries * kHeadDim * dtype_bytes(type)),
         q_(queries * kHeads * kGroup * kHeadDim * 4),
         out_(machine.threads * queries * kGroup * (kHeadDim + 2) * 4),
         scratch_bytes_((table.scratch_bytes(1, queries, kGroup, kHeadDim) + 4095) / 4096 * 4096),
         scratch_(scratch_bytes_ * machine.threads) {
     fill(table, type, kv_.data(), kv_.bytes() / dtype_bytes(type), 3);
     fill(table, DType::kF32, q_.data(), q_.bytes() / 4, 4);
-    name = "attention queries " + std::to_string(queries) + " keys " + std::to_string(keys);
+    name = "prefill attention queries " + std::to_string(queries);
     tier = table.name;
-    dtype = kTypeNames[static_cast<int>(type)];
-    unit = queries == 1 ? Unit::kBytes : Unit::kFlops;
+    dtype = dtype_name(type);
+    unit = Unit::kFlops;
     // Causal: half of the pairs, two products of head_dim each.
-    work = queries == 1 ? static_cast<double>(kv_.bytes())
-                        : 4.0 * kHeads * kGroup * kHeadDim *
-                              (static_cast<double>(queries) * static_cast<double>(queries + 1) / 2);
+    work = 4.0 * kHeads * kGroup * kHeadDim *
+           (static_cast<double>(queries) * static_cast<double>(queries + 1) / 2);
   }
 
   void verify() override {
-    run(0, 0, 0);
+    run(0, 0);
     const float* out = reinterpret_cast<const float*>(out_.data());
-    const int64_t rows = queries_ * kGroup, row = rows - 1, span_keys = std::min(kSpan, keys_);
+    const int64_t rows = queries_ * kGroup, row = rows - 1;
     const float* q = reinterpret_cast<const float*>(q_.data()) +
                      (queries_ - 1) * kHeads * kGroup * kHeadDim + (kGroup - 1) * kHeadDim;
-    const auto k = widened(table_, dtype_, kv_.data(), span_keys * kHeadDim);
+    const auto k = widened(table_, dtype_, kv_.data(), queries_ * kHeadDim);
     double sum = 0, max = -1e30;
-    std::vector<double> score(static_cast<size_t>(span_keys));
+    std::vector<double> score(static_cast<size_t>(queries_));
     for (size_t j = 0; j < score.size(); ++j) {
       for (size_t d = 0; d < kHeadDim; ++d) score[j] += kScale * q[d] * k[j * kHeadDim + d];
       max = std::max(max, score[j]);
@@ -216,42 +211,39 @@ class Attention : public Case {
 
   double pass_s() override {
     return timed(machine_.threads, [&](int t, std::barrier<>&) {
-      for (int64_t i = t; i < layers_ * kHeads; i += machine_.threads) {
-        for (int64_t key = 0; key < keys_; key += kSpan) run(i, key, t);
-      }
+      for (int64_t head = t; head < kHeads; head += machine_.threads) run(head, t);
     });
   }
 
  private:
   static constexpr float kScale = 0.08838834764f;  // 1 / sqrt(128)
 
-  // `head` counts over layers; K and V of a head lie one after the other.
-  void run(int64_t head, int64_t key, int thread) {
-    const int64_t bytes = keys_ * kHeadDim * dtype_bytes(dtype_);
-    const int64_t skip = key * kHeadDim * dtype_bytes(dtype_);
-    const char* k = kv_.data() + 2 * head * bytes + skip;
+  // K and V of a head lie one after the other.
+  void run(int64_t head, int thread) {
+    const int64_t bytes = queries_ * kHeadDim * dtype_bytes(dtype_);
+    const char* k = kv_.data() + 2 * head * bytes;
     const int64_t rows = queries_ * kGroup;
     float* out = reinterpret_cast<float*>(out_.data()) + thread * rows * (kHeadDim + 2);
-    table_.attention[static_cast<int>(dtype_)](
-        {reinterpret_cast<const float*>(q_.data()) + head % kHeads * kGroup * kHeadDim,
-         kHeads * kGroup * kHeadDim,
-         queries_,
-         kGroup,
-         kHeadDim,
-         queries_ == 1 ? keys_ - 1 : 0,
-         key,
-         0,
-         kScale,
-         {k, k + bytes, std::min(kSpan, keys_ - key)},
-         out,
-         out + rows,
-         out + 2 * rows,
-         scratch_.data() + thread * scratch_bytes_});
+    cpu::AttentionArgs args{};
+    args.q = reinterpret_cast<const float*>(q_.data()) + head * kGroup * kHeadDim;
+    args.q_stride = kHeads * kGroup * kHeadDim;
+    args.queries = queries_;
+    args.group = kGroup;
+    args.head_dim = kHeadDim;
+    args.scale = kScale;
+    args.span.k = k;
+    args.span.v = k + bytes;
+    args.span.count = queries_;
+    args.m = out;
+    args.s = out + rows;
+    args.o = out + 2 * rows;
+    args.scratch = scratch_.data() + thread * scratch_bytes_;
+    table_.attention[static_cast<int>(dtype_)](args);
   }
 
   const cpu::KernelTable& table_;
   DType dtype_;
-  int64_t queries_, keys_, layers_;
+  int64_t queries_;
   Machine machine_;
   probe::Buffer kv_, q_, out_;
   int64_t scratch_bytes_;
@@ -265,9 +257,9 @@ std::unique_ptr<Case> matmul_case(const cpu::KernelTable& table, DType dtype, in
   return std::make_unique<Matmul>(table, dtype, tokens, std::move(weights), machine);
 }
 
-std::unique_ptr<Case> attention_case(const cpu::KernelTable& table, DType dtype, int64_t queries,
-                                     int64_t keys, const Machine& machine) {
-  return std::make_unique<Attention>(table, dtype, queries, keys, machine);
+std::unique_ptr<Case> prefill_attention_case(const cpu::KernelTable& table, DType dtype,
+                                             int64_t queries, const Machine& machine) {
+  return std::make_unique<PrefillAttention>(table, dtype, queries, machine);
 }
 
 }  // namespace helm::bench

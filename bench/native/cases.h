@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cpu/kernels/kernels.h"
+#include "probe/ceiling.h"
 
 namespace helm::bench {
 
@@ -33,8 +34,21 @@ std::shared_ptr<Weights> make_weights(DType dtype, const Machine& machine);
 
 std::unique_ptr<Case> matmul_case(const cpu::KernelTable& table, DType dtype, int64_t tokens,
                                   std::shared_ptr<Weights> weights, const Machine& machine);
-// Decode: one query over many spans of `keys` in all; prefill: `queries` causal queries.
-std::unique_ptr<Case> attention_case(const cpu::KernelTable& table, DType dtype, int64_t queries,
-                                     int64_t keys, const Machine& machine);
+// Prefill: `queries` causal queries over themselves.
+std::unique_ptr<Case> prefill_attention_case(const cpu::KernelTable& table, DType dtype,
+                                             int64_t queries, const Machine& machine);
+
+struct DecodeShape {
+  int64_t heads, kv_heads, head_dim;
+  int64_t context;  // positions of each sequence
+  int64_t sequences;
+};
+// Memory in which decode cases lay out their pages: far more than caches hold, filled once.
+std::shared_ptr<const probe::Buffer> make_pages();
+// Decode: the engine's own stage of attention layers, a token of each sequence a step.
+std::unique_ptr<Case> decode_attention_case(const cpu::KernelTable& table, DType kv_dtype,
+                                            const DecodeShape& shape,
+                                            std::shared_ptr<const probe::Buffer> pages,
+                                            const Machine& machine);
 
 }  // namespace helm::bench

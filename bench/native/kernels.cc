@@ -40,54 +40,112 @@ bool wanted(const std::string& filter, const std::string& name) {
   return filter.empty() || filter == name;
 }
 
-std::vector<Row> make_rows(const Options& o) {
-  const Machine machine{o.threads, o.layers};
-  std::vector<Row> rows;
-  for (DType dtype : {DType::kF16, DType::kBF16, DType::kF32}) {
-    constexpr const char* kNames[kDTypes] = {"f32", "f16", "bf16"};
-    if (!wanted(o.dtype, kNames[static_cast<int>(dtype)])) continue;
-    std::shared_ptr<Weights> weights;
-    for (const cpu::IsaStatus& isa : cpu::isa_report()) {
-      if (!isa.available || !wanted(o.tier, cpu::isa_name(isa.isa))) continue;
-      const cpu::KernelTable* table = cpu::kernels_of(isa.isa);
-      const auto keep = [&](std::unique_ptr<Case> c) {
-        if (c->name.find(o.match) == std::string::npos) return;
-        c->verify();
-        rows.push_back({std::move(c), table, {}, {}});
-      };
-      if (!weights) weights = make_weights(dtype, machine);
+constexpr DecodeShape kDecodeShapes[] = {
+    // Qwen3-0.6B and 1.7B
+    {16, 8, 128, 1024, 1},
+    {16, 8, 128, 1024, 8},
+    {16, 8, 128, 4096, 1},
+    {16, 8, 128, 8192, 1},
+    {16, 8, 128, 8192, 4},
+    {16, 8, 128, 32768, 1},
+    // Llama-3-8B
+    {32, 8, 128, 1024, 1},
+    {32, 8, 128, 8192, 1},
+    {32, 8, 128, 8192, 4},
+    {32, 8, 128, 32768, 1},
+};
+
+// Verifies cases and keeps those that the options ask for.
+class Rows {
+ public:
+  explicit Rows(const Options& options) : options_(options) {}
+
+  void add(const cpu::KernelTable& table, DType dtype) {
+    if (!wanted(options_.tier, table.name) || !wanted(options_.dtype, dtype_name(dtype))) return;
+    const Machine machine{options_.threads, options_.layers};
+    const bool of_weights = static_cast<int>(dtype) < kDTypes;
+    if (of_weights && matches("matmul")) {
+      if (!weights_ || weights_dtype_ != dtype) weights_ = make_weights(dtype, machine);
+      weights_dtype_ = dtype;
       for (int64_t tokens : {1, 2, 4, 8, 16, 64, 512}) {
-        keep(matmul_case(*table, dtype, tokens, weights, machine));
+        keep(table, matmul_case(table, dtype, tokens, weights_, machine));
       }
-      keep(attention_case(*table, dtype, 1, 8192, machine));
-      keep(attention_case(*table, dtype, 512, 512, machine));
+    }
+    if (of_weights && matches("prefill attention")) {
+      keep(table, prefill_attention_case(table, dtype, 512, machine));
+    }
+    if (!matches("decode attention") || &table != &decode_table()) return;
+    if (!pages_) pages_ = make_pages();
+    for (const DecodeShape& shape : kDecodeShapes) {
+      keep(table, decode_attention_case(table, dtype, shape, pages_, machine));
     }
   }
-  return rows;
+  std::vector<Row> take() { return std::move(rows_); }
+
+ private:
+  // One of the strings is the beginning of the other.
+  bool matches(const std::string& kind) const {
+    const size_t common = std::min(kind.size(), options_.match.size());
+    return kind.compare(0, common, options_.match, 0, common) == 0;
+  }
+  // The tier that was asked for, or else the best: a pass of the slow ones takes long.
+  const cpu::KernelTable& decode_table() const {
+    for (const cpu::IsaStatus& isa : cpu::isa_report()) {
+      if (isa.available && options_.tier == cpu::isa_name(isa.isa))
+        return *cpu::kernels_of(isa.isa);
+    }
+    return cpu::select_kernels();
+  }
+  void keep(const cpu::KernelTable& table, std::unique_ptr<Case> c) {
+    if (c->name.compare(0, options_.match.size(), options_.match) != 0) return;
+    c->verify();
+    rows_.push_back({std::move(c), &table, {}, {}});
+  }
+
+  const Options& options_;
+  std::shared_ptr<Weights> weights_;
+  DType weights_dtype_ = DType::kF32;
+  std::shared_ptr<const probe::Buffer> pages_;
+  std::vector<Row> rows_;
+};
+
+std::vector<Row> make_rows(const Options& o) {
+  Rows rows(o);
+  for (DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kI8}) {
+    for (const cpu::IsaStatus& isa : cpu::isa_report()) {
+      if (isa.available) rows.add(*cpu::kernels_of(isa.isa), dtype);
+    }
+  }
+  return rows.take();
 }
 
-// Every round measures both ceilings again right before each case, so that a share compares
-// neighbours in time on a machine that drifts.
+double median(std::vector<double> v) {
+  return stats_of(std::move(v)).median;
+}
+
+// In every round a case takes turns with its ceiling, so that a share compares neighbours in time
+// on a machine that drifts; both sides are medians.
 void measure(const Options& o, std::vector<Row>* rows, std::vector<double>* reads,
              std::map<std::string, std::vector<double>>* peaks) {
+  constexpr int kTurns = 4;
+  constexpr double kTurn_s = 0.05;
   const probe::Buffer buffer(int64_t{1} << 30);
   for (int round = 0; round < o.rounds; ++round) {
     for (Row& row : *rows) {
-      double ceiling;
-      if (row.timed->unit == Unit::kBytes) {
-        ceiling = probe::stream_read_bytes_per_s(o.threads, buffer, 0.1, row.table);
-        reads->push_back(ceiling);
-      } else {
-        ceiling = probe::fma_flops(o.threads, 0.05, row.table);
-        (*peaks)[row.timed->tier].push_back(ceiling);
-      }
+      std::vector<double> ceilings, passes;
       row.timed->pass_s();  // warm up
-      double best = 1e30, spent = 0;
-      while (spent < 0.15) {
-        const double s = row.timed->pass_s();
-        best = std::min(best, s), spent += s;
+      for (int turn = 0; turn < kTurns; ++turn) {
+        ceilings.push_back(
+            row.timed->unit == Unit::kBytes
+                ? probe::stream_read_bytes_per_s(o.threads, buffer, kTurn_s, row.table)
+                : probe::fma_flops(o.threads, kTurn_s, row.table));
+        for (double spent = 0; spent < kTurn_s; spent += passes.back()) {
+          passes.push_back(row.timed->pass_s());
+        }
       }
-      row.rates.push_back(row.timed->work / best);
+      const double ceiling = median(ceilings);
+      (row.timed->unit == Unit::kBytes ? *reads : (*peaks)[row.timed->tier]).push_back(ceiling);
+      row.rates.push_back(row.timed->work / median(passes));
       row.shares.push_back(row.rates.back() / ceiling);
     }
   }
@@ -106,11 +164,11 @@ void print(const Options& o, const std::vector<Row>& rows, const std::vector<dou
     std::printf("f32 FMA peak %s %.1f GFLOP/s [%.1f-%.1f]\n", tier.c_str(), s.median / 1e9,
                 s.min / 1e9, s.max / 1e9);
   }
-  std::printf("%-11s %-5s %-34s %10s %21s %18s\n", "tier", "dtype", "case", "median", "[min-max]",
+  std::printf("%-11s %-5s %-46s %10s %21s %18s\n", "tier", "dtype", "case", "median", "[min-max]",
               "share [min-max]");
   for (const Row& row : rows) {
     const Stats r = stats_of(row.rates), share = stats_of(row.shares);
-    std::printf("%-11s %-5s %-34s %10.1f [%8.1f-%8.1f] %7s %4.0f%% [%3.0f-%3.0f]\n",
+    std::printf("%-11s %-5s %-46s %10.1f [%8.1f-%8.1f] %7s %4.0f%% [%3.0f-%3.0f]\n",
                 row.timed->tier.c_str(), row.timed->dtype.c_str(), row.timed->name.c_str(),
                 r.median / 1e9, r.min / 1e9, r.max / 1e9,
                 row.timed->unit == Unit::kBytes ? "GB/s" : "GFLOP/s", share.median * 100,
@@ -139,7 +197,7 @@ void write_json(const Options& o, const std::vector<Row>& rows) {
 int usage() {
   std::fprintf(stderr,
                "helm-bench-kernels [--threads N] [--rounds N] [--layers N] [--tier T] [--dtype D]\n"
-               "                   [--match TEXT] [--json FILE]\n");
+               "                   [--match START] [--json FILE]\n");
   return 2;
 }
 

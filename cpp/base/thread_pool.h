@@ -22,6 +22,12 @@ class Team {
   // Waits until every member has arrived.
   void barrier();
 
+  // The chunks of a loop over so many that this member starts with.
+  struct Part {
+    int64_t begin, end;
+  };
+  Part part(int64_t chunks) const { return part_of(worker_, chunks); }
+
   // Calls body(begin, end) over [0, n) in pieces of at most `chunk`, shared among the members. Each
   // member starts with its own contiguous part (the memory it touched first) and helps the others
   // when done. All members must call it with equal arguments, and a barrier must separate two
@@ -34,6 +40,9 @@ class Team {
   Team(ThreadPool* pool, int worker, int size) : pool_(pool), worker_(worker), size_(size) {}
 
   std::atomic<int64_t>& taken(int phase, int worker);
+  Part part_of(int worker, int64_t chunks) const {
+    return {chunks * worker / size_, chunks * (worker + 1) / size_};
+  }
 
   ThreadPool* pool_;
   int worker_;
@@ -92,8 +101,7 @@ void Team::parallel_for(int64_t n, int64_t chunk, const Body& body) {
   const int64_t chunks = (n + chunk - 1) / chunk;
   for (int i = 0; i < size_; ++i) {
     const int owner = (worker_ + i) % size_;
-    const int64_t first = chunks * owner / size_;
-    const int64_t last = chunks * (owner + 1) / size_;
+    const auto [first, last] = part_of(owner, chunks);
     std::atomic<int64_t>& counter = taken(phase_, owner);
     while (first + counter.load(std::memory_order_relaxed) < last) {
       const int64_t mine = first + counter.fetch_add(1, std::memory_order_relaxed);

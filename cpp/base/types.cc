@@ -1,6 +1,8 @@
 // Names of element types.
 #include "helm/types.h"
 
+#include <string>
+
 #include "base/check.h"
 
 namespace helm {
@@ -13,15 +15,32 @@ const char* dtype_name(DType dtype) {
       return "f16";
     case DType::kBF16:
       return "bf16";
+    case DType::kI8:
+      return "i8";
   }
   return "?";
 }
 
-DType dtype_from_name(std::string_view name) {
-  for (DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+namespace {
+
+DType one_of(int count, const char* what, std::string_view name) {
+  std::string known;
+  for (int i = 0; i < count; ++i) {
+    const auto dtype = static_cast<DType>(i);
     if (name == dtype_name(dtype)) return dtype;
+    known += (i > 0 ? ", " : "") + std::string(dtype_name(dtype));
   }
-  fail(ErrorKind::kInvalid, "unknown dtype \"", name, "\"; known: f32, f16, bf16");
+  fail(ErrorKind::kInvalid, "unknown ", what, " \"", name, "\"; known: ", known);
+}
+
+}  // namespace
+
+DType dtype_from_name(std::string_view name) {
+  return one_of(kDTypes, "dtype", name);
+}
+
+DType kv_dtype_from_name(std::string_view name) {
+  return one_of(kKvDTypes, "KV dtype", name);
 }
 
 }  // namespace helm

@@ -1,10 +1,12 @@
 // Where K and V of a position lie. A page holds page_tokens positions of one layer of one sequence:
-// K, then V, each [kv_heads, page_tokens, head_dim], so that one head's keys are contiguous.
+// K, then V, each a slab per KV head: [page_tokens, head_dim], so that one head's keys are
+// contiguous, and after them, where the dtype has scales, [page_tokens] f32.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/kernels/kernels.h"
 #include "helm/plan.h"
 
 namespace helm::cpu {
@@ -14,13 +16,24 @@ struct KvPages {
   std::byte* base = nullptr;
   KvSpec spec;
 
-  std::byte* keys(int32_t page, int64_t head) const { return at(page, head); }
-  std::byte* values(int32_t page, int64_t head) const { return at(page, spec.kv_heads + head); }
+  std::byte* keys(int32_t page, int64_t head) const { return slab(page, head); }
+  std::byte* values(int32_t page, int64_t head) const { return slab(page, spec.kv_heads + head); }
+  float* key_scales(int32_t page, int64_t head) const { return scales(keys(page, head)); }
+  float* value_scales(int32_t page, int64_t head) const { return scales(values(page, head)); }
+
+  // The first `count` positions.
+  KvSpan span(int32_t page, int64_t head, int64_t count) const {
+    return {keys(page, head), values(page, head), key_scales(page, head), value_scales(page, head),
+            count};
+  }
 
  private:
-  std::byte* at(int32_t page, int64_t slab) const {
-    const int64_t slab_bytes = spec.page_tokens * spec.head_dim * dtype_bytes(spec.dtype);
-    return base + page * spec.page_bytes() + slab * slab_bytes;
+  std::byte* slab(int32_t page, int64_t index) const {
+    return base + page * spec.page_bytes() + index * spec.slab_bytes();
+  }
+  float* scales(std::byte* slab) const {
+    return kv_scale_bytes(spec.dtype) > 0 ? reinterpret_cast<float*>(slab + spec.rows_bytes())
+                                          : nullptr;
   }
 };
 

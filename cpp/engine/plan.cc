@@ -121,7 +121,7 @@ void PlanReader::read_limits(const JsonReader& node) {
 
 void PlanReader::read_kv(const JsonReader& node) {
   node.only({"dtype", "page_tokens", "layers", "kv_heads", "head_dim", "pages"});
-  plan_.kv.dtype = dtype_from_name(node["dtype"].string());
+  plan_.kv.dtype = kv_dtype_from_name(node["dtype"].string());
   plan_.kv.page_tokens = node["page_tokens"].integer(1, kMaxCount);
   plan_.kv.layers = node["layers"].integer(1, kMaxCount);
   plan_.kv.kv_heads = node["kv_heads"].integer(1, 4096);

@@ -103,7 +103,8 @@ Work Synthetic::add_attention(ValueIndex qkv, ValueIndex out, int64_t group, int
   const auto n = static_cast<double>(tokens);
   const double pairs = n * static_cast<double>(context - tokens) + n * (n + 1) / 2;
   return {4.0 * static_cast<double>(heads * kHeadDim) * pairs,
-          static_cast<double>(2 * context * kv_heads * kHeadDim * dtype_bytes(plan_.kv.dtype))};
+          static_cast<double>(2 * context * kv_heads *
+                              (plan_.kv.row_bytes() + kv_scale_bytes(plan_.kv.dtype)))};
 }
 
 Work Synthetic::add_elementwise(int64_t tokens) {

@@ -130,6 +130,8 @@ void with_dtype(DType dtype, const F& f) {
       return f(std::integral_constant<DType, DType::kF16>{});
     case DType::kBF16:
       return f(std::integral_constant<DType, DType::kBF16>{});
+    case DType::kI8:  // refused where attention is bound
+      break;
   }
 }
 

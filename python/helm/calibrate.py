@@ -25,7 +25,7 @@ from helm.machine import (
     one_cpu_per_core,
     physical_cores,
 )
-from helm.profile import CpuProfile, Profile
+from helm.profile import KV_DTYPES, CpuProfile, Profile
 
 Progress = Callable[[str, float], None]  # (what is measured now, share done from 0 to 1)
 
@@ -286,7 +286,7 @@ class _Rates:
                     probe, threads, dtype, PREFILL_GROUP, PREFILL_QUERIES, PREFILL_CONTEXT
                 ),
             }
-            for dtype in DTYPES
+            for dtype in KV_DTYPES
         }
         self.elementwise = Quantity(
             "elementwise ops", lambda s: probe.elementwise(threads, ELEMENTWISE_TOKENS, s)
@@ -318,7 +318,7 @@ class _Rates:
             thread_sweep=dict(sweep),
             matvec_bytes_per_s={d: self.matmul[d][1].bytes_per_s for d in DTYPES},
             matmul_flops=flops_by_rows(self.matmul),
-            attention_bytes_per_s={d: self.attention[d][1].bytes_per_s for d in DTYPES},
+            attention_bytes_per_s={d: self.attention[d][1].bytes_per_s for d in KV_DTYPES},
             attention_flops=flops_by_rows(self.attention),
             op_s=op_s,
             step_s=wake_s + max(0.0, engine_s),

@@ -27,9 +27,9 @@ from helm.calibrate import (
     probe_bytes,
     visit,
 )
-from helm.devices import Accelerator
+from helm.devices import SIM, Accelerator
 from helm.machine import cpu_affinity, one_cpu_per_core
-from helm.profile import AcceleratorProfile, CpuProfile, LinkProfile
+from helm.profile import KV_DTYPES, AcceleratorProfile, CpuProfile, LinkProfile
 
 BUDGET_S = 5.0
 TOKENS = (1, 4, 16, 64, 512)
@@ -59,7 +59,7 @@ def measure_accelerator(
     wanted = min(probe_bytes(affinity), _MOST_BYTES)
     probe = _helm.DeviceProbe(device.rates_specification, wanted)
     host = _helm.StageProbe(wanted, one_cpu_per_core(affinity)[: cpu.threads])
-    rates, link = _Rates(probe), _Link(probe, host, cpu.threads)
+    rates, link = _Rates(probe, device.kind), _Link(probe, host, cpu.threads)
     measured = (*rates.all(), *link.all())
     visit(measured, budget_s, report, 0.0, 1.0)
     report("done", 1.0)
@@ -74,7 +74,9 @@ def _quantity(name: str, measure: Callable[[float], Timing]) -> Quantity:
 class _Rates:
     """What the device does by itself."""
 
-    def __init__(self, probe: Any) -> None:
+    def __init__(self, probe: Any, kind: str) -> None:
+        kv_dtypes = KV_DTYPES if kind == SIM else DTYPES  # CUDA has no attention for i8
+
         def products(dtype: str, tokens: int) -> Quantity:
             return _quantity(
                 f"{dtype} products, {tokens} tokens", lambda s: probe.matmul(dtype, tokens, s)
@@ -94,7 +96,7 @@ class _Rates:
                 **{group: attention(d, group, 1, DECODE_CONTEXT) for group in DECODE_GROUPS},
                 prefill_rows: attention(d, PREFILL_GROUP, PREFILL_QUERIES, PREFILL_CONTEXT),
             }
-            for d in DTYPES
+            for d in kv_dtypes
         }
         self.elementwise = _quantity(
             "elementwise ops", lambda s: probe.elementwise(ELEMENTWISE_TOKENS, s)
@@ -114,7 +116,7 @@ class _Rates:
             memory_bytes=device.free_bytes,
             matvec_bytes_per_s={d: self.matmul[d][1].bytes_per_s for d in DTYPES},
             matmul_flops=flops_by_rows(self.matmul),
-            attention_bytes_per_s={d: self.attention[d][1].bytes_per_s for d in DTYPES},
+            attention_bytes_per_s={d: q[1].bytes_per_s for d, q in self.attention.items()},
             attention_flops=flops_by_rows(self.attention),
             op_s=max(0.0, (self.empty.seconds - self.bare.seconds) / _EMPTY_OPS),
             step_s=self.step.seconds,

@@ -43,7 +43,8 @@ class LLM:
     an accelerator or a profile 4096, or what prompt_tokens and output_tokens take.
     max_sequences: prompts generating together at most.
     dtype: how weights are held, "auto" (as stored), "f32", "f16" or "bf16".
-    kv_dtype: the same for the KV cache. page_tokens: positions per KV page, 16 or more.
+    kv_dtype: the same for the KV cache, or "i8", which takes about half of 16 bit.
+    page_tokens: positions per KV page, 16 or more.
     kv_overflow: how decode reaches KV pages that an accelerator has no room for: they "stream" to
     it, the "cpu" attends to them, or "auto", whichever is predicted faster. kv_vram_bytes: memory
     there that KV pages may take at most. watermark: once more than this share of that is in use

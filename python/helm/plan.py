@@ -28,7 +28,8 @@ from helm.kv_options import KvOptions
 from helm.models import build_graph
 from helm.plan_format import (
     DTYPE_BYTES,
-    DType,
+    KV_ELEMENT_BYTES,
+    KvDType,
     KvSpec,
     Limits,
     MemoryUse,
@@ -118,7 +119,8 @@ def make_plan(
     plans from the configuration alone, with weights of `config.dtype` (f32 when it names none).
     context: positions per sequence; None takes the workload's or else the model's, the latter less
     if memory is short. dtype: placed dtype of matrices, "auto" as stored; vectors are always f32.
-    kv_dtype "auto": that of most matrix bytes. memory_bytes: what the machine has free, of which
+    kv_dtype "auto": that of most matrix bytes; "i8": integers, with a scale per position and KV
+    head. memory_bytes: what the machine has free, of which
     `reserve_bytes` stay untouched. threads and memory_bytes are needed without a profile and
     override it with one, as accelerator_bytes does. workload: what the search prices; None asks
     for 128 tokens after 512. space: decisions to fix; None allows all that the runtime executes.
@@ -142,7 +144,7 @@ def make_plan(
         check_checkpoint(graph, checkpoint_tensors)
     tensors = place_tensors(graph, config, checkpoint_tensors, dtype)
     kv = KvSpec(
-        dtype=cast(DType, dominant_dtype(tensors) if kv_dtype == "auto" else kv_dtype),
+        dtype=cast(KvDType, dominant_dtype(tensors) if kv_dtype == "auto" else kv_dtype),
         page_tokens=min(page_tokens, context),
         layers=graph.kv.layers,
         kv_heads=graph.kv.kv_heads,
@@ -271,7 +273,7 @@ def _partitioned_plan(problem: _Problem, best: Candidate, notices: list[str]) ->
     )
 
 
-def costed_graph(graph: Graph, tensors: tuple[PlacedTensor, ...], kv_dtype: DType) -> CostedGraph:
+def costed_graph(graph: Graph, tensors: tuple[PlacedTensor, ...], kv_dtype: KvDType) -> CostedGraph:
     """The graph with the dtypes in which `tensors` are placed."""
     return CostedGraph(graph, {tensor.name: tensor.dtype for tensor in tensors}, kv_dtype)
 
@@ -315,11 +317,10 @@ def _check_arguments(
             f"[plan] step_tokens is {limits.step_tokens}, max_sequences {limits.sequences}; a step "
             "must hold a token of every sequence: raise step_tokens or lower max_sequences"
         )
-    for name, dtype in zip(("dtype", "kv_dtype"), dtypes, strict=True):
-        if dtype not in ("auto", *DTYPE_BYTES):
-            raise InvalidError(
-                f"[plan] {name} is {dtype!r}; expected auto, {', '.join(DTYPE_BYTES)}"
-            )
+    known = (DTYPE_BYTES, KV_ELEMENT_BYTES)
+    for name, dtype, choices in zip(("dtype", "kv_dtype"), dtypes, known, strict=True):
+        if dtype not in ("auto", *choices):
+            raise InvalidError(f"[plan] {name} is {dtype!r}; expected auto, {', '.join(choices)}")
 
 
 def _memory_use(

@@ -23,9 +23,18 @@ from helm.jsonio import Reader, decode, encode, parse
 from helm.rope import RopeTable
 
 FORMAT = "helm-plan"
-VERSION = 2
+VERSION = 3
 DType = Literal["f32", "f16", "bf16"]
 DTYPE_BYTES: dict[str, int] = {"f32": 4, "f16": 2, "bf16": 2}
+# i8: integers with an f32 scale per row of K or V, that is per position and KV head.
+KvDType = Literal["f32", "f16", "bf16", "i8"]
+KV_ELEMENT_BYTES: dict[str, int] = {**DTYPE_BYTES, "i8": 1}
+KV_SCALE_BYTES: dict[str, int] = {"i8": 4}
+
+
+def kv_position_bytes(dtype: str, kv_heads: int, head_dim: int) -> int:
+    """K and V of one position of one layer."""
+    return 2 * kv_heads * (head_dim * KV_ELEMENT_BYTES[dtype] + KV_SCALE_BYTES.get(dtype, 0))
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,7 @@ class Limits:
 class KvSpec:
     """The KV cache: `pages` slots, each K and V of one layer and page_tokens positions."""
 
-    dtype: DType
+    dtype: KvDType
     page_tokens: int
     layers: int
     kv_heads: int
@@ -62,8 +71,10 @@ class KvSpec:
 
     @property
     def page_bytes(self) -> int:
-        elements = 2 * self.page_tokens * self.kv_heads * self.head_dim
-        return elements * DTYPE_BYTES[self.dtype]
+        """The positions', and what aligns the scales of each head."""
+        pad = -self.page_tokens * self.head_dim % 4 if self.dtype in KV_SCALE_BYTES else 0
+        positions = self.page_tokens * kv_position_bytes(self.dtype, self.kv_heads, self.head_dim)
+        return positions + 2 * self.kv_heads * pad
 
 
 @dataclass(frozen=True)

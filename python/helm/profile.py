@@ -24,12 +24,14 @@ from helm.errors import ProfileError
 from helm.jsonio import Reader, parse
 
 FORMAT = "helm-profile"
-VERSION = 1
+VERSION = 2
 _MOST = 1e30
 _COUNT = re.compile(r"[1-9][0-9]{0,8}")
 _MAX_FILE_BYTES = 4 << 20
 _DTYPES = ("f32", "f16", "bf16")
+KV_DTYPES = (*_DTYPES, "i8")
 _TABLES = ("matvec_bytes_per_s", "matmul_flops", "attention_bytes_per_s", "attention_flops")
+_KV_TABLES = ("attention_bytes_per_s", "attention_flops")
 _TIMES = ("op_s", "step_s")
 _DEVICE_KEYS = ("memory_bytes", *_TABLES, *_TIMES, "activation_bytes_per_s")
 _LINK_RATES = (
@@ -75,9 +77,10 @@ class DeviceProfile:
     def _lookup(self, table: str, dtype: str) -> Any:
         rates = getattr(self, table)
         if dtype not in rates:
+            option = "--kv-dtype" if table in _KV_TABLES else "--dtype"
             raise ProfileError(
                 f"[profile] {table} has no rate for {dtype}, only for {', '.join(sorted(rates))}; "
-                "measure the machine again, or choose one of those with --dtype"
+                f"measure the machine again, or choose one of those with {option}"
             )
         return rates[dtype]
 
@@ -265,10 +268,10 @@ def _by_rows(node: Reader) -> dict[int, float]:
 _READ = {"matmul_flops": _counts, "attention_flops": _by_rows}
 
 
-def _by_dtype(node: Reader) -> list[tuple[str, Reader]]:
-    node.only(_DTYPES)
+def _by_dtype(node: Reader, dtypes: tuple[str, ...]) -> list[tuple[str, Reader]]:
+    node.only(dtypes)
     if not node.names():
-        node.reject("expected at least one dtype of " + ", ".join(_DTYPES))
+        node.reject("expected at least one dtype of " + ", ".join(dtypes))
     return [(dtype, node[dtype]) for dtype in node.names()]
 
 
@@ -277,7 +280,8 @@ def _device(node: Reader, own: tuple[str, ...]) -> dict[str, Any]:
     fields: dict[str, Any] = {"memory_bytes": node["memory_bytes"].integer(0, 2**60)}
     for table in _TABLES:
         read = _READ.get(table, _rate)
-        fields[table] = {dtype: read(rates) for dtype, rates in _by_dtype(node[table])}
+        dtypes = KV_DTYPES if table in _KV_TABLES else _DTYPES
+        fields[table] = {dtype: read(rates) for dtype, rates in _by_dtype(node[table], dtypes)}
     for name in _TIMES:
         fields[name] = node[name].number(0.0, 1e6)
     fields["activation_bytes_per_s"] = _rate(node["activation_bytes_per_s"])

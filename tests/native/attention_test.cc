@@ -26,19 +26,37 @@ struct Data {
         q(random_floats((p.queries - 1) * q_stride + p.group * p.head_dim, seed)),
         k(encode(dtype, random_floats(p.count * p.head_dim, seed + 1))),
         v(encode(dtype, random_floats(p.count * p.head_dim, seed + 2))),
+        k_scale(scales(dtype, p.count, seed + 3)),
+        v_scale(scales(dtype, p.count, seed + 4)),
         m(p.queries * p.group),
         s(p.queries * p.group),
         o(p.queries * p.group * p.head_dim) {}
   int64_t q_stride;
   Guarded<float> q;
   Guarded<unsigned char> k, v;
+  Guarded<float> k_scale, v_scale;
   Guarded<float> m, s, o;
+
+  cpu::KvSpan span(const Problem& p) const {
+    const bool scaled = k_scale.size() > 0;
+    return {k.data(), v.data(), scaled ? k_scale.data() : nullptr,
+            scaled ? v_scale.data() : nullptr, p.count};
+  }
+
+ private:
+  // Of integers of up to 127: about 1/127, over two orders of magnitude.
+  static std::vector<float> scales(DType dtype, int64_t count, uint32_t seed) {
+    if (kv_scale_bytes(dtype) == 0) return {};
+    std::vector<float> out = random_floats(count, seed);
+    for (float& v : out) v = (v * v + 0.01F) / 127;
+    return out;
+  }
 };
 
 cpu::AttentionArgs args_of(const Problem& p, const Data& d, const Scratch& scratch) {
-  return {d.q.data(),    d.q_stride,  p.queries,  p.group,       p.head_dim,
-          p.first_query, p.first_key, p.window,   p.scale,       {d.k.data(), d.v.data(), p.count},
-          d.m.data(),    d.s.data(),  d.o.data(), scratch.data()};
+  return {d.q.data(),  d.q_stride, p.queries,     p.group,   p.head_dim, p.first_query,
+          p.first_key, p.window,   p.scale,       d.span(p), {},         d.m.data(),
+          d.s.data(),  d.o.data(), scratch.data()};
 }
 
 std::string label_of(const cpu::KernelTable& table, DType dtype, const Problem& p, uint32_t seed) {
@@ -77,7 +95,7 @@ void check_result(const Result& r, ExpectedAttention want, int64_t head_dim,
 }
 
 void check_problem(const Problem& p, uint32_t seed) {
-  for (DType dtype : kAllTypes) {
+  for (DType dtype : kKvTypes) {
     const Data d(p, dtype, seed);
     ExpectedAttention want;
     for (const cpu::KernelTable* table : tiers()) {
@@ -126,7 +144,7 @@ TEST_CASE("attention: span sizes, masks and windows") {
 }
 
 TEST_CASE("attention: the bits of a row do not depend on the number of queries") {
-  for (DType dtype : kAllTypes) {
+  for (DType dtype : kKvTypes) {
     for (const cpu::KernelTable* table : tiers()) {
       for (int64_t window : {0, 90}) {
         const Problem p{150, 2, 48, 300, 150, 0, window};
@@ -144,6 +162,7 @@ TEST_CASE("attention: the bits of a row do not depend on the number of queries")
             part.m += i * p.group;
             part.s += i * p.group;
             part.o += i * p.group * p.head_dim;
+            part.next = i % 2 == 0 ? whole.span : cpu::KvSpan{};  // changes nothing
             table->attention[index_of(dtype)](part);
           }
           const std::string label = label_of(*table, dtype, p, 3000);
@@ -158,7 +177,7 @@ TEST_CASE("attention: the bits of a row do not depend on the number of queries")
 
 TEST_CASE("attention: partials of two spans merge to the partial of one") {
   const Problem p{5, 2, 40, 180, 120};
-  for (DType dtype : kAllTypes) {
+  for (DType dtype : kKvTypes) {
     const Data d(p, dtype, 4000);
     for (const cpu::KernelTable* table : tiers()) {
       const Scratch scratch(*table, 1, p.queries, p.group, p.head_dim);
@@ -168,8 +187,10 @@ TEST_CASE("attention: partials of two spans merge to the partial of one") {
       cpu::AttentionArgs first = whole, second = whole;
       first.span.count = cut;
       second.first_key = cut;
-      second.span = {static_cast<const char*>(whole.span.k) + cut * bytes,
-                     static_cast<const char*>(whole.span.v) + cut * bytes, p.count - cut};
+      second.span.k = static_cast<const char*>(whole.span.k) + cut * bytes;
+      second.span.v = static_cast<const char*>(whole.span.v) + cut * bytes;
+      second.span.count = p.count - cut;
+      if (whole.span.k_scale) second.span.k_scale += cut, second.span.v_scale += cut;
       const Data other(p, dtype, 4000);
       second.m = other.m.data(), second.s = other.s.data(), second.o = other.o.data();
       table->attention[index_of(dtype)](first);

@@ -1,4 +1,5 @@
-// Conversions between f32 and the storage types: every half, rounding ties, infinities, NaN.
+// Conversions between f32 and the storage types: every half, rounding ties, infinities, NaN; rows
+// of integers with a scale.
 #include <doctest/doctest.h>
 
 #include <bit>
@@ -89,6 +90,37 @@ TEST_CASE("widen and narrow: tails touch nothing outside") {
         table->widen[index_of(dtype)](packed.data(), out.data(), n);
         for (int64_t i = 0; i < n; ++i) CHECK(out.data()[i] == decode(dtype, packed.data(), i));
         CHECK((packed.intact() && out.intact()));
+      }
+    }
+  }
+}
+
+TEST_CASE("quantize: integers and scale of a row") {
+  std::vector<std::vector<float>> rows;
+  for (int64_t n = 1; n <= 40; ++n) rows.push_back(random_floats(n, 9200));
+  for (Fill fill : kFills) rows.push_back(random_floats(257, 9201, fill));
+  for (float size : {3.4e38f, 1e-30f, 1.5e-36f, 1.4e-36f, 1e-38f, 1e-45f, 0.0f}) {
+    rows.push_back(random_floats(33, 9202));
+    for (float& v : rows.back()) v *= size;
+    rows.back()[7] = -size;
+  }
+  rows.push_back({127, 126.5f, 125.5f, 0.5f, 1.5f, -0.5f, -1.5f, -126.5f});  // ties to even
+  for (float odd : {NAN, INFINITY, -INFINITY}) {
+    for (size_t at : {0, 18, 36}) rows.push_back(random_floats(37, 9203)), rows.back()[at] = odd;
+  }
+  for (const std::vector<float>& row : rows) {
+    const Quantized want = quantized(row);
+    for (const cpu::KernelTable* table : tiers()) {
+      const Guarded<float> x(row);
+      const Guarded<int8_t> q(x.size());
+      const float scale = table->quantize(x.data(), q.data(), x.size());
+      const std::string label = std::string(table->name) + " n " + std::to_string(row.size());
+      CHECK_MESSAGE(q.copy() == want.q, label);
+      CHECK_MESSAGE(std::bit_cast<uint32_t>(scale) == std::bit_cast<uint32_t>(want.scale), label);
+      CHECK((x.intact() && q.intact()));
+      for (size_t i = 0; i < row.size() && scale > 0; ++i) {
+        const double off = std::abs(static_cast<double>(scale) * want.q[i] - row[i]);
+        CHECK_MESSAGE(off <= scale * (0.5 + 128 * kEps), label);
       }
     }
   }

@@ -58,6 +58,16 @@ TEST_CASE("a stage agrees with the scalar oracle: f32") {
   conform_stage(open_cuda_test_device, {shape("f32", "f32")});
 }
 
+TEST_CASE("a cache of integers is refused by name") {
+  try {
+    conform_stage(open_cuda_test_device, {shape("f32", "i8")});
+    FAIL("no error was thrown");
+  } catch (const helm::Error& error) {
+    CHECK(error.kind() == helm::ErrorKind::kInvalid);
+    CHECK(std::string(error.what()).find("the KV cache is i8") != std::string::npos);
+  }
+}
+
 TEST_CASE("a stage agrees with the scalar oracle: f16 and bf16") {
   conform_stage(open_cuda_test_device, {shape("f16", "f16"), true});
   conform_stage(open_cuda_test_device, {shape("bf16", "bf16"), true});

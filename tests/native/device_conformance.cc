@@ -189,7 +189,8 @@ class StageRunner {
 double relative_bound(const Plan& plan, const StageCase& test) {
   const auto layers = static_cast<double>(plan.kv.layers);
   const auto unit = [](const std::string& dtype) {
-    return dtype == "f32" ? 0 : dtype == "f16" ? std::ldexp(1.0, -11) : std::ldexp(1.0, -8);
+    if (dtype == "f32") return 0.0;
+    return std::ldexp(1.0, dtype == "f16" ? -11 : dtype == "bf16" ? -8 : -7);
   };
   int64_t longest = plan.limits.context;
   for (const ValueSpec& value : plan.values) longest = std::max(longest, value.width);

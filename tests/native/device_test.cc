@@ -106,6 +106,7 @@ TEST_CASE("every device keeps the contract") {
     helm::test::conform_attention_pieces(opener(name), {});
     helm::test::conform_attention_pieces(opener(name),
                                          {.page_tokens = 5, .window = 37, .kv_dtype = "bf16"});
+    helm::test::conform_stage(opener(name), {.shape = {.kv_dtype = "i8"}});
   }
   helm::test::conform_allocation([](int64_t limit_bytes) {
     return helm::open_accelerator("sim:vram=" + std::to_string(limit_bytes));

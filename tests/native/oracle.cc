@@ -57,6 +57,7 @@ uint16_t encode_bf16(float x) {
 
 double decode(DType dtype, const void* data, int64_t i) {
   const char* p = static_cast<const char*>(data) + i * dtype_bytes(dtype);
+  if (dtype == DType::kI8) return static_cast<signed char>(*p);
   if (dtype == DType::kF32) {
     float f;
     std::memcpy(&f, p, 4);
@@ -67,7 +68,32 @@ double decode(DType dtype, const void* data, int64_t i) {
   return dtype == DType::kF16 ? decode_f16(h) : decode_bf16(h);
 }
 
+Quantized quantized(const std::vector<float>& x) {
+  Quantized out{std::vector<int8_t>(x.size()), 0};
+  float largest = 0;
+  for (float v : x) {
+    if (!std::isfinite(v)) {
+      out.scale = NAN;
+      return out;
+    }
+    largest = std::max(largest, std::abs(v));
+  }
+  const float scale = largest / 127;
+  if (scale < std::numeric_limits<float>::min()) return out;
+  out.scale = scale;
+  const float inverse = 127 / largest;
+  for (size_t i = 0; i < x.size(); ++i) {
+    out.q[i] = static_cast<int8_t>(std::nearbyint(x[i] * inverse));
+  }
+  return out;
+}
+
 std::vector<unsigned char> encode(DType dtype, const std::vector<float>& values) {
+  if (dtype == DType::kI8) {
+    std::vector<unsigned char> bytes;
+    for (int8_t q : quantized(values).q) bytes.push_back(static_cast<unsigned char>(q));
+    return bytes;
+  }
   const size_t size = at(dtype_bytes(dtype));
   std::vector<unsigned char> out(values.size() * size);
   for (size_t i = 0; i < values.size(); ++i) {
@@ -102,6 +128,10 @@ Expected oracle_matmul(const cpu::MatmulArgs& m, DType dtype, const std::vector<
 // A score's error d moves its weight by a factor e^d, the maximum and the log of the sum by d.
 ExpectedAttention oracle_attention(const cpu::AttentionArgs& a, DType dtype) {
   ExpectedAttention e;
+  const auto element = [&](const void* rows, const float* scales, int64_t j, int64_t d) {
+    return decode(dtype, rows, j * a.head_dim + d) * (scales ? static_cast<double>(scales[j]) : 1);
+  };
+  const int64_t roundings = a.head_dim + (a.span.k_scale ? 4 : 3);
   const auto none = [](Expected& x, double v) { x.value.push_back(v), x.bound.push_back(0); };
   for (int64_t row = 0; row < a.queries * a.group; ++row) {
     const int64_t i = row / a.group, g = row % a.group;
@@ -114,10 +144,10 @@ ExpectedAttention oracle_attention(const cpu::AttentionArgs& a, DType dtype) {
       double dot = 0, size = 0;
       for (int64_t d = 0; d < a.head_dim; ++d) {
         const double v = a.scale * static_cast<double>(a.q[i * a.q_stride + g * a.head_dim + d]) *
-                         decode(dtype, a.span.k, j * a.head_dim + d);
+                         element(a.span.k, a.span.k_scale, j, d);
         dot += v, size += std::abs(v);
       }
-      slack = std::max(slack, static_cast<double>(a.head_dim + 3) * kEps * size);
+      slack = std::max(slack, static_cast<double>(roundings) * kEps * size);
       key.push_back(j), score.push_back(dot);
       max = std::max(max, dot);
     }
@@ -133,7 +163,7 @@ ExpectedAttention oracle_attention(const cpu::AttentionArgs& a, DType dtype) {
     for (int64_t d = 0; d < a.head_dim; ++d) {
       double out = 0, size = 0;
       for (size_t n = 0; n < key.size(); ++n) {
-        const double v = weight[n] / sum * decode(dtype, a.span.v, key[n] * a.head_dim + d);
+        const double v = weight[n] / sum * element(a.span.v, a.span.v_scale, key[n], d);
         out += v, size += std::abs(v);
       }
       e.out.value.push_back(out);

@@ -16,7 +16,14 @@ uint16_t encode_f16(float x);   // nearest even, by arithmetic on doubles
 uint16_t encode_bf16(float x);  // nearest even, by arithmetic on doubles
 double decode(DType dtype, const void* data, int64_t i);
 
-// `values` rounded to dtype, as bytes.
+// A row as integers of -127 to 127 and the scale by which they count, see KernelTable::quantize.
+struct Quantized {
+  std::vector<int8_t> q;
+  float scale;
+};
+Quantized quantized(const std::vector<float>& x);
+
+// `values` rounded to dtype, as bytes; of i8 the integers of any values.
 std::vector<unsigned char> encode(DType dtype, const std::vector<float>& values);
 
 struct Expected {

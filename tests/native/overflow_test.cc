@@ -33,6 +33,7 @@ struct Overflow {
   std::string site = "stream";
   double watermark = 0.8;
   int64_t sequences = 2;
+  std::string kv_dtype = "f32";
 };
 
 TinyShape shape_of(const Overflow& o) {
@@ -42,6 +43,7 @@ TinyShape shape_of(const Overflow& o) {
   shape.sequences = o.sequences;
   shape.step_tokens = 32;
   shape.page_tokens = o.page_tokens;
+  shape.kv_dtype = o.kv_dtype;
   const int64_t blocks = (kContext + o.page_tokens - 1) / o.page_tokens * o.sequences;
   int64_t own = 0;
   for (size_t i = 0; i < o.units.size(); ++i) {
@@ -110,6 +112,26 @@ TEST_CASE("greedy tokens do not depend on where KV pages lie") {
       CHECK(stats.evicted_blocks > 0);
       CHECK(stats.page_visits > 0);  // prefill, whatever decode does
       CHECK((stats.cpu_attentions > 0) == (name == "cpu"));
+    }
+  }
+}
+
+TEST_CASE("nor with integers in the cache") {
+  const auto on_cpu =
+      tiny_engine(tiny_model({.layers = kLayers, .context = kContext, .kv_dtype = "i8"}));
+  const auto expected = generate(*on_cpu, kLengths, 40);
+  for (const char* site : {"stream", "cpu"}) {
+    for (const int64_t page_tokens : {1, 5, 16}) {
+      CAPTURE(site);
+      CAPTURE(page_tokens);
+      TinyShape shape = shape_of({.units = "cacac",
+                                  .page_tokens = page_tokens,
+                                  .slots = 16 * 7 / page_tokens,
+                                  .site = site,
+                                  .kv_dtype = "i8"});
+      const auto engine = tiny_engine(tiny_model(shape));
+      CHECK(generate(*engine, kLengths, 40) == expected);
+      CHECK(engine->stats().evicted_blocks > 0);
     }
   }
 }

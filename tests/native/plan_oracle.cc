@@ -32,9 +32,24 @@ double round_to(DType dtype, double x) {
     case DType::kBF16:
       return decode_bf16(encode_bf16(f));
     case DType::kF32:
+    case DType::kI8:
       break;
   }
   return f;
+}
+
+// K or V of all heads as the cache keeps them.
+void round_kv(const KvSpec& kv, Row* row) {
+  if (kv.dtype != DType::kI8) {
+    for (double& x : *row) x = round_to(kv.dtype, x);
+    return;
+  }
+  for (auto head = row->begin(); head != row->end(); head += kv.head_dim) {
+    const Quantized kept = quantized(std::vector<float>(head, head + kv.head_dim));
+    for (int64_t d = 0; d < kv.head_dim; ++d) {
+      head[d] = static_cast<double>(kept.scale) * kept.q[static_cast<size_t>(d)];
+    }
+  }
 }
 
 }  // namespace
@@ -119,7 +134,7 @@ void PlanOracle::run(const AttentionOp& op) {
   const Row& in = value(op.in);
   const auto kept = [&](int64_t offset) {
     Row row(in.begin() + offset, in.begin() + offset + op.kv_heads * op.head_dim);
-    for (double& x : row) x = round_to(plan_.kv.dtype, x);
+    round_kv(plan_.kv, &row);
     return row;
   };
   std::vector<Row>& keys = keys_[{sequence_, op.layer}];

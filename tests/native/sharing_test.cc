@@ -61,13 +61,18 @@ struct Live {
 }  // namespace
 
 TEST_CASE("sequences that fork, grow, shrink and close in any order stay independent") {
-  for (const auto& [units, blocks, slots] :
-       {std::tuple{"ccccc", 40, 0}, {"ccaaa", 40, 40}, {"ccaaa", 40, 12}, {"acaca", 30, 11}}) {
+  for (const auto& [units, blocks, slots, dtype] : {std::tuple{"ccccc", 40, 0, "f32"},
+                                                    {"ccaaa", 40, 40, "f32"},
+                                                    {"ccaaa", 40, 12, "f32"},
+                                                    {"acaca", 30, 11, "f32"},
+                                                    {"acaca", 30, 30, "i8"}}) {
     CAPTURE(std::string(units));
     CAPTURE(slots);
-    const auto model = tiny_model(shape_of(units, blocks, slots));
-    const auto engine = tiny_engine(model);
-    const auto reference = tiny_engine(tiny_model({.layers = kLayers, .context = kContext}));
+    TinyShape shape = shape_of(units, blocks, slots);
+    shape.kv_dtype = dtype;
+    const auto engine = tiny_engine(tiny_model(shape));
+    const auto reference =
+        tiny_engine(tiny_model({.layers = kLayers, .context = kContext, .kv_dtype = dtype}));
     std::mt19937 random(static_cast<uint32_t>(slots + 7));
     const auto below = [&](size_t n) { return static_cast<int64_t>(random() % n); };
     std::vector<Live> live;
@@ -185,8 +190,10 @@ TEST_CASE("a saved sequence goes on where it was, on any placement") {
   shape.page_tokens = 8;
   refused(shape, "page size");
   shape = shape_of("ccccc", 40, 0);
-  shape.kv_dtype = "f16";
-  refused(shape, "dtype");
+  for (const char* dtype : {"f16", "i8"}) {
+    shape.kv_dtype = dtype;
+    refused(shape, "dtype");
+  }
   shape.kv_dtype = "f32";
   std::FILE* file = std::fopen(path.c_str(), "r+b");
   REQUIRE(file != nullptr);

@@ -31,6 +31,7 @@ TEST_CASE("stage probe: every probe on one thread and on three") {
       check_timings(probe.attention(threads, dtype, 3, 1, 1024, 0), 1, true, true);
       check_timings(probe.attention(threads, dtype, 2, 33, 600, 0), 1, true, true);
     }
+    check_timings(probe.attention(threads, DType::kI8, 3, 1, 1024, 0), 1, true, true);
     check_timings(probe.elementwise(threads, 1, 0), 1, false, true);
     check_timings(probe.empty_ops(threads, 0, 0), 1, false, false);
     check_timings(probe.empty_ops(threads, 16, 0), 1, false, false);

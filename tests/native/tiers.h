@@ -10,6 +10,7 @@
 namespace helm::test {
 
 inline constexpr DType kAllTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
+inline constexpr DType kKvTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kI8};
 
 const std::vector<const cpu::KernelTable*>& tiers();
 

@@ -1,19 +1,19 @@
 // Partial attention of one KV head over one span, blocked over keys with a running maximum.
 //
-// Key blocks lie at fixed offsets from the span's start, scores come from the dot products of
-// matmul.h and outputs take keys in order, so a (query, head) has the same bits for every number of
-// queries. A row (query i, head g) is numbered i * group + g, its place in m, s and o.
+// Key blocks lie at fixed offsets from the span's start, scores sum in one order and outputs take
+// keys in order, so a (query, head) has the same bits for every number of queries. Of i8, the keys'
+// scales multiply finished scores and the values' scales the weights: both products see integers. A
+// row (query i, head g) is numbered i * group + g, its place in m, s and o.
 #pragma once
 
+#include "cpu/kernels/attention_tiles.h"
 #include "cpu/kernels/matmul.h"
 
 namespace helm::cpu {
 namespace {
 
-inline constexpr int64_t kKeyBlock = 128;   // scores and f32 K, V blocks of a tile stay in L2
 inline constexpr int64_t kRowTile = 96;     // rows that share one widened K and V block
 inline constexpr int64_t kDirectRows = 16;  // up to here K and V are read as stored
-inline constexpr int kPvRows = 6;           // rows per register tile of the output
 
 template <class V>
 int64_t padded_dim(int64_t head_dim) {
@@ -47,95 +47,35 @@ int64_t attention_scratch_bytes(int64_t head_dim) {
   return carve<V>(nullptr, head_dim, &unused);
 }
 
-// o(r, d) = o(r, d) * correct(r) + sum_j p(r, j) * V(j, d)    for R rows and one chunk of d
-template <class V, DType D, int R, int N>
-HELM_INLINE void output_tile(const float* p, const float* correct, int64_t keys,
-                             const typename Elem<V, D>::Store* v, int64_t v_stride, float* o,
-                             int64_t o_stride, int64_t prefetch_bytes) {
-  using E = Elem<V, D>;
-  using F = typename V::F;
-  constexpr int64_t kBytes = N * V::kLanes * static_cast<int64_t>(sizeof(typename E::Store));
-  F acc[R][N];
-  HELM_UNROLL
-  for (int r = 0; r < R; ++r) {
-    const F factor = V::set1(correct[r]);
-    HELM_UNROLL
-    for (int n = 0; n < N; ++n) {
-      acc[r][n] = V::mul(V::load(o + r * o_stride + n * V::kLanes), factor);
-    }
-  }
-  for (int64_t j = 0; j < keys; ++j, v += v_stride) {
-    if (prefetch_bytes > 0) {
-      HELM_UNROLL
-      for (int64_t b = 0; b < kBytes; b += 64) {
-        // To L2: the next block's V would push this block's scores and K out of a 32 KiB L1.
-        __builtin_prefetch(reinterpret_cast<const char*>(v) + b + prefetch_bytes, 0, 2);
-      }
-    }
-    F x[N];
-    HELM_UNROLL
-    for (int n = 0; n < N; ++n) x[n] = E::load(v + n * V::kLanes);
-    HELM_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const F weight = V::set1(p[r * kKeyBlock + j]);
-      HELM_UNROLL
-      for (int n = 0; n < N; ++n) acc[r][n] = V::fma(weight, x[n], acc[r][n]);
-    }
-  }
-  HELM_UNROLL
-  for (int r = 0; r < R; ++r) {
-    HELM_UNROLL
-    for (int n = 0; n < N; ++n) V::store(o + r * o_stride + n * V::kLanes, acc[r][n]);
-  }
-}
-
-// The same for the last `dims` < lanes elements of one row.
-template <class V, DType D>
-void output_tail(const float* p, float correct, int64_t keys, const typename Elem<V, D>::Store* v,
-                 int64_t v_stride, float* o, int64_t dims) {
-  auto acc = V::mul(V::load_n(o, dims), V::set1(correct));
-  for (int64_t j = 0; j < keys; ++j, v += v_stride) {
-    acc = V::fma(V::set1(p[j]), Elem<V, D>::load_n(v, dims), acc);
-  }
-  V::store_n(o, acc, dims);
-}
-
-template <class V, DType D, int R>
-void output_rows(const float* p, const float* correct, int64_t keys,
-                 const typename Elem<V, D>::Store* v, int64_t v_stride, float* o, int64_t head_dim,
-                 int64_t prefetch_bytes) {
-  constexpr int N = V::kOutputVectors[R];
-  int64_t d = 0;
-  for (; d + N * V::kLanes <= head_dim; d += N * V::kLanes) {
-    output_tile<V, D, R, N>(p, correct, keys, v + d, v_stride, o + d, head_dim, prefetch_bytes);
-  }
-  for (; d + V::kLanes <= head_dim; d += V::kLanes) {
-    output_tile<V, D, R, 1>(p, correct, keys, v + d, v_stride, o + d, head_dim, prefetch_bytes);
-  }
-  if (d == head_dim) return;
-  for (int r = 0; r < R; ++r) {
-    output_tail<V, D>(p + r * kKeyBlock, correct[r], keys, v + d, v_stride, o + r * head_dim + d,
-                      head_dim - d);
-  }
-}
+// Keys [first, first + count) of a span.
+struct KeyBlock {
+  const void* k;         // [count, head_dim]
+  const void* v;         // [count, head_dim]
+  const float* k_scale;  // [count] or null
+  const float* v_scale;  // [count] or null
+  int64_t first;
+  int64_t count;
+};
 
 template <class V, DType D>
-void output(const float* p, const float* correct, int64_t rows, int64_t keys,
-            const typename Elem<V, D>::Store* v, int64_t v_stride, float* o, int64_t head_dim,
-            int64_t prefetch_bytes) {
-  for (int64_t r = 0; r < rows; r += kPvRows) {
-    const float* pr = p + r * kKeyBlock;
-    const float* cr = correct + r;
-    float* out = o + r * head_dim;
-    switch (min_of(kPvRows, rows - r)) {
-#define HELM_ROWS(n)                                                                \
-  case n:                                                                           \
-    output_rows<V, D, n>(pr, cr, keys, v, v_stride, out, head_dim, prefetch_bytes); \
-    break;
-      HELM_ROWS(1) HELM_ROWS(2) HELM_ROWS(3) HELM_ROWS(4) HELM_ROWS(5) HELM_ROWS(6)
-#undef HELM_ROWS
-    }
-  }
+KeyBlock key_block(const KvSpan& span, int64_t first, int64_t end, int64_t head_dim) {
+  using Store = typename Elem<V, D>::Store;
+  if (span.k == nullptr) return {};
+  const bool scaled = span.k_scale != nullptr;
+  return {static_cast<const Store*>(span.k) + first * head_dim,
+          static_cast<const Store*>(span.v) + first * head_dim,
+          scaled ? span.k_scale + first : nullptr,
+          scaled ? span.v_scale + first : nullptr,
+          first,
+          min_of(kKeyBlock, end - first)};
+}
+
+// x(j) *= scale(j)
+template <class V>
+HELM_INLINE void scale_row(float* x, const float* scale, int64_t keys) {
+  for_vectors<V>(keys, [&](int64_t j, auto load, auto store) HELM_LAMBDA_INLINE {
+    store(x + j, V::mul(load(x + j), load(scale + j)));
+  });
 }
 
 // Turns one row of scores into exp(score - max), zero outside [begin, end), and moves the row's
@@ -171,43 +111,42 @@ float softmax_row(float* x, int64_t keys, int64_t begin, int64_t end, float* m, 
   return correct;
 }
 
-template <class V>
+// Scores become weights, scaled by what the keys' and values' elements count.
+template <class V, DType D>
 void softmax_rows(const AttentionArgs& a, const AttentionScratch& scratch, int64_t row0,
-                  int64_t rows, int64_t key0, int64_t keys) {
+                  int64_t rows, const KeyBlock& block) {
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t row = row0 + r;
+    float* x = scratch.scores + r * kKeyBlock;
     // Last visible key of this row, relative to the block.
-    const int64_t last = a.first_query + row / a.group - a.first_key - key0;
-    const int64_t end = min_of(keys, last + 1);
+    const int64_t last = a.first_query + row / a.group - a.first_key - block.first;
+    const int64_t end = min_of(block.count, last + 1);
     const int64_t begin = a.window > 0 ? max_of(0, last - a.window + 1) : 0;
-    scratch.correct[r] =
-        softmax_row<V>(scratch.scores + r * kKeyBlock, keys, begin, end, a.m + row, a.s + row);
+    if constexpr (D == DType::kI8) scale_row<V>(x, block.k_scale, block.count);
+    scratch.correct[r] = softmax_row<V>(x, block.count, begin, end, a.m + row, a.s + row);
+    if constexpr (D == DType::kI8) scale_row<V>(x, block.v_scale, block.count);
   }
 }
 
 template <class V, DType D>
 void block_direct(const AttentionArgs& a, const AttentionScratch& scratch, int64_t rows,
-                  int64_t key0, int64_t keys) {
+                  const KeyBlock& now, const KeyBlock& next) {
   using Store = typename Elem<V, D>::Store;
-  const int64_t block_bytes = kKeyBlock * a.head_dim * static_cast<int64_t>(sizeof(Store));
-  const Store* k = static_cast<const Store*>(a.span.k) + key0 * a.head_dim;
-  const Store* v = static_cast<const Store*>(a.span.v) + key0 * a.head_dim;
-  const MatmulArgs product{scratch.q, a.head_dim, rows,           k,         keys,   a.head_dim,
-                           nullptr,   false,      scratch.scores, kKeyBlock, nullptr};
-  matmul_direct<V, D>(product, block_bytes);
-  softmax_rows<V>(a, scratch, 0, rows, key0, keys);
-  output<V, D>(scratch.scores, scratch.correct, rows, keys, v, a.head_dim, a.o, a.head_dim,
-               block_bytes);
+  score_block<V, D>(scratch.q, rows, a.head_dim, static_cast<const Store*>(now.k), now.count,
+                    scratch.scores, distance(next.k, now.k));
+  softmax_rows<V, D>(a, scratch, 0, rows, now);
+  output<V, D>(scratch.scores, scratch.correct, rows, now.count, static_cast<const Store*>(now.v),
+               a.head_dim, a.o, a.head_dim, distance(next.v, now.v));
 }
 
 template <class V, DType D>
 void block_panel(const AttentionArgs& a, const AttentionScratch& scratch, int64_t row0,
-                 int64_t rows, int64_t key0, int64_t keys) {
+                 int64_t rows, const KeyBlock& block) {
   using Store = typename Elem<V, D>::Store;
-  const int64_t dim = padded_dim<V>(a.head_dim);
+  const int64_t dim = padded_dim<V>(a.head_dim), keys = block.count;
   const int64_t steps = dim / V::kLanes;
-  const Store* k = static_cast<const Store*>(a.span.k) + key0 * a.head_dim;
-  const Store* v = static_cast<const Store*>(a.span.v) + key0 * a.head_dim;
+  const Store* k = static_cast<const Store*>(block.k);
+  const Store* v = static_cast<const Store*>(block.v);
   for (int64_t j = 0; j < keys; j += kQuad) {
     pack_quad<V, D>(k + j * a.head_dim, a.head_dim, keys - j, a.head_dim, scratch.k + j * dim);
   }
@@ -216,7 +155,7 @@ void block_panel(const AttentionArgs& a, const AttentionScratch& scratch, int64_
     sweep_panel<V>(scratch.q + r * dim, min_of(V::kTileTokens, rows - r), scratch.k, keys, steps,
                    scratch.scores + r * kKeyBlock, kKeyBlock);
   }
-  softmax_rows<V>(a, scratch, row0, rows, key0, keys);
+  softmax_rows<V, D>(a, scratch, row0, rows, block);
   for (int64_t j = 0; j < keys; ++j) {
     pack_token<V, D>(v + j * a.head_dim, 1, a.head_dim, scratch.v + j * dim);
   }
@@ -267,11 +206,15 @@ void attention(const AttentionArgs& a) {
     const int64_t end = min_of(a.span.count, last + 1);
     const int64_t begin = a.window > 0 ? max_of(0, first - a.window + 1) : 0;
     for (int64_t j = begin / kKeyBlock * kKeyBlock; j < end; j += kKeyBlock) {
-      const int64_t keys = min_of(kKeyBlock, end - j);
-      if (direct) {
-        block_direct<V, D>(a, scratch, rows, j, keys);
+      const KeyBlock block = key_block<V, D>(a.span, j, end, a.head_dim);
+      if (!direct) {
+        block_panel<V, D>(a, scratch, row0, rows, block);
+      } else if (j + kKeyBlock < end) {
+        block_direct<V, D>(a, scratch, rows, block,
+                           key_block<V, D>(a.span, j + kKeyBlock, end, a.head_dim));
       } else {
-        block_panel<V, D>(a, scratch, row0, rows, j, keys);
+        block_direct<V, D>(a, scratch, rows, block,
+                           key_block<V, D>(a.next, 0, a.next.count, a.head_dim));
       }
     }
   }

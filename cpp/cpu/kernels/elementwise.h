@@ -173,6 +173,33 @@ void narrow(const float* src, void* dst, int64_t n) {
   if (i < n) E::store_n(y + i, V::load_n(src + i, n - i), n - i);
 }
 
+// A product with 127 / max |x| instead of a quotient by the scale: the same bits in every tier.
+template <class V>
+float quantize(const float* x, int8_t* q, int64_t n) {
+  using F = typename V::F;
+  constexpr float kLeastNormal = 0x1p-126f;
+  F largest = V::zero(), finite = V::zero();  // the latter becomes NaN where an x is not finite
+  for_vectors<V>(n, [&](int64_t i, auto load, auto) HELM_LAMBDA_INLINE {
+    const F v = load(x + i);
+    largest = V::max(largest, V::max(v, V::sub(V::zero(), v)));
+    finite = V::fma(v, V::zero(), finite);
+  });
+  const bool broken = !(V::sum(finite) == 0.0f);
+  const float scale = V::max_lane(largest) / 127.0f;
+  if (broken || scale < kLeastNormal) {
+    __builtin_memset(q, 0, static_cast<size_t>(n));
+    return broken ? __builtin_nanf("") : 0.0f;
+  }
+  const F inverse = V::set1(127.0f / V::max_lane(largest));
+  int64_t i = 0;
+  using E = Elem<V, DType::kI8>;
+  for (; i + V::kLanes <= n; i += V::kLanes) {
+    E::store(q + i, V::round(V::mul(V::load(x + i), inverse)));
+  }
+  if (i < n) E::store_n(q + i, V::round(V::mul(V::load_n(x + i, n - i), inverse)), n - i);
+  return scale;
+}
+
 // m = max(m_a, m_b), s = s_a e^(m_a - m) + s_b e^(m_b - m), o likewise; an empty side has m = -inf.
 template <class V>
 void attention_merge(int64_t rows, int64_t head_dim, float* m_a, float* s_a, float* o_a,

@@ -31,6 +31,9 @@ struct MatmulArgs {
 struct KvSpan {
   const void* k;  // [count, head_dim] contiguous
   const void* v;  // [count, head_dim] contiguous
+  // [count], by which a row's elements count; null but for i8
+  const float* k_scale;
+  const float* v_scale;
   int64_t count;
 };
 
@@ -51,6 +54,7 @@ struct AttentionArgs {
   int64_t window;       // sliding window in positions, 0 = unlimited
   float scale;
   KvSpan span;
+  KvSpan next;    // what the thread attends to after this, to be fetched meanwhile; k null: nothing
   float* m;       // [queries, group] out
   float* s;       // [queries, group] out
   float* o;       // [queries, group, head_dim] out, not normalised
@@ -105,7 +109,7 @@ struct KernelTable {
   const char* name;  // "scalar", "avx2", "avx512", "avx512bf16"
   int64_t (*scratch_bytes)(int64_t max_cols, int64_t max_queries, int64_t group, int64_t head_dim);
   void (*matmul[kDTypes])(const MatmulArgs&);
-  void (*attention[kDTypes])(const AttentionArgs&);
+  void (*attention[kKvDTypes])(const AttentionArgs&);
   void (*rms_norm)(const NormArgs&);
   void (*layer_norm)(const NormArgs&);
   void (*rope)(const RopeArgs&);
@@ -117,7 +121,10 @@ struct KernelTable {
   void (*attention_finish)(int64_t rows, int64_t head_dim, const float* s, float* o);
   void (*widen[kDTypes])(const void* src, float* dst, int64_t n);   // dtype -> f32
   void (*narrow[kDTypes])(const float* src, void* dst, int64_t n);  // f32 -> dtype, nearest even
-  void (*add)(const float* x, float* y, int64_t n);                 // y += x
+  // q = round(x / scale) to the nearest, ties to even, with the scale max |x| / 127 that it
+  // returns. 0 and zeros where the scale would be denormal, NaN and zeros where an x is not finite.
+  float (*quantize)(const float* x, int8_t* q, int64_t n);
+  void (*add)(const float* x, float* y, int64_t n);  // y += x
   // For probes: runs `rounds` of register-only FMAs and returns how many flops that was.
   double (*probe_fma)(int64_t rounds, float* sink);
   // For probes: reads [p, p + bytes), bytes a multiple of 4096, as fast as one thread can.

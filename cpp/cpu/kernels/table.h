@@ -23,7 +23,7 @@ constexpr KernelTable make_table(const char* name) {
   t.scratch_bytes = scratch_bytes<V>;
   t.matmul[0] = matmul<V, f32>, t.matmul[1] = matmul<V, f16>, t.matmul[2] = matmul<V, bf16>;
   t.attention[0] = attention<V, f32>, t.attention[1] = attention<V, f16>;
-  t.attention[2] = attention<V, bf16>;
+  t.attention[2] = attention<V, bf16>, t.attention[3] = attention<V, DType::kI8>;
   t.rms_norm = rms_norm<V>;
   t.layer_norm = layer_norm<V>;
   t.rope = rope<V>;
@@ -32,6 +32,7 @@ constexpr KernelTable make_table(const char* name) {
   t.attention_finish = attention_finish<V>;
   t.widen[0] = widen<V, f32>, t.widen[1] = widen<V, f16>, t.widen[2] = widen<V, bf16>;
   t.narrow[0] = narrow<V, f32>, t.narrow[1] = narrow<V, f16>, t.narrow[2] = narrow<V, bf16>;
+  t.quantize = quantize<V>;
   t.add = add<V>;
   t.probe_fma = probe_fma<V>;
   t.probe_read = probe_read<V>;

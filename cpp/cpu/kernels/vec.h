@@ -102,6 +102,17 @@ struct Elem<V, DType::kBF16> {
   HELM_INLINE static void store_n(Store* p, F v, int64_t n) { V::store_bf16_n(p, v, n); }
 };
 
+// The integers; their scale is applied elsewhere.
+template <class V>
+struct Elem<V, DType::kI8> {
+  using F = typename V::F;
+  using Store = int8_t;
+  HELM_INLINE static F load(const Store* p) { return V::load_i8(p); }
+  HELM_INLINE static F load_n(const Store* p, int64_t n) { return V::load_i8_n(p, n); }
+  HELM_INLINE static void store(Store* p, F v) { V::store_i8_n(p, v, V::kLanes); }
+  HELM_INLINE static void store_n(Store* p, F v, int64_t n) { V::store_i8_n(p, v, n); }
+};
+
 // body(i, load, store) for every vector of n elements; the last may be partial.
 template <class V, class Body>
 HELM_INLINE void for_vectors(int64_t n, Body body) {

@@ -46,6 +46,23 @@ struct VecAvx2 {
     store_half_n(p, narrow_bf16(v), n);
   }
 
+  HELM_INLINE static F load_i8(const int8_t* p) {
+    return widen_i8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
+  HELM_INLINE static F load_i8_n(const int8_t* p, int64_t n) {
+    alignas(16) int8_t tail[16] = {};
+    for (int64_t i = 0; i < n; ++i) tail[i] = p[i];
+    return widen_i8(_mm_load_si128(reinterpret_cast<const __m128i*>(tail)));
+  }
+  // Integral lanes of -128 to 127.
+  HELM_INLINE static void store_i8_n(int8_t* p, F v, int64_t n) {
+    const __m256i e = _mm256_cvtps_epi32(v);
+    const __m128i h = _mm_packs_epi32(_mm256_castsi256_si128(e), _mm256_extracti128_si256(e, 1));
+    alignas(16) int8_t bytes[16];
+    _mm_store_si128(reinterpret_cast<__m128i*>(bytes), _mm_packs_epi16(h, h));
+    for (int64_t i = 0; i < n; ++i) p[i] = bytes[i];
+  }
+
   HELM_INLINE static F add(F a, F b) { return _mm256_add_ps(a, b); }
   HELM_INLINE static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
   HELM_INLINE static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
@@ -110,6 +127,7 @@ struct VecAvx2 {
   HELM_INLINE static F widen_bf16(__m128i h) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
   }
+  HELM_INLINE static F widen_i8(__m128i b) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b)); }
   HELM_INLINE static __m128i narrow_f16(F v) {
     return _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }

@@ -51,6 +51,17 @@ struct VecAvx512 {
     _mm256_mask_storeu_epi16(p, mask(n), narrow_bf16(v));
   }
 
+  HELM_INLINE static F load_i8(const int8_t* p) {
+    return widen_i8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  HELM_INLINE static F load_i8_n(const int8_t* p, int64_t n) {
+    return widen_i8(_mm_maskz_loadu_epi8(mask(n), p));
+  }
+  // Integral lanes of -128 to 127.
+  HELM_INLINE static void store_i8_n(int8_t* p, F v, int64_t n) {
+    _mm_mask_storeu_epi8(p, mask(n), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
+  }
+
   HELM_INLINE static F add(F a, F b) { return _mm512_add_ps(a, b); }
   HELM_INLINE static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   HELM_INLINE static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
@@ -89,6 +100,7 @@ struct VecAvx512 {
   HELM_INLINE static F widen_bf16(__m256i h) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
   }
+  HELM_INLINE static F widen_i8(__m128i b) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b)); }
   HELM_INLINE static __m256i narrow_bf16(F v) {
     const __m512i u = _mm512_castps_si512(v);
     const __m512i high = _mm512_srli_epi32(u, 16);

@@ -64,6 +64,17 @@ struct VecScalar {
     for (int i = 0; i < n; ++i) p[i] = bf16_from_f32(v.x[i]);
   }
 
+  HELM_INLINE static F load_i8(const int8_t* p) {
+    return map([&](int i) { return static_cast<float>(p[i]); });
+  }
+  HELM_INLINE static F load_i8_n(const int8_t* p, int64_t n) {
+    return map([&](int i) { return i < n ? static_cast<float>(p[i]) : 0.0f; });
+  }
+  // Integral lanes of -128 to 127.
+  HELM_INLINE static void store_i8_n(int8_t* p, F v, int64_t n) {
+    for (int i = 0; i < n; ++i) p[i] = static_cast<int8_t>(v.x[i]);
+  }
+
   HELM_INLINE static F add(F a, F b) {
     return map([&](int i) { return a.x[i] + b.x[i]; });
   }

@@ -184,7 +184,15 @@ struct KvSpec {
   int64_t head_dim = 0;
   int64_t pages = 0;  // one page: K and V of page_tokens positions of one layer of one sequence
 
-  int64_t page_bytes() const { return 2 * page_tokens * kv_heads * head_dim * dtype_bytes(dtype); }
+  // A page is 2 * kv_heads slabs, K then V of one head each: its rows and, if the dtype has
+  // scales, theirs, aligned.
+  int64_t row_bytes() const { return head_dim * dtype_bytes(dtype); }
+  int64_t rows_bytes() const {
+    const int64_t bytes = page_tokens * row_bytes();
+    return kv_scale_bytes(dtype) > 0 ? (bytes + 3) / 4 * 4 : bytes;
+  }
+  int64_t slab_bytes() const { return rows_bytes() + page_tokens * kv_scale_bytes(dtype); }
+  int64_t page_bytes() const { return 2 * kv_heads * slab_bytes(); }
 };
 
 // How the stages of several devices run together.
@@ -213,7 +221,7 @@ struct Limits {
 };
 
 struct HELM_API Plan {
-  static constexpr int kVersion = 2;
+  static constexpr int kVersion = 3;
 
   std::string architecture;
   std::string fingerprint;

@@ -14,15 +14,24 @@
 
 namespace helm {
 
-// Element type of weights and KV cache. Activations and accumulators are always f32.
-enum class DType : uint8_t { kF32, kF16, kBF16 };
-inline constexpr int kDTypes = 3;
+// Element type of weights and KV cache. Activations and accumulators are always f32. i8 is for the
+// KV cache alone: integers of -127 to 127 with an f32 scale per row of K or V, that is per position
+// and KV head.
+enum class DType : uint8_t { kF32, kF16, kBF16, kI8 };
+inline constexpr int kDTypes = 3;    // of weights, the first ones
+inline constexpr int kKvDTypes = 4;  // of the KV cache
 
 constexpr int64_t dtype_bytes(DType dtype) {
-  return dtype == DType::kF32 ? 4 : 2;
+  return dtype == DType::kF32 ? 4 : dtype == DType::kI8 ? 1 : 2;
 }
-HELM_API const char* dtype_name(DType dtype);           // "f32", "f16", "bf16"
-HELM_API DType dtype_from_name(std::string_view name);  // throws Error for any other name
+// What a row of K or V takes beside its elements.
+constexpr int64_t kv_scale_bytes(DType dtype) {
+  return dtype == DType::kI8 ? 4 : 0;
+}
+HELM_API const char* dtype_name(DType dtype);  // "f32", "f16", "bf16", "i8"
+// Of weights, and of the KV cache; each throws Error for any other name.
+HELM_API DType dtype_from_name(std::string_view name);
+HELM_API DType kv_dtype_from_name(std::string_view name);
 
 // What went wrong, so that a caller can react by kind rather than by text.
 enum class ErrorKind : uint8_t {

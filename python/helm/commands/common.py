@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from helm.plan_format import Plan
 
 DTYPES = ("auto", "f32", "f16", "bf16")
+KV_DTYPES = (*DTYPES, "i8")
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +38,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--context", type=int, metavar="N", help="positions for prompt and output (the model's)"
     )
     group.add_argument("--dtype", choices=DTYPES, default="auto", help="weights (as stored)")
-    group.add_argument("--kv-dtype", choices=DTYPES, default="auto", help="KV cache")
+    group.add_argument(
+        "--kv-dtype", choices=KV_DTYPES, default="auto", help="KV cache (as weights)"
+    )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (as planned)")
     group.add_argument(
         "--weights",

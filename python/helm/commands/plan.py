@@ -52,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     common.add_workload(work)
     work.add_argument("--dtype", choices=common.DTYPES, default="auto", help="weights (as stored)")
-    work.add_argument("--kv-dtype", choices=common.DTYPES, default="auto", help="KV cache")
+    work.add_argument(
+        "--kv-dtype", choices=common.KV_DTYPES, default="auto", help="KV cache (as weights)"
+    )
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object")
     output.add_argument("--plot", metavar="FILE", help="draw it to FILE (.png, .svg or .pdf)")

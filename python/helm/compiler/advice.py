@@ -15,7 +15,7 @@ from helm.compiler.pricing import Site, make_setting
 from helm.compiler.search import SearchResult, search
 from helm.compiler.workload import ResourceLimits, Space, Workload
 from helm.errors import OutOfMemoryError
-from helm.plan_format import DTYPE_BYTES
+from helm.plan_format import KV_ELEMENT_BYTES
 from helm.profile import AcceleratorProfile, Profile
 from helm.units import size_text
 
@@ -235,7 +235,7 @@ def _faster_reads(
     def reads(dtype: str, rows: int, rate: float) -> bool:
         if dtype not in bytes_per_s:
             return False
-        reading = 2.0 * rows / DTYPE_BYTES[dtype] * bytes_per_s[dtype]
+        reading = 2.0 * rows / KV_ELEMENT_BYTES[dtype] * bytes_per_s[dtype]
         return 0.8 <= rate / reading <= 1.25
 
     return {

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from helm.compiler.op_cost import CostedGraph, Step
 from helm.graph import Attention, Linear, Op, Unit
-from helm.plan_format import DTYPE_BYTES
+from helm.plan_format import kv_position_bytes
 from helm.profile import DeviceProfile
 
 F64 = npt.NDArray[np.float64]
@@ -121,7 +121,7 @@ def causal_pairs(op: Attention, queries: Queries) -> F64:
 
 def position_bytes(model: CostedGraph, op: Attention) -> int:
     """K and V of one position of the op's layer."""
-    return 2 * op.kv_heads * op.head_dim * DTYPE_BYTES[model.kv_dtype]
+    return kv_position_bytes(model.kv_dtype, op.kv_heads, op.head_dim)
 
 
 def attention_s(

@@ -23,7 +23,7 @@ from helm.graph import (
     Select,
     Unit,
 )
-from helm.plan_format import DTYPE_BYTES, DType
+from helm.plan_format import DTYPE_BYTES, DType, KvDType, kv_position_bytes
 
 _F32 = 4
 
@@ -87,7 +87,7 @@ class CostedGraph:
 
     graph: Graph
     dtypes: Mapping[str, DType]  # tensor name -> placed dtype
-    kv_dtype: DType
+    kv_dtype: KvDType
 
     def tensor_bytes(self, name: str) -> int:
         """Bytes of a weight as placed."""
@@ -106,7 +106,7 @@ class CostedGraph:
     def kv_position_bytes(self) -> int:
         """K and V of one position of one layer."""
         kv = self.graph.kv
-        return 2 * kv.kv_heads * kv.head_dim * DTYPE_BYTES[self.kv_dtype]
+        return kv_position_bytes(self.kv_dtype, kv.kv_heads, kv.head_dim)
 
     def unit_cost(self, unit: Unit, step: Step) -> OpCost:
         return sum((self.op_cost(op, step) for op in unit.ops), OpCost())
@@ -165,7 +165,7 @@ class CostedGraph:
         past = step.context - each
         pairs = causal_pairs(past, each, op.window) if step.causal else each * step.context
         seen = visible_positions(step.context, each, op.window)
-        position = 2 * op.kv_heads * op.head_dim * DTYPE_BYTES[self.kv_dtype]
+        position = kv_position_bytes(self.kv_dtype, op.kv_heads, op.head_dim)
         moved = 2 * (op.heads + op.kv_heads) * op.head_dim
         return OpCost(
             flops=4 * op.heads * op.head_dim * pairs * step.sequences,

@@ -1,0 +1,204 @@
+// The two products of attention over one block of keys as stored, few rows: scores and outputs.
+// While a block is read, the block that lies `ahead` of it is fetched, so that memory works while
+// scores become weights. Knows no masks and no softmax.
+#pragma once
+
+#include "cpu/kernels/matmul.h"
+
+namespace helm::cpu {
+namespace {
+
+inline constexpr int64_t kKeyBlock = 128;  // scores and f32 K, V blocks of a tile stay in L2
+inline constexpr int kPvRows = 6;          // rows per register tile of the output
+
+// How far the bytes to fetch lie ahead of those that are read, 0: fetch nothing.
+HELM_INLINE int64_t distance(const void* next, const void* now) {
+  return next ? static_cast<int64_t>(reinterpret_cast<intptr_t>(next) -
+                                     reinterpret_cast<intptr_t>(now))
+              : 0;
+}
+
+// To L2: a block ahead would push this block's scores and keys out of a 32 KiB L1.
+template <int64_t Bytes>
+HELM_INLINE void fetch(const void* p, int64_t ahead) {
+  const intptr_t first = reinterpret_cast<intptr_t>(p) + ahead;
+  HELM_UNROLL
+  for (int64_t b = 0; b < Bytes; b += 64) {
+    __builtin_prefetch(reinterpret_cast<const char*>(first + b), 0, 2);
+  }
+}
+
+// Keys of a tile with T rows: more than four where the registers allow, to keep sums in flight.
+template <class V>
+constexpr int score_keys(int T) {
+  return 2 * T <= V::kTileTokens ? 2 * kQuad : kQuad;
+}
+
+// S(t, j) = sum_d Q(t, d) * K(j, d)    for T rows of q and K consecutive keys, of which the last
+// stands for those that do not exist. The order of the sum is that of panel_tile().
+template <class V, DType D, int T>
+HELM_INLINE void score_tile(const float* q, int64_t head_dim, const typename Elem<V, D>::Store* k,
+                            int64_t keys, float* scores, int64_t ahead) {
+  using E = Elem<V, D>;
+  using F = typename V::F;
+  using Store = typename E::Store;
+  constexpr int K = score_keys<V>(T);
+  constexpr int64_t kBytes = K * V::kLanes * static_cast<int64_t>(sizeof(Store));
+  const Store* row[K];
+  HELM_UNROLL
+  for (int r = 0; r < K; ++r) row[r] = k + min_of(r, keys - 1) * head_dim;
+  F acc[T][K];
+  HELM_UNROLL
+  for (int t = 0; t < T; ++t) {
+    HELM_UNROLL
+    for (int r = 0; r < K; ++r) acc[t][r] = V::zero();
+  }
+  const auto step = [&](auto load_k, auto load_q, int64_t d) HELM_LAMBDA_INLINE {
+    F y[T];
+    HELM_UNROLL
+    for (int t = 0; t < T; ++t) y[t] = load_q(q + t * head_dim + d);
+    HELM_UNROLL
+    for (int r = 0; r < K; ++r) {
+      const F x = load_k(row[r] + d);
+      HELM_UNROLL
+      for (int t = 0; t < T; ++t) acc[t][r] = V::fma(x, y[t], acc[t][r]);
+    }
+  };
+  int64_t d = 0;
+  for (; d + V::kLanes <= head_dim; d += V::kLanes) {
+    if (ahead != 0) fetch<kBytes>(k + K * d, ahead);
+    step([](const Store* p) HELM_LAMBDA_INLINE { return E::load(p); },
+         [](const float* p) HELM_LAMBDA_INLINE { return V::load(p); }, d);
+  }
+  if (d < head_dim) {
+    const int64_t n = head_dim - d;
+    step([n](const Store* p) HELM_LAMBDA_INLINE { return E::load_n(p, n); },
+         [n](const float* p) HELM_LAMBDA_INLINE { return V::load_n(p, n); }, d);
+  }
+  HELM_UNROLL
+  for (int t = 0; t < T; ++t) {
+    HELM_UNROLL
+    for (int r = 0; r < K; r += kQuad) {
+      V::reduce4(acc[t][r], acc[t][r + 1], acc[t][r + 2], acc[t][r + 3],
+                 scores + t * kKeyBlock + r);
+    }
+  }
+}
+
+template <class V, DType D, int T>
+void score_rows(const float* q, int64_t head_dim, const typename Elem<V, D>::Store* k, int64_t keys,
+                float* scores, int64_t ahead) {
+  for (int64_t j = 0; j < keys; j += score_keys<V>(T)) {
+    score_tile<V, D, T>(q, head_dim, k + j * head_dim, keys - j, scores + j, ahead);
+  }
+}
+
+// Scores of all rows, in tiles as even as possible, against one block of keys as stored. The first
+// tile reads the block from L2, the others from there or L1.
+template <class V, DType D>
+void score_block(const float* q, int64_t rows, int64_t head_dim,
+                 const typename Elem<V, D>::Store* k, int64_t keys, float* scores, int64_t ahead) {
+  constexpr int kMost = V::kTileTokens;
+  const int64_t tiles = (rows + kMost - 1) / kMost;
+  const int64_t most = (rows + tiles - 1) / tiles, full = rows - tiles * (most - 1);
+  for (int64_t i = 0; i < tiles; ++i, ahead = 0) {
+    const int64_t n = i < full ? most : most - 1;
+    switch (n) {
+#define HELM_TILE(T)                                                                    \
+  case T:                                                                               \
+    if constexpr (T <= kMost) score_rows<V, D, T>(q, head_dim, k, keys, scores, ahead); \
+    break;
+      HELM_TILE(1) HELM_TILE(2) HELM_TILE(3) HELM_TILE(4) HELM_TILE(5) HELM_TILE(6)
+#undef HELM_TILE
+    }
+    q += n * head_dim, scores += n * kKeyBlock;
+  }
+}
+
+// o(r, d) = o(r, d) * correct(r) + sum_j p(r, j) * V(j, d)    for R rows and one chunk of d
+template <class V, DType D, int R, int N>
+HELM_INLINE void output_tile(const float* p, const float* correct, int64_t keys,
+                             const typename Elem<V, D>::Store* v, int64_t v_stride, float* o,
+                             int64_t o_stride, int64_t ahead) {
+  using E = Elem<V, D>;
+  using F = typename V::F;
+  constexpr int64_t kBytes = N * V::kLanes * static_cast<int64_t>(sizeof(typename E::Store));
+  F acc[R][N];
+  HELM_UNROLL
+  for (int r = 0; r < R; ++r) {
+    const F factor = V::set1(correct[r]);
+    HELM_UNROLL
+    for (int n = 0; n < N; ++n) {
+      acc[r][n] = V::mul(V::load(o + r * o_stride + n * V::kLanes), factor);
+    }
+  }
+  for (int64_t j = 0; j < keys; ++j, v += v_stride) {
+    if (ahead != 0) fetch<kBytes>(v, ahead);
+    F x[N];
+    HELM_UNROLL
+    for (int n = 0; n < N; ++n) x[n] = E::load(v + n * V::kLanes);
+    HELM_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const F weight = V::set1(p[r * kKeyBlock + j]);
+      HELM_UNROLL
+      for (int n = 0; n < N; ++n) acc[r][n] = V::fma(weight, x[n], acc[r][n]);
+    }
+  }
+  HELM_UNROLL
+  for (int r = 0; r < R; ++r) {
+    HELM_UNROLL
+    for (int n = 0; n < N; ++n) V::store(o + r * o_stride + n * V::kLanes, acc[r][n]);
+  }
+}
+
+// The same for the last `dims` < lanes elements of one row.
+template <class V, DType D>
+void output_tail(const float* p, float correct, int64_t keys, const typename Elem<V, D>::Store* v,
+                 int64_t v_stride, float* o, int64_t dims) {
+  auto acc = V::mul(V::load_n(o, dims), V::set1(correct));
+  for (int64_t j = 0; j < keys; ++j, v += v_stride) {
+    acc = V::fma(V::set1(p[j]), Elem<V, D>::load_n(v, dims), acc);
+  }
+  V::store_n(o, acc, dims);
+}
+
+template <class V, DType D, int R>
+void output_rows(const float* p, const float* correct, int64_t keys,
+                 const typename Elem<V, D>::Store* v, int64_t v_stride, float* o, int64_t head_dim,
+                 int64_t ahead) {
+  constexpr int N = V::kOutputVectors[R];
+  int64_t d = 0;
+  for (; d + N * V::kLanes <= head_dim; d += N * V::kLanes) {
+    output_tile<V, D, R, N>(p, correct, keys, v + d, v_stride, o + d, head_dim, ahead);
+  }
+  for (; d + V::kLanes <= head_dim; d += V::kLanes) {
+    output_tile<V, D, R, 1>(p, correct, keys, v + d, v_stride, o + d, head_dim, ahead);
+  }
+  if (d == head_dim) return;
+  for (int r = 0; r < R; ++r) {
+    output_tail<V, D>(p + r * kKeyBlock, correct[r], keys, v + d, v_stride, o + r * head_dim + d,
+                      head_dim - d);
+  }
+}
+
+template <class V, DType D>
+void output(const float* p, const float* correct, int64_t rows, int64_t keys,
+            const typename Elem<V, D>::Store* v, int64_t v_stride, float* o, int64_t head_dim,
+            int64_t ahead) {
+  for (int64_t r = 0; r < rows; r += kPvRows, ahead = 0) {
+    const float* pr = p + r * kKeyBlock;
+    const float* cr = correct + r;
+    float* out = o + r * head_dim;
+    switch (min_of(kPvRows, rows - r)) {
+#define HELM_ROWS(n)                                                       \
+  case n:                                                                  \
+    output_rows<V, D, n>(pr, cr, keys, v, v_stride, out, head_dim, ahead); \
+    break;
+      HELM_ROWS(1) HELM_ROWS(2) HELM_ROWS(3) HELM_ROWS(4) HELM_ROWS(5) HELM_ROWS(6)
+#undef HELM_ROWS
+    }
+  }
+}
+
+}  // namespace
+}  // namespace helm::cpu

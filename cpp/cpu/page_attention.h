@@ -1,0 +1,279 @@
+// Attention over paged KV, shared by a team: appends a step's keys and values to their pages, then
+// attends page by page and merges the partial results in page order. Whichever way the work is
+// shared, the same partials are merged in the same order, so the result does not depend on batch,
+// chunk or threads. Knows nothing of what becomes of the result.
+#pragma once
+
+#include <algorithm>
+
+#include "base/arena.h"
+#include "cpu/stage.h"
+
+namespace helm::cpu {
+
+// Queries that one piece of prefill work holds: enough to reuse each key, few enough that their
+// outputs stay in L1/L2 and that pieces outnumber threads.
+inline constexpr int64_t kQueryBlock = 32;
+
+// Partial results of `rows` (query, head) pairs.
+struct Partial {
+  float* m;  // [rows]
+  float* s;  // [rows]
+  float* o;  // [rows, head_dim]
+
+  static int64_t floats(int64_t rows, int64_t head_dim) {
+    return align_up(rows, 16) * 2 + align_up(rows * head_dim, 16);
+  }
+  static Partial at(float* base, int64_t rows) {
+    return {base, base + align_up(rows, 16), base + 2 * align_up(rows, 16)};
+  }
+};
+
+// Where K and V of an op's rows lie and go.
+class KvLayer {
+ public:
+  KvLayer(const Bindings& b, ValueIndex in, int64_t layer)
+      : in_(b.value(in)), in_width_(b.width(in)), layer_(layer), kv_(b.kv), kernels_(b.kernels) {}
+
+  int32_t page_of(const SequenceRun& run, int64_t block) const {
+    return run.pages[(block - run.first_block) * kv_.spec.layers + layer_];
+  }
+
+  void append(const StepView& step, Team& team, int64_t k_offset, int64_t v_offset) const {
+    const KvSpec& spec = kv_.spec;
+    const auto items = static_cast<int64_t>(step.runs.size()) * spec.kv_heads;
+    team.parallel_for(items, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item) {
+        const SequenceRun& run = step.runs[static_cast<size_t>(item / spec.kv_heads)];
+        const int64_t head = item % spec.kv_heads;
+        for (int64_t t = 0; t < run.tokens; ++t) {
+          const int64_t position = run.first_position + t;
+          const int32_t page = page_of(run, position / spec.page_tokens);
+          const int64_t slot = position % spec.page_tokens;
+          const float* row = in_ + (run.first_row + t) * in_width_ + head * spec.head_dim;
+          store(row + k_offset, kv_.keys(page, head), kv_.key_scales(page, head), slot);
+          store(row + v_offset, kv_.values(page, head), kv_.value_scales(page, head), slot);
+        }
+      }
+    });
+  }
+
+  const float* in() const { return in_; }
+  int64_t in_width() const { return in_width_; }
+  const KvPages& kv() const { return kv_; }
+
+ private:
+  void store(const float* row, std::byte* rows, float* scales, int64_t slot) const {
+    const KvSpec& spec = kv_.spec;
+    std::byte* to = rows + slot * spec.row_bytes();
+    if (scales != nullptr) {
+      scales[slot] = kernels_.quantize(row, reinterpret_cast<int8_t*>(to), spec.head_dim);
+    } else {
+      kernels_.narrow[static_cast<int>(spec.dtype)](row, to, spec.head_dim);
+    }
+  }
+
+  const float* in_;  // [tokens, in_width]
+  int64_t in_width_;
+  int64_t layer_;
+  KvPages kv_;
+  const KernelTable& kernels_;
+};
+
+// What the attention of an op and its pieces need to know.
+struct AttentionShape {
+  int64_t q_offset;
+  int64_t heads, kv_heads, head_dim;
+  float scale;
+  int64_t window;
+
+  int64_t group() const { return heads / kv_heads; }  // query heads per KV head
+};
+
+// Attention over the pages of one layer, split over the team: partial results of (run, KV head,
+// queries) handed to `deliver(run, head, first, count, partial)`.
+class PageAttention {
+ public:
+  PageAttention(const Bindings& b, KvLayer layer, const AttentionShape& shape, int64_t worker_bytes)
+      : shape_(shape),
+        layer_(layer),
+        kernels_(b.kernels),
+        scratch_(b.scratch),
+        partials_(reinterpret_cast<float*>(b.partials)),
+        kernel_scratch_offset_(worker_bytes) {}
+
+  template <typename Deliver>
+  void attend(const StepView& step, Team& team, const Deliver& deliver) const {
+    if (step.tokens() == static_cast<int64_t>(step.runs.size())) {
+      attend_decode(step, team, deliver);
+    } else {
+      attend_prefill(step, team, deliver);
+    }
+  }
+
+ private:
+  // Blocks of a run that are to be attended to and that some query of [first, first + count) sees.
+  struct Blocks {
+    int64_t begin, end;
+    int64_t count() const { return end - begin; }
+  };
+  Blocks blocks(const SequenceRun& run, int64_t first, int64_t count) const {
+    const int64_t tokens = layer_.kv().spec.page_tokens;
+    const int64_t position = run.first_position + first;
+    Blocks b{0, (position + count - 1) / tokens + 1};
+    if (shape_.window > 0) b.begin = std::max<int64_t>(0, position - shape_.window + 1) / tokens;
+    b.begin = std::max(b.begin, run.first_block);
+    b.end = std::max(b.begin, std::min(b.end, run.end_block));
+    return b;
+  }
+
+  // What queries up to [first, first + count) of a run see of one block.
+  KvSpan span(const SequenceRun& run, int64_t head, int64_t first, int64_t count,
+              int64_t block) const {
+    const KvPages& kv = layer_.kv();
+    const int64_t seen = run.first_position + first + count - block * kv.spec.page_tokens;
+    return kv.span(layer_.page_of(run, block), head, std::min(kv.spec.page_tokens, seen));
+  }
+
+  // Partial attention of queries [first, first + count) of a run over one page of one KV head;
+  // `next` is what this worker attends to after it.
+  void attend_page(const SequenceRun& run, int64_t head, int64_t first, int64_t count,
+                   int64_t block, const KvSpan& next, const Partial& out, int worker) const {
+    AttentionArgs args{};
+    args.q = layer_.in() + (run.first_row + first) * layer_.in_width() + shape_.q_offset +
+             head * shape_.group() * shape_.head_dim;
+    args.q_stride = layer_.in_width();
+    args.queries = count;
+    args.group = shape_.group();
+    args.head_dim = shape_.head_dim;
+    args.first_query = run.first_position + first;
+    args.first_key = block * layer_.kv().spec.page_tokens;
+    args.window = shape_.window;
+    args.scale = shape_.scale;
+    args.span = span(run, head, first, count, block);
+    args.next = next;
+    args.m = out.m;
+    args.s = out.s;
+    args.o = out.o;
+    args.scratch = scratch_[static_cast<size_t>(worker)] + kernel_scratch_offset_;
+    kernels_.attention[static_cast<int>(layer_.kv().spec.dtype)](args);
+  }
+
+  void merge(const Partial& into, const Partial& from, int64_t rows) const {
+    kernels_.attention_merge(rows, shape_.head_dim, into.m, into.s, into.o, from.m, from.s, from.o);
+  }
+
+  // Pieces of (run, KV head, block of queries); each walks its pages.
+  template <typename Deliver>
+  void attend_prefill(const StepView& step, Team& team, const Deliver& deliver) const {
+    int64_t items = 0;
+    for (const SequenceRun& run : step.runs) items += pieces(run);
+    team.parallel_for(items, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item) {
+        prefill_piece(step, item, team.worker(), deliver);
+      }
+    });
+  }
+
+  int64_t pieces(const SequenceRun& run) const {
+    return (run.tokens + kQueryBlock - 1) / kQueryBlock * shape_.kv_heads;
+  }
+
+  template <typename Deliver>
+  void prefill_piece(const StepView& step, int64_t item, int worker, const Deliver& deliver) const {
+    size_t r = 0;
+    while (item >= pieces(step.runs[r])) item -= pieces(step.runs[r++]);
+    const SequenceRun& run = step.runs[r];
+    const int64_t head = item % shape_.kv_heads;
+    const int64_t first = item / shape_.kv_heads * kQueryBlock;
+    const int64_t count = std::min(kQueryBlock, run.tokens - first);
+    const int64_t rows = count * shape_.group();
+    auto* base = reinterpret_cast<float*>(scratch_[static_cast<size_t>(worker)]);
+    const Partial total = Partial::at(base, rows);
+    const Partial page = Partial::at(base + Partial::floats(rows, shape_.head_dim), rows);
+    const Blocks here = blocks(run, first, count);
+    if (here.count() == 0) return;
+    for (int64_t block = here.begin; block < here.end; ++block) {
+      const bool fresh = block == here.begin;
+      const KvSpan next =
+          block + 1 < here.end ? span(run, head, first, count, block + 1) : KvSpan{};
+      attend_page(run, head, first, count, block, next, fresh ? total : page, worker);
+      if (!fresh) merge(total, page, rows);
+    }
+    deliver(run, head, first, count, total);
+  }
+
+  // A (run, KV head, page) of a step in which every run has one token.
+  struct DecodePiece {
+    const SequenceRun& run;
+    int64_t head;
+    int64_t block;
+  };
+  DecodePiece decode_piece(const StepView& step, int64_t item) const {
+    size_t r = 0;
+    Blocks here = blocks(step.runs[0], 0, 1);
+    while (item >= here.count() * shape_.kv_heads) {
+      item -= here.count() * shape_.kv_heads;
+      here = blocks(step.runs[++r], 0, 1);
+    }
+    return {step.runs[r], item / here.count(), here.begin + item % here.count()};
+  }
+
+  // Every run has one token: pieces of (run, KV head, page), so that one long sequence occupies all
+  // members; then each (run, KV head) merges its pages.
+  template <typename Deliver>
+  void attend_decode(const StepView& step, Team& team, const Deliver& deliver) const {
+    const int64_t partial_floats = Partial::floats(shape_.group(), shape_.head_dim);
+    int64_t items = 0;
+    for (const SequenceRun& run : step.runs) items += blocks(run, 0, 1).count() * shape_.kv_heads;
+    const Team::Part own = team.part(items);
+    team.parallel_for(items, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item) {
+        const DecodePiece piece = decode_piece(step, item);
+        KvSpan next{};
+        if (item >= own.begin && item + 1 < own.end) {
+          const DecodePiece after = decode_piece(step, item + 1);
+          next = span(after.run, after.head, 0, 1, after.block);
+        }
+        attend_page(piece.run, piece.head, 0, 1, piece.block, next,
+                    Partial::at(partials_ + item * partial_floats, shape_.group()), team.worker());
+      }
+    });
+    team.barrier();
+    team.parallel_for(static_cast<int64_t>(step.runs.size()) * shape_.kv_heads, 1,
+                      [&](int64_t begin, int64_t end) {
+                        for (int64_t item = begin; item < end; ++item) {
+                          merge_decode(step, item, deliver);
+                        }
+                      });
+  }
+
+  template <typename Deliver>
+  void merge_decode(const StepView& step, int64_t item, const Deliver& deliver) const {
+    const int64_t partial_floats = Partial::floats(shape_.group(), shape_.head_dim);
+    const auto r = static_cast<size_t>(item / shape_.kv_heads);
+    const int64_t head = item % shape_.kv_heads;
+    int64_t first_item = 0;
+    for (size_t i = 0; i < r; ++i) {
+      first_item += blocks(step.runs[i], 0, 1).count() * shape_.kv_heads;
+    }
+    const SequenceRun& run = step.runs[r];
+    const int64_t count = blocks(run, 0, 1).count();
+    if (count == 0) return;
+    float* base = partials_ + (first_item + head * count) * partial_floats;
+    const Partial total = Partial::at(base, shape_.group());
+    for (int64_t i = 1; i < count; ++i) {
+      merge(total, Partial::at(base + i * partial_floats, shape_.group()), shape_.group());
+    }
+    deliver(run, head, 0, 1, total);
+  }
+
+  AttentionShape shape_;
+  KvLayer layer_;
+  const KernelTable& kernels_;
+  const std::vector<std::byte*>& scratch_;
+  float* partials_;                // [runs * kv_heads * blocks] partials of one decode step
+  int64_t kernel_scratch_offset_;  // the kernel's scratch begins after this worker's partials
+};
+
+}  // namespace helm::cpu
