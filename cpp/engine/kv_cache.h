@@ -128,6 +128,7 @@ class KvCache {
   void release_far(int32_t slot) { far_.give_back(slot); }
   void release_near(int32_t slot) { near_.give_back(slot); }
   const SlotPool& near() const { return near_; }
+  const SlotPool& far() const { return far_; }
 
  private:
   int32_t take_block();
