@@ -15,6 +15,7 @@
 #include "engine/kv_file.h"
 #include "engine/pipeline.h"
 #include "engine/weights.h"
+#include "engine/weights_digest.h"
 
 namespace helm {
 namespace {
@@ -65,16 +66,18 @@ class Engine::Impl {
 
   const Plan& plan() const { return plan_; }
   EngineStats stats() const;
-  bool can_open(int64_t capacity) const;
+  bool can_open(int64_t capacity, int64_t shared) const;
   SequenceId open(int64_t capacity);
   SequenceId fork(SequenceId source, int64_t length, int64_t capacity);
   void check_open(int64_t capacity, int64_t blocks) const;
-  void save(SequenceId id, std::span<const int32_t> tokens, const std::string& path);
-  std::pair<SequenceId, std::vector<int32_t>> load(const std::string& path, int64_t capacity);
+  void save(SequenceId id, std::span<const int32_t> tokens, const std::string& path,
+            const std::string& metadata, const Progress& progress);
+  LoadedSequence load(const std::string& path, int64_t capacity, const Progress& progress);
   void close(SequenceId id);
   int64_t length(SequenceId id) const { return sequence(id).length; }
   int64_t capacity(SequenceId id) const { return sequence(id).capacity; }
-  void truncate(SequenceId id, int64_t length);
+  void resize(SequenceId id, int64_t length, int64_t capacity);
+  bool can_resize(SequenceId id, int64_t length, int64_t capacity) const;
   int64_t steps_ahead() const { return pipeline_.limit(); }
   int64_t in_flight() const { return pipeline_.in_flight(); }
   std::span<const float> step(std::span<const StepInput> inputs);
@@ -96,6 +99,7 @@ class Engine::Impl {
   void check_pools() const;
   void make_way(StepOwner* owner);
   DeviceUse use_of(bool accelerator) const;
+  const std::string& weights_digest();
 
   Plan plan_;
   const cpu::KernelTable& kernels_;
@@ -113,6 +117,7 @@ class Engine::Impl {
   std::map<SequenceId, KvSequence> sequences_;
   SequenceId next_id_ = 0;
   StepOwner* owner_ = nullptr;  // of the steps that are on their way
+  std::string weights_digest_;  // made when first asked for
 };
 
 DeviceUse Engine::Impl::use_of(bool accelerator) const {
@@ -168,9 +173,9 @@ const KvSequence& Engine::Impl::sequence(SequenceId id) const {
   return it->second;
 }
 
-bool Engine::Impl::can_open(int64_t capacity) const {
+bool Engine::Impl::can_open(int64_t capacity, int64_t shared) const {
   return static_cast<int64_t>(sequences_.size()) < plan_.limits.sequences &&
-         kv_.blocks_for(capacity) <= kv_.unreserved();
+         kv_.blocks_to_fork(shared, capacity) <= kv_.unreserved();
 }
 
 void Engine::Impl::check_open(int64_t capacity, int64_t blocks) const {
@@ -214,59 +219,80 @@ void Engine::Impl::close(SequenceId id) {
   sequences_.erase(id);
 }
 
-void Engine::Impl::save(SequenceId id, std::span<const int32_t> tokens, const std::string& path) {
+const std::string& Engine::Impl::weights_digest() {
+  if (weights_digest_.empty()) {
+    weights_digest_ = helm::weights_digest(plan_, weights_, accelerator_.get());
+  }
+  return weights_digest_;
+}
+
+void Engine::Impl::save(SequenceId id, std::span<const int32_t> tokens, const std::string& path,
+                        const std::string& metadata, const Progress& progress) {
   const KvSequence& saved = sequence(id);
-  if (static_cast<int64_t>(tokens.size()) != saved.length) {
+  if (static_cast<int64_t>(tokens.size()) > saved.length) {
     fail(ErrorKind::kInvalid, "[kv] ", tokens.size(), " tokens were given for the ", saved.length,
          " positions of sequence ", id);
   }
-  const KvFileHeader header{plan_.fingerprint, plan_.kv, {tokens.begin(), tokens.end()}};
+  const KvFileHeader header{
+      plan_.fingerprint, weights_digest(), plan_.kv, {tokens.begin(), tokens.end()}, metadata};
   KvFileWriter writer(path, header);
   std::vector<std::byte> content(static_cast<size_t>(header.block_bytes()));
-  for (const int32_t block : saved.blocks) {
-    pipeline_.read_block(kv_.block(block), content.data());
+  for (int64_t b = 0; b < header.blocks(); ++b) {
+    pipeline_.read_block(kv_.block(saved.blocks[static_cast<size_t>(b)]), content.data());
     writer.append(content);
+    if (progress) progress((b + 1) * header.block_bytes(), header.blocks() * header.block_bytes());
   }
   writer.finish();
 }
 
-std::pair<SequenceId, std::vector<int32_t>> Engine::Impl::load(const std::string& path,
-                                                               int64_t capacity) {
-  KvFileReader reader(path, plan_);
-  const std::vector<int32_t>& tokens = reader.header().tokens;
-  const auto length = static_cast<int64_t>(tokens.size());
+LoadedSequence Engine::Impl::load(const std::string& path, int64_t capacity,
+                                  const Progress& progress) {
+  KvFileReader reader(path, plan_, weights_digest());
+  const KvFileHeader& header = reader.header();
+  const auto length = static_cast<int64_t>(header.tokens.size());
   const SequenceId id = open(std::max(capacity, length));
   try {
     KvSequence& loaded = sequence(id);
     std::vector<std::byte> content;
-    for (int64_t end = 0; end < length;) {
-      end = std::min(length, end + plan_.kv.page_tokens);
+    for (int64_t b = 0; b < header.blocks(); ++b) {
+      const int64_t end = std::min(length, (b + 1) * plan_.kv.page_tokens);
       pipeline_.make_room(1);
       reader.read(content);
       kv_.extend(loaded, end);
       pipeline_.write_block(kv_.block(loaded.blocks.back()), content.data());
       kv_.grown(loaded, end);
+      if (progress)
+        progress((b + 1) * header.block_bytes(), header.blocks() * header.block_bytes());
     }
   } catch (...) {
     close(id);
     throw;
   }
-  return {id, tokens};
+  return {id, header.tokens, header.metadata};
 }
 
-void Engine::Impl::truncate(SequenceId id, int64_t length) {
+bool Engine::Impl::can_resize(SequenceId id, int64_t length, int64_t capacity) const {
+  return kv_.blocks_to_resize(sequence(id), length, capacity) <= kv_.unreserved();
+}
+
+void Engine::Impl::resize(SequenceId id, int64_t length, int64_t capacity) {
   KvSequence& kept = sequence(id);
   if (length < 0 || length > kept.length) {
     fail(ErrorKind::kInvalid, "[engine] cannot truncate sequence ", id, " of ", kept.length,
          " positions to ", length);
   }
-  if (const int64_t blocks = kv_.blocks_to_truncate(kept, length); blocks > kv_.unreserved()) {
+  if (capacity < std::max<int64_t>(length, 1) || capacity > plan_.limits.context) {
+    fail(ErrorKind::kInvalid, "[engine] cannot give sequence ", id, " of ", length, " positions ",
+         capacity, " of the context's ", plan_.limits.context);
+  }
+  if (!can_resize(id, length, capacity)) {
     fail(ErrorKind::kCapacity, "[engine] cutting sequence ", id, " back to ", length,
-         " positions needs ", blocks, " blocks of KV pages of its own, ", kv_.unreserved(), " of ",
-         kv_.blocks(), " are free; close a sequence that shares its positions");
+         " positions of ", capacity, " needs ", kv_.blocks_to_resize(kept, length, capacity),
+         " more blocks of KV pages, ", kv_.unreserved(), " of ", kv_.blocks(),
+         " are free; close a sequence, most of all one that shares its positions");
   }
   pipeline_.finish();
-  kv_.truncate(kept, length);
+  kv_.resize(kept, length, capacity);
 }
 
 void Engine::Impl::check_tokens(const StepInput& input) const {
@@ -431,8 +457,8 @@ const Plan& Engine::plan() const {
 EngineStats Engine::stats() const {
   return impl_->stats();
 }
-bool Engine::can_open(int64_t capacity) const {
-  return impl_->can_open(capacity);
+bool Engine::can_open(int64_t capacity, int64_t shared) const {
+  return impl_->can_open(capacity, shared);
 }
 SequenceId Engine::open(int64_t capacity) {
   return impl_->open(capacity);
@@ -440,12 +466,12 @@ SequenceId Engine::open(int64_t capacity) {
 SequenceId Engine::fork(SequenceId source, int64_t length, int64_t capacity) {
   return impl_->fork(source, length, capacity);
 }
-void Engine::save(SequenceId sequence, std::span<const int32_t> tokens, const std::string& path) {
-  impl_->save(sequence, tokens, path);
+void Engine::save(SequenceId sequence, std::span<const int32_t> tokens, const std::string& path,
+                  const std::string& metadata, const Progress& progress) {
+  impl_->save(sequence, tokens, path, metadata, progress);
 }
-std::pair<SequenceId, std::vector<int32_t>> Engine::load(const std::string& path,
-                                                         int64_t capacity) {
-  return impl_->load(path, capacity);
+LoadedSequence Engine::load(const std::string& path, int64_t capacity, const Progress& progress) {
+  return impl_->load(path, capacity, progress);
 }
 void Engine::close(SequenceId sequence) {
   impl_->close(sequence);
@@ -457,7 +483,13 @@ int64_t Engine::length(SequenceId sequence) const {
   return impl_->length(sequence);
 }
 void Engine::truncate(SequenceId sequence, int64_t length) {
-  impl_->truncate(sequence, length);
+  impl_->resize(sequence, length, impl_->capacity(sequence));
+}
+void Engine::resize(SequenceId sequence, int64_t length, int64_t capacity) {
+  impl_->resize(sequence, length, capacity);
+}
+bool Engine::can_resize(SequenceId sequence, int64_t length, int64_t capacity) const {
+  return impl_->can_resize(sequence, length, capacity);
 }
 int64_t Engine::steps_ahead() const {
   return impl_->steps_ahead();
