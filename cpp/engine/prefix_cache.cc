@@ -69,6 +69,21 @@ PrefixCache::Opened PrefixCache::open(std::span<const int32_t> prompt, int64_t c
   return {sequence, 0};
 }
 
+bool PrefixCache::fits(int64_t capacity) const {
+  const Plan& plan = engine_.plan();
+  const auto blocks_for = [&](int64_t positions) {
+    return (positions + plan.kv.page_tokens - 1) / plan.kv.page_tokens;
+  };
+  int64_t blocks = blocks_for(capacity);
+  int64_t sequences = 1;
+  for (const auto& [sequence, entry] : entries_) {
+    if (!entry.in_use) continue;
+    blocks += blocks_for(engine_.capacity(sequence));
+    ++sequences;
+  }
+  return blocks <= plan.kv.pages / plan.kv.layers && sequences <= plan.limits.sequences;
+}
+
 void PrefixCache::keep(SequenceId sequence, std::span<const int32_t> tokens) {
   const int64_t length = std::min(engine_.length(sequence), std::ssize(tokens));
   const auto held = tokens.first(static_cast<size_t>(length));

@@ -41,6 +41,9 @@ class HELM_API PrefixCache {
   // when those in use are in the way.
   Opened open(std::span<const int32_t> prompt, int64_t capacity);
   std::optional<Opened> try_open(std::span<const int32_t> prompt, int64_t capacity);
+  // Whether `capacity` positions that share nothing would find room without what is kept, even if
+  // those in use shared nothing either: then open() will not fail while no other is opened.
+  bool fits(int64_t capacity) const;
   // How many tokens of the prompt open() would find.
   int64_t find(std::span<const int32_t> prompt) const { return match(prompt).shared; }
 
