@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -23,9 +24,11 @@ constexpr int64_t kMostHeader = int64_t{1} << 30;
 KvFileWriter::KvFileWriter(const std::string& path, const KvFileHeader& header)
     : path_(path),
       temporary_(path + ".part." + std::to_string(getpid())),
+      kv_(header.kv),
+      positions_left_(std::ssize(header.tokens)),
       file_(std::fopen(temporary_.c_str(), "wb")) {
   if (file_ == nullptr) {
-    fail(ErrorKind::kIo, "[kv] cannot write ", temporary_, ": ", std::strerror(errno));
+    fail(ErrorKind::kIo, "[kv] cannot write ", path_, ": ", std::strerror(errno));
   }
   const nlohmann::json json = {
       {"model", header.fingerprint},          {"weights", header.weights_digest},
@@ -57,11 +60,19 @@ KvFileWriter::~KvFileWriter() {
 
 void KvFileWriter::write(const void* data, size_t bytes) {
   if (std::fwrite(data, 1, bytes, file_) != bytes) {
-    fail(ErrorKind::kIo, "[kv] cannot write ", temporary_, ": ", std::strerror(errno));
+    fail(ErrorKind::kIo, "[kv] cannot write ", path_, ": ", std::strerror(errno));
   }
 }
 
-void KvFileWriter::append(const std::vector<std::byte>& block) {
+void KvFileWriter::append(std::vector<std::byte>& block) {
+  const int64_t held = std::min(kv_.page_tokens, positions_left_);
+  const int64_t position_bytes = kv_.head_dim * dtype_bytes(kv_.dtype);
+  const int64_t head_bytes = kv_.page_tokens * position_bytes;
+  const auto blank = static_cast<size_t>((kv_.page_tokens - held) * position_bytes);
+  for (int64_t head = 0; head < std::ssize(block); head += head_bytes) {
+    std::memset(block.data() + head + held * position_bytes, 0, blank);
+  }
+  positions_left_ -= held;
   write(block.data(), block.size());
 }
 

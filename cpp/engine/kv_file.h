@@ -33,13 +33,16 @@ class KvFileWriter {
   ~KvFileWriter();
   KvFileWriter(const KvFileWriter&) = delete;
   KvFileWriter& operator=(const KvFileWriter&) = delete;
-  void append(const std::vector<std::byte>& block);
+  // The next block, [layers] pages; what it holds of positions past the tokens is cleared.
+  void append(std::vector<std::byte>& block);
   void finish();
 
  private:
   void write(const void* data, size_t bytes);
 
   std::string path_, temporary_;
+  KvSpec kv_;
+  int64_t positions_left_;
   std::FILE* file_;
 };
 

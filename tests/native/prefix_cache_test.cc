@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <random>
 #include <string>
 #include <vector>
@@ -110,6 +111,11 @@ int64_t prompt_tokens(const std::vector<helm::Request>& requests) {
   int64_t sum = 0;
   for (const helm::Request& request : requests) sum += std::ssize(request.prompt);
   return sum;
+}
+
+std::string content_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 // Everything is free again.
@@ -297,6 +303,15 @@ TEST_CASE("a saved prefix is found again, and a save that fails leaves the file"
   const auto cancel = [](int64_t, int64_t) { throw std::runtime_error("enough"); };
   CHECK_THROWS_AS(prefixes.save(prompt, kPath, "", cancel), std::runtime_error);
   CHECK_THROWS_AS(prefixes.save(prompt, "no-such-folder/x.kv"), helm::Error);
+
+  // The file says nothing of what its last page held before.
+  const std::string saved = content_of(kPath);
+  generate(*engine, {request_of(ids_of(190, 5), 1, 0)}, &prefixes);
+  prefixes.clear();
+  const Result second = generate(*engine, {request_of(prompt, 8, 0)}, &prefixes);
+  CHECK(second.prefill_tokens[0] == 90);
+  prefixes.save(all, kPath, "{\"a\": 1}");
+  CHECK(content_of(kPath) == saved);
 
   // A pool that is full of other kept sequences makes room.
   TinyShape shape = shape_of("acaca", 11);
