@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "engine/sampler.h"
+#include "helm/prefix_cache.h"
 
 namespace helm {
 namespace {

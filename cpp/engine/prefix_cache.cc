@@ -12,6 +12,13 @@ int64_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
   return std::mismatch(a.begin(), a.begin() + least, b.begin()).first - a.begin();
 }
 
+PrefixCache::~PrefixCache() {
+  try {
+    clear();
+  } catch (const Error&) {  // a failed device also fails the next step
+  }
+}
+
 PrefixCache::Match PrefixCache::match(std::span<const int32_t> prompt) const {
   Match best;
   int64_t used = -1;

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "helm/engine.h"
-#include "helm/prefix_cache.h"
 
 namespace helm {
 
@@ -50,6 +49,8 @@ struct RequestTimings {
   int64_t decode_tokens = 0;   // tokens after the first
   int64_t decode_bytes = 0;    // weights and KV read for them
 };
+
+class PrefixCache;
 
 class HELM_API Generation {
  public:

@@ -31,7 +31,7 @@ class HELM_API PrefixCache {
   };
 
   explicit PrefixCache(Engine& engine) : engine_(engine) {}  // which must outlive it
-  ~PrefixCache() { clear(); }
+  ~PrefixCache();
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
 

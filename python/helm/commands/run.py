@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
             sys.stdout.flush()
             if not args.quiet:
                 common.say(common.summary_line(llm, completion, restored))
-        if args.save_kv is not None:
+        if args.save_kv is not None and (completion.tokens or not interrupted):
             kv_files.save(llm, args.save_kv, silent)
     return 130 if interrupted else 0
 
