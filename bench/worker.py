@@ -46,7 +46,8 @@ def run_helm(folder: Path, args: argparse.Namespace) -> Measurement:
     import helm
 
     context = max(args.prompt, args.decode_prompt + args.tokens)
-    with helm.LLM(folder, threads=args.threads, context=context, weights=args.weights) as llm:
+    options = {"context": context, "weights": args.weights, "prefix_cache": False}
+    with helm.LLM(folder, threads=args.threads, **options) as llm:
         load_s = since_spawned()
         llm.generate(prompt_of(8), max_tokens=1, temperature=0, ignore_eos=True)
         first_s = since_spawned()

@@ -8,11 +8,9 @@
 #include <nanobind/stl/vector.h>
 
 #include <memory>
-#include <mutex>
 
 #include "bindings.h"
 #include "helm/engine.h"
-#include "helm/generation.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -22,58 +20,6 @@ namespace {
 
 using TokenArray = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using AnyArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
-
-// An engine and the lock that keeps its steps apart; Python threads may share an LLM.
-struct SharedEngine {
-  SharedEngine(Plan plan, EngineOptions options) : engine(std::move(plan), std::move(options)) {}
-  Engine engine;
-  std::mutex mutex;
-};
-
-// Runs without the GIL, holding the engine's lock.
-template <typename Work>
-auto locked(SharedEngine& shared, const Work& work) {
-  const nb::gil_scoped_release released;
-  const std::lock_guard<std::mutex> lock(shared.mutex);
-  return work(shared.engine);
-}
-
-class PyGeneration {
- public:
-  PyGeneration(std::shared_ptr<SharedEngine> shared, std::vector<Request> requests)
-      : shared_(std::move(shared)), count_(requests.size()) {
-    locked(*shared_, [&](Engine& engine) {
-      generation_ = std::make_unique<Generation>(engine, std::move(requests));
-    });
-  }
-  ~PyGeneration() {
-    locked(*shared_, [&](Engine&) { generation_.reset(); });
-  }
-
-  bool done() const { return generation_->done(); }
-  std::vector<Token> advance(double seconds) {
-    return locked(*shared_, [&](Engine&) { return generation_->advance(seconds); });
-  }
-  void cancel(int32_t request) {
-    check(request);
-    locked(*shared_, [&](Engine&) { generation_->cancel(request); });
-  }
-  RequestTimings timings(int32_t request) const {
-    check(request);
-    return generation_->timings(request);
-  }
-
- private:
-  void check(int32_t request) const {
-    if (request < 0 || static_cast<size_t>(request) >= count_) {
-      throw nb::index_error("no such request");
-    }
-  }
-
-  std::shared_ptr<SharedEngine> shared_;
-  size_t count_;
-  std::unique_ptr<Generation> generation_;
-};
 
 DType dtype_of(const std::string& name, const nb::dlpack::dtype& dtype) {
   if (dtype == nb::dtype<float>()) return DType::kF32;
@@ -101,8 +47,7 @@ TensorView view_of(const std::string& name, const AnyArray& array) {
 
 std::shared_ptr<SharedEngine> make_engine(const std::string& plan, const std::string& directory,
                                           const nb::dict& tensors, int threads, bool mapped,
-                                          const std::string& device,
-                                          std::function<void(int64_t, int64_t)> progress) {
+                                          const std::string& device, Progress progress) {
   EngineOptions options;
   options.directory = directory;
   options.threads = threads;
@@ -112,13 +57,7 @@ std::shared_ptr<SharedEngine> make_engine(const std::string& plan, const std::st
     const auto name = nb::cast<std::string>(key);
     options.tensors.emplace(name, view_of(name, nb::cast<AnyArray>(value)));
   }
-  if (progress) {
-    options.progress = [&progress](int64_t done, int64_t total) {
-      const nb::gil_scoped_acquire acquired;
-      progress(done, total);
-      if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    };
-  }
+  if (progress) options.progress = interruptible(std::move(progress));
   const nb::gil_scoped_release released;
   return std::make_shared<SharedEngine>(Plan::from_json(plan), std::move(options));
 }
@@ -188,30 +127,6 @@ nb::dict stats(const SharedEngine& shared) {
   return out;
 }
 
-nb::dict timings_dict(const RequestTimings& t) {
-  nb::dict out;
-  out["queue_s"] = t.queue_s;
-  out["prefill_s"] = t.prefill_s;
-  out["prefill_tokens"] = t.prefill_tokens;
-  out["first_token_s"] = t.first_token_s;
-  out["decode_s"] = t.decode_s;
-  out["decode_tokens"] = t.decode_tokens;
-  out["decode_bytes"] = t.decode_bytes;
-  return out;
-}
-
-const char* finish_name(Finish finish) {
-  switch (finish) {
-    case Finish::kNone:
-      return "";
-    case Finish::kStop:
-      return "stop";
-    case Finish::kLength:
-      return "length";
-  }
-  return "";
-}
-
 void raise_helm_error(const Error& error) {
   static constexpr const char* kClasses[] = {"InvalidError", "OutOfMemoryError", "CapacityError",
                                              "CheckpointError", "DeviceError"};
@@ -267,44 +182,6 @@ void bind_engine(nb::module_& m) {
           "on"_a, "Counts the time of the CPU's ops from zero (stats: cpu_ops), or no longer.")
       .def_prop_ro("stats", &stats,
                    "Bytes in all and by device, threads, kernel tier and load time.");
-}
-
-void bind_generation(nb::module_& m) {
-  nb::class_<Request>(m, "Request", "What to generate, and how to sample it.")
-      .def(
-          "__init__",
-          [](Request* self, std::vector<int32_t> prompt, int64_t cached, SequenceId sequence,
-             int64_t max_tokens, std::vector<int32_t> stop_tokens, float temperature, int32_t top_k,
-             float top_p, float min_p, float repetition_penalty, uint64_t seed, int32_t logprobs) {
-            new (self)
-                Request{std::move(prompt),
-                        cached,
-                        sequence,
-                        max_tokens,
-                        std::move(stop_tokens),
-                        {temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs}};
-          },
-          nb::kw_only(), "prompt"_a, "cached"_a = 0, "sequence"_a = -1, "max_tokens"_a = 128,
-          "stop_tokens"_a = std::vector<int32_t>(), "temperature"_a = 0.0F, "top_k"_a = 0,
-          "top_p"_a = 1.0F, "min_p"_a = 0.0F, "repetition_penalty"_a = 1.0F, "seed"_a = 0,
-          "logprobs"_a = -1);
-  nb::class_<Token>(m, "Token", "One sampled token.")
-      .def_ro("request", &Token::request)
-      .def_ro("id", &Token::id)
-      .def_ro("logprob", &Token::logprob)
-      .def_ro("top", &Token::top)
-      .def_prop_ro("finish", [](const Token& t) { return finish_name(t.finish); });
-  nb::class_<PyGeneration>(m, "Generation", "Requests generating over one engine.")
-      .def(nb::init<std::shared_ptr<SharedEngine>, std::vector<Request>>(), "engine"_a,
-           "requests"_a)
-      .def("advance", &PyGeneration::advance, "seconds"_a,
-           "Runs steps for about `seconds` (at least one); returns the sampled tokens.")
-      .def("cancel", &PyGeneration::cancel, "request"_a)
-      .def_prop_ro("done", &PyGeneration::done)
-      .def(
-          "timings",
-          [](const PyGeneration& g, int32_t request) { return timings_dict(g.timings(request)); },
-          "request"_a);
 }
 
 }  // namespace

@@ -29,9 +29,14 @@ def logits_of(engine: _helm.Engine, tokens: list[int]) -> Logits:
         engine.close(sequence)
 
 
-def greedy(engine: _helm.Engine, prompts: list[list[int]], count: int) -> list[list[int]]:
+def greedy(
+    engine: _helm.Engine,
+    prompts: list[list[int]],
+    count: int,
+    prefixes: _helm.PrefixCache | None = None,
+) -> list[list[int]]:
     requests = [_helm.Request(prompt=prompt, max_tokens=count) for prompt in prompts]
-    generation = _helm.Generation(engine, requests)
+    generation = _helm.Generation(engine, requests, prefixes)
     tokens: list[list[int]] = [[] for _ in prompts]
     while not generation.done:
         for token in generation.advance(0.0):

@@ -25,6 +25,7 @@ needs_stories = pytest.mark.skipif(
     not (STORIES / "golden.json").is_file(), reason=f"no stories260K checkpoint in {STORIES}"
 )
 PROMPT = "Once upon a time"
+LONG = "about a dog, a cat, a boat and a little girl who lived by the sea with her friend Ben"
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +36,7 @@ def llm() -> Iterator[helm.LLM]:
 
 def free_positions(llm: helm.LLM) -> int:
     """Largest capacity that can be opened now: everything, when nothing leaks."""
-    sequence = llm._engine.open(llm.context)
-    llm._engine.close(sequence)
+    llm._sequences.close(llm._sequences.open(llm.context)[0])
     return llm.context
 
 
@@ -343,7 +343,7 @@ def test_chat_reuses_the_kv_of_earlier_turns() -> None:
         for turn in range(3):
             result = llm.chat(messages, max_tokens=12, temperature=0)
             assert result.tokens == fresh.chat(messages, max_tokens=12, temperature=0).tokens
-            fresh._sequences.drop_idle()
+            fresh._sequences.clear()
             computed = result.timings.prefill_tokens
             if turn:
                 assert computed < result.prompt_tokens
@@ -358,7 +358,7 @@ def test_chat_reuses_the_kv_of_earlier_turns() -> None:
 
 def test_the_same_question_twice_and_a_shorter_one() -> None:
     with helm.LLM(kv_dtype="f32") as llm:
-        messages = [{"role": "user", "content": "Tell me a story"}]
+        messages = [{"role": "user", "content": "Tell me a story " + LONG}]
         first = llm.chat(messages, max_tokens=12, temperature=0)
         again = llm.chat(messages, max_tokens=12, temperature=0)
         assert again.tokens == first.tokens
@@ -367,7 +367,7 @@ def test_the_same_question_twice_and_a_shorter_one() -> None:
 
 def test_a_kept_chat_gives_way_to_other_work() -> None:
     with helm.LLM(max_sequences=1) as llm:
-        messages = [{"role": "user", "content": "Hello"}]
+        messages = [{"role": "user", "content": LONG}]
         llm.chat(messages, max_tokens=4)
         assert len(llm.generate(PROMPT, max_tokens=4).tokens) == 4
         llm.chat(messages, max_tokens=4)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,6 +65,42 @@ def test_any_placement_gives_the_tokens_of_the_cpu(name: str) -> None:
     for devices in itertools.product(("cpu", "accelerator"), repeat=len(plan.units)):
         cut = partitioned(plan, devices)
         assert greedy(engine_of(cut, name), PROMPTS, NEW) == want, devices
+
+
+@pytest.mark.parametrize("name", small_models.CASES)
+def test_shared_prefixes_on_any_device(name: str, tmp_path: Path) -> None:
+    plan = plan_of(name)
+    prompts = [prompt_of(40) + tail for tail in ([1], [2, 3], prompt_of(9), [4], [5, 6], [7])]
+    want = greedy(engine_of(plan, name), prompts, NEW)
+    for devices in cuts(len(plan.units)):
+        for overlap, groups in ((False, 1), (True, 2)):
+            cut = partitioned(plan, devices, overlap=overlap, decode_groups=groups)
+            engine = engine_of(cut, name)
+            prefixes = _helm.PrefixCache(engine)
+            assert greedy(engine, prompts, NEW, prefixes) == want, devices
+            assert greedy(engine, prompts, NEW, prefixes) == want, devices
+            held = prefixes.save(prompts[2] + want[2], str(tmp_path / "x.kv"))
+            other = engine_of(plan, name)
+            loaded = _helm.PrefixCache(other)
+            tokens, _ = loaded.load(str(tmp_path / "x.kv"))
+            assert tokens == (prompts[2] + want[2])[:held]
+            assert loaded.open(tokens, 100)[1] == held - 1
+
+
+@pytest.mark.parametrize("site", ["stream", "cpu"])
+def test_shared_prefixes_where_kv_pages_overflow(site: str) -> None:
+    plan = plan_of("qwen3")
+    prompts = [prompt_of(40) + tail for tail in ([1], [2, 3], prompt_of(9), [4], [5, 6], [7])]
+    want = greedy(engine_of(plan, "qwen3"), prompts, NEW)
+    cut = partitioned(plan, ("cpu", "cpu", *("accelerator",) * (len(plan.units) - 2)))
+    layers = cut.schedule.pages["accelerator"] // (plan.kv.pages // plan.kv.layers)
+    pages = {"cpu": plan.kv.pages - 10 * layers, "accelerator": 10 * layers}
+    schedule = dataclasses.replace(cut.schedule, pages=pages, overflow=site)
+    engine = engine_of(dataclasses.replace(cut, schedule=schedule), "qwen3")
+    prefixes = _helm.PrefixCache(engine)
+    for _ in range(3):
+        assert greedy(engine, prompts, NEW, prefixes) == want
+    assert engine.stats["evicted_blocks"] > 0
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])

@@ -4,41 +4,50 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from helm.errors import CapacityError
-from helm.sequences import Sequences, common_prefix
+from helm.errors import CapacityError, InvalidError
+from helm.sequences import NoReuse, Sequences
 
 
 class Pool:
-    """The engine's sequence calls over `positions` in all."""
+    """The prefix cache's calls over `positions` in all; what is kept gives way."""
 
     def __init__(self, positions: int) -> None:
-        self.free = positions
-        self.capacities: dict[int, int] = {}
-        self.lengths: dict[int, int] = {}
+        self.positions = positions
+        self.used: dict[int, int] = {}
+        self.kept: dict[int, int] = {}
         self.opened = 0
 
-    def open(self, capacity: int) -> int:
+    @property
+    def free(self) -> int:
+        return self.positions - sum(self.used.values())
+
+    def open(self, prompt: Sequence[int], capacity: int) -> tuple[int, int]:
         if capacity > self.free:
             raise CapacityError(f"{capacity} of {self.free}")
-        self.free -= capacity
+        while capacity > self.free - sum(self.kept.values()):
+            self.kept.popitem()
         self.opened += 1
-        self.capacities[self.opened] = capacity
-        self.lengths[self.opened] = 0
-        return self.opened
+        self.used[self.opened] = capacity
+        return self.opened, 0
+
+    def fits(self, capacity: int) -> bool:
+        return capacity <= self.free
 
     def close(self, sequence: int) -> None:
-        self.free += self.capacities.pop(sequence)
+        del self.used[sequence]
 
-    def length(self, sequence: int) -> int:
-        return self.lengths[sequence]
+    def keep(self, sequence: int, tokens: Sequence[int]) -> None:
+        self.close(sequence)
+        self.kept[sequence] = len(tokens)
 
-    def truncate(self, sequence: int, length: int) -> None:
-        assert length <= self.lengths[sequence]
-        self.lengths[sequence] = length
+    def load(self, _path: str, _progress: object) -> tuple[list[int], str]:
+        sequence, _ = self.open([], 6)
+        self.keep(sequence, [1] * 6)
+        return [1] * 6, "{}"
 
 
 class Worker(threading.Thread):
@@ -64,8 +73,8 @@ class Worker(threading.Thread):
 
 
 def test_one_thread_is_refused_at_once() -> None:
-    sequences = Sequences(Pool(10), 10)
-    held = sequences.open(6)
+    sequences = Sequences(Pool(10))
+    held, _ = sequences.open(6)
     with pytest.raises(CapacityError):
         sequences.open(5)
     sequences.close(held)
@@ -74,9 +83,9 @@ def test_one_thread_is_refused_at_once() -> None:
 
 def test_a_thread_waits_for_another_to_close() -> None:
     pool = Pool(10)
-    sequences = Sequences(pool, 10)
-    held = sequences.open(6)
-    worker = Worker(lambda: sequences.close(sequences.open(5)))
+    sequences = Sequences(pool)
+    held, _ = sequences.open(6)
+    worker = Worker(lambda: sequences.close(sequences.open(5)[0]))
     time.sleep(0.05)
     assert worker.is_alive()
     sequences.close(held)
@@ -85,15 +94,15 @@ def test_a_thread_waits_for_another_to_close() -> None:
 
 
 def test_threads_that_wait_for_each_other_are_refused() -> None:
-    sequences = Sequences(Pool(10), 10)
+    sequences = Sequences(Pool(10))
     barrier = threading.Barrier(2)
     refused = []
 
     def work() -> None:
-        first = sequences.open(5)
+        first, _ = sequences.open(5)
         barrier.wait()
         try:
-            sequences.close(sequences.open(5))
+            sequences.close(sequences.open(5)[0])
         except CapacityError:
             refused.append(first)
         finally:
@@ -107,65 +116,78 @@ def test_threads_that_wait_for_each_other_are_refused() -> None:
 
 def test_a_batch_keeps_its_room() -> None:
     pool = Pool(10)
-    sequences = Sequences(pool, 10)
+    sequences = Sequences(pool)
     with sequences.batch(10):
-        worker = Worker(lambda: sequences.close(sequences.open(1)))
+        worker = Worker(lambda: sequences.close(sequences.open(1)[0]))
         time.sleep(0.05)
         assert worker.is_alive()
-        pool.close(pool.open(10))  # as the native generation does by itself
+        pool.close(pool.open([], 10)[0])  # as the native generation does by itself
     worker.finish()
     with pytest.raises(CapacityError), sequences.batch(11):
         pass
     sequences.open(10)
 
 
-def test_an_idle_conversation_gives_way() -> None:
+def test_what_is_kept_gives_way() -> None:
     pool = Pool(10)
-    sequences = Sequences(pool, 10)
-    kept = sequences.lease_chat([1, 2, 3], 5)
-    assert kept.capacity == 10  # the whole context, as it was free
-    pool.lengths[kept.sequence] = 4
-    sequences.settle(kept, [1, 2, 3, 4, 5])
-    assert kept.tokens == [1, 2, 3, 4]
-    with sequences.batch(6):
-        assert pool.free == 10
-    assert not sequences.drop_idle()
+    sequences = Sequences(pool)
+    kept, _ = sequences.open(6, [1, 2, 3])
+    sequences.keep(kept, [1, 2, 3, 4, 5])
+    assert pool.kept == {kept: 5}
+    with sequences.batch(10):
+        pass
+    assert pool.kept == {kept: 5}  # room is made when it is taken
+    sequences.close(sequences.open(6)[0])
+    assert pool.kept == {}
 
 
-def test_a_conversation_is_cut_to_what_both_share() -> None:
-    pool = Pool(30)
-    sequences = Sequences(pool, 10)
-    kept = sequences.lease_chat([1, 2, 3], 5)
-    pool.lengths[kept.sequence] = 5
-    sequences.settle(kept, [1, 2, 3, 4, 5, 6])
-    again = sequences.lease_chat([1, 2, 9, 9], 6)
-    assert again is kept
-    assert (again.tokens, pool.lengths[again.sequence]) == ([1, 2], 2)
-    # Meanwhile another conversation gets a sequence of its own, and the last one settled stays.
-    other = sequences.lease_chat([1, 2], 4)
-    assert other.sequence != again.sequence
-    assert other.tokens == []
-    sequences.settle(other, [1, 2])
-    sequences.settle(again, [1, 2, 9, 9])
-    assert list(pool.capacities) == [again.sequence]
-    # At least one token is left to compute.
-    assert sequences.lease_chat([1, 2], 4).tokens == [1]
-
-
-def test_a_conversation_that_outgrows_its_sequence_gets_a_new_one() -> None:
+def test_loading_waits_for_room() -> None:
     pool = Pool(10)
-    sequences = Sequences(pool, 10)
-    blocker = sequences.open(4)
-    kept = sequences.lease_chat([1, 2, 3], 5)
-    assert kept.capacity == 5
-    sequences.settle(kept, [1, 2, 3])
-    grown = sequences.lease_chat([1, 2, 3, 4], 6)
-    assert (grown.capacity, grown.tokens) == (6, [])
-    sequences.close(blocker)
+    sequences = Sequences(pool)
+    held, _ = sequences.open(5)
+    loaded: list[int] = []
+    worker = Worker(lambda: loaded.extend(sequences.load("x.kv", None)[0]))
+    time.sleep(0.05)
+    assert worker.is_alive()
+    sequences.close(held)
+    worker.finish()
+    assert len(loaded) == 6
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "shared"), [([], [], 0), ([1], [], 0), ([1, 2], [1, 2], 2), ([1, 2], [1, 3, 2], 1)]
-)
-def test_common_prefix(a: list[int], b: list[int], shared: int) -> None:
-    assert common_prefix(a, b) == shared == common_prefix(b, a)
+def test_a_thread_that_waited_does_not_open_during_a_batch() -> None:
+    pool = Pool(10)
+    sequences = Sequences(pool)
+    held, _ = sequences.open(10)
+    waiter = Worker(lambda: sequences.close(sequences.open(8)[0]))
+    time.sleep(0.05)
+    with sequences._changed:  # the batch begins before the waiter wakes
+        sequences.close(held)
+        batch = sequences.batch(10)
+        batch.__enter__()
+    time.sleep(0.05)
+    assert waiter.is_alive()
+    assert pool.free == 10
+    batch.__exit__(None, None, None)
+    waiter.finish()
+
+
+def test_without_reuse_everything_is_computed() -> None:
+    class Engine:
+        def open(self, capacity: int) -> int:
+            if capacity > 10:
+                raise CapacityError("too many")
+            return 7
+
+        def close(self, sequence: int) -> None:
+            closed.append(sequence)
+
+    closed: list[int] = []
+    sequences = Sequences(NoReuse(Engine()))
+    assert sequences.open(10, [1, 2, 3]) == (7, 0)
+    sequences.keep(7, [1, 2, 3])
+    assert closed == [7]
+    with pytest.raises(CapacityError), sequences.batch(11):
+        pass
+    for call in (lambda: sequences.save([1], "x", "", None), lambda: sequences.load("x", None)):
+        with pytest.raises(InvalidError, match="prefix_cache=False"):
+            call()

@@ -123,8 +123,8 @@ EngineStats Engine::stats() const {
 void Engine::count_op_times(bool on) {
   impl_->count_op_times(on);
 }
-bool Engine::can_open(int64_t capacity) const {
-  return impl_->can_open(capacity);
+bool Engine::can_open(int64_t capacity, int64_t shared) const {
+  return impl_->can_open(capacity, shared);
 }
 SequenceId Engine::open(int64_t capacity) {
   return impl_->open(capacity);
@@ -132,12 +132,12 @@ SequenceId Engine::open(int64_t capacity) {
 SequenceId Engine::fork(SequenceId source, int64_t length, int64_t capacity) {
   return impl_->fork(source, length, capacity);
 }
-void Engine::save(SequenceId sequence, std::span<const int32_t> tokens, const std::string& path) {
-  impl_->save(sequence, tokens, path);
+void Engine::save(SequenceId sequence, std::span<const int32_t> tokens, const std::string& path,
+                  const std::string& metadata, const Progress& progress) {
+  impl_->save(sequence, tokens, path, metadata, progress);
 }
-std::pair<SequenceId, std::vector<int32_t>> Engine::load(const std::string& path,
-                                                         int64_t capacity) {
-  return impl_->load(path, capacity);
+LoadedSequence Engine::load(const std::string& path, int64_t capacity, const Progress& progress) {
+  return impl_->load(path, capacity, progress);
 }
 void Engine::close(SequenceId sequence) {
   impl_->close(sequence);
@@ -149,7 +149,13 @@ int64_t Engine::length(SequenceId sequence) const {
   return impl_->length(sequence);
 }
 void Engine::truncate(SequenceId sequence, int64_t length) {
-  impl_->truncate(sequence, length);
+  impl_->resize(sequence, length, impl_->capacity(sequence));
+}
+void Engine::resize(SequenceId sequence, int64_t length, int64_t capacity) {
+  impl_->resize(sequence, length, capacity);
+}
+bool Engine::can_resize(SequenceId sequence, int64_t length, int64_t capacity) const {
+  return impl_->can_resize(sequence, length, capacity);
 }
 int64_t Engine::steps_ahead() const {
   return impl_->steps_ahead();

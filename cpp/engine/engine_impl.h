@@ -29,15 +29,17 @@ class Engine::Impl {
   const Plan& plan() const { return plan_; }
   EngineStats stats() const;
   void count_op_times(bool on) { op_times_.count(on); }
-  bool can_open(int64_t capacity) const;
+  bool can_open(int64_t capacity, int64_t shared) const;
   SequenceId open(int64_t capacity);
   SequenceId fork(SequenceId source, int64_t length, int64_t capacity);
-  void save(SequenceId id, std::span<const int32_t> tokens, const std::string& path);
-  std::pair<SequenceId, std::vector<int32_t>> load(const std::string& path, int64_t capacity);
+  void save(SequenceId id, std::span<const int32_t> tokens, const std::string& path,
+            const std::string& metadata, const Progress& progress);
+  LoadedSequence load(const std::string& path, int64_t capacity, const Progress& progress);
   void close(SequenceId id);
   int64_t length(SequenceId id) const { return sequence(id).length; }
   int64_t capacity(SequenceId id) const { return sequence(id).capacity; }
-  void truncate(SequenceId id, int64_t length);
+  void resize(SequenceId id, int64_t length, int64_t capacity);
+  bool can_resize(SequenceId id, int64_t length, int64_t capacity) const;
   int64_t steps_ahead() const { return pipeline_.limit(); }
   int64_t in_flight() const { return pipeline_.in_flight(); }
   std::span<const float> step(std::span<const StepInput> inputs);
@@ -60,6 +62,7 @@ class Engine::Impl {
   void check_pools() const;
   void make_way(StepOwner* owner);
   DeviceUse use_of(bool accelerator) const;
+  const std::string& weights_digest();
 
   Plan plan_;
   const cpu::KernelTable& kernels_;
@@ -78,6 +81,7 @@ class Engine::Impl {
   std::map<SequenceId, KvSequence> sequences_;
   SequenceId next_id_ = 0;
   StepOwner* owner_ = nullptr;  // of the steps that are on their way
+  std::string weights_digest_;  // made when first asked for
 };
 
 }  // namespace helm

@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "engine/sampler.h"
+#include "helm/prefix_cache.h"
 
 namespace helm {
 namespace {
@@ -61,8 +62,9 @@ void check_sampling(const SamplingParams& p, const std::string& where) {
 
 class Generation::Impl : public StepOwner {
  public:
-  Impl(Engine& engine, std::vector<Request> requests)
+  Impl(Engine& engine, std::vector<Request> requests, PrefixCache* prefixes)
       : engine_(engine),
+        prefixes_(prefixes),
         stats_(engine.stats()),
         overlaps_(engine.steps_ahead() > 1 && (engine.plan().schedule.prefill_overlap ||
                                                engine.plan().schedule.decode_groups > 1)),
@@ -116,6 +118,8 @@ class Generation::Impl : public StepOwner {
  private:
   void check(const Request& request, size_t index) const;
   int64_t capacity(const Request& request) const;
+  bool prefix_is_coming(const Request& request) const;
+  bool open(Active& active, bool alone);
   void admit();
   void release(Active& active);
   bool ended() const {
@@ -134,6 +138,7 @@ class Generation::Impl : public StepOwner {
   using Flight = std::vector<size_t>;
 
   Engine& engine_;
+  PrefixCache* prefixes_;  // or null
   const EngineStats stats_;
   const bool overlaps_;  // whether a step may begin before the last one has ended
   Clock::time_point start_;
@@ -183,25 +188,56 @@ int64_t Generation::Impl::capacity(const Request& request) const {
 }
 
 void Generation::Impl::release(Active& active) {
-  if (active.request.sequence < 0) engine_.close(active.sequence);
+  if (active.request.sequence >= 0) return;
+  if (prefixes_ == nullptr) return engine_.close(active.sequence);
+  prefixes_->keep(active.sequence, active.request.prompt);
+}
+
+// Whether a prompt on its way will soon have more of this one than can be had now.
+bool Generation::Impl::prefix_is_coming(const Request& request) const {
+  if (prefixes_ == nullptr || request.sequence >= 0) return false;
+  int64_t coming = 0;
+  for (const Active& other : active_) {
+    if (other.state != Active::State::kRunning || other.request.sequence >= 0) continue;
+    if (other.pending.empty() || other.decoding()) continue;  // its prompt is there
+    const int64_t shared = common_prefix(other.request.prompt, request.prompt);
+    if (shared > engine_.length(other.sequence)) coming = std::max(coming, shared);
+  }
+  coming = std::min(coming, std::ssize(request.prompt) - 1);
+  return coming >= PrefixCache::kLeastShared &&
+         coming - prefixes_->find(request.prompt) >= PrefixCache::kLeastShared;
+}
+
+// Gives the request a sequence; false if it must wait for room.
+bool Generation::Impl::open(Active& active, bool alone) {
+  const Request& request = active.request;
+  const int64_t wanted = capacity(request);
+  int64_t cached = request.cached;
+  // When nothing is running that could make room, let open() say why it cannot.
+  if (request.sequence >= 0) {
+    active.sequence = request.sequence;
+  } else if (prefixes_ == nullptr) {
+    if (!alone && !engine_.can_open(wanted)) return false;
+    active.sequence = engine_.open(wanted);
+  } else {
+    const auto opened = alone ? std::optional(prefixes_->open(request.prompt, wanted))
+                              : prefixes_->try_open(request.prompt, wanted);
+    if (!opened) return false;
+    active.sequence = opened->sequence;
+    cached = opened->cached;
+  }
+  active.pending.assign(request.prompt.begin() + cached, request.prompt.end());
+  return true;
 }
 
 // First come, first served: a request that does not fit yet holds back those behind it.
 void Generation::Impl::admit() {
   for (Active& active : active_) {
-    if (active.state != Active::State::kWaiting) continue;
-    const Request& request = active.request;
-    if (request.sequence >= 0) {
-      active.sequence = request.sequence;
-    } else {
-      const bool alone = std::none_of(active_.begin(), active_.end(), [](const Active& other) {
-        return other.state == Active::State::kRunning;
-      });
-      // When nothing is running that could make room, let open() say why it cannot.
-      if (!alone && !engine_.can_open(capacity(request))) return;
-      active.sequence = engine_.open(capacity(request));
-    }
-    active.pending.assign(request.prompt.begin() + request.cached, request.prompt.end());
+    if (active.state != Active::State::kWaiting || prefix_is_coming(active.request)) continue;
+    const bool alone = std::none_of(active_.begin(), active_.end(), [](const Active& other) {
+      return other.state == Active::State::kRunning;
+    });
+    if (!open(active, alone)) return;
     active.state = Active::State::kRunning;
     active.admitted = Clock::now();
     active.timings.queue_s = seconds_between(start_, active.admitted);
@@ -325,6 +361,7 @@ void Generation::Impl::take(Active& active, std::span<const float> logits) {
              engine_.length(active.sequence) >= engine_.capacity(active.sequence)) {
     finish = Finish::kLength;
   }
+  active.request.prompt.push_back(draw.id);
   if (finish == Finish::kNone) {
     active.pending.assign(1, draw.id);
   } else {
@@ -343,8 +380,8 @@ void Generation::Impl::settle() {
   }
 }
 
-Generation::Generation(Engine& engine, std::vector<Request> requests)
-    : impl_(std::make_unique<Impl>(engine, std::move(requests))) {}
+Generation::Generation(Engine& engine, std::vector<Request> requests, PrefixCache* prefixes)
+    : impl_(std::make_unique<Impl>(engine, std::move(requests), prefixes)) {}
 Generation::~Generation() = default;
 
 bool Generation::done() const {

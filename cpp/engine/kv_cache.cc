@@ -88,6 +88,16 @@ void KvCache::truncate(KvSequence& sequence, int64_t length) {
   reserve_copy(sequence.blocks.back());
 }
 
+void KvCache::resize(KvSequence& sequence, int64_t length, int64_t capacity) {
+  truncate(sequence, length);
+  reserved_ += blocks_for(capacity) - blocks_for(sequence.capacity);
+  sequence.capacity = capacity;
+  if (overflows() && length == capacity && length > 0) {
+    const int32_t last = sequence.blocks.back();
+    full_.push_back({last, generation_[static_cast<size_t>(last)]});
+  }
+}
+
 void KvCache::keep_last_near(const KvSequence& sequence) {
   if (sequence.length % spec_.page_tokens == 0) return;
   ++generation_[static_cast<size_t>(sequence.blocks.back())];

@@ -102,6 +102,13 @@ class KvCache {
   // Needs blocks_to_truncate() <= unreserved(): those that others hold do not become free.
   void truncate(KvSequence& sequence, int64_t length);
   int64_t blocks_to_truncate(const KvSequence& sequence, int64_t length) const;
+  // Truncates, and reserves for another capacity from now on. One without room to grow may be
+  // evicted up to its last block. Needs blocks_to_resize() <= unreserved().
+  void resize(KvSequence& sequence, int64_t length, int64_t capacity);
+  int64_t blocks_to_resize(const KvSequence& sequence, int64_t length, int64_t capacity) const {
+    return blocks_to_truncate(sequence, length) + blocks_for(capacity) -
+           blocks_for(sequence.capacity);
+  }
   // The sequence is about to write to its last block, which is its own: it is not to be evicted
   // until another follows it.
   void keep_last_near(const KvSequence& sequence);
@@ -128,6 +135,7 @@ class KvCache {
   void release_far(int32_t slot) { far_.give_back(slot); }
   void release_near(int32_t slot) { near_.give_back(slot); }
   const SlotPool& near() const { return near_; }
+  const SlotPool& far() const { return far_; }
 
  private:
   int32_t take_block();

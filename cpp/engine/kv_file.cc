@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -23,18 +24,19 @@ constexpr int64_t kMostHeader = int64_t{1} << 30;
 KvFileWriter::KvFileWriter(const std::string& path, const KvFileHeader& header)
     : path_(path),
       temporary_(path + ".part." + std::to_string(getpid())),
+      kv_(header.kv),
+      positions_left_(std::ssize(header.tokens)),
       file_(std::fopen(temporary_.c_str(), "wb")) {
   if (file_ == nullptr) {
-    fail(ErrorKind::kIo, "[kv] cannot write ", temporary_, ": ", std::strerror(errno));
+    fail(ErrorKind::kIo, "[kv] cannot write ", path_, ": ", std::strerror(errno));
   }
-  const nlohmann::json json = {{"model", header.fingerprint},
-                               {"dtype", dtype_name(header.kv.dtype)},
-                               {"page_tokens", header.kv.page_tokens},
-                               {"layers", header.kv.layers},
-                               {"kv_heads", header.kv.kv_heads},
-                               {"head_dim", header.kv.head_dim},
-                               {"tokens", header.tokens}};
-  const std::string text = json.dump();
+  const nlohmann::json json = {
+      {"model", header.fingerprint},          {"weights", header.weights_digest},
+      {"dtype", dtype_name(header.kv.dtype)}, {"page_tokens", header.kv.page_tokens},
+      {"layers", header.kv.layers},           {"kv_heads", header.kv.kv_heads},
+      {"head_dim", header.kv.head_dim},       {"tokens", header.tokens},
+      {"metadata", header.metadata}};
+  const std::string text = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   const auto size = static_cast<uint64_t>(text.size());
   std::array<unsigned char, 8> little{};
   for (size_t i = 0; i < little.size(); ++i)
@@ -58,17 +60,25 @@ KvFileWriter::~KvFileWriter() {
 
 void KvFileWriter::write(const void* data, size_t bytes) {
   if (std::fwrite(data, 1, bytes, file_) != bytes) {
-    fail(ErrorKind::kIo, "[kv] cannot write ", temporary_, ": ", std::strerror(errno));
+    fail(ErrorKind::kIo, "[kv] cannot write ", path_, ": ", std::strerror(errno));
   }
 }
 
-void KvFileWriter::append(const std::vector<std::byte>& block) {
+void KvFileWriter::append(std::vector<std::byte>& block) {
+  const int64_t held = std::min(kv_.page_tokens, positions_left_);
+  const int64_t position_bytes = kv_.head_dim * dtype_bytes(kv_.dtype);
+  const int64_t head_bytes = kv_.page_tokens * position_bytes;
+  const auto blank = static_cast<size_t>((kv_.page_tokens - held) * position_bytes);
+  for (int64_t head = 0; head < std::ssize(block); head += head_bytes) {
+    std::memset(block.data() + head + held * position_bytes, 0, blank);
+  }
+  positions_left_ -= held;
   write(block.data(), block.size());
 }
 
 void KvFileWriter::finish() {
   std::FILE* file = std::exchange(file_, nullptr);
-  const bool flushed = std::fflush(file) == 0;
+  const bool flushed = std::fflush(file) == 0 && fsync(fileno(file)) == 0;
   if ((std::fclose(file) != 0) || !flushed || std::rename(temporary_.c_str(), path_.c_str()) != 0) {
     const int code = errno;
     std::remove(temporary_.c_str());
@@ -76,7 +86,8 @@ void KvFileWriter::finish() {
   }
 }
 
-KvFileReader::KvFileReader(const std::string& path, const Plan& plan)
+KvFileReader::KvFileReader(const std::string& path, const Plan& plan,
+                           const std::string& weights_digest)
     : path_(path), file_(std::fopen(path.c_str(), "rb"), &std::fclose) {
   if (file_ == nullptr) {
     fail(ErrorKind::kIo, "[kv] cannot read ", path, ": ", std::strerror(errno));
@@ -100,24 +111,39 @@ KvFileReader::KvFileReader(const std::string& path, const Plan& plan)
   }
   std::string text(size, '\0');
   read(text.data(), text.size());
+  take_header(text, plan, weights_digest);
+  const int64_t expected = static_cast<int64_t>(magic.size() + little.size() + size) +
+                           header_.blocks() * header_.block_bytes();
+  if (status.st_size != expected) {
+    fail(ErrorKind::kInvalid, "[kv] ", path, " is damaged: it has ", status.st_size,
+         " bytes, its header says ", expected);
+  }
+}
+
+void KvFileReader::take_header(const std::string& text, const Plan& plan,
+                               const std::string& weights_digest) {
   nlohmann::json document;
   try {
     document = nlohmann::json::parse(text);
   } catch (const nlohmann::json::exception& error) {
-    fail(ErrorKind::kInvalid, "[kv] ", path, " is damaged: ", error.what());
+    fail(ErrorKind::kInvalid, "[kv] ", path_, " is damaged: ", error.what());
   }
   const JsonReader root(document, "kv");
-  root.only({"model", "dtype", "page_tokens", "layers", "kv_heads", "head_dim", "tokens"});
+  root.only({"model", "weights", "dtype", "page_tokens", "layers", "kv_heads", "head_dim", "tokens",
+             "metadata"});
   const auto same = [&](const char* what, const auto& found, const auto& here) {
     if (found != here) {
-      fail(ErrorKind::kInvalid, "[kv] ", path, " was saved with another ", what, ": ", found,
+      fail(ErrorKind::kInvalid, "[kv] ", path_, " was saved with another ", what, ": ", found,
            " there, ", here, " here; load the model as it was then, or compute the prompt anew");
     }
   };
   header_.fingerprint = root["model"].string();
   header_.kv = plan.kv;
   constexpr int64_t kMost = int64_t{1} << 40;
+  header_.weights_digest = root["weights"].string();
+  header_.metadata = root["metadata"].string();
   same("model", header_.fingerprint, plan.fingerprint);
+  same("set of weights, or in another dtype", header_.weights_digest, weights_digest);
   same("dtype", root["dtype"].string(), std::string(dtype_name(plan.kv.dtype)));
   same("page size", root["page_tokens"].integer(1, kMost), plan.kv.page_tokens);
   same("number of layers", root["layers"].integer(1, kMost), plan.kv.layers);
@@ -127,11 +153,9 @@ KvFileReader::KvFileReader(const std::string& path, const Plan& plan)
   for (size_t i = 0; i < tokens.size(); ++i) {
     header_.tokens.push_back(static_cast<int32_t>(tokens[i].integer(0, plan.vocab_size - 1)));
   }
-  const int64_t expected = static_cast<int64_t>(magic.size() + little.size() + size) +
-                           header_.blocks() * header_.block_bytes();
-  if (status.st_size != expected) {
-    fail(ErrorKind::kInvalid, "[kv] ", path, " is damaged: it has ", status.st_size,
-         " bytes, its header says ", expected);
+  if (static_cast<int64_t>(tokens.size()) > plan.limits.context) {
+    fail(ErrorKind::kInvalid, "[kv] ", path_, " holds ", tokens.size(),
+         " positions, the context has ", plan.limits.context, "; raise the context (--context)");
   }
 }
 

@@ -13,9 +13,11 @@ namespace helm {
 
 // What a file says of itself: the model, the geometry of its pages, and the tokens it holds.
 struct KvFileHeader {
-  std::string fingerprint;  // of the plan's model
-  KvSpec kv;                // without the number of pages
+  std::string fingerprint;     // of the plan's model
+  std::string weights_digest;  // of what was loaded
+  KvSpec kv;                   // without the number of pages
   std::vector<int32_t> tokens;
+  std::string metadata;  // the caller's, UTF-8
 
   int64_t blocks() const {
     const auto positions = static_cast<int64_t>(tokens.size());
@@ -24,32 +26,37 @@ struct KvFileHeader {
   int64_t block_bytes() const { return kv.layers * kv.page_bytes(); }
 };
 
-// Writes beside `path` and renames at the end: a file is whole or not there. Throws Error{kIo}.
+// Writes beside `path` and renames at the end: a file is whole or as it was. Throws Error{kIo}.
 class KvFileWriter {
  public:
   KvFileWriter(const std::string& path, const KvFileHeader& header);
   ~KvFileWriter();
   KvFileWriter(const KvFileWriter&) = delete;
   KvFileWriter& operator=(const KvFileWriter&) = delete;
-  void append(const std::vector<std::byte>& block);
+  // The next block, [layers] pages; what it holds of positions past the tokens is cleared.
+  void append(std::vector<std::byte>& block);
   void finish();
 
  private:
   void write(const void* data, size_t bytes);
 
   std::string path_, temporary_;
+  KvSpec kv_;
+  int64_t positions_left_;
   std::FILE* file_;
 };
 
-// Throws Error{kIo} for a file that cannot be read or is cut short, Error{kInvalid} for one that is
-// no KV file, is damaged, or was saved from another model, dtype or page geometry than the plan's.
+// Throws Error{kIo} for a file that cannot be read, Error{kInvalid} for one that is no KV file, is
+// damaged or cut short, was saved from another model, dtype or page geometry than the plan's or
+// from other weights, or holds more positions than the plan's context.
 class KvFileReader {
  public:
-  KvFileReader(const std::string& path, const Plan& plan);
+  KvFileReader(const std::string& path, const Plan& plan, const std::string& weights_digest);
   const KvFileHeader& header() const { return header_; }
   void read(std::vector<std::byte>& block);
 
  private:
+  void take_header(const std::string& text, const Plan& plan, const std::string& weights_digest);
   void read(void* data, size_t bytes);
 
   std::string path_;

@@ -146,7 +146,10 @@ void KvOverflow::make_room(int64_t blocks, Stream& stream) {
   copies_->wait(*written_);
   const SlotPool& near = kv_.near();
   const auto leaving = [&] { return static_cast<int64_t>(leaving_.size()); };
-  while (near.used() - leaving() + blocks > evict_above_ && kv_.oldest_near()) evict_one();
+  while (near.used() - leaving() + blocks > evict_above_ && kv_.far().free() > 0 &&
+         kv_.oldest_near()) {
+    evict_one();
+  }
   while (near.free() < blocks && leaving() > 0) reclaim_one();
   if (near.free() < blocks) {
     fail(ErrorKind::kCapacity, "[engine] a step takes ", blocks, " new KV blocks, ", near.free(),

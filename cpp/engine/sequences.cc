@@ -4,6 +4,7 @@
 #include "base/check.h"
 #include "engine/engine_impl.h"
 #include "engine/kv_file.h"
+#include "engine/weights_digest.h"
 
 namespace helm {
 
@@ -13,9 +14,9 @@ const KvSequence& Engine::Impl::sequence(SequenceId id) const {
   return it->second;
 }
 
-bool Engine::Impl::can_open(int64_t capacity) const {
+bool Engine::Impl::can_open(int64_t capacity, int64_t shared) const {
   return static_cast<int64_t>(sequences_.size()) < plan_.limits.sequences &&
-         kv_.blocks_for(capacity) <= kv_.unreserved();
+         kv_.blocks_to_fork(shared, capacity) <= kv_.unreserved();
 }
 
 void Engine::Impl::check_open(int64_t capacity, int64_t blocks) const {
@@ -59,59 +60,80 @@ void Engine::Impl::close(SequenceId id) {
   sequences_.erase(id);
 }
 
-void Engine::Impl::save(SequenceId id, std::span<const int32_t> tokens, const std::string& path) {
+const std::string& Engine::Impl::weights_digest() {
+  if (weights_digest_.empty()) {
+    weights_digest_ = helm::weights_digest(plan_, weights_, accelerator_.get());
+  }
+  return weights_digest_;
+}
+
+void Engine::Impl::save(SequenceId id, std::span<const int32_t> tokens, const std::string& path,
+                        const std::string& metadata, const Progress& progress) {
   const KvSequence& saved = sequence(id);
-  if (static_cast<int64_t>(tokens.size()) != saved.length) {
+  if (static_cast<int64_t>(tokens.size()) > saved.length) {
     fail(ErrorKind::kInvalid, "[kv] ", tokens.size(), " tokens were given for the ", saved.length,
          " positions of sequence ", id);
   }
-  const KvFileHeader header{plan_.fingerprint, plan_.kv, {tokens.begin(), tokens.end()}};
+  const KvFileHeader header{
+      plan_.fingerprint, weights_digest(), plan_.kv, {tokens.begin(), tokens.end()}, metadata};
   KvFileWriter writer(path, header);
   std::vector<std::byte> content(static_cast<size_t>(header.block_bytes()));
-  for (const int32_t block : saved.blocks) {
-    pipeline_.read_block(kv_.block(block), content.data());
+  for (int64_t b = 0; b < header.blocks(); ++b) {
+    pipeline_.read_block(kv_.block(saved.blocks[static_cast<size_t>(b)]), content.data());
     writer.append(content);
+    if (progress) progress((b + 1) * header.block_bytes(), header.blocks() * header.block_bytes());
   }
   writer.finish();
 }
 
-std::pair<SequenceId, std::vector<int32_t>> Engine::Impl::load(const std::string& path,
-                                                               int64_t capacity) {
-  KvFileReader reader(path, plan_);
-  const std::vector<int32_t>& tokens = reader.header().tokens;
-  const auto length = static_cast<int64_t>(tokens.size());
+LoadedSequence Engine::Impl::load(const std::string& path, int64_t capacity,
+                                  const Progress& progress) {
+  KvFileReader reader(path, plan_, weights_digest());
+  const KvFileHeader& header = reader.header();
+  const auto length = static_cast<int64_t>(header.tokens.size());
   const SequenceId id = open(std::max(capacity, length));
   try {
     KvSequence& loaded = sequence(id);
     std::vector<std::byte> content;
-    for (int64_t end = 0; end < length;) {
-      end = std::min(length, end + plan_.kv.page_tokens);
+    for (int64_t b = 0; b < header.blocks(); ++b) {
+      const int64_t end = std::min(length, (b + 1) * plan_.kv.page_tokens);
       pipeline_.make_room(1);
       reader.read(content);
       kv_.extend(loaded, end);
       pipeline_.write_block(kv_.block(loaded.blocks.back()), content.data());
       kv_.grown(loaded, end);
+      if (progress)
+        progress((b + 1) * header.block_bytes(), header.blocks() * header.block_bytes());
     }
   } catch (...) {
     close(id);
     throw;
   }
-  return {id, tokens};
+  return {id, header.tokens, header.metadata};
 }
 
-void Engine::Impl::truncate(SequenceId id, int64_t length) {
+bool Engine::Impl::can_resize(SequenceId id, int64_t length, int64_t capacity) const {
+  return kv_.blocks_to_resize(sequence(id), length, capacity) <= kv_.unreserved();
+}
+
+void Engine::Impl::resize(SequenceId id, int64_t length, int64_t capacity) {
   KvSequence& kept = sequence(id);
   if (length < 0 || length > kept.length) {
     fail(ErrorKind::kInvalid, "[engine] cannot truncate sequence ", id, " of ", kept.length,
          " positions to ", length);
   }
-  if (const int64_t blocks = kv_.blocks_to_truncate(kept, length); blocks > kv_.unreserved()) {
+  if (capacity < std::max<int64_t>(length, 1) || capacity > plan_.limits.context) {
+    fail(ErrorKind::kInvalid, "[engine] cannot give sequence ", id, " of ", length, " positions ",
+         capacity, " of the context's ", plan_.limits.context);
+  }
+  if (!can_resize(id, length, capacity)) {
     fail(ErrorKind::kCapacity, "[engine] cutting sequence ", id, " back to ", length,
-         " positions needs ", blocks, " blocks of KV pages of its own, ", kv_.unreserved(), " of ",
-         kv_.blocks(), " are free; close a sequence that shares its positions");
+         " positions of ", capacity, " needs ", kv_.blocks_to_resize(kept, length, capacity),
+         " more blocks of KV pages, ", kv_.unreserved(), " of ", kv_.blocks(),
+         " are free; close a sequence, most of all one that shares its positions");
   }
   pipeline_.finish();
-  kv_.truncate(kept, length);
+  kv_.resize(kept, length, capacity);
 }
 
 }  // namespace helm

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from helm.llm import LLM
     from helm.plan import Plan
     from helm.sampling import SamplingParams
+    from helm.saved_kv import SavedKV
     from helm.tokenizer import Tokenizer
 
     __version__: str
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "LLM": "helm.llm",
     "SamplingParams": "helm.sampling",
+    "SavedKV": "helm.saved_kv",
     "Completion": "helm.completion",
     "TextChunk": "helm.completion",
     "Timings": "helm.completion",
@@ -55,6 +57,7 @@ __all__ = [
     "PlanError",
     "ProfileError",
     "SamplingParams",
+    "SavedKV",
     "TextChunk",
     "TextStream",
     "Timings",

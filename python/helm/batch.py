@@ -41,11 +41,18 @@ class Job:
 class Batch:
     """Jobs generating together. `advance` gives the text pieces as they come; `close` ends it."""
 
-    def __init__(self, engine: Any, tokenizer: Tokenizer | None, jobs: Sequence[Job]) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        tokenizer: Tokenizer | None,
+        jobs: Sequence[Job],
+        prefixes: Any = None,
+    ) -> None:
         from helm import _helm
 
         self.outputs = [_output(job, tokenizer) for job in jobs]
-        self._generation = _helm.Generation(engine, [_request(_helm, job) for job in jobs])
+        requests = [_request(_helm, job) for job in jobs]
+        self._generation = _helm.Generation(engine, requests, prefixes)
 
     @property
     def done(self) -> bool:
@@ -69,7 +76,7 @@ class Batch:
         return self.outputs[job].completion(timings)
 
     def cancel(self) -> None:
-        """Ends what has not ended; sequences opened by the generation are closed."""
+        """Ends what has not ended; sequences opened by the generation are given back."""
         for index, output in enumerate(self.outputs):
             if output.finish_reason is None:
                 output.cancel()
@@ -124,8 +131,9 @@ class TextStream:
             return
         batch.cancel()
         self._completion = batch.completion(0)
-        if self._on_close is not None:
-            self._on_close(self._completion)
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close(self._completion)
 
     def __enter__(self) -> TextStream:
         return self

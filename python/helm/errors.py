@@ -24,7 +24,7 @@ class CapacityError(HelmError):
 
 
 class CheckpointError(HelmError, OSError):
-    """A model file is missing, unreadable or damaged."""
+    """A model file is missing, unreadable or damaged, or a KV file cannot be read or written."""
 
 
 class DeviceError(HelmError, RuntimeError):

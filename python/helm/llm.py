@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from helm.batch import Batch, Job, TextStream
 from helm.completion import Completion
-from helm.errors import CapacityError, InvalidError, TokenizerError
+from helm.errors import InvalidError
 from helm.kv_options import PAGE_TOKENS, KvOptions
+from helm.loaded_llm import LoadedLLM
 from helm.loading import LoadedModel, load_from_torch, load_model
-from helm.local_plan import LoadOptions, Measuring, Progress, units_by_device
+from helm.local_plan import LoadOptions, Measuring, Progress
+from helm.prompts import Prompt, Prompts, split_prompts, token_ids
 from helm.sampling import SamplingParams, sampling_params
-from helm.sequences import Sequences
+from helm.saved_kv import SavedKV, from_metadata, to_metadata
+from helm.sequences import NoReuse, Sequences
 from helm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
     import numpy.typing as npt
 
     from helm.benchmark import Load, Report
-    from helm.config import ModelConfig
-    from helm.plan import Plan
     from helm.profile import Profile
 
-Prompt = str | Sequence[int]
 ADVANCE_S = 0.05  # how long native code runs between two chances for Ctrl-C
 
 
-class LLM:
+class LLM(LoadedLLM):
     """A model ready to generate.
 
     model: a local folder, a Hugging Face id, or None for the small bundled model.
@@ -50,6 +47,8 @@ class LLM:
     there that KV pages may take at most. watermark: once more than this share of that is in use
     (0.8), the oldest pages leave for host memory.
     threads: None: as planned for this machine.
+    prefix_cache: whether the KV of prompts that begin alike is computed once, within a call and for
+    later ones; what is kept for those lies in pages that no other call wants.
     weights: "copied" to huge pages, which decode reads fastest, or "mapped" from the files, which
     starts at once and shares the page cache.
     progress: called with (done_bytes, total_bytes) while weights load; may raise to cancel.
@@ -83,6 +82,7 @@ class LLM:
         kv_overflow: str = "auto",
         kv_vram_bytes: int | None = None,
         watermark: float | None = None,
+        prefix_cache: bool = True,
         weights: str = "copied",
         progress: Progress | None = None,
         memory_bytes: int | None = None,
@@ -115,7 +115,7 @@ class LLM:
             objective=objective,
             measuring=measuring,
         )
-        self._start(load_model(model, revision, options))
+        self._start(load_model(model, revision, options), prefix_cache)
 
     @classmethod
     def from_torch(
@@ -132,6 +132,7 @@ class LLM:
         kv_overflow: str = "auto",
         kv_vram_bytes: int | None = None,
         watermark: float | None = None,
+        prefix_cache: bool = True,
         progress: Progress | None = None,
         memory_bytes: int | None = None,
         device: str | None = None,
@@ -160,67 +161,17 @@ class LLM:
             profile=profile,
         )
         self = cls.__new__(cls)
-        self._start(load_from_torch(module, tokenizer, options))
+        self._start(load_from_torch(module, tokenizer, options), prefix_cache)
         return self
 
-    def _start(self, loaded: LoadedModel) -> None:
-        self._loaded = loaded
-        self._engine: Any = loaded.engine
-        loaded.engine = None
-        self._sequences = Sequences(self._engine, self.context)
+    def _start(self, loaded: LoadedModel, prefix_cache: bool) -> None:
+        from helm import _helm
 
-    @property
-    def plan(self) -> Plan:
-        """What runs where, and the memory it takes."""
-        return self._loaded.plan
-
-    @property
-    def config(self) -> ModelConfig:
-        """The model's architecture."""
-        return self._loaded.config
-
-    @property
-    def folder(self) -> Path | None:
-        """Where the checkpoint lies; None for a module in memory."""
-        return self._loaded.folder
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """None for a model without one (from_torch)."""
-        return self._loaded.tokenizer
-
-    @property
-    def name(self) -> str:
-        """The folder's name, the Hugging Face id or the module's class."""
-        return self._loaded.name
-
-    @property
-    def context(self) -> int:
-        """Positions a sequence may have, prompt and output together."""
-        return self.plan.limits.context
-
-    @property
-    def vocab_size(self) -> int:
-        """Width of the logits."""
-        return self.plan.model.vocab_size
-
-    @property
-    def stats(self) -> dict[str, Any]:
-        """The engine's own account: bytes, threads, kernel tier, load time.
-
-        `devices` lists the CPU and, if the plan uses one, the accelerator: what it is, which
-        `units` it holds ("embedding", "blocks 0-3", ...), and bytes by purpose. `predicted` is
-        the plan's decode rate in tokens/s, None for a plan made without a profile.
-        """
-        stats = dict(self._open_engine().stats)
-        held = units_by_device(self.plan)
-        for use in stats["devices"]:
-            use["units"] = held[use["device"]]
-        prediction = self.plan.prediction
-        stats["predicted"] = (
-            None if prediction is None else prediction.predicted.decode_tokens_per_s
-        )
-        return stats
+        self._hold(loaded)
+        self._prefixes: Any = _helm.PrefixCache(self._engine) if prefix_cache else None
+        self._sequences = Sequences(self._prefixes or NoReuse(self._engine))
+        self._prompts = Prompts(loaded.tokenizer, loaded.defaults, self.context, self.vocab_size)
+        self._last: list[int] = []  # prompt and output of the last call
 
     @overload
     def generate(
@@ -254,10 +205,10 @@ class LLM:
         """
         engine = self._open_engine()
         params = sampling_params(sampling, overrides)
-        single, many = _split_prompts(prompts)
-        jobs = [self._job(self._prompt_tokens(prompt, i), params) for i, prompt in many]
+        single, many = split_prompts(prompts)
+        jobs = [self._prompts.job(prompt, i, params) for i, prompt in many]
         with self._sequences.batch(max(job.capacity for job in jobs)):
-            batch = Batch(engine, self.tokenizer, jobs)
+            batch = Batch(engine, self.tokenizer, jobs, self._prefixes)
             try:
                 while not batch.done:
                     for _ in batch.advance(ADVANCE_S):
@@ -265,6 +216,7 @@ class LLM:
             finally:
                 batch.cancel()
         completions = [batch.completion(i) for i in range(len(jobs))]
+        self._last = jobs[-1].tokens + completions[-1].tokens
         return completions[0] if single else completions
 
     def stream(
@@ -277,15 +229,10 @@ class LLM:
         """
         self._open_engine()
         params = sampling_params(sampling, overrides)
-        single, many = _split_prompts(prompt)
+        single, many = split_prompts(prompt)
         if not single:
             raise InvalidError("[stream] takes one prompt, got a list; generate() takes many")
-        job = self._job(self._prompt_tokens(many[0][1], None), params)
-        sequence = self._sequences.open(job.capacity)
-        return self._start_stream(
-            dataclasses.replace(job, sequence=sequence),
-            lambda _: self._sequences.close(sequence),
-        )
+        return self._stream(self._prompts.job(many[0][1], None, params))
 
     def chat(
         self,
@@ -295,9 +242,8 @@ class LLM:
     ) -> Completion:
         """The assistant's next message of a conversation, after the model's chat template.
 
-        messages: [{"role": "system" | "user" | "assistant", "content": text}, ...]. The KV cache
-        of the last conversation is kept: what the new prompt shares with it is not computed
-        again. Options: sampling parameters, `tools` and `template_variables` (a dict).
+        messages: [{"role": "system" | "user" | "assistant", "content": text}, ...]. Options:
+        sampling parameters, `tools` and `template_variables` (a dict).
         """
         with self.chat_stream(messages, sampling, **options) as stream:
             for _ in stream:
@@ -316,32 +262,65 @@ class LLM:
         """`chat` as a stream of TextChunks."""
         self._open_engine()
         params = sampling_params(sampling, overrides)
-        if self.tokenizer is None:
-            raise TokenizerError("[chat] this model has no tokenizer; give one to from_torch()")
-        text = self.tokenizer.render_chat(messages, tools=tools, **(template_variables or {}))
-        tokens = self.tokenizer.encode(text, add_special_tokens=False)
-        job = self._job(self._checked_tokens(tokens, "the conversation"), params, chat=True)
-        kept = self._sequences.lease_chat(job.tokens, job.capacity)
-        return self._start_stream(
-            dataclasses.replace(job, sequence=kept.sequence, cached=len(kept.tokens)),
-            lambda completion: self._sequences.settle(kept, tokens + completion.tokens),
+        return self._stream(
+            self._prompts.chat_job(messages, params, tools, template_variables or {})
         )
 
-    def _start_stream(self, job: Job, on_close: Callable[[Completion], None]) -> TextStream:
+    def _stream(self, job: Job) -> TextStream:
+        sequences = self._sequences
+        sequence, cached = sequences.open(job.capacity, job.tokens)
+
+        def keep(completion: Completion) -> None:
+            self._last = job.tokens + completion.tokens
+            sequences.keep(sequence, self._last)
+
+        job = dataclasses.replace(job, sequence=sequence, cached=cached)
         try:
             batch = Batch(self._open_engine(), self.tokenizer, [job])
         except BaseException:
-            self._sequences.close(job.sequence)
+            sequences.close(sequence)
             raise
-        return TextStream(batch, on_close)
+        return TextStream(batch, keep)
+
+    def save_kv(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        messages: Sequence[Mapping[str, Any]] | None = None,
+        progress: Progress | None = None,
+    ) -> int:
+        """Writes the KV cache of the last call to a file: of its prompt and output, for load_kv().
+
+        messages: the conversation, to get it back with the cache. progress: called with
+        (done_bytes, total_bytes), may raise to cancel. A save that fails leaves the file as it
+        was. Returns how many tokens were saved; fewer than the call had (less the last one, which
+        is never in the cache) if other calls needed the room meanwhile.
+        """
+        self._open_engine()
+        if not self._last:
+            raise InvalidError("[kv] nothing to save; generate or chat first")
+        metadata = to_metadata(self._last, messages)
+        return self._sequences.save(self._last, os.fspath(path), metadata, progress)
+
+    def load_kv(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> SavedKV:
+        """Takes up what save_kv() wrote: prompts that begin with its tokens need not compute them.
+
+        Raises InvalidError, with the reason, for a file of another model, other weights, dtype or
+        page_tokens, and for one that is damaged.
+        """
+        self._open_engine()
+        tokens, metadata = self._sequences.load(os.fspath(path), progress)
+        saved = from_metadata(len(tokens), metadata, os.fspath(path))
+        self._last = saved.tokens
+        return saved
 
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Logits of every position, float32 [len(tokens), vocab_size]; row i predicts token i+1."""
         import numpy
 
         engine = self._open_engine()
-        ids = self._checked_tokens(_token_ids(tokens, "tokens"), "tokens")
-        sequence = self._sequences.open(len(ids))
+        ids = self._prompts.checked(token_ids(tokens, "tokens"), "tokens")
+        sequence, _ = self._sequences.open(len(ids))
         try:
             rows = engine.forward(sequence, numpy.asarray(ids, dtype=numpy.int32), all=True)
         finally:
@@ -363,15 +342,16 @@ class LLM:
 
         engine = self._open_engine()
         with self._sequences.batch(1):
-            self._sequences.drop_idle()
+            self._sequences.clear()
             return measure(engine, self.plan, load, rounds, progress)
 
     def close(self) -> None:
-        """Frees the weights and the KV cache. Further calls raise InvalidError."""
+        """Frees the weights and the KV cache, once open streams have ended too. Further calls
+        raise InvalidError."""
         if self._engine is not None:
-            self._sequences.drop_idle()
-        self._engine = None
-        self._sequences = Sequences(None, 0)
+            self._sequences.clear()
+        self._engine = self._prefixes = None
+        self._sequences = Sequences(NoReuse(None))
 
     def __enter__(self) -> LLM:
         return self
@@ -383,84 +363,3 @@ class LLM:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _open_engine(self) -> Any:
-        if self._engine is None:
-            raise InvalidError("[generate] this LLM is closed; make a new one")
-        return self._engine
-
-    def _prompt_tokens(self, prompt: Prompt, index: int | None) -> list[int]:
-        where = "the prompt" if index is None else f"prompt {index}"
-        if not isinstance(prompt, str):
-            return self._checked_tokens(_token_ids(prompt, where), where)
-        if self.tokenizer is None:
-            raise TokenizerError(
-                "[generate] this model has no tokenizer; give token ids, or a tokenizer to "
-                "from_torch()"
-            )
-        if not prompt:
-            raise InvalidError(f"[generate] {where} is empty; give at least one character")
-        return self._checked_tokens(self.tokenizer.encode(prompt), where)
-
-    def _checked_tokens(self, ids: list[int], where: str) -> list[int]:
-        if not ids:
-            raise InvalidError(f"[generate] {where} has no tokens; give at least one")
-        for position, token in enumerate(ids):
-            if not 0 <= token < self.vocab_size:
-                raise InvalidError(
-                    f"[generate] {where}: token {position} is {token}, outside the model's "
-                    f"vocabulary of {self.vocab_size} (ids 0 to {self.vocab_size - 1})"
-                )
-        if len(ids) > self.context:
-            raise CapacityError(
-                f"[generate] {where} has {len(ids)} tokens, the context holds {self.context}; "
-                "shorten the prompt or raise the context (--context)"
-            )
-        return ids
-
-    def _job(self, tokens: list[int], params: SamplingParams, chat: bool = False) -> Job:
-        sampling = params.resolve(dataclasses.asdict(self._loaded.defaults))
-        room = self.context - len(tokens) + 1  # the last sampled token is never cached
-        wanted = room if sampling.max_tokens is None else sampling.max_tokens
-        stops = set(sampling.stop_token_ids or ())
-        if not sampling.ignore_eos:
-            stops.update(self._loaded.defaults.eos_token_ids)
-            eos = self.tokenizer.eos_token_id if chat and self.tokenizer else None
-            stops.update(() if eos is None else (eos,))
-        return Job(
-            tokens=tokens,
-            sampling=sampling,
-            max_tokens=min(wanted, room),
-            stop_tokens=sorted(stops),
-            seeded_text=not chat,
-        )
-
-
-def _split_prompts(prompts: Any) -> tuple[bool, list[tuple[int | None, Any]]]:
-    """Whether it is one prompt, and the prompts with their index in a list."""
-    if isinstance(prompts, str):
-        return True, [(None, prompts)]
-    if hasattr(prompts, "tolist"):  # numpy array or torch tensor
-        prompts = prompts.tolist()
-    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Sequence):
-        raise InvalidError(
-            f"[generate] a prompt is text or a list of token ids, got {type(prompts).__name__}"
-        )
-    if not prompts:
-        raise InvalidError("[generate] the prompt is empty; give text or at least one token id")
-    if all(isinstance(p, numbers.Integral) for p in prompts):
-        return True, [(None, prompts)]
-    return False, list(enumerate(prompts))
-
-
-def _token_ids(tokens: Any, where: str) -> list[int]:
-    if hasattr(tokens, "tolist"):
-        tokens = tokens.tolist()
-    if isinstance(tokens, (str, bytes, Mapping)) or not isinstance(tokens, Sequence):
-        raise InvalidError(
-            f"[generate] {where} must be text or a list of token ids, got {type(tokens).__name__}"
-        )
-    for token in tokens:
-        if isinstance(token, bool) or not isinstance(token, numbers.Integral):
-            raise InvalidError(f"[generate] {where}: {token!r} is not a token id (an integer)")
-    return [int(token) for token in tokens]

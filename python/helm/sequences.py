@@ -1,60 +1,102 @@
-"""Who holds KV pages: admits sequences, and keeps one conversation's KV between calls.
+"""Who holds KV pages: admits the sequences of several threads. Knows token ids, not text.
 
-Knows token ids and the engine's open/close/length/truncate, not text or sampling.
+What a sequence held may be kept for prompts that begin alike (helm._helm.PrefixCache), and gives
+way to any that needs its room.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from helm.errors import CapacityError
+from helm.errors import CapacityError, InvalidError
+
+Progress = Callable[[int, int], None]  # (done_bytes, total_bytes)
+T = TypeVar("T")
 
 
-@dataclass
-class Kept:
-    """An open sequence and the tokens that its cache holds."""
+class NoReuse:
+    """The calls of a PrefixCache on an engine whose sequences all start empty."""
 
-    sequence: int
-    capacity: int  # positions
-    tokens: list[int]
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def open(self, _prompt: Sequence[int], capacity: int) -> tuple[int, int]:
+        return int(self._engine.open(capacity)), 0
+
+    def fits(self, capacity: int) -> bool:
+        try:
+            self._engine.close(self._engine.open(capacity))
+        except CapacityError:
+            return False
+        return True
+
+    def keep(self, sequence: int, _tokens: Sequence[int]) -> None:
+        self._engine.close(sequence)
+
+    def close(self, sequence: int) -> None:
+        self._engine.close(sequence)
+
+    def clear(self) -> None:
+        pass
+
+    def save(self, *_: Any) -> int:
+        raise InvalidError("[kv] nothing is kept with prefix_cache=False; leave that out to save")
+
+    def load(self, *_: Any) -> tuple[list[int], str]:
+        raise InvalidError("[kv] nothing is kept with prefix_cache=False; leave that out to load")
 
 
 class Sequences:
-    """Opens and closes an engine's sequences for several threads.
+    """Opens sequences of a PrefixCache, or of NoReuse, for several threads.
 
-    When the pages are taken, an idle conversation's are given up first; then a thread waits for
-    the others. CapacityError when only its own sequences, or waiting threads', are in the way.
+    When the pages are taken, kept sequences are given up first; then a thread waits for the others.
+    CapacityError when only its own sequences, or waiting threads', are in the way.
     """
 
-    def __init__(self, engine: Any, context: int) -> None:
-        self._engine = engine
-        self._context = context  # positions
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
         self._changed = threading.Condition()  # its lock is reentrant and guards what follows
         self._holders: dict[int, int] = {}  # sequence -> thread
         self._waiting: set[int] = set()  # threads
         self._batch: int | None = None  # the thread whose batch opens sequences on its own
-        self._idle: Kept | None = None
 
-    def open(self, capacity: int) -> int:
-        """A new sequence of up to `capacity` positions."""
-        me = threading.get_ident()
+    def open(self, capacity: int, prompt: Sequence[int] = ()) -> tuple[int, int]:
+        """A new sequence of up to `capacity` positions, and how many tokens of `prompt` it holds.
+        At least one is left to compute."""
         with self._changed:
-            while self._batch not in (None, me):
-                self._wait(me)
-            sequence = self._admit(capacity, me)
-            self._holders[sequence] = me
-            return sequence
+            sequence, cached = self._admit(lambda: self._cache.open(prompt, capacity))
+            self._holders[sequence] = threading.get_ident()
+            return sequence, cached
 
     def close(self, sequence: int) -> None:
         """Closes a sequence and lets waiting threads try again."""
+        self._give_back(sequence, lambda: self._cache.close(sequence))
+
+    def keep(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Gives back a sequence that holds the first of `tokens`, for others to begin with."""
+        self._give_back(sequence, lambda: self._cache.keep(sequence, tokens))
+
+    def clear(self) -> None:
+        """Closes what is kept."""
         with self._changed:
-            self._holders.pop(sequence, None)
-            self._engine.close(sequence)
+            self._cache.clear()
             self._changed.notify_all()
+
+    def save(
+        self, tokens: Sequence[int], path: str, metadata: str, progress: Progress | None
+    ) -> int:
+        """Writes what is kept of `tokens` to a file; how many that are."""
+        with self._changed:
+            return int(self._cache.save(tokens, path, metadata, progress))
+
+    def load(self, path: str, progress: Progress | None) -> tuple[list[int], str]:
+        """Keeps what a file holds: its tokens and the metadata."""
+        with self._changed:
+            tokens, metadata = self._admit(lambda: self._cache.load(path, progress))
+            return list(tokens), str(metadata)
 
     @contextmanager
     def batch(self, largest: int) -> Iterator[None]:
@@ -63,10 +105,8 @@ class Sequences:
         me = threading.get_ident()
         try:
             with self._changed:
-                while self._batch not in (None, me):
-                    self._wait(me)
+                self._admit(lambda: self._check_room(largest))
                 self._batch = me
-                self._engine.close(self._admit(largest, me))
             yield
         finally:
             with self._changed:
@@ -74,17 +114,28 @@ class Sequences:
                     self._batch = None
                 self._changed.notify_all()
 
-    def _admit(self, capacity: int, me: int) -> int:
+    def _check_room(self, capacity: int) -> None:
+        if not self._cache.fits(capacity):
+            sequence, _ = self._cache.open((), capacity)  # says what is in the way
+            self._cache.close(sequence)
+
+    def _give_back(self, sequence: int, close: Callable[[], None]) -> None:
+        with self._changed:
+            self._holders.pop(sequence, None)
+            close()
+            self._changed.notify_all()
+
+    def _admit(self, take: Callable[[], T]) -> T:
+        me = threading.get_ident()
         while True:
-            try:
-                return int(self._engine.open(capacity))
-            except CapacityError:
-                if self.drop_idle():
-                    continue
-                others = {t for t in self._holders.values() if t != me} - self._waiting
-                if not others:
-                    raise
-                self._wait(me)
+            if self._batch in (None, me):
+                try:
+                    return take()
+                except CapacityError:
+                    others = {t for t in self._holders.values() if t != me} - self._waiting
+                    if not others:
+                        raise
+            self._wait(me)
 
     def _wait(self, me: int) -> None:
         self._waiting.add(me)
@@ -93,61 +144,3 @@ class Sequences:
             self._changed.wait()
         finally:
             self._waiting.discard(me)
-
-    def lease_chat(self, tokens: list[int], capacity: int) -> Kept:
-        """A sequence for a conversation whose prompt is `tokens`: the kept one, cut to the tokens
-        both share (one at least is left to compute), or a new one. Give it back to `settle`."""
-        with self._changed:
-            kept, self._idle = self._idle, None
-            if kept is not None and kept.capacity < capacity:
-                self.close(kept.sequence)
-                kept = None
-            if kept is None:
-                kept = self._open_chat(capacity)
-            try:
-                shared = min(common_prefix(kept.tokens, tokens), len(tokens) - 1)
-                self._engine.truncate(kept.sequence, shared)
-            except BaseException:
-                self.close(kept.sequence)
-                raise
-            kept.tokens = tokens[:shared]
-            self._holders[kept.sequence] = threading.get_ident()
-            return kept
-
-    def _open_chat(self, capacity: int) -> Kept:
-        # The whole context where it is free: a longer conversation then needs no new sequence.
-        if self._batch is None and capacity < self._context:
-            try:
-                sequence = int(self._engine.open(self._context))
-                return Kept(sequence, self._context, [])
-            except CapacityError:
-                pass
-        return Kept(self.open(capacity), capacity, [])
-
-    def settle(self, kept: Kept, tokens: Sequence[int]) -> None:
-        """Keeps a leased sequence, which holds the first of `tokens`, in place of the last one."""
-        with self._changed:
-            self.drop_idle()
-            kept.tokens = list(tokens[: self._engine.length(kept.sequence)])
-            self._engine.truncate(kept.sequence, len(kept.tokens))
-            self._holders.pop(kept.sequence, None)
-            self._idle = kept
-            self._changed.notify_all()
-
-    def drop_idle(self) -> bool:
-        """Closes the kept conversation's sequence; whether there was one."""
-        with self._changed:
-            kept, self._idle = self._idle, None
-            if kept is not None:
-                self.close(kept.sequence)
-            return kept is not None
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading tokens are equal."""
-    shared = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        shared += 1
-    return shared

@@ -201,18 +201,25 @@ TEST_CASE("what is full on every tier refuses the newcomer, and the others go on
   shape.pages = kLayers * 20;  // of 13 blocks each
   const auto engine = engine_of(tiny_model(shape));
   const auto sequence = engine->open(kContext);
-  const auto ids = prompt(kContext, 3);
   CHECK_THROWS_AS(engine->open(kContext), helm::Error);
-  const auto other = engine->open(100);
-  std::vector<float> got, want;
-  engine->forward(sequence, ids, StepInput::Outputs::kLast,
-                  [&](std::span<const float> row) { got.assign(row.begin(), row.end()); });
-  const auto reference = on_cpu->open(kContext);
-  on_cpu->forward(reference, ids, StepInput::Outputs::kLast,
-                  [&](std::span<const float> row) { want.assign(row.begin(), row.end()); });
-  REQUIRE(got.size() == want.size());
-  for (size_t i = 0; i < got.size(); ++i) {
-    CHECK(std::abs(got[i] - want[i]) <= 1e-4F * (1 + std::abs(want[i])));
+  const auto other = engine->open(7 * 16);  // all that is left
+  const std::vector<std::pair<helm::SequenceId, std::vector<int32_t>>> both = {
+      {sequence, prompt(kContext, 3)}, {other, prompt(7 * 16, 4)}};
+  for (const auto& [id, ids] : both) {
+    engine->forward(id, std::span(ids).first(ids.size() - 1), StepInput::Outputs::kNone, {});
+  }
+  for (const auto& [id, ids] : both) {  // every block is in use by now
+    std::vector<float> got, want;
+    engine->forward(id, std::span(ids).last(1), StepInput::Outputs::kLast,
+                    [&](std::span<const float> row) { got.assign(row.begin(), row.end()); });
+    const auto reference = on_cpu->open(kContext);
+    on_cpu->forward(reference, ids, StepInput::Outputs::kLast,
+                    [&](std::span<const float> row) { want.assign(row.begin(), row.end()); });
+    on_cpu->close(reference);
+    REQUIRE(got.size() == want.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      CHECK(std::abs(got[i] - want[i]) <= 1e-4F * (1 + std::abs(want[i])));
+    }
   }
   engine->close(sequence);
   CHECK(engine->can_open(kContext));

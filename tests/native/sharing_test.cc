@@ -164,7 +164,7 @@ TEST_CASE("a saved sequence goes on where it was, on any placement") {
       engine->save(first, ids, path);
       want = feed(*engine, first, more);
     }
-    const auto [loaded, tokens] = engine->load(path, kContext);
+    const auto [loaded, tokens, metadata] = engine->load(path, kContext);
     CHECK(tokens == ids);
     CHECK(engine->length(loaded) == 117);
     engine->save(loaded, tokens, path);  // from wherever the pages lie now

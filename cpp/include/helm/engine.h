@@ -16,6 +16,9 @@ namespace helm {
 
 using SequenceId = int32_t;
 
+// Called as bytes are read or written; may throw to cancel.
+using Progress = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
+
 // A tensor that already lies in memory, row-major and contiguous. Used in place (no copy) when its
 // dtype is the planned one, so it must outlive the engine; `owner` is kept until then.
 struct TensorView {
@@ -36,7 +39,7 @@ struct EngineOptions {
   int threads = 0;                            // 0: as planned
   std::string device = "cuda";                // the plan's accelerator; see helm/machine.h
   WeightLoading loading = WeightLoading::kCopied;
-  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;  // may throw to cancel
+  Progress progress;
 };
 
 // What an engine holds on one device.
@@ -88,6 +91,13 @@ struct StepInput {
   Outputs outputs = Outputs::kLast;
 };
 
+// A sequence opened from a file, the tokens it stands for, and what was written with them.
+struct LoadedSequence {
+  SequenceId sequence = 0;
+  std::vector<int32_t> tokens;
+  std::string metadata;
+};
+
 // Whoever has submitted steps to an engine that others use too: asked to collect them before
 // another's step begins.
 class StepOwner {
@@ -113,20 +123,27 @@ class HELM_API Engine {
   // Opens a sequence that may grow to `capacity` positions; its pages are reserved now, so that no
   // later step runs out. Throws kCapacity when sequences or pages are exhausted.
   SequenceId open(int64_t capacity);
-  bool can_open(int64_t capacity) const;
+  // Whether open(), or fork() of `shared` positions, would find room.
+  bool can_open(int64_t capacity, int64_t shared = 0) const;
   // Opens a sequence that begins with the first `length` positions of `source`, whose pages it
   // shares; what either appends later is its own. Throws likewise, and kInvalid for a length that
   // `source` does not have.
   SequenceId fork(SequenceId source, int64_t length, int64_t capacity);
-  // The sequence's cache in a file, with the tokens it stands for, one per position. Loading opens
-  // a sequence of at least `capacity` positions that holds them and returns both. Throws kIo, and
-  // kInvalid for a file of another model, dtype or page geometry.
-  void save(SequenceId sequence, std::span<const int32_t> tokens, const std::string& path);
-  std::pair<SequenceId, std::vector<int32_t>> load(const std::string& path, int64_t capacity);
+  // The sequence's first positions in a file, with the tokens they stand for, one per position, and
+  // any text of the caller's. A save that fails leaves the file as it was. Loading opens a sequence
+  // of at least `capacity` positions. Throws kIo, and kInvalid for a file of another model, other
+  // weights, another dtype or page geometry, or of more positions than the context has.
+  void save(SequenceId sequence, std::span<const int32_t> tokens, const std::string& path,
+            const std::string& metadata = "", const Progress& progress = {});
+  LoadedSequence load(const std::string& path, int64_t capacity, const Progress& progress = {});
   void close(SequenceId sequence);
   int64_t length(SequenceId sequence) const;           // cached positions
   int64_t capacity(SequenceId sequence) const;         // positions it was opened for
   void truncate(SequenceId sequence, int64_t length);  // forgets positions >= length
+  // Truncates, and gives back or adds reserved pages so that `capacity` positions have theirs.
+  // Throws kCapacity when pages are exhausted, and nothing has changed.
+  void resize(SequenceId sequence, int64_t length, int64_t capacity);
+  bool can_resize(SequenceId sequence, int64_t length, int64_t capacity) const;
 
   // Appends each input's tokens to its sequence and returns the logits asked for,
   // [outputs, vocab_size] in input order, valid until the next step. Everything is checked before

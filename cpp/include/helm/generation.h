@@ -24,7 +24,7 @@ struct SamplingParams {
 struct Request {
   std::vector<int32_t> prompt;  // every token of the context so far
   int64_t cached = 0;           // leading prompt tokens that `sequence` already holds
-  SequenceId sequence = -1;     // an open sequence to continue; -1: opened and closed here
+  SequenceId sequence = -1;     // an open sequence to continue; -1: opened and given back here
   int64_t max_tokens = 128;
   std::vector<int32_t> stop_tokens;
   SamplingParams sampling;
@@ -41,19 +41,24 @@ struct Token {
 };
 
 struct RequestTimings {
-  double queue_s = 0;    // waiting for a sequence
-  double prefill_s = 0;  // from admission to the first token
-  int64_t prefill_tokens = 0;
-  double first_token_s = 0;   // from construction to the first token
-  double decode_s = 0;        // from the first token to the last
-  int64_t decode_tokens = 0;  // tokens after the first
-  int64_t decode_bytes = 0;   // weights and KV read for them
+  double queue_s = 0;          // waiting for a sequence or a prefix
+  double prefill_s = 0;        // from admission to the first token
+  int64_t prefill_tokens = 0;  // computed, not found
+  double first_token_s = 0;    // from construction to the first token
+  double decode_s = 0;         // from the first token to the last
+  int64_t decode_tokens = 0;   // tokens after the first
+  int64_t decode_bytes = 0;    // weights and KV read for them
 };
+
+class PrefixCache;
 
 class HELM_API Generation {
  public:
-  // Checks every request before the first starts; throws Error and nothing has begun.
-  Generation(Engine& engine, std::vector<Request> requests);
+  // Checks every request before the first starts; throws Error and nothing has begun. With
+  // `prefixes`, which must outlive the generation, requests without a sequence begin with what they
+  // share with a kept sequence or with one another, and their sequences are kept when they end; one
+  // whose prefix is being computed waits for it, and those behind may overtake it.
+  Generation(Engine& engine, std::vector<Request> requests, PrefixCache* prefixes = nullptr);
   ~Generation();
   Generation(const Generation&) = delete;
   Generation& operator=(const Generation&) = delete;
@@ -61,7 +66,7 @@ class HELM_API Generation {
   bool done() const;
   // Runs at least one step and further ones until `seconds` have passed or all requests ended.
   std::vector<Token> advance(double seconds);
-  void cancel(int32_t request);  // takes effect at once; an own sequence is closed
+  void cancel(int32_t request);  // takes effect at once; an own sequence is given back
   RequestTimings timings(int32_t request) const;
 
  private:

@@ -38,7 +38,7 @@ enum class ErrorKind : uint8_t {
   kInvalid,   // an argument, a plan or a file is malformed
   kMemory,    // a budget or the machine does not hold what was asked
   kCapacity,  // a sequence or batch exceeds a limit of the plan (context, pages, sequences)
-  kIo,        // a file cannot be read
+  kIo,        // a file cannot be read or written
   kDevice,    // a device cannot be had or has failed
 };
 

@@ -7,8 +7,8 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from helm.commands import common
-from helm.errors import HelmError
+from helm.commands import common, kv_files
+from helm.errors import HelmError, InvalidError
 
 if TYPE_CHECKING:
     from helm.llm import LLM
@@ -19,16 +19,24 @@ EPILOG = """examples:
   helm-llm chat Qwen/Qwen3-0.6B
   helm-llm chat ./my-model --system "Answer in one sentence."
   printf 'Hello\\nAnd in French?\\n' | helm-llm chat ./my-model
+  helm-llm chat ./my-model --save-kv talk.kv
+  helm-llm chat ./my-model --load-kv talk.kv    goes on with that conversation
 """
-COMMANDS = """/reset   forget the conversation
-/help    show this
-/exit    leave (also Ctrl-D); Ctrl-C stops an answer"""
+COMMANDS = """/reset       forget the conversation
+/save FILE   save the conversation for --load-kv
+/help        show this
+/exit        leave (also Ctrl-D); Ctrl-C stops an answer"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this command's options."""
     common.add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
+    kv_files.add_arguments(
+        parser,
+        load="go on with a saved conversation",
+        save="save the conversation at the end, with its KV cache",
+    )
     common.add_sampling_arguments(parser)
     common.add_model_arguments(parser)
 
@@ -36,15 +44,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command; 0, or 2 when a piped turn failed."""
     options: dict[str, Any] = {"max_tokens": None, **common.sampling_options(args)}
+    if args.load_kv is not None and args.system is not None:
+        raise InvalidError(
+            "[chat] the conversation of --load-kv has its own system prompt; leave --system out"
+        )
+    kv_files.check(args)
     with common.load(args, weights="copied") as llm:
         session = Session(llm, args.system, options, quiet=args.quiet)
         session.check()
         if not args.quiet:
             common.say_plan(llm)
+        if args.load_kv is not None:
+            session.restore(args.load_kv)
         terminal = sys.stdin.isatty()
         if terminal and not args.quiet:
             common.say(COMMANDS)
-        return _read_turns(session, terminal)
+        status = _read_turns(session, terminal)
+        if args.save_kv is not None:
+            session.save(args.save_kv)
+        return status
 
 
 def _read_turns(session: Session, terminal: bool) -> int:
@@ -81,6 +99,7 @@ class Session:
         self._messages = list(self._opening)
         self._options = options
         self._quiet = quiet
+        self._restored = 0  # tokens loaded from a file for the next turn
 
     def check(self) -> None:
         """Refuses a model without a usable chat template before the first turn."""
@@ -88,17 +107,45 @@ class Session:
             probe = [*self._opening, {"role": "user", "content": "Hello"}]
             self._llm.tokenizer.render_chat(probe)
 
+    def restore(self, path: str) -> None:
+        """Goes on with the conversation of a file."""
+        saved = kv_files.load(self._llm, path, self._quiet)
+        if saved.messages is None:
+            raise InvalidError(
+                f"[chat] {path} holds no conversation but a text; use helm-llm run --load-kv"
+            )
+        self._messages = saved.messages
+        self._opening = [m for m in saved.messages[:1] if m["role"] == "system"]
+        self._restored = saved.cached
+
+    def save(self, path: str) -> None:
+        """Writes the conversation to a file."""
+        if self._messages == self._opening:
+            common.say("(nothing to save, the conversation has not begun)")
+            return
+        kv_files.save(self._llm, path, self._quiet, self._messages)
+
     def turn(self, line: str) -> bool:
         """One line of input: a command, or a message to answer. False when it failed."""
         if line == "/reset":
             self._messages = list(self._opening)
             common.say("(conversation forgotten)")
+        elif line.startswith("/save "):
+            return self._save(line.removeprefix("/save ").strip())
         elif line == "/help":
             common.say(COMMANDS)
         elif line.startswith("/") and " " not in line and line.count("/") == 1:
             common.say(f"(no command {line})\n{COMMANDS}")
         else:
             return self._answer(line)
+        return True
+
+    def _save(self, path: str) -> bool:
+        try:
+            self.save(path)
+        except HelmError as error:
+            common.say(f"error: {error}")
+            return False
         return True
 
     def _answer(self, line: str) -> bool:
@@ -122,5 +169,6 @@ class Session:
         if completion.text:
             self._messages = [*asked, {"role": "assistant", "content": completion.text}]
         if not self._quiet:
-            common.say(common.summary_line(self._llm, completion))
+            common.say(common.summary_line(self._llm, completion, self._restored))
+        self._restored = 0
         return True

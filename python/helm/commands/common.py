@@ -150,7 +150,7 @@ def load(args: argparse.Namespace, weights: str) -> LLM:
             watermark=kv.watermark,
             weights=args.weights or weights,
             memory_bytes=size(args.ram, "--ram"),
-            progress=progress.update if sys.stderr.isatty() else None,
+            progress=progress.update,
             device=args.device,
             vram_bytes=size(args.vram, "--vram"),
             profile=profile,
@@ -171,11 +171,12 @@ def size(text: str | None, option: str) -> int | None:
 
 
 class LoadProgress:
-    """A bar on stderr, shown once loading has taken longer than `_patience_s`."""
+    """A bar on stderr, shown on a terminal once loading has taken longer than `_patience_s`."""
 
     _patience_s = 0.3
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "loading weights") -> None:
+        self._what = what
         self._start = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
@@ -188,9 +189,9 @@ class LoadProgress:
             self._bar.stop()
 
     def update(self, done_bytes: int, total_bytes: int) -> None:
-        """Called by the runtime as weights arrive."""
+        """Called by the runtime as bytes are read or written."""
         if self._bar is None:
-            if time.monotonic() - self._start < self._patience_s:
+            if not sys.stderr.isatty() or time.monotonic() - self._start < self._patience_s:
                 return
             self._show(total_bytes)
         self._bar.update(self._task, completed=done_bytes)
@@ -200,7 +201,7 @@ class LoadProgress:
         from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
         self._bar = Progress(
-            "loading weights",
+            self._what,
             BarColumn(),
             DownloadColumn(binary_units=True),
             TransferSpeedColumn(),
@@ -287,15 +288,18 @@ def say_plan(llm: LLM) -> None:
         say(f"note: {notice}")
 
 
-def summary_line(llm: LLM, completion: Completion) -> str:
-    """What was reached: prompt tokens/s, time to first token, decode tokens/s, bandwidth."""
+def summary_line(llm: LLM, completion: Completion, restored: int = 0) -> str:
+    """What was reached: prompt tokens/s, time to first token, decode tokens/s, bandwidth.
+
+    restored: tokens of a KV cache that was loaded from a file for this.
+    """
     t = completion.timings
     parts = [f"prompt {completion.prompt_tokens} tokens"]
     reused = completion.prompt_tokens - t.prefill_tokens
     if not completion.tokens:
         return f"[{parts[0]} | nothing generated | {completion.finish_reason}]"
     if reused > 0:
-        parts[0] += f" ({reused} reused)"
+        parts[0] += f" ({reused} reused{f' of {restored} restored' if restored else ''})"
     parts[0] += f", {t.prefill_tokens_per_s:,.1f} tokens/s"
     parts.append(f"first token {t.ttft_s * 1e3:,.1f} ms")
     decode = f"decode {len(completion.tokens)} tokens"

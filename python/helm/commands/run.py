@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from helm.commands import common
+from helm.commands import common, kv_files
 from helm.errors import InvalidError
 
 HELP = "continue a prompt and show how fast it went"
@@ -17,6 +17,9 @@ EPILOG = """examples:
   helm-llm run Qwen/Qwen3-0.6B "Water boils at" --max-tokens 64
   helm-llm run ./my-model --file prompt.txt --temperature 0.7 --top-p 0.9 --seed 1
   echo "Once upon a time" | helm-llm run ./my-model - --json
+  helm-llm run ./my-model --file report.txt --save-kv report.kv
+  helm-llm run ./my-model --load-kv report.kv              goes on where that ended
+  helm-llm run ./my-model --file report-and-question.txt --load-kv report.kv
 """
 DEFAULT_PROMPT = "Once upon a time"
 _ECHOED = 400  # characters; longer prompts are not shown again on the terminal
@@ -29,21 +32,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "prompt",
         nargs="?",
         metavar="PROMPT",
-        help=f'text to continue, - for standard input (default: "{DEFAULT_PROMPT}")',
+        help=f'text to continue, - for standard input (default: "{DEFAULT_PROMPT}", or what '
+        "--load-kv ended with)",
     )
     parser.add_argument("--file", metavar="PROMPTFILE", help="read the prompt from a file")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    kv_files.add_arguments(
+        parser,
+        load="do not compute again what the prompt shares with this saved text; without a prompt, "
+        "continue that text",
+        save="save prompt and output for --load-kv",
+    )
     common.add_sampling_arguments(parser)
     common.add_model_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; 0, or 130 when Ctrl-C ended the text early."""
-    prompt = _prompt(args)
+    kv_files.check(args)
+    prompt: str | list[int] | None = _prompt(args)
     options = common.sampling_options(args)
+    silent = args.quiet or args.json
     with common.load(args, weights="mapped") as llm:
-        if not args.quiet and not args.json:
+        if not silent:
             common.say_plan(llm)
+        restored = 0
+        if args.load_kv is not None:
+            saved = kv_files.load(llm, args.load_kv, silent)
+            restored = saved.cached
+            prompt = saved.tokens if prompt is None else prompt
+        elif prompt is None:
+            prompt = DEFAULT_PROMPT
+        if not silent and isinstance(prompt, str):
             _echo(prompt, asked=args.prompt is not None or args.file is not None)
         interrupted = False
         stream = llm.stream(prompt, **options)
@@ -58,13 +78,15 @@ def run(args: argparse.Namespace) -> int:
             stream.close()
         completion = stream.completion
         if args.json:
-            result = {**completion.to_dict(), **common.placement(llm)}
+            result = {**completion.to_dict(), **common.placement(llm), "kv_restored": restored}
             print(json.dumps(result, ensure_ascii=False))
         else:
             sys.stdout.write("\n")
             sys.stdout.flush()
             if not args.quiet:
-                common.say(common.summary_line(llm, completion))
+                common.say(common.summary_line(llm, completion, restored))
+        if args.save_kv is not None and (completion.tokens or not interrupted):
+            kv_files.save(llm, args.save_kv, silent)
     return 130 if interrupted else 0
 
 
@@ -78,7 +100,8 @@ def _echo(prompt: str, asked: bool) -> None:
         print(prompt, end="", file=sys.stderr, flush=True)
 
 
-def _prompt(args: argparse.Namespace) -> str:
+def _prompt(args: argparse.Namespace) -> str | None:
+    """None where the user gave none."""
     if args.file is not None and args.prompt is not None:
         raise InvalidError("[run] give the prompt either as an argument or with --file, not both")
     if args.file is not None:
@@ -92,7 +115,7 @@ def _prompt(args: argparse.Namespace) -> str:
         return _text(data, args.file)
     if args.prompt == "-":
         return _text(sys.stdin.buffer.read(), "standard input")
-    return DEFAULT_PROMPT if args.prompt is None else str(args.prompt)
+    return None if args.prompt is None else str(args.prompt)
 
 
 def _text(data: bytes, source: str) -> str:

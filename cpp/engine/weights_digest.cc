@@ -1,0 +1,52 @@
+#include "engine/weights_digest.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <iomanip>
+#include <sstream>
+
+#include "cpu/stage.h"
+
+namespace helm {
+namespace {
+
+constexpr int64_t kPlaces = 4;  // of each tensor, evenly spaced
+constexpr int64_t kPlaceBytes = 32;
+
+// FNV-1a.
+uint64_t hash(uint64_t state, const std::byte* data, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; ++i) {
+    state = (state ^ static_cast<uint64_t>(data[i])) * 1099511628211U;
+  }
+  return state;
+}
+
+}  // namespace
+
+std::string weights_digest(const Plan& plan, const Weights& weights, Device* accelerator) {
+  const std::unique_ptr<Stream> stream = accelerator ? accelerator->create_stream() : nullptr;
+  uint64_t state = 14695981039346656037U;
+  std::array<std::byte, kPlaceBytes> place{};
+  for (size_t t = 0; t < plan.tensors.size(); ++t) {
+    const int64_t bytes = std::min(kPlaceBytes, plan.tensors[t].bytes());
+    const DeviceAddress here = weights.on_cpu()[t];
+    const DeviceAddress there = weights.on_accelerator()[t];
+    if (here == DeviceAddress::kNull && there == DeviceAddress::kNull) continue;  // no op reads it
+    for (int64_t i = 0; i < kPlaces; ++i) {
+      const int64_t offset = (plan.tensors[t].bytes() - bytes) * i / (kPlaces - 1);
+      if (here != DeviceAddress::kNull) {
+        std::memcpy(place.data(), cpu::host_pointer(here) + offset, static_cast<size_t>(bytes));
+      } else {
+        stream->download(place.data(), there + offset, bytes);
+        stream->synchronize();
+      }
+      state = hash(state, place.data(), bytes);
+    }
+  }
+  std::ostringstream text;
+  text << std::hex << std::setw(16) << std::setfill('0') << state;
+  return text.str();
+}
+
+}  // namespace helm

@@ -1,0 +1,17 @@
+// Tells models of one architecture apart by their weights. Knows no files.
+#pragma once
+
+#include <string>
+
+#include "device/device.h"
+#include "engine/weights.h"
+#include "helm/plan.h"
+
+namespace helm {
+
+// A number in hex, made of a few elements of every tensor as placed: equal for the same weights in
+// the same dtypes wherever they lie, different where training has changed a matrix. `accelerator`
+// is null for a plan without one.
+std::string weights_digest(const Plan& plan, const Weights& weights, Device* accelerator);
+
+}  // namespace helm

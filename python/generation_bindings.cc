@@ -1,0 +1,196 @@
+// Generation and the prefix cache in the Python module: conversions, docstrings and GIL handling.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+
+#include "bindings.h"
+#include "helm/generation.h"
+#include "helm/prefix_cache.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace helm {
+namespace {
+
+// A prefix cache and the engine that it must not outlive.
+class PyPrefixCache {
+ public:
+  explicit PyPrefixCache(std::shared_ptr<SharedEngine> shared)
+      : shared_(std::move(shared)), cache_(std::make_unique<PrefixCache>(shared_->engine)) {}
+  ~PyPrefixCache() {
+    locked(*shared_, [&](Engine&) { cache_.reset(); });
+  }
+  PrefixCache& cache() { return *cache_; }
+
+  std::pair<SequenceId, int64_t> open(const std::vector<int32_t>& prompt, int64_t capacity) {
+    return locked(*shared_, [&](Engine&) {
+      const PrefixCache::Opened opened = cache_->open(prompt, capacity);
+      return std::pair(opened.sequence, opened.cached);
+    });
+  }
+  bool fits(int64_t capacity) {
+    return locked(*shared_, [&](Engine&) { return cache_->fits(capacity); });
+  }
+  void keep(SequenceId sequence, const std::vector<int32_t>& tokens) {
+    locked(*shared_, [&](Engine&) { cache_->keep(sequence, tokens); });
+  }
+  void close(SequenceId sequence) {
+    locked(*shared_, [&](Engine&) { cache_->close(sequence); });
+  }
+  void clear() {
+    locked(*shared_, [&](Engine&) { cache_->clear(); });
+  }
+  int64_t kept() {
+    return locked(*shared_, [&](Engine&) { return cache_->kept(); });
+  }
+  int64_t save(const std::vector<int32_t>& tokens, const std::string& path,
+               const std::string& metadata, Progress progress) {
+    progress = interruptible(std::move(progress));
+    return locked(*shared_,
+                  [&](Engine&) { return cache_->save(tokens, path, metadata, progress); });
+  }
+  std::pair<std::vector<int32_t>, std::string> load(const std::string& path, Progress progress) {
+    progress = interruptible(std::move(progress));
+    return locked(*shared_, [&](Engine&) { return cache_->load(path, progress); });
+  }
+
+ private:
+  std::shared_ptr<SharedEngine> shared_;
+  std::unique_ptr<PrefixCache> cache_;
+};
+
+class PyGeneration {
+ public:
+  PyGeneration(std::shared_ptr<SharedEngine> shared, std::vector<Request> requests,
+               std::shared_ptr<PyPrefixCache> prefixes)
+      : shared_(std::move(shared)), prefixes_(std::move(prefixes)), count_(requests.size()) {
+    locked(*shared_, [&](Engine& engine) {
+      generation_ = std::make_unique<Generation>(engine, std::move(requests),
+                                                 prefixes_ ? &prefixes_->cache() : nullptr);
+    });
+  }
+  ~PyGeneration() {
+    locked(*shared_, [&](Engine&) { generation_.reset(); });
+  }
+
+  bool done() const { return generation_->done(); }
+  std::vector<Token> advance(double seconds) {
+    return locked(*shared_, [&](Engine&) { return generation_->advance(seconds); });
+  }
+  void cancel(int32_t request) {
+    check(request);
+    locked(*shared_, [&](Engine&) { generation_->cancel(request); });
+  }
+  RequestTimings timings(int32_t request) const {
+    check(request);
+    return generation_->timings(request);
+  }
+
+ private:
+  void check(int32_t request) const {
+    if (request < 0 || static_cast<size_t>(request) >= count_) {
+      throw nb::index_error("no such request");
+    }
+  }
+
+  std::shared_ptr<SharedEngine> shared_;
+  std::shared_ptr<PyPrefixCache> prefixes_;  // null: nothing is reused
+  size_t count_;
+  std::unique_ptr<Generation> generation_;
+};
+
+nb::dict timings_dict(const RequestTimings& t) {
+  nb::dict out;
+  out["queue_s"] = t.queue_s;
+  out["prefill_s"] = t.prefill_s;
+  out["prefill_tokens"] = t.prefill_tokens;
+  out["first_token_s"] = t.first_token_s;
+  out["decode_s"] = t.decode_s;
+  out["decode_tokens"] = t.decode_tokens;
+  out["decode_bytes"] = t.decode_bytes;
+  return out;
+}
+
+const char* finish_name(Finish finish) {
+  switch (finish) {
+    case Finish::kNone:
+      return "";
+    case Finish::kStop:
+      return "stop";
+    case Finish::kLength:
+      return "length";
+  }
+  return "";
+}
+
+void bind_prefix_cache(nb::module_& m) {
+  nb::class_<PyPrefixCache>(m, "PrefixCache", "Sequences kept after use, found by their tokens.")
+      .def(nb::init<std::shared_ptr<SharedEngine>>(), "engine"_a)
+      .def("open", &PyPrefixCache::open, "prompt"_a, "capacity"_a,
+           "Opens a sequence of up to `capacity` positions; (its id, how many leading tokens of\n"
+           "`prompt` it holds). Kept sequences give way, the least recently used first.")
+      .def("fits", &PyPrefixCache::fits, "capacity"_a,
+           "Whether `capacity` positions find room beside the sequences in use.")
+      .def("keep", &PyPrefixCache::keep, "sequence"_a, "tokens"_a,
+           "Gives a sequence back: what it holds of `tokens` is kept.")
+      .def("close", &PyPrefixCache::close, "sequence"_a, "Closes a sequence.")
+      .def("clear", &PyPrefixCache::clear, "Closes the kept sequences.")
+      .def_prop_ro("kept", &PyPrefixCache::kept, "How many sequences are kept.")
+      .def("save", &PyPrefixCache::save, "tokens"_a, "path"_a, "metadata"_a = "",
+           "progress"_a.none() = nb::none(),
+           "Writes what is kept of `tokens`; how many that are. `progress` gets (done, total)\n"
+           "bytes and may raise to cancel.")
+      .def("load", &PyPrefixCache::load, "path"_a, "progress"_a.none() = nb::none(),
+           "Keeps what a file holds; (its tokens, the metadata).");
+}
+
+}  // namespace
+
+void bind_generation(nb::module_& m) {
+  bind_prefix_cache(m);
+  nb::class_<Request>(m, "Request", "What to generate, and how to sample it.")
+      .def(
+          "__init__",
+          [](Request* self, std::vector<int32_t> prompt, int64_t cached, SequenceId sequence,
+             int64_t max_tokens, std::vector<int32_t> stop_tokens, float temperature, int32_t top_k,
+             float top_p, float min_p, float repetition_penalty, uint64_t seed, int32_t logprobs) {
+            new (self)
+                Request{std::move(prompt),
+                        cached,
+                        sequence,
+                        max_tokens,
+                        std::move(stop_tokens),
+                        {temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs}};
+          },
+          nb::kw_only(), "prompt"_a, "cached"_a = 0, "sequence"_a = -1, "max_tokens"_a = 128,
+          "stop_tokens"_a = std::vector<int32_t>(), "temperature"_a = 0.0F, "top_k"_a = 0,
+          "top_p"_a = 1.0F, "min_p"_a = 0.0F, "repetition_penalty"_a = 1.0F, "seed"_a = 0,
+          "logprobs"_a = -1);
+  nb::class_<Token>(m, "Token", "One sampled token.")
+      .def_ro("request", &Token::request)
+      .def_ro("id", &Token::id)
+      .def_ro("logprob", &Token::logprob)
+      .def_ro("top", &Token::top)
+      .def_prop_ro("finish", [](const Token& t) { return finish_name(t.finish); });
+  nb::class_<PyGeneration>(m, "Generation", "Requests generating over one engine.")
+      .def(nb::init<std::shared_ptr<SharedEngine>, std::vector<Request>,
+                    std::shared_ptr<PyPrefixCache>>(),
+           "engine"_a, "requests"_a, "prefixes"_a.none() = nb::none(),
+           "With `prefixes`, requests without a sequence share what begins alike.")
+      .def("advance", &PyGeneration::advance, "seconds"_a,
+           "Runs steps for about `seconds` (at least one); returns the sampled tokens.")
+      .def("cancel", &PyGeneration::cancel, "request"_a)
+      .def_prop_ro("done", &PyGeneration::done)
+      .def(
+          "timings",
+          [](const PyGeneration& g, int32_t request) { return timings_dict(g.timings(request)); },
+          "request"_a);
+}
+
+}  // namespace helm

@@ -1,0 +1,57 @@
+"""--load-kv and --save-kv of several commands: what was computed before is not computed again."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from helm.commands import common
+from helm.errors import InvalidError
+
+if TYPE_CHECKING:
+    from helm.llm import LLM
+    from helm.saved_kv import SavedKV
+
+
+def add_arguments(parser: argparse.ArgumentParser, load: str, save: str) -> None:
+    """The two options; load, save: their help."""
+    group = parser.add_argument_group("KV cache in a file")
+    group.add_argument("--load-kv", metavar="FILE", help=load)
+    group.add_argument("--save-kv", metavar="FILE", help=save)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuses files that cannot be there before the model is loaded."""
+    if args.load_kv is not None and not Path(args.load_kv).is_file():
+        raise InvalidError(f"[kv] --load-kv: there is no file {args.load_kv}")
+    if args.save_kv is not None:
+        target = Path(args.save_kv)
+        if target.is_dir() or not os.access(target.absolute().parent, os.W_OK | os.X_OK):
+            raise InvalidError(
+                f"[kv] --save-kv: cannot write {target}; name a file in a folder that exists and "
+                "can be written to"
+            )
+
+
+def load(llm: LLM, path: str, quiet: bool) -> SavedKV:
+    """Takes up the file; says how much it holds."""
+    with common.LoadProgress("loading KV cache") as progress:
+        saved = llm.load_kv(path, progress=progress.update)
+    if not quiet:
+        common.say(f"[kv: {saved.cached} tokens restored from {path}]")
+    return saved
+
+
+def save(
+    llm: LLM, path: str, quiet: bool, messages: Sequence[Mapping[str, Any]] | None = None
+) -> int:
+    """Writes the last call's cache; says how much that was, and returns it."""
+    with common.LoadProgress("saving KV cache") as progress:
+        count = llm.save_kv(path, messages=messages, progress=progress.update)
+    if not quiet:
+        size = common.binary_bytes(Path(path).stat().st_size)
+        common.say(f"[kv: {count} tokens saved to {path}, {size}]")
+    return count

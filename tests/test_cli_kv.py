@@ -1,0 +1,86 @@
+"""--load-kv and --save-kv as users run them: texts and conversations that go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
+STORY = "Once upon a time there was a little dog who lived by the sea with a girl named Lily. "
+GREEDY = ("--temperature", "0", "--max-tokens", "8")
+
+
+def helm(*arguments: str, stdin: str = "", status: int = 0) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(
+        [sys.executable, "-m", "helm", *arguments], input=stdin, env=ENVIRONMENT,
+        capture_output=True, text=True, encoding="utf-8", timeout=120,
+    )  # fmt: skip
+    assert result.returncode == status, result.stderr
+    assert "Traceback" not in result.stderr
+    return result
+
+
+def test_run_goes_on_where_a_saved_text_ended(tmp_path: Path) -> None:
+    file = str(tmp_path / "story.kv")
+    first = helm("run", "bundled", STORY, "--save-kv", file, *GREEDY)
+    saved = re.search(r"\[kv: (\d+) tokens saved to .*story\.kv, [\d.]+ [KMG]iB\]", first.stderr)
+    assert saved
+    whole = helm("run", "bundled", STORY, "--temperature", "0", "--max-tokens", "16").stdout
+    rest = helm("run", "bundled", "--load-kv", file, *GREEDY)
+    assert first.stdout.rstrip("\n") + rest.stdout == whole
+    assert f"[kv: {saved[1]} tokens restored from {file}]" in rest.stderr
+    assert f"({saved[1]} reused of {saved[1]} restored)" in rest.stderr
+    # With a prompt, what both share is not computed; the file may be written again.
+    other = helm("run", "bundled", STORY + "One day", "--load-kv", file, "--save-kv", file, *GREEDY)
+    assert re.search(rf"\([1-9]\d* reused of {saved[1]} restored\)", other.stderr)
+    report = json.loads(helm("run", "bundled", "--load-kv", file, "--json", *GREEDY).stdout)
+    assert report["kv_restored"] == report["prompt_tokens"] - 1
+    assert report["timings"]["prefill_tokens"] == 1
+    assert os.listdir(tmp_path) == ["story.kv"]
+
+
+def test_chat_goes_on_with_a_saved_conversation(tmp_path: Path) -> None:
+    file, other = str(tmp_path / "talk.kv"), str(tmp_path / "other.kv")
+    turns = ["Hello! " + STORY, "Tell me more", "Why?"]
+    system = ("--system", "You tell stories.")
+    whole = helm("chat", "bundled", *system, *GREEDY, stdin="\n".join(turns)).stdout.splitlines()
+    first = helm(
+        "chat", "bundled", *system, *GREEDY, "--save-kv", file,
+        stdin=f"/save {other}\n{turns[0]}\n{turns[1]}\n/save {other}\n/save /absent/x.kv\n",
+        status=2,  # for the file that cannot be written
+    )  # fmt: skip
+    assert first.stdout.splitlines() == whole[:2]
+    assert "nothing to save" in first.stderr
+    assert "error: [kv] cannot write /absent/x.kv: No such file" in first.stderr
+    for path in (file, other):
+        rest = helm("chat", "bundled", *GREEDY, "--load-kv", path, stdin=f"{turns[2]}\nAnd?\n")
+        assert rest.stdout.splitlines()[0] == whole[2]
+        restored = re.search(r"\[kv: (\d+) tokens restored", rest.stderr)
+        assert restored
+        lines = [line for line in rest.stderr.splitlines() if line.startswith("[prompt")]
+        reused = re.search(rf"\((\d+) reused of {restored[1]} restored\)", lines[0])
+        assert reused
+        assert int(reused[1]) > 30
+        assert "restored" not in lines[1]
+
+
+def test_what_cannot_be_loaded_or_saved_is_said_at_once(tmp_path: Path) -> None:
+    text = str(tmp_path / "text.kv")
+    helm("run", "bundled", STORY, "--save-kv", text, "--quiet", *GREEDY)
+    (tmp_path / "no.kv").write_text("not a cache")
+    for arguments, message in (
+        (["run", "--load-kv", str(tmp_path / "absent")], "there is no file"),
+        (["run", "--load-kv", str(tmp_path / "no.kv")], "is no saved KV cache"),
+        (["run", "--load-kv", text, "--kv-dtype", "f32"], "another dtype"),
+        (["run", "--save-kv", str(tmp_path)], "cannot write"),
+        (["run", "--save-kv", str(tmp_path / "absent" / "x.kv")], "cannot write"),
+        (["chat", "--load-kv", text], "holds no conversation"),
+        (["chat", "--load-kv", text, "--system", "Be brief."], "leave --system out"),
+    ):
+        result = helm(*arguments, status=2)
+        assert message in result.stderr, arguments
+        assert result.stdout == ""
