@@ -1,5 +1,6 @@
-// Every specification opens the CUDA device of cuda_test_device.h: instead of cpp/device/registry.cc,
-// so that whole engines run on the emulation, or through the plugin that was just built.
+// Every specification opens the CUDA device of cuda_test_device.h: instead of
+// cpp/device/registry.cc, so that whole engines run on the emulation, or through the plugin that
+// was just built.
 #include "device/registry.h"
 
 #include "cuda_test_device.h"
