@@ -126,9 +126,10 @@ int64_t StepUpload::pack(const StepView& step, std::byte* to) const {
     const SequenceRun& run = step.runs[r];
     const int64_t end_block = run.blocks_end(plan_.kv.page_tokens);
     const int64_t skipped = run.first_block * static_cast<int64_t>(layout_.layers.size());
-    runs[r] = {static_cast<int32_t>(run.first_row),      static_cast<int32_t>(run.tokens),
-               static_cast<int32_t>(run.first_position), static_cast<int32_t>(page - first_page - skipped),
-               static_cast<int32_t>(run.first_block),    static_cast<int32_t>(end_block)};
+    runs[r] = {
+        static_cast<int32_t>(run.first_row),      static_cast<int32_t>(run.tokens),
+        static_cast<int32_t>(run.first_position), static_cast<int32_t>(page - first_page - skipped),
+        static_cast<int32_t>(run.first_block),    static_cast<int32_t>(end_block)};
     std::fill_n(row_runs + run.first_row, run.tokens, static_cast<int32_t>(r));
     if (layout_.layers.empty()) continue;
     const int32_t* row = run.pages;  // [layers of the plan]

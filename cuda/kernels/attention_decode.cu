@@ -11,13 +11,13 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kLoads = 4;  // sixteen-byte loads of K, and of V, that a lane has in flight
-// Blocks with G query heads that a multiprocessor's registers hold. Left to itself the compiler
-// gives the few instructions after the loop so many that the loop has fewer loads in flight.
+// Blocks with G query heads that a multiprocessor's registers are to hold. Left to itself the
+// compiler may give the few instructions after the loop so many that fewer blocks load.
 template <int G>
-constexpr int kBlocks = G == 1   ? 7
-                        : G == 2 ? 5
-                        : G <= 4 ? 3
-                                 : 2;
+constexpr int kBlocks = G == 8   ? 2
+                        : G == 4 ? 3
+                        : G == 2 ? 4
+                                 : 7;
 
 // Running softmax of one query head over the keys that one group of lanes has seen.
 struct Running {

@@ -20,8 +20,9 @@ struct Run {
   int32_t first_row;
   int32_t tokens;
   int32_t first_position;
-  int32_t first_page;   // index into StepTables::pages of the stage's first layer in block 0, may be
-                        // negative: blocks before first_block have no entries
+  // Index into StepTables::pages of the stage's first layer in block 0. There is no such entry, and
+  // the index may be negative, where first_block is a later one.
+  int32_t first_page;
   int32_t first_block;
   int32_t end_block;  // one past the last
 };
