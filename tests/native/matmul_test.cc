@@ -76,7 +76,7 @@ void check_problem(const Problem& p, uint32_t seed) {
       const Scratch scratch(*table, p.cols, 1, 1, 64);
       const std::vector<float> before = d.c.copy();
       const cpu::MatmulArgs args = args_of(p, d, scratch);
-      const Expected want = oracle_matmul(args, dtype, before);
+      const Expected want = oracle_matmul(args, dtype, before, table->activations[index_of(dtype)]);
       table->matmul[index_of(dtype)](args);
       const std::string label = label_of(*table, dtype, p, seed);
       CHECK(compare(result_of(p, d, before), want.value, want.bound, label) == "");

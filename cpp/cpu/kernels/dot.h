@@ -8,7 +8,7 @@ namespace helm::cpu {
 namespace {
 
 // acc(lane) += sum of A(k) * W(k) over the lane's elements of kStep consecutive ones. Activations
-// that meet many rows of weights are packed as Packed.
+// that meet many rows of weights are packed as Packed. kBlock: of k per accumulator, see matmul.h.
 template <class Vec, DType D>
 struct Dot {
   using V = Vec;
@@ -18,6 +18,7 @@ struct Dot {
   using A = F;
   using Packed = float;
   static constexpr int64_t kStep = V::kLanes;
+  static constexpr int64_t kBlock = V::kBlock;
 
   HELM_INLINE static W load_w(const Store* p) { return Elem<V, D>::load(p); }
   HELM_INLINE static W load_w_n(const Store* p, int64_t n) { return Elem<V, D>::load_n(p, n); }

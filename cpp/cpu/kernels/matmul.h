@@ -2,7 +2,7 @@
 //
 // Both operands have k contiguous, so C(t, r) is a dot product along memory: vectors run along k
 // and nothing is transposed. The order of the arithmetic is the same for every tile shape:
-//   k is cut into blocks of V::kBlock; in a block one vector accumulator takes k in order; the
+//   k is cut into blocks of P::kBlock; in a block one vector accumulator takes k in order; the
 //   block's lanes are summed by V::reduce4; C starts as [C] + [bias] and takes the blocks in order.
 // So C(t, r) has the same bits however tokens and rows are grouped.
 #pragma once
@@ -13,9 +13,10 @@
 namespace helm::cpu {
 namespace {
 
-template <class V, DType D>
-void matmul(const MatmulArgs& m) {
-  using P = Dot<V, D>;
+// P multiplies; V::kWidenPanels replaces it for many tokens.
+template <class P, DType D>
+void product(const MatmulArgs& m) {
+  using V = typename P::V;
   if (m.tokens <= V::kDirectTokens) {
     const int64_t row_bytes = m.cols * static_cast<int64_t>(sizeof(typename P::Store));
     return direct_product<P>(m, m.tokens <= V::kDirectTile ? kPrefetchBytes : row_bytes);
@@ -25,6 +26,11 @@ void matmul(const MatmulArgs& m) {
   } else {
     panel_product<P, D>(m);
   }
+}
+
+template <class V, DType D>
+void matmul(const MatmulArgs& m) {
+  product<Dot<V, D>, D>(m);
 }
 
 }  // namespace

@@ -48,8 +48,8 @@ void direct_tile(const MatmulArgs& m, int64_t row, int64_t row_step, int64_t tok
   for (int r = 0; r < R; ++r) {
     for (int t = 0; t < T; ++t) c[r * T + t] = start_value(m, token + t, row + r * row_step);
   }
-  for (int64_t k0 = 0; k0 < m.cols; k0 += V::kBlock) {
-    const int64_t k1 = min_of(m.cols, k0 + V::kBlock);
+  for (int64_t k0 = 0; k0 < m.cols; k0 += P::kBlock) {
+    const int64_t k1 = min_of(m.cols, k0 + P::kBlock);
     F acc[kSums];
     HELM_UNROLL
     for (int i = 0; i < kSums; ++i) acc[i] = V::zero();

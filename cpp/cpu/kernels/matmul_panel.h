@@ -204,15 +204,15 @@ void panel_product(const MatmulArgs& m) {
   using V = typename P::V;
   using Weight = typename P::Store;
   constexpr bool kWiden = V::kWidenPanels;
-  constexpr int64_t kPanelRows = kPanelBytes / (V::kBlock * static_cast<int64_t>(sizeof(Weight)));
+  constexpr int64_t kPanelRows = kPanelBytes / (P::kBlock * static_cast<int64_t>(sizeof(Weight)));
   const auto* w = static_cast<const typename Elem<V, D>::Store*>(m.w);
   auto* panel = static_cast<Weight*>(m.scratch);
   auto* tile = reinterpret_cast<typename P::Packed*>(static_cast<char*>(m.scratch) + kPanelBytes);
   const int64_t tiles = (m.tokens + V::kTileTokens - 1) / V::kTileTokens;
   for (int64_t r0 = 0; r0 < m.rows; r0 += kPanelRows) {
     const int64_t rows = min_of(kPanelRows, m.rows - r0);
-    for (int64_t k0 = 0; k0 < m.cols; k0 += V::kBlock) {
-      const int64_t cols = min_of(V::kBlock, m.cols - k0);
+    for (int64_t k0 = 0; k0 < m.cols; k0 += P::kBlock) {
+      const int64_t cols = min_of(P::kBlock, m.cols - k0);
       const int64_t steps = (cols + P::kStep - 1) / P::kStep;
       for (int64_t r = 0; r < rows; r += kQuad) {
         const auto* from = w + (r0 + r) * m.cols + k0;
