@@ -16,7 +16,7 @@ namespace {
 constexpr KernelTable bf16_table() {
   KernelTable t = make_table<VecAvx512>("avx512bf16");
   constexpr int kBf16 = static_cast<int>(DType::kBF16);
-  t.matmul[kBf16] = product<DotBf16, DType::kBF16>;
+  t.matmul[kBf16] = matmul_bf16;
   t.activations[kBf16] = DType::kBF16;
   return t;
 }

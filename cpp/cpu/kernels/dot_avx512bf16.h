@@ -1,7 +1,7 @@
 // Products of bf16 pairs: AVX512-BF16 over the lanes of AVX-512. Knows nothing of tiles.
 #pragma once
 
-#include "cpu/kernels/dot.h"
+#include "cpu/kernels/matmul.h"
 #include "cpu/kernels/vec_avx512.h"
 
 namespace helm::cpu {
@@ -16,6 +16,7 @@ struct DotBf16 {
   using Store = uint16_t;
   using W = __m512bh;
   using A = __m512bh;
+  using Input = float;
   using Packed = uint16_t;
   static constexpr int64_t kStep = 32;
   static constexpr int64_t kBlock = 2 * V::kBlock;  // as many steps between reductions as f32
@@ -35,6 +36,32 @@ struct DotBf16 {
   HELM_INLINE static void store_packed(Packed* p, A a) { _mm512_storeu_si512(p, (__m512i)a); }
   HELM_INLINE static F fma(W w, A a, F acc) { return _mm512_dpbf16_ps(acc, w, a); }
 };
+
+// The same with inputs rounded beforehand, rows padded with zeros to whole steps.
+struct DotRounded : DotBf16 {
+  using Input = uint16_t;
+  HELM_INLINE static A load_a(const Input* p) { return load_w(p); }
+  HELM_INLINE static A load_a_n(const Input* p, int64_t) { return load_w(p); }
+};
+
+// C(t, r) as matmul.h defines it, A rounded to bf16. A few tokens are rounded once per call instead
+// of once per group of rows, if scratch can hold them.
+inline void matmul_bf16(const MatmulArgs& m) {
+  const int64_t stride = round_up(m.cols, DotBf16::kStep);
+  const int64_t bytes = m.tokens * stride * static_cast<int64_t>(sizeof(uint16_t));
+  if (m.tokens == 1) return few_tokens<DotBf16>(m);
+  if (m.tokens > VecAvx512::kDirectTokens || bytes > kPanelBytes) {
+    return panel_product<DotBf16, DType::kBF16>(m);
+  }
+  auto* rounded = static_cast<uint16_t*>(m.scratch);
+  for (int64_t t = 0; t < m.tokens; ++t) {
+    pack_tile<DotBf16>(m.a + t * m.a_stride, 0, 1, m.cols, rounded + t * stride);
+  }
+  MatmulArgs packed = m;
+  packed.a = reinterpret_cast<const float*>(rounded);
+  packed.a_stride = stride;
+  few_tokens<DotRounded>(packed);
+}
 
 }  // namespace
 }  // namespace helm::cpu

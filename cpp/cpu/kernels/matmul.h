@@ -13,14 +13,17 @@
 namespace helm::cpu {
 namespace {
 
+template <class P>
+void few_tokens(const MatmulArgs& m) {
+  const int64_t row_bytes = m.cols * static_cast<int64_t>(sizeof(typename P::Store));
+  direct_product<P>(m, m.tokens <= P::V::kDirectTile ? kPrefetchBytes : row_bytes);
+}
+
 // P multiplies; V::kWidenPanels replaces it for many tokens.
 template <class P, DType D>
 void product(const MatmulArgs& m) {
   using V = typename P::V;
-  if (m.tokens <= V::kDirectTokens) {
-    const int64_t row_bytes = m.cols * static_cast<int64_t>(sizeof(typename P::Store));
-    return direct_product<P>(m, m.tokens <= V::kDirectTile ? kPrefetchBytes : row_bytes);
-  }
+  if (m.tokens <= V::kDirectTokens) return few_tokens<P>(m);
   if constexpr (V::kWidenPanels) {
     panel_product<Dot<V, DType::kF32>, D>(m);
   } else {

@@ -43,7 +43,8 @@ void direct_tile(const MatmulArgs& m, int64_t row, int64_t row_step, int64_t tok
   constexpr int kSums = (R * T + kQuad - 1) / kQuad * kQuad;
   const Store* w = static_cast<const Store*>(m.w) + row * m.cols;
   const int64_t w_step = row_step * m.cols;
-  const float* a = m.a + token * m.a_stride;
+  using Input = typename P::Input;
+  const Input* a = reinterpret_cast<const Input*>(m.a) + token * m.a_stride;
   float c[kSums];
   for (int r = 0; r < R; ++r) {
     for (int t = 0; t < T; ++t) c[r * T + t] = start_value(m, token + t, row + r * row_step);
@@ -77,7 +78,7 @@ void direct_tile(const MatmulArgs& m, int64_t row, int64_t row_step, int64_t tok
       }
     };
     const auto load_w = [](const Store* p) HELM_LAMBDA_INLINE { return P::load_w(p); };
-    const auto load_a = [](const float* p) HELM_LAMBDA_INLINE { return P::load_a(p); };
+    const auto load_a = [](const Input* p) HELM_LAMBDA_INLINE { return P::load_a(p); };
     constexpr int64_t kLine = kLineBytes / static_cast<int64_t>(sizeof(Store));  // elements
     constexpr int kSteps = kLine / P::kStep > 0 ? kLine / P::kStep : 1;
     int64_t k = k0;
@@ -94,7 +95,7 @@ void direct_tile(const MatmulArgs& m, int64_t row, int64_t row_step, int64_t tok
     if (k < k1) {
       const int64_t n = k1 - k;
       step([n](const Store* p) HELM_LAMBDA_INLINE { return P::load_w_n(p, n); },
-           [n](const float* p) HELM_LAMBDA_INLINE { return P::load_a_n(p, n); }, k);
+           [n](const Input* p) HELM_LAMBDA_INLINE { return P::load_a_n(p, n); }, k);
     }
     float sums[kSums];
     HELM_UNROLL
