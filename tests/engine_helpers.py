@@ -72,6 +72,19 @@ def partitioned(
     )
 
 
-if __name__ == "__main__":  # plan, folder: the tokens of the tier that HELM_CPU_ISA names
+def logits_in_chunks(engine: _helm.Engine, tokens: list[int], chunk: int) -> Logits:
+    sequence = engine.open(len(tokens))
+    pieces = [tokens[i : i + chunk] for i in range(0, len(tokens), chunk)]
+    logits = [engine.forward(sequence, np.array(piece, np.int32), True) for piece in pieces]
+    engine.close(sequence)
+    return np.concatenate(logits)
+
+
+# plan, folder[, file]: tokens of the tier that HELM_CPU_ISA names; its logits, whole and chunked
+if __name__ == "__main__":
     tested = _helm.Engine(Path(sys.argv[1]).read_text(), sys.argv[2])
+    if len(sys.argv) > 3:
+        prompt = prompt_of(300)
+        chunked = {f"by_{n}": logits_in_chunks(tested, prompt, n) for n in (1, 13, 128)}
+        np.savez(sys.argv[3], whole=logits_of(tested, prompt), **chunked)
     print(_helm.isa_choice()[0], greedy(tested, [prompt_of(50), prompt_of(3)], 30))

@@ -24,6 +24,7 @@ from helm.profile import load_profile
 LENGTHS = [1, 7, 512, 513]
 ULP = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 TIERS = [tier["name"] for tier in _helm.isa_tiers() if tier["available"]]
+ROUNDING_TIER = "avx512bf16"  # rounds activations that meet bf16 weights
 
 
 def engine_of(name: str, dtype: str = "f32", **options: object) -> _helm.Engine:
@@ -140,26 +141,55 @@ def test_page_size_and_step_size_do_not_change_tokens() -> None:
         assert greedy(engine, prompts, 30) == expected
 
 
+def run_tier(tier: str, name: str, dtype: str, folder: Path, *more: Path) -> str:
+    """Runs engine_helpers.py in a process of that tier; `folder` takes the plan."""
+    model = small_models.model_dir(name, dtype)
+    options = {"threads": 2, "memory_bytes": 4 << 30, "kv_dtype": "f32"}
+    plan = make_plan(load_config(model), read_checkpoint(model), **options)
+    (folder / "plan.json").write_text(plan.to_json())
+    script = Path(__file__).parent / "engine_helpers.py"
+    run = subprocess.run(
+        [sys.executable, script, folder / "plan.json", model, *more],
+        env={**os.environ, "HELM_CPU_ISA": tier},
+        text=True,
+        capture_output=True,
+    )
+    assert run.returncode == 0, run.stderr
+    used, tokens = run.stdout.split(" ", 1)
+    assert used == tier
+    return tokens
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_every_tier_gives_the_same_tokens(dtype: str, tmp_path: Path) -> None:
-    folder = small_models.model_dir("qwen3", dtype)
-    plan = make_plan(load_config(folder), read_checkpoint(folder), threads=2, memory_bytes=4 << 30)
-    (tmp_path / "plan.json").write_text(plan.to_json())
-    script = Path(__file__).parent / "engine_helpers.py"
-    outputs = {}
-    for tier in TIERS:
-        environment = {**os.environ, "HELM_CPU_ISA": tier}
-        run = subprocess.run(
-            [sys.executable, script, tmp_path / "plan.json", folder],
-            env=environment,
-            text=True,
-            capture_output=True,
-        )
-        assert run.returncode == 0, run.stderr
-        used, tokens = run.stdout.split(" ", 1)
-        assert used == tier
-        outputs[tier] = tokens
+    exact = [tier for tier in TIERS if dtype != "bf16" or tier != ROUNDING_TIER]
+    outputs = {tier: run_tier(tier, "qwen3", dtype, tmp_path) for tier in exact}
     assert len(set(outputs.values())) == 1, outputs
+
+
+@pytest.mark.skipif(ROUNDING_TIER not in TIERS, reason="the machine lacks AVX512_BF16")
+@pytest.mark.parametrize("name", ["llama", "mistral_window", "qwen2", "qwen3", "opt", "opt_350m"])
+def test_rounded_activations_err_less_than_torch_in_bf16(name: str, tmp_path: Path) -> None:
+    run_tier(ROUNDING_TIER, name, "bf16", tmp_path, tmp_path / "logits.npz")
+    logits = np.load(tmp_path / "logits.npz")
+    for chunk in ("by_1", "by_13", "by_128"):
+        np.testing.assert_array_equal(logits[chunk], logits["whole"])
+    tokens = torch.tensor([prompt_of(300)])
+
+    def through_torch(dtype: torch.dtype) -> np.ndarray:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            small_models.model_dir(name, "bf16"), dtype=dtype, attn_implementation="eager"
+        ).eval()
+        with torch.no_grad():
+            return model(tokens).logits[0].double().numpy()
+
+    exact = through_torch(torch.float64)
+    own, of_torch = (
+        np.sqrt(np.mean((got - exact) ** 2))
+        for got in (logits["whole"], through_torch(torch.bfloat16))
+    )
+    assert own > 1e-4 * np.sqrt(np.mean(exact**2))  # else nothing was rounded
+    assert own <= of_torch
 
 
 @pytest.mark.parametrize("name", ["llama_tied_sharded", "opt_350m"])

@@ -124,10 +124,12 @@ class Matmul : public Case {
         const int64_t t = n % tokens_, r = n * 977 % shape.rows;
         const auto row =
             widened(table_, dtype_, w + r * shape.cols * dtype_bytes(dtype_), shape.cols);
+        const auto a =
+            rounded(reinterpret_cast<const float*>(a_.data()) + t * kMaxCols, shape.cols);
         double want = 0, size = 0;
         for (int64_t k = 0; k < shape.cols; ++k) {
-          const double v = static_cast<double>(row[static_cast<size_t>(k)]) *
-                           reinterpret_cast<const float*>(a_.data())[t * kMaxCols + k];
+          const double v =
+              static_cast<double>(row[static_cast<size_t>(k)]) * a[static_cast<size_t>(k)];
           want += v, size += std::abs(v);
         }
         require_near(reinterpret_cast<const float*>(c_.data())[t * kMaxRows + r], want,
@@ -154,6 +156,14 @@ class Matmul : public Case {
                                              r1 - r0, shape.cols, nullptr, false,
                                              reinterpret_cast<float*>(c_.data()) + r0, kMaxRows,
                                              scratch_.data() + thread * scratch_bytes_});
+  }
+
+  // Inputs as the kernel rounds them.
+  std::vector<float> rounded(const float* a, int64_t n) const {
+    const DType to = table_.activations[static_cast<int>(dtype_)];
+    std::vector<char> stored(static_cast<size_t>(n * dtype_bytes(to)));
+    table_.narrow[static_cast<int>(to)](a, stored.data(), n);
+    return widened(table_, to, stored.data(), n);
   }
 
   const cpu::KernelTable& table_;

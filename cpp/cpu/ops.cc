@@ -22,10 +22,15 @@ constexpr int64_t kDecodePieces = 4;
 constexpr int64_t kDecodePieceLeastBytes = int64_t{64} << 10;
 constexpr int64_t kDecodePieceMostBytes = int64_t{1} << 20;
 
-// Above this many rows of input a product is bound by arithmetic, and a piece should hold enough
-// weight rows to pay for converting and re-reading the inputs.
+// Above this many rows of input a product is bound by arithmetic and cut along both weights and
+// inputs: a kernel reads its inputs again for every panel of this many weight rows and packs the
+// panel again for every piece of inputs. Members get this many pieces each, so that what is left to
+// wait for at the end is short, as far as that leaves the pieces of worthwhile size.
 constexpr int64_t kDecodeTokens = 8;
-constexpr int64_t kPrefillPieceRows = 64;
+constexpr int64_t kPanelRows = 256;
+constexpr int64_t kPrefillPieces = 4;
+constexpr int64_t kLeastPieceRows = 32;
+constexpr int64_t kLeastPieceTokens = 96;
 
 int64_t rows_of(const StepView& step, bool per_output) {
   return per_output ? step.outputs() : step.tokens();
@@ -148,9 +153,9 @@ class BoundLinear : public BoundOp {
   void run(const StepView& step, Team& team) const override {
     const int64_t tokens = rows_of(step, per_output_);
     if (tokens == 0) return;
-    const int64_t piece = tokens > kDecodeTokens ? kPrefillPieceRows : decode_piece(team.size());
-    team.parallel_for(rows_, piece, [&](int64_t begin, int64_t end) {
-      for (const Part& part : parts_) run_part(part, begin, end, tokens, team.worker());
+    if (tokens > kDecodeTokens) return run_prefill(tokens, team);
+    team.parallel_for(rows_, decode_piece(team.size()), [&](int64_t begin, int64_t end) {
+      for (const Part& part : parts_) run_part(part, begin, end, 0, tokens, team.worker());
     });
   }
 
@@ -171,17 +176,36 @@ class BoundLinear : public BoundOp {
     return std::max<int64_t>(8, align_up(bytes / row_bytes_, 8));
   }
 
-  // The rows of [begin, end) that lie in this part.
-  void run_part(const Part& part, int64_t begin, int64_t end, int64_t tokens, int worker) const {
+  void run_prefill(int64_t tokens, Team& team) const {
+    const int64_t wanted = kPrefillPieces * team.size();
+    const int64_t panels = (rows_ + kPanelRows - 1) / kPanelRows;
+    const int64_t most = std::max<int64_t>(1, tokens / kLeastPieceTokens);
+    const int64_t cuts = std::min((wanted + panels - 1) / panels, most);  // of the tokens
+    const int64_t rows =
+        std::clamp(align_up(rows_ * cuts / wanted, kLeastPieceRows), kLeastPieceRows, kPanelRows);
+    const int64_t row_pieces = (rows_ + rows - 1) / rows;
+    team.parallel_for(row_pieces * cuts, 1, [&](int64_t piece, int64_t) {
+      const int64_t row = piece / cuts * rows, cut = piece % cuts;
+      const int64_t first = tokens * cut / cuts, last = tokens * (cut + 1) / cuts;
+      for (const Part& part : parts_) {
+        run_part(part, row, std::min(row + rows, rows_), first, last - first, team.worker());
+      }
+    });
+  }
+
+  // The rows of [begin, end) that lie in this part, for `tokens` tokens from `token` on.
+  void run_part(const Part& part, int64_t begin, int64_t end, int64_t token, int64_t tokens,
+                int worker) const {
     const int64_t first = std::max(begin, part.first_row);
     const int64_t last = std::min(end, part.first_row + part.rows);
     if (first >= last) return;
     MatmulArgs args = args_;
+    args.a += token * args.a_stride;
     args.tokens = tokens;
     args.w = part.weight + (first - part.first_row) * part.row_bytes;
     args.rows = last - first;
     args.bias = part.bias == nullptr ? nullptr : part.bias + (first - part.first_row);
-    args.c += first;
+    args.c += token * args.c_stride + first;
     args.scratch = scratch_[static_cast<size_t>(worker)];
     part.kernel(args);
   }

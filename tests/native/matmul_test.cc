@@ -76,7 +76,7 @@ void check_problem(const Problem& p, uint32_t seed) {
       const Scratch scratch(*table, p.cols, 1, 1, 64);
       const std::vector<float> before = d.c.copy();
       const cpu::MatmulArgs args = args_of(p, d, scratch);
-      const Expected want = oracle_matmul(args, dtype, before);
+      const Expected want = oracle_matmul(args, dtype, before, table->activations[index_of(dtype)]);
       table->matmul[index_of(dtype)](args);
       const std::string label = label_of(*table, dtype, p, seed);
       CHECK(compare(result_of(p, d, before), want.value, want.bound, label) == "");
@@ -90,22 +90,22 @@ void check_problem(const Problem& p, uint32_t seed) {
 TEST_CASE("matmul: ragged columns") {
   uint32_t seed = 100;
   for (int64_t cols : {1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 61, 511, 512, 513, 1027}) {
-    for (int64_t tokens : {1, 3, 11, 33}) check_problem({tokens, 5, cols}, seed++);
+    for (int64_t tokens : {1, 3, 11, 33, 67}) check_problem({tokens, 5, cols}, seed++);
   }
 }
 
 TEST_CASE("matmul: every token count and ragged rows") {
   uint32_t seed = 200;
-  for (int64_t tokens = 1; tokens <= 40; ++tokens) check_problem({tokens, 13, 37}, seed++);
-  for (int64_t rows : {1, 2, 3, 4, 7, 8, 9, 17, 127, 128, 129, 131}) {
-    for (int64_t tokens : {1, 2, 8, 13, 35}) check_problem({tokens, rows, 19}, seed++);
+  for (int64_t tokens = 1; tokens <= 75; ++tokens) check_problem({tokens, 13, 37}, seed++);
+  for (int64_t rows : {1, 2, 3, 4, 7, 8, 9, 17, 127, 128, 129, 255, 257}) {
+    for (int64_t tokens : {1, 2, 8, 13, 35, 71}) check_problem({tokens, rows, 19}, seed++);
   }
 }
 
 TEST_CASE("matmul: bias, accumulation and hard inputs") {
   uint32_t seed = 300;
   for (Fill fill : kFills) {
-    for (int64_t tokens : {1, 4, 9, 34}) {
+    for (int64_t tokens : {1, 4, 9, 34, 70}) {
       for (bool bias : {false, true}) {
         for (bool accumulate : {false, true}) {
           check_problem({tokens, 11, 1100, bias, accumulate, fill}, seed++);
@@ -118,15 +118,15 @@ TEST_CASE("matmul: bias, accumulation and hard inputs") {
 TEST_CASE("matmul: the bits of C(t, r) do not depend on tokens or on the row split") {
   for (DType dtype : kAllTypes) {
     for (const cpu::KernelTable* table : tiers()) {
-      for (int64_t cols : {20, 1024, 1500, 3072}) {
-        const Problem p{47, 67, cols, true, true, Fill::kLarge};
+      for (int64_t cols : {20, 1024, 1500, 3072, 4500}) {
+        const Problem p{83, 67, cols, true, true, Fill::kLarge};
         const Data d(p, dtype, 400);
         const Scratch scratch(*table, cols, 1, 1, 64);
         const std::vector<float> before = d.c.copy();
         const cpu::MatmulArgs whole = args_of(p, d, scratch);
         table->matmul[index_of(dtype)](whole);
         const std::vector<float> want = d.c.copy();
-        for (int64_t tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 40}) {
+        for (int64_t tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 40, 66}) {
           std::copy(before.begin(), before.end(), d.c.data());
           const int64_t row_step = 1 + tokens * 5;
           for (int64_t t = 0; t < p.tokens; t += tokens) {

@@ -107,8 +107,13 @@ std::vector<unsigned char> encode(DType dtype, const std::vector<float>& values)
   return out;
 }
 
-Expected oracle_matmul(const cpu::MatmulArgs& m, DType dtype, const std::vector<float>& c_before) {
+Expected oracle_matmul(const cpu::MatmulArgs& m, DType dtype, const std::vector<float>& c_before,
+                       DType activations) {
   Expected e;
+  const auto input = [&](int64_t i) -> double {
+    const float a = m.a[i];
+    return activations == DType::kBF16 ? decode_bf16(encode_bf16(a)) : a;
+  };
   for (int64_t t = 0; t < m.tokens; ++t) {
     for (int64_t r = 0; r < m.rows; ++r) {
       double sum = 0, size = 0;
@@ -116,7 +121,7 @@ Expected oracle_matmul(const cpu::MatmulArgs& m, DType dtype, const std::vector<
       if (m.accumulate) take(c_before[at(t * m.c_stride + r)]);
       if (m.bias) take(m.bias[r]);
       for (int64_t k = 0; k < m.cols; ++k) {
-        take(m.a[t * m.a_stride + k] * decode(dtype, m.w, r * m.cols + k));
+        take(input(t * m.a_stride + k) * decode(dtype, m.w, r * m.cols + k));
       }
       e.value.push_back(sum);
       e.bound.push_back(static_cast<double>(m.cols + 3) * kEps * size + kTiny);

@@ -31,8 +31,9 @@ struct Expected {
   std::vector<double> bound;  // allowed |error| of an f32 computation in any order
 };
 
-Expected oracle_matmul(const cpu::MatmulArgs& args, DType dtype,
-                       const std::vector<float>& c_before);
+// A rounded to `activations` first.
+Expected oracle_matmul(const cpu::MatmulArgs& args, DType dtype, const std::vector<float>& c_before,
+                       DType activations = DType::kF32);
 
 struct ExpectedAttention {
   Expected m, log_sum, out;  // maximum, m + log s, o / s;  -inf, -inf and 0 for masked rows

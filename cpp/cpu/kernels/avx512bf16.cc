@@ -1,20 +1,32 @@
-// Kernels of the avx512bf16 tier. They are those of AVX-512, by measurement: vdpbf16ps does two
-// products per lane, but keeping f32 accuracy takes two of them (activation = high + low bf16
-// part). On Zen 4 it issues as often as an f32 FMA (117 against 59 G products/s), so the pair gains
-// nothing, and it flushes denormals. The tier stays apart for kernels that may round activations to
-// bf16.
+// Kernels of the avx512bf16 tier: those of AVX-512, but products with bf16 weights round
+// activations to bf16. Keeping them exact would take two vdpbf16ps (activation = high + low part)
+// and gain nothing.
 #include "cpu/kernels/kernels.h"
 
 #ifdef __AVX512BF16__
+#include "cpu/kernels/dot_avx512bf16.h"
 #include "cpu/kernels/table.h"
-#include "cpu/kernels/vec_avx512.h"
 #endif
 
 namespace helm::cpu {
 
+#ifdef __AVX512BF16__
+namespace {
+
+constexpr KernelTable bf16_table() {
+  KernelTable t = make_table<VecAvx512>("avx512bf16");
+  constexpr int kBf16 = static_cast<int>(DType::kBF16);
+  t.matmul[kBf16] = matmul_bf16;
+  t.activations[kBf16] = DType::kBF16;
+  return t;
+}
+
+}  // namespace
+#endif
+
 const KernelTable* kernels_avx512bf16() {
 #ifdef __AVX512BF16__
-  static constexpr KernelTable kTable = make_table<VecAvx512>("avx512bf16");
+  static constexpr KernelTable kTable = bf16_table();
   return &kTable;
 #else
   return nullptr;

@@ -10,9 +10,10 @@ namespace helm::cpu {
 
 // C(t, r) = [C(t, r) +] [bias(r) +] sum_k A(t, k) * W(r, k)      t < tokens, r < rows
 //
-// Accumulates in f32. The value of C(t, r) depends on row t of A and row r of W alone: it is
-// bit-identical for every `tokens` and for every split of the rows over calls, so that batched
-// equals single and chunked prefill equals prefill at once.
+// A is rounded to KernelTable::activations of the weights' dtype first. Accumulates in f32. The
+// value of C(t, r) depends on row t of A and row r of W alone: it is bit-identical for every
+// `tokens` and for every split of the rows over calls, so that batched equals single and chunked
+// prefill equals prefill at once.
 struct MatmulArgs {
   const float* a;    // [tokens, cols], rows a_stride apart
   int64_t a_stride;  // elements
@@ -109,6 +110,7 @@ struct KernelTable {
   const char* name;  // "scalar", "avx2", "avx512", "avx512bf16"
   int64_t (*scratch_bytes)(int64_t max_cols, int64_t max_queries, int64_t group, int64_t head_dim);
   void (*matmul[kDTypes])(const MatmulArgs&);
+  DType activations[kDTypes];  // what matmul rounds its inputs to: f32, or less to be faster
   void (*attention[kKvDTypes])(const AttentionArgs&);
   void (*rms_norm)(const NormArgs&);
   void (*layer_norm)(const NormArgs&);

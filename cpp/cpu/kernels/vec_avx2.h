@@ -12,9 +12,9 @@ struct VecAvx2 {
   static constexpr int kLanes = 8;
   using F = __m256;
 
-  static constexpr int64_t kBlock = 512;      // k per accumulator, see matmul.h
-  static constexpr int kTileTokens = 3;       // 4 x 3 accumulators + 3 + 1 = 16 registers
-  static constexpr int64_t kPanelRows = 128;  // 256 KiB of L2
+  static constexpr int64_t kBlock = 512;  // k per accumulator, see matmul.h
+  static constexpr int kTileTokens = 3;   // 4 x 3 accumulators + 3 + 1 = 16 registers
+  static constexpr bool kWidenPanels = false;
   static constexpr int64_t kDirectTokens = 16;
   // Rows per direct tile by tokens. For one token six streams measured faster than eight (Zen 4),
   // which probably crowd the sets of an 8-way L1.

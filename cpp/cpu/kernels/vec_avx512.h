@@ -12,10 +12,10 @@ struct VecAvx512 {
   static constexpr int kLanes = 16;
   using F = __m512;
 
-  static constexpr int64_t kBlock = 512;      // k per accumulator, see matmul.h
-  static constexpr int kTileTokens = 6;       // 4 x 6 accumulators + 4 + 1 of 32 registers
-  static constexpr int64_t kPanelRows = 128;  // 256 KiB of L2
-  static constexpr int64_t kDirectTokens = 32;
+  static constexpr int64_t kBlock = 512;  // k per accumulator, see matmul.h
+  static constexpr int kTileTokens = 6;   // 4 x 6 accumulators + 4 + 1 of 32 registers
+  static constexpr bool kWidenPanels = false;
+  static constexpr int64_t kDirectTokens = 64;
   // Rows per direct tile by tokens. For one token six streams measured faster than eight (Zen 4),
   // which probably crowd the sets of an 8-way L1.
   static constexpr int kRowsPerTokens[7] = {0, 6, 4, 6, 6, 4, 4};

@@ -14,7 +14,7 @@ struct VecScalar {
 
   static constexpr int64_t kBlock = 512;  // k per accumulator, see matmul.h
   static constexpr int kTileTokens = 2;
-  static constexpr int64_t kPanelRows = 64;
+  static constexpr bool kWidenPanels = true;
   static constexpr int64_t kDirectTokens = 4;
   static constexpr int kRowsPerTokens[3] = {0, 4, 2};
   static constexpr int kDirectTile = 2;

@@ -1,0 +1,244 @@
+// Matrix products of many tokens, bound by arithmetic: panels of weights in L2, tiles of tokens in
+// L1. The order of the sums is that of matmul.h.
+#pragma once
+
+#include "cpu/kernels/matmul_direct.h"
+
+namespace helm::cpu {
+namespace {
+
+// Packs up to four rows of `cols` elements, `stride` apart, as [steps][4][lanes] f32 with zeros
+// where there is no row or no column.
+template <class V, DType D>
+void pack_quad(const typename Elem<V, D>::Store* w, int64_t stride, int64_t rows, int64_t cols,
+               float* out) {
+  using E = Elem<V, D>;
+  constexpr int64_t kStep = kQuad * V::kLanes;
+  const int64_t whole = cols / V::kLanes;
+  if (rows >= kQuad) {
+    for (int64_t s = 0; s < whole; ++s) {
+      HELM_UNROLL
+      for (int r = 0; r < kQuad; ++r) {
+        V::store(out + s * kStep + r * V::kLanes, E::load(w + r * stride + s * V::kLanes));
+      }
+    }
+  } else {
+    for (int64_t s = 0; s < whole; ++s) {
+      for (int r = 0; r < kQuad; ++r) {
+        V::store(out + s * kStep + r * V::kLanes,
+                 r < rows ? E::load(w + r * stride + s * V::kLanes) : V::zero());
+      }
+    }
+  }
+  const int64_t tail = cols - whole * V::kLanes;
+  if (tail == 0) return;
+  for (int r = 0; r < kQuad; ++r) {
+    V::store(out + whole * kStep + r * V::kLanes,
+             r < rows ? E::load_n(w + r * stride + whole * V::kLanes, tail) : V::zero());
+  }
+}
+
+// The same without conversion, as [steps][4][step] elements of the weights' dtype.
+template <class Store, int64_t kStep>
+void copy_quad(const Store* w, int64_t stride, int64_t rows, int64_t cols, Store* out) {
+  for (int64_t k = 0; k < cols; k += kStep) {
+    const int64_t n = min_of(kStep, cols - k);
+    HELM_UNROLL
+    for (int64_t r = 0; r < kQuad; ++r, out += kStep) {
+      // The rows of the next quad: pieces far apart, too short for hardware to follow.
+      __builtin_prefetch(w + (r + kQuad) * stride + k);
+      if (r < rows && n == kStep) {
+        __builtin_memcpy(out, w + r * stride + k, kStep * sizeof(Store));
+        continue;
+      }
+      __builtin_memset(out, 0, kStep * sizeof(Store));
+      if (r < rows) {
+        __builtin_memcpy(out, w + r * stride + k, static_cast<size_t>(n) * sizeof(Store));
+      }
+    }
+  }
+}
+
+// Packs one of the rows of a tile of `tokens` as [steps][tokens][lanes] f32, columns beyond zero.
+template <class V, DType D>
+HELM_INLINE void pack_token(const typename Elem<V, D>::Store* a, int64_t tokens, int64_t cols,
+                            float* out) {
+  using E = Elem<V, D>;
+  const int64_t step = tokens * V::kLanes;
+  int64_t k = 0;
+  for (; k + V::kLanes <= cols; k += V::kLanes, out += step) V::store(out, E::load(a + k));
+  if (k < cols) V::store(out, E::load_n(a + k, cols - k));
+}
+
+// The same for all rows of a tile, as [steps][tokens][kStep].
+template <class P>
+void pack_tile(const float* a, int64_t stride, int64_t tokens, int64_t cols,
+               typename P::Packed* out) {
+  for (int64_t t = 0; t < tokens; ++t, a += stride) {
+    typename P::Packed* to = out + t * P::kStep;
+    int64_t k = 0;
+    for (; k + P::kStep <= cols; k += P::kStep, to += tokens * P::kStep) {
+      P::store_packed(to, P::load_a(a + k));
+    }
+    if (k < cols) P::store_packed(to, P::load_a_n(a + k, cols - k));
+  }
+}
+
+// C(t, r) += sum over one block of k of A(t, k) * W(r, k), both packed, for the first `rows` of a
+// quad.
+template <class P, int T>
+HELM_INLINE void panel_tile(const typename P::Packed* a, const typename P::Store* w, int64_t steps,
+                            int64_t rows, float* c, int64_t c_stride) {
+  using V = typename P::V;
+  typename V::F acc[T][kQuad];
+  HELM_UNROLL
+  for (int t = 0; t < T; ++t) {
+    HELM_UNROLL
+    for (int r = 0; r < kQuad; ++r) acc[t][r] = V::zero();
+  }
+  for (int64_t s = 0; s < steps; ++s) {
+    typename P::A y[T];
+    HELM_UNROLL
+    for (int t = 0; t < T; ++t) y[t] = P::load_packed(a + t * P::kStep);
+    HELM_UNROLL
+    for (int r = 0; r < kQuad; ++r) {
+      const typename P::W x = P::load_w(w + r * P::kStep);
+      HELM_UNROLL
+      for (int t = 0; t < T; ++t) acc[t][r] = P::fma(x, y[t], acc[t][r]);
+    }
+    a += T * P::kStep;
+    w += kQuad * P::kStep;
+  }
+  HELM_UNROLL
+  for (int t = 0; t < T; ++t) {
+    float sums[kQuad];
+    V::reduce4(acc[t][0], acc[t][1], acc[t][2], acc[t][3], sums);
+    float* out = c + t * c_stride;
+    if (rows >= kQuad) {
+      HELM_UNROLL
+      for (int i = 0; i < kQuad; ++i) out[i] += sums[i];
+    } else {
+      for (int64_t i = 0; i < rows; ++i) out[i] += sums[i];
+    }
+  }
+}
+
+// What a tile is going to need: its rows of C as it goes, and `lines` cache lines of each of the
+// rows of A from which the next tile is packed.
+struct NextTile {
+  const float* a;
+  int64_t a_stride;
+  int64_t lines;
+};
+
+// A tile of T tokens against every packed quad of a panel.
+template <class P, int T>
+void sweep_tile(const typename P::Packed* a, const typename P::Store* w, int64_t rows,
+                int64_t steps, float* c, int64_t c_stride, NextTile next) {
+  constexpr int64_t kLine = kLineBytes / static_cast<int64_t>(sizeof(float));
+  for (int64_t r = 0; r < rows; r += kQuad) {
+    if (r % kLine == 0) {
+      HELM_UNROLL
+      for (int t = 0; t < T; ++t) __builtin_prefetch(c + t * c_stride + r + kLine, 1);
+    }
+    if (next.lines > 0) {
+      HELM_UNROLL
+      for (int t = 0; t < T; ++t) __builtin_prefetch(next.a + t * next.a_stride, 0, 2);
+      next.a += kLine;
+      --next.lines;
+    }
+    panel_tile<P, T>(a, w + r * steps * P::kStep, steps, rows - r, c + r, c_stride);
+  }
+}
+
+template <class P>
+HELM_INLINE void sweep(const typename P::Packed* a, int64_t tokens, const typename P::Store* w,
+                       int64_t rows, int64_t steps, float* c, int64_t c_stride, NextTile next) {
+  constexpr int kMax = P::V::kTileTokens;
+  switch (tokens) {
+    case 1:
+      return sweep_tile<P, 1>(a, w, rows, steps, c, c_stride, next);
+    case 2:
+      return sweep_tile<P, 2>(a, w, rows, steps, c, c_stride, next);
+    case 3:
+      if constexpr (kMax >= 3) return sweep_tile<P, 3>(a, w, rows, steps, c, c_stride, next);
+      break;
+    case 4:
+      if constexpr (kMax >= 4) return sweep_tile<P, 4>(a, w, rows, steps, c, c_stride, next);
+      break;
+    case 5:
+      if constexpr (kMax >= 5) return sweep_tile<P, 5>(a, w, rows, steps, c, c_stride, next);
+      break;
+    default:
+      if constexpr (kMax >= 6) return sweep_tile<P, 6>(a, w, rows, steps, c, c_stride, next);
+      break;
+  }
+}
+
+// One tile of tokens against every quad of a panel that pack_quad made.
+template <class V>
+void sweep_panel(const float* a, int64_t tokens, const float* w, int64_t rows, int64_t steps,
+                 float* c, int64_t c_stride) {
+  sweep<Dot<V, DType::kF32>>(a, tokens, w, rows, steps, c, c_stride, {});
+}
+
+// Where the sums of `rows` rows of C begin: [C] + [bias].
+inline void start_rows(const MatmulArgs& m, int64_t token, int64_t tokens, int64_t row,
+                       int64_t rows) {
+  for (int64_t t = token; t < token + tokens; ++t) {
+    float* c = m.c + t * m.c_stride + row;
+    if (!m.accumulate) __builtin_memset(c, 0, static_cast<size_t>(rows) * sizeof(float));
+    if (!m.bias) continue;
+    for (int64_t r = 0; r < rows; ++r) c[r] += m.bias[row + r];
+  }
+}
+
+inline constexpr int64_t kPanelBytes = int64_t{256} << 10;  // a quarter of a recent core's L2
+
+// Panels of rows x one block of k are packed once into scratch (L2) and swept by every tile of
+// tokens, itself packed (L1). P is the product over what a panel holds: weights as they are stored,
+// so that each tile converts them again, which hides behind the multiply-adds and halves what L2
+// has to deliver; or widened to f32 where conversions are slow.
+template <class P, DType D>
+void panel_product(const MatmulArgs& m) {
+  using V = typename P::V;
+  using Weight = typename P::Store;
+  constexpr bool kWiden = V::kWidenPanels;
+  constexpr int64_t kPanelRows = kPanelBytes / (P::kBlock * static_cast<int64_t>(sizeof(Weight)));
+  const auto* w = static_cast<const typename Elem<V, D>::Store*>(m.w);
+  auto* panel = static_cast<Weight*>(m.scratch);
+  auto* tile = reinterpret_cast<typename P::Packed*>(static_cast<char*>(m.scratch) + kPanelBytes);
+  const int64_t tiles = (m.tokens + V::kTileTokens - 1) / V::kTileTokens;
+  for (int64_t r0 = 0; r0 < m.rows; r0 += kPanelRows) {
+    const int64_t rows = min_of(kPanelRows, m.rows - r0);
+    for (int64_t k0 = 0; k0 < m.cols; k0 += P::kBlock) {
+      const int64_t cols = min_of(P::kBlock, m.cols - k0);
+      const int64_t steps = (cols + P::kStep - 1) / P::kStep;
+      for (int64_t r = 0; r < rows; r += kQuad) {
+        const auto* from = w + (r0 + r) * m.cols + k0;
+        Weight* to = panel + r * steps * P::kStep;
+        if constexpr (kWiden) {
+          pack_quad<V, D>(from, m.cols, rows - r, cols, to);
+        } else {
+          copy_quad<Weight, P::kStep>(from, m.cols, rows - r, cols, to);
+        }
+      }
+      for (int64_t i = 0; i < tiles; ++i) {  // as even as possible
+        const int64_t t0 = m.tokens * i / tiles, tokens = m.tokens * (i + 1) / tiles - t0;
+        if (k0 == 0) start_rows(m, t0, tokens, r0, rows);
+        const float* a = m.a + t0 * m.a_stride + k0;
+        const NextTile next{a + tokens * m.a_stride, m.a_stride, cols / 16};
+        pack_tile<P>(a, m.a_stride, tokens, cols, tile);
+        sweep<P>(tile, tokens, panel, rows, steps, m.c + t0 * m.c_stride + r0, m.c_stride, next);
+      }
+    }
+  }
+}
+
+template <class V>
+int64_t matmul_scratch_bytes() {
+  return kPanelBytes + V::kTileTokens * V::kBlock * static_cast<int64_t>(sizeof(float));
+}
+
+}  // namespace
+}  // namespace helm::cpu
