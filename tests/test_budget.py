@@ -44,7 +44,9 @@ def fast_accelerator() -> Profile:
 OPTIONS = {"max_sequences": 3, "page_tokens": 16, "step_tokens": 24, "memory_bytes": 1 << 30}
 
 
-def plans_of(name: str, dtype: str, space: Space, **more: Any) -> list[Plan]:
+def plans_of(
+    name: str, dtype: str, space: Space, kv_options: KvOptions | None = None, **more: Any
+) -> list[Plan]:
     """The best plan with as much accelerator memory as each layout takes."""
     folder = small_models.model_dir(name, dtype)
     config, tensors = load_config(folder), read_checkpoint(folder)
@@ -61,7 +63,8 @@ def plans_of(name: str, dtype: str, space: Space, **more: Any) -> list[Plan]:
     return [
         make_plan(
             config, tensors, profile=profile, workload=WORK, space=space,
-            accelerator_bytes=layout.total_bytes("accelerator"), **options,
+            accelerator_bytes=layout.total_bytes("accelerator"), kv_options=kv_options,
+            **options,
         )
         for layout in layouts
     ]  # fmt: skip

@@ -249,7 +249,10 @@ def test_the_command_line_reaches_the_plan() -> None:
 
 # --- on a simulated accelerator ------------------------------------------------------------------
 
-PROMPTS = ["The little dog ran over the hill. " * n for n in (30, 6, 21)]
+# None begins like another: they share no pages.
+PROMPTS = [
+    f"{who} little dog ran over the hill. " * n for who, n in (("The", 30), ("A", 6), ("His", 21))
+]
 GENERATE: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True}
 
 
