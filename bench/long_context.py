@@ -147,14 +147,15 @@ def decoded(engine: Any, sequence: int, tokens: int) -> tuple[list[int], list[fl
     return found, seconds
 
 
-def long_cache(engine: Any, plan: Plan, tokens: int, path: Path) -> None:
+def long_cache(engine: Any, kept: Any, plan: Plan, tokens: int, path: Path) -> None:
     """Writes the KV file of a sequence of `tokens` positions: that of a short one repeated."""
     prompt = prompt_of(SHORT, plan.model.vocab_size)
-    sequence = engine.open(SHORT)
+    sequence, _ = kept.open(prompt, SHORT)
     engine.forward(sequence, prompt_array(prompt))
+    kept.keep(sequence, prompt)
     short = path.with_suffix(".short")
-    engine.save(sequence, prompt, str(short))
-    engine.close(sequence)
+    kept.save(prompt, str(short))
+    kept.clear()
     with short.open("rb") as source, path.open("wb") as target:
         magic = source.read(MAGIC_BYTES)
         header = json.loads(source.read(int.from_bytes(source.read(8), "little")))
@@ -216,11 +217,14 @@ def extension(model: Model, profile: Profile, args: argparse.Namespace) -> list[
         budget = budget_bytes(plan, args)
         planned, _ = model.on_both(plan, profile, site, budget, max(args.contexts))
         engine = model.load(planned, args.device)
+        kept = _helm.PrefixCache(engine)
         for context in sorted(args.contexts):
             with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
                 path = Path(folder) / "cache.kv"
-                long_cache(engine, planned, context, path)
-                sequence = engine.load(str(path), context + TOKENS)[0]
+                long_cache(engine, kept, planned, context, path)
+                tokens, _ = kept.load(str(path))
+            sequence, cached = kept.open([*tokens, 1], context + TOKENS)
+            assert cached == context
             decoded(engine, sequence, 2)
             seconds, rates, before = [], [], probe(planned)
             for _ in range(args.rounds):
@@ -235,10 +239,10 @@ def extension(model: Model, profile: Profile, args: argparse.Namespace) -> list[
             peak, evicted = stats["devices"][1]["peak_bytes"], stats["evicted_blocks"]
             rows.append(Row(site, context, seconds, predicted, size, rates, peak, evicted))
             print(f"{site} {context}: {rows[-1].median_s * 1e3:.1f} ms", file=sys.stderr)
-            engine.close(sequence)
+            kept.close(sequence)
         if args.prefill:
             through_overflow(engine, planned, args.prefill)
-        del engine
+        del kept, engine
     return rows
 
 

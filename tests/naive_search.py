@@ -39,10 +39,12 @@ def decode_seconds(task: Task, plan: Plan, context: int) -> float:
         return sum(cpu + own for cpu, own, _ in steps)  # the caller attends for the accelerator
     cpu, own, copy = zip(*steps, strict=True)
     lost = 1 - task.profile["link"]["cpu_rate_while_copying"]
-    return max(
+    whole = max(
         sum(cpu) + lost * sum(copy), sum(own),
         cpu[0] + own[0] + lost * copy[1], cpu[1] + own[1] + lost * copy[0],
     )  # fmt: skip
+    together = sum(cpu) + sum(own) - whole
+    return whole - together + together / task.profile["link"]["rate_while_both_compute"]
 
 
 def alternation(steps: list[tuple[float, float]], rounds: int) -> float:

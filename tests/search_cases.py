@@ -84,6 +84,7 @@ def random_profile(seed: int, threads: int = 2) -> dict[str, Any]:
             "pageable_to_host_bytes_per_s": 1e5,
             "latency_s": 10 ** rng.uniform(-6, -3),
             "cpu_rate_while_copying": rng.uniform(0.3, 1.0),
+            "rate_while_both_compute": rng.uniform(0.5, 1.0),
         },
     }
 

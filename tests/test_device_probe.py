@@ -87,6 +87,7 @@ def test_link_is_the_simulated_one(measured: Measured) -> None:
         assert SPEED["link"] / 20 < rate <= SPEED["link"]
     assert 0 <= link.latency_s < 20 * SPEED["latency"]  # a difference of two noisy times
     assert 0 < link.cpu_rate_while_copying <= 1
+    assert 0 < link.rate_while_both_compute <= 1
 
 
 def test_progress_rises_from_zero_to_one(measured: Measured, seen: list[float]) -> None:

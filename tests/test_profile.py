@@ -111,6 +111,7 @@ CPU_RATE = ("cpu", "matvec_bytes_per_s", "bf16")
         (("link",), None, "link: accelerator and link must be given together"),
         (("link", "latency_s"), -1, r"link\.latency_s"),
         (("link", "cpu_rate_while_copying"), 1.5, r"cpu_rate_while_copying: expected a share"),
+        (("link", "rate_while_both_compute"), 1.5, r"both_compute: expected a share of 0.5 to 1"),
         (("link", "cpu_rate_while_copying"), 0, r"cpu_rate_while_copying: expected a rate above"),
         (("link", "to_host_bytes_per_s"), 0, r"link\.to_host_bytes_per_s"),
     ],

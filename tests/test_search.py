@@ -173,6 +173,7 @@ GROWN = [
     ("accelerator", "activation_bytes_per_s"),
     *(("link", key) for key in ("to_accelerator_bytes_per_s", "to_host_bytes_per_s", "latency_s")),
     ("link", "cpu_rate_while_copying"),
+    ("link", "rate_while_both_compute"),
 ]
 
 
@@ -187,7 +188,7 @@ def grow(document, path, factor):
             return int(value * factor)
         if key in ("op_s", "step_s", "latency_s"):
             return value / factor
-        return min(1.0, value * factor) if key == "cpu_rate_while_copying" else value * factor
+        return min(1.0, value * factor) if "_rate_while_" in f"_{key}" else value * factor
 
     return {**document, site: {**document[site], key: better(document[site][key])}}
 

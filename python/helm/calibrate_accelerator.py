@@ -20,6 +20,7 @@ from helm.calibrate import (
     PREFILL_GROUP,
     PREFILL_QUERIES,
     SWEEP_DTYPE,
+    Measure,
     Progress,
     Quantity,
     Timing,
@@ -35,7 +36,7 @@ BUDGET_S = 5.0
 TOKENS = (1, 4, 16, 64, 512)
 _EMPTY_OPS = 16
 _MOST_BYTES = 1 << 29  # half of it is read at a time: several times a GPU's cache
-_COPY_S = 0.005
+_MEANWHILE_S = 0.005
 
 
 def measure_accelerator(
@@ -139,17 +140,26 @@ class _Link:
             timings = host.matmul(threads, SWEEP_DTYPE, 1, seconds)
             return [_AllRuns(t.flops, t.bytes, t.run_s, t.run_s) for t in timings]
 
-        def beside(seconds: float) -> list[_AllRuns]:
-            with _Copying(probe):
-                return products(seconds)
+        def beside(work: Callable[[], object]) -> Measure:
+            def measure(seconds: float) -> list[_AllRuns]:
+                with _Meanwhile(work):
+                    return products(seconds)
+
+            return measure
 
         self.copies = {key: copies(*key) for key in _COPIES}
         self.crossings = _quantity("crossings", lambda s: probe.empty_step(True, s))
         self.alone = Quantity("CPU products", products)
-        self.beside = Quantity("CPU products beside copies", beside)
+        self.copying = Quantity(
+            "CPU products beside copies", beside(lambda: probe.copy(True, True, _MEANWHILE_S))
+        )
+        self.computing = Quantity(
+            "CPU products beside the accelerator's",
+            beside(lambda: probe.matmul(SWEEP_DTYPE, 1, _MEANWHILE_S)),
+        )
 
     def all(self) -> list[Quantity]:
-        return [*self.copies.values(), self.crossings, self.alone, self.beside]
+        return [*self.copies.values(), self.crossings, self.alone, self.copying, self.computing]
 
     def profile(self, step_s: float) -> LinkProfile:
         """step_s: of a step that crosses nothing."""
@@ -160,7 +170,8 @@ class _Link:
             pageable_to_accelerator_bytes_per_s=rates[True, False],
             pageable_to_host_bytes_per_s=rates[False, False],
             latency_s=max(0.0, (self.crossings.seconds - step_s) / 2),
-            cpu_rate_while_copying=min(1.0, self.alone.seconds / self.beside.seconds),
+            cpu_rate_while_copying=min(1.0, self.alone.seconds / self.copying.seconds),
+            rate_while_both_compute=min(1.0, max(0.5, self.alone.seconds / self.computing.seconds)),
         )
 
 
@@ -177,17 +188,17 @@ class _AllRuns:
     undisturbed_s: list[float]
 
 
-class _Copying:
-    """Copies to the device in another thread while in scope."""
+class _Meanwhile:
+    """Does something again and again in another thread while in scope."""
 
-    def __init__(self, probe: Any) -> None:
-        self._probe = probe
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work = work
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._copy, daemon=True)
+        self._thread = threading.Thread(target=self._repeat, daemon=True)
 
-    def _copy(self) -> None:
+    def _repeat(self) -> None:
         while not self._stop.is_set():
-            self._probe.copy(True, True, _COPY_S)
+            self._work()
 
     def __enter__(self) -> None:
         self._thread.start()

@@ -152,7 +152,9 @@ class AcceleratorProfile(DeviceProfile):
 @dataclass(frozen=True, kw_only=True)
 class LinkProfile:
     """Between host and accelerator. cpu_rate_while_copying: share of the CPU's rates that is
-    left while a copy runs, 0 < share <= 1."""
+    left while a copy runs, 0 < share <= 1. rate_while_both_compute: share of their rates that both
+    devices keep while both decode: 1 where each has memory of its own, 0.5 where it is as if they
+    took turns."""
 
     to_accelerator_bytes_per_s: float
     to_host_bytes_per_s: float
@@ -160,6 +162,7 @@ class LinkProfile:
     pageable_to_host_bytes_per_s: float
     latency_s: float
     cpu_rate_while_copying: float
+    rate_while_both_compute: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,15 +305,22 @@ def _read_accelerator(node: Reader) -> AcceleratorProfile:
 
 
 def _read_link(node: Reader) -> LinkProfile:
-    node.only((*_LINK_RATES, "latency_s", "cpu_rate_while_copying"))
-    share = _rate(node["cpu_rate_while_copying"])
-    if share > 1.0:
-        node["cpu_rate_while_copying"].reject(f"expected a share of at most 1, found {share:g}")
+    shares = ("cpu_rate_while_copying", "rate_while_both_compute")
+    node.only((*_LINK_RATES, "latency_s", *shares))
     return LinkProfile(
         **{name: _rate(node[name]) for name in _LINK_RATES},
         latency_s=node["latency_s"].number(0.0, 1e6),
-        cpu_rate_while_copying=share,
+        cpu_rate_while_copying=_share(node[shares[0]]),
+        rate_while_both_compute=_share(node.get(shares[1], 1.0), 0.5),
     )
+
+
+def _share(node: Reader, least: float = 0.0) -> float:
+    share = _rate(node)
+    if not least <= share <= 1.0:
+        bounds = f"{least:g} to 1" if least else "at most 1"
+        node.reject(f"expected a share of {bounds}, found {share:g}")
+    return share
 
 
 def preset_names() -> list[str]:

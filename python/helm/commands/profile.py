@@ -156,4 +156,5 @@ def _link_facts(link: LinkProfile) -> list[tuple[str, str]]:
         ("  pageable", pageable),
         ("  crossing", f"{link.latency_s * 1e6:,.2f} us fixed"),
         ("  beside it", f"the CPU runs at {link.cpu_rate_while_copying * 100:.0f} % of its rate"),
+        ("both at once", f"{link.rate_while_both_compute * 100:.0f} % of their rates"),
     ]

@@ -281,6 +281,8 @@ def price_decode(
             second.total + slow * first_copy,
         ]
     )
+    if link is not None:  # while both work each keeps a part of its rate
+        period = period + (serial - period) * (1.0 / link.rate_while_both_compute - 1.0)
     away = setting.rows.has_blocks[:, None] & (setting.pool.far_blocks(context) > 0)
     alone = away & (overflow == "cpu")
     return Priced(
