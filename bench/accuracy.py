@@ -18,8 +18,8 @@ Partitioned cases have half of the blocks and the head on an accelerator, by def
 one: one thread on a core of its own, the CPU another thread, both profiled so, copies as slow as
 the link is said to be. They show whether stages, crossings and overlapped schedules take the time
 that the model adds up for them. They do not show a GPU's kernels or launches, nor that two devices
-have memory of their own: here both read the same, and what overlapped stages take from each other
-is no part of the model. Drift stands for both devices.
+have memory of their own: here both read the same, for which the profile has
+`rate_while_both_compute`. Each device has a drift of its own, timed on its cores.
 """
 
 from __future__ import annotations
@@ -46,33 +46,33 @@ from accuracy_cases import (
     partitioned_cases,
 )
 from helm import _helm
-from helm.calibrate import Quantity, measure_profile, probe_bytes
+from helm.calibrate import measure_profile
 from helm.compiler.candidate import Candidate
 from helm.compiler.op_cost import CostedGraph
 from helm.compiler.workload import ResourceLimits, Space, Workload
 from helm.errors import HelmError
-from helm.machine import cpu_affinity, memory_available
+from helm.machine import memory_available
 from helm.models import build_graph
 from helm.plan import make_plan
 from helm.profile import Profile, load_profile
 from partition import Layout, costed, place, price
 from random_weights import random_weights
-from setups import SIM, Setup, Threads, cpu_setup, partitioned_setup
+from setups import SIM, Probe, Setup, Threads, cpu_setup, partitioned_setup, probes_of
 
 OUTPUT = 16  # decode steps per round
 STEP_TOKENS = 512
-PROBE_S = 0.01
 ENOUGH = 3  # undisturbed runs
 
 
 @dataclass(frozen=True)
 class Run:
     """A decode step, or a prefill to the last first token. waited_s: for which other programs had
-    cores of ours. drift: rate of the product that dominates it over its rate in the profile."""
+    cores of ours. drift: by device, rate of the product that dominates it over its rate in the
+    profile."""
 
     seconds: float
     waited_s: float
-    drift: float
+    drift: dict[str, float]
 
     @property
     def undisturbed(self) -> bool:
@@ -82,20 +82,23 @@ class Run:
 def joined(runs: Sequence[Run]) -> Run:
     """Runs one after the other as one; drift weighs by what each would take without any."""
     seconds = sum(run.seconds for run in runs)
-    undrifted = sum(run.seconds * run.drift for run in runs)
-    return Run(seconds, sum(run.waited_s for run in runs), undrifted / seconds)
+    drift = {
+        device: sum(run.seconds * run.drift[device] for run in runs) / seconds
+        for device in runs[0].drift
+    }
+    return Run(seconds, sum(run.waited_s for run in runs), drift)
 
 
 @dataclass
 class Result:
     """One phase of one case. predicted_s and measured_s as in Run; scaled_s: the part of the
-    prediction that drift corrects. rounds: the runs that count of each, and how many were
-    undisturbed."""
+    prediction that drift corrects, by device. rounds: the runs that count of each, and how many
+    were undisturbed."""
 
     case: Case
     phase: str
     predicted_s: float
-    scaled_s: float
+    scaled_s: dict[str, float]
     rounds: list[tuple[list[Run], int]]
 
     @property
@@ -108,12 +111,14 @@ class Result:
 
     @property
     def drift(self) -> float:
-        return self._median(lambda run: run.drift)
+        """Of the CPU."""
+        return self._median(lambda run: run.drift["cpu"])
 
     @property
     def corrected_error(self) -> float:
-        def expected_s(drift: float) -> float:
-            return self.predicted_s + self.scaled_s * (1 / drift - 1)
+        def expected_s(drift: Mapping[str, float]) -> float:
+            late = (s * (1 / drift[device] - 1) for device, s in self.scaled_s.items())
+            return self.predicted_s + sum(late)
 
         return self._median(lambda run: expected_s(run.drift) / run.seconds) - 1
 
@@ -182,8 +187,8 @@ def typical(runs: list[Run], enough: int) -> tuple[list[Run], int]:
 class Bench:
     """Runs the phases of one case, round by round, with the probe before and after each."""
 
-    def __init__(self, model: Model, case: Case, profile: Profile, probe: Any) -> None:
-        self.model, self.case, self.profile, self.probe = model, case, profile, probe
+    def __init__(self, model: Model, case: Case, probes: Mapping[str, Probe]) -> None:
+        self.model, self.case, self.probes = model, case, probes
         vocab = model.plan.model.vocab_size
         self.rows = {
             model.engine.open(case.context + OUTPUT): [
@@ -207,12 +212,9 @@ class Bench:
             found.append(typical(run(tokens), enough))
         return found
 
-    def _slowness(self, tokens: int) -> float:
-        """Time of the product now over its time in the profile."""
-        cpu, dtype = self.profile.cpu, self.case.dtype
-        quantity = Quantity("", lambda s: self.probe.matmul(cpu.threads, dtype, tokens, s))
-        quantity.visit(PROBE_S)
-        return float(cpu.matmul_rate(dtype, tokens)) / quantity.flops_per_s
+    def _slowness(self, tokens: int) -> dict[str, float]:
+        dtype = self.case.dtype
+        return {device: probe.slowness(dtype, tokens) for device, probe in self.probes.items()}
 
     def _steps(self, requests: list[Any], tokens: int) -> list[Run]:
         """Every step until all requests are done, the probe between them; around them all where
@@ -227,9 +229,12 @@ class Bench:
             timed.append((seconds, self.model.threads.waited_s() - waited))
             slowness.append(slowness[-1] if overlapped else self._slowness(tokens))
         if overlapped:
-            slowness = [statistics.mean((slowness[0], self._slowness(tokens)))] * len(slowness)
-        drifts = [2 / sum(pair) for pair in itertools.pairwise(slowness)]
-        return [Run(*times, drift) for times, drift in zip(timed, drifts, strict=True)]
+            slowness = [slowness[0], self._slowness(tokens)] * len(slowness)
+        drifts = [
+            {device: 2 / (before[device] + after[device]) for device in before}
+            for before, after in itertools.pairwise(slowness)
+        ]
+        return [Run(*times, drift) for times, drift in zip(timed, drifts, strict=False)]
 
     def _prefill(self, tokens: int) -> list[Run]:
         """Every prompt into an empty sequence."""
@@ -257,18 +262,21 @@ class Bench:
         return steps
 
 
-def run_case(case: Case, setup: Setup, probe: Any, args: argparse.Namespace) -> Iterator[Result]:
+def run_case(
+    case: Case, setup: Setup, probes: Mapping[str, Probe], args: argparse.Namespace
+) -> Iterator[Result]:
     model = Model(case, setup)
     guess = model.predicted
-    bench = Bench(model, case, setup.profile, probe)
-    devices = ("cpu", "accelerator") if setup.simulated else ("cpu",)
+    bench = Bench(model, case, probes)
     for phase, predicted_s, terms, scaled in (
         ("prefill", guess.ttft_s, guess.prefill_terms, ("compute_s",)),
         ("decode", guess.decode_s, guess.decode_terms, ("memory_s", "compute_s", "attention_s")),
     ):
-        names = [f"{device}_{name}" for device in devices for name in scaled]
+        parts = {
+            device: scaled_part(terms, [f"{device}_{name}" for name in scaled]) for device in probes
+        }
         rounds = bench.rounds(phase, args.rounds, args.seconds)
-        yield Result(case, phase, predicted_s, scaled_part(terms, names), rounds)
+        yield Result(case, phase, predicted_s, parts, rounds)
 
 
 def scaled_part(terms: Mapping[str, float], names: Iterable[str]) -> float:
@@ -357,9 +365,9 @@ def main() -> None:
             print(
                 "unsettled in the profile:", *setup.profile.unsettled, sep="\n  ", file=sys.stderr
             )
-        probe = _helm.StageProbe(probe_bytes(cpu_affinity()), list(setup.cpus))
+        probes = probes_of(setup)
         for case in its_cases:
-            for result in run_case(case, setup, probe, args):
+            for result in run_case(case, setup, probes, args):
                 results.append(result)
                 line = f"{case} {result.phase} {result.error:+.1%} {result.corrected_error:+.1%}"
                 print(line, file=sys.stderr)

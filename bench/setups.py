@@ -1,4 +1,4 @@
-"""What accuracy.py runs its cases on: the CPU, or the CPU and an accelerator. Times nothing itself.
+"""What accuracy.py runs its cases on: the CPU, or the CPU and an accelerator, and their drift.
 
 A simulated accelerator computes with the CPU's kernels on the cores of the same machine. So both
 devices get one thread each, on a core of its own, and are profiled so.
@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from helm.calibrate import measure_profile
+from helm import _helm
+from helm.calibrate import Quantity, measure_profile, probe_bytes
 from helm.calibrate_accelerator import measure_accelerator
 from helm.devices import CPU, open_accelerator
 from helm.machine import cpu_affinity, one_cpu_per_core
-from helm.profile import Profile
+from helm.profile import DeviceProfile, Profile
 
+PROBE_S = 0.01
 SIM = "sim:link=8GB/s,latency=20us,threads=1"
 
 
@@ -59,6 +62,29 @@ def _with_device(profile: Profile, specification: str) -> Profile:
     own, link, unsettled = measure_accelerator(open_accelerator(specification), profile.cpu)
     unsettled = (*profile.unsettled, *unsettled)
     return dataclasses.replace(profile, accelerator=own, link=link, unsettled=unsettled)
+
+
+class Probe:
+    """Times products on the cores of one device, which is the CPU or made of it."""
+
+    def __init__(self, profile: DeviceProfile, cpus: Sequence[int]) -> None:
+        self._profile, self._threads = profile, len(cpus)
+        self._probe = _helm.StageProbe(probe_bytes(cpu_affinity()), list(cpus))
+
+    def slowness(self, dtype: str, tokens: int) -> float:
+        """Time of the product now over its time in the profile."""
+        quantity = Quantity("", lambda s: self._probe.matmul(self._threads, dtype, tokens, s))
+        quantity.visit(PROBE_S)
+        return float(self._profile.matmul_rate(dtype, tokens)) / quantity.flops_per_s
+
+
+def probes_of(setup: Setup) -> dict[str, Probe]:
+    """Of the devices whose drift can be told apart from here."""
+    found = {"cpu": Probe(setup.profile.cpu, setup.cpus)}
+    if setup.simulated:
+        assert setup.profile.accelerator is not None
+        found["accelerator"] = Probe(setup.profile.accelerator, sorted(setup.accelerator_cpus))
+    return found
 
 
 class Threads:

@@ -34,17 +34,19 @@ struct Overflow {
   double watermark = 0.8;
   int64_t sequences = 2;
   std::string kv_dtype = "f32";
+  int64_t context = kContext;
+  int64_t step_tokens = 32;
 };
 
 TinyShape shape_of(const Overflow& o) {
   TinyShape shape;
   shape.layers = kLayers;
-  shape.context = kContext;
+  shape.context = o.context;
   shape.sequences = o.sequences;
-  shape.step_tokens = 32;
+  shape.step_tokens = o.step_tokens;
   shape.page_tokens = o.page_tokens;
   shape.kv_dtype = o.kv_dtype;
-  const int64_t blocks = (kContext + o.page_tokens - 1) / o.page_tokens * o.sequences;
+  const int64_t blocks = (o.context + o.page_tokens - 1) / o.page_tokens * o.sequences;
   int64_t own = 0;
   for (size_t i = 0; i < o.units.size(); ++i) {
     shape.devices.push_back(o.units[i] == 'a' ? "accelerator" : "cpu");
@@ -133,6 +135,22 @@ TEST_CASE("nor with integers in the cache") {
       CHECK(generate(*engine, kLengths, 40) == expected);
       CHECK(engine->stats().evicted_blocks > 0);
     }
+  }
+}
+
+TEST_CASE("contexts of more than sixteen times what the accelerator holds") {
+  constexpr int64_t kLong = 900, kHeld = 3 * 16;
+  static_assert(kLong > 16 * kHeld);
+  const auto on_cpu = tiny_engine(tiny_model({.layers = kLayers, .context = kLong}));
+  const std::vector<int64_t> lengths = {kLong - kNewTokens};
+  const auto expected = generate(*on_cpu, lengths, kNewTokens);
+  for (const char* site : {"stream", "cpu"}) {
+    CAPTURE(site);
+    const TinyShape shape =
+        shape_of({.slots = 3, .site = site, .sequences = 1, .context = kLong, .step_tokens = 16});
+    const auto engine = engine_of(tiny_model(shape));
+    CHECK(generate(*engine, lengths, kNewTokens) == expected);
+    CHECK(engine->stats().evicted_blocks > 50);
   }
 }
 
