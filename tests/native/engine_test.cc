@@ -12,6 +12,7 @@ namespace {
 
 using helm::Engine;
 using helm::StepInput;
+using helm::test::generated;
 using helm::test::tiny_engine;
 using helm::test::tiny_model;
 using helm::test::TinyShape;
@@ -39,17 +40,6 @@ helm::Request request(std::vector<int32_t> prompt, int64_t max_tokens) {
   request.prompt = std::move(prompt);
   request.max_tokens = max_tokens;
   return request;
-}
-
-std::vector<std::vector<int32_t>> generate(Engine& engine, std::vector<helm::Request> requests) {
-  std::vector<std::vector<int32_t>> out(requests.size());
-  helm::Generation generation(engine, std::move(requests));
-  while (!generation.done()) {
-    for (const helm::Token& token : generation.advance(0)) {
-      out[static_cast<size_t>(token.request)].push_back(token.id);
-    }
-  }
-  return out;
 }
 
 }  // namespace
@@ -90,19 +80,19 @@ TEST_CASE("a batch of sequences gives each what it gets alone") {
       helm::Request one = request(tokens(1 + 13 * i, i), 5 + i);
       one.sampling.temperature = i % 2 == 0 ? 0.0F : 1.0F;
       one.sampling.seed = static_cast<uint64_t>(i);
-      alone.push_back(generate(*engine, {one})[0]);
+      alone.push_back(generated(*engine, {one})[0]);
       requests.push_back(std::move(one));
     }
-    CHECK(generate(*engine, requests) == alone);
+    CHECK(generated(*engine, requests) == alone);
   }
 }
 
 TEST_CASE("greedy generation equals repeated forward passes") {
   const auto engine = tiny_engine(tiny_model());
   std::vector<int32_t> ids = tokens(20, 3);
-  const std::vector<int32_t> generated = generate(*engine, {request(ids, 12)})[0];
-  REQUIRE(generated.size() == 12);
-  for (const int32_t token : generated) {
+  const std::vector<int32_t> found = generated(*engine, {request(ids, 12)})[0];
+  REQUIRE(found.size() == 12);
+  for (const int32_t token : found) {
     const std::vector<float> logits = logits_of(*engine, ids, 32);
     CHECK(std::max_element(logits.begin(), logits.end()) - logits.begin() == token);
     ids.push_back(token);
@@ -181,7 +171,7 @@ TEST_CASE("a bad request stops the whole generation before anything starts") {
 
 TEST_CASE("stop tokens, length and context end a request") {
   const auto engine = tiny_engine(tiny_model());
-  const std::vector<int32_t> full = generate(*engine, {request(tokens(5, 2), 30)})[0];
+  const std::vector<int32_t> full = generated(*engine, {request(tokens(5, 2), 30)})[0];
   REQUIRE(full.size() == 30);
   helm::Request stopping = request(tokens(5, 2), 30);
   stopping.stop_tokens = {full[10]};
@@ -204,7 +194,7 @@ TEST_CASE("stop tokens, length and context end a request") {
 TEST_CASE("a request that continues an open sequence ends where that sequence ends") {
   const auto engine = tiny_engine(tiny_model());
   const std::vector<int32_t> prompt = tokens(20, 5);
-  const std::vector<int32_t> expected = generate(*engine, {request(prompt, 11)})[0];
+  const std::vector<int32_t> expected = generated(*engine, {request(prompt, 11)})[0];
   const helm::SequenceId sequence = engine->open(30);
   engine->forward(sequence, std::span(prompt).first(12), StepInput::Outputs::kNone,
                   [](std::span<const float>) {});
@@ -212,7 +202,7 @@ TEST_CASE("a request that continues an open sequence ends where that sequence en
   next.sequence = sequence;
   next.cached = 12;
   CHECK_THROWS_AS(helm::Generation(*engine, {next, next}), helm::Error);
-  CHECK(generate(*engine, {next})[0] == expected);
+  CHECK(generated(*engine, {next})[0] == expected);
   CHECK(engine->length(sequence) == 30);
   helm::Request longer = request(tokens(31, 5), 1);
   longer.sequence = sequence;
@@ -222,7 +212,7 @@ TEST_CASE("a request that continues an open sequence ends where that sequence en
 
 TEST_CASE("cancelling frees the sequence and leaves the others alone") {
   const auto engine = tiny_engine(tiny_model());
-  const std::vector<int32_t> expected = generate(*engine, {request(tokens(9, 4), 20)})[0];
+  const std::vector<int32_t> expected = generated(*engine, {request(tokens(9, 4), 20)})[0];
   helm::Generation generation(*engine, {request(tokens(50, 1), 100), request(tokens(9, 4), 20)});
   std::vector<int32_t> kept;
   for (int step = 0; !generation.done(); ++step) {

@@ -47,14 +47,7 @@ std::vector<std::vector<int32_t>> generate(Engine& engine) {
     requests[i].prompt = prompt(150 - static_cast<int64_t>(i) * 40, static_cast<int32_t>(i));
     requests[i].max_tokens = 30;
   }
-  helm::Generation generation(engine, requests);
-  std::vector<std::vector<int32_t>> out(requests.size());
-  while (!generation.done()) {
-    for (const helm::Token& token : generation.advance(0)) {
-      out[static_cast<size_t>(token.request)].push_back(token.id);
-    }
-  }
-  return out;
+  return helm::test::generated(engine, requests);
 }
 
 std::vector<std::vector<int32_t>> expected() {

@@ -74,14 +74,7 @@ std::vector<std::vector<int32_t>> generate(Engine& engine, const std::vector<int
     request.max_tokens = tokens;
     requests.push_back(request);
   }
-  helm::Generation generation(engine, requests);
-  std::vector<std::vector<int32_t>> out(lengths.size());
-  while (!generation.done()) {
-    for (const helm::Token& token : generation.advance(0)) {
-      out[static_cast<size_t>(token.request)].push_back(token.id);
-    }
-  }
-  return out;
+  return helm::test::generated(engine, requests);
 }
 
 const std::vector<int64_t> kLengths = {150, 20, 101, 67};

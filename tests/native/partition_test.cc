@@ -64,14 +64,7 @@ std::vector<helm::Request> requests(int32_t count) {
 }
 
 std::vector<std::vector<int32_t>> generate(Engine& engine, int32_t count) {
-  helm::Generation generation(engine, requests(count));
-  std::vector<std::vector<int32_t>> out(static_cast<size_t>(count));
-  while (!generation.done()) {
-    for (const helm::Token& token : generation.advance(0)) {
-      out[static_cast<size_t>(token.request)].push_back(token.id);
-    }
-  }
-  return out;
+  return helm::test::generated(engine, requests(count));
 }
 
 }  // namespace

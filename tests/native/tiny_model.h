@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "helm/engine.h"
+#include "helm/generation.h"
 
 namespace helm::test {
 
@@ -238,6 +239,18 @@ inline std::unique_ptr<Engine> tiny_engine(const TinyModel& model,
   EngineOptions options = model.options();
   options.device = device;
   return std::make_unique<Engine>(Plan::from_json(model.plan.dump()), options);
+}
+
+// Each request's tokens when all have run together.
+inline std::vector<std::vector<int32_t>> generated(Engine& engine, std::vector<Request> requests) {
+  std::vector<std::vector<int32_t>> out(requests.size());
+  Generation generation(engine, std::move(requests));
+  while (!generation.done()) {
+    for (const Token& token : generation.advance(0)) {
+      out[static_cast<size_t>(token.request)].push_back(token.id);
+    }
+  }
+  return out;
 }
 
 }  // namespace helm::test
