@@ -35,20 +35,24 @@ void helm_attend(const char* tier, int64_t group, int64_t head_dim, int64_t coun
       static_cast<size_t>(table.scratch_bytes(1, 1, group, head_dim)) / sizeof(double) + 8);
   const auto address = reinterpret_cast<uintptr_t>(scratch.data());
   void* aligned = reinterpret_cast<void*>((address + 63) / 64 * 64);
-  table.attention[static_cast<int>(helm::DType::kF32)]({q,
-                                                        group * head_dim,
-                                                        1,
-                                                        group,
-                                                        head_dim,
-                                                        query,
-                                                        first_key,
-                                                        window,
-                                                        scale,
-                                                        {k, v, count},
-                                                        m,
-                                                        s,
-                                                        o,
-                                                        aligned});
+  helm::cpu::AttentionArgs args{};
+  args.q = q;
+  args.q_stride = group * head_dim;
+  args.queries = 1;
+  args.group = group;
+  args.head_dim = head_dim;
+  args.first_query = query;
+  args.first_key = first_key;
+  args.window = window;
+  args.scale = scale;
+  args.span.k = k;
+  args.span.v = v;
+  args.span.count = count;
+  args.m = m;
+  args.s = s;
+  args.o = o;
+  args.scratch = aligned;
+  table.attention[static_cast<int>(helm::DType::kF32)](args);
 }
 
 // Merges partial b into a; rows of head_dim outputs each.
