@@ -25,7 +25,9 @@ def build(folder: Path, *options: str, targets: Sequence[str] = ()) -> None:
 
 def run_tests(folder: Path, only: str = ".*") -> None:
     """Runs the tests in `folder` whose names match; at least one."""
-    output = _run("ctest", "--test-dir", folder, "--output-on-failure", "-R", only)
+    output = _run(
+        "ctest", "--test-dir", folder, "--output-on-failure", "--parallel", "2", "-R", only
+    )
     assert "100% tests passed" in output
     assert "No tests were found" not in output
 
