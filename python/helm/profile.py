@@ -80,7 +80,8 @@ class DeviceProfile:
             option = "--kv-dtype" if table in _KV_TABLES else "--dtype"
             raise ProfileError(
                 f"[profile] {table} has no rate for {dtype}, only for {', '.join(sorted(rates))}; "
-                f"measure the machine again, or choose one of those with {option}"
+                f"choose one of those with {option}, do without this device (--device cpu), or "
+                "measure the machine again"
             )
         return rates[dtype]
 
