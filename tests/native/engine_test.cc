@@ -16,12 +16,7 @@ using helm::test::generated;
 using helm::test::tiny_engine;
 using helm::test::tiny_model;
 using helm::test::TinyShape;
-
-std::vector<int32_t> tokens(int64_t count, int32_t seed) {
-  std::vector<int32_t> ids;
-  for (int32_t i = 0; i < count; ++i) ids.push_back((i * 37 + seed * 11 + i * i) % 61);
-  return ids;
-}
+using helm::test::token_ids;
 
 std::vector<float> logits_of(Engine& engine, const std::vector<int32_t>& ids, size_t chunk) {
   const helm::SequenceId sequence = engine.open(static_cast<int64_t>(ids.size()));
@@ -45,7 +40,7 @@ helm::Request request(std::vector<int32_t> prompt, int64_t max_tokens) {
 }  // namespace
 
 TEST_CASE("logits are bit-identical for every chunking, page size and thread count") {
-  const std::vector<int32_t> ids = tokens(150, 1);
+  const std::vector<int32_t> ids = token_ids(150, 1);
   for (const auto& [window, dtype] : {std::pair{0, "f32"}, {21, "f32"}, {0, "i8"}, {21, "i8"}}) {
     const auto reference_model = tiny_model({.window = window, .kv_dtype = dtype});
     const std::vector<float> reference = logits_of(*tiny_engine(reference_model), ids, 150);
@@ -77,7 +72,7 @@ TEST_CASE("a batch of sequences gives each what it gets alone") {
     std::vector<helm::Request> requests;
     std::vector<std::vector<int32_t>> alone;
     for (int32_t i = 0; i < 9; ++i) {  // more than can be open at once
-      helm::Request one = request(tokens(1 + 13 * i, i), 5 + i);
+      helm::Request one = request(token_ids(1 + 13 * i, i), 5 + i);
       one.sampling.temperature = i % 2 == 0 ? 0.0F : 1.0F;
       one.sampling.seed = static_cast<uint64_t>(i);
       alone.push_back(generated(*engine, {one})[0]);
@@ -89,7 +84,7 @@ TEST_CASE("a batch of sequences gives each what it gets alone") {
 
 TEST_CASE("greedy generation equals repeated forward passes") {
   const auto engine = tiny_engine(tiny_model());
-  std::vector<int32_t> ids = tokens(20, 3);
+  std::vector<int32_t> ids = token_ids(20, 3);
   const std::vector<int32_t> found = generated(*engine, {request(ids, 12)})[0];
   REQUIRE(found.size() == 12);
   for (const int32_t token : found) {
@@ -101,9 +96,9 @@ TEST_CASE("greedy generation equals repeated forward passes") {
 
 TEST_CASE("truncating and continuing equals a fresh sequence") {
   const auto engine = tiny_engine(tiny_model());
-  const std::vector<int32_t> first = tokens(60, 1);
+  const std::vector<int32_t> first = token_ids(60, 1);
   std::vector<int32_t> second(first.begin(), first.begin() + 33);
-  for (const int32_t id : tokens(20, 9)) second.push_back(id);
+  for (const int32_t id : token_ids(20, 9)) second.push_back(id);
   const std::vector<float> fresh = logits_of(*engine, second, 32);
 
   const helm::SequenceId sequence = engine->open(100);
@@ -119,9 +114,9 @@ TEST_CASE("truncating and continuing equals a fresh sequence") {
 TEST_CASE("pages come back: far more sequences than fit at once") {
   const auto model = tiny_model({.pages = 2 * 13});  // one full context
   const auto engine = tiny_engine(model);
-  const std::vector<float> reference = logits_of(*engine, tokens(190, 1), 32);
+  const std::vector<float> reference = logits_of(*engine, token_ids(190, 1), 32);
   for (int round = 0; round < 20; ++round) {
-    CHECK(logits_of(*engine, tokens(190, 1), 32) == reference);
+    CHECK(logits_of(*engine, token_ids(190, 1), 32) == reference);
   }
 }
 
@@ -141,7 +136,7 @@ TEST_CASE("limits are refused with the numbers and nothing changes") {
                              {sequence, good, StepInput::Outputs::kLast}};
   CHECK_THROWS_AS(engine->step(twice), helm::Error);
   CHECK(engine->length(sequence) == 0);
-  const std::vector<int32_t> long_tokens = tokens(151, 1);
+  const std::vector<int32_t> long_tokens = token_ids(151, 1);
   CHECK_THROWS_AS(engine->forward(sequence, long_tokens, StepInput::Outputs::kNone,
                                   [](std::span<const float>) {}),
                   helm::Error);
@@ -152,14 +147,14 @@ TEST_CASE("limits are refused with the numbers and nothing changes") {
 TEST_CASE("a bad request stops the whole generation before anything starts") {
   const auto engine = tiny_engine(tiny_model());
   const auto refused = [&](helm::Request bad) {
-    CHECK_THROWS_AS(helm::Generation(*engine, {request(tokens(3, 1), 4), std::move(bad)}),
+    CHECK_THROWS_AS(helm::Generation(*engine, {request(token_ids(3, 1), 4), std::move(bad)}),
                     helm::Error);
   };
   refused(request({}, 4));
   refused(request({1, -1}, 4));
   refused(request({1, 61}, 4));
   refused(request({1}, 0));
-  refused(request(tokens(201, 1), 4));
+  refused(request(token_ids(201, 1), 4));
   helm::Request bad = request({1}, 4);
   bad.sampling.temperature = std::nanf("");
   refused(bad);
@@ -171,11 +166,11 @@ TEST_CASE("a bad request stops the whole generation before anything starts") {
 
 TEST_CASE("stop tokens, length and context end a request") {
   const auto engine = tiny_engine(tiny_model());
-  const std::vector<int32_t> full = generated(*engine, {request(tokens(5, 2), 30)})[0];
+  const std::vector<int32_t> full = generated(*engine, {request(token_ids(5, 2), 30)})[0];
   REQUIRE(full.size() == 30);
-  helm::Request stopping = request(tokens(5, 2), 30);
+  helm::Request stopping = request(token_ids(5, 2), 30);
   stopping.stop_tokens = {full[10]};
-  helm::Generation generation(*engine, {stopping, request(tokens(195, 1), 100)});
+  helm::Generation generation(*engine, {stopping, request(token_ids(195, 1), 100)});
   std::vector<helm::Token> last(2);
   std::vector<int> counts(2, 0);
   while (!generation.done()) {
@@ -193,7 +188,7 @@ TEST_CASE("stop tokens, length and context end a request") {
 
 TEST_CASE("a request that continues an open sequence ends where that sequence ends") {
   const auto engine = tiny_engine(tiny_model());
-  const std::vector<int32_t> prompt = tokens(20, 5);
+  const std::vector<int32_t> prompt = token_ids(20, 5);
   const std::vector<int32_t> expected = generated(*engine, {request(prompt, 11)})[0];
   const helm::SequenceId sequence = engine->open(30);
   engine->forward(sequence, std::span(prompt).first(12), StepInput::Outputs::kNone,
@@ -204,7 +199,7 @@ TEST_CASE("a request that continues an open sequence ends where that sequence en
   CHECK_THROWS_AS(helm::Generation(*engine, {next, next}), helm::Error);
   CHECK(generated(*engine, {next})[0] == expected);
   CHECK(engine->length(sequence) == 30);
-  helm::Request longer = request(tokens(31, 5), 1);
+  helm::Request longer = request(token_ids(31, 5), 1);
   longer.sequence = sequence;
   longer.cached = 30;
   CHECK_THROWS_AS(helm::Generation(*engine, {longer}), helm::Error);
@@ -212,8 +207,9 @@ TEST_CASE("a request that continues an open sequence ends where that sequence en
 
 TEST_CASE("cancelling frees the sequence and leaves the others alone") {
   const auto engine = tiny_engine(tiny_model());
-  const std::vector<int32_t> expected = generated(*engine, {request(tokens(9, 4), 20)})[0];
-  helm::Generation generation(*engine, {request(tokens(50, 1), 100), request(tokens(9, 4), 20)});
+  const std::vector<int32_t> expected = generated(*engine, {request(token_ids(9, 4), 20)})[0];
+  helm::Generation generation(*engine,
+                              {request(token_ids(50, 1), 100), request(token_ids(9, 4), 20)});
   std::vector<int32_t> kept;
   for (int step = 0; !generation.done(); ++step) {
     if (step == 5) generation.cancel(0);
@@ -227,7 +223,7 @@ TEST_CASE("cancelling frees the sequence and leaves the others alone") {
 }
 
 TEST_CASE("a cache of fewer bits stays close to the f32 one") {
-  const std::vector<int32_t> ids = tokens(100, 6);
+  const std::vector<int32_t> ids = token_ids(100, 6);
   const std::vector<float> exact = logits_of(*tiny_engine(tiny_model()), ids, 100);
   for (const char* dtype : {"f16", "bf16", "i8"}) {
     const std::vector<float> rounded =
@@ -242,7 +238,7 @@ TEST_CASE("a cache of fewer bits stays close to the f32 one") {
 TEST_CASE("times of ops are counted while asked for, and change nothing") {
   const helm::test::TinyModel model = tiny_model();
   const auto engine = tiny_engine(model);
-  const std::vector<int32_t> ids = tokens(40, 1);
+  const std::vector<int32_t> ids = token_ids(40, 1);
   const std::vector<float> before = logits_of(*engine, ids, 32);
   CHECK(engine->stats().cpu_ops.empty());
   engine->count_op_times(true);

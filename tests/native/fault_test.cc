@@ -16,6 +16,7 @@ using helm::StepInput;
 using helm::test::tiny_engine;
 using helm::test::tiny_model;
 using helm::test::TinyShape;
+using helm::test::token_ids;
 
 constexpr int64_t kContext = 200;
 constexpr int64_t kBlocks = 13;  // of one sequence
@@ -35,16 +36,10 @@ TinyShape overflowing(const std::string& site, double watermark = 0) {
   return shape;
 }
 
-std::vector<int32_t> prompt(int64_t count, int32_t seed) {
-  std::vector<int32_t> ids;
-  for (int32_t i = 0; i < count; ++i) ids.push_back((i * 29 + seed * 13 + i * i) % 61);
-  return ids;
-}
-
 std::vector<std::vector<int32_t>> generate(Engine& engine) {
   std::vector<helm::Request> requests(3);
   for (size_t i = 0; i < requests.size(); ++i) {
-    requests[i].prompt = prompt(150 - static_cast<int64_t>(i) * 40, static_cast<int32_t>(i));
+    requests[i].prompt = token_ids(150 - static_cast<int64_t>(i) * 40, static_cast<int32_t>(i));
     requests[i].max_tokens = 30;
   }
   return helm::test::generated(engine, requests);
@@ -124,8 +119,8 @@ TEST_CASE("a sequence may be closed while its pages are copied") {
     TinyShape shape = overflowing(site);
     shape.overlap = true;
     const auto engine = tiny_engine(tiny_model(shape), "sim:latency=300us,jitter=100us");
-    const auto ids = prompt(128, 1);
-    const auto others = prompt(150, 7);
+    const auto ids = token_ids(128, 1);
+    const auto others = token_ids(150, 7);
     std::vector<float> want;
     const auto reference = on_cpu->open(kContext);
     on_cpu->forward(reference, others, StepInput::Outputs::kLast,

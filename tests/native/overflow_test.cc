@@ -18,6 +18,7 @@ using helm::Engine;
 using helm::StepInput;
 using helm::test::tiny_model;
 using helm::test::TinyShape;
+using helm::test::token_ids;
 
 std::unique_ptr<Engine> engine_of(const helm::test::TinyModel& model) {
   return helm::test::tiny_engine(model, HELM_TEST_ACCELERATOR);
@@ -61,18 +62,12 @@ TinyShape shape_of(const Overflow& o) {
   return shape;
 }
 
-std::vector<int32_t> prompt(int64_t count, int32_t seed) {
-  std::vector<int32_t> ids;
-  for (int32_t i = 0; i < count; ++i) ids.push_back((i * 37 + seed * 11 + i * i) % 61);
-  return ids;
-}
-
 std::vector<std::vector<int32_t>> generate(Engine& engine, const std::vector<int64_t>& lengths,
                                            int64_t tokens) {
   std::vector<helm::Request> requests;
   for (size_t i = 0; i < lengths.size(); ++i) {
     helm::Request request;
-    request.prompt = prompt(lengths[i], static_cast<int32_t>(i));
+    request.prompt = token_ids(lengths[i], static_cast<int32_t>(i));
     request.max_tokens = tokens;
     requests.push_back(request);
   }
@@ -184,8 +179,8 @@ TEST_CASE("a window looks past what has left") {
 TEST_CASE("a sequence that is cut back into an evicted block goes on") {
   const auto on_cpu = engine_of(tiny_model({.layers = kLayers, .context = kContext}));
   const auto engine = engine_of(tiny_model(shape_of({.slots = 6, .watermark = 0})));
-  const auto first = prompt(140, 1);
-  const auto tail = prompt(50, 5);
+  const auto first = token_ids(140, 1);
+  const auto tail = token_ids(50, 5);
   for (const int64_t keep : {139, 128, 100, 90, 64, 17, 16, 15, 1}) {
     CAPTURE(keep);
     std::vector<std::vector<float>> rows;
@@ -217,7 +212,7 @@ TEST_CASE("what is full on every tier refuses the newcomer, and the others go on
   CHECK_THROWS_AS(engine->open(kContext), helm::Error);
   const auto other = engine->open(7 * 16);  // all that is left
   const std::vector<std::pair<helm::SequenceId, std::vector<int32_t>>> both = {
-      {sequence, prompt(kContext, 3)}, {other, prompt(7 * 16, 4)}};
+      {sequence, token_ids(kContext, 3)}, {other, token_ids(7 * 16, 4)}};
   for (const auto& [id, ids] : both) {
     engine->forward(id, std::span(ids).first(ids.size() - 1), StepInput::Outputs::kNone, {});
   }

@@ -16,6 +16,7 @@ using helm::StepInput;
 using helm::test::tiny_engine;
 using helm::test::tiny_model;
 using helm::test::TinyShape;
+using helm::test::token_ids;
 
 constexpr int64_t kLayers = 3;
 constexpr int64_t kBlocks = 13;  // of 16 positions in a context of 200
@@ -46,17 +47,11 @@ std::vector<std::string> placements() {
   return all;
 }
 
-std::vector<int32_t> prompt(int64_t count, int32_t seed) {
-  std::vector<int32_t> ids;
-  for (int32_t i = 0; i < count; ++i) ids.push_back((i * 37 + seed * 11 + i * i) % 61);
-  return ids;
-}
-
 std::vector<helm::Request> requests(int32_t count) {
   std::vector<helm::Request> all;
   for (int32_t i = 0; i < count; ++i) {
     helm::Request request;
-    request.prompt = prompt(std::max(70 - 9 * i, 1 + i), i);
+    request.prompt = token_ids(std::max(70 - 9 * i, 1 + i), i);
     request.max_tokens = 6 + i;
     all.push_back(request);
   }
@@ -153,8 +148,8 @@ TEST_CASE("steps may be on their way while sequences are cut and closed") {
   for (const char* units : {"ccaaa", "caaac", "acccc", "acaca"}) {
     CAPTURE(units);
     const auto engine = tiny_engine(tiny_model(placed(units)), "sim:latency=300us");
-    const auto ids = prompt(40, 1);
-    const auto other = prompt(20, 2);
+    const auto ids = token_ids(40, 1);
+    const auto other = token_ids(20, 2);
     const auto expected = [&](const std::vector<int32_t>& tokens) {
       const auto sequence = on_cpu->open(100);
       std::vector<float> logits;

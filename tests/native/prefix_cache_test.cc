@@ -24,6 +24,7 @@ using helm::test::tiny_engine;
 using helm::test::tiny_model;
 using helm::test::TinyModel;
 using helm::test::TinyShape;
+using helm::test::token_ids;
 using Ids = std::vector<int32_t>;
 
 constexpr int64_t kLayers = 3;
@@ -43,12 +44,6 @@ TinyShape shape_of(const std::string& units = "ccccc", int64_t slots = 1000) {
   shape.pages = kLayers * blocks;
   shape.accelerator_pages = own * std::min(slots, blocks);
   return shape;
-}
-
-Ids ids_of(int64_t count, int32_t seed) {
-  Ids ids;
-  for (int32_t i = 0; i < count; ++i) ids.push_back((i * 37 + seed * 11 + i * i) % 61);
-  return ids;
 }
 
 Ids joined(Ids a, const Ids& b) {
@@ -97,13 +92,13 @@ Result generate(Engine& engine, const std::vector<helm::Request>& requests, Pref
 
 // Nine prompts, more than run at once, of which eight begin with the same 80 tokens.
 std::vector<helm::Request> nine_requests() {
-  const Ids system = ids_of(80, 1);
+  const Ids system = token_ids(80, 1);
   std::vector<helm::Request> requests;
   for (int32_t i = 0; i < 8; ++i) {
-    requests.push_back(
-        request_of(joined(system, ids_of(3 + 5 * i, 20 + i)), 6 + i % 3, static_cast<uint64_t>(i)));
+    requests.push_back(request_of(joined(system, token_ids(3 + 5 * i, 20 + i)), 6 + i % 3,
+                                  static_cast<uint64_t>(i)));
   }
-  requests.insert(requests.begin() + 1, request_of(ids_of(40, 50), 9, 3));
+  requests.insert(requests.begin() + 1, request_of(token_ids(40, 50), 9, 3));
   return requests;
 }
 
@@ -185,22 +180,22 @@ TEST_CASE(
     "a prompt goes on in the sequence that holds its beginning and forks from one with more") {
   const auto engine = tiny_engine(tiny_model(shape_of()));
   PrefixCache prefixes(*engine);
-  const Ids first = ids_of(50, 1);
+  const Ids first = token_ids(50, 1);
   const Result one = generate(*engine, {request_of(first, 10, 0)}, &prefixes);
   CHECK(prefixes.kept() == 1);
-  Ids next = joined(joined(first, one.tokens[0]), ids_of(4, 2));
+  Ids next = joined(joined(first, one.tokens[0]), token_ids(4, 2));
   CHECK(prefixes.find(next) == 59);  // the last token was never fed
   generate(*engine, {request_of(next, 3, 0)}, &prefixes);
   CHECK(prefixes.kept() == 1);
-  generate(*engine, {request_of(joined(first, ids_of(9, 7)), 3, 0)}, &prefixes);
+  generate(*engine, {request_of(joined(first, token_ids(9, 7)), 3, 0)}, &prefixes);
   CHECK(prefixes.kept() == 2);
   CHECK(prefixes.find(next) == 63);   // still there
   CHECK(prefixes.find(first) == 49);  // one token at least is computed
-  CHECK(prefixes.find(ids_of(PrefixCache::kLeastShared - 1, 1)) == 0);
-  CHECK(prefixes.find(ids_of(50, 3)) == 0);
+  CHECK(prefixes.find(token_ids(PrefixCache::kLeastShared - 1, 1)) == 0);
+  CHECK(prefixes.find(token_ids(50, 3)) == 0);
   // A kept sequence takes no more pages than it holds: three full contexts still fit.
   prefixes.clear();
-  generate(*engine, {request_of(ids_of(10, 1), 3, 0)}, &prefixes);
+  generate(*engine, {request_of(token_ids(10, 1), 3, 0)}, &prefixes);
   for (int i = 0; i < 3; ++i) engine->open(kContext);
 }
 
@@ -210,26 +205,26 @@ TEST_CASE("what is kept never refuses a request, the least recently used goes fi
   const auto engine = tiny_engine(tiny_model(shape));
   PrefixCache prefixes(*engine);
   for (const int32_t seed : {1, 2, 3}) {
-    generate(*engine, {request_of(ids_of(60, seed), 1, 0)}, &prefixes);  // four blocks each
+    generate(*engine, {request_of(token_ids(60, seed), 1, 0)}, &prefixes);  // four blocks each
   }
-  CHECK(prefixes.find(ids_of(60, 1)) == 59);  // looking is not using
-  generate(*engine, {request_of(ids_of(60, 1), 1, 0)}, &prefixes);
-  const PrefixCache::Opened large = prefixes.open(ids_of(30, 9), 190);  // 12 of 20 blocks
+  CHECK(prefixes.find(token_ids(60, 1)) == 59);  // looking is not using
+  generate(*engine, {request_of(token_ids(60, 1), 1, 0)}, &prefixes);
+  const PrefixCache::Opened large = prefixes.open(token_ids(30, 9), 190);  // 12 of 20 blocks
   CHECK(large.cached == 0);
-  CHECK(prefixes.find(ids_of(60, 2)) == 0);
-  CHECK(prefixes.find(ids_of(60, 3)) > 0);
-  CHECK(prefixes.find(ids_of(60, 1)) > 0);
-  CHECK(!prefixes.try_open(ids_of(30, 8), 190));
+  CHECK(prefixes.find(token_ids(60, 2)) == 0);
+  CHECK(prefixes.find(token_ids(60, 3)) > 0);
+  CHECK(prefixes.find(token_ids(60, 1)) > 0);
+  CHECK(!prefixes.try_open(token_ids(30, 8), 190));
   CHECK(prefixes.kept() == 0);
-  CHECK_THROWS_AS(prefixes.open(ids_of(30, 8), 190), helm::Error);
+  CHECK_THROWS_AS(prefixes.open(token_ids(30, 8), 190), helm::Error);
   prefixes.close(large.sequence);
   // In a pool of one context, a prompt that shares a part takes over the sequence that holds it.
   shape.pages = kLayers * 13;
   shape.sequences = 1;
   const auto small = tiny_engine(tiny_model(shape));
   PrefixCache only(*small);
-  generate(*small, {request_of(ids_of(150, 1), 5, 0)}, &only);
-  const Ids other = joined(ids_of(100, 1), ids_of(80, 5));
+  generate(*small, {request_of(token_ids(150, 1), 5, 0)}, &only);
+  const Ids other = joined(token_ids(100, 1), token_ids(80, 5));
   const Result cut = generate(*small, {request_of(other, 20, 0)}, &only);
   CHECK(cut.prefill_tokens[0] == 80);
   CHECK(cut.tokens == generate(*engine, {request_of(other, 20, 0)}, nullptr).tokens);
@@ -256,7 +251,7 @@ TEST_CASE("any order of calls on a small pool gives what computing anew gives") 
       std::vector<helm::Request> requests;
       for (int32_t i = 0; i <= below(6); ++i) {
         const Ids prompt =
-            joined(ids_of(1 + below(120), below(2)), ids_of(1 + below(50), 5 + below(3)));
+            joined(token_ids(1 + below(120), below(2)), token_ids(1 + below(50), 5 + below(3)));
         requests.push_back(request_of(prompt, 1 + below(25), static_cast<uint64_t>(2 * below(9))));
       }
       const Result want = generate(*reference, requests, nullptr);
@@ -277,8 +272,8 @@ TEST_CASE("any order of calls on a small pool gives what computing anew gives") 
 TEST_CASE("a request whose prefix was being computed goes on when that is cancelled") {
   const auto engine = tiny_engine(tiny_model(shape_of()));
   PrefixCache prefixes(*engine);
-  const std::vector<helm::Request> requests = {request_of(joined(ids_of(150, 1), {1}), 5, 0),
-                                               request_of(joined(ids_of(150, 1), {2}), 5, 0)};
+  const std::vector<helm::Request> requests = {request_of(joined(token_ids(150, 1), {1}), 5, 0),
+                                               request_of(joined(token_ids(150, 1), {2}), 5, 0)};
   const Result want = generate(*engine, requests, nullptr);
   helm::Generation generation(*engine, requests, &prefixes);
   generation.advance(0);  // 32 of 150
@@ -295,10 +290,10 @@ TEST_CASE("a request whose prefix was being computed goes on when that is cancel
 TEST_CASE("a saved prefix is found again, and a save that fails leaves the file") {
   const auto engine = tiny_engine(tiny_model(shape_of()));
   PrefixCache prefixes(*engine);
-  const Ids prompt = ids_of(90, 1);
+  const Ids prompt = token_ids(90, 1);
   const Result first = generate(*engine, {request_of(prompt, 8, 0)}, &prefixes);
   const Ids all = joined(prompt, first.tokens[0]);
-  CHECK_THROWS_AS(prefixes.save(ids_of(5, 3), kPath), helm::Error);
+  CHECK_THROWS_AS(prefixes.save(token_ids(5, 3), kPath), helm::Error);
   CHECK(prefixes.save(all, kPath, "{\"a\": 1}") == 97);
   const auto cancel = [](int64_t, int64_t) { throw std::runtime_error("enough"); };
   CHECK_THROWS_AS(prefixes.save(prompt, kPath, "", cancel), std::runtime_error);
@@ -306,7 +301,7 @@ TEST_CASE("a saved prefix is found again, and a save that fails leaves the file"
 
   // The file says nothing of what its last page held before.
   const std::string saved = content_of(kPath);
-  generate(*engine, {request_of(ids_of(190, 5), 1, 0)}, &prefixes);
+  generate(*engine, {request_of(token_ids(190, 5), 1, 0)}, &prefixes);
   prefixes.clear();
   const Result second = generate(*engine, {request_of(prompt, 8, 0)}, &prefixes);
   CHECK(second.prefill_tokens[0] == 90);
@@ -319,7 +314,8 @@ TEST_CASE("a saved prefix is found again, and a save that fails leaves the file"
   shape.pages = kLayers * 26;
   const auto other = tiny_engine(tiny_model(shape));
   PrefixCache found(*other);
-  generate(*other, {request_of(ids_of(180, 7), 3, 0), request_of(ids_of(180, 8), 3, 0)}, &found);
+  generate(*other, {request_of(token_ids(180, 7), 3, 0), request_of(token_ids(180, 8), 3, 0)},
+           &found);
   CHECK_THROWS_AS(found.load(kPath, cancel), std::runtime_error);
   const auto [tokens, metadata] = found.load(kPath);
   CHECK(tokens == Ids(all.begin(), all.end() - 1));
@@ -336,7 +332,7 @@ TEST_CASE("files of other weights, longer contexts and broken ones are refused")
   const TinyModel model = tiny_model(shape_of());
   const auto engine = tiny_engine(model);
   PrefixCache prefixes(*engine);
-  const Ids prompt = ids_of(90, 1);
+  const Ids prompt = token_ids(90, 1);
   generate(*engine, {request_of(prompt, 1, 0)}, &prefixes);
   prefixes.save(prompt, kPath);
   const auto refused = [&](const TinyModel& where, helm::ErrorKind kind, const char* what) {

@@ -19,6 +19,7 @@ using helm::StepInput;
 using helm::test::tiny_engine;
 using helm::test::tiny_model;
 using helm::test::TinyShape;
+using helm::test::token_ids;
 
 constexpr int64_t kLayers = 3;
 constexpr int64_t kContext = 200;
@@ -37,12 +38,6 @@ TinyShape shape_of(const std::string& units, int64_t blocks, int64_t slots) {
   shape.pages = kLayers * blocks;
   shape.accelerator_pages = own * std::min(slots, blocks);
   return shape;
-}
-
-std::vector<int32_t> ids_of(int64_t count, int32_t seed) {
-  std::vector<int32_t> ids;
-  for (int32_t i = 0; i < count; ++i) ids.push_back((i * 37 + seed * 11 + i * i) % 61);
-  return ids;
 }
 
 std::vector<float> feed(Engine& engine, SequenceId sequence, std::span<const int32_t> ids) {
@@ -94,8 +89,8 @@ TEST_CASE("sequences that fork, grow, shrink and close in any order stay indepen
           Live& one = pick();
           const int64_t room = engine->capacity(one.id) - static_cast<int64_t>(one.ids.size());
           if (room == 0) continue;
-          const auto more = ids_of(1 + below(static_cast<size_t>(std::min<int64_t>(room, 40))),
-                                   static_cast<int32_t>(below(50)));
+          const auto more = token_ids(1 + below(static_cast<size_t>(std::min<int64_t>(room, 40))),
+                                      static_cast<int32_t>(below(50)));
           const std::vector<float> got = feed(*engine, one.id, more);
           one.ids.insert(one.ids.end(), more.begin(), more.end());
           const SequenceId fresh = reference->open(kContext);
@@ -135,7 +130,7 @@ TEST_CASE("sequences that fork, grow, shrink and close in any order stay indepen
 TEST_CASE("shared positions take no pages twice") {
   const auto engine = tiny_engine(tiny_model(shape_of("ccccc", 15, 0)));
   const SequenceId source = engine->open(160);  // 10 blocks
-  feed(*engine, source, ids_of(150, 1));
+  feed(*engine, source, token_ids(150, 1));
   CHECK_THROWS_AS(engine->open(160), helm::Error);
   const SequenceId fork = engine->fork(source, 150, 160);
   const SequenceId other = engine->fork(source, 144, 192);
@@ -143,16 +138,16 @@ TEST_CASE("shared positions take no pages twice") {
   CHECK_THROWS_AS(engine->fork(source, 151, 160), helm::Error);
   CHECK_THROWS_AS(engine->fork(source, 50, 49), helm::Error);
   engine->close(source);
-  CHECK(feed(*engine, fork, ids_of(10, 2)) ==
-        feed(*engine, engine->fork(fork, 150, 160), ids_of(10, 2)));
+  CHECK(feed(*engine, fork, token_ids(10, 2)) ==
+        feed(*engine, engine->fork(fork, 150, 160), token_ids(10, 2)));
   engine->close(fork);
   engine->close(other);
 }
 
 TEST_CASE("a saved sequence goes on where it was, on any placement") {
   const std::string path = "helm-sharing-test.kv";
-  const auto ids = ids_of(117, 4);
-  const auto more = ids_of(20, 9);
+  const auto ids = token_ids(117, 4);
+  const auto more = token_ids(20, 9);
   std::vector<float> want;
   for (const auto& [units, blocks, slots] :
        {std::tuple{"ccccc", 40, 0}, {"ccaaa", 40, 40}, {"acaca", 40, 11}}) {

@@ -241,6 +241,13 @@ inline std::unique_ptr<Engine> tiny_engine(const TinyModel& model,
   return std::make_unique<Engine>(Plan::from_json(model.plan.dump()), options);
 }
 
+// Arbitrary tokens; other seeds give others.
+inline std::vector<int32_t> token_ids(int64_t count, int32_t seed) {
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < count; ++i) ids.push_back((i * 37 + seed * 11 + i * i) % 61);
+  return ids;
+}
+
 // Each request's tokens when all have run together.
 inline std::vector<std::vector<int32_t>> generated(Engine& engine, std::vector<Request> requests) {
   std::vector<std::vector<int32_t>> out(requests.size());
