@@ -1,15 +1,17 @@
 """Compares what the cost model predicts with what the engine does, on this machine.
 
-Every prediction is made before its run, from a profile whose shapes are none of those tested. Two
-errors are given, both predicted over measured time less one:
+Every prediction is made before its run, from a profile whose shapes are none of those tested. A
+shared machine drifts, so a case is visited several times: each visit measures a profile, predicts
+from it, then runs. Two errors are given, both predicted over measured time less one:
 
-error: the prediction as the profile makes it, over the median of the rounds.
-corrected error: a shared machine drifts by tens of percent within seconds, so right before and
+error: the prediction as the profile before the visit makes it, over the median of the visit's
+rounds; the median over the visits.
+corrected error: the machine also drifts by tens of percent within seconds, so right before and
 after each step of the engine the product that dominates it is timed as the profile times it, on
 memory of its own. `drift` is its rate then over its rate in the profile. The terms that it stands
 for (decode: products and attention; prefill: products bound by arithmetic) are priced at that rate,
 the others as before, and the result is set against the time of that same run; the median over the
-runs.
+runs of all visits.
 
 Runs in which another program took a core of ours are left out where enough others remain in the
 round; cases with fewer are marked *.
@@ -25,15 +27,14 @@ have memory of their own: here both read the same, for which the profile has
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import json
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from accuracy_report import ENOUGH, Result, Run, Visit, as_row, joined, show, summary
 
 from accuracy_cases import (
     ALONE,
@@ -46,9 +47,7 @@ from accuracy_cases import (
     partitioned_cases,
 )
 from helm import _helm
-from helm.calibrate import measure_profile
 from helm.compiler.candidate import Candidate
-from helm.compiler.op_cost import CostedGraph
 from helm.compiler.workload import ResourceLimits, Space, Workload
 from helm.errors import HelmError
 from helm.machine import memory_available
@@ -61,79 +60,6 @@ from setups import SIM, Probe, Setup, Threads, cpu_setup, partitioned_setup, pro
 
 OUTPUT = 16  # decode steps per round
 STEP_TOKENS = 512
-ENOUGH = 3  # undisturbed runs
-
-
-@dataclass(frozen=True)
-class Run:
-    """A decode step, or a prefill to the last first token. waited_s: for which other programs had
-    cores of ours. drift: by device, rate of the product that dominates it over its rate in the
-    profile."""
-
-    seconds: float
-    waited_s: float
-    drift: dict[str, float]
-
-    @property
-    def undisturbed(self) -> bool:
-        return self.waited_s < 0.01 * self.seconds
-
-
-def joined(runs: Sequence[Run]) -> Run:
-    """Runs one after the other as one; drift weighs by what each would take without any."""
-    seconds = sum(run.seconds for run in runs)
-    drift = {
-        device: sum(run.seconds * run.drift[device] for run in runs) / seconds
-        for device in runs[0].drift
-    }
-    return Run(seconds, sum(run.waited_s for run in runs), drift)
-
-
-@dataclass
-class Result:
-    """One phase of one case. predicted_s and measured_s as in Run; scaled_s: the part of the
-    prediction that drift corrects, by device. rounds: the runs that count of each, and how many
-    were undisturbed."""
-
-    case: Case
-    phase: str
-    predicted_s: float
-    scaled_s: dict[str, float]
-    rounds: list[tuple[list[Run], int]]
-
-    @property
-    def measured_s(self) -> float:
-        return self._median(lambda run: run.seconds)
-
-    @property
-    def error(self) -> float:
-        return self.predicted_s / self.measured_s - 1
-
-    @property
-    def drift(self) -> float:
-        """Of the CPU."""
-        return self._median(lambda run: run.drift["cpu"])
-
-    @property
-    def corrected_error(self) -> float:
-        def expected_s(drift: Mapping[str, float]) -> float:
-            late = (s * (1 / drift[device] - 1) for device, s in self.scaled_s.items())
-            return self.predicted_s + sum(late)
-
-        return self._median(lambda run: expected_s(run.drift) / run.seconds) - 1
-
-    def _median(self, of: Callable[[Run], float]) -> float:
-        """Over the rounds, of the medians over their runs."""
-        return statistics.median(statistics.median(map(of, runs)) for runs, _ in self.rounds)
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether the quickest runs stand for undisturbed ones in most rounds."""
-        return statistics.median(count for _, count in self.rounds) < self.enough
-
-    @property
-    def enough(self) -> int:
-        return ENOUGH if self.phase == "decode" else 1
 
 
 class Model:
@@ -148,32 +74,29 @@ class Model:
             dtype=case.dtype, kv_dtype=case.dtype, threads=len(setup.cpus),
             step_tokens=STEP_TOKENS, memory_bytes=memory_available(),
         )  # fmt: skip
-        model = costed(self.plan, graph)
-        candidate = predict(model, case, setup.profile)
-        self.predicted = candidate.predicted
+        self.costed, self.case = costed(self.plan, graph), case
         if case.schedule != ALONE:
-            self.plan = place(self.plan, model, candidate)
+            self.plan = place(self.plan, self.costed, self.predict(setup.profile))
         self.threads = Threads(setup)
         self.engine = _helm.Engine(self.plan.to_json(), "", tensors, device=setup.device)
         self.threads.started()
 
-
-def predict(model: CostedGraph, case: Case, profile: Profile) -> Candidate:
-    """The case's layout and schedule as the cost model sees them."""
-    blocks = len(model.graph.units) - 2
-    layout, overlapped = Layout("cpu", blocks, "cpu"), case.schedule == OVERLAPPED
-    if case.schedule != ALONE:
-        layout = Layout("cpu", blocks // 2, "accelerator")
-    work = Workload(prompt=case.context, output=OUTPUT, batch=case.batch)
-    limits = ResourceLimits(sequences=case.batch, step_tokens=STEP_TOKENS)
-    space = Space(
-        kv="device",
-        prefill=("compute",),
-        overlap=(overlapped,),
-        decode_groups=(2 if overlapped else 1,),
-        threads=(profile.cpu.threads,),
-    )
-    return price(model, profile, work, layout, limits, space)
+    def predict(self, profile: Profile) -> Candidate:
+        """The case's layout and schedule as the cost model sees them."""
+        case, blocks = self.case, len(self.costed.graph.units) - 2
+        layout, overlapped = Layout("cpu", blocks, "cpu"), case.schedule == OVERLAPPED
+        if case.schedule != ALONE:
+            layout = Layout("cpu", blocks // 2, "accelerator")
+        work = Workload(prompt=case.context, output=OUTPUT, batch=case.batch)
+        limits = ResourceLimits(sequences=case.batch, step_tokens=STEP_TOKENS)
+        space = Space(
+            kv="device",
+            prefill=("compute",),
+            overlap=(overlapped,),
+            decode_groups=(2 if overlapped else 1,),
+            threads=(profile.cpu.threads,),
+        )
+        return price(self.costed, profile, work, layout, limits, space)
 
 
 def typical(runs: list[Run], enough: int) -> tuple[list[Run], int]:
@@ -187,8 +110,10 @@ def typical(runs: list[Run], enough: int) -> tuple[list[Run], int]:
 class Bench:
     """Runs the phases of one case, round by round, with the probe before and after each."""
 
-    def __init__(self, model: Model, case: Case, probes: Mapping[str, Probe]) -> None:
-        self.model, self.case, self.probes = model, case, probes
+    def __init__(
+        self, model: Model, case: Case, probes: Mapping[str, Probe], profile: Profile
+    ) -> None:
+        self.model, self.case, self.probes, self.profile = model, case, probes, profile
         vocab = model.plan.model.vocab_size
         self.rows = {
             model.engine.open(case.context + OUTPUT): [
@@ -203,8 +128,12 @@ class Bench:
             "decode": (self._decode, in_step, ENOUGH),
         }
 
-    def rounds(self, phase: str, most: int, seconds: float) -> list[tuple[list[Run], int]]:
-        """At least one round, at most `most`, none begun after `seconds`."""
+    def rounds(
+        self, phase: str, profile: Profile, most: int, seconds: float
+    ) -> list[tuple[list[Run], int]]:
+        """At least one round, at most `most`, none begun after `seconds`; drift is from what
+        `profile` says."""
+        self.profile = profile
         run, tokens, enough = self.phases[phase]
         found: list[tuple[list[Run], int]] = []
         end = time.perf_counter() + seconds
@@ -213,8 +142,10 @@ class Bench:
         return found
 
     def _slowness(self, tokens: int) -> dict[str, float]:
-        dtype = self.case.dtype
-        return {device: probe.slowness(dtype, tokens) for device, probe in self.probes.items()}
+        return {
+            device: probe.slowness(getattr(self.profile, device), self.case.dtype, tokens)
+            for device, probe in self.probes.items()
+        }
 
     def _steps(self, requests: list[Any], tokens: int) -> list[Run]:
         """Every step until all requests are done, the probe between them; around them all where
@@ -264,19 +195,30 @@ class Bench:
 
 def run_case(
     case: Case, setup: Setup, probes: Mapping[str, Probe], args: argparse.Namespace
-) -> Iterator[Result]:
+) -> list[Result]:
+    """Both phases."""
     model = Model(case, setup)
-    guess = model.predicted
-    bench = Bench(model, case, probes)
-    for phase, predicted_s, terms, scaled in (
-        ("prefill", guess.ttft_s, guess.prefill_terms, ("compute_s",)),
-        ("decode", guess.decode_s, guess.decode_terms, ("memory_s", "compute_s", "attention_s")),
-    ):
-        parts = {
-            device: scaled_part(terms, [f"{device}_{name}" for name in scaled]) for device in probes
-        }
-        rounds = bench.rounds(phase, args.rounds, args.seconds)
-        yield Result(case, phase, predicted_s, parts, rounds)
+    try:
+        bench = Bench(model, case, probes, setup.profile)
+        results = [Result(case, "prefill", []), Result(case, "decode", [])]
+        for _ in range(args.visits):
+            profile = model.threads.measure_again()
+            guess = model.predict(profile).predicted
+            for result, predicted_s, terms, scaled in (
+                (results[0], guess.ttft_s, guess.prefill_terms, _PREFILL_DRIFTS),
+                (results[1], guess.decode_s, guess.decode_terms, _DECODE_DRIFTS),
+            ):
+                parts = {d: scaled_part(terms, [f"{d}_{name}" for name in scaled]) for d in probes}
+                rounds = bench.rounds(result.phase, profile, args.rounds, args.seconds)
+                result.visits.append(Visit(predicted_s, parts, rounds))
+        return results
+    finally:
+        model.threads.release()
+
+
+# Terms of a prediction that the probe stands for.
+_PREFILL_DRIFTS = ("compute_s",)
+_DECODE_DRIFTS = ("memory_s", "compute_s", "attention_s")
 
 
 def scaled_part(terms: Mapping[str, float], names: Iterable[str]) -> float:
@@ -286,85 +228,33 @@ def scaled_part(terms: Mapping[str, float], names: Iterable[str]) -> float:
     return share * (spent + terms["overlap_s"])
 
 
-def summary(results: list[Result]) -> dict[str, dict[str, float]]:
-    """Median and worst absolute errors."""
-    groups = {
-        "all": results,
-        "decode": [r for r in results if r.phase == "decode"],
-        "prefill": [r for r in results if r.phase == "prefill"],
-        "partitioned": [r for r in results if r.case.schedule != ALONE],
-        "undisturbed": [r for r in results if not r.disturbed],
-    }
-    return {
-        name: {
-            "cases": len(group),
-            "median": statistics.median(abs(r.error) for r in group),
-            "worst": max(abs(r.error) for r in group),
-            "corrected_median": statistics.median(abs(r.corrected_error) for r in group),
-            "corrected_worst": max(abs(r.corrected_error) for r in group),
-        }
-        for name, group in groups.items()
-        if group
-    }
-
-
-def show(results: list[Result]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    table = Table(box=None, pad_edge=False)
-    for name in ("shape", "dtype", "devices", "phase"):
-        table.add_column(name)
-    columns = ("batch", "context", "rounds", "measured", "predicted", "error", "drift", "corrected")
-    for name in columns:
-        table.add_column(name, justify="right")
-    for r in results:
-        mark = "*" if r.disturbed else ""
-        table.add_row(
-            r.case.shape, r.case.dtype, r.case.schedule, r.phase,
-            str(r.case.batch), str(r.case.context), str(len(r.rounds)),
-            f"{r.measured_s * 1e3:.2f} ms{mark}", f"{r.predicted_s * 1e3:.2f} ms",
-            f"{r.error:+.1%}", f"{r.drift:.2f}", f"{r.corrected_error:+.1%}",
-        )  # fmt: skip
-    console.print(table)
-    console.print("* too few undisturbed runs: the quickest instead")
-    for name, errors in summary(results).items():
-        console.print(
-            f"{name:<12} {errors['cases']:>3.0f} cases: median {errors['median']:.1%}, worst "
-            f"{errors['worst']:.1%}; corrected for drift: median "
-            f"{errors['corrected_median']:.1%}, worst {errors['corrected_worst']:.1%}"
-        )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--all", action="store_true", help="every combination, not a third")
-    parser.add_argument("--rounds", type=int, default=5, help="at most, of a phase of a case")
-    parser.add_argument("--seconds", type=float, default=3.0, help="after which no round begins")
-    parser.add_argument("--profile", help="a profile file for the CPU (default: measured now)")
+    parser.add_argument("--visits", type=int, default=3, help="profiles, each before its runs")
+    parser.add_argument("--rounds", type=int, default=2, help="at most, of a phase of a visit")
+    parser.add_argument("--seconds", type=float, default=2.0, help="after which no round begins")
+    parser.add_argument("--profile", help="a profile file for the CPU (default: measured)")
     parser.add_argument(
         "--device", default=SIM, help="of the partitioned cases; cpu: leave them out"
     )
     parser.add_argument("--only-partitioned", action="store_true", help="leave the others out")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    profile = load_profile(args.profile) if args.profile else measure_profile()
+    given = load_profile(args.profile) if args.profile else None
     wanted, cut = cases(args), partitioned_cases(args)
-    setups = [(cpu_setup(profile), wanted)]
+    setups = [(cpu_setup(given), wanted)] if wanted else []
     if cut:
         try:
-            setups.append((partitioned_setup(args.device, profile), cut))
+            setups.append((partitioned_setup(args.device, given), cut))
         except HelmError as reason:
             raise SystemExit(str(reason)) from None
     results: list[Result] = []
     for setup, its_cases in setups:
         if setup.profile.unsettled:
-            print(
-                "unsettled in the profile:", *setup.profile.unsettled, sep="\n  ", file=sys.stderr
-            )
+            print("unsettled at first:", *setup.profile.unsettled, sep="\n  ", file=sys.stderr)
         probes = probes_of(setup)
         for case in its_cases:
             for result in run_case(case, setup, probes, args):
@@ -380,11 +270,6 @@ def main() -> None:
         print(json.dumps(report, indent=1))
     else:
         show(results)
-
-
-def as_row(result: Result) -> dict[str, Any]:
-    names = ("measured_s", "error", "drift", "corrected_error", "disturbed")
-    return {**dataclasses.asdict(result), **{name: getattr(result, name) for name in names}}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,37 +26,69 @@ SIM = "sim:link=8GB/s,latency=20us,threads=1"
 
 @dataclass(frozen=True)
 class Setup:
-    """cpus: a core for each of the CPU's threads. accelerator_cpus: where the accelerator's threads
-    go, if they are to go anywhere. simulated: whether drift of the CPU is drift of both."""
+    """profile: as measured first. measure: measures it again. cpus: a core for each of the CPU's
+    threads. accelerator_cpus: where the accelerator's threads go, if they are to go anywhere.
+    simulated: whether drift of the CPU is drift of both."""
 
     device: str
     profile: Profile
+    measure: Callable[[], Profile]
     cpus: tuple[int, ...]
     accelerator_cpus: frozenset[int] = frozenset()
     simulated: bool = False
 
 
-def cpu_setup(profile: Profile) -> Setup:
-    alone = dataclasses.replace(profile, accelerator=None, link=None)
-    return Setup(CPU, alone, tuple(one_cpu_per_core(cpu_affinity())[: profile.cpu.threads]))
+def cpu_setup(given: Profile | None) -> Setup:
+    """given: a profile to go by instead of measuring any."""
+
+    def measure() -> Profile:
+        found = given or measure_profile()
+        return dataclasses.replace(found, accelerator=None, link=None)
+
+    profile = measure()
+    threads = profile.cpu.threads
+    cpus = tuple(one_cpu_per_core(cpu_affinity())[:threads])
+    return Setup(CPU, profile, lambda: _with_threads(measure(), threads), cpus)
 
 
-def partitioned_setup(specification: str, cpu: Profile) -> Setup:
-    """Measures the device and its link; for a simulated one also the CPU anew, with one thread.
-    cpu: the machine's profile. Raises DeviceError."""
-    device = open_accelerator(specification)
-    affinity = cpu_affinity()
-    cores = one_cpu_per_core(affinity)
-    if device.kind != "sim":
-        profile = _with_device(cpu, specification)
-        return Setup(specification, profile, tuple(cores[: cpu.cpu.threads]))
-    os.sched_setaffinity(0, cores[:1])
+def partitioned_setup(specification: str, given: Profile | None) -> Setup:
+    """With the device, its link and, if it is simulated, the CPU measured with one thread.
+    given: the CPU's profile otherwise, instead of measuring it. Raises DeviceError."""
+    cores = one_cpu_per_core(cpu_affinity())
+    if open_accelerator(specification).kind == "sim":
+
+        def measure_both() -> Profile:
+            with only_on(cores[:1]):
+                alone = measure_profile()
+            return _with_device(alone, specification)
+
+        one = (cores[0],)
+        return Setup(
+            specification, measure_both(), measure_both, one, frozenset(cores[1:2]), simulated=True
+        )
+
+    def measure() -> Profile:
+        return _with_device(given or measure_profile(), specification)
+
+    profile = measure()
+    threads = profile.cpu.threads
+    cpus = tuple(cores[:threads])
+    return Setup(specification, profile, lambda: _with_threads(measure(), threads), cpus)
+
+
+@contextmanager
+def only_on(cpus: Sequence[int] | frozenset[int]) -> Iterator[None]:
+    """The calling thread, and those it starts, on these CPUs."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
     try:
-        alone = measure_profile()
+        yield
     finally:
-        os.sched_setaffinity(0, affinity)
-    profile = _with_device(alone, specification)
-    return Setup(specification, profile, (cores[0],), frozenset(cores[1:2]), simulated=True)
+        os.sched_setaffinity(0, before)
+
+
+def _with_threads(profile: Profile, threads: int) -> Profile:
+    return dataclasses.replace(profile, cpu=profile.cpu.with_threads(threads))
 
 
 def _with_device(profile: Profile, specification: str) -> Profile:
@@ -67,23 +100,22 @@ def _with_device(profile: Profile, specification: str) -> Profile:
 class Probe:
     """Times products on the cores of one device, which is the CPU or made of it."""
 
-    def __init__(self, profile: DeviceProfile, cpus: Sequence[int]) -> None:
-        self._profile, self._threads = profile, len(cpus)
+    def __init__(self, cpus: Sequence[int]) -> None:
+        self._threads = len(cpus)
         self._probe = _helm.StageProbe(probe_bytes(cpu_affinity()), list(cpus))
 
-    def slowness(self, dtype: str, tokens: int) -> float:
+    def slowness(self, profile: DeviceProfile, dtype: str, tokens: int) -> float:
         """Time of the product now over its time in the profile."""
         quantity = Quantity("", lambda s: self._probe.matmul(self._threads, dtype, tokens, s))
         quantity.visit(PROBE_S)
-        return float(self._profile.matmul_rate(dtype, tokens)) / quantity.flops_per_s
+        return float(profile.matmul_rate(dtype, tokens)) / quantity.flops_per_s
 
 
 def probes_of(setup: Setup) -> dict[str, Probe]:
     """Of the devices whose drift can be told apart from here."""
-    found = {"cpu": Probe(setup.profile.cpu, setup.cpus)}
+    found = {"cpu": Probe(setup.cpus)}
     if setup.simulated:
-        assert setup.profile.accelerator is not None
-        found["accelerator"] = Probe(setup.profile.accelerator, sorted(setup.accelerator_cpus))
+        found["accelerator"] = Probe(sorted(setup.accelerator_cpus))
     return found
 
 
@@ -93,6 +125,7 @@ class Threads:
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
+        self._free = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {*setup.cpus, *setup.accelerator_cpus})  # new threads inherit it
         self._before = _thread_ids()
         self.ids = [os.getpid()]
@@ -106,6 +139,15 @@ class Threads:
             os.sched_setaffinity(thread, {cpu})
         for thread in self.ids[len(setup.cpus) :]:
             os.sched_setaffinity(thread, setup.accelerator_cpus or set(setup.cpus))
+
+    def measure_again(self) -> Profile:
+        """The setup's profile now, the engine idle."""
+        with only_on(self._free):
+            return self._setup.measure()
+
+    def release(self) -> None:
+        """The calling thread runs again where it did."""
+        os.sched_setaffinity(0, self._free)
 
     def waited_s(self) -> float:
         """Time that they were ready to run and did not; 0 where the kernel does not tell."""
