@@ -56,16 +56,15 @@ def partitioned_setup(specification: str, given: Profile | None) -> Setup:
     given: the CPU's profile otherwise, instead of measuring it. Raises DeviceError."""
     cores = one_cpu_per_core(cpu_affinity())
     if open_accelerator(specification).kind == "sim":
+        one, other = (cores[0],), frozenset(cores[1:2] or cores)
 
         def measure_both() -> Profile:
-            with only_on(cores[:1]):
+            with only_on(one):
                 alone = measure_profile()
-            return _with_device(alone, specification)
+            with only_on(other):
+                return _with_device(alone, specification, one)
 
-        one = (cores[0],)
-        return Setup(
-            specification, measure_both(), measure_both, one, frozenset(cores[1:2]), simulated=True
-        )
+        return Setup(specification, measure_both(), measure_both, one, other, simulated=True)
 
     def measure() -> Profile:
         return _with_device(given or measure_profile(), specification)
@@ -91,8 +90,11 @@ def _with_threads(profile: Profile, threads: int) -> Profile:
     return dataclasses.replace(profile, cpu=profile.cpu.with_threads(threads))
 
 
-def _with_device(profile: Profile, specification: str) -> Profile:
-    own, link, unsettled = measure_accelerator(open_accelerator(specification), profile.cpu)
+def _with_device(
+    profile: Profile, specification: str, cpus: Sequence[int] | None = None
+) -> Profile:
+    device = open_accelerator(specification)
+    own, link, unsettled = measure_accelerator(device, profile.cpu, cpus=cpus)
     unsettled = (*profile.unsettled, *unsettled)
     return dataclasses.replace(profile, accelerator=own, link=link, unsettled=unsettled)
 

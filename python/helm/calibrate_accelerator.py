@@ -7,7 +7,7 @@ after the other, so a rate is what the device does while it is kept busy.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,9 +45,11 @@ def measure_accelerator(
     progress: Progress | None = None,
     *,
     budget_s: float = BUDGET_S,
+    cpus: Sequence[int] | None = None,
 ) -> tuple[AcceleratorProfile, LinkProfile, tuple[str, ...]]:
-    """Measures in little more than `budget_s` seconds, with the CPU's threads of `cpu`. The last
-    are the names of quantities that are unsettled, see `helm.profile.Profile`.
+    """Measures in little more than `budget_s` seconds, with the CPU's threads of `cpu` on `cpus`
+    (by default a core each). The last are the names of quantities that are unsettled, see
+    `helm.profile.Profile`.
 
     Raises DeviceError when the device cannot be had or fails, and OutOfMemoryError when it or the
     host lacks the memory for the probes.
@@ -59,7 +61,8 @@ def measure_accelerator(
     affinity = cpu_affinity()
     wanted = min(probe_bytes(affinity), _MOST_BYTES)
     probe = _helm.DeviceProbe(device.rates_specification, wanted)
-    host = _helm.StageProbe(wanted, one_cpu_per_core(affinity)[: cpu.threads])
+    own = one_cpu_per_core(affinity) if cpus is None else list(cpus)
+    host = _helm.StageProbe(wanted, own[: cpu.threads])
     rates, link = _Rates(probe, device.kind), _Link(probe, host, cpu.threads)
     measured = (*rates.all(), *link.all())
     visit(measured, budget_s, report, 0.0, 1.0)
