@@ -193,8 +193,6 @@ inline void start_rows(const MatmulArgs& m, int64_t token, int64_t tokens, int64
   }
 }
 
-inline constexpr int64_t kPanelBytes = int64_t{256} << 10;  // a quarter of a recent core's L2
-
 // Panels of rows x one block of k are packed once into scratch (L2) and swept by every tile of
 // tokens, itself packed (L1). P is the product over what a panel holds: weights as they are stored,
 // so that each tile converts them again, which hides behind the multiply-adds and halves what L2
@@ -204,10 +202,12 @@ void panel_product(const MatmulArgs& m) {
   using V = typename P::V;
   using Weight = typename P::Store;
   constexpr bool kWiden = V::kWidenPanels;
-  constexpr int64_t kPanelRows = kPanelBytes / (P::kBlock * static_cast<int64_t>(sizeof(Weight)));
+  constexpr int64_t kPanelRows =
+      P::kPanelBytes / (P::kBlock * static_cast<int64_t>(sizeof(Weight)));
   const auto* w = static_cast<const typename Elem<V, D>::Store*>(m.w);
   auto* panel = static_cast<Weight*>(m.scratch);
-  auto* tile = reinterpret_cast<typename P::Packed*>(static_cast<char*>(m.scratch) + kPanelBytes);
+  auto* tile =
+      reinterpret_cast<typename P::Packed*>(static_cast<char*>(m.scratch) + P::kPanelBytes);
   const int64_t tiles = (m.tokens + V::kTileTokens - 1) / V::kTileTokens;
   for (int64_t r0 = 0; r0 < m.rows; r0 += kPanelRows) {
     const int64_t rows = min_of(kPanelRows, m.rows - r0);
@@ -235,9 +235,10 @@ void panel_product(const MatmulArgs& m) {
   }
 }
 
-template <class V>
-int64_t matmul_scratch_bytes() {
-  return kPanelBytes + V::kTileTokens * V::kBlock * static_cast<int64_t>(sizeof(float));
+template <class P>
+constexpr int64_t panel_scratch_bytes() {
+  return P::kPanelBytes +
+         P::V::kTileTokens * P::kBlock * static_cast<int64_t>(sizeof(typename P::Packed));
 }
 
 }  // namespace
