@@ -58,7 +58,7 @@ inline void matmul_bf16(const MatmulArgs& m) {
   }
   auto* rounded = static_cast<uint16_t*>(m.scratch);
   for (int64_t t = 0; t < m.tokens; ++t) {
-    pack_tile<DotBf16>(m.a + t * m.a_stride, 0, 1, m.cols, rounded + t * stride);
+    TilePacker<DotBf16>(m.a + t * m.a_stride, 0, 1, m.cols, rounded + t * stride).pack_rest();
   }
   MatmulArgs packed = m;
   packed.a = reinterpret_cast<const float*>(rounded);
