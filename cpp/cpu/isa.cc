@@ -93,13 +93,6 @@ std::string available_names() {
   return names;
 }
 
-bool exact(const KernelTable& table) {
-  for (const DType activations : table.activations) {
-    if (activations != DType::kF32) return false;
-  }
-  return true;
-}
-
 [[noreturn]] void refuse(std::string_view asked, const std::string& why) {
   throw Error(ErrorKind::kInvalid, "[cpu] HELM_CPU_ISA=" + std::string(asked) + ": " + why +
                                        "; set it to one of " + available_names() +
@@ -147,12 +140,9 @@ const KernelTable& select_kernels(std::string* why) {
   for (int i = kIsas - 1; i > 0; --i) {
     const Isa isa = static_cast<Isa>(i);
     const KernelTable* table = kernels_of(isa);
-    if (table == nullptr || !exact(*table)) continue;
-    if (why) {
-      *why =
-          std::string(isa_name(isa)) + ", the best this machine and build support without rounding";
-    }
-    return *compiled(isa);
+    if (table == nullptr) continue;
+    if (why) *why = std::string(isa_name(isa)) + ", the best this machine and build support";
+    return *table;
   }
   if (why) *why = "scalar, the only tier this machine and build support";
   return *kernels_scalar();

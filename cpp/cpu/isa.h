@@ -25,10 +25,9 @@ std::vector<IsaStatus> isa_report();
 // The table of a tier, or null where the processor, the operating system or the build lacks it.
 const KernelTable* kernels_of(Isa isa);
 
-// The best tier that keeps activations in f32, or the one that the environment variable
-// HELM_CPU_ISA names: the only way to one that rounds them (KernelTable::activations). Throws
-// Error{kInvalid} for an unknown name or a tier the machine lacks. `why`, if given, takes one line
-// that says how the choice was made.
+// The best tier, or the one that the environment variable HELM_CPU_ISA names: a lower one keeps f32
+// what a higher one rounds (KernelTable::activations). Throws Error{kInvalid} for an unknown name
+// or a tier the machine lacks. `why`, if given, takes one line that says how the choice was made.
 const KernelTable& select_kernels(std::string* why = nullptr);
 
 }  // namespace helm::cpu

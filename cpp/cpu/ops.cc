@@ -22,14 +22,14 @@ constexpr int64_t kDecodePieces = 4;
 constexpr int64_t kDecodePieceLeastBytes = int64_t{64} << 10;
 constexpr int64_t kDecodePieceMostBytes = int64_t{1} << 20;
 
-// Above this many rows of input a product is bound by arithmetic and cut along both weights and
-// inputs: a kernel reads its inputs again for every panel of this many weight rows and packs the
-// panel again for every piece of inputs. Members get this many pieces each, so that what is left to
-// wait for at the end is short, as far as that leaves the pieces of worthwhile size.
+// Above this many rows of input a product is bound by arithmetic. A kernel packs its inputs again
+// for every panel of so many weight rows, and a panel again, which takes little, for every call. So
+// members get panels with all tokens, and each one's last panel in pieces of fewer tokens: what is
+// left to wait for at the end is short.
 constexpr int64_t kDecodeTokens = 8;
 constexpr int64_t kPanelRows = 256;
-constexpr int64_t kPrefillPieces = 4;
-constexpr int64_t kLeastPieceRows = 32;
+constexpr int64_t kLeastPanelRows = 32;
+constexpr int64_t kLastPieces = 4;
 constexpr int64_t kLeastPieceTokens = 96;
 
 int64_t rows_of(const StepView& step, bool per_output) {
@@ -177,19 +177,37 @@ class BoundLinear : public BoundOp {
   }
 
   void run_prefill(int64_t tokens, Team& team) const {
-    const int64_t wanted = kPrefillPieces * team.size();
-    const int64_t panels = (rows_ + kPanelRows - 1) / kPanelRows;
+    const int64_t members = team.size();
+    const int64_t rows = std::clamp(align_up((rows_ + members - 1) / members, kLeastPanelRows),
+                                    kLeastPanelRows, kPanelRows);
+    const int64_t panels = (rows_ + rows - 1) / rows;
     const int64_t most = std::max<int64_t>(1, tokens / kLeastPieceTokens);
-    const int64_t cuts = std::min((wanted + panels - 1) / panels, most);  // of the tokens
-    const int64_t rows =
-        std::clamp(align_up(rows_ * cuts / wanted, kLeastPieceRows), kLeastPieceRows, kPanelRows);
-    const int64_t row_pieces = (rows_ + rows - 1) / rows;
-    team.parallel_for(row_pieces * cuts, 1, [&](int64_t piece, int64_t) {
-      const int64_t row = piece / cuts * rows, cut = piece % cuts;
+    const auto run_piece = [&](int64_t panel, int64_t cut, int64_t cuts, int worker) {
+      const int64_t row = panel * rows;
       const int64_t first = tokens * cut / cuts, last = tokens * (cut + 1) / cuts;
       for (const Part& part : parts_) {
-        run_part(part, row, std::min(row + rows, rows_), first, last - first, team.worker());
+        run_part(part, row, std::min(row + rows, rows_), first, last - first, worker);
       }
+    };
+    if (panels < members) {
+      const int64_t cuts = std::min((kLastPieces * members + panels - 1) / panels, most);
+      team.parallel_for(panels * cuts, 1, [&](int64_t piece, int64_t) {
+        run_piece(piece / cuts, piece % cuts, cuts, team.worker());
+      });
+      return;
+    }
+    // A member's part of the pieces is its part of the panels and the further pieces of the last.
+    const int64_t cuts = std::min(kLastPieces, most);
+    team.parallel_for(panels + members * (cuts - 1), 1, [&](int64_t piece, int64_t) {
+      int64_t owner = 0, begin = 0, end = 0;
+      for (; owner < members; ++owner, begin = end) {
+        end = panels * (owner + 1) / members + (cuts - 1) * (owner + 1);
+        if (piece < end) break;
+      }
+      const int64_t whole = end - begin - cuts, index = piece - begin;
+      const int64_t first_panel = panels * owner / members;
+      if (index < whole) return run_piece(first_panel + index, 0, 1, team.worker());
+      run_piece(first_panel + whole, index - whole, cuts, team.worker());
     });
   }
 

@@ -16,6 +16,9 @@ namespace {
 constexpr KernelTable bf16_table() {
   KernelTable t = make_table<VecAvx512>("avx512bf16");
   constexpr int kBf16 = static_cast<int>(DType::kBF16);
+  static_assert(panel_scratch_bytes<DotBf16>() >=
+                panel_scratch_bytes<Dot<VecAvx512, DType::kF32>>());
+  t.scratch_bytes = scratch_bytes<VecAvx512, DotBf16>;
   t.matmul[kBf16] = matmul_bf16;
   t.activations[kBf16] = DType::kBF16;
   return t;

@@ -9,6 +9,7 @@ namespace {
 
 // acc(lane) += sum of A(k) * W(k) over the lane's elements of kStep consecutive ones. Activations
 // that meet many rows of weights are packed as Packed. kBlock: of k per accumulator, see matmul.h.
+// kPanelBytes: of packed weights that stay in L2 while all tokens pass.
 template <class Vec, DType D>
 struct Dot {
   using V = Vec;
@@ -20,6 +21,7 @@ struct Dot {
   using Packed = float;
   static constexpr int64_t kStep = V::kLanes;
   static constexpr int64_t kBlock = V::kBlock;
+  static constexpr int64_t kPanelBytes = int64_t{256} << 10;  // a quarter of a recent core's L2
 
   HELM_INLINE static W load_w(const Store* p) { return Elem<V, D>::load(p); }
   HELM_INLINE static W load_w_n(const Store* p, int64_t n) { return Elem<V, D>::load_n(p, n); }

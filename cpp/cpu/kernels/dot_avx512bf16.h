@@ -20,6 +20,9 @@ struct DotBf16 {
   using Packed = uint16_t;
   static constexpr int64_t kStep = 32;
   static constexpr int64_t kBlock = 2 * V::kBlock;  // as many steps between reductions as f32
+  // Rounding a tile of activations takes long beside products this fast: more rows share it, and
+  // every processor with AVX512-BF16 has 1 MiB of L2.
+  static constexpr int64_t kPanelBytes = int64_t{512} << 10;
 
   HELM_INLINE static W load_w(const Store* p) { return (W)_mm512_loadu_si512(p); }
   HELM_INLINE static W load_w_n(const Store* p, int64_t n) {
@@ -50,12 +53,12 @@ inline void matmul_bf16(const MatmulArgs& m) {
   const int64_t stride = round_up(m.cols, DotBf16::kStep);
   const int64_t bytes = m.tokens * stride * static_cast<int64_t>(sizeof(uint16_t));
   if (m.tokens == 1) return few_tokens<DotBf16>(m);
-  if (m.tokens > VecAvx512::kDirectTokens || bytes > kPanelBytes) {
+  if (m.tokens > VecAvx512::kDirectTokens || bytes > DotBf16::kPanelBytes) {
     return panel_product<DotBf16, DType::kBF16>(m);
   }
   auto* rounded = static_cast<uint16_t*>(m.scratch);
   for (int64_t t = 0; t < m.tokens; ++t) {
-    pack_tile<DotBf16>(m.a + t * m.a_stride, 0, 1, m.cols, rounded + t * stride);
+    TilePacker<DotBf16>(m.a + t * m.a_stride, 0, 1, m.cols, rounded + t * stride).pack_rest();
   }
   MatmulArgs packed = m;
   packed.a = reinterpret_cast<const float*>(rounded);

@@ -70,19 +70,41 @@ HELM_INLINE void pack_token(const typename Elem<V, D>::Store* a, int64_t tokens,
   if (k < cols) V::store(out, E::load_n(a + k, cols - k));
 }
 
-// The same for all rows of a tile, as [steps][tokens][kStep].
+// A tile of `tokens` rows of A on its way to [steps][tokens][kStep], columns beyond zero, some
+// steps at a time: done between other work, as its rows come from a cache far away.
 template <class P>
-void pack_tile(const float* a, int64_t stride, int64_t tokens, int64_t cols,
-               typename P::Packed* out) {
-  for (int64_t t = 0; t < tokens; ++t, a += stride) {
-    typename P::Packed* to = out + t * P::kStep;
-    int64_t k = 0;
-    for (; k + P::kStep <= cols; k += P::kStep, to += tokens * P::kStep) {
-      P::store_packed(to, P::load_a(a + k));
+class TilePacker {
+ public:
+  TilePacker(const float* a, int64_t stride, int64_t tokens, int64_t cols, typename P::Packed* out)
+      : a_(a), stride_(stride), tokens_(tokens), cols_(cols), out_(out) {}
+
+  void pack(int64_t steps) {
+    for (; steps > 0 && k_ < cols_; --steps, k_ += P::kStep) {
+      const float* from = a_ + k_;
+      if (k_ + P::kStep <= cols_) {
+        for (int64_t t = 0; t < tokens_; ++t, from += stride_, out_ += P::kStep) {
+          HELM_UNROLL
+          for (int64_t i = 0; i < P::kStep; i += kFloats) __builtin_prefetch(from + kAhead + i);
+          P::store_packed(out_, P::load_a(from));
+        }
+      } else {
+        for (int64_t t = 0; t < tokens_; ++t, from += stride_, out_ += P::kStep) {
+          P::store_packed(out_, P::load_a_n(from, cols_ - k_));
+        }
+      }
     }
-    if (k < cols) P::store_packed(to, P::load_a_n(a + k, cols - k));
   }
-}
+  void pack_rest() { pack((cols_ - k_ + P::kStep - 1) / P::kStep); }
+
+ private:
+  static constexpr int64_t kFloats = kLineBytes / static_cast<int64_t>(sizeof(float));
+  static constexpr int64_t kAhead = 2 * P::kStep;
+
+  const float* a_;
+  int64_t stride_, tokens_, cols_;
+  typename P::Packed* out_;
+  int64_t k_ = 0;
+};
 
 // C(t, r) += sum over one block of k of A(t, k) * W(r, k), both packed, for the first `rows` of a
 // quad.
@@ -123,37 +145,27 @@ HELM_INLINE void panel_tile(const typename P::Packed* a, const typename P::Store
   }
 }
 
-// What a tile is going to need: its rows of C as it goes, and `lines` cache lines of each of the
-// rows of A from which the next tile is packed.
-struct NextTile {
-  const float* a;
-  int64_t a_stride;
-  int64_t lines;
-};
-
-// A tile of T tokens against every packed quad of a panel.
+// A tile of T tokens against every packed quad of a panel, the next tile being packed meanwhile.
 template <class P, int T>
 void sweep_tile(const typename P::Packed* a, const typename P::Store* w, int64_t rows,
-                int64_t steps, float* c, int64_t c_stride, NextTile next) {
+                int64_t steps, float* c, int64_t c_stride, TilePacker<P>& next) {
   constexpr int64_t kLine = kLineBytes / static_cast<int64_t>(sizeof(float));
+  const int64_t quads = (rows + kQuad - 1) / kQuad, per_quad = (steps + quads - 1) / quads;
   for (int64_t r = 0; r < rows; r += kQuad) {
     if (r % kLine == 0) {
       HELM_UNROLL
       for (int t = 0; t < T; ++t) __builtin_prefetch(c + t * c_stride + r + kLine, 1);
     }
-    if (next.lines > 0) {
-      HELM_UNROLL
-      for (int t = 0; t < T; ++t) __builtin_prefetch(next.a + t * next.a_stride, 0, 2);
-      next.a += kLine;
-      --next.lines;
-    }
+    next.pack(per_quad);
     panel_tile<P, T>(a, w + r * steps * P::kStep, steps, rows - r, c + r, c_stride);
   }
+  next.pack_rest();
 }
 
 template <class P>
 HELM_INLINE void sweep(const typename P::Packed* a, int64_t tokens, const typename P::Store* w,
-                       int64_t rows, int64_t steps, float* c, int64_t c_stride, NextTile next) {
+                       int64_t rows, int64_t steps, float* c, int64_t c_stride,
+                       TilePacker<P>& next) {
   constexpr int kMax = P::V::kTileTokens;
   switch (tokens) {
     case 1:
@@ -179,7 +191,9 @@ HELM_INLINE void sweep(const typename P::Packed* a, int64_t tokens, const typena
 template <class V>
 void sweep_panel(const float* a, int64_t tokens, const float* w, int64_t rows, int64_t steps,
                  float* c, int64_t c_stride) {
-  sweep<Dot<V, DType::kF32>>(a, tokens, w, rows, steps, c, c_stride, {});
+  using P = Dot<V, DType::kF32>;
+  TilePacker<P> nothing(nullptr, 0, 0, 0, nullptr);
+  sweep<P>(a, tokens, w, rows, steps, c, c_stride, nothing);
 }
 
 // Where the sums of `rows` rows of C begin: [C] + [bias].
@@ -193,21 +207,22 @@ inline void start_rows(const MatmulArgs& m, int64_t token, int64_t tokens, int64
   }
 }
 
-inline constexpr int64_t kPanelBytes = int64_t{256} << 10;  // a quarter of a recent core's L2
-
 // Panels of rows x one block of k are packed once into scratch (L2) and swept by every tile of
-// tokens, itself packed (L1). P is the product over what a panel holds: weights as they are stored,
-// so that each tile converts them again, which hides behind the multiply-adds and halves what L2
-// has to deliver; or widened to f32 where conversions are slow.
+// tokens, itself packed (L1) while the one before it sweeps. P is the product over what a panel
+// holds: weights as they are stored, so that each tile converts them again, which hides behind the
+// multiply-adds and halves what L2 has to deliver; or widened to f32 where conversions are slow.
 template <class P, DType D>
 void panel_product(const MatmulArgs& m) {
   using V = typename P::V;
   using Weight = typename P::Store;
   constexpr bool kWiden = V::kWidenPanels;
-  constexpr int64_t kPanelRows = kPanelBytes / (P::kBlock * static_cast<int64_t>(sizeof(Weight)));
+  constexpr int64_t kPanelRows =
+      P::kPanelBytes / (P::kBlock * static_cast<int64_t>(sizeof(Weight)));
   const auto* w = static_cast<const typename Elem<V, D>::Store*>(m.w);
   auto* panel = static_cast<Weight*>(m.scratch);
-  auto* tile = reinterpret_cast<typename P::Packed*>(static_cast<char*>(m.scratch) + kPanelBytes);
+  auto* packed =
+      reinterpret_cast<typename P::Packed*>(static_cast<char*>(m.scratch) + P::kPanelBytes);
+  typename P::Packed* const buffers[2] = {packed, packed + V::kTileTokens * P::kBlock};
   const int64_t tiles = (m.tokens + V::kTileTokens - 1) / V::kTileTokens;
   for (int64_t r0 = 0; r0 < m.rows; r0 += kPanelRows) {
     const int64_t rows = min_of(kPanelRows, m.rows - r0);
@@ -223,21 +238,30 @@ void panel_product(const MatmulArgs& m) {
           copy_quad<Weight, P::kStep>(from, m.cols, rows - r, cols, to);
         }
       }
-      for (int64_t i = 0; i < tiles; ++i) {  // as even as possible
-        const int64_t t0 = m.tokens * i / tiles, tokens = m.tokens * (i + 1) / tiles - t0;
-        if (k0 == 0) start_rows(m, t0, tokens, r0, rows);
-        const float* a = m.a + t0 * m.a_stride + k0;
-        const NextTile next{a + tokens * m.a_stride, m.a_stride, cols / 16};
-        pack_tile<P>(a, m.a_stride, tokens, cols, tile);
-        sweep<P>(tile, tokens, panel, rows, steps, m.c + t0 * m.c_stride + r0, m.c_stride, next);
+      const auto first = [&](int64_t tile) {
+        return m.tokens * tile / tiles;
+      };  // as even as can be
+      const auto packer = [&](int64_t tile) {
+        const int64_t t = first(tile), tokens = first(tile + 1) - t;
+        return TilePacker<P>(m.a + t * m.a_stride + k0, m.a_stride, tokens, tile < tiles ? cols : 0,
+                             buffers[tile % 2]);
+      };
+      packer(0).pack_rest();
+      for (int64_t i = 0; i < tiles; ++i) {
+        const int64_t t = first(i), tokens = first(i + 1) - t;
+        if (k0 == 0) start_rows(m, t, tokens, r0, rows);
+        TilePacker<P> next = packer(i + 1);
+        sweep<P>(buffers[i % 2], tokens, panel, rows, steps, m.c + t * m.c_stride + r0, m.c_stride,
+                 next);
       }
     }
   }
 }
 
-template <class V>
-int64_t matmul_scratch_bytes() {
-  return kPanelBytes + V::kTileTokens * V::kBlock * static_cast<int64_t>(sizeof(float));
+template <class P>
+constexpr int64_t panel_scratch_bytes() {
+  return P::kPanelBytes +
+         2 * P::V::kTileTokens * P::kBlock * static_cast<int64_t>(sizeof(typename P::Packed));
 }
 
 }  // namespace
