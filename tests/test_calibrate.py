@@ -19,7 +19,6 @@ from helm.calibrate import (
     TOKENS,
     choose_threads,
     measure_profile,
-    thread_candidates,
 )
 from helm.commands.profile import show
 from helm.profile import KV_DTYPES, Profile
@@ -126,12 +125,6 @@ def test_choice_of_threads(
     matvec: dict[int, float], matmul: dict[int, float], threads: int
 ) -> None:
     assert choose_threads(matvec, matmul) == threads
-
-
-def test_thread_candidates() -> None:
-    assert [thread_candidates(n) for n in (1, 2, 6, 8)] == [
-        [1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8],
-    ]  # fmt: skip
 
 
 def test_cached_profile_is_not_measured_again(measured: Profile) -> None:

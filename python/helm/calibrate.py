@@ -24,6 +24,7 @@ from helm.machine import (
     memory_available,
     one_cpu_per_core,
     physical_cores,
+    thread_candidates,
 )
 from helm.profile import KV_DTYPES, CpuProfile, Profile
 
@@ -187,7 +188,7 @@ def _measure_cpu(report: Progress, budget_s: float) -> tuple[CpuProfile, tuple[s
     budget_s = max(0.1 * budget_s, budget_s - (time.perf_counter() - start))
 
     sweep_s = budget_s * _SWEEP_SHARE
-    matvec, matmul = _sweep_quantities(probe, thread_candidates(most))
+    matvec, matmul = sweep_quantities(probe, thread_candidates(affinity))
     visit((*matvec.values(), *matmul.values()), sweep_s, report, 0.0, _SWEEP_SHARE)
     sweep = {count: quantity.bytes_per_s for count, quantity in matvec.items()}
     threads = choose_threads(sweep, {n: quantity.flops_per_s for n, quantity in matmul.items()})
@@ -197,11 +198,6 @@ def _measure_cpu(report: Progress, budget_s: float) -> tuple[CpuProfile, tuple[s
     measured = [*matvec.values(), *matmul.values(), *rates.all()]
     unsettled = dict.fromkeys(quantity.name for quantity in measured if not quantity.trusted)
     return rates.profile(memory_bytes, sweep), tuple(unsettled)
-
-
-def thread_candidates(most: int) -> list[int]:
-    """Powers of two up to `most`, and `most`."""
-    return sorted({1 << i for i in range(most.bit_length())} | {most})
 
 
 def choose_threads(matvec: Mapping[int, float], matmul: Mapping[int, float]) -> int:
@@ -220,9 +216,11 @@ def choose_threads(matvec: Mapping[int, float], matmul: Mapping[int, float]) -> 
     return min(count for count in near if matmul[count] >= enough)
 
 
-def _sweep_quantities(
+def sweep_quantities(
     probe: Any, counts: Iterable[int]
 ) -> tuple[dict[int, Quantity], dict[int, Quantity]]:
+    """What decides on the number of threads: products of one token, and of 64."""
+
     def quantity(count: int, tokens: int) -> Quantity:
         return _products(probe, count, SWEEP_DTYPE, tokens)
 
