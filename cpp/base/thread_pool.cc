@@ -68,8 +68,8 @@ void ThreadPool::run(const std::function<void(Team&)>& work) {
     epoch_.fetch_add(1, std::memory_order_release);
     epoch_.notify_all();
   }
-  // Only now, the others being awake. Some 2 us with the way back; the thread stays where it was
-  // between runs, unless the system needs that CPU.
+  // Only now, the others being awake. A few microseconds with the way back; between runs the thread
+  // stays where it was, unless the system needs that CPU.
   PinnedThread caller(cpu_of(0));
   caller_ = &caller;
   Team team(this, 0, size_);

@@ -15,6 +15,7 @@
 
 #include "affinity.h"
 #include "cpu/stage.h"
+#include "engine/weights.h"
 #include "helm/engine.h"
 #include "tiny_model.h"
 
@@ -220,6 +221,66 @@ TEST_CASE("members that are not pinned have no node; pinned ones that of their C
                              std::to_string(nodes[i]);
     const bool told = std::filesystem::exists("/sys/devices/system/node");
     CHECK((std::filesystem::exists(link) || (!told && nodes[i] == 0)));
+  }
+}
+
+// --- loading -------------------------------------------------------------------------------------
+
+namespace {
+
+// Where each member's conversions went. The first five of each, as many as it has of its own at
+// least, one per op, wait for all others', so that nobody helps before.
+struct Conversions {
+  static constexpr size_t kOwn = 5;
+
+  std::map<std::thread::id, size_t> member;
+  std::vector<std::vector<uintptr_t>> to;  // [members]
+  std::atomic<size_t> begun{0};
+};
+Conversions* conversions = nullptr;
+
+void narrow_recorded(const float* from, void* to, int64_t n) {
+  helm::cpu::kernels_scalar()->narrow[static_cast<int>(helm::DType::kF16)](from, to, n);
+  auto& own = conversions->to[conversions->member.at(std::this_thread::get_id())];
+  own.push_back(reinterpret_cast<uintptr_t>(to));
+  if (own.size() > Conversions::kOwn) return;
+  ++conversions->begun;
+  const size_t all = own.size() * conversions->to.size();
+  while (conversions->begun.load() < all) std::this_thread::yield();
+}
+
+}  // namespace
+
+TEST_CASE("each member loads the rows that it reads") {
+  for (const int members : {1, 2, 5}) {
+    const TinyModel model = tiny_model(large(members, "f16"));
+    const Plan plan = Plan::from_json(model.plan.dump());
+    ThreadPool pool(members);
+    std::vector<std::thread::id> ids(static_cast<size_t>(members));
+    pool.run(
+        [&](Team& team) { ids[static_cast<size_t>(team.worker())] = std::this_thread::get_id(); });
+    Conversions seen;
+    for (size_t i = 0; i < ids.size(); ++i) seen.member[ids[i]] = i;
+    seen.to.resize(ids.size());
+    helm::cpu::KernelTable kernels = *helm::cpu::kernels_scalar();
+    kernels.narrow[static_cast<int>(helm::DType::kF16)] = narrow_recorded;
+    conversions = &seen;
+    const helm::Weights weights(plan, model.options(), kernels, pool, nullptr);
+    conversions = nullptr;
+    const auto shares =
+        helm::decode_shares(plan, std::vector<bool>(plan.units.size(), true), members);
+    std::map<uintptr_t, int> owner;  // by where a share begins
+    for (size_t i = 0; i < shares.size(); ++i) {
+      const auto base = static_cast<uintptr_t>(weights.on_cpu()[i]);
+      for (const TensorShare& share : shares[i]) {
+        owner[base + static_cast<uintptr_t>(share.begin) * 2] = share.member;
+      }
+    }
+    for (int member = 0; member < members; ++member) {
+      const std::vector<uintptr_t>& to = seen.to[static_cast<size_t>(member)];
+      REQUIRE(to.size() >= Conversions::kOwn);
+      for (size_t i = 0; i < Conversions::kOwn; ++i) CHECK(owner.at(to[i]) == member);
+    }
   }
 }
 
