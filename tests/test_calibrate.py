@@ -119,6 +119,7 @@ def test_what_has_too_few_undisturbed_runs_is_named(
         ({1: 10.0, 2: 20.0, 4: 20.1}, {1: 50.0, 2: 99.0, 4: 190.0}, 4),  # prefill still gains
         ({1: 10.0, 2: 20.0, 4: 20.1}, {1: 50.0, 2: 99.0, 4: 100.0}, 2),
         ({1: 10.0, 2: 20.0, 4: 15.0}, {1: 50.0, 2: 99.0, 4: 190.0}, 2),  # decode comes first
+        ({1: 10.0, 2: 20.0, 4: 15.0}, {}, 2),  # nothing left to decide
     ],
 )
 def test_choice_of_threads(

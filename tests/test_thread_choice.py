@@ -7,19 +7,21 @@ import json
 import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from helm import local_plan, thread_choice
+from helm.calibrate import Quantity
 from helm.commands import doctor
 from helm.errors import OutOfMemoryError
 from helm.profile import load_profile
 from helm.profile_cache import cache_path, cached_file, save_profile
 from helm.thread_choice import Measured, Rates, ThreadChoice, choose_here, measure_rates
 
-SLOWER_TOGETHER = {1: Rates(10e9, 50e9), 2: Rates(8e9, 60e9), 4: Rates(6e9, 70e9)}
-BEST_AT_TWO = {1: Rates(10e9, 50e9), 2: Rates(20e9, 99e9), 4: Rates(20e9, 100e9)}
+SLOWER_TOGETHER = {1: Rates(10e9, None), 2: Rates(8e9, None), 4: Rates(6e9, None)}
+BEST_AT_TWO = {1: Rates(10e9, None), 2: Rates(20e9, 99e9), 4: Rates(20e9, 100e9)}
 
 
 class Counter:
@@ -60,7 +62,8 @@ def test_the_measurement_decides_and_is_made_once(
     assert measure.counts == [[1, 2, 4]]
     assert first == again
     assert first.threads == threads
-    assert "1 thread 10.0 GB/s and 50 GFLOP/s, 2 threads" in first.reason
+    assert "1 thread 10.0 GB/s, 2 threads" in first.reason
+    assert ("and 99 GFLOP/s" in first.reason) == (threads == 2)
 
 
 def test_one_candidate_is_not_measured(candidates: Callable[..., None]) -> None:
@@ -114,6 +117,8 @@ def written(**changes: Any) -> bytes:
         written(rates={"two": vars(Rates(1.0, 1.0))}),
         written(rates={"1": {"matvec_bytes_per_s": 1e9}}),
         written(rates={str(n): vars(Rates(float(n), 0.0)) for n in (1, 2, 4)}),
+        written(rates={str(n): vars(Rates(9.0, None)) for n in (1, 2, 4)}),
+        written(rates={}),
     ],
 )
 def test_a_damaged_cache_is_measured_anew(candidates: object, content: bytes) -> None:
@@ -148,12 +153,32 @@ def test_without_memory_to_measure_all_cores_are_used(
     assert not cached_file("threads").exists()
 
 
+@pytest.mark.parametrize(("spread", "near"), [(1e-9, [1, 2]), (10.0, [2])])
+def test_prefill_is_measured_where_decode_does_not_decide(
+    spread: float, near: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sweep(_probe: object, counts: Sequence[int]) -> tuple[Any, Any]:
+        def products(n: int, name: str) -> Quantity:
+            run_s = [1.0 / (1 + spread * n)] * 3
+            timing = SimpleNamespace(flops=1e9, bytes=1e9, run_s=run_s, undisturbed_s=run_s)
+            return Quantity(name, lambda _seconds: [timing])
+
+        return {n: products(n, "decode") for n in counts}, {n: products(n, "pre") for n in counts}
+
+    monkeypatch.setattr(thread_choice, "sweep_quantities", sweep)
+    rates, settled = measure_rates([1, 2], {0})
+    assert settled
+    assert [n for n, rate in rates.items() if rate.matmul_flops is not None] == (
+        near if len(near) > 1 else []
+    )
+    assert choose_here(lambda _counts, _affinity: (rates, True)).threads == near[0]
+
+
 def test_every_count_is_measured() -> None:
     affinity = thread_choice.cpu_affinity()
     rates, _ = measure_rates([1, 2], affinity)
     assert set(rates) == {1, 2}
     assert all(1e6 < rate.matvec_bytes_per_s < 1e14 for rate in rates.values())
-    assert all(1e6 < rate.matmul_flops < 1e16 for rate in rates.values())
 
 
 def test_this_machine_s_choice_is_one_of_its_candidates() -> None:

@@ -201,19 +201,23 @@ def _measure_cpu(report: Progress, budget_s: float) -> tuple[CpuProfile, tuple[s
 
 
 def choose_threads(matvec: Mapping[int, float], matmul: Mapping[int, float]) -> int:
-    """The thread count to use, of those in both sweeps (threads -> rate).
+    """The thread count to use, by both sweeps (threads -> rate).
 
-    Decode comes first: only counts within 5 % of the best matrix-vector rate, none slower than
-    one thread. Of those the best matrix-matrix rate, as prefill still gains where bandwidth no
-    longer does; within 3 % of it the fewest threads.
+    Decode comes first: only counts `near_best`. Of those the best matrix-matrix rate, as prefill
+    still gains where bandwidth no longer does; within 3 % of it the fewest threads. `matmul` has
+    those counts at least, and need not have the only one.
     """
-    near = [
-        count
-        for count, rate in matvec.items()
-        if rate >= max(0.95 * max(matvec.values()), matvec[min(matvec)])
-    ]
+    near = near_best(matvec)
+    if len(near) == 1:
+        return near[0]
     enough = 0.97 * max(matmul[count] for count in near)
     return min(count for count in near if matmul[count] >= enough)
+
+
+def near_best(matvec: Mapping[int, float]) -> list[int]:
+    """Counts within 5 % of the best matrix-vector rate, none slower than one thread."""
+    least = max(0.95 * max(matvec.values()), matvec[min(matvec)])
+    return [count for count, rate in matvec.items() if rate >= least]
 
 
 def sweep_quantities(

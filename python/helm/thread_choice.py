@@ -2,17 +2,18 @@
 
 Decode is bound by memory, prefill by arithmetic, and neither grows with every core: a few threads
 may take all the bandwidth, efficiency cores may make the others wait. So both are measured, with
-the engine's own products, for the few counts that may be best.
+the engine's own products: decode for the few counts that may be best, prefill, which takes longer,
+for those among which decode does not decide.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from helm.calibrate import choose_threads, sweep_quantities, visit
+from helm.calibrate import Quantity, choose_threads, near_best, sweep_quantities, visit
 from helm.errors import HelmError, OutOfMemoryError, ProfileError
 from helm.jsonio import parse
 from helm.machine import (
@@ -26,7 +27,7 @@ from helm.machine import (
 from helm.profile_cache import cached_file, cached_profile, keep
 
 _FORMAT, _VERSION = "helm-threads", 1
-_BUDGET_S = 0.15  # besides filling the memory that is read, which takes as long
+_BUDGET_S = 0.1  # of either kind; filling the memory that is read takes as long
 # Enough that products read from memory; how fast that is to the percent matters to a profile only.
 _CACHES = 4
 _LEAST_BYTES, _MOST_BYTES = 1 << 27, 1 << 30
@@ -37,10 +38,10 @@ _UNSETTLED_S = 3600.0  # what other programs disturbed is measured again after s
 @dataclass(frozen=True)
 class Rates:
     """What some number of threads reached: bytes/s of matrix-vector products, FLOP/s of products of
-    many tokens."""
+    many tokens, None where they do not matter."""
 
     matvec_bytes_per_s: float
-    matmul_flops: float
+    matmul_flops: float | None
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def _choice(counts: Sequence[int], affinity: Collection[int], measure: Measure) 
         keep(cached_file("threads"), _to_json(rates, settled))
     threads = choose_threads(
         {n: rate.matvec_bytes_per_s for n, rate in rates.items()},
-        {n: rate.matmul_flops for n, rate in rates.items()},
+        {n: rate.matmul_flops for n, rate in rates.items() if rate.matmul_flops is not None},
     )
     return threads, f"measured: {_said(rates)}"
 
@@ -100,18 +101,30 @@ def measure_rates(counts: Sequence[int], affinity: Collection[int]) -> Measured:
         )
     probe = _helm.StageProbe(wanted, one_cpu_per_core(affinity)[: max(counts)])
     matvec, matmul = sweep_quantities(probe, counts)
-    quantities = (*matvec.values(), *matmul.values())
-    visit(quantities, _BUDGET_S, lambda _what, _share: None, 0.0, 1.0)
-    rates = {n: Rates(matvec[n].bytes_per_s, matmul[n].flops_per_s) for n in counts}
-    return rates, all(quantity.trusted for quantity in quantities)
+    _visit(matvec.values())
+    bytes_per_s = {n: quantity.bytes_per_s for n, quantity in matvec.items()}
+    near = near_best(bytes_per_s)
+    flops: dict[int, float] = {}
+    if len(near) > 1:
+        _visit(matmul[n] for n in near)
+        flops = {n: matmul[n].flops_per_s for n in near}
+    measured = (*matvec.values(), *(matmul[n] for n in flops))
+    rates = {n: Rates(bytes_per_s[n], flops.get(n)) for n in counts}
+    return rates, all(quantity.trusted for quantity in measured)
+
+
+def _visit(quantities: Iterable[Quantity]) -> None:
+    visit(tuple(quantities), _BUDGET_S, lambda _what, _share: None, 0.0, 1.0)
 
 
 def _said(rates: dict[int, Rates]) -> str:
-    return ", ".join(
-        f"{n} thread{'s' * (n > 1)} {rate.matvec_bytes_per_s / 1e9:,.1f} GB/s and "
-        f"{rate.matmul_flops / 1e9:,.0f} GFLOP/s"
-        for n, rate in sorted(rates.items())
-    )
+    parts = []
+    for n, rate in sorted(rates.items()):
+        part = f"{n} thread{'s' * (n > 1)} {rate.matvec_bytes_per_s / 1e9:,.1f} GB/s"
+        if rate.matmul_flops is not None:
+            part += f" and {rate.matmul_flops / 1e9:,.0f} GFLOP/s"
+        parts.append(part)
+    return ", ".join(parts)
 
 
 def _to_json(rates: dict[int, Rates], settled: bool) -> str:
@@ -132,9 +145,13 @@ def _cached(counts: Sequence[int]) -> dict[int, Rates] | None:
         table = root["rates"]
         rates = {}
         for key in table.names():
-            names = ("matvec_bytes_per_s", "matmul_flops")
-            bytes_per_s, flops = (table[key][name].number(1.0, 1e18) for name in names)
-            rates[int(key)] = Rates(bytes_per_s, flops)
+            flops = table[key]["matmul_flops"]
+            rates[int(key)] = Rates(
+                table[key]["matvec_bytes_per_s"].number(1.0, 1e18),
+                None if flops.null else flops.number(1.0, 1e18),
+            )
     except (OSError, HelmError, ValueError):
         return None
-    return rates if sorted(rates) == sorted(counts) else None
+    near = near_best({n: rate.matvec_bytes_per_s for n, rate in rates.items()}) if rates else []
+    whole = len(near) == 1 or all(rates[n].matmul_flops is not None for n in near)
+    return rates if whole and sorted(rates) == sorted(counts) else None
