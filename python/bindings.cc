@@ -47,10 +47,12 @@ TensorView view_of(const std::string& name, const AnyArray& array) {
 
 std::shared_ptr<SharedEngine> make_engine(const std::string& plan, const std::string& directory,
                                           const nb::dict& tensors, int threads, bool mapped,
-                                          const std::string& device, Progress progress) {
+                                          const std::string& device, Progress progress,
+                                          std::vector<int> cpus) {
   EngineOptions options;
   options.directory = directory;
   options.threads = threads;
+  options.cpus = std::move(cpus);
   options.device = device;
   options.loading = mapped ? WeightLoading::kMapped : WeightLoading::kCopied;
   for (const auto& [key, value] : tensors) {
@@ -121,6 +123,7 @@ nb::dict stats(const SharedEngine& shared) {
   out["activations_bytes"] = s.activations_bytes;
   out["workspace_bytes"] = s.workspace_bytes;
   out["threads"] = s.threads;
+  out["cpus"] = s.cpus;
   out["isa"] = s.isa;
   out["huge_pages"] = s.huge_pages;
   out["load_s"] = s.load_s;
@@ -139,14 +142,16 @@ void bind_engine(nb::module_& m) {
       .def(
           nb::new_(&make_engine), "plan"_a, "directory"_a = "", "tensors"_a = nb::dict(),
           "threads"_a = 0, "mapped"_a = false, "device"_a = "cuda",
-          "progress"_a.none() = nb::none(),
+          "progress"_a.none() = nb::none(), "cpus"_a = std::vector<int>(),
           "Loads the plan's weights from files under `directory` or from `tensors` (name to\n"
           "contiguous CPU array, used in place when its dtype is the planned one). `progress` "
           "gets\n"
           "(done, total) bytes and may raise to cancel. threads = 0: as planned. mapped: tensors "
           "that\n"
           "need no conversion are read from the file's pages instead of being copied. device: the\n"
-          "plan's accelerator, see accelerator_info.")
+          "plan's accelerator, see accelerator_info. cpus: the CPU on which each thread works, "
+          "the\n"
+          "caller's first; none: wherever the system puts them.")
       .def(
           "open",
           [](SharedEngine& s, int64_t capacity) {
@@ -180,8 +185,9 @@ void bind_engine(nb::module_& m) {
             locked(s, [&](Engine& engine) { engine.count_op_times(on); });
           },
           "on"_a, "Counts the time of the CPU's ops from zero (stats: cpu_ops), or no longer.")
-      .def_prop_ro("stats", &stats,
-                   "Bytes in all and by device, threads, kernel tier and load time.");
+      .def_prop_ro(
+          "stats", &stats,
+          "Bytes in all and by device, threads and their CPUs, kernel tier and load time.");
 }
 
 }  // namespace

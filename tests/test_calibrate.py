@@ -19,7 +19,6 @@ from helm.calibrate import (
     TOKENS,
     choose_threads,
     measure_profile,
-    thread_candidates,
 )
 from helm.commands.profile import show
 from helm.profile import KV_DTYPES, Profile
@@ -120,18 +119,13 @@ def test_what_has_too_few_undisturbed_runs_is_named(
         ({1: 10.0, 2: 20.0, 4: 20.1}, {1: 50.0, 2: 99.0, 4: 190.0}, 4),  # prefill still gains
         ({1: 10.0, 2: 20.0, 4: 20.1}, {1: 50.0, 2: 99.0, 4: 100.0}, 2),
         ({1: 10.0, 2: 20.0, 4: 15.0}, {1: 50.0, 2: 99.0, 4: 190.0}, 2),  # decode comes first
+        ({1: 10.0, 2: 20.0, 4: 15.0}, {}, 2),  # nothing left to decide
     ],
 )
 def test_choice_of_threads(
     matvec: dict[int, float], matmul: dict[int, float], threads: int
 ) -> None:
     assert choose_threads(matvec, matmul) == threads
-
-
-def test_thread_candidates() -> None:
-    assert [thread_candidates(n) for n in (1, 2, 6, 8)] == [
-        [1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8],
-    ]  # fmt: skip
 
 
 def test_cached_profile_is_not_measured_again(measured: Profile) -> None:

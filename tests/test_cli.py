@@ -401,12 +401,24 @@ def test_chat_on_a_terminal(endless: Path) -> None:
 
 def test_doctor() -> None:
     text = helm("doctor").stdout
-    rows = ("HELM", "CPU", "cores", "kernels", "memory", "huge pages", "GPU", "devices", "cuda")
+    rows = (
+        "HELM",
+        "CPU",
+        "cores",
+        "threads",
+        "kernels",
+        "memory",
+        "huge pages",
+        "GPU",
+        "devices",
+        "cuda",
+    )
     for row in (*rows, "tokenizers"):
         assert re.search(rf"^\s*{row}\s+\S", text, re.M), row
     report = json.loads(helm("doctor", "--json").stdout)
     assert report["isa"]["chosen"] in {tier["name"] for tier in report["isa"]["tiers"]}
     assert report["machine"]["memory_bytes"] > 0
+    assert 1 <= report["threads"]["threads"] <= report["machine"]["threads"]
     assert report["isa"]["reason"]
     devices = {device["name"]: device for device in report["devices"]}
     assert devices["cpu"]["available"]

@@ -42,8 +42,9 @@ void wait_while(const std::atomic<uint32_t>& value, uint32_t old, std::chrono::m
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads)
+ThreadPool::ThreadPool(int threads, std::vector<int> cpus)
     : size_(threads < 1 ? 1 : threads),
+      cpus_(std::move(cpus)),
       counters_(std::make_unique<Counter[]>(static_cast<size_t>(2 * size_))) {
   threads_.reserve(static_cast<size_t>(size_ - 1));
   for (int worker = 1; worker < size_; ++worker) {
@@ -67,12 +68,18 @@ void ThreadPool::run(const std::function<void(Team&)>& work) {
     epoch_.fetch_add(1, std::memory_order_release);
     epoch_.notify_all();
   }
+  // Only now, the others being awake. A few microseconds with the way back; between runs the thread
+  // stays where it was, unless the system needs that CPU.
+  PinnedThread caller(cpu_of(0));
+  caller_ = &caller;
   Team team(this, 0, size_);
   work(team);
   if (size_ > 1) arrive_and_wait();
+  caller_ = nullptr;
 }
 
 void ThreadPool::member_loop(int worker) {
+  if (cpu_of(worker) >= 0) pin_thread(cpu_of(worker));
   uint32_t seen = 0;
   while (true) {
     wait_while(epoch_, seen, kAwakeBetweenSteps);

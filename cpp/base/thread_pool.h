@@ -7,7 +7,10 @@
 #include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
+
+#include "base/affinity.h"
 
 namespace helm {
 
@@ -26,7 +29,15 @@ class Team {
   struct Part {
     int64_t begin, end;
   };
-  Part part(int64_t chunks) const { return part_of(worker_, chunks); }
+  Part part(int64_t chunks) const { return part_of(worker_, size_, chunks); }
+  static Part part_of(int worker, int size, int64_t chunks) {
+    return {chunks * worker / size, chunks * (worker + 1) / size};
+  }
+
+  // Member 0: code of the caller's, with the affinity that the caller had, which threads that it
+  // starts inherit.
+  template <typename Call>
+  void as_caller(const Call& call);
 
   // Calls body(begin, end) over [0, n) in pieces of at most `chunk`, shared among the members. Each
   // member starts with its own contiguous part (the memory it touched first) and helps the others
@@ -40,9 +51,6 @@ class Team {
   Team(ThreadPool* pool, int worker, int size) : pool_(pool), worker_(worker), size_(size) {}
 
   std::atomic<int64_t>& taken(int phase, int worker);
-  Part part_of(int worker, int64_t chunks) const {
-    return {chunks * worker / size_, chunks * (worker + 1) / size_};
-  }
 
   ThreadPool* pool_;
   int worker_;
@@ -52,15 +60,18 @@ class Team {
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int threads);
+  // Member i works on CPU cpus[i] alone, as far as the system allows; members beyond `cpus` work
+  // wherever the system puts them.
+  explicit ThreadPool(int threads, std::vector<int> cpus = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int size() const { return size_; }
+  const std::vector<int>& cpus() const { return cpus_; }
 
-  // Runs work(team) on every member; the caller is member 0. Returns when all are done. `work` must
-  // not throw. Calls must not overlap.
+  // Runs work(team) on every member; the caller is member 0 and has the affinity that it came with
+  // when this returns, all being done. `work` must not throw. Calls must not overlap.
   void run(const std::function<void(Team&)>& work);
 
  private:
@@ -71,10 +82,15 @@ class ThreadPool {
     std::atomic<int64_t> taken{0};
   };
 
+  int cpu_of(int worker) const {
+    return static_cast<size_t>(worker) < cpus_.size() ? cpus_[static_cast<size_t>(worker)] : -1;
+  }
   void member_loop(int worker);
   void arrive_and_wait();
 
   const int size_;
+  const std::vector<int> cpus_;     // by member
+  PinnedThread* caller_ = nullptr;  // while a run lasts
   std::vector<std::thread> threads_;
   std::unique_ptr<Counter[]> counters_;  // [2, size]
   const std::function<void(Team&)>* work_ = nullptr;
@@ -86,6 +102,13 @@ class ThreadPool {
 
 inline std::atomic<int64_t>& Team::taken(int phase, int worker) {
   return pool_->counters_[static_cast<size_t>(phase * size_ + worker)].taken;
+}
+
+template <typename Call>
+void Team::as_caller(const Call& call) {
+  pool_->caller_->lift();
+  call();
+  pool_->caller_->resume();
 }
 
 template <typename Body>
@@ -101,7 +124,7 @@ void Team::parallel_for(int64_t n, int64_t chunk, const Body& body) {
   const int64_t chunks = (n + chunk - 1) / chunk;
   for (int i = 0; i < size_; ++i) {
     const int owner = (worker_ + i) % size_;
-    const auto [first, last] = part_of(owner, chunks);
+    const auto [first, last] = part_of(owner, size_, chunks);
     std::atomic<int64_t>& counter = taken(phase_, owner);
     while (first + counter.load(std::memory_order_relaxed) < last) {
       const int64_t mine = first + counter.fetch_add(1, std::memory_order_relaxed);

@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "base/arena.h"
+#include "cpu/linear_rows.h"
 #include "cpu/stage.h"
 
 namespace helm::cpu {
@@ -14,23 +15,8 @@ namespace {
 // Small pieces keep all members busy to the end; each must outweigh taking it (about 100 ns).
 constexpr int64_t kTokensPerPiece = 4;
 
-// A matrix-vector product is cut in this many pieces per member, within bounds on the weight bytes
-// of a piece: each start of a piece drains the prefetch streams (pieces of 64 KiB cost a fifth of
-// the bandwidth of pieces of 512 KiB on two Zen 4 cores), while few pieces leave members idle at
-// the end.
-constexpr int64_t kDecodePieces = 4;
-constexpr int64_t kDecodePieceLeastBytes = int64_t{64} << 10;
-constexpr int64_t kDecodePieceMostBytes = int64_t{1} << 20;
-
-// Above this many rows of input a product is bound by arithmetic. A kernel packs its inputs again
-// for every panel of so many weight rows, and a panel again, which takes little, for every call. So
-// members get panels with all tokens, and each one's last panel in pieces of fewer tokens: what is
-// left to wait for at the end is short.
+// Above this many rows of input a product is bound by arithmetic.
 constexpr int64_t kDecodeTokens = 8;
-constexpr int64_t kPanelRows = 256;
-constexpr int64_t kLeastPanelRows = 32;
-constexpr int64_t kLastPieces = 4;
-constexpr int64_t kLeastPieceTokens = 96;
 
 int64_t rows_of(const StepView& step, bool per_output) {
   return per_output ? step.outputs() : step.tokens();
@@ -132,29 +118,32 @@ class BoundNorm : public BoundOp {
 class BoundLinear : public BoundOp {
  public:
   BoundLinear(const LinearOp& op, const Bindings& b)
-      : per_output_(b.per_output(op.in)), scratch_(b.scratch), cols_(b.width(op.in)) {
+      : per_output_(b.per_output(op.in)),
+        scratch_(b.scratch),
+        cols_(b.width(op.in)),
+        all_(LinearRows::of(b.plan, op)) {
+    int64_t first_row = 0;
     for (const LinearOp::Part& part : op.parts) {
       const TensorSpec& spec = b.plan.tensors[static_cast<size_t>(part.weight)];
-      const auto row_bytes = cols_ * dtype_bytes(spec.dtype);
       parts_.push_back({static_cast<const std::byte*>(b.weight(part.weight)), b.vector(part.bias),
-                        rows_, spec.shape[0], row_bytes,
+                        first_row, spec.shape[0], cols_ * dtype_bytes(spec.dtype),
                         b.kernels.matmul[static_cast<int>(spec.dtype)]});
-      rows_ += spec.shape[0];
-      row_bytes_ = std::max(row_bytes_, row_bytes);
+      first_row += spec.shape[0];
     }
     args_.a = b.value(op.in);
     args_.a_stride = cols_;
     args_.cols = cols_;
     args_.accumulate = op.accumulate;
     args_.c = b.value(op.out);
-    args_.c_stride = rows_;
+    args_.c_stride = all_.rows;
   }
 
   void run(const StepView& step, Team& team) const override {
     const int64_t tokens = rows_of(step, per_output_);
     if (tokens == 0) return;
     if (tokens > kDecodeTokens) return run_prefill(tokens, team);
-    team.parallel_for(rows_, decode_piece(team.size()), [&](int64_t begin, int64_t end) {
+    const int64_t piece = all_.decode_piece(team.size());
+    team.parallel_for(all_.rows, piece, [&](int64_t begin, int64_t end) {
       for (const Part& part : parts_) run_part(part, begin, end, 0, tokens, team.worker());
     });
   }
@@ -169,45 +158,14 @@ class BoundLinear : public BoundOp {
     void (*kernel)(const MatmulArgs&);
   };
 
-  // Weight rows of a piece of a matrix-vector product shared by `members`.
-  int64_t decode_piece(int members) const {
-    const int64_t bytes = std::clamp(rows_ * row_bytes_ / (kDecodePieces * members),
-                                     kDecodePieceLeastBytes, kDecodePieceMostBytes);
-    return std::max<int64_t>(8, align_up(bytes / row_bytes_, 8));
-  }
-
   void run_prefill(int64_t tokens, Team& team) const {
-    const int64_t members = team.size();
-    const int64_t rows = std::clamp(align_up((rows_ + members - 1) / members, kLeastPanelRows),
-                                    kLeastPanelRows, kPanelRows);
-    const int64_t panels = (rows_ + rows - 1) / rows;
-    const int64_t most = std::max<int64_t>(1, tokens / kLeastPieceTokens);
-    const auto run_piece = [&](int64_t panel, int64_t cut, int64_t cuts, int worker) {
-      const int64_t row = panel * rows;
-      const int64_t first = tokens * cut / cuts, last = tokens * (cut + 1) / cuts;
+    const PrefillPieces pieces(all_.rows, tokens, team.size());
+    team.parallel_for(pieces.count(), 1, [&](int64_t index, int64_t) {
+      const PrefillPieces::Piece piece = pieces.at(index);
       for (const Part& part : parts_) {
-        run_part(part, row, std::min(row + rows, rows_), first, last - first, worker);
+        run_part(part, piece.row, piece.end_row, piece.token, piece.end_token - piece.token,
+                 team.worker());
       }
-    };
-    if (panels < members) {
-      const int64_t cuts = std::min((kLastPieces * members + panels - 1) / panels, most);
-      team.parallel_for(panels * cuts, 1, [&](int64_t piece, int64_t) {
-        run_piece(piece / cuts, piece % cuts, cuts, team.worker());
-      });
-      return;
-    }
-    // A member's part of the pieces is its part of the panels and the further pieces of the last.
-    const int64_t cuts = std::min(kLastPieces, most);
-    team.parallel_for(panels + members * (cuts - 1), 1, [&](int64_t piece, int64_t) {
-      int64_t owner = 0, begin = 0, end = 0;
-      for (; owner < members; ++owner, begin = end) {
-        end = panels * (owner + 1) / members + (cuts - 1) * (owner + 1);
-        if (piece < end) break;
-      }
-      const int64_t whole = end - begin - cuts, index = piece - begin;
-      const int64_t first_panel = panels * owner / members;
-      if (index < whole) return run_piece(first_panel + index, 0, 1, team.worker());
-      run_piece(first_panel + whole, index - whole, cuts, team.worker());
     });
   }
 
@@ -231,8 +189,7 @@ class BoundLinear : public BoundOp {
   bool per_output_;
   const std::vector<std::byte*>& scratch_;
   int64_t cols_;
-  int64_t rows_ = 0;
-  int64_t row_bytes_ = 1;
+  LinearRows all_;
   std::vector<Part> parts_;
   MatmulArgs args_{};
 };

@@ -34,12 +34,29 @@ int64_t decode_bytes(const Plan& plan) {
   return bytes;
 }
 
+// Those that were asked for, one for each thread.
+std::vector<int> checked_cpus(const std::vector<int>& cpus, int threads) {
+  if (!cpus.empty() && cpus.size() != static_cast<size_t>(threads)) {
+    fail(ErrorKind::kInvalid, "[engine] ", cpus.size(), " CPUs were named for ", threads,
+         " threads; name one for each thread, or none");
+  }
+  for (const int cpu : cpus) {
+    if (cpu < 0) fail(ErrorKind::kInvalid, "[engine] CPU ", cpu, " was named; expected 0 or more");
+  }
+  return cpus;
+}
+
+int thread_count(const Plan& plan, const EngineOptions& options) {
+  return options.threads > 0 ? options.threads : plan.threads;
+}
+
 }  // namespace
 
 Engine::Impl::Impl(Plan plan, const EngineOptions& options)
     : plan_(std::move(plan)),
       kernels_(cpu::select_kernels()),
-      threads_(options.threads > 0 ? options.threads : plan_.threads),
+      threads_(thread_count(plan_, options),
+               checked_cpus(options.cpus, thread_count(plan_, options))),
       start_(Clock::now()),
       cpu_(kernels_, threads_, &op_times_),
       cpu_account_(cpu_, kUnlimited),
@@ -104,6 +121,7 @@ EngineStats Engine::Impl::stats() const {
     stats.cpu_ops.push_back({op_kind_name(kind), times.runs, seconds});
   }
   stats.threads = threads_.size();
+  stats.cpus = threads_.cpus();
   stats.isa = kernels_.name;
   stats.huge_pages = weights_.huge_pages();
   stats.load_s = load_s_;

@@ -8,12 +8,12 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <exception>
 #include <mutex>
 #include <utility>
 
 #include "base/check.h"
 #include "cpu/stage.h"
+#include "engine/first_touch.h"
 #include "engine/stages.h"
 
 namespace helm {
@@ -87,6 +87,7 @@ struct Piece {
   std::byte* place = nullptr;                    // in host memory
   DeviceAddress address = DeviceAddress::kNull;  // or on the accelerator
   int64_t elements = 0;
+  int owner = kAnyone;  // the member that should move it
 
   int64_t placed_bytes() const { return elements * dtype_bytes(to); }
 };
@@ -163,39 +164,30 @@ class Uploader {
   std::mutex mutex_;  // of the stream
 };
 
-// Moves all pieces with all members; member 0 reports progress between its pieces. The first
-// failure, or a throwing progress callback, stops everyone and is rethrown.
+// Moves all pieces with all members, each its own; member 0 reports progress between its pieces.
+// The first failure, or a throwing progress callback, stops everyone and is rethrown.
 void move_all(const std::vector<Piece>& pieces, const cpu::KernelTable& kernels,
               ThreadPool& threads, Uploader* uploader,
               const std::function<void(int64_t, int64_t)>& progress) {
   int64_t total = 0;
-  for (const Piece& piece : pieces) total += piece.placed_bytes();
-  std::atomic<size_t> next{0};
+  std::vector<int> owners;
+  for (const Piece& piece : pieces) {
+    total += piece.placed_bytes();
+    owners.push_back(piece.owner);
+  }
   std::atomic<int64_t> done{0};
-  std::atomic<bool> failed{false};
-  std::exception_ptr failure;
-  std::mutex failure_mutex;
-  threads.run([&](Team& team) {
-    try {
-      while (!failed.load()) {
-        const size_t i = next.fetch_add(1);
-        if (i >= pieces.size()) break;
-        const Piece& piece = pieces[i];
-        if (piece.place != nullptr) {
-          move_piece(piece, kernels, piece.place);
-        } else {
-          uploader->send(piece, kernels, team.worker());
-        }
-        done += piece.placed_bytes();
-        if (team.worker() == 0 && progress) progress(done.load(), total);
-      }
-    } catch (...) {
-      const std::lock_guard<std::mutex> lock(failure_mutex);
-      if (!failure) failure = std::current_exception();
-      failed = true;
+  run_owned(threads, owners, nodes_of(threads), [&](size_t i, Team& team) {
+    const Piece& piece = pieces[i];
+    if (piece.place != nullptr) {
+      move_piece(piece, kernels, piece.place);
+    } else {
+      uploader->send(piece, kernels, team.worker());
+    }
+    done += piece.placed_bytes();
+    if (team.worker() == 0 && progress) {
+      team.as_caller([&] { progress(done.load(), total); });
     }
   });
-  if (failure) std::rethrow_exception(failure);
   if (uploader != nullptr) uploader->finish();
   if (progress) progress(total, total);
 }
@@ -249,18 +241,21 @@ class Files {
   std::map<std::string, File> files_;
 };
 
-// Cuts tensors in pieces; `set_place(piece, offset)` says where each goes.
+// Cuts tensors in pieces of one owner each; `set_place(piece, offset)` says where each goes.
+// shares: by TensorIndex.
 template <typename SetPlace>
 void cut(const Plan& plan, const EngineOptions& options, Files& files, const Placed& placed,
-         const SetPlace& set_place, std::vector<Piece>& pieces) {
-  for (const auto& [index, place] : placed) {
+         const std::vector<std::vector<TensorShare>>& shares, const SetPlace& set_place,
+         std::vector<Piece>& pieces) {
+  const auto cut_share = [&](TensorIndex index, int64_t place, const TensorShare& share) {
     const TensorSpec& spec = plan.tensors[static_cast<size_t>(index)];
     const TensorView* view = bound(options, spec);
-    for (int64_t begin = 0; begin < spec.elements(); begin += kPieceElements) {
+    for (int64_t begin = share.begin; begin < share.end; begin += kPieceElements) {
       Piece piece;
       piece.from = view != nullptr ? view->dtype : spec.source->dtype;
       piece.to = spec.dtype;
-      piece.elements = std::min(kPieceElements, spec.elements() - begin);
+      piece.elements = std::min(kPieceElements, share.end - begin);
+      piece.owner = share.member;
       if (view != nullptr) {
         piece.memory = static_cast<const std::byte*>(view->data) + begin * dtype_bytes(piece.from);
       } else {
@@ -269,6 +264,11 @@ void cut(const Plan& plan, const EngineOptions& options, Files& files, const Pla
       }
       set_place(piece, place + begin * dtype_bytes(spec.dtype));
       pieces.push_back(piece);
+    }
+  };
+  for (const auto& [index, place] : placed) {
+    for (const TensorShare& share : shares[static_cast<size_t>(index)]) {
+      cut_share(index, place, share);
     }
   }
 }
@@ -296,7 +296,9 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
   int64_t arena_bytes = 0;
   std::vector<bool> resident = resident_units(plan);
   const Placed own = placed_in_order(plan, tensors_of(plan, resident));
+  const auto anyone_s = decode_shares(plan, std::vector<bool>(resident.size(), false), 1);
   resident.flip();
+  const auto by_reader = decode_shares(plan, resident, threads.size());
   for (const TensorIndex index : tensors_of(plan, resident)) {
     const TensorSpec& spec = plan.tensors[static_cast<size_t>(index)];
     DeviceAddress& address = on_cpu_[static_cast<size_t>(index)];
@@ -330,7 +332,7 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
                                           kPieceElements * int64_t{sizeof(float)});
   }
   cut(
-      plan, options, files, own,
+      plan, options, files, own, anyone_s,
       [&](Piece& piece, int64_t offset) { piece.address = accelerator_memory_.address() + offset; },
       pieces);
   arena_ = Arena(arena_bytes, "the model's weights");
@@ -338,7 +340,7 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
     on_cpu_[static_cast<size_t>(index)] = cpu::device_address(arena_.data() + offset);
   }
   cut(
-      plan, options, files, placed,
+      plan, options, files, placed, by_reader,
       [&](Piece& piece, int64_t offset) { piece.place = arena_.data() + offset; }, pieces);
   move_all(pieces, kernels, threads, uploader.get(), options.progress);
 }

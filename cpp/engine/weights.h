@@ -24,9 +24,10 @@ Placed placed_in_order(const Plan& plan, const std::vector<TensorIndex>& tensors
 
 class Weights {
  public:
-  // Reads with all members of `threads`. `accelerator` is null for a plan without one. Throws
-  // Error{kIo} for a file that is missing or too short, Error{kInvalid} for a bound tensor that
-  // does not fit the plan, Error{kMemory} when the accelerator's budget or memory is too small.
+  // Reads with all members of `threads`, what goes to the CPU's memory with the member that reads
+  // it in decode. `accelerator` is null for a plan without one. Throws Error{kIo} for a file that
+  // is missing or too short, Error{kInvalid} for a bound tensor that does not fit the plan,
+  // Error{kMemory} when the accelerator's budget or memory is too small.
   Weights(const Plan& plan, const EngineOptions& options, const cpu::KernelTable& kernels,
           ThreadPool& threads, Account* accelerator);
 

@@ -1,5 +1,4 @@
 // Times the engine's own stages on the CPU, on synthetic ops.
-#include <sched.h>
 #include <time.h>
 
 #include <algorithm>
@@ -7,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/affinity.h"
 #include "base/arena.h"
 #include "base/check.h"
 #include "base/thread_pool.h"
@@ -49,16 +49,20 @@ constexpr double kUndisturbed = 0.9;  // share of its time that the least served
 constexpr int64_t kWholeBlockTokens = 16;
 constexpr double kRoundFlops = 4e9;  // of all stages of a call, unless one has more: some 10 ms
 
+// Whoever writes first decides on which memory node a huge page lies. In an engine each member's
+// rows lie on its own; here the same memory serves every shape and number of threads, so it is
+// spread evenly: left in one piece, a matrix would be read from one node at one node's rate.
 void fill(std::byte* to, int64_t bytes, ThreadPool& threads) {
+  constexpr int64_t kTilesPerPage = 2;
   const std::vector<uint16_t>& tile = noise();
   const auto tile_bytes = static_cast<int64_t>(tile.size() * sizeof(uint16_t));
-  const int64_t tiles = (bytes + tile_bytes - 1) / tile_bytes;
   threads.run([&](Team& team) {
-    team.parallel_for(tiles, 1, [&](int64_t begin, int64_t) {
-      const int64_t offset = begin * tile_bytes;
+    for (int64_t offset = 0; offset < bytes; offset += tile_bytes) {
+      const int64_t page = offset / (kTilesPerPage * tile_bytes);
+      if (member_for_page(page, team.size()) != team.worker()) continue;
       std::memcpy(to + offset, tile.data(),
                   static_cast<size_t>(std::min(tile_bytes, bytes - offset)));
-    });
+    }
   });
 }
 
@@ -137,45 +141,13 @@ void check(bool ok, const char* rule) {
   if (!ok) fail(ErrorKind::kInvalid, "[probe] expected ", rule);
 }
 
-// Keeps the calling thread on one CPU while in scope, as far as the system allows.
-class Pinned {
- public:
-  explicit Pinned(const std::vector<int>& cpus) {
-#if defined(__linux__)
-    if (cpus.empty()) return;
-    restore_ = sched_getaffinity(0, sizeof(before_), &before_) == 0;
-    pin(cpus[0]);
-#endif
-  }
-#if defined(__linux__)
-  ~Pinned() {
-    if (restore_) sched_setaffinity(0, sizeof(before_), &before_);
-  }
-  static void pin(int cpu) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(static_cast<size_t>(cpu), &set);
-    sched_setaffinity(0, sizeof(set), &set);
-  }
-#else
-  static void pin(int) {}
-#endif
-  Pinned(const Pinned&) = delete;
-  Pinned& operator=(const Pinned&) = delete;
-
- private:
-#if defined(__linux__)
-  cpu_set_t before_{};
-  bool restore_ = false;
-#endif
-};
-
 }  // namespace
 
 class StageProbe::Impl {
  public:
   Impl(int64_t bytes, std::vector<int> cpus)
       : cpus_(std::move(cpus)), arena_(bytes, "the probe"), slices_(address(arena_), bytes) {
+    const PinnedThread pinned(first_cpu());
     fill(arena_.data(), bytes, cpu(std::max<int>(1, static_cast<int>(cpus_.size()))).pool);
   }
   Slices& slices() {
@@ -188,12 +160,13 @@ class StageProbe::Impl {
       cpu_ = std::make_unique<Cpu>(threads);
       cpu_->pool.run([&](Team& team) {
         const auto worker = static_cast<size_t>(team.worker());
-        if (worker > 0 && worker < cpus_.size()) Pinned::pin(cpus_[worker]);
+        if (worker > 0 && worker < cpus_.size()) pin_thread(cpus_[worker]);
       });
     }
     return *cpu_;
   }
-  const std::vector<int>& cpus() const { return cpus_; }
+  // Of the calling thread, for as long as a call measures: not once per run, as that takes time.
+  int first_cpu() const { return cpus_.empty() ? -1 : cpus_[0]; }
 
  private:
   static DeviceAddress address(const Arena& arena) {
@@ -215,7 +188,7 @@ std::vector<ProbeTiming> StageProbe::matmul(int threads, DType dtype, int64_t to
   check(threads >= 1 && tokens >= 1 && tokens <= kMostTokens,
         "1 to 4096 tokens on a thread or more");
   Cpu& cpu = impl_->cpu(threads);
-  const Pinned pinned(impl_->cpus());
+  const PinnedThread pinned(impl_->first_cpu());
   Slices& slices = impl_->slices();
   const std::vector<ProductShape> shapes = product_shapes(tokens);
   std::vector<ProbeTiming> timings(shapes.size());
@@ -246,7 +219,7 @@ std::vector<ProbeTiming> StageProbe::attention(int threads, DType dtype, int64_t
             context <= kMostTokens,
         "1 to 64 query heads per KV head and 1 <= queries <= context <= 4096 on a thread or more");
   Cpu& cpu = impl_->cpu(threads);
-  const Pinned pinned(impl_->cpus());
+  const PinnedThread pinned(impl_->first_cpu());
   Slices& slices = impl_->slices();
   // Prefill is bound by arithmetic: no more heads than keep all threads busy.
   const int64_t kv_heads = queries > 1 ? threads : kKvHeads;
@@ -268,7 +241,7 @@ std::vector<ProbeTiming> StageProbe::elementwise(int threads, int64_t tokens, do
   check(threads >= 1 && tokens >= 1 && tokens <= kMostTokens,
         "1 to 4096 tokens on a thread or more");
   Cpu& cpu = impl_->cpu(threads);
-  const Pinned pinned(impl_->cpus());
+  const PinnedThread pinned(impl_->first_cpu());
   auto s = std::make_shared<Synthetic>(cpu.account, impl_->slices(), cpu.fill_noise);
   std::vector<ProbeTiming> timings{timing_of(s->add_elementwise(tokens))};
   s->compile(tokens, tokens);
@@ -281,7 +254,7 @@ std::vector<ProbeTiming> StageProbe::elementwise(int threads, int64_t tokens, do
 std::vector<ProbeTiming> StageProbe::empty_ops(int threads, int64_t ops, double seconds) {
   check(threads >= 1 && ops >= 0 && ops <= kMostTokens, "0 to 4096 ops on a thread or more");
   Cpu& cpu = impl_->cpu(threads);
-  const Pinned pinned(impl_->cpus());
+  const PinnedThread pinned(impl_->first_cpu());
   auto s = std::make_shared<Synthetic>(cpu.account, impl_->slices(), cpu.fill_noise);
   s->add_empty_ops(ops);
   s->compile(1, 1);

@@ -32,6 +32,14 @@ std::span<const ProductShape> block_products();
 // 2^-7 to 2^-3. 1 MiB of them.
 const std::vector<uint16_t>& noise();
 
+// The member that fills a huge page, such that pages that follow one another go to members far
+// apart, which are on different memory nodes where there are several (multiplicative hashing by the
+// golden ratio, Knuth 6.4).
+constexpr int member_for_page(int64_t page, int members) {
+  const auto spread = static_cast<uint32_t>(static_cast<uint64_t>(page) * 2654435769u);
+  return static_cast<int>((uint64_t{spread} * static_cast<uint64_t>(members)) >> 32);
+}
+
 // Fills memory of a device with noise().
 using Fill = std::function<void(DeviceAddress to, int64_t bytes)>;
 

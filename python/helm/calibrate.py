@@ -24,6 +24,7 @@ from helm.machine import (
     memory_available,
     one_cpu_per_core,
     physical_cores,
+    thread_candidates,
 )
 from helm.profile import KV_DTYPES, CpuProfile, Profile
 
@@ -187,7 +188,7 @@ def _measure_cpu(report: Progress, budget_s: float) -> tuple[CpuProfile, tuple[s
     budget_s = max(0.1 * budget_s, budget_s - (time.perf_counter() - start))
 
     sweep_s = budget_s * _SWEEP_SHARE
-    matvec, matmul = _sweep_quantities(probe, thread_candidates(most))
+    matvec, matmul = sweep_quantities(probe, thread_candidates(affinity))
     visit((*matvec.values(), *matmul.values()), sweep_s, report, 0.0, _SWEEP_SHARE)
     sweep = {count: quantity.bytes_per_s for count, quantity in matvec.items()}
     threads = choose_threads(sweep, {n: quantity.flops_per_s for n, quantity in matmul.items()})
@@ -199,30 +200,31 @@ def _measure_cpu(report: Progress, budget_s: float) -> tuple[CpuProfile, tuple[s
     return rates.profile(memory_bytes, sweep), tuple(unsettled)
 
 
-def thread_candidates(most: int) -> list[int]:
-    """Powers of two up to `most`, and `most`."""
-    return sorted({1 << i for i in range(most.bit_length())} | {most})
-
-
 def choose_threads(matvec: Mapping[int, float], matmul: Mapping[int, float]) -> int:
-    """The thread count to use, of those in both sweeps (threads -> rate).
+    """The thread count to use, by both sweeps (threads -> rate).
 
-    Decode comes first: only counts within 5 % of the best matrix-vector rate, none slower than
-    one thread. Of those the best matrix-matrix rate, as prefill still gains where bandwidth no
-    longer does; within 3 % of it the fewest threads.
+    Decode comes first: only counts `near_best`. Of those the best matrix-matrix rate, as prefill
+    still gains where bandwidth no longer does; within 3 % of it the fewest threads. `matmul` has
+    those counts at least, and need not have the only one.
     """
-    near = [
-        count
-        for count, rate in matvec.items()
-        if rate >= max(0.95 * max(matvec.values()), matvec[min(matvec)])
-    ]
+    near = near_best(matvec)
+    if len(near) == 1:
+        return near[0]
     enough = 0.97 * max(matmul[count] for count in near)
     return min(count for count in near if matmul[count] >= enough)
 
 
-def _sweep_quantities(
+def near_best(matvec: Mapping[int, float]) -> list[int]:
+    """Counts within 5 % of the best matrix-vector rate, none slower than one thread."""
+    least = max(0.95 * max(matvec.values()), matvec[min(matvec)])
+    return [count for count, rate in matvec.items() if rate >= least]
+
+
+def sweep_quantities(
     probe: Any, counts: Iterable[int]
 ) -> tuple[dict[int, Quantity], dict[int, Quantity]]:
+    """What decides on the number of threads: products of one token, and of 64."""
+
     def quantity(count: int, tokens: int) -> Quantity:
         return _products(probe, count, SWEEP_DTYPE, tokens)
 

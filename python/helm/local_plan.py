@@ -18,7 +18,7 @@ from helm.config import ModelConfig
 from helm.devices import CPU, Accelerator, find_accelerator, open_accelerator
 from helm.errors import InvalidError, OutOfMemoryError
 from helm.kv_options import PAGE_TOKENS, KvOptions, check_page_tokens
-from helm.machine import Machine, read_machine, useful_threads
+from helm.machine import Machine, cpu_affinity, cpus_to_pin, read_machine, useful_threads
 from helm.plan import make_plan
 from helm.plan_format import Plan
 from helm.profile import CpuProfile, Profile
@@ -203,7 +203,7 @@ def plan_here(
     }
     if profile is None:
         weights_bytes = sum(info.nbytes for info in infos.values())
-        threads = options.threads or useful_threads(weights_bytes, machine.threads)
+        threads = options.threads or _threads_for(weights_bytes, machine)
         return make_plan(config, infos, context=options.context, threads=threads, **common)
     request = Request(
         options.prompt_tokens,
@@ -225,6 +225,14 @@ def plan_here(
         accelerator_bytes=vram,
         **common,
     )
+
+
+def _threads_for(weights_bytes: int, machine: Machine) -> int:
+    """What this machine does best with, measured when a model first needs more than one."""
+    from helm.thread_choice import choose_here
+
+    useful = useful_threads(weights_bytes, machine.threads)
+    return useful if useful == 1 else min(useful, choose_here().threads)
 
 
 def _least(found: int, limit: int | None) -> int:
@@ -272,4 +280,5 @@ def _engine(
         mapped=options.weights == "mapped",
         progress=options.progress,
         device=device,
+        cpus=cpus_to_pin(cpu_affinity(), plan.threads),
     )

@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helm.errors import HelmError
+from helm.sysfs import ROOT
+from helm.sysfs import number as _number
+from helm.sysfs import text as _text
+from helm.topology import cores, pinned_cpus, thread_counts
 
 _BYTES_PER_THREAD = 4 << 20
-ROOT = Path("/")
 _UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a number near 2^63
 
 
@@ -33,7 +36,7 @@ class Driver:
 @dataclass(frozen=True)
 class Machine:
     """memory_bytes: free for this process. memory_limit_bytes: the tightest cgroup limit, None
-    without one. threads: default number of workers."""
+    without one. threads: the most that can help, see default_threads."""
 
     memory_bytes: int
     memory_limit_bytes: int | None
@@ -58,17 +61,6 @@ def read_machine(root: Path = ROOT) -> Machine:
         nvidia=nvidia_driver(root),
         threads=default_threads(affinity, root),
     )
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except (OSError, ValueError):
-        return ""
-
-
-def _number(text: str) -> int | None:
-    return int(text) if re.fullmatch(r"-?\d{1,20}", text) else None
 
 
 def memory_available(root: Path = ROOT) -> int:
@@ -162,13 +154,9 @@ def physical_cores(affinity: Collection[int], root: Path = ROOT) -> int:
 
 
 def one_cpu_per_core(affinity: Collection[int], root: Path = ROOT) -> list[int]:
-    """The first logical CPU in `affinity` of each physical core."""
-    cores: dict[tuple[str, str] | int, int] = {}
-    for cpu in sorted(affinity):
-        folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
-        core = (_text(folder / "physical_package_id"), _text(folder / "core_id"))
-        cores.setdefault(core if all(core) else cpu, cpu)
-    return list(cores.values())
+    """The first logical CPU in `affinity` of each physical core, the fastest type of core first,
+    in each type node by node."""
+    return [core.cpu for core in cores(affinity, root)]
 
 
 def useful_threads(weights_bytes: int, threads: int) -> int:
@@ -181,9 +169,24 @@ def useful_threads(weights_bytes: int, threads: int) -> int:
 
 
 def default_threads(affinity: Collection[int], root: Path = ROOT) -> int:
-    """One thread per physical core in `affinity`, within the whole CPUs of the quota."""
-    cores, quota = physical_cores(affinity, root), cpu_quota(root)
-    return cores if quota is None else max(1, min(cores, int(quota)))
+    """One thread per physical core in `affinity`, within the whole CPUs of the quota: the most
+    that can help. helm.thread_choice knows how many do."""
+    most, quota = physical_cores(affinity, root), cpu_quota(root)
+    return most if quota is None else max(1, min(most, int(quota)))
+
+
+def thread_candidates(affinity: Collection[int], root: Path = ROOT) -> list[int]:
+    """Numbers of threads worth measuring, at least one."""
+    return thread_counts(cores(affinity, root), default_threads(affinity, root))
+
+
+def cpus_to_pin(affinity: Collection[int], threads: int, root: Path = ROOT) -> list[int]:
+    """The CPU on which each of `threads` should stay, or none of them; see topology.pinned_cpus.
+    Not under a quota of less than all cores: whoever shares them has one, too, and any may be
+    idle."""
+    if default_threads(affinity, root) < physical_cores(affinity, root):
+        return []
+    return pinned_cpus(cores(affinity, root), threads)
 
 
 def cpu_model(root: Path = ROOT) -> str:

@@ -1,4 +1,5 @@
-"""This machine's profile, measured once and kept in the user's cache directory."""
+"""This machine's profile, measured once and kept in the user's cache directory, as are other rates
+of it."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def machine_profile(
         # Once the accelerator is measured, its bar starts where the CPU's has ended.
         share = 1.0 if device is None or whole is not None else _CPU_SHARE
         found = measure(_part(progress, 0.0, share))
-        _keep(cache_path(), found)
+        keep(cache_path(), found.to_json())
     found = dataclasses.replace(
         found, cpu=dataclasses.replace(found.cpu, memory_bytes=memory_available())
     )
@@ -57,7 +58,7 @@ def machine_profile(
     if whole is None or whole.accelerator is None:
         own, link, names = measure_device(device, found.cpu, _part(progress, _CPU_SHARE, 1.0))
         whole = dataclasses.replace(found, accelerator=own, link=link, unsettled=names)
-        _keep(cache_path(device), whole)
+        keep(cache_path(device), whole.to_json())
     assert whole.accelerator is not None
     own = dataclasses.replace(whole.accelerator, memory_bytes=device.free_bytes)
     return dataclasses.replace(
@@ -81,13 +82,19 @@ def cached_profile() -> Profile | None:
 
 def cache_path(device: Accelerator | None = None) -> Path:
     """Where this machine's profile lies, under $XDG_CACHE_HOME or ~/.cache."""
-    return _cache_home() / "helm" / f"profile-{cache_key(device)}.json"
+    return cached_file("profile", device)
 
 
-def _keep(path: Path, profile: Profile) -> None:
+def cached_file(what: str, device: Accelerator | None = None) -> Path:
+    """Where something that was measured on this machine lies."""
+    return _cache_home() / "helm" / f"{what}-{cache_key(device)}.json"
+
+
+def keep(path: Path, content: str) -> None:
+    """Writes to the cache, if it can be written to."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, profile)
+        _write(path, content)
 
 
 def _cache_home() -> Path:
@@ -121,12 +128,12 @@ def _read(path: Path) -> Profile | None:
         return None
 
 
-def _write(path: Path, profile: Profile) -> None:
+def _write(path: Path, content: str) -> None:
     """Whole or not at all: readers never see a part."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(profile.to_json())
+            file.write(content)
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -137,7 +144,7 @@ def _write(path: Path, profile: Profile) -> None:
 def save_profile(profile: Profile, path: Path) -> None:
     """Writes a profile where the user asked; raises HelmError."""
     try:
-        _write(path.resolve(), profile)
+        _write(path.resolve(), profile.to_json())
     except OSError as reason:
         raise HelmError(
             f"[profile] cannot write {path}: {reason.strerror}; choose another --output"

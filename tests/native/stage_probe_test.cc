@@ -2,8 +2,10 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <set>
 
 #include "helm/machine.h"
+#include "probe/synthetic.h"
 
 namespace helm::test {
 namespace {
@@ -35,6 +37,23 @@ TEST_CASE("stage probe: every probe on one thread and on three") {
     check_timings(probe.elementwise(threads, 1, 0), 1, false, true);
     check_timings(probe.empty_ops(threads, 0, 0), 1, false, false);
     check_timings(probe.empty_ops(threads, 16, 0), 1, false, false);
+  }
+}
+
+TEST_CASE("stage probe: the memory of any matrix is spread over all nodes") {
+  constexpr int64_t kPages = 8;  // 16 MiB
+  for (const int nodes : {1, 2, 4}) {
+    for (const int members : {nodes, 6 * nodes, 64 * nodes}) {
+      for (int64_t first = 0; first < 100; ++first) {
+        std::set<int> seen;
+        for (int64_t page = first; page < first + kPages; ++page) {
+          const int member = probe::member_for_page(page, members);
+          REQUIRE((member >= 0 && member < members));
+          seen.insert(member * nodes / members);
+        }
+        CHECK(seen.size() == static_cast<size_t>(nodes));
+      }
+    }
   }
 }
 

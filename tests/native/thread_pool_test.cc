@@ -1,11 +1,45 @@
-// The thread pool: every piece exactly once, barriers that order memory, many short runs.
+// The thread pool: every piece exactly once, barriers that order memory, many short runs; where its
+// threads run, and what they cost when there is nothing to do.
 #include <doctest/doctest.h>
+#include <pthread.h>
+#include <time.h>
 
 #include <atomic>
+#include <chrono>
 #include <numeric>
+#include <thread>
 #include <vector>
 
+#include "affinity.h"
 #include "base/thread_pool.h"
+
+namespace {
+
+using helm::test::allowed_cpus;
+using helm::test::one_cpu_each;
+
+double seconds(clockid_t clock) {
+  timespec t{};
+  REQUIRE(clock_gettime(clock, &t) == 0);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+// By member: the clock of the CPU time that its thread uses.
+std::vector<clockid_t> clocks_of(helm::ThreadPool& pool) {
+  std::vector<clockid_t> clocks(static_cast<size_t>(pool.size()));
+  pool.run([&](helm::Team& team) {
+    pthread_getcpuclockid(pthread_self(), &clocks[static_cast<size_t>(team.worker())]);
+  });
+  return clocks;
+}
+
+double total(const std::vector<clockid_t>& clocks) {
+  double sum = 0;
+  for (const clockid_t clock : clocks) sum += seconds(clock);
+  return sum;
+}
+
+}  // namespace
 
 TEST_CASE("parallel_for visits every index exactly once") {
   for (const int threads : {1, 2, 3, 5}) {
@@ -65,4 +99,82 @@ TEST_CASE("a pool asked for fewer than one thread has one") {
   pool.run([&](helm::Team&) { ++runs; });
   CHECK(pool.size() == 1);
   CHECK(runs == 1);
+}
+
+TEST_CASE("members work on the CPUs that they were given; the caller gets its own back") {
+  const std::vector<int> before = allowed_cpus();
+  for (const int threads : {1, 2, 3}) {
+    const std::vector<int> cpus = one_cpu_each(threads);
+    helm::ThreadPool pool(threads, cpus);
+    for (int round = 0; round < 3; ++round) {
+      std::vector<std::vector<int>> seen(static_cast<size_t>(threads));
+      pool.run(
+          [&](helm::Team& team) { seen[static_cast<size_t>(team.worker())] = allowed_cpus(); });
+      for (size_t i = 0; i < seen.size(); ++i) CHECK(seen[i] == std::vector<int>{cpus[i]});
+      CHECK(allowed_cpus() == before);
+    }
+  }
+}
+
+TEST_CASE("code of the caller's runs with the caller's affinity, and so do its threads") {
+  const std::vector<int> before = allowed_cpus();
+  const std::vector<int> cpus = one_cpu_each(2);
+  helm::ThreadPool pool(2, cpus);
+  std::vector<int> called, started, after;
+  pool.run([&](helm::Team& team) {
+    if (team.worker() != 0) return;
+    team.as_caller([&] {
+      called = allowed_cpus();
+      std::thread([&] { started = allowed_cpus(); }).join();
+    });
+    after = allowed_cpus();
+  });
+  CHECK(called == before);
+  CHECK(started == before);
+  CHECK(after == std::vector<int>{cpus[0]});
+  CHECK(allowed_cpus() == before);
+}
+
+TEST_CASE("a CPU that cannot be had leaves its member where it was") {
+  const std::vector<int> before = allowed_cpus();
+  helm::ThreadPool pool(2, {CPU_SETSIZE - 1, CPU_SETSIZE});
+  std::vector<std::vector<int>> seen(2);
+  pool.run([&](helm::Team& team) { seen[static_cast<size_t>(team.worker())] = allowed_cpus(); });
+  CHECK(seen[0] == before);
+  CHECK(seen[1] == before);
+  CHECK(allowed_cpus() == before);
+}
+
+TEST_CASE("an idle pool uses next to no CPU time") {
+  helm::ThreadPool pool(3);
+  const std::vector<clockid_t> clocks = clocks_of(pool);
+  const double start = total(clocks);
+  for (int i = 0; i < 10; ++i) {  // as an engine that is asked for a token now and then
+    pool.run([](helm::Team& team) { team.barrier(); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  CHECK(total(clocks) - start < 0.05);  // of 0.6 s, were the members awake
+  const double asleep = total(clocks);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  CHECK(total(clocks) - asleep < 0.001);
+}
+
+TEST_CASE("members that share a core hand it over at barriers") {
+  const std::vector<int> before = allowed_cpus();
+  std::thread([&] {
+    REQUIRE(helm::pin_thread(before.front()));
+    helm::ThreadPool pool(2);  // its threads inherit the one CPU
+    const std::vector<clockid_t> clocks = clocks_of(pool);
+    constexpr int kRuns = 50, kBarriers = 10;
+    const double start = total(clocks);
+    for (int i = 0; i < kRuns; ++i) {
+      pool.run([](helm::Team& team) {
+        for (int barrier = 1; barrier < kBarriers; ++barrier) team.barrier();
+      });
+    }
+    // CPU time, as other programs may have the core for long. Who spins instead of yielding uses up
+    // its time slice, a millisecond or more, before the other member can arrive.
+    CHECK((total(clocks) - start) / (kRuns * kBarriers) < 3e-4);
+  }).join();
+  CHECK(allowed_cpus() == before);
 }

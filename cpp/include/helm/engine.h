@@ -37,7 +37,11 @@ struct EngineOptions {
   std::string directory;                      // where the sources of the plan's tensors lie
   std::map<std::string, TensorView> tensors;  // tensors bound from memory, by name
   int threads = 0;                            // 0: as planned
-  std::string device = "cuda";                // the plan's accelerator; see helm/machine.h
+  // While at work, thread i stays on CPU cpus[i], as far as the system allows, and the weights that
+  // it reads are placed on its memory node; the thread that calls the engine is number 0 and gets
+  // its affinity back after each call. Empty: the system moves threads as it likes.
+  std::vector<int> cpus;
+  std::string device = "cuda";  // the plan's accelerator; see helm/machine.h
   WeightLoading loading = WeightLoading::kCopied;
   Progress progress;
 };
@@ -78,6 +82,7 @@ struct EngineStats {
   int64_t crossings = 0;           // of activations between devices, per step
   std::vector<OpTime> cpu_ops;     // as counted since count_op_times(true)
   int threads = 0;
+  std::vector<int> cpus;    // of the threads; empty: as the system likes
   std::string isa;          // kernel tier
   bool huge_pages = false;  // whether the system granted the arena's request for huge pages
   double load_s = 0;

@@ -42,6 +42,7 @@ def gather() -> dict[str, Any]:
     from helm.devices import device_report
     from helm.hub import bundled_model
     from helm.machine import cpu_model, read_machine
+    from helm.thread_choice import choose_here
 
     chosen, reason = _helm.isa_choice()
     return {
@@ -49,6 +50,7 @@ def gather() -> dict[str, Any]:
         "cpu": cpu_model(),
         "isa": {"chosen": chosen, "reason": reason, "tiers": list(_helm.isa_tiers())},
         "machine": dataclasses.asdict(read_machine()),
+        "threads": dataclasses.asdict(choose_here()),
         "devices": device_report(),
         "bundled_model": str(bundled_model()),
     }
@@ -95,7 +97,8 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("HELM", f"{report['versions']['helm-llm']}"),
         ("CPU", report["cpu"]),
-        ("cores", f"{cores}, {limit}; HELM uses {machine['threads']} threads"),
+        ("cores", f"{cores}, {limit}"),
+        ("threads", _threads(report["threads"])),
         ("kernels", f"{isa['chosen']}: {isa['reason']}"),
     ]
     for tier in isa["tiers"]:
@@ -119,6 +122,12 @@ def _device(device: dict[str, Any]) -> str:
         return text
     free, whole = binary_bytes(device["free_bytes"]), binary_bytes(device["memory_bytes"])
     return f"{text}, {free} of {whole} free"
+
+
+def _threads(chosen: dict[str, Any]) -> str:
+    cpus = ", ".join(map(str, chosen["cpus"]))
+    where = f"on CPUs {cpus}, one each" if cpus else "on whichever CPUs the system puts them"
+    return f"{chosen['threads']}, {where} ({chosen['reason']})"
 
 
 def _tier(tier: dict[str, Any]) -> str:
