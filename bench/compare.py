@@ -31,7 +31,6 @@ from scenarios import DEFAULTS, QUICK, Scenario, chosen, family, scenario
 from synthetic import BYTES, make_checkpoint, named_config
 
 SHAPES = ("qwen3-0.6b", "qwen3-1.7b", "llama-3.1-8b-block")
-PROBE_BYTES = 1 << 29  # beyond every cache
 PROBE_S = 0.2
 SETTLED = 0.08  # how far the probes before and after a run may differ
 REPEATS_S = 10.0  # longer runs are not repeated
@@ -40,10 +39,11 @@ REPEATS_S = 10.0  # longer runs are not repeated
 MOST_OFF = {"f32": 0.02, "f16": 0.05, "bf16": 0.15}
 
 
-def ceilings(threads: int) -> dict[str, float]:
+def ceilings(args: argparse.Namespace) -> dict[str, float]:
+    size = args.probe_mib << 20
     return {
-        "read_bytes_per_s": _helm.stream_read_bytes_per_s(threads, PROBE_BYTES, PROBE_S),
-        "fma_flops": _helm.fma_flops(threads, PROBE_S),
+        "read_bytes_per_s": _helm.stream_read_bytes_per_s(args.threads, size, PROBE_S),
+        "fma_flops": _helm.fma_flops(args.threads, PROBE_S),
     }
 
 
@@ -59,9 +59,9 @@ def measure_scenario(process: EngineProcess, what: Scenario, args: argparse.Name
     best, least = None, 0.0
     for _ in range(1 + args.repeats):
         process.prepare(what)
-        before = ceilings(args.threads)
+        before = ceilings(args)
         run = process.run(what)
-        run["ceilings"] = [before, ceilings(args.threads)]
+        run["ceilings"] = [before, ceilings(args)]
         gap = apart(what, run["ceilings"])
         if best is None or gap < least:
             best, least = run, gap
@@ -220,6 +220,7 @@ def arguments() -> argparse.Namespace:
     add("--decode-prompt", type=int, default=128, help="context before decode")
     add("--tokens", type=int, default=64, help="steps of decode; fewer in long contexts")
     add("--repeats", type=int, default=2, help="of a run whose two probes differ")
+    add("--probe-mib", type=int, default=512, help="memory that a probe reads; beyond all caches")
     add("--limit", type=float, default=240, metavar="S", help="seconds that a scenario may take")
     add("--weights", choices=("copied", "mapped"), default="copied")
     add("--root", type=Path, default=Path(__file__).parent / "out", help="folder of checkpoints")

@@ -315,7 +315,9 @@ class Transformers:
         if scenario.kind == "prefill":
             self._out, self._held = None, (0, 0)
         elif self._held == (scenario.sequences, scenario.context):
-            self._out.past_key_values.crop(scenario.context)
+            past = self._out.past_key_values
+            if past.get_seq_length() > scenario.context:
+                past.crop(scenario.context - past.get_seq_length())
         else:
             self._prompt(scenario)
 

@@ -51,6 +51,7 @@ def test_engines_are_verified_measured_saved_and_shown_again(tiny: Path) -> None
         "--shapes", tiny / "config.json", "--dtypes", "bf16", "--rounds", "2", "--tokens", "4",
         "--engines", "helm", "helm:scalar", "transformers:f32", "--root", tiny, "--json", out,
         "--scenarios", "decode", "prefill-70", "decode-x4", "decode@1500", "--decode-prompt", "9",
+        "--repeats", "0", "--probe-mib", "8",
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     document = json.loads(out.read_text())
@@ -85,7 +86,7 @@ def test_engines_are_verified_measured_saved_and_shown_again(tiny: Path) -> None
 def test_an_engine_with_other_logits_is_not_timed(tiny: Path) -> None:
     folder = tiny / f"{tiny.name}-f32"
     common = ["--shapes", tiny / "config.json", "--dtypes", "f32", "--root", tiny, "--rounds", "1"]
-    common += ["--engines", "helm", "--scenarios", "decode", "--tokens", "2"]
+    common += ["--engines", "helm", "--scenarios", "decode", "--tokens", "2", "--probe-mib", "8"]
     assert bench(*common).returncode == 0
     reference = np.load(folder / "reference.npy")
     reference[-1] = reference[0]
