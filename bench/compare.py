@@ -4,7 +4,7 @@ Every round starts each engine in a process of its own, which loads the model on
 scenario after the other, each right between two probes of the ceilings, because machines drift. An
 engine must first have the logits of transformers in f32. A run whose two probes differ, so that
 nobody knows its ceiling, is repeated, and the one with the closest probes counts. Prints medians
-with their spread and whether each goal is met; writes JSON after every round, and plots.
+with their spread and whether each goal is met; writes JSON after every process, and plots.
 
     python bench/compare.py --shapes qwen3-0.6b --dtypes bf16 --rounds 5 --json out.json
     python bench/compare.py --from out.json --plot out.svg --markdown
@@ -17,11 +17,12 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 
-from compare_report import FORMAT, checked, show
+from compare_report import FORMAT, read_saved, show
 from engine_process import EngineFailed, EngineProcess, TooSlow
 from engines_here import default_engines, machine, why_not
 from figures import RATE, run_figures
@@ -104,8 +105,9 @@ class Comparison:
             write_gguf(self._folder)
         self._reference = self._make_reference(wanted)
 
-    def round(self, number: int) -> None:
-        """Every engine once; the order alternates, so that none always follows the same one."""
+    def round(self, number: int, save: Callable[[], None]) -> None:
+        """Every engine once; the order alternates, so that none always follows the same one.
+        save: called after each."""
         engines = [e for e in self._todo if self._todo[e]]
         processes: list[dict] = []
         self.document["rounds"].append(processes)
@@ -120,6 +122,8 @@ class Comparison:
                     self._leave_out(f"{engine}: {reason}")
                     self._todo[engine] = []
                     break
+                finally:
+                    save()
 
     def _measure(self, found: dict, left: list[Scenario], number: int) -> None:
         """Fills a process's part of the JSON. Takes from `left` what was measured or was too slow.
@@ -183,7 +187,7 @@ class Comparison:
 
 
 def measure(args: argparse.Namespace, console: Console) -> tuple[dict, bool]:
-    """All models one after the other: the JSON, written as far as it is after every round, and
+    """All models one after the other: the JSON, written as far as it is after every process, and
     whether no engine failed."""
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     document: dict = {
@@ -193,14 +197,17 @@ def measure(args: argparse.Namespace, console: Console) -> tuple[dict, bool]:
         "models": [],
     }
     well = True
+
+    def save() -> None:
+        if args.json:
+            args.json.write_text(json.dumps(document, indent=1) + "\n")
+
     for shape in args.shapes:
         for dtype in args.dtypes:
             comparison = Comparison(shape, dtype, args, console)
             document["models"].append(comparison.document)
             for number in range(args.rounds):
-                comparison.round(number)
-                if args.json:
-                    args.json.write_text(json.dumps(document, indent=1) + "\n")
+                comparison.round(number, save)
             well = well and not comparison.failed
     return document, well
 
@@ -215,7 +222,7 @@ def arguments() -> argparse.Namespace:
     add("--engines", nargs="+", help="helm[:TIER], llama.cpp[:fa|:no-fa], transformers[:f32]")
     add("--scenarios", nargs="+", default=list(DEFAULTS), help=", ".join(DEFAULTS) + ", ...")
     add("--rounds", type=int, default=3)
-    add("--quick", action="store_true", help="one round of short scenarios, 16 tokens each")
+    add("--quick", action="store_true", help="one round of short scenarios, unless said otherwise")
     add("--threads", type=int, default=default_threads(cpu_affinity()))
     add("--decode-prompt", type=int, default=128, help="context before decode")
     add("--tokens", type=int, default=64, help="steps of decode; fewer in long contexts")
@@ -229,10 +236,9 @@ def arguments() -> argparse.Namespace:
     add("--from", dest="files", type=Path, nargs="+", metavar="JSON", help="measure nothing, show")
     add("--markdown", action="store_true", help="print tables as Markdown")
     add("--plot", type=Path, help="draw into FILE.svg, a file for each model if there are more")
-    args = parser.parse_args()
-    if args.quick:
-        args.rounds, args.scenarios, args.tokens, args.repeats = 1, list(QUICK), 16, 0
-    return args
+    if parser.parse_args().quick:
+        parser.set_defaults(rounds=1, scenarios=list(QUICK), tokens=16, repeats=0)
+    return parser.parse_args()
 
 
 def main() -> None:
@@ -240,7 +246,7 @@ def main() -> None:
     console = Console(width=None if sys.stdout.isatty() else 150)
     well = True
     if args.files:
-        documents = [checked(json.loads(file.read_text()), str(file)) for file in args.files]
+        documents = [read_saved(file) for file in args.files]
     else:
         document, well = measure(args, console)
         documents = [document]

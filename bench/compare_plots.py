@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from figures import (
-    OF_PEAK,
-    OF_READ,
     RATE,
     Figures,
+    around,
+    attention_flops,
     engines_of,
+    product_flops,
     rounds_of,
     scenarios_of,
     series,
+    step_bytes,
 )
 from helm.plots import SUFFIXES
 from scenarios import Scenario, family
@@ -70,6 +73,7 @@ class _Panels:
     """The panels of one model: medians, whiskers from the least to the most."""
 
     def __init__(self, model: dict) -> None:
+        self._model = model
         self._rounds: list[Figures] = rounds_of(model)
         self._scenarios = scenarios_of(model)
         self._colors: dict[str, str] = {}
@@ -84,7 +88,7 @@ class _Panels:
 
     def prefill(self, axes: Any) -> None:
         found = [s for s in self._scenarios if s.kind == "prefill"]
-        prompts = " and ".join(f"{s.context:,}" for s in found[:2])
+        prompts = " and (paler) ".join(f"{s.context:,}" for s in found[:2])
         axes.set_title(f"prefill of {prompts} tokens", fontsize=11)
         self._bars(axes, found[:2], "f32 peak")
 
@@ -92,9 +96,9 @@ class _Panels:
         axes.set_title("decode of several sequences at once", fontsize=11)
         decodes = [s for s in self._scenarios if s.kind == "decode"]
         base = min((s.context for s in decodes), default=0)
-        found = [s for s in decodes if s.context == base]
+        found = sorted((s for s in decodes if s.context == base), key=lambda s: s.sequences)
         if found:
-            ones = self._values("helm", found[0], RATE) if found[0].sequences == 1 else []
+            ones = self._values("helm", found[0]) if found[0].sequences == 1 else []
             if ones:
                 counts = [s.sequences for s in found]
                 one = statistics.median(ones)
@@ -118,22 +122,26 @@ class _Panels:
         axes.set_xticks([s.context for s in found], [f"{s.context:,}" for s in found])
         axes.minorticks_off()
 
-    def _values(self, engine: str, scenario: Scenario, figure: str) -> list[float]:
-        return series(self._rounds, engine, scenario.name, figure)
+    def _values(self, engine: str, scenario: Scenario) -> list[float]:
+        return series(self._rounds, engine, scenario.name, RATE)
 
     def _ceiling(self, scenario: Scenario) -> float:
-        """Tokens/s that the ceilings of all its runs allow, their median."""
-        figure = OF_PEAK if scenario.kind == "prefill" else OF_READ
-        allowed = []
-        for engine in self._colors:
-            rates = self._values(engine, scenario, RATE)
-            shares = self._values(engine, scenario, figure)
-            allowed += [rate / share for rate, share in zip(rates, shares, strict=True)]
-        return statistics.median(allowed)
+        """Tokens/s that the median of all probes of the model's run allows."""
+        config, dtype = self._model["config"], self._model["dtype"]
+        if scenario.kind == "prefill":
+            flops = product_flops(config, scenario.context)
+            flops += attention_flops(config, scenario.context)
+            return scenario.context * self._probes("fma_flops") / flops
+        steps_per_s = self._probes("read_bytes_per_s") / step_bytes(config, dtype, scenario)
+        return scenario.sequences * steps_per_s
+
+    def _probes(self, ceiling: str) -> float:
+        processes = itertools.chain.from_iterable(self._model["rounds"])
+        return statistics.median(around(run, ceiling) for p in processes for run in p["runs"])
 
     def _bars(self, axes: Any, scenarios: Sequence[Scenario], ceiling: str) -> None:
         """A bar per engine and scenario, and the ceiling of each scenario."""
-        engines = [e for e in self._colors if any(self._values(e, s, RATE) for s in scenarios)]
+        engines = [e for e in self._colors if any(self._values(e, s) for s in scenarios)]
         height = 0.84 / max(1, len(scenarios))
         top = 0.0
         for i, scenario in enumerate(scenarios):
@@ -142,7 +150,7 @@ class _Panels:
             label = ceiling + (f", {scenario.context:,}" if len(scenarios) > 1 else "")
             axes.axvline(limit, color=_CEILING, ls=("--", ":")[i], lw=1.4, label=label)
             for row, engine in enumerate(engines):
-                values = self._values(engine, scenario, RATE)
+                values = self._values(engine, scenario)
                 if not values:
                     continue
                 typical, y = (
@@ -153,7 +161,11 @@ class _Panels:
                           alpha=1 if i == 0 else 0.6)  # fmt: skip
                 axes.plot([min(values), max(values)], [y, y], color="black", lw=1)
                 top = max(top, *values)
-                axes.text(max(values), y, f" {typical:.3g}", va="center", fontsize=8)
+                axes.annotate(
+                    f"{typical:.3g}", (max(values), y), (4, 0), textcoords="offset points",
+                    va="center", fontsize=8,
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+                )  # fmt: skip
         axes.set_yticks(range(len(engines)), engines)
         axes.invert_yaxis()
         axes.set_xlim(0, 1.12 * top if top else 1)
@@ -167,7 +179,7 @@ class _Panels:
             points = [
                 (x, values)
                 for x, scenario in zip(xs, scenarios, strict=True)
-                if (values := self._values(engine, scenario, RATE))
+                if (values := self._values(engine, scenario))
             ]
             if len(points) < 2:
                 continue

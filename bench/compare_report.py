@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -171,10 +173,14 @@ def _ceilings(model: dict) -> str:
     return f"ceilings {read} GB/s read, {peak} GFLOP/s f32; median [least, most]"
 
 
-def checked(document: Any, name: str) -> dict:
-    """`document` if it is of this form, else SystemExit. name: of its file."""
+def read_saved(file: Path) -> dict[str, Any]:
+    """What compare.py wrote to `file`, else SystemExit."""
+    try:
+        document = json.loads(file.read_text())
+    except (OSError, ValueError) as reason:
+        raise SystemExit(f"[bench] cannot read {file}: {reason}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise SystemExit(
-            f"[bench] {name} is not a result of this compare.py; expected format {FORMAT}"
+            f"[bench] {file} is no result of this compare.py; expected format {FORMAT!r}"
         )
     return document

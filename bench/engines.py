@@ -192,8 +192,8 @@ class LlamaCpp:
 
     def _read_log(self, _level: int, text: bytes, _: Any) -> None:
         """Keeps what the library says of flash attention, silences the rest."""
-        line = text.decode(errors="replace").strip()
-        if "flash" in line.lower():
+        line = " ".join(text.decode(errors="replace").split())
+        if "flash_attn =" in line or "Flash Attention" in line:
             self.details["flash attention"] = line
 
     def _load(self, scenario: Scenario) -> None:

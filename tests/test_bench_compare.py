@@ -288,6 +288,7 @@ def test_a_scenario_beyond_the_limit_is_left_out_and_the_rest_measured_anew(
 ) -> None:
     wanted = [scenario(name, 8, 2) for name in ("decode", "decode@4096", "prefill-512")]
     started: list[list[str]] = []
+    saves: list[int] = []
 
     class Slow:
         def __init__(self, _engine: str, _folder: Any, todo: Any, _args: Any) -> None:
@@ -314,11 +315,12 @@ def test_a_scenario_beyond_the_limit_is_left_out_and_the_rest_measured_anew(
     comparison._folder, comparison._reference, comparison.failed = Path(), None, False
     comparison._todo = {"helm": list(wanted)}
     comparison.document = {**model_of(), "shape": "made-up", "left_out": [], "rounds": []}
-    comparison.round(0)
-    comparison.round(1)
+    comparison.round(0, lambda: saves.append(len(started)))
+    comparison.round(1, lambda: saves.append(len(started)))
     assert started == [
         ["decode", "decode@4096", "prefill-512"], ["prefill-512"], ["decode", "prefill-512"],
     ]  # fmt: skip
+    assert saves == [1, 2, 3]
     assert len(comparison.document["left_out"]) == 1
     ran = [[r["scenario"] for r in p["runs"]] for p in comparison.document["rounds"][0]]
     assert ran == [["decode"], ["prefill-512"]]
