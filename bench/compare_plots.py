@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import statistics
 from collections.abc import Sequence
@@ -32,10 +33,16 @@ _COLORS = {
 _CEILING = "#b00020"
 
 
-def draw(documents: Sequence[dict], file: Path) -> list[Path]:
-    """A file for each model: `file` if there is one, else with shape and dtype in the name."""
+def check_plot(file: Path) -> None:
+    """SystemExit if `file` cannot be drawn; to be known before hours of measuring."""
     if file.suffix.lower() not in SUFFIXES:
         raise SystemExit(f"[bench] --plot is {file}; expected a name ending in .png, .svg or .pdf")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise SystemExit("[bench] --plot needs matplotlib; pip install matplotlib")
+
+
+def draw(documents: Sequence[dict], file: Path) -> list[Path]:
+    """A file for each model: `file` if there is one, else with shape and dtype in the name."""
     found = [(m, d["machine"]) for d in documents for m in d["models"] if scenarios_of(m)]
     drawn = []
     for model, machine in found:
@@ -46,11 +53,9 @@ def draw(documents: Sequence[dict], file: Path) -> list[Path]:
 
 
 def _draw_model(model: dict, machine: dict, file: Path) -> None:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise SystemExit("[bench] --plot needs matplotlib; pip install matplotlib") from None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(12, 8.4), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(

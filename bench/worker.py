@@ -61,7 +61,10 @@ class Worker:
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
         what = command["do"]
         if what == "logits":
-            np.save(command["file"], self._logits())
+            file = Path(command["file"])
+            partial = file.with_name(f"partial-{file.name}")
+            np.save(partial, self._logits())
+            partial.rename(file)
             return {}
         if what == "verify":
             logits = self._logits()

@@ -248,6 +248,13 @@ def arguments(**changed: Any) -> argparse.Namespace:
     return argparse.Namespace(**{"threads": 1, "repeats": 2, "rounds": 1, **changed})
 
 
+def test_quick_gives_way_to_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["compare.py", "--quick", "--tokens", "3"])
+    found = compare.arguments()
+    assert (found.rounds, found.repeats, found.tokens) == (1, 0, 3)
+    assert "prefill-4096" not in found.scenarios
+
+
 class FakeProcess:
     """Runs of given seconds, one after the other."""
 
