@@ -128,16 +128,20 @@ def provenance(document: dict) -> str:
 def show(documents: Sequence[dict], console: Console, markdown: bool) -> None:
     """Prints all tables, and what was left out."""
     for document in documents:
+        left_out = [
+            f"{_name(model)}, left out: {line}"
+            for model in document["models"]
+            for line in model["left_out"]
+        ]
         if markdown:
-            texts = [f"{provenance(document)}.", *(sheet.markdown() for sheet in sheets(document))]
-            print("\n\n".join(texts), end="\n\n")
+            texts = [sheet.markdown() for sheet in sheets(document)]
+            print("\n\n".join([f"{provenance(document)}.", *texts, *left_out]), end="\n\n")
             continue
         console.print(provenance(document), markup=False, highlight=False)
         for sheet in sheets(document):
             sheet.print(console)
-        for model in document["models"]:
-            for line in model["left_out"]:
-                console.print(f"{_name(model)}: {line}", style="yellow", markup=False)
+        for line in left_out:
+            console.print(line, style="yellow", markup=False)
 
 
 def _cell(values: Sequence[float], percent: bool) -> str:

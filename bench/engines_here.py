@@ -23,15 +23,14 @@ PEERS = {
 
 
 def default_engines(dtype: str) -> list[str]:
-    """HELM as it comes and on AVX2; where weights are bf16 also in tiers above, which round; each
-    peer as it comes and in the setting that is faster at something."""
+    """HELM as it comes and on AVX2; where weights are bf16 also in every other tier above, since
+    some round activations and some do not; each peer as it comes and in another setting."""
     tiers = [tier["name"] for tier in _helm.isa_tiers() if tier["available"]]
-    default = tiers.index(_helm.isa_choice()[0])
-    found = ["helm"]
-    found += [f"helm:{tier}" for tier in tiers[:default] if tier == "avx2"]
-    if dtype == "bf16":
-        found += [f"helm:{tier}" for tier in tiers[default + 1 :]]
-    return [*found, "llama.cpp", "llama.cpp:no-fa", "transformers", "transformers:f32"]
+    others = tiers[tiers.index("avx2") :] if "avx2" in tiers else []
+    if dtype != "bf16":
+        others = others[:1]
+    named = [f"helm:{tier}" for tier in others if tier != _helm.isa_choice()[0]]
+    return ["helm", *named, "llama.cpp", "llama.cpp:no-fa", "transformers", "transformers:f32"]
 
 
 def why_not(engine: str) -> str:

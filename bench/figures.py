@@ -162,8 +162,8 @@ def _times(sequences: int) -> Callable[[Figures], float]:
 
 
 def bars(engines: Sequence[str]) -> list[Bar]:
-    """All of them; those of prefill against peers once for each tier of HELM but AVX2's, since one
-    that rounds as peers do is the fairer comparison with them."""
+    """All of them; those of prefill and against peers once for each tier of HELM above AVX2, since
+    some round activations, as some peers do, and some do not."""
     ratio = {"percent": False}
     tiers = [e for e in engines if family(e) == "helm" and variant(e) not in ("avx2", "scalar")]
     found = [

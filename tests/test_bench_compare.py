@@ -6,12 +6,14 @@ import argparse
 import dataclasses
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import compare
+import engines_here
 from compare_report import bar_sheet, speed_sheet, start_sheet
 from engine_process import TooSlow
 from figures import (
@@ -246,6 +248,28 @@ def test_tables_have_a_row_for_each_scenario_that_an_engine_measured() -> None:
 
 def arguments(**changed: Any) -> argparse.Namespace:
     return argparse.Namespace(**{"threads": 1, "repeats": 2, "rounds": 1, **changed})
+
+
+@pytest.mark.parametrize(
+    ("default", "dtype", "tiers"),
+    [
+        ("avx512bf16", "bf16", ["helm:avx2", "helm:avx512"]),
+        ("avx512", "bf16", ["helm:avx2", "helm:avx512bf16"]),
+        ("avx512", "f16", ["helm:avx2"]),
+        ("avx2", "f16", []),
+    ],
+)
+def test_tiers_that_compute_otherwise_are_measured_beside_the_default(
+    monkeypatch: pytest.MonkeyPatch, default: str, dtype: str, tiers: list[str]
+) -> None:
+    names = ["scalar", "avx2", "avx512", "avx512bf16"]
+    native = SimpleNamespace(
+        isa_tiers=lambda: [{"name": name, "available": True} for name in names],
+        isa_choice=lambda: (default, "because"),
+    )
+    monkeypatch.setattr(engines_here, "_helm", native)
+    found = engines_here.default_engines(dtype)
+    assert [engine for engine in found if engine.startswith("helm")] == ["helm", *tiers]
 
 
 def test_quick_gives_way_to_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
