@@ -121,7 +121,7 @@ def provenance(document: dict) -> str:
     return (
         f"{machine['cpu']}, {machine['threads']} threads, kernel tier {machine['isa']}; "
         f"{machine['date']}; commit {machine['commit']}; {versions}; "
-        f"{settings['rounds']} rounds"
+        f"rounds: {settings['rounds']}"
     )
 
 
