@@ -1,183 +1,273 @@
 """Measures HELM beside its peers and the machine's own ceilings, interleaved, in one run.
 
-Every round measures the ceilings and then each engine, one process each, so that a machine that
-drifts drifts for all. Prints medians with their spread and writes JSON.
+Every round starts each engine in a process of its own, which loads the model once and measures one
+scenario after the other, each right between two probes of the ceilings, because machines drift. An
+engine must first have the logits of transformers in f32. A run whose two probes differ, so that
+nobody knows its ceiling, is repeated, and the one with the closest probes counts. Prints medians
+with their spread and whether each goal is met; writes JSON after every process, and plots.
 
-    python bench/compare.py --shape qwen3-0.6b --dtype bf16 --rounds 5 --json out.json
+    python bench/compare.py --shapes qwen3-0.6b --dtypes bf16 --rounds 5 --json out.json
+    python bench/compare.py --from out.json --plot out.svg --markdown
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import dataclasses
 import json
 import os
-import platform
-import statistics
-import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
-from synthetic import BYTES, SHAPES, make_checkpoint, tensor_shapes
+from compare_plots import check_plot, draw
+from compare_report import FORMAT, read_saved, show
+from engine_process import EngineFailed, EngineProcess, TooSlow
+from engines_here import default_engines, machine, why_not
+from figures import RATE, run_figures
+from helm import _helm
+from helm.machine import cpu_affinity, default_threads
+from scenarios import DEFAULTS, QUICK, Scenario, chosen, family, scenario
+from synthetic import BYTES, make_checkpoint, named_config
 
-WORKER = Path(__file__).parent / "worker.py"
-PEERS = {"helm": "helm", "transformers": "transformers", "llama.cpp": "llama_cpp"}
-
-
-def matrix_elements(config: dict) -> tuple[int, int]:
-    """Elements of the blocks' matrices, and of the head."""
-    shapes = [s for name, s in tensor_shapes(config) if name.startswith("model.layers.")]
-    blocks = sum(rows * shape[0] for rows, *shape in shapes if shape)
-    return blocks, config["vocab_size"] * config["hidden_size"]
-
-
-def run_worker(engine: str, folder: Path, args: argparse.Namespace) -> dict:
-    """One engine, one process."""
-    command = [sys.executable, WORKER, engine, folder, "--threads", str(args.threads)]
-    command += ["--prompt", str(args.prompt), "--decode-prompt", str(args.decode_prompt)]
-    command += ["--tokens", str(args.tokens), "--weights", args.weights]
-    environment = {**os.environ, "HELM_BENCH_SPAWNED": str(time.time())}
-    run = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if run.returncode != 0:
-        raise SystemExit(f"{engine} failed:\n{run.stderr[-4000:]}")
-    result: dict[str, float] = json.loads(run.stdout.splitlines()[-1])
-    return result
+SHAPES = ("qwen3-0.6b", "qwen3-1.7b", "llama-3.1-8b-block")
+PROBE_S = 0.2
+SETTLED = 0.08  # how far the probes before and after a run may differ
+REPEATS_S = 10.0  # longer runs are not repeated
+# Root mean square of the difference over the deviation of transformers' f32 logits. Engines round
+# keys and values to 16 bit, some activations too; another model's logits are off by 1.4.
+MOST_OFF = {"f32": 0.005, "f16": 0.01, "bf16": 0.1}
 
 
-def derive(result: dict, ceiling: dict, config: dict, args: argparse.Namespace) -> dict[str, float]:
-    """The figures of one engine in one round, as shares of that round's ceilings."""
-    blocks, head = matrix_elements(config)
-    kv = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-    context = args.decode_prompt + args.tokens / 2
-    step_bytes = (blocks + head + kv * context) * BYTES[args.dtype]
-    decode = result["decode_tokens"] / result["decode_s"]
-    # Products of the prompt with every block matrix; the head sees the last token only.
-    flops = 2 * (blocks * args.prompt + head) / result["prefill_s"]
+def ceilings(args: argparse.Namespace) -> dict[str, float]:
+    size = args.probe_mib << 20
     return {
-        "decode tok/s": decode,
-        "decode GB/s": decode * step_bytes / 1e9,
-        "share of read ceiling": decode * step_bytes / ceiling["read_bytes_per_s"],
-        "prefill tok/s": args.prompt / result["prefill_s"],
-        "prefill GFLOP/s": flops / 1e9,
-        "share of f32 peak": flops / ceiling["fma_flops"],
-        "start to loaded s": result["load_s"],
-        "start to first token s": result["first_token_s"],
-        "peak RSS / weights": result["peak_rss_bytes"] / ((blocks + head) * BYTES[args.dtype]),
+        "read_bytes_per_s": _helm.stream_read_bytes_per_s(args.threads, size, PROBE_S),
+        "fma_flops": _helm.fma_flops(args.threads, PROBE_S),
     }
 
 
-def measure(args: argparse.Namespace, console: Console) -> dict:
-    """All rounds; figures by engine, then by name, one value per round."""
-    config = SHAPES[args.shape]
-    folder = make_checkpoint(args.shape, args.dtype, args.root)
-    engines = [e for e in args.engines if importlib.util.find_spec(PEERS[e]) is not None]
-    for missing in sorted(set(args.engines) - set(engines)):
-        console.print(f"{missing} is not installed and is left out", style="yellow")
-    if "llama.cpp" in engines:
-        from gguf_file import write_gguf
+def apart(what: Scenario, probes: list[dict[str, float]]) -> float:
+    """How far the probes differ of what bounds the scenario, as a share."""
+    bound = "fma_flops" if what.kind == "prefill" else "read_bytes_per_s"
+    before, after = (probe[bound] for probe in probes)
+    return abs(before - after) / max(before, after)
 
-        write_gguf(folder)
-    figures: dict[str, dict[str, list[float]]] = {engine: {} for engine in engines}
-    ceilings: list[dict] = []
-    for round_number in range(args.rounds):
-        # Alternate the order, so that no engine always follows the same one.
-        order = engines if round_number % 2 == 0 else engines[::-1]
-        for engine in order:
-            ceiling = run_worker("ceiling", folder, args)
-            result = run_worker(engine, folder, args)
-            after = run_worker("ceiling", folder, args)
-            around = {k: (ceiling[k] + after[k]) / 2 for k in ("read_bytes_per_s", "fma_flops")}
-            ceilings.append(around)
-            for name, value in derive(result, around, config, args).items():
-                figures[engine].setdefault(name, []).append(value)
-            console.print(
-                f"round {round_number + 1}/{args.rounds} {engine}: "
-                f"decode {figures[engine]['decode tok/s'][-1]:.1f} tok/s, "
-                f"prefill {figures[engine]['prefill tok/s'][-1]:.0f} tok/s",
-                style="dim",
+
+def measure_scenario(process: EngineProcess, what: Scenario, args: argparse.Namespace) -> dict:
+    """The run with the closest probes."""
+    best, least = None, 0.0
+    for _ in range(1 + args.repeats):
+        process.prepare(what)
+        before = ceilings(args)
+        run = process.run(what)
+        run["ceilings"] = [before, ceilings(args)]
+        gap = apart(what, run["ceilings"])
+        if best is None or gap < least:
+            best, least = run, gap
+        if least <= SETTLED or run["seconds"] > REPEATS_S:
+            break
+    assert best is not None
+    return best
+
+
+class Comparison:
+    """All rounds of one model. document: its part of the JSON. failed: whether an engine did that
+    should have worked."""
+
+    def __init__(
+        self,
+        shape: str,
+        dtype: str,
+        wanted: list[Scenario],
+        args: argparse.Namespace,
+        console: Console,
+    ) -> None:
+        self._args, self._console = args, console
+        self._folder = make_checkpoint(shape, dtype, args.root)
+        name, config = named_config(shape)
+        engines = args.engines or default_engines(dtype)
+        self.failed = False
+        self.document: dict = {
+            "shape": name,
+            "dtype": dtype,
+            "config": config,
+            "engines": [],
+            "scenarios": [dataclasses.asdict(s) for s in wanted],
+            "left_out": [],
+            "rounds": [],
+        }
+        for engine in engines:
+            reason = why_not(engine)
+            if reason:
+                self._leave_out(f"{engine}: {reason}")
+            else:
+                self.document["engines"].append(engine)
+        self._todo = {e: chosen(e, wanted) for e in self.document["engines"]}
+        if any(family(e) == "llama.cpp" for e in self._todo):
+            from gguf_file import write_gguf
+
+            write_gguf(self._folder)
+        self._reference = self._make_reference(wanted)
+
+    def round(self, number: int, save: Callable[[], None]) -> None:
+        """Every engine once; the order alternates, so that none always follows the same one.
+        save: called after each."""
+        engines = [e for e in self._todo if self._todo[e]]
+        processes: list[dict] = []
+        self.document["rounds"].append(processes)
+        for engine in engines if number % 2 == 0 else engines[::-1]:
+            left = list(self._todo[engine])
+            while left:  # a scenario beyond the limit ends its process, the rest get another
+                processes.append({"engine": engine, "deviation": None, "runs": []})
+                try:
+                    self._measure(processes[-1], left, number)
+                except EngineFailed as reason:
+                    self.failed = True
+                    self._leave_out(f"{engine}: {reason}")
+                    self._todo[engine] = []
+                    break
+                finally:
+                    save()
+
+    def _measure(self, found: dict, left: list[Scenario], number: int) -> None:
+        """Fills a process's part of the JSON. Takes from `left` what was measured or was too slow.
+        Raises EngineFailed."""
+        engine, args = found["engine"], self._args
+        with EngineProcess(engine, self._folder, left, args) as process:
+            found.update(process.ready())
+            if self._reference:
+                found["deviation"] = process.verify(self._reference)
+                self._check(found["deviation"])
+            while left:
+                what = left.pop(0)
+                try:
+                    run = measure_scenario(process, what, args)
+                except TooSlow as reason:
+                    self._leave_out(f"{engine}: {reason}")
+                    self._todo[engine].remove(what)
+                    break
+                found["runs"].append(run)
+                self._say(engine, number, what, run)
+
+    def _check(self, deviation: float) -> None:
+        most = MOST_OFF[self.document["dtype"]]
+        if not deviation <= most:
+            raise EngineFailed(
+                f"it computes other logits than transformers in f32: off by {deviation:.3g} of "
+                f"their deviation, {most:g} is allowed; nothing of it is worth timing"
             )
-    return {"figures": figures, "ceilings": ceilings}
+
+    def _make_reference(self, wanted: list[Scenario]) -> Path | None:
+        """The file of logits to compare with; None without transformers."""
+        file, engine = self._folder / "reference.npy", "transformers:f32"
+        if file.exists():
+            return file
+        reason = why_not(engine)
+        if reason:
+            self._leave_out(f"logits were not verified: {reason}")
+            return None
+        try:
+            with EngineProcess(engine, self._folder, wanted, self._args) as process:
+                process.ready()
+                process.save_logits(file)
+        except EngineFailed as failure:
+            self._leave_out(f"logits were not verified: {engine}: {failure}")
+            return None
+        return file
+
+    def _leave_out(self, line: str) -> None:
+        self.document["left_out"].append(line)
+        self._console.print(line, style="yellow", markup=False)
+
+    def _say(self, engine: str, number: int, what: Scenario, run: dict) -> None:
+        model = self.document
+        rate = run_figures(run, what, model["config"], model["dtype"])[RATE]
+        self._console.print(
+            f"{model['shape']} {model['dtype']} round {number + 1}/{self._args.rounds} {engine} "
+            f"{what.name}: {rate:.1f} tok/s",
+            style="dim",
+            markup=False,
+        )
 
 
-def spread(values: list[float], percent: bool) -> str:
-    """Median [least, most]."""
-    scale, form = (100, "{:.0f}%") if percent else (1, "{:.3g}")
-    cells = [form.format(scale * v) for v in (statistics.median(values), min(values), max(values))]
-    return f"{cells[0]} [{cells[1]}, {cells[2]}]"
-
-
-def show(results: dict, args: argparse.Namespace, console: Console) -> None:
-    """The table: a row per figure, a column per engine."""
-    read = statistics.median(c["read_bytes_per_s"] for c in results["ceilings"]) / 1e9
-    peak = statistics.median(c["fma_flops"] for c in results["ceilings"]) / 1e9
-    title = (
-        f"{args.shape} {args.dtype}, {args.threads} threads, prefill {args.prompt}, "
-        f"decode {args.tokens} after {args.decode_prompt}; ceilings {read:.1f} GB/s read, "
-        f"{peak:.0f} GFLOP/s f32"
-    )
-    table = Table(title=title)
-    table.add_column("median \\[min, max]")
-    for engine in results["figures"]:
-        table.add_column(engine, justify="right")
-    for name in next(iter(results["figures"].values())):
-        percent = name.startswith("share") or name.startswith("peak RSS")
-        row = [spread(figures[name], percent) for figures in results["figures"].values()]
-        table.add_row(name, *row)
-    console.print(table)
-
-
-def machine(args: argparse.Namespace) -> dict[str, object]:
-    """What the figures were measured on."""
-    from helm import __version__, _helm
-
-    model = next(
-        (
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=WORKER.parent
-    ).stdout.strip()
-    return {
-        "cpu": model,
-        "isa": _helm.isa_choice()[0],
-        "threads": args.threads,
-        "helm": __version__,
-        "commit": commit,
-        "date": time.strftime("%Y-%m-%d"),
+def measure(args: argparse.Namespace, console: Console) -> tuple[dict, bool]:
+    """All models one after the other: the JSON, written as far as it is after every process, and
+    whether no engine failed."""
+    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+    document: dict = {
+        "format": FORMAT,
+        "machine": machine(args),
+        "settings": settings,
+        "models": [],
     }
+    wanted = [scenario(name, args.decode_prompt, args.tokens) for name in args.scenarios]
+    for shape in args.shapes:
+        named_config(shape)  # a wrong name is found now, not an hour later
+    well = True
+
+    def save() -> None:
+        if args.json:
+            args.json.write_text(json.dumps(document, indent=1) + "\n")
+
+    for shape in args.shapes:
+        for dtype in args.dtypes:
+            comparison = Comparison(shape, dtype, wanted, args, console)
+            document["models"].append(comparison.document)
+            for number in range(args.rounds):
+                comparison.round(number, save)
+            well = well and not comparison.failed
+    return document, well
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-0.6b")
-    parser.add_argument("--dtype", choices=sorted(BYTES), default="bf16")
-    parser.add_argument("--engines", nargs="+", choices=list(PEERS), default=list(PEERS))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prefill")
-    parser.add_argument("--decode-prompt", type=int, default=128, help="context before decode")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens of the decode")
-    parser.add_argument("--weights", choices=("copied", "mapped"), default="copied")
-    parser.add_argument("--root", type=Path, default=Path(__file__).parent / "out")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    console = Console()
-    results = measure(args, console)
-    show(results, args, console)
-    if args.json:
-        settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-        document = {"machine": machine(args), "settings": settings, **results}
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
+    add = parser.add_argument
+    add("--shapes", nargs="+", default=list(SHAPES), help="names in shapes.json, or config.json")
+    add("--dtypes", nargs="+", choices=sorted(BYTES), default=["bf16", "f16"])
+    add("--engines", nargs="+", help="helm[:TIER], llama.cpp[:fa|:no-fa], transformers[:f32]")
+    add("--scenarios", nargs="+", default=list(DEFAULTS), help=", ".join(DEFAULTS) + ", ...")
+    add("--rounds", type=int, default=3)
+    add("--quick", action="store_true", help="one round of short scenarios, unless said otherwise")
+    add("--threads", type=int, default=default_threads(cpu_affinity()))
+    add("--decode-prompt", type=int, default=128, help="context before decode")
+    add("--tokens", type=int, default=64, help="steps of decode; fewer in long contexts")
+    add("--repeats", type=int, default=2, help="of a run whose two probes differ")
+    add("--probe-mib", type=int, default=512, help="memory that a probe reads; beyond all caches")
+    add("--limit", type=float, default=240, metavar="S", help="seconds that a scenario may take")
+    add("--weights", choices=("copied", "mapped"), default="copied")
+    add("--root", type=Path, default=Path(__file__).parent / "out", help="folder of checkpoints")
+    add("--scratch", default=os.environ.get("TMPDIR"), help="folder of temporary KV files")
+    add("--json", type=Path)
+    add("--from", dest="files", type=Path, nargs="+", metavar="JSON", help="measure nothing, show")
+    add("--markdown", action="store_true", help="print tables as Markdown")
+    add("--plot", type=Path, help="draw into FILE.svg, a file for each model if there are more")
+    if parser.parse_args().quick:
+        parser.set_defaults(rounds=1, scenarios=list(QUICK), tokens=16, repeats=0)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    if args.plot:
+        check_plot(args.plot)
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    well = True
+    if args.files:
+        documents = [read_saved(file) for file in args.files]
+    else:
+        document, well = measure(args, console)
+        documents = [document]
+    show(documents, console, args.markdown)
+    if args.plot:
+        for file in draw(documents, args.plot):
+            print(f"drew {file}", file=sys.stderr)
+    if not well:
+        raise SystemExit("[bench] an engine failed; what it did is above")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
-"""Writes a synthetic Qwen3 checkpoint as a GGUF file, so that llama.cpp can be measured on it."""
+"""Writes a synthetic checkpoint as a GGUF file, so that llama.cpp can be measured on it."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors import safe_open
+
+if TYPE_CHECKING:
+    import torch
 
 NAMES = {
     "input_layernorm": "attn_norm",
@@ -35,6 +39,15 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{NAMES[rest.removesuffix('.weight')]}.weight"
 
 
+def in_gguf_order(name: str, tensor: torch.Tensor, config: dict) -> torch.Tensor:
+    """The tensor as llama.cpp wants it: of Llama it rotates neighbouring elements of a head where
+    Hugging Face rotates halves, so the rows of Q and K change places."""
+    if config["model_type"] != "llama" or not name.endswith(("q_proj.weight", "k_proj.weight")):
+        return tensor
+    half = config["head_dim"] // 2
+    return tensor.reshape(-1, 2, half, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
+
+
 def write_gguf(folder: Path) -> Path:
     """The GGUF file beside the checkpoint in `folder`, written unless it is there."""
     import gguf
@@ -45,7 +58,7 @@ def write_gguf(folder: Path) -> Path:
         return target
     config = json.loads((folder / "config.json").read_text())
     partial = target.with_suffix(".partial")
-    writer = gguf.GGUFWriter(partial, "qwen3")
+    writer = gguf.GGUFWriter(partial, config["model_type"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -54,13 +67,14 @@ def write_gguf(folder: Path) -> Path:
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
+    writer.add_rope_dimension_count(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 - not a mapping
-            tensor = file.get_tensor(name)
+            tensor = in_gguf_order(name, file.get_tensor(name), config).contiguous()
             if tensor.ndim == 1:
                 writer.add_tensor(gguf_name(name), tensor.float().numpy())
             elif tensor.dtype == torch.bfloat16:

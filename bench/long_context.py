@@ -34,7 +34,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from compare import machine
+from engines_here import machine
 from helm import _helm
 from helm.compiler.workload import ResourceLimits, Space, Workload
 from helm.config import ModelConfig
@@ -45,6 +45,7 @@ from helm.models import build_graph
 from helm.plan import Plan, make_plan
 from helm.profile import Profile, load_profile
 from helm.profile_cache import machine_profile
+from long_cache import write_long_cache
 from partition import Layout, costed, place, price
 from random_weights import random_weights
 from setups import SIM
@@ -52,10 +53,8 @@ from synthetic import SHAPES
 
 SITES = ("stream", "cpu")
 TOKENS = 8  # decoded per round
-SHORT = 512  # tokens of the prompt that fills the cache
 STEP_TOKENS = 256
 PROBE_BYTES, PROBE_S = 1 << 29, 0.1
-MAGIC_BYTES = 8  # of a KV file, then the size of its header in as many
 
 
 @dataclass(frozen=True)
@@ -147,29 +146,6 @@ def decoded(engine: Any, sequence: int, tokens: int) -> tuple[list[int], list[fl
     return found, seconds
 
 
-def long_cache(engine: Any, kept: Any, plan: Plan, tokens: int, path: Path) -> None:
-    """Writes the KV file of a sequence of `tokens` positions: that of a short one repeated."""
-    prompt = prompt_of(SHORT, plan.model.vocab_size)
-    sequence, _ = kept.open(prompt, SHORT)
-    engine.forward(sequence, prompt_array(prompt))
-    kept.keep(sequence, prompt)
-    short = path.with_suffix(".short")
-    kept.save(prompt, str(short))
-    kept.clear()
-    with short.open("rb") as source, path.open("wb") as target:
-        magic = source.read(MAGIC_BYTES)
-        header = json.loads(source.read(int.from_bytes(source.read(8), "little")))
-        blocks = source.read()
-        header["tokens"] = (prompt * -(-tokens // SHORT))[:tokens]
-        text = json.dumps(header).encode()
-        target.write(magic + len(text).to_bytes(8, "little") + text)
-        size = len(blocks) // -(-SHORT // plan.kv.page_tokens)
-        for block in range(-(-tokens // plan.kv.page_tokens)):
-            at = block * size % len(blocks)
-            target.write(blocks[at : at + size])
-    short.unlink()
-
-
 def prompt_array(prompt: Sequence[int]) -> Any:
     import numpy as np
 
@@ -221,7 +197,7 @@ def extension(model: Model, profile: Profile, args: argparse.Namespace) -> list[
         for context in sorted(args.contexts):
             with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
                 path = Path(folder) / "cache.kv"
-                long_cache(engine, kept, planned, context, path)
+                write_long_cache(engine, kept, planned, context, path)
                 tokens, _ = kept.load(str(path))
             sequence, cached = kept.open([*tokens, 1], context + TOKENS)
             assert cached == context

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from compare import machine
+from engines_here import machine
 from helm import _helm
 from helm.compiler.candidate import Predicted
 from helm.compiler.op_cost import CostedGraph

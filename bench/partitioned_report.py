@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from compare import spread
+from compare_report import spread
 from helm.profile import Profile
 from helm.units import size_text
 

@@ -18,10 +18,11 @@ BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 SAFETENSORS_DTYPE = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
 TORCH_DTYPE = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 BLOCK = 1 << 22  # random elements, repeated to fill a tensor
+MADE_OF_IT = ("model.gguf", "reference.npy")  # files that others add to a checkpoint's folder
 
 
 def tensor_shapes(config: dict) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of a dense Qwen3 checkpoint."""
+    """Names and shapes of a dense Qwen3 or Llama checkpoint."""
     hidden, inter = config["hidden_size"], config["intermediate_size"]
     dim = config["head_dim"]
     q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
@@ -32,8 +33,9 @@ def tensor_shapes(config: dict) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield prefix + "self_attn.q_proj.weight", (q, hidden)
         yield prefix + "self_attn.k_proj.weight", (kv, hidden)
         yield prefix + "self_attn.v_proj.weight", (kv, hidden)
-        yield prefix + "self_attn.q_norm.weight", (dim,)
-        yield prefix + "self_attn.k_norm.weight", (dim,)
+        if config["model_type"] == "qwen3":
+            yield prefix + "self_attn.q_norm.weight", (dim,)
+            yield prefix + "self_attn.k_norm.weight", (dim,)
         yield prefix + "self_attn.o_proj.weight", (hidden, q)
         yield prefix + "post_attention_layernorm.weight", (hidden,)
         yield prefix + "mlp.gate_proj.weight", (inter, hidden)
@@ -113,14 +115,29 @@ def write_tokenizer(path: Path, vocab_size: int) -> None:
     path.write_text(json.dumps(document))
 
 
+def named_config(shape: str) -> tuple[str, dict]:
+    """Name and config of a shape of shapes.json, or of the config.json at that path."""
+    if shape in SHAPES:
+        return shape, SHAPES[shape]
+    path = Path(shape)
+    if not path.is_file():
+        raise SystemExit(
+            f"[bench] no shape {shape!r}; expected a config.json or one of {', '.join(SHAPES)}"
+        )
+    return path.resolve().parent.name, json.loads(path.read_text())
+
+
 def make_checkpoint(shape: str, dtype: str, root: Path) -> Path:
     """The folder of a checkpoint of `shape` in `dtype`, written unless it is already there."""
-    folder = root / f"{shape}-{dtype}"
+    name, config = named_config(shape)
+    config = {**config, "torch_dtype": TORCH_DTYPE[dtype], "eos_token_id": []}
+    folder = root / f"{name}-{dtype}"
     done = folder / "complete"
-    if done.exists():
+    if done.exists() and json.loads((folder / "config.json").read_text()) == config:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    config = {**SHAPES[shape], "torch_dtype": TORCH_DTYPE[dtype], "eos_token_id": []}
+    for stale in (done, *(folder / made for made in MADE_OF_IT)):
+        stale.unlink(missing_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     write_weights(folder / "model.safetensors", config, dtype)
     write_tokenizer(folder / "tokenizer.json", config["vocab_size"])

@@ -1,0 +1,348 @@
+"""The engines that worker.py measures, behind the same calls. Compares and prints nothing.
+
+An engine has `logits(tokens, alone)`, f32 [tokens, vocabulary] of a prompt of which the last
+`alone` arrive one at a time, as in decode; `prepare(scenario)`, untimed: what it needs is loaded,
+its sequences hold what comes before the timed tokens; `run(scenario)`: the seconds of each step,
+and what else it knows of them; `details`, what it says of itself. Right before `run`, `prepare` has
+been called; both may be called again and again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from scenarios import SHORT, Scenario, prompt_of, variant
+
+FLASH = {"": -1, "no-fa": 0, "fa": 1}  # llama.cpp's enum llama_flash_attn_type
+CHUNK = 512  # tokens that llama.cpp gets at once, its own default of a step
+
+
+@dataclass
+class Timed:
+    """ops: HELM's seconds by kind of op in the CPU's stages, barriers included."""
+
+    step_s: list[float]
+    ops: dict[str, float] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    @property
+    def details(self) -> dict[str, str]: ...
+    def logits(self, tokens: Sequence[int], alone: int) -> np.ndarray: ...
+    def prepare(self, scenario: Scenario) -> None: ...
+    def run(self, scenario: Scenario) -> Timed: ...
+
+
+def room(scenarios: Sequence[Scenario], setup: tuple[int, int]) -> int:
+    """Positions that a sequence needs in any scenario of that set-up; 64 for verification."""
+    return max(64, *(s.positions for s in scenarios if s.setup == setup))
+
+
+def timed_steps(steps: int, step: Callable[[], None]) -> list[float]:
+    """Seconds of each of `steps` calls."""
+    seconds = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - begin)
+    return seconds
+
+
+class Helm:
+    """HELM on the CPU as `helm.LLM` loads it, its kernel tier the environment's."""
+
+    def __init__(
+        self, folder: Path, scenarios: Sequence[Scenario], args: argparse.Namespace
+    ) -> None:
+        from helm import _helm
+
+        self._native, self._folder, self._scenarios, self._args = _helm, folder, scenarios, args
+        self._setup: tuple[int, int] | None = None
+        self._load(scenarios[0])
+
+    def _load(self, scenario: Scenario) -> None:
+        if scenario.setup == self._setup:
+            return
+        from helm.loading import load_model
+        from helm.local_plan import LoadOptions
+
+        self._engine = self._kept = None  # frees the memory of the last one first
+        options = LoadOptions(
+            context=room(self._scenarios, scenario.setup),
+            max_sequences=scenario.sequences,
+            threads=self._args.threads,
+            weights=self._args.weights,
+            device="cpu",
+        )
+        loaded = load_model(self._folder, None, options)
+        self._setup, self._plan, self._engine = scenario.setup, loaded.plan, loaded.engine
+        self._kept = self._native.PrefixCache(self._engine)
+        self._vocabulary = loaded.plan.model.vocab_size
+        self._open(scenario.sequences)
+
+    def _open(self, sequences: int) -> None:
+        context = self._plan.limits.context
+        self._sequences = [self._kept.open([], context)[0] for _ in range(sequences)]
+        self._held = 0  # positions of the scenarios' prompts in every sequence
+
+    @property
+    def details(self) -> dict[str, str]:
+        return {"isa": self._engine.stats["isa"]}
+
+    def logits(self, tokens: Sequence[int], alone: int) -> np.ndarray:
+        ids, together = np.array(tokens, np.int32), len(tokens) - alone
+        self._rewind(0)
+        parts = [ids[:together], *(ids[i : i + 1] for i in range(together, len(ids)))]
+        rows = [self._engine.forward(self._sequences[0], part, all=True) for part in parts]
+        self._rewind(0)
+        return np.concatenate(rows)
+
+    def prepare(self, scenario: Scenario) -> None:
+        self._load(scenario)
+        if scenario.kind == "prefill":
+            self._rewind(0)
+        elif self._held >= scenario.context:
+            self._rewind(scenario.context)
+        elif scenario.context > SHORT and scenario.sequences == 1:
+            self._fill(scenario.context)
+        else:
+            self._rewind(0)
+            self._generate(scenario.context, 0, 1)
+
+    def run(self, scenario: Scenario) -> Timed:
+        cached = 0 if scenario.kind == "prefill" else scenario.context
+        self._engine.count_op_times(True)
+        step_s = self._generate(scenario.context, cached, scenario.steps)
+        self._engine.count_op_times(False)
+        ops = {op["op"]: op["seconds"] for op in self._engine.stats["cpu_ops"]}
+        return Timed(step_s, ops)
+
+    def _rewind(self, positions: int) -> None:
+        for sequence in self._sequences:
+            self._engine.truncate(sequence, positions)
+        self._held = positions
+
+    def _generate(self, context: int, cached: int, new: int) -> list[float]:
+        """Seconds of the steps that give `new` tokens to every sequence."""
+        tail = [1] if cached else []
+        requests = [
+            self._native.Request(
+                prompt=[*prompt_of(context, self._vocabulary, i), *tail],
+                sequence=sequence,
+                cached=cached,
+                max_tokens=new,
+            )
+            for i, sequence in enumerate(self._sequences)
+        ]
+        generation, step_s, tokens = self._native.Generation(self._engine, requests), [], 0
+        while not generation.done:
+            begin = time.perf_counter()
+            tokens += len(generation.advance(0.0))
+            step_s.append(time.perf_counter() - begin)
+        assert tokens == new * len(requests), f"{tokens} tokens of {new} x {len(requests)}"
+        self._held = context
+        return step_s
+
+    def _fill(self, context: int) -> None:
+        from long_cache import write_long_cache
+
+        for sequence in self._sequences:
+            self._kept.close(sequence)
+        with tempfile.TemporaryDirectory(dir=self._args.scratch) as folder:
+            path = Path(folder) / "cache.kv"
+            write_long_cache(self._engine, self._kept, self._plan, context, path)
+            tokens, _ = self._kept.load(str(path))
+        sequence, held = self._kept.open([*tokens, 1], self._plan.limits.context)
+        assert held == context, f"the cache holds {held} positions of {context}"
+        self._sequences, self._held = [sequence], context
+
+
+class LlamaCpp:
+    """llama.cpp through its C API. Flash attention as it chooses itself, on (fa) or off (no-fa)."""
+
+    def __init__(
+        self, folder: Path, scenarios: Sequence[Scenario], args: argparse.Namespace
+    ) -> None:
+        import llama_cpp
+
+        self._llama, self._scenarios, self._args = llama_cpp, scenarios, args
+        self.details: dict[str, str] = {}
+        self._log = llama_cpp.llama_log_callback(self._read_log)  # must outlive the library
+        llama_cpp.llama_log_set(self._log, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+        self._model = llama_cpp.llama_model_load_from_file(
+            str(folder / "model.gguf").encode(), llama_cpp.llama_model_default_params()
+        )
+        assert self._model, "llama.cpp did not load the model"
+        vocab = llama_cpp.llama_model_get_vocab(self._model)
+        self._vocabulary = llama_cpp.llama_vocab_n_tokens(vocab)
+        self._setup: tuple[int, int] | None = None
+        self._context = None
+        self._batch = llama_cpp.llama_batch_init(CHUNK, 0, 1)
+        self._load(scenarios[0])
+
+    def _read_log(self, _level: int, text: bytes, _: Any) -> None:
+        """Keeps what the library says of flash attention, silences the rest."""
+        line = " ".join(text.decode(errors="replace").split())
+        if "flash_attn =" in line or "Flash Attention" in line:
+            self.details["flash attention"] = line
+
+    def _load(self, scenario: Scenario) -> None:
+        if scenario.setup == self._setup:
+            return
+        llama = self._llama
+        if self._context is not None:
+            llama.llama_free(self._context)
+        params = llama.llama_context_default_params()
+        params.n_ctx = scenario.sequences * (room(self._scenarios, scenario.setup) + 8)
+        params.n_seq_max = scenario.sequences
+        params.n_batch = params.n_ubatch = CHUNK
+        params.n_threads = params.n_threads_batch = self._args.threads
+        params.flash_attn_type = FLASH[variant(self._args.engine)]
+        self._context = llama.llama_init_from_model(self._model, params)
+        assert self._context, "llama.cpp made no context"
+        self._memory = llama.llama_get_memory(self._context)
+        self._setup, self._held = scenario.setup, 0
+
+    def logits(self, tokens: Sequence[int], alone: int) -> np.ndarray:
+        self._rewind(0)
+        fed = [(0, i, token, True) for i, token in enumerate(tokens)]
+        together = len(tokens) - alone
+        rows = []
+        for part in (fed[:together], *([row] for row in fed[together:])):
+            self._decode(part)
+            rows += [self._row(i).copy() for i in range(len(part))]
+        self._rewind(0)
+        return np.array(rows)
+
+    def prepare(self, scenario: Scenario) -> None:
+        self._load(scenario)
+        if scenario.kind == "decode" and self._held >= scenario.context:
+            self._rewind(scenario.context)
+            return
+        self._rewind(0)
+        if scenario.kind == "decode":
+            for sequence in range(scenario.sequences):
+                self._prompt(scenario.context, sequence)
+
+    def run(self, scenario: Scenario) -> Timed:
+        if scenario.kind == "prefill":
+            return Timed(timed_steps(1, lambda: self._prompt(scenario.context, 0)))
+        tokens = [1] * scenario.sequences
+        position = scenario.context
+
+        def step() -> None:
+            nonlocal tokens, position
+            self._decode([(i, position, token, True) for i, token in enumerate(tokens)])
+            tokens = [int(self._row(i).argmax()) for i in range(scenario.sequences)]
+            position += 1
+
+        step_s = timed_steps(scenario.steps, step)
+        assert np.isfinite(self._row(0)).all()
+        return Timed(step_s)
+
+    def _prompt(self, length: int, sequence: int) -> int:
+        """The token after a prompt."""
+        prompt = prompt_of(length, self._vocabulary, sequence)
+        for first in range(0, length, CHUNK):
+            chunk = prompt[first : first + CHUNK]
+            self._decode(
+                [(sequence, i, token, i == length - 1) for i, token in enumerate(chunk, first)]
+            )
+        self._held = length
+        return int(self._row(-1).argmax())
+
+    def _decode(self, rows: Sequence[tuple[int, int, int, bool]]) -> None:
+        """rows: sequence, position, token, whether its logits are wanted."""
+        batch = self._batch
+        batch.n_tokens = len(rows)
+        for i, (sequence, position, token, wanted) in enumerate(rows):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, position, wanted
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
+        found = self._llama.llama_decode(self._context, batch)
+        assert found == 0, f"llama_decode returned {found}"
+
+    def _row(self, index: int) -> np.ndarray:
+        pointer = self._llama.llama_get_logits_ith(self._context, index)
+        return np.ctypeslib.as_array(pointer, (self._vocabulary,))
+
+    def _rewind(self, positions: int) -> None:
+        for sequence in range(self._setup[1] if self._setup else 1):
+            assert self._llama.llama_memory_seq_rm(self._memory, sequence, positions, -1)
+        self._held = positions
+
+
+class Transformers:
+    """Hugging Face transformers in the checkpoint's dtype, or in f32."""
+
+    def __init__(
+        self, folder: Path, scenarios: Sequence[Scenario], args: argparse.Namespace
+    ) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(args.threads)
+        self._torch = torch
+        dtype = {"": "auto", "f32": torch.float32}[variant(args.engine)]
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        self._vocabulary = self._model.config.vocab_size
+        self._out: Any = None
+        self._held = (0, 0)  # sequences, positions
+
+    @property
+    def details(self) -> dict[str, str]:
+        return {"dtype": str(self._model.dtype)}
+
+    def logits(self, tokens: Sequence[int], alone: int) -> np.ndarray:
+        together, rows, past = len(tokens) - alone, [], None
+        with self._torch.inference_mode():
+            for part in (tokens[:together], *([token] for token in tokens[together:])):
+                out = self._model(self._torch.tensor([part]), past_key_values=past, use_cache=True)
+                past = out.past_key_values
+                rows.append(out.logits[0].float().numpy())
+        return np.concatenate(rows)
+
+    def prepare(self, scenario: Scenario) -> None:
+        if scenario.kind == "prefill":
+            self._out, self._held = None, (0, 0)
+        elif self._held == (scenario.sequences, scenario.context):
+            past = self._out.past_key_values
+            if past.get_seq_length() > scenario.context:
+                past.crop(scenario.context - past.get_seq_length())
+        else:
+            self._prompt(scenario)
+
+    def run(self, scenario: Scenario) -> Timed:
+        if scenario.kind == "prefill":
+            return Timed(timed_steps(1, lambda: self._prompt(scenario)))
+        token = self._torch.ones((scenario.sequences, 1), dtype=self._torch.long)
+
+        def step() -> None:
+            nonlocal token
+            past = self._out.past_key_values
+            self._out = self._model(token, past_key_values=past, use_cache=True)
+            token = self._out.logits[:, -1].argmax(-1, keepdim=True)
+
+        with self._torch.inference_mode():
+            step_s = timed_steps(scenario.steps, step)
+        assert self._torch.isfinite(self._out.logits).all()
+        return Timed(step_s)
+
+    def _prompt(self, scenario: Scenario) -> None:
+        rows = [prompt_of(scenario.context, self._vocabulary, i) for i in range(scenario.sequences)]
+        with self._torch.inference_mode():
+            self._out = self._model(self._torch.tensor(rows), use_cache=True, logits_to_keep=1)
+            self._out.logits[:, -1].argmax(-1, keepdim=True)
+        self._held = (scenario.sequences, scenario.context)
+
+
+ENGINES = {"helm": Helm, "llama.cpp": LlamaCpp, "transformers": Transformers}

@@ -1,0 +1,225 @@
+"""From what compare.py measured to figures and bars: pure functions of its JSON, nothing is run.
+
+A model of that JSON has `shape`, `dtype`, `config`, `engines`, `scenarios`, `left_out`, `rounds`.
+A round is a list of processes: `engine`, `load_s`, `first_token_s`, `details`, `deviation`, `runs`.
+A run has its `scenario`'s name, `seconds` of all its steps, `ops`, `peak_rss_bytes` and the
+`ceilings` before and after it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scenarios import Scenario, family, variant
+from synthetic import BYTES, tensor_shapes
+
+# Names of figures, in the order in which tables show them.
+RATE = "tok/s"
+MEMORY = "GB/s"
+OF_READ = "of read ceiling"
+FLOPS = "GFLOP/s"
+OF_PEAK = "of f32 peak"
+PRODUCTS = "products of f32 peak"
+OTHER_OPS = "other ops"
+
+
+def matrix_elements(config: dict) -> tuple[int, int]:
+    """Elements of the blocks' matrices, and of the head."""
+    shapes = [s for name, s in tensor_shapes(config) if name.startswith("model.layers.")]
+    blocks = sum(rows * shape[0] for rows, *shape in shapes if shape)
+    return blocks, config["vocab_size"] * config["hidden_size"]
+
+
+def step_bytes(config: dict, dtype: str, scenario: Scenario) -> float:
+    """What a decode step must read: every block matrix and the head once, K and V of every
+    sequence; all in the checkpoint's dtype."""
+    blocks, head = matrix_elements(config)
+    kv = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    return (blocks + head + kv * scenario.mean_context * scenario.sequences) * BYTES[dtype]
+
+
+def product_flops(config: dict, tokens: int) -> float:
+    """Of a prompt with every block matrix, of its last token with the head."""
+    blocks, head = matrix_elements(config)
+    return 2.0 * (blocks * tokens + head)
+
+
+def attention_flops(config: dict, tokens: int) -> float:
+    """Of a prompt's queries with the keys and values up to their own position."""
+    pairs = tokens * (tokens + 1) / 2
+    heads = config["num_attention_heads"] * config["head_dim"]
+    return 4.0 * config["num_hidden_layers"] * heads * pairs
+
+
+def around(run: dict, ceiling: str) -> float:
+    """The mean of a ceiling before and after a run."""
+    return statistics.mean(probe[ceiling] for probe in run["ceilings"])
+
+
+def run_figures(run: dict, scenario: Scenario, config: dict, dtype: str) -> dict[str, float]:
+    """Of one run; shares are of the ceilings right before and after it."""
+    seconds, ops = run["seconds"], run["ops"]
+    found = {RATE: scenario.tokens / seconds}
+    if scenario.kind == "prefill":
+        products = product_flops(config, scenario.tokens)
+        flops = products + attention_flops(config, scenario.tokens)
+        peak = around(run, "fma_flops")
+        found[FLOPS] = flops / seconds / 1e9
+        found[OF_PEAK] = flops / seconds / peak
+        if ops:
+            found[PRODUCTS] = products / ops["linear"] / peak
+    else:
+        rate = step_bytes(config, dtype, scenario) * scenario.steps / seconds
+        found[MEMORY] = rate / 1e9
+        found[OF_READ] = rate / around(run, "read_bytes_per_s")
+    if ops:
+        found[OTHER_OPS] = 1 - (ops["linear"] + ops["attention"]) / seconds
+    return found
+
+
+Figures = dict[tuple[str, str], dict[str, float]]  # (engine, scenario) -> figure -> value
+
+
+def rounds_of(model: dict) -> list[Figures]:
+    """Of each round."""
+    scenarios = {fields["name"]: Scenario(**fields) for fields in model["scenarios"]}
+
+    def of_run(run: dict) -> dict[str, float]:
+        return run_figures(run, scenarios[run["scenario"]], model["config"], model["dtype"])
+
+    return [
+        {(p["engine"], run["scenario"]): of_run(run) for p in processes for run in p["runs"]}
+        for processes in model["rounds"]
+    ]
+
+
+def series(rounds: Sequence[Figures], engine: str, scenario: str, figure: str) -> list[float]:
+    """One value for each round that has it."""
+    cells = (found.get((engine, scenario), {}).get(figure) for found in rounds)
+    return [value for value in cells if value is not None]
+
+
+def engines_of(model: dict) -> list[str]:
+    """In the order in which they were asked for."""
+    return [e for e in model["engines"] if any(p["engine"] == e for p in _processes(model))]
+
+
+def scenarios_of(model: dict) -> list[Scenario]:
+    """That some engine has measured, in the order in which they were asked for."""
+    found = {run["scenario"] for p in _processes(model) for run in p["runs"]}
+    return [Scenario(**fields) for fields in model["scenarios"] if fields["name"] in found]
+
+
+def _processes(model: dict) -> Iterator[dict]:
+    for processes in model["rounds"]:
+        yield from processes
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A goal of a ratio of one round. value: raises KeyError where the round lacks a part."""
+
+    text: str
+    engine: str
+    goal: float
+    value: Callable[[Figures], float]
+    at_most: bool = False
+    percent: bool = True
+    shapes: tuple[str, ...] | None = None  # None: all
+
+    def met(self, values: Sequence[float]) -> bool:
+        """Whether the median is where it should be."""
+        typical = statistics.median(values)
+        return typical < self.goal if self.at_most else typical >= self.goal
+
+
+def _share(engine: str, scenario: str, figure: str) -> Callable[[Figures], float]:
+    return lambda found: found[engine, scenario][figure]
+
+
+def _over(engine: str, scenario: str, peer: str) -> Callable[[Figures], float]:
+    """Tokens/s over the peer's."""
+    return lambda found: found[engine, scenario][RATE] / found[peer, scenario][RATE]
+
+
+def _over_best(engine: str, scenario: str, peers: str) -> Callable[[Figures], float]:
+    """Tokens/s over those of the fastest setting of a family of peers."""
+
+    def ratio(found: Figures) -> float:
+        names = [name for name, measured in found if measured == scenario and family(name) == peers]
+        if not names:
+            raise KeyError(peers)
+        return found[engine, scenario][RATE] / max(found[name, scenario][RATE] for name in names)
+
+    return ratio
+
+
+def _times(sequences: int) -> Callable[[Figures], float]:
+    return lambda found: found["helm", f"decode-x{sequences}"][RATE] / found["helm", "decode"][RATE]
+
+
+def bars(engines: Sequence[str]) -> list[Bar]:
+    """All of them; those of prefill and against peers once for each tier of HELM above AVX2, since
+    some round activations, as some peers do, and some do not."""
+    ratio = {"percent": False}
+    tiers = [e for e in engines if family(e) == "helm" and variant(e) not in ("avx2", "scalar")]
+    found = [
+        Bar("decode, of the read ceiling", "helm", 0.93, _share("helm", "decode", OF_READ)),
+        Bar("decode on AVX2 alone, of the read ceiling", "helm:avx2", 0.88,
+            _share("helm:avx2", "decode", OF_READ)),
+    ]  # fmt: skip
+    for engine in tiers:
+        found += [
+            Bar("decode over llama.cpp, its better setting", engine, 1.3,
+                _over_best(engine, "decode", "llama.cpp"), **ratio),
+            Bar("prefill of 512, products, of the f32 peak", engine, 0.85,
+                _share(engine, "prefill-512", PRODUCTS)),
+            Bar("prefill of 512 over llama.cpp, its better setting", engine, 1.4,
+                _over_best(engine, "prefill-512", "llama.cpp"), **ratio),
+            Bar("prefill of 512 over transformers in f32", engine, 1.0,
+                _over(engine, "prefill-512", "transformers:f32"), **ratio),
+        ]  # fmt: skip
+    return [
+        *found,
+        Bar("prefill of 4,096 with attention, of the f32 peak", "helm", 0.75,
+            _share("helm", "prefill-4096", OF_PEAK)),
+        Bar("4 sequences over one", "helm", 3.6, _times(4), **ratio),
+        Bar("8 sequences over one", "helm", 6.0, _times(8), **ratio),
+        Bar("decode at 4,096, of the read ceiling", "helm", 0.85,
+            _share("helm", "decode@4096", OF_READ)),
+        Bar("decode at 32,768, of the read ceiling", "helm", 0.85,
+            _share("helm", "decode@32768", OF_READ)),
+        Bar("decode at 4,096 over llama.cpp as it comes", "helm", 3.0,
+            _over("helm", "decode@4096", "llama.cpp"), **ratio),
+        Bar("decode at 4,096 over llama.cpp, its better setting", "helm", 1.3,
+            _over_best("helm", "decode@4096", "llama.cpp"), **ratio),
+        Bar("all but products and attention, of a decode step", "helm", 0.03,
+            _share("helm", "decode", OTHER_OPS), at_most=True, shapes=("qwen3-0.6b",)),
+    ]  # fmt: skip
+
+
+def bar_values(bar: Bar, rounds: Sequence[Figures]) -> list[float]:
+    """One for each round that has all parts."""
+    values = []
+    for found in rounds:
+        try:
+            values.append(bar.value(found))
+        except KeyError:
+            continue
+    return values
+
+
+def process_figures(model: dict, engine: str) -> dict[str, list[Any]]:
+    """Of starting an engine, by round. The resident size is that after its first scenario."""
+    blocks, head = matrix_elements(model["config"])
+    weights = (blocks + head) * BYTES[model["dtype"]]
+    own = [p for p in _processes(model) if p["engine"] == engine and p["runs"]]
+    return {
+        "start to loaded s": [p["load_s"] for p in own],
+        "start to first token s": [p["first_token_s"] for p in own],
+        "peak RSS / weights": [p["runs"][0]["peak_rss_bytes"] / weights for p in own],
+        "logits off by": [p["deviation"] for p in own if p["deviation"] is not None],
+    }

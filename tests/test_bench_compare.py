@@ -1,0 +1,367 @@
+"""bench/compare.py: its figures, bars, tables and rounds, from made-up measurements."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import compare
+import engines_here
+from compare_report import bar_sheet, speed_sheet, start_sheet
+from engine_process import TooSlow
+from figures import (
+    FLOPS,
+    OF_PEAK,
+    OF_READ,
+    OTHER_OPS,
+    PRODUCTS,
+    RATE,
+    Bar,
+    attention_flops,
+    bar_values,
+    bars,
+    matrix_elements,
+    product_flops,
+    run_figures,
+    step_bytes,
+)
+from scenarios import DEFAULTS, chosen, prompt_of, scenario
+from worker import deviation
+
+# 2 blocks: q 32 x 24, k and v 16 x 24 each, o 24 x 32, gate, up and down 40 x 24 each.
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 300,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+}
+BLOCKS = 2 * (32 * 24 + 2 * 16 * 24 + 24 * 32 + 3 * 40 * 24)
+HEAD = 300 * 24
+
+
+def run_of(
+    name: str,
+    seconds: float,
+    ops: dict[str, float] | None = None,
+    read: tuple[float, float] = (1e9, 3e9),
+) -> dict[str, Any]:
+    """A run between these probes."""
+    return {
+        "scenario": name,
+        "seconds": seconds,
+        "ops": ops or {},
+        "peak_rss_bytes": 4 * (BLOCKS + HEAD),
+        "ceilings": [{"read_bytes_per_s": rate, "fma_flops": 1e9} for rate in read],
+    }
+
+
+def figures_of(run: dict[str, Any]) -> dict[str, float]:
+    return run_figures(run, scenario(run["scenario"], 128, 64), CONFIG, "bf16")
+
+
+def process_of(engine: str, *runs: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "engine": engine,
+        "load_s": 1.0,
+        "first_token_s": 2.0,
+        "deviation": 0.01,
+        "runs": list(runs),
+    }
+
+
+def model_of(*rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    engines = list(dict.fromkeys(p["engine"] for processes in rounds for p in processes))
+    return {
+        "shape": "made-up",
+        "dtype": "bf16",
+        "config": CONFIG,
+        "engines": engines,
+        "scenarios": [dataclasses.asdict(scenario(name, 128, 64)) for name in DEFAULTS],
+        "left_out": [],
+        "rounds": list(rounds),
+    }
+
+
+def bar(text: str, engines: list[str], engine: str = "helm") -> Bar:
+    (found,) = [b for b in bars(engines) if b.text == text and b.engine == engine]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "context", "sequences", "steps"),
+    [
+        ("decode", "decode", 100, 1, 48),
+        ("decode-x8", "decode", 100, 8, 48),
+        ("decode@4096", "decode", 4096, 1, 24),
+        ("decode@32768-x2", "decode", 32768, 2, 12),
+        ("prefill-512", "prefill", 512, 1, 1),
+    ],
+)
+def test_a_scenario_is_what_its_name_says(
+    name: str, kind: str, context: int, sequences: int, steps: int
+) -> None:
+    found = scenario(name, 100, 48)
+    assert (found.kind, found.context) == (kind, context)
+    assert (found.sequences, found.steps) == (sequences, steps)
+    assert found.tokens == (context if kind == "prefill" else sequences * steps)
+
+
+@pytest.mark.parametrize("name", ["decode@", "prefill", "prefill-0", "decode-x0", "Decode", ""])
+def test_a_name_that_means_nothing_is_refused(name: str) -> None:
+    with pytest.raises(SystemExit, match="no scenario"):
+        scenario(name, 128, 64)
+
+
+def test_only_helm_as_it_comes_measures_everything() -> None:
+    wanted = [scenario(name, 128, 64) for name in (*DEFAULTS, "decode@9000")]
+    assert chosen("helm", wanted) == wanted
+    named = {e: [s.name for s in chosen(e, wanted)] for e in ("helm:avx2", "llama.cpp:fa")}
+    assert named["helm:avx2"] == ["decode", "prefill-512", "decode@9000"]
+    assert named["llama.cpp:fa"] == [n for n in (*DEFAULTS, "decode@9000") if "32768" not in n]
+
+
+def test_prompts_of_sequences_begin_differently_and_longer_ones_alike() -> None:
+    firsts = {tuple(prompt_of(2, 300, i)) for i in range(8)}
+    assert len(firsts) == 8
+    assert prompt_of(50, 300)[:20] == prompt_of(20, 300)
+
+
+def test_a_decode_step_reads_matrices_once_and_every_sequences_keys_and_values() -> None:
+    assert matrix_elements(CONFIG) == (BLOCKS, HEAD)
+    what = scenario("decode-x4", 10, 3)  # sees 11, 12, 13 positions
+    kv = sum(2 * 2 * 2 * 8 * seen for seen in (11, 12, 13)) / 3 * 4
+    assert step_bytes(CONFIG, "f32", what) == 4 * (BLOCKS + HEAD + kv)
+
+
+def test_prefill_counts_the_head_once_and_causal_pairs() -> None:
+    assert product_flops(CONFIG, 7) == 2 * (7 * BLOCKS + HEAD)
+    pairs = sum(1 for query in range(7) for key in range(7) if key <= query)
+    assert attention_flops(CONFIG, 7) == 2 * 4 * (2 * 8 + 2 * 8) * pairs
+
+
+def test_figures_of_a_decode_are_shares_of_the_ceilings_around_it() -> None:
+    ops = {"linear": 1.5, "attention": 0.3, "norm": 0.1}
+    found = figures_of(run_of("decode-x4", 2.0, ops))
+    assert found[RATE] == pytest.approx(4 * 64 / 2.0)
+    size = step_bytes(CONFIG, "bf16", scenario("decode-x4", 128, 64))
+    assert found[OF_READ] == pytest.approx(64 * size / 2.0 / 2e9)
+    assert found[OTHER_OPS] == pytest.approx(0.1)  # norms, and what no op accounts for
+
+
+def test_figures_of_a_prefill_tell_products_from_the_whole() -> None:
+    ops = {"linear": 1.0, "attention": 0.5}
+    found = figures_of(run_of("prefill-512", 2.0, ops))
+    products, attention = product_flops(CONFIG, 512), attention_flops(CONFIG, 512)
+    assert found[RATE] == pytest.approx(256)
+    assert found[FLOPS] == pytest.approx((products + attention) / 2 / 1e9)
+    assert found[OF_PEAK] == pytest.approx((products + attention) / 2 / 1e9)
+    assert found[PRODUCTS] == pytest.approx(products / 1e9)
+    assert PRODUCTS not in figures_of(run_of("prefill-512", 2.0))
+
+
+def test_a_bar_is_a_median_of_ratios_within_rounds() -> None:
+    seconds = [(1.0, 2.0), (4.0, 4.0), (8.0, 24.0)]  # of HELM and of llama.cpp: 2x, 1x, 3x
+    model = model_of(
+        *(
+            [process_of("helm", run_of("decode", ours)),
+             process_of("llama.cpp", run_of("decode", theirs))]
+            for ours, theirs in seconds
+        )
+    )  # fmt: skip
+    (row,) = [
+        r for r in bar_sheet(model).rows if r[0] == "decode over llama.cpp, its better setting"
+    ]
+    assert row[1:] == ("helm", "2.00x [1.00x, 3.00x]", ">= 1.3x", "met")
+
+
+def test_the_better_setting_of_a_peer_counts_and_its_own_default_where_named() -> None:
+    found = {
+        ("helm", "decode@4096"): {RATE: 12.0},
+        ("llama.cpp", "decode@4096"): {RATE: 3.0},
+        ("llama.cpp:no-fa", "decode@4096"): {RATE: 10.0},
+        ("llama.cpp:fa", "decode"): {RATE: 100.0},
+    }
+    engines = ["helm", "llama.cpp"]
+    default = bar("decode at 4,096 over llama.cpp as it comes", engines)
+    better = bar("decode at 4,096 over llama.cpp, its better setting", engines)
+    assert bar_values(default, [found]) == [4.0]
+    assert bar_values(better, [found]) == [1.2]
+    assert default.met([4.0])
+    assert not better.met([1.2])
+
+
+def test_a_bar_without_one_of_its_parts_is_not_measured() -> None:
+    model = model_of([process_of("helm", run_of("decode", 1.0))])
+    verdicts = {row[0]: row[-1] for row in bar_sheet(model).rows}
+    assert verdicts["decode over llama.cpp, its better setting"] == "not measured"
+    assert verdicts["8 sequences over one"] == "not measured"
+    assert verdicts["decode, of the read ceiling"] == "NOT MET"
+    assert "all but products and attention, of a decode step" not in verdicts  # another shape
+
+
+def test_what_should_be_small_is_met_below_its_goal() -> None:
+    other = bar("all but products and attention, of a decode step", ["helm"])
+    assert other.met([0.029, 0.01, 0.9])
+    assert not other.met([0.031])
+
+
+def test_a_tier_that_rounds_has_the_bars_of_prefill_and_avx2_has_not() -> None:
+    engines = ["helm", "helm:avx2", "helm:avx512bf16", "llama.cpp"]
+    text = "prefill of 512 over llama.cpp, its better setting"
+    assert [b.engine for b in bars(engines) if b.text == text] == ["helm", "helm:avx512bf16"]
+
+
+def test_tables_have_a_row_for_each_scenario_that_an_engine_measured() -> None:
+    first = [
+        process_of("helm", run_of("decode", 1.0), run_of("prefill-512", 1.0)),
+        process_of("llama.cpp", run_of("decode", 2.0)),
+    ]
+    model = model_of(first, [process_of("helm", run_of("decode", 3.0))])
+    rows = speed_sheet(model).rows
+    assert [row[:2] for row in rows] == [
+        ("decode", "helm"), ("decode", "llama.cpp"), ("prefill-512", "helm"),
+    ]  # fmt: skip
+    assert rows[0][2] == "42.7 [21.3, 64]"
+    assert rows[1][-1] == ""  # a peer does not tell its ops
+    starts = start_sheet(model).rows
+    assert starts[0] == ("helm", "1 [1, 1]", "2 [2, 2]", "200% [200%, 200%]", "0.01 [0.01, 0.01]")
+    lines = speed_sheet(model).markdown().splitlines()
+    assert len({line.count("|") for line in lines[2:]}) == 1
+
+
+def arguments(**changed: Any) -> argparse.Namespace:
+    return argparse.Namespace(**{"threads": 1, "repeats": 2, "rounds": 1, **changed})
+
+
+@pytest.mark.parametrize(
+    ("default", "dtype", "tiers"),
+    [
+        ("avx512bf16", "bf16", ["helm:avx2", "helm:avx512"]),
+        ("avx512", "bf16", ["helm:avx2", "helm:avx512bf16"]),
+        ("avx512", "f16", ["helm:avx2"]),
+        ("avx2", "f16", []),
+    ],
+)
+def test_tiers_that_compute_otherwise_are_measured_beside_the_default(
+    monkeypatch: pytest.MonkeyPatch, default: str, dtype: str, tiers: list[str]
+) -> None:
+    names = ["scalar", "avx2", "avx512", "avx512bf16"]
+    native = SimpleNamespace(
+        isa_tiers=lambda: [{"name": name, "available": True} for name in names],
+        isa_choice=lambda: (default, "because"),
+    )
+    monkeypatch.setattr(engines_here, "_helm", native)
+    found = engines_here.default_engines(dtype)
+    assert [engine for engine in found if engine.startswith("helm")] == ["helm", *tiers]
+
+
+def test_quick_gives_way_to_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["compare.py", "--quick", "--tokens", "3"])
+    found = compare.arguments()
+    assert (found.rounds, found.repeats, found.tokens) == (1, 0, 3)
+    assert "prefill-4096" not in found.scenarios
+
+
+class FakeProcess:
+    """Runs of given seconds, one after the other."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.seconds, self.prepared = list(seconds), 0
+
+    def prepare(self, _: Any) -> None:
+        self.prepared += 1
+
+    def run(self, what: Any) -> dict[str, Any]:
+        return {**run_of(what.name, self.seconds.pop(0)), "ceilings": None}
+
+
+@pytest.mark.parametrize(
+    ("probes", "kept", "runs"),
+    [
+        ([1.0, 1.01], 1.0, 1),
+        ([1.0, 2.0, 1.0, 1.01], 2.0, 2),
+        ([1.0, 2.0, 2.0, 1.5, 1.0, 3.0], 2.0, 3),  # the closest of those that all differ
+    ],
+)
+def test_a_run_between_probes_that_differ_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, probes: list[float], kept: float, runs: int
+) -> None:
+    left = list(probes)
+    monkeypatch.setattr(
+        compare, "ceilings", lambda _: {"read_bytes_per_s": left.pop(0), "fma_flops": 1.0}
+    )
+    process = FakeProcess(1.0, 2.0, 3.0)
+    found = compare.measure_scenario(process, scenario("decode", 8, 2), arguments())
+    assert found["seconds"] == kept
+    assert process.prepared == runs
+    assert not left
+
+
+def test_a_scenario_beyond_the_limit_is_left_out_and_the_rest_measured_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = [scenario(name, 8, 2) for name in ("decode", "decode@4096", "prefill-512")]
+    started: list[list[str]] = []
+    saves: list[int] = []
+
+    class Slow:
+        def __init__(self, _engine: str, _folder: Any, todo: Any, _args: Any) -> None:
+            started.append([s.name for s in todo])
+
+        def __enter__(self) -> Slow:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def ready(self) -> dict[str, Any]:
+            return {"load_s": 1.0, "first_token_s": 1.0}
+
+    def measured(_process: Any, what: Any, _args: Any) -> dict[str, Any]:
+        if what.context == 4096:
+            raise TooSlow("decode@4096 took more than 1 s (--limit)")
+        return run_of(what.name, 1.0)
+
+    monkeypatch.setattr(compare, "EngineProcess", Slow)
+    monkeypatch.setattr(compare, "measure_scenario", measured)
+    comparison = object.__new__(compare.Comparison)
+    comparison._args, comparison._console = arguments(), compare.Console(quiet=True)
+    comparison._folder, comparison._reference, comparison.failed = Path(), None, False
+    comparison._todo = {"helm": list(wanted)}
+    comparison.document = {**model_of(), "shape": "made-up", "left_out": [], "rounds": []}
+    comparison.round(0, lambda: saves.append(len(started)))
+    comparison.round(1, lambda: saves.append(len(started)))
+    assert started == [
+        ["decode", "decode@4096", "prefill-512"], ["prefill-512"], ["decode", "prefill-512"],
+    ]  # fmt: skip
+    assert saves == [1, 2, 3]
+    assert len(comparison.document["left_out"]) == 1
+    ran = [[r["scenario"] for r in p["runs"]] for p in comparison.document["rounds"][0]]
+    assert ran == [["decode"], ["prefill-512"]]
+
+
+def test_the_deviation_is_that_of_the_worst_row_and_nan_passes_for_nothing() -> None:
+    expected = np.random.default_rng(1).standard_normal((5, 400)).astype(np.float32)
+    assert deviation(expected, expected) == 0
+    wrong = expected.copy()
+    wrong[3] = -wrong[3]
+    assert deviation(wrong, expected) == pytest.approx(2, rel=0.1)
+    wrong[3, 7] = math.nan
+    assert not deviation(wrong, expected) <= 1e9
