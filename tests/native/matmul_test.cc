@@ -6,9 +6,19 @@
 
 #include "oracle.h"
 #include "tiers.h"
+#include "tile_tables.h"
 
 namespace helm::test {
 namespace {
+
+// The tiers, and the amx tier where it is not one of them.
+std::vector<const cpu::KernelTable*> products(DType dtype) {
+  std::vector<const cpu::KernelTable*> tables = tiers();
+  if (dtype != DType::kBF16) return tables;
+  tables.push_back(&emulated_amx());
+  if (const cpu::KernelTable* trapped = trapped_amx()) tables.push_back(trapped);
+  return tables;
+}
 
 struct Problem {
   int64_t tokens, rows, cols;
@@ -71,7 +81,7 @@ std::vector<float> result_of(const Problem& p, const Data& d, const std::vector<
 
 void check_problem(const Problem& p, uint32_t seed) {
   for (DType dtype : kAllTypes) {
-    for (const cpu::KernelTable* table : tiers()) {
+    for (const cpu::KernelTable* table : products(dtype)) {
       const Data d(p, dtype, seed);
       const Scratch scratch(*table, p.cols, 1, 1, 64);
       const std::vector<float> before = d.c.copy();
@@ -117,7 +127,7 @@ TEST_CASE("matmul: bias, accumulation and hard inputs") {
 
 TEST_CASE("matmul: the bits of C(t, r) do not depend on tokens or on the row split") {
   for (DType dtype : kAllTypes) {
-    for (const cpu::KernelTable* table : tiers()) {
+    for (const cpu::KernelTable* table : products(dtype)) {
       for (int64_t cols : {20, 1024, 1500, 3072, 4500}) {
         const Problem p{83, 67, cols, true, true, Fill::kLarge};
         const Data d(p, dtype, 400);
