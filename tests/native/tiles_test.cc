@@ -114,18 +114,20 @@ TEST_CASE("tiles: machine code and plain C++ give the same bits") {
   for (int64_t tokens : {1, 2, 16, 17, 32, 50, 64, 65, 97}) {
     for (int64_t rows : {1, 16, 33, 48, 70}) {
       for (int64_t cols : {1, 31, 64, 97, 600}) {
-        const Guarded<float> a(random_floats(tokens * cols, ++seed, Fill::kLarge));
+        const int64_t a_stride = cols + 3, c_stride = rows + 3;
+        const Guarded<float> a(random_floats((tokens - 1) * a_stride + cols, ++seed, Fill::kLarge));
         const Guarded<unsigned char> w(
             encode(DType::kBF16, random_floats(rows * cols, seed, Fill::kCancelling)));
         const Guarded<float> bias(random_floats(rows, seed));
-        const std::vector<float> before = random_floats(tokens * rows, seed);
+        const std::vector<float> before = random_floats((tokens - 1) * c_stride + rows, seed);
         std::vector<float> results[2];
         for (int i = 0; i < 2; ++i) {
           const cpu::KernelTable& table = i == 0 ? *compiled : emulated_amx();
           const Scratch scratch(table, cols, 1, 1, 64);
           const Guarded<float> c(before);
-          table.matmul[index_of(DType::kBF16)]({a.data(), cols, tokens, w.data(), rows, cols,
-                                                bias.data(), true, c.data(), rows, scratch.data()});
+          table.matmul[index_of(DType::kBF16)]({a.data(), a_stride, tokens, w.data(), rows, cols,
+                                                bias.data(), true, c.data(), c_stride,
+                                                scratch.data()});
           CHECK((scratch.intact() && c.intact()));
           CHECK(!tile_registers().configured());
           results[i] = c.copy();
