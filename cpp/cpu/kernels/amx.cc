@@ -1,6 +1,5 @@
 // Kernels of the amx tier: those of avx512bf16, with products of bf16 weights in tile registers.
-// One token too: its weights come from memory no sooner by other instructions, and so its bits are
-// those of a prompt.
+// One token too, which is bound by memory in any instructions: so its bits are those of a prompt.
 #include "cpu/kernels/kernels.h"
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)

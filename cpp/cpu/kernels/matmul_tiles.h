@@ -112,11 +112,15 @@ inline void copy_tile(const uint16_t* w, int64_t stride, int64_t rows, int64_t c
   }
 }
 
-// The same of activations, rounded.
+// Rows of activations, rounded, as tiles along k; of the last tile zeros beyond `cols`. Row by row,
+// as memory likes to be read.
 template <class Tiles>
-void round_tile(const float* a, int64_t stride, int64_t rows, int64_t cols, char* out) {
-  for (int64_t r = 0; r < kTile; ++r, out += kTileRowBytes) {
-    r < rows ? Tiles::round(a + r * stride, cols, out) : Tiles::round(a, 0, out);
+void round_tiles(const float* a, int64_t stride, int64_t rows, int64_t cols, char* out) {
+  for (int64_t r = 0; r < rows; ++r, a += stride, out += kTileRowBytes) {
+    char* to = out;
+    for (int64_t k = 0; k < cols; k += kTileK, to += kTileBytes) {
+      Tiles::round(a + k, min_of(kTileK, cols - k), to);
+    }
   }
 }
 
@@ -139,22 +143,21 @@ template <class Tiles>
 void pack_tokens(const FewTokens& f) {
   const MatmulArgs& m = f.m;
   char* out = f.scratch.panel;
+  if (m.tokens == 1) {
+    for (int64_t k = 0; k < f.cols; k += kTileK, out += kTileRowBytes) {
+      Tiles::round(m.a + f.k0 + k, min_of(kTileK, f.cols - k), out);
+    }
+    return;
+  }
   for (int64_t t = 0; t < m.tokens; t += kTile) {
     const int64_t tokens = min_of(kTile, m.tokens - t);
-    for (int64_t k = 0; k < f.cols; k += kTileK) {
-      const float* a = m.a + t * m.a_stride + f.k0 + k;
-      const int64_t cols = min_of(kTileK, f.cols - k);
-      if (m.tokens == 1) {
-        Tiles::round(a, cols, out);
-        out += kTileRowBytes;
-        continue;
+    for (int64_t k = 0; k < f.cols; k += kTileBlock) {
+      const int64_t cols = min_of(kTileBlock, f.cols - k);
+      round_tiles<Tiles>(m.a + t * m.a_stride + f.k0 + k, m.a_stride, tokens, cols, f.scratch.rows);
+      const char* rounded = f.scratch.rows;
+      for (int64_t i = 0; i < cols; i += kTileK, rounded += kTileBytes, out += kTileBytes) {
+        Tiles::transpose(Words<const char>{rounded, kTileRowBytes, tokens, kTile}, whole_tile(out));
       }
-      for (int64_t i = 0; i < tokens; ++i) {
-        Tiles::round(a + i * m.a_stride, cols, f.scratch.rows + i * kTileRowBytes);
-      }
-      Tiles::transpose(Words<const char>{f.scratch.rows, kTileRowBytes, tokens, kTile},
-                       whole_tile(out));
-      out += kTileBytes;
     }
   }
 }
@@ -304,10 +307,26 @@ void many_block(const PartOfC& p, TileRun a, TileRun b, int64_t steps) {
        });
 }
 
-// Up to 32 tokens against a packed panel of weights.
+// Rows of activations of which the first `lines` cache lines are wanted soon.
+struct NextRows {
+  const float* a;
+  int64_t stride;
+  int64_t rows;
+  int64_t lines;
+
+  void fetch(int64_t count) {
+    for (; count > 0 && rows > 0; --count, --rows, a += stride) {
+      for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(a + i * kTile, 0, 2);
+    }
+  }
+};
+
+// Up to 32 tokens against a packed panel of weights; meanwhile the next ones are fetched.
 template <class Tiles, int I>
-void sweep_tiles(PartOfC p, TileRun a, TileRun b, int64_t steps) {
+void sweep_tiles(PartOfC p, TileRun a, TileRun b, int64_t steps, NextRows next) {
+  const int64_t share = next.rows * 2 * kTile / p.rows + 1;
   for (int64_t rows = p.rows; rows > 0; rows -= 2 * kTile) {
+    next.fetch(share);
     p.rows = rows;
     if (rows > kTile) {
       many_block<Tiles, I, 2>(p, a, b, steps);
@@ -333,18 +352,18 @@ void many_tokens_in_tiles(const MatmulArgs& m) {
       for (int64_t t = 0; t < m.tokens; t += 2 * kTile) {
         const int64_t tokens = min_of(2 * kTile, m.tokens - t);
         if (k0 == 0) start_rows(m, t, tokens, r0, rows);
-        char* out = s.rows;
         for (int64_t i = 0; i < tokens; i += kTile) {
-          for (int64_t k = 0; k < cols; k += kTileK, out += kTileBytes) {
-            round_tile<Tiles>(m.a + (t + i) * m.a_stride + k0 + k, m.a_stride,
-                              min_of(kTile, tokens - i), min_of(kTileK, cols - k), out);
-          }
+          round_tiles<Tiles>(m.a + (t + i) * m.a_stride + k0, m.a_stride, min_of(kTile, tokens - i),
+                             cols, s.rows + i / kTile * run);
         }
         const PartOfC p{m.c + t * m.c_stride + r0, m.c_stride, tokens, rows, s.sums};
         const TileRun a{s.rows, kTileRowBytes, kTileBytes, run};
         const TileRun b{s.panel, kTileRowBytes, kTileBytes, run};
-        tokens > kTile ? sweep_tiles<Tiles, 2>(p, a, b, steps)
-                       : sweep_tiles<Tiles, 1>(p, a, b, steps);
+        const int64_t left = m.tokens - t - tokens;
+        const NextRows next{m.a + (t + tokens) * m.a_stride + k0, m.a_stride,
+                            min_of(2 * kTile, left), cols / kTile};
+        tokens > kTile ? sweep_tiles<Tiles, 2>(p, a, b, steps, next)
+                       : sweep_tiles<Tiles, 1>(p, a, b, steps, next);
       }
     }
   }
