@@ -1,5 +1,7 @@
 # Instruction set flags of each kernel file: the only place in the build that names an ISA.
-# A file compiled without its flags (another architecture) exports a function that returns null.
+# A file compiled without its flags (another architecture, an older compiler) exports a function that
+# returns null.
+include(CheckCXXSourceCompiles)
 
 set(HELM_ISA_FLAGS_scalar "")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
@@ -7,10 +9,19 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set(HELM_ISA_FLAGS_avx512 ${HELM_ISA_FLAGS_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl
                             -mprefer-vector-width=512)
   set(HELM_ISA_FLAGS_avx512bf16 ${HELM_ISA_FLAGS_avx512} -mavx512bf16)
+  # Tile instructions are younger than the compilers and assemblers that some distributions have.
+  set(CMAKE_REQUIRED_FLAGS "-mamx-tile -mamx-bf16")
+  check_cxx_source_compiles(
+    "int main() { __asm__ volatile(\"tdpbf16ps %tmm0, %tmm1, %tmm2\"); }" HELM_COMPILER_HAS_AMX)
+  unset(CMAKE_REQUIRED_FLAGS)
+  if(HELM_COMPILER_HAS_AMX)
+    set(HELM_ISA_FLAGS_amx ${HELM_ISA_FLAGS_avx512bf16} -mamx-tile -mamx-bf16)
+  endif()
 endif()
 
 # Contraction would round a * b + c differently per tier; kernels ask for FMA where they want it.
-set(HELM_KERNEL_FLAGS -ffp-contract=off -fno-lto)
+# Kernels throw nothing; tables of exceptions would bring symbols that other objects share.
+set(HELM_KERNEL_FLAGS -ffp-contract=off -fno-lto -fno-exceptions)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # its own AVX-512 intrinsics trip this warning
   list(APPEND HELM_KERNEL_FLAGS -Wno-maybe-uninitialized -Wno-uninitialized)
 endif()
@@ -19,7 +30,7 @@ if(HELM_SANITIZE)  # instrumented unrolled tiles take the compiler tens of minut
 endif()
 
 function(helm_set_kernel_flags)
-  foreach(isa IN ITEMS scalar avx2 avx512 avx512bf16)
+  foreach(isa IN ITEMS scalar avx2 avx512 avx512bf16 amx)
     set_source_files_properties(${isa}.cc PROPERTIES
       COMPILE_OPTIONS "${HELM_KERNEL_FLAGS};${HELM_ISA_FLAGS_${isa}}")
   endforeach()

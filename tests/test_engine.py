@@ -23,8 +23,10 @@ from helm.profile import load_profile
 
 LENGTHS = [1, 7, 512, 513]
 ULP = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
+WHY = {tier["name"]: tier["reason"] for tier in _helm.isa_tiers()}
 TIERS = [tier["name"] for tier in _helm.isa_tiers() if tier["available"]]
-ROUNDING_TIER = "avx512bf16"  # rounds activations that meet bf16 weights
+ROUNDING_TIERS = ("avx512bf16", "amx")  # round activations that meet bf16 weights
+BEST_EXACT_TIER = [tier for tier in TIERS if tier not in ROUNDING_TIERS][-1]
 
 
 def engine_of(name: str, dtype: str = "f32", **options: object) -> _helm.Engine:
@@ -71,7 +73,8 @@ def test_logits_equal_transformers(name: str, length: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("name", ["llama", "mistral_window", "qwen2", "qwen3", "opt", "opt_350m"])
-def test_sixteen_bit_weights(name: str, dtype: str) -> None:
+def test_sixteen_bit_weights(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HELM_CPU_ISA", BEST_EXACT_TIER)
     got = logits_of(engine_of(name, dtype), prompt_of(513))
     assert_close(got, reference_logits(name, dtype, 513), 400, f"{name} {dtype}")
 
@@ -162,15 +165,19 @@ def run_tier(tier: str, name: str, dtype: str, folder: Path, *more: Path) -> str
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_every_tier_gives_the_same_tokens(dtype: str, tmp_path: Path) -> None:
-    exact = [tier for tier in TIERS if dtype != "bf16" or tier != ROUNDING_TIER]
+    exact = [tier for tier in TIERS if dtype != "bf16" or tier not in ROUNDING_TIERS]
     outputs = {tier: run_tier(tier, "qwen3", dtype, tmp_path) for tier in exact}
     assert len(set(outputs.values())) == 1, outputs
 
 
-@pytest.mark.skipif(ROUNDING_TIER not in TIERS, reason="the machine lacks AVX512_BF16")
+@pytest.mark.parametrize("tier", ROUNDING_TIERS)
 @pytest.mark.parametrize("name", ["llama", "mistral_window", "qwen2", "qwen3", "opt", "opt_350m"])
-def test_rounded_activations_err_less_than_torch_in_bf16(name: str, tmp_path: Path) -> None:
-    run_tier(ROUNDING_TIER, name, "bf16", tmp_path, tmp_path / "logits.npz")
+def test_rounded_activations_err_less_than_torch_in_bf16(
+    name: str, tier: str, tmp_path: Path
+) -> None:
+    if tier not in TIERS:
+        pytest.skip(f"no tier {tier}: {WHY[tier]}")
+    run_tier(tier, name, "bf16", tmp_path, tmp_path / "logits.npz")
     logits = np.load(tmp_path / "logits.npz")
     for chunk in ("by_1", "by_13", "by_128"):
         np.testing.assert_array_equal(logits[chunk], logits["whole"])

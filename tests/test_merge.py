@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 THESIS = json.loads((Path(__file__).parent / "data" / "thesis.json").read_text())
-TIERS = ("scalar", "avx2", "avx512", "avx512bf16")
+TIERS = ("scalar", "avx2", "avx512", "avx512bf16", "amx")
 
 
 @dataclass

@@ -18,6 +18,7 @@ struct Options {
   int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   int rounds = 5;
   int layers = 20;
+  bool all_tiers = false;  // products alone, as a table
   std::string tier, dtype, match, json;
 };
 
@@ -39,6 +40,8 @@ struct Row {
 bool wanted(const std::string& filter, const std::string& name) {
   return filter.empty() || filter == name;
 }
+
+constexpr int64_t kProductTokens[] = {1, 2, 4, 8, 16, 64, 512};
 
 constexpr DecodeShape kDecodeShapes[] = {
     // Qwen3-0.6B and 1.7B
@@ -67,7 +70,7 @@ class Rows {
     if (of_weights && matches("matmul")) {
       if (!weights_ || weights_dtype_ != dtype) weights_ = make_weights(dtype, machine);
       weights_dtype_ = dtype;
-      for (int64_t tokens : {1, 2, 4, 8, 16, 64, 512}) {
+      for (int64_t tokens : kProductTokens) {
         keep(table, matmul_case(table, dtype, tokens, weights_, machine));
       }
     }
@@ -194,10 +197,32 @@ void write_json(const Options& o, const std::vector<Row>& rows) {
   std::fclose(f);
 }
 
+// A line per tier and dtype, a column per number of tokens, and what the machine lacks.
+void print_tiers(const std::vector<Row>& rows) {
+  std::printf(
+      "\nproducts by tokens: GB/s of weights and share of the read ceiling up to 8, then "
+      "GFLOP/s and share of the tier's f32 FMA peak\n%-17s",
+      "");
+  for (int64_t tokens : kProductTokens) std::printf("%15lld", static_cast<long long>(tokens));
+  std::string line;
+  for (const Row& row : rows) {
+    const std::string next = row.timed->tier + " " + row.timed->dtype;
+    if (next != line) std::printf("\n%-17s", next.c_str());
+    line = next;
+    std::printf("%9.1f %4.0f%%", stats_of(row.rates).median / 1e9,
+                stats_of(row.shares).median * 100);
+  }
+  std::printf("\n");
+  for (const cpu::IsaStatus& isa : cpu::isa_report()) {
+    if (isa.available) continue;
+    std::printf("%-17s not measured: %s\n", cpu::isa_name(isa.isa), isa.reason.c_str());
+  }
+}
+
 int usage() {
   std::fprintf(stderr,
                "helm-bench-kernels [--threads N] [--rounds N] [--layers N] [--tier T] [--dtype D]\n"
-               "                   [--match START] [--json FILE]\n");
+               "                   [--match START] [--json FILE] [--all-tiers]\n");
   return 2;
 }
 
@@ -205,6 +230,12 @@ int run(int argc, char** argv) {
   Options o;
   for (int i = 1; i < argc; i += 2) {
     const std::string key = argv[i];
+    if (key == "--all-tiers") {
+      o.all_tiers = true;
+      o.match = "matmul";
+      --i;  // takes no value
+      continue;
+    }
     if (i + 1 >= argc) return usage();
     const char* value = argv[i + 1];
     if (key == "--threads") {
@@ -230,6 +261,7 @@ int run(int argc, char** argv) {
   std::map<std::string, std::vector<double>> peaks;
   measure(o, &rows, &reads, &peaks);
   print(o, rows, reads, peaks);
+  if (o.all_tiers) print_tiers(rows);
   if (!o.json.empty()) write_json(o, rows);
   return 0;
 }

@@ -1,22 +1,35 @@
 // Detects instruction sets by CPUID and, for register state, by what the operating system saves.
 #include "cpu/isa.h"
 
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <string_view>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace helm::cpu {
 namespace {
 
-#if defined(__x86_64__)
-struct Feature {
-  const char* name;
-  bool present;
-};
+bool bit(uint64_t word, int index) {
+  return (word >> index) & 1;
+}
 
+bool has_all(uint64_t word, uint64_t mask) {
+  return (word & mask) == mask;
+}
+
+// Bits of CPUID's leaf 7, EDX, and of XCR0.
+constexpr int kAmxBf16 = 22, kAmxTile = 24;
+constexpr uint64_t kTileState = 0x60000;
+
+#if defined(__x86_64__)
 struct Regs {
   uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
 };
@@ -27,10 +40,6 @@ Regs cpuid(uint32_t leaf, uint32_t subleaf) {
   return r;
 }
 
-bool bit(uint32_t word, int index) {
-  return (word >> index) & 1;
-}
-
 // XCR0: which register state the operating system saves. Readable only with OSXSAVE.
 uint64_t saved_state(const Regs& leaf1) {
   if (!bit(leaf1.ecx, 27)) return 0;
@@ -39,31 +48,34 @@ uint64_t saved_state(const Regs& leaf1) {
   return static_cast<uint64_t>(high) << 32 | low;
 }
 
-// Names what is missing of a tier and of the tiers below it; empty if nothing is.
+// The kernel gives tile registers, 8 KiB of state per thread, to processes that ask for them.
+std::string ask_for_tiles() {
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h; since Linux 5.16
+  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) return "";
+  return std::strerror(errno);
+#else
+  return "HELM asks only Linux for it";
+#endif
+}
+
+CpuFacts read_facts() {
+  const Regs leaf1 = cpuid(1, 0), leaf7 = cpuid(7, 0);
+  CpuFacts facts;
+  facts.leaf1_ecx = leaf1.ecx;
+  facts.leaf7_ebx = leaf7.ebx;
+  facts.leaf7_edx = leaf7.edx;
+  facts.leaf7_1_eax = cpuid(7, 1).eax;
+  facts.saved_state = saved_state(leaf1);
+  if (bit(leaf7.edx, kAmxTile) && has_all(facts.saved_state, kTileState)) {
+    facts.tile_refusal = ask_for_tiles();
+  }
+  return facts;
+}
+
 std::string missing(Isa isa) {
-  const Regs leaf1 = cpuid(1, 0), leaf7 = cpuid(7, 0), leaf7_1 = cpuid(7, 1);
-  const uint64_t state = saved_state(leaf1);
-  std::string out;
-  const auto require = [&out](std::initializer_list<Feature> features) {
-    for (const Feature& f : features) {
-      if (!f.present) out += (out.empty() ? "" : ", ") + std::string(f.name);
-    }
-  };
-  if (isa >= Isa::kAvx2) {
-    require({{"AVX2", bit(leaf7.ebx, 5)},
-             {"FMA", bit(leaf1.ecx, 12)},
-             {"F16C", bit(leaf1.ecx, 29)},
-             {"AVX state saved by the operating system", (state & 0x6) == 0x6}});
-  }
-  if (isa >= Isa::kAvx512) {
-    require({{"AVX512F", bit(leaf7.ebx, 16)},
-             {"AVX512DQ", bit(leaf7.ebx, 17)},
-             {"AVX512BW", bit(leaf7.ebx, 30)},
-             {"AVX512VL", bit(leaf7.ebx, 31)},
-             {"AVX-512 state saved by the operating system", (state & 0xe6) == 0xe6}});
-  }
-  if (isa >= Isa::kAvx512Bf16) require({{"AVX512_BF16", bit(leaf7_1.eax, 5)}});
-  return out;
+  static const CpuFacts facts = read_facts();  // asks the kernel once
+  return missing(isa, facts);
 }
 #else
 std::string missing(Isa isa) {
@@ -81,6 +93,8 @@ const KernelTable* compiled(Isa isa) {
       return kernels_avx512();
     case Isa::kAvx512Bf16:
       return kernels_avx512bf16();
+    case Isa::kAmx:
+      return kernels_amx();
   }
   return nullptr;
 }
@@ -102,8 +116,39 @@ std::string available_names() {
 }  // namespace
 
 const char* isa_name(Isa isa) {
-  constexpr const char* kNames[kIsas] = {"scalar", "avx2", "avx512", "avx512bf16"};
+  constexpr const char* kNames[kIsas] = {"scalar", "avx2", "avx512", "avx512bf16", "amx"};
   return kNames[static_cast<int>(isa)];
+}
+
+std::string missing(Isa isa, const CpuFacts& facts) {
+  std::string out;
+  const auto require = [&out](const std::string& name, bool present) {
+    if (!present) out += (out.empty() ? "" : ", ") + name;
+  };
+  const uint64_t state = facts.saved_state;
+  if (isa >= Isa::kAvx2) {
+    require("AVX2", bit(facts.leaf7_ebx, 5));
+    require("FMA", bit(facts.leaf1_ecx, 12));
+    require("F16C", bit(facts.leaf1_ecx, 29));
+    require("AVX state saved by the operating system", has_all(state, 0x6));
+  }
+  if (isa >= Isa::kAvx512) {
+    require("AVX512F", bit(facts.leaf7_ebx, 16));
+    require("AVX512DQ", bit(facts.leaf7_ebx, 17));
+    require("AVX512BW", bit(facts.leaf7_ebx, 30));
+    require("AVX512VL", bit(facts.leaf7_ebx, 31));
+    require("AVX-512 state saved by the operating system", has_all(state, 0xe6));
+  }
+  if (isa >= Isa::kAvx512Bf16) require("AVX512_BF16", bit(facts.leaf7_1_eax, 5));
+  if (isa >= Isa::kAmx) {
+    require("AMX-TILE", bit(facts.leaf7_edx, kAmxTile));
+    require("AMX-BF16", bit(facts.leaf7_edx, kAmxBf16));
+    require("tile state saved by the operating system", has_all(state, kTileState));
+    require("the kernel's permission to use tile registers (ARCH_REQ_XCOMP_PERM: " +
+                facts.tile_refusal + ")",
+            facts.tile_refusal.empty());
+  }
+  return out;
 }
 
 std::vector<IsaStatus> isa_report() {
@@ -137,7 +182,8 @@ const KernelTable& select_kernels(std::string* why) {
     }
     refuse(asked, "no such tier");
   }
-  for (int i = kIsas - 1; i > 0; --i) {
+  constexpr Isa kBest = Isa::kAvx512Bf16;  // amx only by name: nobody has timed it yet
+  for (int i = static_cast<int>(kBest); i > 0; --i) {
     const Isa isa = static_cast<Isa>(i);
     const KernelTable* table = kernels_of(isa);
     if (table == nullptr) continue;

@@ -25,7 +25,7 @@ class EnvironmentTier {
 
 }  // namespace
 
-TEST_CASE("the best available tier is chosen, each one can be asked for") {
+TEST_CASE("the best available tier up to avx512bf16 is chosen, each one can be asked for") {
   const auto report = cpu::isa_report();
   REQUIRE(report.size() == cpu::kIsas);
   CHECK(report[0].available);
@@ -37,7 +37,7 @@ TEST_CASE("the best available tier is chosen, each one can be asked for") {
       std::string why;
       const cpu::KernelTable& asked = cpu::select_kernels(&why);
       CHECK(std::string(asked.name) == cpu::isa_name(s.isa));
-      best = asked.name;
+      if (s.isa <= cpu::Isa::kAvx512Bf16) best = asked.name;
       CHECK(why.find("HELM_CPU_ISA") != std::string::npos);
     } else {
       CHECK(cpu::kernels_of(s.isa) == nullptr);
@@ -46,6 +46,53 @@ TEST_CASE("the best available tier is chosen, each one can be asked for") {
   }
   const EnvironmentTier unset(nullptr);
   CHECK(std::string(cpu::select_kernels().name) == best);
+}
+
+TEST_CASE("a tier that lacks something says what") {
+  cpu::CpuFacts all;
+  all.leaf1_ecx = 1u << 12 | 1u << 29;
+  all.leaf7_ebx = 1u << 5 | 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
+  all.leaf7_edx = 1u << 22 | 1u << 24;
+  all.leaf7_1_eax = 1u << 5;
+  all.saved_state = 0x600e6;
+  struct Lack {
+    std::string name;
+    cpu::Isa first;  // that needs it
+    void (*take)(cpu::CpuFacts*);
+  };
+  using cpu::CpuFacts, cpu::Isa;
+  const Lack lacks[] = {
+      {"AVX2", Isa::kAvx2, [](CpuFacts* f) { f->leaf7_ebx ^= 1u << 5; }},
+      {"FMA", Isa::kAvx2, [](CpuFacts* f) { f->leaf1_ecx ^= 1u << 12; }},
+      {"F16C", Isa::kAvx2, [](CpuFacts* f) { f->leaf1_ecx ^= 1u << 29; }},
+      {"AVX512F", Isa::kAvx512, [](CpuFacts* f) { f->leaf7_ebx ^= 1u << 16; }},
+      {"AVX512DQ", Isa::kAvx512, [](CpuFacts* f) { f->leaf7_ebx ^= 1u << 17; }},
+      {"AVX512BW", Isa::kAvx512, [](CpuFacts* f) { f->leaf7_ebx ^= 1u << 30; }},
+      {"AVX512VL", Isa::kAvx512, [](CpuFacts* f) { f->leaf7_ebx ^= 1u << 31; }},
+      {"AVX-512 state saved by the operating system", Isa::kAvx512,
+       [](CpuFacts* f) { f->saved_state ^= 0x40; }},
+      {"AVX512_BF16", Isa::kAvx512Bf16, [](CpuFacts* f) { f->leaf7_1_eax = 0; }},
+      {"AMX-TILE", Isa::kAmx, [](CpuFacts* f) { f->leaf7_edx ^= 1u << 24; }},
+      {"AMX-BF16", Isa::kAmx, [](CpuFacts* f) { f->leaf7_edx ^= 1u << 22; }},
+      {"tile state saved by the operating system", Isa::kAmx,
+       [](CpuFacts* f) { f->saved_state ^= 0x40000; }},
+      {"the kernel's permission to use tile registers (ARCH_REQ_XCOMP_PERM: Operation not "
+       "permitted)",
+       Isa::kAmx, [](CpuFacts* f) { f->tile_refusal = "Operation not permitted"; }},
+  };
+  for (int i = 0; i < cpu::kIsas; ++i) {
+    const Isa isa = static_cast<Isa>(i);
+    CHECK(cpu::missing(isa, all) == "");
+    for (const Lack& lack : lacks) {
+      CpuFacts facts = all;
+      lack.take(&facts);
+      CHECK(cpu::missing(isa, facts) == (isa < lack.first ? "" : lack.name));
+    }
+  }
+  all.leaf7_edx = 0;
+  all.saved_state = 0xe6;
+  CHECK(cpu::missing(Isa::kAmx, all) ==
+        "AMX-TILE, AMX-BF16, tile state saved by the operating system");
 }
 
 TEST_CASE("an unknown tier is refused with what was found and what is allowed") {

@@ -6,9 +6,17 @@
 
 #include "oracle.h"
 #include "tiers.h"
+#include "tile_tables.h"
 
 namespace helm::test {
 namespace {
+
+// The tiers, and the amx tier's products in plain C++.
+std::vector<const cpu::KernelTable*> products(DType dtype) {
+  std::vector<const cpu::KernelTable*> tables = tiers();
+  if (dtype == DType::kBF16) tables.push_back(&emulated_amx());
+  return tables;
+}
 
 struct Problem {
   int64_t tokens, rows, cols;
@@ -71,7 +79,7 @@ std::vector<float> result_of(const Problem& p, const Data& d, const std::vector<
 
 void check_problem(const Problem& p, uint32_t seed) {
   for (DType dtype : kAllTypes) {
-    for (const cpu::KernelTable* table : tiers()) {
+    for (const cpu::KernelTable* table : products(dtype)) {
       const Data d(p, dtype, seed);
       const Scratch scratch(*table, p.cols, 1, 1, 64);
       const std::vector<float> before = d.c.copy();
@@ -97,7 +105,7 @@ TEST_CASE("matmul: ragged columns") {
 TEST_CASE("matmul: every token count and ragged rows") {
   uint32_t seed = 200;
   for (int64_t tokens = 1; tokens <= 75; ++tokens) check_problem({tokens, 13, 37}, seed++);
-  for (int64_t rows : {1, 2, 3, 4, 7, 8, 9, 17, 127, 128, 129, 255, 257}) {
+  for (int64_t rows : {1, 2, 3, 4, 7, 8, 9, 17, 127, 128, 129, 255, 257, 513}) {
     for (int64_t tokens : {1, 2, 8, 13, 35, 71}) check_problem({tokens, rows, 19}, seed++);
   }
 }
@@ -117,7 +125,7 @@ TEST_CASE("matmul: bias, accumulation and hard inputs") {
 
 TEST_CASE("matmul: the bits of C(t, r) do not depend on tokens or on the row split") {
   for (DType dtype : kAllTypes) {
-    for (const cpu::KernelTable* table : tiers()) {
+    for (const cpu::KernelTable* table : products(dtype)) {
       for (int64_t cols : {20, 1024, 1500, 3072, 4500}) {
         const Problem p{83, 67, cols, true, true, Fill::kLarge};
         const Data d(p, dtype, 400);
@@ -126,7 +134,7 @@ TEST_CASE("matmul: the bits of C(t, r) do not depend on tokens or on the row spl
         const cpu::MatmulArgs whole = args_of(p, d, scratch);
         table->matmul[index_of(dtype)](whole);
         const std::vector<float> want = d.c.copy();
-        for (int64_t tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 40, 66}) {
+        for (int64_t tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 40, 64, 66}) {
           std::copy(before.begin(), before.end(), d.c.data());
           const int64_t row_step = 1 + tokens * 5;
           for (int64_t t = 0; t < p.tokens; t += tokens) {

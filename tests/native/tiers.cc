@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include <string>
+
 namespace helm::test {
 
 const std::vector<const cpu::KernelTable*>& tiers() {
@@ -12,7 +14,7 @@ const std::vector<const cpu::KernelTable*>& tiers() {
       if (s.available) {
         found.push_back(cpu::kernels_of(s.isa));
       } else {
-        MESSAGE("skipping tier " << cpu::isa_name(s.isa) << ": " << s.reason);
+        MESSAGE("skipping tier " << std::string(cpu::isa_name(s.isa)) << ": " << s.reason);
       }
     }
     return found;

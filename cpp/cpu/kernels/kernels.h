@@ -107,7 +107,7 @@ struct ActivationArgs {
 
 // All kernels of one ISA tier. Arrays are indexed by DType.
 struct KernelTable {
-  const char* name;  // "scalar", "avx2", "avx512", "avx512bf16"
+  const char* name;  // "scalar", "avx2", "avx512", "avx512bf16", "amx"
   int64_t (*scratch_bytes)(int64_t max_cols, int64_t max_queries, int64_t group, int64_t head_dim);
   void (*matmul[kDTypes])(const MatmulArgs&);
   DType activations[kDTypes];  // what matmul rounds its inputs to: f32, or less to be faster
@@ -139,5 +139,6 @@ const KernelTable* kernels_scalar();
 const KernelTable* kernels_avx2();
 const KernelTable* kernels_avx512();
 const KernelTable* kernels_avx512bf16();
+const KernelTable* kernels_amx();
 
 }  // namespace helm::cpu

@@ -12,7 +12,7 @@ namespace helm {
 
 // One tier of vector kernels.
 struct IsaTier {
-  std::string name;  // "scalar", "avx2", "avx512", "avx512bf16"
+  std::string name;  // "scalar", "avx2", "avx512", "avx512bf16", "amx"
   bool available;
   std::string reason;  // what makes it available, or what it lacks
 };
