@@ -207,7 +207,8 @@ def test_mapped_weights_give_the_same_logits(name: str, dtype: str) -> None:
             )
             for weights in ("copied", "mapped")
         )
-        assert (mapped.stats["copied_bytes"] < copied.stats["copied_bytes"]) == (placed == "auto")
+        sizes = [engine.stats["copied_bytes"] for engine in (mapped, copied)]
+        assert (sizes[0] < sizes[1]) if placed == "auto" else (0 < sizes[0] <= sizes[1])
         assert mapped.stats["weights_bytes"] == copied.stats["weights_bytes"]
         prompt = prompt_of(40)
         np.testing.assert_array_equal(logits_of(mapped, prompt), logits_of(copied, prompt))

@@ -125,7 +125,8 @@ def test_rates_that_are_not_known_are_said_to_be_assumed() -> None:
     assert choice.assumed
     assert loading == "copied"
     assert "helm-llm profile measures this one" in choice.reason
-    assert choose(LoadingRequest("auto"), PLENTY, None) == (loading, choice)
+    assert choice.copy_s == pytest.approx(10**9 / (0.2 * max(CPU.matvec_bytes_per_s.values())))
+    assert choose(LoadingRequest("auto"), PLENTY, None)[1].copy_s == pytest.approx(0.2)
     assert not choose(LoadingRequest("auto"), PLENTY, measured())[1].assumed
     assert f"{ANSWERS * 100:,} are expected" in choice.reason
 

@@ -22,10 +22,11 @@ WEIGHTS = ("auto", "copied", "mapped")
 # Answers until a loaded model is closed, where nobody says: a conversation, a batch, a service.
 # Where copying is worth it at all it is after one or two, so that any number above decides alike.
 ANSWERS = 10
-# Of a machine that was not measured: those of the one in bench/README.md.
+# Of a machine that was not measured: those of the one in bench/README.md. Copying is a share of
+# reading, since it is bound by memory too: pages are cleared, the file is read, the copy written.
 ASSUMED_MAPPED_RATIO = 0.94
-ASSUMED_COPY_BYTES_PER_S = 5e9
 ASSUMED_MATVEC_BYTES_PER_S = 25e9
+_ASSUMED_COPY_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ def choose(
 def _rates(cpu: CpuProfile | None) -> tuple[float, float, bool]:
     """(mapped over copied rate, bytes/s of copying, whether they are assumed)"""
     if cpu is None or cpu.mapped_matvec_ratio is None or cpu.copy_bytes_per_s is None:
-        return ASSUMED_MAPPED_RATIO, ASSUMED_COPY_BYTES_PER_S, True
+        read = ASSUMED_MATVEC_BYTES_PER_S if cpu is None else max(cpu.matvec_bytes_per_s.values())
+        return ASSUMED_MAPPED_RATIO, _ASSUMED_COPY_SHARE * read, True
     return min(1.0, cpu.mapped_matvec_ratio), cpu.copy_bytes_per_s, False
 
 
