@@ -20,7 +20,8 @@ from helm.units import size_text
 Loading = Literal["copied", "mapped"]
 WEIGHTS = ("auto", "copied", "mapped")
 # Answers until a loaded model is closed, where nobody says: a conversation, a batch, a service.
-# Where copying is worth it at all it is after one or two, so that any number above decides alike.
+# On common machines copying pays after one or two of 128 tokens, so that any number above decides
+# alike.
 ANSWERS = 10
 # Of a machine that was not measured: those of the one in bench/README.md. Copying is a share of
 # reading, since it is bound by memory too: pages are cleared, the file is read, the copy written.
