@@ -88,8 +88,9 @@ def _pages(llm: LLM) -> str:
     copied, huge = stats["copied_bytes"], stats["huge_page_bytes"]
     if copied == 0:
         return "weights are read where they lie, on pages of the page cache or of their owner"
-    told = "the system does not say how much" if huge is None else common.binary_bytes(huge)
-    return f"weights copied: {common.binary_bytes(copied)}, on huge pages: {told}"
+    told = "an amount the system does not tell" if huge is None else common.binary_bytes(huge)
+    size = common.binary_bytes(copied)
+    return f"weights {llm.plan.loading}: {size} in memory of their own, {told} on huge pages"
 
 
 def _show_ops(console: Console, title: str, phase: Phase, report: Report) -> None:
