@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/function.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -46,7 +47,7 @@ TensorView view_of(const std::string& name, const AnyArray& array) {
 }
 
 std::shared_ptr<SharedEngine> make_engine(const std::string& plan, const std::string& directory,
-                                          const nb::dict& tensors, int threads, bool mapped,
+                                          const nb::dict& tensors, int threads,
                                           const std::string& device, Progress progress,
                                           std::vector<int> cpus) {
   EngineOptions options;
@@ -54,7 +55,6 @@ std::shared_ptr<SharedEngine> make_engine(const std::string& plan, const std::st
   options.threads = threads;
   options.cpus = std::move(cpus);
   options.device = device;
-  options.loading = mapped ? WeightLoading::kMapped : WeightLoading::kCopied;
   for (const auto& [key, value] : tensors) {
     const auto name = nb::cast<std::string>(key);
     options.tensors.emplace(name, view_of(name, nb::cast<AnyArray>(value)));
@@ -125,7 +125,9 @@ nb::dict stats(const SharedEngine& shared) {
   out["threads"] = s.threads;
   out["cpus"] = s.cpus;
   out["isa"] = s.isa;
+  out["copied_bytes"] = s.copied_bytes;
   out["huge_pages"] = s.huge_pages;
+  out["huge_page_bytes"] = s.huge_page_bytes;
   out["load_s"] = s.load_s;
   return out;
 }
@@ -139,19 +141,17 @@ void raise_helm_error(const Error& error) {
 
 void bind_engine(nb::module_& m) {
   nb::class_<SharedEngine>(m, "Engine", "A loaded model: weights, KV pool and compiled stages.")
-      .def(
-          nb::new_(&make_engine), "plan"_a, "directory"_a = "", "tensors"_a = nb::dict(),
-          "threads"_a = 0, "mapped"_a = false, "device"_a = "cuda",
-          "progress"_a.none() = nb::none(), "cpus"_a = std::vector<int>(),
-          "Loads the plan's weights from files under `directory` or from `tensors` (name to\n"
-          "contiguous CPU array, used in place when its dtype is the planned one). `progress` "
-          "gets\n"
-          "(done, total) bytes and may raise to cancel. threads = 0: as planned. mapped: tensors "
-          "that\n"
-          "need no conversion are read from the file's pages instead of being copied. device: the\n"
-          "plan's accelerator, see accelerator_info. cpus: the CPU on which each thread works, "
-          "the\n"
-          "caller's first; none: wherever the system puts them.")
+      .def(nb::new_(&make_engine), "plan"_a, "directory"_a = "", "tensors"_a = nb::dict(),
+           "threads"_a = 0, "device"_a = "cuda", "progress"_a.none() = nb::none(),
+           "cpus"_a = std::vector<int>(),
+           "Loads the plan's weights from files under `directory` or from `tensors` (name to\n"
+           "contiguous CPU array, used in place when its dtype is the planned one). `progress` "
+           "gets\n"
+           "(done, total) bytes and may raise to cancel. threads = 0: as planned. device: the "
+           "plan's\n"
+           "accelerator, see accelerator_info. cpus: the CPU on which each thread works, the "
+           "caller's\n"
+           "first; none: wherever the system puts them.")
       .def(
           "open",
           [](SharedEngine& s, int64_t capacity) {

@@ -1,5 +1,6 @@
 // The machine's part of the module: devices, kernel tiers and probes.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -69,6 +70,10 @@ void bind_machine(nb::module_& m) {
       "Opens cuda, cuda:N or sim:vram=2GiB,link=16GB/s,latency=10us,threads=1 and says what it "
       "is.\nRaises InvalidError for another specification, DeviceError with the reason if it "
       "cannot be had.");
+  m.def("granted_huge_page_bytes", &granted_huge_page_bytes, "bytes"_a,
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Touches `bytes` of fresh memory that asks for huge pages; how much the system put on\n"
+        "them, None where it does not tell.");
   m.def("stream_read_bytes_per_s", &stream_read, "threads"_a, "bytes"_a = int64_t{1} << 30,
         "seconds"_a = 0.5, "The machine's streaming-read ceiling, bytes/s.");
   m.def("fma_flops", &fma, "threads"_a, "seconds"_a = 0.2,
@@ -98,6 +103,17 @@ void bind_probe(nb::module_& m) {
           },
           "threads"_a, "dtype"_a, "tokens"_a, "seconds"_a,
           "Products of `tokens` rows with different matrices; bytes of the matrices.")
+      .def(
+          "mapped_matvec",
+          [](StageProbe& self, int threads, const std::string& dtype, double seconds) {
+            const nb::gil_scoped_release released;
+            return self.mapped_matvec(threads, dtype_from_name(dtype), seconds);
+          },
+          "threads"_a, "dtype"_a, "seconds"_a,
+          "Products of one row with copied matrices, then with those of a mapped file, in turn: a\n"
+          "timing per shape of the former, then of the latter.")
+      .def("copy", probe(&StageProbe::copy), "threads"_a, "seconds"_a,
+           "Copying from a file in the page cache to fresh huge pages; bytes copied.")
       .def(
           "attention",
           [](StageProbe& self, int threads, const std::string& dtype, int64_t group,

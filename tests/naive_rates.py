@@ -30,6 +30,7 @@ class Task:
     page_tokens: int
     stream_steps: tuple[int, ...] = ()
     watermark: float = 0.8
+    mapped: float = 0.0  # share of weight bytes that the CPU reads from mapped files
 
 
 @dataclass
@@ -78,7 +79,11 @@ def unit_seconds(task: Task, unit: Any, site: str, tokens: int, outputs: int) ->
                 size = task.model.tensor_bytes(part.weight)
                 if part.bias:
                     size += task.model.tensor_bytes(part.bias)
-                memory += size / rates["matvec_bytes_per_s"][dtype]
+                rate = rates["matvec_bytes_per_s"][dtype]
+                mapped = task.mapped if site == "cpu" else 0.0
+                memory += (1 - mapped) * size / rate
+                if mapped:
+                    memory += mapped * size / (rate * rates["mapped_matvec_ratio"])
             total += max(compute, memory)
         elif not isinstance(op, Attention):
             moved = cost.activation_bytes + cost.weight_bytes

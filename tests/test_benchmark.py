@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -89,6 +90,7 @@ def test_the_command_shows_where_the_time_goes():
     run = bench("--rounds", "1", "--output", "4", "--ops")
     assert run.returncode == 0, run.stderr
     assert "% of the machine's read ceiling" in run.stdout
+    assert re.search(r"^weights (copied|mapped): .* on huge pages$", run.stdout, re.M)
     for word in ("decode step", "prefill", "linear", "attention", "rest", "of f32 peak"):
         assert word in run.stdout
 

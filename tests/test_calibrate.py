@@ -69,6 +69,10 @@ def test_profile_is_complete_and_valid(measured: Profile) -> None:
     assert 0 <= cpu.op_s < 1
     assert 0 <= cpu.step_s < 1
     assert math.isfinite(cpu.activation_bytes_per_s)
+    assert cpu.mapped_matvec_ratio is not None
+    assert cpu.copy_bytes_per_s is not None
+    assert 0.01 < cpu.mapped_matvec_ratio <= 1.2
+    assert 1e6 < cpu.copy_bytes_per_s < 1e14
 
 
 def test_one_token_product_is_the_matrix_vector_rate(measured: Profile) -> None:
@@ -93,6 +97,13 @@ def test_undisturbed_runs_decide_when_there_are_enough() -> None:
     shape.undisturbed_s = [2.0, 2.0, 2.1]
     assert shape.trusted
     assert shape.seconds == 2.0
+
+
+def test_mapped_ratio_is_that_of_the_rates_timed_in_turn() -> None:
+    copied = [calibrate.Shape(1.0, 1.0, run_s=[s], undisturbed_s=[s] * 3) for s in (1.0, 3.0)]
+    mapped = [calibrate.Shape(1.0, 1.0, run_s=[s], undisturbed_s=[s] * 3) for s in (2.0, 3.0)]
+    assert calibrate._mapped_ratio([*copied, *mapped]) == pytest.approx(0.8)
+    assert calibrate._mapped_ratio([*mapped, *copied]) == 1.2  # noise
 
 
 def test_what_has_too_few_undisturbed_runs_is_named(

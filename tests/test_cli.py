@@ -174,7 +174,7 @@ def test_run_options_reach_the_model() -> None:
     longer = ["run", "bundled", "The dog", "--max-tokens", "60", "-q"]
     assert helm(*longer, "--repetition-penalty", "5").stdout != helm(*longer).stdout
     single = helm(*base[:-1], "--threads", "1", "--dtype", "f32", "--kv-dtype", "f16")
-    assert re.search(r"weights .* f32 \| KV f16.* 1 thread,", single.stderr)
+    assert re.search(r"weights .* f32, copied \| KV f16.* 1 thread,", single.stderr)
 
 
 def test_output_is_quiet_when_asked() -> None:

@@ -148,7 +148,12 @@ def limits_of(task):
 def test_every_plan_costs_what_the_oracle_says(name, seed):
     """All rows, pages, sites, modes, steps and groups of one random machine and workload."""
     task = search_cases.random_task(costed(name, "bf16", "i8" if seed == 3 else "bf16"), seed)
+    if seed == 2:
+        task.mapped, task.profile["cpu"]["mapped_matvec_ratio"] = 0.7, 0.6
     profile = Profile.from_json(json.dumps(task.profile))
+    cpu = profile.cpu.with_mapped_weights(task.mapped)
+    assert (cpu == profile.cpu) == (seed != 2)
+    profile = dataclasses.replace(profile, cpu=cpu)
     work = Workload(task.prompt, task.output, task.batch, task.context)
     setting = make_setting(
         task.model, profile, work, limits_of(task), profile.cpu.threads, task.batch

@@ -17,6 +17,7 @@ import small_models
 from engine_helpers import Logits, greedy, logits_of, prompt_of
 from helm import _helm
 from helm.checkpoint import read_checkpoint
+from helm.compiler.loading import LoadingRequest
 from helm.config import load_config
 from helm.plan import make_plan
 from helm.profile import load_profile
@@ -205,9 +206,16 @@ def test_mapped_weights_give_the_same_logits(name: str, dtype: str) -> None:
     folder = small_models.model_dir(name, dtype)
     for placed in ("auto", "f16"):  # f16: converted, so copied after all
         options = {"threads": 2, "memory_bytes": 4 << 30, "dtype": placed}
-        plan = make_plan(load_config(folder), read_checkpoint(folder), **options).to_json()
-        copied = _helm.Engine(plan, str(folder))
-        mapped = _helm.Engine(plan, str(folder), mapped=True)
+        config, tensors = load_config(folder), read_checkpoint(folder)
+        copied, mapped = (
+            _helm.Engine(
+                make_plan(config, tensors, loading=LoadingRequest(weights), **options).to_json(),
+                str(folder),
+            )
+            for weights in ("copied", "mapped")
+        )
+        sizes = [engine.stats["copied_bytes"] for engine in (mapped, copied)]
+        assert (sizes[0] < sizes[1]) if placed == "auto" else (0 < sizes[0] <= sizes[1])
         assert mapped.stats["weights_bytes"] == copied.stats["weights_bytes"]
         prompt = prompt_of(40)
         np.testing.assert_array_equal(logits_of(mapped, prompt), logits_of(copied, prompt))

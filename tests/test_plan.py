@@ -65,7 +65,8 @@ def test_json_is_as_agreed():
     document = plan_of("opt", threads=2, max_sequences=3, step_tokens=7).to_dict()
     assert list(document) == [
         *("format", "version", "model", "limits", "threads", "kv", "rope", "tensors", "values"),
-        *("units", "logits", "memory", "notices", "schedule", "units_cpu", "units_accelerator"),
+        *("units", "logits", "memory", "notices", "schedule", "loading", "loading_choice"),
+        *("units_cpu", "units_accelerator"),
         *("label", "workload", "profile", "predicted", "bottleneck", "alternatives"),
     ]
     assert (document["units_cpu"], document["units_accelerator"]) == (4, 0)
@@ -80,7 +81,7 @@ def test_json_is_as_agreed():
         "pages": {"cpu": 12},
     }
     assert document["predicted"] is None
-    assert (document["format"], document["version"], document["threads"]) == ("helm-plan", 3, 2)
+    assert (document["format"], document["version"], document["threads"]) == ("helm-plan", 4, 2)
     assert document["limits"] == {
         "context": 600,
         "step_tokens": 7,
@@ -140,7 +141,7 @@ OP = ("units", 1, "ops", 0)  # a linear
     ("path", "value", "message"),
     [
         (("format",), "gguf", r"format: expected 'helm-plan', found 'gguf'"),
-        (("version",), 2, r"version: expected 3, found 2; make the plan anew"),
+        (("version",), 2, r"version: expected 4, found 2; make the plan anew"),
         (("version",), True, "version: expected an integer"),
         (("units",), "absent", "key 'units' is missing"),
         (("layers",), {}, "unknown key 'layers'"),

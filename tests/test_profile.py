@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 
@@ -106,6 +107,16 @@ CPU_RATE = ("cpu", "matvec_bytes_per_s", "bf16")
         (("cpu", "threads"), 0, r"cpu\.threads"),
         (("cpu", "threads"), 3, r"thread_sweep: has no entry for the chosen 3 threads"),
         (("cpu", "name"), "x", "unknown key 'name'"),
+        (
+            ("cpu", "mapped_matvec_ratio"),
+            0,
+            r"cpu\.mapped_matvec_ratio: expected a rate above zero",
+        ),
+        (("cpu", "mapped_matvec_ratio"), 1.3, r"mapped_matvec_ratio: expected at most 1.2, found"),
+        (("cpu", "mapped_matvec_ratio"), "most", r"cpu\.mapped_matvec_ratio"),
+        (("cpu", "copy_bytes_per_s"), -1.0, r"cpu\.copy_bytes_per_s"),
+        (("cpu", "copy_bytes_per_s"), 1e31, r"cpu\.copy_bytes_per_s"),
+        (("accelerator", "copy_bytes_per_s"), 1e9, "unknown key 'copy_bytes_per_s'"),
         (("accelerator", "name"), 5, r"accelerator\.name"),
         (("accelerator",), None, "accelerator: accelerator and link must be given together"),
         (("link",), None, "link: accelerator and link must be given together"),
@@ -177,6 +188,28 @@ def test_unsettled_quantities_are_kept_and_may_be_absent():
     assert Profile.from_json(json.dumps(changed)).unsettled == ()
 
 
+def test_rates_of_loading_are_kept_and_may_be_absent():
+    plain = load_profile(PRESET)
+    assert (plain.cpu.mapped_matvec_ratio, plain.cpu.copy_bytes_per_s) == (None, None)
+    assert plain.to_dict()["cpu"].keys().isdisjoint({"mapped_matvec_ratio", "copy_bytes_per_s"})
+    assert plain.cpu.with_mapped_weights() is plain.cpu
+    changed = document()
+    changed["cpu"].update(mapped_matvec_ratio=0.8, copy_bytes_per_s=4e9)
+    profile = Profile.from_json(json.dumps(changed))
+    assert Profile.from_json(profile.to_json()) == profile
+    assert profile.digest != plain.digest
+    rate = profile.cpu.matvec_bytes_per_s["f16"]
+    assert profile.cpu.with_mapped_weights().matvec_bytes_per_s["f16"] == pytest.approx(0.8 * rate)
+    half = profile.cpu.with_mapped_weights(0.5).matvec_bytes_per_s["f16"]
+    assert 1 / half == pytest.approx(0.5 / rate + 0.5 / (0.8 * rate))
+    assert profile.cpu.with_mapped_weights(0.0).matvec_bytes_per_s["f16"] == rate
+    changed["cpu"].update(mapped_matvec_ratio=1.1)  # noise: no faster than copied ones
+    noisy = Profile.from_json(json.dumps(changed)).cpu
+    assert noisy.with_mapped_weights().matvec_bytes_per_s["f16"] == rate
+    changed["cpu"].update(mapped_matvec_ratio=None, copy_bytes_per_s=None)
+    assert Profile.from_json(json.dumps(changed)) == plain
+
+
 def test_a_missing_dtype_is_named():
     changed = document()
     del changed["cpu"]["matmul_flops"]["f16"]
@@ -210,5 +243,7 @@ def test_threads_follow_the_sweep():
     assert half.attention_flops["f16"][1] == cpu.attention_flops["f16"][1] / 2
     assert twice.attention_flops["f16"][8] == cpu.attention_flops["f16"][8]
     assert twice.attention_flops["f16"][1] == cpu.attention_flops["f16"][1] * 2
+    known = dataclasses.replace(cpu, copy_bytes_per_s=4e9)
+    assert [known.with_threads(n).copy_bytes_per_s for n in (2, 4, 8)] == [2e9, 4e9, 4e9]
     with pytest.raises(ProfileError, match="no entry for 3 threads, only for 2, 4, 8"):
         cpu.with_threads(3)

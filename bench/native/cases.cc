@@ -67,15 +67,16 @@ std::vector<float> widened(const cpu::KernelTable& table, DType dtype, const cha
 }  // namespace
 
 struct Weights {
-  explicit Weights(int64_t bytes) : memory(bytes) {}
+  Weights(int64_t bytes, probe::Pages kind) : pages(kind), memory(bytes, kind) {}
+  probe::Pages pages;
   probe::Buffer memory;
   std::vector<std::pair<Shape, const char*>> matrices;
 };
 
-std::shared_ptr<Weights> make_weights(DType dtype, const Machine& machine) {
+std::shared_ptr<Weights> make_weights(DType dtype, const Machine& machine, probe::Pages pages) {
   int64_t elements = 0;
   for (const Shape& s : kShapes) elements += s.rows * s.cols;
-  auto w = std::make_shared<Weights>(machine.layers * elements * dtype_bytes(dtype));
+  auto w = std::make_shared<Weights>(machine.layers * elements * dtype_bytes(dtype), pages);
   fill(cpu::select_kernels(), dtype, w->memory.data(), machine.layers * elements, 1);
   const char* p = w->memory.data();
   for (int layer = 0; layer < machine.layers; ++layer) {
@@ -104,6 +105,7 @@ class Matmul : public Case {
         scratch_(scratch_bytes_ * machine.threads) {
     fill(table, DType::kF32, a_.data(), tokens * kMaxCols, 2);
     name = "matmul tokens " + std::to_string(tokens);
+    if (weights_->pages == probe::Pages::kSmall) name += " small pages";
     tier = table.name;
     dtype = dtype_name(type);
     unit = tokens <= 8 ? Unit::kBytes : Unit::kFlops;

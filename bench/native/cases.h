@@ -30,7 +30,7 @@ struct Machine {
 
 // Weights of all layers, shared by the cases of one dtype.
 struct Weights;
-std::shared_ptr<Weights> make_weights(DType dtype, const Machine& machine);
+std::shared_ptr<Weights> make_weights(DType dtype, const Machine& machine, probe::Pages pages);
 
 std::unique_ptr<Case> matmul_case(const cpu::KernelTable& table, DType dtype, int64_t tokens,
                                   std::shared_ptr<Weights> weights, const Machine& machine);

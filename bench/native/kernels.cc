@@ -68,16 +68,22 @@ class Rows {
     const Machine machine{options_.threads, options_.layers};
     const bool of_weights = static_cast<int>(dtype) < kDTypes;
     if (of_weights && matches("matmul")) {
-      if (!weights_ || weights_dtype_ != dtype) weights_ = make_weights(dtype, machine);
+      if (!weights_ || weights_dtype_ != dtype) {
+        weights_ = make_weights(dtype, machine, probe::Pages::kHuge);
+      }
       weights_dtype_ = dtype;
       for (int64_t tokens : kProductTokens) {
         keep(table, matmul_case(table, dtype, tokens, weights_, machine));
+        if (tokens == 1 && &table == &best_table() && matches("matmul tokens 1 small pages")) {
+          const auto small = make_weights(dtype, machine, probe::Pages::kSmall);
+          keep(table, matmul_case(table, dtype, tokens, small, machine));
+        }
       }
     }
     if (of_weights && matches("prefill attention")) {
       keep(table, prefill_attention_case(table, dtype, 512, machine));
     }
-    if (!matches("decode attention") || &table != &decode_table()) return;
+    if (!matches("decode attention") || &table != &best_table()) return;
     if (!pages_) pages_ = make_pages();
     for (const DecodeShape& shape : kDecodeShapes) {
       keep(table, decode_attention_case(table, dtype, shape, pages_, machine));
@@ -92,7 +98,7 @@ class Rows {
     return kind.compare(0, common, options_.match, 0, common) == 0;
   }
   // The tier that was asked for, or else the best: a pass of the slow ones takes long.
-  const cpu::KernelTable& decode_table() const {
+  const cpu::KernelTable& best_table() const {
     for (const cpu::IsaStatus& isa : cpu::isa_report()) {
       if (isa.available && options_.tier == cpu::isa_name(isa.isa))
         return *cpu::kernels_of(isa.isa);

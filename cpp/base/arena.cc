@@ -2,6 +2,10 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <string>
 #include <utility>
 
 #include "base/check.h"
@@ -52,6 +56,28 @@ Arena& Arena::operator=(Arena&& other) noexcept {
   std::swap(bytes_, other.bytes_);
   std::swap(huge_pages_, other.huge_pages_);
   return *this;
+}
+
+std::optional<int64_t> Arena::huge_page_bytes() const {
+  if (data_ == nullptr) return 0;
+  const auto first = reinterpret_cast<uintptr_t>(data_);
+  const uintptr_t last = first + static_cast<uintptr_t>(bytes_);
+  std::ifstream smaps("/proc/self/smaps");
+  std::string line;
+  bool ours = false, told = false;
+  int64_t found = 0;
+  while (std::getline(smaps, line)) {
+    unsigned long long begin = 0, end = 0;
+    long long kib = 0;
+    if (std::sscanf(line.c_str(), "%llx-%llx ", &begin, &end) == 2) {
+      ours = begin < last && first < end;
+    } else if (ours && std::sscanf(line.c_str(), "AnonHugePages: %lld kB", &kib) == 1) {
+      found += int64_t{kib} * 1024;
+      told = true;
+    }
+  }
+  if (!told) return std::nullopt;
+  return std::min(found, bytes_);  // the kernel may list a neighbouring mapping as one with ours
 }
 
 }  // namespace helm

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 namespace helm {
 
@@ -19,6 +20,9 @@ class Arena {
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   bool huge_pages() const { return huge_pages_; }  // the request for huge pages was accepted
+  // How much of it lies on huge pages now, as the system counts them; nothing where it does not
+  // tell. Walks the tables of the whole process: milliseconds.
+  std::optional<int64_t> huge_page_bytes() const;
 
  private:
   std::byte* data_ = nullptr;

@@ -36,8 +36,9 @@ std::vector<IsaStatus> isa_report();
 const KernelTable* kernels_of(Isa isa);
 
 // The best tier up to avx512bf16, or the one that the environment variable HELM_CPU_ISA names: a
-// lower one keeps f32 what a higher one rounds (KernelTable::activations). Throws Error{kInvalid} for an unknown name
-// or a tier the machine lacks. `why`, if given, takes one line that says how the choice was made.
+// lower one keeps f32 what a higher one rounds (KernelTable::activations). Throws Error{kInvalid}
+// for an unknown name or a tier the machine lacks. `why`, if given, takes one line that says how
+// the choice was made.
 const KernelTable& select_kernels(std::string* why = nullptr);
 
 }  // namespace helm::cpu

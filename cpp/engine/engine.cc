@@ -123,7 +123,9 @@ EngineStats Engine::Impl::stats() const {
   stats.threads = threads_.size();
   stats.cpus = threads_.cpus();
   stats.isa = kernels_.name;
+  stats.copied_bytes = static_cast<int64_t>(weights_.copied().size());
   stats.huge_pages = weights_.huge_pages();
+  stats.huge_page_bytes = weights_.huge_page_bytes();
   stats.load_s = load_s_;
   return stats;
 }

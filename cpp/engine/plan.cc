@@ -29,6 +29,7 @@ class PlanReader {
   void read_tensor(const JsonReader& node);
   void read_value(const JsonReader& node);
   void read_unit(const JsonReader& node);
+  static WeightLoading read_loading(const JsonReader& node);
   static bool streams(const JsonReader& root);
   void read_accelerator(const JsonReader& root);
   Op read_op(const JsonReader& node);
@@ -362,6 +363,14 @@ void PlanReader::read_unit(const JsonReader& node) {
   plan_.units.push_back(std::move(unit));
 }
 
+WeightLoading PlanReader::read_loading(const JsonReader& node) {
+  const std::string loading = node.string();
+  if (loading != "copied" && loading != "mapped") {
+    node.reject("expected \"copied\" or \"mapped\", found \"", loading, "\"");
+  }
+  return loading == "mapped" ? WeightLoading::kMapped : WeightLoading::kCopied;
+}
+
 // Whether a plan without units on the accelerator lets blocks visit it.
 bool PlanReader::streams(const JsonReader& root) {
   return root.has("schedule") && root["schedule"]["prefill"].string() == "stream";
@@ -406,10 +415,10 @@ void PlanReader::read_accelerator(const JsonReader& root) {
 
 Plan PlanReader::read(const JsonReader& root) {
   root.only({"format", "version", "model", "limits", "threads", "kv", "rope", "tensors", "values",
-             "units", "logits", "memory", "notices", "schedule",
+             "units", "logits", "memory", "notices", "schedule", "loading",
              // Written for people; nothing here is executed.
              "units_cpu", "units_accelerator", "label", "workload", "profile", "predicted",
-             "bottleneck", "alternatives"});
+             "bottleneck", "alternatives", "loading_choice"});
   if (root["format"].string() != "helm-plan") root["format"].reject("this is not a HELM plan");
   if (root["version"].integer(0, kMaxCount) != Plan::kVersion) {
     root["version"].reject("this runtime executes version ", Plan::kVersion,
@@ -431,6 +440,7 @@ Plan PlanReader::read(const JsonReader& root) {
   const JsonReader units = root["units"];
   for (size_t i = 0; i < units.size(); ++i) read_unit(units[i]);
   if (plan_.uses_accelerator() || streams(root)) read_accelerator(root);
+  plan_.loading = read_loading(root["loading"]);
   plan_.logits = value(root["logits"]);
   if (!per_output(plan_.logits) || width(plan_.logits) != plan_.vocab_size) {
     root["logits"].reject("must be a value of width vocab_size with rows \"outputs\"");

@@ -50,7 +50,7 @@ class File {
     void* base = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd_, 0);
     if (base == MAP_FAILED) {
       fail(ErrorKind::kIo, "[load] cannot map ", path_, ": ", std::strerror(errno),
-           "; load with copied weights instead");
+           "; load with copied weights instead (--weights copied)");
     }
     madvise(base, size, MADV_WILLNEED);  // starts reading what is not cached; only a hint
     return {base, [size](void* p) { munmap(p, size); }};
@@ -309,7 +309,7 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
       owners_.push_back(view->owner);
       continue;
     }
-    if (view == nullptr && usable_in_place(options.loading, spec)) {
+    if (view == nullptr && usable_in_place(plan.loading, spec)) {
       std::shared_ptr<void>& mapping = mappings[&files.of(spec)];
       if (mapping == nullptr) owners_.push_back(mapping = files.of(spec).map());
       address =
@@ -343,6 +343,7 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
       plan, options, files, placed, by_reader,
       [&](Piece& piece, int64_t offset) { piece.place = arena_.data() + offset; }, pieces);
   move_all(pieces, kernels, threads, uploader.get(), options.progress);
+  huge_page_bytes_ = arena_.huge_page_bytes();
 }
 
 }  // namespace helm

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -42,6 +43,7 @@ class Weights {
     return {arena_.data(), static_cast<size_t>(arena_.bytes())};
   }
   bool huge_pages() const { return arena_.huge_pages(); }
+  std::optional<int64_t> huge_page_bytes() const { return huge_page_bytes_; }  // see EngineStats
 
  private:
   std::vector<DeviceAddress> on_cpu_;
@@ -50,6 +52,7 @@ class Weights {
   Arena arena_;
   DeviceMemory accelerator_memory_;
   int64_t cpu_bytes_ = 0;
+  std::optional<int64_t> huge_page_bytes_;
 };
 
 }  // namespace helm

@@ -55,7 +55,7 @@ const cpu::KernelTable& table_or_best(const cpu::KernelTable* table) {
 
 }  // namespace
 
-Buffer::Buffer(int64_t bytes) : bytes_(bytes) {
+Buffer::Buffer(int64_t bytes, Pages pages) : bytes_(bytes) {
   void* p = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) {
@@ -63,7 +63,7 @@ Buffer::Buffer(int64_t bytes) : bytes_(bytes) {
                                         " MiB; free memory or probe a smaller buffer");
   }
 #ifdef MADV_HUGEPAGE
-  madvise(p, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+  madvise(p, static_cast<size_t>(bytes), pages == Pages::kHuge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 #endif
   std::memset(p, 0, static_cast<size_t>(bytes));
   data_ = static_cast<char*>(p);

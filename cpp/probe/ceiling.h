@@ -8,10 +8,14 @@
 
 namespace helm::probe {
 
-// Memory on huge pages where the system gives them, touched. Throws Error{kMemory} if refused.
+// Small: of 4 KiB on most machines, as files have them.
+enum class Pages : uint8_t { kHuge, kSmall };
+
+// Memory on huge pages where the system gives them, or on small ones, touched. Throws
+// Error{kMemory} if refused.
 class Buffer {
  public:
-  explicit Buffer(int64_t bytes);
+  explicit Buffer(int64_t bytes, Pages pages = Pages::kHuge);
   ~Buffer();
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;

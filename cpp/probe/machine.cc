@@ -1,6 +1,9 @@
 // The public face of tier selection and probes.
 #include "helm/machine.h"
 
+#include <cstring>
+
+#include "base/arena.h"
 #include "cpu/isa.h"
 #include "device/registry.h"
 #include "probe/ceiling.h"
@@ -23,6 +26,12 @@ IsaChoice isa_choice() {
 
 DeviceInfo accelerator_info(const std::string& specification) {
   return open_accelerator(specification)->describe();
+}
+
+std::optional<int64_t> granted_huge_page_bytes(int64_t bytes) {
+  const Arena arena(bytes, "a trial of huge pages");
+  if (arena.bytes() > 0) std::memset(arena.data(), 1, static_cast<size_t>(arena.bytes()));
+  return arena.huge_page_bytes();
 }
 
 double stream_read_bytes_per_s(int threads, int64_t bytes, double seconds) {

@@ -2,6 +2,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "cpu/isa.h"
 #include "cpu/stage.h"
 #include "helm/machine.h"
+#include "probe/cached_file.h"
 #include "probe/synthetic.h"
 
 namespace helm {
@@ -48,6 +50,9 @@ struct Clocks {
 constexpr double kUndisturbed = 0.9;  // share of its time that the least served thread ran
 constexpr int64_t kWholeBlockTokens = 16;
 constexpr double kRoundFlops = 4e9;  // of all stages of a call, unless one has more: some 10 ms
+// Copied in one run: beyond most caches, which would otherwise keep what the next run writes again.
+constexpr int64_t kCopyBytes = StageProbe::kMinimumBytes / 2;
+constexpr int64_t kCopyPiece = int64_t{4} << 20;  // as the engine reads 16-bit weights
 
 // Whoever writes first decides on which memory node a huge page lies. In an engine each member's
 // rows lie on its own; here the same memory serves every shape and number of threads, so it is
@@ -80,12 +85,14 @@ struct Cpu {
   };
 };
 
-void time_run(const Synthetic& stage, int64_t first_page, Cpu& cpu, ProbeTiming& timing) {
+// Times `run`, in which all threads of the CPU take part.
+template <typename Run>
+void time_run(Cpu& cpu, ProbeTiming& timing, const Run& run) {
   std::vector<Clocks> before(static_cast<size_t>(cpu.pool.size()));
   std::vector<Clocks> after(before.size());
   cpu.pool.run([&](Team& team) { before[static_cast<size_t>(team.worker())] = Clocks::now(); });
   const Clock::time_point start = Clock::now();
-  stage.run(*cpu.stream, first_page);
+  run();
   timing.run_s.push_back(since(start));
   cpu.pool.run([&](Team& team) { after[static_cast<size_t>(team.worker())] = Clocks::now(); });
   double busy = 1;
@@ -103,6 +110,10 @@ struct Timed {
   int64_t first_page = 0;
 };
 
+void time_stage(const Timed& timed, Cpu& cpu, ProbeTiming& timing) {
+  time_run(cpu, timing, [&] { timed.stage->run(*cpu.stream, timed.first_page); });
+}
+
 // Runs the stages in turn for `seconds`, at least one round after an unrecorded one that touches
 // their buffers. If the threads never had their cores in the first, its times are all there is:
 // better come back later.
@@ -110,8 +121,7 @@ void time_all(const std::vector<Timed>& stages, std::vector<ProbeTiming>& timing
               double seconds) {
   const Clock::time_point start = Clock::now();
   std::vector<ProbeTiming> first = timings;
-  for (const Timed& timed : stages)
-    time_run(*timed.stage, timed.first_page, cpu, first[timed.timing]);
+  for (const Timed& timed : stages) time_stage(timed, cpu, first[timed.timing]);
   if (std::all_of(first.begin(), first.end(),
                   [](const ProbeTiming& t) { return t.undisturbed_s.empty(); })) {
     timings = std::move(first);
@@ -119,7 +129,7 @@ void time_all(const std::vector<Timed>& stages, std::vector<ProbeTiming>& timing
   }
   for (bool whole_round = false; !whole_round || since(start) < seconds; whole_round = true) {
     for (const Timed& timed : stages) {
-      time_run(*timed.stage, timed.first_page, cpu, timings[timed.timing]);
+      time_stage(timed, cpu, timings[timed.timing]);
       if (whole_round && since(start) >= seconds) return;
     }
   }
@@ -137,6 +147,30 @@ ProbeTiming timing_of(const Work& work) {
   return {work.flops, work.bytes, {}, {}};
 }
 
+// Adds a stage of one product with a matrix of its own.
+Work add_product(Cpu& cpu, Slices& slices, const ProductShape& shape, DType dtype, int64_t tokens,
+                 size_t timing, std::vector<Timed>& stages) {
+  auto s = std::make_shared<Synthetic>(cpu.account, slices, cpu.fill_noise);
+  const ValueIndex in = s->value(shape.cols);
+  const ValueIndex out = s->value(shape.rows);
+  const Work work = s->add_product(in, out, shape, dtype, tokens);
+  s->compile(tokens, tokens);
+  stages.push_back({std::move(s), timing});
+  return work;
+}
+
+// Half of what the probe has of copied weights: as much as a call reads of those.
+struct MappedWeights {
+  MappedWeights(int64_t bytes, ThreadPool& pool)
+      : file(bytes), slices(cpu::device_address(file.data()), bytes) {
+    fill(file.data(), bytes, pool);
+  }
+
+  CachedFile file;
+  Slices slices;
+  int64_t copied_to = 0;  // where the next copy begins
+};
+
 void check(bool ok, const char* rule) {
   if (!ok) fail(ErrorKind::kInvalid, "[probe] expected ", rule);
 }
@@ -146,7 +180,9 @@ void check(bool ok, const char* rule) {
 class StageProbe::Impl {
  public:
   Impl(int64_t bytes, std::vector<int> cpus)
-      : cpus_(std::move(cpus)), arena_(bytes, "the probe"), slices_(address(arena_), bytes) {
+      : cpus_(std::move(cpus)),
+        arena_(bytes, "the probe"),
+        slices_(cpu::device_address(arena_.data()), bytes) {
     const PinnedThread pinned(first_cpu());
     fill(arena_.data(), bytes, cpu(std::max<int>(1, static_cast<int>(cpus_.size()))).pool);
   }
@@ -167,15 +203,17 @@ class StageProbe::Impl {
   }
   // Of the calling thread, for as long as a call measures: not once per run, as that takes time.
   int first_cpu() const { return cpus_.empty() ? -1 : cpus_[0]; }
-
- private:
-  static DeviceAddress address(const Arena& arena) {
-    return static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(arena.data()));
+  // Made when first asked for.
+  MappedWeights& mapped(ThreadPool& pool) {
+    if (mapped_ == nullptr) mapped_ = std::make_unique<MappedWeights>(slices_.half(), pool);
+    return *mapped_;
   }
 
+ private:
   std::vector<int> cpus_;
   Arena arena_;
   Slices slices_;
+  std::unique_ptr<MappedWeights> mapped_;
   std::unique_ptr<Cpu> cpu_;
 };
 
@@ -195,12 +233,7 @@ std::vector<ProbeTiming> StageProbe::matmul(int threads, DType dtype, int64_t to
   std::vector<Timed> stages;
   double flops = 0;
   const auto add = [&](size_t i) {
-    auto s = std::make_shared<Synthetic>(cpu.account, slices, cpu.fill_noise);
-    const ValueIndex in = s->value(shapes[i].cols);
-    const ValueIndex out = s->value(shapes[i].rows);
-    timings[i] = timing_of(s->add_product(in, out, shapes[i], dtype, tokens));
-    s->compile(tokens, tokens);
-    stages.push_back({std::move(s), i});
+    timings[i] = timing_of(add_product(cpu, slices, shapes[i], dtype, tokens, i, stages));
     flops += timings[i].flops;
   };
   const auto enough = [&] {
@@ -210,6 +243,55 @@ std::vector<ProbeTiming> StageProbe::matmul(int threads, DType dtype, int64_t to
     for (size_t i = 0; i < shapes.size(); ++i) add(i);
   } while (!enough());
   time_all(stages, timings, cpu, seconds);
+  return timings;
+}
+
+std::vector<ProbeTiming> StageProbe::mapped_matvec(int threads, DType dtype, double seconds) {
+  check(threads >= 1, "a thread or more");
+  Cpu& cpu = impl_->cpu(threads);
+  const PinnedThread pinned(impl_->first_cpu());
+  Slices& copied = impl_->slices();
+  Slices& mapped = impl_->mapped(cpu.pool).slices;
+  const std::vector<ProductShape> shapes = product_shapes(1);
+  const size_t count = shapes.size();
+  std::vector<ProbeTiming> timings(2 * count);
+  std::vector<Timed> stages;
+  do {
+    for (size_t i = 0; i < count; ++i) {
+      timings[i] = timing_of(add_product(cpu, copied, shapes[i], dtype, 1, i, stages));
+      timings[count + i] =
+          timing_of(add_product(cpu, mapped, shapes[i], dtype, 1, count + i, stages));
+    }
+  } while (!copied.enough());
+  time_all(stages, timings, cpu, seconds);
+  return timings;
+}
+
+std::vector<ProbeTiming> StageProbe::copy(int threads, double seconds) {
+  check(threads >= 1, "a thread or more");
+  const Clock::time_point start = Clock::now();
+  Cpu& cpu = impl_->cpu(threads);
+  const PinnedThread pinned(impl_->first_cpu());
+  MappedWeights& mapped = impl_->mapped(cpu.pool);
+  std::vector<ProbeTiming> timings{{0, static_cast<double>(kCopyBytes), {}, {}}};
+  std::atomic<bool> failed{false};
+  do {
+    if (mapped.copied_to + kCopyBytes > mapped.file.bytes()) mapped.copied_to = 0;
+    const Arena fresh(kCopyBytes, "the probe");
+    time_run(cpu, timings[0], [&] {
+      cpu.pool.run([&](Team& team) {
+        team.parallel_for(kCopyBytes / kCopyPiece, 1, [&](int64_t begin, int64_t end) {
+          const int64_t offset = begin * kCopyPiece;
+          if (!mapped.file.read(fresh.data() + offset, (end - begin) * kCopyPiece,
+                                mapped.copied_to + offset)) {
+            failed = true;
+          }
+        });
+      });
+    });
+    if (failed) fail(ErrorKind::kIo, "[probe] a file in memory could not be read");
+    mapped.copied_to += kCopyBytes;
+  } while (since(start) < seconds);
   return timings;
 }
 

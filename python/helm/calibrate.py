@@ -26,7 +26,8 @@ from helm.machine import (
     physical_cores,
     thread_candidates,
 )
-from helm.profile import KV_DTYPES, CpuProfile, Profile
+from helm.profile import KV_DTYPES, MOST_MAPPED_RATIO, CpuProfile, Profile
+from helm.tiny_model import QUICK, TinyModel
 
 Progress = Callable[[str, float], None]  # (what is measured now, share done from 0 to 1)
 
@@ -45,7 +46,6 @@ _VISIT_S = 0.01  # shorter than other programs usually leave the cores alone
 _LEAST_VISITS = 3  # machines drift: not all figures from one moment
 _WANTED = 9  # undisturbed runs of each shape
 _FEW = 3  # below this many the quickest runs are taken instead
-_QUICK = 0.05  # quantile
 _EMPTY_OPS = 16
 # Times the last-level caches. A visit reads half of the memory over and over: of a half twice as
 # large as the cache enough stays cached that products measured 15 % too fast.
@@ -92,7 +92,7 @@ class Shape:
         """Of one run that has the machine for itself."""
         if self.trusted:
             return float(np.median(self.undisturbed_s))
-        return float(np.quantile(self.run_s, _QUICK))
+        return float(np.quantile(self.run_s, QUICK))
 
 
 @dataclass
@@ -295,6 +295,11 @@ class _Rates:
         )
         self.empty = Quantity("ops", lambda s: probe.empty_ops(threads, _EMPTY_OPS, s))
         self.bare = Quantity("bare steps", lambda s: probe.empty_ops(threads, 0, s))
+        self.mapped = Quantity(
+            f"{SWEEP_DTYPE} products, 1 token, mapped weights",
+            lambda s: probe.mapped_matvec(threads, SWEEP_DTYPE, s),
+        )
+        self.copy = Quantity("copying weights", lambda s: probe.copy(threads, s))
         self.tiny = TinyModel()
         self.step = Quantity("engine steps", self.tiny.steps)
         self.lone_op = Quantity("ops, 1 thread", lambda s: probe.empty_ops(1, _EMPTY_OPS, s))
@@ -304,6 +309,8 @@ class _Rates:
         return [
             *(quantity for table in tables for quantity in table.values()),
             self.elementwise,
+            self.mapped,
+            self.copy,
             self.empty,
             self.bare,
             self.step,
@@ -325,7 +332,17 @@ class _Rates:
             op_s=op_s,
             step_s=wake_s + max(0.0, engine_s),
             activation_bytes_per_s=self.elementwise.bytes_per_s,
+            mapped_matvec_ratio=_mapped_ratio(self.mapped.shapes),
+            copy_bytes_per_s=self.copy.bytes_per_s,
         )
+
+
+def _mapped_ratio(shapes: Sequence[Shape]) -> float:
+    """Of the rates; the first half of the shapes are products with copied weights, the second the
+    same ones with mapped weights, timed in turn."""
+    half = len(shapes) // 2
+    copied, mapped = (sum(s.seconds for s in part) for part in (shapes[:half], shapes[half:]))
+    return min(copied / mapped, MOST_MAPPED_RATIO)
 
 
 def flops_by_rows(
@@ -336,67 +353,3 @@ def flops_by_rows(
         dtype: {rows: quantity.flops_per_s for rows, quantity in table.items()}
         for dtype, table in tables.items()
     }
-
-
-@dataclass
-class _StepTiming:
-    run_s: list[float]
-    undisturbed_s: list[float]
-    flops: float = 0.0
-    bytes: float = 0.0
-
-
-class TinyModel:
-    """A model whose ops have next to no work: what remains of its steps is the engine's own. On
-    one thread, which other programs disturb least; waking the others is measured apart."""
-
-    def __init__(self) -> None:
-        from helm import _helm
-        from helm.checkpoint import TensorInfo
-        from helm.config import ModelConfig
-        from helm.models import build_graph
-        from helm.plan import make_plan
-
-        config = ModelConfig.from_dict(_TINY, "tiny model")
-        graph = build_graph(config, None)
-        self.ops = sum(1 for _ in graph.ops())
-        tensors = {name: np.ones(shape, np.float32) for name, shape in graph.tensors.items()}
-        infos = {n: TensorInfo.in_memory(n, "f32", t.shape) for n, t in tensors.items()}
-        plan = make_plan(
-            config, infos, max_sequences=1, step_tokens=8, threads=1,
-            memory_bytes=1 << 30, reserve_bytes=0,
-        )  # fmt: skip
-        self._engine = _helm.Engine(plan.to_json(), "", tensors)
-
-    def steps(self, seconds: float) -> list[_StepTiming]:
-        """Times of decode steps: forward, sampling and bookkeeping."""
-        from helm import _helm
-
-        request = _helm.Request(prompt=[1], max_tokens=_TINY_CONTEXT - 1)
-        run_s: list[float] = []
-        end = time.perf_counter() + seconds
-        while not run_s or time.perf_counter() < end:
-            generation = _helm.Generation(self._engine, [request])
-            while not generation.done:
-                generation.advance(0.0)
-            timings = generation.timings(0)
-            run_s.append(timings["decode_s"] / timings["decode_tokens"])
-        quickest = np.quantile(run_s, _QUICK)  # nothing tells which of these were disturbed
-        return [_StepTiming(run_s, [s for s in run_s if s <= 1.2 * quickest])]
-
-
-_TINY_CONTEXT = 32
-_TINY: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 64,
-    "max_position_embeddings": _TINY_CONTEXT,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-}

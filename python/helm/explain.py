@@ -108,6 +108,14 @@ def memory_rows(study: Study) -> list[tuple[str, dict[str, int]]]:
     return [*rows, ("total", total), ("limit", limit), ("free", free)]
 
 
+def loading_text(study: Study) -> str | None:
+    """How the CPU's weights come into memory and why; None if it holds none."""
+    plan, choice = study.plan, study.plan.loading_choice
+    if choice is None or plan.memory["cpu"].weights_bytes == 0:
+        return None
+    return f"weights {plan.loading}: {choice.reason}"
+
+
 def kv_lines(study: Study) -> list[str]:
     """Where the KV of the GPU's blocks lies, if it has no room for all of it."""
     best, kv, work = study.best, study.best.kv, study.workload
@@ -271,7 +279,9 @@ def to_dict(study: Study) -> dict[str, Any]:
     tokens_per_s, decode_terms and prefill_terms (seconds by term, see
     `helm.compiler.cost.TERMS`).
     memory: device -> weights_bytes, kv_bytes, activations_bytes, workspace_bytes, staging_bytes,
-    reserve_bytes. limits: device -> bytes the plan may take.
+    reserve_bytes. loading: weights ("copied" or "mapped"), reason, copy_bytes, copy_s,
+    mapped_decode_ratio, pays_after_tokens and assumed, see
+    `helm.compiler.loading.LoadingChoice`. limits: device -> bytes the plan may take.
     bottleneck, prefill_bottleneck: text. label: of the plain plan it equals, or "search".
     alternatives: [{label, units_cpu, units_accelerator, embedding, head, fits, ttft_s,
     decode_tokens_per_s, missing: device -> bytes, reason}].
@@ -279,7 +289,9 @@ def to_dict(study: Study) -> dict[str, Any]:
     notices: what the planner wants the user to know.
     """
     plan, prediction = study.plan, study.plan.prediction
+    choice = plan.loading_choice
     assert prediction is not None
+    assert choice is not None
     accelerator = study.profile.accelerator
     return {
         "format": FORMAT,
@@ -304,6 +316,7 @@ def to_dict(study: Study) -> dict[str, Any]:
         "kv": _kv(study),
         "predicted": dataclasses.asdict(prediction.predicted),
         "memory": {device: dataclasses.asdict(use) for device, use in plan.memory.items()},
+        "loading": {"weights": plan.loading, **dataclasses.asdict(choice)},
         "limits": {device: study.limit_bytes(device) for device in plan.memory},
         "bottleneck": prediction.bottleneck,
         "prefill_bottleneck": study.best.prefill_bottleneck,

@@ -49,8 +49,10 @@ class LLM(LoadedLLM):
     threads: None: as planned for this machine.
     prefix_cache: whether the KV of prompts that begin alike is computed once, within a call and for
     later ones; what is kept for those lies in pages that no other call wants.
-    weights: "copied" to huge pages, which decode reads fastest, or "mapped" from the files, which
-    starts at once and shares the page cache.
+    weights: "copied" to huge pages, which decode reads fastest, "mapped" from the files, which
+    starts at once and shares the page cache, or "auto", what takes less time in all by this
+    machine's profile, or, while it has none, by the rates of a common machine. expected_tokens:
+    output tokens until the LLM is closed, by which "auto" decides; None: those of ten answers.
     progress: called with (done_bytes, total_bytes) while weights load; may raise to cancel.
     memory_bytes, vram_bytes: memory of the host and of the accelerator that the model may take at
     most, less than is free.
@@ -83,7 +85,8 @@ class LLM(LoadedLLM):
         kv_vram_bytes: int | None = None,
         watermark: float | None = None,
         prefix_cache: bool = True,
-        weights: str = "copied",
+        weights: str = "auto",
+        expected_tokens: int | None = None,
         progress: Progress | None = None,
         memory_bytes: int | None = None,
         device: str | None = None,
@@ -104,6 +107,7 @@ class LLM(LoadedLLM):
             page_tokens=page_tokens,
             kv=KvOptions(kv_overflow, kv_vram_bytes, watermark),
             weights=weights,
+            expected_tokens=expected_tokens,
             progress=progress,
             memory_bytes=memory_bytes,
             device=device,

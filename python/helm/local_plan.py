@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from helm.checkpoint import TensorInfo
+from helm.compiler.loading import ANSWERS, WEIGHTS, LoadingRequest
 from helm.compiler.planning import Request, workload_of
-from helm.compiler.workload import OBJECTIVES
+from helm.compiler.workload import OBJECTIVES, Workload
 from helm.config import ModelConfig
 from helm.devices import CPU, Accelerator, find_accelerator, open_accelerator
 from helm.errors import InvalidError, OutOfMemoryError
@@ -30,7 +31,8 @@ Measuring = Callable[[str, float], None]  # (what is measured now, share done fr
 _LOADS = 3  # attempts, each with what is free then
 _STEP_TOKENS = 512
 _COUNTS = ("max_sequences", "batch")
-_LIMITS = ("context", "threads", "memory_bytes", "vram_bytes", "prompt_tokens", "output_tokens")
+_TOKENS = ("prompt_tokens", "output_tokens", "expected_tokens")
+_LIMITS = ("context", "threads", "memory_bytes", "vram_bytes", *_TOKENS)
 _MACHINE = ("cpu", "isa", "cores")  # of a profile's identity
 _log = logging.getLogger("helm")
 
@@ -46,7 +48,7 @@ class LoadOptions:
     threads: int | None = None
     page_tokens: int = PAGE_TOKENS
     kv: KvOptions = field(default_factory=KvOptions)
-    weights: str = "copied"
+    weights: str = "auto"
     progress: Progress | None = None
     memory_bytes: int | None = None
     device: str | None = None
@@ -54,6 +56,7 @@ class LoadOptions:
     profile: Profile | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    expected_tokens: int | None = None
     batch: int = 1
     objective: str = "total"
     measuring: Measuring | None = None
@@ -66,8 +69,8 @@ class LoadOptions:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidError(f"[load] {name} must be an integer of at least 1, got {value!r}")
         check_page_tokens(self.page_tokens)
-        if self.weights not in ("copied", "mapped"):
-            raise InvalidError(f'[load] weights must be "copied" or "mapped", got {self.weights!r}')
+        if self.weights not in WEIGHTS:
+            raise InvalidError(f"[load] weights must be {', '.join(WEIGHTS)}, got {self.weights!r}")
         if self.objective not in OBJECTIVES:
             raise InvalidError(
                 f"[load] objective must be {', '.join(OBJECTIVES)}, got {self.objective!r}"
@@ -200,6 +203,7 @@ def plan_here(
         "step_tokens": step_tokens,
         "memory_bytes": memory_bytes,
         "kv_options": options.kv,
+        "loading": _loading(options, profile),
     }
     if profile is None:
         weights_bytes = sum(info.nbytes for info in infos.values())
@@ -233,6 +237,22 @@ def _threads_for(weights_bytes: int, machine: Machine) -> int:
 
     useful = useful_threads(weights_bytes, machine.threads)
     return useful if useful == 1 else min(useful, choose_here().threads)
+
+
+def _loading(options: LoadOptions, profile: Profile | None) -> LoadingRequest:
+    """The CPU alone is placed without a profile, but its rates say how to load, if they are known;
+    they are never measured for that."""
+    from helm.profile_cache import cached_profile
+
+    known = cached_profile() if profile is None else profile
+    answer = (options.output_tokens or Workload().output) * options.batch
+    return LoadingRequest(
+        weights=options.weights,
+        tokens=options.expected_tokens or ANSWERS * answer,
+        objective=options.objective,  # type: ignore[arg-type]  # checked by LoadOptions
+        batch=options.batch,
+        cpu=None if known is None else known.cpu,
+    )
 
 
 def _least(found: int, limit: int | None) -> int:
@@ -277,7 +297,6 @@ def _engine(
         plan.to_json(),
         directory,
         {name: tensor for name, tensor in tensors.items() if name in placed},
-        mapped=options.weights == "mapped",
         progress=options.progress,
         device=device,
         cpus=cpus_to_pin(cpu_affinity(), plan.threads),

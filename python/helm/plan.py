@@ -16,6 +16,7 @@ from typing import cast
 from helm.checkpoint import TensorInfo
 from helm.compiler.advice import largest_context, require
 from helm.compiler.candidate import Candidate
+from helm.compiler.loading import LoadingRequest
 from helm.compiler.memory import activation_bytes, workspace_bytes
 from helm.compiler.op_cost import CostedGraph
 from helm.compiler.placement import memory_use, placed_units, prediction, schedule
@@ -41,6 +42,7 @@ from helm.plan_format import (
 )
 from helm.profile import Profile
 from helm.units import size_text
+from helm.weight_loading import stored_dtype, with_loading
 from helm.weights import (
     check_checkpoint,
     dominant_dtype,
@@ -112,6 +114,7 @@ def make_plan(
     accelerator_bytes: int | None = None,
     space: Space | None = None,
     kv_options: KvOptions | None = None,
+    loading: LoadingRequest | None = None,
 ) -> Plan:
     """Places every unit: by search on the machine of `profile`, without one on the CPU.
 
@@ -120,11 +123,12 @@ def make_plan(
     context: positions per sequence; None takes the workload's or else the model's, the latter less
     if memory is short. dtype: placed dtype of matrices, "auto" as stored; vectors are always f32.
     kv_dtype "auto": that of most matrix bytes; "i8": integers, with a scale per position and KV
-    head. memory_bytes: what the machine has free, of which
-    `reserve_bytes` stay untouched. threads and memory_bytes are needed without a profile and
-    override it with one, as accelerator_bytes does. workload: what the search prices; None asks
-    for 128 tokens after 512. space: decisions to fix; None allows all that the runtime executes.
-    kv_options: how KV may use an accelerator's memory; None as is best.
+    head. memory_bytes: what the machine has free, of which `reserve_bytes` stay untouched. threads
+    and memory_bytes are needed without a profile and override it with one, as accelerator_bytes
+    does. workload: what the search prices; None asks for 128 tokens after 512. space: decisions to
+    fix; None allows all that the runtime executes. kv_options: how KV may use an accelerator's
+    memory; None as is best. loading: whether weights are copied or stay mapped; None as is best
+    for many answers.
 
     Raises InvalidError for arguments out of range, ProfileError for a profile that lacks a rate,
     CheckpointError when the checkpoint does not fit the model, OutOfMemoryError with every item's
@@ -156,17 +160,19 @@ def make_plan(
         config, checkpoint_tensors, graph, tensors, limits, kv, reserve_bytes, shrink, options
     )
     options.check_accelerator(profile)
-    if profile is None:
-        assert threads is not None
-        assert memory_bytes is not None
-        plan = _cpu_plan(problem, threads, memory_bytes)
-    else:
-        space = options.space(space or Space())
-        if threads is not None:
-            space = dataclasses.replace(space, threads=(threads,))
-        if memory_bytes is None:
-            memory_bytes = profile.cpu.memory_bytes
-        plan = _searched_plan(problem, profile, workload, memory_bytes, accelerator_bytes, space)
+    space = options.space(space or Space())
+    if threads is not None:
+        space = dataclasses.replace(space, threads=(threads,))
+    own = 0 if profile is None else profile.cpu.memory_bytes
+    room = own if memory_bytes is None else memory_bytes
+
+    def place(rates: Profile | None) -> Plan:
+        if rates is None:
+            return _cpu_plan(problem, threads or 1, room)
+        return _searched_plan(problem, rates, workload, room, accelerator_bytes, space)
+
+    stored, most = stored_dtype(config, checkpoint_tensors), room + problem.resident_bytes
+    plan = with_loading(place, profile, loading or LoadingRequest(), stored, most)
     notices = (*plan.notices, *options.notices(plan, step_tokens))
     return dataclasses.replace(plan, notices=notices)
 

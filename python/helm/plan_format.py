@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 from helm.compiler.candidate import Predicted
+from helm.compiler.loading import Loading, LoadingChoice
 from helm.compiler.workload import WATERMARK, Workload
 from helm.errors import InvalidError, PlanError
-from helm.graph import (
-    OPS,
-    Linear,
-    Op,
-    Rope,
-    Value,
-)
+from helm.graph import OPS, Linear, Op, Rope, Value
 from helm.jsonio import Reader, decode, encode, parse
 from helm.rope import RopeTable
 
 FORMAT = "helm-plan"
-VERSION = 3
+VERSION = 4
 DType = Literal["f32", "f16", "bf16"]
 DTYPE_BYTES: dict[str, int] = {"f32": 4, "f16": 2, "bf16": 2}
 # i8: integers with an f32 scale per row of K or V, that is per position and KV head.
@@ -192,7 +187,8 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Plan:
-    """A placement of one model on one machine. notices: what the planner wants the user to know."""
+    """A placement of one model on one machine. notices: what the planner wants the user to know.
+    loading: how weights in files come into the host's memory."""
 
     model: ModelIdentity
     limits: Limits
@@ -206,6 +202,8 @@ class Plan:
     memory: dict[str, MemoryUse]
     notices: tuple[str, ...] = ()
     schedule: Schedule = field(default_factory=Schedule)
+    loading: Loading = "copied"
+    loading_choice: LoadingChoice | None = None
     prediction: Prediction | None = None
 
     @property
@@ -238,8 +236,10 @@ class Plan:
         if version != VERSION:
             root["version"].reject(f"expected {VERSION}, found {version}; make the plan anew")
         names = ("model", "limits", "threads", "kv", "rope", "tensors", "values", "units")
-        more = ("logits", "memory", "notices", "schedule", "units_cpu", "units_accelerator")
-        root.only(["format", "version", *names, *more, *_NO_PREDICTION])
+        more = ("logits", "memory", "notices", "schedule", "loading", "loading_choice")
+        counts = ("units_cpu", "units_accelerator")
+        root.only(["format", "version", *names, *more, *counts, *_NO_PREDICTION])
+        choice = root["loading_choice"]
         plan = cls(
             model=decode(ModelIdentity, root["model"]),
             limits=decode(Limits, root["limits"]),
@@ -253,6 +253,8 @@ class Plan:
             memory={k: decode(MemoryUse, root["memory"][k]) for k in root["memory"].names()},
             notices=tuple(node.string() for node in root.get("notices", []).items()),
             schedule=decode(Schedule, root["schedule"]),
+            loading=cast(Loading, root["loading"].choice(get_args(Loading))),
+            loading_choice=None if choice.null else decode(LoadingChoice, choice),
             prediction=_decode_prediction(root),
         )
         _check(plan, root)

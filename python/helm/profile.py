@@ -33,6 +33,8 @@ KV_DTYPES = (*_DTYPES, "i8")
 _TABLES = ("matvec_bytes_per_s", "matmul_flops", "attention_bytes_per_s", "attention_flops")
 _KV_TABLES = ("attention_bytes_per_s", "attention_flops")
 _TIMES = ("op_s", "step_s")
+_LOADING = ("mapped_matvec_ratio", "copy_bytes_per_s")  # of the CPU; older profiles lack them
+MOST_MAPPED_RATIO = 1.2  # what noise can make of 1
 _DEVICE_KEYS = ("memory_bytes", *_TABLES, *_TIMES, "activation_bytes_per_s")
 _LINK_RATES = (
     "to_accelerator_bytes_per_s",
@@ -101,10 +103,24 @@ def _interpolated(
 @dataclass(frozen=True, kw_only=True)
 class CpuProfile(DeviceProfile):
     """threads: with how many the rates were measured. thread_sweep: threads -> matrix-vector
-    bytes/s, in the dtype that was swept."""
+    bytes/s, in the dtype that was swept. mapped_matvec_ratio: rate of reading weights from the
+    pages of a mapped file over that of copied ones. copy_bytes_per_s: of copying them from the
+    page cache. None: not measured."""
 
     threads: int
     thread_sweep: Mapping[int, float]
+    mapped_matvec_ratio: float | None = None
+    copy_bytes_per_s: float | None = None
+
+    def with_mapped_weights(self, share: float = 1.0) -> CpuProfile:
+        """The rates when `share` of the weight bytes is read from mapped files; the same where
+        nothing is known of that."""
+        if self.mapped_matvec_ratio is None:
+            return self
+        slower = 1.0 - share + share / min(1.0, self.mapped_matvec_ratio)
+        return dataclasses.replace(
+            self, matvec_bytes_per_s=_scaled(self.matvec_bytes_per_s, 1.0 / slower)
+        )
 
     def with_threads(self, threads: int) -> CpuProfile:
         """The rates with another number of threads of the sweep. Bandwidths follow the sweep;
@@ -120,9 +136,11 @@ class CpuProfile(DeviceProfile):
             )
         memory = self.thread_sweep[threads] / self.thread_sweep[self.threads]
         compute = min(1.0, threads / self.threads)
+        copy = self.copy_bytes_per_s
         return dataclasses.replace(
             self,
             threads=threads,
+            copy_bytes_per_s=None if copy is None else copy * compute,
             matvec_bytes_per_s=_scaled(self.matvec_bytes_per_s, memory),
             attention_bytes_per_s=_scaled(self.attention_bytes_per_s, memory),
             attention_flops=_scaled_flops(self.attention_flops, memory, compute),
@@ -188,6 +206,9 @@ class Profile:
                 for name in ("matmul_flops", "attention_flops"):
                     device[name] = {d: _text_keys(rates) for d, rates in device[name].items()}
         fields["cpu"]["thread_sweep"] = _text_keys(fields["cpu"]["thread_sweep"])
+        for name in _LOADING:
+            if fields["cpu"][name] is None:
+                del fields["cpu"][name]
         fields["unsettled"] = list(self.unsettled)
         return {"format": FORMAT, "version": VERSION, **fields}
 
@@ -293,11 +314,20 @@ def _device(node: Reader, own: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _read_cpu(node: Reader) -> CpuProfile:
-    fields = _device(node, ("threads", "thread_sweep"))
+    fields = _device(node, ("threads", "thread_sweep", *_LOADING))
+    ratio, copy = (node.get(name) for name in _LOADING)
+    if not ratio.null and _rate(ratio) > MOST_MAPPED_RATIO:
+        ratio.reject(f"expected at most {MOST_MAPPED_RATIO:g}, found {ratio.value!r}")
     threads, sweep = node["threads"].integer(1, 4096), _counts(node["thread_sweep"], 4096)
     if threads not in sweep:
         node["thread_sweep"].reject(f"has no entry for the chosen {threads} threads")
-    return CpuProfile(**fields, threads=threads, thread_sweep=sweep)
+    return CpuProfile(
+        **fields,
+        threads=threads,
+        thread_sweep=sweep,
+        mapped_matvec_ratio=None if ratio.null else _rate(ratio),
+        copy_bytes_per_s=None if copy.null else _rate(copy),
+    )
 
 
 def _read_accelerator(node: Reader) -> AcceleratorProfile:

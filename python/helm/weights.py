@@ -75,6 +75,16 @@ def place_tensors(
     return tuple(placed)
 
 
+def mappable(tensor: PlacedTensor, stored: str | None) -> bool:
+    """Whether the runtime can read it where its file is mapped: stored as it is placed, elements
+    aligned. stored: the dtype of all tensors of a model whose checkpoint is not there; None: it
+    is, and a tensor without a source is bound from memory."""
+    source = tensor.source
+    if source is None:
+        return tensor.dtype == stored
+    return source.dtype == tensor.dtype and source.offset % DTYPE_BYTES[tensor.dtype] == 0
+
+
 def dominant_dtype(tensors: tuple[PlacedTensor, ...]) -> str:
     """The dtype of most matrix bytes."""
     total = dict.fromkeys(DTYPE_BYTES, 0)

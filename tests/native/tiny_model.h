@@ -70,6 +70,7 @@ class TinyModelBuilder {
     plan = {{"format", "helm-plan"},
             {"version", Plan::kVersion},
             {"threads", s_.threads},
+            {"loading", "copied"},
             {"logits", "logits"}};
     plan["model"] = {{"architecture", "Tiny"}, {"fingerprint", "0"}, {"vocab_size", s_.vocab}};
     plan["limits"] = {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -28,11 +29,6 @@ struct TensorView {
   std::shared_ptr<void> owner;
 };
 
-// How tensors in files come into memory. Copied: into one arena on huge pages, the fastest to read.
-// Mapped: used from the page cache where no conversion is needed; starts at once, shared by
-// processes, some percent slower to read because its pages are small.
-enum class WeightLoading : uint8_t { kCopied, kMapped };
-
 struct EngineOptions {
   std::string directory;                      // where the sources of the plan's tensors lie
   std::map<std::string, TensorView> tensors;  // tensors bound from memory, by name
@@ -42,7 +38,6 @@ struct EngineOptions {
   // its affinity back after each call. Empty: the system moves threads as it likes.
   std::vector<int> cpus;
   std::string device = "cuda";  // the plan's accelerator; see helm/machine.h
-  WeightLoading loading = WeightLoading::kCopied;
   Progress progress;
 };
 
@@ -82,9 +77,12 @@ struct EngineStats {
   int64_t crossings = 0;           // of activations between devices, per step
   std::vector<OpTime> cpu_ops;     // as counted since count_op_times(true)
   int threads = 0;
-  std::vector<int> cpus;    // of the threads; empty: as the system likes
-  std::string isa;          // kernel tier
-  bool huge_pages = false;  // whether the system granted the arena's request for huge pages
+  std::vector<int> cpus;     // of the threads; empty: as the system likes
+  std::string isa;           // kernel tier
+  int64_t copied_bytes = 0;  // of the CPU's weights, those copied to the arena
+  bool huge_pages = false;   // whether the system accepted the arena's request for huge pages
+  // How much of the arena it put on them, when all was copied; nothing where it does not tell.
+  std::optional<int64_t> huge_page_bytes;
   double load_s = 0;
 };
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,10 @@ struct DeviceInfo {
 // the device cannot be had, with the reason.
 HELM_API DeviceInfo accelerator_info(const std::string& specification);
 
+// Touches `bytes` of fresh memory that asks for huge pages, as weights do; how much of it the
+// system put on them, nothing where it does not tell. Throws Error{kMemory} when memory is refused.
+HELM_API std::optional<int64_t> granted_huge_page_bytes(int64_t bytes);
+
 // The most that `threads` read together from `bytes` of memory, bytes/s, trying for `seconds`.
 HELM_API double stream_read_bytes_per_s(int threads, int64_t bytes, double seconds);
 
@@ -81,6 +86,12 @@ class HELM_API StageProbe {
 
   // Products of `tokens` rows with different matrices; bytes of the matrices.
   std::vector<ProbeTiming> matmul(int threads, DType dtype, int64_t tokens, double seconds);
+  // Products of one row with matrices as they lie once copied and, each right after, with others in
+  // the pages of a file that is mapped: a timing per shape of the former, then of the latter.
+  std::vector<ProbeTiming> mapped_matvec(int threads, DType dtype, double seconds);
+  // Copying from a file in the page cache to fresh memory on huge pages, as weights are loaded;
+  // bytes copied.
+  std::vector<ProbeTiming> copy(int threads, double seconds);
   // Attention of the last `queries` of `context` positions of a sequence, `group` query heads per
   // KV head; bytes of the KV read, FLOPs of the pairs that causality allows.
   std::vector<ProbeTiming> attention(int threads, DType dtype, int64_t group, int64_t queries,

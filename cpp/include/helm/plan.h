@@ -213,6 +213,11 @@ struct Schedule {
   double watermark = 0.8;
 };
 
+// How tensors in files come into host memory. Copied: into one arena on huge pages, the fastest to
+// read. Mapped: used from the page cache where no conversion is needed; starts at once, shared by
+// processes, some percent slower to read because its pages are small.
+enum class WeightLoading : uint8_t { kCopied, kMapped };
+
 struct Limits {
   int64_t context = 0;       // positions per sequence
   int64_t step_tokens = 0;   // tokens per step
@@ -221,7 +226,7 @@ struct Limits {
 };
 
 struct HELM_API Plan {
-  static constexpr int kVersion = 3;
+  static constexpr int kVersion = 4;
 
   std::string architecture;
   std::string fingerprint;
@@ -235,6 +240,7 @@ struct HELM_API Plan {
   std::vector<UnitSpec> units;
   ValueIndex logits = 0;
   Schedule schedule;
+  WeightLoading loading = WeightLoading::kCopied;
   int64_t accelerator_pages = 0;         // of kv.pages; the others lie in host memory
   int64_t accelerator_memory_bytes = 0;  // all that the plan may take there
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from helm.benchmark import Phase, Report
+    from helm.llm import LLM
 
 HELP = "measure prefill and decode, and where the time goes"
 EPILOG = """examples:
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     from helm.benchmark import Load
 
-    with common.load(args, weights="copied") as llm:
+    with common.load(args) as llm:
         prompt = args.prompt_tokens or min(512, max(1, llm.context // 2))
         output = args.output_tokens or min(64, max(1, llm.context - prompt))
         if not args.quiet and not args.json:
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps({**report.to_dict(), **common.placement(llm)}))
         else:
             show(report, common.predicted_rate(llm), args.ops)
+            print(_pages(llm))
     return 0
 
 
@@ -78,6 +80,17 @@ def show(report: Report, predicted: float | None, ops: bool) -> None:
         _show_ops(console, "decode step", report.decode, report)
         _show_ops(console, "prefill", report.prefill, report)
     console.print(f"medians [least, most] of {len(rate)} rounds")
+
+
+def _pages(llm: LLM) -> str:
+    """On which pages the host's weights lie."""
+    stats = llm.stats
+    copied, huge = stats["copied_bytes"], stats["huge_page_bytes"]
+    if copied == 0:
+        return "weights are read where they lie, on pages of the page cache or of their owner"
+    told = "an amount the system does not tell" if huge is None else common.binary_bytes(huge)
+    size = common.binary_bytes(copied)
+    return f"weights {llm.plan.loading}: {size} in memory of their own, {told} on huge pages"
 
 
 def _show_ops(console: Console, title: str, phase: Phase, report: Report) -> None:

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             "[chat] the conversation of --load-kv has its own system prompt; leave --system out"
         )
     kv_files.check(args)
-    with common.load(args, weights="copied") as llm:
+    with common.load(args) as llm:
         session = Session(llm, args.system, options, quiet=args.quiet)
         session.check()
         if not args.quiet:

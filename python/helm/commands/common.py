@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from helm.compiler.loading import WEIGHTS
 from helm.compiler.workload import OBJECTIVES, WATERMARK
 from helm.completion import Completion
 from helm.kv_options import PAGE_TOKENS, SITES, KvOptions, overflows
@@ -42,11 +44,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-dtype", choices=KV_DTYPES, default="auto", help="KV cache (as weights)"
     )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (as planned)")
-    group.add_argument(
-        "--weights",
-        choices=("copied", "mapped"),
-        help="copied: fastest text (chat); mapped: starts at once (run)",
-    )
+    add_weights(group)
     group.add_argument("-q", "--quiet", action="store_true", help="no plan line, no summary")
     machine = parser.add_argument_group("machine")
     add_device(machine)
@@ -64,6 +62,14 @@ def add_device(group: argparse._ActionsContainer) -> None:
     from helm.devices import HELP
 
     group.add_argument("--device", metavar="DEVICE", help=f"{HELP} (a CUDA device if there is one)")
+
+
+def add_weights(group: argparse._ActionsContainer) -> None:
+    """--weights."""
+    group.add_argument(
+        "--weights", choices=WEIGHTS, default="auto",
+        help="copied: fastest text; mapped: starts at once (auto: what is sooner done)",
+    )  # fmt: skip
 
 
 def add_kv(parser: argparse.ArgumentParser) -> None:
@@ -125,10 +131,10 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def load(args: argparse.Namespace, weights: str) -> LLM:
+def load(args: argparse.Namespace, expected_tokens: int | None = None) -> LLM:
     """The model that the options name; a progress bar on a terminal when it takes a while.
 
-    weights: how they are loaded unless the options say.
+    expected_tokens: see helm.LLM.
     """
     from helm.commands.measuring import MeasureProgress
     from helm.llm import LLM
@@ -148,7 +154,8 @@ def load(args: argparse.Namespace, weights: str) -> LLM:
             kv_overflow=kv.overflow,
             kv_vram_bytes=kv.vram_bytes,
             watermark=kv.watermark,
-            weights=args.weights or weights,
+            weights=args.weights,
+            expected_tokens=expected_tokens,
             memory_bytes=size(args.ram, "--ram"),
             progress=progress.update,
             device=args.device,
@@ -221,7 +228,7 @@ def plan_line(llm: LLM) -> str:
     parts = [
         f"{llm.name} ({plan.model.architecture})",
         f"{_count(sum(elements.values()))} parameters",
-        f"weights {binary_bytes(stats['weights_bytes'])} {'+'.join(held)}",
+        f"weights {binary_bytes(stats['weights_bytes'])} {'+'.join(held)}, {plan.loading}",
         f"KV {plan.kv.dtype}, context {llm.context}, up to {binary_bytes(kv_bytes)}"
         f"{_overflow(plan)}",
         f"{_devices(plan, stats)}, {_threads(stats['threads'])}, {stats['isa']}",
@@ -261,7 +268,20 @@ def placement(llm: LLM) -> dict[str, Any]:
         "plan": plan_line(llm),
         "notices": list(llm.plan.notices),
         "devices": llm.stats["devices"],
+        "loading": loading(llm),
         "predicted_decode_tokens_per_s": predicted_rate(llm),
+    }
+
+
+def loading(llm: LLM) -> dict[str, Any]:
+    """For --json: how the host's weights were loaded and why, and on which pages they lie."""
+    choice, stats = llm.plan.loading_choice, llm.stats
+    return {
+        "weights": llm.plan.loading,
+        **({} if choice is None else dataclasses.asdict(choice)),
+        "copied_bytes": stats["copied_bytes"],
+        "huge_page_bytes": stats["huge_page_bytes"],
+        "load_s": stats["load_s"],
     }
 
 

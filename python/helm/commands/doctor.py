@@ -19,6 +19,7 @@ EPILOG = """examples:
   HELM_CPU_ISA=avx2 helm-llm doctor       with a lower kernel tier
 """
 PACKAGES = ("numpy", "safetensors", "huggingface-hub", "tokenizers", "jinja2", "rich")
+HUGE_PAGES_TRIAL_BYTES = 64 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +52,10 @@ def gather() -> dict[str, Any]:
         "isa": {"chosen": chosen, "reason": reason, "tiers": list(_helm.isa_tiers())},
         "machine": dataclasses.asdict(read_machine()),
         "threads": dataclasses.asdict(choose_here()),
+        "huge_pages_trial": {
+            "asked_bytes": HUGE_PAGES_TRIAL_BYTES,
+            "granted_bytes": _helm.granted_huge_page_bytes(HUGE_PAGES_TRIAL_BYTES),
+        },
         "devices": device_report(),
         "bundled_model": str(bundled_model()),
     }
@@ -106,7 +111,7 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     gpu = f"NVIDIA driver {nvidia['version']}" if nvidia["found"] else f"none: {nvidia['reason']}"
     rows += [
         ("memory", f"{binary_bytes(machine['memory_bytes'])} free, {_memory_limit(machine)}"),
-        ("huge pages", _huge_pages(machine["huge_pages"])),
+        ("huge pages", _huge_pages(machine["huge_pages"], report["huge_pages_trial"])),
         ("GPU", gpu),
         ("devices", "for --device, by default cuda if it is available, else cpu"),
         *((f"  {device['name']}", _device(device)) for device in report["devices"]),
@@ -134,11 +139,14 @@ def _tier(tier: dict[str, Any]) -> str:
     return f"{'yes' if tier['available'] else 'no'}: {tier['reason']}"
 
 
-def _huge_pages(mode: str) -> str:
+def _huge_pages(mode: str, trial: dict[str, Any]) -> str:
     why = {
         "always": "the system uses them wherever it can",
         "madvise": "HELM asks for them for its weights",
         "never": "switched off; echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         "absent": "the kernel does not offer transparent huge pages",
     }
-    return f"{mode}: {why[mode]}" if mode in why else mode
+    text = f"{mode}: {why[mode]}" if mode in why else mode
+    asked, granted = trial["asked_bytes"], trial["granted_bytes"]
+    given = "the system does not say how much of" if granted is None else binary_bytes(granted)
+    return f"{text}; tried now, {given} of {binary_bytes(asked)} granted"

@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine.add_argument("--list-profiles", action="store_true", help="list the presets")
     machine.add_argument("--vram", metavar="SIZE", help="accelerator memory, as 8GiB (all of it)")
     machine.add_argument("--ram", metavar="SIZE", help="host memory, as 12GB (what is free)")
+    common.add_weights(machine)
     common.add_kv(parser)
     work = parser.add_argument_group("workload")
     work.add_argument(
@@ -106,6 +107,7 @@ def _study(args: argparse.Namespace) -> tuple[Study, list[str]]:
         accelerator_bytes=common.size(args.vram, "--vram"),
         kv=common.kv_options(args),
         page_tokens=args.page_tokens,
+        weights=args.weights,
     )
     name, config, tensors, notes = _model(args.model, args.revision)
     return study(name, config, tensors, _profile(args), request), notes

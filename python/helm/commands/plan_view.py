@@ -35,7 +35,17 @@ def console() -> Console:
 def show(study: Study) -> None:
     """Prints everything."""
     out = console()
-    for part in (_head, _picture, _memory, _kv, _prediction, _bottleneck, _gains, _rivals):
+    for part in (
+        _head,
+        _picture,
+        _memory,
+        _loading,
+        _kv,
+        _prediction,
+        _bottleneck,
+        _gains,
+        _rivals,
+    ):
         part(study, out)
     other = explain.trade(study)
     if other is not None:
@@ -185,6 +195,13 @@ def _memory(study: Study, out: Console) -> None:
         label = {"kv": "KV cache"}.get(purpose, purpose)
         table.add_row(f"  {label}", *(size_text(sizes[d]) for d in devices), style=style)
     out.print(table)
+
+
+def _loading(study: Study, out: Console) -> None:
+    text = explain.loading_text(study)
+    if text is not None:
+        _title(out, "Loading")
+        out.print(Text(f"  {text}"))
 
 
 def _kv(study: Study, out: Console) -> None:

@@ -130,8 +130,17 @@ def _cpu_facts(profile: Profile) -> list[tuple[str, str]]:
         ("memory", f"{binary_bytes(cpu.memory_bytes)} free, cgroup limits included"),
         ("threads", f"{cpu.threads} (threads: GB/s of matrix x vector {{{_sweep(cpu)}}})"),
         *_device_facts(cpu),
+        *_loading_facts(cpu),
         *([("accelerator", "none")] if profile.accelerator is None else []),
     ]
+
+
+def _loading_facts(cpu: CpuProfile) -> list[tuple[str, str]]:
+    if cpu.mapped_matvec_ratio is None or cpu.copy_bytes_per_s is None:
+        return []
+    ratio = f"read at {cpu.mapped_matvec_ratio * 100:.0f} % of the rate of copied ones"
+    copied = f"{cpu.copy_bytes_per_s / 1e9:,.1f} GB/s from the page cache"
+    return [("mapped weights", ratio), ("copying them", copied)]
 
 
 def _sweep(cpu: CpuProfile) -> str:

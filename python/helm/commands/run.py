@@ -9,6 +9,7 @@ from pathlib import Path
 
 from helm.commands import common, kv_files
 from helm.errors import InvalidError
+from helm.sampling import DEFAULT_MAX_TOKENS
 
 HELP = "continue a prompt and show how fast it went"
 EPILOG = """examples:
@@ -53,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     prompt: str | list[int] | None = _prompt(args)
     options = common.sampling_options(args)
     silent = args.quiet or args.json
-    with common.load(args, weights="mapped") as llm:
+    answer = options.get("max_tokens") or DEFAULT_MAX_TOKENS
+    with common.load(args, expected_tokens=max(1, answer)) as llm:
         if not silent:
             common.say_plan(llm)
         restored = 0

@@ -14,6 +14,7 @@ from helm.checkpoint import TensorInfo
 from helm.compiler.advice import Gain, sensitivity
 from helm.compiler.budget import memory_bytes
 from helm.compiler.candidate import Candidate
+from helm.compiler.loading import LoadingRequest
 from helm.compiler.op_cost import CostedGraph
 from helm.compiler.search import SearchResult, search, unlimited
 from helm.compiler.workload import OBJECTIVES, ResourceLimits, Space, Workload
@@ -24,6 +25,7 @@ from helm.models import build_graph
 from helm.plan import costed_graph, make_plan
 from helm.plan_format import Plan
 from helm.profile import Profile
+from helm.weight_loading import loaded_profile, stored_dtype
 
 DEFAULT_CONTEXT = 4096
 _STEP_TOKENS = 512
@@ -33,7 +35,8 @@ _STEP_TOKENS = 512
 class Request:
     """What is to be planned. prompt and output None: 512 and 128, less if the context is shorter.
     context None: DEFAULT_CONTEXT, less if the model allows less, more if prompt and output need
-    more. cpu_bytes, accelerator_bytes None: what the profile states."""
+    more. cpu_bytes, accelerator_bytes None: what the profile states. weights: see LoadingRequest.
+    """
 
     prompt: int | None = None
     output: int | None = None
@@ -46,6 +49,7 @@ class Request:
     accelerator_bytes: int | None = None
     kv: KvOptions = field(default_factory=KvOptions)
     page_tokens: int = PAGE_TOKENS
+    weights: str = "auto"
 
     def __post_init__(self) -> None:
         check_page_tokens(self.page_tokens)
@@ -106,6 +110,7 @@ def study(
         accelerator_bytes=request.accelerator_bytes,
         page_tokens=request.page_tokens,
         kv_options=request.kv,
+        loading=LoadingRequest(request.weights),
     )
     graph = build_graph(config, None if checkpoint_tensors is None else checkpoint_tensors.keys())
     model = costed_graph(graph, plan.tensors, plan.kv.dtype)
@@ -117,6 +122,7 @@ def study(
         sequences=workload.batch,
     )
     limits, space = request.kv.limits(limits), request.kv.space(Space())
+    rates = loaded_profile(profile, plan, stored_dtype(config, checkpoint_tensors))
     return Study(
         name=name,
         plan=plan,
@@ -124,10 +130,10 @@ def study(
         profile=profile,
         workload=workload,
         limits=limits,
-        result=search(model, profile, workload, limits, space),
-        unlimited=unlimited(model, profile, workload, limits, space),
-        others=_others(model, profile, workload, limits, space),
-        gains=sensitivity(model, profile, workload, limits, space),
+        result=search(model, rates, workload, limits, space),
+        unlimited=unlimited(model, rates, workload, limits, space),
+        others=_others(model, rates, workload, limits, space),
+        gains=sensitivity(model, rates, workload, limits, space),
     )
 
 
@@ -178,6 +184,7 @@ def cpu_decode_rate(config: ModelConfig, plan: Plan, profile: Profile) -> float:
     prompt = max(1, min(512, context // 2))
     workload = Workload(prompt, max(1, min(128, context - prompt)), context=max(2, context))
     host = dataclasses.replace(profile, accelerator=None, link=None)
+    host = loaded_profile(host, plan, None)
     best = unlimited(model, host, workload, space=Space(threads=(plan.threads,))).best
     assert best is not None  # memory was no object
     return best.predicted.decode_tokens_per_s

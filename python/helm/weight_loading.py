@@ -1,0 +1,133 @@
+"""Gives a plan its way of loading weights, once everything else of it is decided.
+
+The search prices copied weights. If mapped ones turn out better, it is asked again with the rates
+of those, so that placement and predictions are what will run. Reads no file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from helm.checkpoint import TensorInfo
+from helm.compiler.loading import (
+    ASSUMED_MATVEC_BYTES_PER_S,
+    LoadingRequest,
+    Situation,
+    Waiting,
+    choose,
+)
+from helm.compiler.workload import Workload
+from helm.config import ModelConfig
+from helm.profile import CpuProfile, Profile
+from helm.weights import dominant_dtype, mappable
+
+if TYPE_CHECKING:
+    from helm.plan_format import PlacedTensor, Plan
+
+
+def with_loading(
+    place: Callable[[Profile | None], Plan],
+    profile: Profile | None,
+    request: LoadingRequest,
+    stored: str | None,
+    memory_bytes: int,
+) -> Plan:
+    """The plan that `place` makes, with its loading. stored: see `mappable`. memory_bytes: of the
+    host, what a plan may take with its reserve."""
+    plan, cpu = place(profile), request.cpu if profile is None else profile.cpu
+    at = _situation(plan, request, stored, memory_bytes)
+    loading, choice = choose(request, at, cpu)
+    if loading == "mapped" and profile is not None:
+        rates = mapped_profile(profile, plan.tensors, stored)
+        other = plan if rates == profile else _identified(place(rates), plan)
+        if request.weights == "auto" and other.schedule.prefill == "stream":
+            loading, choice = choose(request, dataclasses.replace(at, visits=True), cpu)
+        else:
+            plan = other
+    return dataclasses.replace(plan, loading=loading, loading_choice=choice)
+
+
+def loaded_profile(profile: Profile, plan: Plan, stored: str | None) -> Profile:
+    """The rates with which `plan`, its loading decided, runs on the machine of `profile`."""
+    if plan.loading == "copied":
+        return profile
+    return mapped_profile(profile, plan.tensors, stored)
+
+
+def mapped_profile(
+    profile: Profile, tensors: tuple[PlacedTensor, ...], stored: str | None
+) -> Profile:
+    """`profile` with weights that stay mapped where they can."""
+    cpu = profile.cpu.with_mapped_weights(_share(tensors, stored))
+    return dataclasses.replace(profile, cpu=cpu)
+
+
+def stored_dtype(config: ModelConfig, infos: Mapping[str, TensorInfo] | None) -> str | None:
+    """What `mappable` wants to know of a model whose checkpoint is not there."""
+    return (config.dtype or "f32") if infos is None else None
+
+
+def _identified(plan: Plan, original: Plan) -> Plan:
+    """With the identity of the profile from which the other was derived."""
+    assert plan.prediction is not None
+    assert original.prediction is not None
+    prediction = dataclasses.replace(plan.prediction, profile=original.prediction.profile)
+    return dataclasses.replace(plan, prediction=prediction)
+
+
+def _situation(
+    plan: Plan, request: LoadingRequest, stored: str | None, memory_bytes: int
+) -> Situation:
+    use = plan.memory["cpu"]
+    return Situation(
+        copy_bytes=sum(t.nbytes for t in _on_cpu(plan) if mappable(t, stored)),
+        share=_share(plan.tensors, stored),
+        spare_bytes=memory_bytes - use.total_bytes - use.reserve_bytes,
+        visits=plan.schedule.prefill == "stream",
+        waiting=_waiting(plan, request),
+    )
+
+
+def _waiting(plan: Plan, request: LoadingRequest) -> Waiting:
+    """Without a prediction: a decode step reads the matrices and does nothing else."""
+    if plan.prediction is not None:
+        work, predicted = plan.prediction.workload, plan.prediction.predicted
+        return Waiting(
+            predicted.prefill_terms["cpu_memory_s"],
+            predicted.decode_terms["cpu_memory_s"],
+            predicted.decode_s,
+            work.batch,
+            work.output,
+            work.objective,
+        )
+    rate = _matvec_rate(plan, request.cpu)
+    step_s = sum(t.nbytes for t in _matrices(_on_cpu(plan))) / rate
+    return Waiting(0.0, step_s, step_s, request.batch, Workload().output, request.objective)
+
+
+def _matvec_rate(plan: Plan, cpu: CpuProfile | None) -> float:
+    if cpu is None:
+        return ASSUMED_MATVEC_BYTES_PER_S
+    if plan.threads in cpu.thread_sweep:
+        cpu = cpu.with_threads(plan.threads)
+    rates = cpu.matvec_bytes_per_s
+    return rates.get(dominant_dtype(plan.tensors), ASSUMED_MATVEC_BYTES_PER_S)
+
+
+def _share(tensors: tuple[PlacedTensor, ...], stored: str | None) -> float:
+    """Of the bytes of matrices, those that can stay mapped."""
+    matrices = list(_matrices(tensors))
+    mapped = sum(t.nbytes for t in matrices if mappable(t, stored))
+    return mapped / max(1, sum(t.nbytes for t in matrices))
+
+
+def _matrices(tensors: tuple[PlacedTensor, ...] | Iterator[PlacedTensor]) -> Iterator[PlacedTensor]:
+    return (tensor for tensor in tensors if len(tensor.shape) == 2)
+
+
+def _on_cpu(plan: Plan) -> Iterator[PlacedTensor]:
+    units = (unit for unit in plan.units if unit.device == "cpu")
+    names = {name for unit in units for op in unit.ops for name in op.weight_names()}
+    return (tensor for tensor in plan.tensors if tensor.name in names)

@@ -1,0 +1,376 @@
+"""Copied or mapped weights: the choice against plain sums, what the plan says, what is executed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+
+import helm
+import small_models
+from helm import _helm
+from helm.checkpoint import TensorInfo, read_checkpoint
+from helm.compiler.loading import ANSWERS, LoadingRequest, Situation, Waiting, choose
+from helm.compiler.planning import Request, cpu_decode_rate, study
+from helm.compiler.search import search
+from helm.compiler.workload import ResourceLimits, Workload
+from helm.config import load_config
+from helm.errors import InvalidError, PlanError
+from helm.explain import loading_text, to_dict
+from helm.hub import bundled_model
+from helm.local_plan import LoadOptions, Target, plan_here
+from helm.machine import read_machine
+from helm.plan import Plan, make_plan
+from helm.profile import CpuProfile, Profile, load_profile
+from search_cases import GIB, config_of, model_of
+
+PRESET = "cpu-laptop-16gb"
+CPU = load_profile(PRESET).cpu
+WAITING = Waiting(0.01, 0.1, 0.12, 1, 100, "total")
+PLENTY = Situation(10**9, 1.0, 10**12, False, WAITING)
+
+
+def measured(ratio: float = 0.8, copy: float = 2e9) -> CpuProfile:
+    return dataclasses.replace(CPU, mapped_matvec_ratio=ratio, copy_bytes_per_s=copy)
+
+
+def known_profile(name: str = PRESET, ratio: float = 0.8, copy: float = 2e9) -> Profile:
+    profile = load_profile(name)
+    cpu = dataclasses.replace(profile.cpu, mapped_matvec_ratio=ratio, copy_bytes_per_s=copy)
+    return dataclasses.replace(profile, cpu=cpu)
+
+
+# --- the choice ----------------------------------------------------------------------------------
+
+
+def total_s(at: Situation, cpu: CpuProfile, mapped: bool, answers: int) -> float:
+    """From the start of loading to the end, as far as copied and mapped weights differ."""
+    assert cpu.mapped_matvec_ratio is not None
+    assert cpu.copy_bytes_per_s is not None
+    w = at.waiting
+    seconds = 0.0 if mapped else at.copy_bytes / cpu.copy_bytes_per_s
+    for _ in range(answers):
+        for part in (w.prefill_s, *([w.decode_s] * w.output)):
+            own = part * at.share
+            seconds += part - own + own / (cpu.mapped_matvec_ratio if mapped else 1.0)
+    return seconds
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_what_takes_less_time_in_all_is_chosen(seed: int) -> None:
+    rng = random.Random(seed)
+    waiting = Waiting(
+        prefill_s=rng.uniform(0, 2),
+        decode_s=10 ** rng.uniform(-4, 0),
+        step_s=2.0,
+        batch=rng.choice((1, 3)),
+        output=rng.randint(1, 50),
+        objective="total",
+    )
+    at = Situation(10**9, rng.choice((1.0, rng.uniform(0.1, 1))), 10**12, False, waiting)
+    cpu = measured(rng.uniform(0.3, 1.0), 10 ** rng.uniform(8, 10))
+    answers = rng.randint(1, 20)
+    request = LoadingRequest("auto", answers * waiting.output * waiting.batch)
+    loading, choice = choose(request, at, cpu)
+    copied, mapped = (total_s(at, cpu, way, answers) for way in (False, True))
+    assert loading == ("copied" if copied <= mapped else "mapped")
+    assert choice.pays_after_tokens is not None
+    # Between whole answers both totals are straight lines, which meet there.
+    meet = choice.pays_after_tokens / (waiting.output * waiting.batch)
+    assert copied - mapped == pytest.approx(
+        (1 - answers / meet) * choice.copy_s, rel=1e-6, abs=1e-9
+    )
+
+
+def test_decode_and_first_tokens_count_for_their_objectives() -> None:
+    def chosen(objective: str, tokens: int, ratio: float = 0.8) -> str:
+        waiting = dataclasses.replace(WAITING, objective=objective)
+        at = dataclasses.replace(PLENTY, waiting=waiting)
+        return choose(LoadingRequest("auto", tokens), at, measured(ratio))[0]
+
+    assert chosen("decode", 1) == "copied"  # loading is not part of it
+    assert chosen("decode", 10**6, ratio=1.0) == "mapped"  # nothing to win
+    assert chosen("total", 1) == "mapped"
+    assert chosen("total", 10_000) == "copied"
+    assert chosen("ttft", 10_000) == "mapped"  # 100 answers wait a quarter of 10 ms each
+    assert chosen("ttft", 10**6) == "copied"
+
+
+def test_what_rules_a_way_out() -> None:
+    many, few = LoadingRequest("auto", 10**6), LoadingRequest("auto", 1)
+    short = dataclasses.replace(PLENTY, spare_bytes=10**9 - (64 << 20))
+    loading, choice = choose(many, short, measured())
+    assert loading == "mapped"
+    assert choice.reason == "a copy beside the files in the page cache lacks 64.0 MiB of memory"
+    loading, choice = choose(few, dataclasses.replace(short, visits=True), measured())
+    assert loading == "copied"
+    assert "accelerator" in choice.reason
+    loading, choice = choose(few, dataclasses.replace(PLENTY, copy_bytes=0), measured())
+    assert loading == "copied"
+    assert "could stay in their files" in choice.reason
+    for weights in ("copied", "mapped"):
+        for at in (PLENTY, short):
+            loading, choice = choose(LoadingRequest(weights, 1), at, measured())
+            assert loading == weights
+            assert choice.reason.startswith("as asked for; copying 953.7 MiB takes 0.5 s")
+
+
+def test_rates_that_are_not_known_are_said_to_be_assumed() -> None:
+    loading, choice = choose(LoadingRequest("auto"), PLENTY, CPU)
+    assert choice.assumed
+    assert loading == "copied"
+    assert "helm-llm profile measures this one" in choice.reason
+    assert choice.copy_s == pytest.approx(10**9 / (0.2 * max(CPU.matvec_bytes_per_s.values())))
+    assert choose(LoadingRequest("auto"), PLENTY, None)[1].copy_s == pytest.approx(0.2)
+    assert not choose(LoadingRequest("auto"), PLENTY, measured())[1].assumed
+    assert f"{ANSWERS * 100:,} are expected" in choice.reason
+
+
+def test_an_unknown_way_is_refused() -> None:
+    with pytest.raises(InvalidError, match="weights must be auto, copied, mapped, got 'lazy'"):
+        LoadingRequest("lazy")
+    with pytest.raises(InvalidError, match=r"\[load\] weights must be auto, copied, mapped"):
+        LoadOptions(weights="lazy")
+    with pytest.raises(InvalidError, match="expected_tokens must be an integer of at least 1"):
+        LoadOptions(expected_tokens=0)
+
+
+# --- plans ---------------------------------------------------------------------------------------
+
+
+def searched(request: LoadingRequest, profile: Profile, **options) -> Plan:
+    arguments = {"workload": Workload(512, 128, 1, 4096), "max_sequences": 1, **options}
+    return make_plan(config_of("llama-3.2-1b"), None, profile=profile, loading=request, **arguments)
+
+
+def small_plan(dtype_stored: str = "f32", **options) -> Plan:
+    folder = small_models.model_dir("llama", dtype_stored)
+    arguments = {"threads": 1, "memory_bytes": 4 * GIB, **options}
+    return make_plan(load_config(folder), read_checkpoint(folder), **arguments)
+
+
+def test_predictions_are_those_of_the_way_chosen() -> None:
+    profile = known_profile()
+    copied = searched(LoadingRequest("copied"), profile)
+    mapped = searched(LoadingRequest("mapped"), profile)
+    assert (copied.loading, mapped.loading) == ("copied", "mapped")
+    assert copied.prediction is not None
+    assert mapped.prediction is not None
+    assert mapped.prediction.profile == copied.prediction.profile
+    fast, slow = copied.prediction.predicted, mapped.prediction.predicted
+    assert slow.decode_terms["cpu_memory_s"] == pytest.approx(
+        fast.decode_terms["cpu_memory_s"] / 0.8
+    )
+    assert slow.ttft_s >= fast.ttft_s
+    assert copied.loading_choice is not None
+    assert fast.decode_s / slow.decode_s == pytest.approx(copied.loading_choice.mapped_decode_ratio)
+    cpu = profile.cpu.with_mapped_weights()
+    best = search(
+        model_of("llama-3.2-1b"), dataclasses.replace(profile, cpu=cpu),
+        Workload(512, 128, 1, 4096), ResourceLimits(),
+    ).best  # fmt: skip
+    assert best is not None
+    assert best.predicted == slow
+    auto = [searched(LoadingRequest("auto", tokens), profile) for tokens in (1, 10**6)]
+    assert auto[0].prediction == mapped.prediction
+    assert auto[1].prediction == copied.prediction
+    assert searched(LoadingRequest("mapped"), load_profile(PRESET)).prediction is not None
+
+
+def test_an_accelerator_s_plan_counts_the_cpu_s_weights_alone() -> None:
+    profile = known_profile("rtx-3060ti-8gb-ddr4")
+    plan = make_plan(
+        config_of("qwen3-8b"), None, profile=profile, max_sequences=1,
+        workload=Workload(512, 128, 1, 4096), loading=LoadingRequest("copied"),
+    )  # fmt: skip
+    assert 0 < plan.units_cpu < len(plan.units)
+    assert plan.loading_choice is not None
+    units = [unit for unit in plan.units if unit.device == "cpu"]
+    names = {name for unit in units for op in unit.ops for name in op.weight_names()}
+    held = [t for t in plan.tensors if t.name in names and len(t.shape) == 2]
+    # Vectors are stored in 16 bit and held in f32.
+    assert plan.loading_choice.copy_bytes == sum(t.nbytes for t in held)
+
+
+def test_weights_that_visit_an_accelerator_are_copied() -> None:
+    work, name = Workload(5000, 16, 1, 8192), "rtx-3060ti-8gb-ddr4"
+    for profile in (load_profile(name), known_profile(name)):
+        plan = make_plan(
+            config_of("qwen3-14b"), None, profile=profile, max_sequences=1, workload=work,
+            memory_bytes=64 * GIB, loading=LoadingRequest("auto", 1),
+        )  # fmt: skip
+        assert plan.schedule.prefill == "stream"
+        assert plan.loading == "copied"
+        assert plan.loading_choice is not None
+        assert "full speed of its link" in plan.loading_choice.reason
+
+
+def test_what_cannot_be_mapped_is_not_counted() -> None:
+    auto = LoadingRequest("auto", 1)
+    whole = small_plan(loading=auto)
+    assert whole.loading == "mapped"
+    assert whole.loading_choice.copy_bytes == sum(t.nbytes for t in whole.tensors)
+    converted = small_plan(dtype="f16", loading=auto)
+    vectors = sum(t.nbytes for t in whole.tensors if len(t.shape) == 1)
+    assert converted.loading_choice.copy_bytes == vectors
+    assert converted.loading_choice.mapped_decode_ratio == 1.0
+    source = whole.tensors[0].source
+    odd = dataclasses.replace(whole.tensors[0], source=dataclasses.replace(source, offset=13))
+    from helm.weights import mappable
+
+    assert mappable(whole.tensors[0], None)
+    assert not mappable(odd, None)
+    folder = small_models.model_dir("llama")
+    bound = {
+        name: TensorInfo.in_memory(name, "f32", info.shape)
+        for name, info in read_checkpoint(folder).items()
+    }
+    plan = make_plan(load_config(folder), bound, threads=1, memory_bytes=4 * GIB, loading=auto)
+    assert (plan.loading, plan.loading_choice.copy_bytes) == ("copied", 0)
+
+
+def test_a_copy_that_does_not_fit_beside_the_file_stays_mapped() -> None:
+    many = LoadingRequest("auto", 10**6)
+    plan = small_plan(loading=many, context=16, max_sequences=1)
+    assert plan.loading == "copied"
+    use = plan.memory["cpu"]
+    needed = use.total_bytes + use.reserve_bytes
+    for spare, loading in ((0, "copied"), (-1, "mapped")):
+        room = needed + plan.loading_choice.copy_bytes + spare
+        tight = small_plan(loading=many, context=16, max_sequences=1, memory_bytes=room)
+        assert tight.loading == loading
+
+
+def test_a_profile_that_is_cached_decides_for_the_cpu_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from helm import profile_cache
+
+    folder = bundled_model()
+    target = Target(read_machine(), None, None)
+    plan = functools.partial(plan_here, load_config(folder), read_checkpoint(folder))
+    for profile, assumed in ((None, True), (known_profile(copy=1e3), False)):
+        monkeypatch.setattr(profile_cache, "cached_profile", lambda found=profile: found)
+        got = plan(LoadOptions(threads=1), target)
+        assert got.loading == ("copied" if assumed else "mapped")
+        assert got.loading_choice.assumed == assumed
+    one = plan(LoadOptions(threads=1, expected_tokens=10**12), target)
+    assert one.loading == "copied"
+
+
+def test_rates_of_a_loaded_plan_know_its_weights() -> None:
+    config, tensors = config_of("llama-3.2-1b"), None
+    rates = [
+        cpu_decode_rate(
+            config,
+            dataclasses.replace(
+                make_plan(config, tensors, threads=4, memory_bytes=64 * GIB, context=4096),
+                loading=loading,
+                tensors=_stored(make_plan(config, tensors, threads=4, memory_bytes=64 * GIB)),
+            ),
+            known_profile(),
+        )
+        for loading in ("copied", "mapped")
+    ]
+    assert 0.8 < rates[1] / rates[0] < 0.95
+
+
+def _stored(plan: Plan):
+    from helm.plan_format import Source
+
+    return tuple(
+        dataclasses.replace(t, source=Source("model.safetensors", 4096, t.dtype))
+        for t in plan.tensors
+    )
+
+
+def test_the_plan_says_it_in_json() -> None:
+    plan = small_plan()
+    assert Plan.from_json(plan.to_json()) == plan
+    document = plan.to_dict()
+    assert document["loading"] == plan.loading
+    assert document["loading_choice"] == dataclasses.asdict(plan.loading_choice)
+    for path, value, message in (
+        ("loading", "lazily", "loading: expected one of copied, mapped, found 'lazily'"),
+        ("loading", None, "loading: expected one of"),
+        ("loading_choice", "because", "loading_choice: expected an object"),
+        ("loading_choice", {"reason": 1}, "loading_choice"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            Plan.from_json(json.dumps({**document, path: value}))
+    del document["loading"]
+    with pytest.raises(PlanError, match="'loading' is missing"):
+        Plan.from_json(json.dumps(document))
+    with pytest.raises(InvalidError, match="loading"):
+        _helm.Engine(json.dumps(document), str(small_models.model_dir("llama")))
+
+
+def test_the_explanation_says_it_too() -> None:
+    found = study(
+        "a model", config_of("llama-3.2-1b"), None, known_profile(), Request(weights="mapped")
+    )
+    assert found.best.predicted == found.plan.prediction.predicted
+    text = loading_text(found)
+    assert text == f"weights mapped: {found.plan.loading_choice.reason}"
+    told = to_dict(found)["loading"]
+    assert told == {"weights": "mapped", **dataclasses.asdict(found.plan.loading_choice)}
+
+
+# --- what runs -----------------------------------------------------------------------------------
+
+
+def test_an_llm_loads_as_its_plan_says() -> None:
+    texts = set()
+    for weights in ("auto", "copied", "mapped"):
+        with helm.LLM(weights=weights, kv_dtype="f32") as llm:
+            stats = llm.stats
+            assert llm.plan.loading == ("mapped" if weights == "mapped" else "copied")
+            in_files = llm.plan.loading_choice.copy_bytes
+            mapped = in_files if weights == "mapped" else 0
+            # The arena's size is in whole pages of at most 2 MiB.
+            assert 0 <= stats["copied_bytes"] - (stats["weights_bytes"] - mapped) <= 2 << 20
+            granted = stats["huge_page_bytes"]
+            assert granted is None or 0 <= granted <= stats["copied_bytes"]
+            texts.add(llm.generate("Once upon a time", max_tokens=12).text)
+    assert len(texts) == 1
+
+
+def test_huge_pages_are_counted() -> None:
+    asked = 64 << 20
+    granted = _helm.granted_huge_page_bytes(asked)
+    assert _helm.granted_huge_page_bytes(0) == 0
+    if granted is None:
+        pytest.skip("/proc/self/smaps does not tell of huge pages here")
+    assert 0 <= granted <= asked
+    if read_machine().huge_pages == "never":
+        assert granted == 0
+    if read_machine().huge_pages in ("madvise", "always"):
+        assert granted % (2 << 20) == 0
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "helm", *arguments], capture_output=True, text=True, timeout=120,
+        check=True,
+    )  # fmt: skip
+
+
+def test_commands_take_it_and_tell() -> None:
+    for weights in ("copied", "mapped"):
+        options = ["run", "bundled", "The dog", "--max-tokens", "4", "--weights", weights]
+        told = json.loads(run(*options, "--json").stdout)["loading"]
+        assert told["weights"] == weights
+        assert told["reason"].startswith("as asked for")
+        assert told["copied_bytes"] >= 0
+        assert f" bf16, {weights} | KV" in run(*options).stderr
+    plan = ["plan", "bundled", "--profile", PRESET, "--weights", "mapped"]
+    assert "weights mapped: as asked for; copying" in " ".join(run(*plan).stdout.split())
+    assert json.loads(run(*plan, "--json").stdout)["loading"]["weights"] == "mapped"
+    doctor = json.loads(run("doctor", "--json").stdout)["huge_pages_trial"]
+    assert doctor["granted_bytes"] is None or doctor["granted_bytes"] <= doctor["asked_bytes"]
+    assert "of 64.0 MiB granted" in run("doctor").stdout
