@@ -24,8 +24,8 @@ void conform_copies(const DeviceFactory& open);
 void conform_ordering(const DeviceFactory& open);
 
 // The logits of a small model: prompts in chunks, then several sequences decoding side by side and
-// a new prompt among them, against a scalar oracle. `narrows_inputs`: where a step has many rows
-// the device rounds inputs of products to the weights' dtype.
+// a new prompt among them, against a scalar oracle. `narrows_inputs`: the device rounds inputs of
+// products to the weights' dtype, a GPU where a step has many rows, a CPU always or never.
 struct StageCase {
   TinyShape shape;
   bool narrows_inputs = false;
