@@ -256,8 +256,10 @@ PROMPTS = [
 GENERATE: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True}
 
 
+# f32: where bf16 weights round activations, roundings of merged pages may tip a token.
 OPTIONS: dict[str, Any] = {
-    "batch": 3, "max_sequences": 3, "page_tokens": 16, "prompt_tokens": 300, "output_tokens": 24,
+    "dtype": "f32", "batch": 3, "max_sequences": 3, "page_tokens": 16, "prompt_tokens": 300,
+    "output_tokens": 24,
 }  # fmt: skip
 
 
@@ -278,7 +280,7 @@ def slow_cpu() -> Profile:
 
 @pytest.fixture(scope="module")
 def expected() -> list[list[int]]:
-    with helm.LLM(device="cpu") as llm:
+    with helm.LLM(device="cpu", dtype="f32") as llm:
         return [result.tokens for result in llm.generate(PROMPTS, **GENERATE)]
 
 
@@ -321,7 +323,7 @@ def test_an_accelerator_too_small_for_the_context_takes_a_part(
     whole: Plan, expected: list[list[int]]
 ) -> None:
     use = whole.memory["accelerator"]
-    size = use.total_bytes + use.reserve_bytes - use.kv_bytes * 3 // 10
+    size = use.total_bytes + use.reserve_bytes - use.kv_bytes // 2
     with helm.LLM(device=f"sim:vram={size}", profile=slow_cpu(), **OPTIONS) as llm:
         check_overflow(llm, expected)
 
