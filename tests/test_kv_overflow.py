@@ -323,7 +323,7 @@ def test_an_accelerator_too_small_for_the_context_takes_a_part(
     whole: Plan, expected: list[list[int]]
 ) -> None:
     use = whole.memory["accelerator"]
-    size = use.total_bytes + use.reserve_bytes - use.kv_bytes // 2
+    size = use.total_bytes + use.reserve_bytes - use.kv_bytes * 7 // 10
     with helm.LLM(device=f"sim:vram={size}", profile=slow_cpu(), **OPTIONS) as llm:
         check_overflow(llm, expected)
 
