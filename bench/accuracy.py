@@ -6,9 +6,9 @@ from it, then runs. Two errors are given, both predicted over measured time less
 
 error: the prediction as the profile before the visit makes it, over the median of the visit's
 rounds; the median over the visits.
-corrected error: the machine also drifts by tens of percent within seconds, so right before and
-after each step of the engine the product that dominates it is timed as the profile times it, on
-memory of its own. `drift` is its rate then over its rate in the profile. The terms that it stands
+corrected error: the machine also drifts by tens of percent within seconds, so right before each
+step of the engine the product that dominates it is timed as the profile times it, on memory of its
+own. `drift` is its rate then over its rate in the profile. The terms that it stands
 for (decode: products and attention; prefill: products bound by arithmetic) are priced at that rate,
 the others as before, and the result is set against the time of that same run; the median over the
 runs of all visits.
@@ -27,7 +27,6 @@ have memory of their own: here both read the same, for which the profile has
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 import time
@@ -108,7 +107,7 @@ def typical(runs: list[Run], enough: int) -> tuple[list[Run], int]:
 
 
 class Bench:
-    """Runs the phases of one case, round by round, with the probe before and after each."""
+    """Runs the phases of one case, round by round, with the probe before each step."""
 
     def __init__(
         self, model: Model, case: Case, probes: Mapping[str, Probe], profile: Profile
@@ -148,7 +147,7 @@ class Bench:
         }
 
     def _steps(self, requests: list[Any], tokens: int) -> list[Run]:
-        """Every step until all requests are done, the probe between them; around them all where
+        """Every step until all requests are done, the probe before each; before them all where
         they overlap."""
         generation = _helm.Generation(self.model.engine, requests)
         overlapped = self.case.schedule == OVERLAPPED  # the next step is on its way already
@@ -159,12 +158,7 @@ class Bench:
             seconds = time.perf_counter() - begin
             timed.append((seconds, self.model.threads.waited_s() - waited))
             slowness.append(slowness[-1] if overlapped else self._slowness(tokens))
-        if overlapped:
-            slowness = [slowness[0], self._slowness(tokens)] * len(slowness)
-        drifts = [
-            {device: 2 / (before[device] + after[device]) for device in before}
-            for before, after in itertools.pairwise(slowness)
-        ]
+        drifts = [{device: 1 / late for device, late in before.items()} for before in slowness]
         return [Run(*times, drift) for times, drift in zip(timed, drifts, strict=False)]
 
     def _prefill(self, tokens: int) -> list[Run]:

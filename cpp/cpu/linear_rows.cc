@@ -17,8 +17,16 @@ constexpr int64_t kDecodePieceMostBytes = int64_t{1} << 20;
 
 constexpr int64_t kMostPanelRows = 256;
 constexpr int64_t kLeastPanelRows = 32;
-constexpr int64_t kLastPieces = 4;
 constexpr int64_t kLeastPieceTokens = 96;
+// Per member: what one waits for another at the end is at most such a part of its work.
+constexpr int64_t kPrefillPieces = 4;
+
+// Rows of a panel if each member should have so many panels at least.
+int64_t panel_rows(int64_t rows, int64_t members, int64_t panels) {
+  const int64_t parts = members * panels;
+  return std::clamp(align_up((rows + parts - 1) / parts, kLeastPanelRows), kLeastPanelRows,
+                    kMostPanelRows);
+}
 
 }  // namespace
 
@@ -46,15 +54,13 @@ Team::Part LinearRows::decode_part(int member, int members) const {
 }
 
 PrefillPieces::PrefillPieces(int64_t rows, int64_t tokens, int members)
-    : rows_(rows),
-      tokens_(tokens),
-      members_(members),
-      panel_rows_(std::clamp(align_up((rows + members - 1) / members, kLeastPanelRows),
-                             kLeastPanelRows, kMostPanelRows)),
-      panels_((rows + panel_rows_ - 1) / panel_rows_),
-      shared_(std::min<int64_t>(panels_, members)) {
-  const int64_t wanted = (kLastPieces * members + shared_ - 1) / shared_;
-  cuts_ = std::clamp<int64_t>(tokens / kLeastPieceTokens, 1, wanted);
+    : rows_(rows), tokens_(tokens), members_(members) {
+  const int64_t most_cuts = std::max<int64_t>(1, tokens / kLeastPieceTokens);
+  const int64_t cuts = std::min(most_cuts, kPrefillPieces);
+  panel_rows_ = panel_rows(rows, members, (kPrefillPieces + cuts - 1) / cuts);
+  panels_ = (rows + panel_rows_ - 1) / panel_rows_;
+  shared_ = std::min<int64_t>(panels_, members);
+  cuts_ = std::min(most_cuts, (kPrefillPieces * members + shared_ - 1) / shared_);
 }
 
 PrefillPieces::Piece PrefillPieces::at(int64_t index) const {

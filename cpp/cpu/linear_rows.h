@@ -23,8 +23,9 @@ struct LinearRows {
 };
 
 // In steps of many tokens: panels of rows with all tokens, and the last panel of each member in
-// pieces of fewer tokens, so that what is left to wait for at the end is short. (A kernel packs its
-// inputs again for every panel of rows, which takes longer than packing rows for more pieces.)
+// pieces of fewer tokens, so that what is left to wait for at the end is short. A kernel packs its
+// inputs again for every panel of rows, which takes longer than packing rows for more pieces; so
+// panels are smaller only where tokens are too few to be cut.
 class PrefillPieces {
  public:
   PrefillPieces(int64_t rows, int64_t tokens, int members);
