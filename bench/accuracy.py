@@ -228,8 +228,8 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--all", action="store_true", help="every combination, not a third")
     parser.add_argument("--visits", type=int, default=3, help="profiles, each before its runs")
-    parser.add_argument("--rounds", type=int, default=2, help="at most, of a phase of a visit")
-    parser.add_argument("--seconds", type=float, default=2.0, help="after which no round begins")
+    parser.add_argument("--rounds", type=int, default=5, help="at most, of a phase of a visit")
+    parser.add_argument("--seconds", type=float, default=1.5, help="after which no round begins")
     parser.add_argument("--profile", help="a profile file for the CPU (default: measured)")
     parser.add_argument(
         "--device", default=SIM, help="of the partitioned cases; cpu: leave them out"
