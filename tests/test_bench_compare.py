@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bench_config import CONFIG
 
 import compare
 import engines_here
@@ -35,23 +36,7 @@ from figures import (
 from scenarios import DEFAULTS, chosen, prompt_of, scenario
 from worker import deviation
 
-# 2 blocks: q 32 x 24, k and v 16 x 24 each, o 24 x 32, gate, up and down 40 x 24 each.
-CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "vocab_size": 300,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-}
+# Of CONFIG: 2 blocks of q 32 x 24, k and v 16 x 24 each, o 24 x 32, gate, up and down 40 x 24 each.
 BLOCKS = 2 * (32 * 24 + 2 * 16 * 24 + 24 * 32 + 3 * 40 * 24)
 HEAD = 300 * 24
 

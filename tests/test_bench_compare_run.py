@@ -9,26 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bench_config import CONFIG
 
 from compare_plots import draw
 
 BENCH = Path(__file__).parents[1] / "bench"
-TINY = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "vocab_size": 300,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-}
+TINY = {**CONFIG, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
 
 def bench(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -25,8 +25,8 @@ struct IsaChoice {
 
 HELM_API std::vector<IsaTier> isa_tiers();
 
-// The tier that engines use: the best available, or the lower one that HELM_CPU_ISA names. Throws
-// Error{kInvalid} if HELM_CPU_ISA names an unknown tier or one the machine lacks.
+// The tier that engines use: the best available up to avx512bf16, or the one that HELM_CPU_ISA
+// names. Throws Error{kInvalid} if HELM_CPU_ISA names an unknown tier or one the machine lacks.
 HELM_API IsaChoice isa_choice();
 
 struct DeviceInfo {
