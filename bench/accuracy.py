@@ -6,12 +6,13 @@ from it, then runs. Two errors are given, both predicted over measured time less
 
 error: the prediction as the profile before the visit makes it, over the median of the visit's
 rounds; the median over the visits.
-corrected error: the machine also drifts by tens of percent within seconds, so right before each
-step of the engine the product that dominates it is timed as the profile times it, on memory of its
-own. `drift` is its rate then over its rate in the profile. The terms that it stands
-for (decode: products and attention; prefill: products bound by arithmetic) are priced at that rate,
-the others as before, and the result is set against the time of that same run; the median over the
-runs of all visits.
+corrected error: the machine also drifts by tens of percent within seconds, so before steps of the
+engine the product that dominates them is timed as the profile times it, on memory of its own:
+before each step of a prefill, before every second one of decode, of which the one after it counts,
+the engine's threads being awake again. `drift` is its rate then over its rate in the profile. The
+terms that it stands for (decode: products and attention; prefill: products bound by arithmetic) are
+priced at that rate, the others as before, and the result is set against the time of that same run;
+the median over the runs of all visits.
 
 Runs in which another program took a core of ours are left out where enough others remain in the
 round; cases with fewer are marked *.
@@ -57,7 +58,7 @@ from partition import Layout, costed, place, price
 from random_weights import random_weights
 from setups import SIM, Probe, Setup, Threads, cpu_setup, partitioned_setup, probes_of
 
-OUTPUT = 16  # decode steps per round
+OUTPUT = 24  # decode steps per round
 STEP_TOKENS = 512
 
 
@@ -146,20 +147,21 @@ class Bench:
             for device, probe in self.probes.items()
         }
 
-    def _steps(self, requests: list[Any], tokens: int) -> list[Run]:
-        """Every step until all requests are done, the probe before each; before them all where
-        they overlap."""
+    def _steps(self, requests: list[Any], tokens: int, every: int = 1) -> list[Run]:
+        """Every step until all requests are done, the probe before one in `every`; before them all
+        where they overlap."""
         generation = _helm.Generation(self.model.engine, requests)
         overlapped = self.case.schedule == OVERLAPPED  # the next step is on its way already
-        timed, slowness = [], [self._slowness(tokens)]
+        found: list[Run] = []
+        drift: dict[str, float] = {}
         while not generation.done:
+            if not found or (len(found) % every == 0 and not overlapped):
+                drift = {device: 1 / late for device, late in self._slowness(tokens).items()}
             waited, begin = self.model.threads.waited_s(), time.perf_counter()
             generation.advance(0.0)
             seconds = time.perf_counter() - begin
-            timed.append((seconds, self.model.threads.waited_s() - waited))
-            slowness.append(slowness[-1] if overlapped else self._slowness(tokens))
-        drifts = [{device: 1 / late for device, late in before.items()} for before in slowness]
-        return [Run(*times, drift) for times, drift in zip(timed, drifts, strict=False)]
+            found.append(Run(seconds, self.model.threads.waited_s() - waited, drift))
+        return found
 
     def _prefill(self, tokens: int) -> list[Run]:
         """Every prompt into an empty sequence."""
@@ -179,9 +181,11 @@ class Bench:
             _helm.Request(prompt=[*p, 1], sequence=q, cached=self.case.context, max_tokens=OUTPUT)
             for q, p in self.rows.items()
         ]
-        steps = self._steps(requests, tokens)
+        steps = self._steps(requests, tokens, every=2)
         if self.case.schedule == OVERLAPPED:  # one for all, then the two groups in turn
             steps = [joined(pair) for pair in zip(steps[1::2], steps[2::2], strict=True)]
+        else:  # the engine's threads fell asleep while the probe ran: the second step counts
+            steps = steps[1::2]
         for sequence in self.rows:
             self.model.engine.truncate(sequence, self.case.context)
         return steps

@@ -116,19 +116,23 @@ void bind_probe(nb::module_& m) {
            "Copying from a file in the page cache to fresh huge pages; bytes copied.")
       .def(
           "attention",
-          [](StageProbe& self, int threads, const std::string& dtype, int64_t group,
-             int64_t queries, int64_t context, double seconds) {
+          [](StageProbe& self, int threads, const std::string& dtype, int64_t kv_heads,
+             int64_t group, int64_t queries, int64_t context, double seconds) {
             const nb::gil_scoped_release released;
-            return self.attention(threads, kv_dtype_from_name(dtype), group, queries, context,
-                                  seconds);
+            return self.attention(threads, kv_dtype_from_name(dtype), kv_heads, group, queries,
+                                  context, seconds);
           },
-          "threads"_a, "dtype"_a, "group"_a, "queries"_a, "context"_a, "seconds"_a,
+          "threads"_a, "dtype"_a, "kv_heads"_a, "group"_a, "queries"_a, "context"_a, "seconds"_a,
           "Attention of the last `queries` of `context` positions, `group` query heads per KV\n"
           "head; bytes of the KV read.")
       .def("elementwise", probe(&StageProbe::elementwise), "threads"_a, "tokens"_a, "seconds"_a,
            "Norms and a gated activation; bytes read and written.")
       .def("empty_ops", probe(&StageProbe::empty_ops), "threads"_a, "ops"_a, "seconds"_a,
-           "A stage of `ops` that have no work: dispatch and barrier.");
+           "A stage of `ops` that have no work: dispatch and barrier.")
+      .def(
+          "handovers", probe(&StageProbe::handovers), "threads"_a, "rounds"_a, "seconds"_a,
+          "A stage of 3 * `rounds` ops with little work, each on one token's row that the threads\n"
+          "wrote in the op before.");
 }
 
 void bind_device_probe(nb::module_& m) {

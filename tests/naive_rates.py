@@ -59,12 +59,16 @@ def device(task: Task, site: str) -> dict[str, Any]:
     return task.profile[site]
 
 
-def unit_seconds(task: Task, unit: Any, site: str, tokens: int, outputs: int) -> float:
+def unit_seconds(
+    task: Task, unit: Any, site: str, tokens: int, outputs: int, sequences: int = 1
+) -> float:
     """Without attention over the cache, which depends on where its pages are."""
     rates, total = device(task, site), 0.0
     step = Step(tokens, tokens, 1, outputs)
     for op in unit.ops:
-        total += rates["op_s"]
+        total += rates["op_s"] * (3 if isinstance(op, Attention) else 1)
+        if isinstance(op, Attention):
+            total += (tokens - sequences) * op.heads * rates.get("attention_query_s", 0)
         cost = task.model.op_cost(op, step)
         if isinstance(op, Linear):
             if task.model.rows(op.out, step) == 0:

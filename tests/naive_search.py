@@ -68,7 +68,7 @@ def decode_step(task: Task, plan: Plan, context: int) -> tuple[float, float, flo
     busy = {"cpu": task.profile["cpu"]["step_s"], "accelerator": 0.0, "copies": 0.0}
     far = naive_overflow.after_prompts(cache_of(task, plan), task.batch, context)
     for unit, site in zip(units, plan.devices, strict=True):
-        other = unit_seconds(task, unit, site, task.batch, task.batch)
+        other = unit_seconds(task, unit, site, task.batch, task.batch, task.batch)
         busy[site] += other
         for op in layer_ops(unit):
             seen = seen_positions(op, context - 1, 1)
@@ -112,14 +112,14 @@ def decode_layer(
         copied = sum(run.copied for run in runs)
         copy = pages * link["latency_s"] + copied * kv_size(task, op) / there
         visiting = attend(task, op, "accelerator", 1, away, away) + pages * launch
-        rest = other + 4 * launch + own
+        rest = other + 2 * launch + own
         return naive_overflow.layer_seconds(pages, copy, visiting, rest), copy
     width = {value.name: value.width for value in task.model.graph.values}[op.input]
     host = task.profile["cpu"]
     asked = link["latency_s"] + F32 * batch * width / link["to_host_bytes_per_s"]
     found = host["step_s"] + 2 * host["op_s"] + attend(task, op, "cpu", 1, away, away)
     back = link["latency_s"] + F32 * batch * op.heads * (op.head_dim + 2) / there
-    return other + 4 * launch + max(own, asked + found) + back, 0.0
+    return other + 2 * launch + max(own, asked + found) + back, 0.0
 
 
 def fill_steps(task: Task, step_tokens: int) -> list[list[tuple[int, int]]]:
@@ -202,7 +202,7 @@ def split_block_seconds(
         found = page_visits(task, op, runs, gone)
         pages = sum(run.pages for run in found)
         if any(gone.far):
-            rest = unit_seconds(task, unit, "accelerator", sum(n for _, n in runs), 0) + 4 * launch
+            rest = unit_seconds(task, unit, "accelerator", sum(n for _, n in runs), 0) + 2 * launch
             visiting = pages * launch
             for (past, count), far, run in zip(runs, gone.far, found, strict=True):
                 end = min(far * task.page_tokens, past)

@@ -50,7 +50,7 @@ def _device(rng: random.Random, speed: float) -> dict[str, Any]:
         own = {n: 0.6 * rate for n, rate in other.items()} if isinstance(other, dict) else other / 2
         return {**table, "i8": own}
 
-    return {
+    device = {
         "memory_bytes": 1 << 30,
         "matvec_bytes_per_s": rates(6, 7),
         "matmul_flops": {dtype: by_tokens() for dtype in _DTYPES},
@@ -60,6 +60,8 @@ def _device(rng: random.Random, speed: float) -> dict[str, Any]:
         "step_s": 10 ** rng.uniform(-5, -3),
         "activation_bytes_per_s": speed * 10 ** rng.uniform(6, 8),
     }
+    device["attention_query_s"] = device["op_s"] / 30
+    return device
 
 
 def random_profile(seed: int, threads: int = 2) -> dict[str, Any]:

@@ -101,6 +101,7 @@ CPU_RATE = ("cpu", "matvec_bytes_per_s", "bf16")
         (("cpu", "matmul_flops", "f32", "1.5"), 1.0, "expected counts from 1"),
         (("cpu", "matmul_flops", "f32", "9" * 5000), 1.0, "expected counts from 1"),
         (("cpu", "matmul_flops", "f32", "8"), -2, r"cpu\.matmul_flops\.f32\.8"),
+        (("cpu", "attention_query_s"), -1e-9, r"cpu\.attention_query_s"),
         (("cpu", "op_s"), -1e-9, r"cpu\.op_s"),
         (("cpu", "memory_bytes"), -1, r"cpu\.memory_bytes"),
         (("cpu", "memory_bytes"), 1.5, r"cpu\.memory_bytes"),

@@ -169,6 +169,8 @@ GROWN = [
     *(("cpu", key) for key in ("attention_bytes_per_s", "attention_flops", "op_s", "step_s")),
     *(("accelerator", key) for key in ("memory_bytes", "matvec_bytes_per_s", "matmul_flops")),
     *(("accelerator", key) for key in ("attention_bytes_per_s", "attention_flops", "op_s")),
+    ("cpu", "attention_query_s"),
+    ("accelerator", "attention_query_s"),
     ("cpu", "activation_bytes_per_s"),
     ("accelerator", "activation_bytes_per_s"),
     *(("link", key) for key in ("to_accelerator_bytes_per_s", "to_host_bytes_per_s", "latency_s")),
@@ -186,7 +188,7 @@ def grow(document, path, factor):
             return {name: better(inner) for name, inner in value.items()}
         if key.endswith("_bytes"):
             return int(value * factor)
-        if key in ("op_s", "step_s", "latency_s"):
+        if key.endswith("_s") and not key.endswith("_per_s"):
             return value / factor
         return min(1.0, value * factor) if "_rate_while_" in f"_{key}" else value * factor
 

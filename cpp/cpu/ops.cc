@@ -12,8 +12,13 @@
 namespace helm::cpu {
 namespace {
 
-// Small pieces keep all members busy to the end; each must outweigh taking it (about 100 ns).
-constexpr int64_t kTokensPerPiece = 4;
+// Splits `tokens` over the team. Small pieces keep all members busy to the end; each must outweigh
+// taking it (about 100 ns). Of few tokens, as decode has, every member gets some.
+template <typename Work>
+void for_tokens(Team& team, int64_t tokens, const Work& work) {
+  constexpr int64_t kMostPerPiece = 4;
+  team.parallel_for(tokens, std::clamp<int64_t>(tokens / team.size(), 1, kMostPerPiece), work);
+}
 
 // Above this many rows of input a product is bound by arithmetic.
 constexpr int64_t kDecodeTokens = 8;
@@ -33,7 +38,7 @@ class BoundEmbedding : public BoundOp {
                    .widen[static_cast<int>(b.plan.tensors[static_cast<size_t>(op.table)].dtype)]) {}
 
   void run(const StepView& step, Team& team) const override {
-    team.parallel_for(step.tokens(), kTokensPerPiece, [&](int64_t begin, int64_t end) {
+    for_tokens(team, step.tokens(), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const int64_t token = step.token_ids[static_cast<size_t>(t)];
         widen_(table_ + token * row_bytes_, out_ + t * width_, width_);
@@ -63,7 +68,7 @@ class BoundPositionEmbedding : public BoundOp {
   void run(const StepView& step, Team& team) const override {
     auto* row = reinterpret_cast<float*>(scratch_[static_cast<size_t>(team.worker())]);
     const int64_t row_bytes = width_ * dtype_bytes(dtype_);
-    team.parallel_for(step.tokens(), kTokensPerPiece, [&](int64_t begin, int64_t end) {
+    for_tokens(team, step.tokens(), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const int64_t position = step.positions[static_cast<size_t>(t)];
         kernels_.widen[static_cast<int>(dtype_)](table_ + (position + offset_) * row_bytes, row,
@@ -100,7 +105,7 @@ class BoundNorm : public BoundOp {
   }
 
   void run(const StepView& step, Team& team) const override {
-    team.parallel_for(rows_of(step, per_output_), kTokensPerPiece, [&](int64_t begin, int64_t end) {
+    for_tokens(team, rows_of(step, per_output_), [&](int64_t begin, int64_t end) {
       NormArgs args = args_;
       args.x += begin * args.x_stride;
       args.y += begin * args.y_stride;
@@ -207,7 +212,7 @@ class BoundRope : public BoundOp {
   }
 
   void run(const StepView& step, Team& team) const override {
-    team.parallel_for(step.tokens(), kTokensPerPiece, [&](int64_t begin, int64_t end) {
+    for_tokens(team, step.tokens(), [&](int64_t begin, int64_t end) {
       RopeArgs args = args_;
       args.x += begin * args.stride;
       args.cos += begin * (args.rotary / 2);
@@ -236,7 +241,7 @@ class BoundActivation : public BoundOp {
   }
 
   void run(const StepView& step, Team& team) const override {
-    team.parallel_for(rows_of(step, per_output_), kTokensPerPiece, [&](int64_t begin, int64_t end) {
+    for_tokens(team, rows_of(step, per_output_), [&](int64_t begin, int64_t end) {
       ActivationArgs args = args_;
       args.x += begin * args.x_stride;
       args.y += begin * args.y_stride;
@@ -257,7 +262,7 @@ class BoundSelect : public BoundOp {
       : in_(b.value(op.in)), out_(b.value(op.out)), width_(b.width(op.in)) {}
 
   void run(const StepView& step, Team& team) const override {
-    team.parallel_for(step.outputs(), kTokensPerPiece, [&](int64_t begin, int64_t end) {
+    for_tokens(team, step.outputs(), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t row = step.output_rows[static_cast<size_t>(i)];
         std::memcpy(out_ + i * width_, in_ + row * width_,

@@ -135,6 +135,14 @@ void time_all(const std::vector<Timed>& stages, std::vector<ProbeTiming>& timing
   }
 }
 
+// Times a stage of one token that finds everything in caches.
+std::vector<ProbeTiming> time_small(std::shared_ptr<Synthetic> s, Cpu& cpu, double seconds) {
+  s->compile(1, 1);
+  std::vector<ProbeTiming> timings(1);
+  time_all({{std::move(s), 0}}, timings, cpu, seconds);
+  return timings;
+}
+
 // Few tokens: the products of a block. Many: its smallest, short enough to finish undisturbed more
 // often than not, with rows enough that many pieces share the reading of the input, as in the
 // others (a product of 256 rows measured an eighth to a quarter slower).
@@ -295,16 +303,16 @@ std::vector<ProbeTiming> StageProbe::copy(int threads, double seconds) {
   return timings;
 }
 
-std::vector<ProbeTiming> StageProbe::attention(int threads, DType dtype, int64_t group,
-                                               int64_t queries, int64_t context, double seconds) {
-  check(threads >= 1 && group >= 1 && group <= kMostGroup && queries >= 1 && context >= queries &&
-            context <= kMostTokens,
-        "1 to 64 query heads per KV head and 1 <= queries <= context <= 4096 on a thread or more");
+std::vector<ProbeTiming> StageProbe::attention(int threads, DType dtype, int64_t kv_heads,
+                                               int64_t group, int64_t queries, int64_t context,
+                                               double seconds) {
+  check(threads >= 1 && kv_heads >= 1 && kv_heads <= kMostKvHeads && group >= 1 &&
+            group <= kMostGroup && queries >= 1 && context >= queries && context <= kMostTokens,
+        "1 to 32 KV heads, 1 to 64 query heads of each, and 1 <= queries <= context <= 4096 on a "
+        "thread or more");
   Cpu& cpu = impl_->cpu(threads);
   const PinnedThread pinned(impl_->first_cpu());
   Slices& slices = impl_->slices();
-  // Prefill is bound by arithmetic: no more heads than keep all threads busy.
-  const int64_t kv_heads = queries > 1 ? threads : kKvHeads;
   auto s = std::make_shared<Synthetic>(cpu.account, slices, cpu.fill_noise);
   // Decode reads other pages in each run, as in each layer of an engine.
   const int64_t runs = queries > 1 ? 1 : slices.caches(dtype, kv_heads, context);
@@ -339,12 +347,17 @@ std::vector<ProbeTiming> StageProbe::empty_ops(int threads, int64_t ops, double 
   const PinnedThread pinned(impl_->first_cpu());
   auto s = std::make_shared<Synthetic>(cpu.account, impl_->slices(), cpu.fill_noise);
   s->add_empty_ops(ops);
-  s->compile(1, 1);
-  std::vector<ProbeTiming> timings(1);
-  std::vector<Timed> stages;
-  stages.push_back({std::move(s), 0});
-  time_all(stages, timings, cpu, seconds);
-  return timings;
+  return time_small(std::move(s), cpu, seconds);
+}
+
+std::vector<ProbeTiming> StageProbe::handovers(int threads, int64_t rounds, double seconds) {
+  check(threads >= 1 && rounds >= 1 && rounds <= kMostTokens,
+        "1 to 4096 rounds on a thread or more");
+  Cpu& cpu = impl_->cpu(threads);
+  const PinnedThread pinned(impl_->first_cpu());
+  auto s = std::make_shared<Synthetic>(cpu.account, impl_->slices(), cpu.fill_noise);
+  s->add_handovers(rounds);
+  return time_small(std::move(s), cpu, seconds);
 }
 
 }  // namespace helm

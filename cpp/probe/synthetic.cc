@@ -11,7 +11,7 @@ namespace helm::probe {
 namespace {
 
 constexpr int64_t kQkv = (4 + 2) * kKvHeads * kHeadDim;  // 4 query heads per KV head
-constexpr int64_t kEmptyWidth = 16;
+constexpr int64_t kNarrow = 16;
 constexpr float kEps = 1e-6F;
 constexpr float kScale = 0.088F;
 
@@ -121,10 +121,23 @@ Work Synthetic::add_elementwise(int64_t tokens) {
 }
 
 void Synthetic::add_empty_ops(int64_t ops) {
-  const ValueIndex x = value(kEmptyWidth);
-  const TensorIndex weight = tensor({kEmptyWidth}, DType::kF32);
+  const ValueIndex x = value(kNarrow);
+  const TensorIndex weight = tensor({kNarrow}, DType::kF32);
   for (int64_t i = 0; i < ops; ++i) {
-    add(NormOp{false, x, 0, x, 0, 1, kEmptyWidth, weight, kNoTensor, kEps});
+    add(NormOp{false, x, 0, x, 0, 1, kNarrow, weight, kNoTensor, kEps});
+  }
+}
+
+// All threads write x, one reads it and writes h, all read h.
+void Synthetic::add_handovers(int64_t rounds) {
+  const ValueIndex y = value(kNarrow), x = value(kHidden), h = value(kHidden);
+  const TensorIndex weight = tensor({kHidden}, DType::kF32);
+  const TensorIndex widen = tensor({kHidden, kNarrow}, DType::kBF16);
+  const TensorIndex narrow = tensor({kNarrow, kHidden}, DType::kBF16);
+  for (int64_t i = 0; i < rounds; ++i) {
+    add(LinearOp{y, x, {{widen, kNoTensor}}, false});
+    add(NormOp{false, x, 0, h, 0, 1, kHidden, weight, kNoTensor, kEps});
+    add(LinearOp{h, y, {{narrow, kNoTensor}}, false});
   }
 }
 

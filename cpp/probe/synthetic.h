@@ -16,6 +16,7 @@ namespace helm::probe {
 inline constexpr int64_t kHidden = 1536;
 inline constexpr int64_t kInner = 4096;
 inline constexpr int64_t kKvHeads = 2;
+inline constexpr int64_t kMostKvHeads = 32;
 inline constexpr int64_t kMostGroup = 64;  // query heads per KV head
 inline constexpr int64_t kHeadDim = 128;
 inline constexpr int64_t kPageTokens = 512;
@@ -91,6 +92,8 @@ class Synthetic {
   // Norms and a gated activation; bytes read and written.
   Work add_elementwise(int64_t tokens);
   void add_empty_ops(int64_t ops);
+  // Products and norms on one row, with matrices that stay in caches; see StageProbe::handovers.
+  void add_handovers(int64_t rounds);
 
   // The stage for the last `tokens` of `context` positions.
   void compile(int64_t tokens, int64_t context);

@@ -1,14 +1,15 @@
 """Measures this machine with the engine's own stages and makes its profile. Keeps no file.
 
 Machines are noisy: other programs take cores for milliseconds at a time. So every quantity is
-timed in short runs, and each run knows whether its threads kept their cores. The rate is that of
-the median undisturbed run; quantities are visited in turn until each has enough of those or the
+timed in short runs, and each run knows whether its threads kept their cores. The rate is the mean
+over the undisturbed runs; quantities are visited in turn until each has enough of those or the
 time is up. A profile names those that are left without.
 """
 
 from __future__ import annotations
 
 import datetime
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,10 +35,11 @@ Progress = Callable[[str, float], None]  # (what is measured now, share done fro
 BUDGET_S = 8.5
 DTYPES = ("f32", "f16", "bf16")
 TOKENS = (1, 2, 4, 8, 16, 64, 128, 512)
-DECODE_CONTEXT = 4096
+DECODE_CONTEXT, DECODE_KV_HEADS = 4096, 8
 DECODE_GROUPS = (1, 2, 4, 8)  # query heads per KV head
 # In prefill, late in a long prompt: where attention takes a share of the time that matters.
 PREFILL_QUERIES, PREFILL_CONTEXT, PREFILL_GROUP = 128, 2048, 2
+_MOST_KV_HEADS = 32  # that a probe takes
 ELEMENTWISE_TOKENS = 512
 SWEEP_DTYPE = "bf16"
 
@@ -47,6 +49,7 @@ _LEAST_VISITS = 3  # machines drift: not all figures from one moment
 _WANTED = 9  # undisturbed runs of each shape
 _FEW = 3  # below this many the quickest runs are taken instead
 _EMPTY_OPS = 16
+_HANDOVER_ROUNDS, _HANDOVERS = 8, 3  # of ops in a round
 # Times the last-level caches. A visit reads half of the memory over and over: of a half twice as
 # large as the cache enough stays cached that products measured 15 % too fast.
 _CACHES = 16
@@ -90,8 +93,8 @@ class Shape:
     @property
     def seconds(self) -> float:
         """Of one run that has the machine for itself."""
-        if self.trusted:
-            return float(np.median(self.undisturbed_s))
+        if self.trusted:  # the mean, as a step is the sum of many such runs, long ones too
+            return float(np.mean(self.undisturbed_s))
         return float(np.quantile(self.run_s, QUICK))
 
 
@@ -240,11 +243,13 @@ def _products(probe: Any, threads: int, dtype: str, tokens: int) -> Quantity:
 
 
 def _attention(
-    probe: Any, threads: int, dtype: str, group: int, queries: int, context: int
+    probe: Any, threads: int, dtype: str, heads: tuple[int, int], queries: int, context: int
 ) -> Quantity:
+    """heads: KV heads, and query heads of each."""
     return Quantity(
-        f"{dtype} attention, {queries} queries of {context} positions, {group} heads per KV head",
-        lambda seconds: probe.attention(threads, dtype, group, queries, context, seconds),
+        f"{dtype} attention, {queries} queries of {context} positions, {heads[0]} KV heads, "
+        f"{heads[1]} query heads of each",
+        lambda seconds: probe.attention(threads, dtype, *heads, queries, context, seconds),
     )
 
 
@@ -277,23 +282,28 @@ class _Rates:
             dtype: {tokens: _products(probe, threads, dtype, tokens) for tokens in TOKENS}
             for dtype in DTYPES
         }
-        prefill_rows = PREFILL_QUERIES * PREFILL_GROUP
+        # Bound by arithmetic: no more heads than keep all threads busy.
+        prefill_heads = min(threads, _MOST_KV_HEADS), PREFILL_GROUP
+
+        def decode(dtype: str, group: int) -> Quantity:
+            return _attention(probe, threads, dtype, (DECODE_KV_HEADS, group), 1, DECODE_CONTEXT)
+
+        def prefill(dtype: str, context: int) -> Quantity:
+            return _attention(probe, threads, dtype, prefill_heads, PREFILL_QUERIES, context)
+
         self.attention = {
             dtype: {
-                **{
-                    group: _attention(probe, threads, dtype, group, 1, DECODE_CONTEXT)
-                    for group in DECODE_GROUPS
-                },
-                prefill_rows: _attention(
-                    probe, threads, dtype, PREFILL_GROUP, PREFILL_QUERIES, PREFILL_CONTEXT
-                ),
+                **{group: decode(dtype, group) for group in DECODE_GROUPS},
+                PREFILL_QUERIES * PREFILL_GROUP: prefill(dtype, PREFILL_CONTEXT),
             }
             for dtype in KV_DTYPES
         }
+        self.short_prefill = prefill(SWEEP_DTYPE, PREFILL_QUERIES)
+        self.prefill_heads = prefill_heads
         self.elementwise = Quantity(
             "elementwise ops", lambda s: probe.elementwise(threads, ELEMENTWISE_TOKENS, s)
         )
-        self.empty = Quantity("ops", lambda s: probe.empty_ops(threads, _EMPTY_OPS, s))
+        self.handovers = Quantity("ops", lambda s: probe.handovers(threads, _HANDOVER_ROUNDS, s))
         self.bare = Quantity("bare steps", lambda s: probe.empty_ops(threads, 0, s))
         self.mapped = Quantity(
             f"{SWEEP_DTYPE} products, 1 token, mapped weights",
@@ -311,7 +321,8 @@ class _Rates:
             self.elementwise,
             self.mapped,
             self.copy,
-            self.empty,
+            self.short_prefill,
+            self.handovers,
             self.bare,
             self.step,
             self.lone_op,
@@ -319,7 +330,8 @@ class _Rates:
 
     def profile(self, memory_bytes: int, sweep: Mapping[int, float]) -> CpuProfile:
         wake_s = self.bare.seconds
-        op_s = max(0.0, (self.empty.seconds - wake_s) / _EMPTY_OPS)
+        ops = _HANDOVER_ROUNDS * _HANDOVERS
+        op_s = max(0.0, (self.handovers.seconds - wake_s) / ops)
         engine_s = self.step.seconds - self.tiny.ops * self.lone_op.seconds / _EMPTY_OPS
         return CpuProfile(
             memory_bytes=memory_bytes,
@@ -332,9 +344,17 @@ class _Rates:
             op_s=op_s,
             step_s=wake_s + max(0.0, engine_s),
             activation_bytes_per_s=self.elementwise.bytes_per_s,
+            attention_query_s=self._attention_query_s(),
             mapped_matvec_ratio=_mapped_ratio(self.mapped.shapes),
             copy_bytes_per_s=self.copy.bytes_per_s,
         )
+
+    def _attention_query_s(self) -> float:
+        """What a query and head of a short prompt cost beside what causality asks for."""
+        rate = self.attention[SWEEP_DTYPE][PREFILL_QUERIES * PREFILL_GROUP].flops_per_s
+        short = self.short_prefill
+        late = short.seconds - sum(shape.flops for shape in short.shapes) / rate
+        return max(0.0, late / (PREFILL_QUERIES * math.prod(self.prefill_heads)))
 
 
 def _mapped_ratio(shapes: Sequence[Shape]) -> float:

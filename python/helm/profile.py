@@ -35,7 +35,7 @@ _KV_TABLES = ("attention_bytes_per_s", "attention_flops")
 _TIMES = ("op_s", "step_s")
 _LOADING = ("mapped_matvec_ratio", "copy_bytes_per_s")  # of the CPU; older profiles lack them
 MOST_MAPPED_RATIO = 1.2  # what noise can make of 1
-_DEVICE_KEYS = ("memory_bytes", *_TABLES, *_TIMES, "activation_bytes_per_s")
+_DEVICE_KEYS = ("memory_bytes", *_TABLES, *_TIMES, "attention_query_s", "activation_bytes_per_s")
 _LINK_RATES = (
     "to_accelerator_bytes_per_s",
     "to_host_bytes_per_s",
@@ -50,7 +50,8 @@ class DeviceProfile:
 
     matmul_flops: dtype -> tokens in the product -> FLOP/s. attention_flops: dtype -> rows that
     share a KV head (queries times query heads per KV head) -> FLOP/s. op_s: fixed cost of one op;
-    step_s: of one step of the device.
+    step_s: of one step of the device; attention_query_s: of attention, for each query and head of a
+    prompt, 0 where unknown.
     """
 
     memory_bytes: int
@@ -61,6 +62,7 @@ class DeviceProfile:
     op_s: float
     step_s: float
     activation_bytes_per_s: float
+    attention_query_s: float = 0.0
 
     def rate(self, table: str, dtype: str) -> float:
         """`table`[dtype]; ProfileError naming the field when the profile lacks it."""
@@ -309,6 +311,7 @@ def _device(node: Reader, own: tuple[str, ...]) -> dict[str, Any]:
         fields[table] = {dtype: read(rates) for dtype, rates in _by_dtype(node[table], dtypes)}
     for name in _TIMES:
         fields[name] = node[name].number(0.0, 1e6)
+    fields["attention_query_s"] = node.get("attention_query_s", 0.0).number(0.0, 1e6)
     fields["activation_bytes_per_s"] = _rate(node["activation_bytes_per_s"])
     return fields
 

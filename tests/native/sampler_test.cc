@@ -58,8 +58,8 @@ TEST_CASE("greedy takes the largest logit, the first of equals") {
 }
 
 TEST_CASE("greedy finds the largest of any place and number, and refuses a NaN anywhere") {
-  for (const size_t size : {1U, 2U, 15U, 16U, 17U, 33U, 50U}) {
-    for (size_t at = 0; at < size; ++at) {
+  for (const size_t size : {1U, 2U, 15U, 16U, 17U, 33U, 50U, 5000U}) {
+    for (size_t at = 0; at < size; at += size < 1000 ? 1 : 97) {
       CAPTURE(size);
       CAPTURE(at);
       std::vector<float> logits(size, -2.0F);
@@ -69,6 +69,15 @@ TEST_CASE("greedy finds the largest of any place and number, and refuses a NaN a
       logits[at] = std::numeric_limits<float>::quiet_NaN();
       CHECK_THROWS_AS(sampler.draw(logits), helm::Error);
     }
+  }
+}
+
+TEST_CASE("greedy takes the first of the largest, far apart or not") {
+  std::vector<float> logits(5000, -2.0F);
+  for (const size_t at : {4999U, 4100U, 2050U, 2047U, 30U, 3U}) {
+    logits[at] = 1.0F;
+    helm::Sampler sampler({}, 5000, {});
+    CHECK(sampler.draw(logits).id == static_cast<int32_t>(at));
   }
 }
 

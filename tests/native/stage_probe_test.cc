@@ -30,15 +30,16 @@ TEST_CASE("stage probe: every probe on one thread and on three") {
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
       check_timings(probe.matmul(threads, dtype, 1, 0), 4, true, true);
       check_timings(probe.matmul(threads, dtype, 17, 0), 1, true, true);
-      check_timings(probe.attention(threads, dtype, 3, 1, 1024, 0), 1, true, true);
-      check_timings(probe.attention(threads, dtype, 2, 33, 600, 0), 1, true, true);
+      check_timings(probe.attention(threads, dtype, 2, 3, 1, 1024, 0), 1, true, true);
+      check_timings(probe.attention(threads, dtype, 3, 2, 33, 600, 0), 1, true, true);
     }
     check_timings(probe.mapped_matvec(threads, DType::kBF16, 0), 8, true, true);
     check_timings(probe.copy(threads, 0), 1, false, true);
-    check_timings(probe.attention(threads, DType::kI8, 3, 1, 1024, 0), 1, true, true);
+    check_timings(probe.attention(threads, DType::kI8, 2, 3, 1, 1024, 0), 1, true, true);
     check_timings(probe.elementwise(threads, 1, 0), 1, false, true);
     check_timings(probe.empty_ops(threads, 0, 0), 1, false, false);
     check_timings(probe.empty_ops(threads, 16, 0), 1, false, false);
+    check_timings(probe.handovers(threads, 4, 0), 1, false, false);
   }
 }
 
@@ -64,12 +65,14 @@ TEST_CASE("stage probe: bad arguments are refused") {
   CHECK_THROWS_AS(probe.matmul(0, DType::kF32, 1, 0), Error);
   CHECK_THROWS_AS(probe.matmul(1, DType::kF32, 0, 0), Error);
   CHECK_THROWS_AS(probe.matmul(1, DType::kF32, 1 << 20, 0), Error);
-  CHECK_THROWS_AS(probe.attention(1, DType::kF32, 2, 5, 4, 0), Error);
-  CHECK_THROWS_AS(probe.attention(1, DType::kF32, 0, 1, 4, 0), Error);
+  CHECK_THROWS_AS(probe.attention(1, DType::kF32, 2, 2, 5, 4, 0), Error);
+  CHECK_THROWS_AS(probe.attention(1, DType::kF32, 2, 0, 1, 4, 0), Error);
+  CHECK_THROWS_AS(probe.attention(1, DType::kF32, 0, 1, 1, 4, 0), Error);
   CHECK_THROWS_AS(probe.mapped_matvec(0, DType::kF32, 0), Error);
   CHECK_THROWS_AS(probe.copy(0, 0), Error);
   CHECK_THROWS_AS(probe.elementwise(1, 0, 0), Error);
   CHECK_THROWS_AS(probe.empty_ops(1, -1, 0), Error);
+  CHECK_THROWS_AS(probe.handovers(1, 0, 0), Error);
 }
 
 }  // namespace helm::test

@@ -94,12 +94,16 @@ class HELM_API StageProbe {
   std::vector<ProbeTiming> copy(int threads, double seconds);
   // Attention of the last `queries` of `context` positions of a sequence, `group` query heads per
   // KV head; bytes of the KV read, FLOPs of the pairs that causality allows.
-  std::vector<ProbeTiming> attention(int threads, DType dtype, int64_t group, int64_t queries,
-                                     int64_t context, double seconds);
+  std::vector<ProbeTiming> attention(int threads, DType dtype, int64_t kv_heads, int64_t group,
+                                     int64_t queries, int64_t context, double seconds);
   // Norms and a gated activation; bytes read and written.
   std::vector<ProbeTiming> elementwise(int threads, int64_t tokens, double seconds);
   // A stage of `ops` that have no work: dispatch and barrier.
   std::vector<ProbeTiming> empty_ops(int threads, int64_t ops, double seconds);
+  // A stage of `rounds` times kHandovers ops with little work, each on one token's row that the
+  // threads wrote in the op before: what dispatch, barrier and other threads' caches cost.
+  static constexpr int64_t kHandovers = 3;
+  std::vector<ProbeTiming> handovers(int threads, int64_t rounds, double seconds);
 
  private:
   class Impl;

@@ -150,6 +150,7 @@ def _sweep(cpu: CpuProfile) -> str:
 def _device_facts(device: DeviceProfile) -> list[tuple[str, str]]:
     return [
         ("op", f"{device.op_s * 1e6:,.2f} us fixed"),
+        ("attention", f"{device.attention_query_s * 1e6:,.3f} us a query and head of a prompt"),
         ("step", f"{device.step_s * 1e6:,.2f} us fixed"),
         ("elementwise", f"{device.activation_bytes_per_s / 1e9:,.1f} GB/s of activations"),
     ]

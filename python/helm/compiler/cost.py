@@ -21,6 +21,7 @@ F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
 _NEAR_BANDWIDTH = 0.8  # a product within a fifth of its bytes' time is called memory bound
+_ATTENTION_OPS = 3  # that attention counts as: append, attend, merge, each a barrier or launch
 _DEVICE_TERMS = ("memory_s", "compute_s", "attention_s", "elementwise_s", "fixed_s")
 MEMORY, COMPUTE, ATTENTION, ELEMENTWISE, FIXED = range(5)
 DEVICE_TERMS = len(_DEVICE_TERMS)
@@ -56,18 +57,26 @@ def linear_s(model: CostedGraph, op: Linear, rows: int, device: DeviceProfile) -
 def unit_s(model: CostedGraph, unit: Unit, step: Step, device: DeviceProfile) -> F64:
     """[DEVICE_TERMS] seconds of `unit`; of attention only the fixed cost, see `attention_s`."""
     times = np.zeros(DEVICE_TERMS)
-    times[FIXED] = device.op_s * len(unit.ops)
     for op in unit.ops:
+        if isinstance(op, Attention):
+            times[FIXED] += _attention_fixed_s(op, step, device)
+            continue
+        times[FIXED] += device.op_s
         if isinstance(op, Linear):
             rows = model.rows(op.out, step)
             if rows:
                 seconds, bound = linear_s(model, op, rows, device)
                 times[bound] += seconds
-        elif not isinstance(op, Attention):
+        else:
             moved = model.op_cost(op, step)
             size = moved.activation_bytes + moved.weight_bytes
             times[ELEMENTWISE] += size / device.activation_bytes_per_s
     return times
+
+
+def _attention_fixed_s(op: Attention, step: Step, device: DeviceProfile) -> float:
+    queries = step.tokens - step.sequences  # none in a decode step
+    return device.op_s * _ATTENTION_OPS + device.attention_query_s * op.heads * queries
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from helm.compiler.cost import F64, I64, Queries
 
 Bools = npt.NDArray[np.bool_]
-EXTRA_OPS = 4  # of a layer in pieces: append, two empty partials, attend, merge for attention
+EXTRA_OPS = 2  # of a layer in pieces: two empty partials beside append, attend and merge
 _VISITORS = 2  # pages on the accelerator that are copied ahead
 
 
