@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -90,19 +91,24 @@ def test_progress_rises_from_zero_to_one() -> None:
     assert (seen[0], seen[-1]) == (0.0, 1.0)
 
 
+def timing_of(undisturbed_s: list[float]) -> SimpleNamespace:
+    return SimpleNamespace(run_s=[], undisturbed_s=undisturbed_s)
+
+
 def test_undisturbed_runs_decide_when_there_are_enough() -> None:
     shape = calibrate.Shape(1.0, 1.0)
     shape.run_s = [9.0] * 50 + [1.0] * 50
     assert shape.seconds == pytest.approx(1.0)  # none known to be undisturbed: the quickest
     assert not shape.trusted
-    shape.undisturbed_s = [2.0, 2.0, 2.3]
+    for visit in ([2.0, 2.0, 2.3], [], [8.0], [1.0]):  # the third was a slow moment
+        shape.add(timing_of(visit))
     assert shape.trusted
     assert shape.seconds == pytest.approx(2.1)
 
 
 def test_mapped_ratio_is_that_of_the_rates_timed_in_turn() -> None:
-    copied = [calibrate.Shape(1.0, 1.0, run_s=[s], undisturbed_s=[s] * 3) for s in (1.0, 3.0)]
-    mapped = [calibrate.Shape(1.0, 1.0, run_s=[s], undisturbed_s=[s] * 3) for s in (2.0, 3.0)]
+    copied = [calibrate.Shape(1.0, 1.0, run_s=[s], undisturbed_s=[[s] * 3]) for s in (1.0, 3.0)]
+    mapped = [calibrate.Shape(1.0, 1.0, run_s=[s], undisturbed_s=[[s] * 3]) for s in (2.0, 3.0)]
     assert calibrate._mapped_ratio([*copied, *mapped]) == pytest.approx(0.8)
     assert calibrate._mapped_ratio([*mapped, *copied]) == 1.2  # noise
 

@@ -1,9 +1,10 @@
 """Measures this machine with the engine's own stages and makes its profile. Keeps no file.
 
 Machines are noisy: other programs take cores for milliseconds at a time. So every quantity is
-timed in short runs, and each run knows whether its threads kept their cores. The rate is the mean
-over the undisturbed runs; quantities are visited in turn until each has enough of those or the
-time is up. A profile names those that are left without.
+timed in short runs, and each run knows whether its threads kept their cores. Quantities are visited
+in turn until each has enough undisturbed runs or the time is up. What counts is the mean over the
+undisturbed runs of a visit, as a step is the sum of many such runs, and of those the median over
+the visits, as machines have slow moments. A profile names those that are left without.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ SWEEP_DTYPE = "bf16"
 
 _SWEEP_SHARE = 0.15  # of the budget
 _VISIT_S = 0.01  # shorter than other programs usually leave the cores alone
-_LEAST_VISITS = 3  # machines drift: not all figures from one moment
+_LEAST_VISITS = 5  # machines drift: not all figures from one moment
 _WANTED = 9  # undisturbed runs of each shape
 _FEW = 3  # below this many the quickest runs are taken instead
 _EMPTY_OPS = 16
@@ -79,22 +80,27 @@ class Shape:
     flops: float
     bytes: float
     run_s: list[float] = field(default_factory=list)
-    undisturbed_s: list[float] = field(default_factory=list)
+    undisturbed_s: list[list[float]] = field(default_factory=list)  # by visit, none empty
 
     def add(self, timing: Timing) -> None:
         self.run_s += timing.run_s
-        self.undisturbed_s += timing.undisturbed_s
+        if timing.undisturbed_s:
+            self.undisturbed_s.append(timing.undisturbed_s)
+
+    @property
+    def undisturbed(self) -> int:
+        return sum(map(len, self.undisturbed_s))
 
     @property
     def trusted(self) -> bool:
         """Whether there are undisturbed runs enough to go by."""
-        return len(self.undisturbed_s) >= _FEW
+        return self.undisturbed >= _FEW
 
     @property
     def seconds(self) -> float:
         """Of one run that has the machine for itself."""
-        if self.trusted:  # the mean, as a step is the sum of many such runs, long ones too
-            return float(np.mean(self.undisturbed_s))
+        if self.trusted:
+            return float(np.median([np.mean(visit) for visit in self.undisturbed_s]))
         return float(np.quantile(self.run_s, QUICK))
 
 
@@ -117,7 +123,7 @@ class Quantity:
     @property
     def settled(self) -> bool:
         return self.visits >= _LEAST_VISITS and all(
-            len(shape.undisturbed_s) >= _WANTED for shape in self.shapes
+            shape.undisturbed >= _WANTED for shape in self.shapes
         )
 
     @property

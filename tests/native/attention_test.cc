@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <map>
 #include <sstream>
 
 #include "oracle.h"
@@ -94,14 +95,21 @@ void check_result(const Result& r, ExpectedAttention want, int64_t head_dim,
   CHECK(compare(out, want.out.value, want.out.bound, label + " out") == "");
 }
 
+// What a tier's attention over keys and values of `dtype` rounds its inputs to.
+DType inputs_of(const cpu::KernelTable& table, DType dtype) {
+  return dtype == DType::kI8 ? DType::kF32 : table.activations[index_of(dtype)];
+}
+
 void check_problem(const Problem& p, uint32_t seed) {
   for (DType dtype : kKvTypes) {
     const Data d(p, dtype, seed);
-    ExpectedAttention want;
+    std::map<DType, ExpectedAttention> wants;
     for (const cpu::KernelTable* table : tiers()) {
       const Scratch scratch(*table, 1, p.queries, p.group, p.head_dim);
       const cpu::AttentionArgs args = args_of(p, d, scratch);
-      if (want.m.value.empty()) want = oracle_attention(args, dtype);
+      const DType inputs = inputs_of(*table, dtype);
+      ExpectedAttention& want = wants[inputs];
+      if (want.m.value.empty()) want = oracle_attention(args, dtype, inputs);
       table->attention[index_of(dtype)](args);
       const std::string label = label_of(*table, dtype, p, seed);
       check_result({d.m.copy(), d.s.copy(), d.o.copy()}, want, p.head_dim, label);
@@ -182,7 +190,7 @@ TEST_CASE("attention: partials of two spans merge to the partial of one") {
     for (const cpu::KernelTable* table : tiers()) {
       const Scratch scratch(*table, 1, p.queries, p.group, p.head_dim);
       const cpu::AttentionArgs whole = args_of(p, d, scratch);
-      const ExpectedAttention want = oracle_attention(whole, dtype);
+      const ExpectedAttention want = oracle_attention(whole, dtype, inputs_of(*table, dtype));
       const int64_t rows = p.queries * p.group, cut = 123, bytes = dtype_bytes(dtype) * p.head_dim;
       cpu::AttentionArgs first = whole, second = whole;
       first.span.count = cut;

@@ -34,7 +34,9 @@ void conform_stage(const DeviceFactory& open, const StageCase& test);
 
 // Attention in pieces (append, reset, attend, merge) over pages shared out in every way, in decode
 // and prefill steps, against a scalar oracle. attention_conformance.cc.
-void conform_attention_pieces(const DeviceFactory& open, const TinyShape& shape);
+// inputs: what the device rounds scaled queries and softmax weights to.
+void conform_attention_pieces(const DeviceFactory& open, const TinyShape& shape,
+                              DType inputs = DType::kF32);
 
 // The logits of every step of conform_stage, for comparisons between devices and settings.
 std::vector<std::vector<float>> stage_logits(const DeviceFactory& open, const TinyShape& shape);

@@ -98,9 +98,9 @@ TEST_CASE("copies take the time of the link and leave the host free") {
 
 TEST_CASE("every device keeps the contract") {
   // The simulated device computes with the CPU's kernels.
-  const bool narrows =
-      helm::cpu::select_kernels().activations[static_cast<int>(helm::DType::kBF16)] ==
-      helm::DType::kBF16;
+  const helm::DType inputs =
+      helm::cpu::select_kernels().activations[static_cast<int>(helm::DType::kBF16)];
+  const bool narrows = inputs == helm::DType::kBF16;
   for (const std::string& name : kDevices) {
     CAPTURE(name);
     helm::test::conform_copies(opener(name));
@@ -109,8 +109,8 @@ TEST_CASE("every device keeps the contract") {
     helm::test::conform_stage(opener(name), {.shape = {.kv_dtype = "f16", .weight_dtype = "bf16"},
                                              .narrows_inputs = narrows});
     helm::test::conform_attention_pieces(opener(name), {});
-    helm::test::conform_attention_pieces(opener(name),
-                                         {.page_tokens = 5, .window = 37, .kv_dtype = "bf16"});
+    helm::test::conform_attention_pieces(
+        opener(name), {.page_tokens = 5, .window = 37, .kv_dtype = "bf16"}, inputs);
     helm::test::conform_stage(opener(name), {.shape = {.kv_dtype = "i8"}});
   }
   helm::test::conform_allocation([](int64_t limit_bytes) {

@@ -131,8 +131,14 @@ Expected oracle_matmul(const cpu::MatmulArgs& m, DType dtype, const std::vector<
 }
 
 // A score's error d moves its weight by a factor e^d, the maximum and the log of the sum by d.
-ExpectedAttention oracle_attention(const cpu::AttentionArgs& a, DType dtype) {
+ExpectedAttention oracle_attention(const cpu::AttentionArgs& a, DType dtype, DType inputs) {
+  constexpr double kBf16Eps = 0x1p-8;
   ExpectedAttention e;
+  const bool narrow = inputs == DType::kBF16;
+  const auto query = [&](int64_t i) -> double {
+    const double exact = static_cast<double>(a.scale) * static_cast<double>(a.q[i]);
+    return narrow ? decode_bf16(encode_bf16(a.scale * a.q[i])) : exact;
+  };
   const auto element = [&](const void* rows, const float* scales, int64_t j, int64_t d) {
     return decode(dtype, rows, j * a.head_dim + d) * (scales ? static_cast<double>(scales[j]) : 1);
   };
@@ -148,8 +154,8 @@ ExpectedAttention oracle_attention(const cpu::AttentionArgs& a, DType dtype) {
       if (distance < 0 || (a.window > 0 && distance >= a.window)) continue;
       double dot = 0, size = 0;
       for (int64_t d = 0; d < a.head_dim; ++d) {
-        const double v = a.scale * static_cast<double>(a.q[i * a.q_stride + g * a.head_dim + d]) *
-                         element(a.span.k, a.span.k_scale, j, d);
+        const double v =
+            query(i * a.q_stride + g * a.head_dim + d) * element(a.span.k, a.span.k_scale, j, d);
         dot += v, size += std::abs(v);
       }
       slack = std::max(slack, static_cast<double>(roundings) * kEps * size);
@@ -172,7 +178,7 @@ ExpectedAttention oracle_attention(const cpu::AttentionArgs& a, DType dtype) {
         out += v, size += std::abs(v);
       }
       e.out.value.push_back(out);
-      e.out.bound.push_back((2 * slack + 2 * step) * size + kTiny);
+      e.out.bound.push_back((2 * slack + 2 * step + (narrow ? kBf16Eps : 0)) * size + kTiny);
     }
   }
   return e;

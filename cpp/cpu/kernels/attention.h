@@ -132,8 +132,9 @@ template <class V, DType D>
 void block_direct(const AttentionArgs& a, const AttentionScratch& scratch, int64_t rows,
                   const KeyBlock& now, const KeyBlock& next) {
   using Store = typename Elem<V, D>::Store;
-  score_block<V, D>(scratch.q, rows, a.head_dim, static_cast<const Store*>(now.k), now.count,
-                    scratch.scores, distance(next.k, now.k));
+  score_block<Dot<V, D>>({scratch.q, a.head_dim}, rows, a.head_dim,
+                         static_cast<const Store*>(now.k), now.count, scratch.scores,
+                         distance(next.k, now.k));
   softmax_rows<V, D>(a, scratch, 0, rows, now);
   output<V, D>(scratch.scores, scratch.correct, rows, now.count, static_cast<const Store*>(now.v),
                a.head_dim, a.o, a.head_dim, distance(next.v, now.v));
@@ -190,34 +191,43 @@ void load_queries(const AttentionArgs& a, const AttentionScratch& scratch, int64
   }
 }
 
-template <class V, DType D>
-void attention(const AttentionArgs& a) {
-  AttentionScratch scratch;
-  carve<V>(static_cast<float*>(a.scratch), a.head_dim, &scratch);
+// Tiles of rows, each with the blocks of keys in order: load(row0, rows), then block(row0, rows,
+// now, next) for each, `next` being the keys after `now`, of this span or the next.
+template <class V, DType D, class Load, class Block>
+HELM_INLINE void each_block(const AttentionArgs& a, Load load, Block block) {
   const int64_t total = a.queries * a.group;
-  const bool direct = total <= kDirectRows;
   for (int64_t row0 = 0; row0 < total; row0 += kRowTile) {
     const int64_t rows = min_of(kRowTile, total - row0);
     clear_rows<V>(a, row0, rows);
-    load_queries<V>(a, scratch, row0, rows, direct);
+    load(row0, rows);
     // Keys that some row of the tile sees; blocks outside are never touched.
     const int64_t first = a.first_query + row0 / a.group - a.first_key;
     const int64_t last = a.first_query + (row0 + rows - 1) / a.group - a.first_key;
     const int64_t end = min_of(a.span.count, last + 1);
     const int64_t begin = a.window > 0 ? max_of(0, first - a.window + 1) : 0;
     for (int64_t j = begin / kKeyBlock * kKeyBlock; j < end; j += kKeyBlock) {
-      const KeyBlock block = key_block<V, D>(a.span, j, end, a.head_dim);
-      if (!direct) {
-        block_panel<V, D>(a, scratch, row0, rows, block);
-      } else if (j + kKeyBlock < end) {
-        block_direct<V, D>(a, scratch, rows, block,
-                           key_block<V, D>(a.span, j + kKeyBlock, end, a.head_dim));
-      } else {
-        block_direct<V, D>(a, scratch, rows, block,
-                           key_block<V, D>(a.next, 0, a.next.count, a.head_dim));
-      }
+      const bool more = j + kKeyBlock < end;
+      block(row0, rows, key_block<V, D>(a.span, j, end, a.head_dim),
+            more ? key_block<V, D>(a.span, j + kKeyBlock, end, a.head_dim)
+                 : key_block<V, D>(a.next, 0, a.next.count, a.head_dim));
     }
   }
+}
+
+template <class V, DType D>
+void attention(const AttentionArgs& a) {
+  AttentionScratch scratch;
+  carve<V>(static_cast<float*>(a.scratch), a.head_dim, &scratch);
+  const bool direct = a.queries * a.group <= kDirectRows;
+  each_block<V, D>(
+      a, [&](int64_t row0, int64_t rows) { load_queries<V>(a, scratch, row0, rows, direct); },
+      [&](int64_t row0, int64_t rows, const KeyBlock& now, const KeyBlock& next) {
+        if (direct) {
+          block_direct<V, D>(a, scratch, rows, now, next);
+        } else {
+          block_panel<V, D>(a, scratch, row0, rows, now);
+        }
+      });
 }
 
 }  // namespace

@@ -34,16 +34,24 @@ constexpr int score_keys(int T) {
   return 2 * T <= V::kTileTokens ? 2 * kQuad : kQuad;
 }
 
+// The queries of a score, [rows, head_dim], rows `stride` elements apart.
+template <class P>
+struct QueryRows {
+  const typename P::Input* at;
+  int64_t stride;
+};
+
 // S(t, j) = sum_d Q(t, d) * K(j, d)    for T rows of q and K consecutive keys, of which the last
-// stands for those that do not exist. The order of the sum is that of panel_tile().
-template <class V, DType D, int T>
-HELM_INLINE void score_tile(const float* q, int64_t head_dim, const typename Elem<V, D>::Store* k,
+// stands for those that do not exist. P multiplies; the order of the sum is that of panel_tile().
+template <class P, int T>
+HELM_INLINE void score_tile(QueryRows<P> q, int64_t head_dim, const typename P::Store* k,
                             int64_t keys, float* scores, int64_t ahead) {
-  using E = Elem<V, D>;
+  using V = typename P::V;
   using F = typename V::F;
-  using Store = typename E::Store;
+  using Store = typename P::Store;
+  using Input = typename P::Input;
   constexpr int K = score_keys<V>(T);
-  constexpr int64_t kBytes = K * V::kLanes * static_cast<int64_t>(sizeof(Store));
+  constexpr int64_t kBytes = K * P::kStep * static_cast<int64_t>(sizeof(Store));
   const Store* row[K];
   HELM_UNROLL
   for (int r = 0; r < K; ++r) row[r] = k + min_of(r, keys - 1) * head_dim;
@@ -54,26 +62,26 @@ HELM_INLINE void score_tile(const float* q, int64_t head_dim, const typename Ele
     for (int r = 0; r < K; ++r) acc[t][r] = V::zero();
   }
   const auto step = [&](auto load_k, auto load_q, int64_t d) HELM_LAMBDA_INLINE {
-    F y[T];
+    typename P::A y[T];
     HELM_UNROLL
-    for (int t = 0; t < T; ++t) y[t] = load_q(q + t * head_dim + d);
+    for (int t = 0; t < T; ++t) y[t] = load_q(q.at + t * q.stride + d);
     HELM_UNROLL
     for (int r = 0; r < K; ++r) {
-      const F x = load_k(row[r] + d);
+      const typename P::W x = load_k(row[r] + d);
       HELM_UNROLL
-      for (int t = 0; t < T; ++t) acc[t][r] = V::fma(x, y[t], acc[t][r]);
+      for (int t = 0; t < T; ++t) acc[t][r] = P::fma(x, y[t], acc[t][r]);
     }
   };
   int64_t d = 0;
-  for (; d + V::kLanes <= head_dim; d += V::kLanes) {
+  for (; d + P::kStep <= head_dim; d += P::kStep) {
     if (ahead != 0) fetch<kBytes>(k + K * d, ahead);
-    step([](const Store* p) HELM_LAMBDA_INLINE { return E::load(p); },
-         [](const float* p) HELM_LAMBDA_INLINE { return V::load(p); }, d);
+    step([](const Store* p) HELM_LAMBDA_INLINE { return P::load_w(p); },
+         [](const Input* p) HELM_LAMBDA_INLINE { return P::load_a(p); }, d);
   }
   if (d < head_dim) {
     const int64_t n = head_dim - d;
-    step([n](const Store* p) HELM_LAMBDA_INLINE { return E::load_n(p, n); },
-         [n](const float* p) HELM_LAMBDA_INLINE { return V::load_n(p, n); }, d);
+    step([n](const Store* p) HELM_LAMBDA_INLINE { return P::load_w_n(p, n); },
+         [n](const Input* p) HELM_LAMBDA_INLINE { return P::load_a_n(p, n); }, d);
   }
   HELM_UNROLL
   for (int t = 0; t < T; ++t) {
@@ -85,33 +93,33 @@ HELM_INLINE void score_tile(const float* q, int64_t head_dim, const typename Ele
   }
 }
 
-template <class V, DType D, int T>
-void score_rows(const float* q, int64_t head_dim, const typename Elem<V, D>::Store* k, int64_t keys,
+template <class P, int T>
+void score_rows(QueryRows<P> q, int64_t head_dim, const typename P::Store* k, int64_t keys,
                 float* scores, int64_t ahead) {
-  for (int64_t j = 0; j < keys; j += score_keys<V>(T)) {
-    score_tile<V, D, T>(q, head_dim, k + j * head_dim, keys - j, scores + j, ahead);
+  for (int64_t j = 0; j < keys; j += score_keys<typename P::V>(T)) {
+    score_tile<P, T>(q, head_dim, k + j * head_dim, keys - j, scores + j, ahead);
   }
 }
 
 // Scores of all rows, in tiles as even as possible, against one block of keys as stored. The first
 // tile reads the block from L2, the others from there or L1.
-template <class V, DType D>
-void score_block(const float* q, int64_t rows, int64_t head_dim,
-                 const typename Elem<V, D>::Store* k, int64_t keys, float* scores, int64_t ahead) {
-  constexpr int kMost = V::kTileTokens;
+template <class P>
+void score_block(QueryRows<P> q, int64_t rows, int64_t head_dim, const typename P::Store* k,
+                 int64_t keys, float* scores, int64_t ahead) {
+  constexpr int kMost = P::V::kTileTokens;
   const int64_t tiles = (rows + kMost - 1) / kMost;
   const int64_t most = (rows + tiles - 1) / tiles, full = rows - tiles * (most - 1);
   for (int64_t i = 0; i < tiles; ++i, ahead = 0) {
     const int64_t n = i < full ? most : most - 1;
     switch (n) {
-#define HELM_TILE(T)                                                                    \
-  case T:                                                                               \
-    if constexpr (T <= kMost) score_rows<V, D, T>(q, head_dim, k, keys, scores, ahead); \
+#define HELM_TILE(T)                                                                 \
+  case T:                                                                            \
+    if constexpr (T <= kMost) score_rows<P, T>(q, head_dim, k, keys, scores, ahead); \
     break;
       HELM_TILE(1) HELM_TILE(2) HELM_TILE(3) HELM_TILE(4) HELM_TILE(5) HELM_TILE(6)
 #undef HELM_TILE
     }
-    q += n * head_dim, scores += n * kKeyBlock;
+    q.at += n * q.stride, scores += n * kKeyBlock;
   }
 }
 

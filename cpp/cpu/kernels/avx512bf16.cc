@@ -1,10 +1,10 @@
 // Kernels of the avx512bf16 tier: those of AVX-512, but products with bf16 weights round
-// activations to bf16. Keeping them exact would take two vdpbf16ps (activation = high + low part)
-// and gain nothing.
+// activations to bf16, and attention over bf16 keys and values rounds queries and weights. Keeping
+// them exact would take two vdpbf16ps (activation = high + low part) and gain nothing.
 #include "cpu/kernels/kernels.h"
 
 #ifdef __AVX512BF16__
-#include "cpu/kernels/dot_avx512bf16.h"
+#include "cpu/kernels/attention_bf16.h"
 #include "cpu/kernels/table.h"
 #endif
 
@@ -20,6 +20,7 @@ constexpr KernelTable bf16_table() {
                 panel_scratch_bytes<Dot<VecAvx512, DType::kF32>>());
   t.scratch_bytes = scratch_bytes<VecAvx512, DotBf16>;
   t.matmul[kBf16] = matmul_bf16;
+  t.attention[kBf16] = attention_bf16;
   t.activations[kBf16] = DType::kBF16;
   return t;
 }

@@ -42,6 +42,7 @@ struct KvSpan {
 //   score(i, g, j) = scale * sum_d Q(i, g, d) * K(j, d)     masked unless
 //                    0 <= position(i) - (first_key + j)  and  < window (when window > 0)
 //   m = max_j score, s = sum_j exp(score - m), o(d) = sum_j exp(score - m) * V(j, d)
+// scale * Q and the weights of V are rounded to KernelTable::activations of the dtype of K and V.
 // A fully masked row gives m = -inf, s = 0, o = 0. Values for a (query, head) do not depend on how
 // many queries the call has. Softmax partials merge exactly (Milakov and Gimelshein 2018).
 struct AttentionArgs {
@@ -110,7 +111,9 @@ struct KernelTable {
   const char* name;  // "scalar", "avx2", "avx512", "avx512bf16", "amx"
   int64_t (*scratch_bytes)(int64_t max_cols, int64_t max_queries, int64_t group, int64_t head_dim);
   void (*matmul[kDTypes])(const MatmulArgs&);
-  DType activations[kDTypes];  // what matmul rounds its inputs to: f32, or less to be faster
+  // What matmul, and attention over such keys and values, round their f32 inputs and the softmax's
+  // weights to: f32, or less to be faster.
+  DType activations[kDTypes];
   void (*attention[kKvDTypes])(const AttentionArgs&);
   void (*rms_norm)(const NormArgs&);
   void (*layer_norm)(const NormArgs&);
