@@ -225,12 +225,14 @@ TEST_CASE("cancelling frees the sequence and leaves the others alone") {
 TEST_CASE("a cache of fewer bits stays close to the f32 one") {
   const std::vector<int32_t> ids = token_ids(100, 6);
   const std::vector<float> exact = logits_of(*tiny_engine(tiny_model()), ids, 100);
-  for (const char* dtype : {"f16", "bf16", "i8"}) {
+  for (const std::string dtype : {"f16", "bf16", "i8"}) {
+    // Over bf16 keys and values some tiers round queries and weights too.
+    const float most = dtype == "bf16" ? 0.1F : 0.05F;
     const std::vector<float> rounded =
         logits_of(*tiny_engine(tiny_model({.kv_dtype = dtype})), ids, 100);
     CHECK(rounded != exact);
     for (size_t i = 0; i < exact.size(); ++i) {
-      CHECK(std::abs(rounded[i] - exact[i]) <= 0.05F * (1 + std::abs(exact[i])));
+      CHECK(std::abs(rounded[i] - exact[i]) <= most * (1 + std::abs(exact[i])));
     }
   }
 }

@@ -12,8 +12,11 @@
 namespace helm::cpu {
 namespace {
 
-inline constexpr int64_t kRowTile = 96;     // rows that share one widened K and V block
-inline constexpr int64_t kDirectRows = 16;  // up to here K and V are read as stored
+inline constexpr int64_t kRowTile = 96;  // rows that share one widened K and V block
+
+// Up to so many rows K and V are read as stored: all of them where conversions are quick.
+template <class V>
+inline constexpr int64_t kDirectRows = V::kWidenPanels ? 16 : kRowTile;
 
 template <class V>
 int64_t padded_dim(int64_t head_dim) {
@@ -55,6 +58,18 @@ struct KeyBlock {
   const float* v_scale;  // [count] or null
   int64_t first;
   int64_t count;
+};
+
+// How many of a block's keys, from its first, some row of [row0, row0 + end) sees.
+struct SeenKeys {
+  const AttentionArgs& a;
+  int64_t row0;
+  const KeyBlock& block;
+
+  int64_t operator()(int64_t end) const {
+    const int64_t last = a.first_query + (row0 + end - 1) / a.group - a.first_key - block.first;
+    return max_of(0, min_of(block.count, last + 1));
+  }
 };
 
 template <class V, DType D>
@@ -129,15 +144,16 @@ void softmax_rows(const AttentionArgs& a, const AttentionScratch& scratch, int64
 }
 
 template <class V, DType D>
-void block_direct(const AttentionArgs& a, const AttentionScratch& scratch, int64_t rows,
-                  const KeyBlock& now, const KeyBlock& next) {
+void block_direct(const AttentionArgs& a, const AttentionScratch& scratch, int64_t row0,
+                  int64_t rows, const KeyBlock& now, const KeyBlock& next) {
   using Store = typename Elem<V, D>::Store;
+  const SeenKeys seen{a, row0, now};
   score_block<Dot<V, D>>({scratch.q, a.head_dim}, rows, a.head_dim,
-                         static_cast<const Store*>(now.k), now.count, scratch.scores,
+                         static_cast<const Store*>(now.k), seen, scratch.scores,
                          distance(next.k, now.k));
-  softmax_rows<V, D>(a, scratch, 0, rows, now);
-  output<V, D>(scratch.scores, scratch.correct, rows, now.count, static_cast<const Store*>(now.v),
-               a.head_dim, a.o, a.head_dim, distance(next.v, now.v));
+  softmax_rows<V, D>(a, scratch, row0, rows, now);
+  output<V, D>(scratch.scores, scratch.correct, rows, seen, static_cast<const Store*>(now.v),
+               a.head_dim, a.o + row0 * a.head_dim, a.head_dim, distance(next.v, now.v));
 }
 
 template <class V, DType D>
@@ -152,15 +168,19 @@ void block_panel(const AttentionArgs& a, const AttentionScratch& scratch, int64_
     pack_quad<V, D>(k + j * a.head_dim, a.head_dim, keys - j, a.head_dim, scratch.k + j * dim);
   }
   __builtin_memset(scratch.scores, 0, static_cast<size_t>(rows * kKeyBlock) * sizeof(float));
+  const SeenKeys seen{a, row0, block};
   for (int64_t r = 0; r < rows; r += V::kTileTokens) {
-    sweep_panel<V>(scratch.q + r * dim, min_of(V::kTileTokens, rows - r), scratch.k, keys, steps,
+    const int64_t tile = min_of(V::kTileTokens, rows - r);
+    const int64_t seen_keys = seen(r + tile);
+    if (seen_keys == 0) continue;
+    sweep_panel<V>(scratch.q + r * dim, tile, scratch.k, seen_keys, steps,
                    scratch.scores + r * kKeyBlock, kKeyBlock);
   }
   softmax_rows<V, D>(a, scratch, row0, rows, block);
   for (int64_t j = 0; j < keys; ++j) {
     pack_token<V, D>(v + j * a.head_dim, 1, a.head_dim, scratch.v + j * dim);
   }
-  output<V, DType::kF32>(scratch.scores, scratch.correct, rows, keys, scratch.v, dim,
+  output<V, DType::kF32>(scratch.scores, scratch.correct, rows, seen, scratch.v, dim,
                          a.o + row0 * a.head_dim, a.head_dim, 0);
 }
 
@@ -218,12 +238,12 @@ template <class V, DType D>
 void attention(const AttentionArgs& a) {
   AttentionScratch scratch;
   carve<V>(static_cast<float*>(a.scratch), a.head_dim, &scratch);
-  const bool direct = a.queries * a.group <= kDirectRows;
+  const bool direct = min_of(a.queries * a.group, kRowTile) <= kDirectRows<V>;
   each_block<V, D>(
       a, [&](int64_t row0, int64_t rows) { load_queries<V>(a, scratch, row0, rows, direct); },
       [&](int64_t row0, int64_t rows, const KeyBlock& now, const KeyBlock& next) {
         if (direct) {
-          block_direct<V, D>(a, scratch, rows, now, next);
+          block_direct<V, D>(a, scratch, row0, rows, now, next);
         } else {
           block_panel<V, D>(a, scratch, row0, rows, now);
         }

@@ -103,13 +103,17 @@ void output_pair_rows(const uint16_t* p, const float* correct, int64_t keys, con
     output_pairs<R, C>(p, correct, keys, v + d, head_dim, C * kPairDims, o + d, ahead);
   }
   for (; d < head_dim; d += kPairDims) {
-    output_pairs<R, 1>(p, correct, keys, v + d, head_dim, head_dim - d, o + d, ahead);
+    output_pairs<R, 1>(p, correct, keys, v + d, head_dim, min_of(kPairDims, head_dim - d), o + d,
+                       ahead);
   }
 }
 
-inline void output_bf16(const uint16_t* p, const float* correct, int64_t rows, int64_t keys,
-                        const uint16_t* v, int64_t head_dim, float* o, int64_t ahead) {
+// seen: as score_block's.
+template <class Seen>
+void output_bf16(const uint16_t* p, const float* correct, int64_t rows, Seen seen,
+                 const uint16_t* v, int64_t head_dim, float* o, int64_t ahead) {
   for (int64_t r = 0; r < rows; r += kPvRows, ahead = 0) {
+    const int64_t keys = seen(min_of(rows, r + kPvRows));
     const uint16_t* pr = p + r * 2 * kKeyBlock;
     float* out = o + r * head_dim;
     switch (min_of(kPvRows, rows - r)) {
@@ -158,12 +162,13 @@ inline void attention_bf16(const AttentionArgs& a) {
       a,
       [&](int64_t row0, int64_t rows) { round_queries(a, queries, scratch.k, row0, rows, stride); },
       [&](int64_t row0, int64_t rows, const KeyBlock& now, const KeyBlock& next) {
+        const SeenKeys seen{a, row0, now};
         score_block<DotRounded>({queries, stride}, rows, a.head_dim,
-                                static_cast<const uint16_t*>(now.k), now.count, scratch.scores,
+                                static_cast<const uint16_t*>(now.k), seen, scratch.scores,
                                 distance(next.k, now.k));
         softmax_rows<V, kKv>(a, scratch, row0, rows, now);
         round_weights(scratch.scores, rows, now.count);
-        output_bf16(weights, scratch.correct, rows, now.count, static_cast<const uint16_t*>(now.v),
+        output_bf16(weights, scratch.correct, rows, seen, static_cast<const uint16_t*>(now.v),
                     a.head_dim, a.o + row0 * a.head_dim, distance(next.v, now.v));
       });
 }

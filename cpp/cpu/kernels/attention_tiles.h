@@ -102,15 +102,17 @@ void score_rows(QueryRows<P> q, int64_t head_dim, const typename P::Store* k, in
 }
 
 // Scores of all rows, in tiles as even as possible, against one block of keys as stored. The first
-// tile reads the block from L2, the others from there or L1.
-template <class P>
+// tile reads the block from L2, the others from there or L1. seen(end): keys that rows before `end`
+// see; scores of others are left out by the tile.
+template <class P, class Seen>
 void score_block(QueryRows<P> q, int64_t rows, int64_t head_dim, const typename P::Store* k,
-                 int64_t keys, float* scores, int64_t ahead) {
+                 Seen seen, float* scores, int64_t ahead) {
   constexpr int kMost = P::V::kTileTokens;
   const int64_t tiles = (rows + kMost - 1) / kMost;
   const int64_t most = (rows + tiles - 1) / tiles, full = rows - tiles * (most - 1);
-  for (int64_t i = 0; i < tiles; ++i, ahead = 0) {
+  for (int64_t i = 0, end = 0; i < tiles; ++i, ahead = 0) {
     const int64_t n = i < full ? most : most - 1;
+    const int64_t keys = seen(end += n);
     switch (n) {
 #define HELM_TILE(T)                                                                 \
   case T:                                                                            \
@@ -189,11 +191,13 @@ void output_rows(const float* p, const float* correct, int64_t keys,
   }
 }
 
-template <class V, DType D>
-void output(const float* p, const float* correct, int64_t rows, int64_t keys,
+// seen: as score_block's; all weights of other keys are zero.
+template <class V, DType D, class Seen>
+void output(const float* p, const float* correct, int64_t rows, Seen seen,
             const typename Elem<V, D>::Store* v, int64_t v_stride, float* o, int64_t head_dim,
             int64_t ahead) {
   for (int64_t r = 0; r < rows; r += kPvRows, ahead = 0) {
+    const int64_t keys = seen(min_of(rows, r + kPvRows));
     const float* pr = p + r * kKeyBlock;
     const float* cr = correct + r;
     float* out = o + r * head_dim;
