@@ -12,36 +12,23 @@
 namespace helm::cpu {
 namespace {
 
-inline constexpr int64_t kRowTile = 96;  // rows that share one widened K and V block
-
-// Up to so many rows K and V are read as stored: all of them where conversions are quick.
-template <class V>
-inline constexpr int64_t kDirectRows = V::kWidenPanels ? 16 : kRowTile;
-
-template <class V>
-int64_t padded_dim(int64_t head_dim) {
-  return round_up(head_dim, V::kLanes);
-}
+inline constexpr int64_t kRowTile = 96;  // rows that share a block of K and V while it is in cache
 
 // Scratch of one call, carved from AttentionArgs::scratch.
 struct AttentionScratch {
-  float* q;        // direct: [rows, head_dim]; panel: tiles of kTileTokens rows, packed
+  float* q;        // [rows, head_dim], or as much in a narrower dtype, padded
   float* scores;   // [kRowTile, kKeyBlock]
   float* correct;  // [kRowTile] factor for what o holds
-  float* k;        // [kKeyBlock / 4][steps][4][lanes]
-  float* v;        // [kKeyBlock, padded head_dim]
 };
 
 template <class V>
 int64_t carve(float* base, int64_t head_dim, AttentionScratch* out) {
-  const int64_t dim = padded_dim<V>(head_dim);
+  const int64_t dim = round_up(head_dim, V::kLanes);
   out->q = base;
   out->scores = out->q + kRowTile * dim;
   out->correct = out->scores + kRowTile * kKeyBlock;
-  out->k = out->correct + round_up(kRowTile, 16);
-  out->v = out->k + kKeyBlock * dim;
   return static_cast<int64_t>(sizeof(float)) *
-         (round_up(kRowTile, 16) + kRowTile * (dim + kKeyBlock) + 2 * kKeyBlock * dim);
+         (round_up(kRowTile, 16) + kRowTile * (dim + kKeyBlock));
 }
 
 template <class V>
@@ -143,71 +130,21 @@ void softmax_rows(const AttentionArgs& a, const AttentionScratch& scratch, int64
   }
 }
 
-template <class V, DType D>
-void block_direct(const AttentionArgs& a, const AttentionScratch& scratch, int64_t row0,
-                  int64_t rows, const KeyBlock& now, const KeyBlock& next) {
-  using Store = typename Elem<V, D>::Store;
-  const SeenKeys seen{a, row0, now};
-  score_block<Dot<V, D>>({scratch.q, a.head_dim}, rows, a.head_dim,
-                         static_cast<const Store*>(now.k), seen, scratch.scores,
-                         distance(next.k, now.k));
-  softmax_rows<V, D>(a, scratch, row0, rows, now);
-  output<V, D>(scratch.scores, scratch.correct, rows, seen, static_cast<const Store*>(now.v),
-               a.head_dim, a.o + row0 * a.head_dim, a.head_dim, distance(next.v, now.v));
-}
-
-template <class V, DType D>
-void block_panel(const AttentionArgs& a, const AttentionScratch& scratch, int64_t row0,
-                 int64_t rows, const KeyBlock& block) {
-  using Store = typename Elem<V, D>::Store;
-  const int64_t dim = padded_dim<V>(a.head_dim), keys = block.count;
-  const int64_t steps = dim / V::kLanes;
-  const Store* k = static_cast<const Store*>(block.k);
-  const Store* v = static_cast<const Store*>(block.v);
-  for (int64_t j = 0; j < keys; j += kQuad) {
-    pack_quad<V, D>(k + j * a.head_dim, a.head_dim, keys - j, a.head_dim, scratch.k + j * dim);
-  }
-  __builtin_memset(scratch.scores, 0, static_cast<size_t>(rows * kKeyBlock) * sizeof(float));
-  const SeenKeys seen{a, row0, block};
-  for (int64_t r = 0; r < rows; r += V::kTileTokens) {
-    const int64_t tile = min_of(V::kTileTokens, rows - r);
-    const int64_t seen_keys = seen(r + tile);
-    if (seen_keys == 0) continue;
-    sweep_panel<V>(scratch.q + r * dim, tile, scratch.k, seen_keys, steps,
-                   scratch.scores + r * kKeyBlock, kKeyBlock);
-  }
-  softmax_rows<V, D>(a, scratch, row0, rows, block);
-  for (int64_t j = 0; j < keys; ++j) {
-    pack_token<V, D>(v + j * a.head_dim, 1, a.head_dim, scratch.v + j * dim);
-  }
-  output<V, DType::kF32>(scratch.scores, scratch.correct, rows, seen, scratch.v, dim,
-                         a.o + row0 * a.head_dim, a.head_dim, 0);
-}
-
-template <class V>
-void clear_rows(const AttentionArgs& a, int64_t row0, int64_t rows) {
+inline void clear_rows(const AttentionArgs& a, int64_t row0, int64_t rows) {
   for (int64_t r = row0; r < row0 + rows; ++r) a.m[r] = -__builtin_inff();
   __builtin_memset(a.s + row0, 0, static_cast<size_t>(rows) * sizeof(float));
   __builtin_memset(a.o + row0 * a.head_dim, 0,
                    static_cast<size_t>(rows * a.head_dim) * sizeof(float));
 }
 
-// scale * Q of a tile: rows one after the other for the direct path, packed tiles otherwise.
+// scale * Q of a tile's rows, one after the other.
 template <class V>
-void load_queries(const AttentionArgs& a, const AttentionScratch& scratch, int64_t row0,
-                  int64_t rows, bool direct) {
-  const int64_t dim = padded_dim<V>(a.head_dim);
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t row = row0 + r;
+void load_queries(const AttentionArgs& a, float* out, int64_t row0, int64_t rows) {
+  for (int64_t row = row0; row < row0 + rows; ++row, out += a.head_dim) {
     const float* q = a.q + row / a.group * a.q_stride + row % a.group * a.head_dim;
-    float* scaled = direct ? scratch.q + r * a.head_dim : scratch.scores;
     for_vectors<V>(a.head_dim, [&](int64_t d, auto load, auto store) HELM_LAMBDA_INLINE {
-      store(scaled + d, V::mul(load(q + d), V::set1(a.scale)));
+      store(out + d, V::mul(load(q + d), V::set1(a.scale)));
     });
-    if (direct) continue;
-    const int64_t tile = r / V::kTileTokens * V::kTileTokens;
-    pack_token<V, DType::kF32>(scaled, min_of(V::kTileTokens, rows - tile), a.head_dim,
-                               scratch.q + tile * dim + (r - tile) * V::kLanes);
   }
 }
 
@@ -218,7 +155,7 @@ HELM_INLINE void each_block(const AttentionArgs& a, Load load, Block block) {
   const int64_t total = a.queries * a.group;
   for (int64_t row0 = 0; row0 < total; row0 += kRowTile) {
     const int64_t rows = min_of(kRowTile, total - row0);
-    clear_rows<V>(a, row0, rows);
+    clear_rows(a, row0, rows);
     load(row0, rows);
     // Keys that some row of the tile sees; blocks outside are never touched.
     const int64_t first = a.first_query + row0 / a.group - a.first_key;
@@ -236,17 +173,19 @@ HELM_INLINE void each_block(const AttentionArgs& a, Load load, Block block) {
 
 template <class V, DType D>
 void attention(const AttentionArgs& a) {
+  using Store = typename Elem<V, D>::Store;
   AttentionScratch scratch;
   carve<V>(static_cast<float*>(a.scratch), a.head_dim, &scratch);
-  const bool direct = min_of(a.queries * a.group, kRowTile) <= kDirectRows<V>;
   each_block<V, D>(
-      a, [&](int64_t row0, int64_t rows) { load_queries<V>(a, scratch, row0, rows, direct); },
+      a, [&](int64_t row0, int64_t rows) { load_queries<V>(a, scratch.q, row0, rows); },
       [&](int64_t row0, int64_t rows, const KeyBlock& now, const KeyBlock& next) {
-        if (direct) {
-          block_direct<V, D>(a, scratch, row0, rows, now, next);
-        } else {
-          block_panel<V, D>(a, scratch, row0, rows, now);
-        }
+        const SeenKeys seen{a, row0, now};
+        score_block<Dot<V, D>>({scratch.q, a.head_dim}, rows, a.head_dim,
+                               static_cast<const Store*>(now.k), seen, scratch.scores,
+                               distance(next.k, now.k));
+        softmax_rows<V, D>(a, scratch, row0, rows, now);
+        output<V, D>(scratch.scores, scratch.correct, rows, seen, static_cast<const Store*>(now.v),
+                     a.head_dim, a.o + row0 * a.head_dim, distance(next.v, now.v));
       });
 }
 

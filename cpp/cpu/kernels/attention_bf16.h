@@ -137,16 +137,12 @@ inline void round_weights(float* weights, int64_t rows, int64_t keys) {
   }
 }
 
-// scale * Q of a tile, rounded, rows padded with zeros to whole steps.
-inline void round_queries(const AttentionArgs& a, uint16_t* rounded, float* scaled, int64_t row0,
-                          int64_t rows, int64_t stride) {
-  using V = VecAvx512;
+// scale * Q of a tile's rows, rounded, `stride` apart and padded with zeros; one: [head_dim].
+inline void round_queries(const AttentionArgs& a, float* one, uint16_t* rounded, int64_t stride,
+                          int64_t row0, int64_t rows) {
   for (int64_t row = row0; row < row0 + rows; ++row, rounded += stride) {
-    const float* q = a.q + row / a.group * a.q_stride + row % a.group * a.head_dim;
-    for_vectors<V>(a.head_dim, [&](int64_t d, auto load, auto store) HELM_LAMBDA_INLINE {
-      store(scaled + d, V::mul(load(q + d), V::set1(a.scale)));
-    });
-    TilePacker<DotBf16>(scaled, 0, 1, a.head_dim, rounded).pack_rest();
+    load_queries<VecAvx512>(a, one, row, 1);
+    TilePacker<DotBf16>(one, 0, 1, a.head_dim, rounded).pack_rest();
   }
 }
 
@@ -160,7 +156,9 @@ inline void attention_bf16(const AttentionArgs& a) {
   const int64_t stride = round_up(a.head_dim, DotBf16::kStep);
   each_block<V, kKv>(
       a,
-      [&](int64_t row0, int64_t rows) { round_queries(a, queries, scratch.k, row0, rows, stride); },
+      [&](int64_t row0, int64_t rows) {
+        round_queries(a, scratch.scores, queries, stride, row0, rows);
+      },
       [&](int64_t row0, int64_t rows, const KeyBlock& now, const KeyBlock& next) {
         const SeenKeys seen{a, row0, now};
         score_block<DotRounded>({queries, stride}, rows, a.head_dim,

@@ -1,4 +1,4 @@
-// The two products of attention over one block of keys as stored, few rows: scores and outputs.
+// The two products of attention over one block of keys as stored: scores and outputs.
 // While a block is read, the block that lies `ahead` of it is fetched, so that memory works while
 // scores become weights. Knows no masks and no softmax.
 #pragma once
@@ -8,7 +8,7 @@
 namespace helm::cpu {
 namespace {
 
-inline constexpr int64_t kKeyBlock = 128;  // scores and f32 K, V blocks of a tile stay in L2
+inline constexpr int64_t kKeyBlock = 128;  // a tile's scores and K and V of a block stay in L2
 inline constexpr int kPvRows = 6;          // rows per register tile of the output
 
 // How far the bytes to fetch lie ahead of those that are read, 0: fetch nothing.
@@ -103,7 +103,7 @@ void score_rows(QueryRows<P> q, int64_t head_dim, const typename P::Store* k, in
 
 // Scores of all rows, in tiles as even as possible, against one block of keys as stored. The first
 // tile reads the block from L2, the others from there or L1. seen(end): keys that rows before `end`
-// see; scores of others are left out by the tile.
+// see, in a block; what a tile has not computed is undefined.
 template <class P, class Seen>
 void score_block(QueryRows<P> q, int64_t rows, int64_t head_dim, const typename P::Store* k,
                  Seen seen, float* scores, int64_t ahead) {
@@ -125,11 +125,11 @@ void score_block(QueryRows<P> q, int64_t rows, int64_t head_dim, const typename 
   }
 }
 
-// o(r, d) = o(r, d) * correct(r) + sum_j p(r, j) * V(j, d)    for R rows and one chunk of d
+// o(r, d) = o(r, d) * correct(r) + sum_j p(r, j) * V(j, d)    for R rows and N vectors along d
 template <class V, DType D, int R, int N>
 HELM_INLINE void output_tile(const float* p, const float* correct, int64_t keys,
-                             const typename Elem<V, D>::Store* v, int64_t v_stride, float* o,
-                             int64_t o_stride, int64_t ahead) {
+                             const typename Elem<V, D>::Store* v, int64_t head_dim, float* o,
+                             int64_t ahead) {
   using E = Elem<V, D>;
   using F = typename V::F;
   constexpr int64_t kBytes = N * V::kLanes * static_cast<int64_t>(sizeof(typename E::Store));
@@ -139,10 +139,10 @@ HELM_INLINE void output_tile(const float* p, const float* correct, int64_t keys,
     const F factor = V::set1(correct[r]);
     HELM_UNROLL
     for (int n = 0; n < N; ++n) {
-      acc[r][n] = V::mul(V::load(o + r * o_stride + n * V::kLanes), factor);
+      acc[r][n] = V::mul(V::load(o + r * head_dim + n * V::kLanes), factor);
     }
   }
-  for (int64_t j = 0; j < keys; ++j, v += v_stride) {
+  for (int64_t j = 0; j < keys; ++j, v += head_dim) {
     if (ahead != 0) fetch<kBytes>(v, ahead);
     F x[N];
     HELM_UNROLL
@@ -157,16 +157,16 @@ HELM_INLINE void output_tile(const float* p, const float* correct, int64_t keys,
   HELM_UNROLL
   for (int r = 0; r < R; ++r) {
     HELM_UNROLL
-    for (int n = 0; n < N; ++n) V::store(o + r * o_stride + n * V::kLanes, acc[r][n]);
+    for (int n = 0; n < N; ++n) V::store(o + r * head_dim + n * V::kLanes, acc[r][n]);
   }
 }
 
 // The same for the last `dims` < lanes elements of one row.
 template <class V, DType D>
 void output_tail(const float* p, float correct, int64_t keys, const typename Elem<V, D>::Store* v,
-                 int64_t v_stride, float* o, int64_t dims) {
+                 int64_t head_dim, float* o, int64_t dims) {
   auto acc = V::mul(V::load_n(o, dims), V::set1(correct));
-  for (int64_t j = 0; j < keys; ++j, v += v_stride) {
+  for (int64_t j = 0; j < keys; ++j, v += head_dim) {
     acc = V::fma(V::set1(p[j]), Elem<V, D>::load_n(v, dims), acc);
   }
   V::store_n(o, acc, dims);
@@ -174,19 +174,18 @@ void output_tail(const float* p, float correct, int64_t keys, const typename Ele
 
 template <class V, DType D, int R>
 void output_rows(const float* p, const float* correct, int64_t keys,
-                 const typename Elem<V, D>::Store* v, int64_t v_stride, float* o, int64_t head_dim,
-                 int64_t ahead) {
+                 const typename Elem<V, D>::Store* v, int64_t head_dim, float* o, int64_t ahead) {
   constexpr int N = V::kOutputVectors[R];
   int64_t d = 0;
   for (; d + N * V::kLanes <= head_dim; d += N * V::kLanes) {
-    output_tile<V, D, R, N>(p, correct, keys, v + d, v_stride, o + d, head_dim, ahead);
+    output_tile<V, D, R, N>(p, correct, keys, v + d, head_dim, o + d, ahead);
   }
   for (; d + V::kLanes <= head_dim; d += V::kLanes) {
-    output_tile<V, D, R, 1>(p, correct, keys, v + d, v_stride, o + d, head_dim, ahead);
+    output_tile<V, D, R, 1>(p, correct, keys, v + d, head_dim, o + d, ahead);
   }
   if (d == head_dim) return;
   for (int r = 0; r < R; ++r) {
-    output_tail<V, D>(p + r * kKeyBlock, correct[r], keys, v + d, v_stride, o + r * head_dim + d,
+    output_tail<V, D>(p + r * kKeyBlock, correct[r], keys, v + d, head_dim, o + r * head_dim + d,
                       head_dim - d);
   }
 }
@@ -194,17 +193,16 @@ void output_rows(const float* p, const float* correct, int64_t keys,
 // seen: as score_block's; all weights of other keys are zero.
 template <class V, DType D, class Seen>
 void output(const float* p, const float* correct, int64_t rows, Seen seen,
-            const typename Elem<V, D>::Store* v, int64_t v_stride, float* o, int64_t head_dim,
-            int64_t ahead) {
+            const typename Elem<V, D>::Store* v, int64_t head_dim, float* o, int64_t ahead) {
   for (int64_t r = 0; r < rows; r += kPvRows, ahead = 0) {
     const int64_t keys = seen(min_of(rows, r + kPvRows));
     const float* pr = p + r * kKeyBlock;
     const float* cr = correct + r;
     float* out = o + r * head_dim;
     switch (min_of(kPvRows, rows - r)) {
-#define HELM_ROWS(n)                                                       \
-  case n:                                                                  \
-    output_rows<V, D, n>(pr, cr, keys, v, v_stride, out, head_dim, ahead); \
+#define HELM_ROWS(n)                                             \
+  case n:                                                        \
+    output_rows<V, D, n>(pr, cr, keys, v, head_dim, out, ahead); \
     break;
       HELM_ROWS(1) HELM_ROWS(2) HELM_ROWS(3) HELM_ROWS(4) HELM_ROWS(5) HELM_ROWS(6)
 #undef HELM_ROWS

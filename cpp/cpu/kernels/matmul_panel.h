@@ -59,17 +59,6 @@ void copy_quad(const Store* w, int64_t stride, int64_t rows, int64_t cols, Store
   }
 }
 
-// Packs one of the rows of a tile of `tokens` as [steps][tokens][lanes] f32, columns beyond zero.
-template <class V, DType D>
-HELM_INLINE void pack_token(const typename Elem<V, D>::Store* a, int64_t tokens, int64_t cols,
-                            float* out) {
-  using E = Elem<V, D>;
-  const int64_t step = tokens * V::kLanes;
-  int64_t k = 0;
-  for (; k + V::kLanes <= cols; k += V::kLanes, out += step) V::store(out, E::load(a + k));
-  if (k < cols) V::store(out, E::load_n(a + k, cols - k));
-}
-
 // A tile of `tokens` rows of A on its way to [steps][tokens][kStep], columns beyond zero, some
 // steps at a time: done between other work, as its rows come from a cache far away.
 template <class P>
@@ -185,15 +174,6 @@ HELM_INLINE void sweep(const typename P::Packed* a, int64_t tokens, const typena
       if constexpr (kMax >= 6) return sweep_tile<P, 6>(a, w, rows, steps, c, c_stride, next);
       break;
   }
-}
-
-// One tile of tokens against every quad of a panel that pack_quad made.
-template <class V>
-void sweep_panel(const float* a, int64_t tokens, const float* w, int64_t rows, int64_t steps,
-                 float* c, int64_t c_stride) {
-  using P = Dot<V, DType::kF32>;
-  TilePacker<P> nothing(nullptr, 0, 0, 0, nullptr);
-  sweep<P>(a, tokens, w, rows, steps, c, c_stride, nothing);
 }
 
 // Where the sums of `rows` rows of C begin: [C] + [bias].
