@@ -129,10 +129,9 @@ void bind_probe(nb::module_& m) {
            "Norms and a gated activation; bytes read and written.")
       .def("empty_ops", probe(&StageProbe::empty_ops), "threads"_a, "ops"_a, "seconds"_a,
            "A stage of `ops` that have no work: dispatch and barrier.")
-      .def(
-          "handovers", probe(&StageProbe::handovers), "threads"_a, "rounds"_a, "seconds"_a,
-          "A stage of 3 * `rounds` ops with little work, each on one token's row that the threads\n"
-          "wrote in the op before.");
+      .def("handovers", probe(&StageProbe::handovers), "threads"_a, "ops"_a, "seconds"_a,
+           "A stage of `ops`, a multiple of 3, with little work, each on one token's row that the\n"
+           "threads wrote in the op before.");
 }
 
 void bind_device_probe(nb::module_& m) {

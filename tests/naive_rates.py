@@ -66,8 +66,9 @@ def unit_seconds(
     rates, total = device(task, site), 0.0
     step = Step(tokens, tokens, 1, outputs)
     for op in unit.ops:
-        total += rates["op_s"] * (3 if isinstance(op, Attention) else 1)
+        total += rates["op_s"]
         if isinstance(op, Attention):
+            total += 2 * rates["op_s"]
             total += (tokens - sequences) * op.heads * rates.get("attention_query_s", 0)
         cost = task.model.op_cost(op, step)
         if isinstance(op, Linear):

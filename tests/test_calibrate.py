@@ -106,6 +106,27 @@ def test_undisturbed_runs_decide_when_there_are_enough() -> None:
     assert shape.seconds == pytest.approx(2.1)
 
 
+def test_a_query_of_a_prompt_costs_what_its_products_do_not() -> None:
+    rate, query_s, probe = 1e11, 2e-7, SimpleNamespace()
+
+    def attention(
+        _threads: int, _dtype: str, kv_heads: int, group: int, queries: int, context: int, _s: float
+    ) -> list[SimpleNamespace]:
+        heads = kv_heads * group
+        pairs = queries * (context - queries) + queries * (queries + 1) / 2
+        flops = 4.0 * heads * 128 * pairs
+        took = flops / rate + heads * queries * query_s
+        return [SimpleNamespace(flops=flops, bytes=1.0, run_s=[took], undisturbed_s=[took])]
+
+    probe.attention = attention
+    rates = calibrate._Rates(probe, 4)
+    for quantity in (*rates.attention[calibrate.SWEEP_DTYPE].values(), rates.short_prefill):
+        for _ in range(3):
+            quantity.visit(0.0)
+    # The long prompt's rate has a little of it too.
+    assert rates._attention_query_s() == pytest.approx(query_s, rel=0.05)
+
+
 def test_mapped_ratio_is_that_of_the_rates_timed_in_turn() -> None:
     copied = [calibrate.Shape(1.0, 1.0, run_s=[s], undisturbed_s=[[s] * 3]) for s in (1.0, 3.0)]
     mapped = [calibrate.Shape(1.0, 1.0, run_s=[s], undisturbed_s=[[s] * 3]) for s in (2.0, 3.0)]

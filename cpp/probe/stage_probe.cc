@@ -354,13 +354,13 @@ std::vector<ProbeTiming> StageProbe::empty_ops(int threads, int64_t ops, double 
   return time_small(std::move(s), cpu, seconds);
 }
 
-std::vector<ProbeTiming> StageProbe::handovers(int threads, int64_t rounds, double seconds) {
-  check(threads >= 1 && rounds >= 1 && rounds <= kMostTokens,
-        "1 to 4096 rounds on a thread or more");
+std::vector<ProbeTiming> StageProbe::handovers(int threads, int64_t ops, double seconds) {
+  check(threads >= 1 && ops >= kHandovers && ops <= kMostTokens && ops % kHandovers == 0,
+        "a multiple of 3 ops, 3 to 4096, on a thread or more");
   Cpu& cpu = impl_->cpu(threads);
   const PinnedThread pinned(impl_->first_cpu());
   auto s = std::make_shared<Synthetic>(cpu.account, impl_->slices(), cpu.fill_noise);
-  s->add_handovers(rounds);
+  s->add_handovers(ops);
   return time_small(std::move(s), cpu, seconds);
 }
 

@@ -129,12 +129,12 @@ void Synthetic::add_empty_ops(int64_t ops) {
 }
 
 // All threads write x, one reads it and writes h, all read h.
-void Synthetic::add_handovers(int64_t rounds) {
+void Synthetic::add_handovers(int64_t ops) {
   const ValueIndex y = value(kNarrow), x = value(kHidden), h = value(kHidden);
   const TensorIndex weight = tensor({kHidden}, DType::kF32);
   const TensorIndex widen = tensor({kHidden, kNarrow}, DType::kBF16);
   const TensorIndex narrow = tensor({kNarrow, kHidden}, DType::kBF16);
-  for (int64_t i = 0; i < rounds; ++i) {
+  for (int64_t i = 0; i < ops; i += kHandovers) {
     add(LinearOp{y, x, {{widen, kNoTensor}}, false});
     add(NormOp{false, x, 0, h, 0, 1, kHidden, weight, kNoTensor, kEps});
     add(LinearOp{h, y, {{narrow, kNoTensor}}, false});

@@ -22,6 +22,8 @@ inline constexpr int64_t kHeadDim = 128;
 inline constexpr int64_t kPageTokens = 512;
 inline constexpr int64_t kMostTokens = 4096;
 
+inline constexpr int64_t kHandovers = 3;  // ops in a round of add_handovers
+
 struct ProductShape {
   int64_t rows;
   int64_t cols;
@@ -93,7 +95,7 @@ class Synthetic {
   Work add_elementwise(int64_t tokens);
   void add_empty_ops(int64_t ops);
   // Products and norms on one row, with matrices that stay in caches; see StageProbe::handovers.
-  void add_handovers(int64_t rounds);
+  void add_handovers(int64_t ops);
 
   // The stage for the last `tokens` of `context` positions.
   void compile(int64_t tokens, int64_t context);

@@ -50,7 +50,7 @@ _LEAST_VISITS = 5  # machines drift: not all figures from one moment
 _WANTED = 9  # undisturbed runs of each shape
 _FEW = 3  # below this many the quickest runs are taken instead
 _EMPTY_OPS = 16
-_HANDOVER_ROUNDS, _HANDOVERS = 8, 3  # of ops in a round
+_HANDOVERS = 24
 # Times the last-level caches. A visit reads half of the memory over and over: of a half twice as
 # large as the cache enough stays cached that products measured 15 % too fast.
 _CACHES = 16
@@ -309,7 +309,7 @@ class _Rates:
         self.elementwise = Quantity(
             "elementwise ops", lambda s: probe.elementwise(threads, ELEMENTWISE_TOKENS, s)
         )
-        self.handovers = Quantity("ops", lambda s: probe.handovers(threads, _HANDOVER_ROUNDS, s))
+        self.handovers = Quantity("ops", lambda s: probe.handovers(threads, _HANDOVERS, s))
         self.bare = Quantity("bare steps", lambda s: probe.empty_ops(threads, 0, s))
         self.mapped = Quantity(
             f"{SWEEP_DTYPE} products, 1 token, mapped weights",
@@ -336,8 +336,7 @@ class _Rates:
 
     def profile(self, memory_bytes: int, sweep: Mapping[int, float]) -> CpuProfile:
         wake_s = self.bare.seconds
-        ops = _HANDOVER_ROUNDS * _HANDOVERS
-        op_s = max(0.0, (self.handovers.seconds - wake_s) / ops)
+        op_s = max(0.0, (self.handovers.seconds - wake_s) / _HANDOVERS)
         engine_s = self.step.seconds - self.tiny.ops * self.lone_op.seconds / _EMPTY_OPS
         return CpuProfile(
             memory_bytes=memory_bytes,

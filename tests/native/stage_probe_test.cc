@@ -39,7 +39,7 @@ TEST_CASE("stage probe: every probe on one thread and on three") {
     check_timings(probe.elementwise(threads, 1, 0), 1, false, true);
     check_timings(probe.empty_ops(threads, 0, 0), 1, false, false);
     check_timings(probe.empty_ops(threads, 16, 0), 1, false, false);
-    check_timings(probe.handovers(threads, 4, 0), 1, false, false);
+    check_timings(probe.handovers(threads, 6, 0), 1, false, false);
   }
 }
 
@@ -73,6 +73,7 @@ TEST_CASE("stage probe: bad arguments are refused") {
   CHECK_THROWS_AS(probe.elementwise(1, 0, 0), Error);
   CHECK_THROWS_AS(probe.empty_ops(1, -1, 0), Error);
   CHECK_THROWS_AS(probe.handovers(1, 0, 0), Error);
+  CHECK_THROWS_AS(probe.handovers(1, 4, 0), Error);
 }
 
 }  // namespace helm::test

@@ -100,10 +100,9 @@ class HELM_API StageProbe {
   std::vector<ProbeTiming> elementwise(int threads, int64_t tokens, double seconds);
   // A stage of `ops` that have no work: dispatch and barrier.
   std::vector<ProbeTiming> empty_ops(int threads, int64_t ops, double seconds);
-  // A stage of `rounds` times kHandovers ops with little work, each on one token's row that the
-  // threads wrote in the op before: what dispatch, barrier and other threads' caches cost.
-  static constexpr int64_t kHandovers = 3;
-  std::vector<ProbeTiming> handovers(int threads, int64_t rounds, double seconds);
+  // A stage of `ops`, a multiple of 3, with little work, each on one token's row that the threads
+  // wrote in the op before: what dispatch, barrier and other threads' caches cost.
+  std::vector<ProbeTiming> handovers(int threads, int64_t ops, double seconds);
 
  private:
   class Impl;
