@@ -68,6 +68,9 @@ def test_profile_is_complete_and_valid(measured: Profile) -> None:
         KV_DTYPES, rows
     )
     assert 0 <= cpu.op_s < 1
+    assert cpu.lone_op_s is not None
+    assert 0 <= cpu.lone_op_s < 1
+    assert cpu.threads == 1 or cpu.with_threads(1).op_s == cpu.lone_op_s
     assert 0 <= cpu.step_s < 1
     assert 0 <= cpu.attention_query_s < 1
     assert math.isfinite(cpu.activation_bytes_per_s)

@@ -118,6 +118,7 @@ CPU_RATE = ("cpu", "matvec_bytes_per_s", "bf16")
         (("cpu", "copy_bytes_per_s"), -1.0, r"cpu\.copy_bytes_per_s"),
         (("cpu", "copy_bytes_per_s"), 1e31, r"cpu\.copy_bytes_per_s"),
         (("accelerator", "copy_bytes_per_s"), 1e9, "unknown key 'copy_bytes_per_s'"),
+        (("cpu", "lone_op_s"), -1e-9, r"cpu\.lone_op_s"),
         (("accelerator", "name"), 5, r"accelerator\.name"),
         (("accelerator",), None, "accelerator: accelerator and link must be given together"),
         (("link",), None, "link: accelerator and link must be given together"),
@@ -246,5 +247,17 @@ def test_threads_follow_the_sweep():
     assert twice.attention_flops["f16"][1] == cpu.attention_flops["f16"][1] * 2
     known = dataclasses.replace(cpu, copy_bytes_per_s=4e9)
     assert [known.with_threads(n).copy_bytes_per_s for n in (2, 4, 8)] == [2e9, 4e9, 4e9]
+    assert half.op_s == twice.op_s == cpu.op_s
     with pytest.raises(ProfileError, match="no entry for 3 threads, only for 2, 4, 8"):
         cpu.with_threads(3)
+
+
+def test_one_thread_hands_over_nothing():
+    changed = document()
+    changed["cpu"].update(threads=2, thread_sweep={"1": 5e9, "2": 1e10}, op_s=2e-6)
+    older = Profile.from_json(json.dumps(changed))
+    assert older.cpu.with_threads(1).op_s == 2e-6
+    changed["cpu"]["lone_op_s"] = 2e-7
+    profile = Profile.from_json(json.dumps(changed))
+    assert (profile.cpu.op_s, profile.cpu.with_threads(1).op_s) == (2e-6, 2e-7)
+    assert Profile.from_json(json.dumps(profile.to_dict())) == profile

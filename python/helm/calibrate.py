@@ -352,6 +352,7 @@ class _Rates:
             attention_query_s=self._attention_query_s(),
             mapped_matvec_ratio=_mapped_ratio(self.mapped.shapes),
             copy_bytes_per_s=self.copy.bytes_per_s,
+            lone_op_s=self.lone_op.seconds / _EMPTY_OPS,
         )
 
     def _attention_query_s(self) -> float:

@@ -33,7 +33,8 @@ KV_DTYPES = (*_DTYPES, "i8")
 _TABLES = ("matvec_bytes_per_s", "matmul_flops", "attention_bytes_per_s", "attention_flops")
 _KV_TABLES = ("attention_bytes_per_s", "attention_flops")
 _TIMES = ("op_s", "step_s")
-_LOADING = ("mapped_matvec_ratio", "copy_bytes_per_s")  # of the CPU; older profiles lack them
+# Of the CPU; older profiles lack them.
+_NEWER = ("mapped_matvec_ratio", "copy_bytes_per_s", "lone_op_s")
 MOST_MAPPED_RATIO = 1.2  # what noise can make of 1
 _DEVICE_KEYS = ("memory_bytes", *_TABLES, *_TIMES, "attention_query_s", "activation_bytes_per_s")
 _LINK_RATES = (
@@ -107,12 +108,14 @@ class CpuProfile(DeviceProfile):
     """threads: with how many the rates were measured. thread_sweep: threads -> matrix-vector
     bytes/s, in the dtype that was swept. mapped_matvec_ratio: rate of reading weights from the
     pages of a mapped file over that of copied ones. copy_bytes_per_s: of copying them from the
-    page cache. None: not measured."""
+    page cache. lone_op_s: op_s of one thread, which hands nothing to another. None: not
+    measured."""
 
     threads: int
     thread_sweep: Mapping[int, float]
     mapped_matvec_ratio: float | None = None
     copy_bytes_per_s: float | None = None
+    lone_op_s: float | None = None
 
     def with_mapped_weights(self, share: float = 1.0) -> CpuProfile:
         """The rates when `share` of the weight bytes is read from mapped files; the same where
@@ -139,9 +142,11 @@ class CpuProfile(DeviceProfile):
         memory = self.thread_sweep[threads] / self.thread_sweep[self.threads]
         compute = min(1.0, threads / self.threads)
         copy = self.copy_bytes_per_s
+        op_s = self.op_s if threads > 1 or self.lone_op_s is None else self.lone_op_s
         return dataclasses.replace(
             self,
             threads=threads,
+            op_s=op_s,
             copy_bytes_per_s=None if copy is None else copy * compute,
             matvec_bytes_per_s=_scaled(self.matvec_bytes_per_s, memory),
             attention_bytes_per_s=_scaled(self.attention_bytes_per_s, memory),
@@ -208,7 +213,7 @@ class Profile:
                 for name in ("matmul_flops", "attention_flops"):
                     device[name] = {d: _text_keys(rates) for d, rates in device[name].items()}
         fields["cpu"]["thread_sweep"] = _text_keys(fields["cpu"]["thread_sweep"])
-        for name in _LOADING:
+        for name in _NEWER:
             if fields["cpu"][name] is None:
                 del fields["cpu"][name]
         fields["unsettled"] = list(self.unsettled)
@@ -317,8 +322,8 @@ def _device(node: Reader, own: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _read_cpu(node: Reader) -> CpuProfile:
-    fields = _device(node, ("threads", "thread_sweep", *_LOADING))
-    ratio, copy = (node.get(name) for name in _LOADING)
+    fields = _device(node, ("threads", "thread_sweep", *_NEWER))
+    ratio, copy, lone = (node.get(name) for name in _NEWER)
     if not ratio.null and _rate(ratio) > MOST_MAPPED_RATIO:
         ratio.reject(f"expected at most {MOST_MAPPED_RATIO:g}, found {ratio.value!r}")
     threads, sweep = node["threads"].integer(1, 4096), _counts(node["thread_sweep"], 4096)
@@ -330,6 +335,7 @@ def _read_cpu(node: Reader) -> CpuProfile:
         thread_sweep=sweep,
         mapped_matvec_ratio=None if ratio.null else _rate(ratio),
         copy_bytes_per_s=None if copy.null else _rate(copy),
+        lone_op_s=None if lone.null else lone.number(0.0, 1e6),
     )
 
 

@@ -129,6 +129,7 @@ def _cpu_facts(profile: Profile) -> list[tuple[str, str]]:
         ("CPU", f"{who.get('cpu', '?')}, {who.get('isa', '?')} kernels"),
         ("memory", f"{binary_bytes(cpu.memory_bytes)} free, cgroup limits included"),
         ("threads", f"{cpu.threads} (threads: GB/s of matrix x vector {{{_sweep(cpu)}}})"),
+        *([] if cpu.lone_op_s is None else [("op, 1 thread", _fixed(cpu.lone_op_s))]),
         *_device_facts(cpu),
         *_loading_facts(cpu),
         *([("accelerator", "none")] if profile.accelerator is None else []),
@@ -147,11 +148,15 @@ def _sweep(cpu: CpuProfile) -> str:
     return ", ".join(f"{n}: {rate / 1e9:,.1f}" for n, rate in sorted(cpu.thread_sweep.items()))
 
 
+def _fixed(seconds: float) -> str:
+    return f"{seconds * 1e6:,.2f} us fixed"
+
+
 def _device_facts(device: DeviceProfile) -> list[tuple[str, str]]:
     return [
-        ("op", f"{device.op_s * 1e6:,.2f} us fixed"),
+        ("op", _fixed(device.op_s)),
         ("attention", f"{device.attention_query_s * 1e6:,.3f} us a query and head of a prompt"),
-        ("step", f"{device.step_s * 1e6:,.2f} us fixed"),
+        ("step", _fixed(device.step_s)),
         ("elementwise", f"{device.activation_bytes_per_s / 1e9:,.1f} GB/s of activations"),
     ]
 
