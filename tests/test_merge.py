@@ -13,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from native_build import build
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 THESIS = json.loads((Path(__file__).parent / "data" / "thesis.json").read_text())
@@ -61,9 +63,15 @@ class Kernels:
         return into
 
 
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder = tmp_path_factory.mktemp("native")
+    build(folder, targets=["helm_attention_library"])
+    return ctypes.CDLL(str(next(folder.rglob("libhelm_attention_library.*"))))
+
+
 @pytest.fixture(scope="module", params=TIERS)
-def kernels(request: pytest.FixtureRequest, native_build: Path) -> Kernels:
-    library = ctypes.CDLL(str(next(native_build.rglob("libhelm_attention_library.*"))))
+def kernels(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Kernels:
     if not library.helm_has_tier(request.param.encode()):
         pytest.skip(f"this machine has no {request.param}")
     return Kernels(library, request.param)

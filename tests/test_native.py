@@ -11,8 +11,9 @@ from native_build import build, run_tests
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
-def test_native(native_build: Path) -> None:
-    run_tests(native_build)
+def test_native(tmp_path: Path) -> None:
+    build(tmp_path, "-DHELM_WERROR=ON")
+    run_tests(tmp_path)
 
 
 # Compiles a third faster than -O2 -g; traces still name lines.
