@@ -100,6 +100,7 @@ class Matmul : public Case {
         weights_(std::move(weights)),
         machine_(machine),
         a_(tokens * kMaxCols * 4),
+        packed_(cpu::packed_bytes(tokens, kMaxCols)),
         c_(tokens * kMaxRows * 4),
         scratch_bytes_((table.scratch_bytes(kMaxCols, 1, 1, 64) + 4095) / 4096 * 4096),
         scratch_(scratch_bytes_ * machine.threads) {
@@ -120,6 +121,7 @@ class Matmul : public Case {
 
   void verify() override {
     for (size_t i = 0; i < 4; ++i) {
+      pack(i, 0, 1);
       run(i, 0, 1);
       const auto [shape, w] = weights_->matrices[i];
       for (int64_t n = 0; n < 50; ++n) {
@@ -143,6 +145,7 @@ class Matmul : public Case {
   double pass_s() override {
     return timed(machine_.threads, [&](int t, std::barrier<>& sync) {
       for (size_t i = 0; i < used_; ++i) {
+        if (pack(i, t, machine_.threads)) sync.arrive_and_wait();
         run(i, t, machine_.threads);
         if (i + 1 < used_) sync.arrive_and_wait();
       }
@@ -150,14 +153,26 @@ class Matmul : public Case {
   }
 
  private:
+  // The thread's share of the inputs; false where the product reads them as they are.
+  bool pack(size_t index, int thread, int threads) {
+    const int64_t tiles = cpu::tiles_to_pack(table_, dtype_, tokens_);
+    const int64_t cols = weights_->matrices[index].first.cols;
+    for (int64_t tile = tiles * thread / threads; tile < tiles * (thread + 1) / threads; ++tile) {
+      table_.pack[static_cast<int>(dtype_)](
+          {reinterpret_cast<const float*>(a_.data()), kMaxCols, tokens_, cols, packed_.data()},
+          tile);
+    }
+    return tiles > 0;
+  }
+
   void run(size_t index, int thread, int threads) {
     const auto [shape, w] = weights_->matrices[index];
     const int64_t r0 = shape.rows * thread / threads, r1 = shape.rows * (thread + 1) / threads;
-    table_.matmul[static_cast<int>(dtype_)]({reinterpret_cast<const float*>(a_.data()), kMaxCols,
-                                             tokens_, w + r0 * shape.cols * dtype_bytes(dtype_),
-                                             r1 - r0, shape.cols, nullptr, false,
-                                             reinterpret_cast<float*>(c_.data()) + r0, kMaxRows,
-                                             scratch_.data() + thread * scratch_bytes_});
+    table_.matmul[static_cast<int>(dtype_)](
+        {reinterpret_cast<const float*>(a_.data()), kMaxCols, tokens_,
+         w + r0 * shape.cols * dtype_bytes(dtype_), r1 - r0, shape.cols, nullptr, false,
+         reinterpret_cast<float*>(c_.data()) + r0, kMaxRows,
+         scratch_.data() + thread * scratch_bytes_, packed_.data()});
   }
 
   // Inputs as the kernel rounds them.
@@ -173,7 +188,7 @@ class Matmul : public Case {
   int64_t tokens_;
   std::shared_ptr<Weights> weights_;
   Machine machine_;
-  probe::Buffer a_, c_;
+  probe::Buffer a_, packed_, c_;
   int64_t scratch_bytes_;
   probe::Buffer scratch_;
   size_t used_ = 0;

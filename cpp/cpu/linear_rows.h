@@ -22,31 +22,25 @@ struct LinearRows {
   Team::Part decode_part(int member, int members) const;
 };
 
-// In steps of many tokens: panels of rows with all tokens, and the last panel of each member in
-// pieces of fewer tokens, so that what is left to wait for at the end is short. A kernel packs its
-// inputs again for every panel of rows, which takes longer than packing rows for more pieces; so
-// panels are smaller only where tokens are too few to be cut.
+// In steps of many tokens: panels of rows, and the last panel of each member in smaller pieces, so
+// that what is left to wait for at the end is short.
 class PrefillPieces {
  public:
-  PrefillPieces(int64_t rows, int64_t tokens, int members);
+  PrefillPieces(int64_t rows, int members);
 
-  int64_t count() const { return panels_ + shared_ * (cuts_ - 1); }
+  int64_t count() const { return panels_ + members_ * (cuts_ - 1); }
 
   struct Piece {
     int64_t row, end_row;
-    int64_t token, end_token;
   };
   // Of a team that takes them by Team::parallel_for.
   Piece at(int64_t index) const;
 
  private:
-  Piece cut_of(int64_t panel, int64_t cut, int64_t cuts) const;
-
-  int64_t rows_, tokens_;
+  int64_t rows_;
   int members_;
   int64_t panel_rows_, panels_;
-  int64_t cuts_;    // of a panel that is cut
-  int64_t shared_;  // panels that are
+  int64_t cuts_;  // of a member's last panel
 };
 
 }  // namespace helm::cpu

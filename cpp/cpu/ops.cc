@@ -124,15 +124,16 @@ class BoundLinear : public BoundOp {
  public:
   BoundLinear(const LinearOp& op, const Bindings& b)
       : per_output_(b.per_output(op.in)),
+        kernels_(b.kernels),
         scratch_(b.scratch),
+        packed_(b.packed),
         cols_(b.width(op.in)),
         all_(LinearRows::of(b.plan, op)) {
     int64_t first_row = 0;
     for (const LinearOp::Part& part : op.parts) {
       const TensorSpec& spec = b.plan.tensors[static_cast<size_t>(part.weight)];
       parts_.push_back({static_cast<const std::byte*>(b.weight(part.weight)), b.vector(part.bias),
-                        first_row, spec.shape[0], cols_ * dtype_bytes(spec.dtype),
-                        b.kernels.matmul[static_cast<int>(spec.dtype)]});
+                        first_row, spec.shape[0], spec.dtype});
       first_row += spec.shape[0];
     }
     args_.a = b.value(op.in);
@@ -141,6 +142,7 @@ class BoundLinear : public BoundOp {
     args_.accumulate = op.accumulate;
     args_.c = b.value(op.out);
     args_.c_stride = all_.rows;
+    args_.packed = packed_;
   }
 
   void run(const StepView& step, Team& team) const override {
@@ -149,7 +151,7 @@ class BoundLinear : public BoundOp {
     if (tokens > kDecodeTokens) return run_prefill(tokens, team);
     const int64_t piece = all_.decode_piece(team.size());
     team.parallel_for(all_.rows, piece, [&](int64_t begin, int64_t end) {
-      for (const Part& part : parts_) run_part(part, begin, end, 0, tokens, team.worker());
+      for (const Part& part : parts_) run_part(part, begin, end, tokens, team.worker());
     });
   }
 
@@ -159,40 +161,61 @@ class BoundLinear : public BoundOp {
     const float* bias;        // [rows] or null
     int64_t first_row;        // of the stacked output
     int64_t rows;
-    int64_t row_bytes;
-    void (*kernel)(const MatmulArgs&);
+    DType dtype;
   };
 
+  // Parts that take the same packed input are computed together; nearly always that is all.
   void run_prefill(int64_t tokens, Team& team) const {
-    const PrefillPieces pieces(all_.rows, tokens, team.size());
-    team.parallel_for(pieces.count(), 1, [&](int64_t index, int64_t) {
-      const PrefillPieces::Piece piece = pieces.at(index);
-      for (const Part& part : parts_) {
-        run_part(part, piece.row, piece.end_row, piece.token, piece.end_token - piece.token,
-                 team.worker());
-      }
-    });
+    const PrefillPieces pieces(all_.rows, team.size());
+    for (size_t first = 0, end = 0; first < parts_.size(); first = end) {
+      if (first > 0) team.barrier();
+      const DType dtype = parts_[first].dtype;
+      while (end < parts_.size() && packed_alike(parts_[end].dtype, dtype)) ++end;
+      pack(dtype, tokens, team);
+      team.parallel_for(pieces.count(), 1, [&](int64_t index, int64_t) {
+        const PrefillPieces::Piece piece = pieces.at(index);
+        for (size_t i = first; i < end; ++i) {
+          run_part(parts_[i], piece.row, piece.end_row, tokens, team.worker());
+        }
+      });
+    }
   }
 
-  // The rows of [begin, end) that lie in this part, for `tokens` tokens from `token` on.
-  void run_part(const Part& part, int64_t begin, int64_t end, int64_t token, int64_t tokens,
-                int worker) const {
+  bool packed_alike(DType a, DType b) const {
+    const int i = static_cast<int>(a), j = static_cast<int>(b);
+    return kernels_.pack[i] == kernels_.pack[j] &&
+           kernels_.direct_tokens[i] == kernels_.direct_tokens[j];
+  }
+
+  void pack(DType dtype, int64_t tokens, Team& team) const {
+    const int64_t tiles = tiles_to_pack(kernels_, dtype, tokens);
+    if (tiles == 0) return;
+    const PackArgs args{args_.a, args_.a_stride, tokens, cols_, packed_};
+    team.parallel_for(tiles, 1, [&](int64_t tile, int64_t) {
+      kernels_.pack[static_cast<int>(dtype)](args, tile);
+    });
+    team.barrier();
+  }
+
+  // The rows of [begin, end) that lie in this part.
+  void run_part(const Part& part, int64_t begin, int64_t end, int64_t tokens, int worker) const {
     const int64_t first = std::max(begin, part.first_row);
     const int64_t last = std::min(end, part.first_row + part.rows);
     if (first >= last) return;
     MatmulArgs args = args_;
-    args.a += token * args.a_stride;
     args.tokens = tokens;
-    args.w = part.weight + (first - part.first_row) * part.row_bytes;
+    args.w = part.weight + (first - part.first_row) * cols_ * dtype_bytes(part.dtype);
     args.rows = last - first;
     args.bias = part.bias == nullptr ? nullptr : part.bias + (first - part.first_row);
-    args.c += token * args.c_stride + first;
+    args.c += first;
     args.scratch = scratch_[static_cast<size_t>(worker)];
-    part.kernel(args);
+    kernels_.matmul[static_cast<int>(part.dtype)](args);
   }
 
   bool per_output_;
+  const KernelTable& kernels_;
   const std::vector<std::byte*>& scratch_;
+  std::byte* packed_;
   int64_t cols_;
   LinearRows all_;
   std::vector<Part> parts_;

@@ -13,10 +13,13 @@ namespace {
 // Where the parts of a stage's workspace begin, in this order.
 struct Workspace {
   int64_t worker_bytes = 0;
+  int64_t packed_bytes = 0;
   int64_t partials_bytes = 0;
   int64_t rope_bytes = 0;  // cosines and sines of all tables
 
-  int64_t bytes(int threads) const { return threads * worker_bytes + partials_bytes + rope_bytes; }
+  int64_t bytes(int threads) const {
+    return threads * worker_bytes + packed_bytes + partials_bytes + rope_bytes;
+  }
 };
 
 int64_t rope_table_bytes(const Plan& plan, const RopeTable& table) {
@@ -54,6 +57,10 @@ Workspace workspace_of(const Plan& plan, std::span<const UnitSpec> units,
         attention(o->heads, o->kv_heads, o->head_dim);
       } else if (const auto* a = std::get_if<AttendOp>(&op)) {
         attention(a->heads, a->kv_heads, a->head_dim);
+      } else if (const auto* l = std::get_if<LinearOp>(&op)) {
+        const ValueSpec& in = plan.values[static_cast<size_t>(l->in)];
+        const int64_t rows = in.per_output ? plan.limits.step_outputs : plan.limits.step_tokens;
+        w.packed_bytes = std::max(w.packed_bytes, packed_bytes(rows, in.width));
       }
     }
   }
@@ -102,6 +109,8 @@ void CpuStage::bind_workspace(const StageSpec& spec) {
   for (int worker = 0; worker < threads_.size(); ++worker, next += w.worker_bytes) {
     bindings_.scratch.push_back(next);
   }
+  bindings_.packed = next;
+  next += w.packed_bytes;
   bindings_.partials = next;
   next += w.partials_bytes;
   if (!rotates_) return;

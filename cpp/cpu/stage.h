@@ -33,6 +33,7 @@ struct Bindings {
   std::vector<float*> cosines;      // by rope table, [step_tokens, rotary / 2], filled per step
   std::vector<float*> sines;        // likewise
   std::vector<std::byte*> scratch;  // by worker
+  std::byte* packed = nullptr;      // shared by the members, the input of a product, packed
   std::byte* partials = nullptr;    // shared by the members, attention_partials_bytes()
 
   const void* weight(TensorIndex tensor) const { return weights[static_cast<size_t>(tensor)]; }

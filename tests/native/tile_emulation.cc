@@ -66,6 +66,7 @@ const cpu::KernelTable& emulated_amx() {
     t.name = "emulated amx";
     t.scratch_bytes = scratch_bytes;
     t.matmul[kBf16] = cpu::matmul_in_tiles<EmulatedTiles>;
+    t.direct_tokens[kBf16] = INT64_MAX;
     t.activations[kBf16] = DType::kBF16;
     return t;
   }();

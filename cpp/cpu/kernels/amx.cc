@@ -22,6 +22,7 @@ KernelTable amx_table() {
   t.name = "amx";
   t.scratch_bytes = scratch_bytes;
   t.matmul[static_cast<int>(DType::kBF16)] = matmul_in_tiles<AmxTiles>;
+  t.direct_tokens[static_cast<int>(DType::kBF16)] = INT64_MAX;
   return t;
 }
 

@@ -52,40 +52,18 @@ struct AmxTiles {
 
   // to(j, i) = from(i, j), zero where `from` has no such word.
   static void transpose(Words<const char> from, Words<char> to) {
-    __m512i x[kTile], y[kTile];
+    VecAvx512::F x[kTile];
     HELM_UNROLL
     for (int i = 0; i < kTile; ++i) {
-      x[i] = _mm512_setzero_si512();
+      x[i] = VecAvx512::zero();
       if (i < from.rows) {
-        x[i] = _mm512_maskz_loadu_epi32(mask(from.cols), from.at + i * from.stride);
+        x[i] = _mm512_maskz_loadu_ps(mask(from.cols), from.at + i * from.stride);
       }
     }
-    HELM_UNROLL
-    for (int i = 0; i < kTile; i += 2) {
-      y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
-      y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
-    }
-    HELM_UNROLL
-    for (int i = 0; i < kTile; i += 4) {  // x[i + c], quarter q: column 4q + c of rows i to i + 3
-      x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
-      x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
-      x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
-      x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
-    }
-    HELM_UNROLL
-    for (int c = 0; c < 4; ++c) {
-      const __m512i even = _mm512_shuffle_i32x4(x[c], x[4 + c], 0x88);
-      const __m512i odd = _mm512_shuffle_i32x4(x[c], x[4 + c], 0xdd);
-      const __m512i more_even = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0x88);
-      const __m512i more_odd = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0xdd);
-      y[c] = _mm512_shuffle_i32x4(even, more_even, 0x88);
-      y[4 + c] = _mm512_shuffle_i32x4(odd, more_odd, 0x88);
-      y[8 + c] = _mm512_shuffle_i32x4(even, more_even, 0xdd);
-      y[12 + c] = _mm512_shuffle_i32x4(odd, more_odd, 0xdd);
-    }
+    VecAvx512::transpose(x);
     HELM_UNROLL
     for (int i = 0; i < kTile; ++i) {
-      if (i < to.rows) _mm512_mask_storeu_epi32(to.at + i * to.stride, mask(to.cols), y[i]);
+      if (i < to.rows) _mm512_mask_storeu_ps(to.at + i * to.stride, mask(to.cols), x[i]);
     }
   }
 

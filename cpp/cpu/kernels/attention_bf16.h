@@ -130,10 +130,7 @@ void output_bf16(const uint16_t* p, const float* correct, int64_t rows, Seen see
 // Each row of weights becomes bf16 at the beginning of where it lies.
 inline void round_weights(float* weights, int64_t rows, int64_t keys) {
   for (int64_t r = 0; r < rows; ++r, weights += kKeyBlock) {
-    auto* rounded = reinterpret_cast<uint16_t*>(weights);
-    for (int64_t j = 0; j < keys; j += DotBf16::kStep) {
-      DotBf16::store_packed(rounded + j, DotBf16::load_a(weights + j));
-    }
+    round_row(weights, keys, reinterpret_cast<uint16_t*>(weights));
   }
 }
 
@@ -142,7 +139,7 @@ inline void round_queries(const AttentionArgs& a, float* one, uint16_t* rounded,
                           int64_t row0, int64_t rows) {
   for (int64_t row = row0; row < row0 + rows; ++row, rounded += stride) {
     load_queries<VecAvx512>(a, one, row, 1);
-    TilePacker<DotBf16>(one, 0, 1, a.head_dim, rounded).pack_rest();
+    round_row(one, a.head_dim, rounded);
   }
 }
 

@@ -31,7 +31,7 @@ HELM_INLINE void fetch(const void* p, int64_t ahead) {
 // Keys of a tile with T rows: more than four where the registers allow, to keep sums in flight.
 template <class V>
 constexpr int score_keys(int T) {
-  return 2 * T <= V::kTileTokens ? 2 * kQuad : kQuad;
+  return 2 * T <= V::kScoreRows ? 2 * kQuad : kQuad;
 }
 
 // The queries of a score, [rows, head_dim], rows `stride` elements apart.
@@ -42,7 +42,7 @@ struct QueryRows {
 };
 
 // S(t, j) = sum_d Q(t, d) * K(j, d)    for T rows of q and K consecutive keys, of which the last
-// stands for those that do not exist. P multiplies; the order of the sum is that of panel_tile().
+// stands for those that do not exist. P multiplies; the order of the sum is that of matmul.h.
 template <class P, int T>
 HELM_INLINE void score_tile(QueryRows<P> q, int64_t head_dim, const typename P::Store* k,
                             int64_t keys, float* scores, int64_t ahead) {
@@ -107,7 +107,7 @@ void score_rows(QueryRows<P> q, int64_t head_dim, const typename P::Store* k, in
 template <class P, class Seen>
 void score_block(QueryRows<P> q, int64_t rows, int64_t head_dim, const typename P::Store* k,
                  Seen seen, float* scores, int64_t ahead) {
-  constexpr int kMost = P::V::kTileTokens;
+  constexpr int kMost = P::V::kScoreRows;
   const int64_t tiles = (rows + kMost - 1) / kMost;
   const int64_t most = (rows + tiles - 1) / tiles, full = rows - tiles * (most - 1);
   for (int64_t i = 0, end = 0; i < tiles; ++i, ahead = 0) {

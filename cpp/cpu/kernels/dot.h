@@ -7,9 +7,9 @@
 namespace helm::cpu {
 namespace {
 
-// acc(lane) += sum of A(k) * W(k) over the lane's elements of kStep consecutive ones. Activations
-// that meet many rows of weights are packed as Packed. kBlock: of k per accumulator, see matmul.h.
-// kPanelBytes: of packed weights that stay in L2 while all tokens pass.
+// acc(lane) += sum of A(k) * W(k) over the lane's elements of kStep consecutive ones: its word of
+// 32 bits. Operands that meet many others are packed as words. kBlock: of k per accumulator, see
+// matmul.h.
 template <class Vec, DType D>
 struct Dot {
   using V = Vec;
@@ -17,18 +17,18 @@ struct Dot {
   using Store = typename Elem<V, D>::Store;
   using W = F;
   using A = F;
-  using Input = float;  // of the few-token product, as it lies in memory
-  using Packed = float;
+  using Input = float;                // of the few-token product, as it lies in memory
+  using Words = Dot<V, DType::kF32>;  // the product over packed words
   static constexpr int64_t kStep = V::kLanes;
   static constexpr int64_t kBlock = V::kBlock;
-  static constexpr int64_t kPanelBytes = int64_t{256} << 10;  // a quarter of a recent core's L2
 
   HELM_INLINE static W load_w(const Store* p) { return Elem<V, D>::load(p); }
   HELM_INLINE static W load_w_n(const Store* p, int64_t n) { return Elem<V, D>::load_n(p, n); }
   HELM_INLINE static A load_a(const Input* p) { return V::load(p); }
   HELM_INLINE static A load_a_n(const Input* p, int64_t n) { return V::load_n(p, n); }
-  HELM_INLINE static A load_packed(const Packed* p) { return V::load(p); }
-  HELM_INLINE static void store_packed(Packed* p, A a) { V::store(p, a); }
+  HELM_INLINE static F words(F v) { return v; }
+  HELM_INLINE static W packed_w(const float* p) { return V::load(p); }
+  HELM_INLINE static A packed_a(const float* p) { return V::set1(*p); }
   HELM_INLINE static F fma(W w, A a, F acc) { return V::fma(w, a, acc); }
 };
 

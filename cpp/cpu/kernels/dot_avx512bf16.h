@@ -17,12 +17,9 @@ struct DotBf16 {
   using W = __m512bh;
   using A = __m512bh;
   using Input = float;
-  using Packed = uint16_t;
+  using Words = DotBf16;
   static constexpr int64_t kStep = 32;
   static constexpr int64_t kBlock = 2 * V::kBlock;  // as many steps between reductions as f32
-  // Rounding a tile of activations takes long beside products this fast: more rows share it, and
-  // every processor with AVX512-BF16 has 1 MiB of L2.
-  static constexpr int64_t kPanelBytes = int64_t{512} << 10;
 
   HELM_INLINE static W load_w(const Store* p) { return (W)_mm512_loadu_si512(p); }
   HELM_INLINE static W load_w_n(const Store* p, int64_t n) {
@@ -35,10 +32,21 @@ struct DotBf16 {
     if (n <= V::kLanes) return _mm512_cvtne2ps_pbh(V::zero(), V::load_n(p, n));
     return _mm512_cvtne2ps_pbh(V::load_n(p + V::kLanes, n - V::kLanes), V::load(p));
   }
-  HELM_INLINE static A load_packed(const Packed* p) { return load_w(p); }
-  HELM_INLINE static void store_packed(Packed* p, A a) { _mm512_storeu_si512(p, (__m512i)a); }
+  HELM_INLINE static F words(W v) { return (F)v; }
+  HELM_INLINE static W packed_w(const float* p) { return (W)V::load(p); }
+  HELM_INLINE static A packed_a(const float* p) { return (A)V::set1(*p); }
   HELM_INLINE static F fma(W w, A a, F acc) { return _mm512_dpbf16_ps(acc, w, a); }
 };
+
+// A row of n elements, padded with zeros to whole steps.
+inline void round_row(const float* a, int64_t n, uint16_t* out) {
+  for (int64_t k = 0; k < n; k += DotBf16::kStep) {
+    const int64_t rest = n - k;
+    const DotBf16::A words =
+        rest >= DotBf16::kStep ? DotBf16::load_a(a + k) : DotBf16::load_a_n(a + k, rest);
+    _mm512_storeu_si512(out + k, (__m512i)words);
+  }
+}
 
 // The same with inputs rounded beforehand, rows padded with zeros to whole steps.
 struct DotRounded : DotBf16 {
@@ -52,13 +60,11 @@ struct DotRounded : DotBf16 {
 inline void matmul_bf16(const MatmulArgs& m) {
   const int64_t stride = round_up(m.cols, DotBf16::kStep);
   const int64_t bytes = m.tokens * stride * static_cast<int64_t>(sizeof(uint16_t));
-  if (m.tokens == 1) return few_tokens<DotBf16>(m);
-  if (m.tokens > VecAvx512::kDirectTokens || bytes > DotBf16::kPanelBytes) {
-    return panel_product<DotBf16, DType::kBF16>(m);
-  }
+  if (m.tokens > VecAvx512::kDirectTokens) return panel_product<DotBf16>(m);
+  if (m.tokens == 1 || bytes > panel_scratch_bytes<DotBf16>()) return few_tokens<DotBf16>(m);
   auto* rounded = static_cast<uint16_t*>(m.scratch);
   for (int64_t t = 0; t < m.tokens; ++t) {
-    TilePacker<DotBf16>(m.a + t * m.a_stride, 0, 1, m.cols, rounded + t * stride).pack_rest();
+    round_row(m.a + t * m.a_stride, m.cols, rounded + t * stride);
   }
   MatmulArgs packed = m;
   packed.a = reinterpret_cast<const float*>(rounded);

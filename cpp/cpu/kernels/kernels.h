@@ -26,7 +26,23 @@ struct MatmulArgs {
   float* c;           // [tokens, rows], rows c_stride apart
   int64_t c_stride;   // elements
   void* scratch;      // KernelTable::scratch_bytes, 64-byte aligned, private to the calling thread
+  const void* packed = nullptr;  // all tiles of A; for more tokens than KernelTable::direct_tokens
 };
+
+// A for products of many tokens, as their kernel reads it: packed once, in tiles of tokens that
+// threads may share out, and read by all of them.
+struct PackArgs {
+  const float* a;    // [tokens, cols], rows a_stride apart
+  int64_t a_stride;  // elements
+  int64_t tokens;
+  int64_t cols;
+  void* packed;  // packed_bytes(tokens, cols), 64-byte aligned
+};
+
+// At least what any tier takes.
+constexpr int64_t packed_bytes(int64_t tokens, int64_t cols) {
+  return tokens * ((cols + 31) / 32 * 32) * static_cast<int64_t>(sizeof(float));
+}
 
 // A run of consecutive cached positions of one KV head.
 struct KvSpan {
@@ -111,6 +127,11 @@ struct KernelTable {
   const char* name;  // "scalar", "avx2", "avx512", "avx512bf16", "amx"
   int64_t (*scratch_bytes)(int64_t max_cols, int64_t max_queries, int64_t group, int64_t head_dim);
   void (*matmul[kDTypes])(const MatmulArgs&);
+  // Up to so many tokens matmul reads A, beyond them `packed`, of which pack makes the given tile
+  // of `tile_tokens` at most.
+  int64_t direct_tokens[kDTypes];
+  int64_t tile_tokens;
+  void (*pack[kDTypes])(const PackArgs&, int64_t tile);
   // What matmul, and attention over such keys and values, round their f32 inputs and the softmax's
   // weights to: f32, or less to be faster.
   DType activations[kDTypes];
@@ -135,6 +156,12 @@ struct KernelTable {
   // For probes: reads [p, p + bytes), bytes a multiple of 4096, as fast as one thread can.
   void (*probe_read)(const void* p, int64_t bytes, float* sink);
 };
+
+// Tiles to pack before a product of so many tokens; 0 where it reads A.
+inline int64_t tiles_to_pack(const KernelTable& table, DType weights, int64_t tokens) {
+  if (tokens <= table.direct_tokens[static_cast<int>(weights)]) return 0;
+  return (tokens + table.tile_tokens - 1) / table.tile_tokens;
+}
 
 // Each is the one exported symbol of its file; null where the tier was not compiled for this
 // target.

@@ -19,21 +19,10 @@ void few_tokens(const MatmulArgs& m) {
   direct_product<P>(m, m.tokens <= P::V::kDirectTile ? kPrefetchBytes : row_bytes);
 }
 
-// P multiplies; V::kWidenPanels replaces it for many tokens.
-template <class P, DType D>
-void product(const MatmulArgs& m) {
-  using V = typename P::V;
-  if (m.tokens <= V::kDirectTokens) return few_tokens<P>(m);
-  if constexpr (V::kWidenPanels) {
-    panel_product<Dot<V, DType::kF32>, D>(m);
-  } else {
-    panel_product<P, D>(m);
-  }
-}
-
 template <class V, DType D>
 void matmul(const MatmulArgs& m) {
-  product<Dot<V, D>, D>(m);
+  if (m.tokens <= V::kDirectTokens) return few_tokens<Dot<V, D>>(m);
+  panel_product<Dot<V, D>>(m);
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
 // Matrix products of many tokens, bound by arithmetic: panels of weights in L2, tiles of tokens in
-// L1. The order of the sums is that of matmul.h.
+// L1. The order of the sums is that of matmul.h, where each lane of a vector holds a sum along k;
+// here a vector runs along the rows of W, and those sums are computed one after the other and then
+// added as V::reduce4 adds lanes. So no vector is summed across, and a tile meets as many tokens as
+// there are registers: a word of either operand serves many multiply-adds.
 #pragma once
 
 #include "cpu/kernels/matmul_direct.h"
@@ -7,173 +10,216 @@
 namespace helm::cpu {
 namespace {
 
-// Packs up to four rows of `cols` elements, `stride` apart, as [steps][4][lanes] f32 with zeros
-// where there is no row or no column.
-template <class V, DType D>
-void pack_quad(const typename Elem<V, D>::Store* w, int64_t stride, int64_t rows, int64_t cols,
-               float* out) {
-  using E = Elem<V, D>;
-  constexpr int64_t kStep = kQuad * V::kLanes;
-  const int64_t whole = cols / V::kLanes;
-  if (rows >= kQuad) {
-    for (int64_t s = 0; s < whole; ++s) {
-      HELM_UNROLL
-      for (int r = 0; r < kQuad; ++r) {
-        V::store(out + s * kStep + r * V::kLanes, E::load(w + r * stride + s * V::kLanes));
-      }
-    }
-  } else {
-    for (int64_t s = 0; s < whole; ++s) {
-      for (int r = 0; r < kQuad; ++r) {
-        V::store(out + s * kStep + r * V::kLanes,
-                 r < rows ? E::load(w + r * stride + s * V::kLanes) : V::zero());
-      }
-    }
-  }
-  const int64_t tail = cols - whole * V::kLanes;
-  if (tail == 0) return;
-  for (int r = 0; r < kQuad; ++r) {
-    V::store(out + whole * kStep + r * V::kLanes,
-             r < rows ? E::load_n(w + r * stride + whole * V::kLanes, tail) : V::zero());
-  }
+// 0, 2, 1, 3: how reduce4 adds four lanes, and four fours, if it always adds the last two sums that
+// are of equally many.
+HELM_INLINE constexpr int added(int i) {
+  return (i & 1) * 2 + (i >> 1);
+}
+template <class V>
+constexpr int lane_added(int i) {
+  return 4 * (V::kLanes == 16 ? added(i / 4) : i / 4) + added(i % 4);
 }
 
-// The same without conversion, as [steps][4][step] elements of the weights' dtype.
-template <class Store, int64_t kStep>
-void copy_quad(const Store* w, int64_t stride, int64_t rows, int64_t cols, Store* out) {
-  for (int64_t k = 0; k < cols; k += kStep) {
-    const int64_t n = min_of(kStep, cols - k);
-    HELM_UNROLL
-    for (int64_t r = 0; r < kQuad; ++r, out += kStep) {
-      // The rows of the next quad: pieces far apart, too short for hardware to follow.
-      __builtin_prefetch(w + (r + kQuad) * stride + k);
-      if (r < rows && n == kStep) {
-        __builtin_memcpy(out, w + r * stride + k, kStep * sizeof(Store));
-        continue;
-      }
-      __builtin_memset(out, 0, kStep * sizeof(Store));
-      if (r < rows) {
-        __builtin_memcpy(out, w + r * stride + k, static_cast<size_t>(n) * sizeof(Store));
-      }
-    }
-  }
-}
+template <class V>
+constexpr int kPanelTileRows = V::kPanelVectors * V::kLanes;
 
-// A tile of `tokens` rows of A on its way to [steps][tokens][kStep], columns beyond zero, some
-// steps at a time: done between other work, as its rows come from a cache far away.
 template <class P>
-class TilePacker {
- public:
-  TilePacker(const float* a, int64_t stride, int64_t tokens, int64_t cols, typename P::Packed* out)
-      : a_(a), stride_(stride), tokens_(tokens), cols_(cols), out_(out) {}
+constexpr int64_t panel_steps(int64_t cols) {
+  return (cols + P::kStep - 1) / P::kStep;
+}
 
-  void pack(int64_t steps) {
-    for (; steps > 0 && k_ < cols_; --steps, k_ += P::kStep) {
-      const float* from = a_ + k_;
-      if (k_ + P::kStep <= cols_) {
-        for (int64_t t = 0; t < tokens_; ++t, from += stride_, out_ += P::kStep) {
-          HELM_UNROLL
-          for (int64_t i = 0; i < P::kStep; i += kFloats) __builtin_prefetch(from + kAhead + i);
-          P::store_packed(out_, P::load_a(from));
+// Words of one lane in a packed tile of weights: a line more than there are, as the lanes are
+// written together and would all fall into one set of L1.
+template <class V>
+constexpr int64_t lane_words(int64_t steps) {
+  return steps * kPanelTileRows<V> + kLineBytes / 4;
+}
+
+template <class V>
+constexpr int64_t panel_tile_words(int64_t steps) {
+  return V::kLanes * lane_words<V>(steps);
+}
+
+// Packs up to kPanelTileRows rows of `cols` elements, `stride` apart, as [lane][step][row] words,
+// lanes in the order of lane_added, with zeros where there is no row or no column.
+template <class P>
+void pack_rows(const typename P::Store* w, int64_t stride, int64_t rows, int64_t cols, float* out) {
+  using V = typename P::V;
+  constexpr int64_t kRows = kPanelTileRows<V>;
+  constexpr int64_t kAhead = 4 * kLineBytes / static_cast<int64_t>(sizeof(typename P::Store));
+  const int64_t steps = panel_steps<P>(cols);
+  for (int64_t r0 = 0; r0 < kRows; r0 += V::kLanes) {
+    const int64_t some = min_of(V::kLanes, rows - r0);
+    for (int64_t s = 0; s < steps; ++s) {
+      const typename P::Store* from = w + r0 * stride + s * P::kStep;
+      const int64_t n = cols - s * P::kStep;
+      typename V::F x[V::kLanes];
+      if (some == V::kLanes && n >= P::kStep) {
+        HELM_UNROLL
+        for (int r = 0; r < V::kLanes; ++r) {
+          __builtin_prefetch(from + r * stride + kAhead);
+          x[r] = P::words(P::load_w(from + r * stride));
         }
       } else {
-        for (int64_t t = 0; t < tokens_; ++t, from += stride_, out_ += P::kStep) {
-          P::store_packed(out_, P::load_a_n(from, cols_ - k_));
+        for (int r = 0; r < V::kLanes; ++r) {
+          if (r >= some) {
+            x[r] = V::zero();
+          } else if (n >= P::kStep) {
+            x[r] = P::words(P::load_w(from + r * stride));
+          } else {
+            x[r] = P::words(P::load_w_n(from + r * stride, n));
+          }
         }
+      }
+      V::transpose(x);
+      HELM_UNROLL
+      for (int i = 0; i < V::kLanes; ++i) {
+        V::store(out + i * lane_words<V>(steps) + s * kRows + r0, x[lane_added<V>(i)]);
       }
     }
   }
-  void pack_rest() { pack((cols_ - k_ + P::kStep - 1) / P::kStep); }
+}
 
- private:
-  static constexpr int64_t kFloats = kLineBytes / static_cast<int64_t>(sizeof(float));
-  static constexpr int64_t kAhead = 2 * P::kStep;
+// Tokens are cut into tiles of at most kPanelTokens, as even as can be.
+template <class V>
+struct TokenTiles {
+  int64_t tokens;
 
-  const float* a_;
-  int64_t stride_, tokens_, cols_;
-  typename P::Packed* out_;
-  int64_t k_ = 0;
+  constexpr int64_t count() const { return (tokens + V::kPanelTokens - 1) / V::kPanelTokens; }
+  int64_t first(int64_t tile) const { return tokens * tile / count(); }
+  int64_t size(int64_t tile) const { return first(tile + 1) - first(tile); }
 };
 
-// C(t, r) += sum over one block of k of A(t, k) * W(r, k), both packed, for the first `rows` of a
-// quad.
-template <class P, int T>
-HELM_INLINE void panel_tile(const typename P::Packed* a, const typename P::Store* w, int64_t steps,
-                            int64_t rows, float* c, int64_t c_stride) {
-  using V = typename P::V;
-  typename V::F acc[T][kQuad];
-  HELM_UNROLL
-  for (int t = 0; t < T; ++t) {
-    HELM_UNROLL
-    for (int r = 0; r < kQuad; ++r) acc[t][r] = V::zero();
-  }
-  for (int64_t s = 0; s < steps; ++s) {
-    typename P::A y[T];
-    HELM_UNROLL
-    for (int t = 0; t < T; ++t) y[t] = P::load_packed(a + t * P::kStep);
-    HELM_UNROLL
-    for (int r = 0; r < kQuad; ++r) {
-      const typename P::W x = P::load_w(w + r * P::kStep);
-      HELM_UNROLL
-      for (int t = 0; t < T; ++t) acc[t][r] = P::fma(x, y[t], acc[t][r]);
-    }
-    a += T * P::kStep;
-    w += kQuad * P::kStep;
-  }
-  HELM_UNROLL
-  for (int t = 0; t < T; ++t) {
-    float sums[kQuad];
-    V::reduce4(acc[t][0], acc[t][1], acc[t][2], acc[t][3], sums);
-    float* out = c + t * c_stride;
-    if (rows >= kQuad) {
-      HELM_UNROLL
-      for (int i = 0; i < kQuad; ++i) out[i] += sums[i];
-    } else {
-      for (int64_t i = 0; i < rows; ++i) out[i] += sums[i];
-    }
-  }
-}
-
-// A tile of T tokens against every packed quad of a panel, the next tile being packed meanwhile.
-template <class P, int T>
-void sweep_tile(const typename P::Packed* a, const typename P::Store* w, int64_t rows,
-                int64_t steps, float* c, int64_t c_stride, TilePacker<P>& next) {
-  constexpr int64_t kLine = kLineBytes / static_cast<int64_t>(sizeof(float));
-  const int64_t quads = (rows + kQuad - 1) / kQuad, per_quad = (steps + quads - 1) / quads;
-  for (int64_t r = 0; r < rows; r += kQuad) {
-    if (r % kLine == 0) {
-      HELM_UNROLL
-      for (int t = 0; t < T; ++t) __builtin_prefetch(c + t * c_stride + r + kLine, 1);
-    }
-    next.pack(per_quad);
-    panel_tile<P, T>(a, w + r * steps * P::kStep, steps, rows - r, c + r, c_stride);
-  }
-  next.pack_rest();
-}
-
+// Where a tile of tokens lies in packed A: [block of k][tile][four lanes][step][token][4] words.
 template <class P>
-HELM_INLINE void sweep(const typename P::Packed* a, int64_t tokens, const typename P::Store* w,
-                       int64_t rows, int64_t steps, float* c, int64_t c_stride,
-                       TilePacker<P>& next) {
-  constexpr int kMax = P::V::kTileTokens;
-  switch (tokens) {
-    case 1:
-      return sweep_tile<P, 1>(a, w, rows, steps, c, c_stride, next);
-    case 2:
-      return sweep_tile<P, 2>(a, w, rows, steps, c, c_stride, next);
-    case 3:
-      if constexpr (kMax >= 3) return sweep_tile<P, 3>(a, w, rows, steps, c, c_stride, next);
-      break;
-    case 4:
-      if constexpr (kMax >= 4) return sweep_tile<P, 4>(a, w, rows, steps, c, c_stride, next);
-      break;
-    case 5:
-      if constexpr (kMax >= 5) return sweep_tile<P, 5>(a, w, rows, steps, c, c_stride, next);
-      break;
-    default:
-      if constexpr (kMax >= 6) return sweep_tile<P, 6>(a, w, rows, steps, c, c_stride, next);
-      break;
+int64_t packed_offset(int64_t tokens, int64_t first, int64_t k0, int64_t steps) {
+  return (tokens * (k0 / P::kStep) + first * steps) * P::V::kLanes;
+}
+
+// KernelTable::pack, with zeros beyond the last column.
+template <class P>
+void pack_tokens(const PackArgs& p, int64_t tile) {
+  using V = typename P::V;
+  const TokenTiles<V> tiles{p.tokens};
+  const int64_t first = tiles.first(tile), tokens = tiles.size(tile);
+  for (int64_t k0 = 0; k0 < p.cols; k0 += P::kBlock) {
+    const int64_t cols = min_of(P::kBlock, p.cols - k0), steps = panel_steps<P>(cols);
+    const int64_t fours = steps * tokens * 4;
+    float* to = static_cast<float*>(p.packed) + packed_offset<P>(p.tokens, first, k0, steps);
+    for (int64_t t = 0; t < tokens; ++t) {
+      const float* from = p.a + (first + t) * p.a_stride + k0;
+      float* out = to + t * 4;
+      int64_t k = 0;
+      for (; k + P::kStep <= cols; k += P::kStep, out += tokens * 4) {
+        V::store_fours(out, fours, P::words(P::load_a(from + k)));
+      }
+      if (k < cols) V::store_fours(out, fours, P::words(P::load_a_n(from + k, cols - k)));
+    }
   }
+}
+
+// C(t, r) += sum over one block of k of A(t, k) * W(r, k), both packed, for T tokens and the first
+// `rows` of a tile's.
+template <class P, int T>
+HELM_INLINE void panel_tile(const float* a, const float* w, int64_t steps, int64_t rows, float* c,
+                            int64_t c_stride) {
+  using V = typename P::V;
+  using F = typename V::F;
+  constexpr int N = V::kPanelVectors;
+  constexpr int kLevels = V::kLanes == 16 ? 4 : V::kLanes == 8 ? 3 : 2;
+  static_assert(1 << kLevels == V::kLanes);
+  alignas(kLineBytes) F sums[kLevels][T][N];  // of 1, 2, 4 and 8 lanes, waiting for as many others
+  F acc[T][N];
+  for (int i = 0; i < V::kLanes; ++i) {
+    const float* words = a + i / 4 * steps * T * 4 + added(i % 4);
+    const float* rows_of_w = w + i * lane_words<V>(steps);
+    HELM_UNROLL
+    for (int t = 0; t < T; ++t) {
+      HELM_UNROLL
+      for (int n = 0; n < N; ++n) acc[t][n] = V::zero();
+    }
+    for (int64_t s = 0; s < steps; ++s) {
+      typename P::W x[N];
+      HELM_UNROLL
+      for (int n = 0; n < N; ++n) x[n] = P::packed_w(rows_of_w + n * V::kLanes);
+      HELM_UNROLL
+      for (int t = 0; t < T; ++t) {
+        const typename P::A y = P::packed_a(words + t * 4);
+        HELM_UNROLL
+        for (int n = 0; n < N; ++n) acc[t][n] = P::fma(x[n], y, acc[t][n]);
+      }
+      rows_of_w += kPanelTileRows<V>;
+      words += T * 4;
+    }
+    int level = 0;
+    for (; (i >> level & 1) != 0; ++level) {
+      HELM_UNROLL
+      for (int t = 0; t < T; ++t) {
+        HELM_UNROLL
+        for (int n = 0; n < N; ++n) acc[t][n] = V::add(sums[level][t][n], acc[t][n]);
+      }
+    }
+    if (level == kLevels) break;
+    HELM_UNROLL
+    for (int t = 0; t < T; ++t) {
+      HELM_UNROLL
+      for (int n = 0; n < N; ++n) sums[level][t][n] = acc[t][n];
+    }
+  }
+  HELM_UNROLL
+  for (int t = 0; t < T; ++t) {
+    HELM_UNROLL
+    for (int n = 0; n < N; ++n) {
+      float* out = c + t * c_stride + n * V::kLanes;
+      const int64_t some = rows - n * V::kLanes;
+      if (some >= V::kLanes) {
+        V::store(out, V::add(V::load(out), acc[t][n]));
+      } else if (some > 0) {
+        V::store_n(out, V::add(V::load_n(out, some), acc[t][n]), some);
+      }
+    }
+  }
+}
+
+// A tile of T tokens against every packed tile of a panel's rows. What follows in packed A, the
+// next tile, is fetched meanwhile.
+template <class P, int T>
+void sweep_tile(const float* a, const float* w, int64_t rows, int64_t steps, float* c,
+                int64_t c_stride) {
+  using V = typename P::V;
+  constexpr int64_t kRows = kPanelTileRows<V>, kLine = kLineBytes / 4;
+  const int64_t words = T * V::kLanes * steps;
+  const int64_t share = words / ((rows + kRows - 1) / kRows);
+  for (int64_t r = 0; r < rows; r += kRows) {
+    HELM_UNROLL
+    for (int t = 0; t < T; ++t) {
+      for (int64_t i = 0; i < kRows; i += kLine) __builtin_prefetch(c + t * c_stride + r + i, 1);
+    }
+    const float* next = a + words + share * (r / kRows);
+    for (int64_t i = 0; i < share; i += kLine) __builtin_prefetch(next + i, 0, 2);
+    panel_tile<P, T>(a, w + r / kRows * panel_tile_words<V>(steps), steps, rows - r, c + r,
+                     c_stride);
+  }
+}
+
+// The fewest tokens that a tile can have when more than kDirectTokens are cut evenly: the first
+// numbers are the worst.
+template <class V>
+constexpr int64_t least_tile() {
+  int64_t least = V::kPanelTokens;
+  for (int64_t n = V::kDirectTokens + 1; n <= V::kDirectTokens + V::kPanelTokens; ++n) {
+    least = min_of(least, n / TokenTiles<V>{n}.count());
+  }
+  return least;
+}
+
+template <class P, int T = P::V::kPanelTokens>
+void sweep(const float* a, int64_t tokens, const float* w, int64_t rows, int64_t steps, float* c,
+           int64_t c_stride) {
+  if constexpr (T > least_tile<typename P::V>()) {
+    if (tokens < T) return sweep<P, T - 1>(a, tokens, w, rows, steps, c, c_stride);
+  }
+  sweep_tile<P, T>(a, w, rows, steps, c, c_stride);
 }
 
 // Where the sums of `rows` rows of C begin: [C] + [bias].
@@ -187,61 +233,40 @@ inline void start_rows(const MatmulArgs& m, int64_t token, int64_t tokens, int64
   }
 }
 
-// Panels of rows x one block of k are packed once into scratch (L2) and swept by every tile of
-// tokens, itself packed (L1) while the one before it sweeps. P is the product over what a panel
-// holds: weights as they are stored, so that each tile converts them again, which hides behind the
-// multiply-adds and halves what L2 has to deliver; or widened to f32 where conversions are slow.
-template <class P, DType D>
+template <class P>
+constexpr int64_t panel_scratch_bytes() {
+  using V = typename P::V;
+  static_assert(V::kPanelRows % kPanelTileRows<V> == 0);
+  return 4 * (V::kPanelRows / kPanelTileRows<V>)*panel_tile_words<V>(panel_steps<P>(P::kBlock));
+}
+
+// Panels of rows x one block of k are packed once into scratch (L2), widened unless products are of
+// narrow pairs, and swept by every tile of tokens, which are packed already. More than
+// kDirectTokens tokens.
+template <class P>
 void panel_product(const MatmulArgs& m) {
   using V = typename P::V;
-  using Weight = typename P::Store;
-  constexpr bool kWiden = V::kWidenPanels;
-  constexpr int64_t kPanelRows =
-      P::kPanelBytes / (P::kBlock * static_cast<int64_t>(sizeof(Weight)));
-  const auto* w = static_cast<const typename Elem<V, D>::Store*>(m.w);
-  auto* panel = static_cast<Weight*>(m.scratch);
-  auto* packed =
-      reinterpret_cast<typename P::Packed*>(static_cast<char*>(m.scratch) + P::kPanelBytes);
-  typename P::Packed* const buffers[2] = {packed, packed + V::kTileTokens * P::kBlock};
-  const int64_t tiles = (m.tokens + V::kTileTokens - 1) / V::kTileTokens;
-  for (int64_t r0 = 0; r0 < m.rows; r0 += kPanelRows) {
-    const int64_t rows = min_of(kPanelRows, m.rows - r0);
+  constexpr int64_t kTileRows = kPanelTileRows<V>;
+  const auto* w = static_cast<const typename P::Store*>(m.w);
+  const auto* packed = static_cast<const float*>(m.packed);
+  auto* panel = static_cast<float*>(m.scratch);
+  const TokenTiles<V> tiles{m.tokens};
+  for (int64_t r0 = 0; r0 < m.rows; r0 += V::kPanelRows) {
+    const int64_t rows = min_of(V::kPanelRows, m.rows - r0);
     for (int64_t k0 = 0; k0 < m.cols; k0 += P::kBlock) {
-      const int64_t cols = min_of(P::kBlock, m.cols - k0);
-      const int64_t steps = (cols + P::kStep - 1) / P::kStep;
-      for (int64_t r = 0; r < rows; r += kQuad) {
-        const auto* from = w + (r0 + r) * m.cols + k0;
-        Weight* to = panel + r * steps * P::kStep;
-        if constexpr (kWiden) {
-          pack_quad<V, D>(from, m.cols, rows - r, cols, to);
-        } else {
-          copy_quad<Weight, P::kStep>(from, m.cols, rows - r, cols, to);
-        }
+      const int64_t cols = min_of(P::kBlock, m.cols - k0), steps = panel_steps<P>(cols);
+      for (int64_t r = 0; r < rows; r += kTileRows) {
+        pack_rows<P>(w + (r0 + r) * m.cols + k0, m.cols, rows - r, cols,
+                     panel + r / kTileRows * panel_tile_words<V>(steps));
       }
-      const auto first = [&](int64_t tile) {
-        return m.tokens * tile / tiles;
-      };  // as even as can be
-      const auto packer = [&](int64_t tile) {
-        const int64_t t = first(tile), tokens = first(tile + 1) - t;
-        return TilePacker<P>(m.a + t * m.a_stride + k0, m.a_stride, tokens, tile < tiles ? cols : 0,
-                             buffers[tile % 2]);
-      };
-      packer(0).pack_rest();
-      for (int64_t i = 0; i < tiles; ++i) {
-        const int64_t t = first(i), tokens = first(i + 1) - t;
+      for (int64_t i = 0; i < tiles.count(); ++i) {
+        const int64_t t = tiles.first(i), tokens = tiles.size(i);
         if (k0 == 0) start_rows(m, t, tokens, r0, rows);
-        TilePacker<P> next = packer(i + 1);
-        sweep<P>(buffers[i % 2], tokens, panel, rows, steps, m.c + t * m.c_stride + r0, m.c_stride,
-                 next);
+        sweep<typename P::Words>(packed + packed_offset<P>(m.tokens, t, k0, steps), tokens, panel,
+                                 rows, steps, m.c + t * m.c_stride + r0, m.c_stride);
       }
     }
   }
-}
-
-template <class P>
-constexpr int64_t panel_scratch_bytes() {
-  return P::kPanelBytes +
-         2 * P::V::kTileTokens * P::kBlock * static_cast<int64_t>(sizeof(typename P::Packed));
 }
 
 }  // namespace

@@ -23,6 +23,9 @@ constexpr KernelTable make_table(const char* name) {
   t.name = name;
   t.scratch_bytes = scratch_bytes<V>;
   t.matmul[0] = matmul<V, f32>, t.matmul[1] = matmul<V, f16>, t.matmul[2] = matmul<V, bf16>;
+  t.direct_tokens[0] = t.direct_tokens[1] = t.direct_tokens[2] = V::kDirectTokens;
+  t.tile_tokens = V::kPanelTokens;
+  t.pack[0] = t.pack[1] = t.pack[2] = pack_tokens<Dot<V, f32>>;
   t.activations[0] = t.activations[1] = t.activations[2] = f32;
   t.attention[0] = attention<V, f32>, t.attention[1] = attention<V, f16>;
   t.attention[2] = attention<V, bf16>, t.attention[3] = attention<V, DType::kI8>;

@@ -149,7 +149,7 @@ HELM_INLINE typename V::F exp(typename V::F x) {
   return V::scale(V::add(p, V::set1(1.0f)), n);
 }
 
-HELM_INLINE int64_t min_of(int64_t a, int64_t b) {
+HELM_INLINE constexpr int64_t min_of(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
 HELM_INLINE int64_t max_of(int64_t a, int64_t b) {

@@ -13,8 +13,10 @@ struct VecAvx2 {
   using F = __m256;
 
   static constexpr int64_t kBlock = 512;  // k per accumulator, see matmul.h
-  static constexpr int kTileTokens = 3;   // 4 x 3 accumulators + 3 + 1 = 16 registers
-  static constexpr bool kWidenPanels = false;
+  static constexpr int kScoreRows = 3;    // 4 x 3 accumulators + 3 + 1 = 16 registers
+  static constexpr int kPanelTokens = 6;  // 2 x 6 accumulators + 2 + 1 of 16 registers
+  static constexpr int kPanelVectors = 2;
+  static constexpr int64_t kPanelRows = 128;  // with a block of k 256 KiB, half of a small L2
   static constexpr int64_t kDirectTokens = 16;
   // Rows per direct tile by tokens. For one token six streams measured faster than eight (Zen 4),
   // which probably crowd the sets of an 8-way L1.
@@ -97,6 +99,35 @@ struct VecAvx2 {
     __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     m = _mm_max_ps(m, _mm_movehl_ps(m, m));
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+  }
+
+  // Four lanes each to p, p + stride.
+  HELM_INLINE static void store_fours(float* p, int64_t stride, F v) {
+    _mm_storeu_ps(p, _mm256_castps256_ps128(v));
+    _mm_storeu_ps(p + stride, _mm256_extractf128_ps(v, 1));
+  }
+  // Lane j of x[i] becomes lane i of x[j].
+  HELM_INLINE static void transpose(F (&x)[kLanes]) {
+    F y[kLanes];
+    HELM_UNROLL
+    for (int i = 0; i < kLanes; i += 2) {
+      y[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
+      y[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
+    }
+    HELM_UNROLL
+    for (int i = 0; i < kLanes; i += 4) {  // x[i + c], half h: lane 4h + c of rows i to i + 3
+      x[i] = _mm256_shuffle_ps(y[i], y[i + 2], 0x44);
+      x[i + 1] = _mm256_shuffle_ps(y[i], y[i + 2], 0xee);
+      x[i + 2] = _mm256_shuffle_ps(y[i + 1], y[i + 3], 0x44);
+      x[i + 3] = _mm256_shuffle_ps(y[i + 1], y[i + 3], 0xee);
+    }
+    HELM_UNROLL
+    for (int c = 0; c < 4; ++c) {
+      y[c] = _mm256_permute2f128_ps(x[c], x[4 + c], 0x20);
+      y[4 + c] = _mm256_permute2f128_ps(x[c], x[4 + c], 0x31);
+    }
+    HELM_UNROLL
+    for (int i = 0; i < kLanes; ++i) x[i] = y[i];
   }
 
  private:

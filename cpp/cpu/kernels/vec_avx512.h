@@ -12,10 +12,12 @@ struct VecAvx512 {
   static constexpr int kLanes = 16;
   using F = __m512;
 
-  static constexpr int64_t kBlock = 512;  // k per accumulator, see matmul.h
-  static constexpr int kTileTokens = 6;   // 4 x 6 accumulators + 4 + 1 of 32 registers
-  static constexpr bool kWidenPanels = false;
-  static constexpr int64_t kDirectTokens = 64;
+  static constexpr int64_t kBlock = 512;   // k per accumulator, see matmul.h
+  static constexpr int kScoreRows = 6;     // 4 x 6 accumulators + 4 + 1 of 32 registers
+  static constexpr int kPanelTokens = 14;  // 2 x 14 accumulators + 2 + 1 of 32 registers
+  static constexpr int kPanelVectors = 2;
+  static constexpr int64_t kPanelRows = 256;  // with a block of k half a megabyte, half of L2
+  static constexpr int64_t kDirectTokens = 48;
   // Rows per direct tile by tokens. For one token six streams measured faster than eight (Zen 4),
   // which probably crowd the sets of an 8-way L1.
   static constexpr int kRowsPerTokens[7] = {0, 6, 4, 6, 6, 4, 4};
@@ -91,6 +93,43 @@ struct VecAvx512 {
     return out[0];
   }
   HELM_INLINE static float max_lane(F a) { return _mm512_reduce_max_ps(a); }
+
+  // Four lanes each, in the order in which reduce4 adds them, to p, p + stride, ...
+  HELM_INLINE static void store_fours(float* p, int64_t stride, F v) {
+    _mm_storeu_ps(p, _mm512_castps512_ps128(v));
+    _mm_storeu_ps(p + stride, _mm512_extractf32x4_ps(v, 2));
+    _mm_storeu_ps(p + 2 * stride, _mm512_extractf32x4_ps(v, 1));
+    _mm_storeu_ps(p + 3 * stride, _mm512_extractf32x4_ps(v, 3));
+  }
+  // Lane j of x[i] becomes lane i of x[j].
+  HELM_INLINE static void transpose(F (&x)[kLanes]) {
+    F y[kLanes];
+    HELM_UNROLL
+    for (int i = 0; i < kLanes; i += 2) {
+      y[i] = _mm512_unpacklo_ps(x[i], x[i + 1]);
+      y[i + 1] = _mm512_unpackhi_ps(x[i], x[i + 1]);
+    }
+    HELM_UNROLL
+    for (int i = 0; i < kLanes; i += 4) {  // x[i + c], quarter q: lane 4q + c of rows i to i + 3
+      x[i] = _mm512_shuffle_ps(y[i], y[i + 2], 0x44);
+      x[i + 1] = _mm512_shuffle_ps(y[i], y[i + 2], 0xee);
+      x[i + 2] = _mm512_shuffle_ps(y[i + 1], y[i + 3], 0x44);
+      x[i + 3] = _mm512_shuffle_ps(y[i + 1], y[i + 3], 0xee);
+    }
+    HELM_UNROLL
+    for (int c = 0; c < 4; ++c) {
+      const F even = _mm512_shuffle_f32x4(x[c], x[4 + c], 0x88);
+      const F odd = _mm512_shuffle_f32x4(x[c], x[4 + c], 0xdd);
+      const F more_even = _mm512_shuffle_f32x4(x[8 + c], x[12 + c], 0x88);
+      const F more_odd = _mm512_shuffle_f32x4(x[8 + c], x[12 + c], 0xdd);
+      y[c] = _mm512_shuffle_f32x4(even, more_even, 0x88);
+      y[4 + c] = _mm512_shuffle_f32x4(odd, more_odd, 0x88);
+      y[8 + c] = _mm512_shuffle_f32x4(even, more_even, 0xdd);
+      y[12 + c] = _mm512_shuffle_f32x4(odd, more_odd, 0xdd);
+    }
+    HELM_UNROLL
+    for (int i = 0; i < kLanes; ++i) x[i] = y[i];
+  }
 
  private:
   HELM_INLINE static __mmask16 mask(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }

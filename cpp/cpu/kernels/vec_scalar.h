@@ -13,8 +13,10 @@ struct VecScalar {
   };
 
   static constexpr int64_t kBlock = 512;  // k per accumulator, see matmul.h
-  static constexpr int kTileTokens = 2;
-  static constexpr bool kWidenPanels = true;
+  static constexpr int kScoreRows = 2;
+  static constexpr int kPanelTokens = 4;
+  static constexpr int kPanelVectors = 2;
+  static constexpr int64_t kPanelRows = 128;
   static constexpr int64_t kDirectTokens = 4;
   static constexpr int kRowsPerTokens[3] = {0, 4, 2};
   static constexpr int kDirectTile = 2;
@@ -124,6 +126,17 @@ struct VecScalar {
     float m = a.x[0];
     for (int i = 1; i < kLanes; ++i) m = a.x[i] > m ? a.x[i] : m;
     return m;
+  }
+
+  HELM_INLINE static void store_fours(float* p, int64_t /*stride*/, F v) { store(p, v); }
+  // Lane j of x[i] becomes lane i of x[j].
+  HELM_INLINE static void transpose(F (&x)[kLanes]) {
+    for (int i = 0; i < kLanes; ++i) {
+      for (int j = 0; j < i; ++j) {
+        const float v = x[i].x[j];
+        x[i].x[j] = x[j].x[i], x[j].x[i] = v;
+      }
+    }
   }
 
  private:

@@ -13,6 +13,7 @@ from helm.plan_format import KvSpec, Limits
 
 DEVICE_ALIGNMENT = 256  # of every activation, and of every weight on an accelerator
 _PACKING_BYTES = 1 << 20  # above every tier's scratch for packed matrix panels, per thread
+_PACKED_COLUMNS = 32  # to whole multiples of which inputs are packed
 _QUERY_BLOCK = 32  # queries that one worker attends at once
 _BLAS_BYTES = 32 << 20  # the most that cuBLAS recommends for its handle
 _ATTENTION_PIECES = 512  # pieces in which a GPU attends to few rows, over all KV heads
@@ -41,8 +42,8 @@ def workspace_bytes(
     graph: Graph, units: Iterable[Unit], limits: Limits, kv: KvSpec, threads: int
 ) -> int:
     """An upper bound of the scratch of the CPU's stages, 0 without units: per-thread packing and
-    partial attention, one partial result per (sequence, KV head, page), and the step's rotary
-    tables."""
+    partial attention, the packed inputs of one product, one partial result per (sequence, KV head,
+    page), and the step's rotary tables."""
     ops = [op for unit in units for op in unit.ops]
     if not ops:
         return 0
@@ -50,7 +51,14 @@ def workspace_bytes(
     if any(isinstance(op, Rope) for op in ops):
         frequencies = [len(table.inv_freq) for table in graph.rope]
         tables = sum(2 * aligned(4 * limits.step_tokens * count, 64) for count in frequencies)
-    return _scratch_bytes(_attentions(ops), limits, kv, threads) + tables
+    rows, widths = _value_rows(graph, limits), {v.name: v.width for v in graph.values}
+    inputs = [
+        4 * rows[op.input] * aligned(widths[op.input], _PACKED_COLUMNS)
+        for op in ops
+        if isinstance(op, Linear)
+    ]
+    scratch = _scratch_bytes(_attentions(ops), limits, kv, threads)
+    return scratch + max(inputs, default=0) + tables
 
 
 def _scratch_bytes(
