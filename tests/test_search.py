@@ -238,9 +238,9 @@ def test_eighty_layers_take_less_than_a_second(work):
     model_of("llama-3.1-70b")
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()  # its own work, whatever else the machine does
         result = big_search("llama-3.1-70b", work, cpu_bytes=400 * GIB)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     assert result.best is not None
     assert len(result.by_layout) == 2 * 82
     assert min(seconds) < 1.0, seconds

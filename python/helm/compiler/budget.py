@@ -3,7 +3,6 @@ and no objective."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -52,8 +51,35 @@ class Budget:
         }
 
 
-def itemise(setting: Setting, head: Site, mode: Mode) -> Budget:
-    """Everything that each device must hold for the workload's full context."""
+@dataclass(frozen=True)
+class StageBytes:
+    """Scratch and activations of a device that has the units of subset i of the embedding, blocks
+    and the head, at place i as in `_subsets`. The same wherever those units are placed."""
+
+    workspace: npt.NDArray[np.int64]
+    accelerator_workspace: npt.NDArray[np.int64]
+    activations: npt.NDArray[np.int64]
+
+
+def stage_bytes(setting: Setting) -> StageBytes:
+    """Of `setting`, for any head and mode."""
+    graph, threads = setting.model.graph, setting.cpu.threads
+    spec, limits = _geometry(setting)
+    parts = _subsets(graph.units[:1], setting.classes.units, graph.units[-1:])
+    sizes = [
+        (
+            workspace_bytes(graph, part, limits, spec, threads),
+            accelerator_workspace_bytes(graph, part, limits, spec),
+            activation_bytes(graph, part, limits),
+        )
+        for part in parts
+    ]
+    return StageBytes(*np.array(sizes, np.int64).T)
+
+
+def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = None) -> Budget:
+    """Everything that each device must hold for the workload's full context. each: the setting's
+    `stage_bytes`, for calls that differ in head and mode."""
     rows, pages = setting.rows, setting.pages
     used = rows.uses_accelerator(head)
     streams = used & (mode == "stream") & (rows.boundary > 0)
@@ -70,17 +96,8 @@ def itemise(setting: Setting, head: Site, mode: Mode) -> Budget:
     here, there = np.full_like(used, head == "cpu"), np.full_like(used, head == "accelerator")
     cpu_stages = (~rows.embedded, rows.boundary > 0, here)
     own_stages = (rows.embedded, rows.has_blocks | streams, there)
-    graph, threads = setting.model.graph, setting.cpu.threads
-
-    def scratch(units: list[Unit]) -> int:
-        return workspace_bytes(graph, units, limits, spec, threads)
-
-    def own_scratch(units: list[Unit]) -> int:
-        return accelerator_workspace_bytes(graph, units, limits, spec)
-
-    def activations(units: list[Unit]) -> int:
-        return activation_bytes(graph, units, limits)
-
+    each = stage_bytes(setting) if each is None else each
+    on_cpu, own = _subset(cpu_stages), _subset(own_stages)
     overflows, more = _overflow(setting, spec, limits)
 
     def paged(without: npt.NDArray[np.int64], overflowing: int) -> npt.NDArray[np.int64]:
@@ -91,8 +108,8 @@ def itemise(setting: Setting, head: Site, mode: Mode) -> Budget:
         cpu={
             "weights": whole(_weights(setting, counts, cpu_stages, 1)),
             "kv": whole(host_kv),
-            "activations": whole(_by_stages(setting, cpu_stages, activations)),
-            "workspace": paged(_by_stages(setting, cpu_stages, scratch), more.host_workspace),
+            "activations": whole(each.activations[on_cpu]),
+            "workspace": paged(each.workspace[on_cpu], more.host_workspace),
             "staging": paged(
                 _host_staging(setting, limits, used, cpu_stages, there), more.host_staging
             ),
@@ -101,8 +118,8 @@ def itemise(setting: Setting, head: Site, mode: Mode) -> Budget:
         accelerator={
             "weights": whole(_weights(setting, rest, own_stages, DEVICE_ALIGNMENT)),
             "kv": whole(device_kv),
-            "activations": paged(_by_stages(setting, own_stages, activations), more.activations),
-            "workspace": whole(_by_stages(setting, own_stages, own_scratch)),
+            "activations": paged(each.activations[own], more.activations),
+            "workspace": whole(each.accelerator_workspace[own]),
             "staging": paged(_device_staging(setting, spec, streams), more.visiting),
             "reserve": whole(used * setting.limits.accelerator_reserve_bytes),
         },
@@ -150,14 +167,9 @@ def _subsets(*parts: tuple[Unit, ...]) -> list[list[Unit]]:
     ]
 
 
-def _by_stages(
-    setting: Setting, stages: Stages, size: Callable[[list[Unit]], int]
-) -> npt.NDArray[np.int64]:
-    """[rows] `size` of one unit of each kind that is in `stages`."""
-    units = setting.model.graph.units
-    sizes = [size(part) for part in _subsets(units[:1], setting.classes.units, units[-1:])]
-    subset = sum(stage.astype(np.int64) << bit for bit, stage in enumerate(stages))
-    return np.asarray(np.array(sizes, np.int64)[subset])
+def _subset(stages: Stages) -> npt.NDArray[np.int64]:
+    """[rows] the place in `_subsets` of the stages' units."""
+    return np.asarray(sum(stage.astype(np.int64) << bit for bit, stage in enumerate(stages)))
 
 
 def _host_staging(

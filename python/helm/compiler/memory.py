@@ -94,7 +94,7 @@ def overflow_bytes(
     """units: those with attention on the accelerator. Of host_workspace an upper bound."""
     widths = {value.name: value.width for value in graph.values}
     own = _attentions(op for unit in units for op in unit.ops)
-    partial = 4 * max(op.heads * (op.head_dim + 2) for op in _attentions(graph.ops()))
+    partial = 4 * max(op.heads * (op.head_dim + 2) for op in own)
     queries = 4 * max(widths[op.input] for op in own)
     return OverflowBytes(
         activations=2 * aligned(limits.step_tokens * partial),

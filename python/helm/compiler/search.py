@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from helm.compiler.budget import Budget, executable, itemise, memory_bytes, missing
+from helm.compiler.budget import Budget, executable, itemise, memory_bytes, missing, stage_bytes
 from helm.compiler.candidate import Candidate, Missing, OverflowUse, Predicted, SitePrice
 from helm.compiler.cost import F64, classify
 from helm.compiler.op_cost import CostedGraph
@@ -151,11 +151,11 @@ def _choices(
         modes: Sequence[Mode] = ("compute",) if setting.accelerator is None else space.prefill
         for mode in modes:
             for sized in _sized(setting, mode, space):
-                steps = prepare(sized)
+                steps, each = prepare(sized), stage_bytes(sized)
                 for head in _heads(setting):
                     prefills = tuple(_prefills(steps, head, mode, space))
                     if prefills:
-                        budget = itemise(sized, head, mode)
+                        budget = itemise(sized, head, mode, each)
                         possible = executable(sized) | (space.kv == "host")
                         yield _Choice(
                             sized, head, mode, steps, decodes[head], prefills, budget, possible
