@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from helm.checkpoint import read_checkpoint
 from helm.compiler.loading import LoadingRequest
 from helm.config import load_config
 from helm.plan import make_plan
+from helm.plan_format import DType
 from helm.profile import load_profile
 
 LENGTHS = [1, 7, 512, 513]
@@ -145,11 +147,26 @@ def test_page_size_and_step_size_do_not_change_tokens() -> None:
         assert greedy(engine, prompts, 30) == expected
 
 
-def run_tier(tier: str, name: str, dtype: str, folder: Path, *more: Path) -> str:
-    """Runs engine_helpers.py in a process of that tier; `folder` takes the plan."""
+def run_tier(
+    tier: str,
+    name: str,
+    dtype: str,
+    folder: Path,
+    *more: Path,
+    placed: dict[str, DType] | None = None,
+) -> str:
+    """Runs engine_helpers.py in a process of that tier; `folder` takes the plan. placed: endings
+    of tensors' names -> their dtype in the engine."""
     model = small_models.model_dir(name, dtype)
     options = {"threads": 2, "memory_bytes": 4 << 30, "kv_dtype": "f32"}
     plan = make_plan(load_config(model), read_checkpoint(model), **options)
+    for ending, wanted in (placed or {}).items():
+        tensors = tuple(
+            replace(tensor, dtype=wanted) if tensor.name.endswith(ending) else tensor
+            for tensor in plan.tensors
+        )
+        assert tensors != plan.tensors
+        plan = replace(plan, tensors=tensors)
     (folder / "plan.json").write_text(plan.to_json())
     script = Path(__file__).parent / "engine_helpers.py"
     run = subprocess.run(
@@ -198,6 +215,20 @@ def test_rounded_activations_err_less_than_torch_in_bf16(
     )
     assert own > 1e-4 * np.sqrt(np.mean(exact**2))  # else nothing was rounded
     assert own <= of_torch
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_parts_of_a_product_in_several_dtypes(tier: str, tmp_path: Path) -> None:
+    """Parts of one dtype after another, which in some tiers take inputs packed in another way."""
+    logits = {}
+    for name, placed in (("one", None), ("several", {"k_proj.weight": "f32"})):
+        file = tmp_path / f"{name}.npz"
+        run_tier(tier, "qwen3", "bf16", tmp_path, file, placed=placed)
+        logits[name] = np.load(file)
+    for chunk in ("by_1", "by_13", "by_128"):
+        np.testing.assert_array_equal(logits["several"][chunk], logits["several"]["whole"])
+    same = np.array_equal(logits["several"]["whole"], logits["one"]["whole"])
+    assert same == (tier not in ROUNDING_TIERS)  # keys are no longer of rounded inputs
 
 
 @pytest.mark.parametrize("name", ["llama_tied_sharded", "opt_350m"])

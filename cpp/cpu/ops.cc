@@ -20,9 +20,6 @@ void for_tokens(Team& team, int64_t tokens, const Work& work) {
   team.parallel_for(tokens, std::clamp<int64_t>(tokens / team.size(), 1, kMostPerPiece), work);
 }
 
-// Above this many rows of input a product is bound by arithmetic.
-constexpr int64_t kDecodeTokens = 8;
-
 int64_t rows_of(const StepView& step, bool per_output) {
   return per_output ? step.outputs() : step.tokens();
 }

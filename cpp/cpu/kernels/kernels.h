@@ -122,6 +122,9 @@ struct ActivationArgs {
   int64_t n;
 };
 
+// Above this many rows of input a product is bound by arithmetic; up to it no tier packs them.
+constexpr int64_t kDecodeTokens = 8;
+
 // All kernels of one ISA tier. Arrays are indexed by DType.
 struct KernelTable {
   const char* name;  // "scalar", "avx2", "avx512", "avx512bf16", "amx"

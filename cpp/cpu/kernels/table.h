@@ -19,6 +19,7 @@ int64_t scratch_bytes(int64_t /*max_cols*/, int64_t /*max_queries*/, int64_t /*g
 template <class V>
 constexpr KernelTable make_table(const char* name) {
   constexpr DType f32 = DType::kF32, f16 = DType::kF16, bf16 = DType::kBF16;
+  static_assert(V::kDirectTokens >= kDecodeTokens);
   KernelTable t{};
   t.name = name;
   t.scratch_bytes = scratch_bytes<V>;

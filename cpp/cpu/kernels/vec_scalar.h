@@ -17,7 +17,7 @@ struct VecScalar {
   static constexpr int kPanelTokens = 4;
   static constexpr int kPanelVectors = 2;
   static constexpr int64_t kPanelRows = 128;
-  static constexpr int64_t kDirectTokens = 4;
+  static constexpr int64_t kDirectTokens = 8;
   static constexpr int kRowsPerTokens[3] = {0, 4, 2};
   static constexpr int kDirectTile = 2;
   static constexpr int kOutputVectors[7] = {0, 4, 2, 1, 1, 1, 1};
