@@ -118,11 +118,19 @@ void pack_tokens(const PackArgs& p, int64_t tile) {
   }
 }
 
-// C(t, r) += sum over one block of k of A(t, k) * W(r, k), both packed, for T tokens and the first
+// Where a tile's sums go: C(t, r) = [C(t, r)] + sum. Without what C holds it is not read, which
+// would be to wait for memory where C is in no cache.
+struct Sums {
+  float* c;
+  int64_t stride;
+  bool accumulate;
+};
+
+// Adds the sum over one block of k of A(t, k) * W(r, k), both packed, for T tokens and the first
 // `rows` of a tile's.
 template <class P, int T>
-HELM_INLINE void panel_tile(const float* a, const float* w, int64_t steps, int64_t rows, float* c,
-                            int64_t c_stride) {
+HELM_INLINE void panel_tile(const float* a, const float* w, int64_t steps, int64_t rows, Sums to,
+                            const float* next, int64_t next_lines) {
   using V = typename P::V;
   using F = typename V::F;
   constexpr int N = V::kPanelVectors;
@@ -133,6 +141,14 @@ HELM_INLINE void panel_tile(const float* a, const float* w, int64_t steps, int64
   for (int i = 0; i < V::kLanes; ++i) {
     const float* words = a + i / 4 * steps * T * 4 + added(i % 4);
     const float* rows_of_w = w + i * lane_words<V>(steps);
+    // A little for every lane: as many requests at once would keep the lane's own loads waiting.
+    HELM_UNROLL
+    for (int j = T * N * i / V::kLanes; j < T * N * (i + 1) / V::kLanes; ++j) {
+      __builtin_prefetch(to.c + j / N * to.stride + j % N * V::kLanes, 1);
+    }
+    for (int64_t j = next_lines * i / V::kLanes; j < next_lines * (i + 1) / V::kLanes; ++j) {
+      __builtin_prefetch(next + j * (kLineBytes / 4), 0, 2);
+    }
     HELM_UNROLL
     for (int t = 0; t < T; ++t) {
       HELM_UNROLL
@@ -170,12 +186,13 @@ HELM_INLINE void panel_tile(const float* a, const float* w, int64_t steps, int64
   for (int t = 0; t < T; ++t) {
     HELM_UNROLL
     for (int n = 0; n < N; ++n) {
-      float* out = c + t * c_stride + n * V::kLanes;
+      float* out = to.c + t * to.stride + n * V::kLanes;
       const int64_t some = rows - n * V::kLanes;
       if (some >= V::kLanes) {
-        V::store(out, V::add(V::load(out), acc[t][n]));
+        V::store(out, V::add(to.accumulate ? V::load(out) : V::zero(), acc[t][n]));
       } else if (some > 0) {
-        V::store_n(out, V::add(V::load_n(out, some), acc[t][n]), some);
+        const F before = to.accumulate ? V::load_n(out, some) : V::zero();
+        V::store_n(out, V::add(before, acc[t][n]), some);
       }
     }
   }
@@ -184,21 +201,16 @@ HELM_INLINE void panel_tile(const float* a, const float* w, int64_t steps, int64
 // A tile of T tokens against every packed tile of a panel's rows. What follows in packed A, the
 // next tile, is fetched meanwhile.
 template <class P, int T>
-void sweep_tile(const float* a, const float* w, int64_t rows, int64_t steps, float* c,
-                int64_t c_stride) {
+void sweep_tile(const float* a, const float* w, int64_t rows, int64_t steps, Sums to) {
   using V = typename P::V;
   constexpr int64_t kRows = kPanelTileRows<V>, kLine = kLineBytes / 4;
   const int64_t words = T * V::kLanes * steps;
-  const int64_t share = words / ((rows + kRows - 1) / kRows);
+  const int64_t lines = words / kLine / ((rows + kRows - 1) / kRows);
   for (int64_t r = 0; r < rows; r += kRows) {
-    HELM_UNROLL
-    for (int t = 0; t < T; ++t) {
-      for (int64_t i = 0; i < kRows; i += kLine) __builtin_prefetch(c + t * c_stride + r + i, 1);
-    }
-    const float* next = a + words + share * (r / kRows);
-    for (int64_t i = 0; i < share; i += kLine) __builtin_prefetch(next + i, 0, 2);
-    panel_tile<P, T>(a, w + r / kRows * panel_tile_words<V>(steps), steps, rows - r, c + r,
-                     c_stride);
+    const int64_t tile = r / kRows;
+    panel_tile<P, T>(a, w + tile * panel_tile_words<V>(steps), steps, rows - r, to,
+                     a + words + tile * lines * kLine, lines);
+    to.c += kRows;
   }
 }
 
@@ -214,12 +226,11 @@ constexpr int64_t least_tile() {
 }
 
 template <class P, int T = P::V::kPanelTokens>
-void sweep(const float* a, int64_t tokens, const float* w, int64_t rows, int64_t steps, float* c,
-           int64_t c_stride) {
+void sweep(const float* a, int64_t tokens, const float* w, int64_t rows, int64_t steps, Sums to) {
   if constexpr (T > least_tile<typename P::V>()) {
-    if (tokens < T) return sweep<P, T - 1>(a, tokens, w, rows, steps, c, c_stride);
+    if (tokens < T) return sweep<P, T - 1>(a, tokens, w, rows, steps, to);
   }
-  sweep_tile<P, T>(a, w, rows, steps, c, c_stride);
+  sweep_tile<P, T>(a, w, rows, steps, to);
 }
 
 // Where the sums of `rows` rows of C begin: [C] + [bias].
@@ -261,9 +272,10 @@ void panel_product(const MatmulArgs& m) {
       }
       for (int64_t i = 0; i < tiles.count(); ++i) {
         const int64_t t = tiles.first(i), tokens = tiles.size(i);
-        if (k0 == 0) start_rows(m, t, tokens, r0, rows);
+        if (k0 == 0 && m.bias) start_rows(m, t, tokens, r0, rows);
+        const Sums to{m.c + t * m.c_stride + r0, m.c_stride, k0 > 0 || m.bias || m.accumulate};
         sweep<typename P::Words>(packed + packed_offset<P>(m.tokens, t, k0, steps), tokens, panel,
-                                 rows, steps, m.c + t * m.c_stride + r0, m.c_stride);
+                                 rows, steps, to);
       }
     }
   }
