@@ -27,6 +27,7 @@ struct MatmulArgs {
   int64_t c_stride;   // elements
   void* scratch;      // KernelTable::scratch_bytes, 64-byte aligned, private to the calling thread
   const void* packed = nullptr;  // all tiles of A; for more tokens than KernelTable::direct_tokens
+  int64_t ahead = 512;  // bytes by which a product of few tokens fetches each stream of W ahead
 };
 
 // A for products of many tokens, as their kernel reads it: packed once, in tiles of tokens that

@@ -16,7 +16,7 @@ namespace {
 template <class P>
 void few_tokens(const MatmulArgs& m) {
   const int64_t row_bytes = m.cols * static_cast<int64_t>(sizeof(typename P::Store));
-  direct_product<P>(m, m.tokens <= P::V::kDirectTile ? kPrefetchBytes : row_bytes);
+  direct_product<P>(m, m.tokens <= P::V::kDirectTile ? m.ahead : row_bytes);
 }
 
 template <class V, DType D>

@@ -14,6 +14,8 @@
 namespace helm::cpu {
 namespace {
 
+inline constexpr int64_t kPrefetchBytes = 512;  // ahead in each stream of weights
+
 inline constexpr int64_t kTile = 16;  // rows of a register, columns of C
 inline constexpr int64_t kTileK = 32;
 inline constexpr int64_t kTileRowBytes = 64;
