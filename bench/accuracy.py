@@ -59,6 +59,7 @@ from random_weights import random_weights
 from setups import SIM, Probe, Setup, Threads, cpu_setup, partitioned_setup, probes_of
 
 OUTPUT = 24  # decode steps per round
+OVERLAPPED_PARTS = 4  # in which they run where steps overlap, the probe before each part
 STEP_TOKENS = 512
 
 
@@ -177,15 +178,21 @@ class Bench:
 
     def _decode(self, tokens: int) -> list[Run]:
         """After a prefill."""
+        if self.case.schedule != OVERLAPPED:
+            # The engine's threads fell asleep while the probe ran: the second step counts.
+            return self._decode_steps(tokens, OUTPUT)[1::2]
+        found: list[Run] = []
+        for _ in range(OVERLAPPED_PARTS):  # one step for all, then the two groups in turn
+            steps = self._decode_steps(tokens, OUTPUT // OVERLAPPED_PARTS)
+            found += [joined(pair) for pair in zip(steps[1::2], steps[2::2], strict=True)]
+        return found
+
+    def _decode_steps(self, tokens: int, count: int) -> list[Run]:
         requests = [
-            _helm.Request(prompt=[*p, 1], sequence=q, cached=self.case.context, max_tokens=OUTPUT)
+            _helm.Request(prompt=[*p, 1], sequence=q, cached=self.case.context, max_tokens=count)
             for q, p in self.rows.items()
         ]
         steps = self._steps(requests, tokens, every=2)
-        if self.case.schedule == OVERLAPPED:  # one for all, then the two groups in turn
-            steps = [joined(pair) for pair in zip(steps[1::2], steps[2::2], strict=True)]
-        else:  # the engine's threads fell asleep while the probe ran: the second step counts
-            steps = steps[1::2]
         for sequence in self.rows:
             self.model.engine.truncate(sequence, self.case.context)
         return steps
