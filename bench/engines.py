@@ -23,15 +23,18 @@ import numpy as np
 from scenarios import SHORT, Scenario, prompt_of, variant
 
 FLASH = {"": -1, "no-fa": 0, "fa": 1}  # llama.cpp's enum llama_flash_attn_type
+PARTS = 4  # in which steps of several sequences take turns with those of one
 CHUNK = 512  # tokens that llama.cpp gets at once, its own default of a step
 
 
 @dataclass
 class Timed:
-    """ops: HELM's seconds by kind of op in the CPU's stages, barriers included."""
+    """ops: HELM's seconds by kind of op in the CPU's stages, barriers included. alone_s: of decode
+    of several sequences with HELM, the same steps of one of them alone, in turn with the others."""
 
-    step_s: list[float]
+    step_s: list[float] = field(default_factory=list)
     ops: dict[str, float] = field(default_factory=dict)
+    alone_s: list[float] = field(default_factory=list)
 
 
 class Engine(Protocol):
@@ -116,23 +119,39 @@ class Helm:
             self._fill(scenario.context)
         else:
             self._rewind(0)
-            self._generate(scenario.context, 0, 1)
+            self._generate(scenario.context, 0, 1, self._sequences)
 
     def run(self, scenario: Scenario) -> Timed:
-        cached = 0 if scenario.kind == "prefill" else scenario.context
+        timed = Timed()
+        if scenario.kind == "prefill":
+            self._time(timed, scenario.context, 0, 1)
+            return timed
+        alone = scenario.sequences > 1
+        parts = min(PARTS, scenario.steps) if alone else 1
+        for part in range(parts):
+            begin, end = (scenario.context + scenario.steps * i // parts for i in (part, part + 1))
+            if alone:
+                timed.alone_s += self._generate(begin, begin, end - begin, self._sequences[:1])
+                self._engine.truncate(self._sequences[0], begin)
+            self._time(timed, begin, begin, end - begin)
+        return timed
+
+    def _time(self, timed: Timed, context: int, cached: int, new: int) -> None:
         self._engine.count_op_times(True)
-        step_s = self._generate(scenario.context, cached, scenario.steps)
+        timed.step_s += self._generate(context, cached, new, self._sequences)
         self._engine.count_op_times(False)
-        ops = {op["op"]: op["seconds"] for op in self._engine.stats["cpu_ops"]}
-        return Timed(step_s, ops)
+        for op in self._engine.stats["cpu_ops"]:
+            timed.ops[op["op"]] = timed.ops.get(op["op"], 0.0) + op["seconds"]
 
     def _rewind(self, positions: int) -> None:
         for sequence in self._sequences:
             self._engine.truncate(sequence, positions)
         self._held = positions
 
-    def _generate(self, context: int, cached: int, new: int) -> list[float]:
-        """Seconds of the steps that give `new` tokens to every sequence."""
+    def _generate(
+        self, context: int, cached: int, new: int, sequences: Sequence[int]
+    ) -> list[float]:
+        """Seconds of the steps that give `new` tokens to each of `sequences`."""
         tail = [1] if cached else []
         requests = [
             self._native.Request(
@@ -141,7 +160,7 @@ class Helm:
                 cached=cached,
                 max_tokens=new,
             )
-            for i, sequence in enumerate(self._sequences)
+            for i, sequence in enumerate(sequences)
         ]
         generation, step_s, tokens = self._native.Generation(self._engine, requests), [], 0
         while not generation.done:

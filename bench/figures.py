@@ -2,8 +2,9 @@
 
 A model of that JSON has `shape`, `dtype`, `config`, `engines`, `scenarios`, `left_out`, `rounds`.
 A round is a list of processes: `engine`, `load_s`, `first_token_s`, `details`, `deviation`, `runs`.
-A run has its `scenario`'s name, `seconds` of all its steps, `ops`, `peak_rss_bytes` and the
-`ceilings` before and after it.
+A run has its `scenario`'s name, `seconds` of all its steps, `ops`, `alone_seconds` of the same
+steps of one sequence in turn with them (0: not measured), `peak_rss_bytes` and the `ceilings`
+before and after it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ FLOPS = "GFLOP/s"
 OF_PEAK = "of f32 peak"
 PRODUCTS = "products of f32 peak"
 OTHER_OPS = "other ops"
+TIMES = "times one sequence"
 
 
 def matrix_elements(config: dict) -> tuple[int, int]:
@@ -75,6 +77,8 @@ def run_figures(run: dict, scenario: Scenario, config: dict, dtype: str) -> dict
         rate = step_bytes(config, dtype, scenario) * scenario.steps / seconds
         found[MEMORY] = rate / 1e9
         found[OF_READ] = rate / around(run, "read_bytes_per_s")
+    if run.get("alone_seconds"):
+        found[TIMES] = scenario.sequences * run["alone_seconds"] / seconds
     if ops:
         found[OTHER_OPS] = 1 - (ops["linear"] + ops["attention"]) / seconds
     return found
@@ -157,10 +161,6 @@ def _over_best(engine: str, scenario: str, peers: str) -> Callable[[Figures], fl
     return ratio
 
 
-def _times(sequences: int) -> Callable[[Figures], float]:
-    return lambda found: found["helm", f"decode-x{sequences}"][RATE] / found["helm", "decode"][RATE]
-
-
 def bars(engines: Sequence[str]) -> list[Bar]:
     """All of them; those of prefill and against peers once for each tier of HELM above AVX2, since
     some round activations, as some peers do, and some do not."""
@@ -186,8 +186,8 @@ def bars(engines: Sequence[str]) -> list[Bar]:
         *found,
         Bar("prefill of 4,096 with attention, of the f32 peak", "helm", 0.75,
             _share("helm", "prefill-4096", OF_PEAK)),
-        Bar("4 sequences over one", "helm", 3.6, _times(4), **ratio),
-        Bar("8 sequences over one", "helm", 6.0, _times(8), **ratio),
+        Bar("4 sequences over one", "helm", 3.6, _share("helm", "decode-x4", TIMES), **ratio),
+        Bar("8 sequences over one", "helm", 6.0, _share("helm", "decode-x8", TIMES), **ratio),
         Bar("decode at 4,096, of the read ceiling", "helm", 0.85,
             _share("helm", "decode@4096", OF_READ)),
         Bar("decode at 32,768, of the read ceiling", "helm", 0.85,

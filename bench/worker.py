@@ -79,6 +79,7 @@ class Worker:
             "seconds": sum(timed.step_s),
             "median_step_s": statistics.median(timed.step_s),
             "ops": timed.ops,
+            "alone_seconds": sum(timed.alone_s),
             "peak_rss_bytes": peak,
         }
 

@@ -24,6 +24,7 @@ from figures import (
     OTHER_OPS,
     PRODUCTS,
     RATE,
+    TIMES,
     Bar,
     attention_flops,
     bar_values,
@@ -46,12 +47,14 @@ def run_of(
     seconds: float,
     ops: dict[str, float] | None = None,
     read: tuple[float, float] = (1e9, 3e9),
+    alone: float = 0.0,
 ) -> dict[str, Any]:
     """A run between these probes."""
     return {
         "scenario": name,
         "seconds": seconds,
         "ops": ops or {},
+        "alone_seconds": alone,
         "peak_rss_bytes": 4 * (BLOCKS + HEAD),
         "ceilings": [{"read_bytes_per_s": rate, "fma_flops": 1e9} for rate in read],
     }
@@ -159,6 +162,14 @@ def test_figures_of_a_prefill_tell_products_from_the_whole() -> None:
     assert found[OF_PEAK] == pytest.approx((products + attention) / 2 / 1e9)
     assert found[PRODUCTS] == pytest.approx(products / 1e9)
     assert PRODUCTS not in figures_of(run_of("prefill-512", 2.0))
+
+
+def test_sequences_are_set_beside_the_same_steps_of_one() -> None:
+    run = run_of("decode-x8", 2.0, alone=1.5)
+    assert figures_of(run)[TIMES] == pytest.approx(8 * 1.5 / 2.0)
+    model = model_of([process_of("helm", run)])
+    rows = {row[0]: row[1:] for row in bar_sheet(model).rows}
+    assert rows["8 sequences over one"] == ("helm", "6.00x [6.00x, 6.00x]", ">= 6x", "met")
 
 
 def test_a_bar_is_a_median_of_ratios_within_rounds() -> None:

@@ -52,6 +52,8 @@ def test_engines_are_verified_measured_saved_and_shown_again(tiny: Path) -> None
             for measured in process["runs"]:
                 assert 0 < measured["median_step_s"] <= measured["seconds"]
                 assert len(measured["ceilings"]) == 2
+                beside = process["engine"] == "helm" and measured["scenario"] == "decode-x4"
+                assert (measured["alone_seconds"] > 0) == beside
         (scalar,) = [p for p in processes if p["engine"] == "helm:scalar"]
         assert scalar["details"] == {"isa": "scalar"}
     names = [r["scenario"] for r in model["rounds"][0][0]["runs"]]
