@@ -33,7 +33,7 @@ from helm.machine import cpu_affinity, one_cpu_per_core
 from helm.profile import KV_DTYPES, AcceleratorProfile, CpuProfile, LinkProfile
 
 BUDGET_S = 5.0
-TOKENS = (1, 4, 16, 64, 512)
+TOKENS = (1, 2, 4, 8, 16, 64, 512)
 _EMPTY_OPS = 16
 _MOST_BYTES = 1 << 29  # half of it is read at a time: several times a GPU's cache
 _MEANWHILE_S = 0.005
