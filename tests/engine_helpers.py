@@ -85,6 +85,6 @@ if __name__ == "__main__":
     tested = _helm.Engine(Path(sys.argv[1]).read_text(), sys.argv[2])
     if len(sys.argv) > 3:
         prompt = prompt_of(300)
-        chunked = {f"by_{n}": logits_in_chunks(tested, prompt, n) for n in (1, 13, 128)}
+        chunked = {f"by_{n}": logits_in_chunks(tested, prompt, n) for n in (1, 7, 13, 128)}
         np.savez(sys.argv[3], whole=logits_of(tested, prompt), **chunked)
     print(_helm.isa_choice()[0], greedy(tested, [prompt_of(50), prompt_of(3)], 30))

@@ -197,7 +197,7 @@ def test_rounded_activations_err_less_than_torch_in_bf16(
         pytest.skip(f"no tier {tier}: {WHY[tier]}")
     run_tier(tier, name, "bf16", tmp_path, tmp_path / "logits.npz")
     logits = np.load(tmp_path / "logits.npz")
-    for chunk in ("by_1", "by_13", "by_128"):
+    for chunk in ("by_1", "by_7", "by_13", "by_128"):
         np.testing.assert_array_equal(logits[chunk], logits["whole"])
     tokens = torch.tensor([prompt_of(300)])
 
@@ -225,7 +225,7 @@ def test_parts_of_a_product_in_several_dtypes(tier: str, tmp_path: Path) -> None
         file = tmp_path / f"{name}.npz"
         run_tier(tier, "qwen3", "bf16", tmp_path, file, placed=placed)
         logits[name] = np.load(file)
-    for chunk in ("by_1", "by_13", "by_128"):
+    for chunk in ("by_1", "by_7", "by_13", "by_128"):
         np.testing.assert_array_equal(logits["several"][chunk], logits["several"]["whole"])
     same = np.array_equal(logits["several"]["whole"], logits["one"]["whole"])
     assert same == (tier not in ROUNDING_TIERS)  # keys are no longer of rounded inputs

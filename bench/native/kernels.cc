@@ -74,7 +74,8 @@ class Rows {
       weights_dtype_ = dtype;
       for (int64_t tokens : kProductTokens) {
         keep(table, matmul_case(table, dtype, tokens, weights_, machine));
-        if (tokens == 1 && &table == &best_table() && matches("matmul tokens 1 small pages")) {
+        if (tokens == 1 && &table == &best_table() && !options_.all_tiers &&
+            matches("matmul tokens 1 small pages")) {
           const auto small = make_weights(dtype, machine, probe::Pages::kSmall);
           keep(table, matmul_case(table, dtype, tokens, small, machine));
         }

@@ -142,7 +142,6 @@ HELM_INLINE void panel_tile(const float* a, const float* w, int64_t steps, int64
     const float* words = a + i / 4 * steps * T * 4 + added(i % 4);
     const float* rows_of_w = w + i * lane_words<V>(steps);
     // A little for every lane: as many requests at once would keep the lane's own loads waiting.
-    HELM_UNROLL
     for (int j = T * N * i / V::kLanes; j < T * N * (i + 1) / V::kLanes; ++j) {
       __builtin_prefetch(to.c + j / N * to.stride + j % N * V::kLanes, 1);
     }

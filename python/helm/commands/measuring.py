@@ -45,7 +45,7 @@ class MeasureProgress:
         first, self.measured = not self.measured, True
         if not sys.stderr.isatty():
             if first:
-                say("measuring this machine, once, ~15 s")
+                say("measuring this machine, once, ~10 s")
             return
         if share >= 1.0:
             self._stop()  # there may be another bar after it
