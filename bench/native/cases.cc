@@ -172,7 +172,7 @@ class Matmul : public Case {
         {reinterpret_cast<const float*>(a_.data()), kMaxCols, tokens_,
          w + r0 * shape.cols * dtype_bytes(dtype_), r1 - r0, shape.cols, nullptr, false,
          reinterpret_cast<float*>(c_.data()) + r0, kMaxRows,
-         scratch_.data() + thread * scratch_bytes_, packed_.data(), cpu::stream_ahead_bytes()});
+         scratch_.data() + thread * scratch_bytes_, packed_.data()});
   }
 
   // Inputs as the kernel rounds them.

@@ -194,15 +194,4 @@ const KernelTable& select_kernels(std::string* why) {
   return *kernels_scalar();
 }
 
-// One token, six streams, of the ceiling: Zen 5 (L1 of 48 KiB) 88 % at 512, 97 % at 1024. Zen 4 (32
-// KiB, bf16) 28 GB/s at 512, 22 at 1024, 20 at 2048: probably lines lost from L1, as the streams
-// often lie a power of two apart.
-int64_t stream_ahead_bytes() {
-#if defined(_SC_LEVEL1_DCACHE_SIZE)
-  static const bool large = sysconf(_SC_LEVEL1_DCACHE_SIZE) >= 48 << 10;
-  if (large) return 1024;
-#endif
-  return 512;
-}
-
 }  // namespace helm::cpu

@@ -41,7 +41,4 @@ const KernelTable* kernels_of(Isa isa);
 // the choice was made.
 const KernelTable& select_kernels(std::string* why = nullptr);
 
-// MatmulArgs::ahead for this machine, by the size of its L1.
-int64_t stream_ahead_bytes();
-
 }  // namespace helm::cpu

@@ -6,7 +6,6 @@
 #include <variant>
 
 #include "base/arena.h"
-#include "cpu/isa.h"
 #include "cpu/linear_rows.h"
 #include "cpu/stage.h"
 
@@ -141,7 +140,6 @@ class BoundLinear : public BoundOp {
     args_.c = b.value(op.out);
     args_.c_stride = all_.rows;
     args_.packed = packed_;
-    args_.ahead = stream_ahead_bytes();
   }
 
   void run(const StepView& step, Team& team) const override {

@@ -78,10 +78,14 @@ double stream_read_bytes_per_s(int threads, const Buffer& buffer, double seconds
   const cpu::KernelTable& kernels = table_or_best(table);
   const int64_t part = buffer.bytes() / threads / 4096 * 4096;
   std::vector<float> sinks(static_cast<size_t>(threads) * 16);  // one cache line each
-  const std::vector<double> passes = passes_s(threads, seconds, [&](int t) {
-    kernels.probe_read(buffer.data() + t * part, part, &sinks[static_cast<size_t>(t) * 16]);
-  });
-  return static_cast<double>(part * threads) / passes[passes.size() / 2];
+  double best = 0;
+  for (const auto read : kernels.probe_read) {
+    const std::vector<double> passes = passes_s(threads, seconds / cpu::kReadProbes, [&](int t) {
+      read(buffer.data() + t * part, part, &sinks[static_cast<size_t>(t) * 16]);
+    });
+    best = std::max(best, static_cast<double>(part * threads) / passes[passes.size() / 2]);
+  }
+  return best;
 }
 
 double stream_read_bytes_per_s(int threads, int64_t bytes, double seconds) {

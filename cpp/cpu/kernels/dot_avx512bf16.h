@@ -61,7 +61,7 @@ inline void matmul_bf16(const MatmulArgs& m) {
   const int64_t stride = round_up(m.cols, DotBf16::kStep);
   const int64_t bytes = m.tokens * stride * static_cast<int64_t>(sizeof(uint16_t));
   if (m.tokens > VecAvx512::kDirectTokens) return panel_product<DotBf16>(m);
-  if (m.tokens == 1 || bytes > panel_scratch_bytes<DotBf16>()) return few_tokens<DotBf16>(m);
+  if (m.tokens == 1 || bytes > panel_scratch_bytes<DotBf16>()) return direct_product<DotBf16>(m);
   auto* rounded = static_cast<uint16_t*>(m.scratch);
   for (int64_t t = 0; t < m.tokens; ++t) {
     round_row(m.a + t * m.a_stride, m.cols, rounded + t * stride);
@@ -69,7 +69,7 @@ inline void matmul_bf16(const MatmulArgs& m) {
   MatmulArgs packed = m;
   packed.a = reinterpret_cast<const float*>(rounded);
   packed.a_stride = stride;
-  few_tokens<DotRounded>(packed);
+  direct_product<DotRounded>(packed);
 }
 
 }  // namespace

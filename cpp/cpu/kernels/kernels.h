@@ -27,7 +27,6 @@ struct MatmulArgs {
   int64_t c_stride;   // elements
   void* scratch;      // KernelTable::scratch_bytes, 64-byte aligned, private to the calling thread
   const void* packed = nullptr;  // all tiles of A; for more tokens than KernelTable::direct_tokens
-  int64_t ahead = 512;  // bytes by which a product of few tokens fetches each stream of W ahead
 };
 
 // A for products of many tokens, as their kernel reads it: packed once, in tiles of tokens that
@@ -126,6 +125,8 @@ struct ActivationArgs {
 // Above this many rows of input a product is bound by arithmetic; up to it no tier packs them.
 constexpr int64_t kDecodeTokens = 8;
 
+constexpr int kReadProbes = 2;
+
 // All kernels of one ISA tier. Arrays are indexed by DType.
 struct KernelTable {
   const char* name;  // "scalar", "avx2", "avx512", "avx512bf16", "amx"
@@ -157,8 +158,9 @@ struct KernelTable {
   void (*add)(const float* x, float* y, int64_t n);  // y += x
   // For probes: runs `rounds` of register-only FMAs and returns how many flops that was.
   double (*probe_fma)(int64_t rounds, float* sink);
-  // For probes: reads [p, p + bytes), bytes a multiple of 4096, as fast as one thread can.
-  void (*probe_read)(const void* p, int64_t bytes, float* sink);
+  // For probes: read [p, p + bytes), bytes a multiple of 4096, as one thread of some machine can
+  // best; which way is the fastest depends on the machine, and on its neighbours.
+  void (*probe_read[kReadProbes])(const void* p, int64_t bytes, float* sink);
 };
 
 // Tiles to pack before a product of so many tokens; 0 where it reads A.

@@ -13,15 +13,9 @@
 namespace helm::cpu {
 namespace {
 
-template <class P>
-void few_tokens(const MatmulArgs& m) {
-  const int64_t row_bytes = m.cols * static_cast<int64_t>(sizeof(typename P::Store));
-  direct_product<P>(m, m.tokens <= P::V::kDirectTile ? m.ahead : row_bytes);
-}
-
 template <class V, DType D>
 void matmul(const MatmulArgs& m) {
-  if (m.tokens <= V::kDirectTokens) return few_tokens<Dot<V, D>>(m);
+  if (m.tokens <= V::kDirectTokens) return direct_product<Dot<V, D>>(m);
   panel_product<Dot<V, D>>(m);
 }
 

@@ -16,10 +16,16 @@ struct Count {
   static constexpr int value = N;
 };
 
-// What a tile asks of memory for later: in each row's stream the line at `ahead` bytes, which moves
+// In each row's stream a line far ahead is fetched to L2 and one close by from there to L1: fetched
+// to L1 at once, lines that arrive early would be pushed out again by the inputs of several tokens,
+// and requests of memory would fill the buffers that those inputs need when they come from L2.
+inline constexpr int64_t kFarBytes = 2048;
+inline constexpr int64_t kNearBytes = 3 * kLineBytes;
+
+// What a tile asks of memory for later: in each row's stream the line at `far` bytes, which moves
 // on by `step` bytes with every line computed.
 struct Prefetch {
-  int64_t ahead;
+  int64_t far;
   int64_t step;
 };
 
@@ -82,9 +88,11 @@ void direct_tile(const MatmulArgs& m, int64_t row, int64_t row_step, int64_t tok
     for (; k + kSteps * P::kStep <= k1; k += kSteps * P::kStep) {
       HELM_UNROLL
       for (int r = 0; r < R; ++r) {
-        __builtin_prefetch(reinterpret_cast<const char*>(w + r * w_step) + prefetch.ahead);
+        const Store* row_of_w = w + r * w_step;
+        __builtin_prefetch(reinterpret_cast<const char*>(row_of_w) + prefetch.far, 0, 2);
+        __builtin_prefetch(reinterpret_cast<const char*>(row_of_w + k) + kNearBytes);
       }
-      prefetch.ahead += prefetch.step;
+      prefetch.far += prefetch.step;
       HELM_UNROLL
       for (int s = 0; s < kSteps; ++s) step(load_w, load_a, k + s * P::kStep);
     }
@@ -107,18 +115,19 @@ void direct_tile(const MatmulArgs& m, int64_t row, int64_t row_step, int64_t tok
 }
 
 // All tokens in tiles of C or C - 1, one group of rows after the other: a group's weights come from
-// memory for the first tile and from cache for the others. Each tile asks for its share of what
-// lies `ahead` bytes further, so that memory is busy during all of them.
+// memory for the first tile and from cache for the others. Of several tiles each asks for its share
+// of the next group, so that memory is busy during all of them.
 template <class P, int C>
-void direct_rows(const MatmulArgs& m, int64_t tiles, int64_t ahead) {
+void direct_rows(const MatmulArgs& m, int64_t tiles) {
   constexpr int kRows = P::V::kRowsPerTokens[C];
   const int64_t row_bytes = m.cols * static_cast<int64_t>(sizeof(typename P::Store));
+  const int64_t far = tiles == 1 ? kFarBytes : row_bytes;
   const int64_t full = m.tokens - tiles * (C - 1);  // tiles of C tokens, they come first
   const int64_t step = m.rows / kRows;
   const auto group = [&](auto rows, int64_t row) HELM_LAMBDA_INLINE {
     constexpr int R = decltype(rows)::value;
     for (int64_t i = 0, t = 0; i < tiles; ++i) {
-      const Prefetch prefetch{ahead + row_bytes * i / tiles, (kLineBytes + tiles - 1) / tiles};
+      const Prefetch prefetch{far + row_bytes * i / tiles, (kLineBytes + tiles - 1) / tiles};
       if (i < full) {
         direct_tile<P, R, C>(m, row, step, t, prefetch);
         t += C;
@@ -134,32 +143,27 @@ void direct_rows(const MatmulArgs& m, int64_t tiles, int64_t ahead) {
 
 // Needs no scratch. Tokens are cut into tiles as even as possible.
 template <class P>
-void direct_product(const MatmulArgs& m, int64_t ahead) {
+void direct_product(const MatmulArgs& m) {
   constexpr int kMax = P::V::kDirectTile;
   const int64_t tiles = (m.tokens + kMax - 1) / kMax;
   switch ((m.tokens + tiles - 1) / tiles) {
     case 1:
-      return direct_rows<P, 1>(m, tiles, ahead);
+      return direct_rows<P, 1>(m, tiles);
     case 2:
-      return direct_rows<P, 2>(m, tiles, ahead);
+      return direct_rows<P, 2>(m, tiles);
     case 3:
-      if constexpr (kMax >= 3) return direct_rows<P, 3>(m, tiles, ahead);
+      if constexpr (kMax >= 3) return direct_rows<P, 3>(m, tiles);
       break;
     case 4:
-      if constexpr (kMax >= 4) return direct_rows<P, 4>(m, tiles, ahead);
+      if constexpr (kMax >= 4) return direct_rows<P, 4>(m, tiles);
       break;
     case 5:
-      if constexpr (kMax >= 5) return direct_rows<P, 5>(m, tiles, ahead);
+      if constexpr (kMax >= 5) return direct_rows<P, 5>(m, tiles);
       break;
     case 6:
-      if constexpr (kMax >= 6) return direct_rows<P, 6>(m, tiles, ahead);
+      if constexpr (kMax >= 6) return direct_rows<P, 6>(m, tiles);
       break;
   }
-}
-
-template <class V, DType D>
-void matmul_direct(const MatmulArgs& m, int64_t ahead) {
-  direct_product<Dot<V, D>>(m, ahead);
 }
 
 }  // namespace

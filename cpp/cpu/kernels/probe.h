@@ -27,25 +27,29 @@ double probe_fma(int64_t rounds, float* sink) {
   return 2.0 * kChains * kUnroll * V::kLanes * static_cast<double>(rounds);
 }
 
-// Eight sequential streams, each prefetched: more lines in flight than one stream's prefetcher
-// keeps.
-template <class V>
+// One line, and requests for later ones: to L2 those at kFar bytes, to L1 those at kNear.
+template <class V, int64_t kFar, int64_t kNear>
+HELM_INLINE typename V::F read_line(const char* line, typename V::F acc) {
+  if constexpr (kFar > 0) __builtin_prefetch(line + kFar, 0, 2);
+  __builtin_prefetch(line + kNear);
+  HELM_UNROLL
+  for (int64_t v = 0; v < 64; v += V::kLanes * 4) {
+    acc = V::add(acc, V::load(reinterpret_cast<const float*>(line + v)));
+  }
+  return acc;
+}
+
+// kStreams sequential streams at once.
+template <class V, int kStreams, int64_t kFar, int64_t kNear>
 void probe_read(const void* p, int64_t bytes, float* sink) {
-  constexpr int kStreams = 8;
-  constexpr int64_t kAhead = 1024, kLine = 64;
   const char* base = static_cast<const char*>(p);
   const int64_t step = bytes / kStreams;
   typename V::F acc[kStreams];
   for (int i = 0; i < kStreams; ++i) acc[i] = V::zero();
-  for (int64_t b = 0; b < step; b += kLine) {
+  for (int64_t b = 0; b < step; b += 64) {
     HELM_UNROLL
     for (int i = 0; i < kStreams; ++i) {
-      const char* line = base + i * step + b;
-      __builtin_prefetch(line + kAhead);
-      HELM_UNROLL
-      for (int64_t v = 0; v < kLine; v += V::kLanes * 4) {
-        acc[i] = V::add(acc[i], V::load(reinterpret_cast<const float*>(line + v)));
-      }
+      acc[i] = read_line<V, kFar, kNear>(base + i * step + b, acc[i]);
     }
   }
   for (int i = 1; i < kStreams; ++i) acc[0] = V::add(acc[0], acc[i]);

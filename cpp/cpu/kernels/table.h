@@ -41,7 +41,8 @@ constexpr KernelTable make_table(const char* name) {
   t.quantize = quantize<V>;
   t.add = add<V>;
   t.probe_fma = probe_fma<V>;
-  t.probe_read = probe_read<V>;
+  // More lines in flight than one stream's prefetcher keeps; and one stream, for the fewest pages.
+  t.probe_read[0] = probe_read<V, 8, 0, 1024>, t.probe_read[1] = probe_read<V, 1, 4096, 512>;
   return t;
 }
 

@@ -16,6 +16,7 @@ struct VecAvx2 {
   static constexpr int kScoreRows = 3;    // 4 x 3 accumulators + 3 + 1 = 16 registers
   static constexpr int kPanelTokens = 6;  // 2 x 6 accumulators + 2 + 1 of 16 registers
   static constexpr int kPanelVectors = 2;
+  static constexpr int kPanelLanes = 1;
   static constexpr int64_t kPanelRows = 128;  // with a block of k 256 KiB, half of a small L2
   static constexpr int64_t kDirectTokens = 16;
   // Rows per direct tile by tokens. For one token six streams measured faster than eight (Zen 4),

@@ -14,8 +14,9 @@ struct VecAvx512 {
 
   static constexpr int64_t kBlock = 1024;  // k per accumulator, see matmul.h
   static constexpr int kScoreRows = 6;     // 4 x 6 accumulators + 4 + 1 of 32 registers
-  static constexpr int kPanelTokens = 14;  // 2 x 14 accumulators + 2 + 1 of 32 registers
+  static constexpr int kPanelTokens = 6;   // 2 x 2 x 6 accumulators + 4 + 1 of 32 registers
   static constexpr int kPanelVectors = 2;
+  static constexpr int kPanelLanes = 2;
   static constexpr int64_t kPanelRows = 128;  // with a block of k half a megabyte, half of L2
   static constexpr int64_t kDirectTokens = 48;
   // Rows per direct tile by tokens. For one token six streams measured faster than eight (Zen 4),

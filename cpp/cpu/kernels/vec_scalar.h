@@ -16,6 +16,7 @@ struct VecScalar {
   static constexpr int kScoreRows = 2;
   static constexpr int kPanelTokens = 4;
   static constexpr int kPanelVectors = 2;
+  static constexpr int kPanelLanes = 1;
   static constexpr int64_t kPanelRows = 128;
   static constexpr int64_t kDirectTokens = 8;
   static constexpr int kRowsPerTokens[3] = {0, 4, 2};
