@@ -64,8 +64,9 @@ HELM_INLINE void output_pairs(const uint16_t* p, const float* correct, int64_t k
     HELM_UNROLL
     for (int c = 0; c < C; ++c) {
       if (ahead != 0) {
-        fetch<kLineBytes>(first + c * kPairDims, ahead);
-        fetch<kLineBytes>(first + c * kPairDims + head_dim, ahead);
+        const int64_t near = 4 * head_dim * int64_t{sizeof(*v)};
+        fetch<kLineBytes>(first + c * kPairDims, ahead, near);
+        fetch<kLineBytes>(first + c * kPairDims + head_dim, ahead, near);
       }
       const __m512i x = load_values(first + c * kPairDims, left);
       const __m512i y = second ? load_values(second + c * kPairDims, left) : _mm512_setzero_si512();

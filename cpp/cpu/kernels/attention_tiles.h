@@ -18,13 +18,16 @@ HELM_INLINE int64_t distance(const void* next, const void* now) {
               : 0;
 }
 
-// To L2: a block ahead would push this block's scores and keys out of a 32 KiB L1.
+// The same of the next block, to L2: a block ahead would push this block's scores and keys out of a
+// 32 KiB L1. And to L1 what lies `near` bytes on.
 template <int64_t Bytes>
-HELM_INLINE void fetch(const void* p, int64_t ahead) {
-  const intptr_t first = reinterpret_cast<intptr_t>(p) + ahead;
+HELM_INLINE void fetch(const void* p, int64_t ahead, int64_t near) {
+  const auto* first = static_cast<const char*>(p);
   HELM_UNROLL
-  for (int64_t b = 0; b < Bytes; b += 64) {
-    __builtin_prefetch(reinterpret_cast<const char*>(first + b), 0, 2);
+  for (int64_t b = 0; b < Bytes; b += kLineBytes) {
+    __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<intptr_t>(first) + ahead + b),
+                       0, 2);
+    __builtin_prefetch(first + near + b);
   }
 }
 
@@ -74,7 +77,7 @@ HELM_INLINE void score_tile(QueryRows<P> q, int64_t head_dim, const typename P::
   };
   int64_t d = 0;
   for (; d + P::kStep <= head_dim; d += P::kStep) {
-    if (ahead != 0) fetch<kBytes>(k + K * d, ahead);
+    if (ahead != 0) fetch<kBytes>(k + K * d, ahead, K * head_dim * int64_t{sizeof(Store)});
     step([](const Store* p) HELM_LAMBDA_INLINE { return P::load_w(p); },
          [](const Input* p) HELM_LAMBDA_INLINE { return P::load_a(p); }, d);
   }
@@ -143,7 +146,7 @@ HELM_INLINE void output_tile(const float* p, const float* correct, int64_t keys,
     }
   }
   for (int64_t j = 0; j < keys; ++j, v += head_dim) {
-    if (ahead != 0) fetch<kBytes>(v, ahead);
+    if (ahead != 0) fetch<kBytes>(v, ahead, 2 * head_dim * int64_t{sizeof(*v)});
     F x[N];
     HELM_UNROLL
     for (int n = 0; n < N; ++n) x[n] = E::load(v + n * V::kLanes);
