@@ -27,9 +27,9 @@ class Buffer {
   int64_t bytes_;
 };
 
-// Bytes per second that `threads` read together from `buffer`, each its own part in several streams
-// with software prefetch: the median pass of those that fit in `seconds` (at least one), because
-// the bandwidth of a shared machine comes in bursts that no longer run sees.
+// Bytes per second that `threads` read together from `buffer`, each its own part, in the fastest of
+// KernelTable::probe_read's ways: the median pass of those that fit in its share of `seconds` (at
+// least one), because the bandwidth of a shared machine comes in bursts that no longer run sees.
 double stream_read_bytes_per_s(int threads, const Buffer& buffer, double seconds,
                                const cpu::KernelTable* table = nullptr);
 double stream_read_bytes_per_s(int threads, int64_t bytes = int64_t{1} << 30, double seconds = 0.5);
