@@ -18,8 +18,8 @@ HELM_INLINE int64_t distance(const void* next, const void* now) {
               : 0;
 }
 
-// The same of the next block, to L2: a block ahead would push this block's scores and keys out of a
-// 32 KiB L1. And to L1 what lies `near` bytes on.
+// Fetches what lies `ahead` to L2, as a block more would push this block's scores and keys out of a
+// 32 KiB L1, and what lies `near` bytes on, of this block, from there to L1.
 template <int64_t Bytes>
 HELM_INLINE void fetch(const void* p, int64_t ahead, int64_t near) {
   const auto* first = static_cast<const char*>(p);

@@ -9,7 +9,6 @@ namespace helm::cpu {
 namespace {
 
 inline constexpr int kQuad = 4;  // sums reduced together
-inline constexpr int64_t kLineBytes = 64;
 
 template <int N>
 struct Count {

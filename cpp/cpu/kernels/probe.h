@@ -33,7 +33,7 @@ HELM_INLINE typename V::F read_line(const char* line, typename V::F acc) {
   if constexpr (kFar > 0) __builtin_prefetch(line + kFar, 0, 2);
   __builtin_prefetch(line + kNear);
   HELM_UNROLL
-  for (int64_t v = 0; v < 64; v += V::kLanes * 4) {
+  for (int64_t v = 0; v < kLineBytes; v += V::kLanes * 4) {
     acc = V::add(acc, V::load(reinterpret_cast<const float*>(line + v)));
   }
   return acc;
@@ -46,7 +46,7 @@ void probe_read(const void* p, int64_t bytes, float* sink) {
   const int64_t step = bytes / kStreams;
   typename V::F acc[kStreams];
   for (int i = 0; i < kStreams; ++i) acc[i] = V::zero();
-  for (int64_t b = 0; b < step; b += 64) {
+  for (int64_t b = 0; b < step; b += kLineBytes) {
     HELM_UNROLL
     for (int i = 0; i < kStreams; ++i) {
       acc[i] = read_line<V, kFar, kNear>(base + i * step + b, acc[i]);

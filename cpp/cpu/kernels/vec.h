@@ -20,6 +20,8 @@
 namespace helm::cpu {
 namespace {
 
+inline constexpr int64_t kLineBytes = 64;  // of every cache
+
 HELM_INLINE float f32_from_bits(uint32_t u) {
   float f;
   __builtin_memcpy(&f, &u, 4);
