@@ -53,7 +53,9 @@ def sizes(task: Task, plan: Plan) -> dict[str, int]:
         graph, [*own, *visiting], limits, spec
     )
     if own and on_cpu:
-        found["cpu"] += 2 * F32 * limits.step_tokens * hidden_of(task)
+        blocks = visiting or any(unit in graph.units[1:-1] for unit in own)
+        crossing = limits.step_tokens if blocks and plan.devices[0] == "cpu" else most
+        found["cpu"] += 2 * F32 * crossing * hidden_of(task)
     if plan.devices[-1] == "accelerator":
         found["cpu"] += 2 * F32 * most * vocab_of(task)
     all_pages = math.ceil(task.context / task.page_tokens)

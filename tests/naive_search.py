@@ -160,20 +160,29 @@ def prefill_seconds(task: Task, plan: Plan) -> float:
         first.append(stage["cpu"])
         second.append(stage["accelerator"])
         total += task.profile["cpu"]["step_s"]
-        ends = sum(past + count == task.prompt for past, count in runs)
+        ends = prompt_ends(task, runs)
         if ends:
             total += unit_seconds(task, units[-1], devices[-1], ends, ends)
         if "accelerator" in devices:
             total += task.profile["accelerator"]["step_s"]
-            total += prefill_link(task, plan, tokens, ends)
+            total += prefill_link(task, plan, tokens, ends, streams)
         if streams:
             total += stream_seconds(task, plan, runs)
     return total + combine(task, plan, first, second, list(zip(steps, away, strict=True)))
 
 
+def prompt_ends(task: Task, runs: list[tuple[int, int]]) -> int:
+    return sum(past + count == task.prompt for past, count in runs)
+
+
+def block_without_attention(task: Task, unit: Any, site: str, runs: list[tuple[int, int]]) -> float:
+    tokens = sum(count for _, count in runs)
+    return unit_seconds(task, unit, site, tokens, prompt_ends(task, runs))
+
+
 def block_seconds(task: Task, unit: Any, site: str, runs: list[tuple[int, int]]) -> float:
     """With all of its KV there."""
-    total = unit_seconds(task, unit, site, sum(count for _, count in runs), 0)
+    total = block_without_attention(task, unit, site, runs)
     for op, (past, count) in itertools.product(layer_ops(unit), runs):
         seen = seen_positions(op, past, count)
         total += attend(task, op, site, count, pair_count(op, past, count), seen)
@@ -202,7 +211,7 @@ def split_block_seconds(
         found = page_visits(task, op, runs, gone)
         pages = sum(run.pages for run in found)
         if any(gone.far):
-            rest = unit_seconds(task, unit, "accelerator", sum(n for _, n in runs), 0) + 2 * launch
+            rest = block_without_attention(task, unit, "accelerator", runs) + 2 * launch
             visiting = pages * launch
             for (past, count), far, run in zip(runs, gone.far, found, strict=True):
                 end = min(far * task.page_tokens, past)
@@ -276,17 +285,20 @@ def two_buffers(blocks: list[tuple[float, float]]) -> float:
     return done
 
 
-def prefill_link(task: Task, plan: Plan, tokens: int, ends: int) -> float:
-    """One step's activations to the accelerator, and those or logits back."""
-    link, devices, hidden = task.profile["link"], plan.devices, hidden_of(task)
-    width = 1 if devices[0] == "accelerator" else hidden
-    total = link["latency_s"] + F32 * tokens * width / link["to_accelerator_bytes_per_s"]
-    if devices[-1] == "cpu":
-        total += link["latency_s"] + F32 * tokens * hidden / link["to_host_bytes_per_s"]
+def prefill_link(task: Task, plan: Plan, tokens: int, ends: int, streams: bool) -> float:
+    """One step's activations to the accelerator, and those or logits back. What a last block
+    hands to a head are the rows of prompts that end."""
+    link, devices = task.profile["link"], plan.devices
+    sizes = []
+    if streams or "accelerator" in devices[1:-1]:
+        width = 1 if devices[0] == "accelerator" else hidden_of(task)
+        sizes.append((tokens * width, "to_accelerator_bytes_per_s"))
     elif ends:
-        logits = F32 * ends * vocab_of(task)
-        total += link["latency_s"] + logits / link["to_host_bytes_per_s"]
-    return total
+        sizes.append((ends * hidden_of(task), "to_accelerator_bytes_per_s"))
+    if ends:
+        width = hidden_of(task) if devices[-1] == "cpu" else vocab_of(task)
+        sizes.append((ends * width, "to_host_bytes_per_s"))
+    return sum(float(link["latency_s"] + F32 * floats / link[rate]) for floats, rate in sizes)
 
 
 def has_room(task: Task, plan: Plan) -> bool:

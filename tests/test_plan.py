@@ -241,7 +241,8 @@ def test_numbers_of_a_real_model():
     assert plan.kv.pages == 8 * 80 * 28
     assert use.kv_bytes == 8 * 40960 * TOKEN_BYTES
     assert use.activations_bytes == 4 * (
-        512 * (1024 + 1024 + 4096 + 2048 + 6144 + 3072) + 8 * (1024 + 151936)
+        512 * (1024 + 1024 + 4096 + 2048 + 6144 + 3072)
+        + 8 * (1024 + 1024 + 2048 + 6144 + 3072 + 151936)
     )
     assert plan.notices == ()
     assert all(tensor.source is None for tensor in plan.tensors)

@@ -325,6 +325,7 @@ void Pipeline::run_on_accelerator(const Compiled& stage, Slot& slot) {
   std::byte* staging = slot.values.data();
   for (const ValueIndex v : stage.span.inputs) {
     const int64_t bytes = bytes_of(v, slot);
+    if (bytes == 0) continue;
     std::memcpy(staging, cpu::host_pointer(buffers_[0].value(v)), static_cast<size_t>(bytes));
     stream_->upload(buffers_[1].value(v), staging, bytes);
     staging += bytes;
@@ -346,6 +347,7 @@ void Pipeline::run_on_accelerator(const Compiled& stage, Slot& slot) {
     staging = slot.values.data();
     for (const ValueIndex v : (*slot.program)[slot.next_stage + 1].span.inputs) {
       const int64_t bytes = bytes_of(v, slot);
+      if (bytes == 0) continue;
       stream_->download(staging, buffers_[1].value(v), bytes);
       staging += bytes;
     }

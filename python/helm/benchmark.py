@@ -219,27 +219,28 @@ class _Bench:
 class _Work:
     """What the CPU's units must read and compute in a phase.
 
-    queries: the new tokens of all sequences. passes: how often the weights are read. outputs:
-    rows of logits. cached: whether the keys and values come from memory, as in decode, or mostly
-    from caches.
+    queries: the new tokens of all sequences. outputs: rows of logits. output_passes: steps in
+    which any are asked for, as only those read what lies behind the last attention. cached:
+    whether the keys and values come from memory, as in decode, or mostly from caches.
     """
 
     def __init__(
-        self, plan: Plan, queries: Queries, passes: int, outputs: int, cached: bool
+        self, plan: Plan, queries: Queries, outputs: int, output_passes: int, cached: bool
     ) -> None:
-        self._plan, self._queries = plan, queries
-        self._passes, self._outputs, self._cached = passes, outputs, cached
+        self._plan, self._queries, self._cached = plan, queries, cached
+        self._outputs, self._output_passes = outputs, output_passes
 
     @classmethod
     def of_prefill(cls, plan: Plan, load: Load) -> _Work:
         queries = prefill_queries(load.prompt, load.batch, plan.limits.step_tokens)
-        return cls(plan, queries, queries.steps, load.batch, cached=False)
+        ending = queries.step[queries.past + queries.tokens == load.prompt]
+        return cls(plan, queries, load.batch, len(np.unique(ending)), cached=False)
 
     @classmethod
     def of_decode(cls, plan: Plan, load: Load) -> _Work:
         past = np.full(load.batch, round(load.decode_context) - 1)
         one = np.ones(load.batch, np.int64)
-        return cls(plan, Queries(past, one, 0 * one), 1, load.batch, cached=True)
+        return cls(plan, Queries(past, one, 0 * one), load.batch, 1, cached=True)
 
     def by_op(self) -> dict[str, tuple[float, float]]:
         """(bytes, FLOPs) by kind of op."""
@@ -247,10 +248,12 @@ class _Work:
         per_output = {value.name for value in self._plan.values if value.rows == "outputs"}
         read = flops = 0.0
         for linear in self._ops(Linear):
-            rows = self._outputs if linear.out in per_output else int(self._queries.tokens.sum())
+            rows, passes = int(self._queries.tokens.sum()), self._queries.steps
+            if linear.out in per_output:
+                rows, passes = self._outputs, self._output_passes
             for part in linear.parts:
                 tensor = tensors[part.weight]
-                read += self._passes * math.prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
+                read += passes * math.prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
                 flops += 2.0 * math.prod(tensor.shape) * rows
         attended = sum(
             4.0 * op.heads * op.head_dim * self._pairs(op) for op in self._ops(Attention)

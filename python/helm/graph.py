@@ -254,6 +254,18 @@ class GraphBuilder:
         assert self._values.setdefault(name, value) == value, f"value {name} has two shapes"
         return name
 
+    def value_like(self, rows_of: str, name: str, width: int) -> str:
+        """As `value`, with the rows of another value."""
+        rows = self._values[rows_of].rows
+        return self.value(name if rows == "tokens" else f"{name}_out", width, rows)
+
+    def select(self, input: str) -> str:
+        """A value of its own with the rows of `input` whose logits were asked for. The last block
+        goes on with those alone once keys and values are cached."""
+        out = self.value(f"{input}_out", self.width(input), "outputs")
+        self.add(Select(input, out))
+        return out
+
     def rope_table(self, table: RopeTable) -> int:
         if table not in self._rope:
             self._rope.append(table)

@@ -114,14 +114,16 @@ class TinyModelBuilder {
     value("act", s_.inter);
     value("x_out", s_.hidden, "outputs");
     value("h_out", s_.hidden, "outputs");
+    value("attn_out", s_.heads * s_.head_dim, "outputs");
+    value("gate_up_out", 2 * s_.inter, "outputs");
+    value("act_out", s_.inter, "outputs");
     value("logits", s_.vocab, "outputs");
     matrix("embed", s_.vocab, s_.hidden, 1.0F);
     unit("embedding", {{{"op", "embedding"}, {"table", "embed"}, {"out", "x"}}});
     for (int64_t layer = 0; layer < s_.layers; ++layer) block(layer);
     vector("norm", s_.hidden);
-    unit("head", {{{"op", "select"}, {"in", "x"}, {"out", "x_out"}},
-                  norm("x_out", "h_out", "norm", s_.hidden),
-                  linear("h_out", "logits", {"embed"}, false)});
+    unit("head",
+         {norm("x_out", "h_out", "norm", s_.hidden), linear("h_out", "logits", {"embed"}, false)});
     return std::move(model_);
   }
 
@@ -148,13 +150,17 @@ class TinyModelBuilder {
     tensor(name, {size}, "f32", 1, 0.2F);
     return name;
   }
-  static nlohmann::json norm(const char* in, const char* out, const std::string& weight,
-                             int64_t size, int64_t offset = 0, int64_t groups = 1) {
+  static nlohmann::json norm(const std::string& in, const std::string& out,
+                             const std::string& weight, int64_t size, int64_t offset = 0,
+                             int64_t groups = 1) {
     return {{"op", "norm"},     {"kind", "rms"},        {"in", in},         {"in_offset", offset},
             {"out", out},       {"out_offset", offset}, {"groups", groups}, {"size", size},
             {"weight", weight}, {"bias", nullptr},      {"eps", 1e-5}};
   }
-  static nlohmann::json linear(const char* in, const char* out,
+  static nlohmann::json select(const std::string& in) {
+    return {{"op", "select"}, {"in", in}, {"out", in + "_out"}};
+  }
+  static nlohmann::json linear(const std::string& in, const std::string& out,
                                const std::vector<std::string>& weights, bool accumulate,
                                const std::vector<std::string>& biases = {}) {
     nlohmann::json parts;
@@ -193,35 +199,39 @@ class TinyModelBuilder {
       ops.push_back(norm("qkv", "qkv", vector(p + "q_norm", n), n, 0, s_.heads));
       ops.push_back(norm("qkv", "qkv", vector(p + "k_norm", n), n, q, s_.kv_heads));
     }
-    const nlohmann::json rest = {{{"op", "rope"},
-                                  {"value", "qkv"},
-                                  {"offset", 0},
-                                  {"heads", s_.heads + s_.kv_heads},
-                                  {"head_dim", s_.head_dim},
-                                  {"rotary", s_.head_dim},
-                                  {"table", 0}},
-                                 {{"op", "attention"},
-                                  {"in", "qkv"},
-                                  {"q_offset", 0},
-                                  {"k_offset", q},
-                                  {"v_offset", q + kv},
-                                  {"out", "attn"},
-                                  {"layer", layer},
-                                  {"heads", s_.heads},
-                                  {"kv_heads", s_.kv_heads},
-                                  {"head_dim", s_.head_dim},
-                                  {"scale", 0.3},
-                                  {"window", s_.window}},
-                                 linear("attn", "x", {o}, true),
-                                 norm("x", "h", vector(p + "norm2", s_.hidden), s_.hidden),
-                                 linear("h", "gate_up", gate_up, false),
-                                 {{"op", "activation"},
-                                  {"kind", "silu"},
-                                  {"gated", true},
-                                  {"in", "gate_up"},
-                                  {"out", "act"},
-                                  {"size", s_.inter}},
-                                 linear("act", "x", {down}, true)};
+    ops.push_back({{"op", "rope"},
+                   {"value", "qkv"},
+                   {"offset", 0},
+                   {"heads", s_.heads + s_.kv_heads},
+                   {"head_dim", s_.head_dim},
+                   {"rotary", s_.head_dim},
+                   {"table", 0}});
+    ops.push_back({{"op", "attention"},
+                   {"in", "qkv"},
+                   {"q_offset", 0},
+                   {"k_offset", q},
+                   {"v_offset", q + kv},
+                   {"out", "attn"},
+                   {"layer", layer},
+                   {"heads", s_.heads},
+                   {"kv_heads", s_.kv_heads},
+                   {"head_dim", s_.head_dim},
+                   {"scale", 0.3},
+                   {"window", s_.window}});
+    const bool last = layer + 1 == s_.layers;
+    if (last) ops.insert(ops.end(), {select("x"), select("attn")});
+    const auto rows = [last](const std::string& value) { return last ? value + "_out" : value; };
+    const nlohmann::json rest = {
+        linear(rows("attn"), rows("x"), {o}, true),
+        norm(rows("x"), rows("h"), vector(p + "norm2", s_.hidden), s_.hidden),
+        linear(rows("h"), rows("gate_up"), gate_up, false),
+        {{"op", "activation"},
+         {"kind", "silu"},
+         {"gated", true},
+         {"in", rows("gate_up")},
+         {"out", rows("act")},
+         {"size", s_.inter}},
+        linear(rows("act"), rows("x"), {down}, true)};
     ops.insert(ops.end(), rest.begin(), rest.end());
     unit(p, ops);
   }

@@ -30,7 +30,8 @@ PURPOSES: tuple[Purpose, ...] = (
     "weights", "kv", "activations", "workspace", "staging", "reserve",
 )  # fmt: skip
 Items = dict[Purpose, npt.NDArray[np.int64]]
-Stages = tuple[Bools, Bools, Bools]  # [rows] whether a device has the embedding, blocks, the head
+# [rows] whether a device has the embedding, blocks before the last, the last block, the head
+Stages = tuple[Bools, Bools, Bools, Bools]
 _F32 = 4
 _SLOTS = 2  # steps on their way at once
 
@@ -53,8 +54,8 @@ class Budget:
 
 @dataclass(frozen=True)
 class StageBytes:
-    """Scratch and activations of a device that has the units of subset i of the embedding, blocks
-    and the head, at place i as in `_subsets`. The same wherever those units are placed."""
+    """Scratch and activations of a device that has the units of subset i of `Stages`, at place i
+    as in `_subsets`. The same wherever those units are placed."""
 
     workspace: npt.NDArray[np.int64]
     accelerator_workspace: npt.NDArray[np.int64]
@@ -65,7 +66,9 @@ def stage_bytes(setting: Setting) -> StageBytes:
     """Of `setting`, for any head and mode."""
     graph, threads = setting.model.graph, setting.cpu.threads
     spec, limits = _geometry(setting)
-    parts = _subsets(graph.units[:1], setting.classes.units, graph.units[-1:])
+    last = setting.classes.member[-1]
+    before = tuple(unit for i, unit in enumerate(setting.classes.units) if i != last)
+    parts = _subsets(graph.units[:1], before, graph.units[-2:-1], graph.units[-1:])
     sizes = [
         (
             workspace_bytes(graph, part, limits, spec, threads),
@@ -94,8 +97,9 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
     counts, rest = setting.counts()
     host_kv, device_kv = _kv_bytes(setting, spec)
     here, there = np.full_like(used, head == "cpu"), np.full_like(used, head == "accelerator")
-    cpu_stages = (~rows.embedded, rows.boundary > 0, here)
-    own_stages = (rows.embedded, rows.has_blocks | streams, there)
+    before = rows.boundary < rows.blocks - 1
+    cpu_stages = (~rows.embedded, rows.boundary > 0, ~rows.has_blocks, here)
+    own_stages = (rows.embedded, before | streams, rows.has_blocks | streams, there)
     each = stage_bytes(setting) if each is None else each
     on_cpu, own = _subset(cpu_stages), _subset(own_stages)
     overflows, more = _overflow(setting, spec, limits)
@@ -111,7 +115,7 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
             "activations": whole(each.activations[on_cpu]),
             "workspace": paged(each.workspace[on_cpu], more.host_workspace),
             "staging": paged(
-                _host_staging(setting, limits, used, cpu_stages, there), more.host_staging
+                _host_staging(setting, limits, used, cpu_stages, own_stages), more.host_staging
             ),
             "reserve": whole(np.full_like(rows.boundary, setting.limits.cpu_reserve_bytes)),
         },
@@ -143,7 +147,7 @@ def _weights(
     model, units = setting.model, setting.model.graph.units
     blocks = [model.weight_bytes([unit], alignment) for unit in setting.classes.units]
     ends = [model.weight_bytes(part, alignment) for part in _subsets(units[:1], units[-1:])]
-    at = np.asarray(stages[0], np.int64) + 2 * np.asarray(stages[2], np.int64)
+    at = np.asarray(stages[0], np.int64) + 2 * np.asarray(stages[-1], np.int64)
     return np.asarray((counts @ np.array(blocks, np.float64)).astype(np.int64) + np.array(ends)[at])
 
 
@@ -173,13 +177,16 @@ def _subset(stages: Stages) -> npt.NDArray[np.int64]:
 
 
 def _host_staging(
-    setting: Setting, limits: Limits, used: Bools, cpu_stages: Stages, head_there: Bools
+    setting: Setting, limits: Limits, used: Bools, cpu_stages: Stages, own_stages: Stages
 ) -> npt.NDArray[np.int64]:
     """[rows] page-locked memory of two steps: the activations that cross, where both devices work,
-    and logits from the accelerator."""
+    and logits from the accelerator. Only those asked for cross between the last block and the
+    head."""
     both = used & np.logical_or.reduce(cpu_stages)
-    crossing = both * (_F32 * limits.step_tokens * setting.hidden)
-    logits = head_there * (_F32 * limits.step_outputs * setting.vocab)
+    embedded, _, last, head = own_stages
+    rows = np.where(last & ~embedded, limits.step_tokens, limits.step_outputs)
+    crossing = both * (_F32 * rows * setting.hidden)
+    logits = head * (_F32 * limits.step_outputs * setting.vocab)
     return np.asarray(_SLOTS * (crossing + logits))
 
 

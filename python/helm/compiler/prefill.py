@@ -26,7 +26,6 @@ from helm.compiler.cost import (
     causal_pairs,
     position_bytes,
     prefill_queries,
-    unit_s,
     visible,
 )
 from helm.compiler.op_cost import Step
@@ -59,7 +58,7 @@ class Prefill:
     copies: Bools  # [classes, steps, pages] whether pages are read from there or leave for it
     waits: Bools  # [steps, pages] see `PrefillFar`
     embedding: dict[str, F64]  # site -> [steps, DEVICE_TERMS]
-    head: dict[str, F64]  # site -> [DEVICE_TERMS], all steps
+    head: dict[str, F64]  # site -> [DEVICE_TERMS], all steps in which a prompt ends
 
     @property
     def steps(self) -> int:
@@ -94,18 +93,21 @@ def prepare(setting: Setting) -> Prefill:
     tokens = np.bincount(queries.step, queries.tokens).astype(np.int64)
     ends = queries.past + queries.tokens == work.prompt
     outputs = np.bincount(queries.step, ends).astype(np.int64)
+    steps = list(zip(tokens.tolist(), outputs.tolist(), strict=True))
     kinds = {
-        int(count): unit_times(setting, Step(int(count), int(count), 1, 0))
-        for count in np.unique(tokens)
+        step: unit_times(setting, Step(step[0], step[0], outputs=step[1])) for step in set(steps)
     }
+
+    def by_step(units: str) -> F64:
+        """[steps, ...]"""
+        return np.stack([kinds[step][units] for step in steps])
+
     sites = ["cpu"] + ([] if setting.accelerator is None else ["accelerator"])
     devices: dict[str, CpuProfile | AcceleratorProfile | None] = {
         "cpu": setting.cpu,
         "accelerator": setting.accelerator,
     }
-    linear = {
-        site: np.stack([kinds[int(n)][f"{site} blocks"] for n in tokens], axis=1) for site in sites
-    }
+    linear = {site: by_step(f"{site} blocks").swapaxes(0, 1) for site in sites}
     for site in sites:
         for index, unit in enumerate(setting.classes.units):
             device = devices[site]
@@ -130,8 +132,8 @@ def prepare(setting: Setting) -> Prefill:
         overflow,
         copies,
         waits,
-        {site: np.stack([kinds[int(n)][f"{site} embedding"] for n in tokens]) for site in sites},
-        {site: _head(setting, devices[site], outputs) for site in sites},
+        {site: by_step(f"{site} embedding") for site in sites},
+        {site: by_step(f"{site} head")[outputs > 0].sum(axis=0) for site in sites},
     )
 
 
@@ -202,16 +204,6 @@ def _overflow(
     return extra, copies
 
 
-def _head(setting: Setting, device: CpuProfile | AcceleratorProfile | None, outputs: I64) -> F64:
-    """[DEVICE_TERMS] over all steps in which a prompt ends."""
-    assert device is not None
-    unit = setting.model.graph.units[-1]
-    times = np.zeros(DEVICE_TERMS)
-    for count, steps in zip(*np.unique(outputs[outputs > 0], return_counts=True), strict=True):
-        times += steps * unit_s(setting.model, unit, Step(int(count), 1, 1, int(count)), device)
-    return times
-
-
 def price_prefill(
     prefill: Prefill, head: Site, overlap: bool = False, stream_least: int | None = None
 ) -> Priced:
@@ -235,13 +227,12 @@ def price_prefill(
         base[own] += np.outer(prefill.embedding["accelerator"].sum(axis=0), rows.embedded)
         used = rows.uses_accelerator(head)
         base[own.start + FIXED] += prefill.steps * accelerator.step_s * used
-        total, outputs = int(prefill.tokens.sum()), prefill.outputs
-        ends = int((outputs > 0).sum())
-        base[LINK] += crossing_s(setting, head, total, prefill.steps, int(outputs.sum()), ends)
     streams = np.zeros(prefill.steps, bool)
     if stream_least is not None:
         streams = prefill.tokens >= stream_least
         base[STREAM] += _stream_s(prefill, streams)
+    for some, visit in ((~streams, False), (streams, True)):
+        base[LINK] += crossing_s(setting, head, prefill.tokens[some], prefill.outputs[some], visit)
     base[:DEVICE_TERMS] += (counts @ prefill.cpu[:, ~streams].sum(axis=1)).T
     paged = rest @ prefill.overflow.sum(axis=1)
     saved = prefill.overlap_s if overlap else np.zeros_like(paged)

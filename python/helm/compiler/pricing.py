@@ -204,22 +204,22 @@ def page_choices(context: int, page_tokens: int, kv: KvPlace = "any") -> I64:
     return np.unique(np.round(choices).astype(np.int64))[::-1]
 
 
-def crossing_s(
-    setting: Setting, head: Site, tokens: int, steps: int, outputs: int, output_steps: int
-) -> F64:
-    """[rows] seconds on the link of `steps` that have `tokens` in all and `outputs` rows of logits:
-    token ids or activations to the accelerator, activations or logits back."""
+def crossing_s(setting: Setting, head: Site, tokens: I64, outputs: I64, visit: bool = False) -> F64:
+    """[rows] seconds on the link of steps that have `tokens` [steps] and `outputs` [steps] rows of
+    logits: token ids or activations to the accelerator, activations or logits back. Between the
+    last block and the head only activations whose logits are asked for cross. visit: the CPU's
+    blocks compute on the accelerator."""
     rows, link = setting.rows, setting.link
-    if link is None:
+    if link is None or len(tokens) == 0:
         return np.zeros(len(rows.boundary))
-    activations = _F32 * tokens * setting.hidden
-    there = np.where(rows.embedded, _F32 * tokens, activations) / link.to_accelerator_bytes_per_s
-    if head == "accelerator":
-        returns, returned = output_steps, _F32 * outputs * setting.vocab
-    else:
-        returns, returned = steps, activations
-    copies = (steps + returns) * link.latency_s + there + returned / link.to_host_bytes_per_s
-    return np.where(rows.uses_accelerator(head), copies, 0.0)
+    blocks = rows.has_blocks | visit
+    asked, asking = int(outputs.sum()), int((outputs > 0).sum())
+    activation = _F32 * setting.hidden
+    sent = np.where(rows.embedded, _F32, activation) * np.where(blocks, tokens.sum(), asked)
+    copies = np.where(blocks, len(tokens), asking) + asking
+    returned = asked * (_F32 * setting.vocab if head == "accelerator" else activation)
+    moving = sent / link.to_accelerator_bytes_per_s + returned / link.to_host_bytes_per_s
+    return np.where(rows.uses_accelerator(head), copies * link.latency_s + moving, 0.0)
 
 
 def device_base(setting: Setting, head: Site, unit_times: dict[str, F64], counts: F64) -> F64:
@@ -316,7 +316,7 @@ def _decode_step(
     paged: F64 = np.zeros((len(classes), 3, len(setting.pages)))
     if setting.accelerator is not None:
         base[DEVICE_TERMS + FIXED] += setting.accelerator.step_s * used
-        base[LINK] += crossing_s(setting, head, batch, 1, batch, 1)
+        base[LINK] += crossing_s(setting, head, np.array([batch]), np.array([batch]))
         for index, unit in enumerate(classes):
             other = float(times["accelerator blocks"][index].sum())
             for op in attentions(unit):

@@ -17,7 +17,6 @@ from helm.graph import (
     GraphBuilder,
     KvGeometry,
     Rope,
-    Select,
 )
 from helm.rope import rope_table, rotary_size
 
@@ -34,20 +33,20 @@ def build_decoder(
     """Embedding, one unit per block, head. qk_norm: an RMS norm on every q and k head."""
     b = GraphBuilder(("model.", ""), names)
     x = b.value("x", config.hidden_size)
-    h = b.value("h", config.hidden_size)
     b.add(Embedding(b.tensor("embed_tokens.weight", config.vocab_size, config.hidden_size), x))
     b.unit("embedding")
     for layer in range(config.num_hidden_layers):
         at = f"layers.{layer}"
-        b.norm("rms", f"{at}.input_layernorm", x, h, config.norm_eps)
-        attention(b, config, f"{at}.self_attn", layer, h, x, qkv_bias, out_bias, qk_norm)
-        b.norm("rms", f"{at}.post_attention_layernorm", x, h, config.norm_eps)
+        h = normed(b, config, f"{at}.input_layernorm", x)
+        attn = attention(b, config, f"{at}.self_attn", layer, h, qkv_bias, qk_norm)
+        if layer == config.num_hidden_layers - 1:
+            x, attn = b.select(x), b.select(attn)
+        project(b, f"{at}.self_attn.o_proj", attn, x, out_bias)
+        h = normed(b, config, f"{at}.post_attention_layernorm", x)
         gated_mlp(b, config, f"{at}.mlp", h, x, mlp_bias)
         b.unit(f"block.{layer}")
-    x_out = b.value("x_out", config.hidden_size, "outputs")
-    b.add(Select(x, x_out))
-    b.norm("rms", "norm", x_out, x_out, config.norm_eps)
-    b.head(x_out, config.vocab_size, config.tie_word_embeddings)
+    b.norm("rms", "norm", x, x, config.norm_eps)
+    b.head(x, config.vocab_size, config.tie_word_embeddings)
     b.unit("head")
     return b.graph(config.architecture, kv_geometry(config))
 
@@ -56,24 +55,28 @@ def kv_geometry(config: ModelConfig) -> KvGeometry:
     return KvGeometry(config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
 
 
+def normed(b: GraphBuilder, config: ModelConfig, module: str, x: str) -> str:
+    """A value of its own with the RMS norm of x."""
+    h = b.value_like(x, "h", config.hidden_size)
+    b.norm("rms", module, x, h, config.norm_eps)
+    return h
+
+
 def attention(
     b: GraphBuilder,
     config: ModelConfig,
     at: str,
     layer: int,
     input: str,
-    residual: str,
-    qkv_bias: bool,
-    out_bias: bool,
+    bias: bool,
     qk_norm: bool = False,
-    out_name: str = "o_proj",
-) -> None:
-    """residual += O attention(rope(norm(Q input)), rope(norm(K input)), V input)"""
+) -> str:
+    """The value that attention(rope(norm(Q input)), rope(norm(K input)), V input) is written to."""
     heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     q, kv = heads * dim, kv_heads * dim
     qkv, attn = b.value("qkv", q + 2 * kv), b.value("attn", q)
     parts = [(f"{at}.q_proj", q), (f"{at}.k_proj", kv), (f"{at}.v_proj", kv)]
-    b.linear(input, qkv, parts, bias=qkv_bias)
+    b.linear(input, qkv, parts, bias=bias)
     if qk_norm:
         eps = config.norm_eps
         b.norm("rms", f"{at}.q_norm", qkv, qkv, eps, groups=heads, size=dim)
@@ -84,8 +87,12 @@ def attention(
         b.add(Rope(qkv, 0, heads + kv_heads, dim, rotary, table))  # q and k lie side by side
     window = config.windows[layer]
     b.add(Attention(qkv, 0, q, q + kv, attn, layer, heads, kv_heads, dim, dim**-0.5, window))
-    b.linear(attn, residual, [(f"{at}.{out_name}", b.width(residual))], bias=out_bias,
-             accumulate=True)  # fmt: skip
+    return attn
+
+
+def project(b: GraphBuilder, module: str, input: str, residual: str, bias: bool) -> None:
+    """residual += module input"""
+    b.linear(input, residual, [(module, b.width(residual))], bias=bias, accumulate=True)
 
 
 def gated_mlp(
@@ -93,10 +100,10 @@ def gated_mlp(
 ) -> None:
     """residual += down(act(gate input) * (up input))"""
     size = config.intermediate_size
-    gate_up, act = b.value("gate_up", 2 * size), b.value("act", size)
+    gate_up, act = b.value_like(input, "gate_up", 2 * size), b.value_like(input, "act", size)
     b.linear(input, gate_up, [(f"{at}.gate_proj", size), (f"{at}.up_proj", size)], bias=bias)
     b.add(Activation(activation_kind(config), True, gate_up, act, size))
-    b.linear(act, residual, [(f"{at}.down_proj", b.width(residual))], bias=bias, accumulate=True)
+    project(b, f"{at}.down_proj", act, residual, bias)
 
 
 def activation_kind(config: ModelConfig) -> ActivationKind:

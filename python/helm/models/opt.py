@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from helm.config import ModelConfig
-from helm.graph import Activation, Embedding, Graph, GraphBuilder, PositionEmbedding, Select
-from helm.models.decoder import activation_kind, attention, kv_geometry
+from helm.graph import Activation, Embedding, Graph, GraphBuilder, PositionEmbedding
+from helm.models.decoder import activation_kind, attention, kv_geometry, project
 
 _POSITION_OFFSET = 2  # the first two rows of the position table belong to padding
 
@@ -29,34 +29,38 @@ def build(config: ModelConfig, names: Collection[str] | None) -> Graph:
     b.add(PositionEmbedding(table, _POSITION_OFFSET, x))
     b.unit("embedding")
     for layer in range(config.num_hidden_layers):
-        _block(b, config, layer, x)
+        x = _block(b, config, layer, x)
     _head(b, config, x)
     return b.graph(config.architecture, kv_geometry(config))
 
 
-def _block(b: GraphBuilder, config: ModelConfig, layer: int, x: str) -> None:
+def _block(b: GraphBuilder, config: ModelConfig, layer: int, x: str) -> str:
+    """Of the last block, and of that alone, another value than x goes on."""
     at, bias, before = f"layers.{layer}", config.attention_bias, config.do_layer_norm_before
     eps, size = config.norm_eps, config.intermediate_size
-    h = b.value("h", config.hidden_size) if before else x
-    act = b.value("act", size)
-    if before:
-        b.norm("layer", f"{at}.self_attn_layer_norm", x, h, eps)
-    attention(b, config, f"{at}.self_attn", layer, h, x, bias, bias, out_name="out_proj")
-    if before:
-        b.norm("layer", f"{at}.final_layer_norm", x, h, eps)
-    else:
-        b.norm("layer", f"{at}.self_attn_layer_norm", x, x, eps)
+
+    def normed(module: str) -> str:
+        h = b.value_like(x, "h", config.hidden_size) if before else x
+        b.norm("layer", f"{at}.{module}", x, h, eps)
+        return h
+
+    h = normed("self_attn_layer_norm") if before else x
+    attn = attention(b, config, f"{at}.self_attn", layer, h, bias)
+    if layer == config.num_hidden_layers - 1:
+        x, attn = b.select(x), b.select(attn)
+    project(b, f"{at}.self_attn.out_proj", attn, x, bias)
+    h = normed("final_layer_norm" if before else "self_attn_layer_norm")
+    act = b.value_like(x, "act", size)
     b.linear(h, act, [(f"{at}.fc1", size)], bias=config.mlp_bias)
     b.add(Activation(activation_kind(config), False, act, act, size))
-    b.linear(act, x, [(f"{at}.fc2", config.hidden_size)], bias=config.mlp_bias, accumulate=True)
+    project(b, f"{at}.fc2", act, x, config.mlp_bias)
     if not before:
-        b.norm("layer", f"{at}.final_layer_norm", x, x, eps)
+        normed("final_layer_norm")
     b.unit(f"block.{layer}")
+    return x
 
 
-def _head(b: GraphBuilder, config: ModelConfig, x: str) -> None:
-    out = b.value("x_out", config.hidden_size, "outputs")
-    b.add(Select(x, out))
+def _head(b: GraphBuilder, config: ModelConfig, out: str) -> None:
     if config.final_norm:
         b.norm("layer", "final_layer_norm", out, out, config.norm_eps)
     if config.word_embed_proj_dim != config.hidden_size:
