@@ -18,7 +18,7 @@ struct Count {
 // In each row's stream a line far ahead is fetched to L2 and one close by from there to L1: fetched
 // to L1 at once, lines that arrive early would be pushed out again by the inputs of several tokens,
 // and requests of memory would fill the buffers that those inputs need when they come from L2.
-inline constexpr int64_t kFarBytes = 2048;
+inline constexpr int64_t kFarBytes = 1536;
 inline constexpr int64_t kNearBytes = 3 * kLineBytes;
 
 // What a tile asks of memory for later: in each row's stream the line at `far` bytes, which moves

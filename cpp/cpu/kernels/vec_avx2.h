@@ -19,9 +19,9 @@ struct VecAvx2 {
   static constexpr int kPanelLanes = 1;
   static constexpr int64_t kPanelRows = 128;  // with a block of k 256 KiB, half of a small L2
   static constexpr int64_t kDirectTokens = 16;
-  // Rows per direct tile by tokens. For one token six streams measured faster than eight (Zen 4),
-  // which probably crowd the sets of an 8-way L1.
-  static constexpr int kRowsPerTokens[5] = {0, 6, 6, 4, 3};
+  // Rows per direct tile by tokens. For one token four streams measured faster than six (Zen 4, a
+  // twentieth where rows are of 2 KiB) and no slower than two where they are longer.
+  static constexpr int kRowsPerTokens[5] = {0, 4, 6, 4, 3};
   static constexpr int kDirectTile = 4;
   static constexpr int kOutputVectors[7] = {0, 8, 4, 4, 2, 2, 2};
 

@@ -19,9 +19,9 @@ struct VecAvx512 {
   static constexpr int kPanelLanes = 2;
   static constexpr int64_t kPanelRows = 128;  // with a block of k half a megabyte, half of L2
   static constexpr int64_t kDirectTokens = 48;
-  // Rows per direct tile by tokens. For one token six streams measured faster than eight (Zen 4),
-  // which probably crowd the sets of an 8-way L1.
-  static constexpr int kRowsPerTokens[7] = {0, 6, 4, 6, 6, 4, 4};
+  // Rows per direct tile by tokens. For one token four streams measured faster than six (Zen 4, a
+  // twentieth where rows are of 2 KiB) and no slower than two where they are longer.
+  static constexpr int kRowsPerTokens[7] = {0, 4, 4, 6, 6, 4, 4};
   static constexpr int kDirectTile = 6;
   static constexpr int kOutputVectors[7] = {0, 8, 8, 4, 4, 4, 4};
 
