@@ -58,12 +58,9 @@ HELM_INLINE void score_tile(QueryRows<P> q, int64_t head_dim, const typename P::
   const Store* row[K];
   HELM_UNROLL
   for (int r = 0; r < K; ++r) row[r] = k + min_of(r, keys - 1) * head_dim;
-  F acc[T][K];
+  F acc[T * K];
   HELM_UNROLL
-  for (int t = 0; t < T; ++t) {
-    HELM_UNROLL
-    for (int r = 0; r < K; ++r) acc[t][r] = V::zero();
-  }
+  for (int i = 0; i < T * K; ++i) acc[i] = V::zero();
   const auto step = [&](auto load_k, auto load_q, int64_t d) HELM_LAMBDA_INLINE {
     typename P::A y[T];
     HELM_UNROLL
@@ -72,7 +69,7 @@ HELM_INLINE void score_tile(QueryRows<P> q, int64_t head_dim, const typename P::
     for (int r = 0; r < K; ++r) {
       const typename P::W x = load_k(row[r] + d);
       HELM_UNROLL
-      for (int t = 0; t < T; ++t) acc[t][r] = P::fma(x, y[t], acc[t][r]);
+      for (int t = 0; t < T; ++t) acc[t * K + r] = P::fma(x, y[t], acc[t * K + r]);
     }
   };
   int64_t d = 0;
@@ -86,13 +83,11 @@ HELM_INLINE void score_tile(QueryRows<P> q, int64_t head_dim, const typename P::
     step([n](const Store* p) HELM_LAMBDA_INLINE { return P::load_w_n(p, n); },
          [n](const Input* p) HELM_LAMBDA_INLINE { return P::load_a_n(p, n); }, d);
   }
+  float sums[T * K];
+  V::template reduce<T * K>(acc, sums);
   HELM_UNROLL
   for (int t = 0; t < T; ++t) {
-    HELM_UNROLL
-    for (int r = 0; r < K; r += kQuad) {
-      V::reduce4(acc[t][r], acc[t][r + 1], acc[t][r + 2], acc[t][r + 3],
-                 scores + t * kKeyBlock + r);
-    }
+    __builtin_memcpy(scores + t * kKeyBlock, sums + t * K, K * sizeof(float));
   }
 }
 

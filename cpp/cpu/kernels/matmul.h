@@ -3,7 +3,7 @@
 // Both operands have k contiguous, so C(t, r) is a dot product along memory: vectors run along k
 // and nothing is transposed. The order of the arithmetic is the same for every tile shape:
 //   k is cut into blocks of P::kBlock; in a block one vector accumulator takes k in order; the
-//   block's lanes are summed by V::reduce4; C starts as [C] + [bias] and takes the blocks in order.
+//   block's lanes are summed by V::reduce; C starts as [C] + [bias] and takes the blocks in order.
 // So C(t, r) has the same bits however tokens and rows are grouped.
 #pragma once
 

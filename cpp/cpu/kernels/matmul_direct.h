@@ -47,9 +47,11 @@ void direct_tile(const MatmulArgs& m, int64_t row, int64_t row_step, int64_t tok
   const int64_t w_step = row_step * m.cols;
   using Input = typename P::Input;
   const Input* a = reinterpret_cast<const Input*>(m.a) + token * m.a_stride;
-  float c[kSums];
-  for (int r = 0; r < R; ++r) {
-    for (int t = 0; t < T; ++t) c[r * T + t] = start_value(m, token + t, row + r * row_step);
+  float c[kSums] = {};
+  if (m.accumulate || m.bias) {
+    for (int r = 0; r < R; ++r) {
+      for (int t = 0; t < T; ++t) c[r * T + t] = start_value(m, token + t, row + r * row_step);
+    }
   }
   for (int64_t k0 = 0; k0 < m.cols; k0 += P::kBlock) {
     const int64_t k1 = min_of(m.cols, k0 + P::kBlock);
@@ -102,14 +104,14 @@ void direct_tile(const MatmulArgs& m, int64_t row, int64_t row_step, int64_t tok
            [n](const Input* p) HELM_LAMBDA_INLINE { return P::load_a_n(p, n); }, k);
     }
     float sums[kSums];
-    HELM_UNROLL
-    for (int i = 0; i < kSums; i += kQuad) {
-      V::reduce4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3], sums + i);
-    }
-    for (int i = 0; i < R * T; ++i) c[i] += sums[i];
+    V::template reduce<kSums>(acc, sums);
+    for (int i = 0; i < kSums; ++i) c[i] += sums[i];
   }
-  for (int r = 0; r < R; ++r) {
-    for (int t = 0; t < T; ++t) m.c[(token + t) * m.c_stride + row + r * row_step] = c[r * T + t];
+  HELM_UNROLL
+  for (int t = 0; t < T; ++t) {
+    float* out = m.c + (token + t) * m.c_stride + row;
+    HELM_UNROLL
+    for (int r = 0; r < R; ++r) out[r * row_step] = c[r * T + t];
   }
 }
 

@@ -1,7 +1,7 @@
 // Matrix products of many tokens, bound by arithmetic: panels of weights in L2, tiles of tokens in
 // L1. The order of the sums is that of matmul.h, where each lane of a vector holds a sum along k;
 // here a vector runs along the rows of W, and those sums are computed one after the other and then
-// added as V::reduce4 adds lanes. So no vector is summed across, and a tile meets as many tokens as
+// added as V::reduce adds lanes. So no vector is summed across, and a tile meets as many tokens as
 // there are registers: a word of either operand serves many multiply-adds.
 #pragma once
 
@@ -10,7 +10,7 @@
 namespace helm::cpu {
 namespace {
 
-// 0, 2, 1, 3: how reduce4 adds four lanes, and four fours, if it always adds the last two sums that
+// 0, 2, 1, 3: how reduce adds four lanes, and four fours, if it always adds the last two sums that
 // are of equally many.
 HELM_INLINE constexpr int added(int i) {
   return (i & 1) * 2 + (i >> 1);

@@ -84,16 +84,26 @@ struct VecAvx2 {
     return _mm256_mul_ps(_mm256_mul_ps(a, pow2(half)), pow2(_mm256_sub_epi32(e, half)));
   }
 
-  // out[i] = sum of the lanes of the i-th argument: (x0 + x2) + (x1 + x3) in each half, then halves
-  HELM_INLINE static void reduce4(F a, F b, F c, F d, float* out) {
-    const F ab = add(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
-    const F cd = add(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
-    const F s = add(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
-    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
+  // out[i] = sum of the lanes of x[i], for multiples of four: (x0 + x2) + (x1 + x3) in each half,
+  // then the halves
+  template <int N>
+  HELM_INLINE static void reduce(const F* x, float* out) {
+    constexpr int kEights = N / 8 * 8;
+    HELM_UNROLL
+    for (int i = 0; i < kEights; i += 8) {
+      const F a = add_in_halves(x + i), b = add_in_halves(x + i + 4);
+      store(out + i, add(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)));
+    }
+    if constexpr (N > kEights) {
+      const F s = add_in_halves(x + kEights);
+      _mm_storeu_ps(out + kEights,
+                    _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
+    }
   }
   HELM_INLINE static float sum(F a) {
+    const F four[4] = {a, a, a, a};
     float out[4];
-    reduce4(a, a, a, a, out);
+    reduce<4>(four, out);
     return out[0];
   }
   HELM_INLINE static float max_lane(F a) {
@@ -132,6 +142,12 @@ struct VecAvx2 {
   }
 
  private:
+  // Lane i of each half: the sum of that half of x[i].
+  HELM_INLINE static F add_in_halves(const F* x) {
+    const F ab = add(_mm256_unpacklo_ps(x[0], x[1]), _mm256_unpackhi_ps(x[0], x[1]));
+    const F cd = add(_mm256_unpacklo_ps(x[2], x[3]), _mm256_unpackhi_ps(x[2], x[3]));
+    return add(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+  }
   HELM_INLINE static __m256i mask(int64_t n) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), lane);

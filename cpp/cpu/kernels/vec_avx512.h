@@ -79,23 +79,33 @@ struct VecAvx512 {
   // a * 2^n for integral n
   HELM_INLINE static F scale(F a, F n) { return _mm512_scalef_ps(a, n); }
 
-  // out[i] = sum of the lanes of the i-th argument: (x0 + x2) + (x1 + x3) in each quarter, then the
-  // quarters as (q0 + q2) + (q1 + q3)
-  HELM_INLINE static void reduce4(F a, F b, F c, F d, float* out) {
-    const F ab = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    const F cd = add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    const F s = add(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
-    const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps(s, 1));
-    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)));
+  // out[i] = sum of the lanes of x[i], for multiples of four: (x0 + x2) + (x1 + x3) in each
+  // quarter, then the quarters as (q0 + q2) + (q1 + q3)
+  template <int N>
+  HELM_INLINE static void reduce(const F* x, float* out) {
+    constexpr int kSixteens = N / 16 * 16;
+    HELM_UNROLL
+    for (int i = 0; i < kSixteens; i += 16) {
+      const F a = add_halves(add_in_quarters(x + i), add_in_quarters(x + i + 4));
+      const F b = add_halves(add_in_quarters(x + i + 8), add_in_quarters(x + i + 12));
+      store(out + i, add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)));
+    }
+    HELM_UNROLL
+    for (int i = kSixteens; i < N; i += 4) {
+      const F s = add_in_quarters(x + i);
+      const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps(s, 1));
+      _mm_storeu_ps(out + i, _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)));
+    }
   }
   HELM_INLINE static float sum(F a) {
+    const F four[4] = {a, a, a, a};
     float out[4];
-    reduce4(a, a, a, a, out);
+    reduce<4>(four, out);
     return out[0];
   }
   HELM_INLINE static float max_lane(F a) { return _mm512_reduce_max_ps(a); }
 
-  // Four lanes each, in the order in which reduce4 adds them, to p, p + stride, ...
+  // Four lanes each, in the order in which reduce adds them, to p, p + stride, ...
   HELM_INLINE static void store_fours(float* p, int64_t stride, F v) {
     _mm_storeu_ps(p, _mm512_castps512_ps128(v));
     _mm_storeu_ps(p + stride, _mm512_extractf32x4_ps(v, 2));
@@ -133,6 +143,16 @@ struct VecAvx512 {
   }
 
  private:
+  // Lane i of each quarter: the sum of that quarter of x[i].
+  HELM_INLINE static F add_in_quarters(const F* x) {
+    const F ab = add(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+    const F cd = add(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+    return add(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+  }
+  // Of a and then b: the first quarter and the third, the second and the fourth.
+  HELM_INLINE static F add_halves(F a, F b) {
+    return add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  }
   HELM_INLINE static __mmask16 mask(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
   HELM_INLINE static __m256i load_half(const uint16_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));

@@ -118,9 +118,10 @@ struct VecScalar {
     });
   }
 
-  // out[i] = sum of the lanes of the i-th argument as (x0 + x2) + (x1 + x3)
-  HELM_INLINE static void reduce4(F a, F b, F c, F d, float* out) {
-    out[0] = sum(a), out[1] = sum(b), out[2] = sum(c), out[3] = sum(d);
+  // out[i] = sum of the lanes of x[i] as (x0 + x2) + (x1 + x3)
+  template <int N>
+  HELM_INLINE static void reduce(const F* x, float* out) {
+    for (int i = 0; i < N; ++i) out[i] = sum(x[i]);
   }
   HELM_INLINE static float sum(F a) { return (a.x[0] + a.x[2]) + (a.x[1] + a.x[3]); }
   HELM_INLINE static float max_lane(F a) {
