@@ -18,7 +18,7 @@ struct VecAvx512 {
   static constexpr int kPanelVectors = 2;
   static constexpr int kPanelLanes = 2;
   static constexpr int64_t kPanelRows = 128;  // with a block of k half a megabyte, half of L2
-  static constexpr int64_t kDirectTokens = 48;
+  static constexpr int64_t kDirectTokens = 96;
   // Rows per direct tile by tokens. For one token four streams measured faster than six (Zen 4, a
   // twentieth where rows are of 2 KiB) and no slower than two where they are longer.
   static constexpr int kRowsPerTokens[7] = {0, 4, 4, 6, 6, 4, 4};
