@@ -112,22 +112,22 @@ void check_problem(const Problem& p, uint32_t seed) {
 TEST_CASE("matmul: ragged columns") {
   uint32_t seed = 100;
   for (int64_t cols : {1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 61, 511, 512, 513, 1027}) {
-    for (int64_t tokens : {1, 3, 11, 33, 67}) check_problem({tokens, 5, cols}, seed++);
+    for (int64_t tokens : {1, 3, 11, 33, 67, 101}) check_problem({tokens, 5, cols}, seed++);
   }
 }
 
 TEST_CASE("matmul: every token count and ragged rows") {
   uint32_t seed = 200;
-  for (int64_t tokens = 1; tokens <= 75; ++tokens) check_problem({tokens, 13, 37}, seed++);
+  for (int64_t tokens = 1; tokens <= 110; ++tokens) check_problem({tokens, 13, 37}, seed++);
   for (int64_t rows : {1, 3, 8, 15, 17, 31, 33, 48, 128, 129, 257, 513}) {
-    for (int64_t tokens : {1, 2, 8, 13, 35, 71}) check_problem({tokens, rows, 19}, seed++);
+    for (int64_t tokens : {1, 2, 8, 13, 35, 71, 107}) check_problem({tokens, rows, 19}, seed++);
   }
 }
 
 TEST_CASE("matmul: bias, accumulation and hard inputs") {
   uint32_t seed = 300;
   for (Fill fill : kFills) {
-    for (int64_t tokens : {1, 4, 9, 34, 70}) {
+    for (int64_t tokens : {1, 4, 9, 34, 70, 103}) {
       for (bool bias : {false, true}) {
         for (bool accumulate : {false, true}) {
           check_problem({tokens, 11, 1100, bias, accumulate, fill}, seed++);
@@ -137,18 +137,23 @@ TEST_CASE("matmul: bias, accumulation and hard inputs") {
   }
 }
 
+TEST_CASE("matmul: rows of which scratch holds few, or not one") {
+  check_problem({25, 3, 20000, true, true}, 350);
+  check_problem({2, 2, 300000}, 351);
+}
+
 TEST_CASE("matmul: the bits of C(t, r) do not depend on tokens or on the row split") {
   for (DType dtype : kAllTypes) {
     for (const cpu::KernelTable* table : products(dtype)) {
       for (int64_t cols : {20, 1024, 1500, 3072, 4500}) {
-        const Problem p{83, 67, cols, true, true, Fill::kLarge};
+        const Problem p{110, 67, cols, true, true, Fill::kLarge};
         const Data d(p, dtype, 400);
         const Scratch scratch(*table, cols, 1, 1, 64);
         const std::vector<float> before = d.c.copy();
         const cpu::MatmulArgs whole = args_of(p, d, scratch);
         multiply(*table, dtype, whole);
         const std::vector<float> want = d.c.copy();
-        for (int64_t tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 40, 64, 66}) {
+        for (int64_t tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 40, 64, 66, 98}) {
           std::copy(before.begin(), before.end(), d.c.data());
           std::vector<float> expected = before;
           const int64_t row_step = 1 + tokens * 5;

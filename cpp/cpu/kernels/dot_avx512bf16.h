@@ -56,20 +56,26 @@ struct DotRounded : DotBf16 {
 };
 
 // C(t, r) as matmul.h defines it, A rounded to bf16. A few tokens are rounded once per call instead
-// of once per group of rows, if scratch can hold them.
+// of once per group of rows, as many at a time as scratch can hold.
 inline void matmul_bf16(const MatmulArgs& m) {
-  const int64_t stride = round_up(m.cols, DotBf16::kStep);
-  const int64_t bytes = m.tokens * stride * static_cast<int64_t>(sizeof(uint16_t));
   if (m.tokens > VecAvx512::kDirectTokens) return panel_product<DotBf16>(m);
-  if (m.tokens == 1 || bytes > panel_scratch_bytes<DotBf16>()) return direct_product<DotBf16>(m);
+  const int64_t stride = round_up(m.cols, DotBf16::kStep);
+  const int64_t most = panel_scratch_bytes<DotBf16>() / (stride * int64_t{sizeof(uint16_t)});
+  if (m.tokens == 1 || most == 0) return direct_product<DotBf16>(m);
   auto* rounded = static_cast<uint16_t*>(m.scratch);
-  for (int64_t t = 0; t < m.tokens; ++t) {
-    round_row(m.a + t * m.a_stride, m.cols, rounded + t * stride);
+  MatmulArgs part = m;
+  part.a = static_cast<const float*>(m.scratch);
+  part.a_stride = stride;
+  const int64_t parts = (m.tokens + most - 1) / most;
+  for (int64_t i = 0; i < parts; ++i) {
+    const int64_t first = m.tokens * i / parts, end = m.tokens * (i + 1) / parts;
+    for (int64_t t = first; t < end; ++t) {
+      round_row(m.a + t * m.a_stride, m.cols, rounded + (t - first) * stride);
+    }
+    part.tokens = end - first;
+    part.c = m.c + first * m.c_stride;
+    direct_product<DotRounded>(part);
   }
-  MatmulArgs packed = m;
-  packed.a = reinterpret_cast<const float*>(rounded);
-  packed.a_stride = stride;
-  direct_product<DotRounded>(packed);
 }
 
 }  // namespace
