@@ -15,7 +15,7 @@ import small_models
 from helm.checkpoint import read_checkpoint
 from helm.config import FAMILIES, load_config
 from helm.errors import CheckpointError, InvalidError, UnsupportedModelError
-from helm.graph import Linear
+from helm.graph import Attention, Linear, Norm
 from helm.models import BUILDERS, architectures, build_graph
 from helm.plan import make_plan
 
@@ -139,6 +139,19 @@ def test_qkv_and_gate_up_are_one_op_each():
     graph = build_graph(load_config(small_models.model_dir("qwen3")))
     parts = [len(op.parts) for op in graph.units[1].ops if isinstance(op, Linear)]
     assert parts == [3, 1, 2, 1]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "opt", "opt_350m"])
+def test_behind_the_last_attention_are_only_rows_whose_logits_are_asked_for(name):
+    graph = build_graph(load_config(small_models.model_dir(name)), None)
+    rows = {value.name: value.rows for value in graph.values}
+    asked = [
+        rows[getattr(op, "out", None) or getattr(op, "value", "")] == "outputs"
+        for op in graph.ops()
+    ]
+    last = max(i for i, op in enumerate(graph.ops()) if isinstance(op, Attention))
+    assert asked == [i > last for i in range(len(asked))]
+    assert isinstance(graph.units[-1].ops[0], Norm | Linear), "the head has nothing to select"
 
 
 def test_graph_to_dict_is_plain_json():
