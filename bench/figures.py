@@ -44,9 +44,16 @@ def step_bytes(config: dict, dtype: str, scenario: Scenario) -> float:
 
 
 def product_flops(config: dict, tokens: int) -> float:
-    """Of a prompt with every block matrix, of its last token with the head."""
+    """Of a prompt with every block matrix up to the last attention; of its last token, whose logits
+    alone are asked for, with what lies behind it."""
     blocks, head = matrix_elements(config)
-    return 2.0 * (blocks * tokens + head)
+    last = f"model.layers.{config['num_hidden_layers'] - 1}."
+    behind = sum(
+        shape[0] * shape[1]
+        for name, shape in tensor_shapes(config)
+        if name.startswith((f"{last}self_attn.o_proj.", f"{last}mlp.")) and len(shape) == 2
+    )
+    return 2.0 * ((blocks - behind) * tokens + behind + head)
 
 
 def attention_flops(config: dict, tokens: int) -> float:
