@@ -143,7 +143,7 @@ def test_qkv_and_gate_up_are_one_op_each():
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "opt", "opt_350m"])
 def test_behind_the_last_attention_are_only_rows_whose_logits_are_asked_for(name):
-    graph = build_graph(load_config(small_models.model_dir(name)), None)
+    graph = build_graph(load_config(small_models.model_dir(name)))
     rows = {value.name: value.rows for value in graph.values}
     asked = [
         rows[getattr(op, "out", None) or getattr(op, "value", "")] == "outputs"
