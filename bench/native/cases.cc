@@ -9,6 +9,7 @@
 #include <random>
 #include <thread>
 
+#include "cpu/compression.h"
 #include "cpu/isa.h"
 #include "probe/ceiling.h"
 
@@ -71,6 +72,13 @@ struct Weights {
   probe::Pages pages;
   probe::Buffer memory;
   std::vector<std::pair<Shape, const char*>> matrices;
+  bool compressed = false;
+
+  // Of the rows that one pass of a matrix reads.
+  int64_t bytes(DType dtype, Shape s) const {
+    if (compressed) return cpu::CompressedMatrix::at(nullptr, s.rows, s.cols).row_bytes() * s.rows;
+    return s.rows * s.cols * dtype_bytes(dtype);
+  }
 };
 
 std::shared_ptr<Weights> make_weights(DType dtype, const Machine& machine, probe::Pages pages) {
@@ -83,6 +91,34 @@ std::shared_ptr<Weights> make_weights(DType dtype, const Machine& machine, probe
     for (const Shape& s : kShapes) {
       w->matrices.emplace_back(s, p);
       p += s.rows * s.cols * dtype_bytes(dtype);
+    }
+  }
+  return w;
+}
+
+std::shared_ptr<Weights> make_compressed_weights(const Machine& machine) {
+  const auto plain = make_weights(DType::kBF16, {machine.threads, 1}, probe::Pages::kHuge);
+  int64_t bytes = 0;
+  const auto place_of = [&bytes](Shape s) {
+    const int64_t at = bytes;
+    bytes = (bytes + cpu::CompressedMatrix::bytes(s.rows, s.cols) + 63) / 64 * 64;
+    return at;
+  };
+  for (const Shape& s : kShapes) place_of(s);
+  auto w = std::make_shared<Weights>(machine.layers * bytes, probe::Pages::kHuge);
+  w->compressed = true;
+  bytes = 0;
+  for (int layer = 0; layer < machine.layers; ++layer) {
+    for (const auto& [s, from] : plain->matrices) {
+      char* to = w->memory.data() + place_of(s);
+      cpu::Compression compression(reinterpret_cast<std::byte*>(to), s.rows, s.cols);
+      for (int64_t r = 0; r < s.rows; ++r) {
+        const auto* row = reinterpret_cast<const uint16_t*>(from) + r * s.cols;
+        if (!compression.put(cpu::select_kernels(), r, row)) {
+          throw Error(ErrorKind::kInvalid, "[bench] random weights do not compress");
+        }
+      }
+      w->matrices.emplace_back(s, to);
     }
   }
   return w;
@@ -107,6 +143,7 @@ class Matmul : public Case {
     fill(table, DType::kF32, a_.data(), tokens * kMaxCols, 2);
     name = "matmul tokens " + std::to_string(tokens);
     if (weights_->pages == probe::Pages::kSmall) name += " small pages";
+    if (weights_->compressed) name += " compressed";
     tier = table.name;
     dtype = dtype_name(type);
     unit = tokens <= 8 ? Unit::kBytes : Unit::kFlops;
@@ -114,8 +151,8 @@ class Matmul : public Case {
     used_ = tokens <= 8 ? weights_->matrices.size() : 4;
     for (size_t i = 0; i < used_; ++i) {
       const Shape s = weights_->matrices[i].first;
-      work += static_cast<double>(s.rows * s.cols) *
-              static_cast<double>(tokens <= 8 ? dtype_bytes(type) : 2 * tokens);
+      work += static_cast<double>(tokens <= 8 ? weights_->bytes(type, s)
+                                              : 2 * tokens * s.rows * s.cols);
     }
   }
 
@@ -126,8 +163,7 @@ class Matmul : public Case {
       const auto [shape, w] = weights_->matrices[i];
       for (int64_t n = 0; n < 50; ++n) {
         const int64_t t = n % tokens_, r = n * 977 % shape.rows;
-        const auto row =
-            widened(table_, dtype_, w + r * shape.cols * dtype_bytes(dtype_), shape.cols);
+        const auto row = weights_row(shape, w, r);
         const auto a =
             rounded(reinterpret_cast<const float*>(a_.data()) + t * kMaxCols, shape.cols);
         double want = 0, size = 0;
@@ -168,11 +204,33 @@ class Matmul : public Case {
   void run(size_t index, int thread, int threads) {
     const auto [shape, w] = weights_->matrices[index];
     const int64_t r0 = shape.rows * thread / threads, r1 = shape.rows * (thread + 1) / threads;
-    table_.matmul[static_cast<int>(dtype_)](
-        {reinterpret_cast<const float*>(a_.data()), kMaxCols, tokens_,
-         w + r0 * shape.cols * dtype_bytes(dtype_), r1 - r0, shape.cols, nullptr, false,
-         reinterpret_cast<float*>(c_.data()) + r0, kMaxRows,
-         scratch_.data() + thread * scratch_bytes_, packed_.data()});
+    const cpu::MatmulArgs args{reinterpret_cast<const float*>(a_.data()),
+                               kMaxCols,
+                               tokens_,
+                               w + r0 * shape.cols * dtype_bytes(dtype_),
+                               r1 - r0,
+                               shape.cols,
+                               nullptr,
+                               false,
+                               reinterpret_cast<float*>(c_.data()) + r0,
+                               kMaxRows,
+                               scratch_.data() + thread * scratch_bytes_,
+                               packed_.data()};
+    if (weights_->compressed) return table_.matmul_compressed(args, compressed(shape, w).from(r0));
+    table_.matmul[static_cast<int>(dtype_)](args);
+  }
+
+  static cpu::CompressedMatrix compressed(Shape s, const char* w) {
+    return cpu::CompressedMatrix::at(reinterpret_cast<const std::byte*>(w), s.rows, s.cols);
+  }
+
+  std::vector<float> weights_row(Shape s, const char* w, int64_t r) const {
+    if (!weights_->compressed) {
+      return widened(table_, dtype_, w + r * s.cols * dtype_bytes(dtype_), s.cols);
+    }
+    std::vector<uint16_t> plain(static_cast<size_t>(s.cols));
+    cpu::read_compressed(compressed(s, w), r, 0, s.cols, plain.data());
+    return widened(table_, dtype_, reinterpret_cast<const char*>(plain.data()), s.cols);
   }
 
   // Inputs as the kernel rounds them.

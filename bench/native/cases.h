@@ -31,6 +31,8 @@ struct Machine {
 // Weights of all layers, shared by the cases of one dtype.
 struct Weights;
 std::shared_ptr<Weights> make_weights(DType dtype, const Machine& machine, probe::Pages pages);
+// bf16, compressed.
+std::shared_ptr<Weights> make_compressed_weights(const Machine& machine);
 
 std::unique_ptr<Case> matmul_case(const cpu::KernelTable& table, DType dtype, int64_t tokens,
                                   std::shared_ptr<Weights> weights, const Machine& machine);

@@ -74,6 +74,10 @@ class Rows {
       weights_dtype_ = dtype;
       for (int64_t tokens : kProductTokens) {
         keep(table, matmul_case(table, dtype, tokens, weights_, machine));
+        if (dtype == DType::kBF16) {
+          if (!compressed_) compressed_ = make_compressed_weights(machine);
+          keep(table, matmul_case(table, dtype, tokens, compressed_, machine));
+        }
         if (tokens == 1 && &table == &best_table() && !options_.all_tiers &&
             matches("matmul tokens 1 small pages")) {
           const auto small = make_weights(dtype, machine, probe::Pages::kSmall);
@@ -113,7 +117,7 @@ class Rows {
   }
 
   const Options& options_;
-  std::shared_ptr<Weights> weights_;
+  std::shared_ptr<Weights> weights_, compressed_;
   DType weights_dtype_ = DType::kF32;
   std::shared_ptr<const probe::Buffer> pages_;
   std::vector<Row> rows_;

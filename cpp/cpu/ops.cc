@@ -2,12 +2,15 @@
 // the kernels of the chosen tier.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <type_traits>
 #include <variant>
 
 #include "base/arena.h"
+#include "cpu/compression.h"
 #include "cpu/linear_rows.h"
 #include "cpu/stage.h"
+#include "cpu/weight_format.h"
 
 namespace helm::cpu {
 namespace {
@@ -24,63 +27,95 @@ int64_t rows_of(const StepView& step, bool per_output) {
   return per_output ? step.outputs() : step.tokens();
 }
 
+// A matrix of weights as it lies in memory.
+class Matrix {
+ public:
+  Matrix(TensorIndex tensor, const Bindings& b)
+      : at_(static_cast<const std::byte*>(b.weight(tensor))),
+        spec_(b.plan.tensors[static_cast<size_t>(tensor)]),
+        kernels_(b.kernels) {
+    if (b.compressed && is_compressed(b.plan, spec_)) {
+      compressed_ = CompressedMatrix::at(at_, spec_.shape[0], spec_.shape[1]);
+    }
+  }
+
+  DType dtype() const { return spec_.dtype; }
+  int64_t rows() const { return spec_.shape[0]; }
+
+  // Its rows from `first` on times A; args.w is not read.
+  void multiply(MatmulArgs args, int64_t first) const {
+    if (compressed_) return kernels_.matmul_compressed(args, compressed_->from(first));
+    args.w = row(first);
+    kernels_.matmul[static_cast<int>(dtype())](args);
+  }
+  // A row as f32.
+  void widen(int64_t index, float* out) const {
+    const int64_t cols = spec_.shape[1];
+    const auto widen = kernels_.widen[static_cast<int>(dtype())];
+    if (!compressed_) return widen(row(index), out, cols);
+    uint16_t some[kChunk];
+    for (int64_t k = 0; k < cols; k += kChunk) {
+      const int64_t n = std::min(kChunk, cols - k);
+      read_compressed(*compressed_, index, k, n, some);
+      widen(some, out + k, n);
+    }
+  }
+
+ private:
+  const std::byte* row(int64_t index) const {
+    return at_ + index * spec_.shape[1] * dtype_bytes(dtype());
+  }
+
+  const std::byte* at_;
+  const TensorSpec& spec_;
+  const KernelTable& kernels_;
+  std::optional<CompressedMatrix> compressed_;
+};
+
 class BoundEmbedding : public BoundOp {
  public:
   BoundEmbedding(const EmbeddingOp& op, const Bindings& b)
-      : table_(static_cast<const std::byte*>(b.weight(op.table))),
-        out_(b.value(op.out)),
-        width_(b.width(op.out)),
-        row_bytes_(width_ * dtype_bytes(b.plan.tensors[static_cast<size_t>(op.table)].dtype)),
-        widen_(b.kernels
-                   .widen[static_cast<int>(b.plan.tensors[static_cast<size_t>(op.table)].dtype)]) {}
+      : table_(op.table, b), out_(b.value(op.out)), width_(b.width(op.out)) {}
 
   void run(const StepView& step, Team& team) const override {
     for_tokens(team, step.tokens(), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
-        const int64_t token = step.token_ids[static_cast<size_t>(t)];
-        widen_(table_ + token * row_bytes_, out_ + t * width_, width_);
+        table_.widen(step.token_ids[static_cast<size_t>(t)], out_ + t * width_);
       }
     });
   }
 
  private:
-  const std::byte* table_;  // [vocab, width]
-  float* out_;              // [tokens, width]
+  Matrix table_;  // [vocab, width]
+  float* out_;    // [tokens, width]
   int64_t width_;
-  int64_t row_bytes_;
-  void (*widen_)(const void*, float*, int64_t);
 };
 
 class BoundPositionEmbedding : public BoundOp {
  public:
   BoundPositionEmbedding(const PositionEmbeddingOp& op, const Bindings& b)
-      : table_(static_cast<const std::byte*>(b.weight(op.table))),
+      : table_(op.table, b),
         out_(b.value(op.out)),
         width_(b.width(op.out)),
         offset_(op.offset),
-        dtype_(b.plan.tensors[static_cast<size_t>(op.table)].dtype),
         kernels_(b.kernels),
         scratch_(b.scratch) {}
 
   void run(const StepView& step, Team& team) const override {
     auto* row = reinterpret_cast<float*>(scratch_[static_cast<size_t>(team.worker())]);
-    const int64_t row_bytes = width_ * dtype_bytes(dtype_);
     for_tokens(team, step.tokens(), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
-        const int64_t position = step.positions[static_cast<size_t>(t)];
-        kernels_.widen[static_cast<int>(dtype_)](table_ + (position + offset_) * row_bytes, row,
-                                                 width_);
+        table_.widen(step.positions[static_cast<size_t>(t)] + offset_, row);
         kernels_.add(row, out_ + t * width_, width_);
       }
     });
   }
 
  private:
-  const std::byte* table_;  // [positions, width]
-  float* out_;              // [tokens, width]
+  Matrix table_;  // [positions, width]
+  float* out_;    // [tokens, width]
   int64_t width_;
   int64_t offset_;
-  DType dtype_;
   const KernelTable& kernels_;
   const std::vector<std::byte*>& scratch_;
 };
@@ -128,10 +163,8 @@ class BoundLinear : public BoundOp {
         all_(LinearRows::of(b.plan, op)) {
     int64_t first_row = 0;
     for (const LinearOp::Part& part : op.parts) {
-      const TensorSpec& spec = b.plan.tensors[static_cast<size_t>(part.weight)];
-      parts_.push_back({static_cast<const std::byte*>(b.weight(part.weight)), b.vector(part.bias),
-                        first_row, spec.shape[0], spec.dtype});
-      first_row += spec.shape[0];
+      parts_.push_back({Matrix(part.weight, b), b.vector(part.bias), first_row});
+      first_row += parts_.back().weight.rows();
     }
     args_.a = b.value(op.in);
     args_.a_stride = cols_;
@@ -154,11 +187,9 @@ class BoundLinear : public BoundOp {
 
  private:
   struct Part {
-    const std::byte* weight;  // [rows, cols]
-    const float* bias;        // [rows] or null
-    int64_t first_row;        // of the stacked output
-    int64_t rows;
-    DType dtype;
+    Matrix weight;      // [rows, cols]
+    const float* bias;  // [rows] or null
+    int64_t first_row;  // of the stacked output
   };
 
   // Parts that take the same packed input are computed together; nearly always that is all.
@@ -166,8 +197,8 @@ class BoundLinear : public BoundOp {
     const PrefillPieces pieces(all_.rows, team.size());
     for (size_t first = 0, end = 0; first < parts_.size(); first = end) {
       if (first > 0) team.barrier();
-      const DType dtype = parts_[first].dtype;
-      while (end < parts_.size() && packed_alike(parts_[end].dtype, dtype)) ++end;
+      const DType dtype = parts_[first].weight.dtype();
+      while (end < parts_.size() && packed_alike(parts_[end].weight.dtype(), dtype)) ++end;
       pack(dtype, tokens, team);
       team.parallel_for(pieces.count(), 1, [&](int64_t index, int64_t) {
         const PrefillPieces::Piece piece = pieces.at(index);
@@ -197,16 +228,15 @@ class BoundLinear : public BoundOp {
   // The rows of [begin, end) that lie in this part.
   void run_part(const Part& part, int64_t begin, int64_t end, int64_t tokens, int worker) const {
     const int64_t first = std::max(begin, part.first_row);
-    const int64_t last = std::min(end, part.first_row + part.rows);
+    const int64_t last = std::min(end, part.first_row + part.weight.rows());
     if (first >= last) return;
     MatmulArgs args = args_;
     args.tokens = tokens;
-    args.w = part.weight + (first - part.first_row) * cols_ * dtype_bytes(part.dtype);
     args.rows = last - first;
     args.bias = part.bias == nullptr ? nullptr : part.bias + (first - part.first_row);
     args.c += first;
     args.scratch = scratch_[static_cast<size_t>(worker)];
-    kernels_.matmul[static_cast<int>(part.dtype)](args);
+    part.weight.multiply(args, first - part.first_row);
   }
 
   bool per_output_;

@@ -87,6 +87,7 @@ CpuStage::CpuStage(const StageSpec& spec, const KernelTable& kernels, ThreadPool
   for (const DeviceAddress value : spec.values) {
     bindings_.values.push_back(host_pointer<float>(value));
   }
+  bindings_.compressed = spec.compressed;
   bind_workspace(spec);
   for (const UnitSpec& unit : spec.units) {
     for (const Op& op : unit.ops) {

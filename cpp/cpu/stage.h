@@ -35,6 +35,7 @@ struct Bindings {
   std::vector<std::byte*> scratch;  // by worker
   std::byte* packed = nullptr;      // shared by the members, the input of a product, packed
   std::byte* partials = nullptr;    // shared by the members, attention_partials_bytes()
+  bool compressed = false;          // StageSpec::compressed
 
   const void* weight(TensorIndex tensor) const { return weights[static_cast<size_t>(tensor)]; }
   const float* vector(TensorIndex tensor) const {  // [size], null for kNoTensor

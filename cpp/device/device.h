@@ -94,6 +94,7 @@ struct StageSpec {
   DeviceAddress kv = DeviceAddress::kNull;         // page 0 of this device's pool
   DeviceAddress workspace = DeviceAddress::kNull;  // workspace_bytes(plan, units) bytes; stages
                                                    // that never run at the same time may share it
+  bool compressed = false;  // on the CPU: the weights are compressed that cpu::is_compressed says
 };
 
 class Device {

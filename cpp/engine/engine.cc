@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "base/check.h"
+#include "cpu/weight_format.h"
 #include "device/registry.h"
 #include "engine/engine_impl.h"
 
@@ -21,14 +22,17 @@ double seconds_since(Clock::time_point start) {
 // Weight bytes that a step of one token reads.
 int64_t decode_bytes(const Plan& plan) {
   int64_t bytes = 0;
+  bool on_cpu = true;
   const auto visit = [&](const auto& op) {
     if constexpr (std::is_same_v<std::decay_t<decltype(op)>, LinearOp>) {
       for (const LinearOp::Part& part : op.parts) {
-        bytes += plan.tensors[static_cast<size_t>(part.weight)].bytes();
+        const TensorSpec& tensor = plan.tensors[static_cast<size_t>(part.weight)];
+        bytes += on_cpu ? cpu::read_bytes(plan, tensor) : tensor.bytes();
       }
     }
   };
   for (const UnitSpec& unit : plan.units) {
+    on_cpu = unit.device == "cpu";
     for (const Op& op : unit.ops) std::visit(visit, op);
   }
   return bytes;

@@ -95,10 +95,15 @@ void PlanReader::read_unit(const JsonReader& node) {
 
 WeightLoading PlanReader::read_loading(const JsonReader& node) {
   const std::string loading = node.string();
-  if (loading != "copied" && loading != "mapped") {
-    node.reject("expected \"copied\" or \"mapped\", found \"", loading, "\"");
+  if (loading == "copied") return WeightLoading::kCopied;
+  if (loading == "mapped") return WeightLoading::kMapped;
+  if (loading != "compressed") {
+    node.reject("expected \"copied\", \"mapped\" or \"compressed\", found \"", loading, "\"");
   }
-  return loading == "mapped" ? WeightLoading::kMapped : WeightLoading::kCopied;
+  if (plan_.schedule.stream_tokens > 0) {
+    node.reject("weights that visit the accelerator cannot be compressed");
+  }
+  return WeightLoading::kCompressed;
 }
 
 // Whether a plan without units on the accelerator lets blocks visit it.

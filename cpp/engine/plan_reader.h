@@ -28,7 +28,7 @@ class PlanReader {
   void read_tensor(const JsonReader& node);
   void read_value(const JsonReader& node);
   void read_unit(const JsonReader& node);
-  static WeightLoading read_loading(const JsonReader& node);
+  WeightLoading read_loading(const JsonReader& node);
   static bool streams(const JsonReader& root);
   void read_accelerator(const JsonReader& root);
   Op read_op(const JsonReader& node);

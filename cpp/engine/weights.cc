@@ -12,7 +12,9 @@
 #include <utility>
 
 #include "base/check.h"
+#include "cpu/compression.h"
 #include "cpu/stage.h"
+#include "cpu/weight_format.h"
 #include "engine/first_touch.h"
 #include "engine/stages.h"
 
@@ -88,6 +90,10 @@ struct Piece {
   DeviceAddress address = DeviceAddress::kNull;  // or on the accelerator
   int64_t elements = 0;
   int owner = kAnyone;  // the member that should move it
+  // Or whole rows on their way into a compressed matrix.
+  cpu::Compression* compression = nullptr;
+  int64_t first_row = 0;
+  const TensorSpec* tensor = nullptr;
 
   int64_t placed_bytes() const { return elements * dtype_bytes(to); }
 };
@@ -117,6 +123,20 @@ void move_piece(const Piece& piece, const cpu::KernelTable& kernels, std::byte* 
     std::vector<std::byte> staging(static_cast<size_t>(piece.elements * dtype_bytes(piece.from)));
     piece.file->read(staging.data(), static_cast<int64_t>(staging.size()), piece.offset);
     convert(kernels, staging.data(), piece.from, place, piece.to, piece.elements);
+  }
+}
+
+// Reads a piece, converts it to bf16 and compresses it.
+void compress_piece(const Piece& piece, const cpu::KernelTable& kernels) {
+  std::vector<uint16_t> plain(static_cast<size_t>(piece.elements));
+  move_piece(piece, kernels, reinterpret_cast<std::byte*>(plain.data()));
+  const int64_t cols = piece.tensor->shape[1];
+  for (int64_t r = 0; r < piece.elements / cols; ++r) {
+    if (piece.compression->put(kernels, piece.first_row + r, plain.data() + r * cols)) continue;
+    fail(ErrorKind::kInvalid, "[load] the weights of tensor \"", piece.tensor->name,
+         "\" do not compress: more than one in ", cpu::kWeightsPerEscape,
+         " lies outside of the 16 binades that most of its row take; load with copied weights "
+         "instead (--weights copied)");
   }
 }
 
@@ -178,7 +198,9 @@ void move_all(const std::vector<Piece>& pieces, const cpu::KernelTable& kernels,
   std::atomic<int64_t> done{0};
   run_owned(threads, owners, nodes_of(threads), [&](size_t i, Team& team) {
     const Piece& piece = pieces[i];
-    if (piece.place != nullptr) {
+    if (piece.compression != nullptr) {
+      compress_piece(piece, kernels);
+    } else if (piece.place != nullptr) {
       move_piece(piece, kernels, piece.place);
     } else {
       uploader->send(piece, kernels, team.worker());
@@ -241,7 +263,8 @@ class Files {
   std::map<std::string, File> files_;
 };
 
-// Cuts tensors in pieces of one owner each; `set_place(piece, offset)` says where each goes.
+// Cuts tensors in pieces of one owner each; `set_place(piece, tensor, offset)` says where each
+// goes.
 // shares: by TensorIndex.
 template <typename SetPlace>
 void cut(const Plan& plan, const EngineOptions& options, Files& files, const Placed& placed,
@@ -250,11 +273,16 @@ void cut(const Plan& plan, const EngineOptions& options, Files& files, const Pla
   const auto cut_share = [&](TensorIndex index, int64_t place, const TensorShare& share) {
     const TensorSpec& spec = plan.tensors[static_cast<size_t>(index)];
     const TensorView* view = bound(options, spec);
-    for (int64_t begin = share.begin; begin < share.end; begin += kPieceElements) {
+    const int64_t cols = spec.shape.back();
+    const int64_t most =
+        cpu::is_compressed(plan, spec) ? kPieceElements / cols * cols : kPieceElements;  // or rows
+    for (int64_t begin = share.begin; begin < share.end; begin += most) {
       Piece piece;
+      piece.tensor = &spec;
+      piece.first_row = begin / cols;
       piece.from = view != nullptr ? view->dtype : spec.source->dtype;
       piece.to = spec.dtype;
-      piece.elements = std::min(kPieceElements, share.end - begin);
+      piece.elements = std::min(most, share.end - begin);
       piece.owner = share.member;
       if (view != nullptr) {
         piece.memory = static_cast<const std::byte*>(view->data) + begin * dtype_bytes(piece.from);
@@ -262,7 +290,7 @@ void cut(const Plan& plan, const EngineOptions& options, Files& files, const Pla
         piece.file = &files.of(spec);
         piece.offset = spec.source->offset + begin * dtype_bytes(piece.from);
       }
-      set_place(piece, place + begin * dtype_bytes(spec.dtype));
+      set_place(piece, index, place + begin * dtype_bytes(spec.dtype));
       pieces.push_back(piece);
     }
   };
@@ -302,9 +330,10 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
   for (const TensorIndex index : tensors_of(plan, resident)) {
     const TensorSpec& spec = plan.tensors[static_cast<size_t>(index)];
     DeviceAddress& address = on_cpu_[static_cast<size_t>(index)];
-    cpu_bytes_ += spec.bytes();
+    const int64_t bytes = cpu::host_bytes(plan, spec);
+    cpu_bytes_ += bytes;
     const TensorView* view = bound(options, spec);
-    if (view != nullptr && view->dtype == spec.dtype) {
+    if (view != nullptr && view->dtype == spec.dtype && !cpu::is_compressed(plan, spec)) {
       address = cpu::device_address(view->data);
       owners_.push_back(view->owner);
       continue;
@@ -317,7 +346,7 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
       continue;
     }
     placed.emplace_back(index, arena_bytes);
-    arena_bytes = align_up(arena_bytes + spec.bytes(), kCacheLine);
+    arena_bytes = align_up(arena_bytes + bytes, kCacheLine);
   }
   std::vector<Piece> pieces;
   std::unique_ptr<Uploader> uploader;
@@ -333,15 +362,30 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
   }
   cut(
       plan, options, files, own, anyone_s,
-      [&](Piece& piece, int64_t offset) { piece.address = accelerator_memory_.address() + offset; },
+      [&](Piece& piece, TensorIndex, int64_t offset) {
+        piece.address = accelerator_memory_.address() + offset;
+      },
       pieces);
   arena_ = Arena(arena_bytes, "the model's weights");
+  std::map<TensorIndex, cpu::Compression> compressions;
   for (const auto& [index, offset] : placed) {
-    on_cpu_[static_cast<size_t>(index)] = cpu::device_address(arena_.data() + offset);
+    std::byte* place = arena_.data() + offset;
+    on_cpu_[static_cast<size_t>(index)] = cpu::device_address(place);
+    const TensorSpec& spec = plan.tensors[static_cast<size_t>(index)];
+    if (!cpu::is_compressed(plan, spec)) continue;
+    compressions.try_emplace(index, place, spec.shape[0], spec.shape[1]);
   }
   cut(
       plan, options, files, placed, by_reader,
-      [&](Piece& piece, int64_t offset) { piece.place = arena_.data() + offset; }, pieces);
+      [&](Piece& piece, TensorIndex index, int64_t offset) {
+        const auto compression = compressions.find(index);
+        if (compression == compressions.end()) {
+          piece.place = arena_.data() + offset;
+        } else {
+          piece.compression = &compression->second;
+        }
+      },
+      pieces);
   move_all(pieces, kernels, threads, uploader.get(), options.progress);
   huge_page_bytes_ = arena_.huge_page_bytes();
 }

@@ -258,3 +258,57 @@ TEST_CASE("times of ops are counted while asked for, and change nothing") {
   expected["rope"] += 2;  // its tables, once per step and stage
   CHECK(runs == expected);
 }
+
+namespace {
+
+// Matrices that become smaller, one of them with more columns than are made plain at a time.
+TinyShape compressible(std::vector<std::string> devices = {}) {
+  TinyShape shape{.hidden = 250, .inter = 2300, .weight_dtype = "bf16"};
+  shape.devices = std::move(devices);
+  shape.accelerator_pages = shape.devices.empty() ? 0 : 200;
+  return shape;
+}
+
+std::unique_ptr<Engine> loaded(helm::test::TinyModel model, const char* loading) {
+  model.plan["loading"] = loading;
+  return tiny_engine(model);
+}
+
+}  // namespace
+
+TEST_CASE("compressed weights take and read less, and give the same bits") {
+  const std::vector<int32_t> ids = token_ids(150, 1);
+  for (const std::vector<std::string>& devices :
+       {std::vector<std::string>{}, {"cpu", "accelerator", "cpu", "cpu"},
+        {"accelerator", "cpu", "accelerator", "accelerator"}}) {
+    const auto model = tiny_model(compressible(devices));
+    const auto copied = loaded(model, "copied"), compressed = loaded(model, "compressed");
+    for (const size_t chunk : {1, 5, 32}) {
+      CHECK(logits_of(*compressed, ids, chunk) == logits_of(*copied, ids, chunk));
+    }
+    const helm::EngineStats less = compressed->stats(), more = copied->stats();
+    CHECK(less.devices[0].weights_bytes < more.devices[0].weights_bytes * 9 / 10);
+    CHECK(less.decode_bytes < more.decode_bytes);
+    CHECK(less.copied_bytes >= less.devices[0].weights_bytes);
+    if (!devices.empty()) {
+      CHECK(less.devices[1].weights_bytes == more.devices[1].weights_bytes);
+    }
+    const char* file = "compressed_weights_test.kv";
+    const helm::SequenceId sequence = copied->open(40);
+    copied->forward(sequence, std::span(ids).first(20), StepInput::Outputs::kLast,
+                    [](std::span<const float>) {});
+    copied->save(sequence, std::span(ids).first(20), file);
+    CHECK(compressed->load(file, 40).tokens.size() == 20);  // knows the weights for the same
+    std::remove(file);
+  }
+}
+
+TEST_CASE("weights that do not compress are refused by name") {
+  auto model = tiny_model(compressible());
+  std::vector<float>& weights = *model.data.at("block.1.up");
+  for (size_t i = 0; i < weights.size(); i += 50) weights[i] = 1e-30F;
+  CHECK_THROWS_WITH(loaded(model, "compressed"),
+                    "[load] the weights of tensor \"block.1.up\" do not compress: more than one in "
+                    "256 lies outside of the 16 binades that most of its row take; load with copied "
+                    "weights instead (--weights copied)");
+}

@@ -67,7 +67,7 @@ TEST_CASE("damaged fields are named") {
   expect(damaged("/units/1/ops/3/heads", 3), "heads");
   expect(damaged("/units/1/ops/3/layer", 2), "layer");
   expect(damaged("/units/1/ops/3/scale", nullptr), "scale");
-  expect(damaged("/loading", "lazily"), "loading: expected \"copied\" or \"mapped\"");
+  expect(damaged("/loading", "lazily"), "loading: expected \"copied\", \"mapped\" or");
   expect(damaged("/loading", true), "loading");
   expect(damaged("/logits", "x"), "logits");
 }

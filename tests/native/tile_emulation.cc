@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "cpu/kernels/matmul_tiles.h"
+#include "cpu/kernels/vec_scalar.h"
 #include "tile_registers.h"
 #include "tile_tables.h"
 
@@ -53,7 +54,7 @@ struct EmulatedTiles {
 };
 
 int64_t scratch_bytes(int64_t max_cols, int64_t max_queries, int64_t group, int64_t head_dim) {
-  return std::max(cpu::kTileScratchBytes,
+  return std::max(cpu::kCompressedTileScratchBytes<cpu::VecScalar>,
                   cpu::kernels_scalar()->scratch_bytes(max_cols, max_queries, group, head_dim));
 }
 
@@ -65,7 +66,8 @@ const cpu::KernelTable& emulated_amx() {
     cpu::KernelTable t = *cpu::kernels_scalar();
     t.name = "emulated amx";
     t.scratch_bytes = scratch_bytes;
-    t.matmul[kBf16] = cpu::matmul_in_tiles<EmulatedTiles>;
+    t.matmul[kBf16] = cpu::matmul_in_tiles<EmulatedTiles, cpu::VecScalar>;
+    t.matmul_compressed = cpu::matmul_compressed_in_tiles<EmulatedTiles, cpu::VecScalar>;
     t.direct_tokens[kBf16] = INT64_MAX;
     t.activations[kBf16] = DType::kBF16;
     return t;

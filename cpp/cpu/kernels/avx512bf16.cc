@@ -20,6 +20,7 @@ constexpr KernelTable bf16_table() {
                 panel_scratch_bytes<Dot<VecAvx512, DType::kF32>>());
   t.scratch_bytes = scratch_bytes<VecAvx512, DotBf16>;
   t.matmul[kBf16] = matmul_bf16;
+  t.matmul_compressed = matmul_compressed_bf16;
   t.pack[kBf16] = pack_tokens<DotBf16>;
   t.attention[kBf16] = attention_bf16;
   t.activations[kBf16] = DType::kBF16;

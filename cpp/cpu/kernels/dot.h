@@ -26,6 +26,14 @@ struct Dot {
   HELM_INLINE static W load_w_n(const Store* p, int64_t n) { return Elem<V, D>::load_n(p, n); }
   HELM_INLINE static A load_a(const Input* p) { return V::load(p); }
   HELM_INLINE static A load_a_n(const Input* p, int64_t n) { return V::load_n(p, n); }
+  // Compressed weights arrive as vectors of bf16, which are so many operands each.
+  static constexpr int kPerWords = 2;
+  template <int I>
+  HELM_INLINE static W from_words(typename V::Words v) {
+    return V::template widen_words<I>(v);
+  }
+  // Rows of their direct tile by tokens.
+  static constexpr const int* kCompressedRows = V::kCompressedRowsPerTokens;
   HELM_INLINE static F words(F v) { return v; }
   HELM_INLINE static W packed_w(const float* p) { return V::load(p); }
   HELM_INLINE static A packed_a(const float* p) { return V::set1(*p); }

@@ -32,6 +32,13 @@ struct DotBf16 {
     if (n <= V::kLanes) return _mm512_cvtne2ps_pbh(V::zero(), V::load_n(p, n));
     return _mm512_cvtne2ps_pbh(V::load_n(p + V::kLanes, n - V::kLanes), V::load(p));
   }
+  static constexpr int kPerWords = 1;
+  template <int>
+  HELM_INLINE static W from_words(V::Words v) {
+    return (W)v;
+  }
+  static constexpr int kRowsOfCompressed[V::kCompressedTile + 1] = {0, 4, 4, 4, 4, 4, 4, 3, 3};
+  static constexpr const int* kCompressedRows = kRowsOfCompressed;
   HELM_INLINE static F words(W v) { return (F)v; }
   HELM_INLINE static W packed_w(const float* p) { return (W)V::load(p); }
   HELM_INLINE static A packed_a(const float* p) { return (A)V::set1(*p); }
@@ -57,11 +64,12 @@ struct DotRounded : DotBf16 {
 
 // C(t, r) as matmul.h defines it, A rounded to bf16. A few tokens are rounded once per call instead
 // of once per group of rows, as many at a time as scratch can hold.
-inline void matmul_bf16(const MatmulArgs& m) {
-  if (m.tokens > VecAvx512::kDirectTokens) return panel_product<DotBf16>(m);
+template <class Weights>
+void matmul_bf16_of(const MatmulArgs& m, const Weights& w) {
+  if (m.tokens > VecAvx512::kDirectTokens) return panel_product<DotBf16>(m, w);
   const int64_t stride = round_up(m.cols, DotBf16::kStep);
   const int64_t most = panel_scratch_bytes<DotBf16>() / (stride * int64_t{sizeof(uint16_t)});
-  if (m.tokens == 1 || most == 0) return direct_product<DotBf16>(m);
+  if (m.tokens == 1 || most == 0) return direct_product<DotBf16>(m, w);
   auto* rounded = static_cast<uint16_t*>(m.scratch);
   MatmulArgs part = m;
   part.a = static_cast<const float*>(m.scratch);
@@ -74,8 +82,16 @@ inline void matmul_bf16(const MatmulArgs& m) {
     }
     part.tokens = end - first;
     part.c = m.c + first * m.c_stride;
-    direct_product<DotRounded>(part);
+    direct_product<DotRounded>(part, w);
   }
+}
+
+inline void matmul_bf16(const MatmulArgs& m) {
+  matmul_bf16_of(m, StoredWeights<VecAvx512, uint16_t>{static_cast<const uint16_t*>(m.w), m.cols});
+}
+
+inline void matmul_compressed_bf16(const MatmulArgs& m, const CompressedMatrix& w) {
+  matmul_bf16_of(m, compressed_weights<DotBf16>(w, m.scratch));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cpu/kernels/compressed.h"
 #include "helm/types.h"
 
 namespace helm::cpu {
@@ -132,6 +133,12 @@ struct KernelTable {
   const char* name;  // "scalar", "avx2", "avx512", "avx512bf16", "amx"
   int64_t (*scratch_bytes)(int64_t max_cols, int64_t max_queries, int64_t group, int64_t head_dim);
   void (*matmul[kDTypes])(const MatmulArgs&);
+  // As matmul with bf16 weights, bit by bit; MatmulArgs::w is not read.
+  void (*matmul_compressed)(const MatmulArgs&, const CompressedMatrix&);
+  // Compresses a row of bf16 weights: writes its chunks, zeros behind the last column, and the base
+  // of its high bytes; returns how many escapes it has, of which at most `room` are written.
+  int64_t (*compress_row)(const uint16_t* w, int64_t cols, std::byte* chunks, uint8_t* base,
+                          Escape* escapes, int64_t room);
   // Up to so many tokens matmul reads A, beyond them `packed`, of which pack makes the given tile
   // of `tile_tokens` at most.
   int64_t direct_tokens[kDTypes];

@@ -4,6 +4,7 @@
 
 #include "cpu/kernels/dot.h"
 #include "cpu/kernels/kernels.h"
+#include "cpu/kernels/weight_rows.h"
 
 namespace helm::cpu {
 namespace {
@@ -15,36 +16,91 @@ struct Count {
   static constexpr int value = N;
 };
 
-// In each row's stream a line far ahead is fetched to L2 and one close by from there to L1: fetched
-// to L1 at once, lines that arrive early would be pushed out again by the inputs of several tokens,
-// and requests of memory would fill the buffers that those inputs need when they come from L2.
-inline constexpr int64_t kFarBytes = 1536;
-inline constexpr int64_t kNearBytes = 3 * kLineBytes;
-
-// What a tile asks of memory for later: in each row's stream the line at `far` bytes, which moves
-// on by `step` bytes with every line computed.
-struct Prefetch {
-  int64_t far;
-  int64_t step;
-};
-
 // C(t, r) = [C(t, r)] + [bias(r)] for the given rows: where the sum over k starts.
 HELM_INLINE float start_value(const MatmulArgs& m, int64_t t, int64_t r) {
   const float c = m.accumulate ? m.c[t * m.c_stride + r] : 0.0f;
   return m.bias ? c + m.bias[r] : c;
 }
 
+// body(i) for the operands of P that a vector of bf16 words gives.
+template <class P, class Body>
+HELM_INLINE void each_part(Body body) {
+  body(Count<0>{});
+  if constexpr (P::kPerWords == 2) body(Count<1>{});
+}
+
+// acc(r, t) += the sum over kHalfChunk columns from k on of compressed rows times tokens.
+template <class P, int R, int T, int Half, class Rows, class Input, class F>
+HELM_INLINE void compressed_half(const Rows& rows, const Input* a, int64_t a_stride, int64_t k,
+                                 Prefetch& prefetch, F* acc) {
+  constexpr int kSteps = static_cast<int>(kHalfChunk / P::kStep);
+  HELM_UNROLL
+  for (int line = 0; line < 2; ++line) {
+    HELM_UNROLL
+    for (int r = 0; r < R; ++r) rows.fetch(r, k + line * kHalfChunk / 2, prefetch.far);
+    prefetch.far += prefetch.step;
+  }
+  using W = typename P::W;
+  using Words = typename Rows::Words;
+  const auto load_a = [&](int t, int s) HELM_LAMBDA_INLINE {
+    return P::load_a(a + t * a_stride + k + s * P::kStep);
+  };
+  if constexpr (T <= 2) {
+    typename P::A y[kSteps][T];
+    HELM_UNROLL
+    for (int s = 0; s < kSteps; ++s) {
+      HELM_UNROLL
+      for (int t = 0; t < T; ++t) y[s][t] = load_a(t, s);
+    }
+    HELM_UNROLL
+    for (int r = 0; r < R; ++r) {
+      Words words[Rows::kHalfWords];
+      rows.template half<Half>(r, k, words);
+      HELM_UNROLL
+      for (int i = 0; i < Rows::kHalfWords; ++i) {
+        each_part<P>([&](auto part) HELM_LAMBDA_INLINE {
+          constexpr int kPart = decltype(part)::value;
+          const W x = P::template from_words<kPart>(words[i]);
+          HELM_UNROLL
+          for (int t = 0; t < T; ++t) {
+            acc[r * T + t] = P::fma(x, y[i * P::kPerWords + kPart][t], acc[r * T + t]);
+          }
+        });
+      }
+    }
+  } else {
+    Words words[R][Rows::kHalfWords];
+    HELM_UNROLL
+    for (int r = 0; r < R; ++r) rows.template half<Half>(r, k, words[r]);
+    HELM_UNROLL
+    for (int i = 0; i < Rows::kHalfWords; ++i) {
+      each_part<P>([&](auto part) HELM_LAMBDA_INLINE {
+        constexpr int kPart = decltype(part)::value;
+        W x[R];
+        HELM_UNROLL
+        for (int r = 0; r < R; ++r) x[r] = P::template from_words<kPart>(words[r][i]);
+        HELM_UNROLL
+        for (int t = 0; t < T; ++t) {
+          const typename P::A y = load_a(t, i * P::kPerWords + kPart);
+          HELM_UNROLL
+          for (int r = 0; r < R; ++r) acc[r * T + t] = P::fma(x[r], y, acc[r * T + t]);
+        }
+      });
+    }
+  }
+}
+
 // R rows, row_step apart, times T tokens. The R streams are far apart in memory, so each is
 // sequential and is prefetched on its own (adjacent rows measured a fifth to two fifths slower).
-template <class P, int R, int T>
-void direct_tile(const MatmulArgs& m, int64_t row, int64_t row_step, int64_t token,
+template <class P, int R, int T, class Rows>
+void direct_tile(const MatmulArgs& m, const Rows& rows, int64_t row, int64_t row_step, int64_t token,
                  Prefetch prefetch) {
   using V = typename P::V;
   using Store = typename P::Store;
   using F = typename V::F;
   constexpr int kSums = (R * T + kQuad - 1) / kQuad * kQuad;
-  const Store* w = static_cast<const Store*>(m.w) + row * m.cols;
-  const int64_t w_step = row_step * m.cols;
+  const Store* w = rows.at;
+  const int64_t w_step = rows.step;
   using Input = typename P::Input;
   const Input* a = reinterpret_cast<const Input*>(m.a) + token * m.a_stride;
   float c[kSums] = {};
@@ -86,13 +142,20 @@ void direct_tile(const MatmulArgs& m, int64_t row, int64_t row_step, int64_t tok
     constexpr int64_t kLine = kLineBytes / static_cast<int64_t>(sizeof(Store));  // elements
     constexpr int kSteps = kLine / P::kStep > 0 ? kLine / P::kStep : 1;
     int64_t k = k0;
+    if constexpr (Rows::kCompressed) {
+      const auto half = [&](auto which) HELM_LAMBDA_INLINE {
+        compressed_half<P, R, T, decltype(which)::value>(rows, a, m.a_stride, k, prefetch, acc);
+        k += kHalfChunk;
+      };
+      while (k + kHalfChunk <= k1) {
+        half(Count<0>{});
+        if (k + kHalfChunk <= k1) half(Count<1>{});
+      }
+      if (k < k1) rows.finish(k, k1);
+    }
     for (; k + kSteps * P::kStep <= k1; k += kSteps * P::kStep) {
       HELM_UNROLL
-      for (int r = 0; r < R; ++r) {
-        const Store* row_of_w = w + r * w_step;
-        __builtin_prefetch(reinterpret_cast<const char*>(row_of_w) + prefetch.far, 0, 2);
-        __builtin_prefetch(reinterpret_cast<const char*>(row_of_w + k) + kNearBytes);
-      }
+      for (int r = 0; r < R; ++r) rows.fetch(r, k, prefetch.far);
       prefetch.far += prefetch.step;
       HELM_UNROLL
       for (int s = 0; s < kSteps; ++s) step(load_w, load_a, k + s * P::kStep);
@@ -115,54 +178,85 @@ void direct_tile(const MatmulArgs& m, int64_t row, int64_t row_step, int64_t tok
   }
 }
 
+// The columns [k0, k0 + cols) of a product, which go on with what those before them made of C.
+template <class P>
+MatmulArgs columns_of(const MatmulArgs& m, int64_t k0, int64_t cols) {
+  using Input = typename P::Input;
+  MatmulArgs part = m;
+  part.a = reinterpret_cast<const float*>(reinterpret_cast<const Input*>(m.a) + k0);
+  part.cols = cols;
+  if (k0 > 0) part.accumulate = true, part.bias = nullptr;
+  return part;
+}
+
 // All tokens in tiles of C or C - 1, one group of rows after the other: a group's weights come from
 // memory for the first tile and from cache for the others. Of several tiles each asks for its share
-// of the next group, so that memory is busy during all of them.
-template <class P, int C>
-void direct_rows(const MatmulArgs& m, int64_t tiles) {
-  constexpr int kRows = P::V::kRowsPerTokens[C];
-  const int64_t row_bytes = m.cols * static_cast<int64_t>(sizeof(typename P::Store));
-  const int64_t far = tiles == 1 ? kFarBytes : row_bytes;
+// of what comes next, so that memory is busy during all of them.
+template <class P, int C, class Weights>
+void direct_rows(const MatmulArgs& m, const Weights& w, int64_t tiles) {
+  static_assert(Weights::kCols == INT64_MAX || Weights::kCols % P::kBlock == 0);
+  constexpr int kRows = Weights::template kRowsPerTokens<P>[C];
   const int64_t full = m.tokens - tiles * (C - 1);  // tiles of C tokens, they come first
   const int64_t step = m.rows / kRows;
-  const auto group = [&](auto rows, int64_t row) HELM_LAMBDA_INLINE {
-    constexpr int R = decltype(rows)::value;
+  const auto columns = [&](auto count, const MatmulArgs& part, int64_t row,
+                           int64_t k0) HELM_LAMBDA_INLINE {
+    constexpr int R = decltype(count)::value;
+    if constexpr (Weights::kReadOnce) {
+      if (tiles == 1) {
+        const auto rows = w.template rows_once<R>(row, step, k0);
+        return direct_tile<P, R, C>(part, rows, row, step, 0, w.prefetch(part.cols, 0, 1));
+      }
+    }
+    const auto rows = w.rows(row, step, R, k0, part.cols);
     for (int64_t i = 0, t = 0; i < tiles; ++i) {
-      const Prefetch prefetch{far + row_bytes * i / tiles, (kLineBytes + tiles - 1) / tiles};
+      const Prefetch prefetch = w.prefetch(part.cols, i, tiles);
       if (i < full) {
-        direct_tile<P, R, C>(m, row, step, t, prefetch);
+        direct_tile<P, R, C>(part, rows, row, step, t, prefetch);
         t += C;
       } else if constexpr (C > 1) {
-        direct_tile<P, R, C - 1>(m, row, step, t, prefetch);
+        direct_tile<P, R, C - 1>(part, rows, row, step, t, prefetch);
         t += C - 1;
       }
+    }
+  };
+  const auto group = [&](auto count, int64_t row) HELM_LAMBDA_INLINE {
+    if (m.cols <= Weights::kCols) return columns(count, m, row, 0);
+    for (int64_t k0 = 0; k0 < m.cols; k0 += Weights::kCols) {
+      columns(count, columns_of<P>(m, k0, min_of(Weights::kCols, m.cols - k0)), row, k0);
     }
   };
   for (int64_t i = 0; i < step; ++i) group(Count<kRows>{}, i);
   for (int64_t r = step * kRows; r < m.rows; ++r) group(Count<1>{}, r);
 }
 
-// Needs no scratch. Tokens are cut into tiles as even as possible.
-template <class P>
-void direct_product(const MatmulArgs& m) {
-  constexpr int kMax = P::V::kDirectTile;
-  const int64_t tiles = (m.tokens + kMax - 1) / kMax;
+// Tokens are cut into tiles as even as possible.
+template <class P, class Weights>
+void direct_product(const MatmulArgs& m, const Weights& w) {
+  constexpr int kMax = Weights::kTileTokens;
+  const int64_t most = m.tokens <= kMax ? kMax : P::V::kDirectTile;
+  const int64_t tiles = (m.tokens + most - 1) / most;
   switch ((m.tokens + tiles - 1) / tiles) {
     case 1:
-      return direct_rows<P, 1>(m, tiles);
+      return direct_rows<P, 1>(m, w, tiles);
     case 2:
-      return direct_rows<P, 2>(m, tiles);
+      return direct_rows<P, 2>(m, w, tiles);
     case 3:
-      if constexpr (kMax >= 3) return direct_rows<P, 3>(m, tiles);
+      if constexpr (kMax >= 3) return direct_rows<P, 3>(m, w, tiles);
       break;
     case 4:
-      if constexpr (kMax >= 4) return direct_rows<P, 4>(m, tiles);
+      if constexpr (kMax >= 4) return direct_rows<P, 4>(m, w, tiles);
       break;
     case 5:
-      if constexpr (kMax >= 5) return direct_rows<P, 5>(m, tiles);
+      if constexpr (kMax >= 5) return direct_rows<P, 5>(m, w, tiles);
       break;
     case 6:
-      if constexpr (kMax >= 6) return direct_rows<P, 6>(m, tiles);
+      if constexpr (kMax >= 6) return direct_rows<P, 6>(m, w, tiles);
+      break;
+    case 7:
+      if constexpr (kMax >= 7) return direct_rows<P, 7>(m, w, tiles);
+      break;
+    case 8:
+      if constexpr (kMax >= 8) return direct_rows<P, 8>(m, w, tiles);
       break;
   }
 }

@@ -270,6 +270,7 @@ inline void start_rows(const MatmulArgs& m, int64_t token, int64_t tokens, int64
   }
 }
 
+// Of packed weights; more where they are made plain first.
 template <class P>
 constexpr int64_t panel_scratch_bytes() {
   using V = typename P::V;
@@ -280,11 +281,11 @@ constexpr int64_t panel_scratch_bytes() {
 // Panels of rows x one block of k are packed once into scratch (L2), widened unless products are of
 // narrow pairs, and swept by every tile of tokens, which are packed already. More than
 // kDirectTokens tokens.
-template <class P>
-void panel_product(const MatmulArgs& m) {
+template <class P, class Weights>
+void panel_product(const MatmulArgs& m, const Weights& w) {
   using V = typename P::V;
   constexpr int64_t kTileRows = kPanelTileRows<V>;
-  const auto* w = static_cast<const typename P::Store*>(m.w);
+  static_assert(P::kBlock <= Weights::kCols);
   const auto* packed = static_cast<const float*>(m.packed);
   auto* panel = static_cast<float*>(m.scratch);
   const TokenTiles<V> tiles{m.tokens};
@@ -293,7 +294,9 @@ void panel_product(const MatmulArgs& m) {
     for (int64_t k0 = 0; k0 < m.cols; k0 += P::kBlock) {
       const int64_t cols = min_of(P::kBlock, m.cols - k0), steps = panel_steps<P>(cols);
       for (int64_t r = 0; r < rows; r += kTileRows) {
-        pack_rows<P>(w + (r0 + r) * m.cols + k0, m.cols, rows - r, cols,
+        const int64_t some = min_of(kTileRows, rows - r);
+        const auto stored = w.rows(r0 + r, 1, some, k0, cols);
+        pack_rows<P>(stored.at, stored.step, some, cols,
                      panel + r / kTileRows * panel_tile_words<V>(steps));
       }
       for (int64_t i = 0; i < tiles.count(); ++i) {

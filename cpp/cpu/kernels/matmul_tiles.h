@@ -57,6 +57,10 @@ inline TileScratch tile_scratch(void* base) {
 
 inline constexpr int64_t kTileScratchBytes =
     kTilePanelBytes + 2 * kTileBlockSteps * kTileBytes + 4 * kTileBytes;
+// With rows that are made plain.
+template <class V>
+constexpr int64_t kCompressedTileScratchBytes =
+    kTileScratchBytes + plain_bytes(2 * kTile, CompressedWeights<V>::kCols);
 
 // One operand of a product: a tile for every 32 elements of k, and the same for its next 16 rows.
 struct TileRun {
@@ -164,13 +168,21 @@ void pack_tokens(const FewTokens& f) {
   }
 }
 
-// `rows` rows of weights, I tiles, times up to J tiles of tokens from `token` on. Tiles of C are
-// turned over, as its rows are tokens.
+// Rows of weights, from the first column of a block of k on, and which they are.
+struct TileRows {
+  const uint16_t* at;
+  int64_t step;  // elements
+  int64_t first;
+  int64_t count;
+};
+
+// Rows of weights, I tiles, times up to J tiles of tokens from `token` on. Tiles of C are turned
+// over, as its rows are tokens.
 template <class Tiles, int I, int J>
-void few_block(const FewTokens& f, int64_t row, int64_t rows, int64_t token) {
+void few_block(const FewTokens& f, TileRows w, int64_t token) {
   const MatmulArgs& m = f.m;
-  const auto* w = static_cast<const uint16_t*>(m.w) + row * m.cols + f.k0;
-  const int64_t row_bytes = m.cols * static_cast<int64_t>(sizeof(uint16_t));
+  const int64_t row = w.first, rows = w.count;
+  const int64_t row_bytes = w.step * static_cast<int64_t>(sizeof(uint16_t));
   const auto part_of_c = [&](int64_t i, int64_t j) {
     float* c = m.c + (token + j * kTile) * m.c_stride + row + i * kTile;
     return Words<char>{reinterpret_cast<char*>(c), m.c_stride * static_cast<int64_t>(sizeof(float)),
@@ -184,7 +196,8 @@ void few_block(const FewTokens& f, int64_t row, int64_t rows, int64_t token) {
     Tiles::transpose(Words<const char>{c.at, c.stride, c.rows, c.cols}, whole_tile(sums));
     Tiles::template load<kSum>(sums, kTileRowBytes);
   });
-  const TileRun a{reinterpret_cast<const char*>(w), row_bytes, kTileRowBytes, kTile * row_bytes};
+  const TileRun a{reinterpret_cast<const char*>(w.at), row_bytes, kTileRowBytes,
+                  kTile * row_bytes};
   const TileRun b = f.tokens(token);
   // The first tokens fetch the weights; near the end of the rows, the start of the next ones.
   constexpr int64_t kAheadSteps = kPrefetchBytes / kTileRowBytes;
@@ -196,7 +209,7 @@ void few_block(const FewTokens& f, int64_t row, int64_t rows, int64_t token) {
   multiply_tiles<Tiles, I, J>(a.after(before), b.after(before), direct - before, ahead + jump);
   for (int64_t s = direct; s < f.steps; ++s) {  // ragged rows, or the last columns
     for (int64_t i = 0; i < I; ++i) {
-      copy_tile(w + i * kTile * m.cols + s * kTileK, m.cols, min_of(kTile, rows - i * kTile),
+      copy_tile(w.at + i * kTile * w.step + s * kTileK, w.step, min_of(kTile, rows - i * kTile),
                 min_of(kTileK, f.cols - s * kTileK), f.scratch.rows + i * kTileBytes);
     }
     const TileRun copied{f.scratch.rows, kTileRowBytes, 0, kTileBytes};
@@ -210,45 +223,48 @@ void few_block(const FewTokens& f, int64_t row, int64_t rows, int64_t token) {
   });
 }
 
-template <class Tiles, int I>
-void few_rows(const FewTokens& f, int64_t row, int64_t rows) {
+template <class Tiles, int I, class Weights>
+void few_rows(const FewTokens& f, const Weights& weights, int64_t row, int64_t rows) {
+  const auto stored = weights.rows(row, 1, rows, f.k0, f.cols);
+  const TileRows w{stored.at, stored.step, row, rows};
   for (int64_t t = 0; t < f.m.tokens; t += 2 * kTile) {
     if (f.m.tokens - t > kTile) {
-      few_block<Tiles, I, 2>(f, row, rows, t);
+      few_block<Tiles, I, 2>(f, w, t);
     } else {
-      few_block<Tiles, I, 1>(f, row, rows, t);
+      few_block<Tiles, I, 1>(f, w, t);
     }
   }
 }
 
-template <class Tiles>
-void few_tokens_in_tiles(const MatmulArgs& m) {
+template <class Tiles, class Weights>
+void few_tokens_in_tiles(const MatmulArgs& m, const Weights& w) {
   const int64_t tiles = (m.tokens + kTile - 1) / kTile;
   const int64_t step_bytes = m.tokens == 1 ? kTileRowBytes : tiles * kTileBytes;
-  const int64_t block = kTilePanelBytes / step_bytes * kTileK;
+  const int64_t block = min_of(kTilePanelBytes / step_bytes * kTileK, Weights::kCols);
   start_rows(m, 0, m.tokens, 0, m.rows);
   for (int64_t k0 = 0; k0 < m.cols; k0 += block) {
     const int64_t cols = min_of(block, m.cols - k0);
     const FewTokens f{m, tile_scratch(m.scratch), k0, cols, (cols + kTileK - 1) / kTileK};
     pack_tokens<Tiles>(f);
     int64_t r = 0;
-    for (; r + 2 * kTile <= m.rows; r += 2 * kTile) few_rows<Tiles, 2>(f, r, 2 * kTile);
-    for (; r < m.rows; r += kTile) few_rows<Tiles, 1>(f, r, min_of(kTile, m.rows - r));
+    for (; r + 2 * kTile <= m.rows; r += 2 * kTile) few_rows<Tiles, 2>(f, w, r, 2 * kTile);
+    for (; r < m.rows; r += kTile) few_rows<Tiles, 1>(f, w, r, min_of(kTile, m.rows - r));
   }
 }
 
-// Rows of weights as B, one block of k: [tiles of rows][steps] of pairs.
-template <class Tiles>
-void pack_weights(const uint16_t* w, int64_t stride, int64_t rows, int64_t cols, char* spare,
+// Rows of weights from r0 on as B, one block of k: [tiles of rows][steps] of pairs.
+template <class Tiles, class Weights>
+void pack_weights(const Weights& w, int64_t r0, int64_t rows, int64_t k0, int64_t cols, char* spare,
                   char* out) {
   for (int64_t r = 0; r < rows; r += kTile) {
     const int64_t count = min_of(kTile, rows - r);
+    const auto stored = w.rows(r0 + r, 1, count, k0, cols);
     for (int64_t k = 0; k < cols; k += kTileK, out += kTileBytes) {
-      const uint16_t* from = w + r * stride + k;
+      const uint16_t* from = stored.at + k;
       Words<const char> words{reinterpret_cast<const char*>(from),
-                              stride * static_cast<int64_t>(sizeof(uint16_t)), count, kTile};
+                              stored.step * static_cast<int64_t>(sizeof(uint16_t)), count, kTile};
       if (cols - k < kTileK) {  // half a word at the end may be the end of memory
-        copy_tile(from, stride, count, cols - k, spare);
+        copy_tile(from, stored.step, count, cols - k, spare);
         words = whole_tile<const char>(spare);
       }
       Tiles::transpose(words, whole_tile(out));
@@ -341,16 +357,15 @@ void sweep_tiles(PartOfC p, TileRun a, TileRun b, int64_t steps, NextRows next) 
 }
 
 // The weights are B, packed once per panel and swept by every 32 tokens: so C needs no turning.
-template <class Tiles>
-void many_tokens_in_tiles(const MatmulArgs& m) {
+template <class Tiles, class Weights>
+void many_tokens_in_tiles(const MatmulArgs& m, const Weights& w) {
   const TileScratch s = tile_scratch(m.scratch);
   for (int64_t r0 = 0; r0 < m.rows; r0 += kTilePanelRows) {
     const int64_t rows = min_of(kTilePanelRows, m.rows - r0);
     for (int64_t k0 = 0; k0 < m.cols; k0 += kTileBlock) {
       const int64_t cols = min_of(kTileBlock, m.cols - k0), steps = (cols + kTileK - 1) / kTileK;
       const int64_t run = steps * kTileBytes;
-      const auto* w = static_cast<const uint16_t*>(m.w) + r0 * m.cols + k0;
-      pack_weights<Tiles>(w, m.cols, rows, cols, s.sums, s.panel);
+      pack_weights<Tiles>(w, r0, rows, k0, cols, s.sums, s.panel);
       for (int64_t t = 0; t < m.tokens; t += 2 * kTile) {
         const int64_t tokens = min_of(2 * kTile, m.tokens - t);
         if (k0 == 0) start_rows(m, t, tokens, r0, rows);
@@ -374,11 +389,24 @@ void many_tokens_in_tiles(const MatmulArgs& m) {
 // C(t, r) of kernels.h, A rounded to bf16. A register keeps its shape for the whole call: making
 // and dropping it takes some hundred cycles, the least piece of weights several thousand to read. A
 // thread that holds none saves none when it gives up its core.
-template <class Tiles>
-void matmul_in_tiles(const MatmulArgs& m) {
+template <class Tiles, class Weights>
+void matmul_in_tiles_of(const MatmulArgs& m, const Weights& w) {
   Tiles::begin(m.tokens == 1 ? 1 : kTile);
-  m.tokens <= kTileFewTokens ? few_tokens_in_tiles<Tiles>(m) : many_tokens_in_tiles<Tiles>(m);
+  m.tokens <= kTileFewTokens ? few_tokens_in_tiles<Tiles>(m, w) : many_tokens_in_tiles<Tiles>(m, w);
   Tiles::end();
+}
+
+// V: vectors that make compressed weights plain.
+template <class Tiles, class V>
+void matmul_in_tiles(const MatmulArgs& m) {
+  matmul_in_tiles_of<Tiles>(m, StoredWeights<V, uint16_t>{static_cast<const uint16_t*>(m.w), m.cols});
+}
+
+// The rows are made plain behind the other scratch.
+template <class Tiles, class V>
+void matmul_compressed_in_tiles(const MatmulArgs& m, const CompressedMatrix& w) {
+  char* plain = static_cast<char*>(m.scratch) + kTileScratchBytes;
+  matmul_in_tiles_of<Tiles>(m, CompressedWeights<V>{w, reinterpret_cast<uint16_t*>(plain)});
 }
 
 }  // namespace

@@ -13,7 +13,8 @@ namespace {
 template <class V, class P = Dot<V, DType::kF32>>
 int64_t scratch_bytes(int64_t /*max_cols*/, int64_t /*max_queries*/, int64_t /*group*/,
                       int64_t head_dim) {
-  return max_of(panel_scratch_bytes<P>(), attention_scratch_bytes<V>(head_dim));
+  return max_of(panel_scratch_bytes<P>() + plain_scratch_bytes<P>(),
+                attention_scratch_bytes<V>(head_dim));
 }
 
 template <class V>
@@ -24,6 +25,8 @@ constexpr KernelTable make_table(const char* name) {
   t.name = name;
   t.scratch_bytes = scratch_bytes<V>;
   t.matmul[0] = matmul<V, f32>, t.matmul[1] = matmul<V, f16>, t.matmul[2] = matmul<V, bf16>;
+  t.matmul_compressed = matmul_compressed<V>;
+  t.compress_row = compress_row<V>;
   t.direct_tokens[0] = t.direct_tokens[1] = t.direct_tokens[2] = V::kDirectTokens;
   t.tile_tokens = V::kPanelTokens;
   t.pack[0] = t.pack[1] = t.pack[2] = pack_tokens<Dot<V, f32>>;

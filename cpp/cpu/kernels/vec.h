@@ -154,10 +154,10 @@ HELM_INLINE typename V::F exp(typename V::F x) {
 HELM_INLINE constexpr int64_t min_of(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
-HELM_INLINE int64_t max_of(int64_t a, int64_t b) {
+HELM_INLINE constexpr int64_t max_of(int64_t a, int64_t b) {
   return a > b ? a : b;
 }
-HELM_INLINE int64_t round_up(int64_t a, int64_t b) {
+HELM_INLINE constexpr int64_t round_up(int64_t a, int64_t b) {
   return (a + b - 1) / b * b;
 }
 

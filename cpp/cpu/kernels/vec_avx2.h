@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include "cpu/kernels/compressed.h"
 #include "cpu/kernels/vec.h"
 
 namespace helm::cpu {
@@ -23,6 +24,9 @@ struct VecAvx2 {
   // twentieth where rows are of 2 KiB) and no slower than two where they are longer.
   static constexpr int kRowsPerTokens[5] = {0, 4, 6, 4, 3};
   static constexpr int kDirectTile = 4;
+  // Of compressed weights, whose words wait in registers for all tokens.
+  static constexpr int kCompressedRowsPerTokens[5] = {0, 4, 4, 4, 3};
+  static constexpr int kCompressedTile = 4;
   static constexpr int kOutputVectors[7] = {0, 8, 4, 4, 2, 2, 2};
 
   HELM_INLINE static F zero() { return _mm256_setzero_ps(); }
@@ -112,6 +116,40 @@ struct VecAvx2 {
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
   }
 
+  // The high bytes of a row of compressed.h by code, in each half.
+  using HighBytes = __m256i;
+  HELM_INLINE static HighBytes high_bytes(uint8_t base) {
+    const __m128i codes = _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -128, -127, -126, -125, -124, -123,
+                                        -122, -121);
+    return _mm256_broadcastsi128_si256(
+        _mm_add_epi8(codes, _mm_set1_epi8(static_cast<char>(base))));
+  }
+  // Words of bf16, and the first or second kHalfChunk weights of a chunk, but for escapes.
+  using Words = __m256i;
+  template <int Half>
+  HELM_INLINE static void decompress(const std::byte* chunk, HighBytes high, Words* out) {
+    HELM_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const __m256i codes = load_bytes(chunk + 32 * i);
+      const __m256i low = load_bytes(chunk + 64 * (1 + Half) + 32 * i);
+      const __m256i code = _mm256_and_si256(Half == 0 ? codes : _mm256_srli_epi16(codes, 4),
+                                            _mm256_set1_epi8(0x0f));
+      const __m256i h = _mm256_shuffle_epi8(high, code);
+      out[i] = _mm256_unpacklo_epi8(low, h), out[2 + i] = _mm256_unpackhi_epi8(low, h);
+    }
+  }
+  HELM_INLINE static Words load_words(const uint16_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  HELM_INLINE static void store_words(uint16_t* p, Words v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v);
+  }
+  // The first or second half of them.
+  template <int Half>
+  HELM_INLINE static F widen_words(Words v) {
+    return widen_bf16(Half == 0 ? _mm256_castsi256_si128(v) : _mm256_extracti128_si256(v, 1));
+  }
+
   // Four lanes each to p, p + stride.
   HELM_INLINE static void store_fours(float* p, int64_t stride, F v) {
     _mm_storeu_ps(p, _mm256_castps256_ps128(v));
@@ -142,6 +180,9 @@ struct VecAvx2 {
   }
 
  private:
+  HELM_INLINE static __m256i load_bytes(const std::byte* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
   // Lane i of each half: the sum of that half of x[i].
   HELM_INLINE static F add_in_halves(const F* x) {
     const F ab = add(_mm256_unpacklo_ps(x[0], x[1]), _mm256_unpackhi_ps(x[0], x[1]));

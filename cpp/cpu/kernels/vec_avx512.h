@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include "cpu/kernels/compressed.h"
 #include "cpu/kernels/vec.h"
 
 namespace helm::cpu {
@@ -23,6 +24,9 @@ struct VecAvx512 {
   // twentieth where rows are of 2 KiB) and no slower than two where they are longer.
   static constexpr int kRowsPerTokens[7] = {0, 4, 4, 6, 6, 4, 4};
   static constexpr int kDirectTile = 6;
+  // Of compressed weights, whose words wait in registers for all tokens.
+  static constexpr int kCompressedRowsPerTokens[9] = {0, 4, 4, 4, 4, 3, 3, 2, 2};
+  static constexpr int kCompressedTile = 8;
   static constexpr int kOutputVectors[7] = {0, 8, 8, 4, 4, 4, 4};
 
   HELM_INLINE static F zero() { return _mm512_setzero_ps(); }
@@ -104,6 +108,32 @@ struct VecAvx512 {
     return out[0];
   }
   HELM_INLINE static float max_lane(F a) { return _mm512_reduce_max_ps(a); }
+
+  // The high bytes of a row of compressed.h by code, in each quarter.
+  using HighBytes = __m512i;
+  HELM_INLINE static HighBytes high_bytes(uint8_t base) {
+    const __m128i codes = _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -128, -127, -126, -125, -124, -123,
+                                        -122, -121);
+    return _mm512_broadcast_i32x4(_mm_add_epi8(codes, _mm_set1_epi8(static_cast<char>(base))));
+  }
+  // Words of bf16, and the first or second kHalfChunk weights of a chunk, but for escapes.
+  using Words = __m512i;
+  template <int Half>
+  HELM_INLINE static void decompress(const std::byte* chunk, HighBytes high, Words* out) {
+    const __m512i codes = _mm512_loadu_si512(chunk);
+    const __m512i low = _mm512_loadu_si512(chunk + 64 * (1 + Half));
+    const __m512i code = _mm512_and_si512(Half == 0 ? codes : _mm512_srli_epi16(codes, 4),
+                                          _mm512_set1_epi8(0x0f));
+    const __m512i h = _mm512_shuffle_epi8(high, code);
+    out[0] = _mm512_unpacklo_epi8(low, h), out[1] = _mm512_unpackhi_epi8(low, h);
+  }
+  HELM_INLINE static Words load_words(const uint16_t* p) { return _mm512_loadu_si512(p); }
+  HELM_INLINE static void store_words(uint16_t* p, Words v) { _mm512_storeu_si512(p, v); }
+  // The first or second half of them.
+  template <int Half>
+  HELM_INLINE static F widen_words(Words v) {
+    return widen_bf16(Half == 0 ? _mm512_castsi512_si256(v) : _mm512_extracti64x4_epi64(v, 1));
+  }
 
   // Four lanes each, in the order in which reduce adds them, to p, p + stride, ...
   HELM_INLINE static void store_fours(float* p, int64_t stride, F v) {

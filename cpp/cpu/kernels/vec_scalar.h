@@ -1,6 +1,7 @@
 // Four plain lanes in the target's baseline instructions. Knows nothing of the kernels over it.
 #pragma once
 
+#include "cpu/kernels/compressed.h"
 #include "cpu/kernels/vec.h"
 
 namespace helm::cpu {
@@ -21,6 +22,8 @@ struct VecScalar {
   static constexpr int64_t kDirectTokens = 8;
   static constexpr int kRowsPerTokens[3] = {0, 4, 2};
   static constexpr int kDirectTile = 2;
+  static constexpr int kCompressedRowsPerTokens[3] = {0, 4, 2};
+  static constexpr int kCompressedTile = 2;
   static constexpr int kOutputVectors[7] = {0, 4, 2, 1, 1, 1, 1};
 
   template <class Op>
@@ -128,6 +131,37 @@ struct VecScalar {
     float m = a.x[0];
     for (int i = 1; i < kLanes; ++i) m = a.x[i] > m ? a.x[i] : m;
     return m;
+  }
+
+  // The least high byte of a row of compressed.h.
+  using HighBytes = uint8_t;
+  HELM_INLINE static HighBytes high_bytes(uint8_t base) { return base; }
+  // Words of bf16, and the first or second kHalfChunk weights of a chunk, but for escapes.
+  struct Words {
+    uint16_t x[2 * kLanes];
+  };
+  template <int Half>
+  HELM_INLINE static void decompress(const std::byte* chunk, HighBytes base, Words* out) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(chunk);
+    for (int i = 0; i < kHalfChunk; ++i) {
+      const int code = bytes[i] >> 4 * Half, place = compressed_place(i);
+      const int high = (code & 8) << 4 | (base + (code & 7));
+      out[place / (2 * kLanes)].x[place % (2 * kLanes)] =
+          static_cast<uint16_t>(high << 8 | bytes[kHalfChunk * (1 + Half) + i]);
+    }
+  }
+  HELM_INLINE static Words load_words(const uint16_t* p) {
+    Words v;
+    __builtin_memcpy(v.x, p, sizeof v.x);
+    return v;
+  }
+  HELM_INLINE static void store_words(uint16_t* p, Words v) {
+    __builtin_memcpy(p, v.x, sizeof v.x);
+  }
+  // The first or second half of them.
+  template <int Half>
+  HELM_INLINE static F widen_words(Words v) {
+    return load_bf16(v.x + Half * kLanes);
   }
 
   HELM_INLINE static void store_fours(float* p, int64_t /*stride*/, F v) { store(p, v); }

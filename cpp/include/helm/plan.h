@@ -213,10 +213,11 @@ struct Schedule {
   double watermark = 0.8;
 };
 
-// How tensors in files come into host memory. Copied: into one arena on huge pages, the fastest to
-// read. Mapped: used from the page cache where no conversion is needed; starts at once, shared by
-// processes, some percent slower to read because its pages are small.
-enum class WeightLoading : uint8_t { kCopied, kMapped };
+// How tensors in files come into host memory. Copied: into one arena on huge pages. Mapped: used
+// from the page cache where no conversion is needed; starts at once, shared by processes, some
+// percent slower to read because its pages are small. Compressed: copied, bf16 matrices on the CPU
+// in 12 bits per weight, exactly; logits have the same bits, decode reads a quarter less.
+enum class WeightLoading : uint8_t { kCopied, kMapped, kCompressed };
 
 struct Limits {
   int64_t context = 0;       // positions per sequence

@@ -1,0 +1,56 @@
+#include "cpu/compression.h"
+
+#include <cstring>
+#include <vector>
+
+namespace helm::cpu {
+namespace {
+
+// The weight of a chunk in a place among its 128, unless it is an escape.
+uint16_t weight_in(const uint8_t* chunk, int64_t place, uint8_t base) {
+  const int64_t half = place / 64, within = place % 64;
+  const int64_t byte = within % 32 / 8 * 16 + within / 32 * 8 + within % 8;
+  const int code = half == 0 ? chunk[byte] & 0xf : chunk[byte] >> 4;
+  const int high = (code & 8) << 4 | (base + (code & 7));
+  return static_cast<uint16_t>(high << 8 | chunk[64 + 64 * half + byte]);
+}
+
+}  // namespace
+
+void read_compressed(const CompressedMatrix& matrix, int64_t row, int64_t col, int64_t n,
+                     uint16_t* out) {
+  const CompressedMatrix m = matrix.from(row);
+  const auto* from = reinterpret_cast<const uint8_t*>(m.chunks);
+  const CompressedRow& header = *m.rows;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t k = col + i;
+    out[i] = weight_in(from + k / kChunk * kChunkBytes, k % kChunk, header.base());
+  }
+  for (int64_t i = 0; i < header.escapes(); ++i) {
+    const Escape& escape = m.escapes[header.first_escape + i];
+    if (escape.col >= col && escape.col < col + n) out[escape.col - col] = escape.bits;
+  }
+}
+
+bool Compression::put(const KernelTable& kernels, int64_t row, const uint16_t* weights) {
+  const int64_t cols = matrix_.cols;
+  thread_local std::vector<Escape> found;
+  found.resize(static_cast<size_t>(cols));
+  uint8_t base = 0;
+  const int64_t count =
+      kernels.compress_row(weights, cols, to_ + row * compressed_row_bytes(cols), &base,
+                           found.data(), cols);
+  const int64_t first = count == 0 ? 0 : escapes_.fetch_add(count);
+  if (first + count > most_) return false;
+  const auto offset = [&](const void* part) {
+    return static_cast<const std::byte*>(part) - matrix_.chunks;
+  };
+  const CompressedRow header{static_cast<uint32_t>(first),
+                             static_cast<uint32_t>(count) << 8 | base};
+  std::memcpy(to_ + offset(matrix_.rows + row), &header, sizeof(header));
+  std::memcpy(to_ + offset(matrix_.escapes + first), found.data(),
+              static_cast<size_t>(count) * sizeof(Escape));
+  return true;
+}
+
+}  // namespace helm::cpu

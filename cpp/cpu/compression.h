@@ -1,0 +1,32 @@
+// Making compressed matrices, and reading single weights of them; see cpu/kernels/compressed.h.
+#pragma once
+
+#include <atomic>
+
+#include "cpu/kernels/kernels.h"
+
+namespace helm::cpu {
+
+// Fills a compressed matrix row by row, in any order, by any number of threads.
+class Compression {
+ public:
+  // to: CompressedMatrix::bytes(rows, cols), aligned to a cache line.
+  Compression(std::byte* to, int64_t rows, int64_t cols)
+      : to_(to), matrix_(CompressedMatrix::at(to, rows, cols)), most_(most_escapes(rows, cols)) {}
+
+  // A row from its bf16 weights. False, and the matrix is of no use, if there is no room for the
+  // escapes of all.
+  bool put(const KernelTable& kernels, int64_t row, const uint16_t* weights);
+
+ private:
+  std::byte* to_;
+  CompressedMatrix matrix_;
+  int64_t most_;
+  std::atomic<int64_t> escapes_{0};
+};
+
+// n weights of a row, the first in column `col`, as they were.
+void read_compressed(const CompressedMatrix& matrix, int64_t row, int64_t col, int64_t n,
+                     uint16_t* out);
+
+}  // namespace helm::cpu

@@ -1,0 +1,78 @@
+// bf16 weights in 12 bits each, exactly. The high byte of a bf16 number, its sign and seven bits of
+// its exponent, takes few values among the weights of one row: eight neighbouring ones of the seven
+// bits, 16 binades, hold nearly all of them. So a weight is its low byte and four bits, the sign and
+// a place among the eight; the few others, the row's escapes, are kept as they are. (That exponents
+// of trained weights carry 3 of their 8 bits is what DFloat11 codes by, Zhang et al. 2025,
+// arXiv:2504.11651; codes of one length are read at the bandwidth of memory.)
+//
+// A matrix is [rows][chunks], then [rows] of CompressedRow, then its escapes. A chunk of 128 weights
+// takes three lines: 64 bytes whose low halves belong to its first 64 weights and the high halves to
+// the others, then the 128 low bytes. Within either 64 weights byte p belongs to weight place(p), in
+// the order in which vectors of any length interleave bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace helm::cpu {
+
+inline constexpr int64_t kChunk = 128;  // weights
+inline constexpr int64_t kHalfChunk = 64;
+inline constexpr int64_t kChunkBytes = 192;
+inline constexpr int64_t kMostCompressedCols = 65536;  // an escape has 16 bits for its column
+// Of a matrix's weights so many may be escapes, and 64 more; normal numbers have one in 10,000.
+inline constexpr int64_t kWeightsPerEscape = 256;
+
+constexpr int compressed_place(int byte) {
+  const int lane = byte / 16, within = byte % 16;
+  return 8 * lane + within % 8 + (within < 8 ? 0 : 32);
+}
+
+struct CompressedRow {
+  uint32_t first_escape;
+  uint32_t base_and_escapes;  // the least of the seven bits, and << 8 the number of escapes
+
+  uint8_t base() const { return static_cast<uint8_t>(base_and_escapes); }
+  int64_t escapes() const { return base_and_escapes >> 8; }
+};
+
+struct Escape {
+  uint16_t col;
+  uint16_t bits;
+};
+
+constexpr int64_t compressed_row_bytes(int64_t cols) {
+  return (cols + kChunk - 1) / kChunk * kChunkBytes;
+}
+constexpr int64_t most_escapes(int64_t rows, int64_t cols) {
+  return rows * cols / kWeightsPerEscape + 64;
+}
+
+// Rows of a compressed matrix, from some row on.
+struct CompressedMatrix {
+  const std::byte* chunks;
+  const CompressedRow* rows;
+  const Escape* escapes;  // of the whole matrix
+  int64_t cols;
+
+  // The whole of a matrix that begins at `data`.
+  static CompressedMatrix at(const std::byte* data, int64_t rows, int64_t cols) {
+    const std::byte* headers = data + rows * compressed_row_bytes(cols);
+    const std::byte* escapes = headers + rows * static_cast<int64_t>(sizeof(CompressedRow));
+    return {data, reinterpret_cast<const CompressedRow*>(headers),
+            reinterpret_cast<const Escape*>(escapes), cols};
+  }
+  // What a product reads of a row.
+  int64_t row_bytes() const {
+    return compressed_row_bytes(cols) + static_cast<int64_t>(sizeof(CompressedRow));
+  }
+  static constexpr int64_t bytes(int64_t rows, int64_t cols) {
+    return rows * (compressed_row_bytes(cols) + static_cast<int64_t>(sizeof(CompressedRow))) +
+           most_escapes(rows, cols) * static_cast<int64_t>(sizeof(Escape));
+  }
+  CompressedMatrix from(int64_t row) const {
+    return {chunks + row * compressed_row_bytes(cols), rows + row, escapes, cols};
+  }
+};
+
+}  // namespace helm::cpu

@@ -1,0 +1,257 @@
+// Where a product's weights come from: rows as they are stored, or rows of a compressed matrix, made
+// plain in scratch shortly before they are needed. Products are templates over this.
+#pragma once
+
+#include "cpu/kernels/compressed.h"
+#include "cpu/kernels/vec.h"
+
+namespace helm::cpu {
+namespace {
+
+// In each row's stream a line far ahead is fetched to L2 and one close by from there to L1: fetched
+// to L1 at once, lines that arrive early would be pushed out again by the inputs of several tokens,
+// and requests of memory would fill the buffers that those inputs need when they come from L2.
+inline constexpr int64_t kFarBytes = 1536;
+inline constexpr int64_t kNearBytes = 3 * kLineBytes;
+
+// What a tile asks of memory for later: in each row's stream the line at `far` bytes, which moves
+// on by `step` bytes with every line of weights computed.
+struct Prefetch {
+  int64_t far;
+  int64_t step;
+};
+
+// Row r of some is at + r * step. With every line of weights something of what comes later is
+// fetched.
+template <class Store>
+struct StoredRows {
+  static constexpr bool kCompressed = false;
+
+  const Store* at;
+  int64_t step;
+
+  HELM_INLINE void fetch(int64_t r, int64_t k, int64_t far) const {
+    const Store* row = at + r * step;
+    __builtin_prefetch(reinterpret_cast<const char*>(row) + far, 0, 2);
+    __builtin_prefetch(reinterpret_cast<const char*>(row + k) + kNearBytes);
+  }
+};
+
+// Bytes of a compressed row for `cols` weights, and for a line of plain ones.
+HELM_INLINE constexpr int64_t compressed_bytes(int64_t cols) {
+  return cols * kChunkBytes / kChunk;
+}
+inline constexpr int64_t kCompressedLineBytes =
+    compressed_bytes(kLineBytes / static_cast<int64_t>(sizeof(uint16_t)));
+
+// Rows that are plain in L1 already: of the compressed matrix what follows them is fetched.
+struct PlainRows {
+  static constexpr bool kCompressed = false;
+
+  const uint16_t* at;
+  int64_t step;
+  const std::byte* from;
+  int64_t from_step;  // bytes
+
+  HELM_INLINE void fetch(int64_t r, int64_t, int64_t far) const {
+    __builtin_prefetch(from + r * from_step + far, 0, 2);
+  }
+};
+
+// Plain rows lie side by side, a line apart, as rows that begin in one set of L1 would push each
+// other out.
+constexpr int64_t plain_stride(int64_t cols) {
+  return round_up(cols, kChunk) + kLineBytes / static_cast<int64_t>(sizeof(uint16_t));
+}
+constexpr int64_t plain_bytes(int64_t rows, int64_t cols) {
+  return rows * plain_stride(cols) * static_cast<int64_t>(sizeof(uint16_t));
+}
+
+// N rows that one tile reads: they are made plain in registers, so that reading memory and
+// computing overlap. (By way of L1 half of the rate is lost where a vector is loaded before its
+// store is done.)
+template <class V, int N>
+struct CompressedRows {
+  using Words = typename V::Words;
+  static constexpr bool kCompressed = true;
+  static constexpr int kWords = static_cast<int>(sizeof(Words) / sizeof(uint16_t));
+  static constexpr int kHalfWords = kHalfChunk / kWords;
+
+  uint16_t* at;  // room to make columns plain that fill no half of a chunk
+  int64_t step;
+  const std::byte* from;
+  int64_t from_step;  // bytes
+  int64_t k0;         // the column at `from`
+  typename V::HighBytes high[N];
+  const Escape* escapes[N];
+  int64_t escape_count[N];
+
+  // kHalfChunk weights of a row from column k on, a multiple of kHalfChunk.
+  template <int Half>
+  HELM_INLINE void half(int r, int64_t k, Words (&out)[kHalfWords]) const {
+    V::template decompress<Half>(from + r * from_step + compressed_bytes(k - Half * kHalfChunk),
+                                 high[r], out);
+    for (int64_t i = 0; i < escape_count[r]; ++i) {
+      const int64_t col = escapes[r][i].col - k0 - k;
+      if (col < 0 || col >= kHalfChunk) continue;
+      uint16_t plain[kHalfChunk];
+      for (int j = 0; j < kHalfWords; ++j) V::store_words(plain + j * kWords, out[j]);
+      plain[col] = escapes[r][i].bits;
+      for (int j = 0; j < kHalfWords; ++j) out[j] = V::load_words(plain + j * kWords);
+    }
+  }
+  // Makes the columns of [k, end) plain, k a multiple of kHalfChunk.
+  HELM_INLINE void finish(int64_t k, int64_t end) const {
+    for (int r = 0; r < N; ++r) {
+      for (int64_t i = k; i < end; i += kHalfChunk) {
+        Words words[kHalfWords];
+        i % kChunk == 0 ? half<0>(r, i, words) : half<1>(r, i, words);
+        HELM_UNROLL
+        for (int j = 0; j < kHalfWords; ++j) {
+          V::store_words(at + r * step + i + j * kWords, words[j]);
+        }
+      }
+    }
+  }
+  HELM_INLINE void fetch(int64_t r, int64_t k, int64_t far) const {
+    const std::byte* row = from + r * from_step;
+    __builtin_prefetch(row + far, 0, 2);
+    __builtin_prefetch(row + compressed_bytes(k) + kNearBytes);
+  }
+};
+
+// Both kinds of weights give `count` rows, `step` rows apart, of which columns [k0, k0 + n) are
+// wanted, to be read by several tiles; of at most kCols columns at a time. The i-th of so many
+// tiles is to fetch its share of what comes later.
+template <class V, class Store>
+struct StoredWeights {
+  static constexpr bool kReadOnce = false;
+  static constexpr int64_t kCols = INT64_MAX;
+  // Of a direct tile.
+  static constexpr int kTileTokens = V::kDirectTile;
+  template <class P>
+  static constexpr const int* kRowsPerTokens = V::kRowsPerTokens;
+
+  const Store* w;  // [rows, cols]
+  int64_t cols;
+
+  HELM_INLINE StoredRows<Store> rows(int64_t row, int64_t step, int64_t /*count*/, int64_t k0,
+                                     int64_t /*n*/) const {
+    return {w + row * cols + k0, step * cols};
+  }
+  HELM_INLINE Prefetch prefetch(int64_t /*n*/, int64_t i, int64_t tiles) const {
+    const int64_t row_bytes = cols * static_cast<int64_t>(sizeof(Store));
+    const int64_t far = tiles == 1 ? kFarBytes : row_bytes;
+    return {far + row_bytes * i / tiles, (kLineBytes + tiles - 1) / tiles};
+  }
+};
+
+template <class V>
+struct CompressedWeights {
+  static constexpr bool kReadOnce = true;
+  static constexpr int64_t kCols = 2048;  // half of L1 takes the rows of a direct tile
+  static constexpr int kTileTokens = V::kCompressedTile;
+  template <class P>
+  static constexpr const int* kRowsPerTokens = P::kCompressedRows;
+
+  CompressedMatrix m;
+  uint16_t* plain;  // plain_bytes(count, n)
+
+  // The same for N rows that one tile reads.
+  template <int N>
+  HELM_INLINE CompressedRows<V, N> rows_once(int64_t row, int64_t step, int64_t k0) const {
+    constexpr int64_t kRowsAhead = kLineBytes / static_cast<int64_t>(sizeof(CompressedRow));
+    const int64_t row_bytes = compressed_row_bytes(m.cols);
+    CompressedRows<V, N> some;
+    some.at = plain, some.step = plain_stride(kCols);
+    some.from = m.chunks + row * row_bytes + compressed_bytes(k0);
+    some.from_step = step * row_bytes;
+    some.k0 = k0;
+    HELM_UNROLL
+    for (int r = 0; r < N; ++r) {
+      const CompressedRow& header = m.rows[row + r * step];
+      __builtin_prefetch(&header + kRowsAhead);
+      some.high[r] = V::high_bytes(header.base());
+      some.escapes[r] = m.escapes + header.first_escape;
+      some.escape_count[r] = header.escapes();
+    }
+    return some;
+  }
+  PlainRows rows(int64_t row, int64_t step, int64_t count, int64_t k0, int64_t n) const {
+    for (int64_t r = 0; r < count; ++r) {
+      auto one = rows_once<1>(row + r * step, 0, k0);
+      one.at += r * plain_stride(n);
+      one.finish(0, n);
+    }
+    const int64_t row_bytes = compressed_row_bytes(m.cols);
+    return {plain, plain_stride(n), m.chunks + row * row_bytes + compressed_bytes(k0),
+            step * row_bytes};
+  }
+  // Of several tiles, the same columns of the next row.
+  HELM_INLINE Prefetch prefetch(int64_t n, int64_t i, int64_t tiles) const {
+    const int64_t far = tiles == 1 ? kFarBytes : compressed_row_bytes(m.cols);
+    return {far + compressed_row_bytes(n) * i / tiles, (kCompressedLineBytes + tiles - 1) / tiles};
+  }
+};
+
+// Compresses a row: writes its chunks, zeros behind the last column, and header.base; returns how
+// many escapes it has, of which at most `room` are written.
+template <class V>
+int64_t compress_row(const uint16_t* w, int64_t cols, std::byte* chunks, uint8_t* base,
+                     Escape* escapes, int64_t room) {
+  // The eight neighbouring values that most weights have. Four counts of each, since a count that
+  // was just written is slow to read.
+  uint32_t counts[4][128] = {};
+  int64_t k = 0;
+  for (; k + 4 <= cols; k += 4) {
+    for (int i = 0; i < 4; ++i) ++counts[i][w[k + i] >> 8 & 0x7f];
+  }
+  for (; k < cols; ++k) ++counts[0][w[k] >> 8 & 0x7f];
+  int64_t covered = 0, most = -1;
+  for (int i = 0; i < 128; ++i) {
+    const auto count = [&](int at) {
+      return static_cast<int64_t>(counts[0][at]) + counts[1][at] + counts[2][at] + counts[3][at];
+    };
+    covered += count(i);
+    if (i >= 8) covered -= count(i - 8);
+    if (i >= 7 && covered > most) most = covered, *base = static_cast<uint8_t>(i - 7);
+  }
+  int64_t found = 0;
+  for (k = 0; k < cols; k += kChunk, chunks += kChunkBytes) {
+    uint16_t padded[kChunk];
+    const uint16_t* from = w + k;
+    const int64_t n = min_of(kChunk, cols - k);
+    if (n < kChunk) {
+      for (int i = 0; i < kChunk; ++i) padded[i] = i < n ? from[i] : uint16_t(*base << 8);
+      from = padded;
+    }
+    uint8_t low[kChunk], code[kChunk];
+    unsigned beyond = 0;
+    for (int half = 0; half < 2; ++half) {
+      for (int lane = 0; lane < 8; ++lane) {  // eight bytes each
+        const uint16_t* eight = from + 64 * half + (lane % 2 == 0 ? 0 : 32) + lane / 2 * 8;
+        for (int i = 0; i < 8; ++i) {
+          const int at = 64 * half + 8 * lane + i;
+          const auto high = static_cast<uint8_t>(eight[i] >> 8);
+          const auto place = static_cast<uint8_t>((high & 0x7f) - *base);
+          low[at] = static_cast<uint8_t>(eight[i]);
+          code[at] = static_cast<uint8_t>((place & 7) | (high >> 4 & 8));
+          beyond |= place & 0xf8u;
+        }
+      }
+    }
+    auto* out = reinterpret_cast<uint8_t*>(chunks);
+    for (int i = 0; i < 64; ++i) out[i] = static_cast<uint8_t>(code[i] | code[64 + i] << 4);
+    __builtin_memcpy(out + 64, low, kChunk);
+    if (beyond == 0) continue;
+    for (int i = 0; i < n; ++i) {
+      if (static_cast<uint8_t>((from[i] >> 8 & 0x7f) - *base) < 8) continue;
+      if (found < room) escapes[found] = {static_cast<uint16_t>(k + i), from[i]};
+      ++found;
+    }
+  }
+  return found;
+}
+
+}  // namespace
+}  // namespace helm::cpu
