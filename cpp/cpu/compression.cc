@@ -37,9 +37,8 @@ bool Compression::put(const KernelTable& kernels, int64_t row, const uint16_t* w
   thread_local std::vector<Escape> found;
   found.resize(static_cast<size_t>(cols));
   uint8_t base = 0;
-  const int64_t count =
-      kernels.compress_row(weights, cols, to_ + row * compressed_row_bytes(cols), &base,
-                           found.data(), cols);
+  const int64_t count = kernels.compress_row(weights, cols, to_ + row * compressed_row_bytes(cols),
+                                             &base, found.data(), cols);
   const int64_t first = count == 0 ? 0 : escapes_.fetch_add(count);
   if (first + count > most_) return false;
   const auto offset = [&](const void* part) {

@@ -26,7 +26,7 @@ std::vector<uint16_t> random_weights(int64_t n, uint32_t seed, Rare rare, bool f
     uint16_t w = encode_bf16(normal(rng));
     if (rare == Rare::kAll || (rare == Rare::kSome && rng() % 100 == 0)) {
       w = static_cast<uint16_t>(rng());
-      if (rng() % 8 == 0) w &= 0x8000;  // a zero
+      if (rng() % 8 == 0) w &= 0x8000;                   // a zero
       if (finite && (w & 0x7f80) > 0x6000) w &= 0x9fff;  // no product overflows
     }
     weights.push_back(w);
@@ -96,8 +96,9 @@ void check_products(const Matrix& m, const cpu::KernelTable& table, int64_t toke
   }
   const auto product = [&](bool compressed) {
     const Guarded<float> c(before);
-    cpu::MatmulArgs args{a.data(), m.cols, tokens, nullptr, rows, m.cols,
-                         bias ? biases.data() : nullptr, bias, c.data(), stride, scratch.data()};
+    cpu::MatmulArgs args{
+        a.data(), m.cols,   tokens, nullptr,       rows, m.cols, bias ? biases.data() : nullptr,
+        bias,     c.data(), stride, scratch.data()};
     args.packed = packed.data();
     if (compressed) {
       table.matmul_compressed(args, m.view().from(first));
@@ -174,10 +175,10 @@ TEST_CASE("compression: products have the bits of plain weights'") {
 TEST_CASE("compression: rows come in any order and from several threads, escapes are counted") {
   constexpr int64_t kRows = 200, kCols = 640;
   const std::vector<uint16_t> weights = random_weights(kRows * kCols, 9, Rare::kNone, true);
-  std::vector<std::byte> memory(
-      static_cast<size_t>(cpu::CompressedMatrix::bytes(kRows, kCols)) + 64);
-  auto* at = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 *
-                                          64);
+  std::vector<std::byte> memory(static_cast<size_t>(cpu::CompressedMatrix::bytes(kRows, kCols)) +
+                                64);
+  auto* at =
+      reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
   cpu::Compression compression(at, kRows, kCols);
   const auto put = [&](int64_t parity) {
     for (int64_t r = kRows - 1 - parity; r >= 0; r -= 2) {

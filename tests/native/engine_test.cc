@@ -279,7 +279,8 @@ std::unique_ptr<Engine> loaded(helm::test::TinyModel model, const char* loading)
 TEST_CASE("compressed weights take and read less, and give the same bits") {
   const std::vector<int32_t> ids = token_ids(150, 1);
   for (const std::vector<std::string>& devices :
-       {std::vector<std::string>{}, {"cpu", "accelerator", "cpu", "cpu"},
+       {std::vector<std::string>{},
+        {"cpu", "accelerator", "cpu", "cpu"},
         {"accelerator", "cpu", "accelerator", "accelerator"}}) {
     const auto model = tiny_model(compressible(devices));
     const auto copied = loaded(model, "copied"), compressed = loaded(model, "compressed");
@@ -307,8 +308,9 @@ TEST_CASE("weights that do not compress are refused by name") {
   auto model = tiny_model(compressible());
   std::vector<float>& weights = *model.data.at("block.1.up");
   for (size_t i = 0; i < weights.size(); i += 50) weights[i] = 1e-30F;
-  CHECK_THROWS_WITH(loaded(model, "compressed"),
-                    "[load] the weights of tensor \"block.1.up\" do not compress: more than one in "
-                    "256 lies outside of the 16 binades that most of its row take; load with copied "
-                    "weights instead (--weights copied)");
+  CHECK_THROWS_WITH(
+      loaded(model, "compressed"),
+      "[load] the weights of tensor \"block.1.up\" do not compress: more than one in "
+      "256 lies outside of the 16 binades that most of its row take; load with copied "
+      "weights instead (--weights copied)");
 }

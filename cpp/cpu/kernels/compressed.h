@@ -1,14 +1,14 @@
 // bf16 weights in 12 bits each, exactly. The high byte of a bf16 number, its sign and seven bits of
 // its exponent, takes few values among the weights of one row: eight neighbouring ones of the seven
-// bits, 16 binades, hold nearly all of them. So a weight is its low byte and four bits, the sign and
-// a place among the eight; the few others, the row's escapes, are kept as they are. (That exponents
-// of trained weights carry 3 of their 8 bits is what DFloat11 codes by, Zhang et al. 2025,
-// arXiv:2504.11651; codes of one length are read at the bandwidth of memory.)
+// bits, 16 binades, hold nearly all of them. So a weight is its low byte and four bits, the sign
+// and a place among the eight; the few others, the row's escapes, are kept as they are. (That
+// exponents of trained weights carry 3 of their 8 bits is what DFloat11 codes by, Zhang et al.
+// 2025, arXiv:2504.11651; codes of one length are read at the bandwidth of memory.)
 //
-// A matrix is [rows][chunks], then [rows] of CompressedRow, then its escapes. A chunk of 128 weights
-// takes three lines: 64 bytes whose low halves belong to its first 64 weights and the high halves to
-// the others, then the 128 low bytes. Within either 64 weights byte p belongs to weight place(p), in
-// the order in which vectors of any length interleave bytes.
+// A matrix is [rows][chunks], then [rows] of CompressedRow, then its escapes. A chunk of 128
+// weights takes three lines: 64 bytes whose low halves belong to its first 64 weights and the high
+// halves to the others, then the 128 low bytes. Within either 64 weights byte p belongs to weight
+// place(p), in the order in which vectors of any length interleave bytes.
 #pragma once
 
 #include <cstddef>

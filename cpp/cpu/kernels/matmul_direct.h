@@ -93,8 +93,8 @@ HELM_INLINE void compressed_half(const Rows& rows, const Input* a, int64_t a_str
 // R rows, row_step apart, times T tokens. The R streams are far apart in memory, so each is
 // sequential and is prefetched on its own (adjacent rows measured a fifth to two fifths slower).
 template <class P, int R, int T, class Rows>
-void direct_tile(const MatmulArgs& m, const Rows& rows, int64_t row, int64_t row_step, int64_t token,
-                 Prefetch prefetch) {
+void direct_tile(const MatmulArgs& m, const Rows& rows, int64_t row, int64_t row_step,
+                 int64_t token, Prefetch prefetch) {
   using V = typename P::V;
   using Store = typename P::Store;
   using F = typename V::F;

@@ -196,8 +196,7 @@ void few_block(const FewTokens& f, TileRows w, int64_t token) {
     Tiles::transpose(Words<const char>{c.at, c.stride, c.rows, c.cols}, whole_tile(sums));
     Tiles::template load<kSum>(sums, kTileRowBytes);
   });
-  const TileRun a{reinterpret_cast<const char*>(w.at), row_bytes, kTileRowBytes,
-                  kTile * row_bytes};
+  const TileRun a{reinterpret_cast<const char*>(w.at), row_bytes, kTileRowBytes, kTile * row_bytes};
   const TileRun b = f.tokens(token);
   // The first tokens fetch the weights; near the end of the rows, the start of the next ones.
   constexpr int64_t kAheadSteps = kPrefetchBytes / kTileRowBytes;
@@ -399,7 +398,8 @@ void matmul_in_tiles_of(const MatmulArgs& m, const Weights& w) {
 // V: vectors that make compressed weights plain.
 template <class Tiles, class V>
 void matmul_in_tiles(const MatmulArgs& m) {
-  matmul_in_tiles_of<Tiles>(m, StoredWeights<V, uint16_t>{static_cast<const uint16_t*>(m.w), m.cols});
+  matmul_in_tiles_of<Tiles>(m,
+                            StoredWeights<V, uint16_t>{static_cast<const uint16_t*>(m.w), m.cols});
 }
 
 // The rows are made plain behind the other scratch.

@@ -119,10 +119,9 @@ struct VecAvx2 {
   // The high bytes of a row of compressed.h by code, in each half.
   using HighBytes = __m256i;
   HELM_INLINE static HighBytes high_bytes(uint8_t base) {
-    const __m128i codes = _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -128, -127, -126, -125, -124, -123,
-                                        -122, -121);
-    return _mm256_broadcastsi128_si256(
-        _mm_add_epi8(codes, _mm_set1_epi8(static_cast<char>(base))));
+    const __m128i codes =
+        _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -128, -127, -126, -125, -124, -123, -122, -121);
+    return _mm256_broadcastsi128_si256(_mm_add_epi8(codes, _mm_set1_epi8(static_cast<char>(base))));
   }
   // Words of bf16, and the first or second kHalfChunk weights of a chunk, but for escapes.
   using Words = __m256i;
@@ -132,8 +131,8 @@ struct VecAvx2 {
     for (int i = 0; i < 2; ++i) {
       const __m256i codes = load_bytes(chunk + 32 * i);
       const __m256i low = load_bytes(chunk + 64 * (1 + Half) + 32 * i);
-      const __m256i code = _mm256_and_si256(Half == 0 ? codes : _mm256_srli_epi16(codes, 4),
-                                            _mm256_set1_epi8(0x0f));
+      const __m256i code =
+          _mm256_and_si256(Half == 0 ? codes : _mm256_srli_epi16(codes, 4), _mm256_set1_epi8(0x0f));
       const __m256i h = _mm256_shuffle_epi8(high, code);
       out[i] = _mm256_unpacklo_epi8(low, h), out[2 + i] = _mm256_unpackhi_epi8(low, h);
     }

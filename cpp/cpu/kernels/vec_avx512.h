@@ -112,8 +112,8 @@ struct VecAvx512 {
   // The high bytes of a row of compressed.h by code, in each quarter.
   using HighBytes = __m512i;
   HELM_INLINE static HighBytes high_bytes(uint8_t base) {
-    const __m128i codes = _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -128, -127, -126, -125, -124, -123,
-                                        -122, -121);
+    const __m128i codes =
+        _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -128, -127, -126, -125, -124, -123, -122, -121);
     return _mm512_broadcast_i32x4(_mm_add_epi8(codes, _mm_set1_epi8(static_cast<char>(base))));
   }
   // Words of bf16, and the first or second kHalfChunk weights of a chunk, but for escapes.
@@ -122,8 +122,8 @@ struct VecAvx512 {
   HELM_INLINE static void decompress(const std::byte* chunk, HighBytes high, Words* out) {
     const __m512i codes = _mm512_loadu_si512(chunk);
     const __m512i low = _mm512_loadu_si512(chunk + 64 * (1 + Half));
-    const __m512i code = _mm512_and_si512(Half == 0 ? codes : _mm512_srli_epi16(codes, 4),
-                                          _mm512_set1_epi8(0x0f));
+    const __m512i code =
+        _mm512_and_si512(Half == 0 ? codes : _mm512_srli_epi16(codes, 4), _mm512_set1_epi8(0x0f));
     const __m512i h = _mm512_shuffle_epi8(high, code);
     out[0] = _mm512_unpacklo_epi8(low, h), out[1] = _mm512_unpackhi_epi8(low, h);
   }

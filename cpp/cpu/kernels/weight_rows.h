@@ -1,5 +1,5 @@
-// Where a product's weights come from: rows as they are stored, or rows of a compressed matrix, made
-// plain in scratch shortly before they are needed. Products are templates over this.
+// Where a product's weights come from: rows as they are stored, or rows of a compressed matrix,
+// made plain in scratch shortly before they are needed. Products are templates over this.
 #pragma once
 
 #include "cpu/kernels/compressed.h"
