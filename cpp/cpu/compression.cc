@@ -17,6 +17,15 @@ uint16_t weight_in(const uint8_t* chunk, int64_t place, uint8_t base) {
 
 }  // namespace
 
+void make_compressed_noise(std::byte* data, int64_t rows, int64_t cols) {
+  constexpr CompressedRow kHeader{0, 0x38};  // numbers of 2^-15 to 2
+  const auto matrix = CompressedMatrix::at(data, rows, cols);
+  std::byte* headers = data + (reinterpret_cast<const std::byte*>(matrix.rows) - data);
+  for (int64_t r = 0; r < rows; ++r) {
+    std::memcpy(headers + r * int64_t{sizeof(kHeader)}, &kHeader, sizeof(kHeader));
+  }
+}
+
 void read_compressed(const CompressedMatrix& matrix, int64_t row, int64_t col, int64_t n,
                      uint16_t* out) {
   const CompressedMatrix m = matrix.from(row);

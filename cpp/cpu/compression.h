@@ -25,6 +25,9 @@ class Compression {
   std::atomic<int64_t> escapes_{0};
 };
 
+// Makes a compressed matrix of whatever bytes lie at `data`, without escapes, for probes.
+void make_compressed_noise(std::byte* data, int64_t rows, int64_t cols);
+
 // n weights of a row, the first in column `col`, as they were.
 void read_compressed(const CompressedMatrix& matrix, int64_t row, int64_t col, int64_t n,
                      uint16_t* out);

@@ -11,6 +11,7 @@
 #include "base/arena.h"
 #include "base/check.h"
 #include "base/thread_pool.h"
+#include "cpu/compression.h"
 #include "cpu/cpu_device.h"
 #include "cpu/isa.h"
 #include "cpu/stage.h"
@@ -157,8 +158,9 @@ ProbeTiming timing_of(const Work& work) {
 
 // Adds a stage of one product with a matrix of its own.
 Work add_product(Cpu& cpu, Slices& slices, const ProductShape& shape, DType dtype, int64_t tokens,
-                 size_t timing, std::vector<Timed>& stages) {
+                 size_t timing, std::vector<Timed>& stages, bool compressed = false) {
   auto s = std::make_shared<Synthetic>(cpu.account, slices, cpu.fill_noise);
+  if (compressed) s->compress();
   const ValueIndex in = s->value(shape.cols);
   const ValueIndex out = s->value(shape.rows);
   const Work work = s->add_product(in, out, shape, dtype, tokens);
@@ -211,16 +213,54 @@ class StageProbe::Impl {
   }
   // Of the calling thread, for as long as a call measures: not once per run, as that takes time.
   int first_cpu() const { return cpus_.empty() ? -1 : cpus_[0]; }
-  // Made when first asked for.
+  // Made when first asked for, both.
+  Slices& compressed(ThreadPool& pool) {
+    if (!compressed_.data()) {
+      const int64_t bytes = slices_.half();
+      compressed_ = Arena(bytes, "the probe");
+      fill(compressed_.data(), bytes, pool);
+      compressed_slices_ = Slices(cpu::device_address(compressed_.data()), bytes);
+    }
+    return compressed_slices_;
+  }
   MappedWeights& mapped(ThreadPool& pool) {
     if (mapped_ == nullptr) mapped_ = std::make_unique<MappedWeights>(slices_.half(), pool);
     return *mapped_;
+  }
+  // Brings pieces of a file in the page cache to fresh memory: bring(file, offset, to) the one of
+  // kCopyPiece bytes at an offset, or false.
+  template <typename Bring>
+  std::vector<ProbeTiming> time_loading(int threads, double seconds, const Bring& bring) {
+    check(threads >= 1, "a thread or more");
+    const Clock::time_point start = Clock::now();
+    Cpu& team = cpu(threads);
+    const PinnedThread pinned(first_cpu());
+    MappedWeights& from = mapped(team.pool);
+    std::vector<ProbeTiming> timings{{0, static_cast<double>(kCopyBytes), {}, {}}};
+    std::atomic<bool> failed{false};
+    do {
+      if (from.copied_to + kCopyBytes > from.file.bytes()) from.copied_to = 0;
+      const Arena fresh(kCopyBytes, "the probe");
+      time_run(team, timings[0], [&] {
+        team.pool.run([&](Team& member) {
+          member.parallel_for(kCopyBytes / kCopyPiece, 1, [&](int64_t piece, int64_t) {
+            const int64_t offset = piece * kCopyPiece;
+            if (!bring(from.file, from.copied_to + offset, fresh.data() + offset)) failed = true;
+          });
+        });
+      });
+      if (failed) fail(ErrorKind::kIo, "[probe] a file in memory could not be loaded");
+      from.copied_to += kCopyBytes;
+    } while (since(start) < seconds);
+    return timings;
   }
 
  private:
   std::vector<int> cpus_;
   Arena arena_;
   Slices slices_;
+  Arena compressed_;
+  Slices compressed_slices_{DeviceAddress::kNull, 0};
   std::unique_ptr<MappedWeights> mapped_;
   std::unique_ptr<Cpu> cpu_;
 };
@@ -254,53 +294,67 @@ std::vector<ProbeTiming> StageProbe::matmul(int threads, DType dtype, int64_t to
   return timings;
 }
 
-std::vector<ProbeTiming> StageProbe::mapped_matvec(int threads, DType dtype, double seconds) {
-  check(threads >= 1, "a thread or more");
-  Cpu& cpu = impl_->cpu(threads);
-  const PinnedThread pinned(impl_->first_cpu());
-  Slices& copied = impl_->slices();
-  Slices& mapped = impl_->mapped(cpu.pool).slices;
+namespace {
+
+// Products of one row with weights of the first kind and, each right after, of the second: a timing
+// per shape of the one, then of the other. bytes of both: those of the first.
+std::vector<ProbeTiming> in_turn(Cpu& cpu, Slices& first, Slices& second, bool compressed,
+                                 DType dtype, double seconds) {
   const std::vector<ProductShape> shapes = product_shapes(1);
   const size_t count = shapes.size();
   std::vector<ProbeTiming> timings(2 * count);
   std::vector<Timed> stages;
   do {
     for (size_t i = 0; i < count; ++i) {
-      timings[i] = timing_of(add_product(cpu, copied, shapes[i], dtype, 1, i, stages));
+      timings[i] = timing_of(add_product(cpu, first, shapes[i], dtype, 1, i, stages));
       timings[count + i] =
-          timing_of(add_product(cpu, mapped, shapes[i], dtype, 1, count + i, stages));
+          timing_of(add_product(cpu, second, shapes[i], dtype, 1, count + i, stages, compressed));
     }
-  } while (!copied.enough());
+  } while (!first.enough());
   time_all(stages, timings, cpu, seconds);
   return timings;
 }
 
-std::vector<ProbeTiming> StageProbe::copy(int threads, double seconds) {
+}  // namespace
+
+std::vector<ProbeTiming> StageProbe::mapped_matvec(int threads, DType dtype, double seconds) {
   check(threads >= 1, "a thread or more");
-  const Clock::time_point start = Clock::now();
   Cpu& cpu = impl_->cpu(threads);
   const PinnedThread pinned(impl_->first_cpu());
-  MappedWeights& mapped = impl_->mapped(cpu.pool);
-  std::vector<ProbeTiming> timings{{0, static_cast<double>(kCopyBytes), {}, {}}};
-  std::atomic<bool> failed{false};
-  do {
-    if (mapped.copied_to + kCopyBytes > mapped.file.bytes()) mapped.copied_to = 0;
-    const Arena fresh(kCopyBytes, "the probe");
-    time_run(cpu, timings[0], [&] {
-      cpu.pool.run([&](Team& team) {
-        team.parallel_for(kCopyBytes / kCopyPiece, 1, [&](int64_t begin, int64_t end) {
-          const int64_t offset = begin * kCopyPiece;
-          if (!mapped.file.read(fresh.data() + offset, (end - begin) * kCopyPiece,
-                                mapped.copied_to + offset)) {
-            failed = true;
-          }
-        });
-      });
-    });
-    if (failed) fail(ErrorKind::kIo, "[probe] a file in memory could not be read");
-    mapped.copied_to += kCopyBytes;
-  } while (since(start) < seconds);
-  return timings;
+  Slices& mapped = impl_->mapped(cpu.pool).slices;
+  return in_turn(cpu, impl_->slices(), mapped, false, dtype, seconds);
+}
+
+std::vector<ProbeTiming> StageProbe::compressed_matvec(int threads, double seconds) {
+  check(threads >= 1, "a thread or more");
+  Cpu& cpu = impl_->cpu(threads);
+  const PinnedThread pinned(impl_->first_cpu());
+  Slices& compressed = impl_->compressed(cpu.pool);
+  return in_turn(cpu, impl_->slices(), compressed, true, DType::kBF16, seconds);
+}
+
+std::vector<ProbeTiming> StageProbe::copy(int threads, double seconds) {
+  const auto read = [](const CachedFile& file, int64_t offset, std::byte* to) {
+    return file.read(to, kCopyPiece, offset);
+  };
+  return impl_->time_loading(threads, seconds, read);
+}
+
+std::vector<ProbeTiming> StageProbe::compress(int threads, double seconds) {
+  constexpr int64_t kCols = 2048, kRows = kCopyPiece / kCols / int64_t{sizeof(uint16_t)};
+  static_assert(cpu::CompressedMatrix::bytes(kRows, kCols) < kCopyPiece);
+  const cpu::KernelTable& kernels = cpu::select_kernels();
+  const auto compress = [&](const CachedFile& file, int64_t offset, std::byte* to) {
+    std::vector<uint16_t> plain(kRows * kCols);
+    if (!file.read(reinterpret_cast<std::byte*>(plain.data()), kCopyPiece, offset)) return false;
+    cpu::Compression compression(to, kRows, kCols);
+    bool fits = true;
+    for (int64_t r = 0; r < kRows; ++r) {
+      fits = compression.put(kernels, r, plain.data() + r * kCols) && fits;
+    }
+    return fits;
+  };
+  return impl_->time_loading(threads, seconds, compress);
 }
 
 std::vector<ProbeTiming> StageProbe::attention(int threads, DType dtype, int64_t kv_heads,

@@ -6,6 +6,9 @@
 
 #include "base/arena.h"
 #include "base/check.h"
+#include "cpu/compression.h"
+#include "cpu/stage.h"
+#include "cpu/weight_format.h"
 
 namespace helm::probe {
 namespace {
@@ -70,7 +73,10 @@ TensorIndex Synthetic::tensor(std::vector<int64_t> shape, DType dtype) {
   TensorSpec spec;
   spec.shape = std::move(shape);
   spec.dtype = dtype;
-  weights_.push_back(slices_.next(spec.bytes()));
+  weights_.push_back(slices_.next(cpu::host_bytes(plan_, spec)));
+  if (cpu::is_compressed(plan_, spec)) {
+    cpu::make_compressed_noise(cpu::host_pointer(weights_.back()), spec.shape[0], spec.shape[1]);
+  }
   plan_.tensors.push_back(std::move(spec));
   return static_cast<TensorIndex>(plan_.tensors.size() - 1);
 }
@@ -154,6 +160,7 @@ void Synthetic::compile(int64_t tokens, int64_t context) {
   buffers_ = DeviceMemory(account_, bytes + scratch, "the probe");
   fill_(buffers_.address(), bytes);
   StageSpec spec{&plan_, plan_.units, weights_, {}, pages_, DeviceAddress::kNull};
+  spec.compressed = plan_.loading == WeightLoading::kCompressed;
   if (scratch > 0) spec.workspace = buffers_.address() + bytes;
   for (const int64_t offset : offsets) spec.values.push_back(buffers_.address() + offset);
   stage_ = device.compile(spec);

@@ -86,6 +86,8 @@ class Synthetic {
   // A product with a matrix of its own; bytes of the matrix.
   Work add_product(ValueIndex in, ValueIndex out, const ProductShape& shape, DType dtype,
                    int64_t tokens);
+  // From now on bf16 matrices are compressed ones of noise. On the CPU.
+  void compress() { plan_.loading = WeightLoading::kCompressed; }
   // Attention of the last `tokens` of `context` positions, on values of width
   // (group + 2) * kv_heads * kHeadDim and group * kv_heads * kHeadDim; FLOPs of the pairs that
   // causality allows, bytes of the KV read.

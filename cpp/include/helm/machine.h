@@ -89,9 +89,13 @@ class HELM_API StageProbe {
   // Products of one row with matrices as they lie once copied and, each right after, with others in
   // the pages of a file that is mapped: a timing per shape of the former, then of the latter.
   std::vector<ProbeTiming> mapped_matvec(int threads, DType dtype, double seconds);
-  // Copying from a file in the page cache to fresh memory on huge pages, as weights are loaded;
-  // bytes copied.
+  // Products of one row with bf16 matrices and, each right after, with others that are compressed:
+  // a timing per shape of the former, then of the latter; bytes as if they were not.
+  std::vector<ProbeTiming> compressed_matvec(int threads, double seconds);
+  // Copying from a file in the page cache to fresh memory on huge pages, as weights are loaded, or
+  // compressing bf16 weights on the way; bytes read.
   std::vector<ProbeTiming> copy(int threads, double seconds);
+  std::vector<ProbeTiming> compress(int threads, double seconds);
   // Attention of the last `queries` of `context` positions of a sequence, `group` query heads per
   // KV head; bytes of the KV read, FLOPs of the pairs that causality allows.
   std::vector<ProbeTiming> attention(int threads, DType dtype, int64_t kv_heads, int64_t group,
