@@ -239,7 +239,7 @@ def arguments() -> argparse.Namespace:
     add("--repeats", type=int, default=2, help="of a run whose two probes differ")
     add("--probe-mib", type=int, default=512, help="memory that a probe reads; beyond all caches")
     add("--limit", type=float, default=240, metavar="S", help="seconds that a scenario may take")
-    add("--weights", choices=("copied", "mapped"), default="copied")
+    add("--weights", choices=("copied", "mapped", "compressed"), default="copied")
     add("--root", type=Path, default=Path(__file__).parent / "out", help="folder of checkpoints")
     add("--scratch", default=os.environ.get("TMPDIR"), help="folder of temporary KV files")
     add("--json", type=Path)

@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--scenarios", required=True, help="JSON: a list of Scenario fields")
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--weights", choices=("copied", "mapped"), default="copied")
+    parser.add_argument("--weights", choices=("copied", "mapped", "compressed"), default="copied")
     parser.add_argument("--scratch", help="folder of temporary KV files")
     args = parser.parse_args()
     args.scenarios = [Scenario(**fields) for fields in json.loads(args.scenarios)]

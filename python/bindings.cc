@@ -133,8 +133,9 @@ nb::dict stats(const SharedEngine& shared) {
 }
 
 void raise_helm_error(const Error& error) {
-  static constexpr const char* kClasses[] = {"InvalidError", "OutOfMemoryError", "CapacityError",
-                                             "CheckpointError", "DeviceError"};
+  static constexpr const char* kClasses[] = {"InvalidError",  "OutOfMemoryError",
+                                             "CapacityError", "CheckpointError",
+                                             "DeviceError",   "CompressionError"};
   const nb::module_ errors = nb::module_::import_("helm.errors");
   PyErr_SetString(errors.attr(kClasses[static_cast<int>(error.kind())]).ptr(), error.what());
 }

@@ -78,6 +78,10 @@ def test_profile_is_complete_and_valid(measured: Profile) -> None:
     assert cpu.copy_bytes_per_s is not None
     assert 0.01 < cpu.mapped_matvec_ratio <= 1.2
     assert 1e6 < cpu.copy_bytes_per_s < 1e14
+    assert cpu.compressed_matvec_ratio is not None
+    assert cpu.compress_bytes_per_s is not None
+    assert 0.01 < cpu.compressed_matvec_ratio <= 1.6
+    assert 1e6 < cpu.compress_bytes_per_s < 1e14
 
 
 def test_one_token_product_is_the_matrix_vector_rate(measured: Profile) -> None:
@@ -130,11 +134,17 @@ def test_a_query_of_a_prompt_costs_what_its_products_do_not() -> None:
     assert rates._attention_query_s() == pytest.approx(query_s, rel=0.05)
 
 
-def test_mapped_ratio_is_that_of_the_rates_timed_in_turn() -> None:
+def test_the_ratio_is_that_of_the_rates_timed_in_turn() -> None:
     copied = [calibrate.Shape(1.0, 1.0, run_s=[s], undisturbed_s=[[s] * 3]) for s in (1.0, 3.0)]
     mapped = [calibrate.Shape(1.0, 1.0, run_s=[s], undisturbed_s=[[s] * 3]) for s in (2.0, 3.0)]
-    assert calibrate._mapped_ratio([*copied, *mapped]) == pytest.approx(0.8)
-    assert calibrate._mapped_ratio([*mapped, *copied]) == 1.2  # noise
+    assert calibrate.rate_ratio([*copied, *mapped]) == pytest.approx(0.8)
+    timed = calibrate.Quantity("compressed", lambda _seconds: [])
+    timed.shapes = [*mapped, *copied, *mapped, *copied]
+    assert calibrate.compressed_ratio(timed) == 1.0
+    timed.shapes = [*mapped, *copied, *copied, *copied]
+    assert calibrate.compressed_ratio(timed) == pytest.approx(9 / 8)
+    timed.shapes = [*mapped, *[calibrate.Shape(1.0, 1.0, [s], [[s] * 3]) for s in (1.0, 1.0)]]
+    assert calibrate.compressed_ratio(timed) == 1.6  # noise
 
 
 def test_what_has_too_few_undisturbed_runs_is_named(

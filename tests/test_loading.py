@@ -1,4 +1,5 @@
-"""Copied or mapped weights: the choice against plain sums, what the plan says, what is executed."""
+"""Copied, mapped or compressed weights: the choice against plain sums, what the plan says, what is
+executed."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import dataclasses
 import functools
 import json
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,20 +16,21 @@ import pytest
 
 import helm
 import small_models
-from helm import _helm
+from helm import _helm, local_plan
 from helm.checkpoint import TensorInfo, read_checkpoint
 from helm.compiler.loading import ANSWERS, LoadingRequest, Situation, Waiting, choose
 from helm.compiler.planning import Request, cpu_decode_rate, study
 from helm.compiler.search import search
 from helm.compiler.workload import ResourceLimits, Workload
 from helm.config import load_config
-from helm.errors import InvalidError, PlanError
+from helm.errors import CompressionError, InvalidError, OutOfMemoryError, PlanError
 from helm.explain import loading_text, to_dict
 from helm.hub import bundled_model
-from helm.local_plan import LoadOptions, Target, plan_here
+from helm.local_plan import LoadOptions, Target, load_engine, plan_here
 from helm.machine import read_machine
 from helm.plan import Plan, make_plan
 from helm.profile import CpuProfile, Profile, load_profile
+from helm.thread_choice import ThreadChoice
 from search_cases import GIB, config_of, model_of
 
 PRESET = "cpu-laptop-16gb"
@@ -49,16 +52,25 @@ def known_profile(name: str = PRESET, ratio: float = 0.8, copy: float = 2e9) -> 
 # --- the choice ----------------------------------------------------------------------------------
 
 
-def total_s(at: Situation, cpu: CpuProfile, mapped: bool, answers: int) -> float:
-    """From the start of loading to the end, as far as copied and mapped weights differ."""
+def total_s(at: Situation, cpu: CpuProfile, way: str, answers: int) -> float:
+    """From the start of loading to the end, as far as the ways differ."""
     assert cpu.mapped_matvec_ratio is not None
     assert cpu.copy_bytes_per_s is not None
+    assert cpu.compressed_matvec_ratio is not None
+    assert cpu.compress_bytes_per_s is not None
     w = at.waiting
-    seconds = 0.0 if mapped else at.copy_bytes / cpu.copy_bytes_per_s
+    seconds = 0.0 if way == "mapped" else at.copy_bytes / cpu.copy_bytes_per_s
+    share, ratio = at.share, 1.0
+    if way == "mapped":
+        ratio = cpu.mapped_matvec_ratio
+    if way == "compressed":
+        share, ratio = at.compress_share, cpu.compressed_matvec_ratio
+        slower = at.compress_bytes / cpu.compress_bytes_per_s
+        seconds += max(0.0, slower - at.compress_bytes / cpu.copy_bytes_per_s)
     for _ in range(answers):
         for part in (w.prefill_s, *([w.decode_s] * w.output)):
-            own = part * at.share
-            seconds += part - own + own / (cpu.mapped_matvec_ratio if mapped else 1.0)
+            own = part * share
+            seconds += part - own + own / ratio
     return seconds
 
 
@@ -73,19 +85,34 @@ def test_what_takes_less_time_in_all_is_chosen(seed: int) -> None:
         output=rng.randint(1, 50),
         objective="total",
     )
-    at = Situation(10**9, rng.choice((1.0, rng.uniform(0.1, 1))), 10**12, False, waiting)
-    cpu = measured(rng.uniform(0.3, 1.0), 10 ** rng.uniform(8, 10))
+    share = rng.choice((1.0, rng.uniform(0.1, 1)))
+    compressible = rng.choice((0, 10**9, 2 * 10**9))
+    at = Situation(
+        10**9, share, 10**12, False, waiting, compressible, compressible // 4 * 3,
+        share if compressible else 0.0,
+    )  # fmt: skip
+    cpu = dataclasses.replace(
+        measured(rng.uniform(0.3, 1.0), 10 ** rng.uniform(8, 10)),
+        compressed_matvec_ratio=rng.uniform(0.8, 1.4),
+        compress_bytes_per_s=10 ** rng.uniform(8, 10),
+    )
     answers = rng.randint(1, 20)
     request = LoadingRequest("auto", answers * waiting.output * waiting.batch)
     loading, choice = choose(request, at, cpu)
-    copied, mapped = (total_s(at, cpu, way, answers) for way in (False, True))
-    assert loading == ("copied" if copied <= mapped else "mapped")
+    ways = ("mapped", "copied", *(["compressed"] if compressible else []))
+    seconds = {way: total_s(at, cpu, way, answers) for way in ways}
+    assert seconds[loading] == pytest.approx(min(seconds.values()), rel=1e-9)
     assert choice.pays_after_tokens is not None
-    # Between whole answers both totals are straight lines, which meet there.
-    meet = choice.pays_after_tokens / (waiting.output * waiting.batch)
-    assert copied - mapped == pytest.approx(
-        (1 - answers / meet) * choice.copy_s, rel=1e-6, abs=1e-9
+    # Between whole answers the totals are straight lines, which meet there.
+    each = waiting.output * waiting.batch
+    assert seconds["copied"] - seconds["mapped"] == pytest.approx(
+        (1 - answers * each / choice.pays_after_tokens) * choice.copy_s, rel=1e-6, abs=1e-9
     )
+    if compressible and choice.compressing_pays_after_tokens:
+        further = choice.compressing_pays_after_tokens
+        assert seconds["compressed"] - seconds["copied"] == pytest.approx(
+            (1 - answers * each / further) * choice.compress_s, rel=1e-6, abs=1e-9
+        )
 
 
 def test_decode_and_first_tokens_count_for_their_objectives() -> None:
@@ -114,11 +141,41 @@ def test_what_rules_a_way_out() -> None:
     loading, choice = choose(few, dataclasses.replace(PLENTY, copy_bytes=0), measured())
     assert loading == "copied"
     assert "could stay in their files" in choice.reason
-    for weights in ("copied", "mapped"):
+    for weights in ("copied", "mapped", "compressed"):
         for at in (PLENTY, short):
             loading, choice = choose(LoadingRequest(weights, 1), at, measured())
             assert loading == weights
             assert choice.reason.startswith("as asked for; copying 953.7 MiB takes 0.5 s")
+
+
+def test_compressing_is_chosen_where_it_is_known_to_pay() -> None:
+    at = dataclasses.replace(
+        PLENTY, compress_bytes=10**9, compressed_bytes=77 * 10**7, compress_share=1.0
+    )
+    known = dataclasses.replace(measured(), compressed_matvec_ratio=1.25, compress_bytes_per_s=1e9)
+    many, few = LoadingRequest("auto", 10**6), LoadingRequest("auto", 1)
+    loading, choice = choose(many, at, known)
+    assert loading == "compressed"
+    assert choice.compress_s == pytest.approx(0.5)
+    assert choice.compressed_decode_ratio == pytest.approx(0.12 / 0.1)
+    # A token waits 0.1 s, and a hundredth of the prompt's 0.01 s, a fifth less.
+    assert choice.compressing_pays_after_tokens == pytest.approx(0.5 / 0.02002)
+    assert "compressing 953.7 MiB to 734.3 MiB, exactly, takes 0.5 s more" in choice.reason
+    assert "decode is 20 % faster then: it pays after 25 output tokens" in choice.reason
+    assert choose(few, at, known)[0] == "mapped"
+    assert choose(many, at, measured())[0] == "copied"  # what it brings is not known
+    measured_shortly = dataclasses.replace(many, compressed_ratio=1.3)
+    assert choose(measured_shortly, at, None)[0] == "compressed"
+    assert choose(measured_shortly, at, CPU)[0] == "compressed"
+    slower = dataclasses.replace(known, compressed_matvec_ratio=0.95)
+    assert choose(many, at, slower)[0] == "copied"  # where bandwidth is plenty
+    assert choose(many, dataclasses.replace(at, visits=True), known)[0] == "copied"
+    # What it saves makes room for the file's pages.
+    tight = dataclasses.replace(at, spare_bytes=10**9 - 2 * 10**8)
+    assert choose(many, tight, known)[0] == "compressed"
+    assert choose(many, tight, measured())[0] == "mapped"
+    decode = dataclasses.replace(at, waiting=dataclasses.replace(WAITING, objective="decode"))
+    assert choose(few, decode, known)[0] == "compressed"
 
 
 def test_rates_that_are_not_known_are_said_to_be_assumed() -> None:
@@ -133,7 +190,7 @@ def test_rates_that_are_not_known_are_said_to_be_assumed() -> None:
 
 
 def test_an_unknown_way_is_refused() -> None:
-    with pytest.raises(InvalidError, match="weights must be auto, copied, mapped, got 'lazy'"):
+    with pytest.raises(InvalidError, match="weights must be auto, copied, mapped, compressed, got"):
         LoadingRequest("lazy")
     with pytest.raises(InvalidError, match=r"\[load\] weights must be auto, copied, mapped"):
         LoadOptions(weights="lazy")
@@ -209,6 +266,102 @@ def test_weights_that_visit_an_accelerator_are_copied() -> None:
         assert plan.loading == "copied"
         assert plan.loading_choice is not None
         assert "full speed of its link" in plan.loading_choice.reason
+
+
+COMPRESSING = {"compressed_matvec_ratio": 1.25, "compress_bytes_per_s": 1e9}
+
+
+def compressing(name: str = PRESET) -> Profile:
+    profile = known_profile(name)
+    return dataclasses.replace(profile, cpu=dataclasses.replace(profile.cpu, **COMPRESSING))
+
+
+def test_compressed_weights_are_priced_and_counted() -> None:
+    copied, compressed = (
+        searched(LoadingRequest(way), compressing()) for way in ("copied", "compressed")
+    )
+    assert searched(LoadingRequest("auto", 10**6), compressing()).prediction == (
+        compressed.prediction
+    )
+    assert compressed.loading == "compressed"
+    assert compressed.prediction is not None
+    assert copied.prediction is not None
+    terms = [p.prediction.predicted.decode_terms["cpu_memory_s"] for p in (copied, compressed)]
+    assert terms[1] < terms[0] * 0.85
+    choice = compressed.loading_choice
+    assert choice is not None
+    fewer = copied.memory["cpu"].weights_bytes - compressed.memory["cpu"].weights_bytes
+    assert fewer == choice.compress_bytes - choice.compressed_bytes
+    assert choice.compressed_bytes == pytest.approx(0.765 * choice.compress_bytes, rel=0.01)
+    found = study(
+        "a model", config_of("llama-3.2-1b"), None, compressing(), Request(weights="compressed")
+    )
+    assert found.best.predicted == found.plan.prediction.predicted
+    assert found.best.memory["cpu"]["weights"] == found.plan.memory["cpu"].weights_bytes
+    with pytest.raises(InvalidError, match="no bf16 matrix that would become"):
+        searched(LoadingRequest("compressed"), compressing(), dtype="f16")
+
+
+def test_an_accelerator_s_weights_are_never_compressed() -> None:
+    profile = compressing("rtx-3060ti-8gb-ddr4")
+    options = {
+        "max_sequences": 1, "workload": Workload(5000, 16, 1, 8192), "memory_bytes": 64 * GIB,
+    }  # fmt: skip
+    copied, compressed = (
+        make_plan(
+            config_of("qwen3-14b"), None, profile=profile, loading=LoadingRequest(way), **options
+        )
+        for way in ("copied", "compressed")
+    )
+    assert copied.schedule.prefill == "stream"
+    assert compressed.schedule.prefill == "compute"  # those that visit are not compressed either
+    assert 0 < compressed.units_cpu < len(compressed.units)
+    held = {n for u in compressed.units if u.device == "cpu" for op in u.ops
+            for n in op.weight_names()}  # fmt: skip
+    from helm.weights import compressed_tensors
+
+    smaller = compressed_tensors(compressed.tensors, "compressed", "bf16")
+    assert compressed.memory["cpu"].weights_bytes == sum(
+        smaller.get(t.name, t.nbytes) for t in compressed.tensors if t.name in held
+    )
+
+
+def test_weights_that_fit_only_compressed_are() -> None:
+    for profile in (None, compressing(), load_profile(PRESET)):
+        options = {
+            "profile": profile, "context": 4096, "max_sequences": 1,
+            **({"threads": 4} if profile is None else {}),
+        }  # fmt: skip
+
+        def plan(memory_bytes: int, weights: str = "auto", options: dict = options) -> Plan:
+            request = LoadingRequest(weights, 1)
+            config = config_of("llama-3.2-1b")
+            return make_plan(config, None, memory_bytes=memory_bytes, loading=request, **options)
+
+        use = plan(64 * GIB, "copied").memory["cpu"]
+        needed = use.total_bytes + use.reserve_bytes
+        tight = plan(needed - (64 << 20))
+        assert tight.loading == "compressed"
+        assert "do not fit" in tight.loading_choice.reason
+        with pytest.raises(OutOfMemoryError):
+            plan(needed - (64 << 20), "copied")
+        with pytest.raises(OutOfMemoryError):
+            plan(needed - (2 << 30))
+
+
+def test_a_module_in_memory_is_not_compressed() -> None:
+    folder = bundled_model()
+    bound = {
+        name: TensorInfo.in_memory(name, "bf16", info.shape)
+        for name, info in read_checkpoint(folder).items()
+    }
+    options = {"threads": 1, "memory_bytes": 4 * GIB}
+    plan = make_plan(
+        load_config(folder), bound, loading=LoadingRequest(compressed_ratio=1.3), **options
+    )
+    assert (plan.loading, plan.loading_choice.compress_bytes) == ("copied", 0)
+    with pytest.raises(InvalidError, match="a module's in memory"):
+        make_plan(load_config(folder), bound, loading=LoadingRequest("compressed"), **options)
 
 
 def test_what_cannot_be_mapped_is_not_counted() -> None:
@@ -297,7 +450,7 @@ def test_the_plan_says_it_in_json() -> None:
     assert document["loading"] == plan.loading
     assert document["loading_choice"] == dataclasses.asdict(plan.loading_choice)
     for path, value, message in (
-        ("loading", "lazily", "loading: expected one of copied, mapped, found 'lazily'"),
+        ("loading", "lazily", "loading: expected one of copied, mapped, compressed, found"),
         ("loading", None, "loading: expected one of"),
         ("loading_choice", "because", "loading_choice: expected an object"),
         ("loading_choice", {"reason": 1}, "loading_choice"),
@@ -328,10 +481,11 @@ def test_the_explanation_says_it_too() -> None:
 def test_an_llm_loads_as_its_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # so that no profile decides
     texts = set()
-    for weights in ("auto", "copied", "mapped"):
+    for weights in ("auto", "copied", "mapped", "compressed"):
         with helm.LLM(weights=weights, kv_dtype="f32") as llm:
             stats = llm.stats
-            assert llm.plan.loading == ("mapped" if weights == "mapped" else "copied")
+            assert llm.plan.loading == ("copied" if weights == "auto" else weights)
+            assert llm.plan.memory["cpu"].weights_bytes == stats["weights_bytes"]
             in_files = llm.plan.loading_choice.copy_bytes
             mapped = in_files if weights == "mapped" else 0
             # The arena's size is in whole pages of at most 2 MiB.
@@ -340,6 +494,33 @@ def test_an_llm_loads_as_its_plan_says(tmp_path: Path, monkeypatch: pytest.Monke
             assert granted is None or 0 <= granted <= stats["copied_bytes"]
             texts.add(llm.generate("Once upon a time", max_tokens=12).text)
     assert len(texts) == 1
+
+
+def test_weights_that_do_not_compress_are_copied_after_all(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "model"
+    shutil.copytree(bundled_model(), folder)
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.2.mlp.up_proj.weight"
+    weights[name][:, ::20] *= torch.tensor(2.0**-60)  # every twentieth weight all but vanishes
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CompressionError, match=f'weights of tensor "{name}" do not compress'):
+        helm.LLM(folder, weights="compressed")
+    config, tensors = load_config(folder), read_checkpoint(folder)
+    options = LoadOptions(threads=1, expected_tokens=10**9)
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:
+        chosen = ThreadChoice(1, (), "", compressed_matvec_ratio=1.3)
+        patch.setattr(local_plan, "_threads_for", lambda _bytes, _machine: chosen)
+        assert plan_here(config, tensors, options, Target(read_machine(), None, None)).loading == (
+            "compressed"
+        )
+        plan, engine = load_engine(config, tensors, str(folder), {}, options)
+    assert plan.loading == "copied"
+    assert any("do not compress" in notice for notice in plan.notices)
+    assert engine.stats["weights_bytes"] == plan.memory["cpu"].weights_bytes
 
 
 def test_huge_pages_are_counted() -> None:
@@ -363,7 +544,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_commands_take_it_and_tell() -> None:
-    for weights in ("copied", "mapped"):
+    for weights in ("copied", "mapped", "compressed"):
         options = ["run", "bundled", "The dog", "--max-tokens", "4", "--weights", weights]
         told = json.loads(run(*options, "--json").stdout)["loading"]
         assert told["weights"] == weights

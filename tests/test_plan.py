@@ -81,7 +81,7 @@ def test_json_is_as_agreed():
         "pages": {"cpu": 12},
     }
     assert document["predicted"] is None
-    assert (document["format"], document["version"], document["threads"]) == ("helm-plan", 4, 2)
+    assert (document["format"], document["version"], document["threads"]) == ("helm-plan", 5, 2)
     assert document["limits"] == {
         "context": 600,
         "step_tokens": 7,
@@ -141,7 +141,7 @@ OP = ("units", 1, "ops", 0)  # a linear
     ("path", "value", "message"),
     [
         (("format",), "gguf", r"format: expected 'helm-plan', found 'gguf'"),
-        (("version",), 2, r"version: expected 4, found 2; make the plan anew"),
+        (("version",), 2, r"version: expected 5, found 2; make the plan anew"),
         (("version",), True, "version: expected an integer"),
         (("units",), "absent", "key 'units' is missing"),
         (("layers",), {}, "unknown key 'layers'"),

@@ -101,7 +101,7 @@ def test_what_other_programs_disturbed_does_not_stay(candidates: object) -> None
 def written(**changes: Any) -> bytes:
     rates = {str(n): vars(rate) for n, rate in BEST_AT_TWO.items()}
     return json.dumps(
-        {"format": "helm-threads", "version": 1, "settled": True, "rates": rates, **changes}
+        {"format": "helm-threads", "version": 2, "settled": True, "rates": rates, **changes}
     ).encode()
 
 
@@ -112,7 +112,7 @@ def written(**changes: Any) -> bytes:
         b"{",
         b"\xff\xfe",
         written(format="helm-profile"),
-        written(version=2),
+        written(version=1),
         written(settled=1),
         written(rates={"two": vars(Rates(1.0, 1.0))}),
         written(rates={"1": {"matvec_bytes_per_s": 1e9}}),
@@ -133,11 +133,14 @@ def test_a_damaged_cache_is_measured_anew(candidates: object, content: bytes) ->
 
 def test_a_profile_of_this_machine_decides(candidates: object) -> None:
     profile = load_profile("thesis-4060")
+    cpu = dataclasses.replace(profile.cpu, compressed_matvec_ratio=1.2)
+    profile = dataclasses.replace(profile, cpu=cpu)
     cache_path().parent.mkdir(parents=True)
     save_profile(dataclasses.replace(profile, cpu=profile.cpu.with_threads(4)), cache_path())
     measure = Counter(BEST_AT_TWO)
     chosen = choose_here(measure)
     assert (chosen.threads, measure.counts) == (4, [])
+    assert chosen.compressed_matvec_ratio == 1.2
     assert "profile" in chosen.reason
     save_profile(profile, cache_path())  # 14 threads, which are no choice here
     assert choose_here(measure).threads == 2
@@ -165,13 +168,26 @@ def test_prefill_is_measured_where_decode_does_not_decide(
 
         return {n: products(n, "decode") for n in counts}, {n: products(n, "pre") for n in counts}
 
+    def compressed(_probe: object, threads: int) -> Quantity:
+        timings = [
+            SimpleNamespace(flops=0, bytes=1e9, run_s=[s] * 3, undisturbed_s=[s] * 3)
+            for s in (1.0 + threads, 1.0)
+        ]
+        return Quantity("compressed", lambda _seconds: timings)
+
     monkeypatch.setattr(thread_choice, "sweep_quantities", sweep)
+    monkeypatch.setattr(thread_choice, "compressed_quantity", compressed)
     rates, settled = measure_rates([1, 2], {0})
     assert settled
     assert [n for n, rate in rates.items() if rate.matmul_flops is not None] == (
         near if len(near) > 1 else []
     )
-    assert choose_here(lambda _counts, _affinity: (rates, True)).threads == near[0]
+    known = [n for n, rate in rates.items() if rate.compressed_matvec_ratio is not None]
+    assert known == near
+    chosen = choose_here(lambda _counts, _affinity: (rates, True))
+    assert chosen.threads == near[0]
+    assert chosen.compressed_matvec_ratio == 1.6  # twice as fast or more is not believed
+    assert choose_here(None) == chosen  # from the cache
 
 
 def test_every_count_is_measured() -> None:
@@ -199,7 +215,7 @@ def test_models_run_on_the_choice_or_fewer(
 ) -> None:
     machine = dataclasses.replace(local_plan.read_machine(), threads=6)
     monkeypatch.setattr(thread_choice, "choose_here", lambda: ThreadChoice(chosen, (), ""))
-    assert local_plan._threads_for(weights_mib << 20, machine) == expected
+    assert local_plan._threads_for(weights_mib << 20, machine).threads == expected
 
 
 def test_a_tiny_model_and_a_given_number_measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

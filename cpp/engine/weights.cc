@@ -133,7 +133,7 @@ void compress_piece(const Piece& piece, const cpu::KernelTable& kernels) {
   const int64_t cols = piece.tensor->shape[1];
   for (int64_t r = 0; r < piece.elements / cols; ++r) {
     if (piece.compression->put(kernels, piece.first_row + r, plain.data() + r * cols)) continue;
-    fail(ErrorKind::kInvalid, "[load] the weights of tensor \"", piece.tensor->name,
+    fail(ErrorKind::kCompression, "[load] the weights of tensor \"", piece.tensor->name,
          "\" do not compress: more than one in ", cpu::kWeightsPerEscape,
          " lies outside of the 16 binades that most of its row take; load with copied weights "
          "instead (--weights copied)");

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from helm.errors import (
     CapacityError,
     CheckpointError,
+    CompressionError,
     ConfigError,
     DeviceError,
     HelmError,
@@ -48,6 +49,7 @@ __all__ = [
     "CapacityError",
     "CheckpointError",
     "Completion",
+    "CompressionError",
     "ConfigError",
     "DeviceError",
     "HelmError",

@@ -28,7 +28,13 @@ from helm.machine import (
     physical_cores,
     thread_candidates,
 )
-from helm.profile import KV_DTYPES, MOST_MAPPED_RATIO, CpuProfile, Profile
+from helm.profile import (
+    KV_DTYPES,
+    MOST_COMPRESSED_RATIO,
+    MOST_MAPPED_RATIO,
+    CpuProfile,
+    Profile,
+)
 from helm.tiny_model import QUICK, TinyModel
 
 Progress = Callable[[str, float], None]  # (what is measured now, share done from 0 to 1)
@@ -316,6 +322,8 @@ class _Rates:
             lambda s: probe.mapped_matvec(threads, SWEEP_DTYPE, s),
         )
         self.copy = Quantity("copying weights", lambda s: probe.copy(threads, s))
+        self.compressed = compressed_quantity(probe, threads)
+        self.compress = Quantity("compressing weights", lambda s: probe.compress(threads, s))
         self.tiny = TinyModel()
         self.step = Quantity("engine steps", self.tiny.steps)
         self.lone_op = Quantity("ops, 1 thread", lambda s: probe.empty_ops(1, _EMPTY_OPS, s))
@@ -327,6 +335,8 @@ class _Rates:
             self.elementwise,
             self.mapped,
             self.copy,
+            self.compressed,
+            self.compress,
             self.short_prefill,
             self.handovers,
             self.bare,
@@ -350,9 +360,11 @@ class _Rates:
             step_s=wake_s + max(0.0, engine_s),
             activation_bytes_per_s=self.elementwise.bytes_per_s,
             attention_query_s=self._attention_query_s(),
-            mapped_matvec_ratio=_mapped_ratio(self.mapped.shapes),
+            mapped_matvec_ratio=min(rate_ratio(self.mapped.shapes), MOST_MAPPED_RATIO),
             copy_bytes_per_s=self.copy.bytes_per_s,
             lone_op_s=self.lone_op.seconds / _EMPTY_OPS,
+            compressed_matvec_ratio=compressed_ratio(self.compressed),
+            compress_bytes_per_s=self.compress.bytes_per_s,
         )
 
     def _attention_query_s(self) -> float:
@@ -363,12 +375,25 @@ class _Rates:
         return max(0.0, late / (PREFILL_QUERIES * math.prod(self.prefill_heads)))
 
 
-def _mapped_ratio(shapes: Sequence[Shape]) -> float:
-    """Of the rates; the first half of the shapes are products with copied weights, the second the
-    same ones with mapped weights, timed in turn."""
+def compressed_quantity(probe: Any, threads: int) -> Quantity:
+    """For `compressed_ratio`."""
+    return Quantity(
+        f"bf16 products, 1 token, compressed weights, {threads} threads",
+        lambda seconds: probe.compressed_matvec(threads, seconds),
+    )
+
+
+def compressed_ratio(quantity: Quantity) -> float:
+    """See CpuProfile.compressed_matvec_ratio."""
+    return min(rate_ratio(quantity.shapes), MOST_COMPRESSED_RATIO)
+
+
+def rate_ratio(shapes: Sequence[Shape]) -> float:
+    """Of two ways to hold weights: the first half of the shapes are products with copied ones, the
+    second the same products with others, timed in turn; the rate of these over that of those."""
     half = len(shapes) // 2
-    copied, mapped = (sum(s.seconds for s in part) for part in (shapes[:half], shapes[half:]))
-    return min(copied / mapped, MOST_MAPPED_RATIO)
+    copied, other = (sum(s.seconds for s in part) for part in (shapes[:half], shapes[half:]))
+    return copied / other
 
 
 def flops_by_rows(

@@ -27,6 +27,10 @@ class CheckpointError(HelmError, OSError):
     """A model file is missing, unreadable or damaged, or a KV file cannot be read or written."""
 
 
+class CompressionError(HelmError, ValueError):
+    """Weights do not compress, see `helm.LLM`'s `weights`."""
+
+
 class DeviceError(HelmError, RuntimeError):
     """A device cannot be had or has failed."""
 

@@ -48,9 +48,12 @@ def segments(study: Study) -> list[Segment]:
     found: list[Segment] = []
     for label, first, last in unit_runs(devices):
         earlier = [u for j, u in enumerate(units[:first]) if devices[j] == devices[first]]
-        alignment = DEVICE_ALIGNMENT if devices[first] == "accelerator" else 1
-        held = study.model.weight_bytes([*earlier, *units[first : last + 1]], alignment)
-        added = held - study.model.weight_bytes(earlier, alignment)
+        these = [*earlier, *units[first : last + 1]]
+        if devices[first] == "cpu":
+            added = study.model.host_bytes(these) - study.model.host_bytes(earlier)
+        else:
+            held = study.model.weight_bytes(these, DEVICE_ALIGNMENT)
+            added = held - study.model.weight_bytes(earlier, DEVICE_ALIGNMENT)
         found.append(Segment(label, devices[first], first, last, added))
     return found
 
@@ -279,8 +282,7 @@ def to_dict(study: Study) -> dict[str, Any]:
     tokens_per_s, decode_terms and prefill_terms (seconds by term, see
     `helm.compiler.cost.TERMS`).
     memory: device -> weights_bytes, kv_bytes, activations_bytes, workspace_bytes, staging_bytes,
-    reserve_bytes. loading: weights ("copied" or "mapped"), reason, copy_bytes, copy_s,
-    mapped_decode_ratio, pays_after_tokens and assumed, see
+    reserve_bytes. loading: weights ("copied", "mapped" or "compressed") and the fields of
     `helm.compiler.loading.LoadingChoice`. limits: device -> bytes the plan may take.
     bottleneck, prefill_bottleneck: text. label: of the plain plan it equals, or "search".
     alternatives: [{label, units_cpu, units_accelerator, embedding, head, fits, ttft_s,

@@ -9,7 +9,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from helm.checkpoint import TensorInfo
 from helm.compiler.loading import ANSWERS, WEIGHTS, LoadingRequest
@@ -17,13 +17,16 @@ from helm.compiler.planning import Request, workload_of
 from helm.compiler.workload import OBJECTIVES, Workload
 from helm.config import ModelConfig
 from helm.devices import CPU, Accelerator, find_accelerator, open_accelerator
-from helm.errors import InvalidError, OutOfMemoryError
+from helm.errors import CompressionError, InvalidError, OutOfMemoryError
 from helm.kv_options import PAGE_TOKENS, KvOptions, check_page_tokens
 from helm.machine import Machine, cpu_affinity, cpus_to_pin, read_machine, useful_threads
 from helm.plan import make_plan
 from helm.plan_format import Plan
 from helm.profile import CpuProfile, Profile
 from helm.units import size_text
+
+if TYPE_CHECKING:
+    from helm.thread_choice import ThreadChoice
 
 Progress = Callable[[int, int], None]  # (done_bytes, total_bytes)
 Measuring = Callable[[str, float], None]  # (what is measured now, share done from 0 to 1)
@@ -109,6 +112,11 @@ def load_engine(
         plan = dataclasses.replace(plan, notices=(*notices, *plan.notices))
         try:
             return plan, _engine(plan, directory, tensors, options, target)
+        except CompressionError as error:
+            if options.weights == "compressed" or last:
+                raise
+            options = dataclasses.replace(options, weights="copied")
+            notices += (f"{error}; this was done",)
         except OutOfMemoryError:
             planned = target.accelerator
             found = None if last or planned is None else _with_less(planned, plan)
@@ -207,7 +215,10 @@ def plan_here(
     }
     if profile is None:
         weights_bytes = sum(info.nbytes for info in infos.values())
-        threads = options.threads or _threads_for(weights_bytes, machine)
+        best = _threads_for(weights_bytes, machine)
+        ratio = best.compressed_matvec_ratio
+        common["loading"] = dataclasses.replace(common["loading"], compressed_ratio=ratio)
+        threads = options.threads or best.threads
         return make_plan(config, infos, context=options.context, threads=threads, **common)
     request = Request(
         options.prompt_tokens,
@@ -231,12 +242,15 @@ def plan_here(
     )
 
 
-def _threads_for(weights_bytes: int, machine: Machine) -> int:
+def _threads_for(weights_bytes: int, machine: Machine) -> ThreadChoice:
     """What this machine does best with, measured when a model first needs more than one."""
-    from helm.thread_choice import choose_here
+    from helm.thread_choice import ThreadChoice, choose_here
 
     useful = useful_threads(weights_bytes, machine.threads)
-    return useful if useful == 1 else min(useful, choose_here().threads)
+    if useful == 1:
+        return ThreadChoice(1, (), "the model is small")
+    choice = choose_here()
+    return dataclasses.replace(choice, threads=min(useful, choice.threads))
 
 
 def _loading(options: LoadOptions, profile: Profile | None) -> LoadingRequest:

@@ -10,13 +10,13 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from helm.checkpoint import TensorInfo
 from helm.compiler.advice import largest_context, require
 from helm.compiler.candidate import Candidate
-from helm.compiler.loading import LoadingRequest
+from helm.compiler.loading import Loading, LoadingRequest
 from helm.compiler.memory import activation_bytes, workspace_bytes
 from helm.compiler.op_cost import CostedGraph
 from helm.compiler.placement import memory_use, placed_units, prediction, schedule
@@ -42,9 +42,10 @@ from helm.plan_format import (
 )
 from helm.profile import Profile
 from helm.units import size_text
-from helm.weight_loading import stored_dtype, with_loading
+from helm.weight_loading import loaded_space, stored_dtype, with_loading
 from helm.weights import (
     check_checkpoint,
+    compressed_tensors,
     dominant_dtype,
     head_notice,
     place_tensors,
@@ -90,6 +91,12 @@ class _Problem:
     reserve_bytes: int
     shrink: bool
     kv_options: KvOptions
+    compressed: Mapping[str, int] = field(default_factory=dict)  # what such tensors take on the CPU
+
+    @property
+    def host_weights_bytes(self) -> int:
+        """All of them on the CPU."""
+        return sum(self.compressed.get(t.name, t.nbytes) for t in self.tensors)
 
     @property
     def resident_bytes(self) -> int:
@@ -127,8 +134,8 @@ def make_plan(
     and memory_bytes are needed without a profile and override it with one, as accelerator_bytes
     does. workload: what the search prices; None asks for 128 tokens after 512. space: decisions to
     fix; None allows all that the runtime executes. kv_options: how KV may use an accelerator's
-    memory; None as is best. loading: whether weights are copied or stay mapped; None as is best
-    for many answers.
+    memory; None as is best. loading: whether weights are copied, compressed or stay mapped; None as
+    is best for many answers.
 
     Raises InvalidError for arguments out of range, ProfileError for a profile that lacks a rate,
     CheckpointError when the checkpoint does not fit the model, OutOfMemoryError with every item's
@@ -166,23 +173,27 @@ def make_plan(
     own = 0 if profile is None else profile.cpu.memory_bytes
     room = own if memory_bytes is None else memory_bytes
 
-    def place(rates: Profile | None) -> Plan:
-        if rates is None:
-            return _cpu_plan(problem, threads or 1, room)
-        return _searched_plan(problem, rates, workload, room, accelerator_bytes, space)
-
     stored, most = stored_dtype(config, checkpoint_tensors), room + problem.resident_bytes
+
+    def place(profile: Profile | None, loading: Loading) -> Plan:
+        smaller = compressed_tensors(tensors, loading, stored)
+        loaded = dataclasses.replace(problem, compressed=smaller)
+        if profile is None:
+            return _cpu_plan(loaded, threads or 1, room)
+        allowed = loaded_space(space, loading)
+        return _searched_plan(loaded, profile, workload, room, accelerator_bytes, allowed)
+
     plan = with_loading(place, profile, loading or LoadingRequest(), stored, most)
     notices = (*plan.notices, *options.notices(plan, step_tokens))
     return dataclasses.replace(plan, notices=notices)
 
 
 def _cpu_plan(problem: _Problem, threads: int, memory_bytes: int) -> Plan:
-    graph, limits, kv = problem.graph, problem.limits, problem.kv
-    fixed = _memory_use(graph, problem.tensors, limits, kv, threads)
+    limits, kv = problem.limits, problem.kv
+    fixed = _memory_use(problem, limits, kv, threads)
     budget = _Budget(memory_bytes, problem.reserve_bytes, problem.resident_bytes, fixed)
     limits, kv, notices = _fit_kv(budget, limits, kv, shrink=problem.shrink)
-    use = _memory_use(graph, problem.tensors, limits, kv, threads)
+    use = _memory_use(problem, limits, kv, threads)
     plan = _plan(problem, limits, kv, threads, notices)
     use = dataclasses.replace(use, reserve_bytes=problem.reserve_bytes)
     return dataclasses.replace(
@@ -218,7 +229,7 @@ def _searched_plan(
     space: Space,
 ) -> Plan:
     limits = problem.limits
-    model = costed_graph(problem.graph, problem.tensors, problem.kv.dtype)
+    model = costed_graph(problem.graph, problem.tensors, problem.kv.dtype, problem.compressed)
     resources = ResourceLimits(
         cpu_bytes=memory_bytes + problem.resident_bytes,
         accelerator_bytes=accelerator_bytes,
@@ -279,9 +290,15 @@ def _partitioned_plan(problem: _Problem, best: Candidate, notices: list[str]) ->
     )
 
 
-def costed_graph(graph: Graph, tensors: tuple[PlacedTensor, ...], kv_dtype: KvDType) -> CostedGraph:
-    """The graph with the dtypes in which `tensors` are placed."""
-    return CostedGraph(graph, {tensor.name: tensor.dtype for tensor in tensors}, kv_dtype)
+def costed_graph(
+    graph: Graph,
+    tensors: tuple[PlacedTensor, ...],
+    kv_dtype: KvDType,
+    compressed: Mapping[str, int] | None = None,
+) -> CostedGraph:
+    """The graph with the dtypes in which `tensors` are placed. compressed: see CostedGraph."""
+    dtypes = {tensor.name: tensor.dtype for tensor in tensors}
+    return CostedGraph(graph, dtypes, kv_dtype, compressed or {})
 
 
 def check_model(
@@ -329,11 +346,10 @@ def _check_arguments(
             raise InvalidError(f"[plan] {name} is {dtype!r}; expected auto, {', '.join(choices)}")
 
 
-def _memory_use(
-    graph: Graph, tensors: tuple[PlacedTensor, ...], limits: Limits, kv: KvSpec, threads: int
-) -> MemoryUse:
+def _memory_use(problem: _Problem, limits: Limits, kv: KvSpec, threads: int) -> MemoryUse:
+    graph = problem.graph
     return MemoryUse(
-        weights_bytes=sum(tensor.nbytes for tensor in tensors),
+        weights_bytes=problem.host_weights_bytes,
         kv_bytes=kv.pages * kv.page_bytes,
         activations_bytes=activation_bytes(graph, graph.units, limits),
         workspace_bytes=workspace_bytes(graph, graph.units, limits, kv, threads),

@@ -18,7 +18,7 @@ from helm.jsonio import Reader, decode, encode, parse
 from helm.rope import RopeTable
 
 FORMAT = "helm-plan"
-VERSION = 4
+VERSION = 5
 DType = Literal["f32", "f16", "bf16"]
 DTYPE_BYTES: dict[str, int] = {"f32": 4, "f16": 2, "bf16": 2}
 # i8: integers with an f32 scale per row of K or V, that is per position and KV head.

@@ -34,8 +34,15 @@ _TABLES = ("matvec_bytes_per_s", "matmul_flops", "attention_bytes_per_s", "atten
 _KV_TABLES = ("attention_bytes_per_s", "attention_flops")
 _TIMES = ("op_s", "step_s")
 # Of the CPU; older profiles lack them.
-_NEWER = ("mapped_matvec_ratio", "copy_bytes_per_s", "lone_op_s")
-MOST_MAPPED_RATIO = 1.2  # what noise can make of 1
+_NEWER = (
+    "mapped_matvec_ratio",
+    "copy_bytes_per_s",
+    "lone_op_s",
+    "compressed_matvec_ratio",
+    "compress_bytes_per_s",
+)
+# What noise can make of 1, and of 4 / 3.
+MOST_MAPPED_RATIO, MOST_COMPRESSED_RATIO = 1.2, 1.6
 _DEVICE_KEYS = ("memory_bytes", *_TABLES, *_TIMES, "attention_query_s", "activation_bytes_per_s")
 _LINK_RATES = (
     "to_accelerator_bytes_per_s",
@@ -108,7 +115,9 @@ class CpuProfile(DeviceProfile):
     """threads: with how many the rates were measured. thread_sweep: threads -> matrix-vector
     bytes/s, in the dtype that was swept. mapped_matvec_ratio: rate of reading weights from the
     pages of a mapped file over that of copied ones. copy_bytes_per_s: of copying them from the
-    page cache. lone_op_s: op_s of one thread, which hands nothing to another. None: not
+    page cache. lone_op_s: op_s of one thread, which hands nothing to another.
+    compressed_matvec_ratio: rate of products of one token with compressed bf16 weights over that
+    with plain ones. compress_bytes_per_s: of compressing plain ones from the page cache. None: not
     measured."""
 
     threads: int
@@ -116,6 +125,8 @@ class CpuProfile(DeviceProfile):
     mapped_matvec_ratio: float | None = None
     copy_bytes_per_s: float | None = None
     lone_op_s: float | None = None
+    compressed_matvec_ratio: float | None = None
+    compress_bytes_per_s: float | None = None
 
     def with_mapped_weights(self, share: float = 1.0) -> CpuProfile:
         """The rates when `share` of the weight bytes is read from mapped files; the same where
@@ -126,6 +137,16 @@ class CpuProfile(DeviceProfile):
         return dataclasses.replace(
             self, matvec_bytes_per_s=_scaled(self.matvec_bytes_per_s, 1.0 / slower)
         )
+
+    def with_compressed_weights(self) -> CpuProfile:
+        """The rates when bf16 weights are compressed, by the bytes that they have when they are
+        not; the same where nothing is known of that."""
+        if self.compressed_matvec_ratio is None:
+            return self
+        rates = dict(self.matvec_bytes_per_s)
+        if "bf16" in rates:
+            rates["bf16"] *= self.compressed_matvec_ratio
+        return dataclasses.replace(self, matvec_bytes_per_s=rates)
 
     def with_threads(self, threads: int) -> CpuProfile:
         """The rates with another number of threads of the sweep. Bandwidths follow the sweep;
@@ -141,13 +162,14 @@ class CpuProfile(DeviceProfile):
             )
         memory = self.thread_sweep[threads] / self.thread_sweep[self.threads]
         compute = min(1.0, threads / self.threads)
-        copy = self.copy_bytes_per_s
+        copy, compress = self.copy_bytes_per_s, self.compress_bytes_per_s
         op_s = self.op_s if threads > 1 or self.lone_op_s is None else self.lone_op_s
         return dataclasses.replace(
             self,
             threads=threads,
             op_s=op_s,
             copy_bytes_per_s=None if copy is None else copy * compute,
+            compress_bytes_per_s=None if compress is None else compress * compute,
             matvec_bytes_per_s=_scaled(self.matvec_bytes_per_s, memory),
             attention_bytes_per_s=_scaled(self.attention_bytes_per_s, memory),
             attention_flops=_scaled_flops(self.attention_flops, memory, compute),
@@ -323,9 +345,10 @@ def _device(node: Reader, own: tuple[str, ...]) -> dict[str, Any]:
 
 def _read_cpu(node: Reader) -> CpuProfile:
     fields = _device(node, ("threads", "thread_sweep", *_NEWER))
-    ratio, copy, lone = (node.get(name) for name in _NEWER)
-    if not ratio.null and _rate(ratio) > MOST_MAPPED_RATIO:
-        ratio.reject(f"expected at most {MOST_MAPPED_RATIO:g}, found {ratio.value!r}")
+    mapped, copy, lone, compressed, compress = (node.get(name) for name in _NEWER)
+    for ratio, most in ((mapped, MOST_MAPPED_RATIO), (compressed, MOST_COMPRESSED_RATIO)):
+        if not ratio.null and _rate(ratio) > most:
+            ratio.reject(f"expected at most {most:g}, found {ratio.value!r}")
     threads, sweep = node["threads"].integer(1, 4096), _counts(node["thread_sweep"], 4096)
     if threads not in sweep:
         node["thread_sweep"].reject(f"has no entry for the chosen {threads} threads")
@@ -333,9 +356,11 @@ def _read_cpu(node: Reader) -> CpuProfile:
         **fields,
         threads=threads,
         thread_sweep=sweep,
-        mapped_matvec_ratio=None if ratio.null else _rate(ratio),
+        mapped_matvec_ratio=None if mapped.null else _rate(mapped),
         copy_bytes_per_s=None if copy.null else _rate(copy),
         lone_op_s=None if lone.null else lone.number(0.0, 1e6),
+        compressed_matvec_ratio=None if compressed.null else _rate(compressed),
+        compress_bytes_per_s=None if compress.null else _rate(compress),
     )
 
 

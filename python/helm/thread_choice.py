@@ -3,17 +3,27 @@
 Decode is bound by memory, prefill by arithmetic, and neither grows with every core: a few threads
 may take all the bandwidth, efficiency cores may make the others wait. So both are measured, with
 the engine's own products: decode for the few counts that may be best, prefill, which takes longer,
-for those among which decode does not decide.
+for those among which decode does not decide; for the best counts also what compressed weights
+bring.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from helm.calibrate import Quantity, choose_threads, near_best, sweep_quantities, visit
+from helm.calibrate import (
+    Quantity,
+    choose_threads,
+    compressed_quantity,
+    compressed_ratio,
+    near_best,
+    sweep_quantities,
+    visit,
+)
 from helm.errors import HelmError, OutOfMemoryError, ProfileError
 from helm.jsonio import parse
 from helm.machine import (
@@ -24,9 +34,10 @@ from helm.machine import (
     one_cpu_per_core,
     thread_candidates,
 )
+from helm.profile import MOST_COMPRESSED_RATIO
 from helm.profile_cache import cached_file, cached_profile, keep
 
-_FORMAT, _VERSION = "helm-threads", 1
+_FORMAT, _VERSION = "helm-threads", 2
 _BUDGET_S = 0.1  # of either kind; filling the memory that is read takes as long
 # Enough that products read from memory; how fast that is to the percent matters to a profile only.
 _CACHES = 4
@@ -38,20 +49,23 @@ _UNSETTLED_S = 3600.0  # what other programs disturbed is measured again after s
 @dataclass(frozen=True)
 class Rates:
     """What some number of threads reached: bytes/s of matrix-vector products, FLOP/s of products of
-    many tokens, None where they do not matter."""
+    many tokens, None where they do not matter; see CpuProfile for compressed_matvec_ratio, None
+    where other counts are better."""
 
     matvec_bytes_per_s: float
     matmul_flops: float | None
+    compressed_matvec_ratio: float | None = None
 
 
 @dataclass(frozen=True)
 class ThreadChoice:
     """threads: how many. cpus: on which each stays, empty where the system places them. reason:
-    why so many, for people."""
+    why so many, for people. compressed_matvec_ratio: see CpuProfile; None: not measured."""
 
     threads: int
     cpus: tuple[int, ...]
     reason: str
+    compressed_matvec_ratio: float | None = None
 
 
 Measured = tuple[dict[int, Rates], bool]  # by number of threads; whether undisturbed
@@ -64,28 +78,30 @@ def choose_here(measure: Measure | None = None) -> ThreadChoice:
     measurement; `measure` stands in for that."""
     affinity = cpu_affinity()
     counts = thread_candidates(affinity)
-    threads, reason = _choice(counts, affinity, measure or measure_rates)
-    return ThreadChoice(threads, tuple(cpus_to_pin(affinity, threads)), reason)
+    choice = _choice(counts, affinity, measure or measure_rates)
+    return dataclasses.replace(choice, cpus=tuple(cpus_to_pin(affinity, choice.threads)))
 
 
-def _choice(counts: Sequence[int], affinity: Collection[int], measure: Measure) -> tuple[int, str]:
+def _choice(counts: Sequence[int], affinity: Collection[int], measure: Measure) -> ThreadChoice:
     if len(counts) == 1:
-        return counts[0], "this process may use no more"
+        return ThreadChoice(counts[0], (), "this process may use no more")
     profile = cached_profile()
     if profile is not None and profile.cpu.threads in counts:
-        return profile.cpu.threads, "the best of those in this machine's profile"
+        cpu, reason = profile.cpu, "the best of those in this machine's profile"
+        return ThreadChoice(cpu.threads, (), reason, cpu.compressed_matvec_ratio)
     rates = _cached(counts)
     if rates is None:
         try:
             rates, settled = measure(counts, affinity)
         except OutOfMemoryError:
-            return counts[-1], "all cores, as memory to measure with is short"
+            return ThreadChoice(counts[-1], (), "all cores, as memory to measure with is short")
         keep(cached_file("threads"), _to_json(rates, settled))
     threads = choose_threads(
         {n: rate.matvec_bytes_per_s for n, rate in rates.items()},
         {n: rate.matmul_flops for n, rate in rates.items() if rate.matmul_flops is not None},
     )
-    return threads, f"measured: {_said(rates)}"
+    ratio = rates[threads].compressed_matvec_ratio
+    return ThreadChoice(threads, (), f"measured: {_said(rates)}", ratio)
 
 
 def measure_rates(counts: Sequence[int], affinity: Collection[int]) -> Measured:
@@ -108,8 +124,11 @@ def measure_rates(counts: Sequence[int], affinity: Collection[int]) -> Measured:
     if len(near) > 1:
         _visit(matmul[n] for n in near)
         flops = {n: matmul[n].flops_per_s for n in near}
-    measured = (*matvec.values(), *(matmul[n] for n in flops))
-    rates = {n: Rates(bytes_per_s[n], flops.get(n)) for n in counts}
+    compressed = {n: compressed_quantity(probe, n) for n in near}
+    _visit(compressed.values())
+    ratios = {n: compressed_ratio(quantity) for n, quantity in compressed.items()}
+    measured = (*matvec.values(), *(matmul[n] for n in flops), *compressed.values())
+    rates = {n: Rates(bytes_per_s[n], flops.get(n), ratios.get(n)) for n in counts}
     return rates, all(quantity.trusted for quantity in measured)
 
 
@@ -145,10 +164,11 @@ def _cached(counts: Sequence[int]) -> dict[int, Rates] | None:
         table = root["rates"]
         rates = {}
         for key in table.names():
-            flops = table[key]["matmul_flops"]
+            flops, ratio = table[key]["matmul_flops"], table[key]["compressed_matvec_ratio"]
             rates[int(key)] = Rates(
                 table[key]["matvec_bytes_per_s"].number(1.0, 1e18),
                 None if flops.null else flops.number(1.0, 1e18),
+                None if ratio.null else ratio.number(1e-3, MOST_COMPRESSED_RATIO),
             )
     except (OSError, HelmError, ValueError):
         return None

@@ -1,34 +1,43 @@
 """Gives a plan its way of loading weights, once everything else of it is decided.
 
-The search prices copied weights. If mapped ones turn out better, it is asked again with the rates
-of those, so that placement and predictions are what will run. Reads no file.
+The search prices copied weights. If mapped or compressed ones turn out better, or only compressed
+ones fit, it is asked again with the rates and bytes of those, so that placement and predictions are
+what will run. Reads no file.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from helm.checkpoint import TensorInfo
 from helm.compiler.loading import (
     ASSUMED_MATVEC_BYTES_PER_S,
+    Loading,
     LoadingRequest,
     Situation,
     Waiting,
     choose,
 )
-from helm.compiler.workload import Workload
+from helm.compiler.workload import Space, Workload
 from helm.config import ModelConfig
+from helm.errors import InvalidError, OutOfMemoryError
 from helm.profile import CpuProfile, Profile
-from helm.weights import dominant_dtype, mappable
+from helm.weights import compressed_bytes, compressible, dominant_dtype, mappable
 
 if TYPE_CHECKING:
     from helm.plan_format import PlacedTensor, Plan
 
 
+class Place(Protocol):
+    """Makes a plan with weights loaded in a way, at the rates that they have then."""
+
+    def __call__(self, profile: Profile | None, loading: Loading) -> Plan: ...
+
+
 def with_loading(
-    place: Callable[[Profile | None], Plan],
+    place: Place,
     profile: Profile | None,
     request: LoadingRequest,
     stored: str | None,
@@ -36,12 +45,33 @@ def with_loading(
 ) -> Plan:
     """The plan that `place` makes, with its loading. stored: see `mappable`. memory_bytes: of the
     host, what a plan may take with its reserve."""
-    plan, cpu = place(profile), request.cpu if profile is None else profile.cpu
+    cpu = request.cpu if profile is None else profile.cpu
+    try:
+        plan = place(profile, "copied")
+    except OutOfMemoryError:
+        found = None
+        if request.weights in ("auto", "compressed"):
+            found = _compressed_for_room(place, profile)
+        if found is None:
+            raise
+        plan = found
+        request = dataclasses.replace(request, weights="compressed")
+        _, choice = choose(request, _situation(plan, request, stored, memory_bytes), cpu)
+        choice = dataclasses.replace(choice, reason="weights that are copied do not fit")
+        return dataclasses.replace(plan, loading="compressed", loading_choice=choice)
     at = _situation(plan, request, stored, memory_bytes)
+    if request.weights == "compressed" and at.compress_bytes == 0:
+        raise InvalidError(
+            "[plan] compressed weights were asked for, but no bf16 matrix that would become "
+            "smaller lies on the CPU, or they are a module's in memory; choose copied or mapped "
+            "weights"
+        )
     loading, choice = choose(request, at, cpu)
+    if loading == "compressed":
+        plan = _identified(place(_compressed_profile(profile), loading), plan)
     if loading == "mapped" and profile is not None:
         rates = mapped_profile(profile, plan.tensors, stored)
-        other = plan if rates == profile else _identified(place(rates), plan)
+        other = plan if rates == profile else _identified(place(rates, loading), plan)
         if request.weights == "auto" and other.schedule.prefill == "stream":
             loading, choice = choose(request, dataclasses.replace(at, visits=True), cpu)
         else:
@@ -49,11 +79,20 @@ def with_loading(
     return dataclasses.replace(plan, loading=loading, loading_choice=choice)
 
 
+def _compressed_for_room(place: Place, profile: Profile | None) -> Plan | None:
+    try:
+        return place(_compressed_profile(profile), "compressed")
+    except OutOfMemoryError:
+        return None
+
+
 def loaded_profile(profile: Profile, plan: Plan, stored: str | None) -> Profile:
     """The rates with which `plan`, its loading decided, runs on the machine of `profile`."""
-    if plan.loading == "copied":
-        return profile
-    return mapped_profile(profile, plan.tensors, stored)
+    if plan.loading == "mapped":
+        return mapped_profile(profile, plan.tensors, stored)
+    if plan.loading == "compressed":
+        return _compressed_profile(profile)
+    return profile
 
 
 def mapped_profile(
@@ -64,6 +103,22 @@ def mapped_profile(
     return dataclasses.replace(profile, cpu=cpu)
 
 
+_Known = TypeVar("_Known", Profile, "Profile | None")
+
+
+def _compressed_profile(profile: _Known) -> _Known:
+    if profile is None:
+        return profile
+    return dataclasses.replace(profile, cpu=profile.cpu.with_compressed_weights())
+
+
+def loaded_space(space: Space, loading: Loading) -> Space:
+    """What the runtime can do with weights that are loaded so."""
+    if loading != "compressed":
+        return space
+    return dataclasses.replace(space, prefill=tuple(m for m in space.prefill if m != "stream"))
+
+
 def stored_dtype(config: ModelConfig, infos: Mapping[str, TensorInfo] | None) -> str | None:
     """What `mappable` wants to know of a model whose checkpoint is not there."""
     return (config.dtype or "f32") if infos is None else None
@@ -71,8 +126,8 @@ def stored_dtype(config: ModelConfig, infos: Mapping[str, TensorInfo] | None) ->
 
 def _identified(plan: Plan, original: Plan) -> Plan:
     """With the identity of the profile from which the other was derived."""
-    assert plan.prediction is not None
-    assert original.prediction is not None
+    if plan.prediction is None or original.prediction is None:
+        return plan
     prediction = dataclasses.replace(plan.prediction, profile=original.prediction.profile)
     return dataclasses.replace(plan, prediction=prediction)
 
@@ -80,14 +135,24 @@ def _identified(plan: Plan, original: Plan) -> Plan:
 def _situation(
     plan: Plan, request: LoadingRequest, stored: str | None, memory_bytes: int
 ) -> Situation:
-    use = plan.memory["cpu"]
+    use, packs = plan.memory["cpu"], [t for t in _on_cpu(plan) if compressible(t, stored)]
     return Situation(
         copy_bytes=sum(t.nbytes for t in _on_cpu(plan) if mappable(t, stored)),
         share=_share(plan.tensors, stored),
         spare_bytes=memory_bytes - use.total_bytes - use.reserve_bytes,
         visits=plan.schedule.prefill == "stream",
         waiting=_waiting(plan, request),
+        compress_bytes=sum(t.nbytes for t in packs),
+        compressed_bytes=sum(compressed_bytes(t) for t in packs),
+        compress_share=_compress_share(plan, stored),
     )
+
+
+def _compress_share(plan: Plan, stored: str | None) -> float:
+    """Of the bytes of matrices on the CPU, those that can be compressed."""
+    matrices = list(_matrices(_on_cpu(plan)))
+    packs = sum(t.nbytes for t in matrices if compressible(t, stored))
+    return packs / max(1, sum(t.nbytes for t in matrices))
 
 
 def _waiting(plan: Plan, request: LoadingRequest) -> Waiting:

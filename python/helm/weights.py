@@ -7,12 +7,17 @@ from collections.abc import Mapping
 from typing import cast
 
 from helm.checkpoint import TensorInfo
+from helm.compiler.loading import Loading
 from helm.config import ModelConfig
 from helm.errors import CheckpointError
 from helm.graph import Graph
 from helm.plan_format import DTYPE_BYTES, DType, PlacedTensor, Source
 
 _SHOWN = 8  # names listed in one message
+# Of compressed matrices.
+_CHUNK_WEIGHTS, _CHUNK_BYTES, _ROW_BYTES = 128, 192, 8
+_WEIGHTS_PER_ESCAPE, _ESCAPE_BYTES = 256, 4
+_MOST_COLUMNS = 65536
 _HARMLESS = re.compile(
     r"(^|\.)(rotary_emb\.inv_freq|attn\.(masked_)?bias|embed_positions\._float_tensor)$"
     r"|^(model\.)?decoder\.version$"
@@ -83,6 +88,31 @@ def mappable(tensor: PlacedTensor, stored: str | None) -> bool:
     if source is None:
         return tensor.dtype == stored
     return source.dtype == tensor.dtype and source.offset % DTYPE_BYTES[tensor.dtype] == 0
+
+
+def compressible(tensor: PlacedTensor, stored: str | None) -> bool:
+    """Whether the runtime can hold it compressed on the CPU: a bf16 matrix that becomes smaller,
+    unless it is bound from memory. stored: see `mappable`."""
+    if tensor.dtype != "bf16" or len(tensor.shape) != 2 or tensor.shape[1] > _MOST_COLUMNS:
+        return False
+    there = tensor.source is not None or stored is not None
+    return there and compressed_bytes(tensor) < tensor.nbytes
+
+
+def compressed_bytes(tensor: PlacedTensor) -> int:
+    """What a compressed matrix takes: see cpp/cpu/kernels/compressed.h."""
+    rows, cols = tensor.shape
+    row = -(-cols // _CHUNK_WEIGHTS) * _CHUNK_BYTES + _ROW_BYTES
+    return rows * row + (rows * cols // _WEIGHTS_PER_ESCAPE + 64) * _ESCAPE_BYTES
+
+
+def compressed_tensors(
+    tensors: tuple[PlacedTensor, ...], loading: Loading, stored: str | None
+) -> dict[str, int]:
+    """Those that are compressed on the CPU when weights are loaded so, and what they take there."""
+    if loading != "compressed":
+        return {}
+    return {t.name: compressed_bytes(t) for t in tensors if compressible(t, stored)}
 
 
 def dominant_dtype(tensors: tuple[PlacedTensor, ...]) -> str:

@@ -227,7 +227,7 @@ struct Limits {
 };
 
 struct HELM_API Plan {
-  static constexpr int kVersion = 4;
+  static constexpr int kVersion = 5;
 
   std::string architecture;
   std::string fingerprint;

@@ -35,11 +35,12 @@ HELM_API DType kv_dtype_from_name(std::string_view name);
 
 // What went wrong, so that a caller can react by kind rather than by text.
 enum class ErrorKind : uint8_t {
-  kInvalid,   // an argument, a plan or a file is malformed
-  kMemory,    // a budget or the machine does not hold what was asked
-  kCapacity,  // a sequence or batch exceeds a limit of the plan (context, pages, sequences)
-  kIo,        // a file cannot be read or written
-  kDevice,    // a device cannot be had or has failed
+  kInvalid,      // an argument, a plan or a file is malformed
+  kMemory,       // a budget or the machine does not hold what was asked
+  kCapacity,     // a sequence or batch exceeds a limit of the plan (context, pages, sequences)
+  kIo,           // a file cannot be read or written
+  kDevice,       // a device cannot be had or has failed
+  kCompression,  // weights do not compress
 };
 
 // Every failure of the public interface. The message says operation, observed, expected, remedy.

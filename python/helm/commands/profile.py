@@ -141,7 +141,12 @@ def _loading_facts(cpu: CpuProfile) -> list[tuple[str, str]]:
         return []
     ratio = f"read at {cpu.mapped_matvec_ratio * 100:.0f} % of the rate of copied ones"
     copied = f"{cpu.copy_bytes_per_s / 1e9:,.1f} GB/s from the page cache"
-    return [("mapped weights", ratio), ("copying them", copied)]
+    facts = [("mapped weights", ratio), ("copying them", copied)]
+    if cpu.compressed_matvec_ratio is not None and cpu.compress_bytes_per_s is not None:
+        faster = f"bf16 read at {cpu.compressed_matvec_ratio * 100:.0f} % of the rate of plain ones"
+        compressed = f"{cpu.compress_bytes_per_s / 1e9:,.1f} GB/s from the page cache"
+        facts += [("compressed weights", faster), ("compressing them", compressed)]
+    return facts
 
 
 def _sweep(cpu: CpuProfile) -> str:

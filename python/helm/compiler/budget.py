@@ -3,6 +3,7 @@ and no objective."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -110,7 +111,7 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
 
     return Budget(
         cpu={
-            "weights": whole(_weights(setting, counts, cpu_stages, 1)),
+            "weights": whole(_weights(setting, counts, cpu_stages, "cpu")),
             "kv": whole(host_kv),
             "activations": whole(each.activations[on_cpu]),
             "workspace": paged(each.workspace[on_cpu], more.host_workspace),
@@ -120,7 +121,7 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
             "reserve": whole(np.full_like(rows.boundary, setting.limits.cpu_reserve_bytes)),
         },
         accelerator={
-            "weights": whole(_weights(setting, rest, own_stages, DEVICE_ALIGNMENT)),
+            "weights": whole(_weights(setting, rest, own_stages, "accelerator")),
             "kv": whole(device_kv),
             "activations": paged(each.activations[own], more.activations),
             "workspace": whole(each.accelerator_workspace[own]),
@@ -139,14 +140,18 @@ def _geometry(setting: Setting) -> tuple[KvSpec, Limits]:
     return spec, Limits(work.context, max(setting.limits.step_tokens, most), most, most)
 
 
-def _weights(
-    setting: Setting, counts: F64, stages: Stages, alignment: int
-) -> npt.NDArray[np.int64]:
-    """[rows] on the device that holds `counts` [rows, classes] of the blocks, each tensor aligned.
-    A tensor that the embedding and the head share is counted once where both are."""
+def _weights(setting: Setting, counts: F64, stages: Stages, device: Site) -> npt.NDArray[np.int64]:
+    """[rows] on the device that holds `counts` [rows, classes] of the blocks. A tensor that the
+    embedding and the head share is counted once where both are."""
     model, units = setting.model, setting.model.graph.units
-    blocks = [model.weight_bytes([unit], alignment) for unit in setting.classes.units]
-    ends = [model.weight_bytes(part, alignment) for part in _subsets(units[:1], units[-1:])]
+
+    def held(part: Iterable[Unit]) -> int:
+        if device == "cpu":
+            return model.host_bytes(part)
+        return model.weight_bytes(part, DEVICE_ALIGNMENT)
+
+    blocks = [held([unit]) for unit in setting.classes.units]
+    ends = [held(part) for part in _subsets(units[:1], units[-1:])]
     at = np.asarray(stages[0], np.int64) + 2 * np.asarray(stages[-1], np.int64)
     return np.asarray((counts @ np.array(blocks, np.float64)).astype(np.int64) + np.array(ends)[at])
 

@@ -1,8 +1,9 @@
-"""Whether weights are copied or stay mapped: what either costs. Knows no plan and no file.
+"""How weights come into the CPU's memory, and what each way costs. Knows no plan and no file.
 
-Copying takes time once; mapped weights slow down every product that waits for memory. Rates hold
-for files in the page cache: nothing is known of the disk that a file may still have to come from,
-and both ways wait for it.
+Copied ones take time once. Mapped ones take none, and slow down every product that waits for
+memory. Compressed ones, bf16 in 12 bits each, exactly, take more time than copied ones, and speed
+those products up. Rates hold for files in the page cache: nothing is known of the disk that a file
+may still have to come from, and all ways wait for it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from helm.errors import InvalidError
 from helm.profile import CpuProfile
 from helm.units import size_text
 
-Loading = Literal["copied", "mapped"]
-WEIGHTS = ("auto", "copied", "mapped")
+Loading = Literal["copied", "mapped", "compressed"]
+WEIGHTS = ("auto", "copied", "mapped", "compressed")
 # Answers until a loaded model is closed, where nobody says: a conversation, a batch, a service.
 # On common machines copying pays after one or two of 128 tokens, so that any number above decides
 # alike.
@@ -28,19 +29,23 @@ ANSWERS = 10
 ASSUMED_MAPPED_RATIO = 0.94
 ASSUMED_MATVEC_BYTES_PER_S = 25e9
 _ASSUMED_COPY_SHARE = 0.2
+_ASSUMED_COMPRESS_SHARE = 0.4  # of copying
 
 
 @dataclass(frozen=True)
 class LoadingRequest:
-    """weights: "copied", "mapped", or "auto" for what takes less time in all. tokens: output tokens
+    """weights: one of WEIGHTS, "auto" for what takes less time in all. tokens: output tokens
     until the model is closed, None: those of ANSWERS answers. objective, batch and cpu, the rates
-    of this machine if they are known, count for plans that are made without a profile."""
+    of this machine if they are known, count for plans that are made without a profile.
+    compressed_ratio: see CpuProfile, for machines of which nothing else is known; where it is not
+    known either, "auto" compresses no weights that fit as they are."""
 
     weights: str = "auto"
     tokens: int | None = None
     objective: Objective = "total"
     batch: int = 1
     cpu: CpuProfile | None = None
+    compressed_ratio: float | None = None
 
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:
@@ -57,8 +62,12 @@ class LoadingChoice:
     copy_bytes: weights that the CPU would hold if they were copied, of those that need no
     conversion and could stay mapped. copy_s: what copying them takes. mapped_decode_ratio: decode
     rate with mapped weights over that with copied ones. pays_after_tokens: output tokens from which
-    on copying takes less time in all; None: never. assumed: none of this was measured on the
-    machine.
+    on copying takes less time in all than mapping; None: never. compress_bytes: weights on the CPU,
+    as they are copied, that could be compressed; compressed_bytes: what they take then. compress_s:
+    what compressing takes longer than copying. compressed_decode_ratio: decode rate with compressed
+    weights over that with copied ones, None: not known. compressing_pays_after_tokens: output
+    tokens from which on it takes less time in all than copying; None: never. assumed: none of this
+    was measured on the machine but, if it is known, compressed_decode_ratio.
     """
 
     reason: str
@@ -66,6 +75,11 @@ class LoadingChoice:
     copy_s: float
     mapped_decode_ratio: float
     pays_after_tokens: float | None
+    compress_bytes: int
+    compressed_bytes: int
+    compress_s: float
+    compressed_decode_ratio: float | None
+    compressing_pays_after_tokens: float | None
     assumed: bool
 
 
@@ -81,90 +95,174 @@ class Waiting:
     output: int
     objective: Objective
 
+    @property
+    def counted_s(self) -> float:
+        """Of an answer, what the objective counts."""
+        decode = self.output * self.decode_s
+        if self.objective == "ttft":
+            return self.prefill_s
+        return decode if self.objective == "decode" else self.prefill_s + decode
+
 
 @dataclass(frozen=True)
 class Situation:
-    """What the choice depends on besides rates. copy_bytes: see LoadingChoice; share: of all bytes
-    that the CPU waits for, those. spare_bytes: memory that the plan leaves. visits: whether weights
-    visit an accelerator."""
+    """What the choice depends on besides rates. copy_bytes, compress_bytes, compressed_bytes: see
+    LoadingChoice; share, compress_share: of all bytes that the CPU waits for, those. spare_bytes:
+    memory that the plan with copied weights leaves. visits: whether weights visit an
+    accelerator."""
 
     copy_bytes: int
     share: float
     spare_bytes: int
     visits: bool
     waiting: Waiting
+    compress_bytes: int = 0
+    compressed_bytes: int = 0
+    compress_share: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Rates:
+    """Of reading mapped and compressed weights, over that of copied ones; bytes/s of loading."""
+
+    mapped: float
+    compressed: float | None
+    copy: float
+    compress: float
+    assumed: bool
 
 
 def choose(
     request: LoadingRequest, at: Situation, cpu: CpuProfile | None
 ) -> tuple[Loading, LoadingChoice]:
     """By price, unless it is asked for or one of them will not do."""
-    ratio, copy_rate, assumed = _rates(cpu)
+    rates = _rates(cpu, request.compressed_ratio)
     waiting, tokens = at.waiting, request.tokens
     if tokens is None:
         tokens = ANSWERS * waiting.output * waiting.batch
-    slower = at.share * (1.0 / ratio - 1.0)
-    copy_s = at.copy_bytes / copy_rate
-    saved_s = slower * _counted_s(waiting) / (waiting.output * waiting.batch)
+    slower = at.share * (1.0 / rates.mapped - 1.0)
+    faster = 0.0
+    if rates.compressed is not None:
+        faster = at.compress_share * (1.0 - 1.0 / rates.compressed)
+    copy_s = at.copy_bytes / rates.copy
+    compress_s = at.compress_bytes * max(0.0, 1.0 / rates.compress - 1.0 / rates.copy)
     choice = LoadingChoice(
         reason="",
         copy_bytes=at.copy_bytes,
         copy_s=copy_s,
         mapped_decode_ratio=waiting.step_s / (waiting.step_s + slower * waiting.decode_s),
-        pays_after_tokens=copy_s / saved_s if saved_s > 0.0 else None,
-        assumed=assumed,
+        pays_after_tokens=_pays_after(copy_s, slower, waiting),
+        compress_bytes=at.compress_bytes,
+        compressed_bytes=at.compressed_bytes,
+        compress_s=compress_s,
+        compressed_decode_ratio=(
+            None
+            if rates.compressed is None
+            else waiting.step_s / (waiting.step_s - faster * waiting.decode_s)
+        ),
+        compressing_pays_after_tokens=_pays_after(compress_s, faster, waiting),
+        assumed=rates.assumed,
     )
-    if waiting.objective == "decode" and saved_s > 0.0:  # which loading is no part of
-        choice = dataclasses.replace(choice, pays_after_tokens=0.0)
-    loading, reason = _decide(request, at, choice, tokens)
+    answers = tokens / (waiting.output * waiting.batch) * waiting.counted_s
+    loads = 0.0 if waiting.objective == "decode" else 1.0
+    seconds: dict[Loading, float] = {  # what the ways differ by, from loading to closing
+        "mapped": answers * slower,
+        "copied": loads * copy_s,
+        "compressed": loads * (copy_s + compress_s) - answers * faster,
+    }
+    loading, reason = _decide(request, at, choice, seconds, tokens)
     return loading, dataclasses.replace(choice, reason=reason)
 
 
-def _rates(cpu: CpuProfile | None) -> tuple[float, float, bool]:
-    """(mapped over copied rate, bytes/s of copying, whether they are assumed)"""
-    if cpu is None or cpu.mapped_matvec_ratio is None or cpu.copy_bytes_per_s is None:
+def _rates(cpu: CpuProfile | None, compressed: float | None) -> _Rates:
+    if cpu is not None and cpu.compressed_matvec_ratio is not None:
+        compressed = cpu.compressed_matvec_ratio
+    assumed = cpu is None or cpu.mapped_matvec_ratio is None or cpu.copy_bytes_per_s is None
+    if assumed:
         read = ASSUMED_MATVEC_BYTES_PER_S if cpu is None else max(cpu.matvec_bytes_per_s.values())
-        return ASSUMED_MAPPED_RATIO, _ASSUMED_COPY_SHARE * read, True
-    return min(1.0, cpu.mapped_matvec_ratio), cpu.copy_bytes_per_s, False
+        mapped, copy = ASSUMED_MAPPED_RATIO, _ASSUMED_COPY_SHARE * read
+    else:
+        assert cpu is not None
+        assert cpu.mapped_matvec_ratio is not None
+        assert cpu.copy_bytes_per_s is not None
+        mapped, copy = min(1.0, cpu.mapped_matvec_ratio), cpu.copy_bytes_per_s
+    compress = None if cpu is None else cpu.compress_bytes_per_s
+    return _Rates(mapped, compressed, copy, compress or _ASSUMED_COMPRESS_SHARE * copy, assumed)
 
 
-def _counted_s(waiting: Waiting) -> float:
-    """Of an answer, what the objective counts."""
-    decode = waiting.output * waiting.decode_s
-    if waiting.objective == "ttft":
-        return waiting.prefill_s
-    return decode if waiting.objective == "decode" else waiting.prefill_s + decode
+def _pays_after(load_s: float, saved_share: float, waiting: Waiting) -> float | None:
+    """Output tokens after which a way that takes load_s longer to load, and saves a share of what
+    is waited for, takes less time in all; None: never."""
+    saved_s = saved_share * waiting.counted_s / (waiting.output * waiting.batch)
+    if saved_s <= 0.0:
+        return None
+    return 0.0 if waiting.objective == "decode" else load_s / saved_s  # loading is no part of it
 
 
 def _decide(
-    request: LoadingRequest, at: Situation, choice: LoadingChoice, tokens: int
+    request: LoadingRequest,
+    at: Situation,
+    choice: LoadingChoice,
+    seconds: dict[Loading, float],
+    tokens: int,
 ) -> tuple[Loading, str]:
-    if request.weights != "auto":
-        asked: Loading = "mapped" if request.weights == "mapped" else "copied"
-        return asked, f"as asked for; {price_text(choice)}" if at.copy_bytes else "as asked for"
-    if at.copy_bytes == 0:
-        return "copied", "no weights of the CPU could stay in their files as they are"
-    if at.visits:
-        return "copied", "the accelerator fetches copied weights at the full speed of its link"
-    if at.copy_bytes > at.spare_bytes:
-        lacking = size_text(at.copy_bytes - at.spare_bytes)
-        return "mapped", f"a copy beside the files in the page cache lacks {lacking} of memory"
-    after = choice.pays_after_tokens
     text = price_text(choice)
-    if after:
+    if request.weights != "auto":
+        asked: Loading = request.weights  # type: ignore[assignment]  # checked by LoadingRequest
+        return asked, f"as asked for; {text}" if text else "as asked for"
+    if at.visits and at.copy_bytes > 0:
+        return "copied", "the accelerator fetches copied weights at the full speed of its link"
+    ways: list[Loading] = ["copied"] if at.copy_bytes == 0 else ["mapped", "copied"]
+    if at.compress_bytes > 0 and choice.compressed_decode_ratio is not None and not at.visits:
+        ways.append("compressed")
+    if ways == ["copied"]:
+        return "copied", "no weights of the CPU could stay in their files as they are"
+    best = min(ways, key=lambda way: seconds[way])
+    room = at.spare_bytes
+    if best == "compressed":
+        room += at.compress_bytes - at.compressed_bytes
+    if at.copy_bytes > room:
+        lacking = size_text(at.copy_bytes - room)
+        return "mapped", f"a copy beside the files in the page cache lacks {lacking} of memory"
+    if choice.pays_after_tokens or choice.compressing_pays_after_tokens:
         text += f"; {tokens:,} are expected"
-    return ("mapped" if after is None or tokens < after else "copied"), text
+    return best, text
 
 
 def price_text(choice: LoadingChoice) -> str:
-    """What copying costs and brings."""
+    """What copying and compressing cost and bring; empty where there is nothing to choose."""
+    parts = []
+    if choice.copy_bytes > 0:
+        parts.append(_copying_text(choice))
+    if choice.compress_bytes > 0 and choice.compressed_decode_ratio is not None:
+        parts.append(_compressing_text(choice))
+    return "; ".join(parts)
+
+
+def _copying_text(choice: LoadingChoice) -> str:
     cost = f"copying {size_text(choice.copy_bytes)} takes {choice.copy_s:.2g} s"
     if choice.assumed:
         cost = f"{cost} on a common machine (helm-llm profile measures this one)"
-    if choice.pays_after_tokens is None:
-        return f"{cost} and saves nothing"
     slower = (1.0 - choice.mapped_decode_ratio) * 100
-    text = f"{cost}, decode with mapped weights is {slower:.0f} % slower"
-    if choice.pays_after_tokens == 0.0:
-        return f"{text}, and decode alone counts"
-    return f"{text}: it pays after {math.ceil(choice.pays_after_tokens):,} output tokens"
+    benefit = f"decode with mapped weights is {slower:.0f} % slower"
+    return _paying_text(cost, benefit, choice.pays_after_tokens)
+
+
+def _compressing_text(choice: LoadingChoice) -> str:
+    assert choice.compressed_decode_ratio is not None
+    faster = (choice.compressed_decode_ratio - 1.0) * 100
+    cost = (
+        f"compressing {size_text(choice.compress_bytes)} to {size_text(choice.compressed_bytes)}, "
+        f"exactly, takes {choice.compress_s:.2g} s more"
+    )
+    return _paying_text(
+        cost, f"decode is {faster:.0f} % faster then", choice.compressing_pays_after_tokens
+    )
+
+
+def _paying_text(cost: str, benefit: str, after: float | None) -> str:
+    if after is None:
+        return f"{cost} and saves nothing"
+    if after == 0.0:
+        return f"{cost}, {benefit}, and decode alone counts"
+    return f"{cost}, {benefit}: it pays after {math.ceil(after):,} output tokens"

@@ -83,11 +83,13 @@ def visible_positions(context: int, tokens: int, window: int) -> int:
 
 @dataclass(frozen=True)
 class CostedGraph:
-    """A graph with the dtype of every tensor, which is all that counting needs."""
+    """A graph with the dtype of every tensor, which is all that counting needs, and what tensors
+    that are compressed in the CPU's memory take there."""
 
     graph: Graph
     dtypes: Mapping[str, DType]  # tensor name -> placed dtype
     kv_dtype: KvDType
+    compressed: Mapping[str, int] = dataclasses.field(default_factory=dict)  # tensor name -> bytes
 
     def tensor_bytes(self, name: str) -> int:
         """Bytes of a weight as placed."""
@@ -101,6 +103,11 @@ class CostedGraph:
         a tensor they share is held once."""
         names = {name for unit in units for op in unit.ops for name in op.weight_names()}
         return sum(-(-self.tensor_bytes(name) // alignment) * alignment for name in names)
+
+    def host_bytes(self, units: Iterable[Unit]) -> int:
+        """Bytes that `units` hold in the CPU's memory; a tensor they share is held once."""
+        names = {name for unit in units for op in unit.ops for name in op.weight_names()}
+        return sum(self.compressed.get(name, self.tensor_bytes(name)) for name in names)
 
     @property
     def kv_position_bytes(self) -> int:

@@ -25,7 +25,8 @@ from helm.models import build_graph
 from helm.plan import costed_graph, make_plan
 from helm.plan_format import Plan
 from helm.profile import Profile
-from helm.weight_loading import loaded_profile, stored_dtype
+from helm.weight_loading import loaded_profile, loaded_space, stored_dtype
+from helm.weights import compressed_tensors
 
 DEFAULT_CONTEXT = 4096
 _STEP_TOKENS = 512
@@ -113,7 +114,9 @@ def study(
         loading=LoadingRequest(request.weights),
     )
     graph = build_graph(config, None if checkpoint_tensors is None else checkpoint_tensors.keys())
-    model = costed_graph(graph, plan.tensors, plan.kv.dtype)
+    stored = stored_dtype(config, checkpoint_tensors)
+    smaller = compressed_tensors(plan.tensors, plan.loading, stored)
+    model = costed_graph(graph, plan.tensors, plan.kv.dtype, smaller)
     limits = ResourceLimits(
         cpu_bytes=request.cpu_bytes,
         accelerator_bytes=request.accelerator_bytes,
@@ -121,8 +124,9 @@ def study(
         page_tokens=plan.kv.page_tokens,
         sequences=workload.batch,
     )
-    limits, space = request.kv.limits(limits), request.kv.space(Space())
-    rates = loaded_profile(profile, plan, stored_dtype(config, checkpoint_tensors))
+    limits = request.kv.limits(limits)
+    space = loaded_space(request.kv.space(Space()), plan.loading)
+    rates = loaded_profile(profile, plan, stored)
     return Study(
         name=name,
         plan=plan,
