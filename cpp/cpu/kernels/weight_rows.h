@@ -194,56 +194,74 @@ struct CompressedWeights {
   }
 };
 
-// Compresses a row: writes its chunks, zeros behind the last column, and header.base; returns how
-// many escapes it has, of which at most `room` are written.
+// The least of the eight neighbouring values that most high bytes have, but for their sign. In long
+// rows every fourth weight is asked: others cost escapes, not exactness. Several counts of each
+// value, since a count that was just written is slow to read.
+inline uint8_t best_base(const uint16_t* w, int64_t cols) {
+  constexpr int kCounts = 4, kValues = 128, kKept = 8;
+  uint32_t counts[kCounts][kValues] = {};
+  const int64_t step = cols < 512 ? 1 : 4;
+  const auto count = [&](int at, int64_t k) { ++counts[at][w[k] >> 8 & 0x7f]; };
+  int64_t k = 0;
+  for (; k + (kCounts - 1) * step < cols; k += kCounts * step) {
+    for (int i = 0; i < kCounts; ++i) count(i, k + i * step);
+  }
+  for (; k < cols; k += step) count(0, k);
+  int64_t covered = 0, most = -1;
+  uint8_t best = 0;
+  const auto found = [&](int value) {
+    int64_t sum = 0;
+    for (const auto& each : counts) sum += each[value];
+    return sum;
+  };
+  for (int value = 0; value < kValues; ++value) {
+    covered += found(value);
+    if (value >= kKept) covered -= found(value - kKept);
+    if (value >= kKept - 1 && covered > most) {
+      most = covered, best = static_cast<uint8_t>(value - (kKept - 1));
+    }
+  }
+  return best;
+}
+
+// Writes a chunk of kChunk weights; returns whether any of them is an escape.
+inline bool compress_chunk(const uint16_t* w, uint8_t base, uint8_t* out) {
+  uint8_t low[kChunk], code[kChunk];
+  uint8_t beyond = 0;
+  for (int i = 0; i < kChunk; ++i) {
+    const auto high = static_cast<uint8_t>(w[i] >> 8);
+    const auto place = static_cast<uint8_t>((high & 0x7f) - base);
+    low[i] = static_cast<uint8_t>(w[i]);
+    code[i] = static_cast<uint8_t>((place & 7) | (high >> 4 & 8));
+    beyond = static_cast<uint8_t>(beyond | (place & 0xf8));
+  }
+  uint8_t codes[kChunk];
+  for (int byte = 0; byte < kChunk; byte += 8) {  // as compressed_place says
+    const int from = byte / 64 * 64 + compressed_place(byte % 64);
+    __builtin_memcpy(out + kHalfChunk + byte, low + from, 8);
+    __builtin_memcpy(codes + byte, code + from, 8);
+  }
+  for (int i = 0; i < kHalfChunk; ++i) {
+    out[i] = static_cast<uint8_t>(codes[i] | codes[kHalfChunk + i] << 4);
+  }
+  return beyond != 0;
+}
+
+// KernelTable::compress_row
 template <class V>
 int64_t compress_row(const uint16_t* w, int64_t cols, std::byte* chunks, uint8_t* base,
                      Escape* escapes, int64_t room) {
-  // The eight neighbouring values that most weights have. Four counts of each, since a count that
-  // was just written is slow to read.
-  uint32_t counts[4][128] = {};
-  int64_t k = 0;
-  for (; k + 4 <= cols; k += 4) {
-    for (int i = 0; i < 4; ++i) ++counts[i][w[k + i] >> 8 & 0x7f];
-  }
-  for (; k < cols; ++k) ++counts[0][w[k] >> 8 & 0x7f];
-  int64_t covered = 0, most = -1;
-  for (int i = 0; i < 128; ++i) {
-    const auto count = [&](int at) {
-      return static_cast<int64_t>(counts[0][at]) + counts[1][at] + counts[2][at] + counts[3][at];
-    };
-    covered += count(i);
-    if (i >= 8) covered -= count(i - 8);
-    if (i >= 7 && covered > most) most = covered, *base = static_cast<uint8_t>(i - 7);
-  }
+  *base = best_base(w, cols);
   int64_t found = 0;
-  for (k = 0; k < cols; k += kChunk, chunks += kChunkBytes) {
-    uint16_t padded[kChunk];
+  for (int64_t k = 0; k < cols; k += kChunk, chunks += kChunkBytes) {
     const uint16_t* from = w + k;
     const int64_t n = min_of(kChunk, cols - k);
+    uint16_t padded[kChunk];
     if (n < kChunk) {
       for (int i = 0; i < kChunk; ++i) padded[i] = i < n ? from[i] : uint16_t(*base << 8);
       from = padded;
     }
-    uint8_t low[kChunk], code[kChunk];
-    unsigned beyond = 0;
-    for (int half = 0; half < 2; ++half) {
-      for (int lane = 0; lane < 8; ++lane) {  // eight bytes each
-        const uint16_t* eight = from + 64 * half + (lane % 2 == 0 ? 0 : 32) + lane / 2 * 8;
-        for (int i = 0; i < 8; ++i) {
-          const int at = 64 * half + 8 * lane + i;
-          const auto high = static_cast<uint8_t>(eight[i] >> 8);
-          const auto place = static_cast<uint8_t>((high & 0x7f) - *base);
-          low[at] = static_cast<uint8_t>(eight[i]);
-          code[at] = static_cast<uint8_t>((place & 7) | (high >> 4 & 8));
-          beyond |= place & 0xf8u;
-        }
-      }
-    }
-    auto* out = reinterpret_cast<uint8_t*>(chunks);
-    for (int i = 0; i < 64; ++i) out[i] = static_cast<uint8_t>(code[i] | code[64 + i] << 4);
-    __builtin_memcpy(out + 64, low, kChunk);
-    if (beyond == 0) continue;
+    if (!compress_chunk(from, *base, reinterpret_cast<uint8_t*>(chunks))) continue;
     for (int i = 0; i < n; ++i) {
       if (static_cast<uint8_t>((from[i] >> 8 & 0x7f) - *base) < 8) continue;
       if (found < room) escapes[found] = {static_cast<uint16_t>(k + i), from[i]};
