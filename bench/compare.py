@@ -28,6 +28,7 @@ from engine_process import EngineFailed, EngineProcess, TooSlow
 from engines_here import default_engines, machine, why_not
 from figures import RATE, run_figures
 from helm import _helm
+from helm.compiler.loading import WEIGHTS
 from helm.machine import cpu_affinity, default_threads
 from scenarios import DEFAULTS, QUICK, Scenario, chosen, family, scenario
 from synthetic import BYTES, make_checkpoint, named_config
@@ -239,7 +240,7 @@ def arguments() -> argparse.Namespace:
     add("--repeats", type=int, default=2, help="of a run whose two probes differ")
     add("--probe-mib", type=int, default=512, help="memory that a probe reads; beyond all caches")
     add("--limit", type=float, default=240, metavar="S", help="seconds that a scenario may take")
-    add("--weights", choices=("copied", "mapped", "compressed"), default="copied")
+    add("--weights", choices=WEIGHTS, default="auto")
     add("--root", type=Path, default=Path(__file__).parent / "out", help="folder of checkpoints")
     add("--scratch", default=os.environ.get("TMPDIR"), help="folder of temporary KV files")
     add("--json", type=Path)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from helm.compiler.loading import WEIGHTS
 from scenarios import Scenario, family, variant
 
 WORKER = Path(__file__).parent / "worker.py"
@@ -40,7 +41,7 @@ class EngineProcess:
         if args.scratch:
             command += ["--scratch", args.scratch]
         environment = {**os.environ, "HELM_BENCH_SPAWNED": str(time.time())}
-        if family(engine) == "helm" and variant(engine):
+        if family(engine) == "helm" and variant(engine) not in ("", *WEIGHTS):
             environment["HELM_CPU_ISA"] = variant(engine)
         self._limit_s = args.limit
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - until __exit__

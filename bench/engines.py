@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from helm.compiler.loading import WEIGHTS
 from scenarios import SHORT, Scenario, prompt_of, variant
 
 FLASH = {"": -1, "no-fa": 0, "fa": 1}  # llama.cpp's enum llama_flash_attn_type
@@ -61,7 +62,8 @@ def timed_steps(steps: int, step: Callable[[], None]) -> list[float]:
 
 
 class Helm:
-    """HELM on the CPU as `helm.LLM` loads it, its kernel tier the environment's."""
+    """HELM on the CPU as `helm.LLM` loads it, its kernel tier the environment's; or with weights
+    loaded in one way, which its variant names."""
 
     def __init__(
         self, folder: Path, scenarios: Sequence[Scenario], args: argparse.Namespace
@@ -79,11 +81,12 @@ class Helm:
         from helm.local_plan import LoadOptions
 
         self._engine = self._kept = None  # frees the memory of the last one first
+        named = variant(self._args.engine)
         options = LoadOptions(
             context=room(self._scenarios, scenario.setup),
             max_sequences=scenario.sequences,
             threads=self._args.threads,
-            weights=self._args.weights,
+            weights=named if named in WEIGHTS else self._args.weights,
             device="cpu",
         )
         loaded = load_model(self._folder, None, options)
@@ -99,7 +102,12 @@ class Helm:
 
     @property
     def details(self) -> dict[str, str]:
-        return {"isa": self._engine.stats["isa"]}
+        return {"isa": self._engine.stats["isa"], "weights": self._plan.loading}
+
+    @property
+    def weight_bytes(self) -> float:
+        """Read in a decode step."""
+        return float(self._engine.stats["decode_bytes"])
 
     def logits(self, tokens: Sequence[int], alone: int) -> np.ndarray:
         ids, together = np.array(tokens, np.int32), len(tokens) - alone

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from helm import __version__, _helm
+from helm.compiler.loading import WEIGHTS
 from helm.machine import cpu_model
 from scenarios import family, variant
 
@@ -43,13 +44,18 @@ def why_not(engine: str) -> str:
                 "tiers as engines, e.g. --engines helm helm:avx2"
             )
         tiers = {tier["name"]: tier for tier in _helm.isa_tiers()}
+        if setting in WEIGHTS:
+            return ""
         if setting and setting not in tiers:
-            raise SystemExit(f"[bench] no engine {engine!r}; tiers are {', '.join(tiers)}")
+            raise SystemExit(
+                f"[bench] no engine {engine!r}; tiers are {', '.join(tiers)}, ways to load weights "
+                f"{', '.join(WEIGHTS)}"
+            )
         return "" if not setting or tiers[setting]["available"] else tiers[setting]["reason"]
     if name not in PEERS or setting not in PEERS[name][1]:
         raise SystemExit(
-            f"[bench] no engine {engine!r}; expected helm[:TIER], llama.cpp[:fa|:no-fa] or "
-            "transformers[:f32]"
+            f"[bench] no engine {engine!r}; expected helm[:TIER|:WEIGHTS], "
+            "llama.cpp[:fa|:no-fa] or transformers[:f32]"
         )
     missing = [m for m in PEERS[name][0] if importlib.util.find_spec(m) is None]
     return f"not installed: {', '.join(missing)}" if missing else ""

@@ -1,7 +1,8 @@
 """From what compare.py measured to figures and bars: pure functions of its JSON, nothing is run.
 
 A model of that JSON has `shape`, `dtype`, `config`, `engines`, `scenarios`, `left_out`, `rounds`.
-A round is a list of processes: `engine`, `load_s`, `first_token_s`, `details`, `deviation`, `runs`.
+A round is a list of processes: `engine`, `load_s`, `first_token_s`, `details`, `deviation`, `runs`,
+and perhaps `weight_bytes`, what it reads of weights in a decode step.
 A run has its `scenario`'s name, `seconds` of all its steps, `ops`, `alone_seconds` of the same
 steps of one sequence in turn with them (0: not measured), `peak_rss_bytes` and the `ceilings`
 before and after it.
@@ -35,12 +36,16 @@ def matrix_elements(config: dict) -> tuple[int, int]:
     return blocks, config["vocab_size"] * config["hidden_size"]
 
 
-def step_bytes(config: dict, dtype: str, scenario: Scenario) -> float:
+def step_bytes(
+    config: dict, dtype: str, scenario: Scenario, weight_bytes: float | None = None
+) -> float:
     """What a decode step must read: every block matrix and the head once, K and V of every
-    sequence; all in the checkpoint's dtype."""
-    blocks, head = matrix_elements(config)
+    sequence; all in the checkpoint's dtype. weight_bytes: of matrices and head, where an engine
+    holds them otherwise."""
+    if weight_bytes is None:
+        weight_bytes = sum(matrix_elements(config)) * BYTES[dtype]
     kv = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-    return (blocks + head + kv * scenario.mean_context * scenario.sequences) * BYTES[dtype]
+    return weight_bytes + kv * scenario.mean_context * scenario.sequences * BYTES[dtype]
 
 
 def product_flops(config: dict, tokens: int) -> float:
@@ -68,8 +73,11 @@ def around(run: dict, ceiling: str) -> float:
     return statistics.mean(probe[ceiling] for probe in run["ceilings"])
 
 
-def run_figures(run: dict, scenario: Scenario, config: dict, dtype: str) -> dict[str, float]:
-    """Of one run; shares are of the ceilings right before and after it."""
+def run_figures(
+    run: dict, scenario: Scenario, config: dict, dtype: str, weight_bytes: float | None = None
+) -> dict[str, float]:
+    """Of one run; shares are of the ceilings right before and after it. weight_bytes: see
+    `step_bytes`."""
     seconds, ops = run["seconds"], run["ops"]
     found = {RATE: scenario.tokens / seconds}
     if scenario.kind == "prefill":
@@ -81,7 +89,8 @@ def run_figures(run: dict, scenario: Scenario, config: dict, dtype: str) -> dict
         if ops:
             found[PRODUCTS] = products / ops["linear"] / peak
     else:
-        rate = step_bytes(config, dtype, scenario) * scenario.steps / seconds
+        moved = step_bytes(config, dtype, scenario, weight_bytes)
+        rate = moved * scenario.steps / seconds
         found[MEMORY] = rate / 1e9
         found[OF_READ] = rate / around(run, "read_bytes_per_s")
     if run.get("alone_seconds"):
@@ -98,11 +107,12 @@ def rounds_of(model: dict) -> list[Figures]:
     """Of each round."""
     scenarios = {fields["name"]: Scenario(**fields) for fields in model["scenarios"]}
 
-    def of_run(run: dict) -> dict[str, float]:
-        return run_figures(run, scenarios[run["scenario"]], model["config"], model["dtype"])
+    def of_run(process: dict, run: dict) -> dict[str, float]:
+        scenario, read = scenarios[run["scenario"]], process.get("weight_bytes")
+        return run_figures(run, scenario, model["config"], model["dtype"], read)
 
     return [
-        {(p["engine"], run["scenario"]): of_run(run) for p in processes for run in p["runs"]}
+        {(p["engine"], run["scenario"]): of_run(p, run) for p in processes for run in p["runs"]}
         for processes in model["rounds"]
     ]
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from engines import ENGINES, Engine
+from helm.compiler.loading import WEIGHTS
 from scenarios import SHORT, Scenario, family, prompt_of
 
 # When the process was asked for, so that interpreter and imports count.
@@ -56,6 +57,7 @@ class Worker:
             "load_s": self._loaded_s,
             "first_token_s": self._first_token_s,
             "details": self._engine.details,
+            "weight_bytes": getattr(self._engine, "weight_bytes", None),
         }
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -101,7 +103,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--scenarios", required=True, help="JSON: a list of Scenario fields")
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--weights", choices=("copied", "mapped", "compressed"), default="copied")
+    parser.add_argument("--weights", choices=WEIGHTS, default="auto")
     parser.add_argument("--scratch", help="folder of temporary KV files")
     args = parser.parse_args()
     args.scenarios = [Scenario(**fields) for fields in json.loads(args.scenarios)]

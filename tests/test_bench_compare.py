@@ -137,6 +137,7 @@ def test_a_decode_step_reads_matrices_once_and_every_sequences_keys_and_values()
     what = scenario("decode-x4", 10, 3)  # sees 11, 12, 13 positions
     kv = sum(2 * 2 * 2 * 8 * seen for seen in (11, 12, 13)) / 3 * 4
     assert step_bytes(CONFIG, "f32", what) == 4 * (BLOCKS + HEAD + kv)
+    assert step_bytes(CONFIG, "f32", what, 1000.0) == 1000 + 4 * kv
 
 
 def test_prefill_counts_what_is_behind_attention_once_and_causal_pairs() -> None:
@@ -151,6 +152,10 @@ def test_figures_of_a_decode_are_shares_of_the_ceilings_around_it() -> None:
     assert found[RATE] == pytest.approx(4 * 64 / 2.0)
     size = step_bytes(CONFIG, "bf16", scenario("decode-x4", 128, 64))
     assert found[OF_READ] == pytest.approx(64 * size / 2.0 / 2e9)
+    run, what = run_of("decode-x4", 2.0, ops), scenario("decode-x4", 128, 64)
+    smaller = run_figures(run, what, CONFIG, "bf16", 3.0 * (BLOCKS + HEAD) / 2)
+    fewer = (BLOCKS + HEAD) / 2
+    assert smaller[OF_READ] == pytest.approx(64 * (size - fewer) / 2.0 / 2e9)
     assert found[OTHER_OPS] == pytest.approx(0.1)  # norms, and what no op accounts for
 
 

@@ -55,7 +55,8 @@ def test_engines_are_verified_measured_saved_and_shown_again(tiny: Path) -> None
                 beside = process["engine"] == "helm" and measured["scenario"] == "decode-x4"
                 assert (measured["alone_seconds"] > 0) == beside
         (scalar,) = [p for p in processes if p["engine"] == "helm:scalar"]
-        assert scalar["details"] == {"isa": "scalar"}
+        assert scalar["details"] == {"isa": "scalar", "weights": "copied"}
+        assert scalar["weight_bytes"] > 0
     names = [r["scenario"] for r in model["rounds"][0][0]["runs"]]
     assert names == ["decode", "prefill-70", "decode-x4", "decode@1500"]
     assert set(model["rounds"][0][0]["runs"][0]["ops"]) >= {"linear", "attention", "norm"}
