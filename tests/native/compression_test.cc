@@ -172,6 +172,16 @@ TEST_CASE("compression: products have the bits of plain weights'") {
   }
 }
 
+TEST_CASE("compression: so have those of the amx tier's own code") {
+  const cpu::KernelTable* table = trapped_amx();
+  if (table == nullptr) return;  // the machine has tiles, and the case above was of them, or cannot
+  uint32_t seed = 900;
+  for (int64_t cols : {100, 2100}) {
+    const Matrix m(*table, random_weights(37 * cols, seed, Rare::kSome, true), 37, cols);
+    for (int64_t tokens : {1, 8, 70}) check_products(m, *table, tokens, 3, true, seed++);
+  }
+}
+
 TEST_CASE("compression: rows come in any order and from several threads, escapes are counted") {
   constexpr int64_t kRows = 200, kCols = 640;
   const std::vector<uint16_t> weights = random_weights(kRows * kCols, 9, Rare::kNone, true);
