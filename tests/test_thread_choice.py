@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from helm import _helm, local_plan, thread_choice
+from helm import local_plan, thread_choice
 from helm.calibrate import Quantity
 from helm.commands import doctor
 from helm.errors import OutOfMemoryError
@@ -101,11 +101,8 @@ def test_what_other_programs_disturbed_does_not_stay(candidates: object) -> None
 def written(**changes: Any) -> bytes:
     rates = {str(n): vars(rate) for n, rate in BEST_AT_TWO.items()}
     return json.dumps(
-        {
-            "format": "helm-threads", "version": 2, "isa": _helm.isa_choice()[0], "settled": True,
-            "rates": rates, **changes,
-        }
-    ).encode()  # fmt: skip
+        {"format": "helm-threads", "version": 2, "settled": True, "rates": rates, **changes}
+    ).encode()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +113,6 @@ def written(**changes: Any) -> bytes:
         b"\xff\xfe",
         written(format="helm-profile"),
         written(version=1),
-        written(isa="sse9"),
         written(settled=1),
         written(rates={"two": vars(Rates(1.0, 1.0))}),
         written(rates={"1": {"matvec_bytes_per_s": 1e9}}),

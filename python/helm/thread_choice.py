@@ -148,25 +148,17 @@ def _said(rates: dict[int, Rates]) -> str:
 
 def _to_json(rates: dict[int, Rates], settled: bool) -> str:
     found = {str(n): vars(rate) for n, rate in rates.items()}
-    document = {"format": _FORMAT, "version": _VERSION, "isa": _isa(), "settled": settled}
-    return json.dumps({**document, "rates": found}, indent=2)
-
-
-def _isa() -> str:
-    """The kernel tier, with which rates change."""
-    from helm import _helm
-
-    return str(_helm.isa_choice()[0])
+    document = {"format": _FORMAT, "version": _VERSION, "settled": settled, "rates": found}
+    return json.dumps(document, indent=2)
 
 
 def _cached(counts: Sequence[int]) -> dict[int, Rates] | None:
-    """An earlier measurement of the same counts and kernels, if it holds."""
+    """An earlier measurement of the same counts, if it holds."""
     path = cached_file("threads")
     try:
         root = parse(path.read_bytes(), str(path), ProfileError)
         root["format"].choice([_FORMAT])
         root["version"].integer(_VERSION, _VERSION)
-        root["isa"].choice([_isa()])
         if not root["settled"].boolean() and time.time() - path.stat().st_mtime > _UNSETTLED_S:
             return None
         table = root["rates"]
