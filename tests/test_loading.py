@@ -163,7 +163,9 @@ def test_compressing_is_chosen_where_it_is_known_to_pay() -> None:
     assert "compressing 953.7 MiB to 734.3 MiB, exactly, takes 0.5 s more" in choice.reason
     assert "decode is 20 % faster then: it pays after 25 output tokens" in choice.reason
     assert choose(few, at, known)[0] == "mapped"
-    assert choose(many, at, measured())[0] == "copied"  # what it brings is not known
+    loading, choice = choose(many, at, measured())
+    assert loading == "copied"  # what compressing brings is not known
+    assert "0.5 s more, for a rate that helm-llm profile measures" in choice.reason
     measured_shortly = dataclasses.replace(many, compressed_ratio=1.3)
     assert choose(measured_shortly, at, None)[0] == "compressed"
     assert choose(measured_shortly, at, CPU)[0] == "compressed"

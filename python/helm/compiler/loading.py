@@ -230,11 +230,11 @@ def _decide(
 
 
 def price_text(choice: LoadingChoice) -> str:
-    """What copying and compressing cost and bring; empty where there is nothing to choose."""
+    """What copying and compressing cost and bring; empty where there is nothing of either."""
     parts = []
     if choice.copy_bytes > 0:
         parts.append(_copying_text(choice))
-    if choice.compress_bytes > 0 and choice.compressed_decode_ratio is not None:
+    if choice.compress_bytes > 0:
         parts.append(_compressing_text(choice))
     return "; ".join(parts)
 
@@ -249,12 +249,13 @@ def _copying_text(choice: LoadingChoice) -> str:
 
 
 def _compressing_text(choice: LoadingChoice) -> str:
-    assert choice.compressed_decode_ratio is not None
-    faster = (choice.compressed_decode_ratio - 1.0) * 100
     cost = (
         f"compressing {size_text(choice.compress_bytes)} to {size_text(choice.compressed_bytes)}, "
         f"exactly, takes {choice.compress_s:.2g} s more"
     )
+    if choice.compressed_decode_ratio is None:
+        return f"{cost}, for a rate that helm-llm profile measures"
+    faster = (choice.compressed_decode_ratio - 1.0) * 100
     return _paying_text(
         cost, f"decode is {faster:.0f} % faster then", choice.compressing_pays_after_tokens
     )
