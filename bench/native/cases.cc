@@ -76,7 +76,7 @@ struct Weights {
 
   // Of the rows that one pass of a matrix reads.
   int64_t bytes(DType dtype, Shape s) const {
-    if (compressed) return cpu::CompressedMatrix::at(nullptr, s.rows, s.cols).row_bytes() * s.rows;
+    if (compressed) return cpu::CompressedMatrix::read_bytes(s.rows, s.cols);
     return s.rows * s.cols * dtype_bytes(dtype);
   }
 };

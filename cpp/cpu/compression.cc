@@ -19,8 +19,7 @@ uint16_t weight_in(const uint8_t* chunk, int64_t place, uint8_t base) {
 
 void make_compressed_noise(std::byte* data, int64_t rows, int64_t cols) {
   constexpr CompressedRow kHeader{0, 0x38};  // numbers of 2^-15 to 2
-  const auto matrix = CompressedMatrix::at(data, rows, cols);
-  std::byte* headers = data + (reinterpret_cast<const std::byte*>(matrix.rows) - data);
+  std::byte* headers = data + CompressedMatrix::rows_at(rows, cols);
   for (int64_t r = 0; r < rows; ++r) {
     std::memcpy(headers + r * int64_t{sizeof(kHeader)}, &kHeader, sizeof(kHeader));
   }
@@ -42,21 +41,17 @@ void read_compressed(const CompressedMatrix& matrix, int64_t row, int64_t col, i
 }
 
 bool Compression::put(const KernelTable& kernels, int64_t row, const uint16_t* weights) {
-  const int64_t cols = matrix_.cols;
   thread_local std::vector<Escape> found;
-  found.resize(static_cast<size_t>(cols));
+  found.resize(static_cast<size_t>(cols_));
   uint8_t base = 0;
-  const int64_t count = kernels.compress_row(weights, cols, to_ + row * compressed_row_bytes(cols),
-                                             &base, found.data(), cols);
-  const int64_t first = count == 0 ? 0 : escapes_.fetch_add(count);
+  std::byte* chunks = chunks_ + row * compressed_row_bytes(cols_);
+  const int64_t count = kernels.compress_row(weights, cols_, chunks, &base, found.data(), cols_);
+  const int64_t first = count == 0 ? 0 : taken_.fetch_add(count);
   if (first + count > most_) return false;
-  const auto offset = [&](const void* part) {
-    return static_cast<const std::byte*>(part) - matrix_.chunks;
-  };
   const CompressedRow header{static_cast<uint32_t>(first),
                              static_cast<uint32_t>(count) << 8 | base};
-  std::memcpy(to_ + offset(matrix_.rows + row), &header, sizeof(header));
-  std::memcpy(to_ + offset(matrix_.escapes + first), found.data(),
+  std::memcpy(rows_ + row * int64_t{sizeof(header)}, &header, sizeof(header));
+  std::memcpy(escapes_ + first * int64_t{sizeof(Escape)}, found.data(),
               static_cast<size_t>(count) * sizeof(Escape));
   return true;
 }

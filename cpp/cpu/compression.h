@@ -12,17 +12,23 @@ class Compression {
  public:
   // to: CompressedMatrix::bytes(rows, cols), aligned to a cache line.
   Compression(std::byte* to, int64_t rows, int64_t cols)
-      : to_(to), matrix_(CompressedMatrix::at(to, rows, cols)), most_(most_escapes(rows, cols)) {}
+      : chunks_(to),
+        rows_(to + CompressedMatrix::rows_at(rows, cols)),
+        escapes_(to + CompressedMatrix::escapes_at(rows, cols)),
+        cols_(cols),
+        most_(most_escapes(rows, cols)) {}
 
   // A row from its bf16 weights. False, and the matrix is of no use, if there is no room for the
   // escapes of all.
   bool put(const KernelTable& kernels, int64_t row, const uint16_t* weights);
 
  private:
-  std::byte* to_;
-  CompressedMatrix matrix_;
+  std::byte* chunks_;
+  std::byte* rows_;
+  std::byte* escapes_;
+  int64_t cols_;
   int64_t most_;
-  std::atomic<int64_t> escapes_{0};
+  std::atomic<int64_t> taken_{0};  // escapes
 };
 
 // Makes a compressed matrix of whatever bytes lie at `data`, without escapes, for probes.

@@ -17,7 +17,7 @@ int64_t host_bytes(const Plan& plan, const TensorSpec& tensor) {
 
 int64_t read_bytes(const Plan& plan, const TensorSpec& tensor) {
   if (!is_compressed(plan, tensor)) return tensor.bytes();
-  return tensor.shape[0] * compressed_row_bytes(tensor.shape[1]);
+  return CompressedMatrix::read_bytes(tensor.shape[0], tensor.shape[1]);
 }
 
 }  // namespace helm::cpu

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from helm.checkpoint import TensorInfo
 from helm.compiler.loading import (
@@ -68,7 +68,7 @@ def with_loading(
         )
     loading, choice = choose(request, at, cpu)
     if loading == "compressed":
-        plan = _identified(place(_compressed_profile(profile), loading), plan)
+        plan = _identified(_compressed(place, profile), plan)
     if loading == "mapped" and profile is not None:
         rates = mapped_profile(profile, plan.tensors, stored)
         other = plan if rates == profile else _identified(place(rates, loading), plan)
@@ -79,9 +79,13 @@ def with_loading(
     return dataclasses.replace(plan, loading=loading, loading_choice=choice)
 
 
+def _compressed(place: Place, profile: Profile | None) -> Plan:
+    return place(None if profile is None else compressed_profile(profile), "compressed")
+
+
 def _compressed_for_room(place: Place, profile: Profile | None) -> Plan | None:
     try:
-        return place(_compressed_profile(profile), "compressed")
+        return _compressed(place, profile)
     except OutOfMemoryError:
         return None
 
@@ -91,7 +95,7 @@ def loaded_profile(profile: Profile, plan: Plan, stored: str | None) -> Profile:
     if plan.loading == "mapped":
         return mapped_profile(profile, plan.tensors, stored)
     if plan.loading == "compressed":
-        return _compressed_profile(profile)
+        return compressed_profile(profile)
     return profile
 
 
@@ -103,12 +107,8 @@ def mapped_profile(
     return dataclasses.replace(profile, cpu=cpu)
 
 
-_Known = TypeVar("_Known", Profile, "Profile | None")
-
-
-def _compressed_profile(profile: _Known) -> _Known:
-    if profile is None:
-        return profile
+def compressed_profile(profile: Profile) -> Profile:
+    """`profile` with compressed weights where they can be."""
     return dataclasses.replace(profile, cpu=profile.cpu.with_compressed_weights())
 
 

@@ -55,20 +55,23 @@ struct CompressedMatrix {
   const Escape* escapes;  // of the whole matrix
   int64_t cols;
 
-  // The whole of a matrix that begins at `data`.
-  static CompressedMatrix at(const std::byte* data, int64_t rows, int64_t cols) {
-    const std::byte* headers = data + rows * compressed_row_bytes(cols);
-    const std::byte* escapes = headers + rows * static_cast<int64_t>(sizeof(CompressedRow));
-    return {data, reinterpret_cast<const CompressedRow*>(headers),
-            reinterpret_cast<const Escape*>(escapes), cols};
+  // Where the parts of a whole matrix begin and end.
+  static constexpr int64_t rows_at(int64_t rows, int64_t cols) {
+    return rows * compressed_row_bytes(cols);
   }
-  // What a product reads of a row.
-  int64_t row_bytes() const {
-    return compressed_row_bytes(cols) + static_cast<int64_t>(sizeof(CompressedRow));
+  static constexpr int64_t escapes_at(int64_t rows, int64_t cols) {
+    return rows_at(rows, cols) + rows * static_cast<int64_t>(sizeof(CompressedRow));
   }
   static constexpr int64_t bytes(int64_t rows, int64_t cols) {
-    return rows * (compressed_row_bytes(cols) + static_cast<int64_t>(sizeof(CompressedRow))) +
-           most_escapes(rows, cols) * static_cast<int64_t>(sizeof(Escape));
+    return escapes_at(rows, cols) + most_escapes(rows, cols) * static_cast<int64_t>(sizeof(Escape));
+  }
+  // What a product reads of it; hardly any row has escapes.
+  static constexpr int64_t read_bytes(int64_t rows, int64_t cols) { return escapes_at(rows, cols); }
+
+  // The whole of a matrix that begins at `data`.
+  static CompressedMatrix at(const std::byte* data, int64_t rows, int64_t cols) {
+    return {data, reinterpret_cast<const CompressedRow*>(data + rows_at(rows, cols)),
+            reinterpret_cast<const Escape*>(data + escapes_at(rows, cols)), cols};
   }
   CompressedMatrix from(int64_t row) const {
     return {chunks + row * compressed_row_bytes(cols), rows + row, escapes, cols};
