@@ -58,6 +58,7 @@ HELM_INLINE void output_pairs(const uint16_t* p, const float* correct, int64_t k
       acc[r][c] = PairSums::load(o + r * head_dim + c * kPairDims, left, V::set1(correct[r]));
     }
   }
+  const uint16_t* end = v + keys * head_dim;
   const auto step = [&](const uint16_t* first, const uint16_t* second,
                         int64_t j) HELM_LAMBDA_INLINE {
     __m512bh low[C], high[C];
@@ -65,8 +66,8 @@ HELM_INLINE void output_pairs(const uint16_t* p, const float* correct, int64_t k
     for (int c = 0; c < C; ++c) {
       if (ahead != 0) {
         const int64_t near = 4 * head_dim * int64_t{sizeof(*v)};
-        fetch<kLineBytes>(first + c * kPairDims, ahead, near);
-        fetch<kLineBytes>(first + c * kPairDims + head_dim, ahead, near);
+        fetch<kLineBytes>(first + c * kPairDims, ahead, near, end);
+        fetch<kLineBytes>(first + c * kPairDims + head_dim, ahead, near, end);
       }
       const __m512i x = load_values(first + c * kPairDims, left);
       const __m512i y = second ? load_values(second + c * kPairDims, left) : _mm512_setzero_si512();
