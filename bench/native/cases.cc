@@ -229,7 +229,7 @@ class Matmul : public Case {
       return widened(table_, dtype_, w + r * s.cols * dtype_bytes(dtype_), s.cols);
     }
     std::vector<uint16_t> plain(static_cast<size_t>(s.cols));
-    cpu::read_compressed(compressed(s, w), r, 0, s.cols, plain.data());
+    cpu::read_compressed(table_, compressed(s, w), r, 0, s.cols, plain.data());
     return widened(table_, dtype_, reinterpret_cast<const char*>(plain.data()), s.cols);
   }
 

@@ -6,13 +6,12 @@
 namespace helm::cpu {
 namespace {
 
-// The weight of a chunk in a place among its 128, unless it is an escape.
-uint16_t weight_in(const uint8_t* chunk, int64_t place, uint8_t base) {
-  const int64_t half = place / 64, within = place % 64;
-  const int64_t byte = within % 32 / 8 * 16 + within / 32 * 8 + within % 8;
-  const int code = half == 0 ? chunk[byte] & 0xf : chunk[byte] >> 4;
+// Weight `at` of a chunk, unless it is an escape.
+uint16_t weight_in(const KernelTable& kernels, const uint8_t* chunk, int64_t at, uint8_t base) {
+  const Place place = kernels.compressed_place(static_cast<int>(at));
+  const int code = chunk[place.code] >> place.shift;
   const int high = (code & 8) << 4 | (base + (code & 7));
-  return static_cast<uint16_t>(high << 8 | chunk[64 + 64 * half + byte]);
+  return static_cast<uint16_t>(high << 8 | chunk[place.low]);
 }
 
 }  // namespace
@@ -25,14 +24,14 @@ void make_compressed_noise(std::byte* data, int64_t rows, int64_t cols) {
   }
 }
 
-void read_compressed(const CompressedMatrix& matrix, int64_t row, int64_t col, int64_t n,
-                     uint16_t* out) {
+void read_compressed(const KernelTable& kernels, const CompressedMatrix& matrix, int64_t row,
+                     int64_t col, int64_t n, uint16_t* out) {
   const CompressedMatrix m = matrix.from(row);
   const auto* from = reinterpret_cast<const uint8_t*>(m.chunks);
   const CompressedRow& header = *m.rows;
   for (int64_t i = 0; i < n; ++i) {
     const int64_t k = col + i;
-    out[i] = weight_in(from + k / kChunk * kChunkBytes, k % kChunk, header.base());
+    out[i] = weight_in(kernels, from + k / kChunk * kChunkBytes, k % kChunk, header.base());
   }
   for (int64_t i = 0; i < header.escapes(); ++i) {
     const Escape& escape = m.escapes[header.first_escape + i];

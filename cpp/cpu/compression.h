@@ -34,8 +34,8 @@ class Compression {
 // Makes a compressed matrix of whatever bytes lie at `data`, without escapes, for probes.
 void make_compressed_noise(std::byte* data, int64_t rows, int64_t cols);
 
-// n weights of a row, the first in column `col`, as they were.
-void read_compressed(const CompressedMatrix& matrix, int64_t row, int64_t col, int64_t n,
-                     uint16_t* out);
+// n weights of a row, the first in column `col`, as they were; compressed by the same kernels.
+void read_compressed(const KernelTable& kernels, const CompressedMatrix& matrix, int64_t row,
+                     int64_t col, int64_t n, uint16_t* out);
 
 }  // namespace helm::cpu

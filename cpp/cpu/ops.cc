@@ -56,7 +56,7 @@ class Matrix {
     uint16_t some[kChunk];
     for (int64_t k = 0; k < cols; k += kChunk) {
       const int64_t n = std::min(kChunk, cols - k);
-      read_compressed(*compressed_, index, k, n, some);
+      read_compressed(kernels_, *compressed_, index, k, n, some);
       widen(some, out + k, n);
     }
   }

@@ -62,7 +62,7 @@ void Engine::Impl::close(SequenceId id) {
 
 const std::string& Engine::Impl::weights_digest() {
   if (weights_digest_.empty()) {
-    weights_digest_ = helm::weights_digest(plan_, weights_, accelerator_.get());
+    weights_digest_ = helm::weights_digest(plan_, weights_, kernels_, accelerator_.get());
   }
   return weights_digest_;
 }

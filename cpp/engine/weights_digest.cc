@@ -26,21 +26,22 @@ uint64_t hash(uint64_t state, const std::byte* data, int64_t bytes) {
 
 // Bytes of a compressed bf16 matrix as they are when it is not. Those asked for may begin within a
 // weight and go on in the next rows.
-void read_plain(const TensorSpec& tensor, const std::byte* data, int64_t offset, int64_t bytes,
-                std::byte* out) {
+void read_plain(const cpu::KernelTable& kernels, const TensorSpec& tensor, const std::byte* data,
+                int64_t offset, int64_t bytes, std::byte* out) {
   const int64_t cols = tensor.shape[1];
   const auto matrix = cpu::CompressedMatrix::at(data, tensor.shape[0], cols);
   for (int64_t i = 0; i < bytes; ++i) {
     const int64_t element = (offset + i) / int64_t{sizeof(uint16_t)};
     uint16_t weight = 0;
-    cpu::read_compressed(matrix, element / cols, element % cols, 1, &weight);
+    cpu::read_compressed(kernels, matrix, element / cols, element % cols, 1, &weight);
     std::memcpy(out + i, reinterpret_cast<const std::byte*>(&weight) + (offset + i) % 2, 1);
   }
 }
 
 }  // namespace
 
-std::string weights_digest(const Plan& plan, const Weights& weights, Device* accelerator) {
+std::string weights_digest(const Plan& plan, const Weights& weights,
+                           const cpu::KernelTable& kernels, Device* accelerator) {
   const std::unique_ptr<Stream> stream = accelerator ? accelerator->create_stream() : nullptr;
   uint64_t state = 14695981039346656037U;
   std::array<std::byte, kPlaceBytes> place{};
@@ -53,7 +54,7 @@ std::string weights_digest(const Plan& plan, const Weights& weights, Device* acc
       const int64_t offset = (plan.tensors[t].bytes() - bytes) * i / (kPlaces - 1);
       const TensorSpec& tensor = plan.tensors[t];
       if (here != DeviceAddress::kNull && cpu::is_compressed(plan, tensor)) {
-        read_plain(tensor, cpu::host_pointer(here), offset, bytes, place.data());
+        read_plain(kernels, tensor, cpu::host_pointer(here), offset, bytes, place.data());
       } else if (here != DeviceAddress::kNull) {
         std::memcpy(place.data(), cpu::host_pointer(here) + offset, static_cast<size_t>(bytes));
       } else {

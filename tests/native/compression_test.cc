@@ -118,25 +118,25 @@ void check_products(const Matrix& m, const cpu::KernelTable& table, int64_t toke
 
 }  // namespace
 
-TEST_CASE("compression: every weight comes back, and all tiers write the same bytes") {
+TEST_CASE(
+    "compression: every weight comes back in every tier, of which all find the same escapes") {
   uint32_t seed = 1;
   for (Rare rare : {Rare::kNone, Rare::kSome, Rare::kAll}) {
     for (int64_t cols : {1, 63, 64, 65, 127, 128, 129, 1000, 4096}) {
       const std::vector<uint16_t> weights = random_weights(5 * cols, seed++, rare, false);
-      const Matrix want(*cpu::kernels_scalar(), weights, 5, cols);
-      std::vector<uint16_t> back(static_cast<size_t>(cols));
-      for (int64_t r = 0; r < 5; ++r) {
-        cpu::read_compressed(want.view(), r, 0, cols, back.data());
-        CHECK(std::memcmp(back.data(), weights.data() + r * cols, back.size() * 2) == 0);
-        const int64_t from = cols / 3, n = cols - 2 * from;
-        cpu::read_compressed(want.view(), r, from, n, back.data());
-        CHECK(std::memcmp(back.data(), weights.data() + r * cols + from,
-                          static_cast<size_t>(n) * 2) == 0);
-      }
+      const Matrix first(*cpu::kernels_scalar(), weights, 5, cols);
       for (const cpu::KernelTable* table : tiers()) {
         const Matrix m(*table, weights, 5, cols);
-        CHECK(m.chunks.copy() == want.chunks.copy());
-        CHECK(m.escapes->size() == want.escapes->size());
+        CHECK(m.escapes->size() == first.escapes->size());
+        std::vector<uint16_t> back(static_cast<size_t>(cols));
+        for (int64_t r = 0; r < 5; ++r) {
+          cpu::read_compressed(*table, m.view(), r, 0, cols, back.data());
+          CHECK(std::memcmp(back.data(), weights.data() + r * cols, back.size() * 2) == 0);
+          const int64_t from = cols / 3, n = cols - 2 * from;
+          cpu::read_compressed(*table, m.view(), r, from, n, back.data());
+          CHECK(std::memcmp(back.data(), weights.data() + r * cols + from,
+                            static_cast<size_t>(n) * 2) == 0);
+        }
       }
     }
   }
@@ -151,7 +151,7 @@ TEST_CASE("compression: few normal weights are escapes, and rows of one value ha
     const Matrix m(*cpu::kernels_scalar(), same, 1, 300);
     CHECK(m.escapes->size() == 0);
     std::vector<uint16_t> back(300);
-    cpu::read_compressed(m.view(), 0, 0, 300, back.data());
+    cpu::read_compressed(*cpu::kernels_scalar(), m.view(), 0, 0, 300, back.data());
     CHECK(back == same);
   }
 }
@@ -201,7 +201,7 @@ TEST_CASE("compression: rows come in any order and from several threads, escapes
   const auto view = cpu::CompressedMatrix::at(at, kRows, kCols);
   for (int64_t r = 0; r < kRows; ++r) {
     std::vector<uint16_t> back(kCols);
-    cpu::read_compressed(view, r, 0, kCols, back.data());
+    cpu::read_compressed(cpu::select_kernels(), view, r, 0, kCols, back.data());
     CHECK(std::memcmp(back.data(), weights.data() + r * kCols, kCols * 2) == 0);
   }
   cpu::Compression full(at, kRows, kCols);

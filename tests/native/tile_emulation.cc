@@ -53,8 +53,11 @@ struct EmulatedTiles {
   }
 };
 
+// What makes compressed weights plain.
+using Dot = cpu::Dot<cpu::VecScalar, DType::kBF16>;
+
 int64_t scratch_bytes(int64_t max_cols, int64_t max_queries, int64_t group, int64_t head_dim) {
-  return std::max(cpu::kCompressedTileScratchBytes<cpu::VecScalar>,
+  return std::max(cpu::kCompressedTileScratchBytes<Dot>,
                   cpu::kernels_scalar()->scratch_bytes(max_cols, max_queries, group, head_dim));
 }
 
@@ -67,7 +70,7 @@ const cpu::KernelTable& emulated_amx() {
     t.name = "emulated amx";
     t.scratch_bytes = scratch_bytes;
     t.matmul[kBf16] = cpu::matmul_in_tiles<EmulatedTiles, cpu::VecScalar>;
-    t.matmul_compressed = cpu::matmul_compressed_in_tiles<EmulatedTiles, cpu::VecScalar>;
+    t.matmul_compressed = cpu::matmul_compressed_in_tiles<EmulatedTiles, Dot>;
     t.direct_tokens[kBf16] = INT64_MAX;
     t.activations[kBf16] = DType::kBF16;
     return t;

@@ -13,7 +13,7 @@ namespace helm::cpu {
 namespace {
 
 int64_t scratch_bytes(int64_t max_cols, int64_t max_queries, int64_t group, int64_t head_dim) {
-  return max_of(kCompressedTileScratchBytes<VecAvx512>,
+  return max_of(kCompressedTileScratchBytes<DotBf16>,
                 kernels_avx512bf16()->scratch_bytes(max_cols, max_queries, group, head_dim));
 }
 
@@ -22,7 +22,7 @@ KernelTable amx_table() {
   t.name = "amx";
   t.scratch_bytes = scratch_bytes;
   t.matmul[static_cast<int>(DType::kBF16)] = matmul_in_tiles<AmxTiles, VecAvx512>;
-  t.matmul_compressed = matmul_compressed_in_tiles<AmxTiles, VecAvx512>;
+  t.matmul_compressed = matmul_compressed_in_tiles<AmxTiles, DotBf16>;
   t.direct_tokens[static_cast<int>(DType::kBF16)] = INT64_MAX;
   return t;
 }

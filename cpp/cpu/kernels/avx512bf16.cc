@@ -21,6 +21,8 @@ constexpr KernelTable bf16_table() {
   t.scratch_bytes = scratch_bytes<VecAvx512, DotBf16>;
   t.matmul[kBf16] = matmul_bf16;
   t.matmul_compressed = matmul_compressed_bf16;
+  t.compress_row = compress_row<DotBf16>;
+  t.compressed_place = DotBf16::place;
   t.pack[kBf16] = pack_tokens<DotBf16>;
   t.attention[kBf16] = attention_bf16;
   t.activations[kBf16] = DType::kBF16;

@@ -6,9 +6,8 @@
 // 2025, arXiv:2504.11651; codes of one length are read at the bandwidth of memory.)
 //
 // A matrix is [rows][chunks], then [rows] of CompressedRow, then its escapes. A chunk of 128
-// weights takes three lines: 64 bytes whose low halves belong to its first 64 weights and the high
-// halves to the others, then the 128 low bytes. Within either 64 weights byte p belongs to weight
-// place(p), in the order in which vectors of any length interleave bytes.
+// weights takes three lines: 64 bytes of two codes each, then the 128 low bytes. Where in these a
+// weight lies is up to the kernels, see Place.
 #pragma once
 
 #include <cstddef>
@@ -17,15 +16,37 @@
 namespace helm::cpu {
 
 inline constexpr int64_t kChunk = 128;  // weights
-inline constexpr int64_t kHalfChunk = 64;
+inline constexpr int64_t kCodeBytes = 64;
 inline constexpr int64_t kChunkBytes = 192;
 inline constexpr int64_t kMostCompressedCols = 65536;  // an escape has 16 bits for its column
 // Of a matrix's weights so many may be escapes, and 64 more; normal numbers have one in 10,000.
 inline constexpr int64_t kWeightsPerEscape = 256;
 
-constexpr int compressed_place(int byte) {
-  const int lane = byte / 16, within = byte % 16;
-  return 8 * lane + within % 8 + (within < 8 ? 0 : 32);
+// Of a weight of a chunk: the byte that holds its code, from bit `shift` on, and its low byte.
+struct Place {
+  int code;
+  int shift;
+  int low;
+};
+
+// In vectors of so many bytes: a vector of codes belongs to two vectors of low bytes, its low
+// halves to the first. `byte`: of the weight within its vector.
+constexpr Place place_in_vectors(int weight, int vector, int byte) {
+  const int which = weight / vector;
+  return {which / 2 * vector + byte, which % 2 * 4,
+          static_cast<int>(kCodeBytes) + which * vector + byte};
+}
+// High and low bytes of each 16 bytes interleaved, weights come in their order as words in vectors
+// of 64 bytes;
+constexpr Place place_of_word(int weight) {
+  return place_in_vectors(weight, 64, weight % 32 / 8 * 16 + weight % 64 / 32 * 8 + weight % 8);
+}
+// those interleaved with zeros, as floats in vectors of so many.
+template <int Lanes>
+constexpr Place place_of_float(int weight) {
+  const int within = weight % (4 * Lanes);
+  return place_in_vectors(weight, 4 * Lanes,
+                          within % Lanes / 4 * 16 + within / Lanes * 4 + within % 4);
 }
 
 struct CompressedRow {

@@ -2,6 +2,7 @@
 // of the weights. Knows nothing of tiles.
 #pragma once
 
+#include "cpu/kernels/compressed.h"
 #include "cpu/kernels/vec.h"
 
 namespace helm::cpu {
@@ -28,12 +29,17 @@ struct Dot {
   HELM_INLINE static A load_a_n(const Input* p, int64_t n) { return V::load_n(p, n); }
   // Compressed weights arrive as vectors of bf16, which are so many operands each.
   static constexpr int kPerWords = 2;
+  static constexpr Place place(int weight) { return place_of_float<V::kLanes>(weight); }
   template <int I>
   HELM_INLINE static W from_words(typename V::Words v) {
     return V::template widen_words<I>(v);
   }
-  // Rows of their direct tile by tokens.
-  static constexpr const int* kCompressedRows = V::kCompressedRowsPerTokens;
+  // A vector of them in the order of the columns.
+  HELM_INLINE static typename V::Words in_order(typename V::Words v) { return V::in_order(v); }
+  // Their direct tile at most, its rows by tokens, and up to how many tokens rows take turns.
+  static constexpr int kCompressedTile = V::kCompressedTile;
+  static constexpr const auto& kCompressedRows = V::kCompressedRowsPerTokens;
+  static constexpr int kTokensByRow = V::kTokensByRow;
   HELM_INLINE static F words(F v) { return v; }
   HELM_INLINE static W packed_w(const float* p) { return V::load(p); }
   HELM_INLINE static A packed_a(const float* p) { return V::set1(*p); }

@@ -33,12 +33,15 @@ struct DotBf16 {
     return _mm512_cvtne2ps_pbh(V::load_n(p + V::kLanes, n - V::kLanes), V::load(p));
   }
   static constexpr int kPerWords = 1;
+  static constexpr Place place(int weight) { return place_of_word(weight); }
   template <int>
   HELM_INLINE static W from_words(V::Words v) {
     return (W)v;
   }
-  static constexpr int kRowsOfCompressed[V::kCompressedTile + 1] = {0, 4, 4, 4, 4, 4, 4, 3, 3};
-  static constexpr const int* kCompressedRows = kRowsOfCompressed;
+  HELM_INLINE static V::Words in_order(V::Words v) { return v; }
+  static constexpr int kCompressedTile = 8;
+  static constexpr int kCompressedRows[kCompressedTile + 1] = {0, 4, 4, 4, 4, 4, 4, 3, 3};
+  static constexpr int kTokensByRow = 4;
   HELM_INLINE static F words(W v) { return (F)v; }
   HELM_INLINE static W packed_w(const float* p) { return (W)V::load(p); }
   HELM_INLINE static A packed_a(const float* p) { return (A)V::set1(*p); }

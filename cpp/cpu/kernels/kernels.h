@@ -139,6 +139,7 @@ struct KernelTable {
   // of its high bytes; returns how many escapes it has, of which at most `room` are written.
   int64_t (*compress_row)(const uint16_t* w, int64_t cols, std::byte* chunks, uint8_t* base,
                           Escape* escapes, int64_t room);
+  Place (*compressed_place)(int weight);  // of a chunk
   // Up to so many tokens matmul reads A, beyond them `packed`, of which pack makes the given tile
   // of `tile_tokens` at most.
   int64_t direct_tokens[kDTypes];

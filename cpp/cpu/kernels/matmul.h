@@ -30,12 +30,12 @@ void matmul(const MatmulArgs& m) {
 // has, for one block of k.
 template <class P>
 constexpr int64_t plain_scratch_bytes() {
-  return plain_bytes(kPanelTileRows<typename P::V>, CompressedWeights<typename P::V>::kCols);
+  return plain_bytes(kPanelTileRows<typename P::V>, CompressedWeights<P>::kCols);
 }
 
 // They lie behind the packed weights.
 template <class P>
-CompressedWeights<typename P::V> compressed_weights(const CompressedMatrix& w, void* scratch) {
+CompressedWeights<P> compressed_weights(const CompressedMatrix& w, void* scratch) {
   return {w, reinterpret_cast<uint16_t*>(static_cast<char*>(scratch) + panel_scratch_bytes<P>())};
 }
 

@@ -11,11 +11,6 @@ namespace {
 
 inline constexpr int kQuad = 4;  // sums reduced together
 
-template <int N>
-struct Count {
-  static constexpr int value = N;
-};
-
 // C(t, r) = [C(t, r)] + [bias(r)] for the given rows: where the sum over k starts.
 HELM_INLINE float start_value(const MatmulArgs& m, int64_t t, int64_t r) {
   const float c = m.accumulate ? m.c[t * m.c_stride + r] : 0.0f;
@@ -29,65 +24,60 @@ HELM_INLINE void each_part(Body body) {
   if constexpr (P::kPerWords == 2) body(Count<1>{});
 }
 
-// acc(r, t) += the sum over kHalfChunk columns from k on of compressed rows times tokens.
-template <class P, int R, int T, int Half, class Rows, class Input, class F>
-HELM_INLINE void compressed_half(const Rows& rows, const Input* a, int64_t a_stride, int64_t k,
-                                 Prefetch& prefetch, F* acc) {
-  constexpr int kSteps = static_cast<int>(kHalfChunk / P::kStep);
-  HELM_UNROLL
-  for (int line = 0; line < 2; ++line) {
-    HELM_UNROLL
-    for (int r = 0; r < R; ++r) rows.fetch(r, k + line * kHalfChunk / 2, prefetch.far);
-    prefetch.far += prefetch.step;
-  }
-  using W = typename P::W;
+// acc(r, t) += the sum over kChunk columns from k on of compressed rows times tokens. A few tokens
+// meet one row after the other, whose words then stay in registers; of more, each is loaded once
+// for all rows.
+template <class P, int R, int T, class Rows, class Input, class F>
+HELM_INLINE void compressed_chunk(const Rows& rows, const Input* a, int64_t a_stride, int64_t k,
+                                  Prefetch& prefetch, F* acc) {
   using Words = typename Rows::Words;
-  const auto load_a = [&](int t, int s) HELM_LAMBDA_INLINE {
-    return P::load_a(a + t * a_stride + k + s * P::kStep);
-  };
-  if constexpr (T <= 2) {
-    typename P::A y[kSteps][T];
-    HELM_UNROLL
-    for (int s = 0; s < kSteps; ++s) {
+  HELM_UNROLL
+  for (int r = 0; r < R; ++r) rows.fetch_chunk(r, k, prefetch.far);
+  prefetch.far += kChunkBytes / kCompressedLineBytes * prefetch.step;
+  Rows::each_vector([&](auto which) HELM_LAMBDA_INLINE {
+    constexpr int I = decltype(which)::value;
+    const auto load_a = [&](int t, int word, int part) HELM_LAMBDA_INLINE {
+      return P::load_a(a + t * a_stride + k + I * Rows::kVector +
+                       (word * P::kPerWords + part) * P::kStep);
+    };
+    if constexpr (T <= P::kTokensByRow) {
       HELM_UNROLL
-      for (int t = 0; t < T; ++t) y[s][t] = load_a(t, s);
-    }
-    HELM_UNROLL
-    for (int r = 0; r < R; ++r) {
-      Words words[Rows::kHalfWords];
-      rows.template half<Half>(r, k, words);
+      for (int r = 0; r < R; ++r) {
+        Words words[2];
+        rows.template vector<I>(r, k, words);
+        HELM_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          each_part<P>([&](auto part) HELM_LAMBDA_INLINE {
+            const auto x = P::template from_words<decltype(part)::value>(words[i]);
+            HELM_UNROLL
+            for (int t = 0; t < T; ++t) {
+              acc[r * T + t] = P::fma(x, load_a(t, i, part.value), acc[r * T + t]);
+            }
+          });
+        }
+      }
+    } else {
+      Words words[R][2];
       HELM_UNROLL
-      for (int i = 0; i < Rows::kHalfWords; ++i) {
+      for (int r = 0; r < R; ++r) rows.template vector<I>(r, k, words[r]);
+      HELM_UNROLL
+      for (int i = 0; i < 2; ++i) {
         each_part<P>([&](auto part) HELM_LAMBDA_INLINE {
-          constexpr int kPart = decltype(part)::value;
-          const W x = P::template from_words<kPart>(words[i]);
+          typename P::W x[R];
+          HELM_UNROLL
+          for (int r = 0; r < R; ++r) {
+            x[r] = P::template from_words<decltype(part)::value>(words[r][i]);
+          }
           HELM_UNROLL
           for (int t = 0; t < T; ++t) {
-            acc[r * T + t] = P::fma(x, y[i * P::kPerWords + kPart][t], acc[r * T + t]);
+            const typename P::A y = load_a(t, i, part.value);
+            HELM_UNROLL
+            for (int r = 0; r < R; ++r) acc[r * T + t] = P::fma(x[r], y, acc[r * T + t]);
           }
         });
       }
     }
-  } else {
-    Words words[R][Rows::kHalfWords];
-    HELM_UNROLL
-    for (int r = 0; r < R; ++r) rows.template half<Half>(r, k, words[r]);
-    HELM_UNROLL
-    for (int i = 0; i < Rows::kHalfWords; ++i) {
-      each_part<P>([&](auto part) HELM_LAMBDA_INLINE {
-        constexpr int kPart = decltype(part)::value;
-        W x[R];
-        HELM_UNROLL
-        for (int r = 0; r < R; ++r) x[r] = P::template from_words<kPart>(words[r][i]);
-        HELM_UNROLL
-        for (int t = 0; t < T; ++t) {
-          const typename P::A y = load_a(t, i * P::kPerWords + kPart);
-          HELM_UNROLL
-          for (int r = 0; r < R; ++r) acc[r * T + t] = P::fma(x[r], y, acc[r * T + t]);
-        }
-      });
-    }
-  }
+  });
 }
 
 // R rows, row_step apart, times T tokens. The R streams are far apart in memory, so each is
@@ -143,13 +133,8 @@ void direct_tile(const MatmulArgs& m, const Rows& rows, int64_t row, int64_t row
     constexpr int kSteps = kLine / P::kStep > 0 ? kLine / P::kStep : 1;
     int64_t k = k0;
     if constexpr (Rows::kCompressed) {
-      const auto half = [&](auto which) HELM_LAMBDA_INLINE {
-        compressed_half<P, R, T, decltype(which)::value>(rows, a, m.a_stride, k, prefetch, acc);
-        k += kHalfChunk;
-      };
-      while (k + kHalfChunk <= k1) {
-        half(Count<0>{});
-        if (k + kHalfChunk <= k1) half(Count<1>{});
+      for (; k + kChunk <= k1; k += kChunk) {
+        compressed_chunk<P, R, T>(rows, a, m.a_stride, k, prefetch, acc);
       }
       if (k < k1) rows.finish(k, k1);
     }
@@ -195,7 +180,7 @@ MatmulArgs columns_of(const MatmulArgs& m, int64_t k0, int64_t cols) {
 template <class P, int C, class Weights>
 void direct_rows(const MatmulArgs& m, const Weights& w, int64_t tiles) {
   static_assert(Weights::kCols == INT64_MAX || Weights::kCols % P::kBlock == 0);
-  constexpr int kRows = Weights::template kRowsPerTokens<P>[C];
+  constexpr int kRows = Weights::kRowsPerTokens[C];
   const int64_t full = m.tokens - tiles * (C - 1);  // tiles of C tokens, they come first
   const int64_t step = m.rows / kRows;
   const auto columns = [&](auto count, const MatmulArgs& part, int64_t row,
@@ -233,6 +218,7 @@ void direct_rows(const MatmulArgs& m, const Weights& w, int64_t tiles) {
 template <class P, class Weights>
 void direct_product(const MatmulArgs& m, const Weights& w) {
   constexpr int kMax = Weights::kTileTokens;
+  static_assert(kMax >= P::V::kDirectTile && kMax <= 8);
   const int64_t most = m.tokens <= kMax ? kMax : P::V::kDirectTile;
   const int64_t tiles = (m.tokens + most - 1) / most;
   switch ((m.tokens + tiles - 1) / tiles) {

@@ -58,9 +58,9 @@ inline TileScratch tile_scratch(void* base) {
 inline constexpr int64_t kTileScratchBytes =
     kTilePanelBytes + 2 * kTileBlockSteps * kTileBytes + 4 * kTileBytes;
 // With rows that are made plain.
-template <class V>
+template <class P>
 constexpr int64_t kCompressedTileScratchBytes =
-    kTileScratchBytes + plain_bytes(2 * kTile, CompressedWeights<V>::kCols);
+    kTileScratchBytes + plain_bytes(2 * kTile, CompressedWeights<P>::kCols);
 
 // One operand of a product: a tile for every 32 elements of k, and the same for its next 16 rows.
 struct TileRun {
@@ -395,18 +395,18 @@ void matmul_in_tiles_of(const MatmulArgs& m, const Weights& w) {
   Tiles::end();
 }
 
-// V: vectors that make compressed weights plain.
+// V: the tier's vectors.
 template <class Tiles, class V>
 void matmul_in_tiles(const MatmulArgs& m) {
   matmul_in_tiles_of<Tiles>(m,
                             StoredWeights<V, uint16_t>{static_cast<const uint16_t*>(m.w), m.cols});
 }
 
-// The rows are made plain behind the other scratch.
-template <class Tiles, class V>
+// The rows are made plain behind the other scratch. P: products of the vectors that do it.
+template <class Tiles, class P>
 void matmul_compressed_in_tiles(const MatmulArgs& m, const CompressedMatrix& w) {
   char* plain = static_cast<char*>(m.scratch) + kTileScratchBytes;
-  matmul_in_tiles_of<Tiles>(m, CompressedWeights<V>{w, reinterpret_cast<uint16_t*>(plain)});
+  matmul_in_tiles_of<Tiles>(m, CompressedWeights<P>{w, reinterpret_cast<uint16_t*>(plain)});
 }
 
 }  // namespace

@@ -26,7 +26,8 @@ constexpr KernelTable make_table(const char* name) {
   t.scratch_bytes = scratch_bytes<V>;
   t.matmul[0] = matmul<V, f32>, t.matmul[1] = matmul<V, f16>, t.matmul[2] = matmul<V, bf16>;
   t.matmul_compressed = matmul_compressed<V>;
-  t.compress_row = compress_row<V>;
+  t.compress_row = compress_row<Dot<V, bf16>>;
+  t.compressed_place = Dot<V, bf16>::place;
   t.direct_tokens[0] = t.direct_tokens[1] = t.direct_tokens[2] = V::kDirectTokens;
   t.tile_tokens = V::kPanelTokens;
   t.pack[0] = t.pack[1] = t.pack[2] = pack_tokens<Dot<V, f32>>;

@@ -24,9 +24,10 @@ struct VecAvx2 {
   // twentieth where rows are of 2 KiB) and no slower than two where they are longer.
   static constexpr int kRowsPerTokens[5] = {0, 4, 6, 4, 3};
   static constexpr int kDirectTile = 4;
-  // Of compressed weights, whose words wait in registers for all tokens.
-  static constexpr int kCompressedRowsPerTokens[5] = {0, 4, 4, 4, 3};
+  // The same of compressed weights; up to kTokensByRow tokens meet one row after the other.
+  static constexpr int kCompressedRowsPerTokens[5] = {0, 4, 4, 6, 6};
   static constexpr int kCompressedTile = 4;
+  static constexpr int kTokensByRow = 4;
   static constexpr int kOutputVectors[7] = {0, 8, 4, 4, 2, 2, 2};
 
   HELM_INLINE static F zero() { return _mm256_setzero_ps(); }
@@ -123,19 +124,15 @@ struct VecAvx2 {
         _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -128, -127, -126, -125, -124, -123, -122, -121);
     return _mm256_broadcastsi128_si256(_mm_add_epi8(codes, _mm_set1_epi8(static_cast<char>(base))));
   }
-  // Words of bf16, and the first or second kHalfChunk weights of a chunk, but for escapes.
+  // Words of bf16, two vectors of them from one of their low bytes and one of codes.
   using Words = __m256i;
-  template <int Half>
-  HELM_INLINE static void decompress(const std::byte* chunk, HighBytes high, Words* out) {
-    HELM_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const __m256i codes = load_bytes(chunk + 32 * i);
-      const __m256i low = load_bytes(chunk + 64 * (1 + Half) + 32 * i);
-      const __m256i code =
-          _mm256_and_si256(Half == 0 ? codes : _mm256_srli_epi16(codes, 4), _mm256_set1_epi8(0x0f));
-      const __m256i h = _mm256_shuffle_epi8(high, code);
-      out[i] = _mm256_unpacklo_epi8(low, h), out[2 + i] = _mm256_unpackhi_epi8(low, h);
-    }
+  template <int Shift>
+  HELM_INLINE static void decompress(const std::byte* codes, const std::byte* low, HighBytes high,
+                                     Words (&out)[2]) {
+    const __m256i shifted = _mm256_srli_epi16(load_bytes(codes), Shift);
+    const __m256i h = _mm256_shuffle_epi8(high, _mm256_and_si256(shifted, _mm256_set1_epi8(0x0f)));
+    const __m256i l = load_bytes(low);
+    out[0] = _mm256_unpacklo_epi8(l, h), out[1] = _mm256_unpackhi_epi8(l, h);
   }
   HELM_INLINE static Words load_words(const uint16_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -143,11 +140,15 @@ struct VecAvx2 {
   HELM_INLINE static void store_words(uint16_t* p, Words v) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v);
   }
-  // The first or second half of them.
+  // Floats of words that lie as place_of_float says, the first or the second vector; and the words
+  // in the order of the weights.
   template <int Half>
   HELM_INLINE static F widen_words(Words v) {
-    return widen_bf16(Half == 0 ? _mm256_castsi256_si128(v) : _mm256_extracti128_si256(v, 1));
+    const __m256i zero = _mm256_setzero_si256();
+    return _mm256_castsi256_ps(Half == 0 ? _mm256_unpacklo_epi16(zero, v)
+                                         : _mm256_unpackhi_epi16(zero, v));
   }
+  HELM_INLINE static Words in_order(Words v) { return _mm256_permute4x64_epi64(v, 0xd8); }
 
   // Four lanes each to p, p + stride.
   HELM_INLINE static void store_fours(float* p, int64_t stride, F v) {

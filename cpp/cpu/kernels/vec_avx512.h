@@ -24,9 +24,10 @@ struct VecAvx512 {
   // twentieth where rows are of 2 KiB) and no slower than two where they are longer.
   static constexpr int kRowsPerTokens[7] = {0, 4, 4, 6, 6, 4, 4};
   static constexpr int kDirectTile = 6;
-  // Of compressed weights, whose words wait in registers for all tokens.
-  static constexpr int kCompressedRowsPerTokens[9] = {0, 4, 4, 4, 4, 3, 3, 2, 2};
-  static constexpr int kCompressedTile = 8;
+  // The same of compressed weights; up to kTokensByRow tokens meet one row after the other.
+  static constexpr int kCompressedRowsPerTokens[7] = {0, 4, 4, 4, 4, 4, 4};
+  static constexpr int kCompressedTile = 6;
+  static constexpr int kTokensByRow = 2;
   static constexpr int kOutputVectors[7] = {0, 8, 8, 4, 4, 4, 4};
 
   HELM_INLINE static F zero() { return _mm512_setzero_ps(); }
@@ -116,23 +117,28 @@ struct VecAvx512 {
         _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -128, -127, -126, -125, -124, -123, -122, -121);
     return _mm512_broadcast_i32x4(_mm_add_epi8(codes, _mm_set1_epi8(static_cast<char>(base))));
   }
-  // Words of bf16, and the first or second kHalfChunk weights of a chunk, but for escapes.
+  // Words of bf16, two vectors of them from one of their low bytes and one of codes.
   using Words = __m512i;
-  template <int Half>
-  HELM_INLINE static void decompress(const std::byte* chunk, HighBytes high, Words* out) {
-    const __m512i codes = _mm512_loadu_si512(chunk);
-    const __m512i low = _mm512_loadu_si512(chunk + 64 * (1 + Half));
-    const __m512i code =
-        _mm512_and_si512(Half == 0 ? codes : _mm512_srli_epi16(codes, 4), _mm512_set1_epi8(0x0f));
-    const __m512i h = _mm512_shuffle_epi8(high, code);
-    out[0] = _mm512_unpacklo_epi8(low, h), out[1] = _mm512_unpackhi_epi8(low, h);
+  template <int Shift>
+  HELM_INLINE static void decompress(const std::byte* codes, const std::byte* low, HighBytes high,
+                                     Words (&out)[2]) {
+    const __m512i shifted = _mm512_srli_epi16(_mm512_loadu_si512(codes), Shift);
+    const __m512i h = _mm512_shuffle_epi8(high, _mm512_and_si512(shifted, _mm512_set1_epi8(0x0f)));
+    const __m512i l = _mm512_loadu_si512(low);
+    out[0] = _mm512_unpacklo_epi8(l, h), out[1] = _mm512_unpackhi_epi8(l, h);
   }
   HELM_INLINE static Words load_words(const uint16_t* p) { return _mm512_loadu_si512(p); }
   HELM_INLINE static void store_words(uint16_t* p, Words v) { _mm512_storeu_si512(p, v); }
-  // The first or second half of them.
+  // Floats of words that lie as place_of_float says, the first or the second vector; and the words
+  // in the order of the weights.
   template <int Half>
   HELM_INLINE static F widen_words(Words v) {
-    return widen_bf16(Half == 0 ? _mm512_castsi512_si256(v) : _mm512_extracti64x4_epi64(v, 1));
+    const __m512i zero = _mm512_setzero_si512();
+    return _mm512_castsi512_ps(Half == 0 ? _mm512_unpacklo_epi16(zero, v)
+                                         : _mm512_unpackhi_epi16(zero, v));
+  }
+  HELM_INLINE static Words in_order(Words v) {
+    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), v);
   }
 
   // Four lanes each, in the order in which reduce adds them, to p, p + stride, ...

@@ -22,8 +22,10 @@ struct VecScalar {
   static constexpr int64_t kDirectTokens = 8;
   static constexpr int kRowsPerTokens[3] = {0, 4, 2};
   static constexpr int kDirectTile = 2;
+  // The same of compressed weights; up to kTokensByRow tokens meet one row after the other.
   static constexpr int kCompressedRowsPerTokens[3] = {0, 4, 2};
   static constexpr int kCompressedTile = 2;
+  static constexpr int kTokensByRow = 2;
   static constexpr int kOutputVectors[7] = {0, 4, 2, 1, 1, 1, 1};
 
   template <class Op>
@@ -136,18 +138,18 @@ struct VecScalar {
   // The least high byte of a row of compressed.h.
   using HighBytes = uint8_t;
   HELM_INLINE static HighBytes high_bytes(uint8_t base) { return base; }
-  // Words of bf16, and the first or second kHalfChunk weights of a chunk, but for escapes.
+  // Words of bf16, two vectors of them from one of their low bytes and one of codes.
   struct Words {
     uint16_t x[2 * kLanes];
   };
-  template <int Half>
-  HELM_INLINE static void decompress(const std::byte* chunk, HighBytes base, Words* out) {
-    const auto* bytes = reinterpret_cast<const uint8_t*>(chunk);
-    for (int i = 0; i < kHalfChunk; ++i) {
-      const int code = bytes[i] >> 4 * Half, place = compressed_place(i);
+  template <int Shift>
+  HELM_INLINE static void decompress(const std::byte* codes, const std::byte* low, HighBytes base,
+                                     Words (&out)[2]) {
+    for (int i = 0; i < 4 * kLanes; ++i) {
+      const int code = static_cast<uint8_t>(codes[i]) >> Shift;
       const int high = (code & 8) << 4 | (base + (code & 7));
-      out[place / (2 * kLanes)].x[place % (2 * kLanes)] =
-          static_cast<uint16_t>(high << 8 | bytes[kHalfChunk * (1 + Half) + i]);
+      out[i / (2 * kLanes)].x[i % (2 * kLanes)] =
+          static_cast<uint16_t>(high << 8 | static_cast<uint8_t>(low[i]));
     }
   }
   HELM_INLINE static Words load_words(const uint16_t* p) {
@@ -158,11 +160,13 @@ struct VecScalar {
   HELM_INLINE static void store_words(uint16_t* p, Words v) {
     __builtin_memcpy(p, v.x, sizeof v.x);
   }
-  // The first or second half of them.
+  // Floats of words that lie as place_of_float says, the first or the second vector; and the words
+  // in the order of the weights.
   template <int Half>
   HELM_INLINE static F widen_words(Words v) {
     return load_bf16(v.x + Half * kLanes);
   }
+  HELM_INLINE static Words in_order(Words v) { return v; }
 
   HELM_INLINE static void store_fours(float* p, int64_t /*stride*/, F v) { store(p, v); }
   // Lane j of x[i] becomes lane i of x[j].

@@ -2,8 +2,9 @@
 // made plain in scratch shortly before they are needed. Products are templates over this.
 #pragma once
 
-#include "cpu/kernels/compressed.h"
-#include "cpu/kernels/vec.h"
+#include <utility>
+
+#include "cpu/kernels/dot.h"
 
 namespace helm::cpu {
 namespace {
@@ -13,6 +14,11 @@ namespace {
 // and requests of memory would fill the buffers that those inputs need when they come from L2.
 inline constexpr int64_t kFarBytes = 1536;
 inline constexpr int64_t kNearBytes = 3 * kLineBytes;
+
+template <int N>
+struct Count {
+  static constexpr int value = N;
+};
 
 // What a tile asks of memory for later: in each row's stream the line at `far` bytes, which moves
 // on by `step` bytes with every line of weights computed.
@@ -70,14 +76,16 @@ constexpr int64_t plain_bytes(int64_t rows, int64_t cols) {
 // N rows that one tile reads: they are made plain in registers, so that reading memory and
 // computing overlap. (By way of L1 half of the rate is lost where a vector is loaded before its
 // store is done.)
-template <class V, int N>
+template <class P, int N>
 struct CompressedRows {
+  using V = typename P::V;
   using Words = typename V::Words;
   static constexpr bool kCompressed = true;
   static constexpr int kWords = static_cast<int>(sizeof(Words) / sizeof(uint16_t));
-  static constexpr int kHalfWords = kHalfChunk / kWords;
+  static constexpr int kVector = 2 * kWords;  // weights, of two vectors of words
+  static constexpr int kVectors = kChunk / kVector;
 
-  uint16_t* at;  // room to make columns plain that fill no half of a chunk
+  uint16_t* at;  // room to make columns plain that fill no chunk
   int64_t step;
   const std::byte* from;
   int64_t from_step;  // bytes
@@ -86,38 +94,59 @@ struct CompressedRows {
   const Escape* escapes[N];
   int64_t escape_count[N];
 
-  // kHalfChunk weights of a row from column k on, a multiple of kHalfChunk.
-  template <int Half>
-  HELM_INLINE void half(int r, int64_t k, Words (&out)[kHalfWords]) const {
-    V::template decompress<Half>(from + r * from_step + compressed_bytes(k - Half * kHalfChunk),
-                                 high[r], out);
+  // Vector I of the chunk that begins at column k of a row.
+  template <int I>
+  HELM_INLINE void vector(int r, int64_t k, Words (&out)[2]) const {
+    const std::byte* chunk = from + r * from_step + compressed_bytes(k);
+    V::template decompress<I % 2 * 4>(chunk + I / 2 * kVector, chunk + kCodeBytes + I * kVector,
+                                      high[r], out);
     for (int64_t i = 0; i < escape_count[r]; ++i) {
       const int64_t col = escapes[r][i].col - k0 - k;
-      if (col < 0 || col >= kHalfChunk) continue;
-      uint16_t plain[kHalfChunk];
-      for (int j = 0; j < kHalfWords; ++j) V::store_words(plain + j * kWords, out[j]);
-      plain[col] = escapes[r][i].bits;
-      for (int j = 0; j < kHalfWords; ++j) out[j] = V::load_words(plain + j * kWords);
+      if (col < I * kVector || col >= (I + 1) * kVector) continue;
+      uint16_t words[kVector];
+      V::store_words(words, out[0]), V::store_words(words + kWords, out[1]);
+      words[word_of(P::place(static_cast<int>(col)).low % kVector)] = escapes[r][i].bits;
+      out[0] = V::load_words(words), out[1] = V::load_words(words + kWords);
     }
   }
-  // Makes the columns of [k, end) plain, k a multiple of kHalfChunk.
+  // Where decompress puts the weight of a low byte.
+  static constexpr int word_of(int byte) {
+    return byte % 16 / 8 * kWords + byte / 16 * 8 + byte % 8;
+  }
+  // Makes the columns of [k, end) plain, k a multiple of kChunk.
   HELM_INLINE void finish(int64_t k, int64_t end) const {
     for (int r = 0; r < N; ++r) {
-      for (int64_t i = k; i < end; i += kHalfChunk) {
-        Words words[kHalfWords];
-        i % kChunk == 0 ? half<0>(r, i, words) : half<1>(r, i, words);
-        HELM_UNROLL
-        for (int j = 0; j < kHalfWords; ++j) {
-          V::store_words(at + r * step + i + j * kWords, words[j]);
-        }
+      for (int64_t chunk = k; chunk < end; chunk += kChunk) {
+        each_vector([&](auto which) HELM_LAMBDA_INLINE {
+          constexpr int I = decltype(which)::value;
+          Words words[2];
+          vector<I>(r, chunk, words);
+          uint16_t* to = at + r * step + chunk + I * kVector;
+          V::store_words(to, P::in_order(words[0]));
+          V::store_words(to + kWords, P::in_order(words[1]));
+        });
       }
     }
   }
-  HELM_INLINE void fetch(int64_t r, int64_t k, int64_t far) const {
-    const std::byte* row = from + r * from_step;
-    __builtin_prefetch(row + far, 0, 2);
-    __builtin_prefetch(row + compressed_bytes(k) + kNearBytes);
+  // body(Count<I>) for the vectors of a chunk.
+  template <class Body>
+  HELM_INLINE static void each_vector(Body body) {
+    each(body, std::make_integer_sequence<int, kVectors>());
   }
+  template <class Body, int... I>
+  HELM_INLINE static void each(Body body, std::integer_sequence<int, I...>) {
+    (body(Count<I>{}), ...);
+  }
+  // With every chunk as much of what comes later is fetched.
+  HELM_INLINE void fetch_chunk(int r, int64_t k, int64_t far) const {
+    const std::byte* row = from + r * from_step;
+    HELM_UNROLL
+    for (int64_t line = 0; line < kChunkBytes; line += kLineBytes) {
+      __builtin_prefetch(row + far + line, 0, 2);
+      __builtin_prefetch(row + compressed_bytes(k) + kNearBytes + line);
+    }
+  }
+  HELM_INLINE void fetch(int64_t, int64_t, int64_t) const {}  // of the columns of no whole chunk
 };
 
 // Both kinds of weights give `count` rows, `step` rows apart, of which columns [k0, k0 + n) are
@@ -129,8 +158,7 @@ struct StoredWeights {
   static constexpr int64_t kCols = INT64_MAX;
   // Of a direct tile.
   static constexpr int kTileTokens = V::kDirectTile;
-  template <class P>
-  static constexpr const int* kRowsPerTokens = V::kRowsPerTokens;
+  static constexpr const auto& kRowsPerTokens = V::kRowsPerTokens;
 
   const Store* w;  // [rows, cols]
   int64_t cols;
@@ -146,23 +174,23 @@ struct StoredWeights {
   }
 };
 
-template <class V>
+template <class P>
 struct CompressedWeights {
+  using V = typename P::V;
   static constexpr bool kReadOnce = true;
   static constexpr int64_t kCols = 2048;  // half of L1 takes the rows of a direct tile
-  static constexpr int kTileTokens = V::kCompressedTile;
-  template <class P>
-  static constexpr const int* kRowsPerTokens = P::kCompressedRows;
+  static constexpr int kTileTokens = P::kCompressedTile;
+  static constexpr const auto& kRowsPerTokens = P::kCompressedRows;
 
   CompressedMatrix m;
   uint16_t* plain;  // plain_bytes(count, n)
 
   // The same for N rows that one tile reads.
   template <int N>
-  HELM_INLINE CompressedRows<V, N> rows_once(int64_t row, int64_t step, int64_t k0) const {
+  HELM_INLINE CompressedRows<P, N> rows_once(int64_t row, int64_t step, int64_t k0) const {
     constexpr int64_t kRowsAhead = kLineBytes / static_cast<int64_t>(sizeof(CompressedRow));
     const int64_t row_bytes = compressed_row_bytes(m.cols);
-    CompressedRows<V, N> some;
+    CompressedRows<P, N> some;
     some.at = plain, some.step = plain_stride(kCols);
     some.from = m.chunks + row * row_bytes + compressed_bytes(k0);
     some.from_step = step * row_bytes;
@@ -225,7 +253,8 @@ inline uint8_t best_base(const uint16_t* w, int64_t cols) {
 }
 
 // Writes a chunk of kChunk weights; returns whether any of them is an escape.
-inline bool compress_chunk(const uint16_t* w, uint8_t base, uint8_t* out) {
+template <class P>
+bool compress_chunk(const uint16_t* w, uint8_t base, uint8_t* out) {
   uint8_t low[kChunk], code[kChunk];
   uint8_t beyond = 0;
   for (int i = 0; i < kChunk; ++i) {
@@ -235,20 +264,22 @@ inline bool compress_chunk(const uint16_t* w, uint8_t base, uint8_t* out) {
     code[i] = static_cast<uint8_t>((place & 7) | (high >> 4 & 8));
     beyond = static_cast<uint8_t>(beyond | (place & 0xf8));
   }
-  uint8_t codes[kChunk];
-  for (int byte = 0; byte < kChunk; byte += 8) {  // as compressed_place says
-    const int from = byte / 64 * 64 + compressed_place(byte % 64);
-    __builtin_memcpy(out + kHalfChunk + byte, low + from, 8);
-    __builtin_memcpy(codes + byte, code + from, 8);
+  constexpr int kTogether = 4;  // weights whose bytes adjoin, whatever the place
+  uint8_t codes[2][kCodeBytes];
+  HELM_UNROLL
+  for (int k = 0; k < kChunk; k += kTogether) {
+    const Place place = P::place(k);
+    __builtin_memcpy(out + place.low, low + k, kTogether);
+    __builtin_memcpy(codes[place.shift / 4] + place.code, code + k, kTogether);
   }
-  for (int i = 0; i < kHalfChunk; ++i) {
-    out[i] = static_cast<uint8_t>(codes[i] | codes[kHalfChunk + i] << 4);
+  for (int i = 0; i < kCodeBytes; ++i) {
+    out[i] = static_cast<uint8_t>(codes[0][i] | codes[1][i] << 4);
   }
   return beyond != 0;
 }
 
 // KernelTable::compress_row
-template <class V>
+template <class P>
 int64_t compress_row(const uint16_t* w, int64_t cols, std::byte* chunks, uint8_t* base,
                      Escape* escapes, int64_t room) {
   *base = best_base(w, cols);
@@ -261,7 +292,7 @@ int64_t compress_row(const uint16_t* w, int64_t cols, std::byte* chunks, uint8_t
       for (int i = 0; i < kChunk; ++i) padded[i] = i < n ? from[i] : uint16_t(*base << 8);
       from = padded;
     }
-    if (!compress_chunk(from, *base, reinterpret_cast<uint8_t*>(chunks))) continue;
+    if (!compress_chunk<P>(from, *base, reinterpret_cast<uint8_t*>(chunks))) continue;
     for (int i = 0; i < n; ++i) {
       if (static_cast<uint8_t>((from[i] >> 8 & 0x7f) - *base) < 8) continue;
       if (found < room) escapes[found] = {static_cast<uint16_t>(k + i), from[i]};
