@@ -49,6 +49,10 @@ constexpr Place place_of_float(int weight) {
                           within % Lanes / 4 * 16 + within / Lanes * 4 + within % 4);
 }
 
+// By code, what the least of a row's high bytes is to be increased by.
+alignas(16) inline constexpr int8_t kHighBytes[16] = {
+    0, 1, 2, 3, 4, 5, 6, 7, -128, -127, -126, -125, -124, -123, -122, -121};
+
 struct CompressedRow {
   uint32_t first_escape;
   uint32_t base_and_escapes;  // the least of the seven bits, and << 8 the number of escapes

@@ -17,13 +17,6 @@ HELM_INLINE float start_value(const MatmulArgs& m, int64_t t, int64_t r) {
   return m.bias ? c + m.bias[r] : c;
 }
 
-// body(i) for the operands of P that a vector of bf16 words gives.
-template <class P, class Body>
-HELM_INLINE void each_part(Body body) {
-  body(Count<0>{});
-  if constexpr (P::kPerWords == 2) body(Count<1>{});
-}
-
 // acc(r, t) += the sum over kChunk columns from k on of compressed rows times tokens. A few tokens
 // meet one row after the other, whose words then stay in registers; of more, each is loaded once
 // for all rows.
@@ -34,7 +27,7 @@ HELM_INLINE void compressed_chunk(const Rows& rows, const Input* a, int64_t a_st
   HELM_UNROLL
   for (int r = 0; r < R; ++r) rows.fetch_chunk(r, k, prefetch.far);
   prefetch.far += kChunkBytes / kCompressedLineBytes * prefetch.step;
-  Rows::each_vector([&](auto which) HELM_LAMBDA_INLINE {
+  each<Rows::kVectors>([&](auto which) HELM_LAMBDA_INLINE {
     constexpr int I = decltype(which)::value;
     const auto load_a = [&](int t, int word, int part) HELM_LAMBDA_INLINE {
       return P::load_a(a + t * a_stride + k + I * Rows::kVector +
@@ -47,7 +40,7 @@ HELM_INLINE void compressed_chunk(const Rows& rows, const Input* a, int64_t a_st
         rows.template vector<I>(r, k, words);
         HELM_UNROLL
         for (int i = 0; i < 2; ++i) {
-          each_part<P>([&](auto part) HELM_LAMBDA_INLINE {
+          each<P::kPerWords>([&](auto part) HELM_LAMBDA_INLINE {
             const auto x = P::template from_words<decltype(part)::value>(words[i]);
             HELM_UNROLL
             for (int t = 0; t < T; ++t) {
@@ -62,7 +55,7 @@ HELM_INLINE void compressed_chunk(const Rows& rows, const Input* a, int64_t a_st
       for (int r = 0; r < R; ++r) rows.template vector<I>(r, k, words[r]);
       HELM_UNROLL
       for (int i = 0; i < 2; ++i) {
-        each_part<P>([&](auto part) HELM_LAMBDA_INLINE {
+        each<P::kPerWords>([&](auto part) HELM_LAMBDA_INLINE {
           typename P::W x[R];
           HELM_UNROLL
           for (int r = 0; r < R; ++r) {

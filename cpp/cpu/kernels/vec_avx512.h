@@ -113,8 +113,7 @@ struct VecAvx512 {
   // The high bytes of a row of compressed.h by code, in each quarter.
   using HighBytes = __m512i;
   HELM_INLINE static HighBytes high_bytes(uint8_t base) {
-    const __m128i codes =
-        _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -128, -127, -126, -125, -124, -123, -122, -121);
+    const __m128i codes = _mm_load_si128(reinterpret_cast<const __m128i*>(kHighBytes));
     return _mm512_broadcast_i32x4(_mm_add_epi8(codes, _mm_set1_epi8(static_cast<char>(base))));
   }
   // Words of bf16, two vectors of them from one of their low bytes and one of codes.

@@ -20,6 +20,16 @@ struct Count {
   static constexpr int value = N;
 };
 
+template <class Body, int... I>
+HELM_INLINE void each_of(Body body, std::integer_sequence<int, I...>) {
+  (body(Count<I>{}), ...);
+}
+// body(Count<i>) for i below N.
+template <int N, class Body>
+HELM_INLINE void each(Body body) {
+  each_of(body, std::make_integer_sequence<int, N>());
+}
+
 // What a tile asks of memory for later: in each row's stream the line at `far` bytes, which moves
 // on by `step` bytes with every line of weights computed.
 struct Prefetch {
@@ -117,7 +127,7 @@ struct CompressedRows {
   HELM_INLINE void finish(int64_t k, int64_t end) const {
     for (int r = 0; r < N; ++r) {
       for (int64_t chunk = k; chunk < end; chunk += kChunk) {
-        each_vector([&](auto which) HELM_LAMBDA_INLINE {
+        each<kVectors>([&](auto which) HELM_LAMBDA_INLINE {
           constexpr int I = decltype(which)::value;
           Words words[2];
           vector<I>(r, chunk, words);
@@ -127,15 +137,6 @@ struct CompressedRows {
         });
       }
     }
-  }
-  // body(Count<I>) for the vectors of a chunk.
-  template <class Body>
-  HELM_INLINE static void each_vector(Body body) {
-    each(body, std::make_integer_sequence<int, kVectors>());
-  }
-  template <class Body, int... I>
-  HELM_INLINE static void each(Body body, std::integer_sequence<int, I...>) {
-    (body(Count<I>{}), ...);
   }
   // With every chunk as much of what comes later is fetched.
   HELM_INLINE void fetch_chunk(int r, int64_t k, int64_t far) const {
