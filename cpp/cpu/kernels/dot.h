@@ -36,10 +36,9 @@ struct Dot {
   }
   // A vector of them in the order of the columns.
   HELM_INLINE static typename V::Words in_order(typename V::Words v) { return V::in_order(v); }
-  // Their direct tile at most, its rows by tokens, and up to how many tokens rows take turns.
+  // Their direct tile at most, and its rows by tokens.
   static constexpr int kCompressedTile = V::kCompressedTile;
   static constexpr const auto& kCompressedRows = V::kCompressedRowsPerTokens;
-  static constexpr int kTokensByRow = V::kTokensByRow;
   HELM_INLINE static F words(F v) { return v; }
   HELM_INLINE static W packed_w(const float* p) { return V::load(p); }
   HELM_INLINE static A packed_a(const float* p) { return V::set1(*p); }

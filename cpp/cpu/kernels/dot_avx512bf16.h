@@ -40,8 +40,7 @@ struct DotBf16 {
   }
   HELM_INLINE static V::Words in_order(V::Words v) { return v; }
   static constexpr int kCompressedTile = 8;
-  static constexpr int kCompressedRows[kCompressedTile + 1] = {0, 4, 4, 4, 4, 4, 4, 3, 3};
-  static constexpr int kTokensByRow = 4;
+  static constexpr int kCompressedRows[kCompressedTile + 1] = {0, 4, 4, 4, 4, 4, 4, 4, 3};
   HELM_INLINE static F words(W v) { return (F)v; }
   HELM_INLINE static W packed_w(const float* p) { return (W)V::load(p); }
   HELM_INLINE static A packed_a(const float* p) { return (A)V::set1(*p); }

@@ -10,6 +10,9 @@ namespace helm::cpu {
 namespace {
 
 inline constexpr int kQuad = 4;  // sums reduced together
+// So many tokens meet compressed rows one after the other, whose words then stay in registers; of
+// more, each is loaded once for all rows.
+inline constexpr int kTokensByRow = 2;
 
 // C(t, r) = [C(t, r)] + [bias(r)] for the given rows: where the sum over k starts.
 HELM_INLINE float start_value(const MatmulArgs& m, int64_t t, int64_t r) {
@@ -17,23 +20,19 @@ HELM_INLINE float start_value(const MatmulArgs& m, int64_t t, int64_t r) {
   return m.bias ? c + m.bias[r] : c;
 }
 
-// acc(r, t) += the sum over kChunk columns from k on of compressed rows times tokens. A few tokens
-// meet one row after the other, whose words then stay in registers; of more, each is loaded once
-// for all rows.
+// acc(r, t) += the sum over kChunk columns from k on of compressed rows, without escapes, times
+// tokens.
 template <class P, int R, int T, class Rows, class Input, class F>
 HELM_INLINE void compressed_chunk(const Rows& rows, const Input* a, int64_t a_stride, int64_t k,
-                                  Prefetch& prefetch, F* acc) {
+                                  F* acc) {
   using Words = typename Rows::Words;
-  HELM_UNROLL
-  for (int r = 0; r < R; ++r) rows.fetch_chunk(r, k, prefetch.far);
-  prefetch.far += kChunkBytes / kCompressedLineBytes * prefetch.step;
   each<Rows::kVectors>([&](auto which) HELM_LAMBDA_INLINE {
     constexpr int I = decltype(which)::value;
     const auto load_a = [&](int t, int word, int part) HELM_LAMBDA_INLINE {
       return P::load_a(a + t * a_stride + k + I * Rows::kVector +
                        (word * P::kPerWords + part) * P::kStep);
     };
-    if constexpr (T <= P::kTokensByRow) {
+    if constexpr (T <= kTokensByRow) {
       HELM_UNROLL
       for (int r = 0; r < R; ++r) {
         Words words[2];
@@ -124,25 +123,31 @@ void direct_tile(const MatmulArgs& m, const Rows& rows, int64_t row, int64_t row
     const auto load_a = [](const Input* p) HELM_LAMBDA_INLINE { return P::load_a(p); };
     constexpr int64_t kLine = kLineBytes / static_cast<int64_t>(sizeof(Store));  // elements
     constexpr int kSteps = kLine / P::kStep > 0 ? kLine / P::kStep : 1;
-    int64_t k = k0;
-    if constexpr (Rows::kCompressed) {
-      for (; k + kChunk <= k1; k += kChunk) {
-        compressed_chunk<P, R, T>(rows, a, m.a_stride, k, prefetch, acc);
+    for (int64_t k = k0; k < k1;) {
+      int64_t end = k1;
+      if constexpr (Rows::kCompressed) {
+        const int64_t plain = rows.next_plain(k, k1);
+        for (; k < plain; k += kChunk) {
+          rows.fetch_chunk(k, prefetch);
+          compressed_chunk<P, R, T>(rows, a, m.a_stride, k, acc);
+        }
+        if (k == k1) break;
+        end = min_of(k1, k + kChunk);
+        rows.fetch_chunk(k, prefetch);
+        rows.finish(k, end);
       }
-      if (k < k1) rows.finish(k, k1);
-    }
-    for (; k + kSteps * P::kStep <= k1; k += kSteps * P::kStep) {
-      HELM_UNROLL
-      for (int r = 0; r < R; ++r) rows.fetch(r, k, prefetch.far);
-      prefetch.far += prefetch.step;
-      HELM_UNROLL
-      for (int s = 0; s < kSteps; ++s) step(load_w, load_a, k + s * P::kStep);
-    }
-    for (; k + P::kStep <= k1; k += P::kStep) step(load_w, load_a, k);
-    if (k < k1) {
-      const int64_t n = k1 - k;
-      step([n](const Store* p) HELM_LAMBDA_INLINE { return P::load_w_n(p, n); },
-           [n](const Input* p) HELM_LAMBDA_INLINE { return P::load_a_n(p, n); }, k);
+      for (; k + kSteps * P::kStep <= end; k += kSteps * P::kStep) {
+        rows.template fetch<R>(k, prefetch);
+        HELM_UNROLL
+        for (int s = 0; s < kSteps; ++s) step(load_w, load_a, k + s * P::kStep);
+      }
+      for (; k + P::kStep <= end; k += P::kStep) step(load_w, load_a, k);
+      if (k < end) {
+        const int64_t n = end - k;
+        step([n](const Store* p) HELM_LAMBDA_INLINE { return P::load_w_n(p, n); },
+             [n](const Input* p) HELM_LAMBDA_INLINE { return P::load_a_n(p, n); }, k);
+        k = end;
+      }
     }
     float sums[kSums];
     V::template reduce<kSums>(acc, sums);

@@ -24,10 +24,9 @@ struct VecAvx2 {
   // twentieth where rows are of 2 KiB) and no slower than two where they are longer.
   static constexpr int kRowsPerTokens[5] = {0, 4, 6, 4, 3};
   static constexpr int kDirectTile = 4;
-  // The same of compressed weights; up to kTokensByRow tokens meet one row after the other.
-  static constexpr int kCompressedRowsPerTokens[5] = {0, 4, 4, 6, 6};
+  // The same of compressed weights.
+  static constexpr int kCompressedRowsPerTokens[5] = {0, 4, 4, 2, 2};
   static constexpr int kCompressedTile = 4;
-  static constexpr int kTokensByRow = 4;
   static constexpr int kOutputVectors[7] = {0, 8, 4, 4, 2, 2, 2};
 
   HELM_INLINE static F zero() { return _mm256_setzero_ps(); }

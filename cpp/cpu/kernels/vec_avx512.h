@@ -24,10 +24,9 @@ struct VecAvx512 {
   // twentieth where rows are of 2 KiB) and no slower than two where they are longer.
   static constexpr int kRowsPerTokens[7] = {0, 4, 4, 6, 6, 4, 4};
   static constexpr int kDirectTile = 6;
-  // The same of compressed weights; up to kTokensByRow tokens meet one row after the other.
+  // The same of compressed weights.
   static constexpr int kCompressedRowsPerTokens[7] = {0, 4, 4, 4, 4, 4, 4};
   static constexpr int kCompressedTile = 6;
-  static constexpr int kTokensByRow = 2;
   static constexpr int kOutputVectors[7] = {0, 8, 8, 4, 4, 4, 4};
 
   HELM_INLINE static F zero() { return _mm512_setzero_ps(); }

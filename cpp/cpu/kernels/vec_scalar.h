@@ -22,10 +22,9 @@ struct VecScalar {
   static constexpr int64_t kDirectTokens = 8;
   static constexpr int kRowsPerTokens[3] = {0, 4, 2};
   static constexpr int kDirectTile = 2;
-  // The same of compressed weights; up to kTokensByRow tokens meet one row after the other.
+  // The same of compressed weights.
   static constexpr int kCompressedRowsPerTokens[3] = {0, 4, 2};
   static constexpr int kCompressedTile = 2;
-  static constexpr int kTokensByRow = 2;
   static constexpr int kOutputVectors[7] = {0, 4, 2, 1, 1, 1, 1};
 
   template <class Op>

@@ -37,8 +37,8 @@ struct Prefetch {
   int64_t step;
 };
 
-// Row r of some is at + r * step. With every line of weights something of what comes later is
-// fetched.
+// Row r of some is at + r * step. With every line of weights of N rows, from column k on, something
+// of what comes later is fetched.
 template <class Store>
 struct StoredRows {
   static constexpr bool kCompressed = false;
@@ -46,10 +46,15 @@ struct StoredRows {
   const Store* at;
   int64_t step;
 
-  HELM_INLINE void fetch(int64_t r, int64_t k, int64_t far) const {
-    const Store* row = at + r * step;
-    __builtin_prefetch(reinterpret_cast<const char*>(row) + far, 0, 2);
-    __builtin_prefetch(reinterpret_cast<const char*>(row + k) + kNearBytes);
+  template <int N>
+  HELM_INLINE void fetch(int64_t k, Prefetch& prefetch) const {
+    HELM_UNROLL
+    for (int r = 0; r < N; ++r) {
+      const Store* row = at + r * step;
+      __builtin_prefetch(reinterpret_cast<const char*>(row) + prefetch.far, 0, 2);
+      __builtin_prefetch(reinterpret_cast<const char*>(row + k) + kNearBytes);
+    }
+    prefetch.far += prefetch.step;
   }
 };
 
@@ -69,8 +74,11 @@ struct PlainRows {
   const std::byte* from;
   int64_t from_step;  // bytes
 
-  HELM_INLINE void fetch(int64_t r, int64_t, int64_t far) const {
-    __builtin_prefetch(from + r * from_step + far, 0, 2);
+  template <int N>
+  HELM_INLINE void fetch(int64_t, Prefetch& prefetch) const {
+    HELM_UNROLL
+    for (int r = 0; r < N; ++r) __builtin_prefetch(from + r * from_step + prefetch.far, 0, 2);
+    prefetch.far += prefetch.step;
   }
 };
 
@@ -95,7 +103,7 @@ struct CompressedRows {
   static constexpr int kVector = 2 * kWords;  // weights, of two vectors of words
   static constexpr int kVectors = kChunk / kVector;
 
-  uint16_t* at;  // room to make columns plain that fill no chunk
+  uint16_t* at;  // room to make columns plain
   int64_t step;
   const std::byte* from;
   int64_t from_step;  // bytes
@@ -104,50 +112,61 @@ struct CompressedRows {
   const Escape* escapes[N];
   int64_t escape_count[N];
 
-  // Vector I of the chunk that begins at column k of a row.
+  // Vector I of the chunk that begins at column k of a row, escapes not set right.
   template <int I>
   HELM_INLINE void vector(int r, int64_t k, Words (&out)[2]) const {
     const std::byte* chunk = from + r * from_step + compressed_bytes(k);
     V::template decompress<I % 2 * 4>(chunk + I / 2 * kVector, chunk + kCodeBytes + I * kVector,
                                       high[r], out);
-    for (int64_t i = 0; i < escape_count[r]; ++i) {
-      const int64_t col = escapes[r][i].col - k0 - k;
-      if (col < I * kVector || col >= (I + 1) * kVector) continue;
-      uint16_t words[kVector];
-      V::store_words(words, out[0]), V::store_words(words + kWords, out[1]);
-      words[word_of(P::place(static_cast<int>(col)).low % kVector)] = escapes[r][i].bits;
-      out[0] = V::load_words(words), out[1] = V::load_words(words + kWords);
-    }
   }
-  // Where decompress puts the weight of a low byte.
-  static constexpr int word_of(int byte) {
-    return byte % 16 / 8 * kWords + byte / 16 * 8 + byte % 8;
-  }
-  // Makes the columns of [k, end) plain, k a multiple of kChunk.
-  HELM_INLINE void finish(int64_t k, int64_t end) const {
+  // The first column, from k on, of a chunk that has an escape in any row or ends beyond `end`.
+  HELM_INLINE int64_t next_plain(int64_t k, int64_t end) const {
+    int64_t next = end / kChunk * kChunk;
     for (int r = 0; r < N; ++r) {
+      for (int64_t i = 0; i < escape_count[r]; ++i) {
+        const int64_t col = escapes[r][i].col - k0;
+        if (col >= next) break;
+        if (col >= k) next = col / kChunk * kChunk;
+      }
+    }
+    return next;
+  }
+  // Makes the columns of [k, end) plain, k a multiple of kChunk. Apart from what calls it, whose
+  // sums it would push out of their registers.
+  __attribute__((noinline)) void finish(int64_t k, int64_t end) const {
+    for (int r = 0; r < N; ++r) {
+      uint16_t* row = at + r * step;
       for (int64_t chunk = k; chunk < end; chunk += kChunk) {
         each<kVectors>([&](auto which) HELM_LAMBDA_INLINE {
           constexpr int I = decltype(which)::value;
           Words words[2];
           vector<I>(r, chunk, words);
-          uint16_t* to = at + r * step + chunk + I * kVector;
+          uint16_t* to = row + chunk + I * kVector;
           V::store_words(to, P::in_order(words[0]));
           V::store_words(to + kWords, P::in_order(words[1]));
         });
       }
+      for (int64_t i = 0; i < escape_count[r]; ++i) {
+        const int64_t col = escapes[r][i].col - k0;
+        if (col >= k && col < end) row[col] = escapes[r][i].bits;
+      }
     }
   }
   // With every chunk as much of what comes later is fetched.
-  HELM_INLINE void fetch_chunk(int r, int64_t k, int64_t far) const {
-    const std::byte* row = from + r * from_step;
+  HELM_INLINE void fetch_chunk(int64_t k, Prefetch& prefetch) const {
     HELM_UNROLL
-    for (int64_t line = 0; line < kChunkBytes; line += kLineBytes) {
-      __builtin_prefetch(row + far + line, 0, 2);
-      __builtin_prefetch(row + compressed_bytes(k) + kNearBytes + line);
+    for (int r = 0; r < N; ++r) {
+      const std::byte* row = from + r * from_step;
+      HELM_UNROLL
+      for (int64_t line = 0; line < kChunkBytes; line += kLineBytes) {
+        __builtin_prefetch(row + prefetch.far + line, 0, 2);
+        __builtin_prefetch(row + compressed_bytes(k) + kNearBytes + line);
+      }
     }
+    prefetch.far += kChunkBytes / kCompressedLineBytes * prefetch.step;
   }
-  HELM_INLINE void fetch(int64_t, int64_t, int64_t) const {}  // of the columns of no whole chunk
+  template <int>
+  HELM_INLINE void fetch(int64_t, Prefetch&) const {}  // of columns made plain: with their chunk
 };
 
 // Both kinds of weights give `count` rows, `step` rows apart, of which columns [k0, k0 + n) are
