@@ -45,6 +45,7 @@ struct KeyBlock {
   const float* v_scale;  // [count] or null
   int64_t first;
   int64_t count;
+  int64_t bytes;  // of K, as of V
 };
 
 // How many of a block's keys, from its first, some row of [row0, row0 + end) sees.
@@ -64,12 +65,14 @@ KeyBlock key_block(const KvSpan& span, int64_t first, int64_t end, int64_t head_
   using Store = typename Elem<V, D>::Store;
   if (span.k == nullptr) return {};
   const bool scaled = span.k_scale != nullptr;
+  const int64_t count = min_of(kKeyBlock, end - first);
   return {static_cast<const Store*>(span.k) + first * head_dim,
           static_cast<const Store*>(span.v) + first * head_dim,
           scaled ? span.k_scale + first : nullptr,
           scaled ? span.v_scale + first : nullptr,
           first,
-          min_of(kKeyBlock, end - first)};
+          count,
+          count * head_dim * static_cast<int64_t>(sizeof(Store))};
 }
 
 // x(j) *= scale(j)
@@ -182,10 +185,10 @@ void attention(const AttentionArgs& a) {
         const SeenKeys seen{a, row0, now};
         score_block<Dot<V, D>>({scratch.q, a.head_dim}, rows, a.head_dim,
                                static_cast<const Store*>(now.k), seen, scratch.scores,
-                               distance(next.k, now.k));
+                               Ahead::of(next.k, next.bytes, now.k));
         softmax_rows<V, D>(a, scratch, row0, rows, now);
         output<V, D>(scratch.scores, scratch.correct, rows, seen, static_cast<const Store*>(now.v),
-                     a.head_dim, a.o + row0 * a.head_dim, distance(next.v, now.v));
+                     a.head_dim, a.o + row0 * a.head_dim, Ahead::of(next.v, next.bytes, now.v));
       });
 }
 

@@ -1,5 +1,5 @@
 // The two products of attention over one block of keys as stored: scores and outputs.
-// While a block is read, the block that lies `ahead` of it is fetched, so that memory works while
+// While a block is read, the block that lies ahead of it is fetched, so that memory works while
 // scores become weights. Knows no masks and no softmax.
 #pragma once
 
@@ -11,27 +11,38 @@ namespace {
 inline constexpr int64_t kKeyBlock = 128;  // a tile's scores and K and V of a block stay in L2
 inline constexpr int kPvRows = 6;          // rows per register tile of the output
 
-// How far the bytes to fetch lie ahead of those that are read, 0: fetch nothing.
-HELM_INLINE int64_t distance(const void* next, const void* now) {
-  return next ? static_cast<int64_t>(reinterpret_cast<intptr_t>(next) -
-                                     reinterpret_cast<intptr_t>(now))
-              : 0;
-}
+// What is fetched while a block is read: of its bytes before `until` those that lie `by` on; by 0:
+// nothing.
+struct Ahead {
+  int64_t by = 0;
+  const char* until = nullptr;
 
-// Of a block's elements at p, which end at `end`: fetches what lies `ahead` to L2, as a block more
+  // The following block, if there is one, as much of it as this one is long.
+  static Ahead of(const void* next, int64_t next_bytes, const void* now) {
+    if (next == nullptr) return {};
+    return {
+        static_cast<int64_t>(reinterpret_cast<intptr_t>(next) - reinterpret_cast<intptr_t>(now)),
+        static_cast<const char*>(now) + next_bytes};
+  }
+};
+
+// Of a block's elements at p, which end at `end`: fetches what lies ahead to L2, as a block more
 // would push this block's scores and keys out of a 32 KiB L1; and what lies `near` bytes on, of
 // this block, from there to L1. Lines in between are asked for once more: while its queues are full
 // a core drops requests, and a block in L2 is computed faster than memory delivers the next one
 // (Zen 4: 3 to 5 points of the ceiling).
 inline constexpr int64_t kAgainBytes = 4096;
 template <int64_t Bytes>
-HELM_INLINE void fetch(const void* p, int64_t ahead, int64_t near, const void* end) {
+HELM_INLINE void fetch(const void* p, Ahead ahead, int64_t near, const void* end) {
   const auto* first = static_cast<const char*>(p);
+  const bool follows = first < ahead.until;
   const bool again = first + kAgainBytes < static_cast<const char*>(end);
   HELM_UNROLL
   for (int64_t b = 0; b < Bytes; b += kLineBytes) {
-    __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<intptr_t>(first) + ahead + b),
-                       0, 2);
+    if (follows) {
+      __builtin_prefetch(
+          reinterpret_cast<const char*>(reinterpret_cast<intptr_t>(first) + ahead.by + b), 0, 2);
+    }
     if (again) __builtin_prefetch(first + kAgainBytes + b, 0, 2);
     __builtin_prefetch(first + near + b);
   }
@@ -54,7 +65,7 @@ struct QueryRows {
 // stands for those that do not exist. P multiplies; the order of the sum is that of matmul.h.
 template <class P, int T>
 HELM_INLINE void score_tile(QueryRows<P> q, int64_t head_dim, const typename P::Store* k,
-                            int64_t keys, float* scores, int64_t ahead) {
+                            int64_t keys, float* scores, Ahead ahead) {
   using V = typename P::V;
   using F = typename V::F;
   using Store = typename P::Store;
@@ -80,8 +91,9 @@ HELM_INLINE void score_tile(QueryRows<P> q, int64_t head_dim, const typename P::
   };
   int64_t d = 0;
   for (; d + P::kStep <= head_dim; d += P::kStep) {
-    if (ahead != 0)
+    if (ahead.by != 0) {
       fetch<kBytes>(k + K * d, ahead, K * head_dim * int64_t{sizeof(Store)}, k + keys * head_dim);
+    }
     step([](const Store* p) HELM_LAMBDA_INLINE { return P::load_w(p); },
          [](const Input* p) HELM_LAMBDA_INLINE { return P::load_a(p); }, d);
   }
@@ -100,7 +112,7 @@ HELM_INLINE void score_tile(QueryRows<P> q, int64_t head_dim, const typename P::
 
 template <class P, int T>
 void score_rows(QueryRows<P> q, int64_t head_dim, const typename P::Store* k, int64_t keys,
-                float* scores, int64_t ahead) {
+                float* scores, Ahead ahead) {
   for (int64_t j = 0; j < keys; j += score_keys<typename P::V>(T)) {
     score_tile<P, T>(q, head_dim, k + j * head_dim, keys - j, scores + j, ahead);
   }
@@ -111,11 +123,11 @@ void score_rows(QueryRows<P> q, int64_t head_dim, const typename P::Store* k, in
 // see, in a block; what a tile has not computed is undefined.
 template <class P, class Seen>
 void score_block(QueryRows<P> q, int64_t rows, int64_t head_dim, const typename P::Store* k,
-                 Seen seen, float* scores, int64_t ahead) {
+                 Seen seen, float* scores, Ahead ahead) {
   constexpr int kMost = P::V::kScoreRows;
   const int64_t tiles = (rows + kMost - 1) / kMost;
   const int64_t most = (rows + tiles - 1) / tiles, full = rows - tiles * (most - 1);
-  for (int64_t i = 0, end = 0; i < tiles; ++i, ahead = 0) {
+  for (int64_t i = 0, end = 0; i < tiles; ++i, ahead = {}) {
     const int64_t n = i < full ? most : most - 1;
     const int64_t keys = seen(end += n);
     switch (n) {
@@ -134,7 +146,7 @@ void score_block(QueryRows<P> q, int64_t rows, int64_t head_dim, const typename 
 template <class V, DType D, int R, int N>
 HELM_INLINE void output_tile(const float* p, const float* correct, int64_t keys,
                              const typename Elem<V, D>::Store* v, int64_t head_dim, float* o,
-                             int64_t ahead) {
+                             Ahead ahead) {
   using E = Elem<V, D>;
   using F = typename V::F;
   constexpr int64_t kBytes = N * V::kLanes * static_cast<int64_t>(sizeof(typename E::Store));
@@ -149,7 +161,7 @@ HELM_INLINE void output_tile(const float* p, const float* correct, int64_t keys,
   }
   const auto* end = v + keys * head_dim;
   for (int64_t j = 0; j < keys; ++j, v += head_dim) {
-    if (ahead != 0) fetch<kBytes>(v, ahead, 2 * head_dim * int64_t{sizeof(*v)}, end);
+    if (ahead.by != 0) fetch<kBytes>(v, ahead, 2 * head_dim * int64_t{sizeof(*v)}, end);
     F x[N];
     HELM_UNROLL
     for (int n = 0; n < N; ++n) x[n] = E::load(v + n * V::kLanes);
@@ -180,7 +192,7 @@ void output_tail(const float* p, float correct, int64_t keys, const typename Ele
 
 template <class V, DType D, int R>
 void output_rows(const float* p, const float* correct, int64_t keys,
-                 const typename Elem<V, D>::Store* v, int64_t head_dim, float* o, int64_t ahead) {
+                 const typename Elem<V, D>::Store* v, int64_t head_dim, float* o, Ahead ahead) {
   constexpr int N = V::kOutputVectors[R];
   int64_t d = 0;
   for (; d + N * V::kLanes <= head_dim; d += N * V::kLanes) {
@@ -199,8 +211,8 @@ void output_rows(const float* p, const float* correct, int64_t keys,
 // seen: as score_block's; all weights of other keys are zero.
 template <class V, DType D, class Seen>
 void output(const float* p, const float* correct, int64_t rows, Seen seen,
-            const typename Elem<V, D>::Store* v, int64_t head_dim, float* o, int64_t ahead) {
-  for (int64_t r = 0; r < rows; r += kPvRows, ahead = 0) {
+            const typename Elem<V, D>::Store* v, int64_t head_dim, float* o, Ahead ahead) {
+  for (int64_t r = 0; r < rows; r += kPvRows, ahead = {}) {
     const int64_t keys = seen(min_of(rows, r + kPvRows));
     const float* pr = p + r * kKeyBlock;
     const float* cr = correct + r;
