@@ -15,7 +15,7 @@
 namespace helm::test {
 namespace {
 
-enum class Rare { kNone, kSome, kAll };
+enum class Rare { kNone, kFew, kSome, kAll };
 
 // Normal numbers; of some weights, or all, any bits at all but, on request, infinities and NaN.
 std::vector<uint16_t> random_weights(int64_t n, uint32_t seed, Rare rare, bool finite) {
@@ -24,7 +24,8 @@ std::vector<uint16_t> random_weights(int64_t n, uint32_t seed, Rare rare, bool f
   std::vector<uint16_t> weights;
   for (int64_t i = 0; i < n; ++i) {
     uint16_t w = encode_bf16(normal(rng));
-    if (rare == Rare::kAll || (rare == Rare::kSome && rng() % 100 == 0)) {
+    if (rare == Rare::kAll || (rare == Rare::kSome && rng() % 100 == 0) ||
+        (rare == Rare::kFew && rng() % 800 == 0)) {
       w = static_cast<uint16_t>(rng());
       if (rng() % 8 == 0) w &= 0x8000;                   // a zero
       if (finite && (w & 0x7f80) > 0x6000) w &= 0x9fff;  // no product overflows
@@ -121,7 +122,7 @@ void check_products(const Matrix& m, const cpu::KernelTable& table, int64_t toke
 TEST_CASE(
     "compression: every weight comes back in every tier, of which all find the same escapes") {
   uint32_t seed = 1;
-  for (Rare rare : {Rare::kNone, Rare::kSome, Rare::kAll}) {
+  for (Rare rare : {Rare::kNone, Rare::kFew, Rare::kSome, Rare::kAll}) {
     for (int64_t cols : {1, 63, 64, 65, 127, 128, 129, 1000, 4096}) {
       const std::vector<uint16_t> weights = random_weights(5 * cols, seed++, rare, false);
       const Matrix first(*cpu::kernels_scalar(), weights, 5, cols);
@@ -169,6 +170,11 @@ TEST_CASE("compression: products have the bits of plain weights'") {
     }
     const Matrix tall(*table, random_weights(261 * 70, seed, Rare::kSome, true), 261, 70);
     for (int64_t tokens : {1, 8, 70, 113}) check_products(tall, *table, tokens, 0, true, seed++);
+    // Chunks with escapes among those without.
+    const Matrix mixed(*table, random_weights(37 * 3100, seed, Rare::kFew, true), 37, 3100);
+    for (int64_t tokens = 1; tokens < 10; ++tokens) {
+      check_products(mixed, *table, tokens, 0, true, seed++);
+    }
   }
 }
 

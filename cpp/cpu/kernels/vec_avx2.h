@@ -132,9 +132,6 @@ struct VecAvx2 {
     const __m256i l = load_bytes(low);
     out[0] = _mm256_unpacklo_epi8(l, h), out[1] = _mm256_unpackhi_epi8(l, h);
   }
-  HELM_INLINE static Words load_words(const uint16_t* p) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  }
   HELM_INLINE static void store_words(uint16_t* p, Words v) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v);
   }

@@ -125,7 +125,6 @@ struct VecAvx512 {
     const __m512i l = _mm512_loadu_si512(low);
     out[0] = _mm512_unpacklo_epi8(l, h), out[1] = _mm512_unpackhi_epi8(l, h);
   }
-  HELM_INLINE static Words load_words(const uint16_t* p) { return _mm512_loadu_si512(p); }
   HELM_INLINE static void store_words(uint16_t* p, Words v) { _mm512_storeu_si512(p, v); }
   // Floats of words that lie as place_of_float says, the first or the second vector; and the words
   // in the order of the weights.

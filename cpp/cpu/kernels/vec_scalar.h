@@ -151,11 +151,6 @@ struct VecScalar {
           static_cast<uint16_t>(high << 8 | static_cast<uint8_t>(low[i]));
     }
   }
-  HELM_INLINE static Words load_words(const uint16_t* p) {
-    Words v;
-    __builtin_memcpy(v.x, p, sizeof v.x);
-    return v;
-  }
   HELM_INLINE static void store_words(uint16_t* p, Words v) {
     __builtin_memcpy(p, v.x, sizeof v.x);
   }
