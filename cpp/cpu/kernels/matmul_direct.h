@@ -134,7 +134,7 @@ void direct_tile(const MatmulArgs& m, const Rows& rows, int64_t row, int64_t row
         if (k == k1) break;
         end = min_of(k1, k + kChunk);
         rows.fetch_chunk(k, prefetch);
-        rows.finish(k, end);
+        rows.make_plain(k, end);
       }
       for (; k + kSteps * P::kStep <= end; k += kSteps * P::kStep) {
         rows.template fetch<R>(k, prefetch);

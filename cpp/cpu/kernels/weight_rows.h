@@ -93,7 +93,8 @@ constexpr int64_t plain_bytes(int64_t rows, int64_t cols) {
 
 // N rows that one tile reads: they are made plain in registers, so that reading memory and
 // computing overlap. (By way of L1 half of the rate is lost where a vector is loaded before its
-// store is done.)
+// store is done.) But for the few chunks with escapes: to look for those at every vector took the
+// registers that the sums need.
 template <class P, int N>
 struct CompressedRows {
   using V = typename P::V;
@@ -112,7 +113,7 @@ struct CompressedRows {
   const Escape* escapes[N];
   int64_t escape_count[N];
 
-  // Vector I of the chunk that begins at column k of a row, escapes not set right.
+  // Vector I of the chunk that begins at column k of a row; escapes are not set right.
   template <int I>
   HELM_INLINE void vector(int r, int64_t k, Words (&out)[2]) const {
     const std::byte* chunk = from + r * from_step + compressed_bytes(k);
@@ -132,8 +133,8 @@ struct CompressedRows {
     return next;
   }
   // Makes the columns of [k, end) plain, k a multiple of kChunk. Apart from what calls it, whose
-  // sums it would push out of their registers.
-  __attribute__((noinline)) void finish(int64_t k, int64_t end) const {
+  // registers are full of sums.
+  __attribute__((noinline)) void make_plain(int64_t k, int64_t end) const {
     for (int r = 0; r < N; ++r) {
       uint16_t* row = at + r * step;
       for (int64_t chunk = k; chunk < end; chunk += kChunk) {
@@ -229,7 +230,7 @@ struct CompressedWeights {
     for (int64_t r = 0; r < count; ++r) {
       auto one = rows_once<1>(row + r * step, 0, k0);
       one.at += r * plain_stride(n);
-      one.finish(0, n);
+      one.make_plain(0, n);
     }
     const int64_t row_bytes = compressed_row_bytes(m.cols);
     return {plain, plain_stride(n), m.chunks + row * row_bytes + compressed_bytes(k0),
