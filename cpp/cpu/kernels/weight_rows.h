@@ -62,6 +62,8 @@ struct StoredRows {
 HELM_INLINE constexpr int64_t compressed_bytes(int64_t cols) {
   return cols * kChunkBytes / kChunk;
 }
+// Farther than of stored rows, as a chunk's three lines are asked for together.
+inline constexpr int64_t kCompressedFarBytes = 2304;
 inline constexpr int64_t kCompressedLineBytes =
     compressed_bytes(kLineBytes / static_cast<int64_t>(sizeof(uint16_t)));
 
@@ -238,7 +240,7 @@ struct CompressedWeights {
   }
   // Of several tiles, the same columns of the next row.
   HELM_INLINE Prefetch prefetch(int64_t n, int64_t i, int64_t tiles) const {
-    const int64_t far = tiles == 1 ? kFarBytes : compressed_row_bytes(m.cols);
+    const int64_t far = tiles == 1 ? kCompressedFarBytes : compressed_row_bytes(m.cols);
     return {far + compressed_row_bytes(n) * i / tiles, (kCompressedLineBytes + tiles - 1) / tiles};
   }
 };
