@@ -11,13 +11,13 @@ namespace {
 inline constexpr int64_t kKeyBlock = 128;  // a tile's scores and K and V of a block stay in L2
 inline constexpr int kPvRows = 6;          // rows per register tile of the output
 
-// What is fetched while a block is read: of its bytes before `until` those that lie `by` on; by 0:
+// What is fetched while a block is read: for its bytes before `until` those that lie `by` on; by 0:
 // nothing.
 struct Ahead {
   int64_t by = 0;
   const char* until = nullptr;
 
-  // The following block, if there is one, as much of it as this one is long.
+  // The following block, if there is one, as far as this one is as long.
   static Ahead of(const void* next, int64_t next_bytes, const void* now) {
     if (next == nullptr) return {};
     return {
