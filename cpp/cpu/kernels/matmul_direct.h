@@ -83,6 +83,7 @@ void direct_tile(const MatmulArgs& m, const Rows& rows, int64_t row, int64_t row
   constexpr int kSums = (R * T + kQuad - 1) / kQuad * kQuad;
   const Store* w = rows.at;
   const int64_t w_step = rows.step;
+  const int64_t a_step = m.a_stride;
   using Input = typename P::Input;
   const Input* a = reinterpret_cast<const Input*>(m.a) + token * m.a_stride;
   float c[kSums] = {};
@@ -103,14 +104,14 @@ void direct_tile(const MatmulArgs& m, const Rows& rows, int64_t row, int64_t row
         for (int r = 0; r < R; ++r) x[r] = load_w(w + r * w_step + k);
         HELM_UNROLL
         for (int t = 0; t < T; ++t) {
-          const typename P::A y = load_a(a + t * m.a_stride + k);
+          const typename P::A y = load_a(a + t * a_step + k);
           HELM_UNROLL
           for (int r = 0; r < R; ++r) acc[r * T + t] = P::fma(x[r], y, acc[r * T + t]);
         }
       } else {
         typename P::A y[T];
         HELM_UNROLL
-        for (int t = 0; t < T; ++t) y[t] = load_a(a + t * m.a_stride + k);
+        for (int t = 0; t < T; ++t) y[t] = load_a(a + t * a_step + k);
         HELM_UNROLL
         for (int r = 0; r < R; ++r) {
           const typename P::W x = load_w(w + r * w_step + k);
@@ -118,6 +119,7 @@ void direct_tile(const MatmulArgs& m, const Rows& rows, int64_t row, int64_t row
           for (int t = 0; t < T; ++t) acc[r * T + t] = P::fma(x, y[t], acc[r * T + t]);
         }
       }
+      keep_order<V>();
     };
     const auto load_w = [](const Store* p) HELM_LAMBDA_INLINE { return P::load_w(p); };
     const auto load_a = [](const Input* p) HELM_LAMBDA_INLINE { return P::load_a(p); };
@@ -129,7 +131,7 @@ void direct_tile(const MatmulArgs& m, const Rows& rows, int64_t row, int64_t row
         const int64_t plain = rows.next_plain(k, k1);
         for (; k < plain; k += kChunk) {
           rows.fetch_chunk(k, prefetch);
-          compressed_chunk<P, R, T>(rows, a, m.a_stride, k, acc);
+          compressed_chunk<P, R, T>(rows, a, a_step, k, acc);
         }
         if (k == k1) break;
         end = min_of(k1, k + kChunk);
@@ -174,31 +176,34 @@ MatmulArgs columns_of(const MatmulArgs& m, int64_t k0, int64_t cols) {
 
 // All tokens in tiles of C or C - 1, one group of rows after the other: a group's weights come from
 // memory for the first tile and from cache for the others. Of several tiles each asks for its share
-// of what comes next, so that memory is busy during all of them.
-template <class P, int C, class Weights>
+// of what comes next, so that memory is busy during all of them. Once: a single tile reads rows
+// that it makes plain itself; others are tiled as stored rows are, whatever they were made from.
+template <class P, int C, bool Once, class Weights>
 void direct_rows(const MatmulArgs& m, const Weights& w, int64_t tiles) {
   static_assert(Weights::kCols == INT64_MAX || Weights::kCols % P::kBlock == 0);
-  constexpr int kRows = Weights::kRowsPerTokens[C];
+  constexpr int kRows = [] {
+    if constexpr (Once) return Weights::kRowsPerTokens[C];
+    return P::V::kRowsPerTokens[C];
+  }();
   const int64_t full = m.tokens - tiles * (C - 1);  // tiles of C tokens, they come first
   const int64_t step = m.rows / kRows;
   const auto columns = [&](auto count, const MatmulArgs& part, int64_t row,
                            int64_t k0) HELM_LAMBDA_INLINE {
     constexpr int R = decltype(count)::value;
-    if constexpr (Weights::kReadOnce) {
-      if (tiles == 1) {
-        const auto rows = w.template rows_once<R>(row, step, k0);
-        return direct_tile<P, R, C>(part, rows, row, step, 0, w.prefetch(part.cols, 0, 1));
-      }
-    }
-    const auto rows = w.rows(row, step, R, k0, part.cols);
-    for (int64_t i = 0, t = 0; i < tiles; ++i) {
-      const Prefetch prefetch = w.prefetch(part.cols, i, tiles);
-      if (i < full) {
-        direct_tile<P, R, C>(part, rows, row, step, t, prefetch);
-        t += C;
-      } else if constexpr (C > 1) {
-        direct_tile<P, R, C - 1>(part, rows, row, step, t, prefetch);
-        t += C - 1;
+    if constexpr (Once) {
+      const auto rows = w.template rows_once<R>(row, step, k0);
+      direct_tile<P, R, C>(part, rows, row, step, 0, w.prefetch(part.cols, 0, 1));
+    } else {
+      const auto rows = w.rows(row, step, R, k0, part.cols);
+      for (int64_t i = 0, t = 0; i < tiles; ++i) {
+        const Prefetch prefetch = w.prefetch(part.cols, i, tiles);
+        if (i < full) {
+          direct_tile<P, R, C>(part, rows, row, step, t, prefetch);
+          t += C;
+        } else if constexpr (C > 1) {
+          direct_tile<P, R, C - 1>(part, rows, row, step, t, prefetch);
+          t += C - 1;
+        }
       }
     }
   };
@@ -219,28 +224,35 @@ void direct_product(const MatmulArgs& m, const Weights& w) {
   static_assert(kMax >= P::V::kDirectTile && kMax <= 8);
   const int64_t most = m.tokens <= kMax ? kMax : P::V::kDirectTile;
   const int64_t tiles = (m.tokens + most - 1) / most;
+  const auto rows = [&](auto count) HELM_LAMBDA_INLINE {
+    constexpr int C = decltype(count)::value;
+    if constexpr (Weights::kReadOnce) {
+      if (tiles == 1) return direct_rows<P, C, true>(m, w, 1);
+    }
+    if constexpr (C <= P::V::kDirectTile) direct_rows<P, C, false>(m, w, tiles);
+  };
   switch ((m.tokens + tiles - 1) / tiles) {
     case 1:
-      return direct_rows<P, 1>(m, w, tiles);
+      return rows(Count<1>{});
     case 2:
-      return direct_rows<P, 2>(m, w, tiles);
+      return rows(Count<2>{});
     case 3:
-      if constexpr (kMax >= 3) return direct_rows<P, 3>(m, w, tiles);
+      if constexpr (kMax >= 3) return rows(Count<3>{});
       break;
     case 4:
-      if constexpr (kMax >= 4) return direct_rows<P, 4>(m, w, tiles);
+      if constexpr (kMax >= 4) return rows(Count<4>{});
       break;
     case 5:
-      if constexpr (kMax >= 5) return direct_rows<P, 5>(m, w, tiles);
+      if constexpr (kMax >= 5) return rows(Count<5>{});
       break;
     case 6:
-      if constexpr (kMax >= 6) return direct_rows<P, 6>(m, w, tiles);
+      if constexpr (kMax >= 6) return rows(Count<6>{});
       break;
     case 7:
-      if constexpr (kMax >= 7) return direct_rows<P, 7>(m, w, tiles);
+      if constexpr (kMax >= 7) return rows(Count<7>{});
       break;
     case 8:
-      if constexpr (kMax >= 8) return direct_rows<P, 8>(m, w, tiles);
+      if constexpr (kMax >= 8) return rows(Count<8>{});
       break;
   }
 }

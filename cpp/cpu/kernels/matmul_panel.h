@@ -142,26 +142,36 @@ HELM_INLINE void lane_sums(const float* a, const float* w, int64_t steps,
     HELM_UNROLL
     for (int n = 0; n < N; ++n) acc[t][n] = second[t][n] = V::zero();
   }
-  for (int64_t s = 0; s < steps; ++s) {
+  const auto step = [&](int64_t s) HELM_LAMBDA_INLINE {
     typename P::W x[L][N];
     HELM_UNROLL
     for (int l = 0; l < L; ++l) {
+      const float* at = w + l * w_lane + s * kPanelTileRows<V>;
       HELM_UNROLL
-      for (int n = 0; n < N; ++n) x[l][n] = P::packed_w(w + l * w_lane + n * V::kLanes);
+      for (int n = 0; n < N; ++n) x[l][n] = P::packed_w(at + n * V::kLanes);
     }
     HELM_UNROLL
     for (int t = 0; t < T; ++t) {
       HELM_UNROLL
       for (int l = 0; l < L; ++l) {
-        const typename P::A y = P::packed_a(a + t * 4 + added(l));
+        const typename P::A y = P::packed_a(a + (s * T + t) * 4 + added(l));
         auto& sums = l == 0 ? acc : second;
         HELM_UNROLL
         for (int n = 0; n < N; ++n) sums[t][n] = P::fma(x[l][n], y, sums[t][n]);
       }
     }
-    w += kPanelTileRows<V>;
-    a += T * 4;
-  }
+    keep_order<V>();
+  };
+  const auto some = [&](auto count) HELM_LAMBDA_INLINE {
+    constexpr int S = decltype(count)::value;
+    HELM_UNROLL
+    for (int s = 0; s < S; ++s) step(s);
+    w += S * kPanelTileRows<V>;
+    a += S * T * 4;
+  };
+  int64_t left = steps;
+  for (; left >= V::kPanelUnroll; left -= V::kPanelUnroll) some(Count<V::kPanelUnroll>{});
+  for (; left > 0; --left) some(Count<1>{});
   if constexpr (L == 1) return;
   HELM_UNROLL
   for (int t = 0; t < T; ++t) {

@@ -22,6 +22,14 @@ namespace {
 
 inline constexpr int64_t kLineBytes = 64;  // of every cache
 
+// Between two steps along k: the loads of the next stay behind the sums of this one. Where sums
+// take most of sixteen registers, compilers move loads ahead and a sum to the stack in their place,
+// or not, from one build to the next.
+template <class V>
+HELM_INLINE void keep_order() {
+  if constexpr (V::kKeepOrder) __asm__ volatile("" ::: "memory");
+}
+
 HELM_INLINE float f32_from_bits(uint32_t u) {
   float f;
   __builtin_memcpy(&f, &u, 4);

@@ -13,18 +13,21 @@ struct VecAvx2 {
   static constexpr int kLanes = 8;
   using F = __m256;
 
-  static constexpr int64_t kBlock = 512;  // k per accumulator, see matmul.h
-  static constexpr int kScoreRows = 3;    // 4 x 3 accumulators + 3 + 1 = 16 registers
-  static constexpr int kPanelTokens = 6;  // 2 x 6 accumulators + 2 + 1 of 16 registers
+  static constexpr int64_t kBlock = 1024;  // k per accumulator, see matmul.h
+  static constexpr int kScoreRows = 3;     // 4 x 3 accumulators + 3 + 1 = 16 registers
+  static constexpr int kPanelTokens = 6;   // 2 x 6 accumulators + 2 + 1 of 16 registers
   static constexpr int kPanelVectors = 2;
   static constexpr int kPanelLanes = 1;
-  static constexpr int64_t kPanelRows = 128;  // with a block of k 256 KiB, half of a small L2
-  static constexpr int64_t kDirectTokens = 16;
-  // Rows per direct tile by tokens. For one token four streams measured faster than six (Zen 4, a
-  // twentieth where rows are of 2 KiB) and no slower than two where they are longer.
-  static constexpr int kRowsPerTokens[5] = {0, 4, 6, 4, 3};
+  static constexpr int kPanelUnroll = 2;
+  static constexpr int64_t kPanelRows = 64;  // with a block of k 256 KiB, half of a small L2
+  static constexpr int64_t kDirectTokens = 24;
+  // Rows per direct tile by tokens. Three streams of weights measured faster than four or two (Zen
+  // 3: a seventh of one token's products from memory); with three tokens four rows leave no
+  // register.
+  static constexpr int kRowsPerTokens[5] = {0, 3, 3, 3, 3};
   static constexpr int kDirectTile = 4;
-  // The same of compressed weights.
+  static constexpr bool kKeepOrder = true;  // see keep_order
+  // Rows per tile of compressed weights that it makes plain itself.
   static constexpr int kCompressedRowsPerTokens[5] = {0, 4, 4, 2, 2};
   static constexpr int kCompressedTile = 4;
   static constexpr int kOutputVectors[7] = {0, 8, 4, 4, 2, 2, 2};

@@ -18,13 +18,15 @@ struct VecAvx512 {
   static constexpr int kPanelTokens = 6;   // 2 x 2 x 6 accumulators + 4 + 1 of 32 registers
   static constexpr int kPanelVectors = 2;
   static constexpr int kPanelLanes = 2;
+  static constexpr int kPanelUnroll = 1;
   static constexpr int64_t kPanelRows = 128;  // with a block of k half a megabyte, half of L2
   static constexpr int64_t kDirectTokens = 96;
   // Rows per direct tile by tokens. For one token four streams measured faster than six (Zen 4, a
   // twentieth where rows are of 2 KiB) and no slower than two where they are longer.
   static constexpr int kRowsPerTokens[7] = {0, 4, 4, 6, 6, 4, 4};
   static constexpr int kDirectTile = 6;
-  // The same of compressed weights.
+  static constexpr bool kKeepOrder = false;
+  // Rows per tile of compressed weights that it makes plain itself.
   static constexpr int kCompressedRowsPerTokens[7] = {0, 4, 4, 4, 4, 4, 4};
   static constexpr int kCompressedTile = 6;
   static constexpr int kOutputVectors[7] = {0, 8, 8, 4, 4, 4, 4};

@@ -18,11 +18,13 @@ struct VecScalar {
   static constexpr int kPanelTokens = 4;
   static constexpr int kPanelVectors = 2;
   static constexpr int kPanelLanes = 1;
+  static constexpr int kPanelUnroll = 1;
   static constexpr int64_t kPanelRows = 128;
   static constexpr int64_t kDirectTokens = 8;
   static constexpr int kRowsPerTokens[3] = {0, 4, 2};
   static constexpr int kDirectTile = 2;
-  // The same of compressed weights.
+  static constexpr bool kKeepOrder = false;
+  // Rows per tile of compressed weights that it makes plain itself.
   static constexpr int kCompressedRowsPerTokens[3] = {0, 4, 2};
   static constexpr int kCompressedTile = 2;
   static constexpr int kOutputVectors[7] = {0, 4, 2, 1, 1, 1, 1};

@@ -179,9 +179,7 @@ template <class V, class Store>
 struct StoredWeights {
   static constexpr bool kReadOnce = false;
   static constexpr int64_t kCols = INT64_MAX;
-  // Of a direct tile.
   static constexpr int kTileTokens = V::kDirectTile;
-  static constexpr const auto& kRowsPerTokens = V::kRowsPerTokens;
 
   const Store* w;  // [rows, cols]
   int64_t cols;
