@@ -126,7 +126,7 @@ struct ActivationArgs {
 // Above this many rows of input a product is bound by arithmetic; up to it no tier packs them.
 constexpr int64_t kDecodeTokens = 8;
 
-constexpr int kReadProbes = 2;
+constexpr int kReadProbes = 3;
 
 // All kernels of one ISA tier. Arrays are indexed by DType.
 struct KernelTable {

@@ -39,11 +39,11 @@ HELM_INLINE typename V::F read_line(const char* line, typename V::F acc) {
   return acc;
 }
 
-// kStreams sequential streams at once.
+// kStreams sequential streams at once, then the lines that are left.
 template <class V, int kStreams, int64_t kFar, int64_t kNear>
 void probe_read(const void* p, int64_t bytes, float* sink) {
   const char* base = static_cast<const char*>(p);
-  const int64_t step = bytes / kStreams;
+  const int64_t step = bytes / kStreams / kLineBytes * kLineBytes;
   typename V::F acc[kStreams];
   for (int i = 0; i < kStreams; ++i) acc[i] = V::zero();
   for (int64_t b = 0; b < step; b += kLineBytes) {
@@ -51,6 +51,9 @@ void probe_read(const void* p, int64_t bytes, float* sink) {
     for (int i = 0; i < kStreams; ++i) {
       acc[i] = read_line<V, kFar, kNear>(base + i * step + b, acc[i]);
     }
+  }
+  for (int64_t b = kStreams * step; b < bytes; b += kLineBytes) {
+    acc[0] = read_line<V, kFar, kNear>(base + b, acc[0]);
   }
   for (int i = 1; i < kStreams; ++i) acc[0] = V::add(acc[0], acc[i]);
   *sink = V::sum(acc[0]);

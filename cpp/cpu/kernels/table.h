@@ -45,8 +45,10 @@ constexpr KernelTable make_table(const char* name) {
   t.quantize = quantize<V>;
   t.add = add<V>;
   t.probe_fma = probe_fma<V>;
-  // More lines in flight than one stream's prefetcher keeps; and one stream, for the fewest pages.
+  // More lines in flight than one stream's prefetcher keeps; one stream, for the fewest pages; and
+  // a few, of which a core may keep track best.
   t.probe_read[0] = probe_read<V, 8, 0, 1024>, t.probe_read[1] = probe_read<V, 1, 4096, 512>;
+  t.probe_read[2] = probe_read<V, 3, 0, 1024>;
   return t;
 }
 
