@@ -3,6 +3,7 @@
 # returns null.
 include(CheckCXXSourceCompiles)
 
+set(HELM_TIERS "avx2;avx512;avx512bf16;amx" CACHE STRING "Instruction set tiers to build, beside scalar")
 set(HELM_ISA_FLAGS_scalar "")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set(HELM_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c)
@@ -27,9 +28,15 @@ set(HELM_KERNEL_FLAGS -ffp-contract=off -fno-lto -fno-exceptions -falign-loops=6
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # its own AVX-512 intrinsics trip this warning
   list(APPEND HELM_KERNEL_FLAGS -Wno-maybe-uninitialized -Wno-uninitialized)
 endif()
-if(HELM_SANITIZE)  # instrumented unrolled tiles take the compiler tens of minutes
-  list(APPEND HELM_KERNEL_FLAGS -O1 -DHELM_NO_UNROLL)
+if(HELM_SANITIZE)  # instrumented tiles, inlined and unrolled, take the compiler tens of minutes
+  list(APPEND HELM_KERNEL_FLAGS -O1 -fno-inline -DHELM_PLAIN_CODE)
 endif()
+
+foreach(isa IN ITEMS avx2 avx512 avx512bf16 amx)
+  if(NOT isa IN_LIST HELM_TIERS)
+    set(HELM_ISA_FLAGS_${isa} "")
+  endif()
+endforeach()
 
 function(helm_set_kernel_flags)
   foreach(isa IN ITEMS scalar avx2 avx512 avx512bf16 amx)

@@ -19,6 +19,7 @@ def build(folder: Path, *options: str, targets: Sequence[str] = ()) -> None:
     if not all(shutil.which(tool) for tool in ("cmake", "ctest", "ninja")):
         pytest.skip("cmake and ninja are not installed")
     _run("cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", "-DHELM_TESTS=ON", "-DHELM_CUDA=OFF",
+         "-DHELM_WERROR=ON",
          f"-DPython_EXECUTABLE={sys.executable}", *options)  # fmt: skip
     _run("cmake", "--build", folder, *(arg for target in targets for arg in ("--target", target)))
 

@@ -148,7 +148,7 @@ class PiecewiseAttention {
 
   // The tiny model's plan with the values of attention in pieces at its end.
   Plan extended(const TinyShape& shape) {
-    Plan plan = Plan::from_json(tiny_model(shape).plan.dump());
+    Plan plan = Plan::from_json(tiny_model(shape).plan);
     const auto value = [&](const char* name, int64_t width) {
       plan.values.push_back({name, width, false});
       return static_cast<ValueIndex>(plan.values.size() - 1);

@@ -104,7 +104,7 @@ TEST_CASE("a stage that never has many rows needs no cuBLAS") {
   const auto device = open_cuda_test_device(0);
   const auto bytes = [&](int64_t step_tokens) {
     few.step_tokens = step_tokens;
-    const auto plan = helm::Plan::from_json(helm::test::tiny_model(few).plan.dump());
+    const auto plan = helm::Plan::from_json(helm::test::tiny_model(few).plan);
     return device->workspace_bytes(plan, plan.units);
   };
   CHECK(bytes(8) < int64_t{1} << 20);

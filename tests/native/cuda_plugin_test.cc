@@ -88,7 +88,7 @@ TEST_CASE("the tables of a step carry the layers of the stage only") {
   helm::test::TinyShape shape;
   shape.layers = 3;
   shape.page_tokens = 4;
-  const auto plan = helm::Plan::from_json(helm::test::tiny_model(shape).plan.dump());
+  const auto plan = helm::Plan::from_json(helm::test::tiny_model(shape).plan);
   const std::span<const helm::UnitSpec> units(plan.units.data() + 2, 2);  // blocks 1 and 2
   const helm::cuda::StepLayout layout(plan, units);
   CHECK(layout.layers == std::vector<int64_t>{1, 2});
@@ -137,7 +137,7 @@ TEST_CASE("the tables of a step carry the blocks that have pages only") {
   helm::test::TinyShape shape;
   shape.layers = 3;
   shape.page_tokens = 4;
-  const auto plan = helm::Plan::from_json(helm::test::tiny_model(shape).plan.dump());
+  const auto plan = helm::Plan::from_json(helm::test::tiny_model(shape).plan);
   helm::AttendOp attend{};
   attend.layer = 2;
   const std::vector<helm::UnitSpec> units = {{"piece", "accelerator", {attend}}};
@@ -184,7 +184,7 @@ TEST_CASE("attention is split into a power of two of pieces, none of few positio
 }
 
 TEST_CASE("a stage that CUDA cannot run is refused when it is compiled") {
-  const auto plan = helm::Plan::from_json(helm::test::tiny_model().plan.dump());
+  const auto plan = helm::Plan::from_json(helm::test::tiny_model().plan);
   helm::cuda::CudaDevice device({}, helm::test::reference_blas());
   const auto refused = [&](const helm::Op& op) {
     const std::vector<helm::UnitSpec> units = {{"unit", "accelerator", {op}}};
@@ -214,7 +214,7 @@ TEST_CASE("a stage that CUDA cannot run is refused when it is compiled") {
 TEST_CASE("the workspace follows its formula") {
   helm::test::TinyShape shape;
   shape.weight_dtype = "f16";
-  const auto plan = helm::Plan::from_json(helm::test::tiny_model(shape).plan.dump());
+  const auto plan = helm::Plan::from_json(helm::test::tiny_model(shape).plan);
   const helm::cuda::WorkspaceLayout layout(plan, plan.units, int64_t{8} << 20);
   CHECK(layout.blas_bytes == int64_t{8} << 20);
   CHECK(layout.narrow_offset == layout.blas_bytes);

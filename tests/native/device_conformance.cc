@@ -75,7 +75,7 @@ class StageRunner {
  public:
   StageRunner(Device& device, const TinyModel& model)
       : account_(device, kUnlimited),
-        plan_(Plan::from_json(model.plan.dump())),
+        plan_(Plan::from_json(model.plan)),
         stream_(device.create_stream()),
         kv_(account_, plan_.kv.pages * plan_.kv.page_bytes(), "the KV cache"),
         workspace_(account_, device.workspace_bytes(plan_, plan_.units), "the workspace"),
@@ -86,7 +86,7 @@ class StageRunner {
     spec.kv = kv_.address();
     spec.workspace = workspace_.address();
     for (const TensorSpec& tensor : plan_.tensors) {
-      spec.weights.push_back(place(encode(tensor.dtype, *model.data.at(tensor.name))));
+      spec.weights.push_back(place(encode(tensor.dtype, *model.tensors.at(tensor.name).data)));
     }
     for (const ValueSpec& value : plan_.values) {
       const int64_t rows = value.per_output ? plan_.limits.step_outputs : plan_.limits.step_tokens;
@@ -319,7 +319,7 @@ void conform_stage(const DeviceFactory& open, const StageCase& test) {
     const Plan& plan = runner.plan();
     std::vector<std::vector<float>> weights;
     for (const TensorSpec& tensor : plan.tensors) {
-      weights.push_back(rounded(tensor.dtype, *model.data.at(tensor.name)));
+      weights.push_back(rounded(tensor.dtype, *model.tensors.at(tensor.name).data));
     }
     PlanOracle oracle(plan, std::move(weights));
     const double relative = relative_bound(plan, test);

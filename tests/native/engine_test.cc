@@ -269,15 +269,14 @@ TinyShape compressible(std::vector<std::string> devices = {}) {
   return shape;
 }
 
-std::unique_ptr<Engine> loaded(helm::test::TinyModel model, const char* loading) {
-  model.plan["loading"] = loading;
-  return tiny_engine(model);
+std::unique_ptr<Engine> loaded(const helm::test::TinyModel& model, const std::string& loading) {
+  return tiny_engine(model.with("/loading", '"' + loading + '"'));
 }
 
 }  // namespace
 
 TEST_CASE("compressed weights take and read less, and give the same bits") {
-  const std::vector<int32_t> ids = token_ids(150, 1);
+  const std::vector<int32_t> ids = token_ids(40, 1);
   for (const std::vector<std::string>& devices :
        {std::vector<std::string>{},
         {"cpu", "accelerator", "cpu", "cpu"},
@@ -306,7 +305,7 @@ TEST_CASE("compressed weights take and read less, and give the same bits") {
 
 TEST_CASE("weights that do not compress are refused by name") {
   auto model = tiny_model(compressible());
-  std::vector<float>& weights = *model.data.at("block.1.up");
+  std::vector<float>& weights = *model.tensors.at("block.1.up").data;
   for (size_t i = 0; i < weights.size(); i += 50) weights[i] = 1e-30F;
   CHECK_THROWS_WITH(
       loaded(model, "compressed"),

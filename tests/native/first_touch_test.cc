@@ -110,7 +110,7 @@ std::vector<LinearOp> linear_ops(const Plan& plan) {
 
 TEST_CASE("weights belong to the member whose decode begins with them") {
   for (const int members : {1, 2, 3, 5}) {
-    const Plan plan = Plan::from_json(tiny_model(large(members)).plan.dump());
+    const Plan plan = Plan::from_json(tiny_model(large(members)).plan);
     const auto shares =
         helm::decode_shares(plan, std::vector<bool>(plan.units.size(), true), members);
     ThreadPool pool(members);
@@ -142,7 +142,7 @@ TEST_CASE("weights belong to the member whose decode begins with them") {
 }
 
 TEST_CASE("shares cover every tensor once, and only matrices of chosen units have readers") {
-  const Plan plan = Plan::from_json(tiny_model(large(3)).plan.dump());
+  const Plan plan = Plan::from_json(tiny_model(large(3)).plan);
   for (const bool chosen : {true, false}) {
     const auto shares = helm::decode_shares(plan, std::vector<bool>(plan.units.size(), chosen), 3);
     REQUIRE(shares.size() == plan.tensors.size());
@@ -254,7 +254,7 @@ void narrow_recorded(const float* from, void* to, int64_t n) {
 TEST_CASE("each member loads the rows that it reads") {
   for (const int members : {1, 2, 5}) {
     const TinyModel model = tiny_model(large(members, "f16"));
-    const Plan plan = Plan::from_json(model.plan.dump());
+    const Plan plan = Plan::from_json(model.plan);
     ThreadPool pool(members);
     std::vector<std::thread::id> ids(static_cast<size_t>(members));
     pool.run(
@@ -319,7 +319,7 @@ TEST_CASE("an engine asks for its threads' CPUs and leaves the caller's alone") 
     ++reports;
   };
   const std::set<pid_t> others = threads_of_process();
-  Engine engine(Plan::from_json(model.plan.dump()), options);
+  Engine engine(Plan::from_json(model.plan), options);
   CHECK(reports > 0);
   CHECK(engine.stats().cpus == cpus);
   std::multiset<int> asked;
@@ -337,14 +337,14 @@ TEST_CASE("an engine asks for its threads' CPUs and leaves the caller's alone") 
 
 TEST_CASE("weights that members load for themselves are those of the model") {
   const TinyModel alone = tiny_model(large(1, "bf16"));
-  Engine reference(Plan::from_json(alone.plan.dump()), alone.options());
+  Engine reference(Plan::from_json(alone.plan), alone.options());
   const std::vector<float> expected = logits_of(reference);
   for (const int threads : {2, 3, 7}) {
     const TinyModel model = tiny_model(large(threads, "bf16"));
     for (const bool pinned : {false, true}) {
       helm::EngineOptions options = model.options();
       if (pinned) options.cpus = one_cpu_each(threads);
-      Engine engine(Plan::from_json(model.plan.dump()), options);
+      Engine engine(Plan::from_json(model.plan), options);
       CHECK(logits_of(engine) == expected);
     }
   }
@@ -354,9 +354,9 @@ TEST_CASE("CPUs that do not go with the threads are refused") {
   const TinyModel model = tiny_model(large(2));
   helm::EngineOptions options = model.options();
   options.cpus = {0};
-  CHECK_THROWS_WITH(Engine(Plan::from_json(model.plan.dump()), options),
+  CHECK_THROWS_WITH(Engine(Plan::from_json(model.plan), options),
                     "[engine] 1 CPUs were named for 2 threads; name one for each thread, or none");
   options.cpus = {0, -3};
-  CHECK_THROWS_WITH(Engine(Plan::from_json(model.plan.dump()), options),
+  CHECK_THROWS_WITH(Engine(Plan::from_json(model.plan), options),
                     "[engine] CPU -3 was named; expected 0 or more");
 }

@@ -1,6 +1,7 @@
 // Plans as hostile input: every damaged field is refused with its path.
 #include <doctest/doctest.h>
 
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "tiny_model.h"
@@ -27,13 +28,13 @@ void expect(const json& plan, const std::string& part) {
 }  // namespace
 
 TEST_CASE("a sound plan is accepted") {
-  const helm::Plan plan = helm::Plan::from_json(helm::test::tiny_model().plan.dump());
+  const helm::Plan plan = helm::Plan::from_json(helm::test::tiny_model().plan);
   CHECK(plan.units.size() == 4);
   CHECK(plan.vocab_size == 61);
 }
 
 TEST_CASE("damaged fields are named") {
-  const json good = helm::test::tiny_model().plan;
+  const json good = json::parse(helm::test::tiny_model().plan);
   const auto damaged = [&](const char* pointer, const json& value) {
     json plan = good;
     plan[json::json_pointer(pointer)] = value;
@@ -73,7 +74,7 @@ TEST_CASE("damaged fields are named") {
 }
 
 TEST_CASE("every removed key is refused") {
-  const json good = helm::test::tiny_model().plan;
+  const json good = json::parse(helm::test::tiny_model().plan);
   const json flat = good.flatten();
   for (const auto& item : flat.items()) {
     json plan = good;

@@ -349,15 +349,11 @@ TEST_CASE("files of other weights, longer contexts and broken ones are refused")
     check_all_free(*another);
   };
   TinyModel tuned = tiny_model(shape_of());  // its own copy of the data
-  for (float& weight : *tuned.data.at("block.1.down")) weight += 1e-3F;
+  for (float& weight : *tuned.tensors.at("block.1.down").data) weight += 1e-3F;
   refused(tuned, helm::ErrorKind::kInvalid, "weights");
-  TinyModel renamed = model;
-  renamed.plan["model"]["fingerprint"] = "1";
-  refused(renamed, helm::ErrorKind::kInvalid, "another model");
-  TinyModel narrow = model;
-  narrow.plan["limits"]["context"] = 80;
+  refused(model.with("/model/fingerprint", "\"1\""), helm::ErrorKind::kInvalid, "another model");
   {
-    const auto another = tiny_engine(narrow);
+    const auto another = tiny_engine(model.with("/limits/context", "80"));
     CHECK_THROWS_WITH_AS(PrefixCache(*another).load(kPath),
                          doctest::Contains("90 positions, the context has 80"), helm::Error);
   }

@@ -1,0 +1,242 @@
+#include "tiny_model.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <utility>
+
+namespace helm::test {
+namespace {
+
+class TinyModelBuilder {
+ public:
+  explicit TinyModelBuilder(const TinyShape& shape) : s_(shape), random_(17) {}
+
+  TinyModel build() {
+    plan_ = {{"format", "helm-plan"},
+             {"version", Plan::kVersion},
+             {"threads", s_.threads},
+             {"loading", "copied"},
+             {"logits", "logits"}};
+    plan_["model"] = {{"architecture", "Tiny"}, {"fingerprint", "0"}, {"vocab_size", s_.vocab}};
+    plan_["limits"] = {
+        {"context", s_.context},
+        {"step_tokens", s_.step_tokens},
+        {"step_outputs", std::min(s_.step_tokens, std::max<int64_t>(8, s_.sequences))},
+        {"sequences", s_.sequences}};
+    plan_["kv"] = {{"dtype", s_.kv_dtype},    {"page_tokens", s_.page_tokens},
+                   {"layers", s_.layers},     {"kv_heads", s_.kv_heads},
+                   {"head_dim", s_.head_dim}, {"pages", s_.pages}};
+    std::vector<float> inv_freq;
+    for (int64_t i = 0; i < s_.head_dim / 2; ++i) {
+      inv_freq.push_back(
+          std::pow(100.0F, -2.0F * static_cast<float>(i) / static_cast<float>(s_.head_dim)));
+    }
+    plan_["rope"] = {{{"inv_freq", inv_freq}, {"attention_factor", 1.0}}};
+    plan_["memory"] = nlohmann::json::object();
+    if (!s_.devices.empty()) {
+      plan_["memory"]["accelerator"] = {{"weights_bytes", s_.accelerator_bytes},
+                                        {"kv_bytes", 0},
+                                        {"activations_bytes", 0},
+                                        {"workspace_bytes", 0},
+                                        {"staging_bytes", 0},
+                                        {"reserve_bytes", 0}};
+      plan_["schedule"] = {
+          {"prefill", s_.stream_tokens > 0 ? "stream" : "compute"},
+          {"stream_tokens", s_.stream_tokens},
+          {"stream_pages", s_.stream_pages},
+          {"prefill_overlap", s_.overlap},
+          {"decode_groups", s_.decode_groups},
+          {"overflow", s_.overflow},
+          {"watermark", s_.watermark},
+          {"pages",
+           {{"cpu", s_.pages - s_.accelerator_pages}, {"accelerator", s_.accelerator_pages}}}};
+    }
+    plan_["tensors"] = nlohmann::json::array();
+    value("x", s_.hidden);
+    value("h", s_.hidden);
+    value("qkv", (s_.heads + 2 * s_.kv_heads) * s_.head_dim);
+    value("attn", s_.heads * s_.head_dim);
+    value("gate_up", 2 * s_.inter);
+    value("act", s_.inter);
+    value("x_out", s_.hidden, "outputs");
+    value("h_out", s_.hidden, "outputs");
+    value("attn_out", s_.heads * s_.head_dim, "outputs");
+    value("gate_up_out", 2 * s_.inter, "outputs");
+    value("act_out", s_.inter, "outputs");
+    value("logits", s_.vocab, "outputs");
+    matrix("embed", s_.vocab, s_.hidden, 1.0F);
+    unit("embedding", {{{"op", "embedding"}, {"table", "embed"}, {"out", "x"}}});
+    for (int64_t layer = 0; layer < s_.layers; ++layer) block(layer);
+    vector("norm", s_.hidden);
+    unit("head",
+         {norm("x_out", "h_out", "norm", s_.hidden), linear("h_out", "logits", {"embed"}, false)});
+    model_.plan = plan_.dump();
+    return std::move(model_);
+  }
+
+ private:
+  void value(const char* name, int64_t width, const char* rows = "tokens") {
+    plan_["values"].push_back({{"name", name}, {"width", width}, {"rows", rows}});
+  }
+  void tensor(const std::string& name, std::vector<int64_t> shape, const std::string& dtype,
+              float mean, float scale) {
+    std::normal_distribution<float> normal(mean, scale);
+    int64_t count = 1;
+    for (const int64_t extent : shape) count *= extent;
+    auto data = std::make_shared<std::vector<float>>();
+    for (int64_t i = 0; i < count; ++i) data->push_back(normal(random_));
+    plan_["tensors"].push_back(
+        {{"name", name}, {"shape", shape}, {"dtype", dtype}, {"source", nullptr}});
+    model_.tensors[name] = {std::move(shape), std::move(data)};
+  }
+  std::string matrix(const std::string& name, int64_t rows, int64_t cols, float scale) {
+    tensor(name, {rows, cols}, s_.weight_dtype, 0, scale);
+    return name;
+  }
+  std::string vector(const std::string& name, int64_t size) {
+    tensor(name, {size}, "f32", 1, 0.2F);
+    return name;
+  }
+  static nlohmann::json norm(const std::string& in, const std::string& out,
+                             const std::string& weight, int64_t size, int64_t offset = 0,
+                             int64_t groups = 1) {
+    return {{"op", "norm"},     {"kind", "rms"},        {"in", in},         {"in_offset", offset},
+            {"out", out},       {"out_offset", offset}, {"groups", groups}, {"size", size},
+            {"weight", weight}, {"bias", nullptr},      {"eps", 1e-5}};
+  }
+  static nlohmann::json select(const std::string& in) {
+    return {{"op", "select"}, {"in", in}, {"out", in + "_out"}};
+  }
+  static nlohmann::json linear(const std::string& in, const std::string& out,
+                               const std::vector<std::string>& weights, bool accumulate,
+                               const std::vector<std::string>& biases = {}) {
+    nlohmann::json parts;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      parts.push_back({{"weight", weights[i]}, {"bias", nullptr}});
+      if (!biases.empty()) parts.back()["bias"] = biases[i];
+    }
+    return {
+        {"op", "linear"}, {"in", in}, {"out", out}, {"parts", parts}, {"accumulate", accumulate}};
+  }
+  void unit(const std::string& name, const nlohmann::json& ops) {
+    const size_t index = plan_["units"].size();
+    const std::string device = s_.devices.empty() ? "cpu" : s_.devices.at(index);
+    plan_["units"].push_back({{"name", name}, {"device", device}, {"ops", ops}});
+  }
+  void block(int64_t layer) {
+    const std::string p = "block." + std::to_string(layer) + ".";
+    const int64_t q = s_.heads * s_.head_dim;
+    const int64_t kv = s_.kv_heads * s_.head_dim;
+    const float scale = 0.3F;
+    const std::vector<std::string> qkv = {matrix(p + "q", q, s_.hidden, scale),
+                                          matrix(p + "k", kv, s_.hidden, scale),
+                                          matrix(p + "v", kv, s_.hidden, scale)};
+    const std::string o = matrix(p + "o", s_.hidden, q, scale);
+    const std::vector<std::string> gate_up = {matrix(p + "gate", s_.inter, s_.hidden, scale),
+                                              matrix(p + "up", s_.inter, s_.hidden, scale)};
+    const std::string down = matrix(p + "down", s_.hidden, s_.inter, scale);
+    std::vector<std::string> biases;
+    if (s_.qkv_bias) {
+      biases = {vector(p + "q_bias", q), vector(p + "k_bias", kv), vector(p + "v_bias", kv)};
+    }
+    auto ops = nlohmann::json::array({norm("x", "h", vector(p + "norm1", s_.hidden), s_.hidden),
+                                      linear("h", "qkv", qkv, false, biases)});
+    if (s_.qk_norm) {
+      const int64_t n = s_.head_dim;
+      ops.push_back(norm("qkv", "qkv", vector(p + "q_norm", n), n, 0, s_.heads));
+      ops.push_back(norm("qkv", "qkv", vector(p + "k_norm", n), n, q, s_.kv_heads));
+    }
+    ops.push_back({{"op", "rope"},
+                   {"value", "qkv"},
+                   {"offset", 0},
+                   {"heads", s_.heads + s_.kv_heads},
+                   {"head_dim", s_.head_dim},
+                   {"rotary", s_.head_dim},
+                   {"table", 0}});
+    ops.push_back({{"op", "attention"},
+                   {"in", "qkv"},
+                   {"q_offset", 0},
+                   {"k_offset", q},
+                   {"v_offset", q + kv},
+                   {"out", "attn"},
+                   {"layer", layer},
+                   {"heads", s_.heads},
+                   {"kv_heads", s_.kv_heads},
+                   {"head_dim", s_.head_dim},
+                   {"scale", 0.3},
+                   {"window", s_.window}});
+    const bool last = layer + 1 == s_.layers;
+    if (last) ops.insert(ops.end(), {select("x"), select("attn")});
+    const auto rows = [last](const std::string& value) { return last ? value + "_out" : value; };
+    const nlohmann::json rest = {
+        linear(rows("attn"), rows("x"), {o}, true),
+        norm(rows("x"), rows("h"), vector(p + "norm2", s_.hidden), s_.hidden),
+        linear(rows("h"), rows("gate_up"), gate_up, false),
+        {{"op", "activation"},
+         {"kind", "silu"},
+         {"gated", true},
+         {"in", rows("gate_up")},
+         {"out", rows("act")},
+         {"size", s_.inter}},
+        linear(rows("act"), rows("x"), {down}, true)};
+    ops.insert(ops.end(), rest.begin(), rest.end());
+    unit(p, ops);
+  }
+
+  TinyShape s_;
+  std::mt19937 random_;
+  nlohmann::json plan_;
+  TinyModel model_;
+};
+
+}  // namespace
+
+EngineOptions TinyModel::options() const {
+  EngineOptions options;
+  for (const auto& [name, tensor] : tensors) {
+    TensorView view;
+    view.data = tensor.data->data();
+    view.owner = tensor.data;
+    view.shape = tensor.shape;
+    options.tensors.emplace(name, view);
+  }
+  return options;
+}
+
+TinyModel TinyModel::with(const std::string& path, const std::string& value) const {
+  nlohmann::json changed = nlohmann::json::parse(plan);
+  changed.at(nlohmann::json::json_pointer(path)) = nlohmann::json::parse(value);
+  return {changed.dump(), tensors};
+}
+
+TinyModel tiny_model(const TinyShape& shape) {
+  return TinyModelBuilder(shape).build();
+}
+
+std::unique_ptr<Engine> tiny_engine(const TinyModel& model, const std::string& device) {
+  EngineOptions options = model.options();
+  options.device = device;
+  return std::make_unique<Engine>(Plan::from_json(model.plan), options);
+}
+
+// Arbitrary tokens; other seeds give others.
+std::vector<int32_t> token_ids(int64_t count, int32_t seed) {
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < count; ++i) ids.push_back((i * 37 + seed * 11 + i * i) % 61);
+  return ids;
+}
+
+// Each request's tokens when all have run together.
+std::vector<std::vector<int32_t>> generated(Engine& engine, std::vector<Request> requests) {
+  std::vector<std::vector<int32_t>> out(requests.size());
+  Generation generation(engine, std::move(requests));
+  while (!generation.done()) {
+    for (const Token& token : generation.advance(0)) {
+      out[static_cast<size_t>(token.request)].push_back(token.id);
+    }
+  }
+  return out;
+}
+
+}  // namespace helm::test
