@@ -6,6 +6,7 @@ A profile is JSON (format "helm-profile"), read as hostile input. Presets lie in
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -80,11 +81,25 @@ class DeviceProfile:
     def matmul_rate(self, dtype: str, tokens: int | npt.ArrayLike) -> npt.NDArray[np.float64]:
         """FLOP/s of a product of `tokens` rows, interpolated between the measured counts on
         logarithmic axes and constant outside of them."""
-        return _interpolated(self._lookup("matmul_flops", dtype), tokens)
+        return self._interpolated("matmul_flops", dtype, tokens)
 
     def attention_rate(self, dtype: str, rows: int | npt.ArrayLike) -> npt.NDArray[np.float64]:
         """FLOP/s of attention of `rows` that share a KV head, interpolated likewise."""
-        return _interpolated(self._lookup("attention_flops", dtype), rows)
+        return self._interpolated("attention_flops", dtype, rows)
+
+    def _interpolated(
+        self, table: str, dtype: str, counts: int | npt.ArrayLike
+    ) -> npt.NDArray[np.float64]:
+        if not isinstance(counts, int):
+            return _interpolated(self._lookup(table, dtype), counts)
+        key = (table, dtype, counts)
+        if key not in self._interpolated_before:
+            self._interpolated_before[key] = _interpolated(self._lookup(table, dtype), counts)
+        return self._interpolated_before[key]
+
+    @functools.cached_property
+    def _interpolated_before(self) -> dict[tuple[str, str, int], npt.NDArray[np.float64]]:
+        return {}  # a search asks for few counts, each often
 
     def _lookup(self, table: str, dtype: str) -> Any:
         rates = getattr(self, table)

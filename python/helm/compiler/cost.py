@@ -6,6 +6,7 @@ apart by what bounds them; index `TERMS` for the meaning of a position.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -163,9 +164,13 @@ class BlockClasses:
 
     def before(self, boundaries: Sequence[int]) -> F64:
         """[boundaries, classes] how many blocks of each class lie before each boundary."""
+        return np.asarray(self._before[np.asarray(boundaries)])
+
+    @functools.cached_property
+    def _before(self) -> F64:
         counts = np.zeros((len(self.member) + 1, len(self.units)))
         counts[np.arange(1, len(self.member) + 1), self.member] = 1.0
-        return np.asarray(np.cumsum(counts, axis=0)[np.asarray(boundaries)])
+        return np.asarray(np.cumsum(counts, axis=0))
 
 
 def classify(model: CostedGraph) -> BlockClasses:
