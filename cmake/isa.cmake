@@ -28,8 +28,11 @@ set(HELM_KERNEL_FLAGS -ffp-contract=off -fno-lto -fno-exceptions -falign-loops=6
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # its own AVX-512 intrinsics trip this warning
   list(APPEND HELM_KERNEL_FLAGS -Wno-maybe-uninitialized -Wno-uninitialized)
 endif()
-if(HELM_SANITIZE)  # instrumented tiles, inlined and unrolled, take the compiler tens of minutes
-  list(APPEND HELM_KERNEL_FLAGS -O1 -fno-inline -DHELM_PLAIN_CODE)
+if(HELM_SANITIZE)  # instrumented tiles take the compiler tens of minutes when they are unrolled,
+  list(APPEND HELM_KERNEL_FLAGS -O1 -DHELM_NO_UNROLL)
+  if(HELM_SANITIZE MATCHES "undefined")  # with a check at each access also when they are inlined
+    list(APPEND HELM_KERNEL_FLAGS -fno-inline -DHELM_NO_INLINE)
+  endif()
 endif()
 
 foreach(isa IN ITEMS avx2 avx512 avx512bf16 amx)

@@ -7,18 +7,19 @@
 
 #include "helm/types.h"
 
-#ifdef HELM_PLAIN_CODE  // quickly compiled, slow
+#ifdef HELM_NO_INLINE  // quickly compiled, slow
 #define HELM_INLINE inline
 #define HELM_LAMBDA_INLINE
-#define HELM_UNROLL
 #else
 #define HELM_INLINE inline __attribute__((always_inline))
 #define HELM_LAMBDA_INLINE __attribute__((always_inline))
-#ifdef __clang__
+#endif
+#if defined(HELM_NO_UNROLL)
+#define HELM_UNROLL
+#elif defined(__clang__)
 #define HELM_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define HELM_UNROLL _Pragma("GCC unroll 32")
-#endif
 #endif
 
 namespace helm::cpu {

@@ -1,0 +1,31 @@
+"""Builds and runs the native tests that have threads under their sanitizer.
+
+Apart from `test_native.py`, so that both are built and run at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from native_build import SANITIZED, build, run_tests
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("threads")
+    targets = ("helm_runtime_tests", "helm_cuda_kernel_tests")
+    build(folder, "-DHELM_SANITIZE=thread", *SANITIZED, targets=targets)
+    return folder
+
+
+def test_runtime_under_thread_sanitizer(sanitized: Path) -> None:
+    run_tests(sanitized, only="^runtime$")
+
+
+def test_cuda_kernels_under_thread_sanitizer(sanitized: Path) -> None:
+    """Emulated threads of a block are ordered by barriers alone: a missing one is a race."""
+    run_tests(sanitized, only="^cuda_kernels$")
