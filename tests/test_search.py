@@ -235,7 +235,6 @@ def big_search(name, work, preset="rtx-4090-24gb-ddr5", **limits):
     ],
 )
 def test_eighty_layers_take_less_than_a_second(work):
-    """Half as long again where another program computes on the core's second thread."""
     model_of("llama-3.1-70b")
     seconds = []
     for _ in range(3):
@@ -244,7 +243,7 @@ def test_eighty_layers_take_less_than_a_second(work):
         seconds.append(time.process_time() - start)
     assert result.best is not None
     assert len(result.by_layout) == 2 * 82
-    assert min(seconds) < 1.5, seconds
+    assert min(seconds) < 1.0, seconds
 
 
 def test_plain_plans_are_always_among_the_candidates():

@@ -145,7 +145,7 @@ TEST_CASE("matmul: rows of which scratch holds few, or not one") {
 TEST_CASE("matmul: the bits of C(t, r) do not depend on tokens or on the row split") {
   for (DType dtype : kAllTypes) {
     for (const cpu::KernelTable* table : products(dtype)) {
-      for (int64_t cols : {20, 1024, 1500, 2100}) {
+      for (int64_t cols : {20, 1024, 1500, 3072, 4500}) {
         const Problem p{110, 67, cols, true, true, Fill::kLarge};
         const Data d(p, dtype, 400);
         const Scratch scratch(*table, cols, 1, 1, 64);
