@@ -3,7 +3,13 @@
 # returns null.
 include(CheckCXXSourceCompiles)
 
-set(HELM_TIERS "avx2;avx512;avx512bf16;amx" CACHE STRING "Instruction set tiers to build, beside scalar")
+set(helm_all_tiers scalar avx2 avx512 avx512bf16 amx)
+set(HELM_TIERS "${helm_all_tiers}" CACHE STRING "Instruction set tiers to build; scalar always is")
+foreach(isa IN LISTS HELM_TIERS)
+  if(NOT isa IN_LIST helm_all_tiers)
+    message(FATAL_ERROR "HELM_TIERS names ${isa}, which is no tier; there are ${helm_all_tiers}")
+  endif()
+endforeach()
 set(HELM_ISA_FLAGS_scalar "")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set(HELM_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c)
@@ -35,14 +41,14 @@ if(HELM_SANITIZE)  # instrumented tiles take the compiler tens of minutes when t
   endif()
 endif()
 
-foreach(isa IN ITEMS avx2 avx512 avx512bf16 amx)
+foreach(isa IN LISTS helm_all_tiers)
   if(NOT isa IN_LIST HELM_TIERS)
     set(HELM_ISA_FLAGS_${isa} "")
   endif()
 endforeach()
 
 function(helm_set_kernel_flags)
-  foreach(isa IN ITEMS scalar avx2 avx512 avx512bf16 amx)
+  foreach(isa IN LISTS helm_all_tiers)
     set_source_files_properties(${isa}.cc PROPERTIES
       COMPILE_OPTIONS "${HELM_KERNEL_FLAGS};${HELM_ISA_FLAGS_${isa}}")
   endforeach()

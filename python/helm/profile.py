@@ -81,24 +81,24 @@ class DeviceProfile:
     def matmul_rate(self, dtype: str, tokens: int | npt.ArrayLike) -> npt.NDArray[np.float64]:
         """FLOP/s of a product of `tokens` rows, interpolated between the measured counts on
         logarithmic axes and constant outside of them."""
-        return self._interpolated("matmul_flops", dtype, tokens)
+        return self._rate_at("matmul_flops", dtype, tokens)
 
     def attention_rate(self, dtype: str, rows: int | npt.ArrayLike) -> npt.NDArray[np.float64]:
         """FLOP/s of attention of `rows` that share a KV head, interpolated likewise."""
-        return self._interpolated("attention_flops", dtype, rows)
+        return self._rate_at("attention_flops", dtype, rows)
 
-    def _interpolated(
+    def _rate_at(
         self, table: str, dtype: str, counts: int | npt.ArrayLike
     ) -> npt.NDArray[np.float64]:
         if not isinstance(counts, int):
             return _interpolated(self._lookup(table, dtype), counts)
         key = (table, dtype, counts)
-        if key not in self._interpolated_before:
-            self._interpolated_before[key] = _interpolated(self._lookup(table, dtype), counts)
-        return self._interpolated_before[key]
+        if key not in self._known_rates:
+            self._known_rates[key] = _interpolated(self._lookup(table, dtype), counts)
+        return self._known_rates[key]
 
     @functools.cached_property
-    def _interpolated_before(self) -> dict[tuple[str, str, int], npt.NDArray[np.float64]]:
+    def _known_rates(self) -> dict[tuple[str, str, int], npt.NDArray[np.float64]]:
         return {}  # a search asks for few counts, each often
 
     def _lookup(self, table: str, dtype: str) -> Any:
