@@ -146,10 +146,15 @@ class Setting:
 
     @functools.cached_property
     def halves(self) -> tuple[Setting, Setting]:
-        """Of the sequences, in two groups."""
+        """Of the sequences, in two groups; one and the same if they are equal."""
         sizes = (self.batch + 1) // 2, self.batch // 2
-        first, second = (dataclasses.replace(self, batch=size) for size in sizes)
-        return first, second
+        of = {size: dataclasses.replace(self, batch=size) for size in sizes}
+        return of[sizes[0]], of[sizes[1]]
+
+    @functools.cached_property
+    def known_attention(self) -> dict[tuple[Overflow, int], tuple[F64, F64]]:
+        """What `_decode_attention` found before: the same for both sites of the head."""
+        return {}
 
     @property
     def stream_pages(self) -> int:
@@ -265,9 +270,9 @@ def price_decode(
     """
     if groups == 1:
         return _decode_step(setting, head, overflow, context)[0]
-    (first, first_copy), (second, second_copy) = (
-        _decode_step(half, head, overflow, context) for half in setting.halves
-    )
+    one, other = setting.halves
+    first, first_copy = step = _decode_step(one, head, overflow, context)
+    second, second_copy = step if other is one else _decode_step(other, head, overflow, context)
     serial = first.total + second.total
     # Each device is given to one group after the other, and each group waits for itself. While
     # pages are copied the CPU keeps only a part of its rate.
@@ -302,28 +307,32 @@ def _decode_step(
     times = setting.decode_units
     base = device_base(setting, head, times, counts)
     used = setting.rows.uses_accelerator(head)
-    query = Queries(np.array([context - 1]), np.array([1]), np.array([0]))
-    classes = setting.classes.units
-    on_cpu = [
-        sum(
-            _decode_s(setting, op, batch * visible(op, query), setting.cpu)[0]
-            for op in attentions(unit)
-        )
-        for unit in classes
-    ]
-    base[ATTENTION] += counts @ np.array(on_cpu, np.float64)
+    if (overflow, context) not in setting.known_attention:
+        setting.known_attention[overflow, context] = _decode_attention(setting, overflow, context)
+    on_cpu, paged = setting.known_attention[overflow, context]
+    base[ATTENTION] += counts @ on_cpu
     base[FIXED] += setting.cpu.step_s
-    paged: F64 = np.zeros((len(classes), 3, len(setting.pages)))
     if setting.accelerator is not None:
         base[DEVICE_TERMS + FIXED] += setting.accelerator.step_s * used
         base[LINK] += crossing_s(setting, head, np.array([batch]), np.array([batch]))
-        for index, unit in enumerate(classes):
-            other = float(times["accelerator blocks"][index].sum())
-            for op in attentions(unit):
-                seen = int(visible(op, query)[0])
-                paged[index] += _overflow_s(setting, op, seen, context, other, overflow)
     own, extra, copies = np.einsum("rc,ctp->trp", rest, paged)
     return Priced(base, own, extra, np.zeros_like(own)), copies
+
+
+def _decode_attention(setting: Setting, overflow: Overflow, context: int) -> tuple[F64, F64]:
+    """Seconds of a block of each class: [classes] on the CPU; `_overflow_s` [classes, 3, pages]."""
+    query = Queries(np.array([context - 1]), np.array([1]), np.array([0]))
+    classes = setting.classes.units
+    on_cpu = np.zeros(len(classes))
+    paged = np.zeros((len(classes), 3, len(setting.pages)))
+    for index, unit in enumerate(classes):
+        for op in attentions(unit):
+            seen = int(visible(op, query)[0])
+            on_cpu[index] += _decode_s(setting, op, np.array(setting.batch * seen), setting.cpu)
+            if setting.accelerator is not None:
+                other = float(setting.decode_units["accelerator blocks"][index].sum())
+                paged[index] += _overflow_s(setting, op, seen, context, other, overflow)
+    return on_cpu, paged
 
 
 def _decode_s(
