@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,19 @@ def helm(*arguments: str, stdin: str = "", status: int = 0) -> subprocess.Comple
     assert result.returncode == status, result.stderr
     assert "Traceback" not in result.stderr
     return result
+
+
+@contextmanager
+def piped(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The command while it runs; it does not outlive the block."""
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +87,7 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Terminal:
-    """A command whose standard streams are a terminal of its own."""
+    """A command whose standard streams are a terminal of its own; it does not outlive its block."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._ours, theirs = pty.openpty()
@@ -83,6 +97,14 @@ class Terminal:
         )  # fmt: skip
         os.close(theirs)
         self.output = ""
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._ours)
 
     def wait_for(self, pattern: str, timeout_s: float = 60) -> str:
         """Reads until `pattern` shows in what has not been waited for; returns up to its end."""
@@ -115,7 +137,6 @@ class Terminal:
                     self.output += os.read(self._ours, 65536).decode(errors="replace")
                 except OSError:  # the other end is closed
                     self._process.wait(60)
-        os.close(self._ours)
         return self._process.returncode
 
 
@@ -223,31 +244,25 @@ def test_usage_errors_and_help() -> None:
 
 
 def test_a_reader_that_leaves_ends_it_quietly(endless: Path) -> None:
-    process = subprocess.Popen(
-        [*COMMAND, "run", str(endless), "--max-tokens", "16000"],
-        env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stderr is not None
-    assert process.stdout.read(3)
-    process.stdout.close()
-    errors = process.stderr.read().decode()
-    assert process.wait(60) == 0
+    with piped("run", str(endless), "--max-tokens", "16000") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(3)
+        process.stdout.close()
+        errors = process.stderr.read().decode()
+        assert process.wait(60) == 0
     assert "Traceback" not in errors
     assert "BrokenPipe" not in errors
 
 
 def test_text_streams_as_it_is_generated_and_ctrl_c_sums_up(endless: Path) -> None:
-    process = subprocess.Popen(
-        [*COMMAND, "run", str(endless), "--max-tokens", "16000"],
-        env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.read(200)  # several tokens, which arrive while the rest is still to come
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    with piped("run", str(endless), "--max-tokens", "16000") as process:
+        assert process.stdout is not None
+        assert process.stdout.read(200)  # several tokens, which arrive before the rest
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 130
     summary = errors.decode().splitlines()[-1]
     assert re.fullmatch(SUMMARY, summary), summary
     assert summary.endswith("cancelled]")
@@ -255,14 +270,14 @@ def test_text_streams_as_it_is_generated_and_ctrl_c_sums_up(endless: Path) -> No
 
 
 def test_run_on_a_terminal(endless: Path) -> None:
-    terminal = Terminal(["run", "--max-tokens", "8"])
-    terminal.wait_for(r"\[plan: bundled.*Once upon a time.*\[prompt \d+ tokens")
-    assert terminal.status() == 0
-    terminal = Terminal(["run", str(endless), "Once", "--max-tokens", "16000"])
-    terminal.wait_for(r"\[plan.*Once.{20}")
-    terminal.type("\x03")
-    terminal.wait_for(r"cancelled\]")
-    assert terminal.status() == 130
+    with Terminal(["run", "--max-tokens", "8"]) as terminal:
+        terminal.wait_for(r"\[plan: bundled.*Once upon a time.*\[prompt \d+ tokens")
+        assert terminal.status() == 0
+    with Terminal(["run", str(endless), "Once", "--max-tokens", "16000"]) as terminal:
+        terminal.wait_for(r"\[plan.*Once.{20}")
+        terminal.type("\x03")
+        terminal.wait_for(r"cancelled\]")
+        assert terminal.status() == 130
 
 
 # --- devices -------------------------------------------------------------------------------------
@@ -375,25 +390,25 @@ def test_chat_says_when_the_context_is_full_and_goes_on() -> None:
 
 
 def test_chat_on_a_terminal(endless: Path) -> None:
-    terminal = Terminal(["chat", str(endless)])
-    terminal.wait_for(r"\[plan.*> ")
-    terminal.type("Hello\n")
-    terminal.wait_for(r"Hello\r?\n.{20}")
-    terminal.type("\x03")  # stops the answer, not the chat
-    terminal.wait_for(r"\(stopped\).*cancelled\].*> ")
-    terminal.type("Again\n")
-    terminal.wait_for(r"Again\r?\n.{20}")
-    terminal.type("\x03")
-    terminal.wait_for(r"reused.*cancelled\].*> ")
-    # A signal between printing the prompt and reading waits for the next key: press again.
-    for _ in range(10):
+    with Terminal(["chat", str(endless)]) as terminal:
+        terminal.wait_for(r"\[plan.*> ")
+        terminal.type("Hello\n")
+        terminal.wait_for(r"Hello\r?\n.{20}")
+        terminal.type("\x03")  # stops the answer, not the chat
+        terminal.wait_for(r"\(stopped\).*cancelled\].*> ")
+        terminal.type("Again\n")
+        terminal.wait_for(r"Again\r?\n.{20}")
         terminal.type("\x03")
-        if terminal.shows(r"Ctrl-D or /exit leaves.*> ", timeout_s=3):
-            break
-    else:
-        pytest.fail(f"Ctrl-C at the prompt said nothing: {terminal.output!r}")
-    terminal.type("\x04")
-    assert terminal.status() == 0
+        terminal.wait_for(r"reused.*cancelled\].*> ")
+        # A signal between printing the prompt and reading waits for the next key: press again.
+        for _ in range(10):
+            terminal.type("\x03")
+            if terminal.shows(r"Ctrl-D or /exit leaves.*> ", timeout_s=3):
+                break
+        else:
+            pytest.fail(f"Ctrl-C at the prompt said nothing: {terminal.output!r}")
+        terminal.type("\x04")
+        assert terminal.status() == 0
 
 
 # --- doctor --------------------------------------------------------------------------------------
