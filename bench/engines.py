@@ -85,6 +85,7 @@ class Helm:
         options = LoadOptions(
             context=room(self._scenarios, scenario.setup),
             max_sequences=scenario.sequences,
+            batch=scenario.sequences,
             threads=self._args.threads,
             weights=named if named in WEIGHTS else self._args.weights,
             device="cpu",

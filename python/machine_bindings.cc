@@ -112,9 +112,11 @@ void bind_probe(nb::module_& m) {
           "threads"_a, "dtype"_a, "seconds"_a,
           "Products of one row with copied matrices, then with those of a mapped file, in turn: a\n"
           "timing per shape of the former, then of the latter.")
-      .def("compressed_matvec", probe(&StageProbe::compressed_matvec), "threads"_a, "seconds"_a,
-           "Products of one row with bf16 matrices, then with compressed ones, in turn: a timing\n"
-           "per shape of the former, then of the latter; bytes as if they were not compressed.")
+      .def("compressed_matmul", probe(&StageProbe::compressed_matmul), "threads"_a, "tokens"_a,
+           "seconds"_a,
+           "Products of `tokens` rows with bf16 matrices, then with compressed ones, in turn: a\n"
+           "timing per shape of the former, then of the latter; bytes as if they were not\n"
+           "compressed.")
       .def("copy", probe(&StageProbe::copy), "threads"_a, "seconds"_a,
            "Copying from a file in the page cache to fresh huge pages; bytes copied.")
       .def("compress", probe(&StageProbe::compress), "threads"_a, "seconds"_a,

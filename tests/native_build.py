@@ -31,7 +31,9 @@ def build(folder: Path, *options: str, targets: Sequence[str] = ()) -> None:
     _run("cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", "-DHELM_TESTS=ON", "-DHELM_CUDA=OFF",
          "-DHELM_WERROR=ON",
          f"-DPython_EXECUTABLE={sys.executable}", *options)  # fmt: skip
-    _run("cmake", "--build", folder, *(arg for target in targets for arg in ("--target", target)))
+    jobs = str(os.cpu_count())  # no more, as another file's tests run beside this
+    _run("cmake", "--build", folder, "--parallel", jobs,
+         *(arg for target in targets for arg in ("--target", target)))  # fmt: skip
 
 
 def run_tests(folder: Path, only: str = ".*", but: str = "^$") -> None:

@@ -78,9 +78,10 @@ def test_profile_is_complete_and_valid(measured: Profile) -> None:
     assert cpu.copy_bytes_per_s is not None
     assert 0.01 < cpu.mapped_matvec_ratio <= 1.2
     assert 1e6 < cpu.copy_bytes_per_s < 1e14
-    assert cpu.compressed_matvec_ratio is not None
+    assert cpu.compressed_ratio is not None
     assert cpu.compress_bytes_per_s is not None
-    assert 0.01 < cpu.compressed_matvec_ratio <= 1.6
+    assert set(cpu.compressed_ratio) == set(calibrate.COMPRESSED_TOKENS)
+    assert all(0.01 < ratio <= 1.6 for ratio in cpu.compressed_ratio.values())
     assert 1e6 < cpu.compress_bytes_per_s < 1e14
 
 
@@ -140,11 +141,11 @@ def test_the_ratio_is_that_of_the_rates_timed_in_turn() -> None:
     assert calibrate.rate_ratio([*copied, *mapped]) == pytest.approx(0.8)
     timed = calibrate.Quantity("compressed", lambda _seconds: [])
     timed.shapes = [*mapped, *copied, *mapped, *copied]
-    assert calibrate.compressed_ratio(timed) == 1.0
+    assert calibrate.compressed_ratio({1: timed, 4: timed}) == {1: 1.0, 4: 1.0}
     timed.shapes = [*mapped, *copied, *copied, *copied]
-    assert calibrate.compressed_ratio(timed) == pytest.approx(9 / 8)
+    assert calibrate.compressed_ratio({4: timed}) == {4: pytest.approx(9 / 8)}
     timed.shapes = [*mapped, *[calibrate.Shape(1.0, 1.0, [s], [[s] * 3]) for s in (1.0, 1.0)]]
-    assert calibrate.compressed_ratio(timed) == 1.6  # noise
+    assert calibrate.compressed_ratio({1: timed}) == {1: 1.6}  # noise
 
 
 def test_what_has_too_few_undisturbed_runs_is_named(

@@ -35,7 +35,10 @@ from search_cases import GIB, config_of, model_of
 
 PRESET = "cpu-laptop-16gb"
 CPU = load_profile(PRESET).cpu
-WAITING = Waiting(0.01, 0.1, 0.12, 1, 100, "total")
+WAITING = Waiting(
+    prefill_s=0.01, decode_s=0.1, prefill_products_s=0.01, decode_products_s=0.1, step_s=0.12,
+    prompt_tokens=100, batch=1, output=100, objective="total",
+)  # fmt: skip
 PLENTY = Situation(10**9, 1.0, 10**12, False, WAITING)
 
 
@@ -56,31 +59,38 @@ def total_s(at: Situation, cpu: CpuProfile, way: str, answers: int) -> float:
     """From the start of loading to the end, as far as the ways differ."""
     assert cpu.mapped_matvec_ratio is not None
     assert cpu.copy_bytes_per_s is not None
-    assert cpu.compressed_matvec_ratio is not None
+    assert cpu.compressed_ratio is not None
     assert cpu.compress_bytes_per_s is not None
     w = at.waiting
     seconds = 0.0 if way == "mapped" else at.copy_bytes / cpu.copy_bytes_per_s
-    share, ratio = at.share, 1.0
+    share, prompt, token = at.share, 1.0, 1.0
+    parts = [w.prefill_s, *([w.decode_s] * w.output)]
     if way == "mapped":
-        ratio = cpu.mapped_matvec_ratio
+        prompt = token = cpu.mapped_matvec_ratio
     if way == "compressed":
-        share, ratio = at.compress_share, cpu.compressed_matvec_ratio
+        share = at.compress_share
+        prompt, token = cpu.compressed_ratio[w.prompt_tokens], cpu.compressed_ratio[w.batch]
+        parts = [w.prefill_products_s, *([w.decode_products_s] * w.output)]
         slower = at.compress_bytes / cpu.compress_bytes_per_s
         seconds += max(0.0, slower - at.compress_bytes / cpu.copy_bytes_per_s)
     for _ in range(answers):
-        for part in (w.prefill_s, *([w.decode_s] * w.output)):
+        for part, ratio in zip(parts, (prompt, *([token] * w.output)), strict=True):
             own = part * share
-            seconds += part - own + own / ratio
+            seconds += own / ratio - own
     return seconds
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_what_takes_less_time_in_all_is_chosen(seed: int) -> None:
     rng = random.Random(seed)
+    prefill_s, decode_s = rng.uniform(0, 2), 10 ** rng.uniform(-4, 0)
     waiting = Waiting(
-        prefill_s=rng.uniform(0, 2),
-        decode_s=10 ** rng.uniform(-4, 0),
+        prefill_s=prefill_s,
+        decode_s=decode_s,
+        prefill_products_s=prefill_s + rng.choice((0, rng.uniform(0, 2))),
+        decode_products_s=decode_s + rng.choice((0, 0.1)),
         step_s=2.0,
+        prompt_tokens=50,
         batch=rng.choice((1, 3)),
         output=rng.randint(1, 50),
         objective="total",
@@ -93,7 +103,7 @@ def test_what_takes_less_time_in_all_is_chosen(seed: int) -> None:
     )  # fmt: skip
     cpu = dataclasses.replace(
         measured(rng.uniform(0.3, 1.0), 10 ** rng.uniform(8, 10)),
-        compressed_matvec_ratio=rng.uniform(0.8, 1.4),
+        compressed_ratio={n: rng.uniform(0.8, 1.4) for n in (1, 3, 50)},
         compress_bytes_per_s=10 ** rng.uniform(8, 10),
     )
     answers = rng.randint(1, 20)
@@ -152,24 +162,26 @@ def test_compressing_is_chosen_where_it_is_known_to_pay() -> None:
     at = dataclasses.replace(
         PLENTY, compress_bytes=10**9, compressed_bytes=77 * 10**7, compress_share=1.0
     )
-    known = dataclasses.replace(measured(), compressed_matvec_ratio=1.25, compress_bytes_per_s=1e9)
+    known = dataclasses.replace(
+        measured(), compressed_ratio={1: 1.25, 4: 0.8, 100: 0.5}, compress_bytes_per_s=1e9
+    )
     many, few = LoadingRequest("auto", 10**6), LoadingRequest("auto", 1)
     loading, choice = choose(many, at, known)
     assert loading == "compressed"
     assert choice.compress_s == pytest.approx(0.5)
     assert choice.compressed_decode_ratio == pytest.approx(0.12 / 0.1)
-    # A token waits 0.1 s, and a hundredth of the prompt's 0.01 s, a fifth less.
-    assert choice.compressing_pays_after_tokens == pytest.approx(0.5 / 0.02002)
+    # A token takes 0.1 s, a fifth less, and a hundredth of the prompt's 0.01 s, twice as much.
+    assert choice.compressing_pays_after_tokens == pytest.approx(0.5 / 0.0199)
     assert "compressing 953.7 MiB to 734.3 MiB, exactly, takes 0.5 s more" in choice.reason
-    assert "decode is 20 % faster then: it pays after 25 output tokens" in choice.reason
+    assert "decode is 20 % faster then: it pays after 26 output tokens" in choice.reason
     assert choose(few, at, known)[0] == "mapped"
     loading, choice = choose(many, at, measured())
     assert loading == "copied"  # what compressing brings is not known
     assert "0.5 s more, for a rate that helm-llm profile measures" in choice.reason
-    measured_shortly = dataclasses.replace(many, compressed_ratio=1.3)
+    measured_shortly = dataclasses.replace(many, compressed_ratio={1: 1.3})
     assert choose(measured_shortly, at, None)[0] == "compressed"
     assert choose(measured_shortly, at, CPU)[0] == "compressed"
-    slower = dataclasses.replace(known, compressed_matvec_ratio=0.95)
+    slower = dataclasses.replace(known, compressed_ratio={1: 0.95})
     assert choose(many, at, slower)[0] == "copied"  # where bandwidth is plenty
     assert choose(many, dataclasses.replace(at, visits=True), known)[0] == "copied"
     # What it saves makes room for the file's pages.
@@ -178,6 +190,38 @@ def test_compressing_is_chosen_where_it_is_known_to_pay() -> None:
     assert choose(many, tight, measured())[0] == "mapped"
     decode = dataclasses.replace(at, waiting=dataclasses.replace(WAITING, objective="decode"))
     assert choose(few, decode, known)[0] == "compressed"
+
+
+def test_several_sequences_may_be_slower_with_compressed_weights() -> None:
+    at = dataclasses.replace(
+        PLENTY, compress_bytes=10**9, compressed_bytes=77 * 10**7, compress_share=1.0
+    )
+    ratios = {1: 1.25, 4: 0.8, 16: 0.8}
+    known = dataclasses.replace(measured(), compressed_ratio=ratios, compress_bytes_per_s=1e9)
+    for batch, way in {1: "compressed", 2: "copied", 8: "copied"}.items():
+        waiting = dataclasses.replace(WAITING, batch=batch, prefill_products_s=0.0)
+        situation = dataclasses.replace(at, waiting=waiting)
+        loading, choice = choose(LoadingRequest("auto", 10**6), situation, known)
+        assert loading == way, batch
+    assert "takes 0.5 s more, and decode is 17 % slower then" in choice.reason
+    assert choice.compressed_decode_ratio == pytest.approx(0.12 / (0.02 + 0.1 / 0.8))
+
+
+def test_a_plan_for_several_sequences_is_loaded_for_them() -> None:
+    """One token waits for memory. Eight do so too, as far as nothing says how fast the CPU
+    computes; where it is known, they wait for nothing that a copy would bring sooner."""
+    folder, ratios = bundled_model(), {1: 1.3, 8: 0.7}
+    known = dataclasses.replace(measured(), compressed_ratio=ratios)
+    for cpu, several in ((None, "copied"), (known, "mapped")):
+        for batch, loading in ((1, "compressed"), (8, several)):
+            request = LoadingRequest("auto", 10**9, batch=batch, cpu=cpu, compressed_ratio=ratios)
+            plan = make_plan(
+                load_config(folder), read_checkpoint(folder), threads=1, memory_bytes=4 * GIB,
+                max_sequences=batch, loading=request,
+            )  # fmt: skip
+            assert plan.loading == loading
+            assert plan.loading_choice is not None
+            assert ("slower then" in plan.loading_choice.reason) == (batch == 8)
 
 
 def test_rates_that_are_not_known_are_said_to_be_assumed() -> None:
@@ -270,7 +314,7 @@ def test_weights_that_visit_an_accelerator_are_copied() -> None:
         assert "full speed of its link" in plan.loading_choice.reason
 
 
-COMPRESSING = {"compressed_matvec_ratio": 1.25, "compress_bytes_per_s": 1e9}
+COMPRESSING = {"compressed_ratio": {1: 1.25}, "compress_bytes_per_s": 1e9}
 
 
 def compressing(name: str = PRESET) -> Profile:
@@ -359,7 +403,7 @@ def test_a_module_in_memory_is_not_compressed() -> None:
     }
     options = {"threads": 1, "memory_bytes": 4 * GIB}
     plan = make_plan(
-        load_config(folder), bound, loading=LoadingRequest(compressed_ratio=1.3), **options
+        load_config(folder), bound, loading=LoadingRequest(compressed_ratio={1: 1.3}), **options
     )
     assert (plan.loading, plan.loading_choice.compress_bytes) == ("copied", 0)
     with pytest.raises(InvalidError, match="a module's in memory"):
@@ -514,7 +558,7 @@ def test_weights_that_do_not_compress_are_copied_after_all(tmp_path: Path) -> No
     options = LoadOptions(threads=1, expected_tokens=10**9)
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
-        chosen = ThreadChoice(1, (), "", compressed_matvec_ratio=1.3)
+        chosen = ThreadChoice(1, (), "", compressed_ratio={1: 1.3})
         patch.setattr(local_plan, "_threads_for", lambda _bytes, _machine: chosen)
         assert plan_here(config, tensors, options, Target(read_machine(), None, None)).loading == (
             "compressed"

@@ -11,7 +11,7 @@ import pytest
 
 from helm.errors import InvalidError, ProfileError
 from helm.plan_format import KV_ELEMENT_BYTES
-from helm.profile import Profile, load_profile, preset_names
+from helm.profile import Profile, compressed_rate, load_profile, preset_names
 
 PRESET = "rtx-4060ti-16gb-ddr5"
 
@@ -115,6 +115,11 @@ CPU_RATE = ("cpu", "matvec_bytes_per_s", "bf16")
         ),
         (("cpu", "mapped_matvec_ratio"), 1.3, r"mapped_matvec_ratio: expected at most 1.2, found"),
         (("cpu", "mapped_matvec_ratio"), "most", r"cpu\.mapped_matvec_ratio"),
+        (("cpu", "compressed_ratio"), {"1": 1.7}, r"compressed_ratio\.1: expected at most 1.6, fo"),
+        (("cpu", "compressed_ratio"), {"0": 1.0}, r"compressed_ratio: expected counts from 1"),
+        (("cpu", "compressed_ratio"), {}, r"compressed_ratio: expected at least one entry"),
+        (("cpu", "compressed_ratio"), 1.2, r"cpu\.compressed_ratio"),
+        (("cpu", "compressed_matvec_ratio"), 1.7, r"compressed_matvec_ratio: expected at most 1.6"),
         (("cpu", "copy_bytes_per_s"), -1.0, r"cpu\.copy_bytes_per_s"),
         (("cpu", "copy_bytes_per_s"), 1e31, r"cpu\.copy_bytes_per_s"),
         (("accelerator", "copy_bytes_per_s"), 1e9, "unknown key 'copy_bytes_per_s'"),
@@ -210,6 +215,32 @@ def test_rates_of_loading_are_kept_and_may_be_absent():
     assert noisy.with_mapped_weights().matvec_bytes_per_s["f16"] == rate
     changed["cpu"].update(mapped_matvec_ratio=None, copy_bytes_per_s=None)
     assert Profile.from_json(json.dumps(changed)) == plain
+
+
+def test_compressed_weights_have_a_rate_for_each_number_of_tokens():
+    plain = load_profile(PRESET)
+    assert plain.cpu.with_compressed_weights() is plain.cpu
+    changed = document()
+    changed["cpu"]["matmul_flops"]["bf16"] = {"1": 1e10, "4": 4e10, "512": 1e11}
+    changed["cpu"]["compressed_ratio"] = {"1": 1.2, "4": 0.9, "128": 0.96}
+    profile = Profile.from_json(json.dumps(changed))
+    assert Profile.from_json(profile.to_json()) == profile
+    cpu = profile.cpu.with_compressed_weights()
+    for name in ("matvec_bytes_per_s", "matmul_flops"):
+        for dtype in ("f32", "f16"):
+            assert getattr(cpu, name)[dtype] == getattr(profile.cpu, name)[dtype]
+    assert cpu.matvec_bytes_per_s["bf16"] == 1.2 * profile.cpu.matvec_bytes_per_s["bf16"]
+    assert cpu.matmul_flops["bf16"] == pytest.approx({1: 1.2e10, 4: 3.6e10, 512: 0.96e11})
+    ratios = profile.cpu.compressed_ratio
+    assert compressed_rate(ratios, 2) == pytest.approx((1.2 * 0.9) ** 0.5)
+    # Profiles of before say nothing of several tokens: no gain is taken for granted, a loss is.
+    del changed["cpu"]["compressed_ratio"]
+    for ratio in (1.2, 0.9):
+        changed["cpu"]["compressed_matvec_ratio"] = ratio
+        old = Profile.from_json(json.dumps(changed))
+        assert old.cpu.compressed_ratio == {1: ratio}
+        assert compressed_rate(old.cpu.compressed_ratio, 8) == min(1.0, ratio)
+        assert Profile.from_json(old.to_json()) == old
 
 
 def test_a_missing_dtype_is_named():

@@ -101,7 +101,7 @@ def test_what_other_programs_disturbed_does_not_stay(candidates: object) -> None
 def written(**changes: Any) -> bytes:
     rates = {str(n): vars(rate) for n, rate in BEST_AT_TWO.items()}
     return json.dumps(
-        {"format": "helm-threads", "version": 2, "settled": True, "rates": rates, **changes}
+        {"format": "helm-threads", "version": 3, "settled": True, "rates": rates, **changes}
     ).encode()
 
 
@@ -119,6 +119,8 @@ def written(**changes: Any) -> bytes:
         written(rates={str(n): vars(Rates(float(n), 0.0)) for n in (1, 2, 4)}),
         written(rates={str(n): vars(Rates(9.0, None)) for n in (1, 2, 4)}),
         written(rates={}),
+        written(rates={str(n): vars(Rates(9.0, 9.0, {})) for n in (1, 2, 4)}),
+        written(rates={str(n): vars(Rates(9.0, 9.0, {0: 1.0})) for n in (1, 2, 4)}),
     ],
 )
 def test_a_damaged_cache_is_measured_anew(candidates: object, content: bytes) -> None:
@@ -133,14 +135,14 @@ def test_a_damaged_cache_is_measured_anew(candidates: object, content: bytes) ->
 
 def test_a_profile_of_this_machine_decides(candidates: object) -> None:
     profile = load_profile("thesis-4060")
-    cpu = dataclasses.replace(profile.cpu, compressed_matvec_ratio=1.2)
+    cpu = dataclasses.replace(profile.cpu, compressed_ratio={1: 1.2})
     profile = dataclasses.replace(profile, cpu=cpu)
     cache_path().parent.mkdir(parents=True)
     save_profile(dataclasses.replace(profile, cpu=profile.cpu.with_threads(4)), cache_path())
     measure = Counter(BEST_AT_TWO)
     chosen = choose_here(measure)
     assert (chosen.threads, measure.counts) == (4, [])
-    assert chosen.compressed_matvec_ratio == 1.2
+    assert chosen.compressed_ratio == {1: 1.2}
     assert "profile" in chosen.reason
     save_profile(profile, cache_path())  # 14 threads, which are no choice here
     assert choose_here(measure).threads == 2
@@ -168,25 +170,30 @@ def test_prefill_is_measured_where_decode_does_not_decide(
 
         return {n: products(n, "decode") for n in counts}, {n: products(n, "pre") for n in counts}
 
-    def compressed(_probe: object, threads: int) -> Quantity:
-        timings = [
-            SimpleNamespace(flops=0, bytes=1e9, run_s=[s] * 3, undisturbed_s=[s] * 3)
-            for s in (1.0 + threads, 1.0)
-        ]
-        return Quantity("compressed", lambda _seconds: timings)
+    def compressed(_probe: object, threads: int, counts: Sequence[int]) -> dict[int, Quantity]:
+        def quantity(tokens: int) -> Quantity:
+            timings = [
+                SimpleNamespace(flops=0, bytes=1e9, run_s=[s] * 3, undisturbed_s=[s] * 3)
+                for s in (1.0 + threads, float(tokens))
+            ]
+            return Quantity("compressed", lambda _seconds: timings)
+
+        return {tokens: quantity(tokens) for tokens in counts}
 
     monkeypatch.setattr(thread_choice, "sweep_quantities", sweep)
-    monkeypatch.setattr(thread_choice, "compressed_quantity", compressed)
+    monkeypatch.setattr(thread_choice, "compressed_quantities", compressed)
     rates, settled = measure_rates([1, 2], {0})
     assert settled
     assert [n for n, rate in rates.items() if rate.matmul_flops is not None] == (
         near if len(near) > 1 else []
     )
-    known = [n for n, rate in rates.items() if rate.compressed_matvec_ratio is not None]
+    known = [n for n, rate in rates.items() if rate.compressed_ratio is not None]
     assert known == near
     chosen = choose_here(lambda _counts, _affinity: (rates, True))
     assert chosen.threads == near[0]
-    assert chosen.compressed_matvec_ratio == 1.6  # twice as fast or more is not believed
+    assert chosen.compressed_ratio is not None
+    assert chosen.compressed_ratio[1] == 1.6  # twice as fast or more is not believed
+    assert chosen.compressed_ratio[4] == pytest.approx((1 + chosen.threads) / 4)
     assert choose_here(None) == chosen  # from the cache
 
 

@@ -169,6 +169,11 @@ Work add_product(Cpu& cpu, Slices& slices, const ProductShape& shape, DType dtyp
   return work;
 }
 
+// Whether stages that take so many operations, one run of each, are enough for a round.
+bool enough(const Slices& slices, int64_t tokens, double flops) {
+  return slices.enough() || (tokens > kWholeBlockTokens && flops >= kRoundFlops);
+}
+
 // Half of what the probe has of copied weights: as much as a call reads of those.
 struct MappedWeights {
   MappedWeights(int64_t bytes, ThreadPool& pool)
@@ -183,6 +188,11 @@ struct MappedWeights {
 
 void check(bool ok, const char* rule) {
   if (!ok) fail(ErrorKind::kInvalid, "[probe] expected ", rule);
+}
+
+void check_product(int threads, int64_t tokens) {
+  check(threads >= 1 && tokens >= 1 && tokens <= kMostTokens,
+        "1 to 4096 tokens on a thread or more");
 }
 
 }  // namespace
@@ -271,8 +281,7 @@ StageProbe::~StageProbe() = default;
 
 std::vector<ProbeTiming> StageProbe::matmul(int threads, DType dtype, int64_t tokens,
                                             double seconds) {
-  check(threads >= 1 && tokens >= 1 && tokens <= kMostTokens,
-        "1 to 4096 tokens on a thread or more");
+  check_product(threads, tokens);
   Cpu& cpu = impl_->cpu(threads);
   const PinnedThread pinned(impl_->first_cpu());
   Slices& slices = impl_->slices();
@@ -280,37 +289,35 @@ std::vector<ProbeTiming> StageProbe::matmul(int threads, DType dtype, int64_t to
   std::vector<ProbeTiming> timings(shapes.size());
   std::vector<Timed> stages;
   double flops = 0;
-  const auto add = [&](size_t i) {
-    timings[i] = timing_of(add_product(cpu, slices, shapes[i], dtype, tokens, i, stages));
-    flops += timings[i].flops;
-  };
-  const auto enough = [&] {
-    return slices.enough() || (tokens > kWholeBlockTokens && flops >= kRoundFlops);
-  };
   do {
-    for (size_t i = 0; i < shapes.size(); ++i) add(i);
-  } while (!enough());
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      timings[i] = timing_of(add_product(cpu, slices, shapes[i], dtype, tokens, i, stages));
+      flops += timings[i].flops;
+    }
+  } while (!enough(slices, tokens, flops));
   time_all(stages, timings, cpu, seconds);
   return timings;
 }
 
 namespace {
 
-// Products of one row with weights of the first kind and, each right after, of the second: a timing
-// per shape of the one, then of the other. bytes of both: those of the first.
+// Products of so many rows with weights of the first kind and, each right after, of the second: a
+// timing per shape of the one, then of the other. bytes of both: those of the first.
 std::vector<ProbeTiming> in_turn(Cpu& cpu, Slices& first, Slices& second, bool compressed,
-                                 DType dtype, double seconds) {
-  const std::vector<ProductShape> shapes = product_shapes(1);
+                                 DType dtype, int64_t tokens, double seconds) {
+  const std::vector<ProductShape> shapes = product_shapes(tokens);
   const size_t count = shapes.size();
   std::vector<ProbeTiming> timings(2 * count);
   std::vector<Timed> stages;
+  double flops = 0;
   do {
     for (size_t i = 0; i < count; ++i) {
-      timings[i] = timing_of(add_product(cpu, first, shapes[i], dtype, 1, i, stages));
-      timings[count + i] =
-          timing_of(add_product(cpu, second, shapes[i], dtype, 1, count + i, stages, compressed));
+      timings[i] = timing_of(add_product(cpu, first, shapes[i], dtype, tokens, i, stages));
+      timings[count + i] = timing_of(
+          add_product(cpu, second, shapes[i], dtype, tokens, count + i, stages, compressed));
+      flops += timings[i].flops + timings[count + i].flops;
     }
-  } while (!first.enough());
+  } while (!enough(first, tokens, flops));
   time_all(stages, timings, cpu, seconds);
   return timings;
 }
@@ -322,15 +329,16 @@ std::vector<ProbeTiming> StageProbe::mapped_matvec(int threads, DType dtype, dou
   Cpu& cpu = impl_->cpu(threads);
   const PinnedThread pinned(impl_->first_cpu());
   Slices& mapped = impl_->mapped(cpu.pool).slices;
-  return in_turn(cpu, impl_->slices(), mapped, false, dtype, seconds);
+  return in_turn(cpu, impl_->slices(), mapped, false, dtype, 1, seconds);
 }
 
-std::vector<ProbeTiming> StageProbe::compressed_matvec(int threads, double seconds) {
-  check(threads >= 1, "a thread or more");
+std::vector<ProbeTiming> StageProbe::compressed_matmul(int threads, int64_t tokens,
+                                                       double seconds) {
+  check_product(threads, tokens);
   Cpu& cpu = impl_->cpu(threads);
   const PinnedThread pinned(impl_->first_cpu());
   Slices& compressed = impl_->compressed(cpu.pool);
-  return in_turn(cpu, impl_->slices(), compressed, true, DType::kBF16, seconds);
+  return in_turn(cpu, impl_->slices(), compressed, true, DType::kBF16, tokens, seconds);
 }
 
 std::vector<ProbeTiming> StageProbe::copy(int threads, double seconds) {

@@ -50,6 +50,10 @@ _MOST_KV_HEADS = 32  # that a probe takes
 ELEMENTWISE_TOKENS = 512
 SWEEP_DTYPE = "bf16"
 
+# Of products with compressed weights: bound by memory, by arithmetic from few tokens on, where a
+# weight is made plain for few of them, and where it is for many.
+COMPRESSED_TOKENS = (1, 4, 16, 128)
+
 _SWEEP_SHARE = 0.15  # of the budget
 _VISIT_S = 0.01  # shorter than other programs usually leave the cores alone
 _LEAST_VISITS = 5  # machines drift: not all figures from one moment
@@ -322,7 +326,7 @@ class _Rates:
             lambda s: probe.mapped_matvec(threads, SWEEP_DTYPE, s),
         )
         self.copy = Quantity("copying weights", lambda s: probe.copy(threads, s))
-        self.compressed = compressed_quantity(probe, threads)
+        self.compressed = compressed_quantities(probe, threads, COMPRESSED_TOKENS)
         self.compress = Quantity("compressing weights", lambda s: probe.compress(threads, s))
         self.tiny = TinyModel()
         self.step = Quantity("engine steps", self.tiny.steps)
@@ -335,7 +339,7 @@ class _Rates:
             self.elementwise,
             self.mapped,
             self.copy,
-            self.compressed,
+            *self.compressed.values(),
             self.compress,
             self.short_prefill,
             self.handovers,
@@ -363,7 +367,7 @@ class _Rates:
             mapped_matvec_ratio=min(rate_ratio(self.mapped.shapes), MOST_MAPPED_RATIO),
             copy_bytes_per_s=self.copy.bytes_per_s,
             lone_op_s=self.lone_op.seconds / _EMPTY_OPS,
-            compressed_matvec_ratio=compressed_ratio(self.compressed),
+            compressed_ratio=compressed_ratio(self.compressed),
             compress_bytes_per_s=self.compress.bytes_per_s,
         )
 
@@ -375,17 +379,24 @@ class _Rates:
         return max(0.0, late / (PREFILL_QUERIES * math.prod(self.prefill_heads)))
 
 
-def compressed_quantity(probe: Any, threads: int) -> Quantity:
-    """For `compressed_ratio`."""
-    return Quantity(
-        f"bf16 products, 1 token, compressed weights, {threads} threads",
-        lambda seconds: probe.compressed_matvec(threads, seconds),
-    )
+def compressed_quantities(probe: Any, threads: int, counts: Iterable[int]) -> dict[int, Quantity]:
+    """By number of tokens, for `compressed_ratio`."""
+
+    def quantity(tokens: int) -> Quantity:
+        return Quantity(
+            f"bf16 products, {tokens} tokens, compressed weights, {threads} threads",
+            lambda seconds: probe.compressed_matmul(threads, tokens, seconds),
+        )
+
+    return {tokens: quantity(tokens) for tokens in counts}
 
 
-def compressed_ratio(quantity: Quantity) -> float:
-    """See CpuProfile.compressed_matvec_ratio."""
-    return min(rate_ratio(quantity.shapes), MOST_COMPRESSED_RATIO)
+def compressed_ratio(quantities: Mapping[int, Quantity]) -> dict[int, float]:
+    """See CpuProfile.compressed_ratio."""
+    return {
+        tokens: min(rate_ratio(quantity.shapes), MOST_COMPRESSED_RATIO)
+        for tokens, quantity in quantities.items()
+    }
 
 
 def rate_ratio(shapes: Sequence[Shape]) -> float:

@@ -52,9 +52,10 @@ class LLM(LoadedLLM):
     weights: "copied" to huge pages; "mapped" from the files, which starts at once and shares the
     page cache; "compressed", bf16 in 12 bits per weight, exactly, which takes a quarter less memory
     and is faster in decode where memory bounds it (after DFloat11, Zhang et al. 2025, with codes of
-    one length); or "auto", what takes less time in all by this machine's profile, or, while it has
-    none, by a short measurement and the rates of a common machine. expected_tokens:
-    output tokens until the LLM is closed, by which "auto" decides; None: those of ten answers.
+    one length), slower where computing does, as it may for a `batch` of several; or "auto", what
+    takes less time in all by this machine's profile, or, while it has none, by a short measurement
+    and the rates of a common machine. expected_tokens: output tokens until the LLM is closed, by
+    which "auto" decides; None: those of ten answers.
     progress: called with (done_bytes, total_bytes) while weights load; may raise to cancel.
     memory_bytes, vram_bytes: memory of the host and of the accelerator that the model may take at
     most, less than is free.

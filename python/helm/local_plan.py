@@ -216,8 +216,8 @@ def plan_here(
     if profile is None:
         weights_bytes = sum(info.nbytes for info in infos.values())
         best = _threads_for(weights_bytes, machine)
-        ratio = best.compressed_matvec_ratio
-        common["loading"] = dataclasses.replace(common["loading"], compressed_ratio=ratio)
+        ratios = best.compressed_ratio
+        common["loading"] = dataclasses.replace(common["loading"], compressed_ratio=ratios)
         threads = options.threads or best.threads
         return make_plan(config, infos, context=options.context, threads=threads, **common)
     request = Request(

@@ -39,9 +39,10 @@ _NEWER = (
     "mapped_matvec_ratio",
     "copy_bytes_per_s",
     "lone_op_s",
-    "compressed_matvec_ratio",
+    "compressed_ratio",
     "compress_bytes_per_s",
 )
+_OLDER = "compressed_matvec_ratio"  # compressed_ratio of one token, as profiles had it before
 # What noise can make of 1, and of 4 / 3.
 MOST_MAPPED_RATIO, MOST_COMPRESSED_RATIO = 1.2, 1.6
 _DEVICE_KEYS = ("memory_bytes", *_TABLES, *_TIMES, "attention_query_s", "activation_bytes_per_s")
@@ -131,7 +132,7 @@ class CpuProfile(DeviceProfile):
     bytes/s, in the dtype that was swept. mapped_matvec_ratio: rate of reading weights from the
     pages of a mapped file over that of copied ones. copy_bytes_per_s: of copying them from the
     page cache. lone_op_s: op_s of one thread, which hands nothing to another.
-    compressed_matvec_ratio: rate of products of one token with compressed bf16 weights over that
+    compressed_ratio: tokens -> rate of products of so many with compressed bf16 weights over that
     with plain ones. compress_bytes_per_s: of compressing plain ones from the page cache. None: not
     measured."""
 
@@ -140,7 +141,7 @@ class CpuProfile(DeviceProfile):
     mapped_matvec_ratio: float | None = None
     copy_bytes_per_s: float | None = None
     lone_op_s: float | None = None
-    compressed_matvec_ratio: float | None = None
+    compressed_ratio: Mapping[int, float] | None = None
     compress_bytes_per_s: float | None = None
 
     def with_mapped_weights(self, share: float = 1.0) -> CpuProfile:
@@ -156,12 +157,18 @@ class CpuProfile(DeviceProfile):
     def with_compressed_weights(self) -> CpuProfile:
         """The rates when bf16 weights are compressed, by the bytes that they have when they are
         not; the same where nothing is known of that."""
-        if self.compressed_matvec_ratio is None:
+        ratios = self.compressed_ratio
+        if ratios is None:
             return self
-        rates = dict(self.matvec_bytes_per_s)
-        if "bf16" in rates:
-            rates["bf16"] *= self.compressed_matvec_ratio
-        return dataclasses.replace(self, matvec_bytes_per_s=rates)
+        reads, products = dict(self.matvec_bytes_per_s), dict(self.matmul_flops)
+        if "bf16" in reads:
+            reads["bf16"] *= compressed_rate(ratios, 1)
+        if "bf16" in products:
+            products["bf16"] = {
+                tokens: rate * compressed_rate(ratios, tokens)
+                for tokens, rate in products["bf16"].items()
+            }
+        return dataclasses.replace(self, matvec_bytes_per_s=reads, matmul_flops=products)
 
     def with_threads(self, threads: int) -> CpuProfile:
         """The rates with another number of threads of the sweep. Bandwidths follow the sweep;
@@ -191,6 +198,13 @@ class CpuProfile(DeviceProfile):
             matmul_flops=_scaled_flops(self.matmul_flops, memory, compute),
             activation_bytes_per_s=self.activation_bytes_per_s * compute,
         )
+
+
+def compressed_rate(ratios: Mapping[int, float], tokens: int) -> float:
+    """CpuProfile.compressed_ratio of products of `tokens` rows, interpolated between the measured
+    counts; of more tokens than were measured none is taken to be faster."""
+    ratio = float(_interpolated(ratios, tokens))
+    return ratio if tokens <= max(ratios) else min(1.0, ratio)
 
 
 def _scaled(rates: Mapping[str, float], factor: float) -> dict[str, float]:
@@ -250,6 +264,8 @@ class Profile:
                 for name in ("matmul_flops", "attention_flops"):
                     device[name] = {d: _text_keys(rates) for d, rates in device[name].items()}
         fields["cpu"]["thread_sweep"] = _text_keys(fields["cpu"]["thread_sweep"])
+        if self.cpu.compressed_ratio is not None:
+            fields["cpu"]["compressed_ratio"] = _text_keys(self.cpu.compressed_ratio)
         for name in _NEWER:
             if fields["cpu"][name] is None:
                 del fields["cpu"][name]
@@ -359,11 +375,12 @@ def _device(node: Reader, own: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _read_cpu(node: Reader) -> CpuProfile:
-    fields = _device(node, ("threads", "thread_sweep", *_NEWER))
+    fields = _device(node, ("threads", "thread_sweep", *_NEWER, _OLDER))
     mapped, copy, lone, compressed, compress = (node.get(name) for name in _NEWER)
-    for ratio, most in ((mapped, MOST_MAPPED_RATIO), (compressed, MOST_COMPRESSED_RATIO)):
-        if not ratio.null and _rate(ratio) > most:
-            ratio.reject(f"expected at most {most:g}, found {ratio.value!r}")
+    one_token = node.get(_OLDER)
+    ratios = None if one_token.null else {1: _ratio(one_token, MOST_COMPRESSED_RATIO)}
+    if not compressed.null:
+        ratios = read_compressed_ratio(compressed)
     threads, sweep = node["threads"].integer(1, 4096), _counts(node["thread_sweep"], 4096)
     if threads not in sweep:
         node["thread_sweep"].reject(f"has no entry for the chosen {threads} threads")
@@ -371,12 +388,27 @@ def _read_cpu(node: Reader) -> CpuProfile:
         **fields,
         threads=threads,
         thread_sweep=sweep,
-        mapped_matvec_ratio=None if mapped.null else _rate(mapped),
+        mapped_matvec_ratio=None if mapped.null else _ratio(mapped, MOST_MAPPED_RATIO),
         copy_bytes_per_s=None if copy.null else _rate(copy),
         lone_op_s=None if lone.null else lone.number(0.0, 1e6),
-        compressed_matvec_ratio=None if compressed.null else _rate(compressed),
+        compressed_ratio=ratios,
         compress_bytes_per_s=None if compress.null else _rate(compress),
     )
+
+
+def read_compressed_ratio(node: Reader) -> dict[int, float]:
+    """CpuProfile.compressed_ratio, {"1": ratio, ...}. Raises ProfileError naming what is wrong."""
+    ratios = _counts(node)
+    for name in node.names():
+        _ratio(node[name], MOST_COMPRESSED_RATIO)
+    return ratios
+
+
+def _ratio(node: Reader, most: float) -> float:
+    ratio = _rate(node)
+    if ratio > most:
+        node.reject(f"expected at most {most:g}, found {node.value!r}")
+    return ratio
 
 
 def _read_accelerator(node: Reader) -> AcceleratorProfile:

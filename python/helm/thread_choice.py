@@ -4,7 +4,7 @@ Decode is bound by memory, prefill by arithmetic, and neither grows with every c
 may take all the bandwidth, efficiency cores may make the others wait. So both are measured, with
 the engine's own products: decode for the few counts that may be best, prefill, which takes longer,
 for those among which decode does not decide; for the best counts also what compressed weights
-bring.
+bring, to one sequence and to several.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from helm.calibrate import (
+    COMPRESSED_TOKENS,
     Quantity,
     choose_threads,
-    compressed_quantity,
+    compressed_quantities,
     compressed_ratio,
     near_best,
     sweep_quantities,
@@ -34,11 +35,12 @@ from helm.machine import (
     one_cpu_per_core,
     thread_candidates,
 )
-from helm.profile import MOST_COMPRESSED_RATIO
+from helm.profile import read_compressed_ratio
 from helm.profile_cache import cached_file, cached_profile, keep
 
-_FORMAT, _VERSION = "helm-threads", 2
-_BUDGET_S = 0.1  # of either kind; filling the memory that is read takes as long
+_FORMAT, _VERSION = "helm-threads", 3
+_COMPRESSED_TOKENS = COMPRESSED_TOKENS[:-1]  # of decode
+_BUDGET_S = 0.1  # of each kind; filling the memory that is read takes as long
 # Enough that products read from memory; how fast that is to the percent matters to a profile only.
 _CACHES = 4
 _LEAST_BYTES, _MOST_BYTES = 1 << 27, 1 << 30
@@ -49,23 +51,23 @@ _UNSETTLED_S = 3600.0  # what other programs disturbed is measured again after s
 @dataclass(frozen=True)
 class Rates:
     """What some number of threads reached: bytes/s of matrix-vector products, FLOP/s of products of
-    many tokens, None where they do not matter; see CpuProfile for compressed_matvec_ratio, None
-    where other counts are better."""
+    many tokens, None where they do not matter; see CpuProfile for compressed_ratio, None where
+    other counts are better."""
 
     matvec_bytes_per_s: float
     matmul_flops: float | None
-    compressed_matvec_ratio: float | None = None
+    compressed_ratio: Mapping[int, float] | None = None
 
 
 @dataclass(frozen=True)
 class ThreadChoice:
     """threads: how many. cpus: on which each stays, empty where the system places them. reason:
-    why so many, for people. compressed_matvec_ratio: see CpuProfile; None: not measured."""
+    why so many, for people. compressed_ratio: see CpuProfile; None: not measured."""
 
     threads: int
     cpus: tuple[int, ...]
     reason: str
-    compressed_matvec_ratio: float | None = None
+    compressed_ratio: Mapping[int, float] | None = None
 
 
 Measured = tuple[dict[int, Rates], bool]  # by number of threads; whether undisturbed
@@ -74,7 +76,7 @@ Measure = Callable[[Sequence[int], Collection[int]], Measured]
 
 def choose_here(measure: Measure | None = None) -> ThreadChoice:
     """The number of threads for this machine, as far as this process may use it; never slower than
-    one thread. Measures for some 0.3 s unless there is no choice, a profile, or an earlier
+    one thread. Measures for some 0.5 s unless there is no choice, a profile, or an earlier
     measurement; `measure` stands in for that."""
     affinity = cpu_affinity()
     counts = thread_candidates(affinity)
@@ -88,7 +90,7 @@ def _choice(counts: Sequence[int], affinity: Collection[int], measure: Measure) 
     profile = cached_profile()
     if profile is not None and profile.cpu.threads in counts:
         cpu, reason = profile.cpu, "the best of those in this machine's profile"
-        return ThreadChoice(cpu.threads, (), reason, cpu.compressed_matvec_ratio)
+        return ThreadChoice(cpu.threads, (), reason, cpu.compressed_ratio)
     rates = _cached(counts)
     if rates is None:
         try:
@@ -100,7 +102,7 @@ def _choice(counts: Sequence[int], affinity: Collection[int], measure: Measure) 
         {n: rate.matvec_bytes_per_s for n, rate in rates.items()},
         {n: rate.matmul_flops for n, rate in rates.items() if rate.matmul_flops is not None},
     )
-    ratio = rates[threads].compressed_matvec_ratio
+    ratio = rates[threads].compressed_ratio
     return ThreadChoice(threads, (), f"measured: {_said(rates)}", ratio)
 
 
@@ -124,10 +126,12 @@ def measure_rates(counts: Sequence[int], affinity: Collection[int]) -> Measured:
     if len(near) > 1:
         _visit(matmul[n] for n in near)
         flops = {n: matmul[n].flops_per_s for n in near}
-    compressed = {n: compressed_quantity(probe, n) for n in near}
-    _visit(compressed.values())
-    ratios = {n: compressed_ratio(quantity) for n, quantity in compressed.items()}
-    measured = (*matvec.values(), *(matmul[n] for n in flops), *compressed.values())
+    compressed = {n: compressed_quantities(probe, n, _COMPRESSED_TOKENS) for n in near}
+    for tokens in _COMPRESSED_TOKENS:
+        _visit(compressed[n][tokens] for n in near)
+    ratios = {n: compressed_ratio(quantities) for n, quantities in compressed.items()}
+    few = (quantity for quantities in compressed.values() for quantity in quantities.values())
+    measured = (*matvec.values(), *(matmul[n] for n in flops), *few)
     rates = {n: Rates(bytes_per_s[n], flops.get(n), ratios.get(n)) for n in counts}
     return rates, all(quantity.trusted for quantity in measured)
 
@@ -164,11 +168,11 @@ def _cached(counts: Sequence[int]) -> dict[int, Rates] | None:
         table = root["rates"]
         rates = {}
         for key in table.names():
-            flops, ratio = table[key]["matmul_flops"], table[key]["compressed_matvec_ratio"]
+            flops, ratio = table[key]["matmul_flops"], table[key]["compressed_ratio"]
             rates[int(key)] = Rates(
                 table[key]["matvec_bytes_per_s"].number(1.0, 1e18),
                 None if flops.null else flops.number(1.0, 1e18),
-                None if ratio.null else ratio.number(1e-3, MOST_COMPRESSED_RATIO),
+                None if ratio.null else read_compressed_ratio(ratio),
             )
     except (OSError, HelmError, ValueError):
         return None

@@ -8,10 +8,12 @@ what will run. Reads no file.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from helm.checkpoint import TensorInfo
+from helm.compiler.cost import is_memory_bound
 from helm.compiler.loading import (
     ASSUMED_MATVEC_BYTES_PER_S,
     Loading,
@@ -23,7 +25,7 @@ from helm.compiler.loading import (
 from helm.compiler.workload import Space, Workload
 from helm.config import ModelConfig
 from helm.errors import InvalidError, OutOfMemoryError
-from helm.profile import CpuProfile, Profile
+from helm.profile import Profile
 from helm.weights import compressed_bytes, compressible, dominant_dtype, mappable
 
 if TYPE_CHECKING:
@@ -159,26 +161,47 @@ def _waiting(plan: Plan, request: LoadingRequest) -> Waiting:
     """Without a prediction: a decode step reads the matrices and does nothing else."""
     if plan.prediction is not None:
         work, predicted = plan.prediction.workload, plan.prediction.predicted
+        prefill, decode = predicted.prefill_terms, predicted.decode_terms
         return Waiting(
-            predicted.prefill_terms["cpu_memory_s"],
-            predicted.decode_terms["cpu_memory_s"],
-            predicted.decode_s,
-            work.batch,
-            work.output,
-            work.objective,
+            prefill_s=prefill["cpu_memory_s"],
+            decode_s=decode["cpu_memory_s"],
+            prefill_products_s=prefill["cpu_memory_s"] + prefill["cpu_compute_s"],
+            decode_products_s=decode["cpu_memory_s"] + decode["cpu_compute_s"],
+            step_s=predicted.decode_s,
+            prompt_tokens=min(plan.limits.step_tokens, work.prompt * work.batch),
+            batch=work.batch,
+            output=work.output,
+            objective=work.objective,
         )
-    rate = _matvec_rate(plan, request.cpu)
-    step_s = sum(t.nbytes for t in _matrices(_on_cpu(plan))) / rate
-    return Waiting(0.0, step_s, step_s, request.batch, Workload().output, request.objective)
+    waits_s, products_s = _decode_products_s(plan, request)
+    return Waiting(
+        prefill_s=0.0,
+        decode_s=waits_s,
+        prefill_products_s=0.0,
+        decode_products_s=products_s,
+        step_s=products_s,
+        prompt_tokens=plan.limits.step_tokens,
+        batch=request.batch,
+        output=Workload().output,
+        objective=request.objective,
+    )
 
 
-def _matvec_rate(plan: Plan, cpu: CpuProfile | None) -> float:
-    if cpu is None:
-        return ASSUMED_MATVEC_BYTES_PER_S
+def _decode_products_s(plan: Plan, request: LoadingRequest) -> tuple[float, float]:
+    """Of a step's products, the time that they wait for weights, and all."""
+    matrices = list(_matrices(_on_cpu(plan)))
+    size, dtype = sum(t.nbytes for t in matrices), dominant_dtype(plan.tensors)
+    cpu = request.cpu
+    if cpu is None or dtype not in cpu.matvec_bytes_per_s or dtype not in cpu.matmul_flops:
+        memory_s = size / ASSUMED_MATVEC_BYTES_PER_S
+        return memory_s, memory_s
     if plan.threads in cpu.thread_sweep:
         cpu = cpu.with_threads(plan.threads)
-    rates = cpu.matvec_bytes_per_s
-    return rates.get(dominant_dtype(plan.tensors), ASSUMED_MATVEC_BYTES_PER_S)
+    memory_s = size / cpu.matvec_bytes_per_s[dtype]
+    flops = 2.0 * request.batch * sum(math.prod(t.shape) for t in matrices)
+    compute_s = flops / float(cpu.matmul_rate(dtype, request.batch))
+    products_s = max(memory_s, compute_s)
+    return (memory_s if is_memory_bound(compute_s, memory_s) else 0.0), products_s
 
 
 def _share(tensors: tuple[PlacedTensor, ...], stored: str | None) -> float:

@@ -34,7 +34,8 @@ TEST_CASE("stage probe: every probe on one thread and on three") {
       check_timings(probe.attention(threads, dtype, 3, 2, 33, 600, 0), 1, true, true);
     }
     check_timings(probe.mapped_matvec(threads, DType::kBF16, 0), 8, true, true);
-    check_timings(probe.compressed_matvec(threads, 0), 8, true, true);
+    check_timings(probe.compressed_matmul(threads, 1, 0), 8, true, true);
+    check_timings(probe.compressed_matmul(threads, 17, 0), 2, true, true);
     check_timings(probe.copy(threads, 0), 1, false, true);
     check_timings(probe.compress(threads, 0), 1, false, true);
     check_timings(probe.attention(threads, DType::kI8, 2, 3, 1, 1024, 0), 1, true, true);
@@ -71,7 +72,8 @@ TEST_CASE("stage probe: bad arguments are refused") {
   CHECK_THROWS_AS(probe.attention(1, DType::kF32, 2, 0, 1, 4, 0), Error);
   CHECK_THROWS_AS(probe.attention(1, DType::kF32, 0, 1, 1, 4, 0), Error);
   CHECK_THROWS_AS(probe.mapped_matvec(0, DType::kF32, 0), Error);
-  CHECK_THROWS_AS(probe.compressed_matvec(0, 0), Error);
+  CHECK_THROWS_AS(probe.compressed_matmul(0, 1, 0), Error);
+  CHECK_THROWS_AS(probe.compressed_matmul(1, 0, 0), Error);
   CHECK_THROWS_AS(probe.compress(0, 0), Error);
   CHECK_THROWS_AS(probe.copy(0, 0), Error);
   CHECK_THROWS_AS(probe.elementwise(1, 0, 0), Error);

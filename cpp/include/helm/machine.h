@@ -89,9 +89,9 @@ class HELM_API StageProbe {
   // Products of one row with matrices as they lie once copied and, each right after, with others in
   // the pages of a file that is mapped: a timing per shape of the former, then of the latter.
   std::vector<ProbeTiming> mapped_matvec(int threads, DType dtype, double seconds);
-  // Products of one row with bf16 matrices and, each right after, with others that are compressed:
-  // a timing per shape of the former, then of the latter; bytes as if they were not.
-  std::vector<ProbeTiming> compressed_matvec(int threads, double seconds);
+  // Products of `tokens` rows with bf16 matrices and, each right after, with others that are
+  // compressed: a timing per shape of the former, then of the latter; bytes as if they were not.
+  std::vector<ProbeTiming> compressed_matmul(int threads, int64_t tokens, double seconds);
   // Copying from a file in the page cache to fresh memory on huge pages, as weights are loaded, or
   // compressing bf16 weights on the way; bytes read.
   std::vector<ProbeTiming> copy(int threads, double seconds);

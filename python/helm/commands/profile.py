@@ -142,8 +142,10 @@ def _loading_facts(cpu: CpuProfile) -> list[tuple[str, str]]:
     ratio = f"read at {cpu.mapped_matvec_ratio * 100:.0f} % of the rate of copied ones"
     copied = f"{cpu.copy_bytes_per_s / 1e9:,.1f} GB/s from the page cache"
     facts = [("mapped weights", ratio), ("copying them", copied)]
-    if cpu.compressed_matvec_ratio is not None and cpu.compress_bytes_per_s is not None:
-        faster = f"bf16 read at {cpu.compressed_matvec_ratio * 100:.0f} % of the rate of plain ones"
+    if cpu.compressed_ratio is not None and cpu.compress_bytes_per_s is not None:
+        ratios = sorted(cpu.compressed_ratio.items())
+        rates = ", ".join(f"{ratio * 100:.0f} % with {tokens}" for tokens, ratio in ratios)
+        faster = f"bf16 products of so many tokens at so much of the rate of plain ones: {rates}"
         compressed = f"{cpu.compress_bytes_per_s / 1e9:,.1f} GB/s from the page cache"
         facts += [("compressed weights", faster), ("compressing them", compressed)]
     return facts

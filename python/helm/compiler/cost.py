@@ -51,8 +51,12 @@ def linear_s(model: CostedGraph, op: Linear, rows: int, device: DeviceProfile) -
             size += model.tensor_bytes(part.bias)
         compute += 2.0 * rows * height * width / float(device.matmul_rate(dtype, rows))
         memory += size / device.rate("matvec_bytes_per_s", dtype)
-    bound = COMPUTE if _NEAR_BANDWIDTH * compute > memory else MEMORY
-    return max(compute, memory), bound
+    return max(compute, memory), MEMORY if is_memory_bound(compute, memory) else COMPUTE
+
+
+def is_memory_bound(compute_s: float, memory_s: float) -> bool:
+    """Of a product that takes the greater of the two."""
+    return _NEAR_BANDWIDTH * compute_s <= memory_s
 
 
 def unit_s(model: CostedGraph, unit: Unit, step: Step, device: DeviceProfile) -> F64:

@@ -2,20 +2,22 @@
 
 Copied ones take time once. Mapped ones take none, and slow down every product that waits for
 memory. Compressed ones, bf16 in 12 bits each, exactly, take more time than copied ones, and speed
-those products up. Rates hold for files in the page cache: nothing is known of the disk that a file
-may still have to come from, and all ways wait for it.
+up products that wait for memory; those of several tokens compute, and may become slower. Rates hold
+for files in the page cache: nothing is known of the disk that a file may still have to come from,
+and all ways wait for it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from helm.compiler.workload import Objective
 from helm.errors import InvalidError
-from helm.profile import CpuProfile
+from helm.profile import CpuProfile, compressed_rate
 from helm.units import size_text
 
 Loading = Literal["copied", "mapped", "compressed"]
@@ -45,7 +47,7 @@ class LoadingRequest:
     objective: Objective = "total"
     batch: int = 1
     cpu: CpuProfile | None = None
-    compressed_ratio: float | None = None
+    compressed_ratio: Mapping[int, float] | None = None
 
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:
@@ -85,29 +87,48 @@ class LoadingChoice:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Seconds that an answer to each of `batch` requests waits for copied weights on the CPU: in
-    its prefill, and in each of its `output` decode steps, which take step_s."""
+    """Seconds that an answer to each of `batch` requests takes with copied weights on the CPU: in
+    its prefill, in steps of prompt_tokens, and in each of its `output` decode steps, of step_s in
+    all. prefill_s, decode_s: waiting for weights; prefill_products_s, decode_products_s: matrix
+    products, whether they wait or compute."""
 
     prefill_s: float
     decode_s: float
+    prefill_products_s: float
+    decode_products_s: float
     step_s: float
+    prompt_tokens: int
     batch: int
     output: int
     objective: Objective
 
     @property
     def counted_s(self) -> float:
-        """Of an answer, what the objective counts."""
-        decode = self.output * self.decode_s
+        """Of the waiting, what the objective counts."""
+        return self._counted(self.prefill_s, self.decode_s)
+
+    def saved_by_compressing_s(self, ratios: Mapping[int, float]) -> float:
+        """Of what the objective counts, if all weights were compressed; negative: what it costs.
+        ratios: see CpuProfile.compressed_ratio."""
+        prefill = self.prefill_products_s * _saved(ratios, self.prompt_tokens)
+        return self._counted(prefill, self.decode_products_s * _saved(ratios, self.batch))
+
+    def _counted(self, prefill_s: float, decode_s: float) -> float:
+        decode = self.output * decode_s
         if self.objective == "ttft":
-            return self.prefill_s
-        return decode if self.objective == "decode" else self.prefill_s + decode
+            return prefill_s
+        return decode if self.objective == "decode" else prefill_s + decode
+
+
+def _saved(ratios: Mapping[int, float], tokens: int) -> float:
+    """Share of the time of products of so many tokens."""
+    return 1.0 - 1.0 / compressed_rate(ratios, tokens)
 
 
 @dataclass(frozen=True)
 class Situation:
     """What the choice depends on besides rates. copy_bytes, compress_bytes, compressed_bytes: see
-    LoadingChoice; share, compress_share: of all bytes that the CPU waits for, those. spare_bytes:
+    LoadingChoice; share, compress_share: of the bytes of all its matrices, those. spare_bytes:
     memory that the plan with copied weights leaves. visits: whether weights visit an
     accelerator."""
 
@@ -123,10 +144,11 @@ class Situation:
 
 @dataclass(frozen=True)
 class _Rates:
-    """Of reading mapped and compressed weights, over that of copied ones; bytes/s of loading."""
+    """Of reading mapped weights over that of copied ones; CpuProfile.compressed_ratio; bytes/s of
+    loading."""
 
     mapped: float
-    compressed: float | None
+    compressed: Mapping[int, float] | None
     copy: float
     compress: float
     assumed: bool
@@ -141,9 +163,11 @@ def choose(
     if tokens is None:
         tokens = ANSWERS * waiting.output * waiting.batch
     slower = at.share * (1.0 / rates.mapped - 1.0)
-    faster = 0.0
+    answer_s, faster = 0.0, None  # what compressing saves, and the decode rate then
     if rates.compressed is not None:
-        faster = at.compress_share * (1.0 - 1.0 / rates.compressed)
+        answer_s = at.compress_share * waiting.saved_by_compressing_s(rates.compressed)
+        saved = at.compress_share * _saved(rates.compressed, waiting.batch)
+        faster = waiting.step_s / (waiting.step_s - saved * waiting.decode_products_s)
     copy_s = at.copy_bytes / rates.copy
     compress_s = at.compress_bytes * max(0.0, 1.0 / rates.compress - 1.0 / rates.copy)
     choice = LoadingChoice(
@@ -151,32 +175,28 @@ def choose(
         copy_bytes=at.copy_bytes,
         copy_s=copy_s,
         mapped_decode_ratio=waiting.step_s / (waiting.step_s + slower * waiting.decode_s),
-        pays_after_tokens=_pays_after(copy_s, slower, waiting),
+        pays_after_tokens=_pays_after(copy_s, slower * waiting.counted_s, waiting),
         compress_bytes=at.compress_bytes,
         compressed_bytes=at.compressed_bytes,
         compress_s=compress_s,
-        compressed_decode_ratio=(
-            None
-            if rates.compressed is None
-            else waiting.step_s / (waiting.step_s - faster * waiting.decode_s)
-        ),
-        compressing_pays_after_tokens=_pays_after(compress_s, faster, waiting),
+        compressed_decode_ratio=faster,
+        compressing_pays_after_tokens=_pays_after(compress_s, answer_s, waiting),
         assumed=rates.assumed,
     )
-    answers = tokens / (waiting.output * waiting.batch) * waiting.counted_s
+    answers = tokens / (waiting.output * waiting.batch)
     loads = 0.0 if waiting.objective == "decode" else 1.0
     seconds: dict[Loading, float] = {  # what the ways differ by, from loading to closing
-        "mapped": answers * slower,
+        "mapped": answers * slower * waiting.counted_s,
         "copied": loads * copy_s,
-        "compressed": loads * (copy_s + compress_s) - answers * faster,
+        "compressed": loads * (copy_s + compress_s) - answers * answer_s,
     }
     loading, reason = _decide(request, at, choice, seconds, tokens)
     return loading, dataclasses.replace(choice, reason=reason)
 
 
-def _rates(cpu: CpuProfile | None, compressed: float | None) -> _Rates:
-    if cpu is not None and cpu.compressed_matvec_ratio is not None:
-        compressed = cpu.compressed_matvec_ratio
+def _rates(cpu: CpuProfile | None, compressed: Mapping[int, float] | None) -> _Rates:
+    if cpu is not None and cpu.compressed_ratio is not None:
+        compressed = cpu.compressed_ratio
     assumed = cpu is None or cpu.mapped_matvec_ratio is None or cpu.copy_bytes_per_s is None
     if assumed:
         read = ASSUMED_MATVEC_BYTES_PER_S if cpu is None else max(cpu.matvec_bytes_per_s.values())
@@ -190,10 +210,10 @@ def _rates(cpu: CpuProfile | None, compressed: float | None) -> _Rates:
     return _Rates(mapped, compressed, copy, compress or _ASSUMED_COMPRESS_SHARE * copy, assumed)
 
 
-def _pays_after(load_s: float, saved_share: float, waiting: Waiting) -> float | None:
-    """Output tokens after which a way that takes load_s longer to load, and saves a share of what
-    is waited for, takes less time in all; None: never."""
-    saved_s = saved_share * waiting.counted_s / (waiting.output * waiting.batch)
+def _pays_after(load_s: float, answer_s: float, waiting: Waiting) -> float | None:
+    """Output tokens after which a way that takes load_s longer to load, and saves answer_s of an
+    answer, takes less time in all; None: never."""
+    saved_s = answer_s / (waiting.output * waiting.batch)
     if saved_s <= 0.0:
         return None
     return 0.0 if waiting.objective == "decode" else load_s / saved_s  # loading is no part of it
@@ -256,6 +276,8 @@ def _compressing_text(choice: LoadingChoice) -> str:
     if choice.compressed_decode_ratio is None:
         return f"{cost}, for a rate that helm-llm profile measures"
     faster = (choice.compressed_decode_ratio - 1.0) * 100
+    if faster < -0.5:
+        return f"{cost}, and decode is {-faster:.0f} % slower then"
     return _paying_text(
         cost, f"decode is {faster:.0f} % faster then", choice.compressing_pays_after_tokens
     )
