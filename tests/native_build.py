@@ -16,12 +16,15 @@ from helm import _helm
 ROOT = Path(__file__).parent.parent
 
 
-# Compiles a third faster than -O2 -g; traces still name lines. Of the tiers those that can run.
-SANITIZED = (
-    "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
-    "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1 -DNDEBUG",
-    f"-DHELM_TIERS={';'.join(tier['name'] for tier in _helm.isa_tiers() if tier['available'])}",
-)
+def sanitizing(sanitizers: str, optimization: str) -> tuple[str, ...]:
+    """Options of a build under sanitizers. Traces name lines; of the tiers those that can run."""
+    tiers = ";".join(tier["name"] for tier in _helm.isa_tiers() if tier["available"])
+    return (
+        f"-DHELM_SANITIZE={sanitizers}",
+        "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
+        f"-DCMAKE_CXX_FLAGS_RELWITHDEBINFO={optimization} -g1 -DNDEBUG",
+        f"-DHELM_TIERS={tiers}",
+    )
 
 
 def build(folder: Path, *options: str, targets: Sequence[str] = ()) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from native_build import SANITIZED, build, run_tests
+from native_build import build, run_tests, sanitizing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("threads")
     targets = ("helm_runtime_tests", "helm_cuda_kernel_tests")
-    build(folder, "-DHELM_SANITIZE=thread", *SANITIZED, targets=targets)
+    build(folder, *sanitizing("thread", "-O1"), targets=targets)
     return folder
 
 
