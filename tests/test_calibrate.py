@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from helm import calibrate, profile_cache
+from helm import calibrate, profile_cache, quantity
 from helm.calibrate import (
     DECODE_GROUPS,
     DTYPES,
@@ -23,6 +23,7 @@ from helm.calibrate import (
 )
 from helm.commands.profile import show
 from helm.profile import KV_DTYPES, Profile
+from helm.quantity import Quantity, Shape, rate_ratio
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def timing_of(undisturbed_s: list[float]) -> SimpleNamespace:
 
 
 def test_undisturbed_runs_decide_when_there_are_enough() -> None:
-    shape = calibrate.Shape(1.0, 1.0)
+    shape = Shape(1.0, 1.0)
     shape.run_s = [9.0] * 50 + [1.0] * 50
     assert shape.seconds == pytest.approx(1.0)  # none known to be undisturbed: the quickest
     assert not shape.trusted
@@ -128,30 +129,30 @@ def test_a_query_of_a_prompt_costs_what_its_products_do_not() -> None:
 
     probe.attention = attention
     rates = calibrate._Rates(probe, 4)
-    for quantity in (*rates.attention[calibrate.SWEEP_DTYPE].values(), rates.short_prefill):
+    for one in (*rates.attention[calibrate.SWEEP_DTYPE].values(), rates.short_prefill):
         for _ in range(3):
-            quantity.visit(0.0)
+            one.visit(0.0)
     # The long prompt's rate has a little of it too.
     assert rates._attention_query_s() == pytest.approx(query_s, rel=0.05)
 
 
 def test_the_ratio_is_that_of_the_rates_timed_in_turn() -> None:
-    copied = [calibrate.Shape(1.0, 1.0, run_s=[s], undisturbed_s=[[s] * 3]) for s in (1.0, 3.0)]
-    mapped = [calibrate.Shape(1.0, 1.0, run_s=[s], undisturbed_s=[[s] * 3]) for s in (2.0, 3.0)]
-    assert calibrate.rate_ratio([*copied, *mapped]) == pytest.approx(0.8)
-    timed = calibrate.Quantity("compressed", lambda _seconds: [])
+    copied = [Shape(1.0, 1.0, run_s=[s], undisturbed_s=[[s] * 3]) for s in (1.0, 3.0)]
+    mapped = [Shape(1.0, 1.0, run_s=[s], undisturbed_s=[[s] * 3]) for s in (2.0, 3.0)]
+    assert rate_ratio([*copied, *mapped]) == pytest.approx(0.8)
+    timed = Quantity("compressed", lambda _seconds: [])
     timed.shapes = [*mapped, *copied, *mapped, *copied]
     assert calibrate.compressed_ratio({1: timed, 4: timed}) == {1: 1.0, 4: 1.0}
     timed.shapes = [*mapped, *copied, *copied, *copied]
     assert calibrate.compressed_ratio({4: timed}) == {4: pytest.approx(9 / 8)}
-    timed.shapes = [*mapped, *[calibrate.Shape(1.0, 1.0, [s], [[s] * 3]) for s in (1.0, 1.0)]]
+    timed.shapes = [*mapped, *[Shape(1.0, 1.0, [s], [[s] * 3]) for s in (1.0, 1.0)]]
     assert calibrate.compressed_ratio({1: timed}) == {1: 1.6}  # noise
 
 
 def test_what_has_too_few_undisturbed_runs_is_named(
     measured: Profile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(calibrate, "_FEW", 10**9)
+    monkeypatch.setattr(quantity, "_FEW", 10**9)
     found = measure_profile(budget_s=0.1)
     assert "f16 products, 8 tokens" in " ".join(found.unsettled)
     assert len(set(found.unsettled)) == len(found.unsettled)

@@ -15,15 +15,9 @@ import pytest
 from helm import profile_cache
 from helm.calibrate import DECODE_GROUPS, DTYPES, PREFILL_GROUP, PREFILL_QUERIES
 from helm.calibrate_accelerator import TOKENS, measure_accelerator
+from helm.device_profile import AcceleratorProfile, CpuProfile, LinkProfile
 from helm.devices import Accelerator, open_accelerator
-from helm.profile import (
-    KV_DTYPES,
-    AcceleratorProfile,
-    CpuProfile,
-    LinkProfile,
-    Profile,
-    load_profile,
-)
+from helm.profile import KV_DTYPES, Profile, load_profile
 
 SIM = "sim:vram=100MiB,link=2GB/s,latency=1ms"  # too little memory for the probe itself
 Measured = tuple[AcceleratorProfile, LinkProfile, tuple[str, ...]]

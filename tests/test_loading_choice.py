@@ -10,11 +10,12 @@ import pytest
 from helm.checkpoint import read_checkpoint
 from helm.compiler.loading import ANSWERS, LoadingRequest, Situation, Waiting, choose
 from helm.config import load_config
+from helm.device_profile import CpuProfile
 from helm.errors import InvalidError
 from helm.hub import bundled_model
 from helm.local_plan import LoadOptions
 from helm.plan import make_plan
-from helm.profile import CpuProfile, load_profile
+from helm.profile import load_profile
 from search_cases import GIB
 
 CPU = load_profile("cpu-laptop-16gb").cpu

@@ -9,9 +9,10 @@ import math
 
 import pytest
 
+from helm.device_profile import compressed_rate
 from helm.errors import InvalidError, ProfileError
 from helm.plan_format import KV_ELEMENT_BYTES
-from helm.profile import Profile, compressed_rate, load_profile, preset_names
+from helm.profile import Profile, load_profile, preset_names
 
 PRESET = "rtx-4060ti-16gb-ddr5"
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from helm import local_plan, thread_choice
-from helm.calibrate import Quantity
 from helm.commands import doctor
 from helm.errors import OutOfMemoryError
 from helm.profile import load_profile
 from helm.profile_cache import cache_path, cached_file, save_profile
+from helm.quantity import Quantity
 from helm.thread_choice import Measured, Rates, ThreadChoice, choose_here, measure_rates
 
 SLOWER_TOGETHER = {1: Rates(10e9, None), 2: Rates(8e9, None), 4: Rates(6e9, None)}

@@ -20,17 +20,14 @@ from helm.calibrate import (
     PREFILL_GROUP,
     PREFILL_QUERIES,
     SWEEP_DTYPE,
-    Measure,
-    Progress,
-    Quantity,
-    Timing,
     flops_by_rows,
     probe_bytes,
-    visit,
 )
+from helm.device_profile import AcceleratorProfile, CpuProfile, LinkProfile
 from helm.devices import SIM, Accelerator
 from helm.machine import cpu_affinity, one_cpu_per_core
-from helm.profile import KV_DTYPES, AcceleratorProfile, CpuProfile, LinkProfile
+from helm.profile import KV_DTYPES
+from helm.quantity import Measure, Progress, Quantity, Timing, visit
 
 BUDGET_S = 5.0
 TOKENS = (1, 2, 4, 8, 16, 64, 512)

@@ -16,13 +16,14 @@ from helm.compiler.loading import ANSWERS, WEIGHTS, LoadingRequest
 from helm.compiler.planning import Request, workload_of
 from helm.compiler.workload import OBJECTIVES, Workload
 from helm.config import ModelConfig
+from helm.device_profile import CpuProfile
 from helm.devices import CPU, Accelerator, find_accelerator, open_accelerator
 from helm.errors import CompressionError, InvalidError, OutOfMemoryError
 from helm.kv_options import PAGE_TOKENS, KvOptions, check_page_tokens
 from helm.machine import Machine, cpu_affinity, cpus_to_pin, read_machine, useful_threads
 from helm.plan import make_plan
 from helm.plan_format import Plan
-from helm.profile import CpuProfile, Profile
+from helm.profile import Profile
 from helm.units import size_text
 
 if TYPE_CHECKING:

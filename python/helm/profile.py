@@ -6,7 +6,6 @@ A profile is JSON (format "helm-profile"), read as hostile input. Presets lie in
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import math
@@ -18,9 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from helm.device_profile import KV_TABLES, AcceleratorProfile, CpuProfile, LinkProfile
 from helm.errors import ProfileError
 from helm.jsonio import Reader, parse
 
@@ -31,8 +28,7 @@ _COUNT = re.compile(r"[1-9][0-9]{0,8}")
 _MAX_FILE_BYTES = 4 << 20
 _DTYPES = ("f32", "f16", "bf16")
 KV_DTYPES = (*_DTYPES, "i8")
-_TABLES = ("matvec_bytes_per_s", "matmul_flops", "attention_bytes_per_s", "attention_flops")
-_KV_TABLES = ("attention_bytes_per_s", "attention_flops")
+_TABLES = ("matvec_bytes_per_s", "matmul_flops", *KV_TABLES)
 _TIMES = ("op_s", "step_s")
 # Of the CPU; older profiles lack them.
 _NEWER = (
@@ -52,194 +48,6 @@ _LINK_RATES = (
     "pageable_to_accelerator_bytes_per_s",
     "pageable_to_host_bytes_per_s",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceProfile:
-    """Rates of one device by dtype of the weights, or of the KV cache for attention.
-
-    matmul_flops: dtype -> tokens in the product -> FLOP/s. attention_flops: dtype -> rows that
-    share a KV head (queries times query heads per KV head) -> FLOP/s. op_s: fixed cost of one op;
-    step_s: of one step of the device; attention_query_s: of attention, for each query and head of a
-    prompt, 0 where unknown.
-    """
-
-    memory_bytes: int
-    matvec_bytes_per_s: Mapping[str, float]
-    matmul_flops: Mapping[str, Mapping[int, float]]
-    attention_bytes_per_s: Mapping[str, float]
-    attention_flops: Mapping[str, Mapping[int, float]]
-    op_s: float
-    step_s: float
-    activation_bytes_per_s: float
-    attention_query_s: float = 0.0
-
-    def rate(self, table: str, dtype: str) -> float:
-        """`table`[dtype]; ProfileError naming the field when the profile lacks it."""
-        found: float = self._lookup(table, dtype)
-        return found
-
-    def matmul_rate(self, dtype: str, tokens: int | npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """FLOP/s of a product of `tokens` rows, interpolated between the measured counts on
-        logarithmic axes and constant outside of them."""
-        return self._rate_at("matmul_flops", dtype, tokens)
-
-    def attention_rate(self, dtype: str, rows: int | npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """FLOP/s of attention of `rows` that share a KV head, interpolated likewise."""
-        return self._rate_at("attention_flops", dtype, rows)
-
-    def _rate_at(
-        self, table: str, dtype: str, counts: int | npt.ArrayLike
-    ) -> npt.NDArray[np.float64]:
-        if not isinstance(counts, int):
-            return _interpolated(self._lookup(table, dtype), counts)
-        key = (table, dtype, counts)
-        if key not in self._known_rates:
-            self._known_rates[key] = _interpolated(self._lookup(table, dtype), counts)
-        return self._known_rates[key]
-
-    @functools.cached_property
-    def _known_rates(self) -> dict[tuple[str, str, int], npt.NDArray[np.float64]]:
-        return {}  # a search asks for few counts, each often
-
-    def _lookup(self, table: str, dtype: str) -> Any:
-        rates = getattr(self, table)
-        if dtype not in rates:
-            option = "--kv-dtype" if table in _KV_TABLES else "--dtype"
-            raise ProfileError(
-                f"[profile] {table} has no rate for {dtype}, only for {', '.join(sorted(rates))}; "
-                f"choose one of those with {option}, do without this device (--device cpu), or "
-                "measure the machine again"
-            )
-        return rates[dtype]
-
-
-def _interpolated(
-    table: Mapping[int, float], counts: int | npt.ArrayLike
-) -> npt.NDArray[np.float64]:
-    known = sorted(table)
-    logs = np.interp(
-        np.log(np.asarray(counts, np.float64)),
-        np.log(known),
-        np.log([table[count] for count in known]),
-    )
-    return np.asarray(np.exp(logs))
-
-
-@dataclass(frozen=True, kw_only=True)
-class CpuProfile(DeviceProfile):
-    """threads: with how many the rates were measured. thread_sweep: threads -> matrix-vector
-    bytes/s, in the dtype that was swept. mapped_matvec_ratio: rate of reading weights from the
-    pages of a mapped file over that of copied ones. copy_bytes_per_s: of copying them from the
-    page cache. lone_op_s: op_s of one thread, which hands nothing to another.
-    compressed_ratio: tokens -> rate of products of so many with compressed bf16 weights over that
-    with plain ones. compress_bytes_per_s: of compressing plain ones from the page cache. None: not
-    measured."""
-
-    threads: int
-    thread_sweep: Mapping[int, float]
-    mapped_matvec_ratio: float | None = None
-    copy_bytes_per_s: float | None = None
-    lone_op_s: float | None = None
-    compressed_ratio: Mapping[int, float] | None = None
-    compress_bytes_per_s: float | None = None
-
-    def with_mapped_weights(self, share: float = 1.0) -> CpuProfile:
-        """The rates when `share` of the weight bytes is read from mapped files; the same where
-        nothing is known of that."""
-        if self.mapped_matvec_ratio is None:
-            return self
-        slower = 1.0 - share + share / min(1.0, self.mapped_matvec_ratio)
-        return dataclasses.replace(
-            self, matvec_bytes_per_s=_scaled(self.matvec_bytes_per_s, 1.0 / slower)
-        )
-
-    def with_compressed_weights(self) -> CpuProfile:
-        """The rates when bf16 weights are compressed, by the bytes that they have when they are
-        not; the same where nothing is known of that."""
-        ratios = self.compressed_ratio
-        if ratios is None:
-            return self
-        reads, products = dict(self.matvec_bytes_per_s), dict(self.matmul_flops)
-        if "bf16" in reads:
-            reads["bf16"] *= compressed_rate(ratios, 1)
-        if "bf16" in products:
-            products["bf16"] = {
-                tokens: rate * compressed_rate(ratios, tokens)
-                for tokens, rate in products["bf16"].items()
-            }
-        return dataclasses.replace(self, matvec_bytes_per_s=reads, matmul_flops=products)
-
-    def with_threads(self, threads: int) -> CpuProfile:
-        """The rates with another number of threads of the sweep. Bandwidths follow the sweep;
-        matrix rates are taken to fall in proportion below the measured count and, as nothing
-        was measured there, not to rise above it."""
-        if threads == self.threads:
-            return self
-        if threads not in self.thread_sweep:
-            known = ", ".join(map(str, sorted(self.thread_sweep)))
-            raise ProfileError(
-                f"[profile] thread_sweep has no entry for {threads} threads, only for {known}; "
-                "choose one of those, or measure the machine again"
-            )
-        memory = self.thread_sweep[threads] / self.thread_sweep[self.threads]
-        compute = min(1.0, threads / self.threads)
-        copy, compress = self.copy_bytes_per_s, self.compress_bytes_per_s
-        op_s = self.op_s if threads > 1 or self.lone_op_s is None else self.lone_op_s
-        return dataclasses.replace(
-            self,
-            threads=threads,
-            op_s=op_s,
-            copy_bytes_per_s=None if copy is None else copy * compute,
-            compress_bytes_per_s=None if compress is None else compress * compute,
-            matvec_bytes_per_s=_scaled(self.matvec_bytes_per_s, memory),
-            attention_bytes_per_s=_scaled(self.attention_bytes_per_s, memory),
-            attention_flops=_scaled_flops(self.attention_flops, memory, compute),
-            matmul_flops=_scaled_flops(self.matmul_flops, memory, compute),
-            activation_bytes_per_s=self.activation_bytes_per_s * compute,
-        )
-
-
-def compressed_rate(ratios: Mapping[int, float], tokens: int) -> float:
-    """CpuProfile.compressed_ratio of products of `tokens` rows, interpolated between the measured
-    counts; of more tokens than were measured none is taken to be faster."""
-    ratio = float(_interpolated(ratios, tokens))
-    return ratio if tokens <= max(ratios) else min(1.0, ratio)
-
-
-def _scaled(rates: Mapping[str, float], factor: float) -> dict[str, float]:
-    return {dtype: rate * factor for dtype, rate in rates.items()}
-
-
-def _scaled_flops(
-    tables: Mapping[str, Mapping[int, float]], memory: float, compute: float
-) -> dict[str, dict[int, float]]:
-    """One row is bound by memory."""
-    return {
-        dtype: {count: rate * (memory if count == 1 else compute) for count, rate in table.items()}
-        for dtype, table in tables.items()
-    }
-
-
-@dataclass(frozen=True, kw_only=True)
-class AcceleratorProfile(DeviceProfile):
-    name: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkProfile:
-    """Between host and accelerator. cpu_rate_while_copying: share of the CPU's rates that is
-    left while a copy runs, 0 < share <= 1. rate_while_both_compute: share of their rates that both
-    devices keep while both decode: 1 where each has memory of its own, 0.5 where it is as if they
-    took turns."""
-
-    to_accelerator_bytes_per_s: float
-    to_host_bytes_per_s: float
-    pageable_to_accelerator_bytes_per_s: float
-    pageable_to_host_bytes_per_s: float
-    latency_s: float
-    cpu_rate_while_copying: float
-    rate_while_both_compute: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,7 +173,7 @@ def _device(node: Reader, own: tuple[str, ...]) -> dict[str, Any]:
     fields: dict[str, Any] = {"memory_bytes": node["memory_bytes"].integer(0, 2**60)}
     for table in _TABLES:
         read = _READ.get(table, _rate)
-        dtypes = KV_DTYPES if table in _KV_TABLES else _DTYPES
+        dtypes = KV_DTYPES if table in KV_TABLES else _DTYPES
         fields[table] = {dtype: read(rates) for dtype, rates in _by_dtype(node[table], dtypes)}
     for name in _TIMES:
         fields[name] = node[name].number(0.0, 1e6)

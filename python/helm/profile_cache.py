@@ -12,12 +12,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from helm.calibrate import Progress, identity, measure_profile
+from helm.calibrate import identity, measure_profile
 from helm.calibrate_accelerator import measure_accelerator
+from helm.device_profile import AcceleratorProfile, CpuProfile, LinkProfile
 from helm.devices import Accelerator
 from helm.errors import HelmError, ProfileError
 from helm.machine import cpu_affinity, cpu_quota, memory_available, memory_capacity
-from helm.profile import VERSION, AcceleratorProfile, CpuProfile, LinkProfile, Profile
+from helm.profile import VERSION, Profile
+from helm.quantity import Progress
 
 Measure = Callable[[Progress | None], Profile]
 MeasureDevice = Callable[

@@ -17,13 +17,11 @@ from dataclasses import dataclass
 
 from helm.calibrate import (
     COMPRESSED_TOKENS,
-    Quantity,
     choose_threads,
     compressed_quantities,
     compressed_ratio,
     near_best,
     sweep_quantities,
-    visit,
 )
 from helm.errors import HelmError, OutOfMemoryError, ProfileError
 from helm.jsonio import parse
@@ -37,6 +35,7 @@ from helm.machine import (
 )
 from helm.profile import read_compressed_ratio
 from helm.profile_cache import cached_file, cached_profile, keep
+from helm.quantity import Quantity, visit
 
 _FORMAT, _VERSION = "helm-threads", 3
 _COMPRESSED_TOKENS = COMPRESSED_TOKENS[:-1]  # of decode

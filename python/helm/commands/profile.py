@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from helm.profile import CpuProfile, DeviceProfile, LinkProfile, Profile
+    from helm.device_profile import CpuProfile, DeviceProfile, LinkProfile
+    from helm.profile import Profile
 
 HELP = "measure this machine's rates, on which plans are based"
 EPILOG = """examples:

@@ -14,9 +14,10 @@ from helm.compiler.op_cost import CostedGraph
 from helm.compiler.pricing import Site, make_setting
 from helm.compiler.search import SearchResult, search
 from helm.compiler.workload import ResourceLimits, Space, Workload
+from helm.device_profile import AcceleratorProfile
 from helm.errors import OutOfMemoryError
 from helm.plan_format import KV_ELEMENT_BYTES
-from helm.profile import AcceleratorProfile, Profile
+from helm.profile import Profile
 from helm.units import size_text
 
 _GIB = 2**30

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from helm.compiler.workload import Objective
+from helm.device_profile import CpuProfile, compressed_rate
 from helm.errors import InvalidError
-from helm.profile import CpuProfile, compressed_rate
 from helm.units import size_text
 
 Loading = Literal["copied", "mapped", "compressed"]

@@ -40,8 +40,8 @@ from helm.compiler.overflow import (
 )
 from helm.compiler.pricing import Priced, Setting, Site, crossing_s, unit_times
 from helm.compiler.workload import Workload
+from helm.device_profile import AcceleratorProfile, CpuProfile
 from helm.graph import Attention, Unit
-from helm.profile import AcceleratorProfile, CpuProfile
 
 
 @dataclass(frozen=True)

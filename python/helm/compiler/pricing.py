@@ -35,8 +35,9 @@ from helm.compiler.cost import (
 from helm.compiler.op_cost import CostedGraph, Step
 from helm.compiler.overflow import EXTRA_OPS, Bools, Pool, decode_far, visiting_s
 from helm.compiler.workload import KvPlace, Overflow, ResourceLimits, Workload
+from helm.device_profile import AcceleratorProfile, CpuProfile, LinkProfile
 from helm.graph import Attention
-from helm.profile import AcceleratorProfile, CpuProfile, LinkProfile, Profile
+from helm.profile import Profile
 
 Site = Literal["cpu", "accelerator"]
 _F32 = 4
