@@ -34,11 +34,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from accuracy_report import ENOUGH, Result, Run, Visit, as_row, joined, show, summary
-
 from accuracy_cases import (
     ALONE,
-    DTYPES,
     OVERLAPPED,
     SHAPES,
     Case,
@@ -46,9 +43,11 @@ from accuracy_cases import (
     config_of,
     partitioned_cases,
 )
+from accuracy_report import ENOUGH, Result, Run, Visit, as_row, joined, show, summary
 from helm import _helm
 from helm.compiler.candidate import Candidate
 from helm.compiler.workload import ResourceLimits, Space, Workload
+from helm.dtypes import DTYPES
 from helm.errors import HelmError
 from helm.machine import memory_available
 from helm.models import build_graph

@@ -22,7 +22,6 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-DTYPES = ("f32", "f16", "bf16")
 LOADS = ((1, 128), (1, 2048), (2, 640), (4, 128), (8, 128))  # sequences, context
 ALONE, CUT, OVERLAPPED = "cpu", "cut", "overlapped"  # schedules
 # Half of the blocks and the head on the accelerator; shape, dtype, sequences, context, schedule.

@@ -11,11 +11,11 @@ from typing import Any
 import naive_rates
 from helm.compiler.op_cost import CostedGraph
 from helm.config import ModelConfig
+from helm.dtypes import DTYPES
 from helm.models import build_graph
 
 GIB = 1 << 30
 THESIS = json.loads((Path(__file__).parent / "data" / "thesis.json").read_text())
-_DTYPES = ("f32", "f16", "bf16")
 
 
 @functools.cache
@@ -36,7 +36,7 @@ def costed(graph: Any, dtype: str = "bf16") -> CostedGraph:
 
 def _device(rng: random.Random, speed: float) -> dict[str, Any]:
     def rates(low: float, high: float) -> dict[str, float]:
-        return {dtype: speed * 10 ** rng.uniform(low, high) for dtype in _DTYPES}
+        return {dtype: speed * 10 ** rng.uniform(low, high) for dtype in DTYPES}
 
     def by_tokens() -> dict[str, float]:
         return {str(n): speed * 10 ** rng.uniform(6, 8) for n in (1, 4, 16, 64)}
@@ -53,9 +53,9 @@ def _device(rng: random.Random, speed: float) -> dict[str, Any]:
     device = {
         "memory_bytes": 1 << 30,
         "matvec_bytes_per_s": rates(6, 7),
-        "matmul_flops": {dtype: by_tokens() for dtype in _DTYPES},
+        "matmul_flops": {dtype: by_tokens() for dtype in DTYPES},
         "attention_bytes_per_s": with_i8(rates(5, 7)),
-        "attention_flops": with_i8({dtype: by_rows() for dtype in _DTYPES}),
+        "attention_flops": with_i8({dtype: by_rows() for dtype in DTYPES}),
         "op_s": 10 ** rng.uniform(-6, -4),
         "step_s": 10 ** rng.uniform(-5, -3),
         "activation_bytes_per_s": speed * 10 ** rng.uniform(6, 8),

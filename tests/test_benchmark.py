@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 
 import pytest
 
+import command
 import helm
 from helm.benchmark import Load
 
@@ -87,14 +87,12 @@ def test_what_the_plan_cannot_run_is_refused(llm, load, rounds, message):
         llm.benchmark(load, rounds)
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "helm", "bench", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+def bench(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    return command.helm("bench", *arguments, status=status)
 
 
 def test_the_command_shows_where_the_time_goes():
     run = bench("--rounds", "1", "--output", "4", "--ops")
-    assert run.returncode == 0, run.stderr
     assert "% of the machine's read ceiling" in run.stdout
     assert re.search(r"^weights (copied|mapped): .* on huge pages$", run.stdout, re.M)
     for word in ("decode step", "prefill", "linear", "attention", "rest", "of f32 peak"):
@@ -103,7 +101,6 @@ def test_the_command_shows_where_the_time_goes():
 
 def test_the_command_as_json():
     run = bench("--rounds", "2", "--prompt", "30", "--output", "4", "--batch", "2", "--json")
-    assert run.returncode == 0, run.stderr
     report = json.loads(run.stdout)
     assert report["load"] == {"prompt": 30, "output": 4, "batch": 2}
     assert len(report["decode_tokens_per_s"]) == 2
@@ -111,6 +108,5 @@ def test_the_command_as_json():
 
 
 def test_the_command_refuses_what_does_not_fit():
-    run = bench("--prompt", "100000")
-    assert run.returncode == 2
+    run = bench("--prompt", "100000", status=2)
     assert "error: [bench] prompt is 100000" in run.stderr

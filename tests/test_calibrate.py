@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from command import helm
 from helm import calibrate, profile_cache, quantity
 from helm.calibrate import (
     DECODE_GROUPS,
-    DTYPES,
     PREFILL_GROUP,
     PREFILL_QUERIES,
     TOKENS,
@@ -22,7 +20,8 @@ from helm.calibrate import (
     measure_profile,
 )
 from helm.commands.profile import show
-from helm.profile import KV_DTYPES, Profile
+from helm.dtypes import DTYPES, KV_DTYPES
+from helm.profile import Profile
 from helm.quantity import Quantity, Shape, rate_ratio
 
 
@@ -235,20 +234,11 @@ def test_another_machine_has_another_key(fact: str, monkeypatch: pytest.MonkeyPa
 def test_command_prints_the_cached_profile_and_writes_it(measured: Profile, tmp_path: Path) -> None:
     profile_cache.machine_profile(measure=Counter(measured))
     out = tmp_path / "machine.json"
-    command = [sys.executable, "-m", "helm", "profile"]
-    table = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert table.returncode == 0, table.stderr
+    table = helm("profile")
     assert "products, 512 tokens" in table.stdout
     assert "from the cache" in table.stderr
-    written = subprocess.run(
-        [*command, "--json", "--output", str(out)], capture_output=True, text=True, timeout=60
-    )
-    assert written.returncode == 0, written.stderr
+    written = helm("profile", "--json", "--output", str(out))
     assert Profile.from_json(written.stdout).name == "measurement 1"
     assert Profile.from_json(out.read_bytes()).cpu.threads == measured.cpu.threads
-    refused = subprocess.run(
-        [*command, "--output", str(tmp_path / "absent" / "machine.json")],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert refused.returncode != 0
+    refused = helm("profile", "--output", str(tmp_path / "absent" / "machine.json"), status=2)
     assert refused.stderr.startswith("error: [profile] cannot write")

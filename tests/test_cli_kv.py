@@ -5,23 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
+from command import helm
+
 STORY = "Once upon a time there was a little dog who lived by the sea with a girl named Lily. "
 GREEDY = ("--temperature", "0", "--max-tokens", "8")
-
-
-def helm(*arguments: str, stdin: str = "", status: int = 0) -> subprocess.CompletedProcess[str]:
-    result = subprocess.run(
-        [sys.executable, "-m", "helm", *arguments], input=stdin, env=ENVIRONMENT,
-        capture_output=True, text=True, encoding="utf-8", timeout=120,
-    )  # fmt: skip
-    assert result.returncode == status, result.stderr
-    assert "Traceback" not in result.stderr
-    return result
 
 
 def test_run_goes_on_where_a_saved_text_ended(tmp_path: Path) -> None:

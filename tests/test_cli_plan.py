@@ -6,12 +6,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import command
 from helm.compiler.workload import Workload
 from helm.config import read_config
 from helm.plan import make_plan
@@ -20,18 +20,11 @@ from helm.profile import load_profile, preset_names
 CONFIGS = Path(__file__).parent / "data" / "configs"
 QWEN = str(CONFIGS / "qwen3-8b.json")
 LLAMA = str(CONFIGS / "llama-3.1-70b.json")
-ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
 PURPOSES = ("weights", "kv", "activations", "workspace", "staging", "reserve")
 
 
-def helm(*arguments: str, status: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-    result = subprocess.run(
-        [sys.executable, "-m", "helm", "plan", *arguments], env={**ENVIRONMENT, **environment},
-        capture_output=True, text=True, encoding="utf-8", timeout=120,
-    )  # fmt: skip
-    assert result.returncode == status, result.stderr
-    assert "Traceback" not in result.stderr
-    return result
+def helm(*arguments: str, status: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
+    return command.helm("plan", *arguments, status=status, **variables)
 
 
 def helm_json(*arguments: str) -> dict[str, Any]:
@@ -58,8 +51,8 @@ def test_the_plan_is_a_picture_with_its_reasons() -> None:
 
 def test_the_readme_shows_what_is_printed() -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    command = "$ helm-llm plan tests/data/configs/qwen3-8b.json "
-    shown = readme.split(command)[1].split("```")[0].splitlines()
+    example = "$ helm-llm plan tests/data/configs/qwen3-8b.json "
+    shown = readme.split(example)[1].split("```")[0].splitlines()
     out = [line.rstrip() for line in helm(QWEN, *shown[0].split()).stdout.splitlines()]
     assert [line for line in shown[1:] if line != "..." and line not in out] == []
 
@@ -193,6 +186,13 @@ def test_wrong_input_is_named(arguments: tuple[str, ...], message: str) -> None:
     assert re.search(message, helm(*arguments, status=2).stderr)
 
 
+def test_throughput_where_the_other_objectives_do_not_fit() -> None:
+    options = ("--batch", "8", "--context", "4096", "--ram", "13.2GiB", "--vram", "4GiB")
+    machine = (QWEN, "--profile", "thesis-4060", *options)
+    assert "fits on thesis-4060 in no placement" in helm(*machine, status=1).stderr
+    assert "more wait their turn" in helm(*machine, "--objective", "throughput").stdout
+
+
 def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
     result = helm(str(tmp_path), "--profile", "thesis-4060", status=2)
     assert "config.json does not exist" in result.stderr
@@ -216,21 +216,16 @@ def test_run_predicts_when_the_machine_has_been_measured(
     from helm.profile_cache import cache_path, save_profile
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    command = [sys.executable, "-m", "helm", "run", "--max-tokens", "4"]
+
+    def run(*arguments: str, status: int = 0) -> str:
+        return command.helm("run", "--max-tokens", "4", *arguments, status=status).stderr
 
     def plan_line() -> str:
-        result = subprocess.run(
-            command, env={**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path)}, capture_output=True,
-            text=True, encoding="utf-8", timeout=120,
-        )  # fmt: skip
-        assert result.returncode == 0, result.stderr
-        return next(line for line in result.stderr.splitlines() if line.startswith("[plan"))
+        return next(line for line in run().splitlines() if line.startswith("[plan"))
 
     assert "predicted" not in plan_line()
     assert not list(tmp_path.rglob("*.json")), "run must not measure"
     cache_path().parent.mkdir(parents=True)
     save_profile(load_profile("cpu-desktop-64gb-ddr5"), cache_path())
     assert re.search(r"\| predicted [\d,]+\.\d tokens/s\]$", plan_line())
-    too_small = subprocess.run([*command, "--ram", "1MiB"], env=ENVIRONMENT, capture_output=True)
-    assert too_small.returncode == 1
-    assert b"1.0 MiB are available" in too_small.stderr
+    assert "1.0 MiB are available" in run("--ram", "1MiB", status=1)

@@ -7,17 +7,18 @@ import json
 import math
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import command
 from helm import profile_cache
-from helm.calibrate import DECODE_GROUPS, DTYPES, PREFILL_GROUP, PREFILL_QUERIES
+from helm.calibrate import DECODE_GROUPS, PREFILL_GROUP, PREFILL_QUERIES
 from helm.calibrate_accelerator import TOKENS, measure_accelerator
 from helm.device_profile import AcceleratorProfile, CpuProfile, LinkProfile
 from helm.devices import Accelerator, open_accelerator
-from helm.profile import KV_DTYPES, Profile, load_profile
+from helm.dtypes import DTYPES, KV_DTYPES
+from helm.profile import Profile, load_profile
 
 SIM = "sim:vram=100MiB,link=2GB/s,latency=1ms"  # too little memory for the probe itself
 Measured = tuple[AcceleratorProfile, LinkProfile, tuple[str, ...]]
@@ -190,13 +191,9 @@ def test_what_a_speed_depends_on(specification: str, rates: str) -> None:
 
 def test_commands_use_the_cached_profile_of_the_device(counters: Counters) -> None:
     counters.profile("sim:link=1GB/s")
-    command = [sys.executable, "-m", "helm"]
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        result = subprocess.run(
-            [*command, *arguments], capture_output=True, text=True, encoding="utf-8", timeout=120
-        )
-        assert result.returncode == 0, result.stderr
+        result = command.helm(*arguments)
         assert "measuring" not in result.stderr
         return result
 

@@ -20,8 +20,8 @@ from helm import _helm
 from helm.checkpoint import read_checkpoint
 from helm.compiler.loading import LoadingRequest
 from helm.config import load_config
+from helm.dtypes import DType
 from helm.plan import make_plan
-from helm.plan_format import DType
 from helm.profile import load_profile
 
 LENGTHS = [1, 7, 512, 513]

@@ -11,9 +11,9 @@ import pytest
 
 from helm.compiler.planning import Request, Study, study
 from helm.config import read_config
+from helm.dtypes import DTYPE_BYTES
 from helm.errors import InvalidError, OutOfMemoryError
 from helm.explain import memory_rows, picture, rivals, segments, term_rows, to_dict, trade
-from helm.plan_format import DTYPE_BYTES
 from helm.plots import by_boundary, objective_terms
 from helm.profile import load_profile
 from helm.units import parse_size

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import command
 import helm
 from device_profiles import fast_accelerator
 from helm.compiler.advice import largest_context, require
@@ -225,16 +224,16 @@ def test_one_site_is_priced_where_one_was_asked_for() -> None:
 
 
 def test_the_command_line_reaches_the_plan() -> None:
-    command = [
-        sys.executable, "-m", "helm", "plan", str(QWEN), "--profile", "thesis-4060",
+    planned = [
+        "plan", str(QWEN), "--profile", "thesis-4060",
         "--ram", "64GiB", "--context", "32768", "--kv-overflow", "stream", "--kv-vram", "256MiB",
         "--watermark", "0.6", "--page-tokens", "128",
     ]  # fmt: skip
-    found = json.loads(subprocess.run([*command, "--json"], capture_output=True, check=True).stdout)
+    found = json.loads(command.helm(*planned, "--json").stdout)
     assert found["memory"]["accelerator"]["kv_bytes"] <= 256 << 20
     assert (found["schedule"]["overflow"], found["schedule"]["watermark"]) == ("stream", 0.6)
     assert found["kv"]["page_tokens"] == 128
-    shown = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    shown = command.helm(*planned).stdout
     assert "KV of the GPU's blocks" in shown
     assert "they stream to the GPU" in shown
     for changes, message in (
@@ -242,9 +241,7 @@ def test_the_command_line_reaches_the_plan() -> None:
         (("--page-tokens", "8"), "page_tokens is 8; expected 16 to"),
         (("--kv-vram", "much"), "--kv-vram is 'much'"),
     ):
-        result = subprocess.run([*command, *changes], capture_output=True, text=True)
-        assert result.returncode == 2
-        assert message in result.stderr
+        assert message in command.helm(*planned, *changes, status=2).stderr
 
 
 # --- on a simulated accelerator ------------------------------------------------------------------

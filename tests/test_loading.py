@@ -6,12 +6,11 @@ import dataclasses
 import functools
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import command
 import helm
 import small_models
 from helm import _helm, local_plan, profile_cache
@@ -19,13 +18,15 @@ from helm.checkpoint import TensorInfo, read_checkpoint
 from helm.compiler.loading import LoadingRequest
 from helm.compiler.planning import Request, cpu_decode_rate, study
 from helm.compiler.search import search
-from helm.compiler.workload import ResourceLimits, Workload
+from helm.compiler.workload import ResourceLimits, Space, Workload
 from helm.config import load_config
+from helm.device_profile import LinkProfile
 from helm.errors import CompressionError, InvalidError, OutOfMemoryError, PlanError
 from helm.explain import loading_text, to_dict
 from helm.hub import bundled_model
 from helm.local_plan import LoadOptions, Target, load_engine, plan_here
 from helm.machine import read_machine
+from helm.models import build_graph
 from helm.plan import Plan, make_plan
 from helm.plan_format import Source
 from helm.profile import Profile, load_profile
@@ -144,6 +145,55 @@ def test_compressed_weights_are_priced_and_counted() -> None:
     assert found.best.memory["cpu"]["weights"] == found.plan.memory["cpu"].weights_bytes
     with pytest.raises(InvalidError, match="no bf16 matrix that would become"):
         searched(LoadingRequest("compressed"), compressing(), dtype="f16")
+
+
+def test_sequences_that_run_in_waves_are_loaded_for_as_many_as_run_at_once() -> None:
+    profile = compressing()
+    ratios = {1: 1.25, 4: 1.05, 8: 0.9, 512: 1.0}
+    cpu = dataclasses.replace(profile.cpu, compressed_ratio=ratios)
+    work = Workload(512, 128, 8, 4096, "throughput")
+    plan = searched(
+        LoadingRequest("copied"), dataclasses.replace(profile, cpu=cpu), workload=work,
+        memory_bytes=int(3.5 * GIB),
+    )  # fmt: skip
+    assert plan.prediction is not None
+    assert plan.loading_choice is not None
+    predicted, choice = plan.prediction.predicted, plan.loading_choice
+    assert predicted.sequences == 4
+    waits = predicted.decode_terms["cpu_memory_s"]
+    products = waits + predicted.decode_terms["cpu_compute_s"]
+    saved = products * (1 - 1 / 1.05)
+    assert choice.compressed_decode_ratio == pytest.approx(
+        predicted.decode_s / (predicted.decode_s - saved), rel=1e-3
+    )
+    answer_s = 2 * (predicted.prefill_terms["cpu_memory_s"] + 127 * waits) * (1 / 0.8 - 1)
+    assert choice.pays_after_tokens == pytest.approx(choice.copy_s * 8 * 128 / answer_s, rel=1e-3)
+
+
+def test_weights_that_visit_from_their_files_come_at_the_rate_of_pageable_memory() -> None:
+    """And so do those of a module in memory."""
+    work, profile = Workload(5000, 16, 1, 8192), load_profile("thesis-4060")
+    assert profile.link is not None
+    slow = dataclasses.replace(
+        profile.link, to_accelerator_bytes_per_s=profile.link.pageable_to_accelerator_bytes_per_s
+    )
+
+    def stream_s(loading: str, link: LinkProfile, infos: dict[str, TensorInfo] | None) -> float:
+        plan = make_plan(
+            config_of("qwen3-8b"), infos, profile=dataclasses.replace(profile, link=link),
+            max_sequences=1, workload=work, memory_bytes=64 * GIB, loading=LoadingRequest(loading),
+            space=Space(prefill=("stream",), decode_groups=(1,), kv="device"),
+        )  # fmt: skip
+        assert plan.prediction is not None
+        return plan.prediction.predicted.prefill_terms["stream_s"]
+
+    graph = build_graph(config_of("qwen3-8b"))
+    module = {n: TensorInfo.in_memory(n, "bf16", shape) for n, shape in graph.tensors.items()}
+    locked = stream_s("copied", profile.link, None)
+    pageable = stream_s("copied", slow, None)
+    assert pageable > 1.05 * locked  # what copying hides is hidden from both
+    assert stream_s("mapped", profile.link, None) == pytest.approx(pageable, rel=0.02)
+    assert stream_s("copied", profile.link, module) == pytest.approx(pageable, rel=0.02)
 
 
 def test_an_accelerator_s_weights_are_never_compressed() -> None:
@@ -372,24 +422,17 @@ def test_huge_pages_are_counted() -> None:
         assert granted % (2 << 20) == 0
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "helm", *arguments], capture_output=True, text=True, timeout=120,
-        check=True,
-    )  # fmt: skip
-
-
 def test_commands_take_it_and_tell() -> None:
     for weights in ("copied", "mapped", "compressed"):
         options = ["run", "bundled", "The dog", "--max-tokens", "4", "--weights", weights]
-        told = json.loads(run(*options, "--json").stdout)["loading"]
+        told = json.loads(command.helm(*options, "--json").stdout)["loading"]
         assert told["weights"] == weights
         assert told["reason"].startswith("as asked for")
         assert told["copied_bytes"] >= 0
-        assert f" bf16, {weights} | KV" in run(*options).stderr
+        assert f" bf16, {weights} | KV" in command.helm(*options).stderr
     plan = ["plan", "bundled", "--profile", PRESET, "--weights", "mapped"]
-    assert "weights mapped: as asked for; copying" in " ".join(run(*plan).stdout.split())
-    assert json.loads(run(*plan, "--json").stdout)["loading"]["weights"] == "mapped"
-    doctor = json.loads(run("doctor", "--json").stdout)["huge_pages_trial"]
+    assert "weights mapped: as asked for; copying" in " ".join(command.helm(*plan).stdout.split())
+    assert json.loads(command.helm(*plan, "--json").stdout)["loading"]["weights"] == "mapped"
+    doctor = json.loads(command.helm("doctor", "--json").stdout)["huge_pages_trial"]
     assert doctor["granted_bytes"] is None or doctor["granted_bytes"] <= doctor["asked_bytes"]
-    assert "of 64.0 MiB granted" in run("doctor").stdout
+    assert "of 64.0 MiB granted" in command.helm("doctor").stdout

@@ -21,7 +21,7 @@ from search_cases import GIB
 CPU = load_profile("cpu-laptop-16gb").cpu
 WAITING = Waiting(
     prefill_s=0.01, decode_s=0.1, prefill_products_s=0.01, decode_products_s=0.1, step_s=0.12,
-    prompt_tokens=100, batch=1, output=100, objective="total",
+    prompt_tokens=100, decode_tokens=1, waves=1, batch=1, output=100, objective="total",
 )  # fmt: skip
 PLENTY = Situation(10**9, 1.0, 10**12, False, WAITING)
 
@@ -39,17 +39,17 @@ def total_s(at: Situation, cpu: CpuProfile, way: str, answers: int) -> float:
     w = at.waiting
     seconds = 0.0 if way == "mapped" else at.copy_bytes / cpu.copy_bytes_per_s
     share, prompt, token = at.share, 1.0, 1.0
-    parts = [w.prefill_s, *([w.decode_s] * w.output)]
+    parts = [w.prefill_s, *([w.decode_s] * (w.output - 1))]
     if way == "mapped":
         prompt = token = cpu.mapped_matvec_ratio
     if way == "compressed":
         share = at.compress_share
-        prompt, token = cpu.compressed_ratio[w.prompt_tokens], cpu.compressed_ratio[w.batch]
-        parts = [w.prefill_products_s, *([w.decode_products_s] * w.output)]
+        prompt, token = cpu.compressed_ratio[w.prompt_tokens], cpu.compressed_ratio[w.decode_tokens]
+        parts = [w.prefill_products_s, *([w.decode_products_s] * (w.output - 1))]
         slower = at.compress_bytes / cpu.compress_bytes_per_s
         seconds += max(0.0, slower - at.compress_bytes / cpu.copy_bytes_per_s)
-    for _ in range(answers):
-        for part, ratio in zip(parts, (prompt, *([token] * w.output)), strict=True):
+    for _ in range(answers * w.waves):
+        for part, ratio in zip(parts, (prompt, *([token] * (w.output - 1))), strict=True):
             own = part * share
             seconds += own / ratio - own
     return seconds
@@ -66,7 +66,9 @@ def test_what_takes_less_time_in_all_is_chosen(seed: int) -> None:
         decode_products_s=decode_s + rng.choice((0, 0.1)),
         step_s=2.0,
         prompt_tokens=50,
-        batch=rng.choice((1, 3)),
+        decode_tokens=rng.choice((1, 3)),
+        waves=rng.choice((1, 4)),
+        batch=rng.choice((1, 3, 12)),
         output=rng.randint(1, 50),
         objective="total",
     )
@@ -145,8 +147,8 @@ def test_compressing_is_chosen_where_it_is_known_to_pay() -> None:
     assert loading == "compressed"
     assert choice.compress_s == pytest.approx(0.5)
     assert choice.compressed_decode_ratio == pytest.approx(0.12 / 0.1)
-    # A token takes 0.1 s, a fifth less, and a hundredth of the prompt's 0.01 s, twice as much.
-    assert choice.compressing_pays_after_tokens == pytest.approx(0.5 / 0.0199)
+    # Of 100 tokens, 99 take 0.1 s, a fifth less, and the first the prompt's 0.01 s, twice as much.
+    assert choice.compressing_pays_after_tokens == pytest.approx(0.5 / 0.0197)
     assert "compressing 953.7 MiB to 734.3 MiB, exactly, takes 0.5 s more" in choice.reason
     assert "decode is 20 % faster then: it pays after 26 output tokens" in choice.reason
     assert choose(few, at, known)[0] == "mapped"
@@ -174,7 +176,9 @@ def test_several_sequences_may_be_slower_with_compressed_weights() -> None:
     ratios = {1: 1.25, 4: 0.8, 16: 0.8}
     known = dataclasses.replace(measured(), compressed_ratio=ratios, compress_bytes_per_s=1e9)
     for batch, way in {1: "compressed", 2: "copied", 8: "copied"}.items():
-        waiting = dataclasses.replace(WAITING, batch=batch, prefill_products_s=0.0)
+        waiting = dataclasses.replace(
+            WAITING, batch=batch, decode_tokens=batch, prefill_products_s=0.0
+        )
         situation = dataclasses.replace(at, waiting=waiting)
         loading, choice = choose(LoadingRequest("auto", 10**6), situation, known)
         assert loading == way, batch

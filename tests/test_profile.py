@@ -10,8 +10,8 @@ import math
 import pytest
 
 from helm.device_profile import compressed_rate
+from helm.dtypes import KV_ELEMENT_BYTES
 from helm.errors import InvalidError, ProfileError
-from helm.plan_format import KV_ELEMENT_BYTES
 from helm.profile import Profile, load_profile, preset_names
 
 PRESET = "rtx-4060ti-16gb-ddr5"
@@ -267,7 +267,8 @@ def test_every_preset_prices_every_cache_on_the_cpu():
 
 def test_threads_follow_the_sweep():
     changed = document()
-    changed["cpu"].update(threads=4, thread_sweep={"2": 5e9, "4": 1e10, "8": 2e10})
+    sweep = {"2": 5e9, "4": 1e10, "8": 2e10}
+    changed["cpu"].update(threads=4, thread_sweep=sweep, attention_query_s=1e-7)
     changed["cpu"]["attention_flops"]["f16"] = {"1": 1e9, "8": 4e9}
     cpu = Profile.from_json(json.dumps(changed)).cpu
     half, twice = cpu.with_threads(2), cpu.with_threads(8)
@@ -280,6 +281,15 @@ def test_threads_follow_the_sweep():
     known = dataclasses.replace(cpu, copy_bytes_per_s=4e9)
     assert [known.with_threads(n).copy_bytes_per_s for n in (2, 4, 8)] == [2e9, 4e9, 4e9]
     assert half.op_s == twice.op_s == cpu.op_s
+    assert half.attention_query_s == cpu.attention_query_s * 2
+    assert twice.attention_query_s == cpu.attention_query_s > 0
+    # Four heads that read each key once, at its rate of reading; eight that compute.
+    reading = cpu.attention_bytes_per_s["f16"]
+    bound = dataclasses.replace(
+        cpu, attention_flops={"f16": {1: reading, 4: 4 * reading, 8: 5 * reading}},
+        thread_sweep={2: 1e10, 4: 1e10, 8: 1e10},
+    ).with_threads(2)  # fmt: skip
+    assert bound.attention_flops["f16"] == {1: reading, 4: 4 * reading, 8: 2.5 * reading}
     with pytest.raises(ProfileError, match="no entry for 3 threads, only for 2, 4, 8"):
         cpu.with_threads(3)
 

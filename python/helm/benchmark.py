@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from helm.compiler.cost import Queries, causal_pairs, prefill_queries
+from helm.dtypes import DTYPE_BYTES
 from helm.errors import InvalidError
 from helm.graph import Attention, Linear
-from helm.plan_format import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from helm.plan_format import Plan

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from helm.device_profile import CpuProfile
+from helm.dtypes import DTYPES, KV_DTYPES
 from helm.machine import (
     cpu_affinity,
     cpu_model,
@@ -20,12 +21,11 @@ from helm.machine import (
     physical_cores,
     thread_candidates,
 )
-from helm.profile import KV_DTYPES, MOST_COMPRESSED_RATIO, MOST_MAPPED_RATIO, Profile
+from helm.profile import MOST_COMPRESSED_RATIO, MOST_MAPPED_RATIO, Profile
 from helm.quantity import Progress, Quantity, rate_ratio, visit
 from helm.tiny_model import TinyModel
 
 BUDGET_S = 8.5
-DTYPES = ("f32", "f16", "bf16")
 TOKENS = (1, 2, 4, 8, 16, 64, 128, 512)
 DECODE_CONTEXT, DECODE_KV_HEADS = 4096, 8
 DECODE_GROUPS = (1, 2, 4, 8)  # query heads per KV head

@@ -14,7 +14,6 @@ from typing import Any
 from helm.calibrate import (
     DECODE_CONTEXT,
     DECODE_GROUPS,
-    DTYPES,
     ELEMENTWISE_TOKENS,
     PREFILL_CONTEXT,
     PREFILL_GROUP,
@@ -25,8 +24,8 @@ from helm.calibrate import (
 )
 from helm.device_profile import AcceleratorProfile, CpuProfile, LinkProfile
 from helm.devices import SIM, Accelerator
+from helm.dtypes import DTYPES, KV_DTYPES
 from helm.machine import cpu_affinity, one_cpu_per_core
-from helm.profile import KV_DTYPES
 from helm.quantity import Measure, Progress, Quantity, Timing, visit
 
 BUDGET_S = 5.0

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from helm.dtypes import KV_ELEMENT_BYTES
 from helm.errors import ProfileError
 
 KV_TABLES = ("attention_bytes_per_s", "attention_flops")
@@ -134,9 +135,9 @@ class CpuProfile(DeviceProfile):
         return dataclasses.replace(self, matvec_bytes_per_s=reads, matmul_flops=products)
 
     def with_threads(self, threads: int) -> CpuProfile:
-        """The rates with another number of threads of the sweep. Bandwidths follow the sweep;
-        matrix rates are taken to fall in proportion below the measured count and, as nothing
-        was measured there, not to rise above it."""
+        """The rates with another number of threads of the sweep. Bandwidths follow the sweep, and
+        FLOP rates that are bound by them; others are taken to fall in proportion below the measured
+        count and, as nothing was measured there, not to rise above it."""
         if threads == self.threads:
             return self
         if threads not in self.thread_sweep:
@@ -153,12 +154,15 @@ class CpuProfile(DeviceProfile):
             self,
             threads=threads,
             op_s=op_s,
+            attention_query_s=self.attention_query_s / compute,
             copy_bytes_per_s=None if copy is None else copy * compute,
             compress_bytes_per_s=None if compress is None else compress * compute,
             matvec_bytes_per_s=_scaled(self.matvec_bytes_per_s, memory),
             attention_bytes_per_s=_scaled(self.attention_bytes_per_s, memory),
-            attention_flops=_scaled_flops(self.attention_flops, memory, compute),
-            matmul_flops=_scaled_flops(self.matmul_flops, memory, compute),
+            attention_flops=scaled_flops(
+                self.attention_flops, self.attention_bytes_per_s, memory, compute
+            ),
+            matmul_flops=scaled_flops(self.matmul_flops, self.matvec_bytes_per_s, memory, compute),
             activation_bytes_per_s=self.activation_bytes_per_s * compute,
         )
 
@@ -174,12 +178,25 @@ def _scaled(rates: Mapping[str, float], factor: float) -> dict[str, float]:
     return {dtype: rate * factor for dtype, rate in rates.items()}
 
 
-def _scaled_flops(
-    tables: Mapping[str, Mapping[int, float]], memory: float, compute: float
+def scaled_flops(
+    tables: Mapping[str, Mapping[int, float]],
+    bytes_per_s: Mapping[str, float],
+    memory: float,
+    compute: float,
 ) -> dict[str, dict[int, float]]:
-    """One row is bound by memory."""
+    """dtype -> rows -> FLOP/s times `memory` for one row and where the measured rate is that of
+    reading the operand that all rows share, by `bytes_per_s` of its dtype; else times `compute`."""
+
+    def factor(dtype: str, rows: int, rate: float) -> float:
+        if rows == 1:
+            return memory
+        if dtype not in bytes_per_s:
+            return compute
+        reading = 2.0 * rows / KV_ELEMENT_BYTES[dtype] * bytes_per_s[dtype]
+        return memory if 0.8 <= rate / reading <= 1.25 else compute
+
     return {
-        dtype: {count: rate * (memory if count == 1 else compute) for count, rate in table.items()}
+        dtype: {rows: rate * factor(dtype, rows, rate) for rows, rate in table.items()}
         for dtype, table in tables.items()
     }
 

@@ -23,14 +23,12 @@ from helm.compiler.placement import memory_use, placed_units, prediction, schedu
 from helm.compiler.search import unlimited
 from helm.compiler.workload import DEFAULT_RESERVE_BYTES, ResourceLimits, Space, Workload
 from helm.config import ModelConfig
+from helm.dtypes import DTYPE_BYTES, KV_ELEMENT_BYTES, KvDType
 from helm.errors import InvalidError, OutOfMemoryError, PlanError
 from helm.graph import Graph
 from helm.kv_options import KvOptions
 from helm.models import build_graph
 from helm.plan_format import (
-    DTYPE_BYTES,
-    KV_ELEMENT_BYTES,
-    KvDType,
     KvSpec,
     Limits,
     MemoryUse,
@@ -180,7 +178,7 @@ def make_plan(
         loaded = dataclasses.replace(problem, compressed=smaller)
         if profile is None:
             return _cpu_plan(loaded, threads or 1, room)
-        allowed = loaded_space(space, loading)
+        allowed = loaded_space(space, loading, problem.resident_bytes > 0)
         return _searched_plan(loaded, profile, workload, room, accelerator_bytes, allowed)
 
     plan = with_loading(place, profile, loading or LoadingRequest(), stored, most)

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast, get_args
 from helm.compiler.candidate import Predicted
 from helm.compiler.loading import Loading, LoadingChoice
 from helm.compiler.workload import WATERMARK, Workload
+from helm.dtypes import DTYPE_BYTES, KV_SCALE_BYTES, DType, KvDType, kv_position_bytes
 from helm.errors import InvalidError, PlanError
 from helm.graph import OPS, Linear, Op, Rope, Value
 from helm.jsonio import Reader, decode, encode, parse
@@ -19,17 +20,6 @@ from helm.rope import RopeTable
 
 FORMAT = "helm-plan"
 VERSION = 5
-DType = Literal["f32", "f16", "bf16"]
-DTYPE_BYTES: dict[str, int] = {"f32": 4, "f16": 2, "bf16": 2}
-# i8: integers with an f32 scale per row of K or V, that is per position and KV head.
-KvDType = Literal["f32", "f16", "bf16", "i8"]
-KV_ELEMENT_BYTES: dict[str, int] = {**DTYPE_BYTES, "i8": 1}
-KV_SCALE_BYTES: dict[str, int] = {"i8": 4}
-
-
-def kv_position_bytes(dtype: str, kv_heads: int, head_dim: int) -> int:
-    """K and V of one position of one layer."""
-    return 2 * kv_heads * (head_dim * KV_ELEMENT_BYTES[dtype] + KV_SCALE_BYTES.get(dtype, 0))
 
 
 @dataclass(frozen=True)

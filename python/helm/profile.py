@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from helm.device_profile import KV_TABLES, AcceleratorProfile, CpuProfile, LinkProfile
+from helm.dtypes import DTYPES, KV_DTYPES
 from helm.errors import ProfileError
 from helm.jsonio import Reader, parse
 
@@ -26,8 +27,6 @@ VERSION = 2
 _MOST = 1e30
 _COUNT = re.compile(r"[1-9][0-9]{0,8}")
 _MAX_FILE_BYTES = 4 << 20
-_DTYPES = ("f32", "f16", "bf16")
-KV_DTYPES = (*_DTYPES, "i8")
 _TABLES = ("matvec_bytes_per_s", "matmul_flops", *KV_TABLES)
 _TIMES = ("op_s", "step_s")
 # Of the CPU; older profiles lack them.
@@ -173,7 +172,7 @@ def _device(node: Reader, own: tuple[str, ...]) -> dict[str, Any]:
     fields: dict[str, Any] = {"memory_bytes": node["memory_bytes"].integer(0, 2**60)}
     for table in _TABLES:
         read = _READ.get(table, _rate)
-        dtypes = KV_DTYPES if table in KV_TABLES else _DTYPES
+        dtypes = KV_DTYPES if table in KV_TABLES else DTYPES
         fields[table] = {dtype: read(rates) for dtype, rates in _by_dtype(node[table], dtypes)}
     for name in _TIMES:
         fields[name] = node[name].number(0.0, 1e6)

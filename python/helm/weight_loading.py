@@ -73,7 +73,9 @@ def with_loading(
         plan = _identified(_compressed(place, profile), plan)
     if loading == "mapped" and profile is not None:
         rates = mapped_profile(profile, plan.tensors, stored)
-        other = plan if rates == profile else _identified(place(rates, loading), plan)
+        other = (
+            plan if rates == profile and not at.visits else _identified(place(rates, loading), plan)
+        )
         if request.weights == "auto" and other.schedule.prefill == "stream":
             loading, choice = choose(request, dataclasses.replace(at, visits=True), cpu)
         else:
@@ -114,10 +116,10 @@ def compressed_profile(profile: Profile) -> Profile:
     return dataclasses.replace(profile, cpu=profile.cpu.with_compressed_weights())
 
 
-def loaded_space(space: Space, loading: Loading) -> Space:
-    """What the runtime can do with weights that are loaded so."""
+def loaded_space(space: Space, loading: Loading, in_memory: bool = False) -> Space:
+    """What the runtime can do with weights that are loaded so. in_memory: they are a module's."""
     if loading != "compressed":
-        return space
+        return dataclasses.replace(space, pageable_weights=loading == "mapped" or in_memory)
     return dataclasses.replace(space, prefill=tuple(m for m in space.prefill if m != "stream"))
 
 
@@ -162,13 +164,16 @@ def _waiting(plan: Plan, request: LoadingRequest) -> Waiting:
     if plan.prediction is not None:
         work, predicted = plan.prediction.workload, plan.prediction.predicted
         prefill, decode = predicted.prefill_terms, predicted.decode_terms
+        together = predicted.sequences
         return Waiting(
             prefill_s=prefill["cpu_memory_s"],
             decode_s=decode["cpu_memory_s"],
             prefill_products_s=prefill["cpu_memory_s"] + prefill["cpu_compute_s"],
             decode_products_s=decode["cpu_memory_s"] + decode["cpu_compute_s"],
             step_s=predicted.decode_s,
-            prompt_tokens=min(plan.limits.step_tokens, work.prompt * work.batch),
+            prompt_tokens=min(plan.limits.step_tokens, work.prompt * together),
+            decode_tokens=-(-together // plan.schedule.decode_groups),
+            waves=-(-work.batch // together),
             batch=work.batch,
             output=work.output,
             objective=work.objective,
@@ -181,6 +186,8 @@ def _waiting(plan: Plan, request: LoadingRequest) -> Waiting:
         decode_products_s=products_s,
         step_s=products_s,
         prompt_tokens=plan.limits.step_tokens,
+        decode_tokens=request.batch,
+        waves=1,
         batch=request.batch,
         output=Workload().output,
         objective=request.objective,

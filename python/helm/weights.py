@@ -9,9 +9,10 @@ from typing import cast
 from helm.checkpoint import TensorInfo
 from helm.compiler.loading import Loading
 from helm.config import ModelConfig
+from helm.dtypes import DTYPE_BYTES, DType
 from helm.errors import CheckpointError
 from helm.graph import Graph
-from helm.plan_format import DTYPE_BYTES, DType, PlacedTensor, Source
+from helm.plan_format import PlacedTensor, Source
 
 _SHOWN = 8  # names listed in one message
 # Of compressed matrices.

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 from helm.compiler.loading import WEIGHTS
 from helm.compiler.workload import OBJECTIVES, WATERMARK
 from helm.completion import Completion
+from helm.dtypes import DTYPES, KV_DTYPES
 from helm.kv_options import PAGE_TOKENS, SITES, KvOptions, overflows
 
 if TYPE_CHECKING:
     from helm.llm import LLM
     from helm.plan_format import Plan
-
-DTYPES = ("auto", "f32", "f16", "bf16")
-KV_DTYPES = (*DTYPES, "i8")
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -39,10 +37,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--context", type=int, metavar="N", help="positions for prompt and output (the model's)"
     )
-    group.add_argument("--dtype", choices=DTYPES, default="auto", help="weights (as stored)")
-    group.add_argument(
-        "--kv-dtype", choices=KV_DTYPES, default="auto", help="KV cache (as weights)"
-    )
+    add_dtypes(group)
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (as planned)")
     add_weights(group)
     group.add_argument("-q", "--quiet", action="store_true", help="no plan line, no summary")
@@ -94,6 +89,16 @@ def add_kv(parser: argparse.ArgumentParser) -> None:
 def kv_options(args: argparse.Namespace) -> KvOptions:
     """What the options of `add_kv` say, but for --page-tokens."""
     return KvOptions(args.kv_overflow, size(args.kv_vram, "--kv-vram"), args.watermark)
+
+
+def add_dtypes(group: argparse._ActionsContainer) -> None:
+    """What weights and KV cache are held in."""
+    group.add_argument(
+        "--dtype", choices=("auto", *DTYPES), default="auto", help="weights (as stored)"
+    )
+    group.add_argument(
+        "--kv-dtype", choices=("auto", *KV_DTYPES), default="auto", help="KV cache (as weights)"
+    )
 
 
 def add_workload(group: argparse._ActionsContainer) -> None:

@@ -52,10 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--context", type=int, metavar="N", help="positions reserved per request (4096 or more)"
     )
     common.add_workload(work)
-    work.add_argument("--dtype", choices=common.DTYPES, default="auto", help="weights (as stored)")
-    work.add_argument(
-        "--kv-dtype", choices=common.KV_DTYPES, default="auto", help="KV cache (as weights)"
-    )
+    common.add_dtypes(work)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object")
     output.add_argument("--plot", metavar="FILE", help="draw it to FILE (.png, .svg or .pdf)")

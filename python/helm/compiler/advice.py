@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from helm.compiler.budget import executable, itemise, memory_bytes, missing
@@ -14,9 +13,8 @@ from helm.compiler.op_cost import CostedGraph
 from helm.compiler.pricing import Site, make_setting
 from helm.compiler.search import SearchResult, search
 from helm.compiler.workload import ResourceLimits, Space, Workload
-from helm.device_profile import AcceleratorProfile
+from helm.device_profile import AcceleratorProfile, scaled_flops
 from helm.errors import OutOfMemoryError
-from helm.plan_format import KV_ELEMENT_BYTES
 from helm.profile import Profile
 from helm.units import size_text
 
@@ -60,7 +58,7 @@ def shortage(
     """What the layouts lack that takes least memory; with fewer threads there is less scratch."""
     found: list[tuple[int, int]] = []
     threads = min(profile.cpu.thread_sweep if space.threads is None else space.threads)
-    setting = make_setting(model, profile, workload, limits, threads, workload.batch, kv=space.kv)
+    setting = make_setting(model, profile, workload, limits, threads, workload.batch, space=space)
     heads: tuple[Site, ...] = ("cpu",) if profile.accelerator is None else ("cpu", "accelerator")
     for head in heads:
         budget = itemise(setting, head, "compute")
@@ -217,32 +215,14 @@ def _faster_memory(profile: Profile, added: float) -> Profile:
     factor = 1.0 + added / max(cpu.matvec_bytes_per_s.values())
     cpu = dataclasses.replace(
         cpu,
-        matmul_flops=_faster_reads(cpu.matmul_flops, cpu.matvec_bytes_per_s, factor),
-        attention_flops=_faster_reads(cpu.attention_flops, cpu.attention_bytes_per_s, factor),
+        matmul_flops=scaled_flops(cpu.matmul_flops, cpu.matvec_bytes_per_s, factor, 1.0),
+        attention_flops=scaled_flops(cpu.attention_flops, cpu.attention_bytes_per_s, factor, 1.0),
         thread_sweep={count: rate * factor for count, rate in cpu.thread_sweep.items()},
         matvec_bytes_per_s={d: rate * factor for d, rate in cpu.matvec_bytes_per_s.items()},
         attention_bytes_per_s={d: rate * factor for d, rate in cpu.attention_bytes_per_s.items()},
         activation_bytes_per_s=cpu.activation_bytes_per_s * factor,
     )
     return dataclasses.replace(profile, cpu=cpu)
-
-
-def _faster_reads(
-    tables: Mapping[str, Mapping[int, float]], bytes_per_s: Mapping[str, float], factor: float
-) -> dict[str, dict[int, float]]:
-    """The FLOP/s of those row counts raised whose measured rate is that of reading the operand
-    that all rows share."""
-
-    def reads(dtype: str, rows: int, rate: float) -> bool:
-        if dtype not in bytes_per_s:
-            return False
-        reading = 2.0 * rows / KV_ELEMENT_BYTES[dtype] * bytes_per_s[dtype]
-        return 0.8 <= rate / reading <= 1.25
-
-    return {
-        dtype: {n: rate * factor if reads(dtype, n, rate) else rate for n, rate in table.items()}
-        for dtype, table in tables.items()
-    }
 
 
 __all__ = [

@@ -57,6 +57,11 @@ class Predicted:
     decode_terms: dict[str, float]
     prefill_terms: dict[str, float]
 
+    @property
+    def sequences(self) -> int:
+        """How many run at once."""
+        return round(self.decode_tokens_per_s * self.decode_s)
+
 
 @dataclass(frozen=True)
 class SitePrice:

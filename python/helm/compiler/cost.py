@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from helm.compiler.op_cost import CostedGraph, Step
 from helm.device_profile import DeviceProfile
+from helm.dtypes import kv_position_bytes
 from helm.graph import Attention, Linear, Op, Unit
-from helm.plan_format import kv_position_bytes
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]

@@ -87,10 +87,11 @@ class LoadingChoice:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Seconds that an answer to each of `batch` requests takes with copied weights on the CPU: in
-    its prefill, in steps of prompt_tokens, and in each of its `output` decode steps, of step_s in
-    all. prefill_s, decode_s: waiting for weights; prefill_products_s, decode_products_s: matrix
-    products, whether they wait or compute."""
+    """Seconds that an answer of `output` tokens to each of `batch` requests takes with copied
+    weights on the CPU. They run in so many waves of as many at once: of a wave, in its prefill, in
+    steps of prompt_tokens, and in each of its decode steps, of step_s in all, whose products have
+    decode_tokens rows. prefill_s, decode_s: waiting for weights; prefill_products_s,
+    decode_products_s: matrix products, whether they wait or compute."""
 
     prefill_s: float
     decode_s: float
@@ -98,6 +99,8 @@ class Waiting:
     decode_products_s: float
     step_s: float
     prompt_tokens: int
+    decode_tokens: int
+    waves: int
     batch: int
     output: int
     objective: Objective
@@ -111,13 +114,14 @@ class Waiting:
         """Of what the objective counts, if all weights were compressed; negative: what it costs.
         ratios: see CpuProfile.compressed_ratio."""
         prefill = self.prefill_products_s * _saved(ratios, self.prompt_tokens)
-        return self._counted(prefill, self.decode_products_s * _saved(ratios, self.batch))
+        return self._counted(prefill, self.decode_products_s * _saved(ratios, self.decode_tokens))
 
     def _counted(self, prefill_s: float, decode_s: float) -> float:
-        decode = self.output * decode_s
         if self.objective == "ttft":
-            return prefill_s
-        return decode if self.objective == "decode" else prefill_s + decode
+            return self.waves * prefill_s
+        if self.objective == "decode":
+            return self.waves * self.output * decode_s
+        return self.waves * (prefill_s + (self.output - 1) * decode_s)  # prefill gives the first
 
 
 def _saved(ratios: Mapping[int, float], tokens: int) -> float:
@@ -166,7 +170,7 @@ def choose(
     answer_s, faster = 0.0, None  # what compressing saves, and the decode rate then
     if rates.compressed is not None:
         answer_s = at.compress_share * waiting.saved_by_compressing_s(rates.compressed)
-        saved = at.compress_share * _saved(rates.compressed, waiting.batch)
+        saved = at.compress_share * _saved(rates.compressed, waiting.decode_tokens)
         faster = waiting.step_s / (waiting.step_s - saved * waiting.decode_products_s)
     copy_s = at.copy_bytes / rates.copy
     compress_s = at.compress_bytes * max(0.0, 1.0 / rates.compress - 1.0 / rates.copy)

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from helm.dtypes import DTYPE_BYTES, DType, KvDType, kv_position_bytes
 from helm.graph import (
     Activation,
     Attention,
@@ -23,7 +24,6 @@ from helm.graph import (
     Select,
     Unit,
 )
-from helm.plan_format import DTYPE_BYTES, DType, KvDType, kv_position_bytes
 
 _F32 = 4
 

@@ -252,7 +252,7 @@ def _stream_s(prefill: Prefill, streams: Bools) -> F64:
     for index, unit in enumerate(setting.classes.units):
         kv = sum(position_bytes(setting.model, op) for op in attentions(unit))
         weights = setting.model.weight_bytes([unit])
-        load = link.latency_s + weights / link.to_accelerator_bytes_per_s
+        load = link.latency_s + weights / setting.visit_bytes_per_s
         work = prefill.accelerator[index].sum(axis=1) + kv * (
             past / link.to_accelerator_bytes_per_s + prefill.tokens / link.to_host_bytes_per_s
         )

@@ -34,7 +34,7 @@ from helm.compiler.cost import (
 )
 from helm.compiler.op_cost import CostedGraph, Step
 from helm.compiler.overflow import EXTRA_OPS, Bools, Pool, decode_far, visiting_s
-from helm.compiler.workload import KvPlace, Overflow, ResourceLimits, Workload
+from helm.compiler.workload import KvPlace, Overflow, ResourceLimits, Space, Workload
 from helm.device_profile import AcceleratorProfile, CpuProfile, LinkProfile
 from helm.graph import Attention
 from helm.profile import Profile
@@ -110,6 +110,7 @@ class Setting:
     rows: Rows
     pages: I64  # [pages], falling
     classes: BlockClasses = field(repr=False)
+    pageable_weights: bool = False
 
     @property
     def hidden(self) -> int:
@@ -158,6 +159,14 @@ class Setting:
         return {}
 
     @property
+    def visit_bytes_per_s(self) -> float:
+        """Of the CPU's weights on their way to the accelerator."""
+        assert self.link is not None
+        if self.pageable_weights:
+            return self.link.pageable_to_accelerator_bytes_per_s
+        return self.link.to_accelerator_bytes_per_s
+
+    @property
     def stream_pages(self) -> int:
         """Page slots for a layer of the batch's prompts while its weights visit."""
         return self.batch * self.pages_of(self.workload.prompt)
@@ -176,10 +185,12 @@ def make_setting(
     threads: int,
     batch: int,
     *,
-    kv: KvPlace = "any",
+    space: Space | None = None,
     classes: BlockClasses | None = None,
 ) -> Setting:
     """The rows are all layouts: all on the accelerator first, then by boundary."""
+    space = space or Space()
+    kv: KvPlace = space.kv
     blocks = len(model.graph.units) - 2
     boundary = np.arange(blocks + 1)
     embedded = np.zeros(blocks + 1, bool)
@@ -198,6 +209,7 @@ def make_setting(
         Rows(boundary, embedded, blocks),
         page_choices(workload.context, limits.page_tokens, kv),
         classify(model) if classes is None else classes,
+        space.pageable_weights,
     )
 
 

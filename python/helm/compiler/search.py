@@ -145,7 +145,7 @@ def _choices(
     classes = classify(model)
     for batch, threads in itertools.product(_batches(workload), _threads(profile, space)):
         setting = make_setting(
-            model, profile, workload, limits, threads, batch, kv=space.kv, classes=classes
+            model, profile, workload, limits, threads, batch, space=space, classes=classes
         )
         decodes = {head: tuple(_decodes(setting, head, space)) for head in _heads(setting)}
         modes: Sequence[Mode] = ("compute",) if setting.accelerator is None else space.prefill

@@ -111,7 +111,8 @@ class Space:
     accelerator's, "host" all in host memory, which the runtime does not execute. overflow: how
     attention reaches those in host memory. stream_steps: tokens a step may have where weights of
     CPU blocks visit the accelerator, besides those of the limits. decode_groups: sequences take
-    turns in so many groups. threads None: all counts of the sweep.
+    turns in so many groups. threads None: all counts of the sweep. pageable_weights: those of the
+    CPU lie in memory that is not page-locked, from where they visit the accelerator more slowly.
     """
 
     one_boundary: bool = False
@@ -122,3 +123,4 @@ class Space:
     overlap: tuple[bool, ...] = (False, True)
     decode_groups: tuple[int, ...] = (1, 2)
     threads: tuple[int, ...] | None = None
+    pageable_weights: bool = False
