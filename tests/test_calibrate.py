@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -190,6 +191,18 @@ def test_cached_profile_is_not_measured_again(measured: Profile) -> None:
     assert [path.name for path in profile_cache.cache_path().parent.iterdir()] == [
         profile_cache.cache_path().name
     ]
+
+
+def test_what_was_disturbed_is_measured_again_after_an_hour(measured: Profile) -> None:
+    for unsettled, calls in (((), 1), (("a rate",), 2)):
+        measure = Counter(dataclasses.replace(measured, unsettled=unsettled))
+        profile_cache.machine_profile(recalibrate=True, measure=measure)
+        profile_cache.machine_profile(measure=measure)
+        assert measure.calls == 1
+        path = profile_cache.cache_path()
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 3700))
+        profile_cache.machine_profile(measure=measure)
+        assert measure.calls == calls
 
 
 def test_recalibrating_renews_the_cache(measured: Profile) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import command
+from helm.commands import common
 from helm.compiler.workload import Workload
 from helm.config import read_config
 from helm.plan import make_plan
@@ -191,6 +194,19 @@ def test_throughput_where_the_other_objectives_do_not_fit() -> None:
     machine = (QWEN, "--profile", "thesis-4060", *options)
     assert "fits on thesis-4060 in no placement" in helm(*machine, status=1).stderr
     assert "more wait their turn" in helm(*machine, "--objective", "throughput").stdout
+    less = helm(*machine, "--objective", "throughput", "--ram", "7GiB", status=1).stderr
+    more = re.search(r"one at a time, fits .*; ([\d.]+) GiB more host memory would do", less)
+    assert more
+    assert "smaller batch" not in less
+    enough = f"{7.01 + float(more[1]):.2f}GiB"
+    assert "more wait" in helm(*machine, "--objective", "throughput", "--ram", enough).stdout
+
+
+def test_disturbed_measurements_are_mentioned(tmp_path: Path) -> None:
+    disturbed = dataclasses.replace(load_profile("thesis-4060"), unsettled=("one", "another"))
+    (tmp_path / "mine.json").write_text(disturbed.to_json())
+    shown = helm(QWEN, "--profile", str(tmp_path / "mine.json"), "--context", "512").stdout
+    assert "measurement of 2 of this machine's rates" in " ".join(shown.split())
 
 
 def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
@@ -207,6 +223,17 @@ def test_a_profile_with_an_impossible_rate(rate: str, tmp_path: Path) -> None:
     )
     result = helm(QWEN, "--profile", str(file), status=2)
     assert "mine.json" in result.stderr
+
+
+def test_the_rate_that_is_shown_is_of_one_sequence() -> None:
+    for batch in (1, 4):
+        plan = make_plan(
+            read_config(Path(QWEN)), None, profile=load_profile("thesis-4060"),
+            workload=Workload(512, 128, batch, 4096), memory_bytes=64 << 30,
+        )  # fmt: skip
+        assert plan.prediction is not None
+        shown = common.predicted_rate(SimpleNamespace(plan=plan))  # type: ignore[arg-type]
+        assert shown == pytest.approx(1.0 / plan.prediction.predicted.decode_s)
 
 
 def test_run_predicts_when_the_machine_has_been_measured(

@@ -235,6 +235,12 @@ def test_weights_that_fit_only_compressed_are() -> None:
         tight = plan(needed - (64 << 20))
         assert tight.loading == "compressed"
         assert "do not fit" in tight.loading_choice.reason
+        ample = plan(64 * GIB, "compressed")
+        assert tight.loading_choice == dataclasses.replace(
+            ample.loading_choice, reason=tight.loading_choice.reason
+        )
+        if profile is not None:
+            assert tight.prediction.profile.digest == profile.digest
         with pytest.raises(OutOfMemoryError):
             plan(needed - (64 << 20), "copied")
         with pytest.raises(OutOfMemoryError):

@@ -20,7 +20,6 @@ LABELS = {
     "fill-accelerator": "fill the GPU",
     "all-cpu": "all on the CPU",
 }
-DEVICES = ("cpu", "accelerator")
 _MUCH = 1.05
 _LISTED = 3  # layouts shown of those that fit but were not chosen
 

@@ -62,8 +62,8 @@ class LLM(LoadedLLM):
     device: the accelerator to share the model with: "cuda", "cuda:N", or a simulated one as
     "sim:vram=2GiB,link=16GB/s"; "cpu" for none. None: the CUDA device if there is one, else none.
     profile: a machine's rates (helm.profile.load_profile), by which units are placed; None: this
-    machine's, which the first use of an accelerator measures for some 10 s. It never says how much
-    memory there is.
+    machine's, which the first use of an accelerator measures for some 10 to 15 s. It never says how
+    much memory there is.
     prompt_tokens, output_tokens, batch, objective: the work that the placement makes fastest:
     "total" time, "decode", "ttft" or "throughput". KV pages are kept for `batch` full contexts.
     measuring: called with (what, share done) while the machine is measured; None logs one line.

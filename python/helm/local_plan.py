@@ -187,7 +187,7 @@ def _measured(accelerator: Accelerator, options: LoadOptions) -> Profile:
     def tell(_what: str, _share: float) -> None:
         nonlocal told
         if not told:
-            _log.warning("measuring this machine with %s, once, ~10 s", accelerator.name)
+            _log.warning("measuring this machine with %s, once, 10 to 15 s", accelerator.name)
         told = True
 
     return machine_profile(accelerator, progress=options.measuring or tell)

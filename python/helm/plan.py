@@ -20,7 +20,7 @@ from helm.compiler.loading import Loading, LoadingRequest
 from helm.compiler.memory import activation_bytes, workspace_bytes
 from helm.compiler.op_cost import CostedGraph
 from helm.compiler.placement import memory_use, placed_units, prediction, schedule
-from helm.compiler.search import unlimited
+from helm.compiler.search import PLENTY, unlimited
 from helm.compiler.workload import DEFAULT_RESERVE_BYTES, ResourceLimits, Space, Workload
 from helm.config import ModelConfig
 from helm.dtypes import DTYPE_BYTES, KV_ELEMENT_BYTES, KvDType
@@ -173,17 +173,28 @@ def make_plan(
 
     stored, most = stored_dtype(config, checkpoint_tensors), room + problem.resident_bytes
 
-    def place(profile: Profile | None, loading: Loading) -> Plan:
+    def place(profile: Profile | None, loading: Loading, *, plenty: bool = False) -> Plan:
         smaller = compressed_tensors(tensors, loading, stored)
         loaded = dataclasses.replace(problem, compressed=smaller)
+        host = PLENTY if plenty else room
         if profile is None:
-            return _cpu_plan(loaded, threads or 1, room)
+            return _cpu_plan(loaded, threads or 1, host)
         allowed = loaded_space(space, loading, problem.resident_bytes > 0)
-        return _searched_plan(loaded, profile, workload, room, accelerator_bytes, allowed)
+        return _searched_plan(loaded, profile, workload, host, accelerator_bytes, allowed)
 
     plan = with_loading(place, profile, loading or LoadingRequest(), stored, most)
-    notices = (*plan.notices, *options.notices(plan, step_tokens))
+    notices = (*plan.notices, *options.notices(plan, step_tokens), *_unsettled(profile))
     return dataclasses.replace(plan, notices=notices)
+
+
+def _unsettled(profile: Profile | None) -> list[str]:
+    count = 0 if profile is None else len(profile.unsettled)
+    if count == 0:
+        return []
+    return [
+        f"other programs disturbed the measurement of {count} of this machine's rates, so that "
+        "another plan may be better; helm-llm profile says which, --recalibrate measures them anew"
+    ]
 
 
 def _cpu_plan(problem: _Problem, threads: int, memory_bytes: int) -> Plan:

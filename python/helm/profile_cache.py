@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,7 @@ MeasureDevice = Callable[
     [Accelerator, CpuProfile, Progress | None],
     tuple[AcceleratorProfile, LinkProfile, tuple[str, ...]],
 ]
+_UNSETTLED_S = 3600.0  # what other programs disturbed is measured again after so long
 _CPU_SHARE = 0.6  # of the progress when an accelerator follows
 
 
@@ -43,10 +45,11 @@ def machine_profile(
     Hardware, HELM's version, kernel tier, CPU affinity, CPU quota and memory limit make the key,
     and the device; a cached file that cannot be read or is not a profile is measured anew.
     memory_bytes is always what is available now, on the accelerator too. A cache that cannot be
-    written costs only the next measurement.
+    written costs only the next measurement. What other programs disturbed is measured again after
+    an hour.
     """
-    found = None if recalibrate else _read(cache_path())
-    whole = None if recalibrate or device is None else _read(cache_path(device))
+    found = None if recalibrate else _kept(cache_path())
+    whole = None if recalibrate or device is None else _kept(cache_path(device))
     if found is None:
         # Once the accelerator is measured, its bar starts where the CPU's has ended.
         share = 1.0 if device is None or whole is not None else _CPU_SHARE
@@ -121,6 +124,16 @@ def cache_key(device: Accelerator | None = None) -> str:
     if device is not None:
         facts["device"] = [device.rates_specification, device.name]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _kept(path: Path) -> Profile | None:
+    found = _read(path)
+    return None if found is None or outdated(path, not found.unsettled) else found
+
+
+def outdated(path: Path, settled: bool) -> bool:
+    """Whether a kept measurement is to be made again."""
+    return not settled and time.time() - path.stat().st_mtime > _UNSETTLED_S
 
 
 def _read(path: Path) -> Profile | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,7 +33,7 @@ from helm.machine import (
     thread_candidates,
 )
 from helm.profile import read_compressed_ratio
-from helm.profile_cache import cached_file, cached_profile, keep
+from helm.profile_cache import cached_file, cached_profile, keep, outdated
 from helm.quantity import Quantity, visit
 
 _FORMAT, _VERSION = "helm-threads", 3
@@ -44,7 +43,6 @@ _BUDGET_S = 0.1  # of each kind; filling the memory that is read takes as long
 _CACHES = 4
 _LEAST_BYTES, _MOST_BYTES = 1 << 27, 1 << 30
 _MEMORY_SHARE = 8  # takes at most so small a part of what is free
-_UNSETTLED_S = 3600.0  # what other programs disturbed is measured again after so long
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,7 @@ def _cached(counts: Sequence[int]) -> dict[int, Rates] | None:
         root = parse(path.read_bytes(), str(path), ProfileError)
         root["format"].choice([_FORMAT])
         root["version"].integer(_VERSION, _VERSION)
-        if not root["settled"].boolean() and time.time() - path.stat().st_mtime > _UNSETTLED_S:
+        if outdated(path, root["settled"].boolean()):
             return None
         table = root["rates"]
         rates = {}

@@ -33,9 +33,12 @@ if TYPE_CHECKING:
 
 
 class Place(Protocol):
-    """Makes a plan with weights loaded in a way, at the rates that they have then."""
+    """Makes a plan with weights loaded in a way, at the rates that they have then. plenty: as if
+    host memory were no object."""
 
-    def __call__(self, profile: Profile | None, loading: Loading) -> Plan: ...
+    def __call__(
+        self, profile: Profile | None, loading: Loading, *, plenty: bool = False
+    ) -> Plan: ...
 
 
 def with_loading(
@@ -56,10 +59,11 @@ def with_loading(
             found = _compressed_for_room(place, profile)
         if found is None:
             raise
-        plan = found
         request = dataclasses.replace(request, weights="compressed")
+        plan = place(profile, "copied", plenty=True)
         _, choice = choose(request, _situation(plan, request, stored, memory_bytes), cpu)
         choice = dataclasses.replace(choice, reason="weights that are copied do not fit")
+        plan = _identified(found, plan)
         return dataclasses.replace(plan, loading="compressed", loading_choice=choice)
     at = _situation(plan, request, stored, memory_bytes)
     if request.weights == "compressed" and at.compress_bytes == 0:

@@ -299,7 +299,8 @@ def predicted_rate(llm: LLM) -> float | None:
     from helm.profile_cache import cached_profile
 
     if llm.plan.prediction is not None:
-        return llm.plan.prediction.predicted.decode_tokens_per_s
+        predicted = llm.plan.prediction.predicted
+        return predicted.decode_tokens_per_s / predicted.sequences
     try:
         profile = cached_profile()
         return None if profile is None else cpu_decode_rate(llm.config, llm.plan, profile)

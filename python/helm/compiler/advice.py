@@ -104,8 +104,10 @@ def _refusal(
 ) -> str:  # fmt: skip
     # Host memory is what can be added most easily: state what lacks with the accelerator full.
     nearest = min(result.by_layout, key=lambda c: (c.missing.accelerator > 0, c.missing.total))
-    lacks = shortage(model, profile, workload, limits, space)
-    context = largest_context(model, profile, workload, limits, space)
+    each = workload.objective == "throughput"  # fewer at once were tried, down to one
+    least = dataclasses.replace(workload, batch=1) if each else workload
+    lacks = shortage(model, profile, least, limits, space)
+    context = largest_context(model, profile, least, limits, space)
     changes = []
     if context:
         changes.append(f"a context of {context} would fit")
@@ -113,12 +115,13 @@ def _refusal(
         changes.append(f"{size_text(lacks.cpu_alone)} more host memory would do")
     if lacks.accelerator_alone is not None and profile.accelerator is not None:
         changes.append(f"{size_text(lacks.accelerator_alone)} more accelerator memory would do")
-    if workload.batch > 1:
+    if least.batch > 1:
         changes.append("so may a smaller batch")
+    one = ", one at a time," if workload.batch > least.batch else ""
     return (
         f"[plan] {model.graph.architecture} with a context of {workload.context} for "
-        f"{workload.batch} sequence(s) fits on {profile.name} in no placement; the nearest has "
-        f"{nearest.reason}: {_itemised(nearest, memory_bytes(profile, limits))}; "
+        f"{workload.batch} sequence(s){one} fits on {profile.name} in no placement; the nearest "
+        f"has {nearest.reason}: {_itemised(nearest, memory_bytes(profile, limits))}; "
         + ", ".join(changes)
     )
 

@@ -28,7 +28,7 @@ from helm.compiler.workload import Mode, Overflow, ResourceLimits, Space, Worklo
 from helm.profile import Profile
 
 _SITES: tuple[Site, ...] = ("accelerator", "cpu")
-_PLENTY = 2**60  # bytes
+PLENTY = 2**60  # bytes
 Seconds = TypeVar("Seconds", float, F64)
 
 
@@ -131,8 +131,8 @@ def unlimited(
     """`search` if memory were no object: what layouts would reach that do not fit."""
     plenty = dataclasses.replace(
         limits or ResourceLimits(),
-        cpu_bytes=_PLENTY,
-        accelerator_bytes=_PLENTY,
+        cpu_bytes=PLENTY,
+        accelerator_bytes=PLENTY,
         accelerator_weights_bytes=None,
         accelerator_kv_bytes=None,
     )
