@@ -211,7 +211,9 @@ def measure(args: argparse.Namespace, console: Console) -> tuple[dict, bool]:
 
     def save() -> None:
         if args.json:
-            args.json.write_text(json.dumps(document, indent=1) + "\n")
+            part = args.json.with_name(f"{args.json.name}.part")  # hours may be lost with a file
+            part.write_text(json.dumps(document, indent=1) + "\n")
+            part.replace(args.json)
 
     for shape in args.shapes:
         for dtype in args.dtypes:
@@ -230,7 +232,11 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--shapes", nargs="+", default=list(SHAPES), help="names in shapes.json, or config.json")
     add("--dtypes", nargs="+", choices=sorted(BYTES), default=["bf16", "f16"])
-    add("--engines", nargs="+", help="helm[:TIER], llama.cpp[:fa|:no-fa], transformers[:f32]")
+    add(
+        "--engines",
+        nargs="+",
+        help="helm[:TIER|:copied|:mapped|:compressed], llama.cpp[:fa|:no-fa], transformers[:f32]",
+    )
     add("--scenarios", nargs="+", default=list(DEFAULTS), help=", ".join(DEFAULTS) + ", ...")
     add("--rounds", type=int, default=3)
     add("--quick", action="store_true", help="one round of short scenarios, unless said otherwise")

@@ -1,17 +1,20 @@
 """Writes checkpoints with the shapes of real models and random weights, for measuring speed.
 
 The weights are random but repeat every few million elements: their values do not matter to speed,
-and a 1.7-billion-parameter folder is written in seconds. Knows nothing of the engines measured.
+and a 1.7-billion-parameter folder is written in seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+
+from helm.config import ModelConfig
+from helm.models import build_graph
 
 SHAPES = json.loads((Path(__file__).parent / "shapes.json").read_text())
 BYTES = {"f32": 4, "f16": 2, "bf16": 2}
@@ -21,29 +24,9 @@ BLOCK = 1 << 22  # random elements, repeated to fill a tensor
 MADE_OF_IT = ("model.gguf", "reference.npy")  # files that others add to a checkpoint's folder
 
 
-def tensor_shapes(config: dict) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of a dense Qwen3 or Llama checkpoint."""
-    hidden, inter = config["hidden_size"], config["intermediate_size"]
-    dim = config["head_dim"]
-    q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
-    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
-    for layer in range(config["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}."
-        yield prefix + "input_layernorm.weight", (hidden,)
-        yield prefix + "self_attn.q_proj.weight", (q, hidden)
-        yield prefix + "self_attn.k_proj.weight", (kv, hidden)
-        yield prefix + "self_attn.v_proj.weight", (kv, hidden)
-        if config["model_type"] == "qwen3":
-            yield prefix + "self_attn.q_norm.weight", (dim,)
-            yield prefix + "self_attn.k_norm.weight", (dim,)
-        yield prefix + "self_attn.o_proj.weight", (hidden, q)
-        yield prefix + "post_attention_layernorm.weight", (hidden,)
-        yield prefix + "mlp.gate_proj.weight", (inter, hidden)
-        yield prefix + "mlp.up_proj.weight", (inter, hidden)
-        yield prefix + "mlp.down_proj.weight", (hidden, inter)
-    yield "model.norm.weight", (hidden,)
-    if not config["tie_word_embeddings"]:
-        yield "lm_head.weight", (config["vocab_size"], hidden)
+def tensor_shapes(config: dict) -> Iterable[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of a checkpoint's tensors."""
+    return build_graph(ModelConfig.from_dict(config)).tensors.items()
 
 
 def _encode(values: np.ndarray, dtype: str) -> bytes:
@@ -124,7 +107,9 @@ def named_config(shape: str) -> tuple[str, dict]:
         raise SystemExit(
             f"[bench] no shape {shape!r}; expected a config.json or one of {', '.join(SHAPES)}"
         )
-    return path.resolve().parent.name, json.loads(path.read_text())
+    config = json.loads(path.read_text())
+    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    return path.resolve().parent.name, config
 
 
 def make_checkpoint(shape: str, dtype: str, root: Path) -> Path:
