@@ -6,6 +6,8 @@
 // row (query i, head g) is numbered i * group + g, its place in m, s and o.
 #pragma once
 
+#include <type_traits>
+
 #include "cpu/kernels/attention_tiles.h"
 #include "cpu/kernels/matmul.h"
 
@@ -23,7 +25,7 @@ struct AttentionScratch {
 
 template <class V>
 int64_t carve(float* base, int64_t head_dim, AttentionScratch* out) {
-  const int64_t dim = round_up(head_dim, V::kLanes);
+  const int64_t dim = round_up(head_dim, 2 * V::kLanes);
   out->q = base;
   out->scores = out->q + kRowTile * dim;
   out->correct = out->scores + kRowTile * kKeyBlock;
@@ -140,10 +142,10 @@ inline void clear_rows(const AttentionArgs& a, int64_t row0, int64_t rows) {
                    static_cast<size_t>(rows * a.head_dim) * sizeof(float));
 }
 
-// scale * Q of a tile's rows, one after the other.
+// scale * Q of a tile's rows, `stride` apart.
 template <class V>
-void load_queries(const AttentionArgs& a, float* out, int64_t row0, int64_t rows) {
-  for (int64_t row = row0; row < row0 + rows; ++row, out += a.head_dim) {
+void load_queries(const AttentionArgs& a, float* out, int64_t stride, int64_t row0, int64_t rows) {
+  for (int64_t row = row0; row < row0 + rows; ++row, out += stride) {
     const float* q = a.q + row / a.group * a.q_stride + row % a.group * a.head_dim;
     for_vectors<V>(a.head_dim, [&](int64_t d, auto load, auto store) HELM_LAMBDA_INLINE {
       store(out + d, V::mul(load(q + d), V::set1(a.scale)));
@@ -177,15 +179,22 @@ HELM_INLINE void each_block(const AttentionArgs& a, Load load, Block block) {
 template <class V, DType D>
 void attention(const AttentionArgs& a) {
   using Store = typename Elem<V, D>::Store;
+  using P = std::conditional_t<kInPairs<V, D>, DotSplit<V>, Dot<V, D>>;
   AttentionScratch scratch;
   carve<V>(static_cast<float*>(a.scratch), a.head_dim, &scratch);
+  const int64_t stride = round_up(a.head_dim, P::kStep);
   each_block<V, D>(
-      a, [&](int64_t row0, int64_t rows) { load_queries<V>(a, scratch.q, row0, rows); },
+      a,
+      [&](int64_t row0, int64_t rows) {
+        load_queries<V>(a, scratch.q, stride, row0, rows);
+        if constexpr (kInPairs<V, D>) {
+          for (int64_t r = 0; r < rows; ++r) P::split_row(scratch.q + r * stride, a.head_dim);
+        }
+      },
       [&](int64_t row0, int64_t rows, const KeyBlock& now, const KeyBlock& next) {
         const SeenKeys seen{a, row0, now};
-        score_block<Dot<V, D>>({scratch.q, a.head_dim}, rows, a.head_dim,
-                               static_cast<const Store*>(now.k), seen, scratch.scores,
-                               Ahead::of(next.k, next.bytes, now.k));
+        score_block<P>({scratch.q, stride}, rows, a.head_dim, static_cast<const Store*>(now.k),
+                       seen, scratch.scores, Ahead::of(next.k, next.bytes, now.k));
         softmax_rows<V, D>(a, scratch, row0, rows, now);
         output<V, D>(scratch.scores, scratch.correct, rows, seen, static_cast<const Store*>(now.v),
                      a.head_dim, a.o + row0 * a.head_dim, Ahead::of(next.v, next.bytes, now.v));

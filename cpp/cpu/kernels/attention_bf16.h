@@ -140,7 +140,7 @@ inline void round_weights(float* weights, int64_t rows, int64_t keys) {
 inline void round_queries(const AttentionArgs& a, float* one, uint16_t* rounded, int64_t stride,
                           int64_t row0, int64_t rows) {
   for (int64_t row = row0; row < row0 + rows; ++row, rounded += stride) {
-    load_queries<VecAvx512>(a, one, row, 1);
+    load_queries<VecAvx512>(a, one, a.head_dim, row, 1);
     round_row(one, a.head_dim, rounded);
   }
 }

@@ -149,6 +149,7 @@ HELM_INLINE void output_tile(const float* p, const float* correct, int64_t keys,
                              Ahead ahead) {
   using E = Elem<V, D>;
   using F = typename V::F;
+  constexpr bool kSplit = kInPairs<V, D> && N % 2 == 0;
   constexpr int64_t kBytes = N * V::kLanes * static_cast<int64_t>(sizeof(typename E::Store));
   F acc[R][N];
   HELM_UNROLL
@@ -158,13 +159,25 @@ HELM_INLINE void output_tile(const float* p, const float* correct, int64_t keys,
     for (int n = 0; n < N; ++n) {
       acc[r][n] = V::mul(V::load(o + r * head_dim + n * V::kLanes), factor);
     }
+    if constexpr (kSplit) {
+      HELM_UNROLL
+      for (int n = 0; n < N; n += 2) V::split(acc[r][n], acc[r][n + 1]);
+    }
   }
   const auto* end = v + keys * head_dim;
   for (int64_t j = 0; j < keys; ++j, v += head_dim) {
     if (ahead.by != 0) fetch<kBytes>(v, ahead, 2 * head_dim * int64_t{sizeof(*v)}, end);
     F x[N];
-    HELM_UNROLL
-    for (int n = 0; n < N; ++n) x[n] = E::load(v + n * V::kLanes);
+    if constexpr (kSplit) {
+      HELM_UNROLL
+      for (int n = 0; n < N; n += 2) {
+        x[n] = V::load_bf16_even(v + n * V::kLanes);
+        x[n + 1] = V::load_bf16_odd(v + n * V::kLanes);
+      }
+    } else {
+      HELM_UNROLL
+      for (int n = 0; n < N; ++n) x[n] = E::load(v + n * V::kLanes);
+    }
     HELM_UNROLL
     for (int r = 0; r < R; ++r) {
       const F weight = V::set1(p[r * kKeyBlock + j]);
@@ -174,6 +187,10 @@ HELM_INLINE void output_tile(const float* p, const float* correct, int64_t keys,
   }
   HELM_UNROLL
   for (int r = 0; r < R; ++r) {
+    if constexpr (kSplit) {
+      HELM_UNROLL
+      for (int n = 0; n < N; n += 2) V::join(acc[r][n], acc[r][n + 1]);
+    }
     HELM_UNROLL
     for (int n = 0; n < N; ++n) V::store(o + r * head_dim + n * V::kLanes, acc[r][n]);
   }

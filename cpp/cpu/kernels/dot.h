@@ -45,5 +45,47 @@ struct Dot {
   HELM_INLINE static F fma(W w, A a, F acc) { return V::fma(w, a, acc); }
 };
 
+template <class V, DType D>
+inline constexpr bool kInPairs = V::kSplitBf16 && D == DType::kBF16;
+
+// The same with bf16 in its pairs: a step takes the elements at even places, then those at odd
+// ones. Inputs lie so too, [step][even, odd], padded with zeros to whole steps.
+template <class Vec>
+struct DotSplit {
+  using V = Vec;
+  using F = typename V::F;
+  using Store = uint16_t;
+  struct Pair {
+    F even, odd;
+  };
+  using W = Pair;
+  using A = Pair;
+  using Input = float;
+  static constexpr int64_t kStep = 2 * V::kLanes;
+
+  HELM_INLINE static W load_w(const Store* p) {
+    return {V::load_bf16_even(p), V::load_bf16_odd(p)};
+  }
+  HELM_INLINE static W load_w_n(const Store* p, int64_t n) {
+    Store padded[kStep] = {};
+    for (int64_t i = 0; i < n; ++i) padded[i] = p[i];
+    return load_w(padded);
+  }
+  HELM_INLINE static A load_a(const Input* p) { return {V::load(p), V::load(p + V::kLanes)}; }
+  HELM_INLINE static A load_a_n(const Input* p, int64_t) { return load_a(p); }
+  HELM_INLINE static F fma(W w, A a, F acc) {
+    return V::fma(w.odd, a.odd, V::fma(w.even, a.even, acc));
+  }
+  // A row of n inputs in their order, with room for whole steps, becomes what load_a reads.
+  static void split_row(float* row, int64_t n) {
+    for (int64_t i = n; i < round_up(n, kStep); ++i) row[i] = 0.0f;
+    for (int64_t i = 0; i < n; i += kStep) {
+      F a = V::load(row + i), b = V::load(row + i + V::kLanes);
+      V::split(a, b);
+      V::store(row + i, a), V::store(row + i + V::kLanes, b);
+    }
+  }
+};
+
 }  // namespace
 }  // namespace helm::cpu

@@ -31,6 +31,7 @@ struct VecAvx2 {
   static constexpr int kCompressedRowsPerTokens[5] = {0, 4, 4, 2, 2};
   static constexpr int kCompressedTile = 4;
   static constexpr int kOutputVectors[7] = {0, 8, 4, 4, 2, 2, 2};
+  static constexpr bool kSplitBf16 = true;  // of attention, see DotSplit
 
   HELM_INLINE static F zero() { return _mm256_setzero_ps(); }
   HELM_INLINE static F set1(float v) { return _mm256_set1_ps(v); }
@@ -46,6 +47,24 @@ struct VecAvx2 {
   HELM_INLINE static F load_bf16(const uint16_t* p) { return widen_bf16(load_half(p)); }
   HELM_INLINE static F load_bf16_n(const uint16_t* p, int64_t n) {
     return widen_bf16(load_half_n(p, n));
+  }
+  // Of sixteen, those at even or at odd places: an operation for each vector, where eight widened
+  // in their order take two.
+  HELM_INLINE static F load_bf16_even(const uint16_t* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(load_words(p), 16));
+  }
+  HELM_INLINE static F load_bf16_odd(const uint16_t* p) {
+    return _mm256_castsi256_ps(_mm256_and_si256(load_words(p), _mm256_set1_epi32(~0xffff)));
+  }
+  // Two vectors in their order become those at even and at odd places; and back.
+  HELM_INLINE static void split(F& a, F& b) {
+    const F even = _mm256_shuffle_ps(a, b, 0x88), odd = _mm256_shuffle_ps(a, b, 0xdd);
+    a = in_order(even), b = in_order(odd);
+  }
+  HELM_INLINE static void join(F& even, F& odd) {
+    const F low = _mm256_unpacklo_ps(even, odd), high = _mm256_unpackhi_ps(even, odd);
+    even = _mm256_permute2f128_ps(low, high, 0x20);
+    odd = _mm256_permute2f128_ps(low, high, 0x31);
   }
   HELM_INLINE static void store_f16(uint16_t* p, F v) { store_half(p, narrow_f16(v)); }
   HELM_INLINE static void store_f16_n(uint16_t* p, F v, int64_t n) {
@@ -178,6 +197,12 @@ struct VecAvx2 {
   }
 
  private:
+  HELM_INLINE static F in_order(F v) {
+    return _mm256_castsi256_ps(in_order(_mm256_castps_si256(v)));
+  }
+  HELM_INLINE static __m256i load_words(const uint16_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
   HELM_INLINE static __m256i load_bytes(const std::byte* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   }
