@@ -120,8 +120,8 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise TokenizerError(
-                f"[tokenizer] the text has a lone surrogate at character {error.start}; "
-                "decode the input as UTF-8 with errors='replace'"
+                f"[tokenizer] the text has a lone surrogate at character {error.start}, as bytes "
+                "that are not UTF-8 become; give text in UTF-8"
             ) from None
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 

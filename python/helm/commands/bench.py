@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from helm.commands import common
+from helm.errors import InvalidError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,8 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from helm.benchmark import Load
+    from helm.benchmark import MOST_ROUNDS, Load
 
+    if not 1 <= args.rounds <= MOST_ROUNDS:
+        raise InvalidError(f"[bench] --rounds is {args.rounds}; expected 1 to {MOST_ROUNDS}")
     with common.load(args) as llm:
         prompt = args.prompt_tokens or min(512, max(1, llm.context // 2))
         output = args.output_tokens or min(64, max(1, llm.context - prompt))
