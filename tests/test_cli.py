@@ -369,4 +369,7 @@ def test_doctor() -> None:
     assert devices["cpu"]["available"]
     assert devices["sim"]["available"]
     assert devices["cuda"]["available"] == (find_accelerator(None) is not None)
+    wrong = helm("doctor", HELM_CPU_ISA="best").stdout
+    assert re.search(r"^kernels +none: .*HELM_CPU_ISA=best: no such tier", wrong, re.M)
+    assert json.loads(helm("doctor", "--json", HELM_CPU_ISA="best").stdout)["isa"]["chosen"] is None
     assert report["machine"]["nvidia"]["found"] or report["machine"]["nvidia"]["reason"]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from command import helm, redirected
+from command import Terminal, helm, piped, redirected
 from helm.profile import Profile, load_profile
+from helm.profile_cache import cache_path, keep
 
 GREEDY = ("--temperature", "0", "--max-tokens", "4")
 
@@ -18,6 +20,13 @@ GREEDY = ("--temperature", "0", "--max-tokens", "4")
 def test_python_without_assertions_runs_a_model() -> None:
     base = ["run", "bundled", "The dog", *GREEDY, "-q"]
     assert helm(*base, PYTHONOPTIMIZE="1").stdout == helm(*base).stdout
+
+
+@pytest.fixture
+def measured(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile stands in the cache for that of this machine."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    keep(cache_path(), load_profile("cpu-laptop-16gb").to_json())
 
 
 # --- standard streams ----------------------------------------------------------------------------
@@ -60,13 +69,41 @@ def test_closed_streams_are_as_if_nobody_read_or_wrote() -> None:
     assert "is empty" in redirected("<&-", "run", "bundled", "-", status=2).stderr
 
 
+SHOWN = [
+    (("doctor",), r"tokenizers +\d"),
+    (("profile",), r"matrix x vector +[\d.]+ +[\d.]+"),
+    (("plan", "--list-profiles"), r"rtx-4060-8gb-ddr5 "),
+    (PLAN, r"time to first token +[\d.]+ ms"),
+    (("bench", "--rounds", "1", "--ops"), r"activation +[\d.]+ +[\d.]+%"),
+]
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(("arguments", "pattern"), SHOWN)
+def test_a_narrow_terminal_shows_everything(
+    arguments: tuple[str, ...], pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    with Terminal(arguments) as terminal:
+        assert terminal.status() == 0
+        shown = re.sub(r"\x1b\[\??[\d;]*[A-Za-z]", "", terminal.output)
+    assert re.search(pattern, shown), shown
+    assert not [row for row in shown.splitlines() if "…" in row and "measuring" not in row]
+    assert len(shown.splitlines()) < 120
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("arguments", [arguments for arguments, _ in SHOWN])
+def test_a_reader_that_leaves_tables_is_no_failure(arguments: tuple[str, ...]) -> None:
+    with piped(*arguments) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(60) == 0
+        assert process.stderr is not None
+        assert b"Error" not in process.stderr.read()
+
+
 # --- files ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def measured() -> None:
-    """The profile of this machine is in the cache."""
-    helm("profile")
 
 
 @pytest.mark.usefixtures("measured")

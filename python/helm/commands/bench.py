@@ -58,9 +58,9 @@ def run(args: argparse.Namespace) -> int:
 
 def show(report: Report, predicted: float | None, ops: bool) -> None:
     """The report as tables; predicted: decode tokens/s of one sequence."""
-    from rich.console import Console
+    from helm.commands.console import console as stdout
 
-    console = Console(width=None if sys.stdout.isatty() else 100, markup=False, highlight=False)
+    console = stdout(pipe_width=100)
     load = report.load
     sequences = f"{load.batch} sequence{'s' * (load.batch > 1)}"
     rate = report.decode.tokens_per_s
