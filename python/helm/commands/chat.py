@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
             "[chat] the conversation of --load-kv has its own system prompt; leave --system out"
         )
     kv_files.check(args)
+    common.require_text(args)
     with common.load(args) as llm:
         session = Session(llm, args.system, sampling, quiet=args.quiet)
         session.check()

@@ -25,6 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser, load: str, save: str) -> None
 
 def check(args: argparse.Namespace) -> None:
     """Refuses files that cannot be there before the model is loaded."""
+    from helm.saved_kv import file_name
+
+    for path in filter(None, (args.load_kv, args.save_kv)):
+        file_name(path)
     if args.load_kv is not None and not os.path.isfile(args.load_kv):
         raise InvalidError(f"[kv] --load-kv: there is no file {args.load_kv}")
     if args.save_kv is not None:

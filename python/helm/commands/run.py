@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command; 0, or 130 when Ctrl-C ended the text early."""
     kv_files.check(args)
+    common.require_text(args)
     sampling = sampling_params(None, common.sampling_options(args))
     prompt: str | list[int] | None = _prompt(args)
     silent = args.quiet or args.json
