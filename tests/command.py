@@ -31,6 +31,19 @@ def helm(
     return result
 
 
+def redirected(
+    redirection: str, *arguments: str, status: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """The command with its streams as a shell redirects them, such as ">&-"."""
+    result = subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirection}', "sh", *COMMAND, *arguments], env=environment(),
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8", timeout=120,
+    )  # fmt: skip
+    assert result.returncode == status, result.stderr
+    assert "Traceback" not in result.stderr
+    return result
+
+
 @contextmanager
 def piped(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """The command while it runs; it does not outlive the block."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -10,7 +11,9 @@ import pytest
 
 import command
 import helm
-from helm.benchmark import Load
+from helm import _helm
+from helm.benchmark import Load, measure
+from helm.hub import bundled_model
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +71,20 @@ def test_sequences_are_closed_afterwards(llm):
     assert llm.generate([5, 6, 7], max_tokens=5, temperature=0).tokens == before.tokens
 
 
+def test_no_sequence_is_left_open_where_pages_are_short():
+    with helm.LLM(context=512, max_sequences=4, page_tokens=64) as whole:
+        plan = whole.plan
+    short = dataclasses.replace(plan.kv, pages=5 * plan.kv.layers)  # of 16 that they need
+    plan = dataclasses.replace(
+        plan, kv=short, schedule=dataclasses.replace(plan.schedule, pages={"cpu": short.pages})
+    )
+    engine = _helm.Engine(plan.to_json(), str(bundled_model()))
+    for _ in range(3):
+        with pytest.raises(helm.CapacityError):
+            measure(engine, plan, Load(200, 50, 4), 1)
+    engine.close(engine.open(5 * 64))
+
+
 @pytest.mark.parametrize(
     ("load", "rounds", "message"),
     [
@@ -80,6 +97,8 @@ def test_sequences_are_closed_afterwards(llm):
         (Load(10, 10, 4), 1, "batch is 4; .* allows 1 to 3"),
         (Load(10, 10, 0), 1, "batch is 0"),
         (Load(10, 10, 1), 0, "rounds is 0"),
+        (Load(10.5, 10, 1), 1, "prompt is 10.5"),
+        (5, 1, "expected helm.benchmark.Load.*, got 5"),
     ],
 )
 def test_what_the_plan_cannot_run_is_refused(llm, load, rounds, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -77,8 +78,11 @@ def test_run_takes_prompts_from_everywhere(tmp_path: Path) -> None:
         (["run", model, "--file", str(path)], ""),
         (["run", model, "-"], "The dog\n"),
         (["run", "--file", str(path)], ""),
+        (["run", "bundled", "-q", "The dog"], ""),
+        (["run", "-q", "bundled", "--seed", "1", "-"], "The dog\n"),
+        (["run", "-q", model, "--seed", "1", "--", "The dog"], ""),
     ):
-        assert helm(*arguments, "--max-tokens", "12", stdin=stdin).stdout == expected
+        assert helm("run", "--max-tokens", "12", *arguments[1:], stdin=stdin).stdout == expected
 
 
 def test_run_json() -> None:
@@ -124,13 +128,22 @@ def test_output_is_quiet_when_asked() -> None:
         (["run", "bundled", "x", "--threads", "0"], "threads must be"),
         (["run", "/etc/passwd"], "is a file"),
         (["run", "bundled", "x", "--revision", "v1"], "revision"),
+        (["run", "bundled", "x", "--temperature", "-1"], "temperature must be"),
+        (["run", "--file", os.devnull], "prompt is empty"),
+        (["run", "bundled", "-"], "prompt is empty"),
+        (["run", "bundled", os.fsdecode(b"ab\xff")], "not UTF-8 text (byte 2)"),
         (["chat", "./absent"], "no folder"),
+        (["chat", "--max-tokens", "0"], "max_tokens must be"),
+        (["bench", "--rounds", "0"], "--rounds is 0"),
     ],
 )
 def test_bad_input_is_one_error_line_and_status_2(arguments: list[str], message: str) -> None:
     result = helm(*arguments, status=2)
     assert result.stdout == ""
-    *_, last = result.stderr.splitlines()
+    first, *rest = result.stderr.splitlines()
+    loaded = "the context holds" in message  # which takes the model's tokenizer
+    last = rest[-1] if loaded else first
+    assert loaded or not rest, "it was found before the model was loaded"
     assert last.startswith("error: ")
     assert message in last
 
@@ -142,8 +155,16 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
 
 
 def test_usage_errors_and_help() -> None:
-    assert "usage: helm-llm" in helm(status=2).stderr
-    assert "invalid choice" in helm("fly", status=2).stderr
+    for arguments, message, command in (
+        ([], "the following arguments are required: COMMAND", ""),
+        (["fly"], "invalid choice: 'fly'", ""),
+        (["run", "--max-tokens", "many"], "--max-tokens: invalid int value", " run"),
+        (["run", "bundled", "The dog", "--warm"], "unrecognized arguments: --warm", " run"),
+        (["run", "bundled", "-q", "The dog", "barks"], "unrecognized arguments: barks", " run"),
+        (["chat", "bundled", "-q", "Hello"], "unrecognized arguments: Hello", " chat"),
+    ):
+        (line,) = helm(*arguments, status=2).stderr.splitlines()
+        assert re.fullmatch(rf"error: .*{re.escape(message)}.*; see helm-llm{command} --help", line)
     assert "examples:" in helm("--help").stdout
     assert re.fullmatch(r"helm-llm \d+\.\d+.*\n", helm("--version").stdout)
     for command in ("run", "chat", "doctor"):
@@ -279,13 +300,15 @@ def test_chat_from_a_pipe_keeps_its_kv() -> None:
 
 
 def test_chat_commands() -> None:
-    lines = "/help\nHello\n/reset\nHello\n/nonsense\n/exit\nHello\n"
+    lines = "/help\nHello\n/reset\nHello\n/nonsense\n/reset now\n/save\n/exit now\n/exit\nHello\n"
     result = helm("chat", "bundled", "--max-tokens", "4", "--temperature", "0", stdin=lines)
     first, second = result.stdout.splitlines()
     assert first == second
     assert re.search("/reset +forget", result.stderr)
     assert "conversation forgotten" in result.stderr
     assert "no command /nonsense" in result.stderr
+    for told in ("(/reset takes nothing else)", "(/save takes a FILE)", "(/exit takes nothing"):
+        assert told in result.stderr
 
 
 def test_chat_says_when_the_context_is_full_and_goes_on() -> None:
@@ -346,4 +369,7 @@ def test_doctor() -> None:
     assert devices["cpu"]["available"]
     assert devices["sim"]["available"]
     assert devices["cuda"]["available"] == (find_accelerator(None) is not None)
+    wrong = helm("doctor", HELM_CPU_ISA="best").stdout
+    assert re.search(r"^kernels +none: .*HELM_CPU_ISA=best: no such tier", wrong, re.M)
+    assert json.loads(helm("doctor", "--json", HELM_CPU_ISA="best").stdout)["isa"]["chosen"] is None
     assert report["machine"]["nvidia"]["found"] or report["machine"]["nvidia"]["reason"]

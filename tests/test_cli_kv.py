@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import subprocess
+import time
 from pathlib import Path
 
-from command import helm
+from command import COMMAND, environment, helm
 
 STORY = "Once upon a time there was a little dog who lived by the sea with a girl named Lily. "
 GREEDY = ("--temperature", "0", "--max-tokens", "8")
@@ -73,3 +76,46 @@ def test_what_cannot_be_loaded_or_saved_is_said_at_once(tmp_path: Path) -> None:
         result = helm(*arguments, status=2)
         assert message in result.stderr, arguments
         assert result.stdout == ""
+
+
+def test_a_file_in_the_home_folder_is_saved_there(tmp_path: Path) -> None:
+    base = ("chat", "bundled", *GREEDY)
+    helm(*base, stdin="Hello\n/save ~/talk.kv\n", HOME=str(tmp_path))
+    assert os.listdir(tmp_path) == ["talk.kv"]
+
+
+def test_ctrl_c_saves_a_piped_conversation(tmp_path: Path) -> None:
+    file = tmp_path / "talk.kv"
+    arguments = [*COMMAND, "chat", "bundled", *GREEDY, "--save-kv", str(file)]
+    with subprocess.Popen(
+        arguments, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(b"Hello\n")
+            process.stdin.flush()
+            assert process.stdout.readline()
+            time.sleep(0.5)  # the answer is summed up, the next line awaited
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
+    assert "tokens restored" in helm("chat", "bundled", "--load-kv", str(file)).stderr
+
+
+def test_a_line_that_is_no_text_fails_alone(tmp_path: Path) -> None:
+    file = tmp_path / "talk.kv"
+    for variables in ({"PYTHONIOENCODING": "utf-8:strict"}, {"LC_ALL": "C.UTF-8"}):
+        result = subprocess.run(
+            [*COMMAND, "chat", "bundled", *GREEDY, "--save-kv", str(file)],
+            env={**environment(), **variables}, input=b"Hello\na\xffb\nGo on\n",
+            capture_output=True, timeout=120,
+        )  # fmt: skip
+        assert result.returncode == 2
+        assert len(result.stdout.splitlines()) == 2
+        errors = [line for line in result.stderr.splitlines() if line.startswith(b"error: ")]
+        assert len(errors) == 1
+        assert b"give text in UTF-8" in errors[0]
+        assert file.exists()
+        file.unlink()

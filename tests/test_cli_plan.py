@@ -214,6 +214,35 @@ def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
     assert "config.json does not exist" in result.stderr
 
 
+def test_the_presets_as_json() -> None:
+    rows = {row["name"]: row for row in json.loads(helm("--list-profiles", "--json").stdout)}
+    assert sorted(rows) == preset_names()
+    own = load_profile("thesis-4060").accelerator
+    assert own is not None
+    assert rows["thesis-4060"]["vram_bytes"] == own.memory_bytes
+    assert rows["thesis-4060"]["vram_bytes_per_s"] == max(own.matvec_bytes_per_s.values())
+    assert rows["cpu-laptop-16gb"]["accelerator"] is None
+    assert rows["cpu-laptop-16gb"]["vram_bytes"] is None
+
+
+def test_remedies_are_possible() -> None:
+    refused = helm(QWEN, "--profile", "thesis-4060", "--kv-dtype", "i8", status=2).stderr
+    assert "or another --profile" in refused
+    limited = command.helm("run", "--ram", "519MiB", status=1).stderr
+    assert "allow more (--ram) if that was limited, or choose a smaller model\n" in limited
+    wide = command.helm("run", "--ram", "519MiB", "--dtype", "f32", status=1).stderr
+    assert "a smaller model or a 16-bit --dtype\n" in wide
+
+
+@pytest.mark.parametrize("model", ["~nouser/x", "a long prompt without a model " * 10])
+def test_a_model_that_can_be_no_folder(model: str) -> None:
+    for name in ("plan", "run", "bench"):
+        arguments = (model, "--profile", "thesis-4060") if name == "plan" else (model,)
+        result = command.helm(name, *arguments, status=2)
+        assert result.stderr.startswith(f"error: [model] no folder {model[:40]}")
+        assert len(result.stderr) < 200
+
+
 @pytest.mark.parametrize("rate", ["NaN", "-1", "0", "Infinity", "null"])
 def test_a_profile_with_an_impossible_rate(rate: str, tmp_path: Path) -> None:
     text = load_profile("thesis-4060").to_json()

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,11 @@ import pytest
 import command
 from helm import profile_cache
 from helm.calibrate import DECODE_GROUPS, PREFILL_GROUP, PREFILL_QUERIES
-from helm.calibrate_accelerator import TOKENS, measure_accelerator
+from helm.calibrate_accelerator import TOKENS, _Meanwhile, measure_accelerator
 from helm.device_profile import AcceleratorProfile, CpuProfile, LinkProfile
 from helm.devices import Accelerator, open_accelerator
 from helm.dtypes import DTYPES, KV_DTYPES
+from helm.errors import DeviceError
 from helm.profile import Profile, load_profile
 
 SIM = "sim:vram=100MiB,link=2GB/s,latency=1ms"  # too little memory for the probe itself
@@ -44,6 +46,14 @@ def measured(preset: Profile, seen: list[float]) -> Measured:
     return measure_accelerator(
         open_accelerator(SIM), preset.cpu, lambda _what, share: seen.append(share), budget_s=0.1
     )
+
+
+def test_a_device_that_is_lost_beside_other_work_is_no_silence() -> None:
+    def lose() -> None:
+        raise DeviceError("[device] lost")
+
+    with pytest.raises(DeviceError, match="lost"), _Meanwhile(lose):
+        time.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ import helm
 from device_profiles import fast_accelerator, half_of_it
 from helm import local_plan
 from helm.devices import Accelerator, device_report, find_accelerator, open_accelerator
-from helm.local_plan import with_thread_counts
+from helm.local_plan import LoadOptions, load_engine, with_thread_counts
 from helm.profile import load_profile
 
 PROMPTS = ["Once upon a time", "The dog", "A"]
@@ -168,6 +168,35 @@ def test_it_gives_up_after_a_few_attempts(whole: helm.LLM, monkeypatch: pytest.M
     with pytest.raises(helm.OutOfMemoryError, match="none left"):
         helm.LLM(device="sim", profile=fast_accelerator())
     assert budgets == [8 << 30, taken - 1, taken - 2]
+
+
+def test_weights_that_do_not_compress_are_copied_at_the_last_attempt_too(
+    whole: helm.LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = whole.plan.memory["accelerator"].total_bytes
+    tried: list[str] = []
+
+    def plan(_config: object, _infos: object, options: Any, _target: object) -> helm.Plan:
+        tried.append(options.weights)
+        return whole.plan
+
+    def load(*_: object) -> str:
+        if len(tried) < 3:
+            raise helm.OutOfMemoryError("[memory] none left")
+        if len(tried) == 3:
+            raise helm.CompressionError("[weights] do not compress")
+        return "the engine"
+
+    def shrink(specification: str) -> Accelerator:
+        return Accelerator(specification, "sim", "a device", taken, taken - 1)
+
+    claim(monkeypatch, 8 << 30)
+    monkeypatch.setattr(local_plan, "plan_here", plan)
+    monkeypatch.setattr(local_plan, "_engine", load)
+    monkeypatch.setattr(local_plan, "open_accelerator", shrink)
+    options = LoadOptions(device="sim", profile=fast_accelerator())
+    assert load_engine(whole.config, {}, "", {}, options)[1] == "the engine"
+    assert tried == ["auto", "auto", "auto", "copied"]
 
 
 def test_too_little_host_memory_is_not_the_accelerator_s(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import shutil
 import signal
 import threading
 import time
@@ -218,13 +217,6 @@ def test_bad_sampling_parameters_are_refused(llm: helm.LLM, options: dict[str, A
 def test_bad_load_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(helm.HelmError):
         helm.LLM(**options)
-
-
-def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(bundled_model() / name, tmp_path)
-    with pytest.raises(helm.TokenizerError, match=r"no tokenizer\.json"):
-        helm.LLM(tmp_path)
 
 
 def test_a_closed_llm_says_so() -> None:

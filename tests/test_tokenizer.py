@@ -263,9 +263,18 @@ def test_no_template_is_a_clear_error() -> None:
         Tokenizer(byte_level()).render_chat(MESSAGES)
 
 
+def test_a_template_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    with_template(tmp_path, "x")
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(TokenizerError, match=r"chat_template\.jinja cannot be read"):
+        Tokenizer.from_directory(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [
+        ("{{ 1 / 0 }}", "refused the messages: division by zero"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refused the messages: .*recursion"),
         ("{% if %}", "malformed"),
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages.append(1) }}", "refused"),

@@ -39,7 +39,7 @@ class Job:
 
 
 class Batch:
-    """Jobs generating together. `advance` gives the text pieces as they come; `close` ends it."""
+    """Jobs generating together. `advance` gives the text pieces as they come; `cancel` ends it."""
 
     def __init__(
         self,

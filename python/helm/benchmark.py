@@ -141,15 +141,19 @@ def measure(
 
 
 def _check(plan: Plan, load: Load, rounds: int) -> None:
+    if not isinstance(load, Load):
+        raise InvalidError(
+            f"[bench] expected helm.benchmark.Load(prompt, output, batch), got {load!r}"
+        )
     for name, value, most in (
         ("prompt", load.prompt, plan.limits.context - 1),
         ("output", load.output, plan.limits.context - load.prompt),
         ("batch", load.batch, plan.limits.sequences),
         ("rounds", rounds, MOST_ROUNDS),
     ):
-        if not 1 <= value <= most:
+        if type(value) is not int or not 1 <= value <= most:
             raise InvalidError(
-                f"[bench] {name} is {value}; this plan, of context {plan.limits.context} for "
+                f"[bench] {name} is {value!r}; this plan, of context {plan.limits.context} for "
                 f"{plan.limits.sequences} at once, allows 1 to {max(most, 0)}; plan for more with "
                 f"--context or --batch"
             )
@@ -172,8 +176,12 @@ class _Bench:
             for b in range(load.batch)
         ]
         self._sequences: list[int] = []
-        for _ in range(load.batch):
-            self._sequences.append(engine.open(load.prompt + load.output))
+        try:
+            for _ in range(load.batch):
+                self._sequences.append(engine.open(load.prompt + load.output))
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         for sequence in self._sequences:

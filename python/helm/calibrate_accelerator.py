@@ -188,16 +188,21 @@ class _AllRuns:
 
 
 class _Meanwhile:
-    """Does something again and again in another thread while in scope."""
+    """Does something again and again in another thread while in scope, which ends with the error
+    of that, if any."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
+        self._error: BaseException | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._repeat, daemon=True)
 
     def _repeat(self) -> None:
-        while not self._stop.is_set():
-            self._work()
+        try:
+            while not self._stop.is_set():
+                self._work()
+        except BaseException as error:
+            self._error = error
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -205,3 +210,5 @@ class _Meanwhile:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
+        if self._error is not None:
+            raise self._error

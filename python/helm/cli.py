@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from helm.errors import HelmError, OutOfMemoryError
 
@@ -31,29 +32,48 @@ EPILOG = """examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; its exit status: 0, 1 a failure, 2 bad input, 130 Ctrl-C."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a character is no failure
+    _mend_streams()
     try:
-        args = build_parser().parse_args(argv)
-        status = int(importlib.import_module(f"helm.commands.{args.command}").run(args))
-        sys.stdout.flush()
-        return status
+        try:
+            args = parse(argv)
+            return int(importlib.import_module(f"helm.commands.{args.command}").run(args))
+        finally:
+            sys.stdout.flush()
     except HelmError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say_error(str(error))
         return EXIT_FAILURE if isinstance(error, OutOfMemoryError) else EXIT_BAD_INPUT
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has gone. Python flushes stdout once more at exit.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read our output has gone
+        _drop_output()
         return 0
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        _drop_output()
+        _say_error(
+            f"[output] cannot write to standard output or standard error: {error.strerror}; make "
+            "room, or send it elsewhere"
+        )
+        return EXIT_FAILURE
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments of the command line; ends the process with one line where they are wrong."""
+    args, rest = build_parser().parse_known_args(argv)
+    if rest and getattr(args, "prompt", "") is None:
+        # argparse looks for MODEL and PROMPT in the same place only, between two options.
+        late = _Parser(add_help=False)
+        late.add_argument("prompt", nargs="?")
+        args, rest = late.parse_known_args(rest, args)
+    if rest:
+        args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return args
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of all subcommands."""
-    parser = argparse.ArgumentParser(
+    """The parser of all subcommands; that of the one that was chosen is `parser` of the result."""
+    parser = _Parser(
         prog="helm-llm",
         description="Runs large language models at the speed of the machine's memory.",
         epilog=EPILOG,
@@ -70,8 +90,41 @@ def build_parser() -> argparse.ArgumentParser:
             epilog=module.EPILOG,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        command.set_defaults(parser=command)
         module.add_arguments(command)
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, as every other error."""
+        self.exit(EXIT_BAD_INPUT, f"error: {message}; see {self.prog} --help\n")
+
+
+def _mend_streams() -> None:
+    """Streams that were closed take and give nothing; no byte or character of others is a
+    failure by itself."""
+    for name, mode, errors in (
+        ("stdin", "r", "surrogateescape"),
+        ("stdout", "w", "replace"),  # for a terminal that lacks a character
+        ("stderr", "w", "replace"),
+    ):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 - for good
+            setattr(sys, name, stream)
+        if hasattr(getattr(sys, name), "reconfigure"):
+            getattr(sys, name).reconfigure(errors=errors)
+
+
+def _drop_output() -> None:
+    """What standard output still holds goes nowhere when Python flushes it once more at exit."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _say_error(text: str) -> None:
+    with contextlib.suppress(OSError):  # there is nowhere else to say it
+        print(f"error: {text}", file=sys.stderr, flush=True)
 
 
 class _VersionAction(argparse.Action):

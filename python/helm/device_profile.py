@@ -72,8 +72,8 @@ class DeviceProfile:
             option = "--kv-dtype" if table in KV_TABLES else "--dtype"
             raise ProfileError(
                 f"[profile] {table} has no rate for {dtype}, only for {', '.join(sorted(rates))}; "
-                f"choose one of those with {option}, do without this device (--device cpu), or "
-                "measure the machine again"
+                f"choose one of those with {option}, or another --profile; where it is this "
+                "machine's, measure again, or leave the device out (--device cpu)"
             )
         return rates[dtype]
 

@@ -251,7 +251,8 @@ class GraphBuilder:
                 "possible; check the sizes in config.json"
             )
         value = Value(name, width, rows)
-        assert self._values.setdefault(name, value) == value, f"value {name} has two shapes"
+        assert self._values.get(name, value) == value, f"value {name} has two shapes"
+        self._values[name] = value
         return name
 
     def value_like(self, rows_of: str, name: str, width: int) -> str:

@@ -46,25 +46,25 @@ def resolve_model(
             "a transformers model in memory goes to helm.LLM.from_torch(module)"
         )
     text = os.fspath(model)
-    path = Path(text).expanduser()
     if not text:
         raise InvalidError("[model] the model's name is empty; give a folder or an id")
-    if path.is_dir():
+    path = Path(os.path.expanduser(text))
+    if os.path.isdir(path):
         if revision is not None:
             raise InvalidError(
                 f"[model] {text} is a local folder, revision {revision!r} applies only to "
                 "Hugging Face ids; leave it out"
             )
         return path
-    if path.is_file():
+    if os.path.isfile(path):
         raise CheckpointError(
             f"[model] {text} is a file; give the folder that holds config.json and the "
             f".safetensors files (here: {path.parent})"
         )
     if isinstance(model, Path) or not _HUB_ID.fullmatch(text) or ".." in text:
         raise CheckpointError(
-            f"[model] no folder {text}; give an existing folder, or a Hugging Face id such as "
-            "Qwen/Qwen3-0.6B"
+            f"[model] no folder {text if len(text) <= 255 else text[:40] + '...'}; give an "
+            "existing folder, or a Hugging Face id such as Qwen/Qwen3-0.6B"
         )
     return (download or _download)(text, revision)
 
@@ -86,14 +86,14 @@ def resolve_config(model: str | os.PathLike[str] | None, revision: str | None = 
     """The config.json of `model`: as `resolve_model`, but a file is taken as a configuration, and
     of a Hugging Face id nothing but config.json is fetched."""
     if model is not None:
-        path = Path(model).expanduser()
-        if path.is_file():
+        path = Path(os.path.expanduser(model))
+        if os.path.isfile(path):
             if revision is not None:
                 raise InvalidError(
                     f"[model] {model} is a local file without revisions; leave it out"
                 )
             return path
-        if path.suffix == ".json" and not path.is_dir():
+        if path.suffix == ".json" and not os.path.isdir(path):
             raise CheckpointError(
                 f"[model] {model} does not exist; give a config.json, a model folder or a Hugging "
                 "Face id"

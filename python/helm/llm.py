@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from helm.batch import Batch, Job, TextStream
 from helm.completion import Completion
@@ -15,9 +15,10 @@ from helm.kv_options import PAGE_TOKENS, KvOptions
 from helm.loaded_llm import LoadedLLM
 from helm.loading import LoadedModel, load_from_torch, load_model
 from helm.local_plan import LoadOptions, Measuring, Progress
+from helm.profile import Profile, as_profile
 from helm.prompts import Prompt, Prompts, split_prompts, token_ids
 from helm.sampling import SamplingParams, sampling_params
-from helm.saved_kv import SavedKV, from_metadata, to_metadata
+from helm.saved_kv import SavedKV, file_name, from_metadata, to_metadata
 from helm.sequences import NoReuse, Sequences
 from helm.tokenizer import Tokenizer
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from helm.benchmark import Load, Report
-    from helm.profile import Profile
 
 ADVANCE_S = 0.05  # how long native code runs between two chances for Ctrl-C
 
@@ -61,9 +61,9 @@ class LLM(LoadedLLM):
     most, less than is free.
     device: the accelerator to share the model with: "cuda", "cuda:N", or a simulated one as
     "sim:vram=2GiB,link=16GB/s"; "cpu" for none. None: the CUDA device if there is one, else none.
-    profile: a machine's rates (helm.profile.load_profile), by which units are placed; None: this
-    machine's, which the first use of an accelerator measures for some 10 to 15 s. It never says how
-    much memory there is.
+    profile: a machine's rates, by which units are placed: a Profile, a preset's name or a file;
+    None: this machine's, which the first use of an accelerator measures for 10 to 15 s. It never
+    says how much memory there is.
     prompt_tokens, output_tokens, batch, objective: the work that the placement makes fastest:
     "total" time, "decode", "ttft" or "throughput". KV pages are kept for `batch` full contexts.
     measuring: called with (what, share done) while the machine is measured; None logs one line.
@@ -94,13 +94,14 @@ class LLM(LoadedLLM):
         memory_bytes: int | None = None,
         device: str | None = None,
         vram_bytes: int | None = None,
-        profile: Profile | None = None,
+        profile: Profile | str | os.PathLike[str] | None = None,
         prompt_tokens: int | None = None,
         output_tokens: int | None = None,
         batch: int = 1,
         objective: str = "total",
         measuring: Measuring | None = None,
     ) -> None:
+        _check_prefix_cache(prefix_cache)
         options = LoadOptions(
             context=context,
             max_sequences=max_sequences,
@@ -115,7 +116,7 @@ class LLM(LoadedLLM):
             memory_bytes=memory_bytes,
             device=device,
             vram_bytes=vram_bytes,
-            profile=profile,
+            profile=as_profile(profile),
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
             batch=batch,
@@ -144,15 +145,22 @@ class LLM(LoadedLLM):
         memory_bytes: int | None = None,
         device: str | None = None,
         vram_bytes: int | None = None,
-        profile: Profile | None = None,
+        profile: Profile | str | os.PathLike[str] | None = None,
+        prompt_tokens: int | None = None,
+        output_tokens: int | None = None,
+        batch: int = 1,
+        objective: str = "total",
+        measuring: Measuring | None = None,
     ) -> LLM:
         """From a transformers model in memory: its config and its state dict.
 
         Contiguous CPU tensors of the planned dtype are shared, not copied: the module must not be
         changed while the LLM is in use. Others are copied. `tokenizer` (a Tokenizer, or a folder
         with tokenizer.json) is needed only for text; token ids work without one. What lies on an
-        accelerator is copied there. The other options are those of LLM(...).
+        accelerator is copied there. The other options are those of LLM(...), but for those that
+        are about files: revision, weights and expected_tokens.
         """
+        _check_prefix_cache(prefix_cache)
         options = LoadOptions(
             context=context,
             max_sequences=max_sequences,
@@ -165,7 +173,12 @@ class LLM(LoadedLLM):
             memory_bytes=memory_bytes,
             device=device,
             vram_bytes=vram_bytes,
-            profile=profile,
+            profile=as_profile(profile),
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            batch=batch,
+            objective=objective,
+            measuring=measuring,
         )
         self = cls.__new__(cls)
         self._start(load_from_torch(module, tokenizer, options), prefix_cache)
@@ -269,9 +282,7 @@ class LLM(LoadedLLM):
         """`chat` as a stream of TextChunks."""
         self._open_engine()
         params = sampling_params(sampling, overrides)
-        return self._stream(
-            self._prompts.chat_job(messages, params, tools, template_variables or {})
-        )
+        return self._stream(self._prompts.chat_job(messages, params, tools, template_variables))
 
     def _stream(self, job: Job) -> TextStream:
         sequences = self._sequences
@@ -306,8 +317,8 @@ class LLM(LoadedLLM):
         self._open_engine()
         if not self._last:
             raise InvalidError("[kv] nothing to save; generate or chat first")
-        metadata = to_metadata(self._last, messages)
-        return self._sequences.save(self._last, os.fspath(path), metadata, progress)
+        name, metadata = file_name(path), to_metadata(self._last, messages)
+        return self._sequences.save(self._last, name, metadata, progress)
 
     def load_kv(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> SavedKV:
         """Takes up what save_kv() wrote: prompts that begin with its tokens need not compute them.
@@ -316,8 +327,9 @@ class LLM(LoadedLLM):
         page_tokens, and for one that is damaged.
         """
         self._open_engine()
-        tokens, metadata = self._sequences.load(os.fspath(path), progress)
-        saved = from_metadata(len(tokens), metadata, os.fspath(path))
+        name = file_name(path)
+        tokens, metadata = self._sequences.load(name, progress)
+        saved = from_metadata(len(tokens), metadata, name)
         self._last = saved.tokens
         return saved
 
@@ -328,11 +340,15 @@ class LLM(LoadedLLM):
         engine = self._open_engine()
         ids = self._prompts.checked(token_ids(tokens, "tokens"), "tokens")
         sequence, _ = self._sequences.open(len(ids))
+        rows = numpy.empty((len(ids), self.vocab_size), numpy.float32)
+        most = self.plan.limits.step_tokens  # Ctrl-C has its chance between two steps
         try:
-            rows = engine.forward(sequence, numpy.asarray(ids, dtype=numpy.int32), all=True)
+            for begin in range(0, len(ids), most):
+                step = numpy.asarray(ids[begin : begin + most], numpy.int32)
+                rows[begin : begin + most] = engine.forward(sequence, step, all=True)
         finally:
             self._sequences.close(sequence)
-        return cast("npt.NDArray[np.float32]", rows)
+        return rows
 
     def benchmark(
         self,
@@ -354,11 +370,11 @@ class LLM(LoadedLLM):
 
     def close(self) -> None:
         """Frees the weights and the KV cache, once open streams have ended too. Further calls
-        raise InvalidError."""
-        if self._engine is not None:
-            self._sequences.clear()
+        raise InvalidError, as do those that wait for room."""
+        self._sequences.end()
         self._engine = self._prefixes = None
         self._sequences = Sequences(NoReuse(None))
+        self._sequences.end()
 
     def __enter__(self) -> LLM:
         return self
@@ -370,3 +386,8 @@ class LLM(LoadedLLM):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _check_prefix_cache(value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidError(f"[load] prefix_cache must be True or False, got {value!r}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from helm.errors import InvalidError
 from helm.loading import LoadedModel
 from helm.local_plan import units_by_device
+from helm.sequences import CLOSED
 from helm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -79,5 +80,5 @@ class LoadedLLM:
 
     def _open_engine(self) -> Any:
         if self._engine is None:
-            raise InvalidError("[generate] this LLM is closed; make a new one")
+            raise InvalidError(CLOSED)
         return self._engine

@@ -108,19 +108,21 @@ def load_engine(
     """
     target = find_target(options)
     notices = _foreign(options.profile)
-    for last in (False,) * (_LOADS - 1) + (True,):
+    attempts = _LOADS
+    while True:
         plan = plan_here(config, infos, options, target)
         plan = dataclasses.replace(plan, notices=(*notices, *plan.notices))
         try:
             return plan, _engine(plan, directory, tensors, options, target)
         except CompressionError as error:
-            if options.weights == "compressed" or last:
+            if options.weights != "auto":
                 raise
             options = dataclasses.replace(options, weights="copied")
             notices += (f"{error}; this was done",)
         except OutOfMemoryError:
             planned = target.accelerator
-            found = None if last or planned is None else _with_less(planned, plan)
+            attempts -= 1
+            found = None if attempts == 0 or planned is None else _with_less(planned, plan)
             if planned is None or found is None:
                 raise
             notices += (
@@ -128,7 +130,6 @@ def load_engine(
                 f"not {size_text(planned.free_bytes)}; placed again with that",
             )
             target = dataclasses.replace(target, accelerator=found)
-    raise AssertionError("the last attempt returns or raises")
 
 
 def _foreign(profile: Profile | None) -> tuple[str, ...]:

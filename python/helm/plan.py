@@ -1,4 +1,5 @@
-"""Makes plans: places a model on the CPU within a memory budget. Reads no file, loads nothing.
+"""Makes plans: places a model on the CPU, and on an accelerator if the machine has one, within
+their memories. Reads no file, loads nothing.
 
 What does not fit is made smaller where the user left room, or refused with the numbers. The
 format itself is in `helm.plan_format`.
@@ -69,6 +70,7 @@ class _Budget:
     reserve_bytes: int
     resident_bytes: int  # weights used where they already lie in memory
     fixed: MemoryUse
+    smaller: str  # remedy: what would make the weights so
 
     @property
     def kv_bytes(self) -> int:
@@ -200,7 +202,8 @@ def _unsettled(profile: Profile | None) -> list[str]:
 def _cpu_plan(problem: _Problem, threads: int, memory_bytes: int) -> Plan:
     limits, kv = problem.limits, problem.kv
     fixed = _memory_use(problem, limits, kv, threads)
-    budget = _Budget(memory_bytes, problem.reserve_bytes, problem.resident_bytes, fixed)
+    smaller = " or a 16-bit --dtype" if dominant_dtype(problem.tensors) == "f32" else ""
+    budget = _Budget(memory_bytes, problem.reserve_bytes, problem.resident_bytes, fixed, smaller)
     limits, kv, notices = _fit_kv(budget, limits, kv, shrink=problem.shrink)
     use = _memory_use(problem, limits, kv, threads)
     plan = _plan(problem, limits, kv, threads, notices)
@@ -399,8 +402,8 @@ def _refusal(budget: _Budget, limits: Limits, kv: KvSpec, room: int) -> str:
     if room == 0:
         short = kv.page_bytes * kv.layers - budget.kv_bytes
         fits = (
-            f"even a context of {kv.page_tokens} lacks {size_text(short)}; free memory, choose a "
-            "smaller model, a 16-bit dtype or fewer step_tokens"
+            f"even a context of {kv.page_tokens} lacks {size_text(short)}; free memory, or allow "
+            f"more (--ram) if that was limited, or choose a smaller model{budget.smaller}"
         )
     return (
         f"[plan] needs weights {size_text(fixed.weights_bytes - budget.resident_bytes)} + KV cache "

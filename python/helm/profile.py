@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ from helm.jsonio import Reader, parse
 
 FORMAT = "helm-profile"
 VERSION = 2
-_MOST = 1e30
+_MOST, _LEAST_RATIO = 1e30, 1e-6
 _COUNT = re.compile(r"[1-9][0-9]{0,8}")
 _MAX_FILE_BYTES = 4 << 20
 _TABLES = ("matvec_bytes_per_s", "matmul_flops", *KV_TABLES)
@@ -133,20 +132,21 @@ def _scalar(node: Reader) -> str | int | float:
     return number
 
 
-def _rate(node: Reader) -> float:
-    rate = node.number(0.0, _MOST)
-    if rate <= 0.0 or not math.isfinite(1.0 / rate):
-        node.reject(f"expected a rate above zero, found {node.value!r}")
+def _rate(node: Reader, least: float = 1.0) -> float:
+    """Not so small that times lose all meaning."""
+    rate = node.number(-_MOST, _MOST)
+    if rate < least:
+        node.reject(f"expected a rate of at least {least:g}, found {node.value!r}")
     return rate
 
 
-def _counts(node: Reader, most: int = 2**20) -> dict[int, float]:
+def _counts(node: Reader, most: int = 2**20, least_rate: float = 1.0) -> dict[int, float]:
     """{"1": rate, "2": rate, ...} with at least one entry."""
     found: dict[int, float] = {}
     for key in node.names():
         if not (_COUNT.fullmatch(key) and int(key) <= most):
             node.reject(f"expected counts from 1 to {most} as keys, found {key!r}")
-        found[int(key)] = _rate(node[key])
+        found[int(key)] = _rate(node[key], least_rate)
     if not found:
         node.reject("expected at least one entry")
     return found
@@ -205,14 +205,14 @@ def _read_cpu(node: Reader) -> CpuProfile:
 
 def read_compressed_ratio(node: Reader) -> dict[int, float]:
     """CpuProfile.compressed_ratio, {"1": ratio, ...}. Raises ProfileError naming what is wrong."""
-    ratios = _counts(node)
+    ratios = _counts(node, least_rate=_LEAST_RATIO)
     for name in node.names():
         _ratio(node[name], MOST_COMPRESSED_RATIO)
     return ratios
 
 
 def _ratio(node: Reader, most: float) -> float:
-    ratio = _rate(node)
+    ratio = _rate(node, _LEAST_RATIO)
     if ratio > most:
         node.reject(f"expected at most {most:g}, found {node.value!r}")
     return ratio
@@ -235,7 +235,7 @@ def _read_link(node: Reader) -> LinkProfile:
 
 
 def _share(node: Reader, least: float = 0.0) -> float:
-    share = _rate(node)
+    share = _rate(node, _LEAST_RATIO)
     if not least <= share <= 1.0:
         bounds = f"{least:g} to 1" if least else "at most 1"
         node.reject(f"expected a share of {bounds}, found {share:g}")
@@ -250,9 +250,18 @@ def preset_names() -> list[str]:
     )
 
 
+def as_profile(given: Profile | str | os.PathLike[str] | None) -> Profile | None:
+    """As it is, or what `load_profile` takes by name or path."""
+    return given if given is None or isinstance(given, Profile) else load_profile(given)
+
+
 def load_profile(name_or_path: str | os.PathLike[str]) -> Profile:
     """A preset by name, or else a profile file. Raises ProfileError."""
-    name = os.fspath(name_or_path)
+    name = os.fspath(name_or_path) if isinstance(name_or_path, os.PathLike) else name_or_path
+    if not isinstance(name, str):
+        raise ProfileError(
+            f"[profile] expected a preset's name, a file or a Profile, got {name_or_path!r}"
+        )
     if name in preset_names():
         text = (resources.files("helm") / "profiles" / f"{name}.json").read_bytes()
         return Profile.from_json(text, f"profile {name}")

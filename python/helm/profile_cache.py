@@ -157,9 +157,10 @@ def _write(path: Path, content: str) -> None:
 
 
 def save_profile(profile: Profile, path: Path) -> None:
-    """Writes a profile where the user asked; raises HelmError."""
+    """Writes a profile where the user asked, as a shell's redirection would: through links, to a
+    pipe or device, into a file that keeps its mode. Raises HelmError."""
     try:
-        _write(path.resolve(), profile.to_json())
+        path.write_text(profile.to_json(), encoding="utf-8")
     except OSError as reason:
         raise HelmError(
             f"[profile] cannot write {path}: {reason.strerror}; choose another --output"

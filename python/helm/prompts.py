@@ -15,6 +15,7 @@ from helm.sampling import SamplingParams
 from helm.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
+_OWN_VARIABLES = {"messages", "tools", "self"}  # of a chat template, with arguments of their own
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class Prompts:
             return self._job(self.checked(token_ids(prompt, where), where), params)
         if self.tokenizer is None:
             raise TokenizerError(
-                "[generate] this model has no tokenizer; give token ids, or a tokenizer to "
-                "from_torch()"
+                "[generate] this model has no tokenizer; give token ids, put tokenizer.json into "
+                "its folder, or give from_torch() a tokenizer"
             )
         if not prompt:
             raise InvalidError(f"[generate] {where} is empty; give at least one character")
@@ -45,11 +46,21 @@ class Prompts:
         messages: Sequence[Mapping[str, Any]],
         params: SamplingParams,
         tools: Sequence[Any] | None,
-        variables: Mapping[str, Any],
+        variables: Mapping[str, Any] | None,
     ) -> Job:
         """To answer a conversation, after the model's chat template."""
+        variables = {} if variables is None else variables
+        if not isinstance(variables, Mapping) or not all(isinstance(n, str) for n in variables):
+            raise InvalidError(
+                f"[chat] template_variables must be a dict of names, got {variables!r}"
+            )
+        for name in _OWN_VARIABLES & variables.keys():
+            raise InvalidError(f"[chat] template_variables cannot set {name!r}; leave it out")
         if self.tokenizer is None:
-            raise TokenizerError("[chat] this model has no tokenizer; give one to from_torch()")
+            raise TokenizerError(
+                "[chat] this model has no tokenizer; put tokenizer.json into its folder, or give "
+                "from_torch() one"
+            )
         text = self.tokenizer.render_chat(messages, tools=tools, **variables)
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
         return self._job(self.checked(tokens, "the conversation"), params, chat=True)

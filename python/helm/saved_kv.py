@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,16 @@ class SavedKV:
     tokens: list[int]
     cached: int
     messages: list[dict[str, Any]] | None
+
+
+def file_name(path: Any) -> str:
+    """A path as the runtime takes it; InvalidError for what is none."""
+    name = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(name, str):
+        raise InvalidError(f"[kv] expected the path of a file as text, got {path!r}")
+    if "\0" in name or name.encode(errors="replace").decode() != name:
+        raise InvalidError(f"[kv] {name!r} is no file name in UTF-8; choose another")
+    return name
 
 
 def to_metadata(tokens: Sequence[int], messages: Sequence[Mapping[str, Any]] | None) -> str:

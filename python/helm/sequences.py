@@ -15,6 +15,7 @@ from helm.errors import CapacityError, InvalidError
 
 Progress = Callable[[int, int], None]  # (done_bytes, total_bytes)
 T = TypeVar("T")
+CLOSED = "[generate] this LLM is closed; make a new one"
 
 
 class NoReuse:
@@ -62,6 +63,7 @@ class Sequences:
         self._holders: dict[int, int] = {}  # sequence -> thread
         self._waiting: set[int] = set()  # threads
         self._batch: int | None = None  # the thread whose batch opens sequences on its own
+        self._ended = False
 
     def open(self, capacity: int, prompt: Sequence[int] = ()) -> tuple[int, int]:
         """A new sequence of up to `capacity` positions, and how many tokens of `prompt` it holds.
@@ -82,6 +84,13 @@ class Sequences:
     def clear(self) -> None:
         """Closes what is kept."""
         with self._changed:
+            self._cache.clear()
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Closes what is kept; who waits for room, or wants some later, is refused."""
+        with self._changed:
+            self._ended = True
             self._cache.clear()
             self._changed.notify_all()
 
@@ -128,6 +137,8 @@ class Sequences:
     def _admit(self, take: Callable[[], T]) -> T:
         me = threading.get_ident()
         while True:
+            if self._ended:
+                raise InvalidError(CLOSED)
             if self._batch in (None, me):
                 try:
                     return take()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import jinja2
     import tokenizers
 
+TOKENIZER_FILE = "tokenizer.json"
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -53,13 +54,8 @@ class Tokenizer:
         from tokenizers import Tokenizer as Backend
 
         directory = Path(directory)
-        path = directory / "tokenizer.json"
-        if not path.is_file():
-            raise TokenizerError(
-                f"[tokenizer] {directory} has no tokenizer.json; put the model's tokenizer.json "
-                "there (transformers: AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIR)), "
-                "or give token ids instead of text"
-            )
+        require_tokenizer(directory)
+        path = directory / TOKENIZER_FILE
         try:
             backend = Backend.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
@@ -120,8 +116,8 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise TokenizerError(
-                f"[tokenizer] the text has a lone surrogate at character {error.start}; "
-                "decode the input as UTF-8 with errors='replace'"
+                f"[tokenizer] the text has a lone surrogate at character {error.start}, as bytes "
+                "that are not UTF-8 become; give text in UTF-8"
             ) from None
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
@@ -156,16 +152,15 @@ class Tokenizer:
         """
         check_messages(messages)
         compiled = self._template(template or self._template_name(tools))
-        import jinja2
-
         scope: dict[str, Any] = {**self.special_tokens, **variables}
         scope.update(messages=[dict(m) for m in messages], tools=tools, documents=None)
         scope["add_generation_prompt"] = add_generation_prompt
         try:
             return compiled.render(scope)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except Exception as error:  # a template is a program
             raise TokenizerError(
-                f"[chat] the model's chat template refused the messages: {error}"
+                f"[chat] the model's chat template refused the messages: {error}; use a model with "
+                "a template that works, or generate from plain text"
             ) from error
 
     def _template_name(self, tools: Sequence[Any] | None) -> str:
@@ -187,16 +182,24 @@ class Tokenizer:
                     "or generate from plain text instead"
                 )
             raise TokenizerError(f"[chat] the model {what}")
-        import jinja2
-
         try:
             compiled = chat_environment().from_string(self.chat_templates[name])
-        except jinja2.TemplateError as error:
+        except Exception as error:  # beside TemplateError what compiling Python raises
             raise TokenizerError(
                 f"[chat] the model's chat template {name!r} is malformed: {error}"
             ) from error
         self._compiled[name] = compiled
         return compiled
+
+
+def require_tokenizer(directory: Path) -> None:
+    """TokenizerError unless the folder has a tokenizer."""
+    if not (directory / TOKENIZER_FILE).is_file():
+        raise TokenizerError(
+            f"[tokenizer] {directory} has no {TOKENIZER_FILE}; put the model's there "
+            "(transformers: AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIR)), or give "
+            "token ids instead of text, in Python"
+        )
 
 
 class Detokenizer:
@@ -377,5 +380,8 @@ def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str
             files[path.stem] = path
     for name, path in files.items():
         if path.is_file():
-            templates[name] = path.read_text(encoding="utf-8")
+            try:
+                templates[name] = path.read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                raise TokenizerError(f"[tokenizer] {path} cannot be read: {error}") from error
     return templates

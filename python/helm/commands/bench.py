@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from helm.commands import common
+from helm.errors import InvalidError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,8 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from helm.benchmark import Load
+    from helm.benchmark import MOST_ROUNDS, Load
 
+    if not 1 <= args.rounds <= MOST_ROUNDS:
+        raise InvalidError(f"[bench] --rounds is {args.rounds}; expected 1 to {MOST_ROUNDS}")
     with common.load(args) as llm:
         prompt = args.prompt_tokens or min(512, max(1, llm.context // 2))
         output = args.output_tokens or min(64, max(1, llm.context - prompt))
@@ -55,9 +58,9 @@ def run(args: argparse.Namespace) -> int:
 
 def show(report: Report, predicted: float | None, ops: bool) -> None:
     """The report as tables; predicted: decode tokens/s of one sequence."""
-    from rich.console import Console
+    from helm.commands.console import console as stdout
 
-    console = Console(width=None if sys.stdout.isatty() else 100, markup=False, highlight=False)
+    console = stdout(pipe_width=100)
     load = report.load
     sequences = f"{load.batch} sequence{'s' * (load.batch > 1)}"
     rate = report.decode.tokens_per_s

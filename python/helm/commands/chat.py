@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from helm.commands import common, kv_files
 from helm.errors import HelmError, InvalidError
+from helm.sampling import SamplingParams, sampling_params
 
 if TYPE_CHECKING:
     from helm.llm import LLM
@@ -27,6 +29,8 @@ COMMANDS = """/reset       forget the conversation
 /help        show this
 /exit        leave (also Ctrl-D); Ctrl-C stops an answer"""
 
+_NAMES = {"/save": "a FILE", **dict.fromkeys(("/reset", "/help", "/exit"), "nothing else")}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this command's options."""
@@ -42,15 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; 0, or 2 when a piped turn failed."""
-    options: dict[str, Any] = {"max_tokens": None, **common.sampling_options(args)}
+    """Runs the command; 0, or 2 when a piped turn failed or the conversation was not saved."""
+    sampling = sampling_params(SamplingParams(max_tokens=None), common.sampling_options(args))
     if args.load_kv is not None and args.system is not None:
         raise InvalidError(
             "[chat] the conversation of --load-kv has its own system prompt; leave --system out"
         )
     kv_files.check(args)
+    common.require_text(args)
     with common.load(args) as llm:
-        session = Session(llm, args.system, options, quiet=args.quiet)
+        session = Session(llm, args.system, sampling, quiet=args.quiet)
         session.check()
         if not args.quiet:
             common.say_plan(llm)
@@ -59,10 +64,13 @@ def run(args: argparse.Namespace) -> int:
         terminal = sys.stdin.isatty()
         if terminal and not args.quiet:
             common.say(COMMANDS)
-        status = _read_turns(session, terminal)
-        if args.save_kv is not None:
-            session.save(args.save_kv)
-        return status
+        saved, status = True, 0
+        try:
+            status = _read_turns(session, terminal)
+        finally:  # Ctrl-C ends a piped conversation
+            if args.save_kv is not None:
+                saved = session.save(args.save_kv)
+        return status if saved else 2
 
 
 def _read_turns(session: Session, terminal: bool) -> int:
@@ -93,11 +101,11 @@ def _read_turns(session: Session, terminal: bool) -> int:
 class Session:
     """The messages so far, and what a line of input does to them."""
 
-    def __init__(self, llm: LLM, system: str | None, options: dict[str, Any], quiet: bool) -> None:
+    def __init__(self, llm: LLM, system: str | None, sampling: SamplingParams, quiet: bool) -> None:
         self._llm = llm
         self._opening = [{"role": "system", "content": system}] if system else []
         self._messages = list(self._opening)
-        self._options = options
+        self._sampling = sampling
         self._quiet = quiet
         self._restored = 0  # tokens loaded from a file for the next turn
 
@@ -118,40 +126,40 @@ class Session:
         self._opening = [m for m in saved.messages[:1] if m["role"] == "system"]
         self._restored = saved.cached
 
-    def save(self, path: str) -> None:
-        """Writes the conversation to a file."""
+    def save(self, path: str) -> bool:
+        """Writes the conversation to a file, or says why not; False when it failed."""
         if self._messages == self._opening:
             common.say("(nothing to save, the conversation has not begun)")
-            return
-        kv_files.save(self._llm, path, self._quiet, self._messages)
-
-    def turn(self, line: str) -> bool:
-        """One line of input: a command, or a message to answer. False when it failed."""
-        if line == "/reset":
-            self._messages = list(self._opening)
-            common.say("(conversation forgotten)")
-        elif line.startswith("/save "):
-            return self._save(line.removeprefix("/save ").strip())
-        elif line == "/help":
-            common.say(COMMANDS)
-        elif line.startswith("/") and " " not in line and line.count("/") == 1:
-            common.say(f"(no command {line})\n{COMMANDS}")
-        else:
-            return self._answer(line)
-        return True
-
-    def _save(self, path: str) -> bool:
+            return True
         try:
-            self.save(path)
+            kv_files.save(self._llm, path, self._quiet, self._messages)
         except HelmError as error:
             common.say(f"error: {error}")
             return False
         return True
 
+    def turn(self, line: str) -> bool:
+        """One line of input: a command, or a message to answer. False when it failed."""
+        command, _, argument = line.partition(" ")
+        if line == "/reset":
+            self._messages = list(self._opening)
+            common.say("(conversation forgotten)")
+        elif command == "/save" and argument:
+            return self.save(os.path.expanduser(argument.strip()))
+        elif line == "/help":
+            common.say(COMMANDS)
+        elif command in _NAMES:
+            common.say(f"({command} takes {_NAMES[command]})\n{COMMANDS}")
+        elif line.startswith("/") and not argument and line.count("/") == 1:
+            common.say(f"(no command {line})\n{COMMANDS}")
+        else:
+            return self._answer(line)
+        return True
+
     def _answer(self, line: str) -> bool:
         asked = [*self._messages, {"role": "user", "content": line}]
         try:
-            stream = self._llm.chat_stream(asked, **self._options)
+            stream = self._llm.chat_stream(asked, self._sampling)
         except HelmError as error:
             common.say(f"error: {error}\n(/reset starts over)")
             return False

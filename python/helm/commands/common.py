@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import os
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helm.compiler.loading import WEIGHTS
@@ -137,6 +139,14 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def require_text(args: argparse.Namespace) -> None:
+    """Refuses a local folder without a tokenizer before its weights are read."""
+    from helm.tokenizer import require_tokenizer
+
+    if args.model is not None and os.path.isdir(args.model):
+        require_tokenizer(Path(args.model))
+
+
 def load(args: argparse.Namespace, expected_tokens: int | None = None) -> LLM:
     """The model that the options name; a progress bar on a terminal when it takes a while.
 
@@ -144,9 +154,7 @@ def load(args: argparse.Namespace, expected_tokens: int | None = None) -> LLM:
     """
     from helm.commands.measuring import MeasureProgress
     from helm.llm import LLM
-    from helm.profile import load_profile
 
-    profile = None if args.profile is None else load_profile(args.profile)
     kv = kv_options(args)
     with LoadProgress() as progress, MeasureProgress() as measuring:
         return LLM(
@@ -166,7 +174,7 @@ def load(args: argparse.Namespace, expected_tokens: int | None = None) -> LLM:
             progress=progress.update,
             device=args.device,
             vram_bytes=size(args.vram, "--vram"),
-            profile=profile,
+            profile=args.profile,
             prompt_tokens=args.prompt_tokens,
             output_tokens=args.output_tokens,
             max_sequences=args.batch,

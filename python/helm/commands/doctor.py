@@ -6,11 +6,11 @@ import argparse
 import dataclasses
 import json
 import platform
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from helm.commands.common import binary_bytes
+from helm.errors import HelmError
 
 HELP = "show CPU, kernel tier, memory, huge pages, devices and versions"
 EPILOG = """examples:
@@ -45,13 +45,18 @@ def gather() -> dict[str, Any]:
     from helm.machine import cpu_model, read_machine
     from helm.thread_choice import choose_here
 
-    chosen, reason = _helm.isa_choice()
+    try:
+        chosen, reason = _helm.isa_choice()
+        threads = dataclasses.asdict(choose_here())
+    except HelmError as error:  # such as HELM_CPU_ISA naming no tier
+        chosen, reason = None, str(error)
+        threads = {"threads": None, "cpus": [], "reason": "no kernels to measure with"}
     return {
         "versions": {"helm-llm": _version("helm-llm"), **_versions()},
         "cpu": cpu_model(),
         "isa": {"chosen": chosen, "reason": reason, "tiers": list(_helm.isa_tiers())},
         "machine": dataclasses.asdict(read_machine()),
-        "threads": dataclasses.asdict(choose_here()),
+        "threads": threads,
         "huge_pages_trial": {
             "asked_bytes": HUGE_PAGES_TRIAL_BYTES,
             "granted_bytes": _helm.granted_huge_page_bytes(HUGE_PAGES_TRIAL_BYTES),
@@ -77,16 +82,16 @@ def _version(distribution: str) -> str:
 
 
 def _show(report: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from helm.commands.console import console
 
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in _rows(report):
         table.add_row(name, text)
-    # A pipe has no width of its own: lines stay whole there.
-    Console(width=None if sys.stdout.isatty() else 240, markup=False).print(table)
+    console(pipe_width=240).print(table)
 
 
 def _memory_limit(machine: dict[str, Any]) -> str:
@@ -104,7 +109,7 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("CPU", report["cpu"]),
         ("cores", f"{cores}, {limit}"),
         ("threads", _threads(report["threads"])),
-        ("kernels", f"{isa['chosen']}: {isa['reason']}"),
+        ("kernels", f"{isa['chosen'] or 'none'}: {isa['reason']}"),
     ]
     for tier in isa["tiers"]:
         rows.append((f"  {tier['name']}", _tier(tier)))
@@ -130,6 +135,8 @@ def _device(device: dict[str, Any]) -> str:
 
 
 def _threads(chosen: dict[str, Any]) -> str:
+    if chosen["threads"] is None:
+        return f"unknown ({chosen['reason']})"
     cpus = ", ".join(map(str, chosen["cpus"]))
     where = f"on CPUs {cpus}, one each" if cpus else "on whichever CPUs the system puts them"
     return f"{chosen['threads']}, {where} ({chosen['reason']})"

@@ -25,14 +25,23 @@ def add_arguments(parser: argparse.ArgumentParser, load: str, save: str) -> None
 
 def check(args: argparse.Namespace) -> None:
     """Refuses files that cannot be there before the model is loaded."""
-    if args.load_kv is not None and not Path(args.load_kv).is_file():
+    from helm.saved_kv import file_name
+
+    for path in filter(None, (args.load_kv, args.save_kv)):
+        file_name(path)
+    if args.load_kv is not None and not os.path.isfile(args.load_kv):
         raise InvalidError(f"[kv] --load-kv: there is no file {args.load_kv}")
     if args.save_kv is not None:
-        target = Path(args.save_kv)
-        if target.is_dir() or not os.access(target.absolute().parent, os.W_OK | os.X_OK):
+        target = os.path.realpath(args.save_kv)
+        if os.path.exists(target) and not os.path.isfile(target):
             raise InvalidError(
-                f"[kv] --save-kv: cannot write {target}; name a file in a folder that exists and "
-                "can be written to"
+                f"[kv] --save-kv: cannot write {args.save_kv}, which is no regular file; name a "
+                "new file, or one to be replaced"
+            )
+        if not os.access(os.path.dirname(target), os.W_OK | os.X_OK):
+            raise InvalidError(
+                f"[kv] --save-kv: cannot write {args.save_kv}; name a file in a folder that exists "
+                "and can be written to"
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING
 
 from helm.commands import common
@@ -63,7 +63,10 @@ def run(args: argparse.Namespace) -> int:
     from helm.commands import plan_view
 
     if args.list_profiles:
-        plan_view.show_profiles()
+        if args.json:
+            print(json.dumps(plan_view.profile_rows(), indent=1))
+        else:
+            plan_view.show_profiles()
         return 0
     if args.plot is not None:
         from helm.plots import check_plot
@@ -122,12 +125,13 @@ def _model(
     config = read_config(path)
     if model is None or model == BUNDLED:
         name = BUNDLED
-    elif Path(model).expanduser().exists():
+    elif os.path.exists(os.path.expanduser(model)):
         whole = path.resolve()
         name = whole.parent.name if whole.name == "config.json" else whole.stem
     else:
         return model, config, None, []  # a Hugging Face id, of which only the config was fetched
-    if Path(model or "").is_file() or not any(path.parent.glob("model*.safetensors*")):
+    given = os.path.expanduser(model or "")
+    if os.path.isfile(given) or not any(path.parent.glob("model*.safetensors*")):
         return name, config, None, []
     try:
         return name, config, read_checkpoint(path.parent), []

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from helm import explain
+from helm.commands.console import console
 from helm.units import rate_text, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from rich.console import Console
 
     from helm.compiler.planning import Study
 
@@ -25,16 +24,9 @@ _TERMS = 5
 _PIPE_WIDTH = 80
 
 
-def console() -> Console:
-    """On stdout; colours on a terminal only. A pipe has no width of its own."""
-    return Console(
-        width=None if sys.stdout.isatty() else _PIPE_WIDTH, markup=False, highlight=False
-    )
-
-
 def show(study: Study) -> None:
     """Prints everything."""
-    out = console()
+    out = console(_PIPE_WIDTH)
     for part in (
         _head,
         _picture,
@@ -62,27 +54,42 @@ def show(study: Study) -> None:
 
 def show_profiles() -> None:
     """Lists the presets with their memories and bandwidths."""
-    from helm.profile import load_profile, preset_names
-
     table = _table("preset", "GPU", "VRAM GiB", "RAM GiB", "GPU GB/s", "RAM GB/s", left=2)
-    for name in preset_names():
-        profile = load_profile(name)
-        own = profile.accelerator
+    for row in profile_rows():
+        own = row["accelerator"] is not None
         table.add_row(
-            name,
-            "none" if own is None else own.name.removeprefix("NVIDIA "),
-            "" if own is None else f"{own.memory_bytes / 2**30:.1f}",
-            f"{profile.cpu.memory_bytes / 2**30:.1f}",
-            "" if own is None else _gb_per_s(own.matvec_bytes_per_s),
-            _gb_per_s(profile.cpu.matvec_bytes_per_s),
+            row["name"],
+            row["accelerator"].removeprefix("NVIDIA ") if own else "none",
+            f"{row['vram_bytes'] / 2**30:.1f}" if own else "",
+            f"{row['ram_bytes'] / 2**30:.1f}",
+            f"{row['vram_bytes_per_s'] / 1e9:,.0f}" if own else "",
+            f"{row['ram_bytes_per_s'] / 1e9:,.0f}",
         )
-    out = console()
+    out = console(_PIPE_WIDTH)
     out.print(table)
     out.print("\nAll are estimates; helm-llm profile measures this machine.")
 
 
-def _gb_per_s(rates: Mapping[str, float]) -> str:
-    return f"{max(rates.values()) / 1e9:,.0f}"
+def profile_rows() -> list[dict[str, Any]]:
+    """The same for --json; what belongs to an accelerator is None where there is none."""
+    from helm.profile import load_profile, preset_names
+
+    rows = []
+    for name in preset_names():
+        profile = load_profile(name)
+        cpu, own = profile.cpu, profile.accelerator
+        rows.append(
+            {
+                "name": name,
+                "estimated": profile.estimated,
+                "accelerator": own and own.name,
+                "vram_bytes": own and own.memory_bytes,
+                "vram_bytes_per_s": own and max(own.matvec_bytes_per_s.values()),
+                "ram_bytes": cpu.memory_bytes,
+                "ram_bytes_per_s": max(cpu.matvec_bytes_per_s.values()),
+            }
+        )
+    return rows
 
 
 def _table(*columns: str, left: int = 1) -> Table:

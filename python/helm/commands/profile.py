@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,10 +59,9 @@ def run(args: argparse.Namespace) -> int:
 
 def show(profile: Profile) -> None:
     """The profile as tables."""
-    from rich.console import Console
+    from helm.commands.console import console as stdout
 
-    # A pipe has no width of its own: lines stay whole there.
-    console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
+    console = stdout(pipe_width=160)
     console.print(_facts(_cpu_facts(profile)))
     console.print(_rates(profile.cpu))
     if profile.accelerator is not None:

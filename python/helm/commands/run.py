@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
 from helm.commands import common, kv_files
 from helm.errors import InvalidError
-from helm.sampling import DEFAULT_MAX_TOKENS
+from helm.sampling import sampling_params
 
 HELP = "continue a prompt and show how fast it went"
 EPILOG = """examples:
@@ -51,11 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command; 0, or 130 when Ctrl-C ended the text early."""
     kv_files.check(args)
+    common.require_text(args)
+    sampling = sampling_params(None, common.sampling_options(args))
     prompt: str | list[int] | None = _prompt(args)
-    options = common.sampling_options(args)
     silent = args.quiet or args.json
-    answer = options.get("max_tokens") or DEFAULT_MAX_TOKENS
-    with common.load(args, expected_tokens=max(1, answer)) as llm:
+    with common.load(args, expected_tokens=sampling.max_tokens) as llm:
         if not silent:
             common.say_plan(llm)
         restored = 0
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         if not silent and isinstance(prompt, str):
             _echo(prompt, asked=args.prompt is not None or args.file is not None)
         interrupted = False
-        stream = llm.stream(prompt, **options)
+        stream = llm.stream(prompt, sampling)
         try:
             for chunk in stream:
                 if not args.json:
@@ -114,18 +115,27 @@ def _prompt(args: argparse.Namespace) -> str | None:
                 f"[run] cannot read {args.file}: {error.strerror}; --file needs a readable text "
                 "file"
             ) from None
-        return _text(data, args.file)
+        return _text(_line(data), args.file)
     if args.prompt == "-":
-        return _text(sys.stdin.buffer.read(), "standard input")
-    return None if args.prompt is None else str(args.prompt)
+        return _text(_line(sys.stdin.buffer.read()), "standard input")
+    return None if args.prompt is None else _text(os.fsencode(args.prompt), "PROMPT")
+
+
+def _line(data: bytes) -> bytes:
+    """Without the newline that editors and echo put at the end."""
+    return data.removesuffix(b"\n").removesuffix(b"\r")
 
 
 def _text(data: bytes, source: str) -> str:
-    """UTF-8 text without the newline that editors and echo put at the end."""
+    """Refuses what no model can continue before one is loaded."""
+    if not data:
+        raise InvalidError(
+            f"[run] the prompt is empty ({source}); give at least one character, or leave PROMPT "
+            "out"
+        )
     try:
-        text = data.decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidError(
             f"[run] {source} is not UTF-8 text (byte {error.start}); convert it first"
         ) from None
-    return text.removesuffix("\n").removesuffix("\r")
