@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <string_view>
 
 #include "bindings.h"
 #include "helm/engine.h"
@@ -137,7 +138,12 @@ void raise_helm_error(const Error& error) {
                                              "CapacityError", "CheckpointError",
                                              "DeviceError",   "CompressionError"};
   const nb::module_ errors = nb::module_::import_("helm.errors");
-  PyErr_SetString(errors.attr(kClasses[static_cast<int>(error.kind())]).ptr(), error.what());
+  // What is quoted of a file or a path need not be UTF-8.
+  const std::string_view text = error.what();
+  const auto message = nb::steal(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
+  if (!message.is_valid()) return;  // out of memory, as Python says
+  PyErr_SetObject(errors.attr(kClasses[static_cast<int>(error.kind())]).ptr(), message.ptr());
 }
 
 void bind_engine(nb::module_& m) {

@@ -29,7 +29,8 @@ def check(args: argparse.Namespace) -> None:
         raise InvalidError(f"[kv] --load-kv: there is no file {args.load_kv}")
     if args.save_kv is not None:
         target = Path(args.save_kv)
-        if target.is_dir() or not os.access(target.absolute().parent, os.W_OK | os.X_OK):
+        other = target.exists() and not target.is_file()
+        if other or not os.access(target.resolve().parent, os.W_OK | os.X_OK):
             raise InvalidError(
                 f"[kv] --save-kv: cannot write {target}; name a file in a folder that exists and "
                 "can be written to"
