@@ -144,7 +144,8 @@ TEST_CASE("shared positions take no pages twice") {
   engine->close(other);
 }
 
-TEST_CASE("a saved sequence goes on to the bit, whatever its cache holds and its last block lacks") {
+TEST_CASE(
+    "a saved sequence goes on to the bit, whatever its cache holds and its last block lacks") {
   const std::string path = "helm-sharing-test.kv";
   for (const char* dtype : {"f32", "f16", "bf16", "i8"}) {
     for (const int64_t page_tokens : {1, 5, 16}) {  // of which 5 pads the rows of i8
