@@ -299,7 +299,8 @@ class LLM(LoadedLLM):
         """Writes the KV cache of the last call to a file: of its prompt and output, for load_kv().
 
         messages: the conversation, to get it back with the cache. progress: called with
-        (done_bytes, total_bytes), may raise to cancel. A save that fails leaves the file as it
+        (done_bytes, total_bytes), may raise to cancel; the engine being at work, it may end streams
+        of this LLM but not generate. A save that fails leaves the file as it
         was; one that succeeds replaces it, links followed, and keeps its mode. A new file is
         readable by its owner alone. InvalidError for a path that names anything but a file.
         Returns how many tokens were saved; fewer than the call had (less the last one, which

@@ -109,7 +109,8 @@ class StepOwner {
   virtual void collect_steps() noexcept = 0;
 };
 
-// Not reentrant: calls on one engine must not overlap (Generation and the bindings lock mutex()).
+// Not reentrant: calls on one engine must not overlap, nor come from a callback of one. The Python
+// module keeps them apart.
 class HELM_API Engine {
  public:
   Engine(Plan plan, EngineOptions options);
