@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <string_view>
 
 #include "bindings.h"
 #include "helm/engine.h"
@@ -59,18 +60,18 @@ std::shared_ptr<SharedEngine> make_engine(const std::string& plan, const std::st
     const auto name = nb::cast<std::string>(key);
     options.tensors.emplace(name, view_of(name, nb::cast<AnyArray>(value)));
   }
-  if (progress) options.progress = interruptible(std::move(progress));
+  options.progress = interruptible(std::move(progress));
   const nb::gil_scoped_release released;
   return std::make_shared<SharedEngine>(Plan::from_json(plan), std::move(options));
 }
 
 nb::object forward(SharedEngine& shared, SequenceId sequence, const TokenArray& tokens, bool all) {
-  const auto vocab = static_cast<size_t>(shared.engine.plan().vocab_size);
+  const auto vocab = static_cast<size_t>(shared.plan().vocab_size);
   const std::span<const int32_t> ids(tokens.data(), tokens.size());
   auto* logits = new std::vector<float>();
   const nb::capsule owner(logits,
                           [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
-  locked(shared, [&](Engine& engine) {
+  shared.locked([&](Engine& engine) {
     logits->reserve((all ? ids.size() : 1) * vocab);
     engine.forward(sequence, ids, all ? StepInput::Outputs::kAll : StepInput::Outputs::kLast,
                    [&](std::span<const float> rows) {
@@ -96,8 +97,8 @@ nb::dict use_dict(const DeviceUse& use) {
   return out;
 }
 
-nb::dict stats(const SharedEngine& shared) {
-  const EngineStats s = shared.engine.stats();
+nb::dict stats(SharedEngine& shared) {
+  const EngineStats s = shared.read([](const Engine& engine) { return engine.stats(); });
   nb::dict out;
   nb::list devices;
   for (const DeviceUse& use : s.devices) devices.append(use_dict(use));
@@ -137,7 +138,12 @@ void raise_helm_error(const Error& error) {
                                              "CapacityError", "CheckpointError",
                                              "DeviceError",   "CompressionError"};
   const nb::module_ errors = nb::module_::import_("helm.errors");
-  PyErr_SetString(errors.attr(kClasses[static_cast<int>(error.kind())]).ptr(), error.what());
+  // What is quoted of a file or a path need not be UTF-8.
+  const std::string_view text = error.what();
+  const auto message = nb::steal(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
+  if (!message.is_valid()) return;  // out of memory, as Python says
+  PyErr_SetObject(errors.attr(kClasses[static_cast<int>(error.kind())]).ptr(), message.ptr());
 }
 
 void bind_engine(nb::module_& m) {
@@ -156,25 +162,25 @@ void bind_engine(nb::module_& m) {
       .def(
           "open",
           [](SharedEngine& s, int64_t capacity) {
-            return locked(s, [&](Engine& engine) { return engine.open(capacity); });
+            return s.locked([&](Engine& engine) { return engine.open(capacity); });
           },
           "capacity"_a, "Opens a sequence of up to `capacity` positions; returns its id.")
       .def(
           "close",
           [](SharedEngine& s, SequenceId id) {
-            locked(s, [&](Engine& engine) { engine.close(id); });
+            s.release([id](Engine& engine) { engine.close(id); });
           },
           "sequence"_a, "Closes a sequence and frees its pages.")
       .def(
           "length",
           [](SharedEngine& s, SequenceId id) {
-            return locked(s, [&](Engine& engine) { return engine.length(id); });
+            return s.read([&](const Engine& engine) { return engine.length(id); });
           },
           "sequence"_a, "Cached positions of a sequence.")
       .def(
           "truncate",
           [](SharedEngine& s, SequenceId id, int64_t length) {
-            locked(s, [&](Engine& engine) { engine.truncate(id, length); });
+            s.locked([&](Engine& engine) { engine.truncate(id, length); });
           },
           "sequence"_a, "length"_a, "Forgets the positions from `length` on.")
       .def("forward", &forward, "sequence"_a, "tokens"_a, "all"_a = false,
@@ -183,7 +189,7 @@ void bind_engine(nb::module_& m) {
       .def(
           "count_op_times",
           [](SharedEngine& s, bool on) {
-            locked(s, [&](Engine& engine) { engine.count_op_times(on); });
+            s.locked([&](Engine& engine) { engine.count_op_times(on); });
           },
           "on"_a, "Counts the time of the CPU's ops from zero (stats: cpu_ops), or no longer.")
       .def_prop_ro(

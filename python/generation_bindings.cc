@@ -22,47 +22,52 @@ namespace {
 class PyPrefixCache {
  public:
   explicit PyPrefixCache(std::shared_ptr<SharedEngine> shared)
-      : shared_(std::move(shared)), cache_(std::make_unique<PrefixCache>(shared_->engine)) {}
+      : shared_(std::move(shared)), cache_(shared_->locked([](Engine& engine) {
+          return std::make_shared<PrefixCache>(engine);
+        })) {}
   ~PyPrefixCache() {
-    locked(*shared_, [&](Engine&) { cache_.reset(); });
+    shared_->release([cache = std::move(cache_)](Engine&) mutable { cache.reset(); });
   }
+  PyPrefixCache(const PyPrefixCache&) = delete;
+  PyPrefixCache& operator=(const PyPrefixCache&) = delete;
   PrefixCache& cache() { return *cache_; }
 
   std::pair<SequenceId, int64_t> open(const std::vector<int32_t>& prompt, int64_t capacity) {
-    return locked(*shared_, [&](Engine&) {
+    return shared_->locked([&](Engine&) {
       const PrefixCache::Opened opened = cache_->open(prompt, capacity);
       return std::pair(opened.sequence, opened.cached);
     });
   }
   bool fits(int64_t capacity) {
-    return locked(*shared_, [&](Engine&) { return cache_->fits(capacity); });
+    return shared_->read([&](Engine&) { return cache_->fits(capacity); });
   }
-  void keep(SequenceId sequence, const std::vector<int32_t>& tokens) {
-    locked(*shared_, [&](Engine&) { cache_->keep(sequence, tokens); });
+  void keep(SequenceId sequence, std::vector<int32_t> tokens) {
+    shared_->release([cache = cache_, sequence, tokens = std::move(tokens)](Engine&) {
+      cache->keep(sequence, tokens);
+    });
   }
   void close(SequenceId sequence) {
-    locked(*shared_, [&](Engine&) { cache_->close(sequence); });
+    shared_->release([cache = cache_, sequence](Engine&) { cache->close(sequence); });
   }
   void clear() {
-    locked(*shared_, [&](Engine&) { cache_->clear(); });
+    shared_->release([cache = cache_](Engine&) { cache->clear(); });
   }
   int64_t kept() {
-    return locked(*shared_, [&](Engine&) { return cache_->kept(); });
+    return shared_->read([&](Engine&) { return cache_->kept(); });
   }
   int64_t save(const std::vector<int32_t>& tokens, const std::string& path,
                const std::string& metadata, Progress progress) {
     progress = interruptible(std::move(progress));
-    return locked(*shared_,
-                  [&](Engine&) { return cache_->save(tokens, path, metadata, progress); });
+    return shared_->locked([&](Engine&) { return cache_->save(tokens, path, metadata, progress); });
   }
   std::pair<std::vector<int32_t>, std::string> load(const std::string& path, Progress progress) {
     progress = interruptible(std::move(progress));
-    return locked(*shared_, [&](Engine&) { return cache_->load(path, progress); });
+    return shared_->locked([&](Engine&) { return cache_->load(path, progress); });
   }
 
  private:
   std::shared_ptr<SharedEngine> shared_;
-  std::unique_ptr<PrefixCache> cache_;
+  std::shared_ptr<PrefixCache> cache_;  // shared with what waits to be done with it
 };
 
 class PyGeneration {
@@ -70,26 +75,32 @@ class PyGeneration {
   PyGeneration(std::shared_ptr<SharedEngine> shared, std::vector<Request> requests,
                std::shared_ptr<PyPrefixCache> prefixes)
       : shared_(std::move(shared)), prefixes_(std::move(prefixes)), count_(requests.size()) {
-    locked(*shared_, [&](Engine& engine) {
-      generation_ = std::make_unique<Generation>(engine, std::move(requests),
+    shared_->locked([&](Engine& engine) {
+      generation_ = std::make_shared<Generation>(engine, std::move(requests),
                                                  prefixes_ ? &prefixes_->cache() : nullptr);
     });
   }
   ~PyGeneration() {
-    locked(*shared_, [&](Engine&) { generation_.reset(); });
+    shared_->release([generation = std::move(generation_), prefixes = prefixes_](Engine&) mutable {
+      generation.reset();
+    });
   }
+  PyGeneration(const PyGeneration&) = delete;
+  PyGeneration& operator=(const PyGeneration&) = delete;
 
-  bool done() const { return generation_->done(); }
+  bool done() const {
+    return shared_->read([&](Engine&) { return generation_->done(); });
+  }
   std::vector<Token> advance(double seconds) {
-    return locked(*shared_, [&](Engine&) { return generation_->advance(seconds); });
+    return shared_->locked([&](Engine&) { return generation_->advance(seconds); });
   }
   void cancel(int32_t request) {
     check(request);
-    locked(*shared_, [&](Engine&) { generation_->cancel(request); });
+    shared_->release([generation = generation_, request](Engine&) { generation->cancel(request); });
   }
   RequestTimings timings(int32_t request) const {
     check(request);
-    return generation_->timings(request);
+    return shared_->read([&](Engine&) { return generation_->timings(request); });
   }
 
  private:
@@ -102,7 +113,7 @@ class PyGeneration {
   std::shared_ptr<SharedEngine> shared_;
   std::shared_ptr<PyPrefixCache> prefixes_;  // null: nothing is reused
   size_t count_;
-  std::unique_ptr<Generation> generation_;
+  std::shared_ptr<Generation> generation_;  // shared with what waits to be done with it
 };
 
 nb::dict timings_dict(const RequestTimings& t) {

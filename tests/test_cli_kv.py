@@ -64,11 +64,13 @@ def test_what_cannot_be_loaded_or_saved_is_said_at_once(tmp_path: Path) -> None:
     text = str(tmp_path / "text.kv")
     helm("run", "bundled", STORY, "--save-kv", text, "--quiet", *GREEDY)
     (tmp_path / "no.kv").write_text("not a cache")
+    os.mkfifo(tmp_path / "pipe")
     for arguments, message in (
         (["run", "--load-kv", str(tmp_path / "absent")], "there is no file"),
         (["run", "--load-kv", str(tmp_path / "no.kv")], "is no saved KV cache"),
         (["run", "--load-kv", text, "--kv-dtype", "f32"], "another dtype"),
         (["run", "--save-kv", str(tmp_path)], "cannot write"),
+        (["run", "--save-kv", str(tmp_path / "pipe")], "cannot write"),
         (["run", "--save-kv", str(tmp_path / "absent" / "x.kv")], "cannot write"),
         (["chat", "--load-kv", text], "holds no conversation"),
         (["chat", "--load-kv", text, "--system", "Be brief."], "leave --system out"),

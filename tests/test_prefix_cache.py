@@ -15,6 +15,7 @@ import pytest
 
 import helm
 from device_profiles import fast_accelerator, half_of_it
+from kv_file import checksums, replaced
 
 SYSTEM = "Once upon a time there was a little dog who lived near the sea with a girl. " * 4
 QUESTIONS = ["Then", "The dog said", "One day", "She", "It was", "Ben", "A cat came", "They", "He"]
@@ -221,12 +222,17 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         whole = path.read_bytes()
         for content, message in (
             (b"", "too short"),
-            (b"not a cache at all", "no KV cache saved by"),
+            (b"not a cache at all, but a text", "no KV cache saved by"),
             (whole[:-1], "damaged"),
             (whole + b"x", "damaged"),
             (whole[:40], "damaged"),
-            (whole.replace(b'\\"messages\\": null', b'\\"messages\\": 1   '), "expected an array"),
-            (whole.replace(b'"layers":', b'"lagers":'), "lagers"),
+            (
+                replaced(whole, b'\\"messages\\": null', b'\\"messages\\": 1   '),
+                "expected an array",
+            ),
+            (replaced(whole, b'"layers":', b'"lagers":'), "lagers"),
+            (replaced(whole, b'"layers":', b'"la\xffers":'), "ill-formed UTF-8"),
+            (whole.replace(b"HELM-KV2", b"HELM-KV1"), "format 1, this one reads format 2"),
         ):
             path.write_bytes(content)
             with pytest.raises(helm.InvalidError, match=message):
@@ -248,6 +254,70 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             pytest.raises(helm.InvalidError, match=message),
         ):
             other.load_kv(path)
+
+
+def test_a_damaged_file_is_refused_wherever_a_byte_has_changed(tmp_path: Path) -> None:
+    path = tmp_path / "a.kv"
+    with helm.LLM(context=256, kv_dtype="i8") as llm:
+        llm.generate(SYSTEM, max_tokens=2)
+        llm.save_kv(path)
+        whole = path.read_bytes()
+        checksums(whole)
+        for place in [*range(0, 400, 3), *range(400, len(whole), len(whole) // 50), -1]:
+            changed = bytearray(whole)
+            changed[place] ^= 0x81  # no UTF-8 any more
+            path.write_bytes(changed)
+            with pytest.raises(helm.InvalidError, match=r"damaged|format|no KV cache"):
+                llm.load_kv(path)
+        path.write_bytes(whole)
+        assert llm.load_kv(path).cached > 64
+
+
+def test_a_save_follows_links_and_keeps_what_others_may_read(tmp_path: Path) -> None:
+    file, link, dangling = tmp_path / "a.kv", tmp_path / "link.kv", tmp_path / "dangling.kv"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with helm.LLM(context=256) as llm:
+        llm.generate(SYSTEM, max_tokens=2)
+        llm.save_kv(file)
+        saved = file.read_bytes()
+        assert file.stat().st_mode & 0o777 == 0o600  # a conversation is nobody else's
+        for mode in (0o640, 0o604, 0o600):
+            file.write_bytes(b"old")
+            file.chmod(mode)
+            llm.save_kv(file)
+            assert (file.stat().st_mode & 0o777, file.read_bytes()) == (mode, saved)
+        link.symlink_to(Path("folder") / ".." / "link2.kv")
+        (tmp_path / "link2.kv").symlink_to(file)
+        file.write_bytes(b"old")
+        llm.save_kv(link)
+        assert link.is_symlink()
+        assert file.read_bytes() == saved
+        dangling.symlink_to(folder / "new.kv")
+        llm.save_kv(dangling)
+        assert (folder / "new.kv").read_bytes() == saved
+        assert dangling.is_symlink()
+        (tmp_path / "loop.kv").symlink_to("loop.kv")
+        with pytest.raises(helm.CheckpointError, match=os.strerror(errno.ELOOP)):
+            llm.save_kv(tmp_path / "loop.kv")
+
+
+def test_only_a_file_is_replaced_or_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    (tmp_path / "folder").mkdir()
+    with helm.LLM(context=256) as llm:
+        llm.generate(SYSTEM, max_tokens=2)
+        for name in ("pipe", "link", "folder"):
+            with pytest.raises(helm.InvalidError, match=r"cannot write .*: it is no file"):
+                llm.save_kv(tmp_path / name)
+            with pytest.raises(helm.InvalidError, match="is no saved KV cache: it is no file"):
+                llm.load_kv(tmp_path / name)
+        assert (tmp_path / "pipe").is_fifo()
+        for call in (llm.save_kv, llm.load_kv):
+            with pytest.raises(helm.InvalidError, match="NUL"):
+                call(f"{tmp_path}/a\0b")
+        assert sorted(os.listdir(tmp_path)) == ["folder", "link", "pipe"]
 
 
 def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <deque>
+#include <exception>
 #include <optional>
 #include <utility>
 
@@ -44,31 +45,12 @@ struct Active {
   Clock::time_point first_token;
 };
 
-void check_sampling(const SamplingParams& p, const std::string& where) {
-  const auto require = [&](bool ok, const char* rule, double found) {
-    if (!ok) fail(ErrorKind::kInvalid, where, rule, ", found ", found);
-  };
-  require(std::isfinite(p.temperature) && p.temperature >= 0,
-          "temperature must be finite and at least 0", p.temperature);
-  require(p.top_p > 0 && p.top_p <= 1, "top_p must lie in (0, 1]", p.top_p);
-  require(p.min_p >= 0 && p.min_p <= 1, "min_p must lie in [0, 1]", p.min_p);
-  require(p.top_k >= 0, "top_k must be at least 0", p.top_k);
-  require(std::isfinite(p.repetition_penalty) && p.repetition_penalty > 0,
-          "repetition_penalty must be finite and above 0", p.repetition_penalty);
-  require(p.logprobs >= -1, "logprobs must be at least -1", p.logprobs);
-}
-
 }  // namespace
 
 class Generation::Impl : public StepOwner {
  public:
   Impl(Engine& engine, std::vector<Request> requests, PrefixCache* prefixes)
-      : engine_(engine),
-        prefixes_(prefixes),
-        stats_(engine.stats()),
-        overlaps_(engine.steps_ahead() > 1 && (engine.plan().schedule.prefill_overlap ||
-                                               engine.plan().schedule.decode_groups > 1)),
-        start_(Clock::now()) {
+      : engine_(engine), prefixes_(prefixes), stats_(engine.stats()), start_(Clock::now()) {
     for (size_t i = 0; i < requests.size(); ++i) {
       check(requests[i], i);
       for (size_t j = 0; j < i; ++j) {
@@ -82,10 +64,7 @@ class Generation::Impl : public StepOwner {
   }
   ~Impl() override {
     for (size_t i = 0; i < active_.size(); ++i) cancel(i);
-    try {
-      collect_steps();
-    } catch (const Error&) {  // a failed device also fails the next step
-    }
+    collect_steps();
   }
 
   bool done() const { return tokens_.empty() && ended(); }
@@ -94,20 +73,22 @@ class Generation::Impl : public StepOwner {
     const Clock::time_point begin = Clock::now();
     do {
       if (ended()) break;
+      if (failure_) std::rethrow_exception(failure_);
       step();
     } while (seconds_between(begin, Clock::now()) < seconds);
     return std::exchange(tokens_, {});
   }
 
-  void collect_steps() override {
+  void collect_steps() noexcept override {
     while (!flights_.empty()) collect();
   }
 
   void cancel(size_t request) {
     Active& active = active_.at(request);
     if (active.state == Active::State::kDone) return;
-    if (active.state == Active::State::kRunning) release(active);
-    active.state = Active::State::kDone;
+    if (std::exchange(active.state, Active::State::kDone) != Active::State::kWaiting) {
+      release(active);
+    }
     std::erase_if(tokens_, [&](const Token& token) {
       return token.request == static_cast<int32_t>(request);
     });
@@ -127,10 +108,11 @@ class Generation::Impl : public StepOwner {
                        [](const Active& a) { return a.state == Active::State::kDone; });
   }
   void step();
+  int64_t ahead() const;
   std::optional<size_t> ready_group();
   bool plan_step();
   void submit();
-  void collect();
+  void collect() noexcept;
   void take(Active& active, std::span<const float> logits);
   void settle();
 
@@ -140,7 +122,6 @@ class Generation::Impl : public StepOwner {
   Engine& engine_;
   PrefixCache* prefixes_;  // or null
   const EngineStats stats_;
-  const bool overlaps_;  // whether a step may begin before the last one has ended
   Clock::time_point start_;
   std::vector<Active> active_;
   std::vector<StepInput> inputs_;     // of the step being planned
@@ -148,6 +129,7 @@ class Generation::Impl : public StepOwner {
   std::deque<Flight> flights_;        // submitted steps, oldest first
   size_t next_group_ = 0;             // of the decoding requests
   std::vector<Token> tokens_;         // drawn and not yet returned
+  std::exception_ptr failure_;        // of a step: what it should have brought is lost
 };
 
 void Generation::Impl::check(const Request& request, size_t index) const {
@@ -314,7 +296,8 @@ void Generation::Impl::submit() {
   }
 }
 
-void Generation::Impl::collect() {
+// A failure is kept for advance(): it may be another's step that this one is collected for.
+void Generation::Impl::collect() noexcept try {
   const Flight flight = std::move(flights_.front());
   flights_.pop_front();
   const std::span<const float> logits = engine_.collect();
@@ -325,14 +308,26 @@ void Generation::Impl::collect() {
     take(active, logits.subspan(vocab * row, vocab));
   }
   settle();
+} catch (...) {
+  if (!failure_) failure_ = std::current_exception();
+}
+
+// How many steps may be on their way: as long as a prompt is, the plan says for prompts.
+int64_t Generation::Impl::ahead() const {
+  const Schedule& schedule = engine_.plan().schedule;
+  const bool prompts = std::any_of(active_.begin(), active_.end(), [](const Active& active) {
+    return active.state == Active::State::kRunning && !active.decoding();
+  });
+  const bool overlaps = prompts ? schedule.prefill_overlap : schedule.decode_groups > 1;
+  return overlaps ? engine_.steps_ahead() : 1;
 }
 
 // As many steps as may be on their way are sent off, then the oldest is awaited.
 void Generation::Impl::step() {
   admit();
-  const int64_t ahead = overlaps_ ? engine_.steps_ahead() : 1;
-  while (static_cast<int64_t>(flights_.size()) < ahead && plan_step()) submit();
+  while (static_cast<int64_t>(flights_.size()) < ahead() && plan_step()) submit();
   if (!flights_.empty()) collect();
+  if (failure_) std::rethrow_exception(failure_);
 }
 
 // Samples a request's next token and decides whether the request goes on.
@@ -375,8 +370,8 @@ void Generation::Impl::take(Active& active, std::span<const float> logits) {
 void Generation::Impl::settle() {
   for (Active& active : active_) {
     if (active.state != Active::State::kEnding) continue;
-    release(active);
     active.state = Active::State::kDone;
+    release(active);
   }
 }
 

@@ -1,6 +1,7 @@
 #include "engine/kv_cache.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace helm {
 
@@ -52,6 +53,8 @@ void KvCache::reserve_copy(int32_t index) {
 
 int32_t KvCache::own_last(KvSequence& sequence) {
   const int32_t shared = sequence.blocks.back();
+  --blocks_[static_cast<size_t>(shared)].credits;  // there is one: references > 1
+  --reserved_;
   drop(shared);
   sequence.blocks.back() = take_block();
   return shared;
@@ -161,6 +164,15 @@ int32_t KvCache::recall(int32_t index) {
   block.far = KvBlock::kNone;
   block.near = near_.take();
   return slot;
+}
+
+int32_t KvCache::exchange(int32_t index) {
+  const int32_t leaving = *oldest_near();
+  KvBlock& back = blocks_[static_cast<size_t>(index)];
+  KvBlock& away = blocks_[static_cast<size_t>(leaving)];
+  std::swap(back.near, away.near);
+  std::swap(back.far, away.far);
+  return back.near;
 }
 
 int32_t KvCache::take_block() {

@@ -70,7 +70,6 @@ class KvCache {
   int64_t cpu_pages() const { return cpu_layers_ == 0 ? 0 : blocks_total_ * cpu_layers_; }
   int64_t near_pages() const { return near_.slots() * near_layers_; }
   int64_t far_pages() const { return overflows() ? far_.slots() * near_layers_ : 0; }
-  int64_t cpu_layers() const { return cpu_layers_; }
   int64_t near_layers() const { return near_layers_; }
   int64_t near_ordinal(int64_t layer) const { return ordinal_[static_cast<size_t>(layer)]; }
 
@@ -132,6 +131,9 @@ class KvCache {
   // The opposite: gives it a slot on the accelerator and returns the one it leaves in host memory,
   // to be given back with release_far().
   int32_t recall(int32_t index);
+  // Where neither has a free slot: the block, which was evicted, and oldest_near(), which there
+  // must be, change places. Returns the slot on the accelerator; the contents are to be exchanged.
+  int32_t exchange(int32_t index);
   void release_far(int32_t slot) { far_.give_back(slot); }
   void release_near(int32_t slot) { near_.give_back(slot); }
   const SlotPool& near() const { return near_; }

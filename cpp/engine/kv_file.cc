@@ -1,35 +1,59 @@
 #include "engine/kv_file.h"
 
-#include <sys/stat.h>
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "base/check.h"
 #include "base/json_reader.h"
+#include "base/xxh64.h"
 
 namespace helm {
 namespace {
 
-// magic, bytes of the header as little-endian 64-bit, header in JSON, then blocks of pages
-constexpr std::array<char, 8> kMagic = {'H', 'E', 'L', 'M', '-', 'K', 'V', '1'};
+// A file is the magic with the format's number, the header's bytes and checksum, the header in
+// JSON, then each block of pages behind its checksum. Numbers are little-endian 64-bit words;
+// checksums are XXH64, each with the one before as its seed, so that no block stands for another.
+constexpr std::array<char, 7> kMagic = {'H', 'E', 'L', 'M', '-', 'K', 'V'};
+constexpr char kFormat = '2';
+constexpr int64_t kWord = sizeof(uint64_t);
+constexpr int64_t kPrefix = 3 * kWord;  // before the header
 constexpr int64_t kMostHeader = int64_t{1} << 30;
+
+std::array<unsigned char, kWord> little_endian(uint64_t word) {
+  std::array<unsigned char, kWord> bytes{};
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<unsigned char>(word >> (8 * i));
+  return bytes;
+}
+
+// Paths end at a NUL for the system, which would read or write another file.
+void check_path(const std::string& path) {
+  if (path.empty() || path.find('\0') != std::string::npos) {
+    fail(ErrorKind::kInvalid, "[kv] the path of the file ",
+         path.empty() ? "is empty" : "has a NUL character", "; name a file");
+  }
+}
+
+// Where a chain of links ends, whether or not something is there.
+std::filesystem::path followed(std::filesystem::path path) {
+  constexpr int kMostLinks = 40;  // as the kernel follows
+  for (int i = 0; i < kMostLinks && std::filesystem::is_symlink(path); ++i) {
+    path = path.parent_path() / std::filesystem::read_symlink(path);  // an absolute one stays alone
+  }
+  return path;
+}
 
 }  // namespace
 
 KvFileWriter::KvFileWriter(const std::string& path, const KvFileHeader& header)
-    : path_(path),
-      temporary_(path + ".part." + std::to_string(getpid())),
-      kv_(header.kv),
-      positions_left_(std::ssize(header.tokens)),
-      file_(std::fopen(temporary_.c_str(), "wb")) {
-  if (file_ == nullptr) {
-    fail(ErrorKind::kIo, "[kv] cannot write ", path_, ": ", std::strerror(errno));
-  }
+    : path_(path), kv_(header.kv), positions_left_(std::ssize(header.tokens)) {
   const nlohmann::json json = {
       {"model", header.fingerprint},          {"weights", header.weights_digest},
       {"dtype", dtype_name(header.kv.dtype)}, {"page_tokens", header.kv.page_tokens},
@@ -37,14 +61,12 @@ KvFileWriter::KvFileWriter(const std::string& path, const KvFileHeader& header)
       {"head_dim", header.kv.head_dim},       {"tokens", header.tokens},
       {"metadata", header.metadata}};
   const std::string text = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  const auto size = static_cast<uint64_t>(text.size());
-  std::array<unsigned char, 8> little{};
-  for (size_t i = 0; i < little.size(); ++i)
-    little[i] = static_cast<unsigned char>(size >> (8 * i));
+  open();
   try {
     write(kMagic.data(), kMagic.size());
-    write(little.data(), little.size());
-    write(text.data(), text.size());
+    write(&kFormat, 1);
+    write(little_endian(text.size()).data(), kWord);
+    write_checked(std::as_bytes(std::span(text)));
   } catch (...) {
     std::fclose(file_);
     std::remove(temporary_.c_str());
@@ -58,65 +80,121 @@ KvFileWriter::~KvFileWriter() {
   std::remove(temporary_.c_str());
 }
 
-void KvFileWriter::write(const void* data, size_t bytes) {
-  if (std::fwrite(data, 1, bytes, file_) != bytes) {
-    fail(ErrorKind::kIo, "[kv] cannot write ", path_, ": ", std::strerror(errno));
+void KvFileWriter::fail_to_write(int code) const {
+  fail(ErrorKind::kIo, "[kv] cannot write ", path_, ": ", std::strerror(code));
+}
+
+void KvFileWriter::open() {
+  check_path(path_);
+  struct stat found{};
+  if (stat(path_.c_str(), &found) == 0) {
+    if (!S_ISREG(found.st_mode)) {
+      fail(ErrorKind::kInvalid, "[kv] cannot write ", path_,
+           ": it is no file, and would be replaced by one; name a file");
+    }
+    old_ = found;
+  } else if (errno != ENOENT) {
+    fail_to_write(errno);
   }
+  try {
+    target_ = followed(path_).string();
+  } catch (const std::filesystem::filesystem_error& error) {
+    fail_to_write(error.code().value());
+  }
+  temporary_ = target_ + ".part.XXXXXX";
+  const int descriptor = mkostemp(temporary_.data(), O_CLOEXEC);  // for its owner alone
+  if (descriptor < 0) fail_to_write(errno);
+  file_ = fdopen(descriptor, "wb");
+  if (file_ != nullptr) return;
+  const int code = errno;
+  close(descriptor);
+  std::remove(temporary_.c_str());
+  fail_to_write(code);
+}
+
+void KvFileWriter::write(const void* data, size_t bytes) {
+  if (std::fwrite(data, 1, bytes, file_) != bytes) fail_to_write(errno);
+}
+
+void KvFileWriter::write_checked(std::span<const std::byte> data) {
+  checksum_ = xxh64(data, checksum_);
+  write(little_endian(checksum_).data(), kWord);
+  write(data.data(), data.size());
 }
 
 void KvFileWriter::append(std::vector<std::byte>& block) {
   const int64_t held = std::min(kv_.page_tokens, positions_left_);
-  const int64_t position_bytes = kv_.head_dim * dtype_bytes(kv_.dtype);
-  const int64_t head_bytes = kv_.page_tokens * position_bytes;
-  const auto blank = static_cast<size_t>((kv_.page_tokens - held) * position_bytes);
-  for (int64_t head = 0; head < std::ssize(block); head += head_bytes) {
-    std::memset(block.data() + head + held * position_bytes, 0, blank);
+  const auto clear = [](std::byte* begin, std::byte* end) { std::fill(begin, end, std::byte{0}); };
+  for (int64_t at = 0; at < std::ssize(block); at += kv_.slab_bytes()) {
+    std::byte* slab = block.data() + at;
+    std::byte* scales = slab + kv_.rows_bytes();
+    clear(slab + held * kv_.row_bytes(), scales);
+    clear(scales + held * kv_scale_bytes(kv_.dtype), slab + kv_.slab_bytes());
   }
   positions_left_ -= held;
-  write(block.data(), block.size());
+  write_checked(block);
 }
 
 void KvFileWriter::finish() {
   std::FILE* file = std::exchange(file_, nullptr);
-  const bool flushed = std::fflush(file) == 0 && fsync(fileno(file)) == 0;
-  if ((std::fclose(file) != 0) || !flushed || std::rename(temporary_.c_str(), path_.c_str()) != 0) {
+  const int descriptor = fileno(file);
+  bool written = std::fflush(file) == 0;
+  // Others may read what they could read before; where the owner cannot be kept, nobody.
+  if (old_ && fchown(descriptor, old_->st_uid, old_->st_gid) == 0) {
+    written = fchmod(descriptor, old_->st_mode & 0777) == 0 && written;
+  }
+  written = written && fsync(descriptor) == 0;
+  if (std::fclose(file) != 0 || !written || std::rename(temporary_.c_str(), target_.c_str()) != 0) {
     const int code = errno;
     std::remove(temporary_.c_str());
-    fail(ErrorKind::kIo, "[kv] cannot write ", path_, ": ", std::strerror(code));
+    fail_to_write(code);
   }
 }
 
 KvFileReader::KvFileReader(const std::string& path, const Plan& plan,
                            const std::string& weights_digest)
-    : path_(path), file_(std::fopen(path.c_str(), "rb"), &std::fclose) {
-  if (file_ == nullptr) {
-    fail(ErrorKind::kIo, "[kv] cannot read ", path, ": ", std::strerror(errno));
-  }
-  std::array<char, 8> magic{};
-  std::array<unsigned char, 8> little{};
-  struct stat status{};
-  if (fstat(fileno(file_.get()), &status) != 0 ||
-      status.st_size < static_cast<int64_t>(magic.size() + little.size())) {
-    fail(ErrorKind::kInvalid, "[kv] ", path, " is no saved KV cache: it is too short");
-  }
-  read(magic.data(), magic.size());
-  if (magic != kMagic) {
-    fail(ErrorKind::kInvalid, "[kv] ", path, " is no KV cache saved by this version of HELM");
-  }
-  read(little.data(), little.size());
-  uint64_t size = 0;
-  for (size_t i = 0; i < little.size(); ++i) size |= static_cast<uint64_t>(little[i]) << (8 * i);
-  if (size > static_cast<uint64_t>(std::min<int64_t>(status.st_size, kMostHeader))) {
+    : path_(path) {
+  check_path(path);
+  check_kind();
+  const uint64_t size = read_word();
+  if (size > static_cast<uint64_t>(std::min(bytes_ - kPrefix, kMostHeader))) {
     fail(ErrorKind::kInvalid, "[kv] ", path, " is damaged: its header ends beyond the file");
   }
   std::string text(size, '\0');
-  read(text.data(), text.size());
+  read_checked(std::as_writable_bytes(std::span(text)), "its header");
   take_header(text, plan, weights_digest);
-  const int64_t expected = static_cast<int64_t>(magic.size() + little.size() + size) +
-                           header_.blocks() * header_.block_bytes();
-  if (status.st_size != expected) {
-    fail(ErrorKind::kInvalid, "[kv] ", path, " is damaged: it has ", status.st_size,
+  const int64_t expected =
+      kPrefix + static_cast<int64_t>(size) + header_.blocks() * (kWord + header_.block_bytes());
+  if (bytes_ != expected) {
+    fail(ErrorKind::kInvalid, "[kv] ", path, " is damaged: it has ", bytes_,
          " bytes, its header says ", expected);
+  }
+}
+
+// Opens the file and reads as far as to know that it is one of ours.
+void KvFileReader::check_kind() {
+  // Without waiting for a writer, should it be a pipe.
+  const int descriptor = ::open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  if (descriptor >= 0) file_.reset(fdopen(descriptor, "rb"));
+  struct stat status{};
+  if (file_ == nullptr || fstat(descriptor, &status) != 0) {
+    fail(ErrorKind::kIo, "[kv] cannot read ", path_, ": ", std::strerror(errno));
+  }
+  bytes_ = status.st_size;
+  if (!S_ISREG(status.st_mode) || bytes_ < kPrefix) {
+    fail(ErrorKind::kInvalid, "[kv] ", path_, " is no saved KV cache: it is ",
+         S_ISREG(status.st_mode) ? "too short" : "no file");
+  }
+  std::array<char, kMagic.size()> magic{};
+  char format = 0;
+  read(magic.data(), magic.size());
+  read(&format, 1);
+  if (magic != kMagic || format < '1' || format > '9') {
+    fail(ErrorKind::kInvalid, "[kv] ", path_, " is no KV cache saved by HELM");
+  }
+  if (format != kFormat) {
+    fail(ErrorKind::kInvalid, "[kv] ", path_, " was saved by another version of HELM, in format ",
+         format, ", this one reads format ", kFormat, "; compute the prompt anew and save it");
   }
 }
 
@@ -161,13 +239,32 @@ void KvFileReader::take_header(const std::string& text, const Plan& plan,
 
 void KvFileReader::read(void* data, size_t bytes) {
   if (std::fread(data, 1, bytes, file_.get()) != bytes) {
-    fail(ErrorKind::kIo, "[kv] reading ", path_, " failed: unexpected end of file");
+    fail(ErrorKind::kIo, "[kv] reading ", path_, " failed: ",
+         std::ferror(file_.get()) != 0 ? std::strerror(errno) : "unexpected end of file");
+  }
+}
+
+uint64_t KvFileReader::read_word() {
+  std::array<unsigned char, kWord> bytes{};
+  read(bytes.data(), bytes.size());
+  uint64_t word = 0;
+  for (size_t i = 0; i < bytes.size(); ++i) word |= uint64_t{bytes[i]} << (8 * i);
+  return word;
+}
+
+void KvFileReader::read_checked(std::span<std::byte> data, const std::string& what) {
+  const uint64_t expected = read_word();
+  read(data.data(), data.size());
+  checksum_ = xxh64(data, checksum_);
+  if (checksum_ != expected) {
+    fail(ErrorKind::kInvalid, "[kv] ", path_, " is damaged: ", what,
+         " does not have the checksum that was saved with it; compute the prompt anew");
   }
 }
 
 void KvFileReader::read(std::vector<std::byte>& block) {
   block.resize(static_cast<size_t>(header_.block_bytes()));
-  read(block.data(), block.size());
+  read_checked(block, "block " + std::to_string(next_block_++) + " of its pages");
 }
 
 }  // namespace helm

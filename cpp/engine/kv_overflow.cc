@@ -178,12 +178,28 @@ void KvOverflow::reclaim_one() {
 }
 
 void KvOverflow::recall(int32_t block, Stream& stream) {
+  const bool full = kv_.near().free() == 0 && leaving_.empty() && kv_.far().free() == 0;
+  if (full && kv_.oldest_near()) return exchange(block, stream);
+  make_room(1, stream);
   const int32_t slot = kv_.recall(block);
   copies_->upload(near_ + kv_.block(block).near * slot_bytes_, far_slot(slot), slot_bytes_);
   copies_->record(*recalled_);
   stream.wait(*recalled_);
   recalled_->synchronize();  // before the slot holds another block
   kv_.release_far(slot);
+}
+
+void KvOverflow::exchange(int32_t block, Stream& stream) {
+  stream.record(*written_);
+  copies_->wait(*written_);
+  copies_->synchronize();  // pages that visit have been read, too
+  std::byte* far = far_slot(kv_.block(block).far);
+  const std::vector<std::byte> content(far, far + slot_bytes_);
+  const DeviceAddress near = near_ + kv_.exchange(block) * slot_bytes_;
+  ++evicted_blocks_;
+  copies_->download(far, near, slot_bytes_);
+  copies_->upload(near, content.data(), slot_bytes_);
+  copies_->synchronize();
 }
 
 void KvOverflow::run(size_t begin, size_t end, const StepView& step, const FarRuns& far,

@@ -52,7 +52,8 @@ class KvOverflow {
   // watermark. All work that reads or writes pages must have been enqueued on `stream`.
   void make_room(int64_t blocks, Stream& stream);
   void synchronize() { copies_->synchronize(); }
-  // Brings a block back that is about to be written to; there must be room for it.
+  // Likewise: brings a block back that is about to be written to. Where both memories are full, it
+  // and the block that has been full for longest change places.
   void recall(int32_t block, Stream& stream);
 
   // Enqueues units [begin, end), which are resident on the accelerator, for a step with far blocks.
@@ -83,6 +84,7 @@ class KvOverflow {
   void compile_on_cpu(Device& cpu);
   void evict_one();
   void reclaim_one();
+  void exchange(int32_t block, Stream& stream);
   void attend_on_cpu(const Unit& unit, const StepView& near, const StepView& far, Stream& stream);
   void attend_visiting(const Unit& unit, const StepView& step, const FarRuns& far, Stream& stream);
 

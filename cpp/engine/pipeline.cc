@@ -192,15 +192,7 @@ int64_t Pipeline::bytes_of(ValueIndex value, const Slot& slot) const {
   return value_bytes(plan_, value, step.tokens(), step.outputs());
 }
 
-int64_t Pipeline::far_bytes() const {
-  return overflow_ == nullptr ? 0 : overflow_->far_bytes();
-}
-
-int64_t Pipeline::far_workspace_bytes() const {
-  return overflow_ == nullptr ? 0 : overflow_->workspace_bytes();
-}
-
-void Pipeline::make_room(int64_t blocks) {
+void Pipeline::make_room(int64_t blocks, std::span<const int32_t> recalled) {
   if (overflow_ == nullptr) return;
   // Stages that are not enqueued yet would look for pages that have left.
   const auto late = [](const Program& program) {
@@ -209,6 +201,7 @@ void Pipeline::make_room(int64_t blocks) {
   };
   if (in_flight_ > 0 && (late(resident_) || late(streamed_))) finish();
   check_devices();
+  for (const int32_t block : recalled) overflow_->recall(block, *stream_);
   overflow_->make_room(blocks, *stream_);
 }
 

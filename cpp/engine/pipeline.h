@@ -69,10 +69,9 @@ class Pipeline {
   }
   int64_t in_flight() const { return in_flight_; }
 
-  // Before the next step's pages are looked up: makes room on the accelerator for `blocks` more,
-  // and brings one back that it will write to.
-  void make_room(int64_t blocks);
-  void recall(int32_t block) { overflow_->recall(block, *stream_); }
+  // Before the next step's pages are looked up: brings those back to the accelerator that it will
+  // write to, and makes room there for `blocks` more.
+  void make_room(int64_t blocks, std::span<const int32_t> recalled = {});
   // The content of a block, [layers] pages. Both wait for all steps.
   void read_block(const KvBlock& block, std::byte* to);
   void write_block(const KvBlock& block, const std::byte* from);
@@ -88,10 +87,11 @@ class Pipeline {
   void finish();
 
   const DeviceBuffers& buffers(bool accelerator) const { return buffers_[accelerator]; }
-  int64_t staging_bytes() const;        // in host memory, for copies
-  int64_t far_bytes() const;            // in host memory, for KV pages of the accelerator's layers
-  int64_t far_workspace_bytes() const;  // in host memory, to attend to those
-  int64_t visiting_bytes() const {      // on the accelerator, for copies
+  int64_t staging_bytes() const;  // in host memory, for copies
+  // In host memory: for KV pages of the accelerator's layers, and to attend to those.
+  int64_t far_bytes() const { return overflow_ ? overflow_->far_bytes() : 0; }
+  int64_t far_workspace_bytes() const { return overflow_ ? overflow_->workspace_bytes() : 0; }
+  int64_t visiting_bytes() const {  // on the accelerator, for copies
     return (blocks_ ? blocks_->bytes() : 0) + (overflow_ ? overflow_->accelerator_bytes() : 0);
   }
   int64_t streamed_steps() const { return streamed_steps_; }

@@ -85,6 +85,20 @@ double log_sum_exp(std::span<const float> logits, float max) {
 
 }  // namespace
 
+void check_sampling(const SamplingParams& p, const std::string& where) {
+  const auto require = [&](bool ok, const char* rule, double found) {
+    if (!ok) fail(ErrorKind::kInvalid, where, rule, ", found ", found);
+  };
+  require(std::isfinite(p.temperature) && p.temperature >= 0,
+          "temperature must be finite and at least 0", p.temperature);
+  require(p.top_p > 0 && p.top_p <= 1, "top_p must lie in (0, 1]", p.top_p);
+  require(p.min_p >= 0 && p.min_p <= 1, "min_p must lie in [0, 1]", p.min_p);
+  require(p.top_k >= 0, "top_k must be at least 0", p.top_k);
+  require(std::isfinite(p.repetition_penalty) && p.repetition_penalty > 0,
+          "repetition_penalty must be finite and above 0", p.repetition_penalty);
+  require(p.logprobs >= -1, "logprobs must be at least -1", p.logprobs);
+}
+
 Sampler::Sampler(const SamplingParams& params, int64_t vocab_size, std::span<const int32_t> context)
     : params_(params) {
   if (params_.repetition_penalty != 1) {

@@ -3,12 +3,16 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "helm/generation.h"
 
 namespace helm {
+
+// Throws Error{kInvalid}, its message after `where`, for parameters outside their ranges.
+void check_sampling(const SamplingParams& params, const std::string& where);
 
 // One request's sampler. The n-th draw depends on the seed, n, the logits and the tokens seen, and
 // on nothing else: not on the batch, nor on what other requests draw.

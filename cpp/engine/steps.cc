@@ -48,6 +48,7 @@ void Engine::Impl::check(std::span<const StepInput> inputs) const {
 // writes to its own.
 void Engine::Impl::make_room(std::span<const StepInput> inputs) {
   int64_t added = 0;
+  std::vector<int32_t> recalled;
   for (const StepInput& input : inputs) {
     const KvSequence& target = sequence(input.sequence);
     added += kv_.blocks_for(target.length + static_cast<int64_t>(input.tokens.size())) -
@@ -56,17 +57,13 @@ void Engine::Impl::make_room(std::span<const StepInput> inputs) {
       ++added;
     } else {
       kv_.keep_last_near(target);
-      added += kv_.last_is_far(target);
+      if (kv_.last_is_far(target)) recalled.push_back(target.blocks.back());
     }
   }
-  pipeline_.make_room(added);
+  pipeline_.make_room(added, recalled);
   for (const StepInput& input : inputs) {
     KvSequence& target = sequence(input.sequence);
-    if (kv_.shares_last(target)) {
-      copy_last(target);
-    } else if (kv_.last_is_far(target)) {
-      pipeline_.recall(target.blocks.back());
-    }
+    if (kv_.shares_last(target)) copy_last(target);
   }
 }
 

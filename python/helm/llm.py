@@ -310,8 +310,11 @@ class LLM(LoadedLLM):
         """Writes the KV cache of the last call to a file: of its prompt and output, for load_kv().
 
         messages: the conversation, to get it back with the cache. progress: called with
-        (done_bytes, total_bytes), may raise to cancel. A save that fails leaves the file as it
-        was. Returns how many tokens were saved; fewer than the call had (less the last one, which
+        (done_bytes, total_bytes), may raise to cancel; the engine being at work, it may end streams
+        of this LLM but not generate. A save that fails leaves the file as it
+        was; one that succeeds replaces it, links followed, and keeps its mode. A new file is
+        readable by its owner alone. InvalidError for a path that names anything but a file.
+        Returns how many tokens were saved; fewer than the call had (less the last one, which
         is never in the cache) if other calls needed the room meanwhile.
         """
         self._open_engine()
@@ -324,7 +327,7 @@ class LLM(LoadedLLM):
         """Takes up what save_kv() wrote: prompts that begin with its tokens need not compute them.
 
         Raises InvalidError, with the reason, for a file of another model, other weights, dtype or
-        page_tokens, and for one that is damaged.
+        page_tokens, of another format, and for one that is damaged, which its checksums show.
         """
         self._open_engine()
         name = file_name(path)

@@ -234,6 +234,47 @@ TEST_CASE("what is full on every tier refuses the newcomer, and the others go on
   engine->close(other);
 }
 
+TEST_CASE("where every block of both memories is in use, an evicted one changes places") {
+  const auto on_cpu = engine_of(tiny_model({.layers = kLayers, .context = kContext}));
+  for (const char* site : {"stream", "cpu"}) {
+    CAPTURE(std::string(site));
+    TinyShape shape = shape_of({.slots = 9, .site = site, .sequences = 4, .step_tokens = 16});
+    shape.pages = kLayers * 16;
+    const auto engine = engine_of(tiny_model(shape));
+    std::vector<helm::SequenceId> kept, reference;
+    for (int32_t i = 0; i < 4; ++i) {
+      const auto prompt = token_ids(60, i);
+      kept.push_back(engine->open(60));
+      engine->forward(kept.back(), prompt, StepInput::Outputs::kNone, {});
+      engine->resize(kept.back(), 60, 60);
+      reference.push_back(on_cpu->open(64));
+      on_cpu->forward(reference.back(), prompt, StepInput::Outputs::kNone, {});
+    }
+    for (const helm::SequenceId id : kept) engine->resize(id, 60, 64);
+    const auto next = token_ids(4, 9);
+    const auto same = [&](const std::vector<size_t>& chosen, size_t position) {
+      std::vector<StepInput> inputs, wanted;
+      const auto token = std::span(next).subspan(position, 1);
+      for (const size_t i : chosen) inputs.push_back({kept[i], token, StepInput::Outputs::kLast});
+      for (const size_t i : chosen) {
+        wanted.push_back({reference[i], token, StepInput::Outputs::kLast});
+      }
+      const auto got = engine->step(inputs);
+      const auto want = on_cpu->step(wanted);
+      REQUIRE(got.size() == want.size());
+      for (size_t i = 0; i < got.size(); ++i) {
+        CHECK(std::abs(got[i] - want[i]) <= 1e-4F * (1 + std::abs(want[i])));
+      }
+    };
+    same({0}, 0);
+    same({1, 2, 3}, 0);
+    same({3, 0, 2, 1}, 1);
+    for (const helm::SequenceId id : kept) engine->close(id);
+    for (const helm::SequenceId id : reference) on_cpu->close(id);
+    CHECK(engine->can_open(kContext));
+  }
+}
+
 TEST_CASE("a pool too small for one step is refused when the plan is loaded") {
   try {
     engine_of(tiny_model(shape_of({.slots = 3})));

@@ -144,6 +144,34 @@ TEST_CASE("shared positions take no pages twice") {
   engine->close(other);
 }
 
+TEST_CASE(
+    "a saved sequence goes on to the bit, whatever its cache holds and its last block lacks") {
+  const std::string path = "helm-sharing-test.kv";
+  for (const char* dtype : {"f32", "f16", "bf16", "i8"}) {
+    for (const int64_t page_tokens : {1, 5, 16}) {  // of which 5 pads the rows of i8
+      CAPTURE(std::string(dtype));
+      CAPTURE(page_tokens);
+      TinyShape shape = shape_of("ccccc", 200, 0);
+      shape.kv_dtype = dtype;
+      shape.page_tokens = page_tokens;
+      shape.head_dim = 6;
+      const auto engine = tiny_engine(tiny_model(shape));
+      for (const int64_t length : {1, 33, 37, 48}) {
+        CAPTURE(length);
+        const auto ids = token_ids(length, 4);
+        const SequenceId saved = engine->open(60);
+        feed(*engine, saved, ids);
+        engine->save(saved, ids, path);
+        const SequenceId loaded = engine->load(path, 60).sequence;
+        CHECK(feed(*engine, loaded, token_ids(3, 9)) == feed(*engine, saved, token_ids(3, 9)));
+        engine->close(saved);
+        engine->close(loaded);
+      }
+    }
+  }
+  std::remove(path.c_str());
+}
+
 TEST_CASE("a saved sequence goes on where it was, on any placement") {
   const std::string path = "helm-sharing-test.kv";
   const auto ids = token_ids(117, 4);

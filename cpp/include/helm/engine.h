@@ -102,14 +102,15 @@ struct LoadedSequence {
 };
 
 // Whoever has submitted steps to an engine that others use too: asked to collect them before
-// another's step begins.
+// another's step begins. What fails then is the owner's to report, not the other's.
 class StepOwner {
  public:
   virtual ~StepOwner() = default;
-  virtual void collect_steps() = 0;
+  virtual void collect_steps() noexcept = 0;
 };
 
-// Not reentrant: calls on one engine must not overlap (Generation and the bindings lock mutex()).
+// Not reentrant: calls on one engine must not overlap, nor come from a callback of one. The Python
+// module keeps them apart.
 class HELM_API Engine {
  public:
   Engine(Plan plan, EngineOptions options);

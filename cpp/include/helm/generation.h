@@ -65,6 +65,7 @@ class HELM_API Generation {
 
   bool done() const;
   // Runs at least one step and further ones until `seconds` have passed or all requests ended.
+  // Throws what a step failed with; then again, until all requests are cancelled: none can go on.
   std::vector<Token> advance(double seconds);
   void cancel(int32_t request);  // takes effect at once; an own sequence is given back
   RequestTimings timings(int32_t request) const;

@@ -1,0 +1,165 @@
+// Generations that share an engine: whose failure is whose, and what they leave behind; which steps
+// overlap.
+#include <doctest/doctest.h>
+
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "helm/generation.h"
+#include "helm/prefix_cache.h"
+#include "tiny_model.h"
+
+namespace {
+
+using helm::Engine;
+using helm::Generation;
+using helm::Request;
+using helm::test::tiny_engine;
+using helm::test::tiny_model;
+using helm::test::TinyModel;
+using helm::test::TinyShape;
+using helm::test::token_ids;
+
+constexpr int32_t kPoison = 7;  // whose logits are not finite
+
+TinyModel poisoned(const TinyShape& shape) {
+  TinyModel model = tiny_model(shape);
+  helm::test::TinyTensor head = model.tensors.at("embed");
+  head.data = std::make_shared<std::vector<float>>(*head.data);
+  nlohmann::json plan = nlohmann::json::parse(model.plan);
+  plan["tensors"].push_back(plan["tensors"][0]);
+  plan["tensors"].back()["name"] = "head";
+  plan["units"].back()["ops"].back()["parts"][0]["weight"] = "head";
+  model.plan = plan.dump();
+  model.tensors.emplace("head", head);
+  const auto width = static_cast<size_t>(shape.hidden);
+  std::fill_n(model.tensors.at("embed").data->begin() + kPoison * shape.hidden, width,
+              std::numeric_limits<float>::quiet_NaN());
+  return model;
+}
+
+std::vector<int32_t> harmless(int64_t count) {
+  std::vector<int32_t> ids = token_ids(count, 1);
+  std::replace(ids.begin(), ids.end(), kPoison, kPoison + 1);
+  return ids;
+}
+
+Request request_of(std::vector<int32_t> prompt, int64_t max_tokens) {
+  Request request;
+  request.prompt = std::move(prompt);
+  request.max_tokens = max_tokens;
+  return request;
+}
+
+Request failing(int64_t length) {
+  Request request = request_of(harmless(length), 4);
+  request.prompt.back() = kPoison;
+  return request;
+}
+
+TinyShape overlapping() {
+  TinyShape shape;
+  shape.devices = {"accelerator", "accelerator", "accelerator", "cpu"};
+  shape.accelerator_pages = shape.pages;
+  shape.overlap = true;
+  return shape;
+}
+
+int64_t drawn(Generation& generation) {
+  int64_t count = 0;
+  while (!generation.done()) count += std::ssize(generation.advance(0));
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("a step that fails while another's is prepared fails its own generation") {
+  const auto engine = tiny_engine(poisoned(overlapping()));
+  for (const bool first : {true, false}) {
+    CAPTURE(first);
+    Generation a(*engine, {failing(40)});  // two steps, of which advance() awaits the first
+    Generation b(*engine, {request_of(harmless(10), 5)});
+    CHECK(a.advance(0).empty());
+    REQUIRE(engine->in_flight() == 1);
+    if (first) CHECK(drawn(b) == 5);
+    for (int i = 0; i < 3; ++i) {
+      CHECK_THROWS_WITH_AS(a.advance(0), doctest::Contains("not finite"), helm::Error);
+    }
+    CHECK(!a.done());
+    CHECK(drawn(b) == (first ? 0 : 5));
+    a.cancel(0);
+    CHECK(a.done());
+    CHECK(a.advance(0).empty());
+  }
+}
+
+TEST_CASE("a device that is lost while steps of two generations alternate is told to both") {
+  TinyShape shape = overlapping();
+  shape.decode_groups = 2;
+  const TinyModel model = tiny_model(shape);
+  int64_t told = 0;
+  for (int64_t command = 1; command < 200; ++command) {
+    CAPTURE(command);
+    std::unique_ptr<Engine> engine;
+    try {
+      engine = tiny_engine(model, "sim:lost=" + std::to_string(command));
+    } catch (const helm::Error&) {
+      continue;
+    }
+    Generation a(*engine, {request_of(token_ids(40, 1), 20)});
+    Generation b(*engine, {request_of(token_ids(40, 2), 20)});
+    std::vector<Generation*> running = {&a, &b};
+    for (int i = 0; i < 100 && !running.empty(); ++i) {  // far more than they need
+      std::erase_if(running, [&](Generation* one) {
+        try {
+          one->advance(0);
+        } catch (const helm::Error& error) {
+          CHECK(error.kind() == helm::ErrorKind::kDevice);
+          ++told;
+          return true;
+        }
+        return one->done();
+      });
+    }
+    CHECK(running.empty());
+  }
+  CHECK(told > 20);
+}
+
+TEST_CASE("a request that ended in the step in which another failed gives its sequence back") {
+  const auto engine = tiny_engine(poisoned({}));
+  for (const bool keeps : {false, true}) {
+    CAPTURE(keeps);
+    helm::PrefixCache prefixes(*engine);
+    for (int64_t round = 0; round < 2 * engine->plan().limits.sequences; ++round) {
+      Generation generation(*engine, {request_of(harmless(3), 1), failing(3)},
+                            keeps ? &prefixes : nullptr);
+      CHECK_THROWS_AS(generation.advance(0), helm::Error);
+    }
+    prefixes.clear();
+    std::vector<helm::SequenceId> all;
+    for (int64_t i = 0; i < engine->plan().limits.sequences; ++i) all.push_back(engine->open(8));
+    for (const helm::SequenceId id : all) engine->close(id);
+  }
+}
+
+TEST_CASE("prompts and decoding groups overlap where the plan says so of each") {
+  for (const bool prompts : {false, true}) {
+    for (const int64_t groups : {1, 2}) {
+      CAPTURE(prompts);
+      CAPTURE(groups);
+      TinyShape shape = overlapping();
+      shape.overlap = prompts;
+      shape.decode_groups = groups;
+      const auto engine = tiny_engine(tiny_model(shape));
+      Generation generation(*engine,
+                            {request_of(token_ids(70, 1), 9), request_of(token_ids(70, 2), 9)});
+      while (generation.advance(0).empty()) CHECK(engine->in_flight() == (prompts ? 1 : 0));
+      for (int step = 0; step < 4; ++step) generation.advance(0);  // until both decode
+      CHECK(engine->in_flight() == groups - 1);
+      CHECK(drawn(generation) > 0);
+    }
+  }
+}

@@ -1,0 +1,94 @@
+// The account of KV blocks: whatever sequences share, what is reserved is there and comes back.
+#include "engine/kv_cache.h"
+
+#include <doctest/doctest.h>
+
+#include <random>
+#include <vector>
+
+namespace {
+
+using helm::KvCache;
+using helm::KvSequence;
+
+constexpr int64_t kPage = 4;
+constexpr int64_t kMostPositions = 20;
+
+helm::Plan plan_of(int64_t blocks) {
+  helm::Plan plan;
+  plan.kv.page_tokens = kPage;
+  plan.kv.layers = 1;
+  plan.kv.pages = blocks;
+  return plan;
+}
+
+// As a step does.
+void append(KvCache& kv, KvSequence& sequence, int64_t tokens) {
+  if (kv.shares_last(sequence)) kv.own_last(sequence);
+  kv.extend(sequence, sequence.length + tokens);
+  kv.grown(sequence, sequence.length + tokens);
+}
+
+}  // namespace
+
+TEST_CASE("a copy of a shared block takes the block that was reserved for it") {
+  KvCache kv(plan_of(5), {false});
+  KvSequence a = kv.open(12);
+  append(kv, a, 10);
+  KvSequence b = kv.fork(a, 8, 12);  // with a it holds a's second block whole, c its middle
+  KvSequence c = kv.fork(a, 5, 8);
+  CHECK(kv.unreserved() == 0);
+  append(kv, c, 1);
+  CHECK(kv.unreserved() == 0);
+  CHECK(kv.blocks_to_truncate(a, 10) == 0);
+  kv.close(b);
+  CHECK(kv.unreserved() == 1);
+  kv.close(a);
+  kv.close(c);
+  CHECK(kv.unreserved() == 5);
+}
+
+TEST_CASE("any order of calls keeps the account") {
+  for (uint32_t seed = 0; seed < 3000; ++seed) {
+    CAPTURE(seed);
+    std::mt19937 random(seed);
+    const auto from = [&](int64_t low, int64_t high) {
+      return low + static_cast<int64_t>(random() % static_cast<uint32_t>(high - low + 1));
+    };
+    const int64_t blocks = from(4, 14);
+    KvCache kv(plan_of(blocks), {false});
+    std::vector<KvSequence> open;
+    const auto pick = [&]() -> size_t {
+      return static_cast<size_t>(from(0, std::ssize(open) - 1));
+    };
+    for (int action = 0; action < 60; ++action) {
+      const int64_t kind = open.empty() ? 0 : from(0, 19);
+      if (kind < 4) {
+        const int64_t capacity = from(1, kMostPositions);
+        if (kv.blocks_for(capacity) <= kv.unreserved()) open.push_back(kv.open(capacity));
+      } else if (kind < 8) {
+        const KvSequence& source = open[pick()];
+        const int64_t length = from(0, source.length);
+        const int64_t capacity = from(std::max<int64_t>(length, 1), kMostPositions);
+        if (kv.blocks_to_fork(length, capacity) > kv.unreserved()) continue;
+        open.push_back(kv.fork(source, length, capacity));
+      } else if (kind < 15) {
+        KvSequence& one = open[pick()];
+        if (one.length < one.capacity) append(kv, one, from(1, one.capacity - one.length));
+      } else if (kind < 18) {
+        KvSequence& one = open[pick()];
+        const int64_t length = from(0, one.length);
+        const int64_t capacity = from(std::max<int64_t>(length, 1), kMostPositions);
+        if (kv.blocks_to_resize(one, length, capacity) > kv.unreserved()) continue;
+        kv.resize(one, length, capacity);
+      } else {
+        const size_t at = pick();
+        kv.close(open[at]);
+        open.erase(open.begin() + static_cast<std::ptrdiff_t>(at));
+      }
+      REQUIRE(kv.unreserved() >= 0);
+    }
+    for (KvSequence& one : open) kv.close(one);
+    REQUIRE(kv.unreserved() == blocks);
+  }
+}

@@ -1,0 +1,36 @@
+// The checksum against the values that its authors publish, and at every length around its blocks.
+#include "base/xxh64.h"
+
+#include <doctest/doctest.h>
+
+#include <set>
+#include <string>
+#include <string_view>
+
+namespace {
+
+uint64_t hash(std::string_view text, uint64_t seed = 0) {
+  return helm::xxh64(std::as_bytes(std::span(text)), seed);
+}
+
+}  // namespace
+
+TEST_CASE("XXH64 gives the published values") {
+  CHECK(hash("") == 0xEF46DB3751D8E999U);
+  CHECK(hash("a") == 0xD24EC4F1A98C6E5BU);
+  CHECK(hash("abc") == 0x44BC2CF5AD770999U);
+  CHECK(hash("Nobody inspects the spammish repetition") == 0xFBCEA83C8A378BF1U);
+}
+
+TEST_CASE("XXH64 tells every changed byte, length and seed") {
+  for (size_t length = 0; length <= 100; ++length) {
+    const std::string text(length, 'x');
+    std::set<uint64_t> seen = {hash(text), hash(text, 1), hash(text + 'x')};
+    for (size_t i = 0; i < length; ++i) {
+      std::string changed = text;
+      changed[i] = 'y';
+      seen.insert(hash(changed));
+    }
+    CHECK(seen.size() == length + 3);
+  }
+}
