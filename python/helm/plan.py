@@ -1,5 +1,4 @@
-"""Makes plans: places a model on the CPU, and on an accelerator if the machine has one, within
-their memories. Reads no file, loads nothing.
+"""Makes plans: places a model on CPU and accelerator within their memories. Reads no file.
 
 What does not fit is made smaller where the user left room, or refused with the numbers. The
 format itself is in `helm.plan_format`.

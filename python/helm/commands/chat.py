@@ -28,8 +28,7 @@ COMMANDS = """/reset       forget the conversation
 /save FILE   save the conversation for --load-kv
 /help        show this
 /exit        leave (also Ctrl-D); Ctrl-C stops an answer"""
-
-_NAMES = {"/save": "a FILE", **dict.fromkeys(("/reset", "/help", "/exit"), "nothing else")}
+_TAKES = {"/save": "a FILE", **dict.fromkeys(("/reset", "/help", "/exit"), "nothing else")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,8 +147,8 @@ class Session:
             return self.save(os.path.expanduser(argument.strip()))
         elif line == "/help":
             common.say(COMMANDS)
-        elif command in _NAMES:
-            common.say(f"({command} takes {_NAMES[command]})\n{COMMANDS}")
+        elif command in _TAKES:
+            common.say(f"({command} takes {_TAKES[command]})\n{COMMANDS}")
         elif line.startswith("/") and not argument and line.count("/") == 1:
             common.say(f"(no command {line})\n{COMMANDS}")
         else:

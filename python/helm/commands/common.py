@@ -143,8 +143,9 @@ def require_text(args: argparse.Namespace) -> None:
     """Refuses a local folder without a tokenizer before its weights are read."""
     from helm.tokenizer import require_tokenizer
 
-    if args.model is not None and os.path.isdir(args.model):
-        require_tokenizer(Path(args.model))
+    folder = os.path.expanduser(args.model or "")
+    if os.path.isdir(folder):
+        require_tokenizer(Path(folder))
 
 
 def load(args: argparse.Namespace, expected_tokens: int | None = None) -> LLM:
