@@ -77,9 +77,8 @@ def with_loading(
         plan = _identified(_compressed(place, profile), plan)
     if loading == "mapped" and profile is not None:
         rates = mapped_profile(profile, plan.tensors, stored)
-        other = (
-            plan if rates == profile and not at.visits else _identified(place(rates, loading), plan)
-        )
+        same = rates == profile and profile.accelerator is None
+        other = plan if same else _identified(place(rates, loading), plan)
         if request.weights == "auto" and other.schedule.prefill == "stream":
             loading, choice = choose(request, dataclasses.replace(at, visits=True), cpu)
         else:
