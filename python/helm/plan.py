@@ -24,8 +24,9 @@ from helm.compiler.search import PLENTY, unlimited
 from helm.compiler.workload import DEFAULT_RESERVE_BYTES, ResourceLimits, Space, Workload
 from helm.config import ModelConfig
 from helm.dtypes import DTYPE_BYTES, KV_ELEMENT_BYTES, KvDType
-from helm.errors import InvalidError, OutOfMemoryError, PlanError
+from helm.errors import InvalidError, PlanError
 from helm.graph import Graph
+from helm.kv_budget import KvBudget, fit_kv
 from helm.kv_options import KvOptions
 from helm.models import build_graph
 from helm.plan_format import (
@@ -39,7 +40,6 @@ from helm.plan_format import (
     Schedule,
 )
 from helm.profile import Profile
-from helm.units import size_text
 from helm.weight_loading import loaded_space, stored_dtype, with_loading
 from helm.weights import (
     check_checkpoint,
@@ -59,22 +59,6 @@ __all__ = [
     "costed_graph",
     "make_plan",
 ]
-
-
-@dataclass(frozen=True)
-class _Budget:
-    """What the KV cache may take. fixed: everything else, its KV field zero."""
-
-    memory_bytes: int
-    reserve_bytes: int
-    resident_bytes: int  # weights used where they already lie in memory
-    fixed: MemoryUse
-    smaller: str  # remedy: what would make the weights so
-
-    @property
-    def kv_bytes(self) -> int:
-        taken = self.fixed.total_bytes - self.resident_bytes
-        return self.memory_bytes - self.reserve_bytes - taken
 
 
 @dataclass(frozen=True)
@@ -202,8 +186,8 @@ def _cpu_plan(problem: _Problem, threads: int, memory_bytes: int) -> Plan:
     limits, kv = problem.limits, problem.kv
     fixed = _memory_use(problem, limits, kv, threads)
     smaller = " or a 16-bit --dtype" if dominant_dtype(problem.tensors) == "f32" else ""
-    budget = _Budget(memory_bytes, problem.reserve_bytes, problem.resident_bytes, fixed, smaller)
-    limits, kv, notices = _fit_kv(budget, limits, kv, shrink=problem.shrink)
+    budget = KvBudget(memory_bytes, problem.reserve_bytes, problem.resident_bytes, fixed, smaller)
+    limits, kv, notices = fit_kv(budget, limits, kv, shrink=problem.shrink)
     use = _memory_use(problem, limits, kv, threads)
     plan = _plan(problem, limits, kv, threads, notices)
     use = dataclasses.replace(use, reserve_bytes=problem.reserve_bytes)
@@ -364,52 +348,6 @@ def _memory_use(problem: _Problem, limits: Limits, kv: KvSpec, threads: int) -> 
         kv_bytes=kv.pages * kv.page_bytes,
         activations_bytes=activation_bytes(graph, graph.units, limits),
         workspace_bytes=workspace_bytes(graph, graph.units, limits, kv, threads),
-    )
-
-
-def _fit_kv(
-    budget: _Budget, limits: Limits, kv: KvSpec, shrink: bool
-) -> tuple[Limits, KvSpec, list[str]]:
-    """The largest cache up to full contexts for all sequences; at least one full context, which
-    is lowered if `shrink`. Raises OutOfMemoryError."""
-    block_bytes = kv.page_bytes * kv.layers  # one page of every layer
-    room = max(0, budget.kv_bytes // block_bytes)
-    one = -(-limits.context // kv.page_tokens)
-    notices: list[str] = []
-    if room < one and not (shrink and room > 0):
-        raise OutOfMemoryError(_refusal(budget, limits, kv, room))
-    if room < one:
-        context = room * kv.page_tokens
-        notices.append(
-            f"memory holds a context of {context} tokens, the model allows {limits.context}"
-        )
-        limits, one = dataclasses.replace(limits, context=context), room
-    blocks = min(room, one * limits.sequences)
-    if blocks < one * limits.sequences:
-        notices.append(
-            f"the KV cache holds {blocks * kv.page_tokens} tokens in all, not the "
-            f"{limits.context} of each of {limits.sequences} sequences; more wait their turn"
-        )
-    return limits, dataclasses.replace(kv, pages=blocks * kv.layers), notices
-
-
-def _refusal(budget: _Budget, limits: Limits, kv: KvSpec, room: int) -> str:
-    fixed = budget.fixed
-    blocks = -(-limits.context // kv.page_tokens)
-    kv_bytes = blocks * kv.page_bytes * kv.layers
-    fits = f"a context of {room * kv.page_tokens} would fit"
-    if room == 0:
-        short = kv.page_bytes * kv.layers - budget.kv_bytes
-        fits = (
-            f"even a context of {kv.page_tokens} lacks {size_text(short)}; free memory, or allow "
-            f"more (--ram) if that was limited, or choose a smaller model{budget.smaller}"
-        )
-    return (
-        f"[plan] needs weights {size_text(fixed.weights_bytes - budget.resident_bytes)} + KV cache "
-        f"{size_text(kv_bytes)} for a context of {limits.context} + activations "
-        f"{size_text(fixed.activations_bytes)} + workspace {size_text(fixed.workspace_bytes)} + "
-        f"reserve {size_text(budget.reserve_bytes)}; {size_text(budget.memory_bytes)} are "
-        f"available; {fits}"
     )
 
 

@@ -1,0 +1,72 @@
+"""The KV cache of a plan on the CPU alone: as much as memory leaves it, or why that is too little."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from helm.errors import OutOfMemoryError
+from helm.plan_format import KvSpec, Limits, MemoryUse
+from helm.units import size_text
+
+
+@dataclass(frozen=True)
+class KvBudget:
+    """What the KV cache may take. fixed: everything else, its KV field zero."""
+
+    memory_bytes: int
+    reserve_bytes: int
+    resident_bytes: int  # weights used where they already lie in memory
+    fixed: MemoryUse
+    smaller: str  # remedy: what would make the weights so
+
+    @property
+    def kv_bytes(self) -> int:
+        taken = self.fixed.total_bytes - self.resident_bytes
+        return self.memory_bytes - self.reserve_bytes - taken
+
+
+def fit_kv(
+    budget: KvBudget, limits: Limits, kv: KvSpec, shrink: bool
+) -> tuple[Limits, KvSpec, list[str]]:
+    """The largest cache up to full contexts for all sequences; at least one full context, which
+    is lowered if `shrink`. Raises OutOfMemoryError."""
+    block_bytes = kv.page_bytes * kv.layers  # one page of every layer
+    room = max(0, budget.kv_bytes // block_bytes)
+    one = -(-limits.context // kv.page_tokens)
+    notices: list[str] = []
+    if room < one and not (shrink and room > 0):
+        raise OutOfMemoryError(_refusal(budget, limits, kv, room))
+    if room < one:
+        context = room * kv.page_tokens
+        notices.append(
+            f"memory holds a context of {context} tokens, the model allows {limits.context}"
+        )
+        limits, one = dataclasses.replace(limits, context=context), room
+    blocks = min(room, one * limits.sequences)
+    if blocks < one * limits.sequences:
+        notices.append(
+            f"the KV cache holds {blocks * kv.page_tokens} tokens in all, not the "
+            f"{limits.context} of each of {limits.sequences} sequences; more wait their turn"
+        )
+    return limits, dataclasses.replace(kv, pages=blocks * kv.layers), notices
+
+
+def _refusal(budget: KvBudget, limits: Limits, kv: KvSpec, room: int) -> str:
+    fixed = budget.fixed
+    blocks = -(-limits.context // kv.page_tokens)
+    kv_bytes = blocks * kv.page_bytes * kv.layers
+    fits = f"a context of {room * kv.page_tokens} would fit"
+    if room == 0:
+        short = kv.page_bytes * kv.layers - budget.kv_bytes
+        fits = (
+            f"even a context of {kv.page_tokens} lacks {size_text(short)}; free memory, or allow "
+            f"more (--ram) if that was limited, or choose a smaller model{budget.smaller}"
+        )
+    return (
+        f"[plan] needs weights {size_text(fixed.weights_bytes - budget.resident_bytes)} + KV cache "
+        f"{size_text(kv_bytes)} for a context of {limits.context} + activations "
+        f"{size_text(fixed.activations_bytes)} + workspace {size_text(fixed.workspace_bytes)} + "
+        f"reserve {size_text(budget.reserve_bytes)}; {size_text(budget.memory_bytes)} are "
+        f"available; {fits}"
+    )
