@@ -1,4 +1,4 @@
-"""The KV cache of a plan on the CPU alone: as much as memory leaves it, or why that is too little."""
+"""The KV cache of a plan on the CPU alone: what memory leaves it, or why that is too little."""
 
 from __future__ import annotations
 
