@@ -138,7 +138,7 @@ class Matmul : public Case {
         a_(tokens * kMaxCols * 4),
         packed_(cpu::packed_bytes(tokens, kMaxCols)),
         c_(tokens * kMaxRows * 4),
-        scratch_bytes_((table.scratch_bytes(kMaxCols, 1, 1, 64) + 4095) / 4096 * 4096),
+        scratch_bytes_((table.scratch_bytes(64) + 4095) / 4096 * 4096),
         scratch_(scratch_bytes_ * machine.threads) {
     fill(table, DType::kF32, a_.data(), tokens * kMaxCols, 2);
     name = "matmul tokens " + std::to_string(tokens);
@@ -263,7 +263,7 @@ class PrefillAttention : public Case {
         kv_(2 * kHeads * queries * kHeadDim * dtype_bytes(type)),
         q_(queries * kHeads * kGroup * kHeadDim * 4),
         out_(machine.threads * queries * kGroup * (kHeadDim + 2) * 4),
-        scratch_bytes_((table.scratch_bytes(1, queries, kGroup, kHeadDim) + 4095) / 4096 * 4096),
+        scratch_bytes_((table.scratch_bytes(kHeadDim) + 4095) / 4096 * 4096),
         scratch_(scratch_bytes_ * machine.threads) {
     fill(table, type, kv_.data(), kv_.bytes() / dtype_bytes(type), 3);
     fill(table, DType::kF32, q_.data(), q_.bytes() / 4, 4);

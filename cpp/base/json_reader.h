@@ -46,23 +46,23 @@ class JsonReader {
   }
 
   int64_t integer(int64_t low, int64_t high) const {
-    if (!value_.is_number_integer()) reject("expected an integer, found ", value_.dump());
+    if (!value_.is_number_integer()) reject("expected an integer, found ", shown());
     const bool wide = value_.is_number_unsigned() && value_.get<uint64_t>() > uint64_t{INT64_MAX};
     if (wide || value_.get<int64_t>() < low || value_.get<int64_t>() > high) {
-      reject("expected an integer from ", low, " to ", high, ", found ", value_.dump());
+      reject("expected an integer from ", low, " to ", high, ", found ", shown());
     }
     return value_.get<int64_t>();
   }
 
   float number() const {
-    if (!value_.is_number()) reject("expected a number, found ", value_.dump());
+    if (!value_.is_number()) reject("expected a number, found ", shown());
     const auto number = static_cast<float>(value_.get<double>());
-    if (!std::isfinite(number)) reject("expected a finite number, found ", value_.dump());
+    if (!std::isfinite(number)) reject("expected a finite number, found ", shown());
     return number;
   }
 
   bool boolean() const {
-    if (!value_.is_boolean()) reject("expected true or false, found ", value_.dump());
+    if (!value_.is_boolean()) reject("expected true or false, found ", shown());
     return value_.get<bool>();
   }
 
@@ -82,6 +82,12 @@ class JsonReader {
   }
 
  private:
+  // Not what is inside of others, which may be nested more deeply than a stack can follow.
+  std::string shown() const {
+    if (value_.is_structured()) return value_.type_name();
+    return value_.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  }
+
   const nlohmann::json& value_;
   std::string subject_;
   std::string path_;

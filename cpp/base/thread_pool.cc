@@ -2,6 +2,8 @@
 
 #include <chrono>
 
+#include "base/check.h"
+
 namespace helm {
 namespace {
 
@@ -48,11 +50,20 @@ ThreadPool::ThreadPool(int threads, std::vector<int> cpus)
       counters_(std::make_unique<Counter[]>(static_cast<size_t>(2 * size_))) {
   threads_.reserve(static_cast<size_t>(size_ - 1));
   for (int worker = 1; worker < size_; ++worker) {
-    threads_.emplace_back([this, worker] { member_loop(worker); });
+    try {
+      threads_.emplace_back([this, worker] { member_loop(worker); });
+    } catch (const std::system_error& error) {
+      stop();
+      fail_to_start(worker, size_, error);
+    }
   }
 }
 
 ThreadPool::~ThreadPool() {
+  stop();
+}
+
+void ThreadPool::stop() {
   stop_.store(true, std::memory_order_relaxed);
   epoch_.fetch_add(1, std::memory_order_release);
   epoch_.notify_all();

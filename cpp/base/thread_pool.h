@@ -61,7 +61,7 @@ class Team {
 class ThreadPool {
  public:
   // Member i works on CPU cpus[i] alone, as far as the system allows; members beyond `cpus` work
-  // wherever the system puts them.
+  // wherever the system puts them. Throws Error{kMemory} where the system refuses a thread.
   explicit ThreadPool(int threads, std::vector<int> cpus = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -85,6 +85,7 @@ class ThreadPool {
   int cpu_of(int worker) const {
     return static_cast<size_t>(worker) < cpus_.size() ? cpus_[static_cast<size_t>(worker)] : -1;
   }
+  void stop();
   void member_loop(int worker);
   void arrive_and_wait();
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <variant>
 
 #include "base/arena.h"
@@ -39,12 +40,9 @@ bool has_rope(std::span<const UnitSpec> units) {
 Workspace workspace_of(const Plan& plan, std::span<const UnitSpec> units,
                        const KernelTable& kernels) {
   Workspace w;
-  int64_t max_cols = 1;
-  for (const ValueSpec& value : plan.values) max_cols = std::max(max_cols, value.width);
-  w.worker_bytes = std::max(kCacheLine, kernels.scratch_bytes(max_cols, 1, 1, 1));
+  w.worker_bytes = std::max(kCacheLine, kernels.scratch_bytes(1));
   const auto attention = [&](int64_t heads, int64_t kv_heads, int64_t head_dim) {
-    const int64_t kernel_bytes =
-        kernels.scratch_bytes(max_cols, plan.limits.step_tokens, heads / kv_heads, head_dim);
+    const int64_t kernel_bytes = kernels.scratch_bytes(head_dim);
     w.worker_bytes =
         std::max(w.worker_bytes, align_up(kernel_bytes, kCacheLine) +
                                      attention_worker_bytes(heads, kv_heads, head_dim));
@@ -57,6 +55,9 @@ Workspace workspace_of(const Plan& plan, std::span<const UnitSpec> units,
         attention(o->heads, o->kv_heads, o->head_dim);
       } else if (const auto* a = std::get_if<AttendOp>(&op)) {
         attention(a->heads, a->kv_heads, a->head_dim);
+      } else if (const auto* p = std::get_if<PositionEmbeddingOp>(&op)) {
+        const int64_t width = plan.values[static_cast<size_t>(p->out)].width;
+        w.worker_bytes = std::max(w.worker_bytes, width * int64_t{sizeof(float)});  // a row
       } else if (const auto* l = std::get_if<LinearOp>(&op)) {
         const ValueSpec& in = plan.values[static_cast<size_t>(l->in)];
         const int64_t rows = in.per_output ? plan.limits.step_outputs : plan.limits.step_tokens;
@@ -167,7 +168,7 @@ void CpuStage::run_timed(const StepView& step, Team& team) const {
 
 void CpuStage::run(const StepView& step) {
   const bool timed = times_ != nullptr && times_->counting();
-  threads_.run([&](Team& team) {
+  const auto work = [&](Team& team) {
     if (timed) {
       run_timed(step, team);
       return;
@@ -177,7 +178,8 @@ void CpuStage::run(const StepView& step) {
       op->run(step, team);
       team.barrier();
     }
-  });
+  };
+  threads_.run(std::cref(work));  // by reference, as its captures would be allocated
 }
 
 }  // namespace helm::cpu

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "base/check.h"
@@ -18,7 +19,6 @@ class Account {
   Account& operator=(const Account&) = delete;
 
   Device& device() const { return device_; }
-  int64_t limit_bytes() const { return limit_bytes_; }
   int64_t used_bytes() const { return used_bytes_; }
   int64_t peak_bytes() const { return peak_bytes_; }
 
@@ -101,6 +101,25 @@ class StagingMemory {
   Device* device_ = nullptr;
   std::byte* data_ = nullptr;
   int64_t bytes_ = 0;
+};
+
+// Page-locks host memory that lies elsewhere for as long as it lives, where that can be had.
+class PinnedMemory {
+ public:
+  PinnedMemory(Device& device, std::span<const std::byte> memory)
+      : device_(device),
+        memory_(memory),
+        pinned_(!memory.empty() && device.pin(memory.data(), std::ssize(memory))) {}
+  ~PinnedMemory() {
+    if (pinned_) device_.unpin(memory_.data());
+  }
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+
+ private:
+  Device& device_;
+  std::span<const std::byte> memory_;
+  bool pinned_;
 };
 
 }  // namespace helm

@@ -26,11 +26,8 @@ BlockStream::BlockStream(const Plan& plan, const Weights& weights, const StageSp
       blocks_(plan.units.size()),
       visiting_layers_(static_cast<size_t>(plan.kv.layers), false),
       device_(accelerator.device()),
+      pinned_(device_, weights.copied()),
       copies_(accelerator.device().create_stream()) {
-  // All at once: neighbours share memory pages, and no page can be locked twice.
-  if (const auto copied = weights.copied(); !copied.empty()) {
-    pinned_ = device_.pin(copied.data(), static_cast<int64_t>(copied.size()));
-  }
   const std::vector<bool> resident = resident_units(plan);
   const std::vector<bool> streamed = streamed_units(plan);
   int64_t largest = 0;
@@ -71,10 +68,6 @@ BlockStream::BlockStream(const Plan& plan, const Weights& weights, const StageSp
     }
     block.stage = device_.compile(spec);
   }
-}
-
-BlockStream::~BlockStream() {
-  if (pinned_) device_.unpin(weights_.copied().data());
 }
 
 bool BlockStream::holds(const StepView& step) const {

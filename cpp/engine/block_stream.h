@@ -19,9 +19,6 @@ class BlockStream {
   // memory. Everything must outlive the stream of blocks.
   BlockStream(const Plan& plan, const Weights& weights, const StageSpec& bound, std::byte* kv,
               Account& accelerator);
-  ~BlockStream();
-  BlockStream(const BlockStream&) = delete;
-  BlockStream& operator=(const BlockStream&) = delete;
 
   int64_t bytes() const { return weights_memory_.bytes() + kv_memory_.bytes(); }
 
@@ -72,7 +69,9 @@ class BlockStream {
   std::vector<SequenceRun> runs_;
   std::vector<bool> visiting_layers_;
   Device& device_;
-  bool pinned_ = false;  // the weights that were copied
+  // The weights that were copied, all at once: neighbours share memory pages, and no page can be
+  // locked twice.
+  PinnedMemory pinned_;
   std::unique_ptr<Stream> copies_;
 };
 

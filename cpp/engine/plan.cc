@@ -5,8 +5,25 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/plan_reader.h"
+#include "engine/stages.h"
 
 namespace helm {
+namespace {
+
+bool is_attention(const Op& op) {
+  return std::holds_alternative<AttentionOp>(op);
+}
+
+bool writes(const UnitSpec& unit, ValueIndex value) {
+  const auto writes_it = [&](const auto& op) {
+    if constexpr (requires { op.out; }) return op.out == value;
+    return false;
+  };
+  return std::any_of(unit.ops.begin(), unit.ops.end(),
+                     [&](const Op& op) { return std::visit(writes_it, op); });
+}
+
+}  // namespace
 
 void PlanReader::read_limits(const JsonReader& node) {
   node.only({"context", "step_tokens", "step_outputs", "sequences"});
@@ -90,6 +107,9 @@ void PlanReader::read_unit(const JsonReader& node) {
   }
   const JsonReader ops = node["ops"];
   for (size_t i = 0; i < ops.size(); ++i) unit.ops.push_back(read_op(ops[i]));
+  if (std::count_if(unit.ops.begin(), unit.ops.end(), is_attention) > 1) {
+    ops.reject("a unit has one attention op at most");
+  }
   plan_.units.push_back(std::move(unit));
 }
 
@@ -148,6 +168,29 @@ void PlanReader::read_accelerator(const JsonReader& root) {
   plan_.accelerator_pages = own;
 }
 
+// Blocks in host memory whose weights visit the accelerator: there is something to bring there, and
+// the logits stay on the device of the head.
+void PlanReader::check_visits(const JsonReader& units) const {
+  const std::vector<bool> resident = resident_units(plan_);
+  const std::vector<bool> streamed = streamed_units(plan_);
+  for (size_t u = 0; u < streamed.size(); ++u) {
+    if (resident[u] || !streamed[u]) continue;
+    std::vector<bool> only(streamed.size(), false);
+    only[u] = true;
+    if (tensors_of(plan_, only).empty()) units[u].reject("visits the accelerator without tensors");
+    if (u + 1 == streamed.size()) units[u].reject("visits the accelerator as the last unit");
+  }
+}
+
+void PlanReader::check_logits(const JsonReader& node) const {
+  if (!per_output(plan_.logits) || width(plan_.logits) != plan_.vocab_size) {
+    node.reject("must be a value of width vocab_size with rows \"outputs\"");
+  }
+  if (plan_.units.empty() || !writes(plan_.units.back(), plan_.logits)) {
+    node.reject("must be written by the last unit");
+  }
+}
+
 Plan PlanReader::read(const JsonReader& root) {
   root.only({"format", "version", "model", "limits", "threads", "kv", "rope", "tensors", "values",
              "units", "logits", "memory", "notices", "schedule", "loading",
@@ -177,9 +220,8 @@ Plan PlanReader::read(const JsonReader& root) {
   if (plan_.uses_accelerator() || streams(root)) read_accelerator(root);
   plan_.loading = read_loading(root["loading"]);
   plan_.logits = value(root["logits"]);
-  if (!per_output(plan_.logits) || width(plan_.logits) != plan_.vocab_size) {
-    root["logits"].reject("must be a value of width vocab_size with rows \"outputs\"");
-  }
+  check_logits(root["logits"]);
+  if (plan_.schedule.stream_tokens > 0) check_visits(units);
   return std::move(plan_);
 }
 

@@ -169,6 +169,13 @@ Op PlanReader::read_attention(const JsonReader& node) {
   within(node, op.in, op.k_offset, op.kv_heads * op.head_dim);
   within(node, op.in, op.v_offset, op.kv_heads * op.head_dim);
   if (width(op.out) != op.heads * op.head_dim) node["out"].reject("must be heads * head_dim wide");
+  // A partial result per sequence, head and page, in f32.
+  const int64_t pages = (plan_.limits.context + plan_.kv.page_tokens - 1) / plan_.kv.page_tokens;
+  const int64_t row_bytes = op.heads * (op.head_dim + 2) * int64_t{sizeof(float)};
+  if (plan_.limits.sequences > kMaxOffset / row_bytes / pages) {
+    node.reject("the partial results of ", plan_.limits.sequences, " sequences of ", pages,
+                " pages exceed 64 TiB");
+  }
   op.scale = node["scale"].number();
   op.window = node["window"].integer(0, kMaxExtent);
   return op;

@@ -31,6 +31,8 @@ class PlanReader {
   WeightLoading read_loading(const JsonReader& node);
   static bool streams(const JsonReader& root);
   void read_accelerator(const JsonReader& root);
+  void check_visits(const JsonReader& units) const;
+  void check_logits(const JsonReader& node) const;
   Op read_op(const JsonReader& node);
   Op read_embedding(const JsonReader& node);
   Op read_position_embedding(const JsonReader& node);

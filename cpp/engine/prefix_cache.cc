@@ -53,6 +53,7 @@ std::optional<SequenceId> PrefixCache::start(const Match& match, int64_t capacit
 std::optional<PrefixCache::Opened> PrefixCache::try_open(std::span<const int32_t> prompt,
                                                          int64_t capacity) {
   Match found = match(prompt);
+  if (found.shared > capacity) found = {found.sequence, std::max<int64_t>(capacity, 0), false};
   if (found.shared > 0) entries_.at(found.sequence).used = ++clock_;
   std::optional<SequenceId> sequence = start(found, capacity, false);
   while (!sequence && drop_oldest(found.sequence)) sequence = start(found, capacity, false);

@@ -113,7 +113,10 @@ LoadedSequence Engine::Impl::load(const std::string& path, int64_t capacity,
 }
 
 bool Engine::Impl::can_resize(SequenceId id, int64_t length, int64_t capacity) const {
-  return kv_.blocks_to_resize(sequence(id), length, capacity) <= kv_.unreserved();
+  const KvSequence& resized = sequence(id);
+  return length >= 0 && length <= resized.length && capacity >= std::max<int64_t>(length, 1) &&
+         capacity <= plan_.limits.context &&
+         kv_.blocks_to_resize(resized, length, capacity) <= kv_.unreserved();
 }
 
 void Engine::Impl::resize(SequenceId id, int64_t length, int64_t capacity) {

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/check.h"
 #include "cpu/isa.h"
 
 namespace helm::probe {
@@ -43,10 +44,23 @@ std::vector<double> passes_s(int threads, double seconds, const std::function<vo
     }
   };
   std::vector<std::jthread> others;
-  for (int t = 1; t < threads; ++t) others.emplace_back(loop, t);
+  for (int t = 1; t < threads; ++t) {
+    try {
+      others.emplace_back(loop, t);
+    } catch (const std::system_error& error) {
+      more = false;
+      (void)start.arrive(threads - t + 1);  // for those that are missing and this one
+      fail_to_start(t, threads, error);
+    }
+  }
   loop(0);
   std::sort(passes.begin(), passes.end());
   return passes;
+}
+
+void check_threads(int threads) {
+  if (threads >= 1) return;
+  fail(ErrorKind::kInvalid, "[probe] ", threads, " threads were asked for; expected 1 or more");
 }
 
 const cpu::KernelTable& table_or_best(const cpu::KernelTable* table) {
@@ -75,8 +89,13 @@ Buffer::~Buffer() {
 
 double stream_read_bytes_per_s(int threads, const Buffer& buffer, double seconds,
                                const cpu::KernelTable* table) {
+  check_threads(threads);
   const cpu::KernelTable& kernels = table_or_best(table);
   const int64_t part = buffer.bytes() / threads / 4096 * 4096;
+  if (part == 0) {
+    fail(ErrorKind::kInvalid, "[probe] ", threads, " threads cannot read ", buffer.bytes(),
+         " bytes; expected 4096 or more for each");
+  }
   std::vector<float> sinks(static_cast<size_t>(threads) * 16);  // one cache line each
   double best = 0;
   for (const auto read : kernels.probe_read) {
@@ -89,11 +108,13 @@ double stream_read_bytes_per_s(int threads, const Buffer& buffer, double seconds
 }
 
 double stream_read_bytes_per_s(int threads, int64_t bytes, double seconds) {
+  check_threads(threads);
   const Buffer buffer(bytes);
   return stream_read_bytes_per_s(threads, buffer, seconds);
 }
 
 double fma_flops(int threads, double seconds, const cpu::KernelTable* table) {
+  check_threads(threads);
   const cpu::KernelTable& kernels = table_or_best(table);
   constexpr int64_t kRounds = 50000;  // a few milliseconds: long against the barrier
   std::vector<float> sinks(static_cast<size_t>(threads) * 16, 0.5f);

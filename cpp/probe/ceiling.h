@@ -27,6 +27,9 @@ class Buffer {
   int64_t bytes_;
 };
 
+// Both throw Error{kInvalid} for fewer threads than one or, to read, less than 4 KiB for each, and
+// Error{kMemory} where the system refuses a thread.
+
 // Bytes per second that `threads` read together from `buffer`, each its own part, in the fastest of
 // KernelTable::probe_read's ways: the median pass of those that fit in its share of `seconds` (at
 // least one), because the bandwidth of a shared machine comes in bursts that no longer run sees.

@@ -190,7 +190,7 @@ void check(bool ok, const char* rule) {
   if (!ok) fail(ErrorKind::kInvalid, "[probe] expected ", rule);
 }
 
-void check_product(int threads, int64_t tokens) {
+void check_tokens(int threads, int64_t tokens) {
   check(threads >= 1 && tokens >= 1 && tokens <= kMostTokens,
         "1 to 4096 tokens on a thread or more");
 }
@@ -281,7 +281,7 @@ StageProbe::~StageProbe() = default;
 
 std::vector<ProbeTiming> StageProbe::matmul(int threads, DType dtype, int64_t tokens,
                                             double seconds) {
-  check_product(threads, tokens);
+  check_tokens(threads, tokens);
   Cpu& cpu = impl_->cpu(threads);
   const PinnedThread pinned(impl_->first_cpu());
   Slices& slices = impl_->slices();
@@ -334,7 +334,7 @@ std::vector<ProbeTiming> StageProbe::mapped_matvec(int threads, DType dtype, dou
 
 std::vector<ProbeTiming> StageProbe::compressed_matmul(int threads, int64_t tokens,
                                                        double seconds) {
-  check_product(threads, tokens);
+  check_tokens(threads, tokens);
   Cpu& cpu = impl_->cpu(threads);
   const PinnedThread pinned(impl_->first_cpu());
   Slices& compressed = impl_->compressed(cpu.pool);
@@ -390,8 +390,7 @@ std::vector<ProbeTiming> StageProbe::attention(int threads, DType dtype, int64_t
 }
 
 std::vector<ProbeTiming> StageProbe::elementwise(int threads, int64_t tokens, double seconds) {
-  check(threads >= 1 && tokens >= 1 && tokens <= kMostTokens,
-        "1 to 4096 tokens on a thread or more");
+  check_tokens(threads, tokens);
   constexpr int kTurns = 2;  // values of one are rarely in caches when its turn comes again
   Cpu& cpu = impl_->cpu(threads);
   const PinnedThread pinned(impl_->first_cpu());

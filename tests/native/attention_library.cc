@@ -31,8 +31,8 @@ void helm_attend(const char* tier, int64_t group, int64_t head_dim, int64_t coun
                  int64_t first_key, int64_t window, float scale, const float* q, const float* k,
                  const float* v, float* m, float* s, float* o) {
   const helm::cpu::KernelTable& table = *available(tier);
-  std::vector<double> scratch(
-      static_cast<size_t>(table.scratch_bytes(1, 1, group, head_dim)) / sizeof(double) + 8);
+  std::vector<double> scratch(static_cast<size_t>(table.scratch_bytes(head_dim)) / sizeof(double) +
+                              8);
   const auto address = reinterpret_cast<uintptr_t>(scratch.data());
   void* aligned = reinterpret_cast<void*>((address + 63) / 64 * 64);
   helm::cpu::AttentionArgs args{};

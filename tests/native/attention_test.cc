@@ -105,7 +105,7 @@ void check_problem(const Problem& p, uint32_t seed) {
     const Data d(p, dtype, seed);
     std::map<DType, ExpectedAttention> wants;
     for (const cpu::KernelTable* table : tiers()) {
-      const Scratch scratch(*table, 1, p.queries, p.group, p.head_dim);
+      const Scratch scratch(*table, p.head_dim);
       const cpu::AttentionArgs args = args_of(p, d, scratch);
       const DType inputs = inputs_of(*table, dtype);
       ExpectedAttention& want = wants[inputs];
@@ -157,7 +157,7 @@ TEST_CASE("attention: the bits of a row do not depend on the number of queries")
       for (int64_t window : {0, 90}) {
         const Problem p{150, 2, 48, 300, 150, 0, window};
         const Data d(p, dtype, 3000);
-        const Scratch scratch(*table, 1, p.queries, p.group, p.head_dim);
+        const Scratch scratch(*table, p.head_dim);
         const cpu::AttentionArgs whole = args_of(p, d, scratch);
         table->attention[index_of(dtype)](whole);
         const Result want{d.m.copy(), d.s.copy(), d.o.copy()};
@@ -188,7 +188,7 @@ TEST_CASE("attention: partials of two spans merge to the partial of one") {
   for (DType dtype : kKvTypes) {
     const Data d(p, dtype, 4000);
     for (const cpu::KernelTable* table : tiers()) {
-      const Scratch scratch(*table, 1, p.queries, p.group, p.head_dim);
+      const Scratch scratch(*table, p.head_dim);
       const cpu::AttentionArgs whole = args_of(p, d, scratch);
       const ExpectedAttention want = oracle_attention(whole, dtype, inputs_of(*table, dtype));
       const int64_t rows = p.queries * p.group, cut = 123, bytes = dtype_bytes(dtype) * p.head_dim;

@@ -88,7 +88,7 @@ void check_products(const Matrix& m, const cpu::KernelTable& table, int64_t toke
   const Guarded<float> a(random_floats(tokens * m.cols, seed));
   const Guarded<float> biases(random_floats(rows, seed + 1));
   const std::vector<float> before = random_floats((tokens - 1) * stride + rows, seed + 2);
-  const Scratch scratch(table, m.cols, 1, 1, 64);
+  const Scratch scratch(table, 64);
   const int64_t tiles = cpu::tiles_to_pack(table, DType::kBF16, tokens);
   const auto words = tiles > 0 ? cpu::packed_bytes(tokens, m.cols) / 4 : 0;
   const Guarded<float> packed(std::vector<float>(static_cast<size_t>(words)));

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <vector>
 
+#include "cpu/isa.h"
+#include "cpu/stage.h"
 #include "helm/generation.h"
 #include "tiny_model.h"
 
@@ -257,6 +259,36 @@ TEST_CASE("times of ops are counted while asked for, and change nothing") {
   }
   expected["rope"] += 2;  // its tables, once per step and stage
   CHECK(runs == expected);
+}
+
+TEST_CASE("a row of position embeddings fits each thread's scratch, however wide") {
+  const int64_t width = int64_t{1} << 22;
+  helm::Plan plan;
+  plan.limits = {.context = 4, .step_tokens = 1, .step_outputs = 1, .sequences = 1};
+  plan.tensors = {{"positions", {4, width}, helm::DType::kF16, std::nullopt}};
+  plan.values = {{"x", width, false}};
+  plan.units = {{"embedding", "cpu", {helm::PositionEmbeddingOp{0, 0, 0}}}};
+  const helm::cpu::KernelTable& kernels = helm::cpu::select_kernels();
+  const auto bytes = [&](int threads) {
+    return helm::cpu::CpuStage::workspace_bytes(plan, plan.units, kernels, threads);
+  };
+  CHECK(bytes(2) - bytes(1) >= width * int64_t{sizeof(float)});
+}
+
+TEST_CASE("resizing is possible or refused, whatever is asked for") {
+  const auto engine = tiny_engine(tiny_model());
+  const helm::SequenceId sequence = engine->open(40);
+  engine->forward(sequence, token_ids(20, 1), StepInput::Outputs::kNone, {});
+  for (const int64_t length : {-1, 0, 1, 20, 21, 33, 200, 1000000}) {
+    for (const int64_t capacity : {-1, 0, 1, 20, 40, 200, 201}) {
+      CAPTURE(length);
+      CAPTURE(capacity);
+      const bool sound = length >= 0 && length <= 20 && capacity >= std::max<int64_t>(length, 1) &&
+                         capacity <= 200;
+      CHECK(engine->can_resize(sequence, length, capacity) == sound);
+      if (!sound) CHECK_THROWS_AS(engine->resize(sequence, length, capacity), helm::Error);
+    }
+  }
 }
 
 namespace {

@@ -95,7 +95,7 @@ void check_problem(const Problem& p, uint32_t seed) {
   for (DType dtype : kAllTypes) {
     for (const cpu::KernelTable* table : products(dtype)) {
       const Data d(p, dtype, seed);
-      const Scratch scratch(*table, p.cols, 1, 1, 64);
+      const Scratch scratch(*table, 64);
       const std::vector<float> before = d.c.copy();
       const cpu::MatmulArgs args = args_of(p, d, scratch);
       const Expected want = oracle_matmul(args, dtype, before, table->activations[index_of(dtype)]);
@@ -148,7 +148,7 @@ TEST_CASE("matmul: the bits of C(t, r) do not depend on tokens or on the row spl
       for (int64_t cols : {20, 1024, 1500, 3072, 4500}) {
         const Problem p{110, 67, cols, true, true, Fill::kLarge};
         const Data d(p, dtype, 400);
-        const Scratch scratch(*table, cols, 1, 1, 64);
+        const Scratch scratch(*table, 64);
         const std::vector<float> before = d.c.copy();
         const cpu::MatmulArgs whole = args_of(p, d, scratch);
         multiply(*table, dtype, whole);

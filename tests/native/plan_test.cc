@@ -73,6 +73,58 @@ TEST_CASE("damaged fields are named") {
   expect(damaged("/logits", "x"), "logits");
 }
 
+TEST_CASE("units without logits, with two attention ops or nothing to visit with are refused") {
+  const json good = json::parse(helm::test::tiny_model().plan);
+  json plan = good;
+  plan["units"] = json::array();
+  expect(plan, "logits: must be written by the last unit");
+  plan = good;
+  plan["units"].erase(plan["units"].size() - 1);
+  expect(plan, "logits: must be written by the last unit");
+  plan = good;
+  for (const json& op : good["units"][2]["ops"]) plan["units"][1]["ops"].push_back(op);
+  plan["units"].erase(2);
+  expect(plan, "units[1].ops: a unit has one attention op at most");
+
+  helm::test::TinyShape shape;
+  shape.devices = {"accelerator", "cpu", "cpu", "accelerator"};
+  shape.stream_tokens = 8;
+  shape.stream_pages = 20;
+  const json streamed = json::parse(helm::test::tiny_model(shape).plan);
+  CHECK(message_of(streamed).empty());
+  plan = streamed;
+  const json attention = plan["units"][1]["ops"][3];
+  REQUIRE(attention["op"] == "attention");
+  plan["units"][1]["ops"] = {attention};
+  expect(plan, "units[1]: visits the accelerator without tensors");
+  plan = streamed;
+  const json head = plan["units"][3]["ops"];
+  plan["units"][2]["ops"].insert(plan["units"][2]["ops"].end(), head.begin(), head.end());
+  plan["units"].erase(3);
+  expect(plan, "units[2]: visits the accelerator as the last unit");
+}
+
+TEST_CASE("limits whose attention would need more than any address are refused") {
+  json plan = json::parse(helm::test::tiny_model().plan);
+  const int64_t many = int64_t{1} << 20;
+  plan["kv"]["page_tokens"] = 1;
+  plan["limits"] = {{"context", int64_t{1} << 31},
+                    {"step_tokens", many},
+                    {"step_outputs", many},
+                    {"sequences", many}};
+  expect(plan, "units[1].ops[3]: the partial results of 1048576 sequences");
+}
+
+TEST_CASE("what is nested more deeply than a stack is refused by its kind") {
+  json plan = json::parse(helm::test::tiny_model().plan);
+  plan["threads"] = "here";
+  std::string text = plan.dump();
+  const std::string deep = std::string(300000, '[') + std::string(300000, ']');
+  text.replace(text.find("\"here\""), 6, deep);
+  CHECK_THROWS_WITH_AS(helm::Plan::from_json(text),
+                       "[plan] threads: expected an integer, found array", helm::Error);
+}
+
 TEST_CASE("every removed key is refused") {
   const json good = json::parse(helm::test::tiny_model().plan);
   const json flat = good.flatten();

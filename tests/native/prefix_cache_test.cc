@@ -230,6 +230,23 @@ TEST_CASE("what is kept never refuses a request, the least recently used goes fi
   CHECK(cut.tokens == generate(*engine, {request_of(other, 20, 0)}, nullptr).tokens);
 }
 
+TEST_CASE("a prompt that shares more than it may hold begins with what it may") {
+  TinyShape shape = shape_of();
+  shape.sequences = 2;
+  const auto engine = tiny_engine(tiny_model(shape));
+  for (const bool room : {true, false}) {
+    PrefixCache prefixes(*engine);
+    generate(*engine, {request_of(token_ids(60, 1), 1, 0)}, &prefixes);
+    const SequenceId other = room ? -1 : engine->open(20);
+    const PrefixCache::Opened opened = prefixes.open(token_ids(50, 1), 20);
+    CHECK(opened.cached == 20);
+    CHECK(engine->length(opened.sequence) == 20);
+    prefixes.close(opened.sequence);
+    if (!room) engine->close(other);
+    CHECK_THROWS_AS(prefixes.open(token_ids(50, 1), 0), helm::Error);
+  }
+}
+
 TEST_CASE("any order of calls on a small pool gives what computing anew gives") {
   for (const auto& [units, slots] :
        {std::pair{"ccccc", 1000}, {"ccaaa", 1000}, {"ccaaa", 10}, {"acaca", 11}}) {

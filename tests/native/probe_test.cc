@@ -17,4 +17,11 @@ TEST_CASE("probes: ceilings are positive and finite") {
   }
 }
 
+TEST_CASE("probes refuse what they cannot measure") {
+  CHECK_THROWS_AS(probe::stream_read_bytes_per_s(0, int64_t{1} << 20, 0.01), Error);
+  CHECK_THROWS_AS(probe::stream_read_bytes_per_s(-1, int64_t{1} << 20, 0.01), Error);
+  CHECK_THROWS_AS(probe::stream_read_bytes_per_s(2, 4096, 0.01), Error);
+  CHECK_THROWS_AS(probe::fma_flops(0, 0.01), Error);
+}
+
 }  // namespace helm::test

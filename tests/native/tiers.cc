@@ -22,8 +22,7 @@ const std::vector<const cpu::KernelTable*>& tiers() {
   return list;
 }
 
-Scratch::Scratch(const cpu::KernelTable& table, int64_t cols, int64_t queries, int64_t group,
-                 int64_t head_dim)
-    : bytes_((table.scratch_bytes(cols, queries, group, head_dim) + 63) / 64 * 64) {}
+Scratch::Scratch(const cpu::KernelTable& table, int64_t head_dim)
+    : bytes_((table.scratch_bytes(head_dim) + 63) / 64 * 64) {}
 
 }  // namespace helm::test

@@ -21,8 +21,7 @@ inline int index_of(DType dtype) {
 // Scratch of exactly the size the table asks for, guarded.
 class Scratch {
  public:
-  Scratch(const cpu::KernelTable& table, int64_t cols, int64_t queries, int64_t group,
-          int64_t head_dim);
+  Scratch(const cpu::KernelTable& table, int64_t head_dim);
   void* data() const { return bytes_.data(); }
   bool intact() const { return bytes_.intact(); }
 

@@ -56,9 +56,9 @@ struct EmulatedTiles {
 // What makes compressed weights plain.
 using Dot = cpu::Dot<cpu::VecScalar, DType::kBF16>;
 
-int64_t scratch_bytes(int64_t max_cols, int64_t max_queries, int64_t group, int64_t head_dim) {
+int64_t scratch_bytes(int64_t head_dim) {
   return std::max(cpu::kCompressedTileScratchBytes<Dot>,
-                  cpu::kernels_scalar()->scratch_bytes(max_cols, max_queries, group, head_dim));
+                  cpu::kernels_scalar()->scratch_bytes(head_dim));
 }
 
 }  // namespace

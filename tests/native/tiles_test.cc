@@ -101,7 +101,7 @@ TEST_CASE("tiles: what the processor refuses is refused") {
 
 TEST_CASE("tiles: scratch fits what a plan counts for packing") {
   // _PACKING_BYTES of helm/compiler/memory.py
-  CHECK(emulated_amx().scratch_bytes(1 << 16, 1, 1, 1) <= 1 << 20);
+  CHECK(emulated_amx().scratch_bytes(1) <= 1 << 20);
 }
 
 TEST_CASE("tiles: machine code and plain C++ give the same bits") {
@@ -123,7 +123,7 @@ TEST_CASE("tiles: machine code and plain C++ give the same bits") {
         std::vector<float> results[2];
         for (int i = 0; i < 2; ++i) {
           const cpu::KernelTable& table = i == 0 ? *compiled : emulated_amx();
-          const Scratch scratch(table, cols, 1, 1, 64);
+          const Scratch scratch(table, 64);
           const Guarded<float> c(before);
           table.matmul[index_of(DType::kBF16)]({a.data(), a_stride, tokens, w.data(), rows, cols,
                                                 bias.data(), true, c.data(), c_stride,

@@ -12,9 +12,9 @@ namespace helm::cpu {
 #ifdef HELM_HAS_AMX
 namespace {
 
-int64_t scratch_bytes(int64_t max_cols, int64_t max_queries, int64_t group, int64_t head_dim) {
+int64_t scratch_bytes(int64_t head_dim) {
   return max_of(kCompressedTileScratchBytes<DotBf16>,
-                kernels_avx512bf16()->scratch_bytes(max_cols, max_queries, group, head_dim));
+                kernels_avx512bf16()->scratch_bytes(head_dim));
 }
 
 KernelTable amx_table() {

@@ -130,8 +130,8 @@ constexpr int kReadProbes = 3;
 
 // All kernels of one ISA tier. Arrays are indexed by DType.
 struct KernelTable {
-  const char* name;  // "scalar", "avx2", "avx512", "avx512bf16", "amx"
-  int64_t (*scratch_bytes)(int64_t max_cols, int64_t max_queries, int64_t group, int64_t head_dim);
+  const char* name;                            // "scalar", "avx2", "avx512", "avx512bf16", "amx"
+  int64_t (*scratch_bytes)(int64_t head_dim);  // of attention, if there is any
   void (*matmul[kDTypes])(const MatmulArgs&);
   // As matmul with bf16 weights, bit by bit; MatmulArgs::w is not read.
   void (*matmul_compressed)(const MatmulArgs&, const CompressedMatrix&);

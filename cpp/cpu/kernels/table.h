@@ -11,8 +11,7 @@ namespace {
 
 // P: the matrix product that needs most.
 template <class V, class P = Dot<V, DType::kF32>>
-int64_t scratch_bytes(int64_t /*max_cols*/, int64_t /*max_queries*/, int64_t /*group*/,
-                      int64_t head_dim) {
+int64_t scratch_bytes(int64_t head_dim) {
   return max_of(panel_scratch_bytes<P>() + plain_scratch_bytes<P>(),
                 attention_scratch_bytes<V>(head_dim));
 }

@@ -145,7 +145,8 @@ class HELM_API Engine {
   int64_t capacity(SequenceId sequence) const;         // positions it was opened for
   void truncate(SequenceId sequence, int64_t length);  // forgets positions >= length
   // Truncates, and gives back or adds reserved pages so that `capacity` positions have theirs.
-  // Throws kCapacity when pages are exhausted, and nothing has changed.
+  // Throws kCapacity when pages are exhausted, kInvalid for a length that the sequence does not
+  // have or more than `capacity`, and nothing has changed; can_resize() is false then.
   void resize(SequenceId sequence, int64_t length, int64_t capacity);
   bool can_resize(SequenceId sequence, int64_t length, int64_t capacity) const;
 
