@@ -34,7 +34,7 @@ def file_name(path: Any) -> str:
     name = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(name, str):
         raise InvalidError(f"[kv] expected the path of a file as text, got {path!r}")
-    if "\0" in name or name.encode(errors="replace").decode() != name:
+    if name.encode(errors="replace").decode() != name:
         raise InvalidError(f"[kv] {name!r} is no file name in UTF-8; choose another")
     return name
 
