@@ -5,16 +5,20 @@ That takes seconds where a prompt of 32K tokens takes minutes; values do not mat
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from xxhash import xxh64_intdigest
 
 from helm.plan import Plan
 
 SHORT = 512  # tokens of the prompt that fills the cache
-_MAGIC_BYTES = 8  # of a KV file, then the size of its header in as many
+# Of a KV file (cpp/engine/kv_file.cc): its magic, the size of its header, the checksum of that; of
+# each checksum, before header and blocks, with the one before as its seed.
+_PREFIX_BYTES, _CHECKSUM_BYTES = 24, 8
 
 
 def write_long_cache(engine: Any, kept: Any, plan: Plan, tokens: int, path: Path) -> None:
@@ -28,14 +32,18 @@ def write_long_cache(engine: Any, kept: Any, plan: Plan, tokens: int, path: Path
     kept.save(prompt, str(short))
     kept.clear()
     with short.open("rb") as source, path.open("wb") as target:
-        magic = source.read(_MAGIC_BYTES)
-        header = json.loads(source.read(int.from_bytes(source.read(8), "little")))
-        blocks = source.read()
+        prefix = source.read(_PREFIX_BYTES)
+        header = json.loads(source.read(int.from_bytes(prefix[8:16], "little")))
+        size = plan.kv.layers * plan.kv.page_bytes
+        blocks = []
+        while source.read(_CHECKSUM_BYTES):
+            blocks.append(source.read(size))
         header["tokens"] = (prompt * -(-tokens // SHORT))[:tokens]
         text = json.dumps(header).encode()
-        target.write(magic + len(text).to_bytes(8, "little") + text)
-        size = len(blocks) // -(-SHORT // plan.kv.page_tokens)
-        for block in range(-(-tokens // plan.kv.page_tokens)):
-            at = block * size % len(blocks)
-            target.write(blocks[at : at + size])
+        target.write(prefix[:8] + len(text).to_bytes(8, "little"))
+        checksum = 0
+        pages = (blocks[i % len(blocks)] for i in range(-(-tokens // plan.kv.page_tokens)))
+        for part in itertools.chain((text,), pages):
+            checksum = xxh64_intdigest(part, checksum)
+            target.write(checksum.to_bytes(_CHECKSUM_BYTES, "little") + part)
     short.unlink()

@@ -3,51 +3,10 @@
 from __future__ import annotations
 
 import json
-import struct
 
-_MASK = 2**64 - 1
-_PRIMES = (
-    0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63,
-    0x27D4EB2F165667C5,
-)  # fmt: skip
+from xxhash import xxh64_intdigest
+
 _PREFIX = 24  # the magic, the header's length, its checksum
-
-
-def _rotated(word: int, bits: int) -> int:
-    return (word << bits | word >> (64 - bits)) & _MASK
-
-
-def _mixed(lane: int, word: int) -> int:
-    return _rotated((lane + word * _PRIMES[1]) & _MASK, 31) * _PRIMES[0] & _MASK
-
-
-def xxh64(data: bytes, seed: int) -> int:
-    """After the specification of xxHash, github.com/Cyan4973/xxHash."""
-    p1, p2, p3, p4, p5 = _PRIMES
-    whole = len(data) // 32 * 32
-    state = seed + p5
-    if whole:
-        lanes = [(seed + p1 + p2) & _MASK, (seed + p2) & _MASK, seed, (seed - p1) & _MASK]
-        for words in struct.iter_unpack("<4Q", data[:whole]):
-            lanes = [_mixed(lane, word) for lane, word in zip(lanes, words, strict=True)]
-        state = sum(_rotated(lanes[i], bits) for i, bits in enumerate((1, 7, 12, 18)))
-        for lane in lanes:
-            state = ((state ^ _mixed(0, lane)) * p1 + p4) & _MASK
-    state = (state + len(data)) & _MASK
-    rest = data[whole:]
-    while len(rest) >= 8:
-        state ^= _mixed(0, int.from_bytes(rest[:8], "little"))
-        state = (_rotated(state, 27) * p1 + p4) & _MASK
-        rest = rest[8:]
-    if len(rest) >= 4:
-        state ^= int.from_bytes(rest[:4], "little") * p1 & _MASK
-        state = (_rotated(state, 23) * p2 + p3) & _MASK
-        rest = rest[4:]
-    for byte in rest:
-        state = _rotated(state ^ byte * p5 & _MASK, 11) * p1 & _MASK
-    state = (state ^ state >> 33) * p2 & _MASK
-    state = (state ^ state >> 29) * p3 & _MASK
-    return state ^ state >> 32
 
 
 def _parts(file: bytes) -> list[bytes]:
@@ -66,7 +25,7 @@ def _sealed(parts: list[bytes]) -> bytes:
     file = b"HELM-KV2" + len(parts[0]).to_bytes(8, "little")
     checksum = 0
     for part in parts:
-        checksum = xxh64(part, checksum)
+        checksum = xxh64_intdigest(part, checksum)
         file += checksum.to_bytes(8, "little") + part
     return file
 
