@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ from helm.errors import ConfigError, InvalidError
 from helm.hub import resolve_model
 from helm.jsonio import Reader
 from helm.local_plan import LoadOptions, load_engine
-from helm.machine import cpu_affinity
 from helm.plan_format import Plan
 from helm.tokenizer import TOKENIZER_FILE, Tokenizer
 
@@ -52,28 +50,9 @@ def load_model(
     tokenizer = None
     if (folder / TOKENIZER_FILE).is_file():
         tokenizer = Tokenizer.from_directory(folder, config.vocab_size)
-    plan, engine = _load(config, read_checkpoint(folder), str(folder), {}, options)
+    plan, engine = load_engine(config, read_checkpoint(folder), str(folder), {}, options)
     name = folder.resolve().name if model is None or Path(model).is_dir() else str(model)
     return LoadedModel(engine, plan, config, defaults, tokenizer, name, folder)
-
-
-def _load(
-    config: ModelConfig,
-    infos: Mapping[str, TensorInfo],
-    directory: str,
-    tensors: Mapping[str, Any],
-    options: LoadOptions,
-) -> tuple[Plan, Any]:
-    """As `load_engine`; says so when more threads were asked for than can run."""
-    plan, engine = load_engine(config, infos, directory, tensors, options)
-    cpus = len(cpu_affinity())
-    if plan.threads > cpus:
-        notice = (
-            f"{plan.threads} threads take turns at {cpus} CPU{'s' * (cpus > 1)}, which is slow; "
-            "leave --threads out, or give no more than that"
-        )
-        plan = dataclasses.replace(plan, notices=(*plan.notices, notice))
-    return plan, engine
 
 
 def load_from_torch(
@@ -103,7 +82,7 @@ def load_from_torch(
         name: TensorInfo.in_memory(name, _dtype_name(name, tensor), tuple(tensor.shape))
         for name, tensor in tensors.items()
     }
-    plan, engine = _load(config, infos, "", tensors, options)
+    plan, engine = load_engine(config, infos, "", tensors, options)
     return LoadedModel(engine, plan, config, defaults, tokenizer, type(module).__name__, None)
 
 

@@ -111,7 +111,8 @@ def load_engine(
     attempts = _LOADS
     while True:
         plan = plan_here(config, infos, options, target)
-        plan = dataclasses.replace(plan, notices=(*notices, *plan.notices))
+        said = (*notices, *plan.notices, *_too_many(plan.threads))
+        plan = dataclasses.replace(plan, notices=said)
         try:
             return plan, _engine(plan, directory, tensors, options, target)
         except CompressionError as error:
@@ -143,6 +144,17 @@ def _foreign(profile: Profile | None) -> tuple[str, ...]:
         f"units are placed by the rates of {profile.name}, another machine; the predicted rate is "
         "for that one, the memory this one's",
     )
+
+
+def _too_many(threads: int) -> list[str]:
+    """Says so when more threads were asked for than can run."""
+    cpus = len(cpu_affinity())
+    if threads <= cpus:
+        return []
+    return [
+        f"{threads} threads take turns at {cpus} CPU{'s' * (cpus > 1)}, which is slow; leave "
+        "--threads out, or give no more than that"
+    ]
 
 
 def _with_less(planned: Accelerator, plan: Plan) -> Accelerator | None:
