@@ -200,13 +200,8 @@ void KvFileReader::check_kind() {
 
 void KvFileReader::take_header(const std::string& text, const Plan& plan,
                                const std::string& weights_digest) {
-  nlohmann::json document;
-  try {
-    document = nlohmann::json::parse(text);
-  } catch (const nlohmann::json::exception& error) {
-    fail(ErrorKind::kInvalid, "[kv] ", path_, " is damaged: ", error.what());
-  }
-  const JsonReader root(document, "kv");
+  const JsonDocument document(text, "kv", path_ + " is damaged");
+  const JsonReader root = document.root();
   root.only({"model", "weights", "dtype", "page_tokens", "layers", "kv_heads", "head_dim", "tokens",
              "metadata"});
   const auto same = [&](const char* what, const auto& found, const auto& here) {

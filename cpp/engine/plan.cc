@@ -2,7 +2,6 @@
 #include "helm/plan.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "engine/plan_reader.h"
 #include "engine/stages.h"
@@ -238,13 +237,8 @@ bool Plan::uses_accelerator() const {
 }
 
 Plan Plan::from_json(std::string_view json) {
-  nlohmann::json document;
-  try {
-    document = nlohmann::json::parse(json);
-  } catch (const nlohmann::json::exception& error) {
-    fail(ErrorKind::kInvalid, "[plan] not valid JSON: ", error.what());
-  }
-  return PlanReader().read(JsonReader(document, "plan"));
+  const JsonDocument document(json, "plan", "not valid JSON");
+  return PlanReader().read(document.root());
 }
 
 }  // namespace helm
