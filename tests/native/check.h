@@ -2,11 +2,31 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <random>
 #include <string>
 #include <vector>
 
 namespace helm::test {
+
+// Under sanitizers everything takes ten to a hundred times as long, and what they look for does not
+// need every combination of many values.
+#ifdef HELM_TEST_SANITIZED
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
+// All of `values`; under sanitizers the first, every third after it, and the last.
+template <class T>
+std::vector<T> sampled(std::initializer_list<T> values) {
+  std::vector<T> some;
+  for (const T& value : values) {
+    const auto i = &value - values.begin();
+    if (!kSanitized || i % 3 == 0 || &value + 1 == values.end()) some.push_back(value);
+  }
+  return some;
+}
 
 // Bytes that end right before an unreadable page, so that reading past them faults, with a filled
 // margin in front that `intact` checks.

@@ -121,17 +121,17 @@ void check_pieces(const Problem& p, DType dtype, uint32_t seed) {
 
 TEST_CASE("cuda attention in pieces: any blocks in any order give what all give at once") {
   uint32_t seed = 6000;
-  for (int64_t page_tokens : {1, 5, 16, 64}) {
+  for (int64_t page_tokens : sampled<int64_t>({5, 1, 16, 64})) {
     for (DType dtype : kAllTypes) {
       check_pieces({{{1, 40}, {1, 0}, {1, 69}}, 4, 2, 24, page_tokens}, dtype, seed++);
       check_pieces({{{3, 40}, {1, 0}, {35, 20}}, 4, 2, 24, page_tokens}, dtype, seed++);
     }
   }
-  for (int64_t group : {1, 3, 4, 8, 16}) {
+  for (int64_t group : sampled<int64_t>({1, 3, 4, 8, 16})) {
     check_pieces({{{1, 50}, {1, 70}}, 2 * group, 2, 16}, DType::kF16, seed++);
     check_pieces({{{9, 40}, {1, 70}}, 2 * group, 2, 16}, DType::kBF16, seed++);
   }
-  for (int64_t head_dim : {7, 80, 128, 256}) {
+  for (int64_t head_dim : sampled<int64_t>({7, 80, 128, 256})) {
     check_pieces({{{1, 50}}, 4, 2, head_dim}, DType::kBF16, seed++);
     check_pieces({{{9, 40}}, 4, 2, head_dim}, DType::kF16, seed++);
   }
@@ -139,12 +139,12 @@ TEST_CASE("cuda attention in pieces: any blocks in any order give what all give 
 
 TEST_CASE("cuda attention in pieces: splits, windows across pages, scores of every size") {
   uint32_t seed = 7000;
-  for (int64_t splits : {1, 2, 5}) {
-    for (int64_t window : {0, 1, 20, 64}) {
+  for (int64_t splits : sampled<int64_t>({1, 2, 5})) {
+    for (int64_t window : sampled<int64_t>({0, 1, 64, 20})) {
       check_pieces({{{1, 90}, {1, 3}}, 4, 2, 16, 16, window, splits}, DType::kF32, seed++);
       check_pieces({{{20, 75}, {1, 70}}, 4, 2, 16, 16, window, splits}, DType::kF16, seed++);
     }
-    for (float scale : {0.0f, -1.0f, 40.0f, 1000.0f}) {
+    for (float scale : sampled<float>({-1.0f, 0.0f, 40.0f, 1000.0f})) {
       check_pieces({{{1, 70}}, 4, 2, 16, 16, 0, splits, scale}, DType::kF32, seed++);
       check_pieces({{{20, 50}}, 4, 2, 16, 16, 0, splits, scale}, DType::kF32, seed++);
     }

@@ -48,8 +48,8 @@ TEST_CASE("cuda attention: contexts from empty on, pages of every size, several 
 
 TEST_CASE("cuda attention: splits, more than there is work for, and windows across pages") {
   uint32_t seed = 3000;
-  for (int64_t splits : {1, 2, 3, 5, 40}) {
-    for (int64_t window : {0, 1, 20, 64, 100}) {
+  for (int64_t splits : sampled<int64_t>({1, 2, 3, 5, 40})) {
+    for (int64_t window : sampled<int64_t>({0, 1, 20, 64, 100})) {
       check_problem({{{1, 200}, {1, 3}}, 4, 2, 16, 48, window, splits}, seed++);
       check_problem({{{40, 170}, {1, 70}}, 4, 2, 16, 48, window, splits}, seed++);
     }
