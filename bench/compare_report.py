@@ -28,6 +28,7 @@ from figures import (
     rounds_of,
     scenarios_of,
     series,
+    tier_of,
 )
 
 FORMAT = "helm-compare 2"
@@ -93,7 +94,7 @@ def start_sheet(model: dict) -> Sheet:
 def bar_sheet(model: dict) -> Sheet:
     """A row per bar that applies to this shape."""
     rounds, rows = rounds_of(model), []
-    for bar in bars(model["engines"]):
+    for bar in bars(model["engines"], tier_of(model)):
         if bar.shapes is not None and model["shape"] not in bar.shapes:
             continue
         values = bar_values(bar, rounds)

@@ -128,6 +128,12 @@ def engines_of(model: dict) -> list[str]:
     return [e for e in model["engines"] if any(p["engine"] == e for p in _processes(model))]
 
 
+def tier_of(model: dict) -> str:
+    """The kernel tier that HELM chose itself; "" where it was not measured."""
+    tiers = [p["details"]["isa"] for p in _processes(model) if p["engine"] == "helm"]
+    return tiers[0] if tiers else ""
+
+
 def scenarios_of(model: dict) -> list[Scenario]:
     """That some engine has measured, in the order in which they were asked for."""
     found = {run["scenario"] for p in _processes(model) for run in p["runs"]}
@@ -178,16 +184,20 @@ def _over_best(engine: str, scenario: str, peers: str) -> Callable[[Figures], fl
     return ratio
 
 
-def bars(engines: Sequence[str]) -> list[Bar]:
-    """All of them; those of prefill and against peers once for each tier of HELM above AVX2, since
-    some round activations, as some peers do, and some do not."""
+def bars(engines: Sequence[str], tier: str = "") -> list[Bar]:
+    """All of them, where HELM chooses `tier` itself; those of prefill and against peers once for
+    each of its tiers above AVX2, since some round activations, as some peers do, and some do not.
+    """
     ratio = {"percent": False}
     tiers = [e for e in engines if family(e) == "helm" and variant(e) not in ("avx2", "scalar")]
+    avx2 = "helm" if tier == "avx2" else "helm:avx2"
     found = [
         Bar("decode, of the read ceiling", "helm", 0.93, _share("helm", "decode", OF_READ)),
-        Bar("decode on AVX2 alone, of the read ceiling", "helm:avx2", 0.88,
-            _share("helm:avx2", "decode", OF_READ)),
+        Bar("decode on AVX2 alone, of the read ceiling", avx2, 0.88,
+            _share(avx2, "decode", OF_READ)),
     ]  # fmt: skip
+    if tier == "avx2":
+        del found[0]
     for engine in tiers:
         found += [
             Bar("decode over llama.cpp, its better setting", engine, 1.3,
