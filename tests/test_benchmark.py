@@ -64,6 +64,15 @@ def test_bytes_and_operations_are_those_of_the_model(llm):
     )
 
 
+def test_compressed_weights_count_as_what_is_read_of_them():
+    with helm.LLM(context=64, threads=1, weights="compressed") as llm:
+        report = llm.benchmark(Load(prompt=8, output=4, batch=1), 1)
+        (linear,) = [share for share in report.decode.ops if share.op == "linear"]
+        matrices = sum(t.nbytes for t in llm.plan.tensors if len(t.shape) == 2)
+        assert linear.bytes == llm.stats["decode_bytes"]
+        assert 0.7 * matrices < linear.bytes < 0.9 * matrices
+
+
 def test_sequences_are_closed_afterwards(llm):
     before = llm.generate([5, 6, 7], max_tokens=5, temperature=0)
     for _ in range(3):

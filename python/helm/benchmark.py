@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from helm.compiler.cost import Queries, causal_pairs, prefill_queries
-from helm.dtypes import DTYPE_BYTES
 from helm.errors import InvalidError
 from helm.graph import Attention, Linear
+from helm.weights import read_bytes
 
 if TYPE_CHECKING:
     from helm.plan_format import Plan
@@ -261,7 +261,7 @@ class _Work:
                 rows, passes = self._outputs, self._output_passes
             for part in linear.parts:
                 tensor = tensors[part.weight]
-                read += passes * math.prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
+                read += passes * read_bytes(tensor, self._plan.loading)
                 flops += 2.0 * math.prod(tensor.shape) * rows
         attended = sum(
             4.0 * op.heads * op.head_dim * self._pairs(op) for op in self._ops(Attention)

@@ -103,8 +103,20 @@ def compressible(tensor: PlacedTensor, stored: str | None) -> bool:
 def compressed_bytes(tensor: PlacedTensor) -> int:
     """What a compressed matrix takes: see cpp/cpu/kernels/compressed.h."""
     rows, cols = tensor.shape
-    row = -(-cols // _CHUNK_WEIGHTS) * _CHUNK_BYTES + _ROW_BYTES
-    return rows * row + (rows * cols // _WEIGHTS_PER_ESCAPE + 64) * _ESCAPE_BYTES
+    return _compressed_rows(tensor) + (rows * cols // _WEIGHTS_PER_ESCAPE + 64) * _ESCAPE_BYTES
+
+
+def read_bytes(tensor: PlacedTensor, loading: Loading) -> int:
+    """What the CPU reads of a matrix in a product: of a compressed one its rows, as hardly any of
+    them has escapes."""
+    if loading == "compressed" and compressible(tensor, None):
+        return _compressed_rows(tensor)
+    return tensor.nbytes
+
+
+def _compressed_rows(tensor: PlacedTensor) -> int:
+    rows, cols = tensor.shape
+    return rows * (-(-cols // _CHUNK_WEIGHTS) * _CHUNK_BYTES + _ROW_BYTES)
 
 
 def compressed_tensors(
