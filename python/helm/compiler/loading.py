@@ -26,7 +26,7 @@ WEIGHTS = ("auto", "copied", "mapped", "compressed")
 # On common machines copying pays after one or two of 128 tokens, so that any number above decides
 # alike.
 ANSWERS = 10
-# Of a machine that was not measured: those of the one in bench/README.md. Copying is a share of
+# Of a machine that was not measured: of the Zen 4 one in bench/results. Copying is a share of
 # reading, since it is bound by memory too: pages are cleared, the file is read, the copy written.
 ASSUMED_MAPPED_RATIO = 0.94
 ASSUMED_MATVEC_BYTES_PER_S = 25e9
