@@ -191,13 +191,12 @@ def bars(engines: Sequence[str], tier: str = "") -> list[Bar]:
     ratio = {"percent": False}
     tiers = [e for e in engines if family(e) == "helm" and variant(e) not in ("avx2", "scalar")]
     avx2 = "helm" if tier == "avx2" else "helm:avx2"
+    above = Bar("decode, of the read ceiling", "helm", 0.93, _share("helm", "decode", OF_READ))
     found = [
-        Bar("decode, of the read ceiling", "helm", 0.93, _share("helm", "decode", OF_READ)),
+        *([] if tier == "avx2" else [above]),
         Bar("decode on AVX2 alone, of the read ceiling", avx2, 0.88,
             _share(avx2, "decode", OF_READ)),
     ]  # fmt: skip
-    if tier == "avx2":
-        del found[0]
     for engine in tiers:
         found += [
             Bar("decode over llama.cpp, its better setting", engine, 1.3,
