@@ -7,13 +7,13 @@
 namespace helm::cpu {
 namespace {
 
-// A matrix-vector product is cut in this many pieces per member, within bounds on the weight bytes
-// of a piece: each start of a piece drains the prefetch streams (pieces of 64 KiB cost a fifth of
-// the bandwidth of pieces of 512 KiB on two Zen 4 cores), while few pieces leave members idle at
-// the end.
-constexpr int64_t kDecodePieces = 4;
+// Of each member's rows of a matrix-vector product, within bounds on a piece's weights. The more,
+// the shorter members wait for each other at the end; but some kernels pack their tokens for each.
+constexpr int64_t kDecodePieces = 8;
 constexpr int64_t kDecodePieceLeastBytes = int64_t{64} << 10;
-constexpr int64_t kDecodePieceMostBytes = int64_t{1} << 20;
+constexpr int64_t kDecodePieceMostBytes = int64_t{512} << 10;
+// Members begin with a multiple of this, so that they write to different cache lines.
+constexpr int64_t kDecodeRows = 16;
 
 constexpr int64_t kPanelRows = 256;
 constexpr int64_t kLeastPieceRows = 32;
@@ -24,25 +24,47 @@ constexpr int64_t kPrefillPieces = 4;
 
 LinearRows LinearRows::of(const Plan& plan, const LinearOp& op) {
   LinearRows all;
+  all.first_row.push_back(0);
   const int64_t cols = plan.values[static_cast<size_t>(op.in)].width;
   for (const LinearOp::Part& part : op.parts) {
     const TensorSpec& spec = plan.tensors[static_cast<size_t>(part.weight)];
-    all.rows += spec.shape[0];
+    all.first_row.push_back(all.rows() + spec.shape[0]);
     all.row_bytes = std::max(all.row_bytes, cols * dtype_bytes(spec.dtype));
   }
   return all;
 }
 
-int64_t LinearRows::decode_piece(int members) const {
-  const int64_t bytes = std::clamp(rows * row_bytes / (kDecodePieces * members),
-                                   kDecodePieceLeastBytes, kDecodePieceMostBytes);
-  return std::max<int64_t>(8, align_up(bytes / row_bytes, 8));
+Team::Part LinearRows::decode_part(int member, int members, size_t part) const {
+  const int64_t groups = (rows() + kDecodeRows - 1) / kDecodeRows;
+  const auto [begin, end] = Team::part_of(member, members, groups);
+  const int64_t first = first_row[part], last = first_row[part + 1];
+  return {std::clamp(begin * kDecodeRows, first, last) - first,
+          std::clamp(end * kDecodeRows, first, last) - first};
 }
 
-Team::Part LinearRows::decode_part(int member, int members) const {
-  const int64_t piece = decode_piece(members);
-  const Team::Part pieces = Team::part_of(member, members, (rows + piece - 1) / piece);
-  return {std::min(pieces.begin * piece, rows), std::min(pieces.end * piece, rows)};
+std::vector<DecodePiece> decode_pieces(const LinearRows& all, int members) {
+  const int64_t piece_bytes = std::clamp(all.rows() * all.row_bytes / (kDecodePieces * members),
+                                         kDecodePieceLeastBytes, kDecodePieceMostBytes);
+  std::vector<std::vector<DecodePiece>> of(static_cast<size_t>(members));
+  size_t most = 0;
+  for (int member = 0; member < members; ++member) {
+    std::vector<DecodePiece>& own = of[static_cast<size_t>(member)];
+    for (size_t part = 0; part + 1 < all.first_row.size(); ++part) {
+      const auto [begin, end] = all.decode_part(member, members, part);
+      if (begin == end) continue;
+      const int64_t slices = std::max<int64_t>(1, (end - begin) * all.row_bytes / piece_bytes);
+      for (int64_t slice = 0; slice < slices; ++slice) {
+        own.push_back({part, begin, end - begin, slice, slices});
+      }
+    }
+    most = std::max(most, own.size());
+  }
+  std::vector<DecodePiece> pieces;
+  for (std::vector<DecodePiece>& own : of) {
+    own.resize(most);
+    pieces.insert(pieces.end(), own.begin(), own.end());
+  }
+  return pieces;
 }
 
 PrefillPieces::PrefillPieces(int64_t rows, int members) : rows_(rows), members_(members) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "base/thread_pool.h"
 #include "helm/plan.h"
@@ -11,16 +12,26 @@ namespace helm::cpu {
 
 // The rows of all parts, stacked.
 struct LinearRows {
-  int64_t rows = 0;
-  int64_t row_bytes = 1;  // of the part with the widest dtype
+  std::vector<int64_t> first_row;  // of each part, and behind the last
+  int64_t row_bytes = 1;           // of the part with the widest dtype
 
   static LinearRows of(const Plan& plan, const LinearOp& op);
 
-  // Rows of the pieces in which `members` share a matrix-vector product.
-  int64_t decode_piece(int members) const;
-  // The rows that a member reads unless others help it; see Team::parallel_for.
-  Team::Part decode_part(int member, int members) const;
+  int64_t rows() const { return first_row.back(); }
+  // The rows of a part that a member reads in steps of few tokens unless others help it.
+  Team::Part decode_part(int member, int members, size_t part) const;
 };
+
+// A piece of a matrix-vector product: a slice (see MatmulArgs) of some rows of one part.
+struct DecodePiece {
+  size_t part = 0;
+  int64_t first_row = 0;  // of the part
+  int64_t rows = 0;       // none: nothing to do
+  int64_t slice = 0;
+  int64_t slices = 1;
+};
+// As many for each member, one member's after the other's: what its decode_part has of each part.
+std::vector<DecodePiece> decode_pieces(const LinearRows& all, int members);
 
 // In steps of many tokens: panels of rows, and the last panel of each member in smaller pieces, so
 // that what is left to wait for at the end is short.

@@ -160,18 +160,18 @@ class BoundLinear : public BoundOp {
         scratch_(b.scratch),
         packed_(b.packed),
         cols_(b.width(op.in)),
-        all_(LinearRows::of(b.plan, op)) {
-    int64_t first_row = 0;
+        all_(LinearRows::of(b.plan, op)),
+        pieces_(decode_pieces(all_, static_cast<int>(b.scratch.size()))) {
     for (const LinearOp::Part& part : op.parts) {
-      parts_.push_back({Matrix(part.weight, b), b.vector(part.bias), first_row});
-      first_row += parts_.back().weight.rows();
+      parts_.push_back(
+          {Matrix(part.weight, b), b.vector(part.bias), all_.first_row[parts_.size()]});
     }
     args_.a = b.value(op.in);
     args_.a_stride = cols_;
     args_.cols = cols_;
     args_.accumulate = op.accumulate;
     args_.c = b.value(op.out);
-    args_.c_stride = all_.rows;
+    args_.c_stride = all_.rows();
     args_.packed = packed_;
   }
 
@@ -179,9 +179,13 @@ class BoundLinear : public BoundOp {
     const int64_t tokens = rows_of(step, per_output_);
     if (tokens == 0) return;
     if (tokens > kDecodeTokens) return run_prefill(tokens, team);
-    const int64_t piece = all_.decode_piece(team.size());
-    team.parallel_for(all_.rows, piece, [&](int64_t begin, int64_t end) {
-      for (const Part& part : parts_) run_part(part, begin, end, tokens, team.worker());
+    team.parallel_for(static_cast<int64_t>(pieces_.size()), 1, [&](int64_t index, int64_t) {
+      const DecodePiece& piece = pieces_[static_cast<size_t>(index)];
+      if (piece.rows == 0) return;
+      MatmulArgs args = args_;
+      args.slice = piece.slice;
+      args.slices = piece.slices;
+      run_rows(parts_[piece.part], piece.first_row, piece.rows, args, tokens, team.worker());
     });
   }
 
@@ -194,7 +198,7 @@ class BoundLinear : public BoundOp {
 
   // Parts that take the same packed input are computed together; nearly always that is all.
   void run_prefill(int64_t tokens, Team& team) const {
-    const PrefillPieces pieces(all_.rows, team.size());
+    const PrefillPieces pieces(all_.rows(), team.size());
     for (size_t first = 0, end = 0; first < parts_.size(); first = end) {
       if (first > 0) team.barrier();
       const DType dtype = parts_[first].weight.dtype();
@@ -229,14 +233,17 @@ class BoundLinear : public BoundOp {
   void run_part(const Part& part, int64_t begin, int64_t end, int64_t tokens, int worker) const {
     const int64_t first = std::max(begin, part.first_row);
     const int64_t last = std::min(end, part.first_row + part.weight.rows());
-    if (first >= last) return;
-    MatmulArgs args = args_;
+    if (first < last) run_rows(part, first - part.first_row, last - first, args_, tokens, worker);
+  }
+
+  void run_rows(const Part& part, int64_t first, int64_t rows, MatmulArgs args, int64_t tokens,
+                int worker) const {
     args.tokens = tokens;
-    args.rows = last - first;
-    args.bias = part.bias == nullptr ? nullptr : part.bias + (first - part.first_row);
-    args.c += first;
+    args.rows = rows;
+    args.bias = part.bias == nullptr ? nullptr : part.bias + first;
+    args.c += part.first_row + first;
     args.scratch = scratch_[static_cast<size_t>(worker)];
-    part.weight.multiply(args, first - part.first_row);
+    part.weight.multiply(args, first);
   }
 
   bool per_output_;
@@ -245,6 +252,7 @@ class BoundLinear : public BoundOp {
   std::byte* packed_;
   int64_t cols_;
   LinearRows all_;
+  std::vector<DecodePiece> pieces_;
   std::vector<Part> parts_;
   MatmulArgs args_{};
 };

@@ -16,19 +16,14 @@ namespace {
 void add_shares(const Plan& plan, const LinearOp& op, int members,
                 std::vector<std::vector<TensorShare>>& shares) {
   const cpu::LinearRows all = cpu::LinearRows::of(plan, op);
-  int64_t first_row = 0;
-  for (const LinearOp::Part& part : op.parts) {
-    const std::vector<int64_t>& shape = plan.tensors[static_cast<size_t>(part.weight)].shape;
-    std::vector<TensorShare>& own = shares[static_cast<size_t>(part.weight)];
-    const int64_t begin = first_row;
-    first_row += shape[0];
+  for (size_t i = 0; i < op.parts.size(); ++i) {
+    const auto tensor = static_cast<size_t>(op.parts[i].weight);
+    std::vector<TensorShare>& own = shares[tensor];
     if (!own.empty()) continue;  // belongs to the first op that reads it
+    const int64_t cols = plan.tensors[tensor].shape[1];
     for (int member = 0; member < members; ++member) {
-      const Team::Part rows = all.decode_part(member, members);
-      const int64_t first = std::max(rows.begin, begin);
-      const int64_t last = std::min(rows.end, first_row);
-      if (first >= last) continue;
-      own.push_back({(first - begin) * shape[1], (last - begin) * shape[1], member});
+      const Team::Part rows = all.decode_part(member, members, i);
+      if (rows.begin < rows.end) own.push_back({rows.begin * cols, rows.end * cols, member});
     }
   }
 }

@@ -102,7 +102,10 @@ void check_products(const Matrix& m, const cpu::KernelTable& table, int64_t toke
         bias,     c.data(), stride, scratch.data()};
     args.packed = packed.data();
     if (compressed) {
-      table.matmul_compressed(args, m.view().from(first));
+      args.slices = tokens <= cpu::kDecodeTokens ? 3 : 1;
+      for (; args.slice < args.slices; ++args.slice) {
+        table.matmul_compressed(args, m.view().from(first));
+      }
     } else {
       args.w = m.plain.data() + first * m.cols;
       table.matmul[kBf16](args);

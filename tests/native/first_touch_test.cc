@@ -54,7 +54,7 @@ TinyShape large(int threads, const char* dtype = "f32") {
 struct Calls {
   struct Call {
     uintptr_t weights;
-    int64_t rows;
+    int64_t rows;  // of all slices, with the last of them
   };
   explicit Calls(int members) : scratch(static_cast<size_t>(members)), of(scratch.size()) {}
 
@@ -68,7 +68,8 @@ void record(const helm::cpu::MatmulArgs& args) {
   const auto member =
       static_cast<size_t>(static_cast<const std::byte*>(args.scratch) - calls->scratch.data());
   std::vector<Calls::Call>& own = calls->of[member];
-  own.push_back({reinterpret_cast<uintptr_t>(args.w), args.rows});
+  own.push_back({reinterpret_cast<uintptr_t>(args.w),
+                 args.slice + 1 == args.slices ? args.rows : int64_t{0}});
   if (own.size() > 1) return;
   ++calls->started;
   while (calls->started.load() < calls->of.size()) std::this_thread::yield();

@@ -7,6 +7,59 @@
 
 namespace helm::test {
 
+TEST_CASE("every slice of a member's rows of each part is one piece of a product of few tokens") {
+  for (const std::vector<int64_t>& first_row :
+       std::vector<std::vector<int64_t>>{{0, 1},
+                                         {0, 100},
+                                         {0, 16, 20, 24},
+                                         {0, 2048, 3072, 4096},
+                                         {0, 3072, 6144},
+                                         {0, 151936}}) {
+    for (const int members : {1, 2, 3, 16}) {
+      CAPTURE(first_row.back());
+      CAPTURE(members);
+      const cpu::LinearRows all{first_row, 2048};
+      const std::vector<cpu::DecodePiece> pieces = cpu::decode_pieces(all, members);
+      REQUIRE(pieces.size() % static_cast<size_t>(members) == 0);
+      const size_t each = pieces.size() / static_cast<size_t>(members);
+      std::vector<int64_t> covered(first_row.size() - 1);
+      for (int member = 0; member < members; ++member) {
+        const cpu::DecodePiece* next = pieces.data() + static_cast<size_t>(member) * each;
+        const cpu::DecodePiece* const end = next + each;
+        for (size_t part = 0; part < covered.size(); ++part) {
+          const Team::Part rows = all.decode_part(member, members, part);
+          if (rows.begin == rows.end) continue;
+          REQUIRE(rows.begin == covered[part]);
+          covered[part] = rows.end;
+          REQUIRE(next != end);
+          for (int64_t slice = 0, slices = next->slices; slice < slices; ++slice, ++next) {
+            REQUIRE(next != end);
+            REQUIRE(next->part == part);
+            REQUIRE(next->first_row == rows.begin);
+            REQUIRE(next->rows == rows.end - rows.begin);
+            REQUIRE(next->slice == slice);
+            REQUIRE(next->slices == slices);
+          }
+        }
+        for (; next != end; ++next) REQUIRE(next->rows == 0);
+      }
+      for (size_t part = 0; part < covered.size(); ++part) {
+        REQUIRE(covered[part] == first_row[part + 1] - first_row[part]);
+      }
+    }
+  }
+}
+
+TEST_CASE("a member's rows of a large product of few tokens are many pieces, of a small one few") {
+  const auto pieces_of = [](int64_t rows) {
+    return cpu::decode_pieces({{0, rows}, 2048}, 2).size() / 2;
+  };
+  CHECK(pieces_of(16) == 1);
+  CHECK(pieces_of(128) == 2);
+  CHECK(pieces_of(4096) == 8);
+  CHECK(pieces_of(151936) > 250);
+}
+
 TEST_CASE("pieces of a product of many tokens cover it once") {
   for (const int64_t rows : {1, 31, 32, 200, 256, 1024, 1500, 4096}) {
     for (const int members : {1, 2, 3, 16}) {

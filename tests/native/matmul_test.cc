@@ -181,4 +181,30 @@ TEST_CASE("matmul: the bits of C(t, r) do not depend on tokens or on the row spl
   }
 }
 
+TEST_CASE("matmul: slices of the rows, in any order, are all of them once") {
+  for (DType dtype : kAllTypes) {
+    for (const cpu::KernelTable* table : products(dtype)) {
+      for (int64_t rows : sampled<int64_t>({67, 1, 4, 31, 33, 200})) {
+        for (int64_t tokens : {1, 2, 3, 5, 8}) {
+          const Problem p{tokens, rows, 300, true, true, Fill::kLarge};
+          const Data d(p, dtype, 500);
+          const Scratch scratch(*table, 64);
+          const std::vector<float> before = d.c.copy();
+          cpu::MatmulArgs args = args_of(p, d, scratch);
+          multiply(*table, dtype, args);
+          const std::vector<float> want = d.c.copy();
+          for (int64_t slices : sampled<int64_t>({2, 3, 7, 64})) {
+            std::copy(before.begin(), before.end(), d.c.data());
+            args.slices = slices;
+            for (args.slice = slices - 1; args.slice >= 0; --args.slice) {
+              multiply(*table, dtype, args);
+            }
+            CHECK(compare_bits(d.c.copy(), want, label_of(*table, dtype, p, slices)) == "");
+          }
+        }
+      }
+    }
+  }
+}
+
 }  // namespace helm::test

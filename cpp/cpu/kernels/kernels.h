@@ -28,6 +28,11 @@ struct MatmulArgs {
   int64_t c_stride;   // elements
   void* scratch;      // KernelTable::scratch_bytes, 64-byte aligned, private to the calling thread
   const void* packed = nullptr;  // all tiles of A; for more tokens than KernelTable::direct_tokens
+  // Of kDecodeTokens tokens at most the call computes one slice of the rows; all slices together
+  // compute each row once. Which rows are whose is up to the kernel, which goes on where the slice
+  // before has stopped reading.
+  int64_t slice = 0;
+  int64_t slices = 1;
 };
 
 // A for products of many tokens, as their kernel reads it: packed once, in tiles of tokens that

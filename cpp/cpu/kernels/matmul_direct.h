@@ -213,7 +213,9 @@ void direct_rows(const MatmulArgs& m, const Weights& w, int64_t tiles) {
       columns(count, columns_of<P>(m, k0, min_of(Weights::kCols, m.cols - k0)), row, k0);
     }
   };
-  for (int64_t i = 0; i < step; ++i) group(Count<kRows>{}, i);
+  const int64_t end = step * (m.slice + 1) / m.slices;
+  for (int64_t i = step * m.slice / m.slices; i < end; ++i) group(Count<kRows>{}, i);
+  if (m.slice + 1 < m.slices) return;
   for (int64_t r = step * kRows; r < m.rows; ++r) group(Count<1>{}, r);
 }
 
