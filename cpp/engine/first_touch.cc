@@ -1,6 +1,5 @@
 #include "engine/first_touch.h"
 
-#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <memory>
