@@ -54,7 +54,8 @@ TinyShape large(int threads, const char* dtype = "f32") {
 struct Calls {
   struct Call {
     uintptr_t weights;
-    int64_t rows;  // of all slices, with the last of them
+    int64_t rows;
+    int64_t slice, slices;
   };
   explicit Calls(int members) : scratch(static_cast<size_t>(members)), of(scratch.size()) {}
 
@@ -68,8 +69,7 @@ void record(const helm::cpu::MatmulArgs& args) {
   const auto member =
       static_cast<size_t>(static_cast<const std::byte*>(args.scratch) - calls->scratch.data());
   std::vector<Calls::Call>& own = calls->of[member];
-  own.push_back({reinterpret_cast<uintptr_t>(args.w),
-                 args.slice + 1 == args.slices ? args.rows : int64_t{0}});
+  own.push_back({reinterpret_cast<uintptr_t>(args.w), args.rows, args.slice, args.slices});
   if (own.size() > 1) return;
   ++calls->started;
   while (calls->started.load() < calls->of.size()) std::this_thread::yield();
@@ -131,13 +131,25 @@ TEST_CASE("weights belong to the member whose decode begins with them") {
         rows += plan.tensors[tensor].shape[0];
       }
       REQUIRE(begins.size() == static_cast<size_t>(members));
+      std::map<uintptr_t, std::vector<int>> slices;  // how often each ran, by where its rows start
       for (int member = 0; member < members; ++member) {
         const auto& own = seen.of[static_cast<size_t>(member)];
         REQUIRE_FALSE(own.empty());
         CHECK(own[0].weights == begins.at(member));
-        for (const Calls::Call& call : own) rows -= call.rows;
+        for (const Calls::Call& call : own) {
+          std::vector<int>& ran = slices[call.weights];
+          if (ran.empty()) {
+            ran.resize(static_cast<size_t>(call.slices));
+            rows -= call.rows;
+          }
+          REQUIRE(ran.size() == static_cast<size_t>(call.slices));
+          ++ran[static_cast<size_t>(call.slice)];
+        }
       }
       CHECK(rows == 0);
+      for (const auto& [weights, ran] : slices) {
+        CHECK(ran == std::vector<int>(ran.size(), 1));
+      }
     }
   }
 }
