@@ -23,6 +23,7 @@ from figures import (
     around,
     bar_values,
     bars,
+    compressed,
     engines_of,
     process_figures,
     rounds_of,
@@ -94,7 +95,7 @@ def start_sheet(model: dict) -> Sheet:
 def bar_sheet(model: dict) -> Sheet:
     """A row per bar that applies to this shape."""
     rounds, rows = rounds_of(model), []
-    for bar in bars(model["engines"], tier_of(model)):
+    for bar in bars(model["engines"], tier_of(model), compressed(model)):
         if bar.shapes is not None and model["shape"] not in bar.shapes:
             continue
         values = bar_values(bar, rounds)

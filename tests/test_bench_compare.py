@@ -18,6 +18,7 @@ import engines_here
 from compare_report import bar_sheet, speed_sheet, start_sheet
 from engine_process import TooSlow
 from figures import (
+    AS_STORED,
     FLOPS,
     OF_PEAK,
     OF_READ,
@@ -157,6 +158,7 @@ def test_figures_of_a_decode_are_shares_of_the_ceilings_around_it() -> None:
     smaller = run_figures(run, what, CONFIG, "bf16", 3.0 * (BLOCKS + HEAD) / 2)
     fewer = (BLOCKS + HEAD) / 2
     assert smaller[OF_READ] == pytest.approx(64 * (size - fewer) / 2.0 / 2e9)
+    assert smaller[AS_STORED] == found[AS_STORED] == found[OF_READ]
     assert found[OTHER_OPS] == pytest.approx(0.1)  # norms, and what no op accounts for
 
 
@@ -241,6 +243,20 @@ def test_helm_on_avx2_has_the_goal_of_avx2() -> None:
     assert "decode, of the read ceiling" not in rows
     assert rows["decode on AVX2 alone, of the read ceiling"][1] == "helm"
     assert rows["decode on AVX2 alone, of the read ceiling"][3] == ">= 88%"
+
+
+def test_goals_of_reading_are_set_to_the_checkpoints_bytes_too_where_fewer_are_read() -> None:
+    process = process_of("helm", run_of("decode", 0.001))
+    stored = 2.0 * (BLOCKS + HEAD)
+    process["weight_bytes"] = stored
+    assert not any("checkpoint" in row[0] for row in bar_sheet(model_of([process])).rows)
+    process["weight_bytes"] = 0.75 * stored
+    rows = {row[0]: row for row in bar_sheet(model_of([process])).rows}
+    read = rows["decode, of the read ceiling"]
+    as_stored = rows["decode, of reading the checkpoint's bytes"]
+    assert as_stored[3] == read[3] == ">= 93%"
+    share = [float(row[2].split("%")[0]) for row in (read, as_stored)]
+    assert share[0] < share[1] < share[0] / 0.75  # keys and values are what they are
 
 
 def test_tables_have_a_row_for_each_scenario_that_an_engine_measured() -> None:
