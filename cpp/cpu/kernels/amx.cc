@@ -5,6 +5,7 @@
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
 #define HELM_HAS_AMX
 #include "cpu/kernels/amx_tiles.h"
+#include "cpu/kernels/matmul_tiles.h"
 #endif
 
 namespace helm::cpu {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cpu/kernels/dot_avx512bf16.h"
-#include "cpu/kernels/matmul_tiles.h"
+#include "cpu/kernels/tiles.h"
 
 namespace helm::cpu {
 namespace {
