@@ -23,9 +23,9 @@ from figures import (
     around,
     bar_values,
     bars,
-    compressed,
     engines_of,
     process_figures,
+    reads_compressed,
     rounds_of,
     scenarios_of,
     series,
@@ -95,7 +95,7 @@ def start_sheet(model: dict) -> Sheet:
 def bar_sheet(model: dict) -> Sheet:
     """A row per bar that applies to this shape."""
     rounds, rows = rounds_of(model), []
-    for bar in bars(model["engines"], tier_of(model), compressed(model)):
+    for bar in bars(model["engines"], tier_of(model), reads_compressed(model)):
         if bar.shapes is not None and model["shape"] not in bar.shapes:
             continue
         values = bar_values(bar, rounds)

@@ -90,11 +90,11 @@ def run_figures(
         if ops:
             found[PRODUCTS] = products / ops["linear"] / peak
     else:
-        moved = step_bytes(config, dtype, scenario, weight_bytes)
-        rate = moved * scenario.steps / seconds
+        steps_per_s, ceiling = scenario.steps / seconds, around(run, "read_bytes_per_s")
+        rate = step_bytes(config, dtype, scenario, weight_bytes) * steps_per_s
         found[MEMORY] = rate / 1e9
-        found[OF_READ] = rate / around(run, "read_bytes_per_s")
-        found[AS_STORED] = found[OF_READ] * step_bytes(config, dtype, scenario) / moved
+        found[OF_READ] = rate / ceiling
+        found[AS_STORED] = step_bytes(config, dtype, scenario) * steps_per_s / ceiling
     if run.get("alone_seconds"):
         found[TIMES] = scenario.sequences * run["alone_seconds"] / seconds
     if ops:
@@ -136,7 +136,7 @@ def tier_of(model: dict) -> str:
     return tiers[0] if tiers else ""
 
 
-def compressed(model: dict) -> bool:
+def reads_compressed(model: dict) -> bool:
     """Whether an engine reads fewer bytes of weights than the checkpoint has."""
     stored = sum(matrix_elements(model["config"])) * BYTES[model["dtype"]]
     return any((p.get("weight_bytes") or stored) < stored for p in _processes(model))
