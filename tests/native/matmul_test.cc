@@ -124,6 +124,13 @@ TEST_CASE("matmul: every token count and ragged rows") {
   }
 }
 
+TEST_CASE("matmul: long rows of one token, in tiles of their own") {
+  uint32_t seed = 250;
+  for (int64_t rows : {1, 7, 8, 9, 31}) {
+    for (int64_t cols : {2048, 2049, 3100}) check_problem({1, rows, cols, true, true}, seed++);
+  }
+}
+
 TEST_CASE("matmul: bias, accumulation and hard inputs") {
   uint32_t seed = 300;
   for (Fill fill : kFills) {
@@ -186,7 +193,8 @@ TEST_CASE("matmul: slices of the rows, in any order, are all of them once") {
     for (const cpu::KernelTable* table : products(dtype)) {
       for (int64_t rows : sampled<int64_t>({67, 1, 4, 31, 33, 200})) {
         for (int64_t tokens : {1, 2, 3, 5, 8}) {
-          const Problem p{tokens, rows, 300, true, true, Fill::kLarge};
+          const int64_t cols = tokens == 1 && rows < 100 ? 2100 : 300;
+          const Problem p{tokens, rows, cols, true, true, Fill::kLarge};
           const Data d(p, dtype, 500);
           const Scratch scratch(*table, 64);
           const std::vector<float> before = d.c.copy();

@@ -13,6 +13,11 @@ inline constexpr int kQuad = 4;  // sums reduced together
 // So many tokens meet compressed rows one after the other, whose words then stay in registers; of
 // more, each is loaded once for all rows.
 inline constexpr int kTokensByRow = 2;
+// One token and rows of more columns than these: its values and a tile's weights are more than L1
+// holds, so that the values come from L2, for every tile anew. Tiles of more rows ask for them less
+// often (Zen 4: a fifth of a product's rate while memory is fast); where L1 holds both, more
+// streams cost a tenth.
+inline constexpr int64_t kColsInL1 = 2048;
 
 // C(t, r) = [C(t, r)] + [bias(r)] for the given rows: where the sum over k starts.
 HELM_INLINE float start_value(const MatmulArgs& m, int64_t t, int64_t r) {
@@ -174,17 +179,13 @@ MatmulArgs columns_of(const MatmulArgs& m, int64_t k0, int64_t cols) {
   return part;
 }
 
-// All tokens in tiles of C or C - 1, one group of rows after the other: a group's weights come from
-// memory for the first tile and from cache for the others. Of several tiles each asks for its share
-// of what comes next, so that memory is busy during all of them. Once: a single tile reads rows
-// that it makes plain itself; others are tiled as stored rows are, whatever they were made from.
-template <class P, int C, bool Once, class Weights>
+// All tokens in tiles of kRows rows and C or C - 1 tokens, one group of rows after the other: a
+// group's weights come from memory for the first tile and from cache for the others. Of several
+// tiles each asks for its share of what comes next, so that memory is busy during all of them.
+// Once: a single tile reads rows that it makes plain itself.
+template <class P, int C, int kRows, bool Once, class Weights>
 void direct_rows(const MatmulArgs& m, const Weights& w, int64_t tiles) {
   static_assert(Weights::kCols == INT64_MAX || Weights::kCols % P::kBlock == 0);
-  constexpr int kRows = [] {
-    if constexpr (Once) return Weights::kRowsPerTokens[C];
-    return P::V::kRowsPerTokens[C];
-  }();
   const int64_t full = m.tokens - tiles * (C - 1);  // tiles of C tokens, they come first
   const int64_t step = m.rows / kRows;
   const auto columns = [&](auto count, const MatmulArgs& part, int64_t row,
@@ -219,7 +220,8 @@ void direct_rows(const MatmulArgs& m, const Weights& w, int64_t tiles) {
   for (int64_t r = step * kRows; r < m.rows; ++r) group(Count<1>{}, r);
 }
 
-// Tokens are cut into tiles as even as possible.
+// Tokens are cut into tiles as even as possible. Compressed rows that several tiles read are tiled
+// as stored ones are.
 template <class P, class Weights>
 void direct_product(const MatmulArgs& m, const Weights& w) {
   constexpr int kMax = Weights::kTileTokens;
@@ -228,10 +230,15 @@ void direct_product(const MatmulArgs& m, const Weights& w) {
   const int64_t tiles = (m.tokens + most - 1) / most;
   const auto rows = [&](auto count) HELM_LAMBDA_INLINE {
     constexpr int C = decltype(count)::value;
+    using V = typename P::V;
     if constexpr (Weights::kReadOnce) {
-      if (tiles == 1) return direct_rows<P, C, true>(m, w, 1);
+      if (tiles == 1) return direct_rows<P, C, Weights::kRowsPerTokens[C], true>(m, w, 1);
+    } else if constexpr (C == 1) {
+      if (m.cols > kColsInL1) return direct_rows<P, 1, V::kLongRowsPerTile, false>(m, w, tiles);
     }
-    if constexpr (C <= P::V::kDirectTile) direct_rows<P, C, false>(m, w, tiles);
+    if constexpr (C <= V::kDirectTile) {
+      direct_rows<P, C, V::kRowsPerTokens[C], false>(m, w, tiles);
+    }
   };
   switch ((m.tokens + tiles - 1) / tiles) {
     case 1:

@@ -25,6 +25,7 @@ struct VecAvx2 {
   // 3: a seventh of one token's products from memory); with three tokens four rows leave no
   // register.
   static constexpr int kRowsPerTokens[5] = {0, 3, 3, 3, 3};
+  static constexpr int kLongRowsPerTile = 8;  // one token, see kColsInL1
   static constexpr int kDirectTile = 4;
   static constexpr bool kKeepOrder = true;  // see keep_order
   // Rows per tile of compressed weights that it makes plain itself.

@@ -22,8 +22,9 @@ struct VecAvx512 {
   static constexpr int64_t kPanelRows = 128;  // with a block of k half a megabyte, half of L2
   static constexpr int64_t kDirectTokens = 96;
   // Rows per direct tile by tokens. For one token four streams measured faster than six (Zen 4, a
-  // twentieth where rows are of 2 KiB) and no slower than two where they are longer.
+  // twentieth where rows are of 2 KiB); of long rows eight, faster than six or twelve.
   static constexpr int kRowsPerTokens[7] = {0, 4, 4, 6, 6, 4, 4};
+  static constexpr int kLongRowsPerTile = 8;  // see kColsInL1
   static constexpr int kDirectTile = 6;
   static constexpr bool kKeepOrder = false;
   // Rows per tile of compressed weights that it makes plain itself.

@@ -21,6 +21,7 @@ struct VecScalar {
   static constexpr int64_t kPanelRows = 128;
   static constexpr int64_t kDirectTokens = 8;
   static constexpr int kRowsPerTokens[3] = {0, 4, 2};
+  static constexpr int kLongRowsPerTile = 4;
   static constexpr int kDirectTile = 2;
   static constexpr bool kKeepOrder = false;
   // Rows per tile of compressed weights that it makes plain itself.
