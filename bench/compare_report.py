@@ -21,6 +21,7 @@ from figures import (
     PRODUCTS,
     RATE,
     around,
+    bar_limits,
     bar_values,
     bars,
     engines_of,
@@ -98,12 +99,14 @@ def bar_sheet(model: dict) -> Sheet:
     for bar in bars(model["engines"], tier_of(model), reads_compressed(model)):
         if bar.shapes is not None and model["shape"] not in bar.shapes:
             continue
-        values = bar_values(bar, rounds)
+        values, limits = bar_values(bar, rounds), bar_limits(bar, rounds)
         goal = f"{bar.goal:.0%}" if bar.percent else f"{bar.goal:g}x"
         sign = "<" if bar.at_most else ">="
         verdict = ("met" if bar.met(values) else "NOT MET") if values else "not measured"
-        rows.append((bar.text, bar.engine, _value(values, bar.percent), f"{sign} {goal}", verdict))
-    return Sheet(f"{_name(model)}, bars", ("bar", "engine", "measured", "goal", ""), rows, 2)
+        measured, limit = _value(values, bar.percent), _value(limits, bar.percent)
+        rows.append((bar.text, bar.engine, measured, limit, f"{sign} {goal}", verdict))
+    columns = ("bar", "engine", "measured", "at the roofline", "goal", "")
+    return Sheet(f"{_name(model)}, bars", columns, rows, 2)
 
 
 def sheets(document: dict) -> list[Sheet]:

@@ -27,7 +27,11 @@ FLOPS = "GFLOP/s"
 OF_PEAK = "of f32 peak"
 PRODUCTS = "products of f32 peak"
 OTHER_OPS = "other ops"
+OF_ROOFLINE = "of roofline"
 TIMES = "times one sequence"
+
+# HELM's tiers that multiply bf16 weights in bf16.
+BF16_TIERS = ("avx512bf16", "amx")
 
 
 def matrix_elements(config: dict) -> tuple[int, int]:
@@ -75,18 +79,24 @@ def around(run: dict, ceiling: str) -> float:
 
 
 def run_figures(
-    run: dict, scenario: Scenario, config: dict, dtype: str, weight_bytes: float | None = None
+    run: dict,
+    scenario: Scenario,
+    config: dict,
+    dtype: str,
+    weight_bytes: float | None = None,
+    in_f32: bool = True,
 ) -> dict[str, float]:
     """Of one run; shares are of the ceilings right before and after it. weight_bytes: see
-    `step_bytes`."""
-    seconds, ops = run["seconds"], run["ops"]
+    `step_bytes`. in_f32: whether products are in f32, which the peak then bounds."""
+    seconds, ops, peak = run["seconds"], run["ops"], around(run, "fma_flops")
     found = {RATE: scenario.tokens / seconds}
     if scenario.kind == "prefill":
         products = product_flops(config, scenario.tokens)
         flops = products + attention_flops(config, scenario.tokens)
-        peak = around(run, "fma_flops")
         found[FLOPS] = flops / seconds / 1e9
         found[OF_PEAK] = flops / seconds / peak
+        if in_f32:
+            found[OF_ROOFLINE] = found[OF_PEAK]
         if ops:
             found[PRODUCTS] = products / ops["linear"] / peak
     else:
@@ -95,6 +105,8 @@ def run_figures(
         found[MEMORY] = rate / 1e9
         found[OF_READ] = rate / ceiling
         found[AS_STORED] = step_bytes(config, dtype, scenario) * steps_per_s / ceiling
+        computed = 2.0 * sum(matrix_elements(config)) * scenario.sequences * steps_per_s / peak
+        found[OF_ROOFLINE] = max(found[OF_READ], computed if in_f32 else 0.0)
     if run.get("alone_seconds"):
         found[TIMES] = scenario.sequences * run["alone_seconds"] / seconds
     if ops:
@@ -111,7 +123,8 @@ def rounds_of(model: dict) -> list[Figures]:
 
     def of_run(process: dict, run: dict) -> dict[str, float]:
         scenario, read = scenarios[run["scenario"]], process.get("weight_bytes")
-        return run_figures(run, scenario, model["config"], model["dtype"], read)
+        in_f32 = model["dtype"] != "bf16" or process["details"].get("isa") not in BF16_TIERS
+        return run_figures(run, scenario, model["config"], model["dtype"], read, in_f32)
 
     return [
         {(p["engine"], run["scenario"]): of_run(p, run) for p in processes for run in p["runs"]}
@@ -164,6 +177,7 @@ class Bar:
     at_most: bool = False
     percent: bool = True
     shapes: tuple[str, ...] | None = None  # None: all
+    scenario: str = ""  # of a ratio: whose roofline limits it
 
     def met(self, values: Sequence[float]) -> bool:
         """Whether the median is where it should be."""
@@ -198,7 +212,13 @@ def bars(engines: Sequence[str], tier: str = "", compressed: bool = False) -> li
     compressed: goals of what is read are also set to tokens/s, as an engine would make them that
     reads the checkpoint's own bytes at that share of the ceiling.
     """
-    ratio = {"percent": False}
+
+    def ratio(
+        text: str, engine: str, goal: float, scenario: str, of: Callable[..., Any], to: str
+    ) -> Bar:
+        value = of(engine, scenario, to)
+        return Bar(text, engine, goal, value, percent=False, scenario=scenario)
+
     tiers = [e for e in engines if family(e) == "helm" and variant(e) not in ("avx2", "scalar")]
     avx2 = "helm" if tier == "avx2" else "helm:avx2"
     bases = [(OF_READ, "of the read ceiling")]
@@ -215,27 +235,27 @@ def bars(engines: Sequence[str], tier: str = "", compressed: bool = False) -> li
     found += reading("decode on AVX2 alone", avx2, "decode", 0.88)
     for engine in tiers:
         found += [
-            Bar("decode over llama.cpp, its better setting", engine, 1.3,
-                _over_best(engine, "decode", "llama.cpp"), **ratio),
+            ratio("decode over llama.cpp, its better setting", engine, 1.3,
+                "decode", _over_best, "llama.cpp"),
             Bar("prefill of 512, products, of the f32 peak", engine, 0.85,
                 _share(engine, "prefill-512", PRODUCTS)),
-            Bar("prefill of 512 over llama.cpp, its better setting", engine, 1.4,
-                _over_best(engine, "prefill-512", "llama.cpp"), **ratio),
-            Bar("prefill of 512 over transformers in f32", engine, 1.0,
-                _over(engine, "prefill-512", "transformers:f32"), **ratio),
+            ratio("prefill of 512 over llama.cpp, its better setting", engine, 1.4,
+                "prefill-512", _over_best, "llama.cpp"),
+            ratio("prefill of 512 over transformers in f32", engine, 1.0,
+                "prefill-512", _over, "transformers:f32"),
         ]  # fmt: skip
     return [
         *found,
         Bar("prefill of 4,096 with attention, of the f32 peak", "helm", 0.75,
             _share("helm", "prefill-4096", OF_PEAK)),
-        Bar("4 sequences over one", "helm", 3.6, _share("helm", "decode-x4", TIMES), **ratio),
-        Bar("8 sequences over one", "helm", 6.0, _share("helm", "decode-x8", TIMES), **ratio),
+        ratio("4 sequences over one", "helm", 3.6, "decode-x4", _share, TIMES),
+        ratio("8 sequences over one", "helm", 6.0, "decode-x8", _share, TIMES),
         *reading("decode at 4,096", "helm", "decode@4096", 0.85),
         *reading("decode at 32,768", "helm", "decode@32768", 0.85),
-        Bar("decode at 4,096 over llama.cpp as it comes", "helm", 3.0,
-            _over("helm", "decode@4096", "llama.cpp"), **ratio),
-        Bar("decode at 4,096 over llama.cpp, its better setting", "helm", 1.3,
-            _over_best("helm", "decode@4096", "llama.cpp"), **ratio),
+        ratio("decode at 4,096 over llama.cpp as it comes", "helm", 3.0,
+            "decode@4096", _over, "llama.cpp"),
+        ratio("decode at 4,096 over llama.cpp, its better setting", "helm", 1.3,
+            "decode@4096", _over_best, "llama.cpp"),
         Bar("all but products and attention, of a decode step", "helm", 0.03,
             _share("helm", "decode", OTHER_OPS), at_most=True, shapes=("qwen3-0.6b",)),
     ]  # fmt: skip
@@ -247,6 +267,18 @@ def bar_values(bar: Bar, rounds: Sequence[Figures]) -> list[float]:
     for found in rounds:
         try:
             values.append(bar.value(found))
+        except KeyError:
+            continue
+    return values
+
+
+def bar_limits(bar: Bar, rounds: Sequence[Figures]) -> list[float]:
+    """What a ratio's value would be at the roofline: reading at the ceiling or computing at the
+    peak, whichever takes longer, beside the same peer. Empty of shares, which are of it already."""
+    values = []
+    for found in rounds:
+        try:
+            values.append(bar.value(found) / found[bar.engine, bar.scenario][OF_ROOFLINE])
         except KeyError:
             continue
     return values
