@@ -26,10 +26,10 @@ HELM_INLINE float start_value(const MatmulArgs& m, int64_t t, int64_t r) {
 }
 
 // acc(r, t) += the sum over kChunk columns from k on of compressed rows, without escapes, times
-// tokens.
-template <class P, int R, int T, class Rows, class Input, class F>
+// tokens. What comes later is fetched meanwhile.
+template <class P, int R, int T, class Rows, class Input, class Ask, class F>
 HELM_INLINE void compressed_chunk(const Rows& rows, const Input* a, int64_t a_stride, int64_t k,
-                                  F* acc) {
+                                  const Ask& prefetch, F* acc) {
   using Words = typename Rows::Words;
   each<Rows::kVectors>([&](auto which) HELM_LAMBDA_INLINE {
     constexpr int I = decltype(which)::value;
@@ -41,6 +41,7 @@ HELM_INLINE void compressed_chunk(const Rows& rows, const Input* a, int64_t a_st
       HELM_UNROLL
       for (int r = 0; r < R; ++r) {
         Words words[2];
+        rows.template fetch_vector<I>(r, k, prefetch);
         rows.template vector<I>(r, k, words);
         HELM_UNROLL
         for (int i = 0; i < 2; ++i) {
@@ -56,7 +57,10 @@ HELM_INLINE void compressed_chunk(const Rows& rows, const Input* a, int64_t a_st
     } else {
       Words words[R][2];
       HELM_UNROLL
-      for (int r = 0; r < R; ++r) rows.template vector<I>(r, k, words[r]);
+      for (int r = 0; r < R; ++r) {
+        rows.template fetch_vector<I>(r, k, prefetch);
+        rows.template vector<I>(r, k, words[r]);
+      }
       HELM_UNROLL
       for (int i = 0; i < 2; ++i) {
         each<P::kPerWords>([&](auto part) HELM_LAMBDA_INLINE {
@@ -79,9 +83,9 @@ HELM_INLINE void compressed_chunk(const Rows& rows, const Input* a, int64_t a_st
 
 // R rows, row_step apart, times T tokens. The R streams are far apart in memory, so each is
 // sequential and is prefetched on its own (adjacent rows measured a fifth to two fifths slower).
-template <class P, int R, int T, class Rows>
+template <class P, int R, int T, class Rows, class Ask>
 void direct_tile(const MatmulArgs& m, const Rows& rows, int64_t row, int64_t row_step,
-                 int64_t token, Prefetch prefetch) {
+                 int64_t token, Ask prefetch) {
   using V = typename P::V;
   using Store = typename P::Store;
   using F = typename V::F;
@@ -135,13 +139,14 @@ void direct_tile(const MatmulArgs& m, const Rows& rows, int64_t row, int64_t row
       if constexpr (Rows::kCompressed) {
         const int64_t plain = rows.next_plain(k, k1);
         for (; k < plain; k += kChunk) {
-          rows.fetch_chunk(k, prefetch);
-          compressed_chunk<P, R, T>(rows, a, a_step, k, acc);
+          compressed_chunk<P, R, T>(rows, a, a_step, k, prefetch, acc);
+          Rows::next_chunk(prefetch);
         }
         if (k == k1) break;
         end = min_of(k1, k + kChunk);
         rows.fetch_chunk(k, prefetch);
         rows.make_plain(k, end);
+        Rows::next_chunk(prefetch);
       }
       for (; k + kSteps * P::kStep <= end; k += kSteps * P::kStep) {
         rows.template fetch<R>(k, prefetch);
@@ -182,7 +187,7 @@ MatmulArgs columns_of(const MatmulArgs& m, int64_t k0, int64_t cols) {
 // All tokens in tiles of kRows rows and C or C - 1 tokens, one group of rows after the other: a
 // group's weights come from memory for the first tile and from cache for the others. Of several
 // tiles each asks for its share of what comes next, so that memory is busy during all of them.
-// Once: a single tile reads rows that it makes plain itself.
+// Once: there is one tile.
 template <class P, int C, int kRows, bool Once, class Weights>
 void direct_rows(const MatmulArgs& m, const Weights& w, int64_t tiles) {
   static_assert(Weights::kCols == INT64_MAX || Weights::kCols % P::kBlock == 0);
@@ -193,11 +198,11 @@ void direct_rows(const MatmulArgs& m, const Weights& w, int64_t tiles) {
     constexpr int R = decltype(count)::value;
     if constexpr (Once) {
       const auto rows = w.template rows_once<R>(row, step, k0);
-      direct_tile<P, R, C>(part, rows, row, step, 0, w.prefetch(part.cols, 0, 1));
+      direct_tile<P, R, C>(part, rows, row, step, 0, w.template prefetch_once<C>());
     } else {
       const auto rows = w.rows(row, step, R, k0, part.cols);
       for (int64_t i = 0, t = 0; i < tiles; ++i) {
-        const Prefetch prefetch = w.prefetch(part.cols, i, tiles);
+        const auto prefetch = w.prefetch(part.cols, i, tiles);
         if (i < full) {
           direct_tile<P, R, C>(part, rows, row, step, t, prefetch);
           t += C;
@@ -224,19 +229,19 @@ void direct_rows(const MatmulArgs& m, const Weights& w, int64_t tiles) {
 // as stored ones are.
 template <class P, class Weights>
 void direct_product(const MatmulArgs& m, const Weights& w) {
+  using V = typename P::V;
   constexpr int kMax = Weights::kTileTokens;
-  static_assert(kMax >= P::V::kDirectTile && kMax <= 8);
-  const int64_t most = m.tokens <= kMax ? kMax : P::V::kDirectTile;
+  static_assert(kMax >= V::kDirectTile && kMax <= 8);
+  const int64_t most = m.tokens <= kMax ? kMax : V::kDirectTile;
   const int64_t tiles = (m.tokens + most - 1) / most;
   const auto rows = [&](auto count) HELM_LAMBDA_INLINE {
     constexpr int C = decltype(count)::value;
-    using V = typename P::V;
-    if constexpr (Weights::kReadOnce) {
-      if (tiles == 1) return direct_rows<P, C, Weights::kRowsPerTokens[C], true>(m, w, 1);
-    } else if constexpr (C == 1) {
-      if (m.cols > kColsInL1) return direct_rows<P, 1, V::kLongRowsPerTile, false>(m, w, tiles);
+    constexpr int kRows = Weights::kRowsPerTokens[C], kLong = Weights::kLongRowsPerTile;
+    if constexpr (C == 1 && kLong != kRows) {
+      if (m.cols > kColsInL1) return direct_rows<P, 1, kLong, true>(m, w, 1);
     }
-    if constexpr (C <= V::kDirectTile) {
+    if (tiles == 1) return direct_rows<P, C, kRows, true>(m, w, 1);
+    if constexpr (C > 1 && C <= V::kDirectTile) {
       direct_rows<P, C, V::kRowsPerTokens[C], false>(m, w, tiles);
     }
   };

@@ -14,6 +14,11 @@ namespace {
 // and requests of memory would fill the buffers that those inputs need when they come from L2.
 inline constexpr int64_t kFarBytes = 1536;
 inline constexpr int64_t kNearBytes = 3 * kLineBytes;
+// A core drops requests to L2 while its queues are full, and so may lose many of a line that it
+// asks for once. Some tiles ask three times, so far apart (Zen 4: up to an eighth of a product's
+// rate, of compressed rows up to a quarter). Where computing takes as long as reading, or one token
+// leaves the asking to the hardware, that costs a few percent.
+inline constexpr int64_t kAskBytes = 1024;
 
 template <int N>
 struct Count {
@@ -31,8 +36,12 @@ HELM_INLINE void each(Body body) {
 }
 
 // What a tile asks of memory for later: in each row's stream the line at `far` bytes, which moves
-// on by `step` bytes with every line of weights computed.
+// on by `step` bytes with every line of weights computed; and, where it asks again, two lines on
+// the way there.
+template <bool Again>
 struct Prefetch {
+  static constexpr bool kAgain = Again;
+
   int64_t far;
   int64_t step;
 };
@@ -46,13 +55,18 @@ struct StoredRows {
   const Store* at;
   int64_t step;
 
-  template <int N>
-  HELM_INLINE void fetch(int64_t k, Prefetch& prefetch) const {
+  template <int N, class Ask>
+  HELM_INLINE void fetch(int64_t k, Ask& prefetch) const {
     HELM_UNROLL
     for (int r = 0; r < N; ++r) {
-      const Store* row = at + r * step;
-      __builtin_prefetch(reinterpret_cast<const char*>(row) + prefetch.far, 0, 2);
-      __builtin_prefetch(reinterpret_cast<const char*>(row + k) + kNearBytes);
+      const auto* row = reinterpret_cast<const char*>(at + r * step);
+      const auto* now = row + k * static_cast<int64_t>(sizeof(Store));
+      __builtin_prefetch(row + prefetch.far, 0, 2);
+      if constexpr (Ask::kAgain) {
+        __builtin_prefetch(now + 2 * kAskBytes, 0, 2);
+        __builtin_prefetch(now + kAskBytes, 0, 2);
+      }
+      __builtin_prefetch(now + kNearBytes);
     }
     prefetch.far += prefetch.step;
   }
@@ -62,8 +76,9 @@ struct StoredRows {
 HELM_INLINE constexpr int64_t compressed_bytes(int64_t cols) {
   return cols * kChunkBytes / kChunk;
 }
-// Farther than of stored rows, as a chunk's three lines are asked for together.
-inline constexpr int64_t kCompressedFarBytes = 2304;
+inline constexpr int64_t kCompressedAskBytes = 1152;
+// Of so many multiply-adds for a chunk of a row at most, tiles ask again.
+inline constexpr int64_t kOpsToAskAgain = 20;
 inline constexpr int64_t kCompressedLineBytes =
     compressed_bytes(kLineBytes / static_cast<int64_t>(sizeof(uint16_t)));
 
@@ -76,8 +91,8 @@ struct PlainRows {
   const std::byte* from;
   int64_t from_step;  // bytes
 
-  template <int N>
-  HELM_INLINE void fetch(int64_t, Prefetch& prefetch) const {
+  template <int N, class Ask>
+  HELM_INLINE void fetch(int64_t, Ask& prefetch) const {
     HELM_UNROLL
     for (int r = 0; r < N; ++r) __builtin_prefetch(from + r * from_step + prefetch.far, 0, 2);
     prefetch.far += prefetch.step;
@@ -155,58 +170,83 @@ struct CompressedRows {
       }
     }
   }
-  // With every chunk as much of what comes later is fetched.
-  HELM_INLINE void fetch_chunk(int64_t k, Prefetch& prefetch) const {
+  // With every chunk as much of what comes later is fetched, a share with each of its vectors:
+  // requests that come all at once are dropped more often.
+  template <int I, class Ask>
+  HELM_INLINE void fetch_vector(int r, int64_t k, const Ask& prefetch) const {
+    constexpr int64_t kLines = kChunkBytes / kLineBytes;
+    const std::byte* row = from + r * from_step;
+    const std::byte* now = row + compressed_bytes(k);
     HELM_UNROLL
-    for (int r = 0; r < N; ++r) {
-      const std::byte* row = from + r * from_step;
-      HELM_UNROLL
-      for (int64_t line = 0; line < kChunkBytes; line += kLineBytes) {
-        __builtin_prefetch(row + prefetch.far + line, 0, 2);
-        __builtin_prefetch(row + compressed_bytes(k) + kNearBytes + line);
+    for (int64_t i = I * kLines / kVectors; i < (I + 1) * kLines / kVectors; ++i) {
+      const int64_t line = i * kLineBytes;
+      __builtin_prefetch(row + prefetch.far + line, 0, 2);
+      if constexpr (Ask::kAgain) {
+        __builtin_prefetch(now + 2 * kCompressedAskBytes + line, 0, 2);
+        __builtin_prefetch(now + kCompressedAskBytes + line, 0, 2);
       }
+      __builtin_prefetch(now + kNearBytes + line);
     }
+  }
+  template <class Ask>
+  HELM_INLINE void fetch_chunk(int64_t k, const Ask& prefetch) const {
+    for (int r = 0; r < N; ++r) {
+      each<kVectors>([&](auto which) HELM_LAMBDA_INLINE {
+        fetch_vector<decltype(which)::value>(r, k, prefetch);
+      });
+    }
+  }
+  template <class Ask>
+  HELM_INLINE static void next_chunk(Ask& prefetch) {
     prefetch.far += kChunkBytes / kCompressedLineBytes * prefetch.step;
   }
-  template <int>
-  HELM_INLINE void fetch(int64_t, Prefetch&) const {}  // of columns made plain: with their chunk
+  template <int, class Ask>
+  HELM_INLINE void fetch(int64_t, Ask&) const {}  // of columns made plain: with their chunk
 };
 
-// Both kinds of weights give `count` rows, `step` rows apart, of which columns [k0, k0 + n) are
-// wanted, to be read by several tiles; of at most kCols columns at a time. The i-th of so many
-// tiles is to fetch its share of what comes later.
+// Both kinds of weights give R rows, `step` rows apart, from column k0 on, to be read by one tile
+// of T tokens, or `count` rows, of which columns [k0, k0 + n) are wanted, to be read by several
+// tiles; of at most kCols columns at a time. The i-th of so many tiles is to fetch its share of
+// what comes later.
 template <class V, class Store>
 struct StoredWeights {
-  static constexpr bool kReadOnce = false;
   static constexpr int64_t kCols = INT64_MAX;
   static constexpr int kTileTokens = V::kDirectTile;
+  static constexpr const auto& kRowsPerTokens = V::kRowsPerTokens;
+  static constexpr int kLongRowsPerTile = V::kLongRowsPerTile;
 
   const Store* w;  // [rows, cols]
   int64_t cols;
 
-  HELM_INLINE StoredRows<Store> rows(int64_t row, int64_t step, int64_t /*count*/, int64_t k0,
-                                     int64_t /*n*/) const {
+  template <int R>
+  HELM_INLINE StoredRows<Store> rows_once(int64_t row, int64_t step, int64_t k0) const {
     return {w + row * cols + k0, step * cols};
   }
-  HELM_INLINE Prefetch prefetch(int64_t /*n*/, int64_t i, int64_t tiles) const {
+  template <int T>
+  HELM_INLINE Prefetch<(T > 1)> prefetch_once() const {
+    return {T > 1 ? 3 * kAskBytes : kFarBytes, kLineBytes};
+  }
+  HELM_INLINE StoredRows<Store> rows(int64_t row, int64_t step, int64_t /*count*/, int64_t k0,
+                                     int64_t /*n*/) const {
+    return rows_once<1>(row, step, k0);
+  }
+  HELM_INLINE Prefetch<false> prefetch(int64_t /*n*/, int64_t i, int64_t tiles) const {
     const int64_t row_bytes = cols * static_cast<int64_t>(sizeof(Store));
-    const int64_t far = tiles == 1 ? kFarBytes : row_bytes;
-    return {far + row_bytes * i / tiles, (kLineBytes + tiles - 1) / tiles};
+    return {row_bytes + row_bytes * i / tiles, (kLineBytes + tiles - 1) / tiles};
   }
 };
 
 template <class P>
 struct CompressedWeights {
   using V = typename P::V;
-  static constexpr bool kReadOnce = true;
   static constexpr int64_t kCols = 2048;  // half of L1 takes the rows of a direct tile
   static constexpr int kTileTokens = P::kCompressedTile;
   static constexpr const auto& kRowsPerTokens = P::kCompressedRows;
+  static constexpr int kLongRowsPerTile = P::kCompressedRows[1];
 
   CompressedMatrix m;
   uint16_t* plain;  // plain_bytes(count, n)
 
-  // The same for N rows that one tile reads.
   template <int N>
   HELM_INLINE CompressedRows<P, N> rows_once(int64_t row, int64_t step, int64_t k0) const {
     constexpr int64_t kRowsAhead = kLineBytes / static_cast<int64_t>(sizeof(CompressedRow));
@@ -236,10 +276,14 @@ struct CompressedWeights {
     return {plain, plain_stride(n), m.chunks + row * row_bytes + compressed_bytes(k0),
             step * row_bytes};
   }
-  // Of several tiles, the same columns of the next row.
-  HELM_INLINE Prefetch prefetch(int64_t n, int64_t i, int64_t tiles) const {
-    const int64_t far = tiles == 1 ? kCompressedFarBytes : compressed_row_bytes(m.cols);
-    return {far + compressed_row_bytes(n) * i / tiles, (kCompressedLineBytes + tiles - 1) / tiles};
+  template <int T>
+  HELM_INLINE Prefetch<(T * kChunk / P::kStep <= kOpsToAskAgain)> prefetch_once() const {
+    return {3 * kCompressedAskBytes, kCompressedLineBytes};
+  }
+  // The same columns of the next row.
+  HELM_INLINE Prefetch<false> prefetch(int64_t n, int64_t i, int64_t tiles) const {
+    return {compressed_row_bytes(m.cols) + compressed_row_bytes(n) * i / tiles,
+            (kCompressedLineBytes + tiles - 1) / tiles};
   }
 };
 
