@@ -64,7 +64,7 @@ HELM_INLINE void output_pairs(const uint16_t* p, const float* correct, int64_t k
     __m512bh low[C], high[C];
     HELM_UNROLL
     for (int c = 0; c < C; ++c) {
-      if (ahead.by != 0) {
+      if (ahead.first) {
         const int64_t near = 4 * head_dim * int64_t{sizeof(*v)};
         fetch<kLineBytes>(first + c * kPairDims, ahead, near, end);
         fetch<kLineBytes>(first + c * kPairDims + head_dim, ahead, near, end);

@@ -11,16 +11,18 @@ namespace {
 inline constexpr int64_t kKeyBlock = 128;  // a tile's scores and K and V of a block stay in L2
 inline constexpr int kPvRows = 6;          // rows per register tile of the output
 
-// What is fetched while a block is read: for its bytes before `until` those that lie `by` on; by 0:
-// nothing.
+// What is fetched while a block is read, by the first of the tiles that read it: of the block
+// itself what comes next, and for its bytes before `until` those that lie `by` on.
 struct Ahead {
+  bool first = false;
   int64_t by = 0;
   const char* until = nullptr;
 
   // The following block, if there is one, as far as this one is as long.
   static Ahead of(const void* next, int64_t next_bytes, const void* now) {
-    if (next == nullptr) return {};
+    if (next == nullptr) return {true};
     return {
+        true,
         static_cast<int64_t>(reinterpret_cast<intptr_t>(next) - reinterpret_cast<intptr_t>(now)),
         static_cast<const char*>(now) + next_bytes};
   }
@@ -28,22 +30,23 @@ struct Ahead {
 
 // Of a block's elements at p, which end at `end`: fetches what lies ahead to L2, as a block more
 // would push this block's scores and keys out of a 32 KiB L1; and what lies `near` bytes on, of
-// this block, from there to L1. Lines in between are asked for once more: while its queues are full
-// a core drops requests, and a block in L2 is computed faster than memory delivers the next one
-// (Zen 4: 3 to 5 points of the ceiling).
+// this block, from there to L1. Lines in between are asked for twice more: while its queues are
+// full a core drops requests, and a block in L2 is computed faster than memory delivers the next
+// one (Zen 4: 3 to 5 points of the ceiling once, and again).
 inline constexpr int64_t kAgainBytes = 4096;
 template <int64_t Bytes>
 HELM_INLINE void fetch(const void* p, Ahead ahead, int64_t near, const void* end) {
   const auto* first = static_cast<const char*>(p);
   const bool follows = first < ahead.until;
-  const bool again = first + kAgainBytes < static_cast<const char*>(end);
+  const int64_t left = static_cast<const char*>(end) - first;
   HELM_UNROLL
   for (int64_t b = 0; b < Bytes; b += kLineBytes) {
     if (follows) {
       __builtin_prefetch(
           reinterpret_cast<const char*>(reinterpret_cast<intptr_t>(first) + ahead.by + b), 0, 2);
     }
-    if (again) __builtin_prefetch(first + kAgainBytes + b, 0, 2);
+    if (left > 2 * kAgainBytes) __builtin_prefetch(first + 2 * kAgainBytes + b, 0, 2);
+    if (left > kAgainBytes) __builtin_prefetch(first + kAgainBytes + b, 0, 2);
     __builtin_prefetch(first + near + b);
   }
 }
@@ -91,7 +94,7 @@ HELM_INLINE void score_tile(QueryRows<P> q, int64_t head_dim, const typename P::
   };
   int64_t d = 0;
   for (; d + P::kStep <= head_dim; d += P::kStep) {
-    if (ahead.by != 0) {
+    if (ahead.first) {
       fetch<kBytes>(k + K * d, ahead, K * head_dim * int64_t{sizeof(Store)}, k + keys * head_dim);
     }
     step([](const Store* p) HELM_LAMBDA_INLINE { return P::load_w(p); },
@@ -166,7 +169,7 @@ HELM_INLINE void output_tile(const float* p, const float* correct, int64_t keys,
   }
   const auto* end = v + keys * head_dim;
   for (int64_t j = 0; j < keys; ++j, v += head_dim) {
-    if (ahead.by != 0) fetch<kBytes>(v, ahead, 2 * head_dim * int64_t{sizeof(*v)}, end);
+    if (ahead.first) fetch<kBytes>(v, ahead, 2 * head_dim * int64_t{sizeof(*v)}, end);
     F x[N];
     if constexpr (kSplit) {
       HELM_UNROLL
