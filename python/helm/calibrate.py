@@ -35,9 +35,9 @@ _MOST_KV_HEADS = 32  # that a probe takes
 ELEMENTWISE_TOKENS = 512
 SWEEP_DTYPE = "bf16"
 
-# Of products with compressed weights: bound by memory, by arithmetic from few tokens on, where a
-# weight is made plain for few of them, and where it is for many.
-COMPRESSED_TOKENS = (1, 4, 16, 128)
+# Of products with compressed weights: bound by memory; by arithmetic from few tokens on; the most
+# that one tile takes; where a weight is made plain for few of them, and where it is for many.
+COMPRESSED_TOKENS = (1, 4, 8, 16, 128)
 
 _SWEEP_SHARE = 0.15  # of the budget
 _EMPTY_OPS = 16

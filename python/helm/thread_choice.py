@@ -36,7 +36,7 @@ from helm.profile import read_compressed_ratio
 from helm.profile_cache import cached_file, cached_profile, keep, outdated
 from helm.quantity import Quantity, visit
 
-_FORMAT, _VERSION = "helm-threads", 3
+_FORMAT, _VERSION = "helm-threads", 4
 _COMPRESSED_TOKENS = COMPRESSED_TOKENS[:-1]  # of decode
 _BUDGET_S = 0.1  # of each kind; filling the memory that is read takes as long
 # Enough that products read from memory; how fast that is to the percent matters to a profile only.
@@ -73,7 +73,7 @@ Measure = Callable[[Sequence[int], Collection[int]], Measured]
 
 def choose_here(measure: Measure | None = None) -> ThreadChoice:
     """The number of threads for this machine, as far as this process may use it; never slower than
-    one thread. Measures for some 0.5 s unless there is no choice, a profile, or an earlier
+    one thread. Measures for some 0.6 s unless there is no choice, a profile, or an earlier
     measurement; `measure` stands in for that."""
     affinity = cpu_affinity()
     counts = thread_candidates(affinity)

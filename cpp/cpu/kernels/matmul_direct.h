@@ -27,9 +27,9 @@ HELM_INLINE float start_value(const MatmulArgs& m, int64_t t, int64_t r) {
 
 // acc(r, t) += the sum over kChunk columns from k on of compressed rows, without escapes, times
 // tokens. What comes later is fetched meanwhile.
-template <class P, int R, int T, class Rows, class Input, class Ask, class F>
+template <class P, int R, int T, class Rows, class Input, bool Again, class F>
 HELM_INLINE void compressed_chunk(const Rows& rows, const Input* a, int64_t a_stride, int64_t k,
-                                  const Ask& prefetch, F* acc) {
+                                  const Prefetch<Again>& prefetch, F* acc) {
   using Words = typename Rows::Words;
   each<Rows::kVectors>([&](auto which) HELM_LAMBDA_INLINE {
     constexpr int I = decltype(which)::value;
@@ -83,9 +83,9 @@ HELM_INLINE void compressed_chunk(const Rows& rows, const Input* a, int64_t a_st
 
 // R rows, row_step apart, times T tokens. The R streams are far apart in memory, so each is
 // sequential and is prefetched on its own (adjacent rows measured a fifth to two fifths slower).
-template <class P, int R, int T, class Rows, class Ask>
+template <class P, int R, int T, class Rows, bool Again>
 void direct_tile(const MatmulArgs& m, const Rows& rows, int64_t row, int64_t row_step,
-                 int64_t token, Ask prefetch) {
+                 int64_t token, Prefetch<Again> prefetch) {
   using V = typename P::V;
   using Store = typename P::Store;
   using F = typename V::F;

@@ -14,10 +14,10 @@ namespace {
 // and requests of memory would fill the buffers that those inputs need when they come from L2.
 inline constexpr int64_t kFarBytes = 1536;
 inline constexpr int64_t kNearBytes = 3 * kLineBytes;
-// A core drops requests to L2 while its queues are full, and so may lose many of a line that it
-// asks for once. Some tiles ask three times, so far apart (Zen 4: up to an eighth of a product's
-// rate, of compressed rows up to a quarter). Where computing takes as long as reading, or one token
-// leaves the asking to the hardware, that costs a few percent.
+// A core drops requests to L2 while its queues are full, so that many lines that are asked for once
+// come too late. Some tiles ask three times, so far apart (Zen 4: up to a quarter faster). Not
+// those that compute as long as they read, nor one token and stored rows, which loses a tenth:
+// there the hardware's own requests suffice.
 inline constexpr int64_t kAskBytes = 1024;
 
 template <int N>
@@ -40,8 +40,6 @@ HELM_INLINE void each(Body body) {
 // the way there.
 template <bool Again>
 struct Prefetch {
-  static constexpr bool kAgain = Again;
-
   int64_t far;
   int64_t step;
 };
@@ -55,14 +53,14 @@ struct StoredRows {
   const Store* at;
   int64_t step;
 
-  template <int N, class Ask>
-  HELM_INLINE void fetch(int64_t k, Ask& prefetch) const {
+  template <int N, bool Again>
+  HELM_INLINE void fetch(int64_t k, Prefetch<Again>& prefetch) const {
     HELM_UNROLL
     for (int r = 0; r < N; ++r) {
       const auto* row = reinterpret_cast<const char*>(at + r * step);
       const auto* now = row + k * static_cast<int64_t>(sizeof(Store));
       __builtin_prefetch(row + prefetch.far, 0, 2);
-      if constexpr (Ask::kAgain) {
+      if constexpr (Again) {
         __builtin_prefetch(now + 2 * kAskBytes, 0, 2);
         __builtin_prefetch(now + kAskBytes, 0, 2);
       }
@@ -77,6 +75,7 @@ HELM_INLINE constexpr int64_t compressed_bytes(int64_t cols) {
   return cols * kChunkBytes / kChunk;
 }
 inline constexpr int64_t kCompressedAskBytes = 1152;
+inline constexpr int64_t kCompressedNearBytes = 2 * kChunkBytes;
 // Of so many multiply-adds for a chunk of a row at most, tiles ask again.
 inline constexpr int64_t kOpsToAskAgain = 20;
 inline constexpr int64_t kCompressedLineBytes =
@@ -91,8 +90,8 @@ struct PlainRows {
   const std::byte* from;
   int64_t from_step;  // bytes
 
-  template <int N, class Ask>
-  HELM_INLINE void fetch(int64_t, Ask& prefetch) const {
+  template <int N, bool Again>
+  HELM_INLINE void fetch(int64_t, Prefetch<Again>& prefetch) const {
     HELM_UNROLL
     for (int r = 0; r < N; ++r) __builtin_prefetch(from + r * from_step + prefetch.far, 0, 2);
     prefetch.far += prefetch.step;
@@ -172,8 +171,8 @@ struct CompressedRows {
   }
   // With every chunk as much of what comes later is fetched, a share with each of its vectors:
   // requests that come all at once are dropped more often.
-  template <int I, class Ask>
-  HELM_INLINE void fetch_vector(int r, int64_t k, const Ask& prefetch) const {
+  template <int I, bool Again>
+  HELM_INLINE void fetch_vector(int r, int64_t k, const Prefetch<Again>& prefetch) const {
     constexpr int64_t kLines = kChunkBytes / kLineBytes;
     const std::byte* row = from + r * from_step;
     const std::byte* now = row + compressed_bytes(k);
@@ -181,27 +180,28 @@ struct CompressedRows {
     for (int64_t i = I * kLines / kVectors; i < (I + 1) * kLines / kVectors; ++i) {
       const int64_t line = i * kLineBytes;
       __builtin_prefetch(row + prefetch.far + line, 0, 2);
-      if constexpr (Ask::kAgain) {
+      if constexpr (Again) {
         __builtin_prefetch(now + 2 * kCompressedAskBytes + line, 0, 2);
         __builtin_prefetch(now + kCompressedAskBytes + line, 0, 2);
       }
-      __builtin_prefetch(now + kNearBytes + line);
+      __builtin_prefetch(now + kCompressedNearBytes + line);
     }
   }
-  template <class Ask>
-  HELM_INLINE void fetch_chunk(int64_t k, const Ask& prefetch) const {
+  template <bool Again>
+  HELM_INLINE void fetch_chunk(int64_t k, const Prefetch<Again>& prefetch) const {
     for (int r = 0; r < N; ++r) {
       each<kVectors>([&](auto which) HELM_LAMBDA_INLINE {
         fetch_vector<decltype(which)::value>(r, k, prefetch);
       });
     }
   }
-  template <class Ask>
-  HELM_INLINE static void next_chunk(Ask& prefetch) {
+  template <bool Again>
+  HELM_INLINE static void next_chunk(Prefetch<Again>& prefetch) {
     prefetch.far += kChunkBytes / kCompressedLineBytes * prefetch.step;
   }
-  template <int, class Ask>
-  HELM_INLINE void fetch(int64_t, Ask&) const {}  // of columns made plain: with their chunk
+  template <int, bool Again>
+  HELM_INLINE void fetch(int64_t, Prefetch<Again>&) const {
+  }  // of columns made plain: with their chunk
 };
 
 // Both kinds of weights give R rows, `step` rows apart, from column k0 on, to be read by one tile
