@@ -101,7 +101,7 @@ def test_what_other_programs_disturbed_does_not_stay(candidates: object) -> None
 def written(**changes: Any) -> bytes:
     rates = {str(n): vars(rate) for n, rate in BEST_AT_TWO.items()}
     return json.dumps(
-        {"format": "helm-threads", "version": 3, "settled": True, "rates": rates, **changes}
+        {"format": "helm-threads", "version": 4, "settled": True, "rates": rates, **changes}
     ).encode()
 
 
@@ -112,7 +112,7 @@ def written(**changes: Any) -> bytes:
         b"{",
         b"\xff\xfe",
         written(format="helm-profile"),
-        written(version=1),
+        written(version=3),
         written(settled=1),
         written(rates={"two": vars(Rates(1.0, 1.0))}),
         written(rates={"1": {"matvec_bytes_per_s": 1e9}}),
