@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import sys
 import time
@@ -28,6 +27,14 @@ from scenarios import SHORT, Scenario, family, prompt_of
 SPAWNED = float(os.environ.get("HELM_BENCH_SPAWNED", time.time()))
 VERIFIED = 24  # tokens of the prompt whose logits are compared
 ALONE = 8  # of them that arrive one at a time
+
+
+def peak_rss_bytes() -> int:
+    """Of this process. (ru_maxrss begins with what the process that started it had resident.)"""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no VmHWM")
 
 
 def since_spawned() -> float:
@@ -76,13 +83,12 @@ class Worker:
             self._prepare(scenario)
             return {}
         timed = self._engine.run(scenario)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return {
             "seconds": sum(timed.step_s),
             "median_step_s": statistics.median(timed.step_s),
             "ops": timed.ops,
             "alone_seconds": sum(timed.alone_s),
-            "peak_rss_bytes": peak,
+            "peak_rss_bytes": peak_rss_bytes(),
         }
 
     def _logits(self) -> np.ndarray:

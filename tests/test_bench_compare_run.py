@@ -30,6 +30,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_peak_memory_is_the_process_own() -> None:
+    held = np.ones(1 << 26)  # by this process
+    code = "from worker import peak_rss_bytes; print(peak_rss_bytes())"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=BENCH, capture_output=True, text=True, check=True
+    )
+    assert 1 << 20 < int(run.stdout) < held.nbytes
+
+
 @pytest.mark.slow
 def test_engines_are_verified_measured_saved_and_shown_again(tiny: Path) -> None:
     out = tiny / "out.json"

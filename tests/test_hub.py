@@ -48,7 +48,9 @@ def test_local_folders_are_taken_as_they_are(tmp_path: Path) -> None:
         hub.resolve_model(tmp_path, "v1")
 
 
-@pytest.mark.parametrize("name", ["./absent", "/absent/model", "a/b/c", "~/absent", "a\\b", "../absent"])
+@pytest.mark.parametrize(
+    "name", ["./absent", "/absent/model", "a/b/c", "~/absent", "a\\b", "../absent"]
+)
 def test_absent_paths_are_not_looked_up_on_the_hub(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
