@@ -199,9 +199,9 @@ struct CompressedRows {
   HELM_INLINE static void next_chunk(Prefetch<Again>& prefetch) {
     prefetch.far += kChunkBytes / kCompressedLineBytes * prefetch.step;
   }
+  // What follows columns made plain was fetched with their chunk.
   template <int, bool Again>
-  HELM_INLINE void fetch(int64_t, Prefetch<Again>&) const {
-  }  // of columns made plain: with their chunk
+  HELM_INLINE void fetch(int64_t, Prefetch<Again>&) const {}
 };
 
 // Both kinds of weights give R rows, `step` rows apart, from column k0 on, to be read by one tile
