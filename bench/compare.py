@@ -1,10 +1,10 @@
 """Measures HELM beside its peers and the machine's own ceilings, interleaved, in one run.
 
 Every round starts each engine in a process of its own, which loads the model once and measures one
-scenario after the other, each right between two probes of the ceilings, because machines drift. An
-engine must first have the logits of transformers in f32. A run whose two probes differ, so that
-nobody knows its ceiling, is repeated, and the one with the closest probes counts. Prints medians
-with their spread and whether each goal is met; writes JSON after every process, and plots.
+scenario after the other in parts, each right between two probes of the ceilings, because machines
+drift. An engine must first have the logits of transformers in f32. A run whose probes differ, so
+that nobody knows its ceilings, is repeated, and the one with the closest probes counts. Prints
+medians with their spread and whether each goal is met; writes JSON after every process, and plots.
 
     python bench/compare.py --shapes qwen3-0.6b --dtypes bf16 --rounds 5 --json out.json
     python bench/compare.py --from out.json --plot out.svg --markdown
@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +37,7 @@ from synthetic import BYTES, make_checkpoint, named_config
 
 SHAPES = ("qwen3-0.6b", "qwen3-1.7b", "llama-3.1-8b-block")
 PROBE_S = 0.2
-SETTLED = 0.08  # how far the probes before and after a run may differ
+SETTLED = 0.08  # how far the probes before and after a part may differ on average
 REPEATS_S = 10.0  # longer runs are not repeated
 # Root mean square of the difference over the deviation of transformers' f32 logits. Engines round
 # keys and values to 16 bit, some activations too; another model's logits are off by 1.4.
@@ -51,10 +53,22 @@ def ceilings(args: argparse.Namespace) -> dict[str, float]:
 
 
 def apart(what: Scenario, probes: list[dict[str, float]]) -> float:
-    """How far the probes differ of what bounds the scenario, as a share."""
+    """How far the probes around a part differ, of what bounds the scenario: the mean share."""
     bound = "fma_flops" if what.kind == "prefill" else "read_bytes_per_s"
-    before, after = (probe[bound] for probe in probes)
-    return abs(before - after) / max(before, after)
+    around = itertools.pairwise(probe[bound] for probe in probes)
+    return statistics.mean(abs(before - after) / max(before, after) for before, after in around)
+
+
+def whole(what: Scenario, parts: list[dict], probes: list[dict[str, float]]) -> dict:
+    """The run of these parts."""
+    return {
+        "scenario": what.name,
+        "seconds": sum(part["seconds"] for part in parts),
+        "ops": {op: sum(part["ops"][op] for part in parts) for op in parts[0]["ops"]},
+        "alone_seconds": sum(part["alone_seconds"] for part in parts),
+        "peak_rss_bytes": parts[-1]["peak_rss_bytes"],
+        "ceilings": probes,
+    }
 
 
 def measure_scenario(process: EngineProcess, what: Scenario, args: argparse.Namespace) -> dict:
@@ -62,10 +76,11 @@ def measure_scenario(process: EngineProcess, what: Scenario, args: argparse.Name
     best, least = None, 0.0
     for _ in range(1 + args.repeats):
         process.prepare(what)
-        before = ceilings(args)
-        run = process.run(what)
-        run["ceilings"] = [before, ceilings(args)]
-        gap = apart(what, run["ceilings"])
+        parts, probes = [], [ceilings(args)]
+        for part in process.run(what):
+            parts.append(part)
+            probes.append(ceilings(args))
+        run, gap = whole(what, parts, probes), apart(what, probes)
         if best is None or gap < least:
             best, least = run, gap
         if least <= SETTLED or run["seconds"] > REPEATS_S:
@@ -243,7 +258,7 @@ def arguments() -> argparse.Namespace:
     add("--threads", type=int, default=default_threads(cpu_affinity()))
     add("--decode-prompt", type=int, default=128, help="context before decode")
     add("--tokens", type=int, default=64, help="steps of decode; fewer in long contexts")
-    add("--repeats", type=int, default=2, help="of a run whose two probes differ")
+    add("--repeats", type=int, default=2, help="of a run whose probes differ")
     add("--probe-mib", type=int, default=512, help="memory that a probe reads; beyond all caches")
     add("--limit", type=float, default=240, metavar="S", help="seconds that a scenario may take")
     add("--weights", choices=WEIGHTS, default="auto")

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,20 +74,28 @@ class EngineProcess:
     def prepare(self, what: Scenario) -> None:
         self._ask({"do": "prepare", "scenario": what.name}, f"preparing {what.name}")
 
-    def run(self, what: Scenario) -> dict[str, Any]:
-        found = self._ask({"do": "run", "scenario": what.name}, what.name)
-        return {"scenario": what.name, **found}
+    def run(self, what: Scenario) -> Iterator[dict[str, Any]]:
+        """Its parts, each measured when it is asked for; all together may take the limit."""
+        left_s = self._limit_s
+        for part in range(len(what.part_steps)):
+            begin = time.monotonic()
+            command = {"do": "run", "scenario": what.name, "part": part}
+            found = self._ask(command, what.name, left_s)
+            left_s -= time.monotonic() - begin
+            yield found
 
-    def _ask(self, command: dict[str, Any], what: str) -> dict[str, Any]:
+    def _ask(
+        self, command: dict[str, Any], what: str, limit_s: float | None = None
+    ) -> dict[str, Any]:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             raise EngineFailed(self._failure(what)) from None
-        return self._answer(what)
+        return self._answer(what, limit_s)
 
-    def _answer(self, what: str) -> dict[str, Any]:
+    def _answer(self, what: str, limit_s: float | None = None) -> dict[str, Any]:
         assert self._process.stdout is not None
         late = threading.Event()
 
@@ -95,7 +103,7 @@ class EngineProcess:
             late.set()
             self._process.kill()
 
-        timer = threading.Timer(self._limit_s, end)
+        timer = threading.Timer(self._limit_s if limit_s is None else limit_s, end)
         timer.start()
         try:
             line = self._process.stdout.readline()

@@ -2,9 +2,9 @@
 
 An engine has `logits(tokens, alone)`, f32 [tokens, vocabulary] of a prompt of which the last
 `alone` arrive one at a time, as in decode; `prepare(scenario)`, untimed: what it needs is loaded,
-its sequences hold what comes before the timed tokens; `run(scenario)`: the seconds of each step,
-and what else it knows of them; `details`, what it says of itself. Right before `run`, `prepare` has
-been called; both may be called again and again.
+its sequences hold what comes before the timed tokens; `run(scenario)`: of each part, as it is asked
+for, the seconds of each step, and what else it knows of them; `details`, what it says of itself.
+Right before `run`, `prepare` has been called; both may be called again and again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import ctypes
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,14 +24,13 @@ from helm.compiler.loading import WEIGHTS
 from scenarios import SHORT, Scenario, prompt_of, variant
 
 FLASH = {"": -1, "no-fa": 0, "fa": 1}  # llama.cpp's enum llama_flash_attn_type
-PARTS = 4  # in which steps of several sequences take turns with those of one
 CHUNK = 512  # tokens that llama.cpp gets at once, its own default of a step
 
 
 @dataclass
 class Timed:
-    """ops: HELM's seconds by kind of op in the CPU's stages, barriers included. alone_s: of decode
-    of several sequences with HELM, the same steps of one of them alone, in turn with the others."""
+    """A part of a scenario. ops: HELM's seconds by kind of op in the CPU's stages, barriers
+    included. alone_s: of decode of several sequences with HELM, the same steps of one alone."""
 
     step_s: list[float] = field(default_factory=list)
     ops: dict[str, float] = field(default_factory=dict)
@@ -43,7 +42,7 @@ class Engine(Protocol):
     def details(self) -> dict[str, str]: ...
     def logits(self, tokens: Sequence[int], alone: int) -> np.ndarray: ...
     def prepare(self, scenario: Scenario) -> None: ...
-    def run(self, scenario: Scenario) -> Timed: ...
+    def run(self, scenario: Scenario) -> Iterator[Timed]: ...
 
 
 def room(scenarios: Sequence[Scenario], setup: tuple[int, int]) -> int:
@@ -130,27 +129,26 @@ class Helm:
             self._rewind(0)
             self._generate(scenario.context, 0, 1, self._sequences)
 
-    def run(self, scenario: Scenario) -> Timed:
-        timed = Timed()
+    def run(self, scenario: Scenario) -> Iterator[Timed]:
+        held = scenario.context
         if scenario.kind == "prefill":
-            self._time(timed, scenario.context, 0, 1)
-            return timed
-        alone = scenario.sequences > 1
-        parts = min(PARTS, scenario.steps) if alone else 1
-        for part in range(parts):
-            begin, end = (scenario.context + scenario.steps * i // parts for i in (part, part + 1))
-            if alone:
-                timed.alone_s += self._generate(begin, begin, end - begin, self._sequences[:1])
-                self._engine.truncate(self._sequences[0], begin)
-            self._time(timed, begin, begin, end - begin)
-        return timed
+            yield self._time(held, 0, 1)
+            return
+        for steps in scenario.part_steps:
+            alone_s = []
+            if scenario.sequences > 1:
+                alone_s = self._generate(held, held, steps, self._sequences[:1])
+                self._engine.truncate(self._sequences[0], held)
+            timed = self._time(held, held, steps)
+            timed.alone_s = alone_s
+            yield timed
+            held += steps
 
-    def _time(self, timed: Timed, context: int, cached: int, new: int) -> None:
+    def _time(self, context: int, cached: int, new: int) -> Timed:
         self._engine.count_op_times(True)
-        timed.step_s += self._generate(context, cached, new, self._sequences)
+        step_s = self._generate(context, cached, new, self._sequences)
         self._engine.count_op_times(False)
-        for op in self._engine.stats["cpu_ops"]:
-            timed.ops[op["op"]] = timed.ops.get(op["op"], 0.0) + op["seconds"]
+        return Timed(step_s, {op["op"]: op["seconds"] for op in self._engine.stats["cpu_ops"]})
 
     def _rewind(self, positions: int) -> None:
         for sequence in self._sequences:
@@ -262,9 +260,10 @@ class LlamaCpp:
             for sequence in range(scenario.sequences):
                 self._prompt(scenario.context, sequence)
 
-    def run(self, scenario: Scenario) -> Timed:
+    def run(self, scenario: Scenario) -> Iterator[Timed]:
         if scenario.kind == "prefill":
-            return Timed(timed_steps(1, lambda: self._prompt(scenario.context, 0)))
+            yield Timed(timed_steps(1, lambda: self._prompt(scenario.context, 0)))
+            return
         tokens = [1] * scenario.sequences
         position = scenario.context
 
@@ -274,9 +273,10 @@ class LlamaCpp:
             tokens = [int(self._row(i).argmax()) for i in range(scenario.sequences)]
             position += 1
 
-        step_s = timed_steps(scenario.steps, step)
-        assert np.isfinite(self._row(0)).all()
-        return Timed(step_s)
+        for steps in scenario.part_steps:
+            step_s = timed_steps(steps, step)
+            assert np.isfinite(self._row(0)).all()
+            yield Timed(step_s)
 
     def _prompt(self, length: int, sequence: int) -> int:
         """The token after a prompt."""
@@ -349,9 +349,10 @@ class Transformers:
         else:
             self._prompt(scenario)
 
-    def run(self, scenario: Scenario) -> Timed:
+    def run(self, scenario: Scenario) -> Iterator[Timed]:
         if scenario.kind == "prefill":
-            return Timed(timed_steps(1, lambda: self._prompt(scenario)))
+            yield Timed(timed_steps(1, lambda: self._prompt(scenario)))
+            return
         token = self._torch.ones((scenario.sequences, 1), dtype=self._torch.long)
 
         def step() -> None:
@@ -360,10 +361,11 @@ class Transformers:
             self._out = self._model(token, past_key_values=past, use_cache=True)
             token = self._out.logits[:, -1].argmax(-1, keepdim=True)
 
-        with self._torch.inference_mode():
-            step_s = timed_steps(scenario.steps, step)
-        assert self._torch.isfinite(self._out.logits).all()
-        return Timed(step_s)
+        for steps in scenario.part_steps:
+            with self._torch.inference_mode():
+                step_s = timed_steps(steps, step)
+            assert self._torch.isfinite(self._out.logits).all()
+            yield Timed(step_s)
 
     def _prompt(self, scenario: Scenario) -> None:
         rows = [prompt_of(scenario.context, self._vocabulary, i) for i in range(scenario.sequences)]

@@ -5,11 +5,12 @@ A round is a list of processes: `engine`, `load_s`, `first_token_s`, `details`, 
 and perhaps `weight_bytes`, what it reads of weights in a decode step.
 A run has its `scenario`'s name, `seconds` of all its steps, `ops`, `alone_seconds` of the same
 steps of one sequence in turn with them (0: not measured), `peak_rss_bytes` and the `ceilings`
-before and after it.
+before, between and after its parts, which have as many steps each, give or take one.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -74,8 +75,10 @@ def attention_flops(config: dict, tokens: int) -> float:
 
 
 def around(run: dict, ceiling: str) -> float:
-    """The mean of a ceiling before and after a run."""
-    return statistics.mean(probe[ceiling] for probe in run["ceilings"])
+    """A ceiling of a run: the rate at which work goes that reaches in each part, all of them equal,
+    the mean of the probes before and after it."""
+    pairs = itertools.pairwise(probe[ceiling] for probe in run["ceilings"])
+    return statistics.harmonic_mean([statistics.mean(pair) for pair in pairs])
 
 
 def run_figures(
@@ -86,7 +89,7 @@ def run_figures(
     weight_bytes: float | None = None,
     in_f32: bool = True,
 ) -> dict[str, float]:
-    """Of one run; shares are of the ceilings right before and after it. weight_bytes: see
+    """Of one run; shares are of the ceilings around its parts. weight_bytes: see
     `step_bytes`. in_f32: whether products are in f32, which the peak then bounds."""
     seconds, ops, peak = run["seconds"], run["ops"], around(run, "fma_flops")
     found = {RATE: scenario.tokens / seconds}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ ONLY = {
 }
 SHORT = 1024  # positions; up to here scenarios share an engine's set-up
 LONG = 8192
+PARTS = 8  # of a decode
 
 _NAME = re.compile(r"(?:(prefill)-([1-9]\d{0,6})|decode(?:@([1-9]\d{0,6}))?(?:-x([1-9]\d?))?)")
 
@@ -38,6 +40,14 @@ class Scenario:
     context: int
     sequences: int
     steps: int
+
+    @property
+    def part_steps(self) -> list[int]:
+        """Steps of the parts that are timed one after the other, each between probes of the
+        ceilings; of a prefill one."""
+        parts = min(PARTS, self.steps)
+        bounds = [self.steps * i // parts for i in range(parts + 1)]
+        return [end - begin for begin, end in itertools.pairwise(bounds)]
 
     @property
     def positions(self) -> int:

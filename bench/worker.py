@@ -3,7 +3,7 @@
 Run by compare.py. Commands are lines of JSON on stdin, answers on stdout, one for each and one once
 the engine has given its first token. {"do": "verify"} compares logits with those in a file,
 {"do": "logits"} writes them there, {"do": "prepare"} does what comes before a scenario's timed
-part, {"do": "run"} the timed part. Times are wall seconds, sizes bytes.
+parts, {"do": "run"} one of these, in order from "part" 0 on. Times are wall seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from engines import ENGINES, Engine
+from engines import ENGINES, Engine, Timed
 from helm.compiler.loading import WEIGHTS
 from scenarios import SHORT, Scenario, family, prompt_of
 
@@ -58,6 +58,7 @@ class Worker:
         self._engine.logits(prompt_of(8, self._vocabulary), 0)
         self._first_token_s = since_spawned()
         self._warm: set[str] = set()
+        self._parts: Iterator[Timed] = iter(())  # that are left of a scenario
 
     def ready(self) -> dict[str, Any]:
         return {
@@ -82,10 +83,11 @@ class Worker:
         if what == "prepare":
             self._prepare(scenario)
             return {}
-        timed = self._engine.run(scenario)
+        if command["part"] == 0:
+            self._parts = self._engine.run(scenario)
+        timed = next(self._parts)
         return {
             "seconds": sum(timed.step_s),
-            "median_step_s": statistics.median(timed.step_s),
             "ops": timed.ops,
             "alone_seconds": sum(timed.alone_s),
             "peak_rss_bytes": peak_rss_bytes(),
@@ -98,7 +100,8 @@ class Worker:
         self._engine.prepare(scenario)
         if scenario.name in self._warm or scenario.kind == "decode" or scenario.context > SHORT:
             return  # decode has prefilled; a long prompt warms up within a fraction of its time
-        self._engine.run(scenario)
+        for _ in self._engine.run(scenario):
+            pass
         self._engine.prepare(scenario)
         self._warm.add(scenario.name)
 

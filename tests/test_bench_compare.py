@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from bench_config import CONFIG
 import compare
 import engines_here
 from compare_report import bar_sheet, speed_sheet, start_sheet
-from engine_process import TooSlow
+from engine_process import EngineProcess, TooSlow
 from figures import (
     AS_STORED,
     FLOPS,
@@ -50,10 +51,10 @@ def run_of(
     name: str,
     seconds: float,
     ops: dict[str, float] | None = None,
-    read: tuple[float, float] = (1e9, 3e9),
+    read: tuple[float, ...] = (1e9, 3e9),
     alone: float = 0.0,
 ) -> dict[str, Any]:
-    """A run between these probes."""
+    """A run whose parts are between these probes."""
     return {
         "scenario": name,
         "seconds": seconds,
@@ -122,6 +123,16 @@ def test_a_name_that_means_nothing_is_refused(name: str) -> None:
         scenario(name, 128, 64)
 
 
+@pytest.mark.parametrize(
+    ("name", "steps"), [("decode", [6] * 8), ("decode@9000", [1, 2] * 4), ("prefill-512", [1])]
+)
+def test_parts_of_a_scenario_have_as_many_steps_each_or_one_more(
+    name: str, steps: list[int]
+) -> None:
+    assert scenario(name, 100, 48).part_steps == steps
+    assert scenario("decode", 100, 3).part_steps == [1, 1, 1]
+
+
 def test_only_helm_as_it_comes_measures_everything() -> None:
     wanted = [scenario(name, 128, 64) for name in (*DEFAULTS, "decode@9000")]
     assert chosen("helm", wanted) == wanted
@@ -162,6 +173,13 @@ def test_figures_of_a_decode_are_shares_of_the_ceilings_around_it() -> None:
     assert smaller[OF_READ] == pytest.approx(64 * (size - fewer) / 2.0 / 2e9)
     assert smaller[AS_STORED] == found[AS_STORED] == found[OF_READ]
     assert found[OTHER_OPS] == pytest.approx(0.1)  # norms, and what no op accounts for
+
+
+def test_a_ceiling_is_that_of_every_part_for_as_long_as_the_part_takes_at_it() -> None:
+    run = run_of("decode", 1.0, read=(1e9, 3e9, 3e9, 5e9))  # parts at 2, 3 and 4 GB/s
+    size = step_bytes(CONFIG, "bf16", scenario("decode", 128, 64))
+    at_ceiling_s = 64 * size / 3 * (1 / 2e9 + 1 / 3e9 + 1 / 4e9)
+    assert figures_of(run)[OF_READ] == pytest.approx(at_ceiling_s / 1.0)
 
 
 def test_figures_of_a_prefill_tell_products_from_the_whole() -> None:
@@ -347,7 +365,7 @@ def test_quick_gives_way_to_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
 
 
 class FakeProcess:
-    """Runs of given seconds, one after the other."""
+    """Runs of two parts of given seconds, one after the other."""
 
     def __init__(self, *seconds: float) -> None:
         self.seconds, self.prepared = list(seconds), 0
@@ -355,16 +373,18 @@ class FakeProcess:
     def prepare(self, _: Any) -> None:
         self.prepared += 1
 
-    def run(self, what: Any) -> dict[str, Any]:
-        return {**run_of(what.name, self.seconds.pop(0)), "ceilings": None}
+    def run(self, what: Any) -> Iterator[dict[str, Any]]:
+        seconds = self.seconds.pop(0)
+        for _ in what.part_steps:
+            yield run_of(what.name, seconds, {"linear": seconds / 2}, alone=1.0)
 
 
 @pytest.mark.parametrize(
     ("probes", "kept", "runs"),
     [
-        ([1.0, 1.01], 1.0, 1),
-        ([1.0, 2.0, 1.0, 1.01], 2.0, 2),
-        ([1.0, 2.0, 2.0, 1.5, 1.0, 3.0], 2.0, 3),  # the closest of those that all differ
+        ([1.0, 1.01, 1.0], 1.0, 1),
+        ([1.0, 2.0, 2.0, 1.0, 1.15, 1.15], 2.0, 2),  # of two parts one may differ a little
+        ([1.0, 2.0, 2.0, 2.0, 1.5, 1.5, 1.0, 3.0, 1.0], 2.0, 3),  # the closest of those that differ
     ],
 )
 def test_a_run_between_probes_that_differ_is_repeated(
@@ -376,9 +396,27 @@ def test_a_run_between_probes_that_differ_is_repeated(
     )
     process = FakeProcess(1.0, 2.0, 3.0)
     found = compare.measure_scenario(process, scenario("decode", 8, 2), arguments())
-    assert found["seconds"] == kept
+    assert (found["seconds"], found["ops"]) == (2 * kept, {"linear": kept})
+    assert (found["alone_seconds"], len(found["ceilings"])) == (2.0, 3)
     assert process.prepared == runs
     assert not left
+
+
+def test_all_parts_of_a_scenario_share_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, limits = [0.0], []
+    process = object.__new__(EngineProcess)
+    process._limit_s = 10.0
+
+    def ask(command: dict[str, Any], _what: str, limit_s: float) -> dict[str, Any]:
+        limits.append((command["part"], limit_s))
+        clock[0] += 3.0
+        return {}
+
+    monkeypatch.setattr(process, "_ask", ask)
+    monkeypatch.setattr("engine_process.time.monotonic", lambda: clock[0])
+    for _ in process.run(scenario("decode", 8, 3)):
+        clock[0] += 100.0  # probes
+    assert limits == [(0, 10.0), (1, 7.0), (2, 4.0)]
 
 
 def test_a_scenario_beyond_the_limit_is_left_out_and_the_rest_measured_anew(
