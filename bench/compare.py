@@ -64,6 +64,7 @@ def whole(what: Scenario, parts: list[dict], probes: list[dict[str, float]]) -> 
     return {
         "scenario": what.name,
         "seconds": sum(part["seconds"] for part in parts),
+        "typical_seconds": sum(part["typical_seconds"] for part in parts),
         "ops": {op: sum(part["ops"][op] for part in parts) for op in parts[0]["ops"]},
         "alone_seconds": sum(part["alone_seconds"] for part in parts),
         "peak_rss_bytes": parts[-1]["peak_rss_bytes"],

@@ -3,9 +3,11 @@
 A model of that JSON has `shape`, `dtype`, `config`, `engines`, `scenarios`, `left_out`, `rounds`.
 A round is a list of processes: `engine`, `load_s`, `first_token_s`, `details`, `deviation`, `runs`,
 and perhaps `weight_bytes`, what it reads of weights in a decode step.
-A run has its `scenario`'s name, `seconds` of all its steps, `ops`, `alone_seconds` of the same
-steps of one sequence in turn with them (0: not measured), `peak_rss_bytes` and the `ceilings`
-before, between and after its parts, which have as many steps each, give or take one.
+A run has its `scenario`'s name, `seconds` of all its steps, `typical_seconds` if in each part all
+took as long as the median one (not in files of before 2026-11-25), `ops` of `seconds`, the typical
+`alone_seconds` of the same steps of one sequence in turn with them (0: not measured),
+`peak_rss_bytes` and the `ceilings` before, between and after its parts, which have as many steps
+each, give or take one.
 """
 
 from __future__ import annotations
@@ -91,7 +93,8 @@ def run_figures(
 ) -> dict[str, float]:
     """Of one run; shares are of the ceilings around its parts. weight_bytes: see
     `step_bytes`. in_f32: whether products are in f32, which the peak then bounds."""
-    seconds, ops, peak = run["seconds"], run["ops"], around(run, "fma_flops")
+    ops, peak = run["ops"], around(run, "fma_flops")
+    seconds = run.get("typical_seconds", run["seconds"])
     found = {RATE: scenario.tokens / seconds}
     if scenario.kind == "prefill":
         products = product_flops(config, scenario.tokens)
@@ -113,7 +116,7 @@ def run_figures(
     if run.get("alone_seconds"):
         found[TIMES] = scenario.sequences * run["alone_seconds"] / seconds
     if ops:
-        found[OTHER_OPS] = 1 - (ops["linear"] + ops["attention"]) / seconds
+        found[OTHER_OPS] = 1 - (ops["linear"] + ops["attention"]) / run["seconds"]
     return found
 
 
