@@ -38,6 +38,7 @@ from synthetic import BYTES, make_checkpoint, named_config
 SHAPES = ("qwen3-0.6b", "qwen3-1.7b", "llama-3.1-8b-block")
 PROBE_S = 0.2
 SETTLED = 0.08  # how far the probes before and after a part may differ on average
+PLACES = ("root", "scratch", "json", "files", "markdown", "plot")  # settings that measure nothing
 REPEATS_S = 10.0  # longer runs are not repeated
 # Root mean square of the difference over the deviation of transformers' f32 logits. Engines round
 # keys and values to 16 bit, some activations too; another model's logits are off by 1.4.
@@ -213,7 +214,7 @@ class Comparison:
 def measure(args: argparse.Namespace, console: Console) -> tuple[dict, bool]:
     """All models one after the other: the JSON, written as far as it is after every process, and
     whether no engine failed."""
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+    settings = {name: value for name, value in vars(args).items() if name not in PLACES}
     document: dict = {
         "format": FORMAT,
         "machine": machine(args),
