@@ -26,6 +26,7 @@ ONLY = {
 SHORT = 1024  # positions; up to here scenarios share an engine's set-up
 LONG = 8192
 PARTS = 8  # of a decode
+PART_STEPS = 4  # at least, so that one of them that is disturbed does not count
 
 _NAME = re.compile(r"(?:(prefill)-([1-9]\d{0,6})|decode(?:@([1-9]\d{0,6}))?(?:-x([1-9]\d?))?)")
 
@@ -45,7 +46,7 @@ class Scenario:
     def part_steps(self) -> list[int]:
         """Steps of the parts that are timed one after the other, each between probes of the
         ceilings; of a prefill one."""
-        parts = min(PARTS, self.steps)
+        parts = min(PARTS, max(1, self.steps // PART_STEPS))
         bounds = [self.steps * i // parts for i in range(parts + 1)]
         return [end - begin for begin, end in itertools.pairwise(bounds)]
 

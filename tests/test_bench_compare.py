@@ -125,13 +125,14 @@ def test_a_name_that_means_nothing_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "steps"), [("decode", [6] * 8), ("decode@9000", [1, 2] * 4), ("prefill-512", [1])]
+    ("name", "steps"), [("decode", [6] * 8), ("decode@9000", [4] * 3), ("prefill-512", [1])]
 )
 def test_parts_of_a_scenario_have_as_many_steps_each_or_one_more(
     name: str, steps: list[int]
 ) -> None:
     assert scenario(name, 100, 48).part_steps == steps
-    assert scenario("decode", 100, 3).part_steps == [1, 1, 1]
+    assert scenario("decode", 100, 3).part_steps == [3]
+    assert scenario("decode", 100, 19).part_steps == [4, 5, 5, 5]
 
 
 def test_only_helm_as_it_comes_measures_everything() -> None:
@@ -396,7 +397,7 @@ def test_a_run_between_probes_that_differ_is_repeated(
         compare, "ceilings", lambda _: {"read_bytes_per_s": left.pop(0), "fma_flops": 1.0}
     )
     process = FakeProcess(1.0, 2.0, 3.0)
-    found = compare.measure_scenario(process, scenario("decode", 8, 2), arguments())
+    found = compare.measure_scenario(process, scenario("decode", 8, 8), arguments())
     assert (found["seconds"], found["typical_seconds"]) == (2.5 * kept, 2 * kept)
     assert found["ops"] == {"linear": kept}
     assert (found["alone_seconds"], len(found["ceilings"])) == (2.0, 3)
@@ -416,7 +417,7 @@ def test_all_parts_of_a_scenario_share_the_limit(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(process, "_ask", ask)
     monkeypatch.setattr("engine_process.time.monotonic", lambda: clock[0])
-    for _ in process.run(scenario("decode", 8, 3)):
+    for _ in process.run(scenario("decode", 8, 12)):
         clock[0] += 100.0  # probes
     assert limits == [(0, 10.0), (1, 7.0), (2, 4.0)]
 
