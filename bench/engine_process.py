@@ -61,7 +61,7 @@ class EngineProcess:
 
     def ready(self) -> dict[str, Any]:
         """Waits for the first token; what starting took."""
-        return self._answer("starting")
+        return self._answer("starting", self._limit_s)
 
     def verify(self, reference: Path) -> float:
         """How far its logits are off those in a file."""
@@ -93,9 +93,9 @@ class EngineProcess:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise EngineFailed(self._failure(what)) from None
-        return self._answer(what, limit_s)
+        return self._answer(what, self._limit_s if limit_s is None else limit_s)
 
-    def _answer(self, what: str, limit_s: float | None = None) -> dict[str, Any]:
+    def _answer(self, what: str, limit_s: float) -> dict[str, Any]:
         assert self._process.stdout is not None
         late = threading.Event()
 
@@ -103,7 +103,7 @@ class EngineProcess:
             late.set()
             self._process.kill()
 
-        timer = threading.Timer(self._limit_s if limit_s is None else limit_s, end)
+        timer = threading.Timer(limit_s, end)
         timer.start()
         try:
             line = self._process.stdout.readline()

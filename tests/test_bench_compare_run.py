@@ -50,6 +50,7 @@ def test_engines_are_verified_measured_saved_and_shown_again(tiny: Path) -> None
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     document = json.loads(out.read_text())
+    assert not {"root", "json"} & set(document["settings"])  # results are published
     (model,) = document["models"]
     assert model["left_out"] == []
     for number, processes in enumerate(model["rounds"]):
