@@ -179,13 +179,17 @@ class BoundLinear : public BoundOp {
     const int64_t tokens = rows_of(step, per_output_);
     if (tokens == 0) return;
     if (tokens > kDecodeTokens) return run_prefill(tokens, team);
+    std::optional<DType> before;  // of the weights of this member's last piece
     team.parallel_for(static_cast<int64_t>(pieces_.size()), 1, [&](int64_t index, int64_t) {
       const DecodePiece& piece = pieces_[static_cast<size_t>(index)];
       if (piece.rows == 0) return;
+      const Part& part = parts_[piece.part];
       MatmulArgs args = args_;
       args.slice = piece.slice;
       args.slices = piece.slices;
-      run_rows(parts_[piece.part], piece.first_row, piece.rows, args, tokens, team.worker());
+      args.same_input = before == part.weight.dtype();
+      before = part.weight.dtype();
+      run_rows(part, piece.first_row, piece.rows, args, tokens, team.worker());
     });
   }
 

@@ -104,6 +104,7 @@ void check_products(const Matrix& m, const cpu::KernelTable& table, int64_t toke
     if (compressed) {
       args.slices = tokens <= cpu::kDecodeTokens ? 3 : 1;
       for (; args.slice < args.slices; ++args.slice) {
+        args.same_input = args.slice > 0;
         table.matmul_compressed(args, m.view().from(first));
       }
     } else {

@@ -56,6 +56,7 @@ struct Calls {
     uintptr_t weights;
     int64_t rows;
     int64_t slice, slices;
+    bool same_input;
   };
   explicit Calls(int members) : scratch(static_cast<size_t>(members)), of(scratch.size()) {}
 
@@ -69,7 +70,8 @@ void record(const helm::cpu::MatmulArgs& args) {
   const auto member =
       static_cast<size_t>(static_cast<const std::byte*>(args.scratch) - calls->scratch.data());
   std::vector<Calls::Call>& own = calls->of[member];
-  own.push_back({reinterpret_cast<uintptr_t>(args.w), args.rows, args.slice, args.slices});
+  own.push_back(
+      {reinterpret_cast<uintptr_t>(args.w), args.rows, args.slice, args.slices, args.same_input});
   if (own.size() > 1) return;
   ++calls->started;
   while (calls->started.load() < calls->of.size()) std::this_thread::yield();
@@ -137,6 +139,7 @@ TEST_CASE("weights belong to the member whose decode begins with them") {
         REQUIRE_FALSE(own.empty());
         CHECK(own[0].weights == begins.at(member));
         for (const Calls::Call& call : own) {
+          CHECK(call.same_input == (&call != &own[0]));
           std::vector<int>& ran = slices[call.weights];
           if (ran.empty()) {
             ran.resize(static_cast<size_t>(call.slices));

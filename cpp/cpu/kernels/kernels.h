@@ -33,6 +33,9 @@ struct MatmulArgs {
   // before has stopped reading.
   int64_t slice = 0;
   int64_t slices = 1;
+  // Of kDecodeTokens at most: the last call with this scratch had the same A, tokens and cols, and
+  // weights of the same dtype. What it made of A is there still.
+  bool same_input = false;
 };
 
 // A for products of many tokens, as their kernel reads it: packed once, in tiles of tokens that

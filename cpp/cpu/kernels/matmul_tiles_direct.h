@@ -121,12 +121,11 @@ void few_tokens_in_tiles(const MatmulArgs& m, const Weights& w) {
   const int64_t pairs = (m.rows + 2 * kTile - 1) / (2 * kTile);  // of tiles of rows
   const int64_t first = pairs * m.slice / m.slices * 2 * kTile;
   const int64_t end = min_of(m.rows, pairs * (m.slice + 1) / m.slices * 2 * kTile);
-  if (first == end) return;
   start_rows(m, 0, m.tokens, first, end - first);
   for (int64_t k0 = 0; k0 < m.cols; k0 += block) {
     const int64_t cols = min_of(block, m.cols - k0);
     const FewTokens f{m, tile_scratch(m.scratch), k0, cols, (cols + kTileK - 1) / kTileK};
-    pack_tokens<Tiles>(f);
+    if (cols < m.cols || !m.same_input) pack_tokens<Tiles>(f);
     int64_t r = first;
     for (; r + 2 * kTile <= end; r += 2 * kTile) few_rows<Tiles, 2>(f, w, r, 2 * kTile);
     for (; r < end; r += kTile) few_rows<Tiles, 1>(f, w, r, min_of(kTile, end - r));
