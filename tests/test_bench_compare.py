@@ -18,6 +18,7 @@ import compare
 import engines_here
 from compare_report import bar_sheet, speed_sheet, start_sheet
 from engine_process import EngineProcess, TooSlow
+from engines import Timed
 from figures import (
     AS_STORED,
     FLOPS,
@@ -39,7 +40,7 @@ from figures import (
     step_bytes,
 )
 from scenarios import DEFAULTS, chosen, prompt_of, scenario
-from worker import deviation, typical
+from worker import deviation, typical, typical_prompt
 
 # Of CONFIG: 2 blocks of q 32 x 24, k and v 16 x 24 each, o 24 x 32, gate, up and down 40 x 24 each.
 BLOCKS = 2 * (32 * 24 + 2 * 16 * 24 + 24 * 32 + 3 * 40 * 24)
@@ -468,6 +469,19 @@ def test_a_scenario_beyond_the_limit_is_left_out_and_the_rest_measured_anew(
 def test_steps_typically_take_as_long_as_the_median_one() -> None:
     assert typical([2.0, 9.0, 1.0]) == 6.0
     assert typical([]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("prompts_s", "runs", "kept"),
+    [([0.3, 0.9, 0.2, 0.5, 0.09, 7.0], 5, 0.3), ([0.8, 1.1, 1.2], 3, 1.1), ([16.0, 15.0], 1, 16.0)],
+)
+def test_of_short_prompts_the_median_one_counts(
+    prompts_s: list[float], runs: int, kept: float
+) -> None:
+    left = [Timed([prompt_s], {"linear": prompt_s}) for prompt_s in prompts_s]
+    found = typical_prompt(lambda: left.pop(0))
+    assert (found.step_s, found.ops) == ([kept], {"linear": kept})
+    assert len(left) == len(prompts_s) - runs
 
 
 def test_results_of_before_typical_steps_are_those_of_all_steps() -> None:
