@@ -27,7 +27,7 @@ from rich.console import Console
 from compare_plots import check_plot, draw
 from compare_report import FORMAT, read_saved, show
 from engine_process import EngineFailed, EngineProcess, TooSlow
-from engines_here import default_engines, machine, why_not
+from engines_here import default_engines, machine, settings_of, why_not
 from figures import RATE, run_figures
 from helm import _helm
 from helm.compiler.loading import WEIGHTS
@@ -38,7 +38,6 @@ from synthetic import BYTES, make_checkpoint, named_config
 SHAPES = ("qwen3-0.6b", "qwen3-1.7b", "llama-3.1-8b-block")
 PROBE_S = 0.2
 SETTLED = 0.08  # how far the probes before and after a part may differ on average
-PLACES = ("root", "scratch", "json", "files", "markdown", "plot")  # settings that measure nothing
 REPEATS_S = 10.0  # longer runs are not repeated
 # Root mean square of the difference over the deviation of transformers' f32 logits. Engines round
 # keys and values to 16 bit, some activations too; another model's logits are off by 1.4.
@@ -214,11 +213,10 @@ class Comparison:
 def measure(args: argparse.Namespace, console: Console) -> tuple[dict, bool]:
     """All models one after the other: the JSON, written as far as it is after every process, and
     whether no engine failed."""
-    settings = {name: value for name, value in vars(args).items() if name not in PLACES}
     document: dict = {
         "format": FORMAT,
         "machine": machine(args),
-        "settings": settings,
+        "settings": settings_of(args),
         "models": [],
     }
     wanted = [scenario(name, args.decode_prompt, args.tokens) for name in args.scenarios]

@@ -1,4 +1,4 @@
-"""Which engines this machine can measure, and what machine it is."""
+"""Which engines this machine can measure, what machine it is, what results keep of a command."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ PEERS = {
     "llama.cpp": (("llama_cpp", "gguf", "torch"), ("", "fa", "no-fa")),
     "transformers": (("transformers", "torch"), ("", "f32")),
 }
+
+
+# Arguments that measure nothing: files, folders and how results are shown.
+PLACES = ("root", "scratch", "profile", "json", "files", "markdown", "plot")
 
 
 def default_engines(dtype: str) -> list[str]:
@@ -83,3 +87,8 @@ def machine(args: argparse.Namespace) -> dict[str, object]:
         "commit": commit,
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def settings_of(args: argparse.Namespace) -> dict[str, object]:
+    """What was asked for, as published with results: without anybody's folders."""
+    return {name: value for name, value in vars(args).items() if name not in PLACES}

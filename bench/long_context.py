@@ -34,7 +34,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from engines_here import machine
+from engines_here import machine, settings_of
 from helm import _helm
 from helm.compiler.workload import ResourceLimits, Space, Workload
 from helm.config import ModelConfig
@@ -344,7 +344,7 @@ def main() -> None:
     if args.json:
         report = {
             "machine": machine(args),
-            "arguments": vars(args),
+            "settings": settings_of(args),
             "profile": profile.to_dict(),
             "rows": [dataclasses.asdict(row) for row in rows],
         }

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from engines_here import machine
+from engines_here import machine, settings_of
 from helm import _helm
 from helm.compiler.candidate import Predicted
 from helm.compiler.op_cost import CostedGraph
@@ -348,11 +348,10 @@ def main() -> None:
                 console.print(f"{shape}, {size_text(cap)}: {reason}", style="yellow", markup=False)
     show(results, args, console)
     if args.json:
-        settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
         threads = argparse.Namespace(threads=profile.cpu.threads)
         document = {
             "machine": {**machine(threads), "device": device.name},
-            "settings": settings,
+            "settings": settings_of(args),
             "profile": profile.to_dict(),
             "results": [dataclasses.asdict(result) for result in results],
         }

@@ -86,3 +86,4 @@ def test_the_prediction_is_printed_before_the_table(ran: tuple[str, dict[str, An
     assert document["machine"]["device"] == "simulated accelerator"
     assert document["profile"]["format"] == "helm-profile"
     assert document["settings"]["cpu_blocks"] == 1
+    assert "json" not in document["settings"]  # results are published
