@@ -16,7 +16,9 @@ COMMAND = [sys.executable, "-m", "helm"]
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "TERM": "xterm", "PYTHONUTF8": "1"}
+    """Streams are buffered, as they are unless somebody asks Python for others."""
+    ours = {"HF_HUB_OFFLINE": "1", "TERM": "xterm", "PYTHONUTF8": "1", "PYTHONUNBUFFERED": ""}
+    return {**os.environ, **ours}
 
 
 def helm(

@@ -57,6 +57,7 @@ def test_output_that_cannot_be_written_is_one_error_line(arguments: tuple[str, .
 def test_messages_that_cannot_be_written_are_a_failure() -> None:
     redirected("2> /dev/full", "run", *GREEDY, status=1)
     redirected("2> /dev/full", "run", "./absent", status=2)
+    redirected("2> /dev/full", "run", "--absent", status=2)
 
 
 def test_closed_streams_are_as_if_nobody_read_or_wrote() -> None:

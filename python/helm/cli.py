@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from helm.errors import HelmError, OutOfMemoryError
 
@@ -45,12 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # whoever read our output has gone
-        _drop_output()
+        _drop(sys.stdout)
         return 0
     except OSError as error:
         if error.filename is not None:
             raise
-        _drop_output()
+        _drop(sys.stdout)
         _say_error(
             f"[output] cannot write to standard output or standard error: {error.strerror}; make "
             "room, or send it elsewhere"
@@ -98,7 +98,8 @@ def build_parser() -> argparse.ArgumentParser:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One line, as every other error."""
-        self.exit(EXIT_BAD_INPUT, f"error: {message}; see {self.prog} --help\n")
+        _say_error(f"{message}; see {self.prog} --help")
+        sys.exit(EXIT_BAD_INPUT)
 
 
 def _mend_streams() -> None:
@@ -116,15 +117,17 @@ def _mend_streams() -> None:
             getattr(sys, name).reconfigure(errors=errors)
 
 
-def _drop_output() -> None:
-    """What standard output still holds goes nowhere when Python flushes it once more at exit."""
+def _drop(stream: TextIO) -> None:
+    """What it still holds goes nowhere when Python flushes it once more at exit."""
     with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _say_error(text: str) -> None:
-    with contextlib.suppress(OSError):  # there is nowhere else to say it
+    try:
         print(f"error: {text}", file=sys.stderr, flush=True)
+    except OSError:  # there is nowhere else to say it
+        _drop(sys.stderr)
 
 
 class _VersionAction(argparse.Action):
