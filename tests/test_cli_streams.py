@@ -104,6 +104,13 @@ def test_a_reader_that_leaves_tables_is_no_failure(arguments: tuple[str, ...]) -
         assert b"Error" not in process.stderr.read()
 
 
+def test_a_reader_that_leaves_messages_is_no_failure() -> None:
+    with piped("run", *GREEDY) as process:
+        process.stderr.close()
+        process.stdout.read()
+        assert process.wait(timeout=60) == 0
+
+
 # --- files ---------------------------------------------------------------------------------------
 
 

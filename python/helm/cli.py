@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 from helm.errors import HelmError, OutOfMemoryError
 
@@ -45,12 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # whoever read our output has gone
-        _drop(sys.stdout)
+        _drop_unwritable()
         return 0
     except OSError as error:
         if error.filename is not None:
             raise
-        _drop(sys.stdout)
+        _drop_unwritable()
         _say_error(
             f"[output] cannot write to standard output or standard error: {error.strerror}; make "
             "room, or send it elsewhere"
@@ -117,17 +117,22 @@ def _mend_streams() -> None:
             getattr(sys, name).reconfigure(errors=errors)
 
 
-def _drop(stream: TextIO) -> None:
-    """What it still holds goes nowhere when Python flushes it once more at exit."""
-    with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+def _drop_unwritable() -> None:
+    """What standard streams hold and nobody takes goes nowhere, or Python, which flushes them once
+    more at exit, would end with a status of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _say_error(text: str) -> None:
     try:
         print(f"error: {text}", file=sys.stderr, flush=True)
     except OSError:  # there is nowhere else to say it
-        _drop(sys.stderr)
+        _drop_unwritable()
 
 
 class _VersionAction(argparse.Action):
