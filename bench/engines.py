@@ -36,6 +36,10 @@ class Timed:
     ops: dict[str, float] = field(default_factory=dict)
     alone_s: list[float] = field(default_factory=list)
 
+    @property
+    def seconds(self) -> float:
+        return sum(self.step_s)
+
 
 class Engine(Protocol):
     @property

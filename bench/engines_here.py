@@ -23,8 +23,9 @@ PEERS = {
 }
 
 
-# Arguments that measure nothing: files, folders and how results are shown.
-PLACES = ("root", "scratch", "profile", "json", "files", "markdown", "plot")
+# Arguments that name files and folders, or say how results are shown. What is in a profile is
+# published with the results, and a shape by the name that it has there.
+PLACES = ("root", "scratch", "profile", "shapes", "json", "files", "markdown", "plot")
 
 
 def default_engines(dtype: str) -> list[str]:

@@ -14,7 +14,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,23 +51,24 @@ def deviation(logits: np.ndarray, expected: np.ndarray) -> float:
     return float(np.max(error))
 
 
-def seconds(timed: Timed) -> float:
-    return sum(timed.step_s)
-
-
 def typical(step_s: Sequence[float]) -> float:
     """Seconds of all steps if each took as long as the median one. A neighbour on the machine who
     takes a core for a while is not in the probes either, whose rate is that of a median pass."""
     return statistics.median(step_s) * len(step_s) if step_s else 0.0
 
 
-def typical_prompt(run: Callable[[], Timed]) -> Timed:
-    """The one with the median time of as many as take PROMPTS_S seconds, at most PROMPTS: a short
-    one may lie wholly in a neighbour's time."""
+def typical_parts(engine: Engine, scenario: Scenario) -> Iterator[Timed]:
+    """The parts of a decode; of a prompt one, that with the median time of as many as take
+    PROMPTS_S seconds, at most PROMPTS: a short one may lie wholly in a neighbour's time."""
+    if scenario.kind == "decode":
+        yield from engine.run(scenario)
+        return
     prompts: list[Timed] = []
-    while len(prompts) < PROMPTS and sum(map(seconds, prompts)) < PROMPTS_S:
-        prompts.append(run())
-    return sorted(prompts, key=seconds)[(len(prompts) - 1) // 2]
+    while len(prompts) < PROMPTS and sum(p.seconds for p in prompts) < PROMPTS_S:
+        if prompts:
+            engine.prepare(scenario)
+        prompts += engine.run(scenario)
+    yield sorted(prompts, key=lambda p: p.seconds)[(len(prompts) - 1) // 2]
 
 
 class Worker:
@@ -105,10 +106,10 @@ class Worker:
             self._prepare(scenario)
             return {}
         if command["part"] == 0:
-            self._parts = self._run(scenario)
+            self._parts = typical_parts(self._engine, scenario)
         timed = next(self._parts)
         return {
-            "seconds": seconds(timed),
+            "seconds": timed.seconds,
             "typical_seconds": typical(timed.step_s),
             "ops": timed.ops,
             "alone_seconds": typical(timed.alone_s),
@@ -117,18 +118,6 @@ class Worker:
 
     def _logits(self) -> np.ndarray:
         return self._engine.logits(prompt_of(VERIFIED, self._vocabulary), ALONE)
-
-    def _run(self, scenario: Scenario) -> Iterator[Timed]:
-        if scenario.kind == "decode":
-            yield from self._engine.run(scenario)
-            return
-
-        def prompt() -> Timed:
-            self._engine.prepare(scenario)
-            (timed,) = self._engine.run(scenario)
-            return timed
-
-        yield typical_prompt(prompt)
 
     def _prepare(self, scenario: Scenario) -> None:
         self._engine.prepare(scenario)

@@ -39,8 +39,8 @@ from figures import (
     run_figures,
     step_bytes,
 )
-from scenarios import DEFAULTS, chosen, prompt_of, scenario
-from worker import deviation, typical, typical_prompt
+from scenarios import DEFAULTS, Scenario, chosen, prompt_of, scenario
+from worker import deviation, typical, typical_parts
 
 # Of CONFIG: 2 blocks of q 32 x 24, k and v 16 x 24 each, o 24 x 32, gate, up and down 40 x 24 each.
 BLOCKS = 2 * (32 * 24 + 2 * 16 * 24 + 24 * 32 + 3 * 40 * 24)
@@ -471,6 +471,19 @@ def test_steps_typically_take_as_long_as_the_median_one() -> None:
     assert typical([]) == 0.0
 
 
+class FakeEngine:
+    def __init__(self, parts_s: list[float]) -> None:
+        self.left, self.prepared = list(parts_s), 0
+
+    def prepare(self, _: Scenario) -> None:
+        self.prepared += 1
+
+    def run(self, what: Scenario) -> Iterator[Timed]:
+        for _ in what.part_steps:
+            part_s = self.left.pop(0)
+            yield Timed([part_s], {"linear": part_s})
+
+
 @pytest.mark.parametrize(
     ("prompts_s", "runs", "kept"),
     [([0.3, 0.9, 0.2, 0.5, 0.09, 7.0], 5, 0.3), ([0.8, 1.1, 1.2], 3, 1.1), ([16.0, 15.0], 1, 16.0)],
@@ -478,10 +491,20 @@ def test_steps_typically_take_as_long_as_the_median_one() -> None:
 def test_of_short_prompts_the_median_one_counts(
     prompts_s: list[float], runs: int, kept: float
 ) -> None:
-    left = [Timed([prompt_s], {"linear": prompt_s}) for prompt_s in prompts_s]
-    found = typical_prompt(lambda: left.pop(0))
+    engine = FakeEngine(prompts_s)
+    (found,) = typical_parts(engine, scenario("prefill-512", 8, 8))
     assert (found.step_s, found.ops) == ([kept], {"linear": kept})
-    assert len(left) == len(prompts_s) - runs
+    assert len(engine.left) == len(prompts_s) - runs
+    assert engine.prepared == runs - 1  # for the first one its caller did
+
+
+def test_every_part_of_a_decode_counts() -> None:
+    engine = FakeEngine([0.1, 0.2, 0.3])
+    what = scenario("decode", 8, 8)
+    found = list(typical_parts(engine, what))
+    assert [part.step_s for part in found] == [[0.1], [0.2]]
+    assert len(what.part_steps) == 2
+    assert engine.prepared == 0
 
 
 def test_results_of_before_typical_steps_are_those_of_all_steps() -> None:

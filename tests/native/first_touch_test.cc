@@ -139,7 +139,6 @@ TEST_CASE("weights belong to the member whose decode begins with them") {
         REQUIRE_FALSE(own.empty());
         CHECK(own[0].weights == begins.at(member));
         for (const Calls::Call& call : own) {
-          CHECK(call.same_input == (&call != &own[0]));
           std::vector<int>& ran = slices[call.weights];
           if (ran.empty()) {
             ran.resize(static_cast<size_t>(call.slices));
@@ -152,6 +151,32 @@ TEST_CASE("weights belong to the member whose decode begins with them") {
       CHECK(rows == 0);
       for (const auto& [weights, ran] : slices) {
         CHECK(ran == std::vector<int>(ran.size(), 1));
+      }
+    }
+  }
+}
+
+TEST_CASE("a member's pieces have the same input as its last one where weights are of one dtype") {
+  for (const bool mixed : {false, true}) {
+    Plan plan = Plan::from_json(tiny_model(large(2)).plan);
+    ThreadPool pool(2);
+    for (const LinearOp& op : linear_ops(plan)) {
+      std::map<size_t, int> dtypes;  // by weight
+      for (size_t i = 0; i < op.parts.size(); ++i) {
+        helm::TensorSpec& weight = plan.tensors[static_cast<size_t>(op.parts[i].weight)];
+        if (mixed && i % 2 == 1) weight.dtype = helm::DType::kBF16;
+        dtypes[static_cast<size_t>(op.parts[i].weight)] = static_cast<int>(weight.dtype);
+      }
+      Calls seen(2);
+      run_recorded(plan, op, pool, seen);
+      for (const auto& own : seen.of) {
+        REQUIRE(own.size() > 1);
+        int before = -1;
+        for (const Calls::Call& call : own) {
+          const int dtype = dtypes.at((call.weights >> 40) - 1);
+          CHECK(call.same_input == (dtype == before));
+          before = dtype;
+        }
       }
     }
   }

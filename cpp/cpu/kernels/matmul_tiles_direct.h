@@ -122,6 +122,7 @@ void few_tokens_in_tiles(const MatmulArgs& m, const Weights& w) {
   const int64_t first = pairs * m.slice / m.slices * 2 * kTile;
   const int64_t end = min_of(m.rows, pairs * (m.slice + 1) / m.slices * 2 * kTile);
   start_rows(m, 0, m.tokens, first, end - first);
+  // A slice without rows packs too: the next one may count on it.
   for (int64_t k0 = 0; k0 < m.cols; k0 += block) {
     const int64_t cols = min_of(block, m.cols - k0);
     const FewTokens f{m, tile_scratch(m.scratch), k0, cols, (cols + kTileK - 1) / kTileK};
