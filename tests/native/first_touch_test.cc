@@ -169,8 +169,9 @@ TEST_CASE("a member's pieces have the same input as its last one where weights a
       }
       Calls seen(2);
       run_recorded(plan, op, pool, seen);
+      size_t calls = 0;
       for (const auto& own : seen.of) {
-        REQUIRE(own.size() > 1);
+        calls += own.size();
         int before = -1;
         for (const Calls::Call& call : own) {
           const int dtype = dtypes.at((call.weights >> 40) - 1);
@@ -178,6 +179,7 @@ TEST_CASE("a member's pieces have the same input as its last one where weights a
           before = dtype;
         }
       }
+      REQUIRE(calls > seen.of.size());  // who is late may find all but its first piece taken
     }
   }
 }
