@@ -46,7 +46,7 @@ HELM_INLINE __m512i load_values(const uint16_t* v, int64_t n) {
 template <int R, int C>
 HELM_INLINE void output_pairs(const uint16_t* p, const float* correct, int64_t keys,
                               const uint16_t* v, int64_t head_dim, int64_t dims, float* o,
-                              Ahead ahead) {
+                              BlockAhead ahead) {
   using V = VecAvx512;
   constexpr int64_t kRow = 2 * kKeyBlock;          // of weights, in bf16
   const int64_t left = C == 1 ? dims : kPairDims;  // in each chunk
@@ -66,8 +66,8 @@ HELM_INLINE void output_pairs(const uint16_t* p, const float* correct, int64_t k
     for (int c = 0; c < C; ++c) {
       if (ahead.first) {
         const int64_t near = 4 * head_dim * int64_t{sizeof(*v)};
-        fetch<kLineBytes>(first + c * kPairDims, ahead, near, end);
-        fetch<kLineBytes>(first + c * kPairDims + head_dim, ahead, near, end);
+        ahead.fetch<kLineBytes>(first + c * kPairDims, near, end);
+        ahead.fetch<kLineBytes>(first + c * kPairDims + head_dim, near, end);
       }
       const __m512i x = load_values(first + c * kPairDims, left);
       const __m512i y = second ? load_values(second + c * kPairDims, left) : _mm512_setzero_si512();
@@ -98,7 +98,7 @@ HELM_INLINE void output_pairs(const uint16_t* p, const float* correct, int64_t k
 
 template <int R>
 void output_pair_rows(const uint16_t* p, const float* correct, int64_t keys, const uint16_t* v,
-                      int64_t head_dim, float* o, Ahead ahead) {
+                      int64_t head_dim, float* o, BlockAhead ahead) {
   constexpr int C = VecAvx512::kOutputVectors[R] / 2;
   int64_t d = 0;
   for (; d + C * kPairDims <= head_dim; d += C * kPairDims) {
@@ -113,7 +113,7 @@ void output_pair_rows(const uint16_t* p, const float* correct, int64_t keys, con
 // seen: as score_block's.
 template <class Seen>
 void output_bf16(const uint16_t* p, const float* correct, int64_t rows, Seen seen,
-                 const uint16_t* v, int64_t head_dim, float* o, Ahead ahead) {
+                 const uint16_t* v, int64_t head_dim, float* o, BlockAhead ahead) {
   for (int64_t r = 0; r < rows; r += kPvRows, ahead = {}) {
     const int64_t keys = seen(min_of(rows, r + kPvRows));
     const uint16_t* pr = p + r * 2 * kKeyBlock;
@@ -162,11 +162,11 @@ inline void attention_bf16(const AttentionArgs& a) {
         const SeenKeys seen{a, row0, now};
         score_block<DotRounded>({queries, stride}, rows, a.head_dim,
                                 static_cast<const uint16_t*>(now.k), seen, scratch.scores,
-                                Ahead::of(next.k, next.bytes, now.k));
+                                ahead_of_keys<V>(now, next));
         softmax_rows<V, kKv>(a, scratch, row0, rows, now);
         round_weights(scratch.scores, rows, now.count);
         output_bf16(weights, scratch.correct, rows, seen, static_cast<const uint16_t*>(now.v),
-                    a.head_dim, a.o + row0 * a.head_dim, Ahead::of(next.v, next.bytes, now.v));
+                    a.head_dim, a.o + row0 * a.head_dim, ahead_of_values<V>(now, next));
       });
 }
 

@@ -11,45 +11,101 @@ namespace {
 inline constexpr int64_t kKeyBlock = 128;  // a tile's scores and K and V of a block stay in L2
 inline constexpr int kPvRows = 6;          // rows per register tile of the output
 
-// What is fetched while a block is read, by the first of the tiles that read it: of the block
-// itself what comes next, and for its bytes before `until` those that lie `by` on.
-struct Ahead {
+// What is fetched while a block is read, by the first of the tiles that read it, in one of two ways
+// (see ahead_of_keys): BlockAhead, InOrder. A tile reads `count` rows of the block, of each some
+// bytes from `column` on: fetch<Bytes>(i) goes with the i-th of its steps, which read so many.
+
+// Of the block itself what comes next, and of its bytes before `until` those that lie `by` on, in
+// the following block, to L2, as a block more would push this block's scores and keys out of a 32
+// KiB L1; what lies `near` on, from there to L1. Lines in between are asked for twice more: while
+// its queues are full a core drops requests, and a block in L2 is computed faster than memory
+// delivers the next one (Zen 4: 3 to 5 points of the ceiling once, and again).
+struct BlockAhead {
+  static constexpr int64_t kAgainBytes = 4096;
+
   bool first = false;
   int64_t by = 0;
   const char* until = nullptr;
 
   // The following block, if there is one, as far as this one is as long.
-  static Ahead of(const void* next, int64_t next_bytes, const void* now) {
+  static BlockAhead of(const void* next, int64_t next_bytes, const void* now) {
     if (next == nullptr) return {true};
     return {
         true,
         static_cast<int64_t>(reinterpret_cast<intptr_t>(next) - reinterpret_cast<intptr_t>(now)),
         static_cast<const char*>(now) + next_bytes};
   }
+
+  // What lies ahead of p, whose block ends at `end`.
+  template <int64_t Bytes>
+  HELM_INLINE void fetch(const void* p, int64_t near, const void* end) const {
+    const auto* at = static_cast<const char*>(p);
+    const bool follows = at < until;
+    const int64_t left = static_cast<const char*>(end) - at;
+    HELM_UNROLL
+    for (int64_t b = 0; b < Bytes; b += kLineBytes) {
+      if (follows) {
+        __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<intptr_t>(at) + by + b),
+                           0, 2);
+      }
+      if (left > 2 * kAgainBytes) __builtin_prefetch(at + 2 * kAgainBytes + b, 0, 2);
+      if (left > kAgainBytes) __builtin_prefetch(at + kAgainBytes + b, 0, 2);
+      __builtin_prefetch(at + near + b);
+    }
+  }
+
+  struct Tile {
+    const BlockAhead& ahead;
+    const char* p;
+    int64_t stride, near;
+    const void* end;
+
+    template <int64_t Bytes>
+    HELM_INLINE void fetch(int64_t i) const {
+      if (ahead.first) ahead.fetch<Bytes>(p + i * stride, near, end);
+    }
+  };
+  // How many rows, of so many bytes, are to be read a column at a time.
+  int64_t rows_at_once(int64_t) const { return kKeyBlock; }
+  Tile tile(const void* rows, int64_t column, int64_t, int64_t stride, int64_t near,
+            const void* end) const {
+    return {*this, static_cast<const char*>(rows) + column, stride, near, end};
+  }
 };
 
-// Of a block's elements at p, which end at `end`: fetches what lies ahead to L2, as a block more
-// would push this block's scores and keys out of a 32 KiB L1; and what lies `near` bytes on, of
-// this block, from there to L1. Lines in between are asked for twice more: while its queues are
-// full a core drops requests, and a block in L2 is computed faster than memory delivers the next
-// one (Zen 4: 3 to 5 points of the ceiling once, and again).
-inline constexpr int64_t kAgainBytes = 4096;
-template <int64_t Bytes>
-HELM_INLINE void fetch(const void* p, Ahead ahead, int64_t near, const void* end) {
-  const auto* first = static_cast<const char*>(p);
-  const bool follows = first < ahead.until;
-  const int64_t left = static_cast<const char*>(end) - first;
-  HELM_UNROLL
-  for (int64_t b = 0; b < Bytes; b += kLineBytes) {
-    if (follows) {
-      __builtin_prefetch(
-          reinterpret_cast<const char*>(reinterpret_cast<intptr_t>(first) + ahead.by + b), 0, 2);
+// To L1 what is read kBytes later, each line once and in the order of memory: from the block, and
+// near its end from `next`, which is read after it. Where registers do not hold the outputs of
+// whole rows of V, so few rows are read at a time that these are kBytes too, and memory sees them
+// in order as well. A core with few requests to memory reads so a tenth to two fifths faster than
+// with BlockAhead, which asks for a line up to four times (Zen 3; 1, 1.5, 3 to 6 KiB: no gain).
+struct InOrder {
+  static constexpr int64_t kBytes = 2048;
+
+  bool first = false;
+  const char* next = nullptr;
+
+  struct Tile {
+    bool first;
+    const char* at;
+
+    template <int64_t Bytes>
+    HELM_INLINE void fetch(int64_t i) const {
+      if (!first) return;
+      HELM_UNROLL
+      for (int64_t b = 0; b < Bytes; b += kLineBytes) __builtin_prefetch(at + i * Bytes + b);
     }
-    if (left > 2 * kAgainBytes) __builtin_prefetch(first + 2 * kAgainBytes + b, 0, 2);
-    if (left > kAgainBytes) __builtin_prefetch(first + kAgainBytes + b, 0, 2);
-    __builtin_prefetch(first + near + b);
+  };
+  int64_t rows_at_once(int64_t row_bytes) const {
+    return first ? max_of(1, kBytes / row_bytes) : kKeyBlock;
   }
-}
+  Tile tile(const void* rows, int64_t column, int64_t count, int64_t, int64_t,
+            const void* end) const {
+    const char* at = static_cast<const char*>(rows) + column * count + kBytes;
+    const int64_t past = at - static_cast<const char*>(end);
+    if (past < 0) return {first, at};
+    return {first && next != nullptr, next + past};
+  }
+};
 
 // Keys of a tile with T rows: more than four where the registers allow, to keep sums in flight.
 template <class V>
@@ -66,9 +122,9 @@ struct QueryRows {
 
 // S(t, j) = sum_d Q(t, d) * K(j, d)    for T rows of q and K consecutive keys, of which the last
 // stands for those that do not exist. P multiplies; the order of the sum is that of matmul.h.
-template <class P, int T>
+template <class P, int T, class A>
 HELM_INLINE void score_tile(QueryRows<P> q, int64_t head_dim, const typename P::Store* k,
-                            int64_t keys, float* scores, Ahead ahead) {
+                            int64_t keys, float* scores, const A& ahead) {
   using V = typename P::V;
   using F = typename V::F;
   using Store = typename P::Store;
@@ -92,11 +148,11 @@ HELM_INLINE void score_tile(QueryRows<P> q, int64_t head_dim, const typename P::
       for (int t = 0; t < T; ++t) acc[t * K + r] = P::fma(x, y[t], acc[t * K + r]);
     }
   };
+  const auto lines =
+      ahead.tile(k, 0, K, kBytes, K * head_dim * int64_t{sizeof(Store)}, k + keys * head_dim);
   int64_t d = 0;
   for (; d + P::kStep <= head_dim; d += P::kStep) {
-    if (ahead.first) {
-      fetch<kBytes>(k + K * d, ahead, K * head_dim * int64_t{sizeof(Store)}, k + keys * head_dim);
-    }
+    lines.template fetch<kBytes>(d / P::kStep);
     step([](const Store* p) HELM_LAMBDA_INLINE { return P::load_w(p); },
          [](const Input* p) HELM_LAMBDA_INLINE { return P::load_a(p); }, d);
   }
@@ -113,9 +169,9 @@ HELM_INLINE void score_tile(QueryRows<P> q, int64_t head_dim, const typename P::
   }
 }
 
-template <class P, int T>
+template <class P, int T, class A>
 void score_rows(QueryRows<P> q, int64_t head_dim, const typename P::Store* k, int64_t keys,
-                float* scores, Ahead ahead) {
+                float* scores, const A& ahead) {
   for (int64_t j = 0; j < keys; j += score_keys<typename P::V>(T)) {
     score_tile<P, T>(q, head_dim, k + j * head_dim, keys - j, scores + j, ahead);
   }
@@ -124,9 +180,9 @@ void score_rows(QueryRows<P> q, int64_t head_dim, const typename P::Store* k, in
 // Scores of all rows, in tiles as even as possible, against one block of keys as stored. The first
 // tile reads the block from L2, the others from there or L1. seen(end): keys that rows before `end`
 // see, in a block; what a tile has not computed is undefined.
-template <class P, class Seen>
+template <class P, class Seen, class A>
 void score_block(QueryRows<P> q, int64_t rows, int64_t head_dim, const typename P::Store* k,
-                 Seen seen, float* scores, Ahead ahead) {
+                 Seen seen, float* scores, A ahead) {
   constexpr int kMost = P::V::kScoreRows;
   const int64_t tiles = (rows + kMost - 1) / kMost;
   const int64_t most = (rows + tiles - 1) / tiles, full = rows - tiles * (most - 1);
@@ -145,11 +201,12 @@ void score_block(QueryRows<P> q, int64_t rows, int64_t head_dim, const typename 
   }
 }
 
-// o(r, d) = o(r, d) * correct(r) + sum_j p(r, j) * V(j, d)    for R rows and N vectors along d
-template <class V, DType D, int R, int N>
+// o(r, d) = o(r, d) * correct(r) + sum_j p(r, j) * V(j, d)    for R rows and N vectors along d;
+// correct: null for ones. lines: of a tile of `ahead`.
+template <class V, DType D, int R, int N, class Lines>
 HELM_INLINE void output_tile(const float* p, const float* correct, int64_t keys,
                              const typename Elem<V, D>::Store* v, int64_t head_dim, float* o,
-                             Ahead ahead) {
+                             const Lines& lines) {
   using E = Elem<V, D>;
   using F = typename V::F;
   constexpr bool kSplit = kInPairs<V, D> && N % 2 == 0;
@@ -157,19 +214,19 @@ HELM_INLINE void output_tile(const float* p, const float* correct, int64_t keys,
   F acc[R][N];
   HELM_UNROLL
   for (int r = 0; r < R; ++r) {
-    const F factor = V::set1(correct[r]);
     HELM_UNROLL
-    for (int n = 0; n < N; ++n) {
-      acc[r][n] = V::mul(V::load(o + r * head_dim + n * V::kLanes), factor);
+    for (int n = 0; n < N; ++n) acc[r][n] = V::load(o + r * head_dim + n * V::kLanes);
+    if (correct != nullptr) {
+      HELM_UNROLL
+      for (int n = 0; n < N; ++n) acc[r][n] = V::mul(acc[r][n], V::set1(correct[r]));
     }
     if constexpr (kSplit) {
       HELM_UNROLL
       for (int n = 0; n < N; n += 2) V::split(acc[r][n], acc[r][n + 1]);
     }
   }
-  const auto* end = v + keys * head_dim;
   for (int64_t j = 0; j < keys; ++j, v += head_dim) {
-    if (ahead.first) fetch<kBytes>(v, ahead, 2 * head_dim * int64_t{sizeof(*v)}, end);
+    lines.template fetch<kBytes>(j);
     F x[N];
     if constexpr (kSplit) {
       HELM_UNROLL
@@ -210,16 +267,26 @@ void output_tail(const float* p, float correct, int64_t keys, const typename Ele
   V::store_n(o, acc, dims);
 }
 
-template <class V, DType D, int R>
+template <class V, DType D, int R, class A>
 void output_rows(const float* p, const float* correct, int64_t keys,
-                 const typename Elem<V, D>::Store* v, int64_t head_dim, float* o, Ahead ahead) {
+                 const typename Elem<V, D>::Store* v, int64_t head_dim, float* o, const A& ahead) {
   constexpr int N = V::kOutputVectors[R];
+  constexpr int64_t kSize = sizeof(*v);
+  const int64_t row_bytes = head_dim * kSize, at_once = ahead.rows_at_once(row_bytes);
   int64_t d = 0;
-  for (; d + N * V::kLanes <= head_dim; d += N * V::kLanes) {
-    output_tile<V, D, R, N>(p, correct, keys, v + d, head_dim, o + d, ahead);
-  }
-  for (; d + V::kLanes <= head_dim; d += V::kLanes) {
-    output_tile<V, D, R, 1>(p, correct, keys, v + d, head_dim, o + d, ahead);
+  for (int64_t j = 0; j < keys; j += at_once) {
+    const int64_t n = min_of(at_once, keys - j);
+    const auto* rows = v + j * head_dim;
+    const auto lines = [&]() HELM_LAMBDA_INLINE {
+      return ahead.tile(rows, d * kSize, n, row_bytes, 2 * row_bytes, v + keys * head_dim);
+    };
+    const float* factor = j == 0 ? correct : nullptr;
+    for (d = 0; d + N * V::kLanes <= head_dim; d += N * V::kLanes) {
+      output_tile<V, D, R, N>(p + j, factor, n, rows + d, head_dim, o + d, lines());
+    }
+    for (; d + V::kLanes <= head_dim; d += V::kLanes) {
+      output_tile<V, D, R, 1>(p + j, factor, n, rows + d, head_dim, o + d, lines());
+    }
   }
   if (d == head_dim) return;
   for (int r = 0; r < R; ++r) {
@@ -229,11 +296,12 @@ void output_rows(const float* p, const float* correct, int64_t keys,
 }
 
 // seen: as score_block's; all weights of other keys are zero.
-template <class V, DType D, class Seen>
+template <class V, DType D, class Seen, class A>
 void output(const float* p, const float* correct, int64_t rows, Seen seen,
-            const typename Elem<V, D>::Store* v, int64_t head_dim, float* o, Ahead ahead) {
+            const typename Elem<V, D>::Store* v, int64_t head_dim, float* o, A ahead) {
   for (int64_t r = 0; r < rows; r += kPvRows, ahead = {}) {
     const int64_t keys = seen(min_of(rows, r + kPvRows));
+    if (keys == 0) continue;  // what they have stays
     const float* pr = p + r * kKeyBlock;
     const float* cr = correct + r;
     float* out = o + r * head_dim;

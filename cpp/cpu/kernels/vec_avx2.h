@@ -32,7 +32,8 @@ struct VecAvx2 {
   static constexpr int kCompressedRowsPerTokens[5] = {0, 4, 4, 2, 2};
   static constexpr int kCompressedTile = 4;
   static constexpr int kOutputVectors[7] = {0, 8, 4, 4, 2, 2, 2};
-  static constexpr bool kSplitBf16 = true;  // of attention, see DotSplit
+  static constexpr bool kSplitBf16 = true;     // of attention, see DotSplit
+  static constexpr bool kFetchInOrder = true;  // of attention, see InOrder
 
   HELM_INLINE static F zero() { return _mm256_setzero_ps(); }
   HELM_INLINE static F set1(float v) { return _mm256_set1_ps(v); }
