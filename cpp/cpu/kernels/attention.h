@@ -81,7 +81,7 @@ KeyBlock key_block(const KvSpan& span, int64_t first, int64_t end, int64_t head_
 // while its values are.
 template <class V>
 auto ahead_of_keys(const KeyBlock& now, const KeyBlock& next) {
-  if constexpr (V::kFetchInOrder) {
+  if constexpr (V::kAskOnce) {
     return InOrder{true, static_cast<const char*>(now.v)};
   } else {
     return BlockAhead::of(next.k, next.bytes, now.k);
@@ -89,7 +89,7 @@ auto ahead_of_keys(const KeyBlock& now, const KeyBlock& next) {
 }
 template <class V>
 auto ahead_of_values(const KeyBlock& now, const KeyBlock& next) {
-  if constexpr (V::kFetchInOrder) {
+  if constexpr (V::kAskOnce) {
     return InOrder{true, static_cast<const char*>(next.k)};
   } else {
     return BlockAhead::of(next.v, next.bytes, now.v);

@@ -15,8 +15,8 @@ inline constexpr int kQuad = 4;  // sums reduced together
 inline constexpr int kTokensByRow = 2;
 // One token and rows of more columns than these: its values and a tile's weights are more than L1
 // holds, so that the values come from L2, for every tile anew. Tiles of more rows ask for them less
-// often (Zen 4: a fifth of a product's rate while memory is fast); where L1 holds both, more
-// streams cost a tenth.
+// often (AVX-512 on Zen 4: a tenth of a product's rate while memory is fast); where L1 holds both,
+// more streams cost a tenth, and on Zen 3, whose memory is slower, a seventh to a fifth anyway.
 inline constexpr int64_t kColsInL1 = 2048;
 
 // C(t, r) = [C(t, r)] + [bias(r)] for the given rows: where the sum over k starts.
@@ -27,9 +27,9 @@ HELM_INLINE float start_value(const MatmulArgs& m, int64_t t, int64_t r) {
 
 // acc(r, t) += the sum over kChunk columns from k on of compressed rows, without escapes, times
 // tokens. What comes later is fetched meanwhile.
-template <class P, int R, int T, class Rows, class Input, bool Again, class F>
+template <class P, int R, int T, class Rows, class Input, Ask kAsk, class F>
 HELM_INLINE void compressed_chunk(const Rows& rows, const Input* a, int64_t a_stride, int64_t k,
-                                  const Prefetch<Again>& prefetch, F* acc) {
+                                  const Prefetch<kAsk>& prefetch, F* acc) {
   using Words = typename Rows::Words;
   each<Rows::kVectors>([&](auto which) HELM_LAMBDA_INLINE {
     constexpr int I = decltype(which)::value;
@@ -83,9 +83,9 @@ HELM_INLINE void compressed_chunk(const Rows& rows, const Input* a, int64_t a_st
 
 // R rows, row_step apart, times T tokens. The R streams are far apart in memory, so each is
 // sequential and is prefetched on its own (adjacent rows measured a fifth to two fifths slower).
-template <class P, int R, int T, class Rows, bool Again>
+template <class P, int R, int T, class Rows, Ask kAsk>
 void direct_tile(const MatmulArgs& m, const Rows& rows, int64_t row, int64_t row_step,
-                 int64_t token, Prefetch<Again> prefetch) {
+                 int64_t token, Prefetch<kAsk> prefetch) {
   using V = typename P::V;
   using Store = typename P::Store;
   using F = typename V::F;

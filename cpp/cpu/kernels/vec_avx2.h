@@ -22,18 +22,18 @@ struct VecAvx2 {
   static constexpr int64_t kPanelRows = 64;  // with a block of k 256 KiB, half of a small L2
   static constexpr int64_t kDirectTokens = 24;
   // Rows per direct tile by tokens. Three streams of weights measured faster than four or two (Zen
-  // 3: a seventh of one token's products from memory); with three tokens four rows leave no
-  // register.
+  // 3: a seventh of one token's products from memory, compressed ones too); with three tokens four
+  // rows leave no register.
   static constexpr int kRowsPerTokens[5] = {0, 3, 3, 3, 3};
-  static constexpr int kLongRowsPerTile = 8;  // one token, see kColsInL1
+  static constexpr int kLongRowsPerTile = 3;
   static constexpr int kDirectTile = 4;
   static constexpr bool kKeepOrder = true;  // see keep_order
   // Rows per tile of compressed weights that it makes plain itself.
-  static constexpr int kCompressedRowsPerTokens[5] = {0, 4, 4, 2, 2};
+  static constexpr int kCompressedRowsPerTokens[5] = {0, 3, 3, 2, 2};
   static constexpr int kCompressedTile = 4;
   static constexpr int kOutputVectors[7] = {0, 8, 4, 4, 2, 2, 2};
-  static constexpr bool kSplitBf16 = true;     // of attention, see DotSplit
-  static constexpr bool kFetchInOrder = true;  // of attention, see InOrder
+  static constexpr bool kSplitBf16 = true;  // of attention, see DotSplit
+  static constexpr bool kAskOnce = true;    // see Ask, InOrder
 
   HELM_INLINE static F zero() { return _mm256_setzero_ps(); }
   HELM_INLINE static F set1(float v) { return _mm256_set1_ps(v); }

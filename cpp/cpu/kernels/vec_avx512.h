@@ -32,7 +32,7 @@ struct VecAvx512 {
   static constexpr int kCompressedTile = 6;
   static constexpr int kOutputVectors[7] = {0, 8, 8, 4, 4, 4, 4};
   static constexpr bool kSplitBf16 = false;
-  static constexpr bool kFetchInOrder = false;
+  static constexpr bool kAskOnce = false;
 
   HELM_INLINE static F zero() { return _mm512_setzero_ps(); }
   HELM_INLINE static F set1(float v) { return _mm512_set1_ps(v); }

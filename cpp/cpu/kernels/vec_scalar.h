@@ -29,7 +29,7 @@ struct VecScalar {
   static constexpr int kCompressedTile = 2;
   static constexpr int kOutputVectors[7] = {0, 4, 2, 1, 1, 1, 1};
   static constexpr bool kSplitBf16 = false;
-  static constexpr bool kFetchInOrder = false;
+  static constexpr bool kAskOnce = false;
 
   template <class Op>
   HELM_INLINE static F map(Op op) {

@@ -9,16 +9,23 @@
 namespace helm::cpu {
 namespace {
 
-// In each row's stream a line far ahead is fetched to L2 and one close by from there to L1: fetched
-// to L1 at once, lines that arrive early would be pushed out again by the inputs of several tokens,
-// and requests of memory would fill the buffers that those inputs need when they come from L2.
+// How often a tile asks memory for a line of its rows, each of which is a stream.
+enum class Ask {
+  // To L1, not far ahead. Best where a core has few requests to memory at a time (Zen 3: 5 to 18 %
+  // faster than twice or more for two to four tokens and of compressed rows).
+  kOnce,
+  // Far ahead to L2, and close by from there to L1: fetched to L1 at once, lines that arrive early
+  // would be pushed out again by the inputs of several tokens, and requests of memory would fill
+  // the buffers that those inputs need when they come from L2.
+  kTwice,
+  // To L2 three times. A core drops requests while its queues are full, so that many lines come too
+  // late (Zen 4: up to a quarter faster). Not where tiles compute as long as they read, nor for one
+  // token and stored rows, which loses a tenth: there the hardware's own requests suffice.
+  kAgain,
+};
 inline constexpr int64_t kFarBytes = 1536;
 inline constexpr int64_t kNearBytes = 3 * kLineBytes;
-// A core drops requests to L2 while its queues are full, so that many lines that are asked for once
-// come too late. Some tiles ask three times, so far apart (Zen 4: up to a quarter faster). Not
-// those that compute as long as they read, nor one token and stored rows, which loses a tenth:
-// there the hardware's own requests suffice.
-inline constexpr int64_t kAskBytes = 1024;
+inline constexpr int64_t kAskBytes = 1024;  // once; between the times to L2
 
 template <int N>
 struct Count {
@@ -36,13 +43,25 @@ HELM_INLINE void each(Body body) {
 }
 
 // What a tile asks of memory for later: in each row's stream the line at `far` bytes, which moves
-// on by `step` bytes with every line of weights computed; and, where it asks again, two lines on
-// the way there.
-template <bool Again>
+// on by `step` bytes with every line of weights computed; those nearer by are as far as kAsk says.
+template <Ask kAsk>
 struct Prefetch {
   int64_t far;
   int64_t step;
 };
+
+// far: what is to be read far ahead; now: what is read.
+template <Ask kAsk>
+HELM_INLINE void ask(const void* far, const void* now, int64_t again_bytes, int64_t near_bytes) {
+  if constexpr (kAsk == Ask::kOnce) return __builtin_prefetch(far);
+  const auto* from = static_cast<const char*>(now);
+  __builtin_prefetch(far, 0, 2);
+  if constexpr (kAsk == Ask::kAgain) {
+    __builtin_prefetch(from + 2 * again_bytes, 0, 2);
+    __builtin_prefetch(from + again_bytes, 0, 2);
+  }
+  __builtin_prefetch(from + near_bytes);
+}
 
 // Row r of some is at + r * step. With every line of weights of N rows, from column k on, something
 // of what comes later is fetched.
@@ -53,18 +72,13 @@ struct StoredRows {
   const Store* at;
   int64_t step;
 
-  template <int N, bool Again>
-  HELM_INLINE void fetch(int64_t k, Prefetch<Again>& prefetch) const {
+  template <int N, Ask kAsk>
+  HELM_INLINE void fetch(int64_t k, Prefetch<kAsk>& prefetch) const {
     HELM_UNROLL
     for (int r = 0; r < N; ++r) {
       const auto* row = reinterpret_cast<const char*>(at + r * step);
       const auto* now = row + k * static_cast<int64_t>(sizeof(Store));
-      __builtin_prefetch(row + prefetch.far, 0, 2);
-      if constexpr (Again) {
-        __builtin_prefetch(now + 2 * kAskBytes, 0, 2);
-        __builtin_prefetch(now + kAskBytes, 0, 2);
-      }
-      __builtin_prefetch(now + kNearBytes);
+      ask<kAsk>(row + prefetch.far, now, kAskBytes, kNearBytes);
     }
     prefetch.far += prefetch.step;
   }
@@ -90,8 +104,8 @@ struct PlainRows {
   const std::byte* from;
   int64_t from_step;  // bytes
 
-  template <int N, bool Again>
-  HELM_INLINE void fetch(int64_t, Prefetch<Again>& prefetch) const {
+  template <int N, Ask kAsk>
+  HELM_INLINE void fetch(int64_t, Prefetch<kAsk>& prefetch) const {
     HELM_UNROLL
     for (int r = 0; r < N; ++r) __builtin_prefetch(from + r * from_step + prefetch.far, 0, 2);
     prefetch.far += prefetch.step;
@@ -171,37 +185,32 @@ struct CompressedRows {
   }
   // With every chunk as much of what comes later is fetched, a share with each of its vectors:
   // requests that come all at once are dropped more often.
-  template <int I, bool Again>
-  HELM_INLINE void fetch_vector(int r, int64_t k, const Prefetch<Again>& prefetch) const {
+  template <int I, Ask kAsk>
+  HELM_INLINE void fetch_vector(int r, int64_t k, const Prefetch<kAsk>& prefetch) const {
     constexpr int64_t kLines = kChunkBytes / kLineBytes;
     const std::byte* row = from + r * from_step;
     const std::byte* now = row + compressed_bytes(k);
     HELM_UNROLL
     for (int64_t i = I * kLines / kVectors; i < (I + 1) * kLines / kVectors; ++i) {
       const int64_t line = i * kLineBytes;
-      __builtin_prefetch(row + prefetch.far + line, 0, 2);
-      if constexpr (Again) {
-        __builtin_prefetch(now + 2 * kCompressedAskBytes + line, 0, 2);
-        __builtin_prefetch(now + kCompressedAskBytes + line, 0, 2);
-      }
-      __builtin_prefetch(now + kCompressedNearBytes + line);
+      ask<kAsk>(row + prefetch.far + line, now + line, kCompressedAskBytes, kCompressedNearBytes);
     }
   }
-  template <bool Again>
-  HELM_INLINE void fetch_chunk(int64_t k, const Prefetch<Again>& prefetch) const {
+  template <Ask kAsk>
+  HELM_INLINE void fetch_chunk(int64_t k, const Prefetch<kAsk>& prefetch) const {
     for (int r = 0; r < N; ++r) {
       each<kVectors>([&](auto which) HELM_LAMBDA_INLINE {
         fetch_vector<decltype(which)::value>(r, k, prefetch);
       });
     }
   }
-  template <bool Again>
-  HELM_INLINE static void next_chunk(Prefetch<Again>& prefetch) {
+  template <Ask kAsk>
+  HELM_INLINE static void next_chunk(Prefetch<kAsk>& prefetch) {
     prefetch.far += kChunkBytes / kCompressedLineBytes * prefetch.step;
   }
   // What follows columns made plain was fetched with their chunk.
-  template <int, bool Again>
-  HELM_INLINE void fetch(int64_t, Prefetch<Again>&) const {}
+  template <int, Ask kAsk>
+  HELM_INLINE void fetch(int64_t, Prefetch<kAsk>&) const {}
 };
 
 // Both kinds of weights give R rows, `step` rows apart, from column k0 on, to be read by one tile
@@ -223,14 +232,20 @@ struct StoredWeights {
     return {w + row * cols + k0, step * cols};
   }
   template <int T>
-  HELM_INLINE Prefetch<(T > 1)> prefetch_once() const {
-    return {T > 1 ? 3 * kAskBytes : kFarBytes, kLineBytes};
+  HELM_INLINE auto prefetch_once() const {
+    if constexpr (V::kAskOnce) {
+      return Prefetch<Ask::kOnce>{kAskBytes, kLineBytes};
+    } else if constexpr (T == 1) {
+      return Prefetch<Ask::kTwice>{kFarBytes, kLineBytes};
+    } else {
+      return Prefetch<Ask::kAgain>{3 * kAskBytes, kLineBytes};
+    }
   }
   HELM_INLINE StoredRows<Store> rows(int64_t row, int64_t step, int64_t /*count*/, int64_t k0,
                                      int64_t /*n*/) const {
     return rows_once<1>(row, step, k0);
   }
-  HELM_INLINE Prefetch<false> prefetch(int64_t /*n*/, int64_t i, int64_t tiles) const {
+  HELM_INLINE Prefetch<Ask::kTwice> prefetch(int64_t /*n*/, int64_t i, int64_t tiles) const {
     const int64_t row_bytes = cols * static_cast<int64_t>(sizeof(Store));
     return {row_bytes + row_bytes * i / tiles, (kLineBytes + tiles - 1) / tiles};
   }
@@ -277,11 +292,17 @@ struct CompressedWeights {
             step * row_bytes};
   }
   template <int T>
-  HELM_INLINE Prefetch<(T * kChunk / P::kStep <= kOpsToAskAgain)> prefetch_once() const {
-    return {3 * kCompressedAskBytes, kCompressedLineBytes};
+  HELM_INLINE auto prefetch_once() const {
+    constexpr bool kAgain = T * kChunk / P::kStep <= kOpsToAskAgain;
+    if constexpr (V::kAskOnce) {
+      return Prefetch<Ask::kOnce>{kCompressedAskBytes, kCompressedLineBytes};
+    } else {
+      return Prefetch<kAgain ? Ask::kAgain : Ask::kTwice>{3 * kCompressedAskBytes,
+                                                          kCompressedLineBytes};
+    }
   }
   // The same columns of the next row.
-  HELM_INLINE Prefetch<false> prefetch(int64_t n, int64_t i, int64_t tiles) const {
+  HELM_INLINE Prefetch<Ask::kTwice> prefetch(int64_t n, int64_t i, int64_t tiles) const {
     return {compressed_row_bytes(m.cols) + compressed_row_bytes(n) * i / tiles,
             (kCompressedLineBytes + tiles - 1) / tiles};
   }
