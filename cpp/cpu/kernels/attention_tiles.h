@@ -103,7 +103,8 @@ struct InOrder {
     const char* at = static_cast<const char*>(rows) + column * count + kBytes;
     const int64_t past = at - static_cast<const char*>(end);
     if (past < 0) return {first, at};
-    return {first && next != nullptr, next + past};
+    if (next == nullptr) return {false, at};
+    return {first, next + past};
   }
 };
 
