@@ -77,25 +77,6 @@ KeyBlock key_block(const KvSpan& span, int64_t first, int64_t end, int64_t head_
           count * head_dim * static_cast<int64_t>(sizeof(Store))};
 }
 
-// What is fetched while the keys of `now` are read, after which come its values, then `next`; and
-// while its values are.
-template <class V>
-auto ahead_of_keys(const KeyBlock& now, const KeyBlock& next) {
-  if constexpr (V::kAskOnce) {
-    return InOrder{true, static_cast<const char*>(now.v)};
-  } else {
-    return BlockAhead::of(next.k, next.bytes, now.k);
-  }
-}
-template <class V>
-auto ahead_of_values(const KeyBlock& now, const KeyBlock& next) {
-  if constexpr (V::kAskOnce) {
-    return InOrder{true, static_cast<const char*>(next.k)};
-  } else {
-    return BlockAhead::of(next.v, next.bytes, now.v);
-  }
-}
-
 // x(j) *= scale(j)
 template <class V>
 HELM_INLINE void scale_row(float* x, const float* scale, int64_t keys) {
@@ -213,10 +194,11 @@ void attention(const AttentionArgs& a) {
       [&](int64_t row0, int64_t rows, const KeyBlock& now, const KeyBlock& next) {
         const SeenKeys seen{a, row0, now};
         score_block<P>({scratch.q, stride}, rows, a.head_dim, static_cast<const Store*>(now.k),
-                       seen, scratch.scores, ahead_of_keys<V>(now, next));
+                       seen, scratch.scores, ahead_of<V>(now.k, now.v, next.k, next.bytes));
         softmax_rows<V, D>(a, scratch, row0, rows, now);
         output<V, D>(scratch.scores, scratch.correct, rows, seen, static_cast<const Store*>(now.v),
-                     a.head_dim, a.o + row0 * a.head_dim, ahead_of_values<V>(now, next));
+                     a.head_dim, a.o + row0 * a.head_dim,
+                     ahead_of<V>(now.v, next.k, next.v, next.bytes));
       });
 }
 

@@ -162,11 +162,12 @@ inline void attention_bf16(const AttentionArgs& a) {
         const SeenKeys seen{a, row0, now};
         score_block<DotRounded>({queries, stride}, rows, a.head_dim,
                                 static_cast<const uint16_t*>(now.k), seen, scratch.scores,
-                                ahead_of_keys<V>(now, next));
+                                ahead_of<V>(now.k, now.v, next.k, next.bytes));
         softmax_rows<V, kKv>(a, scratch, row0, rows, now);
         round_weights(scratch.scores, rows, now.count);
         output_bf16(weights, scratch.correct, rows, seen, static_cast<const uint16_t*>(now.v),
-                    a.head_dim, a.o + row0 * a.head_dim, ahead_of_values<V>(now, next));
+                    a.head_dim, a.o + row0 * a.head_dim,
+                    ahead_of<V>(now.v, next.k, next.v, next.bytes));
       });
 }
 

@@ -13,7 +13,7 @@ inline constexpr int kPvRows = 6;          // rows per register tile of the outp
 inline constexpr int64_t kTilesInTurn = 4;
 
 // What is fetched while a block is read, by the first of the tiles that read it, in one of two ways
-// (see ahead_of_keys): BlockAhead, InOrder. A tile reads `count` rows of the block, of each some
+// (see ahead_of): BlockAhead, InOrder. A tile reads `count` rows of the block, of each some
 // bytes from `column` on: fetch<Bytes>(i) goes with the i-th of its steps, which read so many.
 
 // Of the block itself what comes next, and of its bytes before `until` those that lie `by` on, in
@@ -108,6 +108,17 @@ struct InOrder {
     return {first, next + past};
   }
 };
+
+// While the keys or values at `now` are read, after which those at `then` come; at `next` are what
+// the following block has of the same.
+template <class V>
+auto ahead_of(const void* now, const void* then, const void* next, int64_t next_bytes) {
+  if constexpr (V::kAskOnce) {
+    return InOrder{true, static_cast<const char*>(then)};
+  } else {
+    return BlockAhead::of(next, next_bytes, now);
+  }
+}
 
 // Keys of a tile with T rows: more than four where the registers allow, to keep sums in flight.
 template <class V>

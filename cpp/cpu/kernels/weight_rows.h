@@ -11,8 +11,8 @@ namespace {
 
 // How often a tile asks memory for a line of its rows, each of which is a stream.
 enum class Ask {
-  // To L1, not far ahead. Best where a core has few requests to memory at a time (Zen 3: 5 to 18 %
-  // faster than twice or more for two to four tokens and of compressed rows).
+  // To L1, not far ahead. Best where a core has few requests to memory at a time (Zen 3: up to a
+  // tenth faster for two to four tokens, a seventh for one token of compressed rows).
   kOnce,
   // Far ahead to L2, and close by from there to L1: fetched to L1 at once, lines that arrive early
   // would be pushed out again by the inputs of several tokens, and requests of memory would fill
