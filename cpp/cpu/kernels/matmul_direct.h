@@ -71,7 +71,8 @@ HELM_INLINE void compressed_chunk(const Rows& rows, const Input* a, int64_t a_st
           }
           HELM_UNROLL
           for (int t = 0; t < T; ++t) {
-            const typename P::A y = load_a(t, i, part.value);
+            typename P::A y = load_a(t, i, part.value);
+            load_once<typename P::V>(y);
             HELM_UNROLL
             for (int r = 0; r < R; ++r) acc[r * T + t] = P::fma(x[r], y, acc[r * T + t]);
           }

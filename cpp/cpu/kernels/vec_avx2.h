@@ -28,9 +28,10 @@ struct VecAvx2 {
   static constexpr int kLongRowsPerTile = 3;
   static constexpr int kDirectTile = 4;
   static constexpr bool kKeepOrder = true;  // see keep_order
-  // Rows per tile of compressed weights that it makes plain itself.
-  static constexpr int kCompressedRowsPerTokens[5] = {0, 3, 3, 2, 2};
-  static constexpr int kCompressedTile = 4;
+  // Rows per tile of compressed weights that it makes plain itself: of six tokens, which would take
+  // two tiles of stored rows, up to a seventh faster in one.
+  static constexpr int kCompressedRowsPerTokens[7] = {0, 3, 3, 2, 2, 2, 2};
+  static constexpr int kCompressedTile = 6;
   static constexpr int kOutputVectors[7] = {0, 8, 4, 4, 2, 2, 2};
   static constexpr bool kSplitBf16 = true;  // of attention, see DotSplit
   static constexpr bool kAskOnce = true;    // see Ask, InOrder
@@ -51,12 +52,12 @@ struct VecAvx2 {
     return widen_bf16(load_half_n(p, n));
   }
   // Of sixteen, those at even or at odd places: an operation for each vector, where eight widened
-  // in their order take two.
+  // in their order take two. (A mask instead of zeros would take a register, or be made each time.)
   HELM_INLINE static F load_bf16_even(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(load_words(p), 16));
   }
   HELM_INLINE static F load_bf16_odd(const uint16_t* p) {
-    return _mm256_castsi256_ps(_mm256_and_si256(load_words(p), _mm256_set1_epi32(~0xffff)));
+    return _mm256_castsi256_ps(_mm256_blend_epi16(_mm256_setzero_si256(), load_words(p), 0xaa));
   }
   // Two vectors in their order become those at even and at odd places; and back.
   HELM_INLINE static void split(F& a, F& b) {
