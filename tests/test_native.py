@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from native_build import build, run_tests, sanitizing
+from native_build import build, own_cpu, run_tests, sanitizing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 LONG = ("kernels", "runtime", "cuda_kernels")
@@ -42,4 +42,4 @@ def test_all_other_native_tests(plain: Path) -> None:
 
 @pytest.mark.parametrize("name", [*LONG, "cuda_plugin"])
 def test_native_under_address_and_undefined_sanitizers(sanitized: Path, name: str) -> None:
-    run_tests(sanitized, only=f"^{name}$")
+    run_tests(sanitized, only=f"^{name}$", cpus=own_cpu())

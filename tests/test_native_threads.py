@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from native_build import build, run_tests, sanitizing
+from native_build import build, own_cpu, run_tests, sanitizing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -23,9 +23,9 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_runtime_under_thread_sanitizer(sanitized: Path) -> None:
-    run_tests(sanitized, only="^runtime$")
+    run_tests(sanitized, only="^runtime$", cpus=own_cpu())
 
 
 def test_cuda_kernels_under_thread_sanitizer(sanitized: Path) -> None:
     """Emulated threads of a block are ordered by barriers alone: a missing one is a race."""
-    run_tests(sanitized, only="^cuda_kernels$")
+    run_tests(sanitized, only="^cuda_kernels$", cpus=own_cpu())
