@@ -263,8 +263,9 @@ TEST_CASE("any order of calls on a small pool gives what computing anew gives") 
     PrefixCache prefixes(*engine);
     std::mt19937 random(static_cast<uint32_t>(slots));
     const auto below = [&](uint32_t n) { return static_cast<int32_t>(random() % n); };
+    const int calls = kSanitized ? 15 : 40;
     int64_t saved = 0;
-    for (int call = 0; call < 40; ++call) {
+    for (int call = 0; call < calls; ++call) {
       std::vector<helm::Request> requests;
       for (int32_t i = 0; i <= below(6); ++i) {
         const Ids prompt =
@@ -277,7 +278,7 @@ TEST_CASE("any order of calls on a small pool gives what computing anew gives") 
       if (slots == 1000) REQUIRE(got.logprobs == want.logprobs);
       saved += want.computed() - got.computed();
     }
-    CHECK(saved > 1000);
+    CHECK(saved > 25 * calls);
     prefixes.clear();
     const SequenceId whole = engine->open(kContext);
     engine->open(9 * 16);
