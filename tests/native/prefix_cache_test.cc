@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "check.h"
 #include "helm/generation.h"
 #include "helm/prefix_cache.h"
 #include "tiny_model.h"
@@ -263,7 +264,7 @@ TEST_CASE("any order of calls on a small pool gives what computing anew gives") 
     PrefixCache prefixes(*engine);
     std::mt19937 random(static_cast<uint32_t>(slots));
     const auto below = [&](uint32_t n) { return static_cast<int32_t>(random() % n); };
-    const int calls = kSanitized ? 15 : 40;
+    const int calls = helm::test::kSanitized ? 15 : 40;
     int64_t saved = 0;
     for (int call = 0; call < calls; ++call) {
       std::vector<helm::Request> requests;
