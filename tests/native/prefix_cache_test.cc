@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "check.h"
 #include "helm/generation.h"
 #include "helm/prefix_cache.h"
 #include "tiny_model.h"
@@ -264,9 +263,8 @@ TEST_CASE("any order of calls on a small pool gives what computing anew gives") 
     PrefixCache prefixes(*engine);
     std::mt19937 random(static_cast<uint32_t>(slots));
     const auto below = [&](uint32_t n) { return static_cast<int32_t>(random() % n); };
-    const int calls = helm::test::kSanitized ? 15 : 40;
     int64_t saved = 0;
-    for (int call = 0; call < calls; ++call) {
+    for (int call = 0; call < 40; ++call) {
       std::vector<helm::Request> requests;
       for (int32_t i = 0; i <= below(6); ++i) {
         const Ids prompt =
@@ -279,7 +277,7 @@ TEST_CASE("any order of calls on a small pool gives what computing anew gives") 
       if (slots == 1000) REQUIRE(got.logprobs == want.logprobs);
       saved += want.computed() - got.computed();
     }
-    CHECK(saved > 25 * calls);
+    CHECK(saved > 1000);
     prefixes.clear();
     const SequenceId whole = engine->open(kContext);
     engine->open(9 * 16);

@@ -27,7 +27,6 @@ void check_timings(const std::vector<ProbeTiming>& timings, size_t shapes, bool 
 TEST_CASE("stage probe: every probe on one thread and on three") {
   StageProbe probe(StageProbe::kMinimumBytes, {0, 1023});  // the second cannot be had
   for (const int threads : {1, 3}) {
-    if (kSanitized && threads == 1) continue;
     CAPTURE(threads);
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
       check_timings(probe.matmul(threads, dtype, 1, 0), 4, true, true);
