@@ -54,8 +54,9 @@ def run_tests(
 def own_cpu() -> set[int]:
     """A CPU for this worker of pytest alone.
 
-    Sanitizers see the races of threads that share a CPU too. On CPUs that another worker's threads
-    use as well, each barrier may wait until the system gives the other back: three times as long.
+    Sanitizers see the races of threads that share a CPU too (tried: without the barrier between two
+    ops). On CPUs that another worker's threads use as well, each barrier may wait until the system
+    gives the other back: three times as long. The suites as they are have all CPUs.
     """
     cpus = sorted(os.sched_getaffinity(0))
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
