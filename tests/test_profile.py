@@ -60,7 +60,7 @@ def test_neither_preset_nor_file(tmp_path):
         ProfileError, match=r"neither a preset nor a file; presets are .*thesis-l40s"
     ):
         load_profile("rtx-9999")
-    with pytest.raises(ProfileError, match="neither a preset nor a file"):
+    with pytest.raises(ProfileError, match="not a regular file"):
         load_profile(tmp_path)
     with pytest.raises(ProfileError, match=r"cannot read|neither"):
         load_profile("a\0b")

@@ -13,9 +13,11 @@ import math
 import types
 import typing
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from helm.errors import HelmError
+from helm.errors import CheckpointError, HelmError
+from helm.files import MOST_BYTES, decoded, read_file
 
 T = TypeVar("T")
 _RENAMED = {"input": "in"}
@@ -23,7 +25,8 @@ _MAX_INTEGER = 2**62
 
 
 def parse(text: str | bytes, subject: str, error: type[HelmError]) -> Reader:
-    """Parses `text`; rejects duplicate keys, NaN and infinities with `error` naming `subject`."""
+    """Parses `text`, which may begin with a byte order mark; rejects duplicate keys, NaN and
+    infinities with `error` naming `subject`."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -37,10 +40,16 @@ def parse(text: str | bytes, subject: str, error: type[HelmError]) -> Reader:
         raise ValueError(f"{name} is not a JSON number")
 
     try:
-        value = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+        value = json.loads(decoded(text), object_pairs_hook=unique, parse_constant=constant)
     except (ValueError, RecursionError) as reason:
         raise error(f"[{subject}] not valid JSON: {reason}") from None
     return Reader(value, subject, error)
+
+
+def read_json(path: Path, error: type[HelmError], most: int = MOST_BYTES) -> Reader:
+    """A JSON file of at most `most` bytes. CheckpointError where it cannot be read, `error` for
+    what is in it."""
+    return parse(read_file(path, CheckpointError, most=most), str(path), error)
 
 
 class Reader:

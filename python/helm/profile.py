@@ -19,6 +19,7 @@ from typing import Any
 from helm.device_profile import KV_TABLES, AcceleratorProfile, CpuProfile, LinkProfile
 from helm.dtypes import DTYPES, KV_DTYPES
 from helm.errors import ProfileError
+from helm.files import present, read_file
 from helm.jsonio import Reader, parse
 
 FORMAT = "helm-profile"
@@ -266,17 +267,9 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> Profile:
         text = (resources.files("helm") / "profiles" / f"{name}.json").read_bytes()
         return Profile.from_json(text, f"profile {name}")
     path = Path(name)
-    try:
-        if not path.is_file():
-            raise ProfileError(
-                f"[profile] {name} is neither a preset nor a file; presets are "
-                + ", ".join(preset_names())
-            )
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise ProfileError(f"[profile] {name} is over 4 MiB; it is not a profile")
-        text = path.read_bytes()
-    except (OSError, ValueError) as reason:
-        if isinstance(reason, ProfileError):
-            raise
-        raise ProfileError(f"[profile] cannot read {name}: {reason}") from None
-    return Profile.from_json(text, name)
+    if not present(path, ProfileError, "profile"):
+        raise ProfileError(
+            f"[profile] {name} is neither a preset nor a file; presets are "
+            + ", ".join(preset_names())
+        )
+    return Profile.from_json(read_file(path, ProfileError, "profile", _MAX_FILE_BYTES), name)

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helm.errors import TokenizerError
+from helm.files import present, read_text
+from helm.jsonio import parse
 
 if TYPE_CHECKING:
     import jinja2
     import tokenizers
 
 TOKENIZER_FILE = "tokenizer.json"
+_MOST_BYTES = 256 << 20
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -56,8 +59,9 @@ class Tokenizer:
         directory = Path(directory)
         require_tokenizer(directory)
         path = directory / TOKENIZER_FILE
+        text = read_text(path, TokenizerError, "tokenizer", _MOST_BYTES)
         try:
-            backend = Backend.from_file(str(path))
+            backend = Backend.from_str(text)
         except Exception as error:  # the library raises bare Exception
             raise TokenizerError(
                 f"[tokenizer] {path} cannot be read: {error}; expected a Hugging Face fast "
@@ -194,7 +198,7 @@ class Tokenizer:
 
 def require_tokenizer(directory: Path) -> None:
     """TokenizerError unless the folder has a tokenizer."""
-    if not (directory / TOKENIZER_FILE).is_file():
+    if not present(directory / TOKENIZER_FILE, TokenizerError, "tokenizer"):
         raise TokenizerError(
             f"[tokenizer] {directory} has no {TOKENIZER_FILE}; put the model's there "
             "(transformers: AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIR)), or give "
@@ -339,15 +343,10 @@ def _byte_fallback_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
 
 def _read_object(path: Path) -> dict[str, Any]:
     """A JSON object from `path`; {} when the file is absent."""
-    if not path.is_file():
+    if not present(path, TokenizerError, "tokenizer"):
         return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise TokenizerError(f"[tokenizer] {path} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise TokenizerError(f"[tokenizer] {path} must hold a JSON object")
-    return value
+    text = read_text(path, TokenizerError, "tokenizer")
+    return parse(text, str(path), TokenizerError).names()
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -379,9 +378,6 @@ def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str
         if re.fullmatch(r"[A-Za-z0-9_-]+", path.stem):
             files[path.stem] = path
     for name, path in files.items():
-        if path.is_file():
-            try:
-                templates[name] = path.read_text(encoding="utf-8")
-            except (OSError, ValueError) as error:
-                raise TokenizerError(f"[tokenizer] {path} cannot be read: {error}") from error
+        if present(path, TokenizerError, "tokenizer"):
+            templates[name] = read_text(path, TokenizerError, "tokenizer")
     return templates
