@@ -67,7 +67,7 @@ class Model:
 
     def __init__(self, case: Case, setup: Setup) -> None:
         config = config_of(case.shape)
-        graph = build_graph(config, None)
+        graph = build_graph(config)
         infos, tensors = random_weights(graph.tensors, case.dtype)
         self.plan = make_plan(
             config, infos, context=case.context + OUTPUT, max_sequences=case.batch,

@@ -85,7 +85,7 @@ class Model:
         if args.layers is not None:
             shape = {**shape, "num_hidden_layers": args.layers}
         self.config = ModelConfig.from_dict(shape, args.shape)
-        self.graph = build_graph(self.config, None)
+        self.graph = build_graph(self.config)
         self.infos, self.tensors = random_weights(self.graph.tensors, args.dtype)
         self.args = args
 

@@ -65,7 +65,7 @@ class Loaded:
 
     def __init__(self, config: ModelConfig, profile: Profile, cap: int | None, args: Any) -> None:
         self.config, self.profile, self.args = config, profile, args
-        self.graph = build_graph(config, None)
+        self.graph = build_graph(config)
         self.infos, self.tensors = random_weights(self.graph.tensors, args.dtype)
         context = max(*args.prefill, args.context + args.tokens, PROMPT + GREEDY)
         workload = Workload(args.context, args.tokens, context=context, objective=args.objective)

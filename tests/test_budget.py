@@ -52,7 +52,7 @@ def plans_of(
     config, tensors = load_config(folder), read_checkpoint(folder)
     options = {**OPTIONS, **more}
     alone = make_plan(config, tensors, threads=2, context=100, **options)
-    graph = build_graph(config, tensors.keys())
+    graph = build_graph(config)
     limits = ResourceLimits(
         1 << 30, 1 << 40, step_tokens=24, page_tokens=options["page_tokens"], sequences=3
     )

@@ -138,7 +138,7 @@ def index(folder, weight_map):
 @pytest.mark.parametrize(
     ("weight_map", "message"),
     [
-        ({"a": "s.safetensors", "x": "s.safetensors"}, "tensor 'x' is not in shard"),
+        ({"a": "s.safetensors", "x": "s.safetensors"}, "tensor 'x' is in no shard"),
         ({"a": "t.safetensors"}, "shard t.safetensors does not exist"),
         ({"a": "../s.safetensors"}, "leaves the model directory"),
         ({"a": "sub/../../s.safetensors"}, "leaves the model directory"),
@@ -156,6 +156,21 @@ def test_hostile_index(tmp_path, weight_map, message):
     write(tmp_path, pack({"a": A, "b": B}), "s.safetensors")
     with pytest.raises(CheckpointError, match=message):
         read_checkpoint(index(tmp_path, weight_map))
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path):
+    write(tmp_path, pack({"a": A, "b": B}), "s-1.safetensors")
+    write(tmp_path, pack({"b": {**B, "data_offsets": [0, 8]}}, bytes(8)), "s-2.safetensors")
+    for place in ("s-1.safetensors", "s-2.safetensors"):
+        index(tmp_path, {"a": "s-1.safetensors", "b": place, "c": "s-2.safetensors"})
+        with pytest.raises(CheckpointError, match=r"'b' is in s-1\.safetensors and in s-2\.safe"):
+            read_checkpoint(tmp_path)
+
+
+def test_shards_that_the_index_does_not_list_are_not_read(tmp_path):
+    write(tmp_path, pack({"a": A, "b": B}), "s-1.safetensors")
+    write(tmp_path, b"oops", "s-2.safetensors")
+    assert read_checkpoint(index(tmp_path, {"a": "s-1.safetensors"})).keys() == {"a", "b"}
 
 
 def test_damage_in_a_shard_names_the_shard(tmp_path):

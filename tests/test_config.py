@@ -1,9 +1,9 @@
-"""config.json and generation_config.json: what transformers reads, we read; hostile input fails."""
+"""config.json: what transformers reads, we read; hostile input fails."""
 
 from __future__ import annotations
 
-import json
 import math
+import time
 
 import pytest
 import transformers
@@ -11,13 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import small_models
-from helm.config import (
-    FAMILIES,
-    GenerationDefaults,
-    ModelConfig,
-    load_config,
-    load_generation_defaults,
-)
+from helm.config import FAMILIES, ModelConfig, load_config
 from helm.errors import CheckpointError, ConfigError, HelmError, UnsupportedModelError
 from helm.rope import rope_table
 
@@ -116,9 +110,69 @@ def test_family_defaults():
     assert read(OPT).rope is None
 
 
-def test_architecture_from_model_type_or_base_model():
-    assert read(LLAMA, architectures=None).architecture == "LlamaForCausalLM"
-    assert read(LLAMA, architectures=["LlamaModel"]).architecture == "LlamaForCausalLM"
+@pytest.mark.parametrize(
+    "architectures",
+    [
+        None,
+        [],
+        ["LlamaModel"],
+        ["LLaMAForCausalLM"],
+        ["LLaMAModel"],
+        ["LlamaForSequenceClassification"],
+        ["OurChatModel", "LlamaForCausalLM"],
+        ["OurChatModel"],
+    ],
+)
+def test_architecture_in_any_spelling_at_any_place_or_by_model_type(architectures):
+    assert read(LLAMA, architectures=architectures).architecture == "LlamaForCausalLM"
+    assert read(LLAMA, architectures=architectures, model_type="LLaMA").architecture == (
+        "LlamaForCausalLM"
+    )
+
+
+def test_of_several_architectures_the_one_of_the_model_type_counts():
+    listed = ["LlamaForCausalLM", "Qwen2ForCausalLM"]
+    assert read(QWEN2, architectures=listed).architecture == "Qwen2ForCausalLM"
+    assert read(LLAMA, architectures=listed).architecture == "LlamaForCausalLM"
+    assert read(LLAMA, model_type=None, architectures=["x", "qwen2model"]).architecture == (
+        "Qwen2ForCausalLM"
+    )
+
+
+@pytest.mark.parametrize(
+    ("spelling", "dtype"),
+    [
+        *((name, "f16") for name in ("half", "fp16", "float16", "torch.float16", "torch.half")),
+        *((name, "bf16") for name in ("bf16", "bfloat16", "torch.bfloat16")),
+        *((name, "f32") for name in ("float", "fp32", "float32", "torch.float32")),
+        *((name, None) for name in ("auto", "int8", "torch.float64", None)),
+    ],
+)
+def test_dtype_in_any_spelling(spelling, dtype):
+    assert read(LLAMA, torch_dtype=spelling).dtype == dtype
+    assert read(LLAMA, dtype=spelling, torch_dtype="absent").dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("scaling", "context"),
+    [
+        ({"type": "linear", "factor": 4.0}, 4 * 40960),
+        ({"type": "linear", "factor": 2.5, "original_max_position_embeddings": 32768}, 81920),
+        ({"type": "linear", "factor": 0.5}, 40960),
+        ({"type": "dynamic", "factor": 4.0}, 40960),
+        ({"type": "yarn", "factor": 4.0}, 4 * 40960),
+    ],
+)
+def test_rope_scaling_says_how_far_a_model_reaches(scaling, context):
+    assert read(LLAMA, rope_scaling=scaling).max_context == context
+
+
+def test_ten_to_the_nine_layers_are_refused_at_once():
+    begin = time.monotonic()
+    for base in (LLAMA, MISTRAL, QWEN, OPT):
+        with pytest.raises(ConfigError, match="num_hidden_layers: expected an integer from 1 to"):
+            read(base, num_hidden_layers=10**9, max_window_layers=10**9)
+    assert time.monotonic() - begin < 1.0
 
 
 @pytest.mark.parametrize(
@@ -177,7 +231,7 @@ def test_old_and_new_rope_keys_agree():
         (LLAMA, {"hidden_size": -1024}, "hidden_size: expected an integer"),
         (LLAMA, {"hidden_size": 2**25}, "hidden_size: expected an integer"),
         (LLAMA, {"vocab_size": 2**32}, "vocab_size"),
-        (LLAMA, {"num_hidden_layers": 10_001}, "num_hidden_layers"),
+        (LLAMA, {"num_hidden_layers": 1001}, "num_hidden_layers"),
         (LLAMA, {"num_hidden_layers": 0}, "num_hidden_layers"),
         (LLAMA, {"rms_norm_eps": math.nan}, "rms_norm_eps: expected a finite number"),
         (LLAMA, {"rms_norm_eps": "1e-6"}, "rms_norm_eps: expected a finite number"),
@@ -188,7 +242,7 @@ def test_old_and_new_rope_keys_agree():
         (LLAMA, {"hidden_act": "mish"}, "hidden_act: expected one of silu"),
         (LLAMA, {"hidden_act": None}, "hidden_act"),
         (LLAMA, {"attention_bias": "yes"}, "attention_bias: expected true or false"),
-        (LLAMA, {"torch_dtype": "int8"}, "torch_dtype"),
+        (LLAMA, {"torch_dtype": 16}, "torch_dtype: expected a string"),
         (LLAMA, {"eos_token_id": "2"}, "eos_token_id"),
         (LLAMA, {"rope_scaling": {"rope_type": "longrope"}}, r"rope_scaling\.rope_type: expected"),
         (LLAMA, {"rope_scaling": {"type": "linear"}}, r"rope_scaling: key 'factor' is missing"),
@@ -225,7 +279,10 @@ def test_values_that_cannot_be_shown(value):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["Qwen3MoeForCausalLM"]}, r"Qwen3MoeForCausalLM.*LlamaFor.*Qwen3For"),
+        (
+            {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"},
+            r"Qwen3MoeForCausalLM.*LlamaFor.*Qwen3For",
+        ),
         ({"architectures": None, "model_type": "mamba"}, "mamba"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ],
@@ -245,37 +302,6 @@ def test_malformed_files_are_named(tmp_path, text):
 def test_missing_file_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"config\.json does not exist"):
         load_config(tmp_path)
-
-
-def test_generation_defaults(tmp_path):
-    config = read(QWEN, eos_token_id=9)
-    assert load_generation_defaults(tmp_path, config) == GenerationDefaults((9,))
-    path = tmp_path / "generation_config.json"
-    path.write_text(json.dumps({"eos_token_id": [3, 4], "top_k": 20, "top_p": 0.9, "min_p": None}))
-    defaults = load_generation_defaults(tmp_path, config)
-    assert defaults == GenerationDefaults((3, 4), top_k=20, top_p=0.9)
-    path.write_text(json.dumps({"do_sample": True, "temperature": 0.6, "repetition_penalty": 1.1}))
-    defaults = load_generation_defaults(tmp_path, config)
-    assert (defaults.eos_token_ids, defaults.do_sample, defaults.temperature) == ((9,), True, 0.6)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("temperature", -1),
-        ("temperature", "hot"),
-        ("top_k", 1.5),
-        ("top_p", 1.1),
-        ("min_p", -0.1),
-        ("repetition_penalty", 0),
-        ("do_sample", 1),
-        ("eos_token_id", [1, "2"]),
-    ],
-)
-def test_malformed_generation_config(tmp_path, key, value):
-    (tmp_path / "generation_config.json").write_text(json.dumps({key: value}))
-    with pytest.raises(ConfigError, match=rf"generation_config\.json\] {key}"):
-        load_generation_defaults(tmp_path, read(QWEN))
 
 
 JUNK = st.recursive(

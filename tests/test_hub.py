@@ -10,6 +10,8 @@ import pytest
 from huggingface_hub import errors
 
 from helm import hub
+from helm.checkpoint import read_checkpoint
+from helm.config import read_config
 from helm.errors import CheckpointError, InvalidError
 
 
@@ -189,3 +191,65 @@ def test_a_configuration_that_cannot_be_fetched(
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
     with pytest.raises(CheckpointError, match=message):
         hub.resolve_config("Qwen/Qwen3-8B")
+
+
+def cached(root: Path) -> Path:
+    """The hub's folder of a model, as huggingface_hub lays it out."""
+    snapshot = root / "models--Qwen--Qwen3-0.6B" / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    return snapshot
+
+
+def test_folders_of_the_hubs_cache_say_which_to_give(tmp_path: Path) -> None:
+    snapshot = cached(tmp_path)
+    assert hub.resolve_model(snapshot) == snapshot
+    for folder in (snapshot.parent, snapshot.parent.parent):
+        with pytest.raises(CheckpointError, match=r"cache of a model.*Qwen/Qwen3-0\.6B") as caught:
+            hub.resolve_model(folder)
+        assert str(snapshot) in str(caught.value)
+    with pytest.raises(CheckpointError, match=r"cache of 1 models.*as Qwen/Qwen3-0\.6B"):
+        hub.resolve_model(tmp_path)
+
+
+def test_adapters_say_how_to_merge_them(tmp_path: Path) -> None:
+    path = tmp_path / "adapter_config.json"
+    for text, base in (('{"base_model_name_or_path": "a/b"}', "a/b"), ("oops", "another model")):
+        path.write_text(text)
+        with pytest.raises(CheckpointError, match=rf"LoRA\) of {base}.*merge_and_unload"):
+            hub.resolve_model(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    assert hub.resolve_model(tmp_path) == tmp_path
+    with pytest.raises(CheckpointError, match="merge_and_unload"):
+        read_checkpoint(tmp_path)
+
+
+def test_gguf_is_named_with_the_way_out(tmp_path: Path) -> None:
+    file = tmp_path / "model-q4.gguf"
+    file.write_bytes(b"GGUF" + bytes(100))
+    for given in (tmp_path, file):
+        for resolve in (hub.resolve_model, hub.resolve_config):
+            with pytest.raises(CheckpointError, match=r"is a GGUF file.*gguf_file="):
+                read_config(resolve(given))
+    (tmp_path / "config.json").write_text("{}")
+    assert hub.resolve_model(tmp_path) == tmp_path
+    with pytest.raises(CheckpointError, match=r"holds model-q4\.gguf alone.*gguf_file="):
+        read_checkpoint(tmp_path)
+
+
+def test_weights_are_no_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"\2\0\0\0\0\0\0\0{}")
+    for resolve in (hub.resolve_model, hub.resolve_config):
+        with pytest.raises(CheckpointError, match="is a file; give the folder"):
+            resolve(file)
+
+
+def test_links_in_a_circle_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raises(monkeypatch, AssertionError("asked the hub"))
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    Path("gone").symlink_to("nowhere")
+    for name in ("loop", "gone"):
+        with pytest.raises(CheckpointError, match="symbolic link that leads nowhere or in a circ"):
+            hub.resolve_model(name)

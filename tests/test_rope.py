@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from helm.errors import ConfigError
+import helm
+import small_models
+from helm.errors import CapacityError, ConfigError, InvalidError
 from helm.jsonio import Reader
 from helm.rope import parse_rope, rope_table
 
@@ -102,3 +105,40 @@ def test_original_context_defaults_to_the_models():
 def test_malformed_parameters(parameters, message):
     with pytest.raises(ConfigError, match=message):
         ours(parameters, 1e4, 64, 4096)
+
+
+def test_linear_scaling_reaches_as_far_as_its_factor_says():
+    folder = small_models.model_dir("llama_linear")  # 600 positions, four times
+    tokens = [(i * i * 7 + 3 * i + 11) % 131 for i in range(1000)]
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        want = model(torch.tensor([tokens])).logits[0].numpy()
+    with helm.LLM(folder, kv_dtype="f32", threads=1) as llm:
+        assert llm.context == 2400
+        got = llm.logits(tokens)
+    assert not np.any(~(np.abs(got - want) <= 5e-5 * np.abs(want).max()))
+
+
+def test_dynamic_scaling_says_why_it_reaches_no_farther():
+    folder = small_models.model_dir("llama_dynamic")
+    with pytest.raises(InvalidError, match=r"allows 1 to 600 .*dynamic rope turns every new key"):
+        helm.LLM(folder, context=601)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "length", "advised"),
+    [
+        ("llama", {}, 601, False),
+        ("llama", {"context": 64}, 601, False),
+        ("llama", {"context": 64}, 600, True),
+        ("llama_dynamic", {"context": 64}, 601, False),
+        ("llama_linear", {"context": 64}, 601, True),
+    ],
+)
+def test_a_longer_context_is_advised_only_where_it_can_be_had(name, options, length, advised):
+    with helm.LLM(small_models.model_dir(name), threads=1, **options) as llm:
+        with pytest.raises(CapacityError, match="shorten the prompt") as caught:
+            llm.generate([1] * length)
+        assert ("--context" in str(caught.value)) == advised

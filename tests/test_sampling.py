@@ -11,7 +11,7 @@ from helm.errors import InvalidError
 from helm.sampling import SamplingParams, sampling_params
 
 GOOD = {
-    "max_tokens": [1, 10**9, None, np.int64(3)],
+    "max_tokens": [1, 10**9, None, "auto", np.int64(3)],
     "temperature": [0, 0.0, 0.7, 100, None, np.float32(0.5)],
     "top_p": [1, 1e-6, 0.9, None],
     "top_k": [0, -1, 40, None],

@@ -1,4 +1,5 @@
-"""The tensor table of a safetensors checkpoint, from the headers alone. Never reads tensor data.
+"""The tensor table of a safetensors checkpoint, from the headers alone; reads tensors only to tell
+whether two are the same.
 
 Format: https://huggingface.co/docs/safetensors. A file is an 8-byte little-endian header length,
 a JSON header, and a buffer that the tensors must cover without overlaps or holes.
@@ -6,12 +7,17 @@ a JSON header, and a buffer that the tensors must cover without overlaps or hole
 
 from __future__ import annotations
 
-import stat
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
 
 from helm.errors import CheckpointError
-from helm.jsonio import Reader, parse
+from helm.files import open_file, present
+from helm.folder_kinds import refuse_other
+from helm.jsonio import Reader, parse, read_json
 
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _MAX_INDEX_BYTES = 256 << 20
@@ -24,6 +30,7 @@ _BITS = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
     **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6},
 }
+_COMPARED = 1 << 20  # elements at a time
 _WEIGHT_DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
@@ -66,16 +73,15 @@ def read_checkpoint(directory: str | Path) -> dict[str, TensorInfo]:
     Raises CheckpointError naming the file and tensor when anything is missing or malformed.
     """
     folder = Path(directory)
+    if present(folder / "model.safetensors"):
+        return read_header(folder / "model.safetensors", "model.safetensors")
+    if present(folder / "model.safetensors.index.json"):
+        return _read_sharded(folder, folder / "model.safetensors.index.json")
     try:
-        if (folder / "model.safetensors").exists():
-            return read_header(folder / "model.safetensors", "model.safetensors")
-        if (folder / "model.safetensors.index.json").exists():
-            return _read_sharded(folder, folder / "model.safetensors.index.json")
         names = sorted(entry.name for entry in folder.iterdir())
-    except CheckpointError:
-        raise
-    except (OSError, ValueError) as reason:
-        raise CheckpointError(f"[load] cannot read {folder}: {reason}") from None
+    except OSError as reason:
+        raise CheckpointError(f"[load] cannot read {folder}: {reason.strerror}") from None
+    refuse_other(folder)
     if any(name.startswith("pytorch_model") and name.endswith(".bin") for name in names):
         raise CheckpointError(
             f"[load] {folder} holds PyTorch pickle files only; expected model.safetensors; convert "
@@ -88,22 +94,63 @@ def read_checkpoint(directory: str | Path) -> dict[str, TensorInfo]:
 
 
 def _read_sharded(folder: Path, index: Path) -> dict[str, TensorInfo]:
-    if index.stat().st_size > _MAX_INDEX_BYTES:
-        raise CheckpointError(f"[load] {index} is over 256 MiB; it is not an index")
-    weight_map = parse(index.read_bytes(), str(index), CheckpointError)["weight_map"]
-    shards: dict[str, dict[str, TensorInfo]] = {}
+    """All that the listed shards hold, wherever the index places it."""
+    weight_map = read_json(index, CheckpointError, _MAX_INDEX_BYTES)["weight_map"]
+    shards: set[str] = set()
     tensors: dict[str, TensorInfo] = {}
     for name in weight_map.names():
         entry = weight_map[name]
         file = _inside(entry)
-        if file not in shards:
-            if not (folder / file).exists():
-                entry.reject(f"shard {file} does not exist; download the whole checkpoint")
-            shards[file] = read_header(folder / file, file)
-        if name not in shards[file]:
-            entry.reject(f"tensor {name!r} is not in shard {file}; the index does not fit")
-        tensors[name] = shards[file][name]
+        if file in shards:
+            continue
+        shards.add(file)
+        if not present(folder / file):
+            entry.reject(f"shard {file} does not exist; download the whole checkpoint")
+        for own, info in read_header(folder / file, file).items():
+            if own in tensors:
+                raise CheckpointError(
+                    f"[load] {folder}: tensor {own!r} is in {tensors[own].file} and in {file}; "
+                    "expected it once; download the checkpoint again"
+                )
+            tensors[own] = info
+    for name in weight_map.names():
+        if name not in tensors:
+            weight_map[name].reject(
+                f"tensor {name!r} is in no shard; download the whole checkpoint"
+            )
     return tensors
+
+
+def same_data(directory: str | Path, a: TensorInfo, b: TensorInfo) -> bool:
+    """Whether two stored tensors have the same values, read up to the first that differs; equal
+    bytes are the same, be they NaN. Raises CheckpointError."""
+    if a.shape != b.shape:
+        return False
+    if a.dtype != b.dtype and not {a.dtype, b.dtype} <= _WEIGHT_DTYPES.keys():
+        return False
+    with (
+        open_file(Path(directory) / str(a.file)) as (left, _),
+        open_file(Path(directory) / str(b.file)) as (right, _),
+    ):
+        left.seek(a.offset)
+        right.seek(b.offset)
+        if a.dtype == b.dtype:
+            steps = range(0, a.nbytes, 4 * _COMPARED)
+            sizes = [min(4 * _COMPARED, a.nbytes - begin) for begin in steps]
+            return all(left.read(size) == right.read(size) for size in sizes)
+        count = 8 * a.nbytes // _BITS[a.dtype]
+        sizes = [min(_COMPARED, count - begin) for begin in range(0, count, _COMPARED)]
+        return all(
+            np.array_equal(_widened(left, a.dtype, size), _widened(right, b.dtype, size))
+            for size in sizes
+        )
+
+
+def _widened(stream: BinaryIO, dtype: str, count: int) -> npt.NDArray[np.float32]:
+    data = stream.read(count * _BITS[dtype] // 8)
+    if dtype == "BF16":
+        return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(data, np.float16 if dtype == "F16" else np.float32).astype(np.float32)
 
 
 def _inside(entry: Reader) -> str:
@@ -117,25 +164,17 @@ def _inside(entry: Reader) -> str:
 
 def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
     """The tensors of one safetensors file; `file` is the name recorded in each TensorInfo."""
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"[load] {path} is not a regular file")
-        with path.open("rb") as stream:
-            prefix = stream.read(8)
-            length = int.from_bytes(prefix, "little")
-            if len(prefix) < 8 or length > status.st_size - 8:
-                raise CheckpointError(
-                    f"[load] {path} has {status.st_size} bytes, its header would end at byte "
-                    f"{8 + length}; the file is truncated or not safetensors"
-                )
-            if length > _MAX_HEADER_BYTES:
-                raise CheckpointError(f"[load] {path}: a header of {length} bytes, over 100 MB")
-            header = stream.read(length)
-    except (OSError, ValueError) as reason:
-        if isinstance(reason, CheckpointError):
-            raise
-        raise CheckpointError(f"[load] cannot read {path}: {reason}") from None
+    with open_file(path) as (stream, file_bytes):
+        prefix = stream.read(8)
+        length = int.from_bytes(prefix, "little")
+        if len(prefix) < 8 or length > file_bytes - 8:
+            raise CheckpointError(
+                f"[load] {path} has {file_bytes} bytes, its header would end at byte "
+                f"{8 + length}; the file is truncated or not safetensors"
+            )
+        if length > _MAX_HEADER_BYTES:
+            raise CheckpointError(f"[load] {path}: a header of {length} bytes, over 100 MB")
+        header = stream.read(length)
     if not header.startswith(b"{"):
         raise CheckpointError(f"[load] {path}: the header is not a JSON object")
     try:
@@ -151,7 +190,7 @@ def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
         for name in node.names()
         if name != "__metadata__"
     ]
-    _check_cover(path, tensors, 8 + length, status.st_size)
+    _check_cover(path, tensors, 8 + length, file_bytes)
     return {tensor.name: tensor for tensor in tensors}
 
 

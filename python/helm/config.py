@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from helm.errors import CheckpointError, ConfigError, UnsupportedModelError
-from helm.jsonio import Reader, parse
+from helm.files import present
+from helm.jsonio import Reader, read_json
 from helm.rope import RopeConfig, parse_rope, rotary_size
 
 _MAX_WIDTH = 2**24  # no layer or vocabulary is wider; also the runtime's bound
-_MAX_LAYERS = 10_000
+_MAX_LAYERS = 1000
 _MAX_CONTEXT = 2**30
-_MAX_FILE_BYTES = 64 << 20
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -28,7 +28,11 @@ _ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-_DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+_DTYPES = {
+    **dict.fromkeys(("float32", "float", "fp32", "f32"), "f32"),
+    **dict.fromkeys(("float16", "half", "fp16", "f16"), "f16"),
+    **dict.fromkeys(("bfloat16", "bf16"), "bf16"),
+}
 
 
 @dataclass(frozen=True)
@@ -132,11 +136,22 @@ class ModelConfig:
 
     @property
     def max_context(self) -> int:
-        """Most positions a sequence may have. YaRN states its reach as factor * original."""
-        if self.rope is not None and self.rope.rope_type == "yarn":
+        """Most positions a sequence may have. YaRN and linear scaling reach factor * original;
+        dynamic scaling reaches no farther than unscaled, see `helm.rope`."""
+        if self.rope is not None and self.rope.rope_type in ("yarn", "linear"):
             reach = int(self.rope.factor * self.rope.original_context)
             return min(max(self.max_position_embeddings, reach), _MAX_CONTEXT)
         return self.max_position_embeddings
+
+    @property
+    def context_reason(self) -> str:
+        """For messages: why no more than `max_context`, if it is not that the model ends there."""
+        if self.rope is None or self.rope.rope_type != "dynamic":
+            return ""
+        return (
+            " (beyond that its dynamic rope turns every new key by the length of the whole prompt, "
+            "which keys computed in steps or kept for later cannot follow)"
+        )
 
 
 def load_config(directory: str | Path) -> ModelConfig:
@@ -147,21 +162,9 @@ def load_config(directory: str | Path) -> ModelConfig:
 
 def read_config(path: Path) -> ModelConfig:
     """The same for the file itself, whatever its name."""
-    return _read_config(parse(read_json_file(path), str(path), ConfigError))
-
-
-def read_json_file(path: Path) -> bytes:
-    """The bytes of a regular file of at most 64 MiB; CheckpointError otherwise."""
-    try:
-        if not path.is_file():
-            raise CheckpointError(f"[load] {path} does not exist; expected a model directory")
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise CheckpointError(f"[load] {path} is over 64 MiB; it is not a configuration file")
-        return path.read_bytes()
-    except (OSError, ValueError) as reason:
-        if isinstance(reason, CheckpointError):
-            raise
-        raise CheckpointError(f"[load] cannot read {path}: {reason}") from None
+    if not present(path):
+        raise CheckpointError(f"[load] {path} does not exist; expected a model directory")
+    return _read_config(read_json(path, ConfigError))
 
 
 def _read_config(node: Reader) -> ModelConfig:
@@ -212,9 +215,9 @@ def _read_config(node: Reader) -> ModelConfig:
         rope=rope,
         windows=_windows(node, family, layers),
         dtype=_dtype(node),
-        bos_token_id=_token_id(node.get("bos_token_id", family.defaults.get("bos_token_id"))),
-        eos_token_ids=_token_ids(node.get("eos_token_id", family.defaults.get("eos_token_id"))),
-        pad_token_id=_token_id(node.get("pad_token_id", family.defaults.get("pad_token_id"))),
+        bos_token_id=read_token_id(node.get("bos_token_id", family.defaults.get("bos_token_id"))),
+        eos_token_ids=read_token_ids(node.get("eos_token_id", family.defaults.get("eos_token_id"))),
+        pad_token_id=read_token_id(node.get("pad_token_id", family.defaults.get("pad_token_id"))),
         word_embed_proj_dim=width,
         do_layer_norm_before=before,
         final_norm=before and not (opt and flag("_remove_final_layer_norm", False)),
@@ -222,22 +225,30 @@ def _read_config(node: Reader) -> ModelConfig:
 
 
 def _architecture(node: Reader) -> str:
-    listed = node.get("architectures")
+    """The family that `architectures` names, in any case of its letters and at any place, or else
+    `model_type`, which alone counts for transformers."""
+    listed, kind = node.get("architectures"), node.get("model_type")
     names = [] if listed.null else [item.string() for item in listed.items()]
-    model_type = node.get("model_type")
-    by_type = {family.model_type: name for name, family in FAMILIES.items()}
     # A base model ("LlamaModel") has the same tensors without the head.
-    name = names[0] if names else by_type.get(str(model_type.value), f"type {model_type.value!r}")
-    if name.endswith("Model") and name[: -len("Model")] + "ForCausalLM" in FAMILIES:
-        name = name[: -len("Model")] + "ForCausalLM"
-    if name not in FAMILIES:
+    spellings = {
+        spelling.casefold(): name
+        for name in FAMILIES
+        for spelling in (name, name.replace("ForCausalLM", "Model"))
+    }
+    known = [spellings[name.casefold()] for name in names if name.casefold() in spellings]
+    model_type = "" if kind.null else kind.string().casefold()
+    by_type = {family.model_type: name for name, family in FAMILIES.items()}
+    fitting = [name for name in known if FAMILIES[name].model_type == model_type]
+    name = (fitting or known or [by_type.get(model_type, "")])[0]
+    if not name:
+        said = ", ".join(names) if names else f"type {kind.value!r}"
         raise UnsupportedModelError(
-            f"[{node.subject}] architectures: {name} is not supported; supported are "
+            f"[{node.subject}] architectures: {said} is not supported; supported are "
             + ", ".join(sorted(FAMILIES))
         )
-    if not model_type.null and model_type.string() != FAMILIES[name].model_type:
-        model_type.reject(
-            f"{model_type.value!r} contradicts architecture {name}, "
+    if model_type and model_type != FAMILIES[name].model_type:
+        kind.reject(
+            f"{kind.value!r} contradicts architecture {name}, "
             f"expected {FAMILIES[name].model_type!r}"
         )
     return name
@@ -301,62 +312,17 @@ def _windows(node: Reader, family: Family, layers: int) -> tuple[int, ...]:
 
 
 def _dtype(node: Reader) -> str | None:
+    """None where the config does not say, or says what no weight is held in ("auto"): the files
+    know."""
     name = node.get("dtype") if not node.get("dtype").null else node.get("torch_dtype")
-    return None if name.null else _DTYPES[name.choice(_DTYPES)]
+    return None if name.null else _DTYPES.get(name.string().casefold().removeprefix("torch."))
 
 
-def _token_id(node: Reader) -> int | None:
+def read_token_id(node: Reader) -> int | None:
     token = None if node.null else node.integer(-1, 2**31 - 1)
     return None if token == -1 else token  # -1: written by old converters for "none"
 
 
-def _token_ids(node: Reader) -> tuple[int, ...]:
+def read_token_ids(node: Reader) -> tuple[int, ...]:
     items = node.items() if isinstance(node.value, list) else [node]
-    return tuple(token for token in map(_token_id, items) if token is not None)
-
-
-@dataclass(frozen=True)
-class GenerationDefaults:
-    """generation_config.json. None: the file does not say."""
-
-    eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None = None
-    pad_token_id: int | None = None
-    do_sample: bool = False
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-
-
-def load_generation_defaults(directory: str | Path, config: ModelConfig) -> GenerationDefaults:
-    """Reads `directory`/generation_config.json; ids it lacks, or its absence, fall back to
-    `config`. Raises ConfigError naming the file and key."""
-    path = Path(directory) / "generation_config.json"
-    if not path.exists():
-        return GenerationDefaults(config.eos_token_ids, config.bos_token_id, config.pad_token_id)
-    return read_generation_defaults(parse(read_json_file(path), str(path), ConfigError), config)
-
-
-def read_generation_defaults(node: Reader, config: ModelConfig) -> GenerationDefaults:
-    """The defaults in a parsed generation_config.json."""
-
-    def number(name: str, low: float, high: float) -> float | None:
-        child = node.get(name)
-        return None if child.null else child.number(low, high)
-
-    eos, top_k = node.get("eos_token_id"), node.get("top_k")
-    bos, pad = _token_id(node.get("bos_token_id")), _token_id(node.get("pad_token_id"))
-    sample = node.get("do_sample")
-    return GenerationDefaults(
-        eos_token_ids=config.eos_token_ids if eos.null else _token_ids(eos),
-        bos_token_id=config.bos_token_id if bos is None else bos,
-        pad_token_id=config.pad_token_id if pad is None else pad,
-        do_sample=False if sample.null else sample.boolean(),
-        temperature=number("temperature", 0.0, 1e6),
-        top_k=None if top_k.null else top_k.integer(0, 2**31 - 1),
-        top_p=number("top_p", 0.0, 1.0),
-        min_p=number("min_p", 0.0, 1.0),
-        repetition_penalty=number("repetition_penalty", 1e-6, 1e6),
-    )
+    return tuple(token for token in map(read_token_id, items) if token is not None)

@@ -7,11 +7,11 @@ there is one buffer per name. Field `input` is written "in" in a plan.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from helm.errors import CheckpointError, InvalidError
+from helm.errors import InvalidError
 from helm.jsonio import encode
 from helm.rope import RopeTable
 
@@ -215,27 +215,20 @@ class Graph:
 class GraphBuilder:
     """Collects a graph op by op; the widths of what each op reads and writes must agree.
 
-    names: the checkpoint's tensor names, or None when there is no checkpoint. Families ask with
-    the names that transformers saves ("model.layers.0..."); `prefixes` lists what may stand in
-    place of the first of them, for base-model checkpoints.
+    Weights go by the names that transformers saves; prefix: what those of the base model begin
+    with, as "model.".
     """
 
-    prefixes: tuple[str, ...]
-    names: Collection[str] | None = None
+    prefix: str
     tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _values: dict[str, Value] = field(default_factory=dict)
     _units: list[Unit] = field(default_factory=list)
     _ops: list[Op] = field(default_factory=list)
     _rope: list[RopeTable] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        marker = "embed_tokens.weight"
-        present = [p for p in self.prefixes if self.names is not None and p + marker in self.names]
-        self._prefix = present[0] if present else self.prefixes[0]
-
     def tensor(self, name: str, *shape: int) -> str:
-        """Declares a weight of the base model and returns its name in the checkpoint."""
-        return self.absolute(self._prefix + name, *shape)
+        """Declares a weight of the base model and returns its whole name."""
+        return self.absolute(self.prefix + name, *shape)
 
     def absolute(self, name: str, *shape: int) -> str:
         """Declares a weight whose name has no prefix."""
@@ -318,20 +311,11 @@ class GraphBuilder:
         self.add(Norm(kind, input, offset, out, offset, groups, size, weight, bias, eps))
 
     def head(self, input: str, vocab_size: int, tied: bool) -> None:
-        """logits = head input, with the embedding as the head when tied.
-
-        Raises CheckpointError when the head is untied and the checkpoint has none.
-        """
+        """logits = head input, with the embedding as the head when tied."""
         out = self.value("logits", vocab_size, "outputs")
         width = self.width(input)
         if tied:
             weight = self.tensor("embed_tokens.weight", vocab_size, width)
-        elif self.names is not None and "lm_head.weight" not in self.names:
-            raise CheckpointError(
-                "[plan] the checkpoint has no lm_head.weight and config.json says "
-                "tie_word_embeddings false; expected a head; use the causal-LM checkpoint, or set "
-                "tie_word_embeddings true if the model shares its embedding"
-            )
         else:
             weight = self.absolute("lm_head.weight", vocab_size, width)
         self.add(Linear(input, out, (Part(weight, None),), False))

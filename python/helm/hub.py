@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from helm.errors import CheckpointError, InvalidError
+from helm.files import open_file
+from helm.folder_kinds import refuse_other
 
 # What a checkpoint needs. Weights that are pickled, or stored a second time for other software
 # (original/, onnx/, consolidated*), are left on the hub.
@@ -55,11 +57,20 @@ def resolve_model(
                 f"[model] {text} is a local folder, revision {revision!r} applies only to "
                 "Hugging Face ids; leave it out"
             )
+        if not os.path.lexists(path / "config.json"):
+            refuse_other(path)
         return path
     if os.path.isfile(path):
+        with open_file(path, place="model"):  # names it, if it is of a known kind
+            pass
         raise CheckpointError(
             f"[model] {text} is a file; give the folder that holds config.json and the "
             f".safetensors files (here: {path.parent})"
+        )
+    if os.path.islink(path):
+        raise CheckpointError(
+            f"[model] {text} is a symbolic link that leads nowhere or in a circle; make it lead to "
+            "a model's folder"
         )
     if isinstance(model, Path) or not _HUB_ID.fullmatch(text) or ".." in text:
         raise CheckpointError(
@@ -87,7 +98,7 @@ def resolve_config(model: str | os.PathLike[str] | None, revision: str | None = 
     of a Hugging Face id nothing but config.json is fetched."""
     if model is not None:
         path = Path(os.path.expanduser(model))
-        if os.path.isfile(path):
+        if os.path.isfile(path) and path.suffix != ".safetensors":
             if revision is not None:
                 raise InvalidError(
                     f"[model] {model} is a local file without revisions; leave it out"

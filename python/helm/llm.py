@@ -190,7 +190,9 @@ class LLM(LoadedLLM):
         self._hold(loaded)
         self._prefixes: Any = _helm.PrefixCache(self._engine) if prefix_cache else None
         self._sequences = Sequences(self._prefixes or NoReuse(self._engine))
-        self._prompts = Prompts(loaded.tokenizer, loaded.defaults, self.context, self.vocab_size)
+        self._prompts = Prompts(
+            loaded.tokenizer, loaded.defaults, self.context, loaded.longest, self.vocab_size
+        )
         self._last: list[int] = []  # prompt and output of the last call
 
     @overload

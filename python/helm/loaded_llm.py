@@ -46,6 +46,12 @@ class LoadedLLM:
         return self._loaded.tokenizer
 
     @property
+    def max_new_tokens(self) -> int | None:
+        """New tokens at most as the model's generation_config.json recommends; None: it does
+        not."""
+        return self._loaded.defaults.max_new_tokens
+
+    @property
     def name(self) -> str:
         """The folder's name, the Hugging Face id or the module's class."""
         return self._loaded.name

@@ -8,23 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helm.checkpoint import TensorInfo, read_checkpoint
-from helm.config import (
+from helm.checkpoint import TensorInfo
+from helm.config import ModelConfig, load_config
+from helm.errors import ConfigError, InvalidError
+from helm.files import present
+from helm.generation_defaults import (
     GenerationDefaults,
-    ModelConfig,
-    load_config,
     load_generation_defaults,
     read_generation_defaults,
 )
-from helm.errors import ConfigError, InvalidError
 from helm.hub import resolve_model
 from helm.jsonio import Reader
 from helm.local_plan import LoadOptions, load_engine
 from helm.plan_format import Plan
 from helm.tokenizer import TOKENIZER_FILE, Tokenizer
+from helm.weight_names import name_weights, read_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_COMPARED_ROWS = 4096
 
 
 @dataclass
@@ -38,6 +42,7 @@ class LoadedModel:
     tokenizer: Tokenizer | None
     name: str
     folder: Path | None  # of the checkpoint; None for a module in memory
+    longest: int  # what the context could be raised to
 
 
 def load_model(
@@ -48,11 +53,15 @@ def load_model(
     config = load_config(folder)
     defaults = load_generation_defaults(folder, config)
     tokenizer = None
-    if (folder / TOKENIZER_FILE).is_file():
+    if present(folder / TOKENIZER_FILE):
         tokenizer = Tokenizer.from_directory(folder, config.vocab_size)
-    plan, engine = load_engine(config, read_checkpoint(folder), str(folder), {}, options)
+    defaults = _without_text(defaults, tokenizer)
+    weights = read_weights(folder, config)
+    notices = (*weights.notices, *defaults.notices)
+    plan, engine = load_engine(weights.config, weights.tensors, str(folder), {}, options, notices)
     name = folder.resolve().name if model is None or Path(model).is_dir() else str(model)
-    return LoadedModel(engine, plan, config, defaults, tokenizer, name, folder)
+    longest = _longest(plan, options)
+    return LoadedModel(engine, plan, weights.config, defaults, tokenizer, name, folder, longest)
 
 
 def load_from_torch(
@@ -67,27 +76,43 @@ def load_from_torch(
     source = f"{type(module).__name__}.config"
     config = ModelConfig.from_dict(_config_dict(module), source)
     generation = getattr(module, "generation_config", None)
-    known = generation.to_dict() if generation is not None else {}
-    known = {field.name: known.get(_HF_NAMES.get(field.name, field.name)) for field in _DEFAULTS}
-    known["eos_token_id"] = known.pop("eos_token_ids")
-    defaults = read_generation_defaults(Reader(known, source, ConfigError), config)
+    known = Reader({} if generation is None else generation.to_dict(), source, ConfigError)
+    defaults = read_generation_defaults(known, f"{type(module).__name__}.generation_config", config)
     if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
         if not isinstance(tokenizer, (str, os.PathLike)):
             raise InvalidError(
                 f"[from_torch] tokenizer must be a helm.Tokenizer or a folder, got {tokenizer!r}"
             )
         tokenizer = Tokenizer.from_directory(tokenizer, config.vocab_size)
-    tensors = _state_dict(module, config)
+    defaults = _without_text(defaults, tokenizer)
+    state = _state_dict(module)
+    stored = {
+        name: TensorInfo(name, str(tensor.dtype), tuple(tensor.shape), None, 0, 0)
+        for name, tensor in state.items()
+    }
+    weights = name_weights(config, stored, lambda a, b: _same(state[a.name], state[b.name]))
+    tensors = {name: state[info.name] for name, info in weights.tensors.items()}
     infos = {
         name: TensorInfo.in_memory(name, _dtype_name(name, tensor), tuple(tensor.shape))
         for name, tensor in tensors.items()
     }
-    plan, engine = load_engine(config, infos, "", tensors, options)
-    return LoadedModel(engine, plan, config, defaults, tokenizer, type(module).__name__, None)
+    notices = (*weights.notices, *defaults.notices)
+    plan, engine = load_engine(weights.config, infos, "", tensors, options, notices)
+    name = type(module).__name__
+    longest = _longest(plan, options)
+    return LoadedModel(engine, plan, weights.config, defaults, tokenizer, name, None, longest)
 
 
-_DEFAULTS = dataclasses.fields(GenerationDefaults)
-_HF_NAMES = {"eos_token_ids": "eos_token_id"}
+def _longest(plan: Plan, options: LoadOptions) -> int:
+    """The longest context that may be asked for: where nobody did, the CPU alone has taken all
+    that memory holds."""
+    took_all = options.context is None and plan.prediction is None
+    return plan.limits.context if took_all else plan.model.max_context
+
+
+def _without_text(defaults: GenerationDefaults, tokenizer: Tokenizer | None) -> GenerationDefaults:
+    """Without a tokenizer nothing is text that could end with a stop string."""
+    return defaults if tokenizer else dataclasses.replace(defaults, stop_strings=())
 
 
 def _config_dict(module: Any) -> dict[str, Any]:
@@ -101,12 +126,10 @@ def _config_dict(module: Any) -> dict[str, Any]:
     return config
 
 
-def _state_dict(module: Any, config: ModelConfig) -> dict[str, Tensor]:
+def _state_dict(module: Any) -> dict[str, Tensor]:
     """The weights by name on the CPU and contiguous; only those that are not so are copied."""
     tensors = {}
     for name, tensor in module.state_dict().items():
-        if config.tie_word_embeddings and name == "lm_head.weight":
-            continue  # the embedding under a second name
         if tensor.is_meta:
             raise InvalidError(
                 f"[from_torch] {name} has no data (it is on the meta device); load the module's "
@@ -114,6 +137,17 @@ def _state_dict(module: Any, config: ModelConfig) -> dict[str, Tensor]:
             )
         tensors[name] = tensor.detach().cpu().contiguous()
     return tensors
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether both are one tensor, or have the same values; some rows at a time."""
+    if a.shape != b.shape:
+        return False
+    one = a.data_ptr() == b.data_ptr() and a.dtype == b.dtype
+    rows = range(0, len(a), _COMPARED_ROWS)
+    return one or all(
+        bool((a[i : i + _COMPARED_ROWS] == b[i : i + _COMPARED_ROWS]).all()) for i in rows
+    )
 
 
 def _dtype_name(name: str, tensor: Tensor) -> str:

@@ -100,14 +100,15 @@ def load_engine(
     directory: str,
     tensors: Mapping[str, Any],
     options: LoadOptions,
+    notices: tuple[str, ...] = (),
 ) -> tuple[Plan, Any]:
     """Plans, loads, and plans again where an accelerator has less free by then than planned.
 
-    tensors: those bound from memory, by name. Raises what `make_plan`, `open_accelerator` and the
-    engine raise.
+    tensors: those bound from memory, by name. notices: what the plan shall say first. Raises what
+    `make_plan`, `open_accelerator` and the engine raise.
     """
     target = find_target(options)
-    notices = _foreign(options.profile)
+    notices += _foreign(options.profile)
     attempts = _LOADS
     while True:
         plan = plan_here(config, infos, options, target)

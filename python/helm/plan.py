@@ -45,7 +45,6 @@ from helm.weights import (
     check_checkpoint,
     compressed_tensors,
     dominant_dtype,
-    head_notice,
     place_tensors,
     resident_bytes,
 )
@@ -108,7 +107,7 @@ def make_plan(
 ) -> Plan:
     """Places every unit: by search on the machine of `profile`, without one on the CPU.
 
-    checkpoint_tensors: from `read_checkpoint`, or `TensorInfo.in_memory` for bound tensors; None
+    checkpoint_tensors: from `read_weights`, or `TensorInfo.in_memory` for bound tensors; None
     plans from the configuration alone, with weights of `config.dtype` (f32 when it names none).
     context: positions per sequence; None takes the workload's or else the model's, the latter less
     if memory is short. dtype: placed dtype of matrices, "auto" as stored; vectors are always f32.
@@ -133,7 +132,7 @@ def make_plan(
     _check_arguments(
         config, limits, page_tokens, 1 if threads is None else threads, (dtype, kv_dtype)
     )
-    graph = build_graph(config, None if checkpoint_tensors is None else checkpoint_tensors.keys())
+    graph = build_graph(config)
     if checkpoint_tensors is not None:
         check_checkpoint(graph, checkpoint_tensors)
     tensors = place_tensors(graph, config, checkpoint_tensors, dtype)
@@ -199,7 +198,6 @@ def _cpu_plan(problem: _Problem, threads: int, memory_bytes: int) -> Plan:
 def _plan(problem: _Problem, limits: Limits, kv: KvSpec, threads: int, notices: list[str]) -> Plan:
     """The parts that do not depend on the placement, with all units on the CPU."""
     graph = problem.graph
-    notices = notices + head_notice(problem.config, problem.infos)
     return Plan(
         model=_identity(problem.config, problem.infos),
         limits=limits,
@@ -320,7 +318,7 @@ def _check_arguments(
     if not 1 <= limits.context <= config.max_context:
         raise InvalidError(
             f"[plan] a context of {limits.context} was asked for, the model allows 1 to "
-            f"{config.max_context}; choose one in that range"
+            f"{config.max_context}{config.context_reason}; choose one in that range"
         )
     for name, value, most in (
         ("max_sequences", limits.sequences, 4096),

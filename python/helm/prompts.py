@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from helm.batch import Job
-from helm.config import GenerationDefaults
 from helm.errors import CapacityError, InvalidError, TokenizerError
+from helm.generation_defaults import GenerationDefaults
 from helm.sampling import SamplingParams
 from helm.tokenizer import Tokenizer
 
@@ -20,11 +20,13 @@ _OWN_VARIABLES = {"messages", "tools", "self"}  # of a chat template, with argum
 
 @dataclass(frozen=True)
 class Prompts:
-    """A model as far as prompts are concerned. context: positions of a sequence."""
+    """A model as far as prompts are concerned. context: positions of a sequence; longest: what it
+    could be raised to."""
 
     tokenizer: Tokenizer | None
     defaults: GenerationDefaults
     context: int
+    longest: int
     vocab_size: int
 
     def job(self, prompt: Prompt, index: int | None, params: SamplingParams) -> Job:
@@ -76,16 +78,17 @@ class Prompts:
                     f"vocabulary of {self.vocab_size} (ids 0 to {self.vocab_size - 1})"
                 )
         if len(ids) > self.context:
+            remedy = "" if len(ids) > self.longest else " or raise the context (--context)"
             raise CapacityError(
                 f"[generate] {where} has {len(ids)} tokens, the context holds {self.context}; "
-                "shorten the prompt or raise the context (--context)"
+                f"shorten the prompt{remedy}"
             )
         return ids
 
     def _job(self, tokens: list[int], params: SamplingParams, chat: bool = False) -> Job:
         sampling = params.resolve(dataclasses.asdict(self.defaults))
         room = self.context - len(tokens) + 1  # the last sampled token is never cached
-        wanted = room if sampling.max_tokens is None else sampling.max_tokens
+        wanted = sampling.max_tokens if isinstance(sampling.max_tokens, int) else room
         stops = set(sampling.stop_token_ids or ())
         if not sampling.ignore_eos:
             stops.update(self.defaults.eos_token_ids)

@@ -135,8 +135,9 @@ def rope_table(rope: RopeConfig, head_dim: int) -> RopeTable:
 
     default: RoFormer. linear: positions interpolated by `factor` (Chen et al.,
     arXiv:2306.15595). dynamic: equal to default up to max_position_embeddings, beyond which no
-    plan reaches. llama3: Llama 3.1 (arXiv:2407.21783) rescales long wavelengths only. yarn: Peng
-    et al. (arXiv:2309.00071).
+    plan reaches: there transformers takes a step's frequencies from the longest position so far,
+    while keys keep those of the step that they came in. llama3: Llama 3.1 (arXiv:2407.21783)
+    rescales long wavelengths only. yarn: Peng et al. (arXiv:2309.00071).
     """
     dim = rotary_size(rope, head_dim)
     pos_freqs = _pos_freqs(rope.theta, dim)

@@ -9,7 +9,7 @@ import numbers
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from helm.errors import InvalidError
 
@@ -28,26 +28,28 @@ class SamplingParams:
     decoding is greedy. Applied in this order: repetition penalty, temperature, top-k, top-p,
     min-p. Every field is checked here: InvalidError names the parameter and its range.
 
-    max_tokens: new tokens at most, >= 1; None: up to the context limit.
+    max_tokens: new tokens at most, >= 1; None: up to the context limit; "auto": the model's
+    `max_new_tokens`, or 256.
     temperature: >= 0; 0 is greedy.
     top_p: in (0, 1]; the smallest set of tokens with this much probability (Holtzman et al. 2020).
     top_k: only the k most likely tokens; 0 or -1: all.
     min_p: in [0, 1]; drops tokens below min_p times the likeliest one (Nguyen et al. 2024).
     repetition_penalty: > 0; 1 is off (Keskar et al. 2019).
-    stop: strings that end the text; the text is cut before them.
+    stop: strings that end the text, in place of the model's `stop_strings`; the text is cut
+    before them.
     stop_token_ids: token ids that end the text beside the model's own.
     ignore_eos: do not stop at the model's end-of-sequence tokens.
     seed: in [0, 2**64); None: a random one, which the result reports.
     logprobs: None: none; 0: of each chosen token; n: of the n most likely ones too.
     """
 
-    max_tokens: int | None = DEFAULT_MAX_TOKENS
+    max_tokens: int | Literal["auto"] | None = "auto"
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    stop: tuple[str, ...] | list[str] | str | None = ()
+    stop: tuple[str, ...] | list[str] | str | None = None
     seed: int | None = None
     logprobs: int | None = None
     stop_token_ids: tuple[int, ...] | list[int] | None = ()
@@ -56,7 +58,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.top_k == -1:
             self._set("top_k", 0)
-        self._integer("max_tokens", 1, 2**62)
+        if self.max_tokens != "auto":
+            self._integer("max_tokens", 1, 2**62)
         self._integer("top_k", 0, INT32_MAX)
         self._integer("logprobs", 0, INT32_MAX)
         self._integer("seed", 0, 2**64 - 1)
@@ -66,7 +69,8 @@ class SamplingParams:
         self._real("repetition_penalty", 0.0, FLOAT32_MAX, open_low=True)
         if not isinstance(self.ignore_eos, bool):
             raise _bad("ignore_eos", "True or False", self.ignore_eos)
-        self._set("stop", _stop_strings(self.stop))
+        if self.stop is not None:
+            self._set("stop", _stop_strings(self.stop))
         self._set("stop_token_ids", _stop_tokens(self.stop_token_ids))
 
     def _set(self, name: str, value: Any) -> None:
@@ -107,6 +111,7 @@ class SamplingParams:
             "top_k": 0,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
+            "stop": generation_config.get("stop_strings") or (),
         }
         if generation_config.get("do_sample") is True:
             defaults["temperature"] = 1.0
@@ -116,6 +121,8 @@ class SamplingParams:
         elif generation_config.get("repetition_penalty") is not None:
             defaults["repetition_penalty"] = generation_config["repetition_penalty"]
         wanted = {name: v for name, v in defaults.items() if getattr(self, name) is None}
+        if self.max_tokens == "auto":
+            wanted["max_tokens"] = generation_config.get("max_new_tokens") or DEFAULT_MAX_TOKENS
         try:
             resolved = dataclasses.replace(self, **wanted)
         except InvalidError as error:
@@ -147,8 +154,6 @@ def _bad(name: str, rule: str, value: Any) -> InvalidError:
 
 
 def _stop_strings(value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
     strings = (value,) if isinstance(value, str) else value
     if not isinstance(strings, Iterable):
         raise _bad("stop", "a string or a list of strings", value)

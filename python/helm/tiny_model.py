@@ -31,7 +31,7 @@ class TinyModel:
         from helm.plan import make_plan
 
         config = ModelConfig.from_dict(_TINY, "tiny model")
-        graph = build_graph(config, None)
+        graph = build_graph(config)
         self.ops = sum(1 for _ in graph.ops())
         tensors = {name: np.ones(shape, np.float32) for name, shape in graph.tensors.items()}
         infos = {n: TensorInfo.in_memory(n, "f32", t.shape) for n, t in tensors.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import cast
 
@@ -13,34 +12,31 @@ from helm.dtypes import DTYPE_BYTES, DType
 from helm.errors import CheckpointError
 from helm.graph import Graph
 from helm.plan_format import PlacedTensor, Source
+from helm.weight_names import HEAD, listed
 
-_SHOWN = 8  # names listed in one message
 # Of compressed matrices.
 _CHUNK_WEIGHTS, _CHUNK_BYTES, _ROW_BYTES = 128, 192, 8
 _WEIGHTS_PER_ESCAPE, _ESCAPE_BYTES = 256, 4
 _MOST_COLUMNS = 65536
-_HARMLESS = re.compile(
-    r"(^|\.)(rotary_emb\.inv_freq|attn\.(masked_)?bias|embed_positions\._float_tensor)$"
-    r"|^(model\.)?decoder\.version$"
-)
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
 
 
 def check_checkpoint(graph: Graph, tensors: Mapping[str, TensorInfo]) -> None:
     """Every weight is there with its shape and none is left over; CheckpointError otherwise.
 
-    Left over may be what older exporters stored beside the weights (rotary tables, causal masks)
-    and the head of a tied model.
+    tensors: by transformers' names, see `helm.weight_names`.
     """
     missing = [name for name in graph.tensors if name not in tensors]
+    unknown = [name for name in tensors if name not in graph.tensors]
+    if missing == [HEAD] and not unknown:
+        raise CheckpointError(
+            f"[plan] the checkpoint has no {HEAD}, and config.json does not say that the model "
+            "shares its embedding; expected a head; download the whole checkpoint of the causal LM"
+        )
     if missing:
+        beside = f", and has others: {listed(unknown)}" if unknown else ""
         raise CheckpointError(
             f"[plan] {graph.architecture} needs {len(missing)} tensors that the checkpoint lacks: "
-            f"{_listed(missing)}; expected a complete checkpoint of the config's model"
+            f"{listed(missing)}{beside}; expected a complete checkpoint of the config's model"
         )
     wrong = [
         f"{name} is {list(tensors[name].shape)}, expected {list(shape)}"
@@ -50,17 +46,12 @@ def check_checkpoint(graph: Graph, tensors: Mapping[str, TensorInfo]) -> None:
     if wrong:
         raise CheckpointError(
             f"[plan] {len(wrong)} tensors do not have the shape that config.json implies: "
-            f"{_listed(wrong)}"
+            f"{listed(wrong)}"
         )
-    unknown = [
-        name
-        for name in tensors
-        if name not in graph.tensors and name != "lm_head.weight" and not _HARMLESS.search(name)
-    ]
     if unknown:
         raise CheckpointError(
             f"[plan] the checkpoint has {len(unknown)} tensors that {graph.architecture} does not "
-            f"use: {_listed(unknown)}; the answer would be wrong without them, so config.json and "
+            f"use: {listed(unknown)}; the answer would be wrong without them, so config.json and "
             "checkpoint must match"
         )
 
@@ -148,11 +139,3 @@ def resident_bytes(
         and infos[tensor.name].file is None
         and infos[tensor.name].weight_dtype == tensor.dtype
     )
-
-
-def head_notice(config: ModelConfig, infos: Mapping[str, TensorInfo] | None) -> list[str]:
-    """Says so when the checkpoint stores a head that a tied model does not use."""
-    head = None if infos is None else infos.get("lm_head.weight")
-    if not config.tie_word_embeddings or head is None or head.file is None:
-        return []
-    return ["config.json ties the head to the embedding, so lm_head.weight is not used"]

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; 0, or 2 when a piped turn failed or the conversation was not saved."""
-    sampling = sampling_params(SamplingParams(max_tokens=None), common.sampling_options(args))
+    sampling = sampling_params(None, common.sampling_options(args))
     if args.load_kv is not None and args.system is not None:
         raise InvalidError(
             "[chat] the conversation of --load-kv has its own system prompt; leave --system out"
@@ -54,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     kv_files.check(args)
     common.require_text(args)
     with common.load(args) as llm:
+        if args.max_tokens is None:  # an answer may be long
+            sampling = sampling_params(sampling, {"max_tokens": llm.max_new_tokens})
         session = Session(llm, args.system, sampling, quiet=args.quiet)
         session.check()
         if not args.quiet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 from typing import TYPE_CHECKING
@@ -72,15 +73,13 @@ def run(args: argparse.Namespace) -> int:
         from helm.plots import check_plot
 
         check_plot(args.plot)
-    study, notes = _study(args)
+    study = _study(args)
     if args.json:
         from helm.explain import to_dict
 
         print(json.dumps(to_dict(study), indent=1, allow_nan=False))
     else:
         plan_view.show(study)
-        for note in notes:
-            common.say(f"note: {note}")
     if args.plot is not None:
         from helm.plots import save_plot
 
@@ -90,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _study(args: argparse.Namespace) -> tuple[Study, list[str]]:
+def _study(args: argparse.Namespace) -> Study:
     from helm.compiler.planning import Request, study
 
     if args.context is not None and args.context < 1:
@@ -110,16 +109,18 @@ def _study(args: argparse.Namespace) -> tuple[Study, list[str]]:
         weights=args.weights,
     )
     name, config, tensors, notes = _model(args.model, args.revision)
-    return study(name, config, tensors, _profile(args), request), notes
+    found = study(name, config, tensors, _profile(args), request)
+    plan = dataclasses.replace(found.plan, notices=(*notes, *found.plan.notices))
+    return dataclasses.replace(found, plan=plan)
 
 
 def _model(
     model: str | None, revision: str | None
 ) -> tuple[str, ModelConfig, Mapping[str, TensorInfo] | None, list[str]]:
     """(name, configuration, tensors if the weights are there, notes)."""
-    from helm.checkpoint import read_checkpoint
     from helm.config import read_config
     from helm.hub import BUNDLED, resolve_config
+    from helm.weight_names import read_weights
 
     path = resolve_config(model, revision)
     config = read_config(path)
@@ -134,9 +135,10 @@ def _model(
     if os.path.isfile(given) or not any(path.parent.glob("model*.safetensors*")):
         return name, config, None, []
     try:
-        return name, config, read_checkpoint(path.parent), []
+        weights = read_weights(path.parent, config)
     except CheckpointError as error:
         return name, config, None, [f"planned from {path.name} alone: {error}"]
+    return name, weights.config, weights.tensors, list(weights.notices)
 
 
 def _profile(args: argparse.Namespace) -> Profile:

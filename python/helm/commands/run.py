@@ -10,7 +10,7 @@ from pathlib import Path
 
 from helm.commands import common, kv_files
 from helm.errors import InvalidError
-from helm.sampling import sampling_params
+from helm.sampling import DEFAULT_MAX_TOKENS, sampling_params
 
 HELP = "continue a prompt and show how fast it went"
 EPILOG = """examples:
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     sampling = sampling_params(None, common.sampling_options(args))
     prompt: str | list[int] | None = _prompt(args)
     silent = args.quiet or args.json
-    with common.load(args, expected_tokens=sampling.max_tokens) as llm:
+    with common.load(args, expected_tokens=args.max_tokens or DEFAULT_MAX_TOKENS) as llm:
         if not silent:
             common.say_plan(llm)
         restored = 0

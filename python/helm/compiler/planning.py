@@ -114,7 +114,7 @@ def study(
         kv_options=request.kv,
         loading=LoadingRequest(request.weights),
     )
-    graph = build_graph(config, None if checkpoint_tensors is None else checkpoint_tensors.keys())
+    graph = build_graph(config)
     stored = stored_dtype(config, checkpoint_tensors)
     smaller = compressed_tensors(plan.tensors, plan.loading, stored)
     model = costed_graph(graph, plan.tensors, plan.kv.dtype, smaller)
@@ -166,7 +166,7 @@ def workload_of(config: ModelConfig, request: Request) -> Workload:
     if prompt + output > config.max_context:
         raise InvalidError(
             f"[plan] prompt and output take {prompt + output} positions, the model allows "
-            f"{config.max_context}; shorten them with --prompt and --output"
+            f"{config.max_context}{config.context_reason}; shorten them with --prompt and --output"
         )
     context = request.context
     if context is None:
@@ -183,7 +183,7 @@ def workload_of(config: ModelConfig, request: Request) -> Workload:
 def cpu_decode_rate(config: ModelConfig, plan: Plan, profile: Profile) -> float:
     """Decode tokens/s of one sequence of a plan that lies on the CPU, on the machine of
     `profile`. Raises ProfileError if the profile lacks a rate or the plan's thread count."""
-    graph = build_graph(config, [tensor.name for tensor in plan.tensors])
+    graph = build_graph(config)
     model = costed_graph(graph, plan.tensors, plan.kv.dtype)
     context = plan.limits.context
     prompt = max(1, min(512, context // 2))

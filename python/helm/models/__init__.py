@@ -5,14 +5,14 @@ A family is one file that turns a ModelConfig into ops. It knows nothing of mach
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from helm.config import ModelConfig
 from helm.errors import UnsupportedModelError
 from helm.graph import Graph
 from helm.models import llama, mistral, opt, qwen2, qwen3
 
-Build = Callable[[ModelConfig, Collection[str] | None], Graph]
+Build = Callable[[ModelConfig], Graph]
 BUILDERS: dict[str, Build] = {
     "LlamaForCausalLM": llama.build,
     "MistralForCausalLM": mistral.build,
@@ -27,12 +27,11 @@ def architectures() -> list[str]:
     return sorted(BUILDERS)
 
 
-def build_graph(config: ModelConfig, tensor_names: Collection[str] | None = None) -> Graph:
-    """The graph of `config`; `tensor_names` are the checkpoint's, which decide between names with
-    and without the base model's prefix. Raises UnsupportedModelError or CheckpointError."""
+def build_graph(config: ModelConfig) -> Graph:
+    """The graph of `config`. Raises UnsupportedModelError."""
     if config.architecture not in BUILDERS:
         raise UnsupportedModelError(
             f"[plan] architecture {config.architecture} is not supported; supported are "
             + ", ".join(architectures())
         )
-    return BUILDERS[config.architecture](config, tensor_names)
+    return BUILDERS[config.architecture](config)

@@ -5,8 +5,6 @@ Knows nothing of config.json; a family's differences arrive as arguments.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from helm.config import ModelConfig
 from helm.graph import (
     Activation,
@@ -23,7 +21,6 @@ from helm.rope import rope_table, rotary_size
 
 def build_decoder(
     config: ModelConfig,
-    names: Collection[str] | None,
     *,
     qkv_bias: bool = False,
     out_bias: bool = False,
@@ -31,7 +28,7 @@ def build_decoder(
     qk_norm: bool = False,
 ) -> Graph:
     """Embedding, one unit per block, head. qk_norm: an RMS norm on every q and k head."""
-    b = GraphBuilder(("model.", ""), names)
+    b = GraphBuilder("model.")
     x = b.value("x", config.hidden_size)
     b.add(Embedding(b.tensor("embed_tokens.weight", config.vocab_size, config.hidden_size), x))
     b.unit("embedding")

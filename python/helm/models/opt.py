@@ -6,8 +6,6 @@ embeds into fewer elements than hidden_size.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from helm.config import ModelConfig
 from helm.graph import Activation, Embedding, Graph, GraphBuilder, PositionEmbedding
 from helm.models.decoder import activation_kind, attention, kv_geometry, project
@@ -15,9 +13,9 @@ from helm.models.decoder import activation_kind, attention, kv_geometry, project
 _POSITION_OFFSET = 2  # the first two rows of the position table belong to padding
 
 
-def build(config: ModelConfig, names: Collection[str] | None) -> Graph:
+def build(config: ModelConfig) -> Graph:
     """Embedding with positions, one unit per block, head."""
-    b = GraphBuilder(("model.decoder.", "decoder."), names)
+    b = GraphBuilder("model.decoder.")
     hidden, narrow = config.hidden_size, config.word_embed_proj_dim
     x = b.value("x", hidden)
     embed = x if narrow == hidden else b.value("embed", narrow)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from helm.config import ModelConfig
 from helm.graph import Graph
 from helm.models.decoder import build_decoder
 
 
-def build(config: ModelConfig, names: Collection[str] | None) -> Graph:
+def build(config: ModelConfig) -> Graph:
     """The shared decoder; q, k and v always have a bias, o never."""
-    return build_decoder(config, names, qkv_bias=True)
+    return build_decoder(config, qkv_bias=True)
