@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 from helm.batch import Batch, Job, TextStream
 from helm.completion import Completion
 from helm.errors import InvalidError
+from helm.host_memory import check_results, logits_array
 from helm.kv_options import PAGE_TOKENS, KvOptions
 from helm.loaded_llm import LoadedLLM
 from helm.loading import LoadedModel, load_from_torch, load_model
@@ -227,6 +228,7 @@ class LLM(LoadedLLM):
         params = sampling_params(sampling, overrides)
         single, many = split_prompts(prompts)
         jobs = [self._prompts.job(prompt, i, params) for i, prompt in many]
+        check_results(jobs, self.vocab_size)
         with self._sequences.batch(max(job.capacity for job in jobs)):
             batch = Batch(engine, self.tokenizer, jobs, self._prefixes)
             try:
@@ -285,6 +287,7 @@ class LLM(LoadedLLM):
         return self._stream(self._prompts.chat_job(messages, params, tools, template_variables))
 
     def _stream(self, job: Job) -> TextStream:
+        check_results([job], self.vocab_size)
         sequences = self._sequences
         sequence, cached = sequences.open(job.capacity, job.tokens)
 
@@ -337,14 +340,15 @@ class LLM(LoadedLLM):
         return saved
 
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Logits of every position, float32 [len(tokens), vocab_size]; row i predicts token i+1."""
+        """Logits of every position, float32 [len(tokens), vocab_size]; row i predicts token i+1.
+        OutOfMemoryError, before it starts, where memory does not hold them."""
         import numpy
 
         engine = self._open_engine()
         ids = self._prompts.checked(token_ids(tokens, "tokens"), "tokens")
-        sequence, _ = self._sequences.open(len(ids))
-        rows = numpy.empty((len(ids), self.vocab_size), numpy.float32)
         most = self.plan.limits.step_tokens  # Ctrl-C has its chance between two steps
+        rows = logits_array(len(ids), self.vocab_size, most)
+        sequence, _ = self._sequences.open(len(ids))
         try:
             for begin in range(0, len(ids), most):
                 step = numpy.asarray(ids[begin : begin + most], numpy.int32)
