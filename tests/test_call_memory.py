@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import resource
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,14 +106,13 @@ def _taken() -> int:
     return pages * resource.getpagesize()
 
 
-def wide_model(folder: Path) -> Path:
-    """A tiny model with 50,000 tokens."""
-    width, vocab = 16, 50_000
+def wide_model(folder: Path, vocab: int = 50_000, width: int = 16) -> Path:
+    """A tiny model with many tokens, in f16."""
     config = {
         "architectures": ["LlamaForCausalLM"], "vocab_size": vocab, "hidden_size": width,
         "intermediate_size": width, "num_hidden_layers": 1, "num_attention_heads": 2,
         "num_key_value_heads": 2, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": True, "torch_dtype": "float32",
+        "tie_word_embeddings": True, "torch_dtype": "float16",
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     layer = "model.layers.0."
@@ -124,7 +124,7 @@ def wide_model(folder: Path) -> Path:
     for name in (*(f"self_attn.{n}" for n in "qkvo"), "mlp.gate", "mlp.up", "mlp.down"):
         shapes[f"{layer}{name}_proj.weight"] = (width, width)
     random = np.random.default_rng(1)
-    tensors = {name: random.standard_normal(s, np.float32) for name, s in shapes.items()}
+    tensors = {name: random.standard_normal(s).astype(np.float16) for name, s in shapes.items()}
     save_file(tensors, folder / "model.safetensors")
     return folder
 
@@ -149,3 +149,25 @@ def test_logits_are_refused_in_a_container_not_killed(tmp_path: Path) -> None:
     shape, refusal, count = result.stdout.splitlines()
     assert (shape, count) == ("(100, 50000)", "4")
     assert "[logits] logits of 1500 tokens may take 383.8 MiB of memory" in refusal
+
+
+_LOAD = """
+import pathlib, re, sys, helm
+def status(name):
+    text = pathlib.Path("/proc/self/status").read_text()
+    return int(re.search(rf"{name}:\\s+(\\d+)", text)[1]) * 1024
+helm.LLM(max_sequences=1, threads=1).close()
+pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+before = status("VmRSS")
+llm = helm.LLM(sys.argv[1], dtype="bf16", weights="copied", max_sequences=1, threads=8)
+print(status("VmHWM") - before - llm.plan.memory["cpu"].weights_bytes)
+"""
+
+
+def test_loading_takes_little_beside_the_weights(tmp_path: Path) -> None:
+    folder = wide_model(tmp_path, 200_000, 80)
+    result = subprocess.run(
+        [sys.executable, "-c", _LOAD, folder], capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) < 24 * MIB

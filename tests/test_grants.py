@@ -213,7 +213,7 @@ def fake(root: Path, files: dict[str, object]) -> Path:
 def told(root: Path, monkeypatch: pytest.MonkeyPatch, **grants: dict[str, object]) -> Path:
     """Another machine on which processes 7 and 8 run, and files tell of grants by `name`."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/5")
-    fields = " ".join(map(str, range(3, 50)))
+    fields = " ".join(["S", *map(str, range(4, 50))])
     stats = {f"proc/{pid}/stat": f"{pid} (a) b) {fields}" for pid in (7, 8)}
     fake(root, {**MEMINFO, **stats, "run/user/5/x": ""})
     (root / "run/user/5/helm").mkdir(mode=0o700)
@@ -280,10 +280,12 @@ def test_folders_of_others_are_not_used(tmp_path: Path, monkeypatch: pytest.Monk
 def test_where_nothing_can_be_written_the_process_still_knows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc/nowhere")
     monkeypatch.setattr("helm.grants._folder", lambda _root: None)
     with helm.LLM(**BIG) as llm:
         assert near(memory_granted(), llm.plan.memory["cpu"].total_bytes)
+        monkeypatch.setattr("helm.local_plan.memory_available", lambda shared: MIB)
         with pytest.raises(OutOfMemoryError, match="are granted to models that are loaded"):
-            helm.LLM(memory_bytes=MIB)
+            helm.LLM()
+        with pytest.raises(OutOfMemoryError, match=r"smaller model$"):
+            helm.LLM(memory_bytes=MIB)  # to close one would not help
     assert memory_granted() == 0

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 
 import pytest
 
+from cgroup import memory_cgroup, needs_cgroup
 from helm.errors import HelmError
 from helm.machine import (
     cpu_affinity,
@@ -101,6 +104,33 @@ def test_memory_under_cgroup_v1(tmp_path, group):
     fake(root, {base + "memory.limit_in_bytes": 9223372036854771712})
     assert memory_available(root) == 8192 * MIB
     assert memory_limit(root) is None
+
+
+_READ = """
+import os, sys
+from helm.machine import memory_available
+before = memory_available()
+with open(sys.argv[1], "w+b", buffering=0) as file:
+    for _ in range(150):
+        file.write(os.urandom(1 << 20))
+    os.fsync(file)
+    for _ in range(4):
+        file.seek(0)
+        while file.read(1 << 20):
+            pass
+print(before - memory_available())
+"""
+
+
+@needs_cgroup
+def test_files_that_a_container_has_read_leave_its_memory_free(tmp_path):
+    with memory_cgroup(400 * MIB) as group:
+        result = group.run([sys.executable, "-c", _READ, tmp_path / "file"])
+        stat = (group.folder / "memory.stat").read_text()
+    assert result.returncode == 0, result.stderr
+    if int(re.search(r"^active_file (\d+)$", stat, re.M)[1]) < 100 * MIB:
+        pytest.skip("files of the temporary folder do not lie in the page cache")
+    assert int(result.stdout) < 20 * MIB
 
 
 def test_a_limit_that_slows_down_is_one(tmp_path):

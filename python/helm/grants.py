@@ -215,9 +215,9 @@ def _namespace(root: Path) -> str:
 
 
 def _start(root: Path, pid: int) -> str:
-    """When a process began, in ticks since boot: a number is given again. Empty: there is none."""
+    """When a process began, in ticks since boot: a number is given again. Empty: it has ended."""
     fields = _text(root / f"proc/{pid}/stat").rpartition(")")[2].split()
-    return fields[19] if len(fields) > 19 else ""
+    return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
 
 
 def _read(root: Path, path: Path, pid: int) -> list[Claim]:

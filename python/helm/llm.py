@@ -70,8 +70,8 @@ class LLM(LoadedLLM):
     measuring: called with (what, share done) while the machine is measured; None logs one line.
 
     Raises HelmError subclasses that say what was found and what to do, DeviceError for a device
-    that cannot be had. Several LLM objects may live in one process, and one may be used from
-    several threads.
+    that cannot be had. Several LLM objects may live in one process, each within what the others
+    leave of the memory, and one may be used from several threads.
     """
 
     def __init__(
@@ -344,13 +344,12 @@ class LLM(LoadedLLM):
         OutOfMemoryError, before it starts, where memory does not hold them."""
         import numpy
 
-        engine = self._open_engine()
+        engine, most = self._open_engine(), self.plan.limits.step_tokens
         ids = self._prompts.checked(token_ids(tokens, "tokens"), "tokens")
-        most = self.plan.limits.step_tokens  # Ctrl-C has its chance between two steps
         rows = logits_array(len(ids), self.vocab_size, most)
         sequence, _ = self._sequences.open(len(ids))
         try:
-            for begin in range(0, len(ids), most):
+            for begin in range(0, len(ids), most):  # Ctrl-C has its chance between two steps
                 step = numpy.asarray(ids[begin : begin + most], numpy.int32)
                 rows[begin : begin + most] = engine.forward(sequence, step, all=True)
         finally:

@@ -236,6 +236,8 @@ def plan_and_take(
             use = host_use(plan, infos, directory, target.accelerator)
             check_plan(use, free_bytes)
         except OutOfMemoryError as error:
+            if options.memory_bytes is not None and options.memory_bytes <= free_bytes:
+                raise
             raise OutOfMemoryError(f"{error}{granted_text()}") from None
         return plan, Grant(use.own_bytes, use.loaded_bytes, use.files)
 
