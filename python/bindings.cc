@@ -133,6 +133,14 @@ nb::dict stats(SharedEngine& shared) {
   return out;
 }
 
+nb::list lazy_memory(SharedEngine& shared) {
+  nb::list out;
+  for (const auto memory : shared.read([](const Engine& engine) { return engine.lazy_memory(); })) {
+    out.append(nb::make_tuple(reinterpret_cast<uintptr_t>(memory.data()), memory.size()));
+  }
+  return out;
+}
+
 void raise_helm_error(const Error& error) {
   static constexpr const char* kClasses[] = {"InvalidError",  "OutOfMemoryError",
                                              "CapacityError", "CheckpointError",
@@ -147,7 +155,8 @@ void raise_helm_error(const Error& error) {
 }
 
 void bind_engine(nb::module_& m) {
-  nb::class_<SharedEngine>(m, "Engine", "A loaded model: weights, KV pool and compiled stages.")
+  nb::class_<SharedEngine>(m, "Engine", nb::is_weak_referenceable(),
+                           "A loaded model: weights, KV pool and compiled stages.")
       .def(nb::new_(&make_engine), "plan"_a, "directory"_a = "", "tensors"_a = nb::dict(),
            "threads"_a = 0, "device"_a = "cuda", "progress"_a.none() = nb::none(),
            "cpus"_a = std::vector<int>(),
@@ -192,6 +201,9 @@ void bind_engine(nb::module_& m) {
             s.locked([&](Engine& engine) { engine.count_op_times(on); });
           },
           "on"_a, "Counts the time of the CPU's ops from zero (stats: cpu_ops), or no longer.")
+      .def_prop_ro("lazy_memory", &lazy_memory,
+                   "(address, bytes) of the host's memory, besides weights, that the system "
+                   "provides\nas it is first written.")
       .def_prop_ro(
           "stats", &stats,
           "Bytes in all and by device, threads and their CPUs, kernel tier and load time.");

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 
 import pytest
 
+from cgroup import memory_cgroup, needs_cgroup
 from helm.errors import HelmError
 from helm.machine import (
     cpu_affinity,
@@ -53,10 +56,26 @@ V2 = {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/box/inner"}
                 "/box",
                 memory__max=600 * MIB,
                 memory__current=500 * MIB,
-                memory__stat=f"anon 1\ninactive_file {300 * MIB}\nactive_file 7",
+                memory__stat=f"anon 1\ninactive_file {300 * MIB}\nslab 7\nshmem 9",
             ),
             400 * MIB,
         ),
+        (
+            v2(
+                "/box",
+                memory__max=600 * MIB,
+                memory__current=500 * MIB,
+                memory__stat=f"inactive_file {MIB}\nactive_file {300 * MIB}\n"
+                f"slab_reclaimable {9 * MIB}\nslab_unreclaimable {50 * MIB}",
+            ),
+            410 * MIB,
+        ),
+        (v2("/box", memory__high=600 * MIB, memory__current=100 * MIB), 500 * MIB),
+        (
+            v2("/box", memory__max=600 * MIB, memory__high=500 * MIB, memory__current=MIB),
+            499 * MIB,
+        ),
+        (v2("/box", memory__max=600 * MIB, memory__high="max", memory__current=MIB), 599 * MIB),
         (v2("/box", memory__max=10 * MIB, memory__current=20 * MIB), 0),
         (v2("/box", memory__max=2**50, memory__current=0), 8192 * MIB),
         (v2("/box", memory__max="junk", memory__current="junk"), 8192 * MIB),
@@ -76,7 +95,8 @@ def test_memory_under_cgroup_v1(tmp_path, group):
             "proc/self/cgroup": "9:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc",
             base + "memory.limit_in_bytes": 700 * MIB,
             base + "memory.usage_in_bytes": 300 * MIB,
-            base + "memory.stat": f"cache 1\ntotal_inactive_file {100 * MIB}",
+            base + "memory.stat": f"active_file 7\ntotal_inactive_file {60 * MIB}\n"
+            f"total_active_file {40 * MIB}",
         },
     )
     assert memory_available(root) == 500 * MIB
@@ -84,6 +104,38 @@ def test_memory_under_cgroup_v1(tmp_path, group):
     fake(root, {base + "memory.limit_in_bytes": 9223372036854771712})
     assert memory_available(root) == 8192 * MIB
     assert memory_limit(root) is None
+
+
+_READ = """
+import os, sys
+from helm.machine import memory_available
+before = memory_available()
+with open(sys.argv[1], "w+b", buffering=0) as file:
+    for _ in range(150):
+        file.write(os.urandom(1 << 20))
+    os.fsync(file)
+    for _ in range(4):
+        file.seek(0)
+        while file.read(1 << 20):
+            pass
+print(before - memory_available())
+"""
+
+
+@needs_cgroup
+def test_files_that_a_container_has_read_leave_its_memory_free(tmp_path):
+    with memory_cgroup(400 * MIB) as group:
+        result = group.run([sys.executable, "-c", _READ, tmp_path / "file"])
+        stat = (group.folder / "memory.stat").read_text()
+    assert result.returncode == 0, result.stderr
+    if int(re.search(r"^active_file (\d+)$", stat, re.M)[1]) < 100 * MIB:
+        pytest.skip("files of the temporary folder do not lie in the page cache")
+    assert int(result.stdout) < 20 * MIB
+
+
+def test_a_limit_that_slows_down_is_one(tmp_path):
+    root = fake(tmp_path, {**V2, **v2("/box", memory__max=600 * MIB, memory__high=500 * MIB)})
+    assert memory_limit(root) == 500 * MIB
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: 5 kB", "MemAvailable: x kB"])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import small_models
 from helm.checkpoint import TensorInfo, read_checkpoint
+from helm.compiler.workload import beside_reserve, host_reserve
 from helm.config import ModelConfig, load_config
 from helm.errors import CheckpointError, InvalidError, OutOfMemoryError
 from helm.plan import make_plan
@@ -100,11 +101,31 @@ def test_context_shrinks_only_when_not_asked_for():
     assert plan.limits.context % 512 == 0
     assert plan.kv.pages == plan.limits.context // 512 * 28
     assert f"context of {plan.limits.context} tokens" in plan.notices[0]
-    assert plan.memory["cpu"].total_bytes + 512 * MIB <= 4 * GIB
+    use = plan.memory["cpu"]
+    assert 254 * MIB < use.reserve_bytes <= 256 * MIB  # a sixteenth
+    assert use.total_bytes + use.reserve_bytes <= 4 * GIB
     with pytest.raises(OutOfMemoryError, match=r"a context of (\d+) would fit") as caught:
         big(memory_bytes=4 * GIB, context=40960)
     fits = int(str(caught.value).split("a context of ")[-1].split()[0])
     assert big(memory_bytes=4 * GIB, context=fits).limits.context == fits
+
+
+def test_the_reserve_is_a_share_of_the_memory_within_bounds():
+    taken = [0, 279 * MIB, 960 * MIB - 1, 960 * MIB, 960 * MIB + 1, 3 * GIB, 7680 * MIB, 80 * GIB]
+    reserves = [int(host_reserve(size)) for size in taken]
+    assert reserves[:2] == [64 * MIB] * 2
+    assert reserves[-2:] == [512 * MIB] * 2
+    assert reserves[5] == -(-3 * GIB // 15)
+    for size, reserve in zip(taken, reserves, strict=True):
+        assert beside_reserve(size + reserve) == size
+        assert beside_reserve(size + reserve - 1) < size
+
+
+def test_a_small_plan_fits_a_small_container():
+    plan = plan_of("qwen3", "f32", max_sequences=8, memory_bytes=GIB)
+    needed = plan.memory["cpu"].total_bytes + 64 * MIB
+    tight = plan_of("qwen3", "f32", max_sequences=8, memory_bytes=needed)
+    assert (tight.limits, tight.kv, tight.memory) == (plan.limits, plan.kv, plan.memory)
 
 
 def test_refusal_is_itemised():
@@ -113,11 +134,11 @@ def test_refusal_is_itemised():
     message = str(caught.value)
     assert "weights 1.11 GiB" in message
     assert "KV cache 4.38 GiB for a context of 40960" in message
-    assert "reserve 512.0 MiB" in message
+    assert "reserve 378.0 MiB" in message  # with the whole cache; less with what fits
     assert "1.00 GiB are available" in message
     assert "even a context of 512 lacks" in message
     lacks = float(message.split("lacks ")[1].split()[0])
-    assert big(memory_bytes=GIB + round((lacks + 1) * MIB)).limits.context >= 512
+    assert big(memory_bytes=GIB + round((lacks + 0.1) * MIB)).limits.context == 512
 
 
 @pytest.mark.parametrize("memory", [-5, 0, 1])
@@ -221,7 +242,8 @@ def test_a_plan_never_exceeds_its_budget(memory, context, sequences, page, dtype
         )
     except OutOfMemoryError:
         return
-    assert plan.memory["cpu"].total_bytes + 512 * MIB <= memory
+    use = plan.memory["cpu"]
+    assert use.total_bytes + max(use.reserve_bytes, 64 * MIB) <= memory
     assert plan.limits.context <= (context or 40960)
     blocks = -(-plan.limits.context // plan.kv.page_tokens)
     assert blocks * 28 <= plan.kv.pages <= sequences * blocks * 28

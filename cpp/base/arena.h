@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 namespace helm {
 
@@ -19,6 +20,7 @@ class Arena {
 
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
+  std::span<const std::byte> memory() const { return {data_, static_cast<size_t>(bytes_)}; }
   bool huge_pages() const { return huge_pages_; }  // the request for huge pages was accepted
   // How much of it lies on huge pages now, as the system counts them; nothing where it does not
   // tell. Walks the tables of the whole process: milliseconds.

@@ -54,6 +54,12 @@ void CpuDevice::release_host(std::byte* memory) {
   arenas_.erase(memory);
 }
 
+std::vector<std::span<const std::byte>> CpuDevice::lazy_memory() const {
+  std::vector<std::span<const std::byte>> found;
+  for (const auto& [address, arena] : arenas_) found.push_back(arena.memory());
+  return found;
+}
+
 std::unique_ptr<Stream> CpuDevice::create_stream() {
   return std::make_unique<CpuStream>();
 }

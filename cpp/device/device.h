@@ -111,6 +111,8 @@ class Device {
   // Page-locked host memory for copies; throws likewise.
   virtual std::byte* allocate_host(int64_t bytes, const char* purpose) = 0;
   virtual void release_host(std::byte* memory) = 0;
+  // Of what was allocated, what the system takes from the host's memory as it is first written.
+  virtual std::vector<std::span<const std::byte>> lazy_memory() const { return {}; }
 
   // Page-locks host memory that lies elsewhere, so that copies from it run at full speed; false,
   // and slower copies, where that cannot be had.

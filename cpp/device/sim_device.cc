@@ -329,6 +329,14 @@ void SimDevice::release_host(std::byte* memory) {
   host_blocks_.erase(memory);
 }
 
+std::vector<std::span<const std::byte>> SimDevice::lazy_memory() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::span<const std::byte>> found;
+  for (const auto& [address, block] : blocks_) found.push_back(block.memory.memory());
+  for (const auto& [address, arena] : host_blocks_) found.push_back(arena.memory());
+  return found;
+}
+
 std::unique_ptr<Stream> SimDevice::create_stream() {
   return std::make_unique<SimStream>(*this, ++streams_);
 }

@@ -134,6 +134,15 @@ EngineStats Engine::Impl::stats() const {
   return stats;
 }
 
+std::vector<std::span<const std::byte>> Engine::Impl::lazy_memory() const {
+  std::vector<std::span<const std::byte>> found = cpu_.lazy_memory();
+  if (accelerator_) {
+    const auto more = accelerator_->lazy_memory();
+    found.insert(found.end(), more.begin(), more.end());
+  }
+  return found;
+}
+
 Engine::Engine(Plan plan, EngineOptions options)
     : impl_(std::make_unique<Impl>(std::move(plan), options)) {}
 Engine::~Engine() = default;
@@ -143,6 +152,9 @@ const Plan& Engine::plan() const {
 }
 EngineStats Engine::stats() const {
   return impl_->stats();
+}
+std::vector<std::span<const std::byte>> Engine::lazy_memory() const {
+  return impl_->lazy_memory();
 }
 void Engine::count_op_times(bool on) {
   impl_->count_op_times(on);

@@ -28,6 +28,7 @@ class Engine::Impl {
 
   const Plan& plan() const { return plan_; }
   EngineStats stats() const;
+  std::vector<std::span<const std::byte>> lazy_memory() const;
   void count_op_times(bool on) { op_times_.count(on); }
   bool can_open(int64_t capacity, int64_t shared) const;
   SequenceId open(int64_t capacity);

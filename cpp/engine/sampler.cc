@@ -126,6 +126,7 @@ Sampler::Draw Sampler::draw(std::span<const float> logits) {
       candidates_[i] = {logits[i], static_cast<int32_t>(i)};
     }
     draw.id = choose();
+    candidates_ = std::vector<Candidate>();  // those of many requests would add up
   }
   if (params_.logprobs >= 0) {
     const double norm = log_sum_exp(logits, max);

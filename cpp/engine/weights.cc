@@ -23,6 +23,12 @@ namespace {
 
 // Large enough to amortise a system call, small enough that the last pieces spread over threads.
 constexpr int64_t kPieceElements = int64_t{1} << 21;
+// What is converted or compressed on its way comes in parts that stay in cache, so that a thread
+// has less than 1 MiB of buffers.
+constexpr int64_t kPartElements = int64_t{1} << 16;
+// Page-locked buffers of all threads together, but for at least kLeastUploadBytes each.
+constexpr int64_t kUploadBytes = int64_t{64} << 20;
+constexpr int64_t kLeastUploadBytes = int64_t{1} << 20;
 
 class File {
  public:
@@ -96,7 +102,21 @@ struct Piece {
   const TensorSpec* tensor = nullptr;
 
   int64_t placed_bytes() const { return elements * dtype_bytes(to); }
+  // Elements [begin, begin + count) of it, without their place.
+  Piece part(int64_t begin, int64_t count) const {
+    Piece part = *this;
+    if (memory != nullptr) part.memory += begin * dtype_bytes(from);
+    part.offset += begin * dtype_bytes(from);
+    part.elements = count;
+    return part;
+  }
 };
+
+// Calls body(begin, count) for parts of at most `most` of n elements.
+template <typename Body>
+void in_parts(int64_t n, int64_t most, const Body& body) {
+  for (int64_t begin = 0; begin < n; begin += most) body(begin, std::min(most, n - begin));
+}
 
 void convert(const cpu::KernelTable& kernels, const void* from, DType from_dtype, void* to,
              DType to_dtype, int64_t n) {
@@ -107,9 +127,13 @@ void convert(const cpu::KernelTable& kernels, const void* from, DType from_dtype
   } else if (from_dtype == DType::kF32) {
     kernels.narrow[static_cast<int>(to_dtype)](static_cast<const float*>(from), to, n);
   } else {
-    std::vector<float> wide(static_cast<size_t>(n));
-    kernels.widen[static_cast<int>(from_dtype)](from, wide.data(), n);
-    kernels.narrow[static_cast<int>(to_dtype)](wide.data(), to, n);
+    std::vector<float> wide(static_cast<size_t>(std::min(n, kPartElements)));
+    in_parts(n, kPartElements, [&](int64_t begin, int64_t count) {
+      const auto* source = static_cast<const std::byte*>(from) + begin * dtype_bytes(from_dtype);
+      auto* place = static_cast<std::byte*>(to) + begin * dtype_bytes(to_dtype);
+      kernels.widen[static_cast<int>(from_dtype)](source, wide.data(), count);
+      kernels.narrow[static_cast<int>(to_dtype)](wide.data(), place, count);
+    });
   }
 }
 
@@ -120,24 +144,33 @@ void move_piece(const Piece& piece, const cpu::KernelTable& kernels, std::byte* 
   } else if (piece.from == piece.to) {
     piece.file->read(place, piece.placed_bytes(), piece.offset);
   } else {
-    std::vector<std::byte> staging(static_cast<size_t>(piece.elements * dtype_bytes(piece.from)));
-    piece.file->read(staging.data(), static_cast<int64_t>(staging.size()), piece.offset);
-    convert(kernels, staging.data(), piece.from, place, piece.to, piece.elements);
+    const int64_t size = dtype_bytes(piece.from);
+    std::vector<std::byte> staging(
+        static_cast<size_t>(std::min(piece.elements, kPartElements) * size));
+    in_parts(piece.elements, kPartElements, [&](int64_t begin, int64_t count) {
+      piece.file->read(staging.data(), count * size, piece.offset + begin * size);
+      convert(kernels, staging.data(), piece.from, place + begin * dtype_bytes(piece.to), piece.to,
+              count);
+    });
   }
 }
 
 // Reads a piece, converts it to bf16 and compresses it.
 void compress_piece(const Piece& piece, const cpu::KernelTable& kernels) {
-  std::vector<uint16_t> plain(static_cast<size_t>(piece.elements));
-  move_piece(piece, kernels, reinterpret_cast<std::byte*>(plain.data()));
   const int64_t cols = piece.tensor->shape[1];
-  for (int64_t r = 0; r < piece.elements / cols; ++r) {
-    if (piece.compression->put(kernels, piece.first_row + r, plain.data() + r * cols)) continue;
-    fail(ErrorKind::kCompression, "[load] the weights of tensor \"", piece.tensor->name,
-         "\" do not compress: more than one in ", cpu::kWeightsPerEscape,
-         " lies outside of the 16 binades that most of its row take; load with copied weights "
-         "instead (--weights copied)");
-  }
+  const int64_t most = std::max<int64_t>(1, kPartElements / cols) * cols;
+  std::vector<uint16_t> plain(static_cast<size_t>(std::min(piece.elements, most)));
+  in_parts(piece.elements, most, [&](int64_t begin, int64_t count) {
+    move_piece(piece.part(begin, count), kernels, reinterpret_cast<std::byte*>(plain.data()));
+    for (int64_t r = 0; r < count / cols; ++r) {
+      const int64_t row = piece.first_row + begin / cols + r;
+      if (piece.compression->put(kernels, row, plain.data() + r * cols)) continue;
+      fail(ErrorKind::kCompression, "[load] the weights of tensor \"", piece.tensor->name,
+           "\" do not compress: more than one in ", cpu::kWeightsPerEscape,
+           " lies outside of the 16 binades that most of its row take; load with copied weights "
+           "instead (--weights copied)");
+    }
+  });
 }
 
 // Sends pieces to the accelerator. Every worker fills one of its two page-locked buffers while the
@@ -263,19 +296,18 @@ class Files {
   std::map<std::string, File> files_;
 };
 
-// Cuts tensors in pieces of one owner each; `set_place(piece, tensor, offset)` says where each
-// goes.
-// shares: by TensorIndex.
+// Cuts tensors in pieces of one owner and at most `largest` elements each; `set_place(piece,
+// tensor, offset)` says where each goes. shares: by TensorIndex.
 template <typename SetPlace>
 void cut(const Plan& plan, const EngineOptions& options, Files& files, const Placed& placed,
-         const std::vector<std::vector<TensorShare>>& shares, const SetPlace& set_place,
-         std::vector<Piece>& pieces) {
+         const std::vector<std::vector<TensorShare>>& shares, int64_t largest,
+         const SetPlace& set_place, std::vector<Piece>& pieces) {
   const auto cut_share = [&](TensorIndex index, int64_t place, const TensorShare& share) {
     const TensorSpec& spec = plan.tensors[static_cast<size_t>(index)];
     const TensorView* view = bound(options, spec);
     const int64_t cols = spec.shape.back();
     const int64_t most =
-        cpu::is_compressed(plan, spec) ? kPieceElements / cols * cols : kPieceElements;  // or rows
+        cpu::is_compressed(plan, spec) ? largest / cols * cols : largest;  // or rows
     for (int64_t begin = share.begin; begin < share.end; begin += most) {
       Piece piece;
       piece.tensor = &spec;
@@ -350,6 +382,8 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
   }
   std::vector<Piece> pieces;
   std::unique_ptr<Uploader> uploader;
+  const int64_t upload_bytes = std::clamp(kUploadBytes / (2 * threads.size()), kLeastUploadBytes,
+                                          kPieceElements * int64_t{sizeof(float)});
   if (!own.empty()) {
     const auto& [last, offset_of_last] = own.back();
     const int64_t bytes = offset_of_last + plan.tensors[static_cast<size_t>(last)].bytes();
@@ -357,11 +391,10 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
     for (const auto& [index, offset] : own) {
       on_accelerator_[static_cast<size_t>(index)] = accelerator_memory_.address() + offset;
     }
-    uploader = std::make_unique<Uploader>(accelerator->device(), threads.size(),
-                                          kPieceElements * int64_t{sizeof(float)});
+    uploader = std::make_unique<Uploader>(accelerator->device(), threads.size(), upload_bytes);
   }
   cut(
-      plan, options, files, own, anyone_s,
+      plan, options, files, own, anyone_s, upload_bytes / int64_t{sizeof(float)},
       [&](Piece& piece, TensorIndex, int64_t offset) {
         piece.address = accelerator_memory_.address() + offset;
       },
@@ -376,7 +409,7 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
     compressions.try_emplace(index, place, spec.shape[0], spec.shape[1]);
   }
   cut(
-      plan, options, files, placed, by_reader,
+      plan, options, files, placed, by_reader, kPieceElements,
       [&](Piece& piece, TensorIndex index, int64_t offset) {
         const auto compression = compressions.find(index);
         if (compression == compressions.end()) {

@@ -39,9 +39,7 @@ class Weights {
   int64_t accelerator_bytes() const { return accelerator_memory_.bytes(); }
   // Those on the CPU that were copied, which lie side by side; others lie in files or with their
   // owners.
-  std::span<const std::byte> copied() const {
-    return {arena_.data(), static_cast<size_t>(arena_.bytes())};
-  }
+  std::span<const std::byte> copied() const { return arena_.memory(); }
   bool huge_pages() const { return arena_.huge_pages(); }
   std::optional<int64_t> huge_page_bytes() const { return huge_page_bytes_; }  // see EngineStats
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from helm.compiler.workload import beside_reserve, host_reserve
 from helm.errors import OutOfMemoryError
 from helm.plan_format import KvSpec, Limits, MemoryUse
 from helm.units import size_text
@@ -12,18 +13,34 @@ from helm.units import size_text
 
 @dataclass(frozen=True)
 class KvBudget:
-    """What the KV cache may take. fixed: everything else, its KV field zero."""
+    """What the KV cache may take. fixed: everything else, its KV field zero. reserve_bytes None:
+    what `host_reserve` says."""
 
     memory_bytes: int
-    reserve_bytes: int
+    reserve_bytes: int | None
     resident_bytes: int  # weights used where they already lie in memory
     fixed: MemoryUse
     smaller: str  # remedy: what would make the weights so
 
     @property
     def kv_bytes(self) -> int:
-        taken = self.fixed.total_bytes - self.resident_bytes
-        return self.memory_bytes - self.reserve_bytes - taken
+        room = beside_reserve(self.memory_bytes)
+        if self.reserve_bytes is not None:
+            room = self.memory_bytes - self.reserve_bytes
+        return room - self._taken(0)
+
+    def reserve(self, kv_bytes: int) -> int:
+        """What stays free beside a cache of so many bytes."""
+        if self.reserve_bytes is not None:
+            return self.reserve_bytes
+        return int(host_reserve(self._taken(kv_bytes)))
+
+    def lacking(self, kv_bytes: int) -> int:
+        """Bytes that a cache of so many wants beyond the memory there is."""
+        return self._taken(kv_bytes) + self.reserve(kv_bytes) - self.memory_bytes
+
+    def _taken(self, kv_bytes: int) -> int:
+        return self.fixed.total_bytes - self.resident_bytes + kv_bytes
 
 
 def fit_kv(
@@ -58,15 +75,15 @@ def _refusal(budget: KvBudget, limits: Limits, kv: KvSpec, room: int) -> str:
     kv_bytes = blocks * kv.page_bytes * kv.layers
     fits = f"a context of {room * kv.page_tokens} would fit"
     if room == 0:
-        short = kv.page_bytes * kv.layers - budget.kv_bytes
+        short = size_text(budget.lacking(kv.page_bytes * kv.layers))
         fits = (
-            f"even a context of {kv.page_tokens} lacks {size_text(short)}; free memory, or allow "
+            f"even a context of {kv.page_tokens} lacks {short}; free memory, or allow "
             f"more (--ram) if that was limited, or choose a smaller model{budget.smaller}"
         )
     return (
         f"[plan] needs weights {size_text(fixed.weights_bytes - budget.resident_bytes)} + KV cache "
         f"{size_text(kv_bytes)} for a context of {limits.context} + activations "
         f"{size_text(fixed.activations_bytes)} + workspace {size_text(fixed.workspace_bytes)} + "
-        f"reserve {size_text(budget.reserve_bytes)}; {size_text(budget.memory_bytes)} are "
+        f"reserve {size_text(budget.reserve(kv_bytes))}; {size_text(budget.memory_bytes)} are "
         f"available; {fits}"
     )

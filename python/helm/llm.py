@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 from helm.batch import Batch, Job, TextStream
 from helm.completion import Completion
 from helm.errors import InvalidError
+from helm.host_memory import check_results, logits_array
 from helm.kv_options import PAGE_TOKENS, KvOptions
 from helm.loaded_llm import LoadedLLM
 from helm.loading import LoadedModel, load_from_torch, load_model
@@ -69,8 +70,8 @@ class LLM(LoadedLLM):
     measuring: called with (what, share done) while the machine is measured; None logs one line.
 
     Raises HelmError subclasses that say what was found and what to do, DeviceError for a device
-    that cannot be had. Several LLM objects may live in one process, and one may be used from
-    several threads.
+    that cannot be had. Several LLM objects may live in one process, each within what the others
+    leave of the memory, and one may be used from several threads.
     """
 
     def __init__(
@@ -229,6 +230,7 @@ class LLM(LoadedLLM):
         params = sampling_params(sampling, overrides)
         single, many = split_prompts(prompts)
         jobs = [self._prompts.job(prompt, i, params) for i, prompt in many]
+        check_results(jobs, self.vocab_size)
         with self._sequences.batch(max(job.capacity for job in jobs)):
             batch = Batch(engine, self.tokenizer, jobs, self._prefixes)
             try:
@@ -287,6 +289,7 @@ class LLM(LoadedLLM):
         return self._stream(self._prompts.chat_job(messages, params, tools, template_variables))
 
     def _stream(self, job: Job) -> TextStream:
+        check_results([job], self.vocab_size)
         sequences = self._sequences
         sequence, cached = sequences.open(job.capacity, job.tokens)
 
@@ -339,16 +342,16 @@ class LLM(LoadedLLM):
         return saved
 
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Logits of every position, float32 [len(tokens), vocab_size]; row i predicts token i+1."""
+        """Logits of every position, float32 [len(tokens), vocab_size]; row i predicts token i+1.
+        OutOfMemoryError, before it starts, where memory does not hold them."""
         import numpy
 
-        engine = self._open_engine()
+        engine, most = self._open_engine(), self.plan.limits.step_tokens
         ids = self._prompts.checked(token_ids(tokens, "tokens"), "tokens")
+        rows = logits_array(len(ids), self.vocab_size, most)
         sequence, _ = self._sequences.open(len(ids))
-        rows = numpy.empty((len(ids), self.vocab_size), numpy.float32)
-        most = self.plan.limits.step_tokens  # Ctrl-C has its chance between two steps
         try:
-            for begin in range(0, len(ids), most):
+            for begin in range(0, len(ids), most):  # Ctrl-C has its chance between two steps
                 step = numpy.asarray(ids[begin : begin + most], numpy.int32)
                 rows[begin : begin + most] = engine.forward(sequence, step, all=True)
         finally:

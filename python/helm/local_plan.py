@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helm.checkpoint import TensorInfo
@@ -19,8 +21,17 @@ from helm.config import ModelConfig
 from helm.device_profile import CpuProfile
 from helm.devices import CPU, Accelerator, find_accelerator, open_accelerator
 from helm.errors import CompressionError, InvalidError, OutOfMemoryError
+from helm.grants import Grant, file_key, in_turn
+from helm.host_memory import check_plan, granted_text, host_use
 from helm.kv_options import PAGE_TOKENS, KvOptions, check_page_tokens
-from helm.machine import Machine, cpu_affinity, cpus_to_pin, read_machine, useful_threads
+from helm.machine import (
+    Machine,
+    cpu_affinity,
+    cpus_to_pin,
+    memory_available,
+    read_machine,
+    useful_threads,
+)
 from helm.plan import make_plan
 from helm.plan_format import Plan
 from helm.profile import Profile
@@ -111,11 +122,11 @@ def load_engine(
     notices += _foreign(options.profile)
     attempts = _LOADS
     while True:
-        plan = plan_here(config, infos, options, target)
+        plan, grant = plan_and_take(config, infos, directory, options, target)
         said = (*notices, *plan.notices, *_too_many(plan.threads))
         plan = dataclasses.replace(plan, notices=said)
         try:
-            return plan, _engine(plan, directory, tensors, options, target)
+            return plan, _engine(plan, directory, tensors, options, target, grant)
         except CompressionError as error:
             if options.weights != "auto":
                 raise
@@ -205,6 +216,35 @@ def _measured(accelerator: Accelerator, options: LoadOptions) -> Profile:
         told = True
 
     return machine_profile(accelerator, progress=options.measuring or tell)
+
+
+def plan_and_take(
+    config: ModelConfig,
+    infos: Mapping[str, TensorInfo],
+    directory: str,
+    options: LoadOptions,
+    target: Target,
+) -> tuple[Plan, Grant]:
+    """A plan for what is free now, and what it takes of that, granted: no other model gets it."""
+    shared = set()  # mapped weights lie in the page cache once, whoever reads them
+    if options.weights in ("auto", "mapped"):
+        shared = {file_key(Path(directory, file)) for file in _files(infos)}
+    with in_turn():
+        free_bytes = memory_available(shared=shared)
+        machine = dataclasses.replace(target.machine, memory_bytes=free_bytes)
+        try:
+            plan = plan_here(config, infos, options, dataclasses.replace(target, machine=machine))
+            use = host_use(plan, infos, directory, target.accelerator)
+            check_plan(use, free_bytes)
+        except OutOfMemoryError as error:
+            if options.memory_bytes is not None and options.memory_bytes <= free_bytes:
+                raise
+            raise OutOfMemoryError(f"{error}{granted_text()}") from None
+        return plan, Grant(use.own_bytes, use.loaded_bytes, use.files)
+
+
+def _files(infos: Mapping[str, TensorInfo]) -> set[str]:
+    return {info.file for info in infos.values() if info.file is not None}
 
 
 def plan_here(
@@ -317,16 +357,30 @@ def _engine(
     tensors: Mapping[str, Any],
     options: LoadOptions,
     target: Target,
+    grant: Grant,
 ) -> Any:
+    """Holds the grant for as long as it lives."""
     from helm import _helm
+
+    def progress(done: int, total: int) -> None:
+        grant.loaded(done / max(1, total))
+        if options.progress is not None:
+            options.progress(done, total)
 
     placed = {tensor.name for tensor in plan.tensors}
     device = CPU if target.accelerator is None else target.accelerator.specification
-    return _helm.Engine(
-        plan.to_json(),
-        directory,
-        {name: tensor for name, tensor in tensors.items() if name in placed},
-        progress=options.progress,
-        device=device,
-        cpus=cpus_to_pin(cpu_affinity(), plan.threads),
-    )
+    try:
+        engine = _helm.Engine(
+            plan.to_json(),
+            directory,
+            {name: tensor for name, tensor in tensors.items() if name in placed},
+            progress=progress,
+            device=device,
+            cpus=cpus_to_pin(cpu_affinity(), plan.threads),
+        )
+        grant.settle(engine.lazy_memory)
+    except BaseException:
+        grant.close()
+        raise
+    weakref.finalize(engine, grant.close)
+    return engine

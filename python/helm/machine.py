@@ -10,11 +10,12 @@ import ctypes
 import os
 import platform
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from helm.errors import HelmError
+from helm.grants import Claim, claims, pending_bytes
 from helm.sysfs import ROOT
 from helm.sysfs import number as _number
 from helm.sysfs import text as _text
@@ -22,6 +23,8 @@ from helm.topology import cores, pinned_cpus, thread_counts
 
 _BYTES_PER_THREAD = 4 << 20
 _UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a number near 2^63
+_V2_LIMITS = ("memory.max", "memory.high")
+_DROPPABLE = ("inactive_file", "active_file", "slab_reclaimable")  # of what a cgroup uses
 
 
 @dataclass(frozen=True)
@@ -63,24 +66,35 @@ def read_machine(root: Path = ROOT) -> Machine:
     )
 
 
-def memory_available(root: Path = ROOT) -> int:
+def memory_available(root: Path = ROOT, shared: Collection[str] = ()) -> int:
     """Bytes this process can still take: the kernel's MemAvailable, or what is left of the
-    tightest cgroup limit if that is less. Page cache that the kernel can drop counts as free."""
+    tightest cgroup limit if that is less, without what loaded models were granted and have not
+    taken yet. Page cache and slabs that the kernel can drop count as free. shared: keys of mapped
+    files (`grants.file_key`) that the caller is going to read, too."""
     found = re.search(r"^MemAvailable:\s+(\d{1,18}) kB$", _text(root / "proc/meminfo"), re.M)
     if found is None:
         raise HelmError(
             f"[machine] {root / 'proc/meminfo'} has no MemAvailable line; expected Linux 3.14 or "
             "later; state the memory to use instead"
         )
-    left = [int(found[1]) * 1024]
+    granted = [(claim, _cgroup_folders("memory", root, claim.pid)) for claim in claims(root)]
+    left = [int(found[1]) * 1024 - pending_bytes((claim for claim, _ in granted), shared)]
     for folder in _cgroup_folders("memory", root):
-        left.extend(_memory_left(folder))
+        within: Iterable[Claim] = (claim for claim, folders in granted if folder in folders)
+        pending = pending_bytes(within, shared)
+        left.extend(size - pending for size in _memory_left(folder))
     return max(0, min(left))
 
 
+def memory_granted(root: Path = ROOT) -> int:
+    """Bytes by which `memory_available` is less for models that are loaded."""
+    return pending_bytes(claims(root), ())
+
+
 def memory_limit(root: Path = ROOT) -> int | None:
-    """Bytes that the tightest memory cgroup allows in all; None without a limit."""
-    names = ("memory.max", "memory.limit_in_bytes")
+    """Bytes that the tightest memory cgroup allows in all, or beyond which it slows down; None
+    without a limit."""
+    names = (*_V2_LIMITS, "memory.limit_in_bytes")
     found = [_number(_text(f / name)) for f in _cgroup_folders("memory", root) for name in names]
     return min((n for n in found if n is not None and n < _UNLIMITED), default=None)
 
@@ -94,25 +108,28 @@ def memory_capacity(root: Path = ROOT) -> int:
 
 
 def _memory_left(folder: Path) -> list[int]:
-    """Limit minus use of one cgroup; empty if it has no limit."""
-    for limit_file, usage_file, cache in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    """Limits minus use of one cgroup; empty if it has none."""
+    left: list[int] = []
+    for limit_files, usage_file, prefix in (
+        (_V2_LIMITS, "memory.current", ""),
+        (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_"),
     ):
-        limit, usage = _number(_text(folder / limit_file)), _number(_text(folder / usage_file))
-        if limit is None or usage is None or limit >= _UNLIMITED:
+        usage = _number(_text(folder / usage_file))
+        limits = [_number(_text(folder / name)) for name in limit_files]
+        if usage is None:
             continue
-        found = re.search(rf"^{cache} (\d{{1,18}})$", _text(folder / "memory.stat"), re.M)
-        droppable = int(found[1]) if found else 0
-        return [limit - max(0, usage - droppable)]
-    return []
+        names = "|".join(prefix + name for name in _DROPPABLE)
+        found = re.findall(rf"^(?:{names}) (\d{{1,18}})$", _text(folder / "memory.stat"), re.M)
+        used = max(0, usage - sum(map(int, found)))
+        left += [limit - used for limit in limits if limit is not None and limit < _UNLIMITED]
+    return left
 
 
-def _cgroup_folders(controller: str, root: Path) -> list[Path]:
-    """This process's cgroup and its ancestors, in the v2 and the v1 hierarchy of `controller`."""
+def _cgroup_folders(controller: str, root: Path, process: int | str = "self") -> list[Path]:
+    """A process's cgroup and its ancestors, in the v2 and the v1 hierarchy of `controller`."""
     folders: list[Path] = []
     mount = root / "sys/fs/cgroup"
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in _text(root / f"proc/{process}/cgroup").splitlines():
         fields = line.split(":", 2)
         if len(fields) != 3 or ".." in fields[2].split("/"):
             continue

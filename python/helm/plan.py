@@ -21,7 +21,7 @@ from helm.compiler.memory import activation_bytes, workspace_bytes
 from helm.compiler.op_cost import CostedGraph
 from helm.compiler.placement import memory_use, placed_units, prediction, schedule
 from helm.compiler.search import PLENTY, unlimited
-from helm.compiler.workload import DEFAULT_RESERVE_BYTES, ResourceLimits, Space, Workload
+from helm.compiler.workload import ResourceLimits, Space, Workload
 from helm.config import ModelConfig
 from helm.dtypes import DTYPE_BYTES, KV_ELEMENT_BYTES, KvDType
 from helm.errors import InvalidError, PlanError
@@ -50,7 +50,6 @@ from helm.weights import (
 )
 
 __all__ = [
-    "DEFAULT_RESERVE_BYTES",
     "MemoryUse",
     "Plan",
     "check_checkpoint",
@@ -70,7 +69,7 @@ class _Problem:
     tensors: tuple[PlacedTensor, ...]
     limits: Limits
     kv: KvSpec
-    reserve_bytes: int
+    reserve_bytes: int | None
     shrink: bool
     kv_options: KvOptions
     compressed: Mapping[str, int] = field(default_factory=dict)  # what such tensors take on the CPU
@@ -97,7 +96,7 @@ def make_plan(
     step_tokens: int = 512,
     threads: int | None = None,
     memory_bytes: int | None = None,
-    reserve_bytes: int = DEFAULT_RESERVE_BYTES,
+    reserve_bytes: int | None = None,
     profile: Profile | None = None,
     workload: Workload | None = None,
     accelerator_bytes: int | None = None,
@@ -112,12 +111,12 @@ def make_plan(
     context: positions per sequence; None takes the workload's or else the model's, the latter less
     if memory is short. dtype: placed dtype of matrices, "auto" as stored; vectors are always f32.
     kv_dtype "auto": that of most matrix bytes; "i8": integers, with a scale per position and KV
-    head. memory_bytes: what the machine has free, of which `reserve_bytes` stay untouched. threads
-    and memory_bytes are needed without a profile and override it with one, as accelerator_bytes
-    does. workload: what the search prices; None asks for 128 tokens after 512. space: decisions to
-    fix; None allows all that the runtime executes. kv_options: how KV may use an accelerator's
-    memory; None as is best. loading: whether weights are copied, compressed or stay mapped; None as
-    is best for many answers.
+    head. memory_bytes: what the machine has free, of which `reserve_bytes` stay untouched; None:
+    see ResourceLimits. threads and memory_bytes are needed without a profile and override it with
+    one, as accelerator_bytes does. workload: what the search prices; None asks for 128 tokens after
+    512. space: decisions to fix; None allows all that the runtime executes. kv_options: how KV may
+    use an accelerator's memory; None as is best. loading: whether weights are copied, compressed or
+    stay mapped; None as is best for many answers.
 
     Raises InvalidError for arguments out of range, ProfileError for a profile that lacks a rate,
     CheckpointError when the checkpoint does not fit the model, OutOfMemoryError with every item's
@@ -189,7 +188,7 @@ def _cpu_plan(problem: _Problem, threads: int, memory_bytes: int) -> Plan:
     limits, kv, notices = fit_kv(budget, limits, kv, shrink=problem.shrink)
     use = _memory_use(problem, limits, kv, threads)
     plan = _plan(problem, limits, kv, threads, notices)
-    use = dataclasses.replace(use, reserve_bytes=problem.reserve_bytes)
+    use = dataclasses.replace(use, reserve_bytes=budget.reserve(use.kv_bytes))
     return dataclasses.replace(
         plan, memory={"cpu": use}, schedule=Schedule(pages={"cpu": kv.pages})
     )

@@ -142,9 +142,9 @@ def _identified(plan: Plan, original: Plan) -> Plan:
 def _situation(
     plan: Plan, request: LoadingRequest, stored: str | None, memory_bytes: int
 ) -> Situation:
-    use, packs = plan.memory["cpu"], [t for t in _on_cpu(plan) if compressible(t, stored)]
+    use, packs = plan.memory["cpu"], [t for t in on_cpu(plan) if compressible(t, stored)]
     return Situation(
-        copy_bytes=sum(t.nbytes for t in _on_cpu(plan) if mappable(t, stored)),
+        copy_bytes=sum(t.nbytes for t in on_cpu(plan) if mappable(t, stored)),
         share=_share(plan.tensors, stored),
         spare_bytes=memory_bytes - use.total_bytes - use.reserve_bytes,
         visits=plan.schedule.prefill == "stream",
@@ -157,7 +157,7 @@ def _situation(
 
 def _compress_share(plan: Plan, stored: str | None) -> float:
     """Of the bytes of matrices on the CPU, those that can be compressed."""
-    matrices = list(_matrices(_on_cpu(plan)))
+    matrices = list(_matrices(on_cpu(plan)))
     packs = sum(t.nbytes for t in matrices if compressible(t, stored))
     return packs / max(1, sum(t.nbytes for t in matrices))
 
@@ -199,7 +199,7 @@ def _waiting(plan: Plan, request: LoadingRequest) -> Waiting:
 
 def _decode_products_s(plan: Plan, request: LoadingRequest) -> tuple[float, float]:
     """Of a step's products, the time that they wait for weights, and all."""
-    matrices = list(_matrices(_on_cpu(plan)))
+    matrices = list(_matrices(on_cpu(plan)))
     size, dtype = sum(t.nbytes for t in matrices), dominant_dtype(plan.tensors)
     cpu = request.cpu
     if cpu is None or dtype not in cpu.matvec_bytes_per_s or dtype not in cpu.matmul_flops:
@@ -225,7 +225,8 @@ def _matrices(tensors: tuple[PlacedTensor, ...] | Iterator[PlacedTensor]) -> Ite
     return (tensor for tensor in tensors if len(tensor.shape) == 2)
 
 
-def _on_cpu(plan: Plan) -> Iterator[PlacedTensor]:
+def on_cpu(plan: Plan) -> Iterator[PlacedTensor]:
+    """Those that units on the CPU read."""
     units = (unit for unit in plan.units if unit.device == "cpu")
     names = {name for unit in units for op in unit.ops for name in op.weight_names()}
     return (tensor for tensor in plan.tensors if tensor.name in names)

@@ -1,5 +1,6 @@
 // The sampler: filters against a naive enumeration, frequencies, determinism.
 #include <doctest/doctest.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <cmath>
@@ -116,6 +117,18 @@ TEST_CASE("equal seeds draw equal tokens, other seeds others") {
   };
   CHECK(draw(1) == draw(1));
   CHECK(draw(1) != draw(2));
+}
+
+TEST_CASE("what a sampler draws from does not stay with it") {
+  const std::vector<float> logits = random_logits(50'000, 4);
+  std::vector<helm::Sampler> samplers(100, {{.temperature = 1.0F}, 50'000, {}});
+  const auto taken = [] {
+    const struct mallinfo2 info = mallinfo2();
+    return info.uordblks + info.hblkhd;
+  };
+  const size_t before = taken();
+  for (helm::Sampler& sampler : samplers) sampler.draw(logits);
+  CHECK(taken() < before + (1 << 20));
 }
 
 TEST_CASE("the repetition penalty lowers what was seen, in the prompt or drawn") {

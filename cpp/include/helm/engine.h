@@ -120,6 +120,8 @@ class HELM_API Engine {
 
   const Plan& plan() const;
   EngineStats stats() const;
+  // Memory of the host, besides weights, that the system provides as it is first written.
+  std::vector<std::span<const std::byte>> lazy_memory() const;
   // Counts the time of ops from now on, from zero, or no longer; slows steps by some nanoseconds
   // per op.
   void count_op_times(bool on);

@@ -21,7 +21,7 @@ from helm.compiler.memory import (
 )
 from helm.compiler.overflow import Bools, least_slots
 from helm.compiler.pricing import Setting, Site
-from helm.compiler.workload import Mode, ResourceLimits
+from helm.compiler.workload import MOST_RESERVE_BYTES, Mode, ResourceLimits, host_reserve
 from helm.graph import Unit
 from helm.plan_format import KvSpec, Limits
 from helm.profile import Profile
@@ -109,17 +109,18 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
         """[rows, pages] with what overflowing KV pages add."""
         return whole(without) + overflows * overflowing
 
+    cpu: Items = {
+        "weights": whole(_weights(setting, counts, cpu_stages, "cpu")),
+        "kv": whole(host_kv),
+        "activations": whole(each.activations[on_cpu]),
+        "workspace": paged(each.workspace[on_cpu], more.host_workspace),
+        "staging": paged(
+            _host_staging(setting, limits, used, cpu_stages, own_stages), more.host_staging
+        ),
+    }
+    cpu["reserve"] = _host_reserve(setting, _total(cpu), used)
     return Budget(
-        cpu={
-            "weights": whole(_weights(setting, counts, cpu_stages, "cpu")),
-            "kv": whole(host_kv),
-            "activations": whole(each.activations[on_cpu]),
-            "workspace": paged(each.workspace[on_cpu], more.host_workspace),
-            "staging": paged(
-                _host_staging(setting, limits, used, cpu_stages, own_stages), more.host_staging
-            ),
-            "reserve": whole(np.full_like(rows.boundary, setting.limits.cpu_reserve_bytes)),
-        },
+        cpu=cpu,
         accelerator={
             "weights": whole(_weights(setting, rest, own_stages, "accelerator")),
             "kv": whole(device_kv),
@@ -129,6 +130,15 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
             "reserve": whole(used * setting.limits.accelerator_reserve_bytes),
         },
     )
+
+
+def _host_reserve(
+    setting: Setting, taken: npt.NDArray[np.int64], used: Bools
+) -> npt.NDArray[np.int64]:
+    """[rows, pages] beside what is taken of the CPU's memory. used: [rows] the accelerator."""
+    if setting.limits.cpu_reserve_bytes is not None:
+        return np.full_like(taken, setting.limits.cpu_reserve_bytes)
+    return np.where(used[:, None], MOST_RESERVE_BYTES, host_reserve(taken))
 
 
 def _geometry(setting: Setting) -> tuple[KvSpec, Limits]:
@@ -249,4 +259,4 @@ def missing(
 
 
 def _total(items: Items) -> npt.NDArray[np.int64]:
-    return np.asarray(sum(items[purpose] for purpose in PURPOSES))
+    return np.asarray(sum(items.values()))

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from helm.errors import InvalidError
 
 Objective = Literal["decode", "ttft", "total", "throughput"]
@@ -12,9 +15,28 @@ Overflow = Literal["stream", "cpu"]
 Mode = Literal["compute", "stream"]
 KvPlace = Literal["device", "host", "any"]
 OBJECTIVES: tuple[Objective, ...] = ("decode", "ttft", "total", "throughput")
-DEFAULT_RESERVE_BYTES = 512 << 20  # interpreter, tokenizer, page tables, the system's own needs
+# Of the host's memory, left for what a process takes while it runs a plan: page tables, results,
+# buffers of loading, threads; interpreter and tokenizer are there before. SmolLM2-135M grew by
+# 5 MiB beyond its plan in a container. Where an accelerator takes part, for its driver, too.
+LEAST_RESERVE_BYTES = 64 << 20
+MOST_RESERVE_BYTES = 512 << 20
+_RESERVE_SHARE = 16  # of the memory, between the two
 ACCELERATOR_RESERVE_BYTES = 512 << 20  # the driver's context, its libraries, fragmentation
 WATERMARK = 0.8  # the rest of the slots takes a step's new blocks while old ones leave
+
+
+def host_reserve(taken_bytes: int | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """What stays free beside a plan on the CPU alone that takes so much: a sixteenth of the memory
+    that both need, within bounds."""
+    share = -(-np.asarray(taken_bytes, np.int64) // (_RESERVE_SHARE - 1))
+    return np.clip(share, LEAST_RESERVE_BYTES, MOST_RESERVE_BYTES)
+
+
+def beside_reserve(memory_bytes: int) -> int:
+    """The most that a plan may take of so much memory; negative where that is less than a
+    reserve."""
+    share = -(-memory_bytes // _RESERVE_SHARE)
+    return memory_bytes - min(max(share, LEAST_RESERVE_BYTES), MOST_RESERVE_BYTES)
 
 
 @dataclass(frozen=True)
@@ -60,16 +82,17 @@ class ResourceLimits:
     """What a plan may take. None takes all that the profile states.
 
     accelerator_weights_bytes, accelerator_kv_bytes: bounds on weights and on KV pages alone within
-    accelerator_bytes. sequences and step_tokens size the activation buffers; steps may be longer
-    where weights visit. watermark: the share of the accelerator's slots for KV blocks that stays
-    in use once blocks leave for host memory.
+    accelerator_bytes. cpu_reserve_bytes None: what `host_reserve` says, and MOST_RESERVE_BYTES
+    beside an accelerator. sequences and step_tokens size the activation buffers; steps may be
+    longer where weights visit. watermark: the share of the accelerator's slots for KV blocks that
+    stays in use once blocks leave for host memory.
     """
 
     cpu_bytes: int | None = None
     accelerator_bytes: int | None = None
     accelerator_weights_bytes: int | None = None
     accelerator_kv_bytes: int | None = None
-    cpu_reserve_bytes: int = DEFAULT_RESERVE_BYTES
+    cpu_reserve_bytes: int | None = None
     accelerator_reserve_bytes: int = ACCELERATOR_RESERVE_BYTES
     step_tokens: int = 512
     page_tokens: int = 512
