@@ -2,77 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
 import pytest
-from tokenizers import (
-    AddedToken,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
-from tokenizers import Tokenizer as Backend
 
 from helm.errors import TokenizerError
 from helm.tokenizer import Tokenizer
+from small_tokenizers import byte_level, save, sentencepiece
 
 WORDS = ["a", " ", "you", "你好", "😀", "é", "\n", "�", "  x", "the quick", ".", "<0x41>"]
-CORPUS = [
-    "Once upon a time there was a fox. 你好 émoji 😀 naïve façade",
-    "   indented\n\ttext",
-] * 20
-
-
-def byte_level() -> Backend:
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=360,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=["<|end|>"],
-        show_progress=False,
-    )
-    backend.train_from_iterator(CORPUS, trainer)
-    return backend
-
-
-def sentencepiece() -> Backend:
-    """Llama-like: a prepended space that decoding strips again, and byte fallback."""
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
-    pieces += ["▁", "a", "b", "x", "é", ".", "▁a", "ab", "▁ab", "▁x"]
-    backend = Backend(
-        models.BPE(
-            vocab={piece: i for i, piece in enumerate(pieces)},
-            merges=[("▁", "a"), ("a", "b"), ("▁a", "b"), ("▁", "x")],
-            unk_token="<unk>",
-            byte_fallback=True,
-            fuse_unk=True,
-        )
-    )
-    backend.add_special_tokens([AddedToken(t, special=True) for t in ("<unk>", "<s>", "</s>")])
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    backend.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", 1)]
-    )
-    backend.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    return backend
-
-
 BACKENDS = {"byte-level": byte_level, "sentencepiece": sentencepiece}
 
 
@@ -165,12 +104,6 @@ def test_token_text_keeps_the_leading_space() -> None:
 # --- files ---------------------------------------------------------------------------------------
 
 
-def save(backend: Backend, directory: Path, **config: object) -> Path:
-    backend.save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
-    return directory
-
-
 def test_missing_file_says_what_is_needed(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"no tokenizer\.json.*save_pretrained"):
         Tokenizer.from_directory(tmp_path)
@@ -203,93 +136,6 @@ def test_special_tokens_are_read_as_strings_and_as_objects(tmp_path: Path) -> No
     save(sentencepiece(), tmp_path, bos_token={"content": "<s>"}, eos_token="</s>")
     tokenizer = Tokenizer.from_directory(tmp_path)
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
-
-
-# --- chat templates ------------------------------------------------------------------------------
-
-MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-TEMPLATE = """{%- for message in messages %}
-    {%- if message.role == 'tool' %}
-        {{- raise_exception('no tools here') }}
-    {%- endif %}
-    <|{{ message['role'] }}|>{{ message.content | trim }}{{ eos_token }}
-{% endfor %}
-{%- if add_generation_prompt %}
-<|assistant|>
-{%- endif %}"""
-
-
-def with_template(directory: Path, template: object) -> Tokenizer:
-    save(byte_level(), directory, chat_template=template, eos_token="<|end|>")
-    return Tokenizer.from_directory(directory)
-
-
-def test_templates_render_as_transformers_does(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers", reason="transformers is the oracle here")
-    ours = with_template(tmp_path, TEMPLATE)
-    theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=byte_level(), eos_token="<|end|>", chat_template=TEMPLATE
-    )
-    for prompt in (True, False):
-        expected = theirs.apply_chat_template(
-            MESSAGES, tokenize=False, add_generation_prompt=prompt
-        )
-        assert ours.render_chat(MESSAGES, add_generation_prompt=prompt) == expected
-
-
-def test_template_helpers(tmp_path: Path) -> None:
-    tokenizer = with_template(
-        tmp_path,
-        "{{ tools | tojson }}{% generation %}é{% endgeneration %}{{ strftime_now('%Y') | length }}"
-        "{% for m in messages %}{% break %}{% endfor %}{{ mood }}",
-    )
-    tools = [{"name": "<é>"}]
-    assert tokenizer.render_chat(MESSAGES, tools=tools, mood="!") == '[{"name": "<é>"}]é4!'
-
-
-def test_named_templates_and_files(tmp_path: Path) -> None:
-    entries = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
-    tokenizer = with_template(tmp_path, entries)
-    assert tokenizer.render_chat(MESSAGES) == "D"
-    assert tokenizer.render_chat(MESSAGES, tools=[{}]) == "T"
-    with pytest.raises(TokenizerError, match=r"no chat template named 'rag'.*default, tool_use"):
-        tokenizer.render_chat(MESSAGES, template="rag")
-    (tmp_path / "chat_template.jinja").write_text("F")
-    assert Tokenizer.from_directory(tmp_path).render_chat(MESSAGES) == "F"
-
-
-def test_no_template_is_a_clear_error() -> None:
-    with pytest.raises(TokenizerError, match="has no chat template"):
-        Tokenizer(byte_level()).render_chat(MESSAGES)
-
-
-def test_a_template_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
-    with_template(tmp_path, "x")
-    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
-    with pytest.raises(TokenizerError, match=r"chat_template\.jinja is not UTF-8"):
-        Tokenizer.from_directory(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{{ 1 / 0 }}", "refused the messages: division by zero"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refused the messages: .*recursion"),
-        ("{% if %}", "malformed"),
-        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
-        ("{{ messages.append(1) }}", "refused"),
-        ("{{ ''.__class__.__mro__ }}", "refused"),
-    ],
-)
-def test_bad_and_unsafe_templates_are_refused(tmp_path: Path, template: str, message: str) -> None:
-    with pytest.raises(TokenizerError, match=message):
-        with_template(tmp_path, template).render_chat(MESSAGES)
-
-
-@pytest.mark.parametrize("messages", [[], "hello", {"role": "user"}, [1], [{"content": "x"}]])
-def test_bad_messages_are_refused(tmp_path: Path, messages: object) -> None:
-    with pytest.raises(TokenizerError, match="message"):
-        with_template(tmp_path, "x").render_chat(messages)  # type: ignore[arg-type]
 
 
 def test_text_with_lone_surrogates_is_refused() -> None:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from helm.chat_template import check_messages
 from helm.errors import InvalidError
 from helm.jsonio import parse
-from helm.tokenizer import check_messages
 
 _MOST_TOKEN = 2**31 - 1
 

@@ -1,25 +1,23 @@
-"""Text to token ids and back, chat templates included; knows nothing of engines or sampling."""
+"""Text to token ids and back, conversations included; knows nothing of engines or sampling."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from helm.added_tokens import read_object, read_stated_tokens
+from helm.chat_template import ChatTemplates, read_templates
+from helm.detokenizer import Detokenizer
 from helm.errors import TokenizerError
 from helm.files import present, read_text
-from helm.jsonio import parse
 
 if TYPE_CHECKING:
-    import jinja2
     import tokenizers
 
 TOKENIZER_FILE = "tokenizer.json"
 _MOST_BYTES = 256 << 20
-SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
 class Tokenizer:
@@ -38,11 +36,10 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self.special_tokens = dict(special_tokens or {})
-        self.chat_templates = dict(chat_templates or {})
+        self._templates = ChatTemplates(chat_templates or {})
         added = backend.get_added_tokens_decoder()
         self._skipped_ids = frozenset(i for i, token in added.items() if token.special)
         self._byte_ids = _byte_fallback_ids(backend)
-        self._compiled: dict[str, jinja2.Template] = {}
         self._anchor: list[int] | None = None
 
     @classmethod
@@ -51,8 +48,8 @@ class Tokenizer:
     ) -> Tokenizer:
         """Read tokenizer.json and its companions.
 
-        `vocab_size`: rows of the model's embedding; a tokenizer with ordinary tokens beyond it
-        raises TokenizerError, as do missing and malformed files.
+        `vocab_size`: rows of the model's embedding; a tokenizer with ordinary tokens beyond it, or
+        its end-of-sequence token, raises TokenizerError, as do missing and malformed files.
         """
         from tokenizers import Tokenizer as Backend
 
@@ -67,19 +64,19 @@ class Tokenizer:
                 f"[tokenizer] {path} cannot be read: {error}; expected a Hugging Face fast "
                 "tokenizer, download it again"
             ) from error
-        config = _read_object(directory / "tokenizer_config.json")
-        special = _special_tokens(_read_object(directory / "special_tokens_map.json"))
-        special.update(_special_tokens(config))
-        tokenizer = cls(backend, special, _chat_templates(directory, config))
+        config = read_object(directory / "tokenizer_config.json")
+        stated = read_stated_tokens(directory, config)
+        stated.add_to(backend)
+        tokenizer = cls(backend, stated.special, read_templates(directory, config))
         if vocab_size is not None:
             tokenizer._check_vocabulary(vocab_size, path)
         return tokenizer
 
     def _check_vocabulary(self, vocab_size: int, path: Path) -> None:
-        # Added tokens past the end are tolerated (Gemma 3's text models have an image token
+        # Other added tokens past the end are tolerated (Gemma 3's text models have an image token
         # there); encoding one is refused where the prompt is checked against the model.
         ids = self._backend.get_vocab(with_added_tokens=False).values()
-        largest = max(ids, default=-1)
+        largest = max(*ids, -1, self.eos_token_id or -1)
         if largest >= vocab_size:
             raise TokenizerError(
                 f"[tokenizer] {path} has token ids up to {largest}, the model's vocabulary has "
@@ -141,59 +138,31 @@ class Tokenizer:
         """An incremental decoder of what follows `prompt`."""
         return Detokenizer(self._backend, prompt, self._skipped_ids, self._byte_ids)
 
+    @property
+    def chat_templates(self) -> dict[str, str]:
+        """The model's chat templates by name."""
+        return self._templates.sources
+
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         tools: Sequence[Any] | None = None,
         template: str | None = None,
+        continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
         """The prompt text of a conversation, after the model's own chat template.
 
-        `template` names one of `chat_templates`. Encode the result with
-        `add_special_tokens=False`: templates write their special tokens themselves.
+        `template` names one of `chat_templates`; None: "tool_use" with tools, where there is one,
+        else "default". With `continue_final_message` the text ends within the last message, which
+        is to be continued. Encode the result with `add_special_tokens=False`: templates write
+        their special tokens themselves.
         """
-        check_messages(messages)
-        compiled = self._template(template or self._template_name(tools))
-        scope: dict[str, Any] = {**self.special_tokens, **variables}
-        scope.update(messages=[dict(m) for m in messages], tools=tools, documents=None)
-        scope["add_generation_prompt"] = add_generation_prompt
-        try:
-            return compiled.render(scope)
-        except Exception as error:  # a template is a program
-            raise TokenizerError(
-                f"[chat] the model's chat template refused the messages: {error}; use a model with "
-                "a template that works, or generate from plain text"
-            ) from error
-
-    def _template_name(self, tools: Sequence[Any] | None) -> str:
-        if tools and "tool_use" in self.chat_templates:
-            return "tool_use"
-        return "default"
-
-    def _template(self, name: str) -> jinja2.Template:
-        if name in self._compiled:
-            return self._compiled[name]
-        if name not in self.chat_templates:
-            if self.chat_templates:
-                known = ", ".join(sorted(self.chat_templates))
-                what = f"has no chat template named {name!r} (it has: {known}); name one of them"
-            else:
-                what = (
-                    "has no chat template (chat_template.jinja, or chat_template in "
-                    "tokenizer_config.json); use an instruction-tuned model, add a template, "
-                    "or generate from plain text instead"
-                )
-            raise TokenizerError(f"[chat] the model {what}")
-        try:
-            compiled = chat_environment().from_string(self.chat_templates[name])
-        except Exception as error:  # beside TemplateError what compiling Python raises
-            raise TokenizerError(
-                f"[chat] the model's chat template {name!r} is malformed: {error}"
-            ) from error
-        self._compiled[name] = compiled
-        return compiled
+        scope = {**self.special_tokens, **variables}
+        return self._templates.render(
+            messages, scope, tools, template, add_generation_prompt, continue_final_message
+        )
 
 
 def require_tokenizer(directory: Path) -> None:
@@ -206,178 +175,9 @@ def require_tokenizer(directory: Path) -> None:
         )
 
 
-class Detokenizer:
-    """Turns tokens into text as they arrive.
-
-    `push(t0) + push(t1) + ... + flush()` equals decode(prompt + tokens)[len(decode(prompt)):]
-    (a prompt that ends inside a character: the whole character is given).
-    Text that later tokens could still change is held back: an unfinished UTF-8 character, and a
-    run of byte-fallback tokens (its decoding is all or nothing) until the run ends.
-    Each token is decoded at most `_window` times, whatever the length of the text.
-    """
-
-    # Tokens kept as context when the window slides: they absorb what decoders do at the start of
-    # a text (dropped leading space), and cover more bytes than one UTF-8 character has.
-    _kept = 6
-    _window = 16
-
-    def __init__(
-        self,
-        backend: tokenizers.Tokenizer,
-        prompt: Sequence[int] = (),
-        skipped_ids: frozenset[int] = frozenset(),
-        byte_ids: frozenset[int] = frozenset(),
-    ) -> None:
-        self._backend = backend
-        self._skipped_ids = skipped_ids
-        self._byte_ids = byte_ids
-        visible: list[int] = []
-        for token in reversed(prompt):
-            if token not in skipped_ids:
-                visible.append(token)
-                if len(visible) >= self._window and token not in byte_ids:
-                    break  # never inside a run of byte tokens
-        self._tokens = visible[::-1]
-        text = self._text()
-        self._emitted = len(text) - text.endswith("\ufffd")  # characters of _text() given out
-        self._held = 0  # tokens since everything decodable was given out
-
-    def _text(self) -> str:
-        return str(self._backend.decode(self._tokens, skip_special_tokens=False))
-
-    def push(self, token: int) -> str:
-        """The text that `token` completes, possibly empty."""
-        if token in self._skipped_ids:
-            return ""
-        self._tokens.append(token)
-        self._held += 1
-        if token in self._byte_ids:
-            return ""
-        return self._give(last=False)
-
-    def flush(self) -> str:
-        """What was held back, once no token follows."""
-        return self._give(last=True) if self._tokens else ""
-
-    def _give(self, last: bool) -> str:
-        text = self._text()
-        end = len(text)
-        if text.endswith("\ufffd") and not last:
-            # An unfinished character spans fewer than _kept tokens; past that only the final
-            # replacement character is open, what stands before it is truly invalid input.
-            if self._held < self._kept:
-                return ""
-            end -= 1
-        piece = text[self._emitted : end]
-        self._emitted = max(self._emitted, end)
-        self._held = 0
-        if len(self._tokens) > self._window:
-            del self._tokens[: -self._kept]
-            self._emitted = len(self._text()) - (len(text) - end)
-        return piece
-
-
-def check_messages(messages: Any) -> None:
-    """TokenizerError unless `messages` is a non-empty sequence of objects with a role."""
-    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        raise TokenizerError(
-            f"[chat] messages must be a list of {{'role', 'content'}}, got "
-            f"{type(messages).__name__}"
-        )
-    if not messages:
-        raise TokenizerError("[chat] messages is empty; give at least one user message")
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise TokenizerError(
-                f"[chat] message {index} must be an object with a 'role' ('system', 'user', "
-                f"'assistant') and a 'content', got {message!r}"
-            )
-
-
-def chat_environment() -> jinja2.Environment:
-    """The sandbox in which published chat templates expect to run."""
-    import jinja2
-    from jinja2.ext import Extension
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class GenerationBlock(Extension):
-        """`{% generation %}`: marks assistant text for training, renders its body."""
-
-        def __init__(self, environment: jinja2.Environment) -> None:
-            self.tags = {"generation"}
-            super().__init__(environment)
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-    def strftime_now(pattern: str) -> str:
-        from datetime import datetime
-
-        return datetime.now().strftime(pattern)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols", GenerationBlock],
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = strftime_now
-    return environment
-
-
 def _byte_fallback_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
     """Ids of `<0x00>` ... `<0xFF>` when the decoder joins them into characters."""
     if backend.decoder is None or b'"ByteFallback"' not in backend.decoder.__getstate__():
         return frozenset()
     ids = (backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
     return frozenset(i for i in ids if i is not None)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object from `path`; {} when the file is absent."""
-    if not present(path, TokenizerError, "tokenizer"):
-        return {}
-    text = read_text(path, TokenizerError, "tokenizer")
-    return parse(text, str(path), TokenizerError).names()
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens by name; entries are strings or {"content": string} objects."""
-    found = {}
-    for name in SPECIAL_NAMES:
-        value = config.get(name)
-        if isinstance(value, Mapping):
-            value = value.get("content")
-        if isinstance(value, str):
-            found[name] = value
-    return found
-
-
-def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Templates by name: the .jinja files win over tokenizer_config.json."""
-    templates: dict[str, str] = {}
-    for source in (_read_object(directory / "chat_template.json"), config):
-        value = source.get("chat_template")
-        if isinstance(value, str):
-            templates["default"] = value
-        for entry in value if isinstance(value, list) else ():
-            if isinstance(entry, Mapping):
-                name, template = entry.get("name"), entry.get("template")
-                if isinstance(name, str) and isinstance(template, str):
-                    templates[name] = template
-    files = {"default": directory / "chat_template.jinja"}
-    for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
-        if re.fullmatch(r"[A-Za-z0-9_-]+", path.stem):
-            files[path.stem] = path
-    for name, path in files.items():
-        if present(path, TokenizerError, "tokenizer"):
-            templates[name] = read_text(path, TokenizerError, "tokenizer")
-    return templates
