@@ -98,6 +98,10 @@ class PyGeneration {
     check(request);
     shared_->release([generation = generation_, request](Engine&) { generation->cancel(request); });
   }
+  void rethrow(int32_t request) const {
+    check(request);
+    shared_->read([&](Engine&) { generation_->rethrow(request); });
+  }
   RequestTimings timings(int32_t request) const {
     check(request);
     return shared_->read([&](Engine&) { return generation_->timings(request); });
@@ -136,6 +140,8 @@ const char* finish_name(Finish finish) {
       return "stop";
     case Finish::kLength:
       return "length";
+    case Finish::kError:
+      return "error";
   }
   return "";
 }
@@ -195,7 +201,9 @@ void bind_generation(nb::module_& m) {
            "engine"_a, "requests"_a, "prefixes"_a.none() = nb::none(),
            "With `prefixes`, requests without a sequence share what begins alike.")
       .def("advance", &PyGeneration::advance, "seconds"_a,
-           "Runs steps for about `seconds` (at least one); returns the sampled tokens.")
+           "Runs steps for about `seconds` (at least one); returns the sampled tokens. A request\n"
+           "that fails alone ends with finish \"error\", and no token.")
+      .def("rethrow", &PyGeneration::rethrow, "request"_a, "Raises what the request failed with.")
       .def("cancel", &PyGeneration::cancel, "request"_a)
       .def_prop_ro("done", &PyGeneration::done)
       .def(

@@ -7,17 +7,30 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from helm.completion import Output, TextAssembler, Timings
+from helm.completion import Output, Timings
+from helm.stop_strings import TextAssembler
+from helm.tokenizer import Tokenizer
+from small_tokenizers import byte_level, sentencepiece
+
+SPECIAL = 0x10000  # tokens from here on are special, and look like "<a>"
 
 
 @dataclass
 class Letters:
-    """A detokenizer whose tokens are code points; the last two letters stay back until flush."""
+    """A detokenizer whose tokens are code points; the last `lag` letters stay back until flush."""
 
     lag: int = 0
     waiting: str = ""
 
+    def special(self, token: int) -> str:
+        return f"<{chr(token - SPECIAL)}>" if token >= SPECIAL else ""
+
+    def ahead(self) -> str:
+        return self.waiting
+
     def push(self, token: int) -> str:
+        if token >= SPECIAL:
+            return ""
         self.waiting += chr(token)
         cut = max(0, len(self.waiting) - self.lag)
         piece, self.waiting = self.waiting[:cut], self.waiting[cut:]
@@ -37,11 +50,11 @@ class Drawn:
     top: list[tuple[int, float]] = field(default_factory=list)
 
 
-def assemble(text: str, stops: tuple[str, ...], lag: int) -> tuple[list[str], bool]:
+def assemble(text: str | list[int], stops: tuple[str, ...], lag: int) -> tuple[list[str], bool]:
     assembler = TextAssembler(Letters(lag), stops)  # type: ignore[arg-type]
     pieces = []
-    for letter in text:
-        pieces.append(assembler.push(ord(letter)))
+    for token in [ord(letter) for letter in text] if isinstance(text, str) else text:
+        pieces.append(assembler.push(token))
         if assembler.stopped:
             return pieces, True
     pieces.append(assembler.flush())
@@ -65,6 +78,71 @@ def test_stop_strings_against_searching_the_whole_text(lag: int) -> None:
         assert ("".join(pieces), stopped) == (text[:cut], bool(ends)), (trial, text, stops)
 
 
+def cut_at_first_stop(tokens: list[int], stops: tuple[str, ...]) -> tuple[str, bool]:
+    """The oracle: character by character, in the text with special tokens and in the shown one."""
+    text, shown = "", ""
+    before = [0]  # shown characters before each place of the text
+    for token in tokens:
+        for letter in Letters().special(token) or chr(token):
+            text += letter
+            shown += "" if token >= SPECIAL else letter
+            before.append(len(shown))
+            ends = [before[-1 - len(stop)] for stop in stops if text.endswith(stop)]
+            if token < SPECIAL:
+                ends += [len(shown) - len(stop) for stop in stops if shown.endswith(stop)]
+            if ends:
+                return shown[: min(ends)], True
+    return shown, False
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_stop_strings_with_special_tokens_against_searching_letter_by_letter(lag: int) -> None:
+    rng = random.Random(lag)
+    stopped = 0
+    for trial in range(4000):
+        tokens = [
+            ord(rng.choice("ab")) + (SPECIAL if rng.random() < 0.3 else 0)
+            for _ in range(rng.randrange(1, 16))
+        ]
+        text = "".join(Letters().special(token) or chr(token) for token in tokens)
+        begin = rng.randrange(len(text))
+        within = text[begin : begin + rng.randrange(1, 8)]
+        stops = (within, "".join(rng.choice("ab<>") for _ in range(rng.randrange(1, 6))))
+        stops = stops[: rng.randrange(3)]
+        pieces, ended = assemble(tokens, stops, lag)
+        assert ("".join(pieces), ended) == cut_at_first_stop(tokens, stops), (trial, text, stops)
+        stopped += ended
+    assert stopped > 1000
+
+
+@pytest.mark.parametrize(
+    ("stop", "cut"),
+    [
+        ("<|end|>", "the fox. a"), ("a<|end|>", "the fox. "), ("<|end|>b", "the fox. a"),
+        (" a<|end|>b", "the fox."), ("|en", "the fox. a"), ("ab", "the fox. "), ("b", "the fox. a"),
+        ("a b", "the fox. ab"),
+    ],
+)  # fmt: skip
+def test_a_stop_string_may_have_a_special_token(stop: str, cut: str) -> None:
+    tokenizer = Tokenizer(byte_level())
+    tokens = tokenizer.encode("the fox. a<|end|>b")
+    assembler = TextAssembler(tokenizer.detokenizer(), (stop,))
+    pieces = [assembler.push(token) for token in tokens if not assembler.stopped]
+    assert "".join([*pieces, assembler.flush()]) == cut
+    assert assembler.stopped == (cut != "the fox. ab")
+
+
+def test_a_byte_before_a_special_token_is_part_of_a_stop_string() -> None:
+    """A line break of Llama's kind is held back until it is known what follows."""
+    tokenizer = Tokenizer(sentencepiece())
+    for stop in ("\n</s>", "</s>", "x\n</s>"):
+        assembler = TextAssembler(tokenizer.detokenizer(), (stop,))
+        tokens = [tokenizer.token_id(token) for token in ("x", "<0x0A>", "</s>")]
+        pieces = [assembler.push(token) for token in tokens if token is not None]
+        assert assembler.stopped
+        assert "".join(pieces) == "x\n</s>".removesuffix(stop).removesuffix("</s>")
+
+
 def test_text_that_cannot_begin_a_stop_string_is_not_held() -> None:
     pieces, _ = assemble("abxab", ("abc",), 0)
     assert pieces == ["", "", "abx", "", "", "ab"]
@@ -80,6 +158,13 @@ def test_the_end_token_is_reported_but_not_shown() -> None:
     completion = result.completion(Timings())
     assert (completion.text, completion.tokens) == ("a", [97, 33])
     assert (completion.finish_reason, completion.prompt_tokens, completion.seed) == ("stop", 3, 7)
+
+
+def test_the_end_token_may_complete_a_stop_string() -> None:
+    result = output(("b<e>",))
+    assert [result.add(Drawn(ord(letter))) for letter in "ab"] == ["a", ""]
+    assert result.add(Drawn(SPECIAL + ord("e"), "stop")) == ""
+    assert (result.finish_reason, result.completion(Timings()).text) == ("stop", "a")
 
 
 def test_reaching_the_length_releases_what_was_held() -> None:

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <deque>
 #include <exception>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -39,6 +40,7 @@ struct Active {
   int64_t generated = 0;
   size_t group = 0;  // of the decoding requests; the requests of a group share their steps
   RequestTimings timings;
+  std::exception_ptr failure;  // of this request alone
 
   bool decoding() const { return state == State::kRunning && generated > 0; }
   Clock::time_point admitted;
@@ -96,6 +98,10 @@ class Generation::Impl : public StepOwner {
 
   RequestTimings timings(size_t request) const { return active_.at(request).timings; }
 
+  void rethrow(size_t request) const {
+    if (active_.at(request).failure) std::rethrow_exception(active_.at(request).failure);
+  }
+
  private:
   void check(const Request& request, size_t index) const;
   int64_t capacity(const Request& request) const;
@@ -114,6 +120,7 @@ class Generation::Impl : public StepOwner {
   void submit();
   void collect() noexcept;
   void take(Active& active, std::span<const float> logits);
+  void finish_with_error(Active& active, Active::State state);
   void settle();
 
   // Whose logits a submitted step brings, in order.
@@ -219,7 +226,13 @@ void Generation::Impl::admit() {
     const bool alone = std::none_of(active_.begin(), active_.end(), [](const Active& other) {
       return other.state == Active::State::kRunning;
     });
-    if (!open(active, alone)) return;
+    try {
+      if (!open(active, alone)) return;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kCapacity) throw;
+      finish_with_error(active, Active::State::kDone);
+      continue;
+    }
     active.state = Active::State::kRunning;
     active.admitted = Clock::now();
     active.timings.queue_s = seconds_between(start_, active.admitted);
@@ -330,9 +343,22 @@ void Generation::Impl::step() {
   if (failure_) std::rethrow_exception(failure_);
 }
 
+// Within a handler: the request ends with the exception, which rethrow() gives.
+void Generation::Impl::finish_with_error(Active& active, Active::State state) {
+  active.failure = std::current_exception();
+  active.state = state;
+  const auto index = static_cast<int32_t>(&active - active_.data());
+  tokens_.push_back({index, -1, std::numeric_limits<float>::quiet_NaN(), {}, Finish::kError});
+}
+
 // Samples a request's next token and decides whether the request goes on.
 void Generation::Impl::take(Active& active, std::span<const float> logits) {
-  Sampler::Draw draw = active.sampler.draw(logits);
+  Sampler::Draw draw{};
+  try {
+    draw = active.sampler.draw(logits);
+  } catch (const Error&) {
+    return finish_with_error(active, Active::State::kEnding);
+  }
   const Clock::time_point now = Clock::now();
   RequestTimings& timings = active.timings;
   if (active.generated == 0) {
@@ -387,6 +413,9 @@ std::vector<Token> Generation::advance(double seconds) {
 }
 void Generation::cancel(int32_t request) {
   impl_->cancel(static_cast<size_t>(request));
+}
+void Generation::rethrow(int32_t request) const {
+  impl_->rethrow(static_cast<size_t>(request));
 }
 RequestTimings Generation::timings(int32_t request) const {
   return impl_->timings(static_cast<size_t>(request));

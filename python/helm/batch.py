@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from helm.completion import Completion, Output, TextAssembler, TextChunk, Timings
+from helm.completion import Completion, Output, TextChunk, Timings
 from helm.errors import TokenizerError
 from helm.sampling import SamplingParams
+from helm.stop_strings import TextAssembler
 from helm.tokenizer import Tokenizer
+
+ADVANCE_S = 0.05  # how long native code runs between two chances for Ctrl-C
 
 
 @dataclass(frozen=True)
@@ -60,15 +63,45 @@ class Batch:
         return bool(self._generation.done)
 
     def advance(self, seconds: float) -> Iterator[tuple[int, str]]:
-        """Runs steps for about `seconds`, at least one; (job, text) for every token sampled."""
+        """Runs steps for about `seconds`, at least one; (job, text) for every token sampled.
+
+        A job that fails alone, in the runtime or in what is made of its tokens, ends alone.
+        """
         for token in self._generation.advance(seconds):
             output = self.outputs[token.request]
             if output.finish_reason is not None:
                 continue
-            text = output.add(token)
+            text = ""
+            try:
+                if token.finish == "error":
+                    self._generation.rethrow(token.request)
+                text = output.add(token)
+            except Exception as error:
+                output.fail(error)
             if output.finish_reason is not None and not token.finish:
-                self._generation.cancel(token.request)  # a stop string
+                self._generation.cancel(token.request)  # a stop string, or a failure here
             yield token.request, text
+
+    def run(self, alone: bool) -> list[Completion]:
+        """Runs every job to its end; an exception ends those that have not ended.
+
+        alone: whether the only job's failure is raised, instead of told in its completion.
+        """
+        try:
+            while not self.done:
+                for _ in self.advance(ADVANCE_S):
+                    pass
+        finally:
+            self.cancel()
+        if alone:
+            self.raise_failure(0)
+        return [self.completion(job) for job in range(len(self.outputs))]
+
+    def raise_failure(self, job: int) -> None:
+        """Raises what the job failed with, if it did."""
+        failure = self.outputs[job].failure
+        if failure is not None:
+            raise failure
 
     def completion(self, job: int) -> Completion:
         """One job's result so far."""
@@ -79,8 +112,11 @@ class Batch:
         """Ends what has not ended; sequences opened by the generation are given back."""
         for index, output in enumerate(self.outputs):
             if output.finish_reason is None:
-                output.cancel()
                 self._generation.cancel(index)
+                try:
+                    output.cancel()
+                except Exception as error:
+                    output.fail(error)
 
 
 class TextStream:
@@ -116,6 +152,7 @@ class TextStream:
                 pieces = list(batch.advance(0.0))
                 text = "".join(piece for _, piece in pieces)
                 if output.finish_reason is not None:
+                    batch.raise_failure(0)
                     self.close()
                     return output.chunk(text, self._completion)
                 if text:

@@ -6,7 +6,8 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from helm.tokenizer import Detokenizer, Tokenizer
+from helm.stop_strings import TextAssembler
+from helm.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ class Completion:
     text: what was generated, without special tokens, cut before a stop string.
     tokens: every generated token, the end-of-sequence token included.
     prompt_tokens: length of the prompt, special tokens included.
-    finish_reason: "stop" (end of sequence or stop string), "length" or "cancelled".
+    finish_reason: "stop" (end of sequence or stop string), "length", "cancelled", or "error": this
+    one of several prompts failed, with the message `error`; the text is what came before.
     logprobs: when asked for, one record per token: {"token", "token_id", "logprob",
     "top_logprobs": [{"token", "token_id", "logprob"}, ...]}, natural logarithms.
     seed: what was used to draw; the same seed and parameters give the same tokens.
@@ -86,6 +88,7 @@ class Completion:
     timings: Timings
     seed: int
     logprobs: list[dict[str, Any]] | None = None
+    error: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; `prompt_tokens` is the count."""
@@ -94,6 +97,7 @@ class Completion:
             "tokens": self.tokens,
             "prompt_tokens": self.prompt_tokens,
             "finish_reason": self.finish_reason,
+            "error": self.error,
             "logprobs": self.logprobs,
             "seed": self.seed,
             "timings": self.timings.to_dict(),
@@ -129,55 +133,6 @@ class NativeToken(Protocol):
     def finish(self) -> str: ...
 
 
-class TextAssembler:
-    """Text from tokens, cut before the first stop string.
-
-    Text that may turn out to begin a stop string is held back, so a stop string never shows.
-    """
-
-    def __init__(self, detokenizer: Detokenizer | None, stops: tuple[str, ...]) -> None:
-        self._detokenizer = detokenizer
-        self._stops = stops
-        self._longest = max((len(stop) for stop in stops), default=0)
-        self._held = ""
-        self.stopped = False
-
-    def push(self, token: int) -> str:
-        """The text that `token` releases; sets `stopped` when a stop string is complete."""
-        return self._add(self._detokenizer.push(token)) if self._detokenizer else ""
-
-    def flush(self) -> str:
-        """What is still held back, once no token follows."""
-        text = self._add(self._detokenizer.flush()) if self._detokenizer else ""
-        if self.stopped:
-            return text
-        text, self._held = text + self._held, ""
-        return text
-
-    def _add(self, piece: str) -> str:
-        if self.stopped or not piece:
-            return ""
-        text = self._held + piece
-        # The one complete first, however the text was cut into pieces; of several the longest.
-        found = [(text.find(stop) + len(stop), -len(stop)) for stop in self._stops if stop in text]
-        if found:
-            self.stopped = True
-            self._held = ""
-            end, length = min(found)
-            return text[: end + length]
-        keep = self._open_suffix(text)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
-
-    def _open_suffix(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
-        for length in range(min(len(text), self._longest - 1), 0, -1):
-            end = text[-length:]
-            if any(stop.startswith(end) for stop in self._stops):
-                return length
-        return 0
-
-
 @dataclass
 class Output:
     """One request's result while it grows."""
@@ -191,6 +146,7 @@ class Output:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str | None = None
+    failure: Exception | None = None
     _streamed: int = 0  # tokens already in a chunk
 
     def add(self, token: NativeToken) -> str:
@@ -200,7 +156,7 @@ class Output:
         self.tokens.append(token.id)
         if self.with_logprobs:
             self.logprobs.append(self._record(token))
-        text = "" if token.finish == "stop" else self.assembler.push(token.id)
+        text = self.assembler.push(token.id, shown=token.finish != "stop")
         if not self.assembler.stopped and token.finish:
             text += self.assembler.flush()
         if self.assembler.stopped:
@@ -218,6 +174,10 @@ class Output:
         text = self.assembler.flush()
         self.pieces.append(text)
         return text
+
+    def fail(self, error: Exception) -> None:
+        """Ends the result with what has been shown of it."""
+        self.finish_reason, self.failure = "error", error
 
     def chunk(self, text: str, completion: Completion | None = None) -> TextChunk:
         """The stream's next piece: `text` and the tokens since the last one."""
@@ -240,6 +200,7 @@ class Output:
             timings=timings,
             seed=self.seed,
             logprobs=list(self.logprobs) if self.with_logprobs else None,
+            error=None if self.failure is None else _message(self.failure),
         )
 
     def _record(self, token: NativeToken) -> dict[str, Any]:
@@ -251,6 +212,10 @@ class Output:
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         text = self.tokenizer.token_text(token) if self.tokenizer else None
         return {"token": text, "token_id": int(token), "logprob": float(logprob)}
+
+
+def _message(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def _rate(amount: float, seconds: float) -> float:

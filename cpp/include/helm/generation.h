@@ -30,11 +30,11 @@ struct Request {
   SamplingParams sampling;
 };
 
-enum class Finish : uint8_t { kNone, kStop, kLength };
+enum class Finish : uint8_t { kNone, kStop, kLength, kError };
 
 struct Token {
   int32_t request;
-  int32_t id;
+  int32_t id;                                  // -1 with kError, which brings no token
   float logprob;                               // natural log, NaN unless asked for
   std::vector<std::pair<int32_t, float>> top;  // most likely first
   Finish finish;
@@ -65,9 +65,11 @@ class HELM_API Generation {
 
   bool done() const;
   // Runs at least one step and further ones until `seconds` have passed or all requests ended.
-  // Throws what a step failed with; then again, until all requests are cancelled: none can go on.
+  // A request that fails alone ends with Finish::kError, and the others go on. Throws what a step
+  // failed with; then again, until all requests are cancelled: none can go on.
   std::vector<Token> advance(double seconds);
-  void cancel(int32_t request);  // takes effect at once; an own sequence is given back
+  void rethrow(int32_t request) const;  // throws what a request failed with, if it did
+  void cancel(int32_t request);         // takes effect at once; an own sequence is given back
   RequestTimings timings(int32_t request) const;
 
  private:
