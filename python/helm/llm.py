@@ -17,7 +17,7 @@ from helm.loaded_llm import LoadedLLM
 from helm.loading import LoadedModel, load_from_torch, load_model
 from helm.local_plan import LoadOptions, Measuring, Progress
 from helm.profile import Profile, as_profile
-from helm.prompts import Prompt, Prompts, split_prompts, token_ids
+from helm.prompts import Prompt, Prompts, Template, split_prompts, token_ids
 from helm.sampling import SamplingParams, sampling_params
 from helm.saved_kv import SavedKV, file_name, from_metadata, to_metadata
 from helm.sequences import NoReuse, Sequences
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from helm.benchmark import Load, Report
-
-ADVANCE_S = 0.05  # how long native code runs between two chances for Ctrl-C
 
 
 class LLM(LoadedLLM):
@@ -223,8 +221,9 @@ class LLM(LoadedLLM):
         prompts: text, token ids, or a list of either; many run together. Sampling parameters are
         those of SamplingParams, given as an object, as keywords, or both (keywords win). Text
         gets the tokenizer's special tokens, token ids are taken as they are. Returns a Completion
-        for one prompt, a list in the same order for a list. Nothing starts if one prompt is bad.
-        Ctrl-C (KeyboardInterrupt) ends it and leaves the LLM usable.
+        for one prompt, a list in the same order for a list. Nothing starts if one prompt is bad;
+        one of a list that fails later has finish_reason "error" and the message in `error`, and
+        the others are complete. Ctrl-C (KeyboardInterrupt) ends it and leaves the LLM usable.
         """
         engine = self._open_engine()
         params = sampling_params(sampling, overrides)
@@ -232,15 +231,10 @@ class LLM(LoadedLLM):
         jobs = [self._prompts.job(prompt, i, params) for i, prompt in many]
         check_results(jobs, self.vocab_size)
         with self._sequences.batch(max(job.capacity for job in jobs)):
-            batch = Batch(engine, self.tokenizer, jobs, self._prefixes)
-            try:
-                while not batch.done:
-                    for _ in batch.advance(ADVANCE_S):
-                        pass
-            finally:
-                batch.cancel()
-        completions = [batch.completion(i) for i in range(len(jobs))]
-        self._last = jobs[-1].tokens + completions[-1].tokens
+            completions = Batch(engine, self.tokenizer, jobs, self._prefixes).run(alone=single)
+        for job, completion in zip(jobs, completions, strict=True):
+            if completion.error is None:
+                self._last = job.tokens + completion.tokens
         return completions[0] if single else completions
 
     def stream(
@@ -266,8 +260,8 @@ class LLM(LoadedLLM):
     ) -> Completion:
         """The assistant's next message of a conversation, after the model's chat template.
 
-        messages: [{"role": "system" | "user" | "assistant", "content": text}, ...]. Options:
-        sampling parameters, `tools` and `template_variables` (a dict).
+        messages: [{"role": "system" | "user" | "assistant", "content": text}, ...]; a content may
+        be a list of {"type": "text", "text": text}. Options: those of chat_stream().
         """
         with self.chat_stream(messages, sampling, **options) as stream:
             for _ in stream:
@@ -281,12 +275,21 @@ class LLM(LoadedLLM):
         *,
         tools: Sequence[Any] | None = None,
         template_variables: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+        continue_final_message: bool = False,
         **overrides: Any,
     ) -> TextStream:
-        """`chat` as a stream of TextChunks."""
+        """`chat` as a stream of TextChunks.
+
+        tools, template_variables (a dict): what the chat template is given beside the messages.
+        chat_template: the name of one of `tokenizer.chat_templates`; None: "tool_use" with tools,
+        where there is one, else "default". continue_final_message: the text goes on with the last
+        message, instead of answering it.
+        """
         self._open_engine()
         params = sampling_params(sampling, overrides)
-        return self._stream(self._prompts.chat_job(messages, params, tools, template_variables))
+        template = Template(tools, template_variables, chat_template, continue_final_message)
+        return self._stream(self._prompts.chat_job(messages, params, template))
 
     def _stream(self, job: Job) -> TextStream:
         check_results([job], self.vocab_size)

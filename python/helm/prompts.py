@@ -15,7 +15,51 @@ from helm.sampling import SamplingParams
 from helm.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
-_OWN_VARIABLES = {"messages", "tools", "self"}  # of a chat template, with arguments of their own
+# Of a chat template, with arguments of their own.
+_OWN_VARIABLES = ("messages", "tools", "template", "continue_final_message", "self")
+
+
+@dataclass(frozen=True)
+class Template:
+    """What a chat template is given beside the messages, see LLM.chat_stream; checked here."""
+
+    tools: Sequence[Any] | None = None
+    variables: Mapping[str, Any] | None = None
+    name: str | None = None
+    continues: bool = False
+
+    def __post_init__(self) -> None:
+        variables = {} if self.variables is None else self.variables
+        if not isinstance(variables, Mapping) or not all(isinstance(n, str) for n in variables):
+            raise InvalidError(
+                f"[chat] template_variables must be a dict of names, got {variables!r}"
+            )
+        for name in _OWN_VARIABLES:
+            if name in variables:
+                raise InvalidError(f"[chat] template_variables cannot set {name!r}; leave it out")
+        if self.tools is not None and not isinstance(self.tools, (list, tuple)):
+            raise InvalidError(f"[chat] tools must be a list, got {type(self.tools).__name__}")
+        if self.name is not None and not isinstance(self.name, str):
+            raise InvalidError(f"[chat] chat_template must be a template's name, got {self.name!r}")
+        if not isinstance(self.continues, bool):
+            raise InvalidError(
+                f"[chat] continue_final_message must be True or False, got {self.continues!r}"
+            )
+        if self.continues and variables.get("add_generation_prompt"):
+            raise InvalidError(
+                "[chat] continue_final_message goes on with the last message, "
+                "add_generation_prompt begins a new one; give one of them"
+            )
+
+    def render(self, tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt text of a conversation."""
+        return tokenizer.render_chat(
+            messages,
+            tools=self.tools,
+            template=self.name,
+            continue_final_message=self.continues,
+            **(self.variables or {}),
+        )
 
 
 @dataclass(frozen=True)
@@ -44,28 +88,18 @@ class Prompts:
         return self._job(self.checked(self.tokenizer.encode(prompt), where), params)
 
     def chat_job(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        params: SamplingParams,
-        tools: Sequence[Any] | None,
-        variables: Mapping[str, Any] | None,
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams, template: Template
     ) -> Job:
-        """To answer a conversation, after the model's chat template."""
-        variables = {} if variables is None else variables
-        if not isinstance(variables, Mapping) or not all(isinstance(n, str) for n in variables):
-            raise InvalidError(
-                f"[chat] template_variables must be a dict of names, got {variables!r}"
-            )
-        for name in _OWN_VARIABLES & variables.keys():
-            raise InvalidError(f"[chat] template_variables cannot set {name!r}; leave it out")
+        """To answer a conversation, or go on with it, after the model's chat template."""
         if self.tokenizer is None:
             raise TokenizerError(
                 "[chat] this model has no tokenizer; put tokenizer.json into its folder, or give "
                 "from_torch() one"
             )
-        text = self.tokenizer.render_chat(messages, tools=tools, **variables)
+        text = template.render(self.tokenizer, messages)
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
-        return self._job(self.checked(tokens, "the conversation"), params, chat=True)
+        job = self._job(self.checked(tokens, "the conversation"), params, chat=True)
+        return dataclasses.replace(job, seeded_text=template.continues)
 
     def checked(self, ids: list[int], where: str) -> list[int]:
         """`ids`, if they are some, of the vocabulary and within the context."""

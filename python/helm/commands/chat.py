@@ -6,10 +6,12 @@ import argparse
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from helm.commands import common, kv_files
+from helm.chat_template import extended
+from helm.commands import common, kv_files, template_options
 from helm.errors import HelmError, InvalidError
+from helm.prompts import Template
 from helm.sampling import SamplingParams, sampling_params
 
 if TYPE_CHECKING:
@@ -23,12 +25,17 @@ EPILOG = """examples:
   printf 'Hello\\nAnd in French?\\n' | helm-llm chat ./my-model
   helm-llm chat ./my-model --save-kv talk.kv
   helm-llm chat ./my-model --load-kv talk.kv    goes on with that conversation
+  helm-llm chat ./my-model --template-variable enable_thinking=false --tools tools.json
 """
-COMMANDS = """/reset       forget the conversation
+COMMANDS = """/continue    go on with the last answer
+/reset       forget the conversation
 /save FILE   save the conversation for --load-kv
 /help        show this
 /exit        leave (also Ctrl-D); Ctrl-C stops an answer"""
-_TAKES = {"/save": "a FILE", **dict.fromkeys(("/reset", "/help", "/exit"), "nothing else")}
+_TAKES = {
+    "/save": "a FILE",
+    **dict.fromkeys(("/continue", "/reset", "/help", "/exit"), "nothing else"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         load="go on with a saved conversation",
         save="save the conversation at the end, with its KV cache",
     )
+    parser.add_argument(
+        "--continue-final-message", action="store_true",
+        help="go on with the last message of --load-kv first, instead of waiting for one",
+    )  # fmt: skip
+    template_options.add_arguments(parser)
     common.add_sampling_arguments(parser)
     common.add_model_arguments(parser)
 
@@ -51,12 +63,17 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidError(
             "[chat] the conversation of --load-kv has its own system prompt; leave --system out"
         )
+    if args.continue_final_message and args.load_kv is None:
+        raise InvalidError(
+            "[chat] --continue-final-message goes on with a saved conversation; add --load-kv FILE"
+        )
     kv_files.check(args)
+    template = template_options.template(args)
     common.require_text(args)
     with common.load(args) as llm:
         if args.max_tokens is None:  # an answer may be long
             sampling = sampling_params(sampling, {"max_tokens": llm.max_new_tokens})
-        session = Session(llm, args.system, sampling, quiet=args.quiet)
+        session = Session(llm, args.system, sampling, template, quiet=args.quiet)
         session.check()
         if not args.quiet:
             common.say_plan(llm)
@@ -67,7 +84,9 @@ def run(args: argparse.Namespace) -> int:
             common.say(COMMANDS)
         saved, status = True, 0
         try:
-            status = _read_turns(session, terminal)
+            if args.continue_final_message and not session.go_on():
+                status = 2
+            status = max(status, _read_turns(session, terminal))
         finally:  # Ctrl-C ends a piped conversation
             if args.save_kv is not None:
                 saved = session.save(args.save_kv)
@@ -102,8 +121,12 @@ def _read_turns(session: Session, terminal: bool) -> int:
 class Session:
     """The messages so far, and what a line of input does to them."""
 
-    def __init__(self, llm: LLM, system: str | None, sampling: SamplingParams, quiet: bool) -> None:
+    def __init__(
+        self, llm: LLM, system: str | None, sampling: SamplingParams, template: Template,
+        quiet: bool,
+    ) -> None:  # fmt: skip
         self._llm = llm
+        self._template = template
         self._opening = [{"role": "system", "content": system}] if system else []
         self._messages = list(self._opening)
         self._sampling = sampling
@@ -114,7 +137,7 @@ class Session:
         """Refuses a model without a usable chat template before the first turn."""
         if self._llm.tokenizer is not None:
             probe = [*self._opening, {"role": "user", "content": "Hello"}]
-            self._llm.tokenizer.render_chat(probe)
+            self._template.render(self._llm.tokenizer, probe)
 
     def restore(self, path: str) -> None:
         """Goes on with the conversation of a file."""
@@ -149,6 +172,8 @@ class Session:
             return self.save(os.path.expanduser(argument.strip()))
         elif line == "/help":
             common.say(COMMANDS)
+        elif line == "/continue":
+            return self.go_on()
         elif command in _TAKES:
             common.say(f"({command} takes {_TAKES[command]})\n{COMMANDS}")
         elif line.startswith("/") and not argument and line.count("/") == 1:
@@ -157,10 +182,24 @@ class Session:
             return self._answer(line)
         return True
 
+    def go_on(self) -> bool:
+        """Continues the last answer; False when that failed."""
+        if self._messages == self._opening:
+            common.say("(nothing to go on with, the conversation has not begun)")
+            return False
+        return self._generate(self._messages, continues=True)
+
     def _answer(self, line: str) -> bool:
-        asked = [*self._messages, {"role": "user", "content": line}]
+        return self._generate([*self._messages, {"role": "user", "content": line}])
+
+    def _generate(self, asked: list[dict[str, Any]], continues: bool = False) -> bool:
+        """Answers `asked`, or goes on with its last message."""
+        template = self._template
         try:
-            stream = self._llm.chat_stream(asked, self._sampling)
+            stream = self._llm.chat_stream(
+                asked, self._sampling, tools=template.tools, template_variables=template.variables,
+                chat_template=template.name, continue_final_message=continues,
+            )  # fmt: skip
         except HelmError as error:
             common.say(f"error: {error}\n(/reset starts over)")
             return False
@@ -175,7 +214,9 @@ class Session:
         sys.stdout.write("\n")
         sys.stdout.flush()
         completion = stream.completion
-        if completion.text:
+        if continues:
+            self._messages = [*asked[:-1], extended(asked[-1], completion.text)]
+        elif completion.text:
             self._messages = [*asked, {"role": "assistant", "content": completion.text}]
         if not self._quiet:
             common.say(common.summary_line(self._llm, completion, self._restored))
