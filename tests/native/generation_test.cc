@@ -118,6 +118,22 @@ TEST_CASE("the other requests of a batch get what they get without the one that 
   CHECK(together == std::vector<std::vector<int32_t>>{alone[0], {}, alone[1], {}});
 }
 
+TEST_CASE("a request that finds no room ends alone") {
+  TinyShape shape;
+  shape.pages = 8;  // 64 positions of two layers
+  const auto engine = tiny_engine(tiny_model(shape));
+  for (const bool keeps : {false, true}) {
+    CAPTURE(keeps);
+    helm::PrefixCache prefixes(*engine);
+    Generation generation(*engine, {request_of(harmless(100), 5), request_of(harmless(10), 5)},
+                          keeps ? &prefixes : nullptr);
+    CHECK(drawn(generation) == 1 + 5);
+    CHECK_THROWS_AS(generation.rethrow(0), helm::Error);
+    generation.rethrow(1);
+    prefixes.clear();
+  }
+}
+
 TEST_CASE("a device that is lost while steps of two generations alternate is told to both") {
   TinyShape shape = overlapping();
   shape.decode_groups = 2;

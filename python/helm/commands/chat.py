@@ -209,6 +209,9 @@ class Session:
                 sys.stdout.flush()
         except KeyboardInterrupt:
             common.say(" (stopped)")
+        except HelmError as error:
+            common.say(f"\nerror: {error}")
+            return False
         finally:
             stream.close()
         sys.stdout.write("\n")
