@@ -203,6 +203,7 @@ OPERATIONS = """{% for m in [1, 2, 3] -%}
 {{ [{'a': 1}] | tojson }}{{ [{'a': 1}] | tojson(indent=2) }}{{ [1, 2, 3] | batch(2) | list }}
 {{ undefined_name }}{{ undefined_name is defined }}{{ 'x' if false }}{{ none }}{{ 'é' | upper }}
 {{ [1, 2] + [3] }}{{ 'ab' * 2 }}{{ 'a' ~ 1 ~ none }}{{ dict(a=1) }}{{ 'a b' | title }}
+{% set f = '{{"n": {:>3}}}' %}{{ f.format(1) }}{{ '100 %d%% of %s' % (5, 'x') }}
 {{ [1, 2] | reverse | list }}{{ [[1, 2], [3]] | sum(start=[]) }}{{ 'x' | indent(2, true) }}
 {{ 'a-b' | replace('-', '+') }}{{ [1, 1] | unique | list }}{{ 'text' | length }}{{ 5 | string }}
 {%- for a in [1, 2] %}{% if a == 2 %}{% break %}{% endif %}{{ a }}{% endfor %}"""

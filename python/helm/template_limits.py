@@ -6,6 +6,7 @@ A rule is called with an operation's operands before it runs, and knows how much
 from __future__ import annotations
 
 import re
+import string
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -159,8 +160,11 @@ def formats(text: Any, mark: str, *values: Any) -> None:
     reads(text)
     text = str(text)
     wide = re.findall(r"\d+", text)
-    dynamic = r"%[-+ #0\d.]*\*" if mark == "%" else r"\{[^{}]*\{"
-    if re.search(dynamic, text) or any(len(number) > 5 for number in wide):
+    if mark == "%":
+        dynamic = re.search(r"%[-+ #0\d.]*\*", text) is not None
+    else:
+        dynamic = any("{" in (spec or "") for _, _, spec, _ in string.Formatter().parse(text))
+    if dynamic or any(len(number) > 5 for number in wide):
         raise LimitError("a format has a width that is not written there, or is above 99,999")
     field = reads(*values) + max(map(int, wide), default=0)
     meter().read(len(text) + text.count(mark) * field)
