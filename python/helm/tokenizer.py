@@ -76,7 +76,7 @@ class Tokenizer:
         # Other added tokens past the end are tolerated (Gemma 3's text models have an image token
         # there); encoding one is refused where the prompt is checked against the model.
         ids = self._backend.get_vocab(with_added_tokens=False).values()
-        largest = max(*ids, -1, self.eos_token_id or -1)
+        largest = max(max(ids, default=-1), self.eos_token_id or 0)
         if largest >= vocab_size:
             raise TokenizerError(
                 f"[tokenizer] {path} has token ids up to {largest}, the model's vocabulary has "

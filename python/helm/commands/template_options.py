@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from helm.errors import InvalidError
+from helm.files import read_text
 from helm.jsonio import parse
 from helm.prompts import Template
 
@@ -40,13 +42,7 @@ def _variable(text: str) -> tuple[str, Any]:
 
 
 def _tools(path: str) -> list[Any]:
-    try:
-        with open(path, "rb") as file:
-            text = file.read()
-    except OSError as error:
-        raise InvalidError(
-            f"[chat] --tools: cannot read {path}: {error.strerror}; give a JSON file"
-        ) from None
+    text = read_text(Path(path), InvalidError, "chat")
     node = parse(text, f"--tools {path}", InvalidError)
     for tool in node.items():
         tool.names()
