@@ -1,7 +1,6 @@
 // The Python module helm._helm: conversions, docstrings and GIL handling, no logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/function.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -39,17 +38,13 @@ TensorView view_of(const std::string& name, const AnyArray& array) {
   view.data = array.data();
   view.dtype = dtype_of(name, array.dtype());
   for (size_t i = 0; i < array.ndim(); ++i) view.shape.push_back(array.shape(i));
-  // The reference is dropped with the GIL held, wherever the engine happens to be destroyed.
-  view.owner = std::shared_ptr<void>(new AnyArray(array), [](void* owner) {
-    const nb::gil_scoped_acquire acquired;
-    delete static_cast<AnyArray*>(owner);
-  });
+  view.owner = shared_object(AnyArray(array));
   return view;
 }
 
 std::shared_ptr<SharedEngine> make_engine(const std::string& plan, const std::string& directory,
                                           const nb::dict& tensors, int threads,
-                                          const std::string& device, Progress progress,
+                                          const std::string& device, const Listener& progress,
                                           std::vector<int> cpus) {
   EngineOptions options;
   options.directory = directory;
@@ -60,8 +55,8 @@ std::shared_ptr<SharedEngine> make_engine(const std::string& plan, const std::st
     const auto name = nb::cast<std::string>(key);
     options.tensors.emplace(name, view_of(name, nb::cast<AnyArray>(value)));
   }
-  options.progress = interruptible(std::move(progress));
-  const nb::gil_scoped_release released;
+  options.progress = interruptible(progress);
+  const Released released;
   return std::make_shared<SharedEngine>(Plan::from_json(plan), std::move(options));
 }
 
@@ -168,6 +163,8 @@ void bind_engine(nb::module_& m) {
            "accelerator, see accelerator_info. cpus: the CPU on which each thread works, the "
            "caller's\n"
            "first; none: wherever the system puts them.")
+      .def("check_process", &SharedEngine::check_process,
+           "Raises InvalidError in a forked child, where no other call works either.")
       .def(
           "open",
           [](SharedEngine& s, int64_t capacity) {
@@ -214,6 +211,7 @@ void bind_engine(nb::module_& m) {
 
 NB_MODULE(_helm, m) {
   m.doc() = "HELM's native runtime.";
+  nb::set_leak_warnings(false);  // daemon threads keep theirs when the interpreter ends
   nb::register_exception_translator([](const std::exception_ptr& p, void*) {
     try {
       std::rethrow_exception(p);

@@ -2,14 +2,18 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
+#include "gil.h"
 #include "helm/engine.h"
 
 namespace helm {
@@ -20,17 +24,20 @@ class SharedEngine {
   SharedEngine(Plan plan, EngineOptions options) : engine_(std::move(plan), std::move(options)) {}
 
   const Plan& plan() const { return engine_.plan(); }  // never changes
+  bool forked() const { return engine_.forked(); }
+  void check_process() const { engine_.check_process(); }
 
   // Runs work(engine) without the GIL, holding the lock. Throws kInvalid in a callback of such
   // work.
   template <typename Work>
   auto locked(Work&& work) {
+    check_process();  // before a lock that nobody may be there to give back
     if (is_holder()) {
       throw Error(ErrorKind::kInvalid,
                   "[engine] called from a callback of the same engine, which is at work; "
                   "call it when that has returned");
     }
-    const nanobind::gil_scoped_release released;
+    const Released released;
     const Hold hold(*this);
     return work(engine_);
   }
@@ -42,9 +49,11 @@ class SharedEngine {
   }
 
   // Likewise for work that gives something back: from a callback, where Python may collect garbage,
-  // it waits until the work that calls back has ended. So it owns what it needs.
+  // it waits until the work that calls back has ended. So it owns what it needs. In a forked child
+  // there is nothing to give back.
   template <typename Work>
   void release(Work work) {
+    if (forked()) return;
     if (is_holder()) {
       late_.emplace_back(std::move(work));
     } else {
@@ -52,10 +61,31 @@ class SharedEngine {
     }
   }
 
+  // Destroys both, in order, as release() would; for destructors. Where that cannot be done they
+  // stay for ever.
+  void drop(std::shared_ptr<void> first, std::shared_ptr<void> second = nullptr) noexcept {
+    using Parts = std::pair<std::shared_ptr<void>, std::shared_ptr<void>>;
+    try {
+      release([parts = new Parts(std::move(first), std::move(second))](Engine&) {
+        parts->first.reset();
+        delete parts;
+      });
+    } catch (...) {  // nobody is there to be told
+    }
+  }
+
  private:
   class Hold {
    public:
-    explicit Hold(SharedEngine& shared) : shared_(shared), lock_(shared.mutex_) {
+    // Where Python ends, a thread that has the lock may rest with it for ever.
+    explicit Hold(SharedEngine& shared) : shared_(shared), lock_(shared.mutex_, std::defer_lock) {
+      if (!python_ends()) {
+        lock_.lock();
+      } else if (!lock_.try_lock()) {
+        throw Error(ErrorKind::kInvalid,
+                    "[engine] Python is ending while another thread is at work; join threads "
+                    "before the program ends");
+      }
       shared.holder_ = std::this_thread::get_id();
     }
     ~Hold() {
@@ -74,7 +104,7 @@ class SharedEngine {
 
    private:
     SharedEngine& shared_;
-    std::lock_guard<std::mutex> lock_;
+    std::unique_lock<std::mutex> lock_;
   };
 
   bool is_holder() const { return holder_ == std::this_thread::get_id(); }
@@ -85,13 +115,34 @@ class SharedEngine {
   std::deque<std::function<void(Engine&)>> late_;  // the holder's
 };
 
+// As Python gives it.
+using Listener = std::optional<nanobind::typed<nanobind::callable, void(int64_t, int64_t)>>;
+
 // Progress that native code calls without the GIL; Ctrl-C is raised from it, whether or not anyone
-// listens.
-inline Progress interruptible(Progress listener) {
-  return [listener = std::move(listener)](int64_t done_bytes, int64_t total_bytes) {
-    const nanobind::gil_scoped_acquire acquired;
-    if (listener) listener(done_bytes, total_bytes);
-    if (PyErr_CheckSignals() != 0) throw nanobind::python_error();
+// listens. Where Python ends it throws, so that native code lets go of what it holds.
+inline Progress interruptible(const Listener& listener) {
+  std::shared_ptr<nanobind::object> call;
+  if (listener) call = shared_object(nanobind::object(*listener));
+  return [call](int64_t done_bytes, int64_t total_bytes) {
+    const Acquired acquired;
+    const pid_t process = getpid();
+    if (!acquired) throw Error(ErrorKind::kInvalid, "[engine] Python is ending");
+    const bool raised = in_python([&] {
+      if (call != nullptr) {
+        PyObject* result =
+            PyObject_CallFunction(call->ptr(), "LL", static_cast<long long>(done_bytes),
+                                  static_cast<long long>(total_bytes));
+        if (result == nullptr) return true;
+        Py_DECREF(result);
+      }
+      return PyErr_CheckSignals() != 0;
+    });
+    if (raised) throw nanobind::python_error();
+    if (getpid() != process) {
+      throw Error(ErrorKind::kInvalid,
+                  "[engine] a callback forked and returned in the child, which cannot go on with "
+                  "the call; end the child within the callback");
+    }
   };
 }
 

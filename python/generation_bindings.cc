@@ -1,6 +1,5 @@
 // Generation and the prefix cache in the Python module: conversions, docstrings and GIL handling.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/function.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -25,12 +24,10 @@ class PyPrefixCache {
       : shared_(std::move(shared)), cache_(shared_->locked([](Engine& engine) {
           return std::make_shared<PrefixCache>(engine);
         })) {}
-  ~PyPrefixCache() {
-    shared_->release([cache = std::move(cache_)](Engine&) mutable { cache.reset(); });
-  }
+  ~PyPrefixCache() { shared_->drop(std::move(cache_)); }
   PyPrefixCache(const PyPrefixCache&) = delete;
   PyPrefixCache& operator=(const PyPrefixCache&) = delete;
-  PrefixCache& cache() { return *cache_; }
+  const std::shared_ptr<PrefixCache>& cache() const { return cache_; }
 
   std::pair<SequenceId, int64_t> open(const std::vector<int32_t>& prompt, int64_t capacity) {
     return shared_->locked([&](Engine&) {
@@ -56,12 +53,13 @@ class PyPrefixCache {
     return shared_->read([&](Engine&) { return cache_->kept(); });
   }
   int64_t save(const std::vector<int32_t>& tokens, const std::string& path,
-               const std::string& metadata, Progress progress) {
-    progress = interruptible(std::move(progress));
+               const std::string& metadata, const Listener& listener) {
+    const Progress progress = interruptible(listener);
     return shared_->locked([&](Engine&) { return cache_->save(tokens, path, metadata, progress); });
   }
-  std::pair<std::vector<int32_t>, std::string> load(const std::string& path, Progress progress) {
-    progress = interruptible(std::move(progress));
+  std::pair<std::vector<int32_t>, std::string> load(const std::string& path,
+                                                    const Listener& listener) {
+    const Progress progress = interruptible(listener);
     return shared_->locked([&](Engine&) { return cache_->load(path, progress); });
   }
 
@@ -73,18 +71,14 @@ class PyPrefixCache {
 class PyGeneration {
  public:
   PyGeneration(std::shared_ptr<SharedEngine> shared, std::vector<Request> requests,
-               std::shared_ptr<PyPrefixCache> prefixes)
-      : shared_(std::move(shared)), prefixes_(std::move(prefixes)), count_(requests.size()) {
+               const std::shared_ptr<PyPrefixCache>& prefixes)
+      : shared_(std::move(shared)), count_(requests.size()) {
+    if (prefixes != nullptr) prefixes_ = prefixes->cache();
     shared_->locked([&](Engine& engine) {
-      generation_ = std::make_shared<Generation>(engine, std::move(requests),
-                                                 prefixes_ ? &prefixes_->cache() : nullptr);
+      generation_ = std::make_shared<Generation>(engine, std::move(requests), prefixes_.get());
     });
   }
-  ~PyGeneration() {
-    shared_->release([generation = std::move(generation_), prefixes = prefixes_](Engine&) mutable {
-      generation.reset();
-    });
-  }
+  ~PyGeneration() { shared_->drop(std::move(generation_), std::move(prefixes_)); }
   PyGeneration(const PyGeneration&) = delete;
   PyGeneration& operator=(const PyGeneration&) = delete;
 
@@ -104,6 +98,9 @@ class PyGeneration {
   }
   RequestTimings timings(int32_t request) const {
     check(request);
+    // In a forked child, numbers that nobody changes any more: closing a stream there asks for
+    // them.
+    if (shared_->forked()) return generation_->timings(request);
     return shared_->read([&](Engine&) { return generation_->timings(request); });
   }
 
@@ -115,7 +112,7 @@ class PyGeneration {
   }
 
   std::shared_ptr<SharedEngine> shared_;
-  std::shared_ptr<PyPrefixCache> prefixes_;  // null: nothing is reused
+  std::shared_ptr<PrefixCache> prefixes_;  // null: nothing is reused
   size_t count_;
   std::shared_ptr<Generation> generation_;  // shared with what waits to be done with it
 };

@@ -26,12 +26,12 @@ nb::list tiers() {
 }
 
 double stream_read(int threads, int64_t bytes, double seconds) {
-  const nb::gil_scoped_release released;
+  const Released released;
   return stream_read_bytes_per_s(threads, bytes, seconds);
 }
 
 double fma(int threads, double seconds) {
-  const nb::gil_scoped_release released;
+  const Released released;
   return fma_flops(threads, seconds);
 }
 
@@ -39,7 +39,7 @@ double fma(int threads, double seconds) {
 template <typename... Args>
 auto probe(std::vector<ProbeTiming> (StageProbe::*method)(Args...)) {
   return [method](StageProbe& self, Args... args) {
-    const nb::gil_scoped_release released;
+    const Released released;
     return (self.*method)(args...);
   };
 }
@@ -63,15 +63,14 @@ void bind_machine(nb::module_& m) {
   m.def(
       "accelerator_info",
       [](const std::string& specification) {
-        const nb::gil_scoped_release released;
+        const Released released;
         return accelerator_info(specification);
       },
       "specification"_a,
       "Opens cuda, cuda:N or sim:vram=2GiB,link=16GB/s,latency=10us,threads=1 and says what it "
       "is.\nRaises InvalidError for another specification, DeviceError with the reason if it "
       "cannot be had.");
-  m.def("granted_huge_page_bytes", &granted_huge_page_bytes, "bytes"_a,
-        nb::call_guard<nb::gil_scoped_release>(),
+  m.def("granted_huge_page_bytes", &granted_huge_page_bytes, "bytes"_a, nb::call_guard<Released>(),
         "Touches `bytes` of fresh memory that asks for huge pages; how much the system put on\n"
         "them, None where it does not tell.");
   m.def("stream_read_bytes_per_s", &stream_read, "threads"_a, "bytes"_a = int64_t{1} << 30,
@@ -91,14 +90,14 @@ void bind_probe(nb::module_& m) {
                          "Times the engine's own ops on a synthetic block. Every call runs for\n"
                          "about `seconds` and returns a timing per shape of op.")
       .def(nb::init<int64_t, std::vector<int>>(), "bytes"_a, "cpus"_a = std::vector<int>(),
-           nb::call_guard<nb::gil_scoped_release>(),
+           nb::call_guard<Released>(),
            "Fills `bytes` of weights, which should exceed every cache several times. Thread i\n"
            "stays on CPU cpus[i] while a probe runs.")
       .def(
           "matmul",
           [](StageProbe& self, int threads, const std::string& dtype, int64_t tokens,
              double seconds) {
-            const nb::gil_scoped_release released;
+            const Released released;
             return self.matmul(threads, dtype_from_name(dtype), tokens, seconds);
           },
           "threads"_a, "dtype"_a, "tokens"_a, "seconds"_a,
@@ -106,7 +105,7 @@ void bind_probe(nb::module_& m) {
       .def(
           "mapped_matvec",
           [](StageProbe& self, int threads, const std::string& dtype, double seconds) {
-            const nb::gil_scoped_release released;
+            const Released released;
             return self.mapped_matvec(threads, dtype_from_name(dtype), seconds);
           },
           "threads"_a, "dtype"_a, "seconds"_a,
@@ -125,7 +124,7 @@ void bind_probe(nb::module_& m) {
           "attention",
           [](StageProbe& self, int threads, const std::string& dtype, int64_t kv_heads,
              int64_t group, int64_t queries, int64_t context, double seconds) {
-            const nb::gil_scoped_release released;
+            const Released released;
             return self.attention(threads, kv_dtype_from_name(dtype), kv_heads, group, queries,
                                   context, seconds);
           },
@@ -142,16 +141,16 @@ void bind_probe(nb::module_& m) {
 }
 
 void bind_device_probe(nb::module_& m) {
-  using Released = nb::call_guard<nb::gil_scoped_release>;
+  using Unlocked = nb::call_guard<Released>;
   nb::class_<DeviceProbe>(m, "DeviceProbe",
                           "Times an accelerator and its link on the same ops. Every call runs for\n"
                           "about `seconds`.")
-      .def(nb::init<const std::string&, int64_t>(), "specification"_a, "bytes"_a, Released(),
+      .def(nb::init<const std::string&, int64_t>(), "specification"_a, "bytes"_a, Unlocked(),
            "Opens what accelerator_info() describes and fills `bytes` of it with weights.")
       .def(
           "matmul",
           [](DeviceProbe& self, const std::string& dtype, int64_t tokens, double seconds) {
-            const nb::gil_scoped_release released;
+            const Released released;
             return self.matmul(dtype_from_name(dtype), tokens, seconds);
           },
           "dtype"_a, "tokens"_a, "seconds"_a,
@@ -160,17 +159,17 @@ void bind_device_probe(nb::module_& m) {
           "attention",
           [](DeviceProbe& self, const std::string& dtype, int64_t group, int64_t queries,
              int64_t context, double seconds) {
-            const nb::gil_scoped_release released;
+            const Released released;
             return self.attention(kv_dtype_from_name(dtype), group, queries, context, seconds);
           },
           "dtype"_a, "group"_a, "queries"_a, "context"_a, "seconds"_a, "Attention as StageProbe's.")
-      .def("elementwise", &DeviceProbe::elementwise, "tokens"_a, "seconds"_a, Released(),
+      .def("elementwise", &DeviceProbe::elementwise, "tokens"_a, "seconds"_a, Unlocked(),
            "Norms and a gated activation; bytes read and written.")
-      .def("empty_ops", &DeviceProbe::empty_ops, "ops"_a, "seconds"_a, Released(),
+      .def("empty_ops", &DeviceProbe::empty_ops, "ops"_a, "seconds"_a, Unlocked(),
            "A stage of `ops` that have no work.")
-      .def("empty_step", &DeviceProbe::empty_step, "crossings"_a, "seconds"_a, Released(),
+      .def("empty_step", &DeviceProbe::empty_step, "crossings"_a, "seconds"_a, Unlocked(),
            "A stage without ops that the host waits for, with a small copy there and back or none.")
-      .def("copy", &DeviceProbe::copy, "to_device"_a, "page_locked"_a, "seconds"_a, Released(),
+      .def("copy", &DeviceProbe::copy, "to_device"_a, "page_locked"_a, "seconds"_a, Unlocked(),
            "One large copy from or to page-locked or other host memory.");
 }
 

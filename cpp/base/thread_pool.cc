@@ -60,7 +60,11 @@ ThreadPool::ThreadPool(int threads, std::vector<int> cpus)
 }
 
 ThreadPool::~ThreadPool() {
-  stop();
+  if (process_.here()) {
+    stop();
+  } else {
+    new std::vector<std::thread>(std::move(threads_));  // nothing is there to be joined
+  }
 }
 
 void ThreadPool::stop() {
@@ -72,6 +76,7 @@ void ThreadPool::stop() {
 
 void ThreadPool::run(const std::function<void(Team&)>& work) {
   if (size_ > 1) {
+    process_.check("[threads] these were started", "start others there");
     for (int i = 0; i < 2 * size_; ++i) {
       counters_[static_cast<size_t>(i)].taken.store(0, std::memory_order_relaxed);
     }
@@ -85,7 +90,8 @@ void ThreadPool::run(const std::function<void(Team&)>& work) {
   caller_ = &caller;
   Team team(this, 0, size_);
   work(team);
-  if (size_ > 1) arrive_and_wait();
+  // The caller's own code may have forked, and gone on in the child.
+  if (size_ > 1 && process_.here()) arrive_and_wait();
   caller_ = nullptr;
 }
 

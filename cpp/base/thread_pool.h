@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/affinity.h"
+#include "base/process.h"
 
 namespace helm {
 
@@ -71,7 +72,8 @@ class ThreadPool {
   const std::vector<int>& cpus() const { return cpus_; }
 
   // Runs work(team) on every member; the caller is member 0 and has the affinity that it came with
-  // when this returns, all being done. `work` must not throw. Calls must not overlap.
+  // when this returns, all being done. `work` must not throw. Calls must not overlap. Throws
+  // Error{kInvalid} in a forked child, where the other members are missing.
   void run(const std::function<void(Team&)>& work);
 
  private:
@@ -89,6 +91,7 @@ class ThreadPool {
   void member_loop(int worker);
   void arrive_and_wait();
 
+  const Process process_;
   const int size_;
   const std::vector<int> cpus_;     // by member
   PinnedThread* caller_ = nullptr;  // while a run lasts

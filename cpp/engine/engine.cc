@@ -145,68 +145,83 @@ std::vector<std::span<const std::byte>> Engine::Impl::lazy_memory() const {
 
 Engine::Engine(Plan plan, EngineOptions options)
     : impl_(std::make_unique<Impl>(std::move(plan), options)) {}
-Engine::~Engine() = default;
+Engine::~Engine() {
+  // In a forked child: its threads, and the device's, are not there to be stopped.
+  if (!impl_->here()) static_cast<void>(impl_.release());
+}
+
+Engine::Impl& Engine::used() const {
+  impl_->check_process();
+  return *impl_;
+}
+
+void Engine::check_process() const {
+  impl_->check_process();
+}
+bool Engine::forked() const {
+  return !impl_->here();
+}
 
 const Plan& Engine::plan() const {
   return impl_->plan();
 }
 EngineStats Engine::stats() const {
-  return impl_->stats();
+  return used().stats();
 }
 std::vector<std::span<const std::byte>> Engine::lazy_memory() const {
   return impl_->lazy_memory();
 }
 void Engine::count_op_times(bool on) {
-  impl_->count_op_times(on);
+  used().count_op_times(on);
 }
 bool Engine::can_open(int64_t capacity, int64_t shared) const {
-  return impl_->can_open(capacity, shared);
+  return used().can_open(capacity, shared);
 }
 SequenceId Engine::open(int64_t capacity) {
-  return impl_->open(capacity);
+  return used().open(capacity);
 }
 SequenceId Engine::fork(SequenceId source, int64_t length, int64_t capacity) {
-  return impl_->fork(source, length, capacity);
+  return used().fork(source, length, capacity);
 }
 void Engine::save(SequenceId sequence, std::span<const int32_t> tokens, const std::string& path,
                   const std::string& metadata, const Progress& progress) {
-  impl_->save(sequence, tokens, path, metadata, progress);
+  used().save(sequence, tokens, path, metadata, progress);
 }
 LoadedSequence Engine::load(const std::string& path, int64_t capacity, const Progress& progress) {
-  return impl_->load(path, capacity, progress);
+  return used().load(path, capacity, progress);
 }
 void Engine::close(SequenceId sequence) {
-  impl_->close(sequence);
+  used().close(sequence);
 }
 int64_t Engine::capacity(SequenceId sequence) const {
-  return impl_->capacity(sequence);
+  return used().capacity(sequence);
 }
 int64_t Engine::length(SequenceId sequence) const {
-  return impl_->length(sequence);
+  return used().length(sequence);
 }
 void Engine::truncate(SequenceId sequence, int64_t length) {
-  impl_->resize(sequence, length, impl_->capacity(sequence));
+  used().resize(sequence, length, used().capacity(sequence));
 }
 void Engine::resize(SequenceId sequence, int64_t length, int64_t capacity) {
-  impl_->resize(sequence, length, capacity);
+  used().resize(sequence, length, capacity);
 }
 bool Engine::can_resize(SequenceId sequence, int64_t length, int64_t capacity) const {
-  return impl_->can_resize(sequence, length, capacity);
+  return used().can_resize(sequence, length, capacity);
 }
 int64_t Engine::steps_ahead() const {
-  return impl_->steps_ahead();
+  return used().steps_ahead();
 }
 int64_t Engine::in_flight() const {
-  return impl_->in_flight();
+  return used().in_flight();
 }
 void Engine::submit(std::span<const StepInput> inputs, StepOwner* owner) {
-  impl_->submit(inputs, owner);
+  used().submit(inputs, owner);
 }
 std::span<const float> Engine::collect() {
-  return impl_->collect();
+  return used().collect();
 }
 std::span<const float> Engine::step(std::span<const StepInput> inputs) {
-  return impl_->step(inputs);
+  return used().step(inputs);
 }
 
 void Engine::forward(SequenceId sequence, std::span<const int32_t> tokens,

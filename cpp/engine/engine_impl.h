@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/process.h"
 #include "base/thread_pool.h"
 #include "cpu/cpu_device.h"
 #include "cpu/isa.h"
@@ -27,6 +28,11 @@ class Engine::Impl {
   Impl(Plan plan, const EngineOptions& options);
 
   const Plan& plan() const { return plan_; }
+  bool here() const { return process_.here(); }
+  void check_process() const {
+    process_.check("[engine] this model was loaded",
+                   "load it in the child, or start children with the spawn method");
+  }
   EngineStats stats() const;
   std::vector<std::span<const std::byte>> lazy_memory() const;
   void count_op_times(bool on) { op_times_.count(on); }
@@ -65,6 +71,7 @@ class Engine::Impl {
   DeviceUse use_of(bool accelerator) const;
   const std::string& weights_digest();
 
+  Process process_;
   Plan plan_;
   const cpu::KernelTable& kernels_;
   ThreadPool threads_;

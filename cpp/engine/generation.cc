@@ -65,7 +65,12 @@ class Generation::Impl : public StepOwner {
     for (Request& request : requests) active_.emplace_back(engine.plan(), std::move(request));
   }
   ~Impl() override {
-    for (size_t i = 0; i < active_.size(); ++i) cancel(i);
+    for (size_t i = 0; i < active_.size(); ++i) {
+      try {
+        cancel(i);
+      } catch (...) {  // its sequence is not there: someone else has closed it
+      }
+    }
     collect_steps();
   }
 
@@ -88,12 +93,12 @@ class Generation::Impl : public StepOwner {
   void cancel(size_t request) {
     Active& active = active_.at(request);
     if (active.state == Active::State::kDone) return;
-    if (std::exchange(active.state, Active::State::kDone) != Active::State::kWaiting) {
-      release(active);
-    }
     std::erase_if(tokens_, [&](const Token& token) {
       return token.request == static_cast<int32_t>(request);
     });
+    if (std::exchange(active.state, Active::State::kDone) != Active::State::kWaiting) {
+      release(active);
+    }
   }
 
   RequestTimings timings(size_t request) const { return active_.at(request).timings; }
@@ -123,8 +128,7 @@ class Generation::Impl : public StepOwner {
   void finish_with_error(Active& active, Active::State state);
   void settle();
 
-  // Whose logits a submitted step brings, in order.
-  using Flight = std::vector<size_t>;
+  using Flight = std::vector<size_t>;  // whose logits a submitted step brings, in order
 
   Engine& engine_;
   PrefixCache* prefixes_;  // or null

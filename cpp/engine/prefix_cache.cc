@@ -15,7 +15,7 @@ int64_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
 PrefixCache::~PrefixCache() {
   try {
     clear();
-  } catch (const Error&) {  // a failed device also fails the next step
+  } catch (...) {  // a failed device also fails the next step
   }
 }
 
@@ -93,13 +93,14 @@ bool PrefixCache::fits(int64_t capacity) const {
 }
 
 void PrefixCache::keep(SequenceId sequence, std::span<const int32_t> tokens) {
+  entries_.erase(sequence);  // in use no more, whatever fails
   const int64_t length = std::min(engine_.length(sequence), std::ssize(tokens));
   const auto held = tokens.first(static_cast<size_t>(length));
   // Cutting off pages that others share may need pages in their place.
   if (length == 0 || !engine_.can_resize(sequence, length, length)) return close(sequence);
   for (auto it = entries_.begin(); it != entries_.end();) {
     auto& [other, entry] = *it++;
-    if (other == sequence || entry.in_use) continue;
+    if (entry.in_use) continue;
     const int64_t shared = common_prefix(entry.tokens, held);
     if (shared == length) {
       entry.used = ++clock_;

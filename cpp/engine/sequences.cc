@@ -62,7 +62,9 @@ void Engine::Impl::close(SequenceId id) {
 
 const std::string& Engine::Impl::weights_digest() {
   if (weights_digest_.empty()) {
-    weights_digest_ = helm::weights_digest(plan_, weights_, kernels_, accelerator_.get());
+    std::string digest = helm::weights_digest(plan_, weights_, kernels_, accelerator_.get());
+    weights_.check_files(true);
+    weights_digest_ = std::move(digest);
   }
   return weights_digest_;
 }

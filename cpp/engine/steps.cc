@@ -142,6 +142,7 @@ void Engine::Impl::submit(std::span<const StepInput> inputs, StepOwner* owner) {
          " steps are on their way, the most at once; collect one first");
   }
   check(inputs);
+  weights_.check_files(false);
   make_room(inputs);
   gather(inputs, pipeline_.rows());
   owner_ = owner;
@@ -150,7 +151,9 @@ void Engine::Impl::submit(std::span<const StepInput> inputs, StepOwner* owner) {
 
 std::span<const float> Engine::Impl::collect() {
   if (in_flight() == 0) fail(ErrorKind::kInvalid, "[engine] no step was submitted");
-  return pipeline_.collect();
+  const std::span<const float> logits = pipeline_.collect();
+  weights_.check_files(true);
+  return logits;
 }
 
 }  // namespace helm

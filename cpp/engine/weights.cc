@@ -1,12 +1,6 @@
 #include "engine/weights.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <atomic>
-#include <cerrno>
 #include <cstring>
 #include <mutex>
 #include <utility>
@@ -17,6 +11,7 @@
 #include "cpu/weight_format.h"
 #include "engine/first_touch.h"
 #include "engine/stages.h"
+#include "engine/weight_files.h"
 
 namespace helm {
 namespace {
@@ -30,64 +25,9 @@ constexpr int64_t kPartElements = int64_t{1} << 16;
 constexpr int64_t kUploadBytes = int64_t{64} << 20;
 constexpr int64_t kLeastUploadBytes = int64_t{1} << 20;
 
-class File {
- public:
-  explicit File(const std::string& path)
-      : path_(path), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    struct stat status{};
-    if (fd_ < 0 || fstat(fd_, &status) != 0) {
-      const int code = errno;
-      if (fd_ >= 0) close(fd_);
-      fail(ErrorKind::kIo, "[load] cannot read ", path, ": ", std::strerror(code));
-    }
-    bytes_ = status.st_size;
-  }
-  ~File() {
-    if (fd_ >= 0) close(fd_);
-  }
-  File(File&& other) noexcept
-      : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), bytes_(other.bytes_) {}
-  File& operator=(File&&) = delete;
-
-  const std::string& path() const { return path_; }
-  int64_t bytes() const { return bytes_; }
-
-  // The whole file in memory, read-only, as long as the result lives.
-  std::shared_ptr<void> map() const {
-    const auto size = static_cast<size_t>(bytes_);
-    void* base = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd_, 0);
-    if (base == MAP_FAILED) {
-      fail(ErrorKind::kIo, "[load] cannot map ", path_, ": ", std::strerror(errno),
-           "; load with copied weights instead (--weights copied)");
-    }
-    madvise(base, size, MADV_WILLNEED);  // starts reading what is not cached; only a hint
-    return {base, [size](void* p) { munmap(p, size); }};
-  }
-
-  void read(void* to, int64_t bytes, int64_t offset) const {
-    auto* out = static_cast<std::byte*>(to);
-    while (bytes > 0) {
-      const ssize_t got = pread(fd_, out, static_cast<size_t>(bytes), offset);
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0) {
-        fail(ErrorKind::kIo, "[load] reading ", path_, " at offset ", offset,
-             " failed: ", got == 0 ? "unexpected end of file" : std::strerror(errno));
-      }
-      out += got;
-      offset += got;
-      bytes -= got;
-    }
-  }
-
- private:
-  std::string path_;
-  int fd_;
-  int64_t bytes_ = 0;
-};
-
 // One piece of one tensor on its way to its place.
 struct Piece {
-  const File* file = nullptr;  // or null: from memory
+  const WeightFile* file = nullptr;  // or null: from memory
   const std::byte* memory = nullptr;
   int64_t offset = 0;  // in the file, bytes
   DType from = DType::kF32;
@@ -273,33 +213,21 @@ const TensorView* bound(const EngineOptions& options, const TensorSpec& spec) {
   return &it->second;
 }
 
-// Opened files of one load, each once.
-class Files {
- public:
-  explicit Files(const EngineOptions& options) : options_(options) {}
-
-  // The file of a tensor, checked to hold it.
-  const File& of(const TensorSpec& spec) {
-    const File& file =
-        files_.try_emplace(spec.source->file, options_.directory + "/" + spec.source->file)
-            .first->second;
-    const int64_t end = spec.source->offset + spec.elements() * dtype_bytes(spec.source->dtype);
-    if (end > file.bytes()) {
-      fail(ErrorKind::kIo, "[load] ", file.path(), " has ", file.bytes(), " bytes, tensor \"",
-           spec.name, "\" ends at ", end, "; the file is truncated or not the planned one");
-    }
-    return file;
+// The file of a tensor, checked to hold it.
+const WeightFile& file_of(WeightFiles& files, const TensorSpec& spec) {
+  const WeightFile& file = files.of(spec.source->file);
+  const int64_t end = spec.source->offset + spec.elements() * dtype_bytes(spec.source->dtype);
+  if (end > file.bytes()) {
+    fail(ErrorKind::kIo, "[load] ", file.path(), " has ", file.bytes(), " bytes, tensor \"",
+         spec.name, "\" ends at ", end, "; the file is truncated or not the planned one");
   }
-
- private:
-  const EngineOptions& options_;
-  std::map<std::string, File> files_;
-};
+  return file;
+}
 
 // Cuts tensors in pieces of one owner and at most `largest` elements each; `set_place(piece,
 // tensor, offset)` says where each goes. shares: by TensorIndex.
 template <typename SetPlace>
-void cut(const Plan& plan, const EngineOptions& options, Files& files, const Placed& placed,
+void cut(const Plan& plan, const EngineOptions& options, WeightFiles& files, const Placed& placed,
          const std::vector<std::vector<TensorShare>>& shares, int64_t largest,
          const SetPlace& set_place, std::vector<Piece>& pieces) {
   const auto cut_share = [&](TensorIndex index, int64_t place, const TensorShare& share) {
@@ -319,7 +247,7 @@ void cut(const Plan& plan, const EngineOptions& options, Files& files, const Pla
       if (view != nullptr) {
         piece.memory = static_cast<const std::byte*>(view->data) + begin * dtype_bytes(piece.from);
       } else {
-        piece.file = &files.of(spec);
+        piece.file = &file_of(files, spec);
         piece.offset = spec.source->offset + begin * dtype_bytes(piece.from);
       }
       set_place(piece, index, place + begin * dtype_bytes(spec.dtype));
@@ -350,8 +278,8 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
                  ThreadPool& threads, Account* accelerator)
     : on_cpu_(plan.tensors.size(), DeviceAddress::kNull),
       on_accelerator_(plan.tensors.size(), DeviceAddress::kNull) {
-  Files files(options);
-  std::map<const File*, std::shared_ptr<void>> mappings;
+  WeightFiles files(options.directory);
+  std::map<const WeightFile*, std::shared_ptr<MappedFile>> mappings;
   Placed placed;
   int64_t arena_bytes = 0;
   std::vector<bool> resident = resident_units(plan);
@@ -371,10 +299,10 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
       continue;
     }
     if (view == nullptr && usable_in_place(plan.loading, spec)) {
-      std::shared_ptr<void>& mapping = mappings[&files.of(spec)];
-      if (mapping == nullptr) owners_.push_back(mapping = files.of(spec).map());
-      address =
-          cpu::device_address(static_cast<const std::byte*>(mapping.get()) + spec.source->offset);
+      const WeightFile& file = file_of(files, spec);
+      std::shared_ptr<MappedFile>& mapping = mappings[&file];
+      if (mapping == nullptr) mapped_.push_back(mapping = file.map());
+      address = cpu::device_address(mapping->data() + spec.source->offset);
       continue;
     }
     placed.emplace_back(index, arena_bytes);
@@ -420,7 +348,12 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
       },
       pieces);
   move_all(pieces, kernels, threads, uploader.get(), options.progress);
+  files.check();
   huge_page_bytes_ = arena_.huge_page_bytes();
+}
+
+void Weights::check_files(bool used) const {
+  for (const auto& file : mapped_) file->check(used);
 }
 
 }  // namespace helm

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/arena.h"
+#include "base/mapped_file.h"
 #include "base/thread_pool.h"
 #include "cpu/kernels/kernels.h"
 #include "device/memory.h"
@@ -40,13 +41,16 @@ class Weights {
   // Those on the CPU that were copied, which lie side by side; others lie in files or with their
   // owners.
   std::span<const std::byte> copied() const { return arena_.memory(); }
+  // Throws Error{kIo} where a mapped file is not as it was: see MappedFile.
+  void check_files(bool used) const;
   bool huge_pages() const { return arena_.huge_pages(); }
   std::optional<int64_t> huge_page_bytes() const { return huge_page_bytes_; }  // see EngineStats
 
  private:
   std::vector<DeviceAddress> on_cpu_;
   std::vector<DeviceAddress> on_accelerator_;
-  std::vector<std::shared_ptr<void>> owners_;  // of tensors used where they lie
+  std::vector<std::shared_ptr<void>> owners_;        // of tensors used where they lie
+  std::vector<std::shared_ptr<MappedFile>> mapped_;  // or in files
   Arena arena_;
   DeviceMemory accelerator_memory_;
   int64_t cpu_bytes_ = 0;

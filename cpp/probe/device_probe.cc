@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/process.h"
 #include "device/registry.h"
 #include "helm/machine.h"
 #include "probe/synthetic.h"
@@ -46,6 +47,8 @@ void add(Work& sum, const Work& work) {
 
 class DeviceProbe::Impl {
  public:
+  const Process process;
+
   Impl(const std::string& specification, int64_t bytes)
       : device_(open_accelerator(specification)),
         account_(*device_, int64_t{1} << 60),
@@ -199,11 +202,18 @@ class DeviceProbe::Impl {
 
 DeviceProbe::DeviceProbe(const std::string& specification, int64_t bytes)
     : impl_(std::make_unique<Impl>(specification, std::max(bytes, kMinimumBytes))) {}
-DeviceProbe::~DeviceProbe() = default;
+DeviceProbe::~DeviceProbe() {
+  if (!impl_->process.here()) static_cast<void>(impl_.release());  // as Engine's
+}
+
+DeviceProbe::Impl& DeviceProbe::used() const {
+  impl_->process.check("[probe] this device was opened", "open it there");
+  return *impl_;
+}
 
 ProbeTiming DeviceProbe::matmul(DType dtype, int64_t tokens, double seconds) {
   check(tokens >= 1 && tokens <= kMostTokens, "1 to 4096 tokens");
-  return impl_->matmul(dtype, tokens, seconds);
+  return used().matmul(dtype, tokens, seconds);
 }
 
 ProbeTiming DeviceProbe::attention(DType dtype, int64_t group, int64_t queries, int64_t context,
@@ -211,25 +221,25 @@ ProbeTiming DeviceProbe::attention(DType dtype, int64_t group, int64_t queries, 
   check(group >= 1 && group <= kMostGroup && queries >= 1 && context >= queries &&
             context <= kMostTokens,
         "1 to 64 query heads per KV head and 1 <= queries <= context <= 4096");
-  return impl_->attention(dtype, group, queries, context, seconds);
+  return used().attention(dtype, group, queries, context, seconds);
 }
 
 ProbeTiming DeviceProbe::elementwise(int64_t tokens, double seconds) {
   check(tokens >= 1 && tokens <= kMostTokens, "1 to 4096 tokens");
-  return impl_->elementwise(tokens, seconds);
+  return used().elementwise(tokens, seconds);
 }
 
 ProbeTiming DeviceProbe::empty_ops(int64_t ops, double seconds) {
   check(ops >= 0 && ops <= kMostTokens, "0 to 4096 ops");
-  return impl_->empty_ops(ops, seconds);
+  return used().empty_ops(ops, seconds);
 }
 
 ProbeTiming DeviceProbe::empty_step(bool crossings, double seconds) {
-  return impl_->empty_step(crossings, seconds);
+  return used().empty_step(crossings, seconds);
 }
 
 ProbeTiming DeviceProbe::copy(bool to_device, bool page_locked, double seconds) {
-  return impl_->copy(to_device, page_locked, seconds);
+  return used().copy(to_device, page_locked, seconds);
 }
 
 }  // namespace helm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -184,7 +185,8 @@ class TextStream:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_batch", None) is not None:
+        # Where Python ends, another thread may have ended with a lock that closing takes.
+        if getattr(self, "_batch", None) is not None and not sys.is_finalizing():
             self.close()
 
 

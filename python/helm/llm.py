@@ -68,7 +68,7 @@ class LLM(LoadedLLM):
 
     Raises HelmError subclasses that say what was found and what to do, DeviceError for a device
     that cannot be had. Several LLM objects may live in one process, each within what the others
-    leave of the memory, and one may be used from several threads.
+    leave of the memory; one may be used from several threads, but not in forked children.
     """
 
     def __init__(

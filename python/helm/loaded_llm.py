@@ -87,4 +87,5 @@ class LoadedLLM:
     def _open_engine(self) -> Any:
         if self._engine is None:
             raise InvalidError(CLOSED)
+        self._engine.check_process()
         return self._engine

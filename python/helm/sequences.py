@@ -6,6 +6,7 @@ way to any that needs its room.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -54,7 +55,8 @@ class Sequences:
     """Opens sequences of a PrefixCache, or of NoReuse, for several threads.
 
     When the pages are taken, kept sequences are given up first; then a thread waits for the others.
-    CapacityError when only its own sequences, or waiting threads', are in the way.
+    CapacityError when only its own sequences, or waiting threads', are in the way. In a forked
+    child, where nobody may be there to unlock them, what is given back is left as it is.
     """
 
     def __init__(self, cache: Any) -> None:
@@ -64,6 +66,7 @@ class Sequences:
         self._waiting: set[int] = set()  # threads
         self._batch: int | None = None  # the thread whose batch opens sequences on its own
         self._ended = False
+        self._process = os.getpid()
 
     def open(self, capacity: int, prompt: Sequence[int] = ()) -> tuple[int, int]:
         """A new sequence of up to `capacity` positions, and how many tokens of `prompt` it holds.
@@ -75,24 +78,20 @@ class Sequences:
 
     def close(self, sequence: int) -> None:
         """Closes a sequence and lets waiting threads try again."""
-        self._give_back(sequence, lambda: self._cache.close(sequence))
+        self._give_back(lambda: self._cache.close(sequence), sequence)
 
     def keep(self, sequence: int, tokens: Sequence[int]) -> None:
         """Gives back a sequence that holds the first of `tokens`, for others to begin with."""
-        self._give_back(sequence, lambda: self._cache.keep(sequence, tokens))
+        self._give_back(lambda: self._cache.keep(sequence, tokens), sequence)
 
     def clear(self) -> None:
         """Closes what is kept."""
-        with self._changed:
-            self._cache.clear()
-            self._changed.notify_all()
+        self._give_back(self._cache.clear)
 
     def end(self) -> None:
         """Closes what is kept; who waits for room, or wants some later, is refused."""
-        with self._changed:
-            self._ended = True
-            self._cache.clear()
-            self._changed.notify_all()
+        self._ended = True
+        self._give_back(self._cache.clear)
 
     def save(
         self, tokens: Sequence[int], path: str, metadata: str, progress: Progress | None
@@ -118,20 +117,24 @@ class Sequences:
                 self._batch = me
             yield
         finally:
-            with self._changed:
-                if self._batch == me:
-                    self._batch = None
-                self._changed.notify_all()
+            self._give_back(lambda: self._end_batch(me))
 
     def _check_room(self, capacity: int) -> None:
         if not self._cache.fits(capacity):
             sequence, _ = self._cache.open((), capacity)  # says what is in the way
             self._cache.close(sequence)
 
-    def _give_back(self, sequence: int, close: Callable[[], None]) -> None:
+    def _end_batch(self, thread: int) -> None:
+        if self._batch == thread:
+            self._batch = None
+
+    def _give_back(self, give: Callable[[], None], sequence: int | None = None) -> None:
+        if os.getpid() != self._process:
+            return
         with self._changed:
-            self._holders.pop(sequence, None)
-            close()
+            if sequence is not None:
+                self._holders.pop(sequence, None)
+            give()
             self._changed.notify_all()
 
     def _admit(self, take: Callable[[], T]) -> T:

@@ -1,12 +1,16 @@
 // What goes wrong while KV pages move: late copies, refused memory, a lost device, sequences closed
-// with copies on their way. Tokens stay right or an error says what happened; run under the
-// sanitizers, nothing leaks, races or hangs.
+// with copies on their way; and a fork. Tokens stay right or an error says what happened; run under
+// the sanitizers, nothing leaks, races or hangs.
 #include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <string>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "helm/generation.h"
+#include "helm/prefix_cache.h"
 #include "tiny_model.h"
 
 namespace {
@@ -148,4 +152,51 @@ TEST_CASE("a sequence may be closed while its pages are copied") {
     }
     CHECK(engine->stats().evicted_blocks > 0);
   }
+}
+
+namespace {
+
+bool refuses(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const helm::Error& error) {
+    const bool says = std::string(error.what()).find("is a forked child") != std::string::npos;
+    return says && error.kind() == helm::ErrorKind::kInvalid;
+  }
+  return false;
+}
+
+}  // namespace
+
+TEST_CASE("a forked child is refused at once, and ends") {
+  auto engine = tiny_engine(tiny_model(overflowing("cpu")));
+  auto prefixes = std::make_unique<helm::PrefixCache>(*engine);
+  helm::Request request;
+  request.prompt = token_ids(100, 1);
+  request.max_tokens = 30;
+  const std::vector<helm::Request> requests{request, request};
+  auto generation = std::make_unique<helm::Generation>(*engine, requests, prefixes.get());
+  generation->advance(0);
+  auto pool = std::make_unique<helm::ThreadPool>(3);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);  // ends a child that hangs
+    bool right = engine->forked();
+    right = right && refuses([&] { engine->open(10); });
+    right = right && refuses([&] { engine->stats(); });
+    right = right && refuses([&] { generation->advance(0); });
+    right = right && refuses([&] { helm::Generation(*engine, requests, prefixes.get()); });
+    right = right && refuses([&] { prefixes->open(request.prompt, 120); });
+    right = right && refuses([&] { pool->run([](helm::Team&) {}); });
+    generation.reset();
+    prefixes.reset();
+    engine.reset();
+    pool.reset();
+    _exit(right ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  while (!generation->done()) generation->advance(1);
 }

@@ -203,3 +203,33 @@ TEST_CASE("prompts and decoding groups overlap where the plan says so of each") 
     }
   }
 }
+
+TEST_CASE("a sequence that someone else closes ends its generation with an error, nothing more") {
+  for (const bool keeps : {false, true}) {
+    CAPTURE(keeps);
+    const auto engine = tiny_engine(tiny_model());
+    helm::PrefixCache prefixes(*engine);
+    {
+      Generation generation(*engine, {request_of(harmless(20), 9), request_of(harmless(30), 9)},
+                            keeps ? &prefixes : nullptr);
+      while (generation.advance(0).empty()) {
+      }
+      engine->close(0);
+      CHECK_THROWS_WITH_AS(generation.advance(1), "[engine] sequence 0 is not open", helm::Error);
+      CHECK_THROWS_AS(generation.cancel(0), helm::Error);
+      generation.cancel(1);
+      CHECK(generation.done());
+    }
+    {
+      Generation generation(*engine, {request_of(harmless(20), 9)}, keeps ? &prefixes : nullptr);
+      generation.advance(0);
+      const helm::SequenceId next = engine->open(1);
+      engine->close(next);
+      engine->close(next - 1);  // the generation's
+    }
+    prefixes.clear();
+    std::vector<helm::SequenceId> all;
+    for (int64_t i = 0; i < engine->plan().limits.sequences; ++i) all.push_back(engine->open(8));
+    for (const helm::SequenceId id : all) engine->close(id);
+  }
+}

@@ -110,7 +110,8 @@ class StepOwner {
 };
 
 // Not reentrant: calls on one engine must not overlap, nor come from a callback of one. The Python
-// module keeps them apart.
+// module keeps them apart. In a forked child, which lacks its threads, all that says more than
+// plan() throws kInvalid, and the destructor leaves everything as it is.
 class HELM_API Engine {
  public:
   Engine(Plan plan, EngineOptions options);
@@ -119,6 +120,8 @@ class HELM_API Engine {
   Engine& operator=(const Engine&) = delete;
 
   const Plan& plan() const;
+  bool forked() const;         // whether this is such a child
+  void check_process() const;  // throws in one
   EngineStats stats() const;
   // Memory of the host, besides weights, that the system provides as it is first written.
   std::vector<std::span<const std::byte>> lazy_memory() const;
@@ -173,6 +176,8 @@ class HELM_API Engine {
   class Impl;
 
  private:
+  Impl& used() const;
+
   std::unique_ptr<Impl> impl_;
 };
 

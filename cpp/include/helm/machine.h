@@ -116,7 +116,8 @@ class HELM_API StageProbe {
 // Times an accelerator and its link on the same synthetic ops, through what the engine uses of it.
 // Runs are enqueued one after the other and awaited together, so that what the host adds to each is
 // hidden as far as it is in the engine; `run_s` are means over batches of runs, `undisturbed_s`
-// those near the quickest. Every call runs for about `seconds`. Calls must not overlap.
+// those near the quickest. Every call runs for about `seconds`. Calls must not overlap. Throws
+// Error{kInvalid} in a forked child.
 class HELM_API DeviceProbe {
  public:
   // See accelerator_info() for specifications and errors. Takes `bytes` of the device's memory, at
@@ -145,6 +146,8 @@ class HELM_API DeviceProbe {
 
  private:
   class Impl;
+  Impl& used() const;
+
   std::unique_ptr<Impl> impl_;
 };
 
