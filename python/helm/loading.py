@@ -27,7 +27,6 @@ from helm.weight_names import name_weights, read_weights
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 _COMPARED_ROWS = 4096
 
 

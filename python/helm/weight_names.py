@@ -65,7 +65,7 @@ def name_weights(
     base = embed.table.removesuffix("embed_tokens.weight")
     tensors = _renamed(stored, base, graph.tensors)
     notices = []
-    left = [name for name in tensors if _LEFTOVER.search(name)]
+    left = [n for n in tensors if n not in graph.tensors and _LEFTOVER.search(n)]
     if left:
         notices.append(f"left out {len(left)} tensors that text does not need: {listed(left)}")
     for name in left:
