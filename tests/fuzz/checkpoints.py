@@ -18,7 +18,7 @@ ARCHITECTURES = tuple(sorted(models.FAMILIES))
 
 def generates(folder: Path, random: Random) -> None:
     """A folder that loads also generates, whatever its weights are."""
-    weights = random.choice(("copied", "mapped", "auto", "compressed"))
+    weights = random.choice(("copied", "mapped", "auto", "auto"))
     with models.load(folder, weights=weights) as llm:
         prompt = [random.randrange(llm.vocab_size) for _ in range(min(5, llm.context))]
         completion = llm.generate(prompt, max_tokens=3)
@@ -43,6 +43,25 @@ def as_the_library(path: Path) -> None:
         sensible(dtypes[name] == info.dtype, f"{name} is {dtypes[name]} or {info.dtype}")
 
 
+def rearranged(random: Random, weights: dict[str, Any]) -> dict[str, Any]:
+    """Whole files of which some tensors are missing, new, of other shape or otherwise named."""
+    found = dict(weights)
+    one, other = random.sample(list(found), 2)
+    pick = random.randrange(6)
+    if pick == 0:
+        del found[one]
+    elif pick == 1:
+        found[random.choice(("model.rotary_emb.inv_freq", "score.weight", "\U0001f600", ""))] = found[one]
+    elif pick == 2:
+        found[one] = found[one].reshape(random.choice(((-1,), (1, -1), (-1, 1), (1, -1, 1))))
+    elif pick == 3:
+        prefix = random.choice(("module.", "_orig_mod.", "model.model.", "x."))
+        found = {prefix + name: array for name, array in found.items()}
+    elif pick == 4:
+        found["lm_head.weight"] = found[other]
+    return dict(sorted(found.items(), key=lambda _: random.random()))
+
+
 class Checkpoint(Kind):
     """One file, in its place among the files of a model."""
 
@@ -50,16 +69,16 @@ class Checkpoint(Kind):
     inputs = 2600
 
     def __init__(self, folder: Path) -> None:
-        self._models: list[tuple[dict[str, Any], dict[str, Any], bytes]] = []
-        for architecture in ARCHITECTURES:
-            config = models.config_of(architecture)
-            for dtype in ("F32", "F16", "BF16"):
-                self._models.append((config, *models.safetensors(models.weights_of(config), dtype)))
+        configs = [models.config_of(architecture) for architecture in ARCHITECTURES]
+        self._models = [(config, models.weights_of(config)) for config in configs]
 
     def run(self, random: Random, folder: Path) -> None:
-        config, header, data = random.choice(self._models)
+        config, weights = random.choice(self._models)
         (folder / "config.json").write_text(json.dumps(config))
         path = folder / "model.safetensors"
+        if random.random() < 0.3:
+            weights = rearranged(random, weights)
+        header, data = models.safetensors(weights, random.choice(("F32", "F16", "BF16")))
         path.write_bytes(self._file(random, header, data))
         if random.random() < 0.1:
             mutate.file(random, path)
@@ -79,10 +98,13 @@ class Checkpoint(Kind):
             names = [name for name in header if name != "__metadata__"]
             one, other = random.sample(names, 2)
             header = {**header, one: header[other], other: header[one]}
-        elif pick < 0.4:
+        elif pick < 0.35:
             one, other = random.sample([name for name in header if name != "__metadata__"], 2)
             header = {**header, one: {**header[one], "data_offsets": header[other]["data_offsets"]}}
-        else:
+        elif pick < 0.5:  # bits that mean other numbers
+            own = header[random.choice([name for name in header if name != "__metadata__"])]
+            own["dtype"] = {"F32": "I32", "F16": "BF16", "BF16": "F16"}[own["dtype"]]
+        elif pick < 0.9:
             header = mutate.json_value(random, header)
         return models.file_of(mutate.dumped(random, header), data)
 

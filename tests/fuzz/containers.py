@@ -18,7 +18,7 @@ from helm.errors import OutOfMemoryError
 _MODEL: dict[str, Any] = {
     "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 12, "vocab_size": 16_384,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
-    "max_position_embeddings": 65_536, "tie_word_embeddings": False,
+    "max_position_embeddings": 16_384, "tie_word_embeddings": False,
 }  # fmt: skip
 _LEAST_BYTES = 160 << 20  # Python with its libraries takes about half of that
 _MOST_BYTES = 3 << 30
@@ -49,7 +49,7 @@ class Container(Kind):
     def run(self, random: Random, folder: Path) -> None:
         limit = int(_LEAST_BYTES * (_MOST_BYTES / _LEAST_BYTES) ** random.random())
         work = random.choice(("logits", "logits", "batch", "logprobs", "generate"))
-        options = [f"context={random.choice((256, 2048, 16_384, 65_536))}"]
+        options = [f"context={random.choice((256, 2048, 16_384))}"]
         options.append(f"weights={random.choice(('auto', 'copied', 'mapped', 'compressed'))}")
         options.append(f"kv_dtype={random.choice(('auto', 'f32', 'i8'))}")
         program = [sys.executable, "-m", "fuzz.programs", "contained", str(self._model)]
@@ -57,8 +57,13 @@ class Container(Kind):
             result = group.run([*program, work, ",".join(options)], env=dict(os.environ))
         told = f"{work} with {', '.join(options)} in {limit >> 20} MiB"
         sensible(not group.was_killed(result), f"{told} was killed")
-        sensible(result.returncode in (0, REFUSED), f"{told}: {result.stderr[-2000:]}")
+        sensible(result.returncode in (0, REFUSED), f"{told}: {_last(result.stderr)}")
         if result.returncode == REFUSED:
             sensible("MiB" in result.stderr or "GiB" in result.stderr, f"{told}: {result.stderr}")
             raise OutOfMemoryError(result.stderr.strip())
-        sensible("done" in result.stdout, f"{told}: {result.stderr[-2000:]}")
+        sensible("done" in result.stdout, f"{told}: {_last(result.stderr)}")
+
+
+def _last(text: str) -> str:
+    """The last line, which says what an exception was."""
+    return text.strip().rpartition("\n")[2]

@@ -6,6 +6,7 @@ HELM refused, saying why on standard error.
 
 from __future__ import annotations
 
+import resource
 import signal
 import sys
 from typing import Any
@@ -58,7 +59,8 @@ def contained(folder: str, work: str, options: str) -> None:
 
 
 def main() -> int:
-    """Runs one program."""
+    """Runs one program, with the limits of a usual process."""
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
     name, *arguments = sys.argv[1:]
     try:
         {"handled": handled, "contained": contained}[name](*arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import subprocess
@@ -16,10 +15,11 @@ from command import COMMAND, environment
 from fuzz.kind import Kind, sensible
 from fuzz.programs import STORY
 
-_PROGRAM = [sys.executable, "-m", "fuzz.programs", "handled"]
-_RUN = [*COMMAND, "run", "bundled", STORY, "--temperature", "0", "--max-tokens", "300", "--quiet"]
-_CHAT = [*COMMAND, "chat", "bundled", "--temperature", "0", "--max-tokens", "60", "--quiet"]
-_BENCH = [*COMMAND, "bench", "--rounds", "2"]
+_PROGRAM = (sys.executable, "-m", "fuzz.programs", "handled")
+_GREEDY = ("--temperature", "0", "--quiet", "--threads", "2", "--max-tokens")
+_RUN = (*COMMAND, "run", "bundled", STORY, *_GREEDY, "300", "--save-kv")
+_CHAT = (*COMMAND, "chat", "bundled", *_GREEDY, "60", "--save-kv")
+_BENCH = (*COMMAND, "bench", "--rounds", "2", "--threads", "2")
 _TALK = b"Hello!\n" + STORY.encode() + b"\nTell me more\nWhy?\n"
 # What the process goes on after, and what ends it: by the signal, or with 128 and its number.
 _HARMLESS = (signal.SIGWINCH, signal.SIGCHLD, signal.SIGPIPE, signal.SIGCONT)
@@ -38,42 +38,38 @@ class Signal(Kind):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._calls = (
-            ("run", [*_RUN, "--save-kv"], b""), ("run", [*_RUN, "--save-kv"], b""),
-            ("chat", [*_CHAT, "--save-kv"], _TALK), ("bench", _BENCH, b""),
+            ("run", _RUN, b""), ("run", _RUN, b""), ("chat", _CHAT, _TALK), ("bench", _BENCH, b""),
             ("program", _PROGRAM, b""), ("program", _PROGRAM, b""),
         )  # fmt: skip
+        self._expected: dict[str, tuple[bytes, float]] = {}
 
-    @functools.cached_property
-    def _expected(self) -> dict[str, tuple[bytes, float]]:
-        """What each command prints, and how long it takes, if left alone."""
-        found = {}
-        for name, command, stdin in self._calls:
+    def _left_alone(self, name: str, command: tuple[str, ...], stdin: bytes) -> tuple[bytes, float]:
+        """What a command prints, and how many seconds it takes."""
+        if name not in self._expected:
             before = time.monotonic()
-            whole = command if name == "bench" else [*command, str(self._folder / f"{name}.kv")]
             out = subprocess.run(
-                whole, input=stdin, env=environment(), capture_output=True, check=True
+                command, input=stdin, env=environment(), capture_output=True, check=True
             ).stdout
-            found[name] = (out, time.monotonic() - before)
-        return found
+            self._expected[name] = (out, time.monotonic() - before)
+        return self._expected[name]
 
     def run(self, random: Random, folder: Path) -> None:
         name, command, stdin = random.choice(self._calls)
-        out, usual_s = self._expected[name]
         saved = folder / "saved.kv"
-        old = (self._folder / "run.kv").read_bytes() if random.random() < 0.5 else None
-        if old is not None:
-            saved.write_bytes(old)
+        if name != "bench":
+            command = (*command, str(saved))
+        out, usual_s = self._left_alone(name, command, stdin)
+        if random.random() < 0.5:
+            saved.unlink(missing_ok=True)
         sent = [random.choice((*_HARMLESS, *_STOPS, *_FATAL)) for _ in range(random.choice((1, 1, 3)))]
         with subprocess.Popen(
-            command if name == "bench" else [*command, str(saved)], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
-            preexec_fn=os.setpgrp,
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=environment(), preexec_fn=os.setpgrp,
         ) as process:  # fmt: skip
             try:
                 assert process.stdin is not None
                 process.stdin.write(stdin)
-                process.stdin.close()
-                process.stdin = None
+                process.stdin.flush()
                 _wait_for_runtime(process)
                 for number in sent:
                     time.sleep(random.uniform(0, usual_s) / len(sent))
@@ -82,7 +78,7 @@ class Signal(Kind):
             finally:
                 process.kill()
         _check(name, sent, process.returncode, printed, errors.decode(errors="replace"), out)
-        if saved.exists() and saved.read_bytes() != old:
+        if saved.exists():
             kv_file.checksums(saved.read_bytes())
 
 

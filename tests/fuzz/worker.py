@@ -6,12 +6,14 @@ libraries write there, or to standard error, goes to FOLDER/log.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
 import re
 import resource
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -21,6 +23,7 @@ from random import Random
 from typing import Any
 
 MOST_BYTES = 1 << 30  # of resident memory that one input may take, or leave behind
+_PR_SET_PDEATHSIG = 1
 MOST_ADDRESSES = 4 << 30  # of address space beyond what HELM itself takes
 
 
@@ -97,7 +100,8 @@ def _trace(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Serves until standard input ends."""
+    """Serves until standard input ends, or whoever started this process."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     seed, folder, keep = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "keep"
     answers = os.fdopen(os.dup(1), "w")
     log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -112,7 +116,7 @@ def main() -> None:
     import fuzz.kinds  # noqa: F401 - before memory is limited
 
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + MOST_ADDRESSES,) * 2)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MOST_ADDRESSES, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     worker = Worker(seed, folder)
     for line in requests:
