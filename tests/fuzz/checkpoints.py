@@ -51,7 +51,9 @@ def rearranged(random: Random, weights: dict[str, Any]) -> dict[str, Any]:
     if pick == 0:
         del found[one]
     elif pick == 1:
-        found[random.choice(("model.rotary_emb.inv_freq", "score.weight", "\U0001f600", ""))] = found[one]
+        found[random.choice(("model.rotary_emb.inv_freq", "score.weight", "\U0001f600", ""))] = (
+            found[one]
+        )
     elif pick == 2:
         found[one] = found[one].reshape(random.choice(((-1,), (1, -1), (-1, 1), (1, -1, 1))))
     elif pick == 3:

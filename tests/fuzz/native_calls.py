@@ -175,7 +175,9 @@ class Program:
 
     def _cancel(self) -> None:
         if self._generations:
-            self._random.choice(self._generations).cancel(self._random.choice((0, 1, self._number())))
+            self._random.choice(self._generations).cancel(
+                self._random.choice((0, 1, self._number()))
+            )
 
     def _timings(self) -> None:
         if self._generations:
@@ -186,7 +188,9 @@ class Program:
     def _cache(self) -> None:
         if self._caches and self._random.random() < 0.5:
             cache = self._random.choice(self._caches)
-            self._random.choice((cache.clear, lambda: cache.kept, lambda: cache.fits(self._number())))()
+            self._random.choice(
+                (cache.clear, lambda: cache.kept, lambda: cache.fits(self._number()))
+            )()
         else:
             self._caches.append(_helm.PrefixCache(self._engine))
 
@@ -197,7 +201,10 @@ class Program:
     def _files(self) -> None:
         if not self._caches:
             return
-        cache, progress = self._random.choice(self._caches), self._random.choice((None, odd.planted))
+        cache, progress = (
+            self._random.choice(self._caches),
+            self._random.choice((None, odd.planted)),
+        )
         if self._random.random() < 0.5:
             cache.save(self._list(), self._file, self._random.choice(("", "{}", "\x00")), progress)
         else:

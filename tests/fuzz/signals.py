@@ -61,7 +61,9 @@ class Signal(Kind):
         out, usual_s = self._left_alone(name, command, stdin)
         if random.random() < 0.5:
             saved.unlink(missing_ok=True)
-        sent = [random.choice((*_HARMLESS, *_STOPS, *_FATAL)) for _ in range(random.choice((1, 1, 3)))]
+        sent = [
+            random.choice((*_HARMLESS, *_STOPS, *_FATAL)) for _ in range(random.choice((1, 1, 3)))
+        ]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=environment(), preexec_fn=os.setpgrp,
@@ -111,4 +113,6 @@ def _check(
     if status == 0 and name in ("run", "chat"):
         sensible(printed == out, f"{told}, but {printed!r} was printed, not {out!r}")
     elif name == "run":
-        sensible(out.startswith(printed.rstrip(b"\n")), f"{told}: {printed!r} is no part of {out!r}")
+        sensible(
+            out.startswith(printed.rstrip(b"\n")), f"{told}: {printed!r} is no part of {out!r}"
+        )

@@ -148,11 +148,15 @@ class ChatTemplate(Kind):
             template = "".join(_statement(random, 0) for _ in range(random.randint(1, 4)))
         if random.random() < 0.05:
             depth = random.choice((50, 1000, 100_000))
-            template = random.choice(("{{ " + "(" * depth, "{% if x %}" * depth, "{{ " + "-" * depth + "1 }}"))
+            template = random.choice(
+                ("{{ " + "(" * depth, "{% if x %}" * depth, "{{ " + "-" * depth + "1 }}")
+            )
         special = {"bos_token": "<|begin|>", "eos_token": "<|end|>"}
         tokenizer = Tokenizer(self._backend, special, {"default": template})
         tools = random.choice((None, None, [], [{"type": "function"}], [1]))
-        variables = random.choice(({}, {}, {"x": 1}, {"x": [[1]] * 3}, {"range": 3, "bos_token": None}))
+        variables = random.choice(
+            ({}, {}, {"x": 1}, {"x": [[1]] * 3}, {"range": 3, "bos_token": None})
+        )
         text = tokenizer.render_chat(random.choice(_MESSAGES), tools=tools, **variables)
         sensible(isinstance(text, str), f"a {type(text).__name__} instead of text")
         sensible(len(text) <= 1 << 28, f"a text of {len(text)} characters")
@@ -164,7 +168,9 @@ def _expression(random: Random) -> str:
     while random.random() < 0.35:
         found = f"({found}) | {random.choice(_FILTERS)}"
     if random.random() < 0.2:
-        operator = random.choice(("+", "~", "*", "-", "%", "in", "is", "==", "<", "and", "**", "//"))
+        operator = random.choice(
+            ("+", "~", "*", "-", "%", "in", "is", "==", "<", "and", "**", "//")
+        )
         found = f"({found}) {operator} ({random.choice(_EXPRESSIONS)})"
     return found
 
