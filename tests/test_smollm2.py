@@ -1,4 +1,4 @@
-"""A real instruct model, SmolLM2-135M-Instruct, beside transformers: text, logits, conversations."""
+"""SmolLM2-135M-Instruct beside transformers: text of prompts and conversations, logits."""
 
 from __future__ import annotations
 

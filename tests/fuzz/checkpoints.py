@@ -29,7 +29,7 @@ def generates(folder: Path, random: Random) -> None:
 
 def as_the_library(path: Path) -> None:
     """What HELM reads in a file, the format's own library reads too."""
-    own = {name: info for name, info in read_checkpoint(path.parent).items()}
+    own = read_checkpoint(path.parent)
     try:
         with safetensors.safe_open(path, "numpy") as found:
             names = set(found.keys())

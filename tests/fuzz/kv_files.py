@@ -66,7 +66,7 @@ class KvFile(Kind):
             tokens = llm.generate(_STORY, **_GREEDY, max_tokens=23).tokens
             sensible(tokens[20:] == self._expected[number], "other tokens after a refusal")
             raise
-        sensible(0 < saved.cached, "nothing in the cache")
+        sensible(saved.cached > 0, "nothing in the cache")
         if pick < 0.35 and data != file:
             raise NonsenseError("a damaged file was taken")
         vocab = llm.vocab_size

@@ -18,8 +18,10 @@ INTEGERS = (
 REALS = (0.0, -0.0, 0.5, 1.0, -1.0, 1.5, 1e-5, 1e-30, 1e30, 1e300, 1e308, 5e-324, -1e300, 0.1)
 WORDS = (
     "", " ", "a", "null", "true", "0", "-1", "auto", "cpu", "f16", "bfloat16", "float32", "half",
-    "torch.float32", "\ud800", "\x00", "a\x00b", "\n", "\u202e", "é", "e\u0301", "😀", "../x", "/etc/passwd",
-    "{{ x }}", "%s%n", "<s>", "</s>", "<|im_end|>", "x" * 300, "model.safetensors", "LlamaForCausalLM",
+    "torch.float32", "\ud800", "\x00", "a\x00b", "\n", "\u202e", "é", "e\u0301", "😀", "../x",
+    "/etc/passwd",
+    "{{ x }}", "%s%n", "<s>", "</s>", "<|im_end|>", "x" * 300, "model.safetensors",
+    "LlamaForCausalLM",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from pathlib import Path
 from random import Random
@@ -53,10 +54,8 @@ class NativeCalls(Kind):
         program.forget()
         gc.collect()
         for sequence in program.sequences:
-            try:
+            with contextlib.suppress(HelmError):  # closed before
                 engine.close(sequence)
-            except HelmError:
-                pass  # closed before
         try:
             found = greedy(engine, self._prompts, 5)
             for _ in range(_SEQUENCES):

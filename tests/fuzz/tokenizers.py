@@ -13,7 +13,8 @@ from fuzz.kind import Kind, sensible
 from helm.tokenizer import Tokenizer
 
 _TEXTS = (
-    "Once upon a time", "a", " ", "\n\t", "<|begin|>x<|end|>", "naïve façade 你好 😀", "\x00", "e\u0301" * 50,
+    "Once upon a time", "a", " ", "\n\t", "<|begin|>x<|end|>", "naïve façade 你好 😀", "\x00",
+    "e\u0301" * 50,
     "<|user|>" * 20, "\u200d\u202e\ufeff", "x" * 2000, "A1 b2. C3!? " * 30,
 )  # fmt: skip
 _COMPANIONS: dict[str, Any] = {
@@ -62,7 +63,8 @@ class TokenizerFiles(Kind):
                 files[name] = document
         changed = random.choice(("tokenizer.json", *files))
         if changed == "tokenizer.json" and random.random() < 0.4:
-            part = random.choice(("normalizer", "pre_tokenizer", "post_processor", "decoder", "model",
+            part = random.choice(("normalizer", "pre_tokenizer", "post_processor", "decoder",
+            "model",
                                   "truncation", "padding"))  # fmt: skip
             files[changed] = {**files[changed], part: random.choice(_SPARE_PARTS)}
         else:
@@ -98,9 +100,11 @@ class TokenizerFiles(Kind):
 
 _EXPRESSIONS = (
     "messages", "messages[0]['content']", "message.role", "bos_token", "eos_token", "tools", "''",
-    "range(10)", "range(10**9)", "range(10**400)", "'a' * 10**9", "'a' * 3", "10**10**8", "0.1", "[]", "{}",
+    "range(10)", "range(10**9)", "range(10**400)", "'a' * 10**9", "'a' * 3", "10**10**8", "0.1",
+    "[]", "{}",
     "loop.index0", "namespace(x=1)", "x", "ns.x", "dict(a=1)", "joiner(', ')", "cycler(1, 2)",
-    "strftime_now('%Y')", "strftime_now('%' * 9)", "raise_exception('no')", "raise_exception(messages)",
+    "strftime_now('%Y')", "strftime_now('%' * 9)", "raise_exception('no')",
+    "raise_exception(messages)",
     "''.__class__.__mro__", "messages.append(1)", "messages.__class__", "self", "self.__init__",
     "lipsum(n=1000)", "lipsum.__globals__", "cycler.__init__", "caller()", "'%s' % messages",
     "'{0.__class__}'.format(x)", "'%1000000000d' % 1", "'{:>1000000000}'.format(1)", "1 // 0",
@@ -108,11 +112,16 @@ _EXPRESSIONS = (
     "'a'.join(range(9))", "documents", "'\\ud800'", "add_generation_prompt",
 )  # fmt: skip
 _FILTERS = (
-    "tojson", "tojson(indent=4)", "tojson(indent=10**9)", "trim", "length", "upper", "string", "list",
-    "join('a')", "first", "last", "sort", "unique", "map(attribute='role')", "selectattr('role')", "int",
-    "groupby('role')", "batch(0)", "batch(2, 'x')", "slice(10**9)", "center(10**9)", "indent(10**8)",
-    "wordwrap(0)", "truncate(-1)", "default('a')", "items", "dictsort", "pprint", "xmlattr", "round(10**9)",
-    "replace('a', 'b' * 10**6)", "urlize", "format(1)", "attr('__class__')", "sum", "random", "absent",
+    "tojson", "tojson(indent=4)", "tojson(indent=10**9)", "trim", "length", "upper", "string",
+    "list",
+    "join('a')", "first", "last", "sort", "unique", "map(attribute='role')", "selectattr('role')",
+    "int",
+    "groupby('role')", "batch(0)", "batch(2, 'x')", "slice(10**9)", "center(10**9)",
+    "indent(10**8)",
+    "wordwrap(0)", "truncate(-1)", "default('a')", "items", "dictsort", "pprint", "xmlattr",
+    "round(10**9)",
+    "replace('a', 'b' * 10**6)", "urlize", "format(1)", "attr('__class__')", "sum", "random",
+    "absent",
     "filesizeformat", "escape", "safe", "float", "abs", "reverse", "min", "striptags",
 )  # fmt: skip
 _MESSAGES: tuple[list[dict[str, Any]], ...] = (
@@ -189,9 +198,11 @@ def _statement(random: Random, depth: int) -> str:
     if pick < 0.85:
         return f"{{% set x = {_expression(random)} %}}{body}"
     if pick < 0.92:
-        return f"{{% macro m(x) %}}{body}{{{{ m(x) }}}}{{% endmacro %}}{{{{ m({_expression(random)}) }}}}"
+        call = "{{ m(" + _expression(random) + ") }}"
+        return "{% macro m(x) %}" + body + "{{ m(x) }}{% endmacro %}" + call
     return random.choice((
-        "{% generation %}" + body + "{% endgeneration %}", "{% include 'x' %}", "{% import 'x' as y %}",
+        "{% generation %}" + body + "{% endgeneration %}", "{% include 'x' %}",
+        "{% import 'x' as y %}",
         "{% raw %}{{{% endraw %}", "{# " + body + " #}", "{% block b %}" + body + "{% endblock %}",
         "{% filter upper %}" + body + "{% endfilter %}", "{% call m(1) %}" + body + "{% endcall %}",
         "{% extends 'x' %}", "{% set ns.x = 1 %}", "{% for x in", "{%- endfor -%}",

@@ -5,6 +5,7 @@ A process that ends, or does not answer in time, is a finding, and another one g
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -50,12 +51,13 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     slowest: dict[str, tuple[float, int]] = field(default_factory=dict)
     seconds: Counter[str] = field(default_factory=Counter)
+    lock: Any = field(default_factory=threading.Lock, repr=False)
 
 
 class Watched:
     """One process that takes inputs."""
 
-    def __init__(self, seed: str, keep: Path | None) -> None:
+    def __init__(self, seed: str, keep: Path | None = None) -> None:
         self._seed = seed
         self._keep = keep
         self._process: subprocess.Popen[bytes] | None = None
@@ -91,7 +93,7 @@ class Watched:
         self._folder = Path(tempfile.mkdtemp(prefix="helm-fuzz-", dir=self._keep))
         self._given, self._unread = 0, b""
         own = {
-            "PYTHONPATH": str(TESTS),
+            "PYTHONPATH": os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", ""))),
             "HF_HUB_OFFLINE": "1",
             "HF_HOME": str(self._folder / "hub"),
             "XDG_CACHE_HOME": str(self._folder / "cache"),
@@ -136,13 +138,35 @@ class Watched:
         process, self._process = self._process, None
         if process is None:
             return
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.communicate()
         if self._keep is None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+Tell = Callable[[str, int, dict[str, Any]], None]  # (kind, index, outcome)
+
+
+def run_in(
+    watched: Watched,
+    inputs: Iterable[tuple[str, int]],
+    limits_s: dict[str, float],
+    report: Report,
+    tell: Tell = lambda _kind, _index, _outcome: None,
+) -> None:
+    """Runs (kind, index) one after the other. limits_s: by kind."""
+    for kind, index in inputs:
+        limit_s = limits_s[kind]
+        outcome = watched.outcome(kind, index, limit_s)
+        if outcome["outcome"] == "hang":  # or the machine had other things to do
+            again = watched.outcome(kind, index, limit_s * _ALONE)
+            if again.get("seconds", limit_s) < limit_s:
+                outcome = again
+            else:
+                outcome["outcome"] = "finding"
+        _note(report, kind, index, outcome)
+        tell(kind, index, outcome)
 
 
 def run(
@@ -151,10 +175,9 @@ def run(
     limits_s: dict[str, float],
     processes: int = 1,
     keep: Path | None = None,
-    tell: Callable[[str, int, dict[str, Any]], None] = lambda _kind, _index, _outcome: None,
+    tell: Tell = lambda _kind, _index, _outcome: None,
 ) -> Report:
-    """Runs (kind, index) of a seed. limits_s: by kind. keep: a folder for the inputs' files. tell:
-    called with each outcome."""
+    """The same in several processes at once. keep: a folder for the files of inputs."""
     report, lock, source = Report(), threading.Lock(), iter(inputs)
 
     def take() -> Iterator[tuple[str, int]]:
@@ -168,15 +191,7 @@ def run(
     def work() -> None:
         watched = Watched(seed, keep)
         try:
-            for kind, index in take():
-                outcome = watched.outcome(kind, index, limits_s[kind])
-                if outcome["outcome"] == "hang":  # or the machine had other things to do
-                    again = watched.outcome(kind, index, limits_s[kind] * _ALONE)
-                    quick = again.get("seconds", limits_s[kind]) < limits_s[kind]
-                    outcome = again if quick else {**outcome, "outcome": "finding"}
-                with lock:
-                    _note(report, kind, index, outcome)
-                    tell(kind, index, outcome)
+            run_in(watched, take(), limits_s, report, tell)
         finally:
             watched.end()
 
@@ -189,6 +204,11 @@ def run(
 
 
 def _note(report: Report, kind: str, index: int, outcome: dict[str, Any]) -> None:
+    with report.lock:
+        _count(report, kind, index, outcome)
+
+
+def _count(report: Report, kind: str, index: int, outcome: dict[str, Any]) -> None:
     report.outcomes[kind, outcome["outcome"]] += 1
     seconds = outcome.get("seconds", 0.0)
     report.seconds[kind] += seconds

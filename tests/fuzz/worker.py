@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import re
@@ -39,6 +40,16 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
+def kind_of(name: str) -> Any:
+    """A kind by its name, or by that of its module and class: "module.Class"."""
+    from fuzz.kinds import KINDS
+
+    if name in KINDS:
+        return KINDS[name]
+    module, _, own = name.rpartition(".")
+    return getattr(importlib.import_module(module), own)
+
+
 class Worker:
     """Kinds that are made when first asked for, and one input after the other."""
 
@@ -49,12 +60,10 @@ class Worker:
 
     def prepare(self, name: str) -> None:
         """Makes a kind; its memory is no input's."""
-        from fuzz.kinds import KINDS
-
         if name not in self._kinds:
             own = self._folder / name
             own.mkdir()
-            self._kinds[name] = KINDS[name](own)
+            self._kinds[name] = kind_of(name)(own)
             gc.collect()
 
     def outcome(self, name: str, index: int, keep: bool) -> dict[str, Any]:
