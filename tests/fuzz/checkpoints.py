@@ -137,14 +137,14 @@ class Shards(Kind):
         shard, other = random.sample(shards, 2)
         if pick < 0.15:
             mutate.file(random, random.choice((index, *shards)))
-        elif pick < 0.25 and shard.is_file() and other.is_file():
+        elif pick < 0.25 and _plain(shard) and _plain(other):
             first, second = shard.read_bytes(), other.read_bytes()
             shard.write_bytes(second)
             if random.random() < 0.5:
                 other.write_bytes(first)
-        elif pick < 0.35 and shard.is_file():
+        elif pick < 0.35 and _plain(shard):
             shard.write_bytes(mutate.octets(random, shard.read_bytes()))
-        elif index.is_file() and index.stat().st_size < 1 << 20:
+        elif _plain(index):
             document = _parsed(index)
             map_ = document.get("weight_map") if isinstance(document, dict) else None
             if isinstance(map_, dict) and map_ and random.random() < 0.6:
@@ -154,6 +154,11 @@ class Shards(Kind):
             else:
                 document = mutate.json_value(random, document)
             index.write_bytes(mutate.dumped(random, document))
+
+
+def _plain(path: Path) -> bool:
+    """Whether a file is one of the origin's, not what mutate.file puts in its place."""
+    return path.exists() and not path.is_symlink() and 0 < path.stat().st_size < 1 << 20
 
 
 def _parsed(path: Path) -> Any:
