@@ -1,0 +1,1 @@
+"""Hostile inputs for HELM: generators that mutate valid ones, a watched runner, an oracle each."""
