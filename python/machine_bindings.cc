@@ -73,6 +73,16 @@ void bind_machine(nb::module_& m) {
   m.def("granted_huge_page_bytes", &granted_huge_page_bytes, "bytes"_a, nb::call_guard<Released>(),
         "Touches `bytes` of fresh memory that asks for huge pages; how much the system put on\n"
         "them, None where it does not tell.");
+  m.def(
+      "replace_file",
+      [](const nb::bytes& path, const nb::bytes& content) {
+        const std::string to(path.c_str(), path.size());
+        const std::string_view text(content.c_str(), content.size());
+        const nb::gil_scoped_release released;
+        replace_file(to, text);
+      },
+      "path"_a, "content"_a,
+      "Puts a file with this content there, whole or not at all. Raises CheckpointError.");
   m.def("stream_read_bytes_per_s", &stream_read, "threads"_a, "bytes"_a = int64_t{1} << 30,
         "seconds"_a = 0.5, "The machine's streaming-read ceiling, bytes/s.");
   m.def("fma_flops", &fma, "threads"_a, "seconds"_a = 0.2,

@@ -243,7 +243,6 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     path.write_bytes(whole)
     for options, message in (
         ({"kv_dtype": "f32"}, "dtype"),
-        ({"page_tokens": 64}, "page size"),
         ({"dtype": "f32"}, "weights"),
         ({"context": 64}, "64"),
         ({"prefix_cache": False}, "prefix_cache=False"),

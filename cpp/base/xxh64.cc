@@ -1,6 +1,6 @@
 #include "base/xxh64.h"
 
-#include <array>
+#include <algorithm>
 #include <bit>
 
 namespace helm {
@@ -26,21 +26,37 @@ uint64_t round(uint64_t lane, uint64_t word) {
 
 }  // namespace
 
-uint64_t xxh64(std::span<const std::byte> data, uint64_t seed) {
-  const std::byte* p = data.data();
-  const std::byte* end = p + data.size();
-  uint64_t hash = seed + kPrime5;
-  if (data.size() >= 32) {
-    std::array<uint64_t, 4> lanes = {seed + kPrime1 + kPrime2, seed + kPrime2, seed,
-                                     seed - kPrime1};
-    for (; end - p >= 32; p += 32) {
-      for (size_t i = 0; i < 4; ++i) lanes[i] = round(lanes[i], load<8>(p + 8 * i));
-    }
-    hash = std::rotl(lanes[0], 1) + std::rotl(lanes[1], 7) + std::rotl(lanes[2], 12) +
-           std::rotl(lanes[3], 18);
-    for (const uint64_t lane : lanes) hash = (hash ^ round(0, lane)) * kPrime1 + kPrime4;
+Xxh64::Xxh64(uint64_t seed)
+    : seed_(seed), lanes_{seed + kPrime1 + kPrime2, seed + kPrime2, seed, seed - kPrime1} {}
+
+void Xxh64::mix(const std::byte* block) {
+  for (size_t i = 0; i < lanes_.size(); ++i) lanes_[i] = round(lanes_[i], load<8>(block + 8 * i));
+}
+
+void Xxh64::add(std::span<const std::byte> data) {
+  const size_t held = bytes_ % kBlock;
+  bytes_ += data.size();
+  if (held > 0) {
+    const size_t taken = std::min(kBlock - held, data.size());
+    std::copy_n(data.begin(), taken, rest_.begin() + held);
+    data = data.subspan(taken);
+    if (held + taken < kBlock) return;
+    mix(rest_.data());
   }
-  hash += data.size();
+  for (; data.size() >= kBlock; data = data.subspan(kBlock)) mix(data.data());
+  std::copy(data.begin(), data.end(), rest_.begin());
+}
+
+uint64_t Xxh64::value() const {
+  uint64_t hash = seed_ + kPrime5;
+  if (bytes_ >= kBlock) {
+    hash = std::rotl(lanes_[0], 1) + std::rotl(lanes_[1], 7) + std::rotl(lanes_[2], 12) +
+           std::rotl(lanes_[3], 18);
+    for (const uint64_t lane : lanes_) hash = (hash ^ round(0, lane)) * kPrime1 + kPrime4;
+  }
+  hash += bytes_;
+  const std::byte* p = rest_.data();
+  const std::byte* end = p + bytes_ % kBlock;
   for (; end - p >= 8; p += 8) {
     hash = std::rotl(hash ^ round(0, load<8>(p)), 27) * kPrime1 + kPrime4;
   }

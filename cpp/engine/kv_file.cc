@@ -26,6 +26,7 @@ constexpr char kFormat = '2';
 constexpr int64_t kWord = sizeof(uint64_t);
 constexpr int64_t kPrefix = 3 * kWord;  // before the header
 constexpr int64_t kMostHeader = int64_t{1} << 30;
+constexpr int64_t kChunk = int64_t{1} << 20;  // checked at once
 
 std::array<unsigned char, kWord> little_endian(uint64_t word) {
   std::array<unsigned char, kWord> bytes{};
@@ -62,22 +63,10 @@ KvFileWriter::KvFileWriter(const std::string& path, const KvFileHeader& header)
       {"metadata", header.metadata}};
   const std::string text = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   open();
-  try {
-    write(kMagic.data(), kMagic.size());
-    write(&kFormat, 1);
-    write(little_endian(text.size()).data(), kWord);
-    write_checked(std::as_bytes(std::span(text)));
-  } catch (...) {
-    std::fclose(file_);
-    std::remove(temporary_.c_str());
-    throw;
-  }
-}
-
-KvFileWriter::~KvFileWriter() {
-  if (file_ == nullptr) return;
-  std::fclose(file_);
-  std::remove(temporary_.c_str());
+  file_->write(kMagic.data(), kMagic.size());
+  file_->write(&kFormat, 1);
+  file_->write(little_endian(text.size()).data(), kWord);
+  write_checked(std::as_bytes(std::span(text)));
 }
 
 void KvFileWriter::fail_to_write(int code) const {
@@ -97,29 +86,16 @@ void KvFileWriter::open() {
     fail_to_write(errno);
   }
   try {
-    target_ = followed(path_).string();
+    file_.emplace(followed(path_).string(), "[kv] cannot write " + path_);
   } catch (const std::filesystem::filesystem_error& error) {
     fail_to_write(error.code().value());
   }
-  temporary_ = target_ + ".part.XXXXXX";
-  const int descriptor = mkostemp(temporary_.data(), O_CLOEXEC);  // for its owner alone
-  if (descriptor < 0) fail_to_write(errno);
-  file_ = fdopen(descriptor, "wb");
-  if (file_ != nullptr) return;
-  const int code = errno;
-  close(descriptor);
-  std::remove(temporary_.c_str());
-  fail_to_write(code);
-}
-
-void KvFileWriter::write(const void* data, size_t bytes) {
-  if (std::fwrite(data, 1, bytes, file_) != bytes) fail_to_write(errno);
 }
 
 void KvFileWriter::write_checked(std::span<const std::byte> data) {
   checksum_ = xxh64(data, checksum_);
-  write(little_endian(checksum_).data(), kWord);
-  write(data.data(), data.size());
+  file_->write(little_endian(checksum_).data(), kWord);
+  file_->write(data.data(), data.size());
 }
 
 void KvFileWriter::append(std::vector<std::byte>& block) {
@@ -136,48 +112,38 @@ void KvFileWriter::append(std::vector<std::byte>& block) {
 }
 
 void KvFileWriter::finish() {
-  std::FILE* file = std::exchange(file_, nullptr);
-  const int descriptor = fileno(file);
-  bool written = std::fflush(file) == 0;
   // Others may read what they could read before; where the owner cannot be kept, nobody.
-  if (old_ && fchown(descriptor, old_->st_uid, old_->st_gid) == 0) {
-    written = fchmod(descriptor, old_->st_mode & 0777) == 0 && written;
+  if (old_ && fchown(file_->descriptor(), old_->st_uid, old_->st_gid) == 0 &&
+      fchmod(file_->descriptor(), old_->st_mode & 0777) != 0) {
+    fail_to_write(errno);
   }
-  written = written && fsync(descriptor) == 0;
-  if (std::fclose(file) != 0 || !written || std::rename(temporary_.c_str(), target_.c_str()) != 0) {
-    const int code = errno;
-    std::remove(temporary_.c_str());
-    fail_to_write(code);
-  }
+  file_->finish();
 }
 
 KvFileReader::KvFileReader(const std::string& path, const Plan& plan,
                            const std::string& weights_digest)
-    : path_(path) {
+    : path_(path), pages_(plan.kv) {
   check_path(path);
   check_kind();
-  const uint64_t size = read_word();
+  const uint64_t size = word_at(kWord);
   if (size > static_cast<uint64_t>(std::min(bytes_ - kPrefix, kMostHeader))) {
     fail(ErrorKind::kInvalid, "[kv] ", path, " is damaged: its header ends beyond the file");
   }
+  blocks_at_ = kPrefix + static_cast<int64_t>(size);
   std::string text(size, '\0');
-  read_checked(std::as_writable_bytes(std::span(text)), "its header");
+  read_at(kPrefix, text.data(), std::ssize(text));
+  checksum_ = xxh64(std::as_bytes(std::span(text)), 0);
+  check_sum(word_at(2 * kWord), "its header");
   take_header(text, plan, weights_digest);
-  const int64_t expected =
-      kPrefix + static_cast<int64_t>(size) + header_.blocks() * (kWord + header_.block_bytes());
-  if (bytes_ != expected) {
-    fail(ErrorKind::kInvalid, "[kv] ", path, " is damaged: it has ", bytes_,
-         " bytes, its header says ", expected);
-  }
+  check_size();
 }
 
 // Opens the file and reads as far as to know that it is one of ours.
 void KvFileReader::check_kind() {
   // Without waiting for a writer, should it be a pipe.
-  const int descriptor = ::open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-  if (descriptor >= 0) file_.reset(fdopen(descriptor, "rb"));
+  file_ = Descriptor(::open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   struct stat status{};
-  if (file_ == nullptr || fstat(descriptor, &status) != 0) {
+  if (file_.get() < 0 || fstat(file_.get(), &status) != 0) {
     fail(ErrorKind::kIo, "[kv] cannot read ", path_, ": ", std::strerror(errno));
   }
   bytes_ = status.st_size;
@@ -187,8 +153,8 @@ void KvFileReader::check_kind() {
   }
   std::array<char, kMagic.size()> magic{};
   char format = 0;
-  read(magic.data(), magic.size());
-  read(&format, 1);
+  read_at(0, magic.data(), std::ssize(magic));
+  read_at(std::ssize(magic), &format, 1);
   if (magic != kMagic || format < '1' || format > '9') {
     fail(ErrorKind::kInvalid, "[kv] ", path_, " is no KV cache saved by HELM");
   }
@@ -218,7 +184,7 @@ void KvFileReader::take_header(const std::string& text, const Plan& plan,
   same("model", header_.fingerprint, plan.fingerprint);
   same("set of weights, or in another dtype", header_.weights_digest, weights_digest);
   same("dtype", root["dtype"].string(), std::string(dtype_name(plan.kv.dtype)));
-  same("page size", root["page_tokens"].integer(1, kMost), plan.kv.page_tokens);
+  header_.kv.page_tokens = root["page_tokens"].integer(1, kMost);
   same("number of layers", root["layers"].integer(1, kMost), plan.kv.layers);
   same("number of KV heads", root["kv_heads"].integer(1, kMost), plan.kv.kv_heads);
   same("head size", root["head_dim"].integer(1, kMost), plan.kv.head_dim);
@@ -232,34 +198,101 @@ void KvFileReader::take_header(const std::string& text, const Plan& plan,
   }
 }
 
-void KvFileReader::read(void* data, size_t bytes) {
-  if (std::fread(data, 1, bytes, file_.get()) != bytes) {
-    fail(ErrorKind::kIo, "[kv] reading ", path_, " failed: ",
-         std::ferror(file_.get()) != 0 ? std::strerror(errno) : "unexpected end of file");
+void KvFileReader::check_size() const {
+  const KvSpec& kv = header_.kv;
+  const int64_t held = bytes_ - blocks_at_;
+  const int64_t position =
+      2 * kv.layers * kv.kv_heads * (kv.row_bytes() + kv_scale_bytes(kv.dtype));
+  // The bytes of a page of more positions than the file holds might be too many to count.
+  const bool fits = header_.tokens.empty()
+                        ? held == 0
+                        : kv.page_tokens <= held / position && held % block_step() == 0 &&
+                              held / block_step() == header_.blocks();
+  if (fits) return;
+  fail(ErrorKind::kInvalid, "[kv] ", path_, " is damaged: it has ", bytes_,
+       " bytes, which is not what ", header_.tokens.size(), " positions take");
+}
+
+void KvFileReader::read(std::vector<std::byte>& block) {
+  block.assign(static_cast<size_t>(pages_.layers * pages_.page_bytes()), std::byte{0});
+  const int64_t begin = next_position_;
+  next_position_ = std::min(begin + pages_.page_tokens, std::ssize(header_.tokens));
+  const int64_t page_tokens = header_.kv.page_tokens;
+  for (int64_t position = begin; position < next_position_;) {
+    const int64_t index = position / page_tokens;
+    const int64_t end = std::min(next_position_, (index + 1) * page_tokens);
+    if (index == checked_blocks_) check_block();
+    gather(position, end - position, block.data());
+    position = end;
   }
 }
 
-uint64_t KvFileReader::read_word() {
+// Each block lies behind its checksum.
+int64_t KvFileReader::block_step() const {
+  return kWord + header_.block_bytes();
+}
+int64_t KvFileReader::block_at(int64_t index) const {
+  return blocks_at_ + index * block_step() + kWord;
+}
+
+// The next one.
+void KvFileReader::check_block() {
+  Xxh64 sum(checksum_);
+  const int64_t begin = block_at(checked_blocks_);
+  const int64_t end = begin + header_.block_bytes();
+  chunk_.resize(static_cast<size_t>(std::min(kChunk, header_.block_bytes())));
+  for (int64_t at = begin; at < end; at += kChunk) {
+    const auto chunk = std::span(chunk_).first(static_cast<size_t>(std::min(kChunk, end - at)));
+    read_at(at, chunk.data(), std::ssize(chunk));
+    sum.add(chunk);
+  }
+  checksum_ = sum.value();
+  check_sum(word_at(begin - kWord), "block " + std::to_string(checked_blocks_) + " of its pages");
+  ++checked_blocks_;
+}
+
+// Positions of one block of the file to where a block of the plan has them.
+void KvFileReader::gather(int64_t position, int64_t count, std::byte* block) const {
+  const KvSpec& there = header_.kv;
+  const int64_t from_slot = position % there.page_tokens, to_slot = position % pages_.page_tokens;
+  const int64_t row = pages_.row_bytes(), scale = kv_scale_bytes(pages_.dtype);
+  int64_t from = block_at(position / there.page_tokens);
+  for (int64_t slab = 0; slab < pages_.layers * 2 * pages_.kv_heads; ++slab) {
+    read_at(from + from_slot * row, block + to_slot * row, count * row);
+    read_at(from + there.rows_bytes() + from_slot * scale,
+            block + pages_.rows_bytes() + to_slot * scale, count * scale);
+    from += there.slab_bytes();
+    block += pages_.slab_bytes();
+  }
+}
+
+void KvFileReader::read_at(int64_t offset, void* data, int64_t bytes) const {
+  auto* to = static_cast<char*>(data);
+  while (bytes > 0) {
+    const ssize_t got = pread(file_.get(), to, static_cast<size_t>(bytes), offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) {
+      fail(ErrorKind::kIo, "[kv] reading ", path_,
+           " failed: ", got < 0 ? std::strerror(errno) : "unexpected end of file");
+    }
+    to += got;
+    offset += got;
+    bytes -= got;
+  }
+}
+
+uint64_t KvFileReader::word_at(int64_t offset) const {
   std::array<unsigned char, kWord> bytes{};
-  read(bytes.data(), bytes.size());
+  read_at(offset, bytes.data(), kWord);
   uint64_t word = 0;
   for (size_t i = 0; i < bytes.size(); ++i) word |= uint64_t{bytes[i]} << (8 * i);
   return word;
 }
 
-void KvFileReader::read_checked(std::span<std::byte> data, const std::string& what) {
-  const uint64_t expected = read_word();
-  read(data.data(), data.size());
-  checksum_ = xxh64(data, checksum_);
-  if (checksum_ != expected) {
-    fail(ErrorKind::kInvalid, "[kv] ", path_, " is damaged: ", what,
-         " does not have the checksum that was saved with it; compute the prompt anew");
-  }
-}
-
-void KvFileReader::read(std::vector<std::byte>& block) {
-  block.resize(static_cast<size_t>(header_.block_bytes()));
-  read_checked(block, "block " + std::to_string(next_block_++) + " of its pages");
+void KvFileReader::check_sum(uint64_t expected, const std::string& what) const {
+  if (checksum_ == expected) return;
+  fail(ErrorKind::kInvalid, "[kv] ", path_, " is damaged: ", what,
+       " does not have the checksum that was saved with it; compute the prompt anew");
 }
 
 }  // namespace helm

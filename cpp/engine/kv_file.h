@@ -4,13 +4,12 @@
 #include <sys/stat.h>
 
 #include <cstdint>
-#include <cstdio>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/part_file.h"
 #include "helm/plan.h"
 
 namespace helm {
@@ -19,7 +18,7 @@ namespace helm {
 struct KvFileHeader {
   std::string fingerprint;     // of the plan's model
   std::string weights_digest;  // of what was loaded
-  KvSpec kv;                   // without the number of pages
+  KvSpec kv;                   // as the file has them, without the number of pages
   std::vector<int32_t> tokens;
   std::string metadata;  // the caller's, UTF-8
 
@@ -30,57 +29,62 @@ struct KvFileHeader {
   int64_t block_bytes() const { return kv.layers * kv.page_bytes(); }
 };
 
-// Writes beside what `path` names, links followed, and renames at the end: a file is whole or as it
-// was. A file that was there keeps owner and mode, a new one is its owner's alone. Throws
-// Error{kIo}, and Error{kInvalid} for a path that names something else than a file.
+// Writes to what `path` names, links followed: a file is whole or as it was. A file that was there
+// keeps owner and mode, a new one is its owner's alone. Throws Error{kIo}, and Error{kInvalid} for
+// a path that names something else than a file.
 class KvFileWriter {
  public:
   KvFileWriter(const std::string& path, const KvFileHeader& header);
-  ~KvFileWriter();
-  KvFileWriter(const KvFileWriter&) = delete;
-  KvFileWriter& operator=(const KvFileWriter&) = delete;
   // The next block, [layers] pages; what it holds of positions past the tokens is cleared.
   void append(std::vector<std::byte>& block);
   void finish();
 
  private:
   void open();
-  void write(const void* data, size_t bytes);
   void write_checked(std::span<const std::byte> data);
   [[noreturn]] void fail_to_write(int code) const;
 
   std::string path_;                // as given
-  std::string target_;              // the file, links followed
-  std::string temporary_;           // beside it
   std::optional<struct stat> old_;  // what is replaced
   KvSpec kv_;
   int64_t positions_left_;
   uint64_t checksum_ = 0;  // of what was written last
-  std::FILE* file_ = nullptr;
+  std::optional<PartFile> file_;
 };
 
-// Throws Error{kIo} for a file that cannot be read, Error{kInvalid} for one that is no KV file, is
-// damaged or cut short, was saved in another format, from another model, dtype or page geometry
-// than the plan's or from other weights, or holds more positions than the plan's context.
+// Reads into pages of the plan's size, whatever size the file's have. Throws Error{kIo} for a file
+// that cannot be read, Error{kInvalid} for one that is no KV file, is damaged or cut short, was
+// saved in another format, from another model or dtype than the plan's or from other weights, or
+// holds more positions than the plan's context.
 class KvFileReader {
  public:
   KvFileReader(const std::string& path, const Plan& plan, const std::string& weights_digest);
   const KvFileHeader& header() const { return header_; }
-  // The next block; throws if it is damaged.
+  // The next positions, as many as a page of the plan holds: [layers] such pages, with zeros past
+  // the tokens. Throws if they are damaged. Takes a megabyte besides.
   void read(std::vector<std::byte>& block);
 
  private:
   void check_kind();
   void take_header(const std::string& text, const Plan& plan, const std::string& weights_digest);
-  void read(void* data, size_t bytes);
-  uint64_t read_word();
-  void read_checked(std::span<std::byte> data, const std::string& what);
+  void check_size() const;
+  void check_block();
+  void check_sum(uint64_t expected, const std::string& what) const;
+  void gather(int64_t position, int64_t count, std::byte* block) const;
+  void read_at(int64_t offset, void* data, int64_t bytes) const;
+  uint64_t word_at(int64_t offset) const;
+  int64_t block_step() const;  // from one block to the next
+  int64_t block_at(int64_t index) const;
 
   std::string path_;
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_{nullptr, &std::fclose};
+  Descriptor file_;
   int64_t bytes_ = 0;
-  int64_t next_block_ = 0;
-  uint64_t checksum_ = 0;  // of what was read last
+  int64_t blocks_at_ = 0;
+  int64_t checked_blocks_ = 0;
+  int64_t next_position_ = 0;
+  uint64_t checksum_ = 0;  // of what was checked last
+  std::vector<std::byte> chunk_;
+  KvSpec pages_;  // the plan's
   KvFileHeader header_;
 };
 

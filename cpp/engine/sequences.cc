@@ -97,15 +97,15 @@ LoadedSequence Engine::Impl::load(const std::string& path, int64_t capacity,
   try {
     KvSequence& loaded = sequence(id);
     std::vector<std::byte> content;
-    for (int64_t b = 0; b < header.blocks(); ++b) {
+    const int64_t blocks = kv_.blocks_for(length);
+    for (int64_t b = 0; b < blocks; ++b) {
       const int64_t end = std::min(length, (b + 1) * plan_.kv.page_tokens);
       pipeline_.make_room(1);
       reader.read(content);
       kv_.extend(loaded, end);
       pipeline_.write_block(kv_.block(loaded.blocks.back()), content.data());
       kv_.grown(loaded, end);
-      if (progress)
-        progress((b + 1) * header.block_bytes(), header.blocks() * header.block_bytes());
+      if (progress) progress((b + 1) * std::ssize(content), blocks * std::ssize(content));
     }
   } catch (...) {
     close(id);

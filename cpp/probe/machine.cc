@@ -1,9 +1,10 @@
-// The public face of tier selection and probes.
+// The public face of tier selection and probes, and of files that appear whole.
 #include "helm/machine.h"
 
 #include <cstring>
 
 #include "base/arena.h"
+#include "base/part_file.h"
 #include "cpu/isa.h"
 #include "device/registry.h"
 #include "probe/ceiling.h"
@@ -32,6 +33,12 @@ std::optional<int64_t> granted_huge_page_bytes(int64_t bytes) {
   const Arena arena(bytes, "a trial of huge pages");
   if (arena.bytes() > 0) std::memset(arena.data(), 1, static_cast<size_t>(arena.bytes()));
   return arena.huge_page_bytes();
+}
+
+void replace_file(const std::string& path, std::string_view content) {
+  PartFile file(path, "[file] cannot write " + path);
+  file.write(content.data(), content.size());
+  file.finish();
 }
 
 double stream_read_bytes_per_s(int threads, int64_t bytes, double seconds) {

@@ -333,8 +333,9 @@ class LLM(LoadedLLM):
     def load_kv(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> SavedKV:
         """Takes up what save_kv() wrote: prompts that begin with its tokens need not compute them.
 
-        Raises InvalidError, with the reason, for a file of another model, other weights, dtype or
-        page_tokens, of another format, and for one that is damaged, which its checksums show.
+        Pages may have another size than those that were saved. Raises InvalidError, with the
+        reason, for a file of another model, other weights or dtype, of another format, and for one
+        that is damaged, which its checksums show.
         """
         self._open_engine()
         name = file_name(path)

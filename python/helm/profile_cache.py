@@ -96,10 +96,12 @@ def cached_file(what: str, device: Accelerator | None = None) -> Path:
 
 
 def keep(path: Path, content: str) -> None:
-    """Writes to the cache, if it can be written to."""
-    with contextlib.suppress(OSError):
+    """Writes to the cache, if it can be written to. Readers never see a part."""
+    from helm import _helm
+
+    with contextlib.suppress(OSError, HelmError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, content)
+        _helm.replace_file(os.fsencode(path), content.encode())
 
 
 def _cache_home() -> Path:
@@ -141,19 +143,6 @@ def _read(path: Path) -> Profile | None:
         return Profile.from_json(path.read_bytes(), str(path))
     except (OSError, ProfileError):
         return None
-
-
-def _write(path: Path, content: str) -> None:
-    """Whole or not at all: readers never see a part."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(content)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
 
 
 def save_profile(profile: Profile, path: Path) -> None:

@@ -34,3 +34,18 @@ TEST_CASE("XXH64 tells every changed byte, length and seed") {
     CHECK(seen.size() == length + 3);
   }
 }
+
+TEST_CASE("XXH64 of pieces is that of the whole") {
+  std::string text;
+  for (int i = 0; i < 150; ++i) text += static_cast<char>('a' + i * i % 23);
+  const auto bytes = std::as_bytes(std::span(text));
+  for (size_t first = 0; first <= 70; ++first) {
+    for (size_t second = 0; first + second <= text.size(); second += 7) {
+      helm::Xxh64 hash(3);
+      hash.add(bytes.first(first));
+      hash.add(bytes.subspan(first, second));
+      hash.add(bytes.subspan(first + second));
+      CHECK(hash.value() == helm::xxh64(bytes, 3));
+    }
+  }
+}

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "helm/types.h"
@@ -50,6 +51,10 @@ HELM_API DeviceInfo accelerator_info(const std::string& specification);
 // Touches `bytes` of fresh memory that asks for huge pages, as weights do; how much of it the
 // system put on them, nothing where it does not tell. Throws Error{kMemory} when memory is refused.
 HELM_API std::optional<int64_t> granted_huge_page_bytes(int64_t bytes);
+
+// Puts a file with this content where `path` says, whole or not at all; readable by its owner
+// alone. What was measured of a machine is kept so. Throws Error{kIo}.
+HELM_API void replace_file(const std::string& path, std::string_view content);
 
 // The most that `threads` read together from `bytes` of memory, bytes/s, trying for `seconds`.
 HELM_API double stream_read_bytes_per_s(int threads, int64_t bytes, double seconds);
