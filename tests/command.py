@@ -77,7 +77,8 @@ class Terminal:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
-        os.close(self._ours)
+        if self._ours >= 0:
+            os.close(self._ours)
 
     def wait_for(self, pattern: str, timeout_s: float = 60) -> str:
         """Reads until `pattern` shows in what has not been waited for; returns up to its end."""
@@ -99,6 +100,12 @@ class Terminal:
 
     def type(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
+
+    def hang_up(self) -> int:
+        """Takes the terminal away; the exit status."""
+        os.close(self._ours)
+        self._ours = -1
+        return self._process.wait(60)
 
     def status(self) -> int:
         """The exit status; what is still written is read, or the process could not end."""

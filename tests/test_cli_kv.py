@@ -7,10 +7,17 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
-from command import COMMAND, environment, helm
+import pytest
+
+from command import COMMAND, Terminal, environment, helm
+from helm import LLM
 
 STORY = "Once upon a time there was a little dog who lived by the sea with a girl named Lily. "
 GREEDY = ("--temperature", "0", "--max-tokens", "8")
@@ -86,24 +93,146 @@ def test_a_file_in_the_home_folder_is_saved_there(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["talk.kv"]
 
 
-def test_ctrl_c_saves_a_piped_conversation(tmp_path: Path) -> None:
-    file = tmp_path / "talk.kv"
-    arguments = [*COMMAND, "chat", "bundled", *GREEDY, "--save-kv", str(file)]
+LONG = ("--max-tokens", "400", "--temperature", "1.5", "--seed", "3")
+
+
+@contextmanager
+def started(*arguments: str, **options: Any) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+    """The command with pipes, and what it writes; it does not outlive the block."""
     with subprocess.Popen(
-        arguments, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+        [*COMMAND, *arguments], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        **options,
+    ) as process:  # fmt: skip
         try:
-            assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.write(b"Hello\n")
-            process.stdin.flush()
-            assert process.stdout.readline()
-            time.sleep(0.5)  # the answer is summed up, the next line awaited
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 130
+            yield process, process.stdout
         finally:
             process.kill()
-    assert "tokens restored" in helm("chat", "bundled", "--load-kv", str(file)).stderr
+
+
+def say(process: subprocess.Popen[bytes], line: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line + b"\n")
+    process.stdin.flush()
+
+
+def saved_answer(file: Path) -> str:
+    """The last message of a saved conversation."""
+    with LLM() as llm:
+        saved = llm.load_kv(file)
+    assert saved.cached > 0
+    assert saved.messages is not None
+    assert [message["role"] for message in saved.messages] == ["user", "assistant"]
+    return str(saved.messages[-1]["content"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_saves_a_piped_conversation(tmp_path: Path, number: signal.Signals) -> None:
+    file = tmp_path / "talk.kv"
+    with started("chat", "bundled", *GREEDY, "--save-kv", str(file)) as (process, output):
+        say(process, b"Hello")
+        answer = output.readline().decode()
+        time.sleep(0.5)  # the answer is summed up, the next line awaited
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
+        assert output.read() == b""
+    assert saved_answer(file) == answer.rstrip("\n")
+    assert os.listdir(tmp_path) == ["talk.kv"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_an_answer_and_saves_it(tmp_path: Path, number: signal.Signals) -> None:
+    file = tmp_path / "talk.kv"
+    with started("chat", "bundled", *LONG, "--save-kv", str(file)) as (process, output):
+        say(process, b"Hello")
+        answer = output.read(1)
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
+        answer += output.read()
+    assert saved_answer(file) == answer.decode().removesuffix("\n")
+
+
+def test_a_signal_saves_a_text(tmp_path: Path) -> None:
+    file = tmp_path / "story.kv"
+    with started("run", "bundled", STORY, *LONG, "--save-kv", str(file)) as (process, output):
+        text = output.read(1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+        text += output.read()
+    with LLM() as llm:
+        tokens = llm.load_kv(file).tokens
+        assert llm.tokenizer is not None
+        assert llm.tokenizer.decode(tokens).endswith(text.decode().removesuffix("\n"))
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_terminal_that_is_closed_saves_the_conversation(tmp_path: Path, answered: bool) -> None:
+    file = tmp_path / "talk.kv"
+    arguments = ("chat", "bundled", *(GREEDY if answered else LONG), "--save-kv", str(file))
+    with Terminal(arguments) as terminal:
+        terminal.wait_for("> ")
+        terminal.type("Hello\n")
+        terminal.wait_for(r"Hello\r\n.")
+        if answered:
+            terminal.wait_for(r"\[prompt.*> ")
+        assert terminal.hang_up() == 128 + signal.SIGHUP
+    assert saved_answer(file)
+    assert os.listdir(tmp_path) == ["talk.kv"]
+
+
+SLOW = """
+import sys, time
+from helm import cli
+from helm.commands import kv_files
+save = kv_files.save
+def slow(*arguments):
+    print("saving", flush=True)
+    time.sleep(float(sys.argv.pop()))
+    return save(*arguments)
+kv_files.save = slow
+sys.exit(cli.main(sys.argv[1:-1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("second", "seconds", "status"),
+    [(signal.SIGTERM, 60, -signal.SIGTERM), (signal.SIGHUP, 1, 128 + signal.SIGTERM)],
+)
+def test_a_second_signal(tmp_path: Path, second: signal.Signals, seconds: int, status: int) -> None:
+    """Another SIGTERM ends the command at once; SIGHUP, which closing a terminal sends twice, does
+    not."""
+    file = tmp_path / "talk.kv"
+    file.write_text("before")
+    command = [sys.executable, "-c", SLOW, "chat", "bundled", *GREEDY, "--save-kv", str(file)]
+    with subprocess.Popen(
+        [*command, str(seconds)], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout is not None
+            say(process, b"Hello")
+            assert process.stdout.readline()
+            process.send_signal(signal.SIGTERM)
+            assert process.stdout.readline() == b"saving\n"
+            process.send_signal(second)
+            assert process.wait(30) == status
+        finally:
+            process.kill()
+    assert (file.read_bytes() == b"before") == (status < 0)
+    assert os.listdir(tmp_path) == ["talk.kv"]
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
+    file = tmp_path / "talk.kv"
+    arguments = ("chat", "bundled", *GREEDY, "--save-kv", str(file))
+    ignore = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731 - as nohup does
+    with started(*arguments, preexec_fn=ignore) as (process, output):
+        say(process, b"Hello")
+        assert output.readline()
+        process.send_signal(signal.SIGHUP)
+        say(process, b"Go on")
+        assert output.readline()
+        process.communicate(timeout=60)
+        assert process.returncode == 0
 
 
 def test_a_line_that_is_no_text_fails_alone(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import os
 import signal
@@ -11,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from helm.commands.ending import drop_unwritable
 from helm.errors import HelmError, OutOfMemoryError
 
 # Each is a module of helm.commands with HELP, EPILOG, add_arguments(parser) and run(args) -> int.
@@ -45,12 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # whoever read our output has gone
-        _drop_unwritable()
+        drop_unwritable()
         return 0
     except OSError as error:
         if error.filename is not None:
             raise
-        _drop_unwritable()
+        drop_unwritable()
         _say_error(
             f"[output] cannot write to standard output or standard error: {error.strerror}; make "
             "room, or send it elsewhere"
@@ -117,22 +117,11 @@ def _mend_streams() -> None:
             getattr(sys, name).reconfigure(errors=errors)
 
 
-def _drop_unwritable() -> None:
-    """What standard streams hold and nobody takes goes nowhere, or Python, which flushes them once
-    more at exit, would end with a status of its own."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
 def _say_error(text: str) -> None:
     try:
         print(f"error: {text}", file=sys.stderr, flush=True)
     except OSError:  # there is nowhere else to say it
-        _drop_unwritable()
+        drop_unwritable()
 
 
 class _VersionAction(argparse.Action):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from helm.chat_template import extended
 from helm.commands import common, kv_files, template_options
+from helm.commands.ending import Ended, Ending
 from helm.errors import HelmError, InvalidError
 from helm.prompts import Template
 from helm.sampling import SamplingParams, sampling_params
@@ -57,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; 0, or 2 when a piped turn failed or the conversation was not saved."""
+    """Runs the command; 0, 2 when a piped turn failed or the conversation was not saved, 143 or 129
+    when SIGTERM or SIGHUP ended one that was to be saved."""
     sampling = sampling_params(None, common.sampling_options(args))
     if args.load_kv is not None and args.system is not None:
         raise InvalidError(
@@ -73,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     with common.load(args) as llm:
         if args.max_tokens is None:  # an answer may be long
             sampling = sampling_params(sampling, {"max_tokens": llm.max_new_tokens})
-        session = Session(llm, args.system, sampling, template, quiet=args.quiet)
+        session = Session(llm, args.system, sampling, template, args.quiet, Ending())
         session.check()
         if not args.quiet:
             common.say_plan(llm)
@@ -82,15 +84,14 @@ def run(args: argparse.Namespace) -> int:
         terminal = sys.stdin.isatty()
         if terminal and not args.quiet:
             common.say(COMMANDS)
-        saved, status = True, 0
-        try:
-            if args.continue_final_message and not session.go_on():
-                status = 2
-            status = max(status, _read_turns(session, terminal))
-        finally:  # Ctrl-C ends a piped conversation
-            if args.save_kv is not None:
-                saved = session.save(args.save_kv)
-        return status if saved else 2
+
+        def work() -> int:
+            failed = args.continue_final_message and not session.go_on()
+            return max(2 if failed else 0, _read_turns(session, terminal))
+
+        if args.save_kv is None:
+            return work()
+        return session.ending.run(work, lambda: 0 if session.save(args.save_kv) else 2)
 
 
 def _read_turns(session: Session, terminal: bool) -> int:
@@ -100,7 +101,8 @@ def _read_turns(session: Session, terminal: bool) -> int:
     status = 0
     while True:
         try:
-            line = input("> ") if terminal else sys.stdin.readline()
+            with session.ending.interruptible():
+                line = input("> ") if terminal else sys.stdin.readline()
         except EOFError:
             common.say("")
             return status
@@ -123,8 +125,9 @@ class Session:
 
     def __init__(
         self, llm: LLM, system: str | None, sampling: SamplingParams, template: Template,
-        quiet: bool,
+        quiet: bool, ending: Ending,
     ) -> None:  # fmt: skip
+        self.ending = ending  # may cut an answer short
         self._llm = llm
         self._template = template
         self._opening = [{"role": "system", "content": system}] if system else []
@@ -203,25 +206,34 @@ class Session:
         except HelmError as error:
             common.say(f"error: {error}\n(/reset starts over)")
             return False
+        failed = False
         try:
-            for chunk in stream:
-                sys.stdout.write(chunk.text)
-                sys.stdout.flush()
+            with self.ending.interruptible():
+                for chunk in stream:
+                    sys.stdout.write(chunk.text)
+                    sys.stdout.flush()
         except KeyboardInterrupt:
             common.say(" (stopped)")
         except HelmError as error:
+            failed = True
             common.say(f"\nerror: {error}")
             return False
+        except Ended:
+            sys.stdout.write("\n")
+            raise
         finally:
             stream.close()
+            if not failed:
+                self._remember(asked, stream.completion.text, continues)
         sys.stdout.write("\n")
         sys.stdout.flush()
-        completion = stream.completion
-        if continues:
-            self._messages = [*asked[:-1], extended(asked[-1], completion.text)]
-        elif completion.text:
-            self._messages = [*asked, {"role": "assistant", "content": completion.text}]
         if not self._quiet:
-            common.say(common.summary_line(self._llm, completion, self._restored))
+            common.say(common.summary_line(self._llm, stream.completion, self._restored))
         self._restored = 0
         return True
+
+    def _remember(self, asked: list[dict[str, Any]], text: str, continues: bool) -> None:
+        if continues:
+            self._messages = [*asked[:-1], extended(asked[-1], text)]
+        elif text:
+            self._messages = [*asked, {"role": "assistant", "content": text}]

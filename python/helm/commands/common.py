@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import math
 import os
@@ -208,15 +209,18 @@ class LoadProgress:
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with contextlib.suppress(OSError):
+                self._bar.stop()
 
     def update(self, done_bytes: int, total_bytes: int) -> None:
-        """Called by the runtime as bytes are read or written."""
-        if self._bar is None:
-            if not sys.stderr.isatty() or time.monotonic() - self._start < self._patience_s:
-                return
-            self._show(total_bytes)
-        self._bar.update(self._task, completed=done_bytes)
+        """Called by the runtime as bytes are read or written. A bar that cannot be shown stops
+        nothing."""
+        with contextlib.suppress(OSError):
+            if self._bar is None:
+                if not sys.stderr.isatty() or time.monotonic() - self._start < self._patience_s:
+                    return
+                self._show(total_bytes)
+            self._bar.update(self._task, completed=done_bytes)
 
     def _show(self, total_bytes: int) -> None:
         from rich.console import Console

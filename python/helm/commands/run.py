@@ -5,12 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from helm.commands import common, kv_files
+from helm.commands.ending import Ended, Ending
 from helm.errors import InvalidError
 from helm.sampling import DEFAULT_MAX_TOKENS, sampling_params
+
+if TYPE_CHECKING:
+    from helm.batch import TextStream
+    from helm.completion import Completion
+    from helm.llm import LLM
 
 HELP = "continue a prompt and show how fast it went"
 EPILOG = """examples:
@@ -50,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; 0, or 130 when Ctrl-C ended the text early."""
+    """Runs the command; 0, or 130 when Ctrl-C ended the text early, 143 or 129 when SIGTERM or
+    SIGHUP ended one that was to be saved."""
     kv_files.check(args)
     common.require_text(args)
     sampling = sampling_params(None, common.sampling_options(args))
@@ -68,29 +77,48 @@ def run(args: argparse.Namespace) -> int:
             prompt = DEFAULT_PROMPT
         if not silent and isinstance(prompt, str):
             _echo(prompt, asked=args.prompt is not None or args.file is not None)
-        interrupted = False
-        stream = llm.stream(prompt, sampling)
-        try:
+        stream, ending = llm.stream(prompt, sampling), Ending()
+
+        def work() -> int:
+            interrupted = _write(stream, args.json, ending)
+            _sum_up(llm, stream.completion, restored, args)
+            return 128 + signal.SIGINT if interrupted else 0
+
+        def save() -> int:
+            if stream.completion.tokens or stream.completion.finish_reason != "cancelled":
+                kv_files.save(llm, args.save_kv, silent)
+            return 0
+
+        return work() if args.save_kv is None else ending.run(work, save)
+
+
+def _write(stream: TextStream, silent: bool, ending: Ending) -> bool:
+    """The text as it comes; whether Ctrl-C ended it."""
+    try:
+        with ending.interruptible():
             for chunk in stream:
-                if not args.json:
+                if not silent:
                     sys.stdout.write(chunk.text)
                     sys.stdout.flush()
-        except KeyboardInterrupt:
-            interrupted = True
-        finally:
-            stream.close()
-        completion = stream.completion
-        if args.json:
-            result = {**completion.to_dict(), **common.placement(llm), "kv_restored": restored}
-            print(json.dumps(result, ensure_ascii=False))
-        else:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-            if not args.quiet:
-                common.say(common.summary_line(llm, completion, restored))
-        if args.save_kv is not None and (completion.tokens or not interrupted):
-            kv_files.save(llm, args.save_kv, silent)
-    return 130 if interrupted else 0
+    except KeyboardInterrupt:
+        return True
+    except Ended:
+        sys.stdout.write("" if silent else "\n")
+        raise
+    finally:
+        stream.close()
+    return False
+
+
+def _sum_up(llm: LLM, completion: Completion, restored: int, args: argparse.Namespace) -> None:
+    if args.json:
+        result = {**completion.to_dict(), **common.placement(llm), "kv_restored": restored}
+        print(json.dumps(result, ensure_ascii=False))
+        return
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    if not args.quiet:
+        common.say(common.summary_line(llm, completion, restored))
 
 
 def _echo(prompt: str, asked: bool) -> None:

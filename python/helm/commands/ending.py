@@ -1,0 +1,88 @@
+"""Commands that end early: what they have to save, and streams that nobody reads any more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Ended(BaseException):
+    """One of the signals has come."""
+
+
+class Ending:
+    """While `run` works, the first SIGTERM or SIGHUP raises Ended within `interruptible()`;
+    elsewhere it is only noted, so that nothing is left half done.
+
+    A second SIGTERM ends the process at once. A second SIGHUP does nothing, because a terminal that
+    is closed often sends two. A signal that was ignored before stays so.
+    """
+
+    def __init__(self) -> None:
+        self._signal = 0  # the first that came
+        self._may_raise = False
+
+    def run(self, work: Callable[[], int], save: Callable[[], int]) -> int:
+        """Works, then saves, whatever ended the work. The exit status: the signal's, else that of a
+        save that failed, else the work's."""
+        try:
+            with self._noting():
+                try:
+                    status = work()
+                finally:
+                    failed = save()
+        except (Ended, OSError):  # with SIGHUP goes the terminal that was written to
+            if not self._signal:
+                raise
+        if self._signal:
+            drop_unwritable()
+            return 128 + self._signal
+        return failed or status
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+        before = {n: old for n, old in handlers.items() if old not in (signal.SIG_IGN, None)}
+        for number in before:
+            signal.signal(number, self._note)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if self._signal:
+            return
+        self._signal = number
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self._may_raise:
+            raise Ended
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Where Ended may be raised."""
+        self._may_raise = True
+        try:
+            if self._signal:
+                raise Ended
+            yield
+        finally:
+            self._may_raise = False
+
+
+def drop_unwritable() -> None:
+    """What standard streams hold and nobody takes goes nowhere, or Python, which flushes them once
+    more at exit, would end with a status of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
