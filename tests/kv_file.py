@@ -50,8 +50,9 @@ class _Pages:
     """Where a block of so many positions has the row, and the scale, of each."""
 
     def __init__(self, header: dict[str, Any], page_tokens: int) -> None:
-        self.row = header["head_dim"] * _ELEMENT[header["dtype"]]
-        self.scale = _SCALE.get(header["dtype"], 0)
+        dtype = header["dtype"].split()[0]  # of keys without biases, if more follows
+        self.row = header["head_dim"] * _ELEMENT[dtype]
+        self.scale = _SCALE.get(dtype, 0)
         self.page_tokens = page_tokens
         self.rows = page_tokens * self.row
         if self.scale:

@@ -5,8 +5,10 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 
 #include "base/arena.h"
+#include "cpu/key_bias.h"
 #include "cpu/stage.h"
 
 namespace helm::cpu {
@@ -33,7 +35,18 @@ struct Partial {
 class KvLayer {
  public:
   KvLayer(const Bindings& b, ValueIndex in, int64_t layer)
-      : in_(b.value(in)), in_width_(b.width(in)), layer_(layer), kv_(b.kv), kernels_(b.kernels) {}
+      : in_(b.value(in)),
+        in_width_(b.width(in)),
+        layer_(layer),
+        kv_(b.kv),
+        kernels_(b.kernels),
+        scratch_(b.scratch) {
+    const std::optional<KeyBias> bias = key_bias(b.plan, layer);
+    if (!bias) return;
+    bias_ = b.vector(bias->tensor) + bias->offset;
+    rotary_ = bias->rotary;
+    if (rotary_ > 0) turns_ = b.turns[static_cast<size_t>(bias->table)];
+  }
 
   int32_t page_of(const SequenceRun& run, int64_t block) const {
     return run.pages[(block - run.first_block) * kv_.spec.layers + layer_];
@@ -51,11 +64,25 @@ class KvLayer {
           const int32_t page = page_of(run, position / spec.page_tokens);
           const int64_t slot = position % spec.page_tokens;
           const float* row = in_ + (run.first_row + t) * in_width_ + head * spec.head_dim;
-          store(row + k_offset, kv_.keys(page, head), kv_.key_scales(page, head), slot);
+          const float* key = row + k_offset;
+          if (bias_ != nullptr) {
+            auto* rest = reinterpret_cast<float*>(scratch_[static_cast<size_t>(team.worker())]);
+            key = less_bias(key, head, position, rest);
+          }
+          store(key, kv_.keys(page, head), kv_.key_scales(page, head), slot);
           store(row + v_offset, kv_.values(page, head), kv_.value_scales(page, head), slot);
         }
       }
     });
+  }
+
+  // Tells attention to a page what its keys lack.
+  void add_bias(int64_t head, int64_t block, AttentionArgs* args) const {
+    if (rotary_ == 0) return;
+    args->bias = bias_ + head * kv_.spec.head_dim;
+    args->rotary = rotary_;
+    args->block_turns = turns_.blocks + block * key_blocks(kv_.spec) * rotary_;
+    args->place_turns = turns_.places;
   }
 
   const float* in() const { return in_; }
@@ -63,6 +90,24 @@ class KvLayer {
   const KvPages& kv() const { return kv_; }
 
  private:
+  // rest = key - R(position) bias, as attention adds it.
+  const float* less_bias(const float* key, int64_t head, int64_t position, float* rest) const {
+    const KvSpec& spec = kv_.spec;
+    const float* b = bias_ + head * spec.head_dim;
+    const int64_t half = rotary_ / 2, slot = position % spec.page_tokens;
+    for (int64_t d = 0; d < spec.head_dim; ++d) rest[d] = key[d] - (d < rotary_ ? 0 : b[d]);
+    const int64_t block = position / spec.page_tokens * key_blocks(spec) + slot / kKeyBlock;
+    const float* first = turns_.blocks + block * rotary_;
+    const float* place = turns_.places + slot % kKeyBlock * rotary_;
+    for (int64_t d = 0; d < half; ++d) {
+      const float cos = first[d] * place[d] - first[half + d] * place[half + d];
+      const float sin = first[half + d] * place[d] + first[d] * place[half + d];
+      rest[d] -= b[d] * cos - b[half + d] * sin;
+      rest[half + d] -= b[half + d] * cos + b[d] * sin;
+    }
+    return rest;
+  }
+
   void store(const float* row, std::byte* rows, float* scales, int64_t slot) const {
     const KvSpec& spec = kv_.spec;
     std::byte* to = rows + slot * spec.row_bytes();
@@ -78,6 +123,10 @@ class KvLayer {
   int64_t layer_;
   KvPages kv_;
   const KernelTable& kernels_;
+  const std::vector<std::byte*>& scratch_;
+  const float* bias_ = nullptr;  // [kv_heads, head_dim] that the cache's keys lack, or null
+  int64_t rotary_ = 0;           // of it
+  Turns turns_;
 };
 
 // What the attention of an op and its pieces need to know.
@@ -155,6 +204,7 @@ class PageAttention {
     args.m = out.m;
     args.s = out.s;
     args.o = out.o;
+    layer_.add_bias(head, block, &args);
     args.scratch = scratch_[static_cast<size_t>(worker)] + kernel_scratch_offset_;
     kernels_.attention[static_cast<int>(layer_.kv().spec.dtype)](args);
   }

@@ -11,15 +11,17 @@ namespace helm::cpu {
 
 namespace {
 
-// Where the parts of a stage's workspace begin, in this order.
+// Where the parts of a stage's workspace begin, in this order. Stages that share one agree on what
+// is filled once, which therefore comes first.
 struct Workspace {
+  int64_t turn_bytes = 0;
   int64_t worker_bytes = 0;
   int64_t packed_bytes = 0;
   int64_t partials_bytes = 0;
   int64_t rope_bytes = 0;  // cosines and sines of all tables
 
   int64_t bytes(int threads) const {
-    return threads * worker_bytes + packed_bytes + partials_bytes + rope_bytes;
+    return turn_bytes + threads * worker_bytes + packed_bytes + partials_bytes + rope_bytes;
   }
 };
 
@@ -40,6 +42,7 @@ bool has_rope(std::span<const UnitSpec> units) {
 Workspace workspace_of(const Plan& plan, std::span<const UnitSpec> units,
                        const KernelTable& kernels) {
   Workspace w;
+  w.turn_bytes = align_up(turn_bytes(plan), 4096);
   w.worker_bytes = std::max(kCacheLine, kernels.scratch_bytes(1));
   const auto attention = [&](int64_t heads, int64_t kv_heads, int64_t head_dim) {
     const int64_t kernel_bytes = kernels.scratch_bytes(head_dim);
@@ -79,7 +82,7 @@ CpuStage::CpuStage(const StageSpec& spec, const KernelTable& kernels, ThreadPool
                    OpTimes* times)
     : plan_(*spec.plan),
       threads_(threads),
-      bindings_{plan_, {}, {host_pointer(spec.kv), plan_.kv}, kernels, {}, {}, {}, {}},
+      bindings_{plan_, {}, {host_pointer(spec.kv), plan_.kv}, kernels, {}, {}, {}, {}, {}},
       times_(times),
       rotates_(has_rope(spec.units)) {
   for (const DeviceAddress weight : spec.weights) {
@@ -108,6 +111,8 @@ int64_t CpuStage::workspace_bytes(const Plan& plan, std::span<const UnitSpec> un
 void CpuStage::bind_workspace(const StageSpec& spec) {
   const Workspace w = workspace_of(plan_, spec.units, bindings_.kernels);
   std::byte* next = host_pointer(spec.workspace);
+  if (w.turn_bytes > 0) bindings_.turns = fill_turns(plan_, next);
+  next += w.turn_bytes;
   for (int worker = 0; worker < threads_.size(); ++worker, next += w.worker_bytes) {
     bindings_.scratch.push_back(next);
   }

@@ -9,6 +9,7 @@
 
 #include "base/thread_pool.h"
 #include "cpu/kernels/kernels.h"
+#include "cpu/key_bias.h"
 #include "cpu/kv_page.h"
 #include "cpu/op_times.h"
 #include "device/device.h"
@@ -33,6 +34,7 @@ struct Bindings {
   std::vector<float*> cosines;      // by rope table, [step_tokens, rotary / 2], filled per step
   std::vector<float*> sines;        // likewise
   std::vector<std::byte*> scratch;  // by worker
+  std::vector<Turns> turns;         // by rope table, where keys lack their bias
   std::byte* packed = nullptr;      // shared by the members, the input of a product, packed
   std::byte* partials = nullptr;    // shared by the members, attention_partials_bytes()
   bool compressed = false;          // StageSpec::compressed

@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/json_reader.h"
 #include "base/xxh64.h"
+#include "cpu/key_bias.h"
 
 namespace helm {
 namespace {
@@ -32,6 +33,11 @@ std::array<unsigned char, kWord> little_endian(uint64_t word) {
   std::array<unsigned char, kWord> bytes{};
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<unsigned char>(word >> (8 * i));
   return bytes;
+}
+
+// What pages hold: a cache of keys with their biases is another one than of keys without.
+std::string content_name(const KvSpec& kv, bool lacks_biases) {
+  return std::string(dtype_name(kv.dtype)) + (lacks_biases ? " without key biases" : "");
 }
 
 // Paths end at a NUL for the system, which would read or write another file.
@@ -55,12 +61,15 @@ std::filesystem::path followed(std::filesystem::path path) {
 
 KvFileWriter::KvFileWriter(const std::string& path, const KvFileHeader& header)
     : path_(path), kv_(header.kv), positions_left_(std::ssize(header.tokens)) {
-  const nlohmann::json json = {
-      {"model", header.fingerprint},          {"weights", header.weights_digest},
-      {"dtype", dtype_name(header.kv.dtype)}, {"page_tokens", header.kv.page_tokens},
-      {"layers", header.kv.layers},           {"kv_heads", header.kv.kv_heads},
-      {"head_dim", header.kv.head_dim},       {"tokens", header.tokens},
-      {"metadata", header.metadata}};
+  const nlohmann::json json = {{"model", header.fingerprint},
+                               {"weights", header.weights_digest},
+                               {"dtype", content_name(header.kv, header.lacks_biases)},
+                               {"page_tokens", header.kv.page_tokens},
+                               {"layers", header.kv.layers},
+                               {"kv_heads", header.kv.kv_heads},
+                               {"head_dim", header.kv.head_dim},
+                               {"tokens", header.tokens},
+                               {"metadata", header.metadata}};
   const std::string text = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   open();
   file_->write(kMagic.data(), kMagic.size());
@@ -183,7 +192,8 @@ void KvFileReader::take_header(const std::string& text, const Plan& plan,
   header_.metadata = root["metadata"].string();
   same("model", header_.fingerprint, plan.fingerprint);
   same("set of weights, or in another dtype", header_.weights_digest, weights_digest);
-  same("dtype", root["dtype"].string(), std::string(dtype_name(plan.kv.dtype)));
+  header_.lacks_biases = cpu::lacks_key_biases(plan);
+  same("dtype", root["dtype"].string(), content_name(plan.kv, header_.lacks_biases));
   header_.kv.page_tokens = root["page_tokens"].integer(1, kMost);
   same("number of layers", root["layers"].integer(1, kMost), plan.kv.layers);
   same("number of KV heads", root["kv_heads"].integer(1, kMost), plan.kv.kv_heads);

@@ -21,6 +21,8 @@ struct KvFileHeader {
   KvSpec kv;                   // as the file has them, without the number of pages
   std::vector<int32_t> tokens;
   std::string metadata;  // the caller's, UTF-8
+  bool lacks_biases =
+      false;  // whether keys are held without the bias of the product that made them
 
   int64_t blocks() const {
     const auto positions = static_cast<int64_t>(tokens.size());

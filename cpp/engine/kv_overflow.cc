@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "base/arena.h"
 #include "base/check.h"
+#include "cpu/key_bias.h"
 #include "cpu/stage.h"
 #include "engine/stages.h"
 
@@ -54,7 +56,7 @@ KvOverflow::KvOverflow(const Plan& plan, KvCache& kv, const StageSpec& bound, De
   }
   specs_.reserve(5 * plan_.units.size());  // stages keep spans of it
   compile(bound);
-  compile_on_cpu(cpu);
+  compile_on_cpu(cpu, bound);
 }
 
 void KvOverflow::compile(const StageSpec& bound) {
@@ -100,7 +102,7 @@ void KvOverflow::compile(const StageSpec& bound) {
 }
 
 // The CPU's stages, which read queries and write partials where they cross.
-void KvOverflow::compile_on_cpu(Device& cpu) {
+void KvOverflow::compile_on_cpu(Device& cpu, const StageSpec& bound) {
   int64_t query_width = 1;
   for (const Unit& unit : units_) {
     if (unit.near == nullptr) continue;
@@ -113,7 +115,10 @@ void KvOverflow::compile_on_cpu(Device& cpu) {
   partial_ = StagingMemory(device_, rows * plan_.values.back().width * float_bytes,
                            "attention that crosses");
   const auto far_value = static_cast<ValueIndex>(plan_.values.size() - 1);
-  int64_t scratch = 0;
+  int64_t scratch = 0, biases = 0;
+  const auto bias_bytes = [&](const cpu::KeyBias& bias) {
+    return align_up(plan_.tensors[static_cast<size_t>(bias.tensor)].bytes(), kCacheLine);
+  };
   std::vector<std::pair<size_t, size_t>> on_cpu;  // unit, spec
   for (size_t u = 0; u < units_.size(); ++u) {
     if (units_[u].near == nullptr) continue;
@@ -124,14 +129,24 @@ void KvOverflow::compile_on_cpu(Device& cpu) {
                        AttendOp{op.in, op.q_offset, far_value, op.layer, op.heads, op.kv_heads,
                                 op.head_dim, op.scale, op.window}}});
     on_cpu.emplace_back(u, specs_.size() - 1);
+    if (const auto bias = cpu::key_bias(plan_, op.layer)) biases += bias_bytes(*bias);
     scratch = std::max(scratch, cpu.workspace_bytes(plan_, std::span(specs_).last(1)));
   }
-  cpu_workspace_ = StagingMemory(device_, std::max<int64_t>(1, scratch), "the workspace");
+  scratch = align_up(scratch, kCacheLine);
+  cpu_workspace_ = StagingMemory(device_, std::max<int64_t>(1, scratch + biases), "the workspace");
+  std::byte* next_bias = cpu_workspace_.data() + scratch;
   for (const auto& [u, s] : on_cpu) {
     StageSpec host;
     host.plan = &plan_;
     host.units = std::span(specs_).subspan(s, 1);
     host.weights.assign(plan_.tensors.size(), DeviceAddress::kNull);
+    if (const auto bias = cpu::key_bias(plan_, units_[u].attention.layer)) {
+      const auto tensor = static_cast<size_t>(bias->tensor);
+      copies_->download(next_bias, bound.weights[tensor], plan_.tensors[tensor].bytes());
+      copies_->synchronize();
+      host.weights[tensor] = cpu::device_address(next_bias);
+      next_bias += bias_bytes(*bias);
+    }
     host.values.assign(plan_.values.size(), DeviceAddress::kNull);
     host.values[static_cast<size_t>(units_[u].attention.in)] = cpu::device_address(query_.data());
     host.values[static_cast<size_t>(far_value)] = cpu::device_address(partial_.data());

@@ -81,7 +81,7 @@ class KvOverflow {
   };
 
   void compile(const StageSpec& bound);
-  void compile_on_cpu(Device& cpu);
+  void compile_on_cpu(Device& cpu, const StageSpec& bound);
   void evict_one();
   void reclaim_one();
   void exchange(int32_t block, Stream& stream);

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "cpu/key_bias.h"
 #include "engine/engine_impl.h"
 #include "engine/kv_file.h"
 #include "engine/weights_digest.h"
@@ -76,8 +77,9 @@ void Engine::Impl::save(SequenceId id, std::span<const int32_t> tokens, const st
     fail(ErrorKind::kInvalid, "[kv] ", tokens.size(), " tokens were given for the ", saved.length,
          " positions of sequence ", id);
   }
-  const KvFileHeader header{
-      plan_.fingerprint, weights_digest(), plan_.kv, {tokens.begin(), tokens.end()}, metadata};
+  const KvFileHeader header{plan_.fingerprint, weights_digest(),
+                            plan_.kv,          {tokens.begin(), tokens.end()},
+                            metadata,          cpu::lacks_key_biases(plan_)};
   KvFileWriter writer(path, header);
   std::vector<std::byte> content(static_cast<size_t>(header.block_bytes()));
   for (int64_t b = 0; b < header.blocks(); ++b) {

@@ -15,6 +15,7 @@ struct Problem {
   int64_t queries, group, head_dim, count;
   int64_t first_query, first_key = 0, window = 0;
   float scale = 0.3f;
+  int64_t rotary = 0;  // of a bias that i8 keys lack
 };
 
 struct Result {
@@ -29,6 +30,10 @@ struct Data {
         v(encode(dtype, random_floats(p.count * p.head_dim, seed + 2))),
         k_scale(scales(dtype, p.count, seed + 3)),
         v_scale(scales(dtype, p.count, seed + 4)),
+        bias(dtype == DType::kI8 && p.rotary > 0 ? biases(p.head_dim, seed + 5)
+                                                 : std::vector<float>()),
+        block_turns(turns((p.count + cpu::kKeyBlock - 1) / cpu::kKeyBlock, p.rotary, seed + 6)),
+        place_turns(turns(cpu::kKeyBlock, p.rotary, seed + 7)),
         m(p.queries * p.group),
         s(p.queries * p.group),
         o(p.queries * p.group * p.head_dim) {}
@@ -36,6 +41,7 @@ struct Data {
   Guarded<float> q;
   Guarded<unsigned char> k, v;
   Guarded<float> k_scale, v_scale;
+  Guarded<float> bias, block_turns, place_turns;
   Guarded<float> m, s, o;
 
   cpu::KvSpan span(const Problem& p) const {
@@ -52,12 +58,38 @@ struct Data {
     for (float& v : out) v = (v * v + 0.01F) / 127;
     return out;
   }
+  // Many times as large as what the keys hold.
+  static std::vector<float> biases(int64_t count, uint32_t seed) {
+    std::vector<float> out = random_floats(count, seed);
+    for (float& v : out) v *= 40;
+    return out;
+  }
+  // Rows of cosines, then sines, of any angles.
+  static std::vector<float> turns(int64_t rows, int64_t rotary, uint32_t seed) {
+    const int64_t half = rotary / 2;
+    const std::vector<float> angles = random_floats(rows * half, seed);
+    std::vector<float> out(static_cast<size_t>(rows * rotary));
+    for (int64_t i = 0; i < rows * half; ++i) {
+      const auto at = static_cast<size_t>(i / half * rotary + i % half);
+      out[at] = std::cos(10 * angles[static_cast<size_t>(i)]);
+      out[at + static_cast<size_t>(half)] = std::sin(10 * angles[static_cast<size_t>(i)]);
+    }
+    return out;
+  }
 };
 
 cpu::AttentionArgs args_of(const Problem& p, const Data& d, const Scratch& scratch) {
-  return {d.q.data(),  d.q_stride, p.queries,     p.group,   p.head_dim, p.first_query,
-          p.first_key, p.window,   p.scale,       d.span(p), {},         d.m.data(),
-          d.s.data(),  d.o.data(), scratch.data()};
+  cpu::AttentionArgs args = {
+      d.q.data(),  d.q_stride, p.queries,     p.group,   p.head_dim, p.first_query,
+      p.first_key, p.window,   p.scale,       d.span(p), {},         d.m.data(),
+      d.s.data(),  d.o.data(), scratch.data()};
+  if (d.bias.size() > 0) {
+    args.bias = d.bias.data();
+    args.rotary = p.rotary;
+    args.block_turns = d.block_turns.data();
+    args.place_turns = d.place_turns.data();
+  }
+  return args;
 }
 
 std::string label_of(const cpu::KernelTable& table, DType dtype, const Problem& p, uint32_t seed) {
@@ -151,11 +183,22 @@ TEST_CASE("attention: span sizes, masks and windows") {
   check_problem({20, 2, 16, 130, 129, 0, 0, 40.0f}, seed++);  // one key takes all the weight
 }
 
+TEST_CASE("attention: i8 keys that lack a bias") {
+  uint32_t seed = 2500;
+  for (const auto& [head_dim, rotary] : std::vector<std::pair<int64_t, int64_t>>{
+           {2, 2}, {12, 12}, {20, 8}, {64, 64}, {80, 80}, {128, 96}}) {
+    check_problem({1, 3, head_dim, 300, 299, 0, 0, 0.02f, rotary}, seed++);
+    check_problem({45, 2, head_dim, 300, 1255, 1000, 0, 0.02f, rotary}, seed++);
+    check_problem({45, 2, head_dim, 129, 84, 0, 60, 0.02f, rotary}, seed++);
+    check_problem({45, 2, head_dim, 17, 0, 0, 0, 0.02f, rotary}, seed++);
+  }
+}
+
 TEST_CASE("attention: the bits of a row do not depend on the number of queries") {
   for (DType dtype : kKvTypes) {
     for (const cpu::KernelTable* table : tiers()) {
-      for (int64_t window : {0, 90}) {
-        const Problem p{150, 2, 48, 300, 150, 0, window};
+      for (const auto& [window, rotary] : {std::pair(0, 0), std::pair(90, 0), std::pair(0, 48)}) {
+        const Problem p{150, 2, 48, 300, 150, 0, window, 0.3f, rotary};
         const Data d(p, dtype, 3000);
         const Scratch scratch(*table, p.head_dim);
         const cpu::AttentionArgs whole = args_of(p, d, scratch);

@@ -142,7 +142,23 @@ ExpectedAttention oracle_attention(const cpu::AttentionArgs& a, DType dtype, DTy
   const auto element = [&](const void* rows, const float* scales, int64_t j, int64_t d) {
     return decode(dtype, rows, j * a.head_dim + d) * (scales ? static_cast<double>(scales[j]) : 1);
   };
-  const int64_t roundings = a.head_dim + (a.span.k_scale ? 4 : 3);
+  // What a key lacks: its pair of the bias, turned by the block's position and by the place in it.
+  const int64_t half = a.rotary / 2;
+  const auto lacking = [&](int64_t j, int64_t d, double* size) -> double {
+    if (a.bias == nullptr || d >= a.rotary) return 0;
+    const int64_t pair = d % half;
+    const float* turns[] = {a.block_turns + j / cpu::kKeyBlock * a.rotary,
+                            a.place_turns + j % cpu::kKeyBlock * a.rotary};
+    double x = a.bias[pair], y = a.bias[half + pair];
+    *size = std::abs(x) + std::abs(y);
+    for (const float* turn : turns) {
+      const double cos = turn[pair], sin = turn[half + pair], before = x;
+      x = before * cos - y * sin;
+      y = y * cos + before * sin;
+    }
+    return d < half ? x : y;
+  };
+  const int64_t roundings = a.head_dim + (a.span.k_scale ? 4 : 3) + (a.bias ? 8 : 0);
   const auto none = [](Expected& x, double v) { x.value.push_back(v), x.bound.push_back(0); };
   for (int64_t row = 0; row < a.queries * a.group; ++row) {
     const int64_t i = row / a.group, g = row % a.group;
@@ -154,9 +170,11 @@ ExpectedAttention oracle_attention(const cpu::AttentionArgs& a, DType dtype, DTy
       if (distance < 0 || (a.window > 0 && distance >= a.window)) continue;
       double dot = 0, size = 0;
       for (int64_t d = 0; d < a.head_dim; ++d) {
-        const double v =
-            query(i * a.q_stride + g * a.head_dim + d) * element(a.span.k, a.span.k_scale, j, d);
-        dot += v, size += std::abs(v);
+        const double q = query(i * a.q_stride + g * a.head_dim + d);
+        const double k = element(a.span.k, a.span.k_scale, j, d);
+        double more = 0;
+        dot += q * (k + lacking(j, d, &more));
+        size += std::abs(q) * (std::abs(k) + 2 * more);
       }
       slack = std::max(slack, static_cast<double>(roundings) * kEps * size);
       key.push_back(j), score.push_back(dot);

@@ -15,6 +15,7 @@ namespace helm::cpu {
 namespace {
 
 inline constexpr int64_t kRowTile = 96;  // rows that share a block of K and V while it is in cache
+inline constexpr int64_t kBiasTile = kRowTile / 3;  // where the keys lack a bias: scratch for three
 
 // Scratch of one call, carved from AttentionArgs::scratch.
 struct AttentionScratch {
@@ -118,10 +119,19 @@ float softmax_row(float* x, int64_t keys, int64_t begin, int64_t end, float* m, 
   return correct;
 }
 
-// Scores become weights, scaled by what the keys' and values' elements count.
+// x(j) = x(j) * scale(j) + more(j)
+template <class V>
+HELM_INLINE void scale_and_add_row(float* x, const float* scale, const float* more, int64_t keys) {
+  for_vectors<V>(keys, [&](int64_t j, auto load, auto store) HELM_LAMBDA_INLINE {
+    store(x + j, V::fma(load(x + j), load(scale + j), load(more + j)));
+  });
+}
+
+// Scores become weights, scaled by what the keys' and values' elements count. more: null, or what
+// finished scores get, [rows, kKeyBlock].
 template <class V, DType D>
 void softmax_rows(const AttentionArgs& a, const AttentionScratch& scratch, int64_t row0,
-                  int64_t rows, const KeyBlock& block) {
+                  int64_t rows, const KeyBlock& block, const float* more = nullptr) {
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t row = row0 + r;
     float* x = scratch.scores + r * kKeyBlock;
@@ -129,7 +139,13 @@ void softmax_rows(const AttentionArgs& a, const AttentionScratch& scratch, int64
     const int64_t last = a.first_query + row / a.group - a.first_key - block.first;
     const int64_t end = min_of(block.count, last + 1);
     const int64_t begin = a.window > 0 ? max_of(0, last - a.window + 1) : 0;
-    if constexpr (D == DType::kI8) scale_row<V>(x, block.k_scale, block.count);
+    if constexpr (D == DType::kI8) {
+      if (more == nullptr) {
+        scale_row<V>(x, block.k_scale, block.count);
+      } else {
+        scale_and_add_row<V>(x, block.k_scale, more + r * kKeyBlock, block.count);
+      }
+    }
     scratch.correct[r] = softmax_row<V>(x, block.count, begin, end, a.m + row, a.s + row);
     if constexpr (D == DType::kI8) scale_row<V>(x, block.v_scale, block.count);
   }
@@ -155,11 +171,11 @@ void load_queries(const AttentionArgs& a, float* out, int64_t stride, int64_t ro
 
 // Tiles of rows, each with the blocks of keys in order: load(row0, rows), then block(row0, rows,
 // now, next) for each, `next` being the keys after `now`, of this span or the next.
-template <class V, DType D, class Load, class Block>
+template <class V, DType D, int64_t Tile = kRowTile, class Load, class Block>
 HELM_INLINE void each_block(const AttentionArgs& a, Load load, Block block) {
   const int64_t total = a.queries * a.group;
-  for (int64_t row0 = 0; row0 < total; row0 += kRowTile) {
-    const int64_t rows = min_of(kRowTile, total - row0);
+  for (int64_t row0 = 0; row0 < total; row0 += Tile) {
+    const int64_t rows = min_of(Tile, total - row0);
     clear_rows(a, row0, rows);
     load(row0, rows);
     // Keys that some row of the tile sees; blocks outside are never touched.
@@ -176,8 +192,63 @@ HELM_INLINE void each_block(const AttentionArgs& a, Load load, Block block) {
   }
 }
 
+// A row of two halves as products of pairs (q1, q2), (b1, b2), so that with c, s of a position
+// q . R b = sum c first + s second:
+//   first = q1 b1 + q2 b2,   second = q2 b1 - q1 b2
+// With c, s in the place of b1, b2 the same turns such a row on by that position.
+template <class V>
+HELM_INLINE void pair_products(const float* q, const float* b, int64_t half, float* out) {
+  for_vectors<V>(half, [&](int64_t d, auto load, auto store) HELM_LAMBDA_INLINE {
+    const typename V::F q1 = load(q + d), q2 = load(q + half + d);
+    const typename V::F b1 = load(b + d), b2 = load(b + half + d);
+    store(out + d, V::fma(q1, b1, V::mul(q2, b2)));
+    store(out + half + d, V::sub(V::mul(q2, b1), V::mul(q1, b2)));
+  });
+}
+
+// Attention to i8 keys that lack a bias: what that adds to scores are scores of turned queries
+// against the turns of a block's places, which are the same for all blocks and stay in L2.
+template <class V>
+void attention_less_bias(const AttentionArgs& a) {
+  constexpr DType D = DType::kI8;
+  using Store = typename Elem<V, D>::Store;
+  AttentionScratch scratch;
+  carve<V>(static_cast<float*>(a.scratch), a.head_dim, &scratch);
+  const int64_t stride = round_up(a.head_dim, V::kLanes), half = a.rotary / 2;
+  float* pairs = scratch.q + kBiasTile * stride;  // [rows, rotary]
+  float* turned = pairs + kBiasTile * stride;     // likewise
+  float* more = scratch.scores + kBiasTile * kKeyBlock;
+  each_block<V, D, kBiasTile>(
+      a,
+      [&](int64_t row0, int64_t rows) {
+        load_queries<V>(a, scratch.q, stride, row0, rows);
+        for (int64_t r = 0; r < rows; ++r) {
+          pair_products<V>(scratch.q + r * stride, a.bias, half, pairs + r * stride);
+        }
+      },
+      [&](int64_t row0, int64_t rows, const KeyBlock& now, const KeyBlock& next) {
+        const SeenKeys seen{a, row0, now};
+        const auto ahead = ahead_of<V>(now.k, now.v, next.k, next.bytes);
+        score_block<Dot<V, D>>({scratch.q, stride}, rows, a.head_dim,
+                               static_cast<const Store*>(now.k), seen, scratch.scores, ahead);
+        const float* turns = a.block_turns + now.first / kKeyBlock * a.rotary;
+        for (int64_t r = 0; r < rows; ++r) {
+          pair_products<V>(pairs + r * stride, turns, half, turned + r * stride);
+        }
+        score_block<Dot<V, DType::kF32>>({turned, stride}, rows, a.rotary, a.place_turns, seen,
+                                         more, decltype(ahead){});
+        softmax_rows<V, D>(a, scratch, row0, rows, now, more);
+        output<V, D>(scratch.scores, scratch.correct, rows, seen, static_cast<const Store*>(now.v),
+                     a.head_dim, a.o + row0 * a.head_dim,
+                     ahead_of<V>(now.v, next.k, next.v, next.bytes));
+      });
+}
+
 template <class V, DType D>
 void attention(const AttentionArgs& a) {
+  if constexpr (D == DType::kI8) {
+    if (a.bias != nullptr) return attention_less_bias<V>(a);
+  }
   using Store = typename Elem<V, D>::Store;
   using P = std::conditional_t<kInPairs<V, D>, DotSplit<V>, Dot<V, D>>;
   AttentionScratch scratch;

@@ -8,8 +8,7 @@
 namespace helm::cpu {
 namespace {
 
-inline constexpr int64_t kKeyBlock = 128;  // a tile's scores and K and V of a block stay in L2
-inline constexpr int kPvRows = 6;          // rows per register tile of the output
+inline constexpr int kPvRows = 6;  // rows per register tile of the output
 inline constexpr int64_t kTilesInTurn = 4;
 
 // What is fetched while a block is read, by the first of the tiles that read it, in one of two ways

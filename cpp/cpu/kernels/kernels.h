@@ -53,6 +53,9 @@ constexpr int64_t packed_bytes(int64_t tokens, int64_t cols) {
   return tokens * ((cols + 31) / 32 * 32) * static_cast<int64_t>(sizeof(float));
 }
 
+inline constexpr int64_t kKeyBlock =
+    128;  // keys at once: a tile's scores, K and V of them stay in L2
+
 // A run of consecutive cached positions of one KV head.
 struct KvSpan {
   const void* k;  // [count, head_dim] contiguous
@@ -86,6 +89,15 @@ struct AttentionArgs {
   float* s;       // [queries, group] out
   float* o;       // [queries, group, head_dim] out, not normalised
   void* scratch;  // KernelTable::scratch_bytes
+
+  // Of i8, whose K may lack R(first_key + j) B, to be added to every row: B turned by position, as
+  // by RopeArgs, in its first `rotary` elements, and zero in others.
+  const float* bias = nullptr;  // B, [head_dim], or null
+  int64_t rotary = 0;
+  // Cosines, then sines, [rotary]: of the position of every kKeyBlock-th key of the span, times a
+  // factor of R; and of positions 0 to kKeyBlock - 1.
+  const float* block_turns = nullptr;
+  const float* place_turns = nullptr;
 };
 
 // Y(t, g, :) = norm(X(t, g, :)) * weight [+ bias], groups of n elements, group g at t*stride + g*n.

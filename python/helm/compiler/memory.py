@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from helm.dtypes import KV_SCALE_BYTES
 from helm.graph import Attention, Graph, Linear, Op, Rope, Unit
 from helm.plan_format import KvSpec, Limits
 
 DEVICE_ALIGNMENT = 256  # of every activation, and of every weight on an accelerator
 _PACKING_BYTES = 1 << 20  # above every tier's scratch for packed matrix panels, per thread
 _PACKED_COLUMNS = 32  # to whole multiples of which inputs are packed
+_KEY_BLOCK = 128  # keys that a kernel attends to at once
 _QUERY_BLOCK = 32  # queries that one worker attends at once
 _BLAS_BYTES = 32 << 20  # the most that cuBLAS recommends for its handle
 _ATTENTION_PIECES = 512  # pieces in which a GPU attends to few rows, over all KV heads
@@ -43,7 +45,7 @@ def workspace_bytes(
 ) -> int:
     """An upper bound of the scratch of the CPU's stages, 0 without units: per-thread packing and
     partial attention, the packed inputs of one product, one partial result per (sequence, KV head,
-    page), and the step's rotary tables."""
+    page), the step's rotary tables, and those of keys that are held without their bias."""
     ops = [op for unit in units for op in unit.ops]
     if not ops:
         return 0
@@ -57,8 +59,17 @@ def workspace_bytes(
         for op in ops
         if isinstance(op, Linear)
     ]
-    scratch = _scratch_bytes(_attentions(ops), limits, kv, threads)
+    scratch = _scratch_bytes(_attentions(ops), limits, kv, threads) + _turn_bytes(graph, limits, kv)
     return scratch + max(inputs, default=0) + tables
+
+
+def _turn_bytes(graph: Graph, limits: Limits, kv: KvSpec) -> int:
+    """Cosines and sines of every block of keys of the context and of every place in one."""
+    if kv.dtype not in KV_SCALE_BYTES:
+        return 0
+    blocks = -(-limits.context // kv.page_tokens) * -(-kv.page_tokens // _KEY_BLOCK)
+    rows = 4 * (blocks + _KEY_BLOCK)
+    return aligned(sum(aligned(2 * len(t.inv_freq) * rows, 64) for t in graph.rope), 4096)
 
 
 def _scratch_bytes(
@@ -100,7 +111,10 @@ def overflow_bytes(
         activations=2 * aligned(limits.step_tokens * partial),
         visiting=2 * kv.page_bytes,
         host_staging=limits.sequences * (queries + partial),
-        host_workspace=_scratch_bytes(own, limits, kv, threads),
+        host_workspace=_scratch_bytes(own, limits, kv, threads)
+        + (
+            _turn_bytes(graph, limits, kv) + len(own) * queries if kv.dtype in KV_SCALE_BYTES else 0
+        ),
     )
 
 
