@@ -10,7 +10,6 @@ from random import Random
 from typing import Any
 
 import cgroup
-
 from fuzz import models
 from fuzz.kind import Kind, sensible
 from fuzz.programs import REFUSED
