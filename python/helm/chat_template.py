@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,7 +101,7 @@ def check_messages(messages: Any) -> None:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise TokenizerError(
                 f"[chat] message {index} must be an object with a 'role' ('system', 'user', "
-                f"'assistant') and a 'content', got {message!r}"
+                f"'assistant') and a 'content', got {reprlib.repr(message)}"
             )
         content = message.get("content")
         for place, part in enumerate(content if isinstance(content, (list, tuple)) else ()):
@@ -113,7 +114,7 @@ def _check_part(part: Any, where: str) -> None:
         raise TokenizerError(f"[chat] {where} is of type {kind!r}; HELM takes parts of text only")
     if kind is None or not isinstance(part.get("text"), str):
         raise TokenizerError(
-            f"[chat] {where} must be {{'type': 'text', 'text': ...}}, got {part!r}"
+            f"[chat] {where} must be {{'type': 'text', 'text': ...}}, got {reprlib.repr(part)}"
         )
 
 
@@ -170,7 +171,7 @@ def _render_parts(
         return None
     for message in messages:
         for part in message["content"] if isinstance(message.get("content"), list) else ():
-            printed = (repr(part), json.dumps(part, ensure_ascii=False))
+            printed = (repr(part), json.dumps(part, ensure_ascii=False, default=str))
             if part["text"].strip() not in text or any(form in text for form in printed):
                 return None
     return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,7 @@ class Template:
         variables = {} if self.variables is None else self.variables
         if not isinstance(variables, Mapping) or not all(isinstance(n, str) for n in variables):
             raise InvalidError(
-                f"[chat] template_variables must be a dict of names, got {variables!r}"
+                f"[chat] template_variables must be a dict of names, got {reprlib.repr(variables)}"
             )
         for name in _OWN_VARIABLES:
             if name in variables:
@@ -40,10 +41,13 @@ class Template:
         if self.tools is not None and not isinstance(self.tools, (list, tuple)):
             raise InvalidError(f"[chat] tools must be a list, got {type(self.tools).__name__}")
         if self.name is not None and not isinstance(self.name, str):
-            raise InvalidError(f"[chat] chat_template must be a template's name, got {self.name!r}")
+            raise InvalidError(
+                f"[chat] chat_template must be a template's name, got {reprlib.repr(self.name)}"
+            )
         if not isinstance(self.continues, bool):
             raise InvalidError(
-                f"[chat] continue_final_message must be True or False, got {self.continues!r}"
+                f"[chat] continue_final_message must be True or False, got "
+                f"{reprlib.repr(self.continues)}"
             )
         if self.continues and variables.get("add_generation_prompt"):
             raise InvalidError(
