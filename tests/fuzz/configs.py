@@ -31,7 +31,7 @@ _KEYS: dict[str, tuple[Any, ...]] = {
     "use_sliding_window": (True, False, None, 1),
     "layer_types": (["full_attention"] * 2, ["sliding_attention"] * 2, ["linear_attention"], {}),
     "max_window_layers": (0, 1, 10**9, -1, None),
-    "num_hidden_layers": (0, 1, 3, 9999, 10_000, 10_001, 10**9),
+    "num_hidden_layers": (0, 1, 3, 1000, 1001, 10_000, 10**9),
     "num_key_value_heads": (0, 1, 2, 3, 4096, 4097, None),
     "head_dim": (0, 1, 2, 15, 16, 17, 4096, 4097, None),
     "hidden_size": (1, 31, 32, 2**24, 2**24 + 1),
