@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     show(profile)
     origin = f"measured in {took_s:.1f} s" if progress.measured else "from the cache"
-    say(f"[{origin}: {cache_path(device)}]")
+    kept = cache_path(device)
+    where = str(kept) if os.path.isfile(kept) else f"not kept, as {kept} cannot be written"
+    say(f"[{origin}: {where}]")
     return 0
 
 

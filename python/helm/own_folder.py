@@ -1,0 +1,68 @@
+"""Small files in a folder of this user's own, which may lie where others can write, as in /tmp.
+
+Whoever writes there may have been first: a folder or file counts only if it is no link, belongs to
+this user or to root, and nobody else may write to it. Knows not what the files hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+_MOST_BYTES = 16 << 20
+_OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def read(path: Path) -> tuple[bytes, float]:
+    """What the file holds, and when it was written. OSError if there is none of ours."""
+    with _opened(path.parent) as folder:
+        flags = os.O_RDONLY | os.O_NONBLOCK | _OPEN  # of a pipe: not to wait for a writer
+        with os.fdopen(os.open(path.name, flags, dir_fd=folder), "rb") as file:
+            status = os.fstat(file.fileno())
+            _check(status, path)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
+                raise OSError(errno.EINVAL, "is no small regular file", str(path))
+            return file.read(), status.st_mtime
+
+
+def write(path: Path, content: str) -> None:
+    """Whole or not at all: readers never see a part. OSError if that cannot be."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _opened(path.parent) as folder:
+        part = f"{path.name}.{secrets.token_hex(8)}.tmp"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN
+        try:
+            handle = os.open(part, flags, 0o600, dir_fd=folder)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(content)
+            os.replace(part, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(part, dir_fd=folder)
+            raise
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """A descriptor of the folder: its name may mean another one the next moment."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid == os.geteuid() and status.st_mode & _OTHERS_WRITE:
+            os.fchmod(descriptor, 0o700)
+            status = os.fstat(descriptor)
+        _check(status, folder)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _check(status: os.stat_result, path: Path) -> None:
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & _OTHERS_WRITE:
+        raise PermissionError(errno.EPERM, "belongs to others", str(path))
