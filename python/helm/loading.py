@@ -20,6 +20,7 @@ from helm.errors import ConfigError, InvalidError
 from helm.hub import resolve_model
 from helm.jsonio import Reader
 from helm.local_plan import LoadOptions, load_engine
+from helm.paths import permitted
 from helm.plan_format import Plan
 from helm.tokenizer import TOKENIZER_FILE, Tokenizer
 
@@ -45,12 +46,14 @@ def load_model(
 ) -> LoadedModel:
     """Finds, plans and loads a checkpoint. Everything small is checked before weights are read."""
     folder = resolve_model(model, revision)
-    config = load_config(folder)
-    defaults = load_generation_defaults(folder, config)
-    tokenizer = None
-    if (folder / TOKENIZER_FILE).is_file():
-        tokenizer = Tokenizer.from_directory(folder, config.vocab_size)
-    plan, engine = load_engine(config, read_checkpoint(folder), str(folder), {}, options)
+    with permitted("load"):
+        config = load_config(folder)
+        defaults = load_generation_defaults(folder, config)
+        tokenizer = None
+        if (folder / TOKENIZER_FILE).is_file():
+            tokenizer = Tokenizer.from_directory(folder, config.vocab_size)
+        infos = read_checkpoint(folder)
+    plan, engine = load_engine(config, infos, str(folder), {}, options)
     name = folder.resolve().name if model is None or Path(model).is_dir() else str(model)
     return LoadedModel(engine, plan, config, defaults, tokenizer, name, folder)
 
