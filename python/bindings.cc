@@ -1,6 +1,7 @@
 // The Python module helm._helm: conversions, docstrings and GIL handling, no logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -8,6 +9,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <filesystem>
 #include <memory>
 #include <string_view>
 
@@ -47,12 +49,12 @@ TensorView view_of(const std::string& name, const AnyArray& array) {
   return view;
 }
 
-std::shared_ptr<SharedEngine> make_engine(const std::string& plan, const std::string& directory,
+std::shared_ptr<SharedEngine> make_engine(const std::string& plan, const std::filesystem::path& directory,
                                           const nb::dict& tensors, int threads,
                                           const std::string& device, Progress progress,
                                           std::vector<int> cpus) {
   EngineOptions options;
-  options.directory = directory;
+  options.directory = directory.string();
   options.threads = threads;
   options.cpus = std::move(cpus);
   options.device = device;

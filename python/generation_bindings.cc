@@ -1,11 +1,13 @@
 // Generation and the prefix cache in the Python module: conversions, docstrings and GIL handling.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <filesystem>
 #include <memory>
 
 #include "bindings.h"
@@ -55,14 +57,14 @@ class PyPrefixCache {
   int64_t kept() {
     return shared_->read([&](Engine&) { return cache_->kept(); });
   }
-  int64_t save(const std::vector<int32_t>& tokens, const std::string& path,
+  int64_t save(const std::vector<int32_t>& tokens, const std::filesystem::path& path,
                const std::string& metadata, Progress progress) {
     progress = interruptible(std::move(progress));
-    return shared_->locked([&](Engine&) { return cache_->save(tokens, path, metadata, progress); });
+    return shared_->locked([&](Engine&) { return cache_->save(tokens, path.string(), metadata, progress); });
   }
-  std::pair<std::vector<int32_t>, std::string> load(const std::string& path, Progress progress) {
+  std::pair<std::vector<int32_t>, std::string> load(const std::filesystem::path& path, Progress progress) {
     progress = interruptible(std::move(progress));
-    return shared_->locked([&](Engine&) { return cache_->load(path, progress); });
+    return shared_->locked([&](Engine&) { return cache_->load(path.string(), progress); });
   }
 
  private:

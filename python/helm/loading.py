@@ -16,7 +16,7 @@ from helm.config import (
     load_generation_defaults,
     read_generation_defaults,
 )
-from helm.errors import ConfigError, InvalidError
+from helm.errors import ConfigError, InvalidError, printable
 from helm.hub import resolve_model
 from helm.jsonio import Reader
 from helm.local_plan import LoadOptions, load_engine
@@ -55,7 +55,7 @@ def load_model(
         infos = read_checkpoint(folder)
     plan, engine = load_engine(config, infos, str(folder), {}, options)
     name = folder.resolve().name if model is None or Path(model).is_dir() else str(model)
-    return LoadedModel(engine, plan, config, defaults, tokenizer, name, folder)
+    return LoadedModel(engine, plan, config, defaults, tokenizer, printable(name), folder)
 
 
 def load_from_torch(

@@ -34,8 +34,8 @@ def file_name(path: Any) -> str:
     name = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(name, str):
         raise InvalidError(f"[kv] expected the path of a file as text, got {path!r}")
-    if name.encode(errors="replace").decode() != name:
-        raise InvalidError(f"[kv] {name!r} is no file name in UTF-8; choose another")
+    if "\0" in name:
+        raise InvalidError(f"[kv] {name!r} is no file name: it holds a zero; choose another")
     return name
 
 

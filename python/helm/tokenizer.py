@@ -57,7 +57,9 @@ class Tokenizer:
         require_tokenizer(directory)
         path = directory / TOKENIZER_FILE
         try:
-            backend = Backend.from_file(str(path))
+            backend = Backend.from_buffer(path.read_bytes())
+        except PermissionError:
+            raise
         except Exception as error:  # the library raises bare Exception
             raise TokenizerError(
                 f"[tokenizer] {path} cannot be read: {error}; expected a Hugging Face fast "

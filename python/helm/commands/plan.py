@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from helm.commands import common
-from helm.errors import CheckpointError, InvalidError
+from helm.errors import CheckpointError, InvalidError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -127,7 +127,7 @@ def _model(
         name = BUNDLED
     elif os.path.exists(os.path.expanduser(model)):
         whole = path.resolve()
-        name = whole.parent.name if whole.name == "config.json" else whole.stem
+        name = printable(whole.parent.name if whole.name == "config.json" else whole.stem)
     else:
         return model, config, None, []  # a Hugging Face id, of which only the config was fetched
     given = os.path.expanduser(model or "")
