@@ -43,6 +43,10 @@ class DeviceError(HelmError, RuntimeError):
     """A device cannot be had or has failed."""
 
 
+class NoDeviceError(DeviceError):
+    """There is no such kind of device: no driver for it, or no plugin in this build."""
+
+
 class ConfigError(InvalidError):
     """config.json or generation_config.json is malformed."""
 

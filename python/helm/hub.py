@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from helm.arguments import short, shown
 from helm.errors import CheckpointError, InvalidError
 from helm.paths import kind, permitted
 
@@ -20,7 +21,7 @@ IGNORED = ["*/*.safetensors", "*/*.json", "*/*.model", "consolidated*.safetensor
 BUNDLED = "bundled"
 _ASK_S = 5.0  # for one answer of the hub
 _CACHE_ERRORS = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR),
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST),
     *(errno.ENOSPC, errno.EDQUOT),
 )
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
@@ -41,10 +42,13 @@ def resolve_model(
     Hugging Face id, which is downloaded into the hub's cache (progress on stderr; HF_HUB_OFFLINE,
     HF_HOME and HF_TOKEN are honoured). CheckpointError says what is missing and what to do.
     """
-    if model is None or (model == BUNDLED and not Path(BUNDLED).is_dir()):
+    if revision is not None and not isinstance(revision, str):
+        raise InvalidError(f"[model] expected a revision as text, got {shown(revision)}")
+    bundled = isinstance(model, str) and model == BUNDLED and not Path(BUNDLED).is_dir()
+    if model is None or bundled:
         if revision is not None:
             raise InvalidError(
-                f"[model] the bundled model has no revisions, got {revision!r}; leave it out"
+                f"[model] the bundled model has no revisions, got {shown(revision)}; leave it out"
             )
         return bundled_model()
     if not isinstance(model, (str, os.PathLike)):
@@ -63,7 +67,7 @@ def resolve_model(
     if found == "folder":
         if revision is not None:
             raise InvalidError(
-                f"[model] {text} is a local folder, revision {revision!r} applies only to "
+                f"[model] {text} is a local folder, revision {shown(revision)} applies only to "
                 "Hugging Face ids; leave it out"
             )
         return path
@@ -74,7 +78,7 @@ def resolve_model(
         )
     if isinstance(model, Path) or not _HUB_ID.fullmatch(text) or ".." in text:
         raise CheckpointError(
-            f"[model] no folder {text if len(text) <= 255 else text[:40] + '...'}; give an "
+            f"[model] no folder {short(text)}; give an "
             "existing folder, or a Hugging Face id such as Qwen/Qwen3-0.6B"
         )
     return (download or _download)(text, revision)
@@ -200,7 +204,9 @@ def _not_here(repo_id: str, revision: str | None) -> str:
     wanted = _wanted(repo_id, revision)
     offline = os.environ.get("HF_HUB_OFFLINE", "").strip().upper() in {"1", "ON", "YES", "TRUE"}
     if isinstance(try_to_load_from_cache(repo_id, "config.json", revision=revision), str):
-        why = "HF_HUB_OFFLINE is set; unset it" if offline else "the hub cannot be reached; go online"
+        why = (
+            "HF_HUB_OFFLINE is set; unset it" if offline else "the hub cannot be reached; go online"
+        )
         return (
             f"[hub] {wanted} was not downloaded completely, only some of its files are in the "
             f"cache, and {why} and run the command again to download the rest"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from helm.arguments import shown
 from helm.checkpoint import TensorInfo, read_checkpoint
 from helm.config import (
     GenerationDefaults,
@@ -77,7 +78,8 @@ def load_from_torch(
     if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
         if not isinstance(tokenizer, (str, os.PathLike)):
             raise InvalidError(
-                f"[from_torch] tokenizer must be a helm.Tokenizer or a folder, got {tokenizer!r}"
+                "[from_torch] tokenizer must be a helm.Tokenizer or a folder, got "
+                f"{shown(tokenizer)}"
             )
         tokenizer = Tokenizer.from_directory(tokenizer, config.vocab_size)
     tensors = _state_dict(module, config)

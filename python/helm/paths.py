@@ -1,4 +1,4 @@
-"""What lies at a path that a user gave, told apart from what may not be looked at; reads no file."""
+"""What lies at a path, told apart from what this user may not look at. Reads no file."""
 
 from __future__ import annotations
 

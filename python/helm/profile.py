@@ -16,10 +16,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from helm.arguments import short, shown
 from helm.device_profile import KV_TABLES, AcceleratorProfile, CpuProfile, LinkProfile
 from helm.dtypes import DTYPES, KV_DTYPES
 from helm.errors import ProfileError
 from helm.jsonio import Reader, parse
+from helm.paths import kind
 
 FORMAT = "helm-profile"
 VERSION = 2
@@ -260,16 +262,16 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> Profile:
     name = os.fspath(name_or_path) if isinstance(name_or_path, os.PathLike) else name_or_path
     if not isinstance(name, str):
         raise ProfileError(
-            f"[profile] expected a preset's name, a file or a Profile, got {name_or_path!r}"
+            f"[profile] expected a preset's name, a file or a Profile, got {shown(name_or_path)}"
         )
     if name in preset_names():
         text = (resources.files("helm") / "profiles" / f"{name}.json").read_bytes()
         return Profile.from_json(text, f"profile {name}")
     path = Path(name)
     try:
-        if not path.is_file():
+        if kind(path) != "file":
             raise ProfileError(
-                f"[profile] {name} is neither a preset nor a file; presets are "
+                f"[profile] {short(name)} is neither a preset nor a file; presets are "
                 + ", ".join(preset_names())
             )
         if path.stat().st_size > _MAX_FILE_BYTES:
@@ -278,5 +280,5 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> Profile:
     except (OSError, ValueError) as reason:
         if isinstance(reason, ProfileError):
             raise
-        raise ProfileError(f"[profile] cannot read {name}: {reason}") from None
+        raise ProfileError(f"[profile] cannot read {short(name)}: {reason}") from None
     return Profile.from_json(text, name)

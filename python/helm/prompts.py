@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from helm.arguments import shown, token_ids
 from helm.batch import Job
 from helm.config import GenerationDefaults
 from helm.errors import CapacityError, InvalidError, TokenizerError
@@ -52,7 +53,7 @@ class Prompts:
         variables = {} if variables is None else variables
         if not isinstance(variables, Mapping) or not all(isinstance(n, str) for n in variables):
             raise InvalidError(
-                f"[chat] template_variables must be a dict of names, got {variables!r}"
+                f"[chat] template_variables must be a dict of names, got {shown(variables)}"
             )
         for name in _OWN_VARIABLES & variables.keys():
             raise InvalidError(f"[chat] template_variables cannot set {name!r}; leave it out")
@@ -72,7 +73,7 @@ class Prompts:
         for position, token in enumerate(ids):
             if not 0 <= token < self.vocab_size:
                 raise InvalidError(
-                    f"[generate] {where}: token {position} is {token}, outside the model's "
+                    f"[generate] {where}: token {position} is {shown(token)}, outside the model's "
                     f"vocabulary of {self.vocab_size} (ids 0 to {self.vocab_size - 1})"
                 )
         if len(ids) > self.context:
@@ -106,7 +107,8 @@ def split_prompts(prompts: Any) -> tuple[bool, list[tuple[int | None, Any]]]:
         return True, [(None, prompts)]
     if hasattr(prompts, "tolist"):  # numpy array or torch tensor
         prompts = prompts.tolist()
-    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Sequence):
+    none = (bytes, bytearray, memoryview, Mapping)
+    if isinstance(prompts, none) or not isinstance(prompts, Sequence):
         raise InvalidError(
             f"[generate] a prompt is text or a list of token ids, got {type(prompts).__name__}"
         )
@@ -115,17 +117,3 @@ def split_prompts(prompts: Any) -> tuple[bool, list[tuple[int | None, Any]]]:
     if all(isinstance(p, numbers.Integral) for p in prompts):
         return True, [(None, prompts)]
     return False, list(enumerate(prompts))
-
-
-def token_ids(tokens: Any, where: str) -> list[int]:
-    """Token ids from a list, numpy array or torch tensor of integers."""
-    if hasattr(tokens, "tolist"):
-        tokens = tokens.tolist()
-    if isinstance(tokens, (str, bytes, Mapping)) or not isinstance(tokens, Sequence):
-        raise InvalidError(
-            f"[generate] {where} must be text or a list of token ids, got {type(tokens).__name__}"
-        )
-    for token in tokens:
-        if isinstance(token, bool) or not isinstance(token, numbers.Integral):
-            raise InvalidError(f"[generate] {where}: {token!r} is not a token id (an integer)")
-    return [int(token) for token in tokens]

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helm.errors import TokenizerError
+from helm.arguments import short, shown, token_ids
+from helm.errors import InvalidError, TokenizerError, printable
+from helm.paths import kind
 
 if TYPE_CHECKING:
     import jinja2
     import tokenizers
 
 TOKENIZER_FILE = "tokenizer.json"
+_MOST_TOKEN = 2**32 - 1  # of the backend
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -107,6 +110,8 @@ class Tokenizer:
 
     def token_id(self, token: str) -> int | None:
         """Id of a token given as its exact string, None when there is no such token."""
+        if not isinstance(token, str) or printable(token) != token:
+            raise InvalidError(f"[tokenizer] expected a token as text, got {shown(token)}")
         found = self._backend.token_to_id(token) if token else None
         return None if found is None else int(found)
 
@@ -125,7 +130,15 @@ class Tokenizer:
 
     def decode(self, tokens: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of all `tokens` at once."""
-        return str(self._backend.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+        ids = self._ids(list(tokens) if isinstance(tokens, Iterator) else tokens)
+        return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def _ids(self, tokens: Any) -> list[int]:
+        ids = token_ids(tokens, "tokens", "tokenizer")
+        for token in ids:
+            if not 0 <= token <= _MOST_TOKEN:
+                raise InvalidError(f"[tokenizer] {shown(token)} is no token id")
+        return ids
 
     def token_text(self, token: int) -> str:
         """What one token adds within a text: its leading space is kept, bytes of an unfinished
@@ -137,7 +150,7 @@ class Tokenizer:
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """An incremental decoder of what follows `prompt`."""
-        return Detokenizer(self._backend, prompt, self._skipped_ids, self._byte_ids)
+        return Detokenizer(self._backend, self._ids(prompt), self._skipped_ids, self._byte_ids)
 
     def render_chat(
         self,
@@ -153,6 +166,8 @@ class Tokenizer:
         `add_special_tokens=False`: templates write their special tokens themselves.
         """
         check_messages(messages)
+        if tools is not None and not isinstance(tools, (list, tuple)):
+            raise TokenizerError(f"[chat] tools must be a list of tools, got {shown(tools)}")
         compiled = self._template(template or self._template_name(tools))
         scope: dict[str, Any] = {**self.special_tokens, **variables}
         scope.update(messages=[dict(m) for m in messages], tools=tools, documents=None)
@@ -196,9 +211,9 @@ class Tokenizer:
 
 def require_tokenizer(directory: Path) -> None:
     """TokenizerError unless the folder has a tokenizer."""
-    if not (directory / TOKENIZER_FILE).is_file():
+    if kind(directory / TOKENIZER_FILE) != "file":
         raise TokenizerError(
-            f"[tokenizer] {directory} has no {TOKENIZER_FILE}; put the model's there "
+            f"[tokenizer] {short(str(directory))} has no {TOKENIZER_FILE}; put the model's there "
             "(transformers: AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIR)), or give "
             "token ids instead of text, in Python"
         )
@@ -288,7 +303,7 @@ def check_messages(messages: Any) -> None:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise TokenizerError(
                 f"[chat] message {index} must be an object with a 'role' ('system', 'user', "
-                f"'assistant') and a 'content', got {message!r}"
+                f"'assistant') and a 'content', got {shown(message)}"
             )
 
 
