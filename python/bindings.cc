@@ -49,7 +49,8 @@ TensorView view_of(const std::string& name, const AnyArray& array) {
   return view;
 }
 
-std::shared_ptr<SharedEngine> make_engine(const std::string& plan, const std::filesystem::path& directory,
+std::shared_ptr<SharedEngine> make_engine(const std::string& plan,
+                                          const std::filesystem::path& directory,
                                           const nb::dict& tensors, int threads,
                                           const std::string& device, Progress progress,
                                           std::vector<int> cpus) {
@@ -136,9 +137,9 @@ nb::dict stats(SharedEngine& shared) {
 }
 
 void raise_helm_error(const Error& error) {
-  static constexpr const char* kClasses[] = {"InvalidError",  "OutOfMemoryError",
-                                             "CapacityError", "CheckpointError",
-                                             "DeviceError",   "CompressionError"};
+  static constexpr const char* kClasses[] = {
+      "InvalidError", "OutOfMemoryError", "CapacityError", "CheckpointError",
+      "DeviceError",  "CompressionError", "NoDeviceError"};
   const nb::module_ errors = nb::module_::import_("helm.errors");
   // What is quoted of a file or a path need not be UTF-8.
   const std::string_view text = error.what();

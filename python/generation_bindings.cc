@@ -60,9 +60,11 @@ class PyPrefixCache {
   int64_t save(const std::vector<int32_t>& tokens, const std::filesystem::path& path,
                const std::string& metadata, Progress progress) {
     progress = interruptible(std::move(progress));
-    return shared_->locked([&](Engine&) { return cache_->save(tokens, path.string(), metadata, progress); });
+    return shared_->locked(
+        [&](Engine&) { return cache_->save(tokens, path.string(), metadata, progress); });
   }
-  std::pair<std::vector<int32_t>, std::string> load(const std::filesystem::path& path, Progress progress) {
+  std::pair<std::vector<int32_t>, std::string> load(const std::filesystem::path& path,
+                                                    Progress progress) {
     progress = interruptible(std::move(progress));
     return shared_->locked([&](Engine&) { return cache_->load(path.string(), progress); });
   }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 from typing import TYPE_CHECKING
@@ -72,15 +73,13 @@ def run(args: argparse.Namespace) -> int:
         from helm.plots import check_plot
 
         check_plot(args.plot)
-    study, notes = _study(args)
+    study = _study(args)
     if args.json:
         from helm.explain import to_dict
 
         print(json.dumps(to_dict(study), indent=1, allow_nan=False))
     else:
         plan_view.show(study)
-        for note in notes:
-            common.say(f"note: {note}")
     if args.plot is not None:
         from helm.plots import save_plot
 
@@ -90,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _study(args: argparse.Namespace) -> tuple[Study, list[str]]:
+def _study(args: argparse.Namespace) -> Study:
     from helm.compiler.planning import Request, study
 
     if args.context is not None and args.context < 1:
@@ -109,14 +108,16 @@ def _study(args: argparse.Namespace) -> tuple[Study, list[str]]:
         page_tokens=args.page_tokens,
         weights=args.weights,
     )
-    name, config, tensors, notes = _model(args.model, args.revision)
-    return study(name, config, tensors, _profile(args), request), notes
+    name, config, tensors, notices = _model(args.model, args.revision)
+    found = study(name, config, tensors, _profile(args, notices), request)
+    plan = dataclasses.replace(found.plan, notices=(*notices, *found.plan.notices))
+    return dataclasses.replace(found, plan=plan)
 
 
 def _model(
     model: str | None, revision: str | None
 ) -> tuple[str, ModelConfig, Mapping[str, TensorInfo] | None, list[str]]:
-    """(name, configuration, tensors if the weights are there, notes)."""
+    """(name, configuration, tensors if the weights are there, notices)."""
     from helm.checkpoint import read_checkpoint
     from helm.config import read_config
     from helm.hub import BUNDLED, resolve_config
@@ -139,12 +140,12 @@ def _model(
         return name, config, None, [f"planned from {path.name} alone: {error}"]
 
 
-def _profile(args: argparse.Namespace) -> Profile:
+def _profile(args: argparse.Namespace, notices: list[str]) -> Profile:
     from helm.commands.measuring import measured_profile
     from helm.profile import load_profile
 
     if args.profile is None:
-        return measured_profile(args.device)
+        return measured_profile(args.device, notices)
     if args.device is not None:
         raise InvalidError(
             "[plan] --profile names a machine and --device one of this machine's devices; give "

@@ -42,7 +42,10 @@ def run(args: argparse.Namespace) -> int:
     from helm.devices import find_accelerator
     from helm.profile_cache import cache_path, machine_profile, save_profile
 
-    device = find_accelerator(args.device)
+    notices: list[str] = []
+    device = find_accelerator(args.device, notices)
+    for notice in notices:
+        say(f"note: {notice}")
     start = time.monotonic()
     with MeasureProgress() as progress:
         profile = machine_profile(device, recalibrate=args.recalibrate, progress=progress.update)
