@@ -139,7 +139,9 @@ def _os_error(error: OSError) -> str:
         )
     what = error.strerror or str(error) or type(error).__name__
     where = "" if error.filename is None else f"{error.filename}: "
-    return f"[system] the system refused what HELM needs: {where}{what}; allow that and run it again"
+    return (
+        f"[system] the system refused what HELM needs: {where}{what}; allow that and run it again"
+    )
 
 
 def _say_error(text: str) -> None:

@@ -1,7 +1,8 @@
 """Small files in a folder of this user's own, which may lie where others can write, as in /tmp.
 
-Whoever writes there may have been first: a folder or file counts only if it is no link, belongs to
-this user or to root, and nobody else may write to it. Knows not what the files hold.
+Whoever writes there may have been first: a folder or file counts only if it is no link and belongs
+to this user or to root. A folder that others could write to is closed to them. Knows not what the
+files hold.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from pathlib import Path
 
 _MOST_BYTES = 16 << 20
 _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def read(path: Path) -> tuple[bytes, float]:
@@ -25,7 +25,7 @@ def read(path: Path) -> tuple[bytes, float]:
         flags = os.O_RDONLY | os.O_NONBLOCK | _OPEN  # of a pipe: not to wait for a writer
         with os.fdopen(os.open(path.name, flags, dir_fd=folder), "rb") as file:
             status = os.fstat(file.fileno())
-            _check(status, path)
+            _check_owner(status, path)
             if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
                 raise OSError(errno.EINVAL, "is no small regular file", str(path))
             return file.read(), status.st_mtime
@@ -54,15 +54,14 @@ def _opened(folder: Path) -> Iterator[int]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
     try:
         status = os.fstat(descriptor)
-        if status.st_uid == os.geteuid() and status.st_mode & _OTHERS_WRITE:
+        _check_owner(status, folder)
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             os.fchmod(descriptor, 0o700)
-            status = os.fstat(descriptor)
-        _check(status, folder)
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _check(status: os.stat_result, path: Path) -> None:
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & _OTHERS_WRITE:
+def _check_owner(status: os.stat_result, path: Path) -> None:
+    if status.st_uid not in (0, os.geteuid()):
         raise PermissionError(errno.EPERM, "belongs to others", str(path))
