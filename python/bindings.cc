@@ -1,12 +1,14 @@
 // The Python module helm._helm: conversions, docstrings and GIL handling, no logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <filesystem>
 #include <memory>
 #include <string_view>
 
@@ -42,12 +44,13 @@ TensorView view_of(const std::string& name, const AnyArray& array) {
   return view;
 }
 
-std::shared_ptr<SharedEngine> make_engine(const std::string& plan, const std::string& directory,
+std::shared_ptr<SharedEngine> make_engine(const std::string& plan,
+                                          const std::filesystem::path& directory,
                                           const nb::dict& tensors, int threads,
                                           const std::string& device, const Listener& progress,
                                           std::vector<int> cpus) {
   EngineOptions options;
-  options.directory = directory;
+  options.directory = directory.string();
   options.threads = threads;
   options.cpus = std::move(cpus);
   options.device = device;
@@ -137,9 +140,9 @@ nb::list lazy_memory(SharedEngine& shared) {
 }
 
 void raise_helm_error(const Error& error) {
-  static constexpr const char* kClasses[] = {"InvalidError",  "OutOfMemoryError",
-                                             "CapacityError", "CheckpointError",
-                                             "DeviceError",   "CompressionError"};
+  static constexpr const char* kClasses[] = {
+      "InvalidError", "OutOfMemoryError", "CapacityError", "CheckpointError",
+      "DeviceError",  "CompressionError", "NoDeviceError"};
   const nb::module_ errors = nb::module_::import_("helm.errors");
   // What is quoted of a file or a path need not be UTF-8.
   const std::string_view text = error.what();

@@ -1,10 +1,12 @@
 // Generation and the prefix cache in the Python module: conversions, docstrings and GIL handling.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <filesystem>
 #include <memory>
 
 #include "bindings.h"
@@ -52,15 +54,16 @@ class PyPrefixCache {
   int64_t kept() {
     return shared_->read([&](Engine&) { return cache_->kept(); });
   }
-  int64_t save(const std::vector<int32_t>& tokens, const std::string& path,
+  int64_t save(const std::vector<int32_t>& tokens, const std::filesystem::path& path,
                const std::string& metadata, const Listener& listener) {
     const Progress progress = interruptible(listener);
-    return shared_->locked([&](Engine&) { return cache_->save(tokens, path, metadata, progress); });
+    return shared_->locked(
+        [&](Engine&) { return cache_->save(tokens, path.string(), metadata, progress); });
   }
-  std::pair<std::vector<int32_t>, std::string> load(const std::string& path,
+  std::pair<std::vector<int32_t>, std::string> load(const std::filesystem::path& path,
                                                     const Listener& listener) {
     const Progress progress = interruptible(listener);
-    return shared_->locked([&](Engine&) { return cache_->load(path, progress); });
+    return shared_->locked([&](Engine&) { return cache_->load(path.string(), progress); });
   }
 
  private:

@@ -124,6 +124,8 @@ def test_the_bundled_model_and_a_folder_without_weights(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"torn")
     shown = helm(str(tmp_path), "--profile", "rtx-4090-24gb-ddr5")
     assert "note: planned from config.json alone" in " ".join(shown.stdout.split())
+    (notice,) = helm_json(str(tmp_path), "--profile", "rtx-4090-24gb-ddr5")["notices"]
+    assert "planned from config.json alone" in notice
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])

@@ -122,13 +122,71 @@ def test_without_a_device_nothing_is_said(caplog: pytest.LogCaptureFixture) -> N
     assert caplog.records == []
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (helm.NoDeviceError("[cuda] there is no NVIDIA driver here"), ()),
+        (
+            helm.DeviceError("[cuda] cuBLAS 13 was not found; install it. Tried:\n  /a: b"),
+            ("no CUDA device is used: cuBLAS 13 was not found; install it. (helm-llm "
+             "doctor says more)",),
+        ),
+        (
+            helm.OutOfMemoryError("[cuda] creating a handle: none left"),
+            ("no CUDA device is used: creating a handle: none left (helm-llm doctor says "
+             "more)",),
+        ),
+    ],
+)  # fmt: skip
+def test_only_a_machine_without_a_gpu_falls_back_silently(
+    error: Exception, said: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from helm import devices
+    from helm.commands import measuring
+
+    def fail(_specification: str) -> None:
+        raise error
+
+    monkeypatch.setattr(devices, "open_accelerator", fail)
+    with helm.LLM() as llm:
+        assert [use["kind"] for use in llm.stats["devices"]] == ["cpu"]
+        assert llm.plan.notices == said
+    with helm.LLM(device="cpu") as llm:
+        assert llm.plan.notices == ()
+    with pytest.raises(type(error)):
+        helm.LLM(device="cuda")
+    notices: list[str] = []
+    monkeypatch.setattr("helm.profile_cache.machine_profile", lambda *_, **__: None)
+    measuring.measured_profile(None, notices)
+    assert tuple(notices) == said
+
+
+def test_a_device_that_is_left_unused_is_said_to_be_so(expected: list[list[int]]) -> None:
+    def notices(**options: Any) -> list[str]:
+        with helm.LLM(device="sim", **options) as llm:
+            assert llm.plan.units_accelerator == 0
+            assert tokens_of(llm) == expected
+            return [notice for notice in llm.plan.notices if "is left unused" in notice]
+
+    (short,) = notices(profile=fast_accelerator(), vram_bytes=1 << 20)
+    assert re.fullmatch(
+        r".* is left unused: not even the least of the model fits there, \S+ MiB missing on the "
+        "accelerator", short
+    )  # fmt: skip
+    fast = fast_accelerator()
+    link = dataclasses.replace(fast.link, latency_s=1.0)
+    own = dataclasses.replace(fast.accelerator, op_s=1.0, step_s=1.0)
+    (slow,) = notices(profile=dataclasses.replace(fast, accelerator=own, link=link))
+    assert re.search(r"the best placement that uses it would be [\d.,]+ % slower", slow)
+
+
 # --- less memory than planned --------------------------------------------------------------------
 
 
 def claim(monkeypatch: pytest.MonkeyPatch, free_bytes: int) -> None:
     """Planning finds `free_bytes`; when the model is loaded, another process has taken them."""
 
-    def find(device: str | None) -> Accelerator:
+    def find(device: str | None, _notices: list[str]) -> Accelerator:
         assert device is not None
         return dataclasses.replace(open_accelerator(device), free_bytes=free_bytes)
 
@@ -220,6 +278,7 @@ def test_too_little_host_memory_is_not_the_accelerator_s(monkeypatch: pytest.Mon
     [
         ({"device": "tpu"}, helm.InvalidError, 'unknown device "tpu"'),
         ({"device": "sim:vram=lots"}, helm.InvalidError, 'vram is "lots"'),
+        ({"device": "sim:link=1GB/s,vram=8"}, helm.InvalidError, "1 MiB; did you mean 8GiB"),
         ({"device": 5}, helm.InvalidError, "expected cpu, cuda"),
         ({"device": "cpu", "vram_bytes": 1 << 30}, helm.InvalidError, "on the CPU alone"),
         ({"device": "sim", "vram_bytes": 0}, helm.InvalidError, "vram_bytes must be"),

@@ -209,11 +209,17 @@ def test_bandwidth_counts_where_the_product_of_one_token_was_measured() -> None:
     [
         ("8GiB", 8 * GIB), ("8 GiB", 8 * GIB), ("8G", 8 * GIB), ("8g", 8 * GIB),
         ("12GB", 12 * 10**9), ("1.5GiB", 3 * GIB // 2), ("512MiB", 512 << 20), ("0", 0),
-        ("4096", 4096), ("7B", 7), ("2TB", 2 * 10**12), ("3kb", 3000),
+        ("1048576", 1 << 20), ("7000000B", 7_000_000), ("2TB", 2 * 10**12), ("3000kb", 3_000_000),
     ],
 )  # fmt: skip
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text, "--vram") == size
+
+
+@pytest.mark.parametrize("text", ["8", "8B", "512KiB", "4k"])
+def test_a_size_without_its_unit_is_questioned(text: str) -> None:
+    with pytest.raises(InvalidError, match=r"--vram is .* less than 1 MiB; did you mean 8GiB\?"):
+        parse_size(text, "--vram")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -9,6 +10,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
+from command import helm
+from fake_hub import serving
 from helm import hub
 from helm.checkpoint import read_checkpoint
 from helm.config import read_config
@@ -101,8 +104,11 @@ def test_a_repository_without_safetensors_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
-    with pytest.raises(CheckpointError, match=r"no \.safetensors weights"):
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: None)
+    with pytest.raises(CheckpointError, match=r"org/pickled has no \*\.safetensors; pickled"):
         hub.resolve_model("org/pickled")
+    with pytest.raises(CheckpointError, match=r"org/pickled has no config\.json; choose"):
+        hub.resolve_config("org/pickled")
 
 
 @pytest.mark.parametrize(
@@ -159,25 +165,70 @@ def test_a_configuration_is_a_file_a_folder_or_the_bundled_one(tmp_path: Path) -
         hub.resolve_config(tmp_path / "absent.json")
 
 
-def test_of_an_id_only_the_configuration_is_fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raises(monkeypatch, AssertionError("fetched the checkpoint"))
-    asked: list[object] = []
+# --- a hub on this machine -----------------------------------------------------------------------
 
-    def hf_hub_download(repo_id: str, file: str, *, revision: str | None) -> str:
-        asked.append((repo_id, file, revision))
-        return str(tmp_path / file)
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
-    assert hub.resolve_config("Qwen/Qwen3-8B", "main") == tmp_path / "config.json"
-    assert asked == [("Qwen/Qwen3-8B", "config.json", "main")]
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the commands' hub cache lies."""
+    for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    return tmp_path / "HF_HUB_CACHE"
+
+
+def ask(*arguments: str, status: int = 0, **variables: str) -> str:
+    shown = helm(*arguments, status=status, **{"HF_HUB_OFFLINE": "0", **variables})
+    return shown.stderr if status else shown.stdout
+
+
+PLAN = ("plan", "org/model", "--profile", "cpu-laptop-16gb")
+RUN = ("run", "org/model", "--max-tokens", "2", "-q")
+
+
+def test_a_plan_fetches_the_configuration_alone_and_a_run_the_rest(home: Path) -> None:
+    with serving("org/model", hub.bundled_model()) as address:
+        online = {"HF_ENDPOINT": address}
+        planned = ask(*PLAN, **online)
+        (snapshot,) = home.glob("models--org--model/snapshots/*")
+        assert [entry.name for entry in snapshot.iterdir()] == ["config.json"]
+        assert ask("plan", "org/none", status=2, **online).count("no such model") == 1
+    assert ask(*PLAN, **online) == planned
+    for variables, remedy in (
+        ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set; unset it"),
+        (online, "the hub cannot be reached; go online"),
+    ):
+        refused = ask(*RUN, status=2, **variables)
+        assert "org/model was not downloaded completely" in refused
+        assert remedy in refused
+    with serving("org/model", hub.bundled_model()) as address:
+        text = ask(*RUN, HF_ENDPOINT=address)
+    for variables in ({"HF_HUB_OFFLINE": "1"}, online):
+        assert ask(*RUN, **variables) == text
+
+
+def test_without_a_network_the_hub_is_asked_once(home: Path) -> None:
+    nobody = {"HF_ENDPOINT": "http://127.0.0.1:1"}
+    began = time.monotonic()
+    ask("--version")
+    starting_s = time.monotonic() - began
+    for arguments in (PLAN, RUN):
+        began = time.monotonic()
+        assert "cannot be reached; check the network" in ask(*arguments, status=2, **nobody)
+        assert time.monotonic() - began < 10 + 4 * starting_s  # five attempts take 23 s more
+
+
+def test_a_hub_s_cache_that_cannot_be_written_is_the_reason(home: Path) -> None:
+    home.write_text("a file where a folder should be")
+    with serving("org/model", hub.bundled_model()) as address:
+        for arguments in (PLAN, RUN):
+            refused = ask(*arguments, status=2, HF_ENDPOINT=address)
+            assert "set HF_HOME to a folder that this user can write to" in refused
 
 
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (errors.EntryNotFoundError, "has no config.json"),
         (errors.LocalEntryNotFoundError, "nor in the cache"),
         (errors.RepositoryNotFoundError, "no such model"),
     ],
@@ -185,10 +236,7 @@ def test_of_an_id_only_the_configuration_is_fetched(
 def test_a_configuration_that_cannot_be_fetched(
     kind: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def hf_hub_download(*_: object, **__: object) -> NoReturn:
-        raise hub_error(kind)
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
+    raises(monkeypatch, hub_error(kind))
     with pytest.raises(CheckpointError, match=message):
         hub.resolve_config("Qwen/Qwen3-8B")
 

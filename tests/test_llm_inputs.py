@@ -81,7 +81,7 @@ def test_logits_are_computed_step_by_step_and_can_be_interrupted(
     llm._sequences.close(llm._sequences.open(llm.context)[0])  # nothing is left open
 
 
-@pytest.mark.parametrize("path", [None, 3, b"x.kv", "\udcff.kv", "a\0b"])
+@pytest.mark.parametrize("path", [None, 3, b"x.kv", "\ud800.kv", "a\0b", "", "x" * 9000])
 def test_what_is_no_file_name_is_refused(llm: helm.LLM, path: Any) -> None:
     llm.generate(PROMPT, max_tokens=1)
     for call in (llm.save_kv, llm.load_kv):
@@ -91,7 +91,7 @@ def test_what_is_no_file_name_is_refused(llm: helm.LLM, path: Any) -> None:
 
 def test_a_file_name_that_is_no_text_is_refused_before_loading() -> None:
     for option in ("--save-kv", "--load-kv"):
-        result = command("run", option, "\udcff.kv", status=2)
+        result = command("run", option, "x" * 9000, status=2)
         assert result.stderr.startswith("error: [kv]")
 
 
@@ -114,6 +114,13 @@ def test_other_arguments_of_a_wrong_type_are_refused(llm: helm.LLM) -> None:
     ):
         with pytest.raises(helm.InvalidError, match=message):
             call()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("name", ["memory_bytes", "vram_bytes", "kv_vram_bytes"])
+def test_a_size_in_other_units_is_questioned(name: str) -> None:
+    message = rf"{name} is 8, which is less than 1 MiB; did you mean 8 << 30\?"
+    with pytest.raises(helm.InvalidError, match=message):
+        helm.LLM(device="sim", **{name: 8})
 
 
 def test_a_profile_may_be_given_by_name_or_path(tmp_path: Path) -> None:

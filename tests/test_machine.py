@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -237,6 +238,17 @@ def test_nvidia_driver(tmp_path):
     open_module = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release"
     fake(root, {"proc/driver/nvidia/version": open_module})
     assert nvidia_driver(root, lambda name: None).version == "570.86.15"
+
+
+def test_the_stub_of_a_cuda_toolkit_is_no_driver(tmp_path):
+    root = fake(tmp_path, {"dev/nvidiactl": ""})
+
+    def answering(status):
+        return lambda _name: SimpleNamespace(cuDriverGetVersion=lambda _version: status)
+
+    assert nvidia_driver(root, answering(0)).found
+    assert "stub" in nvidia_driver(root, answering(34)).reason
+    assert not nvidia_driver(root, answering(34)).found
 
 
 def test_this_machine():

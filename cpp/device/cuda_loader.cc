@@ -24,16 +24,28 @@ std::string own_directory() {
   return slash == std::string::npos ? "." : path.substr(0, slash);
 }
 
+// What the toolkit links against, stubs/libcuda.so, answers every call with this.
+constexpr int kStubLibrary = 34;  // CUDA_ERROR_STUB_LIBRARY
+
+bool is_stub(void* driver) {
+  using DriverGetVersion = int(int* version);
+  auto* const get = reinterpret_cast<DriverGetVersion*>(dlsym(driver, "cuDriverGetVersion"));
+  int version = 0;
+  return get != nullptr && get(&version) == kStubLibrary;
+}
+
 // The plugin's library, which stays loaded for good: CUDA cannot be unloaded.
 void* load_plugin(const CudaOptions& options) {
-  if (dlopen(options.driver.c_str(), RTLD_LAZY | RTLD_LOCAL) == nullptr) {
-    fail(ErrorKind::kDevice, "[cuda] there is no NVIDIA driver here (", dlerror(),
+  void* driver = dlopen(options.driver.c_str(), RTLD_LAZY | RTLD_LOCAL);
+  if (driver == nullptr || is_stub(driver)) {
+    fail(ErrorKind::kAbsent, "[cuda] there is no NVIDIA driver here (",
+         driver == nullptr ? dlerror() : "the library found is the CUDA toolkit's stub of it",
          "); install it, or place everything on the CPU");
   }
   const std::string path =
       options.plugin.empty() ? own_directory() + "/libhelm_cuda.so" : options.plugin;
   if (access(path.c_str(), F_OK) != 0) {
-    fail(ErrorKind::kDevice, "[cuda] this build of HELM has no CUDA plugin (", path,
+    fail(ErrorKind::kAbsent, "[cuda] this build of HELM has no CUDA plugin (", path,
          " does not exist); install HELM where CUDA 13's nvcc is found, with "
          "`pip install . -C cmake.define.HELM_CUDA=ON`");
   }

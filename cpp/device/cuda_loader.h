@@ -19,8 +19,8 @@ struct CudaOptions {
   std::string driver = "libcuda.so.1";        // the driver's library
 };
 
-// Throws Error{kDevice} unless there are a driver, the plugin of this build, a GPU that it supports
-// and cuBLAS 13.
+// Throws Error{kAbsent} where there is no driver or no plugin in this build, Error{kDevice} unless
+// there are a GPU that it supports and cuBLAS 13.
 std::unique_ptr<Device> open_cuda(const CudaOptions& options);
 
 struct CudaGpu {

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from helm.arguments import shown
 from helm.compiler.cost import Queries, causal_pairs, prefill_queries
 from helm.errors import InvalidError
 from helm.graph import Attention, Linear
@@ -143,19 +144,20 @@ def measure(
 def _check(plan: Plan, load: Load, rounds: int) -> None:
     if not isinstance(load, Load):
         raise InvalidError(
-            f"[bench] expected helm.benchmark.Load(prompt, output, batch), got {load!r}"
+            f"[bench] expected helm.benchmark.Load(prompt, output, batch), got {shown(load)}"
         )
+    prompt = load.prompt if type(load.prompt) is int else 0
     for name, value, most in (
         ("prompt", load.prompt, plan.limits.context - 1),
-        ("output", load.output, plan.limits.context - load.prompt),
+        ("output", load.output, plan.limits.context - prompt),
         ("batch", load.batch, plan.limits.sequences),
         ("rounds", rounds, MOST_ROUNDS),
     ):
         if type(value) is not int or not 1 <= value <= most:
             raise InvalidError(
-                f"[bench] {name} is {value!r}; this plan, of context {plan.limits.context} for "
-                f"{plan.limits.sequences} at once, allows 1 to {max(most, 0)}; plan for more with "
-                f"--context or --batch"
+                f"[bench] {name} is {shown(value)}; this plan, of context {plan.limits.context} "
+                f"for {plan.limits.sequences} at once, allows 1 to {max(most, 0)}; plan for "
+                "more with --context or --batch"
             )
 
 

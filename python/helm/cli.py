@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import signal
@@ -19,6 +20,7 @@ COMMANDS = ("run", "chat", "plan", "profile", "bench", "doctor")
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 EPILOG = """examples:
   helm-llm run                                    the bundled model, offline
@@ -48,13 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         drop_unwritable()
         return 0
     except OSError as error:
-        if error.filename is not None:
-            raise
-        drop_unwritable()
-        _say_error(
-            f"[output] cannot write to standard output or standard error: {error.strerror}; make "
-            "room, or send it elsewhere"
-        )
+        _say_error(_os_error(error))
         return EXIT_FAILURE
 
 
@@ -115,6 +111,23 @@ def _mend_streams() -> None:
             setattr(sys, name, stream)
         if hasattr(getattr(sys, name), "reconfigure"):
             getattr(sys, name).reconfigure(errors=errors)
+
+
+def _os_error(error: OSError) -> str:
+    """What the system refused, and whether it was our output."""
+    refused = drop_unwritable()
+    if error.filename is None and error.errno in _NO_ROOM:
+        refused = error  # of a stream without a buffer, which holds nothing; files have names
+    if refused is not None:
+        return (
+            f"[output] cannot write to standard output or standard error: {refused.strerror}; make "
+            "room, or send it elsewhere"
+        )
+    what = error.strerror or str(error) or type(error).__name__
+    where = "" if error.filename is None else f"{error.filename}: "
+    return (
+        f"[system] the system refused what HELM needs: {where}{what}; allow that and run it again"
+    )
 
 
 def _say_error(text: str) -> None:

@@ -9,7 +9,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from helm.errors import DeviceError, InvalidError
+from helm.arguments import short, shown
+from helm.errors import DeviceError, InvalidError, NoDeviceError, OutOfMemoryError, printable
+from helm.units import check_size
 
 CPU = "cpu"
 CUDA = "cuda"
@@ -38,30 +40,44 @@ class Accelerator:
 
 
 def open_accelerator(specification: str) -> Accelerator:
-    """What `specification` names. Raises InvalidError for a malformed one and DeviceError with
-    the reason when the device cannot be had."""
+    """What `specification` names. Raises InvalidError for a malformed one, and with the reason
+    NoDeviceError where there is no such kind of device, DeviceError when it cannot be had."""
     from helm import _helm
 
+    bare = re.search(r"[:,]vram=(\d{1,7})(?=,|$)", specification)
+    if bare:
+        check_size(int(bare[1]), f"[device] vram is {bare[1]}", f"{bare[1]}GiB")
     info = _helm.accelerator_info(specification)
     return Accelerator(specification, info.kind, info.name, info.memory_bytes, info.free_bytes)
 
 
-def find_accelerator(device: str | None) -> Accelerator | None:
+def find_accelerator(device: str | None, notices: list[str] | None = None) -> Accelerator | None:
     """The accelerator to use, None for the CPU alone.
 
     device None: the CUDA device if there is one that can be opened; "cpu": none; else that one,
-    with the errors of `open_accelerator`.
+    with the errors of `open_accelerator`. notices: takes why a CUDA device that may be there is
+    not used.
     """
-    if device is not None and not isinstance(device, str):
-        raise InvalidError(f"[device] expected {HELP}, got {device!r}")
+    if device is not None and not (isinstance(device, str) and device == short(printable(device))):
+        raise InvalidError(f"[device] expected {HELP}, got {shown(device)}")
     if device == CPU:
         return None
     if device is not None:
         return open_accelerator(device)
     try:
         return open_accelerator(CUDA)
-    except DeviceError:
+    except NoDeviceError:
+        return None  # as on most machines
+    except (DeviceError, OutOfMemoryError) as reason:
+        if notices is not None:
+            first = _reason(reason).partition("\n")[0].removesuffix(" Tried:")
+            notices.append(f"no CUDA device is used: {first} (helm-llm doctor says more)")
         return None
+
+
+def _reason(error: Exception) -> str:
+    """Without the place that begins it."""
+    return re.sub(r"^\[\w+\] ", "", str(error))
 
 
 def device_report() -> list[dict[str, Any]]:
@@ -69,9 +85,8 @@ def device_report() -> list[dict[str, Any]]:
     report: list[dict[str, Any]] = [{"name": CPU, "available": True, "text": "always"}]
     try:
         found = open_accelerator(CUDA)
-    except DeviceError as reason:
-        text = re.sub(r"^\[\w+\] ", "", str(reason))
-        report.append({"name": CUDA, "available": False, "text": text})
+    except (DeviceError, OutOfMemoryError) as reason:
+        report.append({"name": CUDA, "available": False, "text": _reason(reason)})
     else:
         sizes = {"memory_bytes": found.memory_bytes, "free_bytes": found.free_bytes}
         report.append({"name": CUDA, "available": True, "text": found.name, **sizes})

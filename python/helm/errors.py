@@ -7,8 +7,16 @@ also derives from the built-in exception that a caller who does not know HELM wo
 from __future__ import annotations
 
 
+def printable(text: str) -> str:
+    """`text` as any stream in UTF-8 takes it: bytes of a file's name that are not UTF-8 escaped."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 class HelmError(Exception):
     """Base of every error that HELM raises on purpose."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class InvalidError(HelmError, ValueError):
@@ -33,6 +41,10 @@ class CompressionError(HelmError, ValueError):
 
 class DeviceError(HelmError, RuntimeError):
     """A device cannot be had or has failed."""
+
+
+class NoDeviceError(DeviceError):
+    """There is no such kind of device: no driver for it, or no plugin in this build."""
 
 
 class ConfigError(InvalidError):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from helm.arguments import short, shown
 from helm.errors import CheckpointError, InvalidError
 from helm.files import open_file
 from helm.folder_kinds import refuse_other
+from helm.paths import kind, permitted
 
 # What a checkpoint needs. Weights that are pickled, or stored a second time for other software
 # (original/, onnx/, consolidated*), are left on the hub.
@@ -18,6 +21,11 @@ ALLOWED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "vocab.txt",
 IGNORED = ["*/*.safetensors", "*/*.json", "*/*.model", "consolidated*.safetensors"]
 
 BUNDLED = "bundled"
+_ASK_S = 5.0  # for one answer of the hub
+_CACHE_ERRORS = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST),
+    *(errno.ENOSPC, errno.EDQUOT),
+)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 
 
@@ -36,10 +44,13 @@ def resolve_model(
     Hugging Face id, which is downloaded into the hub's cache (progress on stderr; HF_HUB_OFFLINE,
     HF_HOME and HF_TOKEN are honoured). CheckpointError says what is missing and what to do.
     """
-    if model is None or (model == BUNDLED and not Path(BUNDLED).is_dir()):
+    if revision is not None and not isinstance(revision, str):
+        raise InvalidError(f"[model] expected a revision as text, got {shown(revision)}")
+    bundled = isinstance(model, str) and model == BUNDLED and not Path(BUNDLED).is_dir()
+    if model is None or bundled:
         if revision is not None:
             raise InvalidError(
-                f"[model] the bundled model has no revisions, got {revision!r}; leave it out"
+                f"[model] the bundled model has no revisions, got {shown(revision)}; leave it out"
             )
         return bundled_model()
     if not isinstance(model, (str, os.PathLike)):
@@ -51,16 +62,20 @@ def resolve_model(
     if not text:
         raise InvalidError("[model] the model's name is empty; give a folder or an id")
     path = Path(os.path.expanduser(text))
-    if os.path.isdir(path):
+    with permitted("model"):
+        found = kind(path)
+        if found == "folder":
+            kind(path / "config.json")  # whether it may be entered
+    if found == "folder":
         if revision is not None:
             raise InvalidError(
-                f"[model] {text} is a local folder, revision {revision!r} applies only to "
+                f"[model] {text} is a local folder, revision {shown(revision)} applies only to "
                 "Hugging Face ids; leave it out"
             )
         if not os.path.lexists(path / "config.json"):
             refuse_other(path)
         return path
-    if os.path.isfile(path):
+    if found == "file":
         with open_file(path, place="model"):  # names it, if it is of a known kind
             pass
         raise CheckpointError(
@@ -74,7 +89,7 @@ def resolve_model(
         )
     if isinstance(model, Path) or not _HUB_ID.fullmatch(text) or ".." in text:
         raise CheckpointError(
-            f"[model] no folder {text if len(text) <= 255 else text[:40] + '...'}; give an "
+            f"[model] no folder {short(text)}; give an "
             "existing folder, or a Hugging Face id such as Qwen/Qwen3-0.6B"
         )
     return (download or _download)(text, revision)
@@ -96,15 +111,17 @@ def bundled_model() -> Path:
 def resolve_config(model: str | os.PathLike[str] | None, revision: str | None = None) -> Path:
     """The config.json of `model`: as `resolve_model`, but a file is taken as a configuration, and
     of a Hugging Face id nothing but config.json is fetched."""
-    if model is not None:
+    if isinstance(model, (str, os.PathLike)) and model != "":
         path = Path(os.path.expanduser(model))
-        if os.path.isfile(path) and path.suffix != ".safetensors":
+        with permitted("model"):
+            found = kind(path)
+        if found == "file" and path.suffix != ".safetensors":
             if revision is not None:
                 raise InvalidError(
                     f"[model] {model} is a local file without revisions; leave it out"
                 )
             return path
-        if path.suffix == ".json" and not os.path.isdir(path):
+        if path.suffix == ".json" and found != "folder":
             raise CheckpointError(
                 f"[model] {model} does not exist; give a config.json, a model folder or a Hugging "
                 "Face id"
@@ -113,28 +130,38 @@ def resolve_config(model: str | os.PathLike[str] | None, revision: str | None = 
 
 
 def _download_config(repo_id: str, revision: str | None) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    with _hub_errors(repo_id, revision):
-        return Path(hf_hub_download(repo_id, "config.json", revision=revision)).parent
+    remedy = "choose a repository in transformers' format"
+    return _fetch(repo_id, revision, ["config.json"], "config.json", remedy)
 
 
 def _download(repo_id: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
+    remedy = (
+        "pickled .bin and GGUF files are not read, so choose a repository with safetensors, or "
+        "convert it with transformers' save_pretrained"
+    )
+    return _fetch(repo_id, revision, ALLOWED, "*.safetensors", remedy)
+
+
+def _fetch(
+    repo_id: str, revision: str | None, patterns: list[str], needed: str, remedy: str
+) -> Path:
+    """The folder with the files that match `patterns`, `needed` among them; what is in the cache
+    and as on the hub is not downloaded again. One attempt: without network the cache answers."""
+    from huggingface_hub import HfApi, snapshot_download
 
     with _hub_errors(repo_id, revision):
         folder = Path(
             snapshot_download(
-                repo_id, revision=revision, allow_patterns=ALLOWED, ignore_patterns=IGNORED
+                repo_id, revision=revision, allow_patterns=patterns, ignore_patterns=IGNORED
             )
         )
-    if not any(folder.glob("*.safetensors")):
-        raise CheckpointError(
-            f"[hub] {_wanted(repo_id, revision)} has no .safetensors weights (pickled .bin and "
-            "GGUF files are not read); choose a repository with safetensors, or convert it with "
-            "transformers' save_pretrained"
-        )
-    return folder
+        if any(folder.glob(needed)):
+            return folder
+    try:
+        HfApi().model_info(repo_id, revision=revision, timeout=_ASK_S)
+    except Exception as error:
+        raise CheckpointError(_not_here(repo_id, revision)) from error
+    raise CheckpointError(f"[hub] {_wanted(repo_id, revision)} has no {needed}; {remedy}")
 
 
 def _wanted(repo_id: str, revision: str | None) -> str:
@@ -164,25 +191,37 @@ def _hub_errors(repo_id: str, revision: str | None) -> Iterator[None]:
             f"[hub] there is no folder {repo_id} here and no such model on the Hugging Face hub; "
             "check the spelling, and for a private model log in with `hf auth login`"
         ) from error
-    except errors.EntryNotFoundError as error:
-        if isinstance(error, errors.LocalEntryNotFoundError):
-            raise CheckpointError(_not_cached(wanted)) from error
-        raise CheckpointError(
-            f"[hub] {wanted} has no config.json; choose a repository in transformers' format"
-        ) from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        raise CheckpointError(_not_here(repo_id, revision)) from error
     except errors.HFValidationError as error:
         raise CheckpointError(f"[hub] {repo_id!r} is not a Hugging Face id: {error}") from error
-    except errors.OfflineModeIsEnabled as error:
-        raise CheckpointError(_not_cached(wanted)) from error
     except Exception as error:  # the HTTP client's own errors differ between hub versions
+        remedy = "run the command again, finished files are kept"
+        if isinstance(error, OSError) and error.errno in _CACHE_ERRORS:
+            remedy = "set HF_HOME to a folder that this user can write to and that has room"
         raise CheckpointError(
-            f"[hub] downloading {wanted} failed: {type(error).__name__}: {error}; run the command "
-            "again, finished files are kept"
+            f"[hub] downloading {wanted} failed: {type(error).__name__}: {error}; {remedy}"
         ) from error
 
 
-def _not_cached(wanted: str) -> str:
+def _not_here(repo_id: str, revision: str | None) -> str:
+    """Why the cache has no such model, or not all of it, while the hub is out of reach."""
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = repo_folder_name(repo_id=repo_id, repo_type="model")
+    with permitted("hub"):
+        kind(Path(constants.HF_HUB_CACHE) / folder / "refs")
+    wanted = _wanted(repo_id, revision)
     offline = os.environ.get("HF_HUB_OFFLINE", "").strip().upper() in {"1", "ON", "YES", "TRUE"}
+    if isinstance(try_to_load_from_cache(repo_id, "config.json", revision=revision), str):
+        why = (
+            "HF_HUB_OFFLINE is set; unset it" if offline else "the hub cannot be reached; go online"
+        )
+        return (
+            f"[hub] {wanted} was not downloaded completely, only some of its files are in the "
+            f"cache, and {why} and run the command again to download the rest"
+        )
     if offline:
         return (
             f"[hub] {wanted} is not in the local cache and HF_HUB_OFFLINE is set; unset it to "

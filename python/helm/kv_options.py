@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from helm.arguments import count, is_integer, is_one_of, shown
 from helm.compiler.overflow import least_slots
 from helm.compiler.workload import WATERMARK, ResourceLimits, Space, check_watermark
 from helm.errors import InvalidError
@@ -32,13 +33,13 @@ class KvOptions:
     watermark: float | None = None
 
     def __post_init__(self) -> None:
-        if self.overflow not in SITES:
+        if not is_one_of(self.overflow, SITES):
             raise InvalidError(
-                f"[plan] kv_overflow is {self.overflow!r}; expected {', '.join(SITES)}"
+                f"[plan] kv_overflow is {shown(self.overflow)}; expected {', '.join(SITES)}"
             )
-        size = self.vram_bytes
-        if size is not None and (type(size) is not int or not 1 <= size <= 2**60):
-            raise InvalidError(f"[plan] kv_vram_bytes is {size!r}; expected bytes from 1")
+        if self.vram_bytes is not None:
+            size = count(self.vram_bytes, "[plan] kv_vram_bytes")
+            object.__setattr__(self, "vram_bytes", size)
         if self.watermark is not None:
             check_watermark(self.watermark, "[plan] watermark")
 
@@ -123,9 +124,11 @@ def overflows(plan: Plan) -> bool:
     return layers > 0 and plan.schedule.pages["accelerator"] < layers * blocks
 
 
-def check_page_tokens(value: object) -> None:
-    """InvalidError unless a page may hold so many positions."""
-    if type(value) is not int or not _LEAST_PAGE_TOKENS <= value <= _MOST_PAGE_TOKENS:
+def check_page_tokens(value: object) -> int:
+    """`value`; InvalidError unless a page may hold so many positions."""
+    if not is_integer(value) or not _LEAST_PAGE_TOKENS <= int(value) <= _MOST_PAGE_TOKENS:
         raise InvalidError(
-            f"[plan] page_tokens is {value!r}; expected {_LEAST_PAGE_TOKENS} to {_MOST_PAGE_TOKENS}"
+            f"[plan] page_tokens is {shown(value)}; expected {_LEAST_PAGE_TOKENS} to "
+            f"{_MOST_PAGE_TOKENS}"
         )
+    return int(value)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
+from helm.arguments import check_call, shown, token_ids
 from helm.batch import Batch, Job, TextStream
 from helm.completion import Completion
 from helm.errors import InvalidError
@@ -16,7 +17,7 @@ from helm.loaded_llm import LoadedLLM
 from helm.loading import LoadedModel, load_from_torch, load_model
 from helm.local_plan import LoadOptions, Measuring, Progress
 from helm.profile import Profile, as_profile
-from helm.prompts import Prompt, Prompts, Template, split_prompts, token_ids
+from helm.prompts import Prompt, Prompts, Template, split_prompts
 from helm.sampling import SamplingParams, sampling_params
 from helm.saved_kv import SavedKV, file_name, from_metadata, to_metadata
 from helm.sequences import NoReuse, Sequences
@@ -327,6 +328,7 @@ class LLM(LoadedLLM):
         self._open_engine()
         if not self._last:
             raise InvalidError("[kv] nothing to save; generate or chat first")
+        check_call(progress, "[kv] progress", "progress(done, total)")
         name, metadata = file_name(path), to_metadata(self._last, messages)
         return self._sequences.save(self._last, name, metadata, progress)
 
@@ -338,6 +340,7 @@ class LLM(LoadedLLM):
         that is damaged, which its checksums show.
         """
         self._open_engine()
+        check_call(progress, "[kv] progress", "progress(done, total)")
         name = file_name(path)
         tokens, metadata = self._sequences.load(name, progress)
         saved = from_metadata(len(tokens), metadata, name)
@@ -396,4 +399,4 @@ class LLM(LoadedLLM):
 
 def _check_prefix_cache(value: object) -> None:
     if not isinstance(value, bool):
-        raise InvalidError(f"[load] prefix_cache must be True or False, got {value!r}")
+        raise InvalidError(f"[load] prefix_cache must be True or False, got {shown(value)}")

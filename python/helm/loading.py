@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from helm.arguments import shown
 from helm.checkpoint import TensorInfo
 from helm.config import ModelConfig, load_config
-from helm.errors import ConfigError, InvalidError
+from helm.errors import ConfigError, InvalidError, printable
 from helm.files import present
 from helm.generation_defaults import (
     GenerationDefaults,
@@ -20,6 +21,7 @@ from helm.generation_defaults import (
 from helm.hub import resolve_model
 from helm.jsonio import Reader
 from helm.local_plan import LoadOptions, load_engine
+from helm.paths import permitted
 from helm.plan_format import Plan
 from helm.tokenizer import TOKENIZER_FILE, Tokenizer
 from helm.weight_names import name_weights, read_weights
@@ -49,18 +51,21 @@ def load_model(
 ) -> LoadedModel:
     """Finds, plans and loads a checkpoint. Everything small is checked before weights are read."""
     folder = resolve_model(model, revision)
-    config = load_config(folder)
-    defaults = load_generation_defaults(folder, config)
-    tokenizer = None
-    if present(folder / TOKENIZER_FILE):
-        tokenizer = Tokenizer.from_directory(folder, config.vocab_size)
-    defaults = _without_text(defaults, tokenizer)
-    weights = read_weights(folder, config)
+    with permitted("load"):
+        config = load_config(folder)
+        defaults = load_generation_defaults(folder, config)
+        tokenizer = None
+        if present(folder / TOKENIZER_FILE):
+            tokenizer = Tokenizer.from_directory(folder, config.vocab_size)
+        defaults = _without_text(defaults, tokenizer)
+        weights = read_weights(folder, config)
     notices = (*weights.notices, *defaults.notices)
     plan, engine = load_engine(weights.config, weights.tensors, str(folder), {}, options, notices)
     name = folder.resolve().name if model is None or Path(model).is_dir() else str(model)
     longest = _longest(plan, options)
-    return LoadedModel(engine, plan, weights.config, defaults, tokenizer, name, folder, longest)
+    return LoadedModel(
+        engine, plan, weights.config, defaults, tokenizer, printable(name), folder, longest
+    )
 
 
 def load_from_torch(
@@ -80,7 +85,8 @@ def load_from_torch(
     if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
         if not isinstance(tokenizer, (str, os.PathLike)):
             raise InvalidError(
-                f"[from_torch] tokenizer must be a helm.Tokenizer or a folder, got {tokenizer!r}"
+                "[from_torch] tokenizer must be a helm.Tokenizer or a folder, got "
+                f"{shown(tokenizer)}"
             )
         tokenizer = Tokenizer.from_directory(tokenizer, config.vocab_size)
     defaults = _without_text(defaults, tokenizer)

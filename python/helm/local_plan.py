@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from helm.arguments import check_call, count, is_one_of, shown
 from helm.checkpoint import TensorInfo
 from helm.compiler.loading import ANSWERS, WEIGHTS, LoadingRequest
 from helm.compiler.planning import Request, workload_of
@@ -35,7 +36,7 @@ from helm.machine import (
 from helm.plan import make_plan
 from helm.plan_format import Plan
 from helm.profile import Profile
-from helm.units import size_text
+from helm.units import check_size, size_text
 
 if TYPE_CHECKING:
     from helm.thread_choice import ThreadChoice
@@ -81,28 +82,28 @@ class LoadOptions:
             value = getattr(self, name)
             if value is None and name in _LIMITS:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidError(f"[load] {name} must be an integer of at least 1, got {value!r}")
-        check_page_tokens(self.page_tokens)
-        if self.weights not in WEIGHTS:
-            raise InvalidError(f"[load] weights must be {', '.join(WEIGHTS)}, got {self.weights!r}")
-        if self.objective not in OBJECTIVES:
-            raise InvalidError(
-                f"[load] objective must be {', '.join(OBJECTIVES)}, got {self.objective!r}"
-            )
-        for name, call in (("progress", "done, total"), ("measuring", "what, share")):
-            value = getattr(self, name)
-            if value is not None and not callable(value):
-                raise InvalidError(f"[load] {name} must be callable as {name}({call})")
+            object.__setattr__(self, name, count(value, f"[load] {name}"))
+        sizes = {"memory_bytes": self.memory_bytes, "vram_bytes": self.vram_bytes}
+        for name, size in {**sizes, "kv_vram_bytes": self.kv.vram_bytes}.items():
+            if size is not None:
+                check_size(size, f"[load] {name} is {size}", f"{size} << 30")
+        object.__setattr__(self, "page_tokens", check_page_tokens(self.page_tokens))
+        for name, options in (("weights", WEIGHTS), ("objective", OBJECTIVES)):
+            if not is_one_of(getattr(self, name), options):
+                found = shown(getattr(self, name))
+                raise InvalidError(f"[load] {name} must be {', '.join(options)}, got {found}")
+        check_call(self.progress, "[load] progress", "progress(done, total)")
+        check_call(self.measuring, "[load] measuring", "measuring(what, share)")
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where to plan for. profile None: the CPU, as it is."""
+    """Where to plan for. profile None: the CPU, as it is. notices: what to say about the device."""
 
     machine: Machine
     accelerator: Accelerator | None
     profile: Profile | None
+    notices: tuple[str, ...] = ()
 
 
 def load_engine(
@@ -119,7 +120,7 @@ def load_engine(
     `make_plan`, `open_accelerator` and the engine raise.
     """
     target = find_target(options)
-    notices += _foreign(options.profile)
+    notices += (*target.notices, *_foreign(options.profile))
     attempts = _LOADS
     while True:
         plan, grant = plan_and_take(config, infos, directory, options, target)
@@ -183,7 +184,8 @@ def find_target(options: LoadOptions) -> Target:
     given, device = options.profile, options.device
     if device is None and given is not None and given.accelerator is None:
         device = CPU  # the profile of a machine without one
-    accelerator = find_accelerator(device)
+    notices: list[str] = []
+    accelerator = find_accelerator(device, notices)
     if accelerator is None:
         if options.vram_bytes is not None:
             raise InvalidError(
@@ -193,7 +195,7 @@ def find_target(options: LoadOptions) -> Target:
         options.kv.check_accelerator(None)
         if given is not None:
             given = dataclasses.replace(given, accelerator=None, link=None)
-        return Target(machine, None, given)
+        return Target(machine, None, given, tuple(notices))
     profile = given or _measured(accelerator, options)
     if profile.accelerator is None:
         raise InvalidError(

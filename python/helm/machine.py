@@ -22,6 +22,7 @@ from helm.sysfs import text as _text
 from helm.topology import cores, pinned_cpus, thread_counts
 
 _BYTES_PER_THREAD = 4 << 20
+_STUB_LIBRARY = 34  # CUDA_ERROR_STUB_LIBRARY, with which a toolkit's stub answers every call
 _UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a number near 2^63
 _V2_LIMITS = ("memory.max", "memory.high")
 _DROPPABLE = ("inactive_file", "active_file", "slab_reclaimable")  # of what a cgroup uses
@@ -248,7 +249,10 @@ def nvidia_driver(
     found = re.search(r"Kernel Module.*?(\d+\.\d+(?:\.\d+)*)", text)
     version = found[1] if found else "unknown"
     try:
-        load(library)
+        driver = load(library)
     except OSError as reason:
         return Driver(False, version, f"{library} cannot be loaded: {reason}")
+    ask = getattr(driver, "cuDriverGetVersion", None)
+    if ask is not None and ask(ctypes.byref(ctypes.c_int())) == _STUB_LIBRARY:
+        return Driver(False, version, f"the {library} that is found is the CUDA toolkit's stub")
     return Driver(True, version)

@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
+from helm.arguments import is_one_of, shown
 from helm.checkpoint import TensorInfo
 from helm.compiler.advice import largest_context, require
 from helm.compiler.candidate import Candidate
 from helm.compiler.loading import Loading, LoadingRequest
 from helm.compiler.memory import activation_bytes, workspace_bytes
 from helm.compiler.op_cost import CostedGraph
-from helm.compiler.placement import memory_use, placed_units, prediction, schedule
+from helm.compiler.placement import memory_use, placed_units, prediction, schedule, unused
 from helm.compiler.search import PLENTY, unlimited
 from helm.compiler.workload import ResourceLimits, Space, Workload
 from helm.config import ModelConfig
@@ -249,6 +250,8 @@ def _searched_plan(
         plan = _partitioned_plan(problem, best, notices)
     else:
         plan = _cpu_plan(problem, best.threads, memory_bytes)
+        if profile.accelerator is not None:
+            notices.append(unused(result, profile.accelerator.name))
         plan = dataclasses.replace(plan, notices=(*notices, *plan.notices))
     listed = (*result.by_layout, *result.labelled.values())
     ideal = result
@@ -334,8 +337,10 @@ def _check_arguments(
         )
     known = (DTYPE_BYTES, KV_ELEMENT_BYTES)
     for name, dtype, choices in zip(("dtype", "kv_dtype"), dtypes, known, strict=True):
-        if dtype not in ("auto", *choices):
-            raise InvalidError(f"[plan] {name} is {dtype!r}; expected auto, {', '.join(choices)}")
+        if not is_one_of(dtype, ("auto", *choices)):
+            raise InvalidError(
+                f"[plan] {name} is {shown(dtype)}; expected auto, {', '.join(choices)}"
+            )
 
 
 def _memory_use(problem: _Problem, limits: Limits, kv: KvSpec, threads: int) -> MemoryUse:

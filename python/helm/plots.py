@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,7 @@ from helm.errors import HelmError, InvalidError
 from helm.explain import memory_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from helm.compiler.candidate import Candidate
     from helm.compiler.planning import Study
@@ -61,6 +63,25 @@ def check_plot(file: str) -> None:
 def save_plot(study: Study, file: str) -> None:
     """Draws both panels into `file`; its ending says the format."""
     check_plot(file)
+    with _place_to_write(Path(file).expanduser().resolve().parent):
+        _draw(study, file)
+
+
+@contextlib.contextmanager
+def _place_to_write(folder: Path) -> Iterator[None]:
+    """matplotlib wants to keep what it knows of fonts, or fails: in `folder` for as long as this
+    lasts where the system has no place for temporary files."""
+    try:
+        tempfile.gettempdir()
+    except OSError:
+        with tempfile.TemporaryDirectory(prefix=".fonts-", dir=folder) as place:
+            os.environ.setdefault("MPLCONFIGDIR", place)
+            yield
+    else:
+        yield
+
+
+def _draw(study: Study, file: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

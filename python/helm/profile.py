@@ -16,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from helm.arguments import short, shown
 from helm.device_profile import KV_TABLES, AcceleratorProfile, CpuProfile, LinkProfile
 from helm.dtypes import DTYPES, KV_DTYPES
 from helm.errors import ProfileError
@@ -261,7 +262,7 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> Profile:
     name = os.fspath(name_or_path) if isinstance(name_or_path, os.PathLike) else name_or_path
     if not isinstance(name, str):
         raise ProfileError(
-            f"[profile] expected a preset's name, a file or a Profile, got {name_or_path!r}"
+            f"[profile] expected a preset's name, a file or a Profile, got {shown(name_or_path)}"
         )
     if name in preset_names():
         text = (resources.files("helm") / "profiles" / f"{name}.json").read_bytes()
@@ -269,7 +270,7 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> Profile:
     path = Path(name)
     if not present(path, ProfileError, "profile"):
         raise ProfileError(
-            f"[profile] {name} is neither a preset nor a file; presets are "
+            f"[profile] {short(name)} is neither a preset nor a file; presets are "
             + ", ".join(preset_names())
         )
     return Profile.from_json(read_file(path, ProfileError, "profile", _MAX_FILE_BYTES), name)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from helm import own_folder
 from helm.calibrate import identity, measure_profile
 from helm.calibrate_accelerator import measure_accelerator
 from helm.device_profile import AcceleratorProfile, CpuProfile, LinkProfile
@@ -43,7 +44,8 @@ def machine_profile(
     cached.
 
     Hardware, HELM's version, kernel tier, CPU affinity, CPU quota and memory limit make the key,
-    and the device; a cached file that cannot be read or is not a profile is measured anew.
+    and the device; a cached file that cannot be read, is not a profile or not of this user is
+    measured anew.
     memory_bytes is always what is available now, on the accelerator too. A cache that cannot be
     written costs only the next measurement. What other programs disturbed is measured again after
     an hour.
@@ -82,36 +84,38 @@ def _part(progress: Progress | None, begin: float, end: float) -> Progress | Non
 def cached_profile() -> Profile | None:
     """This machine's profile, without an accelerator, if it has been measured before; never
     measures."""
-    return _read(cache_path())
+    return _read(cache_path())[0]
 
 
 def cache_path(device: Accelerator | None = None) -> Path:
-    """Where this machine's profile lies, under $XDG_CACHE_HOME or ~/.cache."""
+    """Where this machine's profile lies: under $XDG_CACHE_HOME or ~/.cache, or for users without a
+    home in the folder for temporary files."""
     return cached_file("profile", device)
 
 
 def cached_file(what: str, device: Accelerator | None = None) -> Path:
     """Where something that was measured on this machine lies."""
-    return _cache_home() / "helm" / f"{what}-{cache_key(device)}.json"
+    return _cache_folder() / f"{what}-{cache_key(device)}.json"
 
 
 def keep(path: Path, content: str) -> None:
-    """Writes to the cache, if it can be written to. Readers never see a part."""
-    from helm import _helm
-
-    with contextlib.suppress(OSError, HelmError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _helm.replace_file(os.fsencode(path), content.encode())
+    """Writes to the cache, if it can be written to."""
+    with contextlib.suppress(OSError):
+        own_folder.write(path, content)
 
 
-def _cache_home() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    if home and Path(home).is_absolute():  # the specification: ignore relative ones
-        return Path(home)
+def _cache_folder() -> Path:
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if given.is_absolute():  # the specification: ignore relative ones
+        return given / "helm"
+    home = Path(os.path.expanduser("~"))
+    if home.is_absolute():
+        return home / ".cache" / "helm"
     try:
-        return Path.home() / ".cache"
-    except RuntimeError:  # no home directory
-        return Path(tempfile.gettempdir()) / f"helm-{os.getuid()}"
+        shared = tempfile.gettempdir()
+    except OSError:  # there is none; that it cannot be written shows later
+        shared = "/tmp"
+    return Path(shared) / f"helm-{os.geteuid()}"
 
 
 def cache_key(device: Accelerator | None = None) -> str:
@@ -129,20 +133,22 @@ def cache_key(device: Accelerator | None = None) -> str:
 
 
 def _kept(path: Path) -> Profile | None:
-    found = _read(path)
-    return None if found is None or outdated(path, not found.unsettled) else found
+    found, written_s = _read(path)
+    return None if found is None or outdated(written_s, not found.unsettled) else found
 
 
-def outdated(path: Path, settled: bool) -> bool:
-    """Whether a kept measurement is to be made again."""
-    return not settled and time.time() - path.stat().st_mtime > _UNSETTLED_S
+def outdated(written_s: float, settled: bool) -> bool:
+    """Whether a measurement that was kept then is to be made again."""
+    return not settled and time.time() - written_s > _UNSETTLED_S
 
 
-def _read(path: Path) -> Profile | None:
+def _read(path: Path) -> tuple[Profile | None, float]:
+    """What is kept, and since when."""
     try:
-        return Profile.from_json(path.read_bytes(), str(path))
+        content, written_s = own_folder.read(path)
+        return Profile.from_json(content, str(path)), written_s
     except (OSError, ProfileError):
-        return None
+        return None, 0.0
 
 
 def save_profile(profile: Profile, path: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
-import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from helm.arguments import shown, token_ids
 from helm.batch import Job
 from helm.errors import CapacityError, InvalidError, TokenizerError
 from helm.generation_defaults import GenerationDefaults
@@ -33,7 +33,7 @@ class Template:
         variables = {} if self.variables is None else self.variables
         if not isinstance(variables, Mapping) or not all(isinstance(n, str) for n in variables):
             raise InvalidError(
-                f"[chat] template_variables must be a dict of names, got {reprlib.repr(variables)}"
+                f"[chat] template_variables must be a dict of names, got {shown(variables)}"
             )
         for name in _OWN_VARIABLES:
             if name in variables:
@@ -42,12 +42,11 @@ class Template:
             raise InvalidError(f"[chat] tools must be a list, got {type(self.tools).__name__}")
         if self.name is not None and not isinstance(self.name, str):
             raise InvalidError(
-                f"[chat] chat_template must be a template's name, got {reprlib.repr(self.name)}"
+                f"[chat] chat_template must be a template's name, got {shown(self.name)}"
             )
         if not isinstance(self.continues, bool):
             raise InvalidError(
-                f"[chat] continue_final_message must be True or False, got "
-                f"{reprlib.repr(self.continues)}"
+                f"[chat] continue_final_message must be True or False, got {shown(self.continues)}"
             )
         if self.continues and variables.get("add_generation_prompt"):
             raise InvalidError(
@@ -112,7 +111,7 @@ class Prompts:
         for position, token in enumerate(ids):
             if not 0 <= token < self.vocab_size:
                 raise InvalidError(
-                    f"[generate] {where}: token {position} is {token}, outside the model's "
+                    f"[generate] {where}: token {position} is {shown(token)}, outside the model's "
                     f"vocabulary of {self.vocab_size} (ids 0 to {self.vocab_size - 1})"
                 )
         if len(ids) > self.context:
@@ -147,7 +146,8 @@ def split_prompts(prompts: Any) -> tuple[bool, list[tuple[int | None, Any]]]:
         return True, [(None, prompts)]
     if hasattr(prompts, "tolist"):  # numpy array or torch tensor
         prompts = prompts.tolist()
-    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Sequence):
+    none = (bytes, bytearray, memoryview, Mapping)
+    if isinstance(prompts, none) or not isinstance(prompts, Sequence):
         raise InvalidError(
             f"[generate] a prompt is text or a list of token ids, got {type(prompts).__name__}"
         )
@@ -156,17 +156,3 @@ def split_prompts(prompts: Any) -> tuple[bool, list[tuple[int | None, Any]]]:
     if all(isinstance(p, numbers.Integral) for p in prompts):
         return True, [(None, prompts)]
     return False, list(enumerate(prompts))
-
-
-def token_ids(tokens: Any, where: str) -> list[int]:
-    """Token ids from a list, numpy array or torch tensor of integers."""
-    if hasattr(tokens, "tolist"):
-        tokens = tokens.tolist()
-    if isinstance(tokens, (str, bytes, Mapping)) or not isinstance(tokens, Sequence):
-        raise InvalidError(
-            f"[generate] {where} must be text or a list of token ids, got {type(tokens).__name__}"
-        )
-    for token in tokens:
-        if isinstance(token, bool) or not isinstance(token, numbers.Integral):
-            raise InvalidError(f"[generate] {where}: {token!r} is not a token id (an integer)")
-    return [int(token) for token in tokens]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from helm.arguments import is_integer, shown
 from helm.errors import InvalidError
 
 FLOAT32_MAX = 3.4028234663852886e38  # the runtime computes in float32
@@ -56,7 +57,7 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if self.top_k == -1:
+        if is_integer(self.top_k) and int(self.top_k) == -1:
             self._set("top_k", 0)
         if self.max_tokens != "auto":
             self._integer("max_tokens", 1, 2**62)
@@ -81,7 +82,7 @@ class SamplingParams:
         if value is None:
             return
         rule = f"an integer of at least {low}"
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        if not is_integer(value):
             raise _bad(name, rule, value)
         value = int(value)
         if not low <= value <= high:
@@ -98,7 +99,10 @@ class SamplingParams:
             rule = f"a number in {'(' if open_low else '['}{low:g}, {high:g}]"
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise _bad(name, rule, value)
-        number = float(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            raise _bad(name, rule, value) from None
         if not math.isfinite(number) or not low <= number <= high or (open_low and number == low):
             raise _bad(name, rule, value)
         self._set(name, number)
@@ -150,14 +154,12 @@ def sampling_params(params: SamplingParams | None, overrides: Mapping[str, Any])
 
 
 def _bad(name: str, rule: str, value: Any) -> InvalidError:
-    return InvalidError(f"[sampling] {name} must be {rule}, got {value!r}")
+    return InvalidError(f"[sampling] {name} must be {rule}, got {shown(value)}")
 
 
 def _stop_strings(value: Any) -> tuple[str, ...]:
     strings = (value,) if isinstance(value, str) else value
-    if not isinstance(strings, Iterable):
-        raise _bad("stop", "a string or a list of strings", value)
-    strings = tuple(strings)
+    strings = _items("stop", strings, "a string or a list of strings")
     if not all(isinstance(s, str) for s in strings):
         raise _bad("stop", "a string or a list of strings", value)
     if not all(strings):
@@ -169,12 +171,17 @@ def _stop_tokens(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
     rule = "a list of token ids"
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+    if isinstance(value, (str, bytes, bytearray)):
         raise _bad("stop_token_ids", rule, value)
-    ids = tuple(value)
-    for i in ids:
-        if isinstance(i, bool) or not isinstance(i, numbers.Integral):
-            raise _bad("stop_token_ids", rule, value)
-        if not 0 <= int(i) <= INT32_MAX:
-            raise _bad("stop_token_ids", rule, value)
+    ids = _items("stop_token_ids", value, rule)
+    if not all(is_integer(i) and 0 <= int(i) <= INT32_MAX for i in ids):
+        raise _bad("stop_token_ids", rule, value)
     return tuple(int(i) for i in ids)
+
+
+def _items(name: str, value: Any, rule: str) -> tuple[Any, ...]:
+    """Of a list, a generator, an array or a tensor."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(value, Iterable):
+        raise _bad(name, rule, value)
+    return tuple(value)

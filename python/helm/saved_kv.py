@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from helm.arguments import shown
 from helm.chat_template import check_messages
 from helm.errors import InvalidError
 from helm.jsonio import parse
 
 _MOST_TOKEN = 2**31 - 1
+_PATH_MAX = 4096  # bytes of a path, on Linux
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,13 @@ def file_name(path: Any) -> str:
     """A path as the runtime takes it; InvalidError for what is none."""
     name = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(name, str):
-        raise InvalidError(f"[kv] expected the path of a file as text, got {path!r}")
-    if name.encode(errors="replace").decode() != name:
-        raise InvalidError(f"[kv] {name!r} is no file name in UTF-8; choose another")
+        raise InvalidError(f"[kv] expected the path of a file as text, got {shown(path)}")
+    try:
+        possible = 0 < len(os.fsencode(name)) < _PATH_MAX and "\0" not in name
+    except UnicodeEncodeError:
+        possible = False
+    if not possible:
+        raise InvalidError(f"[kv] {shown(name)} can name no file; choose another name")
     return name
 
 
@@ -46,7 +52,7 @@ def to_metadata(tokens: Sequence[int], messages: Sequence[Mapping[str, Any]] | N
         messages = [dict(message) for message in messages]
     try:
         return json.dumps({"tokens": list(tokens), "messages": messages}, allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidError(f"[kv] messages cannot be saved as JSON: {error}") from None
 
 

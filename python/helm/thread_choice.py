@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from helm import own_folder
 from helm.calibrate import (
     COMPRESSED_TOKENS,
     choose_threads,
@@ -157,10 +158,11 @@ def _cached(counts: Sequence[int]) -> dict[int, Rates] | None:
     """An earlier measurement of the same counts, if it holds."""
     path = cached_file("threads")
     try:
-        root = parse(path.read_bytes(), str(path), ProfileError)
+        content, written_s = own_folder.read(path)
+        root = parse(content, str(path), ProfileError)
         root["format"].choice([_FORMAT])
         root["version"].integer(_VERSION, _VERSION)
-        if outdated(path, root["settled"].boolean()):
+        if outdated(written_s, root["settled"].boolean()):
             return None
         table = root["rates"]
         rates = {}

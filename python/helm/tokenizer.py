@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helm.added_tokens import read_object, read_stated_tokens
+from helm.arguments import short, shown, token_ids
 from helm.chat_template import ChatTemplates, read_templates
 from helm.detokenizer import Detokenizer
-from helm.errors import TokenizerError
+from helm.errors import InvalidError, TokenizerError, printable
 from helm.files import present, read_text
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILE = "tokenizer.json"
 _MOST_BYTES = 256 << 20
+_MOST_TOKEN = 2**32 - 1  # of the backend
 
 
 class Tokenizer:
@@ -106,6 +108,8 @@ class Tokenizer:
 
     def token_id(self, token: str) -> int | None:
         """Id of a token given as its exact string, None when there is no such token."""
+        if not isinstance(token, str) or printable(token) != token:
+            raise InvalidError(f"[tokenizer] expected a token as text, got {shown(token)}")
         found = self._backend.token_to_id(token) if token else None
         return None if found is None else int(found)
 
@@ -124,7 +128,15 @@ class Tokenizer:
 
     def decode(self, tokens: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of all `tokens` at once."""
-        return str(self._backend.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+        ids = self._ids(list(tokens) if isinstance(tokens, Iterator) else tokens)
+        return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def _ids(self, tokens: Any) -> list[int]:
+        ids = token_ids(tokens, "tokens", "tokenizer")
+        for token in ids:
+            if not 0 <= token <= _MOST_TOKEN:
+                raise InvalidError(f"[tokenizer] {shown(token)} is no token id")
+        return ids
 
     def token_text(self, token: int) -> str:
         """What one token adds within a text: its leading space is kept, bytes of an unfinished
@@ -136,7 +148,7 @@ class Tokenizer:
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """An incremental decoder of what follows `prompt`."""
-        return Detokenizer(self._backend, prompt, self._skipped_ids, self._byte_ids)
+        return Detokenizer(self._backend, self._ids(prompt), self._skipped_ids, self._byte_ids)
 
     @property
     def chat_templates(self) -> dict[str, str]:
@@ -169,7 +181,7 @@ def require_tokenizer(directory: Path) -> None:
     """TokenizerError unless the folder has a tokenizer."""
     if not present(directory / TOKENIZER_FILE, TokenizerError, "tokenizer"):
         raise TokenizerError(
-            f"[tokenizer] {directory} has no {TOKENIZER_FILE}; put the model's there "
+            f"[tokenizer] {short(str(directory))} has no {TOKENIZER_FILE}; put the model's there "
             "(transformers: AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIR)), or give "
             "token ids instead of text, in Python"
         )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+from helm.arguments import shown
 from helm.errors import InvalidError
 
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([KMGT]?)(i?)B?", re.IGNORECASE)
+_LEAST_BYTES = 1 << 20
 _EXPONENTS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -21,12 +23,23 @@ def rate_text(rate: float) -> str:
 
 
 def parse_size(text: str, what: str) -> int:
-    """Bytes of "8GiB", "12GB", "8G" (GiB) or a plain number; InvalidError naming `what`."""
+    """Bytes of "8GiB", "12GB", "8G" (GiB) or a plain number; InvalidError naming `what`, also for
+    a size that no memory has."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise InvalidError(
-            f"[plan] {what} is {text!r}; expected a size such as 8GiB, 12GB or 512MiB"
+            f"[plan] {what} is {shown(text)}; expected a size such as 8GiB, 12GB or 512MiB"
         )
     number, prefix, binary = found[1], found[2].upper(), bool(found[3])
     decimal = text.strip().upper().endswith("B") and not binary
-    return int(float(number) * (1000 if decimal else 1024) ** _EXPONENTS[prefix])
+    size = int(float(number) * (1000 if decimal else 1024) ** _EXPONENTS[prefix])
+    meant = f"{number}GiB" if not prefix else "8GiB"
+    return check_size(size, f"[plan] {what} is {shown(text)}", meant)
+
+
+def check_size(size: int, what: str, meant: str) -> int:
+    """`size` in bytes; InvalidError where its unit was forgotten, as nothing fits in so little.
+    what: begins the message; meant: a size as the caller would write it."""
+    if 0 < size < _LEAST_BYTES:
+        raise InvalidError(f"{what}, which is less than 1 MiB; did you mean {meant}?")
+    return size

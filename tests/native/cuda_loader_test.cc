@@ -21,11 +21,12 @@ helm::CudaOptions complete() {
   return options;
 }
 
-std::string failure(const helm::CudaOptions& options) {
+std::string failure(const helm::CudaOptions& options,
+                    helm::ErrorKind kind = helm::ErrorKind::kDevice) {
   try {
     helm::open_cuda(options);
   } catch (const helm::Error& error) {
-    CHECK(error.kind() == helm::ErrorKind::kDevice);
+    CHECK(error.kind() == kind);
     return error.what();
   }
   return "";
@@ -68,18 +69,27 @@ TEST_CASE("a refusal inside the plugin keeps its kind") {
 TEST_CASE("without a driver the message says so") {
   helm::CudaOptions options = complete();
   options.driver = "libno-such-driver.so.1";
-  const std::string message = failure(options);
+  const std::string message = failure(options, helm::ErrorKind::kAbsent);
   CHECK(contains(message, "no NVIDIA driver"));
   CHECK(contains(message, "libno-such-driver.so.1"));
   CHECK(helm::cuda_status(options).problem == message);
   CHECK(helm::cuda_status(options).gpus.empty());
 }
 
+TEST_CASE("the toolkit's stub is no driver") {
+  helm::CudaOptions options = complete();
+  options.driver = HELM_TEST_STUB_DRIVER;
+  const std::string message = failure(options, helm::ErrorKind::kAbsent);
+  CHECK(contains(message, "no NVIDIA driver"));
+  CHECK(contains(message, "stub"));
+}
+
 TEST_CASE("without a plugin the message names the file and the build option") {
   helm::CudaOptions options = complete();
   options.plugin = "/no/such/libhelm_cuda.so";
-  CHECK(contains(failure(options), "/no/such/libhelm_cuda.so does not exist"));
-  CHECK(contains(failure(options), "HELM_CUDA=ON"));
+  const std::string message = failure(options, helm::ErrorKind::kAbsent);
+  CHECK(contains(message, "/no/such/libhelm_cuda.so does not exist"));
+  CHECK(contains(message, "HELM_CUDA=ON"));
   options.plugin = "/dev/null";
   CHECK(contains(failure(options), "cannot be loaded"));
 }

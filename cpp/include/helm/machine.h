@@ -44,8 +44,8 @@ struct DeviceInfo {
 //   sim:vram=2GiB,link=16GB/s,latency=10us,threads=1
 //                                      a simulated one of host memory: the memory it may take, the
 //                                      speed and latency of its copies, the threads it computes on
-// Opens and closes it. Throws Error{kInvalid} for a malformed specification, Error{kDevice} when
-// the device cannot be had, with the reason.
+// Opens and closes it. Throws Error{kInvalid} for a malformed specification, with the reason
+// Error{kAbsent} where there is no such kind of device, Error{kDevice} when it cannot be had.
 HELM_API DeviceInfo accelerator_info(const std::string& specification);
 
 // Touches `bytes` of fresh memory that asks for huge pages, as weights do; how much of it the

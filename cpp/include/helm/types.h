@@ -41,6 +41,7 @@ enum class ErrorKind : uint8_t {
   kIo,           // a file cannot be read or written
   kDevice,       // a device cannot be had or has failed
   kCompression,  // weights do not compress
+  kAbsent,       // there is no such kind of device: no driver for it, or no plugin in this build
 };
 
 // Every failure of the public interface. The message says operation, observed, expected, remedy.

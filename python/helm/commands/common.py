@@ -17,6 +17,7 @@ from helm.compiler.workload import OBJECTIVES, WATERMARK
 from helm.completion import Completion
 from helm.dtypes import DTYPES, KV_DTYPES
 from helm.kv_options import PAGE_TOKENS, SITES, KvOptions, overflows
+from helm.paths import kind, permitted
 
 if TYPE_CHECKING:
     from helm.llm import LLM
@@ -145,8 +146,9 @@ def require_text(args: argparse.Namespace) -> None:
     from helm.tokenizer import require_tokenizer
 
     folder = os.path.expanduser(args.model or "")
-    if os.path.isdir(folder):
-        require_tokenizer(Path(folder))
+    with permitted("model"):
+        if kind(folder) == "folder":
+            require_tokenizer(Path(folder))
 
 
 def load(args: argparse.Namespace, expected_tokens: int | None = None) -> LLM:

@@ -77,12 +77,15 @@ class Ending:
             self._may_raise = False
 
 
-def drop_unwritable() -> None:
+def drop_unwritable() -> OSError | None:
     """What standard streams hold and nobody takes goes nowhere, or Python, which flushes them once
-    more at exit, would end with a status of its own."""
+    more at exit, would end with a status of its own. Returns why it was not taken."""
+    reason = None
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:
+        except OSError as error:
+            reason = error
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return reason

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from helm.commands import common
 from helm.errors import InvalidError
+from helm.paths import kind, permitted
 
 if TYPE_CHECKING:
     from helm.llm import LLM
@@ -29,7 +30,9 @@ def check(args: argparse.Namespace) -> None:
 
     for path in filter(None, (args.load_kv, args.save_kv)):
         file_name(path)
-    if args.load_kv is not None and not os.path.isfile(args.load_kv):
+    with permitted("kv"):
+        found = args.load_kv is None or kind(args.load_kv) == "file"
+    if not found:
         raise InvalidError(f"[kv] --load-kv: there is no file {args.load_kv}")
     if args.save_kv is not None:
         target = os.path.realpath(args.save_kv)

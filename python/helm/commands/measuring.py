@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from helm.profile import Profile
 
 
-def measured_profile(device: str | None) -> Profile:
-    """This machine's, with `device` as `find_accelerator` understands it."""
+def measured_profile(device: str | None, notices: list[str]) -> Profile:
+    """This machine's, with `device` and `notices` as `find_accelerator` understands them."""
     from helm.devices import find_accelerator
     from helm.profile_cache import machine_profile
 
-    accelerator = find_accelerator(device)
+    accelerator = find_accelerator(device, notices)
     with MeasureProgress() as progress:
         return machine_profile(accelerator, progress=progress.update)
 

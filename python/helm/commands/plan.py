@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from helm.commands import common
-from helm.errors import CheckpointError, InvalidError
+from helm.errors import CheckpointError, InvalidError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,16 +108,16 @@ def _study(args: argparse.Namespace) -> Study:
         page_tokens=args.page_tokens,
         weights=args.weights,
     )
-    name, config, tensors, notes = _model(args.model, args.revision)
-    found = study(name, config, tensors, _profile(args), request)
-    plan = dataclasses.replace(found.plan, notices=(*notes, *found.plan.notices))
+    name, config, tensors, notices = _model(args.model, args.revision)
+    found = study(name, config, tensors, _profile(args, notices), request)
+    plan = dataclasses.replace(found.plan, notices=(*notices, *found.plan.notices))
     return dataclasses.replace(found, plan=plan)
 
 
 def _model(
     model: str | None, revision: str | None
 ) -> tuple[str, ModelConfig, Mapping[str, TensorInfo] | None, list[str]]:
-    """(name, configuration, tensors if the weights are there, notes)."""
+    """(name, configuration, tensors if the weights are there, notices)."""
     from helm.config import read_config
     from helm.hub import BUNDLED, resolve_config
     from helm.weight_names import read_weights
@@ -128,7 +128,7 @@ def _model(
         name = BUNDLED
     elif os.path.exists(os.path.expanduser(model)):
         whole = path.resolve()
-        name = whole.parent.name if whole.name == "config.json" else whole.stem
+        name = printable(whole.parent.name if whole.name == "config.json" else whole.stem)
     else:
         return model, config, None, []  # a Hugging Face id, of which only the config was fetched
     given = os.path.expanduser(model or "")
@@ -141,12 +141,12 @@ def _model(
     return name, weights.config, weights.tensors, list(weights.notices)
 
 
-def _profile(args: argparse.Namespace) -> Profile:
+def _profile(args: argparse.Namespace, notices: list[str]) -> Profile:
     from helm.commands.measuring import measured_profile
     from helm.profile import load_profile
 
     if args.profile is None:
-        return measured_profile(args.device)
+        return measured_profile(args.device, notices)
     if args.device is not None:
         raise InvalidError(
             "[plan] --profile names a machine and --device one of this machine's devices; give "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,7 +42,10 @@ def run(args: argparse.Namespace) -> int:
     from helm.devices import find_accelerator
     from helm.profile_cache import cache_path, machine_profile, save_profile
 
-    device = find_accelerator(args.device)
+    notices: list[str] = []
+    device = find_accelerator(args.device, notices)
+    for notice in notices:
+        say(f"note: {notice}")
     start = time.monotonic()
     with MeasureProgress() as progress:
         profile = machine_profile(device, recalibrate=args.recalibrate, progress=progress.update)
@@ -53,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     show(profile)
     origin = f"measured in {took_s:.1f} s" if progress.measured else "from the cache"
-    say(f"[{origin}: {cache_path(device)}]")
+    kept = cache_path(device)
+    where = str(kept) if os.path.isfile(kept) else f"not kept, as {kept} cannot be written"
+    say(f"[{origin}: {where}]")
     return 0
 
 

@@ -76,6 +76,20 @@ def prediction(
     )
 
 
+def unused(result: SearchResult, name: str) -> str:
+    """Why nothing lies on the accelerator of that name."""
+    best = result.best
+    assert best is not None
+    using = [c for c in result.by_layout if c.uses_accelerator]
+    if not using:
+        return f"{name} is left unused: no unit can lie there"
+    nearest = min(using, key=lambda c: (c.missing.total, c.objective_s))
+    if nearest.fits:
+        slower = nearest.reason_against(best)
+        return f"{name} is left unused: the best placement that uses it would be {slower}"
+    return f"{name} is left unused: not even the least of the model fits there, {nearest.reason}"
+
+
 def same_plan(one: Candidate, other: Candidate) -> bool:
     """Whether both place all units and their KV alike."""
     return one.layout == other.layout and (one.kv is None) == (other.kv is None)

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from helm.arguments import is_one_of, shown
 from helm.errors import InvalidError
 
 Objective = Literal["decode", "ttft", "total", "throughput"]
@@ -58,16 +59,16 @@ class Workload:
         for name, most in (("prompt", 2**30), ("output", 2**30), ("batch", 4096)):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= most:
-                raise InvalidError(f"[plan] {name} is {value!r}; expected 1 to {most}")
-        if self.objective not in OBJECTIVES:
+                raise InvalidError(f"[plan] {name} is {shown(value)}; expected 1 to {most}")
+        if not is_one_of(self.objective, OBJECTIVES):
             raise InvalidError(
-                f"[plan] objective is {self.objective!r}; expected {', '.join(OBJECTIVES)}"
+                f"[plan] objective is {shown(self.objective)}; expected {', '.join(OBJECTIVES)}"
             )
         if self.context == 0:
             object.__setattr__(self, "context", self.prompt + self.output)
         if type(self.context) is not int or self.context < self.prompt + self.output:
             raise InvalidError(
-                f"[plan] context is {self.context!r}, prompt and output take "
+                f"[plan] context is {shown(self.context)}, prompt and output take "
                 f"{self.prompt + self.output}; raise the context or shorten them"
             )
 
@@ -110,18 +111,18 @@ class ResourceLimits:
         ):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 0 <= value <= 2**60):
-                raise InvalidError(f"[plan] {name} is {value!r}; expected bytes from 0")
+                raise InvalidError(f"[plan] {name} is {shown(value)}; expected bytes from 0")
         for name, most in (("step_tokens", 2**20), ("page_tokens", 2**20), ("sequences", 4096)):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= most:
-                raise InvalidError(f"[plan] {name} is {value!r}; expected 1 to {most}")
+                raise InvalidError(f"[plan] {name} is {shown(value)}; expected 1 to {most}")
         check_watermark(self.watermark, "[plan] watermark")
 
 
 def check_watermark(value: object, what: str) -> None:
     """InvalidError that begins with `what` unless `value` is a share."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise InvalidError(f"{what} is {value!r}; expected a share from 0 to 1")
+        raise InvalidError(f"{what} is {shown(value)}; expected a share from 0 to 1")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,70 @@
+"""What callers give as arguments, checked and quoted in messages; knows no parameter by name."""
+
+from __future__ import annotations
+
+import numbers
+import reprlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, SupportsInt, TypeGuard
+
+from helm.errors import InvalidError, printable
+
+_MOST_COUNT = 2**60  # of anything, bytes included
+_SHOWN = 60  # characters
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = _SHOWN
+
+
+def shown(value: object) -> str:
+    """`value` as messages quote it: one short line, whatever it is."""
+    try:
+        text = _repr.repr(value)
+    except Exception:  # of the value's own making, or an integer too long to print
+        text = f"a value of type {type(value).__name__}"
+    text = " ".join(printable(text).split())
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def short(name: str) -> str:
+    """A name or path in a message."""
+    return name if len(name) <= 255 else f"{name[:40]}..."
+
+
+def is_integer(value: object) -> TypeGuard[SupportsInt]:
+    """Whether it is one, numpy's among them; truth values are none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def is_one_of(value: object, options: Collection[str]) -> bool:
+    """Whether it is one of these words."""
+    return isinstance(value, str) and value in options
+
+
+def count(value: object, what: str) -> int:
+    """`value` as an int from 1; `what` begins the message of the InvalidError."""
+    if not is_integer(value) or int(value) < 1:
+        raise InvalidError(f"{what} must be an integer of at least 1, got {shown(value)}")
+    if int(value) > _MOST_COUNT:
+        raise InvalidError(f"{what} must be at most {_MOST_COUNT}, got {shown(value)}")
+    return int(value)
+
+
+def check_call(value: object, what: str, call: str) -> None:
+    """InvalidError unless it is None or can be called as `call`."""
+    if value is not None and not callable(value):
+        raise InvalidError(f"{what} must be callable as {call}, got {shown(value)}")
+
+
+def token_ids(tokens: Any, where: str, place: str = "generate") -> list[int]:
+    """Token ids from a list, numpy array or torch tensor of integers."""
+    if hasattr(tokens, "tolist"):
+        tokens = tokens.tolist()
+    none = (str, bytes, bytearray, memoryview, Mapping)
+    if isinstance(tokens, none) or not isinstance(tokens, Sequence):
+        raise InvalidError(
+            f"[{place}] {where} must be text or a list of token ids, got {type(tokens).__name__}"
+        )
+    for token in tokens:
+        if not is_integer(token):
+            raise InvalidError(f"[{place}] {where}: {shown(token)} is not a token id (an integer)")
+    return [int(token) for token in tokens]
