@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helm.added_tokens import read_object
+from helm.arguments import shown
 from helm.errors import TokenizerError
 from helm.files import present, read_text
 
@@ -101,7 +101,7 @@ def check_messages(messages: Any) -> None:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise TokenizerError(
                 f"[chat] message {index} must be an object with a 'role' ('system', 'user', "
-                f"'assistant') and a 'content', got {reprlib.repr(message)}"
+                f"'assistant') and a 'content', got {shown(message)}"
             )
         content = message.get("content")
         for place, part in enumerate(content if isinstance(content, (list, tuple)) else ()):
@@ -114,7 +114,7 @@ def _check_part(part: Any, where: str) -> None:
         raise TokenizerError(f"[chat] {where} is of type {kind!r}; HELM takes parts of text only")
     if kind is None or not isinstance(part.get("text"), str):
         raise TokenizerError(
-            f"[chat] {where} must be {{'type': 'text', 'text': ...}}, got {reprlib.repr(part)}"
+            f"[chat] {where} must be {{'type': 'text', 'text': ...}}, got {shown(part)}"
         )
 
 

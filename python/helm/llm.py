@@ -282,9 +282,8 @@ class LLM(LoadedLLM):
         """`chat` as a stream of TextChunks.
 
         tools, template_variables (a dict): what the chat template is given beside the messages.
-        chat_template: the name of one of `tokenizer.chat_templates`; None: "tool_use" with tools,
-        where there is one, else "default". continue_final_message: the text goes on with the last
-        message, instead of answering it.
+        chat_template: one of `tokenizer.chat_templates`; None: "tool_use" with tools, where there
+        is one, else "default". continue_final_message: the text goes on with the last message.
         """
         self._open_engine()
         params = sampling_params(sampling, overrides)
@@ -318,12 +317,11 @@ class LLM(LoadedLLM):
         """Writes the KV cache of the last call to a file: of its prompt and output, for load_kv().
 
         messages: the conversation, to get it back with the cache. progress: called with
-        (done_bytes, total_bytes), may raise to cancel; the engine being at work, it may end streams
-        of this LLM but not generate. A save that fails leaves the file as it
-        was; one that succeeds replaces it, links followed, and keeps its mode. A new file is
-        readable by its owner alone. InvalidError for a path that names anything but a file.
-        Returns how many tokens were saved; fewer than the call had (less the last one, which
-        is never in the cache) if other calls needed the room meanwhile.
+        (done_bytes, total_bytes), may raise to cancel; it may end streams of this LLM, which is at
+        work, but not generate. A save that fails leaves the file as it was; one that succeeds
+        replaces it, links followed, and keeps its mode. A new file is readable by its owner alone.
+        InvalidError for a path that names no file. Returns how many tokens were saved; fewer than
+        the call had, less the last, which is never cached, if other calls needed the room.
         """
         self._open_engine()
         if not self._last:
