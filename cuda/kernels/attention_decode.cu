@@ -1,4 +1,4 @@
-// Attention of steps in which every run has one token, bound by reading K and V once.
+// Attention of runs of one token, bound by reading K and V once.
 //
 // A block has one run, one split and up to G query heads of one KV head. kLanes lanes of a warp
 // share a key, eight elements each, and keep their own running (m, s, o) in registers: warps meet
@@ -10,7 +10,10 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kLoads = 4;  // sixteen-byte loads of K, and of V, that a lane has in flight
+// Sixteen-byte loads of K, and of V, that a lane has in flight: with eight query heads registers hold
+// three.
+template <int G>
+constexpr int kLoads = G == 8 ? 3 : 4;
 // Blocks with G query heads that a multiprocessor's registers are to hold. Left to itself the
 // compiler may give the few instructions after the loop so many that fewer blocks load.
 template <int G>
@@ -66,7 +69,7 @@ __device__ void write_rows(const AttentionArgs& a, const Meeting<kLanes, G>& mee
       s = fmaf(meeting.s[w][g], weight, s);
       o = fmaf(meeting.o[w][g][d], weight, o);
     }
-    ResultRow row(a, token, first_head + g);
+    ResultRow row(a, token, first_head + g, blockIdx.x, a.runs);
     row.take(meeting.held[g], {m, s});
     row.store(d, o);
     if (d == 0) row.store_sums();
@@ -77,7 +80,7 @@ template <DType D, int kLanes, int G, bool kVector>
 __global__ void __launch_bounds__(kThreads, kBlocks<G>)
     decode_kernel(const AttentionArgs a, const StepTables step) {
   constexpr int kKeys = kWarp / kLanes;                                // per load of a warp
-  constexpr int U = kLoads / static_cast<int>(sizeof(Piece<D>) / 16);  // loads at once
+  constexpr int U = kLoads<G> / static_cast<int>(sizeof(Piece<D>) / 16);  // loads at once
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int first_dim = lane % kLanes * kPiece;
@@ -89,6 +92,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<G>)
   const int64_t first_head = kv_head * group + tile * G;
 
   const Run run = step.runs[blockIdx.x];
+  if (run.tokens != 1) return;
   const RunPages pages(step, run, a.layer);
   const KeyRange range = keys_of_split(a, run, run.first_position, run.first_position);
 
@@ -152,7 +156,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<G>)
     for (int i = 0; i < kPiece; ++i) meeting.o[warp][g][first_dim + i] = running[g].o[i];
   }
   if (const auto g = static_cast<int>(threadIdx.x); g < heads) {
-    meeting.held[g] = ResultRow(a, run.first_row, first_head + g).held();
+    meeting.held[g] = ResultRow(a, run.first_row, first_head + g, blockIdx.x, a.runs).held();
   }
   __syncthreads();
   write_rows<kLanes, G>(a, meeting, run.first_row, first_head, heads);
@@ -163,7 +167,7 @@ void launch_decode(const AttentionArgs& a, const StepTables& step, cudaStream_t 
   const int64_t tiles = ceil_div(a.heads / a.kv.kv_heads, G);
   launch(decode_kernel<D, kLanes, G, kVector>,
          dim3(static_cast<unsigned>(a.runs), static_cast<unsigned>(a.kv.kv_heads * tiles),
-              static_cast<unsigned>(a.splits)),
+              static_cast<unsigned>(a.decode_splits)),
          kThreads, 0, stream, a, step);
 }
 
