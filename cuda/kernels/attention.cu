@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads)
     const int count = min(kMergedAtOnce, splits - first);
     if (first > 0) __syncthreads();
     for (int i = thread; i < count; i += kThreads) {
-      weights[i] = exp2f(m_s[2 * (first + i)] - shift);
+      weights[i] = exp2_fast(m_s[2 * (first + i)] - shift);
       sum = fmaf(m_s[2 * (first + i) + 1], weights[i], sum);
     }
     __syncthreads();
@@ -94,7 +94,8 @@ __global__ void __launch_bounds__(kThreads) merge_partials_kernel(const MergeArg
   const PartialRow<const float> first(a.first, token, head, a.heads, a.head_dim);
   const PartialRow<const float> second(a.second, token, head, a.heads, a.head_dim);
   const float shift = shift_of(fmaxf(*first.m, *second.m));
-  const float w1 = exp2f((*first.m - shift) * kLog2E), w2 = exp2f((*second.m - shift) * kLog2E);
+  const float w1 = exp2_fast((*first.m - shift) * kLog2E),
+              w2 = exp2_fast((*second.m - shift) * kLog2E);
   const float sum = fmaf(*first.s, w1, *second.s * w2);
   const float factor = sum > 0.0f ? 1.0f / sum : sum;
   for (int64_t d = threadIdx.x; d < a.head_dim; d += kThreads) {

@@ -104,8 +104,8 @@ class ResultRow {
       own.m *= kLn2;
       sums_.m = fmaxf(held.m, own.m);
       const float shift = shift_of(sums_.m);
-      kept_ = exp2f((held.m - shift) * kLog2E);
-      factor_ = exp2f((own.m - shift) * kLog2E);
+      kept_ = exp2_fast((held.m - shift) * kLog2E);
+      factor_ = exp2_fast((own.m - shift) * kLog2E);
       sums_.s = fmaf(held.s, kept_, own.s * factor_);
     }
   }

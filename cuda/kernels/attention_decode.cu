@@ -10,10 +10,11 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
-// Sixteen-byte loads of K, and of V, that a lane has in flight: with eight query heads registers hold
-// three.
+// Sixteen-byte loads of K, and of V, that a lane has in flight. Beside eight query heads registers
+// hold two: with two blocks those are 16 KiB per multiprocessor, above an H100's latency times its
+// share of the bandwidth.
 template <int G>
-constexpr int kLoads = G == 8 ? 3 : 4;
+constexpr int kLoads = G == 8 ? 2 : 4;
 // Blocks with G query heads that a multiprocessor's registers are to hold. Left to itself the
 // compiler may give the few instructions after the loop so many that fewer blocks load.
 template <int G>
@@ -25,13 +26,13 @@ constexpr int kBlocks = G == 8   ? 2
 // Running softmax of one query head over the keys that one group of lanes has seen.
 struct Running {
   float m = kMinusInf;
-  float s = 0;
+  float s = 0;           // over the keys whose weights this lane computed
   float o[kPiece] = {};  // this lane's elements
 
   // Moves the maximum to at least `top` and returns the value to subtract from scores.
   __device__ __forceinline__ float raise(float top) {
     const float raised = fmaxf(m, top), shift = shift_of(raised);
-    const float factor = exp2f(m - shift);
+    const float factor = exp2_fast(m - shift);
     m = raised;
     s *= factor;
 #pragma unroll
@@ -47,6 +48,28 @@ struct Running {
     for (float& v : o) v += __shfl_xor_sync(kAllLanes, v, step);
   }
 };
+
+// Sums of U numbers each over kLanes lanes: lane l is given the sum of number l / (kLanes / U). A
+// lane hands on half of its numbers and keeps the others, so that each step has half as many to
+// add.
+template <int kLanes, int U>
+__device__ __forceinline__ float reduce_scatter(float (&x)[U], int lane) {
+  static_assert((U & (U - 1)) == 0 && U <= kLanes);
+  int step = kLanes / 2;
+#pragma unroll
+  for (int n = U / 2; n > 0; n /= 2, step /= 2) {
+    const bool upper = (lane & step) != 0;
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      const float given = upper ? x[i] : x[n + i], kept = upper ? x[n + i] : x[i];
+      x[i] = kept + __shfl_xor_sync(kAllLanes, given, step);
+    }
+  }
+  float sum = x[0];
+#pragma unroll
+  for (int s = kLanes / U / 2; s > 0; s /= 2) sum += __shfl_xor_sync(kAllLanes, sum, s);
+  return sum;
+}
 
 // Results of the warps of a block, and what their rows hold before.
 template <int kLanes, int G>
@@ -65,7 +88,7 @@ __device__ void write_rows(const AttentionArgs& a, const Meeting<kLanes, G>& mee
     float m = kMinusInf, s = 0, o = 0;
     for (int w = 0; w < kWarps; ++w) m = fmaxf(m, meeting.m[w][g]);
     for (int w = 0; w < kWarps; ++w) {
-      const float weight = exp2f(meeting.m[w][g] - shift_of(m));
+      const float weight = exp2_fast(meeting.m[w][g] - shift_of(m));
       s = fmaf(meeting.s[w][g], weight, s);
       o = fmaf(meeting.o[w][g][d], weight, o);
     }
@@ -79,7 +102,7 @@ __device__ void write_rows(const AttentionArgs& a, const Meeting<kLanes, G>& mee
 template <DType D, int kLanes, int G, bool kVector>
 __global__ void __launch_bounds__(kThreads, kBlocks<G>)
     decode_kernel(const AttentionArgs a, const StepTables step) {
-  constexpr int kKeys = kWarp / kLanes;                                // per load of a warp
+  constexpr int kKeys = kWarp / kLanes;                                   // per load of a warp
   constexpr int U = kLoads<G> / static_cast<int>(sizeof(Piece<D>) / 16);  // loads at once
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -119,24 +142,30 @@ __global__ void __launch_bounds__(kThreads, kBlocks<G>)
       k[u] = load_piece<D, kVector>(row, count);
       v[u] = load_piece<D, kVector>(row + value_offset(a.kv), count);
     }
+    // The key whose score this lane comes to hold.
+    const bool own_exists =
+        first + lane % kLanes / (kLanes / U) * kKeys + lane / kLanes < range.end;
 #pragma unroll
     for (int g = 0; g < G; ++g) {
-      float score[U], top = kMinusInf;
+      float sums[U];
 #pragma unroll
       for (int u = 0; u < U; ++u) {
-        float sum = 0;
+        sums[u] = 0;
 #pragma unroll
-        for (int i = 0; i < kPiece; ++i) sum = fmaf(q[g][i], k[u][i], sum);
-#pragma unroll
-        for (int s = kLanes / 2; s > 0; s /= 2) sum += __shfl_xor_sync(kAllLanes, sum, s);
-        score[u] = first + u * kKeys + lane / kLanes < range.end ? sum : kMinusInf;
-        top = fmaxf(top, score[u]);
+        for (int i = 0; i < kPiece; ++i) sums[u] = fmaf(q[g][i], k[u][i], sums[u]);
       }
-      const float shift = running[g].raise(top);
+      const float sum = reduce_scatter<kLanes>(sums, lane);
+      const float score = own_exists ? sum : kMinusInf;
+      float top = score;
+#pragma unroll
+      for (int s = kLanes / 2; s >= kLanes / U; s /= 2) {
+        top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, s));
+      }
+      const float own_weight = exp2_fast(score - running[g].raise(top));
+      running[g].s += own_weight;
 #pragma unroll
       for (int u = 0; u < U; ++u) {
-        const float weight = exp2f(score[u] - shift);
-        running[g].s += weight;
+        const float weight = __shfl_sync(kAllLanes, own_weight, u * (kLanes / U), kLanes);
 #pragma unroll
         for (int i = 0; i < kPiece; ++i) {
           running[g].o[i] = fmaf(weight, v[u][i], running[g].o[i]);
@@ -148,6 +177,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks<G>)
   __shared__ Meeting<kLanes, G> meeting;
 #pragma unroll
   for (int g = 0; g < G; ++g) {
+#pragma unroll
+    for (int s = kLanes / 2; s >= kLanes / U; s /= 2) {
+      running[g].s += __shfl_xor_sync(kAllLanes, running[g].s, s);
+    }
 #pragma unroll
     for (int s = kLanes; s < kWarp; s *= 2) running[g].merge_lanes(s);
     if (lane >= kLanes) continue;

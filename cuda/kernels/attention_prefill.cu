@@ -194,12 +194,12 @@ __global__ void __launch_bounds__(kThreads)
         top = fmaxf(top, p[r][n]);
       }
       top = lanes_max(top);
-      const float shift = shift_of(top), factor = exp2f(m[r] - shift);
+      const float shift = shift_of(top), factor = exp2_fast(m[r] - shift);
       m[r] = top;
       s[r] *= factor;
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        p[r][n] = exp2f(p[r][n] - shift);
+        p[r][n] = exp2_fast(p[r][n] - shift);
         s[r] += p[r][n];
         tile.p[row + r][lane + kRowLanes * n] = p[r][n];
       }
