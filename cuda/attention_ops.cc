@@ -47,7 +47,9 @@ void launch_attention(AttentionArgs args, const StepContext& context) {
   args.tokens = context.shape.tokens;
   args.rows = context.shape.rows;
   args.runs = context.shape.runs;
-  args.splits = context.shape.splits;
+  args.singles = context.shape.singles;
+  args.decode_splits = context.shape.decode_splits;
+  args.prompt_splits = context.shape.prompt_splits;
   attention(args, context.tables, context.stream);
 }
 

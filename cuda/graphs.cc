@@ -12,7 +12,7 @@ GraphCache::~GraphCache() {
   }
 }
 
-GraphCache::Entry& GraphCache::find(const StepShape& shape) {
+GraphCache::Entry& GraphCache::find(const StepShape& shape, cudaStream_t stream) {
   ++uses_;
   const auto found =
       std::ranges::find_if(entries_, [&](const Entry& entry) { return entry.shape == shape; });
@@ -20,10 +20,13 @@ GraphCache::Entry& GraphCache::find(const StepShape& shape) {
     found->last_use = uses_;
     return *found;
   }
-  const Entry fresh{shape, false, nullptr, uses_};
+  const Entry fresh{shape, false, false, nullptr, uses_};
   if (entries_.size() < kMostGraphs) return entries_.emplace_back(fresh);
   Entry& oldest = *std::ranges::min_element(entries_, {}, &Entry::last_use);
-  if (oldest.graph != nullptr) cudaGraphExecDestroy(oldest.graph);  // after it has run, if running
+  if (oldest.graph != nullptr) {
+    check(cudaStreamSynchronize(stream), "work before a captured step is dropped");  // it may run
+    cudaGraphExecDestroy(oldest.graph);
+  }
   oldest = fresh;
   return oldest;
 }
@@ -33,9 +36,10 @@ void GraphCache::replay(Entry& entry, cudaStream_t stream) {
   ++replays_;
 }
 
-GraphCache::Capture::Capture(cudaStream_t stream) : stream_(stream) {
-  check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal),
-        "starting to capture a step");
+GraphCache::Capture::Capture(cudaStream_t stream)
+    : stream_(stream),
+      open_(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess) {
+  if (!open_) cudaGetLastError();  // taken note of
 }
 
 GraphCache::Capture::~Capture() {
@@ -43,18 +47,20 @@ GraphCache::Capture::~Capture() {
   cudaGraph_t graph = nullptr;
   cudaStreamEndCapture(stream_, &graph);
   if (graph != nullptr) cudaGraphDestroy(graph);
-  cudaGetLastError();  // the failure that led here is on its way
+  cudaGetLastError();  // taken note of
 }
 
 cudaGraphExec_t GraphCache::Capture::finish() {
+  if (!open_) return nullptr;
   open_ = false;
   cudaGraph_t graph = nullptr;
-  check(cudaStreamEndCapture(stream_, &graph), "capturing a step (HELM_CUDA_GRAPHS=0 avoids it)");
   cudaGraphExec_t exec = nullptr;
-  const cudaError_t status = cudaGraphInstantiate(&exec, graph, 0);
-  cudaGraphDestroy(graph);
-  check(status, "preparing a captured step (HELM_CUDA_GRAPHS=0 avoids it)");
-  return exec;
+  cudaError_t status = cudaStreamEndCapture(stream_, &graph);
+  if (status == cudaSuccess) status = cudaGraphInstantiate(&exec, graph, 0);
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  if (status == cudaSuccess) return exec;
+  cudaGetLastError();  // taken note of
+  return nullptr;
 }
 
 }  // namespace helm::cuda

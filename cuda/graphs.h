@@ -6,12 +6,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/check.h"
 #include "cuda/ops.h"
 
 namespace helm::cuda {
 
 // Graphs by the shape of the step. A shape's first use launches as it is, since the first launch of
-// a kernel loads its code, which cannot be captured; the second captures; later ones replay.
+// a kernel loads its code, which cannot be captured; the second captures; later ones replay. A
+// shape that cannot be captured is launched as it is from then on.
 class GraphCache {
  public:
   GraphCache() = default;
@@ -22,23 +24,23 @@ class GraphCache {
   // Enqueues on `stream` what `launch()` enqueues there for steps of this shape.
   template <class Launch>
   void run(const StepShape& shape, cudaStream_t stream, const Launch& launch) {
-    Entry& entry = find(shape);
-    if (entry.graph == nullptr && !entry.warm) {
-      launch();
-      entry.warm = true;
-      return;
+    Entry& entry = find(shape, stream);
+    if (entry.graph == nullptr && entry.warm && !entry.plain) {
+      entry.graph = capture(stream, launch);
+      entry.plain = entry.graph == nullptr;
+      ++(entry.plain ? refusals_ : captures_);
     }
     if (entry.graph == nullptr) {
-      Capture capture(stream);
       launch();
-      entry.graph = capture.finish();
-      ++captures_;
+      entry.warm = true;
+    } else {
+      replay(entry, stream);
     }
-    replay(entry, stream);
   }
 
   int64_t captures() const { return captures_; }  // so far
   int64_t replays() const { return replays_; }
+  int64_t refusals() const { return refusals_; }  // shapes that could not be captured
 
  private:
   // Each graph takes memory of the GPU that no budget counts, about a kilobyte per launch.
@@ -47,6 +49,7 @@ class GraphCache {
   struct Entry {
     StepShape shape;
     bool warm;
+    bool plain;  // could not be captured
     cudaGraphExec_t graph;
     int64_t last_use;
   };
@@ -57,21 +60,37 @@ class GraphCache {
     explicit Capture(cudaStream_t stream);
     Capture(const Capture&) = delete;
     Capture& operator=(const Capture&) = delete;
-    ~Capture();  // drops the recording unless finished
-    cudaGraphExec_t finish();
+    bool open() const { return open_; }  // whether it records
+    ~Capture();                          // drops the recording unless finished
+    cudaGraphExec_t finish();            // null if it cannot be replayed
 
    private:
     cudaStream_t stream_;
-    bool open_ = true;
+    bool open_;
   };
 
-  Entry& find(const StepShape& shape);
+  // The recording of `launch()`, or null. What made it fail shows when the step is launched as it
+  // is.
+  template <class Launch>
+  static cudaGraphExec_t capture(cudaStream_t stream, const Launch& launch) {
+    Capture recording(stream);
+    if (!recording.open()) return nullptr;
+    try {
+      launch();
+    } catch (const Error&) {
+      return nullptr;
+    }
+    return recording.finish();
+  }
+
+  Entry& find(const StepShape& shape, cudaStream_t stream);
   void replay(Entry& entry, cudaStream_t stream);
 
   std::vector<Entry> entries_;
   int64_t uses_ = 0;
   int64_t captures_ = 0;
   int64_t replays_ = 0;
+  int64_t refusals_ = 0;
 };
 
 }  // namespace helm::cuda

@@ -67,8 +67,8 @@ class BoundNorm : public BoundOp {
   bool per_output_;
 };
 
-// Few rows: one product per part that reads the weights once, in f32. Many rows: cuBLAS, with the
-// input narrowed to the weights' dtype.
+// Few rows: one product per run of parts that reads the weights once, in f32. Many rows: cuBLAS,
+// with the input narrowed to the weights' dtype.
 class BoundLinear : public BoundOp {
  public:
   BoundLinear(const LinearOp& op, const Bindings& b)
@@ -82,8 +82,7 @@ class BoundLinear : public BoundOp {
     int64_t column = 0;
     for (const LinearOp::Part& part : op.parts) {
       const TensorSpec& spec = b.tensor(part.weight);
-      parts_.push_back(
-          {b.weight(part.weight), spec.dtype, b.vector(part.bias), column, spec.shape[0]});
+      add_part({b.weight(part.weight), spec.dtype, b.vector(part.bias), column, spec.shape[0]});
       column += spec.shape[0];
     }
   }
@@ -106,6 +105,21 @@ class BoundLinear : public BoundOp {
     int64_t column;     // of the stacked output
     int64_t rows;
   };
+
+  // Parts whose weights and biases lie one after the other are one product.
+  void add_part(const Part& part) {
+    if (!parts_.empty()) {
+      Part& last = parts_.back();
+      const auto* end =
+          static_cast<const std::byte*>(last.weight) + last.rows * cols_ * dtype_bytes(last.dtype);
+      const bool biases = part.bias == (last.bias == nullptr ? nullptr : last.bias + last.rows);
+      if (part.weight == end && part.dtype == last.dtype && biases) {
+        last.rows += part.rows;
+        return;
+      }
+    }
+    parts_.push_back(part);
+  }
 
   void launch_matvec(const Part& part, int64_t tokens, const StepContext& context) const {
     MatvecArgs args{};

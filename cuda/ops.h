@@ -18,10 +18,12 @@ struct StepShape {
   int64_t tokens;
   int64_t outputs;
   int64_t runs;
-  int64_t splits;  // of attention
-  int64_t rows;    // of the runs; fewer than tokens where a step attends for some sequences only
+  int64_t singles;        // runs of one token
+  int64_t decode_splits;  // of attention, for those
+  int64_t prompt_splits;  // for the others
+  int64_t rows;  // of the runs; fewer than tokens where a step attends for some sequences only
 
-  bool decodes() const { return rows == runs; }  // every run has one token
+  bool decodes() const { return singles == runs; }  // every run has one token
 
   bool operator==(const StepShape&) const = default;
 };

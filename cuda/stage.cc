@@ -2,15 +2,31 @@
 
 #include <algorithm>
 #include <mutex>
+#include <variant>
 
 #include "cuda/check.h"
 #include "cuda/device.h"
 
 namespace helm::cuda {
 
+namespace {
+
+int64_t query_heads(const StageSpec& spec) {
+  for (const UnitSpec& unit : spec.units) {
+    for (const Op& op : unit.ops) {
+      if (const auto* attention = std::get_if<AttentionOp>(&op)) return attention->heads;
+      if (const auto* attend = std::get_if<AttendOp>(&op)) return attend->heads;
+    }
+  }
+  return spec.plan->kv.kv_heads;
+}
+
+}  // namespace
+
 CudaStage::CudaStage(const StageSpec& spec, const WorkspaceLayout& layout, int ordinal, bool graphs,
                      std::shared_ptr<Blas> blas)
     : plan_(*spec.plan),
+      heads_(query_heads(spec)),
       ordinal_(ordinal),
       graphs_(graphs),
       blas_(std::move(blas)),
@@ -21,17 +37,26 @@ CudaStage::CudaStage(const StageSpec& spec, const WorkspaceLayout& layout, int o
                      workspace_ + layout.partials_offset})) {}
 
 StepShape CudaStage::shape_of(const StepView& step) const {
-  int64_t rows = 0;
-  int64_t longest = 1;  // positions in the pages of a run
+  int64_t rows = 0, singles = 0;
+  int64_t longest_single = 1, longest_prompt = 1;  // positions in the pages of a run
   for (const SequenceRun& run : step.runs) {
     const int64_t page_tokens = plan_.kv.page_tokens;
     const int64_t end =
         std::min(run.first_position + run.tokens, run.blocks_end(page_tokens) * page_tokens);
     rows += run.tokens;
+    singles += run.tokens == 1;
+    int64_t& longest = run.tokens == 1 ? longest_single : longest_prompt;
     longest = std::max(longest, end - run.first_block * page_tokens);
   }
-  return {step.tokens(), step.outputs(), static_cast<int64_t>(step.runs.size()),
-          attention_splits(step.tokens(), plan_.kv.kv_heads, longest), rows};
+  const auto runs = static_cast<int64_t>(step.runs.size());
+  const int64_t kv_heads = plan_.kv.kv_heads;
+  return {step.tokens(),
+          step.outputs(),
+          runs,
+          singles,
+          attention_splits(decode_blocks(runs, kv_heads), longest_single),
+          attention_splits(prompt_blocks(step.tokens(), heads_, kv_heads), longest_prompt),
+          rows};
 }
 
 void CudaStage::run(Stream& stream, const StepView& step) {

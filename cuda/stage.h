@@ -28,6 +28,7 @@ class CudaStage : public Stage {
   void launch(const StepShape& shape, cudaStream_t stream) const;
 
   const Plan& plan_;
+  int64_t heads_;  // of queries; blocks of a model attend alike
   int ordinal_;
   bool graphs_;
   std::shared_ptr<Blas> blas_;

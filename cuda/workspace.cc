@@ -13,10 +13,13 @@ namespace {
 template <class Attending>
 int64_t partials_bytes(const Plan& plan, const Attending& op) {
   int64_t most = 0;
+  const auto add = [&](int64_t rows, int64_t blocks) {
+    const int64_t splits = attention_splits(blocks, plan.limits.context);
+    most = std::max(most, attention_partials_bytes(rows, op.heads, op.head_dim, splits));
+  };
   for (int64_t tokens = 1; tokens <= plan.limits.step_tokens; ++tokens) {
-    most = std::max(
-        most, attention_partials_bytes(tokens, op.heads, op.head_dim,
-                                       attention_splits(tokens, op.kv_heads, plan.limits.context)));
+    if (tokens <= plan.limits.sequences) add(tokens, decode_blocks(tokens, op.kv_heads));
+    add(tokens, prompt_blocks(tokens, op.heads, op.kv_heads));
   }
   return most;
 }

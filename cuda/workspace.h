@@ -7,8 +7,9 @@
 //   narrow   = max over such ops with 16-bit weights of rows * width(in) * 2,
 //              rows = step_tokens or step_outputs as `in` says
 //   partials = max over attention and attend ops and step sizes t = 1 .. step_tokens of
-//              attention_partials_bytes(t, heads, head_dim, attention_splits(t, kv_heads,
-//              context)); t * splits <= max(step_tokens, 512 / kv_heads)
+//              attention_partials_bytes(t, heads, head_dim, splits), splits = attention_splits(
+//              blocks, context) with blocks = decode_blocks(t, kv_heads), t <= sequences, and
+//              prompt_blocks(t, heads, kv_heads); t * splits <= 512 * 32 / heads, or step_tokens
 //   steps    = StepLayout::bytes (cuda/step_tables.h)
 #pragma once
 
@@ -34,11 +35,20 @@ struct WorkspaceLayout {
 // Blocks of the grid that occupy the largest GPUs (132 to 170 multiprocessors) several times over.
 inline constexpr int64_t kAttentionPieces = 512;
 
+// Blocks of the grid without splits: of runs of one token each, and of longer ones with `tokens` in
+// all, where a block has kPromptRows rows.
+constexpr int64_t decode_blocks(int64_t runs, int64_t kv_heads) {
+  return runs * kv_heads;
+}
+constexpr int64_t prompt_blocks(int64_t tokens, int64_t heads, int64_t kv_heads) {
+  return (tokens * (heads / kv_heads) + kPromptRows - 1) / kPromptRows * kv_heads;
+}
+
 // In how many pieces the context of each row is attended, when the longest has `context` positions:
-// a power of two, so that few shapes are captured, enough to occupy the GPU where rows are few,
+// a power of two, so that few shapes are captured, enough to occupy the GPU where blocks are few,
 // each of at least kSplitKeys positions.
-constexpr int64_t attention_splits(int64_t tokens, int64_t kv_heads, int64_t context) {
-  const int64_t wanted = kAttentionPieces / (tokens * kv_heads);
+constexpr int64_t attention_splits(int64_t blocks, int64_t context) {
+  const int64_t wanted = kAttentionPieces / (blocks < 1 ? 1 : blocks);
   const int64_t most = (context + kSplitKeys - 1) / kSplitKeys;
   const int64_t splits = wanted < most ? wanted : most;
   return splits < 1 ? 1 : static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(splits)));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 namespace cuda_emulation {
@@ -10,6 +11,14 @@ namespace cuda_emulation {
 void set_memory_bytes(size_t bytes);
 // Devices that cudaGetDeviceCount reports: 0 or 1; 1 at first.
 void set_device_count(int count);
+
+// What the device says of its generation, as the environment variable CUDA_EMULATION_COMPUTE ("90")
+// does: 8.0, 9.0, 12.0; 7.5 at first. Limits stay those of 7.5, the least.
+void set_compute_capability(int major, int minor);
+// Whether captures fail at their end, as those of an operation that a graph cannot hold.
+void refuse_captures(bool refuse);
+// Kernels enqueued so far, captured ones too, replayed ones not.
+int64_t launches();
 
 // The first fault of a kernel or of a guard (deadlock, misaligned load, overrun, ...), or empty.
 // As on a GPU it is sticky: all later work is skipped and every synchronisation fails.

@@ -54,6 +54,10 @@ State& state() {
     if (const char* bytes = std::getenv("CUDA_EMULATION_BYTES")) {
       s->total_bytes = std::strtoull(bytes, nullptr, 10);
     }
+    if (const char* compute = std::getenv("CUDA_EMULATION_COMPUTE")) {
+      const int number = std::atoi(compute);
+      s->major = number / 10, s->minor = number % 10;
+    }
     return s;
   }();
   return *the_state;
@@ -72,6 +76,21 @@ cudaError_t sticky() {
 void set_device_count(int count) {
   std::lock_guard lock(state().mutex);
   state().devices = count;
+}
+
+void set_compute_capability(int major, int minor) {
+  std::lock_guard lock(state().mutex);
+  state().major = major, state().minor = minor;
+}
+
+void refuse_captures(bool refuse) {
+  std::lock_guard lock(state().mutex);
+  state().refuse_captures = refuse;
+}
+
+int64_t launches() {
+  std::lock_guard lock(state().mutex);
+  return state().launches;
 }
 
 std::string fault() {
@@ -136,8 +155,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   p->warpSize = 32;
   p->maxThreadsPerBlock = 1024;
   p->maxThreadsPerMultiProcessor = 1024;
-  p->major = 7;
-  p->minor = 5;
+  p->major = state().major;
+  p->minor = state().minor;
   p->multiProcessorCount = 4;
   p->memoryBusWidth = 128;
   p->l2CacheSize = 1 << 20;

@@ -4,7 +4,9 @@
 
 #include <cuda_runtime.h>
 
+#include <cmath>
 #include <functional>
+#include <limits>
 
 namespace cuda_emulation {
 
@@ -33,6 +35,12 @@ T* dynamic_shared() {
 // Sixteen bytes that are read once: they should not push other data out of L1.
 inline uint4 load_streaming(const uint4* p) {
   return __ldg(p);
+}
+
+// 2^x to two units in the last place; results below 2^-126 are 0.
+inline float exp2_fast(float x) {
+  const float y = exp2f(x);
+  return y < std::numeric_limits<float>::min() ? 0.0f : y;
 }
 
 }  // namespace helm::cuda

@@ -19,6 +19,9 @@ using Ranges = std::map<const unsigned char*, Range>;
 struct State {
   std::mutex mutex;
   int devices = 1;
+  int major = 7, minor = 5;
+  bool refuse_captures = false;
+  int64_t launches = 0;
   size_t total_bytes = size_t{1} << 30;
   size_t used_bytes = 0;
   Ranges device, pinned;

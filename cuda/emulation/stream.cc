@@ -166,6 +166,7 @@ void enqueue_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_byt
   size_t allowed = kDefaultSharedBytes;
   {
     std::lock_guard lock(state().mutex);
+    ++state().launches;
     const auto found = state().shared_bytes.find(kernel);
     if (found != state().shared_bytes.end()) allowed = static_cast<size_t>(found->second);
   }
@@ -315,7 +316,12 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   *graph = nullptr;
   if (stream == nullptr || !stream->capture) return failed(cudaErrorInvalidValue);
-  *graph = stream->capture.release();
+  const std::unique_ptr<CUgraph_st> captured = std::move(stream->capture);
+  {
+    std::lock_guard lock(state().mutex);
+    if (state().refuse_captures) return failed(cudaErrorStreamCaptureUnsupported);
+  }
+  *graph = new CUgraph_st(*captured);
   return cudaSuccess;
 }
 

@@ -5,35 +5,78 @@ namespace helm::cuda {
 namespace {
 
 constexpr int kThreads = 128;
+constexpr int kMergedAtOnce = 512;  // splits whose weights shared memory holds
 
-// The result of a row: sum_i o(i) exp2(m(i) - M) and sum_i s(i) exp2(m(i) - M), M = max_i m(i),
-// splits in order.
-__global__ void __launch_bounds__(kThreads)
-    merge_splits_kernel(const AttentionArgs a, const int32_t* row_runs) {
-  const int64_t row = blockIdx.x;  // of [tokens, heads]
-  const int64_t token = row / a.heads;
-  if (a.rows < a.tokens && row_runs[token] < 0) return;
-  const int64_t head_dim = a.kv.head_dim;
-  const auto* base = static_cast<const float*>(a.partials);
-  const float* o = base + row * a.splits * head_dim;
-  const float* m_s = base + a.tokens * a.heads * a.splits * head_dim + row * a.splits * 2;
-  ResultRow to(a, token, row - token * a.heads);
-  const Sums held = to.held();
-  __syncthreads();
-  float top = kMinusInf;
-  for (int64_t i = 0; i < a.splits; ++i) top = fmaxf(top, m_s[2 * i]);
-  for (int64_t d = threadIdx.x; d < head_dim; d += kThreads) {
-    float sum = 0, out = 0;
-    for (int64_t i = 0; i < a.splits; ++i) {
-      if (m_s[2 * i + 1] == 0.0f) continue;
-      const float weight = exp2f(m_s[2 * i] - shift_of(top));
-      sum = fmaf(m_s[2 * i + 1], weight, sum);
-      out = fmaf(o[i * head_dim + d], weight, out);
-    }
-    to.take(held, {top, sum});
-    to.store(d, out);
-    if (d == 0) to.store_sums();
+// reduce(x of every thread), the same for all; `meet` has a place per warp.
+template <class Reduce>
+__device__ __forceinline__ float over_block(float x, float* meet, const Reduce& reduce) {
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    x = reduce(x, __shfl_xor_sync(kAllLanes, x, step));
   }
+  if (threadIdx.x % kWarp == 0) meet[threadIdx.x / kWarp] = x;
+  __syncthreads();
+  x = meet[0];
+#pragma unroll
+  for (int w = 1; w < kThreads / kWarp; ++w) x = reduce(x, meet[w]);
+  return x;
+}
+
+// The result of a row: sum_i o(i) exp2(m(i) - M) and sum_i s(i) exp2(m(i) - M), M = max_i m(i). An
+// empty split has m = -inf, s = 0 and o = 0. Weights lie in shared memory, so that the loads of o
+// wait for nothing. rows: of the splits; those of single runs are the runs, else the tokens.
+__global__ void __launch_bounds__(kThreads)
+    merge_splits_kernel(const AttentionArgs a, const StepTables step, const int splits,
+                        const int rows, const bool of_singles) {
+  __shared__ float weights[kMergedAtOnce];
+  __shared__ float meet[2][kThreads / kWarp];
+  const int heads = static_cast<int>(a.heads), row = static_cast<int>(blockIdx.x) / heads;
+  const int head = static_cast<int>(blockIdx.x) - row * heads;
+  const int32_t run_index = of_singles ? row : step.row_runs[row];
+  if (run_index < 0) return;
+  const Run& run = step.runs[run_index];
+  if ((run.tokens == 1) != of_singles) return;
+  const int token = of_singles ? run.first_row : row;
+
+  const auto head_dim = static_cast<int>(a.kv.head_dim), thread = static_cast<int>(threadIdx.x);
+  const auto* base = static_cast<const float*>(a.partials);
+  const float* o = base + int64_t{blockIdx.x} * splits * head_dim;
+  const float* m_s =
+      base + int64_t{rows} * heads * splits * head_dim + int64_t{blockIdx.x} * splits * 2;
+  ResultRow to(a, token, head, row, rows);
+  const Sums held = to.held();
+  float top = kMinusInf;
+  for (int i = thread; i < splits; i += kThreads) top = fmaxf(top, m_s[2 * i]);
+  top = over_block(top, meet[0], [](float x, float y) { return fmaxf(x, y); });
+  const float shift = shift_of(top);
+  float sum = 0, out[kMaxHeadDim / kThreads] = {};
+  for (int first = 0; first < splits; first += kMergedAtOnce) {
+    const int count = min(kMergedAtOnce, splits - first);
+    if (first > 0) __syncthreads();
+    for (int i = thread; i < count; i += kThreads) {
+      weights[i] = exp2_fast(m_s[2 * (first + i)] - shift);
+      sum = fmaf(m_s[2 * (first + i) + 1], weights[i], sum);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < static_cast<int>(kMaxHeadDim) / kThreads; ++c) {
+      const int d = thread + c * kThreads;
+      if (d >= head_dim) break;
+      const float* from = o + int64_t{first} * head_dim + d;
+#pragma unroll 8
+      for (int i = 0; i < count; ++i) {
+        out[c] = fmaf(weights[i], from[int64_t{i} * head_dim], out[c]);
+      }
+    }
+  }
+  sum = over_block(sum, meet[1], [](float x, float y) { return x + y; });
+  to.take(held, {top, sum});
+#pragma unroll
+  for (int c = 0; c < static_cast<int>(kMaxHeadDim) / kThreads; ++c) {
+    const int d = thread + c * kThreads;
+    if (d < head_dim) to.store(d, out[c]);
+  }
+  if (thread == 0) to.store_sums();
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -46,11 +89,13 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads) merge_partials_kernel(const MergeArgs a) {
   const int64_t row = blockIdx.x;  // of [tokens, heads]
-  const int64_t token = row / a.heads, head = row - token * a.heads;
+  const int token = static_cast<int>(blockIdx.x) / static_cast<int>(a.heads);
+  const int64_t head = row - token * a.heads;
   const PartialRow<const float> first(a.first, token, head, a.heads, a.head_dim);
   const PartialRow<const float> second(a.second, token, head, a.heads, a.head_dim);
   const float shift = shift_of(fmaxf(*first.m, *second.m));
-  const float w1 = exp2f((*first.m - shift) * kLog2E), w2 = exp2f((*second.m - shift) * kLog2E);
+  const float w1 = exp2_fast((*first.m - shift) * kLog2E),
+              w2 = exp2_fast((*second.m - shift) * kLog2E);
   const float sum = fmaf(*first.s, w1, *second.s * w2);
   const float factor = sum > 0.0f ? 1.0f / sum : sum;
   for (int64_t d = threadIdx.x; d < a.head_dim; d += kThreads) {
@@ -60,20 +105,23 @@ __global__ void __launch_bounds__(kThreads) merge_partials_kernel(const MergeArg
 
 }  // namespace
 
-int64_t attention_partials_bytes(int64_t tokens, int64_t heads, int64_t head_dim, int64_t splits) {
-  return splits <= 1 ? 0 : tokens * heads * splits * (head_dim + 2) * int64_t{sizeof(float)};
+int64_t attention_partials_bytes(int64_t rows, int64_t heads, int64_t head_dim, int64_t splits) {
+  return splits <= 1 ? 0 : rows * heads * splits * (head_dim + 2) * int64_t{sizeof(float)};
 }
 
 void attention(const AttentionArgs& args, const StepTables& step, cudaStream_t stream) {
-  if (args.rows == 0) return;
-  if (args.rows == args.runs) {
+  const auto merge = [&](int64_t rows, int64_t splits, bool of_singles) {
+    if (splits <= 1) return;
+    launch(merge_splits_kernel, static_cast<unsigned>(rows * args.heads), kThreads, 0, stream, args,
+           step, static_cast<int>(splits), static_cast<int>(rows), of_singles);
+  };
+  if (args.singles > 0) {
     attention_decode(args, step, stream);
-  } else {
-    attention_prefill(args, step, stream);
+    merge(args.runs, args.decode_splits, true);
   }
-  if (args.splits > 1) {
-    launch(merge_splits_kernel, static_cast<unsigned>(args.tokens * args.heads), kThreads, 0,
-           stream, args, step.row_runs);
+  if (args.runs > args.singles) {
+    attention_prefill(args, step, stream);
+    merge(args.tokens, args.prompt_splits, false);
   }
 }
 

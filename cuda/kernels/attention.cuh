@@ -30,7 +30,8 @@ __device__ __forceinline__ KeyRange keys_of_split(const AttentionArgs& a, const 
   const int64_t from = max(seen, run.first_block * a.kv.page_tokens);
   const int64_t to = min(int64_t{last} + 1, run.end_block * a.kv.page_tokens);
   const int64_t chunk0 = from / kSplitKeys, chunks = max(ceil_div(to, kSplitKeys), chunk0) - chunk0;
-  const int64_t share = ceil_div(chunks, gridDim.z);
+  const int64_t share =  // a division of 32 bits: there are fewer than 2^31 positions
+      (static_cast<uint32_t>(chunks) + gridDim.z - 1) / gridDim.z;
   const int64_t begin = (chunk0 + blockIdx.z * share) * kSplitKeys;
   const int64_t end = begin + share * kSplitKeys;
   return {static_cast<int32_t>(min(max(begin, from), to)), static_cast<int32_t>(min(end, to))};
@@ -65,24 +66,26 @@ struct PartialRow {
 };
 
 // Where the result of one row and split goes: with several splits as it is to
-//   o [tokens, heads, splits, head_dim], then (m, s) [tokens, heads, splits, 2],
+//   o [rows, heads, splits, head_dim], then (m, s) [rows, heads, splits, 2],
 // else normalised to `out`, or merged into `partial`.
 class ResultRow {
  public:
-  __device__ __forceinline__ ResultRow(const AttentionArgs& a, int64_t token, int64_t head) {
-    const int64_t row = token * a.heads + head, head_dim = a.kv.head_dim;
+  // row: of the `rows` that the splits have.
+  __device__ __forceinline__ ResultRow(const AttentionArgs& a, int64_t token, int64_t head,
+                                       int64_t row, int64_t rows) {
+    const int64_t head_dim = a.kv.head_dim;
     merges_ = gridDim.z == 1 && a.partial != nullptr;
     if (gridDim.z > 1) {
-      const int64_t part = row * gridDim.z + blockIdx.z;
+      const int64_t part = (row * a.heads + head) * gridDim.z + blockIdx.z;
       auto* base = static_cast<float*>(a.partials);
       o_ = base + part * head_dim;
-      m_ = base + a.tokens * a.heads * gridDim.z * head_dim + part * 2;
+      m_ = base + rows * a.heads * gridDim.z * head_dim + part * 2;
       s_ = m_ + 1;
     } else if (merges_) {
       const PartialRow<float> to(a.partial, token, head, a.heads, head_dim);
       o_ = to.o, m_ = to.m, s_ = to.s;
     } else {
-      o_ = a.out + row * head_dim;
+      o_ = a.out + (token * a.heads + head) * head_dim;
       m_ = s_ = nullptr;
     }
   }
@@ -101,8 +104,8 @@ class ResultRow {
       own.m *= kLn2;
       sums_.m = fmaxf(held.m, own.m);
       const float shift = shift_of(sums_.m);
-      kept_ = exp2f((held.m - shift) * kLog2E);
-      factor_ = exp2f((own.m - shift) * kLog2E);
+      kept_ = exp2_fast((held.m - shift) * kLog2E);
+      factor_ = exp2_fast((own.m - shift) * kLog2E);
       sums_.s = fmaf(held.s, kept_, own.s * factor_);
     }
   }

@@ -1,4 +1,4 @@
-// Attention of steps in which every run has one token, bound by reading K and V once.
+// Attention of runs of one token, bound by reading K and V once.
 //
 // A block has one run, one split and up to G query heads of one KV head. kLanes lanes of a warp
 // share a key, eight elements each, and keep their own running (m, s, o) in registers: warps meet
@@ -10,7 +10,11 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kLoads = 4;  // sixteen-byte loads of K, and of V, that a lane has in flight
+// Sixteen-byte loads of K, and of V, that a lane has in flight. Beside eight query heads registers
+// hold two: with two blocks those are 16 KiB per multiprocessor, above an H100's latency times its
+// share of the bandwidth.
+template <int G>
+constexpr int kLoads = G == 8 ? 2 : 4;
 // Blocks with G query heads that a multiprocessor's registers are to hold. Left to itself the
 // compiler may give the few instructions after the loop so many that fewer blocks load.
 template <int G>
@@ -22,13 +26,13 @@ constexpr int kBlocks = G == 8   ? 2
 // Running softmax of one query head over the keys that one group of lanes has seen.
 struct Running {
   float m = kMinusInf;
-  float s = 0;
+  float s = 0;           // over the keys whose weights this lane computed
   float o[kPiece] = {};  // this lane's elements
 
   // Moves the maximum to at least `top` and returns the value to subtract from scores.
   __device__ __forceinline__ float raise(float top) {
     const float raised = fmaxf(m, top), shift = shift_of(raised);
-    const float factor = exp2f(m - shift);
+    const float factor = exp2_fast(m - shift);
     m = raised;
     s *= factor;
 #pragma unroll
@@ -44,6 +48,28 @@ struct Running {
     for (float& v : o) v += __shfl_xor_sync(kAllLanes, v, step);
   }
 };
+
+// Sums of U numbers each over kLanes lanes: lane l is given the sum of number l / (kLanes / U). A
+// lane hands on half of its numbers and keeps the others, so that each step has half as many to
+// add.
+template <int kLanes, int U>
+__device__ __forceinline__ float reduce_scatter(float (&x)[U], int lane) {
+  static_assert((U & (U - 1)) == 0 && U <= kLanes);
+  int step = kLanes / 2;
+#pragma unroll
+  for (int n = U / 2; n > 0; n /= 2, step /= 2) {
+    const bool upper = (lane & step) != 0;
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      const float given = upper ? x[i] : x[n + i], kept = upper ? x[n + i] : x[i];
+      x[i] = kept + __shfl_xor_sync(kAllLanes, given, step);
+    }
+  }
+  float sum = x[0];
+#pragma unroll
+  for (int s = kLanes / U / 2; s > 0; s /= 2) sum += __shfl_xor_sync(kAllLanes, sum, s);
+  return sum;
+}
 
 // Results of the warps of a block, and what their rows hold before.
 template <int kLanes, int G>
@@ -62,11 +88,11 @@ __device__ void write_rows(const AttentionArgs& a, const Meeting<kLanes, G>& mee
     float m = kMinusInf, s = 0, o = 0;
     for (int w = 0; w < kWarps; ++w) m = fmaxf(m, meeting.m[w][g]);
     for (int w = 0; w < kWarps; ++w) {
-      const float weight = exp2f(meeting.m[w][g] - shift_of(m));
+      const float weight = exp2_fast(meeting.m[w][g] - shift_of(m));
       s = fmaf(meeting.s[w][g], weight, s);
       o = fmaf(meeting.o[w][g][d], weight, o);
     }
-    ResultRow row(a, token, first_head + g);
+    ResultRow row(a, token, first_head + g, blockIdx.x, a.runs);
     row.take(meeting.held[g], {m, s});
     row.store(d, o);
     if (d == 0) row.store_sums();
@@ -76,8 +102,8 @@ __device__ void write_rows(const AttentionArgs& a, const Meeting<kLanes, G>& mee
 template <DType D, int kLanes, int G, bool kVector>
 __global__ void __launch_bounds__(kThreads, kBlocks<G>)
     decode_kernel(const AttentionArgs a, const StepTables step) {
-  constexpr int kKeys = kWarp / kLanes;                                // per load of a warp
-  constexpr int U = kLoads / static_cast<int>(sizeof(Piece<D>) / 16);  // loads at once
+  constexpr int kKeys = kWarp / kLanes;                                   // per load of a warp
+  constexpr int U = kLoads<G> / static_cast<int>(sizeof(Piece<D>) / 16);  // loads at once
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int first_dim = lane % kLanes * kPiece;
@@ -89,6 +115,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<G>)
   const int64_t first_head = kv_head * group + tile * G;
 
   const Run run = step.runs[blockIdx.x];
+  if (run.tokens != 1) return;
   const RunPages pages(step, run, a.layer);
   const KeyRange range = keys_of_split(a, run, run.first_position, run.first_position);
 
@@ -115,24 +142,30 @@ __global__ void __launch_bounds__(kThreads, kBlocks<G>)
       k[u] = load_piece<D, kVector>(row, count);
       v[u] = load_piece<D, kVector>(row + value_offset(a.kv), count);
     }
+    // The key whose score this lane comes to hold.
+    const bool own_exists =
+        first + lane % kLanes / (kLanes / U) * kKeys + lane / kLanes < range.end;
 #pragma unroll
     for (int g = 0; g < G; ++g) {
-      float score[U], top = kMinusInf;
+      float sums[U];
 #pragma unroll
       for (int u = 0; u < U; ++u) {
-        float sum = 0;
+        sums[u] = 0;
 #pragma unroll
-        for (int i = 0; i < kPiece; ++i) sum = fmaf(q[g][i], k[u][i], sum);
-#pragma unroll
-        for (int s = kLanes / 2; s > 0; s /= 2) sum += __shfl_xor_sync(kAllLanes, sum, s);
-        score[u] = first + u * kKeys + lane / kLanes < range.end ? sum : kMinusInf;
-        top = fmaxf(top, score[u]);
+        for (int i = 0; i < kPiece; ++i) sums[u] = fmaf(q[g][i], k[u][i], sums[u]);
       }
-      const float shift = running[g].raise(top);
+      const float sum = reduce_scatter<kLanes>(sums, lane);
+      const float score = own_exists ? sum : kMinusInf;
+      float top = score;
+#pragma unroll
+      for (int s = kLanes / 2; s >= kLanes / U; s /= 2) {
+        top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, s));
+      }
+      const float own_weight = exp2_fast(score - running[g].raise(top));
+      running[g].s += own_weight;
 #pragma unroll
       for (int u = 0; u < U; ++u) {
-        const float weight = exp2f(score[u] - shift);
-        running[g].s += weight;
+        const float weight = __shfl_sync(kAllLanes, own_weight, u * (kLanes / U), kLanes);
 #pragma unroll
         for (int i = 0; i < kPiece; ++i) {
           running[g].o[i] = fmaf(weight, v[u][i], running[g].o[i]);
@@ -145,6 +178,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks<G>)
 #pragma unroll
   for (int g = 0; g < G; ++g) {
 #pragma unroll
+    for (int s = kLanes / 2; s >= kLanes / U; s /= 2) {
+      running[g].s += __shfl_xor_sync(kAllLanes, running[g].s, s);
+    }
+#pragma unroll
     for (int s = kLanes; s < kWarp; s *= 2) running[g].merge_lanes(s);
     if (lane >= kLanes) continue;
     if (lane == 0) meeting.m[warp][g] = running[g].m, meeting.s[warp][g] = running[g].s;
@@ -152,7 +189,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<G>)
     for (int i = 0; i < kPiece; ++i) meeting.o[warp][g][first_dim + i] = running[g].o[i];
   }
   if (const auto g = static_cast<int>(threadIdx.x); g < heads) {
-    meeting.held[g] = ResultRow(a, run.first_row, first_head + g).held();
+    meeting.held[g] = ResultRow(a, run.first_row, first_head + g, blockIdx.x, a.runs).held();
   }
   __syncthreads();
   write_rows<kLanes, G>(a, meeting, run.first_row, first_head, heads);
@@ -163,7 +200,7 @@ void launch_decode(const AttentionArgs& a, const StepTables& step, cudaStream_t 
   const int64_t tiles = ceil_div(a.heads / a.kv.kv_heads, G);
   launch(decode_kernel<D, kLanes, G, kVector>,
          dim3(static_cast<unsigned>(a.runs), static_cast<unsigned>(a.kv.kv_heads * tiles),
-              static_cast<unsigned>(a.splits)),
+              static_cast<unsigned>(a.decode_splits)),
          kThreads, 0, stream, a, step);
 }
 

@@ -1,4 +1,4 @@
-// Attention of steps with many tokens per run.
+// Attention of runs of several tokens.
 //
 // A block has kRows consecutive rows (query i, head g of one KV head, row i * group + g) of one
 // run, so that query heads share K and V, and walks the keys in tiles that pass through shared
@@ -10,7 +10,7 @@ namespace helm::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kRows = 32;
+constexpr int kRows = static_cast<int>(kPromptRows);
 constexpr int kRowLanes = 16;  // lanes that share rows
 constexpr int kLaneRows = kRows / (kThreads / kRowLanes);
 constexpr int kPad = 4;  // floats after each row: rows start four banks apart, on 16 bytes
@@ -28,17 +28,18 @@ struct Tile {
 // have the most keys, come first.
 struct RowTile {
   Run run;
-  int64_t first_row;  // of the run's [tokens, group]
+  int first_row;  // of the run's [tokens, group]
   int rows;
 
-  __device__ RowTile(const AttentionArgs& a, const StepTables& step, int64_t group) : rows(0) {
-    int64_t tile = gridDim.x - 1 - blockIdx.x;
+  __device__ RowTile(const AttentionArgs& a, const StepTables& step, int group) : rows(0) {
+    int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x);
     for (int64_t r = 0; r < a.runs; ++r) {
       run = step.runs[r];
-      const int64_t run_rows = run.tokens * group, tiles = ceil_div(run_rows, kRows);
+      if (run.tokens == 1) continue;
+      const int run_rows = run.tokens * group, tiles = (run_rows + kRows - 1) / kRows;
       if (tile < tiles) {
         first_row = tile * kRows;
-        rows = static_cast<int>(min(int64_t{kRows}, run_rows - first_row));
+        rows = min(kRows, run_rows - first_row);
         return;
       }
       tile -= tiles;
@@ -63,16 +64,16 @@ __device__ __forceinline__ const float4& as_float4(const float* p) {
 
 // scale * q of the block's rows, zeros elsewhere.
 template <int H>
-__device__ void load_queries(const AttentionArgs& a, const RowTile& rows, int64_t group,
+__device__ void load_queries(const AttentionArgs& a, const RowTile& rows, int group,
                              int64_t kv_head, Tile<H>* tile) {
-  const int64_t head_dim = a.kv.head_dim;
+  const auto head_dim = static_cast<int>(a.kv.head_dim);
   for (int i = static_cast<int>(threadIdx.x); i < kRows * H; i += kThreads) {
     const int r = i / H, d = i % H;
     float v = 0;
     if (r < rows.rows && d < head_dim) {
-      const int64_t row = rows.first_row + r;
-      v = a.x[(rows.run.first_row + row / group) * a.width + a.q_offset +
-              (kv_head * group + row % group) * head_dim + d] *
+      const int row = rows.first_row + r, token = row / group, g = row - token * group;
+      v = a.x[(rows.run.first_row + token) * a.width + a.q_offset +
+              (kv_head * group + g) * head_dim + d] *
           (a.scale * kLog2E);
     }
     tile->q[r][d] = v;
@@ -154,15 +155,16 @@ __global__ void __launch_bounds__(kThreads)
     prefill_kernel(const AttentionArgs a, const StepTables step) {
   constexpr int kKeys = Tile<H>::kKeys, N = kKeys / kRowLanes, C = H / (4 * kRowLanes);
   Tile<H>& tile = *dynamic_shared<Tile<H>>();
-  const int64_t group = a.heads / a.kv.kv_heads, kv_head = blockIdx.y;
+  const int group = static_cast<int>(a.heads) / static_cast<int>(a.kv.kv_heads);
+  const int64_t kv_head = blockIdx.y;
   const auto head_dim = static_cast<int>(a.kv.head_dim);
   const RowTile rows(a, step, group);
   if (rows.rows == 0) return;
   const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
   const int row = static_cast<int>(threadIdx.x) / kRowLanes * kLaneRows;
   const RunPages pages(step, rows.run, a.layer);
-  const auto position_of = [&](int64_t r) {
-    return rows.run.first_position + static_cast<int32_t>((rows.first_row + r) / group);
+  const auto position_of = [&](int r) {
+    return rows.run.first_position + (rows.first_row + r) / group;
   };
   const KeyRange range = keys_of_split(a, rows.run, position_of(0), position_of(rows.rows - 1));
 
@@ -192,12 +194,12 @@ __global__ void __launch_bounds__(kThreads)
         top = fmaxf(top, p[r][n]);
       }
       top = lanes_max(top);
-      const float shift = shift_of(top), factor = exp2f(m[r] - shift);
+      const float shift = shift_of(top), factor = exp2_fast(m[r] - shift);
       m[r] = top;
       s[r] *= factor;
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        p[r][n] = exp2f(p[r][n] - shift);
+        p[r][n] = exp2_fast(p[r][n] - shift);
         s[r] += p[r][n];
         tile.p[row + r][lane + kRowLanes * n] = p[r][n];
       }
@@ -214,8 +216,9 @@ __global__ void __launch_bounds__(kThreads)
   for (int r = 0; r < kLaneRows; ++r) {
     s[r] = lanes_sum(s[r]);
     const bool exists = row + r < rows.rows;
-    const int64_t of_run = rows.first_row + row + r;
-    ResultRow to(a, rows.run.first_row + of_run / group, kv_head * group + of_run % group);
+    const int of_run = rows.first_row + row + r, query_of_run = of_run / group;
+    const int64_t token = rows.run.first_row + query_of_run;
+    ResultRow to(a, token, kv_head * group + of_run - query_of_run * group, token, a.tokens);
     to.take(exists ? to.held() : Sums{kMinusInf, 0}, {m[r], s[r]});
     __syncwarp();  // all lanes have read what is held
     if (!exists) continue;
@@ -235,14 +238,15 @@ __global__ void __launch_bounds__(kThreads)
 template <DType D, int H, bool kVector>
 void launch_prefill(const AttentionArgs& a, const StepTables& step, cudaStream_t stream) {
   // At most: full tiles of all rows, and one ragged tile per run.
-  const int64_t tiles = a.rows * (a.heads / a.kv.kv_heads) / kRows + a.runs;
+  const int64_t tiles =
+      (a.rows - a.singles) * (a.heads / a.kv.kv_heads) / kRows + (a.runs - a.singles);
   if constexpr (sizeof(Tile<H>) > 48 << 10) {  // what a kernel may use without asking
     cudaFuncSetAttribute(prefill_kernel<D, H, kVector>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          static_cast<int>(sizeof(Tile<H>)));
   }
   launch(prefill_kernel<D, H, kVector>,
          dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(a.kv.kv_heads),
-              static_cast<unsigned>(a.splits)),
+              static_cast<unsigned>(a.prompt_splits)),
          kThreads, sizeof(Tile<H>), stream, a, step);
 }
 

@@ -97,18 +97,39 @@ struct MatvecArgs {
 void matvec(const MatvecArgs& args, cudaStream_t stream);
 
 // For products by cuBLAS: y(t, :) = x(t, :) in `dtype` (f16 or bf16, to nearest even), contiguous.
+// What exceeds f16 becomes its largest number, here and in pages of that dtype.
 void narrow(const float* x, int64_t x_stride, int64_t rows, int64_t cols, DType dtype, void* y,
             cudaStream_t stream);
 // C(t, r) += bias(r)
 void add_bias(const float* bias, int64_t rows, int64_t cols, float* c, int64_t c_stride,
               cudaStream_t stream);
 
+// Divides numbers below 2^31 without a division: n / d = (high 32 bits of n * multiplier + n) >>
+// shift, after Granlund and Montgomery, "Division by invariant integers using multiplication"
+// (1994).
+class Divisor {
+ public:
+  constexpr Divisor() = default;
+  constexpr Divisor(int64_t d)  // NOLINT: a divisor is the number that it divides by; 1 to 2^31 - 1
+      : value_(static_cast<uint32_t>(d)) {
+    while ((uint64_t{1} << shift_) < value_) ++shift_;
+    multiplier_ = static_cast<uint32_t>((((uint64_t{1} << shift_) - value_) << 32) / value_ + 1);
+  }
+  __host__ __device__ constexpr operator int64_t() const { return value_; }
+  __device__ __forceinline__ uint32_t divide(uint32_t n) const {
+    return (__umulhi(n, multiplier_) + n) >> shift_;
+  }
+
+ private:
+  uint32_t value_ = 1, multiplier_ = 1, shift_ = 0;
+};
+
 // A pool of KV pages, each K then V of one layer, [kv_heads, page_tokens, head_dim]
 // (cpu/kv_page.h).
 struct KvPool {
   void* base;
   DType dtype;
-  int64_t page_tokens;
+  Divisor page_tokens;
   int64_t kv_heads;
   int64_t head_dim;
 };
@@ -143,11 +164,13 @@ void append(const AppendArgs& args, const StepTables& step, cudaStream_t stream)
 
 // out = softmax(scale q k^T, masked to 0 <= i - j and i - j < window if window > 0) v over the
 // pages of each row's sequence, or their attention (m, s, o) merged into a partial, which is laid
-// out as helm::AttendOp says. The visible positions are cut into `splits` contiguous ranges, 1 to
-// 65535, whose results are merged in order; splits beyond the work are empty, so a launch stays
-// right when it is replayed at another context. partials: attention_partials_bytes().
+// out as helm::AttendOp says. Runs of one token have a kernel of their own. The visible positions
+// are cut into contiguous ranges, 1 to 65535 splits, whose results are merged; splits beyond the
+// work are empty, so a launch stays right when it is replayed at another context. partials: the
+// larger of attention_partials_bytes(runs, ..., decode_splits) and (tokens, ..., prompt_splits).
 inline constexpr int64_t kMaxHeadDim = 256;
-inline constexpr int64_t kSplitKeys = 64;  // ranges end at its multiples, whatever the page size
+inline constexpr int64_t kSplitKeys = 64;   // ranges end at its multiples, whatever the page size
+inline constexpr int64_t kPromptRows = 32;  // (token, query head) pairs of a block of longer runs
 struct AttentionArgs {
   const float* x;  // [tokens, width]: q heads from q_offset
   int64_t width;
@@ -162,10 +185,12 @@ struct AttentionArgs {
   int64_t tokens;
   int64_t rows;  // of all runs; no other row is touched
   int64_t runs;
-  int64_t splits;
-  void* partials;  // of splits; null with one
+  int64_t singles;        // runs of one token
+  int64_t decode_splits;  // for those
+  int64_t prompt_splits;  // for the others
+  void* partials;         // of splits; null with one
 };
-int64_t attention_partials_bytes(int64_t tokens, int64_t heads, int64_t head_dim, int64_t splits);
+int64_t attention_partials_bytes(int64_t rows, int64_t heads, int64_t head_dim, int64_t splits);
 void attention(const AttentionArgs& args, const StepTables& step, cudaStream_t stream);
 
 // partial = attention to no position

@@ -19,9 +19,9 @@ struct RunPages {
 template <DType D>
 __device__ __forceinline__ Store<D>* key_row(const KvPool& kv, const RunPages& run, int64_t head,
                                              int32_t position) {
-  const auto page_tokens = static_cast<uint32_t>(kv.page_tokens);
-  const uint32_t block = static_cast<uint32_t>(position) / page_tokens;
-  const uint32_t slot = static_cast<uint32_t>(position) - block * page_tokens;
+  const uint32_t block = kv.page_tokens.divide(static_cast<uint32_t>(position));
+  const uint32_t slot =
+      static_cast<uint32_t>(position) - block * static_cast<uint32_t>(kv.page_tokens);
   const int64_t page = run.pages[block * run.stride];
   return static_cast<Store<D>*>(kv.base) +
          ((page * 2 * kv.kv_heads + head) * kv.page_tokens + slot) * kv.head_dim;

@@ -12,6 +12,7 @@ namespace helm::cuda {
 
 inline constexpr int kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
+inline constexpr float kMostF16 = 65504.0f;
 
 template <DType D>
 using Store = std::conditional_t<D == DType::kF32, float, uint16_t>;
@@ -27,13 +28,15 @@ __device__ __forceinline__ float widen(Store<D> x) {
   }
 }
 
-// To nearest even. bf16 by integer arithmetic, which every architecture has.
+// To nearest even. What exceeds f16 becomes its largest number: an infinity would make all that
+// follows NaN. bf16 by integer arithmetic, which every architecture has.
 template <DType D>
 __device__ __forceinline__ Store<D> narrowed(float x) {
   if constexpr (D == DType::kF32) {
     return x;
   } else if constexpr (D == DType::kF16) {
-    return __half_as_ushort(__float2half_rn(x));
+    const float limited = x > kMostF16 ? kMostF16 : x < -kMostF16 ? -kMostF16 : x;
+    return __half_as_ushort(__float2half_rn(limited));
   } else {
     const unsigned bits = __float_as_uint(x);
     if (x != x) return 0x7fc0;

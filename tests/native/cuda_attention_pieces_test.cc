@@ -49,12 +49,14 @@ struct TestPartial {
       args.out = nullptr;
       args.partial = data.data();
       args.rows = 0;
+      args.singles = 0;
       args.runs = static_cast<int64_t>(pieces.size());
       for (size_t i = 0; i < pieces.size(); ++i) {
         cuda::Run& run = runs.data()[i] = d.step.runs.data()[pieces[i].run];
         run.end_block = std::min(run.end_block, pieces[i].end);
         run.first_block = std::min(pieces[i].begin, run.end_block);
         args.rows += run.tokens;
+        args.singles += run.tokens == 1;
         std::fill_n(row_runs.data() + run.first_row, run.tokens, static_cast<int32_t>(i));
       }
       cuda::StepTables tables = d.step.tables;

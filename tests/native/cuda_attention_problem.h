@@ -59,6 +59,8 @@ struct Data {
             step.tokens,
             step.tokens,
             static_cast<int64_t>(p.runs.size()),
+            std::ranges::count(p.runs, 1, &RunShape::tokens),
+            p.splits,
             p.splits,
             partials.data()};
   }

@@ -59,6 +59,39 @@ TEST_CASE("cuda attention: splits, more than there is work for, and windows acro
   check_one({{{1, 5}}, 4, 1, 64, 512, 0, 3000}, DType::kBF16, seed++);
 }
 
+TEST_CASE("cuda attention: rows that decode beside a prompt have the kernel and splits of decode") {
+  const Problem p{{{1, 1500}, {33, 20}, {1, 3}}, 4, 1, 16, 48, 0, 1};
+  const Data d(p, DType::kF16, 3500);
+  const Expected want = expect(p, d);
+  const Guarded<unsigned char> partials(cuda::attention_partials_bytes(3, p.heads, p.head_dim, 8));
+  cuda::AttentionArgs args = d.args(p);
+  args.partials = partials.data();
+  for (const int64_t splits : {1, 8}) {
+    args.decode_splits = splits;
+    const int64_t before = cuda_emulation::launches();
+    cuda::attention(args, d.step.tables, nullptr);
+    finish_kernels("mixed");
+    CHECK(cuda_emulation::launches() - before == (splits == 1 ? 2 : 3));  // and a merge
+    CHECK(compare(d.out.copy(), want.value, want.bound, "mixed") == "");
+    CHECK((partials.intact() && d.out.intact()));
+  }
+}
+
+TEST_CASE("cuda attention: a page of any size is found without a division") {
+  for (const int64_t d : {1, 2, 3, 7, 16, 48, 255, 512, 641, 4096, 65537, 0x7fffffff}) {
+    const cuda::Divisor divisor(d);
+    for (uint32_t n : {0u, 1u, 47u, 48u, 511u, 512u, 65535u, 1000003u, 0x7ffffffeu, 0x7fffffffu}) {
+      CHECK(divisor.divide(n) == n / static_cast<uint32_t>(d));
+    }
+    for (uint32_t i = 1; i < 3000; ++i) {
+      const uint32_t multiple = static_cast<uint32_t>(d) * i;
+      if (uint64_t{i} * static_cast<uint64_t>(d) > 0x7fffffff) break;
+      CHECK(divisor.divide(multiple) == i);
+      CHECK(divisor.divide(multiple - 1) == i - 1);
+    }
+  }
+}
+
 TEST_CASE("cuda attention: a score of 0, negative, and one key that takes all the weight") {
   uint32_t seed = 4000;
   for (float scale : {0.0f, -1.0f, 40.0f, 1000.0f}) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "check.h"
 #include "cuda/cublas.h"
 #include "cuda/device.h"
 #include "cuda/graphs.h"
@@ -26,6 +27,8 @@ extern "C" HelmCudaProbe helm_cuda_probe;
 namespace {
 
 using helm::cuda::attention_splits;
+using helm::cuda::decode_blocks;
+using helm::cuda::prompt_blocks;
 using helm::cuda::StepShape;
 
 bool contains(const std::string& text, const char* part) {
@@ -56,7 +59,7 @@ TEST_CASE("a shape is launched, then captured, then replayed; few graphs are kep
   REQUIRE(cudaMalloc(&memory, 256) == cudaSuccess);
   int launches = 0;
   const auto run = [&](int64_t tokens) {
-    cache.run(StepShape{tokens, 1, 1, 1, 1}, stream.handle(), [&] {
+    cache.run(StepShape{tokens, 1, 1, 1, 1, 1, 1}, stream.handle(), [&] {
       ++launches;
       CHECK(cudaMemsetAsync(memory, static_cast<int>(tokens), 256, stream.handle()) == cudaSuccess);
     });
@@ -75,12 +78,43 @@ TEST_CASE("a shape is launched, then captured, then replayed; few graphs are kep
   run(7);
   run(7);
   CHECK(cache.captures() == 2);
-  // A launch that fails while it is captured leaves the stream usable.
+  // A launch that fails while it is captured fails again as it is, and leaves the stream usable.
   run(8);
-  CHECK_THROWS(cache.run(StepShape{8, 1, 1, 1, 1}, stream.handle(),
+  CHECK_THROWS(cache.run(StepShape{8, 1, 1, 1, 1, 1, 1}, stream.handle(),
                          [] { throw helm::Error(helm::ErrorKind::kDevice, "refused"); }));
   run(8);
-  CHECK(cache.captures() == 3);
+  CHECK(cache.captures() == 2);
+  CHECK(cache.refusals() == 1);
+  CHECK(cudaFree(memory) == cudaSuccess);
+}
+
+TEST_CASE("a shape that cannot be captured is launched as it is from then on") {
+  helm::cuda::CudaStream stream(0);
+  helm::cuda::GraphCache cache;
+  void* memory = nullptr;
+  REQUIRE(cudaMalloc(&memory, 256) == cudaSuccess);
+  int launches = 0;
+  const auto run = [&](int64_t tokens, int value) {
+    cache.run(StepShape{tokens, 1, 1, 1, 1, 1, 1}, stream.handle(), [&] {
+      ++launches;
+      CHECK(cudaMemsetAsync(memory, value, 256, stream.handle()) == cudaSuccess);
+    });
+    unsigned char got = 0;
+    stream.download(&got, static_cast<helm::DeviceAddress>(reinterpret_cast<uintptr_t>(memory)), 1);
+    stream.synchronize();
+    CHECK(got == value);
+  };
+  cuda_emulation::refuse_captures(true);
+  for (int i = 0; i < 5; ++i) run(7, 10 + i);
+  cuda_emulation::refuse_captures(false);
+  run(7, 20);
+  CHECK(launches == 7);  // one of them was captured in vain
+  CHECK(cache.captures() == 0);
+  CHECK(cache.replays() == 0);
+  CHECK(cache.refusals() == 1);
+  run(8, 30);
+  run(8, 30);
+  CHECK(cache.captures() == 1);  // another shape is not concerned
   CHECK(cudaFree(memory) == cudaSuccess);
 }
 
@@ -173,14 +207,23 @@ TEST_CASE("the tables of a step carry the blocks that have pages only") {
 }
 
 TEST_CASE("attention is split into a power of two of pieces, none of few positions") {
-  CHECK(attention_splits(1, 8, 1) == 1);
-  CHECK(attention_splits(1, 8, 40 * 64) == 32);
-  CHECK(attention_splits(1, 8, 40 * 64 + 1) == 32);
-  CHECK(attention_splits(1, 8, 65) == 2);
-  CHECK(attention_splits(1, 8, 1000000) == 64);
-  CHECK(attention_splits(3, 8, 1000000) == 16);
-  CHECK(attention_splits(512, 8, 1000000) == 1);
-  CHECK(attention_splits(1, 1000, 1000000) == 1);
+  CHECK(attention_splits(8, 1) == 1);
+  CHECK(attention_splits(8, 40 * 64) == 32);
+  CHECK(attention_splits(8, 40 * 64 + 1) == 32);
+  CHECK(attention_splits(8, 65) == 2);
+  CHECK(attention_splits(8, 1000000) == 64);
+  CHECK(attention_splits(24, 1000000) == 16);
+  CHECK(attention_splits(4096, 1000000) == 1);
+  CHECK(attention_splits(0, 1000000) == 512);
+}
+
+TEST_CASE("a short prompt behind a long context is split by the blocks that it has") {
+  CHECK(decode_blocks(3, 8) == 24);
+  CHECK(prompt_blocks(128, 32, 8) == 16 * 8);  // 8 tokens of 4 query heads a block
+  CHECK(prompt_blocks(1, 32, 8) == 8);
+  CHECK(prompt_blocks(9, 32, 8) == 16);
+  CHECK(attention_splits(prompt_blocks(128, 32, 8), 32768) == 4);
+  CHECK(attention_splits(prompt_blocks(16, 32, 8), 32768) == 32);
 }
 
 TEST_CASE("a stage that CUDA cannot run is refused when it is compiled") {
@@ -211,6 +254,61 @@ TEST_CASE("a stage that CUDA cannot run is refused when it is compiled") {
   CHECK(contains(refused(wide_piece), "heads of 257 elements, at most 256"));
 }
 
+TEST_CASE("parts of a product whose weights follow each other are one launch, with the same bits") {
+  const auto plan = helm::Plan::from_json(helm::test::tiny_model().plan);
+  const helm::LinearOp* linear = nullptr;
+  for (const helm::Op& op : plan.units[1].ops) {
+    const auto* found = std::get_if<helm::LinearOp>(&op);
+    if (linear == nullptr && found != nullptr && found->parts.size() == 3) linear = found;
+  }
+  REQUIRE(linear != nullptr);
+  const std::vector<helm::UnitSpec> units = {{"products", "accelerator", {*linear}}};
+  helm::cuda::CudaDevice device({}, helm::test::reference_blas());
+  const auto stream = device.create_stream();
+  constexpr int64_t kTokens = 3;
+  const int64_t width = plan.values[static_cast<size_t>(linear->in)].width;
+  const int64_t out_width = plan.values[static_cast<size_t>(linear->out)].width;
+  const std::vector<float> inputs = helm::test::random_floats(kTokens * width, 1);
+  std::vector<std::vector<float>> outputs;
+  for (const int64_t gap : {0, 256}) {
+    const auto buffer = [&](int64_t bytes) { return device.allocate(bytes, "the test"); };
+    helm::StageSpec spec;
+    spec.plan = &plan;
+    spec.units = units;
+    spec.workspace = buffer(device.workspace_bytes(plan, units));
+    spec.values.resize(plan.values.size());
+    spec.values[static_cast<size_t>(linear->in)] = buffer(kTokens * width * 4);
+    spec.values[static_cast<size_t>(linear->out)] = buffer(kTokens * out_width * 4);
+    spec.weights.resize(plan.tensors.size());
+    int64_t place = 0;
+    const helm::DeviceAddress weights = buffer(out_width * width * 4 + 3 * 256);
+    for (const helm::LinearOp::Part& part : linear->parts) {
+      const int64_t rows = plan.tensors[static_cast<size_t>(part.weight)].shape[0];
+      const auto to = static_cast<helm::DeviceAddress>(static_cast<uintptr_t>(weights) +
+                                                       static_cast<uintptr_t>(place));
+      const auto values = helm::test::random_floats(rows * width, static_cast<uint32_t>(rows));
+      stream->upload(to, values.data(), rows * width * 4);
+      stream->synchronize();
+      spec.weights[static_cast<size_t>(part.weight)] = to;
+      place += rows * width * 4 + gap;
+    }
+    stream->upload(spec.values[static_cast<size_t>(linear->in)], inputs.data(),
+                   kTokens * width * 4);
+    const auto stage = device.compile(spec);
+    const std::vector<int32_t> ids(kTokens), positions = {0, 1, 2};
+    std::vector<int32_t> pages(plan.kv.layers);
+    const std::vector<helm::SequenceRun> runs = {{0, kTokens, 0, pages.data()}};
+    const int64_t before = cuda_emulation::launches();
+    stage->run(*stream, {ids, positions, {}, runs});
+    CHECK(cuda_emulation::launches() - before == (gap == 0 ? 1 : 3));
+    outputs.emplace_back(static_cast<size_t>(kTokens * out_width));
+    stream->download(outputs.back().data(), spec.values[static_cast<size_t>(linear->out)],
+                     kTokens * out_width * 4);
+    stream->synchronize();
+  }
+  CHECK(outputs[0] == outputs[1]);
+}
+
 TEST_CASE("the workspace follows its formula") {
   helm::test::TinyShape shape;
   shape.weight_dtype = "f16";
@@ -221,9 +319,12 @@ TEST_CASE("the workspace follows its formula") {
   CHECK(layout.partials_offset - layout.narrow_offset == 32 * 40 * 2);  // rows * widest input
   int64_t partials = 0;
   for (int64_t tokens = 1; tokens <= 32; ++tokens) {
-    partials =
-        std::max(partials, helm::cuda::attention_partials_bytes(
-                               tokens, 4, 10, attention_splits(tokens, 2, plan.limits.context)));
+    for (const int64_t blocks : {decode_blocks(tokens, 2), prompt_blocks(tokens, 4, 2)}) {
+      if (blocks == decode_blocks(tokens, 2) && tokens > plan.limits.sequences) continue;
+      partials =
+          std::max(partials, helm::cuda::attention_partials_bytes(
+                                 tokens, 4, 10, attention_splits(blocks, plan.limits.context)));
+    }
   }
   CHECK(layout.steps_offset - layout.partials_offset == (partials + 255) / 256 * 256);
   CHECK(layout.bytes ==

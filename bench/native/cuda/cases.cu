@@ -165,7 +165,9 @@ class AttentionCase : public Case {
              1,
              1,
              1,
+             1,
              splits,
+             1,
              partials_.as()};
     fill(pool_, dtype);
     fill(x_, DType::kF32);

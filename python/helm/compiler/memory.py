@@ -19,6 +19,7 @@ _KEY_BLOCK = 128  # keys that a kernel attends to at once
 _QUERY_BLOCK = 32  # queries that one worker attends at once
 _BLAS_BYTES = 32 << 20  # the most that cuBLAS recommends for its handle
 _ATTENTION_PIECES = 512  # pieces in which a GPU attends to few rows, over all KV heads
+_PROMPT_ROWS = 32  # (token, query head) pairs that a block of a GPU attends to in a prompt
 _VALUE_FIELDS = ("input", "out", "value")
 
 
@@ -135,7 +136,7 @@ def accelerator_workspace_bytes(
     rows, widths = _value_rows(graph, limits), {v.name: v.width for v in graph.values}
     narrow = [2 * rows[op.input] * widths[op.input] for op in ops if isinstance(op, Linear)]
     partials = [
-        4 * _ATTENTION_PIECES * (op.heads // op.kv_heads) * (op.head_dim + 2)
+        4 * _ATTENTION_PIECES * max(op.heads // op.kv_heads, _PROMPT_ROWS) * (op.head_dim + 2)
         for op in ops
         if isinstance(op, Attention)
     ]
