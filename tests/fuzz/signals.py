@@ -86,11 +86,17 @@ class Signal(Kind):
 
 def _wait_for_runtime(process: subprocess.Popen[bytes]) -> None:
     """Until the command is past what Python itself does first, or has ended."""
-    maps = Path(f"/proc/{process.pid}/maps")
     deadline = time.monotonic() + 30
-    while process.poll() is None and "/_helm." not in maps.read_text():
+    while process.poll() is None and not _has_runtime(process.pid):
         sensible(time.monotonic() < deadline, "the runtime is not loaded")
         time.sleep(0.005)
+
+
+def _has_runtime(pid: int) -> bool:
+    try:
+        return "/_helm." in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:  # it has just ended
+        return False
 
 
 def _send(random: Random, process: subprocess.Popen[bytes], number: signal.Signals) -> None:
