@@ -60,6 +60,9 @@ def test_logits_are_computed_step_by_step_and_can_be_interrupted(
         def __init__(self, engine: Any) -> None:
             self._engine, self.steps = engine, []
 
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._engine, name)
+
         def forward(self, sequence: int, ids: Any, all: bool) -> Any:
             self.steps.append(len(ids))
             if interrupt and len(self.steps) == 2:
