@@ -151,7 +151,7 @@ def test_a_plan_says_where_pages_lie() -> None:
     ("options", "message"),
     [
         ({"overflow": "gpu"}, "kv_overflow is 'gpu'; expected auto, stream, cpu"),
-        ({"vram_bytes": 0}, "kv_vram_bytes is 0"),
+        ({"vram_bytes": 0}, "kv_vram_bytes must be an integer of at least 1, got 0"),
         ({"watermark": -0.1}, r"watermark is -0\.1; expected a share from 0 to 1"),
         ({"watermark": float("nan")}, "watermark is nan"),
         ({"watermark": True}, "watermark is True"),

@@ -55,16 +55,22 @@ def check_call(value: object, what: str, call: str) -> None:
         raise InvalidError(f"{what} must be callable as {call}, got {shown(value)}")
 
 
+def items_of(value: Any) -> Sequence[Any] | None:
+    """Those of a list, numpy array or torch tensor; None for what is no list, text among it."""
+    if isinstance(value, (str, bytes, bytearray, memoryview, Mapping)):
+        return None
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return value if isinstance(value, Sequence) else None
+
+
 def token_ids(tokens: Any, where: str, place: str = "generate") -> list[int]:
     """Token ids from a list, numpy array or torch tensor of integers."""
-    if hasattr(tokens, "tolist"):
-        tokens = tokens.tolist()
-    none = (str, bytes, bytearray, memoryview, Mapping)
-    if isinstance(tokens, none) or not isinstance(tokens, Sequence):
+    items = items_of(tokens)
+    if items is None:
         raise InvalidError(
             f"[{place}] {where} must be text or a list of token ids, got {type(tokens).__name__}"
         )
-    for token in tokens:
+    for token in items:
         if not is_integer(token):
             raise InvalidError(f"[{place}] {where}: {shown(token)} is not a token id (an integer)")
-    return [int(token) for token in tokens]
+    return [int(token) for token in items]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from helm.arguments import shown, token_ids
+from helm.arguments import items_of, shown, token_ids
 from helm.batch import Job
 from helm.errors import CapacityError, InvalidError, TokenizerError
 from helm.generation_defaults import GenerationDefaults
@@ -144,15 +144,13 @@ def split_prompts(prompts: Any) -> tuple[bool, list[tuple[int | None, Any]]]:
     """Whether it is one prompt, and the prompts with their index in a list."""
     if isinstance(prompts, str):
         return True, [(None, prompts)]
-    if hasattr(prompts, "tolist"):  # numpy array or torch tensor
-        prompts = prompts.tolist()
-    none = (bytes, bytearray, memoryview, Mapping)
-    if isinstance(prompts, none) or not isinstance(prompts, Sequence):
+    items = items_of(prompts)
+    if items is None:
         raise InvalidError(
             f"[generate] a prompt is text or a list of token ids, got {type(prompts).__name__}"
         )
-    if not prompts:
+    if not items:
         raise InvalidError("[generate] the prompt is empty; give text or at least one token id")
-    if all(isinstance(p, numbers.Integral) for p in prompts):
-        return True, [(None, prompts)]
-    return False, list(enumerate(prompts))
+    if all(isinstance(p, numbers.Integral) for p in items):
+        return True, [(None, items)]
+    return False, list(enumerate(items))

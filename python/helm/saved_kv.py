@@ -41,7 +41,10 @@ def file_name(path: Any) -> str:
     except UnicodeEncodeError:
         possible = False
     if not possible:
-        raise InvalidError(f"[kv] {shown(name)} can name no file; choose another name")
+        raise InvalidError(
+            f"[kv] {shown(name)} is no path: expected 1 to {_PATH_MAX - 1} bytes without NUL; "
+            "choose another"
+        )
     return name
 
 
