@@ -18,7 +18,7 @@ KvPlace = Literal["device", "host", "any"]
 OBJECTIVES: tuple[Objective, ...] = ("decode", "ttft", "total", "throughput")
 # Of the host's memory, left for what a process takes while it runs a plan: page tables, results,
 # buffers of loading, threads; interpreter and tokenizer are there before. SmolLM2-135M grew by
-# 5 MiB beyond its plan in a container. Where an accelerator takes part, for its driver, too.
+# 5 MiB of resident memory beyond its plan. Where an accelerator takes part, for its driver, too.
 LEAST_RESERVE_BYTES = 64 << 20
 MOST_RESERVE_BYTES = 512 << 20
 _RESERVE_SHARE = 16  # of the memory, between the two
