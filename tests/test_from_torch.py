@@ -110,3 +110,16 @@ def test_from_torch_with_a_tokenizer() -> None:
 def test_from_torch_refuses_what_is_no_module(module: Any) -> None:
     with pytest.raises(helm.InvalidError, match="from_torch"):
         helm.LLM.from_torch(module)
+
+
+def test_from_torch_refuses_what_lacks_the_parts_of_a_model() -> None:
+    for part in ("config", "generation_config"):
+        module = small_models.make_model("llama")
+        setattr(module, part, 3)
+        with pytest.raises(helm.InvalidError, match="expected a transformers model"):
+            helm.LLM.from_torch(module)
+    module = small_models.make_model("llama")
+    for state in (None, {"lm_head.weight": [1.0]}):
+        module.state_dict = lambda state=state: state
+        with pytest.raises(helm.InvalidError, match="expected a transformers model"):
+            helm.LLM.from_torch(module)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,14 +73,13 @@ def load_from_torch(
     module: Any, tokenizer: Tokenizer | str | os.PathLike[str] | None, options: LoadOptions
 ) -> LoadedModel:
     """Plans and loads a transformers model in memory."""
-    if not callable(getattr(module, "state_dict", None)) or not hasattr(module, "config"):
-        raise InvalidError(
-            f"[from_torch] expected a transformers model with a config and weights, got "
-            f"{type(module).__name__}; a folder or a Hugging Face id goes to helm.LLM(...)"
-        )
+    generation = getattr(module, "generation_config", None)
+    settings = [getattr(module, "config", None), *([] if generation is None else [generation])]
+    methods = [(module, "state_dict"), *((part, "to_dict") for part in settings)]
+    if not all(callable(getattr(holder, method, None)) for holder, method in methods):
+        raise _no_model(module)
     source = f"{type(module).__name__}.config"
     config = ModelConfig.from_dict(_config_dict(module), source)
-    generation = getattr(module, "generation_config", None)
     known = Reader({} if generation is None else generation.to_dict(), source, ConfigError)
     defaults = read_generation_defaults(known, f"{type(module).__name__}.generation_config", config)
     if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
@@ -108,6 +108,13 @@ def load_from_torch(
     return LoadedModel(engine, plan, weights.config, defaults, tokenizer, name, None, longest)
 
 
+def _no_model(module: Any) -> InvalidError:
+    return InvalidError(
+        f"[from_torch] expected a transformers model with a config and weights, got "
+        f"{type(module).__name__}; a folder or a Hugging Face id goes to helm.LLM(...)"
+    )
+
+
 def _longest(plan: Plan, options: LoadOptions) -> int:
     """The longest context that may be asked for: where nobody did, the CPU alone has taken all
     that memory holds."""
@@ -134,7 +141,10 @@ def _config_dict(module: Any) -> dict[str, Any]:
 def _state_dict(module: Any) -> dict[str, Tensor]:
     """The weights by name on the CPU and contiguous; only those that are not so are copied."""
     tensors = {}
-    for name, tensor in module.state_dict().items():
+    state = module.state_dict()
+    if not isinstance(state, Mapping) or not all(hasattr(t, "is_meta") for t in state.values()):
+        raise _no_model(module)
+    for name, tensor in state.items():
         if tensor.is_meta:
             raise InvalidError(
                 f"[from_torch] {name} has no data (it is on the meta device); load the module's "

@@ -196,10 +196,17 @@ class Arguments(Kind):
         call()
 
     def _from_torch(self, random: Random, folder: Path) -> None:
-        class Module:
-            """As far as from_torch looks at one."""
+        class Settings:
+            """As far as from_torch looks at a configuration."""
 
-            config: Any = odd.value(random)
+            def to_dict(self) -> Any:
+                valid = models.config_of("LlamaForCausalLM")
+                return valid if random.random() < 0.7 else odd.value(random)
+
+        class Module:
+            """As far as from_torch looks at a model."""
+
+            config: Any = random.choice((Settings(), Settings(), odd.value(random)))
             generation_config: Any = random.choice((None, odd.value(random)))
 
             def state_dict(self) -> Any:

@@ -42,7 +42,7 @@ def config_of(architecture: str) -> dict[str, Any]:
 
 def weights_of(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
     """Random f32 weights by name."""
-    shapes = build_graph(ModelConfig.from_dict(config), None).tensors
+    shapes = build_graph(ModelConfig.from_dict(config)).tensors
     generator = np.random.default_rng(seed)
     return {name: _noise(generator, name, shape) for name, shape in shapes.items()}
 

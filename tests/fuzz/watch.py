@@ -54,6 +54,10 @@ class Report:
     lock: Any = field(default_factory=threading.Lock, repr=False)
 
 
+class UnpreparedError(Exception):
+    """A kind cannot make what is valid: the fuzzer is at fault, or HELM refuses everything."""
+
+
 class Watched:
     """One process that takes inputs."""
 
@@ -66,7 +70,7 @@ class Watched:
         self._unread = b""
 
     def outcome(self, kind: str, index: int, limit_s: float) -> dict[str, Any]:
-        """What the worker answers, or how it ended."""
+        """What the worker answers, or how it ended. Raises UnpreparedError."""
         if self._given >= _INPUTS:
             self.end()
         if self._process is None:
@@ -80,14 +84,17 @@ class Watched:
             process.stdin.flush()
         except BrokenPipeError:
             return self._ended("before the input")
-        for limit in (_PREPARE_S, limit_s):
-            answer = self._answer(limit)
-            if answer is None:
-                if process.poll() is None:
-                    self.end()
-                    return {"outcome": "hang", "what": f"no answer in {limit:g} s", "detail": ""}
-                return self._ended("at the input" if limit == limit_s else "making what is valid")
-        return answer
+        if self._answer(_PREPARE_S) is None:
+            ended = "late" if process.poll() is None else self._ended("")
+            self.end()
+            raise UnpreparedError(f"{kind} cannot make what is valid: {ended}")
+        answer = self._answer(limit_s)
+        if answer is not None:
+            return answer
+        if process.poll() is not None:
+            return self._ended("at the input")
+        self.end()
+        return {"outcome": "hang", "what": f"no answer in {limit_s:g} s", "detail": ""}
 
     def _start(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="helm-fuzz-", dir=self._keep))
@@ -177,8 +184,10 @@ def run(
     keep: Path | None = None,
     tell: Tell = lambda _kind, _index, _outcome: None,
 ) -> Report:
-    """The same in several processes at once. keep: a folder for the files of inputs."""
+    """The same in several processes at once. keep: a folder for the files of inputs. Raises
+    UnpreparedError."""
     report, lock, source = Report(), threading.Lock(), iter(inputs)
+    failures: list[UnpreparedError] = []
 
     def take() -> Iterator[tuple[str, int]]:
         while True:
@@ -192,6 +201,8 @@ def run(
         watched = Watched(seed, keep)
         try:
             run_in(watched, take(), limits_s, report, tell)
+        except UnpreparedError as error:
+            failures.append(error)
         finally:
             watched.end()
 
@@ -200,6 +211,8 @@ def run(
         thread.start()
     for thread in threads:
         thread.join()
+    if failures:
+        raise failures[0]
     return report
 
 
