@@ -78,7 +78,7 @@ void bind_machine(nb::module_& m) {
       [](const nb::bytes& path, const nb::bytes& content) {
         const std::string to(path.c_str(), path.size());
         const std::string_view text(content.c_str(), content.size());
-        const nb::gil_scoped_release released;
+        const Released released;
         replace_file(to, text);
       },
       "path"_a, "content"_a,

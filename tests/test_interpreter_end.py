@@ -68,3 +68,10 @@ def test_a_daemon_thread_at_work_does_not_disturb_the_end(way: str, tmp_path: Pa
             timeout=60,
         )
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_bindings_let_go_of_the_gil_and_take_it_by_gil_h_alone() -> None:
+    for source in (Path(__file__).parent.parent / "python").glob("*.[ch]*"):
+        text = source.read_text()
+        assert "gil_scoped_" not in text, source
+        assert "nanobind/stl/function.h" not in text, source  # its functions take it, too
