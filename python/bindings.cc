@@ -165,31 +165,31 @@ void bind_engine(nb::module_& m) {
            "(done, total) bytes and may raise to cancel. threads = 0: as planned, fewer\n"
            "in decode beside busy programs. device: the plan's accelerator, see\n"
            "accelerator_info. cpus: the CPU on which each thread works, the caller's first; none: "
-           "wherever the system puts them."
+           "wherever the system puts them.")
       .def("check_process", &SharedEngine::check_process,
            "Raises InvalidError in a forked child, where no other call works either.")
       .def(
           "open",
           [](SharedEngine& s, int64_t capacity) {
-    return s.locked([&](Engine& engine) { return engine.open(capacity); });
+            return s.locked([&](Engine& engine) { return engine.open(capacity); });
           },
           "capacity"_a, "Opens a sequence of up to `capacity` positions; returns its id.")
       .def(
           "close",
           [](SharedEngine& s, SequenceId id) {
-    s.release([id](Engine& engine) { engine.close(id); });
+            s.release([id](Engine& engine) { engine.close(id); });
           },
           "sequence"_a, "Closes a sequence and frees its pages.")
       .def(
           "length",
           [](SharedEngine& s, SequenceId id) {
-    return s.read([&](const Engine& engine) { return engine.length(id); });
+            return s.read([&](const Engine& engine) { return engine.length(id); });
           },
           "sequence"_a, "Cached positions of a sequence.")
       .def(
           "truncate",
           [](SharedEngine& s, SequenceId id, int64_t length) {
-    s.locked([&](Engine& engine) { engine.truncate(id, length); });
+            s.locked([&](Engine& engine) { engine.truncate(id, length); });
           },
           "sequence"_a, "length"_a, "Forgets the positions from `length` on.")
       .def("forward", &forward, "sequence"_a, "tokens"_a, "all"_a = false,
@@ -198,7 +198,7 @@ void bind_engine(nb::module_& m) {
       .def(
           "count_op_times",
           [](SharedEngine& s, bool on) {
-    s.locked([&](Engine& engine) { engine.count_op_times(on); });
+            s.locked([&](Engine& engine) { engine.count_op_times(on); });
           },
           "on"_a, "Counts the time of the CPU's ops from zero (stats: cpu_ops), or no longer.")
       .def_prop_ro("lazy_memory", &lazy_memory,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from helm.machine import cpu_affinity, read_machine
 from helm.thread_choice import ThreadChoice
 
 _LONG_S = 30.0  # others may have the CPUs for a while
-_DECODE = {"max_tokens": 50, "temperature": 0, "ignore_eos": True}
+_DECODE = {"max_tokens": 20, "temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -39,33 +40,36 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thread_choice, "choose_here", lambda: ThreadChoice(2, (), "told so"))
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def busy() -> Iterator[None]:
-    """Every CPU has two other programs."""
-    loop = [sys.executable, "-c", "while True: pass"]
-    others = [subprocess.Popen(loop) for _ in range(2 * len(cpu_affinity()))]
-    yield
-    for process in others:
-        process.kill()
-        process.wait()
+    """Every CPU has another program."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in cpu_affinity()]
+    try:
+        yield
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
 
 
 def test_the_team_shrinks_beside_busy_programs(
-    two_threads: object, busy: object, module: transformers.LlamaForCausalLM
+    two_threads: object, module: transformers.LlamaForCausalLM
 ) -> None:
-    with helm.LLM.from_torch(module, device="cpu") as llm:
+    with (
+        helm.LLM.from_torch(module, device="cpu") as llm,
+        helm.LLM.from_torch(module, device="cpu", threads=2) as fixed,
+    ):
         assert llm.stats["threads"] == llm.stats["active_threads"] == 2
-        end = time.monotonic() + _LONG_S
-        seen = [llm.generate([1, 2], **_DECODE)]
-        while llm.stats["active_threads"] == 2 and time.monotonic() < end:
-            seen.append(llm.generate([1, 2], **_DECODE))
+        wanted = fixed.generate([1, 2], **_DECODE)
+        with busy():
+            end = time.monotonic() + _LONG_S
+            seen = [llm.generate([1, 2], **_DECODE)]
+            while llm.stats["active_threads"] == 2 and time.monotonic() < end:
+                seen.append(llm.generate([1, 2], **_DECODE))
+            fixed.generate([1, 2], **_DECODE)
         assert llm.stats["threads"] == 2
         assert llm.stats["active_threads"] == 1
         assert "1 of 2 threads" in summary_line(llm, seen[-1])
-    with helm.LLM.from_torch(module, device="cpu", threads=2) as fixed:
-        wanted = fixed.generate([1, 2], **_DECODE)
-        for _ in range(5):
-            fixed.generate([1, 2], **_DECODE)
         assert fixed.stats["active_threads"] == 2
         assert "threads" not in summary_line(fixed, wanted)
     assert {tuple(completion.tokens) for completion in seen} == {tuple(wanted.tokens)}
