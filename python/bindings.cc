@@ -122,6 +122,7 @@ nb::dict stats(SharedEngine& shared) {
   out["activations_bytes"] = s.activations_bytes;
   out["workspace_bytes"] = s.workspace_bytes;
   out["threads"] = s.threads;
+  out["active_threads"] = s.active_threads;
   out["cpus"] = s.cpus;
   out["isa"] = s.isa;
   out["copied_bytes"] = s.copied_bytes;
@@ -161,11 +162,10 @@ void bind_engine(nb::module_& m) {
            "Loads the plan's weights from files under `directory` or from `tensors` (name to\n"
            "contiguous CPU array, used in place when its dtype is the planned one). `progress` "
            "gets\n"
-           "(done, total) bytes and may raise to cancel. threads = 0: as planned. device: the "
-           "plan's\n"
-           "accelerator, see accelerator_info. cpus: the CPU on which each thread works, the "
-           "caller's\n"
-           "first; none: wherever the system puts them.")
+           "(done, total) bytes and may raise to cancel. threads = 0: as planned, fewer\n"
+           "in decode beside busy programs. device: the plan's accelerator, see\n"
+           "accelerator_info. cpus: the CPU on which each thread works, the caller's first; none: "
+           "wherever the system puts them.")
       .def("check_process", &SharedEngine::check_process,
            "Raises InvalidError in a forked child, where no other call works either.")
       .def(

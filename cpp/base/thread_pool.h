@@ -71,10 +71,22 @@ class ThreadPool {
   int size() const { return size_; }
   const std::vector<int>& cpus() const { return cpus_; }
 
-  // Runs work(team) on every member; the caller is member 0 and has the affinity that it came with
-  // when this returns, all being done. `work` must not throw. Calls must not overlap. Throws
-  // Error{kInvalid} in a forked child, where the other members are missing.
+  // From now on the first `active` members make the team, 1 to size(); the others sleep. Not while
+  // a run lasts.
+  void resize(int active) { active_ = active; }
+  int active() const { return active_; }
+
+  // Runs work(team) on every active member; the caller is member 0 and has the affinity that it
+  // came with when this returns, all being done. `work` must not throw. Calls must not overlap.
+  // Throws Error{kInvalid} in a forked child, where the other members are missing.
   void run(const std::function<void(Team&)>& work);
+
+  // What runs took since the last call of this: seconds of the caller, and seconds that members
+  // were at work without a CPU, in all, which a pool of one thread does not count.
+  struct Spent {
+    double run_s = 0, lost_s = 0;
+  };
+  Spent take_spent();
 
  private:
   friend class Team;
@@ -84,21 +96,31 @@ class ThreadPool {
     std::atomic<int64_t> taken{0};
   };
 
+  // Own cache line: the caller calls, the member counts what it has lost.
+  struct alignas(64) Member {
+    std::atomic<uint32_t> calls{0};  // runs that it took part in, the present one too
+    double lost_s = 0;
+  };
+
   int cpu_of(int worker) const {
     return static_cast<size_t>(worker) < cpus_.size() ? cpus_[static_cast<size_t>(worker)] : -1;
   }
   void stop();
+  void call(int worker);
   void member_loop(int worker);
-  void arrive_and_wait();
+  void work_as(int worker, const std::function<void(Team&)>& work);
+  void arrive_and_wait(int team);
 
   const Process process_;
   const int size_;
+  int active_;
   const std::vector<int> cpus_;     // by member
   PinnedThread* caller_ = nullptr;  // while a run lasts
   std::vector<std::thread> threads_;
   std::unique_ptr<Counter[]> counters_;  // [2, size]
+  std::unique_ptr<Member[]> members_;    // [size]
   const std::function<void(Team&)>* work_ = nullptr;
-  alignas(64) std::atomic<uint32_t> epoch_{0};  // counts calls of run()
+  double run_s_ = 0;
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<uint32_t> barrier_phase_{0};
   std::atomic<bool> stop_{false};

@@ -61,6 +61,7 @@ Engine::Impl::Impl(Plan plan, const EngineOptions& options)
       kernels_(cpu::select_kernels()),
       threads_(thread_count(plan_, options),
                checked_cpus(options.cpus, thread_count(plan_, options))),
+      team_size_(threads_.size(), options.threads == 0),
       start_(Clock::now()),
       cpu_(kernels_, threads_, &op_times_),
       cpu_account_(cpu_, kUnlimited),
@@ -125,6 +126,7 @@ EngineStats Engine::Impl::stats() const {
     stats.cpu_ops.push_back({op_kind_name(kind), times.runs, seconds});
   }
   stats.threads = threads_.size();
+  stats.active_threads = team_size_.size();
   stats.cpus = threads_.cpus();
   stats.isa = kernels_.name;
   stats.copied_bytes = static_cast<int64_t>(weights_.copied().size());

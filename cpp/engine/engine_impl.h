@@ -18,6 +18,7 @@
 #include "device/memory.h"
 #include "engine/kv_cache.h"
 #include "engine/pipeline.h"
+#include "engine/team_size.h"
 #include "engine/weights.h"
 #include "helm/engine.h"
 
@@ -66,6 +67,7 @@ class Engine::Impl {
   void make_room(std::span<const StepInput> inputs);
   void copy_last(KvSequence& target);
   void gather(std::span<const StepInput> inputs, StepRows& rows);
+  void size_team(const StepView& step);
   void check_pools() const;
   void make_way(StepOwner* owner);
   DeviceUse use_of(bool accelerator) const;
@@ -75,6 +77,8 @@ class Engine::Impl {
   Plan plan_;
   const cpu::KernelTable& kernels_;
   ThreadPool threads_;
+  TeamSize team_size_;    // of decode steps
+  bool decoded_ = false;  // in the step before
   std::chrono::steady_clock::time_point start_;
   cpu::OpTimes op_times_;
   cpu::CpuDevice cpu_;

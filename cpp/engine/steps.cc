@@ -3,6 +3,7 @@
 #include "engine/engine_impl.h"
 
 namespace helm {
+using Clock = std::chrono::steady_clock;
 
 void Engine::Impl::check_tokens(const StepInput& input) const {
   const KvSequence& target = sequence(input.sequence);
@@ -108,6 +109,15 @@ void Engine::Impl::gather(std::span<const StepInput> inputs, StepRows& rows) {
   }
 }
 
+// Prompts take all members: they meet so seldom there that one who is late costs little.
+void Engine::Impl::size_team(const StepView& step) {
+  const ThreadPool::Spent spent = threads_.take_spent();
+  if (decoded_) team_size_.ran(spent.run_s, spent.lost_s);
+  decoded_ = step.tokens() == static_cast<int64_t>(step.runs.size());
+  const double now_s = std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+  threads_.resize(decoded_ ? team_size_.next(step.tokens(), now_s) : threads_.size());
+}
+
 // Where KV overflows, any step must find room for what it writes: its new blocks, and the last one
 // of every sequence, which never leaves.
 void Engine::Impl::check_pools() const {
@@ -145,6 +155,7 @@ void Engine::Impl::submit(std::span<const StepInput> inputs, StepOwner* owner) {
   weights_.check_files(false);
   make_room(inputs);
   gather(inputs, pipeline_.rows());
+  size_team(pipeline_.rows().view());
   owner_ = owner;
   pipeline_.submit();
 }

@@ -10,6 +10,7 @@
 #include "base/affinity.h"
 #include "base/arena.h"
 #include "base/check.h"
+#include "base/thread_clocks.h"
 #include "base/thread_pool.h"
 #include "cpu/compression.h"
 #include "cpu/cpu_device.h"
@@ -29,24 +30,6 @@ using Clock = std::chrono::steady_clock;
 double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
-
-// What one thread has used and what has passed.
-struct Clocks {
-  double cpu_s = 0;
-  double wall_s = 0;
-
-  static Clocks now() {
-    timespec cpu{}, wall{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &cpu);  // exact only for the calling thread
-    clock_gettime(CLOCK_MONOTONIC, &wall);
-    return {seconds(cpu), seconds(wall)};
-  }
-
- private:
-  static double seconds(const timespec& t) {
-    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-  }
-};
 
 constexpr double kUndisturbed = 0.9;  // share of its time that the least served thread ran
 constexpr int64_t kWholeBlockTokens = 16;
@@ -89,13 +72,15 @@ struct Cpu {
 // Times `run`, in which all threads of the CPU take part.
 template <typename Run>
 void time_run(Cpu& cpu, ProbeTiming& timing, const Run& run) {
-  std::vector<Clocks> before(static_cast<size_t>(cpu.pool.size()));
-  std::vector<Clocks> after(before.size());
-  cpu.pool.run([&](Team& team) { before[static_cast<size_t>(team.worker())] = Clocks::now(); });
+  std::vector<ThreadClocks> before(static_cast<size_t>(cpu.pool.size()));
+  std::vector<ThreadClocks> after(before.size());
+  cpu.pool.run(
+      [&](Team& team) { before[static_cast<size_t>(team.worker())] = ThreadClocks::now(); });
   const Clock::time_point start = Clock::now();
   run();
   timing.run_s.push_back(since(start));
-  cpu.pool.run([&](Team& team) { after[static_cast<size_t>(team.worker())] = Clocks::now(); });
+  cpu.pool.run(
+      [&](Team& team) { after[static_cast<size_t>(team.worker())] = ThreadClocks::now(); });
   double busy = 1;
   for (size_t i = 0; i < before.size(); ++i) {
     busy =

@@ -45,7 +45,7 @@ class LLM(LoadedLLM):
     it, the "cpu" attends to them, or "auto", whichever is predicted faster. kv_vram_bytes: memory
     there that KV pages may take at most. watermark: once more than this share of that is in use
     (0.8), the oldest pages leave for host memory.
-    threads: None: as planned for this machine.
+    threads: always so many; None: as planned for this machine, fewer beside busy programs.
     prefix_cache: whether the KV of prompts that begin alike is computed once, within a call and for
     later ones; what is kept for those lies in pages that no other call wants.
     weights: "copied" to huge pages; "mapped" from the files, which starts at once and shares the

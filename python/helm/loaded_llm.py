@@ -70,6 +70,7 @@ class LoadedLLM:
     def stats(self) -> dict[str, Any]:
         """The engine's own account: bytes, threads, kernel tier, load time.
 
+        Of `threads`, `active_threads` decode; the others sleep while other programs are busy.
         `devices` lists the CPU and, if the plan uses one, the accelerator: what it is, which
         `units` it holds ("embedding", "blocks 0-3", ...), and bytes by purpose. `predicted` is
         the plan's decode rate in tokens/s, None for a plan made without a profile.

@@ -376,6 +376,7 @@ def _engine(
             plan.to_json(),
             directory,
             {name: tensor for name, tensor in tensors.items() if name in placed},
+            threads=options.threads or 0,
             progress=progress,
             device=device,
             cpus=cpus_to_pin(cpu_affinity(), plan.threads),

@@ -126,6 +126,23 @@ TEST_CASE("a stage gives on every device what it gives on the CPU, to the bit") 
   }
 }
 
+TEST_CASE("a stage gives the same with every part of its team, to the bit") {
+  const auto logits = [](int active, const helm::test::TinyShape& shape) {
+    helm::ThreadPool threads(3);
+    threads.resize(active);
+    const auto device = [&](int64_t) {
+      return std::make_unique<helm::cpu::CpuDevice>(helm::cpu::select_kernels(), threads);
+    };
+    return helm::test::stage_logits(device, shape);
+  };
+  for (const char* dtype : {"f32", "bf16"}) {
+    const helm::test::TinyShape shape{.kv_dtype = dtype, .weight_dtype = dtype};
+    const auto all = logits(3, shape);
+    CHECK(logits(2, shape) == all);
+    CHECK(logits(1, shape) == all);
+  }
+}
+
 TEST_CASE("a specification that makes no sense is refused by name") {
   for (const char* bad :
        {"", "gpu", "simulated", "sim:vram", "sim:vram=0", "sim:vram=-1GiB", "sim:vram=2Gibi",

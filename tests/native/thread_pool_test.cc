@@ -110,6 +110,46 @@ TEST_CASE("workers are numbered and all take part in every run") {
   }
 }
 
+TEST_CASE("a team that shrinks and grows has its members in every run, and no others") {
+  helm::ThreadPool pool(4);
+  for (int round = 0; round < 300; ++round) {
+    const int active = 1 + round * 7 % 4;
+    pool.resize(active);
+    std::vector<int> seen(4, 0);
+    std::vector<int> cells(100, 0);
+    pool.run([&](helm::Team& team) {
+      seen[static_cast<size_t>(team.worker())] += team.size();
+      for (int loop = 0; loop < 3; ++loop) {
+        team.parallel_for(100, 3, [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) ++cells[static_cast<size_t>(i)];
+        });
+        team.barrier();
+      }
+    });
+    for (int i = 0; i < 4; ++i) CHECK(seen[static_cast<size_t>(i)] == (i < active ? active : 0));
+    CHECK(std::all_of(cells.begin(), cells.end(), [](int count) { return count == 3; }));
+  }
+}
+
+TEST_CASE("a pool counts what its members lose to others") {
+  std::thread([] {
+    REQUIRE(helm::pin_thread(allowed_cpus().front()));
+    helm::ThreadPool pool(2);  // its threads inherit the one CPU, so each is the other's
+    const auto compute = [](helm::Team&) {
+      const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+      while (std::chrono::steady_clock::now() < end) {
+      }
+    };
+    pool.run(compute);
+    const helm::ThreadPool::Spent both = pool.take_spent();
+    CHECK(both.run_s > 0.09);
+    CHECK(both.lost_s > 0.05);
+    CHECK(both.lost_s < 2.2 * both.run_s);
+    CHECK(pool.take_spent().run_s == 0);
+    CHECK(pool.take_spent().lost_s == 0);
+  }).join();
+}
+
 TEST_CASE("a pool asked for fewer than one thread has one") {
   helm::ThreadPool pool(0);
   int runs = 0;
@@ -175,6 +215,18 @@ TEST_CASE("an idle pool uses next to no CPU time") {
   const double asleep =
       median_cpu_s(clocks, [] { std::this_thread::sleep_for(std::chrono::milliseconds(100)); });
   CHECK(asleep < 0.001);
+}
+
+TEST_CASE("members that have left the team sleep while others work") {
+  helm::ThreadPool pool(3);
+  const std::vector<clockid_t> clocks = clocks_of(pool);
+  pool.resize(1);
+  const std::vector<clockid_t> others(clocks.begin() + 1, clocks.end());
+  const double left = median_cpu_s(others, [&] {
+    for (int i = 0; i < 1000; ++i) pool.run([](helm::Team& team) { team.barrier(); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  });
+  CHECK(left < 0.001);
 }
 
 TEST_CASE("members that share a core hand it over at barriers") {

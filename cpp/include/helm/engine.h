@@ -32,7 +32,8 @@ struct TensorView {
 struct EngineOptions {
   std::string directory;                      // where the sources of the plan's tensors lie
   std::map<std::string, TensorView> tensors;  // tensors bound from memory, by name
-  int threads = 0;                            // 0: as planned
+  // Always so many. 0: as planned, fewer in decode while other programs make fewer faster.
+  int threads = 0;
   // While at work, thread i stays on CPU cpus[i], as far as the system allows, and the weights that
   // it reads are placed on its memory node; the thread that calls the engine is number 0 and gets
   // its affinity back after each call. Empty: the system moves threads as it likes.
@@ -77,6 +78,7 @@ struct EngineStats {
   int64_t crossings = 0;           // of activations between devices, per step
   std::vector<OpTime> cpu_ops;     // as counted since count_op_times(true)
   int threads = 0;
+  int active_threads = 0;    // of them, those that decode
   std::vector<int> cpus;     // of the threads; empty: as the system likes
   std::string isa;           // kernel tier
   int64_t copied_bytes = 0;  // of the CPU's weights, those copied to the arena

@@ -42,7 +42,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--context", type=int, metavar="N", help="positions for prompt and output (the model's)"
     )
     add_dtypes(group)
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (as planned)")
+    group.add_argument(
+        "--threads", type=int, metavar="N", help="CPU threads (as planned, fewer beside others)"
+    )
     add_weights(group)
     group.add_argument("-q", "--quiet", action="store_true", help="no plan line, no summary")
     machine = parser.add_argument_group("machine")
@@ -331,7 +333,8 @@ def say_plan(llm: LLM) -> None:
 
 
 def summary_line(llm: LLM, completion: Completion, restored: int = 0) -> str:
-    """What was reached: prompt tokens/s, time to first token, decode tokens/s, bandwidth.
+    """What was reached: prompt tokens/s, time to first token, decode tokens/s, bandwidth,
+    and threads where not all decode.
 
     restored: tokens of a KV cache that was loaded from a file for this.
     """
@@ -350,6 +353,9 @@ def summary_line(llm: LLM, completion: Completion, restored: int = 0) -> str:
         parts += [decode, f"{t.decode_bytes_per_s / 1e9:,.2f} GB/s"]
     else:
         parts.append(decode)
+    stats = llm.stats
+    if stats["active_threads"] < stats["threads"]:
+        parts.append(f"{stats['active_threads']} of {_threads(stats['threads'])}: others are busy")
     parts.append(completion.finish_reason)
     return f"[{' | '.join(parts)}]"
 
