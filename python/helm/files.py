@@ -88,10 +88,10 @@ def read_file(
     return data
 
 
-def decoded(text: str | bytes) -> str:
+def decoded(text: str | bytes | bytearray) -> str:
     """UTF-8, or UTF-16 that begins with its byte order mark, without the mark. Raises
     UnicodeDecodeError."""
-    if isinstance(text, bytes):
+    if not isinstance(text, str):
         text = text.decode("utf-16" if text.startswith(_UTF16) else "utf-8")
     return text.removeprefix("\ufeff")
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from helm.arguments import shown
 from helm.errors import CheckpointError, HelmError
 from helm.files import MOST_BYTES, decoded, read_file
 
@@ -24,7 +25,7 @@ _RENAMED = {"input": "in"}
 _MAX_INTEGER = 2**62
 
 
-def parse(text: str | bytes, subject: str, error: type[HelmError]) -> Reader:
+def parse(text: str | bytes | bytearray, subject: str, error: type[HelmError]) -> Reader:
     """Parses `text`, which may begin with a byte order mark; rejects duplicate keys, NaN and
     infinities with `error` naming `subject`."""
 
@@ -39,6 +40,8 @@ def parse(text: str | bytes, subject: str, error: type[HelmError]) -> Reader:
     def constant(name: str) -> NoReturn:
         raise ValueError(f"{name} is not a JSON number")
 
+    if not isinstance(text, (str, bytes, bytearray)):
+        raise error(f"[{subject}] expected JSON text, got {shown(text)}")
     try:
         value = json.loads(decoded(text), object_pairs_hook=unique, parse_constant=constant)
     except (ValueError, RecursionError) as reason:
