@@ -35,6 +35,30 @@ DType dtype_of(const std::string& name, const nb::dlpack::dtype& dtype) {
   throw Error(ErrorKind::kInvalid, "[load] tensor \"" + name + "\" is not f32, f16 or bf16");
 }
 
+// Buffers of several dimensions without strides, as numpy's datetimes are, which nanobind would
+// read all the same.
+bool lacks_strides(nb::handle value) {
+  Py_buffer buffer{};
+  if (PyObject_CheckBuffer(value.ptr()) == 0) return false;
+  if (PyObject_GetBuffer(value.ptr(), &buffer, PyBUF_RECORDS_RO) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  const bool lacks = buffer.ndim > 0 && buffer.strides == nullptr;
+  PyBuffer_Release(&buffer);
+  return lacks;
+}
+
+// `value` as an Array; TypeError, saying what was expected, for what is none.
+template <typename Array>
+Array array_of(nb::handle value, const std::string& expected) {
+  Array array;
+  if (lacks_strides(value) || !nb::try_cast(value, array)) {
+    throw nb::type_error((expected + ", got " + Py_TYPE(value.ptr())->tp_name).c_str());
+  }
+  return array;
+}
+
 TensorView view_of(const std::string& name, const AnyArray& array) {
   TensorView view;
   view.data = array.data();
@@ -55,15 +79,18 @@ std::shared_ptr<SharedEngine> make_engine(const std::string& plan,
   options.cpus = std::move(cpus);
   options.device = device;
   for (const auto& [key, value] : tensors) {
-    const auto name = nb::cast<std::string>(key);
-    options.tensors.emplace(name, view_of(name, nb::cast<AnyArray>(value)));
+    std::string name;
+    if (!nb::try_cast(key, name)) throw nb::type_error("[load] names of tensors must be text");
+    const std::string expected = "[load] tensor \"" + name + "\" must be a contiguous CPU array";
+    options.tensors.emplace(name, view_of(name, array_of<AnyArray>(value, expected)));
   }
   options.progress = interruptible(progress);
   const Released released;
   return std::make_shared<SharedEngine>(Plan::from_json(plan), std::move(options));
 }
 
-nb::object forward(SharedEngine& shared, SequenceId sequence, const TokenArray& tokens, bool all) {
+nb::object forward(SharedEngine& shared, SequenceId sequence, nb::handle given, bool all) {
+  const auto tokens = array_of<TokenArray>(given, "[engine] tokens must be an int32 array [n]");
   const auto vocab = static_cast<size_t>(shared.plan().vocab_size);
   const std::span<const int32_t> ids(tokens.data(), tokens.size());
   auto* logits = new std::vector<float>();

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helm.errors import TokenizerError
+from helm.errors import InvalidError, TokenizerError
 from helm.tokenizer import Tokenizer
 from small_tokenizers import byte_level, save, sentencepiece
 
@@ -130,6 +130,9 @@ def test_a_vocabulary_beyond_the_models_is_refused(tmp_path: Path) -> None:
     Tokenizer.from_directory(tmp_path, size)
     with pytest.raises(TokenizerError, match=f"ids up to {size - 1}.*vocabulary has {size - 1}"):
         Tokenizer.from_directory(tmp_path, size - 1)
+    for odd in (decimal.Decimal("NaN"), 0, True, "360", 360.0):
+        with pytest.raises(InvalidError, match="vocab_size must be an integer"):
+            Tokenizer.from_directory(tmp_path, odd)
 
 
 def test_special_tokens_are_read_as_strings_and_as_objects(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helm.added_tokens import read_object, read_stated_tokens
-from helm.arguments import short, shown, token_ids
+from helm.arguments import count, short, shown, token_ids
 from helm.chat_template import ChatTemplates, read_templates
 from helm.detokenizer import Detokenizer
 from helm.errors import InvalidError, TokenizerError, printable
@@ -71,7 +71,8 @@ class Tokenizer:
         stated.add_to(backend)
         tokenizer = cls(backend, stated.special, read_templates(directory, config))
         if vocab_size is not None:
-            tokenizer._check_vocabulary(vocab_size, path)
+            rows = count(vocab_size, "[tokenizer] vocab_size")
+            tokenizer._check_vocabulary(rows, path)
         return tokenizer
 
     def _check_vocabulary(self, vocab_size: int, path: Path) -> None:

@@ -158,7 +158,7 @@ class Shards(Kind):
 
 def _plain(path: Path) -> bool:
     """Whether a file is one of the origin's, not what mutate.file puts in its place."""
-    return path.exists() and not path.is_symlink() and 0 < path.stat().st_size < 1 << 20
+    return path.is_file() and not path.is_symlink() and 0 < path.stat().st_size < 1 << 20
 
 
 def _parsed(path: Path) -> Any:

@@ -48,7 +48,7 @@ class NativeCalls(Kind):
 
     def run(self, random: Random, folder: Path) -> None:
         engine = self._engine(random.choice((0, 0, 1)))
-        program = Program(random, engine, folder)
+        program = Program(random, engine, folder, self._plans[0])
         for _ in range(random.choice((3, 10, 30))):
             program.step()
         program.forget()
@@ -68,9 +68,10 @@ class NativeCalls(Kind):
 class Program:
     """What a program holds, and one more call of it."""
 
-    def __init__(self, random: Random, engine: Any, folder: Path) -> None:
+    def __init__(self, random: Random, engine: Any, folder: Path, plan: str) -> None:
         self._random = random
         self._engine = engine
+        self._plan = plan
         self._file = str(folder / "x.kv")
         self.sequences: list[int] = []
         self._generations: list[Any] = []
@@ -89,7 +90,7 @@ class Program:
             self._open, self._open, self._close, self._forward, self._forward, self._truncate,
             self._length, self._generation, self._generation, self._advance, self._advance,
             self._cancel, self._timings, self._cache, self._keep, self._files, self._drop,
-            self._stats,
+            self._stats, self._engine_of_tensors,
         )  # fmt: skip
         try:
             self._random.choice(calls)()
@@ -131,6 +132,10 @@ class Program:
         holder = self._random.choice((self._engine, *self._caches))
         holder.close(self._sequence())
 
+    def _engine_of_tensors(self) -> None:
+        name = self._random.choice(("model.norm.weight", "absent", 3))
+        _helm.Engine(self._plan, "", {name: odd.value(self._random)}, threads=1)
+
     def _forward(self) -> None:
         rows = self._engine.forward(self._sequence(), self._tokens(), self._random.random() < 0.5)
         sensible(rows.ndim == 2 and rows.shape[1] == models.VOCAB, f"logits {rows.shape}")
@@ -170,7 +175,8 @@ class Program:
         if self._generations:
             seconds = self._random.choice((0.0, 0.0, 0.001, -1.0, float("nan"), 1e-300))
             for token in self._random.choice(self._generations).advance(seconds):
-                sensible(0 <= token.id < models.VOCAB, f"token {token.id}")
+                failed = token.finish == "error" and token.id == -1
+                sensible(failed or 0 <= token.id < models.VOCAB, f"token {token.id}")
 
     def _cancel(self) -> None:
         if self._generations:

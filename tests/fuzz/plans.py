@@ -15,6 +15,7 @@ from fuzz import models, mutate
 from fuzz.checkpoints import ARCHITECTURES
 from fuzz.kind import Kind, sensible, tokens_are_sensible
 from helm import _helm
+from helm.errors import CapacityError
 from helm.plan_format import Plan
 
 PROMPT = [3, 17, 99, 130, 0, 42, 42, 7]
@@ -83,7 +84,10 @@ class NativePlan(Kind):
         generation = _helm.Generation(engine, [_helm.Request(prompt=PROMPT, max_tokens=3)])
         tokens: list[int] = []
         while not generation.done:
-            tokens += [token.id for token in generation.advance(0.0)]
+            for token in generation.advance(0.0):
+                if token.finish == "error":  # there is no room for its pages, say
+                    raise CapacityError("the request failed alone")
+                tokens.append(token.id)
         tokens_are_sensible(tokens, 3, logits.shape[1])
 
 

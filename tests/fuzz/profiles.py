@@ -19,6 +19,7 @@ class ProfileFile(Kind):
     """A profile file, read and planned with."""
 
     name = "profile"
+    limit_s = 10.0  # a search is no small thing
     inputs = 1100
 
     def __init__(self, folder: Path) -> None:

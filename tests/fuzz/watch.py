@@ -168,7 +168,7 @@ def run_in(
         outcome = watched.outcome(kind, index, limit_s)
         if outcome["outcome"] == "hang":  # or the machine had other things to do
             again = watched.outcome(kind, index, limit_s * _ALONE)
-            if again.get("seconds", limit_s) < limit_s:
+            if again.get("cpu_s", limit_s) < limit_s:
                 outcome = again
             else:
                 outcome["outcome"] = "finding"

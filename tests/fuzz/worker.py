@@ -70,10 +70,11 @@ class Worker:
         """Runs an input: "accepted" or "refused", or "finding" with what happened."""
         kind = self._kinds[name]
         folder = Path(tempfile.mkdtemp(prefix=f"{name}-{index}-", dir=self._folder))
-        before, start = resident_bytes("VmRSS"), time.monotonic()
+        before, start, cpu = resident_bytes("VmRSS"), time.monotonic(), time.process_time()
         forget_peak()
         outcome = _run(kind, Random(f"{self._seed} {name} {index}"), folder)
         outcome["seconds"] = time.monotonic() - start
+        outcome["cpu_s"] = time.process_time() - cpu
         for what, field in (("took", "VmHWM"), ("left behind", "VmRSS")):
             grown = resident_bytes(field) - before
             if grown > MOST_BYTES and outcome["outcome"] != "finding":
