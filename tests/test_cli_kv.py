@@ -96,6 +96,14 @@ def test_a_file_in_the_home_folder_is_saved_there(tmp_path: Path) -> None:
 LONG = ("--max-tokens", "400", "--temperature", "1.5", "--seed", "3")
 
 
+@pytest.fixture(autouse=True)
+def _hears_sighup() -> Iterator[None]:
+    """Also where the tests run under nohup, whose children ignore it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @contextmanager
 def started(*arguments: str, **options: Any) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
     """The command with pipes, and what it writes; it does not outlive the block."""
