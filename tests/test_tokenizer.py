@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import random
 from pathlib import Path
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <deque>
 #include <exception>
 #include <limits>
@@ -12,7 +11,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "engine/sampler.h"
+#include "engine/active_request.h"
 #include "helm/prefix_cache.h"
 
 namespace helm {
@@ -23,29 +22,6 @@ using Clock = std::chrono::steady_clock;
 double seconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
-
-// A request on its way.
-struct Active {
-  enum class State : uint8_t { kWaiting, kRunning, kEnding, kDone };
-
-  Active(const Plan& plan, Request spec)
-      : request(std::move(spec)), sampler(request.sampling, plan.vocab_size, request.prompt) {}
-
-  Request request;
-  Sampler sampler;
-  State state = State::kWaiting;
-  SequenceId sequence = -1;
-  std::vector<int32_t> pending;  // tokens not yet submitted: the rest of the prompt or the last
-  size_t fed = 0;                // of the pending ones, how many the step being planned takes
-  int64_t generated = 0;
-  size_t group = 0;  // of the decoding requests; the requests of a group share their steps
-  RequestTimings timings;
-  std::exception_ptr failure;  // of this request alone
-
-  bool decoding() const { return state == State::kRunning && generated > 0; }
-  Clock::time_point admitted;
-  Clock::time_point first_token;
-};
 
 }  // namespace
 
@@ -109,7 +85,6 @@ class Generation::Impl : public StepOwner {
 
  private:
   void check(const Request& request, size_t index) const;
-  int64_t capacity(const Request& request) const;
   bool prefix_is_coming(const Request& request) const;
   bool open(Active& active, bool alone);
   void admit();
@@ -173,13 +148,6 @@ void Generation::Impl::check(const Request& request, size_t index) const {
   check_sampling(request.sampling, where);
 }
 
-// Positions that a request may come to hold; the last sampled token is never cached.
-int64_t Generation::Impl::capacity(const Request& request) const {
-  const int64_t context = engine_.plan().limits.context;
-  const auto prompt = static_cast<int64_t>(request.prompt.size());
-  return request.max_tokens > context - prompt ? context : prompt + request.max_tokens - 1;
-}
-
 void Generation::Impl::release(Active& active) {
   if (active.request.sequence >= 0) return;
   if (prefixes_ == nullptr) return engine_.close(active.sequence);
@@ -204,7 +172,7 @@ bool Generation::Impl::prefix_is_coming(const Request& request) const {
 // Gives the request a sequence; false if it must wait for room.
 bool Generation::Impl::open(Active& active, bool alone) {
   const Request& request = active.request;
-  const int64_t wanted = capacity(request);
+  const int64_t wanted = capacity_of(request, engine_.plan().limits.context);
   int64_t cached = request.cached;
   // When nothing is running that could make room, let open() say why it cannot.
   if (request.sequence >= 0) {
