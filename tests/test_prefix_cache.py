@@ -314,7 +314,7 @@ def test_only_a_file_is_replaced_or_read(tmp_path: Path) -> None:
                 llm.load_kv(tmp_path / name)
         assert (tmp_path / "pipe").is_fifo()
         for call in (llm.save_kv, llm.load_kv):
-            with pytest.raises(helm.InvalidError, match="can name no file"):
+            with pytest.raises(helm.InvalidError, match="NUL"):
                 call(f"{tmp_path}/a\0b")
         assert sorted(os.listdir(tmp_path)) == ["folder", "link", "pipe"]
 
