@@ -128,6 +128,9 @@ def test_every_file_is_heeded_though_one_is_newer(tmp_path: Path) -> None:
         ({"added_tokens": {TURN: -1}}, "-1 is not a token id"),
         ({"added_tokens": {TURN: 10**400}}, "is not a token id"),
         ({"added_tokens": [TURN]}, "expected an object"),
+        ({"added_tokens": {"\ud800": 9}}, "is no valid Unicode text"),
+        ({"special_tokens_map": {"eos_token": "a\ud800"}}, "is no valid Unicode text"),
+        ({"config": {"additional_special_tokens": ["\udfff"]}}, "is no valid Unicode text"),
     ],
 )  # fmt: skip
 def test_ids_that_do_not_come_out_right_are_refused(

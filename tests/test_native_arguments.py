@@ -12,7 +12,7 @@ from helm import _helm
 
 NO_TOKENS = [
     np.datetime64("NaT"), np.timedelta64(3), np.array(3, np.int32), np.zeros((2, 2), np.int32),
-    np.array([1, 2], np.object_), np.str_("a"), "text", b"bytes", [1, 2], None, 3,
+    np.array([1, 2], np.object_), np.str_("a"), "text", b"bytes", [1, 2], 3,
 ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helm.errors import TokenizerError
+from helm.errors import TokenizerError, printable
 from helm.files import present, read_text
 from helm.jsonio import parse
 
@@ -131,6 +131,11 @@ def _token(
 ) -> tokenizers.AddedToken:
     from tokenizers import AddedToken
 
+    if printable(content) != content:
+        raise TokenizerError(
+            f"[tokenizer] {printable(where)}: the token {printable(content)!r} is no valid Unicode "
+            "text; download the tokenizer's files again"
+        )
     flags = {name: entry[name] for name in _FLAGS if entry.get(name) is not None}
     for name, flag in flags.items():
         if not isinstance(flag, bool):

@@ -25,12 +25,14 @@ class Kind(ABC):
     """One kind of input. An object serves many inputs of one process, one after the other.
 
     refusals: the exceptions by which HELM may refuse an input. limit_s: how long one may take.
-    inputs: how many belong to the full form.
+    most_bytes: of resident memory that one may take, or leave behind. inputs: how many belong to
+    the full form.
     """
 
     name: ClassVar[str]
     refusals: ClassVar[tuple[type[Exception], ...]] = (HelmError,)
     limit_s: ClassVar[float] = 5.0
+    most_bytes: ClassVar[int] = 1 << 30
     inputs: ClassVar[int]
 
     @abstractmethod

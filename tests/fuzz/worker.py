@@ -23,7 +23,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-MOST_BYTES = 1 << 30  # of resident memory that one input may take, or leave behind
 _PR_SET_PDEATHSIG = 1
 MOST_ADDRESSES = 4 << 30  # of address space beyond what HELM itself takes
 
@@ -77,7 +76,7 @@ class Worker:
         outcome["cpu_s"] = time.process_time() - cpu
         for what, field in (("took", "VmHWM"), ("left behind", "VmRSS")):
             grown = resident_bytes(field) - before
-            if grown > MOST_BYTES and outcome["outcome"] != "finding":
+            if grown > kind.most_bytes and outcome["outcome"] != "finding":
                 what = f"memory: {grown >> 20} MiB {what}"
                 outcome.update(outcome="finding", what=what, detail="")
         if not keep:
