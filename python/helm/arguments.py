@@ -25,9 +25,9 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
-def short(name: str) -> str:
-    """A name or path in a message."""
-    return name if len(name) <= 255 else f"{name[:40]}..."
+def short(name: str, most: int = 255) -> str:
+    """A name in a message; of a path to a file more may be needed."""
+    return name if len(name) <= most else f"{name[:40]}..."
 
 
 def is_integer(value: object) -> TypeGuard[SupportsInt]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from helm.arguments import short
 from helm.errors import CheckpointError, HelmError
 
 MOST_BYTES = 64 << 20
@@ -68,7 +69,7 @@ def open_file(
 
 def _unreadable(path: Path, reason: Exception, error: type[HelmError], place: str) -> HelmError:
     why = getattr(reason, "strerror", None) or reason
-    return error(f"[{place}] cannot read {path}: {why}")
+    return error(f"[{place}] cannot read {short(str(path), 1000)}: {why}")
 
 
 def read_file(
