@@ -49,7 +49,7 @@ class Container(Kind):
     def run(self, random: Random, folder: Path) -> None:
         limit = int(_LEAST_BYTES * (_MOST_BYTES / _LEAST_BYTES) ** random.random())
         work = random.choice(("logits", "logits", "batch", "logprobs", "generate"))
-        options = [f"context={random.choice((256, 2048, 16_384))}"]
+        options = [f"context={random.choice((256, 2048, 8192))}"]
         options.append(f"weights={random.choice(('auto', 'copied', 'mapped', 'compressed'))}")
         options.append(f"kv_dtype={random.choice(('auto', 'f32', 'i8'))}")
         program = [sys.executable, "-m", "fuzz.programs", "contained", str(self._model)]

@@ -46,15 +46,16 @@ def contained(folder: str, work: str, options: str) -> None:
     given = dict(option.split("=") for option in options.split(",") if option)
     context = int(given.pop("context", 256))
     with helm.LLM(folder, threads=2, context=context, **given) as llm:
+        prompt = min(1024, llm.context // 2)
         if work == "logits":
             rows = llm.logits([1] * llm.context)
             assert rows.shape == (llm.context, llm.vocab_size)
         elif work == "batch":
-            llm.generate([[i] * (llm.context // 2) for i in range(1, 9)], max_tokens=8)
+            llm.generate([[i] * prompt for i in range(1, 9)], max_tokens=8)
         elif work == "logprobs":
             llm.generate([1] * 8, max_tokens=64, logprobs=500, ignore_eos=True)
         else:
-            llm.generate([1] * (llm.context // 2), max_tokens=8)
+            llm.generate([1] * prompt, max_tokens=8)
     print("done", flush=True)
 
 
