@@ -120,7 +120,7 @@ def bench(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_shows_where_the_time_goes():
-    run = bench("--rounds", "1", "--output", "4", "--ops")
+    run = bench("--rounds", "1", "--output-tokens", "4", "--ops")
     assert "% of the machine's read ceiling" in run.stdout
     assert re.search(r"^weights (copied|mapped): .* on huge pages$", run.stdout, re.M)
     for word in ("decode step", "prefill", "linear", "attention", "rest", "of f32 peak"):
@@ -128,7 +128,9 @@ def test_the_command_shows_where_the_time_goes():
 
 
 def test_the_command_as_json():
-    run = bench("--rounds", "2", "--prompt", "30", "--output", "4", "--batch", "2", "--json")
+    run = bench(
+        "--rounds", "2", "--prompt-tokens", "30", "--output-tokens", "4", "--batch", "2", "--json"
+    )
     report = json.loads(run.stdout)
     assert report["load"] == {"prompt": 30, "output": 4, "batch": 2}
     assert len(report["decode_tokens_per_s"]) == 2
@@ -136,5 +138,5 @@ def test_the_command_as_json():
 
 
 def test_the_command_refuses_what_does_not_fit():
-    run = bench("--prompt", "100000", status=2)
+    run = bench("--prompt-tokens", "100000", status=2)
     assert "error: [bench] prompt is 100000" in run.stderr

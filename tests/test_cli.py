@@ -161,7 +161,7 @@ def test_usage_errors_and_help() -> None:
         (["run", "--max-tokens", "many"], "--max-tokens: invalid int value", " run"),
         (["run", "bundled", "The dog", "--warm"], "unrecognized arguments: --warm", " run"),
         (["run", "bundled", "-q", "The dog", "barks"], "unrecognized arguments: barks", " run"),
-        (["chat", "bundled", "-q", "Hello"], "unrecognized arguments: Hello", " chat"),
+        (["chat", "bundled", "-q", "Hello", "you"], "unrecognized arguments: you", " chat"),
     ):
         (line,) = helm(*arguments, status=2).stderr.splitlines()
         assert re.fullmatch(rf"error: .*{re.escape(message)}.*; see helm-llm{command} --help", line)
@@ -201,7 +201,7 @@ def test_run_on_a_terminal(endless: Path) -> None:
     with Terminal(["run", "--max-tokens", "8"]) as terminal:
         terminal.wait_for(r"\[plan: bundled.*Once upon a time.*\[prompt \d+ tokens")
         assert terminal.status() == 0
-    with Terminal(["run", str(endless), "Once", "--max-tokens", "16000"]) as terminal:
+    with Terminal(["run", str(endless), "--raw", "Once", "-n", "16000"]) as terminal:
         terminal.wait_for(r"\[plan.*Once.{20}")
         terminal.type("\x03")
         terminal.wait_for(r"cancelled\]")
@@ -234,7 +234,16 @@ def test_run_json_says_what_lies_where(endless: Path, fast: str) -> None:
     base = ["run", str(endless), "The dog", "--max-tokens", "6", "--json"]
     alone = json.loads(helm(*base, "--device", "cpu").stdout)
     assert [use["device"] for use in alone["devices"]] == ["cpu"]
-    work = ["--context", "512", "--prompt", "64", "--output", "16", "--objective", "decode"]
+    work = [
+        "--context",
+        "512",
+        "--prompt-tokens",
+        "64",
+        "--output-tokens",
+        "16",
+        "--objective",
+        "decode",
+    ]
     shared = json.loads(helm(*base, *work, "--device", "sim:vram=620MiB", "--profile", fast).stdout)
     cpu, own = shared["devices"]
     assert (cpu["kind"], own["kind"]) == ("cpu", "sim")

@@ -69,7 +69,7 @@ def test_chat_goes_on_with_a_saved_conversation(tmp_path: Path) -> None:
 
 def test_what_cannot_be_loaded_or_saved_is_said_at_once(tmp_path: Path) -> None:
     text = str(tmp_path / "text.kv")
-    helm("run", "bundled", STORY, "--save-kv", text, "--quiet", *GREEDY)
+    helm("run", "bundled", "--raw", STORY, "--save-kv", text, "--quiet", *GREEDY)
     (tmp_path / "no.kv").write_text("not a cache")
     os.mkfifo(tmp_path / "pipe")
     for arguments, message in (

@@ -96,9 +96,9 @@ def test_every_objective_is_best_at_itself(objective: str) -> None:
 
 def test_options_reach_the_plan() -> None:
     found = helm_json(
-        LLAMA, "--profile", "thesis-3090", "--ram", "300GB", "--vram", "10GiB", "--prompt", "100",
-        "--output", "20", "--batch", "2", "--context", "1000", "--dtype", "f16", "--kv-dtype",
-        "f32",
+        LLAMA, "--profile", "thesis-3090", "--ram", "300GB", "--vram", "10GiB",
+        "--prompt-tokens", "100", "--output-tokens", "20", "--batch", "2", "--context", "1000",
+        "--dtype", "half", "--kv-dtype", "float32",
     )  # fmt: skip
     assert found["workload"] == {
         "prompt": 100, "output": 20, "batch": 2, "context": 1000, "objective": "total",
@@ -178,7 +178,7 @@ def test_a_model_too_large_says_what_is_missing_where() -> None:
         ((QWEN, "--profile", "thesis-4060", "--context", "0"), "context is 0"),
         ((QWEN, "--profile", "thesis-4060", "--context", "99999"), "the model allows 1 to 40960"),
         ((QWEN, "--profile", "thesis-4060", "--batch", "0"), "batch is 0; expected 1 to 4096"),
-        ((QWEN, "--profile", "thesis-4060", "--prompt", "0"), "prompt is 0; expected 1 to"),
+        ((QWEN, "--profile", "thesis-4060", "--prompt-tokens", "0"), "prompt is 0; expected 1 to"),
         ((QWEN, "--profile", "thesis-4060", "--plot", "plan.gif"), "ending in .png"),
         ((QWEN, "--profile", "thesis-4060", "--plot", "/absent/x.png"), "cannot write to /absent"),
         (("/absent/config.json", "--profile", "thesis-4060"), "does not exist"),

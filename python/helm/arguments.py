@@ -55,6 +55,12 @@ def check_call(value: object, what: str, call: str) -> None:
         raise InvalidError(f"{what} must be callable as {call}, got {shown(value)}")
 
 
+def check_flag(value: object, what: str) -> None:
+    """InvalidError unless it is True or False."""
+    if not isinstance(value, bool):
+        raise InvalidError(f"{what} must be True or False, got {shown(value)}")
+
+
 def items_of(value: Any) -> Sequence[Any] | None:
     """Those of a list, numpy array or torch tensor; None for what is no list, text among it."""
     if isinstance(value, (str, bytes, bytearray, memoryview, Mapping)):

@@ -6,13 +6,17 @@ import argparse
 import errno
 import importlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from helm.commands.ending import drop_unwritable
+from helm.commands.options import settle
+from helm.commands.parser import Parser
+from helm.commands.shell_completion import add_print_completion
 from helm.errors import HelmError, OutOfMemoryError
+from helm.familiar import option
 
 # Each is a module of helm.commands with HELP, EPILOG, add_arguments(parser) and run(args) -> int.
 COMMANDS = ("run", "chat", "plan", "profile", "bench", "doctor")
@@ -20,15 +24,16 @@ COMMANDS = ("run", "chat", "plan", "profile", "bench", "doctor")
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
+_LONG = re.compile(r"-{1,2}[a-z][a-z_-]+")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 EPILOG = """examples:
-  helm-llm run                                    the bundled model, offline
-  helm-llm run Qwen/Qwen3-0.6B "Water boils at"   a model from the Hugging Face hub
-  helm-llm chat ./my-model                        a local folder, many turns
-  helm-llm profile                                measure this machine once
-  helm-llm plan Qwen/Qwen3-8B --profile thesis-4060   how fast it would be on that machine
-  helm-llm doctor                                 what this machine offers
+  helm-llm run                                  the bundled model, offline
+  helm-llm run Qwen/Qwen3-0.6B "Why is it?"     a model of the Hugging Face hub
+  cat f | helm-llm run ./my-model "Summarise."  with what is piped in
+  helm-llm chat ./my-model                      a local folder, many turns
+  helm-llm plan Qwen/Qwen3-8B                   where it would run, how fast
+  helm-llm help run                             the options of a command
 """
 
 
@@ -42,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except HelmError as error:
-        _say_error(str(error))
+        say_error(str(error))
         return EXIT_FAILURE if isinstance(error, OutOfMemoryError) else EXIT_BAD_INPUT
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -50,52 +55,59 @@ def main(argv: Sequence[str] | None = None) -> int:
         drop_unwritable()
         return 0
     except OSError as error:
-        _say_error(_os_error(error))
+        say_error(_os_error(error))
         return EXIT_FAILURE
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The arguments of the command line; ends the process with one line where they are wrong."""
-    args, rest = build_parser().parse_known_args(argv)
+    parser = build_parser()
+    args, rest = parser.parse_known_args(_own_names(sys.argv[1:] if argv is None else argv))
+    if args.command == "help":
+        parser.parse_args([*([] if args.topic is None else [args.topic]), "--help"])
     if rest and getattr(args, "prompt", "") is None:
         # argparse looks for MODEL and PROMPT in the same place only, between two options.
-        late = _Parser(add_help=False)
+        late = Parser()
         late.add_argument("prompt", nargs="?")
         args, rest = late.parse_known_args(rest, args)
     if rest:
-        args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        args.parser.error(f"unrecognized arguments: {' '.join(rest)}{args.parser.closest(rest[0])}")
+    settle(args)
     return args
 
 
-def build_parser() -> argparse.ArgumentParser:
+def _own_names(argv: Sequence[str]) -> list[str]:
+    """The arguments with HELM's options in place of other engines'."""
+    ours = list(argv)
+    for index, argument in enumerate(ours[: ours.index("--") if "--" in ours else None]):
+        name, equals, value = argument.partition("=")
+        if _LONG.fullmatch(name):
+            ours[index] = f"{option(name) or name}{equals}{value}"
+    return ours
+
+
+def build_parser() -> Parser:
     """The parser of all subcommands; that of the one that was chosen is `parser` of the result."""
-    parser = _Parser(
+    parser = Parser(
         prog="helm-llm",
         description="Runs large language models at the speed of the machine's memory.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_VersionAction)
+    add_print_completion(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
         module = importlib.import_module(f"helm.commands.{name}")
         command = commands.add_parser(
-            name,
-            help=module.HELP,
-            description=module.HELP,
-            epilog=module.EPILOG,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            name, help=module.HELP, description=module.HELP, epilog=module.EPILOG
         )
         command.set_defaults(parser=command)
         module.add_arguments(command)
+        command.add_help_all()
+    about = commands.add_parser("help", help="show the options of a command")
+    about.set_defaults(parser=about)
+    about.add_argument("topic", nargs="?", metavar="COMMAND", choices=COMMANDS)
     return parser
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, as every other error."""
-        _say_error(f"{message}; see {self.prog} --help")
-        sys.exit(EXIT_BAD_INPUT)
 
 
 def _mend_streams() -> None:
@@ -130,7 +142,8 @@ def _os_error(error: OSError) -> str:
     )
 
 
-def _say_error(text: str) -> None:
+def say_error(text: str) -> None:
+    """One line on stderr."""
     try:
         print(f"error: {text}", file=sys.stderr, flush=True)
     except OSError:  # there is nowhere else to say it

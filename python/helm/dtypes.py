@@ -12,6 +12,17 @@ KvDType = Literal["f32", "f16", "bf16", "i8"]
 KV_DTYPES: tuple[str, ...] = get_args(KvDType)
 KV_ELEMENT_BYTES: dict[str, int] = {**DTYPE_BYTES, "i8": 1}
 KV_SCALE_BYTES: dict[str, int] = {"i8": 4}
+_SYNONYMS = {
+    **dict.fromkeys(("float32", "fp32", "float"), "f32"),
+    **dict.fromkeys(("float16", "fp16", "half"), "f16"),
+    "bfloat16": "bf16",
+    "int8": "i8",
+}
+
+
+def dtype_name(value: str) -> str:
+    """HELM's name of a dtype that others call otherwise; anything else as it is."""
+    return _SYNONYMS.get(value, value) if isinstance(value, str) else value
 
 
 def kv_position_bytes(dtype: str, kv_heads: int, head_dim: int) -> int:

@@ -7,10 +7,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from helm.arguments import check_call, shown, token_ids
+from helm.arguments import check_call, check_flag, token_ids
 from helm.batch import Batch, Job, TextStream
 from helm.completion import Completion
 from helm.errors import InvalidError
+from helm.familiar import named
 from helm.host_memory import check_results, logits_array
 from helm.kv_options import PAGE_TOKENS, KvOptions
 from helm.loaded_llm import LoadedLLM
@@ -72,6 +73,7 @@ class LLM(LoadedLLM):
     leave of the memory; one may be used from several threads, but not in forked children.
     """
 
+    @named("load")
     def __init__(
         self,
         model: str | os.PathLike[str] | None = None,
@@ -100,7 +102,7 @@ class LLM(LoadedLLM):
         objective: str = "total",
         measuring: Measuring | None = None,
     ) -> None:
-        _check_prefix_cache(prefix_cache)
+        check_flag(prefix_cache, "[load] prefix_cache")
         options = LoadOptions(
             context=context,
             max_sequences=max_sequences,
@@ -125,6 +127,7 @@ class LLM(LoadedLLM):
         self._start(load_model(model, revision, options), prefix_cache)
 
     @classmethod
+    @named("from_torch")
     def from_torch(
         cls,
         module: Any,
@@ -159,7 +162,7 @@ class LLM(LoadedLLM):
         accelerator is copied there. The other options are those of LLM(...), but for those that
         are about files: revision, weights and expected_tokens.
         """
-        _check_prefix_cache(prefix_cache)
+        check_flag(prefix_cache, "[load] prefix_cache")
         options = LoadOptions(
             context=context,
             max_sequences=max_sequences,
@@ -393,8 +396,3 @@ class LLM(LoadedLLM):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _check_prefix_cache(value: object) -> None:
-    if not isinstance(value, bool):
-        raise InvalidError(f"[load] prefix_cache must be True or False, got {shown(value)}")

@@ -24,7 +24,7 @@ from helm.compiler.placement import memory_use, placed_units, prediction, schedu
 from helm.compiler.search import PLENTY, unlimited
 from helm.compiler.workload import ResourceLimits, Space, Workload
 from helm.config import ModelConfig
-from helm.dtypes import DTYPE_BYTES, KV_ELEMENT_BYTES, KvDType
+from helm.dtypes import DTYPE_BYTES, KV_ELEMENT_BYTES, KvDType, dtype_name
 from helm.errors import InvalidError, PlanError
 from helm.graph import Graph
 from helm.kv_budget import KvBudget, fit_kv
@@ -123,6 +123,7 @@ def make_plan(
     CheckpointError when the checkpoint does not fit the model, OutOfMemoryError with every item's
     size when weights and the smallest KV cache do not fit.
     """
+    dtype, kv_dtype = dtype_name(dtype), dtype_name(kv_dtype)
     shrink = context is None and workload is None
     if context is None:
         context = config.max_context if workload is None else workload.context

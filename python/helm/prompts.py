@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from helm.arguments import items_of, shown, token_ids
+from helm.arguments import check_flag, items_of, shown, token_ids
 from helm.batch import Job
 from helm.errors import CapacityError, InvalidError, TokenizerError
 from helm.generation_defaults import GenerationDefaults
@@ -44,10 +44,7 @@ class Template:
             raise InvalidError(
                 f"[chat] chat_template must be a template's name, got {shown(self.name)}"
             )
-        if not isinstance(self.continues, bool):
-            raise InvalidError(
-                f"[chat] continue_final_message must be True or False, got {shown(self.continues)}"
-            )
+        check_flag(self.continues, "[chat] continue_final_message")
         if self.continues and variables.get("add_generation_prompt"):
             raise InvalidError(
                 "[chat] continue_final_message goes on with the last message, "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import numbers
 import secrets
@@ -13,6 +12,7 @@ from typing import Any, Literal
 
 from helm.arguments import is_integer, shown
 from helm.errors import InvalidError
+from helm.familiar import named_fields
 
 FLOAT32_MAX = 3.4028234663852886e38  # the runtime computes in float32
 INT32_MAX = 2**31 - 1
@@ -21,6 +21,7 @@ DEFAULT_MAX_TOKENS = 256
 MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
+@named_fields("sampling")
 @dataclass(frozen=True)
 class SamplingParams:
     """Sampling parameters under their usual names; None means the model's own default.
@@ -144,12 +145,6 @@ def sampling_params(params: SamplingParams | None, overrides: Mapping[str, Any])
             f"[sampling] expected helm.SamplingParams, got {type(params).__name__}; give "
             "sampling parameters as keywords, or as a SamplingParams object"
         )
-    known = [field.name for field in dataclasses.fields(SamplingParams)]
-    for name in overrides:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
-            raise InvalidError(f"[sampling] unknown parameter {name!r}; {hint}")
     return dataclasses.replace(params or SamplingParams(), **overrides)
 
 

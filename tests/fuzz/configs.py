@@ -151,8 +151,8 @@ class PlanCommand(Kind):
         for option, values in (
             ("--context", ("1", "0", "-1", "100000", "1073741824", "x")),
             ("--batch", ("1", "3", "64", "100000", "0")),
-            ("--prompt", ("1", "100000", "0")),
-            ("--output", ("1", "1000000000", "0")),
+            ("--prompt-tokens", ("1", "100000", "0")),
+            ("--output-tokens", ("1", "1000000000", "0")),
             ("--vram", ("1", "8GiB", "0", "1e30", "-1GiB", "8")),
             ("--ram", ("1", "64GiB", "1MiB")),
             ("--objective", ("decode", "throughput", "ttft", "x")),

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from helm.commands import common
+from helm.commands import common, options
+from helm.commands.parser import Parser
 from helm.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -21,18 +22,21 @@ if TYPE_CHECKING:
 HELP = "measure prefill and decode, and where the time goes"
 EPILOG = """examples:
   helm-llm bench ./my-model
-  helm-llm bench ./my-model --ops                  time and bandwidth by kind of op
-  helm-llm bench ./my-model --prompt 4096 --batch 4 --json
+  helm-llm bench ./my-model --ops         time and bandwidth by kind of op
+  helm-llm bench ./my-model --prompt-tokens 4096 --batch 4 --json
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds this command's options."""
-    common.add_model(parser)
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="repetitions (5)")
+    options.add_model(parser)
+    options.refuse_counts(parser, prompt=True)
+    parser.add_argument(
+        "--rounds", type=int, default=5, metavar="N", help="repetitions (default: 5)"
+    )
     parser.add_argument("--ops", action="store_true", help="time and bandwidth by kind of op")
     parser.add_argument("--json", action="store_true", help="print every figure as JSON")
-    common.add_model_arguments(parser)
+    options.add_model_arguments(parser, rare=str)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,8 +9,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from helm.chat_template import extended
-from helm.commands import common, kv_files, template_options
+from helm.commands import common, kv_files, options, template_options
 from helm.commands.ending import Ended, Ending
+from helm.commands.parser import More, Parser
+from helm.commands.prompt_input import text_of
 from helm.errors import HelmError, InvalidError
 from helm.prompts import Template
 from helm.sampling import SamplingParams, sampling_params
@@ -21,12 +23,11 @@ if TYPE_CHECKING:
 HELP = "talk with a model, many turns"
 EPILOG = """examples:
   helm-llm chat
-  helm-llm chat Qwen/Qwen3-0.6B
+  helm-llm chat Qwen/Qwen3-0.6B "Hello"
   helm-llm chat ./my-model --system "Answer in one sentence."
-  printf 'Hello\\nAnd in French?\\n' | helm-llm chat ./my-model
   helm-llm chat ./my-model --save-kv talk.kv
   helm-llm chat ./my-model --load-kv talk.kv    goes on with that conversation
-  helm-llm chat ./my-model --template-variable enable_thinking=false --tools tools.json
+  helm-llm chat ./my-model --template-variable enable_thinking=false
 """
 COMMANDS = """/continue    go on with the last answer
 /reset       forget the conversation
@@ -39,10 +40,11 @@ _TAKES = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds this command's options."""
-    common.add_model(parser)
-    parser.add_argument("--system", metavar="TEXT", help="system prompt")
+    options.add_model(parser)
+    options.add_prompt(parser, "first message (default: the first line of input)")
+    parser.add_argument("--system", metavar="TEXT", help="system prompt (default: the template's)")
     kv_files.add_arguments(
         parser,
         load="go on with a saved conversation",
@@ -50,17 +52,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--continue-final-message", action="store_true",
-        help="go on with the last message of --load-kv first, instead of waiting for one",
+        help=More("go on with the last message of --load-kv first, instead of waiting for one"),
     )  # fmt: skip
     template_options.add_arguments(parser)
-    common.add_sampling_arguments(parser)
-    common.add_model_arguments(parser)
+    options.add_sampling_arguments(parser, "the model's or no limit")
+    options.add_model_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; 0, 2 when a piped turn failed or the conversation was not saved, 143 or 129
     when SIGTERM or SIGHUP ended one that was to be saved."""
-    sampling = sampling_params(None, common.sampling_options(args))
+    sampling = sampling_params(None, options.sampling_options(args))
     if args.load_kv is not None and args.system is not None:
         raise InvalidError(
             "[chat] the conversation of --load-kv has its own system prompt; leave --system out"
@@ -69,12 +71,14 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidError(
             "[chat] --continue-final-message goes on with a saved conversation; add --load-kv FILE"
         )
+    if args.insists_on_input:
+        raise InvalidError("[chat] standard input is the conversation; leave - out")
+    first = None if args.prompt is None else text_of(args.prompt, "chat")
     kv_files.check(args)
     template = template_options.template(args)
     common.require_text(args)
     with common.load(args) as llm:
-        if args.max_tokens is None:  # an answer may be long
-            sampling = sampling_params(sampling, {"max_tokens": llm.max_new_tokens})
+        sampling = common.answer_sampling(llm, sampling, args)
         session = Session(llm, args.system, sampling, template, args.quiet, Ending())
         session.check()
         if not args.quiet:
@@ -87,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
 
         def work() -> int:
             failed = args.continue_final_message and not session.go_on()
+            if first is not None and not session.answer(first):
+                failed = True
             return max(2 if failed else 0, _read_turns(session, terminal))
 
         if args.save_kv is None:
@@ -182,7 +188,7 @@ class Session:
         elif line.startswith("/") and not argument and line.count("/") == 1:
             common.say(f"(no command {line})\n{COMMANDS}")
         else:
-            return self._answer(line)
+            return self.answer(line)
         return True
 
     def go_on(self) -> bool:
@@ -192,17 +198,16 @@ class Session:
             return False
         return self._generate(self._messages, continues=True)
 
-    def _answer(self, line: str) -> bool:
+    def answer(self, line: str) -> bool:
+        """Answers a message; False when that failed."""
         return self._generate([*self._messages, {"role": "user", "content": line}])
 
     def _generate(self, asked: list[dict[str, Any]], continues: bool = False) -> bool:
         """Answers `asked`, or goes on with its last message."""
-        template = self._template
         try:
-            stream = self._llm.chat_stream(
-                asked, self._sampling, tools=template.tools, template_variables=template.variables,
-                chat_template=template.name, continue_final_message=continues,
-            )  # fmt: skip
+            stream = template_options.answer(
+                self._llm, self._template, asked, self._sampling, continues
+            )
         except HelmError as error:
             common.say(f"error: {error}\n(/reset starts over)")
             return False

@@ -1,4 +1,4 @@
-"""Options, plan line and summary that several commands share; knows nothing of their output."""
+"""Loading, plan line and summary that several commands share; knows nothing of their output."""
 
 from __future__ import annotations
 
@@ -12,135 +12,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helm.compiler.loading import WEIGHTS
-from helm.compiler.workload import OBJECTIVES, WATERMARK
+from helm.commands import options
 from helm.completion import Completion
-from helm.dtypes import DTYPES, KV_DTYPES
-from helm.kv_options import PAGE_TOKENS, SITES, KvOptions, overflows
+from helm.kv_options import overflows
 from helm.paths import kind, permitted
+from helm.sampling import SamplingParams, sampling_params
 
 if TYPE_CHECKING:
     from helm.llm import LLM
     from helm.plan_format import Plan
-
-
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """The optional MODEL argument."""
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="local folder or Hugging Face id (default: the small bundled model)",
-    )
-
-
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options that say what is loaded, and how."""
-    group = parser.add_argument_group("model")
-    group.add_argument("--revision", help="branch, tag or commit of a Hugging Face id")
-    group.add_argument(
-        "--context", type=int, metavar="N", help="positions for prompt and output (the model's)"
-    )
-    add_dtypes(group)
-    group.add_argument(
-        "--threads", type=int, metavar="N", help="CPU threads (as planned, fewer beside others)"
-    )
-    add_weights(group)
-    group.add_argument("-q", "--quiet", action="store_true", help="no plan line, no summary")
-    machine = parser.add_argument_group("machine")
-    add_device(machine)
-    add_kv(parser)
-    machine.add_argument(
-        "--profile", metavar="FILE|PRESET", help="rates to plan by (this machine's, measured once)"
-    )
-    machine.add_argument("--vram", metavar="SIZE", help="accelerator memory at most, as 8GiB")
-    machine.add_argument("--ram", metavar="SIZE", help="host memory at most, as 12GB")
-    add_workload(parser.add_argument_group("workload, for which the placement is the fastest"))
-
-
-def add_device(group: argparse._ActionsContainer) -> None:
-    """--device."""
-    from helm.devices import HELP
-
-    group.add_argument("--device", metavar="DEVICE", help=f"{HELP} (a CUDA device if there is one)")
-
-
-def add_weights(group: argparse._ActionsContainer) -> None:
-    """--weights."""
-    group.add_argument(
-        "--weights", choices=WEIGHTS, default="auto",
-        help="copied; mapped: starts at once; compressed: bf16 in 12 bits, exactly, for less "
-        "memory and faster text (auto: what is sooner done)",
-    )  # fmt: skip
-
-
-def add_kv(parser: argparse.ArgumentParser) -> None:
-    """Where KV pages of blocks on the accelerator lie."""
-    group = parser.add_argument_group("KV pages of blocks on the accelerator")
-    group.add_argument(
-        "--kv-overflow", choices=SITES, default="auto",
-        help="those that it has no room for stream to it, or the CPU attends to them (faster one)",
-    )  # fmt: skip
-    group.add_argument("--kv-vram", metavar="SIZE", help="memory for them there at most (as best)")
-    group.add_argument(
-        "--watermark", type=float, metavar="F",
-        help=f"share of it in use beyond which the oldest leave ({WATERMARK})",
-    )  # fmt: skip
-    group.add_argument(
-        "--page-tokens", type=int, default=PAGE_TOKENS, metavar="N",
-        help=f"positions of a page ({PAGE_TOKENS})",
-    )  # fmt: skip
-
-
-def kv_options(args: argparse.Namespace) -> KvOptions:
-    """What the options of `add_kv` say, but for --page-tokens."""
-    return KvOptions(args.kv_overflow, size(args.kv_vram, "--kv-vram"), args.watermark)
-
-
-def add_dtypes(group: argparse._ActionsContainer) -> None:
-    """What weights and KV cache are held in."""
-    group.add_argument(
-        "--dtype", choices=("auto", *DTYPES), default="auto", help="weights (as stored)"
-    )
-    group.add_argument(
-        "--kv-dtype", choices=("auto", *KV_DTYPES), default="auto", help="KV cache (as weights)"
-    )
-
-
-def add_workload(group: argparse._ActionsContainer) -> None:
-    """What a plan is made for, besides its context."""
-    group.add_argument(
-        "--prompt", dest="prompt_tokens", type=int, metavar="N", help="prompt tokens (512)"
-    )
-    group.add_argument(
-        "--output", dest="output_tokens", type=int, metavar="N", help="output tokens (128)"
-    )
-    group.add_argument("--batch", type=int, default=1, metavar="N", help="requests at once (1)")
-    group.add_argument(
-        "--objective", choices=OBJECTIVES, default="total", help="what to minimise (total)"
-    )
-
-
-def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of SamplingParams; what is not given is the model's own default."""
-    group = parser.add_argument_group("sampling (default: as the model recommends, else greedy)")
-    group.add_argument("--max-tokens", type=int, metavar="N", help="new tokens at most")
-    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
-    group.add_argument("--top-p", type=float, metavar="P")
-    group.add_argument("--top-k", type=int, metavar="K")
-    group.add_argument("--min-p", type=float, metavar="P")
-    group.add_argument("--repetition-penalty", type=float, metavar="R", help="1 is off")
-    group.add_argument(
-        "--stop", action="append", metavar="TEXT", help="end before TEXT (may be repeated)"
-    )
-    group.add_argument("--seed", type=int, metavar="N", help="same seed, same text")
-
-
-def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The sampling parameters that were given, by their names."""
-    names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    options = {name: getattr(args, name) for name in (*names, "stop", "seed")}
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def require_text(args: argparse.Namespace) -> None:
@@ -161,7 +41,7 @@ def load(args: argparse.Namespace, expected_tokens: int | None = None) -> LLM:
     from helm.commands.measuring import MeasureProgress
     from helm.llm import LLM
 
-    kv = kv_options(args)
+    kv = options.kv_options(args)
     with LoadProgress() as progress, MeasureProgress() as measuring:
         return LLM(
             args.model,
@@ -176,10 +56,10 @@ def load(args: argparse.Namespace, expected_tokens: int | None = None) -> LLM:
             watermark=kv.watermark,
             weights=args.weights,
             expected_tokens=expected_tokens,
-            memory_bytes=size(args.ram, "--ram"),
+            memory_bytes=options.size(args.ram, "--ram"),
             progress=progress.update,
             device=args.device,
-            vram_bytes=size(args.vram, "--vram"),
+            vram_bytes=options.size(args.vram, "--vram"),
             profile=args.profile,
             prompt_tokens=args.prompt_tokens,
             output_tokens=args.output_tokens,
@@ -190,11 +70,11 @@ def load(args: argparse.Namespace, expected_tokens: int | None = None) -> LLM:
         )
 
 
-def size(text: str | None, option: str) -> int | None:
-    """Bytes of an option's value, None where it was not given."""
-    from helm.units import parse_size
-
-    return None if text is None else parse_size(text, option)
+def answer_sampling(llm: LLM, sampling: SamplingParams, args: argparse.Namespace) -> SamplingParams:
+    """`sampling` of an answer: it may be long where neither user nor model bounds it."""
+    if args.max_tokens is not None:
+        return sampling
+    return sampling_params(sampling, {"max_tokens": llm.max_new_tokens})
 
 
 class LoadProgress:

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from helm.commands.common import binary_bytes
+from helm.commands.parser import Parser
 from helm.errors import HelmError
 
 HELP = "show CPU, kernel tier, memory, huge pages, devices and versions"
@@ -22,7 +23,7 @@ PACKAGES = ("numpy", "safetensors", "huggingface-hub", "tokenizers", "jinja2", "
 HUGE_PAGES_TRIAL_BYTES = 64 << 20
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds this command's options."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

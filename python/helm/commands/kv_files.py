@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helm.commands import common
+from helm.commands.parser import More, Parser
 from helm.errors import InvalidError
 from helm.paths import kind, permitted
 
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
     from helm.saved_kv import SavedKV
 
 
-def add_arguments(parser: argparse.ArgumentParser, load: str, save: str) -> None:
+def add_arguments(parser: Parser, load: str, save: str) -> None:
     """The two options; load, save: their help."""
     group = parser.add_argument_group("KV cache in a file")
-    group.add_argument("--load-kv", metavar="FILE", help=load)
-    group.add_argument("--save-kv", metavar="FILE", help=save)
+    group.add_argument("--load-kv", metavar="FILE", help=More(f"{load} (default: none)"))
+    group.add_argument("--save-kv", metavar="FILE", help=More(f"{save} (default: none)"))
 
 
 def check(args: argparse.Namespace) -> None:

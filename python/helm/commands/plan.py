@@ -8,7 +8,8 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from helm.commands import common
+from helm.commands import common, options
+from helm.commands.parser import Parser
 from helm.errors import CheckpointError, InvalidError, printable
 
 if TYPE_CHECKING:
@@ -21,42 +22,39 @@ if TYPE_CHECKING:
 
 HELP = "show where a model would run, how fast and why, without loading it"
 EPILOG = """examples:
-  helm-llm plan Qwen/Qwen3-8B                              for this machine
-  helm-llm plan Qwen/Qwen3-8B --profile rtx-4060-8gb-ddr5  for another; only config.json is fetched
-  helm-llm plan Qwen/Qwen3-8B --device sim:vram=4GiB       with a smaller card than there is
-  helm-llm plan ./config.json --profile thesis-3090 --vram 12GiB --context 16384 --plot plan.png
-  helm-llm plan --list-profiles
+  helm-llm plan Qwen/Qwen3-8B                         for this machine
+  helm-llm plan Qwen/Qwen3-8B --profile thesis-4060   for another one
+  helm-llm plan Qwen/Qwen3-8B --device sim:vram=4GiB  with a smaller card
+  helm-llm plan ./config.json --profile thesis-3090 -c 16384 --plot plan.png
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds this command's options."""
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="folder, config.json or Hugging Face id (default: the small bundled model)",
-    )
-    parser.add_argument("--revision", help="branch, tag or commit of a Hugging Face id")
+    options.add_model(parser, "folder, config.json or Hugging Face id")
+    options.refuse_counts(parser, prompt=True)
+    options.add_revision(parser)
     machine = parser.add_argument_group("machine")
     machine.add_argument(
-        "--profile", metavar="FILE|PRESET", help="the machine (this one, measured once)"
+        "--profile", metavar="FILE|PRESET", help="the machine (default: this one, measured once)"
     )
-    common.add_device(machine)
     machine.add_argument("--list-profiles", action="store_true", help="list the presets")
-    machine.add_argument("--vram", metavar="SIZE", help="accelerator memory, as 8GiB (all of it)")
-    machine.add_argument("--ram", metavar="SIZE", help="host memory, as 12GB (what is free)")
-    common.add_weights(machine)
-    common.add_kv(parser)
+    options.add_device(machine)
+    options.add_memory(machine, rare=str)
+    options.add_weights(machine)
+    options.add_kv(parser)
     work = parser.add_argument_group("workload")
     work.add_argument(
-        "--context", type=int, metavar="N", help="positions reserved per request (4096 or more)"
-    )
-    common.add_workload(work)
-    common.add_dtypes(work)
+        "-c", "--context", type=int, metavar="N",
+        help="positions per request (default: 4096 or as needed)",
+    )  # fmt: skip
+    options.add_workload(work, rare=str)
+    options.add_dtypes(work, rare=str)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object")
-    output.add_argument("--plot", metavar="FILE", help="draw it to FILE (.png, .svg or .pdf)")
+    output.add_argument(
+        "--plot", metavar="FILE", help="draw it to a .png, .svg or .pdf (default: none)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,9 +100,9 @@ def _study(args: argparse.Namespace) -> Study:
         objective=args.objective,
         dtype=args.dtype,
         kv_dtype=args.kv_dtype,
-        cpu_bytes=common.size(args.ram, "--ram"),
-        accelerator_bytes=common.size(args.vram, "--vram"),
-        kv=common.kv_options(args),
+        cpu_bytes=options.size(args.ram, "--ram"),
+        accelerator_bytes=options.size(args.vram, "--vram"),
+        kv=options.kv_options(args),
         page_tokens=args.page_tokens,
         weights=args.weights,
     )

@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from helm.commands.common import add_device, binary_bytes, say
+from helm.commands.common import binary_bytes, say
+from helm.commands.options import add_device
+from helm.commands.parser import Parser
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,12 +30,12 @@ EPILOG = """examples:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds this command's options."""
     add_device(parser)
     parser.add_argument("--recalibrate", action="store_true", help="measure even if cached")
     parser.add_argument("--json", action="store_true", help="print the profile as JSON")
-    parser.add_argument("--output", metavar="FILE", help="also write the profile to a file")
+    parser.add_argument("--output", metavar="FILE", help="also write it to FILE (default: none)")
 
 
 def run(args: argparse.Namespace) -> int:

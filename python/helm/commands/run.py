@@ -1,17 +1,17 @@
-"""`helm-llm run`: continues one prompt; streams text to stdout, everything else to stderr."""
+"""`helm-llm run`: answers or continues one prompt; text to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from helm.commands import common, kv_files
+from helm.commands import common, kv_files, options, template_options
 from helm.commands.ending import Ended, Ending
+from helm.commands.parser import Parser
+from helm.commands.prompt_input import read_prompt
 from helm.errors import InvalidError
 from helm.sampling import DEFAULT_MAX_TOKENS, sampling_params
 
@@ -20,32 +20,29 @@ if TYPE_CHECKING:
     from helm.completion import Completion
     from helm.llm import LLM
 
-HELP = "continue a prompt and show how fast it went"
+HELP = "answer a question, or continue a text, and show how fast it went"
 EPILOG = """examples:
   helm-llm run
-  helm-llm run bundled "The little dog"
-  helm-llm run Qwen/Qwen3-0.6B "Water boils at" --max-tokens 64
-  helm-llm run ./my-model --file prompt.txt --temperature 0.7 --top-p 0.9 --seed 1
-  echo "Once upon a time" | helm-llm run ./my-model - --json
+  helm-llm run Qwen/Qwen3-0.6B "Why is the sky blue?" -n 200
+  cat report.txt | helm-llm run ./my-model "Summarise this."
+  helm-llm run ./my-model --raw "Water boils at" --temperature 0.7 --seed 1
   helm-llm run ./my-model --file report.txt --save-kv report.kv
-  helm-llm run ./my-model --load-kv report.kv              goes on where that ended
-  helm-llm run ./my-model --file report-and-question.txt --load-kv report.kv
 """
 DEFAULT_PROMPT = "Once upon a time"
 _ECHOED = 400  # characters; longer prompts are not shown again on the terminal
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds this command's options."""
-    common.add_model(parser)
-    parser.add_argument(
-        "prompt",
-        nargs="?",
-        metavar="PROMPT",
-        help=f'text to continue, - for standard input (default: "{DEFAULT_PROMPT}", or what '
-        "--load-kv ended with)",
+    options.add_model(parser)
+    options.add_prompt(
+        parser,
+        "question, or text to continue; what is piped in comes before it "
+        f'(default: continues "{DEFAULT_PROMPT}")',
     )
-    parser.add_argument("--file", metavar="PROMPTFILE", help="read the prompt from a file")
+    parser.add_argument("--file", metavar="FILE", help="read PROMPT from FILE (default: none)")
+    parser.add_argument("--system", metavar="TEXT", help="system prompt (default: the template's)")
+    parser.add_argument("--raw", action="store_true", help="continue PROMPT; no chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     kv_files.add_arguments(
         parser,
@@ -53,8 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "continue that text",
         save="save prompt and output for --load-kv",
     )
-    common.add_sampling_arguments(parser)
-    common.add_model_arguments(parser)
+    template_options.add_arguments(parser)
+    options.add_sampling_arguments(parser, "the model's or no limit; raw: 256")
+    options.add_model_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,22 +60,30 @@ def run(args: argparse.Namespace) -> int:
     SIGHUP ended one that was to be saved."""
     kv_files.check(args)
     common.require_text(args)
-    sampling = sampling_params(None, common.sampling_options(args))
-    prompt: str | list[int] | None = _prompt(args)
+    sampling = sampling_params(None, options.sampling_options(args))
+    template = template_options.template(args)
+    question = read_prompt(args, "run")
+    _chat_options(args, question)
     silent = args.quiet or args.json
     with common.load(args, expected_tokens=args.max_tokens or DEFAULT_MAX_TOKENS) as llm:
+        messages = _messages(llm, question, args)
         if not silent:
             common.say_plan(llm)
         restored = 0
+        prompt: str | list[int] = DEFAULT_PROMPT if question is None else question
         if args.load_kv is not None:
             saved = kv_files.load(llm, args.load_kv, silent)
             restored = saved.cached
-            prompt = saved.tokens if prompt is None else prompt
-        elif prompt is None:
-            prompt = DEFAULT_PROMPT
-        if not silent and isinstance(prompt, str):
-            _echo(prompt, asked=args.prompt is not None or args.file is not None)
-        stream, ending = llm.stream(prompt, sampling), Ending()
+            prompt = saved.tokens if question is None else question
+        if messages is not None:
+            stream = template_options.answer(
+                llm, template, messages, common.answer_sampling(llm, sampling, args)
+            )
+        else:
+            if not silent and isinstance(prompt, str):
+                _echo(prompt, asked=question is not None)
+            stream = llm.stream(prompt, sampling)
+        ending = Ending()
 
         def work() -> int:
             interrupted = _write(stream, args.json, ending)
@@ -86,10 +92,33 @@ def run(args: argparse.Namespace) -> int:
 
         def save() -> int:
             if stream.completion.tokens or stream.completion.finish_reason != "cancelled":
-                kv_files.save(llm, args.save_kv, silent)
+                answer = {"role": "assistant", "content": stream.completion.text}
+                talk = None if messages is None else [*messages, answer]
+                kv_files.save(llm, args.save_kv, silent, talk)
             return 0
 
         return work() if args.save_kv is None else ending.run(work, save)
+
+
+def _chat_options(args: argparse.Namespace, prompt: str | None) -> list[str]:
+    """The options that a chat template needs; refused where none is used."""
+    given = [*(["--system"] if args.system is not None else []), *template_options.given(args)]
+    if given and args.raw:
+        raise InvalidError(f"[run] --raw uses no chat template; leave {given[0]} out")
+    if given and prompt is None:
+        raise InvalidError(f"[run] {given[0]} is for a question; give it as PROMPT")
+    return given
+
+
+def _messages(
+    llm: LLM, prompt: str | None, args: argparse.Namespace
+) -> list[dict[str, str]] | None:
+    """The conversation that is answered; None where text is continued."""
+    templates = llm.tokenizer.chat_templates if llm.tokenizer is not None else {}
+    if args.raw or prompt is None or not (templates or _chat_options(args, prompt)):
+        return None
+    system = [] if args.system is None else [{"role": "system", "content": args.system}]
+    return [*system, {"role": "user", "content": prompt}]
 
 
 def _write(stream: TextStream, silent: bool, ending: Ending) -> bool:
@@ -129,41 +158,3 @@ def _echo(prompt: str, asked: bool) -> None:
         sys.stdout.flush()
     elif sys.stdout.isatty() and sys.stderr.isatty() and len(prompt) <= _ECHOED:
         print(prompt, end="", file=sys.stderr, flush=True)
-
-
-def _prompt(args: argparse.Namespace) -> str | None:
-    """None where the user gave none."""
-    if args.file is not None and args.prompt is not None:
-        raise InvalidError("[run] give the prompt either as an argument or with --file, not both")
-    if args.file is not None:
-        try:
-            data = Path(args.file).read_bytes()
-        except OSError as error:
-            raise InvalidError(
-                f"[run] cannot read {args.file}: {error.strerror}; --file needs a readable text "
-                "file"
-            ) from None
-        return _text(_line(data), args.file)
-    if args.prompt == "-":
-        return _text(_line(sys.stdin.buffer.read()), "standard input")
-    return None if args.prompt is None else _text(os.fsencode(args.prompt), "PROMPT")
-
-
-def _line(data: bytes) -> bytes:
-    """Without the newline that editors and echo put at the end."""
-    return data.removesuffix(b"\n").removesuffix(b"\r")
-
-
-def _text(data: bytes, source: str) -> str:
-    """Refuses what no model can continue before one is loaded."""
-    if not data:
-        raise InvalidError(
-            f"[run] the prompt is empty ({source}); give at least one character, or leave PROMPT "
-            "out"
-        )
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidError(
-            f"[run] {source} is not UTF-8 text (byte {error.start}); convert it first"
-        ) from None

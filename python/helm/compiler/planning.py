@@ -166,7 +166,8 @@ def workload_of(config: ModelConfig, request: Request) -> Workload:
     if prompt + output > config.max_context:
         raise InvalidError(
             f"[plan] prompt and output take {prompt + output} positions, the model allows "
-            f"{config.max_context}{config.context_reason}; shorten them with --prompt and --output"
+            f"{config.max_context}{config.context_reason}; shorten them with --prompt-tokens and "
+            "--output-tokens"
         )
     context = request.context
     if context is None:
