@@ -88,7 +88,7 @@ def add_model_arguments(parser: Parser, rare: type[str] = More) -> None:
         "--threads",
         type=int,
         metavar="N",
-        help="CPU threads (default: measured, less beside others)",
+        help="CPU threads (default: measured, fewer beside others)",
     )
     add_dtypes(group)
     add_device(group)
