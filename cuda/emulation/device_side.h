@@ -98,10 +98,6 @@ T __ldg(const T* p) {
   return *p;
 }
 
-inline unsigned __umulhi(unsigned a, unsigned b) {
-  return static_cast<unsigned>(uint64_t{a} * b >> 32);
-}
-
 inline float __uint_as_float(unsigned bits) {
   return std::bit_cast<float>(bits);
 }

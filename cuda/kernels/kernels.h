@@ -116,8 +116,8 @@ class Divisor {
     multiplier_ = static_cast<uint32_t>((((uint64_t{1} << shift_) - value_) << 32) / value_ + 1);
   }
   __host__ __device__ constexpr operator int64_t() const { return value_; }
-  __device__ __forceinline__ uint32_t divide(uint32_t n) const {
-    return (__umulhi(n, multiplier_) + n) >> shift_;
+  __host__ __device__ constexpr uint32_t divide(uint32_t n) const {
+    return (static_cast<uint32_t>(uint64_t{n} * multiplier_ >> 32) + n) >> shift_;
   }
 
  private:
