@@ -81,7 +81,7 @@ void record(const helm::cpu::MatmulArgs& args) {
 void run_recorded(const Plan& plan, const LinearOp& op, ThreadPool& pool, Calls& into) {
   helm::cpu::KernelTable kernels = *helm::cpu::kernels_scalar();
   for (auto& matmul : kernels.matmul) matmul = record;
-  helm::cpu::Bindings bindings{plan, {}, {nullptr, plan.kv}, kernels, {}, {}, {}, {}};
+  helm::cpu::Bindings bindings{plan, {}, {nullptr, plan.kv}, kernels, {}, {}, {}, {}, {}};
   for (size_t i = 0; i < plan.tensors.size(); ++i) {
     bindings.weights.push_back(reinterpret_cast<const void*>((i + 1) << 40));
   }
