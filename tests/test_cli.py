@@ -18,7 +18,10 @@ from device_profiles import fast_accelerator
 from helm.devices import find_accelerator
 from helm.hub import bundled_model
 
-SUMMARY = r"\[prompt \d+ tokens.*tokens/s \| first token .* ms \| decode \d+ tokens.*GB/s \| \w+\]"
+SUMMARY = (
+    r"\[prompt \d+ tokens.*tokens/s \| first token .* ms \| decode \d+ tokens.*GB/s"
+    r"( \| \d+ of \d+ threads: others are busy)? \| \w+\]"
+)
 
 
 @pytest.fixture(scope="module")

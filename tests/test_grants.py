@@ -22,6 +22,7 @@ import pytest
 import helm
 from cgroup import memory_cgroup, needs_cgroup
 from device_profiles import fast_accelerator
+from helm import grants
 from helm.errors import OutOfMemoryError
 from helm.grants import Grant, claims, file_key, in_turn, pending_bytes
 from helm.hub import bundled_model
@@ -35,10 +36,19 @@ MEMINFO = {"proc/meminfo": "MemAvailable: 8388608 kB"}
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where grants are told, of these tests alone."""
+    """Where grants are told, of these tests alone: models that other tests of this process hold
+    do not count."""
     runtime = tmp_path_factory.mktemp("runtime")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     gc.collect()
+    others = grants._live
+
+    class Own(set[Grant]):
+        def discard(self, grant: Grant) -> None:
+            super().discard(grant)
+            others.discard(grant)  # one that is given back meanwhile
+
+    monkeypatch.setattr(grants, "_live", Own())
     return runtime / "helm"
 
 

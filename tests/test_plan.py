@@ -162,7 +162,7 @@ def test_short_context_takes_a_short_page():
         ({"max_sequences": 9, "step_tokens": 8}, "raise step_tokens"),
         ({"page_tokens": 0}, "page_tokens is 0"),
         ({"threads": 0}, "threads is 0"),
-        ({"dtype": "int8"}, "dtype is 'int8'; expected auto, f32, f16, bf16"),
+        ({"dtype": "int8"}, "dtype is 'i8'; expected auto, f32, f16, bf16"),
         ({"kv_dtype": "fp8"}, "kv_dtype is 'fp8'; expected auto, f32, f16, bf16, i8"),
         ({"dtype": "i8"}, "dtype is 'i8'; expected auto, f32, f16, bf16"),
     ],
