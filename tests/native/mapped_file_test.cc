@@ -70,7 +70,7 @@ bool says(const std::string& text, const char* part) {
   return text.find(part) != std::string::npos;
 }
 
-bool handler_is_default() {
+[[maybe_unused]] bool handler_is_default() {
   struct sigaction action{};
   sigaction(SIGBUS, nullptr, &action);
   return (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == SIG_DFL;
