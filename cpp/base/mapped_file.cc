@@ -2,6 +2,8 @@
 
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
@@ -38,8 +40,9 @@ bool give_zeros(uintptr_t address) {
     const uintptr_t end = region->end.load();
     if (begin == 0 || address < begin || address >= end) continue;
     region->lost.store(true);
-    return mmap(reinterpret_cast<void*>(begin), end - begin, PROT_READ,
-                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
+    // The system call itself: within a signal handler, and other threads may be reading there.
+    return syscall(SYS_mmap, begin, end - begin, long{PROT_READ},
+                   long{MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED}, -1L, 0L) != -1;
   }
   return false;
 }
