@@ -1,0 +1,1 @@
+"""What must not change while code moves: plans, and the bits of logits."""

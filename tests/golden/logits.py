@@ -1,0 +1,129 @@
+"""Logits of small models, as digests: on the CPU, and split between it and a simulated device.
+
+Weights are made of integers, so that they are the same everywhere. `python -m golden.logits CASES`
+prints those of some cases for the instruction set that HELM_CPU_ISA names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+import small_models
+from engine_helpers import greedy, logits_in_chunks, partitioned, prompt_of
+from helm import _helm
+from helm.checkpoint import read_checkpoint
+from helm.config import load_config
+from helm.plan import Plan, make_plan
+
+TESTS = Path(__file__).resolve().parents[1]
+DTYPES = ("f32", "f16", "bf16")
+_PROMPT = prompt_of(61)
+_PROMPTS = [prompt_of(n) for n in (37, 5, 61, 18)]
+_NEW = 12
+
+
+def cases() -> list[str]:
+    """Every small model in f32, and one of every family in the others."""
+    wide = [name for name in small_models.CASES if name in ("llama", "qwen3", "opt")]
+    return [f"{name}/f32" for name in small_models.CASES] + [
+        f"{name}/{dtype}" for name in wide for dtype in DTYPES[1:]
+    ]
+
+
+def outcomes(names: Sequence[str], isa: str) -> dict[str, dict[str, str]]:
+    """Digests of some cases by placement, made in a process of its own."""
+    result = subprocess.run(
+        [sys.executable, "-m", "golden.logits", *names], cwd=TESTS, text=True, check=True,
+        env={**os.environ, "HELM_CPU_ISA": isa}, stdout=subprocess.PIPE, timeout=600,
+    )  # fmt: skip
+    found: dict[str, dict[str, str]] = json.loads(result.stdout)
+    return found
+
+
+def digests(case: str) -> dict[str, str]:
+    """By placement."""
+    name, dtype = case.split("/")
+    with tempfile.TemporaryDirectory() as folder:
+        _write(name, dtype, Path(folder))
+        plan = make_plan(
+            load_config(Path(folder)), read_checkpoint(Path(folder)), threads=2, context=100,
+            memory_bytes=4 << 30, page_tokens=16, step_tokens=24, max_sequences=4,
+        )  # fmt: skip
+        return {
+            where: _digest(placed, folder, where) for where, placed in _placements(plan).items()
+        }
+
+
+def _placements(plan: Plan) -> dict[str, Plan]:
+    """On the CPU; a half on a device; weights that visit it; KV pages that leave it."""
+    half = len(plan.units) // 2
+    split = partitioned(plan, ("cpu",) * half + ("accelerator",) * (len(plan.units) - half))
+    blocks = plan.kv.pages // plan.kv.layers
+    layers = split.schedule.pages["accelerator"] // blocks
+    kept = {"cpu": plan.kv.pages - 10 * layers, "accelerator": 10 * layers}
+    found = {"cpu": plan, "split": split}
+    change = functools.partial(dataclasses.replace, split.schedule)
+    schedules = {
+        "visits": change(prefill="stream", stream_tokens=4, stream_pages=blocks),
+        **({} if layers == 0 else {
+            f"overflow-{site}": change(pages=kept, overflow=site) for site in ("stream", "cpu")
+        }),
+    }  # fmt: skip
+    for name, schedule in schedules.items():
+        found[name] = dataclasses.replace(split, schedule=schedule)
+    return found
+
+
+def _digest(plan: Plan, folder: str, where: str) -> str:
+    """Of all logits of a prompt in one step and in three, and of tokens of several at once."""
+    device = "sim" if plan.units_accelerator else "cpu"
+    engine = _helm.Engine(plan.to_json(), folder, device=device)
+    found = hashlib.sha256()
+    for chunk in (7, 24):
+        found.update(logits_in_chunks(engine, _PROMPT, chunk).tobytes())
+    found.update(json.dumps(greedy(engine, _PROMPTS, _NEW)).encode())
+    stats = engine.stats
+    assert (stats["streamed_steps"] > 0) == (where == "visits")
+    assert (stats["evicted_blocks"] > 0) == where.startswith("overflow")
+    return found.hexdigest()[:16]
+
+
+def _write(name: str, dtype: str, folder: Path) -> None:
+    """The model with weights of k / 512, which every dtype holds exactly."""
+    model = small_models.make_model(name, dtype)
+    model.config.save_pretrained(folder)
+    random = np.random.RandomState(7)
+    tied = set(getattr(model, "_tied_weights_keys", None) or ())
+    tensors = {}
+    for key, parameter in sorted(model.state_dict().items()):
+        numbers = random.randint(-127, 128, tuple(parameter.shape)) / 512
+        if "norm" in key and key.endswith("weight"):
+            numbers = 1 + numbers
+        if key not in tied or not model.config.tie_word_embeddings:
+            tensors[key] = numbers.astype(np.float32)
+    if dtype != "f32":
+        import torch
+        from safetensors.torch import save_file as save_torch
+
+        own = {"f16": torch.float16, "bf16": torch.bfloat16}[dtype]
+        save_torch({k: torch.tensor(v).to(own) for k, v in tensors.items()}, folder / _FILE)
+    else:
+        save_file(tensors, folder / _FILE)
+
+
+_FILE = "model.safetensors"
+
+if __name__ == "__main__":
+    print(json.dumps({case: digests(case) for case in sys.argv[1:]}))
