@@ -17,11 +17,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -45,19 +42,17 @@ from helm.profile import Profile, load_profile
 from helm.profile_cache import machine_profile
 from helm.units import parse_size, size_text
 from partition import Layout, costed, place, price, price_plan, weights_read
+from partitioned_peer import SKIPPED, add_peer, peer_ratio, run_peer, write
 from partitioned_report import Result, Round, announcement, figures, roofline_s, show
 from random_weights import random_weights
 from synthetic import SHAPES, TORCH_DTYPE
 
-PEER = Path(__file__).parent / "accelerate_peer.py"
 PROMPT, GREEDY = 64, 16  # tokens given and wanted when verifying
 VERIFY_LAYERS = 2
 # Of the logits' standard deviation. Devices sum in other orders, and cuBLAS rounds activations to
 # the dtype of the weights; a wrong row or layer differs by a deviation and more.
 TOLERANCE = 0.05
 PROBE_BYTES, PROBE_S = 1 << 30, 0.2
-PEER_TIMEOUT_S = 120
-NO_CUDA = 77  # exit status of the peer
 
 
 class Loaded:
@@ -226,38 +221,11 @@ def predictions(loaded: Loaded) -> dict[str, Any]:
     }
 
 
-def run_peer(raw: dict, cap: int, args: Any) -> dict[str, Any]:
-    """Accelerate with the same memory, or {"skipped": reason}."""
-    if args.no_peer:
-        return {"skipped": "--no-peer"}
-    if args.device.partition(":")[0] != "cuda":
-        return {"skipped": f"Accelerate does not run on {args.device.partition(':')[0]}"}
-    for name in ("torch", "transformers", "accelerate"):
-        if importlib.util.find_spec(name) is None:
-            return {"skipped": f"{name} is not installed"}
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(raw, file)
-        file.flush()
-        command = [sys.executable, PEER, file.name, "--bytes", str(cap)]
-        command += ["--dtype", TORCH_DTYPE[args.dtype], "--context", str(args.context)]
-        command += ["--prefill", *map(str, args.prefill), "--rounds", str(args.rounds)]
-        command += ["--seconds", str(args.seconds)]
-        try:
-            run = subprocess.run(command, capture_output=True, text=True, timeout=PEER_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            return {"skipped": f"took more than {PEER_TIMEOUT_S} s"}
-    if run.returncode == NO_CUDA:
-        return {"skipped": run.stdout.strip()}
-    if run.returncode != 0:
-        return {"skipped": "failed: " + " | ".join(run.stderr.strip().splitlines()[-3:])}
-    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    return found
-
-
 def run_case(
     result: Result, raw: dict, profile: Profile, args: argparse.Namespace, console: Console
 ) -> None:
-    """Fills in `result`. Raises HelmError where the case does not fit."""
+    """Fills in `result` but for the peer, and frees both memories. Raises HelmError where the case
+    does not fit."""
     cap = result.vram_bytes
     loaded = Loaded(ModelConfig.from_dict(raw, result.shape), profile, cap, args)
     result.plan, result.predicted = plan_facts(loaded), predictions(loaded)
@@ -272,8 +240,6 @@ def run_case(
     result.verified["greedy_tokens_repeated"] = GREEDY
     result.rounds = bench.rounds()
     result.roofline_s = roofline_s(result, profile, args.dtype)
-    del bench, engine, loaded  # frees both memories for the peer
-    result.peer = run_peer(raw, cap, args)
     result.figures = figures(result, args)
 
 
@@ -314,48 +280,70 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="at most")
     parser.add_argument("--seconds", type=float, default=10.0, help="after which no round begins")
     parser.add_argument("--profile", help="a preset or file (default: this machine's)")
-    parser.add_argument("--no-peer", action="store_true", help="leave Accelerate out")
-    parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+    peer = parser.add_mutually_exclusive_group()
+    peer.add_argument("--no-peer", action="store_true", help="leave Accelerate out")
+    peer.add_argument("--only-peer", action="store_true", help="add it to the results in --json")
+    parser.add_argument("--peer-seconds", type=float, default=120.0, help="which it may take")
+    parser.add_argument("--json", type=Path, help="written before the peer runs and after it")
+    args = parser.parse_args()
+    if args.only_peer and args.json is None:
+        parser.error("--only-peer needs --json")
+    return args
+
+
+def cases_of(args: Any) -> list[tuple[str, dict[str, Any], int]]:
+    """(shape, its config, bytes of accelerator memory) in order. Raises HelmError."""
+    caps = [parse_size(text, "--vram") for text in args.vram]
+    return [(*shape_of(name, args.layers), cap) for name in args.shapes for cap in caps]
 
 
 def main() -> None:
     args = arguments()
     console = Console(width=None if sys.stdout.isatty() else 140)
     try:
+        cases = cases_of(args)
+        if args.only_peer:
+            return add_peer(cases, args, console)
         device = open_accelerator(args.device)
         if args.profile is None:
             console.print(f"profile of this machine with {device.name}: cached, or measured now")
         profile = profile_of(device, args)
-        caps = [parse_size(text, "--vram") for text in args.vram]
     except HelmError as reason:
         raise SystemExit(str(reason)) from None
     if profile.unsettled:
         console.print("unsettled in the profile:", ", ".join(profile.unsettled), style="yellow")
-    results = []
-    for name in args.shapes:
-        shape, raw = shape_of(name, args.layers)
-        for cap in caps:
-            result = Result(shape, raw["num_hidden_layers"], cap)
-            results.append(result)
-            try:
-                if cap > device.free_bytes:
-                    free = size_text(device.free_bytes)
-                    raise OutOfMemoryError(f"[bench] {device.name} has {free} free")
-                run_case(result, raw, profile, args, console)
-            except HelmError as reason:
-                result.skipped = str(reason)
-                console.print(f"{shape}, {size_text(cap)}: {reason}", style="yellow", markup=False)
+    threads = argparse.Namespace(threads=profile.cpu.threads)
+    head = {
+        "machine": {**machine(threads), "device": device.name},
+        "settings": settings_of(args),
+        "profile": profile.to_dict(),
+    }
+    results: list[Result] = []
+
+    def save() -> None:
+        if args.json:
+            write(args.json, {**head, "results": [dataclasses.asdict(r) for r in results]})
+
+    for shape, raw, cap in cases:
+        result = Result(shape, raw["num_hidden_layers"], cap)
+        results.append(result)
+        try:
+            if cap > device.free_bytes:
+                free = size_text(device.free_bytes)
+                raise OutOfMemoryError(f"[bench] {device.name} has {free} free")
+            run_case(result, raw, profile, args, console)
+            save()  # should the peer take too long
+            result.peer = run_peer(raw, cap, args)
+            decode_s = [r.decode_s for r in result.rounds]
+            result.figures["over_peer"] = peer_ratio(result.peer, decode_s)
+        except HelmError as reason:
+            result.skipped = str(reason)
+            console.print(f"{shape}, {size_text(cap)}: {reason}", style="yellow", markup=False)
+        save()
     show(results, args, console)
-    if args.json:
-        threads = argparse.Namespace(threads=profile.cpu.threads)
-        document = {
-            "machine": {**machine(threads), "device": device.name},
-            "settings": settings_of(args),
-            "profile": profile.to_dict(),
-            "results": [dataclasses.asdict(result) for result in results],
-        }
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
+    if all(result.skipped for result in results):
+        print(f"no case was measured: {results[0].skipped}")
+        raise SystemExit(SKIPPED)
 
 
 if __name__ == "__main__":

@@ -71,8 +71,6 @@ def figures(result: Result, args: Any) -> dict[str, Any]:
         found["prefill_tokens_per_s"][tokens] = [tokens / s for s in seconds]
         error = result.predicted["prefill_s"][tokens] / statistics.median(seconds) - 1
         found["prefill_error"][tokens] = error
-    if "decode_s" in result.peer:
-        found["over_peer"] = statistics.median(result.peer["decode_s"]) / typical
     return found
 
 

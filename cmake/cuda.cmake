@@ -2,7 +2,7 @@
 set(HELM_CUDA AUTO CACHE STRING "Build the CUDA plugin: AUTO (if CUDA 13's compiler is found), ON or OFF")
 set_property(CACHE HELM_CUDA PROPERTY STRINGS AUTO ON OFF)
 # Machine code for every generation from Turing on, and PTX of the newest for those to come.
-set(HELM_CUDA_ARCHITECTURES "75-real;80-real;86-real;89-real;90-real;100-real;120" CACHE STRING
+set(HELM_CUDA_ARCHITECTURES "75-real;80-real;86-real;89-real;90-real;100-real;110-real;120" CACHE STRING
     "GPUs that the plugin has code for, in the form of CMAKE_CUDA_ARCHITECTURES; native: those here")
 
 # Sets `problem` to why the plugin cannot be built, or to nothing once CUDA is enabled. The version is
@@ -45,7 +45,7 @@ endif()
 
 # A number of the headers in which libhelm and the plugin meet, so that no mismatch goes unnoticed.
 set(helm_cuda_interface cpp/device/cuda_entry.h cpp/device/device.h cpp/include/helm/machine.h
-                        cpp/include/helm/plan.h cpp/include/helm/types.h)
+                        cpp/include/helm/ops.h cpp/include/helm/plan.h cpp/include/helm/types.h)
 set(helm_cuda_text "${PROJECT_VERSION}")
 foreach(header IN LISTS helm_cuda_interface)
   file(READ ${PROJECT_SOURCE_DIR}/${header} text)

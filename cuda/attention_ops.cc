@@ -12,7 +12,7 @@ KvPool pool_of(const Bindings& b) {
   const KvSpec& spec = b.spec.plan->kv;
   if (kv_scale_bytes(spec.dtype) > 0) {
     fail(ErrorKind::kInvalid, "[cuda] the KV cache is i8, attention on CUDA reads f32, f16 and ",
-         "bf16; choose one of those with --kv-dtype, or place the blocks on the CPU");
+         "bf16; choose one of those for it, or place the blocks on the CPU");
   }
   return {reinterpret_cast<void*>(b.spec.kv), spec.dtype, spec.page_tokens, spec.kv_heads,
           spec.head_dim};
@@ -37,7 +37,7 @@ AttentionArgs bind_attending(const Attending& op, const Bindings& b) {
   args.heads = op.heads;
   args.scale = op.scale;
   args.window = op.window;
-  args.layer = b.upload.layout().layer_index(op.layer);
+  args.layer = op.layer;
   args.kv = pool_of(b);
   args.partials = b.partials;
   return args;
@@ -61,7 +61,7 @@ class BoundAppend : public BoundOp {
     args_.width = b.width(op.in);
     args_.k_offset = op.k_offset;
     args_.v_offset = op.v_offset;
-    args_.layer = b.upload.layout().layer_index(op.layer);
+    args_.layer = op.layer;
     args_.kv = pool_of(b);
   }
   const char* name() const override { return "append"; }

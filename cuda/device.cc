@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "cuda/check.h"
 #include "cuda/stage.h"
+#include "cuda/step_tables.h"
 #include "cuda/workspace.h"
 
 namespace helm::cuda {
@@ -115,6 +116,7 @@ CudaDevice::CudaDevice(const DeviceOptions& options, const BlasApi& blas) : opti
   check(cudaGetDeviceProperties(&properties, options_.ordinal), "reading the GPU's properties");
   name_ = properties.name;
   memory_bytes_ = static_cast<int64_t>(properties.totalGlobalMem);
+  locks_mapped_ = attribute(cudaDevAttrHostRegisterReadOnlySupported, options_.ordinal) != 0;
   compute_major_ = attribute(cudaDevAttrComputeCapabilityMajor, options_.ordinal);
   const int minor = attribute(cudaDevAttrComputeCapabilityMinor, options_.ordinal);
   if (compute_major_ * 10 + minor < kOldestCompute) {
@@ -141,7 +143,7 @@ int64_t CudaDevice::free_bytes() const {
 DeviceInfo CudaDevice::describe() const {
   use_gpu(options_.ordinal);
   const std::lock_guard lock(mutex_);
-  return {"cuda", name_, memory_bytes_, free_bytes()};
+  return {"cuda", name_, memory_bytes_, free_bytes(), locks_mapped_};
 }
 
 DeviceAddress CudaDevice::allocate(int64_t bytes, const char* purpose) {
@@ -158,7 +160,7 @@ DeviceAddress CudaDevice::allocate(int64_t bytes, const char* purpose) {
         options_.limit_bytes == 0 ? "" : ", limit " + size_text(options_.limit_bytes);
     fail(ErrorKind::kMemory, "[cuda] ", purpose, " needs ", size_text(bytes),
          " on cuda:", options_.ordinal, ", ", size_text(free_bytes()), " free", limit,
-         "; lower --context, close other programs that use the GPU, or raise --vram");
+         "; lower the context, close other programs that use the GPU, or allow more");
   }
   check(status, "allocating memory");
   const auto address = static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(memory));
@@ -188,12 +190,19 @@ void CudaDevice::release_host(std::byte* memory) {
   cudaFreeHost(memory);
 }
 
-bool CudaDevice::pin(const void* memory, int64_t bytes) {
+bool CudaDevice::pin(const void* memory, int64_t bytes, bool written) {
   use_gpu(options_.ordinal);
-  const cudaError_t status = cudaHostRegister(const_cast<void*>(memory), static_cast<size_t>(bytes),
-                                              cudaHostRegisterPortable);
-  if (status != cudaSuccess) cudaGetLastError();  // taken note of
-  return status == cudaSuccess;
+  const auto locked = [&](unsigned flags) {
+    const cudaError_t status =
+        cudaHostRegister(const_cast<void*>(memory), static_cast<size_t>(bytes), flags);
+    if (status != cudaSuccess) cudaGetLastError();  // taken note of
+    return status == cudaSuccess;
+  };
+  // Memory that is mapped for reading alone can be locked in no other way.
+  if (!written && locks_mapped_ && locked(cudaHostRegisterPortable | cudaHostRegisterReadOnly)) {
+    return true;
+  }
+  return locked(cudaHostRegisterPortable);
 }
 
 void CudaDevice::unpin(const void* memory) {
@@ -216,7 +225,20 @@ int64_t CudaDevice::workspace_bytes(const Plan& plan, std::span<const UnitSpec> 
 std::unique_ptr<Stage> CudaDevice::compile(const StageSpec& spec) {
   use_gpu(options_.ordinal);
   const WorkspaceLayout layout(*spec.plan, spec.units, blas_workspace_bytes(compute_major_));
-  return std::make_unique<CudaStage>(spec, layout, options_.ordinal, options_.graphs, blas_);
+  return std::make_unique<CudaStage>(spec, layout, options_.ordinal, options_.graphs, blas_,
+                                     upload_to(spec.workspace, *spec.plan));
+}
+
+std::shared_ptr<StepUpload> CudaDevice::upload_to(DeviceAddress workspace, const Plan& plan) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(uploads_, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<StepUpload>& known = uploads_[workspace];
+  std::shared_ptr<StepUpload> upload = known.lock();
+  if (upload == nullptr || &upload->plan() != &plan) {
+    upload = std::make_shared<StepUpload>(plan, options_.ordinal, pointer(workspace));
+    known = upload;
+  }
+  return upload;
 }
 
 }  // namespace helm::cuda

@@ -69,6 +69,8 @@ class CudaStream : public Stream {
   cudaStream_t stream_ = nullptr;
 };
 
+class StepUpload;
+
 class CudaDevice : public Device {
  public:
   // Throws Error{kDevice} where the GPU is missing or too old.
@@ -82,7 +84,7 @@ class CudaDevice : public Device {
   void release(DeviceAddress address) override;
   std::byte* allocate_host(int64_t bytes, const char* purpose) override;
   void release_host(std::byte* memory) override;
-  bool pin(const void* memory, int64_t bytes) override;
+  bool pin(const void* memory, int64_t bytes, bool written) override;
   void unpin(const void* memory) override;
   std::unique_ptr<Stream> create_stream() override;
   std::unique_ptr<Event> create_event() override;
@@ -91,16 +93,20 @@ class CudaDevice : public Device {
 
  private:
   int64_t free_bytes() const;  // under mutex_
+  // The one that stages of a plan share where they share their workspace.
+  std::shared_ptr<StepUpload> upload_to(DeviceAddress workspace, const Plan& plan);
 
   DeviceOptions options_;
   std::string name_;
   int64_t memory_bytes_ = 0;
   int compute_major_ = 0;
+  bool locks_mapped_ = false;
   std::shared_ptr<Blas> blas_;  // shared with the stages
 
   mutable std::mutex mutex_;
   std::unordered_map<DeviceAddress, int64_t> allocations_;  // bytes by address
   int64_t allocated_bytes_ = 0;
+  std::unordered_map<DeviceAddress, std::weak_ptr<StepUpload>> uploads_;
 };
 
 }  // namespace helm::cuda

@@ -3,6 +3,8 @@
 #include <type_traits>
 #include <variant>
 
+#include "cuda/narrowing.h"
+
 namespace helm::cuda {
 namespace {
 
@@ -41,9 +43,28 @@ class BoundPositionEmbedding : public BoundOp {
   PositionEmbeddingArgs args_;
 };
 
-class BoundNorm : public BoundOp {
+// Narrows the result for the product that comes next where it has many rows.
+class NarrowingOp : public BoundOp {
+ protected:
+  NarrowingOp(const Narrowing& narrowing, const Bindings& b)
+      : copy_{b.narrow, narrowing.dtype}, alone_(narrowing.alone) {}
+
+  template <class Args>
+  void narrow_many(Args* args) const {
+    if (copy_.dtype == DType::kF32 || args->rows <= kMatvecTokens) return;
+    args->copy = copy_;
+    if (alone_) args->y = nullptr;
+  }
+
+ private:
+  NarrowCopy copy_;
+  bool alone_;
+};
+
+class BoundNorm : public NarrowingOp {
  public:
-  BoundNorm(const NormOp& op, const Bindings& b) : per_output_(b.per_output(op.in)) {
+  BoundNorm(const NormOp& op, const Bindings& b, const Narrowing& narrowing)
+      : NarrowingOp(narrowing, b), per_output_(b.per_output(op.in)) {
     args_.layer_norm = op.layer_norm;
     args_.x = b.value(op.in) + op.in_offset;
     args_.x_stride = b.width(op.in);
@@ -59,6 +80,7 @@ class BoundNorm : public BoundOp {
   void launch(const StepContext& context) const override {
     NormArgs args = args_;
     args.rows = rows_of(context, per_output_);
+    narrow_many(&args);
     if (args.rows > 0) norm(args, context.stream);
   }
 
@@ -68,17 +90,18 @@ class BoundNorm : public BoundOp {
 };
 
 // Few rows: one product per run of parts that reads the weights once, in f32. Many rows: cuBLAS,
-// with the input narrowed to the weights' dtype.
+// with the input narrowed to the weights' dtype, here or by the op before.
 class BoundLinear : public BoundOp {
  public:
-  BoundLinear(const LinearOp& op, const Bindings& b)
+  BoundLinear(const LinearOp& op, const Bindings& b, DType narrowed)
       : per_output_(b.per_output(op.in)),
         in_(b.value(op.in)),
         cols_(b.width(op.in)),
         out_(b.value(op.out)),
         out_width_(b.width(op.out)),
         accumulate_(op.accumulate),
-        narrow_(b.narrow) {
+        narrow_(b.narrow),
+        narrowed_(narrowed) {
     int64_t column = 0;
     for (const LinearOp::Part& part : op.parts) {
       const TensorSpec& spec = b.tensor(part.weight);
@@ -138,7 +161,7 @@ class BoundLinear : public BoundOp {
   }
 
   void launch_products(int64_t tokens, const StepContext& context) const {
-    DType narrowed = DType::kF32;  // what the narrow buffer holds; f32: nothing yet
+    DType narrowed = narrowed_;
     for (const Part& part : parts_) {
       const void* a = in_;
       if (part.dtype != DType::kF32) {
@@ -164,6 +187,7 @@ class BoundLinear : public BoundOp {
   int64_t out_width_;
   bool accumulate_;
   void* narrow_;
+  DType narrowed_;  // what that holds of the input before; f32: nothing
   std::vector<Part> parts_;
 };
 
@@ -181,9 +205,10 @@ class BoundRope : public BoundOp {
   RopeArgs args_;
 };
 
-class BoundActivation : public BoundOp {
+class BoundActivation : public NarrowingOp {
  public:
-  BoundActivation(const ActivationOp& op, const Bindings& b) : per_output_(b.per_output(op.in)) {
+  BoundActivation(const ActivationOp& op, const Bindings& b, const Narrowing& narrowing)
+      : NarrowingOp(narrowing, b), per_output_(b.per_output(op.in)) {
     args_.kind = op.kind;
     args_.gated = op.gated;
     args_.x = b.value(op.in);
@@ -196,6 +221,7 @@ class BoundActivation : public BoundOp {
   void launch(const StepContext& context) const override {
     ActivationArgs args = args_;
     args.rows = rows_of(context, per_output_);
+    narrow_many(&args);
     if (args.rows > 0) activation(args, context.stream);
   }
 
@@ -220,7 +246,9 @@ class BoundSelect : public BoundOp {
   int64_t width_;
 };
 
-std::unique_ptr<BoundOp> bind_op(const Op& op, const RopeOp* rope, const Bindings& bindings) {
+// narrowed: what the op before has narrowed its result to. narrowing: what this one is to narrow.
+std::unique_ptr<BoundOp> bind_op(const Op& op, const RopeOp* rope, DType narrowed,
+                                 const Narrowing& narrowing, const Bindings& bindings) {
   return std::visit(
       [&](const auto& spec) -> std::unique_ptr<BoundOp> {
         using Type = std::decay_t<decltype(spec)>;
@@ -229,13 +257,13 @@ std::unique_ptr<BoundOp> bind_op(const Op& op, const RopeOp* rope, const Binding
         } else if constexpr (std::is_same_v<Type, PositionEmbeddingOp>) {
           return std::make_unique<BoundPositionEmbedding>(spec, bindings);
         } else if constexpr (std::is_same_v<Type, NormOp>) {
-          return std::make_unique<BoundNorm>(spec, bindings);
+          return std::make_unique<BoundNorm>(spec, bindings, narrowing);
         } else if constexpr (std::is_same_v<Type, LinearOp>) {
-          return std::make_unique<BoundLinear>(spec, bindings);
+          return std::make_unique<BoundLinear>(spec, bindings, narrowed);
         } else if constexpr (std::is_same_v<Type, RopeOp>) {
           return std::make_unique<BoundRope>(spec, bindings);
         } else if constexpr (std::is_same_v<Type, ActivationOp>) {
-          return std::make_unique<BoundActivation>(spec, bindings);
+          return std::make_unique<BoundActivation>(spec, bindings, narrowing);
         } else if constexpr (std::is_same_v<Type, SelectOp>) {
           return std::make_unique<BoundSelect>(spec, bindings);
         } else {
@@ -253,12 +281,18 @@ std::vector<std::unique_ptr<BoundOp>> bind_ops(const Bindings& bindings) {
     for (const Op& op : unit.ops) ops.push_back(&op);
   }
   std::vector<std::unique_ptr<BoundOp>> bound;
+  DType narrowed = DType::kF32;
   for (size_t i = 0; i < ops.size(); ++i) {
     const auto* rope = std::get_if<RopeOp>(ops[i]);
     const bool fuse =
         rope != nullptr && i + 1 < ops.size() && rotates_keys_of(*rope, *ops[i + 1], bindings);
     if (fuse) ++i;
-    bound.push_back(bind_op(*ops[i], fuse ? rope : nullptr, bindings));
+    Narrowing narrowing;
+    if (i + 1 < ops.size()) {
+      narrowing = narrowing_between(*bindings.spec.plan, *ops[i], *ops[i + 1]);
+    }
+    bound.push_back(bind_op(*ops[i], fuse ? rope : nullptr, narrowed, narrowing, bindings));
+    narrowed = narrowing.dtype;
   }
   return bound;
 }

@@ -22,6 +22,7 @@ struct StepShape {
   int64_t decode_splits;  // of attention, for those
   int64_t prompt_splits;  // for the others
   int64_t rows;  // of the runs; fewer than tokens where a step attends for some sequences only
+  int64_t first_run = 0;  // of those in the tables
 
   bool decodes() const { return singles == runs; }  // every run has one token
 

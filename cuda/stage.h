@@ -17,7 +17,7 @@ class CudaStage : public Stage {
   // `layout` is that of the spec's workspace. Steps in which every sequence has one token are
   // captured and replayed with `graphs`.
   CudaStage(const StageSpec& spec, const WorkspaceLayout& layout, int ordinal, bool graphs,
-            std::shared_ptr<Blas> blas);
+            std::shared_ptr<Blas> blas, std::shared_ptr<StepUpload> upload);
 
   void run(Stream& stream, const StepView& step) override;
 
@@ -32,9 +32,9 @@ class CudaStage : public Stage {
   int ordinal_;
   bool graphs_;
   std::shared_ptr<Blas> blas_;
-  std::byte* workspace_;
+  std::byte* blas_workspace_;
   int64_t blas_bytes_;
-  StepUpload upload_;
+  std::shared_ptr<StepUpload> upload_;
   std::vector<std::unique_ptr<BoundOp>> ops_;
   GraphCache cache_;
 };

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
-#include <cstring>
 #include <limits>
-#include <variant>
 
 #include "base/arena.h"
 #include "base/check.h"
@@ -26,19 +24,14 @@ int64_t blocks_of(const Plan& plan, int64_t tokens) {
 
 }  // namespace
 
-StepLayout::StepLayout(const Plan& plan, std::span<const UnitSpec> units) {
-  for (const UnitSpec& unit : units) {
-    for (const Op& op : unit.ops) {
-      std::visit([this](const auto& spec) { use_layer(spec); }, op);
-    }
-  }
+StepLayout::StepLayout(const Plan& plan) {
   const Limits& limits = plan.limits;
-  const int64_t most_runs = std::min(limits.sequences, limits.step_tokens);
-  const int64_t most_pages =
-      most_runs * blocks_of(plan, limits.context) * static_cast<int64_t>(layers.size());
+  most_runs = std::min(limits.sequences, limits.step_tokens);
+  const int64_t most_blocks = most_runs * blocks_of(plan, limits.context);
+  const int64_t most_pages = (most_blocks + 1) * plan.kv.layers;
   if (most_pages > std::numeric_limits<int32_t>::max()) {
     fail(ErrorKind::kInvalid, "[cuda] a step may refer to ", most_pages,
-         " pages, at most 2^31 are possible; lower --context or the number of sequences");
+         " pages, at most 2^31 are possible; lower the context or the number of sequences");
   }
   bytes = 0;
   const auto place = [&](int64_t count, size_t element) {
@@ -54,24 +47,12 @@ StepLayout::StepLayout(const Plan& plan, std::span<const UnitSpec> units) {
   for (const RopeTable& table : plan.rope) {
     rope.push_back(place(static_cast<int64_t>(table.inv_freq.size()), sizeof(float)));
   }
-  pages = place(most_pages, sizeof(int32_t));  // last, since a step uploads only those it uses
+  pages = place(most_pages, sizeof(int32_t));  // from here on a step uploads only what it uses
+  place(most_blocks, sizeof(Run));
 }
 
-template <class AnyOp>
-void StepLayout::use_layer(const AnyOp& op) {
-  if constexpr (requires { op.layer; }) {
-    if (layer_index(op.layer) < 0) layers.push_back(op.layer);
-  }
-}
-
-int64_t StepLayout::layer_index(int64_t plan_layer) const {
-  const auto it = std::find(layers.begin(), layers.end(), plan_layer);
-  return it == layers.end() ? -1 : it - layers.begin();
-}
-
-StepUpload::StepUpload(const Plan& plan, std::span<const UnitSpec> units, int ordinal,
-                       void* device_memory)
-    : plan_(plan), layout_(plan, units), device_(static_cast<std::byte*>(device_memory)) {
+StepUpload::StepUpload(const Plan& plan, int ordinal, void* device_memory)
+    : plan_(plan), layout_(plan), device_(static_cast<std::byte*>(device_memory)) {
   for (int i = 0; i < kStagingBlocks; ++i) {
     blocks_.push_back(std::make_unique<StagingBlock>(layout_.bytes, ordinal));
     for (size_t table = 0; table < plan.rope.size(); ++table) {
@@ -85,15 +66,21 @@ StepUpload::~StepUpload() {
   for (const auto& block : blocks_) cudaEventSynchronize(block->uploaded.handle());
 }
 
-StepTables StepUpload::tables() const {
+int64_t StepUpload::run_offset(int64_t run) const {
+  const bool more = run >= layout_.most_runs;
+  return (more ? more_runs_ : layout_.runs) +
+         (more ? run - layout_.most_runs : run) * static_cast<int64_t>(sizeof(Run));
+}
+
+StepTables StepUpload::tables(int64_t first_run) const {
   StepTables tables{};
   tables.token_ids = on_device<int32_t>(layout_.token_ids);
   tables.positions = on_device<int32_t>(layout_.positions);
   tables.output_rows = on_device<int32_t>(layout_.output_rows);
   tables.row_runs = on_device<int32_t>(layout_.row_runs);
-  tables.runs = on_device<Run>(layout_.runs);
+  tables.runs = on_device<Run>(run_offset(first_run));
   tables.pages = on_device<int32_t>(layout_.pages);
-  tables.layers = static_cast<int32_t>(layout_.layers.size());
+  tables.layers = static_cast<int32_t>(plan_.kv.layers);
   return tables;
 }
 
@@ -102,6 +89,8 @@ const float* StepUpload::inverse_frequencies(int32_t table) const {
 }
 
 void StepUpload::enqueue(const StepView& step, cudaStream_t stream) {
+  if (step.number != 0 && step.number == number_) return;
+  number_ = 0;
   StagingBlock& block = *blocks_[next_];
   next_ = (next_ + 1) % blocks_.size();
   check(cudaEventSynchronize(block.uploaded.handle()), "work of an earlier step");
@@ -110,34 +99,42 @@ void StepUpload::enqueue(const StepView& step, cudaStream_t stream) {
                         cudaMemcpyHostToDevice, stream),
         "copying the tables of a step");
   check(cudaEventRecord(block.uploaded.handle(), stream), "recording an event");
+  number_ = step.number;
 }
 
-int64_t StepUpload::pack(const StepView& step, std::byte* to) const {
+int64_t StepUpload::pack(const StepView& step, std::byte* to) {
   assert(step.tokens() <= plan_.limits.step_tokens && step.outputs() <= plan_.limits.step_outputs);
   std::ranges::copy(step.token_ids, at<int32_t>(to, layout_.token_ids));
   std::ranges::copy(step.positions, at<int32_t>(to, layout_.positions));
   std::ranges::copy(step.output_rows, at<int32_t>(to, layout_.output_rows));
-  Run* runs = at<Run>(to, layout_.runs);
+  const std::span<const SequenceRun> runs = step.number == 0 ? step.runs : step.all_runs;
+  const int64_t layers = plan_.kv.layers;
+  packed_.clear();
   int32_t* row_runs = at<int32_t>(to, layout_.row_runs);
   int32_t* const first_page = at<int32_t>(to, layout_.pages);
   int32_t* page = first_page;
   std::fill_n(row_runs, step.tokens(), -1);
-  for (size_t r = 0; r < step.runs.size(); ++r) {
-    const SequenceRun& run = step.runs[r];
+  const int32_t* copied = nullptr;  // what ends at `page`, and its length
+  int64_t copied_count = 0;
+  for (const SequenceRun& run : runs) {
     const int64_t end_block = run.blocks_end(plan_.kv.page_tokens);
-    const int64_t skipped = run.first_block * static_cast<int64_t>(layout_.layers.size());
-    runs[r] = {
-        static_cast<int32_t>(run.first_row),      static_cast<int32_t>(run.tokens),
-        static_cast<int32_t>(run.first_position), static_cast<int32_t>(page - first_page - skipped),
-        static_cast<int32_t>(run.first_block),    static_cast<int32_t>(end_block)};
-    std::fill_n(row_runs + run.first_row, run.tokens, static_cast<int32_t>(r));
-    if (layout_.layers.empty()) continue;
-    const int32_t* row = run.pages;  // [layers of the plan]
-    for (int64_t block = run.first_block; block < end_block; ++block, row += plan_.kv.layers) {
-      for (const int64_t layer : layout_.layers) *page++ = row[layer];
-    }
+    const int64_t count = std::max<int64_t>(0, end_block - run.first_block) * layers;
+    if (run.pages != copied || count != copied_count) page = std::copy_n(run.pages, count, page);
+    copied = run.pages, copied_count = count;
+    packed_.push_back({static_cast<int32_t>(run.first_row), static_cast<int32_t>(run.tokens),
+                       static_cast<int32_t>(run.first_position),
+                       static_cast<int32_t>(page - first_page - count - run.first_block * layers),
+                       static_cast<int32_t>(run.first_block), static_cast<int32_t>(end_block)});
+    if (row_runs[run.first_row] >= 0) continue;  // of a run before
+    std::fill_n(row_runs + run.first_row, run.tokens, static_cast<int32_t>(packed_.size()) - 1);
   }
-  return layout_.pages + (page - first_page) * static_cast<int64_t>(sizeof(int32_t));
+  const auto most = std::min(packed_.size(), static_cast<size_t>(layout_.most_runs));
+  more_runs_ =
+      align_up(layout_.pages + (page - first_page) * int64_t{sizeof(int32_t)}, kTableAlignment);
+  std::copy_n(packed_.data(), most, at<Run>(to, layout_.runs));
+  const Run* const end = std::copy(packed_.begin() + static_cast<ptrdiff_t>(most), packed_.end(),
+                                   at<Run>(to, more_runs_));
+  return reinterpret_cast<const std::byte*>(end) - to;
 }
 
 }  // namespace helm::cuda

@@ -55,10 +55,10 @@ WorkspaceLayout::WorkspaceLayout(const Plan& plan, std::span<const UnitSpec> uni
       if (const auto* attend = std::get_if<AttendOp>(&op)) add_attending(*attend);
     }
   }
-  narrow_offset = blas_bytes;
+  blas_offset = align_up(StepLayout(plan).bytes, kDeviceAlignment);
+  narrow_offset = blas_offset + blas_bytes;
   partials_offset = narrow_offset + align_up(narrow_bytes, kDeviceAlignment);
-  steps_offset = partials_offset + align_up(most_partials, kDeviceAlignment);
-  bytes = steps_offset + align_up(StepLayout(plan, units).bytes, kDeviceAlignment);
+  bytes = partials_offset + align_up(most_partials, kDeviceAlignment);
 }
 
 }  // namespace helm::cuda

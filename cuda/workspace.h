@@ -1,7 +1,10 @@
 // How the scratch of a stage is laid out in the memory of the GPU, and how attention is split: what
 // the planner has to count.
 //
-// bytes = blas + narrow + partials + steps, each rounded up to 256, with
+// bytes = steps + blas + narrow + partials, each rounded up to 256, with
+//   steps    = StepLayout::bytes (cuda/step_tables.h), first: at one place for all stages that
+//   share
+//              the memory, which have one upload of it in a step
 //   blas     = 32 MiB (compute capability 9.0 and newer) or 8 MiB, if a linear op of the stage can
 //              have more than kMatvecTokens rows, else 0
 //   narrow   = max over such ops with 16-bit weights of rows * width(in) * 2,
@@ -10,7 +13,6 @@
 //              attention_partials_bytes(t, heads, head_dim, splits), splits = attention_splits(
 //              blocks, context) with blocks = decode_blocks(t, kv_heads), t <= sequences, and
 //              prompt_blocks(t, heads, kv_heads); t * splits <= 512 * 32 / heads, or step_tokens
-//   steps    = StepLayout::bytes (cuda/step_tables.h)
 #pragma once
 
 #include <bit>
@@ -25,10 +27,10 @@ namespace helm::cuda {
 struct WorkspaceLayout {
   WorkspaceLayout(const Plan& plan, std::span<const UnitSpec> units, int64_t blas_workspace);
 
-  int64_t blas_bytes;       // at 0
+  int64_t blas_offset;  // behind the step's tables
+  int64_t blas_bytes;
   int64_t narrow_offset;    // inputs of products narrowed to the weights' dtype
   int64_t partials_offset;  // of attention
-  int64_t steps_offset;     // the step's tables
   int64_t bytes;            // in all
 };
 
@@ -36,11 +38,12 @@ struct WorkspaceLayout {
 inline constexpr int64_t kAttentionPieces = 512;
 
 // Blocks of the grid without splits: of runs of one token each, and of longer ones with `tokens` in
-// all, where a block has kPromptRows rows.
+// all, where a block has kPromptRows rows. A plan without attention has no heads.
 constexpr int64_t decode_blocks(int64_t runs, int64_t kv_heads) {
   return runs * kv_heads;
 }
 constexpr int64_t prompt_blocks(int64_t tokens, int64_t heads, int64_t kv_heads) {
+  if (kv_heads == 0) return 0;
   return (tokens * (heads / kv_heads) + kPromptRows - 1) / kPromptRows * kv_heads;
 }
 

@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
+#include <sstream>
 
 #include "base/check.h"
 #include "device/cuda_entry.h"
@@ -72,6 +74,16 @@ void check_status(int status, const char* message) {
 }
 
 }  // namespace
+
+std::vector<std::string> named_cublas_directories() {
+  const char* listed = std::getenv("HELM_CUBLAS_DIR");
+  std::istringstream list(listed == nullptr ? "" : listed);
+  std::vector<std::string> found;
+  for (std::string directory; std::getline(list, directory, ':');) {
+    if (!directory.empty()) found.push_back(directory);
+  }
+  return found;
+}
 
 std::unique_ptr<Device> open_cuda(const CudaOptions& options) {
   auto* const open = entry<HelmCudaOpen>(load_plugin(options), kHelmCudaOpen);

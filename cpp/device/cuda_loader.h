@@ -19,6 +19,9 @@ struct CudaOptions {
   std::string driver = "libcuda.so.1";        // the driver's library
 };
 
+// The folders that HELM_CUBLAS_DIR lists, separated by ":".
+std::vector<std::string> named_cublas_directories();
+
 // Throws Error{kAbsent} where there is no driver or no plugin in this build, Error{kDevice} unless
 // there are a GPU that it supports and cuBLAS 13.
 std::unique_ptr<Device> open_cuda(const CudaOptions& options);

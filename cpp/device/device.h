@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -48,10 +49,27 @@ struct StepView {
   std::span<const int32_t> positions;    // [tokens]
   std::span<const int32_t> output_rows;  // [outputs], rows whose logits are wanted
   std::span<const SequenceRun> runs;
+  // Where a step runs in pieces, those of all pieces: the first ones, which share out its rows, are
+  // the runs of one view of it, any one alone those of another. Views with the same number, not 0,
+  // are equal but for `runs`: a device takes over the tables of a step once.
+  std::span<const SequenceRun> all_runs = {};
+  uint64_t number = 0;
 
   int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int64_t outputs() const { return static_cast<int64_t>(output_rows.size()); }
+  // The view of runs [first, first + count) of all.
+  StepView piece(size_t first, size_t count) const {
+    StepView view = *this;
+    view.runs = all_runs.subspan(first, count);
+    return view;
+  }
 };
+
+// A number for a step that no other has.
+inline uint64_t next_step_number() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
 
 // A point in a stream's work. Recording it again moves it.
 class Event {
@@ -114,9 +132,9 @@ class Device {
   // Of what was allocated, what the system takes from the host's memory as it is first written.
   virtual std::vector<std::span<const std::byte>> lazy_memory() const { return {}; }
 
-  // Page-locks host memory that lies elsewhere, so that copies from it run at full speed; false,
-  // and slower copies, where that cannot be had.
-  virtual bool pin(const void* memory, int64_t bytes) = 0;
+  // Page-locks host memory that lies elsewhere, so that copies from it, and with `written` to it,
+  // run at full speed; false, and slower copies, where that cannot be had.
+  virtual bool pin(const void* memory, int64_t bytes, bool written) = 0;
   virtual void unpin(const void* memory) = 0;
 
   virtual std::unique_ptr<Stream> create_stream() = 0;

@@ -103,23 +103,4 @@ class StagingMemory {
   int64_t bytes_ = 0;
 };
 
-// Page-locks host memory that lies elsewhere for as long as it lives, where that can be had.
-class PinnedMemory {
- public:
-  PinnedMemory(Device& device, std::span<const std::byte> memory)
-      : device_(device),
-        memory_(memory),
-        pinned_(!memory.empty() && device.pin(memory.data(), std::ssize(memory))) {}
-  ~PinnedMemory() {
-    if (pinned_) device_.unpin(memory_.data());
-  }
-  PinnedMemory(const PinnedMemory&) = delete;
-  PinnedMemory& operator=(const PinnedMemory&) = delete;
-
- private:
-  Device& device_;
-  std::span<const std::byte> memory_;
-  bool pinned_;
-};
-
 }  // namespace helm

@@ -3,7 +3,6 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <string_view>
 #include <utility>
 
@@ -100,7 +99,8 @@ SimOptions sim_options(const std::string& specification, std::string_view list) 
   return options;
 }
 
-CudaOptions cuda_options(const std::string& specification, std::string_view ordinal) {
+CudaOptions cuda_options(const std::string& specification, std::string_view ordinal,
+                         const std::vector<std::string>& cublas_directories) {
   CudaOptions options;
   const char* end = ordinal.data() + ordinal.size();
   if (!ordinal.empty() || specification.ends_with(':')) {
@@ -110,22 +110,25 @@ CudaOptions cuda_options(const std::string& specification, std::string_view ordi
            "\": expected cuda:N with the number of a GPU, counted from 0");
     }
   }
-  if (const char* directory = std::getenv("HELM_CUBLAS_DIR")) {
-    options.blas_directories.emplace_back(directory);
-  }
+  options.blas_directories = named_cublas_directories();
+  options.blas_directories.insert(options.blas_directories.end(), cublas_directories.begin(),
+                                  cublas_directories.end());
   return options;
 }
 
 }  // namespace
 
-std::unique_ptr<Device> open_accelerator(const std::string& specification) {
+std::unique_ptr<Device> open_accelerator(const std::string& specification,
+                                         const std::vector<std::string>& cublas_directories) {
   const std::string_view whole = specification;
   const std::string_view kind = whole.substr(0, whole.find(':'));
   const std::string_view rest = whole.substr(std::min(whole.size(), kind.size() + 1));
   if (kind == "sim") {
     return std::make_unique<SimDevice>(sim_options(specification, rest), cpu::select_kernels());
   }
-  if (kind == "cuda") return open_cuda(cuda_options(specification, rest));
+  if (kind == "cuda") {
+    return open_cuda(cuda_options(specification, rest, cublas_directories));
+  }
   fail(ErrorKind::kInvalid, "[device] unknown device \"", specification,
        "\"; expected cuda, cuda:N or sim:vram=SIZE,link=RATE");
 }

@@ -272,7 +272,7 @@ SimDevice::~SimDevice() = default;
 DeviceInfo SimDevice::describe() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return {"sim", "simulated accelerator", options_.memory_bytes,
-          options_.memory_bytes - used_bytes_};
+          options_.memory_bytes - used_bytes_, true};
 }
 
 void SimDevice::begin_command() {

@@ -12,11 +12,14 @@ struct dim3 {
   constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
 
-// Of the fiber that runs on this host thread.
-inline constinit thread_local uint3 threadIdx{};
-inline constinit thread_local uint3 blockIdx{};
-inline constinit thread_local dim3 blockDim{};
-inline constinit thread_local dim3 gridDim{};
+// Of the fiber that runs on this host thread. One copy for all libraries of the process that hold
+// kernels, at a fixed offset from the thread's pointer: kernels read them all the time.
+#define HELM_EMULATED_INDEX extern constinit thread_local __attribute__((tls_model("initial-exec")))
+HELM_EMULATED_INDEX uint3 threadIdx;
+HELM_EMULATED_INDEX uint3 blockIdx;
+HELM_EMULATED_INDEX dim3 blockDim;
+HELM_EMULATED_INDEX dim3 gridDim;
+#undef HELM_EMULATED_INDEX
 
 namespace cuda_emulation {
 

@@ -17,8 +17,15 @@ void set_device_count(int count);
 void set_compute_capability(int major, int minor);
 // Whether captures fail at their end, as those of an operation that a graph cannot hold.
 void refuse_captures(bool refuse);
+// Whether memory can be page-locked for reading alone, as cudaDevAttrHostRegisterReadOnlySupported
+// says; at first it can.
+void lock_for_reading(bool can);
 // Kernels enqueued so far, captured ones too, replayed ones not.
 int64_t launches();
+// Copies between host and device so far: to the device, and in either direction from or to host
+// memory that is not page-locked.
+int64_t uploads();
+int64_t pageable_copies();
 
 // The first fault of a kernel or of a guard (deadlock, misaligned load, overrun, ...), or empty.
 // As on a GPU it is sticky: all later work is skipped and every synchronisation fails.

@@ -43,7 +43,8 @@ inline constexpr unsigned cudaStreamDefault = 0, cudaStreamNonBlocking = 1;
 inline constexpr unsigned cudaEventDefault = 0, cudaEventBlockingSync = 1,
                           cudaEventDisableTiming = 2;
 inline constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1;
-inline constexpr unsigned cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1;
+inline constexpr unsigned cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1,
+                          cudaHostRegisterReadOnly = 8;
 
 enum cudaMemcpyKind {
   cudaMemcpyHostToHost = 0,
@@ -75,6 +76,7 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMajor = 75,
   cudaDevAttrComputeCapabilityMinor = 76,
   cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
+  cudaDevAttrHostRegisterReadOnlySupported = 113,
 };
 
 struct cudaUUID_t {
@@ -97,6 +99,7 @@ struct cudaDeviceProp {
   int memoryBusWidth;
   int l2CacheSize;
   int asyncEngineCount;
+  int hostRegisterReadOnlySupported;
   int pciDomainID;
   int pciBusID;
   int pciDeviceID;

@@ -88,9 +88,24 @@ void refuse_captures(bool refuse) {
   state().refuse_captures = refuse;
 }
 
+void lock_for_reading(bool can) {
+  std::lock_guard lock(state().mutex);
+  state().locks_for_reading = can;
+}
+
 int64_t launches() {
   std::lock_guard lock(state().mutex);
   return state().launches;
+}
+
+int64_t uploads() {
+  std::lock_guard lock(state().mutex);
+  return state().uploads;
+}
+
+int64_t pageable_copies() {
+  std::lock_guard lock(state().mutex);
+  return state().pageable_copies;
 }
 
 std::string fault() {
@@ -161,6 +176,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   p->memoryBusWidth = 128;
   p->l2CacheSize = 1 << 20;
   p->asyncEngineCount = 2;
+  p->hostRegisterReadOnlySupported = state().locks_for_reading;
   return cudaSuccess;
 }
 
@@ -197,6 +213,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       break;
     case cudaDevAttrAsyncEngineCount:
       *value = p.asyncEngineCount;
+      break;
+    case cudaDevAttrHostRegisterReadOnlySupported:
+      *value = p.hostRegisterReadOnlySupported;
       break;
     case cudaDevAttrComputeCapabilityMajor:
       *value = p.major;

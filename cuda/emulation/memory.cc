@@ -1,6 +1,10 @@
 // Device memory between guards, page-locked host memory, and what a copy may touch.
+#include <cinttypes>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <new>
+#include <string>
 
 #include "state.h"
 #include "stream.h"
@@ -58,13 +62,31 @@ cudaError_t release(Ranges* ranges, void* pointer) {
   return cudaSuccess;
 }
 
-enum class Place { kDevice, kPinned, kPageable, kBroken };
+// Whether the process may write to all of [p, p + bytes).
+bool writable(const void* p, size_t bytes) {
+  auto next = reinterpret_cast<uintptr_t>(p);
+  const uintptr_t last = next + bytes;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; next < last && std::getline(maps, line);) {
+    uintptr_t begin = 0, end = 0;
+    char access[5] = "";
+    std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %4s", &begin, &end, access);
+    if (next >= end) continue;
+    if (next < begin || access[1] != 'w') return false;
+    next = end;
+  }
+  return next >= last;
+}
+
+enum class Place { kDevice, kPinned, kPinnedForReading, kPageable, kBroken };
 
 Place place_of(const void* p, size_t bytes) {
   bool on_device = false, pinned = false;
   if (find(state().device, p, bytes, &on_device)) return Place::kDevice;
   if (on_device) return Place::kBroken;
-  return find(state().pinned, p, bytes, &pinned) ? Place::kPinned : Place::kPageable;
+  const Range* const range = find(state().pinned, p, bytes, &pinned);
+  if (range == nullptr) return Place::kPageable;
+  return range->read_only ? Place::kPinnedForReading : Place::kPinned;
 }
 
 // Success if both ends are where `kind` says. Pageable memory is copied before the call returns.
@@ -73,6 +95,7 @@ cudaError_t check_copy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
   std::lock_guard lock(state().mutex);
   const Place a = place_of(to, bytes), b = place_of(from, bytes);
   if (a == Place::kBroken || b == Place::kBroken) return cudaErrorInvalidValue;
+  if (a == Place::kPinnedForReading) return cudaErrorInvalidValue;
   const bool to_device = a == Place::kDevice, from_device = b == Place::kDevice;
   if (kind != cudaMemcpyDefault) {
     const bool want_to = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
@@ -80,6 +103,8 @@ cudaError_t check_copy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
     if (want_to != to_device || want_from != from_device) return cudaErrorInvalidValue;
   }
   *pageable = a == Place::kPageable || b == Place::kPageable;
+  state().uploads += to_device && !from_device;
+  state().pageable_copies += *pageable && to_device != from_device;
   return cudaSuccess;
 }
 
@@ -126,12 +151,15 @@ cudaError_t cudaFreeHost(void* pointer) {
   return pointer == nullptr ? cudaSuccess : release(&state().pinned, pointer);
 }
 
-cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned) {
+cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned flags) {
+  const bool read_only = (flags & cudaHostRegisterReadOnly) != 0;
+  if (!read_only && !writable(pointer, bytes)) return failed(cudaErrorInvalidValue);
   std::lock_guard lock(state().mutex);
+  if (read_only && !state().locks_for_reading) return failed(cudaErrorNotSupported);
   bool touched = false;
   find(state().pinned, pointer, bytes, &touched);
   if (touched) return failed(cudaErrorHostMemoryAlreadyRegistered);
-  state().pinned[static_cast<unsigned char*>(pointer)] = {bytes, nullptr};
+  state().pinned[static_cast<unsigned char*>(pointer)] = {bytes, nullptr, read_only};
   return cudaSuccess;
 }
 

@@ -12,7 +12,8 @@ namespace cuda_emulation {
 
 struct Range {
   size_t bytes;
-  unsigned char* mapped;  // with guards; null for registered memory
+  unsigned char* mapped;   // with guards; null for registered memory
+  bool read_only = false;  // the device may not write there
 };
 using Ranges = std::map<const unsigned char*, Range>;
 
@@ -21,7 +22,8 @@ struct State {
   int devices = 1;
   int major = 7, minor = 5;
   bool refuse_captures = false;
-  int64_t launches = 0;
+  bool locks_for_reading = true;
+  int64_t launches = 0, uploads = 0, pageable_copies = 0;
   size_t total_bytes = size_t{1} << 30;
   size_t used_bytes = 0;
   Ranges device, pinned;

@@ -32,10 +32,11 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ float meet[2][kThreads / kWarp];
   const int heads = static_cast<int>(a.heads), row = static_cast<int>(blockIdx.x) / heads;
   const int head = static_cast<int>(blockIdx.x) - row * heads;
-  const int32_t run_index = of_singles ? row : step.row_runs[row];
+  const int32_t run_index = of_singles ? row : a.runs == 1 ? 0 : step.row_runs[row];
   if (run_index < 0) return;
   const Run& run = step.runs[run_index];
   if ((run.tokens == 1) != of_singles) return;
+  if (!of_singles && (row < run.first_row || row >= run.first_row + run.tokens)) return;
   const int token = of_singles ? run.first_row : row;
 
   const auto head_dim = static_cast<int>(a.kv.head_dim), thread = static_cast<int>(threadIdx.x);

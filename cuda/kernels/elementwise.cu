@@ -102,7 +102,8 @@ __device__ __forceinline__ float activate(float x) {
   return x / (1.0f + expf(-1.5957691216057308f * x * (1.0f + 0.044715f * x * x)));
 }
 
-template <ActivationKind K>
+// D: of the copy, f32 for none.
+template <ActivationKind K, DType D>
 struct Activate {
   ActivationArgs args;
   __device__ float value(int64_t t, int64_t i) const {
@@ -110,8 +111,20 @@ struct Activate {
     const float y = activate<K>(x[0]);
     return args.gated ? y * x[args.n] : y;
   }
-  __device__ void store(int64_t t, int64_t i, float v) const { args.y[t * args.y_stride + i] = v; }
+  __device__ void store(int64_t t, int64_t i, float v) const {
+    if constexpr (D != DType::kF32) {
+      static_cast<Store<D>*>(args.copy.y)[t * args.n + i] = narrowed<D>(v);
+    }
+    if (D == DType::kF32 || args.y != nullptr) args.y[t * args.y_stride + i] = v;
+  }
 };
+
+template <ActivationKind K>
+void activation_of(const ActivationArgs& args, cudaStream_t stream) {
+  with_dtype(args.copy.dtype, [&](auto dtype) {
+    for_each_element(args.rows, args.n, stream, Activate<K, decltype(dtype)::value>{args});
+  });
+}
 
 }  // namespace
 
@@ -153,16 +166,15 @@ void select(const float* in, float* out, int64_t width, int64_t outputs, const S
 }
 
 void activation(const ActivationArgs& args, cudaStream_t stream) {
-  const auto run = [&](const auto& op) { for_each_element(args.rows, args.n, stream, op); };
   switch (args.kind) {
     case ActivationKind::kSilu:
-      return run(Activate<ActivationKind::kSilu>{args});
+      return activation_of<ActivationKind::kSilu>(args, stream);
     case ActivationKind::kGelu:
-      return run(Activate<ActivationKind::kGelu>{args});
+      return activation_of<ActivationKind::kGelu>(args, stream);
     case ActivationKind::kGeluTanh:
-      return run(Activate<ActivationKind::kGeluTanh>{args});
+      return activation_of<ActivationKind::kGeluTanh>(args, stream);
     case ActivationKind::kRelu:
-      return run(Activate<ActivationKind::kRelu>{args});
+      return activation_of<ActivationKind::kRelu>(args, stream);
   }
 }
 

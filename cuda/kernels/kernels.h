@@ -20,7 +20,7 @@ struct Run {
   int32_t first_row;
   int32_t tokens;
   int32_t first_position;
-  // Index into StepTables::pages of the stage's first layer in block 0. There is no such entry, and
+  // Index into StepTables::pages of the first layer in block 0. There is no such entry, and
   // the index may be negative, where first_block is a later one.
   int32_t first_page;
   int32_t first_block;
@@ -32,10 +32,11 @@ struct StepTables {
   const int32_t* token_ids;    // [tokens]
   const int32_t* positions;    // [tokens]
   const int32_t* output_rows;  // [outputs]
-  const int32_t* row_runs;     // [tokens], the run that a row belongs to; -1: none
+  const int32_t* row_runs;     // [tokens], the run that a row belongs to, where there are several;
+                               // -1: none
   const Run* runs;             // [runs]
-  const int32_t* pages;        // [runs][blocks, layers] of the stage
-  int32_t layers;              // KV layers of the stage: the stride from block to block
+  const int32_t* pages;        // [runs][blocks, layers]
+  int32_t layers;              // KV layers: the stride from block to block
 };
 
 // out(t, :) = table[token(t), :]
@@ -60,13 +61,19 @@ struct PositionEmbeddingArgs {
 void position_embedding(const PositionEmbeddingArgs& args, const StepTables& step,
                         cudaStream_t stream);
 
+// What an op writes for the product that comes next, rounded to f16 or bf16 as narrow() does.
+struct NarrowCopy {
+  void* y = nullptr;  // [rows, width], contiguous; null: none
+  DType dtype = DType::kF32;
+};
+
 // Y(t, g, :) = norm(X(t, g, :)) * weight [+ bias], group g at t * stride + g * n.
 // rms: x / sqrt(mean(x^2) + eps)      layer: (x - mean) / sqrt(var + eps)
 struct NormArgs {
   bool layer_norm;
   const float* x;
   int64_t x_stride;
-  float* y;  // may equal x
+  float* y;  // may equal x; null: the copy alone is written
   int64_t y_stride;
   int64_t rows;
   int64_t groups;
@@ -74,6 +81,7 @@ struct NormArgs {
   const float* weight;  // [n]
   const float* bias;    // [n] or null
   float eps;
+  NarrowCopy copy = {};  // [rows, groups * n]
 };
 void norm(const NormArgs& args, cudaStream_t stream);
 
@@ -155,7 +163,7 @@ struct AppendArgs {
   float* x;  // [tokens, width]: k heads from k_offset, v heads from v_offset
   int64_t width;
   int64_t k_offset, v_offset;
-  int64_t layer;  // of the stage
+  int64_t layer;
   KvPool kv;
   int64_t tokens;
   const RopeArgs* rotate;  // host pointer, or null; its heads end with the k heads
@@ -180,8 +188,8 @@ struct AttentionArgs {
   int64_t heads;
   float scale;
   int64_t window;
-  int64_t layer;  // of the stage
-  KvPool kv;      // head_dim <= kMaxHeadDim
+  int64_t layer;
+  KvPool kv;  // head_dim <= kMaxHeadDim
   int64_t tokens;
   int64_t rows;  // of all runs; no other row is touched
   int64_t runs;
@@ -214,10 +222,11 @@ struct ActivationArgs {
   bool gated;
   const float* x;
   int64_t x_stride;
-  float* y;  // may equal x
+  float* y;  // may equal x; null: the copy alone is written
   int64_t y_stride;
   int64_t rows;
   int64_t n;
+  NarrowCopy copy = {};  // [rows, n]
 };
 void activation(const ActivationArgs& args, cudaStream_t stream);
 

@@ -24,13 +24,15 @@ __device__ float group_sum(float x) {
   return x;
 }
 
-template <int kThreads, bool kLayerNorm>
+// D: of the copy, f32 for none.
+template <int kThreads, bool kLayerNorm, DType D>
 __global__ void __launch_bounds__(kBlockThreads) norm_kernel(const NormArgs args) {
   const int64_t item = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (item >= args.rows * args.groups) return;
   const int64_t row = item / args.groups, offset = item % args.groups * args.n;
   const float* x = args.x + row * args.x_stride + offset;
-  float* y = args.y + row * args.y_stride + offset;
+  const int64_t to = row * args.y_stride + offset;
+  auto* const copy = static_cast<Store<D>*>(args.copy.y) + item * args.n;
   const auto n = static_cast<float>(args.n);
   const auto sum_of = [&](auto f) {
     float sum = 0;
@@ -44,18 +46,20 @@ __global__ void __launch_bounds__(kBlockThreads) norm_kernel(const NormArgs args
 #pragma unroll 4
   for (int64_t i = threadIdx.x; i < args.n; i += kThreads) {
     const float unit = (x[i] - mean) * scale * args.weight[i];
-    y[i] = args.bias == nullptr ? unit : unit + args.bias[i];
+    const float y = args.bias == nullptr ? unit : unit + args.bias[i];
+    if constexpr (D != DType::kF32) copy[i] = narrowed<D>(y);
+    if (D == DType::kF32 || args.y != nullptr) args.y[to + i] = y;
   }
 }
 
-template <bool kLayerNorm>
+template <bool kLayerNorm, DType D>
 void launch_norm(const NormArgs& args, cudaStream_t stream) {
   const int64_t items = args.rows * args.groups;
   if (args.n >= kLong) {
-    launch(norm_kernel<kBlockThreads, kLayerNorm>, static_cast<unsigned>(items), kBlockThreads, 0,
-           stream, args);
+    launch(norm_kernel<kBlockThreads, kLayerNorm, D>, static_cast<unsigned>(items), kBlockThreads,
+           0, stream, args);
   } else {
-    launch(norm_kernel<kWarp, kLayerNorm>, static_cast<unsigned>(ceil_div(items, kWarps)),
+    launch(norm_kernel<kWarp, kLayerNorm, D>, static_cast<unsigned>(ceil_div(items, kWarps)),
            dim3(kWarp, kWarps), 0, stream, args);
   }
 }
@@ -64,7 +68,10 @@ void launch_norm(const NormArgs& args, cudaStream_t stream) {
 
 void norm(const NormArgs& args, cudaStream_t stream) {
   if (args.rows * args.groups == 0) return;
-  args.layer_norm ? launch_norm<true>(args, stream) : launch_norm<false>(args, stream);
+  with_dtype(args.copy.dtype, [&](auto dtype) {
+    constexpr DType D = decltype(dtype)::value;
+    args.layer_norm ? launch_norm<true, D>(args, stream) : launch_norm<false, D>(args, stream);
+  });
 }
 
 }  // namespace helm::cuda

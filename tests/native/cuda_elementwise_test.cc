@@ -147,6 +147,30 @@ TEST_CASE("cuda narrow: rounds to nearest even, strided; what exceeds f16 is its
   }
 }
 
+TEST_CASE("cuda activations: the copy for a product has the bits of narrowing the result") {
+  uint32_t seed = 8500;
+  for (ActivationKind kind : kKinds) {
+    for (DType dtype : {DType::kF16, DType::kBF16}) {
+      const int64_t rows = 3, n = 1027, stride = n + 3;
+      const Guarded<float> x(random_floats(rows * 2 * n, ++seed, Fill::kLarge));
+      const Guarded<float> y(rows * stride), plain(rows * stride);
+      const Guarded<uint16_t> want(rows * n), beside(rows * n), alone(rows * n);
+      cuda::ActivationArgs args{kind, true, x.data(), 2 * n, plain.data(), stride, rows, n};
+      cuda::activation(args, nullptr);
+      cuda::narrow(plain.data(), stride, rows, n, dtype, want.data(), nullptr);
+      args.y = y.data(), args.copy = {beside.data(), dtype};
+      cuda::activation(args, nullptr);
+      args.y = nullptr, args.copy = {alone.data(), dtype};
+      cuda::activation(args, nullptr);
+      finish_kernels("activation and copy");
+      CHECK(compare_bits(y.copy(), plain.copy(), "activation beside its copy") == "");
+      CHECK(beside.copy() == want.copy());
+      CHECK(alone.copy() == want.copy());
+      CHECK((y.intact() && beside.intact() && alone.intact()));
+    }
+  }
+}
+
 TEST_CASE("cuda add_bias: every row, nothing else; empty ops do nothing") {
   const int64_t rows = 3, cols = 300, stride = 303;
   const Guarded<float> bias(random_floats(cols, 1)), c(random_floats(2 * stride + cols, 2));

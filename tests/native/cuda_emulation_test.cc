@@ -2,6 +2,7 @@
 // and graphs, and that each kind of mistake is a fault.
 #include <cuda_runtime.h>
 #include <doctest/doctest.h>
+#include <sys/mman.h>
 
 #include <chrono>
 #include <cstring>
@@ -245,6 +246,31 @@ TEST_CASE("emulation: copies of page-locked memory happen later, others at once"
   CHECK(cudaStreamDestroy(stream) == cudaSuccess);
   CHECK(cudaFree(device) == cudaSuccess);
   CHECK(cudaFreeHost(pinned) == cudaSuccess);
+}
+
+TEST_CASE("emulation: memory mapped for reading is page-locked for reading alone") {
+  constexpr size_t kBytes = 4096;
+  void* mapped = mmap(nullptr, kBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(mapped != MAP_FAILED);
+  int* device;
+  REQUIRE(cudaMalloc(&device, kBytes) == cudaSuccess);
+  const auto copy = [&] {
+    const int64_t before = cuda_emulation::pageable_copies();
+    CHECK(cudaMemcpy(device, mapped, kBytes, cudaMemcpyHostToDevice) == cudaSuccess);
+    return cuda_emulation::pageable_copies() - before;
+  };
+  CHECK(copy() == 1);
+  CHECK(cudaHostRegister(mapped, kBytes, cudaHostRegisterPortable) == cudaErrorInvalidValue);
+  CHECK(cudaHostRegister(mapped, kBytes, cudaHostRegisterReadOnly) == cudaSuccess);
+  CHECK(copy() == 0);
+  CHECK(cudaMemcpy(mapped, device, kBytes, cudaMemcpyDeviceToHost) == cudaErrorInvalidValue);
+  CHECK(cudaHostUnregister(mapped) == cudaSuccess);
+  cuda_emulation::lock_for_reading(false);
+  CHECK(cudaHostRegister(mapped, kBytes, cudaHostRegisterReadOnly) == cudaErrorNotSupported);
+  cuda_emulation::lock_for_reading(true);
+  CHECK(cudaFree(device) == cudaSuccess);
+  CHECK(munmap(mapped, kBytes) == 0);
+  cudaGetLastError();  // taken note of
 }
 
 TEST_CASE("emulation: an event orders two streams") {

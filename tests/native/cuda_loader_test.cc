@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "device/cuda_entry.h"
 #include "device/cuda_loader.h"
@@ -17,7 +18,7 @@ helm::CudaOptions complete() {
   helm::CudaOptions options;
   options.driver = kAnyLibrary;
   options.plugin = HELM_TEST_CUDA_EMULATED_PLUGIN;
-  options.blas_directories = {HELM_TEST_FAKE_CUBLAS_DIRECTORY};
+  options.blas_directories = {HELM_TEST_CUBLAS_DIRECTORY};
   return options;
 }
 
@@ -96,8 +97,16 @@ TEST_CASE("without a plugin the message names the file and the build option") {
 
 TEST_CASE("a library that is no plugin is refused") {
   helm::CudaOptions options = complete();
-  options.plugin = std::string(HELM_TEST_FAKE_CUBLAS_DIRECTORY) + "/libcublas.so.13";
+  options.plugin = std::string(HELM_TEST_CUBLAS_DIRECTORY) + "/libcublas.so.13";
   CHECK(contains(failure(options), "has no helm_cuda_open"));
+}
+
+TEST_CASE("HELM_CUBLAS_DIR lists folders") {
+  const char* given = std::getenv("HELM_CUBLAS_DIR");
+  const std::string before = given == nullptr ? "" : given;
+  setenv("HELM_CUBLAS_DIR", "/first:/second folder::", 1);
+  CHECK(helm::named_cublas_directories() == std::vector<std::string>{"/first", "/second folder"});
+  setenv("HELM_CUBLAS_DIR", before.c_str(), 1);
 }
 
 TEST_CASE("without cuBLAS every place that was tried is listed") {

@@ -140,6 +140,34 @@ TEST_CASE("cuda norms: the bits of a row do not depend on the number of rows") {
   }
 }
 
+TEST_CASE("cuda norms: the copy for a product has the bits of narrowing the result") {
+  uint32_t seed = 5950;
+  for (int64_t n : {33, 1030}) {
+    for (bool layer_norm : {false, true}) {
+      for (DType dtype : {DType::kF16, DType::kBF16}) {
+        const int64_t rows = 3, groups = 2, width = groups * n, stride = width + 3;
+        const Guarded<float> x(random_floats(rows * stride, ++seed, Fill::kLarge));
+        const Guarded<float> weight(random_floats(n, ++seed)), bias(random_floats(n, ++seed));
+        const Guarded<float> y(rows * stride), untouched(rows * stride), plain(rows * stride);
+        const Guarded<uint16_t> want(rows * width), beside(rows * width), alone(rows * width);
+        cuda::NormArgs args{layer_norm, x.data(), stride,        plain.data(), stride, rows,
+                            groups,     n,        weight.data(), bias.data(),  1e-6f};
+        cuda::norm(args, nullptr);
+        cuda::narrow(plain.data(), stride, rows, width, dtype, want.data(), nullptr);
+        args.y = y.data(), args.copy = {beside.data(), dtype};
+        cuda::norm(args, nullptr);
+        args.y = nullptr, args.copy = {alone.data(), dtype};
+        cuda::norm(args, nullptr);
+        finish_kernels("norm and copy");
+        CHECK(compare_bits(y.copy(), plain.copy(), "norm beside its copy") == "");
+        CHECK(beside.copy() == want.copy());
+        CHECK(alone.copy() == want.copy());
+        CHECK((y.intact() && beside.intact() && alone.intact()));
+      }
+    }
+  }
+}
+
 TEST_CASE("cuda rope and append: apart and fused, partial rotation, ragged pages, long positions") {
   uint32_t seed = 6000;
   for (DType dtype : kAllTypes) {

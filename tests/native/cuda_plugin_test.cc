@@ -2,6 +2,7 @@
 // the workspace, products, the search for cuBLAS, the entry points.
 #include <doctest/doctest.h>
 
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -50,92 +51,124 @@ class Directory {
 
 }  // namespace
 
-TEST_CASE("the tables of a step carry the layers of the stage only") {
+namespace {
+
+// The tables of a step in the device's memory, as the host reads them back.
+class TablesOnDevice {
+ public:
+  explicit TablesOnDevice(const helm::Plan& plan)
+      : layout(plan), memory_(static_cast<size_t>(layout.bytes)) {
+    REQUIRE(cudaMalloc(&device_, memory_.size()) == cudaSuccess);
+    upload = std::make_unique<helm::cuda::StepUpload>(plan, 0, device_);
+  }
+  ~TablesOnDevice() {
+    upload.reset();
+    CHECK(cudaFree(device_) == cudaSuccess);
+  }
+  TablesOnDevice(const TablesOnDevice&) = delete;
+  TablesOnDevice& operator=(const TablesOnDevice&) = delete;
+
+  // Enqueues the step; whether that copied anything.
+  bool enqueue(const helm::StepView& step) {
+    const int64_t before = cuda_emulation::uploads();
+    upload->enqueue(step, stream_.handle());
+    return cuda_emulation::uploads() - before == 1;
+  }
+  std::vector<int32_t> read(const void* from, size_t count) {
+    std::vector<int32_t> values(count);
+    stream_.download(values.data(),
+                     static_cast<helm::DeviceAddress>(reinterpret_cast<uintptr_t>(from)),
+                     static_cast<int64_t>(4 * count));
+    stream_.synchronize();
+    return values;
+  }
+
+  const helm::cuda::StepLayout layout;
+  std::unique_ptr<helm::cuda::StepUpload> upload;
+
+ private:
+  std::vector<std::byte> memory_;
+  void* device_ = nullptr;
+  helm::cuda::CudaStream stream_{0};
+};
+
+helm::Plan three_layers() {
   helm::test::TinyShape shape;
   shape.layers = 3;
   shape.page_tokens = 4;
-  const auto plan = helm::Plan::from_json(helm::test::tiny_model(shape).plan);
-  const std::span<const helm::UnitSpec> units(plan.units.data() + 2, 2);  // blocks 1 and 2
-  const helm::cuda::StepLayout layout(plan, units);
-  CHECK(layout.layers == std::vector<int64_t>{1, 2});
-  std::vector<std::byte> memory(static_cast<size_t>(layout.bytes));
-  void* device = nullptr;
-  REQUIRE(cudaMalloc(&device, memory.size()) == cudaSuccess);
-  helm::cuda::CudaStream stream(0);
-  {
-    helm::cuda::StepUpload upload(plan, units, 0, device);
-    for (int32_t round = 0; round < 9; ++round) {  // more than there are staging blocks
-      std::vector<int32_t> ids = {round, 1, 2};
-      std::vector<int32_t> positions = {9, 10, 3};
-      std::vector<int32_t> outputs = {1, 2};
-      std::vector<int32_t> first(9), second(3);  // [blocks, 3]
-      std::iota(first.begin(), first.end(), 10 * round);
-      std::iota(second.begin(), second.end(), 50);
-      const std::vector<helm::SequenceRun> runs = {{0, 2, 9, first.data()},
-                                                   {2, 1, 3, second.data()}};
-      upload.enqueue({ids, positions, outputs, runs}, stream.handle());
-      ids = positions = outputs = {};
-      std::ranges::fill(first, -1);
-    }
-    stream.download(memory.data(),
-                    static_cast<helm::DeviceAddress>(reinterpret_cast<uintptr_t>(device)),
-                    layout.pages + 8 * 4);
-    stream.synchronize();
+  return helm::Plan::from_json(helm::test::tiny_model(shape).plan);
+}
+
+using Ints = std::vector<int32_t>;
+
+}  // namespace
+
+TEST_CASE("the tables of a step survive what the host does next") {
+  const auto plan = three_layers();
+  TablesOnDevice on(plan);
+  for (int32_t round = 0; round < 9; ++round) {  // more than there are staging blocks
+    Ints ids = {round, 1, 2}, positions = {9, 10, 3}, outputs = {1, 2};
+    Ints first(9), second(3);  // [blocks, 3]
+    std::iota(first.begin(), first.end(), 10 * round);
+    std::iota(second.begin(), second.end(), 50);
+    const std::vector<helm::SequenceRun> runs = {{0, 2, 9, first.data()}, {2, 1, 3, second.data()}};
+    CHECK(on.enqueue({ids, positions, outputs, runs}));
+    ids = positions = outputs = {};
+    std::ranges::fill(first, -1);
   }
-  CHECK(cudaFree(device) == cudaSuccess);
-  const auto table = [&](int64_t offset, size_t count) {
-    std::vector<int32_t> values(count);
-    std::memcpy(values.data(), memory.data() + offset, count * 4);
-    return values;
-  };
-  CHECK(table(layout.token_ids, 3) == std::vector<int32_t>{8, 1, 2});
-  CHECK(table(layout.positions, 3) == std::vector<int32_t>{9, 10, 3});
-  CHECK(table(layout.output_rows, 2) == std::vector<int32_t>{1, 2});
-  CHECK(table(layout.row_runs, 3) == std::vector<int32_t>{0, 0, 1});
-  CHECK(table(layout.runs, 12) == std::vector<int32_t>{0, 2, 9, 0, 0, 3, 2, 1, 3, 6, 0, 1});
-  CHECK(table(layout.pages, 8) == std::vector<int32_t>{81, 82, 84, 85, 87, 88, 51, 52});
-  float inv_freq = 0;
-  std::memcpy(&inv_freq, memory.data() + layout.rope[0] + 4, 4);
-  CHECK(inv_freq == plan.rope[0].inv_freq[1]);
+  const helm::cuda::StepTables tables = on.upload->tables(0);
+  CHECK(on.read(tables.token_ids, 3) == Ints{8, 1, 2});
+  CHECK(on.read(tables.positions, 3) == Ints{9, 10, 3});
+  CHECK(on.read(tables.output_rows, 2) == Ints{1, 2});
+  CHECK(on.read(tables.row_runs, 3) == Ints{0, 0, 1});
+  CHECK(on.read(tables.runs, 12) == Ints{0, 2, 9, 0, 0, 3, 2, 1, 3, 9, 0, 1});
+  CHECK(on.read(tables.pages, 12) == Ints{80, 81, 82, 83, 84, 85, 86, 87, 88, 50, 51, 52});
+  const Ints bits = on.read(on.upload->inverse_frequencies(0) + 1, 1);
+  CHECK(std::bit_cast<float>(bits[0]) == plan.rope[0].inv_freq[1]);
 }
 
 TEST_CASE("the tables of a step carry the blocks that have pages only") {
-  helm::test::TinyShape shape;
-  shape.layers = 3;
-  shape.page_tokens = 4;
-  const auto plan = helm::Plan::from_json(helm::test::tiny_model(shape).plan);
-  helm::AttendOp attend{};
-  attend.layer = 2;
-  const std::vector<helm::UnitSpec> units = {{"piece", "accelerator", {attend}}};
-  const helm::cuda::StepLayout layout(plan, units);
-  CHECK(layout.layers == std::vector<int64_t>{2});
-  std::vector<std::byte> memory(static_cast<size_t>(layout.bytes));
-  void* device = nullptr;
-  REQUIRE(cudaMalloc(&device, memory.size()) == cudaSuccess);
-  helm::cuda::CudaStream stream(0);
-  {
-    helm::cuda::StepUpload upload(plan, units, 0, device);
-    const std::vector<int32_t> ids = {7, 8, 9, 6}, positions = {9, 3, 13, 14};
-    const std::vector<int32_t> first = {0, 1, 2, 3, 4, 5};  // [blocks, 3], from block 1 on
-    const std::vector<int32_t> last = {6, 7, 8};            // of block 3 alone
-    const std::vector<helm::SequenceRun> runs = {{0, 1, 9, first.data(), 1},
-                                                 {2, 2, 13, last.data(), 3, 4}};
-    upload.enqueue({ids, positions, {}, runs}, stream.handle());
-    stream.download(memory.data(),
-                    static_cast<helm::DeviceAddress>(reinterpret_cast<uintptr_t>(device)),
-                    layout.pages + 3 * 4);
-    stream.synchronize();
+  const auto plan = three_layers();
+  TablesOnDevice on(plan);
+  const Ints ids = {7, 8, 9, 6}, positions = {9, 3, 13, 14};
+  const Ints first = {0, 1, 2, 3, 4, 5};  // [blocks, 3], from block 1 on
+  const Ints last = {6, 7, 8};            // of block 3 alone
+  const std::vector<helm::SequenceRun> runs = {{0, 1, 9, first.data(), 1},
+                                               {2, 2, 13, last.data(), 3, 4}};
+  CHECK(on.enqueue({ids, positions, {}, runs}));
+  const helm::cuda::StepTables tables = on.upload->tables(0);
+  CHECK(on.read(tables.row_runs, 4) == Ints{0, -1, 1, 1});  // row 1 has no run
+  // The index of block 0, which has no entry: of the second run three blocks before its only page.
+  CHECK(on.read(tables.runs, 12) == Ints{0, 1, 9, -3, 1, 3, 2, 2, 13, -3, 3, 4});
+  CHECK(on.read(tables.pages, 9) == Ints{0, 1, 2, 3, 4, 5, 6, 7, 8});
+}
+
+TEST_CASE("the pieces of a step have one upload, with a table of all runs") {
+  const auto plan = three_layers();  // of 4 sequences
+  TablesOnDevice on(plan);
+  const Ints ids = {7, 8}, positions = {30, 20};
+  const Ints near = {1, 2, 3, 4, 5, 6}, other = {7, 8, 9}, visitor = {0, 0, 0};
+  std::vector<helm::SequenceRun> runs = {{0, 1, 30, near.data(), 6}, {1, 1, 20, other.data(), 5}};
+  for (int64_t block = 0; block < 6; ++block) {
+    runs.push_back({0, 1, 30, visitor.data(), block, block + 1});
   }
-  CHECK(cudaFree(device) == cudaSuccess);
-  const auto table = [&](int64_t offset, size_t count) {
-    std::vector<int32_t> values(count);
-    std::memcpy(values.data(), memory.data() + offset, count * 4);
-    return values;
-  };
-  CHECK(table(layout.row_runs, 4) == std::vector<int32_t>{0, -1, 1, 1});  // row 1 has no run
-  // The index of block 0, which has no entry: of the second run three before its only page.
-  CHECK(table(layout.runs, 12) == std::vector<int32_t>{0, 1, 9, -1, 1, 3, 2, 2, 13, -1, 3, 4});
-  CHECK(table(layout.pages, 3) == std::vector<int32_t>{2, 5, 8});
+  helm::StepView step{ids, positions, {}, runs, runs, helm::next_step_number()};
+  CHECK(on.enqueue(step.piece(0, 2)));
+  for (size_t i = 2; i < runs.size(); ++i) {
+    CHECK_FALSE(on.enqueue(step.piece(i, 1)));
+    const auto block = static_cast<int32_t>(i) - 2;
+    const helm::cuda::StepTables tables = on.upload->tables(static_cast<int64_t>(i));
+    const Ints run = on.read(tables.runs, 6);
+    CHECK(run == Ints{0, 1, 30, 9 - 3 * block, block, block + 1});
+    CHECK(on.read(tables.pages + run[3] + 3 * block, 3) == Ints{0, 0, 0});
+  }
+  CHECK_FALSE(on.enqueue(step.piece(0, 2)));
+  CHECK(on.read(on.upload->tables(0).row_runs, 2) == Ints{0, 1});
+  step.number = helm::next_step_number();
+  CHECK(on.enqueue(step.piece(0, 2)));
+  step.number = 0;
+  CHECK(on.enqueue(step));
+  CHECK(on.enqueue(step));
 }
 
 TEST_CASE("attention is split into a power of two of pieces, none of few positions") {
@@ -154,6 +187,7 @@ TEST_CASE("a short prompt behind a long context is split by the blocks that it h
   CHECK(prompt_blocks(128, 32, 8) == 16 * 8);  // 8 tokens of 4 query heads a block
   CHECK(prompt_blocks(1, 32, 8) == 8);
   CHECK(prompt_blocks(9, 32, 8) == 16);
+  CHECK(prompt_blocks(9, 0, 0) == 0);  // as in the probe's stages of products
   CHECK(attention_splits(prompt_blocks(128, 32, 8), 32768) == 4);
   CHECK(attention_splits(prompt_blocks(16, 32, 8), 32768) == 32);
 }
@@ -247,7 +281,8 @@ TEST_CASE("the workspace follows its formula") {
   const auto plan = helm::Plan::from_json(helm::test::tiny_model(shape).plan);
   const helm::cuda::WorkspaceLayout layout(plan, plan.units, int64_t{8} << 20);
   CHECK(layout.blas_bytes == int64_t{8} << 20);
-  CHECK(layout.narrow_offset == layout.blas_bytes);
+  CHECK(layout.blas_offset == (helm::cuda::StepLayout(plan).bytes + 255) / 256 * 256);
+  CHECK(layout.narrow_offset == layout.blas_offset + layout.blas_bytes);
   CHECK(layout.partials_offset - layout.narrow_offset == 32 * 40 * 2);  // rows * widest input
   int64_t partials = 0;
   for (int64_t tokens = 1; tokens <= 32; ++tokens) {
@@ -258,9 +293,7 @@ TEST_CASE("the workspace follows its formula") {
                                  tokens, 4, 10, attention_splits(blocks, plan.limits.context)));
     }
   }
-  CHECK(layout.steps_offset - layout.partials_offset == (partials + 255) / 256 * 256);
-  CHECK(layout.bytes ==
-        layout.steps_offset + (helm::cuda::StepLayout(plan, plan.units).bytes + 255) / 256 * 256);
+  CHECK(layout.bytes - layout.partials_offset == (partials + 255) / 256 * 256);
 }
 
 TEST_CASE("cuBLAS is looked for in the wheel, the toolkit, then the loader's path") {
@@ -277,7 +310,7 @@ TEST_CASE("the first cuBLAS that works is taken, and all failures are told") {
   const Directory broken;
   const std::string text_file = broken.string() + "/libcublas.so.13";
   std::ofstream(text_file) << "not a library";
-  const std::string fake = std::string(HELM_TEST_FAKE_CUBLAS_DIRECTORY) + "/libcublas.so.13";
+  const std::string fake = std::string(HELM_TEST_CUBLAS_DIRECTORY) + "/libcublas.so.13";
   std::string path;
   const std::vector<std::string> works = {"/no/such/libcublas.so.13", text_file, fake};
   CHECK((helm::cuda::load_blas(works, &path).create != nullptr));

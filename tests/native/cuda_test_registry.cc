@@ -7,7 +7,7 @@
 
 namespace helm {
 
-std::unique_ptr<Device> open_accelerator(const std::string&) {
+std::unique_ptr<Device> open_accelerator(const std::string&, const std::vector<std::string>&) {
   return test::open_cuda_test_device(0);
 }
 

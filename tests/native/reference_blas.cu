@@ -3,6 +3,7 @@
 #include <launch.h>
 
 #include <atomic>
+#include <cstddef>
 
 namespace helm::test {
 namespace {
@@ -11,11 +12,15 @@ constexpr int kNotInitialized = 1;
 constexpr int kInvalidValue = 7;
 constexpr int kThreads = 64;
 
+constexpr size_t kScribbled = 256;
+
 std::atomic<int> live = 0;
+std::atomic<int64_t> last_workspace_bytes = 0;
 
 struct Handle {
   cudaStream_t stream;
   void* workspace;
+  size_t workspace_bytes;
 };
 
 struct Product {
@@ -67,13 +72,14 @@ int destroy(void* handle) {
 }
 
 int set_stream(void* handle, cudaStream_t stream) {
-  *static_cast<Handle*>(handle) = {stream, nullptr};
+  *static_cast<Handle*>(handle) = {stream, nullptr, 0};
   return cuda::kBlasSuccess;
 }
 
 int set_workspace(void* handle, void* workspace, size_t bytes) {
-  if (bytes == 0 || reinterpret_cast<uintptr_t>(workspace) % 256 != 0) return kInvalidValue;
+  if (bytes < kScribbled || reinterpret_cast<uintptr_t>(workspace) % 256 != 0) return kInvalidValue;
   static_cast<Handle*>(handle)->workspace = workspace;
+  static_cast<Handle*>(handle)->workspace_bytes = bytes;
   return cuda::kBlasSuccess;
 }
 
@@ -102,6 +108,10 @@ int gemm_ex(void* handle, int trans_a, int trans_b, int64_t m, int64_t n, int64_
                         *static_cast<const float*>(beta),
                         static_cast<float*>(c),
                         ldc};
+  auto* const last = static_cast<std::byte*>(h.workspace) + h.workspace_bytes - kScribbled;
+  cudaMemsetAsync(h.workspace, 0xff, kScribbled, h.stream);
+  cudaMemsetAsync(last, 0xff, kScribbled, h.stream);
+  last_workspace_bytes = static_cast<int64_t>(h.workspace_bytes);
   const auto blocks = static_cast<unsigned>((m * n + kThreads - 1) / kThreads);
   cuda::launch(multiply, dim3(blocks), dim3(kThreads), 0, h.stream, product);
   return cuda::kBlasSuccess;
@@ -119,6 +129,10 @@ cuda::BlasApi reference_blas() {
 
 int live_blas_handles() {
   return live;
+}
+
+int64_t last_blas_workspace_bytes() {
+  return last_workspace_bytes;
 }
 
 }  // namespace helm::test

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "cases.h"
 
@@ -12,7 +14,9 @@ namespace {
 
 struct Options {
   int rounds = 7;
-  std::string match, json;
+  int64_t bytes = int64_t{1} << 30;  // that one reading of the ceiling takes, twice those of a case
+  std::vector<std::string> matches;  // parts of the names of cases; none: all
+  std::string json;
 };
 
 struct Stats {
@@ -36,39 +40,76 @@ class Timer {
     cudaStreamDestroy(stream_);
   }
 
-  // Seconds of one launch, out of as many as take 20 ms, replayed as a graph: a decode step pays no
-  // launch overhead either.
-  template <class F>
-  double launch_s(const F& enqueue) {
-    const double once = repeat_s(enqueue, 4) / 4;
-    const int n = std::clamp(static_cast<int>(0.02 / once), 4, 400);
-    return repeat_s(enqueue, n) / n;
-  }
+  cudaStream_t stream() const { return stream_; }
 
- private:
   template <class F>
-  double repeat_s(const F& enqueue, int n) {
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
-    for (int i = 0; i < n; ++i) enqueue(stream_);
-    check(cudaStreamEndCapture(stream_, &graph), "capture");
-    check(cudaGraphInstantiate(&exec, graph, 0), "graph");
-    check(cudaGraphLaunch(exec, stream_), "warm-up");
+  double seconds(const F& enqueue) {
     check(cudaEventRecord(begin_, stream_), "record");
-    check(cudaGraphLaunch(exec, stream_), "launch");
+    enqueue();
     check(cudaEventRecord(end_, stream_), "record");
     check(cudaStreamSynchronize(stream_), "kernels");
     check(cudaGetLastError(), "launch");
     float ms = 0;
     check(cudaEventElapsedTime(&ms, begin_, end_), "time");
-    check(cudaGraphExecDestroy(exec), "graph");
-    check(cudaGraphDestroy(graph), "graph");
     return ms * 1e-3;
   }
 
+ private:
   cudaStream_t stream_;
   cudaEvent_t begin_, end_;
+};
+
+// As many launches as take about `total_s` as one graph: a decode step pays no launch overhead
+// either. Every launch has run once when the constructor returns.
+class Repeated {
+ public:
+  template <class F>
+  Repeated(Timer& timer, double total_s, const F& enqueue) : timer_(timer) {
+    enqueue(timer.stream());  // whose code may have to be loaded first
+    const double once = timer.seconds([&] { enqueue(timer.stream()); });
+    launches_ = static_cast<int>(std::clamp(total_s / once, 1.0, 400.0));
+    cudaGraph_t graph;
+    check(cudaStreamBeginCapture(timer.stream(), cudaStreamCaptureModeThreadLocal), "capture");
+    for (int i = 0; i < launches_; ++i) enqueue(timer.stream());
+    check(cudaStreamEndCapture(timer.stream(), &graph), "capture");
+    check(cudaGraphInstantiate(&exec_, graph, 0), "graph");
+    check(cudaGraphDestroy(graph), "graph");
+    launch_s();
+  }
+  ~Repeated() { cudaGraphExecDestroy(exec_); }
+  Repeated(const Repeated&) = delete;
+  Repeated& operator=(const Repeated&) = delete;
+
+  // Seconds of one launch.
+  double launch_s() {
+    return timer_.seconds([&] { check(cudaGraphLaunch(exec_, timer_.stream()), "launch"); }) /
+           launches_;
+  }
+
+ private:
+  Timer& timer_;
+  int launches_ = 0;
+  cudaGraphExec_t exec_ = nullptr;
+};
+
+constexpr double kCeiling_s = 0.005, kCase_s = 0.02;
+
+// The rate at which the device reads memory of `bytes` once.
+class Ceiling {
+ public:
+  Ceiling(Timer& timer, int64_t bytes) : buffer_(bytes) {
+    check(cudaMemset(buffer_.as(), 0, static_cast<size_t>(bytes)), "clearing");
+    reads_.emplace(timer, kCeiling_s, [&](cudaStream_t stream) {
+      stream_read(buffer_.as(), read_bytes(),
+                  reinterpret_cast<float*>(buffer_.as<char>() + read_bytes()), stream);
+    });
+  }
+  double bytes_per_s() { return static_cast<double>(read_bytes()) / reads_->launch_s(); }
+
+ private:
+  int64_t read_bytes() const { return buffer_.bytes() - 16; }
+  DeviceBuffer buffer_;
+  std::optional<Repeated> reads_;
 };
 
 struct Row {
@@ -77,24 +118,22 @@ struct Row {
 };
 
 // Every round reads the ceiling again right before the case.
-Row measure(Case& timed, const Options& o, const DeviceBuffer& buffer, Timer& timer) {
+Row measure(Case& timed, int rounds, Ceiling& ceiling, Timer& timer) {
   std::vector<double> rates, shares;
-  for (int round = 0; round < o.rounds; ++round) {
-    const double ceiling =
-        static_cast<double>(buffer.bytes() - 16) / timer.launch_s([&](cudaStream_t stream) {
-          stream_read(buffer.as(), buffer.bytes() - 16,
-                      reinterpret_cast<float*>(buffer.as<char>() + buffer.bytes() - 16), stream);
-        });
-    const double s = timer.launch_s([&](cudaStream_t stream) { timed.enqueue(stream); });
-    rates.push_back(static_cast<double>(timed.bytes) / s);
-    shares.push_back(rates.back() / ceiling);
+  Repeated launches(timer, kCase_s, [&](cudaStream_t stream) { timed.enqueue(stream); });
+  for (int round = 0; round < rounds; ++round) {
+    const double most = ceiling.bytes_per_s();
+    rates.push_back(static_cast<double>(timed.bytes) / launches.launch_s());
+    shares.push_back(rates.back() / most);
   }
   return {timed.name, stats_of(rates), stats_of(shares)};
 }
 
+// Whole at any time, for whoever ends the run early.
 void write_json(const Options& o, const cudaDeviceProp& device, const std::vector<Row>& rows) {
-  std::FILE* f = std::fopen(o.json.c_str(), "w");
-  if (!f) throw Error(ErrorKind::kIo, "[bench] cannot write " + o.json);
+  const std::string part = o.json + ".part";
+  std::FILE* f = std::fopen(part.c_str(), "w");
+  if (!f) throw Error(ErrorKind::kIo, "[bench] cannot write " + part);
   std::fprintf(f, "{\"device\": \"%s\", \"compute_capability\": \"%d.%d\", \"rounds\": %d,\n",
                device.name, device.major, device.minor, o.rounds);
   std::fprintf(f, " \"results\": [\n");
@@ -107,7 +146,9 @@ void write_json(const Options& o, const cudaDeviceProp& device, const std::vecto
                  i + 1 < rows.size() ? "," : "");
   }
   std::fprintf(f, "]}\n");
-  std::fclose(f);
+  if (std::fclose(f) != 0 || std::rename(part.c_str(), o.json.c_str()) != 0) {
+    throw Error(ErrorKind::kIo, "[bench] cannot write " + o.json);
+  }
 }
 
 int run(int argc, char** argv) {
@@ -116,31 +157,38 @@ int run(int argc, char** argv) {
     const std::string key = argv[i];
     if (i + 1 < argc && key == "--rounds") {
       o.rounds = std::max(1, std::atoi(argv[i + 1]));
+    } else if (i + 1 < argc && key == "--bytes") {
+      o.bytes = std::max<int64_t>(1 << 16, std::atoll(argv[i + 1]) / 16 * 16);
     } else if (i + 1 < argc && key == "--match") {
-      o.match = argv[i + 1];
+      o.matches.emplace_back(argv[i + 1]);
     } else if (i + 1 < argc && key == "--json") {
       o.json = argv[i + 1];
     } else {
-      std::fprintf(stderr, "helm-bench-cuda [--rounds N] [--match TEXT] [--json FILE]\n");
+      std::fprintf(stderr,
+                   "helm-bench-cuda [--rounds N] [--bytes N] [--match TEXT]... [--json FILE]\n");
       return 2;
     }
   }
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a log shows how far the run came
   cudaDeviceProp device;
   check(cudaGetDeviceProperties(&device, 0), "device properties");
   std::printf("%s, compute capability %d.%d, rounds %d\n", device.name, device.major, device.minor,
               o.rounds);
-  const DeviceBuffer buffer(int64_t{1} << 30);
-  check(cudaMemset(buffer.as(), 0, static_cast<size_t>(buffer.bytes())), "clearing");
   Timer timer;
+  Ceiling ceiling(timer, o.bytes);
   std::vector<Row> rows;
-  for_each_case(o.match, [&](Case& timed) {
-    rows.push_back(measure(timed, o, buffer, timer));
+  for_each_case(o.matches, o.bytes / 2, [&](Case& timed) {
+    rows.push_back(measure(timed, o.rounds, ceiling, timer));
     const Row& r = rows.back();
     std::printf("%-60s %8.1f [%8.1f-%8.1f] GB/s %4.0f%% [%3.0f-%3.0f]\n", r.name.c_str(),
                 r.rate.median / 1e9, r.rate.min / 1e9, r.rate.max / 1e9, r.share.median * 100,
                 r.share.min * 100, r.share.max * 100);
+    if (!o.json.empty()) write_json(o, device, rows);
   });
-  if (!o.json.empty()) write_json(o, device, rows);
+  if (rows.empty()) {
+    std::fprintf(stderr, "[bench] no case has such a name\n");
+    return 1;
+  }
   return 0;
 }
 

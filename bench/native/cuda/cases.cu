@@ -11,7 +11,6 @@
 namespace helm::bench {
 namespace {
 
-constexpr int64_t kRotation = int64_t{512} << 20;  // bytes of copies, more than any L2 holds
 constexpr DType kStored[] = {DType::kF16, DType::kBF16};
 
 const char* name_of(DType dtype) {
@@ -70,15 +69,14 @@ void require(bool right, const std::string& name, int64_t i, double got, double 
 
 class MatvecCase : public Case {
  public:
-  MatvecCase(const std::string& shape, DType dtype, int64_t tokens, int64_t rows, int64_t cols)
-      : copy_bytes_(rows * cols * dtype_bytes(dtype)),
-        copies_(std::max<int64_t>(1, kRotation / copy_bytes_)),
+  MatvecCase(std::string what, int64_t rotation_bytes, DType dtype, int64_t tokens, int64_t rows,
+             int64_t cols)
+      : Case(std::move(what), rows * cols * dtype_bytes(dtype)),
+        copy_bytes_(bytes),
+        copies_(std::max<int64_t>(1, rotation_bytes / copy_bytes_)),
         w_(copy_bytes_ * copies_),
         a_(tokens * cols * 4),
         c_(tokens * rows * 4) {
-    name = std::string("matvec ") + name_of(dtype) + " " + shape + " " + std::to_string(rows) +
-           "x" + std::to_string(cols) + " tokens " + std::to_string(tokens);
-    bytes = copy_bytes_;
     args_ = {a_.as<float>(), cols,    tokens, w_.as(),        dtype, rows,
              cols,           nullptr, false,  c_.as<float>(), rows};
     fill(w_, dtype);
@@ -97,13 +95,14 @@ class MatvecCase : public Case {
     cuda::matvec(args_, nullptr);
     const auto c = download<float>(c_.as(), args_.tokens * args_.rows);
     const auto a = download<float>(a_.as(), args_.tokens * args_.cols);
-    const auto w = download<char>(w_.as(), copy_bytes_);
+    const int64_t row_bytes = args_.cols * dtype_bytes(args_.dtype);
     for (int64_t r = 0; r < args_.rows; r += 97) {
+      const auto w = download<char>(w_.as<char>() + r * row_bytes, row_bytes);
       for (int64_t t = 0; t < args_.tokens; ++t) {
         double want = 0, size = 0;
         for (int64_t k = 0; k < args_.cols; ++k) {
           const double v = static_cast<double>(a[static_cast<size_t>(t * args_.cols + k)]) *
-                           widened(args_.dtype, w.data(), r * args_.cols + k);
+                           widened(args_.dtype, w.data(), k);
           want += v, size += std::abs(v);
         }
         const double got = c[static_cast<size_t>(t * args_.rows + r)];
@@ -122,10 +121,11 @@ class MatvecCase : public Case {
 // whose attention is merged into a partial, as where older pages lie in host memory.
 class AttentionCase : public Case {
  public:
-  AttentionCase(DType dtype, bool near, int64_t context, int64_t splits, int64_t heads,
-                int64_t kv_heads)
-      : context_(context),
-        layers_(std::max<int64_t>(1, kRotation / layer_bytes(dtype, context, kv_heads))),
+  AttentionCase(std::string what, int64_t rotation_bytes, DType dtype, bool near, int64_t context,
+                int64_t splits, int64_t heads, int64_t kv_heads)
+      : Case(std::move(what), 2 * context * kv_heads * kHeadDim * dtype_bytes(dtype)),
+        context_(context),
+        layers_(std::max<int64_t>(1, rotation_bytes / layer_bytes(dtype, context, kv_heads))),
         pool_(layers_ * layer_bytes(dtype, context, kv_heads)),
         x_(heads * kHeadDim * 4),
         out_(heads * kHeadDim * 4),
@@ -133,10 +133,6 @@ class AttentionCase : public Case {
         partials_(std::max<int64_t>(4, cuda::attention_partials_bytes(1, heads, kHeadDim, splits))),
         tables_(static_cast<int64_t>(sizeof(cuda::Run))),
         pages_(layers_ * blocks() * 4) {
-    name = std::string(near ? "attend " : "attention ") + name_of(dtype) + " heads " +
-           std::to_string(heads) + "/" + std::to_string(kv_heads) + " context " +
-           std::to_string(context) + " splits " + std::to_string(splits);
-    bytes = 2 * context * kv_heads * kHeadDim * dtype_bytes(dtype);
     std::vector<int32_t> pages(static_cast<size_t>(layers_ * blocks()));
     for (size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<int32_t>(i);
     std::shuffle(pages.begin(), pages.end(), std::mt19937(1));
@@ -199,26 +195,31 @@ class AttentionCase : public Case {
     }
     const auto out = download<float>(out_.as(), args_.heads * kHeadDim);
     const auto x = download<float>(x_.as(), args_.heads * kHeadDim);
-    const auto pool = download<char>(pool_.as(), pool_.bytes());
+    const int64_t page_bytes = pool_.bytes() / layers_ / blocks();
+    std::vector<std::vector<char>> layer;  // the first one's pages, block by block
+    for (int64_t block = 0; block < blocks(); ++block) {
+      const int64_t page = pages[static_cast<size_t>(block * layers_)];
+      layer.push_back(download<char>(pool_.as<char>() + page * page_bytes, page_bytes));
+    }
     for (int64_t head = 0; head < args_.kv.kv_heads; ++head) {
       const int64_t q = head * (args_.heads / args_.kv.kv_heads) * kHeadDim;
       std::vector<double> want(kHeadDim);
       double sum = 0;
       for (int64_t j = 0; j < context_; ++j) {
-        const int64_t page = pages[static_cast<size_t>(j / kPageTokens * layers_)];
+        const char* page = layer[static_cast<size_t>(j / kPageTokens)].data();
         const auto row = [&](int64_t slab) {
-          return ((page * 2 * args_.kv.kv_heads + slab) * kPageTokens + j % kPageTokens) * kHeadDim;
+          return (slab * kPageTokens + j % kPageTokens) * kHeadDim;
         };
         double score = 0;
         for (int64_t d = 0; d < kHeadDim; ++d) {
           score += static_cast<double>(x[static_cast<size_t>(q + d)]) * args_.scale *
-                   widened(args_.kv.dtype, pool.data(), row(head) + d);
+                   widened(args_.kv.dtype, page, row(head) + d);
         }
         const double weight = std::exp(score);
         sum += weight;
         for (int64_t d = 0; d < kHeadDim; ++d) {
           want[static_cast<size_t>(d)] +=
-              weight * widened(args_.kv.dtype, pool.data(), row(head + args_.kv.kv_heads) + d);
+              weight * widened(args_.kv.dtype, page, row(head + args_.kv.kv_heads) + d);
         }
       }
       for (int64_t d = 0; d < kHeadDim; ++d) {
@@ -238,15 +239,15 @@ class AttentionCase : public Case {
 class RowsCase : public Case {
  public:
   using Launch = std::function<void(const float* x, float* y, cudaStream_t stream)>;
-  RowsCase(const std::string& what, int64_t x_bytes, int64_t y_bytes, Launch launch)
-      : copies_(std::max<int64_t>(1, kRotation / (x_bytes + y_bytes))),
+  RowsCase(std::string what, int64_t rotation_bytes, int64_t x_bytes, int64_t y_bytes,
+           Launch launch)
+      : Case(std::move(what), x_bytes + y_bytes),
+        copies_(std::max<int64_t>(1, rotation_bytes / (x_bytes + y_bytes))),
         x_bytes_(x_bytes),
         y_bytes_(y_bytes),
         x_(x_bytes * copies_),
         y_(y_bytes * copies_),
         launch_(std::move(launch)) {
-    name = what;
-    bytes = x_bytes + y_bytes;
     fill(x_, DType::kF32);
   }
   void enqueue(cudaStream_t stream) override {
@@ -313,43 +314,55 @@ void stream_read(const void* p, int64_t bytes, float* sink, cudaStream_t stream)
                static_cast<const uint4*>(p), bytes / 16, sink);
 }
 
-void for_each_case(const std::string& match, const std::function<void(Case&)>& use) {
-  const auto keep = [&](const std::string& group, auto make) {
-    if (group.find(match) != std::string::npos) use(*make());
+void for_each_case(const std::vector<std::string>& matches, int64_t rotation_bytes,
+                   const std::function<void(Case&)>& use) {
+  const auto keep = [&](const std::string& name, auto make) {
+    const auto found = [&](const std::string& text) {
+      return name.find(text) != std::string::npos;
+    };
+    if (matches.empty() || std::ranges::any_of(matches, found)) use(*make(name));
+  };
+  const auto attention = [&](DType dtype, bool near, int64_t context, int64_t splits) {
+    constexpr int64_t kHeads = 32, kKvHeads = 8;
+    keep(std::string(near ? "attend " : "attention ") + name_of(dtype) + " heads " +
+             std::to_string(kHeads) + "/" + std::to_string(kKvHeads) + " context " +
+             std::to_string(context) + " splits " + std::to_string(splits),
+         [&](const std::string& name) {
+           return std::make_unique<AttentionCase>(name, rotation_bytes, dtype, near, context,
+                                                  splits, kHeads, kKvHeads);
+         });
   };
   for (DType dtype : kStored) {
     for (const Shape& s : kShapes) {
       for (int64_t tokens : {1, 2, 4, 8}) {
-        keep(std::string("matvec ") + name_of(dtype) + " " + s.name,
-             [&] { return std::make_unique<MatvecCase>(s.name, dtype, tokens, s.rows, s.cols); });
+        keep(std::string("matvec ") + name_of(dtype) + " " + s.name + " " + std::to_string(s.rows) +
+                 "x" + std::to_string(s.cols) + " tokens " + std::to_string(tokens),
+             [&](const std::string& name) {
+               return std::make_unique<MatvecCase>(name, rotation_bytes, dtype, tokens, s.rows,
+                                                   s.cols);
+             });
       }
     }
     for (int64_t context : {1024, 8192, 32768}) {
-      for (int64_t splits : {1, 8, 32, 64}) {
-        keep(std::string("attention ") + name_of(dtype),
-             [&] { return std::make_unique<AttentionCase>(dtype, false, context, splits, 32, 8); });
-      }
-      keep(std::string("attend ") + name_of(dtype), [&] {
-        return std::make_unique<AttentionCase>(
-            dtype, true, context, std::min<int64_t>(64, context / cuda::kSplitKeys), 32, 8);
-      });
+      for (int64_t splits : {1, 8, 32, 64}) attention(dtype, false, context, splits);
+      attention(dtype, true, context, std::min<int64_t>(64, context / cuda::kSplitKeys));
     }
   }
   const auto ones = std::make_shared<DeviceBuffer>(4096 * 4);
   fill(*ones, DType::kF32);
   for (int64_t rows : {1, 512}) {
-    keep("norm", [&] {
+    keep("norm 4096 rows " + std::to_string(rows), [&](const std::string& name) {
       return std::make_unique<RowsCase>(
-          "norm 4096 rows " + std::to_string(rows), rows * 4096 * 4, rows * 4096 * 4,
+          name, rotation_bytes, rows * 4096 * 4, rows * 4096 * 4,
           [ones, rows](const float* x, float* y, cudaStream_t stream) {
             cuda::norm({false, x, 4096, y, 4096, rows, 1, 4096, ones->as<float>(), nullptr, 1e-6f},
                        stream);
           });
     });
-    keep("activation", [&] {
+    keep("activation silu gated 12288 rows " + std::to_string(rows), [&](const std::string& name) {
       return std::make_unique<RowsCase>(
-          "activation silu gated 12288 rows " + std::to_string(rows), rows * 2 * 12288 * 4,
-          rows * 12288 * 4, [rows](const float* x, float* y, cudaStream_t stream) {
+          name, rotation_bytes, rows * 2 * 12288 * 4, rows * 12288 * 4,
+          [rows](const float* x, float* y, cudaStream_t stream) {
             cuda::activation({ActivationKind::kSilu, true, x, 2 * 12288, y, 12288, rows, 12288},
                              stream);
           });

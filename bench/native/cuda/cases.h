@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -34,15 +35,18 @@ class DeviceBuffer {
 // operands in L2.
 class Case {
  public:
+  Case(std::string what, int64_t read_bytes) : name(std::move(what)), bytes(read_bytes) {}
   virtual ~Case() = default;
   virtual void enqueue(cudaStream_t stream) = 0;
-  std::string name;
-  int64_t bytes = 0;
+  const std::string name;
+  const int64_t bytes;
 };
 
-// Makes each case whose name begins with a text that contains `match`, one at a time, and calls
-// `use` with it. Throws Error if a kernel's result is wrong.
-void for_each_case(const std::string& match, const std::function<void(Case&)>& use);
+// Makes each case whose name contains one of `matches`, all if there is none, one at a time, and
+// calls `use` with it. Copies of its operands take about `rotation_bytes`. Throws Error if a
+// kernel's result is wrong.
+void for_each_case(const std::vector<std::string>& matches, int64_t rotation_bytes,
+                   const std::function<void(Case&)>& use);
 
 // Reads [p, p + bytes) once, as fast as the device can: the ceiling.
 void stream_read(const void* p, int64_t bytes, float* sink, cudaStream_t stream);

@@ -1,7 +1,5 @@
-// The GPU of cuda_test_device.h, through the loader and the plugin. HELM_TEST_CUBLAS may name the
-// directory of libcublas.so.13.
-#include <cstdlib>
-
+// The device of cuda_test_device.h through the loader and the plugin, on a GPU or emulated.
+// HELM_CUBLAS_DIR says where cuBLAS is.
 #include "cuda_test_device.h"
 #include "device/cuda_loader.h"
 
@@ -11,9 +9,7 @@ std::unique_ptr<Device> open_cuda_test_device(int64_t limit_bytes) {
   CudaOptions options;
   options.limit_bytes = limit_bytes;
   options.plugin = HELM_TEST_CUDA_PLUGIN;
-  if (const char* directory = std::getenv("HELM_TEST_CUBLAS")) {
-    options.blas_directories.emplace_back(directory);
-  }
+  options.blas_directories = named_cublas_directories();
   return open_cuda(options);
 }
 

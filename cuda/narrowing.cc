@@ -1,0 +1,83 @@
+#include "cuda/narrowing.h"
+
+#include <algorithm>
+#include <type_traits>
+#include <variant>
+
+namespace helm::cuda {
+namespace {
+
+const ValueSpec& value_of(const Plan& plan, ValueIndex index) {
+  return plan.values[static_cast<size_t>(index)];
+}
+
+// Whether a norm or activation writes all of this value, row by row.
+bool makes(const Plan& plan, const Op& op, ValueIndex value) {
+  const ValueSpec& spec = value_of(plan, value);
+  const auto from = [&](ValueIndex in) { return value_of(plan, in).per_output == spec.per_output; };
+  if (const auto* norm = std::get_if<NormOp>(&op)) {
+    return norm->out == value && norm->out_offset == 0 && norm->groups * norm->size == spec.width &&
+           from(norm->in);
+  }
+  const auto* activation = std::get_if<ActivationOp>(&op);
+  return activation != nullptr && activation->out == value && activation->size == spec.width &&
+         from(activation->in);
+}
+
+// The 16-bit dtype of all of a product's weights, or f32.
+DType narrow_dtype(const Plan& plan, const LinearOp& product) {
+  const auto dtype_of = [&](const LinearOp::Part& part) {
+    return plan.tensors[static_cast<size_t>(part.weight)].dtype;
+  };
+  const DType first = dtype_of(product.parts.front());
+  const bool same = std::ranges::all_of(
+      product.parts, [&](const LinearOp::Part& part) { return dtype_of(part) == first; });
+  return same ? first : DType::kF32;
+}
+
+DType dtype_between(const Plan& plan, const Op& op, const Op& next) {
+  const auto* product = std::get_if<LinearOp>(&next);
+  if (product == nullptr || !makes(plan, op, product->in)) return DType::kF32;
+  return narrow_dtype(plan, *product);
+}
+
+bool reads(const Op& op, ValueIndex value) {
+  return std::visit(
+      [&](const auto& spec) {
+        using Type = std::decay_t<decltype(spec)>;
+        bool found = false;
+        if constexpr (requires { spec.in; }) found = spec.in == value;
+        if constexpr (std::is_same_v<Type, LinearOp>) {
+          found = found || (spec.accumulate && spec.out == value);
+        }
+        if constexpr (std::is_same_v<Type, RopeOp>) found = spec.value == value;
+        if constexpr (std::is_same_v<Type, PositionEmbeddingOp>) found = spec.out == value;
+        if constexpr (std::is_same_v<Type, MergeOp>) {
+          found = spec.first == value || spec.second == value;
+        }
+        return found;
+      },
+      op);
+}
+
+// Whether all that reads the value are products that find it narrowed.
+bool read_narrowed_only(const Plan& plan, ValueIndex value) {
+  if (value == plan.logits) return false;
+  for (const UnitSpec& unit : plan.units) {
+    for (size_t i = 0; i < unit.ops.size(); ++i) {
+      if (!reads(unit.ops[i], value)) continue;
+      if (i == 0 || dtype_between(plan, unit.ops[i - 1], unit.ops[i]) == DType::kF32) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+Narrowing narrowing_between(const Plan& plan, const Op& op, const Op& next) {
+  const DType dtype = dtype_between(plan, op, next);
+  if (dtype == DType::kF32) return {};
+  return {dtype, read_narrowed_only(plan, std::get<LinearOp>(next).in)};
+}
+
+}  // namespace helm::cuda

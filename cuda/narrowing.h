@@ -1,0 +1,17 @@
+// Which products of many rows find their input narrowed by the op before them. Knows nothing of
+// launches.
+#pragma once
+
+#include "helm/plan.h"
+
+namespace helm::cuda {
+
+// What an op writes for the product that follows it.
+struct Narrowing {
+  DType dtype = DType::kF32;  // of the product's weights; f32: nothing
+  bool alone = false;         // nobody reads the f32 value where the copy is written
+};
+
+Narrowing narrowing_between(const Plan& plan, const Op& op, const Op& next);
+
+}  // namespace helm::cuda

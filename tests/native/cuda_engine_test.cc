@@ -1,0 +1,113 @@
+// What whole engines ask of a CUDA device, counted in the emulation.
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "cuda_emulation.h"
+#include "tiny_model.h"
+
+namespace {
+
+using helm::Engine;
+using helm::test::generated;
+using helm::test::tiny_model;
+using helm::test::TinyShape;
+using helm::test::token_ids;
+
+// Greedy tokens after a prompt of so many.
+std::vector<int32_t> generate(Engine& engine, int64_t prompt) {
+  helm::Request request;
+  request.prompt = token_ids(prompt, 1);
+  request.max_tokens = 4;
+  return generated(engine, {request}).front();
+}
+
+}  // namespace
+
+TEST_CASE("the pieces of a step with far KV pages have one upload of tables") {
+  for (const char* site : {"cpu", "stream"}) {
+    CAPTURE(std::string(site));
+    TinyShape shape;
+    shape.layers = 3;
+    shape.context = 200;
+    shape.sequences = 1;
+    shape.step_tokens = 16;
+    shape.devices = {"cpu", "accelerator", "accelerator", "accelerator", "accelerator"};
+    shape.pages = 3 * 13;
+    shape.accelerator_pages = 3 * 5;
+    shape.overflow = site;
+    const auto engine = helm::test::tiny_engine(tiny_model(shape), "cuda");
+    const auto sequence = engine->open(200);
+    engine->forward(sequence, token_ids(150, 1), helm::StepInput::Outputs::kNone, {});
+    const std::vector<int32_t> next = {5};
+    for (int step = 0; step < 4; ++step) {  // plain, captured, replayed
+      const helm::EngineStats before = engine->stats();
+      const int64_t uploads = cuda_emulation::uploads();
+      const helm::StepInput input{sequence, next, helm::StepInput::Outputs::kLast};
+      engine->step({&input, 1});
+      const helm::EngineStats after = engine->stats();
+      const int64_t visits = after.page_visits - before.page_visits;
+      const int64_t attentions = after.cpu_attentions - before.cpu_attentions;
+      CHECK(visits + attentions > 0);
+      // The tables, the embedding's rows, and what lies in host memory.
+      CHECK(cuda_emulation::uploads() - uploads == 1 + 1 + visits + attentions);
+    }
+    engine->close(sequence);
+  }
+}
+
+TEST_CASE("stages of a step share its tables, blocks that visit among them") {
+  TinyShape shape;
+  shape.layers = 3;
+  shape.devices = {"accelerator", "cpu", "accelerator", "cpu", "accelerator"};
+  shape.pages = 3 * 13 * 4;
+  shape.accelerator_pages = 13 * 4;
+  shape.stream_tokens = 8;
+  shape.stream_pages = 20;
+  shape.weight_dtype = "f16";
+  const auto engine = helm::test::tiny_engine(tiny_model(shape), "cuda");
+  const auto sequence = engine->open(100);
+  const auto count = [&](int64_t tokens) {
+    const int64_t before = cuda_emulation::uploads();
+    engine->forward(sequence, token_ids(tokens, 1), helm::StepInput::Outputs::kLast,
+                    [](std::span<const float>) {});
+    return cuda_emulation::uploads() - before;
+  };
+  constexpr int64_t kTensors = 9;  // of a block that visits
+  CHECK(count(30) == 1 + 2 * kTensors);
+  CHECK(count(1) == 1 + 2);  // what crosses to the second and third stage there
+  engine->close(sequence);
+}
+
+TEST_CASE("weights and KV that visit are page-locked, or told to be pageable") {
+  TinyShape shape;
+  shape.devices = {"cpu", "cpu", "cpu", "accelerator"};
+  shape.stream_tokens = 8;
+  shape.stream_pages = 20;
+  const helm::test::TinyFolder folder;
+  const helm::test::TinyModel copied = tiny_model(shape), mapped = folder.mapped(copied);
+  helm::EngineOptions options;
+  options.directory = folder.path();
+  const auto count = [&](const helm::test::TinyModel& model, int64_t* pageable_bytes) {
+    Engine engine(helm::Plan::from_json(model.plan), options);
+    *pageable_bytes = engine.stats().pageable_bytes;
+    const int64_t before = cuda_emulation::pageable_copies();
+    const auto tokens = generate(engine, 70);
+    CHECK(engine.stats().streamed_steps == 2);  // of 32 tokens; 6 are computed where they lie
+    return std::pair(tokens, cuda_emulation::pageable_copies() - before);
+  };
+  int64_t pageable_bytes = -1;
+  const auto [expected, copies] = count(mapped, &pageable_bytes);
+  CHECK(copies == 0);
+  CHECK(pageable_bytes == 0);
+  // A card that cannot lock what is mapped for reading.
+  cuda_emulation::lock_for_reading(false);
+  const auto [tokens, slow_copies] = count(mapped, &pageable_bytes);
+  CHECK(tokens == expected);
+  CHECK(slow_copies > 0);
+  CHECK(pageable_bytes > 0);
+  const auto copied_from_it = mapped.with("/loading", "\"copied\"");
+  CHECK(count(copied_from_it, &pageable_bytes) == std::pair(expected, int64_t{0}));
+  CHECK(pageable_bytes == 0);
+  cuda_emulation::lock_for_reading(true);
+}
