@@ -2,8 +2,12 @@
 include(CMakePackageConfigHelpers)
 
 set(helm_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/helm)
-install(TARGETS helm EXPORT helmTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP)
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/cpp/include/helm DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+if(SKBUILD)
+  set(helm_namelink NAMELINK_SKIP)  # a wheel would hold the library twice
+endif()
+install(TARGETS helm EXPORT helmTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ${helm_namelink})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/cpp/include/helm ${helm_generated}/helm
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT helmTargets NAMESPACE helm:: DESTINATION ${helm_cmake_dir})
 file(WRITE ${PROJECT_BINARY_DIR}/helmConfig.cmake
      "include(\"\${CMAKE_CURRENT_LIST_DIR}/helmTargets.cmake\")\n")

@@ -78,6 +78,7 @@ std::shared_ptr<SharedEngine> make_engine(const std::string& plan,
   options.threads = threads;
   options.cpus = std::move(cpus);
   options.device = device;
+  options.cublas_directories = cublas_directories();
   for (const auto& [key, value] : tensors) {
     std::string name;
     if (!nb::try_cast(key, name)) throw nb::type_error("[load] names of tensors must be text");
@@ -130,6 +131,7 @@ nb::dict stats(SharedEngine& shared) {
   out["devices"] = devices;
   out["crossings"] = s.crossings;
   out["streamed_steps"] = s.streamed_steps;
+  out["pageable_bytes"] = s.pageable_bytes;
   out["evicted_blocks"] = s.evicted_blocks;
   out["cpu_attentions"] = s.cpu_attentions;
   out["page_visits"] = s.page_visits;

@@ -10,8 +10,10 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "gil.h"
 #include "helm/engine.h"
@@ -145,6 +147,9 @@ inline Progress interruptible(const Listener& listener) {
     }
   };
 }
+
+// Where the packages that Python imports have cuBLAS: helm.devices knows.
+std::vector<std::string> cublas_directories();
 
 void bind_generation(nanobind::module_& m);
 void bind_machine(nanobind::module_& m);

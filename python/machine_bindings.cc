@@ -46,12 +46,23 @@ auto probe(std::vector<ProbeTiming> (StageProbe::*method)(Args...)) {
 
 }  // namespace
 
+std::vector<std::string> cublas_directories() {
+  std::vector<std::string> found;
+  const nb::object look = nb::module_::import_("helm.devices").attr("cublas_directories");
+  for (const nb::handle place : look()) {
+    const auto path = nb::cast<nb::bytes>(place);
+    found.emplace_back(path.c_str(), path.size());
+  }
+  return found;
+}
+
 void bind_machine(nb::module_& m) {
   nb::class_<DeviceInfo>(m, "DeviceInfo", "A device and its memory.")
       .def_ro("kind", &DeviceInfo::kind)
       .def_ro("name", &DeviceInfo::name)
       .def_ro("memory_bytes", &DeviceInfo::memory_bytes)
-      .def_ro("free_bytes", &DeviceInfo::free_bytes);
+      .def_ro("free_bytes", &DeviceInfo::free_bytes)
+      .def_ro("locks_mapped", &DeviceInfo::locks_mapped);
   m.def("isa_tiers", &tiers, "Every kernel tier: name, available, reason.");
   m.def(
       "isa_choice",
@@ -63,8 +74,9 @@ void bind_machine(nb::module_& m) {
   m.def(
       "accelerator_info",
       [](const std::string& specification) {
+        const std::vector<std::string> cublas = cublas_directories();
         const Released released;
-        return accelerator_info(specification);
+        return accelerator_info(specification, cublas);
       },
       "specification"_a,
       "Opens cuda, cuda:N or sim:vram=2GiB,link=16GB/s,latency=10us,threads=1 and says what it "
@@ -155,8 +167,15 @@ void bind_device_probe(nb::module_& m) {
   nb::class_<DeviceProbe>(m, "DeviceProbe",
                           "Times an accelerator and its link on the same ops. Every call runs for\n"
                           "about `seconds`.")
-      .def(nb::init<const std::string&, int64_t>(), "specification"_a, "bytes"_a, Unlocked(),
-           "Opens what accelerator_info() describes and fills `bytes` of it with weights.")
+      .def(
+          "__init__",
+          [](DeviceProbe* self, const std::string& specification, int64_t bytes) {
+            const std::vector<std::string> cublas = cublas_directories();
+            const Released released;
+            new (self) DeviceProbe(specification, bytes, cublas);
+          },
+          "specification"_a, "bytes"_a,
+          "Opens what accelerator_info() describes and fills `bytes` of it with weights.")
       .def(
           "matmul",
           [](DeviceProbe& self, const std::string& dtype, int64_t tokens, double seconds) {

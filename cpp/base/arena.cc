@@ -27,7 +27,7 @@ Arena::Arena(int64_t bytes, const char* purpose) {
   void* base = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) {
-    fail(ErrorKind::kMemory, "the system refused ", bytes_, " bytes for ", purpose,
+    fail(ErrorKind::kMemory, "[memory] the system refused ", bytes_, " bytes for ", purpose,
          "; close other programs or choose a smaller model or context");
   }
   auto* start = static_cast<std::byte*>(base);

@@ -81,7 +81,8 @@ JsonDocument::JsonDocument(std::string_view text, std::string subject, const std
   try {
     value_ = std::make_unique<const json>(json::parse(text));
   } catch (const json::exception& error) {
-    fail(ErrorKind::kInvalid, "[", subject_, "] ", complaint, ": ", error.what());
+    const std::string why = error.what();  // "[json.exception.parse_error.101] parse error at ..."
+    fail(ErrorKind::kInvalid, "[", subject_, "] ", complaint, ": ", why.substr(why.find("] ") + 2));
   }
 }
 

@@ -128,10 +128,13 @@ void remove_region(Region& region) {
 MappedFile::MappedFile(std::string path, int descriptor, const FileIdentity& identity)
     : path_(std::move(path)), identity_(identity) {
   const auto size = static_cast<size_t>(identity_.bytes);
-  void* base = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor, 0);
+  // Shared where the file system can: the pages of a private mapping would be copied if they were
+  // locked for a device.
+  void* base = mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor, 0);
+  if (base == MAP_FAILED) base = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor, 0);
   if (base == MAP_FAILED) {
     fail(ErrorKind::kIo, "[load] cannot map ", path_, ": ", std::strerror(errno),
-         "; load with copied weights instead (--weights copied)");
+         "; load with copied weights instead");
   }
   madvise(base, size, MADV_WILLNEED);  // starts reading what is not cached; only a hint
   data_ = static_cast<std::byte*>(base);
@@ -161,7 +164,7 @@ void MappedFile::check(bool used) const {
     how = "was written to";
   }
   fail(ErrorKind::kIo, "[weights] ", path_, " ", how, " since it was mapped; restore it and load ",
-       "the model anew, or load with copied weights (--weights copied)");
+       "the model anew, or load with copied weights");
 }
 
 }  // namespace helm

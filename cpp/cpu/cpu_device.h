@@ -26,7 +26,7 @@ class CpuDevice final : public Device {
   std::byte* allocate_host(int64_t bytes, const char* purpose) override;
   void release_host(std::byte* memory) override;
   std::vector<std::span<const std::byte>> lazy_memory() const override;
-  bool pin(const void*, int64_t) override { return true; }  // copies are the CPU's own
+  bool pin(const void*, int64_t, bool) override { return true; }  // copies are the CPU's own
   void unpin(const void*) override {}
   std::unique_ptr<Stream> create_stream() override;
   std::unique_ptr<Event> create_event() override;

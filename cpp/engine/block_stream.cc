@@ -19,17 +19,18 @@ int64_t layer_of(const UnitSpec& unit) {
 }  // namespace
 
 BlockStream::BlockStream(const Plan& plan, const Weights& weights, const StageSpec& bound,
-                         std::byte* kv, Account& accelerator)
+                         std::span<std::byte> kv, Account& accelerator)
     : plan_(plan),
       weights_(weights),
       host_kv_(kv),
       blocks_(plan.units.size()),
       visiting_layers_(static_cast<size_t>(plan.kv.layers), false),
       device_(accelerator.device()),
-      pinned_(device_, weights.copied()),
+      pinned_(device_),
       copies_(accelerator.device().create_stream()) {
   const std::vector<bool> resident = resident_units(plan);
   const std::vector<bool> streamed = streamed_units(plan);
+  std::vector<std::span<const std::byte>> visiting;
   int64_t largest = 0;
   size_t turn = 0;
   size_t* next = &first_;
@@ -45,9 +46,16 @@ BlockStream::BlockStream(const Plan& plan, const Weights& weights, const StageSp
     *next = u;
     next = &block.next;
     visiting_layers_[static_cast<size_t>(block.layer)] = true;
+    for (const auto& [index, offset] : block.tensors) {
+      const auto i = static_cast<size_t>(index);
+      const auto* tensor = cpu::host_pointer<const std::byte>(weights.on_cpu()[i]);
+      visiting.emplace_back(tensor, static_cast<size_t>(plan.tensors[i].bytes()));
+    }
     const auto& [last, offset] = block.tensors.back();
     largest = std::max(largest, offset + plan.tensors[static_cast<size_t>(last)].bytes());
   }
+  pinned_.lock(std::move(visiting), false);
+  pinned_.lock({host_kv_}, true);
   largest = align_up(largest, kDeviceAlignment);
   weights_memory_ = DeviceMemory(accelerator, 2 * largest, "weights that visit");
   kv_memory_ = DeviceMemory(accelerator, plan.schedule.stream_pages * plan.kv.page_bytes(),
@@ -98,7 +106,7 @@ StepView BlockStream::begin(const StepView& step) {
     table += blocks_for(run.first_position + run.tokens) * plan_.kv.layers;
   }
   load(first_);
-  return {step.token_ids, step.positions, step.output_rows, runs_};
+  return {step.token_ids, step.positions, step.output_rows, runs_, runs_, next_step_number()};
 }
 
 void BlockStream::load(size_t unit) {
@@ -118,7 +126,7 @@ void BlockStream::run(size_t unit, const StepView& view, Stream& stream) {
   Buffer& buffer = buffers_[block.buffer];
   const int64_t page_bytes = plan_.kv.page_bytes();
   const auto host = [&](const Pages& pages, int64_t b) {
-    return host_kv_ + pages.host[b * plan_.kv.layers + block.layer] * page_bytes;
+    return host_kv_.data() + pages.host[b * plan_.kv.layers + block.layer] * page_bytes;
   };
   const auto here = [&](const Pages& pages, int64_t b) {
     return kv_memory_.address() + (pages.first + b) * page_bytes;

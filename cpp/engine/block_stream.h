@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "device/memory.h"
+#include "device/pinned_memory.h"
 #include "engine/weights.h"
 #include "helm/plan.h"
 
@@ -16,11 +17,13 @@ namespace helm {
 class BlockStream {
  public:
   // The buffers of `bound` (values, workspace) are those of the accelerator; kv: the pages in host
-  // memory. Everything must outlive the stream of blocks.
-  BlockStream(const Plan& plan, const Weights& weights, const StageSpec& bound, std::byte* kv,
-              Account& accelerator);
+  // memory. Everything must outlive the stream of blocks, which page-locks what it copies.
+  BlockStream(const Plan& plan, const Weights& weights, const StageSpec& bound,
+              std::span<std::byte> kv, Account& accelerator);
 
   int64_t bytes() const { return weights_memory_.bytes() + kv_memory_.bytes(); }
+  // Of the weights and pages in host memory, those that could not be page-locked.
+  int64_t pageable_bytes() const { return pinned_.refused_bytes(); }
 
   // Whether the pages here hold those of the step's sequences.
   bool holds(const StepView& step) const;
@@ -58,7 +61,7 @@ class BlockStream {
 
   const Plan& plan_;
   const Weights& weights_;
-  std::byte* host_kv_;
+  std::span<std::byte> host_kv_;
   DeviceMemory weights_memory_;
   DeviceMemory kv_memory_;
   std::vector<Block> blocks_;  // by unit; no stage for units that do not visit
@@ -69,8 +72,6 @@ class BlockStream {
   std::vector<SequenceRun> runs_;
   std::vector<bool> visiting_layers_;
   Device& device_;
-  // The weights that were copied, all at once: neighbours share memory pages, and no page can be
-  // locked twice.
   PinnedMemory pinned_;
   std::unique_ptr<Stream> copies_;
 };

@@ -9,6 +9,7 @@
 #include "cpu/weight_format.h"
 #include "device/registry.h"
 #include "engine/engine_impl.h"
+#include "engine/plan_reader.h"
 
 namespace helm {
 namespace {
@@ -22,18 +23,13 @@ double seconds_since(Clock::time_point start) {
 // Weight bytes that a step of one token reads.
 int64_t decode_bytes(const Plan& plan) {
   int64_t bytes = 0;
-  bool on_cpu = true;
-  const auto visit = [&](const auto& op) {
-    if constexpr (std::is_same_v<std::decay_t<decltype(op)>, LinearOp>) {
-      for (const LinearOp::Part& part : op.parts) {
-        const TensorSpec& tensor = plan.tensors[static_cast<size_t>(part.weight)];
-        bytes += on_cpu ? cpu::read_bytes(plan, tensor) : tensor.bytes();
-      }
-    }
-  };
   for (const UnitSpec& unit : plan.units) {
-    on_cpu = unit.device == "cpu";
-    for (const Op& op : unit.ops) std::visit(visit, op);
+    const auto add = [&](TensorIndex index, Reads reads) {
+      const TensorSpec& tensor = plan.tensors[static_cast<size_t>(index)];
+      if (reads != Reads::kWhole || tensor.shape.size() != 2) return;
+      bytes += unit.device == "cpu" ? cpu::read_bytes(plan, tensor) : tensor.bytes();
+    };
+    for (const Op& op : unit.ops) each_tensor(op, add);
   }
   return bytes;
 }
@@ -51,13 +47,26 @@ std::vector<int> checked_cpus(const std::vector<int>& cpus, int threads) {
 }
 
 int thread_count(const Plan& plan, const EngineOptions& options) {
+  if (options.threads < 0 || options.threads > kMostThreads) {
+    fail(ErrorKind::kInvalid, "[engine] ", options.threads,
+         " threads were asked for; expected 1 to ", kMostThreads, ", or 0 for the plan's");
+  }
   return options.threads > 0 ? options.threads : plan.threads;
+}
+
+// What Plan() makes has no units.
+Plan made(Plan plan) {
+  if (plan.units.empty()) {
+    fail(ErrorKind::kInvalid,
+         "[engine] the plan is empty; read one with Plan::from_file() or Plan::from_json()");
+  }
+  return plan;
 }
 
 }  // namespace
 
 Engine::Impl::Impl(Plan plan, const EngineOptions& options)
-    : plan_(std::move(plan)),
+    : plan_(made(std::move(plan))),
       kernels_(cpu::select_kernels()),
       threads_(thread_count(plan_, options),
                checked_cpus(options.cpus, thread_count(plan_, options))),
@@ -65,7 +74,9 @@ Engine::Impl::Impl(Plan plan, const EngineOptions& options)
       start_(Clock::now()),
       cpu_(kernels_, threads_, &op_times_),
       cpu_account_(cpu_, kUnlimited),
-      accelerator_(plan_.uses_accelerator() ? open_accelerator(options.device) : nullptr),
+      accelerator_(plan_.uses_accelerator()
+                       ? open_accelerator(options.device, options.cublas_directories)
+                       : nullptr),
       accelerator_account_(
           accelerator_ ? std::make_unique<Account>(*accelerator_, plan_.accelerator_memory_bytes)
                        : nullptr),
@@ -113,6 +124,7 @@ EngineStats Engine::Impl::stats() const {
   stats.kv_token_bytes = plan_.kv.page_bytes() / plan_.kv.page_tokens * plan_.kv.layers;
   stats.crossings = pipeline_.crossings();
   stats.streamed_steps = pipeline_.streamed_steps();
+  stats.pageable_bytes = pipeline_.pageable_bytes();
   if (const KvOverflow* overflow = pipeline_.overflow()) {
     stats.evicted_blocks = overflow->evicted_blocks();
     stats.cpu_attentions = overflow->cpu_attentions();

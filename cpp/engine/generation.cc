@@ -29,6 +29,9 @@ class Generation::Impl : public StepOwner {
  public:
   Impl(Engine& engine, std::vector<Request> requests, PrefixCache* prefixes)
       : engine_(engine), prefixes_(prefixes), stats_(engine.stats()), start_(Clock::now()) {
+    if (prefixes != nullptr && &prefixes->engine() != &engine) {
+      fail(ErrorKind::kInvalid, "[generate] the prefix cache is of another engine; give its own");
+    }
     for (size_t i = 0; i < requests.size(); ++i) {
       check(requests[i], i);
       for (size_t j = 0; j < i; ++j) {
@@ -41,7 +44,7 @@ class Generation::Impl : public StepOwner {
     for (Request& request : requests) active_.emplace_back(engine.plan(), std::move(request));
   }
   ~Impl() override {
-    for (size_t i = 0; i < active_.size(); ++i) {
+    for (int32_t i = 0; i < std::ssize(active_); ++i) {
       try {
         cancel(i);
       } catch (...) {  // its sequence is not there: someone else has closed it
@@ -66,21 +69,19 @@ class Generation::Impl : public StepOwner {
     while (!flights_.empty()) collect();
   }
 
-  void cancel(size_t request) {
-    Active& active = active_.at(request);
+  void cancel(int32_t request) {
+    Active& active = at(request);
     if (active.state == Active::State::kDone) return;
-    std::erase_if(tokens_, [&](const Token& token) {
-      return token.request == static_cast<int32_t>(request);
-    });
+    std::erase_if(tokens_, [&](const Token& token) { return token.request == request; });
     if (std::exchange(active.state, Active::State::kDone) != Active::State::kWaiting) {
       release(active);
     }
   }
 
-  RequestTimings timings(size_t request) const { return active_.at(request).timings; }
-
-  void rethrow(size_t request) const {
-    if (active_.at(request).failure) std::rethrow_exception(active_.at(request).failure);
+  Active& at(int32_t request) {
+    if (request >= 0 && request < std::ssize(active_)) return active_[static_cast<size_t>(request)];
+    fail(ErrorKind::kInvalid, "[generate] request ", request, " was named; expected 0 to ",
+         std::ssize(active_) - 1, ", as they were given");
   }
 
  private:
@@ -384,13 +385,13 @@ std::vector<Token> Generation::advance(double seconds) {
   return impl_->advance(seconds);
 }
 void Generation::cancel(int32_t request) {
-  impl_->cancel(static_cast<size_t>(request));
+  impl_->cancel(request);
 }
 void Generation::rethrow(int32_t request) const {
-  impl_->rethrow(static_cast<size_t>(request));
+  if (const auto& failure = impl_->at(request).failure) std::rethrow_exception(failure);
 }
 RequestTimings Generation::timings(int32_t request) const {
-  return impl_->timings(static_cast<size_t>(request));
+  return impl_->at(request).timings;
 }
 
 }  // namespace helm

@@ -204,7 +204,7 @@ void KvFileReader::take_header(const std::string& text, const Plan& plan,
   }
   if (static_cast<int64_t>(tokens.size()) > plan.limits.context) {
     fail(ErrorKind::kInvalid, "[kv] ", path_, " holds ", tokens.size(),
-         " positions, the context has ", plan.limits.context, "; raise the context (--context)");
+         " positions, the context has ", plan.limits.context, "; raise the context");
   }
 }
 

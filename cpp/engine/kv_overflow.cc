@@ -54,7 +54,8 @@ KvOverflow::KvOverflow(const Plan& plan, KvCache& kv, const StageSpec& bound, De
     visitors_[i] = {page_memory_.address() + static_cast<int64_t>(i) * plan.kv.page_bytes(),
                     device_.create_event(), device_.create_event()};
   }
-  specs_.reserve(5 * plan_.units.size());  // stages keep spans of it
+  visitor_table_.assign(static_cast<size_t>(plan_.kv.layers), 0);
+  specs_.reserve(6 * plan_.units.size());  // stages keep spans of it
   compile(bound);
   compile_on_cpu(cpu, bound);
 }
@@ -95,8 +96,10 @@ void KvOverflow::compile(const StageSpec& bound) {
     out.before = stage(device_, unit.name + ", up to attention", std::move(before));
     out.near = stage(device_, unit.name + ", near pages", {attend(near_value)});
     out.after = stage(device_, unit.name + ", from attention on", std::move(after));
-    spec.kv = page_memory_.address();
-    out.visiting = stage(device_, unit.name + ", visiting page", {attend(far_value)});
+    for (size_t i = 0; i < visitors_.size(); ++i) {
+      spec.kv = visitors_[i].page;
+      out.visiting[i] = stage(device_, unit.name + ", visiting page", {attend(far_value)});
+    }
     spec = bound;
   }
 }
@@ -219,30 +222,42 @@ void KvOverflow::exchange(int32_t block, Stream& stream) {
 
 void KvOverflow::run(size_t begin, size_t end, const StepView& step, const FarRuns& far,
                      Stream& stream) {
-  near_runs_.assign(step.runs.begin(), step.runs.end());
-  far_runs_.assign(step.runs.begin(), step.runs.end());
+  const size_t sequences = step.runs.size();
+  const bool decode = step.tokens() == static_cast<int64_t>(sequences);
+  const bool on_cpu = decode && plan_.schedule.overflow == Schedule::Overflow::kCpu;
+  runs_.assign(step.runs.begin(), step.runs.end());
+  far_runs_ = runs_;
   const int32_t* pages = far.pages.data();
-  for (size_t r = 0; r < near_runs_.size(); ++r) {
-    near_runs_[r].first_block = far.blocks[r];
-    near_runs_[r].pages += far.blocks[r] * plan_.kv.layers;
+  for (size_t r = 0; r < sequences; ++r) {
+    runs_[r].first_block = far.blocks[r];
+    runs_[r].pages += far.blocks[r] * plan_.kv.layers;
     far_runs_[r].end_block = far.blocks[r];
     far_runs_[r].pages = pages;
     pages += far.blocks[r] * plan_.kv.layers;
+    if (on_cpu) continue;
+    for (int64_t block = 0; block < far.blocks[r]; ++block) {
+      SequenceRun visit = step.runs[r];
+      visit.pages = visitor_table_.data();
+      visit.first_block = block;
+      visit.end_block = block + 1;
+      runs_.push_back(visit);
+    }
   }
-  const StepView near_view{step.token_ids, step.positions, step.output_rows, near_runs_};
+  const StepView whole{step.token_ids, step.positions, step.output_rows,
+                       runs_,          runs_,          next_step_number()};
+  const StepView near = whole.piece(0, sequences);
   const StepView far_view{step.token_ids, step.positions, step.output_rows, far_runs_};
-  const bool decode = step.tokens() == static_cast<int64_t>(step.runs.size());
   for (size_t u = begin; u < end; ++u) {
     const Unit& unit = units_[u];
-    unit.before->run(stream, near_view);
+    unit.before->run(stream, near);
     if (unit.near == nullptr) continue;
-    if (decode && plan_.schedule.overflow == Schedule::Overflow::kCpu) {
-      attend_on_cpu(unit, near_view, far_view, stream);
+    if (on_cpu) {
+      attend_on_cpu(unit, near, far_view, stream);
     } else {
-      attend_visiting(unit, step, far, stream);
-      unit.near->run(stream, near_view);
+      attend_visiting(unit, whole, far, stream);
+      unit.near->run(stream, near);
     }
-    unit.after->run(stream, near_view);
+    unit.after->run(stream, near);
   }
 }
 
@@ -263,33 +278,29 @@ void KvOverflow::attend_on_cpu(const Unit& unit, const StepView& near, const Ste
   stream.upload(values_.back(), partial_.data(), near.tokens() * partial_width(op) * float_bytes);
 }
 
-void KvOverflow::attend_visiting(const Unit& unit, const StepView& step, const FarRuns& far,
+void KvOverflow::attend_visiting(const Unit& unit, const StepView& whole, const FarRuns& far,
                                  Stream& stream) {
   const AttentionOp& op = unit.attention;
   const int64_t page_bytes = plan_.kv.page_bytes();
+  const size_t sequences = far.blocks.size();
   const int32_t* pages = far.pages.data();
-  for (size_t r = 0; r < step.runs.size(); ++r) {
-    SequenceRun run = step.runs[r];
-    int64_t block = 0;
-    if (op.window > 0) {
-      block = std::max<int64_t>(0, run.first_position - op.window + 1) / plan_.kv.page_tokens;
-    }
-    for (; block < far.blocks[r]; ++block) {
-      const auto slot = static_cast<int32_t>(turn_);
+  size_t visit = sequences;  // among the runs
+  for (size_t r = 0; r < sequences; ++r) {
+    const int64_t first = whole.all_runs[r].first_position - op.window + 1;
+    const int64_t seen =
+        op.window > 0 ? std::max<int64_t>(0, first) / plan_.kv.page_tokens : 0;  // from this block
+    for (int64_t block = 0; block < far.blocks[r]; ++block, ++visit) {
+      if (block < seen) continue;
       Visitor& visitor = visitors_[turn_];
-      turn_ ^= 1;
       ++page_visits_;
       const int64_t page = pages[block * plan_.kv.layers + op.layer];
       copies_->wait(*visitor.read);
       copies_->upload(visitor.page, far_.data() + page * page_bytes, page_bytes);
       copies_->record(*visitor.loaded);
       stream.wait(*visitor.loaded);
-      table_.assign(static_cast<size_t>(plan_.kv.layers), slot);
-      run.pages = table_.data();
-      run.first_block = block;
-      run.end_block = block + 1;
-      unit.visiting->run(stream, {step.token_ids, step.positions, step.output_rows, {&run, 1}});
+      unit.visiting[turn_]->run(stream, whole.piece(visit, 1));
       stream.record(*visitor.read);
+      turn_ ^= 1;
     }
     pages += far.blocks[r] * plan_.kv.layers;
   }

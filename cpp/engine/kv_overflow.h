@@ -64,11 +64,11 @@ class KvOverflow {
   // A unit in pieces; only `before` for one without attention.
   struct Unit {
     AttentionOp attention{};
-    std::unique_ptr<Stage> before;    // and the new keys and values appended
-    std::unique_ptr<Stage> near;      // attention to the accelerator's pages
-    std::unique_ptr<Stage> visiting;  // to a page that visits
-    std::unique_ptr<Stage> on_cpu;    // to pages in host memory
-    std::unique_ptr<Stage> after;     // the partials merged, and the rest
+    std::unique_ptr<Stage> before;                   // and the new keys and values appended
+    std::unique_ptr<Stage> near;                     // attention to the accelerator's pages
+    std::array<std::unique_ptr<Stage>, 2> visiting;  // to a page that visits, by its place
+    std::unique_ptr<Stage> on_cpu;                   // to pages in host memory
+    std::unique_ptr<Stage> after;                    // the partials merged, and the rest
   };
   struct Visitor {
     DeviceAddress page = DeviceAddress::kNull;
@@ -86,7 +86,7 @@ class KvOverflow {
   void reclaim_one();
   void exchange(int32_t block, Stream& stream);
   void attend_on_cpu(const Unit& unit, const StepView& near, const StepView& far, Stream& stream);
-  void attend_visiting(const Unit& unit, const StepView& step, const FarRuns& far, Stream& stream);
+  void attend_visiting(const Unit& unit, const StepView& whole, const FarRuns& far, Stream& stream);
 
   const Plan& plan_;
   KvCache& kv_;
@@ -111,9 +111,10 @@ class KvOverflow {
   std::unique_ptr<Event> recalled_;
   std::unique_ptr<Event> query_ready_, query_here_;
   StagingMemory cpu_workspace_;
-  std::vector<DeviceAddress> values_;  // of the accelerator, by ValueIndex
-  std::vector<int32_t> table_;         // of a visiting page
-  std::vector<SequenceRun> near_runs_, far_runs_;
+  std::vector<DeviceAddress> values_;   // of the accelerator, by ValueIndex
+  std::vector<int32_t> visitor_table_;  // of a page that visits: number 0 in every layer
+  std::vector<SequenceRun> runs_;       // of near pages, then one for each page that visits
+  std::vector<SequenceRun> far_runs_;   // of far pages, where they lie
   std::unique_ptr<Stream> cpu_stream_;
   std::unique_ptr<Stream> copies_;
 };

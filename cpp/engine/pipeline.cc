@@ -115,8 +115,10 @@ Pipeline::Pipeline(const Plan& plan, const Weights& weights, KvCache& kv, Accoun
            "[plan] blocks whose weights visit the accelerator must follow one "
            "another there; set schedule.prefill to \"compute\"");
     }
-    blocks_ = std::make_unique<BlockStream>(plan_, weights, buffers_[1].spec(plan_),
-                                            cpu::host_pointer(buffers_[0].kv()), *accelerator);
+    blocks_ = std::make_unique<BlockStream>(
+        plan_, weights, buffers_[1].spec(plan_),
+        std::span(cpu::host_pointer(buffers_[0].kv()), static_cast<size_t>(buffers_[0].kv_bytes())),
+        *accelerator);
   }
   if (kv.overflows()) {
     StageSpec bound = buffers_[1].spec(plan_);
@@ -274,6 +276,7 @@ void Pipeline::submit() {
   if (in_flight_ > 0 && (oldest().program != &program || oldest().ended())) finish();
   check_devices();
   slot.program = &program;
+  slot.rows.number = next_step_number();
   slot.next_stage = 0;
   slot.kept.clear();
   try {

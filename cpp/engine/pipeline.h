@@ -50,10 +50,11 @@ struct StepRows {
   std::vector<SequenceRun> runs;
   std::vector<int32_t> pages;  // of the runs, [blocks, layers] each
   FarRuns far;
+  uint64_t number = 0;  // of the step
 
   void reserve(const Limits& limits);
   void clear();
-  StepView view() const { return {token_ids, positions, output_rows, runs}; }
+  StepView view() const { return {token_ids, positions, output_rows, runs, runs, number}; }
 };
 
 class Pipeline {
@@ -95,6 +96,8 @@ class Pipeline {
     return (blocks_ ? blocks_->bytes() : 0) + (overflow_ ? overflow_->accelerator_bytes() : 0);
   }
   int64_t streamed_steps() const { return streamed_steps_; }
+  // In host memory: what visits the accelerator and could not be page-locked.
+  int64_t pageable_bytes() const { return blocks_ ? blocks_->pageable_bytes() : 0; }
   const KvOverflow* overflow() const { return overflow_.get(); }  // null where all KV pages fit
   int64_t crossings() const;  // between devices, per decode step
 

@@ -13,13 +13,22 @@ bool is_attention(const Op& op) {
   return std::holds_alternative<AttentionOp>(op);
 }
 
-bool writes(const UnitSpec& unit, ValueIndex value) {
-  const auto writes_it = [&](const auto& op) {
-    if constexpr (requires { op.out; }) return op.out == value;
-    return false;
-  };
-  return std::any_of(unit.ops.begin(), unit.ops.end(),
-                     [&](const Op& op) { return std::visit(writes_it, op); });
+bool writes(const Plan& plan, const UnitSpec& unit, ValueIndex value) {
+  bool found = false;
+  for (const Op& op : unit.ops) {
+    each_value(plan, op, [&](ValueIndex v, Access access) {
+      found = found || (v == value && access != Access::kRead);
+    });
+  }
+  return found;
+}
+
+DType dtype(const JsonReader& node, DType (*from_name)(std::string_view)) {
+  try {
+    return from_name(node.string());
+  } catch (const Error& error) {
+    node.reject(error.what());
+  }
 }
 
 }  // namespace
@@ -34,7 +43,7 @@ void PlanReader::read_limits(const JsonReader& node) {
 
 void PlanReader::read_kv(const JsonReader& node) {
   node.only({"dtype", "page_tokens", "layers", "kv_heads", "head_dim", "pages"});
-  plan_.kv.dtype = kv_dtype_from_name(node["dtype"].string());
+  plan_.kv.dtype = dtype(node["dtype"], kv_dtype_from_name);
   plan_.kv.page_tokens = node["page_tokens"].integer(1, kMaxCount);
   plan_.kv.layers = node["layers"].integer(1, kMaxCount);
   plan_.kv.kv_heads = node["kv_heads"].integer(1, 4096);
@@ -60,14 +69,14 @@ void PlanReader::read_tensor(const JsonReader& node) {
   if (shape.size() != 1 && shape.size() != 2) shape.reject("expected one or two dimensions");
   for (size_t i = 0; i < shape.size(); ++i) spec.shape.push_back(shape[i].integer(1, kMaxExtent));
   if (spec.shape.back() > kMaxWidth) shape.reject("the last dimension exceeds ", kMaxWidth);
-  spec.dtype = dtype_from_name(node["dtype"].string());
+  spec.dtype = dtype(node["dtype"], dtype_from_name);
   if (spec.shape.size() == 1 && spec.dtype != DType::kF32) {
     node["dtype"].reject("vectors are placed as f32");
   }
   if (const JsonReader source = node["source"]; !source.is_null()) {
     source.only({"file", "offset", "dtype"});
     spec.source = TensorSource{source["file"].string(), source["offset"].integer(0, kMaxOffset),
-                               dtype_from_name(source["dtype"].string())};
+                               dtype(source["dtype"], dtype_from_name)};
     const std::string& file = spec.source->file;
     if (file.empty() || file.front() == '/' ||
         ("/" + file + "/").find("/../") != std::string::npos) {
@@ -185,7 +194,7 @@ void PlanReader::check_logits(const JsonReader& node) const {
   if (!per_output(plan_.logits) || width(plan_.logits) != plan_.vocab_size) {
     node.reject("must be a value of width vocab_size with rows \"outputs\"");
   }
-  if (plan_.units.empty() || !writes(plan_.units.back(), plan_.logits)) {
+  if (plan_.units.empty() || !writes(plan_, plan_.units.back(), plan_.logits)) {
     node.reject("must be written by the last unit");
   }
 }
@@ -196,7 +205,6 @@ Plan PlanReader::read(const JsonReader& root) {
              // Written for people; nothing here is executed.
              "units_cpu", "units_accelerator", "label", "workload", "profile", "predicted",
              "bottleneck", "alternatives", "loading_choice"});
-  if (root["format"].string() != "helm-plan") root["format"].reject("this is not a HELM plan");
   if (root["version"].integer(0, kMaxCount) != Plan::kVersion) {
     root["version"].reject("this runtime executes version ", Plan::kVersion,
                            "; make the plan anew with the installed helm-llm");
@@ -206,7 +214,7 @@ Plan PlanReader::read(const JsonReader& root) {
   plan_.fingerprint = model["fingerprint"].string();
   plan_.vocab_size = model["vocab_size"].integer(1, kMaxWidth);
   read_limits(root["limits"]);
-  plan_.threads = static_cast<int>(root["threads"].integer(1, 4096));
+  plan_.threads = static_cast<int>(root["threads"].integer(1, kMostThreads));
   read_kv(root["kv"]);
   const JsonReader rope = root["rope"];
   for (size_t i = 0; i < rope.size(); ++i) read_rope(rope[i]);
@@ -234,11 +242,6 @@ bool Plan::uses_accelerator() const {
   return schedule.stream_tokens > 0 ||
          std::any_of(units.begin(), units.end(),
                      [](const UnitSpec& unit) { return unit.device == "accelerator"; });
-}
-
-Plan Plan::from_json(std::string_view json) {
-  const JsonDocument document(json, "plan", "not valid JSON");
-  return PlanReader().read(document.root());
 }
 
 }  // namespace helm

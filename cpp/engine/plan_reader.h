@@ -14,7 +14,10 @@ namespace helm {
 inline constexpr int64_t kMaxExtent = int64_t{1} << 31;
 inline constexpr int64_t kMaxWidth = int64_t{1} << 24;
 inline constexpr int64_t kMaxCount = int64_t{1} << 20;
+inline constexpr int kMostThreads = 4096;
 inline constexpr int64_t kMaxOffset = int64_t{1} << 46;
+
+inline constexpr const char* kPlanFormat = "helm-plan";
 
 // Reads one plan. Throws Error{kInvalid} that names the field.
 class PlanReader {

@@ -37,6 +37,10 @@ PrefixCache::Match PrefixCache::match(std::span<const int32_t> prompt) const {
   return best;
 }
 
+int64_t PrefixCache::find(std::span<const int32_t> prompt) const {
+  return match(prompt).shared;
+}
+
 // A sequence of the match's positions, if there is room: the matching one itself where nothing is
 // lost or, with `cut`, what else it holds is given up.
 std::optional<SequenceId> PrefixCache::start(const Match& match, int64_t capacity, bool cut) {

@@ -24,16 +24,16 @@ void Engine::Impl::check_open(int64_t capacity, int64_t blocks) const {
   if (capacity < 1 || capacity > plan_.limits.context) {
     fail(ErrorKind::kCapacity, "[engine] a sequence of ", capacity,
          " positions was asked for, the plan's context is ", plan_.limits.context,
-         "; raise --context or shorten the prompt");
+         "; raise the context or shorten the prompt");
   }
   if (static_cast<int64_t>(sequences_.size()) >= plan_.limits.sequences) {
     fail(ErrorKind::kCapacity, "[engine] ", sequences_.size(),
-         " sequences are open, the plan's limit; close one or raise max_sequences");
+         " sequences are open, the plan's limit; close one or plan for more");
   }
   if (blocks > kv_.unreserved()) {
     fail(ErrorKind::kCapacity, "[engine] a sequence of ", capacity, " positions needs ", blocks,
          " blocks of KV pages, ", kv_.unreserved(), " of ", kv_.blocks(),
-         " are free; close a sequence, lower --context or give the KV cache more memory");
+         " are free; close a sequence, lower the context or give the KV cache more memory");
   }
 }
 

@@ -2,50 +2,12 @@
 
 #include <algorithm>
 #include <string>
-#include <type_traits>
 #include <variant>
 
 #include "base/check.h"
 
 namespace helm {
 namespace {
-
-// What an op does with values. A value that is written in part keeps the rest, so it is read too.
-struct Access {
-  std::vector<ValueIndex> reads;
-  ValueIndex writes;
-};
-
-Access access(const Plan& plan, const Op& op) {
-  const auto width = [&](ValueIndex v) { return plan.values[static_cast<size_t>(v)].width; };
-  return std::visit(
-      [&](const auto& o) -> Access {
-        using Type = std::decay_t<decltype(o)>;
-        if constexpr (std::is_same_v<Type, EmbeddingOp>) {
-          return {{}, o.out};
-        } else if constexpr (std::is_same_v<Type, PositionEmbeddingOp>) {
-          return {{o.out}, o.out};
-        } else if constexpr (std::is_same_v<Type, RopeOp>) {
-          return {{o.value}, o.value};
-        } else if constexpr (std::is_same_v<Type, AppendOp>) {
-          return {{o.in}, o.in};
-        } else if constexpr (std::is_same_v<Type, ResetOp>) {
-          return {{}, o.partial};
-        } else if constexpr (std::is_same_v<Type, AttendOp>) {
-          return {{o.in, o.partial}, o.partial};
-        } else if constexpr (std::is_same_v<Type, MergeOp>) {
-          return {{o.first, o.second}, o.out};
-        } else if constexpr (std::is_same_v<Type, LinearOp>) {
-          return o.accumulate ? Access{{o.in, o.out}, o.out} : Access{{o.in}, o.out};
-        } else if constexpr (std::is_same_v<Type, NormOp>) {
-          const bool whole = o.groups * o.size == width(o.out);
-          return whole ? Access{{o.in}, o.out} : Access{{o.in, o.out}, o.out};
-        } else {
-          return {{o.in}, o.out};
-        }
-      },
-      op);
-}
 
 template <typename Visit>
 void each_op(const Plan& plan, const std::vector<bool>& chosen, const Visit& visit) {
@@ -88,19 +50,19 @@ std::vector<StageSpan> stages_of(const Plan& plan, const std::vector<bool>& on_a
     const auto here = static_cast<int>(s);
     for (const UnitSpec& unit : stages[s].units(plan)) {
       for (const Op& op : unit.ops) {
-        const Access a = access(plan, op);
-        for (const ValueIndex v : a.reads) {
+        each_value(plan, op, [&](ValueIndex v, Access access) {
           int& from = writer[static_cast<size_t>(v)];
-          if (from == here || from == kNowhere) continue;
-          if (from != here - 1) {
-            fail(ErrorKind::kInvalid, "[plan] unit \"", unit.name, "\" reads value \"",
-                 plan.values[static_cast<size_t>(v)].name, "\", which was last written ",
-                 here - from, " stages before; only neighbouring stages hand values over");
+          if (access != Access::kWrite && from != here && from != kNowhere) {
+            if (from != here - 1) {
+              fail(ErrorKind::kInvalid, "[plan] unit \"", unit.name, "\" reads value \"",
+                   plan.values[static_cast<size_t>(v)].name, "\", which was last written ",
+                   here - from, " stages before; only neighbouring stages hand values over");
+            }
+            stages[s].inputs.push_back(v);
+            from = here;
           }
-          stages[s].inputs.push_back(v);
-          from = here;
-        }
-        writer[static_cast<size_t>(a.writes)] = here;
+          if (access != Access::kRead) from = here;
+        });
       }
     }
   }
@@ -110,9 +72,7 @@ std::vector<StageSpan> stages_of(const Plan& plan, const std::vector<bool>& on_a
 std::vector<bool> values_of(const Plan& plan, const std::vector<bool>& chosen) {
   std::vector<bool> used(plan.values.size(), false);
   each_op(plan, chosen, [&](const Op& op) {
-    const Access a = access(plan, op);
-    for (const ValueIndex v : a.reads) used[static_cast<size_t>(v)] = true;
-    used[static_cast<size_t>(a.writes)] = true;
+    each_value(plan, op, [&](ValueIndex v, Access) { used[static_cast<size_t>(v)] = true; });
   });
   return used;
 }
@@ -120,27 +80,12 @@ std::vector<bool> values_of(const Plan& plan, const std::vector<bool>& chosen) {
 std::vector<TensorIndex> tensors_of(const Plan& plan, const std::vector<bool>& chosen) {
   std::vector<TensorIndex> order;
   std::vector<bool> seen(plan.tensors.size(), false);
-  const auto use = [&](TensorIndex tensor) {
-    if (tensor == kNoTensor || seen[static_cast<size_t>(tensor)]) return;
-    seen[static_cast<size_t>(tensor)] = true;
-    order.push_back(tensor);
-  };
   each_op(plan, chosen, [&](const Op& op) {
-    std::visit(
-        [&](const auto& o) {
-          using Type = std::decay_t<decltype(o)>;
-          if constexpr (std::is_same_v<Type, EmbeddingOp> ||
-                        std::is_same_v<Type, PositionEmbeddingOp>) {
-            use(o.table);
-          } else if constexpr (std::is_same_v<Type, NormOp>) {
-            use(o.weight);
-            use(o.bias);
-          } else if constexpr (std::is_same_v<Type, LinearOp>) {
-            for (const LinearOp::Part& part : o.parts) use(part.weight);
-            for (const LinearOp::Part& part : o.parts) use(part.bias);
-          }
-        },
-        op);
+    each_tensor(op, [&](TensorIndex tensor, Reads) {
+      if (seen[static_cast<size_t>(tensor)]) return;
+      seen[static_cast<size_t>(tensor)] = true;
+      order.push_back(tensor);
+    });
   });
   return order;
 }

@@ -16,7 +16,8 @@ namespace helm {
 namespace {
 
 [[noreturn]] void fail_to_read(const std::string& path, int code) {
-  fail(ErrorKind::kIo, "[load] cannot read ", path, ": ", std::strerror(code));
+  fail(ErrorKind::kIo, "[load] cannot read ", path, ": ", std::strerror(code),
+       "; give the folder that holds the model's weights");
 }
 
 [[noreturn]] void fail_changed(const std::string& path) {
@@ -76,6 +77,10 @@ std::shared_ptr<MappedFile> WeightFile::map() const {
 const WeightFile& WeightFiles::of(const std::string& name) {
   const auto known = files_.find(name);
   if (known != files_.end()) return known->second;
+  if (directory_.empty()) {
+    fail(ErrorKind::kInvalid, "[load] no folder was named; give the one that holds the model's ",
+         "weights");
+  }
   // Whole, as the process may change its directory while files are read or mapped.
   const std::string path = directory_ + "/" + name;
   std::error_code error;

@@ -108,7 +108,7 @@ void compress_piece(const Piece& piece, const cpu::KernelTable& kernels) {
       fail(ErrorKind::kCompression, "[load] the weights of tensor \"", piece.tensor->name,
            "\" do not compress: more than one in ", cpu::kWeightsPerEscape,
            " lies outside of the 16 binades that most of its row take; load with copied weights "
-           "instead (--weights copied)");
+           "instead");
     }
   });
 }
@@ -204,11 +204,17 @@ const TensorView* bound(const EngineOptions& options, const TensorSpec& spec) {
   if (it == options.tensors.end()) {
     if (spec.source) return nullptr;
     fail(ErrorKind::kInvalid, "[load] tensor \"", spec.name,
-         "\" has no source file in the plan and was not bound from memory");
+         "\" has no source file in the plan and was not bound from memory; add it to ",
+         "EngineOptions::tensors");
   }
   if (it->second.shape != spec.shape) {
     fail(ErrorKind::kInvalid, "[load] tensor \"", spec.name, "\" has shape ",
          shape_text(it->second.shape), ", the plan says ", shape_text(spec.shape));
+  }
+  if (it->second.data == nullptr || static_cast<int>(it->second.dtype) >= kDTypes) {
+    fail(ErrorKind::kInvalid, "[load] tensor \"", spec.name, "\" was bound ",
+         it->second.data == nullptr ? "without data" : "in a dtype of the KV cache",
+         "; expected f32, f16 or bf16 in memory");
   }
   return &it->second;
 }

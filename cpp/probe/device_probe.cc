@@ -49,8 +49,9 @@ class DeviceProbe::Impl {
  public:
   const Process process;
 
-  Impl(const std::string& specification, int64_t bytes)
-      : device_(open_accelerator(specification)),
+  Impl(const std::string& specification, int64_t bytes,
+       const std::vector<std::string>& cublas_directories)
+      : device_(open_accelerator(specification, cublas_directories)),
         account_(*device_, int64_t{1} << 60),
         memory_(account_, bytes, "the probe"),
         slices_(memory_.address(), bytes),
@@ -200,8 +201,10 @@ class DeviceProbe::Impl {
   bool wide_ = false;
 };
 
-DeviceProbe::DeviceProbe(const std::string& specification, int64_t bytes)
-    : impl_(std::make_unique<Impl>(specification, std::max(bytes, kMinimumBytes))) {}
+DeviceProbe::DeviceProbe(const std::string& specification, int64_t bytes,
+                         const std::vector<std::string>& cublas_directories)
+    : impl_(std::make_unique<Impl>(specification, std::max(bytes, kMinimumBytes),
+                                   cublas_directories)) {}
 DeviceProbe::~DeviceProbe() {
   if (!impl_->process.here()) static_cast<void>(impl_.release());  // as Engine's
 }

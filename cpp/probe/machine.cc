@@ -25,8 +25,9 @@ IsaChoice isa_choice() {
   return {name, reason};
 }
 
-DeviceInfo accelerator_info(const std::string& specification) {
-  return open_accelerator(specification)->describe();
+DeviceInfo accelerator_info(const std::string& specification,
+                            const std::vector<std::string>& cublas_directories) {
+  return open_accelerator(specification, cublas_directories)->describe();
 }
 
 std::optional<int64_t> granted_huge_page_bytes(int64_t bytes) {

@@ -3,8 +3,11 @@
 
 #include <doctest/doctest.h>
 
+#include <map>
+#include <string_view>
 #include <vector>
 
+#include "base/arena.h"
 #include "cpu/cpu_device.h"
 #include "cpu/isa.h"
 #include "cpu/stage.h"
@@ -27,12 +30,16 @@ class Counting final : public helm::Device {
     return cpu_.allocate_host(bytes, purpose);
   }
   void release_host(std::byte* memory) override { cpu_.release_host(memory); }
-  bool pin(const void*, int64_t) override {
-    ++pins;
-    ++pinned;
+  bool pin(const void* memory, int64_t bytes, bool written) override {
+    if (refuses) return false;
+    const auto* begin = static_cast<const std::byte*>(memory);
+    CHECK(pinned.emplace(begin, Stretch{begin + bytes, written}).second);
+    most_pinned = pinned;
     return true;
   }
-  void unpin(const void*) override { --pinned; }
+  void unpin(const void* memory) override {
+    CHECK(pinned.erase(static_cast<const std::byte*>(memory)) == 1);
+  }
   std::unique_ptr<helm::Stream> create_stream() override { return cpu_.create_stream(); }
   std::unique_ptr<helm::Event> create_event() override {
     if (events-- == 0) throw helm::Error(helm::ErrorKind::kDevice, "no event");
@@ -46,8 +53,21 @@ class Counting final : public helm::Device {
     return cpu_.compile(spec);
   }
 
-  int pins = 0;
-  int pinned = 0;
+  struct Stretch {
+    const std::byte* end;
+    bool written;
+  };
+  // Whether all of [p, p + bytes) was locked, for reading alone or not.
+  bool locked(const void* p, int64_t bytes, bool written) const {
+    const auto* begin = static_cast<const std::byte*>(p);
+    auto after = most_pinned.upper_bound(begin);
+    if (after == most_pinned.begin()) return false;
+    const Stretch& stretch = (--after)->second;
+    return begin + bytes <= stretch.end && stretch.written == written;
+  }
+
+  std::map<const std::byte*, Stretch> pinned, most_pinned;
+  bool refuses = false;
   int events = 0;
 
  private:
@@ -83,13 +103,74 @@ TEST_CASE("visiting weights are page-locked no longer than they visit") {
     REQUIRE(refused < 10);
     device.events = refused;
     try {
-      const helm::BlockStream blocks(plan, weights, bound, nullptr, account);
+      const helm::BlockStream blocks(plan, weights, bound, {}, account);
       whole = true;
     } catch (const helm::Error& error) {
       CHECK(error.kind() == helm::ErrorKind::kDevice);
     }
-    CHECK(device.pinned == 0);
+    CHECK(device.pinned.empty());
   }
   CHECK(refused > 1);
-  CHECK(device.pins > 0);
+  CHECK_FALSE(device.most_pinned.empty());
+}
+
+TEST_CASE("what visits is page-locked wherever it lies, no memory page twice") {
+  helm::test::TinyShape shape;
+  shape.layers = 3;
+  shape.devices = {"accelerator", "cpu", "cpu", "accelerator", "accelerator"};
+  shape.stream_tokens = 8;
+  shape.stream_pages = 20;
+  const helm::cpu::KernelTable& kernels = helm::cpu::select_kernels();
+  helm::ThreadPool threads(1);
+  helm::cpu::CpuDevice cpu(kernels, threads);
+  for (const char* loading : {"copied", "bound", "mapped"}) {
+    CAPTURE(std::string(loading));
+    shape.weight_dtype = std::string_view(loading) == "copied" ? "f16" : "f32";
+    helm::test::TinyModel model = helm::test::tiny_model(shape);
+    helm::EngineOptions options = model.options();
+    const helm::test::TinyFolder folder;
+    if (std::string_view(loading) == "mapped") {
+      model = folder.mapped(model);
+      options.tensors.clear();
+      options.directory = folder.path();
+    }
+    const helm::Plan plan = helm::Plan::from_json(model.plan);
+    for (const bool refuses : {false, true}) {
+      Counting device(cpu);
+      device.refuses = refuses;
+      device.events = 100;
+      helm::Account account(device, int64_t{1} << 30);
+      const helm::Weights weights(plan, options, kernels, threads, &account);
+      std::vector<std::byte> workspace(
+          static_cast<size_t>(device.workspace_bytes(plan, plan.units)) + 4096);
+      helm::Arena pages(100 * plan.kv.page_bytes(), "pages");
+      helm::StageSpec bound;
+      bound.plan = &plan;
+      bound.values.assign(plan.values.size(), helm::DeviceAddress::kNull);
+      bound.workspace = helm::cpu::device_address(workspace.data());
+      int64_t visiting = 0;
+      {
+        const std::span<std::byte> kv(pages.data(), static_cast<size_t>(pages.bytes()));
+        const helm::BlockStream blocks(plan, weights, bound, kv, account);
+        CHECK((blocks.pageable_bytes() == 0) == !refuses);
+        for (size_t i = 0; i < plan.tensors.size(); ++i) {
+          const helm::TensorSpec& tensor = plan.tensors[i];
+          if (!tensor.name.starts_with("block.0.") && !tensor.name.starts_with("block.1.")) {
+            continue;
+          }
+          const void* place = helm::cpu::host_pointer(weights.on_cpu()[i]);
+          CHECK(device.locked(place, tensor.bytes(), false) == !refuses);
+          visiting += tensor.bytes();
+        }
+        CHECK(device.locked(pages.data(), pages.bytes(), true) == !refuses);
+        if (refuses) CHECK(blocks.pageable_bytes() >= visiting + pages.bytes());
+      }
+      CHECK(device.pinned.empty());
+      uintptr_t last_page = 0;
+      for (const auto& [begin, stretch] : device.most_pinned) {
+        CHECK(reinterpret_cast<uintptr_t>(begin) / 4096 > last_page);
+        last_page = reinterpret_cast<uintptr_t>(stretch.end - 1) / 4096;
+      }
+    }
+  }
 }

@@ -257,7 +257,7 @@ void conform_copies(const DeviceFactory& open) {
     stream->upload(memory.address(), plain.data(), bytes);
     stream->synchronize();
     std::ranges::fill(plain, std::byte{0});
-    const bool pinned = device->pin(plain.data(), bytes);
+    const bool pinned = device->pin(plain.data(), bytes, true);
     stream->download(plain.data(), memory.address(), bytes);
     stream->synchronize();
     if (pinned) device->unpin(plain.data());

@@ -344,5 +344,5 @@ TEST_CASE("weights that do not compress are refused by name") {
       loaded(model, "compressed"),
       "[load] the weights of tensor \"block.1.up\" do not compress: more than one in "
       "256 lies outside of the 16 binades that most of its row take; load with copied "
-      "weights instead (--weights copied)");
+      "weights instead");
 }

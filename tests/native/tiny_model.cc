@@ -1,8 +1,12 @@
 #include "tiny_model.h"
 
 #include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <stdexcept>
 #include <utility>
 
 namespace helm::test {
@@ -212,6 +216,27 @@ TinyModel TinyModel::with(const std::string& path, const std::string& value) con
 
 TinyModel tiny_model(const TinyShape& shape) {
   return TinyModelBuilder(shape).build();
+}
+
+TinyFolder::TinyFolder() : path_(std::filesystem::temp_directory_path() / "helm-tiny-XXXXXX") {
+  if (mkdtemp(path_.data()) == nullptr) throw std::runtime_error("no temporary folder");
+}
+
+TinyFolder::~TinyFolder() {
+  std::filesystem::remove_all(path_);
+}
+
+TinyModel TinyFolder::mapped(const TinyModel& model) const {
+  nlohmann::json plan = nlohmann::json::parse(model.plan);
+  plan["loading"] = "mapped";
+  std::ofstream file(path_ + "/weights", std::ios::binary);
+  for (nlohmann::json& tensor : plan["tensors"]) {
+    tensor["source"] = {{"file", "weights"}, {"offset", int64_t{file.tellp()}}, {"dtype", "f32"}};
+    const std::vector<float>& data = *model.tensors.at(tensor["name"]).data;
+    file.write(reinterpret_cast<const char*>(data.data()),
+               static_cast<std::streamsize>(data.size() * sizeof(float)));
+  }
+  return {plan.dump(), model.tensors};
 }
 
 std::unique_ptr<Engine> tiny_engine(const TinyModel& model, const std::string& device) {

@@ -58,6 +58,21 @@ struct TinyShape {
 
 TinyModel tiny_model(const TinyShape& shape = {});
 
+// A folder with a file of weights, removed afterwards.
+class TinyFolder {
+ public:
+  TinyFolder();
+  ~TinyFolder();
+  TinyFolder(const TinyFolder&) = delete;
+  TinyFolder& operator=(const TinyFolder&) = delete;
+  const std::string& path() const { return path_; }
+  // The model with its tensors, f32, in the file, from which they are to be mapped.
+  TinyModel mapped(const TinyModel& model) const;
+
+ private:
+  std::string path_;
+};
+
 std::unique_ptr<Engine> tiny_engine(const TinyModel& model, const std::string& device = "sim");
 
 // Arbitrary tokens; other seeds give others.

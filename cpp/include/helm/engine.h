@@ -38,7 +38,8 @@ struct EngineOptions {
   // it reads are placed on its memory node; the thread that calls the engine is number 0 and gets
   // its affinity back after each call. Empty: the system moves threads as it likes.
   std::vector<int> cpus;
-  std::string device = "cuda";  // the plan's accelerator; see helm/machine.h
+  std::string device = "cuda";                  // the plan's accelerator; see helm/machine.h
+  std::vector<std::string> cublas_directories;  // see helm/machine.h
   Progress progress;
 };
 
@@ -72,6 +73,7 @@ struct EngineStats {
   int64_t workspace_bytes = 0;     // per-thread scratch and attention partials
   std::vector<DeviceUse> devices;  // the CPU, then the accelerator if the plan uses one
   int64_t streamed_steps = 0;      // in which weights visited the accelerator
+  int64_t pageable_bytes = 0;      // weights and KV that visit it and could not be page-locked
   int64_t evicted_blocks = 0;      // KV blocks that left it for host memory
   int64_t cpu_attentions = 0;      // to such blocks, by the CPU; per layer and step
   int64_t page_visits = 0;         // of such blocks' pages to the accelerator
@@ -116,6 +118,9 @@ class StepOwner {
 // plan() throws kInvalid, and the destructor leaves everything as it is.
 class HELM_API Engine {
  public:
+  // Loads the weights. Throws kInvalid for a plan or options that cannot be, kIo for files that
+  // cannot be read, have changed or lack what the plan says, kMemory where a memory does not hold
+  // the plan, kDevice and kAbsent for the accelerator, kCompression.
   Engine(Plan plan, EngineOptions options);
   ~Engine();
   Engine(const Engine&) = delete;
@@ -147,6 +152,8 @@ class HELM_API Engine {
   void save(SequenceId sequence, std::span<const int32_t> tokens, const std::string& path,
             const std::string& metadata = "", const Progress& progress = {});
   LoadedSequence load(const std::string& path, int64_t capacity, const Progress& progress = {});
+  // These, too, throw kInvalid for a sequence that is not open, and truncate() for more positions
+  // than it has.
   void close(SequenceId sequence);
   int64_t length(SequenceId sequence) const;           // cached positions
   int64_t capacity(SequenceId sequence) const;         // positions it was opened for
@@ -159,26 +166,29 @@ class HELM_API Engine {
 
   // Appends each input's tokens to its sequence and returns the logits asked for,
   // [outputs, vocab_size] in input order, valid until the next step. Everything is checked before
-  // anything changes. At most limits.step_tokens tokens and limits.step_outputs outputs.
+  // anything changes. Throws kInvalid for a sequence that is not open or occurs twice and for
+  // tokens outside of the vocabulary, kCapacity beyond a sequence's capacity, limits.step_tokens
+  // tokens or limits.step_outputs outputs; kIo where mapped weights have changed, kDevice.
   std::span<const float> step(std::span<const StepInput> inputs);
 
   // step() in two halves, so that the CPU works on one step while the accelerator is at another: at
   // most steps_ahead() may be submitted and not yet collected, in that order. A step may continue a
-  // sequence of one before it. Closing or truncating a sequence waits for all of them.
+  // sequence of one before it. Closing or truncating a sequence waits for all of them. submit()
+  // throws kCapacity beyond steps_ahead(), collect() kInvalid where nothing was submitted.
   int64_t steps_ahead() const;
   int64_t in_flight() const;
   void submit(std::span<const StepInput> inputs, StepOwner* owner = nullptr);
   std::span<const float> collect();  // of the oldest; valid until the next call that runs a step
 
   // Appends any number of tokens in as many steps as needed; `consume` gets the logits rows as they
-  // come, [rows, vocab_size].
+  // come, [rows, vocab_size]. Throws as step() does.
   void forward(SequenceId sequence, std::span<const int32_t> tokens, StepInput::Outputs outputs,
                const std::function<void(std::span<const float>)>& consume);
 
-  class Impl;
+  class HELM_LOCAL Impl;
 
  private:
-  Impl& used() const;
+  HELM_LOCAL Impl& used() const;
 
   std::unique_ptr<Impl> impl_;
 };

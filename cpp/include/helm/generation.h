@@ -54,10 +54,11 @@ class PrefixCache;
 
 class HELM_API Generation {
  public:
-  // Checks every request before the first starts; throws Error and nothing has begun. With
-  // `prefixes`, which must outlive the generation, requests without a sequence begin with what they
-  // share with a kept sequence or with one another, and their sequences are kept when they end; one
-  // whose prefix is being computed waits for it, and those behind may overtake it.
+  // Checks every request before the first starts; throws kInvalid, or kCapacity for a prompt that
+  // is too long, and nothing has begun. With `prefixes`, which must outlive the generation,
+  // requests without a sequence begin with what they share with a kept sequence or with one
+  // another, and their sequences are kept when they end; one whose prefix is being computed waits
+  // for it, and those behind may overtake it.
   Generation(Engine& engine, std::vector<Request> requests, PrefixCache* prefixes = nullptr);
   ~Generation();
   Generation(const Generation&) = delete;
@@ -68,12 +69,13 @@ class HELM_API Generation {
   // A request that fails alone ends with Finish::kError, and the others go on. Throws what a step
   // failed with; then again, until all requests are cancelled: none can go on.
   std::vector<Token> advance(double seconds);
+  // These throw kInvalid for a request that was not given.
   void rethrow(int32_t request) const;  // throws what a request failed with, if it did
   void cancel(int32_t request);         // takes effect at once; an own sequence is given back
   RequestTimings timings(int32_t request) const;
 
  private:
-  class Impl;
+  class HELM_LOCAL Impl;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -31,22 +31,25 @@ HELM_API std::vector<IsaTier> isa_tiers();
 HELM_API IsaChoice isa_choice();
 
 struct DeviceInfo {
-  std::string kind;          // "cpu", "sim" or "cuda"
-  std::string name;          // for people, as in "NVIDIA GeForce RTX 4060"
-  int64_t memory_bytes = 0;  // in all
-  int64_t free_bytes = 0;    // that could still be allocated
+  std::string kind;           // "cpu", "sim" or "cuda"
+  std::string name;           // for people, as in "NVIDIA GeForce RTX 4060"
+  int64_t memory_bytes = 0;   // in all
+  int64_t free_bytes = 0;     // that could still be allocated
+  bool locks_mapped = false;  // page-locks memory that is mapped for reading alone, too
 };
 
 // An accelerator by its specification:
 //   cuda, cuda:N                       GPU N, counted from 0, the first by default; cuBLAS 13 is
-//                                      looked for in $HELM_CUBLAS_DIR, the wheel nvidia-cublas, the
-//                                      CUDA toolkit and the system's libraries
+//                                      looked for in the folders of $HELM_CUBLAS_DIR and of
+//                                      `cublas_directories`, the wheel nvidia-cublas beside this
+//                                      library, the CUDA toolkit and the system's libraries
 //   sim:vram=2GiB,link=16GB/s,latency=10us,threads=1
 //                                      a simulated one of host memory: the memory it may take, the
 //                                      speed and latency of its copies, the threads it computes on
 // Opens and closes it. Throws Error{kInvalid} for a malformed specification, with the reason
 // Error{kAbsent} where there is no such kind of device, Error{kDevice} when it cannot be had.
-HELM_API DeviceInfo accelerator_info(const std::string& specification);
+HELM_API DeviceInfo accelerator_info(const std::string& specification,
+                                     const std::vector<std::string>& cublas_directories = {});
 
 // Touches `bytes` of fresh memory that asks for huge pages, as weights do; how much of it the
 // system put on them, nothing where it does not tell. Throws Error{kMemory} when memory is refused.
@@ -56,6 +59,7 @@ HELM_API std::optional<int64_t> granted_huge_page_bytes(int64_t bytes);
 // alone. What was measured of a machine is kept so. Throws Error{kIo}.
 HELM_API void replace_file(const std::string& path, std::string_view content);
 
+// These throw Error{kInvalid} for no threads, or too little memory for so many.
 // The most that `threads` read together from `bytes` of memory, bytes/s, trying for `seconds`.
 HELM_API double stream_read_bytes_per_s(int threads, int64_t bytes, double seconds);
 
@@ -83,7 +87,8 @@ class HELM_API StageProbe {
 
   // `bytes` should exceed every cache several times. While a probe runs, thread i stays on CPU
   // cpus[i]: left to the system, two threads may share a core for seconds on a busy machine, which
-  // says nothing of what the machine can do. Threads beyond `cpus` run anywhere.
+  // says nothing of what the machine can do. Threads beyond `cpus` run anywhere. It and its members
+  // throw Error{kInvalid} for arguments out of range.
   StageProbe(int64_t bytes, std::vector<int> cpus);
   ~StageProbe();
   StageProbe(const StageProbe&) = delete;
@@ -114,7 +119,7 @@ class HELM_API StageProbe {
   std::vector<ProbeTiming> handovers(int threads, int64_t ops, double seconds);
 
  private:
-  class Impl;
+  class HELM_LOCAL Impl;
   std::unique_ptr<Impl> impl_;
 };
 
@@ -125,11 +130,12 @@ class HELM_API StageProbe {
 // Error{kInvalid} in a forked child.
 class HELM_API DeviceProbe {
  public:
-  // See accelerator_info() for specifications and errors. Takes `bytes` of the device's memory, at
-  // least kMinimumBytes, for weights and KV, and less than that again for buffers; throws
-  // Error{kMemory} where it is not to be had.
+  // See accelerator_info() for specifications, cuBLAS and errors. Takes `bytes` of the device's
+  // memory, at least kMinimumBytes, for weights and KV, and less than that again for buffers;
+  // throws Error{kMemory} where it is not to be had.
   static constexpr int64_t kMinimumBytes = int64_t{1} << 28;
-  DeviceProbe(const std::string& specification, int64_t bytes);
+  DeviceProbe(const std::string& specification, int64_t bytes,
+              const std::vector<std::string>& cublas_directories = {});
   ~DeviceProbe();
   DeviceProbe(const DeviceProbe&) = delete;
   DeviceProbe& operator=(const DeviceProbe&) = delete;
@@ -150,8 +156,8 @@ class HELM_API DeviceProbe {
   ProbeTiming copy(bool to_device, bool page_locked, double seconds);
 
  private:
-  class Impl;
-  Impl& used() const;
+  class HELM_LOCAL Impl;
+  HELM_LOCAL Impl& used() const;
 
   std::unique_ptr<Impl> impl_;
 };

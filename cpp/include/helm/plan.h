@@ -6,17 +6,12 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
+#include "helm/ops.h"
 #include "helm/types.h"
 
 namespace helm {
-
-// Indices into Plan::tensors and Plan::values; kNoTensor where an optional tensor is absent.
-using TensorIndex = int32_t;
-using ValueIndex = int32_t;
-inline constexpr TensorIndex kNoTensor = -1;
 
 // Where a tensor's bytes lie in the model directory.
 struct TensorSource {
@@ -31,7 +26,7 @@ struct TensorSpec {
   DType dtype = DType::kF32;           // as placed; vectors are always f32
   std::optional<TensorSource> source;  // absent: bound from memory
 
-  int64_t elements() const;
+  HELM_API int64_t elements() const;
   int64_t bytes() const { return elements() * dtype_bytes(dtype); }
 };
 
@@ -41,128 +36,6 @@ struct ValueSpec {
   int64_t width = 0;
   bool per_output = false;  // one row per requested logits row instead of one per token
 };
-
-// out(t, :) = table[token(t), :]
-struct EmbeddingOp {
-  TensorIndex table;
-  ValueIndex out;
-};
-
-// out(t, :) += table[position(t) + offset, :]
-struct PositionEmbeddingOp {
-  TensorIndex table;
-  int64_t offset;
-  ValueIndex out;
-};
-
-// Normalises `groups` runs of `size` elements that lie side by side.
-struct NormOp {
-  bool layer_norm;  // else rms
-  ValueIndex in;
-  int64_t in_offset;
-  ValueIndex out;
-  int64_t out_offset;
-  int64_t groups;
-  int64_t size;
-  TensorIndex weight;  // [size]
-  TensorIndex bias;    // [size] or kNoTensor
-  float eps;
-};
-
-// out(t, :) = [W0 in + b0 | W1 in + b1 | ...], or += with `accumulate`.
-struct LinearOp {
-  struct Part {
-    TensorIndex weight;  // [rows, width(in)]
-    TensorIndex bias;    // [rows] or kNoTensor
-  };
-  ValueIndex in;
-  ValueIndex out;
-  std::vector<Part> parts;
-  bool accumulate;
-};
-
-// Rotary embedding in place, halves paired: (i, i + rotary/2) of each head.
-struct RopeOp {
-  ValueIndex value;
-  int64_t offset;
-  int64_t heads;
-  int64_t head_dim;
-  int64_t rotary;
-  int32_t table;  // index into Plan::rope
-};
-
-// Appends K and V of the step's tokens to the cache of `layer`, then
-// out = softmax(scale * q k^T, masked to 0 <= i - j and i - j < window if window > 0) v
-struct AttentionOp {
-  ValueIndex in;
-  int64_t q_offset, k_offset, v_offset;
-  ValueIndex out;
-  int64_t layer;
-  int64_t heads, kv_heads, head_dim;
-  float scale;
-  int64_t window;
-};
-
-// An attention op in pieces, for KV pages that lie in several memories; the runtime makes these,
-// plans do not hold them. A partial is a value of width heads * (head_dim + 2): maxima and sums of
-// all heads, then their outputs, not yet normalised (m, s, o; see FlashAttention-2, Dao 2023).
-
-// Appends K and V of the step's tokens to the cache.
-struct AppendOp {
-  ValueIndex in;
-  int64_t k_offset, v_offset;
-  int64_t layer;
-};
-
-// partial = attention to no position
-struct ResetOp {
-  ValueIndex partial;
-  int64_t heads, head_dim;
-};
-
-// Merges into the partial the attention to those blocks of each run that its page table covers.
-struct AttendOp {
-  ValueIndex in;
-  int64_t q_offset;
-  ValueIndex partial;
-  int64_t layer;
-  int64_t heads, kv_heads, head_dim;
-  float scale;
-  int64_t window;
-};
-
-// out = both partials, merged in this order and normalised; what they held is lost.
-struct MergeOp {
-  ValueIndex first, second;
-  ValueIndex out;
-  int64_t heads, head_dim;
-};
-
-enum class ActivationKind : uint8_t { kSilu, kGelu, kGeluTanh, kRelu };
-
-// gated: out = act(in[0:size]) * in[size:2*size]; plain: out = act(in)
-struct ActivationOp {
-  ActivationKind kind;
-  bool gated;
-  ValueIndex in;
-  ValueIndex out;
-  int64_t size;
-};
-
-// Copies the rows whose logits were asked for.
-struct SelectOp {
-  ValueIndex in;   // per token
-  ValueIndex out;  // per output
-};
-
-using Op = std::variant<EmbeddingOp, PositionEmbeddingOp, NormOp, LinearOp, RopeOp, AttentionOp,
-                        ActivationOp, SelectOp, AppendOp, ResetOp, AttendOp, MergeOp>;
-
-// What an op mainly is, for those who count time.
-enum class OpKind : uint8_t { kEmbedding, kNorm, kLinear, kRope, kAttention, kActivation, kSelect };
-inline constexpr size_t kOpKinds = 7;
-HELM_API OpKind op_kind(const Op& op);
-HELM_API const char* op_kind_name(OpKind kind);  // "embedding", "norm", "linear", ...
 
 // The smallest thing that is placed: the embedding, one block, or the output head.
 struct UnitSpec {
@@ -247,8 +120,18 @@ struct HELM_API Plan {
 
   bool uses_accelerator() const;
 
-  // Throws Error{kInvalid} that names the offending field, e.g. `units[3].ops[1].out`.
+  // What `helm-llm plan MODEL --write FILE` and, in Python, Plan.to_json() write. Throws
+  // Error{kInvalid} that names the offending field, e.g. `units[3].ops[1].out`, or what was given
+  // in a plan's place; from_file() also Error{kIo}.
   static Plan from_json(std::string_view json);
+  static Plan from_file(const std::string& path);
 };
+
+// Calls use(value, access) for what an op does with values.
+template <typename Use>
+void each_value(const Plan& plan, const Op& op, const Use& use) {
+  const auto width = [&](ValueIndex v) { return plan.values[static_cast<size_t>(v)].width; };
+  std::visit([&](const auto& spec) { spec.values(width, use); }, op);
+}
 
 }  // namespace helm

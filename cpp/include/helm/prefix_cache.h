@@ -35,6 +35,8 @@ class HELM_API PrefixCache {
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
 
+  const Engine& engine() const { return engine_; }
+
   // Opens a sequence of up to `capacity` positions that holds what `prompt` shares with one that is
   // kept or in use, all but the last token at most. Kept sequences give way while there is no room,
   // the one used least recently first: open() throws kCapacity, try_open() returns nothing, only
@@ -45,10 +47,10 @@ class HELM_API PrefixCache {
   // those in use shared nothing either: then open() will not fail while no other is opened.
   bool fits(int64_t capacity) const;
   // How many tokens of the prompt open() would find.
-  int64_t find(std::span<const int32_t> prompt) const { return match(prompt).shared; }
+  int64_t find(std::span<const int32_t> prompt) const;
 
-  // Gives back what open() opened. Kept are the positions that stand for the first of `tokens`,
-  // and no pages beyond them.
+  // Gives back what open() opened; throws kInvalid for what is not open. Kept are the positions
+  // that stand for the first of `tokens`, and no pages beyond them.
   void keep(SequenceId sequence, std::span<const int32_t> tokens);
   void close(SequenceId sequence);
   // Closes the kept sequences.
@@ -75,9 +77,9 @@ class HELM_API PrefixCache {
     bool whole = false;  // the sequence is kept and holds nothing else
   };
 
-  Match match(std::span<const int32_t> prompt) const;
-  std::optional<SequenceId> start(const Match& match, int64_t capacity, bool cut);
-  bool drop_oldest(SequenceId except);
+  HELM_LOCAL Match match(std::span<const int32_t> prompt) const;
+  HELM_LOCAL std::optional<SequenceId> start(const Match& match, int64_t capacity, bool cut);
+  HELM_LOCAL bool drop_oldest(SequenceId except);
 
   Engine& engine_;
   std::map<SequenceId, Entry> entries_;

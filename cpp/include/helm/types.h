@@ -6,11 +6,8 @@
 #include <string>
 #include <string_view>
 
-#if defined(_WIN32)
-#define HELM_API
-#else
-#define HELM_API __attribute__((visibility("default")))
-#endif
+#define HELM_API __attribute__((visibility("default")))   // what the library exports
+#define HELM_LOCAL __attribute__((visibility("hidden")))  // of an exported class, what it does not
 
 namespace helm {
 
@@ -44,7 +41,10 @@ enum class ErrorKind : uint8_t {
   kAbsent,       // there is no such kind of device: no driver for it, or no plugin in this build
 };
 
-// Every failure of the public interface. The message says operation, observed, expected, remedy.
+// Every failure of the public interface, of one line: [place] operation, observed, expected,
+// remedy. Where a header says "Throws kIo", it is an Error of that kind. Besides, callbacks' own
+// exceptions pass through, and std::bad_alloc where memory for small things runs out. Objects that
+// one is given by reference must outlive it.
 class HELM_API Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}

@@ -1,23 +1,20 @@
-// Generates greedily from a plan and a folder of weights: consumer PLAN FOLDER COUNT TOKEN...
-// Prints the new tokens on one line.
-#include <helm/generation.h>
+// Continues a prompt greedily: generate PLAN FOLDER COUNT TOKEN...
+// PLAN is a file of `helm-llm plan MODEL --write PLAN`, FOLDER holds the model's weights. Tokens
+// are numbers, as the model's tokenizer gives them; the new ones are printed on one line.
+#include <helm/helm.h>
 
 #include <cstdlib>
-#include <fstream>
 #include <iostream>
-#include <iterator>
 
 int main(int argc, char** argv) {
   if (argc < 5) {
-    std::cerr << "usage: consumer PLAN FOLDER COUNT TOKEN...\n";
+    std::cerr << "usage: generate PLAN FOLDER COUNT TOKEN...\n";
     return 2;
   }
   try {
-    std::ifstream file(argv[1]);
-    const std::string json{std::istreambuf_iterator<char>(file), {}};
     helm::EngineOptions options;
     options.directory = argv[2];
-    helm::Engine engine(helm::Plan::from_json(json), options);
+    helm::Engine engine(helm::Plan::from_file(argv[1]), options);
 
     helm::Request request;
     request.max_tokens = std::atoi(argv[3]);

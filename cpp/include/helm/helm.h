@@ -1,0 +1,10 @@
+// All of HELM's public headers.
+#pragma once
+
+#include "helm/engine.h"        // IWYU pragma: export
+#include "helm/generation.h"    // IWYU pragma: export
+#include "helm/machine.h"       // IWYU pragma: export
+#include "helm/plan.h"          // IWYU pragma: export
+#include "helm/prefix_cache.h"  // IWYU pragma: export
+#include "helm/types.h"         // IWYU pragma: export
+#include "helm/version.h"       // IWYU pragma: export

@@ -1,0 +1,307 @@
+// The ops of a plan. Each says itself what it is, what it does with values and which tensors it
+// reads; an op that lacks one of these does not compile. Header only: device plugins, which link
+// nothing of this library, read it too.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "helm/types.h"
+
+namespace helm {
+
+// Indices into Plan::tensors and Plan::values; kNoTensor where an optional tensor is absent.
+using TensorIndex = int32_t;
+using ValueIndex = int32_t;
+inline constexpr TensorIndex kNoTensor = -1;
+
+// What an op mainly is, for those who count time.
+enum class OpKind : uint8_t { kEmbedding, kNorm, kLinear, kRope, kAttention, kActivation, kSelect };
+inline constexpr size_t kOpKinds = 7;
+constexpr const char* op_kind_name(OpKind kind) {
+  constexpr std::array<const char*, kOpKinds> kNames = {"embedding", "norm",       "linear", "rope",
+                                                        "attention", "activation", "select"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+// What an op does with a value. Updated ones keep a part of what they held, or add to it.
+enum class Access : uint8_t { kRead, kWrite, kUpdate };
+// What an op reads of a tensor in a step: a row for each token, or all.
+enum class Reads : uint8_t { kRows, kWhole };
+
+// Every op has
+//   kKind                what it is,
+//   values(width, use)   calls use(value, access); width(value) gives elements per row,
+//   tensors(use)         calls use(tensor, reads), in the order in which a step reads them.
+
+// out(t, :) = table[token(t), :]
+struct EmbeddingOp {
+  static constexpr OpKind kKind = OpKind::kEmbedding;
+  TensorIndex table;
+  ValueIndex out;
+
+  template <typename Width, typename Use>
+  void values(const Width&, const Use& use) const {
+    use(out, Access::kWrite);
+  }
+  template <typename Use>
+  void tensors(const Use& use) const {
+    use(table, Reads::kRows);
+  }
+};
+
+// out(t, :) += table[position(t) + offset, :]
+struct PositionEmbeddingOp {
+  static constexpr OpKind kKind = OpKind::kEmbedding;
+  TensorIndex table;
+  int64_t offset;
+  ValueIndex out;
+
+  template <typename Width, typename Use>
+  void values(const Width&, const Use& use) const {
+    use(out, Access::kUpdate);
+  }
+  template <typename Use>
+  void tensors(const Use& use) const {
+    use(table, Reads::kRows);
+  }
+};
+
+// Normalises `groups` runs of `size` elements that lie side by side.
+struct NormOp {
+  static constexpr OpKind kKind = OpKind::kNorm;
+  bool layer_norm;  // else rms
+  ValueIndex in;
+  int64_t in_offset;
+  ValueIndex out;
+  int64_t out_offset;
+  int64_t groups;
+  int64_t size;
+  TensorIndex weight;  // [size]
+  TensorIndex bias;    // [size] or kNoTensor
+  float eps;
+
+  template <typename Width, typename Use>
+  void values(const Width& width, const Use& use) const {
+    use(in, Access::kRead);
+    use(out, groups * size == width(out) ? Access::kWrite : Access::kUpdate);
+  }
+  template <typename Use>
+  void tensors(const Use& use) const {
+    use(weight, Reads::kWhole);
+    if (bias != kNoTensor) use(bias, Reads::kWhole);
+  }
+};
+
+// out(t, :) = [W0 in + b0 | W1 in + b1 | ...], or += with `accumulate`.
+struct LinearOp {
+  static constexpr OpKind kKind = OpKind::kLinear;
+  struct Part {
+    TensorIndex weight;  // [rows, width(in)]
+    TensorIndex bias;    // [rows] or kNoTensor
+  };
+  ValueIndex in;
+  ValueIndex out;
+  std::vector<Part> parts;
+  bool accumulate;
+
+  template <typename Width, typename Use>
+  void values(const Width&, const Use& use) const {
+    use(in, Access::kRead);
+    use(out, accumulate ? Access::kUpdate : Access::kWrite);
+  }
+  template <typename Use>
+  void tensors(const Use& use) const {
+    for (const Part& part : parts) use(part.weight, Reads::kWhole);
+    for (const Part& part : parts) {
+      if (part.bias != kNoTensor) use(part.bias, Reads::kWhole);
+    }
+  }
+};
+
+// Rotary embedding in place, halves paired: (i, i + rotary/2) of each head.
+struct RopeOp {
+  static constexpr OpKind kKind = OpKind::kRope;
+  ValueIndex value;
+  int64_t offset;
+  int64_t heads;
+  int64_t head_dim;
+  int64_t rotary;
+  int32_t table;  // index into Plan::rope
+
+  template <typename Width, typename Use>
+  void values(const Width&, const Use& use) const {
+    use(value, Access::kUpdate);
+  }
+  template <typename Use>
+  void tensors(const Use&) const {}
+};
+
+// Appends K and V of the step's tokens to the cache of `layer`, then
+// out = softmax(scale * q k^T, masked to 0 <= i - j and i - j < window if window > 0) v
+struct AttentionOp {
+  static constexpr OpKind kKind = OpKind::kAttention;
+  ValueIndex in;
+  int64_t q_offset, k_offset, v_offset;
+  ValueIndex out;
+  int64_t layer;
+  int64_t heads, kv_heads, head_dim;
+  float scale;
+  int64_t window;
+
+  template <typename Width, typename Use>
+  void values(const Width&, const Use& use) const {
+    use(in, Access::kRead);
+    use(out, Access::kWrite);
+  }
+  template <typename Use>
+  void tensors(const Use&) const {}
+};
+
+// An attention op in pieces, for KV pages that lie in several memories; the runtime makes these,
+// plans do not hold them. A partial is a value of width heads * (head_dim + 2): maxima and sums of
+// all heads, then their outputs, not yet normalised (m, s, o; see FlashAttention-2, Dao 2023).
+
+// Appends K and V of the step's tokens to the cache.
+struct AppendOp {
+  static constexpr OpKind kKind = OpKind::kAttention;
+  ValueIndex in;
+  int64_t k_offset, v_offset;
+  int64_t layer;
+
+  template <typename Width, typename Use>
+  void values(const Width&, const Use& use) const {
+    use(in, Access::kRead);
+  }
+  template <typename Use>
+  void tensors(const Use&) const {}
+};
+
+// partial = attention to no position
+struct ResetOp {
+  static constexpr OpKind kKind = OpKind::kAttention;
+  ValueIndex partial;
+  int64_t heads, head_dim;
+
+  template <typename Width, typename Use>
+  void values(const Width&, const Use& use) const {
+    use(partial, Access::kWrite);
+  }
+  template <typename Use>
+  void tensors(const Use&) const {}
+};
+
+// Merges into the partial the attention to those blocks of each run that its page table covers.
+struct AttendOp {
+  static constexpr OpKind kKind = OpKind::kAttention;
+  ValueIndex in;
+  int64_t q_offset;
+  ValueIndex partial;
+  int64_t layer;
+  int64_t heads, kv_heads, head_dim;
+  float scale;
+  int64_t window;
+
+  template <typename Width, typename Use>
+  void values(const Width&, const Use& use) const {
+    use(in, Access::kRead);
+    use(partial, Access::kUpdate);
+  }
+  template <typename Use>
+  void tensors(const Use&) const {}
+};
+
+// out = both partials, merged in this order and normalised; what they held is lost.
+struct MergeOp {
+  static constexpr OpKind kKind = OpKind::kAttention;
+  ValueIndex first, second;
+  ValueIndex out;
+  int64_t heads, head_dim;
+
+  template <typename Width, typename Use>
+  void values(const Width&, const Use& use) const {
+    use(first, Access::kRead);
+    use(second, Access::kRead);
+    use(out, Access::kWrite);
+  }
+  template <typename Use>
+  void tensors(const Use&) const {}
+};
+
+enum class ActivationKind : uint8_t { kSilu, kGelu, kGeluTanh, kRelu };
+
+// gated: out = act(in[0:size]) * in[size:2*size]; plain: out = act(in)
+struct ActivationOp {
+  static constexpr OpKind kKind = OpKind::kActivation;
+  ActivationKind kind;
+  bool gated;
+  ValueIndex in;
+  ValueIndex out;
+  int64_t size;
+
+  template <typename Width, typename Use>
+  void values(const Width&, const Use& use) const {
+    use(in, Access::kRead);
+    use(out, Access::kWrite);
+  }
+  template <typename Use>
+  void tensors(const Use&) const {}
+};
+
+// Copies the rows whose logits were asked for.
+struct SelectOp {
+  static constexpr OpKind kKind = OpKind::kSelect;
+  ValueIndex in;   // per token
+  ValueIndex out;  // per output
+
+  template <typename Width, typename Use>
+  void values(const Width&, const Use& use) const {
+    use(in, Access::kRead);
+    use(out, Access::kWrite);
+  }
+  template <typename Use>
+  void tensors(const Use&) const {}
+};
+
+using Op = std::variant<EmbeddingOp, PositionEmbeddingOp, NormOp, LinearOp, RopeOp, AttentionOp,
+                        ActivationOp, SelectOp, AppendOp, ResetOp, AttendOp, MergeOp>;
+
+namespace detail {
+
+struct AnyWidth {
+  int64_t operator()(ValueIndex) const { return 0; }
+};
+struct AnyUse {
+  void operator()(ValueIndex, Access) const {}
+  void operator()(TensorIndex, Reads) const {}
+};
+
+template <typename T>
+concept HasFacts = requires(const T& op) {
+  OpKind{T::kKind};
+  op.values(AnyWidth(), AnyUse());
+  op.tensors(AnyUse());
+};
+
+template <typename Variant>
+inline constexpr bool kAllHaveFacts = false;
+template <typename... Ops>
+inline constexpr bool kAllHaveFacts<std::variant<Ops...>> = (HasFacts<Ops> && ...);
+
+}  // namespace detail
+
+static_assert(detail::kAllHaveFacts<Op>, "every op says its kind, values and tensors");
+
+inline OpKind op_kind(const Op& op) {
+  return std::visit([](const auto& spec) { return spec.kKind; }, op);
+}
+
+// Calls use(tensor, reads) for the tensors that an op reads.
+template <typename Use>
+void each_tensor(const Op& op, const Use& use) {
+  std::visit([&](const auto& spec) { spec.tensors(use); }, op);
+}
+
+}  // namespace helm
