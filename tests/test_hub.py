@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import huggingface_hub
 import pytest
-from huggingface_hub import errors
+from huggingface_hub import ModelInfo, errors
 
 from command import helm
 from fake_hub import serving
@@ -104,7 +104,9 @@ def test_a_repository_without_safetensors_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: None)
+    monkeypatch.setattr(
+        huggingface_hub.HfApi, "model_info", lambda *_, **__: ModelInfo(id="org/pickled")
+    )
     with pytest.raises(CheckpointError, match=r"org/pickled has no \*\.safetensors; pickled"):
         hub.resolve_model("org/pickled")
     with pytest.raises(CheckpointError, match=r"org/pickled has no config\.json; choose"):
@@ -120,7 +122,7 @@ def test_a_repository_without_safetensors_is_refused(
         (errors.LocalEntryNotFoundError, "cannot be reached"),
         (errors.HFValidationError, "not a Hugging Face id"),
         (OSError, "downloading org/model at revision v9 failed"),
-        (RuntimeError, "run the command again"),
+        (RuntimeError, "try again, finished files are kept"),
     ],
 )
 def test_hub_failures_say_what_to_do(

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from helm.arguments import short, shown
+from helm.download import download_config, download_model
 from helm.errors import CheckpointError, InvalidError
 from helm.files import open_file
-from helm.folder_kinds import refuse_other
+from helm.folder_kinds import cached_id, refuse_other
 from helm.paths import kind, permitted
 
-# What a checkpoint needs. Weights that are pickled, or stored a second time for other software
-# (original/, onnx/, consolidated*), are left on the hub.
-ALLOWED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "vocab.txt", "merges.txt"]
-IGNORED = ["*/*.safetensors", "*/*.json", "*/*.model", "consolidated*.safetensors"]
-
 BUNDLED = "bundled"
-_ASK_S = 5.0  # for one answer of the hub
-_CACHE_ERRORS = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST),
-    *(errno.ENOSPC, errno.EDQUOT),
-)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 
 
@@ -92,7 +81,7 @@ def resolve_model(
             f"[model] no folder {short(text)}; give an "
             "existing folder, or a Hugging Face id such as Qwen/Qwen3-0.6B"
         )
-    return (download or _download)(text, revision)
+    return (download or download_model)(text, revision)
 
 
 def bundled_model() -> Path:
@@ -126,108 +115,10 @@ def resolve_config(model: str | os.PathLike[str] | None, revision: str | None = 
                 f"[model] {model} does not exist; give a config.json, a model folder or a Hugging "
                 "Face id"
             )
-    return resolve_model(model, revision, download=_download_config) / "config.json"
+    return resolve_model(model, revision, download=download_config) / "config.json"
 
 
-def _download_config(repo_id: str, revision: str | None) -> Path:
-    remedy = "choose a repository in transformers' format"
-    return _fetch(repo_id, revision, ["config.json"], "config.json", remedy)
-
-
-def _download(repo_id: str, revision: str | None) -> Path:
-    remedy = (
-        "pickled .bin and GGUF files are not read, so choose a repository with safetensors, or "
-        "convert it with transformers' save_pretrained"
-    )
-    return _fetch(repo_id, revision, ALLOWED, "*.safetensors", remedy)
-
-
-def _fetch(
-    repo_id: str, revision: str | None, patterns: list[str], needed: str, remedy: str
-) -> Path:
-    """The folder with the files that match `patterns`, `needed` among them; what is in the cache
-    and as on the hub is not downloaded again. One attempt: without network the cache answers."""
-    from huggingface_hub import HfApi, snapshot_download
-
-    with _hub_errors(repo_id, revision):
-        folder = Path(
-            snapshot_download(
-                repo_id, revision=revision, allow_patterns=patterns, ignore_patterns=IGNORED
-            )
-        )
-        if any(folder.glob(needed)):
-            return folder
-    try:
-        HfApi().model_info(repo_id, revision=revision, timeout=_ASK_S)
-    except Exception as error:
-        raise CheckpointError(_not_here(repo_id, revision)) from error
-    raise CheckpointError(f"[hub] {_wanted(repo_id, revision)} has no {needed}; {remedy}")
-
-
-def _wanted(repo_id: str, revision: str | None) -> str:
-    return f"{repo_id} at revision {revision}" if revision else repo_id
-
-
-@contextlib.contextmanager
-def _hub_errors(repo_id: str, revision: str | None) -> Iterator[None]:
-    """Turns the hub's exceptions into CheckpointErrors that say what to do."""
-    from huggingface_hub import errors
-
-    wanted = _wanted(repo_id, revision)
-    try:
-        yield
-    except errors.GatedRepoError as error:
-        raise CheckpointError(
-            f"[hub] {repo_id} is gated: accept its licence at https://huggingface.co/{repo_id}, "
-            "then log in with `hf auth login` or set HF_TOKEN"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise CheckpointError(
-            f"[hub] {repo_id} has no revision {revision!r}; give one of its branches, tags or "
-            "commit hashes"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise CheckpointError(
-            f"[hub] there is no folder {repo_id} here and no such model on the Hugging Face hub; "
-            "check the spelling, and for a private model log in with `hf auth login`"
-        ) from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        raise CheckpointError(_not_here(repo_id, revision)) from error
-    except errors.HFValidationError as error:
-        raise CheckpointError(f"[hub] {repo_id!r} is not a Hugging Face id: {error}") from error
-    except Exception as error:  # the HTTP client's own errors differ between hub versions
-        remedy = "run the command again, finished files are kept"
-        if isinstance(error, OSError) and error.errno in _CACHE_ERRORS:
-            remedy = "set HF_HOME to a folder that this user can write to and that has room"
-        raise CheckpointError(
-            f"[hub] downloading {wanted} failed: {type(error).__name__}: {error}; {remedy}"
-        ) from error
-
-
-def _not_here(repo_id: str, revision: str | None) -> str:
-    """Why the cache has no such model, or not all of it, while the hub is out of reach."""
-    from huggingface_hub import constants, try_to_load_from_cache
-    from huggingface_hub.file_download import repo_folder_name
-
-    folder = repo_folder_name(repo_id=repo_id, repo_type="model")
-    with permitted("hub"):
-        kind(Path(constants.HF_HUB_CACHE) / folder / "refs")
-    wanted = _wanted(repo_id, revision)
-    offline = os.environ.get("HF_HUB_OFFLINE", "").strip().upper() in {"1", "ON", "YES", "TRUE"}
-    if isinstance(try_to_load_from_cache(repo_id, "config.json", revision=revision), str):
-        why = (
-            "HF_HUB_OFFLINE is set; unset it" if offline else "the hub cannot be reached; go online"
-        )
-        return (
-            f"[hub] {wanted} was not downloaded completely, only some of its files are in the "
-            f"cache, and {why} and run the command again to download the rest"
-        )
-    if offline:
-        return (
-            f"[hub] {wanted} is not in the local cache and HF_HUB_OFFLINE is set; unset it to "
-            "download, or give a local folder"
-        )
-    return (
-        f"[hub] {wanted} is neither a local folder nor in the cache, and the Hugging Face hub "
-        "cannot be reached; check the network, or give a local folder"
-    )
+def hub_id(folder: Path) -> str | None:
+    """The Hugging Face id of a folder in the hub's cache; None for others."""
+    snapshots = folder.absolute().parent
+    return cached_id(snapshots.parent.name) if snapshots.name == "snapshots" else None
