@@ -252,7 +252,7 @@ def test_plain_plans_are_always_among_the_candidates():
     everything, fill = result.labelled["all-accelerator"], result.labelled["fill-accelerator"]
     cpu = result.labelled["all-cpu"]
     assert (everything.units_cpu, everything.fits) == (0, False)
-    assert "missing on the accelerator" in everything.reason
+    assert "of VRAM" in everything.reason
     assert (cpu.units_accelerator, cpu.fits, cpu.uses_accelerator) == (0, True, False)
     assert fill.fits
     assert 0 < fill.units_cpu < 38
@@ -268,7 +268,7 @@ def test_all_fits_on_the_accelerator():
     assert (result.best.cpu_blocks, result.best.head) == (0, "accelerator")
     assert result.labelled["all-accelerator"].fits
     assert result.best.predicted.decode_terms["cpu_memory_s"] == 0
-    assert result.best.bottleneck == "accelerator memory bandwidth"
+    assert result.best.bottleneck == "GPU memory bandwidth"
 
 
 @pytest.mark.parametrize("limits", [{"accelerator_bytes": 0}, {"accelerator_weights_bytes": 0}])
@@ -294,9 +294,9 @@ def test_fits_nowhere_says_how_much_is_missing_where():
     with pytest.raises(OutOfMemoryError) as caught:
         require(model, profile, work, limits)
     text = str(caught.value)
-    assert "GiB missing on the" in text
-    assert "cpu needs weights" in text
-    assert "more host memory would do" in text
+    assert "lacks " in text
+    assert "GiB of RAM: weights" in text
+    assert "GiB more RAM" in text
     lacks = shortage(model, profile, work, limits, Space())
     assert lacks.cpu_alone > 0
     enough = dataclasses.replace(limits, cpu_bytes=16 * GIB + lacks.cpu_alone)
@@ -311,7 +311,7 @@ def test_the_largest_context_that_fits_is_stated():
     most = largest_context(model, profile, work, limits, Space())
     assert 0 < most < 40960
     assert most % 512 == 0
-    with pytest.raises(OutOfMemoryError, match=f"a context of {most} would fit"):
+    with pytest.raises(OutOfMemoryError, match=f"it would fit with a context of {most:,} or"):
         require(model, profile, work, limits)
     assert require(model, profile, dataclasses.replace(work, context=most), limits).best
     with pytest.raises(OutOfMemoryError):

@@ -29,7 +29,7 @@ def test_a_partitioned_plan_round_trips():
     assert document["units_cpu"] + document["units_accelerator"] == 38
     assert document["predicted"]["ttft_s"] > 0
     assert document["predicted"]["decode_tokens_per_s"] > 0
-    assert document["bottleneck"] == "cpu memory bandwidth"
+    assert document["bottleneck"] == "CPU memory bandwidth"
     assert document["profile"]["estimated"] is True
     labels = {document["label"], *(other["label"] for other in document["alternatives"])}
     assert labels >= {"all-cpu", "all-accelerator"}

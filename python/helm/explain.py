@@ -11,10 +11,14 @@ from helm.compiler.budget import PURPOSES
 from helm.compiler.candidate import Candidate, term_name
 from helm.compiler.memory import DEVICE_ALIGNMENT
 from helm.compiler.planning import Study
-from helm.units import rate_text, size_text
+from helm.units import rate_text
 
 FORMAT = "helm-explanation"
 VERSION = 1
+_OVERFLOWS = {
+    "cpu": "the CPU computes attention to the pages in RAM",
+    "stream": "the pages in RAM are copied to the GPU in each step",
+}
 LABELS = {
     "all-accelerator": "all on the GPU",
     "fill-accelerator": "fill the GPU",
@@ -125,18 +129,20 @@ def kv_lines(study: Study) -> list[str]:
         return []
     each = "" if best.sequences == 1 else " of each request"
     page, blocks = study.plan.kv.page_tokens, best.kv_blocks * best.sequences
-    share = f"{kv.far_blocks} of {blocks} pages per layer ({kv.far_blocks / blocks * 100:.0f} %)"
+    share = (
+        f"{kv.far_blocks} of the {blocks} pages of a layer ({kv.far_blocks / blocks * 100:.0f} %)"
+    )
     lines = [
-        f"VRAM has room for {best.accelerator_kv_blocks} of the {best.kv_blocks} pages of "
-        f"{page:,} positions per layer{each}",
-        f"the oldest leave for RAM beyond {kv.near_positions:,} positions{each}",
-        f"at the full context of {work.context:,} it holds {share}",
+        f"in each layer, VRAM has room for {best.accelerator_kv_blocks} of the {best.kv_blocks} "
+        f"pages{each}; a page has {page:,} positions",
+        f"beyond {kv.near_positions:,} positions{each}, the oldest pages move to RAM",
+        f"at the full context of {work.context:,}, RAM holds {share}",
     ]
     for site in sorted(kv.sites, key=lambda s: s.site != best.overflow):
-        name = {"cpu": "the CPU attends to them", "stream": "they stream to the GPU"}[site.site]
+        name = _OVERFLOWS[site.site]
         times = (site.decode_s, site.full_context_decode_s)
         rates = [rate_text(best.sequences / seconds) for seconds in times]
-        said = name if site.site == best.overflow else f"instead, {name}"
+        said = name if site.site == best.overflow else f"if {name} instead"
         lines.append(f"{said}: {rates[0]} tokens/s, {rates[1]} at the full context")
     return lines
 
@@ -229,10 +235,6 @@ def trade(study: Study) -> Candidate | None:
 
 def verdict(candidate: Candidate, best: Candidate) -> str:
     """Why `best` was chosen instead."""
-    if not candidate.fits:
-        lacks = {"GPU": candidate.missing.accelerator, "CPU": candidate.missing.cpu}
-        shown = [f"{size_text(size)} on {device}" for device, size in lacks.items() if size]
-        return f"misses {' and '.join(shown)}"
     return candidate.reason_against(best)
 
 

@@ -57,16 +57,21 @@ def fit_kv(
     if room < one:
         context = room * kv.page_tokens
         notices.append(
-            f"memory holds a context of {context} tokens, the model allows {limits.context}"
+            f"memory holds a context of {context:,} tokens, the model allows {limits.context:,}"
         )
         limits, one = dataclasses.replace(limits, context=context), room
     blocks = min(room, one * limits.sequences)
     if blocks < one * limits.sequences:
-        notices.append(
-            f"the KV cache holds {blocks * kv.page_tokens} tokens in all, not the "
-            f"{limits.context} of each of {limits.sequences} sequences; more wait their turn"
-        )
+        notices.append(fewer_at_once(blocks * kv.page_tokens, limits))
     return limits, dataclasses.replace(kv, pages=blocks * kv.layers), notices
+
+
+def fewer_at_once(tokens: int, limits: Limits) -> str:
+    """What a user of a cache of so many tokens is told."""
+    return (
+        f"the KV cache holds {tokens:,} tokens in all, not {limits.context:,} for each of "
+        f"{limits.sequences} requests; requests wait while it is full"
+    )
 
 
 def _refusal(budget: KvBudget, limits: Limits, kv: KvSpec, room: int) -> str:
@@ -78,7 +83,8 @@ def _refusal(budget: KvBudget, limits: Limits, kv: KvSpec, room: int) -> str:
         short = size_text(budget.lacking(kv.page_bytes * kv.layers))
         fits = (
             f"even a context of {kv.page_tokens} lacks {short}; free memory, or allow "
-            f"more (--ram) if that was limited, or choose a smaller model{budget.smaller}"
+            f"more with memory_bytes= if that was limited, or choose a smaller model"
+            f"{budget.smaller}"
         )
     return (
         f"[plan] needs weights {size_text(fixed.weights_bytes - budget.resident_bytes)} + KV cache "

@@ -24,10 +24,11 @@ from helm.compiler.placement import memory_use, placed_units, prediction, schedu
 from helm.compiler.search import PLENTY, unlimited
 from helm.compiler.workload import ResourceLimits, Space, Workload
 from helm.config import ModelConfig
+from helm.device_profile import capped_reserve
 from helm.dtypes import DTYPE_BYTES, KV_ELEMENT_BYTES, KvDType, dtype_name
 from helm.errors import InvalidError, PlanError
 from helm.graph import Graph
-from helm.kv_budget import KvBudget, fit_kv
+from helm.kv_budget import KvBudget, fewer_at_once, fit_kv
 from helm.kv_options import KvOptions
 from helm.models import build_graph
 from helm.plan_format import (
@@ -164,28 +165,40 @@ def make_plan(
         host = PLENTY if plenty else room
         if profile is None:
             return _cpu_plan(loaded, threads or 1, host)
-        allowed = loaded_space(space, loading, problem.resident_bytes > 0)
+        allowed = loaded_space(space, loading)
         return _searched_plan(loaded, profile, workload, host, accelerator_bytes, allowed)
 
     plan = with_loading(place, profile, loading or LoadingRequest(), stored, most)
-    notices = (*plan.notices, *options.notices(plan, step_tokens), *_unsettled(profile))
+    notices = (
+        *plan.notices,
+        *options.notices(plan, step_tokens),
+        *_slow_bf16(plan, profile),
+    )
     return dataclasses.replace(plan, notices=notices)
 
 
-def _unsettled(profile: Profile | None) -> list[str]:
-    count = 0 if profile is None else len(profile.unsettled)
-    if count == 0:
+def _slow_bf16(plan: Plan, profile: Profile | None) -> list[str]:
+    """Says so where the accelerator has no units for the weights that it multiplies."""
+    own = None if profile is None else profile.accelerator
+    if own is None or "accelerator" not in plan.memory or dominant_dtype(plan.tensors) != "bf16":
+        return []
+    rates = own.matmul_flops
+    if not {"bf16", "f16"} <= rates.keys():
+        return []
+    tokens = plan.limits.step_tokens
+    share = float(own.matmul_rate("bf16", tokens) / own.matmul_rate("f16", tokens))
+    if share >= 0.5:
         return []
     return [
-        f"other programs disturbed the measurement of {count} of this machine's rates, so that "
-        "another plan may be better; helm-llm profile says which, --recalibrate measures them anew"
+        f"{own.name} multiplies bf16 at {share:.2g} of its f16 rate, as GPUs before Ampere do; "
+        "prompts would be faster with dtype='f16', whose numbers end at 65504"
     ]
 
 
 def _cpu_plan(problem: _Problem, threads: int, memory_bytes: int) -> Plan:
     limits, kv = problem.limits, problem.kv
     fixed = _memory_use(problem, limits, kv, threads)
-    smaller = " or a 16-bit --dtype" if dominant_dtype(problem.tensors) == "f32" else ""
+    smaller = " or a 16-bit dtype=" if dominant_dtype(problem.tensors) == "f32" else ""
     budget = KvBudget(memory_bytes, problem.reserve_bytes, problem.resident_bytes, fixed, smaller)
     limits, kv, notices = fit_kv(budget, limits, kv, shrink=problem.shrink)
     use = _memory_use(problem, limits, kv, threads)
@@ -227,6 +240,7 @@ def _searched_plan(
     resources = ResourceLimits(
         cpu_bytes=memory_bytes + problem.resident_bytes,
         accelerator_bytes=accelerator_bytes,
+        accelerator_reserve_bytes=capped_reserve(accelerator_bytes),
         cpu_reserve_bytes=problem.reserve_bytes,
         step_tokens=limits.step_tokens,
         page_tokens=problem.kv.page_tokens,
@@ -274,10 +288,7 @@ def _partitioned_plan(problem: _Problem, best: Candidate, notices: list[str]) ->
     layers = problem.kv.layers
     kv = dataclasses.replace(problem.kv, pages=layers * best.kv_blocks * best.sequences)
     if best.sequences < limits.sequences:
-        notices.append(
-            f"the KV cache holds {best.sequences * limits.context} tokens in all, not the "
-            f"{limits.context} of each of {limits.sequences} sequences; more wait their turn"
-        )
+        notices.append(fewer_at_once(best.sequences * limits.context, limits))
     return dataclasses.replace(
         _plan(problem, limits, kv, best.threads, notices),
         units=placed_units(problem.graph, best),

@@ -1,4 +1,5 @@
-"""Draws an explained plan: time over the boundary k, and memory by device. Needs matplotlib."""
+"""Draws an explained plan: time over the boundary k, or by term where the CPU does all, and
+memory by device. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from helm.arguments import shown
 from helm.errors import HelmError, InvalidError
 from helm.explain import memory_rows
 
@@ -28,9 +30,9 @@ _STACK = (
     ("GPU: matrix products", "#57b27c", ("accelerator_compute_s",)),
     ("GPU: attention", "#9bd4b3", ("accelerator_attention_s",)),
     ("GPU: other ops", "#cfeadb", ("accelerator_elementwise_s", "accelerator_fixed_s")),
-    ("link", "#c0392b", ("link_s",)),
-    ("KV pages in host memory", "#e67e22", ("overflow_s",)),
-    ("weights visiting the GPU", "#8e6bbf", ("stream_s",)),
+    ("transfers", "#c0392b", ("link_s",)),
+    ("KV cache in RAM", "#e67e22", ("overflow_s",)),
+    ("weights copied to the GPU", "#8e6bbf", ("stream_s",)),
 )
 _PURPOSES = {
     "weights": "#34608f",
@@ -40,6 +42,8 @@ _PURPOSES = {
     "staging": "#c46a5a",
     "reserve": "#b5b5b5",
 }
+_REST, _LIMIT = "#888888", "#b00020"
+_WIDTH = 0.86  # of a bar, in steps of k
 _NAMES = {"cpu": "CPU", "accelerator": "GPU"}
 _GIB = 2**30
 _LEAST = 0.01  # of the whole; smaller terms are drawn together
@@ -48,15 +52,17 @@ _LEAST = 0.01  # of the whole; smaller terms are drawn together
 def check_plot(file: str) -> None:
     """Raises HelmError before any work is done if `file` cannot be drawn."""
     if Path(file).suffix.lower() not in SUFFIXES:
-        raise InvalidError(f"[plan] --plot is {file!r}; expected a name ending in .png, .svg, .pdf")
+        raise InvalidError(
+            f"[plot] cannot draw {shown(file)}; expected a name ending in .png, .svg, .pdf"
+        )
     folder = Path(file).expanduser().resolve().parent
     if not os.access(folder, os.W_OK):
-        raise InvalidError(f"[plan] cannot write to {folder}; choose another --plot FILE")
+        raise InvalidError(f"[plot] cannot write to {folder}; choose another folder")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise HelmError(
-            "[plan] --plot needs matplotlib, which is not installed; pip install 'helm-llm[plot]'"
+            "[plot] matplotlib, which draws, is not installed; pip install 'helm-llm[plot]'"
         ) from None
 
 
@@ -85,12 +91,16 @@ def _draw(study: Study, file: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 5.4), layout="constrained")
+    figure = Figure(figsize=(12, 5.8), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, width_ratios=(2.6, 1))
     estimate = ", estimated profile" if study.profile.estimated else ""
     figure.suptitle(f"{study.name} on {study.profile.name}{estimate}", fontweight="bold")
-    _draw_times(study, left)
+    rows = by_boundary(study)
+    if len(rows) == 1:
+        _draw_terms(study, left)
+    else:
+        _draw_times(study, rows, left)
     _draw_memory(study, right)
     try:
         figure.savefig(Path(file).expanduser(), dpi=150)
@@ -127,13 +137,43 @@ def objective_terms(study: Study, candidate: Candidate) -> dict[str, float]:
     }
 
 
-def _draw_times(study: Study, axes: Any) -> None:
-    rows = by_boundary(study)
+def _what(study: Study) -> str:
+    """What the objective times."""
+    names = {"decode": "one decode step", "ttft": "time to first token"}
+    return names.get(study.workload.objective, "the whole workload")
+
+
+def _scale(seconds: float) -> tuple[float, str]:
+    """(factor, unit) in which so much is a readable number."""
+    return (1e3, "ms") if seconds < 1 else (1.0, "s")
+
+
+def _draw_terms(study: Study, axes: Any) -> None:
+    """Bars of the terms, where there is one placement."""
+    terms = objective_terms(study, study.best)
+    whole = sum(terms.values())
+    scale, unit = _scale(whole)
+    found = [(name, color, sum(terms[n] for n in names)) for name, color, names in _STACK]
+    shown = [row for row in found if row[2] >= _LEAST * whole]
+    rest = whole - sum(seconds for *_, seconds in shown)
+    if rest > 0:
+        shown.append(("rest", _REST, rest))
+    for i, (_, color, seconds) in enumerate(shown):
+        axes.barh(-i, scale * seconds, 0.6, color=color)
+        text = f" {scale * seconds:,.3g} {unit}, {seconds / whole * 100:.0f} %"
+        axes.text(scale * seconds, -i, text, va="center", fontsize=9)
+    axes.set_yticks([-i for i in range(len(shown))], [name for name, *_ in shown])
+    axes.set_xlim(0, 1.25 * scale * max(seconds for *_, seconds in shown))
+    axes.set_xlabel(f"time ({unit})")
+    axes.set_title(f"{_what(study)} on the CPU: {scale * whole:,.3g} {unit}", fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_times(study: Study, rows: list[tuple[Candidate, bool]], axes: Any) -> None:
     ks = [candidate.cpu_blocks for candidate, _ in rows]
     terms = [objective_terms(study, candidate) for candidate, _ in rows]
-    scale, unit = (1e3, "ms") if max(sum(t.values()) for t in terms) < 1 else (1.0, "s")
+    scale, unit = _scale(max(sum(t.values()) for t in terms))
     bottom = [0.0] * len(rows)
-    width = 1.0 if len(rows) > 1 else 0.5
     totals = [scale * sum(t.values()) for t in terms]
     rest = [0.0] * len(rows)
     for name, color, names in _STACK:
@@ -141,26 +181,29 @@ def _draw_times(study: Study, axes: Any) -> None:
         if max(h / total for h, total in zip(heights, totals, strict=True)) < _LEAST:
             rest = [r + h for r, h in zip(rest, heights, strict=True)]
             continue
-        axes.bar(ks, heights, width * 0.86, bottom, color=color, label=name)
+        axes.bar(ks, heights, _WIDTH, bottom, color=color, label=name)
         bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
-    axes.bar(ks, rest, width * 0.86, bottom, color="#888888", label="rest")
+    axes.bar(ks, rest, _WIDTH, bottom, color=_REST, label="rest")
     bottom = [b + h for b, h in zip(bottom, rest, strict=True)]
     if any(total < (1 - _LEAST) * b for total, b in zip(totals, bottom, strict=True)):
         axes.step(ks, totals, where="mid", color="black", lw=1.2, label="after overlap")
     _shade(axes, [(k, fits) for k, (_, fits) in zip(ks, rows, strict=True)])
-    _mark(study, axes, scale, unit, max(bottom))
-    what = {"decode": "one decode step", "ttft": "time to first token"}
-    axes.set_title(
-        f"{what.get(study.workload.objective, 'the whole workload')}: best placement for each k",
-        fontsize=11,
-    )
+    _mark(study, axes, scale, unit, max(bottom), ks)
+    axes.set_title(f"{_what(study)}: best placement for each k", fontsize=11)
     axes.set_xlabel("k: blocks on the CPU (the others on the GPU)")
-    axes.set_ylabel(unit)
+    axes.set_ylabel(f"time ({unit})")
     axes.set_xlim(ks[0] - 0.5, ks[-1] + 0.5)
     axes.set_ylim(0, 1.22 * max(bottom))
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(fontsize=8, ncols=3, loc="upper left", framealpha=0.95)
+    _legend(axes, 4)
+
+
+def _legend(axes: Any, columns: int) -> None:
+    """Below the panel, where it covers nothing."""
+    axes.legend(
+        fontsize=8, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False
+    )
 
 
 def _shade(axes: Any, rows: list[tuple[int, bool]]) -> None:
@@ -178,16 +221,20 @@ def _shade(axes: Any, rows: list[tuple[int, bool]]) -> None:
             start, label = None, None
 
 
-def _mark(study: Study, axes: Any, scale: float, unit: str, top: float) -> None:
-    best = study.best
-    value = scale * best.objective_s
+def _mark(study: Study, axes: Any, scale: float, unit: str, top: float, ks: list[int]) -> None:
+    """The chosen k, above all bars and inside the panel."""
+    k, value = study.best.cpu_blocks, scale * study.best.objective_s
+    place = (k - ks[0]) / (ks[-1] - ks[0])
     axes.annotate(
-        f"k = {best.cpu_blocks}\n{value:,.3g} {unit}",
-        (best.cpu_blocks, value),
-        (best.cpu_blocks, value + 0.1 * top),
-        ha="center",
+        "", (k, value), (k, 1.08 * top), arrowprops={"arrowstyle": "-|>", "color": "black"}
+    )
+    axes.text(
+        k,
+        1.08 * top,
+        f"chosen: k = {k}, {value:,.3g} {unit}",
+        ha="left" if place < 0.2 else "right" if place > 0.8 else "center",
+        va="bottom",
         fontweight="bold",
-        arrowprops={"arrowstyle": "-|>", "color": "black"},
         bbox={"boxstyle": "round", "facecolor": "#fff6cc", "edgecolor": "black"},
         zorder=5,
     )
@@ -205,20 +252,19 @@ def _draw_memory(study: Study, axes: Any) -> None:
         label = "KV cache" if purpose == "kv" else purpose
         axes.bar(range(len(devices)), sizes, 0.55, bottom, color=color, label=label)
         bottom = [b + size for b, size in zip(bottom, sizes, strict=True)]
+    top = max(*limits, *bottom)
     for i, (limit, used) in enumerate(zip(limits, bottom, strict=True)):
-        axes.hlines(limit, i - 0.38, i + 0.38, color="#b00020", lw=2)
-        axes.text(
-            i, limit, f"limit {limit:.1f} GiB", color="#b00020", ha="center", va="bottom",
-            fontsize=9,
-        )  # fmt: skip
-        axes.text(
-            i, used / 2, f"{used:.1f} GiB", color="white", ha="center", va="center",
-            fontweight="bold",
-        )  # fmt: skip
+        axes.hlines(limit, i - 0.38, i + 0.38, color=_LIMIT, lw=2)
+        total, most = f"{used:.1f} GiB", f"limit {limit:.1f} GiB"
+        if limit - used < 0.08 * top:  # one label, where two would cover each other
+            axes.text(i, max(limit, used), f"{total},\n{most}", ha="center", va="bottom")
+        else:
+            axes.text(i, used, total, ha="center", va="bottom", fontweight="bold")
+            axes.text(i, limit, most, color=_LIMIT, ha="center", va="bottom", fontsize=9)
     axes.set_xticks(range(len(devices)), [_NAMES[device] for device in devices])
     axes.set_xlim(-0.6, len(devices) - 0.4)
-    axes.set_ylim(0, 1.3 * max(limits))
-    axes.set_ylabel("GiB")
+    axes.set_ylim(0, 1.15 * top)
+    axes.set_ylabel("memory (GiB)")
     axes.set_title("memory of the chosen plan", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, ncols=2, loc="upper left", framealpha=0.95)
+    _legend(axes, 3)

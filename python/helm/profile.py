@@ -17,11 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from helm.arguments import short, shown
-from helm.device_profile import KV_TABLES, AcceleratorProfile, CpuProfile, LinkProfile
+from helm.device_profile import (
+    ACCELERATOR_RESERVE_BYTES,
+    KV_TABLES,
+    AcceleratorProfile,
+    CpuProfile,
+    LinkProfile,
+)
 from helm.dtypes import DTYPES, KV_DTYPES
 from helm.errors import ProfileError
 from helm.files import present, read_file
 from helm.jsonio import Reader, parse
+from helm.units import counted
 
 FORMAT = "helm-profile"
 VERSION = 2
@@ -63,6 +70,17 @@ class Profile:
     accelerator: AcceleratorProfile | None = None
     link: LinkProfile | None = None
     unsettled: tuple[str, ...] = ()
+
+    @property
+    def notices(self) -> list[str]:
+        """What whoever has just measured it, or plans with it, wants to know."""
+        if not self.unsettled:
+            return []
+        return [
+            f"other programs disturbed {counted(len(self.unsettled), 'measurement')} of {self.name}"
+            ", so another plan may be better; helm-llm profile says which, and --recalibrate "
+            "measures them again"
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """The profile as plain JSON values."""
@@ -221,18 +239,20 @@ def _ratio(node: Reader, most: float) -> float:
 
 
 def _read_accelerator(node: Reader) -> AcceleratorProfile:
-    fields = _device(node, ("name",))
-    return AcceleratorProfile(**fields, name=node["name"].string())
+    fields = _device(node, ("name", "reserve_bytes"))
+    reserve = node.get("reserve_bytes", ACCELERATOR_RESERVE_BYTES).integer(0, 2**60)
+    return AcceleratorProfile(**fields, name=node["name"].string(), reserve_bytes=reserve)
 
 
 def _read_link(node: Reader) -> LinkProfile:
     shares = ("cpu_rate_while_copying", "rate_while_both_compute")
-    node.only((*_LINK_RATES, "latency_s", *shares))
+    node.only((*_LINK_RATES, "latency_s", *shares, "locks_mapped"))
     return LinkProfile(
         **{name: _rate(node[name]) for name in _LINK_RATES},
         latency_s=node["latency_s"].number(0.0, 1e6),
         cpu_rate_while_copying=_share(node[shares[0]]),
         rate_while_both_compute=_share(node.get(shares[1], 1.0), 0.5),
+        locks_mapped=node.get("locks_mapped", False).boolean(),
     )
 
 

@@ -22,6 +22,11 @@ def rate_text(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:,.1f}" if rate >= 10 else f"{rate:,.2f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """ "1 token", "1,024 tokens"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def parse_size(text: str, what: str) -> int:
     """Bytes of "8GiB", "12GB", "8G" (GiB) or a plain number; InvalidError naming `what`, also for
     a size that no memory has."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from helm.commands import common, options
 from helm.commands.parser import Parser
 from helm.errors import InvalidError
+from helm.units import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,9 +67,9 @@ def show(report: Report, predicted: float | None, ops: bool) -> None:
 
     console = stdout(pipe_width=100)
     load = report.load
-    sequences = f"{load.batch} sequence{'s' * (load.batch > 1)}"
+    sequences = counted(load.batch, "sequence")
     rate = report.decode.tokens_per_s
-    line = f"decode   {_spread(rate)} tokens/s, {sequences} after {load.prompt} tokens"
+    line = f"decode   {_spread(rate)} tokens/s, {sequences} after {counted(load.prompt, 'token')}"
     if predicted is not None and load.batch == 1:
         line += f"; predicted {predicted:,.1f}"
     console.print(line)
@@ -80,13 +81,13 @@ def show(report: Report, predicted: float | None, ops: bool) -> None:
     )
     console.print(
         f"prefill  {_spread(report.prefill.tokens_per_s)} tokens/s, "
-        f"{statistics.median(report.prefill.seconds) * 1e3:,.1f} ms for {report.prefill.tokens} "
-        f"tokens"
+        f"{statistics.median(report.prefill.seconds) * 1e3:,.1f} ms for "
+        f"{counted(report.prefill.tokens, 'token')}"
     )
     if ops:
         _show_ops(console, "decode step", report.decode, report)
         _show_ops(console, "prefill", report.prefill, report)
-    console.print(f"medians [least, most] of {len(rate)} rounds")
+    console.print(f"medians [least, most] of {counted(len(rate), 'round')}")
 
 
 def _pages(llm: LLM) -> str:

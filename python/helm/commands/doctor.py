@@ -19,7 +19,7 @@ EPILOG = """examples:
   helm-llm doctor --json > machine.json
   HELM_CPU_ISA=avx2 helm-llm doctor       with a lower kernel tier
 """
-PACKAGES = ("numpy", "safetensors", "huggingface-hub", "tokenizers", "jinja2", "rich")
+PACKAGES = ("numpy", "huggingface-hub", "tokenizers", "jinja2", "rich", "prompt-toolkit")
 HUGE_PAGES_TRIAL_BYTES = 64 << 20
 
 
@@ -110,7 +110,7 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("CPU", report["cpu"]),
         ("cores", f"{cores}, {limit}"),
         ("threads", _threads(report["threads"])),
-        ("kernels", f"{isa['chosen'] or 'none'}: {isa['reason']}"),
+        ("kernels", isa["reason"] if isa["chosen"] else f"none: {isa['reason']}"),
     ]
     for tier in isa["tiers"]:
         rows.append((f"  {tier['name']}", _tier(tier)))

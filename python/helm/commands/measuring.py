@@ -5,20 +5,24 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from helm.commands.common import say
+from helm.commands.lines import say
 
 if TYPE_CHECKING:
     from helm.profile import Profile
 
 
 def measured_profile(device: str | None, notices: list[str]) -> Profile:
-    """This machine's, with `device` and `notices` as `find_accelerator` understands them."""
+    """This machine's, with `device` as `find_accelerator` understands it. notices: takes what it
+    says of the device, and of a profile that was measured now."""
     from helm.devices import find_accelerator
     from helm.profile_cache import machine_profile
 
     accelerator = find_accelerator(device, notices)
     with MeasureProgress() as progress:
-        return machine_profile(accelerator, progress=progress.update)
+        profile = machine_profile(accelerator, progress=progress.update)
+    if progress.measured:  # said once, not whenever the profile comes from the cache
+        notices += profile.notices
+    return profile
 
 
 class MeasureProgress:
@@ -54,7 +58,7 @@ class MeasureProgress:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
 
-            columns = ("measuring", BarColumn(), TextColumn("{task.description}"))
+            columns = ("measuring", BarColumn(20), TextColumn("{task.description}"))
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task("", total=1.0)
             self._bar.start()

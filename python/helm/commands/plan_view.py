@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from helm import explain
 from helm.commands.console import console
-from helm.units import rate_text, size_text
+from helm.units import counted, rate_text, size_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,6 +106,11 @@ def _title(out: Console, text: str) -> None:
     out.print(Text(text, style="bold"))
 
 
+def _indented(out: Console, text: str, style: str = "") -> None:
+    """A paragraph, every line of it two columns in."""
+    out.print(Padding(Text(text, style=style), (0, 0, 0, 2)))
+
+
 def _head(study: Study, out: Console) -> None:
     work, profile = study.workload, study.profile
     weights = sum(tensor.nbytes for tensor in study.plan.tensors)
@@ -120,18 +126,18 @@ def _head(study: Study, out: Console) -> None:
     if profile.estimated:
         where.append("; an estimate, not measured", style="yellow")
     out.print(where)
-    requests = "1 request" if work.batch == 1 else f"{work.batch} requests"
     out.print(
-        f"for {requests} of {work.prompt:,} prompt + {work.output:,} output tokens, context "
-        f"{work.context:,}, least {_OBJECTIVES[work.objective]}"
+        f"for {counted(work.batch, 'request')} of {counted(work.prompt, 'prompt token')} and "
+        f"{counted(work.output, 'output token')}, in a context of {work.context:,}; chosen for "
+        f"the {_OBJECTIVES[work.objective]}"
     )
 
 
 _OBJECTIVES = {
-    "decode": "time per token",
-    "ttft": "time to first token",
-    "total": "total time",
-    "throughput": "total time of all requests",
+    "decode": "least time per token",
+    "ttft": "earliest first token",
+    "total": "least total time",
+    "throughput": "least total time of all requests",
 }
 
 
@@ -169,28 +175,28 @@ def _picture(study: Study, out: Console) -> None:
             f"  {part.label}", Text(_NAMES[part.device], style=_COLORS[part.device]), held
         )
     out.print(table)
-    out.print(f"  {_schedule(study)}", style="dim")
+    _indented(out, _schedule(study), style="dim")
 
 
 def _schedule(study: Study) -> str:
     best = study.best
-    parts = [f"{best.threads} CPU thread{'s' * (best.threads != 1)}"]
+    parts = [counted(best.threads, "CPU thread")]
     if best.sequences < study.workload.batch:
-        parts.append(f"{best.sequences} requests at once")
+        parts.append(f"{counted(best.sequences, 'request')} at once")
     if not best.uses_accelerator:
         return parts[0]
     if best.stream_tokens:
         parts.append(
-            "weights of CPU blocks visit the GPU in prefill steps of "
-            f"{best.stream_tokens:,} to {best.step_tokens:,} tokens"
+            f"prompt steps of {best.stream_tokens:,} to {best.step_tokens:,} tokens run on the "
+            "GPU, to which the weights of CPU blocks are copied for each"
         )
     elif best.cpu_blocks:
-        parts.append("prefill of CPU blocks on the CPU")
+        parts.append("CPU blocks compute prompts on the CPU")
     if best.prefill_overlap:
-        parts.append("both devices prefill at once")
+        parts.append("both devices compute prompts at once")
     if best.decode_groups > 1:
-        parts.append(f"sequences take turns in {best.decode_groups} groups")
-    return ", ".join(parts)
+        parts.append(f"requests take turns in {best.decode_groups} groups")
+    return "; ".join(parts)
 
 
 def _memory(study: Study, out: Console) -> None:
@@ -208,7 +214,7 @@ def _loading(study: Study, out: Console) -> None:
     text = explain.loading_text(study)
     if text is not None:
         _title(out, "Loading")
-        out.print(Text(f"  {text}"))
+        _indented(out, text)
 
 
 def _kv(study: Study, out: Console) -> None:
@@ -216,7 +222,7 @@ def _kv(study: Study, out: Console) -> None:
     if lines:
         _title(out, "KV of the GPU's blocks")
     for line in lines:
-        out.print(f"  {line}")
+        _indented(out, line)
 
 
 def _prediction(study: Study, out: Console) -> None:
@@ -244,7 +250,7 @@ def _bottleneck(study: Study, out: Console) -> None:
         (f"The prompt, {_seconds(predicted.ttft_s)}", predicted.prefill_terms, False),
     ):
         name = study.best.bottleneck if bound else study.best.prefill_bottleneck
-        _title(out, f"{title}: bottleneck {name}")
+        _title(out, f"{title}; bottleneck: {name}")
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column(no_wrap=True)
         for _ in range(2):
@@ -258,11 +264,12 @@ def _bottleneck(study: Study, out: Console) -> None:
 
 
 def _term_color(name: str) -> str:
-    return next((c for device, c in _COLORS.items() if name.startswith(device)), "magenta")
+    found = (c for device, c in _COLORS.items() if name.startswith(_NAMES[device]))
+    return next(found, "magenta")
 
 
 def _gains(study: Study, out: Console) -> None:
-    _title(out, "What more would bring")
+    _title(out, "With more memory or bandwidth")
     now, whole = study.best, study.workload.objective in ("total", "throughput")
     table = _table("", "tokens/s", "", "first token", "", *(("in all", "") if whole else ()))
     for gain in study.gains:
@@ -281,11 +288,12 @@ def _gains(study: Study, out: Console) -> None:
 
 
 def _rivals(study: Study, out: Console) -> None:
-    _title(out, "Beside it")
-    table = _table("plan", "CPU", "GPU", "tokens/s", "first token", "")
+    _title(out, "Other plans, with their units on each device")
+    table = _table("", "CPU", "GPU", "tokens/s", "first token", "")
     table.columns[0].no_wrap = True
     table.columns[-1].justify = "left"
     table.columns[-1].no_wrap = False
+    bracketed = False
     for i, rival in enumerate(explain.rivals(study)):
         candidate, predicted = rival.candidate, rival.fast.predicted
         mark = "" if candidate.fits else "("
@@ -299,7 +307,10 @@ def _rivals(study: Study, out: Console) -> None:
             rival.verdict,
             style="bold" if i == 0 else None if candidate.fits else "dim",
         )
+        bracketed |= not candidate.fits
     out.print(table)
+    if bracketed:
+        _indented(out, "(in brackets: what it would reach if it fitted)", style="dim")
 
 
 def _change(factor: float) -> str:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from helm.commands.common import binary_bytes, say
+from helm.commands.common import binary_bytes
+from helm.commands.lines import say
 from helm.commands.options import add_device
 from helm.commands.parser import Parser
+from helm.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from rich.console import Console
     from rich.table import Table
@@ -74,13 +77,18 @@ def show(profile: Profile) -> None:
     console.print(_rates(profile.cpu))
     if profile.accelerator is not None:
         _show_accelerator(profile, console)
-    for name in profile.unsettled:
-        console.print(f"unsettled: {name}")
     if profile.unsettled:
         console.print(
-            "Other programs left too few undisturbed runs of these, so their figures may be off; "
-            "measure again on a quieter machine with helm-llm profile --recalibrate"
+            f"\nOther programs disturbed {counted(len(profile.unsettled), 'measurement')}, so "
+            "these rates may be off; --recalibrate measures them again, --json lists them: "
+            f"{_kinds(profile.unsettled)}"
         )
+
+
+def _kinds(names: Sequence[str]) -> str:
+    """Names of quantities, which begin with their kind: "f16 products (4), bf16 attention (2)"."""
+    kinds = Counter(name.partition(",")[0] for name in names)
+    return ", ".join(kind if n == 1 else f"{kind} ({n})" for kind, n in kinds.items())
 
 
 def _show_accelerator(profile: Profile, console: Console) -> None:
@@ -117,11 +125,13 @@ def _rates(device: DeviceProfile) -> Table:
     rates.add_row("matrix x vector", *_row(matvec, 1e9, dtypes), "GB/s of weights")
     for tokens in sorted(device.matmul_flops[dtypes[0]]):
         by_dtype = {dtype: device.matmul_flops[dtype].get(tokens, 0.0) for dtype in dtypes}
-        rates.add_row(f"products, {tokens} tokens", *_row(by_dtype, 1e9, dtypes), "GFLOP/s")
+        rates.add_row(
+            f"products, {counted(tokens, 'token')}", *_row(by_dtype, 1e9, dtypes), "GFLOP/s"
+        )
     rates.add_row("attention, 1 row", *_row(attention, 1e9, dtypes), "GB/s of KV")
     for rows in sorted(device.attention_flops[dtypes[0]]):
         by_dtype = {dtype: device.attention_flops[dtype].get(rows, 0.0) for dtype in dtypes}
-        name = f"attention, {rows} row{'s' * (rows > 1)}"
+        name = f"attention, {counted(rows, 'row')}"
         rates.add_row(name, *_row(by_dtype, 1e9, dtypes), "GFLOP/s")
     return rates
 
@@ -135,8 +145,8 @@ def _cpu_facts(profile: Profile) -> list[tuple[str, str]]:
     return [
         ("CPU", f"{who.get('cpu', '?')}, {who.get('isa', '?')} kernels"),
         ("memory", f"{binary_bytes(cpu.memory_bytes)} free, cgroup limits included"),
-        ("threads", f"{cpu.threads} (threads: GB/s of matrix x vector {{{_sweep(cpu)}}})"),
-        *([] if cpu.lone_op_s is None else [("op, 1 thread", _fixed(cpu.lone_op_s))]),
+        ("threads", f"{cpu.threads}; matrix x vector: {_sweep(cpu)}"),
+        *([] if cpu.lone_op_s is None else [("an op, 1 thread", _fixed(cpu.lone_op_s))]),
         *_device_facts(cpu),
         *_loading_facts(cpu),
         *([("accelerator", "none")] if profile.accelerator is None else []),
@@ -151,15 +161,18 @@ def _loading_facts(cpu: CpuProfile) -> list[tuple[str, str]]:
     facts = [("mapped weights", ratio), ("copying them", copied)]
     if cpu.compressed_ratio is not None and cpu.compress_bytes_per_s is not None:
         ratios = sorted(cpu.compressed_ratio.items())
-        rates = ", ".join(f"{ratio * 100:.0f} % with {tokens}" for tokens, ratio in ratios)
-        faster = f"bf16 products of so many tokens at so much of the rate of plain ones: {rates}"
+        rates = ", ".join(
+            f"{ratio * 100:.0f} % at {counted(tokens, 'token')}" for tokens, ratio in ratios
+        )
+        faster = f"bf16 products, of the rate with plain weights: {rates}"
         compressed = f"{cpu.compress_bytes_per_s / 1e9:,.1f} GB/s from the page cache"
         facts += [("compressed weights", faster), ("compressing them", compressed)]
     return facts
 
 
 def _sweep(cpu: CpuProfile) -> str:
-    return ", ".join(f"{n}: {rate / 1e9:,.1f}" for n, rate in sorted(cpu.thread_sweep.items()))
+    rates = sorted(cpu.thread_sweep.items())
+    return ", ".join(f"{counted(n, 'thread')} {rate / 1e9:,.1f} GB/s" for n, rate in rates)
 
 
 def _fixed(seconds: float) -> str:
@@ -168,22 +181,25 @@ def _fixed(seconds: float) -> str:
 
 def _device_facts(device: DeviceProfile) -> list[tuple[str, str]]:
     return [
-        ("op", _fixed(device.op_s)),
-        ("attention", f"{device.attention_query_s * 1e6:,.3f} us a query and head of a prompt"),
-        ("step", _fixed(device.step_s)),
+        ("an op", _fixed(device.op_s)),
+        (
+            "attention",
+            f"{device.attention_query_s * 1e6:,.3f} us fixed for a query and head of a prompt",
+        ),
+        ("a step", _fixed(device.step_s)),
         ("elementwise", f"{device.activation_bytes_per_s / 1e9:,.1f} GB/s of activations"),
     ]
 
 
 def _link_facts(link: LinkProfile) -> list[tuple[str, str]]:
     def rates(there: float, back: float) -> str:
-        return f"{there / 1e9:,.1f} GB/s there, {back / 1e9:,.1f} back"
+        return f"{there / 1e9:,.1f} GB/s to the GPU, {back / 1e9:,.1f} back"
 
     pageable = rates(link.pageable_to_accelerator_bytes_per_s, link.pageable_to_host_bytes_per_s)
     return [
         ("link", rates(link.to_accelerator_bytes_per_s, link.to_host_bytes_per_s)),
         ("  pageable", pageable),
         ("  crossing", f"{link.latency_s * 1e6:,.2f} us fixed"),
-        ("  beside it", f"the CPU runs at {link.cpu_rate_while_copying * 100:.0f} % of its rate"),
-        ("both at once", f"{link.rate_while_both_compute * 100:.0f} % of their rates"),
+        ("  meanwhile", f"the CPU runs at {link.cpu_rate_while_copying * 100:.0f} % of its rate"),
+        ("both compute", f"at {link.rate_while_both_compute * 100:.0f} % of their rates"),
     ]

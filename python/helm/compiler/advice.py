@@ -16,7 +16,7 @@ from helm.compiler.workload import ResourceLimits, Space, Workload
 from helm.device_profile import AcceleratorProfile, scaled_flops
 from helm.errors import OutOfMemoryError
 from helm.profile import Profile
-from helm.units import size_text
+from helm.units import counted, size_text
 
 _GIB = 2**30
 _GB_PER_S = 1e9
@@ -110,32 +110,36 @@ def _refusal(
     context = largest_context(model, profile, least, limits, space)
     changes = []
     if context:
-        changes.append(f"a context of {context} would fit")
+        changes.append(f"a context of {context:,}")
     if lacks.cpu_alone is not None:
-        changes.append(f"{size_text(lacks.cpu_alone)} more host memory would do")
+        changes.append(f"{size_text(lacks.cpu_alone)} more RAM")
     if lacks.accelerator_alone is not None and profile.accelerator is not None:
-        changes.append(f"{size_text(lacks.accelerator_alone)} more accelerator memory would do")
+        changes.append(f"{size_text(lacks.accelerator_alone)} more VRAM")
     if least.batch > 1:
-        changes.append("so may a smaller batch")
+        changes.append("perhaps a smaller batch")
     one = ", one at a time," if workload.batch > least.batch else ""
     return (
-        f"[plan] {model.graph.architecture} with a context of {workload.context} for "
-        f"{workload.batch} sequence(s){one} fits on {profile.name} in no placement; the nearest "
-        f"has {nearest.reason}: {_itemised(nearest, memory_bytes(profile, limits))}; "
-        + ", ".join(changes)
+        f"[plan] {model.graph.architecture} with a context of {workload.context:,} for "
+        f"{counted(workload.batch, 'request')}{one} does not fit on {profile.name}: the nearest "
+        f"placement {nearest.reason} ({_itemised(nearest, memory_bytes(profile, limits))}); "
+        f"it would fit with {' or '.join(changes)}"
     )
 
 
 def _itemised(candidate: Candidate, available: tuple[int, int]) -> str:
     parts = []
-    for device, most in zip(("cpu", "accelerator"), available, strict=True):
+    for device, memory, most in zip(
+        ("cpu", "accelerator"), ("RAM", "VRAM"), available, strict=True
+    ):
         items = candidate.memory[device]
         listed = " + ".join(
-            f"{purpose} {size_text(size)}" for purpose, size in items.items() if size
+            f"{'KV cache' if purpose == 'kv' else purpose} {size_text(size)}"
+            for purpose, size in items.items()
+            if size
         )
         if listed:
-            parts.append(f"{device} needs {listed} of {size_text(most)}")
-    return ", ".join(parts)
+            parts.append(f"in {size_text(most)} of {memory}: {listed}")
+    return "; ".join(parts)
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
             "activations": paged(each.activations[own], more.activations),
             "workspace": whole(each.accelerator_workspace[own]),
             "staging": paged(_device_staging(setting, spec, streams), more.visiting),
-            "reserve": whole(used * setting.limits.accelerator_reserve_bytes),
+            "reserve": whole(used * _accelerator_reserve(setting)),
         },
     )
 
@@ -139,6 +139,12 @@ def _host_reserve(
     if setting.limits.cpu_reserve_bytes is not None:
         return np.full_like(taken, setting.limits.cpu_reserve_bytes)
     return np.where(used[:, None], MOST_RESERVE_BYTES, host_reserve(taken))
+
+
+def _accelerator_reserve(setting: Setting) -> int:
+    if setting.limits.accelerator_reserve_bytes is not None:
+        return setting.limits.accelerator_reserve_bytes
+    return 0 if setting.accelerator is None else setting.accelerator.reserve_bytes
 
 
 def _geometry(setting: Setting) -> tuple[KvSpec, Limits]:

@@ -12,19 +12,19 @@ from helm.compiler.workload import Mode, Overflow
 from helm.units import size_text
 
 _BOTTLENECKS = {
-    "cpu_memory_s": "cpu memory bandwidth",
-    "cpu_compute_s": "cpu matrix rate",
-    "cpu_attention_s": "cpu attention",
-    "cpu_elementwise_s": "cpu elementwise ops",
-    "cpu_fixed_s": "cpu fixed costs per op",
-    "accelerator_memory_s": "accelerator memory bandwidth",
-    "accelerator_compute_s": "accelerator matrix rate",
-    "accelerator_attention_s": "accelerator attention",
-    "accelerator_elementwise_s": "accelerator elementwise ops",
-    "accelerator_fixed_s": "accelerator fixed costs per op",
-    "link_s": "link",
-    "overflow_s": "KV pages in host memory",
-    "stream_s": "weights visiting the accelerator",
+    "cpu_memory_s": "CPU memory bandwidth",
+    "cpu_compute_s": "CPU matrix products",
+    "cpu_attention_s": "CPU attention",
+    "cpu_elementwise_s": "CPU elementwise ops",
+    "cpu_fixed_s": "CPU fixed cost of ops",
+    "accelerator_memory_s": "GPU memory bandwidth",
+    "accelerator_compute_s": "GPU matrix products",
+    "accelerator_attention_s": "GPU attention",
+    "accelerator_elementwise_s": "GPU elementwise ops",
+    "accelerator_fixed_s": "GPU fixed cost of ops",
+    "link_s": "transfers between CPU and GPU",
+    "overflow_s": "KV cache in RAM",
+    "stream_s": "weights copied to the GPU",
 }
 
 
@@ -164,15 +164,9 @@ class Candidate:
     @property
     def reason(self) -> str:
         """Why the candidate does not fit; empty if it does."""
-        lacks = [
-            f"{size_text(missing)} missing on the {device}"
-            for device, missing in (
-                ("accelerator", self.missing.accelerator),
-                ("cpu", self.missing.cpu),
-            )
-            if missing
-        ]
-        return " and ".join(lacks)
+        memories = (("VRAM", self.missing.accelerator), ("RAM", self.missing.cpu))
+        lacks = [f"{size_text(missing)} of {memory}" for memory, missing in memories if missing]
+        return f"lacks {' and '.join(lacks)}" if lacks else ""
 
     def reason_against(self, best: Candidate) -> str:
         """Why `best` was chosen instead."""

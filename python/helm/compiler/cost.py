@@ -6,6 +6,7 @@ apart by what bounds them; index `TERMS` for the meaning of a position.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -194,9 +195,8 @@ def classify(model: CostedGraph) -> BlockClasses:
 def _shape(model: CostedGraph, op: Op) -> tuple[object, ...]:
     """Everything about `op` that its cost depends on."""
     weights = tuple((model.graph.tensors[n], model.dtypes[n]) for n in op.weight_names())
-    fields = ("input", "out", "groups", "size", "heads", "kv_heads", "head_dim", "rotary", "window",
-              "gated", "accumulate")  # fmt: skip
-    return (op.op, weights, tuple(getattr(op, name, None) for name in fields))
+    fields = (field.name for field in dataclasses.fields(op) if field.name not in op.names)
+    return (op.op, weights, tuple(getattr(op, name) for name in fields))
 
 
 def attentions(unit: Unit) -> list[Attention]:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from helm.arguments import shown
 from helm.compiler.workload import Objective
 from helm.device_profile import CpuProfile, compressed_rate
 from helm.errors import InvalidError
@@ -52,8 +53,7 @@ class LoadingRequest:
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:
             raise InvalidError(
-                f"[plan] weights must be {', '.join(WEIGHTS)}, got {self.weights!r}; choose one "
-                "with --weights"
+                f"[plan] weights must be {', '.join(WEIGHTS)}, got {shown(self.weights)}"
             )
 
 
@@ -235,7 +235,7 @@ def _decide(
         asked: Loading = request.weights  # type: ignore[assignment]  # checked by LoadingRequest
         return asked, f"as asked for; {text}" if text else "as asked for"
     if at.visits and at.copy_bytes > 0:
-        return "copied", "the accelerator fetches copied weights at the full speed of its link"
+        return "copied", "only copied weights reach the GPU at the full speed of its link"
     ways: list[Loading] = ["copied"] if at.copy_bytes == 0 else ["mapped", "copied"]
     if at.compress_bytes > 0 and choice.compressed_decode_ratio is not None and not at.visits:
         ways.append("compressed")

@@ -20,7 +20,6 @@ _QUERY_BLOCK = 32  # queries that one worker attends at once
 _BLAS_BYTES = 32 << 20  # the most that cuBLAS recommends for its handle
 _ATTENTION_PIECES = 512  # pieces in which a GPU attends to few rows, over all KV heads
 _PROMPT_ROWS = 32  # (token, query head) pairs that a block of a GPU attends to in a prompt
-_VALUE_FIELDS = ("input", "out", "value")
 
 
 def aligned(size: int, alignment: int = DEVICE_ALIGNMENT) -> int:
@@ -30,13 +29,7 @@ def aligned(size: int, alignment: int = DEVICE_ALIGNMENT) -> int:
 
 def activation_bytes(graph: Graph, units: Iterable[Unit], limits: Limits) -> int:
     """Buffers of the values that `units` read or write."""
-    used = {
-        getattr(op, name)
-        for unit in units
-        for op in unit.ops
-        for name in _VALUE_FIELDS
-        if hasattr(op, name)
-    }
+    used = {value for unit in units for op in unit.ops for value in op.uses()}
     sizes = _value_rows(graph, limits)
     return sum(aligned(4 * v.width * sizes[v.name]) for v in graph.values if v.name in used)
 
@@ -140,10 +133,11 @@ def accelerator_workspace_bytes(
         for op in ops
         if isinstance(op, Attention)
     ]
-    pages = limits.sequences * -(-limits.context // kv.page_tokens) * kv.layers
+    blocks = limits.sequences * -(-limits.context // kv.page_tokens)
+    pages, runs = (blocks + 1) * kv.layers, limits.sequences + blocks
     frequencies = sum(len(table.inv_freq) for table in graph.rope)
-    words = 3 * limits.step_tokens + limits.step_outputs + 6 * limits.sequences
-    tables = 4 * (words + frequencies + pages) + 16 * (6 + len(graph.rope))  # each in 16 bytes
+    words = 3 * limits.step_tokens + limits.step_outputs + 6 * runs
+    tables = 4 * (words + frequencies + pages) + 16 * (7 + len(graph.rope))  # each in 16 bytes
     parts = (_BLAS_BYTES, max(narrow, default=0), max(partials, default=0), tables)
     simulated = workspace_bytes(graph, units, limits, kv, threads=1)
     return max(sum(map(aligned, parts)), simulated)

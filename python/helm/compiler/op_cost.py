@@ -7,11 +7,13 @@ being two. Elementwise ops count zero FLOPs: their cost is the activation bytes 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from helm.dtypes import DTYPE_BYTES, DType, KvDType, kv_position_bytes
 from helm.graph import (
+    OPS,
     Activation,
     Attention,
     Embedding,
@@ -132,26 +134,28 @@ class CostedGraph:
 
     def op_cost(self, op: Op, step: Step) -> OpCost:
         """What `op` costs in `step`."""
-        if isinstance(op, Linear):
-            return self._linear(op, step)
-        if isinstance(op, Attention):
-            return self._attention(op, step)
-        tokens = step.tokens
-        if isinstance(op, Embedding | PositionEmbedding):
-            _, width = self.graph.tensors[op.table]
-            read = tokens * width * DTYPE_BYTES[self.dtypes[op.table]]
-            moved = 1 if isinstance(op, Embedding) else 2
-            return OpCost(weight_bytes=read, activation_bytes=moved * _F32 * tokens * width)
-        if isinstance(op, Norm):
-            weights = sum(self.tensor_bytes(name) for name in op.weight_names())
-            moved = 2 * _F32 * self.rows(op.out, step) * op.groups * op.size
-            return OpCost(weight_bytes=weights, activation_bytes=moved)
-        if isinstance(op, Rope):
-            return OpCost(activation_bytes=2 * _F32 * tokens * op.heads * op.rotary)
-        if isinstance(op, Activation):
-            moved = (3 if op.gated else 2) * _F32 * self.rows(op.out, step) * op.size
-            return OpCost(activation_bytes=moved)
-        assert isinstance(op, Select)
+        cost: OpCost = _COUNTS[type(op)](self, op, step)
+        return cost
+
+    def _embedding(self, op: Embedding | PositionEmbedding, step: Step) -> OpCost:
+        _, width = self.graph.tensors[op.table]
+        read = step.tokens * width * DTYPE_BYTES[self.dtypes[op.table]]
+        moved = 1 if isinstance(op, Embedding) else 2
+        return OpCost(weight_bytes=read, activation_bytes=moved * _F32 * step.tokens * width)
+
+    def _norm(self, op: Norm, step: Step) -> OpCost:
+        weights = sum(self.tensor_bytes(name) for name in op.weight_names())
+        moved = 2 * _F32 * self.rows(op.out, step) * op.groups * op.size
+        return OpCost(weight_bytes=weights, activation_bytes=moved)
+
+    def _rope(self, op: Rope, step: Step) -> OpCost:
+        return OpCost(activation_bytes=2 * _F32 * step.tokens * op.heads * op.rotary)
+
+    def _activation(self, op: Activation, step: Step) -> OpCost:
+        moved = (3 if op.gated else 2) * _F32 * self.rows(op.out, step) * op.size
+        return OpCost(activation_bytes=moved)
+
+    def _select(self, op: Select, step: Step) -> OpCost:
         return OpCost(activation_bytes=2 * _F32 * step.output_rows * self._width(op.out))
 
     def _linear(self, op: Linear, step: Step) -> OpCost:
@@ -183,3 +187,26 @@ class CostedGraph:
 
     def _width(self, value: str) -> int:
         return next(v.width for v in self.graph.values if v.name == value)
+
+
+# No op is free by default: one that is not here does not import.
+_COUNTS: dict[type[Op], Callable[[CostedGraph, Any, Step], OpCost]] = {
+    Embedding: CostedGraph._embedding,
+    PositionEmbedding: CostedGraph._embedding,
+    Norm: CostedGraph._norm,
+    Linear: CostedGraph._linear,
+    Rope: CostedGraph._rope,
+    Attention: CostedGraph._attention,
+    Activation: CostedGraph._activation,
+    Select: CostedGraph._select,
+}
+
+
+def check_counted(ops: Collection[type[Op]]) -> None:
+    """TypeError unless the costs of all these ops are known."""
+    unknown = [op.__name__ for op in ops if op not in _COUNTS]
+    if unknown:
+        raise TypeError(f"{__name__} does not say what {', '.join(unknown)} cost")
+
+
+check_counted(OPS.values())

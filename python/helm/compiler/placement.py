@@ -87,7 +87,7 @@ def unused(result: SearchResult, name: str) -> str:
     if nearest.fits:
         slower = nearest.reason_against(best)
         return f"{name} is left unused: the best placement that uses it would be {slower}"
-    return f"{name} is left unused: not even the least of the model fits there, {nearest.reason}"
+    return f"{name} is left unused: not even the least of the model fits there, it {nearest.reason}"
 
 
 def same_plan(one: Candidate, other: Candidate) -> bool:

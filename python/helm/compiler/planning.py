@@ -19,6 +19,7 @@ from helm.compiler.op_cost import CostedGraph
 from helm.compiler.search import SearchResult, search, unlimited
 from helm.compiler.workload import OBJECTIVES, ResourceLimits, Space, Workload
 from helm.config import ModelConfig
+from helm.device_profile import capped_reserve
 from helm.errors import InvalidError
 from helm.kv_options import PAGE_TOKENS, KvOptions, check_page_tokens
 from helm.models import build_graph
@@ -95,8 +96,8 @@ def study(
     workload = workload_of(config, request)
     if request.accelerator_bytes and profile.accelerator is None:
         raise InvalidError(
-            f"[plan] --vram was given, but {profile.name} has no accelerator; choose another "
-            "--profile, or leave --vram out"
+            f"[plan] vram_bytes= was given, but {profile.name} has no accelerator; choose another "
+            "profile=, or leave vram_bytes= out"
         )
     step_tokens = max(_STEP_TOKENS, workload.batch)
     plan = make_plan(
@@ -121,6 +122,7 @@ def study(
     limits = ResourceLimits(
         cpu_bytes=request.cpu_bytes,
         accelerator_bytes=request.accelerator_bytes,
+        accelerator_reserve_bytes=capped_reserve(request.accelerator_bytes),
         step_tokens=step_tokens,
         page_tokens=plan.kv.page_tokens,
         sequences=workload.batch,
@@ -166,8 +168,8 @@ def workload_of(config: ModelConfig, request: Request) -> Workload:
     if prompt + output > config.max_context:
         raise InvalidError(
             f"[plan] prompt and output take {prompt + output} positions, the model allows "
-            f"{config.max_context}{config.context_reason}; shorten them with --prompt-tokens and "
-            "--output-tokens"
+            f"{config.max_context}{config.context_reason}; shorten them with prompt_tokens= and "
+            "output_tokens="
         )
     context = request.context
     if context is None:

@@ -110,7 +110,7 @@ class Setting:
     rows: Rows
     pages: I64  # [pages], falling
     classes: BlockClasses = field(repr=False)
-    pageable_weights: bool = False
+    mapped_weights: bool = False
 
     @property
     def hidden(self) -> int:
@@ -162,7 +162,7 @@ class Setting:
     def visit_bytes_per_s(self) -> float:
         """Of the CPU's weights on their way to the accelerator."""
         assert self.link is not None
-        if self.pageable_weights:
+        if self.mapped_weights and not self.link.locks_mapped:
             return self.link.pageable_to_accelerator_bytes_per_s
         return self.link.to_accelerator_bytes_per_s
 
@@ -209,7 +209,7 @@ def make_setting(
         Rows(boundary, embedded, blocks),
         page_choices(workload.context, limits.page_tokens, kv),
         classify(model) if classes is None else classes,
-        space.pageable_weights,
+        space.mapped_weights,
     )
 
 

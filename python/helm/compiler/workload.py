@@ -22,7 +22,6 @@ OBJECTIVES: tuple[Objective, ...] = ("decode", "ttft", "total", "throughput")
 LEAST_RESERVE_BYTES = 64 << 20
 MOST_RESERVE_BYTES = 512 << 20
 _RESERVE_SHARE = 16  # of the memory, between the two
-ACCELERATOR_RESERVE_BYTES = 512 << 20  # the driver's context, its libraries, fragmentation
 WATERMARK = 0.8  # the rest of the slots takes a step's new blocks while old ones leave
 
 
@@ -84,9 +83,10 @@ class ResourceLimits:
 
     accelerator_weights_bytes, accelerator_kv_bytes: bounds on weights and on KV pages alone within
     accelerator_bytes. cpu_reserve_bytes None: what `host_reserve` says, and MOST_RESERVE_BYTES
-    beside an accelerator. sequences and step_tokens size the activation buffers; steps may be
-    longer where weights visit. watermark: the share of the accelerator's slots for KV blocks that
-    stays in use once blocks leave for host memory.
+    beside an accelerator; accelerator_reserve_bytes None: what the profile states. sequences and
+    step_tokens size the activation buffers; steps may be longer where weights visit. watermark: the
+    share of the accelerator's slots for KV blocks that stays in use once blocks leave for host
+    memory.
     """
 
     cpu_bytes: int | None = None
@@ -94,7 +94,7 @@ class ResourceLimits:
     accelerator_weights_bytes: int | None = None
     accelerator_kv_bytes: int | None = None
     cpu_reserve_bytes: int | None = None
-    accelerator_reserve_bytes: int = ACCELERATOR_RESERVE_BYTES
+    accelerator_reserve_bytes: int | None = None
     step_tokens: int = 512
     page_tokens: int = 512
     sequences: int = 1
@@ -135,8 +135,8 @@ class Space:
     accelerator's, "host" all in host memory, which the runtime does not execute. overflow: how
     attention reaches those in host memory. stream_steps: tokens a step may have where weights of
     CPU blocks visit the accelerator, besides those of the limits. decode_groups: sequences take
-    turns in so many groups. threads None: all counts of the sweep. pageable_weights: those of the
-    CPU lie in memory that is not page-locked, from where they visit the accelerator more slowly.
+    turns in so many groups. threads None: all counts of the sweep. mapped_weights: those of the CPU
+    lie in mapped files, from where they visit the accelerator more slowly if it cannot lock them.
     """
 
     one_boundary: bool = False
@@ -147,4 +147,4 @@ class Space:
     overlap: tuple[bool, ...] = (False, True)
     decode_groups: tuple[int, ...] = (1, 2)
     threads: tuple[int, ...] | None = None
-    pageable_weights: bool = False
+    mapped_weights: bool = False
