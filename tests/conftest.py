@@ -6,9 +6,12 @@ import signal
 
 import pytest
 
-# A shell's background job begins with Ctrl-C ignored, and its children inherit that.
+# A shell's background job begins with Ctrl-C ignored, what nohup starts with SIGHUP; children
+# inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -139,4 +139,4 @@ def test_the_command_as_json():
 
 def test_the_command_refuses_what_does_not_fit():
     run = bench("--prompt-tokens", "100000", status=2)
-    assert "error: [bench] prompt is 100000" in run.stderr
+    assert "error: [bench] --prompt-tokens is 100000" in run.stderr

@@ -52,7 +52,7 @@ def test_a_template_is_chosen_by_its_name(named: Path, llm: helm.LLM) -> None:
                 template_variables={"mood": "sad"},
             )  # fmt: skip
     result = command("chat", str(named), *OPTIONS, status=2)
-    assert "it has: loud, usual); name one of them (--chat-template" in result.stderr
+    assert "it has: loud, usual); name one of them with --chat-template" in result.stderr
     shown = command("chat", str(named), "--chat-template", "usual", *OPTIONS, stdin="Hello\n")
     assert shown.stdout == command("chat", *OPTIONS, stdin="Hello\n").stdout
 
@@ -136,7 +136,9 @@ def test_a_chat_goes_on_with_its_last_answer(tmp_path: Path) -> None:
     assert whole.startswith(lines.rstrip("\n"))
     rest = command("chat", *OPTIONS, stdin="Hello\n/continue\n").stdout.split("\n")[1]
     assert lines.rstrip("\n") + rest == whole.rstrip("\n")
-    loaded = command("chat", *OPTIONS, "--load-kv", file, "--continue-final-message", stdin="")
+    loaded = command(
+        "chat", *OPTIONS, "--verbose", "--load-kv", file, "--continue-final-message", stdin=""
+    )
     assert loaded.stdout.rstrip("\n") == rest
     assert "reused of" in loaded.stderr
     assert "nothing to go on with" in command("chat", stdin="/continue\n", status=2).stderr

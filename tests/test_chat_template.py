@@ -73,7 +73,7 @@ def test_named_templates_and_files(tmp_path: Path) -> None:
 def test_templates_without_a_default_are_named(tmp_path: Path) -> None:
     entries = [{"name": n, "template": n.upper()} for n in ("think", "rag")]
     tokenizer = with_template(tmp_path, entries)
-    with pytest.raises(TokenizerError, match=r"it has: rag, think\); name one.*--chat-template"):
+    with pytest.raises(TokenizerError, match=r"it has: rag, think\); name one.*chat_template="):
         tokenizer.render_chat(MESSAGES)
     assert tokenizer.render_chat(MESSAGES, template="rag") == "RAG"
     (tmp_path / "tokenizer_config.json").unlink()

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from command import Terminal, helm, piped
+from command import PROMPT, Terminal, helm, piped
 from device_profiles import fast_accelerator
 from helm.devices import find_accelerator
 from helm.hub import bundled_model
 
 SUMMARY = (
-    r"\[prompt \d+ tokens.*tokens/s \| first token .* ms \| decode \d+ tokens.*GB/s"
+    r"\[prompt \d+ tokens.*tokens/s \| first token .* ms \| output \d+ tokens?.*GB/s"
     r"( \| \d+ of \d+ threads: others are busy)? \| \w+\]"
 )
 
@@ -123,7 +123,7 @@ def test_output_is_quiet_when_asked() -> None:
         (["run", "org/not-cached"], "HF_HUB_OFFLINE is set"),
         (["run", "bundled", ""], "prompt is empty"),
         (["run", "bundled", "x", "--temperature", "nan"], "temperature must be"),
-        (["run", "bundled", "x", "--max-tokens", "0"], "max_tokens must be"),
+        (["run", "bundled", "x", "--max-tokens", "0"], "--max-tokens must be"),
         (["run", "bundled", "x", "--context", "99999"], "context of 99999"),
         (["run", "bundled", "dog " * 2000], "the context holds"),
         (["run", "bundled", "x", "--file", "y"], "not both"),
@@ -136,7 +136,7 @@ def test_output_is_quiet_when_asked() -> None:
         (["run", "bundled", "-"], "prompt is empty"),
         (["run", "bundled", os.fsdecode(b"ab\xff")], "not UTF-8 text (byte 2)"),
         (["chat", "./absent"], "no folder"),
-        (["chat", "--max-tokens", "0"], "max_tokens must be"),
+        (["chat", "--max-tokens", "0"], "--max-tokens must be"),
         (["bench", "--rounds", "0"], "--rounds is 0"),
     ],
 )
@@ -259,7 +259,7 @@ def test_run_json_says_what_lies_where(endless: Path, fast: str) -> None:
 
 
 def test_chat_on_a_device(fast: str) -> None:
-    base = ["chat", "bundled", "--max-tokens", "10", "--temperature", "0"]
+    base = ["chat", "bundled", "--max-tokens", "10", "--temperature", "0", "--verbose"]
     lines = "Hello\nTell me more\n"
     result = helm(*base, "--device", "sim", "--profile", fast, stdin=lines)
     assert result.stdout == helm(*base, "--device", "cpu", stdin=lines).stdout
@@ -279,7 +279,7 @@ def test_chat_on_a_device(fast: str) -> None:
         (["run", "--device", "sim", "--vram", "lots"], "--vram is 'lots'"),
         (["run", "--device", "sim", "--profile", "absent"], "neither a preset nor a file"),
         (["run", "--device", "sim", "--profile", "cpu-laptop-16gb"], "has no accelerator"),
-        (["run", "--batch", "0"], "max_sequences must be"),
+        (["run", "--batch", "0"], "--batch must be"),
     ],
 )
 def test_a_device_that_cannot_be_used_is_one_error_line(arguments: list[str], message: str) -> None:
@@ -301,54 +301,30 @@ def test_cuda_is_never_replaced_silently() -> None:
 # --- chat ----------------------------------------------------------------------------------------
 
 
-def test_chat_from_a_pipe_keeps_its_kv() -> None:
-    lines = "Hello\nTell me more\n"
-    result = helm("chat", "bundled", "--max-tokens", "10", "--temperature", "0", stdin=lines)
-    assert len(result.stdout.splitlines()) >= 2
-    plan, first, second = result.stderr.splitlines()
-    assert plan.startswith("[plan")
-    assert "reused" not in first
-    assert re.search(r"\([1-9]\d* reused\)", second)
-
-
-def test_chat_commands() -> None:
-    lines = "/help\nHello\n/reset\nHello\n/nonsense\n/reset now\n/save\n/exit now\n/exit\nHello\n"
-    result = helm("chat", "bundled", "--max-tokens", "4", "--temperature", "0", stdin=lines)
-    first, second = result.stdout.splitlines()
-    assert first == second
-    assert re.search("/reset +forget", result.stderr)
-    assert "conversation forgotten" in result.stderr
-    assert "no command /nonsense" in result.stderr
-    for told in ("(/reset takes nothing else)", "(/save takes a FILE)", "(/exit takes nothing"):
-        assert told in result.stderr
-
-
-def test_chat_says_when_the_context_is_full_and_goes_on() -> None:
-    lines = "dog " * 300 + "\nHi\n"
-    result = helm("chat", "bundled", "--context", "64", "--max-tokens", "4", stdin=lines, status=2)
-    assert "the conversation has" in result.stderr
-    assert "/reset starts over" in result.stderr
-    assert len(result.stdout.splitlines()) == 1
-
-
 def test_chat_on_a_terminal(endless: Path) -> None:
     with Terminal(["chat", str(endless)]) as terminal:
-        terminal.wait_for(r"\[plan.*> ")
-        terminal.type("Hello\n")
-        terminal.wait_for(r"Hello\r?\n.{20}")
-        terminal.type("\x03")  # stops the answer, not the chat
-        terminal.wait_for(r"\(stopped\).*cancelled\].*> ")
-        terminal.type("Again\n")
-        terminal.wait_for(r"Again\r?\n.{20}")
+        terminal.wait_for(rf"\[plan.*{PROMPT}")
+        for words in ("Hello", "Again"):
+            terminal.type(f"{words}\n")
+            terminal.wait_for(rf"{words}.*\?2004l.{{20}}")
+            terminal.type("\x03")  # stops the answer, not the chat
+            terminal.wait_for(rf"\(stopped\).*{PROMPT}")
+        terminal.type("x\x03")  # gives up the line, not the chat
+        terminal.wait_for(PROMPT)
         terminal.type("\x03")
-        terminal.wait_for(r"reused.*cancelled\].*> ")
-        # A signal between printing the prompt and reading waits for the next key: press again.
-        for _ in range(10):
-            terminal.type("\x03")
-            if terminal.shows(r"Ctrl-D or /exit leaves.*> ", timeout_s=3):
-                break
-        else:
-            pytest.fail(f"Ctrl-C at the prompt said nothing: {terminal.output!r}")
+        terminal.wait_for(rf"\(Ctrl-C again, Ctrl-D or /bye leaves\).*{PROMPT}")
+        terminal.type("\x03")
+        assert terminal.status() == 0
+    with Terminal(["chat", str(endless)]) as terminal:
+        terminal.wait_for(PROMPT)
+        terminal.type("Hello\n")
+        terminal.wait_for(r"\?2004l.{20}")
+        terminal.type("\x03")
+        terminal.wait_for(PROMPT)
+        terminal.type("\x03")  # the second one, and nothing is typed
+        assert terminal.status() == 0
+    with Terminal(["chat", str(endless)]) as terminal:
+        terminal.wait_for(PROMPT)
         terminal.type("\x04")
         assert terminal.status() == 0
 

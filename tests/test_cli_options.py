@@ -191,7 +191,8 @@ def test_help_fits_a_screen_and_names_every_default(command: str) -> None:
         for name in action.option_strings[-1:]:
             assert f"{name} " in whole or f"{name}\n" in whole
         same = "the same as" in str(action.help)
-        if action.nargs != 0 and not same:
+        needed = action.required and not action.option_strings
+        if action.nargs != 0 and not same and not needed:
             assert "(default: " in str(action.help), action.option_strings
     for name in re.findall(r"^  (-.*?)(?:  |$)", short, re.M):
         assert name in whole

@@ -11,7 +11,7 @@ import pytest
 
 import helm as package
 import smollm2
-from command import COMMAND, Terminal, environment, helm, redirected
+from command import COMMAND, PROMPT, Terminal, environment, helm, redirected
 from helm.commands import prompt_input
 from helm.hub import bundled_model
 
@@ -88,7 +88,7 @@ def test_chat_takes_a_first_message() -> None:
     assert "prompt is empty" in helm("chat", "bundled", "", status=2).stderr
     with Terminal(["chat", "bundled", "The dog", *SHORT]) as terminal:
         terminal.wait_for(expected.splitlines()[0][:20])
-        terminal.wait_for("> ")
+        terminal.wait_for(PROMPT)
         terminal.type("/exit\n")
         assert terminal.status() == 0
 

@@ -93,6 +93,7 @@ def test_link_is_the_simulated_one(measured: Measured) -> None:
     assert 0 <= link.latency_s < 20 * SPEED["latency"]  # a difference of two noisy times
     assert 0 < link.cpu_rate_while_copying <= 1
     assert 0 < link.rate_while_both_compute <= 1
+    assert link.locks_mapped
 
 
 def test_progress_rises_from_zero_to_one(measured: Measured, seen: list[float]) -> None:
@@ -210,7 +211,7 @@ def test_commands_use_the_cached_profile_of_the_device(counters: Counters) -> No
     device = ("--device", "sim:vram=3GiB,link=1GB/s")
     table = run("profile", *device).stdout
     assert re.search(r"accelerator +simulated accelerator", table)
-    assert re.search(r"link .* GB/s there, .* back", table)
+    assert re.search(r"link .* GB/s to the GPU, .* back", table)
     written = Profile.from_json(run("profile", *device, "--json").stdout)
     assert written.accelerator is not None
     assert written.accelerator.memory_bytes == 3 << 30

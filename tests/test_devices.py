@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +18,13 @@ import pytest
 import helm
 from device_profiles import fast_accelerator, half_of_it
 from helm import local_plan
-from helm.devices import Accelerator, device_report, find_accelerator, open_accelerator
+from helm.devices import (
+    Accelerator,
+    cublas_directories,
+    device_report,
+    find_accelerator,
+    open_accelerator,
+)
 from helm.local_plan import LoadOptions, load_engine, with_thread_counts
 from helm.profile import load_profile
 
@@ -170,8 +179,8 @@ def test_a_device_that_is_left_unused_is_said_to_be_so(expected: list[list[int]]
 
     (short,) = notices(profile=fast_accelerator(), vram_bytes=1 << 20)
     assert re.fullmatch(
-        r".* is left unused: not even the least of the model fits there, \S+ MiB missing on the "
-        "accelerator", short
+        r".* is left unused: not even the least of the model fits there, it lacks \S+ MiB of "
+        "VRAM", short
     )  # fmt: skip
     fast = fast_accelerator()
     link = dataclasses.replace(fast.link, latency_s=1.0)
@@ -233,17 +242,18 @@ def test_weights_that_do_not_compress_are_copied_at_the_last_attempt_too(
 ) -> None:
     taken = whole.plan.memory["accelerator"].total_bytes
     tried: list[str] = []
+    engine = SimpleNamespace(stats={"pageable_bytes": 3 << 30})
 
     def plan(_config: object, _infos: object, options: Any, _target: object) -> helm.Plan:
         tried.append(options.weights)
         return whole.plan
 
-    def load(*_: object) -> str:
+    def load(*_: object) -> SimpleNamespace:
         if len(tried) < 3:
             raise helm.OutOfMemoryError("[memory] none left")
         if len(tried) == 3:
             raise helm.CompressionError("[weights] do not compress")
-        return "the engine"
+        return engine
 
     def shrink(specification: str) -> Accelerator:
         return Accelerator(specification, "sim", "a device", taken, taken - 1)
@@ -253,7 +263,9 @@ def test_weights_that_do_not_compress_are_copied_at_the_last_attempt_too(
     monkeypatch.setattr(local_plan, "_engine", load)
     monkeypatch.setattr(local_plan, "open_accelerator", shrink)
     options = LoadOptions(device="sim", profile=fast_accelerator())
-    assert load_engine(whole.config, {}, "", {}, options)[1] == "the engine"
+    plan_made, loaded = load_engine(whole.config, {}, "", {}, options)
+    assert loaded is engine
+    assert plan_made.notices[-1].startswith("3.00 GiB of weights and KV pages that visit")
     assert tried == ["auto", "auto", "auto", "copied"]
 
 
@@ -337,3 +349,17 @@ def test_the_package_has_the_plugin_where_it_could_be_built() -> None:
     if int(re.search(r"release (\d+)", version)[1]) < 13:
         pytest.skip("the CUDA compiler is older than 13: the plugin is not built")
     assert (Path(helm.__file__).parent / "lib" / "libhelm_cuda.so").is_file()
+
+
+def test_cublas_is_looked_for_wherever_python_imports_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [tmp_path / name / "nvidia" / "cu13" / "lib" for name in ("without", "one", "m\udcfe")]
+    for place in places:
+        place.mkdir(parents=True)
+    for place in places[1:]:
+        (place / "libcublas.so.13").touch()
+    folders = [str(place.parents[2]) for place in places]
+    monkeypatch.setattr(sys, "path", [*folders, tmp_path, None, "/no/such/folder"])
+    assert cublas_directories() == [os.fsencode(place) for place in places[1:]]
+    assert open_accelerator("sim").kind == "sim"  # the native side takes any such path

@@ -106,6 +106,45 @@ def test_from_torch_with_a_tokenizer() -> None:
         assert ours.generate(PROMPT, max_tokens=20).text == expected.text
 
 
+def test_from_torch_takes_transformers_own_tokenizer() -> None:
+    """Its ids and its chat template are the oracle; what it is set to otherwise stays as it is."""
+    module = transformers.AutoModelForCausalLM.from_pretrained(
+        bundled_model(), dtype=torch.bfloat16
+    )
+    theirs = transformers.AutoTokenizer.from_pretrained(bundled_model())
+    copied = transformers.AutoTokenizer.from_pretrained(bundled_model())
+    copied.backend_tokenizer.enable_truncation(3)
+    talk = [{"role": "user", "content": "Tell a story."}]
+    with helm.LLM.from_torch(module, tokenizer=copied) as llm, helm.LLM() as bundled:
+        assert llm.tokenizer is not None
+        assert bundled.tokenizer is not None
+        for text in (PROMPT, "Grüße, 你好 <|end|>!"):
+            assert llm.tokenizer.encode(text) == theirs(text)["input_ids"]
+        assert llm.tokenizer.eos_token_id == theirs.eos_token_id
+        rendered = theirs.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+        assert llm.tokenizer.render_chat(talk) == rendered
+        assert llm.generate(PROMPT, max_tokens=20).text == bundled.generate(
+            PROMPT, max_tokens=20
+        ).text  # fmt: skip
+        assert llm.chat(talk, max_tokens=8).text == bundled.chat(talk, max_tokens=8).text
+    assert copied.backend_tokenizer.truncation["max_length"] == 3
+
+
+def test_from_torch_refuses_tokenizers_of_others() -> None:
+    module = small_models.make_model("llama")
+    theirs = transformers.AutoTokenizer.from_pretrained(bundled_model())
+    with pytest.raises(helm.TokenizerError, match="belongs to another model"):
+        helm.LLM.from_torch(module, tokenizer=theirs)
+
+    class Slow:
+        def apply_chat_template(self) -> None: ...
+
+    with pytest.raises(helm.TokenizerError, match=r"Slow has no backend.*PreTrainedTokenizerFast"):
+        helm.LLM.from_torch(module, tokenizer=Slow())
+    with pytest.raises(helm.InvalidError, match="tokenizer must be transformers' own"):
+        helm.LLM.from_torch(module, tokenizer=3)
+
+
 @pytest.mark.parametrize("module", [None, "gpt2", 3])
 def test_from_torch_refuses_what_is_no_module(module: Any) -> None:
     with pytest.raises(helm.InvalidError, match="from_torch"):

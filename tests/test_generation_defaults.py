@@ -160,8 +160,8 @@ def test_the_commands_heed_them_too(
     assert main(["run", str(model), PROMPT, "--json", "--temperature", "0"]) == 0
     assert len(json.loads(capsys.readouterr().out)["tokens"]) == 3
     monkeypatch.setattr("sys.stdin", io.StringIO(PROMPT + "\n"))
-    assert main(["chat", str(model), "--temperature", "0"]) == 0
-    assert "decode 3 tokens" in capsys.readouterr().err
+    assert main(["chat", str(model), "--temperature", "0", "--verbose"]) == 0
+    assert "output 3 tokens" in capsys.readouterr().err
 
 
 def test_a_module_says_them_in_its_generation_config() -> None:

@@ -94,6 +94,8 @@ def calls(llm: helm.LLM, folder: Path) -> Iterator[tuple[str, Callable[[Any], An
     yield "chat a message", lambda v: llm.chat([v], **few)
     yield "chat(role)", lambda v: llm.chat([{"role": v, "content": "x"}], **few)
     yield "chat(content)", lambda v: llm.chat([{"role": "user", "content": v}], **few)
+    said = {"role": "assistant", "content": "x"}
+    yield "chat(tokens)", lambda v: llm.chat([*hello, {**said, "tokens": v}, *hello], **few)
     yield "chat(tools)", lambda v: llm.chat(hello, tools=v, **few)
     yield "chat(variables)", lambda v: llm.chat(hello, template_variables=v, **few)
     yield "chat(variable)", lambda v: llm.chat(hello, template_variables={"x": v}, **few)

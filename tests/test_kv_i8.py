@@ -181,7 +181,7 @@ def engine_of_text(text: str) -> _helm.Engine:
 
 def test_an_accelerator_without_such_attention_is_named() -> None:
     folder = small_models.model_dir("qwen3", "f32")
-    with pytest.raises(ProfileError, match=r"no rate for i8.*--kv-dtype"):
+    with pytest.raises(ProfileError, match=r"no rate for i8.*kv_dtype="):
         make_plan(
             load_config(folder), read_checkpoint(folder), kv_dtype="i8",
             profile=load_profile("rtx-4090-24gb-ddr5"), max_sequences=4,

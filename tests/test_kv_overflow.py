@@ -169,7 +169,7 @@ def test_an_option_without_effect_is_said() -> None:
         workload=short, max_sequences=1, kv_options=KvOptions("cpu"),
     )  # fmt: skip
     assert not overflows(whole)
-    assert any("--kv-overflow without effect" in notice for notice in whole.notices)
+    assert any("kv_overflow= without effect" in notice for notice in whole.notices)
     none = plan_of(KvOptions(vram_bytes=PAGE))
     assert not any(unit.device == "accelerator" for unit in none.units[1:-1])
     (notice,) = (n for n in none.notices if "no block lies on the accelerator" in n)
@@ -208,9 +208,11 @@ def test_an_explanation_names_pages_sites_and_what_overflows() -> None:
     assert rates[own["site"]] == pytest.approx(one.best.predicted.decode_tokens_per_s)
     assert own["site"] == to_dict(one)["schedule"]["overflow"]
     text = "\n".join(kv_lines(one))
-    for part in (f"{found['accelerator_blocks']} of the 64 pages", f"{own['far_blocks']} of 64"):
+    for part in (
+        f"{found['accelerator_blocks']} of the 64 pages",
+        f"{own['far_blocks']} of the 64",
+    ):
         assert part in text
-    assert all(len(line) <= 78 for line in kv_lines(one))
 
 
 def test_one_site_is_priced_where_one_was_asked_for() -> None:
@@ -235,10 +237,10 @@ def test_the_command_line_reaches_the_plan() -> None:
     assert found["kv"]["page_tokens"] == 128
     shown = command.helm(*planned).stdout
     assert "KV of the GPU's blocks" in shown
-    assert "they stream to the GPU" in shown
+    assert "the pages in RAM are copied to the GPU in each step" in " ".join(shown.split())
     for changes, message in (
         (("--watermark", "1.2"), "watermark is 1.2"),
-        (("--page-tokens", "8"), "page_tokens is 8; expected 16 to"),
+        (("--page-tokens", "8"), "--page-tokens is 8; expected 16 to"),
         (("--kv-vram", "much"), "--kv-vram is 'much'"),
     ):
         assert message in command.helm(*planned, *changes, status=2).stderr
@@ -326,8 +328,8 @@ def test_an_accelerator_too_small_for_the_context_takes_a_part(
 
 
 def test_without_an_accelerator() -> None:
-    with pytest.raises(InvalidError, match=r"limited \(--kv-vram\), but the model runs on the CPU"):
+    with pytest.raises(InvalidError, match="limited with kv_vram_bytes=, but the model runs on"):
         helm.LLM(device="cpu", kv_vram_bytes=1 << 20)
     with helm.LLM(device="cpu", kv_overflow="cpu", watermark=0.5) as llm:
         (notice,) = llm.plan.notices
-        assert "--kv-overflow and --watermark without effect" in notice
+        assert "kv_overflow= and watermark= without effect" in notice

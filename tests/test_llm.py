@@ -165,7 +165,7 @@ def test_generation_ends_at_the_context_limit() -> None:
         assert len(prompt) + len(result.tokens) == 33
         full = (prompt * 32)[:32]
         assert len(llm.generate(full, max_tokens=5).tokens) == 1
-        with pytest.raises(helm.CapacityError, match=r"33 tokens, the context holds 32.*--context"):
+        with pytest.raises(helm.CapacityError, match=r"33 tokens, the context holds 32.*context="):
             llm.generate([*full, 1])
 
 

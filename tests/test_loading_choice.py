@@ -124,7 +124,7 @@ def test_what_rules_a_way_out() -> None:
     assert choice.reason == "a copy beside the files in the page cache lacks 64.0 MiB of memory"
     loading, choice = choose(few, dataclasses.replace(short, visits=True), measured())
     assert loading == "copied"
-    assert "accelerator" in choice.reason
+    assert "only copied weights reach the GPU" in choice.reason
     loading, choice = choose(few, dataclasses.replace(PLENTY, copy_bytes=0), measured())
     assert loading == "copied"
     assert "could stay in their files" in choice.reason

@@ -100,7 +100,7 @@ def test_context_shrinks_only_when_not_asked_for():
     assert 512 <= plan.limits.context < 40960
     assert plan.limits.context % 512 == 0
     assert plan.kv.pages == plan.limits.context // 512 * 28
-    assert f"context of {plan.limits.context} tokens" in plan.notices[0]
+    assert f"context of {plan.limits.context:,} tokens" in plan.notices[0]
     use = plan.memory["cpu"]
     assert 254 * MIB < use.reserve_bytes <= 256 * MIB  # a sixteenth
     assert use.total_bytes + use.reserve_bytes <= 4 * GIB

@@ -133,6 +133,7 @@ CPU_RATE = ("cpu", "matvec_bytes_per_s", "bf16")
         (("link", "rate_while_both_compute"), 1.5, r"both_compute: expected a share of 0.5 to 1"),
         (("link", "cpu_rate_while_copying"), 0, r"cpu_rate_while_copying: expected a rate of at"),
         (("link", "to_host_bytes_per_s"), 0, r"link\.to_host_bytes_per_s"),
+        (("link", "locks_mapped"), 1, r"link\.locks_mapped: expected true or false"),
     ],
 )
 def test_malformed_profiles_name_the_field(path, value, message):
@@ -252,7 +253,7 @@ def test_a_missing_dtype_is_named():
         cpu.matmul_rate("f16", 1)
     del changed["cpu"]["attention_flops"]["i8"]
     cpu = Profile.from_json(json.dumps(changed)).cpu
-    with pytest.raises(ProfileError, match=r"no rate for i8.*--kv-dtype"):
+    with pytest.raises(ProfileError, match=r"no rate for i8.*kv_dtype="):
         cpu.attention_rate("i8", 1)
     changed["cpu"]["matmul_flops"]["i8"] = {"1": 1e9}  # no dtype of weights
     with pytest.raises(ProfileError, match="i8"):

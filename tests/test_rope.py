@@ -141,4 +141,4 @@ def test_a_longer_context_is_advised_only_where_it_can_be_had(name, options, len
     with helm.LLM(small_models.model_dir(name), threads=1, **options) as llm:
         with pytest.raises(CapacityError, match="shorten the prompt") as caught:
             llm.generate([1] * length)
-        assert ("--context" in str(caught.value)) == advised
+        assert ("context=" in str(caught.value)) == advised

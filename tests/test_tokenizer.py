@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import decimal
+import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,6 +117,31 @@ def test_malformed_files_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(TokenizerError, match="cannot be read"):
         Tokenizer.from_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+        {"decoder": {"type": "Strip", "content": "a", "start": 5, "stop": 5}},
+        {"model": {"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0]]}},
+    ],
+    ids=lambda part: next(iter(part)),
+)
+def test_what_the_library_panics_at_is_refused(tmp_path: Path, part: dict[str, Any]) -> None:
+    """A panic is no Exception and would end the process."""
+    words = {"type": "WordLevel", "vocab": {"a": 0, "?": 1}, "unk_token": "?"}
+    content = {"version": "1.0", "added_tokens": [], "model": words, **part}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+
+    def use() -> None:
+        tokenizer = Tokenizer.from_directory(tmp_path)
+        for text in ("a", "a b"):
+            tokenizer.decode(tokenizer.encode(text))
+
+    with pytest.raises(TokenizerError, match=r"^\[tokenizer\] .*download it again$"):
+        use()
 
 
 def test_malformed_tokenizer_config_is_refused(tmp_path: Path) -> None:

@@ -78,7 +78,15 @@ def __getattr__(name: str) -> Any:
 
         value: Any = version("helm-llm")
     elif name in _LAZY:
-        value = getattr(importlib.import_module(_LAZY[name]), name)
+        try:
+            value = getattr(importlib.import_module(_LAZY[name]), name)
+        except ImportError as reason:
+            from helm.import_name import clash
+
+            problem = clash()
+            if problem is None:
+                raise
+            raise ImportError(problem) from reason
     else:
         raise AttributeError(f"module 'helm' has no attribute {name!r}")
     globals()[name] = value

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from helm.errors import TokenizerError, printable
 from helm.files import present, read_text
 from helm.jsonio import parse
+from helm.tokenizer_backend import answering
 
 if TYPE_CHECKING:
     import tokenizers
@@ -38,9 +39,10 @@ class StatedTokens:
 
     def add_to(self, backend: tokenizers.Tokenizer) -> None:
         """Makes `backend` know them; TokenizerError where an id would be another one."""
-        backend.add_tokens(self.listed)
-        known = {token.content for token in backend.get_added_tokens_decoder().values()}
-        backend.add_tokens([token for token in self.others if token.content not in known])
+        with answering("[tokenizer] the tokens beside tokenizer.json cannot be added to it"):
+            backend.add_tokens(self.listed)
+            known = {token.content for token in backend.get_added_tokens_decoder().values()}
+            backend.add_tokens([token for token in self.others if token.content not in known])
         for content, (wanted, file) in self.ids.items():
             found = backend.token_to_id(content)
             if found != wanted:

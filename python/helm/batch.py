@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -83,21 +83,6 @@ class Batch:
                 self._generation.cancel(token.request)  # a stop string, or a failure here
             yield token.request, text
 
-    def run(self, alone: bool) -> list[Completion]:
-        """Runs every job to its end; an exception ends those that have not ended.
-
-        alone: whether the only job's failure is raised, instead of told in its completion.
-        """
-        try:
-            while not self.done:
-                for _ in self.advance(ADVANCE_S):
-                    pass
-        finally:
-            self.cancel()
-        if alone:
-            self.raise_failure(0)
-        return [self.completion(job) for job in range(len(self.outputs))]
-
     def raise_failure(self, job: int) -> None:
         """Raises what the job failed with, if it did."""
         failure = self.outputs[job].failure
@@ -109,9 +94,11 @@ class Batch:
         timings = Timings.from_native(self._generation.timings(job))
         return self.outputs[job].completion(timings)
 
-    def cancel(self) -> None:
-        """Ends what has not ended; sequences opened by the generation are given back."""
-        for index, output in enumerate(self.outputs):
+    def cancel(self, places: Iterable[int] | None = None) -> None:
+        """Ends what has not ended, of all jobs or of some; sequences opened by the generation are
+        given back."""
+        for index in range(len(self.outputs)) if places is None else places:
+            output = self.outputs[index]
             if output.finish_reason is None:
                 self._generation.cancel(index)
                 try:

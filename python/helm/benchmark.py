@@ -157,7 +157,7 @@ def _check(plan: Plan, load: Load, rounds: int) -> None:
             raise InvalidError(
                 f"[bench] {name} is {shown(value)}; this plan, of context {plan.limits.context} "
                 f"for {plan.limits.sequences} at once, allows 1 to {max(most, 0)}; plan for "
-                "more with --context or --batch"
+                "more with context= or batch="
             )
 
 

@@ -24,6 +24,7 @@ from helm.machine import (
 from helm.profile import MOST_COMPRESSED_RATIO, MOST_MAPPED_RATIO, Profile
 from helm.quantity import Progress, Quantity, rate_ratio, visit
 from helm.tiny_model import TinyModel
+from helm.units import counted
 
 BUDGET_S = 8.5
 TOKENS = (1, 2, 4, 8, 16, 64, 128, 512)
@@ -147,7 +148,7 @@ def sweep_quantities(
 
 def _products(probe: Any, threads: int, dtype: str, tokens: int) -> Quantity:
     return Quantity(
-        f"{dtype} products, {tokens} tokens, {threads} threads",
+        f"{dtype} products, {counted(tokens, 'token')}, {counted(threads, 'thread')}",
         lambda seconds: probe.matmul(threads, dtype, tokens, seconds),
     )
 
@@ -157,8 +158,7 @@ def _attention(
 ) -> Quantity:
     """heads: KV heads, and query heads of each."""
     return Quantity(
-        f"{dtype} attention, {queries} queries of {context} positions, {heads[0]} KV heads, "
-        f"{heads[1]} query heads of each",
+        f"{dtype} attention, {counted(queries * heads[1], 'row')}, {context:,} positions",
         lambda seconds: probe.attention(threads, dtype, *heads, queries, context, seconds),
     )
 
@@ -258,7 +258,7 @@ def compressed_quantities(probe: Any, threads: int, counts: Iterable[int]) -> di
 
     def quantity(tokens: int) -> Quantity:
         return Quantity(
-            f"bf16 products, {tokens} tokens, compressed weights, {threads} threads",
+            f"bf16 products, {counted(tokens, 'token')}, compressed weights",
             lambda seconds: probe.compressed_matmul(threads, tokens, seconds),
         )
 

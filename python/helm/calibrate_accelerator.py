@@ -27,6 +27,7 @@ from helm.devices import SIM, Accelerator
 from helm.dtypes import DTYPES, KV_DTYPES
 from helm.machine import cpu_affinity, one_cpu_per_core
 from helm.quantity import Measure, Progress, Quantity, Timing, visit
+from helm.units import counted
 
 BUDGET_S = 5.0
 TOKENS = (1, 2, 4, 8, 16, 64, 512)
@@ -64,11 +65,11 @@ def measure_accelerator(
     visit(measured, budget_s, report, 0.0, 1.0)
     report("done", 1.0)
     unsettled = tuple(quantity.name for quantity in measured if not quantity.trusted)
-    return rates.profile(device), link.profile(rates.step.seconds), unsettled
+    return rates.profile(device), link.profile(rates.step.seconds, device.locks_mapped), unsettled
 
 
 def _quantity(name: str, measure: Callable[[float], Timing]) -> Quantity:
-    return Quantity(f"accelerator: {name}", lambda seconds: [measure(seconds)])
+    return Quantity(f"GPU: {name}", lambda seconds: [measure(seconds)])
 
 
 class _Rates:
@@ -79,13 +80,13 @@ class _Rates:
 
         def products(dtype: str, tokens: int) -> Quantity:
             return _quantity(
-                f"{dtype} products, {tokens} tokens", lambda s: probe.matmul(dtype, tokens, s)
+                f"{dtype} products, {counted(tokens, 'token')}",
+                lambda s: probe.matmul(dtype, tokens, s),
             )
 
         def attention(dtype: str, group: int, queries: int, context: int) -> Quantity:
             return _quantity(
-                f"{dtype} attention, {queries} queries of {context} positions, "
-                f"{group} heads per KV head",
+                f"{dtype} attention, {counted(queries * group, 'row')}, {context:,} positions",
                 lambda s: probe.attention(dtype, group, queries, context, s),
             )
 
@@ -114,6 +115,7 @@ class _Rates:
         return AcceleratorProfile(
             name=device.name,
             memory_bytes=device.free_bytes,
+            reserve_bytes=device.reserve_bytes,
             matvec_bytes_per_s={d: self.matmul[d][1].bytes_per_s for d in DTYPES},
             matmul_flops=flops_by_rows(self.matmul),
             attention_bytes_per_s={d: q[1].bytes_per_s for d, q in self.attention.items()},
@@ -160,7 +162,7 @@ class _Link:
     def all(self) -> list[Quantity]:
         return [*self.copies.values(), self.crossings, self.alone, self.copying, self.computing]
 
-    def profile(self, step_s: float) -> LinkProfile:
+    def profile(self, step_s: float, locks_mapped: bool) -> LinkProfile:
         """step_s: of a step that crosses nothing."""
         rates = {key: quantity.bytes_per_s for key, quantity in self.copies.items()}
         return LinkProfile(
@@ -171,6 +173,7 @@ class _Link:
             latency_s=max(0.0, (self.crossings.seconds - step_s) / 2),
             cpu_rate_while_copying=min(1.0, self.alone.seconds / self.copying.seconds),
             rate_while_both_compute=min(1.0, max(0.5, self.alone.seconds / self.computing.seconds)),
+            locks_mapped=locks_mapped,
         )
 
 

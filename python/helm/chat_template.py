@@ -83,7 +83,7 @@ class ChatTemplates:
             )
         return (
             f"has no chat template named {name!r} (it has: {', '.join(sorted(self.sources))}); "
-            "name one of them (--chat-template, in Python chat_template)"
+            "name one of them with chat_template="
         )
 
 
@@ -129,10 +129,11 @@ def read_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]
         if present(path, TokenizerError, "tokenizer")
     }
     legacy = read_object(directory / "chat_template.json")
-    return found or _entries(config) or _entries(legacy)
+    return found or templates_of(config) or templates_of(legacy)
 
 
-def _entries(config: Mapping[str, Any]) -> dict[str, str]:
+def templates_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates by name, as tokenizer_config.json states them."""
     value = config.get("chat_template")
     if isinstance(value, str):
         return {"default": value}

@@ -7,23 +7,21 @@ import errno
 import importlib
 import os
 import re
-import signal
 import sys
 from collections.abc import Sequence
 
-from helm.commands.ending import drop_unwritable
+from helm.commands.ending import EXIT_BAD_INPUT, EXIT_FAILURE, EXIT_INTERRUPTED, drop_unwritable
+from helm.commands.lines import say_error
 from helm.commands.options import settle
 from helm.commands.parser import Parser
 from helm.commands.shell_completion import add_print_completion
 from helm.errors import HelmError, OutOfMemoryError
 from helm.familiar import option
+from helm.import_name import clash
 
 # Each is a module of helm.commands with HELP, EPILOG, add_arguments(parser) and run(args) -> int.
-COMMANDS = ("run", "chat", "plan", "profile", "bench", "doctor")
+COMMANDS = ("run", "chat", "plan", "profile", "bench", "doctor", "list", "show", "rm")
 
-EXIT_FAILURE = 1
-EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 128 + signal.SIGINT
 _LONG = re.compile(r"-{1,2}[a-z][a-z_-]+")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -47,8 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except HelmError as error:
-        say_error(str(error))
+        say_error(error)
         return EXIT_FAILURE if isinstance(error, OutOfMemoryError) else EXIT_BAD_INPUT
+    except (ImportError, AttributeError):
+        problem = clash()
+        if problem is None:
+            raise
+        say_error(problem)
+        return EXIT_FAILURE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # whoever read our output has gone
@@ -140,14 +144,6 @@ def _os_error(error: OSError) -> str:
     return (
         f"[system] the system refused what HELM needs: {where}{what}; allow that and run it again"
     )
-
-
-def say_error(text: str) -> None:
-    """One line on stderr."""
-    try:
-        print(f"error: {text}", file=sys.stderr, flush=True)
-    except OSError:  # there is nowhere else to say it
-        drop_unwritable()
 
 
 class _VersionAction(argparse.Action):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from helm.tokenizer_backend import answering
+
 if TYPE_CHECKING:
     import tokenizers
 
@@ -46,7 +48,8 @@ class Detokenizer:
         self._held = 0  # tokens since everything decodable was given out
 
     def _text(self) -> str:
-        return str(self._backend.decode(self._tokens, skip_special_tokens=False))
+        with answering("[tokenizer] these tokens cannot be decoded"):
+            return str(self._backend.decode(self._tokens, skip_special_tokens=False))
 
     def special(self, token: int) -> str:
         """The content of a special token, which `push` does not show; empty for others."""

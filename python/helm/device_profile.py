@@ -15,6 +15,10 @@ import numpy.typing as npt
 from helm.dtypes import KV_ELEMENT_BYTES
 from helm.errors import ProfileError
 
+# Of an accelerator's memory, left for the driver's context, its libraries and what fragmentation
+# takes; less is left of what is free once they are there.
+ACCELERATOR_RESERVE_BYTES = 512 << 20
+OPEN_RESERVE_BYTES = 256 << 20
 KV_TABLES = ("attention_bytes_per_s", "attention_flops")
 
 
@@ -69,11 +73,11 @@ class DeviceProfile:
     def _lookup(self, table: str, dtype: str) -> Any:
         rates = getattr(self, table)
         if dtype not in rates:
-            option = "--kv-dtype" if table in KV_TABLES else "--dtype"
+            option = "kv_dtype=" if table in KV_TABLES else "dtype="
             raise ProfileError(
                 f"[profile] {table} has no rate for {dtype}, only for {', '.join(sorted(rates))}; "
-                f"choose one of those with {option}, or another --profile; where it is this "
-                "machine's, measure again, or leave the device out (--device cpu)"
+                f"choose one of those with {option}, or another profile=; where it is this "
+                "machine's, measure again, or leave the device out with device='cpu'"
             )
         return rates[dtype]
 
@@ -203,7 +207,16 @@ def scaled_flops(
 
 @dataclass(frozen=True, kw_only=True)
 class AcceleratorProfile(DeviceProfile):
+    """reserve_bytes: of memory_bytes, what plans leave."""
+
     name: str
+    reserve_bytes: int = ACCELERATOR_RESERVE_BYTES
+
+
+def capped_reserve(cap_bytes: int | None) -> int | None:
+    """What plans leave of an accelerator's memory when they may take `cap_bytes`: all that a cap is
+    meant for. None without one: what the profile states."""
+    return None if cap_bytes is None else ACCELERATOR_RESERVE_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +224,7 @@ class LinkProfile:
     """Between host and accelerator. cpu_rate_while_copying: share of the CPU's rates that is
     left while a copy runs, 0 < share <= 1. rate_while_both_compute: share of their rates that both
     devices keep while both decode: 1 where each has memory of its own, 0.5 where it is as if they
-    took turns."""
+    took turns. locks_mapped: mapped files are page-locked where they visit, too."""
 
     to_accelerator_bytes_per_s: float
     to_host_bytes_per_s: float
@@ -220,3 +233,4 @@ class LinkProfile:
     latency_s: float
     cpu_rate_while_copying: float
     rate_while_both_compute: float = 1.0
+    locks_mapped: bool = False

@@ -5,11 +5,19 @@ Opens devices to see what they are; measures and plans nothing.
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import re
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 from helm.arguments import short, shown
+from helm.device_profile import (
+    ACCELERATOR_RESERVE_BYTES,
+    OPEN_RESERVE_BYTES,
+    AcceleratorProfile,
+)
 from helm.errors import DeviceError, InvalidError, NoDeviceError, OutOfMemoryError, printable
 from helm.units import check_size
 
@@ -21,13 +29,27 @@ HELP = "cpu, cuda, cuda:N or sim:vram=2GiB,link=16GB/s,latency=10us,threads=1"
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One that can be opened. kind: "sim" or "cuda". free_bytes: when it was looked at."""
+    """One that can be opened. kind: "sim" or "cuda". free_bytes: when it was looked at.
+    locks_mapped: it page-locks files that are mapped, too."""
 
     specification: str
     kind: str
     name: str
     memory_bytes: int
     free_bytes: int
+    locks_mapped: bool = False
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Of free_bytes, what plans leave. A CUDA device has its context by then; a
+        simulated one stands for all memory of a card."""
+        return OPEN_RESERVE_BYTES if self.kind == CUDA else ACCELERATOR_RESERVE_BYTES
+
+    def present(self, rates: AcceleratorProfile) -> AcceleratorProfile:
+        """`rates` with the memory that this one has now."""
+        return dataclasses.replace(
+            rates, memory_bytes=self.free_bytes, reserve_bytes=self.reserve_bytes
+        )
 
     @property
     def rates_specification(self) -> str:
@@ -39,6 +61,15 @@ class Accelerator:
         return ":".join(filter(None, (kind, ",".join(kept))))
 
 
+def cublas_directories() -> list[bytes]:
+    """Where the wheel nvidia-cublas has its library, in every folder that Python imports from."""
+    places = (
+        os.path.join(folder, "nvidia", "cu13", "lib") for folder in sys.path if type(folder) is str
+    )
+    found = (place for place in places if os.path.isfile(os.path.join(place, "libcublas.so.13")))
+    return [os.fsencode(place) for place in found]
+
+
 def open_accelerator(specification: str) -> Accelerator:
     """What `specification` names. Raises InvalidError for a malformed one, and with the reason
     NoDeviceError where there is no such kind of device, DeviceError when it cannot be had."""
@@ -48,7 +79,14 @@ def open_accelerator(specification: str) -> Accelerator:
     if bare:
         check_size(int(bare[1]), f"[device] vram is {bare[1]}", f"{bare[1]}GiB")
     info = _helm.accelerator_info(specification)
-    return Accelerator(specification, info.kind, info.name, info.memory_bytes, info.free_bytes)
+    return Accelerator(
+        specification,
+        info.kind,
+        info.name,
+        info.memory_bytes,
+        info.free_bytes,
+        info.locks_mapped,
+    )
 
 
 def find_accelerator(device: str | None, notices: list[str] | None = None) -> Accelerator | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import ParamSpec, TypeVar
 
@@ -55,6 +56,43 @@ ABSENT: Mapping[str, str] = {
 }
 _PYTHON = {"vram": "vram_bytes"}
 
+# Parameters of Python that the command line has, too, as options with dashes or of another name.
+OPTIONS: Mapping[str, str] = {
+    **{
+        name: "--" + name.replace("_", "-")
+        for name in (
+            *("revision", "context", "dtype", "kv_dtype", "threads", "page_tokens", "kv_overflow"),
+            *("watermark", "weights", "device", "profile", "prompt_tokens", "output_tokens"),
+            *("batch", "objective", "max_tokens", "temperature", "top_p", "top_k", "min_p"),
+            *("repetition_penalty", "stop", "seed", "tools", "chat_template"),
+            "continue_final_message",
+        )
+    },
+    "template_variables": "--template-variable",
+    "kv_vram_bytes": "--kv-vram",
+    "memory_bytes": "--ram",
+    "vram_bytes": "--vram",
+    "max_sequences": "--batch",
+    "prompt": "--prompt-tokens",  # of helm.benchmark.Load
+    "output": "--output-tokens",
+}
+# What messages name is written as in a call: "raise context=", "give weights='copied'".
+_ARGUMENT = re.compile(r"(?<![\w./-])([a-z_]+)=(?:'([^'\s]*)'|(?=[\s,;:.)]|$))")
+_SUBJECT = re.compile(r"^(\[[a-z ]+\] )([a-z_]+)(?= (?:must be|is|has|cannot|goes) )")
+
+
+def as_options(message: str) -> str:
+    """A message of the Python API in the command line's terms."""
+
+    def option_of(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        if name not in OPTIONS:
+            return found[0]
+        return OPTIONS[name] if value is None else f"{OPTIONS[name]} {value}"
+
+    message = _SUBJECT.sub(lambda m: m[1] + OPTIONS.get(m[2], m[2]), message)
+    return _ARGUMENT.sub(option_of, message)
+
 
 def hint(name: str, known: Iterable[str]) -> str:
     """What to say of an unknown parameter of Python: the one that is meant, or all of them."""
@@ -68,12 +106,18 @@ def hint(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
 
 
-def named(place: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def named(place: str, unpacked: type | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A function whose unknown keywords are an InvalidError that says what is meant; `place`
-    begins it."""
+    begins it. unpacked: the TypedDict of those that it does not name itself."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        known = [name for name in inspect.signature(function).parameters if name != "self"]
+        parameters = inspect.signature(function).parameters.values()
+        own = [
+            p.name
+            for p in parameters
+            if p.kind is not p.VAR_KEYWORD and p.name not in ("self", "cls")
+        ]
+        known = [*own, *([] if unpacked is None else unpacked.__annotations__)]
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -30,22 +30,24 @@ def _cache(folder: Path, names: list[str]) -> str | None:
     """The Hugging Face cache, or a model's folder there; snapshots/<commit> holds the model."""
     if folder.name in ("snapshots", "blobs", "refs"):
         folder = folder.parent
-    model = _CACHED.fullmatch(folder.name)
+    model = cached_id(folder.name)
     if model is None:
-        kept = [name for name in names if _CACHED.fullmatch(name)]
+        kept = [name for name in map(cached_id, names) if name is not None]
         if not kept:
             return None
         return (
             f"is a cache of {len(kept)} models from the Hugging Face hub; give a model's id, as "
-            f"{_id(kept[0])}"
+            f"{kept[0]}"
         )
     snapshots = sorted((folder / "snapshots").glob("*/config.json"))
     there = f", or the folder {snapshots[-1].parent}" if snapshots else ""
-    return f"is the hub's cache of a model, not its folder; give the id {_id(folder.name)}{there}"
+    return f"is the hub's cache of a model, not its folder; give the id {model}{there}"
 
 
-def _id(name: str) -> str:
-    return name.removeprefix("models--").replace("--", "/")
+def cached_id(name: str) -> str | None:
+    """The Hugging Face id of a model whose folder in the hub's cache has this name."""
+    found = _CACHED.fullmatch(name)
+    return None if found is None else found[1].replace("--", "/")
 
 
 def _adapter(folder: Path, names: list[str]) -> str | None:

@@ -3,6 +3,10 @@
 A value is a matrix [rows, width] of f32; rows "tokens" has one row per token of the step, rows
 "outputs" one per token whose logits are asked for. Every block reuses the same value names, so
 there is one buffer per name. Field `input` is written "in" in a plan.
+
+Every op says which values it `uses()`, reading or writing them, which weights it reads
+(`weight_names()`), and under `names` which of its fields name weights or a KV layer: what an op
+costs depends on all others.
 """
 
 from __future__ import annotations
@@ -26,8 +30,12 @@ class Embedding:
     """out(t, :) = table[token(t), :]"""
 
     op: ClassVar[str] = "embedding"
+    names: ClassVar[tuple[str, ...]] = ("table",)
     table: str  # [vocab, width]
     out: str
+
+    def uses(self) -> tuple[str, ...]:
+        return (self.out,)
 
     def weight_names(self) -> tuple[str, ...]:
         return (self.table,)
@@ -38,9 +46,13 @@ class PositionEmbedding:
     """out(t, :) += table[position(t) + offset, :]"""
 
     op: ClassVar[str] = "position_embedding"
+    names: ClassVar[tuple[str, ...]] = ("table",)
     table: str  # [positions + offset, width]
     offset: int
     out: str
+
+    def uses(self) -> tuple[str, ...]:
+        return (self.out,)
 
     def weight_names(self) -> tuple[str, ...]:
         return (self.table,)
@@ -51,6 +63,7 @@ class Norm:
     """Normalises `groups` runs of `size` elements that lie side by side from in_offset."""
 
     op: ClassVar[str] = "norm"
+    names: ClassVar[tuple[str, ...]] = ("weight", "bias")
     kind: NormKind
     input: str
     in_offset: int
@@ -61,6 +74,9 @@ class Norm:
     weight: str  # [size]
     bias: str | None  # [size]
     eps: float
+
+    def uses(self) -> tuple[str, ...]:
+        return (self.input, self.out)
 
     def weight_names(self) -> tuple[str, ...]:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
@@ -79,10 +95,14 @@ class Linear:
     """out [+]= [W0 in + b0 | W1 in + b1 | ...]: the parts' rows are stacked."""
 
     op: ClassVar[str] = "linear"
+    names: ClassVar[tuple[str, ...]] = ("parts",)
     input: str
     out: str
     parts: tuple[Part, ...]
     accumulate: bool
+
+    def uses(self) -> tuple[str, ...]:
+        return (self.input, self.out)
 
     def weight_names(self) -> tuple[str, ...]:
         biases = (part.bias for part in self.parts if part.bias is not None)
@@ -94,12 +114,16 @@ class Rope:
     """Rotates pairs (i, i + rotary/2) of `heads` heads side by side from offset, in place."""
 
     op: ClassVar[str] = "rope"
+    names: ClassVar[tuple[str, ...]] = ()
     value: str
     offset: int
     heads: int
     head_dim: int
     rotary: int
     table: int  # index into the graph's rope tables
+
+    def uses(self) -> tuple[str, ...]:
+        return (self.value,)
 
     def weight_names(self) -> tuple[str, ...]:
         return ()
@@ -113,6 +137,7 @@ class Attention:
     """
 
     op: ClassVar[str] = "attention"
+    names: ClassVar[tuple[str, ...]] = ("layer",)
     input: str
     q_offset: int
     k_offset: int
@@ -125,6 +150,9 @@ class Attention:
     scale: float
     window: int
 
+    def uses(self) -> tuple[str, ...]:
+        return (self.input, self.out)
+
     def weight_names(self) -> tuple[str, ...]:
         return ()
 
@@ -134,11 +162,15 @@ class Activation:
     """gated: in is [gate | up], out = act(gate) * up; plain: out = act(in), may be in place."""
 
     op: ClassVar[str] = "activation"
+    names: ClassVar[tuple[str, ...]] = ()
     kind: ActivationKind
     gated: bool
     input: str
     out: str
     size: int
+
+    def uses(self) -> tuple[str, ...]:
+        return (self.input, self.out)
 
     def weight_names(self) -> tuple[str, ...]:
         return ()
@@ -149,8 +181,12 @@ class Select:
     """Copies the rows whose logits were asked for."""
 
     op: ClassVar[str] = "select"
+    names: ClassVar[tuple[str, ...]] = ()
     input: str  # rows "tokens"
     out: str  # rows "outputs"
+
+    def uses(self) -> tuple[str, ...]:
+        return (self.input, self.out)
 
     def weight_names(self) -> tuple[str, ...]:
         return ()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from helm.devices import SIM, Accelerator
 from helm.errors import OutOfMemoryError
@@ -80,7 +80,7 @@ def check_plan(use: HostUse, free_bytes: int) -> None:
         f"[load] the simulated accelerator takes {size_text(use.simulated_bytes)} of the host's "
         f"memory, the CPU {size_text(taken - use.simulated_bytes)}, and "
         f"{size_text(use.reserve_bytes)} are reserved; {size_text(free_bytes)} are free; name less "
-        "vram, or a smaller context (--context)"
+        "vram, or lower context="
     )
 
 
@@ -93,6 +93,17 @@ def granted_text() -> str:
         f"; {size_text(granted)} more are granted to models that are loaded: close one, or load it "
         "with a smaller context"
     )
+
+
+def pageable(stats: Mapping[str, Any]) -> list[str]:
+    """Says so when memory that visits a loaded model's accelerator could not be page-locked."""
+    size = stats["pageable_bytes"]
+    if size == 0:
+        return []
+    return [
+        f"{size_text(size)} of weights and KV pages that visit the accelerator could not be "
+        "page-locked, so that prompts take longer than predicted"
+    ]
 
 
 def check_call(what: str, needed_bytes: int, remedy: str) -> None:

@@ -67,8 +67,8 @@ class KvOptions:
         if profile is not None:
             reason = f"{profile.name} has no accelerator"
         raise InvalidError(
-            f"[plan] KV pages in accelerator memory were limited (--kv-vram), but {reason}; choose "
-            "an accelerator, or leave the limit out"
+            f"[plan] KV pages in accelerator memory were limited with kv_vram_bytes=, but "
+            f"{reason}; choose an accelerator, or leave the limit out"
         )
 
     def notices(self, plan: Plan, step_tokens: int) -> list[str]:
@@ -77,8 +77,8 @@ class KvOptions:
         given = [
             name
             for name, said in (
-                ("--kv-overflow", self.overflow != "auto"),
-                ("--watermark", self.watermark is not None),
+                ("kv_overflow=", self.overflow != "auto"),
+                ("watermark=", self.watermark is not None),
             )
             if said
         ]
@@ -99,7 +99,7 @@ class KvOptions:
         each = min(least, kv.pages // kv.layers) * kv.page_bytes
         return (
             f"no block lies on the accelerator: KV pages may take {size_text(self.vram_bytes)} "
-            f"there (--kv-vram), those of one block take {size_text(each)} at least"
+            f"there (kv_vram_bytes=), those of one block take {size_text(each)} at least"
         )
 
 

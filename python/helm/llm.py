@@ -13,20 +13,22 @@ from helm.completion import Completion
 from helm.errors import InvalidError
 from helm.familiar import named
 from helm.host_memory import check_results, logits_array
-from helm.kv_options import PAGE_TOKENS, KvOptions
+from helm.kv_options import PAGE_TOKENS
+from helm.load_options import Measuring, TorchKeywords, load_options
 from helm.loaded_llm import LoadedLLM
-from helm.loading import LoadedModel, load_from_torch, load_model
-from helm.local_plan import LoadOptions, Measuring, Progress
-from helm.profile import Profile, as_profile
-from helm.prompts import Prompt, Prompts, Template, split_prompts
-from helm.sampling import SamplingParams, sampling_params
+from helm.loading import AnyTokenizer, LoadedModel, load_from_torch, load_model
+from helm.profile import Profile
+from helm.progress import Progress, progress_bar
+from helm.prompts import ChatKeywords, Prompt, Prompts, Template, split_prompts
+from helm.sampling import SamplingKeywords, SamplingParams, sampling_params
 from helm.saved_kv import SavedKV, file_name, from_metadata, to_metadata
 from helm.sequences import NoReuse, Sequences
-from helm.tokenizer import Tokenizer
+from helm.shared_calls import SharedCalls
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from typing_extensions import Unpack
 
     from helm.benchmark import Load, Report
 
@@ -56,7 +58,8 @@ class LLM(LoadedLLM):
     takes less time in all by this machine's profile, or, while it has none, by a short measurement
     and the rates of a common machine. expected_tokens: output tokens until the LLM is closed, by
     which "auto" decides; None: those of ten answers.
-    progress: called with (done_bytes, total_bytes) while weights load; may raise to cancel.
+    progress: called with (done_bytes, total_bytes) while weights load; may raise to cancel. True or
+    False: whether there is a progress bar; None: on a terminal and in a notebook.
     memory_bytes, vram_bytes: memory of the host and of the accelerator that the model may take at
     most, less than is free.
     device: the accelerator to share the model with: "cuda", "cuda:N", or a simulated one as
@@ -91,7 +94,7 @@ class LLM(LoadedLLM):
         prefix_cache: bool = True,
         weights: str = "auto",
         expected_tokens: int | None = None,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
         memory_bytes: int | None = None,
         device: str | None = None,
         vram_bytes: int | None = None,
@@ -103,87 +106,55 @@ class LLM(LoadedLLM):
         measuring: Measuring | None = None,
     ) -> None:
         check_flag(prefix_cache, "[load] prefix_cache")
-        options = LoadOptions(
-            context=context,
-            max_sequences=max_sequences,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            threads=threads,
-            page_tokens=page_tokens,
-            kv=KvOptions(kv_overflow, kv_vram_bytes, watermark),
-            weights=weights,
-            expected_tokens=expected_tokens,
-            progress=progress,
-            memory_bytes=memory_bytes,
-            device=device,
-            vram_bytes=vram_bytes,
-            profile=as_profile(profile),
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
-            batch=batch,
-            objective=objective,
-            measuring=measuring,
-        )
-        self._start(load_model(model, revision, options), prefix_cache)
+        keywords = {
+            "context": context,
+            "max_sequences": max_sequences,
+            "dtype": dtype,
+            "kv_dtype": kv_dtype,
+            "threads": threads,
+            "page_tokens": page_tokens,
+            "kv_overflow": kv_overflow,
+            "kv_vram_bytes": kv_vram_bytes,
+            "watermark": watermark,
+            "weights": weights,
+            "expected_tokens": expected_tokens,
+            "memory_bytes": memory_bytes,
+            "device": device,
+            "vram_bytes": vram_bytes,
+            "profile": profile,
+            "prompt_tokens": prompt_tokens,
+            "output_tokens": output_tokens,
+            "batch": batch,
+            "objective": objective,
+            "measuring": measuring,
+        }
+        with progress_bar(progress, "loading weights") as report:
+            loaded = load_model(model, revision, load_options(keywords, report))
+        self._start(loaded, prefix_cache)
 
     @classmethod
-    @named("from_torch")
+    @named("from_torch", TorchKeywords)
     def from_torch(
         cls,
         module: Any,
         *,
-        tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
-        context: int | None = None,
-        max_sequences: int = 8,
-        dtype: str = "auto",
-        kv_dtype: str = "auto",
-        threads: int | None = None,
-        page_tokens: int = PAGE_TOKENS,
-        kv_overflow: str = "auto",
-        kv_vram_bytes: int | None = None,
-        watermark: float | None = None,
-        prefix_cache: bool = True,
-        progress: Progress | None = None,
-        memory_bytes: int | None = None,
-        device: str | None = None,
-        vram_bytes: int | None = None,
-        profile: Profile | str | os.PathLike[str] | None = None,
-        prompt_tokens: int | None = None,
-        output_tokens: int | None = None,
-        batch: int = 1,
-        objective: str = "total",
-        measuring: Measuring | None = None,
+        tokenizer: AnyTokenizer | None = None,
+        **options: Unpack[TorchKeywords],
     ) -> LLM:
         """From a transformers model in memory: its config and its state dict.
 
         Contiguous CPU tensors of the planned dtype are shared, not copied: the module must not be
-        changed while the LLM is in use. Others are copied. `tokenizer` (a Tokenizer, or a folder
-        with tokenizer.json) is needed only for text; token ids work without one. What lies on an
-        accelerator is copied there. The other options are those of LLM(...), but for those that
-        are about files: revision, weights and expected_tokens.
+        changed while the LLM is in use. Others are copied. `tokenizer` (transformers' own, a helm
+        Tokenizer, or a folder with tokenizer.json) is needed only for text; token ids work without
+        one. What lies on an accelerator is copied there. The other options are those of LLM(...),
+        but for those that are about files: revision, weights and expected_tokens.
         """
+        prefix_cache = options.pop("prefix_cache", True)
         check_flag(prefix_cache, "[load] prefix_cache")
-        options = LoadOptions(
-            context=context,
-            max_sequences=max_sequences,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            threads=threads,
-            page_tokens=page_tokens,
-            kv=KvOptions(kv_overflow, kv_vram_bytes, watermark),
-            progress=progress,
-            memory_bytes=memory_bytes,
-            device=device,
-            vram_bytes=vram_bytes,
-            profile=as_profile(profile),
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
-            batch=batch,
-            objective=objective,
-            measuring=measuring,
-        )
+        with progress_bar(options.pop("progress", None), "loading weights") as report:
+            loaded = load_from_torch(module, tokenizer, load_options(options, report))
         self = cls.__new__(cls)
-        self._start(load_from_torch(module, tokenizer, options), prefix_cache)
+        self._start(loaded, prefix_cache)
         return self
 
     def _start(self, loaded: LoadedModel, prefix_cache: bool) -> None:
@@ -192,17 +163,22 @@ class LLM(LoadedLLM):
         self._hold(loaded)
         self._prefixes: Any = _helm.PrefixCache(self._engine) if prefix_cache else None
         self._sequences = Sequences(self._prefixes or NoReuse(self._engine))
+        self._calls: Any = SharedCalls(
+            self._engine, loaded.tokenizer, self._prefixes, self._sequences
+        )
         self._prompts = Prompts(
             loaded.tokenizer, loaded.defaults, self.context, loaded.longest, self.vocab_size
         )
         self._last: list[int] = []  # prompt and output of the last call
 
     @overload
-    def generate(
+    def generate(  # type: ignore[overload-overlap]  # text is one prompt, though a sequence, too
         self,
         prompts: str | Sequence[int],
         sampling: SamplingParams | None = None,
-        **overrides: Any,
+        *,
+        progress: bool | None = None,
+        **overrides: Unpack[SamplingKeywords],
     ) -> Completion: ...
 
     @overload
@@ -210,14 +186,18 @@ class LLM(LoadedLLM):
         self,
         prompts: Sequence[str] | Sequence[Sequence[int]],
         sampling: SamplingParams | None = None,
-        **overrides: Any,
+        *,
+        progress: bool | None = None,
+        **overrides: Unpack[SamplingKeywords],
     ) -> list[Completion]: ...
 
     def generate(
         self,
         prompts: Any,
         sampling: SamplingParams | None = None,
-        **overrides: Any,
+        *,
+        progress: bool | None = None,
+        **overrides: Unpack[SamplingKeywords],
     ) -> Completion | list[Completion]:
         """Continue one prompt or many.
 
@@ -227,21 +207,28 @@ class LLM(LoadedLLM):
         for one prompt, a list in the same order for a list. Nothing starts if one prompt is bad;
         one of a list that fails later has finish_reason "error" and the message in `error`, and
         the others are complete. Ctrl-C (KeyboardInterrupt) ends it and leaves the LLM usable.
+        progress: whether there is a bar; None: of several prompts, where somebody watches.
         """
-        engine = self._open_engine()
+        calls, _ = self._calls, self._open_engine()
         params = sampling_params(sampling, overrides)
         single, many = split_prompts(prompts)
         jobs = [self._prompts.job(prompt, i, params) for i, prompt in many]
         check_results(jobs, self.vocab_size)
-        with self._sequences.batch(max(job.capacity for job in jobs)):
-            completions = Batch(engine, self.tokenizer, jobs, self._prefixes).run(alone=single)
-        for job, completion in zip(jobs, completions, strict=True):
-            if completion.error is None:
+        wanted = False if progress is None and len(jobs) == 1 else progress
+        with progress_bar(wanted, "generating", "prompt", "generate") as report:
+            results = calls.run(jobs, report)
+        for job, (completion, failure) in zip(jobs, results, strict=True):
+            if single and failure is not None:
+                raise failure
+            if failure is None:
                 self._last = job.tokens + completion.tokens
-        return completions[0] if single else completions
+        return results[0][0] if single else [completion for completion, _ in results]
 
     def stream(
-        self, prompt: Prompt, sampling: SamplingParams | None = None, **overrides: Any
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        **overrides: Unpack[SamplingKeywords],
     ) -> TextStream:
         """Continue one prompt; an iterator of TextChunk(text, tokens, finish_reason).
 
@@ -259,12 +246,13 @@ class LLM(LoadedLLM):
         self,
         messages: Sequence[Mapping[str, Any]],
         sampling: SamplingParams | None = None,
-        **options: Any,
+        **options: Unpack[ChatKeywords],
     ) -> Completion:
         """The assistant's next message of a conversation, after the model's chat template.
 
         messages: [{"role": "system" | "user" | "assistant", "content": text}, ...]; a content may
-        be a list of {"type": "text", "text": text}. Options: those of chat_stream().
+        be a list of {"type": "text", "text": text}. "tokens" of a message, as a Completion has
+        them, are used for its content where they say that. Options: those of chat_stream().
         """
         with self.chat_stream(messages, sampling, **options) as stream:
             for _ in stream:
@@ -280,7 +268,7 @@ class LLM(LoadedLLM):
         template_variables: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
         continue_final_message: bool = False,
-        **overrides: Any,
+        **overrides: Unpack[SamplingKeywords],
     ) -> TextStream:
         """`chat` as a stream of TextChunks.
 
@@ -387,7 +375,7 @@ class LLM(LoadedLLM):
         """Frees the weights and the KV cache, once open streams have ended too. Further calls
         raise InvalidError, as do those that wait for room."""
         self._sequences.end()
-        self._engine = self._prefixes = None
+        self._engine = self._prefixes = self._calls = None
         self._sequences = Sequences(NoReuse(None))
         self._sequences.end()
 

@@ -8,6 +8,7 @@ from helm.errors import InvalidError
 from helm.loading import LoadedModel
 from helm.local_plan import units_by_device
 from helm.sequences import CLOSED
+from helm.summaries import Summarized
 from helm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -17,13 +18,18 @@ if TYPE_CHECKING:
     from helm.plan import Plan
 
 
-class LoadedLLM:
+class LoadedLLM(Summarized):
     """The properties of an LLM."""
 
     def _hold(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
         self._engine: Any = loaded.engine
         loaded.engine = None
+
+    def _summary(self) -> tuple[str, dict[str, str]]:
+        _, facts = self.plan._summary()
+        facts = {"family": self.plan.model.architecture, **facts}
+        return self.name, facts if self._engine is not None else {"state": "closed"}
 
     @property
     def plan(self) -> Plan:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from helm.arguments import shown
 from helm.checkpoint import TensorInfo
@@ -19,9 +19,11 @@ from helm.generation_defaults import (
     load_generation_defaults,
     read_generation_defaults,
 )
-from helm.hub import resolve_model
+from helm.hub import bundled_model, hub_id, resolve_model
 from helm.jsonio import Reader
-from helm.local_plan import LoadOptions, load_engine
+from helm.load_options import LoadOptions
+from helm.local_plan import load_engine
+from helm.model_uses import note_use
 from helm.paths import permitted
 from helm.plan_format import Plan
 from helm.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -29,6 +31,10 @@ from helm.weight_names import name_weights, read_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
+
+# What from_torch() takes as one.
+AnyTokenizer: TypeAlias = "Tokenizer | PreTrainedTokenizerBase | str | os.PathLike[str]"
 
 _COMPARED_ROWS = 4096
 
@@ -62,6 +68,8 @@ def load_model(
         weights = read_weights(folder, config)
     notices = (*weights.notices, *defaults.notices)
     plan, engine = load_engine(weights.config, weights.tensors, str(folder), {}, options, notices)
+    if folder != bundled_model():
+        note_use(hub_id(folder) or os.fspath(folder.resolve()))
     name = folder.resolve().name if model is None or Path(model).is_dir() else str(model)
     longest = _longest(plan, options)
     return LoadedModel(
@@ -70,7 +78,7 @@ def load_model(
 
 
 def load_from_torch(
-    module: Any, tokenizer: Tokenizer | str | os.PathLike[str] | None, options: LoadOptions
+    module: Any, tokenizer: AnyTokenizer | None, options: LoadOptions
 ) -> LoadedModel:
     """Plans and loads a transformers model in memory."""
     generation = getattr(module, "generation_config", None)
@@ -82,14 +90,8 @@ def load_from_torch(
     config = ModelConfig.from_dict(_config_dict(module), source)
     known = Reader({} if generation is None else generation.to_dict(), source, ConfigError)
     defaults = read_generation_defaults(known, f"{type(module).__name__}.generation_config", config)
-    if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
-        if not isinstance(tokenizer, (str, os.PathLike)):
-            raise InvalidError(
-                "[from_torch] tokenizer must be a helm.Tokenizer or a folder, got "
-                f"{shown(tokenizer)}"
-            )
-        tokenizer = Tokenizer.from_directory(tokenizer, config.vocab_size)
-    defaults = _without_text(defaults, tokenizer)
+    own = None if tokenizer is None else _tokenizer(tokenizer, config.vocab_size)
+    defaults = _without_text(defaults, own)
     state = _state_dict(module)
     stored = {
         name: TensorInfo(name, str(tensor.dtype), tuple(tensor.shape), None, 0, 0)
@@ -105,7 +107,20 @@ def load_from_torch(
     plan, engine = load_engine(weights.config, infos, "", tensors, options, notices)
     name = type(module).__name__
     longest = _longest(plan, options)
-    return LoadedModel(engine, plan, weights.config, defaults, tokenizer, name, None, longest)
+    return LoadedModel(engine, plan, weights.config, defaults, own, name, None, longest)
+
+
+def _tokenizer(given: AnyTokenizer, vocab_size: int) -> Tokenizer:
+    if isinstance(given, Tokenizer):
+        return given
+    if isinstance(given, (str, os.PathLike)):
+        return Tokenizer.from_directory(given, vocab_size)
+    if callable(getattr(given, "apply_chat_template", None)):
+        return Tokenizer.from_transformers(given, vocab_size)
+    raise InvalidError(
+        "[from_torch] tokenizer must be transformers' own, a helm.Tokenizer or a folder, got "
+        f"{shown(given)}"
+    )
 
 
 def _no_model(module: Any) -> InvalidError:

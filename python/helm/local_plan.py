@@ -8,23 +8,22 @@ from __future__ import annotations
 import dataclasses
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helm.arguments import check_call, count, is_one_of, shown
 from helm.checkpoint import TensorInfo
-from helm.compiler.loading import ANSWERS, WEIGHTS, LoadingRequest
+from helm.compiler.loading import ANSWERS, LoadingRequest
 from helm.compiler.planning import Request, workload_of
-from helm.compiler.workload import OBJECTIVES, Workload
+from helm.compiler.workload import Workload
 from helm.config import ModelConfig
-from helm.device_profile import CpuProfile
+from helm.device_profile import ACCELERATOR_RESERVE_BYTES, CpuProfile
 from helm.devices import CPU, Accelerator, find_accelerator, open_accelerator
 from helm.errors import CompressionError, InvalidError, OutOfMemoryError
 from helm.grants import Grant, file_key, in_turn
-from helm.host_memory import check_plan, granted_text, host_use
-from helm.kv_options import PAGE_TOKENS, KvOptions, check_page_tokens
+from helm.host_memory import check_plan, granted_text, host_use, pageable
+from helm.load_options import LoadOptions
 from helm.machine import (
     Machine,
     cpu_affinity,
@@ -36,64 +35,15 @@ from helm.machine import (
 from helm.plan import make_plan
 from helm.plan_format import Plan
 from helm.profile import Profile
-from helm.units import check_size, size_text
+from helm.units import size_text
 
 if TYPE_CHECKING:
     from helm.thread_choice import ThreadChoice
 
-Progress = Callable[[int, int], None]  # (done_bytes, total_bytes)
-Measuring = Callable[[str, float], None]  # (what is measured now, share done from 0 to 1)
-
 _LOADS = 3  # attempts, each with what is free then
 _STEP_TOKENS = 512
-_COUNTS = ("max_sequences", "batch")
-_TOKENS = ("prompt_tokens", "output_tokens", "expected_tokens")
-_LIMITS = ("context", "threads", "memory_bytes", "vram_bytes", *_TOKENS)
 _MACHINE = ("cpu", "isa", "cores")  # of a profile's identity
 _log = logging.getLogger("helm")
-
-
-@dataclass(frozen=True)
-class LoadOptions:
-    """What the user says about placing a model; see helm.LLM."""
-
-    context: int | None = None
-    max_sequences: int = 8
-    dtype: str = "auto"
-    kv_dtype: str = "auto"
-    threads: int | None = None
-    page_tokens: int = PAGE_TOKENS
-    kv: KvOptions = field(default_factory=KvOptions)
-    weights: str = "auto"
-    progress: Progress | None = None
-    memory_bytes: int | None = None
-    device: str | None = None
-    vram_bytes: int | None = None
-    profile: Profile | None = None
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    expected_tokens: int | None = None
-    batch: int = 1
-    objective: str = "total"
-    measuring: Measuring | None = None
-
-    def __post_init__(self) -> None:
-        for name in (*_COUNTS, *_LIMITS):
-            value = getattr(self, name)
-            if value is None and name in _LIMITS:
-                continue
-            object.__setattr__(self, name, count(value, f"[load] {name}"))
-        sizes = {"memory_bytes": self.memory_bytes, "vram_bytes": self.vram_bytes}
-        for name, size in {**sizes, "kv_vram_bytes": self.kv.vram_bytes}.items():
-            if size is not None:
-                check_size(size, f"[load] {name} is {size}", f"{size} << 30")
-        object.__setattr__(self, "page_tokens", check_page_tokens(self.page_tokens))
-        for name, options in (("weights", WEIGHTS), ("objective", OBJECTIVES)):
-            if not is_one_of(getattr(self, name), options):
-                found = shown(getattr(self, name))
-                raise InvalidError(f"[load] {name} must be {', '.join(options)}, got {found}")
-        check_call(self.progress, "[load] progress", "progress(done, total)")
-        check_call(self.measuring, "[load] measuring", "measuring(what, share)")
 
 
 @dataclass(frozen=True)
@@ -127,7 +77,8 @@ def load_engine(
         said = (*notices, *plan.notices, *_too_many(plan.threads))
         plan = dataclasses.replace(plan, notices=said)
         try:
-            return plan, _engine(plan, directory, tensors, options, target, grant)
+            engine = _engine(plan, directory, tensors, options, target, grant)
+            return dataclasses.replace(plan, notices=(*said, *pageable(engine.stats))), engine
         except CompressionError as error:
             if options.weights != "auto":
                 raise
@@ -166,7 +117,7 @@ def _too_many(threads: int) -> list[str]:
         return []
     return [
         f"{threads} threads take turns at {cpus} CPU{'s' * (cpus > 1)}, which is slow; leave "
-        "--threads out, or give no more than that"
+        "threads= out, or give no more than that"
     ]
 
 
@@ -189,35 +140,41 @@ def find_target(options: LoadOptions) -> Target:
     if accelerator is None:
         if options.vram_bytes is not None:
             raise InvalidError(
-                "[load] memory of an accelerator was limited (--vram), but the model runs on the "
-                "CPU alone; choose an accelerator with --device, or leave the limit out"
+                "[load] memory of an accelerator was limited with vram_bytes=, but the model runs "
+                "on the CPU alone; choose an accelerator with device=, or leave the limit out"
             )
         options.kv.check_accelerator(None)
         if given is not None:
             given = dataclasses.replace(given, accelerator=None, link=None)
         return Target(machine, None, given, tuple(notices))
-    profile = given or _measured(accelerator, options)
+    profile = given or _measured(accelerator, options, notices)
     if profile.accelerator is None:
         raise InvalidError(
             f"[load] profile {profile.name!r} has no accelerator, but {accelerator.specification} "
-            "is to be used; choose another --profile, or measure this machine with helm-llm "
+            "is to be used; choose another profile=, or measure this machine with helm-llm "
             f"profile --device {accelerator.specification}"
         )
-    return Target(machine, accelerator, profile)
+    return Target(machine, accelerator, profile, tuple(notices))
 
 
-def _measured(accelerator: Accelerator, options: LoadOptions) -> Profile:
+def _measured(accelerator: Accelerator, options: LoadOptions, notices: list[str]) -> Profile:
+    """This machine's profile. notices: takes what one that was measured now says of itself."""
     from helm.profile_cache import machine_profile
 
-    told = False
+    measured = False
 
-    def tell(_what: str, _share: float) -> None:
-        nonlocal told
-        if not told:
+    def tell(what: str, share: float) -> None:
+        nonlocal measured
+        if options.measuring is not None:
+            options.measuring(what, share)
+        elif not measured:
             _log.warning("measuring this machine with %s, once, 10 to 15 s", accelerator.name)
-        told = True
+        measured = True
 
-    return machine_profile(accelerator, progress=options.measuring or tell)
+    profile = machine_profile(accelerator, progress=tell)
+    if measured:
+        notices += profile.notices
+    return profile
 
 
 def plan_and_take(
@@ -287,14 +244,20 @@ def plan_here(
     counts = [n for n in profile.cpu.thread_sweep if n <= machine.threads] or [machine.threads]
     if options.threads is not None:
         counts = [options.threads]
-    accelerator = target.accelerator
-    vram = None if accelerator is None else _least(accelerator.free_bytes, options.vram_bytes)
+    profile = dataclasses.replace(profile, cpu=with_thread_counts(profile.cpu, counts))
+    vram_bytes = options.vram_bytes
+    if target.accelerator is not None and profile.accelerator is not None:
+        own = target.accelerator.present(profile.accelerator)
+        profile = dataclasses.replace(profile, accelerator=own)
+        left = own.memory_bytes - own.reserve_bytes
+        if vram_bytes is not None and vram_bytes - ACCELERATOR_RESERVE_BYTES >= left:
+            vram_bytes = None
     return make_plan(
         config,
         infos,
-        profile=dataclasses.replace(profile, cpu=with_thread_counts(profile.cpu, counts)),
+        profile=profile,
         workload=workload_of(config, request),
-        accelerator_bytes=vram,
+        accelerator_bytes=vram_bytes,
         **common,
     )
 

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,22 @@ from helm.errors import HelmError
 
 _MOST_BYTES = 16 << 20
 _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def cache_folder() -> Path:
+    """Under $XDG_CACHE_HOME or ~/.cache, or for users without a home in the folder for temporary
+    files."""
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if given.is_absolute():  # the specification: ignore relative ones
+        return given / "helm"
+    home = Path(os.path.expanduser("~"))
+    if home.is_absolute():
+        return home / ".cache" / "helm"
+    try:
+        shared = tempfile.gettempdir()
+    except OSError:  # there is none; that it cannot be written shows later
+        shared = "/tmp"
+    return Path(shared) / f"helm-{os.geteuid()}"
 
 
 def read(path: Path) -> tuple[bytes, float]:
@@ -43,6 +60,12 @@ def write(path: Path, content: str) -> None:
             _helm.replace_file(os.fsencode(place), content.encode())
         except HelmError as reason:
             raise OSError(errno.EIO, str(reason), str(path)) from None
+
+
+def touch(path: Path) -> None:
+    """Gives a file that is there the present time. OSError if that cannot be."""
+    with _opened(path.parent) as folder:
+        os.utime(path.name, dir_fd=folder, follow_symlinks=False)
 
 
 @contextlib.contextmanager

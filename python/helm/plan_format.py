@@ -17,6 +17,8 @@ from helm.errors import InvalidError, PlanError
 from helm.graph import OPS, Linear, Op, Rope, Value
 from helm.jsonio import Reader, decode, encode, parse
 from helm.rope import RopeTable
+from helm.summaries import Summarized
+from helm.units import size_text
 
 FORMAT = "helm-plan"
 VERSION = 5
@@ -175,8 +177,8 @@ class Prediction:
     alternatives: tuple[Alternative, ...]
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Summarized):
     """A placement of one model on one machine. notices: what the planner wants the user to know.
     loading: how weights in files come into the host's memory."""
 
@@ -204,6 +206,17 @@ class Plan:
     @property
     def units_accelerator(self) -> int:
         return len(self.units) - self.units_cpu
+
+    def _summary(self) -> tuple[str, dict[str, str]]:
+        uses = self.memory.values()
+        weights, kv = (sum(getattr(u, f"{of}_bytes") for u in uses) for of in ("weights", "kv"))
+        beside = f", {self.units_accelerator} on the accelerator" * (self.units_accelerator > 0)
+        return self.model.architecture, {
+            "placement": f"{self.units_cpu} units on the CPU{beside}",
+            "weights": f"{size_text(weights)} of weights",
+            "KV cache": f"{self.kv.dtype} KV cache of up to {size_text(kv)}",
+            "context": f"context {self.limits.context:,}",
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain JSON values; the prediction's fields stand at the top level."""

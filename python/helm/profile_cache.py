@@ -7,8 +7,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +65,7 @@ def machine_profile(
         whole = dataclasses.replace(found, accelerator=own, link=link, unsettled=names)
         keep(cache_path(device), whole.to_json())
     assert whole.accelerator is not None
-    own = dataclasses.replace(whole.accelerator, memory_bytes=device.free_bytes)
+    own = device.present(whole.accelerator)
     return dataclasses.replace(
         found, accelerator=own, link=whole.link, unsettled=(*found.unsettled, *whole.unsettled)
     )
@@ -88,34 +86,19 @@ def cached_profile() -> Profile | None:
 
 
 def cache_path(device: Accelerator | None = None) -> Path:
-    """Where this machine's profile lies: under $XDG_CACHE_HOME or ~/.cache, or for users without a
-    home in the folder for temporary files."""
+    """Where this machine's profile lies."""
     return cached_file("profile", device)
 
 
 def cached_file(what: str, device: Accelerator | None = None) -> Path:
     """Where something that was measured on this machine lies."""
-    return _cache_folder() / f"{what}-{cache_key(device)}.json"
+    return own_folder.cache_folder() / f"{what}-{cache_key(device)}.json"
 
 
 def keep(path: Path, content: str) -> None:
     """Writes to the cache, if it can be written to."""
     with contextlib.suppress(OSError):
         own_folder.write(path, content)
-
-
-def _cache_folder() -> Path:
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if given.is_absolute():  # the specification: ignore relative ones
-        return given / "helm"
-    home = Path(os.path.expanduser("~"))
-    if home.is_absolute():
-        return home / ".cache" / "helm"
-    try:
-        shared = tempfile.gettempdir()
-    except OSError:  # there is none; that it cannot be written shows later
-        shared = "/tmp"
-    return Path(shared) / f"helm-{os.geteuid()}"
 
 
 def cache_key(device: Accelerator | None = None) -> str:
@@ -158,5 +141,5 @@ def save_profile(profile: Profile, path: Path) -> None:
         path.write_text(profile.to_json(), encoding="utf-8")
     except OSError as reason:
         raise HelmError(
-            f"[profile] cannot write {path}: {reason.strerror}; choose another --output"
+            f"[profile] cannot write {path}: {reason.strerror}; choose another file"
         ) from None

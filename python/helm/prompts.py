@@ -8,16 +8,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from helm.answer_tokens import conversation_tokens
 from helm.arguments import check_flag, items_of, shown, token_ids
 from helm.batch import Job
+from helm.chat_template import check_messages
 from helm.errors import CapacityError, InvalidError, TokenizerError
 from helm.generation_defaults import GenerationDefaults
-from helm.sampling import SamplingParams
+from helm.sampling import SamplingKeywords, SamplingParams
 from helm.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 # Of a chat template, with arguments of their own.
 _OWN_VARIABLES = ("messages", "tools", "template", "continue_final_message", "self")
+
+
+class ChatKeywords(SamplingKeywords, total=False):
+    """What LLM.chat takes by name."""
+
+    tools: Sequence[Any] | None
+    template_variables: Mapping[str, Any] | None
+    chat_template: str | None
+    continue_final_message: bool
 
 
 @dataclass(frozen=True)
@@ -52,14 +63,19 @@ class Template:
             )
 
     def render(self, tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt text of a conversation."""
+        """The prompt text of a conversation; "tokens" of messages are not for templates."""
+        check_messages(messages)
         return tokenizer.render_chat(
-            messages,
+            [{k: v for k, v in message.items() if k != "tokens"} for message in messages],
             tools=self.tools,
             template=self.name,
             continue_final_message=self.continues,
             **(self.variables or {}),
         )
+
+    def tokens(self, tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The prompt of a conversation; messages with "tokens" keep them."""
+        return conversation_tokens(tokenizer, messages, lambda m: self.render(tokenizer, m))
 
 
 @dataclass(frozen=True)
@@ -96,8 +112,7 @@ class Prompts:
                 "[chat] this model has no tokenizer; put tokenizer.json into its folder, or give "
                 "from_torch() one"
             )
-        text = template.render(self.tokenizer, messages)
-        tokens = self.tokenizer.encode(text, add_special_tokens=False)
+        tokens = template.tokens(self.tokenizer, messages)
         job = self._job(self.checked(tokens, "the conversation"), params, chat=True)
         return dataclasses.replace(job, seeded_text=template.continues)
 
@@ -112,7 +127,7 @@ class Prompts:
                     f"vocabulary of {self.vocab_size} (ids 0 to {self.vocab_size - 1})"
                 )
         if len(ids) > self.context:
-            remedy = "" if len(ids) > self.longest else " or raise the context (--context)"
+            remedy = "" if len(ids) > self.longest else " or raise context="
             raise CapacityError(
                 f"[generate] {where} has {len(ids)} tokens, the context holds {self.context}; "
                 f"shorten the prompt{remedy}"

@@ -8,7 +8,7 @@ import numbers
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from helm.arguments import is_integer, shown
 from helm.errors import InvalidError
@@ -19,6 +19,22 @@ INT32_MAX = 2**31 - 1
 DEFAULT_MAX_TOKENS = 256
 # Parameters that a model's generation_config.json may set.
 MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """SamplingParams as keywords of a call."""
+
+    max_tokens: int | Literal["auto"] | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    stop: tuple[str, ...] | list[str] | str | None
+    seed: int | None
+    logprobs: int | None
+    stop_token_ids: tuple[int, ...] | list[int] | None
+    ignore_eos: bool
 
 
 @named_fields("sampling")

@@ -16,6 +16,7 @@ from helm.errors import CapacityError, InvalidError
 
 Progress = Callable[[int, int], None]  # (done_bytes, total_bytes)
 T = TypeVar("T")
+_NOBODY = 0  # no thread's identifier
 CLOSED = "[generate] this LLM is closed; make a new one"
 
 
@@ -108,24 +109,54 @@ class Sequences:
 
     @contextmanager
     def batch(self, largest: int) -> Iterator[None]:
-        """While a native generation opens sequences by itself, of at most `largest` positions:
-        no other thread opens any, so what fits at the start fits later."""
-        me = threading.get_ident()
+        """A batch for as long as the block."""
         try:
-            with self._changed:
-                self._admit(lambda: self._check_room(largest))
-                self._batch = me
+            self.begin_batch(largest)
             yield
         finally:
-            self._give_back(lambda: self._end_batch(me))
+            self.end_batch()
+
+    def begin_batch(self, largest: int) -> None:
+        """From now on a native generation opens sequences by itself, of at most `largest`
+        positions: no other thread opens any, so what fits at the start fits later."""
+        with self._changed:
+            self._admit(lambda: self._check_room(largest))
+            self._batch = threading.get_ident()
+
+    def fits(self, capacity: int) -> bool:
+        """Whether there is room for one of so many positions now."""
+        with self._changed:
+            return bool(self._cache.fits(capacity))
+
+    def hand_over_batch(self, to_this_thread: bool) -> None:
+        """The batch is this thread's from now on, or nobody's until one takes it over."""
+        with self._changed:
+            self._batch = threading.get_ident() if to_this_thread else _NOBODY
+
+    def end_batch(self) -> None:
+        """Ends this thread's batch, if it has one."""
+        self._give_back(self._end_batch)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While this thread waits for others, which may want the room of its sequences."""
+        me = threading.get_ident()
+        with self._changed:
+            self._waiting.add(me)
+            self._changed.notify_all()  # another waiter may now be the one to give up
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._waiting.discard(me)
 
     def _check_room(self, capacity: int) -> None:
         if not self._cache.fits(capacity):
             sequence, _ = self._cache.open((), capacity)  # says what is in the way
             self._cache.close(sequence)
 
-    def _end_batch(self, thread: int) -> None:
-        if self._batch == thread:
+    def _end_batch(self) -> None:
+        if self._batch == threading.get_ident():
             self._batch = None
 
     def _give_back(self, give: Callable[[], None], sequence: int | None = None) -> None:
@@ -149,12 +180,5 @@ class Sequences:
                     others = {t for t in self._holders.values() if t != me} - self._waiting
                     if not others:
                         raise
-            self._wait(me)
-
-    def _wait(self, me: int) -> None:
-        self._waiting.add(me)
-        self._changed.notify_all()  # another waiter may now be the one to give up
-        try:
-            self._changed.wait()
-        finally:
-            self._waiting.discard(me)
+            with self.waiting():
+                self._changed.wait()

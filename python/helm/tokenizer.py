@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from helm.added_tokens import read_object, read_stated_tokens
 from helm.arguments import count, short, shown, token_ids
-from helm.chat_template import ChatTemplates, read_templates
+from helm.chat_template import ChatTemplates, read_templates, templates_of
 from helm.detokenizer import Detokenizer
 from helm.errors import InvalidError, TokenizerError, printable
 from helm.files import present, read_text
+from helm.summaries import Summarized
+from helm.tokenizer_backend import answering
 
 if TYPE_CHECKING:
     import tokenizers
@@ -22,7 +24,7 @@ _MOST_BYTES = 256 << 20
 _MOST_TOKEN = 2**32 - 1  # of the backend
 
 
-class Tokenizer:
+class Tokenizer(Summarized):
     """A `tokenizers.Tokenizer` with the model's special tokens and chat templates.
 
     `encode` adds the special tokens (usually BOS) that tokenizer.json's post-processor adds.
@@ -59,13 +61,11 @@ class Tokenizer:
         require_tokenizer(directory)
         path = directory / TOKENIZER_FILE
         text = read_text(path, TokenizerError, "tokenizer", _MOST_BYTES)
-        try:
+        with answering(
+            f"[tokenizer] {path} cannot be read",
+            "expected a Hugging Face fast tokenizer, download it again",
+        ):
             backend = Backend.from_str(text)
-        except Exception as error:  # the library raises bare Exception
-            raise TokenizerError(
-                f"[tokenizer] {path} cannot be read: {error}; expected a Hugging Face fast "
-                "tokenizer, download it again"
-            ) from error
         config = read_object(directory / "tokenizer_config.json")
         stated = read_stated_tokens(directory, config)
         stated.add_to(backend)
@@ -75,7 +75,36 @@ class Tokenizer:
             tokenizer._check_vocabulary(rows, path)
         return tokenizer
 
-    def _check_vocabulary(self, vocab_size: int, path: Path) -> None:
+    @classmethod
+    def from_transformers(cls, tokenizer: Any, vocab_size: int | None = None) -> Tokenizer:
+        """Of transformers' PreTrainedTokenizerFast: a copy of its backend, its special tokens and
+        its chat templates. vocab_size: see `from_directory`."""
+        from tokenizers import Tokenizer as Backend
+
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if not isinstance(backend, Backend):
+            raise TokenizerError(
+                f"[tokenizer] {type(tokenizer).__name__} has no backend of the tokenizers library; "
+                "give a PreTrainedTokenizerFast, or a folder with tokenizer.json"
+            )
+        try:
+            copy = Backend.from_str(backend.to_str())
+        except Exception as error:  # the library raises bare Exception
+            raise TokenizerError(
+                f"[tokenizer] {type(tokenizer).__name__} cannot be copied: {error}; save it with "
+                "save_pretrained, and give that folder"
+            ) from error
+        special = tokenizer.special_tokens_map.items()
+        made = cls(
+            copy,
+            {name: token for name, token in special if isinstance(token, str)},
+            templates_of({"chat_template": tokenizer.chat_template}),
+        )
+        if vocab_size is not None:
+            made._check_vocabulary(vocab_size, type(tokenizer).__name__)
+        return made
+
+    def _check_vocabulary(self, vocab_size: int, path: Path | str) -> None:
         # Other added tokens past the end are tolerated (Gemma 3's text models have an image token
         # there); encoding one is refused where the prompt is checked against the model.
         ids = self._backend.get_vocab(with_added_tokens=False).values()
@@ -86,6 +115,17 @@ class Tokenizer:
                 f"{vocab_size} entries (ids up to {vocab_size - 1}); the tokenizer belongs to "
                 "another model, use the one published with these weights"
             )
+
+    def _summary(self) -> tuple[str, dict[str, str]]:
+        special = ", ".join(
+            f"{name.removesuffix('_token')} {token!r}"
+            for name, token in sorted(self.special_tokens.items())
+        )
+        names = ", ".join(sorted(self.chat_templates)) or "none"
+        return f"of {self.vocab_size:,} tokens", {
+            "special tokens": special or "no special tokens",
+            "chat templates": f"chat templates: {names}",
+        }
 
     @property
     def backend(self) -> tokenizers.Tokenizer:
@@ -125,12 +165,14 @@ class Tokenizer:
                 f"[tokenizer] the text has a lone surrogate at character {error.start}, as bytes "
                 "that are not UTF-8 become; give text in UTF-8"
             ) from None
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        with answering(f"[tokenizer] {shown(text)} cannot be encoded"):
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, tokens: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of all `tokens` at once."""
         ids = self._ids(list(tokens) if isinstance(tokens, Iterator) else tokens)
-        return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+        with answering("[tokenizer] these tokens cannot be decoded"):
+            return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def _ids(self, tokens: Any) -> list[int]:
         ids = token_ids(tokens, "tokens", "tokenizer")

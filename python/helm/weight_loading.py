@@ -119,10 +119,10 @@ def compressed_profile(profile: Profile) -> Profile:
     return dataclasses.replace(profile, cpu=profile.cpu.with_compressed_weights())
 
 
-def loaded_space(space: Space, loading: Loading, in_memory: bool = False) -> Space:
-    """What the runtime can do with weights that are loaded so. in_memory: they are a module's."""
+def loaded_space(space: Space, loading: Loading) -> Space:
+    """What the runtime can do with weights that are loaded so."""
     if loading != "compressed":
-        return dataclasses.replace(space, pageable_weights=loading == "mapped" or in_memory)
+        return dataclasses.replace(space, mapped_weights=loading == "mapped")
     return dataclasses.replace(space, prefill=tuple(m for m in space.prefill if m != "stream"))
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import math
 import os
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helm.commands import options
+from helm.commands.lines import say
 from helm.completion import Completion
+from helm.familiar import as_options
 from helm.kv_options import overflows
 from helm.paths import kind, permitted
 from helm.sampling import SamplingParams, sampling_params
+from helm.units import counted
 
 if TYPE_CHECKING:
     from helm.llm import LLM
@@ -34,7 +34,7 @@ def require_text(args: argparse.Namespace) -> None:
 
 
 def load(args: argparse.Namespace, expected_tokens: int | None = None) -> LLM:
-    """The model that the options name; a progress bar on a terminal when it takes a while.
+    """The model that the options name.
 
     expected_tokens: see helm.LLM.
     """
@@ -42,7 +42,7 @@ def load(args: argparse.Namespace, expected_tokens: int | None = None) -> LLM:
     from helm.llm import LLM
 
     kv = options.kv_options(args)
-    with LoadProgress() as progress, MeasureProgress() as measuring:
+    with MeasureProgress() as measuring:
         return LLM(
             args.model,
             revision=args.revision,
@@ -57,7 +57,6 @@ def load(args: argparse.Namespace, expected_tokens: int | None = None) -> LLM:
             weights=args.weights,
             expected_tokens=expected_tokens,
             memory_bytes=options.size(args.ram, "--ram"),
-            progress=progress.update,
             device=args.device,
             vram_bytes=options.size(args.vram, "--vram"),
             profile=args.profile,
@@ -77,51 +76,6 @@ def answer_sampling(llm: LLM, sampling: SamplingParams, args: argparse.Namespace
     return sampling_params(sampling, {"max_tokens": llm.max_new_tokens})
 
 
-class LoadProgress:
-    """A bar on stderr, shown on a terminal once loading has taken longer than `_patience_s`."""
-
-    _patience_s = 0.3
-
-    def __init__(self, what: str = "loading weights") -> None:
-        self._what = what
-        self._start = time.monotonic()
-        self._bar: Any = None
-        self._task: Any = None
-
-    def __enter__(self) -> LoadProgress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            with contextlib.suppress(OSError):
-                self._bar.stop()
-
-    def update(self, done_bytes: int, total_bytes: int) -> None:
-        """Called by the runtime as bytes are read or written. A bar that cannot be shown stops
-        nothing."""
-        with contextlib.suppress(OSError):
-            if self._bar is None:
-                if not sys.stderr.isatty() or time.monotonic() - self._start < self._patience_s:
-                    return
-                self._show(total_bytes)
-            self._bar.update(self._task, completed=done_bytes)
-
-    def _show(self, total_bytes: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
-
-        self._bar = Progress(
-            self._what,
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._task = self._bar.add_task("load", total=total_bytes)
-        self._bar.start()
-
-
 def plan_line(llm: LLM) -> str:
     """What runs where: model, parameters, bytes, KV cache, device, threads, kernel tier."""
     plan, stats = llm.plan, llm.stats
@@ -130,11 +84,11 @@ def plan_line(llm: LLM) -> str:
     kv_bytes = sum(use.kv_bytes for use in plan.memory.values())
     parts = [
         f"{llm.name} ({plan.model.architecture})",
-        f"{_count(sum(elements.values()))} parameters",
+        f"{count_text(sum(elements.values()))} parameters",
         f"weights {binary_bytes(stats['weights_bytes'])} {'+'.join(held)}, {plan.loading}",
         f"KV {plan.kv.dtype}, context {llm.context}, up to {binary_bytes(kv_bytes)}"
         f"{_overflow(plan)}",
-        f"{_devices(plan, stats)}, {_threads(stats['threads'])}, {stats['isa']}",
+        f"{_devices(plan, stats)}, {counted(stats['threads'], 'thread')}, {stats['isa']}",
     ]
     rate = predicted_rate(llm)
     if rate is not None:
@@ -152,7 +106,7 @@ def _devices(plan: Plan, stats: dict[str, Any]) -> str:
         if use["units"]
     ]
     if plan.schedule.prefill == "stream":
-        parts.append(f"blocks visit {stats['devices'][1]['kind']} for prefill")
+        parts.append(f"prompts on {stats['devices'][1]['kind']}, to which weights are copied")
     return "; ".join(parts)
 
 
@@ -161,15 +115,15 @@ def _overflow(plan: Plan) -> str:
     if not overflows(plan):
         return ""
     there = binary_bytes(plan.memory["accelerator"].kv_bytes)
-    reached = "attended by the CPU" if plan.schedule.overflow == "cpu" else "streamed"
-    return f" ({there} on the accelerator, what overflows {reached})"
+    reached = "read by the CPU" if plan.schedule.overflow == "cpu" else "copied to it in each step"
+    return f" ({there} on the GPU; the rest in RAM is {reached})"
 
 
 def placement(llm: LLM) -> dict[str, Any]:
     """The plan for --json: its line, notices, what each device holds, the predicted rate."""
     return {
         "plan": plan_line(llm),
-        "notices": list(llm.plan.notices),
+        "notices": [as_options(notice) for notice in llm.plan.notices],
         "devices": llm.stats["devices"],
         "loading": loading(llm),
         "predicted_decode_tokens_per_s": predicted_rate(llm),
@@ -209,17 +163,18 @@ def say_plan(llm: LLM) -> None:
     """The plan line and what the planner found worth saying."""
     say(plan_line(llm))
     for notice in llm.plan.notices:
-        say(f"note: {notice}")
+        say(f"note: {as_options(notice)}")
 
 
-def summary_line(llm: LLM, completion: Completion, restored: int = 0) -> str:
+def summary_line(llm: LLM, completion: Completion, restored: int = 0, context: bool = False) -> str:
     """What was reached: prompt tokens/s, time to first token, decode tokens/s, bandwidth,
     and threads where not all decode.
 
-    restored: tokens of a KV cache that was loaded from a file for this.
+    restored: tokens of a KV cache that was loaded from a file for this. context: whether to say
+    how much of the context is in use.
     """
     t = completion.timings
-    parts = [f"prompt {completion.prompt_tokens} tokens"]
+    parts = [f"prompt {counted(completion.prompt_tokens, 'token')}"]
     reused = completion.prompt_tokens - t.prefill_tokens
     if not completion.tokens:
         return f"[{parts[0]} | nothing generated | {completion.finish_reason}]"
@@ -227,7 +182,7 @@ def summary_line(llm: LLM, completion: Completion, restored: int = 0) -> str:
         parts[0] += f" ({reused} reused{f' of {restored} restored' if restored else ''})"
     parts[0] += f", {t.prefill_tokens_per_s:,.1f} tokens/s"
     parts.append(f"first token {t.ttft_s * 1e3:,.1f} ms")
-    decode = f"decode {len(completion.tokens)} tokens"
+    decode = f"output {counted(len(completion.tokens), 'token')}"
     if t.decode_tokens:
         decode += f", {t.decode_tokens_per_s:,.1f} tokens/s"
         parts += [decode, f"{t.decode_bytes_per_s / 1e9:,.2f} GB/s"]
@@ -235,14 +190,14 @@ def summary_line(llm: LLM, completion: Completion, restored: int = 0) -> str:
         parts.append(decode)
     stats = llm.stats
     if stats["active_threads"] < stats["threads"]:
-        parts.append(f"{stats['active_threads']} of {_threads(stats['threads'])}: others are busy")
+        parts.append(
+            f"{stats['active_threads']} of {counted(stats['threads'], 'thread')}: others are busy"
+        )
+    if context:
+        used = min(completion.prompt_tokens + len(completion.tokens), llm.context)
+        parts.append(f"context {used:,} of {llm.context:,}")
     parts.append(completion.finish_reason)
     return f"[{' | '.join(parts)}]"
-
-
-def say(text: str) -> None:
-    """A line for the person at the terminal, kept apart from the generated text."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def binary_bytes(count: float) -> str:
@@ -254,14 +209,9 @@ def binary_bytes(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def _count(number: int) -> str:
-    """ "1.24 B", "0.26 M"."""
-    for size, unit in ((1e9, "B"), (1e6, "M")):
-        if number >= size / 10:
+def count_text(number: int) -> str:
+    """ "1.24 billion", "135 million"."""
+    for size, unit in ((1e9, "billion"), (1e6, "million")):
+        if number >= size:
             return f"{number / size:.3g} {unit}"
     return f"{number:,}"
-
-
-def _threads(count: int) -> str:
-    """ "1 thread", "2 threads"."""
-    return f"{count} thread" if count == 1 else f"{count} threads"

@@ -1,4 +1,5 @@
-"""Commands that end early: what they have to save, and streams that nobody reads any more."""
+"""How commands end: exit statuses, what they have to save where they end early, and streams that
+nobody reads any more."""
 
 from __future__ import annotations
 
@@ -9,6 +10,9 @@ import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+EXIT_FAILURE = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 128 + signal.SIGINT
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -27,6 +31,7 @@ class Ending:
     def __init__(self) -> None:
         self._signal = 0  # the first that came
         self._may_raise = False
+        self._leave: Callable[[], None] | None = None
 
     def run(self, work: Callable[[], int], save: Callable[[], int]) -> int:
         """Works, then saves, whatever ended the work. The exit status: the signal's, else that of a
@@ -62,7 +67,9 @@ class Ending:
             return
         self._signal = number
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if self._may_raise:
+        if self._leave is not None:
+            self._leave()
+        elif self._may_raise:
             raise Ended
 
     @contextlib.contextmanager
@@ -75,6 +82,18 @@ class Ending:
             yield
         finally:
             self._may_raise = False
+
+    @contextlib.contextmanager
+    def leaving(self, leave: Callable[[], None]) -> Iterator[None]:
+        """Where `leave` is called instead, which brings what is in here to its end: of an event
+        loop, which takes what is raised in it for its own."""
+        if self._signal:
+            raise Ended
+        self._leave = leave
+        try:
+            yield
+        finally:
+            self._leave = None
 
 
 def drop_unwritable() -> OSError | None:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helm.commands import common
+from helm.commands.lines import say
 from helm.commands.parser import More, Parser
 from helm.errors import InvalidError
 from helm.paths import kind, permitted
+from helm.progress import progress_bar
 
 if TYPE_CHECKING:
     from helm.llm import LLM
@@ -51,10 +53,10 @@ def check(args: argparse.Namespace) -> None:
 
 def load(llm: LLM, path: str, quiet: bool) -> SavedKV:
     """Takes up the file; says how much it holds."""
-    with common.LoadProgress("loading KV cache") as progress:
-        saved = llm.load_kv(path, progress=progress.update)
+    with progress_bar(None, "loading KV cache") as progress:
+        saved = llm.load_kv(path, progress=progress)
     if not quiet:
-        common.say(f"[kv: {saved.cached} tokens restored from {path}]")
+        say(f"[kv: {saved.cached} tokens restored from {path}]")
     return saved
 
 
@@ -62,9 +64,9 @@ def save(
     llm: LLM, path: str, quiet: bool, messages: Sequence[Mapping[str, Any]] | None = None
 ) -> int:
     """Writes the last call's cache; says how much that was, and returns it."""
-    with common.LoadProgress("saving KV cache") as progress:
-        count = llm.save_kv(path, messages=messages, progress=progress.update)
+    with progress_bar(None, "saving KV cache") as progress:
+        count = llm.save_kv(path, messages=messages, progress=progress)
     if not quiet:
         size = common.binary_bytes(Path(path).stat().st_size)
-        common.say(f"[kv: {count} tokens saved to {path}, {size}]")
+        say(f"[kv: {count} tokens saved to {path}, {size}]")
     return count

@@ -8,6 +8,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from helm.commands.ending import EXIT_BAD_INPUT
+from helm.commands.lines import say_error
+
 _OPTION_COLUMN = 24
 
 
@@ -73,8 +76,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """One line, as every other error."""
-        from helm.cli import EXIT_BAD_INPUT, say_error
-
         say_error(f"{message}; see {self.prog} --help")
         sys.exit(EXIT_BAD_INPUT)
 

@@ -6,11 +6,14 @@ import argparse
 import dataclasses
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from helm.commands import common, options
-from helm.commands.parser import Parser
+from helm.commands import options
+from helm.commands.lines import say
+from helm.commands.parser import More, Parser
 from helm.errors import CheckpointError, InvalidError, printable
+from helm.familiar import as_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,6 +56,10 @@ def add_arguments(parser: Parser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object")
     output.add_argument(
+        "--write", metavar="FILE",
+        help=More("write the plan, as C++ programs read it (default: none)"),
+    )  # fmt: skip
+    output.add_argument(
         "--plot", metavar="FILE", help="draw it to a .png, .svg or .pdf (default: none)"
     )
 
@@ -72,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
 
         check_plot(args.plot)
     study = _study(args)
+    if args.write is not None:
+        _write(study, args)
     if args.json:
         from helm.explain import to_dict
 
@@ -83,8 +92,28 @@ def run(args: argparse.Namespace) -> int:
 
         save_plot(study, args.plot)
         if not args.json:
-            common.say(f"[plot: {args.plot}]")
+            say(f"[plot: {args.plot}]")
     return 0
+
+
+def _write(study: Study, args: argparse.Namespace) -> None:
+    from helm.hub import resolve_config
+
+    if any(tensor.source is None for tensor in study.plan.tensors):
+        raise InvalidError(
+            "[plan] --write needs the model's weights, since a plan says where each lies; give "
+            "their folder, such as `hf download MODEL` prints"
+        )
+    try:
+        Path(args.write).write_text(study.plan.to_json() + "\n", encoding="utf-8")
+    except (OSError, ValueError) as reason:
+        why = getattr(reason, "strerror", None) or reason
+        raise InvalidError(
+            f"[plan] cannot write {args.write}: {why}; choose another --write FILE"
+        ) from None
+    if not args.json:
+        folder = resolve_config(args.model, args.revision).parent
+        say(f"[plan for C++: {args.write}, weights in {folder}]")
 
 
 def _study(args: argparse.Namespace) -> Study:
@@ -108,7 +137,8 @@ def _study(args: argparse.Namespace) -> Study:
     )
     name, config, tensors, notices = _model(args.model, args.revision)
     found = study(name, config, tensors, _profile(args, notices), request)
-    plan = dataclasses.replace(found.plan, notices=(*notices, *found.plan.notices))
+    said = (as_options(notice) for notice in (*notices, *found.plan.notices))
+    plan = dataclasses.replace(found.plan, notices=tuple(said))
     return dataclasses.replace(found, plan=plan)
 
 
@@ -150,4 +180,6 @@ def _profile(args: argparse.Namespace, notices: list[str]) -> Profile:
             "[plan] --profile names a machine and --device one of this machine's devices; give "
             "one of them"
         )
-    return load_profile(args.profile)
+    profile = load_profile(args.profile)
+    notices += profile.notices
+    return profile

@@ -9,7 +9,7 @@ import stat
 import sys
 from pathlib import Path
 
-from helm.commands.common import say
+from helm.commands.lines import say
 from helm.errors import InvalidError
 
 PATIENCE_S = 10.0  # for the first byte of input that nobody insists on: an idle pipe has none

@@ -6,10 +6,12 @@ import argparse
 import json
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from helm.commands import common, kv_files, options, template_options
-from helm.commands.ending import Ended, Ending
+from helm.commands.answer_view import AnswerView, view_of
+from helm.commands.ending import Ending
+from helm.commands.lines import say
 from helm.commands.parser import Parser
 from helm.commands.prompt_input import read_prompt
 from helm.errors import InvalidError
@@ -76,23 +78,28 @@ def run(args: argparse.Namespace) -> int:
             restored = saved.cached
             prompt = saved.tokens if question is None else question
         if messages is not None:
+            if args.think is not None:
+                template = template_options.thinking(llm.tokenizer, template, args.think)
+            view = view_of(llm, template, messages)
             stream = template_options.answer(
                 llm, template, messages, common.answer_sampling(llm, sampling, args)
             )
         else:
+            view = AnswerView()
             if not silent and isinstance(prompt, str):
-                _echo(prompt, asked=question is not None)
+                _echo(view, prompt, asked=question is not None)
             stream = llm.stream(prompt, sampling)
         ending = Ending()
 
         def work() -> int:
-            interrupted = _write(stream, args.json, ending)
+            interrupted = _write(stream, None if args.json else view, ending)
             _sum_up(llm, stream.completion, restored, args)
             return 128 + signal.SIGINT if interrupted else 0
 
         def save() -> int:
             if stream.completion.tokens or stream.completion.finish_reason != "cancelled":
-                answer = {"role": "assistant", "content": stream.completion.text}
+                said = stream.completion
+                answer = {"role": "assistant", "content": said.text, "tokens": said.tokens}
                 talk = None if messages is None else [*messages, answer]
                 kv_files.save(llm, args.save_kv, silent, talk)
             return 0
@@ -112,7 +119,7 @@ def _chat_options(args: argparse.Namespace, prompt: str | None) -> list[str]:
 
 def _messages(
     llm: LLM, prompt: str | None, args: argparse.Namespace
-) -> list[dict[str, str]] | None:
+) -> list[dict[str, Any]] | None:
     """The conversation that is answered; None where text is continued."""
     templates = llm.tokenizer.chat_templates if llm.tokenizer is not None else {}
     if args.raw or prompt is None or not (templates or _chat_options(args, prompt)):
@@ -121,21 +128,19 @@ def _messages(
     return [*system, {"role": "user", "content": prompt}]
 
 
-def _write(stream: TextStream, silent: bool, ending: Ending) -> bool:
-    """The text as it comes; whether Ctrl-C ended it."""
+def _write(stream: TextStream, view: AnswerView | None, ending: Ending) -> bool:
+    """Shows the text as it comes, if it is to be shown; whether Ctrl-C ended it."""
     try:
         with ending.interruptible():
             for chunk in stream:
-                if not silent:
-                    sys.stdout.write(chunk.text)
-                    sys.stdout.flush()
+                if view is not None:
+                    view.write(chunk.text, chunk.tokens)
     except KeyboardInterrupt:
         return True
-    except Ended:
-        sys.stdout.write("" if silent else "\n")
-        raise
     finally:
         stream.close()
+        if view is not None:
+            view.end()
     return False
 
 
@@ -143,18 +148,12 @@ def _sum_up(llm: LLM, completion: Completion, restored: int, args: argparse.Name
     if args.json:
         result = {**completion.to_dict(), **common.placement(llm), "kv_restored": restored}
         print(json.dumps(result, ensure_ascii=False))
-        return
-    sys.stdout.write("\n")
-    sys.stdout.flush()
-    if not args.quiet:
-        common.say(common.summary_line(llm, completion, restored))
+    elif not args.quiet:
+        say(common.summary_line(llm, completion, restored))
 
 
-def _echo(prompt: str, asked: bool) -> None:
+def _echo(view: AnswerView, prompt: str, asked: bool) -> None:
     """Shows the prompt that the text goes on from: on a terminal, or as part of the output when
     the prompt is ours and not the user's."""
-    if not asked:
-        sys.stdout.write(prompt)
-        sys.stdout.flush()
-    elif sys.stdout.isatty() and sys.stderr.isatty() and len(prompt) <= _ECHOED:
-        print(prompt, end="", file=sys.stderr, flush=True)
+    if not asked or (sys.stdout.isatty() and len(prompt) <= _ECHOED):
+        view.write(prompt)

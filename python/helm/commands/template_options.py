@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from helm.commands.lines import say
 from helm.commands.parser import More, Parser
 from helm.errors import InvalidError
 from helm.files import read_text
 from helm.jsonio import parse
 from helm.prompts import Template
+from helm.thinking import thinking_switch
 
 if TYPE_CHECKING:
     from helm.batch import TextStream
     from helm.llm import LLM
     from helm.sampling import SamplingParams
+    from helm.tokenizer import Tokenizer
 
 
 def add_arguments(parser: Parser) -> None:
     """The options of `template`."""
+    parser.add_argument(
+        "--think", choices=("on", "off"), metavar="on|off",
+        help="think before answering or not (default: the template's)",
+    )  # fmt: skip
     group = parser.add_argument_group("chat template")
     group.add_argument(
         "--chat-template", metavar="NAME",
@@ -42,6 +50,17 @@ def template(args: argparse.Namespace) -> Template:
     return Template(tools, variables, args.chat_template)
 
 
+def thinking(tokenizer: Tokenizer | None, template: Template, wanted: str) -> Template:
+    """The template with thinking "on" or "off"; a note where it has no switch for that."""
+    name = None if tokenizer is None else thinking_switch(tokenizer)
+    if name is None:
+        say(f"note: the model's chat template cannot turn thinking {wanted}; it stays as it is")
+        return template
+    return dataclasses.replace(
+        template, variables={**(template.variables or {}), name: wanted == "on"}
+    )
+
+
 def answer(
     llm: LLM, template: Template, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams,
     continues: bool = False,
@@ -55,8 +74,8 @@ def answer(
 
 def given(args: argparse.Namespace) -> list[str]:
     """The options of `template` that were given."""
-    values = (args.chat_template, args.template_variable or None, args.tools)
-    names = ("--chat-template", "--template-variable", "--tools")
+    values = (args.chat_template, args.template_variable or None, args.tools, args.think)
+    names = ("--chat-template", "--template-variable", "--tools", "--think")
     return [name for name, value in zip(names, values, strict=True) if value is not None]
 
 

@@ -1,0 +1,25 @@
+"""Calls into the tokenizers library: its failures, as HELM's errors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from helm.errors import TokenizerError
+
+_REMEDY = "tokenizer.json is damaged or of another version, download it again"
+
+
+@contextlib.contextmanager
+def answering(what: str, remedy: str = _REMEDY) -> Iterator[None]:
+    """Makes what the library raises a TokenizerError that begins with `what`: bare Exceptions, and
+    panics, which are no Exception and would end the process."""
+    try:
+        yield
+    except TokenizerError:
+        raise
+    except BaseException as error:
+        panic = type(error).__name__ == "PanicException"  # its module cannot be imported
+        if not panic and not isinstance(error, Exception):
+            raise
+        raise TokenizerError(f"{what}: {error}; {remedy}") from error
