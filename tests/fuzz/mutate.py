@@ -153,9 +153,13 @@ def text(random: Random, original: str) -> str:
     return random.choice((original.upper(), original[::-1], original * 3, original + "\ud800"))
 
 
+_MOST_BYTES = 64 << 20
+
+
 def file(random: Random, path: Path) -> None:
     """Another thing, or nothing, in the place of a file."""
-    data = path.read_bytes() if path.is_file() else b""
+    readable = path.is_file() and path.stat().st_size <= _MOST_BYTES  # not one that was stretched
+    data = path.read_bytes() if readable else b""
     if path.is_symlink() or path.exists():
         path.unlink()
     pick = random.randrange(11)

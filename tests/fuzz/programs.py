@@ -11,9 +11,14 @@ import signal
 import sys
 from typing import Any
 
-import helm
-from fuzz.models import MEMORY_BYTES
-from helm.errors import HelmError
+_seen: list[int] = []
+if sys.argv[1:2] == ["handled"]:  # signals come as soon as the runtime is loaded
+    for _number in (signal.SIGALRM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGWINCH):
+        signal.signal(_number, lambda number, _frame: _seen.append(number))
+
+import helm  # noqa: E402
+from fuzz.models import MEMORY_BYTES  # noqa: E402
+from helm.errors import HelmError  # noqa: E402
 
 REFUSED = 3
 STORY = "Once upon a time there was a little dog"
@@ -23,9 +28,6 @@ GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": 20
 def handled(file: str) -> None:
     """Signals with handlers, or without, while a model generates and saves: each text is whole;
     Ctrl-C ends a call and leaves the LLM as it was."""
-    seen: list[int] = []
-    for number in (signal.SIGALRM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGWINCH):
-        signal.signal(number, lambda number, _frame: seen.append(number))
     with helm.LLM(memory_bytes=MEMORY_BYTES, threads=2) as llm:
         text = llm.generate(STORY, **GREEDY).text
         print("ready", flush=True)
@@ -34,11 +36,11 @@ def handled(file: str) -> None:
                 again = llm.generate(STORY, **GREEDY).text
                 llm.save_kv(file)
             except KeyboardInterrupt:
-                seen.append(signal.SIGINT)
+                _seen.append(signal.SIGINT)
                 again = llm.generate(STORY, **GREEDY).text
             assert again == text, (again, text)
         assert llm.load_kv(file).cached > 0
-    print("signals", len(seen), flush=True)
+    print("signals", len(_seen), flush=True)
 
 
 def contained(folder: str, work: str, options: str) -> None:
