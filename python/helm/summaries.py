@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from html import escape
 
 from helm.arguments import short
@@ -10,12 +11,12 @@ from helm.errors import printable
 _MOST = 80  # characters of a name or a fact
 
 
-class Summarized:
+class Summarized(ABC):
     """An object with a name and facts."""
 
+    @abstractmethod
     def _summary(self) -> tuple[str, dict[str, str]]:
         """The name, and facts by what they are about; each says alone what it means."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         name, facts = self._summary()
