@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +29,7 @@ TINY = {
 }  # fmt: skip
 
 
-class Target(ABC):
+class Target:
     """patience: factor of every time limit. plugin: the target of the native build, if the package
     has no plugin of its own. devices, engines: arguments of the native tests, of all if none are
     given. bench, models: arguments of these steps."""
@@ -42,37 +41,36 @@ class Target(ABC):
     bench: Sequence[str] = ()
     models: Sequence[str] = ()
 
-    @abstractmethod
     def problem(self) -> str:
         """What is missing here, if anything is."""
+        raise NotImplementedError
 
     def options(self) -> list[str]:
         """CMake's, without -D."""
         return [f"{name}={folder}" for name in HEADERS if (folder := brought(name)) is not None]
 
-    @abstractmethod
     def environment(self, tree: Path) -> dict[str, str]:
         """What all commands need. tree: the native build."""
+        raise NotImplementedError
 
-    @abstractmethod
     def name(self) -> str:
-        """For people."""
+        raise NotImplementedError
 
-    @abstractmethod
     def facts(self) -> str:
         """About this machine."""
+        raise NotImplementedError
 
-    @abstractmethod
     def check_sanitizer(self) -> None:
         """Raises Skipped where compute-sanitizer is of no use."""
+        raise NotImplementedError
 
-    @abstractmethod
     def add_plugin(self, tree: Path, package: Path) -> None:
         """Puts `plugin` into the installed package."""
+        raise NotImplementedError
 
-    @abstractmethod
     def partitioned(self, build: Path) -> list[str]:
         """Arguments of bench/partitioned.py."""
+        raise NotImplementedError
 
 
 class Gpu(Target):
