@@ -45,14 +45,15 @@ from accuracy_cases import (
 )
 from accuracy_report import ENOUGH, Result, Run, Visit, as_row, joined, show, summary
 from helm import _helm
+from helm.base.formats import DTYPES
 from helm.compiler.candidate import Candidate
-from helm.compiler.workload import ResourceLimits, Space, Workload
-from helm.dtypes import DTYPES
+from helm.compiler.make import make_plan
+from helm.compiler.problem import ResourceLimits, Space
 from helm.errors import HelmError
-from helm.machine import memory_available
-from helm.models import build_graph
-from helm.plan import make_plan
-from helm.profile import Profile, load_profile
+from helm.machine.profile import Profile, load_profile
+from helm.machine.resources import memory_available
+from helm.model.families import build_graph
+from helm.plan.records import Workload
 from partition import Layout, costed, place, price
 from random_weights import random_weights
 from setups import SIM, Probe, Setup, Threads, cpu_setup, partitioned_setup, probes_of

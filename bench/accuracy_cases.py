@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from helm.config import ModelConfig
-from helm.devices import CPU
+from helm.machine.devices import CPU
+from helm.model.config import ModelConfig
+from helm.model.families import parse_config
 
 # hidden, inner, layers, heads, kv_heads, head_dim, vocabulary: no shape of the profile's. All
 # matrices together exceed 8 times a last-level cache of 32 MiB in 16 bit, as people's models do.
@@ -62,7 +63,7 @@ def config_of(shape: str) -> ModelConfig:
         "hidden_act": "silu",
         "tie_word_embeddings": True,
     }
-    return ModelConfig.from_dict(raw, shape)
+    return parse_config(raw, shape)
 
 
 def cases(args: argparse.Namespace) -> list[Case]:

@@ -30,8 +30,8 @@ from engine_process import EngineFailed, EngineProcess, TooSlow
 from engines_here import default_engines, machine, settings_of, why_not
 from figures import RATE, run_figures
 from helm import _helm
-from helm.compiler.loading import WEIGHTS
-from helm.machine import cpu_affinity, default_threads
+from helm.compiler.load_cost import WEIGHTS
+from helm.machine.resources import cpu_affinity, default_threads
 from scenarios import DEFAULTS, QUICK, Scenario, chosen, family, scenario
 from synthetic import BYTES, make_checkpoint, named_config
 

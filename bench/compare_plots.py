@@ -21,7 +21,7 @@ from figures import (
     series,
     step_bytes,
 )
-from helm.plots import SUFFIXES
+from helm.commands.plots import SUFFIXES
 from scenarios import Scenario, family
 
 # By family, an engine's variants from dark to light.

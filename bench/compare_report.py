@@ -124,7 +124,7 @@ def provenance(document: dict) -> str:
     machine, settings = document["machine"], document["settings"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return (
-        f"{machine['cpu']}, {machine['threads']} threads, kernel tier {machine['isa']}; "
+        f"{machine['cpu']}, {machine['threads']} threads, isa {machine['isa']}; "
         f"{machine['date']}; commit {machine['commit']}; {versions}; "
         f"rounds: {settings['rounds']}"
     )

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from helm.compiler.loading import WEIGHTS
+from helm.compiler.load_cost import WEIGHTS
 from scenarios import Scenario, family, variant
 
 WORKER = Path(__file__).parent / "worker.py"

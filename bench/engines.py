@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from helm.compiler.loading import WEIGHTS
+from helm.compiler.load_cost import WEIGHTS
 from scenarios import SHORT, Scenario, prompt_of, variant
 
 FLASH = {"": -1, "no-fa": 0, "fa": 1}  # llama.cpp's enum llama_flash_attn_type
@@ -65,7 +65,7 @@ def timed_steps(steps: int, step: Callable[[], None]) -> list[float]:
 
 
 class Helm:
-    """HELM on the CPU as `helm.LLM` loads it, its kernel tier the environment's; or with weights
+    """HELM on the CPU as `helm.LLM` loads it, its isa the environment's; or with weights
     loaded in one way, which its variant names."""
 
     def __init__(
@@ -80,8 +80,8 @@ class Helm:
     def _load(self, scenario: Scenario) -> None:
         if scenario.setup == self._setup:
             return
-        from helm.loading import load_model
-        from helm.local_plan import LoadOptions
+        from helm.session.here import LoadOptions
+        from helm.session.open import load_model
 
         self._engine = self._kept = None  # frees the memory of the last one first
         named = variant(self._args.engine)

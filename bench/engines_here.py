@@ -12,8 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from helm import __version__, _helm
-from helm.compiler.loading import WEIGHTS
-from helm.machine import cpu_model
+from helm.compiler.load_cost import WEIGHTS
+from helm.machine.resources import cpu_model
 from scenarios import family, variant
 
 # family -> the modules that measuring it takes, its variants.

@@ -150,7 +150,7 @@ def engines_of(model: dict) -> list[str]:
 
 
 def tier_of(model: dict) -> str:
-    """The kernel tier that HELM chose itself; "" where it was not measured."""
+    """The isa that HELM chose itself; "" where it was not measured."""
     tiers = [p["details"]["isa"] for p in _processes(model) if p["engine"] == "helm"]
     return tiers[0] if tiers else ""
 

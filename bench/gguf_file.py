@@ -12,7 +12,7 @@ from safetensors import safe_open
 if TYPE_CHECKING:
     import torch
 
-NAMES = {
+BLOCK = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -25,18 +25,20 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+WHOLE = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
 
 
 def gguf_name(name: str) -> str:
     """The GGUF name of a Hugging Face tensor name."""
-    if name == "model.embed_tokens.weight":
-        return "token_embd.weight"
-    if name == "model.norm.weight":
-        return "output_norm.weight"
-    if name == "lm_head.weight":
-        return "output.weight"
+    if name in WHOLE:
+        return WHOLE[name]
     _, _, layer, rest = name.split(".", 3)
-    return f"blk.{layer}.{NAMES[rest.removesuffix('.weight')]}.weight"
+    module, _, kind = rest.rpartition(".")
+    return f"blk.{layer}.{BLOCK[module]}.{kind}"
 
 
 def in_gguf_order(name: str, tensor: torch.Tensor, config: dict) -> torch.Tensor:

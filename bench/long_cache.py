@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from xxhash import xxh64_intdigest
 
-from helm.plan import Plan
+from helm.plan.schema import Plan
 
 SHORT = 512  # tokens of the prompt that fills the cache
-# Of a KV file (cpp/engine/kv_file.cc): its magic, the size of its header, the checksum of that; of
+# Of a KV file (cpp/kv/file.cc): its magic, the size of its header, the checksum of that; of
 # each checksum, before header and blocks, with the one before as its seed.
 _PREFIX_BYTES, _CHECKSUM_BYTES = 24, 8
 

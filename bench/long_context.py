@@ -36,15 +36,16 @@ from rich.table import Table
 
 from engines_here import machine, settings_of
 from helm import _helm
-from helm.compiler.workload import ResourceLimits, Space, Workload
-from helm.config import ModelConfig
-from helm.devices import CPU, open_accelerator
-from helm.local_plan import with_thread_counts
-from helm.machine import cpu_affinity, default_threads, memory_available
-from helm.models import build_graph
-from helm.plan import Plan, make_plan
-from helm.profile import Profile, load_profile
-from helm.profile_cache import machine_profile
+from helm.compiler.make import make_plan
+from helm.compiler.problem import ResourceLimits, Space
+from helm.machine.devices import CPU, open_accelerator
+from helm.machine.profile import Profile, load_profile
+from helm.machine.resources import cpu_affinity, default_threads, memory_available
+from helm.measure.profile_cache import machine_profile
+from helm.model.families import build_graph, parse_config
+from helm.plan.records import Workload
+from helm.plan.schema import Plan
+from helm.session.here import with_thread_counts
 from long_cache import write_long_cache
 from partition import Layout, costed, place, price
 from random_weights import random_weights
@@ -84,7 +85,7 @@ class Model:
         shape = SHAPES[args.shape]
         if args.layers is not None:
             shape = {**shape, "num_hidden_layers": args.layers}
-        self.config = ModelConfig.from_dict(shape, args.shape)
+        self.config = parse_config(shape, args.shape)
         self.graph = build_graph(self.config)
         self.infos, self.tensors = random_weights(self.graph.tensors, args.dtype)
         self.args = args

@@ -6,14 +6,17 @@ import dataclasses
 from dataclasses import dataclass
 
 from helm.compiler.candidate import Candidate
-from helm.compiler.op_cost import CostedGraph, Step
+from helm.compiler.counts import CostedGraph, Step
+from helm.compiler.kv_options import overflows
+from helm.compiler.make import costed_graph
 from helm.compiler.placement import memory_use, placed_units, schedule
+from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.search import search
-from helm.compiler.workload import ResourceLimits, Space, Workload
-from helm.graph import Graph
-from helm.kv_options import overflows
-from helm.plan import Plan, costed_graph
-from helm.profile import Profile
+from helm.compiler.tensors import slices_of
+from helm.machine.profile import Profile
+from helm.model.graph import Graph
+from helm.plan.records import Workload
+from helm.plan.schema import Plan
 
 _PLENTY = 2**60  # bytes
 
@@ -79,12 +82,14 @@ def place(plan: Plan, model: CostedGraph, candidate: Candidate) -> Plan:
     kv = plan.kv
     pages = kv.layers * candidate.kv_blocks * candidate.sequences
     kv = dataclasses.replace(kv, pages=pages)
+    units = placed_units(model.graph, candidate)
     return dataclasses.replace(
         plan,
         limits=dataclasses.replace(plan.limits, step_tokens=candidate.step_tokens),
         threads=candidate.threads,
         kv=kv,
-        units=placed_units(model.graph, candidate),
+        slices=slices_of(plan.tensors, units, model.format),
+        units=units,
         memory=memory_use(candidate),
         schedule=schedule(candidate, kv),
         prediction=None,
@@ -92,8 +97,8 @@ def place(plan: Plan, model: CostedGraph, candidate: Candidate) -> Plan:
 
 
 def costed(plan: Plan, graph: Graph) -> CostedGraph:
-    """The graph with the dtypes of `plan`."""
-    return costed_graph(graph, plan.tensors, plan.kv.dtype)
+    """The graph with the formats of `plan`."""
+    return costed_graph(plan, graph)
 
 
 def weights_read(plan: Plan, model: CostedGraph) -> dict[str, int]:

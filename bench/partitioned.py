@@ -28,19 +28,20 @@ from rich.console import Console
 
 from engines_here import machine, settings_of
 from helm import _helm
-from helm.compiler.candidate import Predicted
-from helm.compiler.op_cost import CostedGraph
-from helm.compiler.workload import OBJECTIVES, ResourceLimits, Space, Workload
-from helm.config import ModelConfig
-from helm.devices import Accelerator, open_accelerator
+from helm.base.sizes import parse_size, size_text
+from helm.compiler.counts import CostedGraph
+from helm.compiler.make import make_plan
+from helm.compiler.problem import ResourceLimits, Space
 from helm.errors import HelmError, OutOfMemoryError
-from helm.local_plan import with_thread_counts
-from helm.machine import cpu_affinity, default_threads, memory_available
-from helm.models import build_graph
-from helm.plan import Plan, make_plan
-from helm.profile import Profile, load_profile
-from helm.profile_cache import machine_profile
-from helm.units import parse_size, size_text
+from helm.machine.devices import Accelerator, open_accelerator
+from helm.machine.profile import Profile, load_profile
+from helm.machine.resources import cpu_affinity, default_threads, memory_available
+from helm.measure.profile_cache import machine_profile
+from helm.model.config import ModelConfig
+from helm.model.families import build_graph, parse_config
+from helm.plan.records import OBJECTIVES, Predicted, Workload
+from helm.plan.schema import Plan
+from helm.session.here import with_thread_counts
 from partition import Layout, costed, place, price, price_plan, weights_read
 from partitioned_peer import SKIPPED, add_peer, peer_ratio, run_peer, write
 from partitioned_report import Result, Round, announcement, figures, roofline_s, show
@@ -179,7 +180,7 @@ def verify_against_cpu(raw: dict, profile: Profile, args: Any) -> dict[str, Any]
     """A model of the same widths with few layers, cut in the middle, against the CPU alone. On a
     simulated accelerator tokens and logits must be equal."""
     layers = min(VERIFY_LAYERS, raw["num_hidden_layers"])
-    config = ModelConfig.from_dict({**raw, "num_hidden_layers": layers}, "shape")
+    config = parse_config({**raw, "num_hidden_layers": layers}, "shape")
     small = {**vars(args), "prefill": [PROMPT], "context": PROMPT, "tokens": 1}
     alone = dataclasses.replace(profile, accelerator=None, link=None)
     found = []
@@ -227,7 +228,7 @@ def run_case(
     """Fills in `result` but for the peer, and frees both memories. Raises HelmError where the case
     does not fit."""
     cap = result.vram_bytes
-    loaded = Loaded(ModelConfig.from_dict(raw, result.shape), profile, cap, args)
+    loaded = Loaded(parse_config(raw, result.shape), profile, cap, args)
     result.plan, result.predicted = plan_facts(loaded), predictions(loaded)
     console.print(announcement(result), markup=False, highlight=False)
     result.verified = verify_against_cpu(raw, profile, args)

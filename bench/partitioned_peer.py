@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from helm.units import size_text
+from helm.base.sizes import size_text
 from synthetic import TORCH_DTYPE
 
 PEER = Path(__file__).parent / "accelerate_peer.py"

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from compare_report import spread
-from helm.profile import Profile
-from helm.units import size_text
+from helm.base.sizes import size_text
+from helm.machine.profile import Profile
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from helm.checkpoint import TensorInfo
+from helm.model.checkpoint import TensorInfo
 
 _NOISE = (1 << 22) - 3  # elements; no multiple of a row, so that rows of a tensor differ
 _SHIFT = 4096  # elements between the windows, so that tensors differ; keeps them aligned

@@ -96,7 +96,7 @@ def family(engine: str) -> str:
 
 
 def variant(engine: str) -> str:
-    """What follows the colon: a kernel tier, a flash-attention setting or a dtype; or nothing."""
+    """What follows the colon: an isa, a flash-attention setting or a dtype; or nothing."""
     return engine.partition(":")[2]
 
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helm import _helm
-from helm.calibrate import measure_profile, probe_bytes
-from helm.calibrate_accelerator import measure_accelerator
-from helm.device_profile import DeviceProfile
-from helm.devices import CPU, open_accelerator
-from helm.machine import cpu_affinity, one_cpu_per_core
-from helm.profile import Profile
-from helm.quantity import Quantity
+from helm.machine.devices import CPU, open_accelerator
+from helm.machine.profile import Profile
+from helm.machine.rates import DeviceProfile
+from helm.machine.resources import cpu_affinity, one_cpu_per_core
+from helm.measure.accelerator import measure_accelerator
+from helm.measure.cpu import measure_profile, probe_bytes
+from helm.measure.quantity import Quantity
 
 PROBE_S = 0.01
 SIM = "sim:link=8GB/s,latency=20us,threads=1"

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from helm.config import ModelConfig
-from helm.models import build_graph
+from helm.model.families import build_graph, parse_config
 
 SHAPES = json.loads((Path(__file__).parent / "shapes.json").read_text())
 BYTES = {"f32": 4, "f16": 2, "bf16": 2}
@@ -26,7 +25,7 @@ MADE_OF_IT = ("model.gguf", "reference.npy")  # files that others add to a check
 
 def tensor_shapes(config: dict) -> Iterable[tuple[str, tuple[int, ...]]]:
     """Names and shapes of a checkpoint's tensors."""
-    return build_graph(ModelConfig.from_dict(config)).tensors.items()
+    return build_graph(parse_config(config)).tensors.items()
 
 
 def _encode(values: np.ndarray, dtype: str) -> bytes:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from engines import ENGINES, Engine, Timed
-from helm.compiler.loading import WEIGHTS
+from helm.compiler.load_cost import WEIGHTS
 from scenarios import SHORT, Scenario, family, prompt_of
 
 # When the process was asked for, so that interpreter and imports count.

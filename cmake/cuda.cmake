@@ -1,8 +1,15 @@
 # Whether the CUDA plugin is built (HELM_BUILD_CUDA), and for which GPUs.
 set(HELM_CUDA AUTO CACHE STRING "Build the CUDA plugin: AUTO (if CUDA 13's compiler is found), ON or OFF")
 set_property(CACHE HELM_CUDA PROPERTY STRINGS AUTO ON OFF)
-# Machine code for every generation from Turing on, and PTX of the newest for those to come.
-set(HELM_CUDA_ARCHITECTURES "75-real;80-real;86-real;89-real;90-real;100-real;110-real;120" CACHE STRING
+# Where a card is present, machine code for that card alone. Else for the generations from Turing on:
+# 80's runs on 86 and 89 too, and PTX serves those between and those to come.
+file(GLOB helm_cards /dev/nvidia[0-9]* /dev/dxg)
+if(helm_cards)
+  set(helm_cuda_architectures native)
+else()
+  set(helm_cuda_architectures "75-real;80-real;90;120")
+endif()
+set(HELM_CUDA_ARCHITECTURES "${helm_cuda_architectures}" CACHE STRING
     "GPUs that the plugin has code for, in the form of CMAKE_CUDA_ARCHITECTURES; native: those here")
 
 # Sets `problem` to why the plugin cannot be built, or to nothing once CUDA is enabled. The version is
@@ -44,8 +51,9 @@ if(NOT HELM_CUDA STREQUAL "OFF")
 endif()
 
 # A number of the headers in which libhelm and the plugin meet, so that no mismatch goes unnoticed.
-set(helm_cuda_interface cpp/device/cuda_entry.h cpp/device/device.h cpp/include/helm/machine.h
-                        cpp/include/helm/ops.h cpp/include/helm/plan.h cpp/include/helm/types.h)
+set(helm_cuda_interface cpp/device/cuda_entry.h cpp/device/device.h cpp/include/helm/format.h
+                        cpp/include/helm/machine.h cpp/include/helm/ops.h cpp/include/helm/plan.h
+                        cpp/include/helm/stored.h cpp/include/helm/types.h)
 set(helm_cuda_text "${PROJECT_VERSION}")
 foreach(header IN LISTS helm_cuda_interface)
   file(READ ${PROJECT_SOURCE_DIR}/${header} text)

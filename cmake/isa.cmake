@@ -1,6 +1,7 @@
 # Instruction set flags of each kernel file: the only place in the build that names an ISA.
 # A file compiled without its flags (another architecture, an older compiler) exports a function that
 # returns null.
+include(CheckCXXCompilerFlag)
 include(CheckCXXSourceCompiles)
 
 set(helm_all_tiers scalar avx2 avx512 avx512bf16 amx)
@@ -10,7 +11,8 @@ foreach(isa IN LISTS HELM_TIERS)
     message(FATAL_ERROR "HELM_TIERS names ${isa}, which is no tier; there are ${helm_all_tiers}")
   endif()
 endforeach()
-set(HELM_ISA_FLAGS_scalar "")
+# Nobody waits for the scalar kernels, which are what others are compared with.
+set(HELM_ISA_FLAGS_scalar $<$<CONFIG:Release>:-O2>)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set(HELM_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c)
   set(HELM_ISA_FLAGS_avx512 ${HELM_ISA_FLAGS_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl
@@ -24,6 +26,21 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   if(HELM_COMPILER_HAS_AMX)
     set(HELM_ISA_FLAGS_amx ${HELM_ISA_FLAGS_avx512bf16} -mamx-tile -mamx-bf16)
   endif()
+endif()
+
+# Integer products are files of their own, as their instructions are orthogonal to the tiers. Each
+# is left out with the tier whose registers it takes.
+set(helm_integer_tables scalar avx2 avxvnni avx512vnni)
+set(helm_integer_tier_scalar scalar)
+set(helm_integer_tier_avx2 avx2)
+set(helm_integer_tier_avxvnni avx2)
+set(helm_integer_tier_avx512vnni avx512)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  check_cxx_compiler_flag(-mavxvnni HELM_COMPILER_HAS_AVXVNNI)
+  if(HELM_COMPILER_HAS_AVXVNNI)
+    set(HELM_INTEGER_FLAGS_avxvnni -mavxvnni)
+  endif()
+  set(HELM_INTEGER_FLAGS_avx512vnni -mavx512vnni)
 endif()
 
 # Contraction would round a * b + c differently per tier; kernels ask for FMA where they want it.
@@ -51,5 +68,13 @@ function(helm_set_kernel_flags)
   foreach(isa IN LISTS helm_all_tiers)
     set_source_files_properties(${isa}.cc PROPERTIES
       COMPILE_OPTIONS "${HELM_KERNEL_FLAGS};${HELM_ISA_FLAGS_${isa}}")
+  endforeach()
+  foreach(table IN LISTS helm_integer_tables)
+    set(tier ${helm_integer_tier_${table}})
+    set(flags ${HELM_KERNEL_FLAGS} ${HELM_ISA_FLAGS_${tier}})
+    if(tier IN_LIST HELM_TIERS)
+      list(APPEND flags ${HELM_INTEGER_FLAGS_${table}})
+    endif()
+    set_source_files_properties(quant/int_${table}.cc PROPERTIES COMPILE_OPTIONS "${flags}")
   endforeach()
 endfunction()

@@ -10,6 +10,7 @@
 #include "cuda/stage.h"
 #include "cuda/step_tables.h"
 #include "cuda/workspace.h"
+#include "device/formats.h"
 
 namespace helm::cuda {
 namespace {
@@ -223,6 +224,9 @@ int64_t CudaDevice::workspace_bytes(const Plan& plan, std::span<const UnitSpec> 
 }
 
 std::unique_ptr<Stage> CudaDevice::compile(const StageSpec& spec) {
+  for (const Weight& weight : spec.weights) {
+    if (!takes(weight.format)) refuse_format("cuda", weight.format);
+  }
   use_gpu(options_.ordinal);
   const WorkspaceLayout layout(*spec.plan, spec.units, blas_workspace_bytes(compute_major_));
   return std::make_unique<CudaStage>(spec, layout, options_.ordinal, options_.graphs, blas_,

@@ -25,20 +25,19 @@ bool makes(const Plan& plan, const Op& op, ValueIndex value) {
 }
 
 // The 16-bit dtype of all of a product's weights, or f32.
-DType narrow_dtype(const Plan& plan, const LinearOp& product) {
-  const auto dtype_of = [&](const LinearOp::Part& part) {
-    return plan.tensors[static_cast<size_t>(part.weight)].dtype;
-  };
-  const DType first = dtype_of(product.parts.front());
-  const bool same = std::ranges::all_of(
-      product.parts, [&](const LinearOp::Part& part) { return dtype_of(part) == first; });
-  return same ? first : DType::kF32;
+DType narrow_dtype(const Plan& plan, const UnitSpec& unit, const LinearOp& product) {
+  const Format first = plan.format(unit, product.parts.front().weight);
+  const bool same = std::ranges::all_of(product.parts, [&](const LinearOp::Part& part) {
+    return plan.format(unit, part.weight) == first;
+  });
+  return same && is_dense(first) ? dtype_of(first) : DType::kF32;
 }
 
-DType dtype_between(const Plan& plan, const Op& op, const Op& next) {
+// `next` is an op of the unit.
+DType dtype_between(const Plan& plan, const Op& op, const UnitSpec& unit, const Op& next) {
   const auto* product = std::get_if<LinearOp>(&next);
   if (product == nullptr || !makes(plan, op, product->in)) return DType::kF32;
-  return narrow_dtype(plan, *product);
+  return narrow_dtype(plan, unit, *product);
 }
 
 bool reads(const Op& op, ValueIndex value) {
@@ -66,7 +65,8 @@ bool read_narrowed_only(const Plan& plan, ValueIndex value) {
   for (const UnitSpec& unit : plan.units) {
     for (size_t i = 0; i < unit.ops.size(); ++i) {
       if (!reads(unit.ops[i], value)) continue;
-      if (i == 0 || dtype_between(plan, unit.ops[i - 1], unit.ops[i]) == DType::kF32) return false;
+      if (i == 0) return false;
+      if (dtype_between(plan, unit.ops[i - 1], unit, unit.ops[i]) == DType::kF32) return false;
     }
   }
   return true;
@@ -74,8 +74,8 @@ bool read_narrowed_only(const Plan& plan, ValueIndex value) {
 
 }  // namespace
 
-Narrowing narrowing_between(const Plan& plan, const Op& op, const Op& next) {
-  const DType dtype = dtype_between(plan, op, next);
+Narrowing narrowing_between(const Plan& plan, const Op& op, const UnitSpec& unit, const Op& next) {
+  const DType dtype = dtype_between(plan, op, unit, next);
   if (dtype == DType::kF32) return {};
   return {dtype, read_narrowed_only(plan, std::get<LinearOp>(next).in)};
 }

@@ -12,6 +12,7 @@ struct Narrowing {
   bool alone = false;         // nobody reads the f32 value where the copy is written
 };
 
-Narrowing narrowing_between(const Plan& plan, const Op& op, const Op& next);
+// `next` is an op of the unit.
+Narrowing narrowing_between(const Plan& plan, const Op& op, const UnitSpec& unit, const Op& next);
 
 }  // namespace helm::cuda

@@ -15,7 +15,7 @@ int64_t rows_of(const StepContext& context, bool per_output) {
 class BoundEmbedding : public BoundOp {
  public:
   BoundEmbedding(const EmbeddingOp& op, const Bindings& b)
-      : args_{b.weight(op.table), b.tensor(op.table).dtype, b.value(op.out), b.width(op.out), 0} {}
+      : args_{b.weight(op.table), b.dtype(op.table), b.value(op.out), b.width(op.out), 0} {}
   const char* name() const override { return "embedding"; }
   void launch(const StepContext& context) const override {
     EmbeddingArgs args = args_;
@@ -30,8 +30,8 @@ class BoundEmbedding : public BoundOp {
 class BoundPositionEmbedding : public BoundOp {
  public:
   BoundPositionEmbedding(const PositionEmbeddingOp& op, const Bindings& b)
-      : args_{b.weight(op.table), b.tensor(op.table).dtype, op.offset,
-              b.value(op.out),    b.width(op.out),          0} {}
+      : args_{b.weight(op.table), b.dtype(op.table), op.offset,
+              b.value(op.out),    b.width(op.out),   0} {}
   const char* name() const override { return "position_embedding"; }
   void launch(const StepContext& context) const override {
     PositionEmbeddingArgs args = args_;
@@ -104,9 +104,9 @@ class BoundLinear : public BoundOp {
         narrowed_(narrowed) {
     int64_t column = 0;
     for (const LinearOp::Part& part : op.parts) {
-      const TensorSpec& spec = b.tensor(part.weight);
-      add_part({b.weight(part.weight), spec.dtype, b.vector(part.bias), column, spec.shape[0]});
-      column += spec.shape[0];
+      const int64_t rows = b.tensor(part.weight).rows();
+      add_part({b.weight(part.weight), b.dtype(part.weight), b.vector(part.bias), column, rows});
+      column += rows;
     }
   }
   const char* name() const override { return "linear"; }
@@ -277,8 +277,12 @@ std::unique_ptr<BoundOp> bind_op(const Op& op, const RopeOp* rope, DType narrowe
 
 std::vector<std::unique_ptr<BoundOp>> bind_ops(const Bindings& bindings) {
   std::vector<const Op*> ops;
+  std::vector<const UnitSpec*> units;  // of the ops
   for (const UnitSpec& unit : bindings.spec.units) {
-    for (const Op& op : unit.ops) ops.push_back(&op);
+    for (const Op& op : unit.ops) {
+      ops.push_back(&op);
+      units.push_back(&unit);
+    }
   }
   std::vector<std::unique_ptr<BoundOp>> bound;
   DType narrowed = DType::kF32;
@@ -289,7 +293,7 @@ std::vector<std::unique_ptr<BoundOp>> bind_ops(const Bindings& bindings) {
     if (fuse) ++i;
     Narrowing narrowing;
     if (i + 1 < ops.size()) {
-      narrowing = narrowing_between(*bindings.spec.plan, *ops[i], *ops[i + 1]);
+      narrowing = narrowing_between(*bindings.spec.plan, *ops[i], *units[i + 1], *ops[i + 1]);
     }
     bound.push_back(bind_op(*ops[i], fuse ? rope : nullptr, narrowed, narrowing, bindings));
     narrowed = narrowing.dtype;

@@ -55,7 +55,10 @@ struct Bindings {
     return spec.plan->tensors[static_cast<size_t>(index)];
   }
   const void* weight(TensorIndex index) const {
-    return reinterpret_cast<const void*>(spec.weights[static_cast<size_t>(index)]);
+    return reinterpret_cast<const void*>(spec.weights[static_cast<size_t>(index)].address);
+  }
+  DType dtype(TensorIndex index) const {
+    return dtype_of(spec.weights[static_cast<size_t>(index)].format);
   }
   const float* vector(TensorIndex index) const {  // [size], null for kNoTensor
     return index == kNoTensor ? nullptr : static_cast<const float*>(weight(index));

@@ -32,15 +32,15 @@ WorkspaceLayout::WorkspaceLayout(const Plan& plan, std::span<const UnitSpec> uni
   int64_t narrow_bytes = 0;
   int64_t most_partials = 0;
   int64_t seen_heads = 0;  // blocks of a model attend alike
-  const auto add_linear = [&](const LinearOp& op) {
+  const auto add_linear = [&](const UnitSpec& unit, const LinearOp& op) {
     const ValueSpec& in = plan.values[static_cast<size_t>(op.in)];
     const int64_t rows = in.per_output ? plan.limits.step_outputs : plan.limits.step_tokens;
     if (rows <= kMatvecTokens) return;
     blas_bytes = align_up(blas_workspace, kDeviceAlignment);
     for (const LinearOp::Part& part : op.parts) {
-      const DType dtype = plan.tensors[static_cast<size_t>(part.weight)].dtype;
-      if (dtype == DType::kF32) continue;
-      narrow_bytes = std::max(narrow_bytes, rows * in.width * dtype_bytes(dtype));
+      const Format format = plan.format(unit, part.weight);
+      if (!is_dense(format) || dtype_of(format) == DType::kF32) continue;
+      narrow_bytes = std::max(narrow_bytes, rows * in.width * dtype_bytes(dtype_of(format)));
     }
   };
   const auto add_attending = [&](const auto& op) {
@@ -50,7 +50,7 @@ WorkspaceLayout::WorkspaceLayout(const Plan& plan, std::span<const UnitSpec> uni
   };
   for (const UnitSpec& unit : units) {
     for (const Op& op : unit.ops) {
-      if (const auto* linear = std::get_if<LinearOp>(&op)) add_linear(*linear);
+      if (const auto* linear = std::get_if<LinearOp>(&op)) add_linear(unit, *linear);
       if (const auto* attention = std::get_if<AttentionOp>(&op)) add_attending(*attention);
       if (const auto* attend = std::get_if<AttendOp>(&op)) add_attending(*attend);
     }

@@ -54,7 +54,7 @@ template <typename Array>
 Array array_of(nb::handle value, const std::string& expected) {
   Array array;
   if (lacks_strides(value) || !nb::try_cast(value, array)) {
-    throw nb::type_error((expected + ", got " + Py_TYPE(value.ptr())->tp_name).c_str());
+    throw nb::type_error((expected + ", got " + nb::inst_name(value).c_str()).c_str());
   }
   return array;
 }
@@ -189,7 +189,7 @@ void bind_engine(nb::module_& m) {
            "threads"_a = 0, "device"_a = "cuda", "progress"_a.none() = nb::none(),
            "cpus"_a = std::vector<int>(),
            "Loads the plan's weights from files under `directory` or from `tensors` (name to\n"
-           "contiguous CPU array, used in place when its dtype is the planned one). `progress` "
+           "contiguous CPU array, used in place when its dtype is the format). `progress` "
            "gets\n"
            "(done, total) bytes and may raise to cancel. threads = 0: as planned, fewer\n"
            "in decode beside busy programs. device: the plan's accelerator, see\n"
@@ -233,9 +233,8 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("lazy_memory", &lazy_memory,
                    "(address, bytes) of the host's memory, besides weights, that the system "
                    "provides\nas it is first written.")
-      .def_prop_ro(
-          "stats", &stats,
-          "Bytes in all and by device, threads and their CPUs, kernel tier and load time.");
+      .def_prop_ro("stats", &stats,
+                   "Bytes in all and by device, threads and their CPUs, isa and load time.");
 }
 
 }  // namespace
@@ -256,4 +255,5 @@ NB_MODULE(_helm, m) {
   helm::bind_machine(m);
   helm::bind_probe(m);
   helm::bind_device_probe(m);
+  helm::bind_weights(m);
 }

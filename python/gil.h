@@ -9,6 +9,11 @@
 #include <memory>
 #include <utility>
 
+#ifdef Py_LIMITED_API
+// Every Python exports it; the headers of the stable ABI leave it out.
+extern "C" PyAPI_FUNC(int) PyGILState_Check(void);
+#endif
+
 namespace helm {
 
 // Whether the interpreter ends or has ended: only the thread that ends it may still enter.

@@ -1,4 +1,4 @@
-// The machine's part of the module: devices, kernel tiers and probes.
+// The machine's part of the module: devices, isas and probes.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -48,7 +48,7 @@ auto probe(std::vector<ProbeTiming> (StageProbe::*method)(Args...)) {
 
 std::vector<std::string> cublas_directories() {
   std::vector<std::string> found;
-  const nb::object look = nb::module_::import_("helm.devices").attr("cublas_directories");
+  const nb::object look = nb::module_::import_("helm.machine.devices").attr("cublas_directories");
   for (const nb::handle place : look()) {
     const auto path = nb::cast<nb::bytes>(place);
     found.emplace_back(path.c_str(), path.size());
@@ -63,7 +63,7 @@ void bind_machine(nb::module_& m) {
       .def_ro("memory_bytes", &DeviceInfo::memory_bytes)
       .def_ro("free_bytes", &DeviceInfo::free_bytes)
       .def_ro("locks_mapped", &DeviceInfo::locks_mapped);
-  m.def("isa_tiers", &tiers, "Every kernel tier: name, available, reason.");
+  m.def("isa_tiers", &tiers, "Every isa: name, available, reason.");
   m.def(
       "isa_choice",
       [] {
@@ -117,13 +117,14 @@ void bind_probe(nb::module_& m) {
            "stays on CPU cpus[i] while a probe runs.")
       .def(
           "matmul",
-          [](StageProbe& self, int threads, const std::string& dtype, int64_t tokens,
+          [](StageProbe& self, int threads, const std::string& format, int64_t tokens,
              double seconds) {
             const Released released;
-            return self.matmul(threads, dtype_from_name(dtype), tokens, seconds);
+            return self.matmul(threads, format_from_name(format), tokens, seconds);
           },
-          "threads"_a, "dtype"_a, "tokens"_a, "seconds"_a,
-          "Products of `tokens` rows with different matrices; bytes of the matrices.")
+          "threads"_a, "format"_a, "tokens"_a, "seconds"_a,
+          "Products of `tokens` rows with different matrices of a format, but for bf16c; bytes\n"
+          "read of the matrices.")
       .def(
           "mapped_matvec",
           [](StageProbe& self, int threads, const std::string& dtype, double seconds) {
@@ -135,9 +136,8 @@ void bind_probe(nb::module_& m) {
           "timing per shape of the former, then of the latter.")
       .def("compressed_matmul", probe(&StageProbe::compressed_matmul), "threads"_a, "tokens"_a,
            "seconds"_a,
-           "Products of `tokens` rows with bf16 matrices, then with compressed ones, in turn: a\n"
-           "timing per shape of the former, then of the latter; bytes as if they were not\n"
-           "compressed.")
+           "Products of `tokens` rows with bf16 matrices, then with others in bf16c, in turn: a\n"
+           "timing per shape of the former, then of the latter; bytes of both are those of bf16.")
       .def("copy", probe(&StageProbe::copy), "threads"_a, "seconds"_a,
            "Copying from a file in the page cache to fresh huge pages; bytes copied.")
       .def("compress", probe(&StageProbe::compress), "threads"_a, "seconds"_a,
@@ -178,12 +178,12 @@ void bind_device_probe(nb::module_& m) {
           "Opens what accelerator_info() describes and fills `bytes` of it with weights.")
       .def(
           "matmul",
-          [](DeviceProbe& self, const std::string& dtype, int64_t tokens, double seconds) {
+          [](DeviceProbe& self, const std::string& format, int64_t tokens, double seconds) {
             const Released released;
-            return self.matmul(dtype_from_name(dtype), tokens, seconds);
+            return self.matmul(format_from_name(format), tokens, seconds);
           },
-          "dtype"_a, "tokens"_a, "seconds"_a,
-          "Products of `tokens` rows with different matrices; bytes of the matrices.")
+          "format"_a, "tokens"_a, "seconds"_a,
+          "Products of `tokens` rows with different matrices of a format; bytes of them.")
       .def(
           "attention",
           [](DeviceProbe& self, const std::string& dtype, int64_t group, int64_t queries,

@@ -1,4 +1,4 @@
-"""What the README promises to C++ programs: examples/, versions, what the library exports."""
+"""What docs/cpp.md promises to C++ programs: examples/, versions, what the library exports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import command
 import helm
 from cpp_program import PACKAGE, ROOT, build
-from helm.hub import bundled_model
+from helm.model.hub import bundled_model
 
 HEADERS = PACKAGE / "include" / "helm"
 LIBRARIES = PACKAGE / "lib"
@@ -41,14 +41,14 @@ def test_the_example_runs_a_written_plan_and_gets_python_s_tokens(
     assert [int(token) for token in run.stdout.split()] == expected
 
 
-def test_the_readme_s_lines_are_the_example_s() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_document_s_lines_are_the_example_s() -> None:
+    document = (ROOT / "docs" / "cpp.md").read_text(encoding="utf-8")
     example = {
         line.strip()
         for name in ("CMakeLists.txt", "generate.cc")
         for line in (ROOT / "examples" / name).read_text(encoding="utf-8").splitlines()
     }
-    shown = re.findall(r"```(?:cmake|cpp)\n(.*?)```", readme, re.S)
+    shown = re.findall(r"```(?:cmake|cpp)\n(.*?)```", document, re.S)
     assert len(shown) == 2
     lines = [line.strip() for block in shown for line in block.splitlines() if line.strip()]
     assert [line for line in lines if line not in example] == []
@@ -104,8 +104,8 @@ def _declared(header: str) -> set[str]:
     ):  # fmt: skip
         if part[1]:
             scopes.append(part[1])
-        elif part[2]:
-            scopes.pop()
+        elif part[2]:  # of a class, else of an array
+            del scopes[1:]
         else:
             found.add("::".join([*scopes, part[3]]))
     return found

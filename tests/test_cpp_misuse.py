@@ -13,8 +13,8 @@ import pytest
 import command
 import helm
 from cpp_program import ROOT, build
-from helm.hub import bundled_model
-from helm.profile import load_profile
+from helm.machine.profile import load_profile
+from helm.model.hub import bundled_model
 
 PRESET = ("--profile", "cpu-laptop-16gb")
 ANOTHER = "not a plan; write one with `helm-llm plan MODEL --write FILE`"

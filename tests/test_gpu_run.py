@@ -106,7 +106,8 @@ def test_the_installed_package_finds_cublas_where_python_imports_from(
     environment = {**os.environ, "LD_LIBRARY_PATH": str(driver)}
     environment.pop("HELM_CUBLAS_DIR", None)
     for folder, status in ((tmp_path, 1), (tmp_path / "packages", 0)):
-        environment["PYTHONPATH"] = f"{build / 'site'}:{folder}:{Path(__file__).parent}"
+        support = Path(__file__).parent / "support"
+        environment["PYTHONPATH"] = f"{build / 'site'}:{folder}:{support}"
         ran = subprocess.run(
             [PYTHON, "-c", USES], env=environment, capture_output=True, text=True, cwd=tmp_path
         )

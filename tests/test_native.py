@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from helm.compiler.make import make_plan
 from helm.compiler.memory import accelerator_workspace_bytes
-from helm.config import ModelConfig
-from helm.models import build_graph
-from helm.plan import make_plan
+from helm.model.config import ModelConfig
+from helm.model.families import build_graph, parse_config
 from native_build import build, own_cpu, run_tests, sanitizing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -77,11 +77,11 @@ def random_config(rng: random.Random) -> ModelConfig:
         "torch_dtype": rng.choice(("float32", "float16", "bfloat16")),
     }  # fmt: skip
     if rng.random() < 0.2:
-        return ModelConfig.from_dict(
+        return parse_config(
             {"architectures": ["OPTForCausalLM"], "model_type": "opt",
              "ffn_dim": rng.randint(8, 9000), "word_embed_proj_dim": heads * head_dim, **common}
         )  # fmt: skip
-    return ModelConfig.from_dict(
+    return parse_config(
         {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3",
          "intermediate_size": rng.randint(8, 9000), "num_key_value_heads": kv_heads,
          "head_dim": head_dim, **common}

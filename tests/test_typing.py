@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import helm
-from helm.load_options import TorchKeywords
-from helm.prompts import ChatKeywords
-from helm.sampling import SamplingKeywords
+from helm.session.options import TorchKeywords
+from helm.text.prompts import ChatKeywords
+from helm.text.sampling import SamplingKeywords
 
 RIGHT = """
 import helm
@@ -82,7 +82,7 @@ def test_typed_keywords_are_those_that_are_taken() -> None:
     assert set(ChatKeywords.__annotations__) - set(keywords) == own
     options = inspect.signature(helm.LLM.__init__).parameters
     torch = typing.get_type_hints(TorchKeywords)
-    about_files = {"self", "model", "revision", "weights", "expected_tokens"}
+    about_files = {"self", "model", "revision", "tokenizer", "weights", "expected_tokens"}
     assert set(options) - set(torch) == about_files
     for name in torch:
         assert TorchKeywords.__annotations__[name].__forward_arg__ == options[name].annotation

@@ -1,17 +1,14 @@
 // Matrix products over one model's layer shapes, and prefill attention over one span.
 #include "cases.h"
 
-#include <barrier>
-#include <chrono>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <random>
-#include <thread>
 
 #include "cpu/compression.h"
 #include "cpu/isa.h"
 #include "probe/ceiling.h"
+#include "timed.h"
 
 namespace helm::bench {
 namespace {
@@ -23,22 +20,6 @@ struct Shape {
 constexpr Shape kShapes[] = {{4096, 1024}, {1024, 2048}, {6144, 1024}, {1024, 3072}};
 constexpr int64_t kMaxRows = 6144, kMaxCols = 3072;
 constexpr int64_t kHeads = 8, kGroup = 2, kHeadDim = 128;
-
-// Runs body on all threads at once, returns seconds from the common start to the last end.
-double timed(int threads, const std::function<void(int, std::barrier<>&)>& body) {
-  std::barrier sync(threads);
-  std::chrono::steady_clock::time_point begin;
-  const auto run = [&](int t) {
-    sync.arrive_and_wait();
-    if (t == 0) begin = std::chrono::steady_clock::now();
-    body(t, sync);
-    sync.arrive_and_wait();
-  };
-  std::vector<std::jthread> others;
-  for (int t = 1; t < threads; ++t) others.emplace_back(run, t);
-  run(0);
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
 
 // Random values of +-1/16 in dtype, made from a block that repeats at an odd distance.
 void fill(const cpu::KernelTable& table, DType dtype, char* data, int64_t n, uint32_t seed) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cpu/kernels/kernels.h"
+#include "cpu/kernels/quant/integer.h"
 #include "probe/ceiling.h"
 
 namespace helm::bench {
@@ -36,6 +37,13 @@ std::shared_ptr<Weights> make_compressed_weights(const Machine& machine);
 
 std::unique_ptr<Case> matmul_case(const cpu::KernelTable& table, DType dtype, int64_t tokens,
                                   std::shared_ptr<Weights> weights, const Machine& machine);
+// Packed weights of all layers, shared by the cases of one format.
+struct PackedWeights;
+std::shared_ptr<PackedWeights> make_packed_weights(const Format& format, const Machine& machine);
+std::unique_ptr<Case> integer_case(const cpu::IntegerTable& table, const Format& format,
+                                   int64_t tokens, std::shared_ptr<PackedWeights> weights,
+                                   const Machine& machine);
+
 // Prefill: `queries` causal queries over themselves.
 std::unique_ptr<Case> prefill_attention_case(const cpu::KernelTable& table, DType dtype,
                                              int64_t queries, const Machine& machine);

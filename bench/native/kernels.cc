@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "cases.h"
+#include "cpu/integer_isa.h"
 #include "cpu/isa.h"
 #include "probe/ceiling.h"
 
@@ -42,6 +43,9 @@ bool wanted(const std::string& filter, const std::string& name) {
 }
 
 constexpr int64_t kProductTokens[] = {1, 2, 4, 8, 16, 64, 512};
+
+constexpr const char* kPackedFormats[] = {"c4.km32", "c4.s32", "c8.s32", "c6.k16", "c5.km32"};
+constexpr int64_t kIntegerTokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 64, 512};
 
 constexpr DecodeShape kDecodeShapes[] = {
     // Qwen3-0.6B and 1.7B
@@ -97,6 +101,18 @@ class Rows {
       keep(table, decode_attention_case(table, dtype, shape, pages_, machine));
     }
   }
+  // Their ceilings are those of the best tier of floats.
+  void add(const cpu::IntegerTable& table, const std::string& name) {
+    if (!wanted(options_.tier, table.name) || !wanted(options_.dtype, name)) return;
+    if (!matches("integer")) return;
+    const Machine machine{options_.threads, options_.layers};
+    const Format format = format_from_name(name);
+    if (packed_format_ != name) packed_ = make_packed_weights(format, machine);
+    packed_format_ = name;
+    for (const int64_t tokens : kIntegerTokens) {
+      keep(cpu::select_kernels(), integer_case(table, format, tokens, packed_, machine));
+    }
+  }
   std::vector<Row> take() { return std::move(rows_); }
 
  private:
@@ -122,6 +138,8 @@ class Rows {
   const Options& options_;
   std::shared_ptr<Weights> weights_, compressed_;
   DType weights_dtype_ = DType::kF32;
+  std::shared_ptr<PackedWeights> packed_;
+  std::string packed_format_;
   std::shared_ptr<const probe::Buffer> pages_;
   std::vector<Row> rows_;
 };
@@ -131,6 +149,11 @@ std::vector<Row> make_rows(const Options& o) {
   for (DType dtype : {DType::kF16, DType::kBF16, DType::kF32, DType::kI8}) {
     for (const cpu::IsaStatus& isa : cpu::isa_report()) {
       if (isa.available) rows.add(*cpu::kernels_of(isa.isa), dtype);
+    }
+  }
+  for (const char* format : kPackedFormats) {
+    for (const cpu::IntegerStatus& isa : cpu::integer_report()) {
+      if (isa.available) rows.add(*cpu::integer_kernels_of(isa.isa), format);
     }
   }
   return rows.take();

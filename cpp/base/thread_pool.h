@@ -41,9 +41,9 @@ class Team {
   void as_caller(const Call& call);
 
   // Calls body(begin, end) over [0, n) in pieces of at most `chunk`, shared among the members. Each
-  // member starts with its own contiguous part (the memory it touched first) and helps the others
-  // when done. All members must call it with equal arguments, and a barrier must separate two
-  // loops.
+  // member goes through its own contiguous part from the front (memory that it touched first, in
+  // one stream) and, when done, helps the others from the back of theirs. All members must call it
+  // with equal arguments, and a barrier must separate two loops.
   template <typename Body>
   void parallel_for(int64_t n, int64_t chunk, const Body& body);
 
@@ -51,7 +51,10 @@ class Team {
   friend class ThreadPool;
   Team(ThreadPool* pool, int worker, int size) : pool_(pool), worker_(worker), size_(size) {}
 
+  // How many chunks of a member's part were taken: by the member itself from the front, and times
+  // kFromBack by others from the back.
   std::atomic<int64_t>& taken(int phase, int worker);
+  static constexpr int64_t kFromBack = int64_t{1} << 32;
 
   ThreadPool* pool_;
   int worker_;
@@ -152,9 +155,15 @@ void Team::parallel_for(int64_t n, int64_t chunk, const Body& body) {
     const int owner = (worker_ + i) % size_;
     const auto [first, last] = part_of(owner, size_, chunks);
     std::atomic<int64_t>& counter = taken(phase_, owner);
-    while (first + counter.load(std::memory_order_relaxed) < last) {
-      const int64_t mine = first + counter.fetch_add(1, std::memory_order_relaxed);
-      if (mine >= last) break;
+    const auto left = [first = first, last = last](int64_t count) {  // before a claim
+      return last - first - count % kFromBack - count / kFromBack;
+    };
+    while (left(counter.load(std::memory_order_relaxed)) > 0) {
+      const int64_t before =
+          counter.fetch_add(owner == worker_ ? 1 : kFromBack, std::memory_order_relaxed);
+      if (left(before) <= 0) break;
+      const int64_t mine =
+          owner == worker_ ? first + before % kFromBack : last - 1 - before / kFromBack;
       const int64_t begin = mine * chunk;
       body(begin, begin + chunk < n ? begin + chunk : n);
     }

@@ -1,9 +1,10 @@
-// Names of element types.
+// Names of element types and of the formats of weights.
 #include "helm/types.h"
 
 #include <string>
 
 #include "base/check.h"
+#include "helm/format.h"
 
 namespace helm {
 
@@ -41,6 +42,15 @@ DType dtype_from_name(std::string_view name) {
 
 DType kv_dtype_from_name(std::string_view name) {
   return one_of(kKvDTypes, "KV dtype", name);
+}
+
+Format format_from_name(std::string_view name) {
+  std::string known;
+  for (const FormatRow& row : kFormats) {
+    if (name == row.name) return row.format;
+    known += (known.empty() ? "" : ", ") + std::string(row.name);
+  }
+  fail(ErrorKind::kInvalid, "[format] no format has the name \"", name, "\"; known: ", known);
 }
 
 }  // namespace helm

@@ -68,12 +68,16 @@ std::unique_ptr<Event> CpuDevice::create_event() {
   return std::make_unique<CpuEvent>();
 }
 
+bool CpuDevice::takes(const Format& format) const {
+  return multiplies(kernels_, format);
+}
+
 int64_t CpuDevice::workspace_bytes(const Plan& plan, std::span<const UnitSpec> units) const {
   return CpuStage::workspace_bytes(plan, units, kernels_, threads_.size());
 }
 
 std::unique_ptr<Stage> CpuDevice::compile(const StageSpec& spec) {
-  return std::make_unique<CpuStage>(spec, kernels_, threads_, times_);
+  return std::make_unique<CpuStage>(spec, kernels_, threads_, times_, integers_);
 }
 
 }  // namespace helm::cpu

@@ -8,6 +8,7 @@
 
 #include "base/arena.h"
 #include "base/thread_pool.h"
+#include "cpu/integer_isa.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/op_times.h"
 #include "device/device.h"
@@ -17,8 +18,9 @@ namespace helm::cpu {
 class CpuDevice final : public Device {
  public:
   // All must outlive the device; `times` counts those of its stages and may be null.
-  CpuDevice(const KernelTable& kernels, ThreadPool& threads, OpTimes* times = nullptr)
-      : kernels_(kernels), threads_(threads), times_(times) {}
+  CpuDevice(const KernelTable& kernels, ThreadPool& threads, OpTimes* times = nullptr,
+            const IntegerTable& integers = select_integer_kernels())
+      : kernels_(kernels), threads_(threads), times_(times), integers_(integers) {}
 
   DeviceInfo describe() const override;
   DeviceAddress allocate(int64_t bytes, const char* purpose) override;
@@ -30,6 +32,7 @@ class CpuDevice final : public Device {
   void unpin(const void*) override {}
   std::unique_ptr<Stream> create_stream() override;
   std::unique_ptr<Event> create_event() override;
+  bool takes(const Format& format) const override;
   int64_t workspace_bytes(const Plan& plan, std::span<const UnitSpec> units) const override;
   std::unique_ptr<Stage> compile(const StageSpec& spec) override;
 
@@ -37,6 +40,7 @@ class CpuDevice final : public Device {
   const KernelTable& kernels_;
   ThreadPool& threads_;
   OpTimes* times_;
+  const IntegerTable& integers_;
   std::map<const std::byte*, Arena> arenas_;  // by address
 };
 

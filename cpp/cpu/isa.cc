@@ -64,6 +64,7 @@ CpuFacts read_facts() {
   CpuFacts facts;
   facts.leaf1_ecx = leaf1.ecx;
   facts.leaf7_ebx = leaf7.ebx;
+  facts.leaf7_ecx = leaf7.ecx;
   facts.leaf7_edx = leaf7.edx;
   facts.leaf7_1_eax = cpuid(7, 1).eax;
   facts.saved_state = saved_state(leaf1);
@@ -74,10 +75,13 @@ CpuFacts read_facts() {
 }
 
 std::string missing(Isa isa) {
-  static const CpuFacts facts = read_facts();  // asks the kernel once
-  return missing(isa, facts);
+  return missing(isa, cpu_facts());
 }
 #else
+CpuFacts read_facts() {
+  return {};
+}
+
 std::string missing(Isa isa) {
   return isa == Isa::kScalar ? "" : "an x86-64 processor";
 }
@@ -114,6 +118,11 @@ std::string available_names() {
 }
 
 }  // namespace
+
+const CpuFacts& cpu_facts() {
+  static const CpuFacts facts = read_facts();  // asks the kernel once
+  return facts;
+}
 
 const char* isa_name(Isa isa) {
   constexpr const char* kNames[kIsas] = {"scalar", "avx2", "avx512", "avx512bf16", "amx"};

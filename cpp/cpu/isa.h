@@ -1,4 +1,4 @@
-// Which kernel tier this process runs. Knows nothing of what the kernels compute.
+// Which isa this process runs. Knows nothing of what the kernels compute.
 #pragma once
 
 #include <string>
@@ -16,10 +16,12 @@ const char* isa_name(Isa isa);  // "scalar", "avx2", "avx512", "avx512bf16", "am
 
 // What an x86-64 processor and the operating system say of themselves.
 struct CpuFacts {
-  uint32_t leaf1_ecx = 0, leaf7_ebx = 0, leaf7_edx = 0, leaf7_1_eax = 0;  // CPUID
+  uint32_t leaf1_ecx = 0, leaf7_ebx = 0, leaf7_ecx = 0, leaf7_edx = 0, leaf7_1_eax = 0;  // CPUID
   uint64_t saved_state = 0;  // XCR0: which registers the operating system saves
   std::string tile_refusal;  // why the kernel refuses this process tile registers, if it does
 };
+
+const CpuFacts& cpu_facts();  // of this machine
 
 // Names what is missing of a tier and of the tiers below it; empty if nothing is.
 std::string missing(Isa isa, const CpuFacts& facts);

@@ -22,24 +22,25 @@ constexpr int64_t kPrefillPieces = 4;
 
 }  // namespace
 
-LinearRows LinearRows::of(const Plan& plan, const LinearOp& op) {
-  LinearRows all;
-  all.first_row.push_back(0);
-  const int64_t cols = plan.values[static_cast<size_t>(op.in)].width;
-  for (const LinearOp::Part& part : op.parts) {
-    const TensorSpec& spec = plan.tensors[static_cast<size_t>(part.weight)];
-    all.first_row.push_back(all.rows() + spec.shape[0]);
-    all.row_bytes = std::max(all.row_bytes, cols * dtype_bytes(spec.dtype));
-  }
-  return all;
+void LinearRows::add(const TensorSpec& weight, const Format& format) {
+  const int64_t unit = helm::row_unit(format);
+  first_row.push_back(rows() + weight.rows());
+  row_unit.push_back(unit);
+  row_bytes = std::max(row_bytes, read_bytes(format, unit, weight.cols()) / unit);
+}
+
+Team::Part LinearRows::rows_of(size_t part, int64_t begin, int64_t end) const {
+  const int64_t first = first_row[part], rows = first_row[part + 1] - first;
+  const auto cut = [&](int64_t stacked) {
+    return std::min(align_up(std::clamp<int64_t>(stacked - first, 0, rows), row_unit[part]), rows);
+  };
+  return {cut(begin), cut(end)};
 }
 
 Team::Part LinearRows::decode_part(int member, int members, size_t part) const {
   const int64_t groups = (rows() + kDecodeRows - 1) / kDecodeRows;
   const auto [begin, end] = Team::part_of(member, members, groups);
-  const int64_t first = first_row[part], last = first_row[part + 1];
-  return {std::clamp(begin * kDecodeRows, first, last) - first,
-          std::clamp(end * kDecodeRows, first, last) - first};
+  return rows_of(part, begin * kDecodeRows, end * kDecodeRows);
 }
 
 std::vector<DecodePiece> decode_pieces(const LinearRows& all, int members) {

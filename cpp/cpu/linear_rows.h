@@ -10,16 +10,32 @@
 
 namespace helm::cpu {
 
-// The rows of all parts, stacked.
+// The rows of all parts, stacked. Parts are cut at multiples of their row unit.
 struct LinearRows {
   std::vector<int64_t> first_row;  // of each part, and behind the last
-  int64_t row_bytes = 1;           // of the part with the widest dtype
+  std::vector<int64_t> row_unit;   // of each part's format
+  int64_t row_bytes = 1;           // that a product reads, of the part with the widest format
 
-  static LinearRows of(const Plan& plan, const LinearOp& op);
+  // format(tensor): that of a part's weights.
+  template <typename FormatOf>
+  static LinearRows of(const Plan& plan, const LinearOp& op, const FormatOf& format) {
+    LinearRows all;
+    all.first_row.push_back(0);
+    for (const LinearOp::Part& part : op.parts) {
+      all.add(plan.tensors[static_cast<size_t>(part.weight)], format(part.weight));
+    }
+    return all;
+  }
 
   int64_t rows() const { return first_row.back(); }
+  // Of the stacked rows [begin, end), those that lie in a part, as rows of it. Stretches that
+  // adjoin give rows that adjoin.
+  Team::Part rows_of(size_t part, int64_t begin, int64_t end) const;
   // The rows of a part that a member reads in steps of few tokens unless others help it.
   Team::Part decode_part(int member, int members, size_t part) const;
+
+ private:
+  void add(const TensorSpec& weight, const Format& format);
 };
 
 // A piece of a matrix-vector product: a slice (see MatmulArgs) of some rows of one part.

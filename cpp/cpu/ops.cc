@@ -7,10 +7,8 @@
 #include <variant>
 
 #include "base/arena.h"
-#include "cpu/compression.h"
 #include "cpu/linear_rows.h"
 #include "cpu/stage.h"
-#include "cpu/weight_format.h"
 
 namespace helm::cpu {
 namespace {
@@ -27,74 +25,29 @@ int64_t rows_of(const StepView& step, bool per_output) {
   return per_output ? step.outputs() : step.tokens();
 }
 
-// A matrix of weights as it lies in memory.
-class Matrix {
- public:
-  Matrix(TensorIndex tensor, const Bindings& b)
-      : at_(static_cast<const std::byte*>(b.weight(tensor))),
-        spec_(b.plan.tensors[static_cast<size_t>(tensor)]),
-        kernels_(b.kernels) {
-    if (b.compressed && is_compressed(b.plan, spec_)) {
-      compressed_ = CompressedMatrix::at(at_, spec_.shape[0], spec_.shape[1]);
-    }
-  }
-
-  DType dtype() const { return spec_.dtype; }
-  int64_t rows() const { return spec_.shape[0]; }
-
-  // Its rows from `first` on times A; args.w is not read.
-  void multiply(MatmulArgs args, int64_t first) const {
-    if (compressed_) return kernels_.matmul_compressed(args, compressed_->from(first));
-    args.w = row(first);
-    kernels_.matmul[static_cast<int>(dtype())](args);
-  }
-  // A row as f32.
-  void widen(int64_t index, float* out) const {
-    const int64_t cols = spec_.shape[1];
-    const auto widen = kernels_.widen[static_cast<int>(dtype())];
-    if (!compressed_) return widen(row(index), out, cols);
-    uint16_t some[kChunk];
-    for (int64_t k = 0; k < cols; k += kChunk) {
-      const int64_t n = std::min(kChunk, cols - k);
-      read_compressed(kernels_, *compressed_, index, k, n, some);
-      widen(some, out + k, n);
-    }
-  }
-
- private:
-  const std::byte* row(int64_t index) const {
-    return at_ + index * spec_.shape[1] * dtype_bytes(dtype());
-  }
-
-  const std::byte* at_;
-  const TensorSpec& spec_;
-  const KernelTable& kernels_;
-  std::optional<CompressedMatrix> compressed_;
-};
-
 class BoundEmbedding : public BoundOp {
  public:
   BoundEmbedding(const EmbeddingOp& op, const Bindings& b)
-      : table_(op.table, b), out_(b.value(op.out)), width_(b.width(op.out)) {}
+      : table_(b.matrix(op.table)), out_(b.value(op.out)), width_(b.width(op.out)) {}
 
   void run(const StepView& step, Team& team) const override {
     for_tokens(team, step.tokens(), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
-        table_.widen(step.token_ids[static_cast<size_t>(t)], out_ + t * width_);
+        table_->read_row(step.token_ids[static_cast<size_t>(t)], out_ + t * width_);
       }
     });
   }
 
  private:
-  Matrix table_;  // [vocab, width]
-  float* out_;    // [tokens, width]
+  std::unique_ptr<Matrix> table_;  // [vocab, width]
+  float* out_;                     // [tokens, width]
   int64_t width_;
 };
 
 class BoundPositionEmbedding : public BoundOp {
  public:
   BoundPositionEmbedding(const PositionEmbeddingOp& op, const Bindings& b)
-      : table_(op.table, b),
+      : table_(b.matrix(op.table)),
         out_(b.value(op.out)),
         width_(b.width(op.out)),
         offset_(op.offset),
@@ -105,15 +58,15 @@ class BoundPositionEmbedding : public BoundOp {
     auto* row = reinterpret_cast<float*>(scratch_[static_cast<size_t>(team.worker())]);
     for_tokens(team, step.tokens(), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
-        table_.widen(step.positions[static_cast<size_t>(t)] + offset_, row);
+        table_->read_row(step.positions[static_cast<size_t>(t)] + offset_, row);
         kernels_.add(row, out_ + t * width_, width_);
       }
     });
   }
 
  private:
-  Matrix table_;  // [positions, width]
-  float* out_;    // [tokens, width]
+  std::unique_ptr<Matrix> table_;  // [positions, width]
+  float* out_;                     // [tokens, width]
   int64_t width_;
   int64_t offset_;
   const KernelTable& kernels_;
@@ -156,15 +109,13 @@ class BoundLinear : public BoundOp {
  public:
   BoundLinear(const LinearOp& op, const Bindings& b)
       : per_output_(b.per_output(op.in)),
-        kernels_(b.kernels),
         scratch_(b.scratch),
         packed_(b.packed),
         cols_(b.width(op.in)),
-        all_(LinearRows::of(b.plan, op)),
+        all_(LinearRows::of(b.plan, op, [&](TensorIndex weight) { return b.format(weight); })),
         pieces_(decode_pieces(all_, static_cast<int>(b.scratch.size()))) {
     for (const LinearOp::Part& part : op.parts) {
-      parts_.push_back(
-          {Matrix(part.weight, b), b.vector(part.bias), all_.first_row[parts_.size()]});
+      parts_.push_back({b.matrix(part.weight), b.vector(part.bias), all_.first_row[parts_.size()]});
     }
     args_.a = b.value(op.in);
     args_.a_stride = cols_;
@@ -179,7 +130,7 @@ class BoundLinear : public BoundOp {
     const int64_t tokens = rows_of(step, per_output_);
     if (tokens == 0) return;
     if (tokens > kDecodeTokens) return run_prefill(tokens, team);
-    std::optional<DType> before;  // of the weights of this member's last piece
+    std::optional<InputKind> before;  // of this member's last piece
     team.parallel_for(static_cast<int64_t>(pieces_.size()), 1, [&](int64_t index, int64_t) {
       const DecodePiece& piece = pieces_[static_cast<size_t>(index)];
       if (piece.rows == 0) return;
@@ -187,17 +138,17 @@ class BoundLinear : public BoundOp {
       MatmulArgs args = args_;
       args.slice = piece.slice;
       args.slices = piece.slices;
-      args.same_input = before == part.weight.dtype();
-      before = part.weight.dtype();
+      args.same_input = before == part.weight->input_kind();
+      before = part.weight->input_kind();
       run_rows(part, piece.first_row, piece.rows, args, tokens, team.worker());
     });
   }
 
  private:
   struct Part {
-    Matrix weight;      // [rows, cols]
-    const float* bias;  // [rows] or null
-    int64_t first_row;  // of the stacked output
+    std::unique_ptr<Matrix> weight;  // [rows, cols]
+    const float* bias;               // [rows] or null
+    int64_t first_row;               // of the stacked output
   };
 
   // Parts that take the same packed input are computed together; nearly always that is all.
@@ -205,39 +156,26 @@ class BoundLinear : public BoundOp {
     const PrefillPieces pieces(all_.rows(), team.size());
     for (size_t first = 0, end = 0; first < parts_.size(); first = end) {
       if (first > 0) team.barrier();
-      const DType dtype = parts_[first].weight.dtype();
-      while (end < parts_.size() && packed_alike(parts_[end].weight.dtype(), dtype)) ++end;
-      pack(dtype, tokens, team);
+      const Matrix& weight = *parts_[first].weight;
+      while (end < parts_.size() && weight.packs_as(*parts_[end].weight)) ++end;
+      pack(weight, tokens, team);
       team.parallel_for(pieces.count(), 1, [&](int64_t index, int64_t) {
         const PrefillPieces::Piece piece = pieces.at(index);
         for (size_t i = first; i < end; ++i) {
-          run_part(parts_[i], piece.row, piece.end_row, tokens, team.worker());
+          const Team::Part rows = all_.rows_of(i, piece.row, piece.end_row);
+          if (rows.begin == rows.end) continue;
+          run_rows(parts_[i], rows.begin, rows.end - rows.begin, args_, tokens, team.worker());
         }
       });
     }
   }
 
-  bool packed_alike(DType a, DType b) const {
-    const int i = static_cast<int>(a), j = static_cast<int>(b);
-    return kernels_.pack[i] == kernels_.pack[j] &&
-           kernels_.direct_tokens[i] == kernels_.direct_tokens[j];
-  }
-
-  void pack(DType dtype, int64_t tokens, Team& team) const {
-    const int64_t tiles = tiles_to_pack(kernels_, dtype, tokens);
+  void pack(const Matrix& weight, int64_t tokens, Team& team) const {
+    const int64_t tiles = weight.tiles_to_pack(tokens);
     if (tiles == 0) return;
     const PackArgs args{args_.a, args_.a_stride, tokens, cols_, packed_};
-    team.parallel_for(tiles, 1, [&](int64_t tile, int64_t) {
-      kernels_.pack[static_cast<int>(dtype)](args, tile);
-    });
+    team.parallel_for(tiles, 1, [&](int64_t tile, int64_t) { weight.pack(args, tile); });
     team.barrier();
-  }
-
-  // The rows of [begin, end) that lie in this part.
-  void run_part(const Part& part, int64_t begin, int64_t end, int64_t tokens, int worker) const {
-    const int64_t first = std::max(begin, part.first_row);
-    const int64_t last = std::min(end, part.first_row + part.weight.rows());
-    if (first < last) run_rows(part, first - part.first_row, last - first, args_, tokens, worker);
   }
 
   void run_rows(const Part& part, int64_t first, int64_t rows, MatmulArgs args, int64_t tokens,
@@ -247,11 +185,10 @@ class BoundLinear : public BoundOp {
     args.bias = part.bias == nullptr ? nullptr : part.bias + first;
     args.c += part.first_row + first;
     args.scratch = scratch_[static_cast<size_t>(worker)];
-    part.weight.multiply(args, first);
+    part.weight->multiply(args, first);
   }
 
   bool per_output_;
-  const KernelTable& kernels_;
   const std::vector<std::byte*>& scratch_;
   std::byte* packed_;
   int64_t cols_;

@@ -65,6 +65,7 @@ Workspace workspace_of(const Plan& plan, std::span<const UnitSpec> units,
         const ValueSpec& in = plan.values[static_cast<size_t>(l->in)];
         const int64_t rows = in.per_output ? plan.limits.step_outputs : plan.limits.step_tokens;
         w.packed_bytes = std::max(w.packed_bytes, packed_bytes(rows, in.width));
+        w.worker_bytes = std::max(w.worker_bytes, few_tokens_bytes(in.width));
       }
     }
   }
@@ -79,19 +80,17 @@ Workspace workspace_of(const Plan& plan, std::span<const UnitSpec> units,
 }  // namespace
 
 CpuStage::CpuStage(const StageSpec& spec, const KernelTable& kernels, ThreadPool& threads,
-                   OpTimes* times)
+                   OpTimes* times, const IntegerTable& integers)
     : plan_(*spec.plan),
       threads_(threads),
-      bindings_{plan_, {}, {host_pointer(spec.kv), plan_.kv}, kernels, {}, {}, {}, {}, {}},
+      bindings_{
+          plan_, spec.weights, {host_pointer(spec.kv), plan_.kv}, kernels, integers, {}, {}, {}, {},
+          {}},
       times_(times),
       rotates_(has_rope(spec.units)) {
-  for (const DeviceAddress weight : spec.weights) {
-    bindings_.weights.push_back(host_pointer<const void>(weight));
-  }
   for (const DeviceAddress value : spec.values) {
     bindings_.values.push_back(host_pointer<float>(value));
   }
-  bindings_.compressed = spec.compressed;
   bind_workspace(spec);
   for (const UnitSpec& unit : spec.units) {
     for (const Op& op : unit.ops) {
@@ -102,6 +101,12 @@ CpuStage::CpuStage(const StageSpec& spec, const KernelTable& kernels, ThreadPool
 }
 
 CpuStage::~CpuStage() = default;
+
+std::unique_ptr<Matrix> Bindings::matrix(TensorIndex tensor) const {
+  const auto& [address, format] = weights[static_cast<size_t>(tensor)];
+  const TensorSpec& spec = plan.tensors[static_cast<size_t>(tensor)];
+  return make_matrix(format, host_pointer(address), spec.rows(), spec.cols(), kernels, integers);
+}
 
 int64_t CpuStage::workspace_bytes(const Plan& plan, std::span<const UnitSpec> units,
                                   const KernelTable& kernels, int threads) {

@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "cpu/integer_isa.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/key_bias.h"
 #include "cpu/kv_page.h"
+#include "cpu/matrix.h"
 #include "cpu/op_times.h"
 #include "device/device.h"
 #include "helm/plan.h"
@@ -24,32 +26,6 @@ class BoundOp {
   virtual void run(const StepView& step, Team& team) const = 0;
 };
 
-// Buffers that ops are bound to.
-struct Bindings {
-  const Plan& plan;
-  std::vector<const void*> weights;  // by TensorIndex
-  KvPages kv;
-  const KernelTable& kernels;
-  std::vector<float*> values;       // by ValueIndex, [rows, width]
-  std::vector<float*> cosines;      // by rope table, [step_tokens, rotary / 2], filled per step
-  std::vector<float*> sines;        // likewise
-  std::vector<std::byte*> scratch;  // by worker
-  std::vector<Turns> turns;         // by rope table, where keys lack their bias
-  std::byte* packed = nullptr;      // shared by the members, the input of a product, packed
-  std::byte* partials = nullptr;    // shared by the members, attention_partials_bytes()
-  bool compressed = false;          // StageSpec::compressed
-
-  const void* weight(TensorIndex tensor) const { return weights[static_cast<size_t>(tensor)]; }
-  const float* vector(TensorIndex tensor) const {  // [size], null for kNoTensor
-    return tensor == kNoTensor ? nullptr : static_cast<const float*>(weight(tensor));
-  }
-  float* value(ValueIndex index) const { return values[static_cast<size_t>(index)]; }
-  int64_t width(ValueIndex index) const { return plan.values[static_cast<size_t>(index)].width; }
-  bool per_output(ValueIndex index) const {
-    return plan.values[static_cast<size_t>(index)].per_output;
-  }
-};
-
 // An address of the CPU device, or one that another device of host memory has translated.
 template <typename T = std::byte>
 T* host_pointer(DeviceAddress address) {
@@ -60,12 +36,40 @@ inline DeviceAddress device_address(const void* memory) {
   return static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(memory));
 }
 
+// Buffers that ops are bound to.
+struct Bindings {
+  const Plan& plan;
+  std::vector<Weight> weights;  // by TensorIndex
+  KvPages kv;
+  const KernelTable& kernels;
+  const IntegerTable& integers;
+  std::vector<float*> values;       // by ValueIndex, [rows, width]
+  std::vector<float*> cosines;      // by rope table, [step_tokens, rotary / 2], filled per step
+  std::vector<float*> sines;        // likewise
+  std::vector<std::byte*> scratch;  // by worker
+  std::vector<Turns> turns;         // by rope table, where keys lack their bias
+  std::byte* packed = nullptr;      // shared by the members, the input of a product, packed
+  std::byte* partials = nullptr;    // shared by the members, attention_partials_bytes()
+
+  Format format(TensorIndex tensor) const { return weights[static_cast<size_t>(tensor)].format; }
+  std::unique_ptr<Matrix> matrix(TensorIndex tensor) const;
+  const float* vector(TensorIndex tensor) const {  // [size], null for kNoTensor
+    if (tensor == kNoTensor) return nullptr;
+    return host_pointer<const float>(weights[static_cast<size_t>(tensor)].address);
+  }
+  float* value(ValueIndex index) const { return values[static_cast<size_t>(index)]; }
+  int64_t width(ValueIndex index) const { return plan.values[static_cast<size_t>(index)].width; }
+  bool per_output(ValueIndex index) const {
+    return plan.values[static_cast<size_t>(index)].per_output;
+  }
+};
+
 class CpuStage final : public Stage {
  public:
   // The addresses of `spec` are host pointers; they, the plan and the threads must outlive the
   // stage. `times` may be null.
   CpuStage(const StageSpec& spec, const KernelTable& kernels, ThreadPool& threads,
-           OpTimes* times = nullptr);
+           OpTimes* times = nullptr, const IntegerTable& integers = select_integer_kernels());
   ~CpuStage() override;
   CpuStage(const CpuStage&) = delete;  // ops refer to the bindings
   CpuStage& operator=(const CpuStage&) = delete;

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "helm/format.h"
 #include "helm/machine.h"
 #include "helm/plan.h"
 
@@ -102,17 +103,22 @@ class Stage {
   virtual void run(Stream& stream, const StepView& step) = 0;
 };
 
+// A tensor in a device's memory.
+struct Weight {
+  DeviceAddress address = DeviceAddress::kNull;
+  Format format;
+};
+
 // Ops and the buffers they are bound to. kNull where no op of the stage refers to a buffer.
 // The plan and the units must outlive the stage.
 struct StageSpec {
   const Plan* plan = nullptr;
   std::span<const UnitSpec> units;
-  std::vector<DeviceAddress> weights;  // by TensorIndex
-  std::vector<DeviceAddress> values;   // by ValueIndex, [limits.step_tokens or step_outputs, width]
+  std::vector<Weight> weights;        // by TensorIndex
+  std::vector<DeviceAddress> values;  // by ValueIndex, [limits.step_tokens or step_outputs, width]
   DeviceAddress kv = DeviceAddress::kNull;         // page 0 of this device's pool
   DeviceAddress workspace = DeviceAddress::kNull;  // workspace_bytes(plan, units) bytes; stages
                                                    // that never run at the same time may share it
-  bool compressed = false;  // on the CPU: the weights are compressed that cpu::is_compressed says
 };
 
 class Device {
@@ -140,8 +146,11 @@ class Device {
   virtual std::unique_ptr<Stream> create_stream() = 0;
   virtual std::unique_ptr<Event> create_event() = 0;
 
+  // Whether there are kernels for matrices in this format.
+  virtual bool takes(const Format& format) const = 0;
   // Scratch that a stage of these units needs.
   virtual int64_t workspace_bytes(const Plan& plan, std::span<const UnitSpec> units) const = 0;
+  // Throws Error{kInvalid} for a weight in a format that the device does not take.
   virtual std::unique_ptr<Stage> compile(const StageSpec& spec) = 0;
 };
 

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "cpu/stage.h"
+#include "device/formats.h"
 
 namespace helm {
 namespace {
@@ -345,6 +346,11 @@ std::unique_ptr<Event> SimDevice::create_event() {
   return std::make_unique<SimEvent>();
 }
 
+// The byte order of bf16c belongs to the CPU's kernels; an accelerator never has it.
+bool SimDevice::takes(const Format& format) const {
+  return format.codes != Codes::kBF16C && cpu::multiplies(kernels_, format);
+}
+
 int64_t SimDevice::workspace_bytes(const Plan& plan, std::span<const UnitSpec> units) const {
   return cpu::CpuStage::workspace_bytes(plan, units, kernels_, threads_.size());
 }
@@ -367,7 +373,10 @@ std::unique_ptr<Stage> SimDevice::compile(const StageSpec& spec) {
     if (address == DeviceAddress::kNull) return address;
     return cpu::device_address(translate(address, 1));
   };
-  for (DeviceAddress& weight : host.weights) weight = translated(weight);
+  for (Weight& weight : host.weights) {
+    if (!takes(weight.format)) refuse_format("sim", weight.format);
+    weight.address = translated(weight.address);
+  }
   for (DeviceAddress& value : host.values) value = translated(value);
   host.kv = translated(host.kv);
   host.workspace = translated(host.workspace);

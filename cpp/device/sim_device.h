@@ -43,6 +43,7 @@ class SimDevice final : public Device {
   void unpin(const void*) override {}
   std::unique_ptr<Stream> create_stream() override;
   std::unique_ptr<Event> create_event() override;
+  bool takes(const Format& format) const override;
   int64_t workspace_bytes(const Plan& plan, std::span<const UnitSpec> units) const override;
   std::unique_ptr<Stage> compile(const StageSpec& spec) override;
 

@@ -4,7 +4,7 @@
 
 #include "base/arena.h"
 #include "cpu/stage.h"
-#include "engine/stages.h"
+#include "plan/stages.h"
 
 namespace helm {
 namespace {
@@ -39,7 +39,7 @@ BlockStream::BlockStream(const Plan& plan, const Weights& weights, const StageSp
     std::vector<bool> only(plan.units.size(), false);
     only[u] = true;
     Block& block = blocks_[u];
-    block.tensors = placed_in_order(plan, tensors_of(plan, only));
+    block.tensors = placed_in_order(plan, tensors_of(plan, only), false);
     block.layer = layer_of(plan.units[u]);
     block.buffer = turn;
     turn ^= 1;
@@ -47,12 +47,12 @@ BlockStream::BlockStream(const Plan& plan, const Weights& weights, const StageSp
     next = &block.next;
     visiting_layers_[static_cast<size_t>(block.layer)] = true;
     for (const auto& [index, offset] : block.tensors) {
-      const auto i = static_cast<size_t>(index);
-      const auto* tensor = cpu::host_pointer<const std::byte>(weights.on_cpu()[i]);
-      visiting.emplace_back(tensor, static_cast<size_t>(plan.tensors[i].bytes()));
+      const Weight& held = weights.on_cpu()[static_cast<size_t>(index)];
+      visiting.emplace_back(cpu::host_pointer<const std::byte>(held.address),
+                            static_cast<size_t>(bytes_of(index)));
     }
     const auto& [last, offset] = block.tensors.back();
-    largest = std::max(largest, offset + plan.tensors[static_cast<size_t>(last)].bytes());
+    largest = std::max(largest, offset + bytes_of(last));
   }
   pinned_.lock(std::move(visiting), false);
   pinned_.lock({host_kv_}, true);
@@ -70,9 +70,10 @@ BlockStream::BlockStream(const Plan& plan, const Weights& weights, const StageSp
     StageSpec spec = bound;
     spec.units = std::span(plan.units).subspan(u, 1);
     spec.kv = kv_memory_.address();
-    spec.weights.assign(plan.tensors.size(), DeviceAddress::kNull);
+    spec.weights.assign(plan.tensors.size(), Weight{});
     for (const auto& [index, offset] : block.tensors) {
-      spec.weights[static_cast<size_t>(index)] = buffers_[block.buffer].address + offset;
+      const auto i = static_cast<size_t>(index);
+      spec.weights[i] = {buffers_[block.buffer].address + offset, weights.on_cpu()[i].format};
     }
     block.stage = device_.compile(spec);
   }
@@ -115,8 +116,8 @@ void BlockStream::load(size_t unit) {
   copies_->wait(*buffer.read);
   for (const auto& [index, offset] : block.tensors) {
     const auto i = static_cast<size_t>(index);
-    copies_->upload(buffer.address + offset, cpu::host_pointer(weights_.on_cpu()[i]),
-                    plan_.tensors[i].bytes());
+    copies_->upload(buffer.address + offset, cpu::host_pointer(weights_.on_cpu()[i].address),
+                    bytes_of(index));
   }
   copies_->record(*buffer.loaded);
 }

@@ -9,8 +9,8 @@
 
 #include "device/memory.h"
 #include "device/pinned_memory.h"
-#include "engine/weights.h"
 #include "helm/plan.h"
+#include "weights/store.h"
 
 namespace helm {
 
@@ -55,6 +55,7 @@ class BlockStream {
   };
 
   void load(size_t unit);
+  int64_t bytes_of(TensorIndex tensor) const { return plan_.bytes(*plan_.slice(tensor, false)); }
   int64_t blocks_for(int64_t positions) const {
     return (positions + plan_.kv.page_tokens - 1) / plan_.kv.page_tokens;
   }

@@ -6,10 +6,10 @@
 #include <variant>
 
 #include "base/check.h"
-#include "cpu/weight_format.h"
+#include "device/formats.h"
 #include "device/registry.h"
 #include "engine/engine_impl.h"
-#include "engine/plan_reader.h"
+#include "plan/reader.h"
 
 namespace helm {
 namespace {
@@ -26,8 +26,8 @@ int64_t decode_bytes(const Plan& plan) {
   for (const UnitSpec& unit : plan.units) {
     const auto add = [&](TensorIndex index, Reads reads) {
       const TensorSpec& tensor = plan.tensors[static_cast<size_t>(index)];
-      if (reads != Reads::kWhole || tensor.shape.size() != 2) return;
-      bytes += unit.device == "cpu" ? cpu::read_bytes(plan, tensor) : tensor.bytes();
+      if (reads != Reads::kWhole || !tensor.is_matrix()) return;
+      bytes += read_bytes(plan.format(unit, index), tensor.rows(), tensor.cols());
     };
     for (const Op& op : unit.ops) each_tensor(op, add);
   }
@@ -52,6 +52,13 @@ int thread_count(const Plan& plan, const EngineOptions& options) {
          " threads were asked for; expected 1 to ", kMostThreads, ", or 0 for the plan's");
   }
   return options.threads > 0 ? options.threads : plan.threads;
+}
+
+// The plan, if its devices have kernels for all of its formats.
+const Plan& checked_formats(const Plan& plan, const Device& cpu, const Device* accelerator) {
+  check_formats(plan, cpu, false);
+  if (accelerator != nullptr) check_formats(plan, *accelerator, true);
+  return plan;
 }
 
 // What Plan() makes has no units.
@@ -80,7 +87,8 @@ Engine::Impl::Impl(Plan plan, const EngineOptions& options)
       accelerator_account_(
           accelerator_ ? std::make_unique<Account>(*accelerator_, plan_.accelerator_memory_bytes)
                        : nullptr),
-      weights_(plan_, options, kernels_, threads_, accelerator_account_.get()),
+      weights_(checked_formats(plan_, cpu_, accelerator_.get()), options, kernels_, threads_,
+               accelerator_account_.get()),
       kv_(plan_, accelerator_layers(plan_)),
       pipeline_(plan_, weights_, kv_, cpu_account_, accelerator_account_.get()),
       load_s_(seconds_since(start_)) {

@@ -16,11 +16,11 @@
 #include "cpu/isa.h"
 #include "cpu/op_times.h"
 #include "device/memory.h"
-#include "engine/kv_cache.h"
 #include "engine/pipeline.h"
 #include "engine/team_size.h"
-#include "engine/weights.h"
 #include "helm/engine.h"
+#include "kv/cache.h"
+#include "weights/store.h"
 
 namespace helm {
 

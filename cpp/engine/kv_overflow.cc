@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "cpu/key_bias.h"
 #include "cpu/stage.h"
-#include "engine/stages.h"
+#include "plan/stages.h"
 
 namespace helm {
 namespace {
@@ -120,7 +120,8 @@ void KvOverflow::compile_on_cpu(Device& cpu, const StageSpec& bound) {
   const auto far_value = static_cast<ValueIndex>(plan_.values.size() - 1);
   int64_t scratch = 0, biases = 0;
   const auto bias_bytes = [&](const cpu::KeyBias& bias) {
-    return align_up(plan_.tensors[static_cast<size_t>(bias.tensor)].bytes(), kCacheLine);
+    return align_up(plan_.tensors[static_cast<size_t>(bias.tensor)].rows() * float_bytes,
+                    kCacheLine);
   };
   std::vector<std::pair<size_t, size_t>> on_cpu;  // unit, spec
   for (size_t u = 0; u < units_.size(); ++u) {
@@ -142,12 +143,13 @@ void KvOverflow::compile_on_cpu(Device& cpu, const StageSpec& bound) {
     StageSpec host;
     host.plan = &plan_;
     host.units = std::span(specs_).subspan(s, 1);
-    host.weights.assign(plan_.tensors.size(), DeviceAddress::kNull);
+    host.weights.assign(plan_.tensors.size(), Weight{});
     if (const auto bias = cpu::key_bias(plan_, units_[u].attention.layer)) {
       const auto tensor = static_cast<size_t>(bias->tensor);
-      copies_->download(next_bias, bound.weights[tensor], plan_.tensors[tensor].bytes());
+      copies_->download(next_bias, bound.weights[tensor].address,
+                        plan_.tensors[tensor].rows() * float_bytes);
       copies_->synchronize();
-      host.weights[tensor] = cpu::device_address(next_bias);
+      host.weights[tensor].address = cpu::device_address(next_bias);
       next_bias += bias_bytes(*bias);
     }
     host.values.assign(plan_.values.size(), DeviceAddress::kNull);

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "device/memory.h"
-#include "engine/kv_cache.h"
 #include "helm/plan.h"
+#include "kv/cache.h"
 
 namespace helm {
 

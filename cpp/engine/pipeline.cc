@@ -139,7 +139,6 @@ Pipeline::Program Pipeline::compile(const std::vector<bool>& on_accelerator, con
     Account& account = span.on_accelerator ? *accelerator : cpu;
     StageSpec spec = buffers_[span.on_accelerator].spec(plan_);
     spec.weights = span.on_accelerator ? weights.on_accelerator() : weights.on_cpu();
-    spec.compressed = !span.on_accelerator && plan_.loading == WeightLoading::kCompressed;
     for (size_t begin = span.begin; begin < span.end;) {
       size_t end = begin + 1;
       if (resident[begin] != span.on_accelerator) {

@@ -11,9 +11,9 @@
 #include "device/memory.h"
 #include "engine/block_stream.h"
 #include "engine/kv_overflow.h"
-#include "engine/stages.h"
-#include "engine/weights.h"
 #include "helm/plan.h"
+#include "plan/stages.h"
+#include "weights/store.h"
 
 namespace helm {
 

@@ -4,8 +4,8 @@
 #include "base/check.h"
 #include "cpu/key_bias.h"
 #include "engine/engine_impl.h"
-#include "engine/kv_file.h"
-#include "engine/weights_digest.h"
+#include "kv/file.h"
+#include "weights/digest.h"
 
 namespace helm {
 

@@ -64,11 +64,11 @@ class DeviceProbe::Impl {
       std::memcpy(pageable_.data() + at, noise().data(), static_cast<size_t>(tile));
     }
     fill_(memory_.address(), bytes);
-    wide_ = narrow_products(DType::kBF16, kWideTokens, 0).run_s[0] < kWide_s;
+    wide_ = narrow_products(format_of(DType::kBF16), kWideTokens, 0).run_s[0] < kWide_s;
   }
 
-  ProbeTiming matmul(DType dtype, int64_t tokens, double seconds) {
-    if (!wide_ && tokens > kWholeBlockTokens) return narrow_products(dtype, tokens, seconds);
+  ProbeTiming matmul(const Format& format, int64_t tokens, double seconds) {
+    if (!wide_ && tokens > kWholeBlockTokens) return narrow_products(format, tokens, seconds);
     Synthetic stage = synthetic();
     Work work;
     const ValueIndex hidden = stage.value(kHidden);
@@ -76,7 +76,7 @@ class DeviceProbe::Impl {
     do {
       for (const ProductShape& shape : block_products()) {
         const ValueIndex in = shape.cols == kHidden ? hidden : inner;
-        add(work, stage.add_product(in, stage.value(shape.rows), shape, dtype, tokens));
+        add(work, stage.add_product(in, stage.value(shape.rows), shape, format, tokens));
       }
     } while (!slices_.enough());
     return time_stage(stage, tokens, tokens, work, seconds);
@@ -143,13 +143,13 @@ class DeviceProbe::Impl {
     return {account_, slices_, fill_};
   }
 
-  ProbeTiming narrow_products(DType dtype, int64_t tokens, double seconds) {
+  ProbeTiming narrow_products(const Format& format, int64_t tokens, double seconds) {
     Synthetic stage = synthetic();
     const ValueIndex in = stage.value(kNarrow.cols);
     const ValueIndex out = stage.value(kNarrow.rows);
     Work work;
     do {
-      add(work, stage.add_product(in, out, kNarrow, dtype, tokens));
+      add(work, stage.add_product(in, out, kNarrow, format, tokens));
     } while (!slices_.enough() && work.flops < kNarrowFlops);
     return time_stage(stage, tokens, tokens, work, seconds);
   }
@@ -214,9 +214,9 @@ DeviceProbe::Impl& DeviceProbe::used() const {
   return *impl_;
 }
 
-ProbeTiming DeviceProbe::matmul(DType dtype, int64_t tokens, double seconds) {
+ProbeTiming DeviceProbe::matmul(const Format& format, int64_t tokens, double seconds) {
   check(tokens >= 1 && tokens <= kMostTokens, "1 to 4096 tokens");
-  return used().matmul(dtype, tokens, seconds);
+  return used().matmul(format, tokens, seconds);
 }
 
 ProbeTiming DeviceProbe::attention(DType dtype, int64_t group, int64_t queries, int64_t context,

@@ -142,13 +142,12 @@ ProbeTiming timing_of(const Work& work) {
 }
 
 // Adds a stage of one product with a matrix of its own.
-Work add_product(Cpu& cpu, Slices& slices, const ProductShape& shape, DType dtype, int64_t tokens,
-                 size_t timing, std::vector<Timed>& stages, bool compressed = false) {
+Work add_product(Cpu& cpu, Slices& slices, const ProductShape& shape, const Format& format,
+                 int64_t tokens, size_t timing, std::vector<Timed>& stages) {
   auto s = std::make_shared<Synthetic>(cpu.account, slices, cpu.fill_noise);
-  if (compressed) s->compress();
   const ValueIndex in = s->value(shape.cols);
   const ValueIndex out = s->value(shape.rows);
-  const Work work = s->add_product(in, out, shape, dtype, tokens);
+  const Work work = s->add_product(in, out, shape, format, tokens);
   s->compile(tokens, tokens);
   stages.push_back({std::move(s), timing});
   return work;
@@ -264,9 +263,10 @@ StageProbe::StageProbe(int64_t bytes, std::vector<int> cpus)
     : impl_(std::make_unique<Impl>(std::max(bytes, kMinimumBytes), std::move(cpus))) {}
 StageProbe::~StageProbe() = default;
 
-std::vector<ProbeTiming> StageProbe::matmul(int threads, DType dtype, int64_t tokens,
+std::vector<ProbeTiming> StageProbe::matmul(int threads, const Format& format, int64_t tokens,
                                             double seconds) {
   check_tokens(threads, tokens);
+  check(format.codes != Codes::kBF16C, "another format than bf16c, which has a probe of its own");
   Cpu& cpu = impl_->cpu(threads);
   const PinnedThread pinned(impl_->first_cpu());
   Slices& slices = impl_->slices();
@@ -276,7 +276,7 @@ std::vector<ProbeTiming> StageProbe::matmul(int threads, DType dtype, int64_t to
   double flops = 0;
   do {
     for (size_t i = 0; i < shapes.size(); ++i) {
-      timings[i] = timing_of(add_product(cpu, slices, shapes[i], dtype, tokens, i, stages));
+      timings[i] = timing_of(add_product(cpu, slices, shapes[i], format, tokens, i, stages));
       flops += timings[i].flops;
     }
   } while (!enough(slices, tokens, flops));
@@ -288,8 +288,8 @@ namespace {
 
 // Products of so many rows with weights of the first kind and, each right after, of the second: a
 // timing per shape of the one, then of the other. bytes of both: those of the first.
-std::vector<ProbeTiming> in_turn(Cpu& cpu, Slices& first, Slices& second, bool compressed,
-                                 DType dtype, int64_t tokens, double seconds) {
+std::vector<ProbeTiming> in_turn(Cpu& cpu, Slices& first, const Format& format, Slices& second,
+                                 const Format& other, int64_t tokens, double seconds) {
   const std::vector<ProductShape> shapes = product_shapes(tokens);
   const size_t count = shapes.size();
   std::vector<ProbeTiming> timings(2 * count);
@@ -297,9 +297,10 @@ std::vector<ProbeTiming> in_turn(Cpu& cpu, Slices& first, Slices& second, bool c
   double flops = 0;
   do {
     for (size_t i = 0; i < count; ++i) {
-      timings[i] = timing_of(add_product(cpu, first, shapes[i], dtype, tokens, i, stages));
-      timings[count + i] = timing_of(
-          add_product(cpu, second, shapes[i], dtype, tokens, count + i, stages, compressed));
+      timings[i] = timing_of(add_product(cpu, first, shapes[i], format, tokens, i, stages));
+      timings[count + i] =
+          timing_of(add_product(cpu, second, shapes[i], other, tokens, count + i, stages));
+      timings[count + i].bytes = timings[i].bytes;
       flops += timings[i].flops + timings[count + i].flops;
     }
   } while (!enough(first, tokens, flops));
@@ -314,7 +315,8 @@ std::vector<ProbeTiming> StageProbe::mapped_matvec(int threads, DType dtype, dou
   Cpu& cpu = impl_->cpu(threads);
   const PinnedThread pinned(impl_->first_cpu());
   Slices& mapped = impl_->mapped(cpu.pool).slices;
-  return in_turn(cpu, impl_->slices(), mapped, false, dtype, 1, seconds);
+  const Format format = format_of(dtype);
+  return in_turn(cpu, impl_->slices(), format, mapped, format, 1, seconds);
 }
 
 std::vector<ProbeTiming> StageProbe::compressed_matmul(int threads, int64_t tokens,
@@ -323,7 +325,8 @@ std::vector<ProbeTiming> StageProbe::compressed_matmul(int threads, int64_t toke
   Cpu& cpu = impl_->cpu(threads);
   const PinnedThread pinned(impl_->first_cpu());
   Slices& compressed = impl_->compressed(cpu.pool);
-  return in_turn(cpu, impl_->slices(), compressed, true, DType::kBF16, tokens, seconds);
+  return in_turn(cpu, impl_->slices(), format_of(DType::kBF16), compressed, {Codes::kBF16C}, tokens,
+                 seconds);
 }
 
 std::vector<ProbeTiming> StageProbe::copy(int threads, double seconds) {

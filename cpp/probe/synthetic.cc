@@ -8,7 +8,6 @@
 #include "base/check.h"
 #include "cpu/compression.h"
 #include "cpu/stage.h"
-#include "cpu/weight_format.h"
 
 namespace helm::probe {
 namespace {
@@ -69,16 +68,18 @@ ValueIndex Synthetic::value(int64_t width) {
   return static_cast<ValueIndex>(plan_.values.size() - 1);
 }
 
-TensorIndex Synthetic::tensor(std::vector<int64_t> shape, DType dtype) {
+TensorIndex Synthetic::tensor(std::vector<int64_t> shape, const Format& format) {
   TensorSpec spec;
   spec.shape = std::move(shape);
-  spec.dtype = dtype;
-  weights_.push_back(slices_.next(cpu::host_bytes(plan_, spec)));
-  if (cpu::is_compressed(plan_, spec)) {
-    cpu::make_compressed_noise(cpu::host_pointer(weights_.back()), spec.shape[0], spec.shape[1]);
+  const auto index = static_cast<TensorIndex>(plan_.tensors.size());
+  plan_.slices.push_back({index, false, format, SliceSpec::Access::kResident});
+  const DeviceAddress place = slices_.next(format_bytes(format, spec.rows(), spec.cols()));
+  weights_.push_back({place, format});
+  if (format.codes == Codes::kBF16C) {
+    cpu::make_compressed_noise(cpu::host_pointer(place), spec.rows(), spec.cols());
   }
   plan_.tensors.push_back(std::move(spec));
-  return static_cast<TensorIndex>(plan_.tensors.size() - 1);
+  return index;
 }
 
 int64_t Synthetic::cache(DType dtype, int64_t times, int64_t kv_heads, int64_t context) {
@@ -88,16 +89,16 @@ int64_t Synthetic::cache(DType dtype, int64_t times, int64_t kv_heads, int64_t c
   return pages;
 }
 
-Work Synthetic::add_product(ValueIndex in, ValueIndex out, const ProductShape& shape, DType dtype,
-                            int64_t tokens) {
+Work Synthetic::add_product(ValueIndex in, ValueIndex out, const ProductShape& shape,
+                            const Format& format, int64_t tokens) {
   LinearOp op{in, out, {}, false};
   for (int i = 0; i < shape.parts; ++i) {
-    op.parts.push_back({tensor({shape.rows / shape.parts, shape.cols}, dtype), kNoTensor});
+    op.parts.push_back({tensor({shape.rows / shape.parts, shape.cols}, format), kNoTensor});
   }
   add(std::move(op));
   const auto elements = static_cast<double>(shape.rows * shape.cols);
-  return {2 * elements * static_cast<double>(tokens),
-          elements * static_cast<double>(dtype_bytes(dtype))};
+  const int64_t bytes = shape.parts * read_bytes(format, shape.rows / shape.parts, shape.cols);
+  return {2 * elements * static_cast<double>(tokens), static_cast<double>(bytes)};
 }
 
 Work Synthetic::add_attention(ValueIndex qkv, ValueIndex out, int64_t group, int64_t tokens,
@@ -118,7 +119,7 @@ Work Synthetic::add_elementwise(int64_t tokens) {
   const ValueIndex h = value(kHidden);
   const ValueIndex gate_up = value(2 * kInner);
   const ValueIndex inner = value(kInner);
-  const TensorIndex weight = tensor({kHidden}, DType::kF32);
+  const TensorIndex weight = tensor({kHidden}, Format{});
   add(NormOp{false, x, 0, h, 0, 1, kHidden, weight, kNoTensor, kEps});
   add(NormOp{false, x, 0, h, 0, 1, kHidden, weight, kNoTensor, kEps});
   add(ActivationOp{ActivationKind::kSilu, true, gate_up, inner, kInner});
@@ -128,7 +129,7 @@ Work Synthetic::add_elementwise(int64_t tokens) {
 
 void Synthetic::add_empty_ops(int64_t ops) {
   const ValueIndex x = value(kNarrow);
-  const TensorIndex weight = tensor({kNarrow}, DType::kF32);
+  const TensorIndex weight = tensor({kNarrow}, Format{});
   for (int64_t i = 0; i < ops; ++i) {
     add(NormOp{false, x, 0, x, 0, 1, kNarrow, weight, kNoTensor, kEps});
   }
@@ -137,9 +138,9 @@ void Synthetic::add_empty_ops(int64_t ops) {
 // All threads write x, one reads it and writes h, all read h.
 void Synthetic::add_handovers(int64_t ops) {
   const ValueIndex y = value(kNarrow), x = value(kHidden), h = value(kHidden);
-  const TensorIndex weight = tensor({kHidden}, DType::kF32);
-  const TensorIndex widen = tensor({kHidden, kNarrow}, DType::kBF16);
-  const TensorIndex narrow = tensor({kNarrow, kHidden}, DType::kBF16);
+  const TensorIndex weight = tensor({kHidden}, Format{});
+  const TensorIndex widen = tensor({kHidden, kNarrow}, format_of(DType::kBF16));
+  const TensorIndex narrow = tensor({kNarrow, kHidden}, format_of(DType::kBF16));
   for (int64_t i = 0; i < ops; i += kHandovers) {
     add(LinearOp{y, x, {{widen, kNoTensor}}, false});
     add(NormOp{false, x, 0, h, 0, 1, kHidden, weight, kNoTensor, kEps});
@@ -160,7 +161,6 @@ void Synthetic::compile(int64_t tokens, int64_t context) {
   buffers_ = DeviceMemory(account_, bytes + scratch, "the probe");
   fill_(buffers_.address(), bytes);
   StageSpec spec{&plan_, plan_.units, weights_, {}, pages_, DeviceAddress::kNull};
-  spec.compressed = plan_.loading == WeightLoading::kCompressed;
   if (scratch > 0) spec.workspace = buffers_.address() + bytes;
   for (const int64_t offset : offsets) spec.values.push_back(buffers_.address() + offset);
   stage_ = device.compile(spec);

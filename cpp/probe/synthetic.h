@@ -83,11 +83,9 @@ class Synthetic {
   int64_t cache(DType dtype, int64_t times, int64_t kv_heads, int64_t context);
 
   // Each adds ops and returns what a run on `tokens` rows does.
-  // A product with a matrix of its own; bytes of the matrix.
-  Work add_product(ValueIndex in, ValueIndex out, const ProductShape& shape, DType dtype,
+  // A product with a matrix of its own; bytes that it reads of the matrix. bf16c on the CPU only.
+  Work add_product(ValueIndex in, ValueIndex out, const ProductShape& shape, const Format& format,
                    int64_t tokens);
-  // From now on bf16 matrices are compressed ones of noise. On the CPU.
-  void compress() { plan_.loading = WeightLoading::kCompressed; }
   // Attention of the last `tokens` of `context` positions, on values of width
   // (group + 2) * kv_heads * kHeadDim and group * kv_heads * kHeadDim; FLOPs of the pairs that
   // causality allows, bytes of the KV read.
@@ -105,14 +103,14 @@ class Synthetic {
   void run(Stream& stream, int64_t first_page = 0) const;
 
  private:
-  TensorIndex tensor(std::vector<int64_t> shape, DType dtype);
+  TensorIndex tensor(std::vector<int64_t> shape, const Format& format);
   void add(Op op) { plan_.units[0].ops.push_back(std::move(op)); }
 
   Account& account_;
   Slices& slices_;
   const Fill& fill_;
   Plan plan_;
-  std::vector<DeviceAddress> weights_;  // by TensorIndex
+  std::vector<Weight> weights_;  // by TensorIndex
   DeviceAddress pages_ = DeviceAddress::kNull;
   std::vector<int32_t> tokens_, positions_, page_table_;
   SequenceRun sequence_{};

@@ -22,27 +22,27 @@ from helm.errors import (
 )
 
 if TYPE_CHECKING:
-    from helm.batch import TextStream
-    from helm.completion import Completion, TextChunk, Timings
-    from helm.llm import LLM
-    from helm.plan import Plan
-    from helm.sampling import SamplingParams
-    from helm.saved_kv import SavedKV
-    from helm.tokenizer import Tokenizer
+    from helm.plan.schema import Plan
+    from helm.session.batch import TextStream
+    from helm.session.llm import LLM
+    from helm.session.saved_kv import SavedKV
+    from helm.text.completion import Completion, TextChunk, Timings
+    from helm.text.sampling import SamplingParams
+    from helm.text.tokenizer import Tokenizer
 
     __version__: str
 
 # Looked up when first used: importing helm stays cheap.
 _LAZY = {
-    "LLM": "helm.llm",
-    "SamplingParams": "helm.sampling",
-    "SavedKV": "helm.saved_kv",
-    "Completion": "helm.completion",
-    "TextChunk": "helm.completion",
-    "Timings": "helm.completion",
-    "TextStream": "helm.batch",
-    "Tokenizer": "helm.tokenizer",
-    "Plan": "helm.plan",
+    "LLM": "helm.session.llm",
+    "SamplingParams": "helm.text.sampling",
+    "SavedKV": "helm.session.saved_kv",
+    "Completion": "helm.text.completion",
+    "TextChunk": "helm.text.completion",
+    "Timings": "helm.text.completion",
+    "TextStream": "helm.session.batch",
+    "Tokenizer": "helm.text.tokenizer",
+    "Plan": "helm.plan.schema",
 }
 
 __all__ = [
@@ -81,7 +81,7 @@ def __getattr__(name: str) -> Any:
         try:
             value = getattr(importlib.import_module(_LAZY[name]), name)
         except ImportError as reason:
-            from helm.import_name import clash
+            from helm.base.import_name import clash
 
             problem = clash()
             if problem is None:

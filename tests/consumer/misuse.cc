@@ -199,7 +199,7 @@ class Program {
         {"unknown accelerator", [] { helm::accelerator_info("cuda:first"); }},
         {"reads by no thread", [] { helm::stream_read_bytes_per_s(0, 1 << 20, 0.01); }},
         {"probe of no tokens",
-         [] { helm::StageProbe(0, {}).matmul(1, helm::DType::kF32, 0, 0.01); }},
+         [] { helm::StageProbe(0, {}).matmul(1, helm::format_of(helm::DType::kF32), 0, 0.01); }},
         {"unknown dtype", [] { helm::dtype_from_name("int4"); }},
     };
   }

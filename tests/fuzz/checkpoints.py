@@ -11,7 +11,7 @@ import safetensors
 
 from fuzz import models, mutate
 from fuzz.kind import Kind, sensible, tokens_are_sensible
-from helm.checkpoint import read_checkpoint
+from helm.model.checkpoint.safetensors import read_checkpoint
 
 ARCHITECTURES = tuple(sorted(models.FAMILIES))
 
@@ -40,7 +40,8 @@ def as_the_library(path: Path) -> None:
     sensible(names == set(own), f"tensors {sorted(names ^ set(own))} are in one reading only")
     for name, info in own.items():
         sensible(shapes[name] == info.shape, f"{name} has shape {shapes[name]} or {info.shape}")
-        sensible(dtypes[name] == info.dtype, f"{name} is {dtypes[name]} or {info.dtype}")
+        stored = info.stored.upper()
+        sensible(dtypes[name] == stored, f"{name} is {dtypes[name]} or {stored}")
 
 
 def rearranged(random: Random, weights: dict[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from typing import Any
 from fuzz import models, mutate
 from fuzz.checkpoints import ARCHITECTURES, generates
 from fuzz.kind import Kind, sensible, tokens_are_sensible
-from helm.cli import main
-from helm.config import load_config
+from helm.commands.cli import main
 from helm.errors import InvalidError
+from helm.model.families import load_config
 
 _KEYS: dict[str, tuple[Any, ...]] = {
     "rope_scaling": (

@@ -9,6 +9,7 @@ from fuzz.checkpoints import Checkpoint, Shards
 from fuzz.configs import Config, GenerationConfig, PlanCommand
 from fuzz.containers import Container
 from fuzz.faults import Fault
+from fuzz.gguf_files import GgufFile
 from fuzz.kind import Kind
 from fuzz.kv_files import KvFile
 from fuzz.native_calls import NativeCalls
@@ -20,9 +21,9 @@ from fuzz.tokenizers import ChatTemplate, TokenizerFiles
 KINDS: dict[str, type[Kind]] = {
     kind.name: kind
     for kind in (
-        Checkpoint, Shards, Config, GenerationConfig, PlanCommand, TokenizerFiles, ChatTemplate,
-        PlanFormat, NativePlan, ProfileFile, KvFile, Arguments, NativeCalls, Fault, Signal,
-        Container,
+        Checkpoint, Shards, GgufFile, Config, GenerationConfig, PlanCommand, TokenizerFiles,
+        ChatTemplate, PlanFormat, NativePlan, ProfileFile, KvFile, Arguments, NativeCalls, Fault,
+        Signal, Container,
     )
 }  # fmt: skip
 

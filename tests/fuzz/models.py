@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 import helm
-from helm.config import FAMILIES, ModelConfig
-from helm.models import build_graph
+from helm.model.families import FAMILIES, build_graph, parse_config
 
 VOCAB, CONTEXT = 1024, 128
 BUNDLED = Path(helm.__file__).parent / "bundled"
@@ -42,7 +41,7 @@ def config_of(architecture: str) -> dict[str, Any]:
 
 def weights_of(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
     """Random f32 weights by name."""
-    shapes = build_graph(ModelConfig.from_dict(config)).tensors
+    shapes = build_graph(parse_config(config)).tensors
     generator = np.random.default_rng(seed)
     return {name: _noise(generator, name, shape) for name, shape in shapes.items()}
 

@@ -16,7 +16,7 @@ from fuzz.checkpoints import ARCHITECTURES
 from fuzz.kind import Kind, sensible, tokens_are_sensible
 from helm import _helm
 from helm.errors import CapacityError
-from helm.plan_format import Plan
+from helm.plan.schema import Plan
 
 PROMPT = [3, 17, 99, 130, 0, 42, 42, 7]
 SIM = "sim:vram=700MiB"

@@ -9,10 +9,10 @@ from random import Random
 
 from fuzz import models, mutate
 from fuzz.kind import Kind, sensible
-from helm.compiler.planning import Request, study
-from helm.config import ModelConfig
-from helm.explain import to_dict
-from helm.profile import load_profile, preset_names
+from helm.compiler.explain import to_dict
+from helm.compiler.study import Request, study
+from helm.machine.profile import load_profile, preset_names
+from helm.model.families import parse_config
 
 
 class ProfileFile(Kind):
@@ -24,7 +24,7 @@ class ProfileFile(Kind):
 
     def __init__(self, folder: Path) -> None:
         self._profiles = [load_profile(name).to_dict() for name in preset_names()]
-        self._config = ModelConfig.from_dict(models.config_of("Qwen3ForCausalLM"))
+        self._config = parse_config(models.config_of("Qwen3ForCausalLM"))
 
     def run(self, random: Random, folder: Path) -> None:
         path = folder / "machine.json"

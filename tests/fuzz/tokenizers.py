@@ -10,7 +10,7 @@ from typing import Any
 
 from fuzz import models, mutate
 from fuzz.kind import Kind, sensible
-from helm.tokenizer import Tokenizer
+from helm.text.tokenizer import Tokenizer
 
 _TEXTS = (
     "Once upon a time", "a", " ", "\n\t", "<|begin|>x<|end|>", "naïve façade 你好 😀", "\x00",

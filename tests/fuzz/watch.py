@@ -100,7 +100,9 @@ class Watched:
         self._folder = Path(tempfile.mkdtemp(prefix="helm-fuzz-", dir=self._keep))
         self._given, self._unread = 0, b""
         own = {
-            "PYTHONPATH": os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", ""))),
+            "PYTHONPATH": os.pathsep.join(
+                (str(TESTS), str(TESTS / "support"), os.environ.get("PYTHONPATH", ""))
+            ),
             "HF_HUB_OFFLINE": "1",
             "HF_HOME": str(self._folder / "hub"),
             "XDG_CACHE_HOME": str(self._folder / "cache"),

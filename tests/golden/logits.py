@@ -23,9 +23,10 @@ from safetensors.numpy import save_file
 import small_models
 from engine_helpers import greedy, logits_in_chunks, partitioned, prompt_of
 from helm import _helm
-from helm.checkpoint import read_checkpoint
-from helm.config import load_config
-from helm.plan import Plan, make_plan
+from helm.compiler.make import make_plan
+from helm.model.checkpoint.safetensors import read_checkpoint
+from helm.model.families import load_config
+from helm.plan.schema import Plan
 
 TESTS = Path(__file__).resolve().parents[1]
 DTYPES = ("f32", "f16", "bf16")
@@ -44,9 +45,11 @@ def cases() -> list[str]:
 
 def outcomes(names: Sequence[str], isa: str) -> dict[str, dict[str, str]]:
     """Digests of some cases by placement, made in a process of its own."""
+    path = os.pathsep.join((str(TESTS / "support"), os.environ.get("PYTHONPATH", "")))
     result = subprocess.run(
         [sys.executable, "-m", "golden.logits", *names], cwd=TESTS, text=True, check=True,
-        env={**os.environ, "HELM_CPU_ISA": isa}, stdout=subprocess.PIPE, timeout=600,
+        env={**os.environ, "HELM_CPU_ISA": isa, "PYTHONPATH": path}, stdout=subprocess.PIPE,
+        timeout=600,
     )  # fmt: skip
     found: dict[str, dict[str, str]] = json.loads(result.stdout)
     return found

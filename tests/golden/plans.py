@@ -13,12 +13,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from helm.compiler.loading import LoadingRequest
-from helm.compiler.workload import Workload
-from helm.config import ModelConfig
+from helm.compiler.load_cost import LoadingRequest
+from helm.compiler.make import make_plan
 from helm.errors import HelmError
-from helm.plan import Plan, make_plan
-from helm.profile import load_profile, preset_names
+from helm.machine.profile import load_profile, preset_names
+from helm.model.config import ModelConfig
+from helm.model.families import parse_config
+from helm.plan.records import Workload
+from helm.plan.schema import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ("qwen3-0.6b", "qwen3-8b", "qwen3-32b", "llama-3.1-70b")
@@ -84,6 +86,6 @@ def _without_fractions(value: Any) -> Any:
 def _config(model: str) -> ModelConfig:
     file = ROOT / "tests" / "data" / "configs" / f"{model}.json"
     if file.exists():
-        return ModelConfig.from_dict(json.loads(file.read_text()), model)
+        return parse_config(json.loads(file.read_text()), model)
     shapes = json.loads((ROOT / "bench" / "shapes.json").read_text())
-    return ModelConfig.from_dict(shapes[model], model)
+    return parse_config(shapes[model], model)

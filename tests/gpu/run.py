@@ -124,7 +124,9 @@ def package(step: Step, at: Place) -> None:
     if at.target.plugin is not None:
         native(step, at, at.target.plugin)
         at.target.add_plugin(at.tree, at.site / "helm")
-    python(step, at, "-c", "from helm import devices; print(devices.open_accelerator('cuda'))")
+    python(
+        step, at, "-c", "from helm.machine import devices; print(devices.open_accelerator('cuda'))"
+    )
 
 
 def python(step: Step, at: Place, *arguments: str | Path, **environment: str) -> None:
@@ -144,7 +146,7 @@ def models(step: Step, at: Place) -> None:
     parallel = importlib.util.find_spec("xdist") is not None and (os.cpu_count() or 1) > 4
     python(
         step, at, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(["-n", "4"] * parallel),
-        *at.target.models, "tests/test_partition.py", HELM_TEST_DEVICE="cuda",
+        *at.target.models, "tests/engine/test_partition.py", HELM_TEST_DEVICE="cuda",
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-// Attention in pieces on any device: append, reset, attend and merge as stages of one op each, over
+// Attention in parts on any device: append, reset, attend and merge as stages of one op each, over
 // tables of any blocks, against double precision over the K and V that were appended.
 #include <doctest/doctest.h>
 
@@ -34,7 +34,7 @@ class PiecewiseAttention {
         kv_(account_, plan_.kv.pages * plan_.kv.page_bytes(), "the KV cache") {
     spec_.plan = &plan_;
     spec_.kv = kv_.address();
-    spec_.weights.resize(plan_.tensors.size(), DeviceAddress::kNull);
+    spec_.weights.resize(plan_.tensors.size());
     spec_.values.resize(plan_.values.size(), DeviceAddress::kNull);
     for (const ValueIndex v : {qkv_, near_, far_, out_}) {
       held_.emplace_back(account_, shape.step_tokens * width(v) * 4, "values");
@@ -146,7 +146,7 @@ class PiecewiseAttention {
   static constexpr float kScale = 0.3F;
   enum : size_t { kAppend, kReset, kNear, kFar, kMerge };
 
-  // The tiny model's plan with the values of attention in pieces at its end.
+  // The tiny model's plan with the values of attention in parts at its end.
   Plan extended(const TinyShape& shape) {
     Plan plan = Plan::from_json(tiny_model(shape).plan);
     const auto value = [&](const char* name, int64_t width) {
@@ -263,7 +263,7 @@ void conform_attention_pieces(const DeviceFactory& open, const TinyShape& shape,
     for (const int64_t split : {0, 1, 3, 1000}) {
       for (const bool one_by_one : {false, true}) {
         CHECK_EQ(compare(attention.run(split, one_by_one), want.value, want.bound,
-                         "attention in pieces, split at block " + std::to_string(split)),
+                         "attention in parts, split at block " + std::to_string(split)),
                  "");
       }
     }

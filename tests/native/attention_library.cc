@@ -1,4 +1,4 @@
-// The attention kernels as a C library, for tests in Python (tests/test_merge.py).
+// The attention kernels as a C library, for tests in Python (tests/engine/test_merge.py).
 #include <cstdint>
 #include <string>
 #include <vector>

@@ -11,8 +11,8 @@
 #include "cpu/cpu_device.h"
 #include "cpu/isa.h"
 #include "cpu/stage.h"
-#include "engine/weights.h"
 #include "tiny_model.h"
+#include "weights/store.h"
 
 namespace {
 
@@ -45,6 +45,7 @@ class Counting final : public helm::Device {
     if (events-- == 0) throw helm::Error(helm::ErrorKind::kDevice, "no event");
     return cpu_.create_event();
   }
+  bool takes(const helm::Format& format) const override { return cpu_.takes(format); }
   int64_t workspace_bytes(const helm::Plan& plan,
                           std::span<const helm::UnitSpec> units) const override {
     return cpu_.workspace_bytes(plan, units);
@@ -158,9 +159,10 @@ TEST_CASE("what visits is page-locked wherever it lies, no memory page twice") {
           if (!tensor.name.starts_with("block.0.") && !tensor.name.starts_with("block.1.")) {
             continue;
           }
-          const void* place = helm::cpu::host_pointer(weights.on_cpu()[i]);
-          CHECK(device.locked(place, tensor.bytes(), false) == !refuses);
-          visiting += tensor.bytes();
+          const void* place = helm::cpu::host_pointer(weights.on_cpu()[i].address);
+          const int64_t bytes = plan.bytes(*plan.slice(static_cast<helm::TensorIndex>(i), false));
+          CHECK(device.locked(place, bytes, false) == !refuses);
+          visiting += bytes;
         }
         CHECK(device.locked(pages.data(), pages.bytes(), true) == !refuses);
         if (refuses) CHECK(blocks.pageable_bytes() >= visiting + pages.bytes());

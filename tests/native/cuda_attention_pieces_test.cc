@@ -1,4 +1,4 @@
-// Attention in pieces under emulation: blocks of any choice merged into partials, partials merged
+// Attention in parts under emulation: blocks of any choice merged into partials, partials merged
 // into the output, against double precision over the same pages at once.
 #include <algorithm>
 #include <cmath>
@@ -121,7 +121,7 @@ void check_pieces(const Problem& p, DType dtype, uint32_t seed) {
 
 }  // namespace
 
-TEST_CASE("cuda attention in pieces: any blocks in any order give what all give at once") {
+TEST_CASE("cuda attention in parts: any blocks in any order give what all give at once") {
   uint32_t seed = 6000;
   for (int64_t page_tokens : sampled<int64_t>({5, 1, 16, 64})) {
     for (DType dtype : kAllTypes) {
@@ -139,7 +139,7 @@ TEST_CASE("cuda attention in pieces: any blocks in any order give what all give 
   }
 }
 
-TEST_CASE("cuda attention in pieces: splits, windows across pages, scores of every size") {
+TEST_CASE("cuda attention in parts: splits, windows across pages, scores of every size") {
   uint32_t seed = 7000;
   for (int64_t splits : sampled<int64_t>({1, 2, 5})) {
     for (int64_t window : sampled<int64_t>({0, 1, 64, 20})) {
@@ -153,7 +153,7 @@ TEST_CASE("cuda attention in pieces: splits, windows across pages, scores of eve
   }
 }
 
-TEST_CASE("cuda attention in pieces: rows of sequences that are not attended to keep theirs") {
+TEST_CASE("cuda attention in parts: rows of sequences that are not attended to keep theirs") {
   for (int64_t splits : {1, 3}) {
     const Problem p{{{2, 60}, {1, 90}, {3, 10}}, 4, 2, 16, 16, 0, splits};
     const Data d(p, DType::kF16, 8000);
@@ -166,7 +166,7 @@ TEST_CASE("cuda attention in pieces: rows of sequences that are not attended to 
   }
 }
 
-TEST_CASE("cuda attention in pieces: a partial without weight adds nothing") {
+TEST_CASE("cuda attention in parts: a partial without weight adds nothing") {
   for (int64_t splits : {1, 4}) {
     for (int32_t tokens : {1, 2}) {
       const Problem p{{{tokens, 150}}, 2, 1, 8, 16, 0, splits, 1.0f};

@@ -45,6 +45,10 @@ TEST_CASE("streams and events order work") {
   helm::test::conform_ordering(open_cuda_test_device);
 }
 
+TEST_CASE("formats without kernels are refused by name") {
+  helm::test::conform_formats(open_cuda_test_device);
+}
+
 TEST_CASE("streams and events outlive their device") {
   auto device = open_cuda_test_device(0);
   const auto event = device->create_event();
@@ -86,7 +90,7 @@ TEST_CASE("a stage agrees with the scalar oracle: norms of q and k, biases, wind
   conform_stage(open_cuda_test_device, {variant, true});
 }
 
-TEST_CASE("attention in pieces agrees with the scalar oracle") {
+TEST_CASE("attention in parts agrees with the scalar oracle") {
   for (const char* dtype : {"f32", "f16", "bf16"}) {
     conform_attention_pieces(open_cuda_test_device, shape("f32", dtype));
   }

@@ -106,7 +106,7 @@ TEST_CASE("weights and KV that visit are page-locked, or told to be pageable") {
   CHECK(tokens == expected);
   CHECK(slow_copies > 0);
   CHECK(pageable_bytes > 0);
-  const auto copied_from_it = mapped.with("/loading", "\"copied\"");
+  const auto copied_from_it = mapped.with_slices("cpu", "access", "mapped", "resident");
   CHECK(count(copied_from_it, &pageable_bytes) == std::pair(expected, int64_t{0}));
   CHECK(pageable_bytes == 0);
   cuda_emulation::lock_for_reading(true);

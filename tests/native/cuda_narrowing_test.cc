@@ -29,11 +29,12 @@ Outcome run(const Plan& plan, std::span<const Op> ops, int64_t rows, bool togeth
   const auto buffer = [&](int64_t bytes) { return device.allocate(bytes, "the test"); };
   helm::StageSpec spec;
   spec.plan = &plan;
-  for (const helm::TensorSpec& tensor : plan.tensors) {
-    const auto values = helm::test::random_floats(tensor.elements(), 7);
-    const auto bytes = helm::test::encode(tensor.dtype, values);
-    spec.weights.push_back(buffer(tensor.bytes()));
-    stream->upload(spec.weights.back(), bytes.data(), tensor.bytes());
+  for (const helm::SliceSpec& slice : plan.slices) {  // one of each tensor
+    const helm::TensorSpec& tensor = plan.tensors[static_cast<size_t>(slice.tensor)];
+    const auto values = helm::test::random_floats(tensor.rows() * tensor.cols(), 7);
+    const auto bytes = helm::test::encode(helm::dtype_of(slice.format), values);
+    spec.weights.push_back({buffer(plan.bytes(slice)), slice.format});
+    stream->upload(spec.weights.back().address, bytes.data(), plan.bytes(slice));
     stream->synchronize();
   }
   for (const helm::ValueSpec& value : plan.values) {
@@ -43,9 +44,9 @@ Outcome run(const Plan& plan, std::span<const Op> ops, int64_t rows, bool togeth
     stream->synchronize();
   }
   std::vector<helm::UnitSpec> units;
-  if (together) units.push_back({"ops", "accelerator", {ops.begin(), ops.end()}});
+  if (together) units.push_back({"ops", "cpu", {ops.begin(), ops.end()}});
   for (const Op& op : ops) {
-    if (!together) units.push_back({"op", "accelerator", {op}});
+    if (!together) units.push_back({"op", "cpu", {op}});
   }
   spec.workspace = buffer(device.workspace_bytes(plan, units));
   std::vector<std::unique_ptr<helm::Stage>> stages;
@@ -91,8 +92,8 @@ TEST_CASE("norms and activations narrow for the product that follows, with the s
     for (const std::vector<Op>& ops :
          {pair_of<helm::NormOp>(plan), pair_of<helm::ActivationOp>(plan)}) {
       REQUIRE(ops.size() == 2);
-      const auto narrowing = helm::cuda::narrowing_between(plan, ops[0], ops[1]);
-      CHECK(narrowing.dtype == plan.tensors[0].dtype);
+      const auto narrowing = helm::cuda::narrowing_between(plan, ops[0], plan.units[1], ops[1]);
+      CHECK(narrowing.dtype == helm::dtype_from_name(dtype));
       CHECK(narrowing.alone);
       const auto product = static_cast<size_t>(std::get<helm::LinearOp>(ops[1]).out);
       const Outcome apart = run(plan, ops, 20, false), together = run(plan, ops, 20, true);
@@ -111,7 +112,7 @@ TEST_CASE("what others read is written in f32 as well") {
   const std::vector<Op> ops = pair_of<helm::NormOp>(plan);
   const helm::ValueIndex narrowed = std::get<helm::LinearOp>(ops[1]).in;
   plan.units.back().ops.emplace_back(helm::SelectOp{narrowed, plan.logits});
-  const auto narrowing = helm::cuda::narrowing_between(plan, ops[0], ops[1]);
+  const auto narrowing = helm::cuda::narrowing_between(plan, ops[0], plan.units[1], ops[1]);
   CHECK(narrowing.dtype == helm::DType::kF16);
   CHECK_FALSE(narrowing.alone);
   const Outcome apart = run(plan, ops, 20, false), together = run(plan, ops, 20, true);
@@ -122,7 +123,7 @@ TEST_CASE("what others read is written in f32 as well") {
 TEST_CASE("what does not fit the product is not narrowed for it") {
   Plan plan = plan_of("f16");
   const auto none = [&](const Op& op, const Op& next) {
-    return helm::cuda::narrowing_between(plan, op, next).dtype == helm::DType::kF32;
+    return helm::cuda::narrowing_between(plan, op, plan.units[1], next).dtype == helm::DType::kF32;
   };
   const std::vector<Op> ops = pair_of<helm::NormOp>(plan);
   CHECK(none(ops[1], ops[0]));
@@ -133,11 +134,12 @@ TEST_CASE("what does not fit the product is not narrowed for it") {
   part.out_offset = part.size;
   CHECK(none(part, ops[1]));
   helm::LinearOp mixed = std::get<helm::LinearOp>(ops[1]);
-  plan.tensors[static_cast<size_t>(mixed.parts.back().weight)].dtype = helm::DType::kF32;
+  plan.slices[static_cast<size_t>(mixed.parts.back().weight)].format = {};  // f32
   CHECK(none(ops[0], mixed));
   mixed.in = mixed.out;
   CHECK(none(ops[0], mixed));
   const Plan plain = plan_of("f32");
   const std::vector<Op> in_f32 = pair_of<helm::NormOp>(plain);
-  CHECK(helm::cuda::narrowing_between(plain, in_f32[0], in_f32[1]).dtype == helm::DType::kF32);
+  CHECK(helm::cuda::narrowing_between(plain, in_f32[0], plain.units[1], in_f32[1]).dtype ==
+        helm::DType::kF32);
 }

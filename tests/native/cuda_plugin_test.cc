@@ -255,7 +255,7 @@ TEST_CASE("parts of a product whose weights follow each other are one launch, wi
       const auto values = helm::test::random_floats(rows * width, static_cast<uint32_t>(rows));
       stream->upload(to, values.data(), rows * width * 4);
       stream->synchronize();
-      spec.weights[static_cast<size_t>(part.weight)] = to;
+      spec.weights[static_cast<size_t>(part.weight)].address = to;
       place += rows * width * 4 + gap;
     }
     stream->upload(spec.values[static_cast<size_t>(linear->in)], inputs.data(),

@@ -19,6 +19,11 @@ namespace {
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
+// Of a tensor of a model that lies on the CPU.
+Format held_format(const Plan& plan, size_t tensor) {
+  return plan.slice(static_cast<TensorIndex>(tensor), false)->format;
+}
+
 // The next tokens of one sequence in a step; the logits of the last are wanted.
 struct Input {
   int sequence;
@@ -86,7 +91,9 @@ class StageRunner {
     spec.kv = kv_.address();
     spec.workspace = workspace_.address();
     for (const TensorSpec& tensor : plan_.tensors) {
-      spec.weights.push_back(place(encode(tensor.dtype, *model.tensors.at(tensor.name).data)));
+      const Format format = held_format(plan_, spec.weights.size());
+      const std::vector<float>& data = *model.tensors.at(tensor.name).data;
+      spec.weights.push_back({place(encode(dtype_of(format), data)), format});
     }
     for (const ValueSpec& value : plan_.values) {
       const int64_t rows = value.per_output ? plan_.limits.step_outputs : plan_.limits.step_tokens;
@@ -301,6 +308,29 @@ void conform_ordering(const DeviceFactory& open) {
   writer->synchronize();
 }
 
+void conform_formats(const DeviceFactory& open) {
+  const auto device = open(0);
+  const Plan plan = Plan::from_json(tiny_model({}).plan);
+  for (const FormatRow& row : kFormats) {
+    CAPTURE(row.name);
+    if (is_dense(row.format)) CHECK(device->takes(row.format));
+    if (device->takes(row.format)) continue;
+    StageSpec spec;
+    spec.plan = &plan;
+    spec.units = std::span(plan.units).first(1);
+    spec.weights.assign(plan.tensors.size(), {DeviceAddress::kNull, row.format});
+    spec.values.resize(plan.values.size());
+    try {
+      device->compile(spec);
+      FAIL("the format should have been refused");
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::kInvalid);
+      const std::string named = std::string("format ") + row.name + ";";
+      CHECK(std::string(error.what()).find(named) != std::string::npos);
+    }
+  }
+}
+
 std::vector<std::vector<float>> stage_logits(const DeviceFactory& open, const TinyShape& shape) {
   const auto device = open(0);
   return StageRunner(*device, tiny_model(shape)).run(script());
@@ -319,7 +349,8 @@ void conform_stage(const DeviceFactory& open, const StageCase& test) {
     const Plan& plan = runner.plan();
     std::vector<std::vector<float>> weights;
     for (const TensorSpec& tensor : plan.tensors) {
-      weights.push_back(rounded(tensor.dtype, *model.tensors.at(tensor.name).data));
+      const DType dtype = dtype_of(held_format(plan, weights.size()));
+      weights.push_back(rounded(dtype, *model.tensors.at(tensor.name).data));
     }
     PlanOracle oracle(plan, std::move(weights));
     const double relative = relative_bound(plan, test);

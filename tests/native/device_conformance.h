@@ -23,6 +23,10 @@ void conform_copies(const DeviceFactory& open);
 // on.
 void conform_ordering(const DeviceFactory& open);
 
+// Every dense format is taken; a stage with weights in a format that is not taken is refused by the
+// format's name.
+void conform_formats(const DeviceFactory& open);
+
 // The logits of a small model: prompts in chunks, then several sequences decoding side by side and
 // a new prompt among them, against a scalar oracle. `narrows_inputs`: the device rounds inputs of
 // products to the weights' dtype, a GPU where a step has many rows, a CPU always or never.
@@ -32,7 +36,7 @@ struct StageCase {
 };
 void conform_stage(const DeviceFactory& open, const StageCase& test);
 
-// Attention in pieces (append, reset, attend, merge) over pages shared out in every way, in decode
+// Attention in parts (append, reset, attend, merge) over pages shared out in every way, in decode
 // and prefill steps, against a scalar oracle. attention_conformance.cc.
 // inputs: what the device rounds scaled queries and softmax weights to.
 void conform_attention_pieces(const DeviceFactory& open, const TinyShape& shape,

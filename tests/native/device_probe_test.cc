@@ -23,9 +23,9 @@ void check_timing(const ProbeTiming& timing, bool flops, bool bytes) {
 TEST_CASE("device probe: every probe of a simulated accelerator") {
   DeviceProbe probe("sim", 0);  // raised to the minimum
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-    check_timing(probe.matmul(dtype, 1, 0), true, true);
+    check_timing(probe.matmul(format_of(dtype), 1, 0), true, true);
     if (kSanitized && dtype != DType::kBF16) continue;
-    check_timing(probe.matmul(dtype, 17, 0), true, true);
+    check_timing(probe.matmul(format_of(dtype), 17, 0), true, true);
     check_timing(probe.attention(dtype, 4, 1, 1024, 0), true, true);
     check_timing(probe.attention(dtype, 2, 33, 600, 0), true, true);
   }
@@ -51,7 +51,7 @@ TEST_CASE("device probe: what cannot be had is refused") {
   CHECK_THROWS_AS(DeviceProbe("tpu", 0), Error);
   CHECK_THROWS_AS(DeviceProbe("sim:vram=64MiB", 0), Error);
   DeviceProbe probe("sim", 0);
-  CHECK_THROWS_AS(probe.matmul(DType::kF32, 0, 0), Error);
+  CHECK_THROWS_AS(probe.matmul({}, 0, 0), Error);
   CHECK_THROWS_AS(probe.attention(DType::kF32, 1, 5, 4, 0), Error);
   CHECK_THROWS_AS(probe.elementwise(1 << 20, 0), Error);
   CHECK_THROWS_AS(probe.empty_ops(-1, 0), Error);

@@ -105,6 +105,7 @@ TEST_CASE("every device keeps the contract") {
     CAPTURE(name);
     helm::test::conform_copies(opener(name));
     helm::test::conform_ordering(opener(name));
+    helm::test::conform_formats(opener(name));
     helm::test::conform_stage(opener(name), {.shape = {}});
     helm::test::conform_stage(opener(name), {.shape = {.kv_dtype = "f16", .weight_dtype = "bf16"},
                                              .narrows_inputs = narrows});

@@ -266,7 +266,8 @@ TEST_CASE("a row of position embeddings fits each thread's scratch, however wide
   const int64_t width = int64_t{1} << 22;
   helm::Plan plan;
   plan.limits = {.context = 4, .step_tokens = 1, .step_outputs = 1, .sequences = 1};
-  plan.tensors = {{"positions", {4, width}, helm::DType::kF16, std::nullopt}};
+  plan.tensors = {{"positions", {4, width}, std::nullopt}};
+  plan.slices = {{0, false, helm::format_of(helm::DType::kF16), {}}};
   plan.values = {{"x", width, false}};
   plan.units = {{"embedding", "cpu", {helm::PositionEmbeddingOp{0, 0, 0}}}};
   const helm::cpu::KernelTable& kernels = helm::cpu::select_kernels();
@@ -302,8 +303,8 @@ TinyShape compressible(std::vector<std::string> devices = {}) {
   return shape;
 }
 
-std::unique_ptr<Engine> loaded(const helm::test::TinyModel& model, const std::string& loading) {
-  return tiny_engine(model.with("/loading", '"' + loading + '"'));
+std::unique_ptr<Engine> compressed_engine(const helm::test::TinyModel& model) {
+  return tiny_engine(model.with_slices("cpu", "format", "bf16", "bf16c"));
 }
 
 }  // namespace
@@ -315,7 +316,7 @@ TEST_CASE("compressed weights take and read less, and give the same bits") {
         {"cpu", "accelerator", "cpu", "cpu"},
         {"accelerator", "cpu", "accelerator", "accelerator"}}) {
     const auto model = tiny_model(compressible(devices));
-    const auto copied = loaded(model, "copied"), compressed = loaded(model, "compressed");
+    const auto copied = tiny_engine(model), compressed = compressed_engine(model);
     for (const size_t chunk : {1, 5, 32}) {
       CHECK(logits_of(*compressed, ids, chunk) == logits_of(*copied, ids, chunk));
     }
@@ -341,7 +342,7 @@ TEST_CASE("weights that do not compress are refused by name") {
   std::vector<float>& weights = *model.tensors.at("block.1.up").data;
   for (size_t i = 0; i < weights.size(); i += 50) weights[i] = 1e-30F;
   CHECK_THROWS_WITH(
-      loaded(model, "compressed"),
+      compressed_engine(model),
       "[load] the weights of tensor \"block.1.up\" do not compress: more than one in "
       "256 lies outside of the 16 binades that most of its row take; load with copied "
       "weights instead");

@@ -1,5 +1,5 @@
 // Where weights are placed: each member loads what it reads, on the node that it is pinned to.
-#include "engine/first_touch.h"
+#include "weights/first_touch.h"
 
 #include <doctest/doctest.h>
 
@@ -15,9 +15,9 @@
 
 #include "affinity.h"
 #include "cpu/stage.h"
-#include "engine/weights.h"
 #include "helm/engine.h"
 #include "tiny_model.h"
+#include "weights/store.h"
 
 namespace {
 
@@ -81,9 +81,21 @@ void record(const helm::cpu::MatmulArgs& args) {
 void run_recorded(const Plan& plan, const LinearOp& op, ThreadPool& pool, Calls& into) {
   helm::cpu::KernelTable kernels = *helm::cpu::kernels_scalar();
   for (auto& matmul : kernels.matmul) matmul = record;
-  helm::cpu::Bindings bindings{plan, {}, {nullptr, plan.kv}, kernels, {}, {}, {}, {}, {}};
+  helm::cpu::Bindings bindings{plan,
+                               {},
+                               {nullptr, plan.kv},
+                               kernels,
+                               helm::cpu::select_integer_kernels(),
+                               {},
+                               {},
+                               {},
+                               {},
+                               {},
+                               nullptr,
+                               nullptr};
   for (size_t i = 0; i < plan.tensors.size(); ++i) {
-    bindings.weights.push_back(reinterpret_cast<const void*>((i + 1) << 40));
+    const auto held = plan.slice(static_cast<helm::TensorIndex>(i), false);
+    bindings.weights.push_back({static_cast<helm::DeviceAddress>((i + 1) << 40), held->format});
   }
   std::vector<std::vector<float>> values;
   for (const helm::ValueSpec& value : plan.values) {
@@ -97,6 +109,10 @@ void run_recorded(const Plan& plan, const LinearOp& op, ThreadPool& pool, Calls&
   calls = &into;
   pool.run([&](Team& team) { bound->run(step, team); });
   calls = nullptr;
+}
+
+helm::Format& format_of(Plan& plan, helm::TensorIndex tensor) {
+  return const_cast<helm::SliceSpec*>(plan.slice(tensor, false))->format;
 }
 
 std::vector<LinearOp> linear_ops(const Plan& plan) {
@@ -127,7 +143,8 @@ TEST_CASE("weights belong to the member whose decode begins with them") {
       for (const LinearOp::Part& part : op.parts) {
         const auto tensor = static_cast<size_t>(part.weight);
         for (const TensorShare& share : shares[tensor]) {
-          const auto offset = static_cast<uintptr_t>(share.begin) * sizeof(float);
+          const auto offset =
+              static_cast<uintptr_t>(share.begin * plan.tensors[tensor].cols()) * sizeof(float);
           begins.emplace(share.member, ((tensor + 1) << 40) + offset);
         }
         rows += plan.tensors[tensor].shape[0];
@@ -163,9 +180,10 @@ TEST_CASE("a member's pieces have the same input as its last one where weights a
     for (const LinearOp& op : linear_ops(plan)) {
       std::map<size_t, int> dtypes;  // by weight
       for (size_t i = 0; i < op.parts.size(); ++i) {
-        helm::TensorSpec& weight = plan.tensors[static_cast<size_t>(op.parts[i].weight)];
-        if (mixed && i % 2 == 1) weight.dtype = helm::DType::kBF16;
-        dtypes[static_cast<size_t>(op.parts[i].weight)] = static_cast<int>(weight.dtype);
+        const helm::TensorIndex weight = op.parts[i].weight;
+        helm::Format& format = format_of(plan, weight);
+        if (mixed && i % 2 == 1) format = helm::format_of(helm::DType::kBF16);
+        dtypes[static_cast<size_t>(weight)] = static_cast<int>(helm::dtype_of(format));
       }
       Calls seen(2);
       run_recorded(plan, op, pool, seen);
@@ -197,7 +215,7 @@ TEST_CASE("shares cover every tensor once, and only matrices of chosen units hav
         CHECK((share.member == kAnyone) == (!chosen || plan.tensors[i].shape.size() == 1));
         end = share.end;
       }
-      CHECK(end == plan.tensors[i].elements());
+      CHECK(end == plan.tensors[i].rows());
     }
   }
 }
@@ -314,9 +332,10 @@ TEST_CASE("each member loads the rows that it reads") {
         helm::decode_shares(plan, std::vector<bool>(plan.units.size(), true), members);
     std::map<uintptr_t, int> owner;  // by where a share begins
     for (size_t i = 0; i < shares.size(); ++i) {
-      const auto base = static_cast<uintptr_t>(weights.on_cpu()[i]);
+      const auto base = static_cast<uintptr_t>(weights.on_cpu()[i].address);
       for (const TensorShare& share : shares[i]) {
-        owner[base + static_cast<uintptr_t>(share.begin) * 2] = share.member;
+        owner[base + static_cast<uintptr_t>(share.begin * plan.tensors[i].cols()) * 2] =
+            share.member;
       }
     }
     for (int member = 0; member < members; ++member) {

@@ -32,6 +32,15 @@ TinyModel poisoned(const TinyShape& shape) {
   plan["tensors"].push_back(plan["tensors"][0]);
   plan["tensors"].back()["name"] = "head";
   plan["units"].back()["ops"].back()["parts"][0]["weight"] = "head";
+  const nlohmann::json& device = plan["units"].back()["device"];
+  nlohmann::json& slices = plan["slices"];
+  size_t held = 0;
+  while (slices[held]["tensor"] != "embed" || slices[held]["device"] != device) ++held;
+  if (plan["units"][0]["device"] == device) {  // which reads both tensors
+    slices.push_back(slices[held]);
+    held = slices.size() - 1;
+  }
+  slices[held]["tensor"] = "head";
   model.plan = plan.dump();
   model.tensors.emplace("head", head);
   const auto width = static_cast<size_t>(shape.hidden);

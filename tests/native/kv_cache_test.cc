@@ -1,5 +1,5 @@
 // The account of KV blocks: whatever sequences share, what is reserved is there and comes back.
-#include "engine/kv_cache.h"
+#include "kv/cache.h"
 
 #include <doctest/doctest.h>
 

@@ -6,6 +6,18 @@
 #include <vector>
 
 namespace helm::test {
+namespace {
+
+// Parts of 2 KiB per row that are cut at multiples of `unit` rows.
+cpu::LinearRows rows_of(const std::vector<int64_t>& first_row, int64_t unit) {
+  cpu::LinearRows all;
+  all.first_row = first_row;
+  all.row_unit.assign(first_row.size() - 1, unit);
+  all.row_bytes = 2048;
+  return all;
+}
+
+}  // namespace
 
 TEST_CASE("every slice of a member's rows of each part is one piece of a product of few tokens") {
   for (const std::vector<int64_t>& first_row :
@@ -18,7 +30,7 @@ TEST_CASE("every slice of a member's rows of each part is one piece of a product
     for (const int members : {1, 2, 3, 16}) {
       CAPTURE(first_row.back());
       CAPTURE(members);
-      const cpu::LinearRows all{first_row, 2048};
+      const cpu::LinearRows all = rows_of(first_row, 1);
       const std::vector<cpu::DecodePiece> pieces = cpu::decode_pieces(all, members);
       REQUIRE(pieces.size() % static_cast<size_t>(members) == 0);
       const size_t each = pieces.size() / static_cast<size_t>(members);
@@ -50,9 +62,42 @@ TEST_CASE("every slice of a member's rows of each part is one piece of a product
   }
 }
 
+TEST_CASE("parts are cut at multiples of their unit, wherever they begin") {
+  for (const std::vector<int64_t>& first_row :
+       std::vector<std::vector<int64_t>>{{0, 1}, {0, 100}, {0, 7, 40, 93}, {0, 2048, 2056, 4001}}) {
+    for (const int64_t unit : {1, 16}) {
+      const cpu::LinearRows all = rows_of(first_row, unit);
+      for (size_t part = 0; part + 1 < first_row.size(); ++part) {
+        const int64_t rows = first_row[part + 1] - first_row[part];
+        const auto aligned = [&](int64_t row) { return row % unit == 0 || row == rows; };
+        for (const int members : {1, 2, 3, 16}) {
+          int64_t decode_end = 0, prefill_end = 0;
+          for (int member = 0; member < members; ++member) {
+            const Team::Part own = all.decode_part(member, members, part);
+            REQUIRE(own.begin == decode_end);
+            REQUIRE(aligned(own.end));
+            decode_end = own.end;
+          }
+          REQUIRE(decode_end == rows);
+          const cpu::PrefillPieces pieces(all.rows(), members);
+          for (int64_t i = 0; i < pieces.count(); ++i) {
+            const auto piece = pieces.at(i);
+            const Team::Part some = all.rows_of(part, piece.row, piece.end_row);
+            if (some.begin == some.end) continue;
+            REQUIRE(some.begin == prefill_end);
+            REQUIRE(aligned(some.end));
+            prefill_end = some.end;
+          }
+          REQUIRE(prefill_end == rows);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("a member's rows of a large product of few tokens are many pieces, of a small one few") {
   const auto pieces_of = [](int64_t rows) {
-    return cpu::decode_pieces({{0, rows}, 2048}, 2).size() / 2;
+    return cpu::decode_pieces(rows_of({0, rows}, 1), 2).size() / 2;
   };
   CHECK(pieces_of(16) == 1);
   CHECK(pieces_of(128) == 2);

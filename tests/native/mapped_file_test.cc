@@ -132,9 +132,9 @@ TEST_CASE("a step during which a mapped file changes brings no logits") {
       .write(reinterpret_cast<const char*>(embed.data()),
              static_cast<std::streamsize>(embed.size() * sizeof(float)));
   const std::string name = std::filesystem::path(scratch.path()).filename().string();
-  model = model.with("/tensors/0/source",
-                     R"({"file": ")" + name + R"(", "offset": 0, "dtype": "f32"})");
-  model = model.with("/loading", "\"mapped\"");
+  model = model.with("/tensors/0/source", R"({"stored": "f32", "extents": [{"file": ")" + name +
+                                              R"(", "offset": 0, "rows": 61, "row_stride": 0}]})");
+  model = model.with_slices("cpu", "access", "resident", "mapped");
   model.tensors.erase("embed");
   helm::EngineOptions options = model.options();
   options.directory = std::filesystem::path(scratch.path()).parent_path().string();

@@ -11,7 +11,7 @@
 #include <set>
 #include <vector>
 
-#include "engine/sampler.h"
+#include "serve/sampler.h"
 
 namespace {
 

@@ -29,9 +29,9 @@ TEST_CASE("stage probe: every probe on one thread and on three") {
   for (const int threads : {1, 3}) {
     CAPTURE(threads);
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-      check_timings(probe.matmul(threads, dtype, 1, 0), 4, true, true);
+      check_timings(probe.matmul(threads, format_of(dtype), 1, 0), 4, true, true);
       if (kSanitized && dtype != DType::kBF16) continue;
-      check_timings(probe.matmul(threads, dtype, 17, 0), 1, true, true);
+      check_timings(probe.matmul(threads, format_of(dtype), 17, 0), 1, true, true);
       check_timings(probe.attention(threads, dtype, 2, 3, 1, 1024, 0), 1, true, true);
       check_timings(probe.attention(threads, dtype, 3, 2, 33, 600, 0), 1, true, true);
     }
@@ -67,13 +67,14 @@ TEST_CASE("stage probe: the memory of any matrix is spread over all nodes") {
 
 TEST_CASE("stage probe: bad arguments are refused") {
   StageProbe probe(0, {});  // raised to the minimum
-  CHECK_THROWS_AS(probe.matmul(0, DType::kF32, 1, 0), Error);
-  CHECK_THROWS_AS(probe.matmul(1, DType::kF32, 0, 0), Error);
-  CHECK_THROWS_AS(probe.matmul(1, DType::kF32, 1 << 20, 0), Error);
+  CHECK_THROWS_AS(probe.matmul(0, {}, 1, 0), Error);
+  CHECK_THROWS_AS(probe.matmul(1, {}, 0, 0), Error);
+  CHECK_THROWS_AS(probe.matmul(1, {}, 1 << 20, 0), Error);
   CHECK_THROWS_AS(probe.attention(1, DType::kF32, 2, 2, 5, 4, 0), Error);
   CHECK_THROWS_AS(probe.attention(1, DType::kF32, 2, 0, 1, 4, 0), Error);
   CHECK_THROWS_AS(probe.attention(1, DType::kF32, 0, 1, 1, 4, 0), Error);
   CHECK_THROWS_AS(probe.mapped_matvec(0, DType::kF32, 0), Error);
+  CHECK_THROWS_AS(probe.matmul(1, {helm::Codes::kBF16C}, 1, 0), Error);
   CHECK_THROWS_AS(probe.compressed_matmul(0, 1, 0), Error);
   CHECK_THROWS_AS(probe.compressed_matmul(1, 0, 0), Error);
   CHECK_THROWS_AS(probe.compress(0, 0), Error);

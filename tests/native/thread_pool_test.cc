@@ -76,6 +76,38 @@ TEST_CASE("parallel_for visits every index exactly once") {
   }
 }
 
+// The body of member 0's first piece waits until everything else is done: so others take the rest
+// of its part, from the back, whichever thread is first.
+TEST_CASE("members help from the back of another's part") {
+  for (const int threads : {2, 3, 5}) {
+    for (const int64_t n : {2, 7, 64, 1000}) {
+      helm::ThreadPool pool(threads);
+      std::vector<std::atomic<int>> visits(static_cast<size_t>(n));
+      std::atomic<int64_t> done{0};
+      std::vector<int64_t> helped(static_cast<size_t>(threads),
+                                  INT64_MAX);  // of member 0's, by member
+      std::atomic<int> wrong{0};
+      pool.run([&](helm::Team& team) {
+        const int64_t own_end = team.part_of(0, threads, n).end;
+        team.parallel_for(n, 1, [&](int64_t i, int64_t) {
+          ++visits[static_cast<size_t>(i)];
+          int64_t& last = helped[static_cast<size_t>(team.worker())];
+          if (team.worker() != 0 && i < own_end) {
+            if (i >= last) ++wrong;
+            last = i;
+          }
+          if (team.worker() == 0 && i == 0) {
+            while (done < n - 1) std::this_thread::yield();
+          }
+          ++done;
+        });
+      });
+      for (const std::atomic<int>& count : visits) CHECK(count == 1);
+      CHECK(wrong == 0);
+    }
+  }
+}
+
 TEST_CASE("a barrier makes the writes of one loop visible to the next") {
   constexpr int64_t kCells = 257;
   helm::ThreadPool pool(3);

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -20,7 +21,6 @@ class TinyModelBuilder {
     plan_ = {{"format", "helm-plan"},
              {"version", Plan::kVersion},
              {"threads", s_.threads},
-             {"loading", "copied"},
              {"logits", "logits"}};
     plan_["model"] = {{"architecture", "Tiny"}, {"fingerprint", "0"}, {"vocab_size", s_.vocab}};
     plan_["limits"] = {
@@ -75,31 +75,58 @@ class TinyModelBuilder {
     vector("norm", s_.hidden);
     unit("head",
          {norm("x_out", "h_out", "norm", s_.hidden), linear("h_out", "logits", {"embed"}, false)});
+    add_slices();
     model_.plan = plan_.dump();
     return std::move(model_);
   }
 
  private:
+  // What each device holds of the tensors that its units name.
+  void add_slices() {
+    plan_["slices"] = nlohmann::json::array();
+    for (const std::string device : {"cpu", "accelerator"}) {
+      std::set<nlohmann::json> names;
+      const auto add = [&](const nlohmann::json& op) {
+        for (const char* key : {"table", "weight", "bias"}) {
+          if (op.contains(key) && op[key].is_string()) names.insert(op[key]);
+        }
+      };
+      for (const nlohmann::json& unit : plan_["units"]) {
+        if (unit["device"] != device) continue;
+        for (const nlohmann::json& op : unit["ops"]) {
+          add(op);
+          if (!op.contains("parts")) continue;
+          for (const nlohmann::json& part : op["parts"]) add(part);
+        }
+      }
+      for (const nlohmann::json& tensor : plan_["tensors"]) {
+        if (names.count(tensor["name"]) == 0) continue;
+        plan_["slices"].push_back(
+            {{"tensor", tensor["name"]},
+             {"device", device},
+             {"format", tensor["shape"].size() == 2 ? s_.weight_dtype : "f32"},
+             {"access", "resident"}});
+      }
+    }
+  }
   void value(const char* name, int64_t width, const char* rows = "tokens") {
     plan_["values"].push_back({{"name", name}, {"width", width}, {"rows", rows}});
   }
-  void tensor(const std::string& name, std::vector<int64_t> shape, const std::string& dtype,
-              float mean, float scale) {
+  void tensor(const std::string& name, std::vector<int64_t> shape, float mean, float scale) {
     std::normal_distribution<float> normal(mean, scale);
     int64_t count = 1;
     for (const int64_t extent : shape) count *= extent;
     auto data = std::make_shared<std::vector<float>>();
     for (int64_t i = 0; i < count; ++i) data->push_back(normal(random_));
-    plan_["tensors"].push_back(
-        {{"name", name}, {"shape", shape}, {"dtype", dtype}, {"source", nullptr}});
+    plan_["tensors"].push_back({{"name", name}, {"shape", shape}, {"source", nullptr}});
     model_.tensors[name] = {std::move(shape), std::move(data)};
   }
   std::string matrix(const std::string& name, int64_t rows, int64_t cols, float scale) {
-    tensor(name, {rows, cols}, s_.weight_dtype, 0, scale);
+    tensor(name, {rows, cols}, 0, scale);
     return name;
   }
   std::string vector(const std::string& name, int64_t size) {
-    tensor(name, {size}, "f32", 1, 0.2F);
+    tensor(name, {size}, 1, 0.2F);
     return name;
   }
   static nlohmann::json norm(const std::string& in, const std::string& out,
@@ -214,6 +241,15 @@ TinyModel TinyModel::with(const std::string& path, const std::string& value) con
   return {changed.dump(), tensors};
 }
 
+TinyModel TinyModel::with_slices(const std::string& device, const std::string& key,
+                                 const std::string& from, const std::string& to) const {
+  nlohmann::json changed = nlohmann::json::parse(plan);
+  for (nlohmann::json& slice : changed["slices"]) {
+    if (slice["device"] == device && slice[key] == from) slice[key] = to;
+  }
+  return {changed.dump(), tensors};
+}
+
 TinyModel tiny_model(const TinyShape& shape) {
   return TinyModelBuilder(shape).build();
 }
@@ -228,10 +264,16 @@ TinyFolder::~TinyFolder() {
 
 TinyModel TinyFolder::mapped(const TinyModel& model) const {
   nlohmann::json plan = nlohmann::json::parse(model.plan);
-  plan["loading"] = "mapped";
+  for (nlohmann::json& slice : plan["slices"]) {
+    if (slice["device"] == "cpu" && slice["format"] == "f32") slice["access"] = "mapped";
+  }
   std::ofstream file(path_ + "/weights", std::ios::binary);
   for (nlohmann::json& tensor : plan["tensors"]) {
-    tensor["source"] = {{"file", "weights"}, {"offset", int64_t{file.tellp()}}, {"dtype", "f32"}};
+    tensor["source"] = {{"stored", "f32"},
+                        {"extents", nlohmann::json::array({{{"file", "weights"},
+                                                            {"offset", int64_t{file.tellp()}},
+                                                            {"rows", tensor["shape"][0]},
+                                                            {"row_stride", 0}}})}};
     const std::vector<float>& data = *model.tensors.at(tensor["name"]).data;
     file.write(reinterpret_cast<const char*>(data.data()),
                static_cast<std::streamsize>(data.size() * sizeof(float)));

@@ -24,6 +24,9 @@ struct TinyModel {
   EngineOptions options() const;
   // With another value, JSON too, at a path of the plan such as /limits/context.
   TinyModel with(const std::string& path, const std::string& value) const;
+  // With another format or access of all slices of a device that have this one.
+  TinyModel with_slices(const std::string& device, const std::string& key, const std::string& from,
+                        const std::string& to) const;
 };
 
 struct TinyShape {
@@ -41,7 +44,7 @@ struct TinyShape {
   int64_t pages = 400;
   int64_t window = 0;
   std::string kv_dtype = "f32";
-  std::string weight_dtype = "f32";  // of matrices, as placed
+  std::string weight_dtype = "f32";  // the format of matrices
   bool qk_norm = false;
   bool qkv_bias = false;
   int threads = 2;
@@ -66,7 +69,7 @@ class TinyFolder {
   TinyFolder(const TinyFolder&) = delete;
   TinyFolder& operator=(const TinyFolder&) = delete;
   const std::string& path() const { return path_; }
-  // The model with its tensors, f32, in the file, from which they are to be mapped.
+  // The model with its tensors, f32, in the file; those that the CPU holds as f32 are mapped.
   TinyModel mapped(const TinyModel& model) const;
 
  private:

@@ -33,6 +33,7 @@ KernelTable amx_table() {
 
 const KernelTable* kernels_amx() {
 #ifdef HELM_HAS_AMX
+  if (kernels_avx512bf16() == nullptr) return nullptr;  // HELM_TIERS may name this tier alone
   static const KernelTable kTable = amx_table();
   return &kTable;
 #else

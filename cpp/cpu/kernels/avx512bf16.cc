@@ -5,7 +5,7 @@
 
 #ifdef __AVX512BF16__
 #include "cpu/kernels/attention_bf16.h"
-#include "cpu/kernels/table.h"
+#include "cpu/kernels/matmul.h"
 #endif
 
 namespace helm::cpu {
@@ -13,12 +13,16 @@ namespace helm::cpu {
 #ifdef __AVX512BF16__
 namespace {
 
-constexpr KernelTable bf16_table() {
-  KernelTable t = make_table<VecAvx512>("avx512bf16");
+int64_t scratch_bytes(int64_t head_dim) {
+  return max_of(panel_scratch_bytes<DotBf16>() + plain_scratch_bytes<DotBf16>(),
+                kernels_avx512()->scratch_bytes(head_dim));
+}
+
+KernelTable bf16_table() {
+  KernelTable t = *kernels_avx512();
   constexpr int kBf16 = static_cast<int>(DType::kBF16);
-  static_assert(panel_scratch_bytes<DotBf16>() >=
-                panel_scratch_bytes<Dot<VecAvx512, DType::kF32>>());
-  t.scratch_bytes = scratch_bytes<VecAvx512, DotBf16>;
+  t.name = "avx512bf16";
+  t.scratch_bytes = scratch_bytes;
   t.matmul[kBf16] = matmul_bf16;
   t.matmul_compressed = matmul_compressed_bf16;
   t.compress_row = compress_row<DotBf16>;
@@ -34,7 +38,8 @@ constexpr KernelTable bf16_table() {
 
 const KernelTable* kernels_avx512bf16() {
 #ifdef __AVX512BF16__
-  static constexpr KernelTable kTable = bf16_table();
+  if (kernels_avx512() == nullptr) return nullptr;  // HELM_TIERS may name this tier alone
+  static const KernelTable kTable = bf16_table();
   return &kTable;
 #else
   return nullptr;

@@ -9,9 +9,9 @@
 namespace helm::cpu {
 namespace {
 
-// P: the matrix product that needs most.
-template <class V, class P = Dot<V, DType::kF32>>
+template <class V>
 int64_t scratch_bytes(int64_t head_dim) {
+  using P = Dot<V, DType::kF32>;
   return max_of(panel_scratch_bytes<P>() + plain_scratch_bytes<P>(),
                 attention_scratch_bytes<V>(head_dim));
 }

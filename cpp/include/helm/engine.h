@@ -20,8 +20,9 @@ using SequenceId = int32_t;
 // Called as bytes are read or written; may throw to cancel.
 using Progress = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
 
-// A tensor that already lies in memory, row-major and contiguous. Used in place (no copy) when its
-// dtype is the planned one, so it must outlive the engine; `owner` is kept until then.
+// A tensor that already lies in memory, row-major and contiguous. Used in place (no copy) on
+// the CPU when its dtype is the format of the slice, so it must outlive the engine; `owner` is kept
+// until then.
 struct TensorView {
   const void* data = nullptr;
   DType dtype = DType::kF32;
@@ -82,7 +83,7 @@ struct EngineStats {
   int threads = 0;
   int active_threads = 0;    // of them, those that decode
   std::vector<int> cpus;     // of the threads; empty: as the system likes
-  std::string isa;           // kernel tier
+  std::string isa;           // of the CPU's kernels
   int64_t copied_bytes = 0;  // of the CPU's weights, those copied to the arena
   bool huge_pages = false;   // whether the system accepted the arena's request for huge pages
   // How much of the arena it put on them, when all was copied; nothing where it does not tell.

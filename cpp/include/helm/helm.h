@@ -1,6 +1,7 @@
 // All of HELM's public headers.
 #pragma once
 
+#include "helm/encode.h"        // IWYU pragma: export
 #include "helm/engine.h"        // IWYU pragma: export
 #include "helm/generation.h"    // IWYU pragma: export
 #include "helm/machine.h"       // IWYU pragma: export

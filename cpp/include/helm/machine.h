@@ -1,4 +1,4 @@
-// What the runtime finds on this machine: kernel tiers, accelerators, and what it measures of them.
+// What the runtime finds on this machine: isas, accelerators, and what it measures of them.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "helm/format.h"
 #include "helm/types.h"
 
 namespace helm {
@@ -94,13 +95,15 @@ class HELM_API StageProbe {
   StageProbe(const StageProbe&) = delete;
   StageProbe& operator=(const StageProbe&) = delete;
 
-  // Products of `tokens` rows with different matrices; bytes of the matrices.
-  std::vector<ProbeTiming> matmul(int threads, DType dtype, int64_t tokens, double seconds);
+  // Products of `tokens` rows with different matrices of a format, but for bf16c; bytes read of
+  // the matrices.
+  std::vector<ProbeTiming> matmul(int threads, const Format& format, int64_t tokens,
+                                  double seconds);
   // Products of one row with matrices as they lie once copied and, each right after, with others in
   // the pages of a file that is mapped: a timing per shape of the former, then of the latter.
   std::vector<ProbeTiming> mapped_matvec(int threads, DType dtype, double seconds);
-  // Products of `tokens` rows with bf16 matrices and, each right after, with others that are
-  // compressed: a timing per shape of the former, then of the latter; bytes as if they were not.
+  // Products of `tokens` rows with bf16 matrices and, each right after, with others in bf16c: a
+  // timing per shape of the former, then of the latter; bytes of both are those of bf16.
   std::vector<ProbeTiming> compressed_matmul(int threads, int64_t tokens, double seconds);
   // Copying from a file in the page cache to fresh memory on huge pages, as weights are loaded, or
   // compressing bf16 weights on the way; bytes read.
@@ -141,7 +144,7 @@ class HELM_API DeviceProbe {
   DeviceProbe& operator=(const DeviceProbe&) = delete;
 
   // Products of `tokens` rows with different matrices; bytes of the matrices.
-  ProbeTiming matmul(DType dtype, int64_t tokens, double seconds);
+  ProbeTiming matmul(const Format& format, int64_t tokens, double seconds);
   // Attention as StageProbe's.
   ProbeTiming attention(DType dtype, int64_t group, int64_t queries, int64_t context,
                         double seconds);

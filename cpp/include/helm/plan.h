@@ -2,32 +2,59 @@
 // checked as hostile input; once a Plan exists, every index in it is valid and every shape agrees.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "helm/format.h"
 #include "helm/ops.h"
+#include "helm/stored.h"
 #include "helm/types.h"
 
 namespace helm {
 
-// Where a tensor's bytes lie in the model directory.
-struct TensorSource {
-  std::string file;    // relative to the model directory
-  int64_t offset = 0;  // bytes from the start of the file
-  DType dtype = DType::kF32;
+// A run of a tensor's rows in a file.
+struct SourceExtent {
+  std::string file;        // relative to the model directory
+  int64_t offset = 0;      // of the first row, bytes from the start of the file
+  int64_t rows = 0;        // of a vector: elements
+  int64_t row_stride = 0;  // bytes from row to row; 0: they adjoin
 };
 
+// Where a tensor lies in the model directory: extents that follow one another, and how they are
+// encoded.
+struct TensorSource {
+  Stored stored = Stored::kF32;
+  std::vector<SourceExtent> extents;
+};
+
+// A weight that the model has.
 struct TensorSpec {
   std::string name;
   std::vector<int64_t> shape;          // [rows, cols] or [size]
-  DType dtype = DType::kF32;           // as placed; vectors are always f32
   std::optional<TensorSource> source;  // absent: bound from memory
 
-  HELM_API int64_t elements() const;
-  int64_t bytes() const { return elements() * dtype_bytes(dtype); }
+  bool is_matrix() const { return shape.size() == 2; }
+  // A vector counts as a matrix of one column.
+  int64_t rows() const { return shape[0]; }
+  int64_t cols() const { return is_matrix() ? shape[1] : 1; }
+};
+
+// A tensor as one device holds it.
+struct SliceSpec {
+  // Resident: in the device's memory. Mapped: read from the page cache where its file lies there;
+  // starts at once, shared by processes, some percent slower to read because its pages are small.
+  // A tensor bound from memory is used where it lies if its dtype is the format, whatever this
+  // says.
+  enum class Access : uint8_t { kResident, kMapped };
+
+  TensorIndex tensor = 0;
+  bool on_accelerator = false;
+  Format format;  // f32 of a vector
+  Access access = Access::kResident;
 };
 
 // An activation buffer, [tokens, width] or [outputs, width], f32.
@@ -86,12 +113,6 @@ struct Schedule {
   double watermark = 0.8;
 };
 
-// How tensors in files come into host memory. Copied: into one arena on huge pages. Mapped: used
-// from the page cache where no conversion is needed; starts at once, shared by processes, some
-// percent slower to read because its pages are small. Compressed: copied, bf16 matrices on the CPU
-// in 12 bits per weight, exactly; logits have the same bits, decode reads a quarter less.
-enum class WeightLoading : uint8_t { kCopied, kMapped, kCompressed };
-
 struct Limits {
   int64_t context = 0;       // positions per sequence
   int64_t step_tokens = 0;   // tokens per step
@@ -100,7 +121,7 @@ struct Limits {
 };
 
 struct HELM_API Plan {
-  static constexpr int kVersion = 5;
+  static constexpr int kVersion = 6;
 
   std::string architecture;
   std::string fingerprint;
@@ -110,15 +131,36 @@ struct HELM_API Plan {
   KvSpec kv;
   std::vector<RopeTable> rope;
   std::vector<TensorSpec> tensors;
+  // One for each tensor and device with an op that reads it, by tensor, the CPU's first.
+  std::vector<SliceSpec> slices;
   std::vector<ValueSpec> values;
   std::vector<UnitSpec> units;
   ValueIndex logits = 0;
   Schedule schedule;
-  WeightLoading loading = WeightLoading::kCopied;
   int64_t accelerator_pages = 0;         // of kv.pages; the others lie in host memory
   int64_t accelerator_memory_bytes = 0;  // all that the plan may take there
 
   bool uses_accelerator() const;
+
+  // What a device holds of a tensor; null where no op there reads it.
+  const SliceSpec* slice(TensorIndex tensor, bool on_accelerator) const {
+    const auto before = [](const SliceSpec& a, const SliceSpec& b) {
+      return a.tensor != b.tensor ? a.tensor < b.tensor : a.on_accelerator < b.on_accelerator;
+    };
+    const SliceSpec wanted{tensor, on_accelerator, {}, {}};
+    const auto found = std::lower_bound(slices.begin(), slices.end(), wanted, before);
+    return found == slices.end() || before(wanted, *found) ? nullptr : &*found;
+  }
+  // The format of a tensor that an op of the unit reads.
+  Format format(const UnitSpec& unit, TensorIndex tensor) const {
+    const SliceSpec* held = slice(tensor, unit.device == "accelerator");
+    return held == nullptr ? Format{} : held->format;
+  }
+  // Bytes that a slice takes on its device.
+  int64_t bytes(const SliceSpec& slice) const {
+    const TensorSpec& spec = tensors[static_cast<size_t>(slice.tensor)];
+    return format_bytes(slice.format, spec.rows(), spec.cols());
+  }
 
   // What `helm-llm plan MODEL --write FILE` and, in Python, Plan.to_json() write. Throws
   // Error{kInvalid} that names the offending field, e.g. `units[3].ops[1].out`, or what was given

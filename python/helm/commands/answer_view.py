@@ -10,11 +10,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from helm.thinking import Answer, thinking_marks
+from helm.text.thinking import Answer, thinking_marks
 
 if TYPE_CHECKING:
-    from helm.llm import LLM
-    from helm.prompts import Template
+    from helm.session.llm import LLM
+    from helm.text.prompts import Template
 
 _DIM, _PLAIN, _ERASE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
 # Control characters of a text are not the terminal's: shown as such, or it would obey them.

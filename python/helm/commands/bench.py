@@ -9,16 +9,16 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from helm.base.sizes import counted
 from helm.commands import common, options
 from helm.commands.parser import Parser
 from helm.errors import InvalidError
-from helm.units import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from helm.benchmark import Phase, Report
-    from helm.llm import LLM
+    from helm.measure.benchmark import Phase, Report
+    from helm.session.llm import LLM
 
 HELP = "measure prefill and decode, and where the time goes"
 EPILOG = """examples:
@@ -42,7 +42,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from helm.benchmark import MOST_ROUNDS, Load
+    from helm.measure.benchmark import MOST_ROUNDS, Load
 
     if not 1 <= args.rounds <= MOST_ROUNDS:
         raise InvalidError(f"[bench] --rounds is {args.rounds}; expected 1 to {MOST_ROUNDS}")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from helm.commands import common, kv_files, options, template_options
 from helm.commands.chat_commands import Turns
-from helm.commands.chat_input import Source, open_source
+from helm.commands.chat_input import Lines, Source
 from helm.commands.ending import Ending
 from helm.commands.lines import say
 from helm.commands.parser import More, Parser
 from helm.commands.prompt_input import text_of
 from helm.commands.session import Session
 from helm.errors import InvalidError
-from helm.sampling import sampling_params
+from helm.text.sampling import sampling_params
 
 HELP = "talk with a model, many turns"
 EPILOG = """examples:
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             common.say_plan(llm)
         if args.load_kv is not None:
             session.restore(args.load_kv)
-        source = open_source(session.ending)
+        source = _open_source(session.ending)
         if source.terminal and not args.quiet:
             say(HINT)
 
@@ -93,6 +94,17 @@ def run(args: argparse.Namespace) -> int:
         if args.save_kv is None and not source.terminal:
             return work()
         return session.ending.run(work, save)
+
+
+def _open_source(ending: Ending) -> Source:
+    """Of this process's standard input."""
+    if sys.stdin.isatty():
+        from helm.commands.editing import Editor, screen
+
+        terminal = screen()
+        if terminal is not None:
+            return Editor(ending, terminal)
+    return Lines(ending)
 
 
 def _talk(session: Session, source: Source) -> int:

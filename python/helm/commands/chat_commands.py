@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from helm.base.familiar import option
 from helm.commands import template_options
 from helm.commands.lines import say, say_error
 from helm.commands.session import Session
 from helm.errors import HelmError
-from helm.familiar import option
-from helm.sampling import SamplingParams
+from helm.text.sampling import SamplingParams
 
 _COMMAND = re.compile(r"(/[a-z?]+)(?:[ \t]+(.*))?", re.I)
 # What /set takes, with the values that it may have.

@@ -48,14 +48,3 @@ class Lines:
             print(PROMPT, end="", file=sys.stderr, flush=True)
         with self._ending.interruptible():
             return sys.stdin.readline()
-
-
-def open_source(ending: Ending) -> Source:
-    """Of this process's standard input."""
-    if sys.stdin.isatty():
-        from helm.commands.editing import Editor, screen
-
-        terminal = screen()
-        if terminal is not None:
-            return Editor(ending, terminal)
-    return Lines(ending)

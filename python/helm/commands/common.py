@@ -6,31 +6,34 @@ import argparse
 import dataclasses
 import math
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from helm.base.familiar import as_options
+from helm.base.formats import uncompressed
+from helm.base.paths import kind, permitted
+from helm.base.sizes import counted
 from helm.commands import options
 from helm.commands.lines import say
-from helm.completion import Completion
-from helm.familiar import as_options
-from helm.kv_options import overflows
-from helm.paths import kind, permitted
-from helm.sampling import SamplingParams, sampling_params
-from helm.units import counted
+from helm.compiler.kv_options import overflows
+from helm.text.completion import Completion
+from helm.text.sampling import SamplingParams, sampling_params
 
 if TYPE_CHECKING:
-    from helm.llm import LLM
-    from helm.plan_format import Plan
+    from helm.plan.schema import Plan
+    from helm.session.llm import LLM
 
 
 def require_text(args: argparse.Namespace) -> None:
     """Refuses a local folder without a tokenizer before its weights are read."""
-    from helm.tokenizer import require_tokenizer
+    from helm.model.hub import is_gguf, resolve_model
+    from helm.text.tokenizer import require_tokenizer
 
     folder = os.path.expanduser(args.model or "")
     with permitted("model"):
-        if kind(folder) == "folder":
-            require_tokenizer(Path(folder))
+        if args.tokenizer is None and kind(folder) == "folder":
+            found = resolve_model(folder)
+            if not is_gguf(found):
+                require_tokenizer(found)
 
 
 def load(args: argparse.Namespace, expected_tokens: int | None = None) -> LLM:
@@ -39,13 +42,14 @@ def load(args: argparse.Namespace, expected_tokens: int | None = None) -> LLM:
     expected_tokens: see helm.LLM.
     """
     from helm.commands.measuring import MeasureProgress
-    from helm.llm import LLM
+    from helm.session.llm import LLM
 
     kv = options.kv_options(args)
     with MeasureProgress() as measuring:
         return LLM(
             args.model,
             revision=args.revision,
+            tokenizer=args.tokenizer,
             context=args.context,
             dtype=args.dtype,
             kv_dtype=args.kv_dtype,
@@ -77,15 +81,17 @@ def answer_sampling(llm: LLM, sampling: SamplingParams, args: argparse.Namespace
 
 
 def plan_line(llm: LLM) -> str:
-    """What runs where: model, parameters, bytes, KV cache, device, threads, kernel tier."""
+    """What runs where: model, parameters, bytes, KV cache, device, threads, isa."""
     plan, stats = llm.plan, llm.stats
     elements = {tensor.name: math.prod(tensor.shape) for tensor in plan.tensors}
-    held = dict.fromkeys(tensor.dtype for tensor in plan.tensors if len(tensor.shape) == 2)
+    shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
+    matrices = (held for held in plan.slices if len(shapes[held.tensor]) == 2)
+    formats = dict.fromkeys(uncompressed(held.format) for held in matrices)
     kv_bytes = sum(use.kv_bytes for use in plan.memory.values())
     parts = [
         f"{llm.name} ({plan.model.architecture})",
         f"{count_text(sum(elements.values()))} parameters",
-        f"weights {binary_bytes(stats['weights_bytes'])} {'+'.join(held)}, {plan.loading}",
+        f"weights {binary_bytes(stats['weights_bytes'])} {'+'.join(formats)}, {plan.loading}",
         f"KV {plan.kv.dtype}, context {llm.context}, up to {binary_bytes(kv_bytes)}"
         f"{_overflow(plan)}",
         f"{_devices(plan, stats)}, {counted(stats['threads'], 'thread')}, {stats['isa']}",
@@ -145,9 +151,9 @@ def loading(llm: LLM) -> dict[str, Any]:
 def predicted_rate(llm: LLM) -> float | None:
     """Decode tokens/s of one sequence by the plan's own prediction, or else by this machine's
     profile if `helm-llm profile` has measured it; never measures. None if nothing is known."""
-    from helm.compiler.planning import cpu_decode_rate
+    from helm.compiler.study import cpu_decode_rate
     from helm.errors import HelmError
-    from helm.profile_cache import cached_profile
+    from helm.measure.profile_cache import cached_profile
 
     if llm.plan.prediction is not None:
         predicted = llm.plan.prediction.predicted

@@ -13,11 +13,11 @@ from helm.commands.common import binary_bytes
 from helm.commands.parser import Parser
 from helm.errors import HelmError
 
-HELP = "show CPU, kernel tier, memory, huge pages, devices and versions"
+HELP = "show CPU, instruction set, memory, huge pages, devices and versions"
 EPILOG = """examples:
   helm-llm doctor
   helm-llm doctor --json > machine.json
-  HELM_CPU_ISA=avx2 helm-llm doctor       with a lower kernel tier
+  HELM_CPU_ISA=avx2 helm-llm doctor       with an older instruction set
 """
 PACKAGES = ("numpy", "huggingface-hub", "tokenizers", "jinja2", "rich", "prompt-toolkit")
 HUGE_PAGES_TRIAL_BYTES = 64 << 20
@@ -41,10 +41,10 @@ def run(args: argparse.Namespace) -> int:
 def gather() -> dict[str, Any]:
     """Everything doctor knows, as plain JSON values. Sizes are bytes."""
     from helm import _helm
-    from helm.devices import device_report
-    from helm.hub import bundled_model
-    from helm.machine import cpu_model, read_machine
-    from helm.thread_choice import choose_here
+    from helm.machine.devices import device_report
+    from helm.machine.resources import cpu_model, read_machine
+    from helm.measure.threads import choose_here
+    from helm.model.hub import bundled_model
 
     try:
         chosen, reason = _helm.isa_choice()

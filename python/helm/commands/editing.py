@@ -21,7 +21,7 @@ from prompt_toolkit.history import History
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output.vt100 import Vt100_Output
 
-from helm import own_folder
+from helm.base import own_folder
 from helm.commands.chat_input import PROMPT, is_open
 from helm.commands.ending import Ending
 

@@ -7,6 +7,8 @@ import contextlib
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -14,6 +16,7 @@ EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_UNSEEN_S = 0.05  # after which a signal's handler should have run
 
 
 class Ended(BaseException):
@@ -57,10 +60,38 @@ class Ending:
         for number in before:
             signal.signal(number, self._note)
         try:
-            yield
+            with self._waking():
+                yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def _waking(self) -> Iterator[None]:
+        """Ends what the main thread waits for where a signal has not: one that came just before the
+        wait began, or that another thread took."""
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        before = signal.signal(signal.SIGURG, lambda *_: None)
+        others = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        waker = threading.Thread(
+            target=self._wake, args=(read, threading.get_ident()), name="helm-signals", daemon=True
+        )
+        waker.start()
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(others)
+            os.close(write)
+            waker.join()
+            os.close(read)
+            signal.signal(signal.SIGURG, before)
+
+    def _wake(self, read: int, thread: int) -> None:
+        while numbers := os.read(read, 64):  # empty once the other end is closed
+            while not self._signal and any(number in _SIGNALS for number in numbers):
+                time.sleep(_UNSEEN_S)
+                signal.pthread_kill(thread, signal.SIGURG)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if self._signal:

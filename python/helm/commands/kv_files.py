@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from helm.base.paths import kind, permitted
+from helm.base.progress import progress_bar
 from helm.commands import common
 from helm.commands.lines import say
 from helm.commands.parser import More, Parser
 from helm.errors import InvalidError
-from helm.paths import kind, permitted
-from helm.progress import progress_bar
 
 if TYPE_CHECKING:
-    from helm.llm import LLM
-    from helm.saved_kv import SavedKV
+    from helm.session.llm import LLM
+    from helm.session.saved_kv import SavedKV
 
 
 def add_arguments(parser: Parser, load: str, save: str) -> None:
@@ -29,7 +29,7 @@ def add_arguments(parser: Parser, load: str, save: str) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Refuses files that cannot be there before the model is loaded."""
-    from helm.saved_kv import file_name
+    from helm.session.saved_kv import file_name
 
     for path in filter(None, (args.load_kv, args.save_kv)):
         file_name(path)

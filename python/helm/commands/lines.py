@@ -7,8 +7,8 @@ import sys
 import textwrap
 from typing import TextIO
 
+from helm.base.familiar import as_options
 from helm.commands.ending import drop_unwritable
-from helm.familiar import as_options
 
 _LEAST_WIDTH = 20
 

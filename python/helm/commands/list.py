@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from helm.commands.common import binary_bytes, count_text
@@ -13,7 +13,7 @@ from helm.commands.lines import say
 from helm.commands.parser import Parser
 
 if TYPE_CHECKING:
-    from helm.downloaded import Stored
+    from helm.commands.downloaded import Stored
 
 HELP = "list the models on this machine"
 EPILOG = """examples:
@@ -32,7 +32,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from helm.downloaded import stored_models
+    from helm.commands.downloaded import stored_models
 
     models = stored_models()
     usable = [model for model in models if model.described is not None]
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _entry(model: Stored) -> dict[str, Any]:
     used = model.last_used
-    when = None if used is None else datetime.fromtimestamp(used, timezone.utc)
+    when = None if used is None else datetime.fromtimestamp(used, UTC)
     entry = {
         "name": model.name,
         "folder": str(model.folder),

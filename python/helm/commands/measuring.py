@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from helm.commands.lines import say
 
 if TYPE_CHECKING:
-    from helm.profile import Profile
+    from helm.machine.profile import Profile
 
 
 def measured_profile(device: str | None, notices: list[str]) -> Profile:
     """This machine's, with `device` as `find_accelerator` understands it. notices: takes what it
     says of the device, and of a profile that was measured now."""
-    from helm.devices import find_accelerator
-    from helm.profile_cache import machine_profile
+    from helm.machine.devices import find_accelerator
+    from helm.measure.profile_cache import machine_profile
 
     accelerator = find_accelerator(device, notices)
     with MeasureProgress() as progress:

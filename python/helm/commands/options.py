@@ -8,14 +8,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from helm.base.formats import KV_DTYPES, POLICIES, dtype_name
 from helm.commands.parser import More, Parser
-from helm.compiler.loading import WEIGHTS
-from helm.compiler.workload import OBJECTIVES, WATERMARK
-from helm.dtypes import DTYPES, KV_DTYPES, dtype_name
-from helm.kv_options import PAGE_TOKENS, SITES, KvOptions
+from helm.compiler.kv_options import PAGE_TOKENS, SITES, KvOptions
+from helm.compiler.load_cost import WEIGHTS
+from helm.plan.records import OBJECTIVES, WATERMARK
 
 
-def add_model(parser: Parser, files: str = "folder or Hugging Face id") -> None:
+def add_model(parser: Parser, files: str = "folder, GGUF file or Hugging Face id") -> None:
     """MODEL, with or without -m."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help=f"{files} (default: bundled)")
     parser.add_argument(
@@ -96,6 +96,7 @@ def add_model_arguments(parser: Parser, rare: type[str] = More) -> None:
     group.add_argument("-q", "--quiet", action="store_true", help="no plan line and no summary")
     more = parser.add_argument_group("loading")
     add_revision(more)
+    add_tokenizer(more)
     add_weights(more)
     more.add_argument(
         "--profile", metavar="FILE|PRESET",
@@ -111,6 +112,14 @@ def add_revision(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--revision", metavar="NAME",
         help=More("branch, tag or commit of a Hugging Face id (default: main)"),
+    )  # fmt: skip
+
+
+def add_tokenizer(group: argparse._ActionsContainer) -> None:
+    """--tokenizer."""
+    group.add_argument(
+        "--tokenizer", metavar="FOLDER|ID",
+        help=More("another tokenizer than the model's own (default: its own)"),
     )  # fmt: skip
 
 
@@ -175,8 +184,8 @@ def kv_options(args: argparse.Namespace) -> KvOptions:
 def add_dtypes(group: argparse._ActionsContainer, rare: type[str] = More) -> None:
     """What weights and KV cache are held in; rare: whether --help shows the latter."""
     group.add_argument(
-        "--dtype", type=dtype_name, choices=("auto", *DTYPES), default="auto", metavar="DTYPE",
-        help=f"weights in {', '.join(DTYPES)} (default: auto, as stored)",
+        "--dtype", type=dtype_name, choices=POLICIES, default="auto", metavar="DTYPE",
+        help=f"weights in {', '.join(POLICIES[1:])} (default: as stored)",
     )  # fmt: skip
     group.add_argument(
         "--kv-dtype", type=dtype_name, choices=("auto", *KV_DTYPES), default="auto",
@@ -239,6 +248,6 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def size(text: str | None, option: str) -> int | None:
     """Bytes of an option's value, None where it was not given."""
-    from helm.units import parse_size
+    from helm.base.sizes import parse_size
 
     return None if text is None else parse_size(text, option)

@@ -9,19 +9,19 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from helm.base.familiar import as_options
 from helm.commands import options
 from helm.commands.lines import say
 from helm.commands.parser import More, Parser
 from helm.errors import CheckpointError, InvalidError, printable
-from helm.familiar import as_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from helm.checkpoint import TensorInfo
-    from helm.compiler.planning import Study
-    from helm.config import ModelConfig
-    from helm.profile import Profile
+    from helm.compiler.study import Study
+    from helm.machine.profile import Profile
+    from helm.model.checkpoint import TensorInfo
+    from helm.model.config import ModelConfig
 
 HELP = "show where a model would run, how fast and why, without loading it"
 EPILOG = """examples:
@@ -34,7 +34,7 @@ EPILOG = """examples:
 
 def add_arguments(parser: Parser) -> None:
     """Adds this command's options."""
-    options.add_model(parser, "folder, config.json or Hugging Face id")
+    options.add_model(parser, "folder, GGUF file, config.json or Hugging Face id")
     options.refuse_counts(parser, prompt=True)
     options.add_revision(parser)
     machine = parser.add_argument_group("machine")
@@ -75,20 +75,20 @@ def run(args: argparse.Namespace) -> int:
             plan_view.show_profiles()
         return 0
     if args.plot is not None:
-        from helm.plots import check_plot
+        from helm.commands.plots import check_plot
 
         check_plot(args.plot)
     study = _study(args)
     if args.write is not None:
         _write(study, args)
     if args.json:
-        from helm.explain import to_dict
+        from helm.compiler.explain import to_dict
 
         print(json.dumps(to_dict(study), indent=1, allow_nan=False))
     else:
         plan_view.show(study)
     if args.plot is not None:
-        from helm.plots import save_plot
+        from helm.commands.plots import save_plot
 
         save_plot(study, args.plot)
         if not args.json:
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(study: Study, args: argparse.Namespace) -> None:
-    from helm.hub import resolve_config
+    from helm.model.hub import resolve_config
 
     if any(tensor.source is None for tensor in study.plan.tensors):
         raise InvalidError(
@@ -112,12 +112,14 @@ def _write(study: Study, args: argparse.Namespace) -> None:
             f"[plan] cannot write {args.write}: {why}; choose another --write FILE"
         ) from None
     if not args.json:
-        folder = resolve_config(args.model, args.revision).parent
+        place = resolve_config(args.model, args.revision)
+        assert isinstance(place, Path)  # one with tensors that lie here
+        folder = place.parent
         say(f"[plan for C++: {args.write}, weights in {folder}]")
 
 
 def _study(args: argparse.Namespace) -> Study:
-    from helm.compiler.planning import Request, study
+    from helm.compiler.study import Request, study
 
     if args.context is not None and args.context < 1:
         raise InvalidError(f"[plan] --context is {args.context}; expected at least 1")
@@ -146,11 +148,20 @@ def _model(
     model: str | None, revision: str | None
 ) -> tuple[str, ModelConfig, Mapping[str, TensorInfo] | None, list[str]]:
     """(name, configuration, tensors if the weights are there, notices)."""
-    from helm.config import read_config
-    from helm.hub import BUNDLED, resolve_config
-    from helm.weight_names import read_weights
+    from helm.model.families import read_config
+    from helm.model.hub import BUNDLED, is_gguf, resolve_config
+    from helm.model.model_files import read_model, read_remote_model
+    from helm.model.weight_names import read_weights
 
     path = resolve_config(model, revision)
+    if not isinstance(path, Path):
+        config, weights = read_remote_model(path)
+        return model or "", config, weights.tensors, list(weights.notices)
+    if is_gguf(path):
+        files = read_model(path)
+        here = os.path.exists(os.path.expanduser(model or ""))
+        name = printable(path.stem) if here else str(model)
+        return name, files.config, files.weights().tensors, []
     config = read_config(path)
     if model is None or model == BUNDLED:
         name = BUNDLED
@@ -171,7 +182,7 @@ def _model(
 
 def _profile(args: argparse.Namespace, notices: list[str]) -> Profile:
     from helm.commands.measuring import measured_profile
-    from helm.profile import load_profile
+    from helm.machine.profile import load_profile
 
     if args.profile is None:
         return measured_profile(args.device, notices)

@@ -8,14 +8,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from helm import explain
+from helm.base.sizes import counted, rate_text, size_text
 from helm.commands.console import console
-from helm.units import counted, rate_text, size_text
+from helm.compiler import explain
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from helm.compiler.planning import Study
+    from helm.compiler.study import Study
 
 _COLORS = {"cpu": "cyan", "accelerator": "green"}
 _NAMES = {"cpu": "CPU", "accelerator": "GPU"}
@@ -73,7 +73,7 @@ def show_profiles() -> None:
 
 def profile_rows() -> list[dict[str, Any]]:
     """The same for --json; what belongs to an accelerator is None where there is none."""
-    from helm.profile import load_profile, preset_names
+    from helm.machine.profile import load_profile, preset_names
 
     rows = []
     for name in preset_names():
@@ -113,7 +113,7 @@ def _indented(out: Console, text: str, style: str = "") -> None:
 
 def _head(study: Study, out: Console) -> None:
     work, profile = study.workload, study.profile
-    weights = sum(tensor.nbytes for tensor in study.plan.tensors)
+    weights = explain.weights_bytes(study)
     dtypes = "+".join(explain.matrix_dtypes(study))
     out.print(
         Text.assemble(

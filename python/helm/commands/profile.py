@@ -9,11 +9,11 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from helm.base.sizes import counted
 from helm.commands.common import binary_bytes
 from helm.commands.lines import say
 from helm.commands.options import add_device
 from helm.commands.parser import Parser
-from helm.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from helm.device_profile import CpuProfile, DeviceProfile, LinkProfile
-    from helm.profile import Profile
+    from helm.machine.profile import Profile
+    from helm.machine.rates import CpuProfile, DeviceProfile, LinkProfile
 
 HELP = "measure this machine's rates, on which plans are based"
 EPILOG = """examples:
@@ -44,8 +44,8 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     from helm.commands.measuring import MeasureProgress
-    from helm.devices import find_accelerator
-    from helm.profile_cache import cache_path, machine_profile, save_profile
+    from helm.machine.devices import find_accelerator
+    from helm.measure.profile_cache import cache_path, machine_profile, save_profile
 
     notices: list[str] = []
     device = find_accelerator(args.device, notices)

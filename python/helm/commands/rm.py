@@ -25,7 +25,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; 1 where the answer is no."""
-    from helm.downloaded import removal
+    from helm.commands.downloaded import removal
 
     found = removal(args.model)
     size = binary_bytes(found.freed_bytes)

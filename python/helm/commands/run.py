@@ -15,12 +15,12 @@ from helm.commands.lines import say
 from helm.commands.parser import Parser
 from helm.commands.prompt_input import read_prompt
 from helm.errors import InvalidError
-from helm.sampling import DEFAULT_MAX_TOKENS, sampling_params
+from helm.text.sampling import DEFAULT_MAX_TOKENS, sampling_params
 
 if TYPE_CHECKING:
-    from helm.batch import TextStream
-    from helm.completion import Completion
-    from helm.llm import LLM
+    from helm.session.batch import TextStream
+    from helm.session.llm import LLM
+    from helm.text.completion import Completion
 
 HELP = "answer a question, or continue a text, and show how fast it went"
 EPILOG = """examples:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from helm.answer_tokens import shown_tokens
-from helm.chat_template import extended
 from helm.commands import common, kv_files, template_options
 from helm.commands.answer_view import view_of
 from helm.commands.ending import Ending
 from helm.commands.lines import say, say_error
 from helm.errors import HelmError, InvalidError
-from helm.prompts import Template
-from helm.sampling import SamplingParams
+from helm.text.answer_tokens import shown_tokens
+from helm.text.chat_template import extended
+from helm.text.prompts import Template
+from helm.text.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from helm.completion import Completion
-    from helm.llm import LLM
+    from helm.session.llm import LLM
+    from helm.text.completion import Completion
 
 Messages = list[dict[str, Any]]
 _LEAST_ROOM = 4  # an answer has at least this part of the context where older turns can give way

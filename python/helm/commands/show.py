@@ -10,14 +10,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from helm.base.familiar import as_options
 from helm.commands import options
 from helm.commands.common import binary_bytes, count_text
 from helm.commands.parser import Parser
 from helm.errors import CheckpointError, OutOfMemoryError
-from helm.familiar import as_options
 
 if TYPE_CHECKING:
-    from helm.model_facts import Described
+    from helm.commands.model_facts import Described
 
 HELP = "show what a model is, and whether it fits in memory"
 EPILOG = """examples:
@@ -50,20 +50,25 @@ def run(args: argparse.Namespace) -> int:
 
 def _find(model: str | None, revision: str | None) -> tuple[str, Path | None, Described]:
     """(name, folder, what it is); no folder for a model of the hub that is not downloaded."""
-    from helm.config import read_config
-    from helm.download import ask_hub, hub_errors
-    from helm.downloaded import downloaded_folder
-    from helm.hub import BUNDLED, resolve_config, resolve_model
-    from helm.model_facts import describe_folder, describe_remote
+    from helm.commands.downloaded import downloaded_place
+    from helm.commands.model_facts import describe, describe_remote, describe_remote_gguf
+    from helm.model.download import ask_hub, hub_errors
+    from helm.model.families import read_config
+    from helm.model.hub import BUNDLED, is_gguf, resolve_config, resolve_model
 
     if model is None or model == BUNDLED or os.path.exists(os.path.expanduser(model)):
         folder = resolve_model(model, revision)
-        return model or BUNDLED, folder, describe_folder(folder)
-    cached = downloaded_folder(model, revision)
-    if cached is not None:
-        with contextlib.suppress(CheckpointError):  # parts of it are missing
-            return model, cached, describe_folder(cached)
-    config = read_config(resolve_config(model, revision))
+        return model or BUNDLED, folder, describe(folder)
+    with contextlib.suppress(CheckpointError):  # parts of it are missing, or several are meant
+        cached = downloaded_place(model, revision)
+        if cached is not None:
+            return model, cached, describe(cached)
+    place = resolve_config(model, revision)
+    if not isinstance(place, Path):
+        return model, None, describe_remote_gguf(place)
+    if is_gguf(place):  # in the cache, while the hub is out of reach
+        return model, place, describe(place)
+    config = read_config(place)
     with hub_errors(model, revision):
         info = ask_hub(model, revision)
     return model, None, describe_remote(model, info, config)
@@ -71,8 +76,8 @@ def _find(model: str | None, revision: str | None) -> tuple[str, Path | None, De
 
 def _fits(described: Described) -> dict[str, Any]:
     """Into the memory that the CPU has free now: the largest context, and what it takes."""
-    from helm.machine import cpu_affinity, memory_available
-    from helm.plan import make_plan
+    from helm.compiler.make import make_plan
+    from helm.machine.resources import cpu_affinity, memory_available
 
     free = memory_available()
     fits: dict[str, Any] = {"free_bytes": free, "context": None, "needs_bytes": None}

@@ -8,19 +8,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from helm.base.files import read_text
+from helm.base.jsonio import parse
 from helm.commands.lines import say
 from helm.commands.parser import More, Parser
 from helm.errors import InvalidError
-from helm.files import read_text
-from helm.jsonio import parse
-from helm.prompts import Template
-from helm.thinking import thinking_switch
+from helm.text.prompts import Template
+from helm.text.thinking import thinking_switch
 
 if TYPE_CHECKING:
-    from helm.batch import TextStream
-    from helm.llm import LLM
-    from helm.sampling import SamplingParams
-    from helm.tokenizer import Tokenizer
+    from helm.session.batch import TextStream
+    from helm.session.llm import LLM
+    from helm.text.sampling import SamplingParams
+    from helm.text.tokenizer import Tokenizer
 
 
 def add_arguments(parser: Parser) -> None:

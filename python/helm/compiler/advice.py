@@ -7,16 +7,17 @@ import dataclasses
 import itertools
 from dataclasses import dataclass
 
+from helm.base.sizes import counted, size_text
 from helm.compiler.budget import executable, itemise, memory_bytes, missing
 from helm.compiler.candidate import Candidate
-from helm.compiler.op_cost import CostedGraph
-from helm.compiler.pricing import Site, make_setting
+from helm.compiler.counts import CostedGraph
+from helm.compiler.decode import Site, make_setting
+from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.search import SearchResult, search
-from helm.compiler.workload import ResourceLimits, Space, Workload
-from helm.device_profile import AcceleratorProfile, scaled_flops
 from helm.errors import OutOfMemoryError
-from helm.profile import Profile
-from helm.units import counted, size_text
+from helm.machine.profile import Profile
+from helm.machine.rates import AcceleratorProfile, scaled_flops
+from helm.plan.records import Workload
 
 _GIB = 2**30
 _GB_PER_S = 1e9

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from helm.compiler.cost import F64, attentions
+from helm.compiler.decode import Setting, Site
 from helm.compiler.memory import (
     DEVICE_ALIGNMENT,
     OverflowBytes,
@@ -20,11 +20,11 @@ from helm.compiler.memory import (
     workspace_bytes,
 )
 from helm.compiler.overflow import Bools, least_slots
-from helm.compiler.pricing import Setting, Site
-from helm.compiler.workload import MOST_RESERVE_BYTES, Mode, ResourceLimits, host_reserve
-from helm.graph import Unit
-from helm.plan_format import KvSpec, Limits
-from helm.profile import Profile
+from helm.compiler.problem import MOST_RESERVE_BYTES, Mode, ResourceLimits, host_reserve
+from helm.compiler.times import F64, attentions
+from helm.machine.profile import Profile
+from helm.model.graph import Unit
+from helm.plan.schema import KvSpec, Limits
 
 Purpose = Literal["weights", "kv", "activations", "workspace", "staging", "reserve"]
 PURPOSES: tuple[Purpose, ...] = (

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from helm.compiler.workload import Mode, Overflow
-from helm.units import size_text
+from helm.base.sizes import size_text
+from helm.compiler.problem import Mode, Overflow
+from helm.plan.records import Predicted
 
 _BOTTLENECKS = {
     "cpu_memory_s": "CPU memory bandwidth",
@@ -38,29 +39,6 @@ class Missing:
     @property
     def total(self) -> int:
         return self.cpu + self.accelerator
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """Predicted seconds and rates. decode_s: until all sequences have one more token, at the
-    expected context.
-    total_s: the workload from its first to its last token. The terms add up to decode_s and
-    ttft_s; see `helm.compiler.cost.TERMS`."""
-
-    ttft_s: float
-    decode_s: float
-    decode_tokens_per_s: float
-    full_context_decode_s: float
-    full_context_decode_tokens_per_s: float
-    total_s: float
-    tokens_per_s: float
-    decode_terms: dict[str, float]
-    prefill_terms: dict[str, float]
-
-    @property
-    def sequences(self) -> int:
-        """How many run at once."""
-        return round(self.decode_tokens_per_s * self.decode_s)
 
 
 @dataclass(frozen=True)
@@ -178,7 +156,7 @@ class Candidate:
 
 
 def term_name(term: str) -> str:
-    """A term of `helm.compiler.cost.TERMS` in words."""
+    """A term of `helm.compiler.times.TERMS` in words."""
     return _BOTTLENECKS.get(term, "saved by overlap")
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from helm.dtypes import KV_SCALE_BYTES
-from helm.graph import Attention, Graph, Linear, Op, Rope, Unit
-from helm.plan_format import KvSpec, Limits
+from helm.base.formats import KV_SCALE_BYTES
+from helm.model.graph import Attention, Graph, Linear, Op, Rope, Unit
+from helm.plan.schema import KvSpec, Limits
 
 DEVICE_ALIGNMENT = 256  # of every activation, and of every weight on an accelerator
 _PACKING_BYTES = 1 << 20  # above every tier's scratch for packed matrix panels, per thread
 _PACKED_COLUMNS = 32  # to whole multiples of which inputs are packed
+_FEW_TOKENS_BYTES = 16  # per column, of the input of a product of few tokens in eight bits
 _KEY_BLOCK = 128  # keys that a kernel attends to at once
 _QUERY_BLOCK = 32  # queries that one worker attends at once
 _BLAS_BYTES = 32 << 20  # the most that cuBLAS recommends for its handle
@@ -53,8 +54,10 @@ def workspace_bytes(
         for op in ops
         if isinstance(op, Linear)
     ]
-    scratch = _scratch_bytes(_attentions(ops), limits, kv, threads) + _turn_bytes(graph, limits, kv)
-    return scratch + max(inputs, default=0) + tables
+    widest = max((widths[op.input] for op in ops if isinstance(op, Linear)), default=0)
+    few = _FEW_TOKENS_BYTES * aligned(widest, _PACKED_COLUMNS)
+    scratch = _scratch_bytes(_attentions(ops), limits, kv, threads, few)
+    return scratch + _turn_bytes(graph, limits, kv) + max(inputs, default=0) + tables
 
 
 def _turn_bytes(graph: Graph, limits: Limits, kv: KvSpec) -> int:
@@ -67,10 +70,10 @@ def _turn_bytes(graph: Graph, limits: Limits, kv: KvSpec) -> int:
 
 
 def _scratch_bytes(
-    attentions: Iterable[Attention], limits: Limits, kv: KvSpec, threads: int
+    attentions: Iterable[Attention], limits: Limits, kv: KvSpec, threads: int, least: int = 0
 ) -> int:
-    """Without rotary tables."""
-    worker, partials = _PACKING_BYTES, 0
+    """Without rotary tables. least: what a member needs at least."""
+    worker, partials = max(_PACKING_BYTES, least), 0
     pages = -(-limits.context // kv.page_tokens)
     for op in attentions:
         group, dim = op.heads // op.kv_heads, op.head_dim

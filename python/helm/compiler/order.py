@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from helm.compiler.cost import F64
+from helm.compiler.times import F64
 
 
 def least(scores: F64) -> npt.NDArray[np.int64]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from helm.compiler.cost import F64, I64, Queries
+from helm.compiler.times import F64, I64, Queries
 
 Bools = npt.NDArray[np.bool_]
 EXTRA_OPS = 2  # of a layer in pieces: two empty partials beside append, attend and merge

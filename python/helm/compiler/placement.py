@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from helm.compiler.candidate import Candidate
 from helm.compiler.search import SearchResult
-from helm.compiler.workload import WATERMARK, Workload
-from helm.graph import Graph
-from helm.plan_format import (
+from helm.machine.profile import Profile
+from helm.model.graph import Graph
+from helm.plan.records import WATERMARK, Workload
+from helm.plan.schema import (
     Alternative,
     KvSpec,
     MemoryUse,
@@ -17,7 +18,6 @@ from helm.plan_format import (
     ProfileIdentity,
     Schedule,
 )
-from helm.profile import Profile
 
 _ALTERNATIVES = 5  # the best of those not chosen, besides the labelled
 

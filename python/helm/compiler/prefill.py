@@ -11,7 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from helm.compiler.cost import (
+from helm.compiler.counts import Step
+from helm.compiler.decode import Priced, Setting, Site, crossing_s, unit_times
+from helm.compiler.overflow import (
+    EXTRA_OPS,
+    Bools,
+    PrefillFar,
+    far_pairs,
+    prefill_far,
+    run_far,
+    visiting_s,
+)
+from helm.compiler.times import (
     ATTENTION,
     DEVICE_TERMS,
     F64,
@@ -28,20 +39,9 @@ from helm.compiler.cost import (
     prefill_queries,
     visible,
 )
-from helm.compiler.op_cost import Step
-from helm.compiler.overflow import (
-    EXTRA_OPS,
-    Bools,
-    PrefillFar,
-    far_pairs,
-    prefill_far,
-    run_far,
-    visiting_s,
-)
-from helm.compiler.pricing import Priced, Setting, Site, crossing_s, unit_times
-from helm.compiler.workload import Workload
-from helm.device_profile import AcceleratorProfile, CpuProfile
-from helm.graph import Attention, Unit
+from helm.machine.rates import AcceleratorProfile, CpuProfile
+from helm.model.graph import Attention, Unit
+from helm.plan.records import Workload
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from helm.compiler.budget import Budget, executable, itemise, memory_bytes, missing, stage_bytes
-from helm.compiler.candidate import Candidate, Missing, OverflowUse, Predicted, SitePrice
-from helm.compiler.cost import F64, classify
-from helm.compiler.op_cost import CostedGraph
+from helm.compiler.candidate import Candidate, Missing, OverflowUse, SitePrice
+from helm.compiler.counts import CostedGraph
+from helm.compiler.decode import Priced, Setting, Site, make_setting, price_decode
 from helm.compiler.order import least, less
 from helm.compiler.overflow import Bools
 from helm.compiler.prefill import Prefill, prepare, price_prefill
-from helm.compiler.pricing import Priced, Setting, Site, make_setting, price_decode
-from helm.compiler.workload import Mode, Overflow, ResourceLimits, Space, Workload
-from helm.profile import Profile
+from helm.compiler.problem import Mode, Overflow, ResourceLimits, Space
+from helm.compiler.times import F64, classify
+from helm.machine.profile import Profile
+from helm.plan.records import Predicted, Workload
 
 _SITES: tuple[Site, ...] = ("accelerator", "cpu")
 PLENTY = 2**60  # bytes

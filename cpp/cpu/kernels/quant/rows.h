@@ -1,0 +1,121 @@
+// Rows of activations to integers, and rows of packed weights to floats, over any vector type.
+#pragma once
+
+#include "cpu/kernels/elementwise.h"
+#include "cpu/kernels/quant/integer.h"
+#include "helm/tiles.h"
+
+namespace helm::cpu {
+namespace {
+
+HELM_INLINE void set_sums(QuantBlock& block) {
+  int32_t sums[2] = {0, 0};
+  for (int k = 0; k < kBlockCols; ++k) sums[k / 16] += block.q[k];
+  for (int h = 0; h < 2; ++h) {
+    block.minus_sums[h] = -sums[h];
+    block.alpha_sums[h] = block.alpha * static_cast<float>(sums[h]);
+  }
+  block.minus_sum = -(sums[0] + sums[1]);
+  block.alpha_sum = block.alpha * static_cast<float>(sums[0] + sums[1]);
+  block.unused = 0;
+}
+
+template <class Floats>
+void quantize_rows(const QuantizeArgs& args) {
+  const int64_t blocks = quant_blocks(args.cols);
+  for (int64_t t = 0; t < args.tokens; ++t) {
+    const float* x = args.x + t * args.x_stride;
+    QuantBlock* out = args.out + t * blocks;
+    for (int64_t j = 0; j < blocks; ++j, x += kBlockCols) {
+      const int64_t n = min_of(kBlockCols, args.cols - j * kBlockCols);
+      out[j].alpha = quantize<Floats>(x, out[j].q, n);
+      for (int64_t k = n; k < kBlockCols; ++k) out[j].q[k] = 0;
+      set_sums(out[j]);
+    }
+  }
+}
+
+// The codes of row r of a block, or the numbers that they stand for.
+HELM_INLINE void read_codes(Codes codes, const uint8_t* block, int r, int (&out)[kBlockCols]) {
+  const int8_t* values = row_of(codes).values;
+  for (int k = 0; k < kBlockCols; ++k) {
+    const int code = read_code(codes, block, r, k);
+    out[k] = values == nullptr ? code : values[code];
+  }
+}
+
+HELM_INLINE float half_at(const Format& format, const uint8_t* array, int64_t i) {
+  uint16_t bits;
+  __builtin_memcpy(&bits, array + 2 * i, 2);
+  return format.wide ? f32_from_bf16(bits) : f32_from_f16(bits);
+}
+
+// The scale of row r in a group of a span and what is added, or subtracted from codes.
+struct RowScale {
+  float scale = 0, minimum = 0;
+  int zero = 0;
+};
+HELM_INLINE RowScale read_scale(const Format& format, const uint8_t* strip, const uint8_t* span,
+                                int64_t n, int64_t group, int r) {
+  const int64_t i = group * kStripRows + r;
+  const auto second = [&] { return span + group_array_at(format, n, 1); };
+  const auto of_span = [&](int which) {
+    const uint8_t* array = span + span_array_at(format, n, which);
+    return f32_from_f16(static_cast<uint16_t>(array[2 * r] | array[2 * r + 1] << 8));
+  };
+  RowScale out;
+  out.zero = format.offset;
+  switch (format.scales) {
+    case Scales::kNone:
+      break;
+    case Scales::kS:
+      out.scale = half_at(format, span, i);
+      break;
+    case Scales::kM:
+      out.scale = half_at(format, span, i);
+      out.minimum = half_at(format, second(), i);
+      break;
+    case Scales::kZ:
+      out.scale = half_at(format, span, i);
+      out.zero = second()[i];
+      break;
+    case Scales::kE: {
+      const uint32_t e = span[i];
+      out.scale = f32_from_bits(e < 2 ? 0x00200000u << e : (e - 1) << 23);
+      break;
+    }
+    case Scales::kK:
+      out.scale = of_span(0) * static_cast<float>(static_cast<int8_t>(span[i]));
+      break;
+    case Scales::kKM:
+      out.scale = of_span(0) * static_cast<float>(span[i]);
+      out.minimum = -(of_span(1) * static_cast<float>(second()[i]));
+      break;
+    case Scales::kR:
+      __builtin_memcpy(&out.scale, strip + 4 * r, 4);
+      break;
+  }
+  return out;
+}
+
+inline void read_row(const Format& format, const std::byte* strip, int r, int64_t cols,
+                     float* out) {
+  const auto* base = reinterpret_cast<const uint8_t*>(strip);
+  const int64_t group_cols = format.group == 0 ? kSpanCols : format.group;
+  for (int64_t k = 0; k < cols; k += kBlockCols) {
+    const int64_t in_span = k % kSpanCols, n = span_cols(format, cols, k - in_span);
+    const uint8_t* span = base + span_at(format, k - in_span);
+    int codes[kBlockCols];
+    read_codes(format.codes, span + block_at(format, n, in_span), r, codes);
+    RowScale scale;
+    for (int64_t i = 0; i < min_of(kBlockCols, cols - k); ++i) {
+      if (i % 16 == 0) scale = read_scale(format, base, span, n, (in_span + i) / group_cols, r);
+      const float v = scale.scale * static_cast<float>(codes[i] - scale.zero);
+      out[k + i] =
+          row_of(format.scales).minimum && format.scales != Scales::kZ ? v + scale.minimum : v;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace helm::cpu

@@ -1,0 +1,27 @@
+// Whether a device has kernels for the weights that it is to hold. Header only: plugins include it.
+#pragma once
+
+#include "base/check.h"
+#include "device/device.h"
+
+namespace helm {
+
+// `device`: its kind.
+[[noreturn]] inline void refuse_format(const char* device, const Format& format) {
+  fail(ErrorKind::kInvalid, "[", device, "] there are no kernels for weights in format ",
+       format_name(format), "; make the plan anew with another dtype");
+}
+
+// Throws Error{kInvalid} for the first slice of the plan there in a format that the device does
+// not take.
+inline void check_formats(const Plan& plan, const Device& device, bool on_accelerator) {
+  for (const SliceSpec& slice : plan.slices) {
+    if (slice.on_accelerator != on_accelerator || device.takes(slice.format)) continue;
+    const TensorSpec& tensor = plan.tensors[static_cast<size_t>(slice.tensor)];
+    fail(ErrorKind::kInvalid, "[plan] tensor \"", tensor.name, "\" has format ",
+         format_name(slice.format), " on the ", on_accelerator ? "accelerator" : "CPU", ", and ",
+         device.describe().name, " has no kernels for that; make the plan anew with another dtype");
+  }
+}
+
+}  // namespace helm

@@ -1,0 +1,212 @@
+#include "kv/cache.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace helm {
+
+KvCache::KvCache(const Plan& plan, const std::vector<bool>& on_accelerator)
+    : spec_(plan.kv), near_layer_(on_accelerator) {
+  for (const bool there : on_accelerator) {
+    ordinal_.push_back(static_cast<int32_t>(there ? near_layers_++ : cpu_layers_++));
+  }
+  blocks_total_ = spec_.pages / spec_.layers;
+  cpu_ = SlotPool(blocks_total_);
+  near_ = SlotPool(near_layers_ == 0 ? 0 : plan.accelerator_pages / near_layers_);
+  near_ = SlotPool(std::min(near_.slots(), blocks_total_));
+  far_ = SlotPool(blocks_total_ - near_.slots());
+}
+
+KvSequence KvCache::open(int64_t capacity) {
+  KvSequence sequence;
+  sequence.capacity = capacity;
+  sequence.blocks.reserve(static_cast<size_t>(blocks_for(capacity)));
+  reserved_ += blocks_for(capacity);
+  return sequence;
+}
+
+void KvCache::close(KvSequence& sequence) {
+  truncate(sequence, 0);
+  reserved_ -= blocks_for(sequence.capacity);
+}
+
+KvSequence KvCache::fork(const KvSequence& source, int64_t length, int64_t capacity) {
+  KvSequence sequence = open(capacity);
+  sequence.length = length;
+  for (int64_t b = 0; b < blocks_for(length); ++b) {
+    const int32_t index = source.blocks[static_cast<size_t>(b)];
+    ++blocks_[static_cast<size_t>(index)].references;
+    sequence.blocks.push_back(index);
+    --reserved_;
+  }
+  if (length % spec_.page_tokens != 0) reserve_copy(sequence.blocks.back());
+  return sequence;
+}
+
+// A sequence will write to a block that others may still hold then.
+void KvCache::reserve_copy(int32_t index) {
+  KvBlock& shared = blocks_[static_cast<size_t>(index)];
+  if (shared.credits >= shared.references - 1) return;
+  ++shared.credits;
+  ++reserved_;
+}
+
+int32_t KvCache::own_last(KvSequence& sequence) {
+  const int32_t shared = sequence.blocks.back();
+  --blocks_[static_cast<size_t>(shared)].credits;  // there is one: references > 1
+  --reserved_;
+  drop(shared);
+  sequence.blocks.back() = take_block();
+  return shared;
+}
+
+int64_t KvCache::blocks_to_truncate(const KvSequence& sequence, int64_t length) const {
+  int64_t count = 0;
+  const auto kept = static_cast<size_t>(blocks_for(length));
+  for (size_t b = kept; b < sequence.blocks.size(); ++b) {
+    count += block(sequence.blocks[b]).references > 1;
+  }
+  if (length % spec_.page_tokens != 0) {
+    const KvBlock& last = block(sequence.blocks[kept - 1]);
+    count += last.credits < last.references - 1;
+  }
+  return count;
+}
+
+void KvCache::extend(KvSequence& sequence, int64_t tokens) {
+  while (static_cast<int64_t>(sequence.blocks.size()) < blocks_for(tokens)) {
+    sequence.blocks.push_back(take_block());
+    --reserved_;
+  }
+}
+
+void KvCache::truncate(KvSequence& sequence, int64_t length) {
+  sequence.length = length;
+  while (static_cast<int64_t>(sequence.blocks.size()) > blocks_for(length)) {
+    drop(sequence.blocks.back());
+    sequence.blocks.pop_back();
+    ++reserved_;
+  }
+  if (length % spec_.page_tokens == 0) return;
+  reserve_copy(sequence.blocks.back());
+}
+
+void KvCache::resize(KvSequence& sequence, int64_t length, int64_t capacity) {
+  truncate(sequence, length);
+  reserved_ += blocks_for(capacity) - blocks_for(sequence.capacity);
+  sequence.capacity = capacity;
+  if (overflows() && length == capacity && length > 0) {
+    const int32_t last = sequence.blocks.back();
+    full_.push_back({last, generation_[static_cast<size_t>(last)]});
+  }
+}
+
+void KvCache::keep_last_near(const KvSequence& sequence) {
+  if (sequence.length % spec_.page_tokens == 0) return;
+  ++generation_[static_cast<size_t>(sequence.blocks.back())];
+}
+
+void KvCache::grown(KvSequence& sequence, int64_t length) {
+  const auto followed = [&](int64_t positions) {
+    return positions == 0 ? 0 : (positions - 1) / spec_.page_tokens;
+  };
+  if (overflows()) {
+    for (int64_t b = followed(sequence.length); b < followed(length); ++b) {
+      const int32_t block = sequence.blocks[static_cast<size_t>(b)];
+      full_.push_back({block, generation_[static_cast<size_t>(block)]});
+    }
+  }
+  sequence.length = length;
+}
+
+int64_t KvCache::far_blocks(const KvSequence& sequence) const {
+  int64_t count = 0;
+  while (count < static_cast<int64_t>(sequence.blocks.size()) &&
+         block(sequence.blocks[static_cast<size_t>(count)]).far != KvBlock::kNone) {
+    ++count;
+  }
+  return count;
+}
+
+void KvCache::append_pages(const KvBlock& b, bool far, std::vector<int32_t>& table) const {
+  const auto near_layers = static_cast<int32_t>(near_layers_);
+  const auto cpu_layers = static_cast<int32_t>(cpu_layers_);
+  for (size_t layer = 0; layer < ordinal_.size(); ++layer) {
+    const int32_t slot = far ? b.far : near_layer_[layer] ? b.near : b.cpu;
+    const int32_t layers = near_layer_[layer] ? near_layers : cpu_layers;
+    table.push_back(slot == KvBlock::kNone ? KvBlock::kNone : slot * layers + ordinal_[layer]);
+  }
+}
+
+std::optional<int32_t> KvCache::oldest_near() {
+  while (!full_.empty()) {
+    const Full oldest = full_.front();
+    const auto i = static_cast<size_t>(oldest.block);
+    if (generation_[i] == oldest.generation && blocks_[i].near != KvBlock::kNone) {
+      return oldest.block;
+    }
+    full_.pop_front();
+  }
+  return std::nullopt;
+}
+
+int32_t KvCache::evict(int32_t index) {
+  KvBlock& block = blocks_[static_cast<size_t>(index)];
+  const int32_t slot = block.near;
+  block.near = KvBlock::kNone;
+  block.far = far_.take();
+  return slot;
+}
+
+int32_t KvCache::recall(int32_t index) {
+  KvBlock& block = blocks_[static_cast<size_t>(index)];
+  const int32_t slot = block.far;
+  block.far = KvBlock::kNone;
+  block.near = near_.take();
+  return slot;
+}
+
+int32_t KvCache::exchange(int32_t index) {
+  const int32_t leaving = *oldest_near();
+  KvBlock& back = blocks_[static_cast<size_t>(index)];
+  KvBlock& away = blocks_[static_cast<size_t>(leaving)];
+  std::swap(back.near, away.near);
+  std::swap(back.far, away.far);
+  return back.near;
+}
+
+int32_t KvCache::take_block() {
+  int32_t index = static_cast<int32_t>(blocks_.size());
+  if (free_blocks_.empty()) {
+    blocks_.emplace_back();
+    generation_.push_back(0);
+  } else {
+    index = free_blocks_.back();
+    free_blocks_.pop_back();
+  }
+  KvBlock& block = blocks_[static_cast<size_t>(index)];
+  block = {};
+  block.references = 1;
+  if (cpu_layers_ > 0) block.cpu = cpu_.take();
+  if (near_layers_ > 0) block.near = near_.take();
+  ++blocks_used_;
+  return index;
+}
+
+void KvCache::drop(int32_t index) {
+  KvBlock& block = blocks_[static_cast<size_t>(index)];
+  --block.references;
+  if (block.credits > std::max(0, block.references - 1)) {
+    --block.credits;
+    --reserved_;
+  }
+  if (block.references > 0) return;
+  if (block.cpu != KvBlock::kNone) cpu_.give_back(block.cpu);
+  if (block.near != KvBlock::kNone) near_.give_back(block.near);
+  if (block.far != KvBlock::kNone) far_.give_back(block.far);
+  ++generation_[static_cast<size_t>(index)];
+  free_blocks_.push_back(index);
+  --blocks_used_;
+}
+
+}  // namespace helm

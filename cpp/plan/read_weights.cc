@@ -1,0 +1,178 @@
+// A plan's tensors, where they are stored, and the slices that devices hold of them.
+#include <algorithm>
+
+#include "plan/reader.h"
+#include "plan/stages.h"
+
+namespace helm {
+namespace {
+
+const char* device_name(bool on_accelerator) {
+  return on_accelerator ? "accelerator" : "cpu";
+}
+
+bool before(const SliceSpec& a, const SliceSpec& b) {
+  return a.tensor != b.tensor ? a.tensor < b.tensor : a.on_accelerator < b.on_accelerator;
+}
+
+}  // namespace
+
+void PlanReader::read_tensor(const JsonReader& node) {
+  node.only({"name", "shape", "source"});
+  TensorSpec spec;
+  spec.name = node["name"].string();
+  const JsonReader shape = node["shape"];
+  if (shape.size() != 1 && shape.size() != 2) shape.reject("expected one or two dimensions");
+  for (size_t i = 0; i < shape.size(); ++i) spec.shape.push_back(shape[i].integer(1, kMaxExtent));
+  if (spec.shape.back() > kMaxWidth) shape.reject("the last dimension exceeds ", kMaxWidth);
+  if (spec.rows() > kMaxOffset / spec.cols()) shape.reject("there are more than 2^46 elements");
+  if (const JsonReader source = node["source"]; !source.is_null()) {
+    spec.source = read_source(source, spec);
+  }
+  if (!tensor_index_.emplace(spec.name, static_cast<TensorIndex>(plan_.tensors.size())).second) {
+    node["name"].reject("\"", spec.name, "\" is listed twice");
+  }
+  plan_.tensors.push_back(std::move(spec));
+}
+
+TensorSource PlanReader::read_source(const JsonReader& node, const TensorSpec& spec) {
+  node.only({"stored", "extents"});
+  TensorSource source;
+  source.stored = named(node["stored"], stored_from_name);
+  const int64_t block = row_of(source.stored).block_cols;
+  if (spec.cols() % block != 0) {
+    node["stored"].reject("rows of ", stored_name(source.stored), " have a multiple of ", block,
+                          " columns, not ", spec.cols());
+  }
+  const JsonReader extents = node["extents"];
+  int64_t rows = 0;
+  for (size_t i = 0; i < extents.size(); ++i) {
+    source.extents.push_back(read_extent(extents[i], stored_bytes(source.stored, spec.cols())));
+    rows += source.extents.back().rows;
+  }
+  if (rows != spec.rows()) {
+    extents.reject("the rows add up to ", rows, ", the tensor has ", spec.rows());
+  }
+  return source;
+}
+
+SourceExtent PlanReader::read_extent(const JsonReader& node, int64_t row_bytes) {
+  node.only({"file", "offset", "rows", "row_stride"});
+  SourceExtent extent{node["file"].string(), node["offset"].integer(0, kMaxOffset),
+                      node["rows"].integer(1, kMaxExtent),
+                      node["row_stride"].integer(0, kMaxOffset)};
+  const std::string& file = extent.file;
+  if (file.empty() || file.front() == '/' || ("/" + file + "/").find("/../") != std::string::npos) {
+    node["file"].reject("\"", file, "\" leaves the model directory");
+  }
+  if (extent.row_stride > 0 && extent.row_stride < row_bytes) {
+    node["row_stride"].reject("rows of ", row_bytes, " bytes overlap; expected 0 or as many");
+  }
+  const int64_t stride = std::max(extent.row_stride, row_bytes);
+  if (extent.rows > (kMaxOffset - extent.offset) / stride) node.reject("ends beyond 64 TiB");
+  return extent;
+}
+
+void PlanReader::read_slice(const JsonReader& node) {
+  node.only({"tensor", "device", "format", "access"});
+  SliceSpec slice;
+  slice.tensor = tensor(node["tensor"]);
+  const std::string device = node["device"].string();
+  if (device != device_name(false) && device != device_name(true)) {
+    node["device"].reject("expected \"cpu\" or \"accelerator\", found \"", device, "\"");
+  }
+  slice.on_accelerator = device == device_name(true);
+  slice.format = named(node["format"], format_from_name);
+  const std::string access = node["access"].string();
+  if (access != "resident" && access != "mapped") {
+    node["access"].reject("expected \"resident\" or \"mapped\", found \"", access, "\"");
+  }
+  if (access == "mapped") slice.access = SliceSpec::Access::kMapped;
+  check_slice(node, slice);
+  plan_.slices.push_back(slice);
+}
+
+// A slice by itself: its format goes with its tensor and device, and its access with its source.
+void PlanReader::check_slice(const JsonReader& node, const SliceSpec& slice) const {
+  const TensorSpec& spec = plan_.tensors[static_cast<size_t>(slice.tensor)];
+  const JsonReader format = node["format"], access = node["access"];
+  const char* name = format_name(slice.format);
+  if (!spec.is_matrix() && slice.format != Format{}) {
+    format.reject("vectors are held as f32, \"", spec.name, "\" as ", name);
+  }
+  if (!format_takes(slice.format, spec.cols())) {
+    format.reject("no ", name, " has ", spec.cols(), " columns");
+  }
+  if (slice.on_accelerator && slice.format.codes == Codes::kBF16C) {
+    format.reject("bf16c is a format of the CPU alone");
+  }
+  if (spec.source && !encodes(spec.source->stored, slice.format)) {
+    format.reject("\"", spec.name, "\" is stored as ", stored_name(spec.source->stored), ", which ",
+                  name, " does not hold; expected ", format_name(row_of(spec.source->stored).exact),
+                  ", f32, f16, bf16, c8.s32 or c4.km32");
+  }
+  if (slice.access != SliceSpec::Access::kMapped) return;
+  if (slice.on_accelerator) access.reject("only the CPU reads what is mapped");
+  if (!spec.source) return;  // bound from memory
+  const SourceExtent& first = spec.source->extents[0];
+  if (spec.source->extents.size() > 1 || first.row_stride > 0) {
+    access.reject("\"", spec.name, "\" does not lie in one piece in its file");
+  }
+  if (!same_bytes(spec.source->stored, slice.format)) {
+    access.reject("\"", spec.name, "\" is stored as ", stored_name(spec.source->stored), ", not ",
+                  name);
+  }
+  if (first.offset % dtype_bytes(dtype_of(slice.format)) != 0) {
+    access.reject("\"", spec.name, "\" begins at ", first.offset, ", which is not aligned");
+  }
+}
+
+// There is one slice for each tensor and device with an op that reads it, and none else.
+void PlanReader::check_slices(const JsonReader& node) {
+  std::vector<std::vector<bool>> read(2);  // by device, then tensor
+  std::vector<bool> units = resident_units(plan_);
+  for (const bool there : {true, false}) {
+    read[there].resize(plan_.tensors.size());
+    for (const TensorIndex t : tensors_of(plan_, units)) read[there][static_cast<size_t>(t)] = true;
+    units.flip();
+  }
+  std::vector<std::vector<bool>> held(2, std::vector<bool>(plan_.tensors.size()));
+  int64_t bytes = 0;
+  for (size_t i = 0; i < plan_.slices.size(); ++i) {
+    const SliceSpec& slice = plan_.slices[i];
+    const auto t = static_cast<size_t>(slice.tensor);
+    const std::string what =
+        "\"" + plan_.tensors[t].name + "\" on \"" + device_name(slice.on_accelerator) + "\"";
+    if (held[slice.on_accelerator][t]) node[i].reject(what, " is listed twice");
+    if (!read[slice.on_accelerator][t]) node[i].reject("no op reads ", what);
+    held[slice.on_accelerator][t] = true;
+    bytes += plan_.bytes(slice);
+    if (bytes > kMaxOffset) node.reject("the slices exceed 64 TiB");
+  }
+  for (const bool there : {false, true}) {
+    for (size_t t = 0; t < plan_.tensors.size(); ++t) {
+      if (!read[there][t] || held[there][t]) continue;
+      node.reject("an op reads \"", plan_.tensors[t].name, "\" on \"", device_name(there),
+                  "\", where it has no slice");
+    }
+  }
+  std::sort(plan_.slices.begin(), plan_.slices.end(), before);
+}
+
+// What visits the accelerator comes in a format that accelerators have.
+void PlanReader::check_visiting_formats(const JsonReader& node) const {
+  const std::vector<bool> resident = resident_units(plan_);
+  const std::vector<bool> streamed = streamed_units(plan_);
+  for (size_t u = 0; u < streamed.size(); ++u) {
+    if (resident[u] || !streamed[u]) continue;
+    std::vector<bool> only(streamed.size(), false);
+    only[u] = true;
+    for (const TensorIndex t : tensors_of(plan_, only)) {
+      if (plan_.slice(t, false)->format.codes != Codes::kBF16C) continue;
+      node.reject("\"", plan_.tensors[static_cast<size_t>(t)].name,
+                  "\" visits the accelerator and cannot be bf16c there");
+    }
+  }
+}
+
+}  // namespace helm

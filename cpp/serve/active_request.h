@@ -1,0 +1,44 @@
+// A request of a generation, from its arrival to its end. Decides nothing.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "helm/generation.h"
+#include "serve/sampler.h"
+
+namespace helm {
+
+// A request on its way.
+struct Active {
+  enum class State : uint8_t { kWaiting, kRunning, kEnding, kDone };
+
+  Active(const Plan& plan, Request spec)
+      : request(std::move(spec)), sampler(request.sampling, plan.vocab_size, request.prompt) {}
+
+  Request request;
+  Sampler sampler;
+  State state = State::kWaiting;
+  SequenceId sequence = -1;
+  std::vector<int32_t> pending;  // tokens not yet submitted: the rest of the prompt or the last
+  size_t fed = 0;                // of the pending ones, how many the step being planned takes
+  int64_t generated = 0;
+  size_t group = 0;  // of the decoding requests; the requests of a group share their steps
+  RequestTimings timings;
+  std::exception_ptr failure;  // of this request alone
+
+  bool decoding() const { return state == State::kRunning && generated > 0; }
+  std::chrono::steady_clock::time_point admitted;
+  std::chrono::steady_clock::time_point first_token;
+};
+
+// Positions that a request may come to hold; the last sampled token is never cached.
+inline int64_t capacity_of(const Request& request, int64_t context) {
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  return request.max_tokens > context - prompt ? context : prompt + request.max_tokens - 1;
+}
+
+}  // namespace helm

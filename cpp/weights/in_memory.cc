@@ -1,0 +1,85 @@
+// The public functions of helm/encode.h over the classes of this folder.
+#include <iterator>
+#include <memory>
+
+#include "base/check.h"
+#include "cpu/isa.h"
+#include "helm/encode.h"
+#include "weights/ggml.h"
+#include "weights/pieces.h"
+
+namespace helm {
+namespace {
+
+std::unique_ptr<StoredMatrix> open_rows(const StoredWeights& weights, Stored stored) {
+  const int64_t block = row_of(stored).block_cols;
+  if (weights.cols % block != 0) {
+    fail(ErrorKind::kInvalid, "[load] tensor \"", weights.name, "\" has ", weights.cols,
+         " columns, expected whole blocks, of ", block, " columns in ", weights.stored);
+  }
+  const int64_t row_bytes = stored_bytes(stored, weights.cols);
+  const StoredPiece& piece = piece_of(weights, "weight", {"u8"}, weights.rows, row_bytes);
+  const std::vector<RowRun> runs = {{piece.bytes.data(), weights.rows, row_bytes}};
+  return std::make_unique<GgmlMatrix>(weights.name, stored, runs, weights.cols);
+}
+
+std::unique_ptr<StoredMatrix> open(const StoredWeights& weights) {
+  if (weights.rows < 1 || weights.cols < 1) {
+    fail(ErrorKind::kInvalid, "[load] tensor \"", weights.name, "\" is [", weights.rows, ", ",
+         weights.cols, "], expected at least one row and one column");
+  }
+  for (size_t i = 0; i < std::size(kStoredRows); ++i) {
+    if (weights.stored == kStoredRows[i].name) return open_rows(weights, static_cast<Stored>(i));
+  }
+  std::string known;
+  for (const StoredEncoding& encoding : stored_encodings()) {
+    known += (known.empty() ? "" : ", ") + encoding.name;
+  }
+  for (const PiecesKind& kind : pieces_kinds()) {
+    if (weights.stored == kind.stored) return kind.open(weights);
+  }
+  fail(ErrorKind::kInvalid, "[load] tensor \"", weights.name, "\" is stored as \"", weights.stored,
+       "\"; known: ", known);
+}
+
+void check_size(const StoredWeights& weights, size_t got, int64_t expected) {
+  if (got == static_cast<size_t>(expected)) return;
+  fail(ErrorKind::kInvalid, "[load] tensor \"", weights.name, "\" gets ", got, " bytes, expected ",
+       expected, " of [", weights.rows, ", ", weights.cols, "]");
+}
+
+}  // namespace
+
+std::vector<StoredEncoding> stored_encodings() {
+  std::vector<StoredEncoding> all;
+  for (const StoredRow& row : kStoredRows) {
+    all.push_back({row.name, row.block_cols, row.block_bytes});
+  }
+  for (const PiecesKind& kind : pieces_kinds()) all.push_back({kind.stored});
+  return all;
+}
+
+Format exact_format(const StoredWeights& weights) {
+  return open(weights)->exact();
+}
+
+void encode_weights(const StoredWeights& weights, const Format& to, std::span<std::byte> out) {
+  const auto matrix = open(weights);
+  if (!can_encode(matrix->exact(), to)) refuse_format(*matrix, to);
+  check_size(weights, out.size(), format_bytes(to, weights.rows, weights.cols));
+  encode(*matrix, to, cpu::select_kernels(), 0, weights.rows, out.data());
+}
+
+void read_weights(const StoredWeights& weights, std::span<float> out) {
+  const auto matrix = open(weights);
+  check_size(weights, out.size_bytes(), weights.rows * weights.cols * 4);
+  for (int64_t row = 0; row < weights.rows; ++row) {
+    matrix->read_row(row, out.data() + row * weights.cols);
+  }
+}
+
+std::vector<int32_t> column_order(const StoredWeights& weights) {
+  return open(weights)->column_order();
+}
+
+}  // namespace helm

@@ -1,0 +1,114 @@
+#include "weights/reads.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "base/check.h"
+
+namespace helm {
+namespace {
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+const TensorView* bound(const TensorSpec& spec, const EngineOptions& options) {
+  const auto it = options.tensors.find(spec.name);
+  if (it != options.tensors.end()) return &it->second;
+  if (spec.source) return nullptr;
+  fail(ErrorKind::kInvalid, "[load] tensor \"", spec.name,
+       "\" has no source file in the plan and was not bound from memory; add it to ",
+       "EngineOptions::tensors");
+}
+
+}  // namespace
+
+StoredTensor::StoredTensor(const TensorSpec& spec, const EngineOptions& options, WeightFiles& files)
+    : spec_(&spec), view_(bound(spec, options)) {
+  if (view_ != nullptr) check_bound();
+  stored_ = view_ != nullptr ? stored_of(view_->dtype) : spec.source->stored;
+  row_bytes_ = stored_bytes(stored_, spec.cols());
+  if (view_ != nullptr) return;
+  int64_t row = 0;
+  for (const SourceExtent& extent : spec.source->extents) {
+    const WeightFile& file = files.of(extent.file);
+    const int64_t stride = extent.row_stride > 0 ? extent.row_stride : row_bytes_;
+    const int64_t end = extent.offset + (extent.rows - 1) * stride + row_bytes_;
+    if (end > file.bytes()) {
+      fail(ErrorKind::kIo, "[load] ", file.path(), " has ", file.bytes(), " bytes, tensor \"",
+           spec.name, "\" ends at ", end, "; the file is truncated or not the planned one");
+    }
+    extents_.push_back({&file, row, extent.rows, extent.offset, stride});
+    row += extent.rows;
+  }
+}
+
+void StoredTensor::check_bound() const {
+  if (view_->shape != spec_->shape) {
+    fail(ErrorKind::kInvalid, "[load] tensor \"", spec_->name, "\" has shape ",
+         shape_text(view_->shape), ", the plan says ", shape_text(spec_->shape));
+  }
+  if (view_->data == nullptr || static_cast<int>(view_->dtype) >= kDTypes) {
+    fail(ErrorKind::kInvalid, "[load] tensor \"", spec_->name, "\" was bound ",
+         view_->data == nullptr ? "without data" : "in a dtype of the KV cache",
+         "; expected f32, f16 or bf16 in memory");
+  }
+}
+
+const std::byte* StoredTensor::memory(int64_t row) const {
+  if (view_ == nullptr) return nullptr;
+  return static_cast<const std::byte*>(view_->data) + row * row_bytes_;
+}
+
+// Rows that adjoin are one transfer. So are rows with little between them: a call of the system for
+// each takes longer than reading what is skipped.
+void StoredTensor::read_rows(const Extent& extent, int64_t first, int64_t count,
+                             std::byte* to) const {
+  const int64_t stride = extent.row_stride, offset = extent.offset + first * stride;
+  if (stride == row_bytes_) return extent.file->read(to, count * row_bytes_, offset);
+  constexpr int64_t kBufferBytes = int64_t{1} << 18;
+  const bool near = stride <= 4 * row_bytes_;
+  const int64_t at_once = near ? std::clamp<int64_t>(kBufferBytes / stride, 1, count) : 1;
+  std::vector<std::byte> all(static_cast<size_t>((at_once - 1) * stride + row_bytes_));
+  for (int64_t r = 0; r < count; r += at_once) {
+    const int64_t some = std::min(at_once, count - r);
+    extent.file->read(all.data(), (some - 1) * stride + row_bytes_, offset + r * stride);
+    for (int64_t i = 0; i < some; ++i) {
+      std::memcpy(to + (r + i) * row_bytes_, all.data() + i * stride,
+                  static_cast<size_t>(row_bytes_));
+    }
+  }
+}
+
+void StoredTensor::read(int64_t row, int64_t count, std::byte* to) const {
+  if (view_ != nullptr) {
+    std::memcpy(to, memory(row), static_cast<size_t>(count * row_bytes_));
+    return;
+  }
+  auto extent = std::upper_bound(extents_.begin(), extents_.end(), row,
+                                 [](int64_t r, const Extent& e) { return r < e.first_row; });
+  for (--extent; count > 0; ++extent) {
+    const int64_t skipped = row - extent->first_row;
+    const int64_t some = std::min(count, extent->rows - skipped);
+    read_rows(*extent, skipped, some, to);
+    to += some * row_bytes_;
+    row += some;
+    count -= some;
+  }
+}
+
+void cut(const StoredTensor& from, Sink& to, const std::vector<TensorShare>& shares,
+         int64_t row_unit, int64_t elements, std::vector<Read>& reads) {
+  const int64_t units = std::max<int64_t>(1, elements / from.spec().cols() / row_unit);
+  const int64_t most = units * row_unit;
+  for (const TensorShare& share : shares) {
+    for (int64_t row = share.begin; row < share.end; row += most) {
+      reads.push_back({&from, &to, row, std::min(most, share.end - row), share.member});
+    }
+  }
+}
+
+}  // namespace helm

@@ -1,0 +1,73 @@
+// Where the rows of tensors are stored, and the reads that a load consists of. Knows no devices.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "helm/engine.h"
+#include "helm/plan.h"
+#include "helm/stored.h"
+#include "weights/files.h"
+#include "weights/first_touch.h"
+
+namespace helm {
+
+// The rows of one tensor, in memory that was bound to it or in the extents of files. A vector has
+// rows of one element.
+class StoredTensor {
+ public:
+  // Throws Error{kInvalid} for a bound tensor that does not fit the plan, and for one without any
+  // source; Error{kIo} for a file that is missing or too short.
+  StoredTensor(const TensorSpec& spec, const EngineOptions& options, WeightFiles& files);
+
+  const TensorSpec& spec() const { return *spec_; }
+  Stored stored() const { return stored_; }
+  int64_t row_bytes() const { return row_bytes_; }
+  // What was bound; null where the tensor lies in files.
+  const TensorView* view() const { return view_; }
+  // In memory: the stored bytes of a row and of those that follow. Else null.
+  const std::byte* memory(int64_t row) const;
+  // The only file and where the tensor begins there, of one dense extent.
+  const WeightFile& file() const { return *extents_.front().file; }
+  int64_t offset() const { return extents_.front().offset; }
+
+  // The stored bytes of rows [row, row + count), one row after the other.
+  void read(int64_t row, int64_t count, std::byte* to) const;
+
+ private:
+  struct Extent {
+    const WeightFile* file;
+    int64_t first_row;
+    int64_t rows;
+    int64_t offset;
+    int64_t row_stride;
+  };
+
+  void check_bound() const;
+  void read_rows(const Extent& extent, int64_t first, int64_t count, std::byte* to) const;
+
+  const TensorSpec* spec_;
+  const TensorView* view_ = nullptr;
+  Stored stored_;
+  int64_t row_bytes_;
+  std::vector<Extent> extents_;  // ascending; empty where the tensor is bound
+};
+
+class Sink;
+
+// One transfer: some rows of a tensor to their sink.
+struct Read {
+  const StoredTensor* from;
+  Sink* to;
+  int64_t row;
+  int64_t rows;
+  int owner;  // the member that should do it, or kAnyone
+};
+
+// Adds reads of all rows that the shares cover, of one owner and about `elements` elements each:
+// whole multiples of `row_unit` rows, but at the end.
+void cut(const StoredTensor& from, Sink& to, const std::vector<TensorShare>& shares,
+         int64_t row_unit, int64_t elements, std::vector<Read>& reads);
+
+}  // namespace helm

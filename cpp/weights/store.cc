@@ -1,0 +1,198 @@
+#include "weights/store.h"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+
+#include "cpu/stage.h"
+#include "plan/stages.h"
+#include "weights/first_touch.h"
+#include "weights/reads.h"
+#include "weights/sinks.h"
+
+namespace helm {
+namespace {
+
+// Large enough to amortise a system call, small enough that the last reads spread over threads.
+constexpr int64_t kReadElements = int64_t{1} << 21;
+// Page-locked buffers of all threads together, but for at least kLeastUploadBytes each.
+constexpr int64_t kUploadBytes = int64_t{64} << 20;
+constexpr int64_t kLeastUploadBytes = int64_t{1} << 20;
+
+// Does all reads with all members, each its own; member 0 reports progress between its reads. The
+// first failure, or a throwing progress callback, stops everyone and is rethrown.
+void do_all(const std::vector<Read>& reads, ThreadPool& threads, Uploader* uploader,
+            const Progress& progress) {
+  const auto bytes_of = [](const Read& read) {
+    return read_bytes(read.to->format(), read.rows, read.from->spec().cols());
+  };
+  int64_t total = 0;
+  std::vector<int> owners;
+  for (const Read& read : reads) {
+    total += bytes_of(read);
+    owners.push_back(read.owner);
+  }
+  std::atomic<int64_t> done{0};
+  run_owned(threads, owners, nodes_of(threads), [&](size_t i, Team& team) {
+    reads[i].to->take(reads[i], team.worker());
+    done += bytes_of(reads[i]);
+    if (team.worker() == 0 && progress) {
+      team.as_caller([&] { progress(done.load(), total); });
+    }
+  });
+  if (uploader != nullptr) uploader->finish();
+  if (progress) progress(total, total);
+}
+
+}  // namespace
+
+Placed placed_in_order(const Plan& plan, const std::vector<TensorIndex>& tensors,
+                       bool on_accelerator) {
+  Placed placed;
+  int64_t end = 0;
+  for (const TensorIndex index : tensors) {
+    const int64_t begin = align_up(end, kDeviceAlignment);
+    placed.emplace_back(index, begin);
+    end = begin + plan.bytes(*plan.slice(index, on_accelerator));
+  }
+  return placed;
+}
+
+// One load: finds out where each slice goes, then reads.
+class Weights::Load {
+ public:
+  Load(Weights& to, const Plan& plan, const EngineOptions& options, const cpu::KernelTable& kernels,
+       ThreadPool& threads)
+      : to_(to),
+        plan_(plan),
+        options_(options),
+        kernels_(kernels),
+        threads_(threads),
+        files_(options.directory) {
+    on_accelerator_ = resident_units(plan);
+    on_cpu_ = on_accelerator_;
+    on_cpu_.flip();
+  }
+
+  // What can be used where it lies; offsets in the arena for the rest.
+  void place_on_cpu() {
+    for (const TensorIndex index : tensors_of(plan_, on_cpu_)) {
+      const SliceSpec& slice = *plan_.slice(index, false);
+      to_.cpu_bytes_ += plan_.bytes(slice);
+      to_.on_cpu_[static_cast<size_t>(index)].format = slice.format;
+      if (use_in_place(slice, stored(index))) continue;
+      copied_.emplace_back(index, arena_bytes_);
+      arena_bytes_ = align_up(arena_bytes_ + plan_.bytes(slice), kCacheLine);
+    }
+  }
+
+  void read_to_accelerator(Account* accelerator) {
+    const Placed placed = placed_in_order(plan_, tensors_of(plan_, on_accelerator_), true);
+    if (placed.empty()) return;
+    const auto& [last, offset_of_last] = placed.back();
+    to_.accelerator_memory_ =
+        DeviceMemory(*accelerator, offset_of_last + plan_.bytes(*plan_.slice(last, true)),
+                     "the model's weights");
+    const int64_t buffer_bytes = std::clamp(kUploadBytes / (2 * threads_.size()), kLeastUploadBytes,
+                                            kReadElements * int64_t{sizeof(float)});
+    const auto anyone_s = decode_shares(plan_, std::vector<bool>(on_cpu_.size(), false), 1);
+    int64_t largest = buffer_bytes;
+    for (const auto& [index, offset] : placed) {
+      const SliceSpec& slice = *plan_.slice(index, true);
+      const DeviceAddress address = to_.accelerator_memory_.address() + offset;
+      to_.on_accelerator_[static_cast<size_t>(index)] = {address, slice.format};
+      const size_t first = reads_.size();
+      sinks_.push_back(std::make_unique<UploadSink>(slice.format, kernels_, uploader_, address));
+      cut(stored(index), *sinks_.back(), anyone_s[static_cast<size_t>(index)],
+          row_unit(slice.format), buffer_bytes / int64_t{sizeof(float)}, reads_);
+      for (size_t i = first; i < reads_.size(); ++i) {  // wide rows may take more than a buffer
+        largest = std::max(
+            largest, format_bytes(slice.format, reads_[i].rows, reads_[i].from->spec().cols()));
+      }
+    }
+    uploader_ = std::make_unique<Uploader>(accelerator->device(), threads_.size(), largest);
+  }
+
+  void read_to_arena() {
+    to_.arena_ = Arena(arena_bytes_, "the model's weights");
+    const auto by_reader = decode_shares(plan_, on_cpu_, threads_.size());
+    for (const auto& [index, offset] : copied_) {
+      const SliceSpec& slice = *plan_.slice(index, false);
+      std::byte* place = to_.arena_.data() + offset;
+      to_.on_cpu_[static_cast<size_t>(index)].address = cpu::device_address(place);
+      sinks_.push_back(host_sink(slice, place));
+      cut(stored(index), *sinks_.back(), by_reader[static_cast<size_t>(index)],
+          row_unit(slice.format), kReadElements, reads_);
+    }
+  }
+
+  void finish() {
+    do_all(reads_, threads_, uploader_.get(), options_.progress);
+    files_.check();
+  }
+
+ private:
+  const StoredTensor& stored(TensorIndex index) {
+    const TensorSpec& spec = plan_.tensors[static_cast<size_t>(index)];
+    const auto found = stored_.find(index);
+    if (found != stored_.end()) return found->second;
+    return stored_.try_emplace(index, spec, options_, files_).first->second;
+  }
+
+  // A bound tensor whose dtype is the format, or one that is to be mapped.
+  bool use_in_place(const SliceSpec& slice, const StoredTensor& from) {
+    DeviceAddress& address = to_.on_cpu_[static_cast<size_t>(slice.tensor)].address;
+    if (const TensorView* view = from.view()) {
+      if (!same_bytes(from.stored(), slice.format)) return false;
+      address = cpu::device_address(view->data);
+      to_.owners_.push_back(view->owner);
+      return true;
+    }
+    if (slice.access != SliceSpec::Access::kMapped) return false;
+    std::shared_ptr<MappedFile>& mapping = mappings_[&from.file()];
+    if (mapping == nullptr) to_.mapped_.push_back(mapping = from.file().map());
+    address = cpu::device_address(mapping->data() + from.offset());
+    return true;
+  }
+
+  std::unique_ptr<Sink> host_sink(const SliceSpec& slice, std::byte* place) const {
+    const TensorSpec& spec = plan_.tensors[static_cast<size_t>(slice.tensor)];
+    if (slice.format.codes == Codes::kBF16C) {
+      return std::make_unique<EncodeSink>(slice.format, kernels_, place, spec.rows(), spec.cols());
+    }
+    return std::make_unique<ArenaSink>(slice.format, kernels_, place);
+  }
+
+  Weights& to_;
+  const Plan& plan_;
+  const EngineOptions& options_;
+  const cpu::KernelTable& kernels_;
+  ThreadPool& threads_;
+  WeightFiles files_;
+  std::vector<bool> on_accelerator_;  // by unit
+  std::vector<bool> on_cpu_;
+  std::map<TensorIndex, StoredTensor> stored_;
+  std::map<const WeightFile*, std::shared_ptr<MappedFile>> mappings_;
+  Placed copied_;  // to the arena
+  int64_t arena_bytes_ = 0;
+  std::unique_ptr<Uploader> uploader_;  // null where nothing goes up
+  std::vector<std::unique_ptr<Sink>> sinks_;
+  std::vector<Read> reads_;
+};
+
+Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::KernelTable& kernels,
+                 ThreadPool& threads, Account* accelerator)
+    : on_cpu_(plan.tensors.size()), on_accelerator_(plan.tensors.size()) {
+  Load load(*this, plan, options, kernels, threads);
+  load.place_on_cpu();
+  load.read_to_accelerator(accelerator);
+  load.read_to_arena();
+  load.finish();
+  huge_page_bytes_ = arena_.huge_page_bytes();
+}
+
+void Weights::check_files(bool used) const {
+  for (const auto& file : mapped_) file->check(used);
+}
+
+}  // namespace helm

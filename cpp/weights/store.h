@@ -1,0 +1,65 @@
+// The slices of a plan on its devices: read from files to their final place, or used where they
+// already lie. Never two copies on one device.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/arena.h"
+#include "base/mapped_file.h"
+#include "base/thread_pool.h"
+#include "cpu/kernels/kernels.h"
+#include "device/memory.h"
+#include "helm/engine.h"
+#include "helm/plan.h"
+
+namespace helm {
+
+// Tensors and the offsets of their places in one block of device memory.
+using Placed = std::vector<std::pair<TensorIndex, int64_t>>;
+// In the formats of the device that holds them.
+Placed placed_in_order(const Plan& plan, const std::vector<TensorIndex>& tensors,
+                       bool on_accelerator);
+
+class Weights {
+ public:
+  // Reads with all members of `threads`, what goes to the CPU's memory with the member that reads
+  // it in decode. `accelerator` is null for a plan without one. Throws Error{kIo} for a file that
+  // is missing or too short, Error{kInvalid} for a bound tensor that does not fit the plan
+  // and for a format that a device lacks, Error{kMemory} when the accelerator's budget or memory is
+  // too small.
+  Weights(const Plan& plan, const EngineOptions& options, const cpu::KernelTable& kernels,
+          ThreadPool& threads, Account* accelerator);
+
+  // By TensorIndex; kNull for tensors that no unit of the device uses.
+  const std::vector<Weight>& on_cpu() const { return on_cpu_; }
+  const std::vector<Weight>& on_accelerator() const { return on_accelerator_; }
+  int64_t cpu_bytes() const { return cpu_bytes_; }
+  int64_t accelerator_bytes() const { return accelerator_memory_.bytes(); }
+  // Those on the CPU that were copied, which lie side by side; others lie in files or with their
+  // owners.
+  std::span<const std::byte> copied() const { return arena_.memory(); }
+  // Throws Error{kIo} where a mapped file is not as it was: see MappedFile.
+  void check_files(bool used) const;
+  bool huge_pages() const { return arena_.huge_pages(); }
+  std::optional<int64_t> huge_page_bytes() const { return huge_page_bytes_; }  // see EngineStats
+
+ private:
+  class Load;
+
+  std::vector<Weight> on_cpu_;
+  std::vector<Weight> on_accelerator_;
+  std::vector<std::shared_ptr<void>> owners_;        // of tensors used where they lie
+  std::vector<std::shared_ptr<MappedFile>> mapped_;  // or in files
+  Arena arena_;
+  DeviceMemory accelerator_memory_;
+  int64_t cpu_bytes_ = 0;
+  std::optional<int64_t> huge_page_bytes_;
+};
+
+}  // namespace helm

@@ -1,0 +1,1 @@
+"""Text, JSON, files, sizes and formats; knows no model."""

@@ -1,0 +1,44 @@
+"""What an accelerator can do with the formats of weights. Knows no placement."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from helm.base.formats import FORMATS
+from helm.machine.profile import Profile
+from helm.plan.schema import Plan
+
+
+def able_to_hold(
+    profile: Profile | None, formats: Mapping[str, str]
+) -> tuple[Profile | None, tuple[str, ...]]:
+    """The machine without an accelerator that lacks kernels for the formats, and what to say."""
+    own = None if profile is None else profile.accelerator
+    packed = sorted({name for name in formats.values() if FORMATS[name].packed})
+    if profile is None or own is None or own.packs or not packed:
+        return profile, ()
+    notice = (
+        f"{own.name} is left out: it has no kernels for {', '.join(packed)} weights, which the CPU "
+        "has; choose a dtype of f16 or bf16 to use it"
+    )
+    return dataclasses.replace(profile, accelerator=None, link=None), (notice,)
+
+
+def slow_bf16(plan: Plan, profile: Profile | None, most: str) -> list[str]:
+    """Says so where the accelerator has no units for the weights that it multiplies. most: the
+    format of most of them."""
+    own = None if profile is None else profile.accelerator
+    if own is None or "accelerator" not in plan.memory or most != "bf16":
+        return []
+    rates = own.matmul_flops
+    if not {"bf16", "f16"} <= rates.keys():
+        return []
+    tokens = plan.limits.step_tokens
+    share = float(own.matmul_rate("bf16", tokens) / own.matmul_rate("f16", tokens))
+    if share >= 0.5:
+        return []
+    return [
+        f"{own.name} multiplies bf16 at {share:.2g} of its f16 rate, as GPUs before Ampere do; "
+        "prompts would be faster with dtype='f16', whose numbers end at 65504"
+    ]

@@ -1,0 +1,342 @@
+"""What a plan is and why, as rows and plain values; searches, prints and draws nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from helm.base.sizes import rate_text
+from helm.compiler.budget import PURPOSES
+from helm.compiler.candidate import Candidate, term_name
+from helm.compiler.memory import DEVICE_ALIGNMENT
+from helm.compiler.study import Study
+
+FORMAT = "helm-explanation"
+VERSION = 1
+_OVERFLOWS = {
+    "cpu": "the CPU computes attention to the pages in RAM",
+    "stream": "the pages in RAM are copied to the GPU in each step",
+}
+LABELS = {
+    "all-accelerator": "all on the GPU",
+    "fill-accelerator": "fill the GPU",
+    "all-cpu": "all on the CPU",
+}
+_MUCH = 1.05
+_LISTED = 3  # layouts shown of those that fit but were not chosen
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Neighbouring units of one kind on one device. first, last: of the list of all units.
+    weight_bytes: what the device holds for them; a tensor shared with an earlier segment of the
+    same device counts there."""
+
+    label: str
+    device: str
+    first: int
+    last: int
+    weight_bytes: int
+
+    @property
+    def units(self) -> int:
+        return self.last - self.first + 1
+
+
+def segments(study: Study) -> list[Segment]:
+    """The plan's units in order: embedding, blocks by device, head."""
+    units, devices = study.model.graph.units, study.best.devices()
+    found: list[Segment] = []
+    for label, first, last in unit_runs(devices):
+        earlier = [u for j, u in enumerate(units[:first]) if devices[j] == devices[first]]
+        these = [*earlier, *units[first : last + 1]]
+        if devices[first] == "cpu":
+            added = study.model.host_bytes(these) - study.model.host_bytes(earlier)
+        else:
+            held = study.model.weight_bytes(these, DEVICE_ALIGNMENT)
+            added = held - study.model.weight_bytes(earlier, DEVICE_ALIGNMENT)
+        found.append(Segment(label, devices[first], first, last, added))
+    return found
+
+
+def unit_runs(devices: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+    """(label, first, last) of neighbouring units of one kind on one device."""
+    kinds = ["embedding", *(["block"] * (len(devices) - 2)), "head"]
+    first = 0
+    for i in range(1, len(devices) + 1):
+        if i < len(devices) and (kinds[i], devices[i]) == (kinds[first], devices[first]):
+            continue
+        yield _segment_label(kinds[first], first - 1, i - 2), first, i - 1
+        first = i
+
+
+def _segment_label(kind: str, first: int, last: int) -> str:
+    if kind != "block":
+        return kind
+    return f"block {first}" if first == last else f"blocks {first}-{last}"
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One device's row of the picture; blank where another device holds the unit."""
+
+    device: str
+    cells: tuple[str, ...]
+
+
+def picture(study: Study, width: int) -> tuple[list[Lane], int]:
+    """(a lane for each device, units per letter) in at most `width` letters: E the embedding, C
+    and G blocks on the CPU and the accelerator, H the head."""
+    parts = segments(study)
+    per = 1
+    while sum(-(-part.units // per) for part in parts) > width:
+        per += 1
+    lanes: dict[str, list[str]] = {device: [] for device in study.plan.memory}
+    for part in parts:
+        letter = {"embedding": "E", "head": "H"}.get(part.label, "GC"[part.device == "cpu"])
+        for device, cells in lanes.items():
+            cells += [letter if device == part.device else " "] * -(-part.units // per)
+    return [Lane(device, tuple(cells)) for device, cells in lanes.items()], per
+
+
+def memory_rows(study: Study) -> list[tuple[str, dict[str, int]]]:
+    """(purpose, bytes by device) and at last total, limit and free."""
+    memory = study.plan.memory
+    rows = [
+        (purpose, {d: int(getattr(use, f"{purpose}_bytes")) for d, use in memory.items()})
+        for purpose in PURPOSES
+    ]
+    total = {d: use.total_bytes + use.reserve_bytes for d, use in memory.items()}
+    limit = {d: study.limit_bytes(d) for d in memory}
+    free = {d: limit[d] - total[d] for d in memory}
+    return [*rows, ("total", total), ("limit", limit), ("free", free)]
+
+
+def loading_text(study: Study) -> str | None:
+    """How the CPU's weights come into memory and why; None if it holds none."""
+    plan, choice = study.plan, study.plan.loading_choice
+    if choice is None or plan.memory["cpu"].weights_bytes == 0:
+        return None
+    return f"weights {plan.loading}: {choice.reason}"
+
+
+def kv_lines(study: Study) -> list[str]:
+    """Where the KV of the GPU's blocks lies, if it has no room for all of it."""
+    best, kv, work = study.best, study.best.kv, study.workload
+    if kv is None:
+        return []
+    each = "" if best.sequences == 1 else " of each request"
+    page, blocks = study.plan.kv.page_tokens, best.kv_blocks * best.sequences
+    share = (
+        f"{kv.far_blocks} of the {blocks} pages of a layer ({kv.far_blocks / blocks * 100:.0f} %)"
+    )
+    lines = [
+        f"in each layer, VRAM has room for {best.accelerator_kv_blocks} of the {best.kv_blocks} "
+        f"pages{each}; a page has {page:,} positions",
+        f"beyond {kv.near_positions:,} positions{each}, the oldest pages move to RAM",
+        f"at the full context of {work.context:,}, RAM holds {share}",
+    ]
+    for site in sorted(kv.sites, key=lambda s: s.site != best.overflow):
+        name = _OVERFLOWS[site.site]
+        times = (site.decode_s, site.full_context_decode_s)
+        rates = [rate_text(best.sequences / seconds) for seconds in times]
+        said = name if site.site == best.overflow else f"if {name} instead"
+        lines.append(f"{said}: {rates[0]} tokens/s, {rates[1]} at the full context")
+    return lines
+
+
+def _kv(study: Study) -> dict[str, Any]:
+    """The "kv" of `to_dict`."""
+    best, kv = study.best, study.best.kv
+    return {
+        "page_tokens": study.plan.kv.page_tokens,
+        "blocks": best.kv_blocks,
+        "accelerator_blocks": best.accelerator_kv_blocks,
+        "overflow": None
+        if kv is None
+        else {
+            "site": best.overflow,
+            "watermark": kv.watermark,
+            "near_positions": kv.near_positions,
+            "far_blocks": kv.far_blocks,
+            "sites": [
+                {
+                    "site": price.site,
+                    "decode_tokens_per_s": best.sequences / price.decode_s,
+                    "full_context_decode_tokens_per_s": best.sequences
+                    / price.full_context_decode_s,
+                }
+                for price in kv.sites
+            ],
+        },
+    }
+
+
+@dataclass(frozen=True)
+class TermRow:
+    """One term of a predicted time. share: of the whole."""
+
+    name: str
+    seconds: float
+    share: float
+
+
+def term_rows(terms: Mapping[str, float], least: float = 0.005) -> list[TermRow]:
+    """The terms of at least `least` of the whole, largest first; what overlap hides is negative."""
+    whole = sum(terms.values())
+    rows = [TermRow(term_name(key), value, value / whole) for key, value in terms.items()]
+    kept = [row for row in rows if abs(row.share) >= least]
+    return sorted(kept, key=lambda row: -row.seconds)
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A candidate beside the chosen one. fast: as it would run if it fitted."""
+
+    label: str
+    candidate: Candidate
+    fast: Candidate
+    verdict: str
+
+
+def rivals(study: Study) -> Iterator[Rival]:
+    """The chosen plan, the plans that need no search, the best others that fit, and the fastest
+    layout that does not."""
+    best, result = study.best, study.result
+    ideal = {candidate.layout: candidate for candidate in study.unlimited.by_layout}
+    yield Rival("chosen", best, best, _same_as(study))
+    seen = {best.layout}
+    for label, text in LABELS.items():
+        candidate = result.labelled.get(label)
+        if candidate is None or _equal(candidate, best):
+            continue
+        seen.add(candidate.layout)
+        fast = candidate if candidate.fits else study.unlimited.labelled[label]
+        yield Rival(text, candidate, fast, verdict(candidate, best))
+    others = [c for c in result.ranked if c.layout not in seen][:_LISTED]
+    lacking = [c for c in result.by_layout if not c.fits and c.layout not in seen]
+    lacking = [c for c in lacking if ideal[c.layout].objective_s < best.objective_s]
+    lacking.sort(key=lambda c: (c.missing.total, ideal[c.layout].objective_s))
+    for candidate in [*others, *lacking[:1]]:
+        fast = candidate if candidate.fits else ideal[candidate.layout]
+        yield Rival(placement_text(candidate), candidate, fast, verdict(candidate, best))
+
+
+def trade(study: Study) -> Candidate | None:
+    """What the objective "total" would choose, if that ends the whole request much sooner: the
+    chosen plan then buys its objective with the other phase."""
+    other = study.others.get("total")
+    if other is None or study.best.predicted.total_s <= _MUCH * other.predicted.total_s:
+        return None
+    return other
+
+
+def verdict(candidate: Candidate, best: Candidate) -> str:
+    """Why `best` was chosen instead."""
+    return candidate.reason_against(best)
+
+
+def _same_as(study: Study) -> str:
+    for label, text in LABELS.items():
+        candidate = study.result.labelled.get(label)
+        if candidate is not None and _equal(candidate, study.best):
+            return f"fastest (= {text})"
+    return "fastest that fits"
+
+
+def _equal(one: Candidate, other: Candidate) -> bool:
+    """The same placement with the same speed."""
+    return one.layout == other.layout and one.fits and one.objective_s == other.objective_s
+
+
+def placement_text(candidate: Candidate) -> str:
+    """What the GPU holds: "GPU 19-35 + head", by the numbers of its blocks."""
+    if candidate.units_accelerator == 0:
+        return "all on the CPU"
+    if candidate.units_cpu == 0:
+        return "all on the GPU"
+    held = ["embedding"] if candidate.embedding == "accelerator" else []
+    if candidate.accelerator_blocks:
+        held.append(f"{candidate.cpu_blocks}-{candidate.blocks - 1}")
+    if candidate.head == "accelerator":
+        held.append("head")
+    return f"GPU {' + '.join(held)}"
+
+
+def to_dict(study: Study) -> dict[str, Any]:
+    """The explanation as plain JSON values. Names are stable within one version:
+
+    format, version: "helm-explanation", 1. model: name, architecture, weights_bytes, dtypes
+    (of its matrices), kv_dtype. profile: name, estimated, digest, accelerator (its name or
+    null). workload: prompt, output, batch, context, objective.
+    units_cpu, units_accelerator: how many of the units (embedding, blocks, head) each holds.
+    placement: [{label, device, first, last, weight_bytes}] of neighbouring units. threads,
+    schedule: see `helm.plan.schema.Schedule`. kv: page_tokens, blocks (of each sequence's full
+    context), accelerator_blocks (of those, per layer there, that it has room for), overflow: null
+    if it has room for all, else site ("stream" or "cpu"), watermark, near_positions (of each
+    sequence, up to which none leave), far_blocks (of all sequences, in host memory at the full
+    context) and sites, [{site, decode_tokens_per_s, full_context_decode_tokens_per_s}].
+    predicted: ttft_s, decode_s (a token for every sequence, at the expected context),
+    decode_tokens_per_s, full_context_decode_s, full_context_decode_tokens_per_s, total_s,
+    tokens_per_s, decode_terms and prefill_terms (seconds by term, see
+    `helm.compiler.times.TERMS`).
+    memory: device -> weights_bytes, kv_bytes, activations_bytes, workspace_bytes, staging_bytes,
+    reserve_bytes. loading: weights ("copied", "mapped" or "compressed") and the fields of
+    `helm.compiler.load_cost.LoadingChoice`. limits: device -> bytes the plan may take.
+    bottleneck, prefill_bottleneck: text. label: of the plain plan it equals, or "search".
+    alternatives: [{label, units_cpu, units_accelerator, embedding, head, fits, ttft_s,
+    decode_tokens_per_s, missing: device -> bytes, reason}].
+    gains: [{resource, added, unit, decode_tokens_per_s, ttft_s, objective_s, gain}].
+    notices: what the planner wants the user to know.
+    """
+    plan, prediction = study.plan, study.plan.prediction
+    choice = plan.loading_choice
+    assert prediction is not None
+    assert choice is not None
+    accelerator = study.profile.accelerator
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": {
+            "name": study.name,
+            "architecture": plan.model.architecture,
+            "weights_bytes": weights_bytes(study),
+            "dtypes": matrix_dtypes(study),
+            "kv_dtype": plan.kv.dtype,
+        },
+        "profile": {
+            **dataclasses.asdict(prediction.profile),
+            "accelerator": None if accelerator is None else accelerator.name,
+        },
+        "workload": dataclasses.asdict(prediction.workload),
+        "units_cpu": plan.units_cpu,
+        "units_accelerator": plan.units_accelerator,
+        "placement": [dataclasses.asdict(segment) for segment in segments(study)],
+        "threads": plan.threads,
+        "schedule": dataclasses.asdict(plan.schedule),
+        "kv": _kv(study),
+        "predicted": dataclasses.asdict(prediction.predicted),
+        "memory": {device: dataclasses.asdict(use) for device, use in plan.memory.items()},
+        "loading": {"weights": plan.loading, **dataclasses.asdict(choice)},
+        "limits": {device: study.limit_bytes(device) for device in plan.memory},
+        "bottleneck": prediction.bottleneck,
+        "prefill_bottleneck": study.best.prefill_bottleneck,
+        "label": prediction.label,
+        "alternatives": [dataclasses.asdict(other) for other in prediction.alternatives],
+        "gains": [dataclasses.asdict(gain) for gain in study.gains],
+        "notices": list(plan.notices),
+    }
+
+
+def matrix_dtypes(study: Study) -> list[str]:
+    """The formats of matrices, as they are on every device, in the order in which they first
+    appear."""
+    formats = study.model.formats
+    return list(dict.fromkeys(formats[t.name] for t in study.plan.tensors if len(t.shape) == 2))
+
+
+def weights_bytes(study: Study) -> int:
+    """All weights, each once, before any is compressed."""
+    return sum(study.model.tensor_bytes(tensor.name) for tensor in study.plan.tensors)

@@ -1,0 +1,135 @@
+"""What a user may say about where KV pages lie, and what is said back. Plans nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from helm.base.arguments import count, is_integer, is_one_of, shown
+from helm.base.sizes import size_text
+from helm.compiler.overflow import least_slots
+from helm.compiler.problem import ResourceLimits, Space, check_watermark
+from helm.errors import InvalidError
+from helm.machine.profile import Profile
+from helm.model.graph import Attention
+from helm.plan.records import WATERMARK
+from helm.plan.schema import Plan
+
+SITES = ("auto", "stream", "cpu")
+PAGE_TOKENS = 512
+_LEAST_PAGE_TOKENS = 16
+_MOST_PAGE_TOKENS = 2**20
+
+
+@dataclass(frozen=True)
+class KvOptions:
+    """overflow: how decode reaches pages that the accelerator has no room for: "stream" them there,
+    attend to them on the "cpu", "auto" whichever is predicted faster. vram_bytes: memory of the
+    accelerator that KV pages may take at most; None: what is best. watermark: the share of the
+    slots there that stays in use once pages leave; None: WATERMARK."""
+
+    overflow: str = "auto"
+    vram_bytes: int | None = None
+    watermark: float | None = None
+
+    def __post_init__(self) -> None:
+        if not is_one_of(self.overflow, SITES):
+            raise InvalidError(
+                f"[plan] kv_overflow is {shown(self.overflow)}; expected {', '.join(SITES)}"
+            )
+        if self.vram_bytes is not None:
+            size = count(self.vram_bytes, "[plan] kv_vram_bytes")
+            object.__setattr__(self, "vram_bytes", size)
+        if self.watermark is not None:
+            check_watermark(self.watermark, "[plan] watermark")
+
+    def limits(self, limits: ResourceLimits) -> ResourceLimits:
+        """`limits` with those of KV pages."""
+        watermark = WATERMARK if self.watermark is None else float(self.watermark)
+        return dataclasses.replace(
+            limits, accelerator_kv_bytes=self.vram_bytes, watermark=watermark
+        )
+
+    def space(self, space: Space) -> Space:
+        """`space` with the site that was asked for."""
+        if self.overflow == "stream":
+            return dataclasses.replace(space, overflow=("stream",))
+        if self.overflow == "cpu":
+            return dataclasses.replace(space, overflow=("cpu",))
+        return space
+
+    def check_accelerator(self, profile: Profile | None) -> None:
+        """InvalidError where memory of an accelerator was limited and there is none; no profile
+        stands for the CPU alone."""
+        if self.vram_bytes is None or (profile is not None and profile.accelerator is not None):
+            return
+        reason = "the model runs on the CPU alone"
+        if profile is not None:
+            reason = f"{profile.name} has no accelerator"
+        raise InvalidError(
+            f"[plan] KV pages in accelerator memory were limited with kv_vram_bytes=, but "
+            f"{reason}; choose an accelerator, or leave the limit out"
+        )
+
+    def notices(self, plan: Plan, step_tokens: int) -> list[str]:
+        """What of it the plan has no use for. step_tokens: those that a step must be able to
+        have; the plan's may be more."""
+        given = [
+            name
+            for name, said in (
+                ("kv_overflow=", self.overflow != "auto"),
+                ("watermark=", self.watermark is not None),
+            )
+            if said
+        ]
+        layers = accelerator_layers(plan)
+        if layers == 0:
+            notices = [self._no_room(plan, step_tokens)] if self.vram_bytes is not None else []
+            reason = "KV lies with its blocks, all of them on the CPU"
+        else:
+            if overflows(plan):
+                return []
+            notices, reason = [], "the accelerator has room for all KV of its blocks"
+        return notices + _without_effect(given, reason)
+
+    def _no_room(self, plan: Plan, step_tokens: int) -> str:
+        assert self.vram_bytes is not None
+        kv = plan.kv
+        least = least_slots(step_tokens, plan.limits.sequences, kv.page_tokens)
+        each = min(least, kv.pages // kv.layers) * kv.page_bytes
+        return (
+            f"no block lies on the accelerator: KV pages may take {size_text(self.vram_bytes)} "
+            f"there (kv_vram_bytes=), those of one block take {size_text(each)} at least"
+        )
+
+
+def _without_effect(given: Sequence[str], reason: str) -> list[str]:
+    return [f"{' and '.join(given)} without effect: {reason}"] if given else []
+
+
+def accelerator_layers(plan: Plan) -> int:
+    """Layers whose KV belongs to blocks on the accelerator."""
+    return sum(
+        isinstance(op, Attention)
+        for unit in plan.units
+        if unit.device == "accelerator"
+        for op in unit.ops
+    )
+
+
+def overflows(plan: Plan) -> bool:
+    """Whether the accelerator has no room for all KV of its blocks."""
+    layers = accelerator_layers(plan)
+    blocks = plan.kv.pages // plan.kv.layers
+    return layers > 0 and plan.schedule.pages["accelerator"] < layers * blocks
+
+
+def check_page_tokens(value: object) -> int:
+    """`value`; InvalidError unless a page may hold so many positions."""
+    if not is_integer(value) or not _LEAST_PAGE_TOKENS <= int(value) <= _MOST_PAGE_TOKENS:
+        raise InvalidError(
+            f"[plan] page_tokens is {shown(value)}; expected {_LEAST_PAGE_TOKENS} to "
+            f"{_MOST_PAGE_TOKENS}"
+        )
+    return int(value)

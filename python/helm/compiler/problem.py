@@ -1,0 +1,111 @@
+"""What the search must keep to: the limits of memory, and the decisions that it may take. Prices
+nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from helm.base.arguments import shown
+from helm.errors import InvalidError
+from helm.plan.records import WATERMARK
+
+Overflow = Literal["stream", "cpu"]
+Mode = Literal["compute", "stream"]
+KvPlace = Literal["device", "host", "any"]
+# Of the host's memory, left for what a process takes while it runs a plan: page tables, results,
+# buffers of loading, threads; interpreter and tokenizer are there before. SmolLM2-135M grew by
+# 5 MiB of resident memory beyond its plan. Where an accelerator takes part, for its driver, too.
+LEAST_RESERVE_BYTES = 64 << 20
+MOST_RESERVE_BYTES = 512 << 20
+_RESERVE_SHARE = 16  # of the memory, between the two
+
+
+def host_reserve(taken_bytes: int | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """What stays free beside a plan on the CPU alone that takes so much: a sixteenth of the memory
+    that both need, within bounds."""
+    share = -(-np.asarray(taken_bytes, np.int64) // (_RESERVE_SHARE - 1))
+    return np.clip(share, LEAST_RESERVE_BYTES, MOST_RESERVE_BYTES)
+
+
+def beside_reserve(memory_bytes: int) -> int:
+    """The most that a plan may take of so much memory; negative where that is less than a
+    reserve."""
+    share = -(-memory_bytes // _RESERVE_SHARE)
+    return memory_bytes - min(max(share, LEAST_RESERVE_BYTES), MOST_RESERVE_BYTES)
+
+
+@dataclass(frozen=True)
+class ResourceLimits:
+    """What a plan may take. None takes all that the profile states.
+
+    accelerator_weights_bytes, accelerator_kv_bytes: bounds on weights and on KV pages alone within
+    accelerator_bytes. cpu_reserve_bytes None: what `host_reserve` says, and MOST_RESERVE_BYTES
+    beside an accelerator; accelerator_reserve_bytes None: what the profile states. sequences and
+    step_tokens size the activation buffers; steps may be longer where weights visit. watermark: the
+    share of the accelerator's slots for KV blocks that stays in use once blocks leave for host
+    memory.
+    """
+
+    cpu_bytes: int | None = None
+    accelerator_bytes: int | None = None
+    accelerator_weights_bytes: int | None = None
+    accelerator_kv_bytes: int | None = None
+    cpu_reserve_bytes: int | None = None
+    accelerator_reserve_bytes: int | None = None
+    step_tokens: int = 512
+    page_tokens: int = 512
+    sequences: int = 1
+    watermark: float = WATERMARK
+
+    def __post_init__(self) -> None:
+        for name in (
+            "cpu_bytes",
+            "accelerator_bytes",
+            "accelerator_weights_bytes",
+            "accelerator_kv_bytes",
+            "cpu_reserve_bytes",
+            "accelerator_reserve_bytes",
+        ):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or not 0 <= value <= 2**60):
+                raise InvalidError(f"[plan] {name} is {shown(value)}; expected bytes from 0")
+        for name, most in (("step_tokens", 2**20), ("page_tokens", 2**20), ("sequences", 4096)):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise InvalidError(f"[plan] {name} is {shown(value)}; expected 1 to {most}")
+        check_watermark(self.watermark, "[plan] watermark")
+
+
+def check_watermark(value: object, what: str) -> None:
+    """InvalidError that begins with `what` unless `value` is a share."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise InvalidError(f"{what} is {shown(value)}; expected a share from 0 to 1")
+
+
+@dataclass(frozen=True)
+class Space:
+    """The decisions that the search may take; narrow it to fix one.
+
+    one_boundary: the published layer partition, a single cut of the list of units: the first on
+    the CPU, the rest on the accelerator. kv: where pages of accelerator layers lie: "any" in the
+    accelerator's memory, as many as may be, and the rest in host memory, "device" all in the
+    accelerator's, "host" all in host memory, which the runtime does not execute. overflow: how
+    attention reaches those in host memory. stream_steps: tokens a step may have where weights of
+    CPU blocks visit the accelerator, besides those of the limits. decode_groups: sequences take
+    turns in so many groups. threads None: all counts of the sweep. mapped_weights: those of the CPU
+    lie in mapped files, from where they visit the accelerator more slowly if it cannot lock them.
+    """
+
+    one_boundary: bool = False
+    kv: KvPlace = "any"
+    overflow: tuple[Overflow, ...] = ("stream", "cpu")
+    prefill: tuple[Mode, ...] = ("compute", "stream")
+    stream_steps: tuple[int, ...] = (2048, 8192)
+    overlap: tuple[bool, ...] = (False, True)
+    decode_groups: tuple[int, ...] = (1, 2)
+    threads: tuple[int, ...] | None = None
+    mapped_weights: bool = False

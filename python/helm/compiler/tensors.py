@@ -1,0 +1,169 @@
+"""Which weights a plan places, in which formats and from where. Knows no machine and no
+placement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from helm.base.formats import DTYPE_BYTES, FORMATS, PACKED_POLICIES, tensor_bytes
+from helm.errors import CheckpointError
+from helm.model.checkpoint import TensorInfo
+from helm.model.config import ModelConfig
+from helm.model.graph import Embedding, Graph, Linear, PositionEmbedding
+from helm.model.source import STORED, Source
+from helm.model.weight_names import HEAD, listed
+from helm.plan.schema import PlacedUnit
+from helm.plan.weights import Device, Slice, TensorSpec, lies_as_held
+
+_Q8, _Q4 = "c8.s32", "c4.km32"
+_FEW_WEIGHTS = 1 << 17  # a matrix of less is held in 8 bits under q4, too
+
+
+def check_checkpoint(graph: Graph, tensors: Mapping[str, TensorInfo]) -> None:
+    """Every weight is there with its shape and none is left over; CheckpointError otherwise.
+
+    tensors: by transformers' names, see `helm.model.weight_names`.
+    """
+    missing = [name for name in graph.tensors if name not in tensors]
+    unknown = [name for name in tensors if name not in graph.tensors]
+    if missing == [HEAD] and not unknown:
+        raise CheckpointError(
+            f"[plan] the checkpoint has no {HEAD}, and config.json does not say that the model "
+            "shares its embedding; expected a head; download the whole checkpoint of the causal LM"
+        )
+    if missing:
+        beside = f", and has others: {listed(unknown)}" if unknown else ""
+        raise CheckpointError(
+            f"[plan] {graph.architecture} needs {len(missing)} tensors that the checkpoint lacks: "
+            f"{listed(missing)}{beside}; expected a complete checkpoint of the config's model"
+        )
+    wrong = [
+        f"{name} is {list(tensors[name].shape)}, expected {list(shape)}"
+        for name, shape in graph.tensors.items()
+        if tensors[name].shape != shape
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"[plan] {len(wrong)} tensors do not have the shape that config.json implies: "
+            f"{listed(wrong)}"
+        )
+    if unknown:
+        raise CheckpointError(
+            f"[plan] the checkpoint has {len(unknown)} tensors that {graph.architecture} does not "
+            f"use: {listed(unknown)}; the answer would be wrong without them, so config.json and "
+            "checkpoint must match"
+        )
+
+
+def tensors_of(graph: Graph, infos: Mapping[str, TensorInfo] | None) -> tuple[TensorSpec, ...]:
+    """Every weight of the graph, with its source where it has one."""
+
+    def source(name: str) -> Source | None:
+        info = None if infos is None else infos[name]
+        if info is None or not info.extents:
+            return None
+        return Source(info.weight_dtype, info.extents)
+
+    return tuple(TensorSpec(name, shape, source(name)) for name, shape in graph.tensors.items())
+
+
+def choose_formats(
+    graph: Graph, config: ModelConfig, infos: Mapping[str, TensorInfo] | None, policy: str
+) -> dict[str, str]:
+    """Tensor -> format, on any device; policy: one of POLICIES. Vectors are f32."""
+    wide = _tables_and_head(graph)
+
+    def format(name: str, shape: tuple[int, ...]) -> str:
+        stored = (config.dtype or "f32") if infos is None else infos[name].weight_dtype
+        if len(shape) == 1:
+            return "f32"
+        if policy == "auto":
+            return STORED[stored].format
+        if policy not in PACKED_POLICIES:
+            return policy
+        few = shape[0] * shape[1] < _FEW_WEIGHTS
+        return _Q8 if policy == "q8" or few or name in wide else _Q4
+
+    return {name: format(name, shape) for name, shape in graph.tensors.items()}
+
+
+def _tables_and_head(graph: Graph) -> set[str]:
+    """Embeddings, and the matrix that makes logits."""
+    tables = {op.table for op in graph.ops() if isinstance(op, (Embedding, PositionEmbedding))}
+    heads = (op for op in graph.ops() if isinstance(op, Linear) and op.out == graph.logits)
+    return tables | {part.weight for op in heads for part in op.parts}
+
+
+def slices_of(
+    tensors: Iterable[TensorSpec],
+    units: Iterable[PlacedUnit],
+    format: Callable[[str, Device], str],
+) -> tuple[Slice, ...]:
+    """What each device holds of `tensors` for its units. format: of a tensor on a device."""
+    read = {(name, u.device) for u in units for op in u.ops for name in op.weight_names()}
+    devices: tuple[Device, ...] = ("cpu", "accelerator")
+    return tuple(
+        Slice(tensor.name, device, format(tensor.name, device), "resident")
+        for tensor in tensors
+        for device in devices
+        if (tensor.name, device) in read
+    )
+
+
+def mappable(tensor: TensorSpec, format: str, stored: str | None) -> bool:
+    """Whether the runtime can read it where its file is mapped: stored as it is held, elements
+    aligned. stored: the dtype of all tensors of a model whose checkpoint is not there; None: it
+    is, and a tensor without a source is bound from memory."""
+    if tensor.source is None:
+        return format == stored
+    return lies_as_held(tensor.source, format)
+
+
+def compressible(tensor: TensorSpec, format: str, stored: str | None) -> bool:
+    """Whether the runtime can hold it as bf16c on the CPU: a bf16 matrix that becomes smaller,
+    unless it is bound from memory. stored: see `mappable`."""
+    there = tensor.source is not None or stored is not None
+    if not there or format != "bf16" or len(tensor.shape) != 2:
+        return False
+    smaller = FORMATS["bf16c"].bytes(*tensor.shape) < tensor_bytes(format, tensor.shape)
+    return smaller and FORMATS["bf16c"].takes(tensor.shape[1])
+
+
+def compressed_formats(
+    tensors: Iterable[TensorSpec], formats: Mapping[str, str], stored: str | None
+) -> dict[str, str]:
+    """Those that the CPU holds in another format when weights are compressed."""
+    return {t.name: "bf16c" for t in tensors if compressible(t, formats[t.name], stored)}
+
+
+def dominant_format(graph: Graph, formats: Mapping[str, str]) -> str:
+    """The format of most matrix bytes."""
+    total = dict.fromkeys((*DTYPE_BYTES, *formats.values()), 0)
+    for name, shape in graph.tensors.items():
+        if len(shape) == 2:
+            total[formats[name]] += tensor_bytes(formats[name], shape)
+    return max(total, key=lambda format: total[format])
+
+
+def dominant_dtype(
+    graph: Graph,
+    formats: Mapping[str, str],
+    config: ModelConfig,
+    infos: Mapping[str, TensorInfo] | None,
+) -> str:
+    """The dtype that goes with the weights: that of most matrix bytes; where those are packed, what
+    the checkpoint has, in 16 bits."""
+    found = dominant_format(graph, formats)
+    if found in DTYPE_BYTES:
+        return found
+    stored = {config.dtype} if infos is None else {info.stored for info in infos.values()}
+    return "bf16" if "bf16" in stored or config.dtype == "bf16" else "f16"
+
+
+def resident_bytes(formats: Mapping[str, str], infos: Mapping[str, TensorInfo] | None) -> int:
+    """Bytes of bound tensors whose dtype is the format: they are used where they lie."""
+    return sum(
+        tensor_bytes(info.stored, info.shape)
+        for name, info in ({} if infos is None else infos).items()
+        if not info.extents and info.weight_dtype == formats[name]
+    )

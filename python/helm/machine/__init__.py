@@ -1,0 +1,1 @@
+"""What a machine has and how fast it is; knows no model."""

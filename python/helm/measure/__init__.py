@@ -1,0 +1,1 @@
+"""Measures this machine, and a loaded model on it."""

@@ -1,0 +1,1 @@
+"""What a model is: its configuration, its checkpoint and its graph; knows no machine."""

@@ -1,0 +1,23 @@
+"""What a model family is: how its config.json is read, and how its graph is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from helm.base.jsonio import Reader
+from helm.model.config import ModelConfig
+from helm.model.graph import Graph
+
+
+@dataclass(frozen=True)
+class Family:
+    """architecture, model_type: transformers' names of it. defaults: values of absent keys, as in
+    transformers. read raises ConfigError or UnsupportedModelError."""
+
+    architecture: str
+    model_type: str
+    defaults: Mapping[str, Any]
+    read: Callable[[Reader], ModelConfig]
+    build: Callable[[ModelConfig], Graph]

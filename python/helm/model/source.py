@@ -1,0 +1,58 @@
+"""Where a tensor is stored: runs of rows in files, in an encoding. Reads no file.
+
+A *stored* encoding is named by the reader that knows it. One whose name is a format's is held as
+it lies there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from helm.model.gguf.types import TYPES
+
+
+class Stored(NamedTuple):
+    """An encoding: `elements` of a row in each block of `size` bytes. format: that of weights which
+    holds a matrix of them exactly."""
+
+    elements: int
+    size: int
+    format: str
+
+
+# Those of ggml, the plain dtypes among them.
+STORED = {
+    kind.stored: Stored(kind.elements, kind.block_bytes, kind.format) for kind in TYPES.values()
+}
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A run of `rows` rows: `offset` bytes into `file` of the model directory. An element of a
+    vector is a row. row_stride: bytes from one row to the next; 0: they lie side by side."""
+
+    file: str
+    offset: int
+    rows: int
+    row_stride: int = 0
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a tensor is stored. The extents' rows are stacked."""
+
+    stored: str
+    extents: tuple[Extent, ...]
+
+
+def row_width(shape: tuple[int, ...]) -> int:
+    """Elements of a row; those of a vector are rows of one."""
+    return math.prod(shape[1:])
+
+
+def stored_bytes(stored: str, elements: int) -> int:
+    """What so many elements take, a multiple of a block."""
+    encoding = STORED[stored]
+    return -(-elements // encoding.elements) * encoding.size

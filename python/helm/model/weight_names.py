@@ -1,0 +1,124 @@
+"""Which stored tensor is which weight of a model. Knows names, and nothing of plans.
+
+Weights go by the names that transformers saves. A checkpoint may have them behind a wrapper's name,
+without the base model's, or with what a text model does not need beside them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from helm.errors import CheckpointError
+from helm.model.checkpoint import TensorInfo, same_data
+from helm.model.checkpoint.safetensors import read_checkpoint
+from helm.model.config import ModelConfig
+from helm.model.families import build_graph
+from helm.model.graph import Embedding
+
+HEAD = "lm_head.weight"
+_SHOWN = 8  # names listed in one message
+# Modules that hold a whole model, or a part of it, and change nothing: of torch.compile,
+# DistributedDataParallel, FSDP and activation checkpoints.
+_WRAPPERS = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+_ANCHOR = "layers.0.self_attn.q_proj.weight"  # every family has it
+# Tables and masks that older exporters stored, and the heads of models that rate or classify text.
+_LEFTOVER = re.compile(
+    r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|(self_)?attn\.(masked_)?bias"
+    r"|causal_mask|position_ids|embed_positions\._float_tensor|decoder\.version)$"
+    r"|(^|\.)(v_head|value_head|score|reward_head|classifier|qa_outputs)\."
+)
+
+
+@dataclass(frozen=True)
+class NamedWeights:
+    """config: with `tie_word_embeddings` as the tensors have it. tensors: by transformers' names,
+    each with the name under which it is stored; what is none of the model's has its own."""
+
+    config: ModelConfig
+    tensors: dict[str, TensorInfo]
+    notices: tuple[str, ...]
+
+
+def read_weights(directory: str | Path, config: ModelConfig) -> NamedWeights:
+    """The weights in a folder. Raises what `read_checkpoint` and `name_weights` raise."""
+    stored = read_checkpoint(directory)
+    return name_weights(config, stored, lambda a, b: same_data(directory, a, b))
+
+
+def name_weights(
+    config: ModelConfig,
+    stored: Mapping[str, TensorInfo],
+    same: Callable[[TensorInfo, TensorInfo], bool],
+) -> NamedWeights:
+    """Finds the model's weights among `stored`; helm.compiler.tensors checks that they are all.
+
+    A tied head that is stored, too, is the embedding where `same` says so, and a head of its own
+    where not, as in transformers; where only one of both is stored, it is both. Raises
+    CheckpointError for names that could be two weights.
+    """
+    graph = build_graph(config)
+    embed = graph.units[0].ops[0]
+    assert isinstance(embed, Embedding)
+    base = embed.table.removesuffix("embed_tokens.weight")
+    tensors = _renamed(stored, base, graph.tensors)
+    notices = []
+    left = [n for n in tensors if n not in graph.tensors and _LEFTOVER.search(n)]
+    if left:
+        notices.append(f"left out {len(left)} tensors that text does not need: {listed(left)}")
+    for name in left:
+        del tensors[name]
+    if config.tie_word_embeddings and HEAD in tensors:
+        if embed.table not in tensors:
+            tensors[embed.table] = tensors.pop(HEAD)
+        elif same(tensors[embed.table], tensors[HEAD]):
+            del tensors[HEAD]
+        else:
+            config = dataclasses.replace(config, tie_word_embeddings=False)
+            notices.append(
+                f"config.json ties the head to the embedding, but {HEAD} is another matrix; it is "
+                "used"
+            )
+    return NamedWeights(config, tensors, tuple(notices))
+
+
+def listed(names: list[str]) -> str:
+    """ "a, b and 3 more"."""
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+
+
+def _renamed(
+    stored: Mapping[str, TensorInfo], base: str, wanted: Iterable[str]
+) -> dict[str, TensorInfo]:
+    """By transformers' names. base: what those of the base model begin with; wanted: all names.
+
+    What lies beside the first block is the base model, whatever its names begin with there; the
+    head may stand beside any of the modules around it.
+    """
+    parts = {name[len(base) :].split(".")[0] for name in wanted if name.startswith(base)}
+    plain = {name: ".".join(p for p in name.split(".") if p not in _WRAPPERS) for name in stored}
+    found = {n.removesuffix(_ANCHOR) for n in plain.values() if f".{n}".endswith(f".{_ANCHOR}")}
+    if len(found) > 1 and base not in found:
+        raise CheckpointError(
+            f"[load] the checkpoint holds {len(found)} models, with names that begin with "
+            f"{', '.join(map(repr, sorted(found)))}; expected one; save the language model alone"
+        )
+    prefix = base if base in found or not found else found.pop()
+    tensors: dict[str, TensorInfo] = {}
+    for old, name in plain.items():
+        rest = name.removeprefix(prefix)
+        if name.startswith(prefix) and rest.split(".")[0] in parts:
+            name = base + rest
+        elif f".{name}".endswith(f".{HEAD}") and prefix.startswith(name.removesuffix(HEAD)):
+            name = HEAD
+        if name in tensors:
+            raise CheckpointError(
+                f"[load] {tensors[name].name!r} and {old!r} are both the weight {name!r}; expected "
+                "one; save the model anew without the wrapper"
+            )
+        tensors[name] = stored[old]
+    return tensors

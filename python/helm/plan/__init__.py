@@ -1,0 +1,1 @@
+"""The plan as records and as JSON; makes none."""

@@ -1,0 +1,376 @@
+"""The plan: everything the runtime needs, as JSON. Knows the format, not how plans are made.
+
+`helm.compiler.make` makes plans; the runtime and `Plan.from_json` read them, as hostile input.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from helm.base.formats import KV_SCALE_BYTES, KvDType, kv_position_bytes
+from helm.base.jsonio import Reader, decode, encode, parse
+from helm.base.sizes import size_text
+from helm.base.summaries import Summarized
+from helm.errors import InvalidError, PlanError
+from helm.model.graph import OPS, Linear, Op, Rope, Value
+from helm.model.rope import RopeTable
+from helm.plan.records import WATERMARK, Loading, LoadingChoice, Predicted, Workload
+from helm.plan.weights import Slice, TensorSpec, check_weights
+
+FORMAT = "helm-plan"
+VERSION = 6
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """fingerprint: SHA-256 in hex of the configuration and the tensor table."""
+
+    architecture: str
+    fingerprint: str
+    vocab_size: int
+    hidden_size: int
+    max_context: int  # positions the model itself allows
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one step and one engine may hold. step_outputs: rows of logits in one step."""
+
+    context: int
+    step_tokens: int
+    step_outputs: int
+    sequences: int
+
+
+@dataclass(frozen=True)
+class KvSpec:
+    """The KV cache: `pages` slots, each K and V of one layer and page_tokens positions."""
+
+    dtype: KvDType
+    page_tokens: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    pages: int
+
+    @property
+    def page_bytes(self) -> int:
+        """The positions', and what aligns the scales of each head."""
+        pad = -self.page_tokens * self.head_dim % 4 if self.dtype in KV_SCALE_BYTES else 0
+        positions = self.page_tokens * kv_position_bytes(self.dtype, self.kv_heads, self.head_dim)
+        return positions + 2 * self.kv_heads * pad
+
+
+@dataclass(frozen=True)
+class PlacedUnit:
+    """A partition unit on its device."""
+
+    name: str
+    device: str
+    ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes of one device's memory by purpose."""
+
+    weights_bytes: int
+    kv_bytes: int
+    activations_bytes: int
+    workspace_bytes: int
+    staging_bytes: int = 0  # buffers of copies between devices
+    reserve_bytes: int = 0  # left untouched
+
+    @property
+    def total_bytes(self) -> int:
+        """What the plan takes; the reserve comes on top."""
+        held = self.weights_bytes + self.kv_bytes + self.activations_bytes + self.workspace_bytes
+        return held + self.staging_bytes
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How stages run together. prefill "compute": blocks compute where they lie; "stream": in a
+    prefill step of at least stream_tokens tokens the weights of CPU blocks visit the accelerator,
+    where the K and V of one layer at a time have stream_pages page slots. prefill_overlap: the
+    CPU's stage of one step runs beside the accelerator's of the step before. decode_groups:
+    decoding sequences take turns in so many groups, so that both devices work at once. overflow:
+    in decode, pages in host memory of layers on the accelerator visit it, or the CPU attends to
+    them. watermark: once more than this share of the accelerator's slots is in use, the oldest
+    blocks leave for host memory. pages: page slots by device."""
+
+    prefill: Literal["compute", "stream"] = "compute"
+    stream_tokens: int = 0
+    stream_pages: int = 0
+    prefill_overlap: bool = False
+    decode_groups: int = 1
+    overflow: Literal["stream", "cpu"] = "stream"
+    watermark: float = WATERMARK
+    pages: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ProfileIdentity:
+    """The profile that predicted. digest: `Profile.digest`."""
+
+    name: str
+    estimated: bool
+    digest: str
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A plan that was not chosen and the reason. missing: device -> bytes it lacks there. The
+    times of a plan that does not fit are those it would reach with that memory."""
+
+    label: str
+    units_cpu: int
+    units_accelerator: int
+    embedding: str
+    head: str
+    fits: bool
+    ttft_s: float
+    decode_tokens_per_s: float
+    missing: dict[str, int]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the search knew when it chose; written at the top level of a plan, null without a
+    profile. label: "all-cpu", "all-accelerator", "fill-accelerator", or "search" for any other."""
+
+    label: str
+    workload: Workload
+    profile: ProfileIdentity
+    predicted: Predicted
+    bottleneck: str
+    alternatives: tuple[Alternative, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class Plan(Summarized):
+    """A placement of one model on one machine. slices: one for each tensor and device that has an
+    op reading it. notices: what the planner wants the user to know."""
+
+    model: ModelIdentity
+    limits: Limits
+    threads: int
+    kv: KvSpec
+    rope: tuple[RopeTable, ...]
+    tensors: tuple[TensorSpec, ...]
+    slices: tuple[Slice, ...]
+    values: tuple[Value, ...]
+    units: tuple[PlacedUnit, ...]
+    logits: str
+    memory: dict[str, MemoryUse]
+    notices: tuple[str, ...] = ()
+    schedule: Schedule = field(default_factory=Schedule)
+    loading_choice: LoadingChoice | None = None
+    prediction: Prediction | None = None
+
+    @property
+    def loading(self) -> Loading:
+        """How weights come into the host's memory, for people: what the slices say."""
+        if any(held.format == "bf16c" for held in self.slices):
+            return "compressed"
+        return "mapped" if any(held.access == "mapped" for held in self.slices) else "copied"
+
+    def held(self, device: str) -> list[tuple[TensorSpec, Slice]]:
+        """The slices of a device, each with its tensor."""
+        tensors = {tensor.name: tensor for tensor in self.tensors}
+        return [(tensors[held.tensor], held) for held in self.slices if held.device == device]
+
+    @property
+    def units_cpu(self) -> int:
+        """How many units the CPU holds."""
+        return sum(unit.device == "cpu" for unit in self.units)
+
+    @property
+    def units_accelerator(self) -> int:
+        return len(self.units) - self.units_cpu
+
+    def _summary(self) -> tuple[str, dict[str, str]]:
+        uses = self.memory.values()
+        weights, kv = (sum(getattr(u, f"{of}_bytes") for u in uses) for of in ("weights", "kv"))
+        beside = f", {self.units_accelerator} on the accelerator" * (self.units_accelerator > 0)
+        return self.model.architecture, {
+            "placement": f"{self.units_cpu} units on the CPU{beside}",
+            "weights": f"{size_text(weights)} of weights",
+            "KV cache": f"{self.kv.dtype} KV cache of up to {size_text(kv)}",
+            "context": f"context {self.limits.context:,}",
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain JSON values; the prediction's fields stand at the top level."""
+        fields = encode(self)
+        prediction = fields.pop("prediction") or {**_NO_PREDICTION, "alternatives": []}
+        fields |= {"loading": self.loading, "loading_choice": fields.pop("loading_choice")}
+        counts = {"units_cpu": self.units_cpu, "units_accelerator": self.units_accelerator}
+        return {"format": FORMAT, "version": VERSION, **fields, **counts, **prediction}
+
+    def to_json(self) -> str:
+        """The plan as JSON text; `from_json` is its inverse."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Plan:
+        """Reads and checks a plan. Raises PlanError naming the field, as in units[3].ops[1].out."""
+        root = parse(text, "plan", PlanError)
+        if root["format"].string() != FORMAT:
+            root["format"].reject(f"expected {FORMAT!r}, found {root['format'].value!r}")
+        version = root["version"].integer(0, 2**31)
+        if version != VERSION:
+            root["version"].reject(f"expected {VERSION}, found {version}; make the plan anew")
+        names = ("model", "limits", "threads", "kv", "rope", "tensors", "slices", "values", "units")
+        more = ("logits", "memory", "notices", "schedule", "loading", "loading_choice")
+        counts = ("units_cpu", "units_accelerator")
+        root.only(["format", "version", *names, *more, *counts, *_NO_PREDICTION])
+        choice = root["loading_choice"]
+        plan = cls(
+            model=decode(ModelIdentity, root["model"]),
+            limits=decode(Limits, root["limits"]),
+            threads=root["threads"].integer(1, 4096),
+            kv=decode(KvSpec, root["kv"]),
+            rope=tuple(decode(RopeTable, node) for node in root["rope"].items()),
+            tensors=tuple(decode(TensorSpec, node) for node in root["tensors"].items()),
+            slices=tuple(decode(Slice, node) for node in root["slices"].items()),
+            values=tuple(decode(Value, node) for node in root["values"].items()),
+            units=tuple(_decode_unit(node) for node in root["units"].items()),
+            logits=root["logits"].string(),
+            memory={k: decode(MemoryUse, root["memory"][k]) for k in root["memory"].names()},
+            notices=tuple(node.string() for node in root.get("notices", []).items()),
+            schedule=decode(Schedule, root["schedule"]),
+            loading_choice=None if choice.null else decode(LoadingChoice, choice),
+            prediction=_decode_prediction(root),
+        )
+        _check(plan, root)
+        return plan
+
+
+_NO_PREDICTION: dict[str, Any] = dict.fromkeys(
+    ("label", "workload", "profile", "predicted", "bottleneck", "alternatives")
+)
+
+
+def _decode_prediction(root: Reader) -> Prediction | None:
+    if root["predicted"].null:
+        for key in _NO_PREDICTION:
+            if root[key].value not in (None, []):
+                root[key].reject("expected null, as predicted is")
+        return None
+    try:
+        workload = decode(Workload, root["workload"])
+    except PlanError:
+        raise
+    except InvalidError as reason:
+        root["workload"].reject(str(reason))
+    predicted = decode(Predicted, root["predicted"])
+    for key in ("ttft_s", "decode_s", "total_s"):
+        root["predicted"][key].number(0.0)
+    return Prediction(
+        label=root["label"].string(),
+        workload=workload,
+        profile=decode(ProfileIdentity, root["profile"]),
+        predicted=predicted,
+        bottleneck=root["bottleneck"].string(),
+        alternatives=tuple(decode(Alternative, item) for item in root["alternatives"].items()),
+    )
+
+
+def _decode_unit(node: Reader) -> PlacedUnit:
+    node.only(("name", "device", "ops"))
+    ops: list[Op] = []
+    for item in node["ops"].items():
+        kind = item["op"].string()
+        if kind not in OPS:
+            item["op"].reject(f"unknown op {kind!r}; known are " + ", ".join(sorted(OPS)))
+        ops.append(decode(OPS[kind], item, extra=("op",)))
+    return PlacedUnit(node["name"].string(), node["device"].string(), tuple(ops))
+
+
+def _check(plan: Plan, root: Reader) -> None:
+    """References resolve, names are unique and limits are consistent."""
+    _check_limits(plan, root)
+    _check_schedule(plan, root)
+    tensors = _unique([tensor.name for tensor in plan.tensors], root["tensors"])
+    values = _unique([value.name for value in plan.values], root["values"])
+    for key in ("units_cpu", "units_accelerator"):
+        count = root[key].integer(0, 2**31)
+        if count != getattr(plan, key):
+            root[key].reject(f"is {count}, the units say {getattr(plan, key)}")
+    if plan.logits not in values:
+        root["logits"].reject(f"unknown value {plan.logits!r}")
+    for unit in root["units"].items():
+        for node in unit["ops"].items():
+            _check_op(node, tensors, values, len(plan.rope))
+    placed = [(unit.device, unit.ops) for unit in plan.units]
+    check_weights(plan.tensors, plan.slices, placed, plan.schedule.prefill == "stream", root)
+    if root["loading"].choice(get_args(Loading)) != plan.loading:
+        root["loading"].reject(f"is {root['loading'].value}, the slices say {plan.loading}")
+
+
+def _check_schedule(plan: Plan, root: Reader) -> None:
+    """Units lie on known devices, and an accelerator has its pages and its budget."""
+    for unit, node in zip(plan.units, root["units"].items(), strict=True):
+        if unit.device not in ("cpu", "accelerator"):
+            node["device"].reject(f"expected 'cpu' or 'accelerator', found {unit.device!r}")
+    schedule, pages = root["schedule"], root["schedule"]["pages"]
+    schedule["decode_groups"].integer(1, 2)
+    schedule["watermark"].number(0.0, 1.0)
+    streams = plan.schedule.prefill == "stream"
+    if streams and len({unit.device for unit in plan.units}) < 2:
+        schedule["prefill"].reject("nothing can stream, the units lie on one device")
+    for key, most in (("stream_tokens", plan.limits.step_tokens), ("stream_pages", 2**31)):
+        schedule[key].integer(*((1, most) if streams else (0, 0)))
+    for device in pages.names():
+        pages[device].integer(0, 2**31)
+    if plan.units_accelerator == 0:
+        return
+    for node in (root["memory"], pages):
+        node["accelerator"]  # reports that it is missing
+    if sum(plan.schedule.pages.values()) != plan.kv.pages:
+        pages.reject(f"the devices' pages do not add up to kv.pages, {plan.kv.pages}")
+
+
+def _check_limits(plan: Plan, root: Reader) -> None:
+    limits, kv = root["limits"], root["kv"]
+    limits["context"].integer(1, 2**31)
+    limits["step_tokens"].integer(1, 2**20)
+    limits["step_outputs"].integer(1, plan.limits.step_tokens)
+    limits["sequences"].integer(1, plan.limits.step_outputs)
+    for name, most in (("page_tokens", 2**20), ("layers", 2**20), ("pages", 2**31)):
+        kv[name].integer(1, most)
+    for name in ("kv_heads", "head_dim"):
+        kv[name].integer(1, 4096)
+
+
+def _unique(names: list[str], node: Reader) -> set[str]:
+    seen: set[str] = set()
+    for name, child in zip(names, node.items(), strict=True):
+        if name in seen:
+            child["name"].reject(f"{name!r} is listed twice")
+        seen.add(name)
+    return seen
+
+
+_VALUE_KEYS = ("in", "out", "value")
+_TENSOR_KEYS = ("weight", "bias")
+
+
+def _check_op(node: Reader, tensors: set[str], values: set[str], tables: int) -> None:
+    for key in _VALUE_KEYS:
+        if key in node.value and node.value[key] not in values:
+            node[key].reject(f"unknown value {node.value[key]!r}")
+    if node.value["op"] == Rope.op:
+        node["table"].integer(0, tables - 1)
+    elif "table" in node.value and node.value["table"] not in tensors:
+        node["table"].reject(f"unknown tensor {node.value['table']!r}")
+    holders = [node, *(node["parts"].items() if node.value["op"] == Linear.op else [])]
+    for holder in holders:
+        for key in _TENSOR_KEYS:
+            name = holder.value.get(key)
+            if name is not None and name not in tensors:
+                holder[key].reject(f"unknown tensor {name!r}")

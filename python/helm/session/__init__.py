@@ -1,0 +1,1 @@
+"""A loaded model and those who use it; knows no command line."""

@@ -1,0 +1,352 @@
+"""Plans and loads on this machine: which devices, which profile, how much of each memory.
+
+An accelerator's plan is searched with the machine's profile; the CPU alone needs none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from helm.base.sizes import size_text
+from helm.compiler.load_cost import ANSWERS, LoadingRequest
+from helm.compiler.make import make_plan
+from helm.compiler.study import Request, workload_of
+from helm.errors import CompressionError, InvalidError, OutOfMemoryError
+from helm.machine.devices import CPU, Accelerator, find_accelerator, open_accelerator
+from helm.machine.grants import Grant, file_key, in_turn
+from helm.machine.profile import Profile
+from helm.machine.rates import ACCELERATOR_RESERVE_BYTES, CpuProfile
+from helm.machine.resources import (
+    Machine,
+    cpu_affinity,
+    cpus_to_pin,
+    memory_available,
+    read_machine,
+    useful_threads,
+)
+from helm.model.checkpoint import TensorInfo
+from helm.model.config import ModelConfig
+from helm.plan.records import Workload
+from helm.plan.schema import Plan
+from helm.session.host_memory import check_plan, granted_text, host_use, pageable
+from helm.session.options import LoadOptions
+
+if TYPE_CHECKING:
+    from helm.measure.threads import ThreadChoice
+
+_LOADS = 3  # attempts, each with what is free then
+_STEP_TOKENS = 512
+_MACHINE = ("cpu", "isa", "cores")  # of a profile's identity
+_log = logging.getLogger("helm")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to plan for. profile None: the CPU, as it is. notices: what to say about the device."""
+
+    machine: Machine
+    accelerator: Accelerator | None
+    profile: Profile | None
+    notices: tuple[str, ...] = ()
+
+
+def load_engine(
+    config: ModelConfig,
+    infos: Mapping[str, TensorInfo],
+    directory: str,
+    tensors: Mapping[str, Any],
+    options: LoadOptions,
+    notices: tuple[str, ...] = (),
+) -> tuple[Plan, Any]:
+    """Plans, loads, and plans again where an accelerator has less free by then than planned.
+
+    tensors: those bound from memory, by name. notices: what the plan shall say first. Raises what
+    `make_plan`, `open_accelerator` and the engine raise.
+    """
+    target = find_target(options)
+    notices += (*target.notices, *_foreign(options.profile))
+    attempts = _LOADS
+    while True:
+        plan, grant = plan_and_take(config, infos, directory, options, target)
+        said = (*notices, *plan.notices, *_too_many(plan.threads))
+        plan = dataclasses.replace(plan, notices=said)
+        try:
+            engine = _engine(plan, directory, tensors, options, target, grant)
+            return dataclasses.replace(plan, notices=(*said, *pageable(engine.stats))), engine
+        except CompressionError as error:
+            if options.weights != "auto":
+                raise
+            options = dataclasses.replace(options, weights="copied")
+            notices += (f"{error}; this was done",)
+        except OutOfMemoryError:
+            planned = target.accelerator
+            attempts -= 1
+            found = None if attempts == 0 or planned is None else _with_less(planned, plan)
+            if planned is None or found is None:
+                raise
+            notices += (
+                f"{found.name} had {size_text(found.free_bytes)} free when the model was loaded, "
+                f"not {size_text(planned.free_bytes)}; placed again with that",
+            )
+            target = dataclasses.replace(target, accelerator=found)
+
+
+def _foreign(profile: Profile | None) -> tuple[str, ...]:
+    """Says whose rates decide if they are not this machine's."""
+    from helm.measure.cpu import identity
+
+    own = identity()
+    if profile is None or all(profile.identity.get(name) == own[name] for name in _MACHINE):
+        return ()
+    return (
+        f"units are placed by the rates of {profile.name}, another machine; the predicted rate is "
+        "for that one, the memory this one's",
+    )
+
+
+def _too_many(threads: int) -> list[str]:
+    """Says so when more threads were asked for than can run."""
+    cpus = len(cpu_affinity())
+    if threads <= cpus:
+        return []
+    return [
+        f"{threads} threads take turns at {cpus} CPU{'s' * (cpus > 1)}, which is slow; leave "
+        "threads= out, or give no more than that"
+    ]
+
+
+def _with_less(planned: Accelerator, plan: Plan) -> Accelerator | None:
+    """The accelerator as it is now; None where lack of its memory is not what stopped the plan."""
+    if "accelerator" not in plan.memory:
+        return None
+    found = open_accelerator(planned.specification)
+    return found if found.free_bytes < plan.memory["accelerator"].total_bytes else None
+
+
+def find_target(options: LoadOptions) -> Target:
+    """Opens the device; measures the machine if its profile is needed and not cached."""
+    machine = read_machine()
+    given, device = options.profile, options.device
+    if device is None and given is not None and given.accelerator is None:
+        device = CPU  # the profile of a machine without one
+    notices: list[str] = []
+    accelerator = find_accelerator(device, notices)
+    if accelerator is None:
+        if options.vram_bytes is not None:
+            raise InvalidError(
+                "[load] memory of an accelerator was limited with vram_bytes=, but the model runs "
+                "on the CPU alone; choose an accelerator with device=, or leave the limit out"
+            )
+        options.kv.check_accelerator(None)
+        if given is not None:
+            given = dataclasses.replace(given, accelerator=None, link=None)
+        return Target(machine, None, given, tuple(notices))
+    profile = given or _measured(accelerator, options, notices)
+    if profile.accelerator is None:
+        raise InvalidError(
+            f"[load] profile {profile.name!r} has no accelerator, but {accelerator.specification} "
+            "is to be used; choose another profile=, or measure this machine with helm-llm "
+            f"profile --device {accelerator.specification}"
+        )
+    return Target(machine, accelerator, profile, tuple(notices))
+
+
+def _measured(accelerator: Accelerator, options: LoadOptions, notices: list[str]) -> Profile:
+    """This machine's profile. notices: takes what one that was measured now says of itself."""
+    from helm.measure.profile_cache import machine_profile
+
+    measured = False
+
+    def tell(what: str, share: float) -> None:
+        nonlocal measured
+        if options.measuring is not None:
+            options.measuring(what, share)
+        elif not measured:
+            _log.warning("measuring this machine with %s, once, 10 to 15 s", accelerator.name)
+        measured = True
+
+    profile = machine_profile(accelerator, progress=tell)
+    if measured:
+        notices += profile.notices
+    return profile
+
+
+def plan_and_take(
+    config: ModelConfig,
+    infos: Mapping[str, TensorInfo],
+    directory: str,
+    options: LoadOptions,
+    target: Target,
+) -> tuple[Plan, Grant]:
+    """A plan for what is free now, and what it takes of that, granted: no other model gets it."""
+    shared = set()  # mapped weights lie in the page cache once, whoever reads them
+    if options.weights in ("auto", "mapped"):
+        shared = {file_key(Path(directory, file)) for file in _files(infos)}
+    with in_turn():
+        free_bytes = memory_available(shared=shared)
+        machine = dataclasses.replace(target.machine, memory_bytes=free_bytes)
+        try:
+            plan = plan_here(config, infos, options, dataclasses.replace(target, machine=machine))
+            use = host_use(plan, infos, directory, target.accelerator)
+            check_plan(use, free_bytes)
+        except OutOfMemoryError as error:
+            if options.memory_bytes is not None and options.memory_bytes <= free_bytes:
+                raise
+            raise OutOfMemoryError(f"{error}{granted_text()}") from None
+        return plan, Grant(use.own_bytes, use.loaded_bytes, use.files)
+
+
+def _files(infos: Mapping[str, TensorInfo]) -> set[str]:
+    return {extent.file for info in infos.values() for extent in info.extents}
+
+
+def plan_here(
+    config: ModelConfig,
+    infos: Mapping[str, TensorInfo],
+    options: LoadOptions,
+    target: Target,
+) -> Plan:
+    """Within what the machine and the options grant; the profile decides only what is best."""
+    machine, profile = target.machine, target.profile
+    memory_bytes = _least(machine.memory_bytes, options.memory_bytes)
+    sequences = max(options.max_sequences, options.batch)
+    step_tokens = max(_STEP_TOKENS, sequences)
+    common: dict[str, Any] = {
+        "max_sequences": sequences,
+        "dtype": options.dtype,
+        "kv_dtype": options.kv_dtype,
+        "page_tokens": options.page_tokens,
+        "step_tokens": step_tokens,
+        "memory_bytes": memory_bytes,
+        "kv_options": options.kv,
+        "loading": _loading(options, profile),
+    }
+    if profile is None:
+        weights_bytes = sum(info.nbytes for info in infos.values())
+        best = _threads_for(weights_bytes, machine)
+        ratios = best.compressed_ratio
+        common["loading"] = dataclasses.replace(common["loading"], compressed_ratio=ratios)
+        threads = options.threads or best.threads
+        return make_plan(config, infos, context=options.context, threads=threads, **common)
+    request = Request(
+        options.prompt_tokens,
+        options.output_tokens,
+        options.batch,
+        options.context,
+        options.objective,
+    )
+    counts = [n for n in profile.cpu.thread_sweep if n <= machine.threads] or [machine.threads]
+    if options.threads is not None:
+        counts = [options.threads]
+    profile = dataclasses.replace(profile, cpu=with_thread_counts(profile.cpu, counts))
+    vram_bytes = options.vram_bytes
+    if target.accelerator is not None and profile.accelerator is not None:
+        own = target.accelerator.present(profile.accelerator)
+        profile = dataclasses.replace(profile, accelerator=own)
+        left = own.memory_bytes - own.reserve_bytes
+        if vram_bytes is not None and vram_bytes - ACCELERATOR_RESERVE_BYTES >= left:
+            vram_bytes = None
+    return make_plan(
+        config,
+        infos,
+        profile=profile,
+        workload=workload_of(config, request),
+        accelerator_bytes=vram_bytes,
+        **common,
+    )
+
+
+def _threads_for(weights_bytes: int, machine: Machine) -> ThreadChoice:
+    """What this machine does best with, measured when a model first needs more than one."""
+    from helm.measure.threads import ThreadChoice, choose_here
+
+    useful = useful_threads(weights_bytes, machine.threads)
+    if useful == 1:
+        return ThreadChoice(1, (), "the model is small")
+    choice = choose_here()
+    return dataclasses.replace(choice, threads=min(useful, choice.threads))
+
+
+def _loading(options: LoadOptions, profile: Profile | None) -> LoadingRequest:
+    """The CPU alone is placed without a profile, but its rates say how to load, if they are known;
+    they are never measured for that."""
+    from helm.measure.profile_cache import cached_profile
+
+    known = cached_profile() if profile is None else profile
+    answer = (options.output_tokens or Workload().output) * options.batch
+    return LoadingRequest(
+        weights=options.weights,
+        tokens=options.expected_tokens or ANSWERS * answer,
+        objective=options.objective,  # type: ignore[arg-type]  # checked by LoadOptions
+        batch=options.batch,
+        cpu=None if known is None else known.cpu,
+    )
+
+
+def _least(found: int, limit: int | None) -> int:
+    return found if limit is None else min(found, limit)
+
+
+def with_thread_counts(cpu: CpuProfile, counts: Iterable[int]) -> CpuProfile:
+    """`cpu` on a machine that runs these numbers of threads; one that was not measured has the
+    rates of the nearest that was."""
+    nearest = {n: min(cpu.thread_sweep, key=lambda m: (abs(m - n), m)) for n in counts}
+    sweep = {n: cpu.thread_sweep[m] for n, m in nearest.items()}
+    if sweep == cpu.thread_sweep:
+        return cpu
+    threads = min(nearest, key=lambda n: (abs(n - cpu.threads), n))
+    cpu = cpu.with_threads(nearest[threads])
+    return dataclasses.replace(cpu, threads=threads, thread_sweep=sweep)
+
+
+def units_by_device(plan: Plan) -> dict[str, list[str]]:
+    """What lies on "cpu" and "accelerator": "embedding", "blocks 0-3", ..., in order."""
+    from helm.compiler.explain import unit_runs
+
+    devices = [unit.device for unit in plan.units]
+    held: dict[str, list[str]] = {"cpu": [], "accelerator": []}
+    for label, first, _last in unit_runs(devices):
+        held[devices[first]].append(label)
+    return held
+
+
+def _engine(
+    plan: Plan,
+    directory: str,
+    tensors: Mapping[str, Any],
+    options: LoadOptions,
+    target: Target,
+    grant: Grant,
+) -> Any:
+    """Holds the grant for as long as it lives."""
+    from helm import _helm
+
+    def progress(done: int, total: int) -> None:
+        grant.loaded(done / max(1, total))
+        if options.progress is not None:
+            options.progress(done, total)
+
+    placed = {tensor.name for tensor in plan.tensors}
+    device = CPU if target.accelerator is None else target.accelerator.specification
+    try:
+        engine = _helm.Engine(
+            plan.to_json(),
+            directory,
+            {name: tensor for name, tensor in tensors.items() if name in placed},
+            threads=options.threads or 0,
+            progress=progress,
+            device=device,
+            cpus=cpus_to_pin(cpu_affinity(), plan.threads),
+        )
+        grant.settle(engine.lazy_memory)
+    except BaseException:
+        grant.close()
+        raise
+    weakref.finalize(engine, grant.close)
+    return engine

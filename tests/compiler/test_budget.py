@@ -1,0 +1,130 @@
+"""What a plan says of each device's memory against what the engine takes there."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import search_cases
+import small_models
+from helm import _helm
+from helm.compiler.kv_options import KvOptions, overflows
+from helm.compiler.make import costed_graph, make_plan
+from helm.compiler.problem import ResourceLimits, Space
+from helm.compiler.search import search
+from helm.machine.profile import Profile
+from helm.model.checkpoint.safetensors import read_checkpoint
+from helm.model.families import build_graph, load_config
+from helm.plan.records import Workload
+from helm.plan.schema import Plan
+
+# The last weight on a device need not be padded; all else is exact.
+PADDING = {"weights": 256, "kv": 1, "activations": 1, "staging": 1}
+WORK = Workload(70, 20, 3, 100)
+SPACES = (Space(prefill=("compute",)), Space(prefill=("stream",), stream_steps=(64, 256)))
+
+
+def scaled(rates: Any, factor: float) -> Any:
+    if isinstance(rates, dict):
+        return {name: scaled(inner, factor) for name, inner in rates.items()}
+    return rates * factor
+
+
+def fast_accelerator() -> Profile:
+    """A machine on which the more there is on the accelerator the better."""
+    document = search_cases.random_profile(3)
+    for site in ("accelerator", "link"):
+        for key, value in document[site].items():
+            if key.endswith(("_per_s", "_flops")):
+                document[site][key] = scaled(value, 1e3)
+    return Profile.from_json(json.dumps(document))
+
+
+OPTIONS = {"max_sequences": 3, "page_tokens": 16, "step_tokens": 24, "memory_bytes": 1 << 30}
+
+
+def plans_of(
+    name: str, dtype: str, space: Space, kv_options: KvOptions | None = None, **more: Any
+) -> list[Plan]:
+    """The best plan with as much accelerator memory as each layout takes."""
+    folder = small_models.model_dir(name, dtype)
+    config, tensors = load_config(folder), read_checkpoint(folder)
+    options = {**OPTIONS, **more}
+    alone = make_plan(config, tensors, threads=2, context=100, **options)
+    graph = build_graph(config)
+    limits = ResourceLimits(
+        1 << 30, 1 << 40, step_tokens=24, page_tokens=options["page_tokens"], sequences=3
+    )
+    profile = fast_accelerator()
+    layouts = search(costed_graph(alone, graph), profile, WORK, limits, space).ranked
+    return [
+        make_plan(
+            config, tensors, profile=profile, workload=WORK, space=space,
+            accelerator_bytes=layout.total_bytes("accelerator"), kv_options=kv_options,
+            **options,
+        )
+        for layout in layouts
+    ]  # fmt: skip
+
+
+def check_memory(plan: Plan, folder: str) -> None:
+    """The engine takes what the plan states for it, on each of its devices."""
+    devices = _helm.Engine(plan.to_json(), folder, device="sim").stats["devices"]
+    assert {use["device"] for use in devices} == plan.memory.keys()
+    for use in devices:
+        stated = plan.memory[use["device"]]
+        for item in PADDING:
+            spare = getattr(stated, f"{item}_bytes") - use[f"{item}_bytes"]
+            assert 0 <= spare < PADDING[item], (item, spare, use["device"], plan.schedule)
+        assert use["workspace_bytes"] <= stated.workspace_bytes
+        assert use["peak_bytes"] <= stated.total_bytes
+        if use["device"] == "accelerator":
+            assert use["budget_bytes"] == stated.total_bytes + stated.reserve_bytes
+
+
+MODELS = [*((name, "f32") for name in small_models.CASES), ("qwen3", "bf16")]
+I8 = [
+    ("qwen3", "f16", {"kv_dtype": "i8"}),
+    ("llama_one_kv_head", "f32", {"kv_dtype": "i8", "page_tokens": 21}),  # padded scales
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "more"), [*((*model, {}) for model in MODELS), *I8])
+@pytest.mark.parametrize("space", SPACES, ids=("compute", "stream"))
+def test_the_engine_takes_what_the_plan_says(
+    name: str, dtype: str, more: dict[str, Any], space: Space
+) -> None:
+    placements, streamed = set(), []
+    for plan in plans_of(name, dtype, space, **more):
+        placements.add(tuple(unit.device for unit in plan.units))
+        check_memory(plan, str(small_models.model_dir(name, dtype)))
+        streamed.append(plan.schedule.prefill == "stream")
+    if space.prefill == ("compute",):
+        assert len(placements) >= 4, placements
+    assert streamed == [space.prefill == ("stream",)] * len(streamed)
+    assert any(len(set(devices)) == 2 for devices in placements)
+
+
+@pytest.mark.parametrize("site", ["stream", "cpu"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("llama_one_kv_head", "f32"), ("qwen2_window", "f32"), ("qwen3", "bf16"), ("opt_350m", "f32")],
+)
+def test_and_where_kv_overflows(name: str, dtype: str, site: str) -> None:
+    folder = str(small_models.model_dir(name, dtype))
+    found = set()
+    for space in SPACES:
+        full = plans_of(name, dtype, space)[0]
+        block = full.kv.page_bytes * full.kv.layers
+        for slots in (9, 18):  # of 21; a step may need eight
+            options = KvOptions(site, vram_bytes=slots * block + 7)
+            for plan in plans_of(name, dtype, space, kv_options=options):
+                if not overflows(plan):
+                    continue
+                found.add((plan.units_cpu > 1, plan.schedule.prefill))
+                assert plan.schedule.overflow == site
+                assert plan.memory["accelerator"].kv_bytes <= slots * block
+                check_memory(plan, folder)
+    assert found >= {(False, "compute"), (True, "compute"), (True, "stream")}

@@ -1,0 +1,327 @@
+"""Plans as JSON: the round trip, and hostile ones."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import small_models
+from engine_helpers import partitioned
+from helm.compiler.make import make_plan
+from helm.errors import PlanError
+from helm.model.checkpoint.safetensors import read_checkpoint
+from helm.model.families import load_config
+from helm.plan.schema import Plan
+
+GIB = 1 << 30
+
+
+def plan_of(name="qwen3", dtype_stored="f32", **options):
+    folder = small_models.model_dir(name, dtype_stored)
+    arguments = {"threads": 1, "memory_bytes": 4 * GIB, **options}
+    return make_plan(load_config(folder), read_checkpoint(folder), **arguments)
+
+
+@pytest.mark.parametrize("name", small_models.CASES)
+def test_json_round_trip(name):
+    plan = plan_of(name)
+    text = plan.to_json()
+    assert Plan.from_json(text) == plan
+    assert Plan.from_json(text).to_json() == text
+    assert Plan.from_json(text.encode()) == plan
+
+
+def test_json_is_as_agreed():
+    document = plan_of("opt", threads=2, max_sequences=3, step_tokens=7).to_dict()
+    assert list(document) == [
+        *("format", "version", "model", "limits", "threads", "kv", "rope", "tensors"),
+        "slices",
+        "values",
+        *("units", "logits", "memory", "notices", "schedule", "loading", "loading_choice"),
+        *("units_cpu", "units_accelerator"),
+        *("label", "workload", "profile", "predicted", "bottleneck", "alternatives"),
+    ]
+    assert (document["units_cpu"], document["units_accelerator"]) == (4, 0)
+    assert document["schedule"] == {
+        "prefill": "compute",
+        "stream_tokens": 0,
+        "stream_pages": 0,
+        "prefill_overlap": False,
+        "decode_groups": 1,
+        "overflow": "stream",
+        "watermark": 0.8,
+        "pages": {"cpu": 12},
+    }
+    assert document["predicted"] is None
+    assert (document["format"], document["version"], document["threads"]) == ("helm-plan", 6, 2)
+    assert document["limits"] == {
+        "context": 600,
+        "step_tokens": 7,
+        "step_outputs": 3,
+        "sequences": 3,
+    }
+    assert document["kv"] == {
+        "dtype": "f32",
+        "page_tokens": 512,
+        "layers": 2,
+        "kv_heads": 4,
+        "head_dim": 12,
+        "pages": 12,
+    }
+    table = document["tensors"][0]
+    assert table["name"] == "model.decoder.embed_tokens.weight"
+    assert table.keys() == {"name", "shape", "source"}
+    assert table["shape"] == [131, 48]
+    assert table["source"].keys() == {"stored", "extents"}
+    assert table["source"]["stored"] == "f32"
+    (extent,) = table["source"]["extents"]
+    assert list(extent) == ["file", "offset", "rows", "row_stride"]
+    assert (extent["rows"], extent["row_stride"]) == (131, 0)
+    assert document["slices"][0] == {
+        "tensor": table["name"],
+        "device": "cpu",
+        "format": "f32",
+        "access": "resident",
+    }
+    first, second = document["units"][0]["ops"]
+    assert first == {"op": "embedding", "table": table["name"], "out": "x"}
+    assert second["op"] == "position_embedding"
+    assert second["offset"] == 2
+    assert document["units"][1]["ops"][0]["in"] == "x"
+    assert document["values"][0] == {"name": "x", "width": 48, "rows": "tokens"}
+    assert document["values"][-1] == {"name": "logits", "width": 131, "rows": "outputs"}
+
+
+def test_tied_head_lists_the_embedding_once():
+    plan = plan_of("llama_tied_sharded")
+    names = [tensor.name for tensor in plan.tensors]
+    assert len(names) == len(set(names))
+    assert plan.units[-1].ops[-1].parts[0].weight == plan.units[0].ops[0].table
+
+
+@functools.cache
+def document():
+    return plan_of("opt_350m").to_dict()
+
+
+def changed(path, value):
+    """The document with the item at `path` replaced, or removed if value is "absent"."""
+    result = copy.deepcopy(document())
+    node = result
+    for key in path[:-1]:
+        node = node[key]
+    if value == "absent":
+        del node[path[-1]]
+    else:
+        node[path[-1]] = value
+    return json.dumps(result)
+
+
+OP = ("units", 1, "ops", 0)  # a linear
+EXTENT = ("tensors", 0, "source", "extents", 0)  # of the embedding
+SLICE = {
+    "tensor": "model.decoder.embed_tokens.weight",
+    "device": "cpu",
+    "format": "f32",
+    "access": "resident",
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("format",), "gguf", r"format: expected 'helm-plan', found 'gguf'"),
+        (("version",), 2, r"version: expected 6, found 2; make the plan anew"),
+        (("version",), 5, r"version: expected 6, found 5; make the plan anew"),
+        (("version",), True, "version: expected an integer"),
+        (("units",), "absent", "key 'units' is missing"),
+        (("layers",), {}, "unknown key 'layers'"),
+        (("schedule",), {}, "schedule: key 'prefill' is missing"),
+        (("schedule", "overflow"), "disk", r"schedule\.overflow: expected one of stream, cpu"),
+        (("units_cpu",), 3, "units_cpu: is 3, the units say 4"),
+        (("label",), "all-cpu", "label: expected null, as predicted is"),
+        (("threads",), 0, "threads: expected an integer"),
+        (("model", "vocab_size"), "131", r"model\.vocab_size: expected an integer"),
+        (("limits", "context"), 0, r"limits\.context"),
+        (("limits", "step_outputs"), 513, r"limits\.step_outputs"),
+        (("limits", "sequences"), 9, r"limits\.sequences"),
+        (("kv", "dtype"), "f8", r"kv\.dtype: expected one of f32, f16, bf16"),
+        (("kv", "pages"), 0, r"kv\.pages"),
+        (("kv", "extra"), 0, r"kv: unknown key 'extra'"),
+        (("tensors", 0, "dtype"), "f32", r"tensors\[0\]: unknown key 'dtype'"),
+        (("tensors", 0, "source", "offset"), 0, r"tensors\[0\]\.source: unknown key 'offset'"),
+        (("tensors", 0, "source", "stored"), "f64", r"source\.stored: expected one of f32, f16"),
+        (("tensors", 0, "source", "stored"), "bf16c", r"source\.stored: expected one of f32, f16"),
+        (("tensors", 0, "source", "extents"), [], r"source\.extents: have 0 rows, the tensor 131"),
+        ((*EXTENT, "offset"), -1, r"tensors\[0\]\.source\.extents\[0\]\.offset"),
+        ((*EXTENT, "offset"), 2**46 + 1, r"tensors\[0\]\.source\.extents\[0\]\.offset"),
+        ((*EXTENT, "file"), "../x", r"tensors\[0\]\.source\.extents\[0\]\.file.*leaves"),
+        ((*EXTENT, "file"), "/x", r"tensors\[0\]\.source\.extents\[0\]\.file.*leaves"),
+        ((*EXTENT, "file"), "", r"tensors\[0\]\.source\.extents\[0\]\.file.*leaves"),
+        ((*EXTENT, "rows"), 0, r"tensors\[0\]\.source\.extents\[0\]\.rows: expected an integer"),
+        ((*EXTENT, "rows"), 130, r"source\.extents: have 130 rows, the tensor 131"),
+        ((*EXTENT, "row_stride"), 79, r"extents\[0\]\.row_stride: is 79, a row takes 80"),
+        ((*EXTENT, "row_stride"), -1, r"extents\[0\]\.row_stride: expected an integer"),
+        ((*EXTENT, "row_stride"), 2**46 + 1, r"extents\[0\]\.row_stride: expected an integer"),
+        ((*EXTENT, "row_stride"), "absent", r"extents\[0\]: key 'row_stride' is missing"),
+        (("slices",), "absent", "key 'slices' is missing"),
+        (("slices",), [], r"slices: there is none of 'lm_head|'model.* on the cpu, where ops read"),
+        (("slices", 0, "tensor"), "w", r"slices\[0\]\.tensor: unknown tensor 'w'"),
+        (("slices", 0, "device"), "disk", r"slices\[0\]\.device: expected one of cpu, accelerator"),
+        (("slices", 0, "device"), "accelerator", r"slices\[0\]\.tensor: .* is read by no op there"),
+        (("slices", 1), SLICE, r"slices\[1\]\.tensor: 'model.*' on the cpu is listed twice"),
+        (("slices", 0, "format"), "f64", r"slices\[0\]\.format: expected one of f32, f16, bf16"),
+        (("slices", 0, "access"), "disk", r"slices\[0\]\.access: expected one of resident, mapped"),
+        (("slices", 0, "tier"), "ram", r"slices\[0\]: unknown key 'tier'"),
+        (("slices", 0), {**SLICE, "format": "f16", "access": "mapped"}, "cannot be mapped"),
+        (("loading",), "mapped", "loading: is mapped, the slices say copied"),
+        (("tensors", 0, "shape"), [], r"tensors\[0\]\.shape"),
+        (("tensors", 0, "shape"), [0, 3], r"tensors\[0\]\.shape"),
+        (("tensors", 1, "name"), "model.decoder.embed_tokens.weight", r"tensors\[1\]\.name.*twice"),
+        (("values", 0, "rows"), "all", r"values\[0\]\.rows: expected one of tokens, outputs"),
+        (("values", 1, "name"), "x", r"values\[1\]\.name.*twice"),
+        (("units", 3, "ops", 1, "out"), 5, r"units\[3\]\.ops\[1\]\.out: expected a string"),
+        (("units", 3, "ops", 1, "out"), "y", r"units\[3\]\.ops\[1\]\.out: unknown value 'y'"),
+        ((*OP, "op"), "conv", r"units\[1\]\.ops\[0\]\.op: unknown op 'conv'; known are activation"),
+        ((*OP, "op"), "absent", r"units\[1\]\.ops\[0\]: key 'op' is missing"),
+        ((*OP, "accumulate"), 1, r"ops\[0\]\.accumulate: expected true or false"),
+        ((*OP, "parts", 0, "weight"), "w", r"ops\[0\]\.parts\[0\]\.weight: unknown tensor 'w'"),
+        ((*OP, "parts", 0, "bias"), 0, r"ops\[0\]\.parts\[0\]\.bias: expected a string"),
+        (("logits",), "x2", "logits: unknown value 'x2'"),
+        (("memory", "cpu", "kv_bytes"), 1.5, r"memory\.cpu\.kv_bytes"),
+        (("notices",), "text", "notices: expected an array"),
+    ],
+)
+def test_malformed_plans_name_the_field(path, value, message):
+    with pytest.raises(PlanError, match=message):
+        Plan.from_json(changed(path, value))
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "{", '{"a": NaN}', b"\xff\xfe", "[" * 100_000])
+def test_not_a_plan(text):
+    with pytest.raises(PlanError):
+        Plan.from_json(text)
+
+
+def places(node, prefix=()):
+    if prefix:
+        yield prefix
+    children = node.items() if isinstance(node, dict) else enumerate(node)
+    for key, child in children:
+        if isinstance(child, dict | list):
+            yield from places(child, (*prefix, key))
+        else:
+            yield (*prefix, key)
+
+
+JUNK = st.sampled_from(
+    ["absent", None, True, -1, 0, 3, 1.5, 1e400, 2**70, "", "x", [], {}, ["x"], {"op": "rope"}]
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_any_change_reads_or_raises_plan_error(data):
+    path = data.draw(st.sampled_from(list(places(document()))))
+    try:
+        plan = Plan.from_json(changed(path, data.draw(JUNK)))
+    except PlanError:
+        return
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def split_plan(**changes):
+    """A tied model with its blocks on two devices: the embedding is a tensor of both."""
+    plan = plan_of("llama_tied_sharded", "bf16", dtype="auto")
+    devices = ("cpu",) * (len(plan.units) - 1) + ("accelerator",)
+    return dataclasses.replace(partitioned(plan, devices), **changes)
+
+
+def with_slice(plan, device, tensor_ending, **changes):
+    """`plan` with one slice changed; all that end so, of that device."""
+    slices = tuple(
+        dataclasses.replace(held, **changes)
+        if held.device == device and held.tensor.endswith(tensor_ending)
+        else held
+        for held in plan.slices
+    )
+    assert slices != plan.slices
+    return dataclasses.replace(plan, slices=slices)
+
+
+def test_a_tied_matrix_may_have_a_format_on_each_device():
+    plan = split_plan()
+    assert [held.device for held in plan.slices if "embed" in held.tensor] == ["cpu", "accelerator"]
+    both = with_slice(plan, "cpu", "embed_tokens.weight", format="bf16c")
+    assert Plan.from_json(both.to_json()) == both
+    assert (plan.loading, both.loading) == ("copied", "compressed")
+
+
+@pytest.mark.parametrize(
+    ("device", "ending", "changes", "message"),
+    [
+        ("accelerator", "embed_tokens.weight", {"format": "bf16c"}, "bf16c is for the CPU alone"),
+        ("accelerator", "embed_tokens.weight", {"access": "mapped"}, "are for the CPU alone"),
+        ("cpu", "layernorm.weight", {"format": "bf16"}, "vectors are held as f32"),
+        ("cpu", "layernorm.weight", {"access": "mapped"}, "cannot be mapped"),
+        ("cpu", "embed_tokens.weight", {"format": "c4.km32", "access": "mapped"}, "cannot be"),
+    ],
+)
+def test_what_a_slice_may_not_be(device, ending, changes, message):
+    text = with_slice(split_plan(), device, ending, **changes).to_json()
+    with pytest.raises(PlanError, match=rf"slices\[\d+\]\.(format|access): .*{message}"):
+        Plan.from_json(text)
+
+
+def test_weights_that_visit_are_not_compressed():
+    schedule = split_plan().schedule
+    visits = dataclasses.replace(schedule, prefill="stream", stream_tokens=4, stream_pages=1)
+    for ending, allowed in (("embed_tokens.weight", True), ("up_proj.weight", False)):
+        plan = with_slice(split_plan(), "cpu", ending, format="bf16c")
+        assert Plan.from_json(plan.to_json()) == plan
+        plan = dataclasses.replace(plan, schedule=visits)
+        if allowed:
+            assert Plan.from_json(plan.to_json()) == plan
+            continue
+        with pytest.raises(PlanError, match=r"format: weights that visit .* cannot be bf16c"):
+            Plan.from_json(plan.to_json())
+
+
+def test_mapped_weights_are_one_dense_aligned_run():
+    plan = plan_of("llama", "f32")
+    name = next(t.name for t in plan.tensors if len(t.shape) == 2)
+    mapped = with_slice(plan, "cpu", name, access="mapped")
+    assert Plan.from_json(mapped.to_json()) == mapped
+
+    def stored(**source):
+        tensors = tuple(
+            dataclasses.replace(t, source=dataclasses.replace(t.source, **source))
+            if t.name == name
+            else t
+            for t in mapped.tensors
+        )
+        return dataclasses.replace(mapped, tensors=tensors).to_json()
+
+    rows, cols = plan.tensors[0].shape
+    one = plan.tensors[0].source.extents[0]
+    half = dataclasses.replace(one, rows=rows // 2)
+    rest = dataclasses.replace(one, rows=rows - rows // 2, offset=one.offset + rows // 2 * cols * 4)
+    for source in (
+        {"extents": (half, rest)},
+        {"extents": (dataclasses.replace(one, row_stride=4 * cols + 4),)},
+        {"extents": (dataclasses.replace(one, offset=one.offset + 2),)},
+        {"stored": "f16"},
+    ):
+        with pytest.raises(PlanError, match=r"slices\[\d+\]\.access: cannot be mapped"):
+            Plan.from_json(stored(**source))
+    wide = dataclasses.replace(one, row_stride=4 * cols)
+    with pytest.raises(PlanError, match=r"slices\[\d+\]\.access: cannot be mapped"):
+        Plan.from_json(stored(extents=(wide,)))  # side by side, but does not say so
+    mapped = plan
+    assert Plan.from_json(stored(extents=(half, rest))).slices == plan.slices

@@ -1,0 +1,132 @@
+"""Writes transformers' models as GGUF files with the gguf package; shares nothing with HELM.
+
+Keys and order of rows are those that llama.cpp's converter writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from gguf_file import gguf_name
+
+VARIABLE = "HELM_TEST_MODELS"
+_ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+
+
+def real(name: str) -> Path:
+    """A published file in the folder that HELM_TEST_MODELS names; skips the test without it."""
+    folder = os.environ.get(VARIABLE)
+    if not folder or not (path := Path(folder) / name).is_file():
+        pytest.skip(f"{VARIABLE} names no folder with {name}")
+    return path
+
+
+def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of q or k, in which rotation pairs (i, i + n/2), as rotation of (2i, 2i + 1) needs
+    them."""
+    halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
+
+
+def write(
+    folder: Path,
+    path: Path,
+    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    keys: Mapping[str, Any] | None = None,
+    blocks: Mapping[str, np.ndarray] | None = None,
+) -> Path:
+    """The model in `folder` as the file `path`, matrices in `kind`. keys: more strings, numbers
+    and lists. blocks: matrices by transformers' names that are in `kind` already, as bytes."""
+    config = json.loads((folder / "config.json").read_text())
+    architecture = _ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(path, architecture)
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_vocab_size(config["vocab_size"])
+    if architecture == "llama":
+        writer.add_rope_dimension_count(head_dim)
+        if config.get("sliding_window"):
+            writer.add_sliding_window(config["sliding_window"])
+    _add_rope(writer, config, head_dim)
+    for key, value in (keys or {}).items():
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+    for file in sorted(folder.glob("*.safetensors")):
+        for name, tensor in load_file(file).items():
+            array = tensor.float().numpy()
+            if name == "lm_head.weight" and config["tie_word_embeddings"]:
+                continue
+            quantised = name in (blocks or {})
+            if blocks is not None and quantised:
+                array = blocks[name]
+            if architecture == "llama" and ".self_attn.q_proj." in name:
+                array = neighbours(array, heads)
+            if architecture == "llama" and ".self_attn.k_proj." in name:
+                array = neighbours(array, kv_heads)
+            own = np.ascontiguousarray(array, np.uint8 if quantised else np.float32)
+            _add_tensor(writer, gguf_name(name), own, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_tensor(
+    writer: gguf.GGUFWriter, name: str, array: np.ndarray, kind: gguf.GGMLQuantizationType
+) -> None:
+    if array.ndim == 1:
+        writer.add_tensor(name, array)
+        return
+    if array.dtype == np.uint8:
+        writer.add_tensor(name, array, raw_dtype=kind)
+        return
+    writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
+
+
+def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any], head_dim: int) -> None:
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
+    writer.add_rope_freq_base(theta)
+    kind = rope.get("rope_type", "default")
+    if kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if kind == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if kind == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_factors(rope, theta, head_dim))
+
+
+def llama3_factors(rope: dict[str, Any], theta: float, head_dim: int) -> np.ndarray:
+    """What the wavelength of each pair is multiplied by."""
+    original = rope["original_max_position_embeddings"]
+    low, high = original / rope["low_freq_factor"], original / rope["high_freq_factor"]
+    factors = []
+    for i in range(0, head_dim, 2):
+        wavelength = 2 * np.pi * theta ** (i / head_dim)
+        smooth = (original / wavelength - rope["low_freq_factor"]) / (
+            rope["high_freq_factor"] - rope["low_freq_factor"]
+        )
+        between = 1 / ((1 - smooth) / rope["factor"] + smooth)
+        factors.append(
+            1.0 if wavelength < high else rope["factor"] if wavelength > low else between
+        )
+    return np.array(factors, np.float32)

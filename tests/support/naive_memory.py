@@ -1,0 +1,98 @@
+"""The oracle of memory: everything on each device, unit by unit and tensor by tensor."""
+
+from __future__ import annotations
+
+import math
+
+from helm.compiler import memory
+from helm.plan.schema import KvSpec, Limits
+from naive_rates import (
+    F32,
+    Plan,
+    Task,
+    held_as,
+    hidden_of,
+    kv_size,
+    layer_ops,
+    vocab_of,
+    weight_bytes,
+)
+
+
+def weights(task: Task, plan: Plan, site: str) -> int:
+    """Every tensor once on each device that has a unit reading it."""
+    names = set()
+    for unit, where in zip(task.model.graph.units, plan.devices, strict=True):
+        if where == site:
+            for op in unit.ops:
+                names.update(op.weight_names())
+    if site == "accelerator":
+        return sum(padded(task, name) for name in names)
+    return sum(held(task, name, site) for name in names)
+
+
+def kv_bytes(task: Task, plan: Plan) -> dict[str, int]:
+    most = math.ceil(task.context / task.page_tokens)
+    found = {"cpu": 0, "accelerator": 0}
+    for unit, site in zip(task.model.graph.units, plan.devices, strict=True):
+        for op in layer_ops(unit):
+            page = task.batch * min(task.page_tokens, task.context) * kv_size(task, op)
+            here = plan.pages if site == "accelerator" else 0
+            found["accelerator"] += here * page
+            found["cpu"] += (most - here) * page
+    return found
+
+
+def sizes(task: Task, plan: Plan) -> dict[str, int]:
+    """Everything on each device, without reserves. Activations and scratch are those that helm
+    states; weights, KV pages and staging are counted here."""
+    graph, kv = task.model.graph, task.model.graph.kv
+    most = max(1, task.batch)
+    limits = Limits(task.context, max(plan.step_tokens, most), most, most)
+    tokens = min(task.page_tokens, task.context)
+    spec = KvSpec(task.model.kv_dtype, tokens, kv.layers, kv.kv_heads, kv.head_dim, 0)
+    on_cpu = [unit for unit, site in zip(graph.units, plan.devices, strict=True) if site == "cpu"]
+    own = [unit for unit in graph.units if unit not in on_cpu]
+    visiting = [u for u in on_cpu if u in graph.units[1:-1]] if plan.least is not None else []
+    threads = task.profile["cpu"]["threads"]
+    found = kv_bytes(task, plan)
+    for site, units in (("cpu", on_cpu), ("accelerator", [*own, *visiting])):
+        found[site] += weights(task, plan, site) + memory.activation_bytes(graph, units, limits)
+    found["cpu"] += memory.workspace_bytes(graph, on_cpu, limits, spec, threads)
+    found["accelerator"] += memory.accelerator_workspace_bytes(
+        graph, [*own, *visiting], limits, spec
+    )
+    if own and on_cpu:
+        blocks = visiting or any(unit in graph.units[1:-1] for unit in own)
+        crossing = limits.step_tokens if blocks and plan.devices[0] == "cpu" else most
+        found["cpu"] += 2 * F32 * crossing * hidden_of(task)
+    if plan.devices[-1] == "accelerator":
+        found["cpu"] += 2 * F32 * most * vocab_of(task)
+    all_pages = math.ceil(task.context / task.page_tokens)
+    if "accelerator" in plan.devices[1:-1] and plan.pages < all_pages:
+        ops = [op for unit in graph.units for op in layer_ops(unit)]
+        widths = {value.name: value.width for value in graph.values}
+        partial = F32 * max(op.heads * (op.head_dim + 2) for op in ops)
+        found["accelerator"] += 2 * spec.page_bytes
+        found["accelerator"] += 2 * 256 * math.ceil(limits.step_tokens * partial / 256)
+        found["cpu"] += most * (partial + F32 * max(widths[op.input] for op in ops))
+        more = memory.overflow_bytes(graph, graph.units[1:-1], limits, spec, threads)
+        found["cpu"] += more.host_workspace
+    if visiting:
+        names = [{n for op in unit.ops for n in op.weight_names()} for unit in visiting]
+        largest = max(sum(padded(task, name) for name in unit) for unit in names)
+        pages = task.batch * math.ceil(task.prompt / task.page_tokens)
+        found["accelerator"] += 2 * largest + pages * spec.page_bytes
+    return found
+
+
+def padded(task: Task, name: str) -> int:
+    """A weight's bytes on the accelerator."""
+    return math.ceil(held(task, name, "accelerator") / 256) * 256
+
+
+def held(task: Task, name: str, site: str) -> int:
+    """A weight's bytes on a device."""
+    shape = task.model.graph.tensors[name]
+    rows, cols = shape if len(shape) == 2 else (1, *shape)
+    return weight_bytes(held_as(task, name, site), rows, cols)
