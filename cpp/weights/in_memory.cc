@@ -65,7 +65,9 @@ Format exact_format(const StoredWeights& weights) {
 
 void encode_weights(const StoredWeights& weights, const Format& to, std::span<std::byte> out) {
   const auto matrix = open(weights);
-  if (!can_encode(matrix->exact(), to)) refuse_format(*matrix, to);
+  if (!can_encode(matrix->exact(), to)) {
+    refuse_format(matrix->name(), matrix->exact(), to);
+  }
   check_size(weights, out.size(), format_bytes(to, weights.rows, weights.cols));
   encode(*matrix, to, cpu::select_kernels(), 0, weights.rows, out.data());
 }

@@ -9,6 +9,7 @@
 #include "weights/first_touch.h"
 #include "weights/reads.h"
 #include "weights/sinks.h"
+#include "weights/stored_matrix.h"
 
 namespace helm {
 namespace {
@@ -80,7 +81,7 @@ class Weights::Load {
       const SliceSpec& slice = *plan_.slice(index, false);
       to_.cpu_bytes_ += plan_.bytes(slice);
       to_.on_cpu_[static_cast<size_t>(index)].format = slice.format;
-      if (use_in_place(slice, stored(index))) continue;
+      if (use_in_place(slice, stored(slice))) continue;
       copied_.emplace_back(index, arena_bytes_);
       arena_bytes_ = align_up(arena_bytes_ + plan_.bytes(slice), kCacheLine);
     }
@@ -103,7 +104,7 @@ class Weights::Load {
       to_.on_accelerator_[static_cast<size_t>(index)] = {address, slice.format};
       const size_t first = reads_.size();
       sinks_.push_back(std::make_unique<UploadSink>(slice.format, kernels_, uploader_, address));
-      cut(stored(index), *sinks_.back(), anyone_s[static_cast<size_t>(index)],
+      cut(stored(slice), *sinks_.back(), anyone_s[static_cast<size_t>(index)],
           row_unit(slice.format), buffer_bytes / int64_t{sizeof(float)}, reads_);
       for (size_t i = first; i < reads_.size(); ++i) {  // wide rows may take more than a buffer
         largest = std::max(
@@ -121,7 +122,7 @@ class Weights::Load {
       std::byte* place = to_.arena_.data() + offset;
       to_.on_cpu_[static_cast<size_t>(index)].address = cpu::device_address(place);
       sinks_.push_back(host_sink(slice, place));
-      cut(stored(index), *sinks_.back(), by_reader[static_cast<size_t>(index)],
+      cut(stored(slice), *sinks_.back(), by_reader[static_cast<size_t>(index)],
           row_unit(slice.format), kReadElements, reads_);
     }
   }
@@ -132,11 +133,16 @@ class Weights::Load {
   }
 
  private:
-  const StoredTensor& stored(TensorIndex index) {
-    const TensorSpec& spec = plan_.tensors[static_cast<size_t>(index)];
-    const auto found = stored_.find(index);
-    if (found != stored_.end()) return found->second;
-    return stored_.try_emplace(index, spec, options_, files_).first->second;
+  // What a slice is made of. Throws Error{kInvalid} for a format that it cannot become.
+  const StoredTensor& stored(const SliceSpec& slice) {
+    const TensorSpec& spec = plan_.tensors[static_cast<size_t>(slice.tensor)];
+    auto found = stored_.find(slice.tensor);
+    if (found == stored_.end()) {
+      found = stored_.try_emplace(slice.tensor, spec, options_, files_).first;
+    }
+    const Stored from = found->second.stored();
+    if (!encodes(from, slice.format)) refuse_format(spec.name, row_of(from).exact, slice.format);
+    return found->second;
   }
 
   // A bound tensor whose dtype is the format, or one that is to be mapped.

@@ -108,15 +108,15 @@ bool can_encode(const Format& exact, const Format& to) {
          to.group == exact.group && to.wide == exact.wide;
 }
 
-void refuse_format(const StoredMatrix& from, const Format& to) {
-  fail(ErrorKind::kInvalid, "[load] tensor \"", from.name(), "\" cannot become ", format_name(to),
-       ", expected ", format_name(from.exact()),
+void refuse_format(const std::string& tensor, const Format& exact, const Format& to) {
+  fail(ErrorKind::kInvalid, "[load] tensor \"", tensor, "\" cannot become ", format_name(to),
+       ", expected ", format_name(exact),
        ", which holds its values as they are, or f32, f16, bf16, c8.s32, c4.km32");
 }
 
 void encode(const StoredMatrix& from, const Format& to, const cpu::KernelTable& kernels,
             int64_t row, int64_t count, std::byte* matrix) {
-  if (!can_encode(from.exact(), to)) refuse_format(from, to);
+  if (!can_encode(from.exact(), to)) refuse_format(from.name(), from.exact(), to);
   if (is_dense(to)) return convert_rows(from, dtype_of(to), kernels, row, count, matrix);
   if (to != from.exact() && cpu::quantizes(to)) {
     return quantize_rows(from, to, kernels, row, count, matrix);

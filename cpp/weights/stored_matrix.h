@@ -58,7 +58,7 @@ class StoredMatrix {
 // Whether encode() gives this format of a matrix: the exact one, a dense one, one that weights are
 // quantised to, or of an exact z kind the s kind, if all zero points turn out to be in the middle.
 bool can_encode(const Format& exact, const Format& to);
-[[noreturn]] void refuse_format(const StoredMatrix& from, const Format& to);
+[[noreturn]] void refuse_format(const std::string& tensor, const Format& exact, const Format& to);
 
 // Rows [row, row + count) to where they lie in a matrix of format `to`, whose first byte is at
 // `matrix`, aligned to 64. row is a multiple of row_unit(to), and so is count, but at the end.
