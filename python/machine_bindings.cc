@@ -13,9 +13,9 @@ using namespace nb::literals;
 namespace helm {
 namespace {
 
-nb::list tiers() {
+nb::list listed(const std::vector<IsaTier>& tiers) {
   nb::list out;
-  for (const IsaTier& tier : isa_tiers()) {
+  for (const IsaTier& tier : tiers) {
     nb::dict entry;
     entry["name"] = tier.name;
     entry["available"] = tier.available;
@@ -23,6 +23,10 @@ nb::list tiers() {
     out.append(entry);
   }
   return out;
+}
+
+nb::tuple pair(const IsaChoice& choice) {
+  return nb::make_tuple(choice.name, choice.reason);
 }
 
 double stream_read(int threads, int64_t bytes, double seconds) {
@@ -63,14 +67,15 @@ void bind_machine(nb::module_& m) {
       .def_ro("memory_bytes", &DeviceInfo::memory_bytes)
       .def_ro("free_bytes", &DeviceInfo::free_bytes)
       .def_ro("locks_mapped", &DeviceInfo::locks_mapped);
-  m.def("isa_tiers", &tiers, "Every isa: name, available, reason.");
+  m.def("isa_tiers", [] { return listed(isa_tiers()); }, "Every isa: name, available, reason.");
   m.def(
-      "isa_choice",
-      [] {
-        const IsaChoice choice = isa_choice();
-        return nb::make_tuple(choice.name, choice.reason);
-      },
-      "The tier in use and why: (name, reason).");
+      "isa_choice", [] { return pair(isa_choice()); }, "The tier in use and why: (name, reason).");
+  m.def(
+      "integer_isa_tiers", [] { return listed(integer_isa_tiers()); },
+      "Every table of products of packed weights: name, available, reason.");
+  m.def(
+      "integer_isa_choice", [] { return pair(integer_isa_choice()); },
+      "The table in use and why: (name, reason).");
   m.def(
       "accelerator_info",
       [](const std::string& specification) {

@@ -5,6 +5,7 @@
 
 #include "base/arena.h"
 #include "base/part_file.h"
+#include "cpu/integer_isa.h"
 #include "cpu/isa.h"
 #include "device/registry.h"
 #include "probe/ceiling.h"
@@ -22,6 +23,20 @@ std::vector<IsaTier> isa_tiers() {
 IsaChoice isa_choice() {
   std::string reason;
   const std::string name = cpu::select_kernels(&reason).name;
+  return {name, reason};
+}
+
+std::vector<IsaTier> integer_isa_tiers() {
+  std::vector<IsaTier> tiers;
+  for (const cpu::IntegerStatus& status : cpu::integer_report()) {
+    tiers.push_back({cpu::integer_name(status.isa), status.available, status.reason});
+  }
+  return tiers;
+}
+
+IsaChoice integer_isa_choice() {
+  std::string reason;
+  const std::string name = cpu::select_integer_kernels(&reason).name;
   return {name, reason};
 }
 

@@ -332,6 +332,43 @@ def test_chat_on_a_terminal(endless: Path) -> None:
 # --- doctor --------------------------------------------------------------------------------------
 
 
+INTEGER_FLAGS = {  # of /proc/cpuinfo, that each table of products in 8 and 4 bits needs
+    "scalar": [],
+    "avx2": ["avx2", "fma", "f16c"],
+    "avxvnni": ["avx2", "fma", "f16c", "avx_vnni"],
+    "avx512vnni": ["avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512_vnni"],
+}
+
+
+def test_doctor_says_which_integer_kernels_run() -> None:
+    text, report = helm("doctor").stdout, json.loads(helm("doctor", "--json").stdout)
+    isa = report["integer_isa"]
+    available = [tier["name"] for tier in isa["tiers"] if tier["available"]]
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        flags = set(file.read().split())
+    assert [tier["name"] for tier in isa["tiers"]] == list(INTEGER_FLAGS)
+    assert available == [name for name, needs in INTEGER_FLAGS.items() if flags.issuperset(needs)]
+    assert isa["chosen"] == available[-1]
+    assert isa["reason"].startswith(f"{available[-1]}, the best")
+    said = text[text.index("8 and 4 bits") : text.index("memory")]
+    assert re.match(rf"8 and 4 bits +{available[-1]}, the best", said)
+    for tier in isa["tiers"]:
+        yes = "yes" if tier["available"] else "no"
+        assert re.search(rf"^  {tier['name']} +{yes}: {re.escape(tier['reason'])}", said, re.M)
+
+
+def test_doctor_says_what_was_asked_of_integer_kernels() -> None:
+    asked = json.loads(helm("doctor", "--json", HELM_CPU_INT="scalar").stdout)
+    assert asked["integer_isa"]["chosen"] == "scalar"
+    assert asked["integer_isa"]["reason"] == "scalar, asked for by HELM_CPU_INT"
+    bounded = json.loads(helm("doctor", "--json", HELM_CPU_ISA="scalar").stdout)
+    assert bounded["integer_isa"]["chosen"] == "scalar"
+    wrong = json.loads(helm("doctor", "--json", HELM_CPU_INT="best").stdout)
+    assert wrong["integer_isa"]["chosen"] is None
+    assert "HELM_CPU_INT=best: there are no such kernels" in wrong["integer_isa"]["reason"]
+    assert wrong["isa"]["chosen"] is not None
+
+
 def test_doctor() -> None:
     text = helm("doctor").stdout
     rows = (

@@ -31,6 +31,11 @@ HELM_API std::vector<IsaTier> isa_tiers();
 // names. Throws Error{kInvalid} if HELM_CPU_ISA names an unknown tier or one the machine lacks.
 HELM_API IsaChoice isa_choice();
 
+// The same of products of packed weights, which have tables of their own: "scalar", "avx2",
+// "avxvnni", "avx512vnni". HELM_CPU_INT names one, HELM_CPU_ISA bounds the choice.
+HELM_API std::vector<IsaTier> integer_isa_tiers();
+HELM_API IsaChoice integer_isa_choice();
+
 struct DeviceInfo {
   std::string kind;           // "cpu", "sim" or "cuda"
   std::string name;           // for people, as in "NVIDIA GeForce RTX 4060"

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import platform
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -18,6 +19,7 @@ EPILOG = """examples:
   helm-llm doctor
   helm-llm doctor --json > machine.json
   HELM_CPU_ISA=avx2 helm-llm doctor       with an older instruction set
+  HELM_CPU_INT=avx2 helm-llm doctor       the same for weights in 8 and 4 bits
 """
 PACKAGES = ("numpy", "huggingface-hub", "tokenizers", "jinja2", "rich", "prompt-toolkit")
 HUGE_PAGES_TRIAL_BYTES = 64 << 20
@@ -46,16 +48,17 @@ def gather() -> dict[str, Any]:
     from helm.measure.threads import choose_here
     from helm.model.hub import bundled_model
 
+    isa = _isa(_helm.isa_choice, _helm.isa_tiers)
+    integer_isa = _isa(_helm.integer_isa_choice, _helm.integer_isa_tiers)
     try:
-        chosen, reason = _helm.isa_choice()
         threads = dataclasses.asdict(choose_here())
-    except HelmError as error:  # such as HELM_CPU_ISA naming no tier
-        chosen, reason = None, str(error)
+    except HelmError:  # such as HELM_CPU_ISA naming no tier
         threads = {"threads": None, "cpus": [], "reason": "no kernels to measure with"}
     return {
         "versions": {"helm-llm": _version("helm-llm"), **_versions()},
         "cpu": cpu_model(),
-        "isa": {"chosen": chosen, "reason": reason, "tiers": list(_helm.isa_tiers())},
+        "isa": isa,
+        "integer_isa": integer_isa,
         "machine": dataclasses.asdict(read_machine()),
         "threads": threads,
         "huge_pages_trial": {
@@ -65,6 +68,15 @@ def gather() -> dict[str, Any]:
         "devices": device_report(),
         "bundled_model": str(bundled_model()),
     }
+
+
+def _isa(choice: Callable[[], Any], tiers: Callable[[], Any]) -> dict[str, Any]:
+    """chosen: None where the environment names none that can run, and the reason says so."""
+    try:
+        chosen, reason = choice()
+    except HelmError as error:
+        chosen, reason = None, str(error)
+    return {"chosen": chosen, "reason": reason, "tiers": list(tiers())}
 
 
 def _versions() -> dict[str, str]:
@@ -101,7 +113,7 @@ def _memory_limit(machine: dict[str, Any]) -> str:
 
 
 def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
-    machine, isa, nvidia = report["machine"], report["isa"], report["machine"]["nvidia"]
+    machine, nvidia = report["machine"], report["machine"]["nvidia"]
     quota = machine["cpu_quota"]
     cores = f"{machine['physical_cores']} physical, {machine['logical_cpus']} logical CPUs usable"
     limit = "no cgroup limit" if quota is None else f"cgroup limit of {quota:g} CPUs"
@@ -110,10 +122,9 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("CPU", report["cpu"]),
         ("cores", f"{cores}, {limit}"),
         ("threads", _threads(report["threads"])),
-        ("kernels", isa["reason"] if isa["chosen"] else f"none: {isa['reason']}"),
+        *_kernels("kernels", report["isa"]),
+        *_kernels("8 and 4 bits", report["integer_isa"]),
     ]
-    for tier in isa["tiers"]:
-        rows.append((f"  {tier['name']}", _tier(tier)))
     gpu = f"NVIDIA driver {nvidia['version']}" if nvidia["found"] else f"none: {nvidia['reason']}"
     rows += [
         ("memory", f"{binary_bytes(machine['memory_bytes'])} free, {_memory_limit(machine)}"),
@@ -141,6 +152,11 @@ def _threads(chosen: dict[str, Any]) -> str:
     cpus = ", ".join(map(str, chosen["cpus"]))
     where = f"on CPUs {cpus}, one each" if cpus else "on whichever CPUs the system puts them"
     return f"{chosen['threads']}, {where} ({chosen['reason']})"
+
+
+def _kernels(name: str, isa: dict[str, Any]) -> list[tuple[str, str]]:
+    chosen = isa["reason"] if isa["chosen"] else f"none: {isa['reason']}"
+    return [(name, chosen), *((f"  {tier['name']}", _tier(tier)) for tier in isa["tiers"])]
 
 
 def _tier(tier: dict[str, Any]) -> str:
