@@ -10,7 +10,6 @@ Right before `run`, `prepare` has been called; both may be called again and agai
 from __future__ import annotations
 
 import argparse
-import ctypes
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +20,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from helm.compiler.load_cost import WEIGHTS
+from llama_model import CHUNK, LlamaContext, LlamaModel
 from scenarios import SHORT, Scenario, prompt_of, variant
-
-FLASH = {"": -1, "no-fa": 0, "fa": 1}  # llama.cpp's enum llama_flash_attn_type
-CHUNK = 512  # tokens that llama.cpp gets at once, its own default of a step
 
 
 @dataclass
@@ -202,46 +199,35 @@ class LlamaCpp:
     def __init__(
         self, folder: Path, scenarios: Sequence[Scenario], args: argparse.Namespace
     ) -> None:
-        import llama_cpp
-
-        self._llama, self._scenarios, self._args = llama_cpp, scenarios, args
-        self.details: dict[str, str] = {}
-        self._log = llama_cpp.llama_log_callback(self._read_log)  # must outlive the library
-        llama_cpp.llama_log_set(self._log, ctypes.c_void_p(0))
-        llama_cpp.llama_backend_init()
-        self._model = llama_cpp.llama_model_load_from_file(
-            str(folder / "model.gguf").encode(), llama_cpp.llama_model_default_params()
-        )
-        assert self._model, "llama.cpp did not load the model"
-        vocab = llama_cpp.llama_model_get_vocab(self._model)
-        self._vocabulary = llama_cpp.llama_vocab_n_tokens(vocab)
+        self._scenarios, self._args = scenarios, args
+        self._model = LlamaModel(folder / "model.gguf")
+        self._vocabulary = self._model.vocabulary
         self._setup: tuple[int, int] | None = None
-        self._context = None
-        self._batch = llama_cpp.llama_batch_init(CHUNK, 0, 1)
+        self._context: LlamaContext | None = None
         self._load(scenarios[0])
 
-    def _read_log(self, _level: int, text: bytes, _: Any) -> None:
-        """Keeps what the library says of flash attention, silences the rest."""
-        line = " ".join(text.decode(errors="replace").split())
-        if "flash_attn =" in line or "Flash Attention" in line:
-            self.details["flash attention"] = line
+    @property
+    def details(self) -> dict[str, str]:
+        return {"flash attention": self._model.said}
 
     def _load(self, scenario: Scenario) -> None:
         if scenario.setup == self._setup:
             return
-        llama = self._llama
         if self._context is not None:
-            llama.llama_free(self._context)
-        params = llama.llama_context_default_params()
-        params.n_ctx = scenario.sequences * (room(self._scenarios, scenario.setup) + 8)
-        params.n_seq_max = scenario.sequences
-        params.n_batch = params.n_ubatch = CHUNK
-        params.n_threads = params.n_threads_batch = self._args.threads
-        params.flash_attn_type = FLASH[variant(self._args.engine)]
-        self._context = llama.llama_init_from_model(self._model, params)
-        assert self._context, "llama.cpp made no context"
-        self._memory = llama.llama_get_memory(self._context)
+            self._context.close()
+        self._context = LlamaContext(
+            self._model,
+            room(self._scenarios, scenario.setup),
+            self._args.threads,
+            scenario.sequences,
+            variant(self._args.engine),
+        )
         self._setup, self._held = scenario.setup, 0
+
+    @property
+    def _open(self) -> LlamaContext:
+        assert self._context is not None
+        return self._context
 
     def logits(self, tokens: Sequence[int], alone: int) -> np.ndarray:
         self._rewind(0)
@@ -249,8 +235,8 @@ class LlamaCpp:
         together = len(tokens) - alone
         rows = []
         for part in (fed[:together], *([row] for row in fed[together:])):
-            self._decode(part)
-            rows += [self._row(i).copy() for i in range(len(part))]
+            self._open.decode(part)
+            rows += [self._open.row(i).copy() for i in range(len(part))]
         self._rewind(0)
         return np.array(rows)
 
@@ -273,13 +259,13 @@ class LlamaCpp:
 
         def step() -> None:
             nonlocal tokens, position
-            self._decode([(i, position, token, True) for i, token in enumerate(tokens)])
-            tokens = [int(self._row(i).argmax()) for i in range(scenario.sequences)]
+            self._open.decode([(i, position, token, True) for i, token in enumerate(tokens)])
+            tokens = [int(self._open.row(i).argmax()) for i in range(scenario.sequences)]
             position += 1
 
         for steps in scenario.part_steps:
             step_s = timed_steps(steps, step)
-            assert np.isfinite(self._row(0)).all()
+            assert np.isfinite(self._open.row(0)).all()
             yield Timed(step_s)
 
     def _prompt(self, length: int, sequence: int) -> int:
@@ -287,29 +273,14 @@ class LlamaCpp:
         prompt = prompt_of(length, self._vocabulary, sequence)
         for first in range(0, length, CHUNK):
             chunk = prompt[first : first + CHUNK]
-            self._decode(
+            self._open.decode(
                 [(sequence, i, token, i == length - 1) for i, token in enumerate(chunk, first)]
             )
         self._held = length
-        return int(self._row(-1).argmax())
-
-    def _decode(self, rows: Sequence[tuple[int, int, int, bool]]) -> None:
-        """rows: sequence, position, token, whether its logits are wanted."""
-        batch = self._batch
-        batch.n_tokens = len(rows)
-        for i, (sequence, position, token, wanted) in enumerate(rows):
-            batch.token[i], batch.pos[i], batch.logits[i] = token, position, wanted
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
-        found = self._llama.llama_decode(self._context, batch)
-        assert found == 0, f"llama_decode returned {found}"
-
-    def _row(self, index: int) -> np.ndarray:
-        pointer = self._llama.llama_get_logits_ith(self._context, index)
-        return np.ctypeslib.as_array(pointer, (self._vocabulary,))
+        return int(self._open.row(-1).argmax())
 
     def _rewind(self, positions: int) -> None:
-        for sequence in range(self._setup[1] if self._setup else 1):
-            assert self._llama.llama_memory_seq_rm(self._memory, sequence, positions, -1)
+        self._open.rewind(positions)
         self._held = positions
 
 

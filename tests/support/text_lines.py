@@ -1,6 +1,6 @@
 # ruff: noqa: RUF001, E501 - letters of all scripts, which are wider than they look
 """Lines of text that are hard to cut into tokens, always the same ones: code, prose in many
-scripts, emoji, digits, runs of spaces."""
+scripts, emoji, digits, runs of spaces, control characters."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _PIECES = (
     "###", "***", "$x", "@y", "#z", "%", "{}", "[0]", "(a)", "<b>", "</b>", '"quoted"', "'single'",
     "`tick`", "http://example.org/a?b=c&d=e#f", "me@example.org", "C:\\dir", "\\n", "\u00a0",
     "\u3000", "\u2003", "\u200b", "\ufeff", "\u00ad", "\u0000", "\u007f", "\u0085", "\u2028", "\ufffd",
+    "\u0001", "\u0008", "\u000b", "\u000c", "\u001b[0m", "\u001f", "\u009f", "Åбψ字ก", "тест_test", "ａｂｃ", "ᄒ\u1161\u11ab",
 )  # fmt: skip
 _SPACES = ("", "", " ", " ", " ", " ", "  ", "   ", "    ", " " * 7, " " * 16, "\t", "\t\t", " \t")
 _ENDS = ("", "", "", "\n", "\n\n", " \n", "\r\n", "\n    ", "  ", "\n\n\n", "\t\n")
