@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 OTHER = "crfm-helm"  # Stanford's benchmark, whose helm/__init__.py hides HELM's
 
 
 def clash() -> str | None:
     """What is wrong where it is installed too, and the remedy."""
+    from importlib.metadata import PackageNotFoundError, version  # takes 20 ms
+
     try:
         found = version(OTHER)
     except PackageNotFoundError:

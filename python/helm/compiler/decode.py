@@ -219,8 +219,8 @@ def page_choices(context: int, page_tokens: int, kv: KvPlace = "any") -> I64:
     most = -(-context // page_tokens)
     if kv != "any":
         return np.array([most if kv == "device" else 0], np.int64)
-    choices = np.linspace(most, 0, min(most, _MOST_PAGES) + 1)
-    return np.unique(np.round(choices).astype(np.int64))[::-1]
+    choices = np.round(np.linspace(most, 0, min(most, _MOST_PAGES) + 1))
+    return np.array(sorted(set(choices.tolist()), reverse=True), np.int64)
 
 
 def crossing_s(setting: Setting, head: Site, tokens: I64, outputs: I64, visit: bool = False) -> F64:

@@ -75,8 +75,7 @@ class Prefill:
     def stream_choices(self) -> list[int]:
         """The least tokens of a step that streams: one for each size of step that there is, but
         for those that a decode step may have too."""
-        sizes = np.unique(self.tokens)
-        return [int(size) for size in sizes if size > self.setting.most_sequences]
+        return sorted({t for t in self.tokens.tolist() if t > self.setting.most_sequences})
 
     def stream_tokens(self, row: int, least: int) -> int:
         """What a plan states so that the steps of at least `least` tokens stream and no shorter
