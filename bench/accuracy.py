@@ -36,6 +36,7 @@ from typing import Any
 
 from accuracy_cases import (
     ALONE,
+    CLASSES,
     OVERLAPPED,
     SHAPES,
     Case,
@@ -72,7 +73,7 @@ class Model:
         infos, tensors = random_weights(graph.tensors, case.dtype)
         self.plan = make_plan(
             config, infos, context=case.context + OUTPUT, max_sequences=case.batch,
-            dtype=case.dtype, kv_dtype=case.dtype, threads=len(setup.cpus),
+            dtype=case.dtype, kv_dtype=case.kv_dtype, threads=len(setup.cpus),
             step_tokens=STEP_TOKENS, memory_bytes=memory_available(),
         )  # fmt: skip
         self.costed, self.case = costed(self.plan, graph), case
@@ -236,7 +237,7 @@ def scaled_part(terms: Mapping[str, float], names: Iterable[str]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument("--dtypes", nargs="+", choices=CLASSES, default=list(DTYPES))
     parser.add_argument("--all", action="store_true", help="every combination, not a third")
     parser.add_argument("--visits", type=int, default=3, help="profiles, each before its runs")
     parser.add_argument("--rounds", type=int, default=5, help="at most, of a phase of a visit")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
+from helm.base.formats import KV_DTYPES
 from helm.machine.devices import CPU
+from helm.measure.cpu import WEIGHT_FORMATS
 from helm.model.config import ModelConfig
 from helm.model.families import parse_config
 
@@ -23,6 +25,7 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+CLASSES = tuple(WEIGHT_FORMATS)  # of weights
 LOADS = ((1, 128), (1, 2048), (2, 640), (4, 128), (8, 128))  # sequences, context
 ALONE, CUT, OVERLAPPED = "cpu", "cut", "overlapped"  # schedules
 # Half of the blocks and the head on the accelerator; shape, dtype, sequences, context, schedule.
@@ -43,6 +46,10 @@ class Case:
     batch: int
     context: int
     schedule: str = ALONE
+
+    @property
+    def kv_dtype(self) -> str:
+        return self.dtype if self.dtype in KV_DTYPES else "bf16"
 
 
 def config_of(shape: str) -> ModelConfig:

@@ -19,7 +19,7 @@ from helm.machine.profile import Profile
 from helm.machine.rates import DeviceProfile
 from helm.machine.resources import cpu_affinity, one_cpu_per_core
 from helm.measure.accelerator import measure_accelerator
-from helm.measure.cpu import measure_profile, probe_bytes
+from helm.measure.cpu import WEIGHT_FORMATS, measure_profile, probe_bytes
 from helm.measure.quantity import Quantity
 
 PROBE_S = 0.01
@@ -108,11 +108,12 @@ class Probe:
         self._threads = len(cpus)
         self._probe = _helm.StageProbe(probe_bytes(cpu_affinity()), list(cpus))
 
-    def slowness(self, profile: DeviceProfile, dtype: str, tokens: int) -> float:
+    def slowness(self, profile: DeviceProfile, kind: str, tokens: int) -> float:
         """Time of the product now over its time in the profile."""
-        quantity = Quantity("", lambda s: self._probe.matmul(self._threads, dtype, tokens, s))
+        format = WEIGHT_FORMATS[kind]
+        quantity = Quantity("", lambda s: self._probe.matmul(self._threads, format, tokens, s))
         quantity.visit(PROBE_S)
-        return float(profile.matmul_rate(dtype, tokens)) / quantity.flops_per_s
+        return float(profile.matmul_rate(kind, tokens)) / quantity.flops_per_s
 
 
 def probes_of(setup: Setup) -> dict[str, Probe]:

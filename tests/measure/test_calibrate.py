@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from command import helm
-from helm.base.formats import DTYPES, KV_DTYPES
+from helm.base.formats import KV_DTYPES
 from helm.commands.profile import show
 from helm.machine.profile import Profile
 from helm.measure import cpu as cpu_measures
@@ -21,6 +21,7 @@ from helm.measure.cpu import (
     PREFILL_GROUP,
     PREFILL_QUERIES,
     TOKENS,
+    WEIGHT_FORMATS,
     choose_threads,
     measure_profile,
 )
@@ -58,12 +59,12 @@ def test_profile_is_complete_and_valid(measured: Profile) -> None:
     assert cpu.threads in cpu.thread_sweep
     assert cpu.memory_bytes > 0
     for table, dtypes in (
-        (cpu.matvec_bytes_per_s, DTYPES), (cpu.attention_bytes_per_s, KV_DTYPES),
+        (cpu.matvec_bytes_per_s, WEIGHT_FORMATS), (cpu.attention_bytes_per_s, KV_DTYPES),
     ):  # fmt: skip
         assert set(table) == set(dtypes)
         assert all(1e6 < rate < 1e14 for rate in table.values())
     assert {dtype: tuple(rates) for dtype, rates in cpu.matmul_flops.items()} == dict.fromkeys(
-        DTYPES, TOKENS
+        WEIGHT_FORMATS, TOKENS
     )
     rows = (*DECODE_GROUPS, PREFILL_QUERIES * PREFILL_GROUP)
     assert {dtype: tuple(rates) for dtype, rates in cpu.attention_flops.items()} == dict.fromkeys(
@@ -89,7 +90,7 @@ def test_profile_is_complete_and_valid(measured: Profile) -> None:
 
 def test_one_token_product_is_the_matrix_vector_rate(measured: Profile) -> None:
     cpu = measured.cpu
-    for dtype, size in (("f32", 4), ("f16", 2), ("bf16", 2)):
+    for dtype, size in (("f32", 4), ("f16", 2), ("bf16", 2), ("q8", 8.5 / 8), ("q4", 4.625 / 8)):
         expected = cpu.matvec_bytes_per_s[dtype] / size * 2
         assert cpu.matmul_flops[dtype][1] == pytest.approx(expected)
 

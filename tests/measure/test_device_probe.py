@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 import command
-from helm.base.formats import DTYPES, KV_DTYPES
+from helm.base.formats import KV_DTYPES
 from helm.errors import DeviceError
 from helm.machine.devices import Accelerator, open_accelerator
 from helm.machine.profile import Profile, load_profile
 from helm.machine.rates import AcceleratorProfile, CpuProfile, LinkProfile
 from helm.measure import profile_cache
 from helm.measure.accelerator import TOKENS, _Meanwhile, measure_accelerator
-from helm.measure.cpu import DECODE_GROUPS, PREFILL_GROUP, PREFILL_QUERIES
+from helm.measure.cpu import DECODE_GROUPS, PREFILL_GROUP, PREFILL_QUERIES, WEIGHT_FORMATS
 
 SIM = "sim:vram=100MiB,link=2GB/s,latency=1ms"  # too little memory for the probe itself
 Measured = tuple[AcceleratorProfile, LinkProfile, tuple[str, ...]]
@@ -68,12 +68,12 @@ def test_profile_is_complete_and_valid(measured: Measured, preset: Profile) -> N
     assert Profile.from_json(profile.to_json()) == profile
     assert own.memory_bytes == 100 << 20
     for table, dtypes in (
-        (own.matvec_bytes_per_s, DTYPES), (own.attention_bytes_per_s, KV_DTYPES),
+        (own.matvec_bytes_per_s, WEIGHT_FORMATS), (own.attention_bytes_per_s, KV_DTYPES),
     ):  # fmt: skip
         assert set(table) == set(dtypes)
         assert all(1e6 < rate < 1e14 for rate in table.values())
     for flops, dtypes, rows in (
-        (own.matmul_flops, DTYPES, TOKENS), (own.attention_flops, KV_DTYPES, ATTENTION_ROWS),
+        (own.matmul_flops, WEIGHT_FORMATS, TOKENS), (own.attention_flops, KV_DTYPES, ATTENTION_ROWS),
     ):  # fmt: skip
         assert {dtype: tuple(rates) for dtype, rates in flops.items()} == dict.fromkeys(
             dtypes, rows

@@ -16,7 +16,7 @@ from helm.commands.options import add_device
 from helm.commands.parser import Parser
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import Console
     from rich.table import Table
@@ -115,35 +115,40 @@ def _facts(rows: list[tuple[str, str]]) -> Table:
 def _rates(device: DeviceProfile) -> Table:
     from rich.table import Table
 
-    rates = Table(box=None, pad_edge=False, title="rates by dtype", title_justify="left")
+    rates = Table(box=None, pad_edge=False, title="rates by format", title_justify="left")
     rates.add_column("")
-    dtypes = list(device.matvec_bytes_per_s)
-    for dtype in dtypes:
-        rates.add_column(dtype, justify="right")
-    rates.add_column("unit")
     matvec, attention = device.matvec_bytes_per_s, device.attention_bytes_per_s
-    rates.add_row("matrix x vector", *_row(matvec, 1e9, dtypes), "GB/s of weights")
-    for tokens in sorted(device.matmul_flops[dtypes[0]]):
-        by_dtype = {dtype: device.matmul_flops[dtype].get(tokens, 0.0) for dtype in dtypes}
-        rates.add_row(
-            f"products, {counted(tokens, 'token')}", *_row(by_dtype, 1e9, dtypes), "GFLOP/s"
-        )
-    rates.add_row("attention, 1 row", *_row(attention, 1e9, dtypes), "GB/s of KV")
-    for rows in sorted(device.attention_flops[dtypes[0]]):
-        by_dtype = {dtype: device.attention_flops[dtype].get(rows, 0.0) for dtype in dtypes}
+    formats = list(dict.fromkeys((*matvec, *attention)))
+    for name in formats:
+        rates.add_column(name, justify="right")
+    rates.add_column("unit")
+    rates.add_row("matrix x vector", *_row(matvec, formats), "GB/s of weights")
+    for tokens, by_format in _by_count(device.matmul_flops):
+        name = f"products, {counted(tokens, 'token')}"
+        rates.add_row(name, *_row(by_format, formats), "GFLOP/s")
+    rates.add_row("attention, 1 row", *_row(attention, formats), "GB/s of KV")
+    for rows, by_format in _by_count(device.attention_flops):
         name = f"attention, {counted(rows, 'row')}"
-        rates.add_row(name, *_row(by_dtype, 1e9, dtypes), "GFLOP/s")
+        rates.add_row(name, *_row(by_format, formats), "GFLOP/s")
     return rates
 
 
-def _row(rates: Mapping[str, float], unit: float, dtypes: list[str]) -> list[str]:
-    return [f"{rates[dtype] / unit:,.1f}" if rates.get(dtype) else "-" for dtype in dtypes]
+def _by_count(
+    flops: Mapping[str, Mapping[int, float]],
+) -> Iterator[tuple[int, dict[str, float]]]:
+    """(tokens or rows, rate by format), of every count that some format was measured with."""
+    for count in sorted({count for rates in flops.values() for count in rates}):
+        yield count, {name: rates[count] for name, rates in flops.items() if count in rates}
+
+
+def _row(rates: Mapping[str, float], formats: list[str]) -> list[str]:
+    return [f"{rates[name] / 1e9:,.1f}" if name in rates else "-" for name in formats]
 
 
 def _cpu_facts(profile: Profile) -> list[tuple[str, str]]:
     cpu, who = profile.cpu, profile.identity
     return [
-        ("CPU", f"{who.get('cpu', '?')}, {who.get('isa', '?')} kernels"),
+        ("CPU", f"{who.get('cpu', '?')}, {_kernels(who)}"),
         ("memory", f"{binary_bytes(cpu.memory_bytes)} free, cgroup limits included"),
         ("threads", f"{cpu.threads}; matrix x vector: {_sweep(cpu)}"),
         *([] if cpu.lone_op_s is None else [("an op, 1 thread", _fixed(cpu.lone_op_s))]),
@@ -151,6 +156,11 @@ def _cpu_facts(profile: Profile) -> list[tuple[str, str]]:
         *_loading_facts(cpu),
         *([("accelerator", "none")] if profile.accelerator is None else []),
     ]
+
+
+def _kernels(who: Mapping[str, str | int | float]) -> str:
+    isa, integers = who.get("isa", "?"), who.get("integer_isa")
+    return f"{isa} kernels" + ("" if integers is None else f", {integers} for 8 and 4 bits")
 
 
 def _loading_facts(cpu: CpuProfile) -> list[tuple[str, str]]:

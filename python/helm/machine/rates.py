@@ -21,14 +21,13 @@ ACCELERATOR_RESERVE_BYTES = 512 << 20
 OPEN_RESERVE_BYTES = 256 << 20
 KV_TABLES = ("attention_bytes_per_s", "attention_flops")
 # Weights have rates by format class, by the bytes that are read of them; bf16c, whose rate over
-# that of bf16 was measured, by those of bf16.
-PACKED_CLASSES = ("q8", "q4")
+# that of bf16 was measured, by those of bf16. One format is measured for all of a packed class.
+PACKED_CLASSES = {"q8": "c8.s32", "q4": "c4.km32"}
 _PACKED_CLASS = {"c8": "q8", "c6": "q8", **dict.fromkeys(("c5", "c4", "nl4", "mx4"), "q4")}
-_MEASURED_AS = {"q8": "c8.s32", "q4": "c4.km32"}
 _WEIGHT_BYTES = {  # of a weight, or of an element of the KV cache
     **KV_ELEMENT_BYTES,
     "bf16c": KV_ELEMENT_BYTES["bf16"],
-    **{kind: FORMATS[name].bytes(256, 256) / 256**2 for kind, name in _MEASURED_AS.items()},
+    **{kind: FORMATS[name].bytes(256, 256) / 256**2 for kind, name in PACKED_CLASSES.items()},
 }
 
 

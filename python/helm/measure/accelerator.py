@@ -24,6 +24,7 @@ from helm.measure.cpu import (
     PREFILL_GROUP,
     PREFILL_QUERIES,
     SWEEP_DTYPE,
+    WEIGHT_FORMATS,
     flops_by_rows,
     probe_bytes,
 )
@@ -76,12 +77,13 @@ class _Rates:
     """What the device does by itself."""
 
     def __init__(self, probe: Any, kind: str) -> None:
-        kv_dtypes = KV_DTYPES if kind == SIM else DTYPES  # CUDA has no attention for i8
+        # CUDA has no attention for i8 and no products of packed weights.
+        kv_dtypes, classes = (KV_DTYPES, tuple(WEIGHT_FORMATS)) if kind == SIM else (DTYPES, DTYPES)
 
-        def products(dtype: str, tokens: int) -> Quantity:
+        def products(kind: str, tokens: int) -> Quantity:
             return _quantity(
-                f"{dtype} products, {counted(tokens, 'token')}",
-                lambda s: probe.matmul(dtype, tokens, s),
+                f"{kind} products, {counted(tokens, 'token')}",
+                lambda s: probe.matmul(WEIGHT_FORMATS[kind], tokens, s),
             )
 
         def attention(dtype: str, group: int, queries: int, context: int) -> Quantity:
@@ -91,7 +93,7 @@ class _Rates:
             )
 
         prefill_rows = PREFILL_QUERIES * PREFILL_GROUP
-        self.matmul = {d: {tokens: products(d, tokens) for tokens in TOKENS} for d in DTYPES}
+        self.matmul = {k: {tokens: products(k, tokens) for tokens in TOKENS} for k in classes}
         self.attention = {
             d: {
                 **{group: attention(d, group, 1, DECODE_CONTEXT) for group in DECODE_GROUPS},
@@ -116,7 +118,7 @@ class _Rates:
             name=device.name,
             memory_bytes=device.free_bytes,
             reserve_bytes=device.reserve_bytes,
-            matvec_bytes_per_s={d: self.matmul[d][1].bytes_per_s for d in DTYPES},
+            matvec_bytes_per_s={k: q[1].bytes_per_s for k, q in self.matmul.items()},
             matmul_flops=flops_by_rows(self.matmul),
             attention_bytes_per_s={d: q[1].bytes_per_s for d, q in self.attention.items()},
             attention_flops=flops_by_rows(self.attention),

@@ -12,7 +12,7 @@ from typing import Any
 from helm.base.formats import DTYPES, KV_DTYPES
 from helm.base.sizes import counted
 from helm.machine.profile import MOST_COMPRESSED_RATIO, MOST_MAPPED_RATIO, Profile
-from helm.machine.rates import CpuProfile
+from helm.machine.rates import PACKED_CLASSES, CpuProfile
 from helm.machine.resources import (
     cpu_affinity,
     cpu_model,
@@ -26,7 +26,7 @@ from helm.machine.resources import (
 from helm.measure.quantity import Progress, Quantity, rate_ratio, visit
 from helm.measure.tiny_model import TinyModel
 
-BUDGET_S = 8.5
+BUDGET_S = 10.5
 TOKENS = (1, 2, 4, 8, 16, 64, 128, 512)
 DECODE_CONTEXT, DECODE_KV_HEADS = 4096, 8
 DECODE_GROUPS = (1, 2, 4, 8)  # query heads per KV head
@@ -35,6 +35,8 @@ PREFILL_QUERIES, PREFILL_CONTEXT, PREFILL_GROUP = 128, 2048, 2
 _MOST_KV_HEADS = 32  # that a probe takes
 ELEMENTWISE_TOKENS = 512
 SWEEP_DTYPE = "bf16"
+# Class of weights -> the format that is measured for it.
+WEIGHT_FORMATS = {**{dtype: dtype for dtype in DTYPES}, **PACKED_CLASSES}
 
 # Of products with compressed weights: bound by memory; by arithmetic from few tokens on; the most
 # that one tile takes; where a weight is made plain for few of them, and where it is for many.
@@ -54,7 +56,7 @@ def measure_profile(progress: Progress | None = None, *, budget_s: float = BUDGE
     brought fewer than three undisturbed runs are in the profile's `unsettled`.
 
     Raises OutOfMemoryError when the memory for the probes is refused, and InvalidError when
-    HELM_CPU_ISA names a tier the machine lacks. `helm.measure.accelerator` measures the rest.
+    HELM_CPU_ISA or HELM_CPU_INT names a tier the machine lacks. `helm.measure.accelerator` measures the rest.
     """
     report = progress or (lambda _what, _share: None)
     cpu, unsettled = _measure_cpu(report, budget_s)
@@ -78,6 +80,7 @@ def identity() -> dict[str, str | int | float]:
     return {
         "cpu": cpu_model(),
         "isa": _helm.isa_choice()[0],
+        "integer_isa": _helm.integer_isa_choice()[0],
         "cores": physical_cores(cpu_affinity()),
         "helm": helm.__version__,
     }
@@ -146,10 +149,10 @@ def sweep_quantities(
     return {n: quantity(n, 1) for n in counts}, {n: quantity(n, 64) for n in counts}
 
 
-def _products(probe: Any, threads: int, dtype: str, tokens: int) -> Quantity:
+def _products(probe: Any, threads: int, kind: str, tokens: int) -> Quantity:
     return Quantity(
-        f"{dtype} products, {counted(tokens, 'token')}, {counted(threads, 'thread')}",
-        lambda seconds: probe.matmul(threads, dtype, tokens, seconds),
+        f"{kind} products, {counted(tokens, 'token')}, {counted(threads, 'thread')}",
+        lambda seconds: probe.matmul(threads, WEIGHT_FORMATS[kind], tokens, seconds),
     )
 
 
@@ -169,8 +172,8 @@ class _Rates:
     def __init__(self, probe: Any, threads: int) -> None:
         self.threads = threads
         self.matmul = {
-            dtype: {tokens: _products(probe, threads, dtype, tokens) for tokens in TOKENS}
-            for dtype in DTYPES
+            kind: {tokens: _products(probe, threads, kind, tokens) for tokens in TOKENS}
+            for kind in WEIGHT_FORMATS
         }
         # Bound by arithmetic: no more heads than keep all threads busy.
         prefill_heads = min(threads, _MOST_KV_HEADS), PREFILL_GROUP
@@ -230,7 +233,7 @@ class _Rates:
             memory_bytes=memory_bytes,
             threads=self.threads,
             thread_sweep=dict(sweep),
-            matvec_bytes_per_s={d: self.matmul[d][1].bytes_per_s for d in DTYPES},
+            matvec_bytes_per_s={k: self.matmul[k][1].bytes_per_s for k in WEIGHT_FORMATS},
             matmul_flops=flops_by_rows(self.matmul),
             attention_bytes_per_s={d: self.attention[d][1].bytes_per_s for d in KV_DTYPES},
             attention_flops=flops_by_rows(self.attention),
