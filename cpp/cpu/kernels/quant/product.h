@@ -278,12 +278,20 @@ struct Tile {
     const int64_t first = strip * kStripRows;
     const float* c = m.c + row * m.c_stride + first;
     float some[kStripRows];
-    if (first_span || first + kStripRows > m.rows) {
+    if (first + kStripRows > m.rows) {
       begin_rows(m, first_span, row, first, some);
-      c = some;
+      c = some, first_span = false;
     }
+    const bool from_zero = first_span && !m.accumulate;
+    const float* bias = first_span && m.bias != nullptr ? m.bias + first : nullptr;
     HELM_UNROLL
-    for (int p = 0; p < P; ++p) v[p] = V::load(c + p * V::kRows);
+    for (int p = 0; p < P; ++p) {
+      v[p] = from_zero ? V::set1(0.0f) : V::load(c + p * V::kRows);
+      if (bias != nullptr) {
+        const F b = V::load(bias + p * V::kRows);
+        v[p] = from_zero ? b : V::add(v[p], b);
+      }
+    }
   }
   // and after it.
   HELM_INLINE static void end(const QuantArgs& m, int64_t row, int64_t strip, const F (&v)[P]) {
