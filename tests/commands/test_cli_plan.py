@@ -237,6 +237,17 @@ def test_disturbed_measurements_are_mentioned(tmp_path: Path) -> None:
     assert "disturbed 2 measurements of thesis-4060" in " ".join(shown.split())
 
 
+def test_rates_that_were_not_measured_are_mentioned(tmp_path: Path) -> None:
+    whole = load_profile("cpu-desktop-64gb-ddr5").to_dict()
+    whole.update(estimated=False, name="an older one")
+    older = tmp_path / "older.json"
+    older.write_text(json.dumps(whole), encoding="utf-8")
+    said = "an older one has no rates for weights in 8 and 4 bits"
+    for dtype, told in (("q8", True), ("q4", True), ("bf16", False)):
+        notices = helm_json(QWEN, "--profile", str(older), "--dtype", dtype)["notices"]
+        assert any(notice.startswith(said) for notice in notices) == told
+
+
 def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
     result = helm(str(tmp_path), "--profile", "thesis-4060", status=2)
     assert "config.json does not exist" in result.stderr

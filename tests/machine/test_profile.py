@@ -249,6 +249,23 @@ def test_packed_weights_have_rates_of_their_own_or_those_of_bf16():
         Profile.from_json(json.dumps(document_))
 
 
+def test_whoever_plans_with_rates_that_were_not_measured_is_told():
+    document_ = document()
+    document_["estimated"] = False
+    measured = Profile.from_json(json.dumps(document_))
+    assert measured.notices_of(["bf16", "f32", "bf16c"]) == []
+    for packed in ("c8.s32", "c4.km32", "c6.k16"):
+        (said,) = measured.notices_of(["f32", packed])
+        assert said.startswith(f"{measured.name} has no rates for weights in 8 and 4 bits")
+    document_["cpu"]["matvec_bytes_per_s"]["q8"] = 7e9
+    document_["cpu"]["matmul_flops"]["q8"] = {"1": 2e10}
+    half = Profile.from_json(json.dumps(document_))
+    assert half.notices_of(["c8.s32"]) == []
+    assert len(half.notices_of(["c8.s32", "c4.km32"])) == 1
+    document_["estimated"] = True  # no figure of it was measured
+    assert Profile.from_json(json.dumps(document_)).notices_of(["c4.km32"]) == []
+
+
 @pytest.mark.parametrize(
     ("format", "kind"),
     [("f32", "f32"), ("bf16c", "bf16c"), ("c8.r", "q8"), ("c6.k16", "q8"), ("c5.m32", "q4"),

@@ -95,6 +95,32 @@ def test_one_token_product_is_the_matrix_vector_rate(measured: Profile) -> None:
         assert cpu.matmul_flops[dtype][1] == pytest.approx(expected)
 
 
+def test_packed_weights_are_products_of_the_formats_that_stand_for_their_classes() -> None:
+    asked: list[tuple[str, int]] = []
+
+    def matmul(_threads: int, name: str, tokens: int, _s: float) -> list[SimpleNamespace]:
+        asked.append((name, tokens))
+        took = 1e-6 * len(name)  # another rate for each
+        return [SimpleNamespace(flops=2.0, bytes=1.0, run_s=[took], undisturbed_s=[took])]
+
+    rates = cpu_measures._Rates(SimpleNamespace(matmul=matmul), 2)
+    for kind, name in (("q8", "c8.s32"), ("q4", "c4.km32"), ("bf16", "bf16")):
+        asked.clear()
+        for one in rates.matmul[kind].values():
+            one.visit(0.0)
+        assert asked == [(name, tokens) for tokens in TOKENS]
+        assert rates.matmul[kind][1].bytes_per_s == pytest.approx(1e6 / len(name))
+        assert all(one in rates.all() for one in rates.matmul[kind].values())
+
+
+def test_a_profile_is_that_of_its_integer_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    best = cpu_measures.identity()
+    key = profile_cache.cache_key()
+    monkeypatch.setenv("HELM_CPU_INT", "scalar")
+    assert cpu_measures.identity() == {**best, "integer_isa": "scalar"}
+    assert (profile_cache.cache_key() == key) == (best["integer_isa"] == "scalar")
+
+
 def test_progress_rises_from_zero_to_one() -> None:
     seen: list[float] = []
     measure_profile(lambda _what, share: seen.append(share), budget_s=0.1)

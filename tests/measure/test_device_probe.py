@@ -73,7 +73,8 @@ def test_profile_is_complete_and_valid(measured: Measured, preset: Profile) -> N
         assert set(table) == set(dtypes)
         assert all(1e6 < rate < 1e14 for rate in table.values())
     for flops, dtypes, rows in (
-        (own.matmul_flops, WEIGHT_FORMATS, TOKENS), (own.attention_flops, KV_DTYPES, ATTENTION_ROWS),
+        (own.matmul_flops, WEIGHT_FORMATS, TOKENS),
+        (own.attention_flops, KV_DTYPES, ATTENTION_ROWS),
     ):  # fmt: skip
         assert {dtype: tuple(rates) for dtype, rates in flops.items()} == dict.fromkeys(
             dtypes, rows

@@ -138,7 +138,9 @@ def _study(args: argparse.Namespace) -> Study:
         weights=args.weights,
     )
     name, config, tensors, notices = _model(args.model, args.revision)
-    found = study(name, config, tensors, _profile(args, notices), request)
+    profile = _profile(args, notices)
+    found = study(name, config, tensors, profile, request)
+    notices += profile.notices_of({held.format for held in found.plan.slices})
     said = (as_options(notice) for notice in (*notices, *found.plan.notices))
     plan = dataclasses.replace(found.plan, notices=tuple(said))
     return dataclasses.replace(found, plan=plan)

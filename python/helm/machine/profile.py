@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -29,6 +29,7 @@ from helm.machine.rates import (
     AcceleratorProfile,
     CpuProfile,
     LinkProfile,
+    rate_class,
 )
 
 FORMAT = "helm-profile"
@@ -81,6 +82,16 @@ class Profile:
             f"other programs disturbed {counted(len(self.unsettled), 'measurement')} of {self.name}"
             ", so another plan may be better; helm-llm profile says which, and --recalibrate "
             "measures them again"
+        ]
+
+    def notices_of(self, formats: Iterable[str]) -> list[str]:
+        """What whoever plans weights of these formats with it wants to know."""
+        kinds = {rate_class(name) for name in formats} & PACKED_CLASSES.keys()
+        if self.estimated or kinds <= self.cpu.matvec_bytes_per_s.keys():
+            return []
+        return [
+            f"{self.name} has no rates for weights in 8 and 4 bits; those of bf16 stand for them, "
+            "so another plan may be better; helm-llm profile --output FILE measures them"
         ]
 
     def to_dict(self) -> dict[str, Any]:

@@ -56,7 +56,8 @@ def measure_profile(progress: Progress | None = None, *, budget_s: float = BUDGE
     brought fewer than three undisturbed runs are in the profile's `unsettled`.
 
     Raises OutOfMemoryError when the memory for the probes is refused, and InvalidError when
-    HELM_CPU_ISA or HELM_CPU_INT names a tier the machine lacks. `helm.measure.accelerator` measures the rest.
+    HELM_CPU_ISA or HELM_CPU_INT names what the machine lacks. `helm.measure.accelerator` measures
+    the rest.
     """
     report = progress or (lambda _what, _share: None)
     cpu, unsettled = _measure_cpu(report, budget_s)
