@@ -25,9 +25,11 @@ using ByteArray = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::devi
 using Pieces = std::map<std::string, std::tuple<std::string, std::vector<int64_t>, ByteArray>>;
 
 StoredWeights stored_weights(const std::string& stored, const Pieces& pieces, int64_t rows,
-                             int64_t cols, const std::string& name, bool sort_columns) {
+                             int64_t cols, const std::string& name, bool sort_columns,
+                             int64_t first_row = 0) {
   StoredWeights weights;
   weights.name = name;
+  weights.first_row = first_row;
   weights.stored = stored;
   weights.rows = rows;
   weights.cols = cols;
@@ -66,8 +68,10 @@ nb::list encodings() {
 }
 
 nb::object encode(const std::string& stored, const Pieces& pieces, int64_t rows, int64_t cols,
-                  const std::string& to, const std::string& name, bool sort_columns) {
-  const StoredWeights weights = stored_weights(stored, pieces, rows, cols, name, sort_columns);
+                  const std::string& to, const std::string& name, bool sort_columns,
+                  int64_t first_row) {
+  const StoredWeights weights =
+      stored_weights(stored, pieces, rows, cols, name, sort_columns, first_row);
   const Format format = to.empty() ? exact_format(weights) : format_from_name(to);
   const int64_t bytes = format_bytes(format, rows, cols);
   const auto [out, owner] = fresh<uint8_t>(bytes);
@@ -80,8 +84,8 @@ nb::object encode(const std::string& stored, const Pieces& pieces, int64_t rows,
 }
 
 nb::object read(const std::string& stored, const Pieces& pieces, int64_t rows, int64_t cols,
-                const std::string& name) {
-  const StoredWeights weights = stored_weights(stored, pieces, rows, cols, name, false);
+                const std::string& name, int64_t first_row) {
+  const StoredWeights weights = stored_weights(stored, pieces, rows, cols, name, false, first_row);
   const auto [out, owner] = fresh<float>(rows * cols);
   const std::span<float> place(out, static_cast<size_t>(rows * cols));
   {
@@ -113,13 +117,15 @@ void bind_weights(nb::module_& m) {
         "The format that holds every value of a matrix as it is; f32 where no packed one does.");
   m.def(
       "encode_weights", &encode, "stored"_a, "pieces"_a, "rows"_a, "cols"_a, "to"_a = "",
-      "name"_a = "weights", "sort_columns"_a = false,
+      "name"_a = "weights", "sort_columns"_a = false, "first_row"_a = 0,
       "A matrix stored as one of stored_encodings in format `to`, or in the exact one: uint8 "
       "[bytes].\npieces: (dtype, shape, uint8 [bytes]) by name. To f32, f16 or bf16 each value "
       "is rounded once.\nsort_columns: where groups of columns do not adjoin, packed formats have "
-      "them in column_order.\nRaises InvalidError for pieces or formats that do not fit, "
+      "them in column_order. first_row: what errors call\nrow 0, of a part of GGML's rows.\nRaises "
+      "InvalidError for pieces or formats that do not fit, "
       "CheckpointError where a scale or a\nweight is NaN or infinite.");
   m.def("read_weights", &read, "stored"_a, "pieces"_a, "rows"_a, "cols"_a, "name"_a = "weights",
+        "first_row"_a = 0,
         "The values of a matrix stored so, f32 [rows, cols]. Raises as encode_weights.");
   m.def(
       "column_order", &order, "stored"_a, "pieces"_a, "rows"_a, "cols"_a, "name"_a = "weights",

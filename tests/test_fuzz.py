@@ -15,6 +15,7 @@ SEED = "1"
 COUNTS = {
     "checkpoint": 40,
     "shards": 30,
+    "quantized": 40,
     "gguf": 60,
     "config": 40,
     "generation_config": 20,

@@ -11,6 +11,10 @@ const char* device_name(bool on_accelerator) {
   return on_accelerator ? "accelerator" : "cpu";
 }
 
+bool in_one_piece(const TensorSource& source) {
+  return source.extents.size() == 1 && source.extents[0].row_stride == 0;
+}
+
 bool before(const SliceSpec& a, const SliceSpec& b) {
   return a.tensor != b.tensor ? a.tensor < b.tensor : a.on_accelerator < b.on_accelerator;
 }
@@ -44,6 +48,9 @@ TensorSource PlanReader::read_source(const JsonReader& node, const TensorSpec& s
     node["stored"].reject("rows of ", stored_name(source.stored), " have a multiple of ", block,
                           " columns, not ", spec.cols());
   }
+  if (is_packed(source.stored) && !spec.is_matrix()) {
+    node["stored"].reject("vectors are not stored as ", stored_name(source.stored));
+  }
   const JsonReader extents = node["extents"];
   int64_t rows = 0;
   for (size_t i = 0; i < extents.size(); ++i) {
@@ -52,6 +59,9 @@ TensorSource PlanReader::read_source(const JsonReader& node, const TensorSpec& s
   }
   if (rows != spec.rows()) {
     extents.reject("the rows add up to ", rows, ", the tensor has ", spec.rows());
+  }
+  if (is_packed(source.stored) && !in_one_piece(source)) {
+    extents.reject("a matrix of ", stored_name(source.stored), " lies in one piece");
   }
   return source;
 }
@@ -114,16 +124,16 @@ void PlanReader::check_slice(const JsonReader& node, const SliceSpec& slice) con
   if (slice.access != SliceSpec::Access::kMapped) return;
   if (slice.on_accelerator) access.reject("only the CPU reads what is mapped");
   if (!spec.source) return;  // bound from memory
-  const SourceExtent& first = spec.source->extents[0];
-  if (spec.source->extents.size() > 1 || first.row_stride > 0) {
+  if (!in_one_piece(*spec.source)) {
     access.reject("\"", spec.name, "\" does not lie in one piece in its file");
   }
   if (!same_bytes(spec.source->stored, slice.format)) {
     access.reject("\"", spec.name, "\" is stored as ", stored_name(spec.source->stored), ", not ",
                   name);
   }
-  if (first.offset % dtype_bytes(dtype_of(slice.format)) != 0) {
-    access.reject("\"", spec.name, "\" begins at ", first.offset, ", which is not aligned");
+  const int64_t offset = spec.source->extents[0].offset;
+  if (offset % mapped_alignment(spec.source->stored) != 0) {
+    access.reject("\"", spec.name, "\" begins at ", offset, ", which is not aligned");
   }
 }
 

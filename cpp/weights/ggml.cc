@@ -210,7 +210,7 @@ constexpr GgmlMatrix::Unpack kUnpack[] = {
     unpack_iq4_xs,
     unpack_blocks<ggml::Mxfp4>,
 };
-static_assert(std::size(kUnpack) == std::size(kStoredRows));
+static_assert(std::size(kUnpack) == static_cast<size_t>(Stored::kMXFP4) + 1);
 
 // A dense row to f32.
 void widen_row(DType dtype, const std::byte* row, int64_t cols, float* out) {

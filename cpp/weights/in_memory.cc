@@ -6,12 +6,22 @@
 #include "cpu/isa.h"
 #include "helm/encode.h"
 #include "weights/ggml.h"
+#include "weights/packed.h"
 #include "weights/pieces.h"
 
 namespace helm {
 namespace {
 
+std::unique_ptr<StoredMatrix> open_strips(const StoredWeights& weights, const Format& format) {
+  const StoredPiece& piece =
+      piece_of(weights, "weight", {"u8"}, format_round_up(weights.rows, kStripRows) / kStripRows,
+               strip_bytes(format, weights.cols));
+  return std::make_unique<PackedMatrix>(weights.name, format, piece.bytes.data(), weights.rows,
+                                        weights.cols, weights.first_row);
+}
+
 std::unique_ptr<StoredMatrix> open_rows(const StoredWeights& weights, Stored stored) {
+  if (is_packed(stored)) return open_strips(weights, row_of(stored).exact);
   const int64_t block = row_of(stored).block_cols;
   if (weights.cols % block != 0) {
     fail(ErrorKind::kInvalid, "[load] tensor \"", weights.name, "\" has ", weights.cols,
@@ -20,7 +30,7 @@ std::unique_ptr<StoredMatrix> open_rows(const StoredWeights& weights, Stored sto
   const int64_t row_bytes = stored_bytes(stored, weights.cols);
   const StoredPiece& piece = piece_of(weights, "weight", {"u8"}, weights.rows, row_bytes);
   const std::vector<RowRun> runs = {{piece.bytes.data(), weights.rows, row_bytes}};
-  return std::make_unique<GgmlMatrix>(weights.name, stored, runs, weights.cols);
+  return std::make_unique<GgmlMatrix>(weights.name, stored, runs, weights.cols, weights.first_row);
 }
 
 std::unique_ptr<StoredMatrix> open(const StoredWeights& weights) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "weights/packed.h"
 
 namespace helm {
 namespace {
@@ -36,14 +37,22 @@ StoredTensor::StoredTensor(const TensorSpec& spec, const EngineOptions& options,
   for (const SourceExtent& extent : spec.source->extents) {
     const WeightFile& file = files.of(extent.file);
     const int64_t stride = extent.row_stride > 0 ? extent.row_stride : row_bytes_;
-    const int64_t end = extent.offset + (extent.rows - 1) * stride + row_bytes_;
+    const int64_t rows = stored_rows(stored_, extent.rows);
+    const int64_t end = extent.offset + (rows - 1) * stride + row_bytes_;
     if (end > file.bytes()) {
       fail(ErrorKind::kIo, "[load] ", file.path(), " has ", file.bytes(), " bytes, tensor \"",
            spec.name, "\" ends at ", end, "; the file is truncated or not the planned one");
     }
-    extents_.push_back({&file, row, extent.rows, extent.offset, stride});
+    extents_.push_back({&file, row, rows, extent.offset, stride});
     row += extent.rows;
   }
+}
+
+void StoredTensor::open() {
+  if (matrix_ != nullptr || !is_packed(stored_)) return;
+  pages_ = file().map();
+  matrix_ = std::make_unique<PackedMatrix>(spec_->name, row_of(stored_).exact,
+                                           pages_->data() + offset(), spec_->rows(), spec_->cols());
 }
 
 void StoredTensor::check_bound() const {
@@ -88,6 +97,7 @@ void StoredTensor::read(int64_t row, int64_t count, std::byte* to) const {
     std::memcpy(to, memory(row), static_cast<size_t>(count * row_bytes_));
     return;
   }
+  count = stored_rows(stored_, count);
   auto extent = std::upper_bound(extents_.begin(), extents_.end(), row,
                                  [](int64_t r, const Extent& e) { return r < e.first_row; });
   for (--extent; count > 0; ++extent) {

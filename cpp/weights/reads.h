@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "helm/engine.h"
@@ -10,6 +11,7 @@
 #include "helm/stored.h"
 #include "weights/files.h"
 #include "weights/first_touch.h"
+#include "weights/stored_matrix.h"
 
 namespace helm {
 
@@ -32,7 +34,11 @@ class StoredTensor {
   const WeightFile& file() const { return *extents_.front().file; }
   int64_t offset() const { return extents_.front().offset; }
 
-  // The stored bytes of rows [row, row + count), one row after the other.
+  // What is not converted row by row: a matrix in the pages of its files. Null but after open().
+  const StoredMatrix* matrix() const { return matrix_.get(); }
+  void open();
+
+  // The stored bytes of rows [row, row + count), one row after the other; of strips, whole ones.
   void read(int64_t row, int64_t count, std::byte* to) const;
 
  private:
@@ -52,6 +58,8 @@ class StoredTensor {
   Stored stored_;
   int64_t row_bytes_;
   std::vector<Extent> extents_;  // ascending; empty where the tensor is bound
+  std::shared_ptr<MappedFile> pages_;
+  std::unique_ptr<StoredMatrix> matrix_;
 };
 
 class Sink;

@@ -29,6 +29,8 @@ void write_rows(const Read& read, const Format& format, const cpu::KernelTable& 
   const TensorSpec& spec = from.spec();
   if (same_bytes(from.stored(), format)) {
     from.read(read.row, read.rows, to);
+  } else if (const StoredMatrix* matrix = from.matrix()) {
+    encode(*matrix, format, kernels, read.row, read.rows, to);
   } else if (const std::byte* memory = from.memory(read.row)) {
     encode_rows({spec, from.stored(), memory, read.row, read.rows}, format, kernels, to);
   } else {

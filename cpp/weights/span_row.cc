@@ -179,6 +179,35 @@ void write_strip_header(const Format& format, const SpanRow* rows, std::byte* st
   for (int r = 0; r < kRows; ++r) to[r] = rows[r].row_scale;
 }
 
+void read_span(const Format& format, int64_t n, const std::byte* strip, const std::byte* span,
+               int r, SpanRow* row) {
+  for (int64_t k = 0; k < n; ++k) {
+    const auto* block = reinterpret_cast<const uint8_t*>(span + block_at(format, n, k));
+    row->code[k] =
+        static_cast<uint8_t>(read_code(format.codes, block, r, static_cast<int>(k % kBlockCols)));
+  }
+  const int64_t groups = std::min<int64_t>(format.group == 0 ? 0 : n / format.group, kMostGroups);
+  const auto groups_at = [&](int which, auto& to) {
+    const std::byte* array = span + group_array_at(format, n, which);
+    for (int64_t g = 0; g < groups; ++g) {
+      std::memcpy(&to[g], array + (g * kRows + r) * int64_t{sizeof to[g]}, sizeof to[g]);
+    }
+  };
+  const auto span_f16 = [&](int which) {
+    uint16_t bits;
+    std::memcpy(&bits, span + span_array_at(format, n, which) + 2 * r, sizeof bits);
+    return bits;
+  };
+  const ScalesRow& scales = row_of(format.scales);
+  if (scales.group_bytes[0] == 2) groups_at(0, row->s);
+  if (scales.group_bytes[0] == 1) groups_at(0, row->l);
+  if (scales.group_bytes[1] == 2) groups_at(1, row->m);
+  if (scales.group_bytes[1] == 1) groups_at(1, row->n);
+  if (scales.span_f16 > 0) row->d = span_f16(0);
+  if (scales.span_f16 > 1) row->e = span_f16(1);
+  if (scales.strip_f32 > 0) std::memcpy(&row->row_scale, strip + 4 * r, sizeof row->row_scale);
+}
+
 void span_values(const Format& format, int64_t n, const SpanRow& row, float* out) {
   const int8_t* values = row_of(format.codes).values;
   const bool minimum = row_of(format.scales).minimum && format.scales != Scales::kZ;

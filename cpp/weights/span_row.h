@@ -33,6 +33,10 @@ void write_span(const Format& format, int64_t n, const SpanRow* rows, std::byte*
 // Writes what a strip has in front of its spans.
 void write_strip_header(const Format& format, const SpanRow* rows, std::byte* strip);
 
+// Reads row r < 16 of a span, what its kind of scales has; a strip's header beside it.
+void read_span(const Format& format, int64_t n, const std::byte* strip, const std::byte* span,
+               int r, SpanRow* row);
+
 // The values of a row, each by the formula of its kind of scales in f32. out: [n].
 void span_values(const Format& format, int64_t n, const SpanRow& row, float* out);
 

@@ -142,6 +142,7 @@ class Weights::Load {
     }
     const Stored from = found->second.stored();
     if (!encodes(from, slice.format)) refuse_format(spec.name, row_of(from).exact, slice.format);
+    if (!same_bytes(from, slice.format)) found->second.open();
     return found->second;
   }
 

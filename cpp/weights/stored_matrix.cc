@@ -39,11 +39,11 @@ void repack_strip(const StoredMatrix& from, const Format& format, int64_t row, s
 }
 
 void convert_rows(const StoredMatrix& from, DType to, const cpu::KernelTable& kernels, int64_t row,
-                  int64_t count, std::byte* matrix) {
+                  int64_t count, std::byte* out) {
   const int64_t cols = from.cols();
   std::vector<float> values(static_cast<size_t>(cols));
   for (int64_t r = row; r < row + count; ++r) {
-    std::byte* place = matrix + r * cols * dtype_bytes(to);
+    std::byte* place = out + (r - row) * cols * dtype_bytes(to);
     from.read_row(r, values.data());
     if (to == DType::kF32) {
       std::memcpy(place, values.data(), values.size() * sizeof(float));
@@ -54,14 +54,14 @@ void convert_rows(const StoredMatrix& from, DType to, const cpu::KernelTable& ke
 }
 
 void quantize_rows(const StoredMatrix& from, const Format& to, const cpu::KernelTable& kernels,
-                   int64_t row, int64_t count, std::byte* matrix) {
+                   int64_t row, int64_t count, std::byte* out) {
   const int64_t cols = from.cols();
   std::vector<float> values(static_cast<size_t>(kStripRows * cols));
   for (int64_t r = row; r < row + count; r += kStripRows) {
     const int64_t some = std::min(kStripRows, row + count - r);
     for (int64_t i = 0; i < some; ++i) from.read_row(r + i, values.data() + i * cols);
     const auto refused = cpu::quantize_strips(to, DType::kF32, values.data(), some, cols, kernels,
-                                              matrix + strip_at(to, cols, r / kStripRows));
+                                              out + strip_at(to, cols, (r - row) / kStripRows));
     if (refused) from.refuse_values(r + *refused, to);
   }
 }
@@ -115,14 +115,14 @@ void refuse_format(const std::string& tensor, const Format& exact, const Format&
 }
 
 void encode(const StoredMatrix& from, const Format& to, const cpu::KernelTable& kernels,
-            int64_t row, int64_t count, std::byte* matrix) {
+            int64_t row, int64_t count, std::byte* out) {
   if (!can_encode(from.exact(), to)) refuse_format(from.name(), from.exact(), to);
-  if (is_dense(to)) return convert_rows(from, dtype_of(to), kernels, row, count, matrix);
+  if (is_dense(to)) return convert_rows(from, dtype_of(to), kernels, row, count, out);
   if (to != from.exact() && cpu::quantizes(to)) {
-    return quantize_rows(from, to, kernels, row, count, matrix);
+    return quantize_rows(from, to, kernels, row, count, out);
   }
   for (int64_t r = row; r < row + count; r += kStripRows) {
-    repack_strip(from, to, r, matrix + strip_at(to, from.cols(), r / kStripRows));
+    repack_strip(from, to, r, out + strip_at(to, from.cols(), (r - row) / kStripRows));
   }
 }
 

@@ -60,12 +60,11 @@ class StoredMatrix {
 bool can_encode(const Format& exact, const Format& to);
 [[noreturn]] void refuse_format(const std::string& tensor, const Format& exact, const Format& to);
 
-// Rows [row, row + count) to where they lie in a matrix of format `to`, whose first byte is at
-// `matrix`, aligned to 64. row is a multiple of row_unit(to), and so is count, but at the end.
-// Where `to` is exact(), the values stay as they are; a dense format rounds each value once; c8.s32
-// and c4.km32 are quantised from the values in f32.
-// Throws as read_row does.
+// Rows [row, row + count) in format `to`, the first of them at `out`, aligned to 64. row is a
+// multiple of row_unit(to), and so is count, but at the end. Where `to` is exact(), the values stay
+// as they are; a dense format rounds each value once; c8.s32 and c4.km32 are quantised from the
+// values in f32. Throws as read_row does.
 void encode(const StoredMatrix& from, const Format& to, const cpu::KernelTable& kernels,
-            int64_t row, int64_t count, std::byte* matrix);
+            int64_t row, int64_t count, std::byte* out);
 
 }  // namespace helm

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from helm.plan.schema import Plan
     from helm.session.batch import TextStream
     from helm.session.llm import LLM
+    from helm.session.quantize import Quantized, quantize
     from helm.session.saved_kv import SavedKV
     from helm.text.completion import Completion, TextChunk, Timings
     from helm.text.sampling import SamplingParams
@@ -43,6 +44,8 @@ _LAZY = {
     "TextStream": "helm.session.batch",
     "Tokenizer": "helm.text.tokenizer",
     "Plan": "helm.plan.schema",
+    "Quantized": "helm.session.quantize",
+    "quantize": "helm.session.quantize",
 }
 
 __all__ = [
@@ -60,6 +63,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "ProfileError",
+    "Quantized",
     "SamplingParams",
     "SavedKV",
     "TextChunk",
@@ -69,6 +73,7 @@ __all__ = [
     "TokenizerError",
     "UnsupportedModelError",
     "__version__",
+    "quantize",
 ]
 
 

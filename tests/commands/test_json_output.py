@@ -95,3 +95,9 @@ def test_list_and_show(tmp_path: Path) -> None:
     listed = command.helm("list", "--json", XDG_CACHE_HOME=str(tmp_path)).stdout
     check([json.loads(listed)], "`list --json`")
     check([printed("show")], "`show --json`")
+
+
+def test_quantize(tmp_path: Path) -> None:
+    compared = printed("quantize", "--to", "q4", "-o", str(tmp_path / "a"))
+    alone = printed("quantize", "--to", "q8", "-o", str(tmp_path / "b"), "--no-compare")
+    check([compared, alone], "`quantize --json`")

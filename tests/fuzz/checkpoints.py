@@ -1,4 +1,5 @@
-"""Safetensors files: headers, offsets, data; folders of shards with an index."""
+"""Safetensors files: headers, offsets, data; folders of shards with an index, and folders that HELM
+saved."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ from typing import Any
 
 import safetensors
 
+import helm
 from fuzz import models, mutate
 from fuzz.kind import Kind, sensible, tokens_are_sensible
+from helm.base.formats import FORMAT_NAMES, PACKED_POLICIES
 from helm.model.checkpoint.safetensors import read_checkpoint
 
 ARCHITECTURES = tuple(sorted(models.FAMILIES))
@@ -155,6 +158,68 @@ class Shards(Kind):
             else:
                 document = mutate.json_value(random, document)
             index.write_bytes(mutate.dumped(random, document))
+
+
+class Quantized(Kind):
+    """A folder that HELM saved in 8 or 4 bits: its header, what that says of matrices, their
+    bytes."""
+
+    name = "quantized"
+    inputs = 1500
+
+    def __init__(self, folder: Path) -> None:
+        self._folders = []
+        for number, architecture in enumerate(ARCHITECTURES):
+            models.write_model(folder / architecture, architecture, "BF16")
+            to = PACKED_POLICIES[number % 2]
+            helm.quantize(folder / architecture, folder / to / architecture, to=to, threads=1)
+            self._folders.append(folder / to / architecture)
+
+    def run(self, random: Random, folder: Path) -> None:
+        for path in random.choice(self._folders).iterdir():
+            (folder / path.name).write_bytes(path.read_bytes())
+        path = folder / "model.safetensors"
+        data = path.read_bytes()
+        begin = 8 + int.from_bytes(data[:8], "little")
+        header, own = json.loads(data[8:begin]), data[begin:]
+        pick = random.random()
+        if pick < 0.2:
+            path.write_bytes(mutate.octets(random, data))
+        elif pick < 0.3:
+            mutate.file(random, path)
+        elif pick < 0.5:  # codes and scales of any kind
+            place = random.randrange(len(own) - 64)
+            path.write_bytes(data[:begin] + own[:place] + random.randbytes(64) + own[place + 64 :])
+        else:
+            path.write_bytes(_padded(self._header(random, header), own))
+        generates(folder, random)
+
+    def _header(self, random: Random, header: dict[str, Any]) -> bytes:
+        pick, stated = random.random(), header["__metadata__"]
+        if pick < 0.2:
+            return mutate.dumped(random, mutate.json_value(random, header))
+        if pick < 0.3:
+            stated["helm.layout"] = random.choice(("0", "2", "10" * 9, "1.0", "", "-1", "\u0661"))
+        elif pick < 0.4:
+            del stated[random.choice(("helm.layout", "helm.matrices"))]
+        else:
+            matrices = json.loads(stated["helm.matrices"])
+            one, other = random.sample(list(matrices), 2)
+            if pick < 0.6:
+                matrices[one], matrices[other] = matrices[other], matrices[one]
+            elif pick < 0.7:
+                matrices[one]["format"] = random.choice(FORMAT_NAMES)
+            elif pick < 0.8:
+                matrices[one]["shape"] = matrices[one]["shape"][::-1]
+            else:
+                matrices = mutate.json_value(random, matrices)
+            stated["helm.matrices"] = json.dumps(matrices)
+        return json.dumps(header).encode()
+
+
+def _padded(header: bytes, data: bytes) -> bytes:
+    """A file whose data begins at a page, as HELM has it."""
+    return models.file_of(header + b" " * (-(8 + len(header)) % 4096), data)
 
 
 def _plain(path: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fuzz.arguments import Arguments
-from fuzz.checkpoints import Checkpoint, Shards
+from fuzz.checkpoints import Checkpoint, Quantized, Shards
 from fuzz.configs import Config, GenerationConfig, PlanCommand
 from fuzz.containers import Container
 from fuzz.faults import Fault
@@ -21,9 +21,9 @@ from fuzz.tokenizers import ChatTemplate, TokenizerFiles
 KINDS: dict[str, type[Kind]] = {
     kind.name: kind
     for kind in (
-        Checkpoint, Shards, GgufFile, Config, GenerationConfig, PlanCommand, TokenizerFiles,
-        ChatTemplate, PlanFormat, NativePlan, ProfileFile, KvFile, Arguments, NativeCalls, Fault,
-        Signal, Container,
+        Checkpoint, Shards, Quantized, GgufFile, Config, GenerationConfig, PlanCommand,
+        TokenizerFiles, ChatTemplate, PlanFormat, NativePlan, ProfileFile, KvFile, Arguments,
+        NativeCalls, Fault, Signal, Container,
     )
 }  # fmt: skip
 

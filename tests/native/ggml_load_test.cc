@@ -79,7 +79,31 @@ struct BlockModel {
          json::array({{{"file", name}, {"offset", 0}, {"rows", data.size()}, {"row_stride", 0}}})}};
   }
 
+  // HELM's own formats lie in one piece.
+  void store_strips(const std::string& folder, json& tensor) {
+    const std::string name = tensor["name"];
+    const std::vector<float>& data = *model.tensors.at(name).data;
+    helm::StoredWeights weights;
+    weights.name = name;
+    weights.stored = "f32";
+    weights.rows = tensor["shape"][0];
+    weights.cols = tensor["shape"][1];
+    weights.pieces["weight"] = {
+        "u8", {weights.rows, weights.cols * 4}, std::as_bytes(std::span(data))};
+    const helm::Format& format = helm::row_of(stored_as).exact;
+    Bytes& own = sorted[name];
+    own.resize(static_cast<size_t>(helm::format_bytes(format, weights.rows, weights.cols)));
+    helm::encode_weights(weights, format, own);
+    std::ofstream out(folder + "/" + name, std::ios::binary);
+    out << std::string(64, '.');
+    out.write(reinterpret_cast<const char*>(own.data()), static_cast<std::streamsize>(own.size()));
+    const json extent = {{"file", name}, {"offset", 64}, {"rows", weights.rows}, {"row_stride", 0}};
+    tensor["source"] = {{"stored", helm::stored_name(stored_as)},
+                        {"extents", json::array({extent})}};
+  }
+
   void store_matrix(const std::string& folder, json& tensor) {
+    if (helm::is_packed(stored_as)) return store_strips(folder, tensor);
     const std::string name = tensor["name"];
     const int64_t rows = tensor["shape"][0], cols = tensor["shape"][1];
     const int64_t size = helm::stored_bytes(stored_as, cols), even = (rows + 1) / 2;
@@ -112,7 +136,9 @@ struct BlockModel {
     weights.rows = spec.rows();
     weights.cols = spec.cols();
     const int64_t size = helm::stored_bytes(stored_as, spec.cols());
-    weights.pieces["weight"] = {"u8", {spec.rows(), size}, sorted.at(spec.name)};
+    const int64_t unit = helm::is_packed(stored_as) ? helm::kStripRows : 1;
+    const int64_t units = helm::stored_rows(stored_as, spec.rows()) / unit;
+    weights.pieces["weight"] = {"u8", {units, size * unit}, sorted.at(spec.name)};
     return weights;
   }
 
@@ -158,6 +184,25 @@ TEST_CASE("loaded blocks are those that are encoded in memory, in packed and in 
       }
       CHECK(matrices >= 8);
     }
+  }
+}
+
+TEST_CASE("matrices in HELM's own formats are read where their files are mapped") {
+  for (const Stored stored : {Stored::kC8S32, Stored::kC4KM32}) {
+    const helm::test::TinyFolder folder;
+    const char* format = format_name(helm::row_of(stored).exact);
+    const BlockModel made(folder.path(), stored, format);
+    json plan = json::parse(made.model.plan);
+    for (json& slice : plan["slices"]) {
+      if (slice["format"] == format) slice["access"] = "mapped";
+    }
+    plan["loading"] = "mapped";
+    helm::EngineOptions options;
+    options.directory = folder.path();
+    helm::Engine copied(Plan::from_json(made.model.plan), options);
+    helm::Engine mapped(Plan::from_json(plan.dump()), options);
+    CHECK(mapped.stats().copied_bytes < copied.stats().copied_bytes);
+    CHECK(logits(mapped) == logits(copied));
   }
 }
 

@@ -87,7 +87,8 @@ std::vector<std::byte> packed(const GgmlMatrix& matrix) {
   std::memset(out.data(), 0x5a, static_cast<size_t>(bytes));
   for (int64_t row = 0; row < matrix.rows(); row += kStripRows) {
     const int64_t count = std::min(kStripRows, matrix.rows() - row);
-    encode(matrix, format, kernels(), row, count, out.data());
+    encode(matrix, format, kernels(), row, count,
+           out.data() + strip_at(format, matrix.cols(), row / kStripRows));
   }
   CHECK(out.intact());
   return out.copy();
@@ -96,7 +97,8 @@ std::vector<std::byte> packed(const GgmlMatrix& matrix) {
 std::vector<Stored> quantised_types() {
   std::vector<Stored> types;
   for (size_t i = 0; i < std::size(kStoredRows); ++i) {
-    if (!is_dense(static_cast<Stored>(i))) types.push_back(static_cast<Stored>(i));
+    const auto type = static_cast<Stored>(i);
+    if (!is_dense(type) && !is_packed(type)) types.push_back(type);
   }
   return types;
 }

@@ -150,6 +150,12 @@ TEST_CASE("damaged sources are named") {
   CHECK(message_of(plan).empty());
   plan["tensors"][vector]["source"]["extents"][0]["row_stride"] = 1;
   expect(plan, "row_stride: rows of 2 bytes overlap");
+
+  // HELM's own formats hold matrices, each in one piece.
+  expect(damaged("/stored", "c8.s32"), source + ".extents: a matrix of c8.s32 lies in one piece");
+  expect(damaged("/stored", "c8.r"), source + ".stored: unknown encoding \"c8.r\"");
+  plan["tensors"][vector]["source"]["stored"] = "c4.km32";
+  expect(plan, ".stored: vectors are not stored as c4.km32");
 }
 
 TEST_CASE("damaged slices are named") {
@@ -215,6 +221,30 @@ TEST_CASE("damaged slices are named") {
   plan["slices"].push_back(
       {{"tensor", "wide"}, {"device", "cpu"}, {"format", "bf16c"}, {"access", "resident"}});
   expect(plan, at(plan["slices"].size() - 1, ".format: no bf16c has 65537 columns"));
+}
+
+TEST_CASE("a matrix in a format of HELM's own becomes what can be made of it, or is mapped") {
+  json good = stored_plan();
+  good["tensors"][0]["source"] = {
+      {"stored", "c4.km32"},
+      {"extents", json::array({{{"file", "a"}, {"offset", 64}, {"rows", 61}, {"row_stride", 0}}})}};
+  REQUIRE(good["slices"][0]["tensor"] == "embed");
+  for (const char* format : {"f32", "bf16", "bf16c", "c8.s32", "c4.km32"}) {
+    good["slices"][0]["format"] = format;
+    CHECK(message_of(good).empty());
+  }
+  good["slices"][0]["access"] = "mapped";
+  CHECK(message_of(good).empty());
+  json plan = good;
+  plan["slices"][0]["format"] = "c8.s32";
+  expect(plan, "slices[0].access: \"embed\" is stored as c4.km32, not c8.s32");
+  plan = good;
+  plan["tensors"][0]["source"]["extents"][0]["offset"] = 96;
+  expect(plan, "slices[0].access: \"embed\" begins at 96, which is not aligned");
+  plan = good;
+  plan["slices"][0] = {
+      {"tensor", "embed"}, {"device", "cpu"}, {"format", "c4.s32"}, {"access", "resident"}};
+  expect(plan, "slices[0].format: \"embed\" is stored as c4.km32, which c4.s32 does not hold");
 }
 
 TEST_CASE("only what lies in its file as the CPU reads it can be mapped") {

@@ -203,6 +203,34 @@ def test_malformed_plans_name_the_field(path, value, message):
         Plan.from_json(changed(path, value))
 
 
+@pytest.mark.parametrize(
+    ("tensor", "changes", "message"),
+    [
+        (0, {"stored": "c8.s32"}, ""),
+        (0, {"stored": "c4.km32"}, ""),
+        (0, {"row_stride": 2**20}, r"source\.extents: a matrix of c8\.s32 lies in one piece"),
+        (0, {"twice": True}, r"source\.extents: a matrix of c8\.s32 lies in one piece"),
+        (None, {}, r"source\.stored: vectors are not stored as c8\.s32"),
+    ],
+)
+def test_matrices_in_own_formats_lie_in_one_piece(tensor, changes, message):
+    made = document()
+    if tensor is None:
+        tensor = next(i for i, t in enumerate(made["tensors"]) if len(t["shape"]) == 1)
+    source = made["tensors"][tensor]["source"]
+    source["stored"] = changes.get("stored", "c8.s32")
+    source["extents"][0]["row_stride"] = changes.get("row_stride", 0)
+    if "twice" in changes:
+        first = source["extents"][0]
+        source["extents"] = [{**first, "rows": 1}, {**first, "rows": first["rows"] - 1}]
+    text = json.dumps(made)
+    if not message:
+        assert Plan.from_json(text).tensors[tensor].source.stored == source["stored"]
+        return
+    with pytest.raises(PlanError, match=message):
+        Plan.from_json(text)
+
+
 @pytest.mark.parametrize("text", ["", "null", "[]", "{", '{"a": NaN}', b"\xff\xfe", "[" * 100_000])
 def test_not_a_plan(text):
     with pytest.raises(PlanError):

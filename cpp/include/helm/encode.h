@@ -23,8 +23,9 @@ struct StoredPiece {
 
 // A matrix as a checkpoint stores it.
 struct StoredWeights {
-  std::string name;    // for errors
-  std::string stored;  // one of stored_encodings()
+  std::string name;       // for errors,
+  int64_t first_row = 0;  // and what they call row 0, of a part of a tensor
+  std::string stored;     // one of stored_encodings()
   int64_t rows = 0;
   int64_t cols = 0;
   std::map<std::string, StoredPiece> pieces;  // by the end of their names in the checkpoint
@@ -34,7 +35,7 @@ struct StoredWeights {
 };
 
 struct StoredEncoding {
-  std::string name;         // "f16", "ggml.q4_k", "gptq4"
+  std::string name;         // "f16", "ggml.q4_k", "c4.km32", "gptq4"
   int64_t block_cols = 1;   // of f16 and GGML's types: a row has a multiple of so many columns,
   int64_t block_bytes = 0;  // each block of them takes so many bytes
 };

@@ -10,8 +10,8 @@
 
 namespace helm {
 
-// The first ones are elements of that dtype, one after the other; the others are GGML's blocks
-// (cpp/weights/ggml_blocks.h).
+// The first ones are elements of that dtype, one after the other; then come GGML's blocks
+// (cpp/weights/ggml_blocks.h), and HELM's own formats, whose bytes are those of a slice.
 enum class Stored : uint8_t {
   kF32,
   kF16,
@@ -28,13 +28,15 @@ enum class Stored : uint8_t {
   kQ6_K,
   kIQ4_NL,
   kIQ4_XS,
-  kMXFP4
+  kMXFP4,
+  kC8S32,
+  kC4KM32
 };
 
 struct StoredRow {
   const char* name;     // in plans
   int64_t block_cols;   // a row of a matrix has a multiple of so many columns,
-  int64_t block_bytes;  // and each block of them takes so many bytes
+  int64_t block_bytes;  // and each block of them takes so many bytes; 0: strips of 16 rows do
   Format exact;         // holds every value as it is
 };
 // By Stored.
@@ -54,7 +56,9 @@ inline constexpr StoredRow kStoredRows[] = {
     {"ggml.q6_k", 256, 210, {Codes::kC6, Scales::kK, 16, 32}},
     {"ggml.iq4_nl", 32, 18, {Codes::kNL4, Scales::kS, 32}},
     {"ggml.iq4_xs", 256, 136, {Codes::kNL4, Scales::kK, 32}},
-    {"ggml.mxfp4", 32, 17, {Codes::kMX4, Scales::kE, 32}}};
+    {"ggml.mxfp4", 32, 17, {Codes::kMX4, Scales::kE, 32}},
+    {"c8.s32", 1, 0, {Codes::kC8, Scales::kS, 32, 128}},
+    {"c4.km32", 1, 0, {Codes::kC4, Scales::kKM, 32}}};
 
 constexpr const StoredRow& row_of(Stored stored) {
   return kStoredRows[static_cast<int>(stored)];
@@ -62,9 +66,18 @@ constexpr const StoredRow& row_of(Stored stored) {
 constexpr const char* stored_name(Stored stored) {
   return row_of(stored).name;
 }
-// A row of `cols` columns, a multiple of block_cols.
+// Whether rows lie in strips, as in a packed slice.
+constexpr bool is_packed(Stored stored) {
+  return row_of(stored).block_bytes == 0;
+}
+// A row of `cols` columns, a multiple of block_cols; of strips, its share of one.
 constexpr int64_t stored_bytes(Stored stored, int64_t cols) {
+  if (is_packed(stored)) return strip_bytes(row_of(stored).exact, cols) / kStripRows;
   return cols / row_of(stored).block_cols * row_of(stored).block_bytes;
+}
+// Rows with those that fill the last strip.
+constexpr int64_t stored_rows(Stored stored, int64_t rows) {
+  return is_packed(stored) ? format_round_up(rows, kStripRows) : rows;
 }
 
 constexpr Stored stored_of(DType dtype) {
@@ -76,9 +89,13 @@ constexpr bool is_dense(Stored stored) {
 constexpr DType dtype_of(Stored stored) {  // of dense ones only
   return static_cast<DType>(stored);
 }
-// Whether the bytes of a file are those of a slice.
+// Whether the bytes of a file are those of a slice, and where these may be read in its pages.
 constexpr bool same_bytes(Stored stored, const Format& format) {
-  return is_dense(stored) && is_dense(format) && dtype_of(stored) == dtype_of(format);
+  return (is_dense(stored) || is_packed(stored)) && row_of(stored).exact == format;
+}
+
+constexpr int64_t mapped_alignment(Stored stored) {
+  return is_packed(stored) ? kFormatLine : row_of(stored).block_bytes;
 }
 
 // HELM's own formats, which any weights are quantised to: q8 and q4.

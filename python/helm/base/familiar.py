@@ -66,7 +66,7 @@ OPTIONS: Mapping[str, str] = {
             *("watermark", "weights", "device", "profile", "prompt_tokens", "output_tokens"),
             *("batch", "objective", "max_tokens", "temperature", "top_p", "top_k", "min_p"),
             *("repetition_penalty", "stop", "seed", "tools", "chat_template"),
-            "continue_final_message",
+            *("continue_final_message", "requantize"),
         )
     },
     "template_variables": "--template-variable",

@@ -40,7 +40,7 @@ def kv_position_bytes(dtype: str, kv_heads: int, head_dim: int) -> int:
 STRIP_ROWS = 16  # side by side in a packed format
 BLOCK_COLS = 32  # columns of one scale of activations
 SPAN_COLS = 256  # of a strip's spans but the last
-_LINE = 64  # bytes; all parts of a packed matrix are such lines
+LINE_BYTES = 64  # bytes; all parts of a packed matrix are such lines
 
 
 class Codes(NamedTuple):
@@ -142,15 +142,15 @@ class Format(NamedTuple):
     def _span_bytes(self, cols: int) -> int:
         scales = _SCALES[self.scales]
         groups = cols // self.group if self.group else 0
-        header = sum(_round_up(groups * STRIP_ROWS * n, _LINE) for n in scales.group_bytes)
-        header += _LINE if scales.span_f16 else 0
-        return header + cols // BLOCK_COLS * _CODES[self.codes].bits * _LINE
+        header = sum(_round_up(groups * STRIP_ROWS * n, LINE_BYTES) for n in scales.group_bytes)
+        header += LINE_BYTES if scales.span_f16 else 0
+        return header + cols // BLOCK_COLS * _CODES[self.codes].bits * LINE_BYTES
 
     def _strip_bytes(self, cols: int) -> int:
         spans, rest = divmod(_round_up(cols, self.col_unit), SPAN_COLS)
         whole = spans * self._span_bytes(SPAN_COLS)
         last = self._span_bytes(rest) if rest else 0
-        return _SCALES[self.scales].strip_f32 * _LINE + whole + last
+        return _SCALES[self.scales].strip_f32 * LINE_BYTES + whole + last
 
 
 # All formats. A new one is a name here, with sizes in tests/data/format_bytes.json.

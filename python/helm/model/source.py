@@ -10,21 +10,27 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from helm.base.formats import FORMATS, STRIP_ROWS
 from helm.model.gguf.types import TYPES
 
 
 class Stored(NamedTuple):
-    """An encoding: `elements` of a row in each block of `size` bytes. format: that of weights which
-    holds a matrix of them exactly."""
+    """An encoding: `elements` of a row in each block of `size` bytes; 0: strips of 16 rows, as the
+    format has them. format: that of weights which holds a matrix of them exactly."""
 
     elements: int
     size: int
     format: str
 
 
-# Those of ggml, the plain dtypes among them.
+# Formats that files hold as they lie in memory.
+PACKED = ("c8.s32", "c4.km32")
+# Those of ggml, the plain dtypes among them, and HELM's own.
 STORED = {
-    kind.stored: Stored(kind.elements, kind.block_bytes, kind.format) for kind in TYPES.values()
+    **{
+        kind.stored: Stored(kind.elements, kind.block_bytes, kind.format) for kind in TYPES.values()
+    },
+    **{name: Stored(1, 0, name) for name in PACKED},
 }
 
 
@@ -53,6 +59,13 @@ def row_width(shape: tuple[int, ...]) -> int:
 
 
 def stored_bytes(stored: str, elements: int) -> int:
-    """What so many elements take, a multiple of a block."""
+    """What so many elements of a row take, a multiple of a block; of strips, a row's share."""
     encoding = STORED[stored]
+    if stored in PACKED:
+        return FORMATS[stored].bytes(STRIP_ROWS, elements) // STRIP_ROWS
     return -(-elements // encoding.elements) * encoding.size
+
+
+def stored_rows(stored: str, rows: int) -> int:
+    """Rows with those that fill the last strip."""
+    return -(-rows // STRIP_ROWS) * STRIP_ROWS if stored in PACKED else rows

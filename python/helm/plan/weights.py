@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from helm.base.formats import FORMATS
+from helm.base.formats import FORMATS, LINE_BYTES
 from helm.base.jsonio import Reader
 from helm.model.graph import Attention, Op
-from helm.model.source import STORED, Extent, Source, row_width, stored_bytes
+from helm.model.source import PACKED, STORED, Extent, Source, row_width, stored_bytes
 
 Device = Literal["cpu", "accelerator"]
 Access = Literal["resident", "mapped"]
@@ -65,6 +65,10 @@ def _check_source(tensor: TensorSpec, source: Source, node: Reader) -> None:
         node["stored"].reject(f"a row of {width} is no multiple of the {block} of a block")
     for extent, item in zip(source.extents, node["extents"].items(), strict=True):
         _check_extent(extent, item, stored_bytes(source.stored, width))
+    if source.stored in PACKED and len(tensor.shape) == 1:
+        node["stored"].reject(f"vectors are not stored as {source.stored}")
+    if source.stored in PACKED and not _in_one_piece(source):
+        node["extents"].reject(f"a matrix of {source.stored} lies in one piece")
     rows = sum(extent.rows for extent in source.extents)
     if rows != tensor.shape[0]:
         node["extents"].reject(f"have {rows} rows, the tensor {tensor.shape[0]}")
@@ -148,7 +152,11 @@ def _check_mapped(held: Slice, tensor: TensorSpec, node: Reader) -> None:
 
 def lies_as_held(source: Source, held: str) -> bool:
     """Whether the CPU can read a tensor in its file's pages, in the format `held`."""
-    first, *more = source.extents
-    if more or first.row_stride or source.stored != held or not FORMATS[held].dense:
+    if source.stored != held or not _in_one_piece(source):
         return False
-    return first.offset % stored_bytes(held, 1) == 0
+    aligned = LINE_BYTES if held in PACKED else stored_bytes(held, 1)
+    return source.extents[0].offset % aligned == 0
+
+
+def _in_one_piece(source: Source) -> bool:
+    return len(source.extents) == 1 and not source.extents[0].row_stride

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -103,6 +104,18 @@ class Tokenizer(Summarized):
         if vocab_size is not None:
             made._check_vocabulary(vocab_size, type(tokenizer).__name__)
         return made
+
+    def files(self) -> dict[str, bytes]:
+        """By name, files of which `from_directory` makes the same tokenizer."""
+        stated: dict[str, Any] = dict(self.special_tokens)
+        if self.chat_templates:
+            stated["chat_template"] = [
+                {"name": name, "template": text} for name, text in self.chat_templates.items()
+            ]
+        return {
+            TOKENIZER_FILE: self._backend.to_str().encode(),
+            "tokenizer_config.json": json.dumps(stated, indent=2).encode(),
+        }
 
     def _check_vocabulary(self, vocab_size: int, path: Path | str) -> None:
         # Other added tokens past the end are tolerated (Gemma 3's text models have an image token

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from helm.base.files import open_file
 from helm.errors import CheckpointError
-from helm.model.source import STORED, Extent, row_width, stored_bytes
+from helm.model.source import STORED, Extent, row_width, stored_bytes, stored_rows
 
 # By safetensors' names.
 DTYPE_BITS = {
@@ -54,7 +54,8 @@ class TensorInfo:
     def nbytes(self) -> int:
         """What its elements take where they are stored."""
         if self.stored in STORED:
-            return math.prod(self.shape[:1]) * stored_bytes(self.stored, row_width(self.shape))
+            rows = stored_rows(self.stored, math.prod(self.shape[:1]))
+            return rows * stored_bytes(self.stored, row_width(self.shape))
         return math.prod(self.shape) * DTYPE_BITS[self.stored] // 8
 
     @property
@@ -87,7 +88,7 @@ def same_data(directory: str | Path, a: TensorInfo, b: TensorInfo) -> bool:
     CheckpointError."""
     if a.shape != b.shape:
         return False
-    if a.stored != b.stored and not {a.stored, b.stored} <= STORED.keys():
+    if a.stored != b.stored and not {a.stored, b.stored} <= {*WEIGHT_DTYPES.values()}:
         return False
     with (
         open_file(Path(directory) / str(a.file)) as (left, _),

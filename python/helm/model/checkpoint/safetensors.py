@@ -12,6 +12,7 @@ from helm.base.files import open_file, present
 from helm.base.jsonio import Reader, parse, read_json
 from helm.errors import CheckpointError
 from helm.model.checkpoint import DTYPE_BITS, WEIGHT_DTYPES, TensorInfo
+from helm.model.checkpoint.layout import with_matrices
 from helm.model.folder_kinds import refuse_other
 from helm.model.source import Extent
 
@@ -112,7 +113,7 @@ def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
         if name != "__metadata__"
     ]
     _check_cover(path, tensors, 8 + length, file_bytes)
-    return {tensor.name: tensor for tensor in tensors}
+    return with_matrices(str(path), metadata, {tensor.name: tensor for tensor in tensors})
 
 
 def _read_entry(name: str, node: Reader, file: str, base: int) -> TensorInfo:
