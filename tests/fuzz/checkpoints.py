@@ -170,10 +170,11 @@ class Quantized(Kind):
     def __init__(self, folder: Path) -> None:
         self._folders = []
         for number, architecture in enumerate(ARCHITECTURES):
-            models.write_model(folder / architecture, architecture, "BF16")
+            wide = {"intermediate_size": 4160, "ffn_dim": 4160}  # enough for 4 bits
+            models.write_model(folder / architecture, architecture, "BF16", changes=wide)
             to = PACKED_POLICIES[number % 2]
-            helm.quantize(folder / architecture, folder / to / architecture, to=to, threads=1)
-            self._folders.append(folder / to / architecture)
+            self._folders.append(folder / f"{architecture}-{to}")
+            helm.quantize(folder / architecture, self._folders[-1], to=to, threads=1)
 
     def run(self, random: Random, folder: Path) -> None:
         for path in random.choice(self._folders).iterdir():

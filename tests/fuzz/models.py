@@ -78,10 +78,17 @@ def file_of(header: bytes, data: bytes) -> bytes:
     return len(header).to_bytes(8, "little") + header + data
 
 
-def write_model(folder: Path, architecture: str, dtype: str = "F32", shards: int = 1) -> None:
-    """A model folder without a tokenizer."""
+def write_model(
+    folder: Path,
+    architecture: str,
+    dtype: str = "F32",
+    shards: int = 1,
+    changes: dict[str, Any] | None = None,
+) -> None:
+    """A model folder without a tokenizer. changes: of the configuration."""
     folder.mkdir(parents=True)
-    config, weights = config_of(architecture), weights_of(config_of(architecture))
+    config = {**config_of(architecture), **(changes or {})}
+    weights = weights_of(config)
     (folder / "config.json").write_text(json.dumps(config))
     names, weight_map = sorted(weights), {}
     for shard in range(shards):

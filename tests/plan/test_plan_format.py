@@ -214,7 +214,7 @@ def test_malformed_plans_name_the_field(path, value, message):
     ],
 )
 def test_matrices_in_own_formats_lie_in_one_piece(tensor, changes, message):
-    made = document()
+    made = copy.deepcopy(document())
     if tensor is None:
         tensor = next(i for i, t in enumerate(made["tensors"]) if len(t["shape"]) == 1)
     source = made["tensors"][tensor]["source"]

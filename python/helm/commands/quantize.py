@@ -31,7 +31,7 @@ def add_arguments(parser: Parser) -> None:
     options.add_model(parser)
     parser.add_argument(
         "--to", choices=PACKED_POLICIES, required=True, metavar="DTYPE",
-        help="q8, or q4 for half of that",
+        help="q8, or q4 for half of that (default: none, it must be said)",
     )  # fmt: skip
     parser.add_argument(
         "-o", "--output", metavar="FOLDER", help="a new folder (default: ./MODEL-DTYPE)"
