@@ -48,8 +48,8 @@ from accuracy_report import ENOUGH, Result, Run, Visit, as_row, joined, show, su
 from helm import _helm
 from helm.base.formats import DTYPES
 from helm.compiler.candidate import Candidate
-from helm.compiler.make import make_plan
 from helm.compiler.problem import ResourceLimits, Space
+from helm.compiler.solve import Problem, solve
 from helm.errors import HelmError
 from helm.machine.profile import Profile, load_profile
 from helm.machine.resources import memory_available
@@ -71,11 +71,11 @@ class Model:
         config = config_of(case.shape)
         graph = build_graph(config)
         infos, tensors = random_weights(graph.tensors, case.dtype)
-        self.plan = make_plan(
+        self.plan = solve(Problem(
             config, infos, context=case.context + OUTPUT, max_sequences=case.batch,
             dtype=case.dtype, kv_dtype=case.kv_dtype, threads=len(setup.cpus),
             step_tokens=STEP_TOKENS, memory_bytes=memory_available(),
-        )  # fmt: skip
+        )).plan  # fmt: skip
         self.costed, self.case = costed(self.plan, graph), case
         if case.schedule != ALONE:
             self.plan = place(self.plan, self.costed, self.predict(setup.profile))

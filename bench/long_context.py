@@ -36,8 +36,8 @@ from rich.table import Table
 
 from engines_here import machine, settings_of
 from helm import _helm
-from helm.compiler.make import make_plan
 from helm.compiler.problem import ResourceLimits, Space
+from helm.compiler.solve import Problem, solve
 from helm.machine.devices import CPU, open_accelerator
 from helm.machine.profile import Profile, load_profile
 from helm.machine.resources import cpu_affinity, default_threads, memory_available
@@ -91,12 +91,12 @@ class Model:
         self.args = args
 
     def on_cpu(self, context: int, page_tokens: int, sequences: int = 1) -> Plan:
-        return make_plan(
+        return solve(Problem(
             self.config, self.infos, context=context, max_sequences=sequences,
             dtype=self.args.dtype, kv_dtype=self.args.kv_dtype, page_tokens=page_tokens,
             step_tokens=STEP_TOKENS, threads=default_threads(cpu_affinity()),
             memory_bytes=memory_available(),
-        )  # fmt: skip
+        )).plan  # fmt: skip
 
     def on_both(
         self, plan: Plan, profile: Profile, site: str, kv_bytes: int | None, context: int

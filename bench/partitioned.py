@@ -30,8 +30,8 @@ from engines_here import machine, settings_of
 from helm import _helm
 from helm.base.sizes import parse_size, size_text
 from helm.compiler.counts import CostedGraph
-from helm.compiler.make import make_plan
 from helm.compiler.problem import ResourceLimits, Space
+from helm.compiler.solve import Problem, solve
 from helm.errors import HelmError, OutOfMemoryError
 from helm.machine.devices import Accelerator, open_accelerator
 from helm.machine.profile import Profile, load_profile
@@ -65,11 +65,11 @@ class Loaded:
         self.infos, self.tensors = random_weights(self.graph.tensors, args.dtype)
         context = max(*args.prefill, args.context + args.tokens, PROMPT + GREEDY)
         workload = Workload(args.context, args.tokens, context=context, objective=args.objective)
-        self.plan: Plan = make_plan(
+        self.plan: Plan = solve(Problem(
             config, self.infos, max_sequences=1, dtype=args.dtype, kv_dtype=args.dtype,
             memory_bytes=memory_available(), profile=profile, workload=workload,
             accelerator_bytes=cap,
-        )  # fmt: skip
+        )).plan  # fmt: skip
         self.model: CostedGraph = costed(self.plan, self.graph)
         if args.cpu_blocks is not None:
             self.cut(min(args.cpu_blocks, config.num_hidden_layers), workload, cap)

@@ -28,7 +28,7 @@ def stored_dtype(placed: str) -> str:
 def random_weights(
     shapes: Mapping[str, tuple[int, ...]], placed: str
 ) -> tuple[dict[str, TensorInfo], dict[str, Any]]:
-    """What `make_plan` and the engine want of tensors in memory. Vectors, the scales of norms
+    """What the planner and the engine want of tensors in memory. Vectors, the scales of norms
     mostly, are ones; they are placed in f32."""
     stored = stored_dtype(placed)
     most = max(math.prod(shape) for shape in shapes.values()) + _SHIFT * len(shapes)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plans import make_plan
 
-from helm.compiler.make import make_plan
 from helm.compiler.memory import accelerator_workspace_bytes
 from helm.model.config import ModelConfig
 from helm.model.families import build_graph, parse_config

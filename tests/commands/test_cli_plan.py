@@ -12,10 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from plans import make_plan
 
 import command
 from helm.commands import common
-from helm.compiler.make import make_plan
 from helm.machine.profile import load_profile, preset_names
 from helm.model.families import read_config
 from helm.plan.records import Workload

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plans import make_plan, study
 
-from helm.compiler.make import make_plan
-from helm.compiler.study import Request, study
 from helm.machine.devices import Accelerator
 from helm.machine.profile import Profile, load_profile
 from helm.machine.resources import read_machine
@@ -76,8 +75,8 @@ def test_a_profile_says_what_is_to_be_left_of_its_memory(
         profile = dataclasses.replace(
             profile, cpu=dataclasses.replace(profile.cpu, memory_bytes=64 * GIB)
         )
-        for request, expected in ((Request(), reserve), (Request(accelerator_bytes=6 * GIB), 512)):
-            made = study("model", CONFIG, None, profile, request)
+        for request, expected in (({}, reserve), ({"vram_bytes": 6 * GIB}, 512)):
+            made = study("model", CONFIG, None, profile, **request)
             assert made.plan.memory["accelerator"].reserve_bytes == expected * MIB
             assert made.best.memory["accelerator"]["reserve"] == expected * MIB
 

@@ -6,12 +6,13 @@ import json
 from typing import Any
 
 import pytest
+from plans import make_plan
 
 import search_cases
 import small_models
 from helm import _helm
+from helm.compiler.decode_rate import costed_graph
 from helm.compiler.kv_options import KvOptions, overflows
-from helm.compiler.make import costed_graph, make_plan
 from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.search import search
 from helm.machine.profile import Profile

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import make_plan
 from torch.utils.flop_counter import FlopCounterMode
 
 import naive_memory
@@ -22,7 +23,6 @@ import small_models
 from helm.compiler.budget import itemise
 from helm.compiler.counts import CostedGraph, OpCost, Step, causal_pairs, visible_positions
 from helm.compiler.decode import make_setting, page_choices, price_decode
-from helm.compiler.make import make_plan
 from helm.compiler.overflow import visiting_s
 from helm.compiler.prefill import prepare, price_prefill
 from helm.compiler.problem import ResourceLimits

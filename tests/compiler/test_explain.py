@@ -8,12 +8,13 @@ import json
 from pathlib import Path
 
 import pytest
+from plans import study
 
 from helm.base.formats import DTYPE_BYTES
 from helm.base.sizes import parse_size
 from helm.commands.plots import by_boundary, objective_terms
 from helm.compiler.explain import memory_rows, picture, rivals, segments, term_rows, to_dict, trade
-from helm.compiler.study import Request, Study, study
+from helm.compiler.solve import Study
 from helm.errors import InvalidError, OutOfMemoryError
 from helm.machine.profile import load_profile
 from helm.model.families import read_config
@@ -24,7 +25,7 @@ GIB = 2**30
 
 def plan(model: str = "qwen3-8b", profile: str = "thesis-4060", **request: object) -> Study:
     config = read_config(CONFIGS / f"{model}.json")
-    return study(model, config, None, load_profile(profile), Request(**request))  # type: ignore[arg-type]
+    return study(model, config, None, load_profile(profile), **request)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,6 @@ def test_a_tied_matrix_is_counted_once_where_both_ends_are_together(tmp_path: Pa
     (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
     tied = study(
         "tied", read_config(tmp_path / "config.json"), None, load_profile("cpu-desktop-64gb-ddr5"),
-        Request(),
     )  # fmt: skip
     first, _, last = segments(tied)
     assert first.weight_bytes == 151936 * 4096 * 2
@@ -198,7 +198,7 @@ def test_bandwidth_counts_where_the_product_of_one_token_was_measured() -> None:
     }
     flops = {d: {**rates, 1: read[d]} for d, rates in cpu.matmul_flops.items()}
     measured = dataclasses.replace(machine, cpu=dataclasses.replace(cpu, matmul_flops=flops))
-    found = study("q", read_config(CONFIGS / "qwen3-8b.json"), None, measured, Request())
+    found = study("q", read_config(CONFIGS / "qwen3-8b.json"), None, measured)
     now = found.best.predicted.decode_tokens_per_s
     added = 10e9 / max(cpu.matvec_bytes_per_s.values())
     assert found.gains[-1].decode_tokens_per_s / now == pytest.approx(1 + added, rel=0.02)

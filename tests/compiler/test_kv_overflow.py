@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plans import make_plan, study
 
 import command
 import helm
@@ -17,10 +18,9 @@ from helm.compiler.advice import largest_context, require
 from helm.compiler.candidate import Candidate
 from helm.compiler.explain import kv_lines, to_dict
 from helm.compiler.kv_options import KvOptions, overflows
-from helm.compiler.make import make_plan
 from helm.compiler.problem import ResourceLimits, Space
-from helm.compiler.search import search
-from helm.compiler.study import Request, Study, study
+from helm.compiler.search import Search, search
+from helm.compiler.solve import Study
 from helm.errors import InvalidError, PlanError
 from helm.machine.profile import Profile, load_profile
 from helm.model.families import read_config
@@ -37,7 +37,7 @@ def best_of(preset: str = "rtx-3060ti-8gb-ddr4", **options: Any) -> Candidate:
     work, space = options.pop("work", LONG), options.pop("space", Space())
     profile = options.pop("profile", load_profile(preset))
     limits = ResourceLimits(cpu_bytes=64 * GIB, **options)
-    best = require(model_of("qwen3-8b"), profile, work, limits, space).best
+    best = require(Search(model_of("qwen3-8b"), profile, work, limits, space)).best
     assert best is not None
     return best
 
@@ -191,7 +191,7 @@ def test_an_option_without_effect_is_said() -> None:
 def explained(**request: Any) -> Study:
     request = {"prompt": 8192, "context": 32768, "cpu_bytes": 64 * GIB, **request}
     profile = load_profile("thesis-4060")
-    return study("qwen3-8b", read_config(QWEN), None, profile, Request(**request))
+    return study("qwen3-8b", read_config(QWEN), None, profile, **request)
 
 
 def test_an_explanation_names_pages_sites_and_what_overflows() -> None:
@@ -218,7 +218,7 @@ def test_an_explanation_names_pages_sites_and_what_overflows() -> None:
 
 
 def test_one_site_is_priced_where_one_was_asked_for() -> None:
-    forced = to_dict(explained(kv=KvOptions("stream"), page_tokens=256))["kv"]
+    forced = to_dict(explained(kv_overflow="stream", page_tokens=256))["kv"]
     assert forced["page_tokens"] == 256
     assert [price["site"] for price in forced["overflow"]["sites"]] == ["stream"]
     short = to_dict(explained(prompt=512, context=1024))["kv"]

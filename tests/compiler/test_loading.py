@@ -8,16 +8,16 @@ import json
 import math
 
 import pytest
+from plans import make_plan, study
 
 import small_models
 from helm import _helm
 from helm.base.formats import tensor_bytes
+from helm.compiler.decode_rate import cpu_decode_rate
 from helm.compiler.explain import loading_text, to_dict
 from helm.compiler.load_cost import LoadingRequest
-from helm.compiler.make import make_plan
 from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.search import search
-from helm.compiler.study import Request, cpu_decode_rate, study
 from helm.compiler.tensors import mappable
 from helm.errors import InvalidError, OutOfMemoryError, PlanError
 from helm.machine.profile import Profile, load_profile
@@ -136,9 +136,7 @@ def test_compressed_weights_are_priced_and_counted() -> None:
     fewer = copied.memory["cpu"].weights_bytes - compressed.memory["cpu"].weights_bytes
     assert fewer == choice.compress_bytes - choice.compressed_bytes
     assert choice.compressed_bytes == pytest.approx(0.765 * choice.compress_bytes, rel=0.01)
-    found = study(
-        "a model", config_of("llama-3.2-1b"), None, compressing(), Request(weights="compressed")
-    )
+    found = study("a model", config_of("llama-3.2-1b"), None, compressing(), weights="compressed")
     assert found.best.predicted == found.plan.prediction.predicted
     assert found.best.memory["cpu"]["weights"] == found.plan.memory["cpu"].weights_bytes
     with pytest.raises(InvalidError, match="no bf16 matrix that would become"):
@@ -366,9 +364,7 @@ def test_the_plan_says_it_in_json() -> None:
 
 
 def test_the_explanation_says_it_too() -> None:
-    found = study(
-        "a model", config_of("llama-3.2-1b"), None, known_profile(), Request(weights="mapped")
-    )
+    found = study("a model", config_of("llama-3.2-1b"), None, known_profile(), weights="mapped")
     assert found.best.predicted == found.plan.prediction.predicted
     text = loading_text(found)
     assert text == f"weights mapped: {found.plan.loading_choice.reason}"

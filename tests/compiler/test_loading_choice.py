@@ -6,9 +6,9 @@ import dataclasses
 import random
 
 import pytest
+from plans import make_plan
 
 from helm.compiler.load_cost import ANSWERS, LoadingRequest, Situation, Waiting, choose
-from helm.compiler.make import make_plan
 from helm.errors import InvalidError
 from helm.machine.profile import load_profile
 from helm.machine.rates import CpuProfile

@@ -8,11 +8,11 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import make_plan
 
 import small_models
 from helm.base import formats
 from helm.compiler.load_cost import LoadingRequest
-from helm.compiler.make import make_plan
 from helm.compiler.problem import beside_reserve, host_reserve
 from helm.errors import CheckpointError, InvalidError, OutOfMemoryError
 from helm.machine.profile import load_profile

@@ -15,7 +15,7 @@ import naive_search
 import search_cases
 from helm.compiler.advice import largest_context, require, sensitivity, shortage
 from helm.compiler.problem import ResourceLimits, Space
-from helm.compiler.search import search
+from helm.compiler.search import Search, search
 from helm.errors import InvalidError, OutOfMemoryError, ProfileError
 from helm.machine.profile import Profile, load_profile
 from helm.model.families import build_graph, load_config, parse_config
@@ -317,7 +317,7 @@ def test_fits_nowhere_says_how_much_is_missing_where():
     model, profile = model_of("qwen3-32b"), load_profile("rtx-3060ti-8gb-ddr4")
     work, limits = Workload(512, 128), ResourceLimits(cpu_bytes=16 * GIB)
     with pytest.raises(OutOfMemoryError) as caught:
-        require(model, profile, work, limits)
+        require(Search(model, profile, work, limits))
     text = str(caught.value)
     assert "lacks " in text
     assert "GiB of RAM: weights" in text
@@ -337,10 +337,10 @@ def test_the_largest_context_that_fits_is_stated():
     assert 0 < most < 40960
     assert most % 512 == 0
     with pytest.raises(OutOfMemoryError, match=f"it would fit with a context of {most:,} or"):
-        require(model, profile, work, limits)
-    assert require(model, profile, dataclasses.replace(work, context=most), limits).best
+        require(Search(model, profile, work, limits))
+    assert require(Search(model, profile, dataclasses.replace(work, context=most), limits)).best
     with pytest.raises(OutOfMemoryError):
-        require(model, profile, dataclasses.replace(work, context=most + 512), limits)
+        require(Search(model, profile, dataclasses.replace(work, context=most + 512), limits))
 
 
 def test_a_tied_embedding_is_counted_where_it_is_placed():
@@ -374,7 +374,7 @@ def test_throughput_may_run_fewer_sequences_at_once():
 
 def test_more_of_a_resource_is_worth_something():
     profile = load_profile("rtx-3060ti-8gb-ddr4")
-    gains = sensitivity(model_of("qwen3-8b"), profile, Workload(512, 128))
+    gains = sensitivity(Search(model_of("qwen3-8b"), profile, Workload(512, 128)))
     assert {gain.resource for gain in gains} == {"accelerator memory", "host memory bandwidth"}
     assert all(gain.gain > 1 for gain in gains)
 

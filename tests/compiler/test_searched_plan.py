@@ -6,8 +6,9 @@ import dataclasses
 import json
 
 import pytest
+from plans import make_plan
 
-from helm.compiler.make import check_model, make_plan
+from helm.compiler.identity import check_model
 from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.search import search
 from helm.errors import InvalidError, PlanError

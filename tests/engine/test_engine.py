@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from plans import make_plan
 
 import small_models
 from engine_helpers import Logits, greedy, logits_of, prompt_of
 from helm import _helm
 from helm.compiler.load_cost import LoadingRequest
-from helm.compiler.make import make_plan
 from helm.machine.profile import load_profile
 from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.families import load_config

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from plans import make_plan
 
 import helm
 import small_models
 from engine_helpers import greedy, logits_of, partitioned, prompt_of
 from helm import _helm
-from helm.compiler.make import make_plan
 from helm.errors import InvalidError, ProfileError
 from helm.machine.profile import load_profile
 from helm.model.checkpoint.safetensors import read_checkpoint

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from plans import make_plan
 from safetensors.numpy import load_file, save_file
 
 import helm
 import small_models
 from engine_helpers import Logits, greedy, logits_of, partitioned, prompt_of
 from helm import _helm
-from helm.compiler.make import make_plan
 from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.families import load_config
 from helm.plan.schema import Plan

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from plans import make_plan
 
 import small_models
 from engine_helpers import greedy, logits_of, partitioned, prompt_of
 from helm import _helm
 from helm.compiler.load_cost import LoadingRequest
-from helm.compiler.make import make_plan
 from helm.errors import DeviceError, InvalidError, OutOfMemoryError
 from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.families import load_config

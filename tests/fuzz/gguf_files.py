@@ -8,11 +8,11 @@ from random import Random
 from typing import Any
 
 import gguf
+from plans import make_plan
 
 from fuzz import models, mutate
 from fuzz.kind import Kind, sensible, tokens_are_sensible
 from gguf_bytes import ARRAY, BOOL, F32, I32, STRING, U8, U32, U64, File, Tensor
-from helm.compiler.make import make_plan
 from helm.model.gguf.file import Gguf, read_gguf
 from helm.model.model_files import read_model
 from helm.text.of_model import defaults_of, tokenizer_of

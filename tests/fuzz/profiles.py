@@ -7,10 +7,11 @@ import math
 from pathlib import Path
 from random import Random
 
+from plans import study
+
 from fuzz import models, mutate
 from fuzz.kind import Kind, sensible
 from helm.compiler.explain import to_dict
-from helm.compiler.study import Request, study
 from helm.machine.profile import load_profile, preset_names
 from helm.model.families import parse_config
 
@@ -37,8 +38,8 @@ class ProfileFile(Kind):
         sensible(again.digest == profile.digest, "a profile that reads otherwise when written")
         if random.random() < 0.3:
             return
-        request = Request(prompt=random.choice((1, 100)), output=10, context=128)
-        plan = to_dict(study("tiny", self._config, None, profile, request))
+        request = {"prompt": random.choice((1, 100)), "output": 10, "context": 128}
+        plan = to_dict(study("tiny", self._config, None, profile, **request))
         json.dumps(plan, allow_nan=False)
         for name in ("ttft_s", "decode_s", "total_s", "decode_tokens_per_s"):
             value = plan["predicted"][name]

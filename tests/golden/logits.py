@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from plans import make_plan
 from safetensors.numpy import save_file
 
 import small_models
 from engine_helpers import greedy, logits_in_chunks, partitioned, prompt_of
 from helm import _helm
-from helm.compiler.make import make_plan
 from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.families import load_config
 from helm.plan.schema import Plan

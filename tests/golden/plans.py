@@ -13,8 +13,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from plans import make_plan
+
 from helm.compiler.load_cost import LoadingRequest
-from helm.compiler.make import make_plan
 from helm.errors import HelmError
 from helm.machine.profile import load_profile, preset_names
 from helm.model.config import ModelConfig

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plans import make_plan
 
 import helm
 from helm.base.files import decoded, present, read_file, read_text
-from helm.compiler.make import make_plan
 from helm.errors import HelmError, ProfileError
 from helm.machine.profile import Profile, load_profile
 from helm.model.checkpoint.safetensors import read_checkpoint

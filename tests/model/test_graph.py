@@ -9,10 +9,10 @@ import shutil
 import numpy as np
 import pytest
 import safetensors.torch
+from plans import make_plan
 
 import reference
 import small_models
-from helm.compiler.make import make_plan
 from helm.errors import CheckpointError, InvalidError, UnsupportedModelError
 from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.families import FAMILIES, architectures, build_graph, load_config

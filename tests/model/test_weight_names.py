@@ -13,11 +13,11 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from plans import make_plan
 
 import helm
 import reference
 import small_models
-from helm.compiler.make import make_plan
 from helm.errors import CheckpointError
 from helm.model.checkpoint import TensorInfo, same_data
 from helm.model.checkpoint.safetensors import read_checkpoint

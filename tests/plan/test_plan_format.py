@@ -10,10 +10,10 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import make_plan
 
 import small_models
 from engine_helpers import partitioned
-from helm.compiler.make import make_plan
 from helm.errors import PlanError
 from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.families import load_config

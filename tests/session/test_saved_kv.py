@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plans import make_plan
 
 import helm
 import small_models
 from engine_helpers import greedy, partitioned, prompt_of
 from helm import _helm
-from helm.compiler.make import make_plan
 from helm.measure.profile_cache import keep
 from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.families import load_config

@@ -43,33 +43,16 @@ def load(args: argparse.Namespace, expected_tokens: int | None = None) -> LLM:
     """
     from helm.commands.measuring import MeasureProgress
     from helm.session.llm import LLM
+    from helm.session.options import StudyKeywords
 
-    kv = options.kv_options(args)
     with MeasureProgress() as measuring:
         return LLM(
             args.model,
             revision=args.revision,
             tokenizer=args.tokenizer,
-            context=args.context,
-            dtype=args.dtype,
-            kv_dtype=args.kv_dtype,
-            threads=args.threads,
-            page_tokens=args.page_tokens,
-            kv_overflow=kv.overflow,
-            kv_vram_bytes=kv.vram_bytes,
-            watermark=kv.watermark,
-            weights=args.weights,
             expected_tokens=expected_tokens,
-            memory_bytes=options.size(args.ram, "--ram"),
-            device=args.device,
-            vram_bytes=options.size(args.vram, "--vram"),
-            profile=args.profile,
-            prompt_tokens=args.prompt_tokens,
-            output_tokens=args.output_tokens,
-            max_sequences=args.batch,
-            batch=args.batch,
-            objective=args.objective,
             measuring=measuring.update,
+            **options.keywords(args, StudyKeywords),
         )
 
 
@@ -151,7 +134,7 @@ def loading(llm: LLM) -> dict[str, Any]:
 def predicted_rate(llm: LLM) -> float | None:
     """Decode tokens/s of one sequence by the plan's own prediction, or else by this machine's
     profile if `helm-llm profile` has measured it; never measures. None if nothing is known."""
-    from helm.compiler.study import cpu_decode_rate
+    from helm.compiler.decode_rate import cpu_decode_rate
     from helm.errors import HelmError
     from helm.measure.profile_cache import cached_profile
 

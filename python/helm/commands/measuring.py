@@ -1,28 +1,11 @@
-"""The profile of this machine for commands, with progress while it is measured."""
+"""Progress while this machine is measured."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from helm.commands.lines import say
-
-if TYPE_CHECKING:
-    from helm.machine.profile import Profile
-
-
-def measured_profile(device: str | None, notices: list[str]) -> Profile:
-    """This machine's, with `device` as `find_accelerator` understands it. notices: takes what it
-    says of the device, and of a profile that was measured now."""
-    from helm.machine.devices import find_accelerator
-    from helm.measure.profile_cache import machine_profile
-
-    accelerator = find_accelerator(device, notices)
-    with MeasureProgress() as progress:
-        profile = machine_profile(accelerator, progress=progress.update)
-    if progress.measured:  # said once, not whenever the profile comes from the cache
-        notices += profile.notices
-    return profile
 
 
 class MeasureProgress:

@@ -10,7 +10,7 @@ from typing import Any
 
 from helm.base.formats import KV_DTYPES, POLICIES, dtype_name
 from helm.commands.parser import More, Parser
-from helm.compiler.kv_options import PAGE_TOKENS, SITES, KvOptions
+from helm.compiler.kv_options import PAGE_TOKENS, SITES
 from helm.compiler.load_cost import WEIGHTS
 from helm.plan.records import OBJECTIVES, WATERMARK
 
@@ -176,11 +176,6 @@ def add_kv(parser: Parser) -> None:
     )  # fmt: skip
 
 
-def kv_options(args: argparse.Namespace) -> KvOptions:
-    """What the options of `add_kv` say, but for --page-tokens."""
-    return KvOptions(args.kv_overflow, size(args.kv_vram, "--kv-vram"), args.watermark)
-
-
 def add_dtypes(group: argparse._ActionsContainer, rare: type[str] = More) -> None:
     """What weights and KV cache are held in; rare: whether --help shows the latter."""
     group.add_argument(
@@ -251,3 +246,15 @@ def size(text: str | None, option: str) -> int | None:
     from helm.base.sizes import parse_size
 
     return None if text is None else parse_size(text, option)
+
+
+def keywords(args: argparse.Namespace, known: type) -> dict[str, Any]:
+    """What the options say, by the names of Python that a TypedDict has."""
+    given = {
+        **vars(args),
+        "kv_vram_bytes": size(args.kv_vram, "--kv-vram"),
+        "memory_bytes": size(args.ram, "--ram"),
+        "vram_bytes": size(args.vram, "--vram"),
+        "max_sequences": args.batch,
+    }
+    return {name: given[name] for name in known.__annotations__ if name in given}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,15 +12,11 @@ from helm.base.familiar import as_options
 from helm.commands import options
 from helm.commands.lines import say
 from helm.commands.parser import More, Parser
-from helm.errors import CheckpointError, InvalidError, printable
+from helm.errors import InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from helm.compiler.study import Study
-    from helm.machine.profile import Profile
-    from helm.model.checkpoint import TensorInfo
-    from helm.model.config import ModelConfig
+    from helm.compiler.solve import Study
+    from helm.plan.schema import Plan
 
 HELP = "show where a model would run, how fast and why, without loading it"
 EPILOG = """examples:
@@ -79,14 +74,15 @@ def run(args: argparse.Namespace) -> int:
 
         check_plot(args.plot)
     study = _study(args)
+    notices = [as_options(notice) for notice in study.plan.notices]
     if args.write is not None:
-        _write(study, args)
+        _write(dataclasses.replace(study.plan, notices=tuple(notices)), args)
     if args.json:
         from helm.compiler.explain import to_dict
 
-        print(json.dumps(to_dict(study), indent=1, allow_nan=False))
+        print(json.dumps({**to_dict(study), "notices": notices}, indent=1, allow_nan=False))
     else:
-        plan_view.show(study)
+        plan_view.show(study, notices)
     if args.plot is not None:
         from helm.commands.plots import save_plot
 
@@ -96,16 +92,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write(study: Study, args: argparse.Namespace) -> None:
+def _write(plan: Plan, args: argparse.Namespace) -> None:
     from helm.model.hub import resolve_config
 
-    if any(tensor.source is None for tensor in study.plan.tensors):
+    if any(tensor.source is None for tensor in plan.tensors):
         raise InvalidError(
             "[plan] --write needs the model's weights, since a plan says where each lies; give "
             "their folder, such as `hf download MODEL` prints"
         )
     try:
-        Path(args.write).write_text(study.plan.to_json() + "\n", encoding="utf-8")
+        Path(args.write).write_text(plan.to_json() + "\n", encoding="utf-8")
     except (OSError, ValueError) as reason:
         why = getattr(reason, "strerror", None) or reason
         raise InvalidError(
@@ -119,80 +115,14 @@ def _write(study: Study, args: argparse.Namespace) -> None:
 
 
 def _study(args: argparse.Namespace) -> Study:
-    from helm.compiler.study import Request, study
+    from helm.commands.measuring import MeasureProgress
+    from helm.session.options import StudyKeywords
+    from helm.session.study import study
 
-    if args.context is not None and args.context < 1:
-        raise InvalidError(f"[plan] --context is {args.context}; expected at least 1")
-    request = Request(
-        prompt=args.prompt_tokens,
-        output=args.output_tokens,
-        batch=args.batch,
-        context=args.context,
-        objective=args.objective,
-        dtype=args.dtype,
-        kv_dtype=args.kv_dtype,
-        cpu_bytes=options.size(args.ram, "--ram"),
-        accelerator_bytes=options.size(args.vram, "--vram"),
-        kv=options.kv_options(args),
-        page_tokens=args.page_tokens,
-        weights=args.weights,
-    )
-    name, config, tensors, notices = _model(args.model, args.revision)
-    profile = _profile(args, notices)
-    found = study(name, config, tensors, profile, request)
-    notices += profile.notices_of({held.format for held in found.plan.slices})
-    said = (as_options(notice) for notice in (*notices, *found.plan.notices))
-    plan = dataclasses.replace(found.plan, notices=tuple(said))
-    return dataclasses.replace(found, plan=plan)
-
-
-def _model(
-    model: str | None, revision: str | None
-) -> tuple[str, ModelConfig, Mapping[str, TensorInfo] | None, list[str]]:
-    """(name, configuration, tensors if the weights are there, notices)."""
-    from helm.model.families import read_config
-    from helm.model.hub import BUNDLED, is_gguf, resolve_config
-    from helm.model.model_files import read_model, read_remote_model
-    from helm.model.weight_names import read_weights
-
-    path = resolve_config(model, revision)
-    if not isinstance(path, Path):
-        config, weights = read_remote_model(path)
-        return model or "", config, weights.tensors, list(weights.notices)
-    if is_gguf(path):
-        files = read_model(path)
-        here = os.path.exists(os.path.expanduser(model or ""))
-        name = printable(path.stem) if here else str(model)
-        return name, files.config, files.weights().tensors, []
-    config = read_config(path)
-    if model is None or model == BUNDLED:
-        name = BUNDLED
-    elif os.path.exists(os.path.expanduser(model)):
-        whole = path.resolve()
-        name = printable(whole.parent.name if whole.name == "config.json" else whole.stem)
-    else:
-        return model, config, None, []  # a Hugging Face id, of which only the config was fetched
-    given = os.path.expanduser(model or "")
-    if os.path.isfile(given) or not any(path.parent.glob("model*.safetensors*")):
-        return name, config, None, []
-    try:
-        weights = read_weights(path.parent, config)
-    except CheckpointError as error:
-        return name, config, None, [f"planned from {path.name} alone: {error}"]
-    return name, weights.config, weights.tensors, list(weights.notices)
-
-
-def _profile(args: argparse.Namespace, notices: list[str]) -> Profile:
-    from helm.commands.measuring import measured_profile
-    from helm.machine.profile import load_profile
-
-    if args.profile is None:
-        return measured_profile(args.device, notices)
-    if args.device is not None:
-        raise InvalidError(
-            "[plan] --profile names a machine and --device one of this machine's devices; give "
-            "one of them"
+    with MeasureProgress() as measuring:
+        return study(
+            args.model,
+            revision=args.revision,
+            measuring=measuring.update,
+            **options.keywords(args, StudyKeywords),
         )
-    profile = load_profile(args.profile)
-    notices += profile.notices
-    return profile

@@ -13,9 +13,11 @@ from helm.commands.console import console
 from helm.compiler import explain
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
-    from helm.compiler.study import Study
+    from helm.compiler.solve import Study
 
 _COLORS = {"cpu": "cyan", "accelerator": "green"}
 _NAMES = {"cpu": "CPU", "accelerator": "GPU"}
@@ -25,7 +27,7 @@ _TERMS = 5
 _PIPE_WIDTH = 80
 
 
-def show(study: Study) -> None:
+def show(study: Study, notices: Sequence[str]) -> None:
     """Prints everything."""
     out = console(_PIPE_WIDTH)
     for part in (
@@ -49,7 +51,7 @@ def show(study: Study) -> None:
             f"token {_seconds(predicted.ttft_s)}, {rate} tokens/s, "
             f"{_seconds(predicted.total_s)} in all"
         )
-    for notice in study.plan.notices:
+    for notice in notices:
         out.print(f"note: {notice}")
 
 
@@ -117,7 +119,7 @@ def _head(study: Study, out: Console) -> None:
     dtypes = "+".join(explain.matrix_dtypes(study))
     out.print(
         Text.assemble(
-            (study.name, "bold"),
+            (study.problem.name, "bold"),
             f" ({study.plan.model.architecture}), {size_text(weights)} of {dtypes} weights, "
             f"{study.plan.kv.dtype} KV cache",
         )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from helm.compiler.candidate import Candidate
-    from helm.compiler.study import Study
+    from helm.compiler.solve import Study
 
 SUFFIXES = (".png", ".svg", ".pdf")
 # Stacked from below: name, colour and the terms of helm.compiler.times.TERMS that it sums.
@@ -95,7 +95,7 @@ def _draw(study: Study, file: str) -> None:
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, width_ratios=(2.6, 1))
     estimate = ", estimated profile" if study.profile.estimated else ""
-    figure.suptitle(f"{study.name} on {study.profile.name}{estimate}", fontweight="bold")
+    figure.suptitle(f"{study.problem.name} on {study.profile.name}{estimate}", fontweight="bold")
     rows = by_boundary(study)
     if len(rows) == 1:
         _draw_terms(study, left)
@@ -111,9 +111,9 @@ def _draw(study: Study, file: str) -> None:
 def by_boundary(study: Study) -> list[tuple[Candidate, bool]]:
     """(the best candidate, whether it fits) for k = 0 to all blocks on the CPU; one that does not
     fit as it would be if memory were no object."""
-    ideal = {candidate.layout: candidate for candidate in study.unlimited.by_layout}
+    ideal = {candidate.layout: candidate for candidate in study.search.unlimited.by_layout}
     found: dict[int, list[Candidate]] = {}
-    for candidate in study.result.by_layout:
+    for candidate in study.search.result.by_layout:
         found.setdefault(candidate.cpu_blocks, []).append(candidate)
     rows = []
     for k in sorted(found):

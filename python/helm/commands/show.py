@@ -76,19 +76,20 @@ def _find(model: str | None, revision: str | None) -> tuple[str, Path | None, De
 
 def _fits(described: Described) -> dict[str, Any]:
     """Into the memory that the CPU has free now: the largest context, and what it takes."""
-    from helm.compiler.make import make_plan
+    from helm.compiler.solve import Problem, solve
     from helm.machine.resources import cpu_affinity, memory_available
 
     free = memory_available()
     fits: dict[str, Any] = {"free_bytes": free, "context": None, "needs_bytes": None}
     try:
-        plan = make_plan(
+        problem = Problem(
             described.config,
             described.tensors,
             max_sequences=1,
             threads=len(cpu_affinity()),
             memory_bytes=free,
         )
+        plan = solve(problem).plan
     except OutOfMemoryError as error:
         return {**fits, "loading": None, "reason": as_options(str(error))}
     needs = plan.memory["cpu"].total_bytes

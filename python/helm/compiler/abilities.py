@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from helm.base.formats import FORMATS
+from helm.errors import InvalidError
 from helm.machine.profile import Profile
 from helm.plan.schema import Plan
 
@@ -23,6 +24,25 @@ def able_to_hold(
         "has; choose a dtype of f16 or bf16 to use it"
     )
     return dataclasses.replace(profile, accelerator=None, link=None), (notice,)
+
+
+def check_vram(profile: Profile | None, vram_bytes: int | None, kv_vram_bytes: int | None) -> None:
+    """InvalidError where memory of an accelerator was limited and there is none; no profile stands
+    for the CPU alone."""
+    if profile is not None and profile.accelerator is not None:
+        return
+    reason = "the model runs on the CPU alone"
+    if profile is not None:
+        reason = f"{profile.name} has no accelerator"
+    for what, option, given in (
+        ("memory of an accelerator was", "vram_bytes=", vram_bytes),
+        ("KV pages in accelerator memory were", "kv_vram_bytes=", kv_vram_bytes),
+    ):
+        if given:
+            raise InvalidError(
+                f"[plan] {what} limited with {option}, but {reason}; choose an accelerator, or "
+                "leave the limit out"
+            )
 
 
 def slow_bf16(plan: Plan, profile: Profile | None, most: str) -> list[str]:

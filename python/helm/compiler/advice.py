@@ -4,7 +4,6 @@ memory or bandwidth would bring. Every answer is a search or a sum of bytes; for
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from dataclasses import dataclass
 
 from helm.base.sizes import counted, size_text
@@ -13,29 +12,22 @@ from helm.compiler.candidate import Candidate
 from helm.compiler.counts import CostedGraph
 from helm.compiler.decode import Site, make_setting
 from helm.compiler.problem import ResourceLimits, Space
-from helm.compiler.search import SearchResult, search
+from helm.compiler.search import Search, SearchResult, search
 from helm.errors import OutOfMemoryError
 from helm.machine.profile import Profile
-from helm.machine.rates import AcceleratorProfile, scaled_flops
+from helm.machine.rates import scaled_flops
 from helm.plan.records import Workload
 
 _GIB = 2**30
 _GB_PER_S = 1e9
 
 
-def require(
-    model: CostedGraph,
-    profile: Profile,
-    workload: Workload,
-    limits: ResourceLimits | None = None,
-    space: Space | None = None,
-) -> SearchResult:
-    """`search`, or OutOfMemoryError saying how many bytes are missing where and what would fit."""
-    limits, space = limits or ResourceLimits(), space or Space()
-    result = search(model, profile, workload, limits, space)
-    if result.best is None:
-        raise OutOfMemoryError(_refusal(model, profile, workload, limits, space, result))
-    return result
+def require(found: Search) -> SearchResult:
+    """The search's result, or OutOfMemoryError saying how many bytes are missing where and what
+    would fit."""
+    if found.result.best is None:
+        raise OutOfMemoryError(_refusal(found))
+    return found.result
 
 
 @dataclass(frozen=True)
@@ -99,10 +91,9 @@ def largest_context(
     return low * limits.page_tokens
 
 
-def _refusal(
-    model: CostedGraph, profile: Profile, workload: Workload, limits: ResourceLimits,
-    space: Space, result: SearchResult,
-) -> str:  # fmt: skip
+def _refusal(found: Search) -> str:
+    model, profile, workload = found.model, found.profile, found.workload
+    limits, space, result = found.limits, found.space, found.result
     # Host memory is what can be added most easily: state what lacks with the accelerator full.
     nearest = min(result.by_layout, key=lambda c: (c.missing.accelerator > 0, c.missing.total))
     each = workload.objective == "throughput"  # fewer at once were tried, down to one
@@ -158,63 +149,49 @@ class Gain:
 
 
 def sensitivity(
-    model: CostedGraph,
-    profile: Profile,
-    workload: Workload,
-    limits: ResourceLimits | None = None,
-    space: Space | None = None,
+    found: Search,
     *,
     vram_gib: tuple[int, ...] = (1, 2, 4),
     bandwidth_gb_per_s: tuple[int, ...] = (1, 10),
 ) -> tuple[Gain, ...]:
-    """Searches anew with more accelerator memory and with faster host memory.
+    """The best with more accelerator memory and with faster host memory.
 
     Faster host memory raises every rate of the CPU that is bytes per second. Raises
     OutOfMemoryError if nothing fits as it is.
     """
-    limits, space = limits or ResourceLimits(), space or Space()
-    now = require(model, profile, workload, limits, space).best
+    now = require(found).best
     assert now is not None
-    gains = []
-    changes = itertools.chain(
-        (("accelerator memory", amount, "GiB") for amount in vram_gib if profile.accelerator),
-        (("host memory bandwidth", amount, "GB/s") for amount in bandwidth_gb_per_s),
-    )
-    for resource, amount, unit in changes:
-        changed, allowed = profile, limits
-        if unit == "GiB":
-            changed, allowed = _more_memory(profile, limits, amount * _GIB)
-        else:
-            changed = _faster_memory(profile, amount * _GB_PER_S)
-        best = search(model, changed, workload, allowed, space).best
+
+    def gain(resource: str, added: int, unit: str, best: Candidate | None) -> Gain:
         assert best is not None  # more of a resource never makes a candidate infeasible
-        predicted = best.predicted
-        gains.append(
-            Gain(
-                resource,
-                float(amount),
-                unit,
-                predicted.decode_tokens_per_s,
-                predicted.ttft_s,
-                best.objective_s,
-                now.objective_s / best.objective_s,
-            )
+        return Gain(
+            resource,
+            float(added),
+            unit,
+            best.predicted.decode_tokens_per_s,
+            best.predicted.ttft_s,
+            best.objective_s,
+            now.objective_s / best.objective_s,
         )
+
+    gains = []
+    for added in vram_gib if found.profile.accelerator else ():
+        best = found.within(**_more_memory(found, added * _GIB)).best
+        gains.append(gain("accelerator memory", added, "GiB", best))
+    for added in bandwidth_gb_per_s:
+        faster = _faster_memory(found.profile, added * _GB_PER_S)
+        best = search(found.model, faster, found.workload, found.limits, found.space).best
+        gains.append(gain("host memory bandwidth", added, "GB/s", best))
     return tuple(gains)
 
 
-def _more_memory(
-    profile: Profile, limits: ResourceLimits, added: int
-) -> tuple[Profile, ResourceLimits]:
-    own = profile.accelerator
-    assert isinstance(own, AcceleratorProfile)
-    own = dataclasses.replace(own, memory_bytes=own.memory_bytes + added)
-    bounds = {
-        name: value + added
-        for name in ("accelerator_bytes", "accelerator_weights_bytes")
-        if (value := getattr(limits, name)) is not None
+def _more_memory(found: Search, added: int) -> dict[str, int | None]:
+    _, own = memory_bytes(found.profile, found.limits)
+    weights = found.limits.accelerator_weights_bytes
+    return {
+        "accelerator_bytes": own + added,
+        "accelerator_weights_bytes": None if weights is None else weights + added,
     }
-    return dataclasses.replace(profile, accelerator=own), dataclasses.replace(limits, **bounds)
 
 
 def _faster_memory(profile: Profile, added: float) -> Profile:

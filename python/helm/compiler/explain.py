@@ -11,7 +11,7 @@ from helm.base.sizes import rate_text
 from helm.compiler.budget import PURPOSES
 from helm.compiler.candidate import Candidate, term_name
 from helm.compiler.memory import DEVICE_ALIGNMENT
-from helm.compiler.study import Study
+from helm.compiler.solve import Study
 
 FORMAT = "helm-explanation"
 VERSION = 1
@@ -204,8 +204,8 @@ class Rival:
 def rivals(study: Study) -> Iterator[Rival]:
     """The chosen plan, the plans that need no search, the best others that fit, and the fastest
     layout that does not."""
-    best, result = study.best, study.result
-    ideal = {candidate.layout: candidate for candidate in study.unlimited.by_layout}
+    best, result = study.best, study.search.result
+    ideal = {candidate.layout: candidate for candidate in study.search.unlimited.by_layout}
     yield Rival("chosen", best, best, _same_as(study))
     seen = {best.layout}
     for label, text in LABELS.items():
@@ -213,7 +213,7 @@ def rivals(study: Study) -> Iterator[Rival]:
         if candidate is None or _equal(candidate, best):
             continue
         seen.add(candidate.layout)
-        fast = candidate if candidate.fits else study.unlimited.labelled[label]
+        fast = candidate if candidate.fits else study.search.unlimited.labelled[label]
         yield Rival(text, candidate, fast, verdict(candidate, best))
     others = [c for c in result.ranked if c.layout not in seen][:_LISTED]
     lacking = [c for c in result.by_layout if not c.fits and c.layout not in seen]
@@ -227,7 +227,7 @@ def rivals(study: Study) -> Iterator[Rival]:
 def trade(study: Study) -> Candidate | None:
     """What the objective "total" would choose, if that ends the whole request much sooner: the
     chosen plan then buys its objective with the other phase."""
-    other = study.others.get("total")
+    other = study.search.towards("total").best
     if other is None or study.best.predicted.total_s <= _MUCH * other.predicted.total_s:
         return None
     return other
@@ -240,7 +240,7 @@ def verdict(candidate: Candidate, best: Candidate) -> str:
 
 def _same_as(study: Study) -> str:
     for label, text in LABELS.items():
-        candidate = study.result.labelled.get(label)
+        candidate = study.search.result.labelled.get(label)
         if candidate is not None and _equal(candidate, study.best):
             return f"fastest (= {text})"
     return "fastest that fits"
@@ -300,7 +300,7 @@ def to_dict(study: Study) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "model": {
-            "name": study.name,
+            "name": study.problem.name,
             "architecture": plan.model.architecture,
             "weights_bytes": weights_bytes(study),
             "dtypes": matrix_dtypes(study),

@@ -11,7 +11,6 @@ from helm.base.sizes import size_text
 from helm.compiler.overflow import least_slots
 from helm.compiler.problem import ResourceLimits, Space, check_watermark
 from helm.errors import InvalidError
-from helm.machine.profile import Profile
 from helm.model.graph import Attention
 from helm.plan.records import WATERMARK
 from helm.plan.schema import Plan
@@ -58,19 +57,6 @@ class KvOptions:
         if self.overflow == "cpu":
             return dataclasses.replace(space, overflow=("cpu",))
         return space
-
-    def check_accelerator(self, profile: Profile | None) -> None:
-        """InvalidError where memory of an accelerator was limited and there is none; no profile
-        stands for the CPU alone."""
-        if self.vram_bytes is None or (profile is not None and profile.accelerator is not None):
-            return
-        reason = "the model runs on the CPU alone"
-        if profile is not None:
-            reason = f"{profile.name} has no accelerator"
-        raise InvalidError(
-            f"[plan] KV pages in accelerator memory were limited with kv_vram_bytes=, but "
-            f"{reason}; choose an accelerator, or leave the limit out"
-        )
 
     def notices(self, plan: Plan, step_tokens: int) -> list[str]:
         """What of it the plan has no use for. step_tokens: those that a step must be able to

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from helm.compiler.candidate import Candidate
-from helm.compiler.search import SearchResult
+from helm.compiler.search import Search, SearchResult
 from helm.machine.profile import Profile
 from helm.model.graph import Graph
-from helm.plan.records import WATERMARK, Workload
+from helm.plan.records import WATERMARK
 from helm.plan.schema import (
     Alternative,
     KvSpec,
@@ -58,11 +58,10 @@ def schedule(candidate: Candidate, kv: KvSpec) -> Schedule:
     )
 
 
-def prediction(
-    result: SearchResult, unlimited: SearchResult, profile: Profile, workload: Workload
-) -> Prediction:
-    """Of the best candidate, with the labelled and the best of the others as alternatives;
-    unlimited: the same search if memory were no object."""
+def prediction(search: Search, profile: Profile) -> Prediction:
+    """Of the best candidate, with the labelled and the best of the others as alternatives.
+    profile: whose rates were priced, perhaps as they are for the weights' access."""
+    result, workload = search.result, search.workload
     best = result.best
     assert best is not None
     chosen = next((k for k, c in result.labelled.items() if same_plan(c, best)), "search")
@@ -72,7 +71,7 @@ def prediction(
         profile=ProfileIdentity(profile.name, profile.estimated, profile.digest),
         predicted=best.predicted,
         bottleneck=best.bottleneck,
-        alternatives=tuple(alternatives(result, unlimited, best)),
+        alternatives=tuple(alternatives(search, best)),
     )
 
 
@@ -95,24 +94,25 @@ def same_plan(one: Candidate, other: Candidate) -> bool:
     return one.layout == other.layout and (one.kv is None) == (other.kv is None)
 
 
-def alternatives(
-    result: SearchResult, unlimited: SearchResult, best: Candidate
-) -> Iterable[Alternative]:
+def alternatives(search: Search, best: Candidate) -> Iterable[Alternative]:
     """The labelled candidates, then the fastest layouts that fit, then the nearest to fitting of
     those that would be faster, each layout once, the best's own only with its KV elsewhere. What
     does not fit is stated as fast as it would be with the memory it lacks."""
+    result = search.result
+    listed = (*result.by_layout, *result.labelled.values())
+    unlimited = result if all(candidate.fits for candidate in listed) else search.unlimited
     seen = {best.layout} if best.kv is None else set()
     ideal = {candidate.layout: candidate for candidate in unlimited.by_layout}
     lacking = [
         c for c in result.by_layout if not c.fits and ideal[c.layout].objective_s < best.objective_s
     ]
     lacking.sort(key=lambda c: (c.missing.total, ideal[c.layout].objective_s))
-    listed = [
+    shown = [
         *result.labelled.items(),
         *(("search", c) for c in result.ranked[1 : 1 + _ALTERNATIVES]),
         *(("search", c) for c in lacking[:1]),
     ]
-    for label, candidate in listed:
+    for label, candidate in shown:
         if candidate.layout in seen or same_plan(candidate, best):
             continue
         seen.add(candidate.layout)

@@ -11,7 +11,7 @@ import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from helm.compiler.prefill import Prefill, prepare, price_prefill
 from helm.compiler.problem import Mode, Overflow, ResourceLimits, Space
 from helm.compiler.times import F64, classify
 from helm.machine.profile import Profile
-from helm.plan.records import Predicted, Workload
+from helm.plan.records import Objective, Predicted, Workload
 
 _SITES: tuple[Site, ...] = ("accelerator", "cpu")
 PLENTY = 2**60  # bytes
@@ -102,6 +102,65 @@ def _allowed_s(ways: list[tuple[F64, Bools]]) -> F64:
     return np.stack([np.where(allowed[:, None], total, np.inf) for total, allowed in ways])
 
 
+class Search:
+    """Every candidate of `space`, priced once when first asked for, and ranked within any memory
+    and by any objective.
+
+    Raises ProfileError if the profile lacks a rate that the model needs. Never raises for lack of
+    memory: see `require`.
+    """
+
+    def __init__(
+        self,
+        model: CostedGraph,
+        profile: Profile,
+        workload: Workload,
+        limits: ResourceLimits | None = None,
+        space: Space | None = None,
+    ) -> None:
+        self.model, self.profile, self.workload = model, profile, workload
+        self.limits, self.space = limits or ResourceLimits(), space or Space()
+
+    @functools.cached_property
+    def _priced(self) -> list[_Choice]:
+        return list(_choices(self.model, self.profile, self.workload, self.limits, self.space))
+
+    @functools.cached_property
+    def result(self) -> SearchResult:
+        """Within the limits, by the workload's objective; ties go to the better other phase, then
+        to more on the accelerator."""
+        return self._ranked(self.limits, self.workload)
+
+    @functools.cached_property
+    def unlimited(self) -> SearchResult:
+        """If memory were no object: what layouts would reach that do not fit."""
+        return self.within(
+            cpu_bytes=PLENTY,
+            accelerator_bytes=PLENTY,
+            accelerator_weights_bytes=None,
+            accelerator_kv_bytes=None,
+        )
+
+    def within(self, **memory_bytes: Any) -> SearchResult:
+        """Within other amounts of memory, by their names in ResourceLimits."""
+        return self._ranked(dataclasses.replace(self.limits, **memory_bytes), self.workload)
+
+    def towards(self, objective: Objective) -> SearchResult:
+        """By another objective. "throughput" alone may run fewer sequences at once."""
+        changed = dataclasses.replace(self.workload, objective=objective)
+        if objective == "throughput" and changed.batch > 1:
+            return Search(self.model, self.profile, changed, self.limits, self.space).result
+        return self._ranked(self.limits, changed)
+
+    def _ranked(self, limits: ResourceLimits, workload: Workload) -> SearchResult:
+        best = _Best(self.model, self.profile, workload, limits, self.space)
+        batches = _batches(workload)
+        for choice in self._priced:
+            if choice.setting.batch in batches:
+                best.offer(choice)
+        return best.result()
+
+
 def search(
     model: CostedGraph,
     profile: Profile,
@@ -109,35 +168,8 @@ def search(
     limits: ResourceLimits | None = None,
     space: Space | None = None,
 ) -> SearchResult:
-    """Prices every candidate of `space` and ranks them by the workload's objective; ties go to
-    the better other phase, then to more on the accelerator.
-
-    Raises ProfileError if the profile lacks a rate that the model needs. Never raises for lack of
-    memory: see `require`.
-    """
-    limits, space = limits or ResourceLimits(), space or Space()
-    best = _Best(model, profile, workload, limits, space)
-    for choice in _choices(model, profile, workload, limits, space):
-        best.offer(choice)
-    return best.result()
-
-
-def unlimited(
-    model: CostedGraph,
-    profile: Profile,
-    workload: Workload,
-    limits: ResourceLimits | None = None,
-    space: Space | None = None,
-) -> SearchResult:
-    """`search` if memory were no object: what layouts would reach that do not fit."""
-    plenty = dataclasses.replace(
-        limits or ResourceLimits(),
-        cpu_bytes=PLENTY,
-        accelerator_bytes=PLENTY,
-        accelerator_weights_bytes=None,
-        accelerator_kv_bytes=None,
-    )
-    return search(model, profile, workload, plenty, space)
+    """The result of one `Search`."""
+    return Search(model, profile, workload, limits, space).result
 
 
 def _choices(

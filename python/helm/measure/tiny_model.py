@@ -25,7 +25,7 @@ class TinyModel:
 
     def __init__(self) -> None:
         from helm import _helm
-        from helm.compiler.make import make_plan
+        from helm.compiler.solve import Problem, solve
         from helm.model.checkpoint import TensorInfo
         from helm.model.families import build_graph, parse_config
 
@@ -34,10 +34,11 @@ class TinyModel:
         self.ops = sum(1 for _ in graph.ops())
         tensors = {name: np.ones(shape, np.float32) for name, shape in graph.tensors.items()}
         infos = {n: TensorInfo.in_memory(n, "f32", t.shape) for n, t in tensors.items()}
-        plan = make_plan(
+        problem = Problem(
             config, infos, max_sequences=1, step_tokens=8, threads=1,
             memory_bytes=1 << 30, reserve_bytes=0,
         )  # fmt: skip
+        plan = solve(problem).plan
         self._engine = _helm.Engine(plan.to_json(), "", tensors)
 
     def steps(self, seconds: float) -> list[_StepTiming]:

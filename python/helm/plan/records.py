@@ -17,6 +17,15 @@ OBJECTIVES: tuple[Objective, ...] = ("decode", "ttft", "total", "throughput")
 WATERMARK = 0.8
 
 
+def tokens_within(
+    context: int, prompt: int | None = None, output: int | None = None
+) -> tuple[int, int]:
+    """Tokens of a prompt and of an answer; None: 512 and 128, or what the context holds."""
+    if prompt is None:
+        prompt = max(1, min(512, context // 2 if output is None else context - output))
+    return prompt, max(1, min(128, context - prompt)) if output is None else output
+
+
 @dataclass(frozen=True)
 class Workload:
     """`batch` requests of `prompt` tokens that each want `output` tokens.
@@ -48,6 +57,12 @@ class Workload:
                 f"[plan] context is {shown(self.context)}, prompt and output take "
                 f"{self.prompt + self.output}; raise the context or shorten them"
             )
+
+    @classmethod
+    def within(cls, context: int) -> Workload:
+        """One request that has as many tokens as are usual, or as the context holds."""
+        prompt, output = tokens_within(context)
+        return cls(prompt, output, context=max(2, context))
 
     @property
     def expected_context(self) -> int:

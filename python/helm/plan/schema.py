@@ -1,6 +1,6 @@
 """The plan: everything the runtime needs, as JSON. Knows the format, not how plans are made.
 
-`helm.compiler.make` makes plans; the runtime and `Plan.from_json` read them, as hostile input.
+`helm.compiler.solve` makes plans; the runtime and `Plan.from_json` read them, as hostile input.
 """
 
 from __future__ import annotations

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helm.base.sizes import size_text
-from helm.compiler.load_cost import ANSWERS, LoadingRequest
-from helm.compiler.make import make_plan
-from helm.compiler.study import Request, workload_of
+from helm.compiler.abilities import check_vram
+from helm.compiler.solve import solve
 from helm.errors import CompressionError, InvalidError, OutOfMemoryError
 from helm.machine.devices import CPU, Accelerator, find_accelerator, open_accelerator
 from helm.machine.grants import Grant, file_key, in_turn
@@ -32,7 +31,6 @@ from helm.machine.resources import (
 )
 from helm.model.checkpoint import TensorInfo
 from helm.model.config import ModelConfig
-from helm.plan.records import Workload
 from helm.plan.schema import Plan
 from helm.session.host_memory import check_plan, granted_text, host_use, pageable
 from helm.session.options import LoadOptions
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
     from helm.measure.threads import ThreadChoice
 
 _LOADS = 3  # attempts, each with what is free then
-_STEP_TOKENS = 512
 _MACHINE = ("cpu", "isa", "cores")  # of a profile's identity
 _log = logging.getLogger("helm")
 
@@ -67,7 +64,7 @@ def load_engine(
     """Plans, loads, and plans again where an accelerator has less free by then than planned.
 
     tensors: those bound from memory, by name. notices: what the plan shall say first. Raises what
-    `make_plan`, `open_accelerator` and the engine raise.
+    `solve`, `open_accelerator` and the engine raise.
     """
     target = find_target(options)
     notices += (*target.notices, *_foreign(options.profile))
@@ -145,16 +142,11 @@ def find_target(options: LoadOptions) -> Target:
     notices: list[str] = []
     accelerator = find_accelerator(device, notices)
     if accelerator is None:
-        if options.vram_bytes is not None:
-            raise InvalidError(
-                "[load] memory of an accelerator was limited with vram_bytes=, but the model runs "
-                "on the CPU alone; choose an accelerator with device=, or leave the limit out"
-            )
-        options.kv.check_accelerator(None)
+        check_vram(None, options.vram_bytes, options.kv.vram_bytes)
         if given is not None:
             given = dataclasses.replace(given, accelerator=None, link=None)
         return Target(machine, None, given, tuple(notices))
-    profile = given or _measured(accelerator, options, notices)
+    profile = given or measured_profile(accelerator, options, notices)
     if profile.accelerator is None:
         raise InvalidError(
             f"[load] profile {profile.name!r} has no accelerator, but {accelerator.specification} "
@@ -164,7 +156,9 @@ def find_target(options: LoadOptions) -> Target:
     return Target(machine, accelerator, profile, tuple(notices))
 
 
-def _measured(accelerator: Accelerator, options: LoadOptions, notices: list[str]) -> Profile:
+def measured_profile(
+    accelerator: Accelerator | None, options: LoadOptions, notices: list[str]
+) -> Profile:
     """This machine's profile. notices: takes what one that was measured now says of itself."""
     from helm.measure.profile_cache import machine_profile
 
@@ -175,7 +169,8 @@ def _measured(accelerator: Accelerator, options: LoadOptions, notices: list[str]
         if options.measuring is not None:
             options.measuring(what, share)
         elif not measured:
-            _log.warning("measuring this machine with %s, once, 10 to 15 s", accelerator.name)
+            beside = "" if accelerator is None else f" with {accelerator.name}"
+            _log.warning("measuring this machine%s, once, 10 to 15 s", beside)
         measured = True
 
     profile = machine_profile(accelerator, progress=tell)
@@ -220,53 +215,35 @@ def plan_here(
     target: Target,
 ) -> Plan:
     """Within what the machine and the options grant; the profile decides only what is best."""
+    from helm.measure.profile_cache import cached_profile
+
     machine, profile = target.machine, target.profile
-    memory_bytes = _least(machine.memory_bytes, options.memory_bytes)
-    sequences = max(options.max_sequences, options.batch)
-    step_tokens = max(_STEP_TOKENS, sequences)
-    common: dict[str, Any] = {
-        "max_sequences": sequences,
-        "dtype": options.dtype,
-        "kv_dtype": options.kv_dtype,
-        "page_tokens": options.page_tokens,
-        "step_tokens": step_tokens,
-        "memory_bytes": memory_bytes,
-        "kv_options": options.kv,
-        "loading": _loading(options, profile),
-    }
+    given: dict[str, Any] = {"memory_bytes": _least(machine.memory_bytes, options.memory_bytes)}
     if profile is None:
-        weights_bytes = sum(info.nbytes for info in infos.values())
-        best = _threads_for(weights_bytes, machine)
-        ratios = best.compressed_ratio
-        common["loading"] = dataclasses.replace(common["loading"], compressed_ratio=ratios)
-        threads = options.threads or best.threads
-        return make_plan(config, infos, context=options.context, threads=threads, **common)
-    request = Request(
-        options.prompt_tokens,
-        options.output_tokens,
-        options.batch,
-        options.context,
-        options.objective,
-    )
+        best = _threads_for(sum(info.nbytes for info in infos.values()), machine)
+        known = cached_profile()  # its rates say how to load; they are never measured for that
+        problem = options.problem(
+            config, infos, None, threads=options.threads or best.threads, accelerator_bytes=None,
+            **given,
+        )  # fmt: skip
+        loading = dataclasses.replace(
+            problem.loading,
+            cpu=None if known is None else known.cpu,
+            compressed_ratio=best.compressed_ratio,
+        )
+        return solve(dataclasses.replace(problem, loading=loading)).plan
     counts = [n for n in profile.cpu.thread_sweep if n <= machine.threads] or [machine.threads]
     if options.threads is not None:
         counts = [options.threads]
     profile = dataclasses.replace(profile, cpu=with_thread_counts(profile.cpu, counts))
-    vram_bytes = options.vram_bytes
     if target.accelerator is not None and profile.accelerator is not None:
         own = target.accelerator.present(profile.accelerator)
         profile = dataclasses.replace(profile, accelerator=own)
         left = own.memory_bytes - own.reserve_bytes
+        vram_bytes = options.vram_bytes
         if vram_bytes is not None and vram_bytes - ACCELERATOR_RESERVE_BYTES >= left:
-            vram_bytes = None
-    return make_plan(
-        config,
-        infos,
-        profile=profile,
-        workload=workload_of(config, request),
-        accelerator_bytes=vram_bytes,
-        **common,
-    )
+            given["accelerator_bytes"] = None
+    return solve(options.problem(config, infos, profile, **given)).plan
 
 
 def _threads_for(weights_bytes: int, machine: Machine) -> ThreadChoice:
@@ -278,22 +255,6 @@ def _threads_for(weights_bytes: int, machine: Machine) -> ThreadChoice:
         return ThreadChoice(1, (), "the model is small")
     choice = choose_here()
     return dataclasses.replace(choice, threads=min(useful, choice.threads))
-
-
-def _loading(options: LoadOptions, profile: Profile | None) -> LoadingRequest:
-    """The CPU alone is placed without a profile, but its rates say how to load, if they are known;
-    they are never measured for that."""
-    from helm.measure.profile_cache import cached_profile
-
-    known = cached_profile() if profile is None else profile
-    answer = (options.output_tokens or Workload().output) * options.batch
-    return LoadingRequest(
-        weights=options.weights,
-        tokens=options.expected_tokens or ANSWERS * answer,
-        objective=options.objective,  # type: ignore[arg-type]  # checked by LoadOptions
-        batch=options.batch,
-        cpu=None if known is None else known.cpu,
-    )
 
 
 def _least(found: int, limit: int | None) -> int:

@@ -108,31 +108,10 @@ class LLM(LoadedLLM):
         objective: str = "total",
         measuring: Measuring | None = None,
     ) -> None:
+        options = dict(locals())
         check_flag(prefix_cache, "[load] prefix_cache")
-        keywords = {
-            "context": context,
-            "max_sequences": max_sequences,
-            "dtype": dtype,
-            "kv_dtype": kv_dtype,
-            "threads": threads,
-            "page_tokens": page_tokens,
-            "kv_overflow": kv_overflow,
-            "kv_vram_bytes": kv_vram_bytes,
-            "watermark": watermark,
-            "weights": weights,
-            "expected_tokens": expected_tokens,
-            "memory_bytes": memory_bytes,
-            "device": device,
-            "vram_bytes": vram_bytes,
-            "profile": profile,
-            "prompt_tokens": prompt_tokens,
-            "output_tokens": output_tokens,
-            "batch": batch,
-            "objective": objective,
-            "measuring": measuring,
-        }
         with progress_bar(progress, "loading weights") as report:
-            loaded = load_model(model, revision, load_options(keywords, report), tokenizer)
+            loaded = load_model(model, revision, load_options(options, report), tokenizer)
         self._start(loaded, prefix_cache)
 
     @classmethod

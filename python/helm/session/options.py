@@ -1,30 +1,37 @@
-"""What a user says about loading a model, checked; plans nothing."""
+"""What a user says about placing and loading a model: the one list of options, and the problem that
+they pose to the planner. Plans nothing."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
 from helm.base.arguments import check_call, count, is_one_of, shown
 from helm.base.progress import Progress
 from helm.base.sizes import check_size
 from helm.compiler.kv_options import PAGE_TOKENS, KvOptions, check_page_tokens
-from helm.compiler.load_cost import WEIGHTS
+from helm.compiler.load_cost import ANSWERS, WEIGHTS, LoadingRequest
+from helm.compiler.solve import Problem
 from helm.errors import InvalidError
 from helm.machine.profile import Profile, as_profile
-from helm.plan.records import OBJECTIVES
+from helm.model.checkpoint import TensorInfo
+from helm.model.config import ModelConfig
+from helm.plan.records import OBJECTIVES, Workload, tokens_within
 
 Measuring = Callable[[str, float], None]  # (what is measured now, share done from 0 to 1)
 
 _COUNTS = ("max_sequences", "batch")
 _TOKENS = ("prompt_tokens", "output_tokens", "expected_tokens")
+_CONTEXT = 4096
+_STEP_TOKENS = 512
+_KV = (("kv_overflow", "auto"), ("kv_vram_bytes", None), ("watermark", None))
 _LIMITS = ("context", "threads", "memory_bytes", "vram_bytes", *_TOKENS)
 
 
-class TorchKeywords(TypedDict, total=False):
-    """What `LLM.from_torch` takes by name: those of LLM(...) that are not about files."""
+class PlanKeywords(TypedDict, total=False):
+    """What every place that plans takes by name, see helm.LLM."""
 
     context: int | None
     max_sequences: int
@@ -35,8 +42,6 @@ class TorchKeywords(TypedDict, total=False):
     kv_overflow: str
     kv_vram_bytes: int | None
     watermark: float | None
-    prefix_cache: bool
-    progress: Progress | bool | None
     memory_bytes: int | None
     device: str | None
     vram_bytes: int | None
@@ -46,6 +51,20 @@ class TorchKeywords(TypedDict, total=False):
     batch: int
     objective: str
     measuring: Measuring | None
+
+
+class TorchKeywords(PlanKeywords, total=False):
+    """What `LLM.from_torch` takes by name: those of LLM(...) that are not about files."""
+
+    prefix_cache: bool
+    progress: Progress | bool | None
+
+
+class StudyKeywords(PlanKeywords, total=False):
+    """What `helm.study` takes by name."""
+
+    weights: str
+    expected_tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -75,7 +94,7 @@ class LoadOptions:
     def __post_init__(self) -> None:
         for name in (*_COUNTS, *_LIMITS):
             value = getattr(self, name)
-            if value is None and name in _LIMITS:
+            if (value is None and name in _LIMITS) or (value == 0 and name == "vram_bytes"):
                 continue
             object.__setattr__(self, name, count(value, f"[load] {name}"))
         sizes = {"memory_bytes": self.memory_bytes, "vram_bytes": self.vram_bytes}
@@ -90,14 +109,64 @@ class LoadOptions:
         check_call(self.progress, "[load] progress", "progress(done, total)")
         check_call(self.measuring, "[load] measuring", "measuring(what, share)")
 
+    def workload(self, config: ModelConfig) -> Workload:
+        """What the placement is to be fast for. Where nothing is said: 512 and 128 tokens, less if
+        the context is shorter, and a context of 4096, less if the model allows less, more if
+        prompt and output need more. Raises InvalidError."""
+        most = config.max_context if self.context is None else self.context
+        prompt, output = tokens_within(most, self.prompt_tokens, self.output_tokens)
+        if prompt + output > config.max_context:
+            raise InvalidError(
+                f"[plan] prompt and output take {prompt + output} positions, the model allows "
+                f"{config.max_context}{config.context_reason}; shorten them with prompt_tokens= "
+                "and output_tokens="
+            )
+        context = self.context
+        if context is None:
+            context = min(max(_CONTEXT, prompt + output), config.max_context)
+        objective: Any = self.objective
+        return Workload(prompt, output, self.batch, context, objective)
 
-def load_options(keywords: Mapping[str, Any], progress: Progress | None) -> LoadOptions:
-    """From what LLM(...) or `LLM.from_torch` was given by name; progress: what is to be called."""
-    rest = dict(keywords)
-    kv = KvOptions(
-        rest.pop("kv_overflow", "auto"),
-        rest.pop("kv_vram_bytes", None),
-        rest.pop("watermark", None),
-    )
-    profile = as_profile(rest.pop("profile", None))
-    return LoadOptions(**{**rest, "kv": kv, "profile": profile, "progress": progress})
+    def problem(
+        self,
+        config: ModelConfig,
+        infos: Mapping[str, TensorInfo] | None,
+        profile: Profile | None,
+        **machine: Any,
+    ) -> Problem:
+        """For the machine of `profile`, or for the CPU alone. machine: what else of Problem is
+        known of the place where the model is to run."""
+        sequences = max(self.max_sequences, self.batch)
+        tokens = self.expected_tokens
+        if tokens is None and self.output_tokens is not None:
+            tokens = ANSWERS * self.output_tokens * self.batch
+        objective: Any = self.objective
+        return Problem(
+            config,
+            infos,
+            context=self.context if profile is None else None,
+            workload=None if profile is None else self.workload(config),
+            max_sequences=sequences,
+            step_tokens=max(_STEP_TOKENS, sequences),
+            dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+            page_tokens=self.page_tokens,
+            kv_options=self.kv,
+            profile=profile,
+            **{
+                "memory_bytes": self.memory_bytes,
+                "accelerator_bytes": self.vram_bytes,
+                "loading": LoadingRequest(self.weights, tokens, objective, self.batch),
+                **machine,
+            },
+        )
+
+
+def load_options(given: Mapping[str, Any], progress: Progress | None = None) -> LoadOptions:
+    """Of what a function was given by name, that which is about placing and loading. progress:
+    what is to be called."""
+    known = {f.name for f in fields(LoadOptions)} - {"kv", "progress"}
+    chosen = {name: value for name, value in given.items() if name in known}
+    kv = KvOptions(*(given.get(name, default) for name, default in _KV))
+    profile = as_profile(chosen.pop("profile", None))
+    return LoadOptions(**chosen, kv=kv, profile=profile, progress=progress)
