@@ -48,8 +48,9 @@ from accuracy_report import ENOUGH, Result, Run, Visit, as_row, joined, show, su
 from helm import _helm
 from helm.base.formats import DTYPES
 from helm.compiler.candidate import Candidate
+from helm.compiler.planning_problem import Problem
 from helm.compiler.problem import ResourceLimits, Space
-from helm.compiler.solve import Problem, solve
+from helm.compiler.solve import solve
 from helm.errors import HelmError
 from helm.machine.profile import Profile, load_profile
 from helm.machine.resources import memory_available

@@ -36,8 +36,9 @@ from rich.table import Table
 
 from engines_here import machine, settings_of
 from helm import _helm
+from helm.compiler.planning_problem import Problem
 from helm.compiler.problem import ResourceLimits, Space
-from helm.compiler.solve import Problem, solve
+from helm.compiler.solve import solve
 from helm.machine.devices import CPU, open_accelerator
 from helm.machine.profile import Profile, load_profile
 from helm.machine.resources import cpu_affinity, default_threads, memory_available

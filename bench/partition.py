@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from helm.compiler.advice import costed_graph
 from helm.compiler.candidate import Candidate
 from helm.compiler.counts import CostedGraph, Step
-from helm.compiler.decode_rate import costed_graph
 from helm.compiler.kv_options import overflows
 from helm.compiler.placement import memory_use, placed_units, schedule
 from helm.compiler.problem import ResourceLimits, Space

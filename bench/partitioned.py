@@ -30,8 +30,9 @@ from engines_here import machine, settings_of
 from helm import _helm
 from helm.base.sizes import parse_size, size_text
 from helm.compiler.counts import CostedGraph
+from helm.compiler.planning_problem import Problem
 from helm.compiler.problem import ResourceLimits, Space
-from helm.compiler.solve import Problem, solve
+from helm.compiler.solve import solve
 from helm.errors import HelmError, OutOfMemoryError
 from helm.machine.devices import Accelerator, open_accelerator
 from helm.machine.profile import Profile, load_profile

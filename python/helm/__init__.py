@@ -22,11 +22,13 @@ from helm.errors import (
 )
 
 if TYPE_CHECKING:
+    from helm.compiler.solve import Study
     from helm.plan.schema import Plan
     from helm.session.batch import TextStream
     from helm.session.llm import LLM
     from helm.session.quantize import Quantized, quantize
     from helm.session.saved_kv import SavedKV
+    from helm.session.study import study
     from helm.text.completion import Completion, TextChunk, Timings
     from helm.text.sampling import SamplingParams
     from helm.text.tokenizer import Tokenizer
@@ -46,6 +48,8 @@ _LAZY = {
     "Plan": "helm.plan.schema",
     "Quantized": "helm.session.quantize",
     "quantize": "helm.session.quantize",
+    "Study": "helm.compiler.solve",
+    "study": "helm.session.study",
 }
 
 __all__ = [
@@ -66,6 +70,7 @@ __all__ = [
     "Quantized",
     "SamplingParams",
     "SavedKV",
+    "Study",
     "TextChunk",
     "TextStream",
     "Timings",
@@ -74,6 +79,7 @@ __all__ = [
     "UnsupportedModelError",
     "__version__",
     "quantize",
+    "study",
 ]
 
 

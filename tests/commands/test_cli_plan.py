@@ -192,12 +192,15 @@ def test_a_model_too_large_says_what_is_missing_where() -> None:
         ((QWEN, "--profile", "thesis-4060", "--vram", "lots"), "--vram is 'lots'; expected a size"),
         ((QWEN, "--profile", "thesis-4060", "--ram=-1"), "--ram is '-1'; expected a size"),
         ((QWEN, "--profile", "cpu-laptop-16gb", "--vram", "8GiB"), "has no accelerator"),
-        ((QWEN, "--profile", "thesis-4060", "--context", "0"), "context is 0"),
+        ((QWEN, "--profile", "thesis-4060", "--context", "0"), "--context must be .* got 0"),
         ((QWEN, "--profile", "thesis-4060", "--context", "99999"), "the model allows 1 to 40960"),
-        ((QWEN, "--profile", "thesis-4060", "--batch", "0"), "batch is 0; expected 1 to 4096"),
+        (
+            (QWEN, "--profile", "thesis-4060", "--batch", "0"),
+            "--batch must be .* got 0",
+        ),
         (
             (QWEN, "--profile", "thesis-4060", "--prompt-tokens", "0"),
-            "--prompt-tokens is 0; expected 1 to",
+            "--prompt-tokens must be .* got 0",
         ),
         ((QWEN, "--profile", "thesis-4060", "--plot", "plan.gif"), "ending in .png"),
         ((QWEN, "--profile", "thesis-4060", "--plot", "/absent/x.png"), "cannot write to /absent"),

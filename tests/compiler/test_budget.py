@@ -11,7 +11,7 @@ from plans import make_plan
 import search_cases
 import small_models
 from helm import _helm
-from helm.compiler.decode_rate import costed_graph
+from helm.compiler.advice import costed_graph
 from helm.compiler.kv_options import KvOptions, overflows
 from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.search import search

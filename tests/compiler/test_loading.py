@@ -13,7 +13,7 @@ from plans import make_plan, study
 import small_models
 from helm import _helm
 from helm.base.formats import tensor_bytes
-from helm.compiler.decode_rate import cpu_decode_rate
+from helm.compiler.advice import cpu_decode_rate
 from helm.compiler.explain import loading_text, to_dict
 from helm.compiler.load_cost import LoadingRequest
 from helm.compiler.problem import ResourceLimits, Space

@@ -8,9 +8,9 @@ import json
 import pytest
 from plans import make_plan
 
-from helm.compiler.identity import check_model
 from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.search import search
+from helm.compiler.tensors import check_model
 from helm.errors import InvalidError, PlanError
 from helm.machine.profile import load_profile
 from helm.plan.records import Workload

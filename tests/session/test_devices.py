@@ -150,8 +150,9 @@ def test_without_a_device_nothing_is_said(caplog: pytest.LogCaptureFixture) -> N
 def test_only_a_machine_without_a_gpu_falls_back_silently(
     error: Exception, said: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from helm.commands import measuring
     from helm.machine import devices
+    from helm.session.options import load_options
+    from helm.session.study import machine_of
 
     def fail(_specification: str) -> None:
         raise error
@@ -166,7 +167,7 @@ def test_only_a_machine_without_a_gpu_falls_back_silently(
         helm.LLM(device="cuda")
     notices: list[str] = []
     monkeypatch.setattr("helm.measure.profile_cache.machine_profile", lambda *_, **__: None)
-    measuring.measured_profile(None, notices)
+    machine_of(load_options({}), notices)
     assert tuple(notices) == said
 
 

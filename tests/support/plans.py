@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from helm.compiler.solve import Problem, Study, solve
+from helm.compiler.planning_problem import Problem
+from helm.compiler.solve import Study, solve
 from helm.machine.profile import Profile
 from helm.model.checkpoint import TensorInfo
 from helm.model.config import ModelConfig
@@ -28,11 +29,11 @@ def study(
 ) -> Study:
     """As `helm-llm plan` makes it. given: see helm.LLM; some by shorter names."""
     given = {_SHORT.get(option, option): value for option, value in given.items()}
+    machine = {name: given.pop(name) for name in ("accelerator_bytes",) if name in given}
     options = load_options({"max_sequences": given.get("batch", 1), **given})
-    return solve(options.problem(config, infos, profile, name=name))
+    return solve(options.problem(config, infos, profile, name=name, **machine))
 
 
 _SHORT = {
-    "prompt": "prompt_tokens", "output": "output_tokens",
-    "cpu_bytes": "memory_bytes", "accelerator_bytes": "vram_bytes",
+    "prompt": "prompt_tokens", "output": "output_tokens", "cpu_bytes": "memory_bytes",
 }  # fmt: skip

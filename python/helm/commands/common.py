@@ -134,7 +134,7 @@ def loading(llm: LLM) -> dict[str, Any]:
 def predicted_rate(llm: LLM) -> float | None:
     """Decode tokens/s of one sequence by the plan's own prediction, or else by this machine's
     profile if `helm-llm profile` has measured it; never measures. None if nothing is known."""
-    from helm.compiler.decode_rate import cpu_decode_rate
+    from helm.compiler.advice import cpu_decode_rate
     from helm.errors import HelmError
     from helm.measure.profile_cache import cached_profile
 

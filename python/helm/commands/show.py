@@ -76,7 +76,8 @@ def _find(model: str | None, revision: str | None) -> tuple[str, Path | None, De
 
 def _fits(described: Described) -> dict[str, Any]:
     """Into the memory that the CPU has free now: the largest context, and what it takes."""
-    from helm.compiler.solve import Problem, solve
+    from helm.compiler.planning_problem import Problem
+    from helm.compiler.solve import solve
     from helm.machine.resources import cpu_affinity, memory_available
 
     free = memory_available()

@@ -40,8 +40,8 @@ def check_vram(profile: Profile | None, vram_bytes: int | None, kv_vram_bytes: i
     ):
         if given:
             raise InvalidError(
-                f"[plan] {what} limited with {option}, but {reason}; choose an accelerator, or "
-                "leave the limit out"
+                f"[plan] {what} limited with {option}, but {reason}; choose an accelerator with "
+                "device=, or another profile=, or leave the limit out"
             )
 
 

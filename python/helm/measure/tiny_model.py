@@ -25,7 +25,8 @@ class TinyModel:
 
     def __init__(self) -> None:
         from helm import _helm
-        from helm.compiler.solve import Problem, solve
+        from helm.compiler.planning_problem import Problem
+        from helm.compiler.solve import solve
         from helm.model.checkpoint import TensorInfo
         from helm.model.families import build_graph, parse_config
 

@@ -13,7 +13,7 @@ from helm.base.progress import Progress
 from helm.base.sizes import check_size
 from helm.compiler.kv_options import PAGE_TOKENS, KvOptions, check_page_tokens
 from helm.compiler.load_cost import ANSWERS, WEIGHTS, LoadingRequest
-from helm.compiler.solve import Problem
+from helm.compiler.planning_problem import Problem
 from helm.errors import InvalidError
 from helm.machine.profile import Profile, as_profile
 from helm.model.checkpoint import TensorInfo
@@ -94,7 +94,7 @@ class LoadOptions:
     def __post_init__(self) -> None:
         for name in (*_COUNTS, *_LIMITS):
             value = getattr(self, name)
-            if (value is None and name in _LIMITS) or (value == 0 and name == "vram_bytes"):
+            if value is None and name in _LIMITS:
                 continue
             object.__setattr__(self, name, count(value, f"[load] {name}"))
         sizes = {"memory_bytes": self.memory_bytes, "vram_bytes": self.vram_bytes}

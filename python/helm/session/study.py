@@ -44,14 +44,15 @@ def study(
     """
     asked = load_options(options)
     name, config, infos, notices = _read(model, revision)
-    profile = _machine(asked, notices)
+    profile = machine_of(asked, notices)
     if asked.threads is not None:
         cpu = with_thread_counts(profile.cpu, [asked.threads])
         profile = dataclasses.replace(profile, cpu=cpu)
     return solve(asked.problem(config, infos, profile, name=name, notices=tuple(notices)))
 
 
-def _machine(options: LoadOptions, notices: list[str]) -> Profile:
+def machine_of(options: LoadOptions, notices: list[str]) -> Profile:
+    """What to plan for. notices: takes what is to be said of it."""
     if options.profile is None:
         return measured_profile(find_accelerator(options.device, notices), options, notices)
     if options.device is not None:

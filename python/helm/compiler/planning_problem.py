@@ -1,0 +1,203 @@
+"""What is asked of the planner, checked, and what follows from it alone. Places nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from helm.base.arguments import is_one_of, shown
+from helm.base.formats import KV_ELEMENT_BYTES, POLICIES, KvDType, dtype_name
+from helm.compiler.abilities import able_to_hold
+from helm.compiler.access import loaded_profile, loaded_space, mapped_share
+from helm.compiler.counts import CostedGraph
+from helm.compiler.kv_options import KvOptions
+from helm.compiler.load_cost import LoadingRequest
+from helm.compiler.problem import ResourceLimits, Space
+from helm.compiler.tensors import (
+    check_checkpoint,
+    choose_formats,
+    compressed_formats,
+    dominant_dtype,
+    resident_bytes,
+    tensors_of,
+)
+from helm.errors import InvalidError
+from helm.machine.profile import Profile
+from helm.machine.rates import capped_reserve
+from helm.model.checkpoint import TensorInfo
+from helm.model.config import ModelConfig
+from helm.model.families import build_graph
+from helm.model.graph import Graph
+from helm.plan.records import Loading, Workload
+from helm.plan.schema import KvSpec, Limits
+from helm.plan.weights import TensorSpec
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be planned, for the machine of `profile`; without one, for a CPU.
+
+    checkpoint_tensors: from `read_weights`, or `TensorInfo.in_memory` for bound tensors; None
+    plans from the configuration alone, with weights of `config.dtype` (f32 when it names none).
+    context: positions per sequence; None takes the workload's or else the model's, the latter less
+    if memory is short. dtype: how matrices are held, one of POLICIES: "auto" as stored, "q8" in 8
+    bits, "q4" in 4, but for embeddings, the head and small matrices; vectors are always f32.
+    kv_dtype "auto": that of most matrix bytes, or what goes with packed ones; "i8": integers, with
+    a scale per position and KV head. memory_bytes: what the machine has free, of which
+    `reserve_bytes` stay untouched; None: see ResourceLimits. threads and memory_bytes are needed
+    without a profile and override it with one, as accelerator_bytes does. workload: what the search
+    prices; None asks for 128 tokens after 512. space: decisions to fix. kv_options: how KV may use
+    an accelerator's memory. loading: whether weights are copied, compressed or stay mapped. name:
+    of the model, for people. notices: what the plan says first. Raises InvalidError for arguments
+    out of range.
+    """
+
+    config: ModelConfig
+    checkpoint_tensors: Mapping[str, TensorInfo] | None
+    context: int | None = None
+    max_sequences: int = 8
+    dtype: str = "auto"
+    kv_dtype: str = "auto"
+    page_tokens: int = 512
+    step_tokens: int = 512
+    threads: int | None = None
+    memory_bytes: int | None = None
+    reserve_bytes: int | None = None
+    profile: Profile | None = None
+    workload: Workload | None = None
+    accelerator_bytes: int | None = None
+    space: Space = field(default_factory=Space)
+    kv_options: KvOptions = field(default_factory=KvOptions)
+    loading: LoadingRequest = field(default_factory=LoadingRequest)
+    name: str = ""
+    notices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, known in (("dtype", POLICIES), ("kv_dtype", ("auto", *KV_ELEMENT_BYTES))):
+            dtype = dtype_name(getattr(self, name))
+            object.__setattr__(self, name, dtype)
+            if not is_one_of(dtype, known):
+                raise InvalidError(f"[plan] {name} is {shown(dtype)}; expected {', '.join(known)}")
+        if self.profile is None and (self.threads is None or self.memory_bytes is None):
+            raise InvalidError("[plan] threads and memory_bytes must be given without a profile")
+        config, context = self.config, self.limits.context
+        if not 1 <= context <= config.max_context:
+            raise InvalidError(
+                f"[plan] a context of {context} was asked for, the model allows 1 to "
+                f"{config.max_context}{config.context_reason}; choose one in that range"
+            )
+        most_tokens = dict.fromkeys(("step_tokens", "page_tokens"), 2**20)
+        for name, most in {**most_tokens, "max_sequences": 4096, "threads": 4096}.items():
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise InvalidError(f"[plan] {name} is {value}; expected 1 to {most}")
+        if self.step_tokens < self.max_sequences:
+            raise InvalidError(
+                f"[plan] step_tokens is {self.step_tokens}, max_sequences {self.max_sequences}; a "
+                "step must hold a token of every sequence: raise step_tokens or lower max_sequences"
+            )
+
+    @functools.cached_property
+    def graph(self) -> Graph:
+        return build_graph(self.config)
+
+    @functools.cached_property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """Raises CheckpointError where the checkpoint does not fit the model."""
+        if self.checkpoint_tensors is not None:
+            check_checkpoint(self.graph, self.checkpoint_tensors)
+        return tensors_of(self.graph, self.checkpoint_tensors)
+
+    @functools.cached_property
+    def formats(self) -> dict[str, str]:
+        """Tensor -> format, on any device, before any is compressed."""
+        return choose_formats(self.graph, self.config, self.checkpoint_tensors, self.dtype)
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether the context may be lowered."""
+        return self.context is None and self.workload is None
+
+    @property
+    def limits(self) -> Limits:
+        """With the context that is asked for."""
+        context = self.context
+        if context is None:
+            context = self.config.max_context if self.workload is None else self.workload.context
+        return Limits(context, self.step_tokens, self.max_sequences, self.max_sequences)
+
+    @property
+    def work(self) -> Workload:
+        """What is priced, in a context of the limits or of all that it takes."""
+        own, context = self.workload, self.limits.context
+        if own is None:
+            return Workload.within(context)
+        return dataclasses.replace(own, context=max(context, own.prompt + own.output))
+
+    @functools.cached_property
+    def kv(self) -> KvSpec:
+        """No pages yet."""
+        kv, dtype = self.graph.kv, self.kv_dtype
+        if dtype == "auto":
+            dtype = dominant_dtype(self.graph, self.formats, self.config, self.checkpoint_tensors)
+        page_tokens = min(self.page_tokens, self.limits.context)
+        return KvSpec(cast(KvDType, dtype), page_tokens, kv.layers, kv.kv_heads, kv.head_dim, 0)
+
+    @functools.cached_property
+    def machine(self) -> tuple[Profile | None, tuple[str, ...]]:
+        """The profile, without an accelerator that cannot hold the formats, and what to say."""
+        return able_to_hold(self.profile, self.formats)
+
+    @property
+    def stored(self) -> str | None:
+        """See `mappable`."""
+        return (self.config.dtype or "f32") if self.checkpoint_tensors is None else None
+
+    @property
+    def room_bytes(self) -> int:
+        """Of the host."""
+        own = 0 if self.profile is None else self.profile.cpu.memory_bytes
+        return own if self.memory_bytes is None else self.memory_bytes
+
+    @functools.cached_property
+    def resident_bytes(self) -> int:
+        return resident_bytes(self.formats, self.checkpoint_tensors)
+
+    @functools.cached_property
+    def mapped_share(self) -> float:
+        return mapped_share(self.tensors, self.formats, self.stored)
+
+    def model(self, access: Loading) -> CostedGraph:
+        """With the formats in which the CPU holds weights that are loaded so."""
+        smaller: dict[str, str] = {}
+        if access == "compressed":
+            smaller = compressed_formats(self.tensors, self.formats, self.stored)
+        return CostedGraph(self.graph, self.formats, self.kv.dtype, smaller)
+
+    def rates(self, access: Loading) -> Profile | None:
+        """Of the machine, for weights that are loaded so."""
+        own, _ = self.machine
+        return None if own is None else loaded_profile(own, access, self.mapped_share)
+
+    def decisions(self, access: Loading) -> Space:
+        """Those that are left with weights that are loaded so."""
+        space = self.kv_options.space(self.space)
+        if self.threads is not None:
+            space = dataclasses.replace(space, threads=(self.threads,))
+        return loaded_space(space, access)
+
+    def resources(self) -> ResourceLimits:
+        """What a plan may take of the machine."""
+        resources = ResourceLimits(
+            cpu_bytes=self.room_bytes + self.resident_bytes,
+            accelerator_bytes=self.accelerator_bytes,
+            accelerator_reserve_bytes=capped_reserve(self.accelerator_bytes),
+            cpu_reserve_bytes=self.reserve_bytes,
+            step_tokens=self.step_tokens,
+            page_tokens=self.kv.page_tokens,
+            sequences=self.max_sequences,
+        )
+        return self.kv_options.limits(resources)
