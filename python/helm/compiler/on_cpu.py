@@ -12,6 +12,7 @@ from helm.compiler.counts import CostedGraph
 from helm.compiler.memory import activation_bytes, workspace_bytes
 from helm.compiler.planning_problem import Problem
 from helm.compiler.problem import beside_reserve, host_reserve
+from helm.compiler.tensors import dominant_format
 from helm.errors import OutOfMemoryError
 from helm.plan.schema import KvSpec, Limits, MemoryUse
 
@@ -80,10 +81,12 @@ def _refusal(problem: Problem, fixed: MemoryUse, limits: Limits, context: int) -
     fits = f"a context of {context} would fit"
     if context == 0:
         least = taken + page_bytes
+        wide = dominant_format(problem.graph, problem.formats) == "f32"
         fits = (
             f"even a context of {kv.page_tokens} lacks "
             f"{size_text(least + _reserve(problem, least) - room)}; free memory, or allow "
             "more with memory_bytes= if that was limited, or choose a smaller model"
+            f"{' or a 16-bit dtype=' if wide else ''}"
         )
     return (
         f"[plan] needs weights {size_text(fixed.weights_bytes - resident)} + KV cache "
