@@ -40,7 +40,7 @@ def test_a_study_says_what_the_command_says() -> None:
 
 def test_a_gguf_file_and_a_folder_are_planned_with_their_weights(tmp_path: Path) -> None:
     folder = small_models.model_dir("qwen3")
-    for model in (folder, gguf_models.write(tmp_path / "small.gguf")):
+    for model in (folder, gguf_models.write(folder, tmp_path / "small.gguf")):
         found = helm.study(model, profile="cpu-laptop-16gb")
         assert all(tensor.source is not None for tensor in found.plan.tensors)
         assert found.problem.name == Path(model).stem
