@@ -37,7 +37,7 @@ def best_of(preset: str = "rtx-3060ti-8gb-ddr4", **options: Any) -> Candidate:
     work, space = options.pop("work", LONG), options.pop("space", Space())
     profile = options.pop("profile", load_profile(preset))
     limits = ResourceLimits(cpu_bytes=64 * GIB, **options)
-    best = require(Search(model_of("qwen3-8b"), profile, work, limits, space)).best
+    best = require(Search(model_of("qwen3-8b"), profile, work, limits, space))
     assert best is not None
     return best
 

@@ -338,7 +338,7 @@ def test_the_largest_context_that_fits_is_stated():
     assert most % 512 == 0
     with pytest.raises(OutOfMemoryError, match=f"it would fit with a context of {most:,} or"):
         require(Search(model, profile, work, limits))
-    assert require(Search(model, profile, dataclasses.replace(work, context=most), limits)).best
+    assert require(Search(model, profile, dataclasses.replace(work, context=most), limits))
     with pytest.raises(OutOfMemoryError):
         require(Search(model, profile, dataclasses.replace(work, context=most + 512), limits))
 

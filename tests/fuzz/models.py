@@ -27,7 +27,7 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 1,
 }
 _OPT = {"num_key_value_heads": 2, "ffn_dim": 48, "word_embed_proj_dim": 16}
-# The least that the host's memory must be for any model; see the reserve of on_cpu.
+# The least that the host's memory must be for any model; see the reserve of a plan on the CPU.
 MEMORY_BYTES = 1 << 30
 
 

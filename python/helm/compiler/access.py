@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from helm.base.formats import tensor_bytes
@@ -115,14 +116,11 @@ def _unpriced(matrices: Sequence[Weight], plan: Plan, request: LoadingRequest) -
     """A decode step reads the matrices and does nothing else."""
     waits_s, products_s = _decode_products_s(matrices, plan.threads, request)
     return Waiting(
-        prefill_s=0.0,
         decode_s=waits_s,
-        prefill_products_s=0.0,
         decode_products_s=products_s,
         step_s=products_s,
         prompt_tokens=plan.limits.step_tokens,
         decode_tokens=request.batch,
-        waves=1,
         batch=request.batch,
         output=Workload().output,
         objective=request.objective,
@@ -133,7 +131,10 @@ def _decode_products_s(
     matrices: Sequence[Weight], threads: int, request: LoadingRequest
 ) -> tuple[float, float]:
     """Of a step's products, the time that they wait for weights, and all."""
-    size, kind = _bytes(matrices), _most(matrices)
+    sizes: Counter[str] = Counter()
+    for shape, format in matrices:
+        sizes[rate_class(format)] += tensor_bytes(format, shape)
+    size, kind = sizes.total(), max(sizes, key=lambda kind: sizes[kind], default="")
     cpu = None if request.cpu is None else request.cpu.complete
     if cpu is None or kind not in cpu.matvec_bytes_per_s or kind not in cpu.matmul_flops:
         memory_s = size / ASSUMED_MATVEC_BYTES_PER_S
@@ -145,15 +146,6 @@ def _decode_products_s(
     compute_s = flops / float(cpu.matmul_rate(kind, request.batch))
     products_s = max(memory_s, compute_s)
     return (memory_s if is_memory_bound(compute_s, memory_s) else 0.0), products_s
-
-
-def _most(weights: Iterable[Weight]) -> str:
-    """The format class of most of the bytes."""
-    total: dict[str, int] = {}
-    for weight in weights:
-        kind = rate_class(weight[1])
-        total[kind] = total.get(kind, 0) + _bytes([weight])
-    return max(total, key=lambda kind: total[kind], default="")
 
 
 def _bytes(weights: Iterable[Weight]) -> int:

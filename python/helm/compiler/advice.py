@@ -14,7 +14,7 @@ from helm.compiler.candidate import Candidate
 from helm.compiler.counts import CostedGraph
 from helm.compiler.decode import Site, make_setting
 from helm.compiler.problem import ResourceLimits, Space
-from helm.compiler.search import Search, SearchResult, search
+from helm.compiler.search import Search, search
 from helm.errors import OutOfMemoryError
 from helm.machine.profile import Profile
 from helm.machine.rates import scaled_flops
@@ -28,12 +28,13 @@ _GIB = 2**30
 _GB_PER_S = 1e9
 
 
-def require(found: Search) -> SearchResult:
-    """The search's result, or OutOfMemoryError saying how many bytes are missing where and what
+def require(found: Search) -> Candidate:
+    """The search's best, or OutOfMemoryError saying how many bytes are missing where and what
     would fit."""
-    if found.result.best is None:
+    best = found.result.best
+    if best is None:
         raise OutOfMemoryError(_refusal(found))
-    return found.result
+    return best
 
 
 @dataclass(frozen=True)
@@ -165,8 +166,7 @@ def sensitivity(
     Faster host memory raises every rate of the CPU that is bytes per second. Raises
     OutOfMemoryError if nothing fits as it is.
     """
-    now = require(found).best
-    assert now is not None
+    now = require(found)
 
     def gain(resource: str, added: int, unit: str, best: Candidate | None) -> Gain:
         assert best is not None  # more of a resource never makes a candidate infeasible

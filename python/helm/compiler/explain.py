@@ -47,16 +47,16 @@ class Segment:
 
 def segments(study: Study) -> list[Segment]:
     """The plan's units in order: embedding, blocks by device, head."""
-    units, devices = study.model.graph.units, study.best.devices()
+    units, devices = study.search.model.graph.units, study.best.devices()
     found: list[Segment] = []
     for label, first, last in unit_runs(devices):
         earlier = [u for j, u in enumerate(units[:first]) if devices[j] == devices[first]]
         these = [*earlier, *units[first : last + 1]]
         if devices[first] == "cpu":
-            added = study.model.host_bytes(these) - study.model.host_bytes(earlier)
+            added = study.search.model.host_bytes(these) - study.search.model.host_bytes(earlier)
         else:
-            held = study.model.weight_bytes(these, DEVICE_ALIGNMENT)
-            added = held - study.model.weight_bytes(earlier, DEVICE_ALIGNMENT)
+            held = study.search.model.weight_bytes(these, DEVICE_ALIGNMENT)
+            added = held - study.search.model.weight_bytes(earlier, DEVICE_ALIGNMENT)
         found.append(Segment(label, devices[first], first, last, added))
     return found
 
@@ -333,10 +333,10 @@ def to_dict(study: Study) -> dict[str, Any]:
 def matrix_dtypes(study: Study) -> list[str]:
     """The formats of matrices, as they are on every device, in the order in which they first
     appear."""
-    formats = study.model.formats
+    formats = study.search.model.formats
     return list(dict.fromkeys(formats[t.name] for t in study.plan.tensors if len(t.shape) == 2))
 
 
 def weights_bytes(study: Study) -> int:
     """All weights, each once, before any is compressed."""
-    return sum(study.model.tensor_bytes(tensor.name) for tensor in study.plan.tensors)
+    return sum(study.search.model.tensor_bytes(tensor.name) for tensor in study.plan.tensors)

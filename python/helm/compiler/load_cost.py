@@ -64,17 +64,17 @@ class Waiting:
     decode_tokens rows. prefill_s, decode_s: waiting for weights; prefill_products_s,
     decode_products_s: matrix products, whether they wait or compute."""
 
-    prefill_s: float
     decode_s: float
-    prefill_products_s: float
     decode_products_s: float
     step_s: float
     prompt_tokens: int
     decode_tokens: int
-    waves: int
     batch: int
     output: int
     objective: Objective
+    waves: int = 1
+    prefill_s: float = 0.0
+    prefill_products_s: float = 0.0
 
     @property
     def counted_s(self) -> float:

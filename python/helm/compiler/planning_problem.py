@@ -89,11 +89,11 @@ class Problem:
                 f"[plan] a context of {context} was asked for, the model allows 1 to "
                 f"{config.max_context}{config.context_reason}; choose one in that range"
             )
-        most_tokens = dict.fromkeys(("step_tokens", "page_tokens"), 2**20)
-        for name, most in {**most_tokens, "max_sequences": 4096, "threads": 4096}.items():
+        most = {"max_sequences": 4096, "threads": 4096, "step_tokens": 2**20, "page_tokens": 2**20}
+        for name, bound in most.items():
             value = getattr(self, name)
-            if value is not None and not 1 <= value <= most:
-                raise InvalidError(f"[plan] {name} is {value}; expected 1 to {most}")
+            if value is not None and not 1 <= value <= bound:
+                raise InvalidError(f"[plan] {name} is {value}; expected 1 to {bound}")
         if self.step_tokens < self.max_sequences:
             raise InvalidError(
                 f"[plan] step_tokens is {self.step_tokens}, max_sequences {self.max_sequences}; a "
@@ -172,10 +172,9 @@ class Problem:
 
     def model(self, access: Loading) -> CostedGraph:
         """With the formats in which the CPU holds weights that are loaded so."""
-        smaller: dict[str, str] = {}
-        if access == "compressed":
-            smaller = compressed_formats(self.tensors, self.formats, self.stored)
-        return CostedGraph(self.graph, self.formats, self.kv.dtype, smaller)
+        smaller = compressed_formats(self.tensors, self.formats, self.stored)
+        own = smaller if access == "compressed" else {}
+        return CostedGraph(self.graph, self.formats, self.kv.dtype, own)
 
     def rates(self, access: Loading) -> Profile | None:
         """Of the machine, for weights that are loaded so."""

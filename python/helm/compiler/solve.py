@@ -11,6 +11,7 @@ import dataclasses
 import functools
 from dataclasses import dataclass, field
 
+from helm.base.sizes import size_text
 from helm.compiler.abilities import check_vram, slow_bf16
 from helm.compiler.access import situation, with_mapped
 from helm.compiler.advice import Gain, largest_context, require, sensitivity
@@ -18,16 +19,17 @@ from helm.compiler.budget import memory_bytes
 from helm.compiler.candidate import Candidate
 from helm.compiler.counts import CostedGraph
 from helm.compiler.load_cost import NOTHING_TO_MAP, Situation, choose
-from helm.compiler.on_cpu import fewer_at_once, placed_on_cpu
+from helm.compiler.memory import activation_bytes, workspace_bytes
 from helm.compiler.placement import memory_use, placed_units, prediction, schedule, unused
 from helm.compiler.planning_problem import Problem
+from helm.compiler.problem import beside_reserve, host_reserve
 from helm.compiler.search import PLENTY, Search
 from helm.compiler.tensors import dominant_format, identity, slices_of
 from helm.errors import InvalidError, OutOfMemoryError
 from helm.machine.profile import Profile
 from helm.machine.rates import CpuProfile
 from helm.plan.records import Loading, LoadingChoice, Workload
-from helm.plan.schema import Limits, PlacedUnit, Plan, Schedule
+from helm.plan.schema import KvSpec, Limits, MemoryUse, PlacedUnit, Plan, Schedule
 
 
 @dataclass(frozen=True)
@@ -54,18 +56,13 @@ class Study:
         return self.search.result.best
 
     @property
-    def model(self) -> CostedGraph:
-        return self.search.model
-
-    @property
     def workload(self) -> Workload:
         return self.search.workload
 
     @property
     def profile(self) -> Profile:
-        profile, _ = self.problem.machine
-        assert profile is not None
-        return profile
+        """With the rates of the access."""
+        return self.search.profile
 
     @functools.cached_property
     def gains(self) -> tuple[Gain, ...]:
@@ -102,7 +99,7 @@ class Study:
             *problem.kv_options.notices(plan, problem.step_tokens),
             *slow_bf16(plan, profile, dominant_format(problem.graph, problem.formats)),
         )
-        predicted = None if self.found is None else prediction(self.found, self.profile)
+        predicted = None if profile is None else prediction(self.search, profile)
         return dataclasses.replace(
             plan, notices=notices, loading_choice=choice, prediction=predicted
         )
@@ -178,12 +175,10 @@ def _placed(problem: Problem, access: Loading) -> Study:
             )
             workload = Workload.within(fits)
     search = Search(model, rates, workload, resources, space)
-    result = require(search)
-    best = result.best
-    assert best is not None
+    best = require(search)
     limits = dataclasses.replace(limits, context=workload.context)
     if rates.accelerator is not None and not best.uses_accelerator:
-        notices.append(unused(result, rates.accelerator.name))
+        notices.append(unused(search.result, rates.accelerator.name))
     plan = _plan(problem, model, limits, best)
     plan = dataclasses.replace(plan, notices=(*notices, *plan.notices))
     return Study(problem, access, plan, search)
@@ -200,10 +195,10 @@ def _plan(
         kv = dataclasses.replace(kv, pages=kv.layers * best.kv_blocks * best.sequences)
         units, memory, order = placed_units(graph, best), memory_use(best), schedule(best, kv)
         if best.sequences < limits.sequences:
-            notices.append(fewer_at_once(best.sequences * limits.context, limits))
+            notices.append(_fewer_at_once(best.sequences * limits.context, limits))
     else:
         shrinks = best is None and problem.shrinks
-        limits, kv, use, notices = placed_on_cpu(problem, model, limits, threads, shrinks)
+        limits, kv, use, notices = _on_cpu(problem, model, limits, threads, shrinks)
         units = tuple(PlacedUnit(unit.name, "cpu", unit.ops) for unit in graph.units)
         memory, order = {"cpu": use}, Schedule(pages={"cpu": kv.pages})
     return Plan(
@@ -220,4 +215,82 @@ def _plan(
         memory=memory,
         notices=tuple(notices),
         schedule=order,
+    )
+
+
+def _on_cpu(
+    problem: Problem, model: CostedGraph, limits: Limits, threads: int, shrinks: bool
+) -> tuple[Limits, KvSpec, MemoryUse, list[str]]:
+    """With the largest cache up to full contexts for all sequences; at least one full context,
+    which is lowered if `shrinks`. Returns what fits and what to say of it; raises OutOfMemoryError
+    with every item's size."""
+
+    def use(limits: Limits, kv: KvSpec) -> MemoryUse:
+        units = model.graph.units
+        return MemoryUse(
+            weights_bytes=model.host_bytes(units),
+            kv_bytes=kv.pages * kv.page_bytes,
+            activations_bytes=activation_bytes(model.graph, units, limits),
+            workspace_bytes=workspace_bytes(model.graph, units, limits, kv, threads),
+        )
+
+    kv = problem.kv
+    fixed = use(limits, kv)
+    taken = fixed.total_bytes - problem.resident_bytes
+    room, reserve = problem.room_bytes, problem.reserve_bytes
+    left = (beside_reserve(room) if reserve is None else room - reserve) - taken
+    most = max(0, left // (kv.page_bytes * kv.layers))  # pages of a layer
+    one = -(-limits.context // kv.page_tokens)
+    notices: list[str] = []
+    if most < one:
+        context = most * kv.page_tokens
+        if context == 0 or not shrinks:
+            raise OutOfMemoryError(_refusal(problem, fixed, limits, context))
+        notices.append(
+            f"memory holds a context of {context:,} tokens, the model allows {limits.context:,}"
+        )
+        limits, one = dataclasses.replace(limits, context=context), most
+    blocks = min(most, one * limits.sequences)
+    if blocks < one * limits.sequences:
+        notices.append(_fewer_at_once(blocks * kv.page_tokens, limits))
+    kv = dataclasses.replace(kv, pages=blocks * kv.layers)
+    needs = use(limits, kv)
+    beside = _reserve(problem, taken + needs.kv_bytes)
+    return limits, kv, dataclasses.replace(needs, reserve_bytes=beside), notices
+
+
+def _reserve(problem: Problem, taken: int) -> int:
+    """Bytes that stay free beside a plan that takes so many."""
+    return int(host_reserve(taken)) if problem.reserve_bytes is None else problem.reserve_bytes
+
+
+def _fewer_at_once(tokens: int, limits: Limits) -> str:
+    """What a user of a cache of so many tokens is told."""
+    return (
+        f"the KV cache holds {tokens:,} tokens in all, not {limits.context:,} for each of "
+        f"{limits.sequences} requests; requests wait while it is full"
+    )
+
+
+def _refusal(problem: Problem, fixed: MemoryUse, limits: Limits, context: int) -> str:
+    """context: what would fit."""
+    kv, resident, room = problem.kv, problem.resident_bytes, problem.room_bytes
+    page_bytes, taken = kv.page_bytes * kv.layers, fixed.total_bytes - resident
+    kv_bytes = -(-limits.context // kv.page_tokens) * page_bytes
+    fits = f"a context of {context} would fit"
+    if context == 0:
+        least = taken + page_bytes
+        wide = dominant_format(problem.graph, problem.formats) == "f32"
+        fits = (
+            f"even a context of {kv.page_tokens} lacks "
+            f"{size_text(least + _reserve(problem, least) - room)}; free memory, or allow "
+            "more with memory_bytes= if that was limited, or choose a smaller model"
+            f"{' or a 16-bit dtype=' if wide else ''}"
+        )
+    return (
+        f"[plan] needs weights {size_text(fixed.weights_bytes - resident)} + KV cache "
+        f"{size_text(kv_bytes)} for a context of {limits.context} + activations "
+        f"{size_text(fixed.activations_bytes)} + workspace {size_text(fixed.workspace_bytes)} + "
+        f"reserve {size_text(_reserve(problem, taken + kv_bytes))}; {size_text(room)} are "
+        f"available; {fits}"
     )
