@@ -98,6 +98,7 @@ class Study:
             *plan.notices,
             *problem.kv_options.notices(plan, problem.step_tokens),
             *slow_bf16(plan, profile, dominant_format(problem.graph, problem.formats)),
+            *(profile.notices_of({held.format for held in plan.slices}) if profile else ()),
         )
         predicted = None if profile is None else prediction(self.search, profile)
         return dataclasses.replace(

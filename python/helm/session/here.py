@@ -71,7 +71,7 @@ def load_engine(
     attempts = _LOADS
     while True:
         plan, grant = plan_and_take(config, infos, directory, options, target)
-        said = (*notices, *plan.notices, *_too_many(plan.threads), *_assumed(target, plan))
+        said = (*notices, *plan.notices, *_too_many(plan.threads))
         plan = dataclasses.replace(plan, notices=said)
         try:
             engine = _engine(plan, directory, tensors, options, target, grant)
@@ -105,13 +105,6 @@ def _foreign(profile: Profile | None) -> tuple[str, ...]:
         f"units are placed by the rates of {profile.name}, another machine; the predicted rate is "
         "for that one, the memory this one's",
     )
-
-
-def _assumed(target: Target, plan: Plan) -> list[str]:
-    """Says which rates decided that were not measured."""
-    if target.profile is None:
-        return []
-    return target.profile.notices_of({held.format for held in plan.slices})
 
 
 def _too_many(threads: int) -> list[str]:
