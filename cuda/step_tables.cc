@@ -11,7 +11,7 @@
 namespace helm::cuda {
 namespace {
 
-constexpr int64_t kTableAlignment = 16;
+static_assert(sizeof(Run) == kRunBytes);
 
 template <class T>
 T* at(std::byte* base, int64_t offset) {
@@ -33,10 +33,10 @@ StepLayout::StepLayout(const Plan& plan) {
     fail(ErrorKind::kInvalid, "[cuda] a step may refer to ", most_pages,
          " pages, at most 2^31 are possible; lower the context or the number of sequences");
   }
-  bytes = 0;
+  int64_t end = 0;
   const auto place = [&](int64_t count, size_t element) {
-    const int64_t offset = bytes;
-    bytes += align_up(count * static_cast<int64_t>(element), kTableAlignment);
+    const int64_t offset = end;
+    end += align_up(count * static_cast<int64_t>(element), kTableAlignment);
     return offset;
   };
   token_ids = place(limits.step_tokens, sizeof(int32_t));
@@ -49,6 +49,8 @@ StepLayout::StepLayout(const Plan& plan) {
   }
   pages = place(most_pages, sizeof(int32_t));  // from here on a step uploads only what it uses
   place(most_blocks, sizeof(Run));
+  bytes = step_table_bytes(plan);
+  assert(end <= bytes);
 }
 
 StepUpload::StepUpload(const Plan& plan, int ordinal, void* device_memory)

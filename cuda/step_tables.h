@@ -11,6 +11,7 @@
 #include "cuda/device.h"
 #include "cuda/kernels/kernels.h"
 #include "helm/plan.h"
+#include "plan/cuda_scratch.h"
 
 namespace helm::cuda {
 
@@ -23,14 +24,15 @@ namespace helm::cuda {
 //   that
 //                                   have pages, and [layers] of a page that visits
 //   more runs, behind the pages     [most_runs * blocks] Run, each of one visiting page
-// each rounded up to 16 bytes. There is kStagingBlocks times as much page-locked host memory.
+// each rounded up to kTableAlignment. There is kStagingBlocks times as much page-locked host
+// memory.
 struct StepLayout {
   explicit StepLayout(const Plan& plan);
 
   int64_t token_ids, positions, row_runs, output_rows, runs, pages;
   std::vector<int64_t> rope;  // by rope table of the plan
   int64_t most_runs;
-  int64_t bytes;  // in all
+  int64_t bytes;  // in all, step_table_bytes(plan)
 };
 
 // Uploads steps to one place in the GPU's memory, for all stages that have their tables there. The

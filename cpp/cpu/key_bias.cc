@@ -124,6 +124,10 @@ bool lacks_key_biases(const Plan& plan) {
   return any;
 }
 
+int64_t tensor_bytes(const Plan& plan, const KeyBias& bias) {
+  return rows_of(plan, bias.tensor) * int64_t{sizeof(float)};
+}
+
 int64_t turn_bytes(const Plan& plan) {
   if (!lacks_key_biases(plan)) return 0;
   int64_t floats = 0;

@@ -34,6 +34,9 @@ struct Turns {
   const float* places = nullptr;  // [kKeyBlock, rotary]
 };
 
+// Bytes of the whole tensor that holds it.
+int64_t tensor_bytes(const Plan& plan, const KeyBias& bias);
+
 // Of all rope tables; 0 where no layer needs them.
 int64_t turn_bytes(const Plan& plan);
 std::vector<Turns> fill_turns(const Plan& plan, std::byte* memory);

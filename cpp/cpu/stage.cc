@@ -1,80 +1,19 @@
 #include "cpu/stage.h"
 
-#include <algorithm>
 #include <cmath>
 #include <functional>
-#include <variant>
 
-#include "base/arena.h"
+#include "cpu/workspace.h"
 
 namespace helm::cpu {
 
 namespace {
 
-// Where the parts of a stage's workspace begin, in this order. Stages that share one agree on what
-// is filled once, which therefore comes first.
-struct Workspace {
-  int64_t turn_bytes = 0;
-  int64_t worker_bytes = 0;
-  int64_t packed_bytes = 0;
-  int64_t partials_bytes = 0;
-  int64_t rope_bytes = 0;  // cosines and sines of all tables
-
-  int64_t bytes(int threads) const {
-    return turn_bytes + threads * worker_bytes + packed_bytes + partials_bytes + rope_bytes;
-  }
-};
-
-int64_t rope_table_bytes(const Plan& plan, const RopeTable& table) {
-  const auto half = static_cast<int64_t>(table.inv_freq.size());
-  return align_up(plan.limits.step_tokens * half * int64_t{sizeof(float)}, kCacheLine);
-}
-
-bool has_rope(std::span<const UnitSpec> units) {
-  for (const UnitSpec& unit : units) {
-    for (const Op& op : unit.ops) {
-      if (std::holds_alternative<RopeOp>(op)) return true;
-    }
-  }
-  return false;
-}
-
 Workspace workspace_of(const Plan& plan, std::span<const UnitSpec> units,
                        const KernelTable& kernels) {
-  Workspace w;
-  w.turn_bytes = align_up(turn_bytes(plan), 4096);
-  w.worker_bytes = std::max(kCacheLine, kernels.scratch_bytes(1));
-  const auto attention = [&](int64_t heads, int64_t kv_heads, int64_t head_dim) {
-    const int64_t kernel_bytes = kernels.scratch_bytes(head_dim);
-    w.worker_bytes =
-        std::max(w.worker_bytes, align_up(kernel_bytes, kCacheLine) +
-                                     attention_worker_bytes(heads, kv_heads, head_dim));
-    w.partials_bytes =
-        std::max(w.partials_bytes, attention_partials_bytes(plan, heads, kv_heads, head_dim));
-  };
-  for (const UnitSpec& unit : units) {
-    for (const Op& op : unit.ops) {
-      if (const auto* o = std::get_if<AttentionOp>(&op)) {
-        attention(o->heads, o->kv_heads, o->head_dim);
-      } else if (const auto* a = std::get_if<AttendOp>(&op)) {
-        attention(a->heads, a->kv_heads, a->head_dim);
-      } else if (const auto* p = std::get_if<PositionEmbeddingOp>(&op)) {
-        const int64_t width = plan.values[static_cast<size_t>(p->out)].width;
-        w.worker_bytes = std::max(w.worker_bytes, width * int64_t{sizeof(float)});  // a row
-      } else if (const auto* l = std::get_if<LinearOp>(&op)) {
-        const ValueSpec& in = plan.values[static_cast<size_t>(l->in)];
-        const int64_t rows = in.per_output ? plan.limits.step_outputs : plan.limits.step_tokens;
-        w.packed_bytes = std::max(w.packed_bytes, packed_bytes(rows, in.width));
-        w.worker_bytes = std::max(w.worker_bytes, few_tokens_bytes(in.width));
-      }
-    }
-  }
-  w.worker_bytes = align_up(w.worker_bytes, 4096);  // members never share a page
-  w.partials_bytes = align_up(w.partials_bytes, kCacheLine);
-  if (has_rope(units)) {
-    for (const RopeTable& table : plan.rope) w.rope_bytes += 2 * rope_table_bytes(plan, table);
-  }
-  return w;
+  Workspace workspace(plan, kernels.scratch_bytes);
+  for (const UnitSpec& unit : units) workspace.add(unit);
+  return workspace;
 }
 
 }  // namespace
@@ -86,8 +25,7 @@ CpuStage::CpuStage(const StageSpec& spec, const KernelTable& kernels, ThreadPool
       bindings_{
           plan_, spec.weights, {host_pointer(spec.kv), plan_.kv}, kernels, integers, {}, {}, {}, {},
           {}},
-      times_(times),
-      rotates_(has_rope(spec.units)) {
+      times_(times) {
   for (const DeviceAddress value : spec.values) {
     bindings_.values.push_back(host_pointer<float>(value));
   }
@@ -125,6 +63,7 @@ void CpuStage::bind_workspace(const StageSpec& spec) {
   next += w.packed_bytes;
   bindings_.partials = next;
   next += w.partials_bytes;
+  rotates_ = w.rotates();
   if (!rotates_) return;
   for (const RopeTable& table : plan_.rope) {
     bindings_.cosines.push_back(reinterpret_cast<float*>(next));

@@ -120,8 +120,7 @@ void KvOverflow::compile_on_cpu(Device& cpu, const StageSpec& bound) {
   const auto far_value = static_cast<ValueIndex>(plan_.values.size() - 1);
   int64_t scratch = 0, biases = 0;
   const auto bias_bytes = [&](const cpu::KeyBias& bias) {
-    return align_up(plan_.tensors[static_cast<size_t>(bias.tensor)].rows() * float_bytes,
-                    kCacheLine);
+    return align_up(cpu::tensor_bytes(plan_, bias), kCacheLine);
   };
   std::vector<std::pair<size_t, size_t>> on_cpu;  // unit, spec
   for (size_t u = 0; u < units_.size(); ++u) {
@@ -146,8 +145,7 @@ void KvOverflow::compile_on_cpu(Device& cpu, const StageSpec& bound) {
     host.weights.assign(plan_.tensors.size(), Weight{});
     if (const auto bias = cpu::key_bias(plan_, units_[u].attention.layer)) {
       const auto tensor = static_cast<size_t>(bias->tensor);
-      copies_->download(next_bias, bound.weights[tensor].address,
-                        plan_.tensors[tensor].rows() * float_bytes);
+      copies_->download(next_bias, bound.weights[tensor].address, cpu::tensor_bytes(plan_, *bias));
       copies_->synchronize();
       host.weights[tensor].address = cpu::device_address(next_bias);
       next_bias += bias_bytes(*bias);

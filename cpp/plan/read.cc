@@ -37,11 +37,15 @@ void PlanReader::read_kv(const JsonReader& node) {
   node.only({"dtype", "page_tokens", "layers", "kv_heads", "head_dim", "pages"});
   plan_.kv.dtype = named(node["dtype"], kv_dtype_from_name);
   plan_.kv.page_tokens = node["page_tokens"].integer(1, kMaxCount);
+  read_kv_geometry(node);
+  plan_.kv.pages = node["pages"].integer(1, kMaxExtent);
+  if (plan_.kv.pages > kMaxOffset / plan_.kv.page_bytes()) node.reject("the pages exceed 64 TiB");
+}
+
+void PlanReader::read_kv_geometry(const JsonReader& node) {
   plan_.kv.layers = node["layers"].integer(1, kMaxCount);
   plan_.kv.kv_heads = node["kv_heads"].integer(1, 4096);
   plan_.kv.head_dim = node["head_dim"].integer(1, 4096);
-  plan_.kv.pages = node["pages"].integer(1, kMaxExtent);
-  if (plan_.kv.pages > kMaxOffset / plan_.kv.page_bytes()) node.reject("the pages exceed 64 TiB");
 }
 
 void PlanReader::read_rope(const JsonReader& node) {
@@ -71,12 +75,15 @@ void PlanReader::read_value(const JsonReader& node) {
 
 void PlanReader::read_unit(const JsonReader& node) {
   node.only({"name", "device", "ops"});
-  UnitSpec unit;
-  unit.name = node["name"].string();
-  unit.device = node["device"].string();
-  if (unit.device != "cpu" && unit.device != "accelerator") {
-    node["device"].reject("expected \"cpu\" or \"accelerator\", found \"", unit.device, "\"");
+  std::string device = node["device"].string();
+  if (device != "cpu" && device != "accelerator") {
+    node["device"].reject("expected \"cpu\" or \"accelerator\", found \"", device, "\"");
   }
+  read_ops(node, std::move(device));
+}
+
+void PlanReader::read_ops(const JsonReader& node, std::string device) {
+  UnitSpec unit{node["name"].string(), std::move(device), {}};
   const JsonReader ops = node["ops"];
   for (size_t i = 0; i < ops.size(); ++i) unit.ops.push_back(read_op(ops[i]));
   if (std::count_if(unit.ops.begin(), unit.ops.end(), is_attention) > 1) {
@@ -183,6 +190,29 @@ Plan PlanReader::read(const JsonReader& root) {
   if (plan_.schedule.stream_tokens > 0) check_visits(units);
   check_slices(slices);
   if (plan_.schedule.stream_tokens > 0) check_visiting_formats(slices);
+  return std::move(plan_);
+}
+
+Plan PlanReader::read_graph(const JsonReader& root) {
+  root.only({"kv", "rope", "tensors", "values", "units", "logits"});
+  plan_.limits = {.context = 1, .step_tokens = 1, .step_outputs = 1, .sequences = 1};
+  root["kv"].only({"layers", "kv_heads", "head_dim"});
+  read_kv_geometry(root["kv"]);
+  plan_.kv.page_tokens = 1;
+  const JsonReader rope = root["rope"];
+  for (size_t i = 0; i < rope.size(); ++i) read_rope(rope[i]);
+  const JsonReader tensors = root["tensors"];
+  for (size_t i = 0; i < tensors.size(); ++i) read_tensor(tensors[i]);
+  const JsonReader values = root["values"];
+  for (size_t i = 0; i < values.size(); ++i) read_value(values[i]);
+  plan_.logits = value(root["logits"]);
+  plan_.vocab_size = width(plan_.logits);
+  const JsonReader units = root["units"];
+  for (size_t i = 0; i < units.size(); ++i) {
+    units[i].only({"name", "ops"});
+    read_ops(units[i], "cpu");
+  }
+  check_logits(root["logits"]);
   return std::move(plan_);
 }
 

@@ -34,10 +34,13 @@ auto named(const JsonReader& node, const FromName& from_name) {
 class PlanReader {
  public:
   Plan read(const JsonReader& root);
+  // The part of a plan that is the model's: KV geometry, rope, tensors, values, units, logits.
+  Plan read_graph(const JsonReader& root);
 
  private:
   void read_limits(const JsonReader& node);
   void read_kv(const JsonReader& node);
+  void read_kv_geometry(const JsonReader& node);
   void read_rope(const JsonReader& node);
   void read_tensor(const JsonReader& node);
   static TensorSource read_source(const JsonReader& node, const TensorSpec& spec);
@@ -48,6 +51,7 @@ class PlanReader {
   void check_visiting_formats(const JsonReader& slices) const;
   void read_value(const JsonReader& node);
   void read_unit(const JsonReader& node);
+  void read_ops(const JsonReader& node, std::string device);  // of a unit
   static bool streams(const JsonReader& root);
   void read_accelerator(const JsonReader& root);
   void check_visits(const JsonReader& units) const;

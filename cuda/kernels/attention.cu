@@ -106,10 +106,6 @@ __global__ void __launch_bounds__(kThreads) merge_partials_kernel(const MergeArg
 
 }  // namespace
 
-int64_t attention_partials_bytes(int64_t rows, int64_t heads, int64_t head_dim, int64_t splits) {
-  return splits <= 1 ? 0 : rows * heads * splits * (head_dim + 2) * int64_t{sizeof(float)};
-}
-
 void attention(const AttentionArgs& args, const StepTables& step, cudaStream_t stream) {
   const auto merge = [&](int64_t rows, int64_t splits, bool of_singles) {
     if (splits <= 1) return;

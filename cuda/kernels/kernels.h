@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "helm/plan.h"
+#include "plan/cuda_scratch.h"
 
 namespace helm::cuda {
 
@@ -88,7 +89,6 @@ void norm(const NormArgs& args, cudaStream_t stream);
 // One part of a stacked linear op, for few tokens:
 //   C(t, r) = [C(t, r) +] [bias(r) +] sum_k A(t, k) * W(r, k)      t < tokens <= kMatvecTokens
 // Reads the weights once, in f32 arithmetic.
-inline constexpr int64_t kMatvecTokens = 8;
 struct MatvecArgs {
   const float* a;  // [tokens, cols], rows a_stride apart
   int64_t a_stride;
@@ -177,8 +177,6 @@ void append(const AppendArgs& args, const StepTables& step, cudaStream_t stream)
 // work are empty, so a launch stays right when it is replayed at another context. partials: the
 // larger of attention_partials_bytes(runs, ..., decode_splits) and (tokens, ..., prompt_splits).
 inline constexpr int64_t kMaxHeadDim = 256;
-inline constexpr int64_t kSplitKeys = 64;   // ranges end at its multiples, whatever the page size
-inline constexpr int64_t kPromptRows = 32;  // (token, query head) pairs of a block of longer runs
 struct AttentionArgs {
   const float* x;  // [tokens, width]: q heads from q_offset
   int64_t width;
@@ -198,7 +196,6 @@ struct AttentionArgs {
   int64_t prompt_splits;  // for the others
   void* partials;         // of splits; null with one
 };
-int64_t attention_partials_bytes(int64_t rows, int64_t heads, int64_t head_dim, int64_t splits);
 void attention(const AttentionArgs& args, const StepTables& step, cudaStream_t stream);
 
 // partial = attention to no position

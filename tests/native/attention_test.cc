@@ -5,6 +5,7 @@
 #include <map>
 #include <sstream>
 
+#include "cpu/workspace.h"
 #include "oracle.h"
 #include "tiers.h"
 
@@ -271,6 +272,14 @@ TEST_CASE("attention: empty partials merge and finish to nothing") {
     CHECK(m_a[1] == 1.5f);
     table->attention_finish(2, 3, s_a, o_a);
     for (int i = 0; i < 6; ++i) CHECK(o_a[i] == static_cast<float>(i < 3 ? 0 : i - 2) / 2);
+  }
+}
+
+TEST_CASE("attention: no isa takes more scratch than a plan counts") {
+  for (const cpu::KernelTable* table : tiers()) {
+    for (const int64_t head_dim : {0, 1, 63, 64, 128, 256, 4096}) {
+      CHECK(table->scratch_bytes(head_dim) <= cpu::most_scratch_bytes(head_dim));
+    }
   }
 }
 

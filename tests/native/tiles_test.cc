@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "check.h"
+#include "cpu/workspace.h"
 #include "oracle.h"
 #include "tiers.h"
 #include "tile_registers.h"
@@ -99,9 +100,9 @@ TEST_CASE("tiles: what the processor refuses is refused") {
   CHECK_THROWS_AS(tiles.store(0, &c, 0), std::logic_error);
 }
 
-TEST_CASE("tiles: scratch fits what a plan counts for packing") {
-  // _PACKING_BYTES of helm/compiler/memory.py
+TEST_CASE("tiles: scratch fits what a plan counts") {
   CHECK(emulated_amx().scratch_bytes(1) <= 1 << 20);
+  CHECK(emulated_amx().scratch_bytes(0) <= cpu::most_scratch_bytes(0));
 }
 
 TEST_CASE("tiles: machine code and plain C++ give the same bits") {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from helm.compiler import memory
+import naive_scratch
 from helm.plan.schema import KvSpec, Limits
 from naive_rates import (
     F32,
@@ -44,8 +44,7 @@ def kv_bytes(task: Task, plan: Plan) -> dict[str, int]:
 
 
 def sizes(task: Task, plan: Plan) -> dict[str, int]:
-    """Everything on each device, without reserves. Activations and scratch are those that helm
-    states; weights, KV pages and staging are counted here."""
+    """Everything on each device, without reserves."""
     graph, kv = task.model.graph, task.model.graph.kv
     most = max(1, task.batch)
     limits = Limits(task.context, max(plan.step_tokens, most), most, most)
@@ -57,11 +56,9 @@ def sizes(task: Task, plan: Plan) -> dict[str, int]:
     threads = task.profile["cpu"]["threads"]
     found = kv_bytes(task, plan)
     for site, units in (("cpu", on_cpu), ("accelerator", [*own, *visiting])):
-        found[site] += weights(task, plan, site) + memory.activation_bytes(graph, units, limits)
-    found["cpu"] += memory.workspace_bytes(graph, on_cpu, limits, spec, threads)
-    found["accelerator"] += memory.accelerator_workspace_bytes(
-        graph, [*own, *visiting], limits, spec
-    )
+        found[site] += weights(task, plan, site) + naive_scratch.activations(graph, units, limits)
+    found["cpu"] += naive_scratch.of_cpu(graph, on_cpu, limits, spec, threads)
+    found["accelerator"] += naive_scratch.of_accelerator(graph, [*own, *visiting], limits, spec)
     if own and on_cpu:
         blocks = visiting or any(unit in graph.units[1:-1] for unit in own)
         crossing = limits.step_tokens if blocks and plan.devices[0] == "cpu" else most
@@ -76,8 +73,8 @@ def sizes(task: Task, plan: Plan) -> dict[str, int]:
         found["accelerator"] += 2 * spec.page_bytes
         found["accelerator"] += 2 * 256 * math.ceil(limits.step_tokens * partial / 256)
         found["cpu"] += most * (partial + F32 * max(widths[op.input] for op in ops))
-        more = memory.overflow_bytes(graph, graph.units[1:-1], limits, spec, threads)
-        found["cpu"] += more.host_workspace
+        blocks = graph.units[1:-1]
+        found["cpu"] += naive_scratch.of_far_pages(graph, blocks, limits, spec, threads)
     if visiting:
         names = [{n for op in unit.ops for n in op.weight_names()} for unit in visiting]
         largest = max(sum(padded(task, name) for name in unit) for unit in names)

@@ -3,6 +3,7 @@
 
 #include "helm/encode.h"        // IWYU pragma: export
 #include "helm/engine.h"        // IWYU pragma: export
+#include "helm/footprint.h"     // IWYU pragma: export
 #include "helm/generation.h"    // IWYU pragma: export
 #include "helm/machine.h"       // IWYU pragma: export
 #include "helm/plan.h"          // IWYU pragma: export

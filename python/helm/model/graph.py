@@ -1,4 +1,4 @@
-"""The typed op graph of one step, and the builder that families use. Knows no family, no machine.
+"""The typed op graph of one step. Knows no family, no machine.
 
 A value is a matrix [rows, width] of f32; rows "tokens" has one row per token of the step, rows
 "outputs" one per token whose logits are asked for. Every block reuses the same value names, so
@@ -11,15 +11,16 @@ costs depends on all others.
 
 from __future__ import annotations
 
+import functools
+import json
+import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from helm.base.jsonio import encode
-from helm.errors import InvalidError
 from helm.model.rope import RopeTable
 
-MAX_WIDTH = 2**24  # the runtime's bound of a value's width
 Rows = Literal["tokens", "outputs"]
 NormKind = Literal["rms", "layer"]
 ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -197,6 +198,11 @@ OPS: dict[str, type[Op]] = {
     cls.op: cls
     for cls in (Embedding, PositionEmbedding, Norm, Linear, Rope, Attention, Activation, Select)
 }
+# By op the fields that name nothing.
+_PLAIN_FIELDS = {
+    cls: operator.attrgetter(*({item.name for item in fields(cls)} - set(cls.names)))
+    for cls in OPS.values()
+}
 
 
 @dataclass(frozen=True)
@@ -246,129 +252,33 @@ class Graph:
         encoded: dict[str, Any] = encode(self)
         return encoded
 
+    @functools.cached_property
+    def kinds(self) -> dict[str, Unit]:
+        """By each unit's name the first unit that differs from it in names of weights and in the
+        KV layer alone."""
+        first: dict[tuple[object, ...], Unit] = {}
+        return {
+            unit.name: first.setdefault(tuple(map(self._shape, unit.ops)), unit)
+            for unit in self.units
+        }
 
-@dataclass
-class GraphBuilder:
-    """Collects a graph op by op; the widths of what each op reads and writes must agree.
+    def _shape(self, op: Op) -> tuple[object, ...]:
+        if isinstance(op, Linear):
+            parts = tuple((self.tensors[part.weight], part.bias is None) for part in op.parts)
+            return (op.input, op.out, parts, op.accumulate)
+        return (type(op), _PLAIN_FIELDS[type(op)](op))
 
-    Weights go by the names that transformers saves; prefix: what those of the base model begin
-    with, as "model.".
-    """
+    @functools.cached_property
+    def footprint(self) -> Any:
+        """_helm.Footprint: the runtime's count of the scratch of stages with units of these
+        kinds."""
+        from helm import _helm
 
-    prefix: str
-    tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    _values: dict[str, Value] = field(default_factory=dict)
-    _units: list[Unit] = field(default_factory=list)
-    _ops: list[Op] = field(default_factory=list)
-    _rope: list[RopeTable] = field(default_factory=list)
-
-    def tensor(self, name: str, *shape: int) -> str:
-        """Declares a weight of the base model and returns its whole name."""
-        return self.absolute(self.prefix + name, *shape)
-
-    def absolute(self, name: str, *shape: int) -> str:
-        """Declares a weight whose name has no prefix."""
-        assert self.tensors.get(name, shape) == shape, f"{name} has two shapes"
-        self.tensors[name] = shape
-        return name
-
-    def value(self, name: str, width: int, rows: Rows = "tokens") -> str:
-        """Declares a buffer [rows, width]; InvalidError if no runtime could hold a row."""
-        if width > MAX_WIDTH:
-            raise InvalidError(
-                f"[plan] value {name!r} would be {width} elements wide; at most {MAX_WIDTH} are "
-                "possible; check the sizes in config.json"
-            )
-        value = Value(name, width, rows)
-        assert self._values.get(name, value) == value, f"value {name} has two shapes"
-        self._values[name] = value
-        return name
-
-    def value_like(self, rows_of: str, name: str, width: int) -> str:
-        """As `value`, with the rows of another value."""
-        rows = self._values[rows_of].rows
-        return self.value(name if rows == "tokens" else f"{name}_out", width, rows)
-
-    def select(self, input: str) -> str:
-        """A value of its own with the rows of `input` whose logits were asked for. The last block
-        goes on with those alone once keys and values are cached."""
-        out = self.value(f"{input}_out", self.width(input), "outputs")
-        self.add(Select(input, out))
-        return out
-
-    def rope_table(self, table: RopeTable) -> int:
-        if table not in self._rope:
-            self._rope.append(table)
-        return self._rope.index(table)
-
-    def width(self, name: str) -> int:
-        return self._values[name].width
-
-    def add(self, op: Op) -> None:
-        self._ops.append(op)
-
-    def linear(
-        self,
-        input: str,
-        out: str,
-        parts: list[tuple[str, int]],
-        *,
-        bias: bool = False,
-        accumulate: bool = False,
-    ) -> None:
-        """parts: (module name, rows) of each "<module>.weight" [rows, width(input)]."""
-        made = tuple(
-            Part(
-                self.tensor(f"{module}.weight", rows, self.width(input)),
-                self.tensor(f"{module}.bias", rows) if bias else None,
-            )
-            for module, rows in parts
+        units = list({unit.name: unit for unit in self.kinds.values()}.values())
+        names = dict.fromkeys(
+            name for unit in units for op in unit.ops for name in op.weight_names()
         )
-        assert sum(rows for _, rows in parts) == self.width(out), f"{parts} do not fill {out}"
-        self.add(Linear(input, out, made, accumulate))
-
-    def norm(
-        self,
-        kind: NormKind,
-        module: str,
-        input: str,
-        out: str,
-        eps: float,
-        *,
-        offset: int = 0,
-        groups: int = 1,
-        size: int | None = None,
-    ) -> None:
-        """Norm with "<module>.weight" (and ".bias" for layer norm) of `groups` runs of `size`."""
-        size = self.width(input) if size is None else size
-        assert offset + groups * size <= min(self.width(input), self.width(out))
-        weight = self.tensor(f"{module}.weight", size)
-        bias = self.tensor(f"{module}.bias", size) if kind == "layer" else None
-        self.add(Norm(kind, input, offset, out, offset, groups, size, weight, bias, eps))
-
-    def head(self, input: str, vocab_size: int, tied: bool) -> None:
-        """logits = head input, with the embedding as the head when tied."""
-        out = self.value("logits", vocab_size, "outputs")
-        width = self.width(input)
-        if tied:
-            weight = self.tensor("embed_tokens.weight", vocab_size, width)
-        else:
-            weight = self.absolute("lm_head.weight", vocab_size, width)
-        self.add(Linear(input, out, (Part(weight, None),), False))
-
-    def unit(self, name: str) -> None:
-        """Closes the unit made of the ops added since the last call."""
-        self._units.append(Unit(name, tuple(self._ops)))
-        self._ops.clear()
-
-    def graph(self, architecture: str, kv: KvGeometry) -> Graph:
-        assert not self._ops, "the last unit is not closed"
-        return Graph(
-            architecture,
-            tuple(self._units),
-            tuple(self._values.values()),
-            dict(self.tensors),
-            tuple(self._rope),
-            kv,
-            "logits",
-        )
+        parts = {name: encode(getattr(self, name)) for name in ("kv", "rope", "values", "logits")}
+        tensors = [{"name": name, "shape": self.tensors[name], "source": None} for name in names]
+        text = json.dumps({**parts, "tensors": tensors, "units": [encode(unit) for unit in units]})
+        return _helm.Footprint(text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from helm.base.jsonio import Reader
+from helm.model.builder import GraphBuilder
 from helm.model.config import MAX_HEAD_DIM, Keys, ModelConfig, divided_head_dim, read_common
 from helm.model.graph import (
     Activation,
@@ -15,7 +16,6 @@ from helm.model.graph import (
     Attention,
     Embedding,
     Graph,
-    GraphBuilder,
     KvGeometry,
     Rope,
 )

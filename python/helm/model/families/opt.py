@@ -10,10 +10,11 @@ import dataclasses
 
 from helm.base.jsonio import Reader
 from helm.errors import UnsupportedModelError
+from helm.model.builder import GraphBuilder
 from helm.model.config import MAX_WIDTH, Keys, ModelConfig, divided_head_dim, read_common
 from helm.model.families.decoder import activation_kind, attention, kv_geometry, project
 from helm.model.families.family import Family
-from helm.model.graph import Activation, Embedding, Graph, GraphBuilder, PositionEmbedding
+from helm.model.graph import Activation, Embedding, Graph, PositionEmbedding
 
 _ARCHITECTURE = "OPTForCausalLM"
 _DEFAULTS = {

@@ -1,0 +1,136 @@
+// The scratch of a CUDA stage. One formula for the plugin, which lays it out, and for libhelm,
+// whose footprint counts it without the plugin; hence header only.
+//
+// bytes = tables + blas + narrow + partials, each rounded up to 256, with
+//   tables   = what kernels read of a step (cuda/step_tables.h), first: at one place for all stages
+//              that share the memory, which have one upload of it in a step
+//   blas     = the workspace of cuBLAS, if a linear op of the stage can have more than
+//              kMatvecTokens rows, else 0
+//   narrow   = max over such ops of rows * width(in) * bytes per element that inputs are narrowed
+//              to, rows = step_tokens or step_outputs as `in` says
+//   partials = max over attention and attend ops and step sizes t = 1 .. step_tokens of
+//              attention_partials_bytes(t, heads, head_dim, splits), splits = attention_splits(
+//              blocks, context) with blocks = decode_blocks(t, kv_heads), t <= sequences, and
+//              prompt_blocks(t, heads, kv_heads)
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <variant>
+
+#include "helm/plan.h"
+
+namespace helm::cuda {
+
+inline constexpr int64_t kScratchAlignment = 256;
+inline constexpr int64_t kMostBlasBytes = int64_t{32} << 20;  // on any GPU
+
+inline constexpr int64_t kMatvecTokens = 8;  // rows of a product that cuBLAS has no part in
+inline constexpr int64_t kSplitKeys = 64;    // ranges end at its multiples, whatever the page size
+inline constexpr int64_t kPromptRows = 32;   // (token, query head) pairs of a block of longer runs
+// Blocks of the grid that occupy the largest GPUs (132 to 170 multiprocessors) several times over.
+inline constexpr int64_t kAttentionPieces = 512;
+
+inline constexpr int64_t kRunBytes = 24;         // of a run in the tables
+inline constexpr int64_t kTableAlignment = 16;   // of each table
+inline constexpr int64_t kTablesOfAllSteps = 7;  // besides one for each rope table
+
+// Blocks of the grid without splits: of runs of one token each, and of longer ones with `tokens` in
+// all, where a block has kPromptRows rows. A plan without attention has no heads.
+constexpr int64_t decode_blocks(int64_t runs, int64_t kv_heads) {
+  return runs * kv_heads;
+}
+constexpr int64_t prompt_blocks(int64_t tokens, int64_t heads, int64_t kv_heads) {
+  if (kv_heads == 0) return 0;
+  return (tokens * (heads / kv_heads) + kPromptRows - 1) / kPromptRows * kv_heads;
+}
+
+// In how many pieces the context of each row is attended, when the longest has `context` positions:
+// a power of two, so that few shapes are captured, enough to occupy the GPU where blocks are few,
+// each of at least kSplitKeys positions.
+constexpr int64_t attention_splits(int64_t blocks, int64_t context) {
+  const int64_t wanted = kAttentionPieces / (blocks < 1 ? 1 : blocks);
+  const int64_t most = (context + kSplitKeys - 1) / kSplitKeys;
+  const int64_t splits = wanted < most ? wanted : most;
+  return splits < 1 ? 1 : static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(splits)));
+}
+
+constexpr int64_t attention_partials_bytes(int64_t rows, int64_t heads, int64_t head_dim,
+                                           int64_t splits) {
+  return splits <= 1 ? 0 : rows * heads * splits * (head_dim + 2) * int64_t{sizeof(float)};
+}
+
+// The tables of a step, each with room to be aligned; cuda/step_tables.h says what they hold.
+inline int64_t step_table_bytes(const Plan& plan) {
+  const Limits& limits = plan.limits;
+  const int64_t runs = std::min(limits.sequences, limits.step_tokens);
+  const int64_t blocks = runs * ((limits.context + plan.kv.page_tokens - 1) / plan.kv.page_tokens);
+  int64_t words = 3 * limits.step_tokens + limits.step_outputs + (blocks + 1) * plan.kv.layers;
+  for (const RopeTable& table : plan.rope) words += std::ssize(table.inv_freq);
+  return words * int64_t{sizeof(int32_t)} + (runs + blocks) * kRunBytes +
+         (kTablesOfAllSteps + std::ssize(plan.rope)) * kTableAlignment;
+}
+
+// Collects what the units of a stage need. Of the plan it reads values, limits and KV geometry.
+class Scratch {
+ public:
+  Scratch(const Plan& plan, int64_t blas_bytes)
+      : plan_(plan), tables_(step_table_bytes(plan)), blas_workspace_(blas_bytes) {}
+
+  // narrowed(weight): bytes per element to which inputs of its products are narrowed, or 0.
+  template <typename Narrowed>
+  void add(const UnitSpec& unit, const Narrowed& narrowed) {
+    for (const Op& op : unit.ops) {
+      if (const auto* linear = std::get_if<LinearOp>(&op)) add_linear(*linear, narrowed);
+      if (const auto* attention = std::get_if<AttentionOp>(&op)) add_attending(*attention);
+      if (const auto* attend = std::get_if<AttendOp>(&op)) add_attending(*attend);
+    }
+  }
+
+  int64_t tables() const { return aligned(tables_); }
+  int64_t blas() const { return aligned(blas_); }
+  int64_t narrow() const { return aligned(narrow_); }
+  int64_t partials() const { return aligned(partials_); }
+  int64_t bytes() const { return tables() + blas() + narrow() + partials(); }
+
+ private:
+  static int64_t aligned(int64_t bytes) {
+    return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+  }
+
+  template <typename Narrowed>
+  void add_linear(const LinearOp& op, const Narrowed& narrowed) {
+    const ValueSpec& in = plan_.values[static_cast<size_t>(op.in)];
+    const int64_t rows = in.per_output ? plan_.limits.step_outputs : plan_.limits.step_tokens;
+    if (rows <= kMatvecTokens) return;
+    blas_ = blas_workspace_;
+    for (const LinearOp::Part& part : op.parts) {
+      narrow_ = std::max(narrow_, rows * in.width * narrowed(part.weight));
+    }
+  }
+
+  // For each number of splits, the largest steps that have as many.
+  template <typename Attending>
+  void add_attending(const Attending& op) {
+    const int64_t most = attention_splits(1, plan_.limits.context);
+    const int64_t group = op.heads / op.kv_heads;
+    for (int64_t splits = 2; splits <= most; splits *= 2) {
+      const int64_t blocks = kAttentionPieces / splits / op.kv_heads;  // per KV head
+      const int64_t rows =
+          std::max(std::min(blocks * kPromptRows / group, plan_.limits.step_tokens),
+                   std::min({blocks, plan_.limits.sequences, plan_.limits.step_tokens}));
+      partials_ =
+          std::max(partials_, attention_partials_bytes(rows, op.heads, op.head_dim, splits));
+    }
+  }
+
+  const Plan& plan_;
+  int64_t tables_;
+  int64_t blas_workspace_;
+  int64_t blas_ = 0;
+  int64_t narrow_ = 0;
+  int64_t partials_ = 0;
+};
+
+}  // namespace helm::cuda

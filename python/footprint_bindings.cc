@@ -1,0 +1,62 @@
+// The module's part for the planner's count of scratch: limits and KV geometry as Python has them.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <vector>
+
+#include "bindings.h"
+#include "helm/footprint.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace helm {
+namespace {
+
+using Units = std::vector<std::string>;
+
+Footprint::Setting setting_of(nb::handle limits, nb::handle kv, int threads) {
+  const auto integer = [](nb::handle from, const char* name) {
+    return nb::cast<int64_t>(from.attr(name));
+  };
+  Footprint::Setting setting;
+  setting.limits = {integer(limits, "context"), integer(limits, "step_tokens"),
+                    integer(limits, "step_outputs"), integer(limits, "sequences")};
+  setting.kv_dtype = kv_dtype_from_name(nb::cast<std::string>(kv.attr("dtype")));
+  setting.page_tokens = integer(kv, "page_tokens");
+  setting.threads = threads;
+  return setting;
+}
+
+}  // namespace
+
+void bind_footprint(nb::module_& m) {
+  nb::class_<Footprint>(m, "Footprint",
+                        "Bytes of scratch that stages of a model need, by the formulas with which "
+                        "the engine\nallocates it: of whatever processor or GPU takes the most.")
+      .def(nb::init<std::string_view>(), "graph"_a,
+           "graph: JSON with a plan's kv (layers, kv_heads, head_dim), rope, tensors, values, "
+           "units\nand logits.")
+      .def(
+          "workspace",
+          [](Footprint& f, const Units& units, bool on_accelerator, nb::handle limits,
+             nb::handle kv, int threads) {
+            return f.workspace(units, on_accelerator, setting_of(limits, kv, threads));
+          },
+          "units"_a, "on_accelerator"_a, "limits"_a, "kv"_a, "threads"_a,
+          "Of a device that has the units of these names; 0 without. limits, kv: "
+          "helm.plan.schema's "
+          "Limits\nand KvSpec.")
+      .def(
+          "far_workspace",
+          [](Footprint& f, const Units& units, nb::handle limits, nb::handle kv, int threads) {
+            return f.far_workspace(units, setting_of(limits, kv, threads));
+          },
+          "units"_a, "limits"_a, "kv"_a, "threads"_a,
+          "Of the CPU, which attends to KV pages in host memory for units of the accelerator.");
+}
+
+}  // namespace helm
