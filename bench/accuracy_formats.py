@@ -47,7 +47,10 @@ class Limits:
 
 
 STORED = Limits()
-OWN = {"q8": Limits(kl=0.001), "q4": Limits(kl=0.02, perplexity=float("inf"), same_best=0.0)}
+OWN = {
+    "q8": Limits(kl=0.002, perplexity=0.005),
+    "q4": Limits(kl=0.02, perplexity=0.02, same_best=0.9),
+}
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Sums:
 
     @property
     def divergence(self) -> Divergence:
-        perplexity, of_reference = np.exp(self._surprise / self._predicted)
+        perplexity, of_reference = np.exp(self._surprise / max(1, self._predicted))
         return Divergence(
             self._tokens,
             self._kl / self._tokens,

@@ -27,8 +27,10 @@ from rich.console import Console
 from compare_plots import check_plot, draw
 from compare_report import FORMAT, read_saved, show
 from engine_process import EngineFailed, EngineProcess, TooSlow
+from engines import has_checkpoint
 from engines_here import default_engines, machine, settings_of, why_not
 from figures import RATE, run_figures
+from gguf_file import BLOCKS, published, quantised, step_weight_bytes, write_gguf
 from helm import _helm
 from helm.compiler.load_cost import WEIGHTS
 from helm.machine.resources import cpu_affinity, default_threads
@@ -41,7 +43,18 @@ SETTLED = 0.08  # how far the probes before and after a part may differ on avera
 REPEATS_S = 10.0  # longer runs are not repeated
 # Root mean square of the difference over the deviation of transformers' f32 logits. Engines round
 # keys and values to 16 bit, some activations too; another model's logits are off by 1.4.
-MOST_OFF = {"f32": 0.005, "f16": 0.01, "bf16": 0.1}
+MOST_OFF = {"f32": 0.005, "f16": 0.01, "bf16": 0.1, **dict.fromkeys(BLOCKS, 0.1)}
+
+
+def model_folder(shape: str, dtype: str, root: Path) -> tuple[Path, str, str]:
+    """The folder that engines load from, and by which names results know it. A published GGUF
+    file says itself which dtype it has."""
+    if shape.endswith(".gguf"):
+        folder = published(Path(shape), root)
+        return folder, Path(shape).stem, Path(shape).stem.replace("-", ".").split(".")[-1].lower()
+    if dtype in BLOCKS:
+        return quantised(make_checkpoint(shape, "f16", root), dtype), named_config(shape)[0], dtype
+    return make_checkpoint(shape, dtype, root), named_config(shape)[0], dtype
 
 
 def ceilings(args: argparse.Namespace) -> dict[str, float]:
@@ -103,8 +116,8 @@ class Comparison:
         console: Console,
     ) -> None:
         self._args, self._console = args, console
-        self._folder = make_checkpoint(shape, dtype, args.root)
-        name, config = named_config(shape)
+        self._folder, name, dtype = model_folder(shape, dtype, args.root)
+        config = json.loads((self._folder / "config.json").read_text())
         engines = args.engines or default_engines(dtype)
         self.failed = False
         self.document: dict = {
@@ -116,6 +129,8 @@ class Comparison:
             "left_out": [],
             "rounds": [],
         }
+        if not has_checkpoint(self._folder):
+            self.document["weight_bytes"] = step_weight_bytes(self._folder)
         for engine in engines:
             reason = why_not(engine)
             if reason:
@@ -124,8 +139,6 @@ class Comparison:
                 self.document["engines"].append(engine)
         self._todo = {e: chosen(e, wanted) for e in self.document["engines"]}
         if any(family(e) == "llama.cpp" for e in self._todo):
-            from gguf_file import write_gguf
-
             write_gguf(self._folder)
         self._reference = self._make_reference(wanted)
 
@@ -201,7 +214,8 @@ class Comparison:
 
     def _say(self, engine: str, number: int, what: Scenario, run: dict) -> None:
         model = self.document
-        rate = run_figures(run, what, model["config"], model["dtype"])[RATE]
+        stored = model.get("weight_bytes")
+        rate = run_figures(run, what, model["config"], model["dtype"], stored_bytes=stored)[RATE]
         self._console.print(
             f"{model['shape']} {model['dtype']} round {number + 1}/{self._args.rounds} {engine} "
             f"{what.name}: {rate:.1f} tok/s",
@@ -221,7 +235,8 @@ def measure(args: argparse.Namespace, console: Console) -> tuple[dict, bool]:
     }
     wanted = [scenario(name, args.decode_prompt, args.tokens) for name in args.scenarios]
     for shape in args.shapes:
-        named_config(shape)  # a wrong name is found now, not an hour later
+        if not shape.endswith(".gguf"):
+            named_config(shape)  # a wrong name is found now, not an hour later
     well = True
 
     def save() -> None:
@@ -231,7 +246,7 @@ def measure(args: argparse.Namespace, console: Console) -> tuple[dict, bool]:
             part.replace(args.json)
 
     for shape in args.shapes:
-        for dtype in args.dtypes:
+        for dtype in args.dtypes if not shape.endswith(".gguf") else [""]:
             comparison = Comparison(shape, dtype, wanted, args, console)
             document["models"].append(comparison.document)
             for number in range(args.rounds):
@@ -245,12 +260,13 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--shapes", nargs="+", default=list(SHAPES), help="names in shapes.json, or config.json")
-    add("--dtypes", nargs="+", choices=sorted(BYTES), default=["bf16", "f16"])
+    add("--shapes", nargs="+", default=list(SHAPES), help="of shapes.json; config.json; FILE.gguf")
+    add("--dtypes", nargs="+", choices=[*sorted(BYTES), *BLOCKS], default=["bf16", "f16"])
     add(
         "--engines",
         nargs="+",
-        help="helm[:TIER|:copied|:mapped|:compressed], llama.cpp[:fa|:no-fa], transformers[:f32]",
+        help="helm[:TIER|:copied|:mapped|:compressed], llama.cpp[:fa|:no-fa|:one-thread], "
+        "transformers[:f32]",
     )
     add("--scenarios", nargs="+", default=list(DEFAULTS), help=", ".join(DEFAULTS) + ", ...")
     add("--rounds", type=int, default=3)

@@ -20,10 +20,12 @@ from figures import (
     OTHER_OPS,
     PRODUCTS,
     RATE,
+    Bar,
     around,
     bar_limits,
     bar_values,
     bars,
+    bars_of_blocks,
     engines_of,
     process_figures,
     reads_compressed,
@@ -93,16 +95,23 @@ def start_sheet(model: dict) -> Sheet:
     return Sheet(f"{_name(model)}, starting", ("engine", *names), rows, 1)
 
 
+def bars_for(model: dict) -> list[Bar]:
+    if model.get("weight_bytes"):
+        return bars_of_blocks(model["shape"])
+    return bars(model["engines"], tier_of(model), reads_compressed(model))
+
+
 def bar_sheet(model: dict) -> Sheet:
     """A row per bar that applies to this shape."""
     rounds, rows = rounds_of(model), []
-    for bar in bars(model["engines"], tier_of(model), reads_compressed(model)):
+    for bar in bars_for(model):
         if bar.shapes is not None and model["shape"] not in bar.shapes:
             continue
         values, limits = bar_values(bar, rounds), bar_limits(bar, rounds)
-        goal = f"{bar.goal:.0%}" if bar.percent else f"{bar.goal:g}x"
+        wanted = bar.wanted(limits)
+        goal = f"{wanted:.0%}" if bar.percent else f"{wanted:.3g}x"
         sign = "<" if bar.at_most else ">="
-        verdict = ("met" if bar.met(values) else "NOT MET") if values else "not measured"
+        verdict = ("met" if bar.met(values, limits) else "NOT MET") if values else "not measured"
         measured, limit = _value(values, bar.percent), _value(limits, bar.percent)
         rows.append((bar.text, bar.engine, measured, limit, f"{sign} {goal}", verdict))
     columns = ("bar", "engine", "measured", "at the roofline", "goal", "")

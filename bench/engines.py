@@ -19,9 +19,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from gguf_file import MODEL
 from helm.compiler.load_cost import WEIGHTS
-from llama_model import CHUNK, LlamaContext, LlamaModel
-from scenarios import SHORT, Scenario, prompt_of, variant
+from llama_model import CHUNK, FLASH, LlamaContext, LlamaModel
+from scenarios import ONE_THREAD, SHORT, Scenario, prompt_of, variant
 
 
 @dataclass
@@ -44,6 +45,11 @@ class Engine(Protocol):
     def logits(self, tokens: Sequence[int], alone: int) -> np.ndarray: ...
     def prepare(self, scenario: Scenario) -> None: ...
     def run(self, scenario: Scenario) -> Iterator[Timed]: ...
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a folder has weights apart from a GGUF file."""
+    return any(folder.glob("*.safetensors"))
 
 
 def room(scenarios: Sequence[Scenario], setup: tuple[int, int]) -> int:
@@ -70,7 +76,8 @@ class Helm:
     ) -> None:
         from helm import _helm
 
-        self._native, self._folder, self._scenarios, self._args = _helm, folder, scenarios, args
+        self._native, self._scenarios, self._args = _helm, scenarios, args
+        self._model_path = folder if has_checkpoint(folder) else folder / MODEL
         self._setup: tuple[int, int] | None = None
         self._load(scenarios[0])
 
@@ -90,7 +97,7 @@ class Helm:
             weights=named if named in WEIGHTS else self._args.weights,
             device="cpu",
         )
-        loaded = load_model(self._folder, None, options)
+        loaded = load_model(self._model_path, None, options)
         self._setup, self._plan, self._engine = scenario.setup, loaded.plan, loaded.engine
         self._kept = self._native.PrefixCache(self._engine)
         self._vocabulary = loaded.plan.model.vocab_size
@@ -194,13 +201,15 @@ class Helm:
 
 
 class LlamaCpp:
-    """llama.cpp through its C API. Flash attention as it chooses itself, on (fa) or off (no-fa)."""
+    """llama.cpp through its C API. Flash attention as it chooses itself, on (fa) or off (no-fa);
+    or with one thread."""
 
     def __init__(
         self, folder: Path, scenarios: Sequence[Scenario], args: argparse.Namespace
     ) -> None:
         self._scenarios, self._args = scenarios, args
-        self._model = LlamaModel(folder / "model.gguf")
+        self._setting = variant(args.engine)
+        self._model = LlamaModel(folder / MODEL)
         self._vocabulary = self._model.vocabulary
         self._setup: tuple[int, int] | None = None
         self._context: LlamaContext | None = None
@@ -218,9 +227,9 @@ class LlamaCpp:
         self._context = LlamaContext(
             self._model,
             room(self._scenarios, scenario.setup),
-            self._args.threads,
+            1 if self._setting == ONE_THREAD else self._args.threads,
             scenario.sequences,
-            variant(self._args.engine),
+            self._setting if self._setting in FLASH else "",
         )
         self._setup, self._held = scenario.setup, 0
 
@@ -296,7 +305,8 @@ class Transformers:
         torch.set_num_threads(args.threads)
         self._torch = torch
         dtype = {"": "auto", "f32": torch.float32}[variant(args.engine)]
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        file = {} if has_checkpoint(folder) else {"gguf_file": MODEL}
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **file)
         self._vocabulary = self._model.config.vocab_size
         self._out: Any = None
         self._held = (0, 0)  # sequences, positions

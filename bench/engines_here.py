@@ -14,11 +14,12 @@ from pathlib import Path
 from helm import __version__, _helm
 from helm.compiler.load_cost import WEIGHTS
 from helm.machine.resources import cpu_model
-from scenarios import family, variant
+from scenarios import ONE_THREAD, family, variant
+from synthetic import BYTES
 
 # family -> the modules that measuring it takes, its variants.
 PEERS = {
-    "llama.cpp": (("llama_cpp", "gguf", "torch"), ("", "fa", "no-fa")),
+    "llama.cpp": (("llama_cpp", "gguf", "torch"), ("", "fa", "no-fa", ONE_THREAD)),
     "transformers": (("transformers", "torch"), ("", "f32")),
 }
 
@@ -29,8 +30,11 @@ PLACES = ("root", "scratch", "profile", "shapes", "json", "files", "markdown", "
 
 
 def default_engines(dtype: str) -> list[str]:
-    """HELM as it comes and on AVX2; where weights are bf16 also in every other tier above, since
-    some round activations and some do not; each peer as it comes and in another setting."""
+    """Of blocks, HELM and llama.cpp in all its settings. Else HELM as it comes and on AVX2; where
+    weights are bf16 also in every other tier above, since some round activations and some do not;
+    each peer as it comes and in another setting."""
+    if dtype not in BYTES:  # blocks of a GGUF file
+        return ["helm", "llama.cpp", "llama.cpp:no-fa", f"llama.cpp:{ONE_THREAD}"]
     tiers = [tier["name"] for tier in _helm.isa_tiers() if tier["available"]]
     others = tiers[tiers.index("avx2") :] if "avx2" in tiers else []
     if dtype != "bf16":
@@ -60,7 +64,7 @@ def why_not(engine: str) -> str:
     if name not in PEERS or setting not in PEERS[name][1]:
         raise SystemExit(
             f"[bench] no engine {engine!r}; expected helm[:TIER|:WEIGHTS], "
-            "llama.cpp[:fa|:no-fa] or transformers[:f32]"
+            f"llama.cpp[:fa|:no-fa|:{ONE_THREAD}] or transformers[:f32]"
         )
     missing = [m for m in PEERS[name][0] if importlib.util.find_spec(m) is None]
     return f"not installed: {', '.join(missing)}" if missing else ""

@@ -1,4 +1,4 @@
-"""Writes a synthetic checkpoint as a GGUF file, so that llama.cpp can be measured on it."""
+"""GGUF files to measure: of synthetic checkpoints, also in blocks, and published ones."""
 
 from __future__ import annotations
 
@@ -32,6 +32,16 @@ WHOLE = {
 }
 
 
+# llama.cpp's enum llama_ftype.
+BLOCKS = {
+    "q4_0": "LLAMA_FTYPE_MOSTLY_Q4_0",
+    "q4_1": "LLAMA_FTYPE_MOSTLY_Q4_1",
+    "q4_k_m": "LLAMA_FTYPE_MOSTLY_Q4_K_M",
+    "q8_0": "LLAMA_FTYPE_MOSTLY_Q8_0",
+}
+MODEL = "model.gguf"
+
+
 def gguf_name(name: str) -> str:
     """The GGUF name of a Hugging Face tensor name."""
     if name in WHOLE:
@@ -55,7 +65,7 @@ def write_gguf(folder: Path) -> Path:
     import gguf
     import torch
 
-    target = folder / "model.gguf"
+    target = folder / MODEL
     if target.exists():
         return target
     config = json.loads((folder / "config.json").read_text())
@@ -90,3 +100,54 @@ def write_gguf(folder: Path) -> Path:
     writer.close()
     partial.rename(target)
     return target
+
+
+def quantised(checkpoint: Path, kind: str) -> Path:
+    """The folder of a synthetic checkpoint whose GGUF file llama.cpp has quantised, a key of
+    BLOCKS; made unless it is there."""
+    import llama_cpp
+
+    folder = checkpoint.with_name(f"{checkpoint.name}-{kind}")
+    folder.mkdir(exist_ok=True)
+    if not (folder / MODEL).exists():
+        params = llama_cpp.llama_model_quantize_default_params()
+        params.ftype = getattr(llama_cpp, BLOCKS[kind])
+        partial = folder / "partial.gguf"
+        failed = llama_cpp.llama_model_quantize(
+            str(write_gguf(checkpoint)).encode(), str(partial).encode(), params
+        )
+        assert not failed, f"llama.cpp did not quantise {checkpoint} to {kind}"
+        partial.rename(folder / MODEL)
+    return _described(folder)
+
+
+def published(file: Path, root: Path) -> Path:
+    """The folder in which engines find a GGUF file as MODEL."""
+    folder = root / file.stem
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / MODEL).exists():
+        (folder / MODEL).symlink_to(file.resolve())
+    return _described(folder)
+
+
+def _described(folder: Path) -> Path:
+    """With the config that the file's keys mean."""
+    from helm.model.gguf.config import config_of
+    from helm.model.gguf.file import read_gguf
+
+    config = config_of(read_gguf(folder / MODEL))
+    if "head_dim" not in config:
+        config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    return folder
+
+
+def step_weight_bytes(folder: Path) -> int:
+    """What a decode step reads of a GGUF file's matrices, in its blocks."""
+    import gguf
+
+    tensors = {t.name: t for t in gguf.GGUFReader(folder / MODEL).tensors}
+    unread = {"token_embd.weight"} if "output.weight" in tensors else set()
+    return sum(
+        int(t.n_bytes) for t in tensors.values() if len(t.shape) == 2 and t.name not in unread
+    )

@@ -23,6 +23,7 @@ ONLY = {
     "llama.cpp": tuple(name for name in DEFAULTS if name != "decode@32768"),
     "transformers": ("decode", "prefill-512"),
 }
+ONE_THREAD = "one-thread"  # a variant of llama.cpp
 SHORT = 1024  # positions; up to here scenarios share an engine's set-up
 LONG = 8192
 PARTS = 8  # of a decode
