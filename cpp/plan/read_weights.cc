@@ -15,6 +15,13 @@ bool in_one_piece(const TensorSource& source) {
   return source.extents.size() == 1 && source.extents[0].row_stride == 0;
 }
 
+void check_file(const JsonReader& node) {
+  const std::string file = node.string();
+  if (file.empty() || file.front() == '/' || ("/" + file + "/").find("/../") != std::string::npos) {
+    node.reject("\"", file, "\" leaves the model directory");
+  }
+}
+
 bool before(const SliceSpec& a, const SliceSpec& b) {
   return a.tensor != b.tensor ? a.tensor < b.tensor : a.on_accelerator < b.on_accelerator;
 }
@@ -40,9 +47,11 @@ void PlanReader::read_tensor(const JsonReader& node) {
 }
 
 TensorSource PlanReader::read_source(const JsonReader& node, const TensorSpec& spec) {
-  node.only({"stored", "extents"});
+  node.only({"stored", "extents", "aux"});
   TensorSource source;
   source.stored = named(node["stored"], stored_from_name);
+  if (is_pieces(source.stored)) return read_pieces(node, spec, source.stored);
+  if (node.has("aux")) node["aux"].reject(stored_name(source.stored), " has no pieces");
   const int64_t block = row_of(source.stored).block_cols;
   if (spec.cols() % block != 0) {
     node["stored"].reject("rows of ", stored_name(source.stored), " have a multiple of ", block,
@@ -66,15 +75,49 @@ TensorSource PlanReader::read_source(const JsonReader& node, const TensorSpec& s
   return source;
 }
 
+// Whether the pieces go together is told when they are opened.
+TensorSource PlanReader::read_pieces(const JsonReader& node, const TensorSpec& spec,
+                                     Stored stored) {
+  constexpr size_t kMost = 8;
+  if (!spec.is_matrix()) node["stored"].reject("vectors are not stored as ", stored_name(stored));
+  if (node["extents"].size() > 0) node["extents"].reject("expected none beside pieces");
+  TensorSource source{stored, {}, {}};
+  const JsonReader aux = node["aux"];
+  if (aux.size() < 1 || aux.size() > kMost) aux.reject("expected 1 to ", kMost, " pieces");
+  for (size_t i = 0; i < aux.size(); ++i) source.aux.push_back(read_piece(aux[i]));
+  for (const SourcePiece& piece : source.aux) {
+    const auto same = [&](const SourcePiece& other) { return other.name == piece.name; };
+    if (std::ranges::count_if(source.aux, same) > 1) aux.reject(piece.name, " is listed twice");
+  }
+  return source;
+}
+
+SourcePiece PlanReader::read_piece(const JsonReader& node) {
+  node.only({"name", "dtype", "shape", "file", "offset"});
+  SourcePiece piece;
+  piece.name = node["name"].string();
+  piece.dtype = node["dtype"].string();
+  int64_t bytes = piece_element_bytes(piece.dtype);
+  if (bytes == 0) node["dtype"].reject("no piece has elements \"", piece.dtype, "\"");
+  const JsonReader shape = node["shape"];
+  if (shape.size() > 2) shape.reject("expected at most two dimensions");
+  for (size_t i = 0; i < shape.size(); ++i) {
+    piece.shape.push_back(shape[i].integer(1, kMaxExtent));
+    if (bytes > kMaxOffset / piece.shape.back()) shape.reject("exceeds 64 TiB");
+    bytes *= piece.shape.back();
+  }
+  check_file(node["file"]);
+  piece.file = node["file"].string();
+  piece.offset = node["offset"].integer(0, kMaxOffset - bytes);
+  return piece;
+}
+
 SourceExtent PlanReader::read_extent(const JsonReader& node, int64_t row_bytes) {
   node.only({"file", "offset", "rows", "row_stride"});
   SourceExtent extent{node["file"].string(), node["offset"].integer(0, kMaxOffset),
                       node["rows"].integer(1, kMaxExtent),
                       node["row_stride"].integer(0, kMaxOffset)};
-  const std::string& file = extent.file;
-  if (file.empty() || file.front() == '/' || ("/" + file + "/").find("/../") != std::string::npos) {
-    node["file"].reject("\"", file, "\" leaves the model directory");
-  }
+  check_file(node["file"]);
   if (extent.row_stride > 0 && extent.row_stride < row_bytes) {
     node["row_stride"].reject("rows of ", row_bytes, " bytes overlap; expected 0 or as many");
   }

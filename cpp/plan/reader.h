@@ -44,6 +44,8 @@ class PlanReader {
   void read_rope(const JsonReader& node);
   void read_tensor(const JsonReader& node);
   static TensorSource read_source(const JsonReader& node, const TensorSpec& spec);
+  static TensorSource read_pieces(const JsonReader& node, const TensorSpec& spec, Stored stored);
+  static SourcePiece read_piece(const JsonReader& node);
   static SourceExtent read_extent(const JsonReader& node, int64_t row_bytes);
   void read_slice(const JsonReader& node);
   void check_slice(const JsonReader& node, const SliceSpec& slice) const;

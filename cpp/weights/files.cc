@@ -71,7 +71,12 @@ void WeightFile::read(void* to, int64_t bytes, int64_t offset) const {
 }
 
 std::shared_ptr<MappedFile> WeightFile::map() const {
-  return std::make_shared<MappedFile>(path_, files_.open(*this)->number(), identity_);
+  std::shared_ptr<MappedFile> found = mapped_.lock();
+  if (found == nullptr) {
+    found = std::make_shared<MappedFile>(path_, files_.open(*this)->number(), identity_);
+    mapped_ = found;
+  }
+  return found;
 }
 
 const WeightFile& WeightFiles::of(const std::string& name) {

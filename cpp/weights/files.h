@@ -26,6 +26,7 @@ class WeightFile {
   const std::string& path() const { return path_; }
   int64_t bytes() const { return identity_.bytes; }
   void read(void* to, int64_t bytes, int64_t offset) const;
+  // One mapping while anybody holds it. Not for several threads at once.
   std::shared_ptr<MappedFile> map() const;
 
  private:
@@ -34,6 +35,7 @@ class WeightFile {
   WeightFiles& files_;
   std::string path_;
   FileIdentity identity_;
+  mutable std::weak_ptr<MappedFile> mapped_;
 };
 
 class WeightFiles {

@@ -1,4 +1,5 @@
 // The public functions of helm/encode.h over the classes of this folder.
+#include <algorithm>
 #include <iterator>
 #include <memory>
 
@@ -39,14 +40,13 @@ std::unique_ptr<StoredMatrix> open(const StoredWeights& weights) {
          weights.cols, "], expected at least one row and one column");
   }
   for (size_t i = 0; i < std::size(kStoredRows); ++i) {
-    if (weights.stored == kStoredRows[i].name) return open_rows(weights, static_cast<Stored>(i));
+    const auto stored = static_cast<Stored>(i);
+    if (weights.stored != stored_name(stored)) continue;
+    return is_pieces(stored) ? open_pieces(weights) : open_rows(weights, stored);
   }
   std::string known;
   for (const StoredEncoding& encoding : stored_encodings()) {
     known += (known.empty() ? "" : ", ") + encoding.name;
-  }
-  for (const PiecesKind& kind : pieces_kinds()) {
-    if (weights.stored == kind.stored) return kind.open(weights);
   }
   fail(ErrorKind::kInvalid, "[load] tensor \"", weights.name, "\" is stored as \"", weights.stored,
        "\"; known: ", known);
@@ -63,9 +63,8 @@ void check_size(const StoredWeights& weights, size_t got, int64_t expected) {
 std::vector<StoredEncoding> stored_encodings() {
   std::vector<StoredEncoding> all;
   for (const StoredRow& row : kStoredRows) {
-    all.push_back({row.name, row.block_cols, row.block_bytes});
+    all.push_back({row.name, row.block_cols, std::max<int64_t>(row.block_bytes, 0)});
   }
-  for (const PiecesKind& kind : pieces_kinds()) all.push_back({kind.stored});
   return all;
 }
 

@@ -5,16 +5,10 @@
 
 #include "base/check.h"
 #include "cpu/kernels/vec.h"
+#include "helm/stored.h"
 
 namespace helm {
 namespace {
-
-// Sizes of elements by name.
-int64_t element_bytes(std::string_view dtype) {
-  if (dtype == "f32" || dtype == "i32") return 4;
-  if (dtype == "f16" || dtype == "bf16") return 2;
-  return dtype == "i8" || dtype == "u8" || dtype == "f8e4m3" ? 1 : 0;
-}
 
 std::string text_of(const std::vector<int64_t>& shape) {
   std::string text = "[";
@@ -33,6 +27,12 @@ constexpr PiecesKind kKinds[] = {
 
 std::span<const PiecesKind> pieces_kinds() {
   return kKinds;
+}
+
+std::unique_ptr<StoredMatrix> open_pieces(const StoredWeights& weights) {
+  const auto found =
+      std::ranges::find_if(kKinds, [&](auto& kind) { return weights.stored == kind.stored; });
+  return found->open(weights);
 }
 
 const StoredPiece* find_piece(const StoredWeights& weights, const char* name) {
@@ -61,7 +61,7 @@ const StoredPiece& piece_of(const StoredWeights& weights, const char* name,
   fits = fits && (rows == kAny || piece->shape[0] == rows) &&
          (cols == kAny || piece->shape[1] == cols);
   const bool right = std::find(dtypes.begin(), dtypes.end(), piece->dtype) != dtypes.end();
-  const int64_t bytes = elements * element_bytes(piece->dtype);
+  const int64_t bytes = elements * piece_element_bytes(piece->dtype);
   if (fits && right && static_cast<int64_t>(piece->bytes.size()) == bytes) return *piece;
   const auto size_text = [](int64_t size) { return size == kAny ? "any" : std::to_string(size); };
   fail(ErrorKind::kInvalid, "[load] tensor \"", weights.name, "\" has a ", name, " of ",

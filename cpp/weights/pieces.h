@@ -24,6 +24,8 @@ struct PiecesKind {
   std::unique_ptr<StoredMatrix> (*open)(const StoredWeights& weights);
 };
 std::span<const PiecesKind> pieces_kinds();
+// Of weights whose `stored` is one of these.
+std::unique_ptr<StoredMatrix> open_pieces(const StoredWeights& weights);
 
 // A piece that must be there, [rows, cols], of one of the dtypes; another number of columns or rows
 // is refused where `rows` or `cols` is not kAny.

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "weights/packed.h"
+#include "weights/pieces.h"
 
 namespace helm {
 namespace {
@@ -31,8 +32,9 @@ StoredTensor::StoredTensor(const TensorSpec& spec, const EngineOptions& options,
     : spec_(&spec), view_(bound(spec, options)) {
   if (view_ != nullptr) check_bound();
   stored_ = view_ != nullptr ? stored_of(view_->dtype) : spec.source->stored;
-  row_bytes_ = stored_bytes(stored_, spec.cols());
+  row_bytes_ = is_pieces(stored_) ? 0 : stored_bytes(stored_, spec.cols());
   if (view_ != nullptr) return;
+  find_pieces(files);
   int64_t row = 0;
   for (const SourceExtent& extent : spec.source->extents) {
     const WeightFile& file = files.of(extent.file);
@@ -48,11 +50,43 @@ StoredTensor::StoredTensor(const TensorSpec& spec, const EngineOptions& options,
   }
 }
 
-void StoredTensor::open() {
-  if (matrix_ != nullptr || !is_packed(stored_)) return;
-  pages_ = file().map();
-  matrix_ = std::make_unique<PackedMatrix>(spec_->name, row_of(stored_).exact,
-                                           pages_->data() + offset(), spec_->rows(), spec_->cols());
+void StoredTensor::find_pieces(WeightFiles& files) {
+  for (const SourcePiece& piece : spec_->source->aux) {
+    const WeightFile& file = files.of(piece.file);
+    if (piece.offset + piece.bytes() > file.bytes()) {
+      fail(ErrorKind::kIo, "[load] ", file.path(), " has ", file.bytes(), " bytes, the ",
+           piece.name, " of tensor \"", spec_->name, "\" ends at ", piece.offset + piece.bytes(),
+           "; the file is truncated or not the planned one");
+    }
+    aux_.push_back(&file);
+  }
+}
+
+void StoredTensor::open(const Format& format) {
+  if (is_packed(stored_) && matrix_ == nullptr) {
+    pages_.push_back(file().map());
+    matrix_ =
+        std::make_unique<PackedMatrix>(spec_->name, row_of(stored_).exact,
+                                       pages_[0]->data() + offset(), spec_->rows(), spec_->cols());
+  }
+  if (is_pieces(stored_) && matrix_ == nullptr) open_aux();
+  if (matrix_ == nullptr || !is_packed(format)) return;
+  if (!can_encode(matrix_->exact(), format)) refuse_format(spec_->name, matrix_->exact(), format);
+}
+
+void StoredTensor::open_aux() {
+  weights_.name = spec_->name;
+  weights_.stored = stored_name(stored_);
+  weights_.rows = spec_->rows();
+  weights_.cols = spec_->cols();
+  for (size_t i = 0; i < aux_.size(); ++i) {
+    const SourcePiece& piece = spec_->source->aux[i];
+    pages_.push_back(aux_[i]->map());
+    const std::span<const std::byte> bytes(pages_.back()->data() + piece.offset,
+                                           static_cast<size_t>(piece.bytes()));
+    weights_.pieces[piece.name] = {piece.dtype, piece.shape, bytes};
+  }
+  matrix_ = open_pieces(weights_);
 }
 
 void StoredTensor::check_bound() const {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "helm/encode.h"
 #include "helm/engine.h"
 #include "helm/plan.h"
 #include "helm/stored.h"
@@ -34,9 +35,10 @@ class StoredTensor {
   const WeightFile& file() const { return *extents_.front().file; }
   int64_t offset() const { return extents_.front().offset; }
 
-  // What is not converted row by row: a matrix in the pages of its files. Null but after open().
+  // What is not converted row by row: a matrix in the pages of its files. Null but after open(),
+  // which throws Error{kInvalid} for pieces that do not go together or cannot become `format`.
   const StoredMatrix* matrix() const { return matrix_.get(); }
-  void open();
+  void open(const Format& format);
 
   // The stored bytes of rows [row, row + count), one row after the other; of strips, whole ones.
   void read(int64_t row, int64_t count, std::byte* to) const;
@@ -51,14 +53,18 @@ class StoredTensor {
   };
 
   void check_bound() const;
+  void find_pieces(WeightFiles& files);
+  void open_aux();
   void read_rows(const Extent& extent, int64_t first, int64_t count, std::byte* to) const;
 
   const TensorSpec* spec_;
   const TensorView* view_ = nullptr;
   Stored stored_;
   int64_t row_bytes_;
-  std::vector<Extent> extents_;  // ascending; empty where the tensor is bound
-  std::shared_ptr<MappedFile> pages_;
+  std::vector<Extent> extents_;         // ascending; empty where the tensor is bound
+  std::vector<const WeightFile*> aux_;  // the files of pieces
+  std::vector<std::shared_ptr<MappedFile>> pages_;
+  StoredWeights weights_;  // what matrix_ refers to
   std::unique_ptr<StoredMatrix> matrix_;
 };
 

@@ -142,7 +142,7 @@ class Weights::Load {
     }
     const Stored from = found->second.stored();
     if (!encodes(from, slice.format)) refuse_format(spec.name, row_of(from).exact, slice.format);
-    if (!same_bytes(from, slice.format)) found->second.open();
+    if (!same_bytes(from, slice.format)) found->second.open(slice.format);
     return found->second;
   }
 

@@ -285,8 +285,9 @@ def test_values_that_cannot_be_shown(value):
         ),
         ({"architectures": None, "model_type": "mamba"}, "mamba"),
         (
-            {"quantization_config": {"quant_method": "gptq"}},
-            "quantization_config: weights quantised by 'gptq' are not supported; use the f32",
+            {"quantization_config": {"quant_method": "bitsandbytes"}},
+            "quantization_config: weights quantised by 'bitsandbytes' are not supported; expected "
+            "gptq, .* use the f32",
         ),
         ({"quantization_config": {"bits": 4}}, "quantization_config: weights quantised are not"),
         ({"quantization_config": [1]}, "quantization_config: weights quantised are not"),

@@ -98,7 +98,7 @@ std::vector<Stored> quantised_types() {
   std::vector<Stored> types;
   for (size_t i = 0; i < std::size(kStoredRows); ++i) {
     const auto type = static_cast<Stored>(i);
-    if (!is_dense(type) && !is_packed(type)) types.push_back(type);
+    if (row_of(type).block_bytes > 0 && !is_dense(type)) types.push_back(type);
   }
   return types;
 }

@@ -223,6 +223,63 @@ TEST_CASE("damaged slices are named") {
   expect(plan, at(plan["slices"].size() - 1, ".format: no bf16c has 65537 columns"));
 }
 
+TEST_CASE("damaged pieces are named") {
+  json good = stored_plan();
+  const auto piece = [](const char* name, const char* dtype, const json& shape) {
+    return json{{"name", name}, {"dtype", dtype}, {"shape", shape}, {"file", "a"}, {"offset", 3}};
+  };
+  good["tensors"][0]["source"] = {
+      {"stored", "gptq4"},
+      {"extents", json::array()},
+      {"aux", json::array({piece("qweight", "i32", {3, 61}), piece("scales", "f16", {1, 61}),
+                           piece("one", "f32", json::array())})}};
+  REQUIRE(good["slices"][0]["tensor"] == "embed");
+  for (const char* format : {"f32", "bf16", "bf16c", "c8.s32", "c4.z32", "c4.s128"}) {
+    good["slices"][0]["format"] = format;
+    CHECK(message_of(good).empty());  // which of them is told by what lies in the files
+  }
+  const auto damaged = [&](const std::string& path, const json& value) {
+    json plan = good;
+    plan[json::json_pointer("/tensors/0/source" + path)] = value;
+    return plan;
+  };
+  const std::string source = "tensors[0].source", first = source + ".aux[0]";
+  expect(damaged("/aux", json::array()), source + ".aux: expected 1 to 8 pieces");
+  expect(damaged("/aux", 3), source + ".aux");
+  expect(damaged("/stored", "bf16"), source + ".aux: bf16 has no pieces");
+  expect(damaged("/stored", "c4.km32"), source + ".aux: c4.km32 has no pieces");
+  expect(damaged("/extents", json::array({1})), source + ".extents: expected none beside pieces");
+  expect(damaged("/aux/1/name", "qweight"), source + ".aux: qweight is listed twice");
+  expect(damaged("/aux/0/name", 1), first + ".name");
+  expect(damaged("/aux/0/surprise", 1), "surprise");
+  expect(damaged("/aux/0/dtype", "i64"), first + ".dtype: no piece has elements \"i64\"");
+  expect(damaged("/aux/0/shape", {1, 2, 3}), first + ".shape: expected at most two dimensions");
+  expect(damaged("/aux/0/shape", {0, 2}), first + ".shape[0]");
+  expect(damaged("/aux/0/shape", {int64_t{1} << 30, int64_t{1} << 30}), first + ".shape: exceeds");
+  expect(damaged("/aux/0/offset", -1), first + ".offset");
+  expect(damaged("/aux/0/offset", int64_t{1} << 46), first + ".offset");
+  for (const char* file : {"../x", "/x", "", "x/../../y"}) {
+    expect(damaged("/aux/0/file", file), first + ".file");
+  }
+  for (const char* key : {"name", "dtype", "shape", "file", "offset"}) {
+    json plan = good;
+    plan["tensors"][0]["source"]["aux"][0].erase(key);
+    expect(plan, key);
+  }
+  json plan = good;
+  plan["tensors"][0]["source"].erase("aux");
+  expect(plan, "aux");
+  plan = good;
+  plan["slices"][0]["format"] = "f32";
+  plan["slices"][0]["access"] = "mapped";
+  expect(plan, "slices[0].access: \"embed\" does not lie in one piece");
+  plan = good;
+  size_t vector = 0;
+  while (plan["tensors"][vector]["shape"].size() == 2) ++vector;
+  plan["tensors"][vector]["source"] = good["tensors"][0]["source"];
+  expect(plan, ".stored: vectors are not stored as gptq4");
+}
+
 TEST_CASE("a matrix in a format of HELM's own becomes what can be made of it, or is mapped") {
   json good = stored_plan();
   good["tensors"][0]["source"] = {

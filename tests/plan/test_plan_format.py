@@ -231,6 +231,54 @@ def test_matrices_in_own_formats_lie_in_one_piece(tensor, changes, message):
         Plan.from_json(text)
 
 
+PIECE = {"name": "qweight", "dtype": "i32", "shape": [3, 131], "file": "a", "offset": 3}
+AUX = ("tensors", 0, "source", "aux")
+
+
+def of_pieces():
+    made = copy.deepcopy(document())
+    pieces = [{**PIECE}, {**PIECE, "name": "one", "dtype": "f32", "shape": []}]
+    made["tensors"][0]["source"] = {"stored": "gptq4", "extents": [], "aux": pieces}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ((*AUX,), [], r"source\.aux: expected 1 to 8 pieces"),
+        ((*AUX,), [PIECE] * 9, r"source\.aux: expected 1 to 8 pieces"),
+        ((*AUX,), "absent", r"source\.aux: expected 1 to 8 pieces"),
+        ((*AUX,), 3, r"source\.aux: expected an array"),
+        ((*AUX[:3], "stored"), "bf16", r"source\.aux: bf16 has no pieces"),
+        ((*AUX, 1, "name"), "qweight", r"aux\[0\]\.name: qweight is listed twice"),
+        ((*AUX, 0, "dtype"), "i64", r"aux\[0\]\.dtype: expected one of f32, i32"),
+        ((*AUX, 0, "shape"), [1, 2, 3], r"aux\[0\]\.shape: expected at most two dimensions"),
+        ((*AUX, 0, "shape"), [0, 2], r"aux\[0\]\.shape\[0\]: expected an integer from 1"),
+        ((*AUX, 0, "offset"), -1, r"aux\[0\]\.offset"),
+        ((*AUX, 0, "offset"), 2**46 + 1, r"aux\[0\]\.offset"),
+        ((*AUX, 0, "file"), "../x", r"aux\[0\]\.file.*leaves"),
+        ((*AUX, 0, "file"), "", r"aux\[0\]\.file.*leaves"),
+        ((*AUX, 0, "file"), "absent", r"aux\[0\]: key 'file' is missing"),
+        ((*AUX, 0, "surprise"), 1, r"aux\[0\]: unknown key 'surprise'"),
+    ],
+)
+def test_malformed_pieces_name_the_field(path, value, message):
+    made = of_pieces()
+    text = json.dumps(made)
+    assert (
+        Plan.from_json(text).to_json() == Plan.from_json(Plan.from_json(text).to_json()).to_json()
+    )
+    node = made
+    for key in path[:-1]:
+        node = node[key]
+    if value == "absent":
+        del node[path[-1]]
+    else:
+        node[path[-1]] = value
+    with pytest.raises(PlanError, match=message):
+        Plan.from_json(json.dumps(made))
+
+
 @pytest.mark.parametrize("text", ["", "null", "[]", "{", '{"a": NaN}', b"\xff\xfe", "[" * 100_000])
 def test_not_a_plan(text):
     with pytest.raises(PlanError):

@@ -24,11 +24,27 @@ struct SourceExtent {
   int64_t row_stride = 0;  // bytes from row to row; 0: they adjoin
 };
 
-// Where a tensor lies in the model directory: extents that follow one another, and how they are
-// encoded.
+// A tensor of a checkpoint that is a part of a matrix: its integers, its scales, ...
+struct SourcePiece {
+  std::string name;   // as helm/encode.h calls it
+  std::string dtype;  // likewise
+  std::vector<int64_t> shape;
+  std::string file;  // relative to the model directory
+  int64_t offset = 0;
+
+  int64_t bytes() const {
+    int64_t bytes = piece_element_bytes(dtype);
+    for (const int64_t size : shape) bytes *= size;
+    return bytes;
+  }
+};
+
+// Where a tensor lies in the model directory: extents that follow one another, or pieces, and how
+// they are encoded.
 struct TensorSource {
   Stored stored = Stored::kF32;
   std::vector<SourceExtent> extents;
+  std::vector<SourcePiece> aux;
 };
 
 // A weight that the model has.

@@ -11,7 +11,8 @@
 namespace helm {
 
 // The first ones are elements of that dtype, one after the other; then come GGML's blocks
-// (cpp/weights/ggml_blocks.h), and HELM's own formats, whose bytes are those of a slice.
+// (cpp/weights/ggml_blocks.h), HELM's own formats, whose bytes are those of a slice, and matrices
+// in several pieces (cpp/weights/pieces.h).
 enum class Stored : uint8_t {
   kF32,
   kF16,
@@ -30,15 +31,25 @@ enum class Stored : uint8_t {
   kIQ4_XS,
   kMXFP4,
   kC8S32,
-  kC4KM32
+  kC4KM32,
+  kGptq4,
+  kGptq4V2,
+  kGptq8,
+  kGptq8V2,
+  kAwq4,
+  kCt4,
+  kCt8,
+  kF8E4M3,
+  kMx4
 };
 
 struct StoredRow {
   const char* name;     // in plans
   int64_t block_cols;   // a row of a matrix has a multiple of so many columns,
   int64_t block_bytes;  // and each block of them takes so many bytes; 0: strips of 16 rows do
-  Format exact;         // holds every value as it is
+  Format exact;         // holds every value as it is; of pieces, these say which does
 };
+inline constexpr int64_t kPieces = -1;  // as block_bytes
 // By Stored.
 inline constexpr StoredRow kStoredRows[] = {
     {"f32", 1, 4, {Codes::kF32}},
@@ -58,7 +69,16 @@ inline constexpr StoredRow kStoredRows[] = {
     {"ggml.iq4_xs", 256, 136, {Codes::kNL4, Scales::kK, 32}},
     {"ggml.mxfp4", 32, 17, {Codes::kMX4, Scales::kE, 32}},
     {"c8.s32", 1, 0, {Codes::kC8, Scales::kS, 32, 128}},
-    {"c4.km32", 1, 0, {Codes::kC4, Scales::kKM, 32}}};
+    {"c4.km32", 1, 0, {Codes::kC4, Scales::kKM, 32}},
+    {"gptq4", 1, kPieces, {}},
+    {"gptq4v2", 1, kPieces, {}},
+    {"gptq8", 1, kPieces, {}},
+    {"gptq8v2", 1, kPieces, {}},
+    {"awq4", 1, kPieces, {}},
+    {"ct4", 1, kPieces, {}},
+    {"ct8", 1, kPieces, {}},
+    {"f8e4m3", 1, kPieces, {}},
+    {"mx4", 1, kPieces, {}}};
 
 constexpr const StoredRow& row_of(Stored stored) {
   return kStoredRows[static_cast<int>(stored)];
@@ -69,6 +89,16 @@ constexpr const char* stored_name(Stored stored) {
 // Whether rows lie in strips, as in a packed slice.
 constexpr bool is_packed(Stored stored) {
   return row_of(stored).block_bytes == 0;
+}
+// Whether a matrix consists of several tensors of the checkpoint.
+constexpr bool is_pieces(Stored stored) {
+  return row_of(stored).block_bytes == kPieces;
+}
+// Bytes of an element of a piece; 0 for a dtype that none has.
+constexpr int64_t piece_element_bytes(std::string_view dtype) {
+  if (dtype == "f32" || dtype == "i32") return 4;
+  if (dtype == "f16" || dtype == "bf16") return 2;
+  return dtype == "i8" || dtype == "u8" || dtype == "f8e4m3" ? 1 : 0;
 }
 // A row of `cols` columns, a multiple of block_cols; of strips, its share of one.
 constexpr int64_t stored_bytes(Stored stored, int64_t cols) {
@@ -103,9 +133,11 @@ constexpr bool is_own(const Format& format) {
   return format == Format{Codes::kC8, Scales::kS, 32, 128} ||
          format == Format{Codes::kC4, Scales::kKM, 32};
 }
-// Whether weights that are stored so can be held in a format. (bf16c: by way of bf16.)
+// Whether weights that are stored so can be held in a format; of pieces, these say it themselves.
+// (bf16c: by way of bf16.)
 constexpr bool encodes(Stored stored, const Format& format) {
-  return !is_packed(format) || format == row_of(stored).exact || is_own(format);
+  return is_pieces(stored) || !is_packed(format) || format == row_of(stored).exact ||
+         is_own(format);
 }
 
 // Throws Error{kInvalid}, which names all, for any other name.

@@ -13,6 +13,7 @@ _MOST_COUNT = 2**60  # of anything, bytes included
 _SHOWN = 60  # characters
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _SHOWN
+_LISTED = 8  # names in one message
 
 
 def shown(value: object) -> str:
@@ -28,6 +29,12 @@ def shown(value: object) -> str:
 def short(name: str, most: int = 255) -> str:
     """A name in a message; of a path to a file more may be needed."""
     return name if len(name) <= most else f"{name[:40]}..."
+
+
+def listed(names: Sequence[str]) -> str:
+    """ "a, b and 3 more"."""
+    first = ", ".join(names[:_LISTED])
+    return first if len(names) <= _LISTED else f"{first} and {len(names) - _LISTED} more"
 
 
 def is_integer(value: object) -> TypeGuard[SupportsInt]:

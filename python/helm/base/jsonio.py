@@ -146,6 +146,8 @@ def encode(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         encoded = {"op": value.op} if hasattr(value, "op") else {}
         for field in dataclasses.fields(value):
+            if "optional" in field.metadata and getattr(value, field.name) == field.default:
+                continue
             encoded[_RENAMED.get(field.name, field.name)] = encode(getattr(value, field.name))
         return encoded
     if isinstance(value, tuple):
@@ -158,19 +160,24 @@ def encode(value: Any) -> Any:
 def decode(cls: type[T], node: Reader, extra: Iterable[str] = ()) -> T:
     """The dataclass `cls` read from `node`; missing, unknown and ill-typed keys are rejected.
 
-    `extra` are keys that the caller has read itself (such as "op").
+    `extra` are keys that the caller has read itself (such as "op"). A field with the metadata
+    "optional" is absent where it has its default.
     """
     schema = _schema(cls)  # type: ignore[arg-type]
-    node.only([*extra, *(key for _, key, _ in schema)])
-    return cls(**{name: _decode(kind, node[key]) for name, key, kind in schema})
+    node.only([*extra, *(key for _, key, _, _ in schema)])
+    given = (entry for entry in schema if not (entry[3] and entry[1] not in node.names()))
+    return cls(**{name: _decode(kind, node[key]) for name, key, kind, _ in given})
 
 
 @functools.cache
-def _schema(cls: type) -> list[tuple[str, str, Any]]:
-    """(field, JSON key, type) of each field of a dataclass."""
+def _schema(cls: type) -> list[tuple[str, str, Any, bool]]:
+    """(field, JSON key, type, whether it may be absent) of each field of a dataclass."""
     hints = typing.get_type_hints(cls)
-    names = [field.name for field in dataclasses.fields(cls)]
-    return [(name, _RENAMED.get(name, name), hints[name]) for name in names]
+    return [
+        (field.name, _RENAMED.get(field.name, field.name), hints[field.name],
+         "optional" in field.metadata)
+        for field in dataclasses.fields(cls)
+    ]  # fmt: skip
 
 
 def _decode(kind: Any, node: Reader) -> Any:

@@ -17,7 +17,6 @@ from helm.base.jsonio import read_json
 from helm.compiler.tensors import check_checkpoint
 from helm.errors import CheckpointError, HelmError
 from helm.model.checkpoint import TensorInfo
-from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.config import ModelConfig
 from helm.model.download import ALLOWED, CARD, GgufOnHub, to_download
 from helm.model.families import build_graph, load_config
@@ -25,7 +24,7 @@ from helm.model.gguf.config import VECTORS
 from helm.model.gguf.remote import read_hub
 from helm.model.hub import is_gguf
 from helm.model.model_files import ModelFiles, gguf_config, gguf_weights, read_model
-from helm.model.weight_names import NamedWeights, name_weights
+from helm.model.weight_names import NamedWeights, read_weights
 from helm.text.added_tokens import read_object
 from helm.text.chat_template import read_templates
 
@@ -70,7 +69,7 @@ def describe(place: Path, disk_bytes: int | None = None) -> Described:
     if is_gguf(place):
         return _describe_gguf(read_model(place), disk_bytes)
     config = load_config(place)
-    weights = name_weights(config, read_checkpoint(place), lambda _a, _b: True)
+    weights = read_weights(place, config, lambda _a, _b: True)
     return _described(
         weights,
         chat_template=bool(_templates(place)),

@@ -9,13 +9,14 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from helm.base.arguments import listed
 from helm.base.formats import DTYPE_BYTES, FORMATS, PACKED_POLICIES, tensor_bytes
 from helm.errors import CheckpointError, PlanError
 from helm.model.checkpoint import TensorInfo
 from helm.model.config import ModelConfig
 from helm.model.graph import Embedding, Graph, Linear, PositionEmbedding
-from helm.model.source import STORED, Source
-from helm.model.weight_names import HEAD, listed
+from helm.model.source import Source
+from helm.model.weight_names import HEAD
 from helm.plan.schema import ModelIdentity, PlacedUnit, Plan
 from helm.plan.weights import Device, Slice, TensorSpec, lies_as_held
 
@@ -64,9 +65,9 @@ def tensors_of(graph: Graph, infos: Mapping[str, TensorInfo] | None) -> tuple[Te
 
     def source(name: str) -> Source | None:
         info = None if infos is None else infos[name]
-        if info is None or not info.extents:
+        if info is None or info.file is None:
             return None
-        return Source(info.weight_dtype, info.extents)
+        return Source(info.weight_dtype, info.extents, info.aux)
 
     return tuple(TensorSpec(name, shape, source(name)) for name, shape in graph.tensors.items())
 
@@ -78,11 +79,10 @@ def choose_formats(
     wide = _tables_and_head(graph)
 
     def format(name: str, shape: tuple[int, ...]) -> str:
-        stored = (config.dtype or "f32") if infos is None else infos[name].weight_dtype
         if len(shape) == 1:
             return "f32"
         if policy == "auto":
-            return STORED[stored].format
+            return (config.dtype or "f32") if infos is None else infos[name].held
         if policy not in PACKED_POLICIES:
             return policy
         few = shape[0] * shape[1] < _FEW_WEIGHTS
@@ -169,7 +169,7 @@ def resident_bytes(formats: Mapping[str, str], infos: Mapping[str, TensorInfo] |
     return sum(
         tensor_bytes(info.stored, info.shape)
         for name, info in ({} if infos is None else infos).items()
-        if not info.extents and info.weight_dtype == formats[name]
+        if info.file is None and info.weight_dtype == formats[name]
     )
 
 
@@ -207,6 +207,8 @@ def identity(config: ModelConfig, infos: Mapping[str, TensorInfo] | None) -> Mod
 def _stated(config: dict[str, Any]) -> dict[str, Any]:
     """Without what configurations had no field for before, where it says nothing: what was saved
     for a model stays of use."""
+    if config["quantization"] is None:
+        config = {name: value for name, value in config.items() if name != "quantization"}
     rope = config.get("rope")
     if rope is None or rope["factors"]:
         return config

@@ -62,6 +62,7 @@ class ModelConfig:
     word_embed_proj_dim: int  # of an embedded token, before a projection to hidden_size
     do_layer_norm_before: bool  # norms stand before attention and MLP, not after them
     final_norm: bool  # a norm before the head
+    quantization: str | None = None  # how weights are stored, see `helm.model.quantization`
 
     @property
     def max_context(self) -> int:

@@ -7,7 +7,7 @@ it lies there.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from helm.base.formats import FORMATS, STRIP_ROWS
@@ -25,6 +25,13 @@ class Stored(NamedTuple):
 
 # Formats that files hold as they lie in memory.
 PACKED = ("c8.s32", "c4.km32")
+# Matrices in several tensors of the checkpoint; cpp/weights/pieces.h says which.
+IN_PIECES = (*("gptq4", "gptq4v2", "gptq8", "gptq8v2", "awq4", "ct4", "ct8", "f8e4m3", "mx4"),)
+PIECE_BYTES = {  # of an element
+    **dict.fromkeys(("f32", "i32"), 4),
+    **dict.fromkeys(("f16", "bf16"), 2),
+    **dict.fromkeys(("i8", "u8", "f8e4m3"), 1),
+}
 # Those of ggml, the plain dtypes among them, and HELM's own.
 STORED = {
     **{
@@ -46,11 +53,28 @@ class Extent:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """A tensor of the checkpoint that is a part of a matrix: its integers, its scales, ... name: by
+    the end of its own, as "qzeros". dtype: one of PIECE_BYTES."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        return PIECE_BYTES[self.dtype] * math.prod(self.shape)
+
+
+@dataclass(frozen=True)
 class Source:
-    """Where a tensor is stored. The extents' rows are stacked."""
+    """Where a tensor is stored. The extents' rows are stacked; or it has pieces."""
 
     stored: str
     extents: tuple[Extent, ...]
+    aux: tuple[Piece, ...] = field(default=(), metadata={"optional": True})
 
 
 def row_width(shape: tuple[int, ...]) -> int:

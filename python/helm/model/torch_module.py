@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from helm.base.jsonio import Reader
-from helm.errors import ConfigError, InvalidError
+from helm.errors import ConfigError, InvalidError, UnsupportedModelError
 from helm.model.checkpoint import TensorInfo
 from helm.model.config import ModelConfig
 from helm.model.families import parse_config
@@ -39,7 +39,14 @@ def module_config(module: Any) -> ModelConfig:
     methods = [(module, "state_dict"), *((part, "to_dict") for part in settings)]
     if not all(callable(getattr(holder, method, None)) for holder, method in methods):
         raise _no_model(module)
-    return parse_config(_config_dict(module), f"{type(module).__name__}.config")
+    config = parse_config(_config_dict(module), f"{type(module).__name__}.config")
+    if config.quantization is not None:
+        raise UnsupportedModelError(
+            f"[from_torch] {type(module).__name__} has quantised weights ({config.quantization}); "
+            "expected float32, float16 or bfloat16; give the folder that it was loaded from to "
+            "helm.LLM(...)"
+        )
+    return config
 
 
 def generation_settings(module: Any) -> Reader:

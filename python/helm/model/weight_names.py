@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from helm.base.arguments import listed
 from helm.errors import CheckpointError
 from helm.model.checkpoint import TensorInfo, same_data
+from helm.model.checkpoint.pieces import with_pieces
 from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.config import ModelConfig
 from helm.model.families import build_graph
 from helm.model.graph import Embedding
 
 HEAD = "lm_head.weight"
-_SHOWN = 8  # names listed in one message
 # Modules that hold a whole model, or a part of it, and change nothing: of torch.compile,
 # DistributedDataParallel, FSDP and activation checkpoints.
 _WRAPPERS = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
@@ -43,10 +44,16 @@ class NamedWeights:
     notices: tuple[str, ...]
 
 
-def read_weights(directory: str | Path, config: ModelConfig) -> NamedWeights:
-    """The weights in a folder. Raises what `read_checkpoint` and `name_weights` raise."""
-    stored = read_checkpoint(directory)
-    return name_weights(config, stored, lambda a, b: same_data(directory, a, b))
+def read_weights(
+    directory: str | Path,
+    config: ModelConfig,
+    same: Callable[[TensorInfo, TensorInfo], bool] | None = None,
+) -> NamedWeights:
+    """The weights in a folder. same: see `name_weights`; None compares the data. Raises what
+    `read_checkpoint`, `with_pieces` and `name_weights` raise."""
+    stored, notices = with_pieces(Path(directory), read_checkpoint(directory), config)
+    named = name_weights(config, stored, same or (lambda a, b: same_data(directory, a, b)))
+    return dataclasses.replace(named, notices=(*notices, *named.notices))
 
 
 def name_weights(
@@ -83,12 +90,6 @@ def name_weights(
                 "used"
             )
     return NamedWeights(config, tensors, tuple(notices))
-
-
-def listed(names: list[str]) -> str:
-    """ "a, b and 3 more"."""
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
 
 
 def _renamed(

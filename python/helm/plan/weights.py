@@ -10,11 +10,21 @@ from typing import Literal
 from helm.base.formats import FORMATS, LINE_BYTES
 from helm.base.jsonio import Reader
 from helm.model.graph import Attention, Op
-from helm.model.source import PACKED, STORED, Extent, Source, row_width, stored_bytes
+from helm.model.source import (
+    IN_PIECES,
+    PACKED,
+    PIECE_BYTES,
+    STORED,
+    Extent,
+    Source,
+    row_width,
+    stored_bytes,
+)
 
 Device = Literal["cpu", "accelerator"]
 Access = Literal["resident", "mapped"]
 _MOST_ROWS, _MOST_BYTES = 2**31, 2**46  # the runtime's bounds
+_MOST_PIECES = 8
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,12 @@ def _check_tensor(tensor: TensorSpec, node: Reader) -> None:
 
 
 def _check_source(tensor: TensorSpec, source: Source, node: Reader) -> None:
-    node["stored"].choice(STORED)
+    node["stored"].choice((*STORED, *IN_PIECES))
+    if source.stored in IN_PIECES:
+        _check_pieces(tensor, source, node)
+        return
+    if source.aux:
+        node["aux"].reject(f"{source.stored} has no pieces")
     block, width = STORED[source.stored].elements, row_width(tensor.shape)
     if width % block:
         node["stored"].reject(f"a row of {width} is no multiple of the {block} of a block")
@@ -74,10 +89,34 @@ def _check_source(tensor: TensorSpec, source: Source, node: Reader) -> None:
         node["extents"].reject(f"have {rows} rows, the tensor {tensor.shape[0]}")
 
 
-def _check_extent(extent: Extent, node: Reader, row_bytes: int) -> None:
-    file = extent.file
+def _check_pieces(tensor: TensorSpec, source: Source, node: Reader) -> None:
+    """Whether they go together is told where they are loaded."""
+    if len(tensor.shape) == 1:
+        node["stored"].reject(f"vectors are not stored as {source.stored}")
+    if source.extents:
+        node["extents"].reject("expected none beside pieces")
+    if not 1 <= len(source.aux) <= _MOST_PIECES:
+        node.get("aux", []).reject(f"expected 1 to {_MOST_PIECES} pieces")
+    for piece, item in zip(source.aux, node["aux"].items(), strict=True):
+        if sum(other.name == piece.name for other in source.aux) > 1:
+            item["name"].reject(f"{piece.name} is listed twice")
+        item["dtype"].choice(PIECE_BYTES)
+        if len(piece.shape) > 2:
+            item["shape"].reject("expected at most two dimensions")
+        for size in item["shape"].items():
+            size.integer(1, _MOST_ROWS)
+        _check_file(item["file"])
+        item["offset"].integer(0, _MOST_BYTES)
+
+
+def _check_file(node: Reader) -> None:
+    file = node.string()
     if not file or file.startswith("/") or ".." in file.split("/"):
-        node["file"].reject(f"{file!r} leaves the model directory")
+        node.reject(f"{file!r} leaves the model directory")
+
+
+def _check_extent(extent: Extent, node: Reader, row_bytes: int) -> None:
+    _check_file(node["file"])
     node["offset"].integer(0, _MOST_BYTES)
     node["rows"].integer(1, _MOST_ROWS)
     stride = node["row_stride"].integer(0, _MOST_BYTES)

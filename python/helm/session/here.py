@@ -198,7 +198,7 @@ def plan_and_take(
 
 
 def _files(infos: Mapping[str, TensorInfo]) -> set[str]:
-    return {extent.file for info in infos.values() for extent in info.extents}
+    return {file for info in infos.values() for file in info.files}
 
 
 def plan_here(

@@ -21,7 +21,6 @@ from helm.base.progress import Progress
 from helm.model.checkpoint import WEIGHT_DTYPES, TensorInfo
 from helm.model.checkpoint.layout import Matrix, metadata_of
 from helm.model.checkpoint.rows import RowFiles
-from helm.model.source import PACKED, stored_rows
 
 _PAGE_BYTES = 4096  # weights begin at a multiple
 _PART_WEIGHTS = 1 << 20  # that a thread has in memory at once
@@ -98,7 +97,8 @@ def write_packed(
         _write(handle, file.header, 0)
         with _pool(threads) as pool:
             for name, matrix in file.matrices.items():
-                for part in _parts(matrix):
+                whole = bool(file.infos[name].aux)
+                for part in [range(matrix.shape[0])] if whole else _parts(matrix):
                     task = pool.submit(_pack, file, name, part, files, handle)
                     running.append((matrix.format, len(part) * matrix.shape[1], task))
                     finish(2 * threads)
@@ -145,18 +145,14 @@ def _pack(
     info, matrix = file.infos[name], file.matrices[name]
     size = (len(part), matrix.shape[1])
 
-    def as_pieces(data: Any, stored: str) -> dict[str, tuple[str, list[int], Any]]:
-        unit = STRIP_ROWS if stored in PACKED else 1
-        rows = stored_rows(stored, len(part)) // unit
-        return {"weight": ("u8", [rows, data.size // rows], data.reshape(-1))}
-
-    pieces = as_pieces(files.read(info, part.start, len(part)), info.stored)
+    pieces = files.pieces(info, part.start, len(part))
     where = {"name": info.name, "first_row": part.start}
     packed = _helm.encode_weights(info.stored, pieces, *size, matrix.format, **where)
     format = FORMATS[matrix.format]
+    strip = format.bytes(STRIP_ROWS, matrix.shape[1])
     _write(handle, packed, file.offsets[name] + format.bytes(part.start, matrix.shape[1]))
     weights = _helm.read_weights(info.stored, pieces, *size, **where).reshape(-1)
-    strips = as_pieces(packed, matrix.format)
+    strips = {"weight": ("u8", [packed.size // strip, strip], packed)}
     error = _helm.read_weights(matrix.format, strips, *size, **where).reshape(-1)
     error -= weights
     return float(np.dot(error, error)), float(np.dot(weights, weights))

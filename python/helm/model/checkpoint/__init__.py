@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from helm.base.files import open_file
 from helm.errors import CheckpointError
-from helm.model.source import STORED, Extent, row_width, stored_bytes, stored_rows
+from helm.model.source import STORED, Extent, Piece, row_width, stored_bytes, stored_rows
 
 # By safetensors' names.
 DTYPE_BITS = {
@@ -33,12 +33,15 @@ _COMPARED = 1 << 20  # elements at a time
 class TensorInfo:
     """Where a tensor is stored. stored: the encoding, "f32", "f16", "bf16" or what a reader calls
     its own, and safetensors' name for a dtype that no kernel reads ("I64"). extents: runs of rows
-    in files relative to the model directory, stacked; none for a tensor in memory."""
+    in files relative to the model directory, stacked; none for a tensor in memory, and of one in
+    pieces, which are `aux`. exact: of pieces, the format that holds every value as it is."""
 
     name: str
     shape: tuple[int, ...]
     stored: str
     extents: tuple[Extent, ...]
+    aux: tuple[Piece, ...] = ()
+    exact: str = ""
 
     @classmethod
     def in_memory(cls, name: str, dtype: str, shape: tuple[int, ...]) -> TensorInfo:
@@ -47,12 +50,30 @@ class TensorInfo:
 
     @property
     def file(self) -> str | None:
-        """That of the first extent; None for a tensor in memory."""
-        return self.extents[0].file if self.extents else None
+        """That of the first extent or piece; None for a tensor in memory."""
+        return next((name for name in self._files()), None)
+
+    @property
+    def files(self) -> set[str]:
+        """All that it lies in."""
+        return set(self._files())
+
+    def _files(self) -> list[str]:
+        return [extent.file for extent in self.extents] + [piece.file for piece in self.aux]
+
+    @property
+    def held(self) -> str:
+        """The format that it is held in where nobody says: that of its values, and bf16 of pieces
+        that no packed format holds."""
+        if self.aux:
+            return "bf16" if self.exact == "f32" else self.exact
+        return STORED[self.weight_dtype].format
 
     @property
     def nbytes(self) -> int:
         """What its elements take where they are stored."""
+        if self.aux:
+            return sum(piece.nbytes for piece in self.aux)
         if self.stored in STORED:
             rows = stored_rows(self.stored, math.prod(self.shape[:1]))
             return rows * stored_bytes(self.stored, row_width(self.shape))
@@ -60,8 +81,9 @@ class TensorInfo:
 
     @property
     def weight_dtype(self) -> str:
-        """ "f32", "f16" or "bf16". Raises CheckpointError for what no kernel reads."""
-        if self.stored not in STORED:
+        """ "f32", "f16", "bf16", or what else matrices are stored in. Raises CheckpointError for
+        what no kernel reads."""
+        if self.stored not in STORED and not self.aux:
             raise CheckpointError(
                 f"[load] tensor {self.name!r} in {self.file} is stored as {self.stored}; expected "
                 "F32, F16 or BF16; use an unquantised checkpoint of this model"
@@ -74,6 +96,8 @@ class TensorInfo:
         is as it has always been, so that what was saved for a model stays of use."""
         names = {own: dtype for dtype, own in WEIGHT_DTYPES.items()}
         dtype, shape = names.get(self.stored, self.stored), list(self.shape)
+        if self.aux:
+            return [self.name, dtype, shape, [dataclasses.astuple(piece) for piece in self.aux]]
         if not self.extents:
             return [self.name, dtype, shape, None, 0, self.nbytes]
         first, *more = self.extents
@@ -86,7 +110,7 @@ def same_data(directory: str | Path, a: TensorInfo, b: TensorInfo) -> bool:
     """Whether two stored tensors have the same values, read up to the first that differs; equal
     bytes are the same, be they NaN. Each is one dense run, as safetensors has it. Raises
     CheckpointError."""
-    if a.shape != b.shape:
+    if a.shape != b.shape or a.aux or b.aux:
         return False
     if a.stored != b.stored and not {a.stored, b.stored} <= {*WEIGHT_DTYPES.values()}:
         return False

@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from helm.base.formats import STRIP_ROWS
 from helm.errors import CheckpointError
 from helm.model.checkpoint import TensorInfo
-from helm.model.source import row_width, stored_bytes, stored_rows
+from helm.model.source import PACKED, row_width, stored_bytes, stored_rows
 
 Bytes = npt.NDArray[np.uint8]
+Pieces = dict[str, tuple[str, list[int], Bytes]]  # dtype, shape and bytes by name
 
 
 class RowFiles:
@@ -22,7 +24,7 @@ class RowFiles:
     it."""
 
     def __init__(self, folder: Path, infos: Iterable[TensorInfo]) -> None:
-        names = sorted({extent.file for info in infos for extent in info.extents})
+        names = sorted({file for info in infos for file in info.files})
         self._folder = folder
         self._found = {name: self._identity(name) for name in names}
 
@@ -62,6 +64,18 @@ class RowFiles:
                 out[low - first : high - first] = found
             begin += rows
         return out
+
+    def pieces(self, info: TensorInfo, first: int, count: int) -> Pieces:
+        """Such rows as helm.encode_weights takes them; of a matrix in pieces all of it."""
+        if info.aux:
+            return {
+                p.name: (p.dtype, list(p.shape), self._bytes(p.file, p.offset, p.nbytes))
+                for p in info.aux
+            }
+        unit = STRIP_ROWS if info.stored in PACKED else 1
+        data = self.read(info, first, count)
+        shape = [len(data) // unit, data.shape[1] * unit]
+        return {"weight": ("u8", shape, data.reshape(-1))}
 
     def _bytes(self, name: str, offset: int, size: int) -> Bytes:
         out = np.empty(size, np.uint8)

@@ -6,11 +6,11 @@ or placement.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from helm.base.arguments import shown
 from helm.base.files import present
 from helm.base.jsonio import Reader, read_json
 from helm.errors import CheckpointError, ConfigError, UnsupportedModelError
@@ -18,6 +18,7 @@ from helm.model.config import ModelConfig
 from helm.model.families import llama, mistral, opt, qwen2, qwen3
 from helm.model.families.family import Family
 from helm.model.graph import Graph
+from helm.model.quantization import read_quantization
 
 FAMILIES: dict[str, Family] = {
     module.FAMILY.architecture: module.FAMILY for module in (llama, mistral, opt, qwen2, qwen3)
@@ -59,8 +60,8 @@ def build_graph(config: ModelConfig) -> Graph:
 
 def _read(node: Reader) -> ModelConfig:
     family = _family(node)
-    _refuse_quantised(node)
-    return family.read(node)
+    quantization = read_quantization(node)
+    return dataclasses.replace(family.read(node), quantization=quantization)
 
 
 def _family(node: Reader) -> Family:
@@ -91,15 +92,3 @@ def _family(node: Reader) -> Family:
             f"expected {found.model_type!r}"
         )
     return found
-
-
-def _refuse_quantised(node: Reader) -> None:
-    stated = node.get("quantization_config")
-    if stated.null:
-        return
-    method = stated.value.get("quant_method") if isinstance(stated.value, Mapping) else None
-    by = "" if method is None else f" by {shown(method)}"
-    raise UnsupportedModelError(
-        f"[{node.subject}] quantization_config: weights quantised{by} are not supported; use the "
-        "f32, f16 or bf16 checkpoint of this model"
-    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from helm.base.arguments import short, shown
+from helm.base.arguments import listed, short, shown
 from helm.errors import CheckpointError
 from helm.model.checkpoint import TensorInfo
 from helm.model.config import ModelConfig
@@ -20,7 +20,6 @@ from helm.model.gguf.file import Gguf
 from helm.model.gguf.reader import GgufTensor
 from helm.model.rope import rotary_size
 from helm.model.source import STORED, Extent, row_width, stored_bytes
-from helm.model.weight_names import listed
 
 _WHOLE = {
     "token_embd.weight": "model.embed_tokens.weight",
