@@ -8,11 +8,12 @@ from random import Random
 from typing import Any
 
 import gguf
+from gguf_whole import whole
 from plans import make_plan
 
 from fuzz import models, mutate
 from fuzz.kind import Kind, sensible, tokens_are_sensible
-from gguf_bytes import ARRAY, BOOL, F32, I32, STRING, U8, U32, U64, File, Tensor
+from gguf_bytes import ARRAY, BOOL, F32, I32, STRING, U8, U32, U64, File
 from helm.model.gguf.file import Gguf, read_gguf
 from helm.model.model_files import read_model
 from helm.text.of_model import defaults_of, tokenizer_of
@@ -29,72 +30,7 @@ _NUMBERS = {
     F32: (0.0, -1.0, 1e-30, 1e30, float("nan"), float("inf")), BOOL: (True, False),
     U64: (0, 1, 2**63, 2**64 - 1),
 }  # fmt: skip
-_HIDDEN, _ROWS = 32, 48
 _MOST_BYTES = 1 << 30
-
-
-def _keys(
-    architecture: str, vocabulary: dict[str, tuple[int, Any]]
-) -> tuple[tuple[str, int, Any], ...]:
-    numbers = {
-        "block_count": 1, "context_length": 64, "embedding_length": _HIDDEN,
-        "attention.head_count": 2,
-        "feed_forward_length": 64, "attention.head_count_kv": 1, "rope.dimension_count": 16,
-        "vocab_size": _ROWS,
-    }  # fmt: skip
-    return (
-        ("general.architecture", STRING, architecture),
-        ("general.alignment", U32, 32),
-        *((f"{architecture}.{name}", U32, number) for name, number in numbers.items()),
-        (f"{architecture}.attention.layer_norm_rms_epsilon", F32, 1e-5),
-        (f"{architecture}.rope.freq_base", F32, 10000.0),
-        *((f"tokenizer.{name}", kind, content) for name, (kind, content) in vocabulary.items()),
-    )
-
-
-def _tensors(architecture: str, kind: int) -> tuple[Tensor, ...]:
-    """Of one layer; matrices in the type `kind`."""
-    rows = {
-        "attn_q": _HIDDEN, "attn_k": 16, "attn_v": 16, "attn_output": _HIDDEN, "ffn_gate": 64,
-        "ffn_up": 64,
-    }  # fmt: skip
-    found = [
-        Tensor("token_embd.weight", (_HIDDEN, _ROWS), kind),
-        Tensor("output_norm.weight", (_HIDDEN,)),
-        Tensor("blk.0.attn_norm.weight", (_HIDDEN,)),
-        Tensor("blk.0.ffn_norm.weight", (_HIDDEN,)),
-        Tensor("blk.0.ffn_down.weight", (64, _HIDDEN), kind),
-        *(Tensor(f"blk.0.{name}.weight", (_HIDDEN, n), kind) for name, n in rows.items()),
-    ]
-    if architecture == "qwen2":
-        found += [Tensor(f"blk.0.{name}.bias", (rows[name],)) for name in ("attn_q", "attn_k")]
-        found += [Tensor("blk.0.attn_v.bias", (16,))]
-    else:
-        found.append(Tensor("rope_freqs.weight", (8,), 0, b"\0\0\x80?" * 8))
-    return tuple(found)
-
-
-def _vocabulary(kind: str) -> dict[str, tuple[int, Any]]:
-    special = ["<unk>", "<s>", "<|end|>", "<tool>"]
-    if kind == "gpt2":
-        tokens = [*special, *map(chr, range(97, 123)), "Ġ", "Ċ", "ab", "Ġa", "Ġab", "ĊĊ"]
-        merges = ["a b", "Ġ a", "Ġ ab", "Ġa b", "Ċ Ċ"]
-        own = {"ggml.pre": (STRING, "qwen2"), "ggml.merges": (ARRAY, (STRING, merges))}
-    else:
-        tokens = [*special, *map(chr, range(97, 123)), "▁", "ab", "▁a", "▁ab", "<0x41>"]
-        own = {"ggml.scores": (ARRAY, (F32, [-float(i) for i in range(len(tokens))]))}
-    kinds = [2, 3, 3, 4] + [1] * (len(tokens) - 4)
-    return {
-        "ggml.model": (STRING, kind),
-        "ggml.tokens": (ARRAY, (STRING, tokens)),
-        "ggml.token_type": (ARRAY, (I32, kinds)),
-        "ggml.bos_token_id": (U32, 1),
-        "ggml.eos_token_id": (U32, 2),
-        "ggml.unknown_token_id": (U32, 0),
-        "ggml.add_bos_token": (BOOL, True),
-        "chat_template": (STRING, "{% for m in messages %}{{ m.content }}{% endfor %}"),
-        **own,
-    }
 
 
 class GgufFile(Kind):
@@ -106,13 +42,8 @@ class GgufFile(Kind):
 
     def __init__(self, folder: Path) -> None:
         self._files = [
-            File(_keys(name, _vocabulary(model)), _tensors(name, kind))
-            for name, model, kind in (
-                ("llama", "llama", 0),
-                ("qwen2", "gpt2", 1),
-                ("llama", "gpt2", 8),
-            )
-        ]
+            whole("llama", "llama", 0), whole("qwen2", "gpt2", 1), whole("llama", "gpt2", 8)
+        ]  # fmt: skip
         self._path = folder / "oracle.gguf"
         for file in self._files:  # as they are, they are models
             _use(Random(0), file.write(self._path))

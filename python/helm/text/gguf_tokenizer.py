@@ -26,6 +26,11 @@ from helm.text.tokenizer_backend import answering
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, CONTROL, 4  # of token_type
 _MOST_TOKENS = 1 << 24
+# Of published vocabularies these are a tenth at most. Without them a small file would take minutes
+# and gigabytes.
+_MOST_ADDED_BYTES = 1 << 20  # of all tokens that are found before words are cut
+_MOST_PIECE = 256  # characters of a token that merges make
+_MOST_SPLITS = 16  # of a token into two others, on average
 _PURPOSES = {  # of special tokens, by the key's name
     "bos": "bos_token",
     "eos": "eos_token",
@@ -82,17 +87,28 @@ def _backend(vocabulary: Vocabulary, parts: dict[str, Any], bpe: dict[str, Any])
 
     frame = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], **parts}
     frame["model"] = {"type": "BPE", "vocab": {}, "merges": []}
+    added = [
+        (token, kind != _USER_DEFINED)
+        for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
+        if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED)
+    ]
+    size = sum(len(token.encode()) for token, _ in added)
+    if size > _MOST_ADDED_BYTES:
+        vocabulary.reject(
+            f"tokenizer.ggml.token_type has control and user-defined tokens of {size:,} bytes, "
+            f"expected at most {_MOST_ADDED_BYTES:,}; {_REMEDY}"
+        )
     with answering(f"[tokenizer] {vocabulary.source}: the vocabulary cannot be used", _REMEDY):
         backend = Backend.from_str(json.dumps(frame, ensure_ascii=False))
         backend.model = models.BPE(**bpe)
         for special in (True, False):
-            kinds = (_CONTROL, _UNKNOWN) if special else (_USER_DEFINED,)
-            added = [
-                AddedToken(token, normalized=False, special=special)
-                for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
-                if kind in kinds
-            ]
-            backend.add_tokens(added)
+            backend.add_tokens(
+                [
+                    AddedToken(token, normalized=False, special=special)
+                    for token, is_special in added
+                    if is_special == special
+                ]
+            )
     return backend
 
 
@@ -212,10 +228,20 @@ def _merges_of_scores(
     for i, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True)):
         if kind != _NORMAL and kind != _USER_DEFINED:  # control tokens come out of no merge
             continue
+        if len(token) > _MOST_PIECE:
+            vocabulary.reject(
+                f"tokenizer.ggml.tokens[{i}] has {len(token):,} characters, expected at most "
+                f"{_MOST_PIECE} of a piece; {_REMEDY}"
+            )
         for cut in range(1, len(token)):
             left = token[:cut]
             if left in ids and token[cut:] in ids:
                 found.append((-scores[i], -cut, cut - len(token), i, left, token[cut:]))
+        if len(found) > _MOST_SPLITS * len(ids):
+            vocabulary.reject(
+                f"tokenizer.ggml.tokens has tokens of two others in over {len(found):,} ways, "
+                f"expected at most {_MOST_SPLITS} of each on average; {_REMEDY}"
+            )
     found.sort()
     return [(left, right) for *_, left, right in found]
 
