@@ -51,6 +51,7 @@ struct Data {
         bias(random_floats(p.rows, seed + 2)),
         c_stride(p.rows + 3),
         c(random_floats((p.tokens - 1) * c_stride + p.rows, seed + 3)) {
+    for (size_t i = seed % 7; i < x.size(); i += 23 + seed % 40) x[i] *= 30;  // far out
     cpu::integer_scalar()->quantize_rows({x.data(), p.cols, p.tokens, p.cols, a.data()});
   }
   cpu::QuantArgs args(const Problem& p) const {
@@ -227,12 +228,46 @@ TEST_CASE("a product without tokens or rows does nothing") {
   }
 }
 
+namespace {
+
+// Integers n of a block and their scale, by sorting.
+struct Integers {
+  std::vector<int> n;
+  float scale;
+};
+Integers integers_of(const std::vector<float>& x) {
+  Integers out{std::vector<int>(32), 0};
+  std::vector<float> sizes{0, 0};
+  for (const float v : x) {
+    if (!std::isfinite(v)) return {out.n, NAN};
+    sizes.push_back(std::abs(v));
+  }
+  std::sort(sizes.rbegin(), sizes.rend());
+  const bool far = sizes[0] > 0 && sizes[1] <= sizes[0] * 0.5f;
+  const float a = far ? std::max(sizes[1], sizes[0] / 127.0f) : sizes[0];
+  if (!std::isnormal(a / 127.0f)) return out;
+  out.scale = a / 127.0f;
+  for (size_t k = 0; k < x.size(); ++k) {
+    out.n[k] = static_cast<int>(std::nearbyint(x[k] * (127.0f / a)));
+  }
+  return out;
+}
+
+}  // namespace
+
 TEST_CASE("quantised rows: the nearest integers of each 32 columns, and their sums") {
+  int far = 0;
   for (const int64_t cols : {1, 16, 17, 31, 32, 33, 100, 256}) {
     const int64_t tokens = 3, stride = cols + 5, blocks = cpu::quant_blocks(cols);
     std::vector<float> values = random_floats((tokens - 1) * stride + cols, 8000, Fill::kLarge);
     if (cols == 100) values[40] = NAN, values[static_cast<size_t>(stride + 70)] = INFINITY;
-    if (cols == 256) std::fill(values.begin() + 32, values.begin() + 64, 0x1p-140f);
+    if (cols == 256) {
+      std::fill(values.begin() + 32, values.begin() + 64, 0x1p-140f);
+      std::fill(values.begin() + 64, values.begin() + 224, 0.75f);
+      values[70] = -1.5f, values[100] = 90.0f, values[130] = -1e6f, values[190] = 1.49f;
+      std::fill(values.begin() + 192, values.begin() + 224, 0.0f);
+      values[200] = -3.0f;
+    }
     const Guarded<float> x(values);
     for (const cpu::IntegerTable* table : tables()) {
       const Guarded<cpu::QuantBlock> out(tokens * blocks);
@@ -241,12 +276,14 @@ TEST_CASE("quantised rows: the nearest integers of each 32 columns, and their su
         for (int64_t j = 0; j < blocks; ++j) {
           const float* from = x.data() + t * stride + j * 32;
           const auto n = std::min<int64_t>(32, cols - j * 32);
-          Quantized want = quantized(std::vector<float>(from, from + n));
-          want.q.resize(32);
+          const Integers want = integers_of(std::vector<float>(from, from + n));
           const cpu::QuantBlock& got = out.data()[t * blocks + j];
-          CHECK(std::equal(want.q.begin(), want.q.end(), got.q));
-          const int first = std::accumulate(got.q, got.q + 16, 0);
-          const int last = std::accumulate(got.q + 16, got.q + 32, 0);
+          std::vector<int> integers;
+          for (int64_t k = 0; k < 32; ++k) integers.push_back(integer_at(got, k));
+          CHECK(integers == want.n);
+          far += got.far != 0;
+          const int first = std::accumulate(integers.begin(), integers.begin() + 16, 0);
+          const int last = std::accumulate(integers.begin() + 16, integers.end(), 0);
           CHECK(got.minus_sums[0] == -first);
           CHECK(got.minus_sums[1] == -last);
           CHECK(got.minus_sum == -first - last);
@@ -261,6 +298,7 @@ TEST_CASE("quantised rows: the nearest integers of each 32 columns, and their su
       CHECK((x.intact() && out.intact()));
     }
   }
+  CHECK(far > 10);
 }
 
 TEST_CASE("a row of packed weights as floats") {

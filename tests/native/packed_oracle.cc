@@ -194,6 +194,10 @@ Packed random_packed(const Format& format, int64_t rows, int64_t cols, uint32_t 
   return p;
 }
 
+int integer_at(const cpu::QuantBlock& block, int64_t k) {
+  return block.q[k] + (k == block.far_col ? 128 * block.far : 0);
+}
+
 float chain(const Packed& w, int64_t r, const cpu::QuantBlock* a, bool accumulate, float before,
             const float* bias) {
   float c = accumulate ? before : 0.0f;
@@ -205,8 +209,8 @@ float chain(const Packed& w, int64_t r, const cpu::QuantBlock* a, bool accumulat
     const cpu::QuantBlock& block = a[k / 32];
     int32_t sum = 0, of_a = 0;
     for (int64_t i = k; i < k + group; ++i) {
-      sum += w.at(r, i).number * block.q[i % 32];
-      of_a += block.q[i % 32];
+      sum += w.at(r, i).number * integer_at(block, i % 32);
+      of_a += integer_at(block, i % 32);
     }
     const PackedWeight& first = w.at(r, k);
     c = std::fma(static_cast<float>(sum), first.s * block.alpha, c);
@@ -219,7 +223,7 @@ ExactSum exact_sum(const Packed& w, int64_t r, const cpu::QuantBlock* a, double 
   double value = start, size = std::abs(start);
   for (int64_t k = 0; k < w.cols; ++k) {
     const PackedWeight& weight = w.at(r, k);
-    const double x = static_cast<double>(a[k / 32].alpha) * a[k / 32].q[k % 32];
+    const double x = static_cast<double>(a[k / 32].alpha) * integer_at(a[k / 32], k % 32);
     value += (static_cast<double>(weight.s) * weight.number + weight.m) * x;
     size += (std::abs(static_cast<double>(weight.s) * weight.number) + std::abs(weight.m)) *
             std::abs(x);

@@ -34,6 +34,8 @@ std::vector<Format> packed_formats();
 // Random codes, and scales of about one over the codes' range.
 Packed random_packed(const Format& format, int64_t rows, int64_t cols, uint32_t seed);
 
+// n(k) of cpu::QuantBlock.
+int integer_at(const cpu::QuantBlock& block, int64_t k);
 // C(t, r) of cpu::QuantArgs, step by step in floats, `before` being what C held.
 float chain(const Packed& w, int64_t r, const cpu::QuantBlock* a, bool accumulate, float before,
             const float* bias);

@@ -10,19 +10,24 @@
 
 namespace helm::cpu {
 
-// 32 activations of one token: x(k) is about q(k) alpha, with alpha = max |x| / 127 and q rounded
-// to the nearest, ties to even; alpha and q are 0 where alpha would be denormal, and alpha is NaN
-// where an x is not finite. Then what products need of their sums, all of them exact but for one
-// rounding in those of floats.
+// 32 activations of one token: x(k) is about n(k) alpha, with alpha = a / 127 and integers n
+// rounded to the nearest, ties to even. a is max |x|, unless no other |x| is more than half of it.
+// Then that one is far out: a is max |x| of the others, but at least |x| / 127, and n takes more
+// than a byte: n(far_col) = q(far_col) + 128 far, n(k) = q(k) of the others. far is 0 where none is
+// far out. alpha and n are 0 where alpha would be denormal, and alpha is NaN where an x is not
+// finite. Then what products need of sums of n, all of them exact but for one rounding in those of
+// floats.
 struct QuantBlock {
   int8_t q[kBlockCols];
   float alpha;
-  float alpha_sum;        // alpha * A, A being the sum of q
+  float alpha_sum;        // alpha * A, A being the sum of n
   float alpha_sums[2];    // the same of the first and of the last 16
   int32_t minus_sum;      // -A
   int32_t minus_sums[2];  // likewise
-  int32_t unused;
+  int16_t far;
+  int16_t far_col;
 };
+inline constexpr int kFarShift = 7;
 static_assert(sizeof(QuantBlock) == 64);
 
 // A row of activations takes so many; behind its last column are zeros.
@@ -39,7 +44,7 @@ struct QuantizeArgs {
 };
 
 // C(t, r) starts as [C(t, r) +] [bias(r)]; then, for each block of 32 columns in order,
-//   C = fma(float(sum_k v(u(r, k)) q(t, k)), s alpha, C)            v(u), s and m: see Scales
+//   C = fma(float(sum_k v(u(r, k)) n(t, k)), s alpha, C)            v(u), s and m: see Scales
 //   C = fma(m, alpha A, C)         with m, -s z or -e n, where the scales have a minimum
 // In groups of 16, both for the first and then both for the last 16 columns. s is d l of k and km,
 // which is exact. So C(t, r) depends on row t of the activations and row r of the weights alone.

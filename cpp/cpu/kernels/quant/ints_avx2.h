@@ -41,6 +41,7 @@ struct IntsAvx2 : VecAvx2 {
     if constexpr (N < 0) return _mm256_srli_epi16(a, -N);
     return a;
   }
+  HELM_INLINE static I words_down(I a, int n) { return _mm256_srl_epi16(a, _mm_cvtsi32_si128(n)); }
   template <int N>
   HELM_INLINE static I shift_left(I a) {
     return _mm256_slli_epi32(a, N);

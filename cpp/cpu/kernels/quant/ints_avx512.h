@@ -36,6 +36,7 @@ struct IntsAvx512Vnni : VecAvx512 {
     if constexpr (N < 0) return _mm512_srli_epi16(a, -N);
     return a;
   }
+  HELM_INLINE static I words_down(I a, int n) { return _mm512_srl_epi16(a, _mm_cvtsi32_si128(n)); }
   template <int N>
   HELM_INLINE static I shift_left(I a) {
     return _mm512_slli_epi32(a, N);

@@ -46,6 +46,10 @@ struct IntsScalar : VecScalar {
     if constexpr (N < 0) return reinterpret_cast<I>(w >> -N);
     return a;
   }
+  HELM_INLINE static I words_down(I a, int n) {
+    using Words = uint16_t __attribute__((vector_size(16)));
+    return reinterpret_cast<I>(reinterpret_cast<Words>(a) >> static_cast<uint16_t>(n));
+  }
   template <int N>
   HELM_INLINE static I shift_left(I a) {
     return a * (1 << N);

@@ -56,6 +56,28 @@ struct Operands {
     }
   }
 
+  // The same of a Q that is not known before; slower.
+  HELM_INLINE static I quad_at(const uint8_t* block, int q) {
+    if constexpr (kCodes == Codes::kC8) {
+      const I codes = V::load_ints(block + q * kFormatLine);
+      if constexpr (kSigned) return V::bits_xor(codes, V::set1_byte(0x80));
+      return codes;
+    } else {
+      const I line = V::load_ints(block + q % 4 * kFormatLine);
+      const I low = V::bits_and(V::words_down(line, q / 4 * 4), V::set1_byte(15));
+      if constexpr (kCodes == Codes::kC5) {
+        const I bit = V::words_down(V::load_ints(block + 4 * kFormatLine), q);
+        return V::bits_or(low, V::template shift_words<4>(V::bits_and(bit, V::set1_byte(1))));
+      }
+      if constexpr (kCodes == Codes::kC6) {
+        const I bits = V::words_down(V::load_ints(block + (4 + q / 4) * kFormatLine), q % 4 * 2);
+        return V::bits_or(low, V::template shift_words<4>(V::bits_and(bits, V::set1_byte(3))));
+      }
+      if constexpr (row_of(kCodes).values != nullptr) return V::look_up(kTable.values, low);
+      return low;
+    }
+  }
+
  private:
   template <int Shift, int Mask>
   HELM_INLINE static I plane(const uint8_t* block) {

@@ -190,12 +190,36 @@ struct Tile {
     }
   }
 
+  // What a block's n has beyond a byte, in one column at most.
+  template <int kHalf>
+  HELM_INLINE void add_far(Sum (&sum)[T][S][P]) const {
+    int32_t any = block(0).far;
+    HELM_UNROLL
+    for (int t = 1; t < T; ++t) any |= block(t).far;
+    if (any == 0) [[likely]]
+      return;
+    HELM_UNROLL
+    for (int t = 0; t < T; ++t) {
+      const QuantBlock& b = block(t);
+      if (b.far == 0 || (kHalves && b.far_col / 16 != kHalf)) continue;
+      const int quad = b.far_col / 4;
+      const I x = V::set1_int((b.far & 0xff) << b.far_col % 4 * 8);
+      each_vector([&](int s, int p) HELM_LAMBDA_INLINE {
+        typename V::template Sum<Op::kSigned, Op::kMost, 1> far;
+        far.template add<0>(Bytes(Op::quad_at(line(s) + p * V::kRows * 4, quad)), x);
+        I& total = sum[t][s][p].total;
+        total = V::add_ints(total, V::template shift_left<kFarShift>(far.total));
+      });
+    }
+  }
+
   // A block's sums of one group go into c.
   template <int kHalf>
   HELM_INLINE void add_group(int64_t group) {
     Sum sum[T][S][P];
     each_index<kProducts>([&](auto n)
                               HELM_LAMBDA_INLINE { multiply<kHalf, decltype(n)::value>(sum); });
+    add_far<kHalf>(sum);
     each_vector([&](int s, int p) HELM_LAMBDA_INLINE {
       const int64_t place = group * kStripRows + p * V::kRows;
       const F scale = V::load(scales[s] + place);

@@ -11,13 +11,55 @@ namespace {
 HELM_INLINE void set_sums(QuantBlock& block) {
   int32_t sums[2] = {0, 0};
   for (int k = 0; k < kBlockCols; ++k) sums[k / 16] += block.q[k];
+  sums[block.far_col / 16] += block.far * (1 << kFarShift);
   for (int h = 0; h < 2; ++h) {
     block.minus_sums[h] = -sums[h];
     block.alpha_sums[h] = block.alpha * static_cast<float>(sums[h]);
   }
   block.minus_sum = -(sums[0] + sums[1]);
   block.alpha_sum = block.alpha * static_cast<float>(sums[0] + sums[1]);
-  block.unused = 0;
+}
+
+// x: [32]. Magnitudes are compared as the integers that their bits are.
+template <class V>
+HELM_INLINE void quantize_block(float (&x)[kBlockCols], QuantBlock& out) {
+  constexpr int32_t kInfinity = 0x7f800000;
+  int32_t size[kBlockCols], largest = 0;
+  __builtin_memcpy(size, x, sizeof size);
+  for (int32_t& s : size) s &= 0x7fffffff;
+  for (const int32_t s : size) largest = s > largest ? s : largest;
+  const float most = f32_from_bits(static_cast<uint32_t>(largest)), half_most = 0.5f * most;
+  int32_t half, above = 0;
+  __builtin_memcpy(&half, &half_most, sizeof half);
+  for (const int32_t s : size) above += s > half;
+
+  float a = most, far = 0;
+  out.far = out.far_col = 0;
+  if (above == 1) {
+    int32_t others = 0, at = 0;
+    for (int32_t k = 0; k < kBlockCols; ++k) at += size[k] > half ? k : 0;
+    for (const int32_t s : size) others = s <= half && s > others ? s : others;
+    a = f32_from_bits(static_cast<uint32_t>(others));
+    a = a < most / 127.0f ? most / 127.0f : a;
+    out.far_col = static_cast<int16_t>(at);
+    far = x[at], x[at] = 0;
+  }
+  out.alpha = a / 127.0f;
+  if (largest >= kInfinity || out.alpha < 0x1p-126f) {
+    out.alpha = largest >= kInfinity ? __builtin_nanf("") : 0.0f;
+    __builtin_memset(out.q, 0, sizeof out.q);
+    return;
+  }
+  const float inverse = 127.0f / a;
+  for (int i = 0; i < kBlockCols; i += V::kLanes) {
+    Elem<V, DType::kI8>::store(out.q + i, V::round(V::mul(V::load(x + i), V::set1(inverse))));
+  }
+  if (above == 1) {
+    constexpr float kRounds = 0x1.8p23f;  // what is added to it loses its fraction
+    const auto n = static_cast<int>(far * inverse + kRounds - kRounds);
+    out.far = static_cast<int16_t>((n + 64) >> kFarShift);
+    out.q[out.far_col] = static_cast<int8_t>(n - out.far * (1 << kFarShift));
+  }
 }
 
 template <class Floats>
@@ -28,8 +70,9 @@ void quantize_rows(const QuantizeArgs& args) {
     QuantBlock* out = args.out + t * blocks;
     for (int64_t j = 0; j < blocks; ++j, x += kBlockCols) {
       const int64_t n = min_of(kBlockCols, args.cols - j * kBlockCols);
-      out[j].alpha = quantize<Floats>(x, out[j].q, n);
-      for (int64_t k = n; k < kBlockCols; ++k) out[j].q[k] = 0;
+      float block[kBlockCols] = {};
+      __builtin_memcpy(block, x, static_cast<size_t>(n) * sizeof(float));
+      quantize_block<Floats>(block, out[j]);
       set_sums(out[j]);
     }
   }
