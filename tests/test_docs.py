@@ -40,13 +40,19 @@ GONE_FROM_CODE = {
     r"\btransformer blocks?\b": "layer",
     r"\bweights (?:are |that are )?stream(?:ed|ing)?\b": "weights visit",
     r"\bstream(?:s|ed|ing)? (?:the )?weights?\b": "visit",
+    r"\bblocks? streams?\b": "blocks that visit",
     r"\battention in pieces\b": "attention in parts",
     r"DESIGN\.md": "a page of docs/",
 }
+GONE_NAMES = {
+    r"block_?streams?(?![a-z])": "block_visits",
+    r"streamed_?units": "visiting_units",
+    r"is_?compressed": "a format",
+}
 GONE = {
     **GONE_FROM_CODE,
-    r"is_compressed": "the format bf16c",
-    r"\bstreamed[_ ]units\b": "units that visit",
+    **GONE_NAMES,
+    r"\bstreamed units\b": "units that visit",
     r"\bcompressed weights\b": "bf16c",
 }
 
@@ -271,6 +277,12 @@ def test_comments_do_not_use_words_that_have_gone() -> None:
     assert {path: words for path, words in used.items() if words} == {}
 
 
+def test_code_does_not_use_names_that_have_gone() -> None:
+    texts = {path: path + (ROOT / path).read_text(encoding="utf-8") for path in code_files()}
+    used = {path: gone_words(text, GONE_NAMES) for path, text in texts.items()}
+    assert {path: words for path, words in used.items() if words} == {}
+
+
 def test_constants_of_the_kernels_are_those_of_the_code() -> None:
     document = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(k\w+)` \| ([\d, ]+) \| ([\d, ]+) \|", document, re.M)
@@ -317,3 +329,4 @@ def test_a_word_that_has_gone_is_found() -> None:
         "'streams the weights': write visit"
     ]
     assert gone_words("It streams text.", GONE) == []
+    assert len(gone_words("BlockStream block_stream.h x.is_compressed()", GONE_NAMES)) == 3

@@ -131,7 +131,7 @@ EngineStats Engine::Impl::stats() const {
   stats.decode_bytes = decode_bytes(plan_);
   stats.kv_token_bytes = plan_.kv.page_bytes() / plan_.kv.page_tokens * plan_.kv.layers;
   stats.crossings = pipeline_.crossings();
-  stats.streamed_steps = pipeline_.streamed_steps();
+  stats.streamed_steps = pipeline_.visiting_steps();
   stats.pageable_bytes = pipeline_.pageable_bytes();
   if (const KvOverflow* overflow = pipeline_.overflow()) {
     stats.evicted_blocks = overflow->evicted_blocks();

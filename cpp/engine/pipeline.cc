@@ -92,12 +92,12 @@ Pipeline::Pipeline(const Plan& plan, const Weights& weights, KvCache& kv, Accoun
   const std::vector<bool> resident = resident_units(plan_);
   std::vector<bool> on_cpu = resident;
   on_cpu.flip();
-  const bool streams = plan.schedule.stream_tokens > 0;
+  const bool visiting = plan.schedule.stream_tokens > 0;
   const auto visits = [](const Compiled& stage) {
     return std::any_of(stage.parts.begin(), stage.parts.end(),
                        [](const Part& part) { return part.stage == nullptr; });
   };
-  const std::vector<bool> there = streams ? streamed_units(plan_) : resident;
+  const std::vector<bool> there = visiting ? visiting_units(plan_) : resident;
   buffers_[0] = DeviceBuffers(plan_, on_cpu, {}, stages_on(stages_of(plan_, resident), false),
                               kv.cpu_pages(), cpu);
   if (accelerator != nullptr) {
@@ -108,14 +108,14 @@ Pipeline::Pipeline(const Plan& plan, const Weights& weights, KvCache& kv, Accoun
                                 kv.near_pages(), *accelerator);
   }
   resident_ = compile(resident, weights, cpu, accelerator);
-  if (streams) {
-    streamed_ = compile(there, weights, cpu, accelerator);
-    if (std::count_if(streamed_.begin(), streamed_.end(), visits) > 1) {
+  if (visiting) {
+    visiting_ = compile(there, weights, cpu, accelerator);
+    if (std::count_if(visiting_.begin(), visiting_.end(), visits) > 1) {
       fail(ErrorKind::kInvalid,
            "[plan] blocks whose weights visit the accelerator must follow one "
            "another there; set schedule.prefill to \"compute\"");
     }
-    blocks_ = std::make_unique<BlockStream>(
+    blocks_ = std::make_unique<BlockVisits>(
         plan_, weights, buffers_[1].spec(plan_),
         std::span(cpu::host_pointer(buffers_[0].kv()), static_cast<size_t>(buffers_[0].kv_bytes())),
         *accelerator);
@@ -161,7 +161,7 @@ int64_t Pipeline::crossings() const {
 
 void Pipeline::create_slots() {
   int64_t values = 0;
-  for (const Program* program : {&resident_, &streamed_}) {
+  for (const Program* program : {&resident_, &visiting_}) {
     for (const Compiled& stage : *program) {
       int64_t bytes = 0;
       for (const ValueIndex v : stage.span.inputs) {
@@ -200,7 +200,7 @@ void Pipeline::make_room(int64_t blocks, std::span<const int32_t> recalled) {
     return std::count_if(program.begin(), program.end(),
                          [](const Compiled& stage) { return stage.span.on_accelerator; }) > 1;
   };
-  if (in_flight_ > 0 && (late(resident_) || late(streamed_))) finish();
+  if (in_flight_ > 0 && (late(resident_) || late(visiting_))) finish();
   check_devices();
   for (const int32_t block : recalled) overflow_->recall(block, *stream_);
   overflow_->make_room(blocks, *stream_);
@@ -289,9 +289,9 @@ void Pipeline::submit() {
 }
 
 const Pipeline::Program& Pipeline::program_for(const StepView& step) const {
-  const bool streams =
+  const bool visiting =
       blocks_ != nullptr && step.tokens() >= plan_.schedule.stream_tokens && blocks_->holds(step);
-  return streams ? streamed_ : resident_;
+  return visiting ? visiting_ : resident_;
 }
 
 // Runs stages up to and including the next one on the accelerator, which is only enqueued.
@@ -326,9 +326,9 @@ void Pipeline::run_on_accelerator(const Compiled& stage, Slot& slot) {
     stream_->upload(buffers_[1].value(v), staging, bytes);
     staging += bytes;
   }
-  const bool streams = slot.program == &streamed_;
-  if (streams) ++streamed_steps_;
-  const StepView step = streams ? blocks_->begin(slot.rows.view()) : slot.rows.view();
+  const bool visiting = slot.program == &visiting_;
+  if (visiting) ++visiting_steps_;
+  const StepView step = visiting ? blocks_->begin(slot.rows.view()) : slot.rows.view();
   for (const Part& part : stage.parts) {
     if (part.stage == nullptr) {
       blocks_->run(part.begin, step, *stream_);

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "device/memory.h"
-#include "engine/block_stream.h"
+#include "engine/block_visits.h"
 #include "engine/kv_overflow.h"
 #include "helm/plan.h"
 #include "plan/stages.h"
@@ -95,7 +95,7 @@ class Pipeline {
   int64_t visiting_bytes() const {  // on the accelerator, for copies
     return (blocks_ ? blocks_->bytes() : 0) + (overflow_ ? overflow_->accelerator_bytes() : 0);
   }
-  int64_t streamed_steps() const { return streamed_steps_; }
+  int64_t visiting_steps() const { return visiting_steps_; }
   // In host memory: what visits the accelerator and could not be page-locked.
   int64_t pageable_bytes() const { return blocks_ ? blocks_->pageable_bytes() : 0; }
   const KvOverflow* overflow() const { return overflow_.get(); }  // null where all KV pages fit
@@ -151,14 +151,14 @@ class Pipeline {
   Device* accelerator_;
   std::array<DeviceBuffers, 2> buffers_;  // CPU, accelerator
   Program resident_;                      // every unit where it lies
-  Program streamed_;                      // every block on the accelerator; empty if not planned
-  std::unique_ptr<BlockStream> blocks_;
+  Program visiting_;                      // every block on the accelerator; empty if not planned
+  std::unique_ptr<BlockVisits> blocks_;
   std::unique_ptr<KvOverflow> overflow_;  // null where all KV pages fit
   std::unique_ptr<Stream> cpu_stream_;
   std::array<Slot, 2> slots_;
   size_t next_ = 0;  // slot of the next step
   int64_t in_flight_ = 0;
-  int64_t streamed_steps_ = 0;
+  int64_t visiting_steps_ = 0;
   std::string failure_;
   std::unique_ptr<Stream> stream_;  // of the accelerator; destroyed first, it waits for its work
 };

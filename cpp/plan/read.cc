@@ -93,7 +93,7 @@ void PlanReader::read_ops(const JsonReader& node, std::string device) {
 }
 
 // Whether a plan without units on the accelerator lets blocks visit it.
-bool PlanReader::streams(const JsonReader& root) {
+bool PlanReader::visits(const JsonReader& root) {
   return root.has("schedule") && root["schedule"]["prefill"].string() == "stream";
 }
 
@@ -138,13 +138,13 @@ void PlanReader::read_accelerator(const JsonReader& root) {
 // the logits stay on the device of the head.
 void PlanReader::check_visits(const JsonReader& units) const {
   const std::vector<bool> resident = resident_units(plan_);
-  const std::vector<bool> streamed = streamed_units(plan_);
-  for (size_t u = 0; u < streamed.size(); ++u) {
-    if (resident[u] || !streamed[u]) continue;
-    std::vector<bool> only(streamed.size(), false);
+  const std::vector<bool> visiting = visiting_units(plan_);
+  for (size_t u = 0; u < visiting.size(); ++u) {
+    if (resident[u] || !visiting[u]) continue;
+    std::vector<bool> only(visiting.size(), false);
     only[u] = true;
     if (tensors_of(plan_, only).empty()) units[u].reject("visits the accelerator without tensors");
-    if (u + 1 == streamed.size()) units[u].reject("visits the accelerator as the last unit");
+    if (u + 1 == visiting.size()) units[u].reject("visits the accelerator as the last unit");
   }
 }
 
@@ -184,7 +184,7 @@ Plan PlanReader::read(const JsonReader& root) {
   for (size_t i = 0; i < values.size(); ++i) read_value(values[i]);
   const JsonReader units = root["units"];
   for (size_t i = 0; i < units.size(); ++i) read_unit(units[i]);
-  if (plan_.uses_accelerator() || streams(root)) read_accelerator(root);
+  if (plan_.uses_accelerator() || visits(root)) read_accelerator(root);
   plan_.logits = value(root["logits"]);
   check_logits(root["logits"]);
   if (plan_.schedule.stream_tokens > 0) check_visits(units);

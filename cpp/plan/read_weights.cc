@@ -215,10 +215,10 @@ void PlanReader::check_slices(const JsonReader& node) {
 // What visits the accelerator comes in a format that accelerators have.
 void PlanReader::check_visiting_formats(const JsonReader& node) const {
   const std::vector<bool> resident = resident_units(plan_);
-  const std::vector<bool> streamed = streamed_units(plan_);
-  for (size_t u = 0; u < streamed.size(); ++u) {
-    if (resident[u] || !streamed[u]) continue;
-    std::vector<bool> only(streamed.size(), false);
+  const std::vector<bool> visiting = visiting_units(plan_);
+  for (size_t u = 0; u < visiting.size(); ++u) {
+    if (resident[u] || !visiting[u]) continue;
+    std::vector<bool> only(visiting.size(), false);
     only[u] = true;
     for (const TensorIndex t : tensors_of(plan_, only)) {
       if (plan_.slice(t, false)->format.codes != Codes::kBF16C) continue;

@@ -54,7 +54,7 @@ class PlanReader {
   void read_value(const JsonReader& node);
   void read_unit(const JsonReader& node);
   void read_ops(const JsonReader& node, std::string device);  // of a unit
-  static bool streams(const JsonReader& root);
+  static bool visits(const JsonReader& root);
   void read_accelerator(const JsonReader& root);
   void check_visits(const JsonReader& units) const;
   void check_logits(const JsonReader& node) const;

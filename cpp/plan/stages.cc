@@ -30,7 +30,7 @@ std::vector<bool> resident_units(const Plan& plan) {
   return there;
 }
 
-std::vector<bool> streamed_units(const Plan& plan) {
+std::vector<bool> visiting_units(const Plan& plan) {
   std::vector<bool> there = resident_units(plan);
   for (size_t u = 0; u < there.size(); ++u) there[u] = there[u] || is_block(plan.units[u]);
   return there;

@@ -11,7 +11,7 @@ namespace helm {
 // By unit: whether the accelerator runs it. Where each unit lies, or, while the weights of blocks
 // in host memory visit the accelerator, every block.
 std::vector<bool> resident_units(const Plan& plan);
-std::vector<bool> streamed_units(const Plan& plan);
+std::vector<bool> visiting_units(const Plan& plan);
 
 // A longest run of units on one device.
 struct StageSpan {

@@ -363,14 +363,14 @@ TEST_CASE("units without logits, with two attention ops or nothing to visit with
   shape.devices = {"accelerator", "cpu", "cpu", "accelerator"};
   shape.stream_tokens = 8;
   shape.stream_pages = 20;
-  const json streamed = json::parse(helm::test::tiny_model(shape).plan);
-  CHECK(message_of(streamed).empty());
-  plan = streamed;
+  const json visiting = json::parse(helm::test::tiny_model(shape).plan);
+  CHECK(message_of(visiting).empty());
+  plan = visiting;
   const json attention = plan["units"][1]["ops"][3];
   REQUIRE(attention["op"] == "attention");
   plan["units"][1]["ops"] = {attention};
   expect(plan, "units[1]: visits the accelerator without tensors");
-  plan = streamed;
+  plan = visiting;
   const json head = plan["units"][3]["ops"];
   plan["units"][2]["ops"].insert(plan["units"][2]["ops"].end(), head.begin(), head.end());
   plan["units"].erase(3);

@@ -149,13 +149,13 @@ def prefill_seconds(task: Task, plan: Plan) -> float:
     total = 0.0
     for runs, gone in zip(steps, away, strict=True):
         tokens = sum(count for _, count in runs)
-        streams = plan.least is not None and tokens >= plan.least
+        visits = plan.least is not None and tokens >= plan.least
         stage = {"cpu": 0.0, "accelerator": 0.0}
         stage[devices[0]] += unit_seconds(task, units[0], devices[0], tokens, 0)
         for unit, site in zip(units[1:-1], devices[1:-1], strict=True):
             if site == "accelerator":
                 stage[site] += split_block_seconds(task, plan, unit, runs, gone)
-            elif not streams:
+            elif not visits:
                 stage[site] += block_seconds(task, unit, site, runs)
         first.append(stage["cpu"])
         second.append(stage["accelerator"])
@@ -165,8 +165,8 @@ def prefill_seconds(task: Task, plan: Plan) -> float:
             total += unit_seconds(task, units[-1], devices[-1], ends, ends)
         if "accelerator" in devices:
             total += task.profile["accelerator"]["step_s"]
-            total += prefill_link(task, plan, tokens, ends, streams)
-        if streams:
+            total += prefill_link(task, plan, tokens, ends, visits)
+        if visits:
             total += stream_seconds(task, plan, runs)
     return total + combine(task, plan, first, second, list(zip(steps, away, strict=True)))
 
@@ -285,12 +285,12 @@ def two_buffers(blocks: list[tuple[float, float]]) -> float:
     return done
 
 
-def prefill_link(task: Task, plan: Plan, tokens: int, ends: int, streams: bool) -> float:
+def prefill_link(task: Task, plan: Plan, tokens: int, ends: int, visits: bool) -> float:
     """One step's activations to the accelerator, and those or logits back. What a last block
     hands to a head are the rows of prompts that end."""
     link, devices = task.profile["link"], plan.devices
     sizes = []
-    if streams or "accelerator" in devices[1:-1]:
+    if visits or "accelerator" in devices[1:-1]:
         width = 1 if devices[0] == "accelerator" else hidden_of(task)
         sizes.append((tokens * width, "to_accelerator_bytes_per_s"))
     elif ends:

@@ -158,7 +158,7 @@ def add_kv(parser: Parser) -> None:
     group.add_argument(
         "--kv-overflow", choices=SITES, default="auto", metavar="HOW",
         help=More(
-            "those that it has no room for stream to it (stream), or the CPU attends to them "
+            "those that it has no room for visit it (stream), or the CPU attends to them "
             "(cpu) (default: auto, the faster one)"
         ),
     )  # fmt: skip

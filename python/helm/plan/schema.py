@@ -320,11 +320,11 @@ def _check_schedule(plan: Plan, root: Reader) -> None:
     schedule, pages = root["schedule"], root["schedule"]["pages"]
     schedule["decode_groups"].integer(1, 2)
     schedule["watermark"].number(0.0, 1.0)
-    streams = plan.schedule.prefill == "stream"
-    if streams and len({unit.device for unit in plan.units}) < 2:
-        schedule["prefill"].reject("nothing can stream, the units lie on one device")
+    visits = plan.schedule.prefill == "stream"
+    if visits and len({unit.device for unit in plan.units}) < 2:
+        schedule["prefill"].reject("nothing can visit, as the units lie on one device")
     for key, most in (("stream_tokens", plan.limits.step_tokens), ("stream_pages", 2**31)):
-        schedule[key].integer(*((1, most) if streams else (0, 0)))
+        schedule[key].integer(*((1, most) if visits else (0, 0)))
     for device in pages.names():
         pages[device].integer(0, 2**31)
     if plan.units_accelerator == 0:

@@ -46,10 +46,10 @@ class LLM(LoadedLLM):
     matrices to 8 bits or, but for embeddings, head and small ones, to 4.
     kv_dtype: the same for the KV cache, or "i8", which takes about half of 16 bit.
     page_tokens: positions per KV page, 16 or more.
-    kv_overflow: how decode reaches KV pages that an accelerator has no room for: they "stream" to
-    it, the "cpu" attends to them, or "auto", whichever is predicted faster. kv_vram_bytes: memory
-    there that KV pages may take at most. watermark: once more than this share of that is in use
-    (0.8), the oldest pages leave for host memory.
+    kv_overflow: how decode reaches KV pages that an accelerator has no room for: they visit it
+    ("stream"), the "cpu" attends to them, or "auto", whichever is predicted faster.
+    kv_vram_bytes: memory there that KV pages may take at most. watermark: once more than this
+    share of that is in use (0.8), the oldest pages leave for host memory.
     threads: always so many; None: as planned for this machine, fewer beside busy programs.
     prefix_cache: whether the KV of prompts that begin alike is computed once, within a call and for
     later ones; what is kept for those lies in pages that no other call wants.

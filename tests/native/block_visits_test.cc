@@ -1,5 +1,5 @@
 // Weights that visit: page-locked as long as they are needed, whatever fails in between.
-#include "engine/block_stream.h"
+#include "engine/block_visits.h"
 
 #include <doctest/doctest.h>
 
@@ -104,7 +104,7 @@ TEST_CASE("visiting weights are page-locked no longer than they visit") {
     REQUIRE(refused < 10);
     device.events = refused;
     try {
-      const helm::BlockStream blocks(plan, weights, bound, {}, account);
+      const helm::BlockVisits blocks(plan, weights, bound, {}, account);
       whole = true;
     } catch (const helm::Error& error) {
       CHECK(error.kind() == helm::ErrorKind::kDevice);
@@ -152,7 +152,7 @@ TEST_CASE("what visits is page-locked wherever it lies, no memory page twice") {
       int64_t visiting = 0;
       {
         const std::span<std::byte> kv(pages.data(), static_cast<size_t>(pages.bytes()));
-        const helm::BlockStream blocks(plan, weights, bound, kv, account);
+        const helm::BlockVisits blocks(plan, weights, bound, kv, account);
         CHECK((blocks.pageable_bytes() == 0) == !refuses);
         for (size_t i = 0; i < plan.tensors.size(); ++i) {
           const helm::TensorSpec& tensor = plan.tensors[i];

@@ -14,11 +14,11 @@
 
 namespace helm {
 
-class BlockStream {
+class BlockVisits {
  public:
   // The buffers of `bound` (values, workspace) are those of the accelerator; kv: the pages in host
-  // memory. Everything must outlive the stream of blocks, which page-locks what it copies.
-  BlockStream(const Plan& plan, const Weights& weights, const StageSpec& bound,
+  // memory. Everything must outlive the visits, which page-lock what they copy.
+  BlockVisits(const Plan& plan, const Weights& weights, const StageSpec& bound,
               std::span<std::byte> kv, Account& accelerator);
 
   int64_t bytes() const { return weights_memory_.bytes() + kv_memory_.bytes(); }

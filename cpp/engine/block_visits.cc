@@ -1,4 +1,4 @@
-#include "engine/block_stream.h"
+#include "engine/block_visits.h"
 
 #include <algorithm>
 
@@ -18,7 +18,7 @@ int64_t layer_of(const UnitSpec& unit) {
 
 }  // namespace
 
-BlockStream::BlockStream(const Plan& plan, const Weights& weights, const StageSpec& bound,
+BlockVisits::BlockVisits(const Plan& plan, const Weights& weights, const StageSpec& bound,
                          std::span<std::byte> kv, Account& accelerator)
     : plan_(plan),
       weights_(weights),
@@ -29,13 +29,13 @@ BlockStream::BlockStream(const Plan& plan, const Weights& weights, const StageSp
       pinned_(device_),
       copies_(accelerator.device().create_stream()) {
   const std::vector<bool> resident = resident_units(plan);
-  const std::vector<bool> streamed = streamed_units(plan);
+  const std::vector<bool> there = visiting_units(plan);
   std::vector<std::span<const std::byte>> visiting;
   int64_t largest = 0;
   size_t turn = 0;
   size_t* next = &first_;
   for (size_t u = 0; u < plan.units.size(); ++u) {
-    if (resident[u] || !streamed[u]) continue;
+    if (resident[u] || !there[u]) continue;
     std::vector<bool> only(plan.units.size(), false);
     only[u] = true;
     Block& block = blocks_[u];
@@ -79,13 +79,13 @@ BlockStream::BlockStream(const Plan& plan, const Weights& weights, const StageSp
   }
 }
 
-bool BlockStream::holds(const StepView& step) const {
+bool BlockVisits::holds(const StepView& step) const {
   int64_t pages = 0;
   for (const SequenceRun& run : step.runs) pages += blocks_for(run.first_position + run.tokens);
   return pages <= plan_.schedule.stream_pages;
 }
 
-StepView BlockStream::begin(const StepView& step) {
+StepView BlockVisits::begin(const StepView& step) {
   pages_.clear();
   table_.clear();
   runs_.assign(step.runs.begin(), step.runs.end());
@@ -110,7 +110,7 @@ StepView BlockStream::begin(const StepView& step) {
   return {step.token_ids, step.positions, step.output_rows, runs_, runs_, next_step_number()};
 }
 
-void BlockStream::load(size_t unit) {
+void BlockVisits::load(size_t unit) {
   Block& block = blocks_[unit];
   Buffer& buffer = buffers_[block.buffer];
   copies_->wait(*buffer.read);
@@ -122,7 +122,7 @@ void BlockStream::load(size_t unit) {
   copies_->record(*buffer.loaded);
 }
 
-void BlockStream::run(size_t unit, const StepView& view, Stream& stream) {
+void BlockVisits::run(size_t unit, const StepView& view, Stream& stream) {
   Block& block = blocks_[unit];
   Buffer& buffer = buffers_[block.buffer];
   const int64_t page_bytes = plan_.kv.page_bytes();
