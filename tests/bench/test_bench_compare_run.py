@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench_config import CONFIG
 
+from bench_config import CONFIG
 from compare_plots import draw
 
 BENCH = Path(__file__).parents[2] / "bench"

@@ -1,4 +1,4 @@
-"""The search: published partitions, brute force on small machines, edges, and its own speed."""
+"""The search: brute force on small machines, edges, and its own speed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from helm.errors import InvalidError, OutOfMemoryError, ProfileError
 from helm.machine.profile import Profile, load_profile
 from helm.model.families import build_graph, load_config, parse_config
 from helm.plan.records import OBJECTIVES, Workload
-from search_cases import GIB, THESIS, costed, model_of
-
-PAIRS = [(card, name) for card, found in THESIS["partitions_units"].items() for name in found]
+from search_cases import GIB, costed, model_of
 
 
 def small_config(seed, **changes):
@@ -41,36 +39,6 @@ def small_config(seed, **changes):
         "tie_word_embeddings": seed % 2 == 0,
     }
     return parse_config({**base, **changes})
-
-
-def published(card):
-    low, high = THESIS["vram_for_weights_bytes"][card]
-    return ResourceLimits(accelerator_weights_bytes=(low + high) // 2)
-
-
-@pytest.mark.parametrize(("card", "name"), PAIRS)
-def test_published_partitions(card, name):
-    profile, work = load_profile(f"thesis-{card}"), Workload(128, 128, objective="decode")
-    space = Space(one_boundary=True, kv="host")
-    result = search(model_of(name), profile, work, published(card), space)
-    want = THESIS["partitions_units"][card][name]
-    assert [result.best.units_cpu, result.best.units_accelerator] == want
-    assert set(result.best.devices()[: want[0]]) <= {"cpu"}
-    wider = search(model_of(name), profile, work, published(card), Space(kv="any")).best
-    assert wider.predicted.decode_s <= result.best.predicted.decode_s
-    # One pair gains from a head on the CPU, which makes room for two more blocks.
-    moved = (card, name) == ("3090", "qwen3-32b")
-    assert wider.layout == (("cpu", 40, "cpu") if moved else result.best.layout)
-
-
-@pytest.mark.parametrize(("card", "name"), [("3090", "qwen3-14b"), ("l40s", "qwen3-32b")])
-def test_published_times_from_which_the_presets_were_derived(card, name):
-    """No accuracy is claimed: the CPU rates of these presets come from these very rows."""
-    space = Space(one_boundary=True, kv="host")
-    result = search(model_of(name), load_profile(f"thesis-{card}"), Workload(128, 128),
-                    published(card), space)  # fmt: skip
-    got = result.best.predicted.decode_s * 1e3
-    assert got == pytest.approx(THESIS["table_6_5_ms"][card][name]["pred"], rel=0.05)
 
 
 def tight_memory(task, share):
