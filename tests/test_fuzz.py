@@ -16,6 +16,7 @@ COUNTS = {
     "checkpoint": 40,
     "shards": 30,
     "quantized": 40,
+    "pieces": 40,
     "gguf": 60,
     "config": 40,
     "generation_config": 20,

@@ -13,6 +13,7 @@ from fuzz.gguf_files import GgufFile
 from fuzz.kind import Kind
 from fuzz.kv_files import KvFile
 from fuzz.native_calls import NativeCalls
+from fuzz.pieces import Pieces
 from fuzz.plans import NativePlan, PlanFormat
 from fuzz.profiles import ProfileFile
 from fuzz.signals import Signal
@@ -21,7 +22,7 @@ from fuzz.tokenizers import ChatTemplate, TokenizerFiles
 KINDS: dict[str, type[Kind]] = {
     kind.name: kind
     for kind in (
-        Checkpoint, Shards, Quantized, GgufFile, Config, GenerationConfig, PlanCommand,
+        Checkpoint, Shards, Quantized, Pieces, GgufFile, Config, GenerationConfig, PlanCommand,
         TokenizerFiles, ChatTemplate, PlanFormat, NativePlan, ProfileFile, KvFile, Arguments,
         NativeCalls, Fault, Signal, Container,
     )

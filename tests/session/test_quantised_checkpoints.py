@@ -16,7 +16,10 @@ from safetensors.torch import load_file, save_file
 import helm
 from engine_helpers import logits_of, partitioned
 from helm import _helm
+from helm.compiler.make import make_plan
 from helm.errors import CheckpointError, InvalidError, UnsupportedModelError
+from helm.model.families import load_config
+from helm.model.weight_names import read_weights
 
 PROMPT = [3, 17, 99, 130, 0, 42, 42, 7, 64, 127, 5, 88, 21]
 UP = "model.layers.1.mlp.up_proj"
@@ -135,6 +138,7 @@ COMPRESSED = {"quant_method": "compressed-tensors"}
         ({"quant_method": "aqlm"}, r"config\.json\] quantization_config: .* by 'aqlm' are not"),
         ({"quant_method": "gptq"}, "quantization_config: key 'bits' is missing"),
         ({**GPTQ, "bits": 3}, r"quantization_config\.bits: 3 bits are not supported"),
+        ({**GPTQ, "bits": 4.0}, r"quantization_config\.bits: 4\.0 bits"),
         ({**GPTQ, "bits": True}, r"quantization_config\.bits: True bits"),
         ({**GPTQ, "checkpoint_format": "marlin"},
          r"checkpoint_format: 'marlin' is not supported; expected gptq or gptq_v2"),
@@ -225,3 +229,27 @@ def test_a_module_of_them_is_refused(source: Path) -> None:
     module.config.quantization_config = {"quant_method": "gptq", "bits": 4}
     with pytest.raises(UnsupportedModelError, match="has quantised weights"):
         helm.LLM.from_torch(module)
+
+
+def test_a_file_that_became_shorter_is_named(source: Path, tmp_path: Path) -> None:
+    quantised, _ = written(source, tmp_path, made.gptq())
+    with helm.LLM(quantised, threads=1, context=64, device="cpu") as llm:
+        plan = llm.plan
+    path = quantised / "model.safetensors"
+    with path.open("r+b") as stream:
+        stream.truncate(path.stat().st_size // 2)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors has \d+ bytes, .* ends at"):
+        _helm.Engine(plan.to_json(), str(quantised), {})
+
+
+def test_plans_of_a_configuration_alone_know_that_it_is_quantised(
+    source: Path, tmp_path: Path
+) -> None:
+    quantised, _ = written(source, tmp_path, made.gptq())
+    config = load_config(quantised)
+    options: dict[str, Any] = {"context": 64, "threads": 1, "memory_bytes": 1 << 30}
+    alone = make_plan(config, None, **options)
+    whole = make_plan(config, read_weights(quantised, config).tensors, **options)
+    assert [(s.tensor, s.format) for s in alone.slices] == [
+        (s.tensor, s.format) for s in whole.slices
+    ]

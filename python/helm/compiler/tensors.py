@@ -21,6 +21,12 @@ from helm.plan.schema import ModelIdentity, PlacedUnit, Plan
 from helm.plan.weights import Device, Slice, TensorSpec, lies_as_held
 
 _Q8, _Q4 = "c8.s32", "c4.km32"
+# The formats of most quantised checkpoints, where only their config.json is there.
+_ASSUMED = {
+    **dict.fromkeys(("gptq4", "gptq4v2", "awq"), "c4.z128"),
+    **dict.fromkeys(("gptq8", "gptq8v2"), "c8.z128"),
+    **{"compressed-tensors": "c8.s128b", "fp8": "bf16", "mxfp4": "mx4.e32"},
+}
 _FEW_WEIGHTS = 1 << 17  # a matrix of less is held in 8 bits under q4, too
 
 
@@ -81,8 +87,11 @@ def choose_formats(
     def format(name: str, shape: tuple[int, ...]) -> str:
         if len(shape) == 1:
             return "f32"
+        if policy == "auto" and infos is not None:
+            return infos[name].held
         if policy == "auto":
-            return (config.dtype or "f32") if infos is None else infos[name].held
+            dense = config.quantization is None or name in wide
+            return (config.dtype or "f32") if dense else _ASSUMED[config.quantization or ""]
         if policy not in PACKED_POLICIES:
             return policy
         few = shape[0] * shape[1] < _FEW_WEIGHTS

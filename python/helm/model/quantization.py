@@ -42,7 +42,7 @@ def read_quantization(config: Reader) -> str | None:
 
 def _gptq(node: Reader) -> str:
     bits = node["bits"]
-    if bits.value not in (4, 8) or isinstance(bits.value, bool):
+    if type(bits.value) is not int or bits.value not in (4, 8):
         _refuse(bits, f"{shown(bits.value)} bits are not supported; expected 4 or 8")
     _choice(node, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
     marlin = node.get("is_marlin_format", False)
@@ -54,7 +54,7 @@ def _gptq(node: Reader) -> str:
 
 def _awq(node: Reader) -> None:
     bits = node.get("bits", 4)
-    if bits.value != 4 or isinstance(bits.value, bool):
+    if type(bits.value) is not int or bits.value != 4:
         _refuse(bits, f"{shown(bits.value)} bits are not supported; expected 4")
     _choice(node, "version", ("gemm",), "gemm")
 
