@@ -22,7 +22,8 @@ _TEXTS = ("", "a", "Hello  world 123\n", "naïve 你好 😀", "<|end|>x<tool>",
 _WORDS = (
     "", "a", "llama", "qwen2", "gpt2", "none", "clip", "adapter", "yarn", "linear", "default",
     "x" * 999, "\u2581", "{{ x }}", "{% for m in messages %}{{ m.content }}{% endfor %}",
-    "{{ 'a' * 10**9 }}",
+    "{{ 'a' * 10**9 }}", "{% for i in range(99999) %}x{% endfor %}", "{{ ''.__class__.__mro__ }}",
+    "{{ '{0.__class__}'.format(messages) }}", "a " * 999, "\u2581" * 300,
 )  # fmt: skip
 _BYTES = (b"\xff", b"\xed\xa0\x80", b"\0", b"\n")
 _NUMBERS = {
@@ -83,7 +84,11 @@ def _use(random: Random, path: Path) -> None:
             name = random.choice(list(tokenizer.chat_templates))
             tokenizer.render_chat([{"role": "user", "content": "x"}], template=name)
     if random.random() < 0.1:
-        with models.load(path, weights=random.choice(("copied", "auto"))) as llm:
+        options = {
+            "weights": random.choice(("copied", "auto")),
+            "dtype": random.choice(("auto", "auto", "q8", "q4", "bf16")),
+        }
+        with models.load(path, **options) as llm:
             prompt = [random.randrange(llm.vocab_size) for _ in range(3)]
             tokens_are_sensible(llm.generate(prompt, max_tokens=2).tokens, 2, llm.vocab_size)
 

@@ -26,7 +26,7 @@ from helm.text.tokenizer_backend import answering
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, CONTROL, 4  # of token_type
 _MOST_TOKENS = 1 << 24
-# Of published vocabularies these are a tenth at most. Without them a small file would take minutes
+# Published vocabularies stay far below. Without bounds a small file would take minutes
 # and gigabytes.
 _MOST_ADDED_BYTES = 1 << 20  # of all tokens that are found before words are cut
 _MOST_PIECE = 256  # characters of a token that merges make
