@@ -42,7 +42,7 @@ PROBE_S = 0.2
 SETTLED = 0.08  # how far the probes before and after a part may differ on average
 REPEATS_S = 10.0  # longer runs are not repeated
 # Root mean square of the difference over the deviation of transformers' f32 logits. Engines round
-# keys and values to 16 bit, some activations too, beside blocks to 8 bit; another model's logits are
+# keys and values to 16 bit, some activations too, those of blocks to 8; another model's logits are
 # off by 1.4.
 MOST_OFF = {"f32": 0.005, "f16": 0.01, "bf16": 0.1, **dict.fromkeys(BLOCKS, 0.3)}
 
