@@ -229,7 +229,9 @@ std::unique_ptr<Stage> CudaDevice::compile(const StageSpec& spec) {
   }
   use_gpu(options_.ordinal);
   const WorkspaceLayout layout(*spec.plan, spec.units, blas_workspace_bytes(compute_major_));
-  return std::make_unique<CudaStage>(spec, layout, options_.ordinal, options_.graphs, blas_,
+  // bf16 holds what f16 does not, but GPUs before Ampere have no units for it.
+  const DType packed = compute_major_ >= 8 ? DType::kBF16 : DType::kF16;
+  return std::make_unique<CudaStage>(spec, layout, options_.ordinal, options_.graphs, packed, blas_,
                                      upload_to(spec.workspace, *spec.plan));
 }
 

@@ -88,7 +88,7 @@ class CudaDevice : public Device {
   void unpin(const void* memory) override;
   std::unique_ptr<Stream> create_stream() override;
   std::unique_ptr<Event> create_event() override;
-  bool takes(const Format& format) const override { return is_dense(format); }
+  bool takes(const Format& format) const override { return is_dense(format) || is_packed(format); }
   int64_t workspace_bytes(const Plan& plan, std::span<const UnitSpec> units) const override;
   std::unique_ptr<Stage> compile(const StageSpec& spec) override;
 

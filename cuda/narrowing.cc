@@ -24,20 +24,24 @@ bool makes(const Plan& plan, const Op& op, ValueIndex value) {
          from(activation->in);
 }
 
-// The 16-bit dtype of all of a product's weights, or f32.
-DType narrow_dtype(const Plan& plan, const UnitSpec& unit, const LinearOp& product) {
-  const Format first = plan.format(unit, product.parts.front().weight);
-  const bool same = std::ranges::all_of(product.parts, [&](const LinearOp::Part& part) {
-    return plan.format(unit, part.weight) == first;
-  });
-  return same && is_dense(first) ? dtype_of(first) : DType::kF32;
+// The 16-bit dtype that cuBLAS takes of all of a product's weights, or f32.
+DType narrow_dtype(const Plan& plan, const UnitSpec& unit, const LinearOp& product, DType packed) {
+  const auto dtype = [&](const LinearOp::Part& part) {
+    const Format format = plan.format(unit, part.weight);
+    return is_packed(format) ? packed : is_dense(format) ? dtype_of(format) : DType::kF32;
+  };
+  const DType first = dtype(product.parts.front());
+  const bool same = std::ranges::all_of(
+      product.parts, [&](const LinearOp::Part& part) { return dtype(part) == first; });
+  return same ? first : DType::kF32;
 }
 
 // `next` is an op of the unit.
-DType dtype_between(const Plan& plan, const Op& op, const UnitSpec& unit, const Op& next) {
+DType dtype_between(const Plan& plan, const Op& op, const UnitSpec& unit, const Op& next,
+                    DType packed) {
   const auto* product = std::get_if<LinearOp>(&next);
   if (product == nullptr || !makes(plan, op, product->in)) return DType::kF32;
-  return narrow_dtype(plan, unit, *product);
+  return narrow_dtype(plan, unit, *product, packed);
 }
 
 bool reads(const Op& op, ValueIndex value) {
@@ -60,13 +64,15 @@ bool reads(const Op& op, ValueIndex value) {
 }
 
 // Whether all that reads the value are products that find it narrowed.
-bool read_narrowed_only(const Plan& plan, ValueIndex value) {
+bool read_narrowed_only(const Plan& plan, ValueIndex value, DType packed) {
   if (value == plan.logits) return false;
   for (const UnitSpec& unit : plan.units) {
     for (size_t i = 0; i < unit.ops.size(); ++i) {
       if (!reads(unit.ops[i], value)) continue;
       if (i == 0) return false;
-      if (dtype_between(plan, unit.ops[i - 1], unit, unit.ops[i]) == DType::kF32) return false;
+      if (dtype_between(plan, unit.ops[i - 1], unit, unit.ops[i], packed) == DType::kF32) {
+        return false;
+      }
     }
   }
   return true;
@@ -74,10 +80,11 @@ bool read_narrowed_only(const Plan& plan, ValueIndex value) {
 
 }  // namespace
 
-Narrowing narrowing_between(const Plan& plan, const Op& op, const UnitSpec& unit, const Op& next) {
-  const DType dtype = dtype_between(plan, op, unit, next);
+Narrowing narrowing_between(const Plan& plan, const Op& op, const UnitSpec& unit, const Op& next,
+                            DType packed) {
+  const DType dtype = dtype_between(plan, op, unit, next, packed);
   if (dtype == DType::kF32) return {};
-  return {dtype, read_narrowed_only(plan, std::get<LinearOp>(next).in)};
+  return {dtype, read_narrowed_only(plan, std::get<LinearOp>(next).in, packed)};
 }
 
 }  // namespace helm::cuda

@@ -3,44 +3,67 @@
 #include <type_traits>
 #include <variant>
 
+#include "cuda/kernels/packed.h"
 #include "cuda/narrowing.h"
 
 namespace helm::cuda {
 namespace {
 
-int64_t rows_of(const StepContext& context, bool per_output) {
-  return per_output ? context.shape.outputs : context.shape.tokens;
-}
-
 class BoundEmbedding : public BoundOp {
  public:
   BoundEmbedding(const EmbeddingOp& op, const Bindings& b)
-      : args_{b.weight(op.table), b.dtype(op.table), b.value(op.out), b.width(op.out), 0} {}
+      : table_(b.weight(op.table)),
+        format_(b.format(op.table)),
+        rows_(b.tensor(op.table).rows()),
+        out_(b.value(op.out)),
+        width_(b.width(op.out)) {}
   const char* name() const override { return "embedding"; }
   void launch(const StepContext& context) const override {
-    EmbeddingArgs args = args_;
-    args.tokens = context.shape.tokens;
-    embedding(args, context.tables, context.stream);
+    const int64_t tokens = context.shape.tokens;
+    if (is_packed(format_)) {
+      packed_embedding({table_, format_, rows_, width_}, out_, tokens, context.tables,
+                       context.stream);
+    } else {
+      embedding({table_, dtype_of(format_), out_, width_, tokens}, context.tables, context.stream);
+    }
   }
 
  private:
-  EmbeddingArgs args_;
+  const void* table_;  // [rows, width]
+  Format format_;
+  int64_t rows_;
+  float* out_;  // [tokens, width]
+  int64_t width_;
 };
 
 class BoundPositionEmbedding : public BoundOp {
  public:
   BoundPositionEmbedding(const PositionEmbeddingOp& op, const Bindings& b)
-      : args_{b.weight(op.table), b.dtype(op.table), op.offset,
-              b.value(op.out),    b.width(op.out),   0} {}
+      : table_(b.weight(op.table)),
+        format_(b.format(op.table)),
+        rows_(b.tensor(op.table).rows()),
+        offset_(op.offset),
+        out_(b.value(op.out)),
+        width_(b.width(op.out)) {}
   const char* name() const override { return "position_embedding"; }
   void launch(const StepContext& context) const override {
-    PositionEmbeddingArgs args = args_;
-    args.tokens = context.shape.tokens;
-    position_embedding(args, context.tables, context.stream);
+    const int64_t tokens = context.shape.tokens;
+    if (is_packed(format_)) {
+      packed_position_embedding({table_, format_, rows_, width_}, offset_, out_, tokens,
+                                context.tables, context.stream);
+    } else {
+      position_embedding({table_, dtype_of(format_), offset_, out_, width_, tokens}, context.tables,
+                         context.stream);
+    }
   }
 
  private:
-  PositionEmbeddingArgs args_;
+  const void* table_;  // [rows, width]
+  Format format_;
+  int64_t rows_;
+  int64_t offset_;
+  float* out_;  // [tokens, width]
+  int64_t width_;
 };
 
 // Narrows the result for the product that comes next where it has many rows.
@@ -79,7 +102,7 @@ class BoundNorm : public NarrowingOp {
   const char* name() const override { return "norm"; }
   void launch(const StepContext& context) const override {
     NormArgs args = args_;
-    args.rows = rows_of(context, per_output_);
+    args.rows = context.rows(per_output_);
     narrow_many(&args);
     if (args.rows > 0) norm(args, context.stream);
   }
@@ -87,108 +110,6 @@ class BoundNorm : public NarrowingOp {
  private:
   NormArgs args_{};
   bool per_output_;
-};
-
-// Few rows: one product per run of parts that reads the weights once, in f32. Many rows: cuBLAS,
-// with the input narrowed to the weights' dtype, here or by the op before.
-class BoundLinear : public BoundOp {
- public:
-  BoundLinear(const LinearOp& op, const Bindings& b, DType narrowed)
-      : per_output_(b.per_output(op.in)),
-        in_(b.value(op.in)),
-        cols_(b.width(op.in)),
-        out_(b.value(op.out)),
-        out_width_(b.width(op.out)),
-        accumulate_(op.accumulate),
-        narrow_(b.narrow),
-        narrowed_(narrowed) {
-    int64_t column = 0;
-    for (const LinearOp::Part& part : op.parts) {
-      const int64_t rows = b.tensor(part.weight).rows();
-      add_part({b.weight(part.weight), b.dtype(part.weight), b.vector(part.bias), column, rows});
-      column += rows;
-    }
-  }
-  const char* name() const override { return "linear"; }
-  void launch(const StepContext& context) const override {
-    const int64_t rows = rows_of(context, per_output_);
-    if (rows == 0) return;
-    if (rows <= kMatvecTokens) {
-      for (const Part& part : parts_) launch_matvec(part, rows, context);
-    } else {
-      launch_products(rows, context);
-    }
-  }
-
- private:
-  struct Part {
-    const void* weight;  // [rows, cols]
-    DType dtype;
-    const float* bias;  // [rows] or null
-    int64_t column;     // of the stacked output
-    int64_t rows;
-  };
-
-  // Parts whose weights and biases lie one after the other are one product.
-  void add_part(const Part& part) {
-    if (!parts_.empty()) {
-      Part& last = parts_.back();
-      const auto* end =
-          static_cast<const std::byte*>(last.weight) + last.rows * cols_ * dtype_bytes(last.dtype);
-      const bool biases = part.bias == (last.bias == nullptr ? nullptr : last.bias + last.rows);
-      if (part.weight == end && part.dtype == last.dtype && biases) {
-        last.rows += part.rows;
-        return;
-      }
-    }
-    parts_.push_back(part);
-  }
-
-  void launch_matvec(const Part& part, int64_t tokens, const StepContext& context) const {
-    MatvecArgs args{};
-    args.a = in_;
-    args.a_stride = cols_;
-    args.tokens = tokens;
-    args.w = part.weight;
-    args.dtype = part.dtype;
-    args.rows = part.rows;
-    args.cols = cols_;
-    args.bias = part.bias;
-    args.accumulate = accumulate_;
-    args.c = out_ + part.column;
-    args.c_stride = out_width_;
-    matvec(args, context.stream);
-  }
-
-  void launch_products(int64_t tokens, const StepContext& context) const {
-    DType narrowed = narrowed_;
-    for (const Part& part : parts_) {
-      const void* a = in_;
-      if (part.dtype != DType::kF32) {
-        if (part.dtype != narrowed) {
-          narrow(in_, cols_, tokens, cols_, part.dtype, narrow_, context.stream);
-          narrowed = part.dtype;
-        }
-        a = narrow_;
-      }
-      float* const c = out_ + part.column;
-      context.blas.multiply({a, cols_, part.weight, part.dtype, tokens, part.rows, cols_,
-                             accumulate_, c, out_width_});
-      if (part.bias != nullptr) {
-        add_bias(part.bias, tokens, part.rows, c, out_width_, context.stream);
-      }
-    }
-  }
-
-  bool per_output_;
-  const float* in_;  // [rows, cols]
-  int64_t cols_;
-  float* out_;  // [rows, out_width]
-  int64_t out_width_;
-  bool accumulate_;
-  void* narrow_;
-  DType narrowed_;  // what that holds of the input before; f32: nothing
-  std::vector<Part> parts_;
 };
 
 class BoundRope : public BoundOp {
@@ -220,7 +141,7 @@ class BoundActivation : public NarrowingOp {
   const char* name() const override { return "activation"; }
   void launch(const StepContext& context) const override {
     ActivationArgs args = args_;
-    args.rows = rows_of(context, per_output_);
+    args.rows = context.rows(per_output_);
     narrow_many(&args);
     if (args.rows > 0) activation(args, context.stream);
   }
@@ -259,7 +180,7 @@ std::unique_ptr<BoundOp> bind_op(const Op& op, const RopeOp* rope, DType narrowe
         } else if constexpr (std::is_same_v<Type, NormOp>) {
           return std::make_unique<BoundNorm>(spec, bindings, narrowing);
         } else if constexpr (std::is_same_v<Type, LinearOp>) {
-          return std::make_unique<BoundLinear>(spec, bindings, narrowed);
+          return bind_linear(spec, narrowed, bindings);
         } else if constexpr (std::is_same_v<Type, RopeOp>) {
           return std::make_unique<BoundRope>(spec, bindings);
         } else if constexpr (std::is_same_v<Type, ActivationOp>) {
@@ -293,7 +214,8 @@ std::vector<std::unique_ptr<BoundOp>> bind_ops(const Bindings& bindings) {
     if (fuse) ++i;
     Narrowing narrowing;
     if (i + 1 < ops.size()) {
-      narrowing = narrowing_between(*bindings.spec.plan, *ops[i], *units[i + 1], *ops[i + 1]);
+      narrowing = narrowing_between(*bindings.spec.plan, *ops[i], *units[i + 1], *ops[i + 1],
+                                    bindings.panel.dtype);
     }
     bound.push_back(bind_op(*ops[i], fuse ? rope : nullptr, narrowed, narrowing, bindings));
     narrowed = narrowing.dtype;

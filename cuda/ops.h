@@ -34,6 +34,8 @@ struct StepContext {
   StepTables tables;
   Blas& blas;
   cudaStream_t stream;
+
+  int64_t rows(bool per_output) const { return per_output ? shape.outputs : shape.tokens; }
 };
 
 // One op with its buffers bound.
@@ -44,11 +46,21 @@ class BoundOp {
   virtual void launch(const StepContext& context) const = 0;
 };
 
+// Where packed weights become a matrix for cuBLAS, as many rows at a time as fit.
+struct Panel {
+  void* memory;
+  int64_t bytes;
+  DType dtype;  // f16 or bf16
+
+  int64_t rows(int64_t cols) const { return panel_rows(bytes, cols); }
+};
+
 // Buffers that ops are bound to.
 struct Bindings {
   const StageSpec& spec;
   const StepUpload& upload;
   std::byte* narrow;  // WorkspaceLayout::narrow_offset
+  Panel panel;        // WorkspaceLayout::panel_offset
   void* partials;     // WorkspaceLayout::partials_offset
 
   const TensorSpec& tensor(TensorIndex index) const {
@@ -57,8 +69,8 @@ struct Bindings {
   const void* weight(TensorIndex index) const {
     return reinterpret_cast<const void*>(spec.weights[static_cast<size_t>(index)].address);
   }
-  DType dtype(TensorIndex index) const {
-    return dtype_of(spec.weights[static_cast<size_t>(index)].format);
+  const Format& format(TensorIndex index) const {
+    return spec.weights[static_cast<size_t>(index)].format;
   }
   const float* vector(TensorIndex index) const {  // [size], null for kNoTensor
     return index == kNoTensor ? nullptr : static_cast<const float*>(weight(index));
@@ -77,6 +89,10 @@ struct Bindings {
 // The ops of all units in order; a rope right before the attention that it serves is fused with the
 // appending of K and V.
 std::vector<std::unique_ptr<BoundOp>> bind_ops(const Bindings& bindings);
+
+// narrowed: to what the op before has narrowed the input where it has many rows; f32: not at all.
+// cuda/linear_op.cc.
+std::unique_ptr<BoundOp> bind_linear(const LinearOp& op, DType narrowed, const Bindings& bindings);
 
 // Attention and its pieces (cuda/attention_ops.cc). `rope`: rotates what is appended, or null.
 std::unique_ptr<BoundOp> bind_attention(const AttentionOp& op, const RopeOp* rope,

@@ -24,7 +24,7 @@ int64_t query_heads(const StageSpec& spec) {
 }  // namespace
 
 CudaStage::CudaStage(const StageSpec& spec, const WorkspaceLayout& layout, int ordinal, bool graphs,
-                     std::shared_ptr<Blas> blas, std::shared_ptr<StepUpload> upload)
+                     DType packed, std::shared_ptr<Blas> blas, std::shared_ptr<StepUpload> upload)
     : plan_(*spec.plan),
       heads_(query_heads(spec)),
       ordinal_(ordinal),
@@ -33,8 +33,11 @@ CudaStage::CudaStage(const StageSpec& spec, const WorkspaceLayout& layout, int o
       blas_workspace_(reinterpret_cast<std::byte*>(spec.workspace) + layout.blas_offset),
       blas_bytes_(layout.blas_bytes),
       upload_(std::move(upload)),
-      ops_(bind_ops({spec, *upload_,
+      ops_(bind_ops({spec,
+                     *upload_,
                      reinterpret_cast<std::byte*>(spec.workspace) + layout.narrow_offset,
+                     {reinterpret_cast<std::byte*>(spec.workspace) + layout.panel_offset,
+                      layout.panel_bytes, packed},
                      reinterpret_cast<std::byte*>(spec.workspace) + layout.partials_offset})) {}
 
 StepShape CudaStage::shape_of(const StepView& step) const {

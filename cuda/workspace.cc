@@ -10,16 +10,14 @@ WorkspaceLayout::WorkspaceLayout(const Plan& plan, std::span<const UnitSpec> uni
                                  int64_t blas_workspace) {
   Scratch scratch(plan, blas_workspace);
   for (const UnitSpec& unit : units) {
-    scratch.add(unit, [&](TensorIndex weight) {
-      const Format format = plan.format(unit, weight);
-      const bool narrows = is_dense(format) && dtype_of(format) != DType::kF32;
-      return narrows ? dtype_bytes(dtype_of(format)) : 0;
-    });
+    scratch.add(unit, [&](TensorIndex weight) { return plan.format(unit, weight); });
   }
   blas_offset = scratch.tables();
   blas_bytes = scratch.blas();
   narrow_offset = blas_offset + blas_bytes;
-  partials_offset = narrow_offset + scratch.narrow();
+  panel_offset = narrow_offset + scratch.narrow();
+  panel_bytes = scratch.panel();
+  partials_offset = panel_offset + panel_bytes;
   bytes = scratch.bytes();
 }
 

@@ -15,7 +15,9 @@ struct WorkspaceLayout {
 
   int64_t blas_offset;  // behind the step's tables
   int64_t blas_bytes;
-  int64_t narrow_offset;    // inputs of products narrowed to the weights' dtype
+  int64_t narrow_offset;  // inputs of products narrowed to the weights' dtype, or quantized
+  int64_t panel_offset;   // packed weights as a matrix for cuBLAS
+  int64_t panel_bytes;
   int64_t partials_offset;  // of attention
   int64_t bytes;            // in all
 };

@@ -1,13 +1,15 @@
 // The scratch of a CUDA stage. One formula for the plugin, which lays it out, and for libhelm,
 // whose footprint counts it without the plugin; hence header only.
 //
-// bytes = tables + blas + narrow + partials, each rounded up to 256, with
+// bytes = tables + blas + narrow + panel + partials, each rounded up to 256, with
 //   tables   = what kernels read of a step (cuda/step_tables.h), first: at one place for all stages
 //              that share the memory, which have one upload of it in a step
 //   blas     = the workspace of cuBLAS, if a linear op of the stage can have more than
 //              kMatvecTokens rows, else 0
-//   narrow   = max over such ops of rows * width(in) * bytes per element that inputs are narrowed
-//              to, rows = step_tokens or step_outputs as `in` says
+//   narrow   = max over such ops with weights of 16 bits or fewer of rows * width(in) * 2, rows =
+//              step_tokens or step_outputs as `in` says, and over all ops with packed weights of
+//              quantized_bytes(min(rows, kMatvecTokens), width(in))
+//   panel    = max over such ops with packed weights of panel_bytes(their rows, width(in))
 //   partials = max over attention and attend ops and step sizes t = 1 .. step_tokens of
 //              attention_partials_bytes(t, heads, head_dim, splits), splits = attention_splits(
 //              blocks, context) with blocks = decode_blocks(t, kv_heads), t <= sequences, and
@@ -31,6 +33,24 @@ inline constexpr int64_t kSplitKeys = 64;    // ranges end at its multiples, wha
 inline constexpr int64_t kPromptRows = 32;   // (token, query head) pairs of a block of longer runs
 // Blocks of the grid that occupy the largest GPUs (132 to 170 multiprocessors) several times over.
 inline constexpr int64_t kAttentionPieces = 512;
+
+// The input of a product of few tokens with packed weights, in integers.
+inline constexpr int64_t kQuantBlockBytes = 48;  // of 32 columns
+constexpr int64_t quantized_bytes(int64_t tokens, int64_t cols) {
+  return tokens * (format_round_up(cols, kBlockCols) / kBlockCols) * kQuantBlockBytes;
+}
+
+// Packed weights as 16-bit elements for cuBLAS: as many rows of the matrix as may be, so that most
+// GPUs hold them in their last level of cache and all of one is busy, but at least one strip.
+inline constexpr int64_t kMostPanelBytes = int64_t{32} << 20;
+constexpr int64_t panel_rows(int64_t bytes, int64_t cols) {
+  const int64_t strips = bytes / (cols * kStripRows * int64_t{sizeof(uint16_t)});
+  return (strips < 1 ? 1 : strips) * kStripRows;
+}
+constexpr int64_t panel_bytes(int64_t rows, int64_t cols) {
+  const int64_t all = format_round_up(rows, kStripRows), most = panel_rows(kMostPanelBytes, cols);
+  return (all < most ? all : most) * cols * int64_t{sizeof(uint16_t)};
+}
 
 inline constexpr int64_t kRunBytes = 24;         // of a run in the tables
 inline constexpr int64_t kTableAlignment = 16;   // of each table
@@ -72,17 +92,18 @@ inline int64_t step_table_bytes(const Plan& plan) {
          (kTablesOfAllSteps + std::ssize(plan.rope)) * kTableAlignment;
 }
 
-// Collects what the units of a stage need. Of the plan it reads values, limits and KV geometry.
+// Collects what the units of a stage need. Of the plan it reads values, tensors' shapes, limits and
+// KV geometry.
 class Scratch {
  public:
   Scratch(const Plan& plan, int64_t blas_bytes)
       : plan_(plan), tables_(step_table_bytes(plan)), blas_workspace_(blas_bytes) {}
 
-  // narrowed(weight): bytes per element to which inputs of its products are narrowed, or 0.
-  template <typename Narrowed>
-  void add(const UnitSpec& unit, const Narrowed& narrowed) {
+  // format(weight): in which the stage has it.
+  template <typename FormatOf>
+  void add(const UnitSpec& unit, const FormatOf& format) {
     for (const Op& op : unit.ops) {
-      if (const auto* linear = std::get_if<LinearOp>(&op)) add_linear(*linear, narrowed);
+      if (const auto* linear = std::get_if<LinearOp>(&op)) add_linear(*linear, format);
       if (const auto* attention = std::get_if<AttentionOp>(&op)) add_attending(*attention);
       if (const auto* attend = std::get_if<AttendOp>(&op)) add_attending(*attend);
     }
@@ -91,23 +112,32 @@ class Scratch {
   int64_t tables() const { return aligned(tables_); }
   int64_t blas() const { return aligned(blas_); }
   int64_t narrow() const { return aligned(narrow_); }
+  int64_t panel() const { return aligned(panel_); }
   int64_t partials() const { return aligned(partials_); }
-  int64_t bytes() const { return tables() + blas() + narrow() + partials(); }
+  int64_t bytes() const { return tables() + blas() + narrow() + panel() + partials(); }
 
  private:
   static int64_t aligned(int64_t bytes) {
     return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
   }
 
-  template <typename Narrowed>
-  void add_linear(const LinearOp& op, const Narrowed& narrowed) {
+  template <typename FormatOf>
+  void add_linear(const LinearOp& op, const FormatOf& format) {
     const ValueSpec& in = plan_.values[static_cast<size_t>(op.in)];
     const int64_t rows = in.per_output ? plan_.limits.step_outputs : plan_.limits.step_tokens;
-    if (rows <= kMatvecTokens) return;
-    blas_ = blas_workspace_;
+    const int64_t few = std::min(rows, kMatvecTokens);
+    const bool many = rows > few;
+    if (many) blas_ = blas_workspace_;
+    int64_t packed_rows = 0;
     for (const LinearOp::Part& part : op.parts) {
-      narrow_ = std::max(narrow_, rows * in.width * narrowed(part.weight));
+      const Format held = format(part.weight);
+      if (held == format_of(DType::kF32)) continue;
+      if (many) narrow_ = std::max(narrow_, rows * in.width * int64_t{sizeof(uint16_t)});
+      if (!is_packed(held)) continue;
+      narrow_ = std::max(narrow_, quantized_bytes(few, in.width));
+      packed_rows += plan_.tensors[static_cast<size_t>(part.weight)].rows();
     }
+    if (many && packed_rows > 0) panel_ = std::max(panel_, panel_bytes(packed_rows, in.width));
   }
 
   // For each number of splits, the largest steps that have as many.
@@ -130,6 +160,7 @@ class Scratch {
   int64_t blas_workspace_;
   int64_t blas_ = 0;
   int64_t narrow_ = 0;
+  int64_t panel_ = 0;
   int64_t partials_ = 0;
 };
 

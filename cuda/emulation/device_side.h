@@ -104,6 +104,23 @@ inline float __uint_as_float(unsigned bits) {
 inline unsigned __float_as_uint(float value) {
   return std::bit_cast<unsigned>(value);
 }
+// c + the sum of four products of signed bytes
+inline int __dp4a(int a, int b, int c) {
+  for (int shift = 0; shift < 32; shift += 8) {
+    c += static_cast<int8_t>(a >> shift) * static_cast<int8_t>(b >> shift);
+  }
+  return c;
+}
+// Four of the eight bytes of x and y, x first, by the low three bits of each nibble of a selector.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const uint64_t bytes = uint64_t{y} << 32 | x;
+  unsigned out = 0;
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned chosen = selector >> 4 * i & 7;
+    out |= static_cast<unsigned>(bytes >> 8 * chosen & 0xff) << 8 * i;
+  }
+  return out;
+}
 inline float rsqrtf(float x) {
   return 1.0f / sqrtf(x);
 }

@@ -32,8 +32,11 @@ T* dynamic_shared() {
   return static_cast<T*>(cuda_emulation::dynamic_shared_memory());
 }
 
-// Sixteen bytes that are read once: they should not push other data out of L1.
+// Sixteen or four bytes that are read once: they should not push other data out of L1.
 inline uint4 load_streaming(const uint4* p) {
+  return __ldg(p);
+}
+inline unsigned load_streaming(const unsigned* p) {
   return __ldg(p);
 }
 

@@ -25,12 +25,17 @@ __device__ __forceinline__ T* dynamic_shared() {
   return reinterpret_cast<T*>(helm_dynamic_shared);
 }
 
-// Sixteen bytes that are read once: they should not push other data out of L1.
+// Sixteen or four bytes that are read once: they should not push other data out of L1.
 __device__ __forceinline__ uint4 load_streaming(const uint4* p) {
   uint4 v;
   asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
       : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
       : "l"(p));
+  return v;
+}
+__device__ __forceinline__ unsigned load_streaming(const unsigned* p) {
+  unsigned v;
+  asm("ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1];" : "=r"(v) : "l"(p));
   return v;
 }
 

@@ -15,6 +15,8 @@
 
 namespace {
 
+constexpr helm::DType kPacked = helm::DType::kBF16;
+
 using helm::Op;
 using helm::Plan;
 
@@ -92,7 +94,8 @@ TEST_CASE("norms and activations narrow for the product that follows, with the s
     for (const std::vector<Op>& ops :
          {pair_of<helm::NormOp>(plan), pair_of<helm::ActivationOp>(plan)}) {
       REQUIRE(ops.size() == 2);
-      const auto narrowing = helm::cuda::narrowing_between(plan, ops[0], plan.units[1], ops[1]);
+      const auto narrowing =
+          helm::cuda::narrowing_between(plan, ops[0], plan.units[1], ops[1], kPacked);
       CHECK(narrowing.dtype == helm::dtype_from_name(dtype));
       CHECK(narrowing.alone);
       const auto product = static_cast<size_t>(std::get<helm::LinearOp>(ops[1]).out);
@@ -112,7 +115,8 @@ TEST_CASE("what others read is written in f32 as well") {
   const std::vector<Op> ops = pair_of<helm::NormOp>(plan);
   const helm::ValueIndex narrowed = std::get<helm::LinearOp>(ops[1]).in;
   plan.units.back().ops.emplace_back(helm::SelectOp{narrowed, plan.logits});
-  const auto narrowing = helm::cuda::narrowing_between(plan, ops[0], plan.units[1], ops[1]);
+  const auto narrowing =
+      helm::cuda::narrowing_between(plan, ops[0], plan.units[1], ops[1], kPacked);
   CHECK(narrowing.dtype == helm::DType::kF16);
   CHECK_FALSE(narrowing.alone);
   const Outcome apart = run(plan, ops, 20, false), together = run(plan, ops, 20, true);
@@ -123,7 +127,8 @@ TEST_CASE("what others read is written in f32 as well") {
 TEST_CASE("what does not fit the product is not narrowed for it") {
   Plan plan = plan_of("f16");
   const auto none = [&](const Op& op, const Op& next) {
-    return helm::cuda::narrowing_between(plan, op, plan.units[1], next).dtype == helm::DType::kF32;
+    return helm::cuda::narrowing_between(plan, op, plan.units[1], next, kPacked).dtype ==
+           helm::DType::kF32;
   };
   const std::vector<Op> ops = pair_of<helm::NormOp>(plan);
   CHECK(none(ops[1], ops[0]));
@@ -140,6 +145,6 @@ TEST_CASE("what does not fit the product is not narrowed for it") {
   CHECK(none(ops[0], mixed));
   const Plan plain = plan_of("f32");
   const std::vector<Op> in_f32 = pair_of<helm::NormOp>(plain);
-  CHECK(helm::cuda::narrowing_between(plain, in_f32[0], plain.units[1], in_f32[1]).dtype ==
+  CHECK(helm::cuda::narrowing_between(plain, in_f32[0], plain.units[1], in_f32[1], kPacked).dtype ==
         helm::DType::kF32);
 }
