@@ -7,6 +7,8 @@
 namespace helm::cuda {
 namespace {
 
+static_assert(quantized_bytes(1, kBlockCols) == sizeof(QuantBlock));
+
 // Few rows: one product per run of parts that reads the weights once, in f32 or, of packed weights,
 // in integers. Many rows: cuBLAS, with the input narrowed to the weights' dtype, here or by the op
 // before; packed weights become such a matrix panel by panel.

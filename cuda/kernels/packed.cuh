@@ -138,7 +138,7 @@ __device__ __forceinline__ RowScale read_scale(const PackedMatrix& m, const Pack
   }
   if constexpr (S == Scales::kKM) {
     out.scale = of_span(0) * static_cast<float>(__ldg(at.span + i));
-    out.minimum = fmaf(-of_span(1), static_cast<float>(__ldg(second + i)), 0.0f);
+    out.minimum = -(of_span(1) * static_cast<float>(__ldg(second + i)));
   }
   if constexpr (S == Scales::kR) {
     out.scale = __ldg(reinterpret_cast<const float*>(at.strip) + row);

@@ -1,6 +1,8 @@
 // What whole engines ask of a CUDA device, counted in the emulation.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "cuda_emulation.h"
@@ -22,7 +24,75 @@ std::vector<int32_t> generate(Engine& engine, int64_t prompt) {
   return generated(engine, {request}).front();
 }
 
+std::vector<float> last_logits(Engine& engine, const std::vector<int32_t>& ids, size_t chunk) {
+  const auto sequence = engine.open(static_cast<int64_t>(ids.size()));
+  std::vector<float> last;
+  for (size_t begin = 0; begin < ids.size(); begin += chunk) {
+    const auto part = std::span(ids).subspan(begin, std::min(chunk, ids.size() - begin));
+    engine.forward(sequence, part, helm::StepInput::Outputs::kLast,
+                   [&](std::span<const float> row) { last.assign(row.begin(), row.end()); });
+  }
+  engine.close(sequence);
+  return last;
+}
+
+double distance(const std::vector<float>& a, const std::vector<float>& b) {
+  double error = 0, size = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    error += std::pow(static_cast<double>(a[i]) - b[i], 2);
+    size += std::pow(static_cast<double>(b[i]), 2);
+  }
+  return std::sqrt(error / size);
+}
+
 }  // namespace
+
+TEST_CASE("packed weights on the card, some of its blocks visiting: logits near the CPU's") {
+  const std::vector<int32_t> ids = token_ids(70, 4);
+  TinyShape on_card, split, visiting;
+  on_card.devices = {"accelerator", "accelerator", "accelerator", "accelerator"};
+  on_card.pages = on_card.accelerator_pages = 100;
+  split.devices = {"cpu", "cpu", "accelerator", "accelerator"};
+  split.accelerator_pages = 100;
+  visiting = split;
+  visiting.stream_tokens = 16, visiting.stream_pages = 40;
+  for (const char* format : {"c8.s32", "c4.km32"}) {
+    CAPTURE(std::string(format));
+    const auto engine_of = [&](TinyShape shape, const char* device) {
+      shape.weight_dtype = format, shape.qkv_bias = true;
+      return helm::test::tiny_engine(tiny_model(shape), device);
+    };
+    const std::vector<float> want = last_logits(*engine_of({}, "sim"), ids, 32);
+    for (const TinyShape& shape : {on_card, split, visiting}) {
+      const auto engine = engine_of(shape, "cuda");
+      // In steps of few tokens products have the CPU's bits, but norms and attention do not, and
+      // an integer of the activations may fall to the other side.
+      CHECK(distance(last_logits(*engine, ids, 8), want) < 1e-3);
+      // In steps of many the activations are rounded otherwise.
+      CHECK(distance(last_logits(*engine, ids, 32), want) < 0.05);
+      CHECK(engine->stats().streamed_steps == (shape.stream_tokens > 0 ? 2 : 0));
+    }
+    // GPUs before Ampere multiply in f16, whose fraction is longer than that of bf16.
+    cuda_emulation::set_compute_capability(7, 5);
+    const std::vector<float> in_f16 = last_logits(*engine_of(on_card, "cuda"), ids, 32);
+    cuda_emulation::set_compute_capability(8, 0);
+    const std::vector<float> in_bf16 = last_logits(*engine_of(on_card, "cuda"), ids, 32);
+    CHECK(in_f16 != in_bf16);
+    CHECK(distance(in_f16, in_bf16) < 0.02);
+    // What a sequence gets does not depend on those beside it.
+    std::vector<helm::Request> requests;
+    std::vector<std::vector<int32_t>> alone;
+    const auto engine = engine_of(on_card, "cuda");
+    for (int32_t i = 0; i < 4; ++i) {
+      helm::Request one;
+      one.prompt = token_ids(1 + 2 * i, i);
+      one.max_tokens = 5;
+      alone.push_back(generated(*engine, {one})[0]);
+      requests.push_back(std::move(one));
+    }
+    CHECK(generated(*engine, requests) == alone);
+  }
+}
 
 TEST_CASE("the pieces of a step with far KV pages have one upload of tables") {
   for (const char* site : {"cpu", "stream"}) {
