@@ -18,7 +18,7 @@ namespace {
 
 using Units = std::vector<std::string>;
 
-Footprint::Setting setting_of(nb::handle limits, nb::handle kv, int threads) {
+Footprint::Setting setting_of(nb::handle limits, nb::handle kv, int threads, bool packed = false) {
   const auto integer = [](nb::handle from, const char* name) {
     return nb::cast<int64_t>(from.attr(name));
   };
@@ -28,6 +28,7 @@ Footprint::Setting setting_of(nb::handle limits, nb::handle kv, int threads) {
   setting.kv_dtype = kv_dtype_from_name(nb::cast<std::string>(kv.attr("dtype")));
   setting.page_tokens = integer(kv, "page_tokens");
   setting.threads = threads;
+  setting.packed = packed;
   return setting;
 }
 
@@ -43,13 +44,13 @@ void bind_footprint(nb::module_& m) {
       .def(
           "workspace",
           [](Footprint& f, const Units& units, bool on_accelerator, nb::handle limits,
-             nb::handle kv, int threads) {
-            return f.workspace(units, on_accelerator, setting_of(limits, kv, threads));
+             nb::handle kv, int threads, bool packed) {
+            return f.workspace(units, on_accelerator, setting_of(limits, kv, threads, packed));
           },
-          "units"_a, "on_accelerator"_a, "limits"_a, "kv"_a, "threads"_a,
+          "units"_a, "on_accelerator"_a, "limits"_a, "kv"_a, "threads"_a, "packed"_a = false,
           "Of a device that has the units of these names; 0 without. limits, kv: "
           "helm.plan.schema's "
-          "Limits\nand KvSpec.")
+          "Limits\nand KvSpec. packed: an accelerator may have packed weights.")
       .def(
           "far_workspace",
           [](Footprint& f, const Units& units, nb::handle limits, nb::handle kv, int threads) {

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from plans import make_plan
 
+from helm.base.formats import PACKED_POLICIES
 from helm.compiler.memory import accelerator_workspace_bytes
 from helm.model.config import ModelConfig
 from helm.model.families import build_graph, parse_config
@@ -94,11 +95,12 @@ def test_the_planner_counts_at_least_what_cuda_lays_out(plain: Path, tmp_path: P
     for number in range(PLANS):
         config = random_config(rng)
         sequences = rng.choice((1, 3, 8, 64))
+        dtype = rng.choice(("auto", "f16", "f32", "q8", "q4"))
         plan = make_plan(
             config, None, context=rng.randint(2, config.max_context), max_sequences=sequences,
             page_tokens=rng.choice((1, 16, 100, 512)), threads=1, memory_bytes=1 << 50,
             step_tokens=rng.choice((sequences, sequences + 30, 512, 2048)),
-            dtype=rng.choice(("auto", "f16", "f32")), kv_dtype=rng.choice(("f32", "f16", "bf16")),
+            dtype=dtype, kv_dtype=rng.choice(("f32", "f16", "bf16")),
         )  # fmt: skip
         path = tmp_path / f"{number}.json"
         path.write_text(plan.to_json())
@@ -107,7 +109,10 @@ def test_the_planner_counts_at_least_what_cuda_lays_out(plain: Path, tmp_path: P
         for first, end in ((0, last), (0, 1), (1, last - 1), (last - 1, last), (1, 2)):
             arguments += [str(path), str(first), str(end)]
             units = graph.units[first:end]
-            counted.append(accelerator_workspace_bytes(graph, units, plan.limits, plan.kv))
+            packed = dtype in PACKED_POLICIES
+            counted.append(
+                accelerator_workspace_bytes(graph, units, plan.limits, plan.kv, packed=packed)
+            )
             places.append(f"plan {number}, units {first} to {end}: {plan.limits} {plan.kv}")
     run = subprocess.run(
         [plain / "tests" / "native" / "helm_cuda_workspace", *arguments],

@@ -13,6 +13,8 @@
 namespace helm {
 namespace {
 
+constexpr Format kAnyPacked = {Codes::kC8, Scales::kS, 32, 128};
+
 void check(const char* name, int64_t value, int64_t most) {
   if (value >= 1 && value <= most) return;
   fail(ErrorKind::kInvalid, "[footprint] ", name, " is ", value, "; expected 1 to ", most);
@@ -33,6 +35,7 @@ class Footprint::Impl {
   const UnitSpec& unit(const std::string& name) const;
 
   Plan plan_;
+  bool packed_ = false;
   std::unordered_map<std::string, size_t> unit_index_;
   int64_t widest_partial_ = 1;  // of attention to a row, elements
   int64_t bias_bytes_ = 0;      // of a layer's keys, where they are held without their bias
@@ -74,6 +77,7 @@ bool Footprint::Impl::set(const Setting& setting) {
   plan_.limits = limits;
   plan_.kv.dtype = setting.kv_dtype;
   plan_.kv.page_tokens = setting.page_tokens;
+  packed_ = setting.packed;
   // Partial results, or tables of pages, in f32 or int32.
   const int64_t pages = (limits.context + setting.page_tokens - 1) / setting.page_tokens;
   const int64_t words = std::max(widest_partial_, plan_.kv.layers);
@@ -88,8 +92,9 @@ int64_t Footprint::Impl::cpu_bytes(std::span<const std::string> units, int threa
 
 int64_t Footprint::Impl::cuda_bytes(std::span<const std::string> units) const {
   cuda::Scratch scratch(plan_, cuda::kMostBlasBytes);
-  const auto narrowed = [](TensorIndex) { return int64_t{sizeof(uint16_t)}; };  // in any format
-  for (const std::string& name : units) scratch.add(unit(name), narrowed);
+  const Format most = packed_ ? kAnyPacked : format_of(DType::kF16);
+  const auto format = [&](TensorIndex) { return most; };
+  for (const std::string& name : units) scratch.add(unit(name), format);
   return scratch.bytes();
 }
 

@@ -39,15 +39,20 @@ struct PackedMatrix {
   PackedSpan whole, last;
 };
 
-// 32 activations of one token in eight bits: x(k) is about q(k) alpha, with alpha = max |x| / 127
-// and q rounded to the nearest, ties to even. alpha and q are 0 where alpha would be denormal, and
-// alpha is NaN where an x is not finite. Behind the last column are zeros.
+// 32 activations of one token by the CPU's rule: x(k) is about n(k) alpha, with alpha = a / 127 and
+// integers n rounded to the nearest, ties to even. a is max |x|, unless no other |x| is more than
+// half of it. Then that one is far out: a is max |x| of the others, but at least |x| / 127, and
+// n(far_col) = q(far_col) + 128 far; n(k) = q(k) of the others. far is 0 where none is far out.
+// alpha and n are 0 where alpha would be denormal, and alpha is NaN where an x is not finite.
+// Behind the last column are zeros.
 struct alignas(16) QuantBlock {
   int8_t q[kBlockCols];
   float alpha;
-  int32_t sums[2];  // of the first and of the last 16 q
-  int32_t unused;
+  int32_t sums[2];  // of the first and of the last 16 n
+  int16_t far;
+  int16_t far_col;
 };
+inline constexpr int kFarShift = 7;
 
 struct QuantizeArgs {
   const float* x;    // [tokens, cols], rows x_stride apart
@@ -59,8 +64,8 @@ struct QuantizeArgs {
 void quantize(const QuantizeArgs& args, cudaStream_t stream);
 
 // For few tokens. C(t, r) starts as [C(t, r) +] [bias(r)]; then, for each block in order,
-//   C = fma(float(sum_k v(u(r, k)) q(t, k)), s alpha, C)            v(u), s and m: see Scales
-//   C = fma(m, alpha sum_k q(t, k), C)     with m, -s z or -e n, where the scales have a minimum
+//   C = fma(float(sum_k v(u(r, k)) n(t, k)), s alpha, C)            v(u), s and m: see Scales
+//   C = fma(m, alpha sum_k n(t, k), C)     with m, -s z or -e n, where the scales have a minimum
 // In groups of 16, both for the first and then both for the last 16 columns. So the bits are those
 // of the CPU, whatever the number of tokens.
 struct PackedMatvecArgs {

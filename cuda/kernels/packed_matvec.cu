@@ -10,7 +10,16 @@ namespace helm::cuda {
 namespace {
 
 constexpr int kThreads = kRowsOfStrip * kBlocksOfSpan;  // a span at a time
-constexpr float kMostFinite = 3.402823466e38f, kLeastNormal = 1.17549435e-38f;
+constexpr unsigned kInfinity = 0x7f800000u;
+constexpr float kLeastNormal = 1.17549435e-38f;
+
+__device__ __forceinline__ unsigned warp_max(unsigned x) {
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    x = max(x, __shfl_xor_sync(kAllLanes, x, step));
+  }
+  return x;
+}
 
 // A warp per block of columns.
 __global__ void __launch_bounds__(kThreads)
@@ -20,27 +29,35 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t t = index / blocks, col = index % blocks * kBlockCols + lane;
   const float x = col < args.cols ? args.x[t * args.x_stride + col] : 0.0f;
-  float most = fabsf(x) <= kMostFinite ? fabsf(x) : INFINITY;  // of a NaN too
-#pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) {
-    most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
-  }
-  float alpha = most / 127.0f;
-  int q = 0;
-  if (most == INFINITY) {
+  const unsigned size = __float_as_uint(x) & 0x7fffffffu;  // magnitudes compare as their bits do
+  const unsigned largest = warp_max(size);
+  const float most = __uint_as_float(largest);
+  const bool far_out = size > __float_as_uint(0.5f * most);
+  const unsigned above = __ballot_sync(kAllLanes, far_out);
+  const bool alone = above != 0 && (above & (above - 1)) == 0;
+  const float others = __uint_as_float(warp_max(far_out ? 0 : size));
+  const float a = alone ? fmaxf(others, most / 127.0f) : most;
+  float alpha = a / 127.0f;
+  int n = 0;
+  if (largest >= kInfinity) {
     alpha = NAN;
   } else if (alpha < kLeastNormal) {
     alpha = 0;
   } else {
-    q = static_cast<int>(rintf(x * (127.0f / most)));
+    n = static_cast<int>(rintf(x * (127.0f / a)));
   }
-  int sum = q;
+  const int far = alone && far_out ? (n + 64) >> kFarShift : 0;
+  int sum = n;
 #pragma unroll
   for (int step = kWarp / 4; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
   QuantBlock& out = args.out[index];
-  out.q[lane] = static_cast<int8_t>(q);
+  out.q[lane] = static_cast<int8_t>(n - far * (1 << kFarShift));
   if (lane == 0) out.alpha = alpha;
   if (lane % 16 == 0) out.sums[lane / 16] = sum;
+  if (alone ? far_out : lane == 0) {
+    out.far = static_cast<int16_t>(far);
+    out.far_col = static_cast<int16_t>(lane);
+  }
 }
 
 // What of a block of activations the chains take.
@@ -57,6 +74,20 @@ __device__ __forceinline__ void load_q(const QuantBlock* block, unsigned (&q)[kQ
   const uint4 first = __ldg(from), second = __ldg(from + 1);
   q[0] = first.x, q[1] = first.y, q[2] = first.z, q[3] = first.w;
   q[4] = second.x, q[5] = second.y, q[6] = second.z, q[7] = second.w;
+}
+
+// What n of a block has beyond a byte, in one column at most: its sum of products with numbers() of
+// a half of the block, or of all of it.
+template <int H>
+__device__ __forceinline__ int far_sum(const QuantBlock* block, int half,
+                                       const unsigned (&quads)[kQuads]) {
+  const unsigned packed = __ldg(reinterpret_cast<const unsigned*>(block) + 11);
+  const int far = static_cast<int16_t>(packed), col = static_cast<int>(packed >> 16);
+  if (far == 0 || (H == 2 && col / 16 != half)) return 0;
+  unsigned quad = quads[0];  // registers have no index
+#pragma unroll
+  for (int k = 1; k < kQuads; ++k) quad = col / 4 == k ? quads[k] : quad;
+  return static_cast<int8_t>(quad >> col % 4 * 8) * far * (1 << kFarShift);
 }
 
 // What the chains add times the sum of activations. Like the CPU's fma, never -0 but for kM.
@@ -135,7 +166,7 @@ __global__ void __launch_bounds__(kThreads) packed_matvec_kernel(const PackedMat
         load_q(activations(t, first + in_chunk), q);
 #pragma unroll
         for (int h = 0; h < H; ++h) {
-          int dot = 0;
+          int dot = far_sum<H>(activations(t, first + in_chunk), h, quads);
 #pragma unroll
           for (int k = 0; k < kQuads / H; ++k) {
             dot = __dp4a(static_cast<int>(quads[h * 4 + k]), static_cast<int>(q[h * 4 + k]), dot);

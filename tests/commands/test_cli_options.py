@@ -85,10 +85,13 @@ def test_packed_weights_can_be_planned() -> None:
     assert sizes[0] * 0.54 > sizes[1] > sizes[2]
     rates = [found["predicted"]["decode_tokens_per_s"] for found in (whole, *packed)]
     assert rates == sorted(rates)
-    own = helm("plan", QWEN, "--profile", "rtx-4090-24gb-ddr5", "--dtype", "q4").stdout
-    assert "is left out: it has no kernels for c4.km32, c8.s32 weights" in " ".join(own.split())
-    for absent in ("GPU memory bandwidth", "units on the GPU", "weights mapped"):
-        assert absent not in own
+    own = ("plan", QWEN, "--profile", "rtx-4090-24gb-ddr5", "--json")
+    found, stored = (json.loads(helm(*own, "--dtype", d).stdout) for d in ("q4", "bf16"))
+    assert found["units_cpu"] == 0
+    assert found["notices"] == []
+    assert (
+        found["predicted"]["decode_tokens_per_s"] > 2 * stored["predicted"]["decode_tokens_per_s"]
+    )
 
 
 @pytest.mark.parametrize(

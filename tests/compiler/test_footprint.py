@@ -50,8 +50,9 @@ def test_scratch_is_what_the_oracle_counts(name: str) -> None:
         where = (limits, kv, threads, [unit.name for unit in units])
         found = workspace_bytes(graph, units, limits, kv, threads)
         assert found == naive_scratch.of_cpu(graph, units, limits, kv, threads), where
-        found = accelerator_workspace_bytes(graph, units, limits, kv)
-        assert found == naive_scratch.of_accelerator(graph, units, limits, kv), where
+        for packed in (False, True):
+            found = accelerator_workspace_bytes(graph, units, limits, kv, packed=packed)
+            assert found == naive_scratch.of_accelerator(graph, units, limits, kv, packed), where
         far = overflow_bytes(graph, graph.units[1:-1], limits, kv, threads).host_workspace
         assert far == naive_scratch.of_far_pages(graph, graph.units[1:-1], limits, kv, threads)
 

@@ -266,6 +266,24 @@ def test_whoever_plans_with_rates_that_were_not_measured_is_told():
     assert Profile.from_json(json.dumps(document_)).notices_of(["c4.km32"]) == []
 
 
+def test_an_accelerator_expands_packed_weights_for_products_of_many_tokens():
+    plain = load_profile("thesis-4060").accelerator
+    rates, bandwidth = plain.complete, plain.matvec_bytes_per_s["bf16"]
+    assert rates.complete == rates
+    assert rates.matmul_flops["bf16"] == plain.matmul_flops["bf16"]
+    for tokens in (1, 2, 8, 9, 16, 512):
+        flops, expected = 2 * tokens, 2 * tokens / plain.matmul_rate("bf16", tokens)
+        if tokens > 8:
+            expected += 4 / bandwidth
+        assert flops / rates.matmul_rate("q4", tokens) == pytest.approx(expected)
+    measured = dataclasses.replace(
+        plain,
+        matmul_flops={**plain.matmul_flops, "q4": {1: 1e12, 512: 2e13}},
+        matvec_bytes_per_s={**plain.matvec_bytes_per_s, "q4": 1e11},
+    )
+    assert measured.complete.matmul_flops["q4"] == {1: 1e12, 512: 2e13}
+
+
 @pytest.mark.parametrize(
     ("format", "kind"),
     [("f32", "f32"), ("bf16c", "bf16c"), ("c8.r", "q8"), ("c6.k16", "q8"), ("c5.m32", "q4"),

@@ -53,6 +53,8 @@ void check_quantized(const Guarded<float>& x, int64_t stride, int64_t tokens, in
     CHECK_MESSAGE(std::memcmp(w.q, g.q, sizeof w.q) == 0, label << ", block " << i);
     CHECK_MESSAGE((w.alpha == g.alpha || (std::isnan(w.alpha) && std::isnan(g.alpha))), label);
     for (int h = 0; h < 2; ++h) CHECK_MESSAGE(g.sums[h] == -w.minus_sums[h], label);
+    CHECK_MESSAGE(w.far == g.far, label << ", block " << i);
+    CHECK_MESSAGE((w.far == 0 || w.far_col == g.far_col), label << ", block " << i);
   }
   CHECK_MESSAGE((x.intact() && got.intact()), label);
 }

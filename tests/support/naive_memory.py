@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import naive_scratch
+from helm.base.formats import FORMATS
 from helm.plan.schema import KvSpec, Limits
 from naive_rates import (
     F32,
@@ -58,7 +59,13 @@ def sizes(task: Task, plan: Plan) -> dict[str, int]:
     for site, units in (("cpu", on_cpu), ("accelerator", [*own, *visiting])):
         found[site] += weights(task, plan, site) + naive_scratch.activations(graph, units, limits)
     found["cpu"] += naive_scratch.of_cpu(graph, on_cpu, limits, spec, threads)
-    found["accelerator"] += naive_scratch.of_accelerator(graph, [*own, *visiting], limits, spec)
+    found["accelerator"] += naive_scratch.of_accelerator(
+        graph,
+        [*own, *visiting],
+        limits,
+        spec,
+        any(FORMATS[name].packed for name in task.model.formats.values()),
+    )
     if own and on_cpu:
         blocks = visiting or any(unit in graph.units[1:-1] for unit in own)
         crossing = limits.step_tokens if blocks and plan.devices[0] == "cpu" else most

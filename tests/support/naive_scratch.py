@@ -23,6 +23,7 @@ F32 = 4
 PACKING = 1 << 20  # packed panels of a matrix, in any instruction set
 LINE, PAGE, DEVICE = 64, 4096, 256
 BLAS = 32 << 20
+PANEL = 32 << 20  # of packed weights in 16 bits, at most, in strips of 16 rows
 KEY_BLOCK = 128
 QUERIES = 32  # that one worker attends at once
 GRID = 512  # blocks that fill a GPU
@@ -129,7 +130,9 @@ def of_far_pages(
     return total
 
 
-def of_accelerator(graph: Graph, units: list[Unit], limits: Limits, kv: KvSpec) -> int:
+def of_accelerator(
+    graph: Graph, units: list[Unit], limits: Limits, kv: KvSpec, packed: bool = False
+) -> int:
     """Scratch of CUDA on any GPU, or of the simulated accelerator, which has one thread."""
     ops = [op for unit in units for op in unit.ops]
     if not ops:
@@ -139,10 +142,20 @@ def of_accelerator(graph: Graph, units: list[Unit], limits: Limits, kv: KvSpec) 
     blocks = limits.sequences * math.ceil(limits.context / kv.page_tokens)
     tables = [limits.step_tokens] * 3 + [limits.step_outputs, 6 * limits.sequences, 6 * blocks]
     tables += [(blocks + 1) * kv.layers, *(len(table.inv_freq) for table in graph.rope)]
+    narrow = [2 * _rows(graph, n, limits) * _width(graph, n) for n in many]
+    panels = [0]
+    for op in ops if packed else []:
+        if isinstance(op, Linear):
+            rows, width = _rows(graph, op.input, limits), _width(graph, op.input)
+            narrow.append(min(rows, 8) * 48 * math.ceil(width / 32))
+            if rows > 8:
+                strips = math.ceil(sum(graph.tensors[p.weight][0] for p in op.parts) / 16)
+                panels.append(min(strips, max(1, PANEL // (32 * width))) * 32 * width)
     parts = (
         sum(F32 * words + 16 for words in tables),
         BLAS if many else 0,
-        max((2 * _rows(graph, n, limits) * _width(graph, n) for n in many), default=0),
+        max(narrow, default=0),
+        max(panels),
         max((_splits(op, limits) for op in ops if isinstance(op, Attention)), default=0),
     )
     simulated = of_cpu(graph, units, limits, kv, 1)

@@ -16,12 +16,14 @@ namespace helm {
 // changes the object, so threads do not share one.
 class HELM_API Footprint {
  public:
-  // What a footprint is asked for: limits, the pages of the KV cache, threads of the CPU.
+  // What a footprint is asked for: limits, the pages of the KV cache, threads of the CPU, whether
+  // an accelerator may have packed weights.
   struct Setting {
     Limits limits;
     DType kv_dtype = DType::kF32;
     int64_t page_tokens = 1;
     int threads = 1;
+    bool packed = false;
   };
 
   // graph: JSON with the keys `kv` (layers, kv_heads, head_dim), `rope`, `tensors`, `values`,

@@ -2,28 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-
-from helm.base.formats import FORMATS
 from helm.errors import InvalidError
 from helm.machine.profile import Profile
 from helm.plan.schema import Plan
-
-
-def able_to_hold(
-    profile: Profile | None, formats: Mapping[str, str]
-) -> tuple[Profile | None, tuple[str, ...]]:
-    """The machine without an accelerator that lacks kernels for the formats, and what to say."""
-    own = None if profile is None else profile.accelerator
-    packed = sorted({name for name in formats.values() if FORMATS[name].packed})
-    if profile is None or own is None or own.packs or not packed:
-        return profile, ()
-    notice = (
-        f"{own.name} is left out: it has no kernels for {', '.join(packed)} weights, which the CPU "
-        "has; choose a dtype of f16 or bf16 to use it"
-    )
-    return dataclasses.replace(profile, accelerator=None, link=None), (notice,)
 
 
 def check_vram(profile: Profile | None, vram_bytes: int | None, kv_vram_bytes: int | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from helm.base.formats import FORMATS
 from helm.compiler.decode import Setting, Site
 from helm.compiler.memory import (
     DEVICE_ALIGNMENT,
@@ -67,13 +68,14 @@ def stage_bytes(setting: Setting) -> StageBytes:
     """Of `setting`, for any head and mode."""
     graph, threads = setting.model.graph, setting.cpu.threads
     spec, limits = _geometry(setting)
+    packed = any(FORMATS[name].packed for name in setting.model.formats.values())
     last = setting.classes.member[-1]
     before = tuple(unit for i, unit in enumerate(setting.classes.units) if i != last)
     parts = _subsets(graph.units[:1], before, graph.units[-2:-1], graph.units[-1:])
     sizes = [
         (
             workspace_bytes(graph, part, limits, spec, threads),
-            accelerator_workspace_bytes(graph, part, limits, spec),
+            accelerator_workspace_bytes(graph, part, limits, spec, packed=packed),
             activation_bytes(graph, part, limits),
         )
         for part in parts

@@ -36,12 +36,14 @@ def workspace_bytes(
 
 
 def accelerator_workspace_bytes(
-    graph: Graph, units: Iterable[Unit], limits: Limits, kv: KvSpec
+    graph: Graph, units: Iterable[Unit], limits: Limits, kv: KvSpec, *, packed: bool
 ) -> int:
     """An upper bound of the scratch of an accelerator's stages, 0 without units: cuBLAS's own, the
     inputs of products narrowed to 16 bit, partial attention and the step's tables, or what the
-    simulated accelerator takes."""
-    return int(graph.footprint.workspace(_kinds(graph, units), True, limits, kv, threads=1))
+    simulated accelerator takes. packed: there may be packed weights, which become a matrix for
+    cuBLAS panel by panel."""
+    kinds = _kinds(graph, units)
+    return int(graph.footprint.workspace(kinds, True, limits, kv, threads=1, packed=packed))
 
 
 @dataclass(frozen=True)

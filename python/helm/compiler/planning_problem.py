@@ -10,7 +10,6 @@ from typing import cast
 
 from helm.base.arguments import is_one_of, shown
 from helm.base.formats import KV_ELEMENT_BYTES, POLICIES, KvDType, dtype_name
-from helm.compiler.abilities import able_to_hold
 from helm.compiler.access import loaded_profile, loaded_space, mapped_share
 from helm.compiler.counts import CostedGraph
 from helm.compiler.kv_options import KvOptions
@@ -146,11 +145,6 @@ class Problem:
         page_tokens = min(self.page_tokens, self.limits.context)
         return KvSpec(cast(KvDType, dtype), page_tokens, kv.layers, kv.kv_heads, kv.head_dim, 0)
 
-    @functools.cached_property
-    def machine(self) -> tuple[Profile | None, tuple[str, ...]]:
-        """The profile, without an accelerator that cannot hold the formats, and what to say."""
-        return able_to_hold(self.profile, self.formats)
-
     @property
     def stored(self) -> str | None:
         """See `mappable`."""
@@ -178,7 +172,7 @@ class Problem:
 
     def rates(self, access: Loading) -> Profile | None:
         """Of the machine, for weights that are loaded so."""
-        own, _ = self.machine
+        own = self.profile
         return None if own is None else loaded_profile(own, access, self.mapped_share)
 
     def decisions(self, access: Loading) -> Space:

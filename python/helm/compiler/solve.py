@@ -85,7 +85,7 @@ class Study:
     def plan(self) -> Plan:
         """What of the study a runtime needs, and what people want to know beside it."""
         problem, plan, choice = self.problem, self.placed, self.choice
-        profile, without = problem.machine
+        profile = problem.profile
         if self.access == "mapped":
             # Vectors alone save nothing.
             if problem.loading.weights != "auto" or problem.mapped_share > 0:
@@ -94,7 +94,6 @@ class Study:
                 choice = dataclasses.replace(choice, reason=NOTHING_TO_MAP)
         notices = (
             *problem.notices,
-            *without,
             *plan.notices,
             *problem.kv_options.notices(plan, problem.step_tokens),
             *slow_bf16(plan, profile, dominant_format(problem.graph, problem.formats)),
@@ -118,8 +117,8 @@ def solve(problem: Problem) -> Study:
     cache do not fit.
     """
     assert problem.tensors  # of the checkpoint, whose faults come first
-    profile, _ = problem.machine
-    check_vram(problem.profile, problem.accelerator_bytes, problem.kv_options.vram_bytes)
+    profile = problem.profile
+    check_vram(profile, problem.accelerator_bytes, problem.kv_options.vram_bytes)
     request, cpu = problem.loading, problem.loading.cpu if profile is None else profile.cpu
     try:
         copied = _placed(problem, "copied")

@@ -24,6 +24,8 @@ KV_TABLES = ("attention_bytes_per_s", "attention_flops")
 # that of bf16 was measured, by those of bf16. One format is measured for all of a packed class.
 PACKED_CLASSES = {"q8": "c8.s32", "q4": "c4.km32"}
 _PACKED_CLASS = {"c8": "q8", "c6": "q8", **dict.fromkeys(("c5", "c4", "nl4", "mx4"), "q4")}
+_FEW_TOKENS = 8  # of a product that a GPU computes from packed weights as they lie
+_EXPANDED_TOKENS = (_FEW_TOKENS, _FEW_TOKENS + 1, 16, 64, 512)
 _WEIGHT_BYTES = {  # of a weight, or of an element of the KV cache
     **KV_ELEMENT_BYTES,
     "bf16c": KV_ELEMENT_BYTES["bf16"],
@@ -228,6 +230,15 @@ def _of_fewer_bytes(
     }
 
 
+def _expanded(products: Mapping[int, float], weight_s: float) -> dict[int, float]:
+    """tokens -> FLOP/s where products of many take weight_s more for each weight."""
+    rates = {n: float(_interpolated(products, n)) for n in {*products, *_EXPANDED_TOKENS}}
+    return {
+        n: rate if n <= _FEW_TOKENS else 2 * n / (2 * n / rate + weight_s)
+        for n, rate in sorted(rates.items())
+    }
+
+
 def _reads(kind: str, rows: int, rate: float, bytes_per_s: float) -> bool:
     """Whether a measured FLOP rate is that of reading the operand that all rows share."""
     if rows == 1:
@@ -267,13 +278,16 @@ class AcceleratorProfile(DeviceProfile):
 
     @functools.cached_property
     def complete(self) -> AcceleratorProfile:
-        """With rates of every format class that an accelerator may hold."""
-        return _with_packed(self)
-
-    @property
-    def packs(self) -> bool:
-        """Whether it has kernels for packed weights: of all accelerators the simulated one."""
-        return self.name.startswith("simulated")
+        """With rates of every format class that an accelerator may hold. Of packed weights that
+        were not measured: a product of many tokens first writes them in 16 bits and reads these."""
+        every = _with_packed(self)
+        products = {
+            kind: table
+            if kind in self.matmul_flops or kind not in PACKED_CLASSES
+            else _expanded(table, 2 * KV_ELEMENT_BYTES["f16"] / every.matvec_bytes_per_s[kind])
+            for kind, table in every.matmul_flops.items()
+        }
+        return dataclasses.replace(every, matmul_flops=products)
 
 
 def capped_reserve(cap_bytes: int | None) -> int | None:

@@ -77,8 +77,7 @@ class _Rates:
     """What the device does by itself."""
 
     def __init__(self, probe: Any, kind: str) -> None:
-        # CUDA has no attention for i8 and no products of packed weights.
-        kv_dtypes, classes = (KV_DTYPES, tuple(WEIGHT_FORMATS)) if kind == SIM else (DTYPES, DTYPES)
+        kv_dtypes = KV_DTYPES if kind == SIM else DTYPES  # CUDA has no attention for i8
 
         def products(kind: str, tokens: int) -> Quantity:
             return _quantity(
@@ -93,7 +92,9 @@ class _Rates:
             )
 
         prefill_rows = PREFILL_QUERIES * PREFILL_GROUP
-        self.matmul = {k: {tokens: products(k, tokens) for tokens in TOKENS} for k in classes}
+        self.matmul = {
+            k: {tokens: products(k, tokens) for tokens in TOKENS} for k in WEIGHT_FORMATS
+        }
         self.attention = {
             d: {
                 **{group: attention(d, group, 1, DECODE_CONTEXT) for group in DECODE_GROUPS},
