@@ -1,5 +1,5 @@
 // Where each byte of a packed matrix lies (helm/format.h has the sizes). The same bytes serve every
-// device: lines are operands of vpdpbusd, of AVX2's two halves and of CUDA's mma.m16n8k32.
+// device: lines are operands of vpdpbusd, of AVX2's two halves and of CUDA's __dp4a.
 //
 //   matrix  strips of 16 rows, one after the other; rows beyond the last have scales 0
 //   strip   [f32 s[16], of r], then spans of 256 columns, the last one of what is left, rounded up
