@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "helm/tiles.h"
-#include "kernels/kernels.h"
+#include "kernels.h"
 
 namespace helm::cuda {
 
