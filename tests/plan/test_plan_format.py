@@ -83,12 +83,8 @@ def test_json_is_as_agreed():
     (extent,) = table["source"]["extents"]
     assert list(extent) == ["file", "offset", "rows", "row_stride"]
     assert (extent["rows"], extent["row_stride"]) == (131, 0)
-    assert document["slices"][0] == {
-        "tensor": table["name"],
-        "device": "cpu",
-        "format": "f32",
-        "access": "resident",
-    }
+    held = {"device": "cpu", "format": "f32", "access": "resident"}
+    assert document["slices"][0] == {"tensor": table["name"], **held}
     first, second = document["units"][0]["ops"]
     assert first == {"op": "embedding", "table": table["name"], "out": "x"}
     assert second["op"] == "position_embedding"
