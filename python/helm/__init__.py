@@ -22,13 +22,14 @@ from helm.errors import (
 )
 
 if TYPE_CHECKING:
+    from helm.compiler.format_choice import FormatRow
     from helm.compiler.solve import Study
     from helm.plan.schema import Plan
     from helm.session.batch import TextStream
     from helm.session.llm import LLM
     from helm.session.quantize import Quantized, quantize
     from helm.session.saved_kv import SavedKV
-    from helm.session.study import study
+    from helm.session.study import formats, study
     from helm.text.completion import Completion, TextChunk, Timings
     from helm.text.sampling import SamplingParams
     from helm.text.tokenizer import Tokenizer
@@ -48,7 +49,9 @@ _LAZY = {
     "Plan": "helm.plan.schema",
     "Quantized": "helm.session.quantize",
     "quantize": "helm.session.quantize",
+    "FormatRow": "helm.compiler.format_choice",
     "Study": "helm.compiler.solve",
+    "formats": "helm.session.study",
     "study": "helm.session.study",
 }
 
@@ -60,6 +63,7 @@ __all__ = [
     "CompressionError",
     "ConfigError",
     "DeviceError",
+    "FormatRow",
     "HelmError",
     "InvalidError",
     "NoDeviceError",
@@ -78,6 +82,7 @@ __all__ = [
     "TokenizerError",
     "UnsupportedModelError",
     "__version__",
+    "formats",
     "quantize",
     "study",
 ]

@@ -81,6 +81,13 @@ def test_plan(preset: str) -> None:
     check([found], "`plan --json`")
 
 
+def test_formats() -> None:
+    large = str(ROOT / "tests" / "data" / "configs" / "llama-3.1-70b.json")
+    found = [printed("plan", large, "--profile", "thesis-l40s", "--formats"),
+             printed("plan", QWEN, "--profile", "thesis-4060", "--formats")]  # fmt: skip
+    check(found, "`plan --formats --json`")
+
+
 def test_profile() -> None:
     found = load_profile("thesis-4060").to_dict()
     own = printed("profile")

@@ -22,6 +22,16 @@ def rate_text(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:,.1f}" if rate >= 10 else f"{rate:,.2f}"
 
 
+def seconds_text(seconds: float) -> str:
+    """A time as people read it: "12.3 s", "4.5 ms"."""
+    size = abs(seconds)
+    if size >= 100:
+        return f"{seconds:,.0f} s"
+    if size >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.1f} ms" if size >= 1e-3 else f"{seconds * 1e6:.1f} us"
+
+
 def counted(number: int, noun: str) -> str:
     """ "1 token", "1,024 tokens"."""
     return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from helm.base.formats import KV_DTYPES, POLICIES, dtype_name
+from helm.base.formats import DTYPE_CHOICES, KV_DTYPES, dtype_name
 from helm.commands.parser import More, Parser
 from helm.compiler.kv_options import PAGE_TOKENS, SITES
 from helm.compiler.load_cost import WEIGHTS
@@ -179,8 +179,8 @@ def add_kv(parser: Parser) -> None:
 def add_dtypes(group: argparse._ActionsContainer, rare: type[str] = More) -> None:
     """What weights and KV cache are held in; rare: whether --help shows the latter."""
     group.add_argument(
-        "--dtype", type=dtype_name, choices=POLICIES, default="auto", metavar="DTYPE",
-        help=f"weights in {', '.join(POLICIES[1:])} (default: as stored)",
+        "--dtype", type=dtype_name, choices=DTYPE_CHOICES, default="auto", metavar="DTYPE",
+        help=f"weights in {', '.join(DTYPE_CHOICES[1:])} (default: as stored)",
     )  # fmt: skip
     group.add_argument(
         "--kv-dtype", type=dtype_name, choices=("auto", *KV_DTYPES), default="auto",

@@ -49,6 +49,10 @@ def add_arguments(parser: Parser) -> None:
     options.add_workload(work, rare=str)
     options.add_dtypes(work, rare=str)
     output = parser.add_argument_group("output")
+    output.add_argument(
+        "--formats", action="store_true",
+        help="compare weights as stored, in bf16c, q8 and q4: what fits, how fast, how exact",
+    )  # fmt: skip
     output.add_argument("--json", action="store_true", help="print one JSON object")
     output.add_argument(
         "--write", metavar="FILE",
@@ -73,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
         from helm.commands.plots import check_plot
 
         check_plot(args.plot)
+    if args.formats:
+        return _formats(args)
     study = _study(args)
     notices = [as_options(notice) for notice in study.plan.notices]
     if args.write is not None:
@@ -126,3 +132,28 @@ def _study(args: argparse.Namespace) -> Study:
             measuring=measuring.update,
             **options.keywords(args, StudyKeywords),
         )
+
+
+def _formats(args: argparse.Namespace) -> int:
+    from helm.commands import formats_view
+    from helm.commands.measuring import MeasureProgress
+    from helm.compiler.format_choice import format_rows
+    from helm.session.options import PlanKeywords, load_options
+    from helm.session.study import problem_of
+
+    alone = {"--dtype": args.dtype != "auto", "--weights": args.weights != "auto"}
+    alone |= {"--write": args.write is not None, "--plot": args.plot is not None}
+    for option, given in alone.items():
+        if given:
+            raise InvalidError(
+                f"[plan] --formats compares all formats and makes no plan; leave {option} out"
+            )
+    with MeasureProgress() as measuring:
+        keywords = {**options.keywords(args, PlanKeywords), "measuring": measuring.update}
+        problem = problem_of(args.model, args.revision, load_options(keywords))
+    rows = format_rows(problem)
+    if args.json:
+        print(json.dumps(formats_view.to_dict(problem, rows), indent=1, allow_nan=False))
+    else:
+        formats_view.show(problem, rows)
+    return 0

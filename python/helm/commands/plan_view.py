@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from helm.base.sizes import counted, rate_text, size_text
+from helm.base.sizes import counted, rate_text, seconds_text, size_text
 from helm.commands.console import console
 from helm.compiler import explain
 
@@ -48,8 +48,8 @@ def show(study: Study, notices: Sequence[str]) -> None:
         rate = rate_text(predicted.decode_tokens_per_s)
         out.print(
             f"\nnote: --objective total would choose {explain.placement_text(other)}: first "
-            f"token {_seconds(predicted.ttft_s)}, {rate} tokens/s, "
-            f"{_seconds(predicted.total_s)} in all"
+            f"token {seconds_text(predicted.ttft_s)}, {rate} tokens/s, "
+            f"{seconds_text(predicted.total_s)} in all"
         )
     for notice in notices:
         out.print(f"note: {notice}")
@@ -237,19 +237,19 @@ def _prediction(study: Study, out: Console) -> None:
     rate = rate_text(predicted.decode_tokens_per_s)
     full = rate_text(predicted.full_context_decode_tokens_per_s)
     table.add_row(
-        "  time to first token", _seconds(predicted.ttft_s), f"{work.prompt:,} prompt tokens"
+        "  time to first token", seconds_text(predicted.ttft_s), f"{work.prompt:,} prompt tokens"
     )
     table.add_row("  decode", f"{rate} tokens/s", f"at {work.expected_context:,} positions")
     table.add_row("", f"{full} tokens/s", f"at the full context of {work.context:,}")
-    table.add_row("  in all", _seconds(predicted.total_s), "first to last token")
+    table.add_row("  in all", seconds_text(predicted.total_s), "first to last token")
     out.print(table)
 
 
 def _bottleneck(study: Study, out: Console) -> None:
     predicted = study.best.predicted
     for title, terms, bound in (
-        (f"A decode step, {_seconds(predicted.decode_s)}", predicted.decode_terms, True),
-        (f"The prompt, {_seconds(predicted.ttft_s)}", predicted.prefill_terms, False),
+        (f"A decode step, {seconds_text(predicted.decode_s)}", predicted.decode_terms, True),
+        (f"The prompt, {seconds_text(predicted.ttft_s)}", predicted.prefill_terms, False),
     ):
         name = study.best.bottleneck if bound else study.best.prefill_bottleneck
         _title(out, f"{title}; bottleneck: {name}")
@@ -261,7 +261,7 @@ def _bottleneck(study: Study, out: Console) -> None:
         for row in explain.term_rows(terms)[:_TERMS]:
             bar = Text("#" * max(0, round(row.share * _BAR)), style=_term_color(row.name))
             share = f"{row.share * 100:.0f} %"
-            table.add_row(f"  {row.name}", _seconds(row.seconds), share, bar)
+            table.add_row(f"  {row.name}", seconds_text(row.seconds), share, bar)
         out.print(table)
 
 
@@ -280,11 +280,11 @@ def _gains(study: Study, out: Console) -> None:
             f"  +{gain.added:g} {gain.unit} {what.get(gain.resource, gain.resource)}",
             rate_text(gain.decode_tokens_per_s),
             _change(gain.decode_tokens_per_s / now.predicted.decode_tokens_per_s),
-            _seconds(gain.ttft_s),
+            seconds_text(gain.ttft_s),
             _change(gain.ttft_s / now.predicted.ttft_s),
         ]
         if whole:
-            row += [_seconds(gain.objective_s), _change(gain.objective_s / now.objective_s)]
+            row += [seconds_text(gain.objective_s), _change(gain.objective_s / now.objective_s)]
         table.add_row(*row)
     out.print(table)
 
@@ -305,7 +305,7 @@ def _rivals(study: Study, out: Console) -> None:
             str(candidate.units_cpu),
             str(candidate.units_accelerator),
             f"{mark}{rate_text(predicted.decode_tokens_per_s)}{end}",
-            f"{mark}{_seconds(predicted.ttft_s)}{end}",
+            f"{mark}{seconds_text(predicted.ttft_s)}{end}",
             rival.verdict,
             style="bold" if i == 0 else None if candidate.fits else "dim",
         )
@@ -318,12 +318,3 @@ def _rivals(study: Study, out: Console) -> None:
 def _change(factor: float) -> str:
     percent = round((factor - 1) * 100)
     return f"{percent:+d} %" if percent else "same"
-
-
-def _seconds(seconds: float) -> str:
-    size = abs(seconds)
-    if size >= 100:
-        return f"{seconds:,.0f} s"
-    if size >= 1:
-        return f"{seconds:.2f} s"
-    return f"{seconds * 1e3:.1f} ms" if size >= 1e-3 else f"{seconds * 1e6:.1f} us"

@@ -98,11 +98,17 @@ def largest_context(
     return low * limits.page_tokens
 
 
+def nearest(found: Search) -> Candidate:
+    """To fitting. Host memory is what can be added most easily: what lacks with the accelerator
+    full."""
+    layouts = found.result.by_layout
+    return min(layouts, key=lambda c: (c.missing.accelerator > 0, c.missing.total))
+
+
 def _refusal(found: Search) -> str:
     model, profile, workload = found.model, found.profile, found.workload
-    limits, space, result = found.limits, found.space, found.result
-    # Host memory is what can be added most easily: state what lacks with the accelerator full.
-    nearest = min(result.by_layout, key=lambda c: (c.missing.accelerator > 0, c.missing.total))
+    limits, space = found.limits, found.space
+    closest = nearest(found)
     each = workload.objective == "throughput"  # fewer at once were tried, down to one
     least = dataclasses.replace(workload, batch=1) if each else workload
     lacks = shortage(model, profile, least, limits, space)
@@ -120,7 +126,7 @@ def _refusal(found: Search) -> str:
     return (
         f"[plan] {model.graph.architecture} with a context of {workload.context:,} for "
         f"{counted(workload.batch, 'request')}{one} does not fit on {profile.name}: the nearest "
-        f"placement {nearest.reason} ({_itemised(nearest, memory_bytes(profile, limits))}); "
+        f"placement {closest.reason} ({_itemised(closest, memory_bytes(profile, limits))}); "
         f"it would fit with {' or '.join(changes)}"
     )
 

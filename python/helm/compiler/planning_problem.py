@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from helm.base.arguments import is_one_of, shown
-from helm.base.formats import KV_ELEMENT_BYTES, POLICIES, KvDType, dtype_name
+from helm.base.formats import DTYPE_CHOICES, KV_ELEMENT_BYTES, KvDType, dtype_name
 from helm.compiler.access import loaded_profile, loaded_space, mapped_share
 from helm.compiler.counts import CostedGraph
 from helm.compiler.kv_options import KvOptions
 from helm.compiler.load_cost import LoadingRequest
 from helm.compiler.problem import ResourceLimits, Space
+from helm.compiler.search import Search
 from helm.compiler.tensors import (
     check_checkpoint,
     choose_formats,
@@ -43,7 +44,8 @@ class Problem:
     plans from the configuration alone, with weights of `config.dtype` (f32 when it names none).
     context: positions per sequence; None takes the workload's or else the model's, the latter less
     if memory is short. dtype: how matrices are held, one of POLICIES: "auto" as stored, "q8" in 8
-    bits, "q4" in 4, but for embeddings, the head and small matrices; vectors are always f32.
+    bits, "q4" in 4, but for embeddings, the head and small matrices; vectors are always f32; or
+    "fit", for the first of auto, q8 and q4 that fits.
     kv_dtype "auto": that of most matrix bytes, or what goes with packed ones; "i8": integers, with
     a scale per position and KV head. memory_bytes: what the machine has free, of which
     `reserve_bytes` stay untouched; None: see ResourceLimits. threads and memory_bytes are needed
@@ -75,7 +77,7 @@ class Problem:
     notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, known in (("dtype", POLICIES), ("kv_dtype", ("auto", *KV_ELEMENT_BYTES))):
+        for name, known in (("dtype", DTYPE_CHOICES), ("kv_dtype", ("auto", *KV_ELEMENT_BYTES))):
             dtype = dtype_name(getattr(self, name))
             object.__setattr__(self, name, dtype)
             if not is_one_of(dtype, known):
@@ -181,6 +183,14 @@ class Problem:
         if self.threads is not None:
             space = dataclasses.replace(space, threads=(self.threads,))
         return loaded_space(space, access)
+
+    def search(self, access: Loading) -> Search:
+        """For the work that is asked for. With a profile only."""
+        rates = self.rates(access)
+        assert rates is not None
+        return Search(
+            self.model(access), rates, self.work, self.resources(), self.decisions(access)
+        )
 
     def resources(self) -> ResourceLimits:
         """What a plan may take of the machine."""

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 from dataclasses import dataclass, field
 
+from helm.base.formats import PACKED_POLICIES
 from helm.base.sizes import size_text
 from helm.compiler.abilities import check_vram, slow_bf16
 from helm.compiler.access import situation, with_mapped
@@ -110,12 +111,14 @@ def solve(problem: Problem) -> Study:
 
     The search prices copied weights. If mapped or compressed ones turn out better, or only
     compressed ones fit, another prices those with their rates or formats, so that placement and
-    predictions are what will run.
+    predictions are what will run. dtype "fit" asks for each dtype in turn.
 
     Raises ProfileError for a profile that lacks a rate, CheckpointError when the checkpoint does
     not fit the model, OutOfMemoryError with every item's size when weights and the smallest KV
     cache do not fit.
     """
+    if problem.dtype == "fit":
+        return _fitting(problem)
     assert problem.tensors  # of the checkpoint, whose faults come first
     profile = problem.profile
     check_vram(profile, problem.accelerator_bytes, problem.kv_options.vram_bytes)
@@ -141,6 +144,26 @@ def solve(problem: Problem) -> Study:
         study = copied
         _, choice = choose(request, dataclasses.replace(at, visits=True), cpu)
     return dataclasses.replace(study, choice=choice)
+
+
+def _fitting(problem: Problem) -> Study:
+    """With weights as stored, else in the first packed format that fits."""
+    for dtype in ("auto", *PACKED_POLICIES):
+        loading = problem.loading
+        if dtype != "auto" and loading.weights == "compressed":  # of bf16 alone
+            loading = dataclasses.replace(loading, weights="auto")
+        try:
+            study = solve(dataclasses.replace(problem, dtype=dtype, loading=loading))
+        except OutOfMemoryError as error:
+            refused = error
+            continue
+        held = f"in {dtype}: as stored they do not fit"
+        if dtype == "auto":
+            held = "as stored, in bf16c" if study.access == "compressed" else "as stored"
+        said = (*problem.notices, f"dtype='fit' holds weights {held}")
+        own = dataclasses.replace(study.problem, notices=said)
+        return dataclasses.replace(study, problem=own)
+    raise OutOfMemoryError(f"{refused}; this is in {dtype}, the last format that dtype='fit' tries")
 
 
 def _compressed_for_room(

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from helm.base.sizes import size_text
 from helm.compiler.abilities import check_vram
+from helm.compiler.format_choice import others_text
+from helm.compiler.planning_problem import Problem
 from helm.compiler.solve import solve
 from helm.errors import CompressionError, InvalidError, OutOfMemoryError
 from helm.machine.devices import CPU, Accelerator, find_accelerator, open_accelerator
@@ -186,14 +188,19 @@ def plan_and_take(
     with in_turn():
         free_bytes = memory_available(shared=shared)
         machine = dataclasses.replace(target.machine, memory_bytes=free_bytes)
+        bounded = options.memory_bytes is not None and options.memory_bytes <= free_bytes
+        granted = "" if bounded else granted_text()
+        here = dataclasses.replace(target, machine=machine)
         try:
-            plan = plan_here(config, infos, options, dataclasses.replace(target, machine=machine))
-            use = host_use(plan, infos, directory, target.accelerator)
+            plan = plan_here(config, infos, options, here)
+        except OutOfMemoryError as error:
+            others = others_text(problem_here(config, infos, options, here))
+            raise OutOfMemoryError(f"{error}{granted}{others}") from None
+        use = host_use(plan, infos, directory, target.accelerator)
+        try:
             check_plan(use, free_bytes)
         except OutOfMemoryError as error:
-            if options.memory_bytes is not None and options.memory_bytes <= free_bytes:
-                raise
-            raise OutOfMemoryError(f"{error}{granted_text()}") from None
+            raise OutOfMemoryError(f"{error}{granted}") from None
         return plan, Grant(use.own_bytes, use.loaded_bytes, use.files)
 
 
@@ -207,6 +214,16 @@ def plan_here(
     options: LoadOptions,
     target: Target,
 ) -> Plan:
+    """What solves `problem_here`."""
+    return solve(problem_here(config, infos, options, target)).plan
+
+
+def problem_here(
+    config: ModelConfig,
+    infos: Mapping[str, TensorInfo],
+    options: LoadOptions,
+    target: Target,
+) -> Problem:
     """Within what the machine and the options grant; the profile decides only what is best."""
     from helm.measure.profile_cache import cached_profile
 
@@ -224,7 +241,7 @@ def plan_here(
             cpu=None if known is None else known.cpu,
             compressed_ratio=best.compressed_ratio,
         )
-        return solve(dataclasses.replace(problem, loading=loading)).plan
+        return dataclasses.replace(problem, loading=loading)
     counts = [n for n in profile.cpu.thread_sweep if n <= machine.threads] or [machine.threads]
     if options.threads is not None:
         counts = [options.threads]
@@ -236,7 +253,7 @@ def plan_here(
         vram_bytes = options.vram_bytes
         if vram_bytes is not None and vram_bytes - ACCELERATOR_RESERVE_BYTES >= left:
             given["accelerator_bytes"] = None
-    return solve(options.problem(config, infos, profile, **given)).plan
+    return options.problem(config, infos, profile, **given)
 
 
 def _threads_for(weights_bytes: int, machine: Machine) -> ThreadChoice:

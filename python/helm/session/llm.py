@@ -43,7 +43,8 @@ class LLM(LoadedLLM):
     an accelerator or a profile 4096, or what prompt_tokens and output_tokens take.
     max_sequences: prompts generating together at most.
     dtype: how weights are held, "auto" (as stored), "f32", "f16" or "bf16"; "q8" or "q4" rounds
-    matrices to 8 bits or, but for embeddings, head and small ones, to 4.
+    matrices to 8 bits or, but for embeddings, head and small ones, to 4; "fit" takes the first of
+    "auto", "q8" and "q4" that fits, and a notice of the plan says which.
     kv_dtype: the same for the KV cache, or "i8", which takes about half of 16 bit.
     page_tokens: positions per KV page, 16 or more.
     kv_overflow: how decode reaches KV pages that an accelerator has no room for: they visit it

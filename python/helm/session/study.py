@@ -8,9 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Unpack
 
+from helm.base.arguments import shown
 from helm.base.familiar import named
+from helm.compiler.format_choice import FormatRow, format_rows, others_text
+from helm.compiler.planning_problem import Problem
 from helm.compiler.solve import Study, solve
-from helm.errors import CheckpointError, InvalidError, printable
+from helm.errors import CheckpointError, InvalidError, OutOfMemoryError, printable
 from helm.machine.devices import find_accelerator
 from helm.machine.profile import Profile
 from helm.model.checkpoint import TensorInfo
@@ -20,7 +23,7 @@ from helm.model.hub import BUNDLED, is_gguf, resolve_config
 from helm.model.model_files import read_model, read_remote_model
 from helm.model.weight_names import read_weights
 from helm.session.here import measured_profile, with_thread_counts
-from helm.session.options import LoadOptions, StudyKeywords, load_options
+from helm.session.options import LoadOptions, PlanKeywords, StudyKeywords, load_options
 
 
 @named("study", StudyKeywords)
@@ -42,13 +45,43 @@ def study(
     Raises what LLM(...) raises before it reads weights: InvalidError, CheckpointError, DeviceError,
     ProfileError, and OutOfMemoryError where nothing fits, with what would.
     """
+    problem = problem_of(model, revision, load_options(options))
+    try:
+        return solve(problem)
+    except OutOfMemoryError as error:
+        raise OutOfMemoryError(f"{error}{others_text(problem)}") from None
+
+
+@named("formats", PlanKeywords)
+def formats(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    revision: str | None = None,
+    **options: Unpack[PlanKeywords],
+) -> tuple[FormatRow, ...]:
+    """What a model would take and reach as stored, in bf16c where that applies, in q8 and in q4.
+
+    The arguments are those of `study`; dtype stays "auto". Raises what `study` raises, but for lack
+    of memory: a row says whether its format fits.
+    """
     asked = load_options(options)
+    if asked.dtype != "auto":
+        raise InvalidError(
+            f"[plan] dtype is {shown(asked.dtype)}, but all formats are compared; leave dtype= out"
+        )
+    return format_rows(problem_of(model, revision, asked))
+
+
+def problem_of(
+    model: str | os.PathLike[str] | None, revision: str | None, options: LoadOptions
+) -> Problem:
+    """For the whole machine that the options name."""
     name, config, infos, notices = _read(model, revision)
-    profile = machine_of(asked, notices)
-    if asked.threads is not None:
-        cpu = with_thread_counts(profile.cpu, [asked.threads])
+    profile = machine_of(options, notices)
+    if options.threads is not None:
+        cpu = with_thread_counts(profile.cpu, [options.threads])
         profile = dataclasses.replace(profile, cpu=cpu)
-    return solve(asked.problem(config, infos, profile, name=name, notices=tuple(notices)))
+    return options.problem(config, infos, profile, name=name, notices=tuple(notices))
 
 
 def machine_of(options: LoadOptions, notices: list[str]) -> Profile:
