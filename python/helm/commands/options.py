@@ -180,7 +180,7 @@ def add_dtypes(group: argparse._ActionsContainer, rare: type[str] = More) -> Non
     """What weights and KV cache are held in; rare: whether --help shows the latter."""
     group.add_argument(
         "--dtype", type=dtype_name, choices=DTYPE_CHOICES, default="auto", metavar="DTYPE",
-        help=f"weights in {', '.join(DTYPE_CHOICES[1:])} (default: as stored)",
+        help=f"{', '.join(DTYPE_CHOICES[1:])} (default: as stored)",
     )  # fmt: skip
     group.add_argument(
         "--kv-dtype", type=dtype_name, choices=("auto", *KV_DTYPES), default="auto",

@@ -22,7 +22,6 @@ HELP = "show where a model would run, how fast and why, without loading it"
 EPILOG = """examples:
   helm-llm plan Qwen/Qwen3-8B                         for this machine
   helm-llm plan Qwen/Qwen3-8B --profile thesis-4060   for another one
-  helm-llm plan Qwen/Qwen3-8B --device sim:vram=4GiB  with a smaller card
   helm-llm plan ./config.json --profile thesis-3090 -c 16384 --plot plan.png
 """
 
@@ -51,7 +50,7 @@ def add_arguments(parser: Parser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument(
         "--formats", action="store_true",
-        help="compare weights as stored, in bf16c, q8 and q4: what fits, how fast, how exact",
+        help="compare weights as stored, in bf16c, q8, q4",
     )  # fmt: skip
     output.add_argument("--json", action="store_true", help="print one JSON object")
     output.add_argument(
