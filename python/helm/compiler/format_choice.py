@@ -26,8 +26,8 @@ class FormatRow:
     it fits, or where only a search would tell. ttft_s, decode_tokens_per_s: predicted; None where
     it does not fit or no profile is known. relative_rms: error of the weights by their size, both
     as root mean squares: 0 where every bit stays, that of normally distributed weights where they
-    are rounded from 16 or 32 bits, None where they are rounded once more. notices: why an
-    accelerator is left out."""
+    are rounded from 16 or 32 bits, None where they are rounded once more. notices: what
+    the profile has no rate for."""
 
     format: str
     options: Mapping[str, str]
@@ -110,7 +110,7 @@ def _row(
         ttft_s=None if best is None else best.predicted.ttft_s,
         decode_tokens_per_s=None if best is None else best.predicted.decode_tokens_per_s,
         relative_rms=error,
-        notices=problem.machine[1],
+        notices=problem.profile.notices_of(set(problem.formats.values())),
     )
 
 
