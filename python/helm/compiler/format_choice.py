@@ -110,7 +110,7 @@ def _row(
         ttft_s=None if best is None else best.predicted.ttft_s,
         decode_tokens_per_s=None if best is None else best.predicted.decode_tokens_per_s,
         relative_rms=error,
-        notices=problem.profile.notices_of(set(problem.formats.values())),
+        notices=tuple(problem.profile.notices_of(problem.formats.values())),
     )
 
 
