@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import quantised_models as made
 import torch
+from plans import make_plan
 from safetensors.torch import load_file, save_file
 
 import helm
 from engine_helpers import logits_of, partitioned
 from helm import _helm
-from helm.compiler.make import make_plan
 from helm.errors import CheckpointError, InvalidError, UnsupportedModelError
 from helm.model.families import load_config
 from helm.model.weight_names import read_weights
@@ -28,10 +28,12 @@ CASES: dict[str, tuple[Any, str]] = {  # and the format as which the matrices ar
     "gptq4": (made.gptq(), "c4.z128"),
     "gptq4 in groups of 32": (made.gptq(group=32), "c4.z32"),
     "gptq4 v2": (made.gptq(group=64, v2=True), "c4.z64"),
-    "gptq4 per row": (made.gptq(group=-1, symmetric=True), "c4.z128"),
+    "gptq4 per row": (made.gptq(group=-1, symmetric=True), "c4.s128"),
+    "gptq4 v2 symmetric": (made.gptq(group=32, v2=True, symmetric=True), "c4.s32"),
     "gptq4 without index": (made.gptq(index=False), "c4.z128"),
     "gptq4 act order": (made.gptq(act_order=True), "bf16"),
     "gptq8": (made.gptq(bits=8), "c8.z128"),
+    "gptq8 symmetric": (made.gptq(bits=8, group=64, symmetric=True), "c8.s64"),
     "gptq8 in bf16": (made.gptq(bits=8, group=32, dtype=torch.bfloat16), "c8.z32b"),
     "gptq4 with scales in f32": (made.gptq(dtype=torch.float32), "bf16"),
     "awq": (made.awq(), "c4.z128"),
@@ -220,6 +222,17 @@ def test_scales_of_activations_are_left_out_and_told(source: Path, tmp_path: Pat
     with helm.LLM(quantised, device="cpu", context=64, dtype="f32", threads=1) as llm:
         assert any("left out 1 scales of activations" in note for note in llm.plan.notices)
         np.testing.assert_array_equal(np.array(llm.logits(PROMPT)), logits(dense))
+
+
+def test_biases_that_are_zeros_are_left_out_and_told(source: Path, tmp_path: Path) -> None:
+    quantised, dense = written(source, tmp_path, made.gptq())
+    change(quantised, lambda t: t.update({f"{UP}.bias": torch.zeros(512).half()}))
+    with helm.LLM(quantised, device="cpu", context=64, dtype="f32", threads=1) as llm:
+        assert any("left out 1 biases that are zeros" in note for note in llm.plan.notices)
+        np.testing.assert_array_equal(np.array(llm.logits(PROMPT)), logits(dense))
+    change(quantised, lambda t: t[f"{UP}.bias"].__setitem__(500, 1e-3))
+    with pytest.raises(CheckpointError, match=f"does not use: {UP}.bias"):
+        helm.LLM(quantised)
 
 
 def test_a_module_of_them_is_refused(source: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from helm.base.arguments import listed
 from helm.errors import CheckpointError
 from helm.model.checkpoint import TensorInfo, same_data
-from helm.model.checkpoint.pieces import with_pieces
+from helm.model.checkpoint.pieces import with_pieces, zero_biases
 from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.config import ModelConfig
 from helm.model.families import build_graph
@@ -53,7 +53,11 @@ def read_weights(
     `read_checkpoint`, `with_pieces` and `name_weights` raise."""
     stored, notices = with_pieces(Path(directory), read_checkpoint(directory), config)
     named = name_weights(config, stored, same or (lambda a, b: same_data(directory, a, b)))
-    return dataclasses.replace(named, notices=(*notices, *named.notices))
+    zeros = zero_biases(Path(directory), named.tensors, build_graph(named.config).tensors)
+    if zeros:
+        notices += (f"left out {len(zeros)} biases that are zeros: {listed(zeros)}",)
+    tensors = {name: info for name, info in named.tensors.items() if name not in zeros}
+    return NamedWeights(named.config, tensors, (*notices, *named.notices))
 
 
 def name_weights(

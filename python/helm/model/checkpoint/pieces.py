@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,13 @@ _LEFT_OUT = re.compile(
     r"|[qkv]_scale|[qkv]_zero_point|weight_shape)$"
 )
 _OWN = {"weight_blocks": "blocks", "weight_scales": "scales"}  # the runtime's names of pieces
+_MIDDLE = {  # words of zero points as they are stored
+    "gptq4": 0x77777777,
+    "gptq4v2": 0x88888888,
+    "gptq8": 0x7F7F7F7F,
+    "gptq8v2": 0x80808080,
+}
+_MOST_BIAS_BYTES = 1 << 22
 _REMEDY = "the checkpoint is damaged or of an unknown kind; get it anew, or use the original model"
 
 
@@ -83,6 +90,20 @@ def with_pieces(
     left = [n for n in tensors if n not in taken and found and _LEFT_OUT.search(n)]
     rest = {n: info for n, info in tensors.items() if n not in taken and n not in left}
     return {**rest, **found}, tuple(_notices(found, left))
+
+
+def zero_biases(
+    folder: Path, tensors: Mapping[str, TensorInfo], wanted: Container[str]
+) -> list[str]:
+    """Biases of quantised matrices that a model does not have, and that are zeros all over: some
+    writers add them."""
+    return [
+        name
+        for name, info in tensors.items()
+        if name.endswith(".bias") and name not in wanted and info.nbytes <= _MOST_BIAS_BYTES
+        and (matrix := tensors.get(f"{name.removesuffix('bias')}weight")) is not None
+        and matrix.aux and info.extents and not any(_read(folder, info))
+    ]  # fmt: skip
 
 
 def _matrices(
@@ -199,6 +220,16 @@ def _exact(folder: Path, info: TensorInfo, own: Mapping[str, TensorInfo]) -> str
 
     pieces = {piece.name: (piece.dtype, list(piece.shape), content(piece)) for piece in info.aux}
     try:
-        return str(_helm.exact_format(info.stored, pieces, *info.shape, info.name))
+        found = str(_helm.exact_format(info.stored, pieces, *info.shape, info.name))
+        return _centred(folder, info.stored, found, own)
     except InvalidError as reason:
         raise CheckpointError(f"{reason} ({folder / str(info.file)}); {_REMEDY}") from None
+
+
+def _centred(folder: Path, stored: str, exact: str, own: Mapping[str, TensorInfo]) -> str:
+    """The kind of scales without zero points, where GPTQ's are all in the middle."""
+    middle = _MIDDLE.get(stored)
+    if middle is None or ".z" not in exact:
+        return exact
+    words = np.frombuffer(_read(folder, own["qzeros"]), np.uint32)
+    return exact.replace(".z", ".s") if np.all(words == middle) else exact
