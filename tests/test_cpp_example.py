@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import command
+import gguf_models
 import helm
 from cpp_program import PACKAGE, ROOT, build
 from helm.model.hub import bundled_model
@@ -36,6 +37,29 @@ def test_the_example_runs_a_written_plan_and_gets_python_s_tokens(
         expected = llm.generate(prompt, max_tokens=60, temperature=0).tokens
     run = subprocess.run(
         [generate, plan, bundled_model(), str(len(expected)), *map(str, prompt)],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert [int(token) for token in run.stdout.split()] == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["small", "SmolLM2-135M-Instruct.Q4_1.gguf", "Qwen2.5-Coder-1.5B-Q4_K_M.gguf"]
+)
+def test_a_gguf_file_s_plan_gets_python_s_tokens_too(
+    name: str, generate: Path, tmp_path: Path
+) -> None:
+    small = name == "small"
+    model = gguf_models.talking(tmp_path / "one") if small else gguf_models.real(name)
+    plan = tmp_path / "plan.json"
+    arguments = ("--profile", "cpu-laptop-16gb", "-c", "128", "--write", str(plan))
+    said = command.helm("plan", str(model), *arguments).stderr
+    assert said == f"[plan for C++: {plan}, weights in {model.parent}]\n"
+    with helm.LLM(model, context=128, device="cpu") as llm:
+        assert llm.tokenizer is not None
+        prompt = llm.tokenizer.encode("the a")
+        expected = llm.generate(prompt, max_tokens=20, temperature=0, ignore_eos=True).tokens
+    run = subprocess.run(
+        [generate, plan, model.parent, str(len(expected)), *map(str, prompt)],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     assert [int(token) for token in run.stdout.split()] == expected

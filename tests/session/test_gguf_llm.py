@@ -28,20 +28,6 @@ CASES = (
     "llama", "llama_biases", "llama_one_kv_head", "llama_tied_sharded", "llama_linear",
     "llama_yarn", "mistral_window", "qwen2", "qwen3", "qwen3_untied_sharded",
 )  # fmt: skip
-SPECIAL = ["<unk>", "<s>", "</s>", "<|im_end|>"]
-LETTERS = [chr(code) for code in range(33, 127)]
-TOKENS = [*SPECIAL, *LETTERS, "Ġ", "Ċ", "Ġa", "Ġt", "he", "Ġthe"]
-VOCABULARY: dict[str, Any] = {
-    "tokenizer.ggml.model": "gpt2",
-    "tokenizer.ggml.pre": "gpt-2",
-    "tokenizer.ggml.tokens": TOKENS,
-    "tokenizer.ggml.token_type": [2, 3, 3, 3, *[1] * (len(TOKENS) - 4)],
-    "tokenizer.ggml.merges": ["Ġ a", "Ġ t", "h e", "Ġt he"],
-    "tokenizer.ggml.bos_token_id": 1,
-    "tokenizer.ggml.eos_token_id": 2,
-    "tokenizer.ggml.add_bos_token": True,
-    "tokenizer.chat_template": "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}",
-}
 
 
 def logits(model: Path, **options: Any) -> np.ndarray:
@@ -197,10 +183,7 @@ def test_every_type_as_it_is_is_near(kind: str, tmp_path: Path) -> None:
 @pytest.fixture
 def talking(tmp_path: Path) -> Path:
     """A model with a tokenizer."""
-    folder = tmp_path / "one"
-    folder.mkdir()
-    case = small_models.model_dir("llama_tied_sharded")
-    return gguf_models.write(case, folder / "x.gguf", keys=VOCABULARY)
+    return gguf_models.talking(tmp_path / "one")
 
 
 def test_text_in_and_out(talking: Path) -> None:
@@ -243,7 +226,7 @@ def test_another_tokenizer(talking: Path, tmp_path: Path) -> None:
 
 
 def test_an_unknown_kind_of_words_names_the_way_out(tmp_path: Path) -> None:
-    keys = {**VOCABULARY, "tokenizer.ggml.pre": "unheard-of"}
+    keys = {**gguf_models.VOCABULARY, "tokenizer.ggml.pre": "unheard-of"}
     path = gguf_models.write(small_models.model_dir("llama"), tmp_path / "x.gguf", keys=keys)
     with pytest.raises(
         TokenizerError, match=r"x\.gguf\] tokenizer\.ggml\.pre: 'unheard-of' is not"

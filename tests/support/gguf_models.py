@@ -16,9 +16,24 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+import small_models
 from gguf_file import gguf_name
 
 VARIABLE = "HELM_TEST_MODELS"
+SPECIAL = ["<unk>", "<s>", "</s>", "<|im_end|>"]
+LETTERS = [chr(code) for code in range(33, 127)]
+TOKENS = [*SPECIAL, *LETTERS, "Ġ", "Ċ", "Ġa", "Ġt", "he", "Ġthe"]
+VOCABULARY: dict[str, Any] = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": TOKENS,
+    "tokenizer.ggml.token_type": [2, 3, 3, 3, *[1] * (len(TOKENS) - 4)],
+    "tokenizer.ggml.merges": ["Ġ a", "Ġ t", "h e", "Ġt he"],
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+    "tokenizer.ggml.add_bos_token": True,
+    "tokenizer.chat_template": "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}",
+}
 _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
 
@@ -28,6 +43,13 @@ def real(name: str) -> Path:
     if not folder or not (path := Path(folder) / name).is_file():
         pytest.skip(f"{VARIABLE} names no folder with {name}")
     return path
+
+
+def talking(folder: Path) -> Path:
+    """A small random model with a tokenizer and a chat template, in the new `folder`."""
+    folder.mkdir()
+    case = small_models.model_dir("llama_tied_sharded")
+    return write(case, folder / "x.gguf", keys=VOCABULARY)
 
 
 def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
