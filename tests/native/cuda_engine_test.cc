@@ -78,7 +78,7 @@ TEST_CASE("packed weights on the card, some of its blocks visiting: logits near 
     const std::vector<float> in_bf16 = last_logits(*engine_of(on_card, "cuda"), ids, 32);
     cuda_emulation::set_compute_capability(7, 5);
     CHECK(in_f16 != in_bf16);
-    CHECK(distance(in_f16, in_bf16) < 0.02);
+    CHECK(distance(in_f16, in_bf16) < 0.05);
     // What a sequence gets does not depend on those beside it.
     std::vector<helm::Request> requests;
     std::vector<std::vector<int32_t>> alone;

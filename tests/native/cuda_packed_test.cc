@@ -109,7 +109,7 @@ TEST_CASE("cuda quantize: the CPU's integers, scales and sums") {
   }
 }
 
-TEST_CASE("cuda quantize: ties, denormals, zeros and what is not finite") {
+TEST_CASE("cuda quantize: ties, denormals, zeros, what is far out and what is not finite") {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kLeast = std::numeric_limits<float>::min();
   for (const float one :
@@ -120,6 +120,19 @@ TEST_CASE("cuda quantize: ties, denormals, zeros and what is not finite") {
       for (int64_t i = 0; i < 40; ++i) x.data()[i] = std::abs(one) < 1 ? 0.0f : x.data()[i];
       x.data()[at] = one;
       check_quantized(x, 40, 1, 40, "quantize " + std::to_string(one));
+    }
+  }
+  // One far out of its block, and one that is not quite.
+  for (const float factor : {1.5f, 2.5f, 90.0f, 1e6f, -2.5f, -90.0f}) {
+    for (const int64_t at : {0, 15, 16, 31, 35}) {
+      Guarded<float> x(random_floats(36, 9));
+      for (int64_t i = 32; i < 36; ++i) x.data()[i] = 0.5f;
+      x.data()[at] = factor;
+      check_quantized(x, 36, 1, 36, "quantize far " + std::to_string(factor));
+      const Guarded<cuda::QuantBlock> blocks(2);
+      cuda::quantize({x.data(), 36, 1, 36, blocks.data()}, nullptr);
+      finish_kernels("quantize far");
+      if (std::abs(factor) > 2) CHECK(blocks.data()[at / 32].far != 0);
     }
   }
   Guarded<float> ties(32);
