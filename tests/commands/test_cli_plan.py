@@ -272,7 +272,7 @@ def test_remedies_are_possible() -> None:
     assert "or another --profile" in refused
     limited = command.helm("run", "--ram", "69MiB", status=1).stderr
     assert "allow more with --ram if that was limited, or choose a smaller model\n" in limited
-    wide = command.helm("run", "--ram", "71MiB", "--dtype", "f32", status=1).stderr
+    wide = command.helm("run", "--ram", "69MiB", "--dtype", "f32", status=1).stderr
     assert "a smaller model or a 16-bit --dtype\n" in wide
 
 

@@ -16,9 +16,12 @@ import gguf_models
 import helm
 import small_models
 from helm.base.formats import ROUNDING_RMS
-from helm.compiler.format_choice import format_rows
+from helm.compiler.format_choice import format_rows, others_text
+from helm.compiler.load_cost import LoadingRequest
+from helm.compiler.planning_problem import Problem
+from helm.compiler.solve import solve
 from helm.machine.profile import load_profile
-from helm.model.families import parse_config
+from helm.model.families import parse_config, read_config
 from helm.session.options import load_options
 from helm.session.study import problem_of
 
@@ -210,6 +213,21 @@ def test_a_loaded_model_takes_what_fits() -> None:
     with helm.LLM(dtype="fit", memory_bytes=short, **options) as llm:
         assert any("holds weights in q8" in notice for notice in llm.plan.notices)
         assert len(llm.generate("Once upon", max_tokens=4, ignore_eos=True).tokens) == 4
+
+
+def test_a_refusal_without_a_profile_tells_speeds_where_rates_are_known() -> None:
+    config = read_config(QWEN)
+    cpu = load_profile("cpu-desktop-64gb-ddr5").cpu
+    threads = cpu.threads
+    for known, speed in ((None, ""), (cpu, r", [\d.]+ tokens/s")):
+        problem = Problem(
+            config, None, context=4096, max_sequences=1, threads=threads, memory_bytes=11 * GIB,
+            loading=LoadingRequest(cpu=known),
+        )  # fmt: skip
+        with pytest.raises(helm.OutOfMemoryError):
+            solve(problem)
+        ends = rf"; dtype='q8' fits: [\d.]+ GiB of RAM{speed}; dtype='q4' fits: [\d.]+ GiB of RAM"
+        assert re.fullmatch(ends + speed, others_text(problem))
 
 
 def test_eighty_layers_take_less_than_a_second() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,11 +10,12 @@ from typing import Any
 
 from helm.base.formats import FORMATS, PACKED_POLICIES, ROUNDING_RMS
 from helm.base.sizes import rate_text, size_text
-from helm.compiler.advice import nearest
+from helm.compiler.advice import cpu_decode_rate, nearest
 from helm.compiler.candidate import Candidate
 from helm.compiler.planning_problem import Problem
 from helm.compiler.solve import solve
-from helm.errors import OutOfMemoryError
+from helm.errors import OutOfMemoryError, ProfileError
+from helm.machine.profile import Profile
 
 AS_STORED = "as stored"
 
@@ -124,10 +126,15 @@ def _without_rates(
     problem: Problem, format: str, options: Mapping[str, str], error: float | None
 ) -> FormatRow:
     try:
-        use = solve(problem).placed.memory["cpu"]
+        plan = solve(problem).plan
     except OutOfMemoryError:
         weights = problem.model("compressed" if format == "bf16c" else "copied")
         size = weights.host_bytes(problem.graph.units)
         return FormatRow(format, options, False, size, {}, {}, None, None, error)
+    use, rate = plan.memory["cpu"], None
+    if problem.loading.cpu is not None:
+        here = Profile("this machine", estimated=False, identity={}, cpu=problem.loading.cpu)
+        with contextlib.suppress(ProfileError):  # it knows no such weights or threads
+            rate = cpu_decode_rate(problem.config, plan, here)
     taken = {"cpu": use.total_bytes + use.reserve_bytes}
-    return FormatRow(format, options, True, use.weights_bytes, taken, {}, None, None, error)
+    return FormatRow(format, options, True, use.weights_bytes, taken, {}, None, rate, error)
