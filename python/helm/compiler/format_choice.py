@@ -133,7 +133,7 @@ def _without_rates(
         return FormatRow(format, options, False, size, {}, {}, None, None, error)
     use, rate = plan.memory["cpu"], None
     if problem.loading.cpu is not None:
-        here = Profile("this machine", estimated=False, identity={}, cpu=problem.loading.cpu)
+        here = Profile(name="this machine", estimated=False, identity={}, cpu=problem.loading.cpu)
         with contextlib.suppress(ProfileError):  # it knows no such weights or threads
             rate = cpu_decode_rate(problem.config, plan, here)
     taken = {"cpu": use.total_bytes + use.reserve_bytes}
