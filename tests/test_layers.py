@@ -1,4 +1,5 @@
-"""A folder sees the folders above it alone: imports of Python, includes of C++ and CUDA."""
+"""A folder sees the folders above it alone: imports of Python, includes of C++ and CUDA. And no
+source file is long."""
 
 from __future__ import annotations
 
@@ -33,6 +34,8 @@ INSTALLED = "cpp/include/helm"  # and `python` the installed API
 SEE_CPU = {"sim_device.h", "sim_device.cc", "registry.cc"}
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.M)
 GENERATED = {"helm/version.h"}
+MOST_LINES = 400
+SOURCES = (".py", ".cc", ".h", ".cu", ".cuh")
 
 
 def _modules() -> dict[str, Path]:
@@ -170,3 +173,12 @@ def test_native_folders_include_from_those_above() -> None:
 def test_no_native_files_include_each_other_in_a_circle() -> None:
     graph = {file: set(included) for file, included in _native_files().items()}
     assert len(list(TopologicalSorter(graph).static_order())) >= len(graph)  # raises CycleError
+
+
+def test_no_source_file_is_long() -> None:
+    folders = ("bench", "cpp", "cuda", "docs", "examples", "python", "tests", "tools")
+    files = [f for folder in folders for f in (ROOT / folder).rglob("*") if f.suffix in SOURCES]
+    lines = {f: len(f.read_text(encoding="utf-8").splitlines()) for f in files}
+    assert len(lines) > 500
+    long = {f.relative_to(ROOT).as_posix(): n for f, n in lines.items() if n > MOST_LINES}
+    assert long == {}

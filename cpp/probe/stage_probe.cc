@@ -1,125 +1,28 @@
 // Times the engine's own stages on the CPU, on synthetic ops.
-#include <time.h>
-
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <cstring>
 #include <utility>
 
 #include "base/affinity.h"
 #include "base/arena.h"
 #include "base/check.h"
-#include "base/thread_clocks.h"
-#include "base/thread_pool.h"
 #include "cpu/compression.h"
-#include "cpu/cpu_device.h"
 #include "cpu/isa.h"
-#include "cpu/stage.h"
 #include "helm/machine.h"
 #include "probe/cached_file.h"
 #include "probe/synthetic.h"
+#include "probe/timed_stages.h"
 
 namespace helm {
 namespace {
 
-using namespace probe;  // the synthetic stages
+using namespace probe;  // the synthetic stages, and how they are timed
 
-using Clock = std::chrono::steady_clock;
-
-double since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-constexpr double kUndisturbed = 0.9;  // share of its time that the least served thread ran
 constexpr int64_t kWholeBlockTokens = 16;
 constexpr double kRoundFlops = 4e9;  // of all stages of a call, unless one has more: some 10 ms
 // Copied in one run: beyond most caches, which would otherwise keep what the next run writes again.
 constexpr int64_t kCopyBytes = StageProbe::kMinimumBytes / 2;
 constexpr int64_t kCopyPiece = int64_t{4} << 20;  // as the engine reads 16-bit weights
-
-// Whoever writes first decides on which memory node a huge page lies. In an engine each member's
-// rows lie on its own; here the same memory serves every shape and number of threads, so it is
-// spread evenly: left in one piece, a matrix would be read from one node at one node's rate.
-void fill(std::byte* to, int64_t bytes, ThreadPool& threads) {
-  constexpr int64_t kTilesPerPage = 2;
-  const std::vector<uint16_t>& tile = noise();
-  const auto tile_bytes = static_cast<int64_t>(tile.size() * sizeof(uint16_t));
-  threads.run([&](Team& team) {
-    for (int64_t offset = 0; offset < bytes; offset += tile_bytes) {
-      const int64_t page = offset / (kTilesPerPage * tile_bytes);
-      if (member_for_page(page, team.size()) != team.worker()) continue;
-      std::memcpy(to + offset, tile.data(),
-                  static_cast<size_t>(std::min(tile_bytes, bytes - offset)));
-    }
-  });
-}
-
-// The CPU with a number of threads.
-struct Cpu {
-  explicit Cpu(int threads)
-      : pool(threads), device(cpu::select_kernels(), pool), account(device, int64_t{1} << 60) {}
-
-  ThreadPool pool;
-  cpu::CpuDevice device;
-  Account account;
-  std::unique_ptr<Stream> stream = device.create_stream();
-  Fill fill_noise = [this](DeviceAddress to, int64_t bytes) {
-    fill(cpu::host_pointer(to), bytes, pool);
-  };
-};
-
-// Times `run`, in which all threads of the CPU take part.
-template <typename Run>
-void time_run(Cpu& cpu, ProbeTiming& timing, const Run& run) {
-  std::vector<ThreadClocks> before(static_cast<size_t>(cpu.pool.size()));
-  std::vector<ThreadClocks> after(before.size());
-  cpu.pool.run(
-      [&](Team& team) { before[static_cast<size_t>(team.worker())] = ThreadClocks::now(); });
-  const Clock::time_point start = Clock::now();
-  run();
-  timing.run_s.push_back(since(start));
-  cpu.pool.run(
-      [&](Team& team) { after[static_cast<size_t>(team.worker())] = ThreadClocks::now(); });
-  double busy = 1;
-  for (size_t i = 0; i < before.size(); ++i) {
-    busy =
-        std::min(busy, (after[i].cpu_s - before[i].cpu_s) / (after[i].wall_s - before[i].wall_s));
-  }
-  if (busy >= kUndisturbed) timing.undisturbed_s.push_back(timing.run_s.back());
-}
-
-// A stage, and which timing its runs belong to.
-struct Timed {
-  std::shared_ptr<const Synthetic> stage;
-  size_t timing;
-  int64_t first_page = 0;
-};
-
-void time_stage(const Timed& timed, Cpu& cpu, ProbeTiming& timing) {
-  time_run(cpu, timing, [&] { timed.stage->run(*cpu.stream, timed.first_page); });
-}
-
-// Runs the stages in turn for `seconds`, at least one round after an unrecorded one that touches
-// their buffers. If the threads never had their cores in the first, its times are all there is:
-// better come back later.
-void time_all(const std::vector<Timed>& stages, std::vector<ProbeTiming>& timings, Cpu& cpu,
-              double seconds) {
-  const Clock::time_point start = Clock::now();
-  std::vector<ProbeTiming> first = timings;
-  for (const Timed& timed : stages) time_stage(timed, cpu, first[timed.timing]);
-  if (std::all_of(first.begin(), first.end(),
-                  [](const ProbeTiming& t) { return t.undisturbed_s.empty(); })) {
-    timings = std::move(first);
-    return;
-  }
-  for (bool whole_round = false; !whole_round || since(start) < seconds; whole_round = true) {
-    for (const Timed& timed : stages) {
-      time_stage(timed, cpu, timings[timed.timing]);
-      if (whole_round && since(start) >= seconds) return;
-    }
-  }
-}
 
 // Times a stage of one token that finds everything in caches.
 std::vector<ProbeTiming> time_small(std::shared_ptr<Synthetic> s, Cpu& cpu, double seconds) {

@@ -2,31 +2,12 @@
 // which runs along the columns with all its sums in registers.
 #pragma once
 
-#include <utility>
-
 #include "cpu/kernels/quant/headers.h"
 #include "cpu/kernels/quant/operands.h"
+#include "cpu/kernels/quant/unrolled.h"
 
 namespace helm::cpu {
 namespace {
-
-template <int N>
-struct Index {
-  static constexpr int value = N;
-};
-template <class Body, int... I>
-HELM_INLINE void each_index_of([[maybe_unused]] Body body, std::integer_sequence<int, I...>) {
-  (body(Index<I>{}), ...);
-}
-// body(Index<i>) for i below N.
-template <int N, class Body>
-HELM_INLINE void each_index(Body body) {
-  each_index_of(body, std::make_integer_sequence<int, N>());
-}
-
-constexpr int log2_of(int64_t n) {
-  return n <= 1 ? 0 : 1 + log2_of(n / 2);
-}
 
 // What of a format decides how its products are computed.
 struct Kind {

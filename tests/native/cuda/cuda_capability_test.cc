@@ -6,7 +6,7 @@
 
 #include "cuda_emulation.h"
 #include "cuda_test_device.h"
-#include "device_conformance.h"
+#include "device/device_conformance.h"
 #include "reference_blas.h"
 
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdlib>
 
 #include "cuda_test_device.h"
-#include "device_conformance.h"
+#include "device/device_conformance.h"
 
 namespace {
 
