@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from helm.compiler.budget import Budget, executable, itemise, memory_bytes, missing, stage_bytes
+from helm.compiler.budget import memory_bytes, missing
 from helm.compiler.candidate import Candidate, Missing, OverflowUse, SitePrice
+from helm.compiler.choices import SITES, Choice, DecodeWay, PrefillWay, batches, choices
 from helm.compiler.counts import CostedGraph
-from helm.compiler.decode import Priced, Setting, Site, make_setting, price_decode
+from helm.compiler.decode import Site
 from helm.compiler.order import least, less
-from helm.compiler.overflow import Bools
-from helm.compiler.prefill import Prefill, prepare, price_prefill
-from helm.compiler.problem import Mode, Overflow, ResourceLimits, Space
-from helm.compiler.times import F64, classify
+from helm.compiler.problem import ResourceLimits, Space
+from helm.compiler.times import F64
 from helm.machine.profile import Profile
 from helm.plan.records import Objective, Predicted, Workload
 
-_SITES: tuple[Site, ...] = ("accelerator", "cpu")
 PLENTY = 2**60  # bytes
 Seconds = TypeVar("Seconds", float, F64)
 
@@ -44,62 +40,6 @@ class SearchResult:
     ranked: tuple[Candidate, ...]
     by_layout: tuple[Candidate, ...]
     labelled: dict[str, Candidate]
-
-
-@dataclass(frozen=True)
-class _Decode:
-    """One way to decode. allowed: [rows]."""
-
-    overflow: Overflow
-    groups: int
-    allowed: Bools
-    expected: Priced  # at the workload's expected context
-    full_context: Priced
-
-    def key(self, row: int, page: int) -> tuple[float, float]:
-        """To be least: where the expected context does not overflow, the full one decides."""
-        if not self.allowed[row]:
-            return np.inf, np.inf
-        return float(self.expected.total[row, page]), float(self.full_context.total[row, page])
-
-
-@dataclass(frozen=True)
-class _Prefill:
-    """One way to prefill. stream_least: see `price_prefill`."""
-
-    overlap: bool
-    stream_least: int | None
-    allowed: Bools
-    priced: Priced
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """One point of what changes memory, but for row and page; every objective then wants the
-    fastest way to decode and the fastest to prefill. The first of each way is the plainest."""
-
-    setting: Setting
-    head: Site
-    mode: Mode
-    steps: Prefill
-    decodes: tuple[_Decode, ...]
-    prefills: tuple[_Prefill, ...]
-    budget: Budget
-    possible: Bools  # [rows, pages]
-
-    @functools.cached_property
-    def decode_s(self) -> F64:
-        """[ways, rows, pages], infinite where a way is not allowed"""
-        return _allowed_s([(way.expected.total, way.allowed) for way in self.decodes])
-
-    @functools.cached_property
-    def prefill_s(self) -> F64:
-        """[ways, rows, pages], likewise"""
-        return _allowed_s([(way.priced.total, way.allowed) for way in self.prefills])
-
-
-def _allowed_s(ways: list[tuple[F64, Bools]]) -> F64:
-    return np.stack([np.where(allowed[:, None], total, np.inf) for total, allowed in ways])
 
 
 class Search:
@@ -122,8 +62,8 @@ class Search:
         self.limits, self.space = limits or ResourceLimits(), space or Space()
 
     @functools.cached_property
-    def _priced(self) -> list[_Choice]:
-        return list(_choices(self.model, self.profile, self.workload, self.limits, self.space))
+    def _priced(self) -> list[Choice]:
+        return list(choices(self.model, self.profile, self.workload, self.limits, self.space))
 
     @functools.cached_property
     def result(self) -> SearchResult:
@@ -154,9 +94,9 @@ class Search:
 
     def _ranked(self, limits: ResourceLimits, workload: Workload) -> SearchResult:
         best = _Best(self.model, self.profile, workload, limits, self.space)
-        batches = _batches(workload)
+        at_once = batches(workload)
         for choice in self._priced:
-            if choice.setting.batch in batches:
+            if choice.setting.batch in at_once:
                 best.offer(choice)
         return best.result()
 
@@ -172,98 +112,7 @@ def search(
     return Search(model, profile, workload, limits, space).result
 
 
-def _choices(
-    model: CostedGraph, profile: Profile, workload: Workload, limits: ResourceLimits, space: Space
-) -> Iterator[_Choice]:
-    classes = classify(model)
-    for batch, threads in itertools.product(_batches(workload), _threads(profile, space)):
-        setting = make_setting(
-            model, profile, workload, limits, threads, batch, space=space, classes=classes
-        )
-        decodes = {head: tuple(_decodes(setting, head, space)) for head in _heads(setting)}
-        modes: Sequence[Mode] = ("compute",) if setting.accelerator is None else space.prefill
-        for mode in modes:
-            for sized in _sized(setting, mode, space):
-                steps, each = prepare(sized), stage_bytes(sized)
-                for head in _heads(setting):
-                    prefills = tuple(_prefills(steps, head, mode, space))
-                    if prefills:
-                        budget = itemise(sized, head, mode, each)
-                        possible = executable(sized) | (space.kv == "host")
-                        yield _Choice(
-                            sized, head, mode, steps, decodes[head], prefills, budget, possible
-                        )
-
-
-def _heads(setting: Setting) -> Sequence[Site]:
-    return _SITES[1:] if setting.accelerator is None else _SITES
-
-
-def _sized(setting: Setting, mode: Mode, space: Space) -> Iterator[Setting]:
-    """The setting with the tokens that a step may have: longer ones only where weights visit, and
-    no longer than what the prompts fill."""
-    yield setting
-    if mode == "compute":
-        return
-    most = 1 << (setting.workload.prompt * setting.batch - 1).bit_length()
-    for tokens in space.stream_steps:
-        if setting.limits.step_tokens < tokens <= most:
-            limits = dataclasses.replace(setting.limits, step_tokens=tokens)
-            yield dataclasses.replace(setting, limits=limits)
-
-
-def _decodes(setting: Setting, head: Site, space: Space) -> Iterator[_Decode]:
-    rows, work = setting.rows, setting.workload
-    every = np.ones(len(rows.boundary), bool)
-    both = _both(setting, head)
-    may_overflow = setting.accelerator is not None and space.kv != "device"
-    overflows = space.overflow if may_overflow else space.overflow[:1]
-    for groups, site in itertools.product(space.decode_groups, overflows):
-        if groups > 1 and (setting.batch < groups or not both.any()):
-            continue
-        priced = [
-            price_decode(setting, head, site, context, groups)
-            for context in (work.expected_context, work.context)
-        ]
-        yield _Decode(site, groups, every if groups == 1 else both, *priced)
-
-
-def _prefills(steps: Prefill, head: Site, mode: Mode, space: Space) -> Iterator[_Prefill]:
-    setting = steps.setting
-    rows = setting.rows
-    if mode == "stream":
-        visits = (rows.boundary > 0) & rows.uses_accelerator(head)
-        for least in steps.stream_choices():
-            yield _Prefill(False, least, visits, price_prefill(steps, head, stream_least=least))
-        return
-    every = np.ones(len(rows.boundary), bool)
-    for overlap in (False,) if setting.accelerator is None else space.overlap:
-        allowed = rows.has_blocks & ~rows.embedded if overlap else every
-        yield _Prefill(overlap, None, allowed, price_prefill(steps, head, overlap))
-
-
-def _both(setting: Setting, head: Site) -> Bools:
-    """[rows] whether each device has a unit."""
-    rows = setting.rows
-    on_cpu = ~rows.embedded | (rows.boundary > 0) | (head == "cpu")
-    return np.asarray(on_cpu & rows.uses_accelerator(head))
-
-
-def _batches(workload: Workload) -> list[int]:
-    """How many sequences run at once: all, or for throughput also fewer, in waves."""
-    if workload.objective != "throughput":
-        return [workload.batch]
-    powers = [2**i for i in range(workload.batch.bit_length()) if 2**i < workload.batch]
-    return [workload.batch, *reversed(powers)]
-
-
-def _threads(profile: Profile, space: Space) -> list[int]:
-    """The sweep's counts, the profile's own choice first."""
-    counts = sorted(profile.cpu.thread_sweep) if space.threads is None else list(space.threads)
-    return sorted(counts, key=lambda count: (count != profile.cpu.threads, count))
-
-
-def _scores(choice: _Choice, workload: Workload) -> tuple[F64, F64]:
+def _scores(choice: Choice, workload: Workload) -> tuple[F64, F64]:
     """[rows, pages] the objective and what breaks ties, both to be small."""
     ttft, step = choice.prefill_s.min(axis=0), choice.decode_s.min(axis=0)
     if workload.objective == "decode":
@@ -290,13 +139,13 @@ class _Best:
         self._workload = workload
         self._limits, self._available = limits, memory_bytes(profile, limits)
         rows = 1 if profile.accelerator is None else self._blocks + 2
-        self._score = {head: np.full((3, rows), np.inf) for head in _SITES}
-        self._found: dict[Site, list[tuple[_Choice, int] | None]] = {
-            head: [None] * rows for head in _SITES
+        self._score = {head: np.full((3, rows), np.inf) for head in SITES}
+        self._found: dict[Site, list[tuple[Choice, int] | None]] = {
+            head: [None] * rows for head in SITES
         }
-        self._labels: dict[str, tuple[tuple[float, ...], _Choice, int]] = {}
+        self._labels: dict[str, tuple[tuple[float, ...], Choice, int]] = {}
 
-    def offer(self, choice: _Choice) -> None:
+    def offer(self, choice: Choice) -> None:
         lacks = sum(missing(choice.budget, self._available, self._limits))
         first, second = _scores(choice, self._workload)
         if choice.mode == "compute":
@@ -310,7 +159,7 @@ class _Best:
             best[:, row] = score[:, row]
             self._found[choice.head][row] = (choice, int(page[row]))
 
-    def _allowed(self, choice: _Choice) -> npt.NDArray[np.bool_]:
+    def _allowed(self, choice: Choice) -> npt.NDArray[np.bool_]:
         rows = choice.setting.rows
         allowed = np.ones(len(rows.boundary), bool)
         if self._space.one_boundary and choice.head == "cpu":
@@ -319,7 +168,7 @@ class _Best:
             allowed &= choice.prefills[0].allowed
         return allowed
 
-    def _offer_labels(self, choice: _Choice, lacks: F64) -> None:
+    def _offer_labels(self, choice: Choice, lacks: F64) -> None:
         """The plans that need no model of time: everything on one side, and as many blocks as
         fit beside their whole KV cache, run in the plainest way."""
         choice = dataclasses.replace(
@@ -342,7 +191,7 @@ class _Best:
         layouts = [
             self._candidate(*found, row)
             for row in range(len(self._found["cpu"]))
-            for head in _SITES
+            for head in SITES
             if (found := self._found[head][row]) is not None
         ]
         fitting = [candidate for candidate in layouts if candidate.fits]
@@ -357,7 +206,7 @@ class _Best:
         predicted = candidate.predicted
         return predicted.ttft_s if self._workload.objective == "decode" else predicted.decode_s
 
-    def _candidate(self, choice: _Choice, page: int, row: int) -> Candidate:
+    def _candidate(self, choice: Choice, page: int, row: int) -> Candidate:
         setting, rows = choice.setting, choice.setting.rows
         lacks = missing(choice.budget, self._available, self._limits)
         held = int(setting.pages[page]) if rows.has_blocks[row] else 0
@@ -391,7 +240,7 @@ class _Best:
 
 
 def _predict(
-    batch: int, decode: _Decode, prefill: _Prefill, workload: Workload, row: int, page: int
+    batch: int, decode: DecodeWay, prefill: PrefillWay, workload: Workload, row: int, page: int
 ) -> Predicted:
     ttft, step = float(prefill.priced.total[row, page]), float(decode.expected.total[row, page])
     full = float(decode.full_context.total[row, page])
@@ -409,7 +258,7 @@ def _predict(
     )
 
 
-def _overflow_use(choice: _Choice, row: int, page: int) -> OverflowUse | None:
+def _overflow_use(choice: Choice, row: int, page: int) -> OverflowUse | None:
     """What overflows of a candidate's KV; None where nothing can."""
     setting = choice.setting
     if not (setting.rows.has_blocks[row] and setting.pool.overflows[page]):

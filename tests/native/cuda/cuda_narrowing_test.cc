@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "check.h"
+#include "../check.h"  // cuda/ has one, too
 #include "cuda/device.h"
 #include "cuda_emulation.h"
 #include "oracle.h"

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "check.h"
+#include "../check.h"  // cuda/ has one, too
 #include "cuda/cublas.h"
 #include "cuda/device.h"
 #include "cuda/step_tables.h"

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <sstream>
 
-#include "check.h"
+#include "../check.h"  // cuda/ has one, too
 #include "cuda/kernels/packed.h"
 #include "cuda/ops.h"
 #include "cuda_emulation.h"

@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "check.h"
+#include "../check.h"  // cuda/ has one, too
 #include "kernels/kernels.h"
 #include "oracle.h"
 
