@@ -13,6 +13,7 @@ medians with their spread and whether each goal is met; writes JSON after every 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -38,7 +39,6 @@ from scenarios import DEFAULTS, QUICK, Scenario, chosen, family, scenario
 from synthetic import BYTES, make_checkpoint, named_config
 
 SHAPES = ("qwen3-0.6b", "qwen3-1.7b", "llama-3.1-8b-block")
-PROBE_S = 0.2
 SETTLED = 0.08  # how far the probes before and after a part may differ on average
 REPEATS_S = 10.0  # longer runs are not repeated
 # Root mean square of the difference over the deviation of transformers' f32 logits. Engines round
@@ -61,8 +61,8 @@ def model_folder(shape: str, dtype: str, root: Path) -> tuple[Path, str, str]:
 def ceilings(args: argparse.Namespace) -> dict[str, float]:
     size = args.probe_mib << 20
     return {
-        "read_bytes_per_s": _helm.stream_read_bytes_per_s(args.threads, size, PROBE_S),
-        "fma_flops": _helm.fma_flops(args.threads, PROBE_S),
+        "read_bytes_per_s": _helm.stream_read_bytes_per_s(args.threads, size, args.probe_s),
+        "fma_flops": _helm.fma_flops(args.threads, args.probe_s),
     }
 
 
@@ -142,6 +142,12 @@ class Comparison:
         if any(family(e) == "llama.cpp" for e in self._todo):
             write_gguf(self._folder)
         self._reference = self._make_reference(wanted)
+        self._kept: dict[str, tuple[EngineProcess, dict]] = {}  # with --warm
+        self._ends = contextlib.ExitStack()
+
+    def close(self) -> None:
+        """Ends the processes that --warm keeps."""
+        self._ends.close()
 
     def round(self, number: int, save: Callable[[], None]) -> None:
         """Every engine once; the order alternates, so that none always follows the same one.
@@ -167,11 +173,9 @@ class Comparison:
         """Fills a process's part of the JSON. Takes from `left` what was measured or was too slow.
         Raises EngineFailed."""
         engine, args = found["engine"], self._args
-        with EngineProcess(engine, self._folder, left, args) as process:
-            found.update(process.ready())
-            if self._reference:
-                found["deviation"] = process.verify(self._reference)
-                self._check(found["deviation"])
+        with contextlib.ExitStack() as ends:
+            process, about = self._started(engine, left, ends)
+            found.update(about)
             while left:
                 what = left.pop(0)
                 try:
@@ -179,9 +183,27 @@ class Comparison:
                 except TooSlow as reason:
                     self._leave_out(f"{engine}: {reason}")
                     self._todo[engine].remove(what)
+                    self._kept.pop(engine, None)
                     break
                 found["runs"].append(run)
                 self._say(engine, number, what, run)
+
+    def _started(
+        self, engine: str, left: list[Scenario], ends: contextlib.ExitStack
+    ) -> tuple[EngineProcess, dict]:
+        """A process whose logits are right, and what it says of itself; it ends with `ends` or,
+        with --warm, serves all rounds. Raises EngineFailed."""
+        if engine in self._kept:
+            return self._kept[engine]
+        process = EngineProcess(engine, self._folder, left, self._args)
+        (self._ends if self._args.warm else ends).enter_context(process)
+        about = process.ready()
+        if self._reference:
+            about["deviation"] = process.verify(self._reference)
+            self._check(about["deviation"])
+        if self._args.warm:
+            self._kept[engine] = process, about
+        return process, about
 
     def _check(self, deviation: float) -> None:
         most = MOST_OFF[self.document["dtype"]]
@@ -250,8 +272,9 @@ def measure(args: argparse.Namespace, console: Console) -> tuple[dict, bool]:
         for dtype in args.dtypes if not shape.endswith(".gguf") else [""]:
             comparison = Comparison(shape, dtype, wanted, args, console)
             document["models"].append(comparison.document)
-            for number in range(args.rounds):
-                comparison.round(number, save)
+            with contextlib.closing(comparison):
+                for number in range(args.rounds):
+                    comparison.round(number, save)
             well = well and not comparison.failed
     return document, well
 
@@ -277,6 +300,8 @@ def arguments() -> argparse.Namespace:
     add("--tokens", type=int, default=64, help="steps of decode; fewer in long contexts")
     add("--repeats", type=int, default=2, help="of a run whose probes differ")
     add("--probe-mib", type=int, default=512, help="memory that a probe reads; beyond all caches")
+    add("--probe-s", type=float, default=0.2, help="seconds of each probe")
+    add("--warm", action="store_true", help="engines stay loaded over all rounds, all at once")
     add("--limit", type=float, default=240, metavar="S", help="seconds that a scenario may take")
     add("--weights", choices=WEIGHTS, default="auto")
     add("--root", type=Path, default=Path(__file__).parent / "out", help="folder of checkpoints")

@@ -17,6 +17,7 @@ struct IntsAvx2 : VecAvx2 {
   // the tokens. Hardware follows four streams of weights best (Zen 3), and two of two tokens; more
   // than eight sums leave no registers.
   static constexpr int kStripsPerTokens[5] = {0, 4, 2, 1, 1};
+  static constexpr int64_t kAheadOfOne = 1024;  // bytes asked for ahead, of one token
   static constexpr int kTileTokens = 4;
   static constexpr int kPromptStrips = 4;  // which stay in L2 while all tokens pass
 

@@ -12,6 +12,7 @@ struct IntsScalar : VecScalar {
   using Floats = VecScalar;
   static constexpr bool kSigned = false;
   static constexpr int kStripsPerTokens[2] = {0, 1};
+  static constexpr int64_t kAheadOfOne = 1024;
   static constexpr int kTileTokens = 1;
   static constexpr int kPromptStrips = 4;
 

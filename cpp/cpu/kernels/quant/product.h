@@ -106,7 +106,7 @@ struct Tile {
   static constexpr int kOffset = K.offset + Op::kPlus;
   // One or two streams are asked for so far ahead, beyond the strip's end too; more run by
   // themselves.
-  static constexpr int64_t kAhead = S <= 2 ? 1024 : 0;
+  static constexpr int64_t kAhead = S > 2 ? 0 : T == 1 ? V::kAheadOfOne : 1024;
   static constexpr int64_t kBlockBytes = row_of(K.codes).bits * kFormatLine;
 
   // What moves on is one offset for all tokens and one for all strips. Scales lie apart from the
