@@ -23,7 +23,7 @@ from worker import deviation, typical, typical_parts
 
 
 def arguments(**changed: Any) -> argparse.Namespace:
-    return argparse.Namespace(**{"threads": 1, "repeats": 2, "rounds": 1, **changed})
+    return argparse.Namespace(**{"threads": 1, "repeats": 2, "rounds": 1, "warm": False, **changed})
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_scenario_beyond_the_limit_is_left_out_and_the_rest_measured_anew(
     comparison = object.__new__(compare.Comparison)
     comparison._args, comparison._console = arguments(), compare.Console(quiet=True)
     comparison._folder, comparison._reference, comparison.failed = Path(), None, False
-    comparison._todo = {"helm": list(wanted)}
+    comparison._todo, comparison._kept = {"helm": list(wanted)}, {}
     comparison.document = {**model_of(), "shape": "made-up", "left_out": [], "rounds": []}
     comparison.round(0, lambda: saves.append(len(started)))
     comparison.round(1, lambda: saves.append(len(started)))
