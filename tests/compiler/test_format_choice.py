@@ -83,7 +83,7 @@ def test_a_refusal_ends_with_the_formats_that_fit_and_their_speed() -> None:
     assert re.search(rf"; dtype='q4' fits: {both}, [\d.]+ tokens/s$", text)
     split = refusal(QWEN, profile="thesis-4060", memory_bytes=9 * GIB, weights="copied")
     assert re.search(
-        rf"; weights='compressed' fits: {both}, [\d.]+ tokens/s; dtype='q4' fits", split
+        rf"; weights='compressed' fits: {both}, [\d.]+ tokens/s; dtype='q8' fits", split
     )
     said = command.helm("plan", str(LLAMA), "--profile", "thesis-l40s", status=1).stderr
     assert re.search(r"; --dtype q4 fits: [^;]*tokens/s$", said.strip())
