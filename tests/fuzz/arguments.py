@@ -36,7 +36,7 @@ _OPTIONS: dict[str, tuple[Any, ...]] = {
     "revision": (None, "main"),
     "context": (1, 16, 64, 128),
     "max_sequences": (1, 8, 1000),
-    "dtype": ("f32", "f16", "bf16", "q8", "q4", "auto"),
+    "dtype": ("f32", "f16", "bf16", "q8", "q4", "fit", "auto"),
     "kv_dtype": ("f32", "f16", "bf16", "i8", "auto"),
     "threads": (1, 2, 5),
     "page_tokens": (16, 512, 48),
