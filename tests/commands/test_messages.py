@@ -70,7 +70,8 @@ def test_the_runtime_which_serves_every_front_names_no_option() -> None:
 def parameters() -> set[str]:
     """Everything that a caller of Python may name."""
     known = {"vram", "link", "latency"}  # of --device sim:..., the same everywhere
-    for owner in (helm.LLM.__init__, helm.LLM.from_torch, helm.LLM.generate, helm.LLM.chat_stream):
+    of_models = (helm.LLM.__init__, helm.LLM.from_torch, helm.LLM.generate, helm.LLM.chat_stream)
+    for owner in (*of_models, helm.quantize):
         known |= set(inspect.signature(owner).parameters)
     for kind in (helm.SamplingParams, LoadOptions, KvOptions, Load):
         known |= set(inspect.signature(kind).parameters)
