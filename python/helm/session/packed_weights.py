@@ -146,14 +146,16 @@ def _pack(
     size = (len(part), matrix.shape[1])
 
     pieces = files.pieces(info, part.start, len(part))
-    where = {"name": info.name, "first_row": part.start}
-    packed = _helm.encode_weights(info.stored, pieces, *size, matrix.format, **where)
+    where: dict[str, Any] = {"name": info.name, "first_row": part.start}
+    packed: Any = _helm.encode_weights(info.stored, pieces, *size, matrix.format, **where)
     format = FORMATS[matrix.format]
     strip = format.bytes(STRIP_ROWS, matrix.shape[1])
     _write(handle, packed, file.offsets[name] + format.bytes(part.start, matrix.shape[1]))
-    weights = _helm.read_weights(info.stored, pieces, *size, **where).reshape(-1)
     strips = {"weight": ("u8", [packed.size // strip, strip], packed)}
-    error = _helm.read_weights(matrix.format, strips, *size, **where).reshape(-1)
+    weights, error = (
+        np.asarray(_helm.read_weights(stored, held, *size, **where)).reshape(-1)
+        for stored, held in ((info.stored, pieces), (matrix.format, strips))
+    )
     error -= weights
     return float(np.dot(error, error)), float(np.dot(weights, weights))
 

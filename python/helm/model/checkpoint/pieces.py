@@ -219,8 +219,9 @@ def _exact(folder: Path, info: TensorInfo, own: Mapping[str, TensorInfo]) -> str
         return np.zeros(piece.nbytes, np.uint8)  # memory that nobody touches
 
     pieces = {piece.name: (piece.dtype, list(piece.shape), content(piece)) for piece in info.aux}
+    rows, cols = info.shape
     try:
-        found = str(_helm.exact_format(info.stored, pieces, *info.shape, info.name))
+        found = str(_helm.exact_format(info.stored, pieces, rows, cols, info.name))
         return _centred(folder, info.stored, found, own)
     except InvalidError as reason:
         raise CheckpointError(f"{reason} ({folder / str(info.file)}); {_REMEDY}") from None
