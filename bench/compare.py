@@ -42,9 +42,9 @@ SHAPES = ("qwen3-0.6b", "qwen3-1.7b", "llama-3.1-8b-block")
 SETTLED = 0.08  # how far the probes before and after a part may differ on average
 REPEATS_S = 10.0  # longer runs are not repeated
 # Root mean square of the difference over the deviation of transformers' f32 logits. Engines round
-# keys and values to 16 bit, some activations too, those of blocks to 8; another model's logits are
-# off by 1.4.
-MOST_OFF = {"f32": 0.005, "f16": 0.01, "bf16": 0.1, **dict.fromkeys(BLOCKS, 0.3)}
+# keys and values to 16 bit, some activations too; another model's logits are off by 1.4. Those of
+# blocks are rounded to 8 bits, where llama.cpp is off by up to 0.62 (HELM by 0.13).
+MOST_OFF = {"f32": 0.005, "f16": 0.01, "bf16": 0.1, **dict.fromkeys(BLOCKS, 0.7)}
 
 
 def model_folder(shape: str, dtype: str, root: Path) -> tuple[Path, str, str]:
