@@ -311,23 +311,17 @@ def test_packed_policies_choose_formats_by_tensor():
     assert plan_of("qwen3", "f32", dtype="q8", kv_dtype="f32").kv.dtype == "f32"
 
 
-def test_an_accelerator_without_kernels_for_packed_weights_is_left_out():
+def test_packed_weights_lie_on_an_accelerator_too():
     profile = load_profile("rtx-4090-24gb-ddr5")
-    config, work = config_of("llama-3.2-1b"), Workload(512, 128, 1, 4096)
-    options = {"max_sequences": 1, "workload": work}
-    cuda = make_plan(config, None, profile=profile, dtype="q4", **options)
-    assert cuda.units_accelerator == 0
-    assert profile.accelerator.name in cuda.notices[0]
-    assert "c4.km32, c8.s32" in cuda.notices[0]
-    own = dataclasses.replace(profile.accelerator, name="simulated accelerator")
-    simulated = make_plan(
-        config, None, profile=dataclasses.replace(profile, accelerator=own), dtype="q4", **options
-    )
-    assert simulated.units_cpu == 0
-    assert {s.format for s in simulated.slices} == {"f32", "c8.s32", "c4.km32"}
-    plain = make_plan(config, None, profile=profile, **options)
-    assert plain.units_cpu == 0
-    assert not any("left out" in notice for notice in plain.notices)
+    plan = make_plan(
+        config_of("llama-3.2-1b"), None, profile=profile, dtype="q4", max_sequences=1,
+        workload=Workload(512, 128, 1, 4096),
+    )  # fmt: skip
+    assert plan.units_cpu == 0
+    assert {(s.device, s.format) for s in plan.slices} == {
+        ("accelerator", format) for format in ("f32", "c8.s32", "c4.km32")
+    }
+    assert not any(profile.accelerator.name in notice for notice in plan.notices)
 
 
 def test_packed_weights_are_read_at_the_rate_of_bytes():

