@@ -110,7 +110,23 @@ def test_a_short_call_does_not_wait_for_the_long_ones_it_runs_with(
 
         return work
 
-    Batches(monkeypatch, llm, behind=3)
+    calls = shared_calls.SharedCalls
+    begin, advance = calls._begin, calls._advance
+
+    def begin_with_all(self: Any, first: Any) -> None:
+        deadline = time.monotonic() + 30
+        while not ended and len(self._waiting) < 4 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        begin(self, first)
+
+    def advance_slowly(self: Any) -> None:
+        """A fast machine would end all calls within one advance, before a thread wakes up."""
+        time.sleep(0.001)
+        advance(self)
+
+    monkeypatch.setattr(shared_calls, "ADVANCE_S", 0.0)
+    monkeypatch.setattr(calls, "_begin", begin_with_all)
+    monkeypatch.setattr(calls, "_advance", advance_slowly)
     together(call("long", 400), call("long", 400), call("short", 2), call("short", 2))
     assert ended.index("short") <= 1
     assert ended[-1] == "long"
