@@ -250,6 +250,18 @@ TinyModel TinyModel::with_slices(const std::string& device, const std::string& k
   return {changed.dump(), tensors};
 }
 
+TinyShape large_shape(int threads, const char* dtype) {
+  return {.vocab = 1021,
+          .hidden = 512,
+          .inter = 1024,
+          .layers = 1,
+          .heads = 8,
+          .kv_heads = 2,
+          .head_dim = 64,
+          .weight_dtype = dtype,
+          .threads = threads};
+}
+
 TinyModel tiny_model(const TinyShape& shape) {
   return TinyModelBuilder(shape).build();
 }

@@ -59,6 +59,9 @@ struct TinyShape {
   double watermark = 0.8;
 };
 
+// Matrices of many pieces per member, stacked ones of unequal heights.
+TinyShape large_shape(int threads, const char* dtype = "f32");
+
 TinyModel tiny_model(const TinyShape& shape = {});
 
 // A folder with a file of weights, removed afterwards.

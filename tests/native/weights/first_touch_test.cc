@@ -21,31 +21,15 @@
 
 namespace {
 
-using helm::Engine;
 using helm::kAnyone;
 using helm::LinearOp;
 using helm::Plan;
 using helm::Team;
 using helm::TensorShare;
 using helm::ThreadPool;
-using helm::test::allowed_cpus;
+using helm::test::large_shape;
 using helm::test::one_cpu_each;
 using helm::test::tiny_model;
-using helm::test::TinyModel;
-using helm::test::TinyShape;
-
-// Matrices of many pieces per member, stacked ones of unequal heights.
-TinyShape large(int threads, const char* dtype = "f32") {
-  return {.vocab = 1021,
-          .hidden = 512,
-          .inter = 1024,
-          .layers = 1,
-          .heads = 8,
-          .kv_heads = 2,
-          .head_dim = 64,
-          .weight_dtype = dtype,
-          .threads = threads};
-}
 
 // --- who reads what ------------------------------------------------------------------------------
 
@@ -129,7 +113,7 @@ std::vector<LinearOp> linear_ops(const Plan& plan) {
 
 TEST_CASE("weights belong to the member whose decode begins with them") {
   for (const int members : {1, 2, 3, 5}) {
-    const Plan plan = Plan::from_json(tiny_model(large(members)).plan);
+    const Plan plan = Plan::from_json(tiny_model(large_shape(members)).plan);
     const auto shares =
         helm::decode_shares(plan, std::vector<bool>(plan.units.size(), true), members);
     ThreadPool pool(members);
@@ -175,7 +159,7 @@ TEST_CASE("weights belong to the member whose decode begins with them") {
 
 TEST_CASE("a member's pieces have the same input as its last one where weights are of one dtype") {
   for (const bool mixed : {false, true}) {
-    Plan plan = Plan::from_json(tiny_model(large(2)).plan);
+    Plan plan = Plan::from_json(tiny_model(large_shape(2)).plan);
     ThreadPool pool(2);
     for (const LinearOp& op : linear_ops(plan)) {
       std::map<size_t, int> dtypes;  // by weight
@@ -203,7 +187,7 @@ TEST_CASE("a member's pieces have the same input as its last one where weights a
 }
 
 TEST_CASE("shares cover every tensor once, and only matrices of chosen units have readers") {
-  const Plan plan = Plan::from_json(tiny_model(large(3)).plan);
+  const Plan plan = Plan::from_json(tiny_model(large_shape(3)).plan);
   for (const bool chosen : {true, false}) {
     const auto shares = helm::decode_shares(plan, std::vector<bool>(plan.units.size(), chosen), 3);
     REQUIRE(shares.size() == plan.tensors.size());

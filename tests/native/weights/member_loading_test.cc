@@ -22,30 +22,15 @@
 namespace {
 
 using helm::Engine;
-using helm::kAnyone;
-using helm::LinearOp;
 using helm::Plan;
 using helm::Team;
 using helm::TensorShare;
 using helm::ThreadPool;
 using helm::test::allowed_cpus;
+using helm::test::large_shape;
 using helm::test::one_cpu_each;
 using helm::test::tiny_model;
 using helm::test::TinyModel;
-using helm::test::TinyShape;
-
-// Matrices of many pieces per member, stacked ones of unequal heights.
-TinyShape large(int threads, const char* dtype = "f32") {
-  return {.vocab = 1021,
-          .hidden = 512,
-          .inter = 1024,
-          .layers = 1,
-          .heads = 8,
-          .kv_heads = 2,
-          .head_dim = 64,
-          .weight_dtype = dtype,
-          .threads = threads};
-}
 
 }  // namespace
 
@@ -78,7 +63,7 @@ void narrow_recorded(const float* from, void* to, int64_t n) {
 
 TEST_CASE("each member loads the rows that it reads") {
   for (const int members : {1, 2, 5}) {
-    const TinyModel model = tiny_model(large(members, "f16"));
+    const TinyModel model = tiny_model(large_shape(members, "f16"));
     const Plan plan = Plan::from_json(model.plan);
     ThreadPool pool(members);
     std::vector<std::thread::id> ids(static_cast<size_t>(members));
@@ -136,7 +121,7 @@ std::vector<float> logits_of(Engine& engine) {
 TEST_CASE("an engine asks for its threads' CPUs and leaves the caller's alone") {
   const std::vector<int> before = allowed_cpus();
   const std::vector<int> cpus = one_cpu_each(3);
-  const TinyModel model = tiny_model(large(3, "f16"));
+  const TinyModel model = tiny_model(large_shape(3, "f16"));
   helm::EngineOptions options = model.options();
   options.cpus = cpus;
   int reports = 0;
@@ -162,11 +147,11 @@ TEST_CASE("an engine asks for its threads' CPUs and leaves the caller's alone") 
 }
 
 TEST_CASE("weights that members load for themselves are those of the model") {
-  const TinyModel alone = tiny_model(large(1, "bf16"));
+  const TinyModel alone = tiny_model(large_shape(1, "bf16"));
   Engine reference(Plan::from_json(alone.plan), alone.options());
   const std::vector<float> expected = logits_of(reference);
   for (const int threads : {2, 3, 7}) {
-    const TinyModel model = tiny_model(large(threads, "bf16"));
+    const TinyModel model = tiny_model(large_shape(threads, "bf16"));
     for (const bool pinned : {false, true}) {
       helm::EngineOptions options = model.options();
       if (pinned) options.cpus = one_cpu_each(threads);
@@ -177,7 +162,7 @@ TEST_CASE("weights that members load for themselves are those of the model") {
 }
 
 TEST_CASE("CPUs that do not go with the threads are refused") {
-  const TinyModel model = tiny_model(large(2));
+  const TinyModel model = tiny_model(large_shape(2));
   helm::EngineOptions options = model.options();
   options.cpus = {0};
   CHECK_THROWS_WITH(Engine(Plan::from_json(model.plan), options),
