@@ -11,8 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-import torch
-import transformers
+import quantised_models
 from safetensors.numpy import load_file, save_file
 
 import gguf_models
@@ -98,22 +97,6 @@ def test_split_files_are_one_model(tmp_path: Path) -> None:
 # --- quantised -----------------------------------------------------------------------------------
 
 
-def wide_model(folder: Path) -> Path:
-    """A Llama of rows that are whole blocks of every type."""
-    config = transformers.LlamaConfig(
-        vocab_size=144, hidden_size=256, intermediate_size=512, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
-        bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    torch.manual_seed(39)
-    model = transformers.LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(4)
-    model.save_pretrained(folder)
-    return folder
-
-
 # Where the f16 scales of a block lie.
 SCALES = {
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
@@ -155,7 +138,7 @@ def quantised(source: Path, target: Path, plain: Path, kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", [k.name for k in TYPES.values() if k.elements > 1])
 def test_every_type_read_in_f32_is_what_the_gguf_package_reads(kind: str, tmp_path: Path) -> None:
-    source = wide_model(tmp_path / "source")
+    source = quantised_models.wide_model(tmp_path / "source", seed=39)
     quantised(source, tmp_path / "x.gguf", tmp_path / "plain", KINDS[kind])
     found = logits(tmp_path / "x.gguf", dtype="f32")
     expected = logits(tmp_path / "plain")
@@ -166,7 +149,7 @@ def test_every_type_read_in_f32_is_what_the_gguf_package_reads(kind: str, tmp_pa
 @pytest.mark.parametrize("kind", [k.name for k in TYPES.values() if k.elements > 1])
 def test_every_type_as_it_is_is_near(kind: str, tmp_path: Path) -> None:
     """Activations are rounded to 8 bits, weights are not."""
-    source = wide_model(tmp_path / "source")
+    source = quantised_models.wide_model(tmp_path / "source", seed=39)
     quantised(source, tmp_path / "x.gguf", tmp_path / "plain", KINDS[kind])
     with helm.LLM(tmp_path / "x.gguf", threads=1, context=64, device="cpu") as llm:
         formats = {held.format for held in llm.plan.slices}

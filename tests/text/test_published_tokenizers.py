@@ -93,10 +93,11 @@ def as_tokenizer_json(name: str, theirs: Ids) -> Ids:
     return theirs
 
 
-@pytest.mark.parametrize("name", [SMOLLM2, GEMMA3, QWEN2])
+@pytest.mark.parametrize("name", [SMOLLM2, QWEN2])  # Gemma 3's file has no template
 def test_chat_templates_as_llama_cpp_reads_them(name: str) -> None:
     path, ours = published(name)
     theirs = llama_cpp(path)
+    assert ours.chat_templates
     for template in ours.chat_templates:
         for chat in (CHAT[:1], CHAT, [{"role": "system", "content": "Be brief."}, *CHAT]):
             text = ours.render_chat(chat, template=template)
