@@ -64,7 +64,8 @@ class Loaded:
         self.config, self.profile, self.args = config, profile, args
         self.graph = build_graph(config)
         self.infos, self.tensors = random_weights(self.graph.tensors, args.dtype)
-        context = max(*args.prefill, args.context + args.tokens, PROMPT + GREEDY)
+        decoded = args.context + 1 + args.tokens
+        context = max(max(args.prefill) + 1, decoded, PROMPT + GREEDY)
         workload = Workload(args.context, args.tokens, context=context, objective=args.objective)
         self.plan: Plan = solve(Problem(
             config, self.infos, max_sequences=1, dtype=args.dtype, kv_dtype=args.dtype,
@@ -226,8 +227,8 @@ def predictions(loaded: Loaded) -> dict[str, Any]:
 def run_case(
     result: Result, raw: dict, profile: Profile, args: argparse.Namespace, console: Console
 ) -> None:
-    """Fills in `result` but for the peer, and frees both memories. Raises HelmError where the case
-    does not fit."""
+    """Fills in `result` but for the peer, and frees both memories. Raises OutOfMemoryError where
+    the case does not fit, HelmError for a fault."""
     cap = result.vram_bytes
     loaded = Loaded(parse_config(raw, result.shape), profile, cap, args)
     result.plan, result.predicted = plan_facts(loaded), predictions(loaded)
@@ -302,16 +303,13 @@ def cases_of(args: Any) -> list[tuple[str, dict[str, Any], int]]:
 def main() -> None:
     args = arguments()
     console = Console(width=None if sys.stdout.isatty() else 140)
-    try:
-        cases = cases_of(args)
-        if args.only_peer:
-            return add_peer(cases, args, console)
-        device = open_accelerator(args.device)
-        if args.profile is None:
-            console.print(f"profile of this machine with {device.name}: cached, or measured now")
-        profile = profile_of(device, args)
-    except HelmError as reason:
-        raise SystemExit(str(reason)) from None
+    cases = cases_of(args)
+    if args.only_peer:
+        return add_peer(cases, args, console)
+    device = open_accelerator(args.device)
+    if args.profile is None:
+        console.print(f"profile of this machine with {device.name}: cached, or measured now")
+    profile = profile_of(device, args)
     if profile.unsettled:
         console.print("unsettled in the profile:", ", ".join(profile.unsettled), style="yellow")
     threads = argparse.Namespace(threads=profile.cpu.threads)
@@ -338,7 +336,7 @@ def main() -> None:
             result.peer = run_peer(raw, cap, args)
             decode_s = [r.decode_s for r in result.rounds]
             result.figures["over_peer"] = peer_ratio(result.peer, decode_s)
-        except HelmError as reason:
+        except OutOfMemoryError as reason:
             result.skipped = str(reason)
             console.print(f"{shape}, {size_text(cap)}: {reason}", style="yellow", markup=False)
         save()
@@ -349,4 +347,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except HelmError as reason:
+        raise SystemExit(str(reason)) from None

@@ -162,8 +162,8 @@ class Emulated(Target):
         config.write_text(json.dumps(TINY))
         return [
             "--shapes", str(config), "--layers", "1", "--vram", "768MiB", "--cpu-blocks", "0",
-            "--profile", "rtx-4090-24gb-ddr5", "--rounds", "1", "--prefill", "12", "--context", "8",
-            "--tokens", "2",
+            "--profile", "rtx-4090-24gb-ddr5", "--rounds", "1", "--prefill", "100",
+            "--context", "8", "--tokens", "2",
         ]  # fmt: skip
 
 
