@@ -3,7 +3,6 @@
 //
 // A block of threads owns a strip of 16 rows. Its threads sum integers, one row of a block of
 // columns each, for some spans at a time; then one thread per (token, row) adds these up in order.
-// The chain is short beside the loads, which other blocks of threads go on with.
 #include "packed.cuh"
 
 namespace helm::cuda {
@@ -11,6 +10,7 @@ namespace {
 
 constexpr int kThreads = kRowsOfStrip * kBlocksOfSpan;  // a span at a time
 constexpr unsigned kInfinity = 0x7f800000u;
+constexpr size_t kSharedBytes = 48 << 10;  // that a block of threads has without asking
 constexpr float kLeastNormal = 1.17549435e-38f;
 
 __device__ __forceinline__ unsigned warp_max(unsigned x) {
@@ -60,35 +60,32 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// What of a block of activations the chains take.
-struct BlockScale {
-  float alpha;
-  int sums[2];
-};
-__device__ __forceinline__ BlockScale load_block_scale(const QuantBlock* block) {
-  const uint4 v = __ldg(reinterpret_cast<const uint4*>(block) + 2);
-  return {__uint_as_float(v.x), {static_cast<int>(v.y), static_cast<int>(v.z)}};
-}
-__device__ __forceinline__ void load_q(const QuantBlock* block, unsigned (&q)[kQuads]) {
-  const auto* from = reinterpret_cast<const uint4*>(block);
-  const uint4 first = __ldg(from), second = __ldg(from + 1);
-  q[0] = first.x, q[1] = first.y, q[2] = first.z, q[3] = first.w;
-  q[4] = second.x, q[5] = second.y, q[6] = second.z, q[7] = second.w;
-}
+// A block of activations in shared memory.
+struct Activations {
+  unsigned words[sizeof(QuantBlock) / sizeof(unsigned)];
 
-// What n of a block has beyond a byte, in one column at most: its sum of products with numbers() of
-// a half of the block, or of all of it.
-template <int H>
-__device__ __forceinline__ int far_sum(const QuantBlock* block, int half,
-                                       const unsigned (&quads)[kQuads]) {
-  const unsigned packed = __ldg(reinterpret_cast<const unsigned*>(block) + 11);
-  const int far = static_cast<int16_t>(packed), col = static_cast<int>(packed >> 16);
-  if (far == 0 || (H == 2 && col / 16 != half)) return 0;
-  unsigned quad = quads[0];  // registers have no index
+  __device__ __forceinline__ float alpha() const { return __uint_as_float(words[8]); }
+  // Of a half of the block, or of all of it.
+  template <int H>
+  __device__ __forceinline__ int sum(int half) const {
+    const int first = static_cast<int>(words[9]), second = static_cast<int>(words[10]);
+    return H == 1 ? first + second : half == 0 ? first : second;
+  }
+  // What n has beyond a byte, in one column at most: its sum of products with numbers().
+  template <int H>
+  __device__ __forceinline__ int far_sum(int half, const unsigned (&quads)[kQuads]) const {
+    const int far = static_cast<int16_t>(words[11]), col = static_cast<int>(words[11] >> 16);
+    if (far == 0 || (H == 2 && col / 16 != half)) return 0;
+    const int one = 1 << col % 4 * 8;
+    int number = 0;
 #pragma unroll
-  for (int k = 1; k < kQuads; ++k) quad = col / 4 == k ? quads[k] : quad;
-  return static_cast<int8_t>(quad >> col % 4 * 8) * far * (1 << kFarShift);
-}
+    for (int k = 0; k < kQuads; ++k) {  // registers have no index
+      number = __dp4a(static_cast<int>(quads[k]), col / 4 == k ? one : 0, number);
+    }
+    return number * far * (1 << kFarShift);
+  }
+};
+static_assert(sizeof(Activations) == sizeof(QuantBlock));
 
 // What the chains add times the sum of activations. Like the CPU's fma, never -0 but for kM.
 template <Scales S>
@@ -98,32 +95,76 @@ __device__ __forceinline__ float minimum_of(const RowScale& s) {
   return s.minimum;
 }
 
+// What a row of a block adds to the chain of a token: factors of one or of two products.
+template <bool kMinimum>
+struct Term {
+  float dot, scale;
+  __device__ __forceinline__ float add(float sum) const { return fmaf(dot, scale, sum); }
+};
+template <>
+struct alignas(16) Term<true> {
+  float dot, scale, minimum, of_x;
+  __device__ __forceinline__ float add(float sum) const {
+    return fmaf(minimum, of_x, fmaf(dot, scale, sum));
+  }
+};
+
 // Of a strip and some spans of columns.
 template <Scales S, int H, int T, int Blocks>
 struct Chunk {
   static constexpr int kPlaces = H * Blocks * kRowsOfStrip;
-  int sums[T][kPlaces + kRowsOfStrip];  // so that two tokens meet in no bank
-  float scales[kPlaces];
-  float minima[kHasMinimum<S> ? kPlaces : 1];
+  static constexpr int kVectors = T * Blocks * static_cast<int>(sizeof(QuantBlock) / sizeof(uint4));
+  static constexpr int kVectorsOfThread = (kVectors + kThreads - 1) / kThreads;
+  alignas(16) Activations activations[T][Blocks];
+  alignas(16) Term<kHasMinimum<S>> terms[T][kPlaces];
 
-  __device__ static int place(int half, int block, int row) {
-    return (half * Blocks + block) * kRowsOfStrip + row;
+  __device__ static int place(int block, int half, int row) {
+    return (block * H + half) * kRowsOfStrip + row;
   }
 };
 
+// Loads of the next chunk are under way while the threads sum integers of this one, and while the
+// owners of the results add up. Two chunks lie in shared memory where there is room, so that the
+// other warps go on.
 template <Codes C, Scales S, bool kHalves, int T>
 __global__ void __launch_bounds__(kThreads) packed_matvec_kernel(const PackedMatvecArgs args) {
   constexpr int H = kHalves ? 2 : 1;
-  constexpr int kSpans = T > 1 ? 2 : 4;  // at a time
+  constexpr int kSpans = T == 1 ? 4 : T == 4 ? 2 : 1;  // at a time
   constexpr int kBlocks = kSpans * kBlocksOfSpan;
-  using Sums = Chunk<S, H, T, kBlocks>;
-  __shared__ Sums chunk;
+  using Part = Chunk<S, H, T, kBlocks>;
+  constexpr int kBuffers = 2 * sizeof(Part) <= kSharedBytes ? 2 : 1;
+  __shared__ Part chunks[kBuffers];
   const PackedMatrix& w = args.w;
   const int thread = static_cast<int>(threadIdx.x);
   const int row = thread % kRowsOfStrip, part = thread / kRowsOfStrip;
   const int64_t strip = blockIdx.x, blocks = ceil_div(w.cols, kBlockCols);
-  const auto activations = [&](int t, int64_t block) {  // tokens past the last repeat it
-    return args.a + min(int64_t{t}, args.tokens - 1) * blocks + block;
+
+  unsigned words[kSpans][kCodeWords<C>];
+  RowScale scales[kSpans][H];
+  uint4 vectors[Part::kVectorsOfThread];
+  // Blocks and tokens past the last repeat it.
+  const auto load = [&](int64_t first) {
+#pragma unroll
+    for (int i = 0; i < kSpans; ++i) {
+      const PackedPlace at(w, strip, min(first + i * kBlocksOfSpan + part, blocks - 1));
+      load_codes<C>(at.codes<C>(), row, words[i]);
+#pragma unroll
+      for (int h = 0; h < H; ++h) scales[i][h] = read_scale<S>(w, at, at.group(w, h), row);
+    }
+#pragma unroll
+    for (int i = 0; i < Part::kVectorsOfThread; ++i) {
+      const int index = min(thread + i * kThreads, Part::kVectors - 1), whole = index / 3;
+      const int64_t t = min(int64_t{whole / kBlocks}, args.tokens - 1);
+      const int64_t block = min(first + whole % kBlocks, blocks - 1);
+      vectors[i] = __ldg(reinterpret_cast<const uint4*>(args.a + t * blocks + block) + index % 3);
+    }
+  };
+  const auto store_activations = [&](Part& to) {
+#pragma unroll
+    for (int i = 0; i < Part::kVectorsOfThread; ++i) {
+      const int index = thread + i * kThreads;
+      if (index < Part::kVectors) reinterpret_cast<uint4*>(to.activations)[index] = vectors[i];
+    }
   };
 
   const int64_t out_row = strip * kRowsOfStrip + row;
@@ -133,68 +174,59 @@ __global__ void __launch_bounds__(kThreads) packed_matvec_kernel(const PackedMat
   if (owns && args.bias != nullptr) sum = args.bias[out_row];
   if (owns && args.accumulate) sum = args.bias == nullptr ? *c : *c + sum;
 
+  load(0);
+  store_activations(chunks[0]);
+  __syncthreads();
+  int turn = 0;
   for (int64_t first = 0; first < blocks; first += kBlocks) {
-    unsigned words[kSpans][kCodeWords<C>];
-    RowScale scales[kSpans][H];
+    Part& chunk = chunks[turn];
+    unsigned quads[kSpans][kQuads];
+    RowScale held[kSpans][H];
 #pragma unroll
     for (int i = 0; i < kSpans; ++i) {
-      const int64_t block = first + i * kBlocksOfSpan + part;
-      if (block >= blocks) break;
-      const PackedPlace at(w, strip, block);
-      load_codes<C>(at.codes<C>(), row, words[i]);
+      numbers<C>(words[i], quads[i]);
 #pragma unroll
-      for (int h = 0; h < H; ++h) {
-        scales[i][h] = read_scale<S>(w, at, at.group(w, h), row);
-      }
+      for (int h = 0; h < H; ++h) held[i][h] = scales[i][h];
     }
+    const bool more = first + kBlocks < blocks;
+    if (more) load(first + kBlocks);
 #pragma unroll
     for (int i = 0; i < kSpans; ++i) {
-      const int in_chunk = i * kBlocksOfSpan + part;
-      if (first + in_chunk >= blocks) break;
-      unsigned quads[kQuads];
-      numbers<C>(words[i], quads);
-#pragma unroll
-      for (int h = 0; h < H; ++h) {
-        const int place = Sums::place(h, in_chunk, row);
-        const RowScale& s = scales[i][h];
-        chunk.scales[place] = s.scale;
-        if constexpr (kHasMinimum<S>) chunk.minima[place] = minimum_of<S>(s);
-      }
+      const int block = i * kBlocksOfSpan + part;
 #pragma unroll
       for (int t = 0; t < T; ++t) {
-        unsigned q[kQuads];
-        load_q(activations(t, first + in_chunk), q);
+        const Activations& a = chunk.activations[t][block];
 #pragma unroll
         for (int h = 0; h < H; ++h) {
-          int dot = far_sum<H>(activations(t, first + in_chunk), h, quads);
+          int dot = a.far_sum<H>(h, quads[i]);
 #pragma unroll
-          for (int k = 0; k < kQuads / H; ++k) {
-            dot = __dp4a(static_cast<int>(quads[h * 4 + k]), static_cast<int>(q[h * 4 + k]), dot);
+          for (int k = h * 4; k < h * 4 + kQuads / H; ++k) {
+            dot = __dp4a(static_cast<int>(quads[i][k]), static_cast<int>(a.words[k]), dot);
           }
-          chunk.sums[t][Sums::place(h, in_chunk, row)] = dot;
-        }
-      }
-    }
-    __syncthreads();
-    if (part < T) {
-      const int count = static_cast<int>(min(blocks - first, int64_t{kBlocks}));
-#pragma unroll 4
-      for (int b = 0; b < count; ++b) {
-        const BlockScale x = load_block_scale(activations(part, first + b));
-#pragma unroll
-        for (int h = 0; h < H; ++h) {
-          const int place = Sums::place(h, b, row);
-          const int of_x = kHalves ? x.sums[h] : x.sums[0] + x.sums[1];
+          const int of_x = a.sum<H>(h);
           // Of codes, not of numbers; the offset is 0 where a minimum holds what to subtract.
-          const int dot = chunk.sums[part][place] + (kBelow<C> - w.offset) * of_x;
-          sum = fmaf(static_cast<float>(dot), chunk.scales[place] * x.alpha, sum);
+          dot += (kBelow<C> - w.offset) * of_x;
+          auto& term = chunk.terms[t][Part::place(block, h, row)];
+          term.dot = static_cast<float>(dot);
+          term.scale = held[i][h].scale * a.alpha();
           if constexpr (kHasMinimum<S>) {
-            sum = fmaf(chunk.minima[place], x.alpha * static_cast<float>(of_x), sum);
+            term.minimum = minimum_of<S>(held[i][h]);
+            term.of_x = a.alpha() * static_cast<float>(of_x);
           }
         }
       }
     }
+    turn = kBuffers - 1 - turn;
+    if (kBuffers == 2 && more) store_activations(chunks[turn]);
     __syncthreads();
+    if (kBuffers == 1 && more) store_activations(chunks[turn]);
+    if (part < T) {
+      const auto* terms = chunk.terms[part] + row;
+      const int count = H * static_cast<int>(min(blocks - first, int64_t{kBlocks}));
+#pragma unroll 8
+      for (int i = 0; i < count; ++i) sum = terms[i * kRowsOfStrip].add(sum);
+    }
+    if constexpr (kBuffers == 1) __syncthreads();
   }
   if (owns) *c = sum;
 }

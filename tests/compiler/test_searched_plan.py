@@ -69,7 +69,7 @@ def test_longer_steps_load_the_weights_less_often():
         schedule = plan.schedule
         assert schedule.prefill == "stream"
         assert 1 < schedule.stream_tokens <= 512
-        assert schedule.stream_pages == -(-prompt // 512)
+        assert schedule.stream_pages == 8192 // 512  # a prompt may fill the context
         steps[prompt] = plan.limits.step_tokens
         fixed = searched_plan(
             name="qwen3-14b", workload=work, memory_bytes=64 * GIB, space=Space(stream_steps=())
