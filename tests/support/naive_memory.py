@@ -85,7 +85,8 @@ def sizes(task: Task, plan: Plan) -> dict[str, int]:
     if visiting:
         names = [{n for op in unit.ops for n in op.weight_names()} for unit in visiting]
         largest = max(sum(padded(task, name) for name in unit) for unit in names)
-        pages = task.batch * math.ceil(task.prompt / task.page_tokens)
+        longest = task.context if task.context <= 8192 else max(task.prompt, 8192)
+        pages = task.batch * math.ceil(longest / task.page_tokens)
         found["accelerator"] += 2 * largest + pages * spec.page_bytes
     return found
 

@@ -42,7 +42,7 @@ from helm.plan.records import Workload
 
 Site = Literal["cpu", "accelerator"]
 _F32 = 4
-_VISITING_SHARE = 1 / 64  # of the accelerator's memory, for KV pages of longer prompts than planned
+_VISITING_TOKENS = 8192  # of prompts that are longer than planned
 _MOST_PAGES = 128  # choices of `pages` that are tried; finer steps change little
 
 
@@ -170,22 +170,10 @@ class Setting:
 
     @property
     def stream_pages(self) -> int:
-        """Page slots for a layer of the batch's prompts while its weights visit: for prompts as
-        long as planned for, and for those of the whole context where that takes little memory."""
-        if self.accelerator is None:
-            return 0
-        planned, most = (
-            self.batch * self.pages_of(tokens)
-            for tokens in (self.workload.prompt, self.workload.context)
-        )
-        limit = self.limits.accelerator_bytes
-        memory = self.accelerator.memory_bytes if limit is None else limit
-        page = self.limits.page_tokens * max(
-            position_bytes(self.model, op)
-            for unit in self.classes.units
-            for op in attentions(unit)
-        )
-        return max(planned, min(most, int(memory * _VISITING_SHARE / page)))
+        """Page slots for a layer of the batch's prompts while its weights visit: of those planned
+        for, and of longer ones that people send, as the context allows."""
+        longest = max(self.workload.prompt, min(self.workload.context, _VISITING_TOKENS))
+        return self.batch * self.pages_of(longest)
 
     def counts(self) -> tuple[F64, F64]:
         """[rows, classes] blocks on the CPU and on the accelerator."""
