@@ -168,7 +168,7 @@ class Setting:
         return self.link.to_accelerator_bytes_per_s
 
     @property
-    def stream_pages(self) -> int:
+    def visit_pages(self) -> int:
         """Page slots for a layer of the batch's prompts while its weights visit."""
         return self.batch * self.pages_of(self.workload.prompt)
 
