@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 import helm
-from engines_here import machine, why_not
 from helm.machine.resources import cpu_affinity, default_threads
-from llama_model import LlamaContext, LlamaModel
+from peers.engines_here import machine, why_not
+from peers.llama_model import LlamaContext, LlamaModel
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = ("docs/*.md", "python/helm/*/*.py")  # text that a model is given unless --text says else

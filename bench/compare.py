@@ -27,14 +27,14 @@ from rich.console import Console
 
 from compare_plots import check_plot, draw
 from compare_report import FORMAT, read_saved, show
-from engine_process import EngineFailed, EngineProcess, TooSlow
-from engines import has_checkpoint
-from engines_here import default_engines, machine, settings_of, why_not
 from figures import RATE, run_figures
 from gguf_file import BLOCKS, published, quantised, step_weight_bytes, write_gguf
 from helm import _helm
 from helm.compiler.load_cost import WEIGHTS
 from helm.machine.resources import cpu_affinity, default_threads
+from peers.engine_process import EngineFailed, EngineProcess, TooSlow
+from peers.engines import has_checkpoint
+from peers.engines_here import default_engines, machine, settings_of, why_not
 from scenarios import DEFAULTS, QUICK, Scenario, chosen, family, scenario
 from synthetic import BYTES, make_checkpoint, named_config
 

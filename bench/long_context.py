@@ -34,7 +34,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from engines_here import machine, settings_of
 from helm import _helm
 from helm.compiler.planning_problem import Problem
 from helm.compiler.problem import ResourceLimits, Space
@@ -49,6 +48,7 @@ from helm.plan.schema import Plan
 from helm.session.here import with_thread_counts
 from long_cache import write_long_cache
 from partition import Layout, costed, place, price
+from peers.engines_here import machine, settings_of
 from random_weights import random_weights
 from setups import SIM
 from synthetic import SHAPES

@@ -69,7 +69,7 @@ def price_plan(plan: Plan, model: CostedGraph, profile: Profile, workload: Workl
         overflow=(how.overflow,),
         prefill=(how.prefill,),
         overlap=(how.prefill_overlap,),
-        stream_steps=(),
+        visit_steps=(),
         decode_groups=(how.decode_groups,),
         threads=(plan.threads,),
     )

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from engines_here import machine, settings_of
 from helm import _helm
 from helm.base.sizes import parse_size, size_text
 from helm.compiler.counts import CostedGraph
@@ -44,8 +43,9 @@ from helm.plan.records import OBJECTIVES, Predicted, Workload
 from helm.plan.schema import Plan
 from helm.session.here import with_thread_counts
 from partition import Layout, costed, place, price, price_plan, weights_read
-from partitioned_peer import SKIPPED, add_peer, peer_ratio, run_peer, write
 from partitioned_report import Result, Round, announcement, figures, roofline_s, show
+from peers.engines_here import machine, settings_of
+from peers.partitioned_peer import SKIPPED, add_peer, peer_ratio, run_peer, write
 from random_weights import random_weights
 from synthetic import SHAPES, TORCH_DTYPE
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from engines import ENGINES, Engine, Timed
 from helm.compiler.load_cost import WEIGHTS
+from peers.engines import ENGINES, Engine, Timed
 from scenarios import SHORT, Scenario, family, prompt_of
 
 # When the process was asked for, so that interpreter and imports count.

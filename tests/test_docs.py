@@ -41,12 +41,14 @@ GONE_FROM_CODE = {
     r"\bweights (?:are |that are )?stream(?:ed|ing)?\b": "weights visit",
     r"\bstream(?:s|ed|ing)? (?:the )?weights?\b": "visit",
     r"\bblocks? streams?\b": "blocks that visit",
+    r"\bsteps? (?:that )?streams?\b": "steps in which weights visit",
     r"\battention in pieces\b": "attention in parts",
     r"DESIGN\.md": "a page of docs/",
 }
 GONE_NAMES = {
     r"block_?streams?(?![a-z])": "block_visits",
     r"streamed_?units": "visiting_units",
+    r"stream_(?:least|steps|from|choices)": "visit_least, ...",
     r"is_?compressed": "a format",
 }
 GONE = {
@@ -329,3 +331,4 @@ def test_a_word_that_has_gone_is_found() -> None:
     ]
     assert gone_words("It streams text.", GONE) == []
     assert len(gone_words("BlockStream block_stream.h x.is_compressed()", GONE_NAMES)) == 3
+    assert len(gone_words("steps.stream_choices() stream_tokens", GONE_NAMES)) == 1

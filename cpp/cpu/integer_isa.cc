@@ -47,7 +47,7 @@ std::string excluded(const IntegerStatus& status) {
   return std::string("HELM_CPU_ISA=") + isa_name(highest) + " excludes it";
 }
 
-[[noreturn]] void refuse(std::string_view asked, const std::string& why) {
+[[noreturn]] void refuse_integer(std::string_view asked, const std::string& why) {
   std::string names;
   for (const IntegerStatus& status : integer_report()) {
     if (excluded(status).empty()) {
@@ -100,13 +100,13 @@ const IntegerTable& select_integer_kernels(std::string* why) {
   for (const IntegerStatus& status : integer_report()) {
     const std::string excluding = excluded(status);
     if (asked == integer_name(status.isa)) {
-      if (!excluding.empty()) refuse(asked, excluding);
+      if (!excluding.empty()) refuse_integer(asked, excluding);
       if (why) *why = std::string(asked) + ", asked for by HELM_CPU_INT";
       return *row_of(status.isa).table();
     }
     if (excluding.empty()) best = row_of(status.isa).table();
   }
-  if (!asked.empty()) refuse(asked, "there are no such kernels");
+  if (!asked.empty()) refuse_integer(asked, "there are no such kernels");
   if (why) {
     *why = std::string(best->name) + ", the best this machine, this build and HELM_CPU_ISA allow";
   }

@@ -20,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double since(Clock::time_point start) {
+double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
@@ -39,8 +39,8 @@ std::vector<double> passes_s(int threads, double seconds, const std::function<vo
       body(thread);
       end.arrive_and_wait();
       if (thread != 0) continue;
-      passes.push_back(since(pass));
-      more = since(begin) < seconds;
+      passes.push_back(seconds_since(pass));
+      more = seconds_since(begin) < seconds;
     }
   };
   std::vector<std::jthread> others;

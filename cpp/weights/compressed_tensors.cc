@@ -15,7 +15,7 @@ struct Scales2d {
   bool whole;  // one for all
 };
 
-Scales2d scales_of(const StoredWeights& weights) {
+Scales2d scales_2d_of(const StoredWeights& weights) {
   const StoredPiece* piece = find_piece(weights, "weight_scale");
   if (is_one_float(piece)) return {*piece, 1, true};
   const StoredPiece& found =
@@ -94,10 +94,10 @@ class CompressedTensorsMatrix final : public IntegerMatrix {
 
 std::unique_ptr<StoredMatrix> open_ct4(const StoredWeights& weights) {
   piece_of(weights, "weight_packed", {"i32"}, weights.rows, kAny);
-  return std::make_unique<CompressedTensorsMatrix>(weights, 4, scales_of(weights));
+  return std::make_unique<CompressedTensorsMatrix>(weights, 4, scales_2d_of(weights));
 }
 std::unique_ptr<StoredMatrix> open_ct8(const StoredWeights& weights) {
-  return std::make_unique<CompressedTensorsMatrix>(weights, 8, scales_of(weights));
+  return std::make_unique<CompressedTensorsMatrix>(weights, 8, scales_2d_of(weights));
 }
 
 }  // namespace helm

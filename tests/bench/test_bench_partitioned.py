@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import partitioned
-import partitioned_peer
 from device_profiles import fast_accelerator
+from peers import partitioned_peer
 
 BENCH = Path(__file__).parents[2] / "bench"
 TINY = {

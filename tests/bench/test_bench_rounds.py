@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import compare
-import engines_here
 from bench_runs import figures_of, model_of, run_of
-from engine_process import EngineProcess, TooSlow
-from engines import Timed
 from figures import RATE
+from peers import engines_here
+from peers.engine_process import EngineProcess, TooSlow
+from peers.engines import Timed
 from scenarios import Scenario, scenario
 from worker import deviation, typical, typical_parts
 
@@ -105,7 +105,7 @@ def test_all_parts_of_a_scenario_share_the_limit(monkeypatch: pytest.MonkeyPatch
         return {}
 
     monkeypatch.setattr(process, "_ask", ask)
-    monkeypatch.setattr("engine_process.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("peers.engine_process.time.monotonic", lambda: clock[0])
     for _ in process.run(scenario("decode", 8, 12)):
         clock[0] += 100.0  # probes
     assert limits == [(0, 10.0), (1, 7.0), (2, 4.0)]

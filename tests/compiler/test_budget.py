@@ -24,7 +24,7 @@ from helm.plan.schema import Plan
 # The last weight on a device need not be padded; all else is exact.
 PADDING = {"weights": 256, "kv": 1, "activations": 1, "staging": 1}
 WORK = Workload(70, 20, 3, 100)
-SPACES = (Space(prefill=("compute",)), Space(prefill=("stream",), stream_steps=(64, 256)))
+SPACES = (Space(prefill=("compute",)), Space(prefill=("stream",), visit_steps=(64, 256)))
 
 
 def scaled(rates: Any, factor: float) -> Any:

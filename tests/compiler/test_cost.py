@@ -225,7 +225,7 @@ def test_pages_visit_a_layer_at_the_priced_rate(pages, copy, attend, other):
 
 
 def test_streaming_starts_where_it_is_faster_than_the_cpu():
-    """Of steps of one prompt at its start, exactly those of stream_from tokens and more."""
+    """Of steps of one prompt at its start, exactly those of visit_from tokens and more."""
     task = search_cases.random_task(costed("llama"), 7)
     task.profile["link"] |= {"to_accelerator_bytes_per_s": 3e5, "to_host_bytes_per_s": 1e9}
     profile = Profile.from_json(json.dumps(task.profile))
@@ -241,8 +241,8 @@ def test_streaming_starts_where_it_is_faster_than_the_cpu():
     assert faster == sorted(faster)
     assert not faster[0]
     assert faster[-1]
-    assert prefill.stream_from[row] == 1 << faster.index(True)
-    assert prefill.stream_tokens(row, 128) == prefill.stream_from[row]
+    assert prefill.visit_from[row] == 1 << faster.index(True)
+    assert prefill.stream_tokens(row, 128) == prefill.visit_from[row]
     assert prefill.stream_tokens(row, 4) <= 4  # every step of 4 tokens is to stream
 
 

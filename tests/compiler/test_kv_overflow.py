@@ -90,7 +90,7 @@ def test_a_pool_without_room_for_a_step_does_not_exist(sequences: int) -> None:
     least = 2 + 2 * sequences
     for slots, fits in ((least, True), (least - 1, False)):
         capped = dataclasses.replace(limits, accelerator_kv_bytes=slots * PAGE)
-        result = search(model, profile, LONG, capped, Space(stream_steps=()))
+        result = search(model, profile, LONG, capped, Space(visit_steps=()))
         for candidate in result.by_layout:
             if candidate.accelerator_blocks:
                 assert candidate.accelerator_kv_blocks >= least

@@ -116,7 +116,7 @@ def test_brute_force_finds_nothing_better(seed, shares, objective, kv):
     result = search(
         task.model, profile, workload_of(task, objective),
         limits_of(task, memory["cpu"], memory["accelerator"]),
-        Space(kv=kv, stream_steps=task.stream_steps),
+        Space(kv=kv, visit_steps=task.visit_steps),
     )  # fmt: skip
     want = naive_best(task, objective, memory, kv)
     if want is None:
@@ -207,7 +207,7 @@ def test_never_slower_when_a_resource_grows(seed, shares, path, factor, objectiv
     found = []
     for changed in (document, grow(document, path, factor)):
         profile = Profile.from_json(json.dumps(changed))
-        work, space = workload_of(task, objective), Space(kv=kv, stream_steps=task.stream_steps)
+        work, space = workload_of(task, objective), Space(kv=kv, visit_steps=task.visit_steps)
         found.append(search(task.model, profile, work, limits, space).best)
     before, after = found
     if before is not None:

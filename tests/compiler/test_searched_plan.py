@@ -72,7 +72,7 @@ def test_longer_steps_load_the_weights_less_often():
         assert schedule.stream_pages == 8192 // 512  # a prompt may fill the context
         steps[prompt] = plan.limits.step_tokens
         fixed = searched_plan(
-            name="qwen3-14b", workload=work, memory_bytes=64 * GIB, space=Space(stream_steps=())
+            name="qwen3-14b", workload=work, memory_bytes=64 * GIB, space=Space(visit_steps=())
         )
         assert fixed.limits.step_tokens == 512
         more = plan.memory["cpu"].activations_bytes / fixed.memory["cpu"].activations_bytes
@@ -95,7 +95,7 @@ def test_longer_steps_load_the_weights_less_often():
     ],
 )
 def test_a_schedule_that_contradicts_itself_is_refused(changes, message):
-    document = searched_plan(space=Space(stream_steps=())).to_dict()
+    document = searched_plan(space=Space(visit_steps=())).to_dict()
     assert document["schedule"]["prefill"] == "stream"
     document["schedule"] |= changes
     with pytest.raises(PlanError, match=message):

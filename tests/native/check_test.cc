@@ -1,5 +1,5 @@
 // The comparison itself must fail where it should.
-#include "check.h"
+#include "support/check.h"
 
 #include <doctest/doctest.h>
 

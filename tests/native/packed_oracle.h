@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "check.h"
 #include "cpu/kernels/quant/integer.h"
 #include "oracle.h"
+#include "support/check.h"
 
 namespace helm::test {
 

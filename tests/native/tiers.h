@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include "check.h"
 #include "cpu/isa.h"
+#include "support/check.h"
 
 namespace helm::test {
 

@@ -23,8 +23,9 @@ def llm() -> Iterator[helm.LLM]:
         yield model
 
 
-def together(*calls: Callable[[], Any]) -> list[Any]:
-    """What each call returns or raises, each in a thread of its own."""
+def together(*calls: Callable[[], Any], begun: threading.Event | None = None) -> list[Any]:
+    """What each call returns or raises, each in a thread of its own. begun: all but the first call
+    start after it."""
     results: list[Any] = [None] * len(calls)
 
     def work(place: int) -> None:
@@ -34,7 +35,9 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
             results[place] = error
 
     threads = [threading.Thread(target=work, args=(place,)) for place in range(len(calls))]
-    for thread in threads:
+    for place, thread in enumerate(threads):
+        if begun is not None and place == 1:
+            assert begun.wait(30)
         thread.start()
     for thread in threads:
         thread.join(60)
@@ -47,16 +50,20 @@ def generating(llm: helm.LLM, prompt: Any, **options: Any) -> Callable[[], Any]:
 
 
 class Batches:
-    """Counts the jobs of every batch; the first one begins only when `callers` calls wait."""
+    """Counts the jobs of every batch. The first one sets `begun`, then waits until so many calls
+    wait behind it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, llm: helm.LLM, behind: int) -> None:
         self.jobs: list[int] = []
+        self.begun = threading.Event()
         original = shared_calls.Batch
 
         def batch(engine: Any, tokenizer: Any, jobs: Any, prefixes: Any) -> Any:
-            if not self.jobs:
+            if not self.begun.is_set():
+                self.begun.set()
                 deadline = time.monotonic() + 30
-                while len(llm._calls._waiting) < behind and time.monotonic() < deadline:
+                while len(llm._calls._waiting) < behind:
+                    assert time.monotonic() < deadline
                     time.sleep(0.001)
             self.jobs.append(len(jobs))
             return original(engine, tokenizer, jobs, prefixes)
@@ -72,8 +79,8 @@ def test_calls_that_wait_run_as_one_batch_with_the_results_of_each_alone(
     calls.append(generating(llm, PROMPTS[:2], max_tokens=9))
     expected = [call() for call in calls]
     batches = Batches(monkeypatch, llm, behind=4)
-    found = together(*calls)
-    assert sorted(batches.jobs) in ([1, 5], [2, 4])
+    found = together(*calls, begun=batches.begun)
+    assert batches.jobs == [1, 5]
     for ours, theirs in zip(found[:4], expected[:4], strict=True):
         assert (ours.tokens, ours.text) == (theirs.tokens, theirs.text)
     assert [c.tokens for c in found[4]] == [c.tokens for c in expected[4]]
@@ -91,10 +98,10 @@ def test_a_call_that_cannot_start_fails_alone(
         object.__setattr__(jobs[0], "tokens", [llm.vocab_size + 1])
         return llm._calls.run(jobs)
 
-    found = together(good, good, bad, good)
+    found = together(good, good, bad, good, begun=batches.begun)
     assert isinstance(found[2], helm.InvalidError)
     assert [found[i].tokens for i in (0, 1, 3)] == [expected] * 3
-    assert len(batches.jobs) >= 2
+    assert batches.jobs[:3] == [1, 3, 1]
     assert good().tokens == expected
 
 

@@ -29,7 +29,7 @@ class Task:
     context: int
     step_tokens: int
     page_tokens: int
-    stream_steps: tuple[int, ...] = ()
+    visit_steps: tuple[int, ...] = ()
     watermark: float = 0.8
     visits: bool = True  # whether the CPU's weights may visit the accelerator
     mapped: float = 0.0  # share of weight bytes that the CPU reads from mapped files

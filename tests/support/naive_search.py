@@ -339,7 +339,7 @@ def prefills(task: Task, devices: list[str]) -> list[tuple[bool, int | None, int
         found.append((True, None, task.step_tokens))
     if not task.visits or "cpu" not in devices[1:-1] or "accelerator" not in devices:
         return found
-    for step_tokens in (task.step_tokens, *task.stream_steps):
+    for step_tokens in (task.step_tokens, *task.visit_steps):
         longer = step_tokens != task.step_tokens
         if longer and not task.step_tokens < step_tokens < 2 * task.prompt * task.batch:
             continue  # shorter, or a smaller power of two holds all prompts

@@ -128,6 +128,6 @@ def random_task(model: Any, seed: int) -> naive_rates.Task:
         context=prompt + output + rng.randint(0, 20),
         step_tokens=rng.choice((4, 7, 16, 64)),
         page_tokens=rng.choice((4, 8, 16, 128)),
-        stream_steps=(16, 128),
+        visit_steps=(16, 128),
         watermark=rng.choice((0.8, 0.8, 1.0, 0.35, 0.0)),
     )

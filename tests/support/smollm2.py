@@ -7,6 +7,7 @@ Tests read the folder that HELM_TEST_SMOLLM2 names, and GGUF files where HELM_TE
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -59,7 +60,9 @@ def convert(gguf: Path, target: Path) -> None:
 
 def main() -> int:
     """Makes the file and the folder, each whole or not at all."""
-    target = Path(sys.argv[1]).absolute()
+    parser = argparse.ArgumentParser(description="Makes a checkpoint of SmolLM2-135M-Instruct.")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="where it goes")
+    target = parser.parse_args().folder.absolute()
     file = target.parent / FILE
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:

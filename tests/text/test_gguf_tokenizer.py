@@ -33,7 +33,7 @@ from gguf_vocabularies import (
 from helm.model.gguf.file import read_gguf
 from helm.text.gguf_tokenizer import gguf_tokenizer
 from helm.text.pre_tokenizers import _DEEPSEEK_LETTERS, PRE_TOKENIZERS
-from llama_model import LlamaModel
+from peers.llama_model import LlamaModel
 
 # --- byte-level ----------------------------------------------------------------------------------
 

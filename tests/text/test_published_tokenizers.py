@@ -19,7 +19,7 @@ import text_lines
 from helm.model.gguf.file import read_gguf
 from helm.text.gguf_tokenizer import gguf_tokenizer
 from helm.text.tokenizer import Tokenizer
-from llama_model import LlamaModel
+from peers.llama_model import LlamaModel
 
 LINES = text_lines.lines()
 SMOLLM2, GEMMA3, QWEN2 = (

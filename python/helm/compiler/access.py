@@ -6,25 +6,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from helm.base.formats import tensor_bytes
-from helm.compiler.load_cost import (
-    ASSUMED_MATVEC_BYTES_PER_S,
-    LoadingRequest,
-    Situation,
-    Waiting,
-)
-from helm.compiler.problem import Space
-from helm.compiler.tensors import compressible, mappable
+from helm.compiler.load_cost import ASSUMED_MATVEC_BYTES_PER_S, LoadingRequest, Waiting
+from helm.compiler.tensors import mappable
 from helm.compiler.times import is_memory_bound
 from helm.machine.profile import Profile
 from helm.machine.rates import rate_class
 from helm.plan.records import Loading, Predicted, Workload
 from helm.plan.schema import Plan
 from helm.plan.weights import TensorSpec
-
-Weight = tuple[tuple[int, ...], str]  # shape and format
 
 
 def loaded_profile(profile: Profile, access: Loading, mapped_share: float) -> Profile:
@@ -37,22 +29,14 @@ def loaded_profile(profile: Profile, access: Loading, mapped_share: float) -> Pr
     return dataclasses.replace(profile, cpu=cpu)
 
 
-def loaded_space(space: Space, access: Loading) -> Space:
-    """What the runtime can do with weights that are loaded so."""
-    if access != "compressed":
-        return dataclasses.replace(space, mapped_weights=access == "mapped")
-    return dataclasses.replace(space, prefill=tuple(m for m in space.prefill if m != "stream"))
-
-
 def mapped_share(
     tensors: Iterable[TensorSpec], formats: Mapping[str, str], stored: str | None
 ) -> float:
     """Of the bytes of matrices, on any device, those that could stay mapped. stored: see
     `mappable`."""
-    matrices = [t for t in tensors if len(t.shape) == 2]
-    mapped = [t for t in matrices if mappable(t, formats[t.name], stored)]
-    size, every = (_bytes((t.shape, formats[t.name]) for t in some) for some in (mapped, matrices))
-    return size / max(1, every)
+    matrices = [(t, formats[t.name]) for t in tensors if len(t.shape) == 2]
+    mapped = bytes_of(held for held in matrices if mappable(*held, stored))
+    return mapped / max(1, bytes_of(matrices))
 
 
 def with_mapped(plan: Plan, stored: str | None) -> Plan:
@@ -67,34 +51,8 @@ def with_mapped(plan: Plan, stored: str | None) -> Plan:
     return dataclasses.replace(plan, slices=slices)
 
 
-def situation(
-    plan: Plan,
-    priced: tuple[Workload, Predicted] | None,
-    request: LoadingRequest,
-    share: float,
-    stored: str | None,
-    memory_bytes: int,
-) -> Situation:
-    """Of a plan with copied weights. priced: its work and times, where a profile gave them. share:
-    see `mapped_share`. memory_bytes: of the host, what the plan may take with its reserve."""
-    held = [(tensor, own.format) for tensor, own in plan.held("cpu")]
-    copies = [(t.shape, format) for t, format in held if mappable(t, format, stored)]
-    packs = [(t.shape, format) for t, format in held if compressible(t, format, stored)]
-    matrices = [(t.shape, format) for t, format in held if len(t.shape) == 2]
-    use = plan.memory["cpu"]
-    return Situation(
-        copy_bytes=_bytes(copies),
-        share=share,
-        spare_bytes=memory_bytes - use.total_bytes - use.reserve_bytes,
-        visits=plan.schedule.prefill == "stream",
-        waiting=_waiting(plan, *priced) if priced else _unpriced(matrices, plan, request),
-        compress_bytes=_bytes(packs),
-        compressed_bytes=sum(tensor_bytes("bf16c", shape) for shape, _ in packs),
-        compress_share=_bytes(packs) / max(1, _bytes(matrices)),
-    )
-
-
-def _waiting(plan: Plan, work: Workload, predicted: Predicted) -> Waiting:
+def priced_waiting(plan: Plan, work: Workload, predicted: Predicted) -> Waiting:
+    """For the weights of a plan with copied ones."""
     prefill, decode = predicted.prefill_terms, predicted.decode_terms
     together = predicted.sequences
     return Waiting(
@@ -112,9 +70,23 @@ def _waiting(plan: Plan, work: Workload, predicted: Predicted) -> Waiting:
     )
 
 
-def _unpriced(matrices: Sequence[Weight], plan: Plan, request: LoadingRequest) -> Waiting:
-    """A decode step reads the matrices and does nothing else."""
-    waits_s, products_s = _decode_products_s(matrices, plan.threads, request)
+def unpriced_waiting(plan: Plan, request: LoadingRequest) -> Waiting:
+    """Where no profile gives times: a decode step reads the matrices and does nothing else."""
+    matrices = [(t, own.format) for t, own in plan.held("cpu") if len(t.shape) == 2]
+    sizes: Counter[str] = Counter()
+    for matrix in matrices:
+        sizes[rate_class(matrix[1])] += bytes_of([matrix])
+    kind = max(sizes, key=lambda kind: sizes[kind], default="")
+    cpu = None if request.cpu is None else request.cpu.complete
+    waits_s = products_s = sizes.total() / ASSUMED_MATVEC_BYTES_PER_S
+    if cpu is not None and kind in cpu.matvec_bytes_per_s and kind in cpu.matmul_flops:
+        if plan.threads in cpu.thread_sweep:
+            cpu = cpu.with_threads(plan.threads)
+        memory_s = sizes.total() / cpu.matvec_bytes_per_s[kind]
+        flops = 2.0 * request.batch * sum(math.prod(t.shape) for t, _ in matrices)
+        compute_s = flops / float(cpu.matmul_rate(kind, request.batch))
+        waits_s = memory_s if is_memory_bound(compute_s, memory_s) else 0.0
+        products_s = max(memory_s, compute_s)
     return Waiting(
         decode_s=waits_s,
         decode_products_s=products_s,
@@ -127,26 +99,6 @@ def _unpriced(matrices: Sequence[Weight], plan: Plan, request: LoadingRequest) -
     )
 
 
-def _decode_products_s(
-    matrices: Sequence[Weight], threads: int, request: LoadingRequest
-) -> tuple[float, float]:
-    """Of a step's products, the time that they wait for weights, and all."""
-    sizes: Counter[str] = Counter()
-    for shape, format in matrices:
-        sizes[rate_class(format)] += tensor_bytes(format, shape)
-    size, kind = sizes.total(), max(sizes, key=lambda kind: sizes[kind], default="")
-    cpu = None if request.cpu is None else request.cpu.complete
-    if cpu is None or kind not in cpu.matvec_bytes_per_s or kind not in cpu.matmul_flops:
-        memory_s = size / ASSUMED_MATVEC_BYTES_PER_S
-        return memory_s, memory_s
-    if threads in cpu.thread_sweep:
-        cpu = cpu.with_threads(threads)
-    memory_s = size / cpu.matvec_bytes_per_s[kind]
-    flops = 2.0 * request.batch * sum(math.prod(shape) for shape, _ in matrices)
-    compute_s = flops / float(cpu.matmul_rate(kind, request.batch))
-    products_s = max(memory_s, compute_s)
-    return (memory_s if is_memory_bound(compute_s, memory_s) else 0.0), products_s
-
-
-def _bytes(weights: Iterable[Weight]) -> int:
-    return sum(tensor_bytes(format, shape) for shape, format in weights)
+def bytes_of(weights: Iterable[tuple[TensorSpec, str]]) -> int:
+    """weights: with their formats."""
+    return sum(tensor_bytes(format, tensor.shape) for tensor, format in weights)

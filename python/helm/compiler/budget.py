@@ -88,7 +88,7 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
     `stage_bytes`, for calls that differ in head and mode."""
     rows, pages = setting.rows, setting.pages
     used = rows.uses_accelerator(head)
-    streams = used & (mode == "stream") & (rows.boundary > 0)
+    visits = used & (mode == "stream") & (rows.boundary > 0)
     shape = (len(rows.boundary), len(pages))
 
     def whole(values: Any) -> npt.NDArray[np.int64]:
@@ -102,7 +102,7 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
     here, there = np.full_like(used, head == "cpu"), np.full_like(used, head == "accelerator")
     before = rows.boundary < rows.blocks - 1
     cpu_stages = (~rows.embedded, rows.boundary > 0, ~rows.has_blocks, here)
-    own_stages = (rows.embedded, before | streams, rows.has_blocks | streams, there)
+    own_stages = (rows.embedded, before | visits, rows.has_blocks | visits, there)
     each = stage_bytes(setting) if each is None else each
     on_cpu, own = _subset(cpu_stages), _subset(own_stages)
     overflows, more = _overflow(setting, spec, limits)
@@ -128,7 +128,7 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
             "kv": whole(device_kv),
             "activations": paged(each.activations[own], more.activations),
             "workspace": whole(each.accelerator_workspace[own]),
-            "staging": paged(_device_staging(setting, spec, streams), more.visiting),
+            "staging": paged(_device_staging(setting, spec, visits), more.visiting),
             "reserve": whole(used * _accelerator_reserve(setting)),
         },
     )
@@ -213,13 +213,13 @@ def _host_staging(
     return np.asarray(_SLOTS * (crossing + logits))
 
 
-def _device_staging(setting: Setting, spec: KvSpec, streams: Bools) -> npt.NDArray[np.int64]:
+def _device_staging(setting: Setting, spec: KvSpec, visits: Bools) -> npt.NDArray[np.int64]:
     """[rows] where weights visit, two blocks and a layer's pages of the batch's prompts."""
     units = setting.classes.units
     blocks = [setting.model.weight_bytes([unit], DEVICE_ALIGNMENT) for unit in units]
     members = np.array(blocks, np.int64)[setting.classes.member]
     largest = np.maximum.accumulate(np.insert(members, 0, 0))[setting.rows.boundary]
-    return np.asarray(streams * (2 * largest + setting.stream_pages * spec.page_bytes))
+    return np.asarray(visits * (2 * largest + setting.visit_pages * spec.page_bytes))
 
 
 def _overflow(setting: Setting, spec: KvSpec, limits: Limits) -> tuple[Bools, OverflowBytes]:

@@ -45,10 +45,10 @@ class DecodeWay:
 
 @dataclass(frozen=True)
 class PrefillWay:
-    """One way to prefill. stream_least: see `price_prefill`."""
+    """One way to prefill. visit_least: see `price_prefill`."""
 
     overlap: bool
-    stream_least: int | None
+    visit_least: int | None
     allowed: Bools
     priced: Priced
 
@@ -116,7 +116,7 @@ def _sized(setting: Setting, mode: Mode, space: Space) -> Iterator[Setting]:
     if mode == "compute":
         return
     most = 1 << (setting.workload.prompt * setting.batch - 1).bit_length()
-    for tokens in space.stream_steps:
+    for tokens in space.visit_steps:
         if setting.limits.step_tokens < tokens <= most:
             limits = dataclasses.replace(setting.limits, step_tokens=tokens)
             yield dataclasses.replace(setting, limits=limits)
@@ -143,8 +143,8 @@ def _prefills(steps: Prefill, head: Site, mode: Mode, space: Space) -> Iterator[
     rows = setting.rows
     if mode == "stream":
         visits = (rows.boundary > 0) & rows.uses_accelerator(head)
-        for least in steps.stream_choices():
-            yield PrefillWay(False, least, visits, price_prefill(steps, head, stream_least=least))
+        for least in steps.visit_choices():
+            yield PrefillWay(False, least, visits, price_prefill(steps, head, visit_least=least))
         return
     every = np.ones(len(rows.boundary), bool)
     for overlap in (False,) if setting.accelerator is None else space.overlap:

@@ -169,7 +169,7 @@ class Setting:
         return self.link.to_accelerator_bytes_per_s
 
     @property
-    def stream_pages(self) -> int:
+    def visit_pages(self) -> int:
         """Page slots for a layer of the batch's prompts while its weights visit: of those planned
         for, and of longer ones that people send, as the context allows."""
         longest = max(self.workload.prompt, min(self.workload.context, _VISITING_TOKENS))

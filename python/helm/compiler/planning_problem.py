@@ -10,7 +10,7 @@ from typing import cast
 
 from helm.base.arguments import is_one_of, shown
 from helm.base.formats import DTYPE_CHOICES, KV_ELEMENT_BYTES, KvDType, dtype_name
-from helm.compiler.access import loaded_profile, loaded_space, mapped_share
+from helm.compiler.access import loaded_profile, mapped_share
 from helm.compiler.counts import CostedGraph
 from helm.compiler.kv_options import KvOptions
 from helm.compiler.load_cost import LoadingRequest
@@ -178,19 +178,20 @@ class Problem:
         return None if own is None else loaded_profile(own, access, self.mapped_share)
 
     def decisions(self, access: Loading) -> Space:
-        """Those that are left with weights that are loaded so."""
+        """Those that the runtime is left with, with weights that are loaded so."""
         space = self.kv_options.space(self.space)
         if self.threads is not None:
             space = dataclasses.replace(space, threads=(self.threads,))
-        return loaded_space(space, access)
+        if access != "compressed":
+            return dataclasses.replace(space, mapped_weights=access == "mapped")
+        return dataclasses.replace(space, prefill=tuple(m for m in space.prefill if m != "stream"))
 
-    def search(self, access: Loading) -> Search:
-        """For the work that is asked for. With a profile only."""
-        rates = self.rates(access)
+    def search(self, access: Loading, workload: Workload | None = None) -> Search:
+        """For `work`, or for another workload. With a profile only."""
+        rates, space = self.rates(access), self.decisions(access)
         assert rates is not None
-        return Search(
-            self.model(access), rates, self.work, self.resources(), self.decisions(access)
-        )
+        work = self.work if workload is None else workload
+        return Search(self.model(access), rates, work, self.resources(), space)
 
     def resources(self) -> ResourceLimits:
         """What a plan may take of the machine."""

@@ -29,8 +29,8 @@ from helm.compiler.times import (
     FIXED,
     I64,
     LINK,
-    STREAM,
     TERMS,
+    VISIT,
     Queries,
     attention_s,
     attentions,
@@ -69,20 +69,20 @@ class Prefill:
         return _overlap_s(self)
 
     @functools.cached_property
-    def stream_from(self) -> I64:
-        return _stream_from(self.setting)
+    def visit_from(self) -> I64:
+        return _visit_from(self.setting)
 
-    def stream_choices(self) -> list[int]:
-        """The least tokens of a step that streams: one for each size of step that there is, but
-        for those that a decode step may have too."""
+    def visit_choices(self) -> list[int]:
+        """The least tokens of a step in which weights visit: one for each size of step that there
+        is, but for those that a decode step may have too."""
         return sorted({t for t in self.tokens.tolist() if t > self.setting.most_sequences})
 
-    def stream_tokens(self, row: int, least: int) -> int:
-        """What a plan states so that the steps of at least `least` tokens stream and no shorter
-        one does, nor any decode step: about from where streaming is faster."""
+    def visit_tokens(self, row: int, least: int) -> int:
+        """What a plan states so that weights visit in steps of at least `least` tokens, in no
+        shorter one and in no decode step: about from where visits are faster."""
         below = [int(size) for size in self.tokens if size < least]
         above = max(self.setting.most_sequences, *below, 0) + 1
-        return min(max(int(self.stream_from[row]), above), least)
+        return min(max(int(self.visit_from[row]), above), least)
 
 
 def prepare(setting: Setting) -> Prefill:
@@ -204,12 +204,12 @@ def _overflow(
 
 
 def price_prefill(
-    prefill: Prefill, head: Site, overlap: bool = False, stream_least: int | None = None
+    prefill: Prefill, head: Site, overlap: bool = False, visit_least: int | None = None
 ) -> Priced:
     """Seconds until every prompt has its first token.
 
     overlap: the CPU's stage of one step runs beside the accelerator's of the step before.
-    stream_least: in steps of at least so many tokens the CPU's blocks compute on the accelerator,
+    visit_least: in steps of at least so many tokens the CPU's blocks compute on the accelerator,
     which their weights visit; not together with overlap.
     """
     setting = prefill.setting
@@ -226,20 +226,20 @@ def price_prefill(
         base[own] += np.outer(prefill.embedding["accelerator"].sum(axis=0), rows.embedded)
         used = rows.uses_accelerator(head)
         base[own.start + FIXED] += prefill.steps * accelerator.step_s * used
-    streams = np.zeros(prefill.steps, bool)
-    if stream_least is not None:
-        streams = prefill.tokens >= stream_least
-        base[STREAM] += _stream_s(prefill, streams)
-    for some, visit in ((~streams, False), (streams, True)):
+    visits = np.zeros(prefill.steps, bool)
+    if visit_least is not None:
+        visits = prefill.tokens >= visit_least
+        base[VISIT] += _visit_s(prefill, visits)
+    for some, visit in ((~visits, False), (visits, True)):
         base[LINK] += crossing_s(setting, head, prefill.tokens[some], prefill.outputs[some], visit)
-    base[:DEVICE_TERMS] += (counts @ prefill.cpu[:, ~streams].sum(axis=1)).T
+    base[:DEVICE_TERMS] += (counts @ prefill.cpu[:, ~visits].sum(axis=1)).T
     paged = rest @ prefill.overflow.sum(axis=1)
     saved = prefill.overlap_s if overlap else np.zeros_like(paged)
     return Priced(base, np.zeros_like(paged), paged, saved)
 
 
-def _stream_s(prefill: Prefill, streams: Bools) -> F64:
-    """[rows] seconds for the CPU's blocks to visit the accelerator in the steps that `streams`
+def _visit_s(prefill: Prefill, visits: Bools) -> F64:
+    """[rows] seconds for the CPU's blocks to visit the accelerator in the steps that `visits`
     [steps] says. While one block computes, its K and V of earlier positions and of this step
     crossing the link, the next is loaded; of the first either the load or, if that is shorter,
     the computation is exposed."""
@@ -255,14 +255,14 @@ def _stream_s(prefill: Prefill, streams: Bools) -> F64:
         work = prefill.accelerator[index].sum(axis=1) + kv * (
             past / link.to_accelerator_bytes_per_s + prefill.tokens / link.to_host_bytes_per_s
         )
-        visit.append(np.maximum(load, work)[streams].sum())
-        exposed.append(np.minimum(load, work)[streams].sum())
+        visit.append(np.maximum(load, work)[visits].sum())
+        exposed.append(np.minimum(load, work)[visits].sum())
     first = exposed[setting.classes.member[0]]
     counts, _ = setting.counts()
     return np.asarray(counts @ np.array(visit) + np.where(setting.rows.boundary > 0, first, 0.0))
 
 
-def _stream_from(setting: Setting) -> I64:
+def _visit_from(setting: Setting) -> I64:
     """[rows] the least power of two from which on the blocks of a step at the start of a prompt
     are faster visiting the accelerator than on the CPU; step_tokens if there is none below."""
     most = setting.limits.step_tokens
@@ -273,7 +273,7 @@ def _stream_from(setting: Setting) -> I64:
             setting, workload=Workload(tokens, 1), batch=1, pages=setting.pages[:1]
         )
         one = prepare(prompt)
-        faster &= _stream_s(one, np.ones(1, bool)) < setting.counts()[0] @ one.cpu.sum(axis=(1, 2))
+        faster &= _visit_s(one, np.ones(1, bool)) < setting.counts()[0] @ one.cpu.sum(axis=(1, 2))
         found[faster] = tokens
     return found
 

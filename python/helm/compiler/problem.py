@@ -94,7 +94,7 @@ class Space:
     the CPU, the rest on the accelerator. kv: where pages of accelerator layers lie: "any" in the
     accelerator's memory, as many as may be, and the rest in host memory, "device" all in the
     accelerator's, "host" all in host memory, which the runtime does not execute. overflow: how
-    attention reaches those in host memory. stream_steps: tokens a step may have where weights of
+    attention reaches those in host memory. visit_steps: tokens a step may have where weights of
     CPU blocks visit the accelerator, besides those of the limits. decode_groups: sequences take
     turns in so many groups. threads None: all counts of the sweep. mapped_weights: those of the CPU
     lie in mapped files, from where they visit the accelerator more slowly if it cannot lock them.
@@ -104,7 +104,7 @@ class Space:
     kv: KvPlace = "any"
     overflow: tuple[Overflow, ...] = ("stream", "cpu")
     prefill: tuple[Mode, ...] = ("compute", "stream")
-    stream_steps: tuple[int, ...] = (2048, 8192)
+    visit_steps: tuple[int, ...] = (2048, 8192)
     overlap: tuple[bool, ...] = (False, True)
     decode_groups: tuple[int, ...] = (1, 2)
     threads: tuple[int, ...] | None = None

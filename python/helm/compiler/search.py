@@ -212,7 +212,7 @@ class _Best:
         held = int(setting.pages[page]) if rows.has_blocks[row] else 0
         decode = min(choice.decodes, key=lambda way: way.key(row, page))
         prefill = choice.prefills[int(np.argmin(choice.prefill_s[:, row, page]))]
-        streams = prefill.stream_least
+        visits_from = prefill.visit_least
         predicted = _predict(setting.batch, decode, prefill, self._workload, row, page)
         objectives = {"decode": predicted.decode_s, "ttft": predicted.ttft_s}
         return Candidate(
@@ -228,8 +228,8 @@ class _Best:
             prefill_mode=choice.mode,
             prefill_overlap=prefill.overlap,
             step_tokens=setting.limits.step_tokens,
-            stream_tokens=0 if streams is None else choice.steps.stream_tokens(row, streams),
-            stream_pages=0 if streams is None else setting.stream_pages,
+            stream_tokens=0 if visits_from is None else choice.steps.visit_tokens(row, visits_from),
+            stream_pages=0 if visits_from is None else setting.visit_pages,
             threads=setting.cpu.threads,
             sequences=setting.batch,
             predicted=predicted,

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from helm.base.formats import PACKED_POLICIES
 from helm.base.sizes import size_text
 from helm.compiler.abilities import check_vram, slow_bf16
-from helm.compiler.access import situation, with_mapped
+from helm.compiler.access import bytes_of, priced_waiting, unpriced_waiting, with_mapped
 from helm.compiler.advice import Gain, largest_context, require, sensitivity
 from helm.compiler.budget import memory_bytes
 from helm.compiler.candidate import Candidate
@@ -25,7 +26,7 @@ from helm.compiler.placement import memory_use, placed_units, prediction, schedu
 from helm.compiler.planning_problem import Problem
 from helm.compiler.problem import beside_reserve, host_reserve
 from helm.compiler.search import PLENTY, Search
-from helm.compiler.tensors import dominant_format, identity, slices_of
+from helm.compiler.tensors import compressible, dominant_format, identity, mappable, slices_of
 from helm.errors import InvalidError, OutOfMemoryError
 from helm.machine.profile import Profile
 from helm.machine.rates import CpuProfile
@@ -53,8 +54,7 @@ class Study:
 
     @property
     def best(self) -> Candidate:
-        assert self.search.result.best is not None
-        return self.search.result.best
+        return require(self.search)
 
     @property
     def workload(self) -> Workload:
@@ -76,11 +76,25 @@ class Study:
 
     @property
     def situation(self) -> Situation:
-        """What the choice of another access depends on."""
-        problem = self.problem
-        priced = None if self.found is None else (self.workload, self.best.predicted)
-        room, share = problem.room_bytes + problem.resident_bytes, problem.mapped_share
-        return situation(self.placed, priced, problem.loading, share, problem.stored, room)
+        """What the choice of another access than this, copied, depends on."""
+        problem, plan, stored = self.problem, self.placed, self.problem.stored
+        held = [(tensor, own.format) for tensor, own in plan.held("cpu")]
+        packs = [weight for weight in held if compressible(*weight, stored)]
+        matrices = bytes_of(weight for weight in held if len(weight[0].shape) == 2)
+        waiting = unpriced_waiting(plan, problem.loading)
+        if self.found is not None:
+            waiting = priced_waiting(plan, self.workload, self.best.predicted)
+        use, room = plan.memory["cpu"], problem.room_bytes + problem.resident_bytes
+        return Situation(
+            copy_bytes=bytes_of(weight for weight in held if mappable(*weight, stored)),
+            share=problem.mapped_share,
+            spare_bytes=room - use.total_bytes - use.reserve_bytes,
+            visits=plan.schedule.prefill == "stream",
+            waiting=waiting,
+            compress_bytes=bytes_of(packs),
+            compressed_bytes=bytes_of((tensor, "bf16c") for tensor, _ in packs),
+            compress_share=bytes_of(packs) / max(1, matrices),
+        )
 
     @functools.cached_property
     def plan(self) -> Plan:
@@ -185,43 +199,45 @@ def _compressed_for_room(
 
 def _placed(problem: Problem, access: Loading) -> Study:
     """Where everything lies with weights that are loaded so, at the rates that they have then."""
-    model, limits, rates = problem.model(access), problem.limits, problem.rates(access)
-    if rates is None:
+    model, limits, notices = problem.model(access), problem.limits, []
+    if problem.profile is None:
         return Study(problem, access, _plan(problem, model, limits), None)
-    space, resources, workload = problem.decisions(access), problem.resources(), problem.work
-    notices = []
+    search = problem.search(access)
     if problem.shrinks:
-        fits = largest_context(model, rates, workload, resources, space)
+        fits = largest_context(model, search.profile, search.workload, search.limits, search.space)
         if 2 <= fits < limits.context:
             notices.append(
                 f"memory holds a context of {fits} tokens, the model allows {limits.context}"
             )
-            workload = Workload.within(fits)
-    search = Search(model, rates, workload, resources, space)
+            search = problem.search(access, Workload.within(fits))
     best = require(search)
-    limits = dataclasses.replace(limits, context=workload.context)
-    if rates.accelerator is not None and not best.uses_accelerator:
-        notices.append(unused(search.result, rates.accelerator.name))
-    plan = _plan(problem, model, limits, best)
-    plan = dataclasses.replace(plan, notices=(*notices, *plan.notices))
-    return Study(problem, access, plan, search)
+    limits = dataclasses.replace(limits, context=search.workload.context)
+    accelerator = search.profile.accelerator
+    if accelerator is not None and not best.uses_accelerator:
+        notices.append(unused(search.result, accelerator.name))
+    return Study(problem, access, _plan(problem, model, limits, best, notices), search)
 
 
 def _plan(
-    problem: Problem, model: CostedGraph, limits: Limits, best: Candidate | None = None
+    problem: Problem,
+    model: CostedGraph,
+    limits: Limits,
+    best: Candidate | None = None,
+    notices: Sequence[str] = (),
 ) -> Plan:
-    """best: what a search found; None: all on the CPU, in less context where that is allowed."""
-    graph, kv, notices = problem.graph, problem.kv, []
+    """best: what a search found, with what it says; None: all on the CPU, in less context where
+    that is allowed."""
+    graph, kv, said = problem.graph, problem.kv, []
     threads = (problem.threads or 1) if best is None else best.threads
     if best is not None and best.uses_accelerator:
         limits = dataclasses.replace(limits, step_tokens=best.step_tokens)
         kv = dataclasses.replace(kv, pages=kv.layers * best.kv_blocks * best.sequences)
         units, memory, order = placed_units(graph, best), memory_use(best), schedule(best, kv)
         if best.sequences < limits.sequences:
-            notices.append(_fewer_at_once(best.sequences * limits.context, limits))
+            said.append(_fewer_at_once(best.sequences * limits.context, limits))
     else:
         shrinks = best is None and problem.shrinks
-        limits, kv, use, notices = _on_cpu(problem, model, limits, threads, shrinks)
+        limits, kv, use, said = _on_cpu(problem, model, limits, threads, shrinks)
         units = tuple(PlacedUnit(unit.name, "cpu", unit.ops) for unit in graph.units)
         memory, order = {"cpu": use}, Schedule(pages={"cpu": kv.pages})
     return Plan(
@@ -236,7 +252,7 @@ def _plan(
         units=units,
         logits=graph.logits,
         memory=memory,
-        notices=tuple(notices),
+        notices=(*notices, *said),
         schedule=order,
     )
 

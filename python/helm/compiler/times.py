@@ -38,7 +38,7 @@ TERMS = (
     "stream_s",
     "overlap_s",
 )
-LINK, OVERFLOW, STREAM, OVERLAP = range(2 * DEVICE_TERMS, 2 * DEVICE_TERMS + 4)
+LINK, OVERFLOW, VISIT, OVERLAP = range(2 * DEVICE_TERMS, 2 * DEVICE_TERMS + 4)
 
 
 def linear_s(model: CostedGraph, op: Linear, rows: int, device: DeviceProfile) -> tuple[float, int]:

@@ -8,9 +8,9 @@
 #include <random>
 #include <vector>
 
-#include "check.h"
 #include "cpu/integer_isa.h"
 #include "oracle.h"
+#include "support/check.h"
 
 namespace helm::test {
 namespace {

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "check.h"
 #include "cpu/workspace.h"
 #include "oracle.h"
+#include "support/check.h"
 #include "tiers.h"
 #include "tile_registers.h"
 #include "tile_tables.h"

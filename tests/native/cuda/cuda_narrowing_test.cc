@@ -6,11 +6,11 @@
 #include <span>
 #include <vector>
 
-#include "../check.h"  // cuda/ has one, too
 #include "cuda/device.h"
 #include "cuda_emulation.h"
 #include "oracle.h"
 #include "reference_blas.h"
+#include "support/check.h"
 #include "tiny_model.h"
 
 namespace {

@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "../check.h"  // cuda/ has one, too
 #include "cuda/cublas.h"
 #include "cuda/device.h"
 #include "cuda/step_tables.h"
@@ -19,6 +18,7 @@
 #include "cuda_emulation.h"
 #include "device/cuda_entry.h"
 #include "reference_blas.h"
+#include "support/check.h"
 #include "tiny_model.h"
 
 extern "C" HelmCudaOpen helm_cuda_open;

@@ -4,13 +4,13 @@
 #include <cmath>
 #include <sstream>
 
-#include "../check.h"  // cuda/ has one, too
 #include "cuda/kernels/packed.h"
 #include "cuda/ops.h"
 #include "cuda_emulation.h"
 #include "oracle.h"
 #include "packed_oracle.h"
 #include "reference_blas.h"
+#include "support/check.h"
 
 namespace helm::test {
 namespace {

@@ -9,9 +9,9 @@
 #include <random>
 #include <vector>
 
-#include "../check.h"  // cuda/ has one, too
 #include "kernels/kernels.h"
 #include "oracle.h"
+#include "support/check.h"
 
 namespace helm::test {
 

@@ -8,10 +8,10 @@
 #include <numeric>
 #include <random>
 
-#include "check.h"
 #include "device/memory.h"
 #include "device_conformance.h"
 #include "oracle.h"
+#include "support/check.h"
 
 namespace helm::test {
 namespace {

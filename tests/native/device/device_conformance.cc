@@ -9,10 +9,10 @@
 #include <numeric>
 #include <random>
 
-#include "check.h"
 #include "device/memory.h"
 #include "oracle.h"
 #include "plan_oracle.h"
+#include "support/check.h"
 
 namespace helm::test {
 namespace {

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <vector>
 
-#include "check.h"
 #include "cpu/isa.h"
 #include "cpu/stage.h"
 #include "helm/generation.h"
+#include "support/check.h"
 #include "tiny_model.h"
 
 namespace {

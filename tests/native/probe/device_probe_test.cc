@@ -3,8 +3,8 @@
 
 #include <cmath>
 
-#include "check.h"
 #include "helm/machine.h"
+#include "support/check.h"
 
 namespace helm::test {
 namespace {

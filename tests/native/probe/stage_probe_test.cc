@@ -4,9 +4,9 @@
 #include <cmath>
 #include <set>
 
-#include "check.h"
 #include "helm/machine.h"
 #include "probe/synthetic.h"
+#include "support/check.h"
 
 namespace helm::test {
 namespace {

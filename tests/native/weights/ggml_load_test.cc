@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "check.h"
 #include "cpu/isa.h"
 #include "cpu/stage.h"
 #include "helm/encode.h"
 #include "helm/stored.h"
+#include "support/check.h"
 #include "tiny_model.h"
 #include "weights/store.h"
 

@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "check.h"
 #include "cpu/isa.h"
 #include "cpu/kernels/vec.h"
 #include "helm/encode.h"
 #include "helm/tiles.h"
+#include "support/check.h"
 
 using namespace helm;
 using helm::test::Guarded;

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "check.h"
 #include "cpu/compression.h"
 #include "cpu/isa.h"
 #include "cpu/stage.h"
 #include "oracle.h"
+#include "support/check.h"
 #include "tiny_model.h"
 #include "weights/store.h"
 

@@ -67,23 +67,25 @@ __attribute__((noinline)) void begin_rows(const QuantArgs& m, bool first_span, i
 template <Kind K>
 inline constexpr int64_t kScaleFloats = (K.halves ? 16 : 8) * kStripRows;
 
-// One span of S strips, strip, strip + step, ...
-template <Kind K, int S>
+// One span of up to kMostStrips strips: strip, strip + step, ...
+template <Kind K>
 struct Span {
+  static constexpr int kMostStrips = 4;
   int64_t strip, step;
   int64_t block;   // of the activations, where it begins
   int64_t blocks;  // of the span
-  const uint8_t* codes[S];
-  alignas(64) float scales[S][kScaleFloats<K>];
-  alignas(64) float minima[K.minimum ? S : 1][kScaleFloats<K>];
+  const uint8_t* codes[kMostStrips];
+  alignas(64) float scales[kMostStrips][kScaleFloats<K>];
+  alignas(64) float minima[K.minimum ? kMostStrips : 1][kScaleFloats<K>];
 
-  void read(const ProductShape& shape, int64_t first_strip, int64_t apart, int64_t first_block) {
+  void read(const ProductShape& shape, int64_t first_strip, int64_t apart, int strips,
+            int64_t first_block) {
     constexpr int64_t kMostBlocks = kSpanCols / kBlockCols;
     strip = first_strip, step = apart, block = first_block;
     const int64_t left = shape.blocks - block;
     blocks = min_of(left, kMostBlocks);
     const SpanLayout& layout = left > kMostBlocks ? shape.whole : shape.last;
-    for (int s = 0; s < S; ++s) {
+    for (int s = 0; s < strips; ++s) {
       const uint8_t* begin = shape.strip(strip + s * step);
       const uint8_t* at = begin + shape.strip_header + block / kMostBlocks * shape.whole.bytes;
       shape.read_scales(layout, {begin, at, scales[s], minima[K.minimum ? s : 0]});
@@ -243,10 +245,9 @@ struct Tile {
   HELM_INLINE const uint8_t* line(int s) const { return codes[s] + codes_at; }
 
   // first_of_span: which of the span's strips is the tile's first.
-  template <int kSpanStrips>
-  __attribute__((noinline)) static void run(const ProductShape& shape,
-                                            const Span<K, kSpanStrips>& span, int first_of_span,
-                                            int64_t token) {
+  __attribute__((noinline)) static void run(const ProductShape& shape, const Span<K>& span,
+                                            int first_of_span, int64_t token) {
+    static_assert(S <= Span<K>::kMostStrips);
     Tile tile;
     HELM_UNROLL
     for (int s = 0; s < S; ++s) {
@@ -312,9 +313,9 @@ struct Tile {
 // One tile of tokens times S strips, all their spans.
 template <class V, Kind K, int T, int S>
 void run_strips(const ProductShape& shape, int64_t strip, int64_t step) {
-  Span<K, S> span;
+  Span<K> span;
   for (int64_t block = 0; block < shape.blocks; block += kSpanCols / kBlockCols) {
-    span.read(shape, strip, step, block);
+    span.read(shape, strip, step, S, block);
     Tile<V, K, T, S>::run(shape, span, 0, 0);
   }
 }
@@ -332,23 +333,22 @@ void few_tokens(const ProductShape& shape, int64_t strips) {
   for (int64_t i = S * step; i < strips; ++i) run_strips<V, K, T, 1>(shape, i, 0);
 }
 
-// All tokens times `N` adjacent strips: each span of these stays in L1 while tile after tile of
-// tokens passes it.
-template <class V, Kind K, int N>
-void many_tokens(const ProductShape& shape, int64_t strip) {
+// All tokens times adjacent strips, S of which are one tile: each span of these stays in L1 while
+// tile after tile of tokens passes it.
+template <class V, Kind K, int S>
+void many_tokens(const ProductShape& shape, int64_t strip, int strips) {
   const QuantArgs& m = shape.args;
-  constexpr int S =
-      N % V::kStripsPerTokens[V::kTileTokens] == 0 ? V::kStripsPerTokens[V::kTileTokens] : 1;
-  Span<K, N> span;
+  Span<K> span;
   for (int64_t block = 0; block < shape.blocks; block += kSpanCols / kBlockCols) {
-    span.read(shape, strip, 1, block);
+    span.read(shape, strip, 1, strips, block);
     int64_t t = 0;
     for (; t + V::kTileTokens <= m.tokens; t += V::kTileTokens) {
-      for (int s = 0; s < N; s += S) Tile<V, K, V::kTileTokens, S>::run(shape, span, s, t);
+      for (int s = 0; s < strips; s += S) Tile<V, K, V::kTileTokens, S>::run(shape, span, s, t);
     }
     each_index<V::kTileTokens - 1>([&](auto rest) {
       constexpr int T = decltype(rest)::value + 1;
-      for (int s = 0; m.tokens - t == T && s < N; s += S) Tile<V, K, T, S>::run(shape, span, s, t);
+      if (m.tokens - t != T) return;
+      for (int s = 0; s < strips; s += S) Tile<V, K, T, S>::run(shape, span, s, t);
     });
   }
 }
@@ -357,14 +357,15 @@ template <class V, Kind K>
 void tiles_of_tokens(const ProductShape& shape, int64_t strips) {
   constexpr int64_t kMostFew = 8;
   constexpr int kFew = V::kStripsPerTokens[V::kTileTokens], kMany = V::kPromptStrips;
+  static_assert(kMany % kFew == 0);
   const QuantArgs& m = shape.args;
   const bool few = m.tokens <= kMostFew;
   const int64_t together = few ? kFew : kMany, places = (strips + together - 1) / together;
   const int64_t last = min_of(strips, places * (m.slice + 1) / m.slices * together);
   int64_t i = places * m.slice / m.slices * together;
-  for (; !few && i + kMany <= last; i += kMany) many_tokens<V, K, kMany>(shape, i);
-  for (; i + kFew <= last; i += kFew) many_tokens<V, K, kFew>(shape, i);
-  for (; i < last; ++i) many_tokens<V, K, 1>(shape, i);
+  for (; !few && i + kMany <= last; i += kMany) many_tokens<V, K, kFew>(shape, i, kMany);
+  for (; i + kFew <= last; i += kFew) many_tokens<V, K, kFew>(shape, i, kFew);
+  for (; i < last; ++i) many_tokens<V, K, 1>(shape, i, 1);
 }
 
 // IntegerTable::product of one kind of format.

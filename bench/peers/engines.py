@@ -1,4 +1,4 @@
-"""The engines that worker.py measures, behind the same calls. Compares and prints nothing.
+"""The engines that bench/worker.py measures, behind the same calls. Compares and prints nothing.
 
 An engine has `logits(tokens, alone)`, f32 [tokens, vocabulary] of a prompt of which the last
 `alone` arrive one at a time, as in decode; `prepare(scenario)`, untimed: what it needs is loaded,
@@ -21,7 +21,7 @@ import numpy as np
 
 from gguf_file import MODEL
 from helm.compiler.load_cost import WEIGHTS
-from llama_model import CHUNK, FLASH, LlamaContext, LlamaModel
+from peers.llama_model import CHUNK, FLASH, LlamaContext, LlamaModel
 from scenarios import ONE_THREAD, SHORT, Scenario, prompt_of, variant
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from helm.compiler.load_cost import WEIGHTS
 from scenarios import Scenario, family, variant
 
-WORKER = Path(__file__).parent / "worker.py"
+WORKER = Path(__file__).parents[1] / "worker.py"
 
 
 class EngineFailed(Exception):

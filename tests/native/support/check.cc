@@ -1,5 +1,5 @@
 // Guarded memory by mmap; comparison that fails unless every element is shown to be within bounds.
-#include "check.h"
+#include "support/check.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

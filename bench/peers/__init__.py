@@ -1,0 +1,1 @@
+"""The engines that HELM is measured beside, HELM behind the same calls, and their processes."""
