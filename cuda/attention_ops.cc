@@ -40,6 +40,7 @@ AttentionArgs bind_attending(const Attending& op, const Bindings& b) {
   args.layer = op.layer;
   args.kv = pool_of(b);
   args.partials = b.partials;
+  args.compute = b.compute;
   return args;
 }
 

@@ -118,11 +118,11 @@ CudaDevice::CudaDevice(const DeviceOptions& options, const BlasApi& blas) : opti
   name_ = properties.name;
   memory_bytes_ = static_cast<int64_t>(properties.totalGlobalMem);
   locks_mapped_ = attribute(cudaDevAttrHostRegisterReadOnlySupported, options_.ordinal) != 0;
-  compute_major_ = attribute(cudaDevAttrComputeCapabilityMajor, options_.ordinal);
-  const int minor = attribute(cudaDevAttrComputeCapabilityMinor, options_.ordinal);
-  if (compute_major_ * 10 + minor < kOldestCompute) {
-    fail(ErrorKind::kDevice, "[cuda] ", name_, " has compute capability ", compute_major_, ".",
-         minor, "; HELM needs ", kOldestCompute / 10, ".", kOldestCompute % 10, " or newer");
+  compute_ = attribute(cudaDevAttrComputeCapabilityMajor, options_.ordinal) * 10 +
+             attribute(cudaDevAttrComputeCapabilityMinor, options_.ordinal);
+  if (compute_ < kOldestCompute) {
+    fail(ErrorKind::kDevice, "[cuda] ", name_, " has compute capability ", compute_ / 10, ".",
+         compute_ % 10, "; HELM needs ", kOldestCompute / 10, ".", kOldestCompute % 10, " or newer");
   }
   blas_ = std::make_shared<Blas>(blas, options_.ordinal);
 }
@@ -220,7 +220,7 @@ std::unique_ptr<Event> CudaDevice::create_event() {
 }
 
 int64_t CudaDevice::workspace_bytes(const Plan& plan, std::span<const UnitSpec> units) const {
-  return WorkspaceLayout(plan, units, blas_workspace_bytes(compute_major_)).bytes;
+  return WorkspaceLayout(plan, units, blas_workspace_bytes(compute_ / 10)).bytes;
 }
 
 std::unique_ptr<Stage> CudaDevice::compile(const StageSpec& spec) {
@@ -228,10 +228,8 @@ std::unique_ptr<Stage> CudaDevice::compile(const StageSpec& spec) {
     if (!takes(weight.format)) refuse_format("cuda", weight.format);
   }
   use_gpu(options_.ordinal);
-  const WorkspaceLayout layout(*spec.plan, spec.units, blas_workspace_bytes(compute_major_));
-  // bf16 holds what f16 does not, but GPUs before Ampere have no units for it.
-  const DType packed = compute_major_ >= 8 ? DType::kBF16 : DType::kF16;
-  return std::make_unique<CudaStage>(spec, layout, options_.ordinal, options_.graphs, packed, blas_,
+  const WorkspaceLayout layout(*spec.plan, spec.units, blas_workspace_bytes(compute_ / 10));
+  return std::make_unique<CudaStage>(spec, layout, options_.ordinal, options_.graphs, compute_, blas_,
                                      upload_to(spec.workspace, *spec.plan));
 }
 

@@ -100,7 +100,7 @@ class CudaDevice : public Device {
   DeviceOptions options_;
   std::string name_;
   int64_t memory_bytes_ = 0;
-  int compute_major_ = 0;
+  int compute_ = 0;  // capability times ten
   bool locks_mapped_ = false;
   std::shared_ptr<Blas> blas_;  // shared with the stages
 

@@ -62,6 +62,7 @@ struct Bindings {
   std::byte* narrow;  // WorkspaceLayout::narrow_offset
   Panel panel;        // WorkspaceLayout::panel_offset
   void* partials;     // WorkspaceLayout::partials_offset
+  int compute;        // the GPU's capability times ten
 
   const TensorSpec& tensor(TensorIndex index) const {
     return spec.plan->tensors[static_cast<size_t>(index)];

@@ -24,7 +24,7 @@ int64_t query_heads(const StageSpec& spec) {
 }  // namespace
 
 CudaStage::CudaStage(const StageSpec& spec, const WorkspaceLayout& layout, int ordinal, bool graphs,
-                     DType packed, std::shared_ptr<Blas> blas, std::shared_ptr<StepUpload> upload)
+                     int compute, std::shared_ptr<Blas> blas, std::shared_ptr<StepUpload> upload)
     : plan_(*spec.plan),
       heads_(query_heads(spec)),
       ordinal_(ordinal),
@@ -37,8 +37,9 @@ CudaStage::CudaStage(const StageSpec& spec, const WorkspaceLayout& layout, int o
                      *upload_,
                      reinterpret_cast<std::byte*>(spec.workspace) + layout.narrow_offset,
                      {reinterpret_cast<std::byte*>(spec.workspace) + layout.panel_offset,
-                      layout.panel_bytes, packed},
-                     reinterpret_cast<std::byte*>(spec.workspace) + layout.partials_offset})) {}
+                      layout.panel_bytes, compute >= kBf16Compute ? DType::kBF16 : DType::kF16},
+                     reinterpret_cast<std::byte*>(spec.workspace) + layout.partials_offset,
+                     compute})) {}
 
 StepShape CudaStage::shape_of(const StepView& step) const {
   int64_t rows = 0, singles = 0;

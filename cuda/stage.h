@@ -15,9 +15,9 @@ namespace helm::cuda {
 class CudaStage : public Stage {
  public:
   // `layout` is that of the spec's workspace. Steps in which every sequence has one token are
-  // captured and replayed with `graphs`. packed: the dtype that packed weights become for cuBLAS.
+  // captured and replayed with `graphs`. compute: the GPU's capability times ten.
   CudaStage(const StageSpec& spec, const WorkspaceLayout& layout, int ordinal, bool graphs,
-            DType packed, std::shared_ptr<Blas> blas, std::shared_ptr<StepUpload> upload);
+            int compute, std::shared_ptr<Blas> blas, std::shared_ptr<StepUpload> upload);
 
   void run(Stream& stream, const StepView& step) override;
 

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fiber.h"
@@ -44,6 +45,11 @@ struct Lane {
   unsigned mask = 0;
   uint64_t value = 0;
   int source = 0;
+  uint32_t published[2][kMostWords] = {};  // in turn: others may still read the words before
+  int turn = 0;
+  std::vector<std::pair<int, AsyncCopy>> copies;  // with the group of each
+  size_t handed_out = 0;
+  int groups = 0;  // committed
 };
 
 class Block {
@@ -70,6 +76,19 @@ class Block {
     if (op == WarpOp::kSync) order(__tsan_acquire, meeting);
     return lane.value;
   }
+
+  void publish(const uint32_t* words, int count) {
+    Lane& lane = *lanes_[current_];
+    lane.turn ^= 1;
+    for (int i = 0; i < count; ++i) lane.published[lane.turn][i] = words[i];
+    exchange(WarpOp::kPublish, 0xffffffffu, 0, 0);
+  }
+  uint32_t word(int lane, int word) const {
+    const Lane& shown = *lanes_[current_ / kWarp * kWarp + static_cast<size_t>(lane)];
+    return shown.published[lanes_[current_]->turn][word];
+  }
+
+  Lane& current() { return *lanes_[current_]; }
 
   [[noreturn]] void fail(const char* message) {
     message_ = message;
@@ -128,6 +147,9 @@ void Block::start_threads() {
     lane.index = {static_cast<unsigned>(i % b.x), static_cast<unsigned>(i / b.x % b.y),
                   static_cast<unsigned>(i / b.x / b.y)};
     lane.state = State::kReady;
+    lane.turn = lane.groups = 0;
+    lane.copies.clear();
+    lane.handed_out = 0;
     lane.fiber.prepare(&Block::enter, this);
   }
   std::memset(shared_.get(), kPoison, launch_->shared_bytes);
@@ -277,6 +299,33 @@ void block_barrier() {
 
 uint64_t warp_exchange(WarpOp op, unsigned mask, uint64_t value, int source_lane) {
   return current_block->exchange(op, mask, value, source_lane);
+}
+
+void warp_publish(const uint32_t* words, int count) {
+  current_block->publish(words, count);
+}
+
+uint32_t warp_word(int lane, int word) {
+  return current_block->word(lane, word);
+}
+
+void begin_copy(const AsyncCopy& copy) {
+  Lane& lane = current_block->current();
+  lane.copies.emplace_back(lane.groups, copy);
+}
+
+void commit_copies() {
+  ++current_block->current().groups;
+}
+
+bool next_copy(int groups, AsyncCopy* copy) {
+  Lane& lane = current_block->current();
+  if (lane.handed_out == lane.copies.size()) return false;
+  const auto& [group, next] = lane.copies[lane.handed_out];
+  if (group >= lane.groups - groups) return false;
+  *copy = next;
+  ++lane.handed_out;
+  return true;
 }
 
 int lane() {

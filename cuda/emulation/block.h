@@ -23,12 +23,26 @@ HELM_EMULATED_INDEX dim3 gridDim;
 
 namespace cuda_emulation {
 
-enum class WarpOp : uint8_t { kSync, kShuffle, kBallot };
+enum class WarpOp : uint8_t { kSync, kShuffle, kBallot, kPublish };
 
 // From inside a kernel. A barrier that not every live thread of the block reaches, an exchange that
 // misses a lane of its mask or reads a lane outside it, is a fault of the launch.
 void block_barrier();
 uint64_t warp_exchange(WarpOp op, unsigned mask, uint64_t value, int source_lane);
+// Shows `count` words to all lanes of the warp, which take part, and waits for theirs. They can be
+// read until this lane shows others.
+inline constexpr int kMostWords = 6;
+void warp_publish(const uint32_t* words, int count);
+uint32_t warp_word(int lane, int word);
+// Copies of 16 bytes that a thread has begun, in groups. next_copy: the first that is in no group,
+// or in one of the latest `groups`, has to wait; false if all others have been handed out.
+struct AsyncCopy {
+  void* to;
+  const void* from;
+};
+void begin_copy(const AsyncCopy& copy);
+void commit_copies();
+bool next_copy(int groups, AsyncCopy* copy);
 int lane();
 [[noreturn]] void kernel_fault(const char* message);
 void* dynamic_shared_memory();

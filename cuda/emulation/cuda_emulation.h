@@ -15,6 +15,7 @@ void set_device_count(int count);
 // What the device says of its generation, as the environment variable CUDA_EMULATION_COMPUTE ("90")
 // does: 8.0, 9.0, 12.0; 7.5 at first. Limits stay those of 7.5, the least.
 void set_compute_capability(int major, int minor);
+int compute_capability();  // times ten
 // Whether captures fail at their end, as those of an operation that a graph cannot hold.
 void refuse_captures(bool refuse);
 // Whether memory can be page-locked for reading alone, as cudaDevAttrHostRegisterReadOnlySupported

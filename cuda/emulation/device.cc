@@ -83,6 +83,11 @@ void set_compute_capability(int major, int minor) {
   state().major = major, state().minor = minor;
 }
 
+int compute_capability() {
+  std::lock_guard lock(state().mutex);
+  return state().major * 10 + state().minor;
+}
+
 void refuse_captures(bool refuse) {
   std::lock_guard lock(state().mutex);
   state().refuse_captures = refuse;

@@ -117,7 +117,7 @@ void attention(const AttentionArgs& args, const StepTables& step, cudaStream_t s
     merge(args.runs, args.decode_splits, true);
   }
   if (args.runs > args.singles) {
-    attention_prefill(args, step, stream);
+    (in_tensor_cores(args) ? attention_prompt : attention_prefill)(args, step, stream);
     merge(args.tokens, args.prompt_splits, false);
   }
 }

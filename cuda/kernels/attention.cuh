@@ -1,4 +1,5 @@
-// What decode, prefill and merging of attention share: the keys of a split and its partial result.
+// What decode, prefill and merging of attention share: the rows of a block, the keys of a split and
+// its partial result.
 //
 // Scores are kept in units of log 2, so that a weight is exp2(score - m). A split cuts the visible
 // positions of its rows at multiples of kSplitKeys, whatever the size of pages, from the tables in
@@ -123,8 +124,47 @@ class ResultRow {
   float factor_, kept_;  // for the row's own elements and for those held
 };
 
+// The rows of this block, kRows of those of all longer runs, tile after tile; rows is 0 if there are
+// none. Late tiles of a run, which have the most keys, come first.
+template <int kRows>
+struct RowTile {
+  Run run;
+  int first_row;  // of the run's [tokens, group]
+  int rows;
+
+  __device__ __forceinline__ RowTile(const AttentionArgs& a, const StepTables& step, int group)
+      : rows(0) {
+    int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+    for (int64_t r = 0; r < a.runs; ++r) {
+      run = step.runs[r];
+      if (run.tokens == 1) continue;
+      const int run_rows = run.tokens * group, tiles = (run_rows + kRows - 1) / kRows;
+      if (tile < tiles) {
+        first_row = tile * kRows;
+        rows = min(kRows, run_rows - first_row);
+        return;
+      }
+      tile -= tiles;
+    }
+  }
+  __device__ __forceinline__ int32_t position(int row, int group) const {
+    return run.first_position + (first_row + row) / group;
+  }
+};
+
+// Blocks of `rows` rows for all longer runs: full ones, and at most one ragged one per run.
+inline dim3 prompt_grid(const AttentionArgs& a, int rows) {
+  const int64_t tiles =
+      (a.rows - a.singles) * (a.heads / a.kv.kv_heads) / rows + (a.runs - a.singles);
+  return dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(a.kv.kv_heads),
+              static_cast<unsigned>(a.prompt_splits));
+}
+
 void attention_decode(const AttentionArgs& args, const StepTables& step, cudaStream_t stream);
+// Longer runs: in f32, for every dtype of pages and every size of heads,
 void attention_prefill(const AttentionArgs& args, const StepTables& step, cudaStream_t stream);
+// or in tensor cores, for pages of f16 from sm_75 on and of bf16 from sm_80 on.
+void attention_prompt(const AttentionArgs& args, const StepTables& step, cudaStream_t stream);
 
 // Whether K and V rows may be read in pieces.
 inline bool vector_rows(const KvPool& kv) {

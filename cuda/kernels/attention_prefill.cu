@@ -1,4 +1,4 @@
-// Attention of runs of several tokens.
+// Attention of runs of several tokens in f32, for all pages that attention_prompt.cu does not take.
 //
 // A block has kRows consecutive rows (query i, head g of one KV head, row i * group + g) of one
 // run, so that query heads share K and V, and walks the keys in tiles that pass through shared
@@ -24,29 +24,6 @@ struct Tile {
   float p[kRows][kKeys + kPad];
 };
 
-// The run and the rows of this block; tokens is 0 if there are none. Late tiles of a run, which
-// have the most keys, come first.
-struct RowTile {
-  Run run;
-  int first_row;  // of the run's [tokens, group]
-  int rows;
-
-  __device__ RowTile(const AttentionArgs& a, const StepTables& step, int group) : rows(0) {
-    int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x);
-    for (int64_t r = 0; r < a.runs; ++r) {
-      run = step.runs[r];
-      if (run.tokens == 1) continue;
-      const int run_rows = run.tokens * group, tiles = (run_rows + kRows - 1) / kRows;
-      if (tile < tiles) {
-        first_row = tile * kRows;
-        rows = min(kRows, run_rows - first_row);
-        return;
-      }
-      tile -= tiles;
-    }
-  }
-};
-
 __device__ __forceinline__ float lanes_max(float x) {
 #pragma unroll
   for (int s = kRowLanes / 2; s > 0; s /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, s));
@@ -64,7 +41,7 @@ __device__ __forceinline__ const float4& as_float4(const float* p) {
 
 // scale * q of the block's rows, zeros elsewhere.
 template <int H>
-__device__ void load_queries(const AttentionArgs& a, const RowTile& rows, int group,
+__device__ void load_queries(const AttentionArgs& a, const RowTile<kRows>& rows, int group,
                              int64_t kv_head, Tile<H>* tile) {
   const auto head_dim = static_cast<int>(a.kv.head_dim);
   for (int i = static_cast<int>(threadIdx.x); i < kRows * H; i += kThreads) {
@@ -158,14 +135,12 @@ __global__ void __launch_bounds__(kThreads)
   const int group = static_cast<int>(a.heads) / static_cast<int>(a.kv.kv_heads);
   const int64_t kv_head = blockIdx.y;
   const auto head_dim = static_cast<int>(a.kv.head_dim);
-  const RowTile rows(a, step, group);
+  const RowTile<kRows> rows(a, step, group);
   if (rows.rows == 0) return;
   const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
   const int row = static_cast<int>(threadIdx.x) / kRowLanes * kLaneRows;
   const RunPages pages(step, rows.run, a.layer);
-  const auto position_of = [&](int r) {
-    return rows.run.first_position + (rows.first_row + r) / group;
-  };
+  const auto position_of = [&](int r) { return rows.position(r, group); };
   const KeyRange range = keys_of_split(a, rows.run, position_of(0), position_of(rows.rows - 1));
 
   load_queries(a, rows, group, kv_head, &tile);
@@ -237,17 +212,12 @@ __global__ void __launch_bounds__(kThreads)
 
 template <DType D, int H, bool kVector>
 void launch_prefill(const AttentionArgs& a, const StepTables& step, cudaStream_t stream) {
-  // At most: full tiles of all rows, and one ragged tile per run.
-  const int64_t tiles =
-      (a.rows - a.singles) * (a.heads / a.kv.kv_heads) / kRows + (a.runs - a.singles);
   if constexpr (sizeof(Tile<H>) > 48 << 10) {  // what a kernel may use without asking
     cudaFuncSetAttribute(prefill_kernel<D, H, kVector>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          static_cast<int>(sizeof(Tile<H>)));
   }
   launch(prefill_kernel<D, H, kVector>,
-         dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(a.kv.kv_heads),
-              static_cast<unsigned>(a.prompt_splits)),
-         kThreads, sizeof(Tile<H>), stream, a, step);
+         prompt_grid(a, kRows), kThreads, sizeof(Tile<H>), stream, a, step);
 }
 
 }  // namespace

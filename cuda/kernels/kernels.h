@@ -132,6 +132,10 @@ class Divisor {
   uint32_t value_ = 1, multiplier_ = 1, shift_ = 0;
 };
 
+// The first compute capability, times ten, whose tensor cores multiply bf16. bf16 holds what f16 does
+// not; before it, f16 is all there is.
+inline constexpr int kBf16Compute = 80;
+
 // A pool of KV pages, each K then V of one layer, [kv_heads, page_tokens, head_dim]
 // (cpu/kv_page.h).
 struct KvPool {
@@ -195,8 +199,12 @@ struct AttentionArgs {
   int64_t decode_splits;  // for those
   int64_t prompt_splits;  // for the others
   void* partials;         // of splits; null with one
+  int compute = 0;        // capability of the GPU times ten; 0: sums of f32 alone
 };
 void attention(const AttentionArgs& args, const StepTables& step, cudaStream_t stream);
+// Whether tensor cores serve runs of several tokens: for pages of f16 from 7.5 on, of bf16 from 8.0
+// on, with heads in whole pieces of 16 bytes. Softmax weights are then rounded to the pages' dtype.
+bool in_tensor_cores(const AttentionArgs& args);
 
 // partial = attention to no position
 void reset_partial(float* partial, int64_t tokens, int64_t heads, int64_t head_dim,

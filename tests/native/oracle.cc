@@ -131,10 +131,15 @@ Expected oracle_matmul(const cpu::MatmulArgs& m, DType dtype, const std::vector<
 }
 
 // A score's error d moves its weight by a factor e^d, the maximum and the log of the sum by d.
-ExpectedAttention oracle_attention(const cpu::AttentionArgs& a, DType dtype, DType inputs) {
-  constexpr double kBf16Eps = 0x1p-8;
+ExpectedAttention oracle_attention(const cpu::AttentionArgs& a, DType dtype, DType inputs,
+                                   DType weights) {
+  const auto unit = [](DType t) {
+    return t == DType::kBF16 ? 0x1p-8 : t == DType::kF16 ? 0x1p-11 : 0;
+  };
   ExpectedAttention e;
   const bool narrow = inputs == DType::kBF16;
+  const double query_eps = unit(weights) * unit(weights);
+  const double weight_eps = std::max(unit(inputs), unit(weights));
   const auto query = [&](int64_t i) -> double {
     const double exact = static_cast<double>(a.scale) * static_cast<double>(a.q[i]);
     return narrow ? decode_bf16(encode_bf16(a.scale * a.q[i])) : exact;
@@ -176,7 +181,7 @@ ExpectedAttention oracle_attention(const cpu::AttentionArgs& a, DType dtype, DTy
         dot += q * (k + lacking(j, d, &more));
         size += std::abs(q) * (std::abs(k) + 2 * more);
       }
-      slack = std::max(slack, static_cast<double>(roundings) * kEps * size);
+      slack = std::max(slack, (static_cast<double>(roundings) * kEps + query_eps) * size);
       key.push_back(j), score.push_back(dot);
       max = std::max(max, dot);
     }
@@ -196,7 +201,7 @@ ExpectedAttention oracle_attention(const cpu::AttentionArgs& a, DType dtype, DTy
         out += v, size += std::abs(v);
       }
       e.out.value.push_back(out);
-      e.out.bound.push_back((2 * slack + 2 * step + (narrow ? kBf16Eps : 0)) * size + kTiny);
+      e.out.bound.push_back((2 * slack + 2 * step + weight_eps) * size + kTiny);
     }
   }
   return e;

@@ -38,9 +38,10 @@ Expected oracle_matmul(const cpu::MatmulArgs& args, DType dtype, const std::vect
 struct ExpectedAttention {
   Expected m, log_sum, out;  // maximum, m + log s, o / s;  -inf, -inf and 0 for masked rows
 };
-// inputs: what scaled queries and weights are rounded to.
+// inputs: what scaled queries and weights are rounded to. weights: to what weights alone may be;
+// queries are then as exact as two numbers of that dtype.
 ExpectedAttention oracle_attention(const cpu::AttentionArgs& args, DType dtype,
-                                   DType inputs = DType::kF32);
+                                   DType inputs = DType::kF32, DType weights = DType::kF32);
 
 Expected oracle_norm(const cpu::NormArgs& args, bool rms);
 double oracle_activation(cpu::Activation kind, double x);

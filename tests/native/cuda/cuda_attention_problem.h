@@ -15,6 +15,18 @@ struct Problem {
   int64_t window = 0;
   int64_t splits = 1;
   float scale = 0.3f;
+  int compute = 0;  // of the GPU; 0: one without tensor cores
+};
+
+// The emulated GPU has this capability, of which it had 7.5, until the end of the test.
+class Capability {
+ public:
+  explicit Capability(int compute) {
+    if (compute > 0) cuda_emulation::set_compute_capability(compute / 10, compute % 10);
+  }
+  ~Capability() { cuda_emulation::set_compute_capability(7, 5); }
+  Capability(const Capability&) = delete;
+  Capability& operator=(const Capability&) = delete;
 };
 
 inline constexpr int32_t kLayers = 3;
@@ -62,7 +74,8 @@ struct Data {
             std::ranges::count(p.runs, 1, &RunShape::tokens),
             p.splits,
             p.splits,
-            partials.data()};
+            partials.data(),
+            p.compute};
   }
 
   TestStep step;
@@ -77,6 +90,7 @@ struct Data {
 // Each run and KV head by the oracle of the CPU kernels, over its K and V put side by side.
 // out: [tokens, heads, head_dim], m and log_sum: [tokens, heads].
 inline ExpectedAttention expect_all(const Problem& p, const Data& d) {
+  const DType weights = cuda::in_tensor_cores(d.args(p)) ? d.kv.dtype : DType::kF32;
   ExpectedAttention want;
   const int64_t group = p.heads / p.kv_heads, bytes = dtype_bytes(d.kv.dtype) * p.head_dim;
   const auto scatter = [&](const Expected& from, Expected& to, int64_t width, int64_t first_row,
@@ -120,7 +134,8 @@ inline ExpectedAttention expect_all(const Problem& p, const Data& d) {
                                                     nullptr,
                                                     nullptr,
                                                     nullptr},
-                                                   d.kv.dtype);
+                                                   d.kv.dtype, DType::kF32,
+                                                   run.tokens > 1 ? weights : DType::kF32);
       scatter(e.out, want.out, p.head_dim, run.first_row, head);
       scatter(e.m, want.m, 1, run.first_row, head);
       scatter(e.log_sum, want.log_sum, 1, run.first_row, head);
@@ -137,7 +152,7 @@ inline std::string label_of(const Problem& p, DType dtype, uint32_t seed) {
   std::ostringstream s;
   s << "attention dtype " << static_cast<int>(dtype) << " heads " << p.heads << "/" << p.kv_heads
     << " head_dim " << p.head_dim << " page " << p.page_tokens << " window " << p.window
-    << " splits " << p.splits << " seed " << seed << " runs";
+    << " splits " << p.splits << " compute " << p.compute << " seed " << seed << " runs";
   for (const RunShape& r : p.runs) s << " " << r.tokens << "@" << r.first_position;
   return s.str();
 }

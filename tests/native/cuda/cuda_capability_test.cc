@@ -32,7 +32,8 @@ TEST_CASE("newer GPUs pass what the oldest passes, with the workspace that cuBLA
     shape.weight_dtype = shape.kv_dtype = "bf16";
     helm::test::conform_stage(open_cuda_test_device, {shape, true});
     CHECK(helm::test::last_blas_workspace_bytes() == int64_t{major >= 9 ? 32 : 8} << 20);
-    helm::test::conform_attention_pieces(open_cuda_test_device, shape);
+    helm::test::conform_attention_pieces(open_cuda_test_device, shape, helm::DType::kF32,
+                                         major >= 8 ? helm::DType::kBF16 : helm::DType::kF32);
     helm::test::conform_copies(open_cuda_test_device);
     const auto plan = helm::Plan::from_json(helm::test::tiny_model(shape).plan);
     const int64_t bytes = open_cuda_test_device(0)->workspace_bytes(plan, plan.units);

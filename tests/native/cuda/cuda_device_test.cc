@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <cstdlib>
+#include <utility>
 
 #include "cuda_test_device.h"
 #include "device/device_conformance.h"
@@ -91,15 +92,17 @@ TEST_CASE("a stage agrees with the scalar oracle: norms of q and k, biases, wind
 }
 
 TEST_CASE("attention in parts agrees with the scalar oracle") {
-  for (const char* dtype : {"f32", "f16", "bf16"}) {
-    conform_attention_pieces(open_cuda_test_device, shape("f32", dtype));
+  using helm::DType;
+  for (const auto& [name, dtype] :
+       {std::pair{"f32", DType::kF32}, {"f16", DType::kF16}, {"bf16", DType::kBF16}}) {
+    conform_attention_pieces(open_cuda_test_device, shape("f32", name), DType::kF32, dtype);
   }
   TinyShape variant = shape("f32", "f16");
   variant.heads = 16;
   variant.head_dim = 24;
   variant.window = 37;
   variant.page_tokens = 5;
-  conform_attention_pieces(open_cuda_test_device, variant);
+  conform_attention_pieces(open_cuda_test_device, variant, DType::kF32, DType::kF16);
 }
 
 TEST_CASE("a stage that never has many rows needs no cuBLAS") {

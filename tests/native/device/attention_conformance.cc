@@ -100,7 +100,7 @@ class PiecewiseAttention {
     return out;
   }
 
-  Expected expect(DType inputs) const {
+  Expected expect(DType inputs, DType weights) const {
     Expected want;
     const int64_t group = shape_.heads / shape_.kv_heads, dim = shape_.head_dim;
     want.value.resize(static_cast<size_t>(tokens() * width(out_)));
@@ -128,7 +128,7 @@ class PiecewiseAttention {
                               nullptr,
                               nullptr,
                               nullptr},
-                             plan_.kv.dtype, inputs);
+                             plan_.kv.dtype, inputs, query.tokens > 1 ? weights : DType::kF32);
         for (int64_t i = 0; i < query.tokens * group * dim; ++i) {
           const auto at = static_cast<size_t>((first_row + i / (group * dim)) * width(out_) +
                                               head * group * dim + i % (group * dim));
@@ -254,12 +254,13 @@ class PiecewiseAttention {
 
 }  // namespace
 
-void conform_attention_pieces(const DeviceFactory& open, const TinyShape& shape, DType inputs) {
+void conform_attention_pieces(const DeviceFactory& open, const TinyShape& shape, DType inputs,
+                              DType weights) {
   const auto device = open(0);
   for (const Queries& queries : {Queries{{1, 70}, {1, 0}, {1, 131}}, Queries{{1, 129}},
                                  Queries{{3, 70}, {1, 33}, {20, 95}}, Queries{{32, 0}}}) {
     PiecewiseAttention attention(*device, shape, queries);
-    const Expected want = attention.expect(inputs);
+    const Expected want = attention.expect(inputs, weights);
     for (const int64_t split : {0, 1, 3, 1000}) {
       for (const bool one_by_one : {false, true}) {
         CHECK_EQ(compare(attention.run(split, one_by_one), want.value, want.bound,

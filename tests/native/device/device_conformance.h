@@ -38,9 +38,10 @@ void conform_stage(const DeviceFactory& open, const StageCase& test);
 
 // Attention in parts (append, reset, attend, merge) over pages shared out in every way, in decode
 // and prefill steps, against a scalar oracle. attention_conformance.cc.
-// inputs: what the device rounds scaled queries and softmax weights to.
+// inputs: what the device rounds scaled queries and softmax weights to. weights: what it may round
+// weights alone to, of sequences with several tokens in a step.
 void conform_attention_pieces(const DeviceFactory& open, const TinyShape& shape,
-                              DType inputs = DType::kF32);
+                              DType inputs = DType::kF32, DType weights = DType::kF32);
 
 // The logits of every step of conform_stage, for comparisons between devices and settings.
 std::vector<std::vector<float>> stage_logits(const DeviceFactory& open, const TinyShape& shape);
