@@ -98,7 +98,8 @@ void check_merged(const Problem& p, const Data& d, const TestPartial& first,
 
 // Everything into one partial, at once and block by block; and shared out over two, the far one of
 // which may be empty.
-void check_pieces(const Problem& p, DType dtype, uint32_t seed) {
+void check_pieces_of(const Problem& p, DType dtype, uint32_t seed) {
+  const Capability capability(p.compute);
   const Data d(p, dtype, seed);
   const ExpectedAttention want = expect_all(p, d);
   const std::string label = label_of(p, dtype, seed) + " in pieces";
@@ -117,6 +118,12 @@ void check_pieces(const Problem& p, DType dtype, uint32_t seed) {
     near.attend(p, d, {of_every_run(p, split, kAllBlocks)});
     check_merged(p, d, far, near, want.out, label);
   }
+}
+
+void check_pieces(Problem p, DType dtype, uint32_t seed) {
+  check_pieces_of(p, dtype, seed);
+  p.compute = 90;
+  if (dtype != DType::kF32) check_pieces_of(p, dtype, seed);
 }
 
 }  // namespace
