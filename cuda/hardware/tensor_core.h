@@ -98,4 +98,10 @@ __device__ __forceinline__ void await_copies() {
 #endif
 }
 
+// x, of which the compiler knows nothing: what follows from x is not kept in registers around a loop.
+__device__ __forceinline__ int unknown(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 }  // namespace helm::cuda

@@ -21,12 +21,14 @@ template <int H>
 struct Tile {
   static constexpr int kKeys = H > 128 ? 16 : 64;
   static constexpr int kSteps = H / 16;  // of a product along the head
-  // Where registers do not suffice, each thread keeps the low parts of its queries here.
-  static constexpr bool kKeepsLow = H > 128;
+  // Where registers do not suffice, each thread keeps parts of its queries here: the high ones of
+  // the last steps and all low ones.
+  static constexpr int kKeptHigh = H > 128 ? 4 : 0, kKeptLow = H > 128 ? kSteps : 0;
+  static constexpr int kKept = kKeptHigh + kKeptLow;
 
   uint16_t k[kKeys * H];
   uint16_t v[kKeys * H];
-  uint4 low[kKeepsLow ? kSteps : 1][kThreads];
+  uint4 queries[kKept > 0 ? kKept : 1][kThreads];  // high, then low
   const uint16_t* rows[2][kKeys];  // of K in the pages, for two tiles in turn
 
   // Rows are cut in pieces of 16 bytes, which trade places so that eight rows, read at the same
@@ -36,6 +38,11 @@ struct Tile {
   }
 };
 
+// A weight is at most 2 to this power: f16 has no numbers for small ones, half of those it has are
+// above 1.
+template <DType D>
+inline constexpr float kWeightLog2 = D == DType::kF16 ? 15.0f : 0.0f;
+
 template <DType D>
 __device__ __forceinline__ unsigned pair(float x, float y) {
   if constexpr (D == DType::kF16) {
@@ -43,6 +50,12 @@ __device__ __forceinline__ unsigned pair(float x, float y) {
   } else {
     return pair_bf16(x, y);
   }
+}
+// What exceeds f16 becomes its largest number, as in narrowed().
+template <DType D>
+__device__ __forceinline__ float limited(float x) {
+  if constexpr (D == DType::kF16) return x > kMostF16 ? kMostF16 : x < -kMostF16 ? -kMostF16 : x;
+  return x;
 }
 template <DType D>
 __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0,
@@ -66,54 +79,72 @@ __device__ __forceinline__ float quad_sum(float x) {
 // What a thread holds of its warp's queries: fragments a of each step, times scale and log2(e).
 template <DType D, int H>
 struct Queries {
-  unsigned high[H / 16][4];
-  unsigned low[Tile<H>::kKeepsLow ? 1 : H / 16][4];
+  static constexpr int kSteps = Tile<H>::kSteps, kHigh = kSteps - Tile<H>::kKeptHigh;
+  static constexpr int kLow = kSteps - Tile<H>::kKeptLow;
+  unsigned high[kHigh][4];
+  unsigned low[kLow > 0 ? kLow : 1][4];
 
   // rows: the query's elements for each of the lane's rows, or null, which is zeros
   __device__ __forceinline__ void load(const float* const (&rows)[kLaneRows], float scale,
                                        int head_dim, Tile<H>* tile) {
     const int first = static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
-    for (int step = 0; step < H / 16; ++step) {
-      unsigned rest[4];
+    for (int step = 0; step < kSteps; ++step) {
+      unsigned whole[4], rest[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float* row = rows[i % 2];
         const int d = step * 16 + i / 2 * kMatrix + first;
         const bool exists = row != nullptr && d < head_dim;  // an even number
         const float x = exists ? row[d] * scale : 0.0f, y = exists ? row[d + 1] * scale : 0.0f;
-        const Store<D> hx = narrowed<D>(x), hy = narrowed<D>(y);
-        high[step][i] = hx | static_cast<unsigned>(hy) << 16;
-        rest[i] = narrowed<D>(x - widen<D>(hx)) |
-                  static_cast<unsigned>(narrowed<D>(y - widen<D>(hy))) << 16;
+        whole[i] = pair<D>(limited<D>(x), limited<D>(y));
+        rest[i] = pair<D>(limited<D>(x - widen<D>(static_cast<uint16_t>(whole[i]))),
+                          limited<D>(y - widen<D>(static_cast<uint16_t>(whole[i] >> 16))));
       }
-      if constexpr (Tile<H>::kKeepsLow) {
-        tile->low[step][threadIdx.x] = make_uint4(rest[0], rest[1], rest[2], rest[3]);
-      } else {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) low[step][i] = rest[i];
+      for (int i = 0; i < 4; ++i) {
+        if (step < kHigh) high[step][i] = whole[i];
+        if (step < kLow) low[step][i] = rest[i];
       }
+      if (step >= kHigh) keep(whole, step - kHigh, tile);
+      if (step >= kLow) keep(rest, Tile<H>::kKeptHigh + step - kLow, tile);
     }
   }
 
-  __device__ __forceinline__ void low_of(int step, const Tile<H>& tile, unsigned (&to)[4]) const {
-    if constexpr (Tile<H>::kKeepsLow) {
-      const uint4 kept = tile.low[step][threadIdx.x];
-      to[0] = kept.x, to[1] = kept.y, to[2] = kept.z, to[3] = kept.w;
-    } else {
+  __device__ __forceinline__ void get(int step, const Tile<H>& tile, unsigned (&whole)[4],
+                                      unsigned (&rest)[4]) const {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) to[i] = low[step][i];
+    for (int i = 0; i < 4; ++i) {
+      if (step < kHigh) whole[i] = high[step][i];
+      if (step < kLow) rest[i] = low[step][i];
     }
+    if (step >= kHigh) kept(step - kHigh, tile, whole);
+    if (step >= kLow) kept(Tile<H>::kKeptHigh + step - kLow, tile, rest);
+  }
+
+ private:
+  static __device__ __forceinline__ void keep(const unsigned (&from)[4], int place, Tile<H>* tile) {
+    tile->queries[place][threadIdx.x] = make_uint4(from[0], from[1], from[2], from[3]);
+  }
+  static __device__ __forceinline__ void kept(int place, const Tile<H>& tile, unsigned (&to)[4]) {
+    const uint4 found = tile.queries[place][threadIdx.x];
+    to[0] = found.x, to[1] = found.y, to[2] = found.z, to[3] = found.w;
   }
 };
+
+// The thread. Places in a tile are found anew for each where no registers are left to keep them in.
+template <int H>
+__device__ __forceinline__ int thread_of() {
+  const auto thread = static_cast<int>(threadIdx.x);
+  return Tile<H>::kKept > 0 ? unknown(thread) : thread;
+}
 
 // Begins to copy K or V of a tile's rows, `offset` elements after those of K.
 template <int H>
 __device__ __forceinline__ void copy_rows(const uint16_t* const* rows, int64_t offset, int head_dim,
                                           uint16_t* to) {
   constexpr int kPieces = H / kPiece, kAtOnce = kThreads / kPieces;
-  const int piece = static_cast<int>(threadIdx.x) % kPieces;
-  const int first = static_cast<int>(threadIdx.x) / kPieces;
+  const int thread = thread_of<H>(), piece = thread % kPieces, first = thread / kPieces;
   if (piece * kPiece < head_dim) {
 #pragma unroll
     for (int row = 0; row < Tile<H>::kKeys; row += kAtOnce) {
@@ -140,19 +171,19 @@ __device__ __forceinline__ void clear_rest(int head_dim, Tile<H>* tile) {
 template <DType D, int H>
 __device__ __forceinline__ void multiply_qk(const Queries<D, H>& q, const Tile<H>& tile,
                                             float (&s)[Tile<H>::kKeys / kMatrix][4]) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, turn = lane % kMatrix;
+  const int lane = thread_of<H>() % kWarp, turn = lane % kMatrix;
   const uint16_t* row = tile.k + (lane / 16 * kMatrix + turn) * H;
 #pragma unroll
   for (int step = 0; step < H / 16; ++step) {
-    unsigned low[4];
-    q.low_of(step, tile, low);
+    unsigned high[4], low[4];
+    q.get(step, tile, high, low);
     const int piece = (2 * step + lane / kMatrix % 2) ^ turn;
 #pragma unroll
     for (int n = 0; n < Tile<H>::kKeys / kMatrix; n += 2) {
       unsigned k[4];
       load_matrices(k, row + n * kMatrix * H + piece * kPiece);
-      multiply<D>(s[n], q.high[step], k[0], k[1]);
-      multiply<D>(s[n + 1], q.high[step], k[2], k[3]);
+      multiply<D>(s[n], high, k[0], k[1]);
+      multiply<D>(s[n + 1], high, k[2], k[3]);
       multiply<D>(s[n], low, k[0], k[1]);
       multiply<D>(s[n + 1], low, k[2], k[3]);
     }
@@ -163,7 +194,7 @@ __device__ __forceinline__ void multiply_qk(const Queries<D, H>& q, const Tile<H
 template <DType D, int H>
 __device__ __forceinline__ void multiply_pv(const float (&p)[Tile<H>::kKeys / kMatrix][4],
                                             const Tile<H>& tile, float (&o)[H / kMatrix][4]) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, turn = lane % kMatrix;
+  const int lane = thread_of<H>() % kWarp, turn = lane % kMatrix;
   const uint16_t* row = tile.v + (lane / kMatrix % 2 * kMatrix + turn) * H;
 #pragma unroll
   for (int n = 0; n < Tile<H>::kKeys / kMatrix; n += 2) {
@@ -254,9 +285,9 @@ __global__ void __launch_bounds__(kThreads, H <= 64 ? 3 : 2)
 #pragma unroll
       for (int n = 0; n < N; ++n) top = fmaxf(top, fmaxf(p[n][2 * r], p[n][2 * r + 1]));
       top = quad_max(top);
-      const float shift = shift_of(top);
-      factor[r] = exp2_fast(m[r] - shift);
+      factor[r] = exp2_fast(m[r] - shift_of(top));
       m[r] = top;
+      const float shift = shift_of(top) - kWeightLog2<D>;
       float more = 0;
 #pragma unroll
       for (int n = 0; n < N; ++n) {
@@ -283,7 +314,7 @@ __global__ void __launch_bounds__(kThreads, H <= 64 ? 3 : 2)
 
 #pragma unroll
   for (int r = 0; r < kLaneRows; ++r) {
-    const float s = quad_sum(sum[r]);
+    const float natural = exp2_fast(-kWeightLog2<D>), s = quad_sum(sum[r]) * natural;
     const bool exists = row + 8 * r < rows.rows;
     const int of_run = rows.first_row + row + 8 * r, query_of_run = of_run / group;
     const int64_t token = rows.run.first_row + query_of_run;
@@ -297,7 +328,7 @@ __global__ void __launch_bounds__(kThreads, H <= 64 ? 3 : 2)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int d = c * kMatrix + lane % 4 * 2 + i;
-        if (d < head_dim) to.store(d, o[c][2 * r + i]);
+        if (d < head_dim) to.store(d, o[c][2 * r + i] * natural);
       }
     }
   }
