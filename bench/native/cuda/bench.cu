@@ -1,5 +1,5 @@
 // helm-bench-cuda: rates of the decode kernels as shares of the streaming reads of the same device
-// in the same rounds.
+// in the same rounds; of prompt attention, as multiples of its kernel in f32.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -115,6 +115,7 @@ class Ceiling {
 struct Row {
   std::string name;
   Stats rate, share;
+  bool computes;  // FLOP/s over those in f32; else bytes/s over the ceiling
 };
 
 // Every round reads the ceiling again right before the case.
@@ -126,7 +127,32 @@ Row measure(Case& timed, int rounds, Ceiling& ceiling, Timer& timer) {
     rates.push_back(static_cast<double>(timed.bytes) / launches.launch_s());
     shares.push_back(rates.back() / most);
   }
-  return {timed.name, stats_of(rates), stats_of(shares)};
+  return {timed.name, stats_of(rates), stats_of(shares), false};
+}
+
+// Every round runs the kernel in f32 right before the case.
+Row compare(Case& timed, int rounds, Timer& timer) {
+  std::vector<double> rates, times;
+  Repeated f32(timer, kCase_s, [&](cudaStream_t stream) { timed.enqueue_f32(stream); });
+  Repeated launches(timer, kCase_s, [&](cudaStream_t stream) { timed.enqueue(stream); });
+  for (int round = 0; round < rounds; ++round) {
+    const double slow_s = f32.launch_s(), fast_s = launches.launch_s();
+    rates.push_back(timed.flops() / fast_s);
+    times.push_back(slow_s / fast_s);
+  }
+  return {timed.name, stats_of(rates), stats_of(times), true};
+}
+
+void print(const Row& r) {
+  if (r.computes) {
+    std::printf("%-60s %8.2f [%8.2f-%8.2f] TFLOP/s, %.1f [%.1f-%.1f] times those in f32\n",
+                r.name.c_str(), r.rate.median / 1e12, r.rate.min / 1e12, r.rate.max / 1e12,
+                r.share.median, r.share.min, r.share.max);
+  } else {
+    std::printf("%-60s %8.1f [%8.1f-%8.1f] GB/s %4.0f%% [%3.0f-%3.0f]\n", r.name.c_str(),
+                r.rate.median / 1e9, r.rate.min / 1e9, r.rate.max / 1e9, r.share.median * 100,
+                r.share.min * 100, r.share.max * 100);
+  }
 }
 
 // Whole at any time, for whoever ends the run early.
@@ -140,9 +166,10 @@ void write_json(const Options& o, const cudaDeviceProp& device, const std::vecto
   for (size_t i = 0; i < rows.size(); ++i) {
     const Row& r = rows[i];
     std::fprintf(f,
-                 "  {\"case\": \"%s\", \"unit\": \"bytes/s\", \"median\": %.6g, \"min\": %.6g, "
-                 "\"max\": %.6g, \"share\": %.4f}%s\n",
-                 r.name.c_str(), r.rate.median, r.rate.min, r.rate.max, r.share.median,
+                 "  {\"case\": \"%s\", \"unit\": \"%s\", \"median\": %.6g, \"min\": %.6g, "
+                 "\"max\": %.6g, \"%s\": %.4f}%s\n",
+                 r.name.c_str(), r.computes ? "FLOP/s" : "bytes/s", r.rate.median, r.rate.min,
+                 r.rate.max, r.computes ? "times_f32" : "share", r.share.median,
                  i + 1 < rows.size() ? "," : "");
   }
   std::fprintf(f, "]}\n");
@@ -178,11 +205,9 @@ int run(int argc, char** argv) {
   Ceiling ceiling(timer, o.bytes);
   std::vector<Row> rows;
   for_each_case(o.matches, o.bytes / 2, [&](Case& timed) {
-    rows.push_back(measure(timed, o.rounds, ceiling, timer));
-    const Row& r = rows.back();
-    std::printf("%-60s %8.1f [%8.1f-%8.1f] GB/s %4.0f%% [%3.0f-%3.0f]\n", r.name.c_str(),
-                r.rate.median / 1e9, r.rate.min / 1e9, r.rate.max / 1e9, r.share.median * 100,
-                r.share.min * 100, r.share.max * 100);
+    rows.push_back(timed.flops() > 0 ? compare(timed, o.rounds, timer)
+                                     : measure(timed, o.rounds, ceiling, timer));
+    print(rows.back());
     if (!o.json.empty()) write_json(o, device, rows);
   });
   if (rows.empty()) {

@@ -1,71 +1,18 @@
-// Cases by shape: matrix-vector products of real models, attention by context, norm, activation.
+// Cases by shape: matrix-vector products of real models, attention by context, prompts, norm,
+// activation.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <memory>
 #include <random>
 
 #include "cases.h"
+#include "inputs.h"
 #include "kernels/vec.cuh"
 
 namespace helm::bench {
 namespace {
 
 constexpr DType kStored[] = {DType::kF16, DType::kBF16};
-
-const char* name_of(DType dtype) {
-  constexpr const char* kNames[kDTypes] = {"f32", "f16", "bf16"};
-  return kNames[static_cast<int>(dtype)];
-}
-
-// Small finite values of any 16-bit or 32-bit format, made on the device.
-__global__ void fill_kernel(uint32_t* words, int64_t n, uint32_t mask, uint32_t base) {
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    words[i] = (static_cast<uint32_t>(i) * 2654435761u & mask) | base;
-  }
-}
-
-void fill(const DeviceBuffer& buffer, DType dtype) {
-  // Random signs and fractions; an exponent that means values of about 0.01 in each format.
-  const uint32_t mask = dtype == DType::kF32   ? 0x807fffff
-                        : dtype == DType::kF16 ? 0x83ff83ff
-                                               : 0x807f807f;
-  const uint32_t base = dtype == DType::kF32   ? 0x3c000000
-                        : dtype == DType::kF16 ? 0x20002000
-                                               : 0x3c003c00;
-  cuda::launch(fill_kernel, 1024, 256, 0, nullptr, buffer.as<uint32_t>(), buffer.bytes() / 4, mask,
-               base);
-  check(cudaDeviceSynchronize(), "filling");
-}
-
-template <class T>
-std::vector<T> download(const void* from, int64_t n) {
-  std::vector<T> out(static_cast<size_t>(n));
-  check(cudaMemcpy(out.data(), from, out.size() * sizeof(T), cudaMemcpyDefault), "download");
-  return out;
-}
-
-void upload(const DeviceBuffer& to, const std::vector<int32_t>& from) {
-  check(cudaMemcpy(to.as(), from.data(), from.size() * sizeof(int32_t), cudaMemcpyDefault),
-        "upload");
-}
-
-float widened(DType dtype, const void* data, int64_t i) {
-  if (dtype == DType::kF32) return static_cast<const float*>(data)[i];
-  const uint16_t h = static_cast<const uint16_t*>(data)[i];
-  if (dtype == DType::kF16) return __half2float(__ushort_as_half(h));
-  const uint32_t bits = static_cast<uint32_t>(h) << 16;
-  float f;
-  std::memcpy(&f, &bits, sizeof(f));
-  return f;
-}
-
-void require(bool right, const std::string& name, int64_t i, double got, double want) {
-  if (right) return;
-  throw Error(ErrorKind::kInvalid, "[bench] " + name + ": element " + std::to_string(i) + " is " +
-                                       std::to_string(got) + ", expected " + std::to_string(want));
-}
 
 class MatvecCase : public Case {
  public:
@@ -346,6 +293,13 @@ void for_each_case(const std::vector<std::string>& matches, int64_t rotation_byt
     for (int64_t context : {1024, 8192, 32768}) {
       for (int64_t splits : {1, 8, 32, 64}) attention(dtype, false, context, splits);
       attention(dtype, true, context, std::min<int64_t>(64, context / cuda::kSplitKeys));
+    }
+  }
+  for (DType dtype : kStored) {
+    for (const auto& [tokens, behind] :
+         {std::pair<int64_t, int64_t>{16, 64}, {64, 8192}, {512, 8192}, {4096, 8192}}) {
+      keep(prompt_name(dtype, tokens, behind),
+           [&](const std::string& name) { return prompt_case(name, dtype, tokens, behind); });
     }
   }
   const auto ones = std::make_shared<DeviceBuffer>(4096 * 4);

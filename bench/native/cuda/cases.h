@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,9 +39,18 @@ class Case {
   Case(std::string what, int64_t read_bytes) : name(std::move(what)), bytes(read_bytes) {}
   virtual ~Case() = default;
   virtual void enqueue(cudaStream_t stream) = 0;
+  // A case that computes rather than reads says how much, and has the same by the kernel in f32,
+  // which it is compared with.
+  virtual double flops() const { return 0; }
+  virtual void enqueue_f32(cudaStream_t) {}
   const std::string name;
   const int64_t bytes;
 };
+
+// Attention of `tokens` tokens with `behind` positions before them. prompt.cu.
+std::string prompt_name(DType dtype, int64_t tokens, int64_t behind);
+std::unique_ptr<Case> prompt_case(const std::string& name, DType dtype, int64_t tokens,
+                                  int64_t behind);
 
 // Makes each case whose name contains one of `matches`, all if there is none, one at a time, and
 // calls `use` with it. Copies of its operands take about `rotation_bytes`. Throws Error if a
