@@ -1,5 +1,6 @@
 """Machine code of the hot CUDA kernels, as nvcc makes it: no registers spilled, no division by a
-call, loads of the merge in batches. Skipped where nvcc or nvdisasm is missing."""
+call, loads of the merge in batches, prompts in tensor cores. Skipped where nvcc or nvdisasm is
+missing."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ARCHITECTURE = "sm_90"
-HOT = ("attention", "attention_decode", "attention_prefill", "matvec")
+HOT = ("attention", "attention_decode", "attention_prefill", "attention_prompt", "matvec")
 CALLED_DIVISION = re.compile(r"__cuda_sm20_(?:div|rem)\w*")
 OVER_F32 = re.compile(r"(decode|prefill)_kernelILN\w*DTypeE0E")  # pools of f32 are for tests
 
@@ -76,6 +77,27 @@ def test_the_merge_of_splits_has_its_loads_in_flight_together(
         pytest.skip("of the merge alone")
     code = function(sass(cubin), "merge_splits_kernel")
     assert longest_batch(code) >= 8
+
+
+def test_prompt_attention_multiplies_in_tensor_cores_while_copies_are_on_their_way(
+    compiled: tuple[str, str, Path],
+) -> None:
+    """Two multiplications of queries and one of weights for each pair of fragments of K and V."""
+    name, _, cubin = compiled
+    if name != "attention_prompt":
+        pytest.skip("of prompts alone")
+    text = sass(cubin)
+    for head, keys in ((64, 64), (128, 64), (256, 16)):
+        code = function(text, rf"prompt_kernelILN\w*DTypeE2ELi{head}E")
+        multiplications = (head // 16) * (keys // 8) * 2 + (keys // 16) * (head // 8)
+        assert operations(code, "HMMA.16816.F32.BF16") == multiplications
+        assert operations(code, "LDGSTS") > 0
+        assert operations(code, "LDSM") > 0
+        assert operations(code, "LDL") == 0
+
+
+def operations(code: str, name: str) -> int:
+    return len(re.findall(rf"\b{re.escape(name)}\b", code))
 
 
 def sass(cubin: Path) -> str:
