@@ -51,7 +51,7 @@ void launch_attention(AttentionArgs args, const StepContext& context) {
   args.singles = context.shape.singles;
   args.decode_splits = context.shape.decode_splits;
   args.prompt_splits = context.shape.prompt_splits;
-  attention(args, context.tables, context.stream);
+  attention(args, context.tables, context.queue);
 }
 
 class BoundAppend : public BoundOp {
@@ -74,7 +74,7 @@ class BoundAppend : public BoundOp {
       rotate->tokens = context.shape.tokens;
       args.rotate = &*rotate;
     }
-    append(args, context.tables, context.stream);
+    append(args, context.tables, context.queue);
   }
 
  private:
@@ -104,7 +104,7 @@ class BoundReset : public BoundOp {
   BoundReset(const ResetOp& op, const Bindings& b) : op_(op), partial_(b.value(op.partial)) {}
   const char* name() const override { return "reset"; }
   void launch(const StepContext& context) const override {
-    reset_partial(partial_, context.shape.tokens, op_.heads, op_.head_dim, context.stream);
+    reset_partial(partial_, context.shape.tokens, op_.heads, op_.head_dim, context.queue);
   }
 
  private:
@@ -132,7 +132,7 @@ class BoundMerge : public BoundOp {
   void launch(const StepContext& context) const override {
     MergeArgs args = args_;
     args.tokens = context.shape.tokens;
-    merge_partials(args, context.stream);
+    merge_partials(args, context.queue);
   }
 
  private:

@@ -122,8 +122,11 @@ CudaDevice::CudaDevice(const DeviceOptions& options, const BlasApi& blas) : opti
              attribute(cudaDevAttrComputeCapabilityMinor, options_.ordinal);
   if (compute_ < kOldestCompute) {
     fail(ErrorKind::kDevice, "[cuda] ", name_, " has compute capability ", compute_ / 10, ".",
-         compute_ % 10, "; HELM needs ", kOldestCompute / 10, ".", kOldestCompute % 10, " or newer");
+         compute_ % 10, "; HELM needs ", kOldestCompute / 10, ".", kOldestCompute % 10,
+         " or newer");
   }
+  multiprocessors_ = attribute(cudaDevAttrMultiProcessorCount, options_.ordinal);
+  options_.overlap = options_.overlap && kernels_await_previous();
   blas_ = std::make_shared<Blas>(blas, options_.ordinal);
 }
 
@@ -220,7 +223,11 @@ std::unique_ptr<Event> CudaDevice::create_event() {
 }
 
 int64_t CudaDevice::workspace_bytes(const Plan& plan, std::span<const UnitSpec> units) const {
-  return WorkspaceLayout(plan, units, blas_workspace_bytes(compute_ / 10)).bytes;
+  return layout_of(plan, units).bytes;
+}
+
+WorkspaceLayout CudaDevice::layout_of(const Plan& plan, std::span<const UnitSpec> units) const {
+  return {plan, units, blas_workspace_bytes(compute_ / 10), multiprocessors_};
 }
 
 std::unique_ptr<Stage> CudaDevice::compile(const StageSpec& spec) {
@@ -228,8 +235,9 @@ std::unique_ptr<Stage> CudaDevice::compile(const StageSpec& spec) {
     if (!takes(weight.format)) refuse_format("cuda", weight.format);
   }
   use_gpu(options_.ordinal);
-  const WorkspaceLayout layout(*spec.plan, spec.units, blas_workspace_bytes(compute_ / 10));
-  return std::make_unique<CudaStage>(spec, layout, options_.ordinal, options_.graphs, compute_, blas_,
+  const StageOptions stage{options_.ordinal, compute_, multiprocessors_, options_.graphs,
+                           options_.overlap};
+  return std::make_unique<CudaStage>(spec, layout_of(*spec.plan, spec.units), stage, blas_,
                                      upload_to(spec.workspace, *spec.plan));
 }
 

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "cuda/cublas.h"
+#include "cuda/workspace.h"
 #include "device/device.h"
 
 namespace helm::cuda {
@@ -17,6 +18,7 @@ struct DeviceOptions {
   int ordinal = 0;
   int64_t limit_bytes = 0;  // that allocate() hands out at most; 0: no limit but the GPU's memory
   bool graphs = true;       // replay decode steps as CUDA graphs
+  bool overlap = false;     // launch kernels before the ones before them end, where the GPU can
 };
 
 // Makes the GPU current for this thread, as every entry point of the plugin does.
@@ -94,6 +96,7 @@ class CudaDevice : public Device {
 
  private:
   int64_t free_bytes() const;  // under mutex_
+  WorkspaceLayout layout_of(const Plan& plan, std::span<const UnitSpec> units) const;
   // The one that stages of a plan share where they share their workspace.
   std::shared_ptr<StepUpload> upload_to(DeviceAddress workspace, const Plan& plan);
 
@@ -101,6 +104,7 @@ class CudaDevice : public Device {
   std::string name_;
   int64_t memory_bytes_ = 0;
   int compute_ = 0;  // capability times ten
+  int64_t multiprocessors_ = 0;
   bool locks_mapped_ = false;
   std::shared_ptr<Blas> blas_;  // shared with the stages
 

@@ -36,7 +36,7 @@ class BoundLinear : public BoundOp {
     const int64_t rows = context.rows(per_output_);
     if (rows == 0) return;
     if (rows <= kMatvecTokens) {
-      launch_few(rows, context.stream);
+      launch_few(rows, context.queue);
     } else {
       launch_many(rows, context);
     }
@@ -67,11 +67,11 @@ class BoundLinear : public BoundOp {
     parts_.push_back(part);
   }
 
-  void launch_few(int64_t tokens, cudaStream_t stream) const {
+  void launch_few(int64_t tokens, const Queue& queue) const {
     auto* const quantized = static_cast<QuantBlock*>(narrow_);
     const auto packed = [](const Part& part) { return is_packed(part.format); };
     if (std::ranges::any_of(parts_, packed)) {
-      quantize({in_, cols_, tokens, cols_, quantized}, stream);
+      quantize({in_, cols_, tokens, cols_, quantized}, queue);
     }
     for (const Part& part : parts_) {
       float* const c = out_ + part.column;
@@ -83,11 +83,11 @@ class BoundLinear : public BoundOp {
                        accumulate_,
                        c,
                        out_width_},
-                      stream);
+                      queue);
       } else {
         matvec({in_, cols_, tokens, part.weight, dtype_of(part.format), part.rows, cols_, part.bias,
                 accumulate_, c, out_width_},
-               stream);
+               queue);
       }
     }
   }
@@ -99,7 +99,7 @@ class BoundLinear : public BoundOp {
       const void* a = in_;
       if (dtype != DType::kF32) {
         if (dtype != narrowed) {
-          narrow(in_, cols_, tokens, cols_, dtype, narrow_, context.stream);
+          narrow(in_, cols_, tokens, cols_, dtype, narrow_, context.queue);
           narrowed = dtype;
         }
         a = narrow_;
@@ -114,14 +114,14 @@ class BoundLinear : public BoundOp {
         const int64_t most = panel_.rows(cols_);
         for (int64_t row = 0; row < part.rows; row += most) {
           const int64_t rows = std::min(most, part.rows - row);
-          expand({w, row, rows, panel_.memory, dtype}, context.stream);
+          expand({w, row, rows, panel_.memory, dtype}, context.queue);
           multiply(panel_.memory, row, rows);
         }
       } else {
         multiply(part.weight, 0, part.rows);
       }
       if (part.bias != nullptr) {
-        add_bias(part.bias, tokens, part.rows, c, out_width_, context.stream);
+        add_bias(part.bias, tokens, part.rows, c, out_width_, context.queue);
       }
     }
   }

@@ -22,9 +22,9 @@ class BoundEmbedding : public BoundOp {
     const int64_t tokens = context.shape.tokens;
     if (is_packed(format_)) {
       packed_embedding({table_, format_, rows_, width_}, out_, tokens, context.tables,
-                       context.stream);
+                       context.queue);
     } else {
-      embedding({table_, dtype_of(format_), out_, width_, tokens}, context.tables, context.stream);
+      embedding({table_, dtype_of(format_), out_, width_, tokens}, context.tables, context.queue);
     }
   }
 
@@ -50,10 +50,10 @@ class BoundPositionEmbedding : public BoundOp {
     const int64_t tokens = context.shape.tokens;
     if (is_packed(format_)) {
       packed_position_embedding({table_, format_, rows_, width_}, offset_, out_, tokens,
-                                context.tables, context.stream);
+                                context.tables, context.queue);
     } else {
       position_embedding({table_, dtype_of(format_), offset_, out_, width_, tokens}, context.tables,
-                         context.stream);
+                         context.queue);
     }
   }
 
@@ -104,7 +104,7 @@ class BoundNorm : public NarrowingOp {
     NormArgs args = args_;
     args.rows = context.rows(per_output_);
     narrow_many(&args);
-    if (args.rows > 0) norm(args, context.stream);
+    if (args.rows > 0) norm(args, context.queue);
   }
 
  private:
@@ -119,7 +119,7 @@ class BoundRope : public BoundOp {
   void launch(const StepContext& context) const override {
     RopeArgs args = args_;
     args.tokens = context.shape.tokens;
-    rope(args, context.tables, context.stream);
+    rope(args, context.tables, context.queue);
   }
 
  private:
@@ -143,7 +143,7 @@ class BoundActivation : public NarrowingOp {
     ActivationArgs args = args_;
     args.rows = context.rows(per_output_);
     narrow_many(&args);
-    if (args.rows > 0) activation(args, context.stream);
+    if (args.rows > 0) activation(args, context.queue);
   }
 
  private:
@@ -158,7 +158,7 @@ class BoundSelect : public BoundOp {
   const char* name() const override { return "select"; }
   void launch(const StepContext& context) const override {
     if (context.shape.outputs == 0) return;
-    select(in_, out_, width_, context.shape.outputs, context.tables, context.stream);
+    select(in_, out_, width_, context.shape.outputs, context.tables, context.queue);
   }
 
  private:

@@ -33,7 +33,7 @@ struct StepContext {
   StepShape shape;
   StepTables tables;
   Blas& blas;
-  cudaStream_t stream;
+  Queue queue;
 
   int64_t rows(bool per_output) const { return per_output ? shape.outputs : shape.tokens; }
 };

@@ -23,23 +23,24 @@ int64_t query_heads(const StageSpec& spec) {
 
 }  // namespace
 
-CudaStage::CudaStage(const StageSpec& spec, const WorkspaceLayout& layout, int ordinal, bool graphs,
-                     int compute, std::shared_ptr<Blas> blas, std::shared_ptr<StepUpload> upload)
+CudaStage::CudaStage(const StageSpec& spec, const WorkspaceLayout& layout,
+                     const StageOptions& options, std::shared_ptr<Blas> blas,
+                     std::shared_ptr<StepUpload> upload)
     : plan_(*spec.plan),
       heads_(query_heads(spec)),
-      ordinal_(ordinal),
-      graphs_(graphs),
+      options_(options),
       blas_(std::move(blas)),
       blas_workspace_(reinterpret_cast<std::byte*>(spec.workspace) + layout.blas_offset),
       blas_bytes_(layout.blas_bytes),
       upload_(std::move(upload)),
-      ops_(bind_ops({spec,
-                     *upload_,
-                     reinterpret_cast<std::byte*>(spec.workspace) + layout.narrow_offset,
-                     {reinterpret_cast<std::byte*>(spec.workspace) + layout.panel_offset,
-                      layout.panel_bytes, compute >= kBf16Compute ? DType::kBF16 : DType::kF16},
-                     reinterpret_cast<std::byte*>(spec.workspace) + layout.partials_offset,
-                     compute})) {}
+      ops_(bind_ops(
+          {spec,
+           *upload_,
+           reinterpret_cast<std::byte*>(spec.workspace) + layout.narrow_offset,
+           {reinterpret_cast<std::byte*>(spec.workspace) + layout.panel_offset, layout.panel_bytes,
+            options.compute >= kBf16Compute ? DType::kBF16 : DType::kF16},
+           reinterpret_cast<std::byte*>(spec.workspace) + layout.partials_offset,
+           options.compute})) {}
 
 StepShape CudaStage::shape_of(const StepView& step) const {
   int64_t rows = 0, singles = 0;
@@ -59,20 +60,20 @@ StepShape CudaStage::shape_of(const StepView& step) const {
           step.outputs(),
           runs,
           singles,
-          attention_splits(decode_blocks(runs, kv_heads), longest_single),
-          attention_splits(prompt_blocks(step.tokens(), heads_, kv_heads), longest_prompt),
+          decode_splits(options_.multiprocessors, runs, heads_, kv_heads, longest_single),
+          prompt_splits(prompt_blocks(step.tokens(), heads_, kv_heads), longest_prompt),
           rows,
           step.number == 0 ? 0 : step.runs.data() - step.all_runs.data()};
 }
 
 void CudaStage::run(Stream& stream, const StepView& step) {
-  use_gpu(ordinal_);
+  use_gpu(options_.ordinal);
   cudaStream_t handle = static_cast<CudaStream&>(stream).handle();
   upload_->enqueue(step, handle);
   const StepShape shape = shape_of(step);
   const std::lock_guard lock(blas_->mutex());
   // One op alone gains nothing; the tables of runs that are not the first may lie elsewhere later.
-  if (graphs_ && ops_.size() > 1 && shape.decodes() && shape.first_run == 0) {
+  if (options_.graphs && ops_.size() > 1 && shape.decodes() && shape.first_run == 0) {
     cache_.run(shape, handle, [&] { launch(shape, handle); });
   } else {
     launch(shape, handle);
@@ -81,7 +82,8 @@ void CudaStage::run(Stream& stream, const StepView& step) {
 
 void CudaStage::launch(const StepShape& shape, cudaStream_t stream) const {
   if (blas_bytes_ > 0) blas_->bind(stream, blas_workspace_, blas_bytes_);
-  const StepContext context{shape, upload_->tables(shape.first_run), *blas_, stream};
+  const StepContext context{
+      shape, upload_->tables(shape.first_run), *blas_, {stream, options_.overlap}};
   for (const std::unique_ptr<BoundOp>& op : ops_) {
     op->launch(context);
     check(cudaGetLastError(), op->name());

@@ -12,12 +12,20 @@
 
 namespace helm::cuda {
 
+struct StageOptions {
+  int ordinal;
+  int compute;              // the GPU's capability times ten
+  int64_t multiprocessors;  // of the GPU
+  bool graphs;
+  bool overlap;  // launch kernels before the ones before them end (Queue)
+};
+
 class CudaStage : public Stage {
  public:
   // `layout` is that of the spec's workspace. Steps in which every sequence has one token are
-  // captured and replayed with `graphs`. compute: the GPU's capability times ten.
-  CudaStage(const StageSpec& spec, const WorkspaceLayout& layout, int ordinal, bool graphs,
-            int compute, std::shared_ptr<Blas> blas, std::shared_ptr<StepUpload> upload);
+  // captured and replayed with graphs.
+  CudaStage(const StageSpec& spec, const WorkspaceLayout& layout, const StageOptions& options,
+            std::shared_ptr<Blas> blas, std::shared_ptr<StepUpload> upload);
 
   void run(Stream& stream, const StepView& step) override;
 
@@ -29,8 +37,7 @@ class CudaStage : public Stage {
 
   const Plan& plan_;
   int64_t heads_;  // of queries; blocks of a model attend alike
-  int ordinal_;
-  bool graphs_;
+  StageOptions options_;
   std::shared_ptr<Blas> blas_;
   std::byte* blas_workspace_;
   int64_t blas_bytes_;

@@ -7,8 +7,8 @@ namespace helm::cuda {
 static_assert(kScratchAlignment == kDeviceAlignment);
 
 WorkspaceLayout::WorkspaceLayout(const Plan& plan, std::span<const UnitSpec> units,
-                                 int64_t blas_workspace) {
-  Scratch scratch(plan, blas_workspace);
+                                 int64_t blas_workspace, int64_t multiprocessors) {
+  Scratch scratch(plan, blas_workspace, multiprocessors);
   for (const UnitSpec& unit : units) {
     scratch.add(unit, [&](TensorIndex weight) { return plan.format(unit, weight); });
   }

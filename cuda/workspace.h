@@ -11,7 +11,8 @@
 namespace helm::cuda {
 
 struct WorkspaceLayout {
-  WorkspaceLayout(const Plan& plan, std::span<const UnitSpec> units, int64_t blas_workspace);
+  WorkspaceLayout(const Plan& plan, std::span<const UnitSpec> units, int64_t blas_workspace,
+                  int64_t multiprocessors);
 
   int64_t blas_offset;  // behind the step's tables
   int64_t blas_bytes;

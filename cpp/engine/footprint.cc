@@ -91,7 +91,7 @@ int64_t Footprint::Impl::cpu_bytes(std::span<const std::string> units, int threa
 }
 
 int64_t Footprint::Impl::cuda_bytes(std::span<const std::string> units) const {
-  cuda::Scratch scratch(plan_, cuda::kMostBlasBytes);
+  cuda::Scratch scratch(plan_, cuda::kMostBlasBytes, cuda::kMostMultiprocessors);
   const Format most = packed_ ? kAnyPacked : format_of(DType::kF16);
   const auto format = [&](TensorIndex) { return most; };
   for (const std::string& name : units) scratch.add(unit(name), format);

@@ -11,9 +11,9 @@
 //              quantized_bytes(min(rows, kMatvecTokens), width(in))
 //   panel    = max over such ops with packed weights of panel_bytes(their rows, width(in))
 //   partials = max over attention and attend ops and step sizes t = 1 .. step_tokens of
-//              attention_partials_bytes(t, heads, head_dim, splits), splits = attention_splits(
-//              blocks, context) with blocks = decode_blocks(t, kv_heads), t <= sequences, and
-//              prompt_blocks(t, heads, kv_heads)
+//              attention_partials_bytes(t, heads, head_dim, splits), splits = decode_splits(
+//              multiprocessors, t, heads, kv_heads, context), t <= sequences, and prompt_splits(
+//              prompt_blocks(t, heads, kv_heads), context)
 #pragma once
 
 #include <algorithm>
@@ -31,8 +31,9 @@ inline constexpr int64_t kMostBlasBytes = int64_t{32} << 20;  // on any GPU
 inline constexpr int64_t kMatvecTokens = 8;  // rows of a product that cuBLAS has no part in
 inline constexpr int64_t kSplitKeys = 64;    // ranges end at its multiples, whatever the page size
 inline constexpr int64_t kPromptRows = 32;   // (token, query head) pairs of a block of longer runs
-// Blocks of the grid that occupy the largest GPUs (132 to 170 multiprocessors) several times over.
-inline constexpr int64_t kAttentionPieces = 512;
+// Blocks of the grid of longer runs that occupy the largest GPUs several times over.
+inline constexpr int64_t kPromptPieces = 512;
+inline constexpr int64_t kMostMultiprocessors = 192;  // of any GPU: a whole GB202
 
 // The input of a product of few tokens with packed weights, in integers.
 inline constexpr int64_t kQuantBlockBytes = 48;  // of 32 columns
@@ -56,10 +57,21 @@ inline constexpr int64_t kRunBytes = 24;         // of a run in the tables
 inline constexpr int64_t kTableAlignment = 16;   // of each table
 inline constexpr int64_t kTablesOfAllSteps = 7;  // besides one for each rope table
 
+// Query heads of one KV head that a block has of a run of one token, and how many such blocks a
+// multiprocessor holds at once.
+constexpr int64_t decode_heads(int64_t group) {
+  return group <= 2 ? group : group <= 4 ? 4 : 8;
+}
+constexpr int decode_residents(int64_t heads) {
+  return heads == 1 ? 7 : heads == 2 ? 4 : heads == 4 ? 3 : 2;
+}
+
 // Blocks of the grid without splits: of runs of one token each, and of longer ones with `tokens` in
 // all, where a block has kPromptRows rows. A plan without attention has no heads.
-constexpr int64_t decode_blocks(int64_t runs, int64_t kv_heads) {
-  return runs * kv_heads;
+constexpr int64_t decode_blocks(int64_t runs, int64_t heads, int64_t kv_heads) {
+  if (kv_heads == 0) return 0;
+  const int64_t group = heads / kv_heads;
+  return runs * kv_heads * ((group + decode_heads(group) - 1) / decode_heads(group));
 }
 constexpr int64_t prompt_blocks(int64_t tokens, int64_t heads, int64_t kv_heads) {
   if (kv_heads == 0) return 0;
@@ -67,13 +79,29 @@ constexpr int64_t prompt_blocks(int64_t tokens, int64_t heads, int64_t kv_heads)
 }
 
 // In how many pieces the context of each row is attended, when the longest has `context` positions:
-// a power of two, so that few shapes are captured, enough to occupy the GPU where blocks are few,
-// each of at least kSplitKeys positions.
-constexpr int64_t attention_splits(int64_t blocks, int64_t context) {
-  const int64_t wanted = kAttentionPieces / (blocks < 1 ? 1 : blocks);
+// as many as blocks find room for, each of at least kSplitKeys positions. A short context decides
+// by a power of two, so that few shapes are captured while it grows.
+constexpr int64_t splits_within(int64_t room, int64_t context) {
   const int64_t most = (context + kSplitKeys - 1) / kSplitKeys;
-  const int64_t splits = wanted < most ? wanted : most;
-  return splits < 1 ? 1 : static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(splits)));
+  if (room <= most) return room < 1 ? 1 : room;
+  return most < 1 ? 1 : static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(most)));
+}
+
+// Of runs of one token: all blocks of the grid are on the GPU at once. With more, some would begin
+// when others end, and take as long again.
+constexpr int64_t decode_splits(int64_t multiprocessors, int64_t runs, int64_t heads,
+                                int64_t kv_heads, int64_t context) {
+  if (runs < 1 || kv_heads < 1) return 1;
+  const int64_t most =
+      multiprocessors < kMostMultiprocessors ? multiprocessors : kMostMultiprocessors;
+  const int64_t places = most * decode_residents(decode_heads(heads / kv_heads));
+  return splits_within(places / decode_blocks(runs, heads, kv_heads), context);
+}
+
+// Of longer runs with so many blocks: a power of two.
+constexpr int64_t prompt_splits(int64_t blocks, int64_t context) {
+  const int64_t room = kPromptPieces / (blocks < 1 ? 1 : blocks);
+  return splits_within(static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(room))), context);
 }
 
 constexpr int64_t attention_partials_bytes(int64_t rows, int64_t heads, int64_t head_dim,
@@ -96,8 +124,12 @@ inline int64_t step_table_bytes(const Plan& plan) {
 // KV geometry.
 class Scratch {
  public:
-  Scratch(const Plan& plan, int64_t blas_bytes)
-      : plan_(plan), tables_(step_table_bytes(plan)), blas_workspace_(blas_bytes) {}
+  // multiprocessors: of the GPU, or kMostMultiprocessors.
+  Scratch(const Plan& plan, int64_t blas_bytes, int64_t multiprocessors)
+      : plan_(plan),
+        multiprocessors_(multiprocessors),
+        tables_(step_table_bytes(plan)),
+        blas_workspace_(blas_bytes) {}
 
   // format(weight): in which the stage has it.
   template <typename FormatOf>
@@ -140,22 +172,29 @@ class Scratch {
     if (many && packed_rows > 0) panel_ = std::max(panel_, panel_bytes(packed_rows, in.width));
   }
 
-  // For each number of splits, the largest steps that have as many.
   template <typename Attending>
   void add_attending(const Attending& op) {
-    const int64_t most = attention_splits(1, plan_.limits.context);
-    const int64_t group = op.heads / op.kv_heads;
-    for (int64_t splits = 2; splits <= most; splits *= 2) {
-      const int64_t blocks = kAttentionPieces / splits / op.kv_heads;  // per KV head
-      const int64_t rows =
-          std::max(std::min(blocks * kPromptRows / group, plan_.limits.step_tokens),
-                   std::min({blocks, plan_.limits.sequences, plan_.limits.step_tokens}));
+    const Limits& limits = plan_.limits;
+    const auto add = [&](int64_t rows, int64_t splits) {
       partials_ =
           std::max(partials_, attention_partials_bytes(rows, op.heads, op.head_dim, splits));
+    };
+    for (int64_t runs = 1; runs <= std::min(limits.sequences, limits.step_tokens); ++runs) {
+      const int64_t splits =
+          decode_splits(multiprocessors_, runs, op.heads, op.kv_heads, limits.context);
+      if (splits == 1) break;
+      add(runs, splits);
+    }
+    // For each number of splits, the largest steps that have as many.
+    const int64_t most = prompt_splits(1, limits.context);
+    for (int64_t splits = 2; splits <= most; splits *= 2) {
+      const int64_t blocks = kPromptPieces / splits / op.kv_heads;  // per KV head
+      add(std::min(blocks * kPromptRows / (op.heads / op.kv_heads), limits.step_tokens), splits);
     }
   }
 
   const Plan& plan_;
+  int64_t multiprocessors_;
   int64_t tables_;
   int64_t blas_workspace_;
   int64_t blas_ = 0;

@@ -50,6 +50,7 @@ struct Lane {
   std::vector<std::pair<int, AsyncCopy>> copies;  // with the group of each
   size_t handed_out = 0;
   int groups = 0;  // committed
+  bool awaited = false;
 };
 
 class Block {
@@ -97,6 +98,7 @@ class Block {
     __builtin_trap();
   }
 
+  void await_previous() { lanes_[current_]->awaited = true; }
   int lane() const { return static_cast<int>(current_ % kWarp); }
   void* shared() const { return shared_.get(); }
 
@@ -134,6 +136,9 @@ void Block::enter(void* block) {
   Block& self = *static_cast<Block*>(block);
   order(__tsan_acquire, &self.launch_order_);
   self.launch_->body(self.launch_->context);
+  if (self.launch_->overlaps && !self.lanes_[self.current_]->awaited) {
+    self.fail("a thread ends that has not waited for the kernel before");
+  }
   order(__tsan_release, &self.launch_order_);
   self.lanes_[self.current_]->state = State::kDone;
   self.lanes_[self.current_]->fiber.suspend(true);
@@ -150,6 +155,7 @@ void Block::start_threads() {
     lane.turn = lane.groups = 0;
     lane.copies.clear();
     lane.handed_out = 0;
+    lane.awaited = false;
     lane.fiber.prepare(&Block::enter, this);
   }
   std::memset(shared_.get(), kPoison, launch_->shared_bytes);
@@ -334,6 +340,10 @@ int lane() {
 
 void kernel_fault(const char* message) {
   current_block->fail(message);
+}
+
+void await_previous() {
+  current_block->await_previous();
 }
 
 void* dynamic_shared_memory() {

@@ -46,12 +46,14 @@ bool next_copy(int groups, AsyncCopy* copy);
 int lane();
 [[noreturn]] void kernel_fault(const char* message);
 void* dynamic_shared_memory();
+void await_previous();  // notes that this thread did
 
 struct Launch {
   dim3 grid, block;
   size_t shared_bytes;
   void (*body)(const void* context);  // one thread
   const void* context;
+  bool overlaps = false;  // a thread that ends without await_previous() is a fault
 };
 // Runs all blocks, one after the other. Throws std::runtime_error at a fault.
 void run_grid(const Launch& launch);

@@ -23,6 +23,7 @@ void refuse_captures(bool refuse);
 void lock_for_reading(bool can);
 // Kernels enqueued so far, captured ones too, replayed ones not.
 int64_t launches();
+int64_t overlapping_launches();  // those of them that may begin before the kernel before has ended
 // Copies between host and device so far: to the device, and in either direction from or to host
 // memory that is not page-locked.
 int64_t uploads();

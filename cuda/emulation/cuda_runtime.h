@@ -62,6 +62,11 @@ enum cudaStreamCaptureMode {
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
+struct cudaFuncAttributes {
+  int ptxVersion;  // of the virtual architecture, as 10 major + minor
+  int binaryVersion;
+};
+
 enum cudaDeviceAttr {
   cudaDevAttrMaxThreadsPerBlock = 1,
   cudaDevAttrMaxSharedMemoryPerBlock = 8,
@@ -160,7 +165,8 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 
 namespace cuda_emulation {
 cudaError_t allow_shared_bytes(const void* kernel, int bytes);
-}
+cudaError_t describe_kernel(cudaFuncAttributes* attributes);
+}  // namespace cuda_emulation
 
 template <class T>
 cudaError_t cudaMalloc(T** pointer, size_t bytes) {
@@ -173,4 +179,8 @@ cudaError_t cudaMallocHost(T** pointer, size_t bytes) {
 template <class T>
 cudaError_t cudaFuncSetAttribute(T* kernel, cudaFuncAttribute, int value) {
   return cuda_emulation::allow_shared_bytes(reinterpret_cast<const void*>(kernel), value);
+}
+template <class T>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, T*) {
+  return cuda_emulation::describe_kernel(attributes);
 }

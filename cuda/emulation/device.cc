@@ -103,6 +103,11 @@ int64_t launches() {
   return state().launches;
 }
 
+int64_t overlapping_launches() {
+  std::lock_guard lock(state().mutex);
+  return state().overlapping_launches;
+}
+
 int64_t uploads() {
   std::lock_guard lock(state().mutex);
   return state().uploads;
@@ -143,6 +148,12 @@ cudaError_t allow_shared_bytes(const void* kernel, int bytes) {
   return cudaSuccess;
 }
 
+cudaError_t describe_kernel(cudaFuncAttributes* attributes) {
+  std::lock_guard lock(state().mutex);
+  attributes->ptxVersion = attributes->binaryVersion = state().major * 10 + state().minor;
+  return cudaSuccess;
+}
+
 }  // namespace cuda_emulation
 
 using namespace cuda_emulation;
@@ -177,7 +188,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   p->maxThreadsPerMultiProcessor = 1024;
   p->major = state().major;
   p->minor = state().minor;
-  p->multiProcessorCount = 4;
+  p->multiProcessorCount = 40;
   p->memoryBusWidth = 128;
   p->l2CacheSize = 1 << 20;
   p->asyncEngineCount = 2;

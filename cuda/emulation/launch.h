@@ -8,22 +8,34 @@
 #include <functional>
 #include <limits>
 
+#include "cuda/kernels/queue.h"
+
 namespace cuda_emulation {
 
 // Runs `thread` for every thread of the grid, on the stream. Sets the last error at a bad shape.
+// overlaps: a programmatic dependent launch, of which each thread has to wait for the kernel
+// before.
 void enqueue_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
-                    cudaStream_t stream, std::function<void()> thread);
+                    cudaStream_t stream, bool overlaps, std::function<void()> thread);
 
 }  // namespace cuda_emulation
 
 namespace helm::cuda {
 
-// kernel<<<grid, block, shared_bytes, stream>>>(args...)
+// kernel<<<grid, block, shared_bytes, queue.stream>>>(args...)
 template <class... Params, class... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
-            cudaStream_t stream, const Args&... args) {
+            const Queue& queue, const Args&... args) {
   cuda_emulation::enqueue_launch(reinterpret_cast<const void*>(kernel), grid, block, shared_bytes,
-                                 stream, [=] { kernel(args...); });
+                                 queue.stream, queue.overlaps, [=] { kernel(args...); });
+}
+
+// The next kernel of the queue may begin. Here it begins when this one has ended.
+inline void let_next_begin() {}
+
+// Waits until the kernels before have ended and what they wrote is visible.
+inline void await_previous() {
+  cuda_emulation::await_previous();
 }
 
 // The block's dynamic shared memory, aligned to 16 bytes.

@@ -23,7 +23,7 @@ struct State {
   int major = 7, minor = 5;
   bool refuse_captures = false;
   bool locks_for_reading = true;
-  int64_t launches = 0, uploads = 0, pageable_copies = 0;
+  int64_t launches = 0, overlapping_launches = 0, uploads = 0, pageable_copies = 0;
   size_t total_bytes = size_t{1} << 30;
   size_t used_bytes = 0;
   Ranges device, pinned;

@@ -162,11 +162,12 @@ void enqueue(cudaStream_t stream, Work work) {
 }
 
 void enqueue_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
-                    cudaStream_t stream, std::function<void()> thread) {
+                    cudaStream_t stream, bool overlaps, std::function<void()> thread) {
   size_t allowed = kDefaultSharedBytes;
   {
     std::lock_guard lock(state().mutex);
     ++state().launches;
+    state().overlapping_launches += overlaps;
     const auto found = state().shared_bytes.find(kernel);
     if (found != state().shared_bytes.end()) allowed = static_cast<size_t>(found->second);
   }
@@ -179,7 +180,7 @@ void enqueue_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_byt
       const auto body = [](const void* context) {
         (*static_cast<const std::function<void()>*>(context))();
       };
-      run_grid({grid, block, shared_bytes, body, &thread});
+      run_grid({grid, block, shared_bytes, body, &thread, overlaps});
     });
   }
 }

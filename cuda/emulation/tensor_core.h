@@ -71,8 +71,8 @@ inline unsigned pair_f16(float x, float y) {
          static_cast<unsigned>(__half_as_ushort(__float2half_rn(y))) << 16;
 }
 inline unsigned pair_bf16(float x, float y) {
-  return cuda_emulation::round_to_bf16(x) |
-         static_cast<unsigned>(cuda_emulation::round_to_bf16(y)) << 16;
+  return cuda_emulation::round_to_bf16(x) | static_cast<unsigned>(cuda_emulation::round_to_bf16(y))
+                                                << 16;
 }
 
 inline void multiply_f16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {

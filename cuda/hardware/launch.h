@@ -4,18 +4,41 @@
 
 #include <cuda_runtime.h>
 
+#include "cuda/kernels/queue.h"
+
 namespace helm::cuda {
 
-// kernel<<<grid, block, shared_bytes, stream>>>(args...)
+// kernel<<<grid, block, shared_bytes, queue.stream>>>(args...)
 template <class... Params, class... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
-            cudaStream_t stream, const Args&... args) {
+            const Queue& queue, const Args&... args) {
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
+  config.stream = queue.stream;
+  config.attrs = &overlap;
+  config.numAttrs = queue.overlaps ? 1 : 0;
   cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+// The next kernel of the queue may begin, if it is launched to overlap. It still waits for the end
+// of this one, so that this may stand first in a kernel.
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Waits until the kernels before have ended and what they wrote is visible. Loads that the compiler
+// may move (__ldg, load_streaming) are for what no kernel writes.
+__device__ __forceinline__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // The block's dynamic shared memory, aligned to 16 bytes.

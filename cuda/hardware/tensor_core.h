@@ -36,7 +36,7 @@ __device__ __forceinline__ void multiply_f16(float (&c)[4], const unsigned (&a)[
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
-  constexpr auto kHalf = [](float(&to)[4], unsigned a0, unsigned a1, unsigned b) {
+  constexpr auto kHalf = [](float (&to)[4], unsigned a0, unsigned a1, unsigned b) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
         "{%0, %1, %2, %3};"
         : "+f"(to[0]), "+f"(to[1]), "+f"(to[2]), "+f"(to[3])
@@ -98,7 +98,8 @@ __device__ __forceinline__ void await_copies() {
 #endif
 }
 
-// x, of which the compiler knows nothing: what follows from x is not kept in registers around a loop.
+// x, of which the compiler knows nothing: what follows from x is not kept in registers around a
+// loop.
 __device__ __forceinline__ int unknown(int x) {
   asm volatile("" : "+r"(x));
   return x;

@@ -124,8 +124,8 @@ class ResultRow {
   float factor_, kept_;  // for the row's own elements and for those held
 };
 
-// The rows of this block, kRows of those of all longer runs, tile after tile; rows is 0 if there are
-// none. Late tiles of a run, which have the most keys, come first.
+// The rows of this block, kRows of those of all longer runs, tile after tile; rows is 0 if there
+// are none. Late tiles of a run, which have the most keys, come first.
 template <int kRows>
 struct RowTile {
   Run run;
@@ -160,7 +160,7 @@ inline dim3 prompt_grid(const AttentionArgs& a, int rows) {
               static_cast<unsigned>(a.prompt_splits));
 }
 
-void attention_decode(const AttentionArgs& args, const StepTables& step, cudaStream_t stream);
+void attention_decode(const AttentionArgs& args, const StepTables& step, const Queue& queue);
 // Longer runs: in f32, for every dtype of pages and every size of heads,
 void attention_prefill(const AttentionArgs& args, const StepTables& step, cudaStream_t stream);
 // or in tensor cores, for pages of f16 from sm_75 on and of bf16 from sm_80 on.

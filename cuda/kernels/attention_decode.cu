@@ -15,13 +15,6 @@ constexpr int kThreads = kWarps * kWarp;
 // share of the bandwidth.
 template <int G>
 constexpr int kLoads = G == 8 ? 2 : 4;
-// Blocks with G query heads that a multiprocessor's registers are to hold. Left to itself the
-// compiler may give the few instructions after the loop so many that fewer blocks load.
-template <int G>
-constexpr int kBlocks = G == 8   ? 2
-                        : G == 4 ? 3
-                        : G == 2 ? 4
-                                 : 7;
 
 // Running softmax of one query head over the keys that one group of lanes has seen.
 struct Running {
@@ -99,9 +92,12 @@ __device__ void write_rows(const AttentionArgs& a, const Meeting<kLanes, G>& mee
   }
 }
 
+// decode_residents: what a multiprocessor's registers are to hold. Left to itself the compiler may
+// give the few instructions after the loop so many that fewer blocks load.
 template <DType D, int kLanes, int G, bool kVector>
-__global__ void __launch_bounds__(kThreads, kBlocks<G>)
+__global__ void __launch_bounds__(kThreads, decode_residents(G))
     decode_kernel(const AttentionArgs a, const StepTables step) {
+  let_next_begin();
   constexpr int kKeys = kWarp / kLanes;                                   // per load of a warp
   constexpr int U = kLoads<G> / static_cast<int>(sizeof(Piece<D>) / 16);  // loads at once
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -114,6 +110,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<G>)
   const int heads = min(G, group - tile * G);
   const int64_t first_head = kv_head * group + tile * G;
 
+  await_previous();
   const Run run = step.runs[blockIdx.x];
   if (run.tokens != 1) return;
   const RunPages pages(step, run, a.layer);
@@ -196,44 +193,44 @@ __global__ void __launch_bounds__(kThreads, kBlocks<G>)
 }
 
 template <DType D, int kLanes, int G, bool kVector>
-void launch_decode(const AttentionArgs& a, const StepTables& step, cudaStream_t stream) {
+void launch_decode(const AttentionArgs& a, const StepTables& step, const Queue& queue) {
   const int64_t tiles = ceil_div(a.heads / a.kv.kv_heads, G);
   launch(decode_kernel<D, kLanes, G, kVector>,
          dim3(static_cast<unsigned>(a.runs), static_cast<unsigned>(a.kv.kv_heads * tiles),
               static_cast<unsigned>(a.decode_splits)),
-         kThreads, 0, stream, a, step);
+         kThreads, 0, queue, a, step);
 }
 
 // f32 has fewer variants: a pool is f32 in tests and on request only.
 template <DType D, int kLanes>
-void launch_group(const AttentionArgs& a, const StepTables& step, cudaStream_t stream) {
+void launch_group(const AttentionArgs& a, const StepTables& step, const Queue& queue) {
   const int64_t group = a.heads / a.kv.kv_heads;
   if (group == 1) {
-    launch_decode<D, kLanes, 1, true>(a, step, stream);
+    launch_decode<D, kLanes, 1, true>(a, step, queue);
   } else if constexpr (D == DType::kF32) {
-    launch_decode<D, kLanes, 4, true>(a, step, stream);
+    launch_decode<D, kLanes, 4, true>(a, step, queue);
   } else if (group == 2) {
-    launch_decode<D, kLanes, 2, true>(a, step, stream);
+    launch_decode<D, kLanes, 2, true>(a, step, queue);
   } else if (group <= 4) {
-    launch_decode<D, kLanes, 4, true>(a, step, stream);
+    launch_decode<D, kLanes, 4, true>(a, step, queue);
   } else {
-    launch_decode<D, kLanes, 8, true>(a, step, stream);
+    launch_decode<D, kLanes, 8, true>(a, step, queue);
   }
 }
 
 }  // namespace
 
-void attention_decode(const AttentionArgs& args, const StepTables& step, cudaStream_t stream) {
+void attention_decode(const AttentionArgs& args, const StepTables& step, const Queue& queue) {
   with_dtype(args.kv.dtype, [&](auto dtype) {
     constexpr DType D = decltype(dtype)::value;
     if (!vector_rows(args.kv)) {
-      launch_decode<D, 32, 1, false>(args, step, stream);
+      launch_decode<D, 32, 1, false>(args, step, queue);
     } else if (args.kv.head_dim <= 8 * kPiece) {
-      launch_group<D, 8>(args, step, stream);
+      launch_group<D, 8>(args, step, queue);
     } else if (args.kv.head_dim <= 16 * kPiece) {
-      launch_group<D, 16>(args, step, stream);
+      launch_group<D, 16>(args, step, queue);
     } else {
-      launch_group<D, 32>(args, step, stream);
+      launch_group<D, 32>(args, step, queue);
     }
   });
 }

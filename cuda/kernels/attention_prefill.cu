@@ -216,8 +216,8 @@ void launch_prefill(const AttentionArgs& a, const StepTables& step, cudaStream_t
     cudaFuncSetAttribute(prefill_kernel<D, H, kVector>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          static_cast<int>(sizeof(Tile<H>)));
   }
-  launch(prefill_kernel<D, H, kVector>,
-         prompt_grid(a, kRows), kThreads, sizeof(Tile<H>), stream, a, step);
+  launch(prefill_kernel<D, H, kVector>, prompt_grid(a, kRows), kThreads, sizeof(Tile<H>), stream, a,
+         step);
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ constexpr int kThreads = 128;
 constexpr int kRows = 16 * kThreads / kWarp;
 constexpr int kLaneRows = 2;  // of a lane's fragments, eight apart
 constexpr int kF16Compute = 75;
-constexpr int kMatrix = 8;    // rows and columns that one load of a fragment takes
+constexpr int kMatrix = 8;  // rows and columns that one load of a fragment takes
 
 // Shared memory of a block for head_dim <= H.
 template <int H>
@@ -29,7 +29,7 @@ struct Tile {
   uint16_t k[kKeys * H];
   uint16_t v[kKeys * H];
   uint4 queries[kKept > 0 ? kKept : 1][kThreads];  // high, then low
-  const uint16_t* rows[2][kKeys];  // of K in the pages, for two tiles in turn
+  const uint16_t* rows[2][kKeys];                  // of K in the pages, for two tiles in turn
 
   // Rows are cut in pieces of 16 bytes, which trade places so that eight rows, read at the same
   // columns, lie in different banks.

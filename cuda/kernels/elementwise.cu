@@ -1,5 +1,6 @@
 // Ops that treat elements one by one: embedding, activation, narrowing, bias, choice of rows.
 #include <algorithm>
+#include <initializer_list>
 
 #include "kernels.h"
 #include "vec.cuh"
@@ -8,36 +9,54 @@ namespace helm::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPerThread = 4;  // columns, so that each thread has several loads in flight
+constexpr int kPerThread = 8;  // columns, so that each thread has several loads in flight
 constexpr int64_t kMostRowBlocks = 65535;
 
-// op.store(row, column, op.value(row, column)) for every element of [rows, cols].
-template <class Op>
+// op.value(row, column, values), then op.store(row, column, values), for all of [rows, cols], V
+// columns side by side at a time.
+template <class Op, int V>
 __global__ void __launch_bounds__(kThreads)
     elementwise_kernel(int64_t rows, int64_t cols, const Op op) {
-  const int64_t first = int64_t{blockIdx.x} * kThreads * kPerThread + threadIdx.x;
+  constexpr int kRuns = kPerThread / V / (V == 1 ? 2 : 1);
+  let_next_begin();
+  await_previous();
+  const int64_t block = int64_t{blockIdx.x} * kThreads * V * kRuns;
+  const int64_t first = block + int64_t{threadIdx.x} * V;
+  const bool whole = block + int64_t{kThreads} * V * kRuns <= cols;
   for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
-    float values[kPerThread] = {};
+    float values[kRuns][V];
+    if (whole) {  // no branch stands between the loads
 #pragma unroll
-    for (int i = 0; i < kPerThread; ++i) {
-      const int64_t col = first + i * kThreads;
-      if (col < cols) values[i] = op.value(row, col);
+      for (int i = 0; i < kRuns; ++i) op.value(row, first + i * kThreads * V, values[i]);
+#pragma unroll
+      for (int i = 0; i < kRuns; ++i) op.store(row, first + i * kThreads * V, values[i]);
+      continue;
     }
 #pragma unroll
-    for (int i = 0; i < kPerThread; ++i) {
-      const int64_t col = first + i * kThreads;
-      if (col < cols) op.store(row, col, values[i]);
+    for (int i = 0; i < kRuns; ++i) {
+      const int64_t col = first + i * kThreads * V;
+      if (col >= cols) break;
+      op.value(row, col, values[i]);
+      op.store(row, col, values[i]);
     }
   }
 }
 
+// vectors: whether rows are whole pieces of four columns, aligned as load_columns() says.
 template <class Op>
-void for_each_element(int64_t rows, int64_t cols, cudaStream_t stream, const Op& op) {
+void for_each_element(int64_t rows, int64_t cols, bool vectors, const Queue& queue, const Op& op) {
   if (rows == 0 || cols == 0) return;
-  const auto columns = static_cast<unsigned>(ceil_div(cols, kThreads * kPerThread));
-  launch(elementwise_kernel<Op>,
-         dim3(columns, static_cast<unsigned>(std::min(rows, kMostRowBlocks))), kThreads, 0, stream,
+  const int per_thread = vectors ? kPerThread : kPerThread / 2;
+  const auto columns = static_cast<unsigned>(ceil_div(cols, kThreads * per_thread));
+  launch(vectors ? elementwise_kernel<Op, 4> : elementwise_kernel<Op, 1>,
+         dim3(columns, static_cast<unsigned>(std::min(rows, kMostRowBlocks))), kThreads, 0, queue,
          rows, cols, op);
+}
+
+// Whether all row starts are whole pieces of four elements.
+bool in_fours(std::initializer_list<const void*> bases, std::initializer_list<int64_t> strides) {
+  return std::ranges::all_of(bases, [](const void* base) { return aligned16(base); }) &&
+         std::ranges::all_of(strides, [](int64_t stride) { return stride % 4 == 0; });
 }
 
 template <DType D>
@@ -46,10 +65,14 @@ struct Embed {
   const int32_t* token_ids;
   float* out;
   int64_t width;
-  __device__ float value(int64_t t, int64_t i) const {
-    return widen<D>(table[token_ids[t] * width + i]);
+  template <int V>
+  __device__ void value(int64_t t, int64_t i, float (&v)[V]) const {
+    load_columns<D>(table + token_ids[t] * width + i, v);
   }
-  __device__ void store(int64_t t, int64_t i, float v) const { out[t * width + i] = v; }
+  template <int V>
+  __device__ void store(int64_t t, int64_t i, const float (&v)[V]) const {
+    store_columns<DType::kF32>(out + t * width + i, v);
+  }
 };
 
 template <DType D>
@@ -59,10 +82,18 @@ struct EmbedPosition {
   int64_t offset;
   float* out;
   int64_t width;
-  __device__ float value(int64_t t, int64_t i) const {
-    return out[t * width + i] + widen<D>(table[(positions[t] + offset) * width + i]);
+  template <int V>
+  __device__ void value(int64_t t, int64_t i, float (&v)[V]) const {
+    float held[V];
+    load_columns<DType::kF32>(out + t * width + i, held);
+    load_columns<D>(table + (positions[t] + offset) * width + i, v);
+#pragma unroll
+    for (int k = 0; k < V; ++k) v[k] = held[k] + v[k];
   }
-  __device__ void store(int64_t t, int64_t i, float v) const { out[t * width + i] = v; }
+  template <int V>
+  __device__ void store(int64_t t, int64_t i, const float (&v)[V]) const {
+    store_columns<DType::kF32>(out + t * width + i, v);
+  }
 };
 
 template <DType D>
@@ -71,16 +102,32 @@ struct Narrow {
   int64_t x_stride;
   Store<D>* y;
   int64_t cols;
-  __device__ float value(int64_t t, int64_t i) const { return x[t * x_stride + i]; }
-  __device__ void store(int64_t t, int64_t i, float v) const { y[t * cols + i] = narrowed<D>(v); }
+  template <int V>
+  __device__ void value(int64_t t, int64_t i, float (&v)[V]) const {
+    load_columns<DType::kF32>(x + t * x_stride + i, v);
+  }
+  template <int V>
+  __device__ void store(int64_t t, int64_t i, const float (&v)[V]) const {
+    store_columns<D>(y + t * cols + i, v);
+  }
 };
 
 struct AddBias {
   const float* bias;
   float* c;
   int64_t c_stride;
-  __device__ float value(int64_t t, int64_t i) const { return c[t * c_stride + i] + bias[i]; }
-  __device__ void store(int64_t t, int64_t i, float v) const { c[t * c_stride + i] = v; }
+  template <int V>
+  __device__ void value(int64_t t, int64_t i, float (&v)[V]) const {
+    float held[V];
+    load_columns<DType::kF32>(c + t * c_stride + i, held);
+    load_columns<DType::kF32>(bias + i, v);
+#pragma unroll
+    for (int k = 0; k < V; ++k) v[k] = held[k] + v[k];
+  }
+  template <int V>
+  __device__ void store(int64_t t, int64_t i, const float (&v)[V]) const {
+    store_columns<DType::kF32>(c + t * c_stride + i, v);
+  }
 };
 
 struct Select {
@@ -88,8 +135,14 @@ struct Select {
   float* out;
   int64_t width;
   const int32_t* output_rows;
-  __device__ float value(int64_t t, int64_t i) const { return in[output_rows[t] * width + i]; }
-  __device__ void store(int64_t t, int64_t i, float v) const { out[t * width + i] = v; }
+  template <int V>
+  __device__ void value(int64_t t, int64_t i, float (&v)[V]) const {
+    load_columns<DType::kF32>(in + output_rows[t] * width + i, v);
+  }
+  template <int V>
+  __device__ void store(int64_t t, int64_t i, const float (&v)[V]) const {
+    store_columns<DType::kF32>(out + t * width + i, v);
+  }
 };
 
 // Written so that extremes stay finite: exp overflows to infinity only in a denominator.
@@ -106,75 +159,98 @@ __device__ __forceinline__ float activate(float x) {
 template <ActivationKind K, DType D>
 struct Activate {
   ActivationArgs args;
-  __device__ float value(int64_t t, int64_t i) const {
+  template <int V>
+  __device__ void value(int64_t t, int64_t i, float (&v)[V]) const {
     const float* x = args.x + t * args.x_stride + i;
-    const float y = activate<K>(x[0]);
-    return args.gated ? y * x[args.n] : y;
-  }
-  __device__ void store(int64_t t, int64_t i, float v) const {
-    if constexpr (D != DType::kF32) {
-      static_cast<Store<D>*>(args.copy.y)[t * args.n + i] = narrowed<D>(v);
+    float factor[V];
+    load_columns<DType::kF32>(x, v);
+    if (args.gated) load_columns<DType::kF32>(x + args.n, factor);
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+      v[k] = activate<K>(v[k]);
+      if (args.gated) v[k] *= factor[k];
     }
-    if (D == DType::kF32 || args.y != nullptr) args.y[t * args.y_stride + i] = v;
+  }
+  template <int V>
+  __device__ void store(int64_t t, int64_t i, const float (&v)[V]) const {
+    if constexpr (D != DType::kF32) {
+      store_columns<D>(static_cast<Store<D>*>(args.copy.y) + t * args.n + i, v);
+    }
+    if (D == DType::kF32 || args.y != nullptr) {
+      store_columns<DType::kF32>(args.y + t * args.y_stride + i, v);
+    }
   }
 };
 
 template <ActivationKind K>
-void activation_of(const ActivationArgs& args, cudaStream_t stream) {
+void activation_of(const ActivationArgs& args, const Queue& queue) {
+  const bool vectors =
+      in_fours({args.x, args.y, args.copy.y}, {args.x_stride, args.y_stride, args.n});
   with_dtype(args.copy.dtype, [&](auto dtype) {
-    for_each_element(args.rows, args.n, stream, Activate<K, decltype(dtype)::value>{args});
+    for_each_element(args.rows, args.n, vectors, queue, Activate<K, decltype(dtype)::value>{args});
   });
 }
 
 }  // namespace
 
-void embedding(const EmbeddingArgs& args, const StepTables& step, cudaStream_t stream) {
+bool kernels_await_previous() {
+  cudaFuncAttributes attributes{};
+  const bool known =
+      cudaFuncGetAttributes(&attributes, elementwise_kernel<Select, 4>) == cudaSuccess;
+  if (!known) cudaGetLastError();  // taken note of
+  return known && attributes.ptxVersion >= 90;
+}
+
+void embedding(const EmbeddingArgs& args, const StepTables& step, const Queue& queue) {
   with_dtype(args.dtype, [&](auto dtype) {
     constexpr DType D = decltype(dtype)::value;
     for_each_element(
-        args.tokens, args.width, stream,
+        args.tokens, args.width, in_fours({args.table, args.out}, {args.width}), queue,
         Embed<D>{static_cast<const Store<D>*>(args.table), step.token_ids, args.out, args.width});
   });
 }
 
 void position_embedding(const PositionEmbeddingArgs& args, const StepTables& step,
-                        cudaStream_t stream) {
+                        const Queue& queue) {
   with_dtype(args.dtype, [&](auto dtype) {
     constexpr DType D = decltype(dtype)::value;
-    for_each_element(args.tokens, args.width, stream,
+    for_each_element(args.tokens, args.width, in_fours({args.table, args.out}, {args.width}), queue,
                      EmbedPosition<D>{static_cast<const Store<D>*>(args.table), step.positions,
                                       args.offset, args.out, args.width});
   });
 }
 
 void narrow(const float* x, int64_t x_stride, int64_t rows, int64_t cols, DType dtype, void* y,
-            cudaStream_t stream) {
+            const Queue& queue) {
   with_dtype(dtype, [&](auto tag) {
     constexpr DType D = decltype(tag)::value;
-    for_each_element(rows, cols, stream, Narrow<D>{x, x_stride, static_cast<Store<D>*>(y), cols});
+    for_each_element(rows, cols, in_fours({x, y}, {x_stride, cols}), queue,
+                     Narrow<D>{x, x_stride, static_cast<Store<D>*>(y), cols});
   });
 }
 
 void add_bias(const float* bias, int64_t rows, int64_t cols, float* c, int64_t c_stride,
-              cudaStream_t stream) {
-  for_each_element(rows, cols, stream, AddBias{bias, c, c_stride});
+              const Queue& queue) {
+  for_each_element(rows, cols, in_fours({bias, c}, {c_stride, cols}), queue,
+                   AddBias{bias, c, c_stride});
 }
 
 void select(const float* in, float* out, int64_t width, int64_t outputs, const StepTables& step,
-            cudaStream_t stream) {
-  for_each_element(outputs, width, stream, Select{in, out, width, step.output_rows});
+            const Queue& queue) {
+  for_each_element(outputs, width, in_fours({in, out}, {width}), queue,
+                   Select{in, out, width, step.output_rows});
 }
 
-void activation(const ActivationArgs& args, cudaStream_t stream) {
+void activation(const ActivationArgs& args, const Queue& queue) {
   switch (args.kind) {
     case ActivationKind::kSilu:
-      return activation_of<ActivationKind::kSilu>(args, stream);
+      return activation_of<ActivationKind::kSilu>(args, queue);
     case ActivationKind::kGelu:
-      return activation_of<ActivationKind::kGelu>(args, stream);
+      return activation_of<ActivationKind::kGelu>(args, queue);
     case ActivationKind::kGeluTanh:
-      return activation_of<ActivationKind::kGeluTanh>(args, stream);
+      return activation_of<ActivationKind::kGeluTanh>(args, queue);
     case ActivationKind::kRelu:
-      return activation_of<ActivationKind::kRelu>(args, stream);
+      return activation_of<ActivationKind::kRelu>(args, queue);
   }
 }
 

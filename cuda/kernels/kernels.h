@@ -13,6 +13,7 @@
 
 #include "helm/plan.h"
 #include "plan/cuda_scratch.h"
+#include "queue.h"
 
 namespace helm::cuda {
 
@@ -40,6 +41,10 @@ struct StepTables {
   int32_t layers;              // KV layers: the stride from block to block
 };
 
+// Whether the kernels, as this GPU runs them, can be launched to overlap: code for GPUs before
+// Hopper does not wait for the kernel before.
+bool kernels_await_previous();
+
 // out(t, :) = table[token(t), :]
 struct EmbeddingArgs {
   const void* table;  // [vocab, width]
@@ -48,7 +53,7 @@ struct EmbeddingArgs {
   int64_t width;
   int64_t tokens;
 };
-void embedding(const EmbeddingArgs& args, const StepTables& step, cudaStream_t stream);
+void embedding(const EmbeddingArgs& args, const StepTables& step, const Queue& queue);
 
 // out(t, :) += table[position(t) + offset, :]
 struct PositionEmbeddingArgs {
@@ -60,7 +65,7 @@ struct PositionEmbeddingArgs {
   int64_t tokens;
 };
 void position_embedding(const PositionEmbeddingArgs& args, const StepTables& step,
-                        cudaStream_t stream);
+                        const Queue& queue);
 
 // What an op writes for the product that comes next, rounded to f16 or bf16 as narrow() does.
 struct NarrowCopy {
@@ -84,7 +89,7 @@ struct NormArgs {
   float eps;
   NarrowCopy copy = {};  // [rows, groups * n]
 };
-void norm(const NormArgs& args, cudaStream_t stream);
+void norm(const NormArgs& args, const Queue& queue);
 
 // One part of a stacked linear op, for few tokens:
 //   C(t, r) = [C(t, r) +] [bias(r) +] sum_k A(t, k) * W(r, k)      t < tokens <= kMatvecTokens
@@ -93,7 +98,7 @@ struct MatvecArgs {
   const float* a;  // [tokens, cols], rows a_stride apart
   int64_t a_stride;
   int64_t tokens;
-  const void* w;  // [rows, cols]
+  const void* w;  // [rows, cols], each below 2^28
   DType dtype;
   int64_t rows;
   int64_t cols;
@@ -102,15 +107,15 @@ struct MatvecArgs {
   float* c;  // [tokens, rows], rows c_stride apart
   int64_t c_stride;
 };
-void matvec(const MatvecArgs& args, cudaStream_t stream);
+void matvec(const MatvecArgs& args, const Queue& queue);
 
 // For products by cuBLAS: y(t, :) = x(t, :) in `dtype` (f16 or bf16, to nearest even), contiguous.
 // What exceeds f16 becomes its largest number, here and in pages of that dtype.
 void narrow(const float* x, int64_t x_stride, int64_t rows, int64_t cols, DType dtype, void* y,
-            cudaStream_t stream);
+            const Queue& queue);
 // C(t, r) += bias(r)
 void add_bias(const float* bias, int64_t rows, int64_t cols, float* c, int64_t c_stride,
-              cudaStream_t stream);
+              const Queue& queue);
 
 // Divides numbers below 2^31 without a division: n / d = (high 32 bits of n * multiplier + n) >>
 // shift, after Granlund and Montgomery, "Division by invariant integers using multiplication"
@@ -132,8 +137,8 @@ class Divisor {
   uint32_t value_ = 1, multiplier_ = 1, shift_ = 0;
 };
 
-// The first compute capability, times ten, whose tensor cores multiply bf16. bf16 holds what f16 does
-// not; before it, f16 is all there is.
+// The first compute capability, times ten, whose tensor cores multiply bf16. bf16 holds what f16
+// does not; before it, f16 is all there is.
 inline constexpr int kBf16Compute = 80;
 
 // A pool of KV pages, each K then V of one layer, [kv_heads, page_tokens, head_dim]
@@ -159,7 +164,7 @@ struct RopeArgs {
   float factor;
   int64_t tokens;
 };
-void rope(const RopeArgs& args, const StepTables& step, cudaStream_t stream);
+void rope(const RopeArgs& args, const StepTables& step, const Queue& queue);
 
 // Appends K and V of every row to their pages, rounded to the pool's dtype. With `rotate`, q heads
 // are rotated in place, and K heads on their way to the pages only: rope fused with the append.
@@ -172,7 +177,7 @@ struct AppendArgs {
   int64_t tokens;
   const RopeArgs* rotate;  // host pointer, or null; its heads end with the k heads
 };
-void append(const AppendArgs& args, const StepTables& step, cudaStream_t stream);
+void append(const AppendArgs& args, const StepTables& step, const Queue& queue);
 
 // out = softmax(scale q k^T, masked to 0 <= i - j and i - j < window if window > 0) v over the
 // pages of each row's sequence, or their attention (m, s, o) merged into a partial, which is laid
@@ -201,14 +206,14 @@ struct AttentionArgs {
   void* partials;         // of splits; null with one
   int compute = 0;        // capability of the GPU times ten; 0: sums of f32 alone
 };
-void attention(const AttentionArgs& args, const StepTables& step, cudaStream_t stream);
+void attention(const AttentionArgs& args, const StepTables& step, const Queue& queue);
 // Whether tensor cores serve runs of several tokens: for pages of f16 from 7.5 on, of bf16 from 8.0
 // on, with heads in whole pieces of 16 bytes. Softmax weights are then rounded to the pages' dtype.
 bool in_tensor_cores(const AttentionArgs& args);
 
 // partial = attention to no position
 void reset_partial(float* partial, int64_t tokens, int64_t heads, int64_t head_dim,
-                   cudaStream_t stream);
+                   const Queue& queue);
 
 // out = both partials merged, normalised; 0 where neither has seen a position
 struct MergeArgs {
@@ -219,7 +224,7 @@ struct MergeArgs {
   int64_t head_dim;
   int64_t tokens;
 };
-void merge_partials(const MergeArgs& args, cudaStream_t stream);
+void merge_partials(const MergeArgs& args, const Queue& queue);
 
 // gated: Y(t, i) = act(X(t, i)) * X(t, n + i);  plain: Y(t, i) = act(X(t, i))
 struct ActivationArgs {
@@ -233,10 +238,10 @@ struct ActivationArgs {
   int64_t n;
   NarrowCopy copy = {};  // [rows, n]
 };
-void activation(const ActivationArgs& args, cudaStream_t stream);
+void activation(const ActivationArgs& args, const Queue& queue);
 
 // out(i, :) = in(output_row(i), :)
 void select(const float* in, float* out, int64_t width, int64_t outputs, const StepTables& step,
-            cudaStream_t stream);
+            const Queue& queue);
 
 }  // namespace helm::cuda

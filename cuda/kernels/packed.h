@@ -61,7 +61,7 @@ struct QuantizeArgs {
   int64_t cols;
   QuantBlock* out;  // [tokens, blocks of 32 columns]
 };
-void quantize(const QuantizeArgs& args, cudaStream_t stream);
+void quantize(const QuantizeArgs& args, const Queue& queue);
 
 // For few tokens. C(t, r) starts as [C(t, r) +] [bias(r)]; then, for each block in order,
 //   C = fma(float(sum_k v(u(r, k)) n(t, k)), s alpha, C)            v(u), s and m: see Scales
@@ -77,7 +77,7 @@ struct PackedMatvecArgs {
   float* c;  // [tokens, rows], rows c_stride apart
   int64_t c_stride;
 };
-void packed_matvec(const PackedMatvecArgs& args, cudaStream_t stream);
+void packed_matvec(const PackedMatvecArgs& args, const Queue& queue);
 
 // y(i, :) = w(first_row + i, :) in `dtype` (f16 or bf16), rounded as narrow() does; contiguous.
 struct ExpandArgs {
@@ -87,12 +87,12 @@ struct ExpandArgs {
   void* y;  // [rows, w.cols], aligned to 16 bytes
   DType dtype;
 };
-void expand(const ExpandArgs& args, cudaStream_t stream);
+void expand(const ExpandArgs& args, const Queue& queue);
 
 // As embedding() and position_embedding(), each operation of Scales rounded once.
 void packed_embedding(const PackedMatrix& table, float* out, int64_t tokens, const StepTables& step,
-                      cudaStream_t stream);
+                      const Queue& queue);
 void packed_position_embedding(const PackedMatrix& table, int64_t offset, float* out,
-                               int64_t tokens, const StepTables& step, cudaStream_t stream);
+                               int64_t tokens, const StepTables& step, const Queue& queue);
 
 }  // namespace helm::cuda

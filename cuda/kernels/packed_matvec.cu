@@ -24,6 +24,8 @@ __device__ __forceinline__ unsigned warp_max(unsigned x) {
 // A warp per block of columns.
 __global__ void __launch_bounds__(kThreads)
     quantize_kernel(const QuantizeArgs args, int64_t blocks) {
+  let_next_begin();
+  await_previous();
   const int64_t index = int64_t{blockIdx.x} * (kThreads / kWarp) + threadIdx.x / kWarp;
   if (index >= args.tokens * blocks) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -134,6 +136,7 @@ __global__ void __launch_bounds__(kThreads) packed_matvec_kernel(const PackedMat
   using Part = Chunk<S, H, T, kBlocks>;
   constexpr int kBuffers = 2 * sizeof(Part) <= kSharedBytes ? 2 : 1;
   __shared__ Part chunks[kBuffers];
+  let_next_begin();
   const PackedMatrix& w = args.w;
   const int thread = static_cast<int>(threadIdx.x);
   const int row = thread % kRowsOfStrip, part = thread / kRowsOfStrip;
@@ -151,12 +154,13 @@ __global__ void __launch_bounds__(kThreads) packed_matvec_kernel(const PackedMat
 #pragma unroll
       for (int h = 0; h < H; ++h) scales[i][h] = read_scale<S>(w, at, at.group(w, h), row);
     }
+    if (first == 0) await_previous();  // weights alone are read before
 #pragma unroll
     for (int i = 0; i < Part::kVectorsOfThread; ++i) {
       const int index = min(thread + i * kThreads, Part::kVectors - 1), whole = index / 3;
       const int64_t t = min(int64_t{whole / kBlocks}, args.tokens - 1);
       const int64_t block = min(first + whole % kBlocks, blocks - 1);
-      vectors[i] = __ldg(reinterpret_cast<const uint4*>(args.a + t * blocks + block) + index % 3);
+      vectors[i] = *(reinterpret_cast<const uint4*>(args.a + t * blocks + block) + index % 3);
     }
   };
   const auto store_activations = [&](Part& to) {
@@ -172,9 +176,8 @@ __global__ void __launch_bounds__(kThreads) packed_matvec_kernel(const PackedMat
   float* const c = args.c + part * args.c_stride + out_row;
   float sum = 0;
   if (owns && args.bias != nullptr) sum = args.bias[out_row];
-  if (owns && args.accumulate) sum = args.bias == nullptr ? *c : *c + sum;
-
   load(0);
+  if (owns && args.accumulate) sum = args.bias == nullptr ? *c : *c + sum;
   store_activations(chunks[0]);
   __syncthreads();
   int turn = 0;
@@ -232,9 +235,9 @@ __global__ void __launch_bounds__(kThreads) packed_matvec_kernel(const PackedMat
 }
 
 template <class Kind, int T>
-void launch_kind(const PackedMatvecArgs& args, cudaStream_t stream) {
+void launch_kind(const PackedMatvecArgs& args, const Queue& queue) {
   launch(packed_matvec_kernel<Kind::kCodes, Kind::kScales, Kind::kHalves, T>,
-         static_cast<unsigned>(ceil_div(args.w.rows, kStripRows)), kThreads, 0, stream, args);
+         static_cast<unsigned>(ceil_div(args.w.rows, kStripRows)), kThreads, 0, queue, args);
 }
 
 PackedSpan span_layout(const Format& format, int64_t cols) {
@@ -271,23 +274,23 @@ PackedMatrix::PackedMatrix(const void* weights, const Format& format, int64_t ma
       whole(span_layout(format, kSpanCols)),
       last(span_layout(format, span_cols(format, cols, last_span * kSpanCols))) {}
 
-void quantize(const QuantizeArgs& args, cudaStream_t stream) {
+void quantize(const QuantizeArgs& args, const Queue& queue) {
   if (args.tokens == 0) return;
   const int64_t blocks = ceil_div(args.cols, kBlockCols);
   launch(quantize_kernel, static_cast<unsigned>(ceil_div(args.tokens * blocks, kThreads / kWarp)),
-         kThreads, 0, stream, args, blocks);
+         kThreads, 0, queue, args, blocks);
 }
 
-void packed_matvec(const PackedMatvecArgs& args, cudaStream_t stream) {
+void packed_matvec(const PackedMatvecArgs& args, const Queue& queue) {
   if (args.w.rows == 0 || args.tokens == 0) return;
   with_kind(args.w, [&](auto kind) {
     using Kind = decltype(kind);
     if (args.tokens == 1) {
-      launch_kind<Kind, 1>(args, stream);
+      launch_kind<Kind, 1>(args, queue);
     } else if (args.tokens <= 4) {
-      launch_kind<Kind, 4>(args, stream);
+      launch_kind<Kind, 4>(args, queue);
     } else {
-      launch_kind<Kind, 8>(args, stream);
+      launch_kind<Kind, 8>(args, queue);
     }
   });
 }

@@ -38,6 +38,8 @@ __device__ __forceinline__ RowScale read_scale(const PackedMatrix& m, const Pack
 template <Codes C, class Op>
 __global__ void __launch_bounds__(kThreads)
     rows_kernel(const PackedMatrix m, const int64_t rows, const Op op) {
+  let_next_begin();
+  await_previous();
   const int64_t block = int64_t{blockIdx.x} * kBlocksOfSpan + threadIdx.x / kRowsOfStrip;
   const int64_t col = block * kBlockCols;
   if (col >= m.cols) return;
@@ -67,12 +69,12 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Op>
-void for_each_row(const PackedMatrix& m, int64_t rows, cudaStream_t stream, const Op& op) {
+void for_each_row(const PackedMatrix& m, int64_t rows, const Queue& queue, const Op& op) {
   if (rows == 0) return;
   const dim3 grid(static_cast<unsigned>(ceil_div(m.cols, kSpanCols)),
                   static_cast<unsigned>(std::min(ceil_div(rows, kStripRows), kMostRowBlocks)));
   with_kind(m, [&](auto kind) {
-    launch(rows_kernel<decltype(kind)::kCodes, Op>, grid, kThreads, 0, stream, m, rows, op);
+    launch(rows_kernel<decltype(kind)::kCodes, Op>, grid, kThreads, 0, queue, m, rows, op);
   });
 }
 
@@ -122,10 +124,10 @@ struct Gather {
 
 }  // namespace
 
-void expand(const ExpandArgs& args, cudaStream_t stream) {
+void expand(const ExpandArgs& args, const Queue& queue) {
   const auto as = [&](auto dtype) {
     constexpr DType D = decltype(dtype)::value;
-    for_each_row(args.w, args.rows, stream,
+    for_each_row(args.w, args.rows, queue,
                  Expand<D>{args.first_row, static_cast<Store<D>*>(args.y), args.w.cols});
   };
   if (args.dtype == DType::kF16) return as(std::integral_constant<DType, DType::kF16>{});
@@ -133,13 +135,13 @@ void expand(const ExpandArgs& args, cudaStream_t stream) {
 }
 
 void packed_embedding(const PackedMatrix& table, float* out, int64_t tokens, const StepTables& step,
-                      cudaStream_t stream) {
-  for_each_row(table, tokens, stream, Gather<false>{step.token_ids, 0, out, table.cols});
+                      const Queue& queue) {
+  for_each_row(table, tokens, queue, Gather<false>{step.token_ids, 0, out, table.cols});
 }
 
 void packed_position_embedding(const PackedMatrix& table, int64_t offset, float* out,
-                               int64_t tokens, const StepTables& step, cudaStream_t stream) {
-  for_each_row(table, tokens, stream, Gather<true>{step.positions, offset, out, table.cols});
+                               int64_t tokens, const StepTables& step, const Queue& queue) {
+  for_each_row(table, tokens, queue, Gather<true>{step.positions, offset, out, table.cols});
 }
 
 }  // namespace helm::cuda

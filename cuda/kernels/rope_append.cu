@@ -30,6 +30,8 @@ __device__ __forceinline__ int64_t item_of_warp() {
 
 __global__ void __launch_bounds__(kWarps* kWarp)
     rope_kernel(const RopeArgs rope, const int32_t* positions) {
+  let_next_begin();
+  await_previous();
   const int64_t item = item_of_warp();
   if (item >= rope.tokens * rope.heads) return;
   const int64_t t = item / rope.heads;
@@ -44,6 +46,8 @@ template <DType D>
 __global__ void __launch_bounds__(kWarps* kWarp)
     append_kernel(const AppendArgs args, const RopeArgs rope, const int64_t q_heads,
                   const StepTables step) {
+  let_next_begin();
+  await_previous();
   const KvPool& kv = args.kv;
   const int64_t heads = q_heads + 2 * kv.kv_heads, item = item_of_warp();
   if (item >= args.tokens * heads) return;
@@ -75,19 +79,19 @@ unsigned blocks_of(int64_t items) {
 
 }  // namespace
 
-void rope(const RopeArgs& args, const StepTables& step, cudaStream_t stream) {
+void rope(const RopeArgs& args, const StepTables& step, const Queue& queue) {
   const int64_t items = args.tokens * args.heads;
   if (items == 0) return;
-  launch(rope_kernel, blocks_of(items), kWarps * kWarp, 0, stream, args, step.positions);
+  launch(rope_kernel, blocks_of(items), kWarps * kWarp, 0, queue, args, step.positions);
 }
 
-void append(const AppendArgs& args, const StepTables& step, cudaStream_t stream) {
+void append(const AppendArgs& args, const StepTables& step, const Queue& queue) {
   if (args.tokens == 0) return;
   const RopeArgs rope = args.rotate == nullptr ? RopeArgs{} : *args.rotate;
   const int64_t q_heads = args.rotate == nullptr ? 0 : rope.heads - args.kv.kv_heads;
   const int64_t items = args.tokens * (q_heads + 2 * args.kv.kv_heads);
   with_dtype(args.kv.dtype, [&](auto dtype) {
-    launch(append_kernel<decltype(dtype)::value>, blocks_of(items), kWarps * kWarp, 0, stream, args,
+    launch(append_kernel<decltype(dtype)::value>, blocks_of(items), kWarps * kWarp, 0, queue, args,
            rope, q_heads, step);
   });
 }

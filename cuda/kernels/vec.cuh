@@ -109,6 +109,37 @@ __device__ __forceinline__ Piece<D> load_piece(const Store<D>* p, int64_t count)
   return piece;
 }
 
+// V consecutive elements, one or four; four are aligned to four. What other kernels write is read
+// so, not by loads that the compiler may move before await_previous().
+template <DType D, int V>
+__device__ __forceinline__ void load_columns(const Store<D>* p, float (&v)[V]) {
+  static_assert(V == 1 || V == 4);
+  if constexpr (V == 1) {
+    v[0] = widen<D>(*p);
+  } else if constexpr (D == DType::kF32) {
+    const float4 x = *reinterpret_cast<const float4*>(p);
+    v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
+  } else {
+    const uint2 x = *reinterpret_cast<const uint2*>(p);
+    v[0] = widen<D>(static_cast<uint16_t>(x.x)), v[1] = widen<D>(static_cast<uint16_t>(x.x >> 16));
+    v[2] = widen<D>(static_cast<uint16_t>(x.y)), v[3] = widen<D>(static_cast<uint16_t>(x.y >> 16));
+  }
+}
+template <DType D, int V>
+__device__ __forceinline__ void store_columns(Store<D>* p, const float (&v)[V]) {
+  static_assert(V == 1 || V == 4);
+  if constexpr (V == 1) {
+    *p = narrowed<D>(v[0]);
+  } else if constexpr (D == DType::kF32) {
+    *reinterpret_cast<float4*>(p) = make_float4(v[0], v[1], v[2], v[3]);
+  } else {
+    const auto pair = [](float low, float high) {
+      return unsigned{narrowed<D>(low)} | unsigned{narrowed<D>(high)} << 16;
+    };
+    *reinterpret_cast<uint2*>(p) = make_uint2(pair(v[0], v[1]), pair(v[2], v[3]));
+  }
+}
+
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
   for (int step = kWarp / 2; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);

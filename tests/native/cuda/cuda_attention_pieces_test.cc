@@ -36,7 +36,7 @@ std::vector<Pieces> one_by_one(const Problem& p, const Data& d) {
 // A partial of every row and head.
 struct TestPartial {
   TestPartial(const Problem& p, const Data& d) : data(d.step.tokens * p.heads * (p.head_dim + 2)) {
-    cuda::reset_partial(data.data(), d.step.tokens, p.heads, p.head_dim, nullptr);
+    cuda::reset_partial(data.data(), d.step.tokens, p.heads, p.head_dim, kOverlapping);
     finish_kernels("reset");
   }
 
@@ -62,7 +62,7 @@ struct TestPartial {
       cuda::StepTables tables = d.step.tables;
       tables.runs = runs.data();
       tables.row_runs = row_runs.data();
-      cuda::attention(args, tables, nullptr);
+      cuda::attention(args, tables, kOverlapping);
       finish_kernels("attend");
     }
   }
@@ -90,7 +90,7 @@ void check_merged(const Problem& p, const Data& d, const TestPartial& first,
                   const TestPartial& second, const Expected& want, const std::string& label) {
   cuda::merge_partials(
       {first.data.data(), second.data.data(), d.out.data(), p.heads, p.head_dim, d.step.tokens},
-      nullptr);
+      kOverlapping);
   finish_kernels(label);
   CHECK(compare(d.out.copy(), want.value, want.bound, label) == "");
   CHECK_MESSAGE((d.out.intact() && first.data.intact() && second.data.intact()), label);
@@ -189,7 +189,7 @@ TEST_CASE("cuda attention in parts: a partial without weight adds nothing") {
       near.attend(p, d, {{{0, 0, 2}}});
       cuda::merge_partials(
           {far.data.data(), near.data.data(), d.out.data(), p.heads, p.head_dim, d.step.tokens},
-          nullptr);
+          kOverlapping);
       finish_kernels("merging -inf");
       const float* v = pool + d.step.row_at(d.kv, 0, kLayer, 0, 70, true);
       for (int64_t i = 0; i < d.out.size(); ++i) CHECK(d.out.data()[i] == v[i % p.head_dim]);

@@ -119,23 +119,23 @@ inline ExpectedAttention expect_all(const Problem& p, const Data& d) {
         }
       }
       const float* q = d.x.data() + run.first_row * d.width + (head * group + 1) * p.head_dim;
-      const ExpectedAttention e = oracle_attention({q,
-                                                    d.width,
-                                                    run.tokens,
-                                                    group,
-                                                    p.head_dim,
-                                                    run.first_position,
-                                                    0,
-                                                    p.window,
-                                                    p.scale,
-                                                    {k.data(), v.data(), nullptr, nullptr, keys},
-                                                    {},
-                                                    nullptr,
-                                                    nullptr,
-                                                    nullptr,
-                                                    nullptr},
-                                                   d.kv.dtype, DType::kF32,
-                                                   run.tokens > 1 ? weights : DType::kF32);
+      const ExpectedAttention e =
+          oracle_attention({q,
+                            d.width,
+                            run.tokens,
+                            group,
+                            p.head_dim,
+                            run.first_position,
+                            0,
+                            p.window,
+                            p.scale,
+                            {k.data(), v.data(), nullptr, nullptr, keys},
+                            {},
+                            nullptr,
+                            nullptr,
+                            nullptr,
+                            nullptr},
+                           d.kv.dtype, DType::kF32, run.tokens > 1 ? weights : DType::kF32);
       scatter(e.out, want.out, p.head_dim, run.first_row, head);
       scatter(e.m, want.m, 1, run.first_row, head);
       scatter(e.log_sum, want.log_sum, 1, run.first_row, head);

@@ -10,7 +10,7 @@ void check_one(const Problem& p, DType dtype, uint32_t seed) {
   const Data d(p, dtype, seed);
   const Expected want = expect(p, d);
   const std::string label = label_of(p, dtype, seed);
-  cuda::attention(d.args(p), d.step.tables, nullptr);
+  cuda::attention(d.args(p), d.step.tables, kOverlapping);
   finish_kernels(label);
   CHECK(compare(d.out.copy(), want.value, want.bound, label) == "");
   CHECK_MESSAGE((d.x.intact() && d.pool.intact() && d.out.intact() && d.partials.intact()), label);
@@ -76,7 +76,7 @@ TEST_CASE("cuda attention: rows that decode beside a prompt have the kernel and 
   for (const int64_t splits : {1, 8}) {
     args.decode_splits = splits;
     const int64_t before = cuda_emulation::launches();
-    cuda::attention(args, d.step.tables, nullptr);
+    cuda::attention(args, d.step.tables, kOverlapping);
     finish_kernels("mixed");
     CHECK(cuda_emulation::launches() - before == (splits == 1 ? 2 : 3));  // and a merge
     CHECK(compare(d.out.copy(), want.value, want.bound, "mixed") == "");
@@ -120,7 +120,7 @@ TEST_CASE("cuda attention: scores that overflow to -inf weigh nothing") {
         const float k = j == 70 ? 0.0f : 1e30f;  // score 0 for one key, -inf for the others
         std::fill_n(pool + d.step.row_at(d.kv, 0, kLayer, 0, j, false), p.head_dim, k);
       }
-      cuda::attention(d.args(p), d.step.tables, nullptr);
+      cuda::attention(d.args(p), d.step.tables, kOverlapping);
       finish_kernels("attention -inf");
       const float* v = pool + d.step.row_at(d.kv, 0, kLayer, 0, 70, true);
       for (int64_t i = 0; i < d.out.size(); ++i) CHECK(d.out.data()[i] == v[i % p.head_dim]);

@@ -1,6 +1,7 @@
 // The device on newer generations, as the emulation says it is one.
 #include <doctest/doctest.h>
 
+#include <cstdlib>
 #include <string>
 #include <utility>
 
@@ -40,6 +41,27 @@ TEST_CASE("newer GPUs pass what the oldest passes, with the workspace that cuBLA
     CHECK((bytes > int64_t{32} << 20) == (major >= 9));
     CHECK(bytes > int64_t{8} << 20);
   }
+}
+
+TEST_CASE("launches overlap where they are asked to and the GPU can, and change no bit") {
+  helm::test::TinyShape shape;
+  shape.weight_dtype = shape.kv_dtype = "f16";
+  const auto overlapping_logits = [&](const char* wanted, int major, int64_t* launches) {
+    const Capability capability(major, 0);
+    setenv("HELM_CUDA_PDL", wanted, 1);
+    const int64_t before = cuda_emulation::overlapping_launches();
+    const auto logits = helm::test::stage_logits(open_cuda_test_device, shape);
+    *launches = cuda_emulation::overlapping_launches() - before;
+    unsetenv("HELM_CUDA_PDL");
+    return logits;
+  };
+  int64_t asked = 0, unasked = 0, older = 0;
+  const auto logits = overlapping_logits("1", 9, &asked);
+  CHECK(logits == overlapping_logits("0", 9, &unasked));
+  CHECK(logits == overlapping_logits("1", 8, &older));
+  CHECK(asked > 10);
+  CHECK(unasked == 0);
+  CHECK(older == 0);
 }
 
 TEST_CASE("a GPU before Turing is refused by name") {

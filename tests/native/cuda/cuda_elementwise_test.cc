@@ -26,7 +26,7 @@ void check_activation(ActivationKind kind, bool gated, bool in_place, int64_t ro
   const std::vector<float> before = x.copy();
   const Guarded<float> y((rows - 1) * (n + 2) + n);
   float* out = in_place ? x.data() : y.data();
-  cuda::activation({kind, gated, x.data(), x_stride, out, y_stride, rows, n}, nullptr);
+  cuda::activation({kind, gated, x.data(), x_stride, out, y_stride, rows, n}, kOverlapping);
   const std::string label = "activation " + std::to_string(static_cast<int>(kind)) + " gated " +
                             std::to_string(gated) + " n " + std::to_string(n) + " seed " +
                             std::to_string(seed);
@@ -66,7 +66,8 @@ TEST_CASE("cuda activations: extremes stay finite and NaN stays NaN") {
   const auto n = static_cast<int64_t>(x.size());
   for (ActivationKind kind : kKinds) {
     std::vector<float> y(x.size());
-    cuda::activation({kind, false, x.data() + 1, n - 1, y.data() + 1, n - 1, 1, n - 1}, nullptr);
+    cuda::activation({kind, false, x.data() + 1, n - 1, y.data() + 1, n - 1, 1, n - 1},
+                     kOverlapping);
     finish_kernels("activation of extremes");
     for (size_t i = 1; i + 1 < x.size(); ++i) {
       const double want = x[i] > 0 ? x[i] : 0;
@@ -91,10 +92,10 @@ TEST_CASE("cuda embedding, position embedding and select: exact rows of ragged w
       step.token_ids = ids.data();
       step.positions = positions.data();
       step.output_rows = outputs.data();
-      cuda::embedding({table.data(), dtype, x.data(), width, tokens}, step, nullptr);
+      cuda::embedding({table.data(), dtype, x.data(), width, tokens}, step, kOverlapping);
       cuda::position_embedding({table.data(), dtype, offset, x.data(), width, tokens}, step,
-                               nullptr);
-      cuda::select(x.data(), chosen.data(), width, outputs.size(), step, nullptr);
+                               kOverlapping);
+      cuda::select(x.data(), chosen.data(), width, outputs.size(), step, kOverlapping);
       finish_kernels("embedding");
       std::vector<float> want_x, want_chosen;
       const auto row_of = [&](int64_t row, int64_t i) {
@@ -131,7 +132,7 @@ TEST_CASE("cuda narrow: rounds to nearest even, strided; what exceeds f16 is its
   }
   for (DType dtype : {DType::kF16, DType::kBF16}) {
     const Guarded<uint16_t> y(3 * cols);
-    cuda::narrow(x.data(), stride, 3, cols, dtype, y.data(), nullptr);
+    cuda::narrow(x.data(), stride, 3, cols, dtype, y.data(), kOverlapping);
     finish_kernels("narrow");
     for (int64_t i = 0; i < y.size(); ++i) {
       float v = hard[static_cast<size_t>(i)];
@@ -141,7 +142,7 @@ TEST_CASE("cuda narrow: rounds to nearest even, strided; what exceeds f16 is its
     }
     CHECK(y.intact());
     const float nan = std::nanf("");
-    cuda::narrow(&nan, 1, 1, 1, dtype, y.data(), nullptr);
+    cuda::narrow(&nan, 1, 1, 1, dtype, y.data(), kOverlapping);
     finish_kernels("narrow");
     CHECK(std::isnan(decode(dtype, y.data(), 0)));
   }
@@ -156,12 +157,12 @@ TEST_CASE("cuda activations: the copy for a product has the bits of narrowing th
       const Guarded<float> y(rows * stride), plain(rows * stride);
       const Guarded<uint16_t> want(rows * n), beside(rows * n), alone(rows * n);
       cuda::ActivationArgs args{kind, true, x.data(), 2 * n, plain.data(), stride, rows, n};
-      cuda::activation(args, nullptr);
-      cuda::narrow(plain.data(), stride, rows, n, dtype, want.data(), nullptr);
+      cuda::activation(args, kOverlapping);
+      cuda::narrow(plain.data(), stride, rows, n, dtype, want.data(), kOverlapping);
       args.y = y.data(), args.copy = {beside.data(), dtype};
-      cuda::activation(args, nullptr);
+      cuda::activation(args, kOverlapping);
       args.y = nullptr, args.copy = {alone.data(), dtype};
-      cuda::activation(args, nullptr);
+      cuda::activation(args, kOverlapping);
       finish_kernels("activation and copy");
       CHECK(compare_bits(y.copy(), plain.copy(), "activation beside its copy") == "");
       CHECK(beside.copy() == want.copy());
@@ -178,15 +179,15 @@ TEST_CASE("cuda add_bias: every row, nothing else; empty ops do nothing") {
   for (int64_t i = 0; i < rows * cols; ++i) {
     want[static_cast<size_t>(i / cols * stride + i % cols)] += bias.data()[i % cols];
   }
-  cuda::add_bias(bias.data(), rows, cols, c.data(), stride, nullptr);
-  cuda::add_bias(bias.data(), 0, cols, c.data(), stride, nullptr);
-  cuda::select(nullptr, nullptr, 5, 0, {}, nullptr);
-  cuda::embedding({nullptr, DType::kF16, nullptr, 5, 0}, {}, nullptr);
-  cuda::activation({ActivationKind::kSilu, true, nullptr, 1, nullptr, 1, 0, 1}, nullptr);
-  cuda::norm({false, nullptr, 1, nullptr, 1, 0, 1, 1, nullptr, nullptr, 0}, nullptr);
-  cuda::rope({}, {}, nullptr);
-  cuda::append({}, {}, nullptr);
-  cuda::attention({}, {}, nullptr);
+  cuda::add_bias(bias.data(), rows, cols, c.data(), stride, kOverlapping);
+  cuda::add_bias(bias.data(), 0, cols, c.data(), stride, kOverlapping);
+  cuda::select(nullptr, nullptr, 5, 0, {}, kOverlapping);
+  cuda::embedding({nullptr, DType::kF16, nullptr, 5, 0}, {}, kOverlapping);
+  cuda::activation({ActivationKind::kSilu, true, nullptr, 1, nullptr, 1, 0, 1}, kOverlapping);
+  cuda::norm({false, nullptr, 1, nullptr, 1, 0, 1, 1, nullptr, nullptr, 0}, kOverlapping);
+  cuda::rope({}, {}, kOverlapping);
+  cuda::append({}, {}, kOverlapping);
+  cuda::attention({}, {}, kOverlapping);
   finish_kernels("add_bias");
   CHECK(compare_bits(c.copy(), want, "add_bias") == "");
   CHECK(c.intact());
@@ -195,7 +196,7 @@ TEST_CASE("cuda add_bias: every row, nothing else; empty ops do nothing") {
 TEST_CASE("cuda elementwise: more rows than a grid has in y") {
   const int64_t rows = 65535 + 3;
   const Guarded<float> x(random_floats(rows, 3)), y(rows);
-  cuda::activation({ActivationKind::kRelu, false, x.data(), 1, y.data(), 1, rows, 1}, nullptr);
+  cuda::activation({ActivationKind::kRelu, false, x.data(), 1, y.data(), 1, rows, 1}, kOverlapping);
   finish_kernels("many rows");
   std::vector<float> want = x.copy();
   for (float& v : want) v = std::max(0.0f, v);

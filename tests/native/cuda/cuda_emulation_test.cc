@@ -106,6 +106,12 @@ void fill_kernel(int* out, int n, int value) {
 void add_kernel(int* out, const int* by) {
   *out += *by;
 }
+void awaiting_kernel(int* out, unsigned threads) {
+  cuda::let_next_begin();
+  if (threadIdx.x >= threads) return;
+  cuda::await_previous();
+  out[threadIdx.x] = 1;
+}
 
 }  // namespace
 
@@ -292,6 +298,23 @@ TEST_CASE("emulation: an event orders two streams") {
   CHECK(cudaEventDestroy(done) == cudaSuccess);
   CHECK(cudaStreamDestroy(a) == cudaSuccess);
   CHECK(cudaStreamDestroy(b) == cudaSuccess);
+}
+
+TEST_CASE("emulation: a thread that overlaps with the kernel before and does not wait is a fault") {
+  int out[32] = {};
+  const auto fault = [&](bool overlaps, unsigned waiting) {
+    launch(awaiting_kernel, 3, 32, 0, {nullptr, overlaps}, static_cast<int*>(out), waiting);
+    cudaDeviceSynchronize();
+    const std::string message = cuda_emulation::fault();
+    cuda_emulation::clear_fault();
+    return message;
+  };
+  const int64_t before = cuda_emulation::overlapping_launches();
+  CHECK(fault(false, 0).empty());
+  CHECK(fault(true, 32).empty());
+  CHECK(out[31] == 1);
+  CHECK(says(fault(true, 31), "a thread ends that has not waited for the kernel before"));
+  CHECK(cuda_emulation::overlapping_launches() == before + 2);
 }
 
 TEST_CASE("emulation: a captured graph runs nothing until launched, then what was captured") {

@@ -30,7 +30,7 @@ void check_problem(const Problem& p, uint32_t seed) {
                                         dtype, before);
     cuda::matvec({a.data(), a_stride, p.tokens, weights, dtype, p.rows, p.cols, b, p.accumulate,
                   c.data(), c_stride},
-                 nullptr);
+                 kOverlapping);
     std::ostringstream label;
     label << "matvec dtype " << static_cast<int>(dtype) << " tokens " << p.tokens << " rows "
           << p.rows << " cols " << p.cols << " w_shift " << p.w_shift << " seed " << seed;
@@ -82,12 +82,12 @@ TEST_CASE("cuda matvec: the bits of a token do not depend on the number of token
     const Guarded<float> together(most * rows), alone(most * rows);
     cuda::matvec(
         {a.data(), cols, most, w.data(), dtype, rows, cols, nullptr, false, together.data(), rows},
-        nullptr);
+        kOverlapping);
     for (int64_t tokens : {1, 2, 4}) {
       for (int64_t t = 0; t < most; t += tokens) {
         cuda::matvec({a.data() + t * cols, cols, tokens, w.data(), dtype, rows, cols, nullptr,
                       false, alone.data() + t * rows, rows},
-                     nullptr);
+                     kOverlapping);
       }
       finish_kernels("matvec bits");
       CHECK(compare_bits(alone.copy(), together.copy(), "matvec bits") == "");
@@ -97,8 +97,8 @@ TEST_CASE("cuda matvec: the bits of a token do not depend on the number of token
 
 TEST_CASE("cuda matvec: no rows and no tokens do nothing") {
   float x = 5;
-  cuda::matvec({&x, 1, 0, &x, DType::kF32, 1, 1, nullptr, false, &x, 1}, nullptr);
-  cuda::matvec({&x, 1, 1, &x, DType::kF32, 0, 1, nullptr, false, &x, 1}, nullptr);
+  cuda::matvec({&x, 1, 0, &x, DType::kF32, 1, 1, nullptr, false, &x, 1}, kOverlapping);
+  cuda::matvec({&x, 1, 1, &x, DType::kF32, 0, 1, nullptr, false, &x, 1}, kOverlapping);
   finish_kernels("matvec of nothing");
   CHECK(x == 5);
 }

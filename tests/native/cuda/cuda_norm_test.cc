@@ -18,7 +18,7 @@ void check_norm(int64_t rows, int64_t groups, int64_t n, bool rms, bool in_place
   const Expected want = oracle_norm(
       {x.data(), stride, nullptr, stride, rows, groups, n, weight.data(), b, 1e-6f}, rms);
   cuda::norm({!rms, x.data(), stride, out, stride, rows, groups, n, weight.data(), b, 1e-6f},
-             nullptr);
+             kOverlapping);
   const std::string label = (rms ? "rms norm n " : "layer norm n ") + std::to_string(n) + " rows " +
                             std::to_string(rows) + " seed " + std::to_string(seed);
   finish_kernels(label);
@@ -67,9 +67,9 @@ void check_append(const Problem& p, DType dtype, bool fused, uint32_t seed) {
                             step.tokens};
   const int64_t k_offset = offset + p.q_heads * p.head_dim;
   const int64_t v_offset = k_offset + p.kv_heads * p.head_dim;
-  if (!fused) cuda::rope(rope, step.tables, nullptr);
+  if (!fused) cuda::rope(rope, step.tables, kOverlapping);
   cuda::append({x.data(), width, k_offset, v_offset, 1, kv, step.tokens, fused ? &rope : nullptr},
-               step.tables, nullptr);
+               step.tables, kOverlapping);
   const std::string label = "append dtype " + std::to_string(static_cast<int>(dtype)) +
                             " head_dim " + std::to_string(p.head_dim) + " rotary " +
                             std::to_string(p.rotary) + " seed " + std::to_string(seed);
@@ -129,11 +129,11 @@ TEST_CASE("cuda norms: the bits of a row do not depend on the number of rows") {
     const Guarded<float> x(random_floats(rows * n, 5900)), weight(random_floats(n, 5901));
     const Guarded<float> together(rows * n), alone(rows * n);
     cuda::norm({false, x.data(), n, together.data(), n, rows, 1, n, weight.data(), nullptr, 1e-6f},
-               nullptr);
+               kOverlapping);
     for (int64_t r = 0; r < rows; ++r) {
       cuda::norm({false, x.data() + r * n, n, alone.data() + r * n, n, 1, 1, n, weight.data(),
                   nullptr, 1e-6f},
-                 nullptr);
+                 kOverlapping);
     }
     finish_kernels("norm bits");
     CHECK(compare_bits(alone.copy(), together.copy(), "norm bits") == "");
@@ -152,12 +152,12 @@ TEST_CASE("cuda norms: the copy for a product has the bits of narrowing the resu
         const Guarded<uint16_t> want(rows * width), beside(rows * width), alone(rows * width);
         cuda::NormArgs args{layer_norm, x.data(), stride,        plain.data(), stride, rows,
                             groups,     n,        weight.data(), bias.data(),  1e-6f};
-        cuda::norm(args, nullptr);
-        cuda::narrow(plain.data(), stride, rows, width, dtype, want.data(), nullptr);
+        cuda::norm(args, kOverlapping);
+        cuda::narrow(plain.data(), stride, rows, width, dtype, want.data(), kOverlapping);
         args.y = y.data(), args.copy = {beside.data(), dtype};
-        cuda::norm(args, nullptr);
+        cuda::norm(args, kOverlapping);
         args.y = nullptr, args.copy = {alone.data(), dtype};
-        cuda::norm(args, nullptr);
+        cuda::norm(args, kOverlapping);
         finish_kernels("norm and copy");
         CHECK(compare_bits(y.copy(), plain.copy(), "norm beside its copy") == "");
         CHECK(beside.copy() == want.copy());
@@ -203,7 +203,7 @@ TEST_CASE("cuda rope: keeps what it does not rotate, at positions of long contex
     }
     cuda::StepTables step{};
     step.positions = positions.data();
-    cuda::rope(rope, step, nullptr);
+    cuda::rope(rope, step, kOverlapping);
     finish_kernels("rope");
     CHECK(compare(x.copy(), want.value, want.bound, "rope") == "");
     CHECK(x.intact());

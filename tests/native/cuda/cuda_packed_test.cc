@@ -45,7 +45,7 @@ void check_quantized(const Guarded<float>& x, int64_t stride, int64_t tokens, in
   const Guarded<cpu::QuantBlock> want(tokens * blocks);
   scalar().quantize_rows({x.data(), stride, tokens, cols, want.data()});
   const Guarded<cuda::QuantBlock> got(tokens * blocks);
-  cuda::quantize({x.data(), stride, tokens, cols, got.data()}, nullptr);
+  cuda::quantize({x.data(), stride, tokens, cols, got.data()}, kOverlapping);
   finish_kernels(label);
   for (int64_t i = 0; i < tokens * blocks; ++i) {
     const cpu::QuantBlock& w = want.data()[i];
@@ -82,7 +82,7 @@ void check_product(const Problem& p, const Format& format, uint32_t seed) {
                     format, p.rows, p.cols, b, p.accumulate, want.data(), stride});
 
   const Guarded<cuda::QuantBlock> quantized(p.tokens * blocks);
-  cuda::quantize({x.data(), p.cols, p.tokens, p.cols, quantized.data()}, nullptr);
+  cuda::quantize({x.data(), p.cols, p.tokens, p.cols, quantized.data()}, kOverlapping);
   cuda::packed_matvec({quantized.data(),
                        p.tokens,
                        {strips.data(), format, p.rows, p.cols},
@@ -90,7 +90,7 @@ void check_product(const Problem& p, const Format& format, uint32_t seed) {
                        p.accumulate,
                        c.data(),
                        stride},
-                      nullptr);
+                      kOverlapping);
   finish_kernels(label);
   CHECK(compare_bits(c.copy(), want, label) == "");
   CHECK_MESSAGE((strips.intact() && bias.intact() && c.intact() && quantized.intact()), label);
@@ -130,7 +130,7 @@ TEST_CASE("cuda quantize: ties, denormals, zeros, what is far out and what is no
       x.data()[at] = factor;
       check_quantized(x, 36, 1, 36, "quantize far " + std::to_string(factor));
       const Guarded<cuda::QuantBlock> blocks(2);
-      cuda::quantize({x.data(), 36, 1, 36, blocks.data()}, nullptr);
+      cuda::quantize({x.data(), 36, 1, 36, blocks.data()}, kOverlapping);
       finish_kernels("quantize far");
       if (std::abs(factor) > 2) CHECK(blocks.data()[at / 32].far != 0);
     }
@@ -165,9 +165,11 @@ TEST_CASE("cuda packed matvec: no rows and no tokens do nothing") {
   float c = 5;
   cuda::QuantBlock a{};
   const Packed w = random_packed(packed_formats().front(), 1, 32, 1);
-  cuda::packed_matvec({&a, 0, {w.bytes.data(), w.format, 1, 32}, nullptr, false, &c, 1}, nullptr);
-  cuda::packed_matvec({&a, 1, {w.bytes.data(), w.format, 0, 32}, nullptr, false, &c, 1}, nullptr);
-  cuda::quantize({&c, 1, 0, 1, &a}, nullptr);
+  cuda::packed_matvec({&a, 0, {w.bytes.data(), w.format, 1, 32}, nullptr, false, &c, 1},
+                      kOverlapping);
+  cuda::packed_matvec({&a, 1, {w.bytes.data(), w.format, 0, 32}, nullptr, false, &c, 1},
+                      kOverlapping);
+  cuda::quantize({&c, 1, 0, 1, &a}, kOverlapping);
   finish_kernels("packed products of nothing");
   CHECK(c == 5);
 }
@@ -182,7 +184,8 @@ TEST_CASE("cuda panels: the CPU's rows, rounded once more") {
         const Guarded<unsigned char> strips(w.bytes);
         for (const auto& [first, rows] : {std::pair<int64_t, int64_t>{0, 50}, {16, 32}, {48, 2}}) {
           const Guarded<uint16_t> y(rows * cols);
-          cuda::expand({{strips.data(), format, 50, cols}, first, rows, y.data(), dtype}, nullptr);
+          cuda::expand({{strips.data(), format, 50, cols}, first, rows, y.data(), dtype},
+                       kOverlapping);
           finish_kernels(label);
           const std::vector<unsigned char> want = encode(dtype, rows_of(w, first, rows));
           CHECK_MESSAGE(std::memcmp(y.data(), want.data(), want.size()) == 0, label);
@@ -208,7 +211,7 @@ TEST_CASE("cuda embeddings: rows of packed matrices, with the CPU's bits") {
       cuda::StepTables step{};
       step.token_ids = ids.data();
       cuda::packed_embedding({strips.data(), format, kVocabulary, cols}, out.data(), tokens, step,
-                             nullptr);
+                             kOverlapping);
       finish_kernels(label);
       std::vector<float> want;
       for (const int32_t id : ids) {
@@ -220,7 +223,7 @@ TEST_CASE("cuda embeddings: rows of packed matrices, with the CPU's bits") {
       const std::vector<int32_t> positions = {41, 0, 13, 14};
       step.positions = positions.data();
       cuda::packed_position_embedding({strips.data(), format, kVocabulary, cols}, kOffset,
-                                      out.data(), 4, step, nullptr);
+                                      out.data(), 4, step, kOverlapping);
       finish_kernels(label);
       for (size_t t = 0; t < 4; ++t) {
         const std::vector<float> row = rows_of(w, positions[t] + kOffset, 1);

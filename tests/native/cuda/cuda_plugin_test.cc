@@ -26,9 +26,10 @@ extern "C" HelmCudaProbe helm_cuda_probe;
 
 namespace {
 
-using helm::cuda::attention_splits;
 using helm::cuda::decode_blocks;
+using helm::cuda::decode_splits;
 using helm::cuda::prompt_blocks;
+using helm::cuda::prompt_splits;
 
 bool contains(const std::string& text, const char* part) {
   return text.find(part) != std::string::npos;
@@ -171,25 +172,46 @@ TEST_CASE("the pieces of a step have one upload, with a table of all runs") {
   CHECK(on.enqueue(step));
 }
 
-TEST_CASE("attention is split into a power of two of pieces, none of few positions") {
-  CHECK(attention_splits(8, 1) == 1);
-  CHECK(attention_splits(8, 40 * 64) == 32);
-  CHECK(attention_splits(8, 40 * 64 + 1) == 32);
-  CHECK(attention_splits(8, 65) == 2);
-  CHECK(attention_splits(8, 1000000) == 64);
-  CHECK(attention_splits(24, 1000000) == 16);
-  CHECK(attention_splits(4096, 1000000) == 1);
-  CHECK(attention_splits(0, 1000000) == 512);
+TEST_CASE("attention of a prompt is split into a power of two of pieces, none of few positions") {
+  CHECK(prompt_splits(8, 1) == 1);
+  CHECK(prompt_splits(8, 40 * 64) == 32);
+  CHECK(prompt_splits(8, 40 * 64 + 1) == 32);
+  CHECK(prompt_splits(8, 65) == 2);
+  CHECK(prompt_splits(8, 1000000) == 64);
+  CHECK(prompt_splits(24, 1000000) == 16);
+  CHECK(prompt_splits(4096, 1000000) == 1);
+  CHECK(prompt_splits(0, 1000000) == 512);
+}
+
+TEST_CASE(
+    "attention of single tokens fills the multiprocessors once, by pieces of many positions") {
+  // Four query heads to each of eight KV heads: 3 blocks on each of 132 multiprocessors.
+  CHECK(decode_splits(132, 1, 32, 8, 1000000) == 49);
+  CHECK(decode_splits(132, 1, 32, 8, 49 * 64) == 49);
+  CHECK(decode_splits(132, 1, 32, 8, 48 * 64) == 32);  // few shapes while a context grows
+  CHECK(decode_splits(132, 1, 32, 8, 1024) == 16);
+  CHECK(decode_splits(132, 1, 32, 8, 65) == 2);
+  CHECK(decode_splits(132, 1, 32, 8, 1) == 1);
+  CHECK(decode_splits(132, 8, 32, 8, 1000000) == 6);
+  CHECK(decode_splits(132, 49, 32, 8, 1000000) == 1);
+  CHECK(decode_splits(132, 500, 32, 8, 1000000) == 1);
+  CHECK(decode_splits(132, 1, 64, 8, 1000000) == 33);   // 2 blocks each, of eight heads
+  CHECK(decode_splits(132, 1, 96, 8, 1000000) == 16);   // twelve heads are two blocks
+  CHECK(decode_splits(132, 1, 8, 8, 1000000) == 115);   // 7 blocks each
+  CHECK(decode_splits(1000, 1, 8, 8, 1000000) == 168);  // as on the largest GPU, for the planner
+  CHECK(decode_splits(132, 0, 32, 8, 1000000) == 1);
+  CHECK(decode_splits(132, 1, 0, 0, 1000000) == 1);  // as in the probe's stages of products
 }
 
 TEST_CASE("a short prompt behind a long context is split by the blocks that it has") {
-  CHECK(decode_blocks(3, 8) == 24);
+  CHECK(decode_blocks(3, 32, 8) == 24);
+  CHECK(decode_blocks(3, 72, 8) == 48);        // eight query heads a block
   CHECK(prompt_blocks(128, 32, 8) == 16 * 8);  // 8 tokens of 4 query heads a block
   CHECK(prompt_blocks(1, 32, 8) == 8);
   CHECK(prompt_blocks(9, 32, 8) == 16);
   CHECK(prompt_blocks(9, 0, 0) == 0);  // as in the probe's stages of products
-  CHECK(attention_splits(prompt_blocks(128, 32, 8), 32768) == 4);
-  CHECK(attention_splits(prompt_blocks(16, 32, 8), 32768) == 32);
+  CHECK(prompt_splits(prompt_blocks(128, 32, 8), 32768) == 4);
+  CHECK(prompt_splits(prompt_blocks(16, 32, 8), 32768) == 32);
 }
 
 TEST_CASE("a stage that CUDA cannot run is refused when it is compiled") {
@@ -279,18 +301,19 @@ TEST_CASE("the workspace follows its formula") {
   helm::test::TinyShape shape;
   shape.weight_dtype = "f16";
   const auto plan = helm::Plan::from_json(helm::test::tiny_model(shape).plan);
-  const helm::cuda::WorkspaceLayout layout(plan, plan.units, int64_t{8} << 20);
+  const helm::cuda::WorkspaceLayout layout(plan, plan.units, int64_t{8} << 20, 40);
   CHECK(layout.blas_bytes == int64_t{8} << 20);
   CHECK(layout.blas_offset == (helm::cuda::StepLayout(plan).bytes + 255) / 256 * 256);
   CHECK(layout.narrow_offset == layout.blas_offset + layout.blas_bytes);
   CHECK(layout.partials_offset - layout.narrow_offset == 32 * 40 * 2);  // rows * widest input
   int64_t partials = 0;
   for (int64_t tokens = 1; tokens <= 32; ++tokens) {
-    for (const int64_t blocks : {decode_blocks(tokens, 2), prompt_blocks(tokens, 4, 2)}) {
-      if (blocks == decode_blocks(tokens, 2) && tokens > plan.limits.sequences) continue;
-      partials =
-          std::max(partials, helm::cuda::attention_partials_bytes(
-                                 tokens, 4, 10, attention_splits(blocks, plan.limits.context)));
+    const int64_t context = plan.limits.context;
+    const int64_t of_prompts = prompt_splits(prompt_blocks(tokens, 4, 2), context);
+    const int64_t of_singles =
+        tokens > plan.limits.sequences ? 1 : decode_splits(40, tokens, 4, 2, context);
+    for (const int64_t splits : {of_prompts, of_singles}) {
+      partials = std::max(partials, helm::cuda::attention_partials_bytes(tokens, 4, 10, splits));
     }
   }
   CHECK(layout.bytes - layout.partials_offset == (partials + 255) / 256 * 256);

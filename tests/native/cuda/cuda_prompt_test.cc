@@ -40,8 +40,13 @@ TEST_CASE("cuda prompt attention: the GPU and the pages decide who serves") {
     int compute;
     bool f16, bf16;
   };
-  for (const Case& c : {Case{0, false, false}, {75, true, false}, {80, true, true},
-                        {86, true, true}, {89, true, true}, {90, true, true}, {120, true, true}}) {
+  for (const Case& c : {Case{0, false, false},
+                        {75, true, false},
+                        {80, true, true},
+                        {86, true, true},
+                        {89, true, true},
+                        {90, true, true},
+                        {120, true, true}}) {
     for (const int64_t head_dim : {64, 60}) {
       const Problem p{{{5, 20}}, 4, 2, head_dim, 16, 0, 1, 0.3f, c.compute};
       const auto serves = [&](DType dtype) {
@@ -69,7 +74,8 @@ TEST_CASE("cuda prompt attention: tiles of queries and keys, full, ragged and wi
   }
 }
 
-TEST_CASE("cuda prompt attention: as far from f32 as the rounding of weights, whatever the scores") {
+TEST_CASE(
+    "cuda prompt attention: as far from f32 as the rounding of weights, whatever the scores") {
   for (const float scale : {0.1f, 3.0f, 30.0f}) {
     for (const DType dtype : {DType::kF16, DType::kBF16}) {
       Problem p{{{24, 180}}, 8, 2, 64, 64, 0, 1, scale, 80};

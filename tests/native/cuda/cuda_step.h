@@ -17,6 +17,9 @@ namespace helm::test {
 
 inline constexpr DType kAllTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
 
+// Launched so, a kernel of which a thread does not wait for the kernel before is a fault.
+inline const cuda::Queue kOverlapping{nullptr, true};
+
 // Waits for the kernels and requires that none failed.
 inline void finish_kernels(const std::string& label) {
   const cudaError_t error = cudaDeviceSynchronize();

@@ -182,7 +182,8 @@ TEST_CASE("tensor cores: pairs are rounded to nearest even, the first in the low
   }
 }
 
-TEST_CASE("copies beside a warp: bytes are there once awaited, and what was there is lost at once") {
+TEST_CASE(
+    "copies beside a warp: bytes are there once awaited, and what was there is lost at once") {
   alignas(16) uint4 from[2] = {{2, 3, 4, 5}, {6, 7, 8, 9}};
   std::vector<uint4> seen(5);
   const auto is = [&](size_t i, const uint4& want) {
@@ -200,8 +201,8 @@ TEST_CASE("copies beside a warp: bytes are there once awaited, and what was ther
   }
   CHECK(run(copy_kernel, 1, 32, static_cast<const uint4*>(from), seen.data()) == "");
   CHECK(is(0, from[0]));
-  CHECK(run(unaligned_copy_kernel, 1, 16, reinterpret_cast<const char*>(from))
-            .find("misaligned") != std::string::npos);
+  CHECK(run(unaligned_copy_kernel, 1, 16, reinterpret_cast<const char*>(from)).find("misaligned") !=
+        std::string::npos);
 }
 
 }  // namespace helm::test

@@ -1,6 +1,5 @@
 // Prints the bytes of CUDA's workspace for each plan and range of its units in the arguments,
-// PLAN FIRST END and so on, on a GPU with the largest cuBLAS workspace: the planner's figures are
-// compared with it.
+// PLAN FIRST END and so on, on the largest GPU: the planner's figures are compared with it.
 #include "cuda/workspace.h"
 
 #include <cstdio>
@@ -22,7 +21,8 @@ int main(int argc, char** argv) {
       const auto first = static_cast<size_t>(std::atoi(argv[i + 1]));
       const auto end = static_cast<size_t>(std::atoi(argv[i + 2]));
       const auto units = std::span(plan.units).subspan(first, end - first);
-      const helm::cuda::WorkspaceLayout layout(plan, units, helm::cuda::blas_workspace_bytes(12));
+      const helm::cuda::WorkspaceLayout layout(plan, units, helm::cuda::blas_workspace_bytes(12),
+                                               helm::cuda::kMostMultiprocessors);
       std::printf("%lld\n", static_cast<long long>(layout.bytes));
     }
   } catch (const std::exception& error) {
