@@ -6,7 +6,7 @@ Each part takes less than ten minutes, on a machine of its own or on the same:
 
     first    build        the plugin for this GPU, native tests and the benchmark, in build/gpu
              conformance  the device and its stages against the scalar oracle, and engines whose KV
-                          pages overflow into host memory
+                          pages overflow into host memory; once more with HELM_CUDA_PDL=1
              memcheck     the former under compute-sanitizer
              racecheck    its stages under compute-sanitizer's search for races
              bench        helm-bench-cuda
@@ -92,8 +92,10 @@ def native(step: Step, at: Place, *targets: str) -> None:
 
 
 def conformance(step: Step, at: Place) -> None:
-    step.run(at.tests, *at.target.devices)
-    step.run(at.tests.with_name("helm_cuda_gpu_engine_tests"), *at.target.engines)
+    engines = at.tests.with_name("helm_cuda_gpu_engine_tests")
+    for overlap in ("0", "1"):
+        step.run(at.tests, *at.target.devices, HELM_CUDA_PDL=overlap)
+        step.run(engines, *at.target.engines, HELM_CUDA_PDL=overlap)
 
 
 def sanitized(tool: str, *tests: str) -> Callable[[Step, Place], None]:

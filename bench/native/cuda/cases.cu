@@ -12,13 +12,15 @@
 namespace helm::bench {
 namespace {
 
+constexpr const char* kOverlapping = " pdl";  // launches, see cuda::Queue
 constexpr DType kStored[] = {DType::kF16, DType::kBF16};
 
 class MatvecCase : public Case {
  public:
   MatvecCase(std::string what, int64_t rotation_bytes, DType dtype, int64_t tokens, int64_t rows,
-             int64_t cols)
+             int64_t cols, bool overlaps)
       : Case(std::move(what), rows * cols * dtype_bytes(dtype)),
+        overlaps_(overlaps),
         copy_bytes_(bytes),
         copies_(std::max<int64_t>(1, rotation_bytes / copy_bytes_)),
         w_(copy_bytes_ * copies_),
@@ -33,7 +35,7 @@ class MatvecCase : public Case {
 
   void enqueue(cudaStream_t stream) override {
     args_.w = w_.as<char>() + next_++ % copies_ * copy_bytes_;
-    cuda::matvec(args_, stream);
+    cuda::matvec(args_, {stream, overlaps_});
   }
 
  private:
@@ -59,6 +61,7 @@ class MatvecCase : public Case {
     }
   }
 
+  bool overlaps_;
   int64_t copy_bytes_, copies_, next_ = 0;
   DeviceBuffer w_, a_, c_;
   cuda::MatvecArgs args_;
@@ -221,45 +224,19 @@ constexpr Shape kShapes[] = {
     {"qwen3-8b head", 151936, 4096},    {"llama-3.1-8b k", 1024, 4096},
     {"llama-3.1-8b gate", 14336, 4096}, {"llama-3.1-8b down", 4096, 14336},
 };
+constexpr LayerShape kLayers[] = {
+    {"tiny", 256, 4, 2, 64, 768},
+    {"qwen3-0.6b", 1024, 16, 8, 128, 3072},
+    {"qwen3-8b", 4096, 32, 8, 128, 12288},
+};
 
-__global__ void __launch_bounds__(256) read_kernel(const uint4* p, int64_t n, float* sink) {
-  uint32_t sum = 0;
-  constexpr int kLoads = 8;
-  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
-  int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  for (; i + (kLoads - 1) * stride < n; i += kLoads * stride) {
-    uint4 v[kLoads];
-#pragma unroll
-    for (int u = 0; u < kLoads; ++u) v[u] = cuda::load_streaming(p + i + u * stride);
-#pragma unroll
-    for (int u = 0; u < kLoads; ++u) sum += v[u].x ^ v[u].y ^ v[u].z ^ v[u].w;
-  }
-  for (; i < n; i += stride) sum += cuda::load_streaming(p + i).x;
-  if (sum == 0x12345678u) *sink = 1;  // keeps the loads
+// The launches that a device is measured with: those that overlap where it can.
+std::vector<bool> kinds_of_launches() {
+  if (cuda::kernels_await_previous()) return {false, true};
+  return {false};
 }
 
 }  // namespace
-
-void check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  throw Error(ErrorKind::kInvalid,
-              std::string("[bench] ") + what + ": " + cudaGetErrorString(error));
-}
-
-DeviceBuffer::DeviceBuffer(int64_t bytes) : bytes_(bytes) {
-  check(cudaMalloc(&data_, static_cast<size_t>(bytes)), "allocating device memory");
-}
-DeviceBuffer::~DeviceBuffer() {
-  cudaFree(data_);
-}
-
-void stream_read(const void* p, int64_t bytes, float* sink, cudaStream_t stream) {
-  int device = 0, processors = 0;
-  check(cudaGetDevice(&device), "device");
-  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "attribute");
-  cuda::launch(read_kernel, static_cast<unsigned>(processors * 8), 256, 0, stream,
-               static_cast<const uint4*>(p), bytes / 16, sink);
-}
 
 void for_each_case(const std::vector<std::string>& matches, int64_t rotation_bytes,
                    const std::function<void(Case&)>& use) {
@@ -269,8 +246,8 @@ void for_each_case(const std::vector<std::string>& matches, int64_t rotation_byt
     };
     if (matches.empty() || std::ranges::any_of(matches, found)) use(*make(name));
   };
+  constexpr int64_t kHeads = 32, kKvHeads = 8;
   const auto attention = [&](DType dtype, bool near, int64_t context, int64_t splits) {
-    constexpr int64_t kHeads = 32, kKvHeads = 8;
     keep(std::string(near ? "attend " : "attention ") + name_of(dtype) + " heads " +
              std::to_string(kHeads) + "/" + std::to_string(kKvHeads) + " context " +
              std::to_string(context) + " splits " + std::to_string(splits),
@@ -282,17 +259,34 @@ void for_each_case(const std::vector<std::string>& matches, int64_t rotation_byt
   for (DType dtype : kStored) {
     for (const Shape& s : kShapes) {
       for (int64_t tokens : {1, 2, 4, 8}) {
-        keep(std::string("matvec ") + name_of(dtype) + " " + s.name + " " + std::to_string(s.rows) +
-                 "x" + std::to_string(s.cols) + " tokens " + std::to_string(tokens),
-             [&](const std::string& name) {
-               return std::make_unique<MatvecCase>(name, rotation_bytes, dtype, tokens, s.rows,
-                                                   s.cols);
-             });
+        for (const bool overlaps : kinds_of_launches()) {
+          if (overlaps && (dtype != DType::kF16 || tokens != 1)) continue;
+          keep(std::string("matvec ") + name_of(dtype) + " " + s.name + " " +
+                   std::to_string(s.rows) + "x" + std::to_string(s.cols) + " tokens " +
+                   std::to_string(tokens) + (overlaps ? kOverlapping : ""),
+               [&](const std::string& name) {
+                 return std::make_unique<MatvecCase>(name, rotation_bytes, dtype, tokens, s.rows,
+                                                     s.cols, overlaps);
+               });
+        }
       }
     }
     for (int64_t context : {1024, 8192, 32768}) {
-      for (int64_t splits : {1, 8, 32, 64}) attention(dtype, false, context, splits);
-      attention(dtype, true, context, std::min<int64_t>(64, context / cuda::kSplitKeys));
+      const int64_t chosen = cuda::decode_splits(multiprocessors(), 1, kHeads, kKvHeads, context);
+      for (int64_t splits : {1, 8, 32, 64}) {
+        if (splits != chosen) attention(dtype, false, context, splits);
+      }
+      attention(dtype, false, context, chosen);
+      attention(dtype, true, context, chosen);
+    }
+  }
+  for (const LayerShape& shape : kLayers) {
+    for (const bool overlaps : kinds_of_launches()) {
+      keep(
+          std::string("layer f16 ") + shape.name + " context 1024" + (overlaps ? kOverlapping : ""),
+          [&](const std::string& name) {
+            return layer_case(name, shape, rotation_bytes, overlaps);
+          });
     }
   }
   for (DType dtype : kStored) {

@@ -52,6 +52,17 @@ std::string prompt_name(DType dtype, int64_t tokens, int64_t behind);
 std::unique_ptr<Case> prompt_case(const std::string& name, DType dtype, int64_t tokens,
                                   int64_t behind);
 
+int multiprocessors();  // of the device
+
+// A decoder layer of a model with norms of q and k, and a gated MLP.
+struct LayerShape {
+  const char* name;
+  int64_t width, heads, kv_heads, head_dim, inner;
+};
+// overlaps: launched as Queue says, which the device has to be able to. layer.cu.
+std::unique_ptr<Case> layer_case(const std::string& name, const LayerShape& shape,
+                                 int64_t rotation_bytes, bool overlaps);
+
 // Makes each case whose name contains one of `matches`, all if there is none, one at a time, and
 // calls `use` with it. Copies of its operands take about `rotation_bytes`. Throws Error if a
 // kernel's result is wrong.

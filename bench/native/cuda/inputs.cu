@@ -1,5 +1,6 @@
 #include "inputs.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/vec.cuh"
@@ -24,8 +25,9 @@ void fill(const DeviceBuffer& buffer, DType dtype) {
   const uint32_t base = dtype == DType::kF32   ? 0x3c000000
                         : dtype == DType::kF16 ? 0x20002000
                                                : 0x3c003c00;
-  cuda::launch(fill_kernel, 1024, 256, 0, nullptr, buffer.as<uint32_t>(), buffer.bytes() / 4, mask,
-               base);
+  const int64_t words = buffer.bytes() / 4;
+  cuda::launch(fill_kernel, static_cast<unsigned>(std::clamp<int64_t>(words / 256, 1, 1024)), 256,
+               0, nullptr, buffer.as<uint32_t>(), words, mask, base);
   check(cudaDeviceSynchronize(), "filling");
 }
 

@@ -24,7 +24,7 @@ class PromptCase : public Case {
         behind_(behind),
         page_bytes_(2 * kKvHeads * kPageTokens * kHeadDim * dtype_bytes(dtype)),
         splits_(
-            cuda::attention_splits(cuda::prompt_blocks(tokens, kHeads, kKvHeads), behind + tokens)),
+            cuda::prompt_splits(cuda::prompt_blocks(tokens, kHeads, kKvHeads), behind + tokens)),
         pool_(blocks() * page_bytes_),
         x_(tokens * kHeads * kHeadDim * 4),
         out_(tokens * kHeads * kHeadDim * 4),
