@@ -8,9 +8,9 @@
 #include <cstring>
 #include <vector>
 
-#include "../check.h"
 #include "launch.h"
 #include "oracle.h"
+#include "support/check.h"
 
 namespace helm::test {
 namespace {
