@@ -67,7 +67,9 @@ def test_a_part_passes_on_the_emulation(part: str, build: Path, tmp_path: Path) 
         cases = json.loads((tmp_path / "bench.json").read_text())["results"]
         assert all(case["median"] > 0 for case in cases)
         kinds = {case["case"].partition(" ")[0] for case in cases}
-        assert kinds == {"matvec", "attention", "attend", "layer", "prompt", "norm", "activation"}
+        assert kinds == {
+            "matvec", "packed", "attention", "attend", "prompt", "layer", "norm", "activation"
+        }  # fmt: skip
     else:
         [case] = json.loads((tmp_path / "partitioned-8b.json").read_text())["results"]
         assert case["plan"]["units_accelerator"] > 0

@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kThreads) packed_matvec_kernel(const PackedMat
   RowScale scales[kSpans][H];
   uint4 vectors[Part::kVectorsOfThread];
   // Blocks and tokens past the last repeat it.
-  const auto load = [&](int64_t first) {
+  const auto load_weights = [&](int64_t first) {
 #pragma unroll
     for (int i = 0; i < kSpans; ++i) {
       const PackedPlace at(w, strip, min(first + i * kBlocksOfSpan + part, blocks - 1));
@@ -154,13 +154,14 @@ __global__ void __launch_bounds__(kThreads) packed_matvec_kernel(const PackedMat
 #pragma unroll
       for (int h = 0; h < H; ++h) scales[i][h] = read_scale<S>(w, at, at.group(w, h), row);
     }
-    if (first == 0) await_previous();  // weights alone are read before
+  };
+  const auto load_activations = [&](int64_t first) {
 #pragma unroll
     for (int i = 0; i < Part::kVectorsOfThread; ++i) {
       const int index = min(thread + i * kThreads, Part::kVectors - 1), whole = index / 3;
       const int64_t t = min(int64_t{whole / kBlocks}, args.tokens - 1);
       const int64_t block = min(first + whole % kBlocks, blocks - 1);
-      vectors[i] = *(reinterpret_cast<const uint4*>(args.a + t * blocks + block) + index % 3);
+      vectors[i] = reinterpret_cast<const uint4*>(args.a + t * blocks + block)[index % 3];
     }
   };
   const auto store_activations = [&](Part& to) {
@@ -174,10 +175,12 @@ __global__ void __launch_bounds__(kThreads) packed_matvec_kernel(const PackedMat
   const int64_t out_row = strip * kRowsOfStrip + row;
   const bool owns = part < T && part < args.tokens && out_row < w.rows;
   float* const c = args.c + part * args.c_stride + out_row;
-  float sum = 0;
-  if (owns && args.bias != nullptr) sum = args.bias[out_row];
-  load(0);
+  float sum = owns && args.bias != nullptr ? args.bias[out_row] : 0.0f;
+
+  load_weights(0);
+  await_previous();  // weights alone are read before
   if (owns && args.accumulate) sum = args.bias == nullptr ? *c : *c + sum;
+  load_activations(0);
   store_activations(chunks[0]);
   __syncthreads();
   int turn = 0;
@@ -192,7 +195,10 @@ __global__ void __launch_bounds__(kThreads) packed_matvec_kernel(const PackedMat
       for (int h = 0; h < H; ++h) held[i][h] = scales[i][h];
     }
     const bool more = first + kBlocks < blocks;
-    if (more) load(first + kBlocks);
+    if (more) {
+      load_weights(first + kBlocks);
+      load_activations(first + kBlocks);
+    }
 #pragma unroll
     for (int i = 0; i < kSpans; ++i) {
       const int block = i * kBlocksOfSpan + part;

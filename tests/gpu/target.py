@@ -126,7 +126,7 @@ class Emulated(Target):
         "--rounds", "1", "--bytes", str(1 << 20), "--match", "0.6b k 1024x1024 tokens 1",
         "--match", "bf16 heads 32/8 context 1024 splits 1", "--match", "rows 1",
         "--match", "prompt bf16 heads 32/8 tokens 16 behind 64",
-        "--match", "layer f16 tiny",
+        "--match", "packed q4 tiny", "--match", "layer f16 tiny",
     )  # fmt: skip
     models = ("-k", "weights_of_each_device or progress")
 

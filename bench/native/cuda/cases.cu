@@ -224,6 +224,19 @@ constexpr Shape kShapes[] = {
     {"qwen3-8b head", 151936, 4096},    {"llama-3.1-8b k", 1024, 4096},
     {"llama-3.1-8b gate", 14336, 4096}, {"llama-3.1-8b down", 4096, 14336},
 };
+constexpr Shape kPackedShapes[] = {
+    {"tiny", 200, 512},
+    {"qwen3-8b q", 4096, 4096},
+    {"qwen3-8b gate", 12288, 4096},
+    {"qwen3-8b down", 4096, 12288},
+};
+struct Packed {
+  const char* name;
+  Format format;
+};
+constexpr Packed kPacked[] = {{"q8", {Codes::kC8, Scales::kS, 32, 128}},
+                              {"q4", {Codes::kC4, Scales::kKM, 32}},
+                              {"q6_k", {Codes::kC6, Scales::kK, 16, 32}}};
 constexpr LayerShape kLayers[] = {
     {"tiny", 256, 4, 2, 64, 768},
     {"qwen3-0.6b", 1024, 16, 8, 128, 3072},
@@ -278,6 +291,17 @@ void for_each_case(const std::vector<std::string>& matches, int64_t rotation_byt
       }
       attention(dtype, false, context, chosen);
       attention(dtype, true, context, chosen);
+    }
+  }
+  for (const auto& [kind, format] : kPacked) {
+    for (const Shape& s : kPackedShapes) {
+      for (int64_t tokens : {1, 4, 8}) {
+        keep(std::string("packed ") + kind + " " + s.name + " " + std::to_string(s.rows) + "x" +
+                 std::to_string(s.cols) + " tokens " + std::to_string(tokens),
+             [&](const std::string& name) {
+               return packed_case(name, format, tokens, s.rows, s.cols, rotation_bytes);
+             });
+      }
     }
   }
   for (const LayerShape& shape : kLayers) {

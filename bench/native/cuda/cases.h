@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "helm/format.h"
 #include "kernels/kernels.h"
 
 namespace helm::bench {
@@ -47,11 +48,6 @@ class Case {
   const int64_t bytes;
 };
 
-// Attention of `tokens` tokens with `behind` positions before them. prompt.cu.
-std::string prompt_name(DType dtype, int64_t tokens, int64_t behind);
-std::unique_ptr<Case> prompt_case(const std::string& name, DType dtype, int64_t tokens,
-                                  int64_t behind);
-
 int multiprocessors();  // of the device
 
 // A decoder layer of a model with norms of q and k, and a gated MLP.
@@ -59,9 +55,18 @@ struct LayerShape {
   const char* name;
   int64_t width, heads, kv_heads, head_dim, inner;
 };
-// overlaps: launched as Queue says, which the device has to be able to. layer.cu.
+// overlaps: launched as Queue says, which the device has to be able to.
 std::unique_ptr<Case> layer_case(const std::string& name, const LayerShape& shape,
                                  int64_t rotation_bytes, bool overlaps);
+
+// A product of `tokens` tokens with a packed matrix. packed.cu.
+std::unique_ptr<Case> packed_case(const std::string& name, const Format& format, int64_t tokens,
+                                  int64_t rows, int64_t cols, int64_t rotation_bytes);
+
+// Attention of `tokens` tokens with `behind` positions before them. prompt.cu.
+std::string prompt_name(DType dtype, int64_t tokens, int64_t behind);
+std::unique_ptr<Case> prompt_case(const std::string& name, DType dtype, int64_t tokens,
+                                  int64_t behind);
 
 // Makes each case whose name contains one of `matches`, all if there is none, one at a time, and
 // calls `use` with it. Copies of its operands take about `rotation_bytes`. Throws Error if a
