@@ -187,12 +187,12 @@ class Kind:
 
 STAGES = "a stage agrees with the scalar oracle*"
 KINDS = {
-    "build": Kind(120, None, build),
+    "build": Kind(150, None, build),
     "conformance": Kind(45, "build", conformance),
-    "memcheck": Kind(90, "build", sanitized("memcheck")),
+    "memcheck": Kind(60, "build", sanitized("memcheck")),
     "racecheck": Kind(60, "build", sanitized("racecheck", f"--test-case={STAGES}")),
     "bench": Kind(150, "build", bench),
-    "package": Kind(90, None, package),
+    "package": Kind(120, None, package),
     "models": Kind(120, "package", models),
     "partitioned": Kind(150, "package", partitioned),
     "peer": Kind(130, "partitioned", peer),

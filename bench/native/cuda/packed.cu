@@ -4,6 +4,7 @@
 
 #include "inputs.h"
 #include "kernels/packed.h"
+#include "kernels/vec.cuh"
 
 namespace helm::bench {
 namespace {
