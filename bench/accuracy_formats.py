@@ -48,7 +48,7 @@ class Limits:
 
 STORED = Limits()
 OWN = {
-    "q8": Limits(kl=0.002, perplexity=0.005),
+    "q8": Limits(kl=0.001, perplexity=0.005),
     "q4": Limits(kl=0.02, perplexity=0.02, same_best=0.9),
 }
 

@@ -305,10 +305,32 @@ def test_packed_policies_choose_formats_by_tensor():
         assert Plan.from_json(plan.to_json()) == plan
         assert plan.loading == "copied"
     small = plan_of("qwen3", "f32", dtype="q4")
-    assert formats_of(small, 2) == {"c8.s32"}  # of less than 2^17 weights
+    # Of less than 2^17 weights, and what attention's values pass of less than 2^15.
+    stored = {t.name for t, held in small.held("cpu") if held.format == "f32" and len(t.shape) == 2}
+    assert formats_of(small, 2) == {"c8.s32", "f32"}
+    assert stored == {
+        t.name for t in small.tensors if t.name.split(".")[-2] in ("v_proj", "o_proj")
+    }
     assert small.kv.dtype == "f16"
     assert plan_of("qwen3", "bf16", dtype="q8").kv.dtype == "bf16"
     assert plan_of("qwen3", "f32", dtype="q8", kv_dtype="f32").kv.dtype == "f32"
+
+
+@pytest.mark.parametrize("policy", ["q8", "q4"])
+def test_what_attention_passes_stays_as_stored_where_it_is_small(policy: str):
+    """In the bundled model, whose other matrices have four fifths of the bytes."""
+    folder = bundled_model()
+    infos = read_checkpoint(folder)
+    plan = make_plan(
+        load_config(folder), infos, threads=1, memory_bytes=GIB, context=64, dtype=policy
+    )
+    sizes = dict.fromkeys(("c8.s32", "bf16"), 0)
+    for tensor, held in plan.held("cpu"):
+        if len(tensor.shape) == 2:
+            of_values = tensor.name.split(".")[-2] in ("v_proj", "o_proj")
+            assert held.format == ("bf16" if of_values else "c8.s32"), tensor.name
+            sizes[held.format] += formats.tensor_bytes(held.format, tensor.shape)
+    assert sizes["c8.s32"] > 0.75 * sum(sizes.values())
 
 
 def test_packed_weights_lie_on_an_accelerator_too():

@@ -14,7 +14,7 @@ from helm.base.formats import DTYPE_BYTES, FORMATS, PACKED_POLICIES, tensor_byte
 from helm.errors import CheckpointError, PlanError
 from helm.model.checkpoint import TensorInfo
 from helm.model.config import ModelConfig
-from helm.model.graph import Embedding, Graph, Linear, PositionEmbedding
+from helm.model.graph import Attention, Embedding, Graph, Linear, PositionEmbedding, Select
 from helm.model.source import Source
 from helm.model.weight_names import HEAD
 from helm.plan.schema import ModelIdentity, PlacedUnit, Plan
@@ -28,6 +28,9 @@ _ASSUMED = {
     **{"compressed-tensors": "c8.s128b", "fp8": "bf16", "mxfp4": "mx4.e32"},
 }
 _FEW_WEIGHTS = 1 << 17  # a matrix of less is held in 8 bits under q4, too
+# A matrix of less that passes on what attention found is held as stored under q8 and q4. It is read
+# in no time, and its rounding costs the most accuracy of all.
+_FEWEST_WEIGHTS = 1 << 15
 
 
 def check_checkpoint(graph: Graph, tensors: Mapping[str, TensorInfo]) -> None:
@@ -83,6 +86,13 @@ def choose_formats(
 ) -> dict[str, str]:
     """Tensor -> format, on any device; policy: one of POLICIES. Vectors are f32."""
     wide = _tables_and_head(graph)
+    attended = _of_values(graph)
+
+    def elements(name: str) -> str | None:
+        if infos is not None:
+            stored = infos[name].weight_dtype
+            return stored if stored in DTYPE_BYTES else None
+        return (config.dtype or "f32") if config.quantization is None else None
 
     def format(name: str, shape: tuple[int, ...]) -> str:
         if len(shape) == 1:
@@ -94,7 +104,11 @@ def choose_formats(
             return (config.dtype or "f32") if dense else _ASSUMED[config.quantization or ""]
         if policy not in PACKED_POLICIES:
             return policy
-        few = shape[0] * shape[1] < _FEW_WEIGHTS
+        weights = shape[0] * shape[1]
+        stored = elements(name) if name in attended and weights < _FEWEST_WEIGHTS else None
+        if stored is not None:
+            return stored
+        few = weights < _FEW_WEIGHTS
         return _Q8 if policy == "q8" or few or name in wide else _Q4
 
     return {name: format(name, shape) for name, shape in graph.tensors.items()}
@@ -105,6 +119,28 @@ def _tables_and_head(graph: Graph) -> set[str]:
     tables = {op.table for op in graph.ops() if isinstance(op, (Embedding, PositionEmbedding))}
     heads = (op for op in graph.ops() if isinstance(op, Linear) and op.out == graph.logits)
     return tables | {part.weight for op in heads for part in op.parts}
+
+
+def _of_values(graph: Graph) -> set[str]:
+    """The matrices before and after attention's sums of values: what makes V, and the output's."""
+    found, makers, attended = set[str](), dict[str, Linear](), set[str]()
+    for op in graph.ops():
+        if isinstance(op, Attention):
+            attended.add(op.out)
+            row = 0  # of the stacked parts
+            for part in makers[op.input].parts:
+                rows = graph.tensors[part.weight][0]
+                if row <= op.v_offset < row + rows:
+                    found.add(part.weight)
+                row += rows
+        elif isinstance(op, Linear):
+            if op.input in attended:
+                found |= {part.weight for part in op.parts}
+            makers[op.out] = op
+            attended.discard(op.out)
+        elif isinstance(op, Select) and op.input in attended:
+            attended.add(op.out)
+    return found
 
 
 def slices_of(

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from helm.base.formats import FORMATS, STRIP_ROWS
+from helm.base.formats import DTYPE_BYTES, FORMATS, STRIP_ROWS
 from helm.base.progress import Progress
 from helm.model.checkpoint import WEIGHT_DTYPES, TensorInfo
 from helm.model.checkpoint.layout import Matrix, metadata_of
@@ -49,11 +49,11 @@ class PackedFile:
 
 
 def packed_file(infos: Mapping[str, TensorInfo], formats: Mapping[str, str]) -> PackedFile:
-    """infos: a model's weights by name. formats: those of matrices."""
+    """infos: a model's weights by name. formats: those of matrices; dense ones are as stored."""
     matrices = {
         name: Matrix(formats[name], (info.shape[0], info.shape[1]))
         for name, info in infos.items()
-        if len(info.shape) == 2
+        if formats[name] not in DTYPE_BYTES
     }
     ordered = {**{name: infos[name] for name in matrices}, **infos}
     entries: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata_of(matrices)}}
@@ -105,7 +105,7 @@ def write_packed(
             finish(0)
         for name, info in file.infos.items():
             if name not in file.matrices:
-                _write(handle, files.read(info, 0, math.prod(info.shape)), file.offsets[name])
+                _write(handle, files.read(info, 0, info.shape[0]), file.offsets[name])
     finally:
         os.close(handle)
     files.check()
