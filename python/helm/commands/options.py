@@ -255,6 +255,6 @@ def keywords(args: argparse.Namespace, known: type) -> dict[str, Any]:
         "kv_vram_bytes": size(args.kv_vram, "--kv-vram"),
         "memory_bytes": size(args.ram, "--ram"),
         "vram_bytes": size(args.vram, "--vram"),
-        "max_sequences": args.batch,
+        "max_sequences": getattr(args, "concurrency", args.batch),
     }
     return {name: given[name] for name in known.__annotations__ if name in given}

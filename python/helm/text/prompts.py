@@ -140,6 +140,15 @@ class Prompts:
         job = self._job(self.checked(tokens, "the conversation"), params, chat=True)
         return dataclasses.replace(job, seeded_text=template.continues)
 
+    def tokens_job(
+        self, tokens: list[int], params: SamplingParams, chat: bool, continues: bool
+    ) -> Job:
+        """To continue token ids. chat: whether they are a conversation's; continues: whether the
+        text goes on with theirs."""
+        where = "the conversation" if chat else "the prompt"
+        job = self._job(self.checked(tokens, where), params, chat)
+        return dataclasses.replace(job, seeded_text=continues)
+
     def checked(self, ids: list[int], where: str) -> list[int]:
         """`ids`, if they are some, of the vocabulary and within the context."""
         if not ids:
