@@ -59,7 +59,12 @@ WHOLE = [
         "",
         [("weather", PARIS), ("time.now", "{}")],
     ),
-    ("hermes", f"<tool_call>[{CALL}, {NOW}]</tool_call>", "", [("weather", PARIS), ("time.now", "{}")]),
+    (
+        "hermes",
+        f"<tool_call>[{CALL}, {NOW}]</tool_call>",
+        "",
+        [("weather", PARIS), ("time.now", "{}")],
+    ),
     ("hermes", f"<tool_call>{CALL}", "", [("weather", PARIS)]),  # its end never came
     ("hermes", f"<tool_call>{CALL}<tool_call>{NOW}", "", [("weather", PARIS), ("time.now", "{}")]),
     ("hermes", f"<tool_call>{CALL}</tool_call> Done.", " Done.", [("weather", PARIS)]),
@@ -187,9 +192,9 @@ def test_deltas_as_openai_has_them() -> None:
 
 
 WORDS = [
-    "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "weather",
-    CALL, LLAMA, NOW, PARIS, '{"name": "weather", "arguments": ', '"', "{", "}", "[", "]", ",", ";",
-    " ", "\n", "\\", "é", "<", "text", '{"name"', "1", "null",
+    "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
+    "weather", CALL, LLAMA, NOW, PARIS, '{"name": "weather", "arguments": ', '"', "{", "}", "[",
+    "]", ",", ";", " ", "\n", "\\", "é", "<", "text", '{"name"', "1", "null",
 ]  # fmt: skip
 
 
@@ -260,11 +265,11 @@ def test_no_tools_no_parser() -> None:
 
 
 def test_ids() -> None:
-    ids = [
-        [d.id for d in parser.feed(f"[{CALL}, {CALL}]", last=True) if isinstance(d, ToolDelta) and d.id]
-        for parser in (parser_for("", TOOLS, "mistral"), parser_for("", TOOLS, "hermes"))
-        if parser is not None
-    ]  # fmt: skip
+    ids = []
+    for form in ("mistral", "hermes"):
+        parser = ToolParser(FAMILIES[form], TOOLS)
+        deltas = parser.feed(f"[{CALL}, {CALL}]", last=True)
+        ids.append([d.id for d in deltas if isinstance(d, ToolDelta) and d.id])
     assert [len(i) for i in ids[0]] == [9, 9]  # what Mistral's templates insist on
     assert all(i.isalnum() for i in ids[0])
     assert all(i.startswith("call_") for i in ids[1])

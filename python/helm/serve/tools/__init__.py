@@ -1,1 +1,1 @@
-"""Calls of tools in an answer's text: found, streamed as OpenAI's deltas, and forced by a schema."""
+"""Tool calls in an answer: found in its text, streamed as deltas, forced by a schema."""

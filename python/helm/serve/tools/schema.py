@@ -27,7 +27,7 @@ def call_schema(
         f"tool{i}": _moved(function.get("parameters") or _NOTHING, f"#/$defs/tool{i}")
         for i, function in enumerate(functions)
     }
-    calls = [
+    calls: list[dict[str, Any]] = [
         {
             "type": "object",
             "properties": {
@@ -39,7 +39,7 @@ def call_schema(
         }
         for i, function in enumerate(functions)
     ]
-    call = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    call: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
     if parallel:
         call = {"type": "array", "items": call, "minItems": 1}
     return {**call, "$defs": definitions}
