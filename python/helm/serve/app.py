@@ -97,9 +97,7 @@ async def tokenize(request: Request) -> Response:
     node = read_body(await http_body.read(request))
     field = "content" if "content" in node.names() else "prompt"
     text = node[field].string()
-    special = any(
-        node.get(name, False).boolean() for name in ("add_special", "add_special_tokens")
-    )
+    special = any(node.get(name, False).boolean() for name in ("add_special", "add_special_tokens"))
     tokens = await serving.run(len(text), tokenizer.encode, text, special)
     shown: list[Any] = list(tokens)
     if node.get("with_pieces", False).boolean():
@@ -178,4 +176,3 @@ def _noted(request: Request, answer: ApiError) -> Response:
     if record is not None:
         record.error = answer.message
     return error_response(answer)
-

@@ -28,7 +28,7 @@ def sampling_of(
     return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
 
 
-def constraint(kind: str, schema: Any, tokenizer: Any, param: str) -> Any:
+def constraint(kind: str, schema: Any, tokenizer: Any, param: str) -> object:
     """What holds an answer to a format: "json_object" or "json_schema". InvalidError with the
     reason for a schema that is not accepted; 501 where this HELM has none. param: the field."""
     name = "helm.text.structured"
@@ -36,5 +36,7 @@ def constraint(kind: str, schema: Any, tokenizer: Any, param: str) -> Any:
         raise ApiError(501, "structured output is not implemented", param=param)
     structured = importlib.import_module(name)
     if kind == "json_object":
-        return structured.json_object(tokenizer)
-    return structured.json_schema(schema, tokenizer)
+        found: object = structured.json_object(tokenizer)
+    else:
+        found = structured.json_schema(schema, tokenizer)
+    return found

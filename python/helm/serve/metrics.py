@@ -115,7 +115,7 @@ def _head(name: str, help_text: str, kind: str) -> Iterator[str]:
 def _counter(name: str, help_text: str, values: Mapping[str, float]) -> Iterator[str]:
     yield from _head(name, help_text, "counter")
     for labels, value in values.items():
-        yield f"helm_{name}{f"{{{labels}}}" if labels else ""} {_number(value)}"
+        yield f"helm_{name}{f'{{{labels}}}' if labels else ''} {_number(value)}"
 
 
 def _gauge(name: str, help_text: str, value: float) -> Iterator[str]:

@@ -21,6 +21,7 @@ from helm.serve.replies import collected, headers_of, stream_response
 from helm.serve.serving import Record, Serving
 from helm.serve.sse import DONE, WAIT, event
 from helm.serve.tools.deltas import ContentDelta
+from helm.serve.tools.description import described
 from helm.serve.tools.parser import ToolParser, parser_for
 from helm.text.literal_text import literal_tokens
 from helm.text.prompts import Template
@@ -49,9 +50,10 @@ async def _answer(serving: Serving, asked: ChatRequest, record: Record) -> ChatA
     tokenizer = chat_tokenizer(serving)
     tools = asked.tools if asked.tool_choice != "none" else None
     template = Template(tools, asked.variables, None, asked.continue_final_message)
-    characters = sum(len(str(message.get("content"))) for message in asked.messages)
+    messages = described(asked.messages, tools, template_source(tokenizer, tools))
+    characters = sum(len(str(message.get("content"))) for message in messages)
     text, tokens = await serving.run(
-        characters, literal_tokens, tokenizer, asked.messages,
+        characters, literal_tokens, tokenizer, messages,
         lambda messages: template.render(tokenizer, messages),
     )  # fmt: skip
     backend = serving.backend
@@ -109,9 +111,13 @@ def _parser(
 ) -> ToolParser | None:
     if tools is None:
         return None
+    return parser_for(template_source(tokenizer, tools), tools, live=live)
+
+
+def template_source(tokenizer: Tokenizer, tools: list[dict[str, Any]] | None) -> str:
+    """The text of the template that is taken."""
     sources = tokenizer.chat_templates
-    source = sources.get("tool_use") or sources.get("default") or next(iter(sources.values()))
-    return parser_for(source, tools, live=live)
+    return (sources.get("tool_use") if tools else None) or sources.get("default", "")
 
 
 def _splitter(serving: Serving, text: str, asked: ChatRequest) -> ReasoningSplitter | None:

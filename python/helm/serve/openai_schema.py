@@ -5,7 +5,6 @@ Fields that are unknown are named in `ignored`; known ones that HELM does not do
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -284,27 +283,7 @@ def _message(node: Reader) -> dict[str, Any]:
         if kind != "text":
             part.reject(f"is of type {kind[:40]!r}; this server takes parts of text only")
         part["text"].string()
-    calls = node.get("tool_calls")
-    if not calls.null:
-        message["tool_calls"] = [_call(call) for call in calls.items()]
-    if content.null:
-        message["content"] = ""
     return message
-
-
-def _call(node: Reader) -> dict[str, Any]:
-    """Of an earlier answer; templates want the arguments as an object."""
-    function = node["function"]
-    function["name"].string()
-    given = function.get("arguments")
-    arguments = {} if given.null else given.value
-    if isinstance(arguments, str):
-        try:
-            parsed = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            parsed = arguments
-        arguments = parsed if isinstance(parsed, dict) else arguments
-    return {**node.value, "function": {**function.value, "arguments": arguments}}
 
 
 def _tools(node: Reader) -> list[dict[str, Any]] | None:
@@ -336,4 +315,3 @@ def _tool_choice(node: Reader, tools: list[dict[str, Any]] | None) -> str | dict
     if name.string() not in {tool["function"]["name"] for tool in tools or ()}:
         name.reject("is none of the tools")
     return {"name": name.value}
-

@@ -49,8 +49,7 @@ def url_of(listening: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """grace_s: how long running requests may go on after the first signal. on_drain: called then.
-    """
+    """grace_s: how long running requests may go on after the first signal. on_drain: called then."""
 
     def __init__(
         self, app: ASGIApp, serving: Serving, grace_s: float, on_drain: Callable[[], None]
@@ -102,7 +101,7 @@ class Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._begin_drain)
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+    def capture_signals(self) -> Iterator[None]:
         """As uvicorn's, but the signals do not come again at the end."""
         import threading
 
