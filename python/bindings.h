@@ -151,6 +151,7 @@ inline Progress interruptible(const Listener& listener) {
 // Where the packages that Python imports have cuBLAS: helm.machine.devices knows.
 std::vector<std::string> cublas_directories();
 
+void bind_constraint(nanobind::module_& m);  // before bind_generation()
 void bind_footprint(nanobind::module_& m);
 void bind_generation(nanobind::module_& m);
 void bind_machine(nanobind::module_& m);

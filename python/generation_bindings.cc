@@ -176,19 +176,26 @@ void bind_generation(nb::module_& m) {
           "__init__",
           [](Request* self, std::vector<int32_t> prompt, int64_t cached, SequenceId sequence,
              int64_t max_tokens, std::vector<int32_t> stop_tokens, float temperature, int32_t top_k,
-             float top_p, float min_p, float repetition_penalty, uint64_t seed, int32_t logprobs) {
+             float top_p, float min_p, float repetition_penalty, uint64_t seed, int32_t logprobs,
+             float presence_penalty, float frequency_penalty,
+             std::vector<std::pair<int32_t, float>> logit_bias,
+             std::shared_ptr<TokenConstraint> constraint) {
             new (self)
                 Request{std::move(prompt),
                         cached,
                         sequence,
                         max_tokens,
                         std::move(stop_tokens),
-                        {temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs}};
+                        {temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs,
+                         presence_penalty, frequency_penalty, std::move(logit_bias)},
+                        std::move(constraint)};
           },
           nb::kw_only(), "prompt"_a, "cached"_a = 0, "sequence"_a = -1, "max_tokens"_a = 128,
           "stop_tokens"_a = std::vector<int32_t>(), "temperature"_a = 0.0F, "top_k"_a = 0,
           "top_p"_a = 1.0F, "min_p"_a = 0.0F, "repetition_penalty"_a = 1.0F, "seed"_a = 0,
-          "logprobs"_a = -1);
+          "logprobs"_a = -1, "presence_penalty"_a = 0.0F, "frequency_penalty"_a = 0.0F,
+          "logit_bias"_a = std::vector<std::pair<int32_t, float>>(),
+          "constraint"_a.none() = nb::none());
   nb::class_<Token>(m, "Token", "One sampled token.")
       .def_ro("request", &Token::request)
       .def_ro("id", &Token::id)

@@ -1,9 +1,11 @@
 // A request of a generation, from its arrival to its end. Decides nothing.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -17,7 +19,8 @@ struct Active {
   enum class State : uint8_t { kWaiting, kRunning, kEnding, kDone };
 
   Active(const Plan& plan, Request spec)
-      : request(std::move(spec)), sampler(request.sampling, plan.vocab_size, request.prompt) {}
+      : request(std::move(spec)),
+        sampler(request.sampling, plan.vocab_size, request.prompt, request.constraint) {}
 
   Request request;
   Sampler sampler;
@@ -29,6 +32,18 @@ struct Active {
   size_t group = 0;  // of the decoding requests; the requests of a group share their steps
   RequestTimings timings;
   std::exception_ptr failure;  // of this request alone
+
+  // Takes a generated token, which is computed next. room: positions left in the sequence.
+  Finish take(int32_t id, int64_t room) {
+    timings.decode_tokens += generated == 0 ? 0 : 1;
+    ++generated;
+    request.prompt.push_back(id);
+    pending.push_back(id);
+    const std::vector<int32_t>& stops = request.stop_tokens;
+    if (std::find(stops.begin(), stops.end(), id) != stops.end()) return Finish::kStop;
+    const bool full = std::ssize(pending) > room;
+    return full || generated >= request.max_tokens ? Finish::kLength : Finish::kNone;
+  }
 
   bool decoding() const { return state == State::kRunning && generated > 0; }
   std::chrono::steady_clock::time_point admitted;

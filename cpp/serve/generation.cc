@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "helm/prefix_cache.h"
 #include "serve/active_request.h"
+#include "serve/sample_rows.h"
 
 namespace helm {
 namespace {
@@ -28,7 +29,11 @@ double seconds_between(Clock::time_point from, Clock::time_point to) {
 class Generation::Impl : public StepOwner {
  public:
   Impl(Engine& engine, std::vector<Request> requests, PrefixCache* prefixes)
-      : engine_(engine), prefixes_(prefixes), stats_(engine.stats()), start_(Clock::now()) {
+      : engine_(engine),
+        prefixes_(prefixes),
+        sampler_(engine),
+        stats_(engine.stats()),
+        start_(Clock::now()) {
     if (prefixes != nullptr && &prefixes->engine() != &engine) {
       fail(ErrorKind::kInvalid, "[generate] the prefix cache is of another engine; give its own");
     }
@@ -100,14 +105,15 @@ class Generation::Impl : public StepOwner {
   bool plan_step();
   void submit();
   void collect() noexcept;
-  void take(Active& active, std::span<const float> logits);
-  void finish_with_error(Active& active, Active::State state);
+  void take(Active& active, SampledRow& row);
+  void finish_with_error(Active& active, Active::State state, std::exception_ptr failure);
   void settle();
 
   using Flight = std::vector<size_t>;  // whose logits a submitted step brings, in order
 
   Engine& engine_;
   PrefixCache* prefixes_;  // or null
+  RowSampler sampler_;
   const EngineStats stats_;
   Clock::time_point start_;
   std::vector<Active> active_;
@@ -203,7 +209,7 @@ void Generation::Impl::admit() {
       if (!open(active, alone)) return;
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kCapacity) throw;
-      finish_with_error(active, Active::State::kDone);
+      finish_with_error(active, Active::State::kDone, std::current_exception());
       continue;
     }
     active.state = Active::State::kRunning;
@@ -280,6 +286,9 @@ void Generation::Impl::submit() {
                          active.pending.begin() + static_cast<int64_t>(active.fed));
     if (inputs_[k].outputs == StepInput::Outputs::kLast) flight.push_back(input_active_[k]);
   }
+  std::vector<Sampler*> samplers;
+  for (const size_t i : flight) samplers.push_back(&active_[i].sampler);
+  sampler_.prepare(samplers);
 }
 
 // A failure is kept for advance(): it may be another's step that this one is collected for.
@@ -288,11 +297,16 @@ void Generation::Impl::collect() noexcept try {
   flights_.pop_front();
   const std::span<const float> logits = engine_.collect();
   const auto vocab = static_cast<size_t>(engine_.plan().vocab_size);
+  std::vector<SampledRow> rows;
+  std::vector<Active*> takers;
   for (size_t row = 0; row < flight.size(); ++row) {
     Active& active = active_[flight[row]];
     if (active.state != Active::State::kRunning) continue;  // cancelled meanwhile
-    take(active, logits.subspan(vocab * row, vocab));
+    rows.push_back({&active.sampler, logits.subspan(vocab * row, vocab)});
+    takers.push_back(&active);
   }
+  sampler_.draw(rows);
+  for (size_t i = 0; i < rows.size(); ++i) take(*takers[i], rows[i]);
   settle();
 } catch (...) {
   if (!failure_) failure_ = std::current_exception();
@@ -316,22 +330,19 @@ void Generation::Impl::step() {
   if (failure_) std::rethrow_exception(failure_);
 }
 
-// Within a handler: the request ends with the exception, which rethrow() gives.
-void Generation::Impl::finish_with_error(Active& active, Active::State state) {
-  active.failure = std::current_exception();
+// The request ends with the failure, which rethrow() gives.
+void Generation::Impl::finish_with_error(Active& active, Active::State state,
+                                         std::exception_ptr failure) {
+  active.failure = std::move(failure);
   active.state = state;
   const auto index = static_cast<int32_t>(&active - active_.data());
   tokens_.push_back({index, -1, std::numeric_limits<float>::quiet_NaN(), {}, Finish::kError});
 }
 
-// Samples a request's next token and decides whether the request goes on.
-void Generation::Impl::take(Active& active, std::span<const float> logits) {
-  Sampler::Draw draw{};
-  try {
-    draw = active.sampler.draw(logits);
-  } catch (const Error&) {
-    return finish_with_error(active, Active::State::kEnding);
-  }
+// Takes the token drawn from a row, and those that must follow it, and decides whether the request
+// goes on: their keys and values are then computed together.
+void Generation::Impl::take(Active& active, SampledRow& row) {
+  if (row.failure) return finish_with_error(active, Active::State::kEnding, row.failure);
   const Clock::time_point now = Clock::now();
   RequestTimings& timings = active.timings;
   if (active.generated == 0) {
@@ -340,29 +351,21 @@ void Generation::Impl::take(Active& active, std::span<const float> logits) {
     timings.first_token_s = seconds_between(start_, now);
   } else {
     timings.decode_s = seconds_between(active.first_token, now);
-    timings.decode_tokens += 1;
     timings.decode_bytes +=
         stats_.decode_bytes + stats_.kv_token_bytes * engine_.length(active.sequence);
   }
-  ++active.generated;
-
-  const Request& request = active.request;
-  Finish finish = Finish::kNone;
-  if (std::find(request.stop_tokens.begin(), request.stop_tokens.end(), draw.id) !=
-      request.stop_tokens.end()) {
-    finish = Finish::kStop;
-  } else if (active.generated >= request.max_tokens ||
-             engine_.length(active.sequence) >= engine_.capacity(active.sequence)) {
-    finish = Finish::kLength;
-  }
-  active.request.prompt.push_back(draw.id);
-  if (finish == Finish::kNone) {
-    active.pending.assign(1, draw.id);
-  } else {
-    active.state = Active::State::kEnding;
-  }
   const auto index = static_cast<int32_t>(&active - active_.data());
-  tokens_.push_back({index, draw.id, draw.logprob, std::move(draw.top), finish});
+  const int64_t room = engine_.capacity(active.sequence) - engine_.length(active.sequence);
+  Finish finish = active.take(row.draw.id, room);
+  tokens_.push_back({index, row.draw.id, row.draw.logprob, std::move(row.draw.top), finish});
+  for (const int32_t id : row.draw.forced) {
+    if (finish != Finish::kNone) break;
+    finish = active.take(id, room);
+    tokens_.push_back({index, id, std::numeric_limits<float>::quiet_NaN(), {}, finish});
+  }
+  const bool stopped = finish == Finish::kNone && active.sampler.stopped();
+  if (stopped) tokens_.back().finish = finish = Finish::kStop;
+  if (finish != Finish::kNone) active.state = Active::State::kEnding;
 }
 
 // Closes what has ended. Not before all rows of a step are taken: closing may run another step.

@@ -5,12 +5,14 @@
 #include <utility>
 #include <vector>
 
+#include "helm/constraint.h"
 #include "helm/engine.h"
 
 namespace helm {
 
 // How the next token is drawn. Applied in this order: repetition penalty (Keskar et al. 2019),
-// temperature, top-k, top-p (Holtzman et al. 2020), min-p (Nguyen et al. 2024).
+// presence and frequency penalty, logit bias, the request's constraint, temperature, top-k, top-p
+// (Holtzman et al. 2020), min-p (Nguyen et al. 2024).
 struct SamplingParams {
   float temperature = 0;  // 0: greedy
   int32_t top_k = 0;      // 0: off
@@ -19,6 +21,11 @@ struct SamplingParams {
   float repetition_penalty = 1;
   uint64_t seed = 0;      // the n-th token of a request depends on the seed, n and its logits
   int32_t logprobs = -1;  // -1: none; 0: of the sampled token; n: also of the n most likely
+  // Subtracted from the logit of each token that the request has drawn: `presence_penalty` once,
+  // `frequency_penalty` for each time. In [-2, 2].
+  float presence_penalty = 0;
+  float frequency_penalty = 0;
+  std::vector<std::pair<int32_t, float>> logit_bias;  // added to a token's logit, in [-100, 100]
 };
 
 struct Request {
@@ -28,6 +35,9 @@ struct Request {
   int64_t max_tokens = 128;
   std::vector<int32_t> stop_tokens;
   SamplingParams sampling;
+  // What the tokens must obey, of this request alone; null: nothing. Tokens that it forces are
+  // computed with the one before them and have no log-probability; with `logprobs` all are drawn.
+  std::shared_ptr<TokenConstraint> constraint;
 };
 
 enum class Finish : uint8_t { kNone, kStop, kLength, kError };

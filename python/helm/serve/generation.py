@@ -26,7 +26,6 @@ class Asked:
     prompt is computed once. shown: special tokens that its text has."""
 
     job: Job
-    constraint: object | None = None
     after: int | None = None
     shown: frozenset[int] = frozenset()
 
@@ -42,8 +41,9 @@ class Part:
     finish: str | None = None
 
 
-def choices_of(job: Job, count: int, first: int, constraints: Sequence[object | None],
-               shown: frozenset[int] = frozenset()) -> list[Asked]:  # fmt: skip
+def choices_of(
+    job: Job, count: int, first: int, shown: frozenset[int] = frozenset()
+) -> list[Asked]:
     """`count` choices for a prompt; each draws by a seed of its own. first: number of the first."""
     seed = job.sampling.seed or 0
     return [
@@ -51,7 +51,6 @@ def choices_of(job: Job, count: int, first: int, constraints: Sequence[object | 
             dataclasses.replace(
                 job, sampling=dataclasses.replace(job.sampling, seed=(seed + i) % 2**64)
             ),
-            constraints[i],
             first if i else None,
             shown,
         )
@@ -123,7 +122,7 @@ class Generation:
             dataclasses.replace(job.sampling, stop=()),
             tuple(job.stop_tokens),
             self._record.client,
-            asked.constraint,
+            job.constraint,
         )
         text = self._text(asked)
         stream = serving.backend.submit(request)

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from helm.serve import features, http_body
+from helm.serve import http_body
 from helm.serve.errors import ApiError, too_long
 from helm.serve.generation import Asked, Generation, Part, choices_of
 from helm.serve.http_body import Json
@@ -18,14 +18,14 @@ from helm.serve.logprobs import TokenTexts, chat_logprobs
 from helm.serve.openai_schema import ChatRequest, read_body, read_chat
 from helm.serve.reasoning import ReasoningSplitter, opens_thought
 from helm.serve.replies import collected, headers_of, stream_response
-from helm.serve.serving import Record, Serving
+from helm.serve.serving import LONG, Record, Serving
 from helm.serve.sse import DONE, WAIT, event
 from helm.serve.tools.deltas import ContentDelta
 from helm.serve.tools.description import described
 from helm.serve.tools.parser import ToolParser, parser_for
 from helm.text.literal_text import literal_tokens
 from helm.text.prompts import Template
-from helm.text.sampling import SamplingParams, sampling_params
+from helm.text.sampling import SamplingKeywords, SamplingParams, sampling_params
 from helm.text.tokenizer import Tokenizer
 
 
@@ -59,23 +59,24 @@ async def _answer(serving: Serving, asked: ChatRequest, record: Record) -> ChatA
     backend = serving.backend
     if len(tokens) > backend.context:
         raise too_long(len(tokens), backend.context, "the conversation")
-    job = backend.prompts.tokens_job(
-        tokens, _bounded(serving, asked.sampling), chat=True, continues=template.continues
-    )
     parser = _parser(tokenizer, tools, asked.stream)
-    constraints = [_constraint(asked, parser, tokenizer) for _ in range(asked.choices)]
-    bound = constraints[0] is not None  # such an answer has no thought
+    sampling = _sampling(serving, asked, parser)
+    bound = sampling.json_schema is not None  # such an answer has no thought
+    job = await serving.run(
+        0 if not bound else LONG, backend.prompts.tokens_job, tokens, sampling, True,
+        template.continues,
+    )  # fmt: skip
     states = [
         Choice(
             None if bound else _splitter(serving, text, asked),
             _parser(tokenizer, tools, asked.stream),
             asked.parallel_tool_calls,
         )
-        for _ in constraints
+        for _ in range(asked.choices)
     ]
     splitter = states[0].splitter
     markers = (*(parser.markers if parser else ()), *(splitter.tags if splitter else ()))
-    choices = choices_of(job, asked.choices, 0, constraints, shown_ids(tokenizer, markers))
+    choices = choices_of(job, asked.choices, 0, shown_ids(tokenizer, markers))
     return ChatAnswer(serving, asked, record, choices, states)
 
 
@@ -95,15 +96,6 @@ def shown_ids(tokenizer: Tokenizer, markers: tuple[str, ...]) -> frozenset[int]:
     """Special tokens that a parser needs to see."""
     found = (tokenizer.token_id(marker) for marker in markers if marker)
     return frozenset(i for i in found if i is not None)
-
-
-def _bounded(serving: Serving, sampling: SamplingParams) -> SamplingParams:
-    """An answer may be as long as the model recommends, or as the context is."""
-    if sampling.max_tokens is not None:
-        return sampling
-    return sampling_params(
-        sampling, {"max_tokens": serving.backend.prompts.defaults.max_new_tokens}
-    )
 
 
 def _parser(
@@ -129,18 +121,16 @@ def _splitter(serving: Serving, text: str, asked: ChatRequest) -> ReasoningSplit
     return ReasoningSplitter(opened, marks.begin, marks.end)
 
 
-def _constraint(
-    asked: ChatRequest, parser: ToolParser | None, tokenizer: Tokenizer
-) -> object | None:
-    choice = asked.tool_choice
+def _sampling(serving: Serving, asked: ChatRequest, parser: ToolParser | None) -> SamplingParams:
+    """Of one answer: as long as the model recommends or the context is; a call where it must."""
+    sampling, choice = asked.sampling, asked.tool_choice
+    changed: SamplingKeywords = {}
     if parser is not None and choice not in ("none", "auto"):
         name = choice["name"] if isinstance(choice, dict) else choice
-        schema = parser.required_schema(name, parallel=False)
-        return features.constraint("json_schema", schema, tokenizer, "tool_choice")
-    wanted = asked.response_format
-    if wanted is None:
-        return None
-    return features.constraint(wanted.kind, wanted.schema, tokenizer, "response_format")
+        changed["json_schema"] = parser.required_schema(name)
+    if sampling.max_tokens is None:
+        changed["max_tokens"] = serving.backend.prompts.defaults.max_new_tokens
+    return sampling_params(sampling, changed)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from helm.serve import features, http_body
+from helm.serve import http_body
 from helm.serve.backend import ScoringBackend, scores
 from helm.serve.errors import ApiError, too_long
 from helm.serve.generation import Asked, Generation, Logprob, Part, choices_of
@@ -18,7 +18,7 @@ from helm.serve.http_body import Json
 from helm.serve.logprobs import TokenTexts, completion_logprobs
 from helm.serve.openai_schema import CompletionRequest, read_body, read_completion
 from helm.serve.replies import collected, headers_of, stream_response
-from helm.serve.serving import Record, Serving
+from helm.serve.serving import LONG, Record, Serving
 from helm.serve.sse import DONE, WAIT, event
 
 _MOST_ANSWERS = 128
@@ -51,9 +51,11 @@ async def _answer(serving: Serving, asked: CompletionRequest, record: Record) ->
         backend = serving.backend
         if len(tokens) > backend.context:
             raise too_long(len(tokens), backend.context, "the prompt")
-        job = backend.prompts.tokens_job(tokens, asked.sampling, chat=False, continues=True)
-        constraints = [_constraint(serving, asked) for _ in range(asked.choices)]
-        choices += choices_of(job, asked.choices, len(choices), constraints)
+        bound = asked.sampling.json_schema is not None
+        job = await serving.run(
+            LONG if bound else 0, backend.prompts.tokens_job, tokens, asked.sampling, False, True
+        )
+        choices += choices_of(job, asked.choices, len(choices))
         echo = _text(serving, prompt) if asked.echo else ""
         states += [Choice(echo, tokens if asked.echo else []) for _ in range(asked.choices)]
     return CompletionAnswer(serving, asked, record, choices, states)
@@ -73,14 +75,6 @@ def _text(serving: Serving, prompt: str | list[int]) -> str:
         return prompt
     tokenizer = serving.backend.tokenizer
     return "" if tokenizer is None else tokenizer.decode(prompt, skip_special_tokens=False)
-
-
-def _constraint(serving: Serving, asked: CompletionRequest) -> object | None:
-    wanted = asked.response_format
-    if wanted is None:
-        return None
-    tokenizer = serving.backend.tokenizer
-    return features.constraint(wanted.kind, wanted.schema, tokenizer, "response_format")
 
 
 @dataclass

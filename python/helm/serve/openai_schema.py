@@ -11,7 +11,6 @@ from typing import Any
 
 from helm.base.jsonio import Reader, parse
 from helm.serve.errors import RequestError
-from helm.serve.features import sampling_of
 from helm.text.sampling import SamplingParams
 
 MOST_CHOICES = 16
@@ -57,14 +56,6 @@ _SAMPLING = (
 
 
 @dataclass(frozen=True)
-class ResponseFormat:
-    """What the answer must be. kind: "json_object" or "json_schema"."""
-
-    kind: str
-    schema: Any = None
-
-
-@dataclass(frozen=True)
 class Options:
     """What both requests say. ignored: fields that are unknown."""
 
@@ -73,7 +64,6 @@ class Options:
     include_usage: bool
     choices: int
     sampling: SamplingParams
-    response_format: ResponseFormat | None
     ignored: tuple[str, ...]
 
 
@@ -182,6 +172,8 @@ def _options(
     values["stop"] = _stops(node.get("stop"))
     values["logit_bias"] = _logit_bias(node.get("logit_bias"))
     values["ignore_eos"] = _optional(node, "ignore_eos", Reader.boolean, False)
+    values["json_schema"] = _response_schema(node.get("response_format"))
+    given = {name: value for name, value in values.items() if value is not None}
     stream = _optional(node, "stream", Reader.boolean, False)
     stream_options = node.get("stream_options")
     if not stream_options.null and not stream:
@@ -195,8 +187,7 @@ def _options(
         "stream": stream,
         "include_usage": usage,
         "choices": _optional(node, "n", lambda c: c.integer(1, MOST_CHOICES), 1),
-        "sampling": sampling_of(max_tokens, logprobs, values),
-        "response_format": _response_format(node.get("response_format")),
+        "sampling": SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given),
         "ignored": tuple(ignored[:_MOST_IGNORED]),
     }
 
@@ -232,18 +223,18 @@ def _logit_bias(node: Reader) -> dict[int, float]:
     return found
 
 
-def _response_format(node: Reader) -> ResponseFormat | None:
+def _response_schema(node: Reader) -> dict[str, Any] | bool | None:
+    """The JSON schema of the answer; None: any text."""
     if node.null:
         return None
     kind = node["type"].choice(("text", "json_object", "json_schema"))
     if kind == "json_schema":
-        schema = node["json_schema"]
-        schema.names()
-        value = schema["schema"].value
-        if not isinstance(value, (dict, bool)):
-            schema["schema"].reject("expected a JSON schema")
-        return ResponseFormat(kind, value)
-    return None if kind == "text" else ResponseFormat(kind)
+        schema = node["json_schema"]["schema"]
+        if not isinstance(schema.value, (dict, bool)):
+            schema.reject("expected a JSON schema")
+        found: dict[str, Any] | bool = schema.value
+        return found
+    return None if kind == "text" else {"type": "object"}
 
 
 def _prompts(node: Reader) -> list[str | list[int]]:

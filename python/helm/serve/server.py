@@ -49,7 +49,7 @@ def url_of(listening: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """grace_s: how long running requests may go on after the first signal. on_drain: called then."""
+    """grace_s: what running requests have left after the first signal. on_drain: called then."""
 
     def __init__(
         self, app: ASGIApp, serving: Serving, grace_s: float, on_drain: Callable[[], None]

@@ -18,7 +18,7 @@ from helm.text.thinking import Marks, thinking_marks
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_LONG = 2000  # characters; shorter texts are encoded at once
+LONG = 2000  # characters; shorter texts are encoded at once
 
 
 @dataclass
@@ -110,6 +110,6 @@ class Serving:
 
     async def run(self, characters: int, work: Callable[P, T], *args: P.args) -> T:  # type: ignore[valid-type]
         """`work` on a text: on another thread where it is long."""
-        if characters <= _LONG:
+        if characters < LONG:
             return work(*args)  # type: ignore[call-arg]
         return await asyncio.get_running_loop().run_in_executor(self.executor, work, *args)

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
-from helm.errors import HelmError, InvalidError
+from helm.errors import HelmError
 from helm.session.requests import EngineRequest, StepOutput
 from helm.text.prompts import Job
 
@@ -47,7 +47,13 @@ class ThreadStream:
 
     def _work(self) -> None:
         request = self._request
-        job = Job(request.tokens, request.sampling, request.max_tokens, list(request.stop_tokens))
+        job = Job(
+            request.tokens,
+            request.sampling,
+            request.max_tokens,
+            list(request.stop_tokens),
+            constraint=request.constraint,  # type: ignore[arg-type]
+        )
         try:
             with self._llm._stream(job) as stream:
                 for chunk in stream:
@@ -91,8 +97,6 @@ class ThreadBackend:
 
     def submit(self, request: EngineRequest) -> ThreadStream:
         """Starts a request."""
-        if request.constraint is not None:
-            raise InvalidError("[serve] structured output is not implemented")
         stream = ThreadStream(self._llm, request, self._open.discard)
         self._open.add(stream)
         return stream

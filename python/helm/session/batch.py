@@ -184,4 +184,8 @@ def _request(native: Any, job: Job) -> Any:
         repetition_penalty=sampling.repetition_penalty,
         seed=sampling.seed,
         logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=list((sampling.logit_bias or {}).items()),
+        constraint=None if job.constraint is None else job.constraint.start(),
     )
