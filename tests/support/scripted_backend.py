@@ -118,6 +118,7 @@ def served(
     app = make_app(serving, access or Access(), log, log_json, page)
     server = Server(app, serving, grace_s, lambda: None)
     with listen("127.0.0.1", 0) as listening:
+        listening.listen(64)
         url = url_of(listening)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
         thread.start()
