@@ -32,6 +32,8 @@ void call_python(const Call& call) {
   std::string raised;
   try {
     call();
+  } catch (nb::python_error& error) {
+    raised = nb::str(error.value()).c_str();
   } catch (const std::exception& error) {
     raised = error.what();
   }

@@ -26,7 +26,7 @@ struct Largest {
 };
 Largest largest(std::span<const float> x);
 
-// out(i) = exp((x(i) - most) / temperature) for x(i) <= most, 0 below 2^-126; within 3 ulp.
+// out(i) = exp((x(i) - most) / temperature) for x(i) <= most, 0 from exp(-87) down; within 3 ulp.
 void weigh(std::span<const float> x, float most, float temperature, std::span<float> out);
 
 // sum_i exp((x(i) - most) / temperature)

@@ -25,7 +25,8 @@ struct SamplingParams {
   // `frequency_penalty` for each time. In [-2, 2].
   float presence_penalty = 0;
   float frequency_penalty = 0;
-  std::vector<std::pair<int32_t, float>> logit_bias;  // added to a token's logit, in [-100, 100]
+  // Added to a token's logit, in [-100, 100].
+  std::vector<std::pair<int32_t, float>> logit_bias = {};
 };
 
 struct Request {
@@ -34,10 +35,10 @@ struct Request {
   SequenceId sequence = -1;     // an open sequence to continue; -1: opened and given back here
   int64_t max_tokens = 128;
   std::vector<int32_t> stop_tokens;
-  SamplingParams sampling;
+  SamplingParams sampling = {};
   // What the tokens must obey, of this request alone; null: nothing. Tokens that it forces are
   // computed with the one before them and have no log-probability; with `logprobs` all are drawn.
-  std::shared_ptr<TokenConstraint> constraint;
+  std::shared_ptr<TokenConstraint> constraint = nullptr;
 };
 
 enum class Finish : uint8_t { kNone, kStop, kLength, kError };

@@ -21,7 +21,7 @@ class CalledCompiler:
         pieces: list[bytes],
         special: list[int],
         ends: list[int],
-        tokenize: Callable[[bytes], list[int]] | None,
+        tokenize: Callable[[bytes], list[int]],
         absent: Exception,
     ) -> None:
         try:
@@ -30,7 +30,6 @@ class CalledCompiler:
             raise InvalidError(f"{absent}; nor can its Python interface be used: {error}") from None
         self._library: Any = llguidance
         self._ends = ends
-        self._forces = tokenize is not None
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Tokens(pieces, special, ends[0], tokenize)),
             n_vocab=len(pieces),
@@ -55,30 +54,29 @@ class CalledCompiler:
         if made.is_error():
             reason = made.get_error()[:_SHOWN]
             raise InvalidError(f"[grammar] this {kind} cannot be used: {reason}")
-        return CalledGrammar(made, self._ends, self._forces)
+        return CalledGrammar(made, self._ends)
 
 
 class CalledGrammar:
     """The calls of helm._helm.Grammar."""
 
-    def __init__(self, matcher: Any, ends: list[int], forces: bool) -> None:
-        self._parts = (matcher, ends, forces)
+    def __init__(self, matcher: Any, ends: list[int]) -> None:
+        self._matcher = matcher
+        self._ends = ends
 
     def start(self) -> Any:
         """A helm._helm.TokenConstraint."""
         from helm import _helm
 
-        matcher, ends, forces = self._parts
-        return _helm.CalledConstraint(_Called(matcher.deep_copy(), ends, forces))
+        return _helm.CalledConstraint(_Called(self._matcher.deep_copy(), self._ends))
 
 
 class _Called:
     """One request's, as helm/constraint.h has it."""
 
-    def __init__(self, matcher: Any, ends: list[int], forces: bool) -> None:
+    def __init__(self, matcher: Any, ends: list[int]) -> None:
         self._matcher = matcher
         self._ends = ends
-        self._forces = forces
         self._stopped = False
 
     def mask(self) -> bytes:
@@ -99,7 +97,7 @@ class _Called:
             return []
         if self._matcher.is_stopped():
             return self._ends[:1]
-        return list(self._matcher.compute_ff_tokens()) if self._forces else []
+        return list(self._matcher.compute_ff_tokens())
 
     def is_stopped(self) -> bool:
         return self._stopped
@@ -118,7 +116,7 @@ class _Tokens:
         pieces: list[bytes],
         special: list[int],
         end: int,
-        tokenize: Callable[[bytes], list[int]] | None,
+        tokenize: Callable[[bytes], list[int]],
     ) -> None:
         self.eos_token_id = end
         self.bos_token_id = None
@@ -129,7 +127,27 @@ class _Tokens:
         self.special_token_ids = special
         self._pieces = pieces
         self._tokenize = tokenize
+        texts = {i: piece for i, piece in enumerate(pieces) if piece and i not in marked}
+        self._ids = {piece: i for i, piece in reversed(texts.items())}
+        self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: bytes) -> list[int]:
-        tokens = [] if self._tokenize is None else self._tokenize(text)
-        return tokens if b"".join(self._pieces[i] for i in tokens) == text else []
+        try:
+            tokens = self._tokenize(text)
+            spelled = b"".join(self._pieces[i] if i >= 0 else b"" for i in tokens)
+        except Exception:  # no answer: any split into tokens is right
+            return self._greedy(text)
+        return tokens if spelled == text else self._greedy(text)
+
+    def _greedy(self, text: bytes) -> list[int]:
+        """The longest token that fits, again and again."""
+        tokens: list[int] = []
+        at = 0
+        while at < len(text):
+            fitting = (text[at : at + n] for n in range(self._longest, 0, -1))
+            piece = next((piece for piece in fitting if piece in self._ids), None)
+            if piece is None:
+                break
+            tokens.append(self._ids[piece])
+            at += len(piece)
+        return tokens

@@ -21,12 +21,12 @@ _FALLBACK = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
 @dataclass(frozen=True)
 class TokenBytes:
     """pieces: [vocab_size] bytes of each token, empty where it is none or no text. special: ids of
-    tokens that are no text. tokenize: a text's own tokens, None where a text within a text has
-    others than alone."""
+    tokens that are no text. tokenize: a text's own tokens within a longer one; they may spell
+    another text, where the tokenizer changes it."""
 
     pieces: list[bytes]
     special: list[int]
-    tokenize: Callable[[bytes], list[int]] | None
+    tokenize: Callable[[bytes], list[int]]
 
 
 def token_bytes(tokenizer: Tokenizer, vocab_size: int) -> TokenBytes:
@@ -49,11 +49,18 @@ def token_bytes(tokenizer: Tokenizer, vocab_size: int) -> TokenBytes:
             pieces[i] = piece_of(text) if i not in added or byte_level else text.encode()
     _check(tokenizer, pieces)
 
-    def tokenize(text: bytes) -> list[int]:
-        return list(backend.encode(text.decode(), add_special_tokens=False).ids)
+    def encode(text: str) -> list[int]:
+        return list(backend.encode(text, add_special_tokens=False).ids)
 
-    special = sorted(i for i in skipped if i < vocab_size)
-    return TokenBytes(pieces, special, tokenize if byte_level else None)
+    # SentencePiece puts a space before a text, and so before its anchor.
+    anchor = "" if byte_level else "\x02"
+    before = encode(anchor)
+
+    def tokenize(text: bytes) -> list[int]:
+        ids = encode(anchor + text.decode())
+        return ids[len(before) :] if ids[: len(before)] == before else []
+
+    return TokenBytes(pieces, sorted(i for i in skipped if i < vocab_size), tokenize)
 
 
 def _decoders(backend: Any) -> Iterator[str]:
