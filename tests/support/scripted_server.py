@@ -49,6 +49,7 @@ class Scripted:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     left: int = 0
+    locked: bool = False  # whether it wants a key
 
     async def chat(self, request: Request) -> Response:
         self.bodies.append(await request.json())
@@ -69,7 +70,9 @@ class Scripted:
             self.left += 1
             raise
 
-    async def models(self, _: Request) -> Response:
+    async def models(self, request: Request) -> Response:
+        if self.locked and not request.headers.get("authorization"):
+            return JSONResponse({"error": {"message": "No key."}}, 401)
         return JSONResponse({"object": "list", "data": [{"id": "scripted-1b", "object": "model"}]})
 
 
