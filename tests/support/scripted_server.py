@@ -31,7 +31,8 @@ def text(content: str = "", reasoning: str = "") -> dict[str, Any]:
 
 def end(reason: str = "stop", tokens: int = 12, rate: float = 34.5) -> list[Step]:
     """The chunks that end an answer."""
-    usage = {"completion_tokens": tokens, "helm": {"timings": {"decode_tokens_per_s": rate}}}
+    timings = {"decode_tokens": tokens - 1, "decode_s": (tokens - 1) / rate}
+    usage = {"completion_tokens": tokens, "helm": {"timings": timings}}
     return [
         {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]},
         {"choices": [], "usage": usage},

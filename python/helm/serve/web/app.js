@@ -557,10 +557,11 @@ function take(chunk, message, times) {
     first: seconds to the first token, as seen here. */
 function measured(usage, times) {
   const tokens = usage.completion_tokens;
-  const timings = usage.helm?.timings ?? usage.timings ?? {};
+  const timings = usage.helm?.timings ?? {};
   const seconds = (times.last - times.first) / 1000;
   const seen = tokens > 1 && seconds > 0 ? (tokens - 1) / seconds : 0;
-  const rate = timings.decode_tokens_per_s || seen;
+  const served = timings.decode_s > 0 ? timings.decode_tokens / timings.decode_s : 0;
+  const rate = served || seen;
   return { tokens, rate, first: times.first ? (times.first - times.sent) / 1000 : 0 };
 }
 
