@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -260,6 +261,31 @@ def test_errors_stand_where_the_answer_would(page: Any, server: Scripted) -> Non
     expect(answers(page).locator(".body")).to_have_text("At last")
     expect(error).to_have_count(0)
     assert [m["content"] for m in server.bodies[-1]["messages"]] == ["Hi"]
+
+
+def test_a_server_that_wants_a_key_gets_it(page: Any, server: Scripted) -> None:
+    server.locked = True
+    page.reload()
+    expect(page.locator("#notice")).to_contain_text("No key. The key belongs into the settings.")
+    page.locator("#notice").get_by_role("button", name="Settings").click()
+    page.get_by_label("API key").fill("k")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("#model")).to_have_text("scripted-1b")
+    expect(page.locator("#notice")).to_be_hidden()
+
+
+def test_text_made_to_take_time_does_not(page: Any, server: Scripted) -> None:
+    lines = [
+        "**a " * 20_000, "`a``b```" * 9_000, "[" * 50_000, "```" + "a" * 50_000 + "`",
+        "# " + " #" * 30_000 + "x", "|\n" + " " * 50_000 + "x", "-" + " " * 50_000 + "x",
+    ]  # fmt: skip
+    nested = "\n".join(" " * i + "- x" for i in range(1500))
+    server.script = [[text("\n\n".join([*lines, nested, "the end"])), *end()]]
+    started = time.monotonic()
+    say(page, "Hi")
+    expect(answers(page).locator(".figures")).to_contain_text("tokens", timeout=30_000)
+    expect(answers(page).locator(".body p").last).to_have_text("the end")
+    assert time.monotonic() - started < 10
 
 
 def test_by_the_keyboard_alone(page: Any, server: Scripted) -> None:

@@ -31,7 +31,8 @@ def text(content: str = "", reasoning: str = "") -> dict[str, Any]:
 
 def end(reason: str = "stop", tokens: int = 12, rate: float = 34.5) -> list[Step]:
     """The chunks that end an answer."""
-    usage = {"completion_tokens": tokens, "helm": {"timings": {"decode_tokens_per_s": rate}}}
+    timings = {"decode_tokens": tokens - 1, "decode_s": (tokens - 1) / rate}
+    usage = {"completion_tokens": tokens, "helm": {"timings": timings}}
     return [
         {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]},
         {"choices": [], "usage": usage},
@@ -49,6 +50,7 @@ class Scripted:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     left: int = 0
+    locked: bool = False  # whether it wants a key
 
     async def chat(self, request: Request) -> Response:
         self.bodies.append(await request.json())
@@ -69,7 +71,9 @@ class Scripted:
             self.left += 1
             raise
 
-    async def models(self, _: Request) -> Response:
+    async def models(self, request: Request) -> Response:
+        if self.locked and not request.headers.get("authorization"):
+            return JSONResponse({"error": {"message": "No key."}}, 401)
         return JSONResponse({"object": "list", "data": [{"id": "scripted-1b", "object": "model"}]})
 
 

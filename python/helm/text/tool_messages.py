@@ -110,7 +110,7 @@ def shows_calls(messages: Messages, text: str) -> bool:
 
 
 def _function(call: Mapping[str, Any]) -> Any:
-    return call["function"] if "function" in call else call
+    return call.get("function", call)
 
 
 def _text(message: Mapping[str, Any]) -> str:

@@ -7,7 +7,10 @@ const CURRENT = "helm.current"; // of this tab
 const KEY = "helm.key"; // of this tab
 const SAMPLING = ["temperature", "top_p", "max_tokens", "seed"];
 const SAVE_EVERY_MS = 2000; // while an answer comes
-const LONGEST_INLINE = 20000; // characters of a paragraph that are searched for marks
+// Longer text is shown without a search for marks, whose time may grow with the square.
+const LONGEST_INLINE = 6000; // characters of a paragraph
+const LONGEST_LINE = 1000; // of a fence, heading, rule or table's divider
+const MOST_NESTED = 8; // lists in each other
 
 const $ = (id) => document.getElementById(id);
 const conversations = new Map(); // by id
@@ -156,6 +159,8 @@ const INLINE = new RegExp([
   /(https?:\/\/[^\s<>"'()\]`*]*[^\s<>"'()\]`*.,;:!?])/, // 7: an address
 ].map((r) => r.source).join("|"), "g");
 
+const like = (form, line) => (line.length > LONGEST_LINE ? null : form.exec(line));
+
 function blocksOf(text) {
   const lines = text.split("\n");
   const blocks = [];
@@ -165,23 +170,23 @@ function blocksOf(text) {
     do i++; while (i < lines.length && wanted(lines[i]));
     blocks.push({ kind, lines: lines.slice(start, i) });
   };
-  const plain = (line) => line.trim() && !FENCE.test(line) && !HEADING.test(line)
-    && !RULE.test(line) && !ITEM.test(line) && !line.startsWith(">");
+  const plain = (line) => line.trim() && !like(FENCE, line) && !like(HEADING, line)
+    && !like(RULE, line) && !ITEM.test(line) && !line.startsWith(">");
   while (i < lines.length) {
     const line = lines[i];
-    const fence = FENCE.exec(line);
+    const fence = like(FENCE, line);
     if (!line.trim()) i++;
     else if (fence) {
       const closes = (l) => l.trim().startsWith(fence[1]) && !l.trim().replaceAll(fence[1][0], "");
       const start = ++i;
       while (i < lines.length && !closes(lines[i])) i++;
       blocks.push({ kind: "code", language: fence[2], lines: lines.slice(start, i++) });
-    } else if (HEADING.test(line)) take("heading", () => false);
-    else if (RULE.test(line)) take("rule", () => false);
+    } else if (like(HEADING, line)) take("heading", () => false);
+    else if (like(RULE, line)) take("rule", () => false);
     else if (line.startsWith(">")) take("quote", (l) => l.startsWith(">"));
     else if (ITEM.test(line)) {
       take("list", (l) => ITEM.test(l) || /^\s{2,}\S/.test(l) || (plain(l) && lines[i - 1].trim()));
-    } else if (line.includes("|") && DIVIDER.test(lines[i + 1] ?? "")) {
+    } else if (line.includes("|") && like(DIVIDER, lines[i + 1] ?? "")) {
       take("table", (l) => l.includes("|"));
     } else take("text", plain);
   }
@@ -189,7 +194,10 @@ function blocksOf(text) {
 }
 
 function inline(parent, text, depth = 0) {
-  if (text.length > LONGEST_INLINE || depth > 4) return parent.append(text);
+  if (text.length > LONGEST_INLINE || depth > 4) {
+    parent.append(text);
+    return parent;
+  }
   let end = 0;
   for (const m of text.matchAll(INLINE)) {
     parent.append(text.slice(end, m.index));
@@ -208,7 +216,7 @@ function inline(parent, text, depth = 0) {
   return parent;
 }
 
-function listOf(lines) {
+function listOf(lines, depth = 0) {
   const first = ITEM.exec(lines[0]);
   const indent = first[1].length;
   const ordered = /\d/.test(first[2]);
@@ -219,10 +227,10 @@ function listOf(lines) {
     const start = ++i;
     while (i < lines.length && !(ITEM.exec(lines[i])?.[1].length <= indent)) i++;
     const inner = lines.slice(start, i);
-    const nested = inner.findIndex((line) => ITEM.test(line));
+    const nested = depth < MOST_NESTED ? inner.findIndex((line) => ITEM.test(line)) : -1;
     text.push(...inner.slice(0, nested < 0 ? inner.length : nested).map((line) => line.trim()));
     const item = inline(el("li"), text.join("\n"));
-    if (nested >= 0) item.append(listOf(inner.slice(nested)));
+    if (nested >= 0) item.append(listOf(inner.slice(nested), depth + 1));
     list.append(item);
   }
   return list;
@@ -549,10 +557,11 @@ function take(chunk, message, times) {
     first: seconds to the first token, as seen here. */
 function measured(usage, times) {
   const tokens = usage.completion_tokens;
-  const timings = usage.helm?.timings ?? usage.timings ?? {};
+  const timings = usage.helm?.timings ?? {};
   const seconds = (times.last - times.first) / 1000;
   const seen = tokens > 1 && seconds > 0 ? (tokens - 1) / seconds : 0;
-  const rate = timings.decode_tokens_per_s || seen;
+  const served = timings.decode_s > 0 ? timings.decode_tokens / timings.decode_s : 0;
+  const rate = served || seen;
   return { tokens, rate, first: times.first ? (times.first - times.sent) / 1000 : 0 };
 }
 
