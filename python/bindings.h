@@ -56,7 +56,7 @@ class SharedEngine {
     }
     const Released released;
     const std::shared_ptr<Service> service = service_.lock();
-    if (service == nullptr) {
+    if (service == nullptr || exclusive_ == std::this_thread::get_id()) {
       const Hold hold(*this);
       return work(*engine_);
     }
@@ -97,6 +97,22 @@ class SharedEngine {
     } else {
       locked(work);
     }
+  }
+
+  // Runs a call in Python between two steps of the service; all that it does with the engine is
+  // done at once.
+  void exclusively(Service& service, const std::function<void()>& call) {
+    check_process();
+    const Released released;
+    service.between_steps(
+        [&](Engine&, PrefixCache*) {
+          exclusive_ = std::this_thread::get_id();
+          const Reset reset(exclusive_);
+          const Acquired acquired;
+          if (!acquired) throw Error(ErrorKind::kInvalid, "[engine] Python is ending");
+          call();
+        },
+        !python_ends());
   }
 
   // Destroys both, in order, as release() would; for destructors. Where that cannot be done they
@@ -145,12 +161,24 @@ class SharedEngine {
     std::unique_lock<std::mutex> lock_;
   };
 
+  class Reset {
+   public:
+    explicit Reset(std::atomic<std::thread::id>& id) : id_(id) {}
+    ~Reset() { id_ = std::thread::id(); }
+    Reset(const Reset&) = delete;
+    Reset& operator=(const Reset&) = delete;
+
+   private:
+    std::atomic<std::thread::id>& id_;
+  };
+
   bool is_holder() const { return holder_ == std::this_thread::get_id(); }
 
   std::shared_ptr<Engine> engine_;
   std::weak_ptr<Service> service_;  // expired: whoever calls steps the engine
   std::mutex mutex_;
   std::atomic<std::thread::id> holder_;
+  std::atomic<std::thread::id> exclusive_;         // whose call has the engine to itself
   std::deque<std::function<void(Engine&)>> late_;  // the holder's
 };
 

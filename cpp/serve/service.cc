@@ -54,7 +54,8 @@ class Service::Impl {
   Impl(std::shared_ptr<Engine> engine, const ServiceOptions& options);
   ~Impl();
 
-  RequestId submit(Request request, const std::shared_ptr<Outbox>& outbox);
+  std::vector<RequestId> submit_all(std::vector<Request> requests,
+                                    const std::shared_ptr<Outbox>& outbox);
   void cancel(RequestId id);
   void between_steps(const std::function<void(Engine&, PrefixCache*)>& work, bool waits = true);
   bool wait_for_room(double seconds);
@@ -64,6 +65,7 @@ class Service::Impl {
   ServiceStats stats() const;
   std::exception_ptr failure() const;
   const Engine& engine() const { return *engine_; }
+  PrefixCache* prefixes() { return prefixes_.get(); }
   bool here() const { return process_.here(); }
   bool is_holder() const { return holder_ == std::this_thread::get_id(); }
 
@@ -144,26 +146,35 @@ Service::Impl::~Impl() {
   stop(0);
 }
 
-RequestId Service::Impl::submit(Request request, const std::shared_ptr<Outbox>& outbox) {
+std::vector<RequestId> Service::Impl::submit_all(std::vector<Request> requests,
+                                                 const std::shared_ptr<Outbox>& outbox) {
   check_caller();
   if (outbox == nullptr) fail(ErrorKind::kInvalid, "[service] no outbox was given");
-  if (request.sequence >= 0) {
-    fail(ErrorKind::kInvalid, "[service] a request cannot continue sequence ", request.sequence,
+  const Plan& plan = engine_->plan();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const std::string number = requests.size() == 1 ? "" : "request " + std::to_string(i) + ": ";
+    check_request(plan, requests[i], "[generate] " + number);
+    if (requests[i].sequence < 0) continue;
+    fail(ErrorKind::kInvalid, "[service] a request cannot continue sequence ", requests[i].sequence,
          "; leave it out, what was computed is found by its tokens");
   }
-  const Plan& plan = engine_->plan();
-  check_request(plan, request, "[generate] ");
-  auto active = std::make_unique<Active>(0, plan, std::move(request));
+  std::vector<Command> commands;
+  for (Request& request : requests) {
+    commands.push_back({0, std::make_unique<Active>(0, plan, std::move(request)), outbox});
+  }
+  std::vector<RequestId> ids(commands.size());
   const std::lock_guard lock(mutex_);
   if (draining_) {
     fail(ErrorKind::kInvalid, "[service] it is stopping and takes no more requests");
   }
-  const RequestId id = next_id_++;
-  active->id = id;
-  inbox_.push_back({id, std::move(active), outbox});
-  outbox->impl_->opened();
+  inbox_.reserve(inbox_.size() + commands.size());
+  for (size_t i = 0; i < commands.size(); ++i) {
+    commands[i].id = commands[i].request->id = ids[i] = next_id_++;
+    inbox_.push_back(std::move(commands[i]));
+    outbox->impl_->opened();
+  }
   if (parked_) wake_.notify_one();
-  return id;
+  return ids;
 }
 
 void Service::Impl::cancel(RequestId id) {
@@ -193,7 +204,6 @@ void Service::Impl::run() noexcept {
     lock.unlock();
     step();
     lock.lock();
-    publish();
     step_first_ = false;
   }
   gone_ = parked_ = true;
@@ -239,9 +249,8 @@ void Service::Impl::step() noexcept try {
   end_all(std::current_exception());
 }
 
-// Gives every outbox what the step brought it, at once.
+// Gives every outbox what the step brought it, at once; by then stats() knows of it.
 void Service::Impl::deliver() {
-  if (!driver_->has_tokens()) return;
   std::map<Outbox*, std::pair<std::shared_ptr<Outbox>, std::vector<Event>>> filled;
   for (Token& token : driver_->take_tokens()) {
     const RequestId id = token.request;
@@ -257,6 +266,7 @@ void Service::Impl::deliver() {
     outboxes_.erase(it);
     driver_->forget(id);
   }
+  publish();
   for (auto& [key, batch] : filled) batch.first->impl_->put(std::move(batch.second));
 }
 
@@ -268,6 +278,7 @@ void Service::Impl::end_all(const std::exception_ptr& why) noexcept {
   }
   driver_->cancel_all();
   driver_->take_tokens();
+  publish();
   for (auto& [id, outbox] : outboxes_) {
     Event event{{id, -1, 0, {}, Finish::kError}, {}, 0, why};
     if (const Active* active = driver_->table().find(id)) event.timings = active->timings;
@@ -279,8 +290,8 @@ void Service::Impl::end_all(const std::exception_ptr& why) noexcept {
   outboxes_.clear();
 }
 
-// With the lock.
 void Service::Impl::publish() {
+  const std::lock_guard lock(mutex_);
   const RequestTable& table = driver_->table();
   const int64_t open = std::ssize(table.running()) + std::ssize(table.waiting());
   if (open < stats_.running + stats_.waiting || open == 0) {
@@ -321,7 +332,6 @@ void Service::Impl::between_steps(const std::function<void(Engine&, PrefixCache*
   }
   {
     const std::lock_guard lock(mutex_);
-    if (driver_ != nullptr) publish();
     holder_ = std::thread::id();
     lent_ = false;
     ++served_;
@@ -401,7 +411,13 @@ Service::~Service() {
 }
 
 RequestId Service::submit(Request request, const std::shared_ptr<Outbox>& outbox) {
-  return impl_->submit(std::move(request), outbox);
+  std::vector<Request> one;
+  one.push_back(std::move(request));
+  return impl_->submit_all(std::move(one), outbox)[0];
+}
+std::vector<RequestId> Service::submit_all(std::vector<Request> requests,
+                                           const std::shared_ptr<Outbox>& outbox) {
+  return impl_->submit_all(std::move(requests), outbox);
 }
 void Service::cancel(RequestId request) {
   impl_->cancel(request);
@@ -426,6 +442,9 @@ ServiceStats Service::stats() const {
 }
 std::exception_ptr Service::failure() const {
   return impl_->failure();
+}
+PrefixCache* Service::prefixes() {
+  return impl_->prefixes();
 }
 const Engine& Service::engine() const {
   return impl_->engine();

@@ -72,6 +72,9 @@ class HELM_API Service {
   // kCapacity for a prompt that is too long; kInvalid too after drain(). A step that fails ends all
   // requests with its error, a failure of one request that one.
   RequestId submit(Request request, const std::shared_ptr<Outbox>& outbox);
+  // Several, which begin together; if one is bad none begins. Their ids, in order.
+  std::vector<RequestId> submit_all(std::vector<Request> requests,
+                                    const std::shared_ptr<Outbox>& outbox);
   // Within a step the request is gone, and what it computed is kept as a prefix. Without effect on
   // one that has ended. No event tells of it; those in the outbox stay there.
   void cancel(RequestId request);
@@ -91,6 +94,7 @@ class HELM_API Service {
   ServiceStats stats() const;  // of the last step
   std::exception_ptr failure() const;  // of the last step that failed; null: none did
   const Engine& engine() const;        // for plan() and check_process()
+  PrefixCache* prefixes();             // for work between steps; null: there is none
 
  private:
   class HELM_LOCAL Impl;
