@@ -91,15 +91,15 @@ class PyGeneration {
   std::vector<Token> advance(double seconds) {
     return shared_->locked([&](Engine&) { return generation_->advance(seconds); });
   }
-  void cancel(int32_t request) {
+  void cancel(RequestId request) {
     check(request);
     shared_->release([generation = generation_, request](Engine&) { generation->cancel(request); });
   }
-  void rethrow(int32_t request) const {
+  void rethrow(RequestId request) const {
     check(request);
     shared_->read([&](Engine&) { generation_->rethrow(request); });
   }
-  RequestTimings timings(int32_t request) const {
+  RequestTimings timings(RequestId request) const {
     check(request);
     // In a forked child, numbers that nobody changes any more: closing a stream there asks for
     // them.
@@ -108,7 +108,7 @@ class PyGeneration {
   }
 
  private:
-  void check(int32_t request) const {
+  void check(RequestId request) const {
     if (request < 0 || static_cast<size_t>(request) >= count_) {
       throw nb::index_error("no such request");
     }
@@ -119,6 +119,8 @@ class PyGeneration {
   size_t count_;
   std::shared_ptr<Generation> generation_;  // shared with what waits to be done with it
 };
+
+}  // namespace
 
 nb::dict timings_dict(const RequestTimings& t) {
   nb::dict out;
@@ -145,6 +147,8 @@ const char* finish_name(Finish finish) {
   }
   return "";
 }
+
+namespace {
 
 void bind_prefix_cache(nb::module_& m) {
   nb::class_<PyPrefixCache>(m, "PrefixCache", "Sequences kept after use, found by their tokens.")
@@ -215,7 +219,7 @@ void bind_generation(nb::module_& m) {
       .def_prop_ro("done", &PyGeneration::done)
       .def(
           "timings",
-          [](const PyGeneration& g, int32_t request) { return timings_dict(g.timings(request)); },
+          [](const PyGeneration& g, RequestId request) { return timings_dict(g.timings(request)); },
           "request"_a);
 }
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 import helm
-from helm.serve.thread_backend import ThreadBackend
+from helm.serve.llm_backend import LlmBackend
 from scripted_backend import served
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -32,7 +32,7 @@ TOOL = {
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with helm.LLM() as llm, served(ThreadBackend(llm)) as (address, _):
+    with helm.LLM() as llm, served(LlmBackend.over(llm)) as (address, _):
         yield f"{address}/v1"
 
 

@@ -111,10 +111,10 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10_000)
     args = parser.parse_args()
     import helm
-    from helm.serve.thread_backend import ThreadBackend
+    from helm.serve.llm_backend import LlmBackend
     from scripted_backend import served
 
-    with helm.LLM() as llm, served(ThreadBackend(llm)) as (url, _):
+    with helm.LLM() as llm, served(LlmBackend.over(llm)) as (url, _):
         print(dict(run(url, args.seed, args.count)))
 
 

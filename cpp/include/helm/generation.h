@@ -41,10 +41,12 @@ struct Request {
   std::shared_ptr<TokenConstraint> constraint = nullptr;
 };
 
+using RequestId = int64_t;
+
 enum class Finish : uint8_t { kNone, kStop, kLength, kError };
 
 struct Token {
-  int32_t request;
+  RequestId request;
   int32_t id;                                  // -1 with kError, which brings no token
   float logprob;                               // natural log, NaN unless asked for
   std::vector<std::pair<int32_t, float>> top;  // most likely first
@@ -55,7 +57,7 @@ struct RequestTimings {
   double queue_s = 0;          // waiting for a sequence or a prefix
   double prefill_s = 0;        // from admission to the first token
   int64_t prefill_tokens = 0;  // computed, not found
-  double first_token_s = 0;    // from construction to the first token
+  double first_token_s = 0;    // from arrival to the first token
   double decode_s = 0;         // from the first token to the last
   int64_t decode_tokens = 0;   // tokens after the first
   int64_t decode_bytes = 0;    // weights and KV read for them
@@ -63,6 +65,8 @@ struct RequestTimings {
 
 class PrefixCache;
 
+// A fixed set of requests, computed in the calling thread; helm::Service takes them at any time and
+// computes in a thread of its own. Requests are named by their place, from 0.
 class HELM_API Generation {
  public:
   // Checks every request before the first starts; throws kInvalid, or kCapacity for a prompt that
@@ -81,9 +85,9 @@ class HELM_API Generation {
   // failed with; then again, until all requests are cancelled: none can go on.
   std::vector<Token> advance(double seconds);
   // These throw kInvalid for a request that was not given.
-  void rethrow(int32_t request) const;  // throws what a request failed with, if it did
-  void cancel(int32_t request);         // takes effect at once; an own sequence is given back
-  RequestTimings timings(int32_t request) const;
+  void rethrow(RequestId request) const;  // throws what a request failed with, if it did
+  void cancel(RequestId request);         // takes effect at once; an own sequence is given back
+  RequestTimings timings(RequestId request) const;
 
  private:
   class HELM_LOCAL Impl;

@@ -79,12 +79,12 @@ def _serve(args: argparse.Namespace, llm: LLM, access: Any, listening: Any) -> i
     from helm.serve import server
     from helm.serve.admission import Admission
     from helm.serve.app import make_app
+    from helm.serve.llm_backend import LlmBackend
     from helm.serve.page import page_routes
     from helm.serve.serving import Serving
-    from helm.serve.thread_backend import ThreadBackend
 
     llm.generate([llm.plan.model.vocab_size // 2], max_tokens=2, ignore_eos=True)  # warms up
-    backend = ThreadBackend(llm)
+    backend = LlmBackend.over(llm)
     admission = Admission(backend.concurrency, args.max_waiting, args.queue_timeout)
     serving = Serving(backend, admission, tuple(args.alias), args.request_timeout)
     log = args.log_format == "json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from helm.errors import HelmError
@@ -19,7 +20,7 @@ class RequestStream(Protocol):
 
     timings: dict[str, float]
 
-    def __aiter__(self) -> RequestStream: ...
+    def __aiter__(self) -> AsyncIterator[StepOutput]: ...
     async def __anext__(self) -> StepOutput: ...
 
     def cancel(self) -> None:
@@ -33,13 +34,20 @@ class Backend(Protocol):
     steps at most. failure: why nothing can be computed any more, as of a device that is lost.
     """
 
-    name: str
-    tokenizer: Tokenizer | None
-    prompts: Prompts
-    context: int
-    vocab_size: int
-    concurrency: int
-    failure: HelmError | None
+    @property
+    def name(self) -> str: ...
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
+    @property
+    def prompts(self) -> Prompts: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def concurrency(self) -> int: ...
+    @property
+    def failure(self) -> HelmError | None: ...
 
     def submit(self, request: EngineRequest) -> RequestStream:
         """Queues a request. InvalidError, OutOfMemoryError."""
