@@ -110,10 +110,11 @@ def _check(args: argparse.Namespace) -> None:
             "pip install 'helm-llm[serve]'"
         )
     for name in ("concurrency", "max_waiting"):
-        count(getattr(args, name), f"[serve] {name}")
+        count(getattr(args, name), f"[serve] --{name.replace('_', '-')}")
     for name in ("queue_timeout", "request_timeout"):
         if not 0 < getattr(args, name) <= 1e6:
-            raise InvalidError(f"[serve] {name} must be a number of seconds above 0")
+            shown = name.replace("_", "-")
+            raise InvalidError(f"[serve] --{shown} must be a number of seconds above 0")
     if not 0 <= args.port <= 65535:
         raise InvalidError(f"[serve] port must be from 0 to 65535, got {args.port}")
 
