@@ -66,7 +66,7 @@ OPTIONS: Mapping[str, str] = {
             *("watermark", "weights", "device", "profile", "prompt_tokens", "output_tokens"),
             *("batch", "objective", "max_tokens", "temperature", "top_p", "top_k", "min_p"),
             *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
-            *("stop", "seed", "json_schema", "regex", "grammar", "tools", "chat_template"),
+            *("stop", "seed", "json_schema", "tools", "chat_template"),
             *("continue_final_message", "requantize"),
         )
     },

@@ -58,7 +58,10 @@ class Pattern : public helm::TokenConstraint {
  private:
   std::vector<int32_t> choices(int64_t at) const {
     if (at >= length_) return {kEnd};
-    if (at % (run_ + 1) != 0) return {static_cast<int32_t>((at * 7 + 9) % vocab_ | 1)};
+    if (at % (run_ + 1) != 0) {
+      const auto given = static_cast<int32_t>((at * 7 + 9) % (vocab_ - 1) | 1);
+      return {given == kEnd ? given + 2 : given};
+    }
     std::vector<int32_t> even;
     for (int32_t id = 0; id < vocab_; id += 2) even.push_back(id);
     return even;
@@ -139,7 +142,7 @@ TEST_CASE("forced runs are computed together, and give the tokens that drawing g
       CHECK(found[i].ids.back() == kEnd);
       CHECK(found[i].timings.decode_tokens == std::ssize(found[i].ids) - 1);
     }
-    CHECK(found[0].calls < expected[0].calls / 2);
+    CHECK(found[0].calls <= expected[0].calls / 2);
   }
 }
 
