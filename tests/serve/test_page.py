@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from scripted_server import Scripted, end, running, text  # noqa: E402
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PICTURES = os.environ.get("HELM_TEST_PICTURES")  # a folder for what the page looks like
 expect = playwright.expect
+expect.set_options(timeout=20_000)  # other programs may take the machine's time
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="chromium is not on PATH"),
@@ -54,7 +56,7 @@ def open_page(browser: Any, server: Scripted, **options: Any) -> Iterator[Any]:
     """The page in a fresh profile; afterwards, nothing was refused by the policy, no script
     failed, and nothing was asked of others."""
     context = browser.new_context(**options)
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(20_000)
     page = context.new_page()
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(f"failed: {error}"))
@@ -88,10 +90,12 @@ def answers(page: Any) -> Any:
 
 
 def test_an_answer_streams_with_its_figures(page: Any, server: Scripted) -> None:
-    server.script = [[text("Hel"), 0.6, text("lo **you**"), *end(tokens=12, rate=34.5)]]
+    rest = threading.Event()
+    server.script = [[text("Hel"), rest, text("lo **you**"), *end(tokens=12, rate=34.5)]]
     say(page, "Hi\nthere")
     expect(answers(page).locator(".body")).to_have_text("Hel")  # before the end has come
     expect(page.locator("#stop")).to_be_visible()
+    rest.set()
     expect(answers(page).locator("strong")).to_have_text("you")
     expect(answers(page).locator(".figures")).to_contain_text("12 tokens · 34.5 tokens/s · first")
     expect(page.locator("#send")).to_be_visible()
@@ -115,7 +119,8 @@ def test_stop_and_retry(page: Any, server: Scripted) -> None:
     page.locator("#stop").click()
     expect(answers(page).locator(".figures")).to_contain_text("stopped")
     expect(page.locator("#input")).to_be_focused()
-    page.wait_for_timeout(300)
+    for _ in range(200):
+        page.wait_for_timeout(50 if not server.left else 0)
     assert server.left == 1
     page.get_by_role("button", name="Retry").click()
     expect(answers(page).locator(".body")).to_have_text("Three")
@@ -199,15 +204,17 @@ def test_markdown(page: Any, server: Scripted) -> None:
 
 
 def test_a_thought_is_folded(page: Any, server: Scripted) -> None:
-    server.script = [[text(reasoning="I wonder"), 0.5, text(reasoning=" why"), text("So"), *end()]]
+    rest = threading.Event()
+    server.script = [[text(reasoning="I wonder"), rest, 0.1, text("So"), *end()]]
     say(page, "Think")
     summary = answers(page).locator("summary")
     expect(summary).to_have_text("Thinking …")
-    expect(summary).to_have_text(re.compile(r"Thought for 0\.\d s"))
+    rest.set()
+    expect(summary).to_have_text(re.compile(r"Thought for \d+\.\d s"))
     thought = answers(page).locator("details div")
     expect(thought).to_be_hidden()
     summary.click()
-    expect(thought).to_have_text("I wonder why")
+    expect(thought).to_have_text("I wonder")
 
 
 def test_settings_reach_the_server(page: Any, server: Scripted) -> None:
@@ -285,7 +292,7 @@ def test_text_made_to_take_time_does_not(page: Any, server: Scripted) -> None:
     say(page, "Hi")
     expect(answers(page).locator(".figures")).to_contain_text("tokens", timeout=30_000)
     expect(answers(page).locator(".body p").last).to_have_text("the end")
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 20  # a second on a machine that does nothing else
 
 
 def test_by_the_keyboard_alone(page: Any, server: Scripted) -> None:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from helm.serve.page import page_routes
 
-Step = dict[str, Any] | float | str
+Step = dict[str, Any] | float | str | threading.Event
 
 
 def text(content: str = "", reasoning: str = "") -> dict[str, Any]:
@@ -42,7 +42,8 @@ def end(reason: str = "stop", tokens: int = 12, rate: float = 34.5) -> list[Step
 
 @dataclass
 class Scripted:
-    """script: of each answer to come, chunks, seconds to wait, raw text; or a whole response.
+    """script: of each answer to come, chunks, seconds to wait, events to wait for, raw
+    text; or a whole response.
     bodies, keys: what was asked. left: streams whose reader went away."""
 
     url: str = ""
@@ -65,6 +66,9 @@ class Scripted:
             for step in steps:
                 if isinstance(step, float):
                     await asyncio.sleep(step)
+                elif isinstance(step, threading.Event):
+                    while not step.is_set():
+                        await asyncio.sleep(0.01)
                 else:
                     yield step if isinstance(step, str) else f"data: {json.dumps(step)}\n\n"
         except (asyncio.CancelledError, GeneratorExit):
