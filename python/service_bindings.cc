@@ -73,8 +73,13 @@ class PyService {
   // Sequences that their opener steps, between the service's steps.
   std::pair<SequenceId, int64_t> open(const std::vector<int32_t>& prompt, int64_t capacity) {
     return with_prefixes([&](Engine& engine, PrefixCache* prefixes) {
-      if (prefixes == nullptr) return std::pair(engine.open(capacity), int64_t{0});
-      const PrefixCache::Opened opened = prefixes->open(prompt, capacity);
+      PrefixCache::Opened opened;
+      if (prefixes == nullptr) {
+        opened.sequence = engine.open(capacity);
+      } else {
+        opened = prefixes->open(prompt, capacity);
+      }
+      service_->held(1);
       return std::pair(opened.sequence, opened.cached);
     });
   }
@@ -82,6 +87,7 @@ class PyService {
     shared_->release([service = service_, sequence](Engine& engine) {
       PrefixCache* prefixes = service->prefixes();
       prefixes == nullptr ? engine.close(sequence) : prefixes->close(sequence);
+      service->held(-1);
     });
   }
   int64_t kept() {

@@ -170,7 +170,7 @@ void Driver::admit() {
       continue;
     }
     try {
-      if (!open(active, table_.running().empty())) return;
+      if (!open(active, table_.running().empty() && others_ == 0)) return;
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kCapacity) throw;
       finish_with_error(active, std::current_exception());
@@ -243,14 +243,16 @@ void Driver::collect() noexcept try {
 }
 
 // As many steps as may be on their way are sent off, then the oldest is awaited.
-void Driver::step() {
+bool Driver::step() {
   if (failure_) std::rethrow_exception(failure_);
   admit();
   look();
   const int64_t ahead = scheduler_.ahead(snapshot_);
   while (static_cast<int64_t>(flights_.size()) < ahead && submit()) look();
-  if (!flights_.empty()) collect();
+  const bool flies = !flights_.empty();
+  if (flies) collect();
   if (failure_) std::rethrow_exception(failure_);
+  return flies || has_tokens();
 }
 
 void Driver::finish_with_error(Active& active, std::exception_ptr failure) {

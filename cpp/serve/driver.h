@@ -37,9 +37,13 @@ class Driver : public StepOwner {
   void cancel(RequestId id);
   void cancel_all() noexcept;
   bool ended() const { return table_.empty(); }
-  // Runs a step or more, at least until one is collected. Throws what a step failed with; then
-  // again, until all requests are cancelled: none can go on.
-  void step();
+  // Runs a step or more, at least until one is collected; false if nothing can be done before a
+  // sequence that others hold is given back. Throws what a step failed with; then again, until all
+  // requests are cancelled: none can go on.
+  bool step();
+  // So many sequences more, or less, are held by others, who will give them back: a request waits
+  // for their room.
+  void held_by_others(int64_t change) { others_ += change; }
   // As StepOwner: a failure is kept for the next step().
   void collect_steps() noexcept override;
 
@@ -78,6 +82,7 @@ class Driver : public StepOwner {
   std::exception_ptr failure_;  // of a step: what it should have brought is lost
   int64_t steps_ = 0;
   int64_t reserved_blocks_ = 0;
+  int64_t others_ = 0;  // sequences that are held by others
 };
 
 }  // namespace helm

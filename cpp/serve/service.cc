@@ -59,6 +59,9 @@ class Service::Impl {
   void cancel(RequestId id);
   void between_steps(const std::function<void(Engine&, PrefixCache*)>& work, bool waits = true);
   bool wait_for_room(double seconds);
+  void held(int64_t change) {
+    if (driver_ != nullptr) driver_->held_by_others(change);
+  }
   void drain();
   void stop(double grace_s);
   void freeze() noexcept;
@@ -105,6 +108,7 @@ class Service::Impl {
   bool gone_ = false;              // it has
   RequestId next_id_ = 0;
   bool busy_ = false;        // the driver has requests
+  bool stalled_ = false;     // they wait for what somebody else holds
   bool parked_ = false;      // the thread waits, and touches nothing
   bool lent_ = false;        // somebody has the turn: the holder
   bool step_first_ = false;  // before the next turn, if there is something to do
@@ -188,7 +192,8 @@ void Service::Impl::cancel(RequestId id) {
 // What the engine's thread waits for, if nobody has the turn or is to have it next.
 bool Service::Impl::engine_may_go() const {
   if (lent_ || gone_) return false;
-  return quit_ || ((busy_ || !inbox_.empty()) && (tickets_ == served_ || step_first_));
+  return quit_ ||
+         (((busy_ && !stalled_) || !inbox_.empty()) && (tickets_ == served_ || step_first_));
 }
 
 void Service::Impl::run() noexcept {
@@ -239,8 +244,10 @@ void Service::Impl::take_commands() {
 
 void Service::Impl::step() noexcept try {
   take_commands();
-  if (!driver_->ended()) driver_->step();
+  const bool stalled = !driver_->ended() && !driver_->step();
   deliver();
+  const std::lock_guard lock(mutex_);
+  stalled_ = stalled;
 } catch (...) {
   {
     const std::lock_guard lock(mutex_);
@@ -337,6 +344,7 @@ void Service::Impl::between_steps(const std::function<void(Engine&, PrefixCache*
     ++served_;
     ++ends_;
     step_first_ = true;
+    stalled_ = false;
     wake_.notify_one();
     turn_.notify_all();
     ended_.notify_all();
@@ -427,6 +435,9 @@ void Service::between_steps(const std::function<void(Engine&, PrefixCache*)>& wo
 }
 bool Service::wait_for_room(double seconds) {
   return impl_->wait_for_room(seconds);
+}
+void Service::held(int64_t change) {
+  impl_->held(change);
 }
 void Service::drain() {
   impl_->drain();

@@ -84,6 +84,9 @@ class HELM_API Service {
   // Without `waits` it throws kInvalid while another caller has its turn.
   void between_steps(const std::function<void(Engine&, PrefixCache* prefixes)>& work,
                      bool waits = true);
+  // In work between steps: so many sequences more, or less, are kept open by the caller beyond it.
+  // Requests that find no room wait for theirs.
+  void held(int64_t change);
   // Waits until some request has ended or some work between steps is done, at most so long: then
   // there may be room where there was none. False if nothing runs that could end.
   bool wait_for_room(double seconds);

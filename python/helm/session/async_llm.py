@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from helm.base.familiar import named
 from helm.errors import HelmError, InvalidError
 from helm.session.calls import output_of
 from helm.session.host_memory import check_results
@@ -146,7 +145,6 @@ class AsyncLLM:
     a step. `submit` is the lower level, of token ids, for servers.
     """
 
-    @named("load")
     def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
         self._llm = LLM(model, **options)
         self._inlets: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Inlet]

@@ -313,14 +313,15 @@ class LLM(LoadedLLM):
         OutOfMemoryError, before it starts, where memory does not hold them."""
         import numpy
 
-        service, most = self._open_service(), self.plan.limits.step_tokens
+        service, engine = self._open_service(), self._open_engine()
+        most = self.plan.limits.step_tokens
         ids = self._prompts.checked(token_ids(tokens, "tokens"), "tokens")
         rows = logits_array(len(ids), self.vocab_size, most)
         sequence, _ = service.open(len(ids))
         try:
             for begin in range(0, len(ids), most):  # Ctrl-C has its chance between two steps
                 step = numpy.asarray(ids[begin : begin + most], numpy.int32)
-                rows[begin : begin + most] = service.engine.forward(sequence, step, all=True)
+                rows[begin : begin + most] = engine.forward(sequence, step, all=True)
         finally:
             service.close(sequence)
         return rows

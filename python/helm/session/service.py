@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -42,6 +43,7 @@ class Service:
         self._changed = threading.Condition()  # guards what follows
         self._holders: dict[int, int] = {}  # sequence -> thread
         self._closed = False
+        self._process = os.getpid()
         _services.add(self._native)
 
     def submit(self, requests: Sequence[Any], outbox: Any) -> list[int]:
@@ -58,16 +60,22 @@ class Service:
         """A sequence of up to `capacity` positions for the engine's own calls, and how many tokens
         of `prompt` it holds. Waits for room that others will give back; CapacityError if only
         sequences of this thread are in the way."""
-        sequence, cached = self._with_room(lambda: self._native.open(prompt, capacity))
-        with self._changed:
+
+        def take() -> tuple[int, int]:
+            sequence, cached = self._native.open(prompt, capacity)
             self._holders[sequence] = threading.get_ident()
-        return sequence, cached
+            return sequence, cached
+
+        return self._with_room(take)
 
     def close(self, sequence: int) -> None:
         """Closes a sequence that was opened."""
+        if os.getpid() != self._process:
+            return
         with self._changed:
             self._holders.pop(sequence, None)
-        self._native.close(sequence)
+            self._native.close(sequence)
+            self._changed.notify_all()
 
     def clear(self) -> None:
         """Closes what is kept."""
@@ -120,18 +128,25 @@ class Service:
 
     def _with_room(self, take: Callable[[], T]) -> T:
         me = threading.get_ident()
+        self.engine.check_process()  # before a lock that nobody may be there to give back
         while not self._closed:
-            try:
-                return take()
-            except CapacityError:
-                with self._changed:
-                    others = any(thread != me for thread in self._holders.values())
-                if not self._native.wait_for_room(PATIENCE_S) and not others:
-                    raise
+            with self._changed:
+                busy = self._busy()
+                others = any(thread != me for thread in self._holders.values())
+                try:
+                    return take()
+                except CapacityError:
+                    if not (busy or others or self._busy()):
+                        raise
                 if others:
-                    with self._changed:
-                        self._changed.wait(PATIENCE_S / 10)
+                    self._changed.wait(PATIENCE_S)
+            if not others:
+                self._native.wait_for_room(PATIENCE_S)
         raise InvalidError(CLOSED)
+
+    def _busy(self) -> bool:
+        stats = self._native.stats
+        return bool(stats["running"] + stats["waiting"])
 
 
 def native_request(job: Job) -> Any:
