@@ -250,8 +250,10 @@ def add_sampling_arguments(parser: Parser, most: str) -> None:
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling parameters that were given, by their names."""
-    names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    names += ("presence_penalty", "frequency_penalty", "stop", "seed")
+    names = (
+        *("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+        *("presence_penalty", "frequency_penalty", "stop", "seed"),
+    )
     options = {name: getattr(args, name) for name in names}
     if args.logit_bias is not None:
         options["logit_bias"] = dict(args.logit_bias)

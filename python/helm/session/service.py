@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from helm.base.arguments import shown
 from helm.base.progress import Progress
 from helm.errors import CapacityError, InvalidError
 from helm.text.prompts import Job
@@ -163,7 +164,12 @@ def request_of(
 ) -> Any:
     """A request of the runtime; sampling: resolved. constraint: see helm.text.structured."""
     from helm import _helm
+    from helm.text.structured import Constraint
 
+    if constraint is not None and not isinstance(constraint, Constraint):
+        raise InvalidError(
+            f"[generate] constraint must be one of helm.text.structured, got {shown(constraint)}"
+        )
     return _helm.Request(
         prompt=tokens,
         max_tokens=max_tokens,

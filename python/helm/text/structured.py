@@ -260,4 +260,4 @@ def _compiler(*tokens: Any) -> Any:
     try:
         return _helm.GrammarCompiler(str(path), *tokens)
     except NoDeviceError as absent:
-        return CalledCompiler(*tokens, absent)
+        return CalledCompiler(*tokens, absent=absent)
