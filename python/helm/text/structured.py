@@ -260,4 +260,5 @@ def _compiler(*tokens: Any) -> Any:
     try:
         return _helm.GrammarCompiler(str(path), *tokens)
     except NoDeviceError as absent:
-        return CalledCompiler(*tokens, absent=absent)
+        made: Any = CalledCompiler
+        return made(*tokens, absent=absent)
