@@ -12,22 +12,37 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "gil.h"
 #include "helm/engine.h"
+#include "helm/service.h"
 
 namespace helm {
 
 // An engine and the lock that keeps its steps apart; Python threads may share an LLM.
 class SharedEngine {
  public:
-  SharedEngine(Plan plan, EngineOptions options) : engine_(std::move(plan), std::move(options)) {}
+  SharedEngine(Plan plan, EngineOptions options)
+      : engine_(std::make_shared<Engine>(std::move(plan), std::move(options))) {}
 
-  const Plan& plan() const { return engine_.plan(); }  // never changes
-  bool forked() const { return engine_.forked(); }
-  void check_process() const { engine_.check_process(); }
+  const Plan& plan() const { return engine_->plan(); }  // never changes
+  bool forked() const { return engine_->forked(); }
+  void check_process() const { engine_->check_process(); }
+
+  // From now on the service steps the engine, and all other work waits for its turn between steps.
+  // To be called before another thread knows the engine.
+  std::shared_ptr<Service> start_service(const ServiceOptions& options) {
+    check_process();
+    if (!service_.expired()) {
+      throw Error(ErrorKind::kInvalid, "[service] the engine has one; end that first");
+    }
+    const auto service = std::make_shared<Service>(engine_, options);
+    service_ = service;
+    return service;
+  }
 
   // Runs work(engine) without the GIL, holding the lock. Throws kInvalid in a callback of such
   // work.
@@ -40,14 +55,35 @@ class SharedEngine {
                   "call it when that has returned");
     }
     const Released released;
-    const Hold hold(*this);
-    return work(engine_);
+    const std::shared_ptr<Service> service = service_.lock();
+    if (service == nullptr || exclusive_ == std::this_thread::get_id()) {
+      const Hold hold(*this);
+      return work(*engine_);
+    }
+    using Result = std::invoke_result_t<Work, Engine&>;
+    if constexpr (std::is_void_v<Result>) {
+      service->between_steps(
+          [&](Engine& engine, PrefixCache*) {
+            const Hold hold(*this);
+            work(engine);
+          },
+          !python_ends());
+    } else {
+      std::optional<Result> result;
+      service->between_steps(
+          [&](Engine& engine, PrefixCache*) {
+            const Hold hold(*this);
+            result.emplace(work(engine));
+          },
+          !python_ends());
+      return std::move(*result);
+    }
   }
 
   // Likewise for work that changes nothing: a callback may do it.
   template <typename Work>
   auto read(Work&& work) {
-    return is_holder() ? work(engine_) : locked(work);
+    return is_holder() ? work(*engine_) : locked(work);
   }
 
   // Likewise for work that gives something back: from a callback, where Python may collect garbage,
@@ -61,6 +97,22 @@ class SharedEngine {
     } else {
       locked(work);
     }
+  }
+
+  // Runs a call in Python between two steps of the service; all that it does with the engine is
+  // done at once.
+  void exclusively(Service& service, const std::function<void()>& call) {
+    check_process();
+    const Released released;
+    service.between_steps(
+        [&](Engine&, PrefixCache*) {
+          exclusive_ = std::this_thread::get_id();
+          const Reset reset(exclusive_);
+          const Acquired acquired;
+          if (!acquired) throw Error(ErrorKind::kInvalid, "[engine] Python is ending");
+          call();
+        },
+        !python_ends());
   }
 
   // Destroys both, in order, as release() would; for destructors. Where that cannot be done they
@@ -95,7 +147,7 @@ class SharedEngine {
         const auto work = std::move(shared_.late_.front());
         shared_.late_.pop_front();
         try {
-          work(shared_.engine_);
+          work(*shared_.engine_);
         } catch (...) {  // whoever asked for it has gone on
         }
       }
@@ -109,11 +161,24 @@ class SharedEngine {
     std::unique_lock<std::mutex> lock_;
   };
 
+  class Reset {
+   public:
+    explicit Reset(std::atomic<std::thread::id>& id) : id_(id) {}
+    ~Reset() { id_ = std::thread::id(); }
+    Reset(const Reset&) = delete;
+    Reset& operator=(const Reset&) = delete;
+
+   private:
+    std::atomic<std::thread::id>& id_;
+  };
+
   bool is_holder() const { return holder_ == std::this_thread::get_id(); }
 
-  Engine engine_;
+  std::shared_ptr<Engine> engine_;
+  std::weak_ptr<Service> service_;  // expired: whoever calls steps the engine
   std::mutex mutex_;
   std::atomic<std::thread::id> holder_;
+  std::atomic<std::thread::id> exclusive_;         // whose call has the engine to itself
   std::deque<std::function<void(Engine&)>> late_;  // the holder's
 };
 
@@ -151,9 +216,14 @@ inline Progress interruptible(const Listener& listener) {
 // Where the packages that Python imports have cuBLAS: helm.machine.devices knows.
 std::vector<std::string> cublas_directories();
 
+nanobind::dict timings_dict(const RequestTimings& timings);
+const char* finish_name(Finish finish);
+
+void bind_constraint(nanobind::module_& m);  // before bind_generation()
 void bind_footprint(nanobind::module_& m);
 void bind_generation(nanobind::module_& m);
 void bind_machine(nanobind::module_& m);
+void bind_service(nanobind::module_& m);
 void bind_probe(nanobind::module_& m);
 void bind_device_probe(nanobind::module_& m);
 void bind_weights(nanobind::module_& m);

@@ -91,15 +91,15 @@ class PyGeneration {
   std::vector<Token> advance(double seconds) {
     return shared_->locked([&](Engine&) { return generation_->advance(seconds); });
   }
-  void cancel(int32_t request) {
+  void cancel(RequestId request) {
     check(request);
     shared_->release([generation = generation_, request](Engine&) { generation->cancel(request); });
   }
-  void rethrow(int32_t request) const {
+  void rethrow(RequestId request) const {
     check(request);
     shared_->read([&](Engine&) { generation_->rethrow(request); });
   }
-  RequestTimings timings(int32_t request) const {
+  RequestTimings timings(RequestId request) const {
     check(request);
     // In a forked child, numbers that nobody changes any more: closing a stream there asks for
     // them.
@@ -108,7 +108,7 @@ class PyGeneration {
   }
 
  private:
-  void check(int32_t request) const {
+  void check(RequestId request) const {
     if (request < 0 || static_cast<size_t>(request) >= count_) {
       throw nb::index_error("no such request");
     }
@@ -119,6 +119,8 @@ class PyGeneration {
   size_t count_;
   std::shared_ptr<Generation> generation_;  // shared with what waits to be done with it
 };
+
+}  // namespace
 
 nb::dict timings_dict(const RequestTimings& t) {
   nb::dict out;
@@ -145,6 +147,8 @@ const char* finish_name(Finish finish) {
   }
   return "";
 }
+
+namespace {
 
 void bind_prefix_cache(nb::module_& m) {
   nb::class_<PyPrefixCache>(m, "PrefixCache", "Sequences kept after use, found by their tokens.")
@@ -176,19 +180,26 @@ void bind_generation(nb::module_& m) {
           "__init__",
           [](Request* self, std::vector<int32_t> prompt, int64_t cached, SequenceId sequence,
              int64_t max_tokens, std::vector<int32_t> stop_tokens, float temperature, int32_t top_k,
-             float top_p, float min_p, float repetition_penalty, uint64_t seed, int32_t logprobs) {
+             float top_p, float min_p, float repetition_penalty, uint64_t seed, int32_t logprobs,
+             float presence_penalty, float frequency_penalty,
+             std::vector<std::pair<int32_t, float>> logit_bias,
+             std::shared_ptr<TokenConstraint> constraint) {
             new (self)
                 Request{std::move(prompt),
                         cached,
                         sequence,
                         max_tokens,
                         std::move(stop_tokens),
-                        {temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs}};
+                        {temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs,
+                         presence_penalty, frequency_penalty, std::move(logit_bias)},
+                        std::move(constraint)};
           },
           nb::kw_only(), "prompt"_a, "cached"_a = 0, "sequence"_a = -1, "max_tokens"_a = 128,
           "stop_tokens"_a = std::vector<int32_t>(), "temperature"_a = 0.0F, "top_k"_a = 0,
           "top_p"_a = 1.0F, "min_p"_a = 0.0F, "repetition_penalty"_a = 1.0F, "seed"_a = 0,
-          "logprobs"_a = -1);
+          "logprobs"_a = -1, "presence_penalty"_a = 0.0F, "frequency_penalty"_a = 0.0F,
+          "logit_bias"_a = std::vector<std::pair<int32_t, float>>(),
+          "constraint"_a.none() = nb::none());
   nb::class_<Token>(m, "Token", "One sampled token.")
       .def_ro("request", &Token::request)
       .def_ro("id", &Token::id)
@@ -208,7 +219,7 @@ void bind_generation(nb::module_& m) {
       .def_prop_ro("done", &PyGeneration::done)
       .def(
           "timings",
-          [](const PyGeneration& g, int32_t request) { return timings_dict(g.timings(request)); },
+          [](const PyGeneration& g, RequestId request) { return timings_dict(g.timings(request)); },
           "request"_a);
 }
 

@@ -242,6 +242,9 @@ void Engine::submit(std::span<const StepInput> inputs, StepOwner* owner) {
 std::span<const float> Engine::collect() {
   return used().collect();
 }
+void Engine::share(int64_t count, const std::function<void(int64_t, int)>& work) {
+  used().share(count, work);
+}
 std::span<const float> Engine::step(std::span<const StepInput> inputs) {
   return used().step(inputs);
 }

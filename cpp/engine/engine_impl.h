@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -53,6 +54,7 @@ class Engine::Impl {
   std::span<const float> step(std::span<const StepInput> inputs);
   void submit(std::span<const StepInput> inputs, StepOwner* owner);
   std::span<const float> collect();
+  void share(int64_t count, const std::function<void(int64_t, int)>& work);
 
  private:
   static constexpr int64_t kUnlimited = int64_t{1} << 62;
@@ -67,6 +69,7 @@ class Engine::Impl {
   void make_room(std::span<const StepInput> inputs);
   void copy_last(KvSequence& target);
   void gather(std::span<const StepInput> inputs, StepRows& rows);
+  void take_spent();
   void size_team(const StepView& step);
   void check_pools() const;
   void make_way(StepOwner* owner);
@@ -77,8 +80,9 @@ class Engine::Impl {
   Plan plan_;
   const cpu::KernelTable& kernels_;
   ThreadPool threads_;
-  TeamSize team_size_;    // of decode steps
-  bool decoded_ = false;  // in the step before
+  TeamSize team_size_;            // of decode steps
+  bool decoded_ = false;          // in the step before
+  ThreadPool::Spent step_spent_;  // in that step, as far as it was taken
   std::chrono::steady_clock::time_point start_;
   cpu::OpTimes op_times_;
   cpu::CpuDevice cpu_;

@@ -109,10 +109,17 @@ void Engine::Impl::gather(std::span<const StepInput> inputs, StepRows& rows) {
   }
 }
 
+void Engine::Impl::take_spent() {
+  const ThreadPool::Spent spent = threads_.take_spent();
+  step_spent_.run_s += spent.run_s;
+  step_spent_.lost_s += spent.lost_s;
+}
+
 // Prompts take all members: they meet so seldom there that one who is late costs little.
 void Engine::Impl::size_team(const StepView& step) {
-  const ThreadPool::Spent spent = threads_.take_spent();
-  if (decoded_) team_size_.ran(spent.run_s, spent.lost_s);
+  take_spent();
+  if (decoded_) team_size_.ran(step_spent_.run_s, step_spent_.lost_s);
+  step_spent_ = {};
   decoded_ = step.tokens() == static_cast<int64_t>(step.runs.size());
   const double now_s = std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
   threads_.resize(decoded_ ? team_size_.next(step.tokens(), now_s) : threads_.size());
@@ -165,6 +172,15 @@ std::span<const float> Engine::Impl::collect() {
   const std::span<const float> logits = pipeline_.collect();
   weights_.check_files(true);
   return logits;
+}
+
+// What it takes is no part of a step.
+void Engine::Impl::share(int64_t count, const std::function<void(int64_t, int)>& work) {
+  take_spent();
+  threads_.run([&](Team& team) {
+    team.parallel_for(count, 1, [&](int64_t i, int64_t) { work(i, team.worker()); });
+  });
+  threads_.take_spent();
 }
 
 }  // namespace helm

@@ -1,9 +1,11 @@
-// A request of a generation, from its arrival to its end. Decides nothing.
+// A request, from its arrival to its end. Decides nothing.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -16,21 +18,38 @@ namespace helm {
 struct Active {
   enum class State : uint8_t { kWaiting, kRunning, kEnding, kDone };
 
-  Active(const Plan& plan, Request spec)
-      : request(std::move(spec)), sampler(request.sampling, plan.vocab_size, request.prompt) {}
+  Active(RequestId number, const Plan& plan, Request spec)
+      : id(number),
+        request(std::move(spec)),
+        sampler(request.sampling, plan.vocab_size, request.prompt, request.constraint) {}
 
+  RequestId id;
   Request request;
   Sampler sampler;
   State state = State::kWaiting;
   SequenceId sequence = -1;
   std::vector<int32_t> pending;  // tokens not yet submitted: the rest of the prompt or the last
-  size_t fed = 0;                // of the pending ones, how many the step being planned takes
   int64_t generated = 0;
-  size_t group = 0;  // of the decoding requests; the requests of a group share their steps
+  int64_t cached = 0;  // tokens of the prompt that its sequence began with
+  size_t group = 0;    // of the decoding requests; the requests of a group share their steps
+  int64_t blocks = 0;  // of KV that its sequence reserves, while it runs
   RequestTimings timings;
   std::exception_ptr failure;  // of this request alone
 
+  // Takes a generated token, which is computed next. room: positions left in the sequence.
+  Finish take(int32_t id, int64_t room) {
+    timings.decode_tokens += generated == 0 ? 0 : 1;
+    ++generated;
+    request.prompt.push_back(id);
+    pending.push_back(id);
+    const std::vector<int32_t>& stops = request.stop_tokens;
+    if (std::find(stops.begin(), stops.end(), id) != stops.end()) return Finish::kStop;
+    const bool full = std::ssize(pending) > room;
+    return full || generated >= request.max_tokens ? Finish::kLength : Finish::kNone;
+  }
+
   bool decoding() const { return state == State::kRunning && generated > 0; }
+  std::chrono::steady_clock::time_point arrived = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point admitted;
   std::chrono::steady_clock::time_point first_token;
 };

@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "base/check.h"
 
 namespace helm {
 namespace {
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 // A uniform number in [0, 1) from the n-th state of the SplitMix64 sequence that `seed` starts
 // (Steele, Lea and Flood 2014).
@@ -21,66 +22,25 @@ double uniform(uint64_t seed, uint64_t n) {
   return static_cast<double>(z >> 11) * 0x1.0p-53;
 }
 
-// x(at) is the first of the largest; NaN if any x(i) is.
-struct Largest {
-  float value = -std::numeric_limits<float>::infinity();
-  size_t at = 0;
-};
-
-// max_i x(i), NaN if any is. In vectors that every x86-64 has, which compilers do not find by
-// themselves: element by element takes 2 ns each, a millisecond for a large vocabulary and a few
-// sequences.
-float block_largest(std::span<const float> x) {
-  using Floats __attribute__((vector_size(16))) = float;
-  using Ints __attribute__((vector_size(16))) = int32_t;
-  constexpr size_t kLanes = 4, kWays = 4;
-  constexpr float kNone = -std::numeric_limits<float>::infinity();
-  std::array<Floats, kWays> top;
-  std::array<Ints, kWays> nan{};
-  top.fill(Floats{kNone, kNone, kNone, kNone});
-  size_t i = 0;
-  for (; i + kWays * kLanes <= x.size(); i += kWays * kLanes) {
-    for (size_t way = 0; way < kWays; ++way) {
-      Floats values;
-      std::memcpy(&values, x.data() + i + way * kLanes, sizeof(values));
-      top[way] = values > top[way] ? values : top[way];
-      nan[way] |= values != values;
-    }
-  }
-  float most = kNone;
-  bool any_nan = false;
-  for (; i < x.size(); ++i) {
-    most = std::max(most, x[i]);
-    any_nan = any_nan || std::isnan(x[i]);
-  }
-  for (size_t way = 0; way < kWays; ++way) {
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      most = std::max(most, top[way][lane]);
-      any_nan = any_nan || nan[way][lane] != 0;
-    }
-  }
-  return any_nan ? std::numeric_limits<float>::quiet_NaN() : most;
-}
-
-// Only the block that has it is searched for where it is.
-Largest largest(std::span<const float> x) {
-  constexpr size_t kBlock = 2048;
-  Largest found;
-  size_t block = 0;
-  for (size_t i = 0; i < x.size(); i += kBlock) {
-    const float most = block_largest(x.subspan(i, std::min(kBlock, x.size() - i)));
-    if (std::isnan(most)) return {most, i};
-    if (most > found.value) found.value = most, block = i;
-  }
-  found.at = static_cast<size_t>(
-      std::find(x.begin() + static_cast<int64_t>(block), x.end(), found.value) - x.begin());
-  return found;
-}
-
-double log_sum_exp(std::span<const float> logits, float max) {
+// The first place up to which `weights` sum to more than `target`; where rounding left the sum a
+// little short of it, the last that weighs anything.
+size_t reach(std::span<const float> weights, double target) {
   double sum = 0;
-  for (const float logit : logits) sum += std::exp(static_cast<double>(logit - max));
-  return max + std::log(sum);
+  size_t last = 0;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    sum += weights[i];
+    if (sum > target) return i;
+    if (weights[i] > 0) last = i;
+  }
+  return last;
+}
+
+std::vector<float> weights_of(std::span<const Candidate> candidates, float most,
+                              float temperature) {
+  std::vector<float> weights(candidates.size());
+  for (size_t i = 0; i < weights.size(); ++i) weights[i] = candidates[i].logit;
+  weigh(weights, most, temperature, weights);
+  return weights;
 }
 
 }  // namespace
@@ -97,10 +57,23 @@ void check_sampling(const SamplingParams& p, const std::string& where) {
   require(std::isfinite(p.repetition_penalty) && p.repetition_penalty > 0,
           "repetition_penalty must be finite and above 0", p.repetition_penalty);
   require(p.logprobs >= -1, "logprobs must be at least -1", p.logprobs);
+  require(std::abs(p.presence_penalty) <= 2, "presence_penalty must lie in [-2, 2]",
+          p.presence_penalty);
+  require(std::abs(p.frequency_penalty) <= 2, "frequency_penalty must lie in [-2, 2]",
+          p.frequency_penalty);
+  for (const auto& [id, bias] : p.logit_bias) {
+    require(std::abs(bias) <= 100, "logit_bias must lie in [-100, 100]", bias);
+  }
 }
 
-Sampler::Sampler(const SamplingParams& params, int64_t vocab_size, std::span<const int32_t> context)
-    : params_(params) {
+Sampler::Sampler(const SamplingParams& params, int64_t vocab_size, std::span<const int32_t> context,
+                 std::shared_ptr<TokenConstraint> constraint)
+    : params_(params), vocab_size_(vocab_size), constraint_(std::move(constraint)) {
+  for (const auto& [id, bias] : params_.logit_bias) {
+    if (id >= 0 && id < vocab_size) continue;
+    fail(ErrorKind::kInvalid, "[generate] logit_bias names token ", id,
+         ", outside the vocabulary of ", vocab_size);
+  }
   if (params_.repetition_penalty != 1) {
     seen_.resize(static_cast<size_t>(vocab_size), false);
     for (const int32_t id : context) {
@@ -110,117 +83,201 @@ Sampler::Sampler(const SamplingParams& params, int64_t vocab_size, std::span<con
   }
 }
 
-Sampler::Draw Sampler::draw(std::span<const float> logits) {
-  Draw draw{0, std::numeric_limits<float>::quiet_NaN(), {}};
-  const auto [max, likeliest] = largest(logits);
-  if (!std::isfinite(max)) {
-    fail(ErrorKind::kInvalid, "[generate] the logits are not finite (", max,
+void Sampler::prepare() noexcept {
+  if (constraint_ == nullptr || prepared_) return;
+  prepared_ = true;
+  try {
+    allowed_.assign(static_cast<size_t>((vocab_size_ + 31) / 32), 0);
+    constraint_->mask(allowed_);
+    if (std::all_of(allowed_.begin(), allowed_.end(), [](uint32_t word) { return word == 0; })) {
+      fail(ErrorKind::kInvalid,
+           "[generate] the constraint allows no token here; its grammar cannot be met with this "
+           "model's tokens");
+    }
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+}
+
+Sampler::Draw Sampler::draw(std::span<const float> logits, Scratch& scratch) {
+  Draw draw{0, std::numeric_limits<float>::quiet_NaN(), {}, {}};
+  prepare();
+  if (failure_) std::rethrow_exception(failure_);
+  const Largest top = largest(logits);
+  if (!std::isfinite(top.value)) {
+    fail(ErrorKind::kInvalid, "[generate] the logits are not finite (", top.value,
          "); the weights hold NaN or infinity, or overflow in their dtype");
   }
-  const bool greedy = params_.temperature == 0;
-  if (greedy && params_.repetition_penalty == 1) {
-    draw.id = static_cast<int32_t>(likeliest);
+  if (changes_logits()) {
+    const std::span<const float> row = changed(logits, scratch);
+    const Largest top_of_changed = largest(row);
+    if (!std::isfinite(top_of_changed.value)) {
+      fail(ErrorKind::kInvalid, "[generate] no token that may come next has a finite logit (",
+           top_of_changed.value, ")");
+    }
+    draw.id = choose(row, top_of_changed);
   } else {
-    candidates_.resize(logits.size());
-    for (size_t i = 0; i < logits.size(); ++i) {
-      candidates_[i] = {logits[i], static_cast<int32_t>(i)};
-    }
-    draw.id = choose();
-    candidates_ = std::vector<Candidate>();  // those of many requests would add up
+    draw.id = choose(logits, top);
   }
-  if (params_.logprobs >= 0) {
-    const double norm = log_sum_exp(logits, max);
-    draw.logprob = static_cast<float>(logits[static_cast<size_t>(draw.id)] - norm);
-    std::vector<int32_t> order(logits.size());
-    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
-    const auto count = std::min(static_cast<size_t>(params_.logprobs), order.size());
-    std::partial_sort(order.begin(), order.begin() + static_cast<int64_t>(count), order.end(),
-                      [&](int32_t a, int32_t b) {
-                        const float la = logits[static_cast<size_t>(a)];
-                        const float lb = logits[static_cast<size_t>(b)];
-                        return la != lb ? la > lb : a < b;
-                      });
-    for (size_t i = 0; i < count; ++i) {
-      const int32_t id = order[i];
-      draw.top.emplace_back(id, static_cast<float>(logits[static_cast<size_t>(id)] - norm));
-    }
+  if (params_.logprobs >= 0) report(logits, top.value, draw);
+  take(draw.id);
+  // What follows without a draw has no probability to report.
+  if (constraint_ != nullptr && params_.logprobs < 0 && !constraint_->is_stopped()) {
+    draw.forced = constraint_->forced();
+    for (const int32_t id : draw.forced) take(id);
   }
-  if (params_.repetition_penalty != 1 && !seen_[static_cast<size_t>(draw.id)]) {
-    seen_[static_cast<size_t>(draw.id)] = true;
-    seen_ids_.push_back(draw.id);
-  }
-  ++draws_;
   return draw;
 }
 
-void Sampler::penalise() {
+void Sampler::take(int32_t id) {
+  if (id < 0 || id >= vocab_size_) {
+    fail(ErrorKind::kInvalid, "[generate] the constraint forces token ", id,
+         ", outside the vocabulary of ", vocab_size_);
+  }
+  if (params_.repetition_penalty != 1 && !seen_[static_cast<size_t>(id)]) {
+    seen_[static_cast<size_t>(id)] = true;
+    seen_ids_.push_back(id);
+  }
+  if (params_.presence_penalty != 0 || params_.frequency_penalty != 0) ++counts_[id];
+  if (constraint_ != nullptr) constraint_->commit(id);
+  prepared_ = false;
+  ++draws_;
+}
+
+bool Sampler::changes_logits() const {
+  return constraint_ != nullptr || !seen_ids_.empty() || !counts_.empty() ||
+         !params_.logit_bias.empty();
+}
+
+// The row with what lowers, raises and forbids tokens.
+std::span<const float> Sampler::changed(std::span<const float> logits, Scratch& scratch) const {
+  scratch.assign(logits.begin(), logits.end());
+  const auto at = [&](int32_t id) -> float& { return scratch[static_cast<size_t>(id)]; };
   for (const int32_t id : seen_ids_) {
-    float& logit = candidates_[static_cast<size_t>(id)].logit;
-    logit = logit > 0 ? logit / params_.repetition_penalty : logit * params_.repetition_penalty;
+    const float logit = at(id);
+    at(id) = logit > 0 ? logit / params_.repetition_penalty : logit * params_.repetition_penalty;
+  }
+  for (const auto& [id, count] : counts_) {
+    at(id) -= params_.presence_penalty + params_.frequency_penalty * static_cast<float>(count);
+  }
+  for (const auto& [id, bias] : params_.logit_bias) at(id) += bias;
+  if (constraint_ != nullptr) forbid(scratch);
+  return scratch;
+}
+
+void Sampler::forbid(std::span<float> row) const {
+  for (size_t word = 0; word < allowed_.size(); ++word) {
+    const uint32_t bits = allowed_[word];
+    if (bits == ~uint32_t{0}) continue;
+    const size_t begin = word * 32, end = std::min(begin + 32, row.size());
+    if (bits == 0) {
+      std::fill(row.begin() + static_cast<int64_t>(begin), row.begin() + static_cast<int64_t>(end),
+                kNever);
+      continue;
+    }
+    for (size_t i = begin; i < end; ++i) {
+      if ((bits >> (i - begin) & 1) == 0) row[i] = kNever;
+    }
   }
 }
 
-void Sampler::keep_top_k() {
+int32_t Sampler::choose(std::span<const float> row, Largest top) const {
+  if (params_.temperature == 0) return static_cast<int32_t>(top.at);
   const auto k = static_cast<size_t>(params_.top_k);
-  if (k == 0 || k >= candidates_.size()) return;
-  // Ties at the k-th place are broken by id, so that the result is deterministic.
-  std::nth_element(candidates_.begin(), candidates_.begin() + static_cast<int64_t>(k) - 1,
-                   candidates_.end(), [](const Candidate& a, const Candidate& b) {
-                     return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
-                   });
-  candidates_.resize(k);
+  if (k > 0 && k < row.size()) {
+    std::vector<Candidate> candidates = likeliest(row, k);
+    std::erase_if(candidates, [](const Candidate& c) { return c.logit == kNever; });
+    if (params_.top_p == 1 && params_.min_p == 0) return choose_of(candidates, top.value);
+    double total = 0;
+    for (const float weight : weights_of(candidates, top.value, params_.temperature)) {
+      total += weight;
+    }
+    return choose_of_likeliest(std::move(candidates), total, top.value);
+  }
+  if (params_.top_p < 1 || params_.min_p > 0) return choose_likely(row, top.value);
+  return choose_of_all(row, top.value);
 }
 
-int32_t Sampler::choose() {
-  penalise();
-  if (params_.temperature == 0) {
-    return std::max_element(
-               candidates_.begin(), candidates_.end(),
-               [](const Candidate& a, const Candidate& b) { return a.logit < b.logit; })
-        ->id;
+double Sampler::target() const {
+  return uniform(params_.seed, draws_);
+}
+
+// Block by block, then within the one that the target falls into.
+int32_t Sampler::choose_of_all(std::span<const float> row, float most) const {
+  constexpr size_t kBlock = 1024;
+  std::vector<double> sums;
+  double total = 0;
+  for (size_t i = 0; i < row.size(); i += kBlock) {
+    sums.push_back(
+        sum_weights(row.subspan(i, std::min(kBlock, row.size() - i)), most, params_.temperature));
+    total += sums.back();
   }
-  keep_top_k();
-  return sample();
+  double left = target() * total;
+  size_t block = 0, last = 0;
+  for (; block < sums.size() && left >= sums[block]; ++block) {
+    left -= sums[block];
+    if (sums[block] > 0) last = block;
+  }
+  if (block == sums.size()) block = last, left = sums[last];
+  const size_t begin = block * kBlock;
+  std::array<float, kBlock> weights;
+  const std::span<const float> values = row.subspan(begin, std::min(kBlock, row.size() - begin));
+  const std::span<float> kept = std::span(weights).first(values.size());
+  weigh(values, most, params_.temperature, kept);
+  return static_cast<int32_t>(begin + reach(kept, left));
+}
+
+// All tokens of less than (1 - top_p) / vocab of the total weight have less than 1 - top_p of it
+// together, and those of less than min_p of the largest are dropped in any case: no list of the
+// vocabulary is made for the few that are left.
+int32_t Sampler::choose_likely(std::span<const float> row, float most) const {
+  const double total = sum_weights(row, most, params_.temperature);
+  const double share = (1 - static_cast<double>(params_.top_p)) / static_cast<double>(row.size());
+  const double least = std::max(share * total, static_cast<double>(params_.min_p));
+  constexpr double kRounding = 1e-3;  // of the logarithm: a few more do no harm
+  const double logit = most + params_.temperature * (std::log(least) - kRounding);
+  const float bound = static_cast<float>(
+      std::max(logit, static_cast<double>(std::numeric_limits<float>::lowest())));
+  return choose_of_likeliest(at_least(row, bound), total, most);
+}
+
+// In the order given.
+int32_t Sampler::choose_of(std::span<const Candidate> candidates, float most) const {
+  const std::vector<float> weights = weights_of(candidates, most, params_.temperature);
+  double total = 0;
+  for (const float weight : weights) total += weight;
+  return candidates[reach(weights, target() * total)].id;
 }
 
 // Top-p keeps the smallest set of most likely tokens whose probability reaches top_p; min-p then
 // drops those below min_p times the largest. Candidates leave a heap in order of likelihood, so
-// that only those that are kept get sorted.
-int32_t Sampler::sample() {
-  const auto less = [](const Candidate& a, const Candidate& b) {
-    return a.logit != b.logit ? a.logit < b.logit : a.id > b.id;
-  };
-  const float max = std::max_element(candidates_.begin(), candidates_.end(), less)->logit;
-  const auto weight = [&](const Candidate& c) {
-    return std::exp((c.logit - max) / params_.temperature);
-  };
-  double total = 0;
-  for (const Candidate& candidate : candidates_) total += weight(candidate);
+// that only those that are kept get sorted. The least likely comes first in the draw.
+int32_t Sampler::choose_of_likeliest(std::vector<Candidate> candidates, double total,
+                                     float most) const {
+  const auto later = [](const Candidate& a, const Candidate& b) { return likelier(b, a); };
+  std::make_heap(candidates.begin(), candidates.end(), later);
+  auto end = candidates.end();
+  double mass = 0;
+  while (end != candidates.begin()) {
+    float next = candidates.front().logit;
+    weigh({&next, 1}, most, params_.temperature, {&next, 1});
+    const bool first = end == candidates.end();
+    if (!first && (mass >= params_.top_p * total || next < params_.min_p)) break;
+    std::pop_heap(candidates.begin(), end, later);
+    --end;
+    mass += next;
+  }
+  return choose_of({end, candidates.end()}, most);
+}
 
-  size_t kept = candidates_.size();
-  double kept_total = total;
-  if (params_.top_p < 1 || params_.min_p > 0) {
-    std::make_heap(candidates_.begin(), candidates_.end(), less);
-    auto heap_end = candidates_.end();
-    kept_total = 0;
-    while (heap_end != candidates_.begin()) {
-      const float next = weight(candidates_.front());
-      const bool first = heap_end == candidates_.end();
-      if (!first && (kept_total >= params_.top_p * total || next < params_.min_p)) break;
-      std::pop_heap(candidates_.begin(), heap_end, less);
-      --heap_end;
-      kept_total += next;
-    }
-    kept = static_cast<size_t>(candidates_.end() - heap_end);
-    std::rotate(candidates_.begin(), heap_end, candidates_.end());
+void Sampler::report(std::span<const float> logits, float most, Draw& draw) const {
+  const double norm = most + std::log(sum_weights(logits, most, 1));
+  draw.logprob = static_cast<float>(logits[static_cast<size_t>(draw.id)] - norm);
+  std::vector<Candidate> top = likeliest(logits, static_cast<size_t>(params_.logprobs));
+  std::sort(top.begin(), top.end(), likelier);
+  for (const auto& [logit, id] : top) {
+    draw.top.emplace_back(id, static_cast<float>(logit - norm));
   }
-  const double target = uniform(params_.seed, draws_) * kept_total;
-  double sum = 0;
-  for (size_t i = 0; i < kept; ++i) {
-    sum += weight(candidates_[i]);
-    if (sum > target) return candidates_[i].id;
-  }
-  return candidates_[kept - 1].id;  // rounding left the sum a little short of the target
 }
 
 }  // namespace helm

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from helm.compiler.format_choice import FormatRow
     from helm.compiler.solve import Study
     from helm.plan.schema import Plan
-    from helm.session.batch import TextStream
+    from helm.session.async_llm import AsyncLLM
+    from helm.session.calls import TextStream
     from helm.session.llm import LLM
     from helm.session.quantize import Quantized, quantize
     from helm.session.saved_kv import SavedKV
@@ -44,7 +45,8 @@ _LAZY = {
     "Completion": "helm.text.completion",
     "TextChunk": "helm.text.completion",
     "Timings": "helm.text.completion",
-    "TextStream": "helm.session.batch",
+    "AsyncLLM": "helm.session.async_llm",
+    "TextStream": "helm.session.calls",
     "Tokenizer": "helm.text.tokenizer",
     "Plan": "helm.plan.schema",
     "Quantized": "helm.session.quantize",
@@ -57,6 +59,7 @@ _LAZY = {
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CapacityError",
     "CheckpointError",
     "Completion",

@@ -31,6 +31,12 @@ _SAMPLING: dict[str, tuple[Any, ...]] = {
     "logprobs": (0, 5, 2**31 - 1),
     "stop_token_ids": ((), [5]),
     "ignore_eos": (True, False),
+    "presence_penalty": (0, -2.0, 2),
+    "frequency_penalty": (0, -2.0, 2),
+    "logit_bias": ({}, {5: 100, 7: -100.0}, {2**31 - 1: 1}),
+    "json_schema": ({"enum": [1, "a"]}, "true", {"type": "object"}, {"type": "array", "items": {}}),
+    "regex": ("[ab]{1,3}", "a*", "("),
+    "grammar": ('start: "a" | "b"', "start:", "a"),
 }
 _OPTIONS: dict[str, tuple[Any, ...]] = {
     "revision": (None, "main"),

@@ -158,17 +158,19 @@ class Program:
         options["max_tokens"] = self._random.choice((1, 5, 40))
         if self._random.random() < 0.3:
             options.update(sequence=self._sequence(), cached=self._random.choice((0, 1, 7)))
+        special = (*_NUMBERS, float("nan"), float("inf"), -1e30)
         if self._random.random() < 0.4:
             name = self._random.choice((
                 "cached", "sequence", "max_tokens", "temperature", "top_k", "top_p", "min_p",
-                "repetition_penalty", "seed", "logprobs",
+                "repetition_penalty", "seed", "logprobs", "presence_penalty", "frequency_penalty",
             ))  # fmt: skip
-            special = (*_NUMBERS, float("nan"), float("inf"), -1e30)
             options[name] = self._random.choice(special)
         if self._random.random() < 0.1:
             options["prompt"] = self._list()
         if self._random.random() < 0.1:
             options["stop_tokens"] = self._list()
+        if self._random.random() < 0.1:
+            options["logit_bias"] = [(self._random.choice(_NUMBERS), self._random.choice(special))]
         return _helm.Request(**options)
 
     def _advance(self) -> None:

@@ -41,7 +41,7 @@ def test_logits_that_are_not_finite_end_their_request_alone(llm: helm.LLM) -> No
             assert "logits are not finite" in str(bad.error)
             assert bad.to_dict()["error"] == bad.error
         assert found[0].error is None
-    llm._sequences.close(llm._sequences.open(llm.context)[0])  # nothing is left open
+    llm._service.close(llm._service.open(llm.context)[0])  # nothing is left open
 
 
 def test_the_only_request_raises(llm: helm.LLM) -> None:
@@ -75,7 +75,7 @@ def test_text_that_cannot_be_made_ends_its_request_alone(
     made.clear()
     with pytest.raises(RuntimeError, match="no text"):
         llm.generate(PROMPTS[0], **options)
-    llm._sequences.close(llm._sequences.open(llm.context)[0])
+    llm._service.close(llm._service.open(llm.context)[0])
 
 
 def test_what_is_saved_is_of_a_request_that_did_not_fail(llm: helm.LLM) -> None:

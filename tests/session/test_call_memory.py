@@ -42,9 +42,9 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def nothing_is_open(llm: helm.LLM) -> bool:
     """Whether as many whole contexts can be opened as the plan has sequences."""
-    opened = [llm._sequences.open(llm.context)[0] for _ in range(llm.plan.limits.sequences)]
+    opened = [llm._service.open(llm.context)[0] for _ in range(llm.plan.limits.sequences)]
     for sequence in opened:
-        llm._sequences.close(sequence)
+        llm._service.close(sequence)
     return True
 
 

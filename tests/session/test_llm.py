@@ -35,7 +35,7 @@ def llm() -> Iterator[helm.LLM]:
 
 def free_positions(llm: helm.LLM) -> int:
     """Largest capacity that can be opened now: everything, when nothing leaks."""
-    llm._sequences.close(llm._sequences.open(llm.context)[0])
+    llm._service.close(llm._service.open(llm.context)[0])
     return llm.context
 
 
@@ -335,7 +335,7 @@ def test_chat_reuses_the_kv_of_earlier_turns() -> None:
         for turn in range(3):
             result = llm.chat(messages, max_tokens=12, temperature=0)
             assert result.tokens == fresh.chat(messages, max_tokens=12, temperature=0).tokens
-            fresh._sequences.clear()
+            fresh._service.clear()
             computed = result.timings.prefill_tokens
             if turn:
                 assert computed < result.prompt_tokens

@@ -81,7 +81,7 @@ def test_logits_are_computed_step_by_step_and_can_be_interrupted(
     with pytest.raises(KeyboardInterrupt):
         llm.logits(ids)
     assert len(engine.steps) == 2
-    llm._sequences.close(llm._sequences.open(llm.context)[0])  # nothing is left open
+    llm._service.close(llm._service.open(llm.context)[0])  # nothing is left open
 
 
 @pytest.mark.parametrize("path", [None, 3, b"x.kv", "\ud800.kv", "a\0b", "", "x" * 9000])

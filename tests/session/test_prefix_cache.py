@@ -114,7 +114,7 @@ def test_kept_prefixes_never_refuse_a_call(plain: helm.LLM) -> None:
             expected = plain.generate(prompt, max_tokens=4, temperature=0).tokens
             assert llm.generate(prompt, max_tokens=4, temperature=0).tokens == expected
         assert len(llm.logits(tokens[:300])) == 300  # the whole context at once
-        assert llm._prefixes.kept == 0
+        assert llm._service.kept == 0
 
 
 def test_threads_share_prefixes_while_pages_run_out(plain: helm.LLM) -> None:
@@ -141,8 +141,8 @@ def test_threads_share_prefixes_while_pages_run_out(plain: helm.LLM) -> None:
             thread.join(120)
             assert not thread.is_alive()
         assert failures == []
-        llm._sequences.clear()
-        assert llm._sequences.open(160)[1] == 0  # nothing has leaked
+        llm._service.clear()
+        assert llm._service.open(160)[1] == 0  # nothing has leaked
 
 
 def test_a_stream_outlives_its_llm() -> None:
@@ -361,7 +361,7 @@ def test_ctrl_c_ends_saving_and_loading(tmp_path: Path) -> None:
             llm.save_kv(path, progress=interrupt)
         assert os.listdir(tmp_path) == []
         llm.save_kv(path)
-        llm._sequences.clear()
+        llm._service.clear()
         with pytest.raises(KeyboardInterrupt):
             llm.load_kv(path, progress=interrupt)
         again = llm.generate(SYSTEM, max_tokens=2, temperature=0)

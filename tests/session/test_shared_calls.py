@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -11,7 +12,6 @@ from typing import Any
 import pytest
 
 import helm
-from helm.session import shared_calls
 
 PROMPT = "Once upon a time"
 PROMPTS = [f"{PROMPT} there was a {animal}" for animal in ("dog", "cat", "bird", "fish")]
@@ -23,9 +23,8 @@ def llm() -> Iterator[helm.LLM]:
         yield model
 
 
-def together(*calls: Callable[[], Any], begun: threading.Event | None = None) -> list[Any]:
-    """What each call returns or raises, each in a thread of its own. begun: all but the first call
-    start after it."""
+def together(*calls: Callable[[], Any]) -> list[Any]:
+    """What each call returns or raises, each in a thread of its own."""
     results: list[Any] = [None] * len(calls)
 
     def work(place: int) -> None:
@@ -35,9 +34,7 @@ def together(*calls: Callable[[], Any], begun: threading.Event | None = None) ->
             results[place] = error
 
     threads = [threading.Thread(target=work, args=(place,)) for place in range(len(calls))]
-    for place, thread in enumerate(threads):
-        if begun is not None and place == 1:
-            assert begun.wait(30)
+    for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
@@ -49,65 +46,79 @@ def generating(llm: helm.LLM, prompt: Any, **options: Any) -> Callable[[], Any]:
     return lambda: llm.generate(prompt, ignore_eos=True, **options)
 
 
-class Batches:
-    """Counts the jobs of every batch. The first one sets `begun`, then waits until so many calls
-    wait behind it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, llm: helm.LLM, behind: int) -> None:
-        self.jobs: list[int] = []
-        self.begun = threading.Event()
-        original = shared_calls.Batch
-
-        def batch(engine: Any, tokenizer: Any, jobs: Any, prefixes: Any) -> Any:
-            if not self.begun.is_set():
-                self.begun.set()
-                deadline = time.monotonic() + 30
-                while len(llm._calls._waiting) < behind:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.001)
-            self.jobs.append(len(jobs))
-            return original(engine, tokenizer, jobs, prefixes)
-
-        monkeypatch.setattr(shared_calls, "Batch", batch)
+def steps(llm: helm.LLM) -> int:
+    assert llm._service is not None
+    return llm._service.stats()["steps"]
 
 
-def test_calls_that_wait_run_as_one_batch_with_the_results_of_each_alone(
-    llm: helm.LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextlib.contextmanager
+def held(llm: helm.LLM, requests: int) -> Iterator[None]:
+    """No step runs before the end of the block, and then not before so many requests wait."""
+    service = llm._service
+    assert service is not None
+    begun, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        leave.wait(30)
+        deadline = time.monotonic() + 30
+        while service.stats()["waiting"] < requests and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=service.exclusively, args=(hold,))
+    thread.start()
+    begun.wait(30)
+    try:
+        leave.set()
+        yield
+    finally:
+        thread.join(60)
+
+
+def test_calls_of_threads_share_steps_with_the_results_of_each_alone(llm: helm.LLM) -> None:
     options = [{"max_tokens": 12 + 7 * i, "temperature": 0.8, "seed": i} for i in range(4)]
     calls = [generating(llm, p, **o) for p, o in zip(PROMPTS, options, strict=True)]
     calls.append(generating(llm, PROMPTS[:2], max_tokens=9))
     expected = [call() for call in calls]
-    batches = Batches(monkeypatch, llm, behind=4)
-    found = together(*calls, begun=batches.begun)
-    assert batches.jobs == [1, 5]
+    before = steps(llm)
+    with held(llm, requests=6):
+        found = together(*calls)
+    assert steps(llm) - before <= 33 + 6  # as many as the longest takes, not as all in turn
     for ours, theirs in zip(found[:4], expected[:4], strict=True):
         assert (ours.tokens, ours.text) == (theirs.tokens, theirs.text)
     assert [c.tokens for c in found[4]] == [c.tokens for c in expected[4]]
 
 
-def test_a_call_that_cannot_start_fails_alone(
-    llm: helm.LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_of_one_thread_share_steps(llm: helm.LLM) -> None:
+    expected = [generating(llm, prompt, max_tokens=30)().tokens for prompt in PROMPTS]
+    before = steps(llm)
+    with held(llm, requests=4):
+        streams = [llm.stream(prompt, max_tokens=30, ignore_eos=True) for prompt in PROMPTS]
+    found = [[token for chunk in stream for token in chunk.tokens] for stream in streams]
+    assert found == expected
+    assert steps(llm) - before <= 30 + 4
+
+
+def test_a_call_that_cannot_start_fails_alone(llm: helm.LLM) -> None:
     good = generating(llm, PROMPT, max_tokens=10)
     expected = good().tokens
-    batches = Batches(monkeypatch, llm, behind=3)
 
     def bad() -> Any:
-        jobs = [llm._prompts.job(PROMPT, None, helm.SamplingParams(max_tokens=5))]
-        object.__setattr__(jobs[0], "tokens", [llm.vocab_size + 1])
-        return llm._calls.run(jobs)
+        from helm.session.calls import run
 
-    found = together(good, good, bad, good, begun=batches.begun)
+        jobs = [llm._prompts.job(PROMPT, None, helm.SamplingParams(max_tokens=5)) for _ in "123"]
+        object.__setattr__(jobs[2], "tokens", [llm.vocab_size + 1])
+        assert llm._service is not None
+        return run(llm._service, llm.tokenizer, jobs)
+
+    found = together(good, good, bad, good)
     assert isinstance(found[2], helm.InvalidError)
     assert [found[i].tokens for i in (0, 1, 3)] == [expected] * 3
-    assert batches.jobs[:3] == [1, 3, 1]
-    assert good().tokens == expected
+    assert llm._service is not None
+    assert llm._service.stats()["running"] == 0
 
 
-def test_a_short_call_does_not_wait_for_the_long_ones_it_runs_with(
-    llm: helm.LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_call_does_not_wait_for_the_long_ones_it_runs_with(llm: helm.LLM) -> None:
     ended: list[str] = []
 
     def call(name: str, tokens: int) -> Callable[[], Any]:
@@ -117,26 +128,16 @@ def test_a_short_call_does_not_wait_for_the_long_ones_it_runs_with(
 
         return work
 
-    calls = shared_calls.SharedCalls
-    begin, advance = calls._begin, calls._advance
+    with held(llm, requests=4):
+        together(call("long", 450), call("long", 450), call("short", 2), call("short", 2))
+    assert ended == ["short", "short", "long", "long"]
 
-    def begin_with_all(self: Any, first: Any) -> None:
-        deadline = time.monotonic() + 30
-        while not ended and len(self._waiting) < 4 and time.monotonic() < deadline:
-            time.sleep(0.001)
-        begin(self, first)
 
-    def advance_slowly(self: Any) -> None:
-        """A fast machine would end all calls within one advance, before a thread wakes up."""
-        time.sleep(0.001)
-        advance(self)
-
-    monkeypatch.setattr(shared_calls, "ADVANCE_S", 0.0)
-    monkeypatch.setattr(calls, "_begin", begin_with_all)
-    monkeypatch.setattr(calls, "_advance", advance_slowly)
-    together(call("long", 400), call("long", 400), call("short", 2), call("short", 2))
-    assert ended.index("short") <= 1
-    assert ended[-1] == "long"
+def test_whoever_does_not_read_holds_up_nobody(llm: helm.LLM) -> None:
+    """Streams go on by themselves, as many as there are."""
+    unread = [llm.stream(PROMPT, max_tokens=20, ignore_eos=True) for _ in range(20)]
+    assert len(generating(llm, PROMPT, max_tokens=5)().tokens) == 5
+    assert [sum(len(c.tokens) for c in stream) for stream in unread] == [20] * 20
 
 
 def _generate_for_ever(llm: helm.LLM) -> None:
@@ -144,8 +145,7 @@ def _generate_for_ever(llm: helm.LLM) -> None:
         llm.generate(PROMPT, max_tokens=None, ignore_eos=True)
 
 
-def test_calls_that_come_during_a_batch_are_the_next_one(llm: helm.LLM) -> None:
-    """Whoever drives then, its call may not be in the batch that it drives."""
+def test_calls_come_and_go_while_others_run(llm: helm.LLM) -> None:
     expected = [generating(llm, prompt, max_tokens=12)().tokens for prompt in PROMPTS]
 
     def many(place: int) -> Callable[[], Any]:
@@ -189,8 +189,27 @@ def test_ctrl_c_ends_the_main_thread_s_call_and_no_other(llm: helm.LLM, delay_s:
         assert len(list(stream)) >= 1
 
 
+def test_an_error_in_progress_ends_its_call_and_no_other(llm: helm.LLM) -> None:
+    good = generating(llm, PROMPTS[:2], max_tokens=100)
+    expected = [c.tokens for c in good()]
+
+    def progress(_done: int, _all: int) -> None:
+        raise RuntimeError("mine")
+
+    def bad() -> Any:
+        from helm.session.calls import run
+
+        jobs = [llm._prompts.job(PROMPT, None, helm.SamplingParams(max_tokens=None))]
+        assert llm._service is not None
+        return run(llm._service, llm.tokenizer, jobs, progress)
+
+    found = together(good, bad)
+    assert [c.tokens for c in found[0]] == expected
+    assert isinstance(found[1], RuntimeError)
+
+
 def test_a_thread_with_a_stream_of_its_own_may_call_too() -> None:
-    """Who waits in a call holds pages that another call may need: one is told, nobody hangs."""
+    """Streams go on while their threads wait in calls, so all of them end."""
     with helm.LLM(context=64, max_sequences=2, threads=1, prefix_cache=False) as small:
 
         def both() -> Any:
@@ -199,9 +218,29 @@ def test_a_thread_with_a_stream_of_its_own_may_call_too() -> None:
                 return small.generate(PROMPT, max_tokens=5, ignore_eos=True)
 
         found = together(both, both, both)
-        assert all(isinstance(r, (helm.Completion, helm.CapacityError)) for r in found)
-        assert any(isinstance(r, helm.Completion) for r in found)
+        assert all(isinstance(result, helm.Completion) for result in found)
         assert len(small.generate(PROMPT, max_tokens=3, ignore_eos=True).tokens) == 3
+
+
+def test_sequences_of_logits_wait_for_room_and_requests_for_them() -> None:
+    with helm.LLM(context=64, max_sequences=1, threads=1) as small:
+        ids = list(range(3, 60))
+        expected = small.logits(ids)
+        stream = small.stream(PROMPT, max_tokens=50, ignore_eos=True)  # has the only sequence
+        assert (small.logits(ids) == expected).all()
+        assert sum(len(chunk.tokens) for chunk in stream) == 50
+        found = together(
+            *(lambda: small.logits(ids) for _ in range(3)),
+            generating(small, PROMPT, max_tokens=40),
+        )
+        assert all((rows == expected).all() for rows in found[:3])
+        assert len(found[3].tokens) == 40
+        service = small._service
+        assert service is not None
+        sequence, _ = service.open(64)
+        with pytest.raises(helm.CapacityError):  # nobody but this thread is in the way
+            service.open(64)
+        service.close(sequence)
 
 
 def test_closing_ends_waiting_calls() -> None:
@@ -214,17 +253,16 @@ def test_closing_ends_waiting_calls() -> None:
     assert all(isinstance(r, helm.InvalidError) and "is closed" in str(r) for r in found)
 
 
-def test_threads_are_no_slower_than_their_calls_in_turn(llm: helm.LLM) -> None:
-    """Together they share steps; the bound allows for what else the machine does."""
-    calls = [generating(llm, prompt, max_tokens=100) for prompt in PROMPTS]
+def test_streams_together_are_faster_than_in_turn(llm: helm.LLM) -> None:
+    """The weights are read once for both. The bound allows for what else the machine does; a
+    model of 2 MB gains little."""
 
-    def seconds(run: Callable[[], Any]) -> float:
+    def read(count: int) -> float:
         begin = time.perf_counter()
-        run()
+        streams = [llm.stream(p, max_tokens=200, ignore_eos=True) for p in PROMPTS[:count]]
+        assert sum(len(c.tokens) for stream in streams for c in stream) == 200 * count
         return time.perf_counter() - begin
 
-    in_turn, threads = [], []
-    for _ in range(5):
-        in_turn.append(seconds(lambda: [call() for call in calls]))
-        threads.append(seconds(lambda: together(*calls)))
-    assert min(threads) <= 1.25 * min(in_turn)
+    read(2)
+    rounds = [(read(1), read(2)) for _ in range(5)]
+    assert min(two for _, two in rounds) <= 2 * 1.25 * min(one for one, _ in rounds)

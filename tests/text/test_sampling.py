@@ -22,6 +22,12 @@ GOOD = {
     "logprobs": [0, 5, None],
     "stop_token_ids": [[1, 2], (), None],
     "ignore_eos": [True],
+    "presence_penalty": [-2, 0, 2.0, None, np.float32(0.5)],
+    "frequency_penalty": [-2, 0, 2.0, None],
+    "logit_bias": [{}, {0: -100, np.int64(7): 99.5}, None],
+    "json_schema": [{}, {"type": "object"}, "true", True, None],
+    "regex": ["a+", None],
+    "grammar": ['start: "a"', None],
 }
 NOT_FINITE = [float("nan"), float("inf"), -float("inf")]
 BAD = {
@@ -36,7 +42,16 @@ BAD = {
     "logprobs": [-1, 2.0, True],
     "stop_token_ids": ["1", [-1], [1.0], 7],
     "ignore_eos": [1, None],
-}
+    "presence_penalty": [-2.1, 2.1, "1", True, *NOT_FINITE],
+    "frequency_penalty": [-2.1, 2.1, "1", True, *NOT_FINITE],
+    "logit_bias": [
+        [1], {-1: 1.0}, {1: 100.5}, {1: -101}, {1: True}, {"1": 1.0}, {2**31: 1.0},
+        *({1: x} for x in NOT_FINITE),
+    ],
+    "json_schema": [5, ["a"], b"{}"],
+    "regex": ["", 5],
+    "grammar": ["", 5],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "value"), [(n, v) for n, vs in GOOD.items() for v in vs])
@@ -93,3 +108,8 @@ def test_a_seed_is_chosen_once_and_kept() -> None:
     seeds = {SamplingParams().resolve({}).seed for _ in range(8)}
     assert len(seeds) == 8
     assert SamplingParams(seed=11).resolve({}).seed == 11
+
+
+def test_a_text_obeys_one_grammar() -> None:
+    with pytest.raises(InvalidError, match="json_schema and regex were given"):
+        SamplingParams(json_schema={}, regex="a")

@@ -181,6 +181,11 @@ class HELM_API Engine {
   void submit(std::span<const StepInput> inputs, StepOwner* owner = nullptr);
   std::span<const float> collect();  // of the oldest; valid until the next call that runs a step
 
+  // Calls work(i, thread) once for each 0 <= i < count, on the threads that decode; `thread` is
+  // less than stats().threads. Steps may be on their way. `work` must not throw nor call the
+  // engine.
+  void share(int64_t count, const std::function<void(int64_t, int)>& work);
+
   // Appends any number of tokens in as many steps as needed; `consume` gets the logits rows as they
   // come, [rows, vocab_size]. Throws as step() does.
   void forward(SequenceId sequence, std::span<const int32_t> tokens, StepInput::Outputs outputs,

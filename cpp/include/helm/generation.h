@@ -5,12 +5,14 @@
 #include <utility>
 #include <vector>
 
+#include "helm/constraint.h"
 #include "helm/engine.h"
 
 namespace helm {
 
 // How the next token is drawn. Applied in this order: repetition penalty (Keskar et al. 2019),
-// temperature, top-k, top-p (Holtzman et al. 2020), min-p (Nguyen et al. 2024).
+// presence and frequency penalty, logit bias, the request's constraint, temperature, top-k, top-p
+// (Holtzman et al. 2020), min-p (Nguyen et al. 2024).
 struct SamplingParams {
   float temperature = 0;  // 0: greedy
   int32_t top_k = 0;      // 0: off
@@ -19,6 +21,12 @@ struct SamplingParams {
   float repetition_penalty = 1;
   uint64_t seed = 0;      // the n-th token of a request depends on the seed, n and its logits
   int32_t logprobs = -1;  // -1: none; 0: of the sampled token; n: also of the n most likely
+  // Subtracted from the logit of each token that the request has drawn: `presence_penalty` once,
+  // `frequency_penalty` for each time. In [-2, 2].
+  float presence_penalty = 0;
+  float frequency_penalty = 0;
+  // Added to a token's logit, in [-100, 100].
+  std::vector<std::pair<int32_t, float>> logit_bias = {};
 };
 
 struct Request {
@@ -27,13 +35,18 @@ struct Request {
   SequenceId sequence = -1;     // an open sequence to continue; -1: opened and given back here
   int64_t max_tokens = 128;
   std::vector<int32_t> stop_tokens;
-  SamplingParams sampling;
+  SamplingParams sampling = {};
+  // What the tokens must obey, of this request alone; null: nothing. Tokens that it forces are
+  // computed with the one before them and have no log-probability; with `logprobs` all are drawn.
+  std::shared_ptr<TokenConstraint> constraint = nullptr;
 };
+
+using RequestId = int64_t;
 
 enum class Finish : uint8_t { kNone, kStop, kLength, kError };
 
 struct Token {
-  int32_t request;
+  RequestId request;
   int32_t id;                                  // -1 with kError, which brings no token
   float logprob;                               // natural log, NaN unless asked for
   std::vector<std::pair<int32_t, float>> top;  // most likely first
@@ -44,7 +57,7 @@ struct RequestTimings {
   double queue_s = 0;          // waiting for a sequence or a prefix
   double prefill_s = 0;        // from admission to the first token
   int64_t prefill_tokens = 0;  // computed, not found
-  double first_token_s = 0;    // from construction to the first token
+  double first_token_s = 0;    // from arrival to the first token
   double decode_s = 0;         // from the first token to the last
   int64_t decode_tokens = 0;   // tokens after the first
   int64_t decode_bytes = 0;    // weights and KV read for them
@@ -52,6 +65,8 @@ struct RequestTimings {
 
 class PrefixCache;
 
+// A fixed set of requests, computed in the calling thread; helm::Service takes them at any time and
+// computes in a thread of its own. Requests are named by their place, from 0.
 class HELM_API Generation {
  public:
   // Checks every request before the first starts; throws kInvalid, or kCapacity for a prompt that
@@ -70,9 +85,9 @@ class HELM_API Generation {
   // failed with; then again, until all requests are cancelled: none can go on.
   std::vector<Token> advance(double seconds);
   // These throw kInvalid for a request that was not given.
-  void rethrow(int32_t request) const;  // throws what a request failed with, if it did
-  void cancel(int32_t request);         // takes effect at once; an own sequence is given back
-  RequestTimings timings(int32_t request) const;
+  void rethrow(RequestId request) const;  // throws what a request failed with, if it did
+  void cancel(RequestId request);         // takes effect at once; an own sequence is given back
+  RequestTimings timings(RequestId request) const;
 
  private:
   class HELM_LOCAL Impl;

@@ -35,14 +35,14 @@ NAMES: Mapping[str, str] = {
     "random_seed": "seed",
     "max_num_seqs": "max_sequences",
     "enable_prefix_caching": "prefix_cache",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_grammar": "grammar",
     "device_map": "device",
     "system_prompt": "system",
 }
 # What HELM has none of, and what there is instead.
 ABSENT: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("presence_penalty", "frequency_penalty"), "{repetition_penalty} is the penalty there is"
-    ),
     **dict.fromkeys(
         ("n_gpu_layers", "gpu_layers", "num_gpu", "ngl"),
         "HELM places layers itself; {vram} bounds the memory of the accelerator",
@@ -65,7 +65,8 @@ OPTIONS: Mapping[str, str] = {
             *("context", "dtype", "kv_dtype", "threads", "page_tokens", "kv_overflow"),
             *("watermark", "weights", "device", "profile", "prompt_tokens", "output_tokens"),
             *("batch", "objective", "max_tokens", "temperature", "top_p", "top_k", "min_p"),
-            *("repetition_penalty", "stop", "seed", "tools", "chat_template"),
+            *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
+            *("stop", "seed", "json_schema", "tools", "chat_template"),
             *("continue_final_message", "requantize"),
         )
     },

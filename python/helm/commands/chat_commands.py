@@ -25,6 +25,8 @@ _SETTINGS: dict[str, Callable[[str], Any]] = {
     "top_k": int,
     "min_p": float,
     "repetition_penalty": float,
+    "presence_penalty": float,
+    "frequency_penalty": float,
     "max_tokens": int,
     "seed": int,
     "stop": str,

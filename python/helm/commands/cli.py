@@ -20,7 +20,19 @@ from helm.commands.shell_completion import add_print_completion
 from helm.errors import HelmError, OutOfMemoryError
 
 # Each is a module of helm.commands with HELP, EPILOG, add_arguments(parser) and run(args) -> int.
-COMMANDS = ("run", "chat", "plan", "profile", "bench", "doctor", "list", "show", "rm", "quantize")
+COMMANDS = (
+    "run",
+    "chat",
+    "serve",
+    "plan",
+    "profile",
+    "bench",
+    "doctor",
+    "list",
+    "show",
+    "rm",
+    "quantize",
+)
 
 _LONG = re.compile(r"-{1,2}[a-z][a-z_-]+")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -6,12 +6,15 @@ What helps everyone is in --help, the rest (More) in --help-all.
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
+from helm.base.files import read_text
 from helm.base.formats import DTYPE_CHOICES, KV_DTYPES, dtype_name
 from helm.commands.parser import More, Parser
 from helm.compiler.kv_options import PAGE_TOKENS, SITES
 from helm.compiler.load_cost import WEIGHTS
+from helm.errors import InvalidError
 from helm.plan.records import OBJECTIVES, WATERMARK
 
 
@@ -222,6 +225,9 @@ def add_sampling_arguments(parser: Parser, most: str) -> None:
                               "model's, else 0)")),
         ("--repetition-penalty", "R", More("above 1 repeats less (default: the model's, else 1, "
                                            "off)")),
+        ("--presence-penalty", "X", More("subtracted from logits of tokens in the output, -2 to 2 "
+                                         "(default: 0)")),
+        ("--frequency-penalty", "X", More("the same for each time they occur (default: 0)")),
     ):  # fmt: skip
         number = int if metavar == "K" else float
         group.add_argument(name, type=number, metavar=metavar, help=text)
@@ -230,15 +236,40 @@ def add_sampling_arguments(parser: Parser, most: str) -> None:
         help=More("end before TEXT; may be repeated (default: the model's)"),
     )  # fmt: skip
     group.add_argument(
+        "--logit-bias", action="append", type=_bias, metavar="ID=BIAS",
+        help=More("added to a token's logit, -100 to 100; may be repeated (default: none)"),
+    )  # fmt: skip
+    group.add_argument(
+        "--json-schema", metavar="FILE",
+        help=More("text is JSON after the schema in FILE; needs llguidance (default: free text)"),
+    )  # fmt: skip
+    group.add_argument(
         "-s", "--seed", type=int, metavar="N", help="same seed, same text (default: random)"
     )
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling parameters that were given, by their names."""
-    names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    options = {name: getattr(args, name) for name in (*names, "stop", "seed")}
+    names = (
+        *("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+        *("presence_penalty", "frequency_penalty", "stop", "seed"),
+    )
+    options = {name: getattr(args, name) for name in names}
+    if args.logit_bias is not None:
+        options["logit_bias"] = dict(args.logit_bias)
+    if args.json_schema is not None:
+        options["json_schema"] = read_text(Path(args.json_schema), InvalidError, "schema")
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text} is none; expected a token's id and a number, as 42=-100"
+        ) from None
 
 
 def size(text: str | None, option: str) -> int | None:
@@ -255,6 +286,6 @@ def keywords(args: argparse.Namespace, known: type) -> dict[str, Any]:
         "kv_vram_bytes": size(args.kv_vram, "--kv-vram"),
         "memory_bytes": size(args.ram, "--ram"),
         "vram_bytes": size(args.vram, "--vram"),
-        "max_sequences": args.batch,
+        "max_sequences": getattr(args, "concurrency", args.batch),
     }
     return {name: given[name] for name in known.__annotations__ if name in given}

@@ -18,7 +18,7 @@ from helm.errors import InvalidError
 from helm.text.sampling import DEFAULT_MAX_TOKENS, sampling_params
 
 if TYPE_CHECKING:
-    from helm.session.batch import TextStream
+    from helm.session.calls import TextStream
     from helm.session.llm import LLM
     from helm.text.completion import Completion
 

@@ -17,7 +17,7 @@ from helm.text.prompts import Template
 from helm.text.thinking import thinking_switch
 
 if TYPE_CHECKING:
-    from helm.session.batch import TextStream
+    from helm.session.calls import TextStream
     from helm.session.llm import LLM
     from helm.text.sampling import SamplingParams
     from helm.text.tokenizer import Tokenizer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, overload
@@ -13,14 +12,13 @@ from helm.base.progress import Progress, progress_bar
 from helm.compiler.kv_options import PAGE_TOKENS
 from helm.errors import InvalidError
 from helm.machine.profile import Profile
-from helm.session.batch import Batch, TextStream
+from helm.session.calls import Call, TextStream, run
 from helm.session.host_memory import check_results, logits_array
 from helm.session.loaded_llm import LoadedLLM
 from helm.session.open import AnyTokenizer, LoadedModel, load_from_torch, load_model
 from helm.session.options import Measuring, TorchKeywords, load_options
 from helm.session.saved_kv import SavedKV, file_name, from_metadata, to_metadata
-from helm.session.sequences import NoReuse, Sequences
-from helm.session.shared_calls import SharedCalls
+from helm.session.service import CLOSED, Service
 from helm.text.completion import Completion
 from helm.text.prompts import ChatKeywords, Job, Prompt, Prompts, Template, split_prompts
 from helm.text.sampling import SamplingKeywords, SamplingParams, sampling_params
@@ -141,14 +139,8 @@ class LLM(LoadedLLM):
         return self
 
     def _start(self, loaded: LoadedModel, prefix_cache: bool) -> None:
-        from helm import _helm
-
         self._hold(loaded)
-        self._prefixes: Any = _helm.PrefixCache(self._engine) if prefix_cache else None
-        self._sequences = Sequences(self._prefixes or NoReuse(self._engine))
-        self._calls: Any = SharedCalls(
-            self._engine, loaded.tokenizer, self._prefixes, self._sequences
-        )
+        self._service: Service | None = Service(self._engine, prefix_cache)
         self._prompts = Prompts(
             loaded.tokenizer, loaded.defaults, self.context, loaded.longest, self.vocab_size
         )
@@ -192,14 +184,14 @@ class LLM(LoadedLLM):
         the others are complete. Ctrl-C (KeyboardInterrupt) ends it and leaves the LLM usable.
         progress: whether there is a bar; None: of several prompts, where somebody watches.
         """
-        calls, _ = self._calls, self._open_engine()
+        service = self._open_service()
         params = sampling_params(sampling, overrides)
         single, many = split_prompts(prompts)
         jobs = [self._prompts.job(prompt, i, params) for i, prompt in many]
         check_results(jobs, self.vocab_size)
         wanted = False if progress is None and len(jobs) == 1 else progress
         with progress_bar(wanted, "generating", "prompt", "generate") as report:
-            results = calls.run(jobs, report)
+            results = run(service, self.tokenizer, jobs, report)
         for job, (completion, failure) in zip(jobs, results, strict=True):
             if single and failure is not None:
                 raise failure
@@ -218,7 +210,7 @@ class LLM(LoadedLLM):
         The last chunk has the finish reason and the whole `completion`. Leaving the loop early
         ends the generation as soon as the stream is closed or dropped.
         """
-        self._open_engine()
+        self._open_service()
         params = sampling_params(sampling, overrides)
         single, many = split_prompts(prompt)
         if not single:
@@ -266,20 +258,17 @@ class LLM(LoadedLLM):
 
     def _stream(self, job: Job) -> TextStream:
         check_results([job], self.vocab_size)
-        sequences = self._sequences
-        sequence, cached = sequences.open(job.capacity, job.tokens)
 
         def keep(completion: Completion) -> None:
             self._last = job.tokens + completion.tokens
-            sequences.keep(sequence, self._last)
 
-        job = dataclasses.replace(job, sequence=sequence, cached=cached)
-        try:
-            batch = Batch(self._open_engine(), self.tokenizer, [job])
-        except BaseException:
-            sequences.close(sequence)
-            raise
-        return TextStream(batch, keep)
+        return TextStream(Call(self._open_service(), self.tokenizer, [job]), keep)
+
+    def _open_service(self) -> Service:
+        self._open_engine()
+        if self._service is None:
+            raise InvalidError(CLOSED)
+        return self._service
 
     def save_kv(
         self,
@@ -297,12 +286,12 @@ class LLM(LoadedLLM):
         InvalidError for a path that names no file. Returns how many tokens were saved; fewer than
         the call had, less the last, which is never cached, if other calls needed the room.
         """
-        self._open_engine()
+        service = self._open_service()
         if not self._last:
             raise InvalidError("[kv] nothing to save; generate or chat first")
         check_call(progress, "[kv] progress", "progress(done, total)")
         name, metadata = file_name(path), to_metadata(self._last, messages)
-        return self._sequences.save(self._last, name, metadata, progress)
+        return service.save(self._last, name, metadata, progress)
 
     def load_kv(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> SavedKV:
         """Takes up what save_kv() wrote: prompts that begin with its tokens need not compute them.
@@ -311,10 +300,10 @@ class LLM(LoadedLLM):
         reason, for a file of another model, other weights or dtype, of another format, and for one
         that is damaged, which its checksums show.
         """
-        self._open_engine()
+        service = self._open_service()
         check_call(progress, "[kv] progress", "progress(done, total)")
         name = file_name(path)
-        tokens, metadata = self._sequences.load(name, progress)
+        tokens, metadata = service.load(name, progress)
         saved = from_metadata(len(tokens), metadata, name)
         self._last = saved.tokens
         return saved
@@ -324,16 +313,17 @@ class LLM(LoadedLLM):
         OutOfMemoryError, before it starts, where memory does not hold them."""
         import numpy
 
-        engine, most = self._open_engine(), self.plan.limits.step_tokens
+        service, engine = self._open_service(), self._open_engine()
+        most = self.plan.limits.step_tokens
         ids = self._prompts.checked(token_ids(tokens, "tokens"), "tokens")
         rows = logits_array(len(ids), self.vocab_size, most)
-        sequence, _ = self._sequences.open(len(ids))
+        sequence, _ = service.open(len(ids))
         try:
             for begin in range(0, len(ids), most):  # Ctrl-C has its chance between two steps
                 step = numpy.asarray(ids[begin : begin + most], numpy.int32)
                 rows[begin : begin + most] = engine.forward(sequence, step, all=True)
         finally:
-            self._sequences.close(sequence)
+            service.close(sequence)
         return rows
 
     def benchmark(
@@ -349,18 +339,20 @@ class LLM(LoadedLLM):
         """
         from helm.measure.benchmark import measure
 
-        engine = self._open_engine()
-        with self._sequences.batch(1):
-            self._sequences.clear()
-            return measure(engine, self.plan, load, rounds, progress)
+        service = self._open_service()
+
+        def alone() -> Report:
+            service.clear()
+            return measure(service.engine, self.plan, load, rounds, progress)
+
+        return service.exclusively(alone)
 
     def close(self) -> None:
         """Frees the weights and the KV cache, once open streams have ended too. Further calls
         raise InvalidError, as do those that wait for room."""
-        self._sequences.end()
-        self._engine = self._prefixes = self._calls = None
-        self._sequences = Sequences(NoReuse(None))
-        self._sequences.end()
+        service, self._service, self._engine = self._service, None, None
+        if service is not None:
+            service.end()
 
     def __enter__(self) -> LLM:
         return self

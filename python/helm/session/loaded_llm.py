@@ -8,7 +8,7 @@ from helm.base.summaries import Summarized
 from helm.errors import InvalidError
 from helm.session.here import units_by_device
 from helm.session.open import LoadedModel
-from helm.session.sequences import CLOSED
+from helm.session.service import CLOSED
 from helm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from helm.base.arguments import shown
 from helm.base.files import present, read_text
 from helm.errors import TokenizerError
 from helm.text.added_tokens import read_object
+from helm.text.tool_messages import check_calls, folded, shows_calls, versions
 
 if TYPE_CHECKING:
     import jinja2
@@ -38,19 +39,22 @@ class ChatTemplates:
         """The prompt text; `name`: of the template, None: the one that transformers takes.
 
         Content given as text parts is given to a template that shows them, and joined for others.
+        Calls of tools are given as the template takes them, see tool_messages.py.
         """
         check_messages(messages)
-        template = self._template(self._name(tools) if name is None else name)
-        asked = [_plain(message) for message in messages]
+        name = self._name(tools) if name is None else name
+        template = self._template(name)
+        source = self.sources[name]
+        asked = folded([_plain(message) for message in messages], source)
         final = _tag(asked) if continue_final_message else ""
         scope = {**variables, "tools": tools, "documents": variables.get("documents")}
         scope["add_generation_prompt"] = add_generation_prompt and not continue_final_message
         text = None
         if any(isinstance(message.get("content"), list) for message in asked):
-            text = _render_parts(template, asked, scope)
+            text = _render_parts(template, asked, scope, source)
             asked = [_joined(message) for message in asked]
         if text is None:
-            text = _render(template, {**scope, "messages": asked})
+            text = _render_calls(template, asked, scope, source)
         return _cut(text, final) if continue_final_message else text
 
     def _name(self, tools: Sequence[Any] | None) -> str:
@@ -89,7 +93,7 @@ class ChatTemplates:
 
 def check_messages(messages: Any) -> None:
     """TokenizerError unless `messages` is a non-empty sequence of objects with a role, whose
-    content, where it is a list, consists of text parts."""
+    content, where it is a list, consists of text parts, and whose calls of tools are such."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise TokenizerError(
             f"[chat] messages must be a list of {{'role', 'content'}}, got "
@@ -101,8 +105,9 @@ def check_messages(messages: Any) -> None:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise TokenizerError(
                 f"[chat] message {index} must be an object with a 'role' ('system', 'user', "
-                f"'assistant') and a 'content', got {shown(message)}"
+                f"'assistant', 'tool') and a 'content', got {shown(message)}"
             )
+        check_calls(message, f"message {index}")
         content = message.get("content")
         for place, part in enumerate(content if isinstance(content, (list, tuple)) else ()):
             _check_part(part, f"message {index}, part {place}")
@@ -161,13 +166,35 @@ def _reason(error: Exception) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
+def _render_calls(
+    template: jinja2.Template, messages: list[dict[str, Any]], scope: dict[str, Any], source: str
+) -> str:
+    """The text of the first version of the messages that the template takes and shows as JSON;
+    without such a one, of the first that it takes."""
+    refused: TokenizerError | None = None
+    fallback: str | None = None
+    for version in versions(messages, source):
+        try:
+            text = _render(template, {**scope, "messages": version})
+        except TokenizerError as error:
+            refused = refused or error
+            continue
+        if shows_calls(version, text):
+            return text
+        fallback = text if fallback is None else fallback
+    if fallback is None:
+        assert refused is not None
+        raise refused
+    return fallback
+
+
 def _render_parts(
-    template: jinja2.Template, messages: list[dict[str, Any]], scope: dict[str, Any]
+    template: jinja2.Template, messages: list[dict[str, Any]], scope: dict[str, Any], source: str
 ) -> str | None:
     """The text of a template that shows the parts of contents as text; None for others, which
     fail, leave text out or print the list."""
     try:
-        text = _render(template, {**scope, "messages": messages})
+        text = _render_calls(template, messages, scope, source)
     except TokenizerError:
         return None
     for message in messages:

@@ -14,6 +14,7 @@ from helm.text.answer_tokens import conversation_tokens
 from helm.text.chat_template import check_messages
 from helm.text.generation_defaults import GenerationDefaults
 from helm.text.sampling import SamplingKeywords, SamplingParams
+from helm.text.structured import Constraint, constraint_of
 from helm.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -85,7 +86,7 @@ class Job:
     max_tokens: new tokens that fit the context. stop_tokens: ids that end the text.
     sequence, cached: an open sequence and how many leading tokens it holds; -1: a new one.
     seeded_text: whether the text continues the prompt's (its leading space is kept) or stands
-    alone, as a chat message does.
+    alone, as a chat message does. constraint: the grammar that the text obeys.
     """
 
     tokens: list[int]
@@ -95,6 +96,7 @@ class Job:
     sequence: int = -1
     cached: int = 0
     seeded_text: bool = True
+    constraint: Constraint | None = None
 
     @property
     def capacity(self) -> int:
@@ -140,6 +142,15 @@ class Prompts:
         job = self._job(self.checked(tokens, "the conversation"), params, chat=True)
         return dataclasses.replace(job, seeded_text=template.continues)
 
+    def tokens_job(
+        self, tokens: list[int], params: SamplingParams, chat: bool, continues: bool
+    ) -> Job:
+        """To continue token ids. chat: whether they are a conversation's; continues: whether the
+        text goes on with theirs."""
+        where = "the conversation" if chat else "the prompt"
+        job = self._job(self.checked(tokens, where), params, chat)
+        return dataclasses.replace(job, seeded_text=continues)
+
     def checked(self, ids: list[int], where: str) -> list[int]:
         """`ids`, if they are some, of the vocabulary and within the context."""
         if not ids:
@@ -163,8 +174,10 @@ class Prompts:
         room = self.context - len(tokens) + 1  # the last sampled token is never cached
         wanted = sampling.max_tokens if isinstance(sampling.max_tokens, int) else room
         stops = set(sampling.stop_token_ids or ())
+        ends = self.defaults.eos_token_ids
+        self._check_biases(sampling)
         if not sampling.ignore_eos:
-            stops.update(self.defaults.eos_token_ids)
+            stops.update(ends)
             eos = self.tokenizer.eos_token_id if chat and self.tokenizer else None
             stops.update(() if eos is None else (eos,))
         return Job(
@@ -173,7 +186,16 @@ class Prompts:
             max_tokens=min(wanted, room),
             stop_tokens=sorted(stops),
             seeded_text=not chat,
+            constraint=constraint_of(sampling, self.tokenizer, self.vocab_size, ends),
         )
+
+    def _check_biases(self, sampling: SamplingParams) -> None:
+        for token in sampling.logit_bias or ():
+            if token >= self.vocab_size:
+                raise InvalidError(
+                    f"[generate] logit_bias names token {token}, outside the model's vocabulary of "
+                    f"{self.vocab_size} (ids 0 to {self.vocab_size - 1})"
+                )
 
 
 def split_prompts(prompts: Any) -> tuple[bool, list[tuple[int | None, Any]]]:

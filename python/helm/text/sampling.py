@@ -30,11 +30,17 @@ class SamplingKeywords(TypedDict, total=False):
     top_k: int | None
     min_p: float | None
     repetition_penalty: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | None
     stop: tuple[str, ...] | list[str] | str | None
     seed: int | None
     logprobs: int | None
     stop_token_ids: tuple[int, ...] | list[int] | None
     ignore_eos: bool
+    json_schema: Mapping[str, Any] | str | bool | None
+    regex: str | None
+    grammar: str | None
 
 
 @named_fields("sampling")
@@ -43,8 +49,9 @@ class SamplingParams:
     """Sampling parameters under their usual names; None means the model's own default.
 
     A model's default comes from its generation_config.json when that says `do_sample`; otherwise
-    decoding is greedy. Applied in this order: repetition penalty, temperature, top-k, top-p,
-    min-p. Every field is checked here: InvalidError names the parameter and its range.
+    decoding is greedy. Applied in this order: repetition penalty, presence and frequency penalty,
+    logit bias, grammar, temperature, top-k, top-p, min-p. Every field is checked here: InvalidError
+    names the parameter and its range.
 
     max_tokens: new tokens at most, >= 1; None: up to the context limit; "auto": the model's
     `max_new_tokens`, or 256.
@@ -53,12 +60,19 @@ class SamplingParams:
     top_k: only the k most likely tokens; 0 or -1: all.
     min_p: in [0, 1]; drops tokens below min_p times the likeliest one (Nguyen et al. 2024).
     repetition_penalty: > 0; 1 is off (Keskar et al. 2019).
+    presence_penalty, frequency_penalty: in [-2, 2]; subtracted from the logit of each token of the
+    output so far, once and for each time it occurs (OpenAI's).
+    logit_bias: {token id: number in [-100, 100]}; added to the logit of that token.
     stop: strings that end the text, in place of the model's `stop_strings`; the text is cut
     before them.
     stop_token_ids: token ids that end the text beside the model's own.
     ignore_eos: do not stop at the model's end-of-sequence tokens.
     seed: in [0, 2**64); None: a random one, which the result reports.
     logprobs: None: none; 0: of each chosen token; n: of the n most likely ones too.
+    json_schema, regex, grammar: one at most; what the text must be: JSON without white space after
+    a schema (a dict, or its text), a match of a regular expression, or a text of a grammar in
+    llguidance's variant of Lark's syntax. They need the package llguidance. The end-of-sequence
+    token comes where the text is complete, and not before; with max_tokens too low the text is cut.
     """
 
     max_tokens: int | Literal["auto"] | None = "auto"
@@ -67,11 +81,17 @@ class SamplingParams:
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
     stop: tuple[str, ...] | list[str] | str | None = None
     seed: int | None = None
     logprobs: int | None = None
     stop_token_ids: tuple[int, ...] | list[int] | None = ()
     ignore_eos: bool = False
+    json_schema: Mapping[str, Any] | str | bool | None = None
+    regex: str | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         if is_integer(self.top_k) and int(self.top_k) == -1:
@@ -85,11 +105,32 @@ class SamplingParams:
         self._real("top_p", 0.0, 1.0, open_low=True)
         self._real("min_p", 0.0, 1.0)
         self._real("repetition_penalty", 0.0, FLOAT32_MAX, open_low=True)
+        for name in ("presence_penalty", "frequency_penalty"):
+            if getattr(self, name) is None:
+                self._set(name, 0.0)
+            self._real(name, -2.0, 2.0)
+        self._set("logit_bias", _biases(self.logit_bias))
+        self._check_grammar()
         if not isinstance(self.ignore_eos, bool):
             raise _bad("ignore_eos", "True or False", self.ignore_eos)
         if self.stop is not None:
             self._set("stop", _stop_strings(self.stop))
         self._set("stop_token_ids", _stop_tokens(self.stop_token_ids))
+
+    def _check_grammar(self) -> None:
+        names = ("json_schema", "regex", "grammar")
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InvalidError(
+                f"[sampling] {given[0]} and {given[1]} were given; a text obeys one of them"
+            )
+        for name in given:
+            text = getattr(self, name)
+            if name == "json_schema":
+                if not isinstance(text, (str, bool, Mapping)):
+                    raise _bad(name, "a JSON object (a dict) or its text", text)
+            elif not isinstance(text, str) or not text:
+                raise _bad(name, "text, and not empty", text)
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -188,6 +229,23 @@ def _stop_tokens(value: Any) -> tuple[int, ...]:
     if not all(is_integer(i) and 0 <= int(i) <= INT32_MAX for i in ids):
         raise _bad("stop_token_ids", rule, value)
     return tuple(int(i) for i in ids)
+
+
+def _biases(value: Any) -> dict[int, float] | None:
+    rule = "a dict of token ids and numbers in [-100, 100]"
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise _bad("logit_bias", rule, value)
+    biases: dict[int, float] = {}
+    for token, bias in value.items():
+        number = isinstance(bias, numbers.Real) and not isinstance(bias, bool)
+        if not is_integer(token) or not 0 <= int(token) <= INT32_MAX:
+            raise _bad("logit_bias", rule, value)
+        if not number or not -100 <= bias <= 100:
+            raise _bad("logit_bias", rule, value)
+        biases[int(token)] = float(bias)
+    return biases
 
 
 def _items(name: str, value: Any, rule: str) -> tuple[Any, ...]:

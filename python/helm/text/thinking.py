@@ -39,14 +39,21 @@ def thinking_marks(tokenizer: Tokenizer) -> Marks | None:
     """Those of a model; None for one that has none."""
     added = tokenizer.backend.get_added_tokens_decoder()
     known = "\n".join([*tokenizer.chat_templates.values(), *(t.content for t in added.values())])
+    found = marks_in(known)
+    if found is None:
+        return None
     special = {token.content: i for i, token in added.items() if token.special}
+    return Marks(*found, {mark: special[mark] for mark in found if mark in special})
+
+
+def marks_in(known: str) -> tuple[str, str] | None:
+    """The first pair of marks in a text, such as a chat template's; None without."""
     for found in _BEGIN.finditer(known):
         bracket, prefix, word, close = found.groups("")
         other = _ENDS.get(prefix.lower(), "/")
         end = f"{bracket}{other.upper() if prefix.isupper() else other}{word}{close}"
         if end in known:
-            own = {mark: special[mark] for mark in (found[0], end) if mark in special}
-            return Marks(found[0], end, own)
+            return found[0], end
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,7 @@ class Tokenizer(Summarized):
         self._skipped_ids = frozenset(i for i, token in added.items() if token.special)
         self._byte_ids = _byte_fallback_ids(backend)
         self._anchor: list[int] | None = None
+        self._literal: tokenizers.Tokenizer | None = None
 
     @classmethod
     def from_directory(
@@ -181,6 +183,22 @@ class Tokenizer(Summarized):
         with answering(f"[tokenizer] {shown(text)} cannot be encoded"):
             return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
+    @property
+    def special_pattern(self) -> re.Pattern[str] | None:
+        """What finds the special tokens in a text; None where there are none."""
+        added = self._backend.get_added_tokens_decoder().values()
+        contents = sorted((t.content for t in added if t.special), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, contents))) if contents else None
+
+    def encode_literally(self, text: str) -> list[int]:
+        """Token ids of `text`, in which special tokens are text like any other."""
+        if self._literal is None:
+            literal = type(self._backend).from_str(self._backend.to_str())
+            literal.encode_special_tokens = True
+            self._literal = literal
+        with answering(f"[tokenizer] {shown(text)} cannot be encoded"):
+            return list(self._literal.encode(text, add_special_tokens=False).ids)
+
     def decode(self, tokens: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of all `tokens` at once."""
         ids = self._ids(list(tokens) if isinstance(tokens, Iterator) else tokens)
@@ -202,9 +220,12 @@ class Tokenizer(Summarized):
         before = self.decode(self._anchor, skip_special_tokens=False)
         return self.decode([*self._anchor, token], skip_special_tokens=False)[len(before) :]
 
-    def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
-        """An incremental decoder of what follows `prompt`."""
-        return Detokenizer(self._backend, self._ids(prompt), self._skipped_ids, self._byte_ids)
+    def detokenizer(
+        self, prompt: Sequence[int] = (), shown: frozenset[int] = frozenset()
+    ) -> Detokenizer:
+        """An incremental decoder of what follows `prompt`; shown: special tokens that are text."""
+        skipped = self._skipped_ids - shown if shown else self._skipped_ids
+        return Detokenizer(self._backend, self._ids(prompt), skipped, self._byte_ids)
 
     @property
     def chat_templates(self) -> dict[str, str]:

@@ -1,0 +1,88 @@
+// Steps an engine for requests that come and go: admits, submits, collects, samples, settles. Which
+// rows a step has the scheduler says. Runs in whatever thread calls, one at a time.
+#pragma once
+
+#include <deque>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "helm/generation.h"
+#include "serve/request_table.h"
+#include "serve/sample_rows.h"
+#include "serve/scheduler.h"
+
+namespace helm {
+
+// Throws kInvalid, or kCapacity for a prompt that is too long, with a message that begins with
+// `where`. What concerns an open sequence, which only the engine's own thread may ask for, is
+// check_sequence()'s.
+void check_request(const Plan& plan, const Request& request, const std::string& where);
+void check_sequence(const Engine& engine, const Request& request, const std::string& where);
+
+class Driver : public StepOwner {
+ public:
+  // With `prefixes`, requests begin with what they share with a kept sequence or with one another.
+  Driver(Engine& engine, PrefixCache* prefixes);
+  ~Driver() override;
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+
+  // Requests that were checked; their ids grow.
+  void add(std::unique_ptr<Active> request);
+  // Ends a request at once, its tokens that were not taken are lost; no effect on one that has
+  // ended. An own sequence is given back.
+  void cancel(RequestId id);
+  void cancel_all() noexcept;
+  bool ended() const { return table_.empty(); }
+  // Runs a step or more, at least until one is collected; false if nothing can be done before a
+  // sequence that others hold is given back. Throws what a step failed with; then again, until all
+  // requests are cancelled: none can go on.
+  bool step();
+  // So many sequences more, or less, are held by others, who will give them back: a request waits
+  // for their room.
+  void held_by_others(int64_t change) { others_ += change; }
+  // As StepOwner: a failure is kept for the next step().
+  void collect_steps() noexcept override;
+
+  bool has_tokens() const { return !tokens_.empty(); }
+  std::vector<Token> take_tokens() { return std::exchange(tokens_, {}); }
+  const RequestTable& table() const { return table_; }
+  void forget(RequestId id) { table_.forget(id); }
+  int64_t steps() const { return steps_; }                      // collected
+  int64_t reserved_blocks() const { return reserved_blocks_; }  // of KV, by running requests
+
+ private:
+  bool prefix_is_coming(const Active& waiting) const;
+  bool open(Active& active, bool alone);
+  void admit();
+  void release(Active& active);
+  void look();
+  bool submit();
+  void collect() noexcept;
+  void take(Active& active, SampledRow& row);
+  void finish_with_error(Active& active, std::exception_ptr failure);
+  void settle();
+
+  using Flight = std::vector<RequestId>;  // whose logits a submitted step brings, in order
+
+  Engine& engine_;
+  PrefixCache* prefixes_;  // or null
+  RowSampler sampler_;
+  const EngineStats stats_;
+  Scheduler scheduler_;
+  RequestTable table_;
+  Snapshot snapshot_;  // of the running requests; what follows belongs to the step being planned
+  Batch batch_;
+  std::vector<StepInput> inputs_;
+  std::deque<Flight> flights_;  // submitted steps, oldest first
+  std::vector<Token> tokens_;   // drawn and not yet taken
+  std::exception_ptr failure_;  // of a step: what it should have brought is lost
+  int64_t steps_ = 0;
+  int64_t reserved_blocks_ = 0;
+  int64_t others_ = 0;  // sequences that are held by others
+};
+
+}  // namespace helm

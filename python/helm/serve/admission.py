@@ -1,0 +1,184 @@
+"""Who is computed next, and who is sent away: bounded waiting, keys take turns. Knows requests by
+their counts of tokens alone.
+
+Keys take turns by virtual token counters (Sheng et al. 2024): the key that was given least goes
+first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+from helm.serve.errors import ApiError
+
+_OUTPUT_WEIGHT = 2.0  # an output token beside a prompt token
+_LONGEST_RETRY_S = 60
+_SHARE = 0.2  # of a new measurement in a moving mean
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One request that waits or runs. cost_s: seconds it is expected to hold its place."""
+
+    client: int
+    prompt_tokens: int
+    output_tokens: int
+    cost_s: float
+    admitted: asyncio.Future[None]
+    begun_s: float = 0.0
+
+
+@dataclass
+class _Mean:
+    """A moving mean that begins with a guess."""
+
+    value: float
+    known: bool = False
+
+    def add(self, value: float) -> None:
+        if math.isfinite(value) and value >= 0:
+            self.value += (_SHARE if self.known else 1.0) * (value - self.value)
+            self.known = True
+
+
+@dataclass
+class Admission:
+    """places: requests that run at once. max_waiting: that wait at most. queue_timeout_s: how long
+    one waits at most."""
+
+    places: int
+    max_waiting: int = 256
+    queue_timeout_s: float = 60.0
+    running: set[Ticket] = field(default_factory=set)
+    rejected: dict[str, int] = field(default_factory=dict)
+    _queues: dict[int, deque[Ticket]] = field(default_factory=dict)
+    _served: dict[int, float] = field(default_factory=dict)  # virtual counters by client
+    _prompt_s: _Mean = field(default_factory=lambda: _Mean(0.0))  # per token
+    _output_s: _Mean = field(default_factory=lambda: _Mean(0.0))
+    _outputs: _Mean = field(default_factory=lambda: _Mean(128.0))  # tokens of an answer
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return sum(map(len, self._queues.values()))
+
+    def wait_s(self) -> float:
+        """How long a request that came now would wait, by what others took."""
+        free = self.places - len(self.running) - self.waiting
+        if free > 0:
+            return 0.0
+        now = asyncio.get_running_loop().time()
+        left = sum(max(0.0, t.cost_s - (now - t.begun_s)) for t in self.running)
+        ahead = sum(ticket.cost_s for queue in self._queues.values() for ticket in queue)
+        return (left + ahead) / self.places
+
+    def check(self, more: int = 1) -> None:
+        """429 where `more` requests would wait too long, or among too many."""
+        wait_s = self.wait_s()
+        free = self.places - len(self.running)
+        if self.waiting + more - max(free, 0) > self.max_waiting:
+            raise self._refusal("full", f"{self.waiting} requests are waiting", wait_s / 2)
+        if wait_s > self.queue_timeout_s:
+            over = wait_s - self.queue_timeout_s
+            raise self._refusal("slow", f"the wait would be about {wait_s:.0f} s", over)
+
+    @contextlib.asynccontextmanager
+    async def place(
+        self, client: int, prompt_tokens: int, output_tokens: int
+    ) -> AsyncIterator[Ticket]:
+        """Waits for a place and holds it. 429 once that took too long."""
+        cost = self._cost(prompt_tokens, output_tokens)
+        made = asyncio.get_running_loop().create_future()
+        ticket = Ticket(client, prompt_tokens, output_tokens, cost, made)
+        self._queue(ticket)
+        try:
+            self._admit()
+            try:
+                async with asyncio.timeout(self.queue_timeout_s):
+                    await ticket.admitted
+            except TimeoutError:
+                reason = f"it waited {self.queue_timeout_s:.0f} s"
+                raise self._refusal("timeout", reason, self.wait_s()) from None
+            yield ticket
+        finally:
+            self._leave(ticket)
+
+    def ended(self, ticket: Ticket, timings: Mapping[str, float], output_tokens: int) -> None:
+        """What a request took, by which the wait of others is told."""
+        prompt, output = timings.get("prefill_tokens", 0), timings.get("decode_tokens", 0)
+        if prompt:
+            self._prompt_s.add(timings.get("prefill_s", 0.0) / prompt)
+        if output:
+            self._output_s.add(timings.get("decode_s", 0.0) / output)
+        self._outputs.add(output_tokens)
+        charged = prompt + _OUTPUT_WEIGHT * output_tokens
+        expected = ticket.prompt_tokens + _OUTPUT_WEIGHT * self._expected(ticket.output_tokens)
+        self._served[ticket.client] = self._served.get(ticket.client, 0.0) + charged - expected
+
+    async def idle(self) -> None:
+        """Returns once nobody waits or runs."""
+        while self.running or self._queues:
+            self._idle.clear()
+            await self._idle.wait()
+
+    def _expected(self, output_tokens: int) -> float:
+        return min(float(output_tokens), self._outputs.value)
+
+    def _cost(self, prompt_tokens: int, output_tokens: int) -> float:
+        return (
+            prompt_tokens * self._prompt_s.value
+            + self._expected(output_tokens) * self._output_s.value
+        )
+
+    def _queue(self, ticket: Ticket) -> None:
+        client = ticket.client
+        if client not in self._queues and not any(t.client == client for t in self.running):
+            # Who was away gains nothing by that.
+            others = {*self._queues, *(t.client for t in self.running)}
+            least = min((self._served.get(other, 0.0) for other in others), default=0.0)
+            if not others:
+                self._served.clear()
+            self._served[client] = max(self._served.get(client, 0.0), least)
+        self._queues.setdefault(client, deque()).append(ticket)
+
+    def _admit(self) -> None:
+        now = asyncio.get_running_loop().time()
+        while self._queues and len(self.running) < self.places:
+            client = min(self._queues, key=lambda c: self._served.get(c, 0.0))
+            ticket = self._queues[client].popleft()
+            if not self._queues[client]:
+                del self._queues[client]
+            if ticket.admitted.done():
+                continue
+            self.running.add(ticket)
+            ticket.begun_s = now
+            charge = ticket.prompt_tokens + _OUTPUT_WEIGHT * self._expected(ticket.output_tokens)
+            self._served[client] = self._served.get(client, 0.0) + charge
+            ticket.admitted.set_result(None)
+
+    def _leave(self, ticket: Ticket) -> None:
+        self.running.discard(ticket)
+        queue = self._queues.get(ticket.client)
+        if queue is not None and ticket in queue:
+            queue.remove(ticket)
+            if not queue:
+                del self._queues[ticket.client]
+        self._admit()
+        if not self.running and not self._queues:
+            self._idle.set()
+
+    def _refusal(self, reason: str, why: str, after_s: float) -> ApiError:
+        self.rejected[reason] = self.rejected.get(reason, 0) + 1
+        seconds = min(max(math.ceil(after_s + 1), 1), _LONGEST_RETRY_S)
+        return ApiError(
+            429,
+            f"the server is busy: {why}; try again in {seconds} s",
+            code="server_busy",
+            headers={"retry-after": str(seconds)},
+        )

@@ -1,0 +1,209 @@
+"""The choices of one request while they are computed: text from tokens, limits, cancelling. Knows
+no shapes of responses."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+from helm.errors import HelmError
+from helm.serve.admission import Ticket
+from helm.serve.errors import ApiError
+from helm.serve.serving import Record, Serving
+from helm.session.requests import EngineRequest, StepOutput
+from helm.text.prompts import Job
+from helm.text.stop_strings import TextAssembler
+
+Logprob = tuple[float, list[tuple[int, float]]]
+_SILENT_S = 15.0  # proxies close a connection on which nothing comes
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One choice. after: the choice of the same prompt whose first token it awaits, so that the
+    prompt is computed once. shown: special tokens that its text has."""
+
+    job: Job
+    after: int | None = None
+    shown: frozenset[int] = frozenset()
+
+
+@dataclass
+class Part:
+    """What came of one choice. logprobs: of each token; empty unless asked for."""
+
+    choice: int
+    text: str
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    finish: str | None = None
+
+
+def choices_of(
+    job: Job, count: int, first: int, shown: frozenset[int] = frozenset()
+) -> list[Asked]:
+    """`count` choices for a prompt; each draws by a seed of its own. first: number of the first."""
+    seed = job.sampling.seed or 0
+    return [
+        Asked(
+            dataclasses.replace(
+                job, sampling=dataclasses.replace(job.sampling, seed=(seed + i) % 2**64)
+            ),
+            first if i else None,
+            shown,
+        )
+        for i in range(count)
+    ]
+
+
+class Generation:
+    """Computes choices; `parts` gives what came, as it comes. Closing it cancels them."""
+
+    def __init__(self, serving: Serving, asked: Sequence[Asked], record: Record) -> None:
+        self._serving = serving
+        self._asked = asked
+        self._record = record
+        self._queue: asyncio.Queue[Part | Exception] = asyncio.Queue()
+        self._begun = [asyncio.Event() for _ in asked]
+        record.prompt_tokens = sum(len(a.job.tokens) for a in asked if a.after is None)
+
+    async def parts(self) -> AsyncGenerator[list[Part], None]:
+        """Non-empty lists, but for an empty one where nothing came for 15 s. Raises what a choice
+        failed with; the others end then."""
+        self._serving.admission.check(len(self._asked))
+        tasks = [asyncio.create_task(self._run(i)) for i in range(len(self._asked))]
+        left = len(tasks)
+        try:
+            while left:
+                found = await self._take()
+                left -= sum(part.finish is not None for part in found)
+                yield found
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _take(self) -> list[Part]:
+        queue, found = self._queue, list[Part]()
+        if queue.empty():
+            try:
+                async with asyncio.timeout(_SILENT_S):
+                    found.append(_part_of(await queue.get()))
+            except TimeoutError:
+                return []
+        while not queue.empty():
+            found.append(_part_of(queue.get_nowait()))
+        return found
+
+    async def _run(self, choice: int) -> None:
+        asked = self._asked[choice]
+        job, record = asked.job, self._record
+        try:
+            if asked.after is not None:
+                await self._begun[asked.after].wait()
+            admission = self._serving.admission
+            async with admission.place(record.client, len(job.tokens), job.max_tokens) as ticket:
+                if record.queue_s is None:
+                    record.queue_s = _now() - record.begun_s
+                    self._serving.metrics.queue.add(record.queue_s)
+                await self._compute(choice, asked, ticket)
+        except Exception as error:
+            self._queue.put_nowait(error)
+        finally:
+            self._begun[choice].set()
+
+    async def _compute(self, choice: int, asked: Asked, ticket: Ticket) -> None:
+        serving, job = self._serving, asked.job
+        request = EngineRequest(
+            job.tokens,
+            job.max_tokens,
+            dataclasses.replace(job.sampling, stop=()),
+            tuple(job.stop_tokens),
+            self._record.client,
+            job.constraint,
+        )
+        text = self._text(asked)
+        stream = serving.backend.submit(request)
+        count, last, finish = 0, _now(), None
+        try:
+            async with asyncio.timeout_at(self._record.begun_s + serving.request_timeout_s):
+                async for step in stream:
+                    part = _assembled(choice, step, text, job.sampling.logprobs is not None)
+                    now = _now()
+                    self._note(now - last, count)
+                    self._begun[choice].set()
+                    last, count, finish = now, count + len(part.tokens), part.finish
+                    self._record.output_tokens += len(part.tokens)
+                    if finish is not None:
+                        break
+                    if part.text or part.tokens:
+                        self._queue.put_nowait(part)
+        except TimeoutError:
+            self._record.timed_out = True
+            part, finish = Part(choice, text.flush(), finish="length"), "length"
+        finally:
+            stream.cancel()
+            serving.admission.ended(ticket, stream.timings, count)
+            self._ended(choice, dict(stream.timings), count, finish or "cancelled")
+        if finish is None:
+            raise ApiError(500, "the engine ended the request without a reason")
+        self._queue.put_nowait(part)
+
+    def _text(self, asked: Asked) -> TextAssembler:
+        tokenizer, job = self._serving.backend.tokenizer, asked.job
+        detokenizer = None
+        if tokenizer is not None:
+            prompt = job.tokens if job.seeded_text else ()
+            detokenizer = tokenizer.detokenizer(prompt, asked.shown)
+        return TextAssembler(detokenizer, tuple(job.sampling.stop or ()))
+
+    def _note(self, since_s: float, tokens: int) -> None:
+        metrics, record = self._serving.metrics, self._record
+        if tokens:
+            metrics.between_tokens.add(since_s)
+        elif record.first_s is None:
+            record.first_s = _now() - record.begun_s
+            metrics.first_token.add(record.first_s)
+
+    def _ended(self, choice: int, timings: dict[str, float], count: int, finish: str) -> None:
+        record, metrics = self._record, self._serving.metrics
+        record.timings, record.finish = timings, finish
+        if self._asked[choice].after is None:
+            record.cached_tokens += int(timings.get("cached_tokens", 0))
+            metrics.cached_tokens += int(timings.get("cached_tokens", 0))
+            metrics.prompt_tokens += len(self._asked[choice].job.tokens)
+        metrics.generated_tokens += count
+        metrics.finished[finish] = metrics.finished.get(finish, 0) + 1
+        self._begun[choice].set()
+
+
+def _part_of(item: Part | Exception) -> Part:
+    if isinstance(item, Exception):
+        raise item
+    return item
+
+
+def _assembled(choice: int, step: StepOutput, text: TextAssembler, logprobs: bool) -> Part:
+    """The part that a step of the engine makes."""
+    if step.finish == "error" or step.error is not None:
+        raise step.error or HelmError("[serve] the engine failed at this request")
+    part = Part(choice, "")
+    for place, token in enumerate(step.tokens):
+        ends = step.finish == "stop" and place == len(step.tokens) - 1
+        part.text += text.push(token, shown=not ends)
+        part.tokens.append(token)
+        if logprobs and step.logprobs is not None:
+            part.logprobs.append(step.logprobs[place])
+        if text.stopped:
+            part.finish = "stop"
+            return part
+    if step.finish is not None:
+        part.text += text.flush()
+        part.finish = "stop" if text.stopped else step.finish
+    return part
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,287 @@
+"""POST /v1/chat/completions: from a conversation to choices, whole or as a stream."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from helm.serve import http_body
+from helm.serve.errors import ApiError, too_long
+from helm.serve.generation import Asked, Generation, Part, choices_of
+from helm.serve.http_body import Json
+from helm.serve.logprobs import TokenTexts, chat_logprobs
+from helm.serve.openai_schema import ChatRequest, read_body, read_chat
+from helm.serve.reasoning import ReasoningSplitter, opens_thought
+from helm.serve.replies import collected, headers_of, stream_response
+from helm.serve.serving import LONG, Record, Serving
+from helm.serve.sse import DONE, WAIT, event
+from helm.serve.tools.deltas import ContentDelta
+from helm.serve.tools.description import described
+from helm.serve.tools.parser import ToolParser, parser_for
+from helm.text.literal_text import literal_tokens
+from helm.text.prompts import Template
+from helm.text.sampling import SamplingKeywords, SamplingParams, sampling_params
+from helm.text.tokenizer import Tokenizer
+
+
+async def chat(request: Request) -> Response:
+    """The route."""
+    serving: Serving = request.app.state.serving
+    record: Record = request.scope["helm.record"]
+    asked = read_chat(read_body(await http_body.read(request)))
+    serving.check_model(asked.model)
+    serving.check_ready()
+    answer = await _answer(serving, asked, record)
+    headers = headers_of(record, asked.ignored)
+    if asked.stream:
+        return await stream_response(request, answer.events(), headers)
+    whole = await collected(request, answer.whole())
+    if record.timed_out:
+        headers["x-helm-timeout"] = f"{serving.request_timeout_s:g}"
+    return Json(whole, headers=headers)
+
+
+async def _answer(serving: Serving, asked: ChatRequest, record: Record) -> ChatAnswer:
+    tokenizer = chat_tokenizer(serving)
+    tools = asked.tools if asked.tool_choice != "none" else None
+    template = Template(tools, asked.variables, None, asked.continue_final_message)
+    messages = described(asked.messages, tools, template_source(tokenizer, tools))
+    characters = sum(len(str(message.get("content"))) for message in messages)
+    text, tokens = await serving.run(
+        characters, literal_tokens, tokenizer, messages,
+        lambda messages: template.render(tokenizer, messages),
+    )  # fmt: skip
+    backend = serving.backend
+    if len(tokens) > backend.context:
+        raise too_long(len(tokens), backend.context, "the conversation")
+    parser = _parser(tokenizer, tools, asked.stream)
+    sampling = _sampling(serving, asked, parser)
+    bound = sampling.json_schema is not None  # such an answer has no thought
+    job = await serving.run(
+        0 if not bound else LONG, backend.prompts.tokens_job, tokens, sampling, True,
+        template.continues,
+    )  # fmt: skip
+    states = [
+        Choice(
+            None if bound else _splitter(serving, text, asked),
+            _parser(tokenizer, tools, asked.stream),
+            asked.parallel_tool_calls,
+        )
+        for _ in range(asked.choices)
+    ]
+    splitter = states[0].splitter
+    markers = (*(parser.markers if parser else ()), *(splitter.tags if splitter else ()))
+    choices = choices_of(job, asked.choices, 0, shown_ids(tokenizer, markers))
+    return ChatAnswer(serving, asked, record, choices, states)
+
+
+def chat_tokenizer(serving: Serving) -> Tokenizer:
+    """The tokenizer of a model that chats; 400 for others."""
+    tokenizer = serving.backend.tokenizer
+    if tokenizer is None or not tokenizer.chat_templates:
+        raise ApiError(
+            400,
+            f"the model {serving.name!r} has no chat template; use /v1/completions",
+            code="no_chat_template",
+        )
+    return tokenizer
+
+
+def shown_ids(tokenizer: Tokenizer, markers: tuple[str, ...]) -> frozenset[int]:
+    """Special tokens that a parser needs to see."""
+    found = (tokenizer.token_id(marker) for marker in markers if marker)
+    return frozenset(i for i in found if i is not None)
+
+
+def _parser(
+    tokenizer: Tokenizer, tools: list[dict[str, Any]] | None, live: bool
+) -> ToolParser | None:
+    if tools is None:
+        return None
+    return parser_for(template_source(tokenizer, tools), tools, live=live)
+
+
+def template_source(tokenizer: Tokenizer, tools: list[dict[str, Any]] | None) -> str:
+    """The text of the template that is taken."""
+    sources = tokenizer.chat_templates
+    return (sources.get("tool_use") if tools else None) or sources.get("default", "")
+
+
+def _splitter(serving: Serving, text: str, asked: ChatRequest) -> ReasoningSplitter | None:
+    marks = serving.marks
+    if marks is None:
+        return None
+    last = asked.messages[-1].get("content") if asked.continue_final_message else ""
+    opened = opens_thought(text, marks.begin, marks.end, last if isinstance(last, str) else "")
+    return ReasoningSplitter(opened, marks.begin, marks.end)
+
+
+def _sampling(serving: Serving, asked: ChatRequest, parser: ToolParser | None) -> SamplingParams:
+    """Of one answer: as long as the model recommends or the context is; a call where it must."""
+    sampling, choice = asked.sampling, asked.tool_choice
+    changed: SamplingKeywords = {}
+    if parser is not None and choice not in ("none", "auto"):
+        name = choice["name"] if isinstance(choice, dict) else choice
+        changed["json_schema"] = parser.required_schema(name)
+    if sampling.max_tokens is None:
+        changed["max_tokens"] = serving.backend.prompts.defaults.max_new_tokens
+    return sampling_params(sampling, changed)
+
+
+@dataclass
+class Choice:
+    """One answer as it grows: its text split into thought, content and calls."""
+
+    splitter: ReasoningSplitter | None
+    parser: ToolParser | None
+    parallel: bool
+    message: dict[str, Any] = field(
+        default_factory=lambda: {"role": "assistant", "content": None, "refusal": None}
+    )
+    logprobs: list[Any] = field(default_factory=list)
+    finish: str | None = None
+
+    def deltas(self, part: Part) -> list[dict[str, Any]]:
+        """What a part adds; sets `finish` with the last."""
+        last = part.finish is not None
+        found: list[dict[str, Any]] = []
+        pieces = (
+            [("content", part.text)]
+            if self.splitter is None
+            else self.splitter.feed(part.text, last)
+        )
+        for kind, text in pieces:
+            if kind == "reasoning":
+                found.append({"reasoning_content": text})
+            elif self.parser is None:
+                found += [{"content": text}] if text else []
+            else:
+                found += self._parsed(self.parser, text, False)
+        if last:
+            found += [] if self.parser is None else self._parsed(self.parser, "", True)
+        for delta in found:
+            self._add(delta)
+        if last:
+            called = "tool_calls" in self.message and part.finish == "stop"
+            self.finish = "tool_calls" if called else part.finish
+        return found
+
+    def _parsed(self, parser: ToolParser, text: str, last: bool) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for delta in parser.feed(text, last):
+            if isinstance(delta, ContentDelta):
+                found.append({"content": delta.text})
+            elif self.parallel or delta.index == 0:
+                found.append({"tool_calls": [delta.to_openai()]})
+        return found
+
+    def _add(self, delta: dict[str, Any]) -> None:
+        message = self.message
+        for name in ("content", "reasoning_content"):
+            if name in delta:
+                message[name] = (message.get(name) or "") + delta[name]
+        for piece in delta.get("tool_calls", ()):
+            calls = message.setdefault("tool_calls", [])
+            if "id" in piece:
+                call = {name: value for name, value in piece.items() if name != "index"}
+                calls.append({**call, "function": dict(piece["function"])})
+            else:
+                calls[-1]["function"]["arguments"] += piece["function"]["arguments"]
+
+    def ended(self) -> dict[str, Any]:
+        """The whole message."""
+        if self.message["content"] is None and "tool_calls" not in self.message:
+            self.message["content"] = ""
+        return self.message
+
+
+class ChatAnswer:
+    """All choices of one request."""
+
+    def __init__(
+        self, serving: Serving, asked: ChatRequest, record: Record, choices: list[Asked],
+        states: list[Choice],
+    ) -> None:  # fmt: skip
+        self._asked = asked
+        self._record = record
+        self._states = states
+        self._generation = Generation(serving, choices, record)
+        self._texts = TokenTexts(serving.backend.tokenizer)
+        self._head = {
+            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "object": "chat.completion.chunk" if asked.stream else "chat.completion",
+            "created": int(record.wall_s),
+            "model": serving.name,
+        }
+
+    async def whole(self) -> dict[str, Any]:
+        """The response of a request without a stream."""
+        async for parts in self._generation.parts():
+            for part in parts:
+                state = self._states[part.choice]
+                state.deltas(part)
+                state.logprobs += (self._logprobs(part) or {"content": []})["content"]
+        choices = [
+            {
+                "index": i,
+                "message": state.ended(),
+                "logprobs": {"content": state.logprobs, "refusal": None}
+                if self._asked.sampling.logprobs is not None
+                else None,
+                "finish_reason": state.finish,
+            }
+            for i, state in enumerate(self._states)
+        ]
+        return {**self._head, "choices": choices, "usage": self._record.usage()}
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The chunks of a stream."""
+        begun: set[int] = set()
+        source = self._generation.parts()
+        try:
+            async for parts in source:
+                if not parts:
+                    yield WAIT
+                for part in parts:
+                    if part.choice not in begun:
+                        begun.add(part.choice)
+                        yield self._chunk(part.choice, {"role": "assistant", "content": ""})
+                    for chunk in self._chunks(part):
+                        yield chunk
+        finally:
+            await source.aclose()
+        if self._asked.include_usage:
+            yield event({**self._head, "choices": [], "usage": self._record.usage()})
+        yield DONE
+
+    def _chunks(self, part: Part) -> list[bytes]:
+        state = self._states[part.choice]
+        deltas = state.deltas(part)
+        logprobs = self._logprobs(part)
+        if logprobs is not None and not deltas:
+            deltas = [{}]
+        found = [
+            self._chunk(part.choice, delta, logprobs if i == 0 else None)
+            for i, delta in enumerate(deltas)
+        ]
+        if part.finish is not None:
+            found.append(self._chunk(part.choice, {}, finish=state.finish))
+        return found
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], logprobs: Any = None, finish: str | None = None
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        usage = {"usage": None} if self._asked.include_usage else {}
+        return event({**self._head, "choices": [choice], **usage})
+
+    def _logprobs(self, part: Part) -> dict[str, Any] | None:
+        top = self._asked.sampling.logprobs
+        if top is None or not part.tokens:
+            return None
+        return chat_logprobs(self._texts, part.tokens, part.logprobs, top)

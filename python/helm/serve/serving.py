@@ -1,0 +1,115 @@
+"""What all requests share, and what is noted of each. Knows no routes."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+from helm.serve.admission import Admission
+from helm.serve.backend import Backend
+from helm.serve.errors import ApiError
+from helm.serve.metrics import Metrics
+from helm.text.thinking import Marks, thinking_marks
+
+P = ParamSpec("P")
+T = TypeVar("T")
+LONG = 2000  # characters; shorter texts are encoded at once
+
+
+@dataclass
+class Record:
+    """One request, for its line in the log and its usage. Times in seconds of the loop."""
+
+    request_id: str
+    begun_s: float
+    wall_s: float = field(default_factory=time.time)  # since 1970
+    client: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    queue_s: float | None = None
+    first_s: float | None = None  # from arrival to the first token
+    finish: str = ""
+    timed_out: bool = False
+    timings: dict[str, float] = field(default_factory=dict)
+    error: str = ""
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's usage, with HELM's timings."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.output_tokens,
+            "total_tokens": self.prompt_tokens + self.output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "helm": {"timings": self.timings},
+        }
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the choice that ended last, after its first token."""
+        decode_s = self.timings.get("decode_s", 0.0)
+        return self.timings.get("decode_tokens", 0) / decode_s if decode_s > 0 else 0.0
+
+
+@dataclass
+class Serving:
+    """A backend as it is served. aliases: names that requests may use for it beside its own; the
+    first is shown. request_timeout_s: how long one is computed at most."""
+
+    backend: Backend
+    admission: Admission
+    aliases: tuple[str, ...] = ()
+    request_timeout_s: float = 600.0
+    draining: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+    metrics: Metrics = field(default_factory=Metrics)
+    executor: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="helm-text")
+    )
+
+    @property
+    def name(self) -> str:
+        """What the model is called in responses."""
+        return self.aliases[0] if self.aliases else self.backend.name
+
+    @functools.cached_property
+    def marks(self) -> Marks | None:
+        """What stands around a model's thinking."""
+        tokenizer = self.backend.tokenizer
+        return None if tokenizer is None else thinking_marks(tokenizer)
+
+    def check_model(self, model: str | None) -> None:
+        """404 for another model than the one there is; none is as good as that."""
+        names = (*self.aliases, self.backend.name, "default", "")
+        if model is not None and model not in names:
+            shown = model if len(model) <= 100 else f"{model[:97]}..."
+            raise ApiError(
+                404,
+                f"the model {shown!r} is not served here; there is {self.name!r}",
+                code="model_not_found",
+                param="model",
+            )
+
+    def state(self) -> tuple[str, str]:
+        """ "ok", "draining" or "failed", and why."""
+        if self.backend.failure is not None:
+            return "failed", str(self.backend.failure)
+        return ("draining", "the server is going down") if self.draining else ("ok", "")
+
+    def check_ready(self) -> None:
+        """503 where nothing new is computed."""
+        state, reason = self.state()
+        if state != "ok":
+            headers = {"retry-after": "30"} if state == "draining" else {}
+            raise ApiError(503, f"{state}: {reason}", code=state, headers=headers)
+
+    async def run(self, characters: int, work: Callable[P, T], *args: P.args) -> T:  # type: ignore[valid-type]
+        """`work` on a text: on another thread where it is long."""
+        if characters < LONG:
+            return work(*args)  # type: ignore[call-arg]
+        return await asyncio.get_running_loop().run_in_executor(self.executor, work, *args)
