@@ -87,7 +87,7 @@ std::unique_ptr<Device> open(const HelmCudaOptions& options) {
   const char* graphs = std::getenv("HELM_CUDA_GRAPHS");
   device.graphs = graphs == nullptr || std::strcmp(graphs, "0") != 0;
   const char* overlap = std::getenv("HELM_CUDA_PDL");
-  device.overlap = overlap != nullptr && std::strcmp(overlap, "1") == 0;
+  device.overlap = overlap == nullptr || std::strcmp(overlap, "0") != 0;
   return std::make_unique<CudaDevice>(device, blas);
 }
 

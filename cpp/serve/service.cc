@@ -1,24 +1,15 @@
-// The engine thread: takes what is submitted, steps the driver, fills the outboxes, and lends the
-// engine out between steps.
-#include "helm/service.h"
-
+// What a service's users call: what is submitted and cancelled, and turns between steps.
 #include <pthread.h>
 #include <signal.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <map>
-#include <mutex>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "base/check.h"
-#include "base/process.h"
-#include "serve/driver.h"
 #include "serve/outbox.h"
+#include "serve/service_impl.h"
 
 namespace helm {
 namespace {
@@ -48,79 +39,6 @@ std::chrono::duration<double> duration(double seconds) {
 }
 
 }  // namespace
-
-class Service::Impl {
- public:
-  Impl(std::shared_ptr<Engine> engine, const ServiceOptions& options);
-  ~Impl();
-
-  std::vector<RequestId> submit_all(std::vector<Request> requests,
-                                    const std::shared_ptr<Outbox>& outbox);
-  void cancel(RequestId id);
-  void between_steps(const std::function<void(Engine&, PrefixCache*)>& work, bool waits = true);
-  bool wait_for_room(double seconds);
-  void held(int64_t change) {
-    if (driver_ != nullptr) driver_->held_by_others(change);
-  }
-  void drain();
-  void stop(double grace_s);
-  void freeze() noexcept;
-  ServiceStats stats() const;
-  std::exception_ptr failure() const;
-  const Engine& engine() const { return *engine_; }
-  PrefixCache* prefixes() { return prefixes_.get(); }
-  bool here() const { return process_.here(); }
-  bool is_holder() const { return holder_ == std::this_thread::get_id(); }
-
- private:
-  // A request that comes or, with nothing to come, one that goes.
-  struct Command {
-    RequestId id;
-    std::unique_ptr<Active> request;
-    std::shared_ptr<Outbox> outbox;
-  };
-  void check_process() const { engine_->check_process(); }
-  void check_caller() const;
-  void run() noexcept;
-  bool engine_may_go() const;
-  void take_commands();
-  void step() noexcept;
-  void deliver();
-  void end_all(const std::exception_ptr& why) noexcept;
-  void publish();
-
-  Process process_;
-  std::shared_ptr<Engine> engine_;
-  std::unique_ptr<PrefixCache> prefixes_;  // or null
-
-  // Used by the engine's thread, or by the one that has the turn.
-  std::unique_ptr<Driver> driver_;
-  std::map<RequestId, std::shared_ptr<Outbox>> outboxes_;  // of open requests
-  int64_t tokens_ = 0;
-
-  mutable std::mutex mutex_;       // guards what follows
-  std::condition_variable wake_;   // the engine's thread
-  std::condition_variable turn_;   // those that wait for their turn
-  std::condition_variable ended_;  // those that wait for an end
-  std::vector<Command> inbox_;     // in order
-  bool draining_ = false;          // takes no more
-  bool quit_ = false;              // the thread is to end
-  bool gone_ = false;              // it has
-  RequestId next_id_ = 0;
-  bool busy_ = false;        // the driver has requests
-  bool stalled_ = false;     // they wait for what somebody else holds
-  bool parked_ = false;      // the thread waits, and touches nothing
-  bool lent_ = false;        // somebody has the turn: the holder
-  bool step_first_ = false;  // before the next turn, if there is something to do
-  int64_t tickets_ = 0;      // turns asked for
-  int64_t served_ = 0;       // turns that are over
-  int64_t ends_ = 0;         // requests that ended, and turns
-  ServiceStats stats_;
-  std::exception_ptr failure_;
-
-  std::atomic<std::thread::id> holder_;
-  std::thread thread_;
-};
 
 // From work between steps the service cannot be waited for.
 void Service::Impl::check_caller() const {
@@ -187,130 +105,6 @@ void Service::Impl::cancel(RequestId id) {
   if (driver_ == nullptr || id < 0 || id >= next_id_) return;
   inbox_.push_back({id, nullptr, nullptr});
   if (parked_) wake_.notify_one();
-}
-
-// What the engine's thread waits for, if nobody has the turn or is to have it next.
-bool Service::Impl::engine_may_go() const {
-  if (lent_ || gone_) return false;
-  return quit_ ||
-         (((busy_ && !stalled_) || !inbox_.empty()) && (tickets_ == served_ || step_first_));
-}
-
-void Service::Impl::run() noexcept {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    if (!engine_may_go()) {
-      parked_ = true;
-      turn_.notify_all();
-      wake_.wait(lock, [this] { return engine_may_go(); });
-      parked_ = false;
-    }
-    if (quit_) break;
-    lock.unlock();
-    step();
-    lock.lock();
-    step_first_ = false;
-  }
-  gone_ = parked_ = true;
-  ended_.notify_all();
-  turn_.notify_all();
-}
-
-// Notes what was submitted and cancelled, in order.
-void Service::Impl::take_commands() {
-  std::vector<Command> commands;
-  {
-    const std::lock_guard lock(mutex_);
-    commands.swap(inbox_);
-  }
-  for (Command& command : commands) {
-    if (command.request != nullptr) {
-      outboxes_.emplace(command.id, std::move(command.outbox));
-      driver_->add(std::move(command.request));
-      continue;
-    }
-    const auto it = outboxes_.find(command.id);
-    if (it == outboxes_.end()) continue;  // it has ended
-    const std::shared_ptr<Outbox> outbox = std::move(it->second);
-    outboxes_.erase(it);
-    try {
-      driver_->cancel(command.id);
-    } catch (...) {  // its sequence is lost with the device
-    }
-    driver_->forget(command.id);
-    outbox->impl_->closed();
-  }
-}
-
-void Service::Impl::step() noexcept try {
-  take_commands();
-  const bool stalled = !driver_->ended() && !driver_->step();
-  deliver();
-  const std::lock_guard lock(mutex_);
-  stalled_ = stalled;
-} catch (...) {
-  {
-    const std::lock_guard lock(mutex_);
-    failure_ = std::current_exception();
-  }
-  end_all(std::current_exception());
-}
-
-// Gives every outbox what the step brought it, at once; by then stats() knows of it.
-void Service::Impl::deliver() {
-  std::map<Outbox*, std::pair<std::shared_ptr<Outbox>, std::vector<Event>>> filled;
-  for (Token& token : driver_->take_tokens()) {
-    const RequestId id = token.request;
-    const auto it = outboxes_.find(id);
-    const Active* active = driver_->table().find(id);
-    if (it == outboxes_.end() || active == nullptr) continue;
-    tokens_ += token.finish == Finish::kError ? 0 : 1;
-    const bool last = token.finish != Finish::kNone;
-    auto& [outbox, events] = filled[it->second.get()];
-    outbox = it->second;
-    events.push_back({std::move(token), active->timings, active->cached, active->failure});
-    if (!last) continue;
-    outboxes_.erase(it);
-    driver_->forget(id);
-  }
-  publish();
-  for (auto& [key, batch] : filled) batch.first->impl_->put(std::move(batch.second));
-}
-
-// The step's failure, or the service's end, is everyone's.
-void Service::Impl::end_all(const std::exception_ptr& why) noexcept {
-  try {
-    deliver();
-  } catch (...) {  // no memory is left for it
-  }
-  driver_->cancel_all();
-  driver_->take_tokens();
-  publish();
-  for (auto& [id, outbox] : outboxes_) {
-    Event event{{id, -1, 0, {}, Finish::kError}, {}, 0, why};
-    if (const Active* active = driver_->table().find(id)) event.timings = active->timings;
-    driver_->forget(id);
-    std::vector<Event> events;
-    events.push_back(std::move(event));
-    outbox->impl_->put(std::move(events));
-  }
-  outboxes_.clear();
-}
-
-void Service::Impl::publish() {
-  const std::lock_guard lock(mutex_);
-  const RequestTable& table = driver_->table();
-  const int64_t open = std::ssize(table.running()) + std::ssize(table.waiting());
-  if (open < stats_.running + stats_.waiting || open == 0) {
-    ++ends_;
-    ended_.notify_all();
-  }
-  busy_ = open > 0;
-  stats_.running = std::ssize(table.running());
-  stats_.waiting = std::ssize(table.waiting());
-  stats_.steps = driver_->steps();
-  stats_.tokens = tokens_;
-  stats_.kv_blocks_used = driver_->reserved_blocks();
 }
 
 void Service::Impl::between_steps(const std::function<void(Engine&, PrefixCache*)>& work,

@@ -6,7 +6,7 @@ Each part takes less than ten minutes, on a machine of its own or on the same:
 
     first    build        the plugin for this GPU, native tests and the benchmark, in build/gpu
              conformance  the device and its stages against the scalar oracle, and engines whose KV
-                          pages overflow into host memory; once more with HELM_CUDA_PDL=1
+                          pages overflow into host memory; without and with HELM_CUDA_PDL
              memcheck     the former under compute-sanitizer
              racecheck    its stages under compute-sanitizer's search for races
              bench        helm-bench-cuda

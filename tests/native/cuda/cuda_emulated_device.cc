@@ -14,7 +14,7 @@ std::unique_ptr<Device> open_cuda_test_device(int64_t limit_bytes) {
   const char* graphs = std::getenv("HELM_CUDA_GRAPHS");
   options.graphs = graphs == nullptr || std::string_view(graphs) != "0";
   const char* overlap = std::getenv("HELM_CUDA_PDL");
-  options.overlap = overlap != nullptr && std::string_view(overlap) == "1";
+  options.overlap = overlap == nullptr || std::string_view(overlap) != "0";
   return std::make_unique<cuda::CudaDevice>(options, reference_blas());
 }
 

@@ -1,0 +1,133 @@
+"""Requests of asyncio tasks to a service: token ids in, token ids out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections import deque
+from typing import Any
+
+from helm.errors import HelmError
+from helm.session.requests import EngineRequest, StepOutput
+from helm.session.service import Service, request_of
+
+
+class RequestStream:
+    """The outputs of one request, for one task of the loop that submitted it."""
+
+    def __init__(self, inlet: Inlet, request: EngineRequest) -> None:
+        self._inlet = inlet
+        self._with_logprobs = request.sampling.logprobs is not None
+        self._events: deque[Any] = deque()
+        self._came = asyncio.Event()
+        self._ended = False
+        self.timings: dict[str, float] = {}
+        self._id = -1
+
+    def put(self, event: Any) -> None:
+        """Takes a native event."""
+        self._events.append(event)
+        self._came.set()
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> StepOutput:
+        """What has come since the last output; waits for at least one token or the end."""
+        if self._ended:
+            raise StopAsyncIteration
+        while not self._events:
+            self._came.clear()
+            await self._came.wait()
+            if self._ended:
+                raise StopAsyncIteration
+        output = StepOutput(logprobs=[] if self._with_logprobs else None)
+        while self._events:
+            event = self._events.popleft()
+            if event.finish != "error":
+                output.tokens.append(event.id)
+                if output.logprobs is not None:
+                    output.logprobs.append((event.logprob, event.top))
+            if event.finish or not self._events:
+                self.timings = event.timings
+            if event.finish:
+                output.finish = event.finish
+                output.error = _error_of(event)
+                self._ended = True
+        return output
+
+    def cancel(self) -> None:
+        """Ends the request within a step, and the outputs; again does nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        self._came.set()
+        self._inlet.cancel(self._id)
+
+    def __del__(self) -> None:
+        if not getattr(self, "_ended", True):
+            self.cancel()
+
+
+class Inlet:
+    """What one event loop has of a service: a native outbox, watched while requests are open."""
+
+    def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
+        from helm import _helm
+
+        self._service = service
+        self._loop = weakref.ref(loop)
+        self._outbox = _helm.Outbox()
+        self._streams: weakref.WeakValueDictionary[int, RequestStream]
+        self._streams = weakref.WeakValueDictionary()
+        self._open: set[int] = set()
+        self._fd = int(self._outbox.event_fd())
+
+    def submit(self, request: EngineRequest) -> RequestStream:
+        native = request_of(
+            request.tokens,
+            request.max_tokens,
+            request.stop_tokens,
+            request.sampling,
+            request.constraint,
+        )
+        stream = RequestStream(self, request)
+        (stream._id,) = self._service.submit([native], self._outbox)
+        self._streams[stream._id] = stream
+        if not self._open:
+            loop = self._loop()
+            assert loop is not None
+            loop.add_reader(self._fd, self._deliver)
+        self._open.add(stream._id)
+        return stream
+
+    def cancel(self, request: int) -> None:
+        with contextlib.suppress(HelmError):
+            self._service.cancel(request)
+        self._done(request)
+
+    def _deliver(self) -> None:
+        for event in self._outbox.poll():
+            stream = self._streams.get(event.request)
+            if stream is not None:
+                stream.put(event)
+            if event.finish:
+                self._done(event.request)
+
+    def _done(self, request: int) -> None:
+        self._open.discard(request)
+        loop = self._loop()
+        if not self._open and loop is not None and not loop.is_closed():
+            loop.remove_reader(self._fd)
+
+
+def _error_of(event: Any) -> HelmError | None:
+    """What a request failed with."""
+    try:
+        event.rethrow()
+    except HelmError as error:
+        return error
+    except Exception as error:
+        return HelmError(str(error) or type(error).__name__)
+    return None
