@@ -118,6 +118,10 @@ class PyService {
     const Released released;
     return service_->wait_for_room(seconds);
   }
+  void refuse_waiting(const std::string& why) {
+    const Released released;
+    service_->refuse_waiting(std::make_exception_ptr(Error(ErrorKind::kInvalid, why)));
+  }
   void drain() { service_->drain(); }
   void stop(double grace_s) {
     const Released released;
@@ -205,6 +209,8 @@ void bind_service(nb::module_& m) {
            "bytes and may raise to cancel.")
       .def("load", &PyService::load, "path"_a, "progress"_a.none() = nb::none(),
            "Keeps what a file holds; (its tokens, the metadata).")
+      .def("refuse_waiting", &PyService::refuse_waiting, "why"_a,
+           "Ends the requests that have not begun, each with InvalidError.")
       .def("drain", &PyService::drain, "Refuses further requests.")
       .def("stop", &PyService::stop, "grace_s"_a, "Drains, waits so long, and ends what is open.")
       .def("freeze", &PyService::freeze, "Runs no further step; what is open stays so.")

@@ -28,8 +28,9 @@ CUDA_FOLDERS = (
     "cpp/include/helm", "cpp/base", "cpp/plan", "cpp/device", "cuda/hardware", "cuda/kernels",
     "cuda",
 )  # fmt: skip
-ALONE = ("cuda/emulation", "python")  # these see their own files
-INSTALLED = "cpp/include/helm"  # and `python` the installed API
+INSTALLED = "cpp/include/helm"
+# These see their own files, and the bindings the installed API, the emulation what it stands for.
+ALONE = {"cuda/emulation": "cuda/hardware", "python": INSTALLED}
 # The simulated accelerator runs the CPU's stages, and the registry makes it.
 SEE_CPU = {"sim_device.h", "sim_device.cc", "registry.cc"}
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.M)
@@ -151,7 +152,7 @@ def _visible(file: Path) -> set[str]:
     """The folders whose headers a file may include."""
     own = _native_folder(file)
     if own in ALONE:
-        return {own, INSTALLED} if own == "python" else {own}
+        return {own, ALONE[own]}
     table = CUDA_FOLDERS if own.startswith("cuda") else NATIVE_FOLDERS
     seen = set(table[: table.index(own) + 1])
     return seen | {"cpp/cpu", "cpp/cpu/kernels"} if file.name in SEE_CPU else seen

@@ -37,13 +37,13 @@ struct Active {
   std::exception_ptr failure;  // of this request alone
 
   // Takes a generated token, which is computed next. room: positions left in the sequence.
-  Finish take(int32_t id, int64_t room) {
+  Finish take(int32_t token, int64_t room) {
     timings.decode_tokens += generated == 0 ? 0 : 1;
     ++generated;
-    request.prompt.push_back(id);
-    pending.push_back(id);
+    request.prompt.push_back(token);
+    pending.push_back(token);
     const std::vector<int32_t>& stops = request.stop_tokens;
-    if (std::find(stops.begin(), stops.end(), id) != stops.end()) return Finish::kStop;
+    if (std::find(stops.begin(), stops.end(), token) != stops.end()) return Finish::kStop;
     const bool full = std::ssize(pending) > room;
     return full || generated >= request.max_tokens ? Finish::kLength : Finish::kNone;
   }

@@ -107,6 +107,14 @@ void Driver::cancel_all() noexcept {
   collect_steps();
 }
 
+void Driver::refuse_waiting(const std::exception_ptr& why) {
+  while (!table_.waiting().empty()) {
+    Active& active = *table_.waiting().back();
+    finish_with_error(active, why);
+    table_.end(active);
+  }
+}
+
 void Driver::collect_steps() noexcept {
   while (!flights_.empty()) collect();
 }

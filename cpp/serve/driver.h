@@ -36,6 +36,8 @@ class Driver : public StepOwner {
   // ended. An own sequence is given back.
   void cancel(RequestId id);
   void cancel_all() noexcept;
+  // Ends the requests that have not begun, each with this error.
+  void refuse_waiting(const std::exception_ptr& why);
   bool ended() const { return table_.empty(); }
   // Runs a step or more, at least until one is collected; false if nothing can be done before a
   // sequence that others hold is given back. Throws what a step failed with; then again, until all

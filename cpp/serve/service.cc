@@ -146,6 +146,14 @@ void Service::Impl::between_steps(const std::function<void(Engine&, PrefixCache*
   if (thrown) std::rethrow_exception(thrown);
 }
 
+void Service::Impl::refuse_waiting(const std::exception_ptr& why) {
+  between_steps([&](Engine&, PrefixCache*) {
+    if (driver_ == nullptr) return;
+    driver_->refuse_waiting(why);
+    deliver();
+  });
+}
+
 bool Service::Impl::wait_for_room(double seconds) {
   check_caller();
   std::unique_lock lock(mutex_);
@@ -229,6 +237,9 @@ void Service::between_steps(const std::function<void(Engine&, PrefixCache*)>& wo
 }
 bool Service::wait_for_room(double seconds) {
   return impl_->wait_for_room(seconds);
+}
+void Service::refuse_waiting(const std::exception_ptr& why) {
+  impl_->refuse_waiting(why);
 }
 void Service::held(int64_t change) {
   impl_->held(change);

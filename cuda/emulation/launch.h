@@ -8,7 +8,7 @@
 #include <functional>
 #include <limits>
 
-#include "cuda/kernels/queue.h"
+#include "cuda/hardware/queue.h"
 
 namespace cuda_emulation {
 

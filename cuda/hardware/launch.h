@@ -4,7 +4,7 @@
 
 #include <cuda_runtime.h>
 
-#include "cuda/kernels/queue.h"
+#include "queue.h"
 
 namespace helm::cuda {
 

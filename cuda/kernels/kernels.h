@@ -11,9 +11,9 @@
 
 #include <cstdint>
 
+#include "cuda/hardware/queue.h"
 #include "helm/plan.h"
 #include "plan/cuda_scratch.h"
-#include "queue.h"
 
 namespace helm::cuda {
 

@@ -52,7 +52,9 @@ def test_short_options_and_those_of_other_engines_mean_the_same() -> None:
 def test_every_familiar_name_is_an_option_of_some_command() -> None:
     ours = {name for command in commands().values() for a in actions(command) for name in a}
     # These are parameters of Python alone.
-    assert {option(f"--{name}") for name in NAMES} - ours == {"--max-sequences", "--prefix-cache"}
+    assert {option(f"--{name}") for name in NAMES} - ours == {
+        "--max-sequences", "--prefix-cache", "--regex", "--grammar"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

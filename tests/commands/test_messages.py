@@ -43,7 +43,7 @@ def strings(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def library() -> list[Path]:
-    files = [path for path in PACKAGE.rglob("*.py") if "commands" not in path.parts]
+    files = [path for path in PACKAGE.rglob("*.py") if not {"commands", "serve"} & {*path.parts}]
     return [path for path in files if path.name not in OF_THE_COMMAND]
 
 

@@ -242,8 +242,8 @@ def test_streaming_starts_where_it_is_faster_than_the_cpu():
     assert not faster[0]
     assert faster[-1]
     assert prefill.visit_from[row] == 1 << faster.index(True)
-    assert prefill.stream_tokens(row, 128) == prefill.visit_from[row]
-    assert prefill.stream_tokens(row, 4) <= 4  # every step of 4 tokens is to stream
+    assert prefill.visit_tokens(row, 128) == prefill.visit_from[row]
+    assert prefill.visit_tokens(row, 4) <= 4  # every step of 4 tokens is to stream
 
 
 @pytest.mark.parametrize("name", ["llama", "opt_350m", "qwen2_window"])

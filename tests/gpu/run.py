@@ -191,7 +191,7 @@ KINDS = {
     "conformance": Kind(45, "build", conformance),
     "memcheck": Kind(60, "build", sanitized("memcheck")),
     "racecheck": Kind(60, "build", sanitized("racecheck", f"--test-case={STAGES}")),
-    "bench": Kind(150, "build", bench),
+    "bench": Kind(90, "build", bench),
     "package": Kind(120, None, package),
     "models": Kind(120, "package", models),
     "partitioned": Kind(150, "package", partitioned),

@@ -91,6 +91,8 @@ class HELM_API Service {
   // there may be room where there was none. False if nothing runs that could end.
   bool wait_for_room(double seconds);
 
+  // Ends the requests that have not begun, each with this error. As between_steps().
+  void refuse_waiting(const std::exception_ptr& why);
   void drain();                // refuses what is submitted from now on
   void stop(double grace_s);   // drains, waits so long for what is open, ends that with an error
   void freeze() noexcept;      // no step after this one; what is open stays so for ever

@@ -121,6 +121,8 @@ class Service:
     def end(self) -> None:
         """Likewise; who waits for room is refused, and what is kept is closed."""
         self._closed = True
+        if os.getpid() == self._process:
+            self._native.refuse_waiting(CLOSED)
         self._native.clear()
 
     def stop(self, grace_s: float) -> None:
