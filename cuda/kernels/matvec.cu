@@ -14,12 +14,18 @@ constexpr int kWarps = 4;  // small blocks: the last ones leave few cores idle
 template <int T>
 inline constexpr int kRows = T <= 2 ? 2 : 4;
 // Blocks that a multiprocessor's registers are to hold. Left to itself the compiler takes more, and
-// fewer weights are on their way.
+// fewer weights are on their way. With so many for four and for eight tokens it spills on all GPUs
+// but Hopper.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
+constexpr int kFewer = 0;
+#else
+constexpr int kFewer = 1;
+#endif
 template <int T>
 inline constexpr int kBlocks = T == 1   ? 6
                                : T == 2 ? 5
-                               : T <= 4 ? 4
-                                        : 3;
+                               : T <= 4 ? 4 - kFewer
+                                        : 3 - kFewer;
 // Sixteen-byte loads of weights that a lane has in flight.
 constexpr int kLoads = 8;
 
