@@ -72,7 +72,7 @@ class Product {
     cuda::StepUpload upload(plan, 0, nullptr);
     const auto bound = cuda::bind_linear(
         op, DType::kF32,
-        {spec, upload, narrow.data(), {panel.data(), panel_bytes, problem.panel}, nullptr});
+        {spec, upload, narrow.data(), {panel.data(), panel_bytes, problem.panel}, nullptr, 0});
     cuda::Blas blas(reference_blas(), 0);
     blas.bind(nullptr, workspace, kBlasBytes);
     cuda::StepShape shape{};
