@@ -136,6 +136,17 @@ def test_a_loop_of_tools(client: openai.OpenAI, choice: object) -> None:
     assert second.choices[0].message.content
 
 
+@pytest.mark.parametrize("name", ["auto", "none", "required"])
+def test_a_named_tool_may_have_the_name_of_a_choice(client: openai.OpenAI, name: str) -> None:
+    tool = {**TOOL, "function": {**TOOL["function"], "name": name}}
+    wanted = {"type": "function", "function": {"name": name}}
+    answer = client.chat.completions.create(
+        model="bundled", messages=HELLO, tools=[TOOL, tool], tool_choice=wanted, max_tokens=80
+    ).choices[0]  # fmt: skip
+    (call,) = answer.message.tool_calls or []
+    assert call.function.name == name
+
+
 def test_a_streamed_call_has_its_name_once(client: openai.OpenAI) -> None:
     chunks = client.chat.completions.create(
         model="bundled", messages=HELLO, tools=[TOOL], tool_choice="required", max_tokens=80,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
@@ -126,8 +125,7 @@ def _sampling(serving: Serving, asked: ChatRequest, parser: ToolParser | None) -
     sampling, choice = asked.sampling, asked.tool_choice
     changed: SamplingKeywords = {}
     if parser is not None and choice not in ("none", "auto"):
-        name = choice["name"] if isinstance(choice, dict) else choice
-        changed["json_schema"] = parser.required_schema(name)
+        changed["json_schema"] = parser.required_schema(choice)
     if sampling.max_tokens is None:
         changed["max_tokens"] = serving.backend.prompts.defaults.max_new_tokens
     return sampling_params(sampling, changed)
@@ -212,12 +210,8 @@ class ChatAnswer:
         self._states = states
         self._generation = Generation(serving, choices, record)
         self._texts = TokenTexts(serving.backend.tokenizer)
-        self._head = {
-            "id": f"chatcmpl-{secrets.token_hex(12)}",
-            "object": "chat.completion.chunk" if asked.stream else "chat.completion",
-            "created": int(record.wall_s),
-            "model": serving.name,
-        }
+        kind = "chat.completion.chunk" if asked.stream else "chat.completion"
+        self._head = record.head(kind, "chatcmpl", serving.name)
 
     async def whole(self) -> dict[str, Any]:
         """The response of a request without a stream."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -106,12 +105,7 @@ class CompletionAnswer:
         self._choices = choices
         self._generation = Generation(serving, choices, record)
         self._texts = TokenTexts(serving.backend.tokenizer)
-        self._head = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
-            "created": int(record.wall_s),
-            "model": serving.name,
-        }
+        self._head = record.head("text_completion", "cmpl", serving.name)
 
     async def whole(self) -> dict[str, Any]:
         """The response of a request without a stream."""

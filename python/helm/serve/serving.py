@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +48,15 @@ class Record:
             "total_tokens": self.prompt_tokens + self.output_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             "helm": {"timings": self.timings},
+        }
+
+    def head(self, kind: str, prefix: str, model: str) -> dict[str, Any]:
+        """What every response begins with; kind: OpenAI's name of the object, prefix: of its id."""
+        return {
+            "id": f"{prefix}-{secrets.token_hex(12)}",
+            "object": kind,
+            "created": int(self.wall_s),
+            "model": model,
         }
 
     @property
