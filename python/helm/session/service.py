@@ -172,7 +172,8 @@ def request_of(
         raise InvalidError(
             f"[generate] constraint must be one of helm.text.structured, got {shown(constraint)}"
         )
-    return _helm.Request(
+    native: Any = _helm.Request  # whose types say that the sampling is resolved
+    return native(
         prompt=tokens,
         max_tokens=max_tokens,
         stop_tokens=stop_tokens,
