@@ -162,7 +162,7 @@ struct Activate {
   template <int V>
   __device__ void value(int64_t t, int64_t i, float (&v)[V]) const {
     const float* x = args.x + t * args.x_stride + i;
-    float factor[V];
+    float factor[V] = {};
     load_columns<DType::kF32>(x, v);
     if (args.gated) load_columns<DType::kF32>(x + args.n, factor);
 #pragma unroll
