@@ -13,7 +13,7 @@ import helm
 from helm.serve.admission import Admission
 from helm.serve.app import make_app
 from helm.serve.auth import Access
-from helm.serve.server import Server, listen, url_of
+from helm.serve.server import Server, bind, url_of
 from helm.serve.serving import Serving
 from helm.session.requests import EngineRequest, StepOutput
 from helm.text.generation_defaults import GenerationDefaults
@@ -117,7 +117,7 @@ def served(
     serving = Serving(backend, admission, (), request_timeout_s)
     app = make_app(serving, access or Access(), log, log_json, page)
     server = Server(app, serving, grace_s, lambda: None)
-    with listen("127.0.0.1", 0) as listening:
+    with bind("127.0.0.1", 0) as listening:
         listening.listen(64)
         url = url_of(listening)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))

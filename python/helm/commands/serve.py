@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from helm.serve import auth, server
 
     access = auth.access(args.host, auth.read_keys(args.api_key_file), args.cors_origin)
-    with server.listen(args.host, args.port) as listening, common.load(args) as llm:
+    with server.bind(args.host, args.port) as listening, common.load(args) as llm:
         if not args.quiet:
             common.say_plan(llm)
         return _serve(args, llm, access, listening)
@@ -92,6 +92,7 @@ def _serve(args: argparse.Namespace, llm: LLM, access: Any, listening: Any) -> i
     serves = server.Server(
         app, serving, args.grace, lambda: say("draining: running requests end; again to end now")
     )
+    listening.listen(server.BACKLOG)  # whoever reads the next line may connect
     say(f"serving {serving.name} at {server.url_of(listening)} {_rates(llm, backend.concurrency)}")
     return server.run(serves, listening)
 

@@ -12,13 +12,11 @@ from helm.text.tokenizer import Tokenizer
 
 
 class RequestStream(Protocol):
-    """The output of one request, as it comes; ends after the one with a finish.
+    """The output of one request, as it comes; ends after the one with a finish."""
 
-    timings: so far, with queue_s, prefill_s, prefill_tokens, cached_tokens, decode_s and
-    decode_tokens.
-    """
-
-    timings: dict[str, float]
+    @property
+    def timings(self) -> dict[str, float]:
+        """So far: queue_s, prefill_s, prefill_tokens, cached_tokens, decode_s, decode_tokens."""
 
     def __aiter__(self) -> AsyncIterator[StepOutput]: ...
     async def __anext__(self) -> StepOutput: ...

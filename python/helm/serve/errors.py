@@ -13,6 +13,7 @@ from helm.errors import CapacityError, HelmError, InvalidError, OutOfMemoryError
 _PLACE = re.compile(r"^\[[\w ]+\] ")
 _FIELD = re.compile(r"^\[request\] ([\w.\[\]]+): |^\[sampling\] (\w+) must")
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -91,5 +92,4 @@ def too_long(tokens: int, context: int, what: str) -> ApiError:
 
 def dumps(value: Any) -> bytes:
     """Compact JSON in UTF-8. Lone surrogates, which UTF-8 has not, stay escapes of JSON."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.encode("utf-8", "backslashreplace")
+    return _ENCODER.encode(value).encode("utf-8", "backslashreplace")

@@ -4,6 +4,7 @@ no shapes of responses."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from helm.text.prompts import Job
 from helm.text.stop_strings import TextAssembler
 
 Logprob = tuple[float, list[tuple[int, float]]]
-_SILENT_S = 15.0  # proxies close a connection on which nothing comes
+_LOOK_S = 10.0  # between two looks at whether nothing came: proxies close such connections
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,13 @@ class Part:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     finish: str | None = None
+
+    def add(self, later: Part) -> None:
+        """Takes what came next of the same choice."""
+        self.text += later.text
+        self.tokens += later.tokens
+        self.logprobs += later.logprobs
+        self.finish = later.finish
 
 
 def choices_of(
@@ -65,37 +73,69 @@ class Generation:
         self._serving = serving
         self._asked = asked
         self._record = record
-        self._queue: asyncio.Queue[Part | Exception] = asyncio.Queue()
+        self._queue: asyncio.Queue[Part | Exception | None] = asyncio.Queue()  # None: a look
+        self._quiet = False  # since the last look
+        self._ends = asyncio.Event()  # set with what is the last of a choice
+        self._due_s = 0.0  # when the next parts may be taken
         self._begun = [asyncio.Event() for _ in asked]
         record.prompt_tokens = sum(len(a.job.tokens) for a in asked if a.after is None)
 
     async def parts(self) -> AsyncGenerator[list[Part], None]:
-        """Non-empty lists, but for an empty one where nothing came for 15 s. Raises what a choice
-        failed with; the others end then."""
+        """Non-empty lists with one part of a choice, but for an empty one where nothing came for
+        some 10 s. Raises what a choice failed with; the others end then."""
         self._serving.admission.check(len(self._asked))
         tasks = [asyncio.create_task(self._run(i)) for i in range(len(self._asked))]
         left = len(tasks)
+        looks = asyncio.create_task(self._look())
         try:
             while left:
                 found = await self._take()
                 left -= sum(part.finish is not None for part in found)
                 yield found
         finally:
-            for task in tasks:
+            for task in (*tasks, looks):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, looks, return_exceptions=True)
 
     async def _take(self) -> list[Part]:
-        queue, found = self._queue, list[Part]()
-        if queue.empty():
-            try:
-                async with asyncio.timeout(_SILENT_S):
-                    found.append(_part_of(await queue.get()))
-            except TimeoutError:
-                return []
+        """What has come, once something has; after some time since the last where that is asked."""
+        queue, found = self._queue, dict[int, Part]()
+        self._take_item(await queue.get(), found)
+        interval_s = self._serving.sse_interval_s
+        wait_s = self._due_s - _now() if interval_s > 0 and found else 0.0
+        if wait_s > 0 and not self._ends.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._ends.wait()
+        self._ends.clear()
         while not queue.empty():
-            found.append(_part_of(queue.get_nowait()))
-        return found
+            self._take_item(queue.get_nowait(), found)
+        self._due_s = _now() + interval_s
+        return list(found.values())
+
+    def _take_item(self, item: Part | Exception | None, found: dict[int, Part]) -> None:
+        if isinstance(item, Exception):
+            raise item
+        if item is None:
+            return
+        self._quiet = False
+        if item.choice in found:
+            found[item.choice].add(item)
+        else:
+            found[item.choice] = item
+
+    def _put(self, item: Part | Exception) -> None:
+        self._queue.put_nowait(item)
+        if isinstance(item, Exception) or item.finish is not None:
+            self._ends.set()
+
+    async def _look(self) -> None:
+        """Says now and then that nothing has come."""
+        while True:
+            self._quiet = True
+            await asyncio.sleep(_LOOK_S)
+            if self._quiet:
+                self._queue.put_nowait(None)
 
     async def _run(self, choice: int) -> None:
         asked = self._asked[choice]
@@ -110,7 +150,7 @@ class Generation:
                     self._serving.metrics.queue.add(record.queue_s)
                 await self._compute(choice, asked, ticket)
         except Exception as error:
-            self._queue.put_nowait(error)
+            self._put(error)
         finally:
             self._begun[choice].set()
 
@@ -139,7 +179,7 @@ class Generation:
                     if finish is not None:
                         break
                     if part.text or part.tokens:
-                        self._queue.put_nowait(part)
+                        self._put(part)
         except TimeoutError:
             self._record.timed_out = True
             part, finish = Part(choice, text.flush(), finish="length"), "length"
@@ -149,7 +189,7 @@ class Generation:
             self._ended(choice, dict(stream.timings), count, finish or "cancelled")
         if finish is None:
             raise ApiError(500, "the engine ended the request without a reason")
-        self._queue.put_nowait(part)
+        self._put(part)
 
     def _text(self, asked: Asked) -> TextAssembler:
         tokenizer, job = self._serving.backend.tokenizer, asked.job
@@ -177,12 +217,6 @@ class Generation:
         metrics.generated_tokens += count
         metrics.finished[finish] = metrics.finished.get(finish, 0) + 1
         self._begun[choice].set()
-
-
-def _part_of(item: Part | Exception) -> Part:
-    if isinstance(item, Exception):
-        raise item
-    return item
 
 
 def _assembled(choice: int, step: StepOutput, text: TextAssembler, logprobs: bool) -> Part:

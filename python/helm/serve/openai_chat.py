@@ -18,7 +18,7 @@ from helm.serve.openai_schema import ChatRequest, read_body, read_chat
 from helm.serve.reasoning import ReasoningSplitter, opens_thought
 from helm.serve.replies import collected, headers_of, stream_response
 from helm.serve.serving import LONG, Record, Serving
-from helm.serve.sse import DONE, WAIT, event
+from helm.serve.sse import DONE, WAIT, Chunks
 from helm.serve.tools.deltas import ContentDelta
 from helm.serve.tools.description import described
 from helm.serve.tools.parser import ToolParser, parser_for
@@ -212,6 +212,7 @@ class ChatAnswer:
         self._texts = TokenTexts(serving.backend.tokenizer)
         kind = "chat.completion.chunk" if asked.stream else "chat.completion"
         self._head = record.head(kind, "chatcmpl", serving.name)
+        self._chunks = Chunks(self._head, asked.include_usage)
 
     async def whole(self) -> dict[str, Any]:
         """The response of a request without a stream."""
@@ -241,19 +242,21 @@ class ChatAnswer:
             async for parts in source:
                 if not parts:
                     yield WAIT
+                found: list[bytes] = []
                 for part in parts:
                     if part.choice not in begun:
                         begun.add(part.choice)
-                        yield self._chunk(part.choice, {"role": "assistant", "content": ""})
-                    for chunk in self._chunks(part):
-                        yield chunk
+                        found.append(self._chunk(part.choice, {"role": "assistant", "content": ""}))
+                    found += self._new_chunks(part)
+                if found:
+                    yield b"".join(found)
         finally:
             await source.aclose()
         if self._asked.include_usage:
-            yield event({**self._head, "choices": [], "usage": self._record.usage()})
+            yield self._chunks.usage(self._record.usage())
         yield DONE
 
-    def _chunks(self, part: Part) -> list[bytes]:
+    def _new_chunks(self, part: Part) -> list[bytes]:
         state = self._states[part.choice]
         deltas = state.deltas(part)
         logprobs = self._logprobs(part)
@@ -270,9 +273,9 @@ class ChatAnswer:
     def _chunk(
         self, index: int, delta: dict[str, Any], logprobs: Any = None, finish: str | None = None
     ) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        usage = {"usage": None} if self._asked.include_usage else {}
-        return event({**self._head, "choices": [choice], **usage})
+        return self._chunks.chunk(
+            {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        )
 
     def _logprobs(self, part: Part) -> dict[str, Any] | None:
         top = self._asked.sampling.logprobs

@@ -18,7 +18,7 @@ from helm.serve.logprobs import TokenTexts, completion_logprobs
 from helm.serve.openai_schema import CompletionRequest, read_body, read_completion
 from helm.serve.replies import collected, headers_of, stream_response
 from helm.serve.serving import LONG, Record, Serving
-from helm.serve.sse import DONE, WAIT, event
+from helm.serve.sse import DONE, WAIT, Chunks
 
 _MOST_ANSWERS = 128
 
@@ -129,12 +129,13 @@ class CompletionAnswer:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The chunks of a stream."""
-        usage = {"usage": None} if self._asked.include_usage else {}
+        chunks = Chunks(self._head, self._asked.include_usage)
         source = self._parts()
         try:
             async for parts in source:
                 if not parts:
                     yield WAIT
+                found: list[bytes] = []
                 for part in parts:
                     state = self._states[part.choice]
                     text = part.text if state.begun else state.echo + part.text
@@ -146,11 +147,13 @@ class CompletionAnswer:
                             "logprobs": logprobs,
                             "finish_reason": part.finish,
                         }
-                        yield event({**self._head, "choices": [choice], **usage})
+                        found.append(chunks.chunk(choice))
+                if found:
+                    yield b"".join(found)
         finally:
             await source.aclose()
         if self._asked.include_usage:
-            yield event({**self._head, "choices": [], "usage": self._record.usage()})
+            yield chunks.usage(self._record.usage())
         yield DONE
 
     async def _parts(self) -> AsyncGenerator[list[Part], None]:

@@ -17,12 +17,13 @@ from helm.errors import InvalidError
 from helm.serve.serving import Serving
 
 _HEADERS_BYTES = 32 << 10
+BACKLOG = 2048  # connections that wait to be accepted
 _KEEP_ALIVE_S = 30
 _LAST_S = 2.0  # for responses that were cut off to go out
 _LOST_S = 1.0  # between two looks at the backend
 
 
-def listen(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
     """A bound socket. InvalidError where the address cannot be had."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -65,7 +66,7 @@ class Server(uvicorn.Server):
                 log_level="critical",
                 access_log=False,
                 server_header=False,
-                backlog=2048,
+                backlog=BACKLOG,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=int(_LAST_S),
                 h11_max_incomplete_event_size=_HEADERS_BYTES,

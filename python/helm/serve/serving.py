@@ -69,12 +69,14 @@ class Record:
 @dataclass
 class Serving:
     """A backend as it is served. aliases: names that requests may use for it beside its own; the
-    first is shown. request_timeout_s: how long one is computed at most."""
+    first is shown. request_timeout_s: how long one is computed at most. sse_interval_s: between two
+    events of a stream at least, but for the first and the last; what comes meanwhile is one."""
 
     backend: Backend
     admission: Admission
     aliases: tuple[str, ...] = ()
     request_timeout_s: float = 600.0
+    sse_interval_s: float = 0.0
     draining: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     metrics: Metrics = field(default_factory=Metrics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 WAIT = b": wait\n\n"  # a comment, for proxies that close silent connections
 _SEND_S = 30.0  # for one piece to a client that reads slowly
+_LOOK_S = 5.0  # between two looks at it
 
 
 def event(value: Any) -> bytes:
@@ -22,15 +24,36 @@ def event(value: Any) -> bytes:
     return b"data: " + dumps(value) + b"\n\n"
 
 
-async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled where the client leaves: ClientGone. The request's
-    body has been read."""
+class Chunks:
+    """Events of one response, which differ in their choice."""
+
+    def __init__(self, head: Mapping[str, Any], include_usage: bool) -> None:
+        self._before = b"data: " + dumps(head)[:-1] + b',"choices":['
+        self._after = (b'],"usage":null}' if include_usage else b"]}") + b"\n\n"
+
+    def chunk(self, choice: Mapping[str, Any]) -> bytes:
+        """One with a choice."""
+        return self._before + dumps(choice) + self._after
+
+    def usage(self, usage: Mapping[str, Any]) -> bytes:
+        """The one that has none."""
+        return self._before + b'],"usage":' + dumps(usage) + b"}\n\n"
+
+
+async def unless_gone(
+    receive: Receive, work: Awaitable[T], stuck: Callable[[], bool] | None = None
+) -> T:
+    """The result of `work`, which is cancelled where the client leaves, or is stuck: ClientGone.
+    The request's body has been read."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_gone(receive))
     try:
-        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
+        look_s = None if stuck is None else _LOOK_S
+        while not task.done():
+            first = asyncio.FIRST_COMPLETED
+            await asyncio.wait((task, watcher), timeout=look_s, return_when=first)
+            if not task.done() and (watcher.done() or (stuck is not None and stuck())):
+                raise ClientGone
         return task.result()
     finally:
         watcher.cancel()
@@ -56,32 +79,37 @@ class EventStream(Response):
     ) -> None:
         self._events = events
         self._on_error = on_error
+        self._sends_since: float | None = None  # while a piece goes out
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no", **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_gone(receive, self._send_all(send))
+        await unless_gone(receive, self._send_all(send), self._stuck)
+
+    def _stuck(self) -> bool:
+        since = self._sends_since
+        return since is not None and time.monotonic() - since > _SEND_S
 
     async def _send_all(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         try:
             async for piece in self._events:
-                await _send(send, piece)
+                await self._send(send, piece)
         except (ClientGone, asyncio.CancelledError):
             raise
         except Exception as error:
             self._on_error(error)
-            await _send(send, event(api_error(error).body()))
+            await self._send(send, event(api_error(error).body()))
         finally:
             await self._events.aclose()
-        await _send(send, b"", more=False)
+        await self._send(send, b"", more=False)
 
-
-async def _send(send: Send, body: bytes, more: bool = True) -> None:
-    try:
-        async with asyncio.timeout(_SEND_S):
+    async def _send(self, send: Send, body: bytes, more: bool = True) -> None:
+        self._sends_since = time.monotonic()
+        try:
             await send({"type": "http.response.body", "body": body, "more_body": more})
-    except (TimeoutError, OSError):
-        raise ClientGone from None
+        except OSError:
+            raise ClientGone from None
+        self._sends_since = None

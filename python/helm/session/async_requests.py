@@ -22,13 +22,18 @@ class RequestStream:
         self._events: deque[Any] = deque()
         self._came = asyncio.Event()
         self._ended = False
-        self.timings: dict[str, float] = {}
+        self._last: Any = None
         self._id = -1
 
     def put(self, event: Any) -> None:
         """Takes a native event."""
         self._events.append(event)
         self._came.set()
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Of what has been taken."""
+        return {} if self._last is None else dict(self._last.timings)
 
     def __aiter__(self) -> RequestStream:
         return self
@@ -49,8 +54,7 @@ class RequestStream:
                 output.tokens.append(event.id)
                 if output.logprobs is not None:
                     output.logprobs.append((event.logprob, event.top))
-            if event.finish or not self._events:
-                self.timings = event.timings
+            self._last = event
             if event.finish:
                 output.finish = event.finish
                 output.error = _error_of(event)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import NoReturn
 
 from helm.errors import TokenizerError
 
@@ -16,10 +17,13 @@ def answering(what: str, remedy: str = _REMEDY) -> Iterator[None]:
     panics, which are no Exception and would end the process."""
     try:
         yield
-    except TokenizerError:
-        raise
     except BaseException as error:
-        panic = type(error).__name__ == "PanicException"  # its module cannot be imported
-        if not panic and not isinstance(error, Exception):
-            raise
-        raise TokenizerError(f"{what}: {error}; {remedy}") from error
+        raise_answer(error, what, remedy)
+
+
+def raise_answer(error: BaseException, what: str, remedy: str = _REMEDY) -> NoReturn:
+    """Raises what `answering` raises for an error."""
+    panic = type(error).__name__ == "PanicException"  # its module cannot be imported
+    if isinstance(error, TokenizerError) or not (panic or isinstance(error, Exception)):
+        raise error
+    raise TokenizerError(f"{what}: {error}; {remedy}") from error
