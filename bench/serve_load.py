@@ -1,0 +1,246 @@
+"""Requests to an OpenAI-compatible server over plain sockets: when they come, and what came of
+each, and its figures. Prints nothing, starts no server."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import datetime
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_MOST_TRIES = 5
+_LONGEST_S = 240.0  # that a client waits in all
+_SETTLED_S = 30.0  # when the server's memory is first looked at
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One request. at_s: when it comes, after the first. prompt, output: tokens."""
+
+    at_s: float
+    prompt: int
+    output: int
+
+
+@dataclass
+class Answer:
+    """What came of one request, all its tries together. Times in seconds of the loop; statuses: of
+    each try, 0 where the connection broke. ends: how often a finish came (1 is right)."""
+
+    wanted: Wanted
+    asked_s: float
+    statuses: list[int] = field(default_factory=list)
+    first_s: float | None = None
+    ended_s: float | None = None
+    gaps_s: list[float] = field(default_factory=list)
+    tokens: int = 0
+    ends: int = 0
+    error: str = ""
+
+    @property
+    def completed(self) -> bool:
+        return self.ends == 1 and not self.error
+
+
+def lengths_of(path: Path, context: int, scale: float) -> list[tuple[float, int, int]]:
+    """(seconds, prompt tokens, output tokens) of each request of an Azure trace; lengths times
+    `scale`, cut to what a context holds."""
+    found = []
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            stamp = datetime.datetime.fromisoformat(row["TIMESTAMP"][:26])
+            output = max(2, min(round(int(row["GeneratedTokens"]) * scale), context // 2))
+            prompt = max(2, min(round(int(row["ContextTokens"]) * scale), context - output - 8))
+            found.append((stamp.timestamp(), prompt, output))
+    first = found[0][0]
+    return [(at - first, prompt, output) for at, prompt, output in found]
+
+
+def from_trace(rows: Sequence[tuple[float, int, int]], rate: float, seconds: float) -> list[Wanted]:
+    """A trace's requests in its rhythm, so fast that `rate` come per second on average."""
+    count = max(2, round(rate * seconds))
+    rows = rows[:count]
+    stretch = seconds / max(rows[-1][0], 1e-9)
+    return [Wanted(at * stretch, prompt, output) for at, prompt, output in rows]
+
+
+def bursts(
+    rows: Sequence[tuple[float, int, int]], rate: float, seconds: float, shape: float, seed: int
+) -> list[Wanted]:
+    """Lengths of a trace; gaps of a gamma distribution. shape: 1 for Poisson arrivals, less for
+    bursts."""
+    draws = random.Random(seed)
+    found, at = list[Wanted](), 0.0
+    while at < seconds:
+        _, prompt, output = draws.choice(rows)
+        found.append(Wanted(at, prompt, output))
+        at += draws.gammavariate(shape, 1 / (rate * shape))
+    return found
+
+
+class Client:
+    """Asks one server for completions of random tokens, which no other request shares."""
+
+    def __init__(self, port: int, vocab_size: int, seed: int) -> None:
+        self._port = port
+        self._vocab_size = vocab_size
+        self._draws = random.Random(seed)
+
+    async def ask(self, wanted: Wanted, most_tries: int = 1) -> Answer:
+        """Streams one completion; after a 429 tries again when it is told to."""
+        loop = asyncio.get_running_loop()
+        answer = Answer(wanted, loop.time())
+        body = json.dumps(
+            {
+                "prompt": [
+                    self._draws.randrange(2, self._vocab_size) for _ in range(wanted.prompt)
+                ],
+                "max_tokens": wanted.output,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                "ignore_eos": True,
+                "seed": self._draws.randrange(1 << 30),
+            }
+        ).encode()
+        for _ in range(most_tries):
+            retry_s = await self._try(body, answer)
+            if retry_s is None:
+                break
+            await asyncio.sleep(retry_s)
+        return answer
+
+    async def _try(self, body: bytes, answer: Answer) -> float | None:
+        """Seconds to wait where the server is busy."""
+        loop = asyncio.get_running_loop()
+        answer.statuses.append(0)
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        except OSError as error:
+            answer.error = str(error)
+            return None
+        try:
+            writer.write(
+                b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+                b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+            )
+            status, headers = await _head(reader)
+            answer.statuses[-1] = status
+            if status == 429:
+                return float(headers["retry-after"])
+            if status != 200:
+                answer.error = (await reader.read(2000)).decode(errors="replace")
+                return None
+            last = None
+            async for event in _events(reader):
+                now = loop.time()
+                if "error" in event:
+                    answer.error = str(event["error"])
+                    return None
+                if event.get("usage"):
+                    answer.tokens = event["usage"]["completion_tokens"]
+                for choice in event["choices"]:
+                    answer.ends += choice["finish_reason"] is not None
+                    if last is not None:
+                        answer.gaps_s.append(now - last)
+                    answer.first_s = answer.first_s or now
+                    last = now
+            answer.ended_s = loop.time()
+        except (OSError, ValueError, EOFError) as error:
+            answer.error = f"{type(error).__name__}: {error}"
+        finally:
+            writer.close()
+        return None
+
+
+async def closed_loop(
+    client: Client, wanted: Iterator[Wanted], clients: int, seconds: float
+) -> list[Answer]:
+    """So many clients, each of which asks again once it has its answer."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    found: list[Answer] = []
+
+    async def one() -> None:
+        while loop.time() < end:
+            found.append(await client.ask(next(wanted), _MOST_TRIES))
+
+    await asyncio.gather(*(one() for _ in range(clients)))
+    return found
+
+
+async def open_arrivals(
+    client: Client, wanted: Sequence[Wanted], progress: Callable[[int], Any]
+) -> list[Answer]:
+    """Every request when it comes, whatever became of the others; those refused try again."""
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    tasks = []
+    for count, one in enumerate(wanted):
+        await asyncio.sleep(max(0.0, begin + one.at_s - loop.time()))
+        tasks.append(asyncio.create_task(client.ask(one, _MOST_TRIES)))
+        progress(count)
+    return list(await asyncio.gather(*tasks))
+
+
+async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    status, _, rest = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").partition("\r\n")
+    lines = (line.partition(":") for line in rest.strip().split("\r\n"))
+    return int(status.split()[1]), {name.lower(): value.strip() for name, _, value in lines}
+
+
+async def _events(reader: asyncio.StreamReader) -> Any:
+    """The JSON of each event of a response in chunks."""
+    text = b""
+    while size := int(await reader.readline(), 16):
+        text += (await reader.readexactly(size + 2))[:-2]
+        *whole, text = text.split(b"\n\n")
+        for event in whole:
+            if event.startswith(b"data: {"):
+                yield json.loads(event[6:])
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Nearest rank; NaN of nothing."""
+    return (
+        sorted(values)[min(int(share * len(values)), len(values) - 1)] if values else float("nan")
+    )
+
+
+def rate_within(answers: Sequence[Answer], begin: float, end: float) -> float:
+    """Tokens per second of requests that completed then, prompts not counted."""
+    done = [a for a in answers if a.completed and a.ended_s and begin <= a.ended_s < end]
+    return sum(a.tokens for a in done) / (end - begin)
+
+
+def figures_of(
+    answers: Sequence[Answer], begin: float, seconds: float, capacity: float, memory: Sequence[int]
+) -> dict[str, Any]:
+    """Of an overload. memory: of the server, each second. first tokens: of those not refused."""
+    settle = min(15.0, seconds / 4)
+    rate = rate_within(answers, begin + settle, begin + seconds)
+    waits = [(a.ended_s or float("inf")) - a.asked_s for a in answers]
+    served = [a.completed and wait <= _LONGEST_S for a, wait in zip(answers, waits, strict=True)]
+    admitted = [a for a in answers if 200 in a.statuses]
+    firsts = [a.first_s - a.asked_s for a in answers if a.first_s and a.statuses == [200]]
+    settled = memory[min(int(_SETTLED_S), len(memory) - 1)] if memory else 0
+    growth = (memory[-1] - settled) if memory else 0
+    return {
+        "requests": len(answers),
+        "tries": sum(len(a.statuses) for a in answers),
+        "refusals": sum(a.statuses.count(429) for a in answers),
+        "tokens_per_s": rate,
+        "of_closed_loop": rate / capacity,
+        "ended_once": sum(a.ends == 1 and not a.error for a in admitted) / max(len(admitted), 1),
+        "answered": sum(served) / len(answers),
+        "first_token_p50_s": percentile(firsts, 0.5),
+        "first_token_p99_s": percentile(firsts, 0.99),
+        "between_tokens_p99_s": percentile([gap for a in answers for gap in a.gaps_s], 0.99),
+        "rss_growth_bytes": growth,
+        "rss_allowed_bytes": round(0.02 * settled) + (8 << 20),
+        "errors": sorted({a.error for a in answers if a.error})[:5],
+    }
