@@ -122,6 +122,10 @@ class PyService {
     const Released released;
     service_->refuse_waiting(std::make_exception_ptr(Error(ErrorKind::kInvalid, why)));
   }
+  void pace(double step_target_s) {
+    const Released released;
+    service_->pace(step_target_s);
+  }
   void drain() { service_->drain(); }
   void stop(double grace_s) {
     const Released released;
@@ -194,6 +198,8 @@ void bind_service(nb::module_& m) {
            "Ends a request within a step, without an event.")
       .def("wait_for_room", &PyService::wait_for_room, "seconds"_a,
            "Waits until a request ends; False if none is open.")
+      .def("pace", &PyService::pace, "step_target_s"_a,
+           "Sets what a step that decodes may take beside prompts; 0: 2.5 times one without them.")
       .def("exclusively", &PyService::exclusively, "call"_a,
            "Calls between two steps; meanwhile the engine is the caller's alone.")
       .def("open", &PyService::open, "prompt"_a, "capacity"_a,

@@ -10,9 +10,8 @@
 namespace helm {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_between(Clock::time_point from, Clock::time_point to) {
+double seconds_between(std::chrono::steady_clock::time_point from,
+                       std::chrono::steady_clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
@@ -72,7 +71,8 @@ Driver::Driver(Engine& engine, PrefixCache* prefixes)
       prefixes_(prefixes),
       sampler_(engine),
       stats_(engine.stats()),
-      scheduler_(policy_of(engine)) {
+      scheduler_(policy_of(engine)),
+      pacer_(engine.plan().limits.step_tokens) {
   if (prefixes != nullptr && &prefixes->engine() != &engine) {
     fail(ErrorKind::kInvalid, "[generate] the prefix cache is of another engine; give its own");
   }
@@ -193,6 +193,7 @@ void Driver::admit() {
 
 void Driver::look() {
   snapshot_.runners.clear();
+  snapshot_.prompt_rows = pacer_.rows();
   for (const Active* active : table_.running()) {
     const bool running = active->state == Active::State::kRunning;
     snapshot_.runners.push_back(
@@ -214,16 +215,19 @@ bool Driver::submit() {
                        {active.pending.data(), static_cast<size_t>(row.tokens)},
                        row.output ? StepInput::Outputs::kLast : StepInput::Outputs::kNone});
   }
+  const Clock::time_point now = Clock::now();
   engine_.submit(inputs_, this);
   Flight& flight = flights_.emplace_back();
+  flight.submitted = now;
   for (const BatchRow& row : batch_.rows) {
     Active& active = *running[row.runner];
+    (active.decoding() ? flight.decode_rows : flight.prompt_rows) += row.tokens;
     active.timings.prefill_tokens += active.generated == 0 ? row.tokens : 0;
     active.pending.erase(active.pending.begin(), active.pending.begin() + row.tokens);
-    if (row.output) flight.push_back(active.id);
+    if (row.output) flight.outputs.push_back(active.id);
   }
   std::vector<Sampler*> samplers;
-  for (const RequestId id : flight) samplers.push_back(&table_.find(id)->sampler);
+  for (const RequestId id : flight.outputs) samplers.push_back(&table_.find(id)->sampler);
   sampler_.prepare(samplers);
   return true;
 }
@@ -234,11 +238,15 @@ void Driver::collect() noexcept try {
   flights_.pop_front();
   const std::span<const float> logits = engine_.collect();
   ++steps_;
+  const Clock::time_point now = Clock::now();
+  pacer_.note(flight.decode_rows, flight.prompt_rows,
+              seconds_between(std::max(flight.submitted, collected_), now));
+  collected_ = now;
   const auto vocab = static_cast<size_t>(engine_.plan().vocab_size);
   std::vector<SampledRow> rows;
   std::vector<Active*> takers;
-  for (size_t row = 0; row < flight.size(); ++row) {
-    Active* active = table_.find(flight[row]);
+  for (size_t row = 0; row < flight.outputs.size(); ++row) {
+    Active* active = table_.find(flight.outputs[row]);
     if (active == nullptr || active->state != Active::State::kRunning) continue;  // cancelled
     rows.push_back({&active->sampler, logits.subspan(vocab * row, vocab)});
     takers.push_back(active);

@@ -2,6 +2,7 @@
 // rows a step has the scheduler says. Runs in whatever thread calls, one at a time.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <exception>
 #include <memory>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "helm/generation.h"
+#include "serve/pacer.h"
 #include "serve/request_table.h"
 #include "serve/sample_rows.h"
 #include "serve/scheduler.h"
@@ -23,6 +25,8 @@ void check_request(const Plan& plan, const Request& request, const std::string& 
 void check_sequence(const Engine& engine, const Request& request, const std::string& where);
 
 class Driver : public StepOwner {
+  using Clock = std::chrono::steady_clock;
+
  public:
   // With `prefixes`, requests begin with what they share with a kept sequence or with one another.
   Driver(Engine& engine, PrefixCache* prefixes);
@@ -46,6 +50,8 @@ class Driver : public StepOwner {
   // So many sequences more, or less, are held by others, who will give them back: a request waits
   // for their room.
   void held_by_others(int64_t change) { others_ += change; }
+  // What a step that decodes may take beside prompts; 0: see Pacer.
+  void pace(double step_target_s) { pacer_.aim(step_target_s); }
   // As StepOwner: a failure is kept for the next step().
   void collect_steps() noexcept override;
 
@@ -68,13 +74,20 @@ class Driver : public StepOwner {
   void finish_with_error(Active& active, std::exception_ptr failure);
   void settle();
 
-  using Flight = std::vector<RequestId>;  // whose logits a submitted step brings, in order
+  // A submitted step. outputs: whose logits it brings, in order.
+  struct Flight {
+    std::vector<RequestId> outputs;
+    int64_t decode_rows = 0, prompt_rows = 0;
+    Clock::time_point submitted;
+  };
 
   Engine& engine_;
   PrefixCache* prefixes_;  // or null
   RowSampler sampler_;
   const EngineStats stats_;
   Scheduler scheduler_;
+  Pacer pacer_;
+  Clock::time_point collected_;  // the last step
   RequestTable table_;
   Snapshot snapshot_;  // of the running requests; what follows belongs to the step being planned
   Batch batch_;

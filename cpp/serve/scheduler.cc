@@ -46,6 +46,7 @@ void Scheduler::plan(const Snapshot& snapshot, Batch& batch) const {
   const bool decodes = choose_group(snapshot, batch, group);
   for (const bool decoding : {true, false}) {
     if (decoding && !decodes) continue;
+    if (!decoding && !batch.rows.empty()) rows = std::min(rows, snapshot.prompt_rows);
     for (size_t i = 0; i < snapshot.runners.size() && rows > 0; ++i) {
       const Runner& runner = snapshot.runners[i];
       if (runner.decoding != decoding || runner.pending == 0) continue;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 namespace helm {
@@ -27,6 +28,8 @@ struct Runner {
 struct Snapshot {
   std::vector<Runner> runners;  // in order of arrival
   size_t next_group = 0;        // whose turn it is
+  // Of prompts at most in a step in which others decode.
+  int64_t prompt_rows = std::numeric_limits<int64_t>::max();
 };
 
 struct BatchRow {
@@ -45,8 +48,8 @@ class Scheduler {
  public:
   explicit Scheduler(const StepPolicy& policy) : policy_(policy) {}
 
-  // The requests of one decoding group take one row each; prompts share what is left of the step in
-  // order of arrival. `batch` is overwritten.
+  // The requests of one decoding group take one row each; prompts share what is left of the step,
+  // or what may join those, in order of arrival. `batch` is overwritten.
   void plan(const Snapshot& snapshot, Batch& batch) const;
   // How many steps may be on their way: as long as a prompt is, the plan says for prompts.
   int64_t ahead(const Snapshot& snapshot) const;

@@ -154,6 +154,16 @@ void Service::Impl::refuse_waiting(const std::exception_ptr& why) {
   });
 }
 
+void Service::Impl::pace(double step_target_s) {
+  if (!(step_target_s >= 0)) {
+    fail(ErrorKind::kInvalid, "[service] step_target_s must be 0 or more seconds, got ",
+         step_target_s);
+  }
+  between_steps([&](Engine&, PrefixCache*) {
+    if (driver_ != nullptr) driver_->pace(step_target_s);
+  });
+}
+
 bool Service::Impl::wait_for_room(double seconds) {
   check_caller();
   std::unique_lock lock(mutex_);
@@ -240,6 +250,9 @@ bool Service::wait_for_room(double seconds) {
 }
 void Service::refuse_waiting(const std::exception_ptr& why) {
   impl_->refuse_waiting(why);
+}
+void Service::pace(double step_target_s) {
+  impl_->pace(step_target_s);
 }
 void Service::held(int64_t change) {
   impl_->held(change);

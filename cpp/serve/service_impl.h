@@ -28,6 +28,7 @@ class Service::Impl {
                                     const std::shared_ptr<Outbox>& outbox);
   void cancel(RequestId id);
   void between_steps(const std::function<void(Engine&, PrefixCache*)>& work, bool waits = true);
+  void pace(double step_target_s);
   void refuse_waiting(const std::exception_ptr& why);
   bool wait_for_room(double seconds);
   void held(int64_t change) {

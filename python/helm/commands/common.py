@@ -131,19 +131,25 @@ def loading(llm: LLM) -> dict[str, Any]:
     }
 
 
-def predicted_rate(llm: LLM) -> float | None:
-    """Decode tokens/s of one sequence by the plan's own prediction, or else by this machine's
-    profile if `helm-llm profile` has measured it; never measures. None if nothing is known."""
+def predicted_rate(llm: LLM, sequences: int = 1) -> float | None:
+    """Decode tokens/s of so many sequences together by the plan's own prediction, or else by this
+    machine's profile if `helm-llm profile` has measured it; never measures. None if nothing is
+    known, as of several on an accelerator that was planned for one."""
     from helm.compiler.advice import cpu_decode_rate
     from helm.errors import HelmError
     from helm.measure.profile_cache import cached_profile
 
     if llm.plan.prediction is not None:
         predicted = llm.plan.prediction.predicted
-        return predicted.decode_tokens_per_s / predicted.sequences
+        if sequences in (1, predicted.sequences):
+            return predicted.decode_tokens_per_s / predicted.sequences * sequences
+        if len(llm.stats["devices"]) > 1:
+            return None
     try:
         profile = cached_profile()
-        return None if profile is None else cpu_decode_rate(llm.config, llm.plan, profile)
+        return (
+            None if profile is None else cpu_decode_rate(llm.config, llm.plan, profile, sequences)
+        )
     except HelmError:
         return None  # a line for information; loading has succeeded
 

@@ -98,8 +98,9 @@ def _serve(args: argparse.Namespace, llm: LLM, access: Any, listening: Any) -> i
 
 
 def _rates(llm: LLM, most: int) -> str:
-    rate = common.predicted_rate(llm)
-    shown = "" if rate is None else f"; one at a time about {rate:,.1f} tokens/s"
+    one, full = common.predicted_rate(llm), common.predicted_rate(llm, most)
+    shown = "" if one is None else f"; predicted tokens/s: {one:,.1f} of one"
+    shown += "" if not shown or full is None or most == 1 else f", {full:,.1f} of {most} together"
     return f"(up to {most} requests at once{shown})"
 
 

@@ -222,14 +222,15 @@ def _faster_memory(profile: Profile, added: float) -> Profile:
     return dataclasses.replace(profile, cpu=cpu)
 
 
-def cpu_decode_rate(config: ModelConfig, plan: Plan, profile: Profile) -> float:
-    """Decode tokens/s of one sequence of a plan that lies on the CPU, on the machine of
-    `profile`. Raises ProfileError if the profile lacks a rate or the plan's thread count."""
+def cpu_decode_rate(config: ModelConfig, plan: Plan, profile: Profile, sequences: int = 1) -> float:
+    """Decode tokens/s of so many sequences together, of a plan that lies on the CPU, on the machine
+    of `profile`. Raises ProfileError if the profile lacks a rate or the plan's thread count."""
     model = costed_graph(plan, build_graph(config))
     share = mapped_share(plan.tensors, model.formats, None)
     host = dataclasses.replace(profile, accelerator=None, link=None)
     host = loaded_profile(host, plan.loading, share)
-    work, space = Workload.within(plan.limits.context), Space(threads=(plan.threads,))
+    work = dataclasses.replace(Workload.within(plan.limits.context), batch=sequences)
+    space = Space(threads=(plan.threads,))
     best = Search(model, host, work, space=space).unlimited.best
     assert best is not None  # memory was no object
     return best.predicted.decode_tokens_per_s

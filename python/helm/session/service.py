@@ -114,6 +114,11 @@ class Service:
         """Raises what the last failed step failed with, if one did."""
         self._native.check()
 
+    def pace(self, step_target_s: float) -> None:
+        """Sets what a step that decodes may take, as far as prompts that it computes beside make it
+        longer; 0: 2.5 times one without prompts, at least 50 ms."""
+        self._native.pace(step_target_s)
+
     def drain(self) -> None:
         """Refuses what is submitted from now on."""
         self._native.drain()

@@ -32,14 +32,17 @@ int64_t pending_of(const Job& job) {
 }
 
 // With one group: those that decode in order of arrival, then prompts, as far as the step goes.
+// Beside decoding ones prompts have so many rows at most.
 std::vector<std::pair<size_t, int64_t>> naive_batch(const StepPolicy& policy,
-                                                    const std::vector<Runner>& runners) {
+                                                    const std::vector<Runner>& runners,
+                                                    int64_t prompt_rows) {
   std::vector<std::pair<size_t, int64_t>> rows;
   bool ready = true;
   for (const Runner& runner : runners) ready = ready && !(runner.decoding && runner.pending == 0);
   int64_t left = policy.step_tokens;
   int64_t outputs = policy.step_outputs;
   for (int turn = 0; turn < 2; ++turn) {
+    if (turn == 1 && !rows.empty() && left > prompt_rows) left = prompt_rows;
     for (size_t i = 0; i < runners.size(); ++i) {
       if (runners[i].decoding != (turn == 0) || (turn == 0 && !ready)) continue;
       int64_t count = 0;
@@ -66,6 +69,7 @@ TEST_CASE("a batch has the rows that the rules say, whatever runs") {
       const bool decoding = below(2) == 0;
       snapshot.runners.push_back({decoding ? below(8) > 0 : below(30), decoding, 0});
     }
+    if (below(2) == 0) snapshot.prompt_rows = below(30);
     Batch batch;
     Scheduler(policy).plan(snapshot, batch);
     std::vector<std::pair<size_t, int64_t>> rows;
@@ -73,7 +77,7 @@ TEST_CASE("a batch has the rows that the rules say, whatever runs") {
       rows.emplace_back(row.runner, row.tokens);
       CHECK(row.output == (row.tokens == snapshot.runners[row.runner].pending));
     }
-    CHECK(rows == naive_batch(policy, snapshot.runners));
+    CHECK(rows == naive_batch(policy, snapshot.runners, snapshot.prompt_rows));
     CHECK(batch.groups.size() == snapshot.runners.size());
   }
 }
