@@ -233,7 +233,7 @@ async def under_load(
         begin = loop.time()
         closed = await closed_loop(client, endless(rows), places + 2, args.closed_seconds)
         end = begin + args.closed_seconds
-        capacity = rate_within(closed, begin + 2, end)
+        capacity = rate_within(closed, begin + min(2.0, args.closed_seconds / 4), end)
         completed = sum(a.completed and (a.ended_s or end) < end for a in closed)
         rate = args.factor * completed / args.closed_seconds
         wanted = (

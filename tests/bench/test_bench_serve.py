@@ -1,0 +1,103 @@
+"""bench/serve.py: arrivals, figures, and one short overload of a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from serve_load import Answer, Wanted, bursts, figures_of, from_trace, lengths_of
+
+BENCH = Path(__file__).parents[2] / "bench"
+ROWS = [(0.0, 10, 4), (1.0, 20, 6), (4.0, 30, 8)]
+
+
+def test_a_trace_is_read_scaled_and_cut(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:17:03.9799600,4800,10\n"
+        "2023-11-16 18:17:05.4799600,320,4000\n"
+    )
+    (first, *prompt_and_output), (second, *other) = lengths_of(path, 128, 1 / 16)
+    assert (first, second) == (0.0, pytest.approx(1.5))
+    assert prompt_and_output == [118, 2]  # 300 tokens do not fit beside the output
+    assert other == [20, 64]
+
+
+def test_a_trace_keeps_its_rhythm_at_the_rate_asked_for() -> None:
+    found = from_trace(ROWS, rate=0.75, seconds=4.0)
+    assert [w.at_s for w in found] == [0.0, 1.0, 4.0]
+    assert [w.at_s for w in from_trace(ROWS, rate=1.5, seconds=2.0)] == [0.0, 0.5, 2.0]
+
+
+@pytest.mark.parametrize(("shape", "dispersion"), [(1.0, (0.6, 1.5)), (0.25, (2.5, 6.0))])
+def test_bursts_come_at_the_rate_and_as_unevenly_as_asked(
+    shape: float, dispersion: tuple[float, float]
+) -> None:
+    found = bursts(ROWS, 20.0, 200.0, shape, seed=3)
+    assert len(found) == pytest.approx(4000, rel=0.1)
+    counts = [sum(second <= w.at_s < second + 1 for w in found) for second in range(200)]
+    mean = sum(counts) / len(counts)
+    variance = sum((count - mean) ** 2 for count in counts) / len(counts)
+    assert dispersion[0] <= variance / mean <= dispersion[1]
+
+
+def _answer(**fields: object) -> Answer:
+    plain = {"statuses": [200], "first_s": 101.0, "ended_s": 110.0, "tokens": 40, "ends": 1}
+    return Answer(Wanted(0.0, 8, 40), 100.0, **{**plain, **fields})  # type: ignore[arg-type]
+
+
+def test_figures_count_what_ended_once_in_time() -> None:
+    answers = [
+        _answer(),
+        _answer(statuses=[429, 200], ended_s=350.0),  # too late
+        _answer(ends=2),
+        _answer(statuses=[429] * 5, first_s=None, ended_s=None, ends=0, tokens=0),
+        _answer(error="broken", ends=0),
+    ]
+    found = figures_of(answers, begin=100.0, seconds=20.0, capacity=4.0, memory=[100 << 20] * 40)
+    assert found["ended_once"] == 0.5
+    assert found["answered"] == 0.2
+    assert found["refusals"] == 6
+    assert found["tokens_per_s"] == pytest.approx(40 / 15)
+    assert found["rss_growth_bytes"] == 0
+    assert found["errors"] == ["broken"]
+
+
+def test_an_overloaded_server_ends_every_request_once(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    subprocess.run(
+        [sys.executable, BENCH / "serve.py", "bundled", "--what", "load", "--context", "128",
+         "--seconds", "4", "--closed-seconds", "2", "--arrivals", "gamma", "--json", path],
+        check=True, timeout=200, cwd=tmp_path,
+    )  # fmt: skip
+    (found,) = json.loads(path.read_text())
+    assert found["requests"] > 10
+    assert found["ended_once"] == 1
+    assert found["answered"] >= 0.95
+    assert found["errors"] == []
+
+
+def test_a_client_tells_a_broken_answer_from_a_good_one() -> None:
+    from serve_load import Client
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = b'data: {"choices":[{"finish_reason":null}]}\n\n'
+        head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head + b"%x\r\n%s\r\n" % (len(body), body))
+        writer.close()  # in the middle
+
+    async def main() -> Answer:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            return await Client(port, 100, 0).ask(Wanted(0.0, 4, 4))
+
+    found = asyncio.run(main())
+    assert not found.completed
+    assert found.ends == 0
+    assert found.error
