@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -119,7 +120,8 @@ def test_an_answer_of_a_schema_is_parsed(client: openai.OpenAI) -> None:
 def test_a_loop_of_tools(client: openai.OpenAI, choice: object) -> None:
     messages: list = list(HELLO)
     first = client.chat.completions.create(
-        model="bundled", messages=messages, tools=[TOOL], tool_choice=choice, max_tokens=80
+        model="bundled", messages=messages, tools=[TOOL], tool_choice=choice, max_tokens=80,
+        parallel_tool_calls=False,
     ).choices[0]  # fmt: skip
     assert first.finish_reason == "tool_calls"
     assert first.message.content is None
@@ -147,10 +149,44 @@ def test_a_named_tool_may_have_the_name_of_a_choice(client: openai.OpenAI, name:
     assert call.function.name == name
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_required_calls_may_be_several(client: openai.OpenAI, stream: bool) -> None:
+    """A list of them, as long as the model likes; a named tool is called once."""
+    asked: dict[str, Any] = {
+        "model": "bundled", "messages": HELLO, "tools": [TOOL], "max_tokens": 400,
+        "temperature": 1, "seed": 2,
+    }  # fmt: skip
+    named = {"type": "function", "function": {"name": "weather"}}
+    counts = []
+    for more in (
+        {"tool_choice": "required"},
+        {"tool_choice": "required", "parallel_tool_calls": False},
+        {"tool_choice": named},
+    ):
+        if stream:
+            calls: dict[int, str] = {}
+            for chunk in client.chat.completions.create(**asked, **more, stream=True):
+                for piece in chunk.choices[0].delta.tool_calls or []:
+                    text = (piece.function.arguments if piece.function else None) or ""
+                    calls[piece.index] = calls.get(piece.index, "") + text
+                assert not chunk.choices[0].delta.content
+            arguments = [calls[i] for i in range(len(calls))]
+        else:
+            found = client.chat.completions.create(**asked, **more).choices[0]
+            assert found.finish_reason == "tool_calls"
+            assert found.message.content is None
+            assert len({call.id for call in found.message.tool_calls or []}) > 0
+            arguments = [call.function.arguments for call in found.message.tool_calls or []]
+        assert all(0 <= json.loads(text)["days"] <= 9 for text in arguments)
+        counts.append(len(arguments))
+    assert counts[0] > 1
+    assert counts[1:] == [1, 1]
+
+
 def test_a_streamed_call_has_its_name_once(client: openai.OpenAI) -> None:
     chunks = client.chat.completions.create(
         model="bundled", messages=HELLO, tools=[TOOL], tool_choice="required", max_tokens=80,
-        stream=True,
+        stream=True, parallel_tool_calls=False,
     )  # fmt: skip
     pieces = [p for c in chunks for p in (c.choices[0].delta.tool_calls or [])]
     assert [p.function.name for p in pieces if p.function and p.function.name] == ["weather"]

@@ -20,6 +20,8 @@ from helm.text.thinking import Marks, thinking_marks
 P = ParamSpec("P")
 T = TypeVar("T")
 LONG = 2000  # characters; shorter texts are encoded at once
+SSE_INTERVAL_S = 0.033
+_MOST_LOGGED = 10_000  # characters of a prompt
 
 
 @dataclass
@@ -33,6 +35,7 @@ class Record:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    prompt: str = ""  # what the log shows of it
     queue_s: float | None = None
     first_s: float | None = None  # from arrival to the first token
     finish: str = ""
@@ -69,12 +72,16 @@ class Record:
 @dataclass
 class Serving:
     """A backend as it is served. aliases: names that requests may use for it beside its own; the
-    first is shown. request_timeout_s: how long one is computed at most."""
+    first is shown. request_timeout_s: how long one is computed at most. sse_interval_s: between two
+    events of a stream at least, beyond the first; 0: each piece of text is an event at once.
+    log_prompts: whether the log shows texts of prompts."""
 
     backend: Backend
     admission: Admission
     aliases: tuple[str, ...] = ()
     request_timeout_s: float = 600.0
+    sse_interval_s: float = SSE_INTERVAL_S
+    log_prompts: bool = False
     draining: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     metrics: Metrics = field(default_factory=Metrics)
@@ -104,6 +111,13 @@ class Serving:
                 code="model_not_found",
                 param="model",
             )
+
+    def note_prompt(self, record: Record, text: str) -> None:
+        """Adds a prompt to what the log says of its request, where it is to."""
+        if self.log_prompts:
+            whole = f"{record.prompt}\n{text}" if record.prompt else text
+            cut = len(whole) > _MOST_LOGGED
+            record.prompt = f"{whole[: _MOST_LOGGED - 3]}..." if cut else whole
 
     def state(self) -> tuple[str, str]:
         """ "ok", "draining" or "failed", and why."""
