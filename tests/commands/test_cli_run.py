@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -159,11 +160,11 @@ def test_the_text_of_a_regular_expression_or_a_grammar(tmp_path: Path) -> None:
         (("--regex", "[ab]{3}x?"), "[ab]{3}x?"),
         (("--grammar", str(grammar)), r"\((yes|no)\)"),
     ):
-        result = helm("run", "--raw", "Once", "-n", "20", "-q", *options)
+        result = helm("run", "bundled", "Once", "--raw", "-n", "20", "-q", *options)
         assert re.fullmatch(form, result.stdout.strip()), result.stdout
-    both = helm("run", "x", "--regex", "a", "--grammar", str(grammar), status=2)
+    both = helm("run", "bundled", "x", "--regex", "a", "--grammar", str(grammar), status=2)
     assert "regex and grammar were given; a text obeys one of them" in both.stderr
-    wrong = helm("run", "x", "--regex", "(", status=2)
+    wrong = helm("run", "bundled", "x", "--regex", "(", status=2)
     assert "[grammar] this regex cannot be used" in wrong.stderr
-    absent = helm("run", "x", "--grammar", str(tmp_path / "absent"), status=2)
+    absent = helm("run", "bundled", "x", "--grammar", str(tmp_path / "absent"), status=2)
     assert "absent" in absent.stderr

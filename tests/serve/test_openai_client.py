@@ -29,6 +29,7 @@ TOOL = {
         },
     },
 }
+NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
 @pytest.fixture(scope="module")
@@ -150,37 +151,41 @@ def test_a_named_tool_may_have_the_name_of_a_choice(client: openai.OpenAI, name:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_required_calls_may_be_several(client: openai.OpenAI, stream: bool) -> None:
+@pytest.mark.parametrize(
+    ("choice", "parallel", "several"),
+    [("required", True, True), ("required", False, False), (NAMED, True, False)],
+)
+def test_required_calls_may_be_several(
+    client: openai.OpenAI, choice: Any, parallel: bool, several: bool, stream: bool
+) -> None:
     """A list of them, as long as the model likes; a named tool is called once."""
     asked: dict[str, Any] = {
-        "model": "bundled", "messages": HELLO, "tools": [TOOL], "max_tokens": 400,
-        "temperature": 1, "seed": 2,
+        "model": "bundled", "messages": HELLO, "tools": [TOOL], "max_tokens": 100,
+        "temperature": 1, "seed": 2, "tool_choice": choice, "parallel_tool_calls": parallel,
     }  # fmt: skip
-    named = {"type": "function", "function": {"name": "weather"}}
-    counts = []
-    for more in (
-        {"tool_choice": "required"},
-        {"tool_choice": "required", "parallel_tool_calls": False},
-        {"tool_choice": named},
-    ):
-        if stream:
-            calls: dict[int, str] = {}
-            for chunk in client.chat.completions.create(**asked, **more, stream=True):
-                for piece in chunk.choices[0].delta.tool_calls or []:
-                    text = (piece.function.arguments if piece.function else None) or ""
-                    calls[piece.index] = calls.get(piece.index, "") + text
-                assert not chunk.choices[0].delta.content
-            arguments = [calls[i] for i in range(len(calls))]
-        else:
-            found = client.chat.completions.create(**asked, **more).choices[0]
-            assert found.finish_reason == "tool_calls"
-            assert found.message.content is None
-            assert len({call.id for call in found.message.tool_calls or []}) > 0
-            arguments = [call.function.arguments for call in found.message.tool_calls or []]
-        assert all(0 <= json.loads(text)["days"] <= 9 for text in arguments)
-        counts.append(len(arguments))
-    assert counts[0] > 1
-    assert counts[1:] == [1, 1]
+    if stream:
+        found: dict[int, str] = {}
+        content = ""
+        for chunk in client.chat.completions.create(**asked, stream=True):
+            content += chunk.choices[0].delta.content or ""
+            reason = chunk.choices[0].finish_reason
+            for piece in chunk.choices[0].delta.tool_calls or []:
+                text = (piece.function.arguments if piece.function else None) or ""
+                found[piece.index] = found.get(piece.index, "") + text
+        arguments = [found[i] for i in range(len(found))]
+    else:
+        answer = client.chat.completions.create(**asked).choices[0]
+        reason = answer.finish_reason
+        calls = answer.message.tool_calls or []
+        content = answer.message.content or ""
+        assert len({call.id for call in calls}) == len(calls)
+        arguments = [call.function.arguments for call in calls]
+    if several and reason == "length":  # within the last one, which is content
+        arguments = arguments[:3]
+    else:
+        assert content == ""
+    assert all(0 <= json.loads(text)["days"] <= 9 for text in arguments)
+    assert len(arguments) > 1 if several else (len(arguments), reason) == (1, "tool_calls")
 
 
 def test_a_streamed_call_has_its_name_once(client: openai.OpenAI) -> None:
