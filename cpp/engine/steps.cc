@@ -171,6 +171,7 @@ std::span<const float> Engine::Impl::collect() {
   if (in_flight() == 0) fail(ErrorKind::kInvalid, "[engine] no step was submitted");
   const std::span<const float> logits = pipeline_.collect();
   weights_.check_files(true);
+  weights_.check_scales(logits);
   return logits;
 }
 

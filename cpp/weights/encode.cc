@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "cpu/quantize.h"
@@ -33,7 +34,10 @@ void convert(const cpu::KernelTable& kernels, DType from_dtype, const std::byte*
 
 GgmlMatrix matrix_of(const StoredRows& from) {
   const int64_t cols = from.tensor.cols(), bytes = stored_bytes(from.stored, cols);
-  return {from.tensor.name, from.stored, {{from.data, from.count, bytes}}, cols, from.first};
+  GgmlMatrix matrix(from.tensor.name, from.stored, {{from.data, from.count, bytes}}, cols,
+                    from.first);
+  matrix.comes_from(std::string(from.file));
+  return matrix;
 }
 
 // Without a detour over f32.

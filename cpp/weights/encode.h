@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "cpu/kernels/kernels.h"
 #include "helm/plan.h"
@@ -21,6 +22,7 @@ struct StoredRows {
   const std::byte* data;
   int64_t first;  // of the tensor's rows
   int64_t count;
+  std::string_view file;  // for errors; empty: not known
 };
 
 // to: where the first of the rows lies in the slice, which is a multiple of row_unit(format) rows

@@ -17,6 +17,9 @@ class PackedMatrix final : public StoredMatrix {
                int64_t cols, int64_t first_row = 0)
       : StoredMatrix(std::move(name), rows, cols, format, first_row), matrix_(matrix) {}
 
+  // Throws as read_row does where a scale is NaN or infinite. Reads what stands in front of the
+  // codes alone: some percent of the matrix.
+  void check_scales() const;
   void unpack(int64_t row, int count, int64_t col, int64_t n, SpanRow* to) const override;
 
  private:

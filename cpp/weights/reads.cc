@@ -1,10 +1,13 @@
 #include "weights/reads.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <iterator>
 #include <string>
 
 #include "base/check.h"
+#include "weights/finite.h"
 #include "weights/packed.h"
 #include "weights/pieces.h"
 
@@ -70,6 +73,7 @@ void StoredTensor::open(const Format& format) {
                                        pages_[0]->data() + offset(), spec_->rows(), spec_->cols());
   }
   if (is_pieces(stored_) && matrix_ == nullptr) open_aux();
+  if (matrix_ != nullptr) matrix_->comes_from(std::string(file_of(0)));
   if (matrix_ == nullptr || !is_packed(format)) return;
   if (!can_encode(matrix_->exact(), format)) refuse_format(spec_->name, matrix_->exact(), format);
 }
@@ -126,15 +130,36 @@ void StoredTensor::read_rows(const Extent& extent, int64_t first, int64_t count,
   }
 }
 
+const StoredTensor::Extent& StoredTensor::extent_of(int64_t row) const {
+  const auto after = std::upper_bound(extents_.begin(), extents_.end(), row,
+                                      [](int64_t r, const Extent& e) { return r < e.first_row; });
+  return *std::prev(after);
+}
+
+std::string_view StoredTensor::file_of(int64_t row) const {
+  if (!aux_.empty()) return aux_.front()->path();
+  return extents_.empty() ? std::string_view() : extent_of(row).file->path();
+}
+
+void StoredTensor::check_finite(int64_t row, std::span<const float> elements) const {
+  const auto count = static_cast<int64_t>(elements.size());
+  const auto* bits = reinterpret_cast<const uint32_t*>(elements.data());
+  if (all_finite(bits, count, kExponentF32)) return;
+  const auto bad = std::find_if_not(elements.begin(), elements.end(),
+                                    [](float value) { return std::isfinite(value); });
+  fail(
+      ErrorKind::kIo, "[load] ", file_of(row), ": tensor \"", spec_->name, "\" is ", *bad,
+      " at element ", row + (bad - elements.begin()),
+      ", expected no NaN or infinite weight; the file is damaged or was made wrongly: get it anew");
+}
+
 void StoredTensor::read(int64_t row, int64_t count, std::byte* to) const {
   if (view_ != nullptr) {
     std::memcpy(to, memory(row), static_cast<size_t>(count * row_bytes_));
     return;
   }
   count = stored_rows(stored_, count);
-  auto extent = std::upper_bound(extents_.begin(), extents_.end(), row,
-                                 [](int64_t r, const Extent& e) { return r < e.first_row; });
-  for (--extent; count > 0; ++extent) {
+  for (const Extent* extent = &extent_of(row); count > 0; ++extent) {
     const int64_t skipped = row - extent->first_row;
     const int64_t some = std::min(count, extent->rows - skipped);
     read_rows(*extent, skipped, some, to);

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <string_view>
 #include <vector>
 
 #include "helm/encode.h"
@@ -33,12 +35,18 @@ class StoredTensor {
   const std::byte* memory(int64_t row) const;
   // The only file and where the tensor begins there, of one dense extent.
   const WeightFile& file() const { return *extents_.front().file; }
+  // For errors: the file of a row, or the first of a matrix in pieces; empty where it is bound.
+  std::string_view file_of(int64_t row) const;
   int64_t offset() const { return extents_.front().offset; }
 
   // What is not converted row by row: a matrix in the pages of its files. Null but after open(),
   // which throws Error{kInvalid} for pieces that do not go together or cannot become `format`.
   const StoredMatrix* matrix() const { return matrix_.get(); }
   void open(const Format& format);
+
+  // Throws Error{kIo} that names file and element where elements of a vector from `row` on are NaN
+  // or infinite.
+  void check_finite(int64_t row, std::span<const float> elements) const;
 
   // The stored bytes of rows [row, row + count), one row after the other; of strips, whole ones.
   void read(int64_t row, int64_t count, std::byte* to) const;
@@ -55,6 +63,7 @@ class StoredTensor {
   void check_bound() const;
   void find_pieces(WeightFiles& files);
   void open_aux();
+  const Extent& extent_of(int64_t row) const;
   void read_rows(const Extent& extent, int64_t first, int64_t count, std::byte* to) const;
 
   const TensorSpec* spec_;

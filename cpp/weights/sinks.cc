@@ -1,8 +1,10 @@
 #include "weights/sinks.h"
 
 #include <algorithm>
+#include <string>
 
 #include "base/check.h"
+#include "weights/packed.h"
 
 namespace helm {
 namespace {
@@ -22,6 +24,21 @@ int64_t bytes_of(const Read& read, const Format& format) {
   return format_bytes(format, read.rows, read.from->spec().cols());
 }
 
+// What no encoder has looked at, in cache still: scales that were copied, and vectors, which are
+// few. Those in memory are their owner's.
+void check_written(const Read& read, const Format& format, const std::byte* to) {
+  const StoredTensor& from = *read.from;
+  if (from.view() != nullptr) return;
+  if (!from.spec().is_matrix()) {
+    const auto* elements = reinterpret_cast<const float*>(to);  // vectors are f32
+    return from.check_finite(read.row, {elements, static_cast<size_t>(read.rows)});
+  }
+  if (!is_packed(format) || !same_bytes(from.stored(), format)) return;
+  PackedMatrix rows(from.spec().name, format, to, read.rows, from.spec().cols(), read.row);
+  rows.comes_from(std::string(from.file_of(read.row)));
+  rows.check_scales();
+}
+
 // Reads rows and encodes them to where the first lies in a slice.
 void write_rows(const Read& read, const Format& format, const cpu::KernelTable& kernels,
                 std::byte* to) {
@@ -32,16 +49,17 @@ void write_rows(const Read& read, const Format& format, const cpu::KernelTable& 
   } else if (const StoredMatrix* matrix = from.matrix()) {
     encode(*matrix, format, kernels, read.row, read.rows, to);
   } else if (const std::byte* memory = from.memory(read.row)) {
-    encode_rows({spec, from.stored(), memory, read.row, read.rows}, format, kernels, to);
+    encode_rows({spec, from.stored(), memory, read.row, read.rows, {}}, format, kernels, to);
   } else {
     std::vector<std::byte> staging;
     in_parts(read, row_unit(format), [&](int64_t row, int64_t count) {
       staging.resize(static_cast<size_t>(count * from.row_bytes()));
       from.read(row, count, staging.data());
-      encode_rows({spec, from.stored(), staging.data(), row, count}, format, kernels,
-                  to + format_bytes(format, row - read.row, spec.cols()));
+      encode_rows({spec, from.stored(), staging.data(), row, count, from.file_of(row)}, format,
+                  kernels, to + format_bytes(format, row - read.row, spec.cols()));
     });
   }
+  check_written(read, format, to);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "cpu/stage.h"
 #include "plan/stages.h"
+#include "weights/finite.h"
 #include "weights/first_touch.h"
 #include "weights/reads.h"
 #include "weights/sinks.h"
@@ -158,8 +159,22 @@ class Weights::Load {
     if (slice.access != SliceSpec::Access::kMapped) return false;
     std::shared_ptr<MappedFile>& mapping = mappings_[&from.file()];
     if (mapping == nullptr) to_.mapped_.push_back(mapping = from.file().map());
-    address = cpu::device_address(mapping->data() + from.offset());
+    const std::byte* place = mapping->data() + from.offset();
+    address = cpu::device_address(place);
+    note_mapped(slice, from, place);
     return true;
+  }
+
+  // A vector is looked at here, the scales of a packed matrix where they may be to blame.
+  void note_mapped(const SliceSpec& slice, const StoredTensor& from, const std::byte* place) {
+    const TensorSpec& spec = from.spec();
+    if (!spec.is_matrix()) {
+      const auto* elements = reinterpret_cast<const float*>(place);
+      from.check_finite(0, {elements, static_cast<size_t>(spec.rows())});
+    } else if (is_packed(slice.format)) {
+      to_.unseen_.emplace_back(spec.name, slice.format, place, spec.rows(), spec.cols());
+      to_.unseen_.back().comes_from(std::string(from.file_of(0)));
+    }
   }
 
   std::unique_ptr<Sink> host_sink(const SliceSpec& slice, std::byte* place) const {
@@ -196,6 +211,13 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
   load.read_to_arena();
   load.finish();
   huge_page_bytes_ = arena_.huge_page_bytes();
+}
+
+void Weights::check_scales(std::span<const float> logits) {
+  const auto* bits = reinterpret_cast<const uint32_t*>(logits.data());
+  if (unseen_.empty() || all_finite(bits, std::ssize(logits), kExponentF32)) return;
+  for (const PackedMatrix& matrix : unseen_) matrix.check_scales();
+  unseen_.clear();
 }
 
 void Weights::check_files(bool used) const {

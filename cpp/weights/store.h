@@ -17,6 +17,7 @@
 #include "device/memory.h"
 #include "helm/engine.h"
 #include "helm/plan.h"
+#include "weights/packed.h"
 
 namespace helm {
 
@@ -44,6 +45,9 @@ class Weights {
   // Those on the CPU that were copied, which lie side by side; others lie in files or with their
   // owners.
   std::span<const std::byte> copied() const { return arena_.memory(); }
+  // Scales that lie in mapped files are looked at only where a step's logits are not finite, once:
+  // throws Error{kIo} that names file, tensor and row then.
+  void check_scales(std::span<const float> logits);
   // Throws Error{kIo} where a mapped file is not as it was: see MappedFile.
   void check_files(bool used) const;
   bool huge_pages() const { return arena_.huge_pages(); }
@@ -56,6 +60,7 @@ class Weights {
   std::vector<Weight> on_accelerator_;
   std::vector<std::shared_ptr<void>> owners_;        // of tensors used where they lie
   std::vector<std::shared_ptr<MappedFile>> mapped_;  // or in files
+  std::vector<PackedMatrix> unseen_;                 // there, whose scales nobody has looked at
   Arena arena_;
   DeviceMemory accelerator_memory_;
   int64_t cpu_bytes_ = 0;

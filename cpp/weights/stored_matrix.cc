@@ -89,15 +89,19 @@ void StoredMatrix::read_row(int64_t row, float* out) const {
   }
 }
 
+std::string StoredMatrix::where() const {
+  return (file_.empty() ? "" : file_ + ": ") + "tensor \"" + name_ + "\"";
+}
+
 void StoredMatrix::refuse(int64_t row, int64_t col) const {
-  fail(ErrorKind::kIo, "[load] tensor \"", name_, "\" has a scale or a weight that is NaN or ",
+  fail(ErrorKind::kIo, "[load] ", where(), " has a scale or a weight that is NaN or ",
        "infinite in row ", row_name(row), ", columns ", col, " to ",
        std::min(col + kSpanCols, cols_) - 1,
        ", expected finite ones; the file is damaged or was made wrongly: get it anew");
 }
 
 void StoredMatrix::refuse_values(int64_t row, const Format& to) const {
-  fail(ErrorKind::kIo, "[load] tensor \"", name_, "\" has weights in row ", row_name(row), " that ",
+  fail(ErrorKind::kIo, "[load] ", where(), " has weights in row ", row_name(row), " that ",
        format_name(to),
        " cannot hold: NaN, infinite or beyond the scales of f16; load it as stored");
 }

@@ -24,6 +24,8 @@ class StoredMatrix {
   virtual ~StoredMatrix() = default;
 
   const std::string& name() const { return name_; }
+  // Errors name this file, too.
+  void comes_from(std::string file) { file_ = std::move(file); }
   int64_t rows() const { return rows_; }
   int64_t cols() const { return cols_; }
   const Format& exact() const { return exact_; }
@@ -48,7 +50,10 @@ class StoredMatrix {
   [[noreturn]] void refuse_values(int64_t row, const Format& to) const;
 
  private:
+  std::string where() const;  // file and tensor, for errors
+
   std::string name_;
+  std::string file_;  // empty: not known
   int64_t rows_;
   int64_t cols_;
   Format exact_;

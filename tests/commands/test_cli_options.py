@@ -53,7 +53,7 @@ def test_every_familiar_name_is_an_option_of_some_command() -> None:
     ours = {name for command in commands().values() for a in actions(command) for name in a}
     # These are parameters of Python alone.
     assert {option(f"--{name}") for name in NAMES} - ours == {
-        "--max-sequences", "--prefix-cache", "--regex", "--grammar"
+        "--max-sequences", "--prefix-cache"
     }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -149,3 +150,21 @@ def test_on_a_terminal_nothing_is_read() -> None:
     with Terminal(["run", "bundled", "The dog", *SHORT]) as terminal:
         assert terminal.status() == 0
         assert answer(("user", "The dog")).strip()[:20] in terminal.output
+
+
+def test_the_text_of_a_regular_expression_or_a_grammar(tmp_path: Path) -> None:
+    pytest.importorskip("llguidance", reason="llguidance is not installed")
+    grammar = tmp_path / "x.lark"
+    grammar.write_text('start: "(" ("yes" | "no") ")"\n')
+    for options, form in (
+        (("--regex", "[ab]{3}x?"), "[ab]{3}x?"),
+        (("--grammar", str(grammar)), r"\((yes|no)\)"),
+    ):
+        result = helm("run", "bundled", "Once", "--raw", "-n", "20", "-q", *options)
+        assert re.fullmatch(form, result.stdout.strip()), result.stdout
+    both = helm("run", "bundled", "x", "--regex", "a", "--grammar", str(grammar), status=2)
+    assert "regex and grammar were given; a text obeys one of them" in both.stderr
+    wrong = helm("run", "bundled", "x", "--regex", "(", status=2)
+    assert "[grammar] this regex cannot be used" in wrong.stderr
+    absent = helm("run", "bundled", "x", "--grammar", str(tmp_path / "absent"), status=2)
+    assert "absent" in absent.stderr

@@ -247,6 +247,34 @@ def test_the_log_has_one_line_per_request_without_control_characters() -> None:
     assert (facts["status"], facts["prompt_tokens"], facts["finish"]) == (200, 7, "stop")
 
 
+def test_texts_of_prompts_are_logged_where_that_is_asked_for() -> None:
+    lines: list[str] = []
+    secret = "Where is\nthe \x1b[31mkey?"
+    body = {"messages": [{"role": "user", "content": secret}]}
+    for log_json in (False, True):
+        with served(ScriptedBackend(says("Hello")), log=lines.append, log_json=log_json) as (
+            url,
+            serving,
+        ):
+            post(url, body)
+            post(url, {"prompt": secret}, "/v1/completions")
+            assert not any("key?" in line for line in lines[-2:])
+            serving.log_prompts = True
+            post(url, body)
+            post(url, {"prompt": [secret, "and"]}, "/v1/completions")
+            post(url, {"prompt": "x" * 20_000}, "/v1/completions")
+        assert all(line.isprintable() for line in lines)
+        if not log_json:
+            assert "key?" in lines[-3]
+            assert "31m" in lines[-2]
+            continue
+        chat, two, cut = (json.loads(line)["prompt"] for line in lines[-3:])
+        assert chat.startswith("<|begin|><|user|>")
+        assert secret in chat
+        assert two == f"{secret}\nand"
+        assert cut == "x" * 9_997 + "..."
+
+
 def test_metrics_count_what_was_done() -> None:
     with served(ScriptedBackend(says("Hello"))) as (url, _):
         post(url, {"messages": HELLO})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -28,6 +29,7 @@ TOOL = {
         },
     },
 }
+NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +121,8 @@ def test_an_answer_of_a_schema_is_parsed(client: openai.OpenAI) -> None:
 def test_a_loop_of_tools(client: openai.OpenAI, choice: object) -> None:
     messages: list = list(HELLO)
     first = client.chat.completions.create(
-        model="bundled", messages=messages, tools=[TOOL], tool_choice=choice, max_tokens=80
+        model="bundled", messages=messages, tools=[TOOL], tool_choice=choice, max_tokens=80,
+        parallel_tool_calls=False,
     ).choices[0]  # fmt: skip
     assert first.finish_reason == "tool_calls"
     assert first.message.content is None
@@ -147,10 +150,48 @@ def test_a_named_tool_may_have_the_name_of_a_choice(client: openai.OpenAI, name:
     assert call.function.name == name
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("choice", "parallel", "several"),
+    [("required", True, True), ("required", False, False), (NAMED, True, False)],
+)
+def test_required_calls_may_be_several(
+    client: openai.OpenAI, choice: Any, parallel: bool, several: bool, stream: bool
+) -> None:
+    """A list of them, as long as the model likes; a named tool is called once."""
+    asked: dict[str, Any] = {
+        "model": "bundled", "messages": HELLO, "tools": [TOOL], "max_tokens": 100,
+        "temperature": 1, "seed": 2, "tool_choice": choice, "parallel_tool_calls": parallel,
+    }  # fmt: skip
+    if stream:
+        found: dict[int, str] = {}
+        content = ""
+        for chunk in client.chat.completions.create(**asked, stream=True):
+            content += chunk.choices[0].delta.content or ""
+            reason = chunk.choices[0].finish_reason
+            for piece in chunk.choices[0].delta.tool_calls or []:
+                text = (piece.function.arguments if piece.function else None) or ""
+                found[piece.index] = found.get(piece.index, "") + text
+        arguments = [found[i] for i in range(len(found))]
+    else:
+        answer = client.chat.completions.create(**asked).choices[0]
+        reason = answer.finish_reason
+        calls = answer.message.tool_calls or []
+        content = answer.message.content or ""
+        assert len({call.id for call in calls}) == len(calls)
+        arguments = [call.function.arguments for call in calls]
+    if several and reason == "length":  # within the last one, which is content
+        arguments = arguments[:3]
+    else:
+        assert content == ""
+    assert all(0 <= json.loads(text)["days"] <= 9 for text in arguments)
+    assert len(arguments) > 1 if several else (len(arguments), reason) == (1, "tool_calls")
+
+
 def test_a_streamed_call_has_its_name_once(client: openai.OpenAI) -> None:
     chunks = client.chat.completions.create(
         model="bundled", messages=HELLO, tools=[TOOL], tool_choice="required", max_tokens=80,
-        stream=True,
+        stream=True, parallel_tool_calls=False,
     )  # fmt: skip
     pieces = [p for c in chunks for p in (c.choices[0].delta.tool_calls or [])]
     assert [p.function.name for p in pieces if p.function and p.function.name] == ["weather"]

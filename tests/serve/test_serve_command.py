@@ -99,6 +99,16 @@ def test_nobody_from_afar_without_a_key(tmp_path: object) -> None:
         assert found.json()["data"][0]["id"] == "bundled"
 
 
+def test_whoever_insists_needs_no_key() -> None:
+    with serving("--host", "0.0.0.0", "--no-auth", "--no-web") as (_, url):
+        address = f"http://127.0.0.1:{url.rpartition(':')[2]}"
+        ready(address)
+        assert httpx.get(f"{address}/v1/models").status_code == 200
+        assert httpx.get(f"{address}/").status_code == 404
+    refused = helm("serve", "--no-auth", "--port", "0", status=2, HELM_API_KEY="word")
+    assert "--no-auth lets anyone ask, and there are keys" in refused.stderr
+
+
 def _keys(folder: object) -> str:
     path = os.path.join(str(folder), "keys")
     with open(path, "w") as file:
@@ -112,6 +122,8 @@ def _keys(folder: object) -> str:
         (["--port", "70000"], "port"),
         (["--concurrency", "0"], "--concurrency"),
         (["--queue-timeout", "nan"], "--queue-timeout"),
+        (["--sse-interval", "-1"], "--sse-interval"),
+        (["--sse-interval", "nan"], "--sse-interval"),
         (["--cors-origin", "example.org"], "no origin"),
         (["--api-key-file", "/nowhere/at/all"], "/nowhere"),
         (["--host", "no.such.host.invalid"], "listen"),

@@ -88,6 +88,8 @@ def test_calls_in_parallel() -> None:
     calls = [{"name": name, "arguments": arguments} for name, arguments in GOOD.items()]
     assert valid(calls, found)
     assert not valid([], found)
+    assert valid(calls * 5, found)
+    assert not valid(calls * 6, found)  # 18: a model that never ends is cut off at 16
     assert not valid([*calls, {"name": "now", "arguments": BAD["now"]}], found)
 
 

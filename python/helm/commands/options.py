@@ -244,6 +244,14 @@ def add_sampling_arguments(parser: Parser, most: str) -> None:
         help=More("text is JSON after the schema in FILE; needs llguidance (default: free text)"),
     )  # fmt: skip
     group.add_argument(
+        "--regex", metavar="PATTERN",
+        help=More("text matches PATTERN as a whole; needs llguidance (default: free text)"),
+    )  # fmt: skip
+    group.add_argument(
+        "--grammar", metavar="FILE",
+        help=More("text obeys the grammar in FILE, in Lark's syntax (default: free text)"),
+    )  # fmt: skip
+    group.add_argument(
         "-s", "--seed", type=int, metavar="N", help="same seed, same text (default: random)"
     )
 
@@ -252,13 +260,15 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling parameters that were given, by their names."""
     names = (
         *("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
-        *("presence_penalty", "frequency_penalty", "stop", "seed"),
+        *("presence_penalty", "frequency_penalty", "stop", "seed", "regex"),
     )
     options = {name: getattr(args, name) for name in names}
     if args.logit_bias is not None:
         options["logit_bias"] = dict(args.logit_bias)
     if args.json_schema is not None:
         options["json_schema"] = read_text(Path(args.json_schema), InvalidError, "schema")
+    if args.grammar is not None:
+        options["grammar"] = read_text(Path(args.grammar), InvalidError, "grammar")
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -24,6 +24,8 @@ EPILOG = """examples:
 """
 _CONCURRENCY = 8
 _GRACE_S = 30.0
+_SSE_INTERVAL_MS = 33.0
+_MOST_MS = 60_000  # of a step, and between events
 _NEEDED = ("starlette", "uvicorn")
 
 
@@ -38,6 +40,22 @@ def add_arguments(parser: Parser) -> None:
         ("--max-waiting", int, 256, "N", More("requests that wait at most")),
         ("--queue-timeout", float, 60.0, "S", More("seconds that one waits at most")),
         ("--request-timeout", float, 600.0, "S", More("seconds that one is computed at most")),
+        (
+            "--sse-interval",
+            float,
+            _SSE_INTERVAL_MS,
+            "MS",
+            More("between events of a stream; 0 sends each piece of text at once"),
+        ),
+        (
+            "--tbt",
+            float,
+            0.0,
+            "MS",
+            More(
+                "that a step may take where prompts join answers; 0: 2.5 times one without, or 50"
+            ),
+        ),
         ("--grace", float, _GRACE_S, "S", More("seconds that requests have left on SIGTERM")),
     ):
         shown = type(text)(f"{text} (default: {default:g})" if kind is not str else
@@ -52,6 +70,10 @@ def add_arguments(parser: Parser) -> None:
         help="keys that may ask, one a line (default: HELM_API_KEY, or anyone here)",
     )  # fmt: skip
     group.add_argument(
+        "--no-auth", action="store_true",
+        help=More("other machines may ask without a key (default: refused)"),
+    )  # fmt: skip
+    group.add_argument(
         "--cors-origin", action="append", default=[], metavar="ORIGIN",
         help=More("a site whose pages may ask; may be repeated (default: none)"),
     )  # fmt: skip
@@ -59,6 +81,13 @@ def add_arguments(parser: Parser) -> None:
         "--log-format", choices=("text", "json"), default="text", metavar="HOW",
         help=More("text or json, one line per request (default: text)"),
     )  # fmt: skip
+    group.add_argument(
+        "--log-prompts", action="store_true",
+        help=More("lines of the log have the text of prompts (default: no text)"),
+    )  # fmt: skip
+    group.add_argument(
+        "--no-web", action="store_true", help=More("no chat page at / (default: there is one)")
+    )
     options.add_model_arguments(parser)
 
 
@@ -68,7 +97,9 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     from helm.serve import auth, server
 
-    access = auth.access(args.host, auth.read_keys(args.api_key_file), args.cors_origin)
+    access = auth.access(
+        args.host, auth.read_keys(args.api_key_file), args.cors_origin, args.no_auth
+    )
     with server.bind(args.host, args.port) as listening, common.load(args) as llm:
         if not args.quiet:
             common.say_plan(llm)
@@ -85,10 +116,14 @@ def _serve(args: argparse.Namespace, llm: LLM, access: Any, listening: Any) -> i
 
     llm.generate([llm.plan.model.vocab_size // 2], max_tokens=2, ignore_eos=True)  # warms up
     backend = LlmBackend.over(llm)
+    backend.pace(args.tbt / 1e3)
     admission = Admission(backend.concurrency, args.max_waiting, args.queue_timeout)
-    serving = Serving(backend, admission, tuple(args.alias), args.request_timeout)
+    serving = Serving(
+        backend, admission, tuple(args.alias), args.request_timeout,
+        sse_interval_s=args.sse_interval / 1e3, log_prompts=args.log_prompts,
+    )  # fmt: skip
     log = args.log_format == "json"
-    app = make_app(serving, access, _log, log, page_routes())
+    app = make_app(serving, access, _log, log, [] if args.no_web else page_routes())
     serves = server.Server(
         app, serving, args.grace, lambda: say("draining: running requests end; again to end now")
     )
@@ -117,6 +152,10 @@ def _check(args: argparse.Namespace) -> None:
         if not 0 < getattr(args, name) <= 1e6:
             shown = name.replace("_", "-")
             raise InvalidError(f"[serve] --{shown} must be a number of seconds above 0")
+    for name in ("sse_interval", "tbt"):
+        if not 0 <= getattr(args, name) <= _MOST_MS:
+            shown = name.replace("_", "-")
+            raise InvalidError(f"[serve] --{shown} must be from 0 to {_MOST_MS} milliseconds")
     if not 0 <= args.port <= 65535:
         raise InvalidError(f"[serve] port must be from 0 to 65535, got {args.port}")
 

@@ -89,13 +89,21 @@ def read_keys(path: str | None) -> tuple[bytes, ...]:
     return tuple(dict.fromkeys(map(_digest, keys)))
 
 
-def access(host: str, keys: Sequence[bytes], origins: Sequence[str]) -> Access:
-    """The checks of a server that listens at `host`; refuses one that all may use from afar."""
+def access(
+    host: str, keys: Sequence[bytes], origins: Sequence[str], no_auth: bool = False
+) -> Access:
+    """The checks of a server that listens at `host`; refuses one that all may use from afar, unless
+    `no_auth` insists."""
     local = _is_local(host)
-    if not local and not keys:
+    if no_auth and keys:
+        raise InvalidError(
+            "[serve] --no-auth lets anyone ask, and there are keys; leave out --no-auth, or "
+            "--api-key-file and HELM_API_KEY"
+        )
+    if not local and not keys and not no_auth:
         raise InvalidError(
             f"[serve] {host} can be reached from other machines, and there is no key; give "
-            "--api-key-file FILE or HELM_API_KEY, or listen at 127.0.0.1"
+            "--api-key-file FILE or HELM_API_KEY, listen at 127.0.0.1, or insist with --no-auth"
         )
     for origin in origins:
         if origin != "*" and "://" not in origin:

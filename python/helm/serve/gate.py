@@ -109,7 +109,7 @@ async def _preflight(send: Send) -> None:
 
 
 def _facts(scope: Scope, record: Record, status: int, seconds: float) -> dict[str, Any]:
-    """What the log says; no text of prompts, no keys."""
+    """What the log says; no keys, and texts of prompts where the record has any."""
     client = scope.get("client")
     facts: dict[str, Any] = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(record.wall_s)),
@@ -130,6 +130,8 @@ def _facts(scope: Scope, record: Record, status: int, seconds: float) -> dict[st
             "tokens_per_s": round(record.tokens_per_s, 2),
             "finish": record.finish,
         }
+    if record.prompt:
+        facts["prompt"] = record.prompt
     if record.error:
         facts["error"] = record.error
     return facts
@@ -145,6 +147,8 @@ def _line(facts: dict[str, Any]) -> str:
             f"first token {facts['first_token_s'] * 1e3:,.0f} ms, "
             f"{facts['tokens_per_s']:,.1f} tokens/s, {facts['finish'] or 'not begun'}"
         )
+    if "prompt" in facts:
+        parts.append(f"| prompt {json.dumps(facts['prompt'], ensure_ascii=False)}")
     if "error" in facts:
         parts.append(f"| {facts['error'][:300]}")
     return escaped(" ".join(parts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,8 +24,10 @@ from helm.serve.tools.deltas import ContentDelta
 from helm.serve.tools.description import described
 from helm.serve.tools.parser import ToolParser, parser_for
 from helm.text.literal_text import literal_tokens
-from helm.text.prompts import Template
+from helm.text.prompts import Job, Template
 from helm.text.sampling import SamplingKeywords, SamplingParams, sampling_params
+from helm.text.structured import json_after_thought
+from helm.text.thinking import Marks
 from helm.text.tokenizer import Tokenizer
 
 
@@ -55,19 +58,21 @@ async def _answer(serving: Serving, asked: ChatRequest, record: Record) -> ChatA
         characters, literal_tokens, tokenizer, messages,
         lambda messages: template.render(tokenizer, messages),
     )  # fmt: skip
+    serving.note_prompt(record, text)
     backend = serving.backend
     if len(tokens) > backend.context:
         raise too_long(len(tokens), backend.context, "the conversation")
     parser = _parser(tokenizer, tools, asked.stream)
     sampling = _sampling(serving, asked, parser)
-    bound = sampling.json_schema is not None  # such an answer has no thought
+    bound = sampling.json_schema is not None
+    thinks = not (bound and _thought_is_over(serving, text, asked))
     job = await serving.run(
-        0 if not bound else LONG, backend.prompts.tokens_job, tokens, sampling, True,
-        template.continues,
+        0 if not bound else LONG, _job, serving, tokens, sampling, template.continues,
+        _splitter(serving, text, asked) if thinks else None,
     )  # fmt: skip
     states = [
         Choice(
-            None if bound else _splitter(serving, text, asked),
+            _splitter(serving, text, asked) if thinks else None,
             _parser(tokenizer, tools, asked.stream),
             asked.parallel_tool_calls,
         )
@@ -115,9 +120,39 @@ def _splitter(serving: Serving, text: str, asked: ChatRequest) -> ReasoningSplit
     marks = serving.marks
     if marks is None:
         return None
+    return ReasoningSplitter(_opened(text, asked, marks), marks.begin, marks.end)
+
+
+def _opened(text: str, asked: ChatRequest, marks: Marks) -> bool:
     last = asked.messages[-1].get("content") if asked.continue_final_message else ""
-    opened = opens_thought(text, marks.begin, marks.end, last if isinstance(last, str) else "")
-    return ReasoningSplitter(opened, marks.begin, marks.end)
+    return opens_thought(text, marks.begin, marks.end, last if isinstance(last, str) else "")
+
+
+def _thought_is_over(serving: Serving, text: str, asked: ChatRequest) -> bool:
+    """Whether the prompt ends behind a thought, as where thinking is turned off, or within an
+    answer that has none."""
+    marks = serving.marks
+    if marks is None or asked.continue_final_message:
+        return marks is None or not _opened(text, asked, marks)
+    return text.rstrip().endswith(marks.end)
+
+
+def _job(
+    serving: Serving, tokens: list[int], sampling: SamplingParams, continues: bool,
+    splitter: ReasoningSplitter | None,
+) -> Job:  # fmt: skip
+    """Of one choice. Where its answer is split, JSON may have a thought before it."""
+    backend, schema = serving.backend, sampling.json_schema
+    tokenizer, marks = backend.tokenizer, serving.marks
+    if schema is None or splitter is None or marks is None or tokenizer is None:
+        return backend.prompts.tokens_job(tokens, sampling, True, continues)
+    free = dataclasses.replace(sampling, json_schema=None)
+    job = backend.prompts.tokens_job(tokens, free, True, continues)
+    constraint = json_after_thought(
+        schema, marks, splitter.opened, tokenizer, backend.vocab_size,
+        backend.prompts.defaults.eos_token_ids,
+    )  # fmt: skip
+    return dataclasses.replace(job, constraint=constraint)
 
 
 def _sampling(serving: Serving, asked: ChatRequest, parser: ToolParser | None) -> SamplingParams:
@@ -125,7 +160,8 @@ def _sampling(serving: Serving, asked: ChatRequest, parser: ToolParser | None) -
     sampling, choice = asked.sampling, asked.tool_choice
     changed: SamplingKeywords = {}
     if parser is not None and choice not in ("none", "auto"):
-        changed["json_schema"] = parser.required_schema(choice)
+        several = choice == "required" and asked.parallel_tool_calls
+        changed["json_schema"] = parser.required_schema(choice, several)
     if sampling.max_tokens is None:
         changed["max_tokens"] = serving.backend.prompts.defaults.max_new_tokens
     return sampling_params(sampling, changed)

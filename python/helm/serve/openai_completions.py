@@ -47,6 +47,8 @@ async def _answer(serving: Serving, asked: CompletionRequest, record: Record) ->
     states: list[Choice] = []
     for prompt in asked.prompts:
         tokens = await _tokens(serving, prompt)
+        if serving.log_prompts:
+            serving.note_prompt(record, _text(serving, prompt))
         backend = serving.backend
         if len(tokens) > backend.context:
             raise too_long(len(tokens), backend.context, "the prompt")

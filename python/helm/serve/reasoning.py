@@ -28,6 +28,11 @@ class ReasoningSplitter:
         self._held = ""
 
     @property
+    def opened(self) -> bool:
+        """Whether the answer begins within the thought."""
+        return self._opened
+
+    @property
     def tags(self) -> tuple[str, str]:
         """Texts that `feed` needs to see even where they are special tokens."""
         return self._open, self._close

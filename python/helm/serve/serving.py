@@ -20,6 +20,7 @@ from helm.text.thinking import Marks, thinking_marks
 P = ParamSpec("P")
 T = TypeVar("T")
 LONG = 2000  # characters; shorter texts are encoded at once
+_MOST_LOGGED = 10_000  # characters of a prompt
 
 
 @dataclass
@@ -33,6 +34,7 @@ class Record:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    prompt: str = ""  # what the log shows of it
     queue_s: float | None = None
     first_s: float | None = None  # from arrival to the first token
     finish: str = ""
@@ -70,13 +72,15 @@ class Record:
 class Serving:
     """A backend as it is served. aliases: names that requests may use for it beside its own; the
     first is shown. request_timeout_s: how long one is computed at most. sse_interval_s: between two
-    events of a stream at least, but for the first and the last; what comes meanwhile is one."""
+    events of a stream at least, but for the first and the last; what comes meanwhile is one. 0: each
+    piece of text at once. log_prompts: whether the log shows texts of prompts."""
 
     backend: Backend
     admission: Admission
     aliases: tuple[str, ...] = ()
     request_timeout_s: float = 600.0
     sse_interval_s: float = 0.0
+    log_prompts: bool = False
     draining: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     metrics: Metrics = field(default_factory=Metrics)
@@ -106,6 +110,13 @@ class Serving:
                 code="model_not_found",
                 param="model",
             )
+
+    def note_prompt(self, record: Record, text: str) -> None:
+        """Adds a prompt to what the log says of its request, where it is to."""
+        if self.log_prompts:
+            whole = f"{record.prompt}\n{text}" if record.prompt else text
+            cut = len(whole) > _MOST_LOGGED
+            record.prompt = f"{whole[: _MOST_LOGGED - 3]}..." if cut else whole
 
     def state(self) -> tuple[str, str]:
         """ "ok", "draining" or "failed", and why."""

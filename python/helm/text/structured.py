@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import weakref
 from collections import OrderedDict
@@ -22,6 +23,7 @@ from helm.text.token_bytes import token_bytes
 
 if TYPE_CHECKING:
     from helm.text.sampling import SamplingParams
+    from helm.text.thinking import Marks
     from helm.text.tokenizer import Tokenizer
 
 MOST_BYTES = 256 << 10  # of a schema or another grammar
@@ -29,6 +31,7 @@ MOST_DEPTH = 64
 # Of llguidance, see helm/constraint.h: about 100 ms to build the lexer.
 _LEXER_FUEL = 5_000_000
 _GRAMMAR_SIZE = 500_000
+_MOST_GAP = 4  # white space between a thought and what follows
 _KEPT = 32  # compiled grammars of a model
 # Compact JSON, and no keyword is passed over: what is accepted is obeyed.
 _COMPACT = {
@@ -73,6 +76,42 @@ def json_object(
 ) -> Constraint:
     """Text that is any one JSON object."""
     return json_schema({"type": "object"}, tokenizer, vocab_size, end_tokens)
+
+
+def json_after_thought(
+    schema: Mapping[str, Any] | str | bool,
+    marks: Marks,
+    opened: bool,
+    tokenizer: Tokenizer,
+    vocab_size: int | None = None,
+    end_tokens: Sequence[int] = (),
+) -> Constraint:
+    """Any thought up to the mark of its end, then one JSON value of `schema`, as `json_schema` has
+    it.
+
+    marks: what stands around a thought. opened: whether the prompt has opened it; else the text may
+    also be the JSON alone.
+    """
+    begin, end = marks.special.get(marks.begin), marks.special.get(marks.end)
+    first = json.dumps(marks.begin, ensure_ascii=False) if begin is None else f"<[{begin}]>"
+    if end is None:
+        closing = re.escape(marks.end).replace("/", "\\/")
+        thought = rf"thought[lazy]: /(?s:.*){closing}/"
+    else:
+        thought = f"thought: INNER <[{end}]>\nINNER: /(?s:.*)/"
+    lark = "\n".join(
+        (
+            f"start: {'thought GAP' if opened else f'({first} thought GAP)?'} answer",
+            thought,
+            f"GAP: /[ \\t\\r\\n]{{0,{_MOST_GAP}}}/",
+            f"answer: %json {_with_separators(schema_text(schema))}",
+        )
+    )
+    try:
+        return _compiled("lark", lark, tokenizer, vocab_size, end_tokens)
+    except InvalidError:
+        json_schema(schema, tokenizer, vocab_size, end_tokens)  # says what is wrong with it
+        raise
 
 
 def regex(

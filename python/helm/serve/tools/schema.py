@@ -9,6 +9,7 @@ from helm.errors import InvalidError
 from helm.serve.tools.families import function_of
 
 _DATA = ("const", "enum", "default", "examples")  # values, which hold no schemas
+_MOST_CALLS = 16  # at once: some small models would never end their list
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -17,7 +18,7 @@ def call_schema(
 ) -> dict[str, Any] | None:
     """For tool_choice "required", or a named tool as OpenAI writes it or as its name alone; None
     for "auto" and "none". key: what the family calls the arguments. parallel: an array of calls,
-    one at least. InvalidError for a tool that is not there."""
+    one at least and _MOST_CALLS at most. InvalidError for a tool that is not there."""
     if choice in (None, "auto", "none"):
         return None
     functions = [function_of(tool) for tool in tools]
@@ -41,7 +42,7 @@ def call_schema(
     ]
     call: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
     if parallel:
-        call = {"type": "array", "items": call, "minItems": 1}
+        call = {"type": "array", "items": call, "minItems": 1, "maxItems": _MOST_CALLS}
     return {**call, "$defs": definitions}
 
 
