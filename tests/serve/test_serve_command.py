@@ -124,6 +124,8 @@ def _keys(folder: object) -> str:
         (["--queue-timeout", "nan"], "--queue-timeout"),
         (["--sse-interval", "-1"], "--sse-interval"),
         (["--sse-interval", "nan"], "--sse-interval"),
+        (["--tbt", "-1"], "--tbt"),
+        (["--tbt", "inf"], "--tbt"),
         (["--cors-origin", "example.org"], "no origin"),
         (["--api-key-file", "/nowhere/at/all"], "/nowhere"),
         (["--host", "no.such.host.invalid"], "listen"),

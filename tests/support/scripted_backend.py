@@ -111,10 +111,11 @@ def served(
     backend: Any, *, max_waiting: int = 64, queue_timeout_s: float = 30.0,
     request_timeout_s: float = 60.0, access: Access | None = None, grace_s: float = 5.0,
     log: Callable[[str], None] = lambda _line: None, log_json: bool = False, page: Any = None,
+    sse_interval_s: float = 0.0,
 ) -> Iterator[tuple[str, Serving]]:  # fmt: skip
     """A server on a thread; its address, and what it shares."""
     admission = Admission(backend.concurrency, max_waiting, queue_timeout_s)
-    serving = Serving(backend, admission, (), request_timeout_s)
+    serving = Serving(backend, admission, (), request_timeout_s, sse_interval_s)
     app = make_app(serving, access or Access(), log, log_json, page)
     server = Server(app, serving, grace_s, lambda: None)
     with bind("127.0.0.1", 0) as listening:

@@ -72,8 +72,8 @@ class Record:
 class Serving:
     """A backend as it is served. aliases: names that requests may use for it beside its own; the
     first is shown. request_timeout_s: how long one is computed at most. sse_interval_s: between two
-    events of a stream at least, but for the first and the last; what comes meanwhile is one. 0: each
-    piece of text at once. log_prompts: whether the log shows texts of prompts."""
+    events of a stream at least, but for the first and the last; what comes meanwhile is one event.
+    log_prompts: whether the log shows texts of prompts."""
 
     backend: Backend
     admission: Admission
