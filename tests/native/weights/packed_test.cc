@@ -22,7 +22,7 @@ constexpr int64_t kRows = 37, kCols = 288;
 std::vector<std::byte> matrix_of(const Format& format) {
   std::vector<std::byte> bytes(static_cast<size_t>(format_bytes(format, kRows, kCols)));
   for (int64_t strip = 0; strip < 3; ++strip) {
-    for (const auto [col, n] :
+    for (const auto& [col, n] :
          {std::pair<int64_t, int64_t>{0, 256}, {256, format.group > 32 ? format.group : 32}}) {
       std::byte* at = bytes.data() + strip * strip_bytes(format, kCols) +
                       strip_header_bytes(format) + (col == 0 ? 0 : span_bytes(format, 256));
@@ -79,7 +79,7 @@ TEST_CASE("a scale that is NaN or infinite is found in every packed format") {
     const bool per_row = row.format.scales == Scales::kR;
     Guarded<std::byte> matrix(matrix_of(row.format));
     CHECK(error_of(row.format, matrix.data()) == "");
-    for (const auto [at, size] : scales_of(row.format)) {
+    for (const auto& [at, size] : scales_of(row.format)) {
       std::vector<uint32_t> bad = {0x7fc00000, 0x7f800000, 0xff800000};
       if (size == 2) bad = {0x7e00, 0x7c00, 0xfc00};
       if (size == 2 && row.format.wide) bad = {0x7fc0, 0x7f80, 0xff80};
