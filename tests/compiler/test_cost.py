@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
+import random
 
 import numpy as np
 import pytest
@@ -32,6 +34,8 @@ from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.families import build_graph, load_config
 from helm.model.graph import Attention
 from helm.plan.records import Workload
+
+MOST_PLANS = 200  # of one machine, unless HELM_TEST_WHOLE=1 asks for all
 
 
 def costed(name, dtype="f32", kv_dtype="f32"):
@@ -146,7 +150,7 @@ def limits_of(task):
 @pytest.mark.parametrize("name", ["llama_tied_sharded", "qwen2_window", "opt_350m", "qwen3"])
 @pytest.mark.parametrize("seed", range(4))
 def test_every_plan_costs_what_the_oracle_says(name, seed):
-    """All rows, pages, sites, modes, steps and groups of one random machine and workload."""
+    """Rows, pages, sites, modes, steps and groups of one random machine and workload."""
     task = search_cases.random_task(costed(name, "bf16", "i8" if seed == 3 else "bf16"), seed)
     if seed == 2:
         task.mapped, task.profile["cpu"]["mapped_matvec_ratio"] = 0.7, 0.6
@@ -177,7 +181,10 @@ def test_every_plan_costs_what_the_oracle_says(name, seed):
     def budget_of(step_tokens, head, mode):
         return itemise(prefill_of(step_tokens).setting, head, mode)
 
-    for plan in (*naive_search.plans(task, "any"), *naive_search.plans(task, "host")):
+    plans = [*naive_search.plans(task, "any"), *naive_search.plans(task, "host")]
+    if len(plans) > MOST_PLANS and os.environ.get("HELM_TEST_WHOLE") != "1":
+        plans = random.Random(seed).sample(plans, MOST_PLANS)
+    for plan in plans:
         k = plan.devices[1:-1].count("cpu")
         row = 0 if plan.devices[0] == "accelerator" else 1 + k
         head, page = plan.devices[-1], pages.index(plan.pages)

@@ -33,6 +33,15 @@ def measured() -> Profile:
     return measure_profile(budget_s=0.2)
 
 
+@pytest.fixture(scope="module")
+def disturbed() -> tuple[Profile, list[float]]:
+    """Measured where no number of undisturbed runs is enough, and the progress on the way."""
+    seen: list[float] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantity, "_FEW", 10**9)
+        return measure_profile(lambda _what, share: seen.append(share), budget_s=0.1), seen
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -121,9 +130,8 @@ def test_a_profile_is_that_of_its_integer_kernels(monkeypatch: pytest.MonkeyPatc
     assert (profile_cache.cache_key() == key) == (best["integer_isa"] == "scalar")
 
 
-def test_progress_rises_from_zero_to_one() -> None:
-    seen: list[float] = []
-    measure_profile(lambda _what, share: seen.append(share), budget_s=0.1)
+def test_progress_rises_from_zero_to_one(disturbed: tuple[Profile, list[float]]) -> None:
+    _, seen = disturbed
     assert seen == sorted(seen)
     assert (seen[0], seen[-1]) == (0.0, 1.0)
 
@@ -178,10 +186,11 @@ def test_the_ratio_is_that_of_the_rates_timed_in_turn() -> None:
 
 
 def test_what_has_too_few_undisturbed_runs_is_named(
-    measured: Profile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    measured: Profile,
+    disturbed: tuple[Profile, list[float]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(quantity, "_FEW", 10**9)
-    found = measure_profile(budget_s=0.1)
+    found, _ = disturbed
     assert "f16 products, 8 tokens" in " ".join(found.unsettled)
     assert len(set(found.unsettled)) == len(found.unsettled)
     show(found)

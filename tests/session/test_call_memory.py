@@ -94,16 +94,16 @@ def test_results_take_no_more_than_is_counted(
     monkeypatch.setattr(
         "helm.session.host_memory.check_call", lambda _what, needed, _remedy: counted.append(needed)
     )
-    options = {"max_tokens": 200, "ignore_eos": True, "logprobs": logprobs}
-    llm.generate([[1, 2]] * 8, **options)
+    options = {"max_tokens": 60, "ignore_eos": True, "logprobs": logprobs}
+    llm.generate([[1, 2]] * 2, **options)
     gc.collect()
     tracemalloc.start()
     try:
-        results = llm.generate([[1 + i, 2] for i in range(100)], **options)
+        results = llm.generate([[1 + i, 2] for i in range(40)], **options)
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert sum(len(result.tokens) for result in results) == 100 * 200
+    assert sum(len(result.tokens) for result in results) == 40 * 60
     assert 0 < taken <= counted[-1] <= 40 * taken
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import decimal
 import fractions
+import functools
 import inspect
 from collections import UserList
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ class EvilIndex:
         raise RuntimeError("no index")
 
 
+@functools.cache  # the garbage collector walks down each new one
 def deep() -> list[Any]:
     value: list[Any] = []
     for _ in range(100_000):

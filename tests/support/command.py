@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import array
 import fcntl
+import json
 import os
 import pty
 import re
 import select
+import signal
+import socket
 import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from command_server import MOST_BYTES
 
 COMMAND = [sys.executable, "-m", "helm"]
 # What a terminal gets where a chat waits for a message: pasted text is to come in brackets.
 PROMPT = r"\x1b\[\?2004h.*?>"
 _ROWS = 400  # of a terminal: nothing scrolls away
+# Variables that a process reads before it runs HELM.
+_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OPENBLAS_", "OMP_")
 PASTE = "\x1b[200~{}\x1b[201~"
 
 
@@ -33,13 +44,91 @@ def environment() -> dict[str, str]:
 def helm(
     *arguments: str, stdin: str = "", status: int = 0, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    result = subprocess.run(
-        [*COMMAND, *arguments], input=stdin, env={**environment(), **variables},
+    """The command to its end, in a process that was forked where that starts as a new one would."""
+    own = {**environment(), **variables}
+    result = _server().run(arguments, stdin, own) or subprocess.run(
+        [*COMMAND, *arguments], input=stdin, env=own,
         capture_output=True, text=True, encoding="utf-8", timeout=120,
     )  # fmt: skip
     assert result.returncode == status, result.stderr
     assert "Traceback" not in result.stderr
     return result
+
+
+@cache
+def _server() -> _Server:
+    return _Server()
+
+
+class _Server:
+    """Has `command_server.py` run commands: Python and its modules start once, not every time."""
+
+    def __init__(self) -> None:
+        self._environment = environment()
+        self._calls, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        script = Path(__file__).with_name("command_server.py")
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", script, str(theirs.fileno())], env=self._environment,
+            pass_fds=[theirs.fileno()], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+        theirs.close()
+        self._idle = threading.Lock()
+
+    def run(
+        self, arguments: Sequence[str], stdin: str, variables: dict[str, str]
+    ) -> subprocess.CompletedProcess[str] | None:
+        """None if it cannot be what a new process would be, or is busy."""
+        message = json.dumps({
+            "arguments": arguments, "environment": variables, "folder": os.getcwd(),
+            "cpus": sorted(os.sched_getaffinity(0)),
+        }).encode()  # fmt: skip
+        changed = dict(set(variables.items()) ^ set(self._environment.items()))
+        if len(message) > MOST_BYTES or any(name.startswith(_AT_START) for name in changed):
+            return None
+        if not self._idle.acquire(blocking=False):
+            return None
+        try:
+            return self._run(message, arguments, stdin.encode())
+        finally:
+            self._idle.release()
+
+    def _run(
+        self, message: bytes, arguments: Sequence[str], stdin: bytes
+    ) -> subprocess.CompletedProcess[str]:
+        (its_in, our_in), (our_out, its_out), (our_err, its_err) = (os.pipe() for _ in range(3))
+        socket.send_fds(self._calls, [message], [its_in, its_out, its_err])
+        for descriptor in (its_in, its_out, its_err):
+            os.close(descriptor)
+        child, found = self._number(), {}
+
+        def read(descriptor: int) -> None:
+            with open(descriptor, encoding="utf-8") as stream:
+                found[descriptor] = stream.read()
+
+        def write() -> None:
+            try:
+                with open(our_in, "wb") as stream:
+                    stream.write(stdin)
+            except BrokenPipeError:
+                pass
+
+        overdue = threading.Timer(120, os.kill, (child, signal.SIGKILL))
+        threads = [threading.Thread(target=read, args=[end]) for end in (our_out, our_err)]
+        for thread in (overdue, *threads, threading.Thread(target=write)):
+            thread.start()
+        status = self._number()
+        overdue.cancel()
+        for thread in threads:
+            thread.join()
+        return subprocess.CompletedProcess(
+            [*COMMAND, *arguments], status, found[our_out], found[our_err]
+        )
+
+    def _number(self) -> int:
+        numbers = array.array("q")
+        numbers.frombytes(self._calls.recv(numbers.itemsize))
+        return numbers[0]
 
 
 def redirected(
