@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -146,8 +147,21 @@ async def metrics(request: Request) -> Response:
         admission.waiting,
         admission.rejected,
         serving.state()[0] == "ok",
+        _gauges(serving),
     )
     return Response(text, media_type="text/plain; version=0.0.4")
+
+
+def _gauges(serving: Serving) -> dict[str, tuple[str, float]]:
+    connections = serving.connections
+    found = {
+        "tasks": ("tasks of the server", float(len(asyncio.all_tasks()))),
+        "request_body_bytes": ("bodies of unanswered requests", float(serving.bodies_bytes)),
+    }
+    if connections is not None:
+        found["connections"] = ("open connections", float(connections.open))
+        found["connections_refused"] = ("connections beyond the most", float(connections.refused))
+    return found
 
 
 def _later(path: str, reason: str) -> Callable[[Request], Any]:

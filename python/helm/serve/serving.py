@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from helm.serve.admission import Admission
 from helm.serve.backend import Backend
+from helm.serve.connection import Limits
 from helm.serve.errors import ApiError
 from helm.serve.metrics import Metrics
 from helm.text.thinking import Marks, thinking_marks
@@ -39,6 +40,7 @@ class Record:
     timed_out: bool = False
     timings: dict[str, float] = field(default_factory=dict)
     error: str = ""
+    body_bytes: int = 0
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage, with HELM's timings."""
@@ -76,6 +78,8 @@ class Serving:
     aliases: tuple[str, ...] = ()
     request_timeout_s: float = 600.0
     draining: bool = False
+    bodies_bytes: int = 0  # of all requests that have not been answered
+    connections: Limits | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     metrics: Metrics = field(default_factory=Metrics)
     executor: ThreadPoolExecutor = field(
