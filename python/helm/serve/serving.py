@@ -20,7 +20,9 @@ from helm.text.thinking import Marks, thinking_marks
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_MOST_CHARACTERS = 512  # of a token; those of vocabularies are shorter
 LONG = 2000  # characters; shorter texts are encoded at once
+BYTES_A_CHARACTER = 32  # of JSON that are read while one is encoded
 
 
 @dataclass
@@ -114,6 +116,18 @@ class Serving:
         if self.backend.failure is not None:
             return "failed", str(self.backend.failure)
         return ("draining", "the server is going down") if self.draining else ("ok", "")
+
+    def check_length(self, characters: int, param: str) -> None:
+        """400 for a text that is too long before its tokens are known."""
+        most = self.backend.context * _MOST_CHARACTERS
+        if characters > most:
+            raise ApiError(
+                400,
+                f"the text has {characters} characters, the context of {self.backend.context} "
+                f"tokens holds fewer than {most}; shorten it",
+                code="context_length_exceeded",
+                param=param,
+            )
 
     def check_ready(self) -> None:
         """503 where nothing new is computed."""
