@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
 
+import httpx
 import pytest
 
 from abuse.ends import ENDS
@@ -145,3 +147,28 @@ def test_bodies_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
         while serving.bodies_bytes:
             assert time.monotonic() < end
             time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", b'{"prompt": [' + b"1," * (1 << 21) + b"1]}"),
+        ("/detokenize", b'{"tokens": [' + b"1," * (1 << 21) + b"1]}"),
+        (CHAT, b'{"messages": [' + b"{}," * (1 << 18) + b"{}]}"),
+        ("/v1/completions", b'{"prompt": "' + b"hello " * (1 << 19) + b'"}'),
+        (CHAT, b'{"messages": [{"role": "user", "content": "' + b"a " * (1 << 20) + b'"}]}'),
+        ("/tokenize", b'{"content": "' + b"hello " * (1 << 17) + b'"}'),
+    ],
+)
+def test_a_large_request_does_not_hold_up_others(path: str, body: bytes) -> None:
+    with served(ScriptedBackend(says("Hello"))) as (url, _), httpx.Client(timeout=60) as other:
+        other.get(f"{url}/health")
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            large = pool.submit(httpx.post, url + path, content=body, timeout=60)
+            longest = 0.0
+            while not large.done():
+                begun = time.monotonic()
+                assert other.get(f"{url}/health").status_code == 200
+                longest = max(longest, time.monotonic() - begun)
+        assert large.result().status_code == (200 if path == "/tokenize" else 400)
+        assert longest < 1.5
