@@ -236,8 +236,8 @@ int64_t Engine::steps_ahead() const {
 int64_t Engine::in_flight() const {
   return used().in_flight();
 }
-void Engine::submit(std::span<const StepInput> inputs, StepOwner* owner) {
-  used().submit(inputs, owner);
+void Engine::submit(std::span<const StepInput> inputs) {
+  used().submit(inputs);
 }
 std::span<const float> Engine::collect() {
   return used().collect();

@@ -52,7 +52,7 @@ class Engine::Impl {
   int64_t steps_ahead() const { return pipeline_.limit(); }
   int64_t in_flight() const { return pipeline_.in_flight(); }
   std::span<const float> step(std::span<const StepInput> inputs);
-  void submit(std::span<const StepInput> inputs, StepOwner* owner);
+  void submit(std::span<const StepInput> inputs);
   std::span<const float> collect();
   void share(int64_t count, const std::function<void(int64_t, int)>& work);
 
@@ -72,7 +72,6 @@ class Engine::Impl {
   void take_spent();
   void size_team(const StepView& step);
   void check_pools() const;
-  void make_way(StepOwner* owner);
   DeviceUse use_of(bool accelerator) const;
   const std::string& weights_digest();
 
@@ -96,7 +95,6 @@ class Engine::Impl {
 
   std::map<SequenceId, KvSequence> sequences_;
   SequenceId next_id_ = 0;
-  StepOwner* owner_ = nullptr;  // of the steps that are on their way
   std::string weights_digest_;  // made when first asked for
 };
 

@@ -137,23 +137,17 @@ void Engine::Impl::check_pools() const {
        "; give the KV cache more memory there or lower step_tokens");
 }
 
-// Steps of others end first; one without an owner is alone.
-void Engine::Impl::make_way(StepOwner* owner) {
-  if (in_flight() == 0 || (owner != nullptr && owner_ == owner)) return;
-  if (owner_ == nullptr) {
-    fail(ErrorKind::kInvalid, "[engine] ", in_flight(), " submitted steps were not collected");
-  }
-  owner_->collect_steps();
-}
-
 std::span<const float> Engine::Impl::step(std::span<const StepInput> inputs) {
-  make_way(nullptr);
-  submit(inputs, nullptr);
+  if (in_flight() > 0) {
+    fail(ErrorKind::kInvalid, "[engine] ", in_flight(),
+         " submitted steps were not collected; collect them, or let the generation that has "
+         "submitted them end");
+  }
+  submit(inputs);
   return collect();
 }
 
-void Engine::Impl::submit(std::span<const StepInput> inputs, StepOwner* owner) {
-  if (owner_ != owner) make_way(owner);
+void Engine::Impl::submit(std::span<const StepInput> inputs) {
   if (in_flight() >= steps_ahead()) {
     fail(ErrorKind::kCapacity, "[engine] ", in_flight(),
          " steps are on their way, the most at once; collect one first");
@@ -163,7 +157,6 @@ void Engine::Impl::submit(std::span<const StepInput> inputs, StepOwner* owner) {
   make_room(inputs);
   gather(inputs, pipeline_.rows());
   size_team(pipeline_.rows().view());
-  owner_ = owner;
   pipeline_.submit();
 }
 

@@ -203,6 +203,10 @@ void Driver::look() {
 
 // Sends off the next step; false if nothing is ready: everything waits for a step on its way.
 bool Driver::submit() {
+  if (engine_.in_flight() > std::ssize(flights_)) {
+    fail(ErrorKind::kInvalid, "[generate] the engine is at steps of another generation, which ",
+         "must end first");
+  }
   scheduler_.plan(snapshot_, batch_);
   const RequestTable::List& running = table_.running();
   for (size_t i = 0; i < running.size(); ++i) running[i]->group = batch_.groups[i];
@@ -216,7 +220,7 @@ bool Driver::submit() {
                        row.output ? StepInput::Outputs::kLast : StepInput::Outputs::kNone});
   }
   const Clock::time_point now = Clock::now();
-  engine_.submit(inputs_, this);
+  engine_.submit(inputs_);
   Flight& flight = flights_.emplace_back();
   flight.submitted = now;
   for (const BatchRow& row : batch_.rows) {
@@ -232,7 +236,7 @@ bool Driver::submit() {
   return true;
 }
 
-// A failure is kept for step(): it may be another's step that this one is collected for.
+// A failure is kept for step().
 void Driver::collect() noexcept try {
   const Flight flight = std::move(flights_.front());
   flights_.pop_front();

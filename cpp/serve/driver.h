@@ -24,13 +24,13 @@ namespace helm {
 void check_request(const Plan& plan, const Request& request, const std::string& where);
 void check_sequence(const Engine& engine, const Request& request, const std::string& where);
 
-class Driver : public StepOwner {
+class Driver {
   using Clock = std::chrono::steady_clock;
 
  public:
   // With `prefixes`, requests begin with what they share with a kept sequence or with one another.
   Driver(Engine& engine, PrefixCache* prefixes);
-  ~Driver() override;
+  ~Driver();
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
 
@@ -52,8 +52,8 @@ class Driver : public StepOwner {
   void held_by_others(int64_t change) { others_ += change; }
   // What a step that decodes may take beside prompts; 0: see Pacer.
   void pace(double step_target_s) { pacer_.aim(step_target_s); }
-  // As StepOwner: a failure is kept for the next step().
-  void collect_steps() noexcept override;
+  // Awaits what is on its way; a failure is kept for the next step().
+  void collect_steps() noexcept;
 
   bool has_tokens() const { return !tokens_.empty(); }
   std::vector<Token> take_tokens() { return std::exchange(tokens_, {}); }

@@ -106,14 +106,6 @@ struct LoadedSequence {
   std::string metadata;
 };
 
-// Whoever has submitted steps to an engine that others use too: asked to collect them before
-// another's step begins. What fails then is the owner's to report, not the other's.
-class StepOwner {
- public:
-  virtual ~StepOwner() = default;
-  virtual void collect_steps() noexcept = 0;
-};
-
 // Not reentrant: calls on one engine must not overlap, nor come from a callback of one. The Python
 // module keeps them apart. In a forked child, which lacks its threads, all that says more than
 // plan() throws kInvalid, and the destructor leaves everything as it is.
@@ -169,7 +161,8 @@ class HELM_API Engine {
   // [outputs, vocab_size] in input order, valid until the next step. Everything is checked before
   // anything changes. Throws kInvalid for a sequence that is not open or occurs twice and for
   // tokens outside of the vocabulary, kCapacity beyond a sequence's capacity, limits.step_tokens
-  // tokens or limits.step_outputs outputs; kIo where mapped weights have changed, kDevice.
+  // tokens or limits.step_outputs outputs; kIo where mapped weights have changed, kDevice. kInvalid
+  // while submitted steps are not collected.
   std::span<const float> step(std::span<const StepInput> inputs);
 
   // step() in two halves, so that the CPU works on one step while the accelerator is at another: at
@@ -178,7 +171,7 @@ class HELM_API Engine {
   // throws kCapacity beyond steps_ahead(), collect() kInvalid where nothing was submitted.
   int64_t steps_ahead() const;
   int64_t in_flight() const;
-  void submit(std::span<const StepInput> inputs, StepOwner* owner = nullptr);
+  void submit(std::span<const StepInput> inputs);
   std::span<const float> collect();  // of the oldest; valid until the next call that runs a step
 
   // Calls work(i, thread) once for each 0 <= i < count, on the threads that decode; `thread` is

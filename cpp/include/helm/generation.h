@@ -82,7 +82,9 @@ class HELM_API Generation {
   bool done() const;
   // Runs at least one step and further ones until `seconds` have passed or all requests ended.
   // A request that fails alone ends with Finish::kError, and the others go on. Throws what a step
-  // failed with; then again, until all requests are cancelled: none can go on.
+  // failed with; then again, until all requests are cancelled: none can go on. Where the plan lets
+  // steps overlap, some may be on their way at the end: others that step the engine before this has
+  // ended get kInvalid.
   std::vector<Token> advance(double seconds);
   // These throw kInvalid for a request that was not given.
   void rethrow(RequestId request) const;  // throws what a request failed with, if it did

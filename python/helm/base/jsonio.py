@@ -94,13 +94,28 @@ class Reader:
         """The child `key`, or `default` in its place when the key is absent."""
         return self._child(key, self.names().get(key, default))
 
-    def items(self) -> list[Reader]:
-        if not isinstance(self.value, list):
-            self._expected("an array")
+    def items(self, most: int | None = None) -> list[Reader]:
+        """The node as an array, of `most` items where that is given."""
+        self._array(most)
         return [
             Reader(v, self.subject, self.error, f"{self.path}[{i}]")
             for i, v in enumerate(self.value)
         ]
+
+    def integers(self, low: int, high: int, most: int) -> list[int]:
+        """The node as an array of at most `most` integers; nothing is made per item."""
+        self._array(most)
+        for place, value in enumerate(self.value):
+            if type(value) is not int or not low <= value <= high:
+                path = f"{self.path}[{place}]"
+                Reader(value, self.subject, self.error, path).integer(low, high)
+        return list(self.value)
+
+    def _array(self, most: int | None) -> None:
+        if not isinstance(self.value, list):
+            self._expected("an array")
+        if most is not None and len(self.value) > most:
+            self.reject(f"has {len(self.value)} items, {most} at most")
 
     def only(self, keys: Iterable[str]) -> None:
         known = set(keys)

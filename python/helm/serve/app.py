@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,8 +21,8 @@ from helm.serve.gate import Gate
 from helm.serve.http_body import Json, error_response
 from helm.serve.openai_chat import chat, chat_tokenizer
 from helm.serve.openai_completions import completions
-from helm.serve.openai_schema import read_body, read_prompt_of_template
-from helm.serve.serving import Record, Serving
+from helm.serve.openai_schema import MOST_IDS, read_body, read_prompt_of_template
+from helm.serve.serving import BYTES_A_CHARACTER, Record, Serving
 from helm.text.literal_text import literal_tokens
 from helm.text.prompts import Template
 
@@ -113,7 +114,7 @@ async def detokenize(request: Request) -> Response:
     if tokenizer is None:
         raise ApiError(400, "the model has no tokenizer")
     node = read_body(await http_body.read(request))
-    tokens = [item.integer(0, serving.backend.vocab_size - 1) for item in node["tokens"].items()]
+    tokens = node["tokens"].integers(0, serving.backend.vocab_size - 1, MOST_IDS)
     text = await serving.run(8 * len(tokens), tokenizer.decode, tokens, False)
     return Json({"content": text, "prompt": text})
 
@@ -122,8 +123,9 @@ async def apply_template(request: Request) -> Response:
     """The prompt that a conversation becomes."""
     serving: Serving = request.app.state.serving
     tokenizer = chat_tokenizer(serving)
-    messages, tools, variables, continues = read_prompt_of_template(
-        read_body(await http_body.read(request))
+    body = await http_body.read(request)
+    messages, tools, variables, continues = await serving.run(
+        len(body) // BYTES_A_CHARACTER, lambda: read_prompt_of_template(read_body(body))
     )
     template = Template(tools, variables, None, continues)
     text, _ = literal_tokens(tokenizer, messages, lambda m: template.render(tokenizer, m))
@@ -146,8 +148,21 @@ async def metrics(request: Request) -> Response:
         admission.waiting,
         admission.rejected,
         serving.state()[0] == "ok",
+        _gauges(serving),
     )
     return Response(text, media_type="text/plain; version=0.0.4")
+
+
+def _gauges(serving: Serving) -> dict[str, tuple[str, float]]:
+    connections = serving.connections
+    found = {
+        "tasks": ("tasks of the server", float(len(asyncio.all_tasks()))),
+        "request_body_bytes": ("bodies of unanswered requests", float(serving.bodies_bytes)),
+    }
+    if connections is not None:
+        found["connections"] = ("open connections", float(connections.open))
+        found["connections_refused"] = ("connections beyond the most", float(connections.refused))
+    return found
 
 
 def _later(path: str, reason: str) -> Callable[[Request], Any]:

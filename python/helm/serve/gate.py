@@ -89,6 +89,7 @@ class Gate:
             if status == 0:
                 await error_response(answer)(scope, receive, sending)
         finally:
+            self._serving.bodies_bytes -= record.body_bytes
             self._note(scope, record, status)
 
     def _note(self, scope: Scope, record: Record, status: int) -> None:

@@ -12,11 +12,14 @@ from starlette.responses import Response
 from helm.serve.errors import ApiError, ClientGone, dumps
 
 MOST_BYTES = 32 << 20
+ALL_BYTES = 128 << 20  # of all requests at once
 _BODY_S = 60.0
 
 
 async def read(request: Request) -> bytes:
-    """The whole body. 413 for one that is too large, 408 for one that comes too slowly."""
+    """The whole body. 413 for one that is too large, 408 for one that comes too slowly, 503 where
+    all together are too large."""
+    serving, record = request.app.state.serving, request.scope["helm.record"]
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > 15 or int(declared) > MOST_BYTES):
         raise _too_large()
@@ -27,9 +30,14 @@ async def read(request: Request) -> bytes:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGone
-                found += message.get("body", b"")
+                piece = message.get("body", b"")
+                found += piece
+                record.body_bytes += len(piece)
+                serving.bodies_bytes += len(piece)
                 if len(found) > MOST_BYTES:
                     raise _too_large()
+                if serving.bodies_bytes > ALL_BYTES:
+                    raise _too_many()
                 if not message.get("more_body", False):
                     return bytes(found)
     except TimeoutError:
@@ -55,6 +63,15 @@ class Json(Response):
 def error_response(error: ApiError) -> Json:
     """OpenAI's error object with its status and headers."""
     return Json(error.body(), error.status, error.headers)
+
+
+def _too_many() -> ApiError:
+    return ApiError(
+        503,
+        f"all bodies together have more than {ALL_BYTES >> 20} MiB; try again in 5 s",
+        code="server_busy",
+        headers={"connection": "close", "retry-after": "5"},
+    )
 
 
 def _too_large() -> ApiError:

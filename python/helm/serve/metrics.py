@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -58,10 +59,14 @@ class Metrics:
         self.request.add(seconds)
 
     def text(
-        self, stats: Mapping[str, float], waiting: int, rejected: Mapping[str, int], healthy: bool
-    ) -> str:
-        """All of it. stats: of the backend. waiting: that it has not been given yet."""
-        return "\n".join([*self._lines(stats, waiting, rejected, healthy), ""])
+        self, stats: Mapping[str, float], waiting: int, rejected: Mapping[str, int], healthy: bool,
+        gauges: Mapping[str, tuple[str, float]],
+    ) -> str:  # fmt: skip
+        """All of it. stats: of the backend. waiting: that it has not been given yet. gauges: help
+        and value by name."""
+        lines = self._lines(stats, waiting, rejected, healthy)
+        more = (_gauge(name, *value) for name, value in gauges.items())
+        return "\n".join([*lines, *chain.from_iterable(more), ""])
 
     def _lines(
         self, stats: Mapping[str, float], waiting: int, rejected: Mapping[str, int], healthy: bool

@@ -18,7 +18,7 @@ from helm.serve.logprobs import TokenTexts, chat_logprobs
 from helm.serve.openai_schema import ChatRequest, read_body, read_chat
 from helm.serve.reasoning import ReasoningSplitter, opens_thought
 from helm.serve.replies import collected, headers_of, stream_response
-from helm.serve.serving import LONG, Record, Serving
+from helm.serve.serving import BYTES_A_CHARACTER, LONG, Record, Serving
 from helm.serve.sse import DONE, WAIT, Chunks
 from helm.serve.tools.deltas import ContentDelta
 from helm.serve.tools.description import described
@@ -35,7 +35,8 @@ async def chat(request: Request) -> Response:
     """The route."""
     serving: Serving = request.app.state.serving
     record: Record = request.scope["helm.record"]
-    asked = read_chat(read_body(await http_body.read(request)))
+    body = await http_body.read(request)
+    asked = await serving.run(len(body) // BYTES_A_CHARACTER, lambda: read_chat(read_body(body)))
     serving.check_model(asked.model)
     serving.check_ready()
     answer = await _answer(serving, asked, record)
@@ -54,6 +55,7 @@ async def _answer(serving: Serving, asked: ChatRequest, record: Record) -> ChatA
     template = Template(tools, asked.variables, None, asked.continue_final_message)
     messages = described(asked.messages, tools, template_source(tokenizer, tools))
     characters = sum(len(str(message.get("content"))) for message in messages)
+    serving.check_length(characters, "messages")
     text, tokens = await serving.run(
         characters, literal_tokens, tokenizer, messages,
         lambda messages: template.render(tokenizer, messages),

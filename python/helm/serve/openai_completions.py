@@ -17,7 +17,7 @@ from helm.serve.http_body import Json
 from helm.serve.logprobs import TokenTexts, completion_logprobs
 from helm.serve.openai_schema import CompletionRequest, read_body, read_completion
 from helm.serve.replies import collected, headers_of, stream_response
-from helm.serve.serving import LONG, Record, Serving
+from helm.serve.serving import BYTES_A_CHARACTER, LONG, Record, Serving
 from helm.serve.sse import DONE, WAIT, Chunks
 
 _MOST_ANSWERS = 128
@@ -27,7 +27,10 @@ async def completions(request: Request) -> Response:
     """The route."""
     serving: Serving = request.app.state.serving
     record: Record = request.scope["helm.record"]
-    asked = read_completion(read_body(await http_body.read(request)))
+    body = await http_body.read(request)
+    asked = await serving.run(
+        len(body) // BYTES_A_CHARACTER, lambda: read_completion(read_body(body))
+    )
     serving.check_model(asked.model)
     serving.check_ready()
     if len(asked.prompts) * asked.choices > _MOST_ANSWERS:
@@ -68,6 +71,7 @@ async def _tokens(serving: Serving, prompt: str | list[int]) -> list[int]:
     tokenizer = serving.backend.tokenizer
     if tokenizer is None:
         raise ApiError(400, "the model has no tokenizer; give token ids", param="prompt")
+    serving.check_length(len(prompt), "prompt")
     return await serving.run(len(prompt), tokenizer.encode, prompt)
 
 

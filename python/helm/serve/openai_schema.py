@@ -19,6 +19,9 @@ _MOST_TOP = 20
 _MOST_TOKENS = 2**31 - 1
 _MOST_TOOLS = 128
 _MOST_PROMPTS = 128
+MOST_IDS = 1 << 20  # of one prompt; contexts are smaller
+_MOST_MESSAGES = 1 << 16
+_MOST_BIASES = 1 << 18
 _MOST_IGNORED = 16  # names in the header
 _PLAIN_COMPLETION = 16  # tokens of a completion whose request does not say, as OpenAI's
 
@@ -216,6 +219,8 @@ def _logit_bias(node: Reader) -> dict[int, float]:
     found: dict[int, float] = {}
     if node.null:
         return found
+    if len(node.names()) > _MOST_BIASES:
+        node.reject(f"has {len(node.value)} tokens, {_MOST_BIASES} at most")
     for key in node.names():
         if not (key.isascii() and key.isdecimal() and len(key) < 10):
             node.reject(f"{key[:20]!r} is no token id")
@@ -240,22 +245,20 @@ def _response_schema(node: Reader) -> dict[str, Any] | bool | None:
 def _prompts(node: Reader) -> list[str | list[int]]:
     if isinstance(node.value, str):
         return [node.value]
-    items = node.items()
-    if not items:
+    if node.value == []:
         node.reject("is empty")
-    if isinstance(items[0].value, int):
-        return [_ids(items)]
-    if len(items) > _MOST_PROMPTS:
-        node.reject(f"has {len(items)} prompts, {_MOST_PROMPTS} at most")
-    return [i.value if isinstance(i.value, str) else _ids(i.items()) for i in items]
+    if isinstance(node.value, list) and isinstance(node.value[0], int):
+        return [_ids(node)]
+    items = node.items(_MOST_PROMPTS)
+    return [item.value if isinstance(item.value, str) else _ids(item) for item in items]
 
 
-def _ids(items: list[Reader]) -> list[int]:
-    return [item.integer(0, _MOST_TOKENS) for item in items]
+def _ids(node: Reader) -> list[int]:
+    return node.integers(0, _MOST_TOKENS, MOST_IDS)
 
 
 def _messages(node: Reader) -> list[dict[str, Any]]:
-    items = node.items()
+    items = node.items(_MOST_MESSAGES)
     if not items:
         node.reject("is empty; give at least one user message")
     return [_message(item) for item in items]
@@ -269,7 +272,7 @@ def _message(node: Reader) -> dict[str, Any]:
     content = node.get("content")
     if not (content.null or isinstance(content.value, (str, list))):
         content.reject("expected text or a list of parts")
-    for part in content.items() if isinstance(content.value, list) else ():
+    for part in content.items(_MOST_MESSAGES) if isinstance(content.value, list) else ():
         kind = part["type"].string()
         if kind != "text":
             part.reject(f"is of type {kind[:40]!r}; this server takes parts of text only")

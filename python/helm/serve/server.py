@@ -14,11 +14,13 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from helm.errors import InvalidError
+from helm.serve.connection import bounded, limits_by_files
 from helm.serve.serving import Serving
 
 _HEADERS_BYTES = 32 << 10
-BACKLOG = 2048  # connections that wait to be accepted
 _KEEP_ALIVE_S = 30
+_ACCEPTED = 16  # connections in one turn of the loop
+BACKLOG = 2048  # that the system holds until then
 _LAST_S = 2.0  # for responses that were cut off to go out
 _LOST_S = 1.0  # between two looks at the backend
 
@@ -58,7 +60,6 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="h11",
                 loop="asyncio",
                 ws="none",
                 lifespan="off",
@@ -66,7 +67,7 @@ class Server(uvicorn.Server):
                 log_level="critical",
                 access_log=False,
                 server_header=False,
-                backlog=BACKLOG,
+                backlog=_ACCEPTED,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=int(_LAST_S),
                 h11_max_incomplete_event_size=_HEADERS_BYTES,
@@ -82,6 +83,9 @@ class Server(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Until it is told to end, or the backend has failed."""
         self._loop = asyncio.get_running_loop()
+        raise_file_limit()
+        self._serving.connections = limits_by_files()
+        self.config.http = bounded(self._serving.connections)
         watcher = asyncio.create_task(self._watch())
         try:
             await super().serve(sockets)
@@ -90,6 +94,12 @@ class Server(uvicorn.Server):
             if self._drain is not None:
                 self._drain.cancel()
             self._serving.executor.shutdown(wait=False, cancel_futures=True)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's; the system holds more connections than one turn of the loop accepts."""
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(BACKLOG)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains; a second one ends."""
@@ -147,7 +157,6 @@ def raise_file_limit() -> None:
 
 def run(server: Server, listening: socket.socket) -> int:
     """Serves; 0 once drained, 128 + the signal after a second one, 1 after a failure."""
-    raise_file_limit()
     asyncio.run(server.serve([listening]))
     if server._serving.backend.failure is not None:
         return 1

@@ -13,14 +13,17 @@ from typing import Any, ParamSpec, TypeVar
 
 from helm.serve.admission import Admission
 from helm.serve.backend import Backend
+from helm.serve.connection import Limits
 from helm.serve.errors import ApiError
 from helm.serve.metrics import Metrics
 from helm.text.thinking import Marks, thinking_marks
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_MOST_CHARACTERS = 512  # of a token; those of vocabularies are shorter
 LONG = 2000  # characters; shorter texts are encoded at once
 _MOST_LOGGED = 10_000  # characters of a prompt
+BYTES_A_CHARACTER = 32  # of JSON that are read while one is encoded
 
 
 @dataclass
@@ -41,6 +44,7 @@ class Record:
     timed_out: bool = False
     timings: dict[str, float] = field(default_factory=dict)
     error: str = ""
+    body_bytes: int = 0
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage, with HELM's timings."""
@@ -82,6 +86,8 @@ class Serving:
     sse_interval_s: float = 0.0
     log_prompts: bool = False
     draining: bool = False
+    bodies_bytes: int = 0  # of all requests that have not been answered
+    connections: Limits | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     metrics: Metrics = field(default_factory=Metrics)
     executor: ThreadPoolExecutor = field(
@@ -123,6 +129,18 @@ class Serving:
         if self.backend.failure is not None:
             return "failed", str(self.backend.failure)
         return ("draining", "the server is going down") if self.draining else ("ok", "")
+
+    def check_length(self, characters: int, param: str) -> None:
+        """400 for a text that is too long before its tokens are known."""
+        most = self.backend.context * _MOST_CHARACTERS
+        if characters > most:
+            raise ApiError(
+                400,
+                f"the text has {characters} characters, the context of {self.backend.context} "
+                f"tokens holds fewer than {most}; shorten it",
+                code="context_length_exceeded",
+                param=param,
+            )
 
     def check_ready(self) -> None:
         """503 where nothing new is computed."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILE = "tokenizer.json"
 _MOST_BYTES = 256 << 20
+_LONG = 2000  # characters
 _MOST_TOKEN = 2**32 - 1  # of the backend
 
 
@@ -181,7 +182,7 @@ class Tokenizer(Summarized):
                 "that are not UTF-8 become; give text in UTF-8"
             ) from None
         with answering(f"[tokenizer] {shown(text)} cannot be encoded"):
-            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            return _encoded(self._backend, text, add_special_tokens)
 
     @property
     def special_pattern(self) -> re.Pattern[str] | None:
@@ -197,7 +198,7 @@ class Tokenizer(Summarized):
             literal.encode_special_tokens = True
             self._literal = literal
         with answering(f"[tokenizer] {shown(text)} cannot be encoded"):
-            return list(self._literal.encode(text, add_special_tokens=False).ids)
+            return _encoded(self._literal, text, False)
 
     def decode(self, tokens: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of all `tokens` at once."""
@@ -270,3 +271,12 @@ def _byte_fallback_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
         return frozenset()
     ids = (backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
     return frozenset(i for i in ids if i is not None)
+
+
+def _encoded(backend: Any, text: str, add_special_tokens: bool) -> list[int]:
+    """Ids. Of the backend's calls only those for batches let other threads use the interpreter
+    meanwhile."""
+    if len(text) < _LONG or not hasattr(backend, "encode_batch_fast"):
+        return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
+    (found,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    return list(found.ids)

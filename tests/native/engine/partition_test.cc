@@ -184,24 +184,36 @@ TEST_CASE("steps may be on their way while sequences are cut and closed") {
   }
 }
 
-TEST_CASE("two generations share an engine whose steps overlap") {
+TEST_CASE("who steps an engine beside a generation whose steps overlap is told to wait") {
   TinyShape shape = placed("ccaaa");
   shape.overlap = true;
   shape.decode_groups = 2;
   const auto engine = tiny_engine(tiny_model(shape));
   const auto expected = generate(*engine, 2);
+  const helm::SequenceId sequence = engine->open(8);
+  const std::vector<int32_t> ids = {1, 2};
+  const StepInput input{sequence, ids, StepInput::Outputs::kLast};
   helm::Generation first(*engine, requests(2));
-  helm::Generation second(*engine, requests(2));
-  std::vector<std::vector<int32_t>> got(4);
-  while (!first.done() || !second.done()) {
-    for (const helm::Token& t : first.advance(0))
+  helm::Generation second(*engine, requests(1));
+  std::vector<std::vector<int32_t>> got(3);
+  int refused = 0;
+  while (!first.done()) {
+    for (const helm::Token& t : first.advance(0)) {
       got[static_cast<size_t>(t.request)].push_back(t.id);
+    }
+    if (engine->in_flight() == 0) continue;
+    ++refused;
+    CHECK_THROWS_AS(second.advance(0), helm::Error);
+    CHECK_THROWS_AS(engine->step({&input, 1}), helm::Error);
+  }
+  CHECK(refused > 0);
+  while (!second.done()) {
     for (const helm::Token& t : second.advance(0)) {
       got[2 + static_cast<size_t>(t.request)].push_back(t.id);
     }
   }
-  CHECK(got ==
-        std::vector<std::vector<int32_t>>{expected[0], expected[1], expected[0], expected[1]});
+  CHECK(engine->step({&input, 1}).size() > 0);
+  CHECK(got == std::vector<std::vector<int32_t>>{expected[0], expected[1], expected[0]});
 }
 
 TEST_CASE("cancelling while steps are on their way frees the sequences") {

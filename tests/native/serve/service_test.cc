@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <map>
 #include <random>
 #include <string>
@@ -88,6 +89,12 @@ void use_up(Engine& engine) {
   for (const helm::SequenceId id : all) engine.close(id);
 }
 
+// HELM_TEST_SCHEDULES asks for more of them, as under sanitizers by hand.
+int schedules() {
+  const char* asked = std::getenv("HELM_TEST_SCHEDULES");
+  return asked == nullptr ? 50 : std::stoi(asked);
+}
+
 }  // namespace
 
 TEST_CASE("requests that come and go at random get what each gets alone, bit by bit") {
@@ -107,7 +114,7 @@ TEST_CASE("requests that come and go at random get what each gets alone, bit by 
       const auto engine = shared_engine(split ? overlapping() : TinyShape{});
       Service service(engine, {keeps});
       std::mt19937 random(split ? 5 : 3);
-      for (int schedule = 0; schedule < 50; ++schedule) {
+      for (int schedule = 0; schedule < schedules(); ++schedule) {
         CAPTURE(schedule);
         const auto outbox = std::make_shared<Outbox>();
         std::map<RequestId, size_t> kind_of;

@@ -1,0 +1,1 @@
+"""Clients that leave, stall, lie and come too many, against `helm-llm serve` as a process."""
