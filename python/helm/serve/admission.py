@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import random
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -19,17 +20,22 @@ from helm.serve.errors import ApiError
 _OUTPUT_WEIGHT = 2.0  # an output token beside a prompt token
 _LONGEST_RETRY_S = 60
 _SHARE = 0.2  # of a new measurement in a moving mean
+_LEAST_TOLD_S = 1.0  # waits expected to be shorter tell nothing
+_MOST_OFF = 3.0  # a wait may be so many times as long as expected
 
 
 @dataclass(eq=False)
 class Ticket:
-    """One request that waits or runs. cost_s: seconds it is expected to hold its place."""
+    """One request that waits or runs. cost_s: seconds it is expected to hold its place. ahead_s:
+    that those before it held them, by the same expectation, when it came."""
 
     client: int
     prompt_tokens: int
     output_tokens: int
     cost_s: float
     admitted: asyncio.Future[None]
+    ahead_s: float
+    came_s: float
     begun_s: float = 0.0
 
 
@@ -60,6 +66,7 @@ class Admission:
     _served: dict[int, float] = field(default_factory=dict)  # virtual counters by client
     _prompt_s: _Mean = field(default_factory=lambda: _Mean(0.0))  # per token
     _output_s: _Mean = field(default_factory=lambda: _Mean(0.0))
+    _waits: _Mean = field(default_factory=lambda: _Mean(1.0, known=True))  # of expected ones
     _outputs: _Mean = field(default_factory=lambda: _Mean(128.0))  # tokens of an answer
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -69,7 +76,10 @@ class Admission:
         return sum(map(len, self._queues.values()))
 
     def wait_s(self) -> float:
-        """How long a request that came now would wait, by what others took."""
+        """How long a request that came now would wait, by what others took and waited."""
+        return self._ahead_s() * self._waits.value
+
+    def _ahead_s(self) -> float:
         free = self.places - len(self.running) - self.waiting
         if free > 0:
             return 0.0
@@ -83,10 +93,9 @@ class Admission:
         wait_s = self.wait_s()
         free = self.places - len(self.running)
         if self.waiting + more - max(free, 0) > self.max_waiting:
-            raise self._refusal("full", f"{self.waiting} requests are waiting", wait_s / 2)
+            raise self._refusal("full", f"{self.waiting} requests are waiting", wait_s)
         if wait_s > self.queue_timeout_s:
-            over = wait_s - self.queue_timeout_s
-            raise self._refusal("slow", f"the wait would be about {wait_s:.0f} s", over)
+            raise self._refusal("slow", f"the wait would be about {wait_s:.0f} s", wait_s)
 
     @contextlib.asynccontextmanager
     async def place(
@@ -94,8 +103,11 @@ class Admission:
     ) -> AsyncIterator[Ticket]:
         """Waits for a place and holds it. 429 once that took too long."""
         cost = self._cost(prompt_tokens, output_tokens)
-        made = asyncio.get_running_loop().create_future()
-        ticket = Ticket(client, prompt_tokens, output_tokens, cost, made)
+        loop = asyncio.get_running_loop()
+        ticket = Ticket(
+            client, prompt_tokens, output_tokens, cost, loop.create_future(), self._ahead_s(),
+            loop.time(),
+        )  # fmt: skip
         self._queue(ticket)
         try:
             self._admit()
@@ -103,6 +115,7 @@ class Admission:
                 async with asyncio.timeout(self.queue_timeout_s):
                     await ticket.admitted
             except TimeoutError:
+                self._learn(ticket)
                 reason = f"it waited {self.queue_timeout_s:.0f} s"
                 raise self._refusal("timeout", reason, self.wait_s()) from None
             yield ticket
@@ -126,6 +139,12 @@ class Admission:
         while self.running or self._queues:
             self._idle.clear()
             await self._idle.wait()
+
+    def _learn(self, ticket: Ticket) -> None:
+        """How much longer than expected it waited."""
+        waited_s = asyncio.get_running_loop().time() - ticket.came_s
+        if ticket.ahead_s > _LEAST_TOLD_S:
+            self._waits.add(min(max(waited_s / ticket.ahead_s, 1 / _MOST_OFF), _MOST_OFF))
 
     def _expected(self, output_tokens: int) -> float:
         return min(float(output_tokens), self._outputs.value)
@@ -158,6 +177,7 @@ class Admission:
                 continue
             self.running.add(ticket)
             ticket.begun_s = now
+            self._learn(ticket)
             charge = ticket.prompt_tokens + _OUTPUT_WEIGHT * self._expected(ticket.output_tokens)
             self._served[client] = self._served.get(client, 0.0) + charge
             ticket.admitted.set_result(None)
@@ -173,9 +193,11 @@ class Admission:
         if not self.running and not self._queues:
             self._idle.set()
 
-    def _refusal(self, reason: str, why: str, after_s: float) -> ApiError:
+    def _refusal(self, reason: str, why: str, wait_s: float) -> ApiError:
+        # By then half of those that wait are gone. Not all come again at once.
         self.rejected[reason] = self.rejected.get(reason, 0) + 1
-        seconds = min(max(math.ceil(after_s + 1), 1), _LONGEST_RETRY_S)
+        after_s = max(wait_s / 2, wait_s - self.queue_timeout_s) * random.uniform(1.0, 1.2)
+        seconds = min(math.ceil(after_s + 1), _LONGEST_RETRY_S)
         return ApiError(
             429,
             f"the server is busy: {why}; try again in {seconds} s",

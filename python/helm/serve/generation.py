@@ -82,7 +82,7 @@ class Generation:
 
     async def parts(self) -> AsyncGenerator[list[Part], None]:
         """Non-empty lists with one part of a choice, but for an empty one where nothing came for
-        some 10 s. Raises what a choice failed with; the others end then."""
+        some 10 s of computing. Raises what a choice failed with; the others end then."""
         self._serving.admission.check(len(self._asked))
         tasks = [asyncio.create_task(self._run(i)) for i in range(len(self._asked))]
         left = len(tasks)
@@ -134,7 +134,8 @@ class Generation:
         while True:
             self._quiet = True
             await asyncio.sleep(_LOOK_S)
-            if self._quiet:
+            # Who waits for a place may still be refused: with a status, if nothing was sent.
+            if self._quiet and self._record.queue_s is not None:
                 self._queue.put_nowait(None)
 
     async def _run(self, choice: int) -> None:
