@@ -5,6 +5,7 @@ missing."""
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -14,8 +15,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ARCHITECTURE = "sm_90"
+# Of the test for spilled registers. HELM_TEST_ARCHITECTURES="sm_75 sm_80" has others as well.
+SPILLING = ("sm_120", *os.environ.get("HELM_TEST_ARCHITECTURES", "").split())
 HOT = ("attention", "attention_decode", "attention_prefill", "attention_prompt", "matvec")
 CALLED_DIVISION = re.compile(r"__cuda_sm20_(?:div|rem)\w*")
+TIGHT = ("attention_decode", "attention_prompt", "matvec")
 OVER_F32 = re.compile(r"(decode|prefill)_kernelILN\w*DTypeE0E")  # pools of f32 are for tests
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -39,18 +43,38 @@ def compiled(
     if nvcc is None:
         pytest.skip("nvcc is not installed")
     cubin = tmp_path_factory.mktemp("sass") / f"{request.param}.cubin"
+    return request.param, compile_kernels(nvcc, request.param, ARCHITECTURE, cubin), cubin
+
+
+def compile_kernels(nvcc: str, name: str, architecture: str, cubin: Path) -> str:
+    """What ptxas says of every kernel in a file."""
     run = subprocess.run(
-        ["nice", "-n", "19", nvcc, "-std=c++20", "-cubin", f"-arch={ARCHITECTURE}", "-Xptxas", "-v",
+        ["nice", "-n", "19", nvcc, "-std=c++20", "-cubin", f"-arch={architecture}", "-Xptxas", "-v",
          *(f"-I{ROOT / folder}" for folder in (".", "cuda/hardware", "cpp", "cpp/include")),
-         ROOT / "cuda" / "kernels" / f"{request.param}.cu", "-o", cubin],
+         ROOT / "cuda" / "kernels" / f"{name}.cu", "-o", cubin],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-4000:]
-    return request.param, run.stderr, cubin
+    return run.stderr
 
 
 def test_hot_kernels_spill_nothing(compiled: tuple[str, str, Path]) -> None:
-    name, said, _ = compiled
+    assert spilling(compiled[1]) == [], compiled[0]
+
+
+@pytest.mark.parametrize("architecture", SPILLING)
+@pytest.mark.parametrize("name", TIGHT)
+def test_kernels_that_fill_the_registers_spill_nothing(
+    name: str, architecture: str, tmp_path: Path
+) -> None:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("nvcc is not installed")
+    assert spilling(compile_kernels(nvcc, name, architecture, tmp_path / "cubin")) == []
+
+
+def spilling(said: str) -> list[str]:
+    """Kernels that keep registers in memory, but for those over f32."""
     kernels = re.findall(
         r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
         r"(\d+) bytes spill loads",
@@ -59,7 +83,15 @@ def test_hot_kernels_spill_nothing(compiled: tuple[str, str, Path]) -> None:
     )
     assert kernels, said[-4000:]
     spilled = [kernel for kernel, *sizes in kernels if any(int(size) > 0 for size in sizes)]
-    assert [kernel for kernel in spilled if not OVER_F32.search(kernel)] == [], name
+    return [kernel for kernel in spilled if not OVER_F32.search(kernel)]
+
+
+def test_what_looks_for_spills_sees_one() -> None:
+    said = (
+        "ptxas info : Compiling entry function '{}' for 'sm_75'\n"
+        "    {} bytes stack frame, {} bytes spill stores, {} bytes spill loads\n"
+    )
+    assert spilling(said.format("good", 0, 0, 0) + said.format("bad", 8, 4, 4)) == ["bad"]
 
 
 def test_hot_kernels_divide_without_calls(compiled: tuple[str, str, Path]) -> None:

@@ -13,8 +13,15 @@ constexpr int kThreads = kWarps * kWarp;
 // Sixteen-byte loads of K, and of V, that a lane has in flight. Beside eight query heads registers
 // hold two: with two blocks those are 16 KiB per multiprocessor, above an H100's latency times its
 // share of the bandwidth.
+// For sm_120 the compiler takes more registers; its multiprocessors have less than half of an
+// H100's bandwidth, so that two loads suffice.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr bool kFewRegisters = true;
+#else
+constexpr bool kFewRegisters = false;
+#endif
 template <int G>
-constexpr int kLoads = G == 8 ? 2 : 4;
+constexpr int kLoads = G == 8 || (kFewRegisters && G != 2) ? 2 : 4;
 
 // Running softmax of one query head over the keys that one group of lanes has seen.
 struct Running {

@@ -16,6 +16,17 @@ constexpr int kLaneRows = 2;  // of a lane's fragments, eight apart
 constexpr int kF16Compute = 75;
 constexpr int kMatrix = 8;  // rows and columns that one load of a fragment takes
 
+#ifdef __CUDA_ARCH__
+constexpr int kArch = __CUDA_ARCH__;
+#else
+constexpr int kArch = 0;
+#endif
+// Steps whose high queries are in shared memory, where registers do not suffice.
+constexpr int kMostKeptHigh = 7, kKeptSteps = kArch < 800 ? kMostKeptHigh : 4;
+// Whether results read again what registers would hold through the loop: spares sm_75 and sm_120
+// spills.
+constexpr bool kReadsAgain = kArch < 800 || kArch >= 1200;
+
 // Shared memory of a block for head_dim <= H.
 template <int H>
 struct Tile {
@@ -23,13 +34,15 @@ struct Tile {
   static constexpr int kSteps = H / 16;  // of a product along the head
   // Where registers do not suffice, each thread keeps parts of its queries here: the high ones of
   // the last steps and all low ones.
-  static constexpr int kKeptHigh = H > 128 ? 4 : 0, kKeptLow = H > 128 ? kSteps : 0;
+  static constexpr int kKeptHigh = H > 128 ? kKeptSteps : 0, kKeptLow = H > 128 ? kSteps : 0;
   static constexpr int kKept = kKeptHigh + kKeptLow;
 
   uint16_t k[kKeys * H];
   uint16_t v[kKeys * H];
-  uint4 queries[kKept > 0 ? kKept : 1][kThreads];  // high, then low
-  const uint16_t* rows[2][kKeys];                  // of K in the pages, for two tiles in turn
+  uint4 queries[kKept > 0 ? kMostKeptHigh + kKeptLow : 1][kThreads];  // high, then low
+  const uint16_t* rows[2][kKeys];  // of K in the pages, for two tiles in turn
+  // Of the block's RowTile, for results.
+  int first_token, first_row, row_count, group;
 
   // Rows are cut in pieces of 16 bytes, which trade places so that eight rows, read at the same
   // columns, lie in different banks.
@@ -252,10 +265,16 @@ __global__ void __launch_bounds__(kThreads, H <= 64 ? 3 : 2)
 
   float m[kLaneRows] = {kMinusInf, kMinusInf}, sum[kLaneRows] = {};  // over this lane's keys
   float o[C][4] = {};
+  if (kReadsAgain && thread == 0) {
+    tile.first_token = rows.run.first_row, tile.first_row = rows.first_row;
+    tile.row_count = rows.rows, tile.group = group;
+  }
   if (range.begin < range.end) {
     find_rows(range.begin, 0);
     __syncthreads();
     copy_rows<H>(tile.rows[0], 0, head_dim, tile.k);
+  } else if (kReadsAgain) {
+    __syncthreads();
   }
   int turn = 0;
   for (int32_t first = range.begin; first < range.end; first += kKeys, turn ^= 1) {
@@ -269,11 +288,12 @@ __global__ void __launch_bounds__(kThreads, H <= 64 ? 3 : 2)
     const bool all_visible = first + kKeys <= range.end && first + kKeys - 1 <= lowest &&
                              (a.window == 0 || highest - first < a.window);
     if (!all_visible) {
+      const int column = (kReadsAgain ? thread_of<H>() : lane) % 4 * 2;
 #pragma unroll
       for (int n = 0; n < N; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int32_t key = first + n * kMatrix + lane % 4 * 2 + i % 2;
+          const int32_t key = first + n * kMatrix + column + i % 2;
           if (key >= range.end || !visible(query[i / 2], key, a.window)) p[n][i] = kMinusInf;
         }
       }
@@ -315,19 +335,25 @@ __global__ void __launch_bounds__(kThreads, H <= 64 ? 3 : 2)
 #pragma unroll
   for (int r = 0; r < kLaneRows; ++r) {
     const float natural = exp2_fast(-kWeightLog2<D>), s = quad_sum(sum[r]) * natural;
-    const bool exists = row + 8 * r < rows.rows;
-    const int of_run = rows.first_row + row + 8 * r, query_of_run = of_run / group;
-    const int64_t token = rows.run.first_row + query_of_run;
-    ResultRow to(a, token, kv_head * group + of_run - query_of_run * group, token, a.tokens);
+    const int again = kReadsAgain ? unknown(static_cast<int>(threadIdx.x)) : thread;
+    const int quarter = (kReadsAgain ? again : lane) % 4,
+              group_again = kReadsAgain ? tile.group : group;
+    const int of_tile = (kReadsAgain ? again / kWarp * 16 + again % kWarp / 4 : row) + 8 * r;
+    const bool exists = of_tile < (kReadsAgain ? tile.row_count : rows.rows);
+    const int of_run = (kReadsAgain ? tile.first_row : rows.first_row) + of_tile;
+    const int query_of_run = of_run / group_again;
+    const int64_t token = (kReadsAgain ? tile.first_token : rows.run.first_row) + query_of_run;
+    const int64_t head = int64_t{blockIdx.y} * group_again + of_run - query_of_run * group_again;
+    ResultRow to(a, token, head, token, a.tokens);
     to.take(exists ? to.held() : Sums{kMinusInf, 0}, {m[r], s});
     __syncwarp();  // all lanes have read what is held
     if (!exists) continue;
-    if (lane % 4 == 0) to.store_sums();
+    if (quarter == 0) to.store_sums();
 #pragma unroll
     for (int c = 0; c < C; ++c) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int d = c * kMatrix + lane % 4 * 2 + i;
+        const int d = c * kMatrix + quarter * 2 + i;
         if (d < head_dim) to.store(d, o[c][2 * r + i] * natural);
       }
     }

@@ -10,7 +10,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kPerThread = 8;  // columns, so that each thread has several loads in flight
-constexpr int64_t kMostRowBlocks = 65535;
 
 // op.value(row, column, values), then op.store(row, column, values), for all of [rows, cols], V
 // columns side by side at a time.
@@ -49,8 +48,8 @@ void for_each_element(int64_t rows, int64_t cols, bool vectors, const Queue& que
   const int per_thread = vectors ? kPerThread : kPerThread / 2;
   const auto columns = static_cast<unsigned>(ceil_div(cols, kThreads * per_thread));
   launch(vectors ? elementwise_kernel<Op, 4> : elementwise_kernel<Op, 1>,
-         dim3(columns, static_cast<unsigned>(std::min(rows, kMostRowBlocks))), kThreads, 0, queue,
-         rows, cols, op);
+         dim3(columns, static_cast<unsigned>(std::min(rows, kMostElementwiseBlocks))), kThreads, 0,
+         queue, rows, cols, op);
 }
 
 // Whether all row starts are whole pieces of four elements.

@@ -45,6 +45,9 @@ struct StepTables {
 // Hopper does not wait for the kernel before.
 bool kernels_await_previous();
 
+// Rows of a grid of an op on single elements; of more rows a block has several. They fill any GPU.
+inline constexpr int64_t kMostElementwiseBlocks = 4096;
+
 // out(t, :) = table[token(t), :]
 struct EmbeddingArgs {
   const void* table;  // [vocab, width]

@@ -148,15 +148,15 @@ TEST_CASE("cuda attention in parts: any blocks in any order give what all give a
 
 TEST_CASE("cuda attention in parts: splits, windows across pages, scores of every size") {
   uint32_t seed = 7000;
-  for (int64_t splits : sampled<int64_t>({1, 2, 5})) {
-    for (int64_t window : sampled<int64_t>({0, 1, 64, 20})) {
-      check_pieces({{{1, 90}, {1, 3}}, 4, 2, 16, 16, window, splits}, DType::kF32, seed++);
-      check_pieces({{{20, 75}, {1, 70}}, 4, 2, 16, 16, window, splits}, DType::kF16, seed++);
-    }
-    for (float scale : sampled<float>({-1.0f, 0.0f, 40.0f, 1000.0f})) {
-      check_pieces({{{1, 70}}, 4, 2, 16, 16, 0, splits, scale}, DType::kF32, seed++);
-      check_pieces({{{20, 50}}, 4, 2, 16, 16, 0, splits, scale}, DType::kF32, seed++);
-    }
+  const std::initializer_list<int64_t> splits_of{1, 2, 5}, windows{0, 1, 64, 20};
+  const std::initializer_list<float> scales{-1.0f, 0.0f, 40.0f, 1000.0f};
+  for (const auto& [splits, window] : combined(splits_of, windows)) {
+    check_pieces({{{1, 90}, {1, 3}}, 4, 2, 16, 16, window, splits}, DType::kF32, seed++);
+    check_pieces({{{20, 75}, {1, 70}}, 4, 2, 16, 16, window, splits}, DType::kF16, seed++);
+  }
+  for (const auto& [splits, scale] : combined(splits_of, scales)) {
+    check_pieces({{{1, 70}}, 4, 2, 16, 16, 0, splits, scale}, DType::kF32, seed++);
+    check_pieces({{{20, 50}}, 4, 2, 16, 16, 0, splits, scale}, DType::kF32, seed++);
   }
 }
 

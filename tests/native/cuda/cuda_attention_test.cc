@@ -30,11 +30,11 @@ void check_problem(Problem p, uint32_t seed) {
 
 TEST_CASE("cuda attention: head sizes and group sizes, decode and prefill") {
   uint32_t seed = 1000;
-  for (int64_t head_dim : {1, 7, 8, 20, 64, 72, 80, 96, 128, 136, 256}) {
+  for (int64_t head_dim : sampled<int64_t>({1, 7, 8, 20, 64, 72, 80, 96, 128, 136, 256})) {
     check_problem({{{1, 69}}, 4, 2, head_dim}, seed++);
     check_problem({{{19, 51}}, 4, 2, head_dim}, seed++);
   }
-  for (int64_t group : {1, 2, 3, 4, 5, 7, 8, 9, 12, 16}) {
+  for (int64_t group : sampled<int64_t>({1, 3, 5, 2, 7, 9, 4, 12, 16, 8})) {
     check_problem({{{1, 70}}, 2 * group, 2, 32}, seed++);
     check_problem({{{9, 40}}, 2 * group, 2, 32}, seed++);
   }
@@ -55,11 +55,10 @@ TEST_CASE("cuda attention: contexts from empty on, pages of every size, several 
 
 TEST_CASE("cuda attention: splits, more than there is work for, and windows across pages") {
   uint32_t seed = 3000;
-  for (int64_t splits : sampled<int64_t>({1, 2, 3, 5, 40})) {
-    for (int64_t window : sampled<int64_t>({0, 1, 20, 64, 100})) {
-      check_problem({{{1, 200}, {1, 3}}, 4, 2, 16, 48, window, splits}, seed++);
-      check_problem({{{40, 170}, {1, 70}}, 4, 2, 16, 48, window, splits}, seed++);
-    }
+  const std::initializer_list<int64_t> splits_of{40, 2, 3, 5, 1}, windows{0, 1, 20, 64, 100};
+  for (const auto& [splits, window] : combined(splits_of, windows)) {
+    check_problem({{{1, 200}, {1, 3}}, 4, 2, 16, 48, window, splits}, seed++);
+    check_problem({{{40, 170}, {1, 70}}, 4, 2, 16, 48, window, splits}, seed++);
   }
   check_one({{{1, 1500}}, 4, 1, 64, 512, 0, 7}, DType::kF16, seed++);
   check_one({{{1, 1500}}, 4, 1, 64, 512, 700, 7}, DType::kBF16, seed++);
@@ -101,11 +100,11 @@ TEST_CASE("cuda attention: a page of any size is found without a division") {
 
 TEST_CASE("cuda attention: a score of 0, negative, and one key that takes all the weight") {
   uint32_t seed = 4000;
-  for (float scale : {0.0f, -1.0f, 40.0f, 1000.0f}) {
-    for (int64_t splits : {1, 3}) {
-      check_problem({{{1, 180}}, 4, 2, 16, 16, 0, splits, scale}, seed++);
-      check_problem({{{20, 160}}, 4, 2, 16, 16, 0, splits, scale}, seed++);
-    }
+  const std::initializer_list<float> scales{0.0f, -1.0f, 40.0f, 1000.0f};
+  const std::initializer_list<int64_t> splits_of{1, 3};
+  for (const auto& [scale, splits] : combined(scales, splits_of)) {
+    check_problem({{{1, 180}}, 4, 2, 16, 16, 0, splits, scale}, seed++);
+    check_problem({{{20, 160}}, 4, 2, 16, 16, 0, splits, scale}, seed++);
   }
 }
 

@@ -193,8 +193,8 @@ TEST_CASE("cuda add_bias: every row, nothing else; empty ops do nothing") {
   CHECK(c.intact());
 }
 
-TEST_CASE("cuda elementwise: more rows than a grid has in y") {
-  const int64_t rows = 65535 + 3;
+TEST_CASE("cuda elementwise: more rows than blocks") {
+  const int64_t rows = cuda::kMostElementwiseBlocks + 3;
   const Guarded<float> x(random_floats(rows, 3)), y(rows);
   cuda::activation({ActivationKind::kRelu, false, x.data(), 1, y.data(), 1, rows, 1}, kOverlapping);
   finish_kernels("many rows");

@@ -12,8 +12,8 @@
 namespace helm::test {
 namespace {
 
-constexpr int64_t kRows[] = {33, 1, 16, 100, 15, 17, 64, 7};
-constexpr int64_t kCols[] = {300, 32, 600, 48, 72, 1, 256, 257, 31, 1100, 520};
+constexpr std::initializer_list<int64_t> kRows = {33, 1, 16, 100, 15, 17, 64, 7};
+constexpr std::initializer_list<int64_t> kCols = {300, 32, 600, 48, 72, 1, 256, 257, 31, 1100, 520};
 
 const cpu::IntegerTable& scalar() {
   return *cpu::integer_scalar();
@@ -144,9 +144,10 @@ TEST_CASE("cuda quantize: ties, denormals, zeros, what is far out and what is no
 TEST_CASE("cuda packed matvec: the CPU's bits, every format and count of tokens") {
   uint32_t seed = 1000;
   for (const Format& format : packed_formats()) {
-    for (int64_t tokens = 1; tokens <= cuda::kMatvecTokens; ++tokens) {
+    for (const int64_t tokens : sampled<int64_t>({1, 2, 3, 4, 5, 6, 7, cuda::kMatvecTokens})) {
       for (int i = 0; i < (kSanitized ? 1 : 3); ++i, ++seed) {
-        check_product({tokens, kRows[seed % 8], kCols[seed % 11], seed % 2 == 0, seed % 3 == 0},
+        check_product({tokens, kRows.begin()[seed % 8], kCols.begin()[seed % 11], seed % 2 == 0,
+                       seed % 3 == 0},
                       format, seed);
       }
     }
@@ -156,8 +157,12 @@ TEST_CASE("cuda packed matvec: the CPU's bits, every format and count of tokens"
 TEST_CASE("cuda packed matvec: every format at each ragged edge") {
   uint32_t seed = 3000;
   for (const Format& format : packed_formats()) {
-    for (const int64_t cols : kCols) check_product({3, 17, cols, true, true}, format, seed++);
-    for (const int64_t rows : kRows) check_product({1, rows, 290, false, true}, format, seed++);
+    for (const int64_t cols : sampled(kCols)) {
+      check_product({3, 17, cols, true, true}, format, seed++);
+    }
+    for (const int64_t rows : sampled(kRows)) {
+      check_product({1, rows, 290, false, true}, format, seed++);
+    }
   }
 }
 
@@ -178,7 +183,7 @@ TEST_CASE("cuda panels: the CPU's rows, rounded once more") {
   uint32_t seed = 5000;
   for (const Format& format : packed_formats()) {
     for (const DType dtype : {DType::kF16, DType::kBF16}) {
-      for (const int64_t cols : {300, 72, 257, 600}) {
+      for (const int64_t cols : sampled<int64_t>({257, 72, 300, 600})) {
         const Packed w = random_packed(format, 50, cols, seed);
         const std::string label = label_of("expand", w, 0, seed++);
         const Guarded<unsigned char> strips(w.bytes);

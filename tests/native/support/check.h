@@ -1,10 +1,12 @@
 // Test tools: guarded memory, seeded inputs, comparison under per-element bounds.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace helm::test {
@@ -26,6 +28,25 @@ std::vector<T> sampled(std::initializer_list<T> values) {
     if (!kSanitized || i % 3 == 0 || &value + 1 == values.end()) some.push_back(value);
   }
   return some;
+}
+
+// All pairs of values; under sanitizers the sampled ones side by side, each at least once.
+template <class A, class B>
+std::vector<std::pair<A, B>> combined(std::initializer_list<A> first,
+                                      std::initializer_list<B> second) {
+  const std::vector<A> a = sampled(first);
+  const std::vector<B> b = sampled(second);
+  std::vector<std::pair<A, B>> pairs;
+  if (kSanitized) {
+    for (size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
+      pairs.emplace_back(a[i % a.size()], b[i % b.size()]);
+    }
+    return pairs;
+  }
+  for (const A& x : a) {
+    for (const B& y : b) pairs.emplace_back(x, y);
+  }
+  return pairs;
 }
 
 // Bytes that end right before an unreadable page, so that reading past them faults, with a filled
