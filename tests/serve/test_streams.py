@@ -1,18 +1,13 @@
-"""How events of a stream go out: what comes together is one, and nobody waits for who is stuck."""
+"""How events of a stream go out: what comes together is one."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
-import pytest
 
-from helm.serve import sse
-from helm.serve.errors import ClientGone
 from scripted_backend import ScriptedBackend, says, served
 
 TEXT = "A story of a cat and a dog that went to the sea and came back in the rain. " * 2
@@ -50,30 +45,3 @@ def test_the_end_does_not_wait_for_the_interval() -> None:
         events = _events(url)
     assert _text(events) == "Yes"
     assert events[-1][0] < 10
-
-
-def test_a_client_that_is_stuck_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "_SEND_S", 0.05)
-    monkeypatch.setattr(sse, "_LOOK_S", 0.02)
-    ended = []
-
-    async def pieces() -> AsyncGenerator[bytes, None]:
-        try:
-            while True:
-                yield b"data: {}\n\n"
-        finally:
-            ended.append(True)
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body":
-            await asyncio.Event().wait()
-
-    async def receive() -> Any:
-        await asyncio.Event().wait()
-
-    async def main() -> None:
-        with pytest.raises(ClientGone):
-            await sse.EventStream(pieces(), {}, lambda _: None)({}, receive, send)
-
-    asyncio.run(asyncio.wait_for(main(), 10))
-    assert ended == [True]

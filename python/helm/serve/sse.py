@@ -1,9 +1,8 @@
-"""A stream of server-sent events, which ends when the client leaves or reads too slowly."""
+"""A stream of server-sent events, which ends when the client leaves."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -15,8 +14,6 @@ from helm.serve.errors import ClientGone, api_error, dumps
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 WAIT = b": wait\n\n"  # a comment, for proxies that close silent connections
-_SEND_S = 30.0  # for one piece to a client that reads slowly
-_LOOK_S = 5.0  # between two looks at it
 
 
 def event(value: Any) -> bytes:
@@ -40,20 +37,15 @@ class Chunks:
         return self._before + b'],"usage":' + dumps(usage) + b"}\n\n"
 
 
-async def unless_gone(
-    receive: Receive, work: Awaitable[T], stuck: Callable[[], bool] | None = None
-) -> T:
-    """The result of `work`, which is cancelled where the client leaves, or is stuck: ClientGone.
-    The request's body has been read."""
+async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled where the client leaves: ClientGone. The request's
+    body has been read."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_gone(receive))
     try:
-        look_s = None if stuck is None else _LOOK_S
-        while not task.done():
-            first = asyncio.FIRST_COMPLETED
-            await asyncio.wait((task, watcher), timeout=look_s, return_when=first)
-            if not task.done() and (watcher.done() or (stuck is not None and stuck())):
-                raise ClientGone
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
         return task.result()
     finally:
         watcher.cancel()
@@ -79,37 +71,31 @@ class EventStream(Response):
     ) -> None:
         self._events = events
         self._on_error = on_error
-        self._sends_since: float | None = None  # while a piece goes out
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no", **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_gone(receive, self._send_all(send), self._stuck)
-
-    def _stuck(self) -> bool:
-        since = self._sends_since
-        return since is not None and time.monotonic() - since > _SEND_S
+        await unless_gone(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         try:
             async for piece in self._events:
-                await self._send(send, piece)
+                await _send(send, piece)
         except (ClientGone, asyncio.CancelledError):
             raise
         except Exception as error:
             self._on_error(error)
-            await self._send(send, event(api_error(error).body()))
+            await _send(send, event(api_error(error).body()))
         finally:
             await self._events.aclose()
-        await self._send(send, b"", more=False)
+        await _send(send, b"", more=False)
 
-    async def _send(self, send: Send, body: bytes, more: bool = True) -> None:
-        self._sends_since = time.monotonic()
-        try:
-            await send({"type": "http.response.body", "body": body, "more_body": more})
-        except OSError:
-            raise ClientGone from None
-        self._sends_since = None
+
+async def _send(send: Send, body: bytes, more: bool = True) -> None:
+    try:
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+    except OSError:
+        raise ClientGone from None
