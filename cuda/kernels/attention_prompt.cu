@@ -23,9 +23,10 @@ constexpr int kArch = 0;
 #endif
 // Steps whose high queries are in shared memory, where registers do not suffice.
 constexpr int kMostKeptHigh = 7, kKeptSteps = kArch < 800 ? kMostKeptHigh : 4;
-// Whether results read again what registers would hold through the loop: spares sm_75 and sm_120
-// spills.
-constexpr bool kReadsAgain = kArch < 800 || kArch >= 1200;
+// Whether results find the thread, or the block's RowTile, anew, as registers cannot hold them.
+constexpr bool kThreadAgain = kArch < 800 || kArch >= 1200;
+template <int H>
+constexpr bool kRowsAgain = kThreadAgain || (kArch < 900 && H > 128);
 
 // Shared memory of a block for head_dim <= H.
 template <int H>
@@ -40,9 +41,8 @@ struct Tile {
   uint16_t k[kKeys * H];
   uint16_t v[kKeys * H];
   uint4 queries[kKept > 0 ? kMostKeptHigh + kKeptLow : 1][kThreads];  // high, then low
-  const uint16_t* rows[2][kKeys];  // of K in the pages, for two tiles in turn
-  // Of the block's RowTile, for results.
-  int first_token, first_row, row_count, group;
+  const uint16_t* rows[2][kKeys];                // of K in the pages, for two tiles in turn
+  int first_token, first_row, row_count, group;  // of the block's RowTile, for results
 
   // Rows are cut in pieces of 16 bytes, which trade places so that eight rows, read at the same
   // columns, lie in different banks.
@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(kThreads, H <= 64 ? 3 : 2)
 
   float m[kLaneRows] = {kMinusInf, kMinusInf}, sum[kLaneRows] = {};  // over this lane's keys
   float o[C][4] = {};
-  if (kReadsAgain && thread == 0) {
+  if (kRowsAgain<H> && thread == 0) {
     tile.first_token = rows.run.first_row, tile.first_row = rows.first_row;
     tile.row_count = rows.rows, tile.group = group;
   }
@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(kThreads, H <= 64 ? 3 : 2)
     find_rows(range.begin, 0);
     __syncthreads();
     copy_rows<H>(tile.rows[0], 0, head_dim, tile.k);
-  } else if (kReadsAgain) {
+  } else if (kRowsAgain<H>) {
     __syncthreads();
   }
   int turn = 0;
@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(kThreads, H <= 64 ? 3 : 2)
     const bool all_visible = first + kKeys <= range.end && first + kKeys - 1 <= lowest &&
                              (a.window == 0 || highest - first < a.window);
     if (!all_visible) {
-      const int column = (kReadsAgain ? thread_of<H>() : lane) % 4 * 2;
+      const int column = (kThreadAgain ? thread_of<H>() : lane) % 4 * 2;
 #pragma unroll
       for (int n = 0; n < N; ++n) {
 #pragma unroll
@@ -335,14 +335,14 @@ __global__ void __launch_bounds__(kThreads, H <= 64 ? 3 : 2)
 #pragma unroll
   for (int r = 0; r < kLaneRows; ++r) {
     const float natural = exp2_fast(-kWeightLog2<D>), s = quad_sum(sum[r]) * natural;
-    const int again = kReadsAgain ? unknown(static_cast<int>(threadIdx.x)) : thread;
-    const int quarter = (kReadsAgain ? again : lane) % 4,
-              group_again = kReadsAgain ? tile.group : group;
-    const int of_tile = (kReadsAgain ? again / kWarp * 16 + again % kWarp / 4 : row) + 8 * r;
-    const bool exists = of_tile < (kReadsAgain ? tile.row_count : rows.rows);
-    const int of_run = (kReadsAgain ? tile.first_row : rows.first_row) + of_tile;
+    const int again = kThreadAgain ? unknown(static_cast<int>(threadIdx.x)) : thread;
+    const int quarter = (kThreadAgain ? again : lane) % 4,
+              group_again = kRowsAgain<H> ? tile.group : group;
+    const int of_tile = (kThreadAgain ? again / kWarp * 16 + again % kWarp / 4 : row) + 8 * r;
+    const bool exists = of_tile < (kRowsAgain<H> ? tile.row_count : rows.rows);
+    const int of_run = (kRowsAgain<H> ? tile.first_row : rows.first_row) + of_tile;
     const int query_of_run = of_run / group_again;
-    const int64_t token = (kReadsAgain ? tile.first_token : rows.run.first_row) + query_of_run;
+    const int64_t token = (kRowsAgain<H> ? tile.first_token : rows.run.first_row) + query_of_run;
     const int64_t head = int64_t{blockIdx.y} * group_again + of_run - query_of_run * group_again;
     ResultRow to(a, token, head, token, a.tokens);
     to.take(exists ? to.held() : Sums{kMinusInf, 0}, {m[r], s});
