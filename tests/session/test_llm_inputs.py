@@ -158,11 +158,16 @@ def test_closing_ends_the_wait_for_room() -> None:
     llm = helm.LLM(max_sequences=1)
     stream = llm.stream(PROMPT, max_tokens=None, ignore_eos=True)
     next(stream)
-    found: list[helm.Completion] = []
+    errors: list[object] = []
     prompts = [PROMPT] * 1000  # more than are done before the LLM is closed
 
     def ask() -> None:
-        found.extend(llm.generate(prompts, max_tokens=None, ignore_eos=True))
+        try:
+            found = llm.generate(prompts, max_tokens=None, ignore_eos=True)
+        except helm.InvalidError as error:  # they had not all been submitted
+            errors.append(error)
+        else:
+            errors.append(found[-1].error)
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
@@ -171,6 +176,6 @@ def test_closing_ends_the_wait_for_room() -> None:
     llm.close()
     thread.join(60)
     assert not thread.is_alive(), "still waiting"
-    assert "this LLM is closed" in str(found[-1].error)
+    assert "this LLM is closed" in str(errors[0])
     assert next(stream).tokens, "an open stream goes on"
     stream.close()
