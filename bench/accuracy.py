@@ -86,7 +86,7 @@ class Model:
 
     def predict(self, profile: Profile) -> Candidate:
         """The case's layout and schedule as the cost model sees them."""
-        case, blocks = self.case, len(self.costed.graph.units) - 2
+        case, blocks = self.case, len(self.costed.graph.layers)
         layout, overlapped = Layout("cpu", blocks, "cpu"), case.schedule == OVERLAPPED
         if case.schedule != ALONE:
             layout = Layout("cpu", blocks // 2, "accelerator")

@@ -23,7 +23,7 @@ _PLENTY = 2**60  # bytes
 
 @dataclass(frozen=True)
 class Layout:
-    """embedding and head: "cpu" or "accelerator"; the blocks before `cpu_blocks` are the CPU's."""
+    """embedding and head: "cpu" or "accelerator"; the layers before `cpu_blocks` are the CPU's."""
 
     embedding: str
     cpu_blocks: int
@@ -31,8 +31,8 @@ class Layout:
 
     @classmethod
     def of(cls, plan: Plan) -> Layout:
-        embedding, *blocks, head = (unit.device for unit in plan.units)
-        return cls(embedding, blocks.count("cpu"), head)
+        (embedding,), *layers, (head,) = plan.places
+        return cls(embedding, layers.count(frozenset(("cpu",))), head)
 
 
 def price(
@@ -45,7 +45,7 @@ def price(
 ) -> Candidate:
     """`layout` as the cost model sees it, whether it fits or not, but for a limit on KV; what
     `space` leaves open is chosen for `workload`."""
-    if layout == Layout("cpu", len(model.graph.units) - 2, "cpu"):
+    if layout == Layout("cpu", len(model.graph.layers), "cpu"):
         profile = dataclasses.replace(profile, accelerator=None, link=None)
     limits = dataclasses.replace(limits, cpu_bytes=_PLENTY, accelerator_bytes=_PLENTY)
     found = search(model, profile, workload, limits, space).by_layout

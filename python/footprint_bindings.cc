@@ -32,6 +32,13 @@ Footprint::Setting setting_of(nb::handle limits, nb::handle kv, int threads, boo
   return setting;
 }
 
+DeviceKind kind_of(const std::string& name) {
+  if (name == "cpu") return DeviceKind::kCpu;
+  if (name == "accelerator") return DeviceKind::kAccelerator;
+  throw Error(ErrorKind::kInvalid,
+              "[footprint] kind is \"" + name + "\"; expected \"cpu\" or \"accelerator\"");
+}
+
 }  // namespace
 
 void bind_footprint(nb::module_& m) {
@@ -43,12 +50,13 @@ void bind_footprint(nb::module_& m) {
            "units\nand logits.")
       .def(
           "workspace",
-          [](Footprint& f, const Units& units, bool on_accelerator, nb::handle limits,
+          [](Footprint& f, const Units& units, const std::string& kind, nb::handle limits,
              nb::handle kv, int threads, bool packed) {
-            return f.workspace(units, on_accelerator, setting_of(limits, kv, threads, packed));
+            return f.workspace(units, kind_of(kind), setting_of(limits, kv, threads, packed));
           },
-          "units"_a, "on_accelerator"_a, "limits"_a, "kv"_a, "threads"_a, "packed"_a = false,
-          "Of a device that has the units of these names; 0 without. limits, kv: "
+          "units"_a, "kind"_a, "limits"_a, "kv"_a, "threads"_a, "packed"_a = false,
+          "Of a device of that kind, \"cpu\" or \"accelerator\", that has the units of these "
+          "names; 0\nwithout. limits, kv: "
           "helm.plan.schema's "
           "Limits\nand KvSpec. packed: an accelerator may have packed weights.")
       .def(

@@ -11,7 +11,7 @@ using nlohmann::json;
 JsonReader::JsonReader(const json& value, std::string subject, std::string path)
     : value_(value), subject_(std::move(subject)), path_(std::move(path)) {}
 
-JsonReader JsonReader::operator[](const char* key) const {
+JsonReader JsonReader::operator[](const std::string& key) const {
   if (!value_.is_object()) reject("expected an object, found ", value_.type_name());
   const auto it = value_.find(key);
   if (it == value_.end()) reject("key \"", key, "\" is missing");
@@ -22,7 +22,7 @@ JsonReader JsonReader::operator[](size_t index) const {
   return {value_.at(index), subject_, path_ + "[" + std::to_string(index) + "]"};
 }
 
-bool JsonReader::has(const char* key) const {
+bool JsonReader::has(const std::string& key) const {
   return value_.is_object() && value_.contains(key);
 }
 
@@ -33,6 +33,13 @@ bool JsonReader::is_null() const {
 size_t JsonReader::size() const {
   if (!value_.is_array()) reject("expected an array, found ", value_.type_name());
   return value_.size();
+}
+
+std::vector<std::string> JsonReader::names() const {
+  if (!value_.is_object()) reject("expected an object, found ", value_.type_name());
+  std::vector<std::string> names;
+  for (const auto& item : value_.items()) names.push_back(item.key());
+  return names;
 }
 
 int64_t JsonReader::integer(int64_t low, int64_t high) const {

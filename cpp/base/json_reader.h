@@ -7,6 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/check.h"
 
@@ -21,11 +22,12 @@ class JsonReader {
          parts...);
   }
 
-  JsonReader operator[](const char* key) const;
+  JsonReader operator[](const std::string& key) const;
   JsonReader operator[](size_t index) const;
-  bool has(const char* key) const;
+  bool has(const std::string& key) const;
   bool is_null() const;
-  size_t size() const;  // length of an array
+  size_t size() const;                     // length of an array
+  std::vector<std::string> names() const;  // keys of an object
   int64_t integer(int64_t low, int64_t high) const;
   float number() const;  // finite
   bool boolean() const;

@@ -12,14 +12,15 @@ namespace helm {
        format_name(format), "; make the plan anew with another dtype");
 }
 
-// Throws Error{kInvalid} for the first slice of the plan there in a format that the device does
-// not take.
-inline void check_formats(const Plan& plan, const Device& device, bool on_accelerator) {
+// Throws Error{kInvalid} for the first slice of the plan on its device `index` in a format that
+// `device` does not take.
+inline void check_formats(const Plan& plan, const Device& device, DeviceIndex index) {
   for (const SliceSpec& slice : plan.slices) {
-    if (slice.on_accelerator != on_accelerator || device.takes(slice.format)) continue;
+    if (slice.device != index || device.takes(slice.format)) continue;
     const TensorSpec& tensor = plan.tensors[static_cast<size_t>(slice.tensor)];
     fail(ErrorKind::kInvalid, "[plan] tensor \"", tensor.name, "\" has format ",
-         format_name(slice.format), " on the ", on_accelerator ? "accelerator" : "CPU", ", and ",
+         format_name(slice.format), " on the ",
+         index == kCpu ? "CPU" : plan.devices[static_cast<size_t>(index)].name, ", and ",
          device.describe().name, " has no kernels for that; make the plan anew with another dtype");
   }
 }

@@ -9,9 +9,10 @@
 namespace helm {
 namespace {
 
-int64_t layer_of(const UnitSpec& unit) {
-  for (const Op& op : unit.ops) {
-    if (const auto* attention = std::get_if<AttentionOp>(&op)) return attention->layer;
+// Of the KV of a layer that visits, which has an attention.
+int64_t kv_layer(const UnitSpec& attention) {
+  for (const Op& op : attention.ops) {
+    if (const auto* found = std::get_if<AttentionOp>(&op)) return found->layer;
   }
   return 0;
 }
@@ -28,26 +29,26 @@ BlockVisits::BlockVisits(const Plan& plan, const Weights& weights, const StageSp
       device_(accelerator.device()),
       pinned_(device_),
       copies_(accelerator.device().create_stream()) {
-  const std::vector<bool> resident = resident_units(plan);
-  const std::vector<bool> there = visiting_units(plan);
+  const std::vector<bool> visits = visits_of(plan);
   std::vector<std::span<const std::byte>> visiting;
   int64_t largest = 0;
   size_t turn = 0;
   size_t* next = &first_;
-  for (size_t u = 0; u < plan.units.size(); ++u) {
-    if (resident[u] || !there[u]) continue;
+  for (size_t u = 0; u < plan.units.size(); u = layer_end(plan, u)) {
+    if (!visits[u]) continue;
     std::vector<bool> only(plan.units.size(), false);
-    only[u] = true;
+    std::fill(only.begin() + static_cast<ptrdiff_t>(u),
+              only.begin() + static_cast<ptrdiff_t>(layer_end(plan, u)), true);
     Block& block = blocks_[u];
-    block.tensors = placed_in_order(plan, tensors_of(plan, only), false);
-    block.layer = layer_of(plan.units[u]);
+    block.tensors = placed_in_order(plan, tensors_of(plan, only), kCpu);
+    block.layer = kv_layer(plan.units[u]);
     block.buffer = turn;
     turn ^= 1;
     *next = u;
     next = &block.next;
     visiting_layers_[static_cast<size_t>(block.layer)] = true;
     for (const auto& [index, offset] : block.tensors) {
-      const Weight& held = weights.on_cpu()[static_cast<size_t>(index)];
+      const Weight& held = weights.on(kCpu)[static_cast<size_t>(index)];
       visiting.emplace_back(cpu::host_pointer<const std::byte>(held.address),
                             static_cast<size_t>(bytes_of(index)));
     }
@@ -68,12 +69,12 @@ BlockVisits::BlockVisits(const Plan& plan, const Weights& weights, const StageSp
     Block& block = blocks_[u];
     if (block.tensors.empty()) continue;
     StageSpec spec = bound;
-    spec.units = std::span(plan.units).subspan(u, 1);
+    spec.units = std::span(plan.units).subspan(u, layer_end(plan, u) - u);
     spec.kv = kv_memory_.address();
     spec.weights.assign(plan.tensors.size(), Weight{});
     for (const auto& [index, offset] : block.tensors) {
       const auto i = static_cast<size_t>(index);
-      spec.weights[i] = {buffers_[block.buffer].address + offset, weights.on_cpu()[i].format};
+      spec.weights[i] = {buffers_[block.buffer].address + offset, weights.on(kCpu)[i].format};
     }
     block.stage = device_.compile(spec);
   }
@@ -116,7 +117,7 @@ void BlockVisits::load(size_t unit) {
   copies_->wait(*buffer.read);
   for (const auto& [index, offset] : block.tensors) {
     const auto i = static_cast<size_t>(index);
-    copies_->upload(buffer.address + offset, cpu::host_pointer(weights_.on_cpu()[i].address),
+    copies_->upload(buffer.address + offset, cpu::host_pointer(weights_.on(kCpu)[i].address),
                     bytes_of(index));
   }
   copies_->record(*buffer.loaded);

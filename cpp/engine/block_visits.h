@@ -1,5 +1,5 @@
-// Blocks that lie in host memory and are run by the accelerator: their weights go up one block
-// after the other into two buffers in turn, the KV pages that a block needs go with them, and what
+// Layers that lie in host memory and are run by the accelerator: their weights go up one layer
+// after the other into two buffers in turn, the KV pages that a layer needs go with them, and what
 // it has added comes back. Worth it for steps of many tokens.
 #pragma once
 
@@ -27,10 +27,11 @@ class BlockVisits {
 
   // Whether the pages here hold those of the step's sequences.
   bool holds(const StepView& step) const;
-  // Starts a step: its first block goes up. Returns the step as stages on the accelerator see it,
-  // valid until the next call: blocks that visit find their pages here.
+  // Starts a step: its first layer goes up. Returns the step as stages on the accelerator see it,
+  // valid until the next call: layers that visit find their pages here.
   StepView begin(const StepView& step);
-  // Enqueues a block on `stream`, in the order of the plan, and the weights of the one after it.
+  // Enqueues the layer that begins with `unit` on `stream`, in the order of the plan, and the
+  // weights of the one after it.
   void run(size_t unit, const StepView& view, Stream& stream);
 
  private:
@@ -55,7 +56,7 @@ class BlockVisits {
   };
 
   void load(size_t unit);
-  int64_t bytes_of(TensorIndex tensor) const { return plan_.bytes(*plan_.slice(tensor, false)); }
+  int64_t bytes_of(TensorIndex tensor) const { return plan_.bytes(*plan_.slice(tensor, kCpu)); }
   int64_t blocks_for(int64_t positions) const {
     return (positions + plan_.kv.page_tokens - 1) / plan_.kv.page_tokens;
   }
@@ -65,7 +66,7 @@ class BlockVisits {
   std::span<std::byte> host_kv_;
   DeviceMemory weights_memory_;
   DeviceMemory kv_memory_;
-  std::vector<Block> blocks_;  // by unit; no stage for units that do not visit
+  std::vector<Block> blocks_;  // by the first unit of a layer that visits; else without a stage
   size_t first_ = 0;           // unit that visits first
   std::array<Buffer, 2> buffers_;
   std::vector<Pages> pages_;    // of the step

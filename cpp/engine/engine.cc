@@ -56,16 +56,25 @@ int thread_count(const Plan& plan, const EngineOptions& options) {
 
 // The plan, if its devices have kernels for all of its formats.
 const Plan& checked_formats(const Plan& plan, const Device& cpu, const Device* accelerator) {
-  check_formats(plan, cpu, false);
-  if (accelerator != nullptr) check_formats(plan, *accelerator, true);
+  check_formats(plan, cpu, kCpu);
+  if (accelerator != nullptr) check_formats(plan, *accelerator, Plan::kFirstAccelerator);
   return plan;
 }
 
-// What Plan() makes has no units.
+bool uses_accelerator(const Plan& plan) {
+  return plan.devices.size() > 1 && plan.uses(Plan::kFirstAccelerator);
+}
+
+// What Plan() makes has no units. Of accelerators the engine drives one.
 Plan made(Plan plan) {
   if (plan.units.empty()) {
     fail(ErrorKind::kInvalid,
          "[engine] the plan is empty; read one with Plan::from_file() or Plan::from_json()");
+  }
+  if (plan.devices.size() > 2) {
+    fail(ErrorKind::kInvalid, "[engine] the plan has a second accelerator, \"",
+         plan.devices[2].name, "\" beside \"", plan.devices[1].name,
+         "\"; this runtime executes plans with one; make the plan anew for that");
   }
   return plan;
 }
@@ -81,26 +90,28 @@ Engine::Impl::Impl(Plan plan, const EngineOptions& options)
       start_(Clock::now()),
       cpu_(kernels_, threads_, &op_times_),
       cpu_account_(cpu_, kUnlimited),
-      accelerator_(plan_.uses_accelerator()
+      accelerator_(uses_accelerator(plan_)
                        ? open_accelerator(options.device, options.cublas_directories)
                        : nullptr),
-      accelerator_account_(
-          accelerator_ ? std::make_unique<Account>(*accelerator_, plan_.accelerator_memory_bytes)
-                       : nullptr),
+      accelerator_account_(accelerator_
+                               ? std::make_unique<Account>(
+                                     *accelerator_, plan_.memory_bytes[Plan::kFirstAccelerator])
+                               : nullptr),
       weights_(checked_formats(plan_, cpu_, accelerator_.get()), options, kernels_, threads_,
                accelerator_account_.get()),
-      kv_(plan_, accelerator_layers(plan_)),
+      kv_(plan_, layer_devices(plan_)),
       pipeline_(plan_, weights_, kv_, cpu_account_, accelerator_account_.get()),
       load_s_(seconds_since(start_)) {
   check_pools();
 }
 
-DeviceUse Engine::Impl::use_of(bool accelerator) const {
+DeviceUse Engine::Impl::use_of(DeviceIndex device) const {
+  const bool accelerator = device != kCpu;
   const Account& account = accelerator ? *accelerator_account_ : cpu_account_;
   const DeviceInfo info = account.device().describe();
-  const DeviceBuffers& buffers = pipeline_.buffers(accelerator);
+  const DeviceBuffers& buffers = pipeline_.buffers(device);
   DeviceUse use;
-  use.device = accelerator ? "accelerator" : "cpu";
+  use.device = plan_.devices[static_cast<size_t>(device)].name;
   use.kind = info.kind;
   use.name = info.name;
   use.weights_bytes = accelerator ? weights_.accelerator_bytes() : weights_.cpu_bytes();
@@ -114,14 +125,14 @@ DeviceUse Engine::Impl::use_of(bool accelerator) const {
     use.peak_bytes += use.weights_bytes + use.staging_bytes + pipeline_.far_bytes() +
                       pipeline_.far_workspace_bytes();
   }
-  use.budget_bytes = accelerator ? plan_.accelerator_memory_bytes : 0;
+  use.budget_bytes = accelerator ? plan_.memory_bytes[static_cast<size_t>(device)] : 0;
   return use;
 }
 
 EngineStats Engine::Impl::stats() const {
   EngineStats stats;
-  stats.devices.push_back(use_of(false));
-  if (accelerator_) stats.devices.push_back(use_of(true));
+  stats.devices.push_back(use_of(kCpu));
+  if (accelerator_) stats.devices.push_back(use_of(Plan::kFirstAccelerator));
   for (const DeviceUse& use : stats.devices) {
     stats.weights_bytes += use.weights_bytes;
     stats.kv_bytes += use.kv_bytes;

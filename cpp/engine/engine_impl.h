@@ -72,7 +72,7 @@ class Engine::Impl {
   void take_spent();
   void size_team(const StepView& step);
   void check_pools() const;
-  DeviceUse use_of(bool accelerator) const;
+  DeviceUse use_of(DeviceIndex device) const;
   const std::string& weights_digest();
 
   Process process_;

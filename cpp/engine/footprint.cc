@@ -119,11 +119,11 @@ Footprint::Footprint(std::string_view graph) {
 
 Footprint::~Footprint() = default;
 
-int64_t Footprint::workspace(std::span<const std::string> units, bool on_accelerator,
+int64_t Footprint::workspace(std::span<const std::string> units, DeviceKind device,
                              const Setting& setting) {
   if (units.empty()) return 0;
   if (!impl_->set(setting)) return kMaxOffset;
-  if (!on_accelerator) return impl_->cpu_bytes(units, setting.threads);
+  if (device == DeviceKind::kCpu) return impl_->cpu_bytes(units, setting.threads);
   const int64_t simulated = impl_->cpu_bytes(units, 1);
   return std::max(impl_->cuda_bytes(units), simulated);
 }

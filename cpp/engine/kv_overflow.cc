@@ -11,6 +11,14 @@
 namespace helm {
 namespace {
 
+// Whether a unit goes on with a layer right where the attention before it ends.
+bool follows_attention(const Plan& plan, size_t unit) {
+  const UnitSpec& own = plan.units[unit];
+  if (own.kind != UnitKind::kMlp) return false;
+  const UnitSpec& before = plan.units[unit - 1];
+  return before.layer == own.layer && before.device == own.device;
+}
+
 int64_t partial_width(const AttentionOp& op) {
   return op.heads * (op.head_dim + 2);
 }
@@ -63,17 +71,18 @@ KvOverflow::KvOverflow(const Plan& plan, KvCache& kv, const StageSpec& bound, De
 void KvOverflow::compile(const StageSpec& bound) {
   const auto near_value = static_cast<ValueIndex>(plan_.values.size() - 2);
   const ValueIndex far_value = near_value + 1;
-  const std::vector<bool> resident = resident_units(plan_);
   units_.resize(plan_.units.size());
   StageSpec spec = bound;
+  DeviceIndex place = kCpu;
   const auto stage = [&](Device& device, const std::string& name, std::vector<Op> ops) {
-    specs_.push_back({name, "", std::move(ops)});
+    specs_.push_back({.name = name, .device = place, .ops = std::move(ops)});
     spec.units = std::span(specs_).last(1);
     return device.compile(spec);
   };
   for (size_t u = 0; u < units_.size(); ++u) {
-    if (!resident[u]) continue;
     const UnitSpec& unit = plan_.units[u];
+    if (unit.device == kCpu || follows_attention(plan_, u)) continue;
+    place = unit.device;
     Unit& out = units_[u];
     const auto at = std::find_if(unit.ops.begin(), unit.ops.end(), [](const Op& op) {
       return std::holds_alternative<AttentionOp>(op);
@@ -93,6 +102,10 @@ void KvOverflow::compile(const StageSpec& bound) {
     before.emplace_back(ResetOp{far_value, op.heads, op.head_dim});
     std::vector<Op> after{MergeOp{far_value, near_value, op.out, op.heads, op.head_dim}};
     after.insert(after.end(), at + 1, unit.ops.end());
+    if (follows_attention(plan_, u + 1)) {
+      const std::vector<Op>& rest = plan_.units[u + 1].ops;
+      after.insert(after.end(), rest.begin(), rest.end());
+    }
     out.before = stage(device_, unit.name + ", up to attention", std::move(before));
     out.near = stage(device_, unit.name + ", near pages", {attend(near_value)});
     out.after = stage(device_, unit.name + ", from attention on", std::move(after));
@@ -126,11 +139,10 @@ void KvOverflow::compile_on_cpu(Device& cpu, const StageSpec& bound) {
   for (size_t u = 0; u < units_.size(); ++u) {
     if (units_[u].near == nullptr) continue;
     const AttentionOp& op = units_[u].attention;
-    specs_.push_back({plan_.units[u].name + ", far pages",
-                      "",
-                      {ResetOp{far_value, op.heads, op.head_dim},
-                       AttendOp{op.in, op.q_offset, far_value, op.layer, op.heads, op.kv_heads,
-                                op.head_dim, op.scale, op.window}}});
+    specs_.push_back({.name = plan_.units[u].name + ", far pages",
+                      .ops = {ResetOp{far_value, op.heads, op.head_dim},
+                              AttendOp{op.in, op.q_offset, far_value, op.layer, op.heads,
+                                       op.kv_heads, op.head_dim, op.scale, op.window}}});
     on_cpu.emplace_back(u, specs_.size() - 1);
     if (const auto bias = cpu::key_bias(plan_, op.layer)) biases += bias_bytes(*bias);
     scratch = std::max(scratch, cpu.workspace_bytes(plan_, std::span(specs_).last(1)));
@@ -249,6 +261,7 @@ void KvOverflow::run(size_t begin, size_t end, const StepView& step, const FarRu
   const StepView far_view{step.token_ids, step.positions, step.output_rows, far_runs_};
   for (size_t u = begin; u < end; ++u) {
     const Unit& unit = units_[u];
+    if (unit.before == nullptr) continue;
     unit.before->run(stream, near);
     if (unit.near == nullptr) continue;
     if (on_cpu) {

@@ -61,14 +61,15 @@ class KvOverflow {
   void run(size_t begin, size_t end, const StepView& step, const FarRuns& far, Stream& stream);
 
  private:
-  // A unit in pieces; only `before` for one without attention.
+  // A unit in pieces; only `before` for one without attention, nothing for an MLP that the `after`
+  // of its layer's attention has taken up.
   struct Unit {
     AttentionOp attention{};
     std::unique_ptr<Stage> before;                   // and the new keys and values appended
     std::unique_ptr<Stage> near;                     // attention to the accelerator's pages
     std::array<std::unique_ptr<Stage>, 2> visiting;  // to a page that visits, by its place
     std::unique_ptr<Stage> on_cpu;                   // to pages in host memory
-    std::unique_ptr<Stage> after;                    // the partials merged, and the rest
+    std::unique_ptr<Stage> after;                    // the partials merged, and the layer's rest
   };
   struct Visitor {
     DeviceAddress page = DeviceAddress::kNull;

@@ -15,10 +15,10 @@ int64_t value_bytes(const Plan& plan, ValueIndex index, int64_t tokens, int64_t 
   return (value.per_output ? outputs : tokens) * value.width * int64_t{sizeof(float)};
 }
 
-std::vector<StageSpan> stages_on(std::span<const StageSpan> stages, bool accelerator) {
+std::vector<StageSpan> stages_on(std::span<const StageSpan> stages, DeviceIndex device) {
   std::vector<StageSpan> chosen;
   std::copy_if(stages.begin(), stages.end(), std::back_inserter(chosen),
-               [&](const StageSpan& stage) { return stage.on_accelerator == accelerator; });
+               [&](const StageSpan& stage) { return stage.device == device; });
   return chosen;
 }
 
@@ -89,30 +89,30 @@ Pipeline::Pipeline(const Plan& plan, const Weights& weights, KvCache& kv, Accoun
       kv_(kv),
       accelerator_(accelerator == nullptr ? nullptr : &accelerator->device()),
       cpu_stream_(cpu.device().create_stream()) {
-  const std::vector<bool> resident = resident_units(plan_);
-  std::vector<bool> on_cpu = resident;
-  on_cpu.flip();
+  const std::vector<DeviceIndex> resident = resident_units(plan_);
   const bool visiting = plan.schedule.stream_tokens > 0;
   const auto visits = [](const Compiled& stage) {
     return std::any_of(stage.parts.begin(), stage.parts.end(),
                        [](const Part& part) { return part.stage == nullptr; });
   };
-  const std::vector<bool> there = visiting ? visiting_units(plan_) : resident;
-  buffers_[0] = DeviceBuffers(plan_, on_cpu, {}, stages_on(stages_of(plan_, resident), false),
-                              kv.cpu_pages(), cpu);
+  const std::vector<DeviceIndex> there = visiting ? visiting_units(plan_) : resident;
+  buffers_[0] = DeviceBuffers(plan_, units_on(kCpu, resident), {},
+                              stages_on(stages_of(plan_, resident), kCpu), kv.cpu_pages(), cpu);
   if (accelerator != nullptr) {
     std::vector<ValueIndex> partials;
     if (kv.overflows()) partials = KvOverflow::partials(plan_);
     stream_ = accelerator_->create_stream();
-    buffers_[1] = DeviceBuffers(plan_, there, partials, stages_on(stages_of(plan_, there), true),
-                                kv.near_pages(), *accelerator);
+    constexpr DeviceIndex kThere = Plan::kFirstAccelerator;
+    buffers_[1] =
+        DeviceBuffers(plan_, units_on(kThere, there), partials,
+                      stages_on(stages_of(plan_, there), kThere), kv.near_pages(), *accelerator);
   }
   resident_ = compile(resident, weights, cpu, accelerator);
   if (visiting) {
     visiting_ = compile(there, weights, cpu, accelerator);
     if (std::count_if(visiting_.begin(), visiting_.end(), visits) > 1) {
       fail(ErrorKind::kInvalid,
-           "[plan] blocks whose weights visit the accelerator must follow one "
+           "[plan] layers whose weights visit the accelerator must follow one "
            "another there; set schedule.prefill to \"compute\"");
     }
     blocks_ = std::make_unique<BlockVisits>(
@@ -122,7 +122,7 @@ Pipeline::Pipeline(const Plan& plan, const Weights& weights, KvCache& kv, Accoun
   }
   if (kv.overflows()) {
     StageSpec bound = buffers_[1].spec(plan_);
-    bound.weights = weights.on_accelerator();
+    bound.weights = weights.on(Plan::kFirstAccelerator);
     overflow_ = std::make_unique<KvOverflow>(plan_, kv, bound, cpu.device(), *accelerator);
   }
   create_slots();
@@ -130,21 +130,22 @@ Pipeline::Pipeline(const Plan& plan, const Weights& weights, KvCache& kv, Accoun
 
 Pipeline::~Pipeline() = default;
 
-Pipeline::Program Pipeline::compile(const std::vector<bool>& on_accelerator, const Weights& weights,
+Pipeline::Program Pipeline::compile(const std::vector<DeviceIndex>& places, const Weights& weights,
                                     Account& cpu, Account* accelerator) {
-  const std::vector<bool> resident = resident_units(plan_);
+  const std::vector<DeviceIndex> resident = resident_units(plan_);
   Program program;
-  for (const StageSpan& span : stages_of(plan_, on_accelerator)) {
+  for (const StageSpan& span : stages_of(plan_, places)) {
     Compiled stage{span, {}};
-    Account& account = span.on_accelerator ? *accelerator : cpu;
-    StageSpec spec = buffers_[span.on_accelerator].spec(plan_);
-    spec.weights = span.on_accelerator ? weights.on_accelerator() : weights.on_cpu();
+    Account& account = span.device == kCpu ? cpu : *accelerator;
+    StageSpec spec = buffers(span.device).spec(plan_);
+    spec.weights = weights.on(span.device);
     for (size_t begin = span.begin; begin < span.end;) {
       size_t end = begin + 1;
-      if (resident[begin] != span.on_accelerator) {
+      if (resident[begin] != span.device) {
+        end = layer_end(plan_, begin);
         stage.parts.push_back({nullptr, begin, end});
       } else {
-        while (end < span.end && resident[end] == span.on_accelerator) ++end;
+        while (end < span.end && resident[end] == span.device) ++end;
         spec.units = std::span(plan_.units).subspan(begin, end - begin);
         stage.parts.push_back({account.device().compile(spec), begin, end});
       }
@@ -174,7 +175,7 @@ void Pipeline::create_slots() {
     slot.rows.reserve(plan_.limits);
     if (accelerator_ == nullptr) continue;
     if (values > 0) slot.values = StagingMemory(*accelerator_, values, "activations that cross");
-    if (resident_.back().span.on_accelerator) {
+    if (resident_.back().span.device != kCpu) {
       const int64_t bytes = value_bytes(plan_, plan_.logits, 0, plan_.limits.step_outputs);
       slot.logits = StagingMemory(*accelerator_, bytes, "logits");
     }
@@ -198,7 +199,7 @@ void Pipeline::make_room(int64_t blocks, std::span<const int32_t> recalled) {
   // Stages that are not enqueued yet would look for pages that have left.
   const auto late = [](const Program& program) {
     return std::count_if(program.begin(), program.end(),
-                         [](const Compiled& stage) { return stage.span.on_accelerator; }) > 1;
+                         [](const Compiled& stage) { return stage.span.device != kCpu; }) > 1;
   };
   if (in_flight_ > 0 && (late(resident_) || late(visiting_))) finish();
   check_devices();
@@ -298,7 +299,7 @@ const Pipeline::Program& Pipeline::program_for(const StepView& step) const {
 void Pipeline::advance(Slot& slot) {
   while (slot.next_stage < slot.program->size()) {
     const Compiled& stage = (*slot.program)[slot.next_stage];
-    if (stage.span.on_accelerator) {
+    if (stage.span.device != kCpu) {
       run_on_accelerator(stage, slot);
       ++slot.next_stage;
       slot.awaited = true;
@@ -372,7 +373,7 @@ std::span<const float> Pipeline::collect() {
   run_to_end(slot);
   check_devices();
   const auto count = slot.rows.output_rows.size() * static_cast<size_t>(plan_.vocab_size);
-  if (resident_.back().span.on_accelerator) {
+  if (resident_.back().span.device != kCpu) {
     return {reinterpret_cast<const float*>(slot.logits.data()), count};
   }
   if (!slot.kept.empty()) return slot.kept;
@@ -389,7 +390,7 @@ void Pipeline::finish() {
 
 // Another step is about to overwrite the CPU's logits.
 void Pipeline::keep_logits(Slot& slot) {
-  if (resident_.back().span.on_accelerator || !slot.kept.empty()) return;
+  if (resident_.back().span.device != kCpu || !slot.kept.empty()) return;
   const auto* logits = cpu::host_pointer<const float>(buffers_[0].value(plan_.logits));
   slot.kept.assign(logits,
                    logits + slot.rows.output_rows.size() * static_cast<size_t>(plan_.vocab_size));

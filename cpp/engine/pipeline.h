@@ -87,7 +87,9 @@ class Pipeline {
   // with, wait to be collected.
   void finish();
 
-  const DeviceBuffers& buffers(bool accelerator) const { return buffers_[accelerator]; }
+  const DeviceBuffers& buffers(DeviceIndex device) const {
+    return buffers_[static_cast<size_t>(device)];
+  }
   int64_t staging_bytes() const;  // in host memory, for copies
   // In host memory: for KV pages of the accelerator's layers, and to attend to those.
   int64_t far_bytes() const { return overflow_ ? overflow_->far_bytes() : 0; }
@@ -102,8 +104,8 @@ class Pipeline {
   int64_t crossings() const;  // between devices, per decode step
 
  private:
-  // Units [begin, end) of a stage: those that are resident are compiled together, one that visits
-  // stands alone and has no stage here.
+  // Units [begin, end) of a stage: those that are resident are compiled together, a layer that
+  // visits stands alone and has no stage here.
   struct Part {
     std::unique_ptr<Stage> stage;
     size_t begin = 0;
@@ -127,7 +129,7 @@ class Pipeline {
     bool ended() const { return !awaited && next_stage == program->size(); }
   };
 
-  Program compile(const std::vector<bool>& on_accelerator, const Weights& weights, Account& cpu,
+  Program compile(const std::vector<DeviceIndex>& places, const Weights& weights, Account& cpu,
                   Account* accelerator);
   void create_slots();
   void check_devices() const;  // throws if one has failed
@@ -149,9 +151,9 @@ class Pipeline {
   const Plan plan_;  // with the values that overflowing attention needs
   const KvCache& kv_;
   Device* accelerator_;
-  std::array<DeviceBuffers, 2> buffers_;  // CPU, accelerator
+  std::array<DeviceBuffers, 2> buffers_;  // by device
   Program resident_;                      // every unit where it lies
-  Program visiting_;                      // every block on the accelerator; empty if not planned
+  Program visiting_;                      // every layer on the accelerator; empty if not planned
   std::unique_ptr<BlockVisits> blocks_;
   std::unique_ptr<KvOverflow> overflow_;  // null where all KV pages fit
   std::unique_ptr<Stream> cpu_stream_;

@@ -131,9 +131,9 @@ void Engine::Impl::check_pools() const {
   if (!kv_.overflows()) return;
   const int64_t least = kv_.blocks_for(plan_.limits.step_tokens) + 2 * plan_.limits.sequences;
   if (kv_.near().slots() >= least) return;
-  fail(ErrorKind::kInvalid, "[plan] schedule.pages.accelerator: holds ", kv_.near().slots(),
-       " blocks of KV pages, steps of ", plan_.limits.step_tokens, " tokens of ",
-       plan_.limits.sequences, " sequences need ", least,
+  fail(ErrorKind::kInvalid, "[plan] schedule.pages.", plan_.devices[Plan::kFirstAccelerator].name,
+       ": holds ", kv_.near().slots(), " blocks of KV pages, steps of ", plan_.limits.step_tokens,
+       " tokens of ", plan_.limits.sequences, " sequences need ", least,
        "; give the KV cache more memory there or lower step_tokens");
 }
 

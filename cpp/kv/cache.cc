@@ -1,18 +1,20 @@
 #include "kv/cache.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace helm {
 
-KvCache::KvCache(const Plan& plan, const std::vector<bool>& on_accelerator)
-    : spec_(plan.kv), near_layer_(on_accelerator) {
-  for (const bool there : on_accelerator) {
-    ordinal_.push_back(static_cast<int32_t>(there ? near_layers_++ : cpu_layers_++));
+KvCache::KvCache(const Plan& plan, const std::vector<DeviceIndex>& devices) : spec_(plan.kv) {
+  for (const DeviceIndex device : devices) {
+    near_layer_.push_back(device != kCpu);
+    ordinal_.push_back(static_cast<int32_t>(device != kCpu ? near_layers_++ : cpu_layers_++));
   }
+  const int64_t pages = std::accumulate(plan.pages.begin() + 1, plan.pages.end(), int64_t{0});
   blocks_total_ = spec_.pages / spec_.layers;
   cpu_ = SlotPool(blocks_total_);
-  near_ = SlotPool(near_layers_ == 0 ? 0 : plan.accelerator_pages / near_layers_);
+  near_ = SlotPool(near_layers_ == 0 ? 0 : pages / near_layers_);
   near_ = SlotPool(std::min(near_.slots(), blocks_total_));
   far_ = SlotPool(blocks_total_ - near_.slots());
 }

@@ -57,8 +57,8 @@ struct KvSequence {
 
 class KvCache {
  public:
-  // on_accelerator: by layer.
-  KvCache(const Plan& plan, const std::vector<bool>& on_accelerator);
+  // devices: by layer.
+  KvCache(const Plan& plan, const std::vector<DeviceIndex>& devices);
 
   int64_t blocks_for(int64_t tokens) const {
     return (tokens + spec_.page_tokens - 1) / spec_.page_tokens;

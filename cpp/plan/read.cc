@@ -2,12 +2,27 @@
 #include "helm/plan.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "plan/reader.h"
 #include "plan/stages.h"
 
 namespace helm {
 namespace {
+
+constexpr const char* kUnitKinds[] = {"embedding", "attention", "mlp", "head"};  // by UnitKind
+
+const char* name_of(UnitKind kind) {
+  return kUnitKinds[static_cast<size_t>(kind)];
+}
+
+UnitKind unit_kind(const JsonReader& node) {
+  const std::string name = node.string();
+  for (size_t kind = 0; kind < std::size(kUnitKinds); ++kind) {
+    if (name == kUnitKinds[kind]) return static_cast<UnitKind>(kind);
+  }
+  node.reject("expected embedding, attention, mlp or head, found \"", name, "\"");
+}
 
 bool is_attention(const Op& op) {
   return std::holds_alternative<AttentionOp>(op);
@@ -73,38 +88,113 @@ void PlanReader::read_value(const JsonReader& node) {
   plan_.values.push_back(std::move(spec));
 }
 
-void PlanReader::read_unit(const JsonReader& node) {
-  node.only({"name", "device", "ops"});
-  std::string device = node["device"].string();
-  if (device != "cpu" && device != "accelerator") {
-    node["device"].reject("expected \"cpu\" or \"accelerator\", found \"", device, "\"");
+void PlanReader::read_devices(const JsonReader& node) {
+  plan_.devices.clear();
+  if (node.size() == 0) node.reject("expected the CPU and what stands beside it");
+  if (node.size() > kMostDevices) node.reject("expected at most ", kMostDevices, " devices");
+  for (size_t i = 0; i < node.size(); ++i) {
+    node[i].only({"name", "kind"});
+    const std::string name = node[i]["name"].string(), kind = node[i]["kind"].string();
+    const char* expected = i == 0 ? "cpu" : "accelerator";
+    if (name.empty()) node[i]["name"].reject("expected a name");
+    if (i == 0 && name != "cpu") node[i]["name"].reject("expected \"cpu\", found \"", name, "\"");
+    if (kind != expected) {
+      node[i]["kind"].reject("expected \"", expected, "\", found \"", kind,
+                             "\"; the CPU is the first device and the only one of its kind");
+    }
+    if (!device_index_.emplace(name, static_cast<DeviceIndex>(i)).second) {
+      node[i]["name"].reject("\"", name, "\" is listed twice");
+    }
+    plan_.devices.push_back({name, i == 0 ? DeviceKind::kCpu : DeviceKind::kAccelerator});
   }
-  read_ops(node, std::move(device));
+  plan_.pages.assign(plan_.devices.size(), 0);
+  plan_.memory_bytes.assign(plan_.devices.size(), Plan::kUnlimited);
 }
 
-void PlanReader::read_ops(const JsonReader& node, std::string device) {
-  UnitSpec unit{node["name"].string(), std::move(device), {}};
-  const JsonReader ops = node["ops"];
-  for (size_t i = 0; i < ops.size(); ++i) unit.ops.push_back(read_op(ops[i]));
-  if (std::count_if(unit.ops.begin(), unit.ops.end(), is_attention) > 1) {
-    ops.reject("a unit has one attention op at most");
+DeviceIndex PlanReader::device(const JsonReader& node) const {
+  const auto it = device_index_.find(node.string());
+  if (it == device_index_.end()) node.reject("unknown device \"", node.string(), "\"");
+  return it->second;
+}
+
+void PlanReader::by_name(const JsonReader& node) const {
+  for (const std::string& name : node.names()) {
+    if (!device_index_.contains(name)) node.reject("unknown device \"", name, "\"");
   }
+}
+
+void PlanReader::read_unit(const JsonReader& node) {
+  node.only({"name", "kind", "layer", "device", "ops"});
+  read_parts(node, device(node["device"]));
+}
+
+void PlanReader::read_parts(const JsonReader& node, DeviceIndex device) {
+  UnitSpec unit{
+      .name = node["name"].string(), .kind = unit_kind(node["kind"]), .device = device, .ops = {}};
+  const JsonReader layer = node["layer"], ops = node["ops"];
+  const bool in_layer = unit.kind == UnitKind::kAttention || unit.kind == UnitKind::kMlp;
+  if (in_layer && layer.is_null()) {
+    layer.reject("expected the layer that this ", name_of(unit.kind), " is of, found null");
+  }
+  if (!in_layer && !layer.is_null()) {
+    layer.reject("expected null: the ", name_of(unit.kind), " is of no layer");
+  }
+  if (in_layer) unit.layer = layer.integer(0, kMaxCount);
+  for (size_t i = 0; i < ops.size(); ++i) unit.ops.push_back(read_op(ops[i]));
+  check_unit(node, unit);
   plan_.units.push_back(std::move(unit));
 }
 
-// Whether a plan without units on the accelerator lets blocks visit it.
-bool PlanReader::visits(const JsonReader& root) {
-  return root.has("schedule") && root["schedule"]["prefill"].string() == "stream";
+// A unit by itself, and beside the one before it.
+void PlanReader::check_unit(const JsonReader& node, const UnitSpec& unit) const {
+  const auto attentions = std::count_if(unit.ops.begin(), unit.ops.end(), is_attention);
+  const int64_t expected = unit.kind == UnitKind::kAttention ? 1 : 0;
+  if (attentions != expected) {
+    node["ops"].reject("a unit of kind ", name_of(unit.kind), " has ",
+                       expected == 1 ? "one attention op" : "no attention op", ", found ",
+                       attentions);
+  }
+  if (unit.layer == UnitSpec::kNoLayer || plan_.units.empty()) return;
+  const UnitSpec& before = plan_.units.back();
+  if (unit.layer < before.layer) {
+    node["layer"].reject("layer ", unit.layer, " comes after layer ", before.layer,
+                         "; layers ascend");
+  }
+  if (unit.layer == before.layer && unit.kind <= before.kind) {
+    node["kind"].reject("the ", name_of(unit.kind), " of layer ", unit.layer, " comes after its ",
+                        name_of(before.kind), "; a layer has one attention, then one mlp");
+  }
 }
 
-// What a plan says of its accelerator: the memory it may take, its KV pages, the schedule.
-void PlanReader::read_accelerator(const JsonReader& root) {
-  const JsonReader memory = root["memory"]["accelerator"];
-  for (const char* purpose : {"weights_bytes", "kv_bytes", "activations_bytes", "workspace_bytes",
-                              "staging_bytes", "reserve_bytes"}) {
-    plan_.accelerator_memory_bytes += memory[purpose].integer(0, kMaxOffset);
+// The embedding comes first, the head last, and there is one of either.
+void PlanReader::check_ends(const JsonReader& units) const {
+  for (size_t u = 0; u < plan_.units.size(); ++u) {
+    const UnitKind kind = plan_.units[u].kind;
+    if ((u == 0) != (kind == UnitKind::kEmbedding)) {
+      units[u]["kind"].reject("the first unit is the embedding, and no other is");
+    }
+    if ((u + 1 == plan_.units.size()) != (kind == UnitKind::kHead)) {
+      units[u]["kind"].reject("the last unit is the head, and no other is");
+    }
   }
-  const JsonReader schedule = root["schedule"];
+}
+
+// What the plan may take of each device's memory. An accelerator that it uses has an entry.
+void PlanReader::read_memory(const JsonReader& node) {
+  by_name(node);
+  for (size_t d = 0; d < plan_.devices.size(); ++d) {
+    const std::string& name = plan_.devices[d].name;
+    if (!node.has(name) && (d == kCpu || !plan_.uses(static_cast<DeviceIndex>(d)))) continue;
+    plan_.memory_bytes[d] = 0;
+    for (const char* purpose : {"weights_bytes", "kv_bytes", "activations_bytes", "workspace_bytes",
+                                "staging_bytes", "reserve_bytes"}) {
+      plan_.memory_bytes[d] += node[name][purpose].integer(0, kMaxOffset);
+    }
+  }
+}
+
+// How devices work together, where several do.
+void PlanReader::read_schedule(const JsonReader& schedule) {
   plan_.schedule.prefill_overlap = schedule["prefill_overlap"].boolean();
   plan_.schedule.decode_groups = schedule["decode_groups"].integer(1, 2);
   const std::string prefill = schedule["prefill"].string();
@@ -126,25 +216,38 @@ void PlanReader::read_accelerator(const JsonReader& root) {
       schedule["watermark"].reject("expected a share from 0 to 1");
     }
   }
-  const JsonReader pages = schedule["pages"];
-  const int64_t own = pages["accelerator"].integer(0, kMaxExtent);
-  if (pages["cpu"].integer(0, kMaxExtent) + own != plan_.kv.pages) {
-    pages.reject("the devices' pages do not add up to kv.pages, ", plan_.kv.pages);
-  }
-  plan_.accelerator_pages = own;
 }
 
-// Blocks in host memory whose weights visit the accelerator: there is something to bring there, and
-// the logits stay on the device of the head.
+void PlanReader::read_pages(const JsonReader& node) {
+  by_name(node);
+  int64_t total = 0;
+  for (size_t d = 0; d < plan_.devices.size(); ++d) {
+    const std::string& name = plan_.devices[d].name;
+    if (!node.has(name) && !plan_.uses(static_cast<DeviceIndex>(d))) continue;
+    total += plan_.pages[d] = node[name].integer(0, kMaxExtent);
+  }
+  if (total != plan_.kv.pages) {
+    node.reject("the devices' pages do not add up to kv.pages, ", plan_.kv.pages);
+  }
+}
+
+// Layers in host memory whose weights visit the accelerator: each goes up as a whole, and there is
+// something to bring.
 void PlanReader::check_visits(const JsonReader& units) const {
-  const std::vector<bool> resident = resident_units(plan_);
-  const std::vector<bool> visiting = visiting_units(plan_);
-  for (size_t u = 0; u < visiting.size(); ++u) {
-    if (resident[u] || !visiting[u]) continue;
-    std::vector<bool> only(visiting.size(), false);
-    only[u] = true;
+  const std::vector<bool> visits = visits_of(plan_);
+  for (size_t u = 0; u < visits.size(); u = layer_end(plan_, u)) {
+    const size_t end = layer_end(plan_, u);
+    const auto visiting = std::count(visits.begin() + static_cast<ptrdiff_t>(u),
+                                     visits.begin() + static_cast<ptrdiff_t>(end), true);
+    if (visiting == 0) continue;
+    if (visiting != 2) {
+      units[u].reject("layer ", plan_.units[u].layer,
+                      " visits the accelerator, which needs its attention and its mlp on the CPU; "
+                      "set schedule.prefill to \"compute\" or place both alike");
+    }
+    std::vector<bool> only(visits.size(), false);
+    only[u] = only[u + 1] = true;
     if (tensors_of(plan_, only).empty()) units[u].reject("visits the accelerator without tensors");
-    if (u + 1 == visiting.size()) units[u].reject("visits the accelerator as the last unit");
   }
 }
 
@@ -158,8 +261,8 @@ void PlanReader::check_logits(const JsonReader& node) const {
 }
 
 Plan PlanReader::read(const JsonReader& root) {
-  root.only({"format", "version", "model", "limits", "threads", "kv", "rope", "tensors", "slices",
-             "values", "units", "logits", "memory", "schedule",
+  root.only({"format", "version", "model", "limits", "threads", "devices", "kv", "rope", "tensors",
+             "slices", "values", "units", "logits", "memory", "schedule",
              // Written for people; nothing here is executed.
              "notices", "loading", "units_cpu", "units_accelerator", "label", "workload", "profile",
              "predicted", "bottleneck", "alternatives", "loading_choice"});
@@ -173,6 +276,7 @@ Plan PlanReader::read(const JsonReader& root) {
   plan_.vocab_size = model["vocab_size"].integer(1, kMaxWidth);
   read_limits(root["limits"]);
   plan_.threads = static_cast<int>(root["threads"].integer(1, kMostThreads));
+  read_devices(root["devices"]);
   read_kv(root["kv"]);
   const JsonReader rope = root["rope"];
   for (size_t i = 0; i < rope.size(); ++i) read_rope(rope[i]);
@@ -184,7 +288,20 @@ Plan PlanReader::read(const JsonReader& root) {
   for (size_t i = 0; i < values.size(); ++i) read_value(values[i]);
   const JsonReader units = root["units"];
   for (size_t i = 0; i < units.size(); ++i) read_unit(units[i]);
-  if (plan_.uses_accelerator() || visits(root)) read_accelerator(root);
+  plan_.pages[kCpu] = plan_.kv.pages;
+  // Layers visit an accelerator even where no unit lies on any.
+  const bool visits = root.has("schedule") && root["schedule"]["prefill"].string() == "stream";
+  check_ends(units);
+  if (visits && plan_.devices.size() == 1) {
+    root["schedule"]["prefill"].reject("there is no accelerator that layers could visit");
+  }
+  const bool several = visits || std::any_of(plan_.units.begin(), plan_.units.end(),
+                                             [](const UnitSpec& u) { return u.device != kCpu; });
+  if (several) {
+    read_schedule(root["schedule"]);
+    read_pages(root["schedule"]["pages"]);
+  }
+  if (several || root.has("memory")) read_memory(root["memory"]);
   plan_.logits = value(root["logits"]);
   check_logits(root["logits"]);
   if (plan_.schedule.stream_tokens > 0) check_visits(units);
@@ -209,17 +326,18 @@ Plan PlanReader::read_graph(const JsonReader& root) {
   plan_.vocab_size = width(plan_.logits);
   const JsonReader units = root["units"];
   for (size_t i = 0; i < units.size(); ++i) {
-    units[i].only({"name", "ops"});
-    read_ops(units[i], "cpu");
+    units[i].only({"name", "kind", "layer", "ops"});
+    read_parts(units[i], kCpu);
   }
+  check_ends(units);
   check_logits(root["logits"]);
   return std::move(plan_);
 }
 
-bool Plan::uses_accelerator() const {
-  return schedule.stream_tokens > 0 ||
+bool Plan::uses(DeviceIndex device) const {
+  return device == kCpu || (device == kFirstAccelerator && schedule.stream_tokens > 0) ||
          std::any_of(units.begin(), units.end(),
-                     [](const UnitSpec& unit) { return unit.device == "accelerator"; });
+                     [&](const UnitSpec& unit) { return unit.device == device; });
 }
 
 }  // namespace helm

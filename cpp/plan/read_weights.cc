@@ -7,10 +7,6 @@
 namespace helm {
 namespace {
 
-const char* device_name(bool on_accelerator) {
-  return on_accelerator ? "accelerator" : "cpu";
-}
-
 bool in_one_piece(const TensorSource& source) {
   return source.extents.size() == 1 && source.extents[0].row_stride == 0;
 }
@@ -23,7 +19,7 @@ void check_file(const JsonReader& node) {
 }
 
 bool before(const SliceSpec& a, const SliceSpec& b) {
-  return a.tensor != b.tensor ? a.tensor < b.tensor : a.on_accelerator < b.on_accelerator;
+  return a.tensor != b.tensor ? a.tensor < b.tensor : a.device < b.device;
 }
 
 }  // namespace
@@ -130,11 +126,7 @@ void PlanReader::read_slice(const JsonReader& node) {
   node.only({"tensor", "device", "format", "access"});
   SliceSpec slice;
   slice.tensor = tensor(node["tensor"]);
-  const std::string device = node["device"].string();
-  if (device != device_name(false) && device != device_name(true)) {
-    node["device"].reject("expected \"cpu\" or \"accelerator\", found \"", device, "\"");
-  }
-  slice.on_accelerator = device == device_name(true);
+  slice.device = device(node["device"]);
   slice.format = named(node["format"], format_from_name);
   const std::string access = node["access"].string();
   if (access != "resident" && access != "mapped") {
@@ -156,7 +148,7 @@ void PlanReader::check_slice(const JsonReader& node, const SliceSpec& slice) con
   if (!format_takes(slice.format, spec.cols())) {
     format.reject("no ", name, " has ", spec.cols(), " columns");
   }
-  if (slice.on_accelerator && slice.format.codes == Codes::kBF16C) {
+  if (slice.device != kCpu && slice.format.codes == Codes::kBF16C) {
     format.reject("bf16c is a format of the CPU alone");
   }
   if (spec.source && !encodes(spec.source->stored, slice.format)) {
@@ -165,7 +157,7 @@ void PlanReader::check_slice(const JsonReader& node, const SliceSpec& slice) con
                   ", f32, f16, bf16, c8.s32 or c4.km32");
   }
   if (slice.access != SliceSpec::Access::kMapped) return;
-  if (slice.on_accelerator) access.reject("only the CPU reads what is mapped");
+  if (slice.device != kCpu) access.reject("only the CPU reads what is mapped");
   if (!spec.source) return;  // bound from memory
   if (!in_one_piece(*spec.source)) {
     access.reject("\"", spec.name, "\" does not lie in one piece in its file");
@@ -182,31 +174,31 @@ void PlanReader::check_slice(const JsonReader& node, const SliceSpec& slice) con
 
 // There is one slice for each tensor and device with an op that reads it, and none else.
 void PlanReader::check_slices(const JsonReader& node) {
-  std::vector<std::vector<bool>> read(2);  // by device, then tensor
-  std::vector<bool> units = resident_units(plan_);
-  for (const bool there : {true, false}) {
-    read[there].resize(plan_.tensors.size());
-    for (const TensorIndex t : tensors_of(plan_, units)) read[there][static_cast<size_t>(t)] = true;
-    units.flip();
+  const size_t devices = plan_.devices.size(), tensors = plan_.tensors.size();
+  const auto name = [&](size_t d) { return "\"" + plan_.devices[d].name + "\""; };
+  // By device, then tensor.
+  std::vector<std::vector<bool>> read(devices, std::vector<bool>(tensors)), held = read;
+  for (size_t d = 0; d < devices; ++d) {
+    const auto units = units_on(static_cast<DeviceIndex>(d), resident_units(plan_));
+    for (const TensorIndex t : tensors_of(plan_, units)) read[d][static_cast<size_t>(t)] = true;
   }
-  std::vector<std::vector<bool>> held(2, std::vector<bool>(plan_.tensors.size()));
   int64_t bytes = 0;
   for (size_t i = 0; i < plan_.slices.size(); ++i) {
     const SliceSpec& slice = plan_.slices[i];
     const auto t = static_cast<size_t>(slice.tensor);
-    const std::string what =
-        "\"" + plan_.tensors[t].name + "\" on \"" + device_name(slice.on_accelerator) + "\"";
-    if (held[slice.on_accelerator][t]) node[i].reject(what, " is listed twice");
-    if (!read[slice.on_accelerator][t]) node[i].reject("no op reads ", what);
-    held[slice.on_accelerator][t] = true;
+    const auto d = static_cast<size_t>(slice.device);
+    const std::string what = "\"" + plan_.tensors[t].name + "\" on " + name(d);
+    if (held[d][t]) node[i].reject(what, " is listed twice");
+    if (!read[d][t]) node[i].reject("no op reads ", what);
+    held[d][t] = true;
     bytes += plan_.bytes(slice);
     if (bytes > kMaxOffset) node.reject("the slices exceed 64 TiB");
   }
-  for (const bool there : {false, true}) {
-    for (size_t t = 0; t < plan_.tensors.size(); ++t) {
-      if (!read[there][t] || held[there][t]) continue;
-      node.reject("an op reads \"", plan_.tensors[t].name, "\" on \"", device_name(there),
-                  "\", where it has no slice");
+  for (size_t d = 0; d < devices; ++d) {
+    for (size_t t = 0; t < tensors; ++t) {
+      if (!read[d][t] || held[d][t]) continue;
+      node.reject("an op reads \"", plan_.tensors[t].name, "\" on ", name(d),
+                  ", where it has no slice");
     }
   }
   std::sort(plan_.slices.begin(), plan_.slices.end(), before);
@@ -214,17 +206,10 @@ void PlanReader::check_slices(const JsonReader& node) {
 
 // What visits the accelerator comes in a format that accelerators have.
 void PlanReader::check_visiting_formats(const JsonReader& node) const {
-  const std::vector<bool> resident = resident_units(plan_);
-  const std::vector<bool> visiting = visiting_units(plan_);
-  for (size_t u = 0; u < visiting.size(); ++u) {
-    if (resident[u] || !visiting[u]) continue;
-    std::vector<bool> only(visiting.size(), false);
-    only[u] = true;
-    for (const TensorIndex t : tensors_of(plan_, only)) {
-      if (plan_.slice(t, false)->format.codes != Codes::kBF16C) continue;
-      node.reject("\"", plan_.tensors[static_cast<size_t>(t)].name,
-                  "\" visits the accelerator and cannot be bf16c there");
-    }
+  for (const TensorIndex t : tensors_of(plan_, visits_of(plan_))) {
+    if (plan_.slice(t, kCpu)->format.codes != Codes::kBF16C) continue;
+    node.reject("\"", plan_.tensors[static_cast<size_t>(t)].name,
+                "\" visits the accelerator and cannot be bf16c there");
   }
 }
 

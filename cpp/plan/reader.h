@@ -15,6 +15,7 @@ inline constexpr int64_t kMaxExtent = int64_t{1} << 31;
 inline constexpr int64_t kMaxWidth = int64_t{1} << 24;
 inline constexpr int64_t kMaxCount = int64_t{1} << 20;
 inline constexpr int kMostThreads = 4096;
+inline constexpr size_t kMostDevices = 16;
 inline constexpr int64_t kMaxOffset = int64_t{1} << 46;
 
 inline constexpr const char* kPlanFormat = "helm-plan";
@@ -42,6 +43,8 @@ class PlanReader {
   void read_kv(const JsonReader& node);
   void read_kv_geometry(const JsonReader& node);
   void read_rope(const JsonReader& node);
+  void read_devices(const JsonReader& node);
+  DeviceIndex device(const JsonReader& node) const;  // of that name
   void read_tensor(const JsonReader& node);
   static TensorSource read_source(const JsonReader& node, const TensorSpec& spec);
   static TensorSource read_pieces(const JsonReader& node, const TensorSpec& spec, Stored stored);
@@ -53,9 +56,13 @@ class PlanReader {
   void check_visiting_formats(const JsonReader& slices) const;
   void read_value(const JsonReader& node);
   void read_unit(const JsonReader& node);
-  void read_ops(const JsonReader& node, std::string device);  // of a unit
-  static bool visits(const JsonReader& root);
-  void read_accelerator(const JsonReader& root);
+  void read_parts(const JsonReader& node, DeviceIndex device);  // of a unit
+  void check_unit(const JsonReader& node, const UnitSpec& unit) const;
+  void read_memory(const JsonReader& node);
+  void read_schedule(const JsonReader& node);
+  void read_pages(const JsonReader& node);
+  void by_name(const JsonReader& node) const;  // rejects names of no device
+  void check_ends(const JsonReader& units) const;
   void check_visits(const JsonReader& units) const;
   void check_logits(const JsonReader& node) const;
   Op read_op(const JsonReader& node);
@@ -82,6 +89,7 @@ class PlanReader {
   void within(const JsonReader& node, ValueIndex index, int64_t offset, int64_t size) const;
 
   Plan plan_;
+  std::unordered_map<std::string, DeviceIndex> device_index_;
   std::unordered_map<std::string, TensorIndex> tensor_index_;
   std::unordered_map<std::string, ValueIndex> value_index_;
 };

@@ -17,31 +17,51 @@ void each_op(const Plan& plan, const std::vector<bool>& chosen, const Visit& vis
   }
 }
 
-bool is_block(const UnitSpec& unit) {
-  return std::any_of(unit.ops.begin(), unit.ops.end(),
-                     [](const Op& op) { return std::holds_alternative<AttentionOp>(op); });
-}
-
 }  // namespace
 
-std::vector<bool> resident_units(const Plan& plan) {
-  std::vector<bool> there;
-  for (const UnitSpec& unit : plan.units) there.push_back(unit.device == "accelerator");
-  return there;
+std::vector<DeviceIndex> resident_units(const Plan& plan) {
+  std::vector<DeviceIndex> places;
+  for (const UnitSpec& unit : plan.units) places.push_back(unit.device);
+  return places;
 }
 
-std::vector<bool> visiting_units(const Plan& plan) {
-  std::vector<bool> there = resident_units(plan);
-  for (size_t u = 0; u < there.size(); ++u) there[u] = there[u] || is_block(plan.units[u]);
-  return there;
+std::vector<DeviceIndex> visiting_units(const Plan& plan) {
+  std::vector<DeviceIndex> places = resident_units(plan);
+  const std::vector<bool> visits = visits_of(plan);
+  for (size_t u = 0; u < places.size(); ++u) {
+    if (visits[u]) places[u] = Plan::kFirstAccelerator;
+  }
+  return places;
 }
 
-std::vector<StageSpan> stages_of(const Plan& plan, const std::vector<bool>& on_accelerator) {
+std::vector<bool> visits_of(const Plan& plan) {
+  std::vector<bool> visits;
+  for (const UnitSpec& unit : plan.units) {
+    visits.push_back(unit.device == kCpu && unit.layer != UnitSpec::kNoLayer);
+  }
+  return visits;
+}
+
+size_t layer_end(const Plan& plan, size_t begin) {
+  const int64_t layer = plan.units[begin].layer;
+  size_t end = begin + 1;
+  if (layer == UnitSpec::kNoLayer) return end;
+  while (end < plan.units.size() && plan.units[end].layer == layer) ++end;
+  return end;
+}
+
+std::vector<bool> units_on(DeviceIndex device, const std::vector<DeviceIndex>& places) {
+  std::vector<bool> chosen;
+  for (const DeviceIndex place : places) chosen.push_back(place == device);
+  return chosen;
+}
+
+std::vector<StageSpan> stages_of(const Plan& plan, const std::vector<DeviceIndex>& places) {
   std::vector<StageSpan> stages;
   for (size_t begin = 0; begin < plan.units.size();) {
     size_t end = begin + 1;
-    while (end < plan.units.size() && on_accelerator[end] == on_accelerator[begin]) ++end;
-    stages.push_back({on_accelerator[begin], begin, end, {}});
+    while (end < plan.units.size() && places[end] == places[begin]) ++end;
+    stages.push_back({places[begin], begin, end, {}});
     begin = end;
   }
   constexpr int kNowhere = -1;
@@ -90,24 +110,23 @@ std::vector<TensorIndex> tensors_of(const Plan& plan, const std::vector<bool>& c
   return order;
 }
 
-std::vector<bool> accelerator_layers(const Plan& plan) {
+std::vector<DeviceIndex> layer_devices(const Plan& plan) {
   const auto layers = static_cast<size_t>(plan.kv.layers);
   std::vector<bool> seen(layers, false);
-  std::vector<bool> there(layers, false);
-  const std::vector<bool> resident = resident_units(plan);
-  for (size_t u = 0; u < plan.units.size(); ++u) {
-    for (const Op& op : plan.units[u].ops) {
+  std::vector<DeviceIndex> devices(layers, kCpu);
+  for (const UnitSpec& unit : plan.units) {
+    for (const Op& op : unit.ops) {
       const auto* attention = std::get_if<AttentionOp>(&op);
       if (attention == nullptr) continue;
       const auto layer = static_cast<size_t>(attention->layer);
-      if (seen[layer] && there[layer] != resident[u]) {
-        fail(ErrorKind::kInvalid, "[plan] KV layer ", layer, " has attention on both devices");
+      if (seen[layer] && devices[layer] != unit.device) {
+        fail(ErrorKind::kInvalid, "[plan] KV layer ", layer, " has attention on two devices");
       }
       seen[layer] = true;
-      there[layer] = resident[u];
+      devices[layer] = unit.device;
     }
   }
-  return there;
+  return devices;
 }
 
 }  // namespace helm

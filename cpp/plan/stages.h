@@ -8,14 +8,20 @@
 
 namespace helm {
 
-// By unit: whether the accelerator runs it. Where each unit lies, or, while the weights of blocks
-// in host memory visit the accelerator, every block.
-std::vector<bool> resident_units(const Plan& plan);
-std::vector<bool> visiting_units(const Plan& plan);
+// By unit: the device that runs it. Where each unit lies, or, while the weights of layers in host
+// memory visit the first accelerator, that for those.
+std::vector<DeviceIndex> resident_units(const Plan& plan);
+std::vector<DeviceIndex> visiting_units(const Plan& plan);
+// By unit: whether it lies elsewhere than it runs then.
+std::vector<bool> visits_of(const Plan& plan);
+// The unit behind the layer of unit `begin`, or behind that unit where it is of none.
+size_t layer_end(const Plan& plan, size_t begin);
+// Which of `places` are the device.
+std::vector<bool> units_on(DeviceIndex device, const std::vector<DeviceIndex>& places);
 
 // A longest run of units on one device.
 struct StageSpan {
-  bool on_accelerator = false;
+  DeviceIndex device = kCpu;
   size_t begin = 0;  // units [begin, end)
   size_t end = 0;
   std::vector<ValueIndex> inputs;  // values that the stage before hands over
@@ -25,9 +31,9 @@ struct StageSpan {
   }
 };
 
-// The stages when the accelerator runs `on_accelerator`. Throws Error{kInvalid} where a stage reads
-// a value that the stage before it does not hold.
-std::vector<StageSpan> stages_of(const Plan& plan, const std::vector<bool>& on_accelerator);
+// The stages when each unit runs on the device in its place. Throws Error{kInvalid} where a stage
+// reads a value that the stage before it does not hold.
+std::vector<StageSpan> stages_of(const Plan& plan, const std::vector<DeviceIndex>& places);
 
 // By ValueIndex: whether any of the units, those with `chosen`, reads or writes it.
 std::vector<bool> values_of(const Plan& plan, const std::vector<bool>& chosen);
@@ -35,8 +41,8 @@ std::vector<bool> values_of(const Plan& plan, const std::vector<bool>& chosen);
 // Tensors of those units in the order in which a step reads them, each once.
 std::vector<TensorIndex> tensors_of(const Plan& plan, const std::vector<bool>& chosen);
 
-// By KV layer: whether its attention lies on the accelerator. Throws Error{kInvalid} for a layer
-// with attention on both devices.
-std::vector<bool> accelerator_layers(const Plan& plan);
+// By KV layer: where its attention lies. Throws Error{kInvalid} for a layer with attention on two
+// devices.
+std::vector<DeviceIndex> layer_devices(const Plan& plan);
 
 }  // namespace helm

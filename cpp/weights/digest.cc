@@ -46,9 +46,9 @@ std::string weights_digest(const Plan& plan, const Weights& weights,
   std::array<std::byte, kPlaceBytes> place{};
   for (size_t t = 0; t < plan.tensors.size(); ++t) {
     const TensorSpec& tensor = plan.tensors[t];
-    const Weight& here = weights.on_cpu()[t];
-    const Weight& there = weights.on_accelerator()[t];
+    const Weight& here = weights.on(kCpu)[t];
     const bool on_cpu = here.address != DeviceAddress::kNull;
+    const Weight& there = accelerator ? weights.on(Plan::kFirstAccelerator)[t] : here;
     if (!on_cpu && there.address == DeviceAddress::kNull) continue;  // no op reads it
     // The order of bf16c's bytes is the isa's.
     const bool compressed = on_cpu && here.format.codes == Codes::kBF16C;

@@ -49,13 +49,13 @@ void do_all(const std::vector<Read>& reads, ThreadPool& threads, Uploader* uploa
 }  // namespace
 
 Placed placed_in_order(const Plan& plan, const std::vector<TensorIndex>& tensors,
-                       bool on_accelerator) {
+                       DeviceIndex device) {
   Placed placed;
   int64_t end = 0;
   for (const TensorIndex index : tensors) {
     const int64_t begin = align_up(end, kDeviceAlignment);
     placed.emplace_back(index, begin);
-    end = begin + plan.bytes(*plan.slice(index, on_accelerator));
+    end = begin + plan.bytes(*plan.slice(index, device));
   }
   return placed;
 }
@@ -70,39 +70,37 @@ class Weights::Load {
         options_(options),
         kernels_(kernels),
         threads_(threads),
-        files_(options.directory) {
-    on_accelerator_ = resident_units(plan);
-    on_cpu_ = on_accelerator_;
-    on_cpu_.flip();
-  }
+        files_(options.directory),
+        on_cpu_(units_on(kCpu, resident_units(plan))) {}
 
   // What can be used where it lies; offsets in the arena for the rest.
   void place_on_cpu() {
     for (const TensorIndex index : tensors_of(plan_, on_cpu_)) {
-      const SliceSpec& slice = *plan_.slice(index, false);
+      const SliceSpec& slice = *plan_.slice(index, kCpu);
       to_.cpu_bytes_ += plan_.bytes(slice);
-      to_.on_cpu_[static_cast<size_t>(index)].format = slice.format;
+      held(slice).format = slice.format;
       if (use_in_place(slice, stored(slice))) continue;
       copied_.emplace_back(index, arena_bytes_);
       arena_bytes_ = align_up(arena_bytes_ + plan_.bytes(slice), kCacheLine);
     }
   }
 
-  void read_to_accelerator(Account* accelerator) {
-    const Placed placed = placed_in_order(plan_, tensors_of(plan_, on_accelerator_), true);
+  void read_to_accelerator(DeviceIndex device, Account& accelerator) {
+    const auto units = units_on(device, resident_units(plan_));
+    const Placed placed = placed_in_order(plan_, tensors_of(plan_, units), device);
     if (placed.empty()) return;
     const auto& [last, offset_of_last] = placed.back();
     to_.accelerator_memory_ =
-        DeviceMemory(*accelerator, offset_of_last + plan_.bytes(*plan_.slice(last, true)),
+        DeviceMemory(accelerator, offset_of_last + plan_.bytes(*plan_.slice(last, device)),
                      "the model's weights");
     const int64_t buffer_bytes = std::clamp(kUploadBytes / (2 * threads_.size()), kLeastUploadBytes,
                                             kReadElements * int64_t{sizeof(float)});
     const auto anyone_s = decode_shares(plan_, std::vector<bool>(on_cpu_.size(), false), 1);
     int64_t largest = buffer_bytes;
     for (const auto& [index, offset] : placed) {
-      const SliceSpec& slice = *plan_.slice(index, true);
+      const SliceSpec& slice = *plan_.slice(index, device);
       const DeviceAddress address = to_.accelerator_memory_.address() + offset;
-      to_.on_accelerator_[static_cast<size_t>(index)] = {address, slice.format};
+      held(slice) = {address, slice.format};
       const size_t first = reads_.size();
       sinks_.push_back(std::make_unique<UploadSink>(slice.format, kernels_, uploader_, address));
       cut(stored(slice), *sinks_.back(), anyone_s[static_cast<size_t>(index)],
@@ -112,16 +110,16 @@ class Weights::Load {
             largest, format_bytes(slice.format, reads_[i].rows, reads_[i].from->spec().cols()));
       }
     }
-    uploader_ = std::make_unique<Uploader>(accelerator->device(), threads_.size(), largest);
+    uploader_ = std::make_unique<Uploader>(accelerator.device(), threads_.size(), largest);
   }
 
   void read_to_arena() {
     to_.arena_ = Arena(arena_bytes_, "the model's weights");
     const auto by_reader = decode_shares(plan_, on_cpu_, threads_.size());
     for (const auto& [index, offset] : copied_) {
-      const SliceSpec& slice = *plan_.slice(index, false);
+      const SliceSpec& slice = *plan_.slice(index, kCpu);
       std::byte* place = to_.arena_.data() + offset;
-      to_.on_cpu_[static_cast<size_t>(index)].address = cpu::device_address(place);
+      held(slice).address = cpu::device_address(place);
       sinks_.push_back(host_sink(slice, place));
       cut(stored(slice), *sinks_.back(), by_reader[static_cast<size_t>(index)],
           row_unit(slice.format), kReadElements, reads_);
@@ -134,6 +132,10 @@ class Weights::Load {
   }
 
  private:
+  Weight& held(const SliceSpec& slice) {
+    return to_.on_[static_cast<size_t>(slice.device)][static_cast<size_t>(slice.tensor)];
+  }
+
   // What a slice is made of. Throws Error{kInvalid} for a format that it cannot become.
   const StoredTensor& stored(const SliceSpec& slice) {
     const TensorSpec& spec = plan_.tensors[static_cast<size_t>(slice.tensor)];
@@ -149,7 +151,7 @@ class Weights::Load {
 
   // A bound tensor whose dtype is the format, or one that is to be mapped.
   bool use_in_place(const SliceSpec& slice, const StoredTensor& from) {
-    DeviceAddress& address = to_.on_cpu_[static_cast<size_t>(slice.tensor)].address;
+    DeviceAddress& address = held(slice).address;
     if (const TensorView* view = from.view()) {
       if (!same_bytes(from.stored(), slice.format)) return false;
       address = cpu::device_address(view->data);
@@ -191,8 +193,7 @@ class Weights::Load {
   const cpu::KernelTable& kernels_;
   ThreadPool& threads_;
   WeightFiles files_;
-  std::vector<bool> on_accelerator_;  // by unit
-  std::vector<bool> on_cpu_;
+  const std::vector<bool> on_cpu_;  // by unit
   std::map<TensorIndex, StoredTensor> stored_;
   std::map<const WeightFile*, std::shared_ptr<MappedFile>> mappings_;
   Placed copied_;  // to the arena
@@ -204,10 +205,10 @@ class Weights::Load {
 
 Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::KernelTable& kernels,
                  ThreadPool& threads, Account* accelerator)
-    : on_cpu_(plan.tensors.size()), on_accelerator_(plan.tensors.size()) {
+    : on_(plan.devices.size(), std::vector<Weight>(plan.tensors.size())) {
   Load load(*this, plan, options, kernels, threads);
   load.place_on_cpu();
-  load.read_to_accelerator(accelerator);
+  if (accelerator != nullptr) load.read_to_accelerator(Plan::kFirstAccelerator, *accelerator);
   load.read_to_arena();
   load.finish();
   huge_page_bytes_ = arena_.huge_page_bytes();

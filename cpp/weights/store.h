@@ -25,7 +25,7 @@ namespace helm {
 using Placed = std::vector<std::pair<TensorIndex, int64_t>>;
 // In the formats of the device that holds them.
 Placed placed_in_order(const Plan& plan, const std::vector<TensorIndex>& tensors,
-                       bool on_accelerator);
+                       DeviceIndex device);
 
 class Weights {
  public:
@@ -38,8 +38,9 @@ class Weights {
           ThreadPool& threads, Account* accelerator);
 
   // By TensorIndex; kNull for tensors that no unit of the device uses.
-  const std::vector<Weight>& on_cpu() const { return on_cpu_; }
-  const std::vector<Weight>& on_accelerator() const { return on_accelerator_; }
+  const std::vector<Weight>& on(DeviceIndex device) const {
+    return on_[static_cast<size_t>(device)];
+  }
   int64_t cpu_bytes() const { return cpu_bytes_; }
   int64_t accelerator_bytes() const { return accelerator_memory_.bytes(); }
   // Those on the CPU that were copied, which lie side by side; others lie in files or with their
@@ -56,8 +57,7 @@ class Weights {
  private:
   class Load;
 
-  std::vector<Weight> on_cpu_;
-  std::vector<Weight> on_accelerator_;
+  std::vector<std::vector<Weight>> on_;              // by device, then tensor
   std::vector<std::shared_ptr<void>> owners_;        // of tensors used where they lie
   std::vector<std::shared_ptr<MappedFile>> mapped_;  // or in files
   std::vector<PackedMatrix> unseen_;                 // there, whose scales nobody has looked at

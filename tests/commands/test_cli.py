@@ -228,7 +228,7 @@ def test_run_on_a_device_gives_the_same_text(fast: str) -> None:
     result = helm(*base, "--device", "sim", "--profile", fast)
     assert result.stdout == expected.stdout
     plan, note, summary = result.stderr.splitlines()
-    assert re.search(r"\| sim embedding \+ blocks 0-4 \+ head, 1\.9 MiB, .* \| predicted", plan)
+    assert re.search(r"\| sim embedding \+ layers 0-4 \+ head, 1\.9 MiB, .* \| predicted", plan)
     assert "the rates of rtx-4090-24gb-ddr5, another machine" in note
     assert re.fullmatch(SUMMARY, summary), summary
 

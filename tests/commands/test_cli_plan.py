@@ -43,7 +43,7 @@ def test_the_plan_is_a_picture_with_its_reasons() -> None:
     held = [(device, cells.replace(" ", "")) for device, cells in lanes]
     assert held == [("CPU", "E" + "C" * 16 + "H"), ("GPU", "G" * 20)]
     for text in (
-        "an estimate, not measured", "blocks 0-15", "blocks 16-35", "KV cache", "limit",
+        "an estimate, not measured", "layers 0-15", "layers 16-35", "KV cache", "limit",
         "time to first token", "at 576 positions", "at the full context of 4,096",
         "bottleneck: CPU memory bandwidth", "+1 GiB VRAM", "+10 GB/s RAM bandwidth",
         "all on the GPU", "fill the GPU", "all on the CPU", "% slower",
@@ -128,7 +128,7 @@ def test_options_reach_the_plan() -> None:
 
 def test_an_80_layer_model_fits_80_columns() -> None:
     out = helm(LLAMA, "--profile", "thesis-3090", "--ram", "200GiB").stdout
-    assert "(one letter for 2 blocks)" in out
+    assert "(one letter for 2 layers)" in out
     assert max(map(len, out.splitlines())) <= 80
 
 

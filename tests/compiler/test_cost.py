@@ -243,7 +243,7 @@ def test_streaming_starts_where_it_is_faster_than_the_cpu():
     plan = naive_rates.Plan(["cpu", "cpu", "accelerator", "cpu"], 99, "stream")
     faster = []
     for tokens in (1 << i for i in range(8)):
-        compute = naive_search.block_seconds(task, task.model.graph.units[1], "cpu", [(0, tokens)])
+        compute = naive_search.block_seconds(task, task.model.graph.layers[0], "cpu", [(0, tokens)])
         faster.append(naive_search.stream_seconds(task, plan, [(0, tokens)]) < compute)
     assert faster == sorted(faster)
     assert not faster[0]

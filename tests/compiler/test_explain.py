@@ -36,14 +36,14 @@ def split() -> Study:
 def test_segments_cover_all_units_once_and_hold_the_budget(split: Study) -> None:
     parts = segments(split)
     covered = [unit for part in parts for unit in range(part.first, part.last + 1)]
-    assert covered == list(range(len(split.plan.units)))
+    assert covered == list(range(len(split.plan.places)))
     for part in parts:
-        for unit in split.plan.units[part.first : part.last + 1]:
-            assert unit.device == part.device
+        for devices in split.plan.places[part.first : part.last + 1]:
+            assert devices == {part.device}
     for device, use in split.plan.memory.items():
         held = sum(part.weight_bytes for part in parts if part.device == device)
         assert held == use.weights_bytes
-    assert [part.label for part in parts] == ["embedding", "blocks 0-15", "blocks 16-35", "head"]
+    assert [part.label for part in parts] == ["embedding", "layers 0-15", "layers 16-35", "head"]
 
 
 def test_a_tied_matrix_is_counted_once_where_both_ends_are_together(tmp_path: Path) -> None:

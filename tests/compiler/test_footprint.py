@@ -69,9 +69,9 @@ def test_what_no_memory_holds_is_64_tib() -> None:
     graph = graph_of("llama-3.1-70b")
     limits = Limits(1 << 30, 4096, 4096, 4096)
     kv = KvSpec("f16", 1, graph.kv.layers, graph.kv.kv_heads, graph.kv.head_dim, 0)
-    for on_accelerator in (False, True):
+    for kind in ("cpu", "accelerator"):
         names = [unit.name for unit in graph.units]
-        assert graph.footprint.workspace(names, on_accelerator, limits, kv, 4096) == 1 << 46
+        assert graph.footprint.workspace(names, kind, limits, kv, 4096) == 1 << 46
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,16 @@ def test_settings_out_of_range_are_refused(
     footprint = graph_of("qwen3").footprint
     with pytest.raises(InvalidError, match=message):
         footprint.workspace(
-            ["head"], False, limits, KvSpec("f16", page_tokens, 1, 1, 1, 0), threads
+            ["head"], "cpu", limits, KvSpec("f16", page_tokens, 1, 1, 1, 0), threads
         )
 
 
 def test_a_unit_or_graph_that_is_none_is_refused() -> None:
     limits, kv = Limits(9, 4, 2, 1), KvSpec("f16", 16, 1, 1, 1, 0)
     with pytest.raises(InvalidError, match='the graph has no unit "tail"'):
-        graph_of("qwen3").footprint.workspace(["tail"], True, limits, kv, 1)
+        graph_of("qwen3").footprint.workspace(["tail"], "accelerator", limits, kv, 1)
+    with pytest.raises(InvalidError, match='kind is "gpu"; expected "cpu" or "accelerator"'):
+        graph_of("qwen3").footprint.workspace(["head"], "gpu", limits, kv, 1)
     with pytest.raises(InvalidError, match=r"\[graph\] not valid JSON"):
         _helm.Footprint("{")
     with pytest.raises(InvalidError, match=r"\[graph\] .*kv"):

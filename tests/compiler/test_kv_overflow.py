@@ -174,9 +174,9 @@ def test_an_option_without_effect_is_said() -> None:
     assert any("kv_overflow= without effect" in notice for notice in whole.notices)
     none = plan_of(KvOptions(vram_bytes=PAGE))
     assert not any(unit.device == "accelerator" for unit in none.units[1:-1])
-    (notice,) = (n for n in none.notices if "no block lies on the accelerator" in n)
+    (notice,) = (n for n in none.notices if "no layer lies on the accelerator" in n)
     assert "may take 2.0 MiB" in notice
-    assert "one block take 6.0 MiB" in notice
+    assert "one layer take 6.0 MiB" in notice
     assert plan_of(KvOptions("cpu")).notices == plan_of().notices
     with pytest.raises(InvalidError, match="cpu-laptop-16gb has no accelerator"):
         make_plan(
@@ -238,7 +238,7 @@ def test_the_command_line_reaches_the_plan() -> None:
     assert (found["schedule"]["overflow"], found["schedule"]["watermark"]) == ("stream", 0.6)
     assert found["kv"]["page_tokens"] == 128
     shown = command.helm(*planned).stdout
-    assert "KV of the GPU's blocks" in shown
+    assert "KV of the GPU's layers" in shown
     assert "the pages in RAM are copied to the GPU in each step" in " ".join(shown.split())
     for changes, message in (
         (("--watermark", "1.2"), "watermark is 1.2"),

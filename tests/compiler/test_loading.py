@@ -89,7 +89,7 @@ def test_an_accelerator_s_plan_counts_the_cpu_s_weights_alone() -> None:
         config_of("qwen3-8b"), None, profile=profile, max_sequences=1,
         workload=Workload(512, 128, 1, 4096), loading=LoadingRequest("copied"),
     )  # fmt: skip
-    assert 0 < plan.units_cpu < len(plan.units)
+    assert 0 < plan.units_cpu < len(plan.places)
     assert plan.loading_choice is not None
     units = [unit for unit in plan.units if unit.device == "cpu"]
     names = {name for unit in units for op in unit.ops for name in op.weight_names()}
@@ -209,7 +209,7 @@ def test_an_accelerator_s_weights_are_never_compressed() -> None:
     )
     assert copied.schedule.prefill == "stream"
     assert compressed.schedule.prefill == "compute"  # those that visit are not compressed either
-    assert 0 < compressed.units_cpu < len(compressed.units)
+    assert 0 < compressed.units_cpu < len(compressed.places)
     held = {n for u in compressed.units if u.device == "cpu" for op in u.ops
             for n in op.weight_names()}  # fmt: skip
     there = {s.tensor: s.format for s in compressed.slices if s.device == "cpu"}

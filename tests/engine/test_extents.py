@@ -88,7 +88,7 @@ def test_runs_of_rows_are_stacked(
     for folder, tensors in ((source, read_checkpoint(source)), (tmp_path, infos)):
         plan = plan_of(config, tensors, weights)
         if split:
-            half = len(plan.units) // 2
+            half = len(plan.units) // 2  # within a layer or between two
             devices = ["cpu"] * half + ["accelerator"] * (len(plan.units) - half)
             plan = partitioned(plan, devices)
         plan = Plan.from_json(plan.to_json())

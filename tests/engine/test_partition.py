@@ -23,6 +23,7 @@ from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.families import load_config
 from helm.model.hub import bundled_model
 from helm.plan.schema import Plan
+from helm.plan.units import DeviceSpec
 
 DEVICE = os.environ.get("HELM_TEST_DEVICE", "sim")  # "cuda" on a machine with a GPU
 PROMPTS = [prompt_of(n) for n in (37, 5, 61, 18)]
@@ -59,6 +60,15 @@ def test_every_cut_gives_the_tokens_of_the_cpu(name: str) -> None:
             engine = engine_of(Plan.from_json(cut.to_json()), name)
             assert greedy(engine, PROMPTS[:1], NEW) == one, devices
             assert greedy(engine, PROMPTS, NEW) == four, devices
+
+
+def test_a_second_accelerator_is_refused_by_name_before_anything_is_loaded() -> None:
+    plan = plan_of("qwen3")
+    cut = partitioned(plan, ("cpu", "cpu", "accelerator", "cpu"))
+    devices = (*cut.devices, DeviceSpec("accelerator1", "accelerator"))
+    text = Plan.from_json(dataclasses.replace(cut, devices=devices).to_json()).to_json()
+    with pytest.raises(InvalidError, match='a second accelerator, "accelerator1" beside "accel'):
+        _helm.Engine(text, "/nowhere", device="nothing")
 
 
 @pytest.mark.parametrize("name", ["qwen3", "opt_350m"])

@@ -71,8 +71,9 @@ def digests(case: str) -> dict[str, str]:
 
 def _placements(plan: Plan) -> dict[str, Plan]:
     """On the CPU; a half on a device; weights that visit it; KV pages that leave it."""
-    half = len(plan.units) // 2
-    split = partitioned(plan, ("cpu",) * half + ("accelerator",) * (len(plan.units) - half))
+    count = len(plan.places)
+    half = count // 2
+    split = partitioned(plan, ("cpu",) * half + ("accelerator",) * (count - half))
     blocks = plan.kv.pages // plan.kv.layers
     layers = split.schedule.pages["accelerator"] // blocks
     kept = {"cpu": plan.kv.pages - 10 * layers, "accelerator": 10 * layers}

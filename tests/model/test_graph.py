@@ -139,7 +139,7 @@ def test_a_row_wider_than_the_runtime_allows_is_refused():
 
 def test_qkv_and_gate_up_are_one_op_each():
     graph = build_graph(load_config(small_models.model_dir("qwen3")))
-    parts = [len(op.parts) for op in graph.units[1].ops if isinstance(op, Linear)]
+    parts = [len(op.parts) for op in graph.layers[0].ops if isinstance(op, Linear)]
     assert parts == [3, 1, 2, 1]
 
 
@@ -162,7 +162,38 @@ def test_graph_to_dict_is_plain_json():
     assert json.loads(json.dumps(document)) == document
     assert [unit["name"] for unit in document["units"]] == [
         "embedding",
-        "block.0",
-        "block.1",
+        "layer.0.attention",
+        "layer.0.mlp",
+        "layer.1.attention",
+        "layer.1.mlp",
         "head",
     ]
+
+
+@pytest.mark.parametrize("name", small_models.CASES)
+def test_a_layer_is_an_attention_and_an_mlp(name):
+    """One value goes from each to the next, so that the two may lie on two devices."""
+    graph = build_graph(load_config(small_models.model_dir(name)))
+    assert [(unit.kind, unit.layer) for unit in graph.units] == [
+        ("embedding", None),
+        *((kind, layer) for layer in range(graph.kv.layers) for kind in ("attention", "mlp")),
+        ("head", None),
+    ]
+    for unit in graph.units:
+        assert sum(isinstance(op, Attention) for op in unit.ops) == (unit.kind == "attention")
+    assert [op for layer in graph.layers for op in layer.ops] == [
+        op for unit in graph.units[1:-1] for op in unit.ops
+    ]
+    written = set()
+    for unit in graph.units:
+        own, handed = set(), set()
+        for op in unit.ops:
+            value = getattr(op, "input", None) or getattr(op, "value", None)
+            if value is not None and value not in own:
+                handed.add(value)
+            if isinstance(op, Linear) and op.accumulate and op.out not in own:
+                handed.add(op.out)
+            own.add(getattr(op, "out", value))
+        assert len(handed) == (unit.kind != "embedding"), (unit.name, handed)
+        assert handed <= written
+        written = own

@@ -38,7 +38,9 @@ class TinyModelBuilder {
     }
     plan_["rope"] = {{{"inv_freq", inv_freq}, {"attention_factor", 1.0}}};
     plan_["memory"] = nlohmann::json::object();
+    plan_["devices"] = {{{"name", "cpu"}, {"kind", "cpu"}}};
     if (!s_.devices.empty()) {
+      plan_["devices"].push_back({{"name", "accelerator"}, {"kind", "accelerator"}});
       plan_["memory"]["accelerator"] = {{"weights_bytes", s_.accelerator_bytes},
                                         {"kv_bytes", 0},
                                         {"activations_bytes", 0},
@@ -70,10 +72,10 @@ class TinyModelBuilder {
     value("act_out", s_.inter, "outputs");
     value("logits", s_.vocab, "outputs");
     matrix("embed", s_.vocab, s_.hidden, 1.0F);
-    unit("embedding", {{{"op", "embedding"}, {"table", "embed"}, {"out", "x"}}});
+    unit("embedding", "embedding", {{{"op", "embedding"}, {"table", "embed"}, {"out", "x"}}});
     for (int64_t layer = 0; layer < s_.layers; ++layer) block(layer);
     vector("norm", s_.hidden);
-    unit("head",
+    unit("head", "head",
          {norm("x_out", "h_out", "norm", s_.hidden), linear("h_out", "logits", {"embed"}, false)});
     add_slices();
     model_.plan = plan_.dump();
@@ -150,10 +152,14 @@ class TinyModelBuilder {
     return {
         {"op", "linear"}, {"in", in}, {"out", out}, {"parts", parts}, {"accumulate", accumulate}};
   }
-  void unit(const std::string& name, const nlohmann::json& ops) {
-    const size_t index = plan_["units"].size();
+  void unit(const std::string& name, const std::string& kind, const nlohmann::json& ops,
+            const nlohmann::json& layer = nullptr) {
+    size_t index = plan_["units"].size();
+    const bool whole = std::ssize(s_.devices) == s_.layers + 2;  // layers
+    if (whole) index = (index + 1) / 2;
     const std::string device = s_.devices.empty() ? "cpu" : s_.devices.at(index);
-    plan_["units"].push_back({{"name", name}, {"device", device}, {"ops", ops}});
+    plan_["units"].push_back(
+        {{"name", name}, {"kind", kind}, {"layer", layer}, {"device", device}, {"ops", ops}});
   }
   void block(int64_t layer) {
     const std::string p = "block." + std::to_string(layer) + ".";
@@ -200,8 +206,10 @@ class TinyModelBuilder {
     const bool last = layer + 1 == s_.layers;
     if (last) ops.insert(ops.end(), {select("x"), select("attn")});
     const auto rows = [last](const std::string& value) { return last ? value + "_out" : value; };
+    ops.push_back(linear(rows("attn"), rows("x"), {o}, true));
+    const std::string name = "layer." + std::to_string(layer);
+    unit(name + ".attention", "attention", ops, layer);
     const nlohmann::json rest = {
-        linear(rows("attn"), rows("x"), {o}, true),
         norm(rows("x"), rows("h"), vector(p + "norm2", s_.hidden), s_.hidden),
         linear(rows("h"), rows("gate_up"), gate_up, false),
         {{"op", "activation"},
@@ -211,8 +219,7 @@ class TinyModelBuilder {
          {"out", rows("act")},
          {"size", s_.inter}},
         linear(rows("act"), rows("x"), {down}, true)};
-    ops.insert(ops.end(), rest.begin(), rest.end());
-    unit(p, ops);
+    unit(name + ".mlp", "mlp", rest, layer);
   }
 
   TinyShape s_;

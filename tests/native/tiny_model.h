@@ -48,12 +48,13 @@ struct TinyShape {
   bool qk_norm = false;
   bool qkv_bias = false;
   int threads = 2;
-  std::vector<std::string> devices = {};  // of the units, embedding first; empty: all on the CPU
+  // Of the embedding, every layer and the head, or of every unit; empty: all on the CPU.
+  std::vector<std::string> devices = {};
   int64_t accelerator_pages = 0;
   int64_t accelerator_bytes = 1 << 30;
   bool overlap = false;
   int64_t decode_groups = 1;
-  int64_t stream_tokens = 0;  // 0: blocks in host memory are computed there
+  int64_t stream_tokens = 0;  // 0: layers in host memory are computed there
   int64_t stream_pages = 0;
   std::string overflow = "stream";
   double watermark = 0.8;

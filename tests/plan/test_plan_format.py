@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import json
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import small_models
+from engine_helpers import partitioned
 from helm.errors import PlanError
 from helm.plan.schema import Plan
 from small_plans import plan_of
@@ -28,7 +30,7 @@ def test_json_round_trip(name):
 def test_json_is_as_agreed():
     document = plan_of("opt", threads=2, max_sequences=3, step_tokens=7).to_dict()
     assert list(document) == [
-        *("format", "version", "model", "limits", "threads", "kv", "rope", "tensors"),
+        *("format", "version", "model", "limits", "threads", "devices", "kv", "rope", "tensors"),
         "slices",
         "values",
         *("units", "logits", "memory", "notices", "schedule", "loading", "loading_choice"),
@@ -47,7 +49,7 @@ def test_json_is_as_agreed():
         "pages": {"cpu": 12},
     }
     assert document["predicted"] is None
-    assert (document["format"], document["version"], document["threads"]) == ("helm-plan", 6, 2)
+    assert (document["format"], document["version"], document["threads"]) == ("helm-plan", 7, 2)
     assert document["limits"] == {
         "context": 600,
         "step_tokens": 7,
@@ -78,6 +80,14 @@ def test_json_is_as_agreed():
     assert second["op"] == "position_embedding"
     assert second["offset"] == 2
     assert document["units"][1]["ops"][0]["in"] == "x"
+    assert [tuple(unit.values())[:4] for unit in document["units"]] == [
+        ("embedding", "embedding", None, "cpu"),
+        ("layer.0.attention", "attention", 0, "cpu"),
+        ("layer.0.mlp", "mlp", 0, "cpu"),
+        ("layer.1.attention", "attention", 1, "cpu"),
+        ("layer.1.mlp", "mlp", 1, "cpu"),
+        ("head", "head", None, "cpu"),
+    ]
     assert document["values"][0] == {"name": "x", "width": 48, "rows": "tokens"}
     assert document["values"][-1] == {"name": "logits", "width": 131, "rows": "outputs"}
 
@@ -117,18 +127,51 @@ SLICE = {
 }
 
 
+OWN, OTHER = {"name": "cpu", "kind": "cpu"}, {"name": "gpu", "kind": "accelerator"}
+USE = {
+    f"{name}_bytes": 0
+    for name in ("weights", "kv", "activations", "workspace", "staging", "reserve")
+}
+
+
+def spare(number):
+    return {**OTHER, "name": f"gpu{number}"}
+
+
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
         (("format",), "gguf", r"format: expected 'helm-plan', found 'gguf'"),
-        (("version",), 2, r"version: expected 6, found 2; make the plan anew"),
-        (("version",), 5, r"version: expected 6, found 5; make the plan anew"),
+        (("version",), 2, r"version: expected 7, found 2; make the plan anew"),
+        (("version",), 6, r"version: expected 7, found 6; make the plan anew"),
         (("version",), True, "version: expected an integer"),
         (("units",), "absent", "key 'units' is missing"),
         (("layers",), {}, "unknown key 'layers'"),
         (("schedule",), {}, "schedule: key 'prefill' is missing"),
         (("schedule", "overflow"), "disk", r"schedule\.overflow: expected one of stream, cpu"),
         (("units_cpu",), 3, "units_cpu: is 3, the units say 4"),
+        (("units", 0, "kind"), "block", r"units\[0\]\.kind: expected one of embedding, attention"),
+        (("units", 0, "kind"), None, r"units\[0\]\.kind"),
+        (("units", 0, "kind"), "absent", r"units\[0\]: key 'kind' is missing"),
+        (("units", 0, "kind"), "mlp", r"units\[0\]\.kind: the first unit is the embedding"),
+        (("units", 2, "kind"), "embedding", r"units\[2\]\.kind: the first unit is the embedding"),
+        (("units", 2, "kind"), "head", r"units\[2\]\.kind: the last unit is the head"),
+        (("units", 5, "kind"), "mlp", r"units\[5\]\.kind: the last unit is the head"),
+        (("units", 1, "kind"), "mlp", r"units\[1\]\.ops: a unit of kind mlp has no attention op"),
+        (("units", 2, "kind"), "attention", r"units\[2\]\.ops: a unit of kind attention has one"),
+        (("units", 0, "layer"), 0, r"units\[0\]\.layer: expected null, found 0"),
+        (("units", 5, "layer"), 1, r"units\[5\]\.layer: expected null, found 1"),
+        (("units", 1, "layer"), None, r"units\[1\]\.layer: expected the layer that this attention"),
+        (("units", 2, "layer"), None, r"units\[2\]\.layer: expected the layer that this mlp is of"),
+        (("units", 2, "layer"), "absent", r"units\[2\]: key 'layer' is missing"),
+        (("units", 2, "layer"), -1, r"units\[2\]\.layer: expected an integer"),
+        (("units", 2, "layer"), 2**20 + 1, r"units\[2\]\.layer: expected an integer"),
+        (("units", 2, "layer"), 2, r"units\[3\]\.layer: layer 1 comes after layer 2"),
+        (
+            ("units", 3, "layer"),
+            0,
+            r"units\[3\]\.kind: the attention of layer 0 comes after its mlp",
+        ),
         (("label",), "all-cpu", "label: expected null, as predicted is"),
         (("threads",), 0, "threads: expected an integer"),
         (("model", "vocab_size"), "131", r"model\.vocab_size: expected an integer"),
@@ -157,8 +200,24 @@ SLICE = {
         (("slices",), "absent", "key 'slices' is missing"),
         (("slices",), [], r"slices: there is none of 'lm_head|'model.* on the cpu, where ops read"),
         (("slices", 0, "tensor"), "w", r"slices\[0\]\.tensor: unknown tensor 'w'"),
-        (("slices", 0, "device"), "disk", r"slices\[0\]\.device: expected one of cpu, accelerator"),
-        (("slices", 0, "device"), "accelerator", r"slices\[0\]\.tensor: .* is read by no op there"),
+        (("devices",), "absent", "key 'devices' is missing"),
+        (("devices",), [], "devices: expected 1 to 16 devices, the CPU first"),
+        (("devices",), [OTHER], r"devices\[0\]\.kind: expected 'cpu', found 'accelerator'"),
+        (("devices",), [OWN, OWN], r"devices\[1\]\.name: 'cpu' is listed twice"),
+        (("devices",), [OWN, OTHER, OTHER], r"devices\[2\]\.name: 'gpu' is listed twice"),
+        (("devices",), [OWN, {**OTHER, "kind": "cpu"}], r"devices\[1\]\.kind: expected 'accel"),
+        (("devices",), [OWN, {**OTHER, "name": ""}], r"devices\[1\]\.name: expected a name"),
+        (("devices",), [OWN, *map(spare, range(16))], "devices: expected 1 to 16 devices"),
+        (("devices", 0, "name"), "host", r"devices\[0\]\.name: expected 'cpu', found 'host'"),
+        (("devices", 0, "name"), 0, r"devices\[0\]\.name: expected a string"),
+        (("devices", 0, "kind"), "disk", r"devices\[0\]\.kind: expected one of cpu, accelerator"),
+        (("devices", 0, "bytes"), 1, r"devices\[0\]: unknown key 'bytes'"),
+        (("units", 0, "device"), "disk", r"units\[0\]\.device: unknown device 'disk'"),
+        (("slices", 0, "device"), "disk", r"slices\[0\]\.device: unknown device 'disk'"),
+        (("slices", 0, "device"), "gpu", r"slices\[0\]\.device: unknown device 'gpu'"),
+        (("memory", "disk"), USE, "memory: unknown device 'disk'"),
+        (("memory",), {}, "memory: key 'cpu' is missing"),
+        (("schedule", "pages", "disk"), 0, r"schedule\.pages: unknown device 'disk'"),
         (("slices", 1), SLICE, r"slices\[1\]\.tensor: 'model.*' on the cpu is listed twice"),
         (("slices", 0, "format"), "f64", r"slices\[0\]\.format: expected one of f32, f16, bf16"),
         (("slices", 0, "access"), "disk", r"slices\[0\]\.access: expected one of resident, mapped"),
@@ -170,8 +229,8 @@ SLICE = {
         (("tensors", 1, "name"), "model.decoder.embed_tokens.weight", r"tensors\[1\]\.name.*twice"),
         (("values", 0, "rows"), "all", r"values\[0\]\.rows: expected one of tokens, outputs"),
         (("values", 1, "name"), "x", r"values\[1\]\.name.*twice"),
-        (("units", 3, "ops", 1, "out"), 5, r"units\[3\]\.ops\[1\]\.out: expected a string"),
-        (("units", 3, "ops", 1, "out"), "y", r"units\[3\]\.ops\[1\]\.out: unknown value 'y'"),
+        (("units", 5, "ops", 1, "out"), 5, r"units\[5\]\.ops\[1\]\.out: expected a string"),
+        (("units", 5, "ops", 1, "out"), "y", r"units\[5\]\.ops\[1\]\.out: unknown value 'y'"),
         ((*OP, "op"), "conv", r"units\[1\]\.ops\[0\]\.op: unknown op 'conv'; known are activation"),
         ((*OP, "op"), "absent", r"units\[1\]\.ops\[0\]: key 'op' is missing"),
         ((*OP, "accumulate"), 1, r"ops\[0\]\.accumulate: expected true or false"),
@@ -185,6 +244,33 @@ SLICE = {
 def test_malformed_plans_name_the_field(path, value, message):
     with pytest.raises(PlanError, match=message):
         Plan.from_json(changed(path, value))
+
+
+def test_devices_may_have_any_names_and_be_more_than_a_runtime_drives():
+    made = partitioned(plan_of("opt_350m"), ("cpu", "cpu", "accelerator", "cpu")).to_dict()
+    made["devices"] = [OWN, OTHER, spare(1)]
+    for named in (*made["units"], *made["slices"]):
+        named["device"] = {"cpu": "cpu", "accelerator": "gpu"}[named["device"]]
+    for by_device in (made["memory"], made["schedule"]["pages"]):
+        by_device["gpu"] = by_device.pop("accelerator")
+    plan = Plan.from_json(json.dumps(made))
+    assert plan.accelerator == "gpu"
+    assert [device.name for device in plan.devices] == ["cpu", "gpu", "gpu1"]
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_a_layer_on_two_devices_counts_for_neither_and_visits_none():
+    plan = plan_of("opt_350m")
+    split = partitioned(plan, ("cpu", "cpu", "accelerator", "cpu", "cpu", "accelerator"))
+    read = Plan.from_json(split.to_json())
+    assert read == split
+    assert (read.units_cpu, read.units_accelerator) == (2, 1)
+    assert read.places[1] == {"cpu", "accelerator"}
+    visits = dataclasses.replace(split.schedule, prefill="stream", stream_tokens=4, stream_pages=8)
+    with pytest.raises(PlanError, match=r"units\[1\]: layer 0 visits the accelerator, which needs"):
+        Plan.from_json(dataclasses.replace(split, schedule=visits).to_json())
+    whole = partitioned(plan, ("cpu", "cpu", "accelerator", "accelerator"))
+    Plan.from_json(dataclasses.replace(whole, schedule=visits).to_json())
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from helm.base.formats import uncompressed
 from helm.compiler.tensors import slices_of
 from helm.model.graph import Attention
 from helm.plan.schema import Plan, Schedule
+from helm.plan.units import devices_named
 
 Logits = npt.NDArray[np.float32]
 
@@ -49,8 +50,11 @@ def greedy(
 def partitioned(
     plan: Plan, devices: Sequence[str], *, overlap: bool = False, decode_groups: int = 1
 ) -> Plan:
-    """`plan` with its units on other devices ("cpu" or "accelerator"), their KV pages with them
-    and plenty of memory there."""
+    """`plan` on other devices ("cpu" or "accelerator"), with its KV pages there and plenty of
+    memory. devices: of the embedding, every layer and the head, or of every unit."""
+    if len(devices) != len(plan.units):
+        first, *of_layers, last = devices
+        devices = (first, *(device for device in of_layers for _ in range(2)), last)
     layers = {
         op.layer
         for unit, device in zip(plan.units, devices, strict=True)
@@ -72,6 +76,7 @@ def partitioned(
             lambda name, at: formats[name] if at == "cpu" else uncompressed(formats[name]),
         ),
         units=units,
+        devices=devices_named(("cpu", "accelerator")),
         memory={**plan.memory, "accelerator": use},
         schedule=Schedule(
             prefill_overlap=overlap,

@@ -15,6 +15,7 @@ from naive_rates import (
     hidden_of,
     kv_size,
     layer_ops,
+    places,
     vocab_of,
     weight_bytes,
 )
@@ -23,7 +24,7 @@ from naive_rates import (
 def weights(task: Task, plan: Plan, site: str) -> int:
     """Every tensor once on each device that has a unit reading it."""
     names = set()
-    for unit, where in zip(task.model.graph.units, plan.devices, strict=True):
+    for unit, where in zip(places(task), plan.devices, strict=True):
         if where == site:
             for op in unit.ops:
                 names.update(op.weight_names())
@@ -35,7 +36,7 @@ def weights(task: Task, plan: Plan, site: str) -> int:
 def kv_bytes(task: Task, plan: Plan) -> dict[str, int]:
     most = math.ceil(task.context / task.page_tokens)
     found = {"cpu": 0, "accelerator": 0}
-    for unit, site in zip(task.model.graph.units, plan.devices, strict=True):
+    for unit, site in zip(places(task), plan.devices, strict=True):
         for op in layer_ops(unit):
             page = task.batch * min(task.page_tokens, task.context) * kv_size(task, op)
             here = plan.pages if site == "accelerator" else 0
@@ -51,9 +52,10 @@ def sizes(task: Task, plan: Plan) -> dict[str, int]:
     limits = Limits(task.context, max(plan.step_tokens, most), most, most)
     tokens = min(task.page_tokens, task.context)
     spec = KvSpec(task.model.kv_dtype, tokens, kv.layers, kv.kv_heads, kv.head_dim, 0)
-    on_cpu = [unit for unit, site in zip(graph.units, plan.devices, strict=True) if site == "cpu"]
-    own = [unit for unit in graph.units if unit not in on_cpu]
-    visiting = [u for u in on_cpu if u in graph.units[1:-1]] if plan.least is not None else []
+    units = places(task)
+    on_cpu = [unit for unit, site in zip(units, plan.devices, strict=True) if site == "cpu"]
+    own = [unit for unit in units if unit not in on_cpu]
+    visiting = [u for u in on_cpu if u in units[1:-1]] if plan.least is not None else []
     threads = task.profile["cpu"]["threads"]
     found = kv_bytes(task, plan)
     for site, units in (("cpu", on_cpu), ("accelerator", [*own, *visiting])):
@@ -67,7 +69,7 @@ def sizes(task: Task, plan: Plan) -> dict[str, int]:
         any(FORMATS[name].packed for name in task.model.formats.values()),
     )
     if own and on_cpu:
-        blocks = visiting or any(unit in graph.units[1:-1] for unit in own)
+        blocks = visiting or any(unit in places(task)[1:-1] for unit in own)
         crossing = limits.step_tokens if blocks and plan.devices[0] == "cpu" else most
         found["cpu"] += 2 * F32 * crossing * hidden_of(task)
     if plan.devices[-1] == "accelerator":
@@ -80,7 +82,7 @@ def sizes(task: Task, plan: Plan) -> dict[str, int]:
         found["accelerator"] += 2 * spec.page_bytes
         found["accelerator"] += 2 * 256 * math.ceil(limits.step_tokens * partial / 256)
         found["cpu"] += most * (partial + F32 * max(widths[op.input] for op in ops))
-        blocks = graph.units[1:-1]
+        blocks = places(task)[1:-1]
         found["cpu"] += naive_scratch.of_far_pages(graph, blocks, limits, spec, threads)
     if visiting:
         names = [{n for op in unit.ops for n in op.weight_names()} for unit in visiting]

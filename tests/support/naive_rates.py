@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from helm.compiler.counts import CostedGraph, Step
-from helm.model.graph import Attention, Linear
+from helm.model.graph import Attention, Layer, Linear, Unit
 
 F32 = 4
 CLASSES = {"c8.s32": "q8", "c4.km32": "q4"}  # of formats whose rates have other names
@@ -179,6 +179,15 @@ def pair_count(op: Attention, past: int, tokens: int) -> int:
 
 def layer_ops(unit: Any) -> list[Attention]:
     return [op for op in unit.ops if isinstance(op, Attention)]
+
+
+def places(task: Task) -> list[Unit | Layer]:
+    """What a search places as a whole: the embedding, every layer, the head."""
+    first, *units, last = task.model.graph.units
+    layers: dict[int | None, list[Unit]] = {}
+    for unit in units:
+        layers.setdefault(unit.layer, []).append(unit)
+    return [first, *(Layer(tuple(parts)) for parts in layers.values()), last]
 
 
 def hidden_of(task: Task) -> int:

@@ -18,6 +18,7 @@ from naive_rates import (
     kv_size,
     layer_ops,
     pair_count,
+    places,
     seen_positions,
     unit_seconds,
     vocab_of,
@@ -64,10 +65,10 @@ def alternation(steps: list[tuple[float, float]], rounds: int) -> float:
 
 def decode_step(task: Task, plan: Plan, context: int) -> tuple[float, float, float]:
     """(seconds of the CPU, of the accelerator with its copies, of copies of visiting pages)"""
-    units, link = task.model.graph.units, task.profile["link"]
+    link = task.profile["link"]
     busy = {"cpu": task.profile["cpu"]["step_s"], "accelerator": 0.0, "copies": 0.0}
     far = naive_overflow.after_prompts(cache_of(task, plan), task.batch, context)
-    for unit, site in zip(units, plan.devices, strict=True):
+    for unit, site in zip(places(task), plan.devices, strict=True):
         other = unit_seconds(task, unit, site, task.batch, task.batch, task.batch)
         busy[site] += other
         for op in layer_ops(unit):
@@ -142,7 +143,7 @@ def fill_steps(task: Task, step_tokens: int) -> list[list[tuple[int, int]]]:
 
 
 def prefill_seconds(task: Task, plan: Plan) -> float:
-    units, devices = task.model.graph.units, plan.devices
+    units, devices = places(task), plan.devices
     steps = fill_steps(task, plan.step_tokens)
     away = naive_overflow.through_prefill(cache_of(task, plan), steps)
     first, second = [], []
@@ -240,7 +241,7 @@ def combine(
     done_first = done_second = 0.0
     attentions = [
         op
-        for unit, site in zip(task.model.graph.units, plan.devices, strict=True)
+        for unit, site in zip(places(task), plan.devices, strict=True)
         if site == "accelerator"
         for op in layer_ops(unit)
     ]
@@ -259,7 +260,7 @@ def visits(task: Task, plan: Plan, runs: list[tuple[int, int]]) -> list[tuple[fl
     """(load, work) seconds of every block of the CPU in one step"""
     link, found = task.profile["link"], []
     there, back = link["to_accelerator_bytes_per_s"], link["to_host_bytes_per_s"]
-    for unit, site in zip(task.model.graph.units[1:-1], plan.devices[1:-1], strict=True):
+    for unit, site in zip(places(task)[1:-1], plan.devices[1:-1], strict=True):
         if site == "accelerator":
             continue
         load = link["latency_s"] + task.model.weight_bytes([unit]) / there
@@ -311,7 +312,7 @@ def has_room(task: Task, plan: Plan) -> bool:
 
 
 def plans(task: Task, kv: str = "any") -> list[Plan]:
-    blocks = len(task.model.graph.units) - 2
+    blocks = len(places(task)) - 2
     most = math.ceil(task.context / task.page_tokens)
     if task.profile["accelerator"] is None:
         return [Plan(["cpu"] * (blocks + 2), 0, "stream", step_tokens=task.step_tokens)]

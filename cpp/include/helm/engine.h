@@ -46,7 +46,7 @@ struct EngineOptions {
 
 // What an engine holds on one device.
 struct DeviceUse {
-  std::string device;  // "cpu" or "accelerator"
+  std::string device;  // its name in the plan
   std::string kind;    // "cpu", "sim" or "cuda"
   std::string name;
   int64_t weights_bytes = 0;

@@ -34,11 +34,10 @@ class HELM_API Footprint {
   Footprint(const Footprint&) = delete;
   Footprint& operator=(const Footprint&) = delete;
 
-  // Bytes of scratch of a device whose stages have these units, 0 without units; 64 TiB where it
-  // would be more. Throws Error{kInvalid} for a unit that the graph lacks, or a setting out of
-  // range.
-  int64_t workspace(std::span<const std::string> units, bool on_accelerator,
-                    const Setting& setting);
+  // Bytes of scratch of a device of that kind whose stages have these units, 0 without units; 64
+  // TiB where it would be more. Throws Error{kInvalid} for a unit that the graph lacks, or a
+  // setting out of range.
+  int64_t workspace(std::span<const std::string> units, DeviceKind device, const Setting& setting);
   // Likewise of the CPU, which attends to KV pages in host memory for these units of the
   // accelerator.
   int64_t far_workspace(std::span<const std::string> units, const Setting& setting);

@@ -59,6 +59,36 @@ struct TensorSpec {
   int64_t cols() const { return is_matrix() ? shape[1] : 1; }
 };
 
+// How the stages of several devices run together.
+struct Schedule {
+  bool prefill_overlap =
+      false;                  // the CPU works on a step while the accelerator is at the one before
+  int64_t decode_groups = 1;  // decoding sequences take turns in so many groups, likewise
+  // Steps of at least so many tokens (0: none) run the layers that lie in host memory on the
+  // first accelerator: their weights visit it one layer after the other, and their KV with them, in
+  // so many pages there.
+  int64_t stream_tokens = 0;
+  int64_t stream_pages = 0;
+  // KV blocks of accelerator layers beyond what fits there lie in host memory, the oldest first,
+  // once more than this share of the slots there is in use. In decode their pages visit the
+  // accelerator or the CPU attends to them; in prefill they visit.
+  enum class Overflow : uint8_t { kStream, kCpu };
+  Overflow overflow = Overflow::kStream;
+  double watermark = 0.8;
+};
+
+enum class DeviceKind : uint8_t { kCpu, kAccelerator };
+
+// A device's place in Plan::devices. The first is the CPU.
+using DeviceIndex = int32_t;
+inline constexpr DeviceIndex kCpu = 0;
+
+// A device that the plan may use, by the name that the plan's text has for it.
+struct DeviceSpec {
+  std::string name;
+  DeviceKind kind = DeviceKind::kCpu;
+};
+
 // A tensor as one device holds it.
 struct SliceSpec {
   // Resident: in the device's memory. Mapped: read from the page cache where its file lies there;
@@ -68,7 +98,7 @@ struct SliceSpec {
   enum class Access : uint8_t { kResident, kMapped };
 
   TensorIndex tensor = 0;
-  bool on_accelerator = false;
+  DeviceIndex device = kCpu;
   Format format;  // f32 of a vector
   Access access = Access::kResident;
 };
@@ -80,10 +110,17 @@ struct ValueSpec {
   bool per_output = false;  // one row per requested logits row instead of one per token
 };
 
-// The smallest thing that is placed: the embedding, one block, or the output head.
+// What a unit is a part of: a layer has an attention and an MLP.
+enum class UnitKind : uint8_t { kEmbedding, kAttention, kMlp, kHead };
+
+// The smallest thing that is placed.
 struct UnitSpec {
+  static constexpr int64_t kNoLayer = -1;
+
   std::string name;
-  std::string device;  // "cpu" or "accelerator"
+  UnitKind kind = UnitKind::kEmbedding;
+  int64_t layer = kNoLayer;  // of an attention or MLP
+  DeviceIndex device = kCpu;
   std::vector<Op> ops;
 };
 
@@ -111,24 +148,6 @@ struct KvSpec {
   int64_t page_bytes() const { return 2 * kv_heads * slab_bytes(); }
 };
 
-// How the stages of several devices run together.
-struct Schedule {
-  bool prefill_overlap =
-      false;                  // the CPU works on a step while the accelerator is at the one before
-  int64_t decode_groups = 1;  // decoding sequences take turns in so many groups, likewise
-  // Steps of at least so many tokens (0: none) run the blocks that lie in host memory on the
-  // accelerator: their weights visit it one block after the other, and their KV with them, in so
-  // many pages there.
-  int64_t stream_tokens = 0;
-  int64_t stream_pages = 0;
-  // KV blocks of accelerator layers beyond what fits there lie in host memory, the oldest first,
-  // once more than this share of the slots there is in use. In decode their pages visit the
-  // accelerator or the CPU attends to them; in prefill they visit.
-  enum class Overflow : uint8_t { kStream, kCpu };
-  Overflow overflow = Overflow::kStream;
-  double watermark = 0.8;
-};
-
 struct Limits {
   int64_t context = 0;       // positions per sequence
   int64_t step_tokens = 0;   // tokens per step
@@ -137,7 +156,9 @@ struct Limits {
 };
 
 struct HELM_API Plan {
-  static constexpr int kVersion = 6;
+  static constexpr int kVersion = 7;
+  static constexpr DeviceIndex kFirstAccelerator = kCpu + 1;  // if there is one
+  static constexpr int64_t kUnlimited = int64_t{1} << 62;     // bytes of memory
 
   std::string architecture;
   std::string fingerprint;
@@ -146,30 +167,35 @@ struct HELM_API Plan {
   int threads = 1;
   KvSpec kv;
   std::vector<RopeTable> rope;
+  std::vector<DeviceSpec> devices = {{"cpu", DeviceKind::kCpu}};
   std::vector<TensorSpec> tensors;
-  // One for each tensor and device with an op that reads it, by tensor, the CPU's first.
+  // One for each tensor and device with an op that reads it, by tensor, then device.
   std::vector<SliceSpec> slices;
   std::vector<ValueSpec> values;
+  // The embedding first, the head last, layers ascend; of a layer the attention comes first.
   std::vector<UnitSpec> units;
   ValueIndex logits = 0;
   Schedule schedule;
-  int64_t accelerator_pages = 0;         // of kv.pages; the others lie in host memory
-  int64_t accelerator_memory_bytes = 0;  // all that the plan may take there
+  // By device. pages: add up to kv.pages; those that an accelerator lacks lie in host memory.
+  // memory_bytes: all that the plan may take there, or kUnlimited.
+  std::vector<int64_t> pages = {0};
+  std::vector<int64_t> memory_bytes = {kUnlimited};
 
-  bool uses_accelerator() const;
+  // Whether units lie on a device, or visit it. The CPU always takes part.
+  bool uses(DeviceIndex device) const;
 
   // What a device holds of a tensor; null where no op there reads it.
-  const SliceSpec* slice(TensorIndex tensor, bool on_accelerator) const {
+  const SliceSpec* slice(TensorIndex tensor, DeviceIndex device) const {
     const auto before = [](const SliceSpec& a, const SliceSpec& b) {
-      return a.tensor != b.tensor ? a.tensor < b.tensor : a.on_accelerator < b.on_accelerator;
+      return a.tensor != b.tensor ? a.tensor < b.tensor : a.device < b.device;
     };
-    const SliceSpec wanted{tensor, on_accelerator, {}, {}};
+    const SliceSpec wanted{tensor, device, {}, {}};
     const auto found = std::lower_bound(slices.begin(), slices.end(), wanted, before);
     return found == slices.end() || before(wanted, *found) ? nullptr : &*found;
   }
   // The format of a tensor that an op of the unit reads.
   Format format(const UnitSpec& unit, TensorIndex tensor) const {
-    const SliceSpec* held = slice(tensor, unit.device == "accelerator");
+    const SliceSpec* held = slice(tensor, unit.device);
     return held == nullptr ? Format{} : held->format;
   }
   // Bytes that a slice takes on its device.

@@ -86,7 +86,7 @@ def plan_line(llm: LLM) -> str:
 
 
 def _devices(plan: Plan, stats: dict[str, Any]) -> str:
-    """ "cpu", or "cpu embedding + blocks 0-3, 1.2 MiB; sim blocks 4-7 + head, 1.0 MiB"."""
+    """ "cpu", or "cpu embedding + layers 0-3, 1.2 MiB; sim layers 4-7 + head, 1.0 MiB"."""
     if len(stats["devices"]) == 1:
         return "cpu"
     parts = [
@@ -103,7 +103,7 @@ def _overflow(plan: Plan) -> str:
     """Where KV lies that the accelerator has no room for; empty where it has room for all."""
     if not overflows(plan):
         return ""
-    there = binary_bytes(plan.memory["accelerator"].kv_bytes)
+    there = binary_bytes(sum(use.kv_bytes for d, use in plan.memory.items() if d != "cpu"))
     reached = "read by the CPU" if plan.schedule.overflow == "cpu" else "copied to it in each step"
     return f" ({there} on the GPU; the rest in RAM is {reached})"
 

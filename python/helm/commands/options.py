@@ -156,8 +156,8 @@ def add_weights(group: argparse._ActionsContainer) -> None:
 
 
 def add_kv(parser: Parser) -> None:
-    """Where KV pages of blocks on the accelerator lie."""
-    group = parser.add_argument_group("KV pages of blocks on the accelerator")
+    """Where KV pages of layers on the accelerator lie."""
+    group = parser.add_argument_group("KV pages of layers on the accelerator")
     group.add_argument(
         "--kv-overflow", choices=SITES, default="auto", metavar="HOW",
         help=More(

@@ -169,7 +169,7 @@ def _picture(study: Study, out: Console) -> None:
             )
         )
     if per > 1:
-        out.print(f"  (one letter for {per} blocks)", style="dim")
+        out.print(f"  (one letter for {per} layers)", style="dim")
     table = _table("", "device", "weights", left=2)
     for part in explain.segments(study):
         held = size_text(part.weight_bytes) if part.weight_bytes else "shared"
@@ -190,10 +190,10 @@ def _schedule(study: Study) -> str:
     if best.stream_tokens:
         parts.append(
             f"prompt steps of {best.stream_tokens:,} to {best.step_tokens:,} tokens run on the "
-            "GPU, to which the weights of CPU blocks are copied for each"
+            "GPU, to which the weights of CPU layers are copied for each"
         )
     elif best.cpu_blocks:
-        parts.append("CPU blocks compute prompts on the CPU")
+        parts.append("CPU layers compute prompts on the CPU")
     if best.prefill_overlap:
         parts.append("both devices compute prompts at once")
     if best.decode_groups > 1:
@@ -222,7 +222,7 @@ def _loading(study: Study, out: Console) -> None:
 def _kv(study: Study, out: Console) -> None:
     lines = explain.kv_lines(study)
     if lines:
-        _title(out, "KV of the GPU's blocks")
+        _title(out, "KV of the GPU's layers")
     for line in lines:
         _indented(out, line)
 

@@ -109,7 +109,7 @@ def _draw(study: Study, file: str) -> None:
 
 
 def by_boundary(study: Study) -> list[tuple[Candidate, bool]]:
-    """(the best candidate, whether it fits) for k = 0 to all blocks on the CPU; one that does not
+    """(the best candidate, whether it fits) for k = 0 to all layers on the CPU; one that does not
     fit as it would be if memory were no object."""
     ideal = {candidate.layout: candidate for candidate in study.search.unlimited.by_layout}
     found: dict[int, list[Candidate]] = {}
@@ -190,7 +190,7 @@ def _draw_times(study: Study, rows: list[tuple[Candidate, bool]], axes: Any) -> 
     _shade(axes, [(k, fits) for k, (_, fits) in zip(ks, rows, strict=True)])
     _mark(study, axes, scale, unit, max(bottom), ks)
     axes.set_title(f"{_what(study)}: best placement for each k", fontsize=11)
-    axes.set_xlabel("k: blocks on the CPU (the others on the GPU)")
+    axes.set_xlabel("k: layers on the CPU (the others on the GPU)")
     axes.set_ylabel(f"time ({unit})")
     axes.set_xlim(ks[0] - 0.5, ks[-1] + 0.5)
     axes.set_ylim(0, 1.22 * max(bottom))

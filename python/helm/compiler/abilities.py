@@ -30,7 +30,7 @@ def slow_bf16(plan: Plan, profile: Profile | None, most: str) -> list[str]:
     """Says so where the accelerator has no units for the weights that it multiplies. most: the
     format of most of them."""
     own = None if profile is None else profile.accelerator
-    if own is None or "accelerator" not in plan.memory or most != "bf16":
+    if own is None or plan.accelerator is None or most != "bf16":
         return []
     rates = own.matmul_flops
     if not {"bf16", "f16"} <= rates.keys():

@@ -24,7 +24,7 @@ from helm.compiler.overflow import Bools, least_slots
 from helm.compiler.problem import MOST_RESERVE_BYTES, Mode, ResourceLimits, host_reserve
 from helm.compiler.times import F64, attentions
 from helm.machine.profile import Profile
-from helm.model.graph import Unit
+from helm.model.graph import Layer, Unit
 from helm.plan.schema import KvSpec, Limits
 
 Purpose = Literal["weights", "kv", "activations", "workspace", "staging", "reserve"]
@@ -32,7 +32,7 @@ PURPOSES: tuple[Purpose, ...] = (
     "weights", "kv", "activations", "workspace", "staging", "reserve",
 )  # fmt: skip
 Items = dict[Purpose, npt.NDArray[np.int64]]
-# [rows] whether a device has the embedding, blocks before the last, the last block, the head
+# [rows] whether a device has the embedding, layers before the last, the last layer, the head
 Stages = tuple[Bools, Bools, Bools, Bools]
 _F32 = 4
 _SLOTS = 2  # steps on their way at once
@@ -70,8 +70,9 @@ def stage_bytes(setting: Setting) -> StageBytes:
     spec, limits = _geometry(setting)
     packed = any(FORMATS[name].packed for name in setting.model.formats.values())
     last = setting.classes.member[-1]
-    before = tuple(unit for i, unit in enumerate(setting.classes.units) if i != last)
-    parts = _subsets(graph.units[:1], before, graph.units[-2:-1], graph.units[-1:])
+    before = [layer for i, layer in enumerate(setting.classes.units) if i != last]
+    layers = (_units(before), graph.layers[-1].units)
+    parts = _subsets(graph.units[:1], *layers, graph.units[-1:])
     sizes = [
         (
             workspace_bytes(graph, part, limits, spec, threads),
@@ -159,11 +160,11 @@ def _geometry(setting: Setting) -> tuple[KvSpec, Limits]:
 
 
 def _weights(setting: Setting, counts: F64, stages: Stages, device: Site) -> npt.NDArray[np.int64]:
-    """[rows] on the device that holds `counts` [rows, classes] of the blocks. A tensor that the
+    """[rows] on the device that holds `counts` [rows, classes] of the layers. A tensor that the
     embedding and the head share is counted once where both are."""
     model, units = setting.model, setting.model.graph.units
 
-    def held(part: Iterable[Unit]) -> int:
+    def held(part: Iterable[Unit | Layer]) -> int:
         if device == "cpu":
             return model.host_bytes(part)
         return model.weight_bytes(part, DEVICE_ALIGNMENT)
@@ -186,6 +187,10 @@ def _kv_bytes(setting: Setting, spec: KvSpec) -> tuple[npt.NDArray[np.int64], ..
     return (first * most + second * (most - pages)) * page, second * pages * page
 
 
+def _units(layers: Iterable[Layer]) -> tuple[Unit, ...]:
+    return tuple(unit for layer in layers for unit in layer.units)
+
+
 def _subsets(*parts: tuple[Unit, ...]) -> list[list[Unit]]:
     """The units of every subset of `parts`; bit i of the place says whether part i is in it."""
     return [
@@ -203,7 +208,7 @@ def _host_staging(
     setting: Setting, limits: Limits, used: Bools, cpu_stages: Stages, own_stages: Stages
 ) -> npt.NDArray[np.int64]:
     """[rows] page-locked memory of two steps: the activations that cross, where both devices work,
-    and logits from the accelerator. Only those asked for cross between the last block and the
+    and logits from the accelerator. Only those asked for cross between the last layer and the
     head."""
     both = used & np.logical_or.reduce(cpu_stages)
     embedded, _, last, head = own_stages
@@ -214,7 +219,7 @@ def _host_staging(
 
 
 def _device_staging(setting: Setting, spec: KvSpec, visits: Bools) -> npt.NDArray[np.int64]:
-    """[rows] where weights visit, two blocks and a layer's pages of the batch's prompts."""
+    """[rows] where weights visit, two layers and a layer's pages of the batch's prompts."""
     units = setting.classes.units
     blocks = [setting.model.weight_bytes([unit], DEVICE_ALIGNMENT) for unit in units]
     members = np.array(blocks, np.int64)[setting.classes.member]
@@ -225,10 +230,10 @@ def _device_staging(setting: Setting, spec: KvSpec, visits: Bools) -> npt.NDArra
 def _overflow(setting: Setting, spec: KvSpec, limits: Limits) -> tuple[Bools, OverflowBytes]:
     """[rows, pages] whether KV pages overflow, and what that adds."""
     overflows = setting.rows.has_blocks[:, None] & setting.pool.overflows
-    model, classes = setting.model, setting.classes.units
+    model, units = setting.model, _units(setting.classes.units)
     if not overflows.any():
         return overflows, OverflowBytes(0, 0, 0, 0)
-    return overflows, overflow_bytes(model.graph, classes, limits, spec, setting.cpu.threads)
+    return overflows, overflow_bytes(model.graph, units, limits, spec, setting.cpu.threads)
 
 
 def executable(setting: Setting) -> Bools:

@@ -67,12 +67,12 @@ class OverflowUse:
 class Candidate:
     """One placement with its schedule.
 
-    cpu_blocks: how many blocks, from the first, the CPU holds. embedding and head: "cpu" or
+    cpu_blocks: how many layers, from the first, the CPU holds. embedding and head: "cpu" or
     "accelerator". kv_blocks, accelerator_kv_blocks: pages of each sequence and layer, in all and
     those that the accelerator has room for, of the layers there. overflow: how attention reaches
     the others, kv: what is known of them, None if there are none. sequences: how many run at
     once, taking turns in decode_groups. step_tokens: the most of one step. stream_tokens: the
-    least tokens of a step in which the weights of CPU blocks visit the accelerator, and
+    least tokens of a step in which the weights of CPU layers visit the accelerator, and
     stream_pages the page slots for their K and V meanwhile; both 0 if none do.
     """
 
@@ -135,7 +135,7 @@ class Candidate:
         return sum(self.memory[device].values())
 
     def devices(self) -> tuple[str, ...]:
-        """The device of every unit, in order."""
+        """The devices of the embedding, every layer and the head."""
         blocks = ("cpu",) * self.cpu_blocks + ("accelerator",) * self.accelerator_blocks
         return (self.embedding, *blocks, self.head)
 

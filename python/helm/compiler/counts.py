@@ -19,6 +19,7 @@ from helm.model.graph import (
     Attention,
     Embedding,
     Graph,
+    Layer,
     Linear,
     Norm,
     Op,
@@ -111,13 +112,13 @@ class CostedGraph:
         own = {name: tensor_bytes(held, shapes[name]) for name, held in self.cpu_formats.items()}
         return there, {**there, **own}
 
-    def weight_bytes(self, units: Iterable[Unit], alignment: int = 1) -> int:
+    def weight_bytes(self, units: Iterable[Unit | Layer], alignment: int = 1) -> int:
         """Bytes that `units` hold on an accelerator, where each tensor takes a multiple of
         `alignment`; a tensor they share is held once."""
         names = {name for unit in units for op in unit.ops for name in op.weight_names()}
         return sum(-(-self.tensor_bytes(name) // alignment) * alignment for name in names)
 
-    def host_bytes(self, units: Iterable[Unit]) -> int:
+    def host_bytes(self, units: Iterable[Unit | Layer]) -> int:
         """Bytes that `units` hold in the CPU's memory; a tensor they share is held once."""
         names = {name for unit in units for op in unit.ops for name in op.weight_names()}
         return sum(self.tensor_bytes(name, "cpu") for name in names)

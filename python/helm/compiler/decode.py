@@ -195,7 +195,7 @@ def make_setting(
     """The rows are all layouts: all on the accelerator first, then by boundary."""
     space = space or Space()
     kv: KvPlace = space.kv
-    blocks = len(model.graph.units) - 2
+    blocks = len(model.graph.layers)
     boundary = np.arange(blocks + 1)
     embedded = np.zeros(blocks + 1, bool)
     if profile.accelerator is None:

@@ -12,6 +12,7 @@ from helm.compiler.budget import PURPOSES
 from helm.compiler.candidate import Candidate, term_name
 from helm.compiler.memory import DEVICE_ALIGNMENT
 from helm.compiler.solve import Study
+from helm.model.graph import Layer, Unit
 
 FORMAT = "helm-explanation"
 VERSION = 1
@@ -30,7 +31,8 @@ _LISTED = 3  # layouts shown of those that fit but were not chosen
 
 @dataclass(frozen=True)
 class Segment:
-    """Neighbouring units of one kind on one device. first, last: of the list of all units.
+    """What lies side by side on one device: the embedding, layers or the head. first, last: of the
+    list of these.
     weight_bytes: what the device holds for them; a tensor shared with an earlier segment of the
     same device counts there."""
 
@@ -46,12 +48,13 @@ class Segment:
 
 
 def segments(study: Study) -> list[Segment]:
-    """The plan's units in order: embedding, blocks by device, head."""
-    units, devices = study.search.model.graph.units, study.best.devices()
+    """What the plan places, in order: embedding, layers by device, head."""
+    graph, devices = study.search.model.graph, study.best.devices()
+    places: list[Layer | Unit] = [graph.units[0], *graph.layers, graph.units[-1]]
     found: list[Segment] = []
     for label, first, last in unit_runs(devices):
-        earlier = [u for j, u in enumerate(units[:first]) if devices[j] == devices[first]]
-        these = [*earlier, *units[first : last + 1]]
+        earlier = [part for j, part in enumerate(places[:first]) if devices[j] == devices[first]]
+        these = [*earlier, *places[first : last + 1]]
         if devices[first] == "cpu":
             added = study.search.model.host_bytes(these) - study.search.model.host_bytes(earlier)
         else:
@@ -62,8 +65,8 @@ def segments(study: Study) -> list[Segment]:
 
 
 def unit_runs(devices: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """(label, first, last) of neighbouring units of one kind on one device."""
-    kinds = ["embedding", *(["block"] * (len(devices) - 2)), "head"]
+    """(label, first, last) of neighbours on one device. devices: of embedding, layers and head."""
+    kinds = ["embedding", *(["layer"] * (len(devices) - 2)), "head"]
     first = 0
     for i in range(1, len(devices) + 1):
         if i < len(devices) and (kinds[i], devices[i]) == (kinds[first], devices[first]):
@@ -73,9 +76,11 @@ def unit_runs(devices: Sequence[str]) -> Iterator[tuple[str, int, int]]:
 
 
 def _segment_label(kind: str, first: int, last: int) -> str:
-    if kind != "block":
-        return kind
-    return f"block {first}" if first == last else f"blocks {first}-{last}"
+    return layers_label(first, last) if kind == "layer" else kind
+
+
+def layers_label(first: int, last: int) -> str:
+    return f"layer {first}" if first == last else f"layers {first}-{last}"
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class Lane:
 
 def picture(study: Study, width: int) -> tuple[list[Lane], int]:
     """(a lane for each device, units per letter) in at most `width` letters: E the embedding, C
-    and G blocks on the CPU and the accelerator, H the head."""
+    and G layers on the CPU and the accelerator, H the head."""
     parts = segments(study)
     per = 1
     while sum(-(-part.units // per) for part in parts) > width:
@@ -123,7 +128,7 @@ def loading_text(study: Study) -> str | None:
 
 
 def kv_lines(study: Study) -> list[str]:
-    """Where the KV of the GPU's blocks lies, if it has no room for all of it."""
+    """Where the KV of the GPU's layers lies, if it has no room for all of it."""
     best, kv, work = study.best, study.best.kv, study.workload
     if kv is None:
         return []
@@ -252,7 +257,7 @@ def _equal(one: Candidate, other: Candidate) -> bool:
 
 
 def placement_text(candidate: Candidate) -> str:
-    """What the GPU holds: "GPU 19-35 + head", by the numbers of its blocks."""
+    """What the GPU holds: "GPU 19-35 + head", by the numbers of its layers."""
     if candidate.units_accelerator == 0:
         return "all on the CPU"
     if candidate.units_cpu == 0:
@@ -271,7 +276,7 @@ def to_dict(study: Study) -> dict[str, Any]:
     format, version: "helm-explanation", 1. model: name, architecture, weights_bytes, dtypes
     (of its matrices), kv_dtype. profile: name, estimated, digest, accelerator (its name or
     null). workload: prompt, output, batch, context, objective.
-    units_cpu, units_accelerator: how many of the units (embedding, blocks, head) each holds.
+    units_cpu, units_accelerator: how many of the embedding, the layers and the head each holds.
     placement: [{label, device, first, last, weight_bytes}] of neighbouring units. threads,
     schedule: see `helm.plan.schema.Schedule`. kv: page_tokens, blocks (of each sequence's full
     context), accelerator_blocks (of those, per layer there, that it has room for), overflow: null

@@ -14,6 +14,7 @@ from helm.errors import InvalidError
 from helm.model.graph import Attention
 from helm.plan.records import WATERMARK
 from helm.plan.schema import Plan
+from helm.plan.units import CPU
 
 SITES = ("auto", "stream", "cpu")
 PAGE_TOKENS = 512
@@ -72,11 +73,11 @@ class KvOptions:
         layers = accelerator_layers(plan)
         if layers == 0:
             notices = [self._no_room(plan, step_tokens)] if self.vram_bytes is not None else []
-            reason = "KV lies with its blocks, all of them on the CPU"
+            reason = "KV lies with its layers, all of them on the CPU"
         else:
             if overflows(plan):
                 return []
-            notices, reason = [], "the accelerator has room for all KV of its blocks"
+            notices, reason = [], "the accelerator has room for all KV of its layers"
         return notices + _without_effect(given, reason)
 
     def _no_room(self, plan: Plan, step_tokens: int) -> str:
@@ -85,8 +86,8 @@ class KvOptions:
         least = least_slots(step_tokens, plan.limits.sequences, kv.page_tokens)
         each = min(least, kv.pages // kv.layers) * kv.page_bytes
         return (
-            f"no block lies on the accelerator: KV pages may take {size_text(self.vram_bytes)} "
-            f"there (kv_vram_bytes=), those of one block take {size_text(each)} at least"
+            f"no layer lies on the accelerator: KV pages may take {size_text(self.vram_bytes)} "
+            f"there (kv_vram_bytes=), those of one layer take {size_text(each)} at least"
         )
 
 
@@ -95,20 +96,18 @@ def _without_effect(given: Sequence[str], reason: str) -> list[str]:
 
 
 def accelerator_layers(plan: Plan) -> int:
-    """Layers whose KV belongs to blocks on the accelerator."""
+    """Layers with attention on an accelerator."""
     return sum(
-        isinstance(op, Attention)
-        for unit in plan.units
-        if unit.device == "accelerator"
-        for op in unit.ops
+        isinstance(op, Attention) for unit in plan.units if unit.device != CPU for op in unit.ops
     )
 
 
 def overflows(plan: Plan) -> bool:
-    """Whether the accelerator has no room for all KV of its blocks."""
+    """Whether the accelerator has no room for all KV of its layers."""
     layers = accelerator_layers(plan)
     blocks = plan.kv.pages // plan.kv.layers
-    return layers > 0 and plan.schedule.pages["accelerator"] < layers * blocks
+    own = sum(pages for device, pages in plan.schedule.pages.items() if device != CPU)
+    return layers > 0 and own < layers * blocks
 
 
 def check_page_tokens(value: object) -> int:

@@ -32,7 +32,7 @@ def workspace_bytes(
     """An upper bound of the scratch of the CPU's stages, 0 without units: per-thread packing and
     partial attention, the packed inputs of one product, one partial result per (sequence, KV head,
     page), the step's rotary tables, and those of keys that are held without their bias."""
-    return int(graph.footprint.workspace(_kinds(graph, units), False, limits, kv, threads))
+    return int(graph.footprint.workspace(_kinds(graph, units), "cpu", limits, kv, threads))
 
 
 def accelerator_workspace_bytes(
@@ -42,8 +42,8 @@ def accelerator_workspace_bytes(
     inputs of products narrowed to 16 bit, partial attention and the step's tables, or what the
     simulated accelerator takes. packed: there may be packed weights, which become a matrix for
     cuBLAS panel by panel."""
-    kinds = _kinds(graph, units)
-    return int(graph.footprint.workspace(kinds, True, limits, kv, threads=1, packed=packed))
+    kinds, count = _kinds(graph, units), graph.footprint.workspace
+    return int(count(kinds, "accelerator", limits, kv, threads=1, packed=packed))
 
 
 @dataclass(frozen=True)

@@ -7,27 +7,35 @@ from collections.abc import Iterable
 from helm.compiler.candidate import Candidate
 from helm.compiler.search import Search, SearchResult
 from helm.machine.profile import Profile
-from helm.model.graph import Graph
+from helm.model.graph import Graph, Unit
 from helm.plan.records import WATERMARK
 from helm.plan.schema import (
     Alternative,
     KvSpec,
     MemoryUse,
-    PlacedUnit,
     Prediction,
     ProfileIdentity,
     Schedule,
 )
+from helm.plan.units import PlacedUnit
 
 _ALTERNATIVES = 5  # the best of those not chosen, besides the labelled
 
 
 def placed_units(graph: Graph, candidate: Candidate) -> tuple[PlacedUnit, ...]:
     """Every unit on its device."""
-    return tuple(
-        PlacedUnit(unit.name, device, unit.ops)
-        for unit, device in zip(graph.units, candidate.devices(), strict=True)
+    first, *layers, last = candidate.devices()
+    of_layers = (
+        (unit, device)
+        for layer, device in zip(graph.layers, layers, strict=True)
+        for unit in layer.units
     )
+    pairs = ((graph.units[0], first), *of_layers, (graph.units[-1], last))
+    return tuple(on_device(unit, device) for unit, device in pairs)
+
+
+def on_device(unit: Unit, device: str) -> PlacedUnit:
+    return PlacedUnit(unit.name, unit.kind, unit.layer, device, unit.ops)
 
 
 def memory_use(candidate: Candidate) -> dict[str, MemoryUse]:

@@ -40,7 +40,7 @@ from helm.compiler.times import (
     visible,
 )
 from helm.machine.rates import AcceleratorProfile, CpuProfile
-from helm.model.graph import Attention, Unit
+from helm.model.graph import Attention, Layer
 from helm.plan.records import Workload
 
 
@@ -137,7 +137,7 @@ def prepare(setting: Setting) -> Prefill:
 
 
 def _attention(
-    setting: Setting, unit: Unit, queries: Queries, device: CpuProfile | AcceleratorProfile
+    setting: Setting, unit: Layer, queries: Queries, device: CpuProfile | AcceleratorProfile
 ) -> F64:
     """[steps] seconds over pages in the device's own memory."""
     seconds = np.zeros(queries.steps)
@@ -155,7 +155,7 @@ def _attention(
 
 
 def _overflow(
-    setting: Setting, unit: Unit, queries: Queries, lies: PrefillFar, whole_s: F64
+    setting: Setting, unit: Layer, queries: Queries, lies: PrefillFar, whole_s: F64
 ) -> tuple[F64, Bools]:
     """[steps, pages] what it adds to whole_s [steps], the block with attention over pages that
     are all there, that some visit from host memory and others leave for it; and whether any do.

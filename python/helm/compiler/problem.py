@@ -90,12 +90,12 @@ def check_watermark(value: object, what: str) -> None:
 class Space:
     """The decisions that the search may take; narrow it to fix one.
 
-    one_boundary: the published layer partition, a single cut of the list of units: the first on
+    one_boundary: the published layer partition, a single cut of the list of layers: the first on
     the CPU, the rest on the accelerator. kv: where pages of accelerator layers lie: "any" in the
     accelerator's memory, as many as may be, and the rest in host memory, "device" all in the
     accelerator's, "host" all in host memory, which the runtime does not execute. overflow: how
     attention reaches those in host memory. visit_steps: tokens a step may have where weights of
-    CPU blocks visit the accelerator, besides those of the limits. decode_groups: sequences take
+    CPU layers visit the accelerator, besides those of the limits. decode_groups: sequences take
     turns in so many groups. threads None: all counts of the sweep. mapped_weights: those of the CPU
     lie in mapped files, from where they visit the accelerator more slowly if it cannot lock them.
     """

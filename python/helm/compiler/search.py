@@ -135,7 +135,7 @@ class _Best:
         self, model: CostedGraph, profile: Profile, workload: Workload, limits: ResourceLimits,
         space: Space,
     ) -> None:  # fmt: skip
-        self._blocks, self._space = len(model.graph.units) - 2, space
+        self._blocks, self._space = len(model.graph.layers), space
         self._workload = workload
         self._limits, self._available = limits, memory_bytes(profile, limits)
         rows = 1 if profile.accelerator is None else self._blocks + 2

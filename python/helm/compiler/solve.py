@@ -22,7 +22,14 @@ from helm.compiler.candidate import Candidate
 from helm.compiler.counts import CostedGraph
 from helm.compiler.load_cost import NOTHING_TO_MAP, Situation, choose
 from helm.compiler.memory import activation_bytes, workspace_bytes
-from helm.compiler.placement import memory_use, placed_units, prediction, schedule, unused
+from helm.compiler.placement import (
+    memory_use,
+    on_device,
+    placed_units,
+    prediction,
+    schedule,
+    unused,
+)
 from helm.compiler.planning_problem import Problem
 from helm.compiler.problem import beside_reserve, host_reserve
 from helm.compiler.search import PLENTY, Search
@@ -31,7 +38,8 @@ from helm.errors import InvalidError, OutOfMemoryError
 from helm.machine.profile import Profile
 from helm.machine.rates import CpuProfile
 from helm.plan.records import Loading, LoadingChoice, Workload
-from helm.plan.schema import KvSpec, Limits, MemoryUse, PlacedUnit, Plan, Schedule
+from helm.plan.schema import KvSpec, Limits, MemoryUse, Plan, Schedule
+from helm.plan.units import CPU, devices_named
 
 
 @dataclass(frozen=True)
@@ -238,12 +246,13 @@ def _plan(
     else:
         shrinks = best is None and problem.shrinks
         limits, kv, use, said = _on_cpu(problem, model, limits, threads, shrinks)
-        units = tuple(PlacedUnit(unit.name, "cpu", unit.ops) for unit in graph.units)
+        units = tuple(on_device(unit, CPU) for unit in graph.units)
         memory, order = {"cpu": use}, Schedule(pages={"cpu": kv.pages})
     return Plan(
         model=identity(problem.config, problem.checkpoint_tensors),
         limits=limits,
         threads=threads,
+        devices=devices_named(memory),
         kv=kv,
         rope=graph.rope,
         tensors=problem.tensors,

@@ -17,8 +17,9 @@ from helm.model.config import ModelConfig
 from helm.model.graph import Attention, Embedding, Graph, Linear, PositionEmbedding, Select
 from helm.model.source import Source
 from helm.model.weight_names import HEAD
-from helm.plan.schema import ModelIdentity, PlacedUnit, Plan
-from helm.plan.weights import Device, Slice, TensorSpec, lies_as_held
+from helm.plan.schema import ModelIdentity, Plan
+from helm.plan.units import CPU, PlacedUnit
+from helm.plan.weights import Slice, TensorSpec, lies_as_held
 
 _Q8, _Q4 = "c8.s32", "c4.km32"
 # The formats of most quantised checkpoints, where only their config.json is there.
@@ -146,11 +147,11 @@ def _of_values(graph: Graph) -> set[str]:
 def slices_of(
     tensors: Iterable[TensorSpec],
     units: Iterable[PlacedUnit],
-    format: Callable[[str, Device], str],
+    format: Callable[[str, str], str],
 ) -> tuple[Slice, ...]:
     """What each device holds of `tensors` for its units. format: of a tensor on a device."""
     read = {(name, u.device) for u in units for op in u.ops for name in op.weight_names()}
-    devices: tuple[Device, ...] = ("cpu", "accelerator")
+    devices = sorted({device for _, device in read}, key=lambda device: (device != CPU, device))
     return tuple(
         Slice(tensor.name, device, format(tensor.name, device), "resident")
         for tensor in tensors

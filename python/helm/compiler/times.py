@@ -17,7 +17,7 @@ import numpy.typing as npt
 from helm.base.formats import kv_position_bytes, tensor_bytes, uncompressed
 from helm.compiler.counts import CostedGraph, Step
 from helm.machine.rates import DeviceProfile, rate_class
-from helm.model.graph import Attention, Linear, Op, Unit
+from helm.model.graph import Attention, Layer, Linear, Op, Unit
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -61,7 +61,7 @@ def is_memory_bound(compute_s: float, memory_s: float) -> bool:
     return _NEAR_BANDWIDTH * compute_s <= memory_s
 
 
-def unit_s(model: CostedGraph, unit: Unit, step: Step, device: DeviceProfile) -> F64:
+def unit_s(model: CostedGraph, unit: Unit | Layer, step: Step, device: DeviceProfile) -> F64:
     """[DEVICE_TERMS] seconds of `unit`; of attention only the fixed cost, see `attention_s`."""
     times = np.zeros(DEVICE_TERMS)
     for op in unit.ops:
@@ -162,14 +162,14 @@ def attention_s(
 
 @dataclass(frozen=True)
 class BlockClasses:
-    """Blocks that cost the same share a class. member: [blocks] class of each block; one unit
+    """Layers that cost the same share a class. member: [layers] class of each layer; one layer
     stands for each class."""
 
     member: I64
-    units: tuple[Unit, ...]
+    units: tuple[Layer, ...]
 
     def before(self, boundaries: Sequence[int]) -> F64:
-        """[boundaries, classes] how many blocks of each class lie before each boundary."""
+        """[boundaries, classes] how many layers of each class lie before each boundary."""
         return np.asarray(self._before[np.asarray(boundaries)])
 
     @functools.cached_property
@@ -180,15 +180,15 @@ class BlockClasses:
 
 
 def classify(model: CostedGraph) -> BlockClasses:
-    """The classes of all units but the first and the last."""
+    """The classes of all layers."""
     seen: dict[tuple[object, ...], int] = {}
-    units: list[Unit] = []
+    units: list[Layer] = []
     member = []
-    for unit in model.graph.units[1:-1]:
-        key = tuple(_shape(model, op) for op in unit.ops)
+    for layer in model.graph.layers:
+        key = tuple(_shape(model, op) for op in layer.ops)
         if key not in seen:
             seen[key] = len(units)
-            units.append(unit)
+            units.append(layer)
         member.append(seen[key])
     return BlockClasses(np.array(member, np.int64), tuple(units))
 
@@ -202,5 +202,5 @@ def _shape(model: CostedGraph, op: Op) -> tuple[object, ...]:
     return (op.op, weights, tuple(getattr(op, name) for name in fields))
 
 
-def attentions(unit: Unit) -> list[Attention]:
+def attentions(unit: Unit | Layer) -> list[Attention]:
     return [op for op in unit.ops if isinstance(op, Attention)]

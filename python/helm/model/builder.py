@@ -16,6 +16,7 @@ from helm.model.graph import (
     Rows,
     Select,
     Unit,
+    UnitKind,
     Value,
 )
 from helm.model.rope import RopeTable
@@ -66,7 +67,7 @@ class GraphBuilder:
         return self.value(name if rows == "tokens" else f"{name}_out", width, rows)
 
     def select(self, input: str) -> str:
-        """A value of its own with the rows of `input` whose logits were asked for. The last block
+        """A value of its own with the rows of `input` whose logits were asked for. The last layer
         goes on with those alone once keys and values are cached."""
         out = self.value(f"{input}_out", self.width(input), "outputs")
         self.add(Select(input, out))
@@ -132,9 +133,11 @@ class GraphBuilder:
             weight = self.absolute("lm_head.weight", vocab_size, width)
         self.add(Linear(input, out, (Part(weight, None),), False))
 
-    def unit(self, name: str) -> None:
-        """Closes the unit made of the ops added since the last call."""
-        self._units.append(Unit(name, tuple(self._ops)))
+    def unit(self, kind: UnitKind, layer: int | None = None) -> None:
+        """Closes the unit made of the ops added since the last call. layer: of an attention or
+        mlp."""
+        name = kind if layer is None else f"layer.{layer}.{kind}"
+        self._units.append(Unit(name, kind, layer, tuple(self._ops)))
         self._ops.clear()
 
     def graph(self, architecture: str, kv: KvGeometry) -> Graph:

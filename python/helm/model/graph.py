@@ -1,7 +1,7 @@
 """The typed op graph of one step. Knows no family, no machine.
 
 A value is a matrix [rows, width] of f32; rows "tokens" has one row per token of the step, rows
-"outputs" one per token whose logits are asked for. Every block reuses the same value names, so
+"outputs" one per token whose logits are asked for. Every layer reuses the same value names, so
 there is one buffer per name. Field `input` is written "in" in a plan.
 
 Every op says which values it `uses()`, reading or writing them, which weights it reads
@@ -12,6 +12,7 @@ costs depends on all others.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import operator
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from helm.model.rope import RopeTable
 
 Rows = Literal["tokens", "outputs"]
 NormKind = Literal["rms", "layer"]
+UnitKind = Literal["embedding", "attention", "mlp", "head"]
 ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 
@@ -216,10 +218,24 @@ class Value:
 
 @dataclass(frozen=True)
 class Unit:
-    """A partition unit: what a plan places as a whole. "embedding", "block.<i>" or "head"."""
+    """A partition unit: what a plan places as a whole. name: "embedding", "layer.3.attention",
+    "layer.3.mlp" or "head". layer: None of embedding and head."""
 
     name: str
+    kind: UnitKind
+    layer: int | None
     ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Neighbouring units of one layer, which a search places on one device."""
+
+    units: tuple[Unit, ...]
+
+    @functools.cached_property
+    def ops(self) -> tuple[Op, ...]:
+        return tuple(op for unit in self.units for op in unit.ops)
 
 
 @dataclass(frozen=True)
@@ -233,7 +249,8 @@ class KvGeometry:
 
 @dataclass(frozen=True)
 class Graph:
-    """One step of one model. tensors: name -> shape of every weight the ops read."""
+    """One step of one model. units: the embedding, of each layer the attention and the mlp, the
+    head. tensors: name -> shape of every weight the ops read."""
 
     architecture: str
     units: tuple[Unit, ...]
@@ -246,6 +263,11 @@ class Graph:
     def ops(self) -> Iterator[Op]:
         for unit in self.units:
             yield from unit.ops
+
+    @functools.cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        groups = itertools.groupby(self.units[1:-1], key=lambda unit: unit.layer)
+        return tuple(Layer(tuple(units)) for _, units in groups)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, field by field."""

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -14,13 +16,25 @@ from helm.base.jsonio import Reader, decode, encode, parse
 from helm.base.sizes import size_text
 from helm.base.summaries import Summarized
 from helm.errors import InvalidError, PlanError
-from helm.model.graph import OPS, Linear, Op, Rope, Value
+from helm.model.graph import Value
 from helm.model.rope import RopeTable
 from helm.plan.records import WATERMARK, Loading, LoadingChoice, Predicted, Workload
+from helm.plan.units import (
+    CPU,
+    DeviceSpec,
+    PlacedUnit,
+    check_device,
+    check_devices,
+    check_op,
+    check_units,
+    check_visits,
+    decode_unit,
+    unique_names,
+)
 from helm.plan.weights import Slice, TensorSpec, check_weights
 
 FORMAT = "helm-plan"
-VERSION = 6
+VERSION = 7
 
 
 @dataclass(frozen=True)
@@ -64,15 +78,6 @@ class KvSpec:
 
 
 @dataclass(frozen=True)
-class PlacedUnit:
-    """A partition unit on its device."""
-
-    name: str
-    device: str
-    ops: tuple[Op, ...]
-
-
-@dataclass(frozen=True)
 class MemoryUse:
     """Bytes of one device's memory by purpose."""
 
@@ -92,14 +97,14 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How stages run together. prefill "compute": blocks compute where they lie; "stream": in a
-    prefill step of at least stream_tokens tokens the weights of CPU blocks visit the accelerator,
+    """How stages run together. prefill "compute": layers compute where they lie; "stream": in a
+    prefill step of at least stream_tokens tokens the weights of CPU layers visit the accelerator,
     where the K and V of one layer at a time have stream_pages page slots. prefill_overlap: the
     CPU's stage of one step runs beside the accelerator's of the step before. decode_groups:
     decoding sequences take turns in so many groups, so that both devices work at once. overflow:
     in decode, pages in host memory of layers on the accelerator visit it, or the CPU attends to
     them. watermark: once more than this share of the accelerator's slots is in use, the oldest
-    blocks leave for host memory. pages: page slots by device."""
+    KV blocks leave for host memory. pages: page slots by device."""
 
     prefill: Literal["compute", "stream"] = "compute"
     stream_tokens: int = 0
@@ -152,12 +157,15 @@ class Prediction:
 
 @dataclass(frozen=True, repr=False)
 class Plan(Summarized):
-    """A placement of one model on one machine. slices: one for each tensor and device that has an
-    op reading it. notices: what the planner wants the user to know."""
+    """A placement of one model on one machine. devices: the CPU and the accelerators that the plan
+    uses, at most one so far; `memory` and the schedule's pages go by their names. slices: one for
+    each tensor and device that has an op reading it. notices: what the planner wants the user to
+    know."""
 
     model: ModelIdentity
     limits: Limits
     threads: int
+    devices: tuple[DeviceSpec, ...]
     kv: KvSpec
     rope: tuple[RopeTable, ...]
     tensors: tuple[TensorSpec, ...]
@@ -178,19 +186,33 @@ class Plan(Summarized):
             return "compressed"
         return "mapped" if any(held.access == "mapped" for held in self.slices) else "copied"
 
+    @property
+    def accelerator(self) -> str | None:
+        """The name of the accelerator, None in a plan for the CPU alone."""
+        return self.devices[1].name if len(self.devices) > 1 else None
+
     def held(self, device: str) -> list[tuple[TensorSpec, Slice]]:
         """The slices of a device, each with its tensor."""
         tensors = {tensor.name: tensor for tensor in self.tensors}
         return [(tensors[held.tensor], held) for held in self.slices if held.device == device]
 
+    @functools.cached_property
+    def places(self) -> tuple[frozenset[str], ...]:
+        """The devices of the embedding, of every layer and of the head."""
+        groups = itertools.groupby(
+            self.units, key=lambda unit: (unit.layer, unit.layer is None and unit.kind)
+        )
+        return tuple(frozenset(unit.device for unit in units) for _, units in groups)
+
     @property
     def units_cpu(self) -> int:
-        """How many units the CPU holds."""
-        return sum(unit.device == "cpu" for unit in self.units)
+        """How many of the embedding, the layers and the head the CPU holds. A layer on two devices
+        counts for neither."""
+        return sum(devices == {CPU} for devices in self.places)
 
     @property
     def units_accelerator(self) -> int:
-        return len(self.units) - self.units_cpu
+        return sum(len(devices) == 1 and CPU not in devices for devices in self.places)
 
     def _summary(self) -> tuple[str, dict[str, str]]:
         uses = self.memory.values()
@@ -224,8 +246,11 @@ class Plan(Summarized):
         version = root["version"].integer(0, 2**31)
         if version != VERSION:
             root["version"].reject(f"expected {VERSION}, found {version}; make the plan anew")
-        names = ("model", "limits", "threads", "kv", "rope", "tensors", "slices", "values", "units")
-        more = ("logits", "memory", "notices", "schedule", "loading", "loading_choice")
+        names = ("model", "limits", "threads", "devices", "kv", "rope", "tensors", "slices")
+        more = (
+            "values", "units", "logits", "memory", "notices", "schedule", "loading",
+            "loading_choice",
+        )  # fmt: skip
         counts = ("units_cpu", "units_accelerator")
         root.only(["format", "version", *names, *more, *counts, *_NO_PREDICTION])
         choice = root["loading_choice"]
@@ -233,12 +258,13 @@ class Plan(Summarized):
             model=decode(ModelIdentity, root["model"]),
             limits=decode(Limits, root["limits"]),
             threads=root["threads"].integer(1, 4096),
+            devices=tuple(decode(DeviceSpec, node) for node in root["devices"].items()),
             kv=decode(KvSpec, root["kv"]),
             rope=tuple(decode(RopeTable, node) for node in root["rope"].items()),
             tensors=tuple(decode(TensorSpec, node) for node in root["tensors"].items()),
             slices=tuple(decode(Slice, node) for node in root["slices"].items()),
             values=tuple(decode(Value, node) for node in root["values"].items()),
-            units=tuple(_decode_unit(node) for node in root["units"].items()),
+            units=tuple(decode_unit(node) for node in root["units"].items()),
             logits=root["logits"].string(),
             memory={k: decode(MemoryUse, root["memory"][k]) for k in root["memory"].names()},
             notices=tuple(node.string() for node in root.get("notices", []).items()),
@@ -280,23 +306,13 @@ def _decode_prediction(root: Reader) -> Prediction | None:
     )
 
 
-def _decode_unit(node: Reader) -> PlacedUnit:
-    node.only(("name", "device", "ops"))
-    ops: list[Op] = []
-    for item in node["ops"].items():
-        kind = item["op"].string()
-        if kind not in OPS:
-            item["op"].reject(f"unknown op {kind!r}; known are " + ", ".join(sorted(OPS)))
-        ops.append(decode(OPS[kind], item, extra=("op",)))
-    return PlacedUnit(node["name"].string(), node["device"].string(), tuple(ops))
-
-
 def _check(plan: Plan, root: Reader) -> None:
     """References resolve, names are unique and limits are consistent."""
     _check_limits(plan, root)
+    check_devices(plan.devices, root["devices"])
     _check_schedule(plan, root)
-    tensors = _unique([tensor.name for tensor in plan.tensors], root["tensors"])
-    values = _unique([value.name for value in plan.values], root["values"])
+    tensors = unique_names([tensor.name for tensor in plan.tensors], root["tensors"])
+    values = unique_names([value.name for value in plan.values], root["values"])
     for key in ("units_cpu", "units_accelerator"):
         count = root[key].integer(0, 2**31)
         if count != getattr(plan, key):
@@ -305,32 +321,45 @@ def _check(plan: Plan, root: Reader) -> None:
         root["logits"].reject(f"unknown value {plan.logits!r}")
     for unit in root["units"].items():
         for node in unit["ops"].items():
-            _check_op(node, tensors, values, len(plan.rope))
-    placed = [(unit.device, unit.ops) for unit in plan.units]
-    check_weights(plan.tensors, plan.slices, placed, plan.schedule.prefill == "stream", root)
+            check_op(node, tensors, values, len(plan.rope))
+    visits = plan.schedule.prefill == "stream"
+    placed = [
+        (unit.device, visits and unit.device == CPU and unit.layer is not None, unit.ops)
+        for unit in plan.units
+    ]
+    check_weights(plan.tensors, plan.slices, placed, root)
     if root["loading"].choice(get_args(Loading)) != plan.loading:
         root["loading"].reject(f"is {root['loading'].value}, the slices say {plan.loading}")
 
 
 def _check_schedule(plan: Plan, root: Reader) -> None:
-    """Units lie on known devices, and an accelerator has its pages and its budget."""
-    for unit, node in zip(plan.units, root["units"].items(), strict=True):
-        if unit.device not in ("cpu", "accelerator"):
-            node["device"].reject(f"expected 'cpu' or 'accelerator', found {unit.device!r}")
+    """What names a device names one of the plan's, and those that units lie on have their pages
+    and their budget."""
+    check_units(plan.units, plan.devices, root["units"])
+    for held, node in zip(plan.slices, root["slices"].items(), strict=True):
+        check_device(held.device, plan.devices, node["device"])
     schedule, pages = root["schedule"], root["schedule"]["pages"]
     schedule["decode_groups"].integer(1, 2)
     schedule["watermark"].number(0.0, 1.0)
     visits = plan.schedule.prefill == "stream"
     if visits and len({unit.device for unit in plan.units}) < 2:
         schedule["prefill"].reject("nothing can visit, as the units lie on one device")
+    if visits:
+        check_visits(plan.units, root["units"])
     for key, most in (("stream_tokens", plan.limits.step_tokens), ("stream_pages", 2**31)):
         schedule[key].integer(*((1, most) if visits else (0, 0)))
+    for by_device in (root["memory"], pages):
+        for device in by_device.names():
+            check_device(device, plan.devices, by_device)
     for device in pages.names():
         pages[device].integer(0, 2**31)
-    if plan.units_accelerator == 0:
+    root["memory"][CPU]  # reports that it is missing
+    used = {unit.device for unit in plan.units}
+    if used <= {CPU}:
         return
-    for node in (root["memory"], pages):
-        node["accelerator"]  # reports that it is missing
+    for device in sorted(used | {CPU}):
+        for by_device in (root["memory"], pages):
+            by_device[device]
     if sum(plan.schedule.pages.values()) != plan.kv.pages:
         pages.reject(f"the devices' pages do not add up to kv.pages, {plan.kv.pages}")
 
@@ -345,32 +374,3 @@ def _check_limits(plan: Plan, root: Reader) -> None:
         kv[name].integer(1, most)
     for name in ("kv_heads", "head_dim"):
         kv[name].integer(1, 4096)
-
-
-def _unique(names: list[str], node: Reader) -> set[str]:
-    seen: set[str] = set()
-    for name, child in zip(names, node.items(), strict=True):
-        if name in seen:
-            child["name"].reject(f"{name!r} is listed twice")
-        seen.add(name)
-    return seen
-
-
-_VALUE_KEYS = ("in", "out", "value")
-_TENSOR_KEYS = ("weight", "bias")
-
-
-def _check_op(node: Reader, tensors: set[str], values: set[str], tables: int) -> None:
-    for key in _VALUE_KEYS:
-        if key in node.value and node.value[key] not in values:
-            node[key].reject(f"unknown value {node.value[key]!r}")
-    if node.value["op"] == Rope.op:
-        node["table"].integer(0, tables - 1)
-    elif "table" in node.value and node.value["table"] not in tensors:
-        node["table"].reject(f"unknown tensor {node.value['table']!r}")
-    holders = [node, *(node["parts"].items() if node.value["op"] == Linear.op else [])]
-    for holder in holders:
-        for key in _TENSOR_KEYS:
-            name = holder.value.get(key)
-            if name is not None and name not in tensors:
-                holder[key].reject(f"unknown tensor {name!r}")

@@ -9,7 +9,7 @@ from typing import Literal
 
 from helm.base.formats import FORMATS, LINE_BYTES
 from helm.base.jsonio import Reader
-from helm.model.graph import Attention, Op
+from helm.model.graph import Op
 from helm.model.source import (
     IN_PIECES,
     PACKED,
@@ -21,7 +21,6 @@ from helm.model.source import (
     stored_bytes,
 )
 
-Device = Literal["cpu", "accelerator"]
 Access = Literal["resident", "mapped"]
 _MOST_ROWS, _MOST_BYTES = 2**31, 2**46  # the runtime's bounds
 _MOST_PIECES = 8
@@ -39,10 +38,11 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Slice:
-    """A tensor as a device holds it. access "mapped": the CPU reads it where its file is mapped."""
+    """A tensor as the device of that name holds it. access "mapped": the CPU reads it where its
+    file is mapped."""
 
     tensor: str
-    device: Device
+    device: str
     format: str
     access: Access
 
@@ -50,15 +50,14 @@ class Slice:
 def check_weights(
     tensors: Sequence[TensorSpec],
     slices: Sequence[Slice],
-    units: Iterable[tuple[str, Sequence[Op]]],
-    visits: bool,
+    units: Iterable[tuple[str, bool, Sequence[Op]]],
     root: Reader,
 ) -> None:
-    """Raises the error of `root`, a plan, naming the field. units: (device, ops), whose names
-    resolve. visits: the CPU's weights of units with attention visit the accelerator."""
+    """Raises the error of `root`, a plan, naming the field. units: (device, whether their weights
+    visit an accelerator, ops), whose names resolve."""
     for tensor, node in zip(tensors, root["tensors"].items(), strict=True):
         _check_tensor(tensor, node)
-    _check_slices(tensors, slices, *_read(units, visits), root["slices"])
+    _check_slices(tensors, slices, *_read(units), root["slices"])
 
 
 def _check_tensor(tensor: TensorSpec, node: Reader) -> None:
@@ -152,14 +151,14 @@ def _check_slices(
 
 
 def _read(
-    units: Iterable[tuple[str, Sequence[Op]]], visits: bool
+    units: Iterable[tuple[str, bool, Sequence[Op]]],
 ) -> tuple[set[tuple[str, str]], set[str]]:
     """(tensor, device) that ops read, and the CPU's tensors that visit the accelerator."""
     read, visiting = set[tuple[str, str]](), set[str]()
-    for device, ops in units:
+    for device, visits, ops in units:
         names = {name for op in ops for name in op.weight_names()}
         read |= {(name, device) for name in names}
-        if visits and device == "cpu" and any(isinstance(op, Attention) for op in ops):
+        if visits:
             visiting |= names
     return read, visiting
 

@@ -6,6 +6,7 @@ An accelerator's plan is searched with the machine's profile; the CPU alone need
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import weakref
 from collections.abc import Iterable, Mapping
@@ -34,6 +35,7 @@ from helm.machine.resources import (
 from helm.model.checkpoint import TensorInfo
 from helm.model.config import ModelConfig
 from helm.plan.schema import Plan
+from helm.plan.units import PlacedUnit
 from helm.session.host_memory import check_plan, granted_text, host_use, pageable
 from helm.session.options import LoadOptions
 
@@ -122,10 +124,10 @@ def _too_many(threads: int) -> list[str]:
 
 def _with_less(planned: Accelerator, plan: Plan) -> Accelerator | None:
     """The accelerator as it is now; None where lack of its memory is not what stopped the plan."""
-    if "accelerator" not in plan.memory:
+    if plan.accelerator is None:
         return None
     found = open_accelerator(planned.specification)
-    return found if found.free_bytes < plan.memory["accelerator"].total_bytes else None
+    return found if found.free_bytes < plan.memory[plan.accelerator].total_bytes else None
 
 
 def find_target(options: LoadOptions) -> Target:
@@ -284,13 +286,24 @@ def with_thread_counts(cpu: CpuProfile, counts: Iterable[int]) -> CpuProfile:
 
 
 def units_by_device(plan: Plan) -> dict[str, list[str]]:
-    """What lies on "cpu" and "accelerator": "embedding", "blocks 0-3", ..., in order."""
-    from helm.compiler.explain import unit_runs
+    """What lies on each device: "embedding", "layers 0-3", ..., in order; of a layer on two devices
+    "layer 4 attention" or "layer 4 mlp"."""
+    from helm.compiler.explain import layers_label
 
-    devices = [unit.device for unit in plan.units]
-    held: dict[str, list[str]] = {"cpu": [], "accelerator": []}
-    for label, first, _last in unit_runs(devices):
-        held[devices[first]].append(label)
+    places = {unit.layer: set[str]() for unit in plan.units}
+    for unit in plan.units:
+        places[unit.layer].add(unit.device)
+
+    def alone(unit: PlacedUnit) -> str:
+        """Of a unit that has a label of its own."""
+        if unit.layer is None:
+            return unit.kind
+        return "" if len(places[unit.layer]) == 1 else f"layer {unit.layer} {unit.kind}"
+
+    held: dict[str, list[str]] = {device.name: [] for device in plan.devices}
+    for (device, label), run in itertools.groupby(plan.units, lambda u: (u.device, alone(u))):
+        layers = [unit.layer for unit in run if unit.layer is not None]
+        held[device].append(label or layers_label(layers[0], layers[-1]))
     return held
 
 

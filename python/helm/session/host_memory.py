@@ -58,7 +58,7 @@ def host_use(
             mapped[info.file] = mapped.get(info.file, 0) + size
     own_bytes = use.total_bytes - use.weights_bytes + weights_bytes
     simulated_bytes = 0
-    there = plan.memory.get("accelerator")
+    there = plan.memory.get(plan.accelerator or "")
     if accelerator is not None and accelerator.kind == SIM and there is not None:
         simulated_bytes = there.total_bytes
         weights_bytes += there.weights_bytes

@@ -78,7 +78,7 @@ class LoadedLLM(Summarized):
 
         Of `threads`, `active_threads` decode; the others sleep while other programs are busy.
         `devices` lists the CPU and, if the plan uses one, the accelerator: what it is, which
-        `units` it holds ("embedding", "blocks 0-3", ...), and bytes by purpose. `predicted` is
+        `units` it holds ("embedding", "layers 0-3", ...), and bytes by purpose. `predicted` is
         the plan's decode rate in tokens/s, None for a plan made without a profile.
         """
         stats = dict(self._open_engine().stats)

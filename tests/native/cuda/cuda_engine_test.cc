@@ -126,7 +126,36 @@ TEST_CASE("the pieces of a step with far KV pages have one upload of tables") {
   }
 }
 
-TEST_CASE("stages of a step share its tables, blocks that visit among them") {
+TEST_CASE("packed weights of a step with far KV pages find their own place in the workspace") {
+  TinyShape shape;
+  shape.hidden = 64;
+  shape.inter = 96;
+  shape.head_dim = 16;
+  shape.sequences = 1;
+  shape.step_tokens = 16;  // more than a product takes without cuBLAS
+  shape.devices = {"cpu", "accelerator", "accelerator", "accelerator"};
+  shape.weight_dtype = "c8.s32";
+  shape.pages = 2 * 13;
+  std::vector<std::vector<float>> found;
+  for (const int64_t blocks : {13, 5}) {
+    shape.accelerator_pages = 2 * blocks;
+    const auto engine = helm::test::tiny_engine(tiny_model(shape), "cuda");
+    const auto sequence = engine->open(200);
+    engine->forward(
+        sequence, token_ids(150, 1), helm::StepInput::Outputs::kLast,
+        [&](std::span<const float> row) { found.emplace_back(row.begin(), row.end()); });
+    CHECK((engine->stats().page_visits > 0) == (blocks == 5));
+    engine->close(sequence);
+  }
+  float largest = 0, difference = 0;
+  for (size_t i = 0; i < found[0].size(); ++i) {
+    largest = std::max(largest, std::abs(found[0][i]));
+    difference = std::max(difference, std::abs(found[0][i] - found[1][i]));
+  }
+  CHECK(difference < 0.05F * largest);
+}
+
+TEST_CASE("stages of a step share its tables, layers that visit among them") {
   TinyShape shape;
   shape.layers = 3;
   shape.devices = {"accelerator", "cpu", "accelerator", "cpu", "accelerator"};
@@ -143,7 +172,7 @@ TEST_CASE("stages of a step share its tables, blocks that visit among them") {
                     [](std::span<const float>) {});
     return cuda_emulation::uploads() - before;
   };
-  constexpr int64_t kTensors = 9;  // of a block that visits
+  constexpr int64_t kTensors = 9;  // of a layer that visits
   CHECK(count(30) == 1 + 2 * kTensors);
   CHECK(count(1) == 1 + 2);  // what crosses to the second and third stage there
   engine->close(sequence);

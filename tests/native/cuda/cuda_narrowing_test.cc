@@ -46,9 +46,9 @@ Outcome run(const Plan& plan, std::span<const Op> ops, int64_t rows, bool togeth
     stream->synchronize();
   }
   std::vector<helm::UnitSpec> units;
-  if (together) units.push_back({"ops", "cpu", {ops.begin(), ops.end()}});
+  if (together) units.push_back({.name = "ops", .ops = {ops.begin(), ops.end()}});
   for (const Op& op : ops) {
-    if (!together) units.push_back({"op", "cpu", {op}});
+    if (!together) units.push_back({.name = "op", .ops = {op}});
   }
   spec.workspace = buffer(device.workspace_bytes(plan, units));
   std::vector<std::unique_ptr<helm::Stage>> stages;
@@ -69,12 +69,14 @@ Outcome run(const Plan& plan, std::span<const Op> ops, int64_t rows, bool togeth
   return outcome;
 }
 
-// A norm or activation of the first block and the product after it.
+// A norm or activation of the first layer and the product after it.
 template <class Producer>
 std::vector<Op> pair_of(const Plan& plan) {
-  const std::vector<Op>& ops = plan.units[1].ops;
-  for (size_t i = 0; i + 1 < ops.size(); ++i) {
-    if (std::holds_alternative<Producer>(ops[i])) return {ops[i], ops[i + 1]};
+  for (const helm::UnitSpec& unit : {plan.units[1], plan.units[2]}) {
+    const std::vector<Op>& ops = unit.ops;
+    for (size_t i = 0; i + 1 < ops.size(); ++i) {
+      if (std::holds_alternative<Producer>(ops[i])) return {ops[i], ops[i + 1]};
+    }
   }
   return {};
 }

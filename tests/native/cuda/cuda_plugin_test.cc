@@ -191,7 +191,7 @@ TEST_CASE("a stage that CUDA cannot run is refused when it is compiled") {
   const auto plan = helm::Plan::from_json(helm::test::tiny_model().plan);
   helm::cuda::CudaDevice device({}, helm::test::reference_blas());
   const auto refused = [&](const helm::Op& op) {
-    const std::vector<helm::UnitSpec> units = {{"unit", "accelerator", {op}}};
+    const std::vector<helm::UnitSpec> units = {{.name = "unit", .device = 1, .ops = {op}}};
     helm::StageSpec spec;
     spec.plan = &plan;
     spec.units = units;
@@ -223,7 +223,7 @@ TEST_CASE("parts of a product whose weights follow each other are one launch, wi
     if (linear == nullptr && found != nullptr && found->parts.size() == 3) linear = found;
   }
   REQUIRE(linear != nullptr);
-  const std::vector<helm::UnitSpec> units = {{"products", "accelerator", {*linear}}};
+  const std::vector<helm::UnitSpec> units = {{.name = "products", .device = 1, .ops = {*linear}}};
   helm::cuda::CudaDevice device({}, helm::test::reference_blas());
   const auto stream = device.create_stream();
   constexpr int64_t kTokens = 3;

@@ -45,14 +45,13 @@ class PiecewiseAttention {
       return AttendOp{qkv_,           0,      partial,     kLayer, shape.heads, shape.kv_heads,
                       shape.head_dim, kScale, shape.window};
     };
-    units_ = {
-        {"append", "", {AppendOp{qkv_, q, q + kv, kLayer}}},
-        {"reset",
-         "",
-         {ResetOp{near_, shape.heads, shape.head_dim}, ResetOp{far_, shape.heads, shape.head_dim}}},
-        {"near", "", {attend(near_)}},
-        {"far", "", {attend(far_)}},
-        {"merge", "", {MergeOp{far_, near_, out_, shape.heads, shape.head_dim}}}};
+    units_ = {{.name = "append", .ops = {AppendOp{qkv_, q, q + kv, kLayer}}},
+              {.name = "reset",
+               .ops = {ResetOp{near_, shape.heads, shape.head_dim},
+                       ResetOp{far_, shape.heads, shape.head_dim}}},
+              {.name = "near", .ops = {attend(near_)}},
+              {.name = "far", .ops = {attend(far_)}},
+              {.name = "merge", .ops = {MergeOp{far_, near_, out_, shape.heads, shape.head_dim}}}};
     for (size_t u = 0; u < units_.size(); ++u) {
       spec_.units = std::span(units_).subspan(u, 1);
       held_.emplace_back(account_, device.workspace_bytes(plan_, spec_.units), "the workspace");

@@ -159,8 +159,9 @@ TEST_CASE("what visits is page-locked wherever it lies, no memory page twice") {
           if (!tensor.name.starts_with("block.0.") && !tensor.name.starts_with("block.1.")) {
             continue;
           }
-          const void* place = helm::cpu::host_pointer(weights.on_cpu()[i].address);
-          const int64_t bytes = plan.bytes(*plan.slice(static_cast<helm::TensorIndex>(i), false));
+          const void* place = helm::cpu::host_pointer(weights.on(helm::kCpu)[i].address);
+          const int64_t bytes =
+              plan.bytes(*plan.slice(static_cast<helm::TensorIndex>(i), helm::kCpu));
           CHECK(device.locked(place, bytes, false) == !refuses);
           visiting += bytes;
         }

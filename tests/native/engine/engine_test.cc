@@ -269,7 +269,7 @@ TEST_CASE("a row of position embeddings fits each thread's scratch, however wide
   plan.tensors = {{"positions", {4, width}, std::nullopt}};
   plan.slices = {{0, false, helm::format_of(helm::DType::kF16), {}}};
   plan.values = {{"x", width, false}};
-  plan.units = {{"embedding", "cpu", {helm::PositionEmbeddingOp{0, 0, 0}}}};
+  plan.units = {{.name = "embedding", .ops = {helm::PositionEmbeddingOp{0, 0, 0}}}};
   const helm::cpu::KernelTable& kernels = helm::cpu::select_kernels();
   const auto bytes = [&](int threads) {
     return helm::cpu::CpuStage::workspace_bytes(plan, plan.units, kernels, threads);

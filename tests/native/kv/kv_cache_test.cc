@@ -32,7 +32,7 @@ void append(KvCache& kv, KvSequence& sequence, int64_t tokens) {
 }  // namespace
 
 TEST_CASE("a copy of a shared block takes the block that was reserved for it") {
-  KvCache kv(plan_of(5), {false});
+  KvCache kv(plan_of(5), {helm::kCpu});
   KvSequence a = kv.open(12);
   append(kv, a, 10);
   KvSequence b = kv.fork(a, 8, 12);  // with a it holds a's second block whole, c its middle
@@ -56,7 +56,7 @@ TEST_CASE("any order of calls keeps the account") {
       return low + static_cast<int64_t>(random() % static_cast<uint32_t>(high - low + 1));
     };
     const int64_t blocks = from(4, 14);
-    KvCache kv(plan_of(blocks), {false});
+    KvCache kv(plan_of(blocks), {helm::kCpu});
     std::vector<KvSequence> open;
     const auto pick = [&]() -> size_t {
       return static_cast<size_t>(from(0, std::ssize(open) - 1));

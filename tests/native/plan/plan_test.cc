@@ -17,7 +17,12 @@ using helm::test::message_of;
 
 TEST_CASE("a sound plan is accepted") {
   const helm::Plan plan = helm::Plan::from_json(helm::test::tiny_model().plan);
-  CHECK(plan.units.size() == 4);
+  CHECK(plan.units.size() == 6);
+  CHECK(plan.units[0].kind == helm::UnitKind::kEmbedding);
+  CHECK(plan.units[0].layer == helm::UnitSpec::kNoLayer);
+  CHECK(plan.units[3].kind == helm::UnitKind::kAttention);
+  CHECK(plan.units[3].layer == 1);
+  CHECK(plan.units[4].kind == helm::UnitKind::kMlp);
   CHECK(plan.vocab_size == 61);
 }
 
@@ -43,7 +48,7 @@ TEST_CASE("damaged fields are named") {
   expect(damaged("/tensors/1/name", "embed"), "listed twice");
   expect(damaged("/values/0/width", 0), "values[0].width");
   expect(damaged("/values/0/rows", "all"), "values[0].rows");
-  expect(damaged("/units/0/device", "cuda:0"), "cuda:0");
+  expect(damaged("/units/0/device", "cuda:0"), "units[0].device: unknown device \"cuda:0\"");
   expect(damaged("/units/1/ops/0/op", "magic"), "units[1].ops[0].op");
   expect(damaged("/units/1/ops/0/eps", -1), "units[1].ops[0].eps");
   expect(damaged("/units/1/ops/0/groups", 2), "outside value");
@@ -58,10 +63,77 @@ TEST_CASE("damaged fields are named") {
 
 TEST_CASE("plans of other versions are refused with what to do") {
   json plan = json::parse(helm::test::tiny_model().plan);
-  for (const int version : {0, 5, helm::Plan::kVersion + 1}) {
+  for (const int version : {0, 6, helm::Plan::kVersion + 1}) {
     plan["version"] = version;
-    expect(plan, "version: this runtime executes version 6; make the plan anew");
+    expect(plan, "version: this runtime executes version 7; make the plan anew");
   }
+}
+
+TEST_CASE("damaged devices are named") {
+  helm::test::TinyShape shape;
+  shape.devices = {"accelerator", "cpu", "cpu", "accelerator"};
+  shape.accelerator_pages = 0;
+  const json good = json::parse(helm::test::tiny_model(shape).plan);
+  REQUIRE(message_of(good).empty());
+  const auto damaged = [&](const char* pointer, const json& value) {
+    json plan = good;
+    plan[json::json_pointer(pointer)] = value;
+    return plan;
+  };
+  const json own = {{"name", "cpu"}, {"kind", "cpu"}};
+  const json other = {{"name", "accelerator"}, {"kind", "accelerator"}};
+  expect(damaged("/devices", json::array()), "devices: expected the CPU");
+  expect(damaged("/devices", json::object()), "devices: expected an array, found object");
+  expect(damaged("/devices", json::array({other})),
+         "devices[0].name: expected \"cpu\", found \"accelerator\"");
+  expect(damaged("/devices", json::array({own})), "slices[");
+  expect(damaged("/devices", json::array({own, own})), "devices[1].kind: expected \"accelerator\"");
+  expect(damaged("/devices", json::array({own, other, other})),
+         "devices[2].name: \"accelerator\" is listed twice");
+  expect(damaged("/devices", json(17, other)), "devices: expected at most 16 devices");
+  expect(damaged("/devices/0/name", "host"), "devices[0].name: expected \"cpu\", found \"host\"");
+  expect(damaged("/devices/1/name", "cpu"), "devices[1].name: \"cpu\" is listed twice");
+  expect(damaged("/devices/1/name", ""), "devices[1].name: expected a name");
+  expect(damaged("/devices/1/name", 1), "devices[1].name: expected a string");
+  expect(damaged("/devices/1/name", "gpu"), "unknown device \"accelerator\"");
+  expect(damaged("/devices/1/kind", "cuda"), "devices[1].kind: expected \"accelerator\"");
+  expect(damaged("/devices/1/bytes", 1), "devices[1]: unknown key \"bytes\"");
+  expect(damaged("/memory/disk", good["memory"]["accelerator"]), "memory: unknown device \"disk\"");
+  expect(damaged("/memory", json::object()), "memory: key \"accelerator\" is missing");
+  expect(damaged("/memory/accelerator/kv_bytes", -1), "memory.accelerator.kv_bytes");
+  expect(damaged("/schedule/pages/disk", 0), "schedule.pages: unknown device \"disk\"");
+  expect(damaged("/schedule/pages/cpu", -1), "schedule.pages.cpu");
+  expect(damaged("/schedule/pages/cpu", 3), "schedule.pages: the devices' pages do not add up");
+}
+
+TEST_CASE("text names devices, the plan numbers them") {
+  helm::test::TinyShape shape;
+  shape.devices = {"accelerator", "cpu", "cpu", "accelerator"};
+  json text = json::parse(helm::test::tiny_model(shape).plan);
+  const json use = text["memory"]["accelerator"];
+  text["memory"]["cpu"] = use;
+  text["memory"]["cpu"]["kv_bytes"] = 5;
+  text["memory"]["cpu"]["reserve_bytes"] = 7;
+  text["memory"]["spare"] = use;
+  text["schedule"]["pages"] = {{"cpu", 300}, {"accelerator", 99}, {"spare", 1}};
+  text["devices"].push_back({{"name", "spare"}, {"kind", "accelerator"}});
+  const helm::Plan plan = helm::Plan::from_json(text.dump());
+  CHECK(plan.devices.size() == 3);
+  CHECK(plan.devices[2].name == "spare");
+  CHECK(plan.units[0].device == 1);
+  CHECK(plan.units[1].device == helm::kCpu);
+  CHECK(plan.pages == std::vector<int64_t>{300, 99, 1});
+  const int64_t bytes = use["weights_bytes"];
+  CHECK(plan.memory_bytes == std::vector<int64_t>{bytes + 12, bytes, bytes});
+  CHECK(plan.uses(1));
+  CHECK(!plan.uses(2));
+  CHECK(plan.slice(0, helm::kCpu) == nullptr);
+  CHECK(plan.slice(0, 1)->device == 1);
+
+  const helm::Plan alone = helm::Plan::from_json(helm::test::tiny_model().plan);
+  CHECK(alone.devices.size() == 1);
+  CHECK(alone.pages == std::vector<int64_t>{400});
+  CHECK(alone.memory_bytes == std::vector<int64_t>{helm::Plan::kUnlimited});
 }
 
 TEST_CASE("what is written for people is not read") {
@@ -71,18 +143,17 @@ TEST_CASE("what is written for people is not read") {
   CHECK(message_of(plan).empty());
 }
 
-TEST_CASE("units without logits, with two attention ops or nothing to visit with are refused") {
+TEST_CASE("units without logits, with two attention ops or what visits in pieces are refused") {
   const json good = json::parse(helm::test::tiny_model().plan);
   json plan = good;
   plan["units"] = json::array();
   expect(plan, "logits: must be written by the last unit");
   plan = good;
-  plan["units"].erase(plan["units"].size() - 1);
+  plan["units"][5]["ops"] = plan["units"][4]["ops"];
   expect(plan, "logits: must be written by the last unit");
   plan = good;
-  for (const json& op : good["units"][2]["ops"]) plan["units"][1]["ops"].push_back(op);
-  plan["units"].erase(2);
-  expect(plan, "units[1].ops: a unit has one attention op at most");
+  for (const json& op : good["units"][3]["ops"]) plan["units"][1]["ops"].push_back(op);
+  expect(plan, "units[1].ops: a unit of kind attention has one attention op, found 2");
 
   helm::test::TinyShape shape;
   shape.devices = {"accelerator", "cpu", "cpu", "accelerator"};
@@ -94,12 +165,71 @@ TEST_CASE("units without logits, with two attention ops or nothing to visit with
   const json attention = plan["units"][1]["ops"][3];
   REQUIRE(attention["op"] == "attention");
   plan["units"][1]["ops"] = {attention};
+  plan["units"][2]["ops"] = json::array();
   expect(plan, "units[1]: visits the accelerator without tensors");
+  for (const auto& [unit, other] : {std::pair{2, 1}, std::pair{4, 3}}) {
+    plan = visiting;
+    plan["units"][unit]["device"] = "accelerator";
+    const std::string said = "units[" + std::to_string(other) + "]: layer ";
+    expect(plan, (said + std::to_string(unit / 2 - 1) + " visits the accelerator, which").c_str());
+  }
   plan = visiting;
-  const json head = plan["units"][3]["ops"];
-  plan["units"][2]["ops"].insert(plan["units"][2]["ops"].end(), head.begin(), head.end());
+  plan["units"].erase(2);
+  expect(plan, "units[1]: layer 0 visits the accelerator, which needs its attention and its mlp");
+  plan = visiting;
   plan["units"].erase(3);
-  expect(plan, "units[2]: visits the accelerator as the last unit");
+  expect(plan, "units[3]: layer 1 visits the accelerator, which needs its attention and its mlp");
+  plan = json::parse(helm::test::tiny_model().plan);
+  plan["schedule"] = visiting["schedule"];
+  expect(plan, "schedule.prefill: there is no accelerator that layers could visit");
+}
+
+TEST_CASE("damaged kinds and layers of units are named") {
+  const json good = json::parse(helm::test::tiny_model().plan);
+  const auto damaged = [&](const char* pointer, const json& value) {
+    json plan = good;
+    plan[json::json_pointer(pointer)] = value;
+    return plan;
+  };
+  expect(damaged("/units/1/kind", "block"), "units[1].kind: expected embedding, attention, mlp or");
+  expect(damaged("/units/1/kind", 1), "units[1].kind: expected a string");
+  expect(damaged("/units/1/kind", "mlp"),
+         "units[1].ops: a unit of kind mlp has no attention op, found 1");
+  expect(damaged("/units/2/kind", "attention"),
+         "units[2].ops: a unit of kind attention has one attention op, found 0");
+  expect(damaged("/units/0/layer", 0), "units[0].layer: expected null: the embedding is of no");
+  expect(damaged("/units/5/layer", 2), "units[5].layer: expected null: the head is of no layer");
+  expect(damaged("/units/1/layer", nullptr), "units[1].layer: expected the layer that this atten");
+  expect(damaged("/units/2/layer", nullptr), "units[2].layer: expected the layer that this mlp is");
+  expect(damaged("/units/2/layer", -1), "units[2].layer");
+  expect(damaged("/units/2/layer", int64_t{1} << 40), "units[2].layer");
+  expect(damaged("/units/2/layer", "0"), "units[2].layer: expected an integer");
+  expect(damaged("/units/2/layer", 2),
+         "units[3].layer: layer 1 comes after layer 2; layers ascend");
+  expect(damaged("/units/3/layer", 0),
+         "units[3].kind: the attention of layer 0 comes after its mlp");
+  json plan = good;
+  plan["units"].erase(0);
+  expect(plan, "units[0].kind: the first unit is the embedding, and no other is");
+  plan = good;
+  plan["units"].erase(5);
+  expect(plan, "units[4].kind: the last unit is the head, and no other is");
+  plan = good;
+  plan["units"].insert(plan["units"].begin() + 1, good["units"][0]);
+  expect(plan, "units[1].kind: the first unit is the embedding, and no other is");
+  plan = good;
+  plan["units"].push_back(good["units"][5]);
+  expect(plan, "units[5].kind: the last unit is the head, and no other is");
+  plan = good;
+  plan["units"].insert(plan["units"].begin() + 2, good["units"][1]);
+  expect(plan, "units[2].kind: the attention of layer 0 comes after its attention");
+  plan = good;
+  plan["units"].insert(plan["units"].begin() + 2, good["units"][2]);
+  expect(plan, "units[3].kind: the mlp of layer 0 comes after its mlp");
+  // Numbers of layers may be left out.
+  plan = good;
+  plan["units"][3]["layer"] = plan["units"][4]["layer"] = 7;
+  CHECK(message_of(plan).empty());
 }
 
 TEST_CASE("limits whose attention would need more than any address are refused") {

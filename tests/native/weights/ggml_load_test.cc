@@ -177,7 +177,7 @@ TEST_CASE("loaded blocks are those that are encoded in memory, in packed and in 
         if (!spec.is_matrix()) continue;
         Bytes want(static_cast<size_t>(plan.bytes(slice)));
         helm::encode_weights(made.weights(spec), slice.format, want);
-        const helm::Weight& got = weights.on_cpu()[static_cast<size_t>(slice.tensor)];
+        const helm::Weight& got = weights.on(helm::kCpu)[static_cast<size_t>(slice.tensor)];
         CHECK_MESSAGE(
             std::memcmp(helm::cpu::host_pointer(got.address), want.data(), want.size()) == 0,
             spec.name);

@@ -81,7 +81,7 @@ TEST_CASE("each member loads the rows that it reads") {
         helm::decode_shares(plan, std::vector<bool>(plan.units.size(), true), members);
     std::map<uintptr_t, int> owner;  // by where a share begins
     for (size_t i = 0; i < shares.size(); ++i) {
-      const auto base = static_cast<uintptr_t>(weights.on_cpu()[i].address);
+      const auto base = static_cast<uintptr_t>(weights.on(helm::kCpu)[i].address);
       for (const TensorShare& share : shares[i]) {
         owner[base + static_cast<uintptr_t>(share.begin * plan.tensors[i].cols()) * 2] =
             share.member;

@@ -109,7 +109,7 @@ TEST_CASE("rows are stacked from three files, and rows between them are skipped"
         const helm::TensorSpec& spec = plan.tensors[static_cast<size_t>(slice.tensor)];
         const auto want = expected(*model.tensors.at(spec.name).data, helm::dtype_from_name(stored),
                                    helm::dtype_of(slice.format));
-        const helm::Weight& got = weights.on_cpu()[static_cast<size_t>(slice.tensor)];
+        const helm::Weight& got = weights.on(helm::kCpu)[static_cast<size_t>(slice.tensor)];
         CHECK(got.format == slice.format);
         REQUIRE(static_cast<int64_t>(want.size()) == plan.bytes(slice));
         CHECK_MESSAGE(

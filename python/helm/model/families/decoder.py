@@ -93,7 +93,8 @@ def build_decoder(
     mlp_bias: bool = False,
     qk_norm: bool = False,
 ) -> Graph:
-    """Embedding, one unit per block, head. qk_norm: an RMS norm on every q and k head."""
+    """Embedding, attention and mlp of every layer, head. qk_norm: an RMS norm on every q and k
+    head."""
     b = GraphBuilder("model.")
     x = b.value("x", config.hidden_size)
     b.add(Embedding(b.tensor("embed_tokens.weight", config.vocab_size, config.hidden_size), x))
@@ -105,9 +106,10 @@ def build_decoder(
         if layer == config.num_hidden_layers - 1:
             x, attn = b.select(x), b.select(attn)
         project(b, f"{at}.self_attn.o_proj", attn, x, out_bias)
+        b.unit("attention", layer)
         h = normed(b, config, f"{at}.post_attention_layernorm", x)
         gated_mlp(b, config, f"{at}.mlp", h, x, mlp_bias)
-        b.unit(f"block.{layer}")
+        b.unit("mlp", layer)
     b.norm("rms", "norm", x, x, config.norm_eps)
     b.head(x, config.vocab_size, config.tie_word_embeddings)
     b.unit("head")

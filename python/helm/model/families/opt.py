@@ -52,7 +52,7 @@ def read(node: Reader) -> ModelConfig:
 
 
 def build(config: ModelConfig) -> Graph:
-    """Embedding with positions, one unit per block, head."""
+    """Embedding with positions, attention and mlp of every layer, head."""
     b = GraphBuilder("model.decoder.")
     hidden, narrow = config.hidden_size, config.word_embed_proj_dim
     x = b.value("x", hidden)
@@ -65,13 +65,14 @@ def build(config: ModelConfig) -> Graph:
     b.add(PositionEmbedding(table, _POSITION_OFFSET, x))
     b.unit("embedding")
     for layer in range(config.num_hidden_layers):
-        x = _block(b, config, layer, x)
+        x = _layer(b, config, layer, x)
     _head(b, config, x)
     return b.graph(config.architecture, kv_geometry(config))
 
 
-def _block(b: GraphBuilder, config: ModelConfig, layer: int, x: str) -> str:
-    """Of the last block, and of that alone, another value than x goes on."""
+def _layer(b: GraphBuilder, config: ModelConfig, layer: int, x: str) -> str:
+    """Of the last layer, and of that alone, another value than x goes on. A norm behind a residual
+    addition belongs to the unit that adds."""
     at, bias, before = f"layers.{layer}", config.attention_bias, config.do_layer_norm_before
     eps, size = config.norm_eps, config.intermediate_size
 
@@ -85,14 +86,16 @@ def _block(b: GraphBuilder, config: ModelConfig, layer: int, x: str) -> str:
     if layer == config.num_hidden_layers - 1:
         x, attn = b.select(x), b.select(attn)
     project(b, f"{at}.self_attn.out_proj", attn, x, bias)
-    h = normed("final_layer_norm" if before else "self_attn_layer_norm")
+    h = x if before else normed("self_attn_layer_norm")
+    b.unit("attention", layer)
+    h = normed("final_layer_norm") if before else h
     act = b.value_like(x, "act", size)
     b.linear(h, act, [(f"{at}.fc1", size)], bias=config.mlp_bias)
     b.add(Activation(activation_kind(config), False, act, act, size))
     project(b, f"{at}.fc2", act, x, config.mlp_bias)
     if not before:
         normed("final_layer_norm")
-    b.unit(f"block.{layer}")
+    b.unit("mlp", layer)
     return x
 
 
