@@ -255,6 +255,7 @@ NB_MODULE(_helm, m) {
   helm::bind_constraint(m);
   helm::bind_generation(m);
   helm::bind_machine(m);
+  helm::bind_program(m);
   helm::bind_service(m);
   helm::bind_probe(m);
   helm::bind_device_probe(m);

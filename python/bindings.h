@@ -223,6 +223,7 @@ void bind_constraint(nanobind::module_& m);  // before bind_generation()
 void bind_footprint(nanobind::module_& m);
 void bind_generation(nanobind::module_& m);
 void bind_machine(nanobind::module_& m);
+void bind_program(nanobind::module_& m);
 void bind_service(nanobind::module_& m);
 void bind_probe(nanobind::module_& m);
 void bind_device_probe(nanobind::module_& m);

@@ -100,32 +100,24 @@ Engine::Impl::Impl(Plan plan, const EngineOptions& options)
       weights_(checked_formats(plan_, cpu_, accelerator_.get()), options, kernels_, threads_,
                accelerator_account_.get()),
       kv_(plan_, layer_devices(plan_)),
-      pipeline_(plan_, weights_, kv_, cpu_account_, accelerator_account_.get()),
+      executor_(plan_, weights_, kv_, accounts()),
       load_s_(seconds_since(start_)) {
   check_pools();
 }
 
 DeviceUse Engine::Impl::use_of(DeviceIndex device) const {
-  const bool accelerator = device != kCpu;
-  const Account& account = accelerator ? *accelerator_account_ : cpu_account_;
+  const bool on_cpu = device == kCpu;
+  const Account& account = on_cpu ? cpu_account_ : *accelerator_account_;
   const DeviceInfo info = account.device().describe();
-  const DeviceBuffers& buffers = pipeline_.buffers(device);
-  DeviceUse use;
+  DeviceUse use = executor_.use_of(device);
   use.device = plan_.devices[static_cast<size_t>(device)].name;
   use.kind = info.kind;
   use.name = info.name;
-  use.weights_bytes = accelerator ? weights_.accelerator_bytes() : weights_.cpu_bytes();
-  use.kv_bytes = buffers.kv_bytes() + (accelerator ? 0 : pipeline_.far_bytes());
-  use.activations_bytes = buffers.activations_bytes();
-  use.workspace_bytes =
-      buffers.workspace_bytes() + (accelerator ? 0 : pipeline_.far_workspace_bytes());
-  use.staging_bytes = accelerator ? pipeline_.visiting_bytes() : pipeline_.staging_bytes();
-  use.peak_bytes = account.peak_bytes();
-  if (!accelerator) {
-    use.peak_bytes += use.weights_bytes + use.staging_bytes + pipeline_.far_bytes() +
-                      pipeline_.far_workspace_bytes();
-  }
-  use.budget_bytes = accelerator ? plan_.memory_bytes[static_cast<size_t>(device)] : 0;
+  use.weights_bytes = on_cpu ? weights_.cpu_bytes() : weights_.accelerator_bytes();
+  use.peak_bytes = on_cpu ? use.weights_bytes + use.kv_bytes + use.activations_bytes +
+                                use.workspace_bytes + use.staging_bytes
+                          : account.peak_bytes();
+  use.budget_bytes = on_cpu ? 0 : plan_.memory_bytes[static_cast<size_t>(device)];
   return use;
 }
 
@@ -141,14 +133,7 @@ EngineStats Engine::Impl::stats() const {
   }
   stats.decode_bytes = decode_bytes(plan_);
   stats.kv_token_bytes = plan_.kv.page_bytes() / plan_.kv.page_tokens * plan_.kv.layers;
-  stats.crossings = pipeline_.crossings();
-  stats.streamed_steps = pipeline_.visiting_steps();
-  stats.pageable_bytes = pipeline_.pageable_bytes();
-  if (const KvOverflow* overflow = pipeline_.overflow()) {
-    stats.evicted_blocks = overflow->evicted_blocks();
-    stats.cpu_attentions = overflow->cpu_attentions();
-    stats.page_visits = overflow->page_visits();
-  }
+  executor_.count(stats);
   for (size_t i = 0; i < kOpKinds; ++i) {
     const auto kind = static_cast<OpKind>(i);
     const cpu::OpTimes::Kind& times = op_times_.of(kind);

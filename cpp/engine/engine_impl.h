@@ -17,10 +17,10 @@
 #include "cpu/isa.h"
 #include "cpu/op_times.h"
 #include "device/memory.h"
-#include "engine/pipeline.h"
 #include "engine/team_size.h"
 #include "helm/engine.h"
 #include "kv/cache.h"
+#include "program/executor.h"
 #include "weights/store.h"
 
 namespace helm {
@@ -49,8 +49,8 @@ class Engine::Impl {
   int64_t capacity(SequenceId id) const { return sequence(id).capacity; }
   void resize(SequenceId id, int64_t length, int64_t capacity);
   bool can_resize(SequenceId id, int64_t length, int64_t capacity) const;
-  int64_t steps_ahead() const { return pipeline_.limit(); }
-  int64_t in_flight() const { return pipeline_.in_flight(); }
+  int64_t steps_ahead() const { return executor_.limit(); }
+  int64_t in_flight() const { return executor_.in_flight(); }
   std::span<const float> step(std::span<const StepInput> inputs);
   void submit(std::span<const StepInput> inputs);
   std::span<const float> collect();
@@ -72,6 +72,10 @@ class Engine::Impl {
   void take_spent();
   void size_team(const StepView& step);
   void check_pools() const;
+  std::vector<Account*> accounts() {  // by device
+    if (accelerator_account_ == nullptr) return {&cpu_account_};
+    return {&cpu_account_, accelerator_account_.get()};
+  }
   DeviceUse use_of(DeviceIndex device) const;
   const std::string& weights_digest();
 
@@ -90,7 +94,7 @@ class Engine::Impl {
   std::unique_ptr<Account> accelerator_account_;
   Weights weights_;
   KvCache kv_;
-  Pipeline pipeline_;
+  Executor executor_;
   double load_s_;
 
   std::map<SequenceId, KvSequence> sequences_;

@@ -9,6 +9,7 @@
 #include "cpu/workspace.h"
 #include "plan/cuda_scratch.h"
 #include "plan/reader.h"
+#include "plan/stages.h"
 
 namespace helm {
 namespace {
@@ -44,10 +45,9 @@ class Footprint::Impl {
 Footprint::Impl::Impl(Plan graph) : plan_(std::move(graph)) {
   for (size_t u = 0; u < plan_.units.size(); ++u) {
     unit_index_.emplace(plan_.units[u].name, u);
-    for (const Op& op : plan_.units[u].ops) {
-      const auto* attention = std::get_if<AttentionOp>(&op);
-      if (attention == nullptr) continue;
-      widest_partial_ = std::max(widest_partial_, attention->heads * (attention->head_dim + 2));
+    const AttentionOp* attention = attention_of(plan_.units[u]);
+    if (attention != nullptr) {
+      widest_partial_ = std::max(widest_partial_, attention->partial_width());
     }
   }
   plan_.kv.dtype = DType::kI8;  // which lacks biases, if any does
@@ -101,9 +101,8 @@ int64_t Footprint::Impl::cuda_bytes(std::span<const std::string> units) const {
 int64_t Footprint::Impl::far_bytes(std::span<const std::string> units, int threads) const {
   cpu::Workspace far(plan_, cpu::most_scratch_bytes);
   for (const std::string& name : units) {
-    for (const Op& op : unit(name).ops) {
-      const auto* attention = std::get_if<AttentionOp>(&op);
-      if (attention == nullptr) continue;
+    const AttentionOp* attention = attention_of(unit(name));
+    if (attention != nullptr) {
       far.attend(attention->heads, attention->kv_heads, attention->head_dim);
     }
   }

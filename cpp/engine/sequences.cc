@@ -56,7 +56,7 @@ SequenceId Engine::Impl::fork(SequenceId source, int64_t length, int64_t capacit
 
 void Engine::Impl::close(SequenceId id) {
   KvSequence& closed = sequence(id);
-  pipeline_.finish();
+  executor_.finish();
   kv_.close(closed);
   sequences_.erase(id);
 }
@@ -83,7 +83,7 @@ void Engine::Impl::save(SequenceId id, std::span<const int32_t> tokens, const st
   KvFileWriter writer(path, header);
   std::vector<std::byte> content(static_cast<size_t>(header.block_bytes()));
   for (int64_t b = 0; b < header.blocks(); ++b) {
-    pipeline_.read_block(kv_.block(saved.blocks[static_cast<size_t>(b)]), content.data());
+    executor_.read_block(kv_.block(saved.blocks[static_cast<size_t>(b)]), content.data());
     writer.append(content);
     if (progress) progress((b + 1) * header.block_bytes(), header.blocks() * header.block_bytes());
   }
@@ -102,10 +102,10 @@ LoadedSequence Engine::Impl::load(const std::string& path, int64_t capacity,
     const int64_t blocks = kv_.blocks_for(length);
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t end = std::min(length, (b + 1) * plan_.kv.page_tokens);
-      pipeline_.make_room(1);
+      executor_.make_room(1);
       reader.read(content);
       kv_.extend(loaded, end);
-      pipeline_.write_block(kv_.block(loaded.blocks.back()), content.data());
+      executor_.write_block(kv_.block(loaded.blocks.back()), content.data());
       kv_.grown(loaded, end);
       if (progress) progress((b + 1) * std::ssize(content), blocks * std::ssize(content));
     }
@@ -139,7 +139,7 @@ void Engine::Impl::resize(SequenceId id, int64_t length, int64_t capacity) {
          " more blocks of KV pages, ", kv_.unreserved(), " of ", kv_.blocks(),
          " are free; close a sequence, most of all one that shares its positions");
   }
-  pipeline_.finish();
+  executor_.finish();
   kv_.resize(kept, length, capacity);
 }
 

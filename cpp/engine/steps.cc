@@ -61,7 +61,7 @@ void Engine::Impl::make_room(std::span<const StepInput> inputs) {
       if (kv_.last_is_far(target)) recalled.push_back(target.blocks.back());
     }
   }
-  pipeline_.make_room(added, recalled);
+  executor_.make_room(added, recalled);
   for (const StepInput& input : inputs) {
     KvSequence& target = sequence(input.sequence);
     if (kv_.shares_last(target)) copy_last(target);
@@ -71,9 +71,9 @@ void Engine::Impl::make_room(std::span<const StepInput> inputs) {
 // Copy on write: the sequence goes on in a block of its own.
 void Engine::Impl::copy_last(KvSequence& target) {
   std::vector<std::byte> content(static_cast<size_t>(plan_.kv.layers * plan_.kv.page_bytes()));
-  pipeline_.read_block(kv_.block(target.blocks.back()), content.data());
+  executor_.read_block(kv_.block(target.blocks.back()), content.data());
   kv_.own_last(target);
-  pipeline_.write_block(kv_.block(target.blocks.back()), content.data());
+  executor_.write_block(kv_.block(target.blocks.back()), content.data());
 }
 
 // Lays the inputs out as rows and gives every new position its page.
@@ -155,14 +155,14 @@ void Engine::Impl::submit(std::span<const StepInput> inputs) {
   check(inputs);
   weights_.check_files(false);
   make_room(inputs);
-  gather(inputs, pipeline_.rows());
-  size_team(pipeline_.rows().view());
-  pipeline_.submit();
+  gather(inputs, executor_.rows());
+  size_team(executor_.rows().view());
+  executor_.submit();
 }
 
 std::span<const float> Engine::Impl::collect() {
   if (in_flight() == 0) fail(ErrorKind::kInvalid, "[engine] no step was submitted");
-  const std::span<const float> logits = pipeline_.collect();
+  const std::span<const float> logits = executor_.collect();
   weights_.check_files(true);
   weights_.check_scales(logits);
   return logits;

@@ -89,6 +89,18 @@ std::vector<StageSpan> stages_of(const Plan& plan, const std::vector<DeviceIndex
   return stages;
 }
 
+const AttentionOp* attention_of(const UnitSpec& unit) {
+  for (const Op& op : unit.ops) {
+    if (const auto* attention = std::get_if<AttentionOp>(&op)) return attention;
+  }
+  return nullptr;
+}
+
+int64_t value_bytes(const Plan& plan, ValueIndex index, int64_t tokens, int64_t outputs) {
+  const ValueSpec& value = plan.values[static_cast<size_t>(index)];
+  return (value.per_output ? outputs : tokens) * value.width * int64_t{sizeof(float)};
+}
+
 std::vector<bool> values_of(const Plan& plan, const std::vector<bool>& chosen) {
   std::vector<bool> used(plan.values.size(), false);
   each_op(plan, chosen, [&](const Op& op) {

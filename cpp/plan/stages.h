@@ -35,6 +35,12 @@ struct StageSpan {
 // reads a value that the stage before it does not hold.
 std::vector<StageSpan> stages_of(const Plan& plan, const std::vector<DeviceIndex>& places);
 
+// Null for a unit that has none.
+const AttentionOp* attention_of(const UnitSpec& unit);
+
+// Of a value in a step.
+int64_t value_bytes(const Plan& plan, ValueIndex index, int64_t tokens, int64_t outputs);
+
 // By ValueIndex: whether any of the units, those with `chosen`, reads or writes it.
 std::vector<bool> values_of(const Plan& plan, const std::vector<bool>& chosen);
 

@@ -8,6 +8,7 @@
 #include "helm/machine.h"       // IWYU pragma: export
 #include "helm/plan.h"          // IWYU pragma: export
 #include "helm/prefix_cache.h"  // IWYU pragma: export
+#include "helm/program.h"       // IWYU pragma: export
 #include "helm/service.h"       // IWYU pragma: export
 #include "helm/types.h"         // IWYU pragma: export
 #include "helm/version.h"       // IWYU pragma: export

@@ -151,6 +151,8 @@ struct AttentionOp {
   float scale;
   int64_t window;
 
+  int64_t partial_width() const { return heads * (head_dim + 2); }  // see below
+
   template <typename Width, typename Use>
   void values(const Width&, const Use& use) const {
     use(in, Access::kRead);

@@ -1,5 +1,5 @@
 // Weights that visit: page-locked as long as they are needed, whatever fails in between.
-#include "engine/block_visits.h"
+#include "program/visits.h"
 
 #include <doctest/doctest.h>
 
@@ -11,6 +11,7 @@
 #include "cpu/cpu_device.h"
 #include "cpu/isa.h"
 #include "cpu/stage.h"
+#include "program/lower.h"
 #include "tiny_model.h"
 #include "weights/store.h"
 
@@ -93,18 +94,13 @@ TEST_CASE("visiting weights are page-locked no longer than they visit") {
   helm::EngineOptions options = model.options();
   device.events = 100;
   const helm::Weights weights(plan, options, kernels, threads, &account);
-  std::vector<std::byte> workspace(static_cast<size_t>(device.workspace_bytes(plan, plan.units)) +
-                                   4096);
-  helm::StageSpec bound;
-  bound.plan = &plan;
-  bound.values.assign(plan.values.size(), helm::DeviceAddress::kNull);
-  bound.workspace = helm::cpu::device_address(workspace.data());
+  const helm::Program program = helm::lower(plan).at(1);
   int refused = 0;
   for (bool whole = false; !whole; ++refused) {
     REQUIRE(refused < 10);
     device.events = refused;
     try {
-      const helm::BlockVisits blocks(plan, weights, bound, {}, account);
+      const helm::Visits visits(plan, program, weights, {}, account);
       whole = true;
     } catch (const helm::Error& error) {
       CHECK(error.kind() == helm::ErrorKind::kDevice);
@@ -142,18 +138,12 @@ TEST_CASE("what visits is page-locked wherever it lies, no memory page twice") {
       device.events = 100;
       helm::Account account(device, int64_t{1} << 30);
       const helm::Weights weights(plan, options, kernels, threads, &account);
-      std::vector<std::byte> workspace(
-          static_cast<size_t>(device.workspace_bytes(plan, plan.units)) + 4096);
       helm::Arena pages(100 * plan.kv.page_bytes(), "pages");
-      helm::StageSpec bound;
-      bound.plan = &plan;
-      bound.values.assign(plan.values.size(), helm::DeviceAddress::kNull);
-      bound.workspace = helm::cpu::device_address(workspace.data());
       int64_t visiting = 0;
       {
         const std::span<std::byte> kv(pages.data(), static_cast<size_t>(pages.bytes()));
-        const helm::BlockVisits blocks(plan, weights, bound, kv, account);
-        CHECK((blocks.pageable_bytes() == 0) == !refuses);
+        const helm::Visits visits(plan, helm::lower(plan).at(1), weights, kv, account);
+        CHECK((visits.pageable_bytes() == 0) == !refuses);
         for (size_t i = 0; i < plan.tensors.size(); ++i) {
           const helm::TensorSpec& tensor = plan.tensors[i];
           if (!tensor.name.starts_with("block.0.") && !tensor.name.starts_with("block.1.")) {
@@ -166,7 +156,7 @@ TEST_CASE("what visits is page-locked wherever it lies, no memory page twice") {
           visiting += bytes;
         }
         CHECK(device.locked(pages.data(), pages.bytes(), true) == !refuses);
-        if (refuses) CHECK(blocks.pageable_bytes() >= visiting + pages.bytes());
+        if (refuses) CHECK(visits.pageable_bytes() >= visiting + pages.bytes());
       }
       CHECK(device.pinned.empty());
       uintptr_t last_page = 0;

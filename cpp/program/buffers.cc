@@ -1,0 +1,128 @@
+#include "program/buffers.h"
+
+#include <algorithm>
+
+#include "base/arena.h"
+
+namespace helm {
+
+DeviceBuffers::DeviceBuffers(const Plan& plan, DeviceIndex device,
+                             const std::vector<DeviceIndex>& places,
+                             std::span<const ValueIndex> more, int64_t kv_pages, Account& account) {
+  std::vector<bool> used = values_of(plan, units_on(device, places));
+  for (const ValueIndex v : more) used[static_cast<size_t>(v)] = true;
+  std::vector<int64_t> offsets(plan.values.size());
+  int64_t total = 0;
+  for (size_t v = 0; v < used.size(); ++v) {
+    if (!used[v]) continue;
+    offsets[v] = total;
+    total = align_up(total + value_bytes(plan, static_cast<ValueIndex>(v), plan.limits.step_tokens,
+                                         plan.limits.step_outputs),
+                     kDeviceAlignment);
+  }
+  int64_t scratch = 0;
+  for (const StageSpan& stage : stages_of(plan, places)) {
+    if (stage.device != device) continue;
+    scratch = std::max(scratch, account.device().workspace_bytes(plan, stage.units(plan)));
+  }
+  kv_ = DeviceMemory(account, kv_pages * plan.kv.page_bytes(), "the KV cache");
+  activations_ = DeviceMemory(account, total, "activations");
+  workspace_ = DeviceMemory(account, scratch, "the workspace");
+  values_.assign(plan.values.size(), DeviceAddress::kNull);
+  for (size_t v = 0; v < used.size(); ++v) {
+    if (used[v]) values_[v] = activations_.address() + offsets[v];
+  }
+}
+
+StageSpec DeviceBuffers::spec(const Plan& plan) const {
+  StageSpec spec;
+  spec.plan = &plan;
+  spec.values = values_;
+  spec.kv = kv();
+  spec.workspace = workspace_.address();
+  return spec;
+}
+
+void StepRows::reserve(const Limits& limits) {
+  for (auto* rows : {&token_ids, &positions, &output_rows}) {
+    rows->reserve(static_cast<size_t>(limits.step_tokens));
+  }
+  runs.reserve(static_cast<size_t>(limits.sequences));
+}
+
+void StepRows::clear() {
+  for (auto* rows : {&token_ids, &positions, &output_rows, &pages, &far.pages}) rows->clear();
+  runs.clear();
+  far.blocks.clear();
+}
+
+void StepViews::make(const StepRows& rows, const KvSpec& kv, const Program& program,
+                     const std::vector<bool>& visiting) {
+  on_cpu_ = of_visits_ = on_device_ = rows.view();
+  visits_.clear();
+  far_pages_.clear();
+  if (program.visits) {
+    bring_pages(kv, visiting);
+    of_visits_.runs = of_visits_.all_runs = visiting_runs_;
+    of_visits_.number = next_step_number();
+    on_device_ = of_visits_;
+  }
+  if (program.far == Program::Far::kNone) return;
+  part_pages(rows.far, kv, program.far == Program::Far::kVisit);
+  on_device_.all_runs = runs_;
+  on_device_.runs = on_device_.all_runs.first(rows.runs.size());
+  on_device_.number = next_step_number();
+  far_on_cpu_ = {rows.token_ids, rows.positions, rows.output_rows, far_runs_};
+}
+
+// Layers that visit find their pages in the room for visits, block after block.
+void StepViews::bring_pages(const KvSpec& kv, const std::vector<bool>& visits) {
+  const auto blocks_for = [&](int64_t positions) {
+    return (positions + kv.page_tokens - 1) / kv.page_tokens;
+  };
+  visiting_runs_.assign(on_cpu_.runs.begin(), on_cpu_.runs.end());
+  table_.clear();
+  int32_t next = 0;
+  for (const SequenceRun& run : visiting_runs_) {
+    const int64_t blocks = blocks_for(run.first_position + run.tokens);
+    visits_.push_back({run.pages, next, blocks_for(run.first_position),
+                       run.first_position / kv.page_tokens, blocks});
+    for (int64_t block = 0; block < blocks; ++block, ++next) {
+      for (int64_t layer = 0; layer < kv.layers; ++layer) {
+        const bool here = visits[static_cast<size_t>(layer)];
+        table_.push_back(here ? next : run.pages[block * kv.layers + layer]);
+      }
+    }
+  }
+  const int32_t* pages = table_.data();
+  for (SequenceRun& run : visiting_runs_) {
+    run.pages = pages;
+    pages += blocks_for(run.first_position + run.tokens) * kv.layers;
+  }
+}
+
+// Runs of near pages, of far pages where they lie, and, if those visit, of each alone.
+void StepViews::part_pages(const FarRuns& far, const KvSpec& kv, bool visit) {
+  const size_t sequences = on_device_.runs.size();
+  runs_.assign(on_device_.runs.begin(), on_device_.runs.end());
+  if (only_.empty()) only_.assign(static_cast<size_t>(kv.layers), 0);
+  far_runs_.assign(runs_.begin(), runs_.end());
+  const int32_t* pages = far.pages.data();
+  for (size_t r = 0; r < sequences; ++r) {
+    const int64_t blocks = far.blocks[r];
+    for (int64_t block = 0; visit && block < blocks; ++block) {
+      SequenceRun alone = runs_[r];
+      alone.pages = only_.data();
+      alone.first_block = block;
+      alone.end_block = block + 1;
+      runs_.push_back(alone);
+      far_pages_.push_back({pages + block * kv.layers, block, alone.first_position});
+    }
+    runs_[r].first_block = far_runs_[r].end_block = blocks;
+    runs_[r].pages += blocks * kv.layers;
+    far_runs_[r].pages = pages;
+    pages += blocks * kv.layers;
+  }
+}
+
+}  // namespace helm

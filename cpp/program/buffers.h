@@ -1,0 +1,104 @@
+// What stages of a device are bound to besides weights, and what a step gives them.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "device/memory.h"
+#include "plan/stages.h"
+#include "program/task.h"
+
+namespace helm {
+
+class DeviceBuffers {
+ public:
+  DeviceBuffers() = default;
+  // For units at these places, in KV pages so many; with `more` values.
+  DeviceBuffers(const Plan& plan, DeviceIndex device, const std::vector<DeviceIndex>& places,
+                std::span<const ValueIndex> more, int64_t kv_pages, Account& account);
+
+  // What a stage is bound to, but for its units and weights.
+  StageSpec spec(const Plan& plan) const;
+
+  DeviceAddress value(ValueIndex index) const { return values_[static_cast<size_t>(index)]; }
+  DeviceAddress kv() const { return kv_.address(); }
+  int64_t kv_bytes() const { return kv_.bytes(); }
+  int64_t activations_bytes() const { return activations_.bytes(); }
+  int64_t workspace_bytes() const { return workspace_.bytes(); }
+
+ private:
+  DeviceMemory kv_, activations_, workspace_;
+  std::vector<DeviceAddress> values_;  // by ValueIndex; kNull where the device does not use it
+};
+
+// The step's blocks that lie in host memory.
+struct FarRuns {
+  std::vector<int64_t> blocks;  // by run: so many from the first
+  std::vector<int32_t> pages;   // [runs][blocks, layers]
+
+  bool any() const { return !pages.empty(); }
+};
+
+// One step's rows, kept until its last stage has run.
+struct StepRows {
+  std::vector<int32_t> token_ids;
+  std::vector<int32_t> positions;
+  std::vector<int32_t> output_rows;
+  std::vector<SequenceRun> runs;
+  std::vector<int32_t> pages;  // of the runs, [blocks, layers] each
+  FarRuns far;
+  uint64_t number = 0;  // of the step
+
+  void reserve(const Limits& limits);
+  void clear();
+  StepView view() const { return {token_ids, positions, output_rows, runs, runs, number}; }
+  bool decodes() const { return token_ids.size() == runs.size(); }
+};
+
+// A step as stages see it: the same rows, with the KV pages that each is to find.
+class StepViews {
+ public:
+  // A sequence's pages while its layers in host memory visit a device.
+  struct Visit {
+    const int32_t* host;  // [blocks, layers]
+    int32_t first;        // page of block 0 in the room for visits
+    int64_t existing;     // blocks with positions from before the step
+    int64_t begin, end;   // blocks that the step writes to
+  };
+  struct FarPage {
+    const int32_t* pages;    // in host memory, by layer
+    int64_t block;           // of its sequence
+    int64_t first_position;  // of the sequence's rows
+  };
+
+  // For a program. visiting: by KV layer, whether it visits, where the program's do. Rows and
+  // program are referred to until the next call.
+  void make(const StepRows& rows, const KvSpec& kv, const Program& program,
+            const std::vector<bool>& visiting);
+
+  const StepView& on_cpu() const { return on_cpu_; }
+  const StepView& on_device() const { return on_device_; }
+  const StepView& far_on_cpu() const { return far_on_cpu_; }
+  const StepView& of_visits() const { return of_visits_; }  // layers in host memory, on a device
+  const std::vector<Visit>& visits() const { return visits_; }
+  const std::vector<FarPage>& far_pages() const { return far_pages_; }
+  // Of a far page that has come to the device, as the only page.
+  StepView of_far_page(size_t index) const {
+    return on_device_.piece(on_cpu_.runs.size() + index, 1);
+  }
+
+ private:
+  void bring_pages(const KvSpec& kv, const std::vector<bool>& visits);
+  void part_pages(const FarRuns& far, const KvSpec& kv, bool visit);
+
+  StepView on_cpu_, of_visits_, on_device_, far_on_cpu_;
+  std::vector<SequenceRun> runs_;  // on a device; then one for each far page
+  std::vector<SequenceRun> far_runs_;
+  std::vector<SequenceRun> visiting_runs_;
+  std::vector<Visit> visits_;
+  std::vector<FarPage> far_pages_;
+  std::vector<int32_t> table_;  // with the pages of layers that visit
+  std::vector<int32_t> only_;   // page 0 of every layer
+};
+
+}  // namespace helm

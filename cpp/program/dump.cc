@@ -1,0 +1,59 @@
+#include "program/dump.h"
+
+#include "helm/program.h"
+#include "program/lower.h"
+
+namespace helm {
+namespace {
+
+using Verb = Task::Verb;
+
+// Around what a task is about, by verb.
+constexpr const char* kWords[][2] = {{"run ", ""},     {"run ", " before"},  {"run ", " near"},
+                                     {"run ", " far"}, {"run ", " after"},   {"copy ", ""},
+                                     {"visit ", ""},   {"page ", " cached"}, {"page ", " written"},
+                                     {"page ", " far"}};
+
+std::string subject(const Plan& plan, const Task& task) {
+  const auto device = [&](bool cpu) {
+    return plan.devices[static_cast<size_t>(cpu ? kCpu : task.device)].name;
+  };
+  if (task.verb == Verb::kCopy) {
+    const bool up = task.lane == Task::Lane::kUp;
+    const std::string& value = plan.values[static_cast<size_t>(task.value)].name;
+    return value + " " + device(up) + ">" + device(!up);
+  }
+  const UnitSpec& first = plan.units[task.begin];
+  if (task.verb != Verb::kRun) return "layer." + std::to_string(first.layer);
+  const bool several = task.end - task.begin > 1;
+  return first.name + (several ? ".." + plan.units[task.end - 1].name : "");
+}
+
+}  // namespace
+
+std::string text(const Plan& plan, const Program& program) {
+  const char* const far[] = {"", ", far pages visit", ", far pages on cpu"};
+  std::string lines = program.visits ? "program visit" : "program rest";
+  lines += far[static_cast<size_t>(program.far)];
+  for (size_t i = 0; i < program.tasks.size(); ++i) {
+    const Task& task = program.tasks[i];
+    const std::string lanes[] = {plan.devices[static_cast<size_t>(task.device)].name, "up", "down"};
+    const auto& [verb, part] = kWords[static_cast<size_t>(task.verb)];
+    lines += "\n" + std::to_string(i) + " " + lanes[static_cast<size_t>(task.lane)] + " " + verb;
+    lines += subject(plan, task) + part;
+    if (task.each) lines += ", each";
+    if (task.aside) lines += " aside";
+    if (!task.after.empty()) lines += " after";
+    for (const int32_t other : task.after) lines += " " + std::to_string(other);
+  }
+  return lines;
+}
+
+std::vector<std::string> programs(const Plan& plan) {
+  const Plan extended = with_partials(plan);
+  std::vector<std::string> texts;
+  for (const Program& program : lower(extended)) texts.push_back(text(extended, program));
+  return texts;
+}
+
+}  // namespace helm

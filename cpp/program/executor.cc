@@ -1,0 +1,338 @@
+#include "program/executor.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "cpu/stage.h"
+#include "program/lower.h"
+
+namespace helm {
+namespace {
+
+using Far = Program::Far;
+using Verb = Task::Verb;
+
+}  // namespace
+
+Executor::Executor(const Plan& plan, const Weights& weights, KvCache& kv,
+                   std::vector<Account*> accounts)
+    : plan_(with_partials(plan)), kv_(kv), accounts_(std::move(accounts)) {
+  std::vector<Program> programs = lower(plan_);
+  create_buffers();
+  const auto visiting = std::ranges::find(programs, true, &Program::visits);
+  if (visiting != programs.end()) {
+    const std::span pages(cpu::host_pointer(buffers_[kCpu].kv()),
+                          static_cast<size_t>(buffers_[kCpu].kv_bytes()));
+    weights_aside_ = accounts_.back()->device().create_stream();
+    visits_ = std::make_unique<Visits>(plan_, *visiting, weights, pages, *accounts_.back());
+  }
+  if (kv.overflows()) {
+    pages_aside_ = accounts_.back()->device().create_stream();
+    paging_ =
+        std::make_unique<Paging>(plan_, kv, buffers_.back().kv(), *pages_aside_, *accounts_.back());
+  }
+  stages_ =
+      std::make_unique<Stages>(plan_, weights, buffers_, accounts_, visits_.get(), paging_.get());
+  for (Program& program : programs) programs_.push_back(stages_->bind(std::move(program)));
+  create_flights();
+}
+
+Executor::~Executor() = default;
+
+void Executor::create_buffers() {
+  std::vector<ValueIndex> partials;
+  for (size_t v = plan_.values.size() - (kv_.overflows() ? 2 : 0); v < plan_.values.size(); ++v) {
+    partials.push_back(static_cast<ValueIndex>(v));
+  }
+  const bool visited = plan_.schedule.stream_tokens > 0;
+  for (size_t d = 0; d < accounts_.size(); ++d) {
+    Account& account = *accounts_[d];
+    streams_.push_back(account.device().create_stream());
+    if (d == kCpu) {
+      buffers_.emplace_back(plan_, kCpu, resident_units(plan_), std::span<ValueIndex>(),
+                            kv_.cpu_pages(), account);
+    } else {
+      buffers_.emplace_back(plan_, static_cast<DeviceIndex>(d),
+                            visited ? visiting_units(plan_) : resident_units(plan_), partials,
+                            kv_.near_pages(), account);
+    }
+  }
+}
+
+void Executor::create_flights() {
+  int64_t bytes = 0;
+  for (const BoundProgram& one : programs_) bytes = std::max(bytes, one.staging_bytes);
+  for (Flight& flight : flights_) {
+    flight.rows.reserve(plan_.limits);
+    if (accounts_.size() == 1) continue;
+    Device& device = accounts_.back()->device();
+    if (bytes > 0) flight.staging = StagingMemory(device, bytes, "activations that cross");
+    for (auto& event : flight.events) event = device.create_event();
+  }
+}
+
+DeviceUse Executor::use_of(DeviceIndex device) const {
+  const DeviceBuffers& own = buffers(device);
+  DeviceUse use;
+  use.kv_bytes = own.kv_bytes();
+  use.activations_bytes = own.activations_bytes();
+  use.workspace_bytes = own.workspace_bytes();
+  if (device != kCpu) {
+    use.staging_bytes = (visits_ ? visits_->bytes() : 0) + stages_->device_bytes();
+    return use;
+  }
+  use.kv_bytes += paging_ ? paging_->far_bytes() : 0;
+  use.workspace_bytes += stages_->workspace_bytes();
+  use.staging_bytes = stages_->staging_bytes();
+  for (const Flight& flight : flights_) use.staging_bytes += flight.staging.bytes();
+  return use;
+}
+
+void Executor::count(EngineStats& stats) const {
+  const auto& tasks = programs_.front().tasks;
+  stats.crossings =
+      std::ranges::count_if(tasks, [](const Bound& one) { return one.task.runs(); }) - 1;
+  stats.streamed_steps = visiting_steps_;
+  stats.pageable_bytes = visits_ ? visits_->pageable_bytes() : 0;
+  stats.evicted_blocks = paging_ ? paging_->evicted_blocks() : 0;
+  stats.cpu_attentions = cpu_attentions_;
+  stats.page_visits = page_visits_;
+}
+
+void Executor::make_room(int64_t blocks, std::span<const int32_t> recalled) {
+  if (paging_ == nullptr) return;
+  // Tasks that are not enqueued yet would look for pages that have left.
+  if (in_flight_ > 0 && std::ranges::any_of(programs_, &BoundProgram::late)) finish();
+  check_devices();
+  for (const int32_t block : recalled) paging_->recall(block, main());
+  paging_->make_room(blocks, main());
+}
+
+void Executor::copy_block(const KvBlock& block, std::byte* content, bool write) {
+  finish();
+  check_devices();
+  for (const auto& stream : streams_) stream->synchronize();
+  if (pages_aside_ != nullptr) pages_aside_->synchronize();
+  const int64_t bytes = plan_.kv.page_bytes();
+  std::vector<int32_t> pages;
+  kv_.append_pages(block, false, pages);
+  for (size_t layer = 0; layer < pages.size(); ++layer, content += bytes) {
+    const auto place = [&](const DeviceBuffers& buffers) {
+      return buffers.kv() + pages[layer] * bytes;
+    };
+    std::byte* host = nullptr;
+    if (!kv_.near_layer(layer)) {
+      host = cpu::host_pointer(place(buffers_[kCpu]));
+    } else if (block.far != KvBlock::kNone) {
+      host = paging_->far_slot(block.far) + kv_.near_ordinal(static_cast<int64_t>(layer)) * bytes;
+    }
+    if (host != nullptr) {
+      std::memcpy(write ? host : content, write ? content : host, static_cast<size_t>(bytes));
+    } else if (write) {
+      main().upload(place(buffers_.back()), content, bytes);
+    } else {
+      main().download(content, place(buffers_.back()), bytes);
+    }
+  }
+  main().synchronize();
+}
+
+void Executor::check_devices() const {
+  if (failure_.empty()) return;
+  fail(ErrorKind::kDevice, "[engine] a device has failed (", failure_, "); load the model anew");
+}
+
+void Executor::submit() {
+  Flight& flight = flights_[next_];
+  const BoundProgram& program = program_for(flight.rows);
+  const bool visits = program.program.visits;
+  // Pages in host memory are the CPU's or a device's to write, not both at once.
+  if (in_flight_ > 0 && (oldest().program->program.visits != visits || oldest().ended())) finish();
+  check_devices();
+  flight.program = &program;
+  flight.next = 0;
+  flight.kept.clear();
+  flight.rows.number = next_step_number();
+  flight.views.make(flight.rows, plan_.kv, program.program, program.visiting);
+  visiting_steps_ += visits;
+  try {
+    walk(flight, false);
+  } catch (const Error& error) {
+    failure_ = error.what();
+    throw;
+  }
+  next_ = (next_ + 1) % flights_.size();
+  ++in_flight_;
+}
+
+const BoundProgram& Executor::program_for(const StepRows& rows) const {
+  const StepView step = rows.view();
+  const bool visits =
+      visits_ != nullptr && step.tokens() >= plan_.schedule.stream_tokens && visits_->holds(step);
+  const bool on_cpu = plan_.schedule.overflow == Schedule::Overflow::kCpu &&
+                      rows.token_ids.size() == rows.runs.size();
+  const Far far = !rows.far.any() ? Far::kNone : on_cpu ? Far::kOnCpu : Far::kVisit;
+  return *std::ranges::find_if(programs_, [&](const BoundProgram& one) {
+    return one.program.visits == visits && one.program.far == far;
+  });
+}
+
+// Enqueues tasks up to the first of the CPU that must wait for a device, or, waiting, all.
+void Executor::walk(Flight& flight, bool to_end) {
+  const std::vector<Bound>& tasks = flight.program->tasks;
+  for (; flight.next < tasks.size(); ++flight.next) {
+    const Bound& bound = tasks[flight.next];
+    const bool on_cpu = bound.task.device == kCpu;
+    if (on_cpu && bound.waits == Bound::kMain) {
+      if (!to_end) return;
+      await(flight);
+    } else if (on_cpu && bound.waits == Bound::kAside) {
+      flight.events[Bound::kAside]->synchronize();
+    } else if (bound.waits != Bound::kHost) {
+      queue(bound.task).wait(*flight.events[bound.waits]);
+    }
+    enqueue(bound, flight);
+    if (!bound.records) continue;
+    queue(bound.task).record(*flight.events[bound.task.aside ? Bound::kAside : Bound::kMain]);
+    flight.awaited = true;
+  }
+  if (to_end && flight.awaited) await(flight);
+}
+
+void Executor::await(Flight& flight) {
+  flight.events[Bound::kMain]->synchronize();
+  flight.awaited = false;
+}
+
+void Executor::enqueue(const Bound& bound, const Flight& flight) {
+  const Task& task = bound.task;
+  switch (task.verb) {
+    case Verb::kCopy:
+      return copy(bound, flight);
+    case Verb::kVisit:
+      return visits_->load(task.begin, queue(task));
+    case Verb::kCached:
+    case Verb::kWritten:
+      return visits_->move_pages(task.begin, task.verb == Verb::kCached, flight.views, main());
+    case Verb::kPage:  // in turn with the run behind it
+      return;
+    default:
+      return task.each ? visit_far_pages(bound, flight) : run(bound, flight);
+  }
+}
+
+// In which a task is enqueued. What has left is in host memory where the pages' copies are done.
+Stream& Executor::queue(const Task& task) {
+  if (task.aside) return task.verb == Verb::kVisit ? *weights_aside_ : *pages_aside_;
+  return *streams_[static_cast<size_t>(task.device)];
+}
+
+void Executor::copy(const Bound& bound, const Flight& flight) {
+  const Task& task = bound.task;
+  const int64_t bytes = bytes_of(bound, flight);
+  if (bytes == 0) return;
+  const DeviceAddress there = buffers(task.device).value(task.value);
+  std::byte* host = bound.host == nullptr ? flight.staging.data() + bound.offset : bound.host;
+  if (task.lane == Task::Lane::kDown) {
+    queue(task).download(host, there, bytes);
+    return;
+  }
+  if (bound.host == nullptr) {
+    std::memcpy(host, cpu::host_pointer(buffers_[kCpu].value(task.value)),
+                static_cast<size_t>(bytes));
+  }
+  queue(task).upload(there, host, bytes);
+}
+
+int64_t Executor::bytes_of(const Bound& copy, const Flight& flight) const {
+  const StepView& step = flight.views.on_cpu();
+  const bool outputs = plan_.values[static_cast<size_t>(copy.task.value)].per_output;
+  return (outputs ? step.outputs() : step.tokens()) * copy.width * int64_t{sizeof(float)};
+}
+
+void Executor::run(const Bound& bound, const Flight& flight) {
+  const Task& task = bound.task;
+  Stream& stream = *streams_[static_cast<size_t>(task.device)];
+  if (task.device != kCpu) {
+    if (bound.buffer == nullptr) {
+      bound.stages[0]->run(stream, flight.views.on_device());
+    } else {
+      stream.wait(*bound.buffer->loaded);
+      bound.stages[0]->run(stream, flight.views.of_visits());
+      stream.record(*bound.buffer->read);
+    }
+    return;
+  }
+  if (task.verb == Verb::kFar) {  // pages that left have arrived, too
+    ++cpu_attentions_;
+    bound.stages[0]->run(stream, flight.views.far_on_cpu());
+    return;
+  }
+  for (const int32_t i : task.after) {  // values that have come with the flight
+    const Bound& copy = flight.program->tasks[static_cast<size_t>(i)];
+    std::memcpy(cpu::host_pointer(buffers_[kCpu].value(copy.task.value)),
+                flight.staging.data() + copy.offset, static_cast<size_t>(bytes_of(copy, flight)));
+  }
+  bound.stages[0]->run(stream, flight.views.on_cpu());
+}
+
+void Executor::visit_far_pages(const Bound& bound, const Flight& flight) {
+  const AttentionOp& op = *attention_of(plan_.units[bound.task.begin]);
+  const KvSpec& kv = plan_.kv;
+  for (size_t i = 0; i < flight.views.far_pages().size(); ++i) {
+    const StepViews::FarPage& page = flight.views.far_pages()[i];
+    const int64_t first_seen = op.window > 0 ? page.first_position - op.window + 1 : 0;
+    if (page.block < first_seen / kv.page_tokens) continue;
+    ++page_visits_;
+    const size_t turn = stages_->far_pages().next();
+    Ring::Buffer& buffer = stages_->far_pages()[turn];
+    const std::byte* host = paging_->far_slot(0) + page.pages[op.layer] * kv.page_bytes();
+    pages_aside_->wait(*buffer.read);
+    pages_aside_->upload(buffer.address, host, kv.page_bytes());
+    pages_aside_->record(*buffer.loaded);
+    main().wait(*buffer.loaded);
+    bound.stages[turn]->run(main(), flight.views.of_far_page(i));
+    main().record(*buffer.read);
+  }
+}
+
+// A failure ends this step and all others.
+void Executor::run_to_end(Flight& flight) {
+  if (!failure_.empty()) return;
+  try {
+    walk(flight, true);
+  } catch (const Error& error) {
+    failure_ = error.what();
+  }
+}
+
+std::span<const float> Executor::collect() {
+  Flight& flight = oldest();
+  --in_flight_;
+  run_to_end(flight);
+  check_devices();
+  if (!logits_cross() && !flight.kept.empty()) return flight.kept;
+  const auto* logits = logits_cross()
+                           ? reinterpret_cast<const float*>(flight.staging.data())
+                           : cpu::host_pointer<const float>(buffers_[kCpu].value(plan_.logits));
+  return {logits, flight.rows.output_rows.size() * static_cast<size_t>(plan_.vocab_size)};
+}
+
+void Executor::finish() {
+  for (int64_t i = in_flight_; i > 0; --i) {
+    Flight& flight = flights_[(next_ + flights_.size() - static_cast<size_t>(i)) % flights_.size()];
+    run_to_end(flight);
+    if (failure_.empty()) keep_logits(flight);
+  }
+}
+
+// Another step is about to overwrite the CPU's logits.
+void Executor::keep_logits(Flight& flight) {
+  if (logits_cross() || !flight.kept.empty()) return;
+  const auto* logits = cpu::host_pointer<const float>(buffers_[kCpu].value(plan_.logits));
+  flight.kept.assign(
+      logits, logits + flight.rows.output_rows.size() * static_cast<size_t>(plan_.vocab_size));
+}
+
+}  // namespace helm

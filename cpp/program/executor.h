@@ -1,0 +1,103 @@
+// Walks the programs of a plan, for up to two steps at once: while one step waits for a device the
+// CPU works on the next. Knows nothing of sequences.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "helm/engine.h"
+#include "program/stages.h"
+
+namespace helm {
+
+class Executor {
+ public:
+  // accounts: by device, of those that the plan uses. Everything must outlive the executor.
+  Executor(const Plan& plan, const Weights& weights, KvCache& kv, std::vector<Account*> accounts);
+  ~Executor();
+
+  // How many steps may be on their way at once.
+  int64_t limit() const { return accounts_.size() > 1 ? std::ssize(flights_) : 1; }
+  int64_t in_flight() const { return in_flight_; }
+
+  // Before the next step's pages are looked up: brings those back to their device that it will
+  // write to, and makes room there for `blocks` more.
+  void make_room(int64_t blocks, std::span<const int32_t> recalled = {});
+  // The content of a block, [layers] pages. Both wait for all steps.
+  void read_block(const KvBlock& block, std::byte* to) { copy_block(block, to, false); }
+  void write_block(const KvBlock& block, std::byte* from) { copy_block(block, from, true); }
+  // Rows to be filled for the next step, empty. Needs in_flight() < limit().
+  StepRows& rows() { return flights_[next_].rows; }
+  // Sends them on their way: up to the first result that must be awaited.
+  void submit();
+  // Finishes the oldest step. Its logits, [outputs, vocab_size], are valid until the next call of
+  // any member. Throws what a device failed with; then no step can be submitted any more.
+  std::span<const float> collect();
+  // Runs every step to its end, so that pages may change hands; logits, or what a device failed
+  // with, wait to be collected.
+  void finish();
+
+  // What is taken of a device's memory besides weights, by purpose; what steps have done.
+  DeviceUse use_of(DeviceIndex device) const;
+  void count(EngineStats& stats) const;
+
+ private:
+  struct Flight {
+    StepRows rows;
+    StepViews views;
+    const BoundProgram* program = nullptr;
+    size_t next = 0;                               // task
+    bool awaited = false;                          // work of a device has not been waited for
+    StagingMemory staging;                         // see BoundProgram
+    std::vector<float> kept;                       // logits of the CPU, when finish() ran ahead
+    std::array<std::unique_ptr<Event>, 3> events;  // by queue
+
+    bool ended() const { return !awaited && next == program->tasks.size(); }
+  };
+
+  void create_buffers();
+  void create_flights();
+  void check_devices() const;  // throws if one has failed
+  const BoundProgram& program_for(const StepRows& rows) const;
+  void walk(Flight& flight, bool to_end);
+  void run_to_end(Flight& flight);
+  void keep_logits(Flight& flight);
+  static void await(Flight& flight);
+  void enqueue(const Bound& bound, const Flight& flight);
+  void run(const Bound& bound, const Flight& flight);
+  void copy(const Bound& bound, const Flight& flight);
+  int64_t bytes_of(const Bound& copy, const Flight& flight) const;
+  void visit_far_pages(const Bound& run, const Flight& flight);
+  void copy_block(const KvBlock& block, std::byte* content, bool write);
+  Stream& queue(const Task& task);
+  const DeviceBuffers& buffers(DeviceIndex device) const {
+    return buffers_[static_cast<size_t>(device)];
+  }
+  Stream& main() { return *streams_.back(); }
+  bool logits_cross() const { return plan_.units.back().device != kCpu; }
+  Flight& oldest() {
+    return flights_[(next_ + flights_.size() - static_cast<size_t>(in_flight_)) % flights_.size()];
+  }
+
+  const Plan plan_;  // with values for partial results of attention
+  KvCache& kv_;
+  std::vector<Account*> accounts_;
+  std::vector<DeviceBuffers> buffers_;
+  std::unique_ptr<Visits> visits_;
+  std::unique_ptr<Paging> paging_;
+  std::unique_ptr<Stages> stages_;
+  std::vector<BoundProgram> programs_;  // of each kind of step
+  std::array<Flight, 2> flights_;
+  size_t next_ = 0;  // flight of the next step
+  int64_t in_flight_ = 0;
+  int64_t visiting_steps_ = 0, cpu_attentions_ = 0, page_visits_ = 0;
+  std::string failure_;
+  // Destroyed first, they wait for their work: by device, then for weights and for pages aside.
+  std::vector<std::unique_ptr<Stream>> streams_;
+  std::unique_ptr<Stream> weights_aside_, pages_aside_;
+};
+
+}  // namespace helm

@@ -1,0 +1,53 @@
+// Layers of a device some of whose KV pages lie in host memory: attention in two places, merged.
+#include <algorithm>
+
+#include "program/lower.h"
+
+namespace helm {
+
+namespace {
+using Far = Program::Far;
+using Lane = Task::Lane;
+using Verb = Task::Verb;
+}  // namespace
+
+// Units that lie on the device that runs them.
+void Lowering::resident(DeviceIndex device, size_t begin, size_t end) {
+  if (device == kCpu || program_.far == Far::kNone) {
+    run(Verb::kRun, device, begin, end);
+    return;
+  }
+  for (size_t next = begin; begin < end; begin = next) {
+    if (attention_of(plan_.units[begin]) != nullptr) {
+      next = std::min(end, layer_end(plan_, begin));
+      spread_layer(device, begin, next);
+      continue;
+    }
+    while (next < end && attention_of(plan_.units[next]) == nullptr) ++next;
+    run(Verb::kRun, device, begin, next);
+  }
+}
+
+void Lowering::spread_layer(DeviceIndex device, size_t begin, size_t end) {
+  const int32_t before = run(Verb::kBefore, device, begin, end);
+  if (program_.far == Far::kVisit) {
+    Task& page = add(Verb::kPage, Lane::kUp, device, begin, end);
+    page.aside = page.each = true;
+    run(Verb::kFar, device, begin, end, {last()});
+    program_.tasks.back().each = true;
+    run(Verb::kNear, device, begin, end);
+    run(Verb::kAfter, device, begin, end);
+    return;
+  }
+  Task& down = add(Verb::kCopy, Lane::kDown, device, begin, end, {before});
+  down.value = attention_of(plan_.units[begin])->in;
+  down.aside = true;
+  const int32_t query = last();
+  run(Verb::kNear, device, begin, end);
+  const int32_t far = run(Verb::kFar, kCpu, begin, end, {query});
+  const auto partial = static_cast<ValueIndex>(plan_.values.size() - 1);
+  add(Verb::kCopy, Lane::kUp, device, begin, end, {far}).value = partial;
+  run(Verb::kAfter, device, begin, end, {last()});
+}
+
+}  // namespace helm

@@ -1,0 +1,207 @@
+#include "program/stages.h"
+
+#include <algorithm>
+
+#include "base/arena.h"
+#include "cpu/key_bias.h"
+#include "cpu/stage.h"
+#include "program/lower.h"
+
+namespace helm {
+namespace {
+
+using Verb = Task::Verb;
+
+// With a step, through its flight's memory.
+bool crosses(const Task& task) {
+  return task.verb == Verb::kCopy && task.begin == task.end;
+}
+
+Bound::Queue queue_of(const Task& task) {
+  return task.device == kCpu ? Bound::kHost : task.aside ? Bound::kAside : Bound::kMain;
+}
+
+// Whose event a task waits for, where it is `after` another.
+Bound::Queue waits(const Task& task, const Task& after) {
+  const bool ring = task.verb == Verb::kVisit || after.verb == Verb::kVisit ||
+                    after.verb == Verb::kPage || queue_of(task) == queue_of(after);
+  return ring ? Bound::kHost : queue_of(after);
+}
+
+int64_t bias_bytes(const Plan& plan, const cpu::KeyBias& bias) {
+  return align_up(cpu::tensor_bytes(plan, bias), kCacheLine);
+}
+
+}  // namespace
+
+Stages::Stages(const Plan& plan, const Weights& weights, std::span<const DeviceBuffers> buffers,
+               std::span<Account* const> accounts, Visits* visits, const Paging* paging)
+    : plan_(plan),
+      weights_(weights),
+      buffers_(buffers),
+      accounts_(accounts),
+      visits_(visits),
+      paging_(paging) {
+  if (paging == nullptr) return;
+  Account& account = *accounts[Plan::kFirstAccelerator];
+  far_pages_ = Ring(account, plan.kv.page_bytes(), "KV pages that visit");
+  int64_t query_width = 1, scratch = 0, biases = 0;
+  for (size_t u = 0; u < plan.units.size(); ++u) {
+    const AttentionOp* op = attention_of(plan.units[u]);
+    if (op == nullptr || plan.units[u].device == kCpu) continue;
+    query_width = std::max(query_width, plan.values[static_cast<size_t>(op->in)].width);
+    UnitSpec far;
+    far.ops = ops({Verb::kFar, Task::Lane::kDevice, kCpu, u, u + 1});
+    scratch = std::max(scratch, accounts[kCpu]->device().workspace_bytes(plan, {&far, 1}));
+    if (const auto bias = cpu::key_bias(plan, op->layer)) biases += bias_bytes(plan, *bias);
+  }
+  const int64_t row_bytes = plan.limits.sequences * int64_t{sizeof(float)};
+  Device& device = account.device();
+  queries_ = StagingMemory(device, row_bytes * query_width, "queries that cross");
+  partials_ = StagingMemory(device, row_bytes * plan.values.back().width, "attention that crosses");
+  scratch = align_up(scratch, kCacheLine);
+  workspace_ = StagingMemory(device, std::max<int64_t>(1, scratch + biases), "the workspace");
+  next_bias_ = workspace_.data() + scratch;
+}
+
+BoundProgram Stages::bind(Program program) {
+  BoundProgram made;
+  made.visiting.assign(static_cast<size_t>(plan_.kv.layers), false);
+  bool rested = false;
+  for (const Task& task : program.tasks) {
+    Bound bound;
+    bound.task = task;
+    if (task.runs()) bind_run(bound, made);
+    if (task.verb == Verb::kCopy) bind_copy(bound, made);
+    if (!task.after.empty()) {  // others are done before the last, or a ring knows
+      Bound& from = made.tasks[static_cast<size_t>(task.after.back())];
+      bound.waits = waits(task, from.task);
+      from.records = from.records || bound.waits != Bound::kHost;
+    }
+    rested = rested || (task.device == kCpu && bound.waits == Bound::kMain);
+    made.late = made.late || (rested && task.device != kCpu);
+    made.tasks.push_back(std::move(bound));
+  }
+  made.tasks.back().records = made.tasks.back().task.device != kCpu;
+  made.program = std::move(program);
+  return made;
+}
+
+void Stages::bind_run(Bound& bound, BoundProgram& made) {
+  const Task& task = bound.task;
+  const UnitSpec& unit = plan_.units[task.begin];
+  for (size_t i = 0; i <= static_cast<size_t>(task.each); ++i) bound.stages[i] = stage(task, i);
+  if (task.verb != Verb::kRun || unit.device == task.device) return;
+  bound.buffer = &visits_->buffer(task.begin);
+  made.visiting[static_cast<size_t>(attention_of(unit)->layer)] = true;
+}
+
+void Stages::bind_copy(Bound& bound, BoundProgram& made) {
+  const Task& task = bound.task;
+  bound.width = plan_.values[static_cast<size_t>(task.value)].width;
+  if (!crosses(task)) {
+    const bool down = task.lane == Task::Lane::kDown;
+    bound.host = down ? queries_.data() : partials_.data();
+    if (!down) bound.width = attention_of(plan_.units[task.begin])->partial_width();
+    return;
+  }
+  const auto most_bytes = [&](ValueIndex value) {
+    return value_bytes(plan_, value, plan_.limits.step_tokens, plan_.limits.step_outputs);
+  };
+  const Task* before = made.tasks.empty() ? nullptr : &made.tasks.back().task;
+  if (before != nullptr && crosses(*before)) {
+    bound.offset = made.tasks.back().offset + most_bytes(before->value);
+  } else if (task.value != plan_.logits && plan_.units.back().device != kCpu) {
+    bound.offset = most_bytes(plan_.logits);
+  }
+  made.staging_bytes = std::max(made.staging_bytes, bound.offset + most_bytes(task.value));
+}
+
+Stage* Stages::stage(const Task& task, size_t buffer) {
+  std::unique_ptr<Stage>& stage = stages_[{task.verb, task.device, task.begin, task.end, buffer}];
+  if (stage == nullptr) {
+    Device& device = accounts_[static_cast<size_t>(task.device)]->device();
+    stage = device.compile(spec(task, buffer));
+  }
+  return stage.get();
+}
+
+StageSpec Stages::spec(const Task& task, size_t buffer) {
+  if (task.verb == Verb::kFar && task.device == kCpu) return spec_of_far_on_cpu(task);
+  StageSpec spec = buffers_[static_cast<size_t>(task.device)].spec(plan_);
+  spec.weights = weights_.on(task.device);
+  spec.units = std::span(plan_.units).subspan(task.begin, task.end - task.begin);
+  if (task.verb == Verb::kRun && spec.units[0].device != task.device)
+    visits_->bind(task.begin, spec);
+  if (task.verb == Verb::kRun) return spec;
+  if (task.verb == Verb::kFar) spec.kv = far_pages_[buffer].address;
+  parts_.push_back(spec.units[0]);
+  parts_.back().ops = ops(task);
+  spec.units = {&parts_.back(), 1};
+  return spec;
+}
+
+// Reads queries and writes partial results where they cross; pages where they lie.
+StageSpec Stages::spec_of_far_on_cpu(const Task& task) {
+  parts_.push_back(plan_.units[task.begin]);
+  parts_.back().ops = ops(task);
+  const AttentionOp& op = *attention_of(plan_.units[task.begin]);
+  StageSpec spec;
+  spec.plan = &plan_;
+  spec.units = {&parts_.back(), 1};
+  spec.weights.assign(plan_.tensors.size(), Weight{});
+  spec.values.assign(plan_.values.size(), DeviceAddress::kNull);
+  spec.values[static_cast<size_t>(op.in)] = cpu::device_address(queries_.data());
+  spec.values[static_cast<size_t>(far_value())] = cpu::device_address(partials_.data());
+  spec.kv = cpu::device_address(paging_->far_slot(0));
+  spec.workspace = cpu::device_address(workspace_.data());
+  if (const auto bias = cpu::key_bias(plan_, op.layer)) {
+    const auto tensor = static_cast<size_t>(bias->tensor);
+    const DeviceIndex holder = plan_.units[task.begin].device;
+    const auto stream = accounts_[static_cast<size_t>(holder)]->device().create_stream();
+    stream->download(next_bias_, weights_.on(holder)[tensor].address,
+                     cpu::tensor_bytes(plan_, *bias));
+    stream->synchronize();
+    spec.weights[tensor].address = cpu::device_address(next_bias_);
+    next_bias_ += bias_bytes(plan_, *bias);
+  }
+  return spec;
+}
+
+// Of a part of a layer whose pages are spread.
+std::vector<Op> Stages::ops(const Task& task) const {
+  const std::vector<Op>& all = plan_.units[task.begin].ops;
+  const AttentionOp& op = *attention_of(plan_.units[task.begin]);
+  const auto at = std::ranges::find_if(
+      all, [](const Op& one) { return std::holds_alternative<AttentionOp>(one); });
+  const ValueIndex far = far_value(), near = far - 1;
+  const auto attend = [&](ValueIndex partial) {
+    return AttendOp{op.in,       op.q_offset, partial,  op.layer, op.heads,
+                    op.kv_heads, op.head_dim, op.scale, op.window};
+  };
+  std::vector<Op> made;
+  switch (task.verb) {
+    case Verb::kBefore:
+      made.assign(all.begin(), at);
+      made.emplace_back(AppendOp{op.in, op.k_offset, op.v_offset, op.layer});
+      made.emplace_back(ResetOp{near, op.heads, op.head_dim});
+      made.emplace_back(ResetOp{far, op.heads, op.head_dim});
+      break;
+    case Verb::kNear:
+      made.emplace_back(attend(near));
+      break;
+    case Verb::kFar:
+      if (task.device == kCpu) made.emplace_back(ResetOp{far, op.heads, op.head_dim});
+      made.emplace_back(attend(far));
+      break;
+    default:
+      made.emplace_back(MergeOp{far, near, op.out, op.heads, op.head_dim});
+      made.insert(made.end(), at + 1, all.end());
+      for (size_t u = task.begin + 1; u < task.end; ++u) {
+        made.insert(made.end(), plan_.units[u].ops.begin(), plan_.units[u].ops.end());
+      }
+  }
+  return made;
+}
+
+}  // namespace helm

@@ -1,0 +1,52 @@
+// A step as a list of tasks on lanes, in the order in which they are enqueued. Plain data.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "helm/plan.h"
+
+namespace helm {
+
+struct Task {
+  enum class Verb : uint8_t {
+    kRun,      // units as one stage
+    kBefore,   // of a layer whose KV pages are spread: up to attention, keys and values appended
+    kNear,     // attention to the pages of the layer's device
+    kFar,      // attention to its other pages
+    kAfter,    // both merged, and the rest of the layer
+    kCopy,     // rows of a value cross
+    kVisit,    // weights of a layer come into a buffer
+    kCached,   // KV pages of a layer that visits come along
+    kWritten,  // and go back
+    kPage,     // a far page comes into a buffer
+  };
+  enum class Lane : uint8_t {
+    kDevice,
+    kUp,
+    kDown
+  };  // one that computes, or directions of its link
+
+  Verb verb;
+  Lane lane;
+  DeviceIndex device;    // that has the lane
+  size_t begin, end;     // units; of a copy: those of the layer that it belongs to, or none
+  ValueIndex value = 0;  // of a copy
+  bool aside = false;    // not in the queue of the device's stages
+  bool each = false;     // with the task behind it, for every far page in turn
+  std::vector<int32_t> after = {};  // tasks of other lanes that must have ended, ascending
+
+  bool runs() const { return verb <= Verb::kAfter; }
+};
+
+// What steps of one kind do.
+struct Program {
+  enum class Far : uint8_t { kNone, kVisit, kOnCpu };  // where attention to far pages takes place
+
+  bool visits = false;  // layers in host memory visit a device
+  Far far = Far::kNone;
+  std::vector<Task> tasks;
+};
+
+}  // namespace helm

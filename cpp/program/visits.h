@@ -1,0 +1,53 @@
+// Layers that lie in host memory and are run by a device: their weights go up one layer after the
+// other into two buffers in turn, the KV pages that a layer needs go with them, and what it has
+// added comes back. Worth it for steps of many tokens.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "device/pinned_memory.h"
+#include "program/buffers.h"
+#include "program/ring.h"
+#include "weights/store.h"
+
+namespace helm {
+
+class Visits {
+ public:
+  // program: one in which layers visit; kv: the pages in host memory. Everything must outlive the
+  // visits, which page-lock what they copy.
+  Visits(const Plan& plan, const Program& program, const Weights& weights, std::span<std::byte> kv,
+         Account& account);
+
+  int64_t bytes() const { return ring_.bytes() + pages_.bytes(); }
+  // Of the weights and pages in host memory, those that could not be page-locked.
+  int64_t pageable_bytes() const { return pinned_.refused_bytes(); }
+  // Whether the room for pages here holds those of the step's sequences.
+  bool holds(const StepView& step) const;
+
+  // Binds a stage to what visits of the layer that begins with a unit.
+  void bind(size_t unit, StageSpec& spec) const;
+  Ring::Buffer& buffer(size_t unit) { return ring_[layers_[unit].turn]; }
+  // Enqueue a layer's weights, and its pages.
+  void load(size_t unit, Stream& stream);
+  void move_pages(size_t unit, bool up, const StepViews& views, Stream& stream);
+
+ private:
+  struct Layer {
+    Placed tensors;  // within a buffer
+    size_t turn = 0;
+    int64_t kv = 0;  // KV layer
+  };
+  int64_t bytes_of(TensorIndex tensor) const { return plan_.bytes(*plan_.slice(tensor, kCpu)); }
+
+  const Plan& plan_;
+  const Weights& weights_;
+  std::span<std::byte> host_kv_;
+  std::vector<Layer> layers_;  // by first unit
+  Ring ring_;
+  DeviceMemory pages_;
+  PinnedMemory pinned_;
+};
+
+}  // namespace helm

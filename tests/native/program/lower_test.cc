@@ -1,0 +1,228 @@
+// Plans as programs: their texts, by hand.
+#include "program/lower.h"
+
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "helm/program.h"
+#include "tiny_model.h"
+
+namespace {
+
+using helm::test::TinyShape;
+
+// places: c or a for the embedding, every layer and the head, or for every unit of as many layers.
+TinyShape placed(const std::string& places, int64_t layers) {
+  TinyShape shape;
+  shape.layers = layers;
+  for (const char place : places) shape.devices.push_back(place == 'a' ? "accelerator" : "cpu");
+  const bool by_layer = static_cast<int64_t>(places.size()) == layers + 2;
+  int64_t there = 0;  // layers whose KV lies there
+  for (size_t i = 1; i + 1 < places.size(); i += by_layer ? 1 : 2) there += places[i] == 'a';
+  shape.pages = layers * 20;
+  shape.accelerator_pages = there * 20;
+  return shape;
+}
+
+std::vector<std::string> texts(const TinyShape& shape) {
+  return helm::programs(helm::Plan::from_json(helm::test::tiny_model(shape).plan));
+}
+
+}  // namespace
+
+TEST_CASE("a plan at rest: stages, and what crosses between them") {
+  CHECK(texts(placed("cccc", 2)) == std::vector<std::string>{R"(program rest
+0 cpu run embedding..head)"});
+  CHECK(texts(placed("cccaac", 4)) == std::vector<std::string>{R"(program rest
+0 cpu run embedding..layer.1.mlp
+1 up copy x cpu>accelerator after 0
+2 accelerator run layer.2.attention..layer.3.mlp after 1
+3 down copy x_out accelerator>cpu after 2
+4 cpu run head after 3)"});
+  CHECK(texts(placed("cccaaa", 4)) == std::vector<std::string>{R"(program rest
+0 cpu run embedding..layer.1.mlp
+1 up copy x cpu>accelerator after 0
+2 accelerator run layer.2.attention..head after 1
+3 down copy logits accelerator>cpu after 2)"});
+  CHECK(texts(placed("acaa", 2)) == std::vector<std::string>{R"(program rest
+0 accelerator run embedding
+1 down copy x accelerator>cpu after 0
+2 cpu run layer.0.attention..layer.0.mlp after 1
+3 up copy x cpu>accelerator after 2
+4 accelerator run layer.1.attention..head after 3
+5 down copy logits accelerator>cpu after 4)"});
+}
+
+TEST_CASE("the units of a layer may lie on two devices") {
+  CHECK(texts(placed("cacacc", 2)) == std::vector<std::string>{R"(program rest
+0 cpu run embedding
+1 up copy x cpu>accelerator after 0
+2 accelerator run layer.0.attention after 1
+3 down copy x accelerator>cpu after 2
+4 cpu run layer.0.mlp after 3
+5 up copy x cpu>accelerator after 4
+6 accelerator run layer.1.attention after 5
+7 down copy x_out accelerator>cpu after 6
+8 cpu run layer.1.mlp..head after 7)"});
+}
+
+TEST_CASE("layers that visit come one ahead, with their pages") {
+  TinyShape shape = placed("cccaac", 4);
+  shape.stream_tokens = 8;
+  shape.stream_pages = 20;
+  CHECK(texts(shape).at(1) == R"(program visit
+0 cpu run embedding
+1 up copy x cpu>accelerator after 0
+2 up visit layer.0 aside
+3 up page layer.0 cached
+4 accelerator run layer.0.attention..layer.0.mlp after 1 2 3
+5 up visit layer.1 aside
+6 down page layer.0 written after 4
+7 up page layer.1 cached
+8 accelerator run layer.1.attention..layer.1.mlp after 5 7
+9 down page layer.1 written after 8
+10 accelerator run layer.2.attention..layer.3.mlp
+11 down copy x_out accelerator>cpu after 10
+12 cpu run head after 11)");
+  shape = placed("acaccca", 5);
+  shape.stream_tokens = 8;
+  shape.stream_pages = 20;
+  CHECK(texts(shape).at(1) == R"(program visit
+0 up visit layer.0 aside
+1 accelerator run embedding
+2 up page layer.0 cached
+3 accelerator run layer.0.attention..layer.0.mlp after 0 2
+4 up visit layer.2 aside
+5 down page layer.0 written after 3
+6 accelerator run layer.1.attention..layer.1.mlp
+7 up page layer.2 cached
+8 accelerator run layer.2.attention..layer.2.mlp after 4 7
+9 up visit layer.3 aside after 3
+10 down page layer.2 written after 8
+11 up page layer.3 cached
+12 accelerator run layer.3.attention..layer.3.mlp after 9 11
+13 up visit layer.4 aside after 8
+14 down page layer.3 written after 12
+15 up page layer.4 cached
+16 accelerator run layer.4.attention..layer.4.mlp after 13 15
+17 down page layer.4 written after 16
+18 accelerator run head
+19 down copy logits accelerator>cpu after 18)");
+}
+
+TEST_CASE("attention to far pages: they visit, or the CPU attends to them") {
+  TinyShape shape = placed("ccaa", 2);
+  shape.accelerator_pages = 8;
+  shape.overflow = "cpu";
+  const std::vector<std::string> all = texts(shape);
+  REQUIRE(all.size() == 3);
+  CHECK(all[1] == R"(program rest, far pages visit
+0 cpu run embedding..layer.0.mlp
+1 up copy x cpu>accelerator after 0
+2 accelerator run layer.1 before after 1
+3 up page layer.1 far, each aside
+4 accelerator run layer.1 far, each after 3
+5 accelerator run layer.1 near
+6 accelerator run layer.1 after
+7 accelerator run head
+8 down copy logits accelerator>cpu after 7)");
+  CHECK(all[2] == R"(program rest, far pages on cpu
+0 cpu run embedding..layer.0.mlp
+1 up copy x cpu>accelerator after 0
+2 accelerator run layer.1 before after 1
+3 down copy qkv accelerator>cpu aside after 2
+4 accelerator run layer.1 near
+5 cpu run layer.1 far after 3
+6 up copy attention over far pages cpu>accelerator after 5
+7 accelerator run layer.1 after after 6
+8 accelerator run head
+9 down copy logits accelerator>cpu after 8)");
+}
+
+TEST_CASE("where a layer with far pages lies on two devices, each has its part") {
+  TinyShape shape = placed("cacccaac", 3);
+  shape.accelerator_pages = 8;
+  CHECK(texts(shape).at(1) == R"(program rest, far pages visit
+0 cpu run embedding
+1 up copy x cpu>accelerator after 0
+2 accelerator run layer.0 before after 1
+3 up page layer.0 far, each aside
+4 accelerator run layer.0 far, each after 3
+5 accelerator run layer.0 near
+6 accelerator run layer.0 after
+7 down copy x accelerator>cpu after 6
+8 cpu run layer.0.mlp..layer.1.mlp after 7
+9 up copy x cpu>accelerator after 8
+10 accelerator run layer.2 before after 9
+11 up page layer.2 far, each aside
+12 accelerator run layer.2 far, each after 11
+13 accelerator run layer.2 near
+14 accelerator run layer.2 after
+15 down copy x_out accelerator>cpu after 14
+16 cpu run head after 15)");
+}
+
+TEST_CASE("a plan has the kinds of steps that it can need") {
+  const auto kinds = [](const TinyShape& shape) {
+    std::vector<std::string> first_lines;
+    for (const std::string& text : texts(shape)) {
+      first_lines.push_back(text.substr(8, text.find('\n') - 8));
+    }
+    return first_lines;
+  };
+  using Kinds = std::vector<std::string>;
+  TinyShape shape = placed("ccaa", 2);
+  CHECK(kinds(shape) == Kinds{"rest"});
+  shape.stream_tokens = 5;
+  shape.stream_pages = 20;
+  CHECK(kinds(shape) == Kinds{"rest", "visit"});
+  shape.accelerator_pages = 19;
+  CHECK(kinds(shape) == Kinds{"rest", "visit", "rest, far pages visit", "visit, far pages visit"});
+  shape.overflow = "cpu";
+  CHECK(kinds(shape) == Kinds{"rest", "visit", "rest, far pages visit", "rest, far pages on cpu",
+                              "visit, far pages visit"});
+  shape.stream_tokens = shape.sequences;  // so many may decode at once
+  CHECK(kinds(shape) == Kinds{"rest", "visit", "rest, far pages visit", "rest, far pages on cpu",
+                              "visit, far pages visit", "visit, far pages on cpu"});
+  shape.stream_tokens = 0;
+  CHECK(kinds(shape) == Kinds{"rest", "rest, far pages visit", "rest, far pages on cpu"});
+  shape.accelerator_pages = 20;
+  CHECK(kinds(shape) == Kinds{"rest"});
+}
+
+TEST_CASE("tasks wait for earlier ones of other lanes, and each lane and layer is there once") {
+  for (int bits = 0; bits < 1 << 8; ++bits) {  // every placement of the units of three layers
+    std::string places;
+    for (int i = 0; i < 8; ++i) places += (bits >> i & 1) != 0 ? 'a' : 'c';
+    CAPTURE(places);
+    for (const char* overflow : {"stream", "cpu"}) {
+      TinyShape shape = placed(places, 3);
+      shape.accelerator_pages -= shape.accelerator_pages / 2;
+      shape.overflow = overflow;
+      const helm::Plan plan =
+          helm::with_partials(helm::Plan::from_json(helm::test::tiny_model(shape).plan));
+      for (const helm::Program& program : helm::lower(plan)) {
+        std::vector<int> runs(plan.units.size(), 0);
+        for (size_t i = 0; i < program.tasks.size(); ++i) {
+          const helm::Task& task = program.tasks[i];
+          for (size_t j = 0; j < task.after.size(); ++j) {
+            const auto other = static_cast<size_t>(task.after[j]);
+            CHECK(other < i);
+            if (j > 0) CHECK(task.after[j] > task.after[j - 1]);
+            const helm::Task& before = program.tasks[other];
+            CHECK((before.lane != task.lane || before.device != task.device));
+          }
+          const bool counts =
+              task.verb == helm::Task::Verb::kRun || task.verb == helm::Task::Verb::kAfter;
+          for (size_t u = task.begin; counts && u < task.end; ++u) {
+            ++runs[u];
+            CHECK(plan.units[u].device == task.device);
+          }
+        }
+        CHECK(runs == std::vector<int>(plan.units.size(), 1));
+      }
+    }
+  }
+}
