@@ -2,6 +2,7 @@
 #include "helm/engine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 #include <variant>
 
@@ -54,6 +55,14 @@ int thread_count(const Plan& plan, const EngineOptions& options) {
   return options.threads > 0 ? options.threads : plan.threads;
 }
 
+double checked_pace(double bytes_per_s) {
+  if (!(bytes_per_s >= 0) || !std::isfinite(bytes_per_s)) {
+    fail(ErrorKind::kInvalid, "[engine] a pace of ", bytes_per_s,
+         " bytes per second was asked for; expected more than 0, or 0 for none");
+  }
+  return bytes_per_s;
+}
+
 // The plan, if its devices have kernels for all of its formats.
 const Plan& checked_formats(const Plan& plan, const Device& cpu, const Device* accelerator) {
   check_formats(plan, cpu, false);
@@ -79,8 +88,9 @@ Engine::Impl::Impl(Plan plan, const EngineOptions& options)
                checked_cpus(options.cpus, thread_count(plan_, options))),
       team_size_(threads_.size(), options.threads == 0),
       start_(Clock::now()),
-      cpu_(kernels_, threads_, &op_times_),
-      cpu_account_(cpu_, kUnlimited),
+      cpu_(kernels_, threads_, &op_times_, cpu::select_integer_kernels(),
+           checked_pace(options.pace.cpu_bytes_per_s)),
+      cpu_account_(cpu_, plan_.cpu_memory_bytes),
       accelerator_(plan_.uses_accelerator()
                        ? open_accelerator(options.device, options.cublas_directories)
                        : nullptr),
@@ -88,7 +98,7 @@ Engine::Impl::Impl(Plan plan, const EngineOptions& options)
           accelerator_ ? std::make_unique<Account>(*accelerator_, plan_.accelerator_memory_bytes)
                        : nullptr),
       weights_(checked_formats(plan_, cpu_, accelerator_.get()), options, kernels_, threads_,
-               accelerator_account_.get()),
+               cpu_account_, accelerator_account_.get()),
       kv_(plan_, accelerator_layers(plan_)),
       pipeline_(plan_, weights_, kv_, cpu_account_, accelerator_account_.get()),
       load_s_(seconds_since(start_)) {
@@ -110,11 +120,7 @@ DeviceUse Engine::Impl::use_of(bool accelerator) const {
       buffers.workspace_bytes() + (accelerator ? 0 : pipeline_.far_workspace_bytes());
   use.staging_bytes = accelerator ? pipeline_.visiting_bytes() : pipeline_.staging_bytes();
   use.peak_bytes = account.peak_bytes();
-  if (!accelerator) {
-    use.peak_bytes += use.weights_bytes + use.staging_bytes + pipeline_.far_bytes() +
-                      pipeline_.far_workspace_bytes();
-  }
-  use.budget_bytes = accelerator ? plan_.accelerator_memory_bytes : 0;
+  if (account.limit_bytes() != Plan::kUnlimited) use.budget_bytes = account.limit_bytes();
   return use;
 }
 

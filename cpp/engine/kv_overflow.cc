@@ -32,7 +32,7 @@ Plan KvOverflow::with_partials(const Plan& plan) {
   return extended;
 }
 
-KvOverflow::KvOverflow(const Plan& plan, KvCache& kv, const StageSpec& bound, Device& cpu,
+KvOverflow::KvOverflow(const Plan& plan, KvCache& kv, const StageSpec& bound, Account& cpu,
                        Account& accelerator)
     : plan_(plan),
       kv_(kv),
@@ -41,14 +41,14 @@ KvOverflow::KvOverflow(const Plan& plan, KvCache& kv, const StageSpec& bound, De
       slot_bytes_(kv.near_layers() * plan.kv.page_bytes()),
       evict_above_(
           static_cast<int64_t>(plan.schedule.watermark * static_cast<double>(kv.near().slots()))),
-      far_(device_, kv.far_pages() * plan.kv.page_bytes(), "the KV cache in host memory"),
+      far_(cpu, device_, kv.far_pages() * plan.kv.page_bytes(), "the KV cache in host memory"),
       page_memory_(accelerator, 2 * plan.kv.page_bytes(), "KV pages that visit"),
       written_(device_.create_event()),
       recalled_(device_.create_event()),
       query_ready_(device_.create_event()),
       query_here_(device_.create_event()),
       values_(bound.values),
-      cpu_stream_(cpu.create_stream()),
+      cpu_stream_(cpu.device().create_stream()),
       copies_(device_.create_stream()) {
   for (size_t i = 0; i < visitors_.size(); ++i) {
     visitors_[i] = {page_memory_.address() + static_cast<int64_t>(i) * plan.kv.page_bytes(),
@@ -105,7 +105,8 @@ void KvOverflow::compile(const StageSpec& bound) {
 }
 
 // The CPU's stages, which read queries and write partials where they cross.
-void KvOverflow::compile_on_cpu(Device& cpu, const StageSpec& bound) {
+void KvOverflow::compile_on_cpu(Account& account, const StageSpec& bound) {
+  Device& cpu = account.device();
   int64_t query_width = 1;
   for (const Unit& unit : units_) {
     if (unit.near == nullptr) continue;
@@ -114,8 +115,8 @@ void KvOverflow::compile_on_cpu(Device& cpu, const StageSpec& bound) {
   }
   const int64_t rows = plan_.limits.sequences;
   const int64_t float_bytes = sizeof(float);
-  query_ = StagingMemory(device_, rows * query_width * float_bytes, "queries that cross");
-  partial_ = StagingMemory(device_, rows * plan_.values.back().width * float_bytes,
+  query_ = StagingMemory(account, device_, rows * query_width * float_bytes, "queries that cross");
+  partial_ = StagingMemory(account, device_, rows * plan_.values.back().width * float_bytes,
                            "attention that crosses");
   const auto far_value = static_cast<ValueIndex>(plan_.values.size() - 1);
   int64_t scratch = 0, biases = 0;
@@ -136,7 +137,8 @@ void KvOverflow::compile_on_cpu(Device& cpu, const StageSpec& bound) {
     scratch = std::max(scratch, cpu.workspace_bytes(plan_, std::span(specs_).last(1)));
   }
   scratch = align_up(scratch, kCacheLine);
-  cpu_workspace_ = StagingMemory(device_, std::max<int64_t>(1, scratch + biases), "the workspace");
+  cpu_workspace_ =
+      StagingMemory(account, device_, std::max<int64_t>(1, scratch + biases), "the workspace");
   std::byte* next_bias = cpu_workspace_.data() + scratch;
   for (const auto& [u, s] : on_cpu) {
     StageSpec host;

@@ -27,7 +27,7 @@ class KvOverflow {
  public:
   // `plan` has the values of the partials (with_partials); `bound` is what stages on the
   // accelerator are bound to. Everything must outlive the overflow.
-  KvOverflow(const Plan& plan, KvCache& kv, const StageSpec& bound, Device& cpu,
+  KvOverflow(const Plan& plan, KvCache& kv, const StageSpec& bound, Account& cpu,
              Account& accelerator);
 
   // `plan` with a value for either partial result of attention, and which values those are: of near
@@ -81,7 +81,7 @@ class KvOverflow {
   };
 
   void compile(const StageSpec& bound);
-  void compile_on_cpu(Device& cpu, const StageSpec& bound);
+  void compile_on_cpu(Account& account, const StageSpec& bound);
   void evict_one();
   void reclaim_one();
   void exchange(int32_t block, Stream& stream);

@@ -123,9 +123,9 @@ Pipeline::Pipeline(const Plan& plan, const Weights& weights, KvCache& kv, Accoun
   if (kv.overflows()) {
     StageSpec bound = buffers_[1].spec(plan_);
     bound.weights = weights.on_accelerator();
-    overflow_ = std::make_unique<KvOverflow>(plan_, kv, bound, cpu.device(), *accelerator);
+    overflow_ = std::make_unique<KvOverflow>(plan_, kv, bound, cpu, *accelerator);
   }
-  create_slots();
+  create_slots(cpu);
 }
 
 Pipeline::~Pipeline() = default;
@@ -159,7 +159,7 @@ int64_t Pipeline::crossings() const {
   return static_cast<int64_t>(resident_.size()) - 1;
 }
 
-void Pipeline::create_slots() {
+void Pipeline::create_slots(Account& cpu) {
   int64_t values = 0;
   for (const Program* program : {&resident_, &visiting_}) {
     for (const Compiled& stage : *program) {
@@ -173,10 +173,11 @@ void Pipeline::create_slots() {
   for (Slot& slot : slots_) {
     slot.rows.reserve(plan_.limits);
     if (accelerator_ == nullptr) continue;
-    if (values > 0) slot.values = StagingMemory(*accelerator_, values, "activations that cross");
+    if (values > 0)
+      slot.values = StagingMemory(cpu, *accelerator_, values, "activations that cross");
     if (resident_.back().span.on_accelerator) {
       const int64_t bytes = value_bytes(plan_, plan_.logits, 0, plan_.limits.step_outputs);
-      slot.logits = StagingMemory(*accelerator_, bytes, "logits");
+      slot.logits = StagingMemory(cpu, *accelerator_, bytes, "logits");
     }
     slot.done = accelerator_->create_event();
   }

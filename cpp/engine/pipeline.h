@@ -129,7 +129,7 @@ class Pipeline {
 
   Program compile(const std::vector<bool>& on_accelerator, const Weights& weights, Account& cpu,
                   Account* accelerator);
-  void create_slots();
+  void create_slots(Account& cpu);
   void check_devices() const;  // throws if one has failed
   const Program& program_for(const StepView& step) const;
   void advance(Slot& slot);

@@ -97,13 +97,19 @@ bool PlanReader::visits(const JsonReader& root) {
   return root.has("schedule") && root["schedule"]["prefill"].string() == "stream";
 }
 
-// What a plan says of its accelerator: the memory it may take, its KV pages, the schedule.
-void PlanReader::read_accelerator(const JsonReader& root) {
-  const JsonReader memory = root["memory"]["accelerator"];
+// All that a plan may take of a device's memory.
+int64_t PlanReader::memory_bytes(const JsonReader& node) {
+  int64_t bytes = 0;
   for (const char* purpose : {"weights_bytes", "kv_bytes", "activations_bytes", "workspace_bytes",
                               "staging_bytes", "reserve_bytes"}) {
-    plan_.accelerator_memory_bytes += memory[purpose].integer(0, kMaxOffset);
+    bytes += node[purpose].integer(0, kMaxOffset);
   }
+  return bytes;
+}
+
+// What a plan says of its accelerator: the memory it may take, its KV pages, the schedule.
+void PlanReader::read_accelerator(const JsonReader& root) {
+  plan_.accelerator_memory_bytes = memory_bytes(root["memory"]["accelerator"]);
   const JsonReader schedule = root["schedule"];
   plan_.schedule.prefill_overlap = schedule["prefill_overlap"].boolean();
   plan_.schedule.decode_groups = schedule["decode_groups"].integer(1, 2);
@@ -184,6 +190,9 @@ Plan PlanReader::read(const JsonReader& root) {
   for (size_t i = 0; i < values.size(); ++i) read_value(values[i]);
   const JsonReader units = root["units"];
   for (size_t i = 0; i < units.size(); ++i) read_unit(units[i]);
+  if (root.has("memory") && root["memory"].has("cpu")) {
+    plan_.cpu_memory_bytes = memory_bytes(root["memory"]["cpu"]);
+  }
   if (plan_.uses_accelerator() || visits(root)) read_accelerator(root);
   plan_.logits = value(root["logits"]);
   check_logits(root["logits"]);

@@ -56,6 +56,7 @@ class PlanReader {
   void read_ops(const JsonReader& node, std::string device);  // of a unit
   static bool visits(const JsonReader& root);
   void read_accelerator(const JsonReader& root);
+  static int64_t memory_bytes(const JsonReader& node);
   void check_visits(const JsonReader& units) const;
   void check_logits(const JsonReader& node) const;
   Op read_op(const JsonReader& node);

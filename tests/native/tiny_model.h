@@ -51,6 +51,7 @@ struct TinyShape {
   std::vector<std::string> devices = {};  // of the units, embedding first; empty: all on the CPU
   int64_t accelerator_pages = 0;
   int64_t accelerator_bytes = 1 << 30;
+  int64_t cpu_bytes = 0;  // 0: the plan does not say
   bool overlap = false;
   int64_t decode_groups = 1;
   int64_t stream_tokens = 0;  // 0: blocks in host memory are computed there

@@ -155,6 +155,8 @@ struct HELM_API Plan {
   Schedule schedule;
   int64_t accelerator_pages = 0;         // of kv.pages; the others lie in host memory
   int64_t accelerator_memory_bytes = 0;  // all that the plan may take there
+  static constexpr int64_t kUnlimited = int64_t{1} << 62;
+  int64_t cpu_memory_bytes = kUnlimited;  // likewise; a plan need not say it
 
   bool uses_accelerator() const;
 

@@ -90,9 +90,10 @@ TEST_CASE("visiting weights are page-locked no longer than they visit") {
   helm::cpu::CpuDevice cpu(kernels, threads);
   Counting device(cpu);
   helm::Account account(device, int64_t{1} << 30);
+  helm::Account host(cpu, helm::Plan::kUnlimited);
   helm::EngineOptions options = model.options();
   device.events = 100;
-  const helm::Weights weights(plan, options, kernels, threads, &account);
+  const helm::Weights weights(plan, options, kernels, threads, host, &account);
   std::vector<std::byte> workspace(static_cast<size_t>(device.workspace_bytes(plan, plan.units)) +
                                    4096);
   helm::StageSpec bound;
@@ -141,7 +142,8 @@ TEST_CASE("what visits is page-locked wherever it lies, no memory page twice") {
       device.refuses = refuses;
       device.events = 100;
       helm::Account account(device, int64_t{1} << 30);
-      const helm::Weights weights(plan, options, kernels, threads, &account);
+      helm::Account host(cpu, helm::Plan::kUnlimited);
+      const helm::Weights weights(plan, options, kernels, threads, host, &account);
       std::vector<std::byte> workspace(
           static_cast<size_t>(device.workspace_bytes(plan, plan.units)) + 4096);
       helm::Arena pages(100 * plan.kv.page_bytes(), "pages");
