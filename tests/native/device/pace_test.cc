@@ -27,7 +27,11 @@ using helm::test::TinyShape;
 using helm::test::token_ids;
 using Clock = std::chrono::steady_clock;
 
+#ifdef HELM_TEST_SANITIZED
+constexpr int kTries = 1;
+#else
 constexpr int kTries = 10;  // until nothing else has kept the CPU busy
+#endif
 
 double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -44,7 +48,9 @@ void check_time(double least, double most, const Work& work) {
     CHECK(spent >= least);
     best = std::min(best, spent);
   }
+#ifndef HELM_TEST_SANITIZED  // sanitizers make copies slower than any link
   CHECK(best <= most);
+#endif
 }
 
 // A device with memory and two streams.
@@ -112,7 +118,9 @@ TEST_CASE("a short copy goes between the pieces of a long one") {
     best = std::min(best, spent);
     copies.first->synchronize();
   }
+#ifndef HELM_TEST_SANITIZED
   CHECK(best <= 0.5 * kOne_s);
+#endif
 }
 
 TEST_CASE("each copy has its latency, and many short ones add up to no more") {
