@@ -72,11 +72,12 @@ std::shared_ptr<SharedEngine> make_engine(const std::string& plan,
                                           const std::filesystem::path& directory,
                                           const nb::dict& tensors, int threads,
                                           const std::string& device, const Listener& progress,
-                                          std::vector<int> cpus) {
+                                          std::vector<int> cpus, double cpu_bytes_per_s) {
   EngineOptions options;
   options.directory = directory.string();
   options.threads = threads;
   options.cpus = std::move(cpus);
+  options.pace.cpu_bytes_per_s = cpu_bytes_per_s;
   options.device = device;
   options.cublas_directories = cublas_directories();
   for (const auto& [key, value] : tensors) {
@@ -185,16 +186,19 @@ void raise_helm_error(const Error& error) {
 void bind_engine(nb::module_& m) {
   nb::class_<SharedEngine>(m, "Engine", nb::is_weak_referenceable(),
                            "A loaded model: weights, KV pool and compiled stages.")
-      .def(nb::new_(&make_engine), "plan"_a, "directory"_a = "", "tensors"_a = nb::dict(),
-           "threads"_a = 0, "device"_a = "cuda", "progress"_a.none() = nb::none(),
-           "cpus"_a = std::vector<int>(),
-           "Loads the plan's weights from files under `directory` or from `tensors` (name to\n"
-           "contiguous CPU array, used in place when its dtype is the format). `progress` "
-           "gets\n"
-           "(done, total) bytes and may raise to cancel. threads = 0: as planned, fewer\n"
-           "in decode beside busy programs. device: the plan's accelerator, see\n"
-           "accelerator_info. cpus: the CPU on which each thread works, the caller's first; none: "
-           "wherever the system puts them.")
+      .def(
+          nb::new_(&make_engine), "plan"_a, "directory"_a = "", "tensors"_a = nb::dict(),
+          "threads"_a = 0, "device"_a = "cuda", "progress"_a.none() = nb::none(),
+          "cpus"_a = std::vector<int>(), nb::kw_only(), "cpu_bytes_per_s"_a = 0.0,
+          "Loads the plan's weights from files under `directory` or from `tensors` (name to\n"
+          "contiguous CPU array, used in place when its dtype is the format). `progress` "
+          "gets\n"
+          "(done, total) bytes and may raise to cancel. threads = 0: as planned, fewer\n"
+          "in decode beside busy programs. device: the plan's accelerator, see\n"
+          "accelerator_info. cpus: the CPU on which each thread works, the caller's first; none: "
+          "wherever the system puts them. cpu_bytes_per_s, for tests of schedules: a stage on the\n"
+          "CPU takes at least the weights and KV that it reads over this rate, as sim:memory=RATE\n"
+          "does on the accelerator; 0: no longer than it takes.")
       .def("check_process", &SharedEngine::check_process,
            "Raises InvalidError in a forked child, where no other call works either.")
       .def(

@@ -45,6 +45,10 @@ MISUSES = {
     "folder without weights": ("io", "cannot read .*/model.safetensors: .*; give the folder"),
     "cut weights": ("io", "has 1000 bytes, tensor .* ends at .*; the file is truncated or not"),
     "threads below zero": ("invalid", "-1 threads were asked for; expected 1 to 4096, or 0 for"),
+    "pace below zero": (
+        "invalid",
+        "a pace of -1 bytes per second was asked for; expected more than",
+    ),
     "a million threads": ("invalid", "1000000 threads were asked for; expected 1 to 4096"),
     "CPUs for other threads": ("invalid", "2 CPUs were named for 1 threads; name one for each"),
     "unknown device": ("invalid", 'unknown device "gpu"; expected cuda, cuda:N or sim:'),

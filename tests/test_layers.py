@@ -32,7 +32,7 @@ INSTALLED = "cpp/include/helm"
 # These see their own files, and the bindings the installed API, the emulation what it stands for.
 ALONE = {"cuda/emulation": "cuda/hardware", "python": INSTALLED}
 # The simulated accelerator runs the CPU's stages, and the registry makes it.
-SEE_CPU = {"sim_device.h", "sim_device.cc", "registry.cc"}
+SEE_CPU = {"sim_device.h", "sim_device.cc", "sim_stream.h", "sim_stream.cc", "registry.cc"}
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.M)
 GENERATED = {"helm/version.h"}
 MOST_LINES = 400

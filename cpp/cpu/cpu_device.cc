@@ -5,6 +5,8 @@
 #include <cstring>
 
 #include "cpu/stage.h"
+#include "device/lane_clock.h"
+#include "device/stage_bytes.h"
 
 namespace helm::cpu {
 namespace {
@@ -25,6 +27,23 @@ class CpuStream final : public Stream {
   void record(Event&) override {}
   void wait(Event& event) override { event.synchronize(); }
   void synchronize() override {}
+};
+
+class PacedStage final : public Stage {
+ public:
+  PacedStage(const StageSpec& spec, std::unique_ptr<Stage> stage, double bytes_per_s)
+      : spec_(spec), stage_(std::move(stage)), bytes_per_s_(bytes_per_s) {}
+  void run(Stream& stream, const StepView& step) override {
+    const LaneTime end =
+        later(std::chrono::steady_clock::now(), time_at(bytes_per_s_, stage_bytes(spec_, step)));
+    stage_->run(stream, step);
+    sleep_until(end);
+  }
+
+ private:
+  const StageSpec spec_;
+  std::unique_ptr<Stage> stage_;
+  double bytes_per_s_;
 };
 
 }  // namespace
@@ -77,7 +96,9 @@ int64_t CpuDevice::workspace_bytes(const Plan& plan, std::span<const UnitSpec> u
 }
 
 std::unique_ptr<Stage> CpuDevice::compile(const StageSpec& spec) {
-  return std::make_unique<CpuStage>(spec, kernels_, threads_, times_, integers_);
+  auto stage = std::make_unique<CpuStage>(spec, kernels_, threads_, times_, integers_);
+  if (paced_bytes_per_s_ <= 0) return stage;
+  return std::make_unique<PacedStage>(spec, std::move(stage), paced_bytes_per_s_);
 }
 
 }  // namespace helm::cpu

@@ -17,10 +17,15 @@ namespace helm::cpu {
 
 class CpuDevice final : public Device {
  public:
-  // All must outlive the device; `times` counts those of its stages and may be null.
+  // All must outlive the device; `times` counts those of its stages and may be null. A stage takes
+  // at least stage_bytes() / paced_bytes_per_s; 0: as long as it does.
   CpuDevice(const KernelTable& kernels, ThreadPool& threads, OpTimes* times = nullptr,
-            const IntegerTable& integers = select_integer_kernels())
-      : kernels_(kernels), threads_(threads), times_(times), integers_(integers) {}
+            const IntegerTable& integers = select_integer_kernels(), double paced_bytes_per_s = 0)
+      : kernels_(kernels),
+        threads_(threads),
+        times_(times),
+        integers_(integers),
+        paced_bytes_per_s_(paced_bytes_per_s) {}
 
   DeviceInfo describe() const override;
   DeviceAddress allocate(int64_t bytes, const char* purpose) override;
@@ -41,6 +46,7 @@ class CpuDevice final : public Device {
   ThreadPool& threads_;
   OpTimes* times_;
   const IntegerTable& integers_;
+  double paced_bytes_per_s_;
   std::map<const std::byte*, Arena> arenas_;  // by address
 };
 

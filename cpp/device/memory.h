@@ -13,12 +13,12 @@ namespace helm {
 // What a plan has taken of a device's memory. Refuses the byte beyond its limit.
 class Account {
  public:
-  explicit Account(Device& device, int64_t limit_bytes)
-      : device_(device), limit_bytes_(limit_bytes) {}
+  Account(Device& device, int64_t limit_bytes) : device_(device), limit_bytes_(limit_bytes) {}
   Account(const Account&) = delete;
   Account& operator=(const Account&) = delete;
 
   Device& device() const { return device_; }
+  int64_t limit_bytes() const { return limit_bytes_; }
   int64_t used_bytes() const { return used_bytes_; }
   int64_t peak_bytes() const { return peak_bytes_; }
 
@@ -40,67 +40,84 @@ class Account {
   int64_t peak_bytes_ = 0;
 };
 
-// Device memory, released with its owner. The account must outlive it.
-class DeviceMemory {
+// Bytes of an account, given back with their owner. The account must outlive them.
+class Claim {
  public:
-  DeviceMemory() = default;
-  DeviceMemory(Account& account, int64_t bytes, const char* purpose) : bytes_(bytes) {
-    if (bytes == 0) return;
+  Claim() = default;
+  Claim(Account& account, int64_t bytes, const char* purpose) : account_(&account), bytes_(bytes) {
     account.take(bytes, purpose);
-    try {
-      address_ = account.device().allocate(bytes, purpose);
-    } catch (...) {
-      account.give_back(bytes);
-      throw;
-    }
-    account_ = &account;
   }
-  ~DeviceMemory() {
-    if (account_ == nullptr) return;
-    account_->device().release(address_);
-    account_->give_back(bytes_);
+  ~Claim() {
+    if (account_ != nullptr) account_->give_back(bytes_);
   }
-  DeviceMemory(DeviceMemory&& other) noexcept { *this = std::move(other); }
-  DeviceMemory& operator=(DeviceMemory&& other) noexcept {
+  Claim(Claim&& other) noexcept { *this = std::move(other); }
+  Claim& operator=(Claim&& other) noexcept {
     std::swap(account_, other.account_);
-    std::swap(address_, other.address_);
     std::swap(bytes_, other.bytes_);
     return *this;
   }
 
-  DeviceAddress address() const { return address_; }
   int64_t bytes() const { return bytes_; }
 
  private:
   Account* account_ = nullptr;
-  DeviceAddress address_ = DeviceAddress::kNull;
   int64_t bytes_ = 0;
 };
 
-// Page-locked host memory for copies to and from a device.
+// Device memory, released with its owner. The account must outlive it.
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  DeviceMemory(Account& account, int64_t bytes, const char* purpose)
+      : claim_(account, bytes, purpose), device_(&account.device()) {
+    if (bytes > 0) address_ = device_->allocate(bytes, purpose);
+  }
+  ~DeviceMemory() {
+    if (address_ != DeviceAddress::kNull) device_->release(address_);
+  }
+  DeviceMemory(DeviceMemory&& other) noexcept { *this = std::move(other); }
+  DeviceMemory& operator=(DeviceMemory&& other) noexcept {
+    std::swap(claim_, other.claim_);
+    std::swap(device_, other.device_);
+    std::swap(address_, other.address_);
+    return *this;
+  }
+
+  DeviceAddress address() const { return address_; }
+  int64_t bytes() const { return claim_.bytes(); }
+
+ private:
+  Claim claim_;
+  Device* device_ = nullptr;
+  DeviceAddress address_ = DeviceAddress::kNull;
+};
+
+// Page-locked host memory for copies to and from a device. host: the account of the host's memory.
 class StagingMemory {
  public:
   StagingMemory() = default;
-  StagingMemory(Device& device, int64_t bytes, const char* purpose)
-      : device_(&device), data_(device.allocate_host(bytes, purpose)), bytes_(bytes) {}
+  StagingMemory(Account& host, Device& device, int64_t bytes, const char* purpose)
+      : claim_(host, bytes, purpose),
+        device_(&device),
+        data_(device.allocate_host(bytes, purpose)) {}
   ~StagingMemory() {
     if (device_ != nullptr) device_->release_host(data_);
   }
   StagingMemory(StagingMemory&& other) noexcept { *this = std::move(other); }
   StagingMemory& operator=(StagingMemory&& other) noexcept {
+    std::swap(claim_, other.claim_);
     std::swap(device_, other.device_);
     std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
     return *this;
   }
 
   std::byte* data() const { return data_; }
-  int64_t bytes() const { return bytes_; }
+  int64_t bytes() const { return claim_.bytes(); }
 
  private:
+  Claim claim_;
   Device* device_ = nullptr;
   std::byte* data_ = nullptr;
-  int64_t bytes_ = 0;
 };
 
 }  // namespace helm

@@ -53,6 +53,11 @@ struct Option {
     reject(expected);
   }
 
+  double rate() {
+    if (value.ends_with("/s")) value.remove_suffix(2);
+    return quantity(kSizes, "a rate such as 16GB/s");
+  }
+
   // A whole number from 1 to `most`.
   int64_t count(int64_t most) const {
     const std::string expected = "1 to " + std::to_string(most);
@@ -77,8 +82,9 @@ SimOptions sim_options(const std::string& specification, std::string_view list) 
       if (bytes > 1e15) option.reject("at most 1e15 bytes");
       options.memory_bytes = static_cast<int64_t>(bytes);
     } else if (option.name == "link") {
-      if (option.value.ends_with("/s")) option.value.remove_suffix(2);
-      options.link_bytes_per_s = option.quantity(kSizes, "a rate such as 16GB/s");
+      options.link_bytes_per_s = option.rate();
+    } else if (option.name == "memory") {
+      options.memory_bytes_per_s = option.rate();
     } else if (option.name == "latency") {
       options.latency_s = option.quantity(kTimes, "a time such as 10us");
       if (options.latency_s > 1) option.reject("at most one second");
@@ -93,7 +99,8 @@ SimOptions sim_options(const std::string& specification, std::string_view list) 
       options.lost_at_command = option.count(int64_t{1} << 40);
     } else {
       fail(ErrorKind::kInvalid, "[device] \"", specification, "\": unknown option \"", option.name,
-           "\"; known are vram, link, latency, threads and, for tests, jitter, refuse and lost");
+           "\"; known are vram, link, latency, memory, threads and, for tests, jitter, refuse and "
+           "lost");
     }
   }
   return options;

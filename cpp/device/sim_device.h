@@ -1,6 +1,7 @@
 // A simulated accelerator made of host memory, for machines without one and for trying a smaller
 // one: capped memory behind addresses that host code cannot dereference, streams that are threads,
-// copies at the speed of a given link. Stages run the CPU's kernels, so results are the CPU's.
+// copies at the speed of a given link. Stages run the CPU's kernels, so results are the CPU's, in
+// no less time than memory of a given rate would take.
 #pragma once
 
 #include <atomic>
@@ -12,14 +13,17 @@
 #include "base/thread_pool.h"
 #include "cpu/kernels/kernels.h"
 #include "device/device.h"
+#include "device/lane_clock.h"
 
 namespace helm {
 
 struct SimOptions {
   int64_t memory_bytes = int64_t{1} << 60;
-  double link_bytes_per_s = 0;  // 0: as fast as memory
-  double latency_s = 0;         // of every copy
-  int threads = 1;              // that compute stages
+  double link_bytes_per_s = 0;  // in each direction, of all streams together; 0: as fast as memory
+  double latency_s = 0;         // of every copy, while which its direction does nothing else
+  // A stage takes at least stage_bytes() / rate; 0: as long as it takes here.
+  double memory_bytes_per_s = 0;
+  int threads = 1;  // that compute stages
   // Faults, for tests. Commands of streams begin up to `jitter_s` late, each by another time; the
   // allocation of this number, counted from 1, is refused, and the device is lost at the command of
   // this number; 0: none.
@@ -54,12 +58,17 @@ class SimDevice final : public Device {
   void begin_command();
   // Stages of all streams take turns.
   std::mutex& compute_mutex() { return compute_mutex_; }
+  // What streams share: either direction of the link, and what computes stages.
+  LaneClock& up() { return up_; }
+  LaneClock& down() { return down_; }
+  LaneClock& compute() { return compute_; }
 
  private:
   const SimOptions options_;
   const cpu::KernelTable& kernels_;
   ThreadPool threads_;
   std::mutex compute_mutex_;
+  LaneClock up_, down_, compute_;
   std::atomic<int64_t> commands_ = 0;
   std::atomic<uint32_t> streams_ = 0;  // created so far
 

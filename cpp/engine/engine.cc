@@ -2,6 +2,7 @@
 #include "helm/engine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 #include <variant>
 
@@ -54,6 +55,14 @@ int thread_count(const Plan& plan, const EngineOptions& options) {
   return options.threads > 0 ? options.threads : plan.threads;
 }
 
+double checked_pace(double bytes_per_s) {
+  if (!(bytes_per_s >= 0) || !std::isfinite(bytes_per_s)) {
+    fail(ErrorKind::kInvalid, "[engine] a pace of ", bytes_per_s,
+         " bytes per second was asked for; expected more than 0, or 0 for none");
+  }
+  return bytes_per_s;
+}
+
 // The plan, if its devices have kernels for all of its formats.
 const Plan& checked_formats(const Plan& plan, const Device& cpu, const Device* accelerator) {
   check_formats(plan, cpu, kCpu);
@@ -88,8 +97,9 @@ Engine::Impl::Impl(Plan plan, const EngineOptions& options)
                checked_cpus(options.cpus, thread_count(plan_, options))),
       team_size_(threads_.size(), options.threads == 0),
       start_(Clock::now()),
-      cpu_(kernels_, threads_, &op_times_),
-      cpu_account_(cpu_, kUnlimited),
+      cpu_(kernels_, threads_, &op_times_, cpu::select_integer_kernels(),
+           checked_pace(options.pace.cpu_bytes_per_s)),
+      cpu_account_(cpu_, plan_.memory_bytes[kCpu]),
       accelerator_(uses_accelerator(plan_)
                        ? open_accelerator(options.device, options.cublas_directories)
                        : nullptr),
@@ -98,7 +108,7 @@ Engine::Impl::Impl(Plan plan, const EngineOptions& options)
                                      *accelerator_, plan_.memory_bytes[Plan::kFirstAccelerator])
                                : nullptr),
       weights_(checked_formats(plan_, cpu_, accelerator_.get()), options, kernels_, threads_,
-               accelerator_account_.get()),
+               cpu_account_, accelerator_account_.get()),
       kv_(plan_, layer_devices(plan_)),
       executor_(plan_, weights_, kv_, accounts()),
       load_s_(seconds_since(start_)) {
@@ -114,10 +124,8 @@ DeviceUse Engine::Impl::use_of(DeviceIndex device) const {
   use.kind = info.kind;
   use.name = info.name;
   use.weights_bytes = on_cpu ? weights_.cpu_bytes() : weights_.accelerator_bytes();
-  use.peak_bytes = on_cpu ? use.weights_bytes + use.kv_bytes + use.activations_bytes +
-                                use.workspace_bytes + use.staging_bytes
-                          : account.peak_bytes();
-  use.budget_bytes = on_cpu ? 0 : plan_.memory_bytes[static_cast<size_t>(device)];
+  use.peak_bytes = account.peak_bytes();
+  if (account.limit_bytes() != Plan::kUnlimited) use.budget_bytes = account.limit_bytes();
   return use;
 }
 

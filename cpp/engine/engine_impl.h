@@ -57,8 +57,6 @@ class Engine::Impl {
   void share(int64_t count, const std::function<void(int64_t, int)>& work);
 
  private:
-  static constexpr int64_t kUnlimited = int64_t{1} << 62;
-
   const KvSequence& sequence(SequenceId id) const;
   KvSequence& sequence(SequenceId id) {
     return const_cast<KvSequence&>(static_cast<const Impl*>(this)->sequence(id));

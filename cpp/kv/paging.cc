@@ -4,7 +4,8 @@
 
 namespace helm {
 
-Paging::Paging(const Plan& plan, KvCache& kv, DeviceAddress near, Stream& copies, Account& account)
+Paging::Paging(const Plan& plan, KvCache& kv, DeviceAddress near, Stream& copies, Account& host,
+               Account& account)
     : kv_(kv),
       device_(account.device()),
       copies_(copies),
@@ -12,7 +13,7 @@ Paging::Paging(const Plan& plan, KvCache& kv, DeviceAddress near, Stream& copies
       slot_bytes_(kv.near_layers() * plan.kv.page_bytes()),
       evict_above_(
           static_cast<int64_t>(plan.schedule.watermark * static_cast<double>(kv.near().slots()))),
-      far_(device_, kv.far_pages() * plan.kv.page_bytes(), "the KV cache in host memory"),
+      far_(host, device_, kv.far_pages() * plan.kv.page_bytes(), "the KV cache in host memory"),
       written_(device_.create_event()),
       recalled_(device_.create_event()) {}
 

@@ -16,7 +16,8 @@ class Paging {
  public:
   // near: page 0 of the device's pool; copies: for copies of pages and of what is needed of them.
   // Everything must outlive the paging.
-  Paging(const Plan& plan, KvCache& kv, DeviceAddress near, Stream& copies, Account& account);
+  Paging(const Plan& plan, KvCache& kv, DeviceAddress near, Stream& copies, Account& host,
+         Account& account);
 
   // In host memory: the pages of a block's layers, side by side.
   std::byte* far_slot(int32_t slot) const { return far_.data() + slot * slot_bytes_; }

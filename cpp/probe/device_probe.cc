@@ -53,10 +53,11 @@ class DeviceProbe::Impl {
        const std::vector<std::string>& cublas_directories)
       : device_(open_accelerator(specification, cublas_directories)),
         account_(*device_, int64_t{1} << 60),
+        host_account_(*device_, int64_t{1} << 60),
         memory_(account_, bytes, "the probe"),
         slices_(memory_.address(), bytes),
         stream_(device_->create_stream()),
-        pinned_(*device_, kCopyBytes, "the probe"),
+        pinned_(host_account_, *device_, kCopyBytes, "the probe"),
         pageable_(static_cast<size_t>(kCopyBytes)) {
     const auto tile = static_cast<int64_t>(noise().size() * sizeof(uint16_t));
     for (int64_t at = 0; at < kCopyBytes; at += tile) {
@@ -187,6 +188,7 @@ class DeviceProbe::Impl {
 
   std::unique_ptr<Device> device_;
   Account account_;
+  Account host_account_;  // of page-locked memory
   DeviceMemory memory_;
   Slices slices_;
   std::unique_ptr<Stream> stream_;

@@ -29,8 +29,8 @@ Executor::Executor(const Plan& plan, const Weights& weights, KvCache& kv,
   }
   if (kv.overflows()) {
     pages_aside_ = accounts_.back()->device().create_stream();
-    paging_ =
-        std::make_unique<Paging>(plan_, kv, buffers_.back().kv(), *pages_aside_, *accounts_.back());
+    paging_ = std::make_unique<Paging>(plan_, kv, buffers_.back().kv(), *pages_aside_,
+                                       *accounts_[kCpu], *accounts_.back());
   }
   stages_ =
       std::make_unique<Stages>(plan_, weights, buffers_, accounts_, visits_.get(), paging_.get());
@@ -67,7 +67,8 @@ void Executor::create_flights() {
     flight.rows.reserve(plan_.limits);
     if (accounts_.size() == 1) continue;
     Device& device = accounts_.back()->device();
-    if (bytes > 0) flight.staging = StagingMemory(device, bytes, "activations that cross");
+    if (bytes > 0)
+      flight.staging = StagingMemory(*accounts_[kCpu], device, bytes, "activations that cross");
     for (auto& event : flight.events) event = device.create_event();
   }
 }

@@ -43,7 +43,7 @@ Stages::Stages(const Plan& plan, const Weights& weights, std::span<const DeviceB
       visits_(visits),
       paging_(paging) {
   if (paging == nullptr) return;
-  Account& account = *accounts[Plan::kFirstAccelerator];
+  Account &host = *accounts[kCpu], &account = *accounts[Plan::kFirstAccelerator];
   far_pages_ = Ring(account, plan.kv.page_bytes(), "KV pages that visit");
   int64_t query_width = 1, scratch = 0, biases = 0;
   for (size_t u = 0; u < plan.units.size(); ++u) {
@@ -52,15 +52,16 @@ Stages::Stages(const Plan& plan, const Weights& weights, std::span<const DeviceB
     query_width = std::max(query_width, plan.values[static_cast<size_t>(op->in)].width);
     UnitSpec far;
     far.ops = ops({Verb::kFar, Task::Lane::kDevice, kCpu, u, u + 1});
-    scratch = std::max(scratch, accounts[kCpu]->device().workspace_bytes(plan, {&far, 1}));
+    scratch = std::max(scratch, host.device().workspace_bytes(plan, {&far, 1}));
     if (const auto bias = cpu::key_bias(plan, op->layer)) biases += bias_bytes(plan, *bias);
   }
   const int64_t row_bytes = plan.limits.sequences * int64_t{sizeof(float)};
   Device& device = account.device();
-  queries_ = StagingMemory(device, row_bytes * query_width, "queries that cross");
-  partials_ = StagingMemory(device, row_bytes * plan.values.back().width, "attention that crosses");
+  queries_ = StagingMemory(host, device, row_bytes * query_width, "queries that cross");
+  partials_ =
+      StagingMemory(host, device, row_bytes * plan.values.back().width, "attention that crosses");
   scratch = align_up(scratch, kCacheLine);
-  workspace_ = StagingMemory(device, std::max<int64_t>(1, scratch + biases), "the workspace");
+  workspace_ = StagingMemory(host, device, std::max<int64_t>(1, scratch + biases), "the workspace");
   next_bias_ = workspace_.data() + scratch;
 }
 

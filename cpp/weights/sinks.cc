@@ -86,10 +86,10 @@ void EncodeSink::take(const Read& read, int) {
   });
 }
 
-Uploader::Uploader(Device& device, int workers, int64_t buffer_bytes)
+Uploader::Uploader(Device& device, Account& host, int workers, int64_t buffer_bytes)
     : stream_(device.create_stream()) {
   for (int i = 0; i < 2 * workers; ++i) {
-    buffers_.push_back({StagingMemory(device, buffer_bytes, "buffers for uploading weights"),
+    buffers_.push_back({StagingMemory(host, device, buffer_bytes, "buffers for uploading weights"),
                         device.create_event()});
   }
   turn_.resize(static_cast<size_t>(workers), 0);

@@ -61,7 +61,8 @@ class EncodeSink final : public Sink {
 // other is on its way.
 class Uploader {
  public:
-  Uploader(Device& device, int workers, int64_t buffer_bytes);
+  // host: the account that the buffers are taken from.
+  Uploader(Device& device, Account& host, int workers, int64_t buffer_bytes);
   ~Uploader();
 
   // fill(memory): writes the bytes into a buffer's memory.

@@ -74,18 +74,20 @@ class Weights::Load {
         on_cpu_(units_on(kCpu, resident_units(plan))) {}
 
   // What can be used where it lies; offsets in the arena for the rest.
-  void place_on_cpu() {
+  void place_on_cpu(Account& cpu) {
+    int64_t bytes = 0;
     for (const TensorIndex index : tensors_of(plan_, on_cpu_)) {
       const SliceSpec& slice = *plan_.slice(index, kCpu);
-      to_.cpu_bytes_ += plan_.bytes(slice);
+      bytes += plan_.bytes(slice);
       held(slice).format = slice.format;
       if (use_in_place(slice, stored(slice))) continue;
       copied_.emplace_back(index, arena_bytes_);
       arena_bytes_ = align_up(arena_bytes_ + plan_.bytes(slice), kCacheLine);
     }
+    to_.cpu_bytes_ = Claim(cpu, bytes, "the model's weights");
   }
 
-  void read_to_accelerator(DeviceIndex device, Account& accelerator) {
+  void read_to_accelerator(Account& cpu, DeviceIndex device, Account& accelerator) {
     const auto units = units_on(device, resident_units(plan_));
     const Placed placed = placed_in_order(plan_, tensors_of(plan_, units), device);
     if (placed.empty()) return;
@@ -96,7 +98,7 @@ class Weights::Load {
     const int64_t buffer_bytes = std::clamp(kUploadBytes / (2 * threads_.size()), kLeastUploadBytes,
                                             kReadElements * int64_t{sizeof(float)});
     const auto anyone_s = decode_shares(plan_, std::vector<bool>(on_cpu_.size(), false), 1);
-    int64_t largest = buffer_bytes;
+    int64_t largest = 0;
     for (const auto& [index, offset] : placed) {
       const SliceSpec& slice = *plan_.slice(index, device);
       const DeviceAddress address = to_.accelerator_memory_.address() + offset;
@@ -105,12 +107,12 @@ class Weights::Load {
       sinks_.push_back(std::make_unique<UploadSink>(slice.format, kernels_, uploader_, address));
       cut(stored(slice), *sinks_.back(), anyone_s[static_cast<size_t>(index)],
           row_unit(slice.format), buffer_bytes / int64_t{sizeof(float)}, reads_);
-      for (size_t i = first; i < reads_.size(); ++i) {  // wide rows may take more than a buffer
+      for (size_t i = first; i < reads_.size(); ++i) {
         largest = std::max(
             largest, format_bytes(slice.format, reads_[i].rows, reads_[i].from->spec().cols()));
       }
     }
-    uploader_ = std::make_unique<Uploader>(accelerator.device(), threads_.size(), largest);
+    uploader_ = std::make_unique<Uploader>(accelerator.device(), cpu, threads_.size(), largest);
   }
 
   void read_to_arena() {
@@ -204,11 +206,11 @@ class Weights::Load {
 };
 
 Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::KernelTable& kernels,
-                 ThreadPool& threads, Account* accelerator)
+                 ThreadPool& threads, Account& cpu, Account* accelerator)
     : on_(plan.devices.size(), std::vector<Weight>(plan.tensors.size())) {
   Load load(*this, plan, options, kernels, threads);
-  load.place_on_cpu();
-  if (accelerator != nullptr) load.read_to_accelerator(Plan::kFirstAccelerator, *accelerator);
+  load.place_on_cpu(cpu);
+  if (accelerator != nullptr) load.read_to_accelerator(cpu, Plan::kFirstAccelerator, *accelerator);
   load.read_to_arena();
   load.finish();
   huge_page_bytes_ = arena_.huge_page_bytes();

@@ -32,16 +32,16 @@ class Weights {
   // Reads with all members of `threads`, what goes to the CPU's memory with the member that reads
   // it in decode. `accelerator` is null for a plan without one. Throws Error{kIo} for a file that
   // is missing or too short, Error{kInvalid} for a bound tensor that does not fit the plan
-  // and for a format that a device lacks, Error{kMemory} when the accelerator's budget or memory is
-  // too small.
+  // and for a format that a device lacks, Error{kMemory} when a budget or a memory is too small.
   Weights(const Plan& plan, const EngineOptions& options, const cpu::KernelTable& kernels,
-          ThreadPool& threads, Account* accelerator);
+          ThreadPool& threads, Account& cpu, Account* accelerator);
 
   // By TensorIndex; kNull for tensors that no unit of the device uses.
   const std::vector<Weight>& on(DeviceIndex device) const {
     return on_[static_cast<size_t>(device)];
   }
-  int64_t cpu_bytes() const { return cpu_bytes_; }
+  // As the plan counts them: those in files and with their owners too, without what aligns others.
+  int64_t cpu_bytes() const { return cpu_bytes_.bytes(); }
   int64_t accelerator_bytes() const { return accelerator_memory_.bytes(); }
   // Those on the CPU that were copied, which lie side by side; others lie in files or with their
   // owners.
@@ -61,9 +61,9 @@ class Weights {
   std::vector<std::shared_ptr<void>> owners_;        // of tensors used where they lie
   std::vector<std::shared_ptr<MappedFile>> mapped_;  // or in files
   std::vector<PackedMatrix> unseen_;                 // there, whose scales nobody has looked at
+  Claim cpu_bytes_;
   Arena arena_;
   DeviceMemory accelerator_memory_;
-  int64_t cpu_bytes_ = 0;
   std::optional<int64_t> huge_page_bytes_;
 };
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -13,13 +14,15 @@ import small_models
 from helm import _helm
 from helm.compiler.advice import costed_graph
 from helm.compiler.kv_options import KvOptions, overflows
+from helm.compiler.load_cost import LoadingRequest
 from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.search import search
+from helm.errors import OutOfMemoryError
 from helm.machine.profile import Profile
 from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.families import build_graph, load_config
-from helm.plan.records import Workload
-from helm.plan.schema import Plan
+from helm.plan.records import Loading, Workload
+from helm.plan.schema import MemoryUse, Plan
 
 # The last weight on a device need not be padded; all else is exact.
 PADDING = {"weights": 256, "kv": 1, "activations": 1, "staging": 1}
@@ -80,9 +83,10 @@ def check_memory(plan: Plan, folder: str) -> None:
             spare = getattr(stated, f"{item}_bytes") - use[f"{item}_bytes"]
             assert 0 <= spare < PADDING[item], (item, spare, use["device"], plan.schedule)
         assert use["workspace_bytes"] <= stated.workspace_bytes
-        assert use["peak_bytes"] <= stated.total_bytes
-        if use["device"] == "accelerator":
-            assert use["budget_bytes"] == stated.total_bytes + stated.reserve_bytes
+        assert use["peak_bytes"] <= use["budget_bytes"]
+        assert use["budget_bytes"] == stated.total_bytes + stated.reserve_bytes
+        if use["device"] == "accelerator":  # the host's reserve has room for buffers of loading
+            assert use["peak_bytes"] <= stated.total_bytes
 
 
 MODELS = [*((name, "f32") for name in small_models.CASES), ("qwen3", "bf16")]
@@ -106,6 +110,50 @@ def test_the_engine_takes_what_the_plan_says(
         assert len(placements) >= 4, placements
     assert streamed == [space.prefill == ("stream",)] * len(streamed)
     assert any(len(set(devices)) == 2 for devices in placements)
+
+
+MAPPED = [("qwen3", "bf16"), ("opt_350m", "f32"), ("llama_one_kv_head", "f32")]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "weights"),
+    [*((*model, "copied") for model in MODELS), *((*model, "mapped") for model in MAPPED)],
+)
+def test_no_plan_is_refused_in_its_own_budget_and_no_byte_less_will_do(
+    name: str, dtype: str, weights: Loading
+) -> None:
+    """Without a reserve beyond what plans need themselves."""
+    folder = small_models.model_dir(name, dtype)
+    asked: dict[str, Any] = {"reserve_bytes": 0, "loading": LoadingRequest(weights=weights)}
+    config, tensors = load_config(folder), read_checkpoint(folder)
+    plans = [
+        make_plan(config, tensors, threads=threads, context=100, **{**OPTIONS, **asked})
+        for threads in (1, 3)
+    ]
+    for space in SPACES:
+        plans += plans_of(name, dtype, space, **asked)
+        options = KvOptions("cpu", vram_bytes=9 * plans[-1].kv.page_bytes * plans[-1].kv.layers)
+        plans += plans_of(name, dtype, space, kv_options=options, **asked)
+    assert any(overflows(plan) for plan in plans)
+    for plan in plans:
+        stated = plan.memory["cpu"]
+        use = host_use(plan, str(folder))
+        assert use["peak_bytes"] <= use["budget_bytes"]
+        assert use["budget_bytes"] == stated.total_bytes + stated.reserve_bytes
+        if plan.units_accelerator == 0:
+            assert stated.reserve_bytes == 0
+        for bytes in (use["peak_bytes"] // 2, use["peak_bytes"] - 1):
+            memory = {**plan.memory, "cpu": MemoryUse(bytes, 0, 0, 0)}
+            with pytest.raises(OutOfMemoryError, match=f"the plan's budget there is {bytes} and"):
+                host_use(dataclasses.replace(plan, memory=memory), str(folder))
+        memory = {**plan.memory, "cpu": MemoryUse(0, use["peak_bytes"], 0, 0)}
+        assert host_use(dataclasses.replace(plan, memory=memory), str(folder))["kind"] == "cpu"
+
+
+def host_use(plan: Plan, folder: str) -> dict[str, Any]:
+    """What a loaded engine says of the host's memory."""
+    found: dict[str, Any] = _helm.Engine(plan.to_json(), folder, device="sim").stats["devices"][0]
+    return found
 
 
 @pytest.mark.parametrize("site", ["stream", "cpu"])

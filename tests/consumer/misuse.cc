@@ -105,6 +105,7 @@ class Program {
         {"folder without weights", load([this](Plan&, EngineOptions& o) { o.directory = plans_; })},
         {"cut weights", load([this](Plan&, EngineOptions& o) { o.directory = plans_ + "/cut"; })},
         {"threads below zero", load([](Plan&, EngineOptions& o) { o.threads = -1; })},
+        {"pace below zero", load([](Plan&, EngineOptions& o) { o.pace.cpu_bytes_per_s = -1; })},
         {"a million threads", load([](Plan&, EngineOptions& o) { o.threads = 1000000; })},
         {"CPUs for other threads",
          load([](Plan&, EngineOptions& o) { o.threads = 1, o.cpus = {0, 1}; })},

@@ -39,14 +39,10 @@ class TinyModelBuilder {
     plan_["rope"] = {{{"inv_freq", inv_freq}, {"attention_factor", 1.0}}};
     plan_["memory"] = nlohmann::json::object();
     plan_["devices"] = {{{"name", "cpu"}, {"kind", "cpu"}}};
+    if (s_.cpu_bytes > 0) plan_["memory"]["cpu"] = memory(s_.cpu_bytes);
     if (!s_.devices.empty()) {
       plan_["devices"].push_back({{"name", "accelerator"}, {"kind", "accelerator"}});
-      plan_["memory"]["accelerator"] = {{"weights_bytes", s_.accelerator_bytes},
-                                        {"kv_bytes", 0},
-                                        {"activations_bytes", 0},
-                                        {"workspace_bytes", 0},
-                                        {"staging_bytes", 0},
-                                        {"reserve_bytes", 0}};
+      plan_["memory"]["accelerator"] = memory(s_.accelerator_bytes);
       plan_["schedule"] = {
           {"prefill", s_.stream_tokens > 0 ? "stream" : "compute"},
           {"stream_tokens", s_.stream_tokens},
@@ -83,6 +79,10 @@ class TinyModelBuilder {
   }
 
  private:
+  static nlohmann::json memory(int64_t bytes) {
+    return {{"weights_bytes", bytes}, {"kv_bytes", 0},      {"activations_bytes", 0},
+            {"workspace_bytes", 0},   {"staging_bytes", 0}, {"reserve_bytes", 0}};
+  }
   // What each device holds of the tensors that its units name.
   void add_slices() {
     plan_["slices"] = nlohmann::json::array();

@@ -52,6 +52,7 @@ struct TinyShape {
   std::vector<std::string> devices = {};
   int64_t accelerator_pages = 0;
   int64_t accelerator_bytes = 1 << 30;
+  int64_t cpu_bytes = 0;  // 0: the plan does not say
   bool overlap = false;
   int64_t decode_groups = 1;
   int64_t stream_tokens = 0;  // 0: layers in host memory are computed there

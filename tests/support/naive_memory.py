@@ -90,7 +90,26 @@ def sizes(task: Task, plan: Plan) -> dict[str, int]:
         longest = task.context if task.context <= 8192 else max(task.prompt, 8192)
         pages = task.batch * math.ceil(longest / task.page_tokens)
         found["accelerator"] += 2 * largest + pages * spec.page_bytes
+    if own:  # while weights go up, what steps need is not there yet
+        loaded = weights(task, plan, "cpu") + 2 * threads * largest_read(task, threads)
+        found["cpu"] = max(found["cpu"], loaded)
     return found
+
+
+def largest_read(task: Task, threads: int) -> int:
+    """A transfer of whole rows or strips, of an eighth to all of 8 MiB of f32 elements."""
+    room = (64 << 20) / (2 * threads)
+    elements = int(min(max(room, 1 << 20), 8 << 20)) // F32
+    largest = 0
+    for name, shape in task.model.graph.tensors.items():
+        rows, cols = shape if len(shape) == 2 else (shape[0], 1)
+        format = held_as(task, name, "accelerator")
+        strip = 16 if FORMATS[format].packed else 1
+        count = strip
+        while count < rows and (count + strip) * cols <= elements:
+            count += strip
+        largest = max(largest, weight_bytes(format, min(count, rows), cols))
+    return largest
 
 
 def padded(task: Task, name: str) -> int:

@@ -42,6 +42,11 @@ struct EngineOptions {
   std::string device = "cuda";                  // the plan's accelerator; see helm/machine.h
   std::vector<std::string> cublas_directories;  // see helm/machine.h
   Progress progress;
+  // For tests of schedules: a stage takes no less time than memory of this rate would, 0: as long
+  // as it takes. docs/planning.md says what counts. sim:memory=RATE is the accelerator's.
+  struct Pace {
+    double cpu_bytes_per_s = 0;
+  } pace;
 };
 
 // What an engine holds on one device.

@@ -49,9 +49,10 @@ struct DeviceInfo {
 //                                      looked for in the folders of $HELM_CUBLAS_DIR and of
 //                                      `cublas_directories`, the wheel nvidia-cublas beside this
 //                                      library, the CUDA toolkit and the system's libraries
-//   sim:vram=2GiB,link=16GB/s,latency=10us,threads=1
+//   sim:vram=2GiB,link=16GB/s,latency=10us,memory=200GB/s,threads=1
 //                                      a simulated one of host memory: the memory it may take, the
-//                                      speed and latency of its copies, the threads it computes on
+//                                      speed and latency of its copies, the rate at which stages
+//                                      read weights and KV, the threads it computes on
 // Opens and closes it. Throws Error{kInvalid} for a malformed specification, with the reason
 // Error{kAbsent} where there is no such kind of device, Error{kDevice} when it cannot be had.
 HELM_API DeviceInfo accelerator_info(const std::string& specification,

@@ -18,6 +18,7 @@ from helm.compiler.memory import (
     accelerator_workspace_bytes,
     activation_bytes,
     overflow_bytes,
+    upload_bytes,
     workspace_bytes,
 )
 from helm.compiler.overflow import Bools, least_slots
@@ -57,11 +58,13 @@ class Budget:
 @dataclass(frozen=True)
 class StageBytes:
     """Scratch and activations of a device that has the units of subset i of `Stages`, at place i
-    as in `_subsets`. The same wherever those units are placed."""
+    as in `_subsets`. The same wherever those units are placed. uploading: of host memory, while
+    weights go up to an accelerator."""
 
     workspace: npt.NDArray[np.int64]
     accelerator_workspace: npt.NDArray[np.int64]
     activations: npt.NDArray[np.int64]
+    uploading: int
 
 
 def stage_bytes(setting: Setting) -> StageBytes:
@@ -81,7 +84,8 @@ def stage_bytes(setting: Setting) -> StageBytes:
         )
         for part in parts
     ]
-    return StageBytes(*np.array(sizes, np.int64).T)
+    uploading = upload_bytes(graph, setting.model.formats, threads)
+    return StageBytes(*np.array(sizes, np.int64).T, uploading)
 
 
 def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = None) -> Budget:
@@ -121,11 +125,14 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
             _host_staging(setting, limits, used, cpu_stages, own_stages), more.host_staging
         ),
     }
-    cpu["reserve"] = _host_reserve(setting, _total(cpu), used)
+    own_weights = whole(_weights(setting, rest, own_stages, "accelerator"))
+    # What only steps take is not there yet while weights are loaded.
+    loading = (own_weights > 0) * each.uploading - (_total(cpu) - cpu["weights"])
+    cpu["reserve"] = np.maximum(_host_reserve(setting, _total(cpu), used), loading)
     return Budget(
         cpu=cpu,
         accelerator={
-            "weights": whole(_weights(setting, rest, own_stages, "accelerator")),
+            "weights": own_weights,
             "kv": whole(device_kv),
             "activations": paged(each.activations[own], more.activations),
             "workspace": whole(each.accelerator_workspace[own]),

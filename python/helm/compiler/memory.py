@@ -5,13 +5,16 @@ The runtime allocates exactly the activations and at most the workspace stated h
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from helm.base.formats import FORMATS
 from helm.model.graph import Attention, Graph, Op, Unit
 from helm.plan.schema import KvSpec, Limits
 
 DEVICE_ALIGNMENT = 256  # of every activation, and of every weight on an accelerator
+# Of the buffers of all threads together from which weights go up, and of one.
+_UPLOAD_BYTES, _LEAST_UPLOAD_BYTES, _MOST_UPLOAD_BYTES = 64 << 20, 1 << 20, 8 << 20
 
 
 def aligned(size: int, alignment: int = DEVICE_ALIGNMENT) -> int:
@@ -73,6 +76,20 @@ def overflow_bytes(
         host_staging=limits.sequences * (queries + partial),
         host_workspace=graph.footprint.far_workspace(_kinds(graph, units), limits, kv, threads),
     )
+
+
+def upload_bytes(graph: Graph, formats: Mapping[str, str], threads: int) -> int:
+    """Page-locked host memory while weights in these formats are loaded to an accelerator: two
+    buffers per thread, each of the largest read. A read has whole rows, or strips, of one weight.
+    At most; of the weights that go up alone it may be less."""
+    most = min(max(_UPLOAD_BYTES // (2 * threads), _LEAST_UPLOAD_BYTES), _MOST_UPLOAD_BYTES)
+    reads = [0]
+    for held, shape in {(formats[name], shape) for name, shape in graph.tensors.items()}:
+        rows, cols = shape if len(shape) == 2 else (shape[0], 1)
+        unit = FORMATS[held].row_unit
+        units = max(1, most // 4 // cols // unit)
+        reads.append(FORMATS[held].bytes(min(rows, units * unit), cols))
+    return 2 * threads * max(reads)
 
 
 def _kinds(graph: Graph, units: Iterable[Unit]) -> list[str]:

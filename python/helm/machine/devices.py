@@ -71,8 +71,10 @@ def cublas_directories() -> list[bytes]:
 
 
 def open_accelerator(specification: str) -> Accelerator:
-    """What `specification` names. Raises InvalidError for a malformed one, and with the reason
-    NoDeviceError where there is no such kind of device, DeviceError when it cannot be had."""
+    """What `specification` names. That of a simulated one may say vram (a size), link and memory
+    (rates of copies in a direction, and of what stages read), latency (of a copy) and threads.
+    Raises InvalidError for a malformed one, and with the reason NoDeviceError where there is no
+    such kind of device, DeviceError when it cannot be had."""
     from helm import _helm
 
     bare = re.search(r"[:,]vram=(\d{1,7})(?=,|$)", specification)

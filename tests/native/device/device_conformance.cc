@@ -111,7 +111,7 @@ class StageRunner {
   std::vector<std::vector<float>> run(const std::vector<Step>& steps) {
     int64_t rows = 0;
     for (const Step& step : steps) rows += static_cast<int64_t>(step.size());
-    const StagingMemory host(account_.device(), rows * plan_.vocab_size * 4, "logits");
+    const StagingMemory host(account_, account_.device(), rows * plan_.vocab_size * 4, "logits");
     const auto* const begin = reinterpret_cast<const float*>(host.data());
     auto* to = reinterpret_cast<float*>(host.data());
     for (const Step& step : steps) {
@@ -249,8 +249,8 @@ void conform_copies(const DeviceFactory& open) {
   std::mt19937 random(11);
   for (const int64_t bytes : {1, 3, 255, 4097, 1 << 20}) {
     const DeviceMemory memory(account, bytes + 16, "a test");
-    const StagingMemory from(*device, bytes, "a test");
-    const StagingMemory to(*device, bytes, "a test");
+    const StagingMemory from(account, *device, bytes, "a test");
+    const StagingMemory to(account, *device, bytes, "a test");
     for (int64_t i = 0; i < bytes; ++i) from.data()[i] = static_cast<std::byte>(random());
     std::memset(to.data(), 0x5a, static_cast<size_t>(bytes));
     for (const int64_t offset : {0, 7}) {
@@ -279,8 +279,8 @@ void conform_ordering(const DeviceFactory& open) {
   Account account(*device, kUnlimited);
   const DeviceMemory memory(account, kBytes, "a test");
   const DeviceMemory other(account, kBytes, "a test");
-  const StagingMemory from(*device, kBytes, "a test");
-  const StagingMemory to(*device, kBytes, "a test");
+  const StagingMemory from(account, *device, kBytes, "a test");
+  const StagingMemory to(account, *device, kBytes, "a test");
   auto* const sent = reinterpret_cast<int32_t*>(from.data());
   const auto* const got = reinterpret_cast<const int32_t*>(to.data());
   const auto writer = device->create_stream();

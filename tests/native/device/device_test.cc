@@ -67,6 +67,26 @@ TEST_CASE("an account refuses the byte beyond its limit and remembers the peak")
   CHECK(device->describe().free_bytes == kCap);
 }
 
+TEST_CASE("page-locked memory is taken from the account of the host's") {
+  const auto host = open("cpu");
+  const auto device = open(kDevices[1]);
+  helm::Account account(*host, 1000);
+  {
+    helm::StagingMemory kept(account, *device, 600, "a test");
+    CHECK(account.used_bytes() == 600);
+    CHECK(kind_of([&] { helm::StagingMemory(account, *device, 401, "a test"); }) ==
+          ErrorKind::kMemory);
+    const auto refusing = open("sim:refuse=1");
+    CHECK(kind_of([&] { helm::StagingMemory(account, *refusing, 400, "a test"); }) ==
+          ErrorKind::kMemory);
+    CHECK(account.used_bytes() == 600);
+    kept = helm::StagingMemory(account, *device, 400, "a test");
+    CHECK(account.used_bytes() == 400);
+  }
+  CHECK(account.used_bytes() == 0);
+  CHECK(account.peak_bytes() == 1000);
+}
+
 TEST_CASE("an address of the simulated accelerator is no host pointer and is checked") {
   const auto device = open(kDevices[1]);
   const auto stream = device->create_stream();
@@ -145,10 +165,26 @@ TEST_CASE("a stage gives the same with every part of its team, to the bit") {
 }
 
 TEST_CASE("a specification that makes no sense is refused by name") {
-  for (const char* bad :
-       {"", "gpu", "simulated", "sim:vram", "sim:vram=0", "sim:vram=-1GiB", "sim:vram=2Gibi",
-        "sim:vram=nan", "sim:speed=1", "sim:threads=1.5", "sim:threads=0", "sim:link=fast",
-        "sim:latency=2s", "sim:vram=1e30", "sim:jitter=2s", "sim:refuse=0", "sim:lost=1.5"}) {
+  for (const char* bad : {"",
+                          "gpu",
+                          "simulated",
+                          "sim:vram",
+                          "sim:vram=0",
+                          "sim:vram=-1GiB",
+                          "sim:vram=2Gibi",
+                          "sim:vram=nan",
+                          "sim:speed=1",
+                          "sim:threads=1.5",
+                          "sim:threads=0",
+                          "sim:link=fast",
+                          "sim:latency=2s",
+                          "sim:vram=1e30",
+                          "sim:memory",
+                          "sim:memory=0",
+                          "sim:memory=2GB/h",
+                          "sim:jitter=2s",
+                          "sim:refuse=0",
+                          "sim:lost=1.5"}) {
     CAPTURE(bad);
     CHECK(kind_of([&] { helm::open_accelerator(bad); }) == ErrorKind::kInvalid);
   }

@@ -250,6 +250,43 @@ TEST_CASE("the accelerator's memory stays within the plan's budget, and is refus
   }
 }
 
+TEST_CASE("so does the host's, for whatever lies there") {
+  std::vector<TinyShape> shapes = {placed("ccccc"), placed("ccaaa"), placed("aaaaa"),
+                                   placed("ccaac")};
+  shapes.push_back(placed("cccaa"));
+  shapes.back().stream_tokens = 9;
+  shapes.back().stream_pages = 99;
+  for (const char* site : {"stream", "cpu"}) {
+    shapes.push_back(placed("ccaaa"));
+    shapes.back().accelerator_pages = 2 * 12;
+    shapes.back().overflow = site;
+    shapes.back().weight_dtype = "f16";  // and buffers of loading
+  }
+  for (TinyShape& shape : shapes) {
+    const auto generous = tiny_engine(tiny_model(shape));
+    const auto use = generous->stats().devices.at(0);
+    CHECK(use.budget_bytes == 0);
+    CHECK(use.peak_bytes >= use.weights_bytes + use.kv_bytes + use.activations_bytes +
+                                use.workspace_bytes + use.staging_bytes);
+    shape.cpu_bytes = use.peak_bytes;
+    const auto exact = tiny_engine(tiny_model(shape));
+    CHECK(exact->stats().devices.at(0).budget_bytes == use.peak_bytes);
+    CHECK(exact->stats().devices.at(0).peak_bytes == use.peak_bytes);
+    CHECK(generate(*exact, 2) == generate(*generous, 2));
+    for (const int64_t bytes : {int64_t{1}, use.peak_bytes / 3, use.peak_bytes - 1}) {
+      shape.cpu_bytes = bytes;
+      try {
+        tiny_engine(tiny_model(shape));
+        FAIL("no error was thrown");
+      } catch (const helm::Error& error) {
+        CHECK(error.kind() == helm::ErrorKind::kMemory);
+        const std::string budget = "the plan's budget there is " + std::to_string(bytes);
+        CHECK(std::string(error.what()).find(budget) != std::string::npos);
+      }
+    }
+  }
+}
+
 TEST_CASE("a device that is smaller than the plan's budget is refused") {
   const auto model = tiny_model(placed("caaaa"));
   try {

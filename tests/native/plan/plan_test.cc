@@ -243,6 +243,29 @@ TEST_CASE("limits whose attention would need more than any address are refused")
   expect(plan, "units[1].ops[3]: the partial results of 1048576 sequences");
 }
 
+TEST_CASE("what a plan may take of the host's memory is the sum of its purposes, or not said") {
+  json plan = json::parse(helm::test::tiny_model().plan);
+  CHECK(helm::Plan::from_json(plan.dump()).memory_bytes[helm::kCpu] == helm::Plan::kUnlimited);
+  plan.erase("memory");
+  CHECK(helm::Plan::from_json(plan.dump()).memory_bytes[helm::kCpu] == helm::Plan::kUnlimited);
+  plan["memory"]["cpu"] = {{"weights_bytes", 1},       {"kv_bytes", 20},
+                           {"activations_bytes", 300}, {"workspace_bytes", 4000},
+                           {"staging_bytes", 50000},   {"reserve_bytes", 600000}};
+  CHECK(helm::Plan::from_json(plan.dump()).memory_bytes[helm::kCpu] == 654321);
+  const json good = plan;
+  for (const auto& item : good["memory"]["cpu"].items()) {
+    const std::string path = "memory.cpu." + item.key();
+    for (const json& bad : {json(-1), json(1.5), json("1"), json(int64_t{1} << 62)}) {
+      plan = good;
+      plan["memory"]["cpu"][item.key()] = bad;
+      expect(plan, path);
+    }
+    plan = good;
+    plan["memory"]["cpu"].erase(item.key());
+    expect(plan, "memory.cpu");
+  }
+}
+
 TEST_CASE("what is nested more deeply than a stack is refused by its kind") {
   json plan = json::parse(helm::test::tiny_model().plan);
   plan["threads"] = "here";

@@ -91,9 +91,10 @@ TEST_CASE("visiting weights are page-locked no longer than they visit") {
   helm::cpu::CpuDevice cpu(kernels, threads);
   Counting device(cpu);
   helm::Account account(device, int64_t{1} << 30);
+  helm::Account host(cpu, helm::Plan::kUnlimited);
   helm::EngineOptions options = model.options();
   device.events = 100;
-  const helm::Weights weights(plan, options, kernels, threads, &account);
+  const helm::Weights weights(plan, options, kernels, threads, host, &account);
   const helm::Program program = helm::lower(plan).at(1);
   int refused = 0;
   for (bool whole = false; !whole; ++refused) {
@@ -137,7 +138,8 @@ TEST_CASE("what visits is page-locked wherever it lies, no memory page twice") {
       device.refuses = refuses;
       device.events = 100;
       helm::Account account(device, int64_t{1} << 30);
-      const helm::Weights weights(plan, options, kernels, threads, &account);
+      helm::Account host(cpu, helm::Plan::kUnlimited);
+      const helm::Weights weights(plan, options, kernels, threads, host, &account);
       helm::Arena pages(100 * plan.kv.page_bytes(), "pages");
       int64_t visiting = 0;
       {

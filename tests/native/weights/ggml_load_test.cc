@@ -15,6 +15,7 @@
 #include "helm/encode.h"
 #include "helm/stored.h"
 #include "support/check.h"
+#include "support/host_memory.h"
 #include "tiny_model.h"
 #include "weights/store.h"
 
@@ -170,7 +171,9 @@ TEST_CASE("loaded blocks are those that are encoded in memory, in packed and in 
       helm::EngineOptions options;
       options.directory = folder.path();
       helm::ThreadPool threads(3);
-      const helm::Weights weights(plan, options, *helm::cpu::kernels_scalar(), threads, nullptr);
+      helm::test::HostMemory host(threads);
+      const helm::Weights weights(plan, options, *helm::cpu::kernels_scalar(), threads,
+                                  host.account, nullptr);
       int matrices = 0;
       for (const helm::SliceSpec& slice : plan.slices) {
         const helm::TensorSpec& spec = plan.tensors[static_cast<size_t>(slice.tensor)];
@@ -245,7 +248,9 @@ TEST_CASE("a block with an infinite scale ends the load, which names tensor and 
   options.directory = folder.path();
   helm::ThreadPool threads(3);
   try {
-    const helm::Weights weights(plan, options, *helm::cpu::kernels_scalar(), threads, nullptr);
+    helm::test::HostMemory host(threads);
+    const helm::Weights weights(plan, options, *helm::cpu::kernels_scalar(), threads, host.account,
+                                nullptr);
     FAIL("an infinite scale was taken");
   } catch (const helm::Error& error) {
     const std::string message = error.what();

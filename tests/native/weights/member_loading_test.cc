@@ -16,6 +16,7 @@
 #include "affinity.h"
 #include "cpu/stage.h"
 #include "helm/engine.h"
+#include "support/host_memory.h"
 #include "tiny_model.h"
 #include "weights/store.h"
 
@@ -75,7 +76,8 @@ TEST_CASE("each member loads the rows that it reads") {
     helm::cpu::KernelTable kernels = *helm::cpu::kernels_scalar();
     kernels.narrow[static_cast<int>(helm::DType::kF16)] = narrow_recorded;
     conversions = &seen;
-    const helm::Weights weights(plan, model.options(), kernels, pool, nullptr);
+    helm::test::HostMemory host(pool);
+    const helm::Weights weights(plan, model.options(), kernels, pool, host.account, nullptr);
     conversions = nullptr;
     const auto shares =
         helm::decode_shares(plan, std::vector<bool>(plan.units.size(), true), members);

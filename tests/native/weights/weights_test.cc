@@ -14,6 +14,7 @@
 #include "cpu/stage.h"
 #include "oracle.h"
 #include "support/check.h"
+#include "support/host_memory.h"
 #include "tiny_model.h"
 #include "weights/store.h"
 
@@ -104,7 +105,8 @@ TEST_CASE("rows are stacked from three files, and rows between them are skipped"
       helm::EngineOptions options;
       options.directory = folder.path();
       ThreadPool threads(3);
-      const Weights weights(plan, options, kernels, threads, nullptr);
+      helm::test::HostMemory host(threads);
+      const Weights weights(plan, options, kernels, threads, host.account, nullptr);
       for (const helm::SliceSpec& slice : plan.slices) {
         const helm::TensorSpec& spec = plan.tensors[static_cast<size_t>(slice.tensor)];
         const auto want = expected(*model.tensors.at(spec.name).data, helm::dtype_from_name(stored),
