@@ -1,4 +1,7 @@
-"""A sample of plans and logits is what was recorded; `tests/golden/run --check` looks at all."""
+"""A sample of plans and logits, and all programs, are what was recorded.
+
+`tests/golden/run --check` looks at all.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,14 @@ from golden import compare
 
 
 def test_a_sample_is_what_was_recorded() -> None:
-    found = compare.outcomes(("plans", "logits"), "scalar", compare.SHORT)
+    found = compare.outcomes(compare.KINDS, "scalar", compare.SHORT)
     assert len(found["plans"]) > 20
+    assert len(found["programs"]) > 10
     assert len(found["logits"]) > 5
     assert compare.differences(compare.read(compare.RECORDED), found) == []
 
 
-@pytest.mark.parametrize("kind", ["plans", "logits"])
+@pytest.mark.parametrize("kind", compare.KINDS)
 def test_a_change_is_named(kind: str, tmp_path: Path) -> None:
     recorded = compare.read(compare.RECORDED)
     compare.write(tmp_path / "copy.json", recorded)
@@ -30,8 +34,8 @@ def test_a_change_is_named(kind: str, tmp_path: Path) -> None:
         changed[kind][case]["figures"]["ttft_s"] *= 1 + 1e-12
         name = "fields.units"
     else:
-        changed[kind][case]["cpu"] = "another"
-        name = "cpu"
+        name = next(iter(changed[kind][case]))
+        changed[kind][case][name] = "another"
     (line,) = compare.differences(recorded, changed)
     assert line.startswith(f"{kind} {case}: {name} was ")
     del recorded[kind][case]

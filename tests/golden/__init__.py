@@ -1,1 +1,1 @@
-"""What must not change while code moves: plans, and the bits of logits."""
+"""What must not change while code moves: plans, programs, and the bits of logits."""

@@ -1,4 +1,4 @@
-"""Makes, keeps and compares what plans and logits are."""
+"""Makes, keeps and compares what plans, programs and logits are."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from golden import logits, plans
+from golden import logits, plans, programs
 from helm import _helm
 
 RECORDED = Path(__file__).resolve().parent / "recorded.json"
 SHORT = 16  # of so many cases, one is in the sample
 TOLERANCE = 1e-9  # of predicted figures
-Outcomes = dict[str, dict[str, Any]]  # "plans" or "logits" -> case -> outcome
+KINDS = ("plans", "programs", "logits")
+Outcomes = dict[str, dict[str, Any]]  # kind -> case -> outcome
 Progress = Callable[[int, int, str], None]
 Job = tuple[str, list[str], str]  # kind, cases, instruction set of logits
 
@@ -24,10 +25,11 @@ Job = tuple[str, list[str], str]  # kind, cases, instruction set of logits
 def outcomes(
     kinds: Sequence[str], isa: str, step: int, progress: Progress = lambda *_: None
 ) -> Outcomes:
-    """Those of every `step`-th case. isa: of the logits; "best": this machine's."""
+    """Those of every `step`-th case, all programs. isa: of the logits; "best": this machine's."""
     if isa == "best":
         isa = _best_isa()
-    jobs: list[Job] = [("plans", [case], "") for case in plans.cases()[::step] if "plans" in kinds]
+    texts = {"plans": plans.cases()[::step], "programs": programs.cases()}
+    jobs: list[Job] = [(k, [c], "") for k in texts if k in kinds for c in texts[k]]
     workers = os.cpu_count() or 1
     models = logits.cases()[:: max(1, step // 4)] if "logits" in kinds else []
     jobs += [("logits", models[i::workers], isa) for i in range(min(workers, len(models)))]
@@ -41,8 +43,9 @@ def outcomes(
 
 def _outcome(job: Job) -> dict[str, Any]:
     kind, names, isa = job
-    if kind == "plans":
-        return {case: plans.outcome(case) for case in names}
+    if kind != "logits":
+        made = plans.outcome if kind == "plans" else programs.outcome
+        return {case: made(case) for case in names}
     return logits.outcomes(names, isa)
 
 
