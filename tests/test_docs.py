@@ -46,7 +46,7 @@ GONE_FROM_CODE = {
     r"DESIGN\.md": "a page of docs/",
 }
 GONE_NAMES = {
-    r"block_?streams?(?![a-z])": "block_visits",
+    r"block_?streams?(?![a-z])": "visits",
     r"streamed_?units": "visiting_units",
     r"stream_(?:least|steps|from|choices)": "visit_least, ...",
     r"is_?compressed": "a format",

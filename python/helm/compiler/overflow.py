@@ -1,7 +1,7 @@
 """Which KV blocks of accelerator layers lie in host memory, and how long a layer takes that visits
 or asks for them. Knows blocks, positions and seconds; no model, no device and no memory limit.
 
-The rules are the runtime's (`cpp/engine/kv_overflow.h`): a block is the same positions of every
+The rules are the runtime's (`cpp/kv/paging.h`): a block is the same positions of every
 layer; once more slots are in use than the watermark allows, the block that has been full for
 longest leaves; a sequence's last block never does.
 """
