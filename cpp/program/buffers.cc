@@ -58,38 +58,38 @@ void StepRows::clear() {
 
 void StepViews::make(const StepRows& rows, const KvSpec& kv, const Program& program,
                      const std::vector<bool>& visiting) {
-  on_cpu_ = of_visits_ = on_device_ = rows.view();
-  visits_.clear();
-  far_pages_.clear();
+  on_cpu = of_visits = on_device = rows.view();
+  visits.clear();
+  far_pages.clear();
   if (program.visits) {
     bring_pages(kv, visiting);
-    of_visits_.runs = of_visits_.all_runs = visiting_runs_;
-    of_visits_.number = next_step_number();
-    on_device_ = of_visits_;
+    of_visits.runs = of_visits.all_runs = visiting_runs_;
+    of_visits.number = next_step_number();
+    on_device = of_visits;
   }
   if (program.far == Program::Far::kNone) return;
   part_pages(rows.far, kv, program.far == Program::Far::kVisit);
-  on_device_.all_runs = runs_;
-  on_device_.runs = on_device_.all_runs.first(rows.runs.size());
-  on_device_.number = next_step_number();
-  far_on_cpu_ = {rows.token_ids, rows.positions, rows.output_rows, far_runs_};
+  on_device.all_runs = runs_;
+  on_device.runs = on_device.all_runs.first(rows.runs.size());
+  on_device.number = next_step_number();
+  far_on_cpu = {rows.token_ids, rows.positions, rows.output_rows, far_runs_};
 }
 
 // Layers that visit find their pages in the room for visits, block after block.
-void StepViews::bring_pages(const KvSpec& kv, const std::vector<bool>& visits) {
+void StepViews::bring_pages(const KvSpec& kv, const std::vector<bool>& visiting) {
   const auto blocks_for = [&](int64_t positions) {
     return (positions + kv.page_tokens - 1) / kv.page_tokens;
   };
-  visiting_runs_.assign(on_cpu_.runs.begin(), on_cpu_.runs.end());
+  visiting_runs_.assign(on_cpu.runs.begin(), on_cpu.runs.end());
   table_.clear();
   int32_t next = 0;
   for (const SequenceRun& run : visiting_runs_) {
     const int64_t blocks = blocks_for(run.first_position + run.tokens);
-    visits_.push_back({run.pages, next, blocks_for(run.first_position),
-                       run.first_position / kv.page_tokens, blocks});
+    visits.push_back({run.pages, next, blocks_for(run.first_position),
+                      run.first_position / kv.page_tokens, blocks});
     for (int64_t block = 0; block < blocks; ++block, ++next) {
       for (int64_t layer = 0; layer < kv.layers; ++layer) {
-        const bool here = visits[static_cast<size_t>(layer)];
+        const bool here = visiting[static_cast<size_t>(layer)];
         table_.push_back(here ? next : run.pages[block * kv.layers + layer]);
       }
     }
@@ -103,8 +103,8 @@ void StepViews::bring_pages(const KvSpec& kv, const std::vector<bool>& visits) {
 
 // Runs of near pages, of far pages where they lie, and, if those visit, of each alone.
 void StepViews::part_pages(const FarRuns& far, const KvSpec& kv, bool visit) {
-  const size_t sequences = on_device_.runs.size();
-  runs_.assign(on_device_.runs.begin(), on_device_.runs.end());
+  const size_t sequences = on_device.runs.size();
+  runs_.assign(on_device.runs.begin(), on_device.runs.end());
   if (only_.empty()) only_.assign(static_cast<size_t>(kv.layers), 0);
   far_runs_.assign(runs_.begin(), runs_.end());
   const int32_t* pages = far.pages.data();
@@ -116,7 +116,7 @@ void StepViews::part_pages(const FarRuns& far, const KvSpec& kv, bool visit) {
       alone.first_block = block;
       alone.end_block = block + 1;
       runs_.push_back(alone);
-      far_pages_.push_back({pages + block * kv.layers, block, alone.first_position});
+      far_pages.push_back({pages + block * kv.layers, block, alone.first_position});
     }
     runs_[r].first_block = far_runs_[r].end_block = blocks;
     runs_[r].pages += blocks * kv.layers;

@@ -76,27 +76,22 @@ class StepViews {
   void make(const StepRows& rows, const KvSpec& kv, const Program& program,
             const std::vector<bool>& visiting);
 
-  const StepView& on_cpu() const { return on_cpu_; }
-  const StepView& on_device() const { return on_device_; }
-  const StepView& far_on_cpu() const { return far_on_cpu_; }
-  const StepView& of_visits() const { return of_visits_; }  // layers in host memory, on a device
-  const std::vector<Visit>& visits() const { return visits_; }
-  const std::vector<FarPage>& far_pages() const { return far_pages_; }
+  StepView on_cpu, on_device;
+  StepView of_visits;   // layers in host memory, on a device
+  StepView far_on_cpu;  // the CPU's attention to far pages
+  std::vector<Visit> visits;
+  std::vector<FarPage> far_pages;
   // Of a far page that has come to the device, as the only page.
   StepView of_far_page(size_t index) const {
-    return on_device_.piece(on_cpu_.runs.size() + index, 1);
+    return on_device.piece(on_cpu.runs.size() + index, 1);
   }
 
  private:
-  void bring_pages(const KvSpec& kv, const std::vector<bool>& visits);
+  void bring_pages(const KvSpec& kv, const std::vector<bool>& visiting);
   void part_pages(const FarRuns& far, const KvSpec& kv, bool visit);
 
-  StepView on_cpu_, of_visits_, on_device_, far_on_cpu_;
   std::vector<SequenceRun> runs_;  // on a device; then one for each far page
-  std::vector<SequenceRun> far_runs_;
-  std::vector<SequenceRun> visiting_runs_;
-  std::vector<Visit> visits_;
-  std::vector<FarPage> far_pages_;
+  std::vector<SequenceRun> far_runs_, visiting_runs_;
   std::vector<int32_t> table_;  // with the pages of layers that visit
   std::vector<int32_t> only_;   // page 0 of every layer
 };

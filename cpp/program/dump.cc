@@ -39,8 +39,9 @@ std::string text(const Plan& plan, const Program& program) {
     const Task& task = program.tasks[i];
     const std::string lanes[] = {plan.devices[static_cast<size_t>(task.device)].name, "up", "down"};
     const auto& [verb, part] = kWords[static_cast<size_t>(task.verb)];
-    lines += "\n" + std::to_string(i) + " " + lanes[static_cast<size_t>(task.lane)] + " " + verb;
-    lines += subject(plan, task) + part;
+    lines.append("\n").append(std::to_string(i)).append(" ");
+    lines.append(lanes[static_cast<size_t>(task.lane)]).append(" ").append(verb);
+    lines.append(subject(plan, task)).append(part);
     if (task.each) lines += ", each";
     if (task.aside) lines += " aside";
     if (!task.after.empty()) lines += " after";

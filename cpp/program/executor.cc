@@ -171,8 +171,7 @@ const BoundProgram& Executor::program_for(const StepRows& rows) const {
   const StepView step = rows.view();
   const bool visits =
       visits_ != nullptr && step.tokens() >= plan_.schedule.stream_tokens && visits_->holds(step);
-  const bool on_cpu = plan_.schedule.overflow == Schedule::Overflow::kCpu &&
-                      rows.token_ids.size() == rows.runs.size();
+  const bool on_cpu = plan_.schedule.overflow == Schedule::Overflow::kCpu && rows.decodes();
   const Far far = !rows.far.any() ? Far::kNone : on_cpu ? Far::kOnCpu : Far::kVisit;
   return *std::ranges::find_if(programs_, [&](const BoundProgram& one) {
     return one.program.visits == visits && one.program.far == far;
@@ -247,7 +246,7 @@ void Executor::copy(const Bound& bound, const Flight& flight) {
 }
 
 int64_t Executor::bytes_of(const Bound& copy, const Flight& flight) const {
-  const StepView& step = flight.views.on_cpu();
+  const StepView& step = flight.views.on_cpu;
   const bool outputs = plan_.values[static_cast<size_t>(copy.task.value)].per_output;
   return (outputs ? step.outputs() : step.tokens()) * copy.width * int64_t{sizeof(float)};
 }
@@ -257,17 +256,17 @@ void Executor::run(const Bound& bound, const Flight& flight) {
   Stream& stream = *streams_[static_cast<size_t>(task.device)];
   if (task.device != kCpu) {
     if (bound.buffer == nullptr) {
-      bound.stages[0]->run(stream, flight.views.on_device());
+      bound.stages[0]->run(stream, flight.views.on_device);
     } else {
       stream.wait(*bound.buffer->loaded);
-      bound.stages[0]->run(stream, flight.views.of_visits());
+      bound.stages[0]->run(stream, flight.views.of_visits);
       stream.record(*bound.buffer->read);
     }
     return;
   }
   if (task.verb == Verb::kFar) {  // pages that left have arrived, too
     ++cpu_attentions_;
-    bound.stages[0]->run(stream, flight.views.far_on_cpu());
+    bound.stages[0]->run(stream, flight.views.far_on_cpu);
     return;
   }
   for (const int32_t i : task.after) {  // values that have come with the flight
@@ -275,14 +274,14 @@ void Executor::run(const Bound& bound, const Flight& flight) {
     std::memcpy(cpu::host_pointer(buffers_[kCpu].value(copy.task.value)),
                 flight.staging.data() + copy.offset, static_cast<size_t>(bytes_of(copy, flight)));
   }
-  bound.stages[0]->run(stream, flight.views.on_cpu());
+  bound.stages[0]->run(stream, flight.views.on_cpu);
 }
 
 void Executor::visit_far_pages(const Bound& bound, const Flight& flight) {
   const AttentionOp& op = *attention_of(plan_.units[bound.task.begin]);
   const KvSpec& kv = plan_.kv;
-  for (size_t i = 0; i < flight.views.far_pages().size(); ++i) {
-    const StepViews::FarPage& page = flight.views.far_pages()[i];
+  for (size_t i = 0; i < flight.views.far_pages.size(); ++i) {
+    const StepViews::FarPage& page = flight.views.far_pages[i];
     const int64_t first_seen = op.window > 0 ? page.first_position - op.window + 1 : 0;
     if (page.block < first_seen / kv.page_tokens) continue;
     ++page_visits_;
@@ -313,27 +312,25 @@ std::span<const float> Executor::collect() {
   --in_flight_;
   run_to_end(flight);
   check_devices();
-  if (!logits_cross() && !flight.kept.empty()) return flight.kept;
-  const auto* logits = logits_cross()
-                           ? reinterpret_cast<const float*>(flight.staging.data())
-                           : cpu::host_pointer<const float>(buffers_[kCpu].value(plan_.logits));
-  return {logits, flight.rows.output_rows.size() * static_cast<size_t>(plan_.vocab_size)};
+  return logits(flight);
 }
 
 void Executor::finish() {
   for (int64_t i = in_flight_; i > 0; --i) {
     Flight& flight = flights_[(next_ + flights_.size() - static_cast<size_t>(i)) % flights_.size()];
     run_to_end(flight);
-    if (failure_.empty()) keep_logits(flight);
+    if (!failure_.empty() || logits_cross() || !flight.kept.empty()) continue;
+    const std::span<const float> own = logits(flight);  // another step overwrites the CPU's
+    flight.kept.assign(own.begin(), own.end());
   }
 }
 
-// Another step is about to overwrite the CPU's logits.
-void Executor::keep_logits(Flight& flight) {
-  if (logits_cross() || !flight.kept.empty()) return;
-  const auto* logits = cpu::host_pointer<const float>(buffers_[kCpu].value(plan_.logits));
-  flight.kept.assign(
-      logits, logits + flight.rows.output_rows.size() * static_cast<size_t>(plan_.vocab_size));
+std::span<const float> Executor::logits(const Flight& flight) const {
+  if (!flight.kept.empty()) return flight.kept;
+  const auto* first = logits_cross()
+                          ? reinterpret_cast<const float*>(flight.staging.data())
+                          : cpu::host_pointer<const float>(buffers_[kCpu].value(plan_.logits));
+  return {first, flight.rows.output_rows.size() * static_cast<size_t>(plan_.vocab_size)};
 }
 
 }  // namespace helm

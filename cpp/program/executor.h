@@ -64,7 +64,7 @@ class Executor {
   const BoundProgram& program_for(const StepRows& rows) const;
   void walk(Flight& flight, bool to_end);
   void run_to_end(Flight& flight);
-  void keep_logits(Flight& flight);
+  std::span<const float> logits(const Flight& flight) const;
   static void await(Flight& flight);
   void enqueue(const Bound& bound, const Flight& flight);
   void run(const Bound& bound, const Flight& flight);

@@ -22,11 +22,7 @@ struct Task {
     kWritten,  // and go back
     kPage,     // a far page comes into a buffer
   };
-  enum class Lane : uint8_t {
-    kDevice,
-    kUp,
-    kDown
-  };  // one that computes, or directions of its link
+  enum class Lane : uint8_t { kDevice, kUp, kDown };  // computing, or a direction of the link
 
   Verb verb;
   Lane lane;

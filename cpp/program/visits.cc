@@ -68,7 +68,7 @@ void Visits::load(size_t unit, Stream& stream) {
 
 void Visits::move_pages(size_t unit, bool up, const StepViews& views, Stream& stream) {
   const int64_t bytes = plan_.kv.page_bytes();
-  for (const StepViews::Visit& sequence : views.visits()) {
+  for (const StepViews::Visit& sequence : views.visits) {
     const int32_t* table = sequence.host + layers_[unit].kv;
     for (int64_t b = up ? 0 : sequence.begin; b < (up ? sequence.existing : sequence.end); ++b) {
       std::byte* host = host_kv_.data() + table[b * plan_.kv.layers] * bytes;
