@@ -45,7 +45,7 @@ std::string text(const Plan& plan, const Program& program) {
     if (task.each) lines += ", each";
     if (task.aside) lines += " aside";
     if (!task.after.empty()) lines += " after";
-    for (const int32_t other : task.after) lines += " " + std::to_string(other);
+    for (const int32_t other : task.after) lines.append(" ").append(std::to_string(other));
   }
   return lines;
 }
