@@ -315,9 +315,10 @@ TEST_CASE("compressed weights take and read less, and give the same bits") {
        {std::vector<std::string>{},
         {"cpu", "accelerator", "cpu", "cpu"},
         {"accelerator", "cpu", "accelerator", "accelerator"}}) {
+    if (helm::test::kSanitized && devices.empty()) continue;
     const auto model = tiny_model(compressible(devices));
     const auto copied = tiny_engine(model), compressed = compressed_engine(model);
-    for (const size_t chunk : {1, 5, 32}) {
+    for (const size_t chunk : helm::test::sampled({5, 1, 32})) {
       CHECK(logits_of(*compressed, ids, chunk) == logits_of(*copied, ids, chunk));
     }
     const helm::EngineStats less = compressed->stats(), more = copied->stats();

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "support/check.h"
 #include "tiny_model.h"
 
 namespace {
@@ -92,7 +93,7 @@ void use_up(Engine& engine) {
 // HELM_TEST_SCHEDULES asks for more of them, as under sanitizers by hand.
 int schedules() {
   const char* asked = std::getenv("HELM_TEST_SCHEDULES");
-  return asked == nullptr ? 50 : std::stoi(asked);
+  return asked != nullptr ? std::stoi(asked) : helm::test::kSanitized ? 20 : 50;
 }
 
 }  // namespace
