@@ -156,7 +156,8 @@ def period_s(flights: Sequence[Flight]) -> F64:
     clock.free[CPU] = 0.0
 
     def state() -> list[Seconds]:
-        ends = [_latest(e for _, e in s.values()) for s in spans]
+        # The last of them has ended when the queue of stages or the CPU is free.
+        ends = [_latest(e for _, e in s.values()) for s in spans[:-1]]
         return [clock.at(CPU), clock.at(MAIN), *ends]
 
     states = [state()]
