@@ -17,6 +17,7 @@ from helm.machine.profile import Profile
 from helm.model.graph import Graph
 from helm.plan.records import Workload
 from helm.plan.schema import Plan
+from helm.plan.units import devices_named
 
 _PLENTY = 2**60  # bytes
 
@@ -82,15 +83,16 @@ def place(plan: Plan, model: CostedGraph, candidate: Candidate) -> Plan:
     kv = plan.kv
     pages = kv.layers * candidate.kv_blocks * candidate.sequences
     kv = dataclasses.replace(kv, pages=pages)
-    units = placed_units(model.graph, candidate)
+    units, memory = placed_units(model.graph, candidate), memory_use(candidate)
     return dataclasses.replace(
         plan,
+        devices=devices_named(memory),
         limits=dataclasses.replace(plan.limits, step_tokens=candidate.step_tokens),
         threads=candidate.threads,
         kv=kv,
         slices=slices_of(plan.tensors, units, model.format),
         units=units,
-        memory=memory_use(candidate),
+        memory=memory,
         schedule=schedule(candidate, kv),
         prediction=None,
     )

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from plans import make_plan
@@ -156,6 +157,31 @@ def test_plots(suffix: str, tmp_path: Path) -> None:
     assert data.startswith(magic)
 
 
+@pytest.mark.parametrize(
+    ("profile", "lanes"),
+    [
+        ("thesis-4060", {"cpu", "accelerator", "up", "down"}),
+        ("cpu-desktop-64gb-ddr5", {"cpu"}),
+    ],
+)
+def test_a_timeline_is_drawn_and_listed(profile: str, lanes: set[str], tmp_path: Path) -> None:
+    file = tmp_path / "steps.svg"
+    found = helm_json(QWEN, "--profile", profile, "--objective", "total", "--timeline", str(file))
+    decode, prompt = found["timeline"]
+    assert decode["seconds"] == pytest.approx(found["predicted"]["decode_s"])
+    assert prompt["seconds"] == pytest.approx(found["predicted"]["ttft_s"])
+    assert {task["lane"] for task in decode["tasks"]} == lanes
+    for steps in (decode, prompt):
+        assert max(task["end_s"] for task in steps["tasks"]) <= steps["seconds"] * (1 + 1e-9)
+    root = ElementTree.fromstring(file.read_text())
+    titles = [node.text or "" for node in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert len(titles) == len(decode["tasks"]) + len(prompt["tasks"])
+    assert any(title.startswith("run embedding..") for title in titles)
+    texts = [node.text or "" for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert any(text.startswith("predicted: ") for text in texts)
+    assert any(text.startswith("Decode at 576 positions") for text in texts)
+
+
 def test_a_plot_of_a_machine_without_a_gpu(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="an optional extra")
     file = tmp_path / "plan.png"
@@ -203,6 +229,9 @@ def test_a_model_too_large_says_what_is_missing_where() -> None:
             "--prompt-tokens must be .* got 0",
         ),
         ((QWEN, "--profile", "thesis-4060", "--plot", "plan.gif"), "ending in .png"),
+        ((QWEN, "--profile", "thesis-4060", "--timeline", "x.png"), "ending in .svg"),
+        ((QWEN, "--profile", "thesis-4060", "--timeline", "/absent/x.svg"), "write to /absent"),
+        ((QWEN, "--formats", "--timeline", "x.svg"), "leave --timeline out"),
         ((QWEN, "--profile", "thesis-4060", "--plot", "/absent/x.png"), "cannot write to /absent"),
         ((QWEN, "--profile", "thesis-4060", "--write", "x"), "--write needs the model's weights"),
         (("--profile", "cpu-laptop-16gb", "--write", "/absent/x"), "cannot write /absent/x: No su"),

@@ -103,7 +103,11 @@ def random_profile(seed: int, threads: int = 2) -> dict[str, Any]:
             "thread_sweep": {str(threads): 1e7},
             "compressed_ratio": {"1": 1.3, "4": 0.9, "16": 1.05},
         },
-        "accelerator": {**_device(rng, 10 ** rng.uniform(-0.5, 1.5)), "name": "random"},
+        "accelerator": {
+            **_device(rng, 10 ** rng.uniform(-0.5, 1.5)),
+            "name": "random",
+            "stage_s": 1e-5,
+        },
         "link": {
             "to_accelerator_bytes_per_s": 10 ** rng.uniform(5, 8),
             "to_host_bytes_per_s": 10 ** rng.uniform(5, 8),

@@ -60,6 +60,10 @@ def add_arguments(parser: Parser) -> None:
     output.add_argument(
         "--plot", metavar="FILE", help="draw it to a .png, .svg or .pdf (default: none)"
     )
+    output.add_argument(
+        "--timeline", metavar="FILE",
+        help="draw a decode step and a prompt step over time to a .svg (default: none)",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,16 +80,24 @@ def run(args: argparse.Namespace) -> int:
         from helm.commands.plots import check_plot
 
         check_plot(args.plot)
+    if args.timeline is not None:
+        from helm.commands.timeline_view import check_timeline
+
+        check_timeline(args.timeline)
     if args.formats:
         return _formats(args)
     study = _study(args)
+    steps = () if args.timeline is None else study.steps
     notices = [as_options(notice) for notice in study.plan.notices]
     if args.write is not None:
         _write(dataclasses.replace(study.plan, notices=tuple(notices)), args)
     if args.json:
         from helm.compiler.explain import to_dict
 
-        print(json.dumps({**to_dict(study), "notices": notices}, indent=1, allow_nan=False))
+        found = {**to_dict(study), "notices": notices}
+        if args.timeline is not None:
+            found["timeline"] = [each.to_dict() for each in steps]
+        print(json.dumps(found, indent=1, allow_nan=False))
     else:
         plan_view.show(study, notices)
     if args.plot is not None:
@@ -94,6 +106,12 @@ def run(args: argparse.Namespace) -> int:
         save_plot(study, args.plot)
         if not args.json:
             say(f"[plot: {args.plot}]")
+    if args.timeline is not None:
+        from helm.commands.timeline_view import save_timeline
+
+        save_timeline(study, steps, args.timeline)
+        if not args.json:
+            say(f"[timeline: {args.timeline}]")
     return 0
 
 
@@ -142,6 +160,7 @@ def _formats(args: argparse.Namespace) -> int:
 
     alone = {"--dtype": args.dtype != "auto", "--weights": args.weights != "auto"}
     alone |= {"--write": args.write is not None, "--plot": args.plot is not None}
+    alone |= {"--timeline": args.timeline is not None}
     for option, given in alone.items():
         if given:
             raise InvalidError(

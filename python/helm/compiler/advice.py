@@ -12,9 +12,9 @@ from helm.compiler.access import loaded_profile, mapped_share
 from helm.compiler.budget import executable, itemise, memory_bytes, missing
 from helm.compiler.candidate import Candidate
 from helm.compiler.counts import CostedGraph
-from helm.compiler.decode import Site, make_setting
 from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.search import Search, search
+from helm.compiler.setting import Site, make_setting
 from helm.errors import OutOfMemoryError
 from helm.machine.profile import Profile
 from helm.machine.rates import scaled_flops

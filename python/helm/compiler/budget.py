@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from helm.base.formats import FORMATS
-from helm.compiler.decode import Setting, Site
 from helm.compiler.memory import (
     DEVICE_ALIGNMENT,
     OverflowBytes,
@@ -23,6 +22,7 @@ from helm.compiler.memory import (
 )
 from helm.compiler.overflow import Bools, least_slots
 from helm.compiler.problem import MOST_RESERVE_BYTES, Mode, ResourceLimits, host_reserve
+from helm.compiler.setting import Setting, Site
 from helm.compiler.times import F64, attentions
 from helm.machine.profile import Profile
 from helm.model.graph import Layer, Unit

@@ -10,15 +10,17 @@ import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from helm.compiler.budget import Budget, executable, itemise, stage_bytes
 from helm.compiler.counts import CostedGraph
-from helm.compiler.decode import Priced, Setting, Site, make_setting, price_decode
+from helm.compiler.decode import Priced, price_decode
 from helm.compiler.overflow import Bools
 from helm.compiler.prefill import Prefill, prepare, price_prefill
 from helm.compiler.problem import Mode, Overflow, ResourceLimits, Space
+from helm.compiler.setting import Setting, Site, make_setting
 from helm.compiler.times import F64, classify
 from helm.machine.profile import Profile
 from helm.plan.records import Workload
@@ -85,11 +87,12 @@ def _allowed_s(ways: list[tuple[F64, Bools]]) -> F64:
 def choices(
     model: CostedGraph, profile: Profile, workload: Workload, limits: ResourceLimits, space: Space
 ) -> Iterator[Choice]:
-    classes = classify(model)
+    classes, known = classify(model), dict[object, Any]()
     for batch, threads in itertools.product(batches(workload), _threads(profile, space)):
         setting = make_setting(
-            model, profile, workload, limits, threads, batch, space=space, classes=classes
-        )
+            model, profile, workload, limits, threads, batch,
+            space=space, classes=classes, known=known,
+        )  # fmt: skip
         decodes = {head: tuple(_decodes(setting, head, space)) for head in _heads(setting)}
         modes: Sequence[Mode] = ("compute",) if setting.accelerator is None else space.prefill
         for mode in modes:

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from helm.compiler.times import F64, I64, Queries
 
 Bools = npt.NDArray[np.bool_]
-EXTRA_OPS = 2  # of a layer in pieces: two empty partials beside append, attend and merge
-_VISITORS = 2  # pages on the accelerator that are copied ahead
 
 
 @dataclass(frozen=True)
@@ -164,10 +162,10 @@ def far_pairs(end: I64, past: I64, tokens: I64, window: int) -> F64:
     return np.asarray(below(past + tokens) - below(past))
 
 
-def visiting_s(pages: I64, copy_s: F64, attend_s: F64, other_s: F64) -> F64:
-    """Seconds of a layer that `pages` visit: copy_s and attend_s of all of them together, other_s
-    of the rest of the layer. Copies run ahead into two buffers, past the end of a layer: two of
-    them hide behind what is not attention to visiting pages."""
-    ahead = np.maximum(0, pages - _VISITORS) / np.maximum(1, pages)
-    late = ahead * np.maximum(0.0, copy_s - attend_s)
-    return np.asarray(np.maximum(copy_s, other_s + attend_s + late))
+def alike(spread: Bools) -> tuple[I64, I64]:
+    """Choices that differ, where all without spread pages are alike: the first of those, and every
+    other one. For each choice its place among them."""
+    kept = np.concatenate([np.flatnonzero(~spread)[:1], np.flatnonzero(spread)])
+    place = np.zeros(len(spread), np.int64)
+    place[kept] = np.arange(len(kept))
+    return kept, place

@@ -12,16 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from helm.compiler.counts import Step
-from helm.compiler.decode import Priced, Setting, Site, crossing_s, unit_times
-from helm.compiler.overflow import (
-    EXTRA_OPS,
-    Bools,
-    PrefillFar,
-    far_pairs,
-    prefill_far,
-    run_far,
-    visiting_s,
-)
+from helm.compiler.decode import Priced, crossing_s, saved_s, spread_s
+from helm.compiler.layers import prefill_layers, visiting_body, visiting_seconds
+from helm.compiler.overflow import Bools, PrefillFar, alike, prefill_far
+from helm.compiler.program import pattern
+from helm.compiler.setting import Device, Setting, Site, unit_times
+from helm.compiler.timeline import Flight, Seconds, Spread, onward, played
 from helm.compiler.times import (
     ATTENTION,
     DEVICE_TERMS,
@@ -39,8 +35,7 @@ from helm.compiler.times import (
     prefill_queries,
     visible,
 )
-from helm.machine.rates import AcceleratorProfile, CpuProfile
-from helm.model.graph import Attention, Layer
+from helm.model.graph import Layer
 from helm.plan.records import Workload
 
 
@@ -54,19 +49,58 @@ class Prefill:
     outputs: I64  # [steps] prompts that end in the step
     cpu: F64  # [classes, steps, DEVICE_TERMS]
     accelerator: F64  # [classes, steps, DEVICE_TERMS], attention over pages that are there
-    overflow: F64  # [classes, steps, pages] what pages in host memory add
-    copies: Bools  # [classes, steps, pages] whether pages are read from there or leave for it
-    waits: Bools  # [steps, pages] see `PrefillFar`
     embedding: dict[str, F64]  # site -> [steps, DEVICE_TERMS]
-    head: dict[str, F64]  # site -> [DEVICE_TERMS], all steps in which a prompt ends
+    head: dict[str, F64]  # site -> [steps, DEVICE_TERMS]
 
     @property
     def steps(self) -> int:
         return len(self.tokens)
 
     @functools.cached_property
-    def overlap_s(self) -> F64:
-        return _overlap_s(self)
+    def far(self) -> PrefillFar:
+        """Where pages are."""
+        return prefill_far(self.setting.pool, self.queries, self.setting.workload.prompt)
+
+    @property
+    def page_bytes(self) -> I64:
+        """[classes] of the pages of one KV block of a layer."""
+        model, size = self.setting.model, self.setting.limits.page_tokens
+        each = [attentions(layer) for layer in self.setting.classes.units]
+        return np.array([size * sum(position_bytes(model, op) for op in ops) for ops in each])
+
+    def visiting_seconds(self, kind: int) -> dict[str, Seconds]:
+        """[steps] of a layer of a class that visits."""
+        past = np.bincount(self.queries.step, self.queries.past)
+        layer, run_s = self.setting.classes.units[kind], self.accelerator[kind].sum(axis=1)
+        return visiting_seconds(self.setting, layer, past, self.tokens, run_s)
+
+    @functools.cached_property
+    def visiting(self) -> F64:
+        return _visiting(self)
+
+    @functools.cached_property
+    def spread(self) -> _Spread | None:
+        if self.setting.accelerator is None or not self.far.left.any():
+            return None
+        setting = self.setting
+        key = (
+            setting.batch,
+            setting.workload.prompt,
+            setting.limits.step_tokens,
+            len(setting.pages),
+        )
+        if key not in setting.known:
+            setting.known[key] = _spread(self)
+        found: _Spread = setting.known[key]
+        return found
+
+    @functools.cached_property
+    def front(self) -> dict[bool, F64]:
+        """Whether the CPU's blocks visit the accelerator -> [rows, steps] seconds of the CPU up to
+        its last block."""
+        ends = np.outer(~self.setting.rows.embedded, self.embedding["cpu"].sum(axis=1))
+        ends = ends + self.setting.cpu.step_s
+        return {True: ends, False: ends + self.setting.counts()[0] @ self.cpu.sum(axis=2)}
 
     @functools.cached_property
     def visit_from(self) -> I64:
@@ -102,7 +136,7 @@ def prepare(setting: Setting) -> Prefill:
         return np.stack([kinds[step][units] for step in steps])
 
     sites = ["cpu"] + ([] if setting.accelerator is None else ["accelerator"])
-    devices: dict[str, CpuProfile | AcceleratorProfile | None] = {
+    devices: dict[str, Device | None] = {
         "cpu": setting.cpu,
         "accelerator": setting.accelerator,
     }
@@ -112,15 +146,6 @@ def prepare(setting: Setting) -> Prefill:
             device = devices[site]
             assert device is not None
             linear[site][index, :, ATTENTION] += _attention(setting, unit, queries, device)
-    shape = (len(setting.classes.units), len(tokens), len(setting.pages))
-    overflow, copies = np.zeros(shape), np.zeros(shape, bool)
-    waits = np.zeros(shape[1:], bool)
-    if setting.accelerator is not None and setting.pool.overflows.any():
-        lies = prefill_far(setting.pool, queries, work.prompt)
-        waits = lies.waits
-        for index, unit in enumerate(setting.classes.units):
-            whole = linear["accelerator"][index].sum(axis=1)
-            overflow[index], copies[index] = _overflow(setting, unit, queries, lies, whole)
     return Prefill(
         setting,
         queries,
@@ -128,17 +153,12 @@ def prepare(setting: Setting) -> Prefill:
         outputs,
         linear["cpu"],
         linear.get("accelerator", np.zeros_like(linear["cpu"])),
-        overflow,
-        copies,
-        waits,
         {site: by_step(f"{site} embedding") for site in sites},
-        {site: by_step(f"{site} head")[outputs > 0].sum(axis=0) for site in sites},
+        {site: by_step(f"{site} head") * (outputs > 0)[:, None] for site in sites},
     )
 
 
-def _attention(
-    setting: Setting, unit: Layer, queries: Queries, device: CpuProfile | AcceleratorProfile
-) -> F64:
+def _attention(setting: Setting, unit: Layer, queries: Queries, device: Device) -> F64:
     """[steps] seconds over pages in the device's own memory."""
     seconds = np.zeros(queries.steps)
     for op in attentions(unit):
@@ -154,53 +174,60 @@ def _attention(
     return seconds
 
 
-def _overflow(
-    setting: Setting, unit: Layer, queries: Queries, lies: PrefillFar, whole_s: F64
-) -> tuple[F64, Bools]:
-    """[steps, pages] what it adds to whole_s [steps], the block with attention over pages that
-    are all there, that some visit from host memory and others leave for it; and whether any do.
+@dataclass(frozen=True)
+class _Spread:
+    """Arrays [rows, steps, pages], of kept choices of pages; place: among those, of all. layers: of
+    the accelerator; copies_s: of pages that visit; leaving_s: of blocks that leave before the step;
+    waits: [steps, pages] see `PrefillFar`."""
 
-    Copies to host memory go before those of visiting pages, and hide behind the block where none
-    visit.
-    """
-    link, device = setting.link, setting.accelerator
+    place: I64
+    layers: Spread
+    copies_s: F64
+    leaving_s: F64
+    waits: Bools
+
+
+def _spread(prefill: Prefill) -> _Spread:
+    """Copies to host memory go before those of visiting pages, in one queue."""
+    setting, link, far = prefill.setting, prefill.setting.link, prefill.far
     assert link is not None
-    assert device is not None
-    starts = np.flatnonzero(np.diff(queries.step, prepend=-1))
+    kept, place = alike(np.asarray(far.left.any(axis=0)))
+    some = dataclasses.replace(setting, pages=setting.pages[kept])
+    far = PrefillFar(far.far[:, kept], far.left[:, kept], far.waits[:, kept])
+    layer_s, embedding = prefill.accelerator.sum(axis=2), prefill.embedding["accelerator"]
+    layers = prefill_layers(some, prefill.queries, far, prefill.outputs, layer_s)
+    bodies = [layer.body("stream") for layer in layers]
+    spread = spread_s(some, bodies, prefill.tokens[:, None], embedding.sum(axis=1)[:, None])
+    starts = np.flatnonzero(np.diff(prefill.queries.step, prepend=-1))
+    split = np.asarray(
+        np.add.reduceat(far.far, starts, axis=0) > 0
+    )  # else the layers are in one piece
+    _, rest = setting.counts()
+    main = np.where(split, spread.main, (rest @ layer_s)[:, :, None])
+    copies = np.einsum("rc,csp->rsp", rest, np.stack([layer.copies_s for layer in layers]))
+    leaving = (rest @ prefill.page_bytes)[:, None, None] * far.left / link.to_host_bytes_per_s
+    pages = np.where(split, spread.pages, 0.0)
+    return _Spread(place, Spread(main, pages, spread.until), copies, leaving, far.waits)
 
-    def by_step(values: F64 | I64) -> F64:
-        """[steps, ...] sums of [runs, ...]"""
-        return np.asarray(np.add.reduceat(values, starts, axis=0))
 
-    launch = device.op_s * setting.pool.executed
-    split = by_step(lies.far) > 0  # the block runs in pieces
-    extra = np.zeros(split.shape)
-    copies = lies.left > 0
-    tokens, past = queries.tokens[:, None], queries.past[:, None]
-    for op in attentions(unit):
-
-        def attend(pairs: F64, positions: I64, op: Attention = op) -> F64:
-            return attention_s(setting.model, op, tokens, pairs, positions, device)
-
-        seen, pairs = visible(op, queries), causal_pairs(op, queries)
-        hidden = queries.past + queries.tokens - seen
-        far = run_far(setting.pool, lies.far, queries.past, hidden)
-        end = np.minimum(lies.far * setting.limits.page_tokens, past)
-        beyond = far_pairs(end, past, tokens, op.window)
-        whole = by_step(attend(pairs[:, None], seen[:, None]))
-        near = by_step(attend(pairs[:, None] - beyond, seen[:, None] - far.seen))
-        visits = by_step(far.pages).astype(np.int64)
-        size = by_step(far.copied) * position_bytes(setting.model, op)
-        copy = visits * link.latency_s + size / link.to_accelerator_bytes_per_s
-        visiting = by_step(attend(beyond, far.seen)) + visits * launch
-        other = whole_s[:, None] - whole + near + EXTRA_OPS * launch
-        pieces = visiting_s(visits, copy, visiting, other) - whole_s[:, None]
-        extra += np.where(split, pieces, 0.0)
-        page = setting.limits.page_tokens * position_bytes(setting.model, op)
-        leaving = lies.left * page / link.to_host_bytes_per_s
-        extra += np.where(visits > 0, leaving, np.maximum(0.0, leaving - whole_s[:, None]))
-        copies |= visits > 0
-    return extra, copies
+def _extra(prefill: Prefill, spread: _Spread, some: Bools, visit: bool) -> F64:
+    """[rows, pages] seconds that spread pages add in `some` [steps], one after the other."""
+    setting = prefill.setting
+    assert setting.accelerator is not None
+    front = prefill.front[visit][:, some, None]
+    layers = Spread(*(each[:, some] for each in spread.layers))
+    _, rest = setting.counts()
+    whole = (rest @ prefill.accelerator[:, some].sum(axis=2))[:, :, None]
+    if visit:
+        main, link = prefill.visiting[:, :, some, None].swapaxes(0, 1)
+        layers, whole = Spread(main + layers.main, layers.pages, link), whole + main
+    up = crossing_s(setting, "cpu", prefill.tokens[some], prefill.outputs[some], visit)[0]
+    first = (up + setting.accelerator.step_s)[:, :, None]
+    seconds = (front, first, layers, 0.0, 0.0)
+    leaving, waits = spread.leaving_s[:, some], spread.waits[some]
+    flight = Flight(pattern(False, "none"), seconds, leaving_s=leaving, waits=waits)
+    extra = played([flight], 1)[1] - front - first - whole
+    return np.asarray((extra * setting.rows.has_blocks[:, None, None]).sum(axis=1)[:, spread.place])
 
 
 def price_prefill(
@@ -218,7 +245,7 @@ def price_prefill(
     base = np.zeros((len(TERMS), len(rows.boundary)))
     base[:DEVICE_TERMS] += np.outer(prefill.embedding["cpu"].sum(axis=0), ~rows.embedded)
     at = 0 if head == "cpu" else DEVICE_TERMS
-    base[at : at + DEVICE_TERMS] += prefill.head[head][:, None]
+    base[at : at + DEVICE_TERMS] += prefill.head[head].sum(axis=0)[:, None]
     base[FIXED] += prefill.steps * setting.cpu.step_s
     if accelerator is not None:
         own = slice(DEVICE_TERMS, 2 * DEVICE_TERMS)
@@ -227,39 +254,31 @@ def price_prefill(
         used = rows.uses_accelerator(head)
         base[own.start + FIXED] += prefill.steps * accelerator.step_s * used
     visits = np.zeros(prefill.steps, bool)
+    paged = np.zeros((len(rows.boundary), len(setting.pages)))
     if visit_least is not None:
         visits = prefill.tokens >= visit_least
-        base[VISIT] += _visit_s(prefill, visits)
+        base[VISIT] += prefill.visiting[:, 0, visits].sum(axis=1)
     for some, visit in ((~visits, False), (visits, True)):
-        base[LINK] += crossing_s(setting, head, prefill.tokens[some], prefill.outputs[some], visit)
+        crossing = crossing_s(setting, head, prefill.tokens[some], prefill.outputs[some], visit)
+        base[LINK] += (crossing[0] + crossing[1]).sum(axis=1)
+        if prefill.spread is not None and some.any():
+            paged += _extra(prefill, prefill.spread, some, visit)
     base[:DEVICE_TERMS] += (counts @ prefill.cpu[:, ~visits].sum(axis=1)).T
-    paged = rest @ prefill.overflow.sum(axis=1)
-    saved = prefill.overlap_s if overlap else np.zeros_like(paged)
+    saved = np.zeros_like(paged)
+    if overlap:
+        both = (rows.has_blocks & ~rows.embedded)[:, None]
+        serial = base.sum(axis=0)[:, None] + paged
+        saved = np.where(both, saved_s(serial, _overlapped_s(prefill, head)), 0.0)
     return Priced(base, np.zeros_like(paged), paged, saved)
 
 
-def _visit_s(prefill: Prefill, visits: Bools) -> F64:
-    """[rows] seconds for the CPU's blocks to visit the accelerator in the steps that `visits`
-    [steps] says. While one block computes, its K and V of earlier positions and of this step
-    crossing the link, the next is loaded; of the first either the load or, if that is shorter,
-    the computation is exposed."""
-    setting, queries = prefill.setting, prefill.queries
-    link = setting.link
-    assert link is not None
-    past = np.bincount(queries.step, queries.past)  # [steps]
-    visit, exposed = [], []
-    for index, unit in enumerate(setting.classes.units):
-        kv = sum(position_bytes(setting.model, op) for op in attentions(unit))
-        weights = setting.model.weight_bytes([unit])
-        load = link.latency_s + weights / setting.visit_bytes_per_s
-        work = prefill.accelerator[index].sum(axis=1) + kv * (
-            past / link.to_accelerator_bytes_per_s + prefill.tokens / link.to_host_bytes_per_s
-        )
-        visit.append(np.maximum(load, work)[visits].sum())
-        exposed.append(np.minimum(load, work)[visits].sum())
-    first = exposed[setting.classes.member[0]]
-    counts, _ = setting.counts()
-    return np.asarray(counts @ np.array(visit) + np.where(setting.rows.boundary > 0, first, 0.0))
+def _visiting(prefill: Prefill) -> F64:
+    """[rows, 2, steps] when the accelerator and the link to it are done with the layers of the
+    CPU that visit."""
+    setting = prefill.setting
+    bodies = [visiting_body(prefill.visiting_seconds(i)) for i in range(len(prefill.cpu))]
+    states = np.stack(list(onward(bodies, setting.classes.member.tolist())))
+    return np.asarray(states[setting.rows.boundary][:, :2])
 
 
 def _visit_from(setting: Setting) -> I64:
@@ -273,37 +292,37 @@ def _visit_from(setting: Setting) -> I64:
             setting, workload=Workload(tokens, 1), batch=1, pages=setting.pages[:1]
         )
         one = prepare(prompt)
-        faster &= _visit_s(one, np.ones(1, bool)) < setting.counts()[0] @ one.cpu.sum(axis=(1, 2))
+        faster &= one.visiting[:, 0, 0] < setting.counts()[0] @ one.cpu.sum(axis=(1, 2))
         found[faster] = tokens
     return found
 
 
-def _overlap_s(prefill: Prefill) -> F64:
-    """[rows, pages] what running both stages side by side saves, negative: the makespan of steps
-    that pass through the CPU and then the accelerator, less the sum of their times.
-
-    While pages cross the CPU keeps only its rate beside copies.
-    """
-    setting = prefill.setting
+def _overlapped_s(prefill: Prefill, head: Site) -> F64:
+    """[rows, pages] until the last step has ended where two are on their way at once. The CPU has
+    only a part of its rate beside copies of the step before, and of what leaves before its own."""
+    setting, spread = prefill.setting, prefill.spread
     accelerator, link = setting.accelerator, setting.link
-    counts, rest = setting.counts()
-    zero = np.zeros((len(counts), len(setting.pages)))
-    if accelerator is None or link is None:
-        return zero
-    rows = setting.rows
-    first = counts @ prefill.cpu.sum(axis=2) + np.outer(
-        ~rows.embedded, prefill.embedding["cpu"].sum(axis=1)
-    )
-    second = rest @ prefill.accelerator.sum(axis=2)
-    here = rest > 0  # [rows, classes]
-    done_first, done_second, serial = zero.copy(), zero.copy(), zero.copy()
+    assert accelerator is not None
+    assert link is not None
+    _, rest = setting.counts()
+    whole = rest @ prefill.accelerator.sum(axis=2)
+    up, down = crossing_s(setting, head, prefill.tokens, prefill.outputs)
+    last = prefill.head[head].sum(axis=1)
+    flights, copying = [], np.zeros((1, 1))
     for step in range(prefill.steps):
-        paged = second[:, step, None] + rest @ prefill.overflow[:, step]
-        copies = (here[:, :, None] & prefill.copies[:, step]).any(axis=1)
-        slow = np.where(copies, 1.0 / link.cpu_rate_while_copying, 1.0)
-        done_first = np.where(prefill.waits[step], np.maximum(done_first, done_second), done_first)
-        done_first += first[:, step, None] * slow
-        done_second = np.maximum(done_first, done_second) + paged
-        serial += first[:, step, None] + paged
-    both = rows.has_blocks & ~rows.embedded
-    return np.where(both[:, None], np.maximum(done_first, done_second) - serial, 0.0)
+        front: F64 = prefill.front[False][:, step, None]
+        layers: Seconds | Spread = whole[:, step, None]
+        leaving, waits = np.zeros((1, 1)), np.zeros(1, bool)
+        if spread is not None:
+            layers = Spread(*(each[:, step] for each in spread.layers))
+            leaving, waits = spread.leaving_s[:, step], spread.waits[step]
+            front = link.beside_copies(front, copying + leaving)
+            copying = spread.copies_s[:, step]
+        first = up[:, step, None] + accelerator.step_s
+        after = down[:, step, None] + (last[step] if head == "accelerator" else 0.0)
+        tail = float(last[step]) if head == "cpu" else 0.0
+        seconds = (front, first, layers, after, tail)
+        flight = Flight(pattern(False, "none"), seconds, leaving_s=leaving, waits=waits)
+        flights.append(flight)
+    end = np.asarray(played(flights, 2)[1])
+    return end if spread is None else end[:, spread.place]

@@ -18,9 +18,9 @@ from helm.compiler.budget import memory_bytes, missing
 from helm.compiler.candidate import Candidate, Missing, OverflowUse, SitePrice
 from helm.compiler.choices import SITES, Choice, DecodeWay, PrefillWay, batches, choices
 from helm.compiler.counts import CostedGraph
-from helm.compiler.decode import Site
 from helm.compiler.order import least, less
 from helm.compiler.problem import ResourceLimits, Space
+from helm.compiler.setting import Site
 from helm.compiler.times import F64
 from helm.machine.profile import Profile
 from helm.plan.records import Objective, Predicted, Workload

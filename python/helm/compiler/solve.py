@@ -33,6 +33,7 @@ from helm.compiler.placement import (
 from helm.compiler.planning_problem import Problem
 from helm.compiler.problem import beside_reserve, host_reserve
 from helm.compiler.search import PLENTY, Search
+from helm.compiler.steps import Steps, planned_steps
 from helm.compiler.tensors import compressible, dominant_format, identity, mappable, slices_of
 from helm.errors import InvalidError, OutOfMemoryError
 from helm.machine.profile import Profile
@@ -77,6 +78,12 @@ class Study:
     def gains(self) -> tuple[Gain, ...]:
         """What a better machine would bring."""
         return sensitivity(self.search)
+
+    @functools.cached_property
+    def steps(self) -> tuple[Steps, ...]:
+        """A decode step and a step of prompts, task by task, as the plan's times have them; two
+        steps where two are on their way at once."""
+        return planned_steps(self.search, self.best, self.placed)
 
     def limit_bytes(self, device: str) -> int:
         """What the plan may take of `device`'s memory."""

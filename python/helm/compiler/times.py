@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -79,6 +80,15 @@ def unit_s(model: CostedGraph, unit: Unit | Layer, step: Step, device: DevicePro
             size = moved.activation_bytes + moved.weight_bytes
             times[ELEMENTWISE] += size / device.activation_bytes_per_s
     return times
+
+
+def before_attention_s(
+    model: CostedGraph, layer: Layer, step: Step, device: DeviceProfile
+) -> float:
+    """Seconds of the ops of a layer before its attention."""
+    ops = tuple(itertools.takewhile(lambda op: not isinstance(op, Attention), layer.ops))
+    first = dataclasses.replace(layer.units[0], ops=ops)
+    return float(unit_s(model, first, step, device).sum())
 
 
 def _attention_fixed_s(op: Attention, step: Step, device: DeviceProfile) -> float:

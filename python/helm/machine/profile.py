@@ -107,6 +107,8 @@ class Profile:
         for name in _NEWER:
             if fields["cpu"][name] is None:
                 del fields["cpu"][name]
+        if self.accelerator is not None and self.accelerator.stage_s is None:
+            del fields["accelerator"]["stage_s"]
         fields["unsettled"] = list(self.unsettled)
         return {"format": FORMAT, "version": VERSION, **fields}
 
@@ -251,9 +253,15 @@ def _ratio(node: Reader, most: float) -> float:
 
 
 def _read_accelerator(node: Reader) -> AcceleratorProfile:
-    fields = _device(node, ("name", "reserve_bytes"))
+    fields = _device(node, ("name", "reserve_bytes", "stage_s"))
+    stage = node.get("stage_s")
     reserve = node.get("reserve_bytes", ACCELERATOR_RESERVE_BYTES).integer(0, 2**60)
-    return AcceleratorProfile(**fields, name=node["name"].string(), reserve_bytes=reserve)
+    return AcceleratorProfile(
+        **fields,
+        name=node["name"].string(),
+        reserve_bytes=reserve,
+        stage_s=None if stage.null else stage.number(0.0, 1e6),
+    )
 
 
 def _read_link(node: Reader) -> LinkProfile:

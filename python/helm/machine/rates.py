@@ -270,10 +270,12 @@ def scaled_flops(
 
 @dataclass(frozen=True, kw_only=True)
 class AcceleratorProfile(DeviceProfile):
-    """reserve_bytes: of memory_bytes, what plans leave."""
+    """reserve_bytes: of memory_bytes, what plans leave. stage_s: fixed cost of each further stage
+    of a step, which steps with KV pages in host memory have; None: not measured."""
 
     name: str
     reserve_bytes: int = ACCELERATOR_RESERVE_BYTES
+    stage_s: float | None = None
     site: ClassVar[str] = "accelerator"
 
     @functools.cached_property
@@ -311,3 +313,10 @@ class LinkProfile:
     cpu_rate_while_copying: float
     rate_while_both_compute: float = 1.0
     locks_mapped: bool = False
+
+    def beside_copies(
+        self, cpu_s: npt.NDArray[np.float64], copies_s: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.float64]:
+        """Seconds of what takes the CPU cpu_s alone, beside so much copying."""
+        rate = self.cpu_rate_while_copying
+        return np.minimum(cpu_s / rate, cpu_s + (1.0 - rate) * copies_s)

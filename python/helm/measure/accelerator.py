@@ -106,7 +106,7 @@ class _Rates:
             "elementwise ops", lambda s: probe.elementwise(ELEMENTWISE_TOKENS, s)
         )
         self.empty = _quantity("ops", lambda s: probe.empty_ops(_EMPTY_OPS, s))
-        self.bare = _quantity("ops", lambda s: probe.empty_ops(0, s))
+        self.bare = _quantity("stages", lambda s: probe.empty_ops(0, s))
         self.step = _quantity("steps", lambda s: probe.empty_step(False, s))
 
     def all(self) -> list[Quantity]:
@@ -125,6 +125,7 @@ class _Rates:
             attention_flops=flops_by_rows(self.attention),
             op_s=max(0.0, (self.empty.seconds - self.bare.seconds) / _EMPTY_OPS),
             step_s=self.step.seconds,
+            stage_s=self.bare.seconds,
             activation_bytes_per_s=self.elementwise.bytes_per_s,
         )
 

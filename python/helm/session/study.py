@@ -34,7 +34,8 @@ def study(
     **options: Unpack[StudyKeywords],
 ) -> Study:
     """Plans a model without loading it: `study(...).plan` is the Plan, `.best.predicted` its times
-    in seconds and tokens/s, `.gains` what more memory or bandwidth would bring.
+    in seconds and tokens/s, `.gains` what more memory or bandwidth would bring, `.steps` the tasks
+    of a decode step and a prompt step over time.
 
     model: a folder, a GGUF file, a config.json, a Hugging Face id, of which the configuration alone
     is fetched, or None for the bundled model. profile: the machine, a Profile, a preset's name or

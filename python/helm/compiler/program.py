@@ -1,0 +1,357 @@
+"""What a plan becomes: for each kind of step a program, the list of tasks that the runtime walks.
+
+The same rules as the runtime's; a test compares both as text. Knows no times.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from helm.errors import PlanError
+from helm.model.graph import (
+    Attention,
+    Embedding,
+    Linear,
+    Norm,
+    Op,
+    PositionEmbedding,
+    Rope,
+    Select,
+)
+from helm.plan.schema import Plan
+from helm.plan.units import CPU, PlacedUnit
+
+Far = Literal["none", "visit", "cpu"]
+Verb = Literal[
+    "run", "before", "near", "far", "after", "copy", "visit", "cached", "written", "page"
+]  # fmt: skip
+UP, DOWN, MAIN = "up", "down", "main"
+FAR_PARTIAL = "attention over far pages"
+_RUNS = ("run", "before", "near", "far", "after")
+_HEADS = {"none": "", "visit": ", far pages visit", "cpu": ", far pages on cpu"}
+
+
+@dataclass(frozen=True)
+class Task:
+    """lane: a device, or a direction of its link. verb: `run` units; of a layer whose pages are
+    spread, the part `before` attention to them, attention to `near` and `far` ones, and what comes
+    `after`; `copy` a value; weights of a layer `visit`; its pages that are `cached` come along and
+    those `written` go back; a far `page` comes. units: first and last, of a copy those of its
+    layer, if it has one. aside: not in the queue of the device's stages. each: for every far page
+    in turn, with the task behind. after: tasks of other lanes whose results or buffers it needs.
+    """
+
+    lane: str
+    verb: Verb
+    device: str  # that computes, or whose link is used
+    units: tuple[int, int] | None
+    after: tuple[int, ...] = ()
+    value: str = ""
+    aside: bool = False
+    each: bool = False
+    reads: str = ""  # the buffers in turn of which it reads one
+
+    @functools.cached_property
+    def waits(self) -> tuple[str, ...]:
+        """What must be free: the lane, the queue, and a buffer. A task begins no earlier than the
+        thread that hands it over, which is the CPU's lane."""
+        buffer = {"visit": ("weights older",), "page": ("pages older",)}.get(self.verb, ())
+        return tuple(dict.fromkeys((self.lane, self.queue, CPU, *buffer)))
+
+    @functools.cached_property
+    def queue(self) -> str:
+        if self.lane == CPU or not self.aside:
+            return CPU if self.lane == CPU else MAIN
+        return "weights" if self.verb == "visit" else "pages"
+
+
+@dataclass(frozen=True)
+class Program:
+    """Of the steps in which weights `visit` or rest, and far pages are where `far` says. names: of
+    the layers' parts, by unit."""
+
+    visits: bool
+    far: Far
+    tasks: tuple[Task, ...]
+    names: tuple[str, ...]
+
+    @functools.cached_property
+    def rest(self) -> int:
+        """The first task that is left for when the step is collected: one of the CPU that waits
+        for a device, but for attention within a layer."""
+        tasks = enumerate(self.tasks)
+        return next(
+            (i for i, t in tasks if t.lane == CPU and t.verb == "run" and t.after), len(self.tasks)
+        )
+
+    def subject(self, task: Task) -> str:
+        """What the task is about, as in the text."""
+        if task.verb == "copy":
+            ends = (task.device, CPU) if task.lane == DOWN else (CPU, task.device)
+            return f"{task.value} {'>'.join(ends)}"
+        assert task.units is not None
+        first, last = (self.names[unit] for unit in task.units)
+        if task.verb == "run":
+            return first if first == last else f"{first}..{last}"
+        layer = first.removesuffix(".attention")
+        return layer if task.verb == "visit" else f"{layer} {_PARTS.get(task.verb, task.verb)}"
+
+    def text(self) -> str:
+        """A line for each task, below one for the kind."""
+        lines = [f"program {'visit' if self.visits else 'rest'}{_HEADS[self.far]}"]
+        for index, task in enumerate(self.tasks):
+            words = [
+                str(index),
+                task.lane,
+                verb_of(task),
+                self.subject(task) + ", each" * task.each,
+            ]
+            words += ["aside"] * task.aside
+            words += ["after", *map(str, task.after)] if task.after else []
+            lines.append(" ".join(words))
+        return "\n".join(lines)
+
+
+_PARTS = {"page": "far"}
+
+
+def verb_of(task: Task) -> str:
+    """run, copy, visit or page."""
+    if task.verb in _RUNS:
+        return "run"
+    return "page" if task.verb in ("cached", "written", "page") else task.verb
+
+
+def lower(plan: Plan) -> tuple[Program, ...]:
+    """The programs of every kind of step that the plan can have. Raises PlanError for a layout
+    that the runtime refuses."""
+    widths = {value.name: value.width for value in plan.values}
+    schedule, visits = plan.schedule, plan.schedule.stream_tokens > 0
+    kinds: list[tuple[bool, Far]] = [(False, "none")]
+    if visits:
+        kinds.append((True, "none"))
+    if _overflows(plan):
+        kinds.append((False, "visit"))
+        if schedule.overflow == "cpu":
+            kinds.append((False, "cpu"))
+        if visits:
+            kinds.append((True, "visit"))
+        if (
+            visits
+            and schedule.overflow == "cpu"
+            and schedule.stream_tokens <= plan.limits.sequences
+        ):
+            kinds.append((True, "cpu"))
+    return tuple(lowered(plan.units, widths, plan.logits, *kind) for kind in kinds)
+
+
+def lowered(
+    units: Sequence[PlacedUnit], widths: Mapping[str, int], logits: str, visits: bool, far: Far
+) -> Program:
+    """The program of one kind. widths: of every value."""
+    return _Lowering(units, widths, visits, far).program(logits)
+
+
+@functools.cache
+def pattern(visits: bool, far: Far) -> Program:
+    """Where the ends and layer 0 lie on the CPU, layer 1 on the accelerator: what is in any other
+    program is in this one, if for more layers."""
+    value = "hidden"
+    attentions = [Attention(value, 0, 0, 0, value, i, 1, 1, 1, 1.0, 0) for i in range(2)]
+    units = (
+        PlacedUnit("embedding", "embedding", None, CPU, (Embedding("", value),)),
+        PlacedUnit("layer.0", "attention", 0, CPU, (attentions[0],)),
+        PlacedUnit("layer.1", "attention", 1, "accelerator", (attentions[1],)),
+        PlacedUnit("head", "head", None, CPU, (Select(value, value),)),
+    )
+    return lowered(units, {value: 1}, value, visits, far)
+
+
+@functools.cache
+def layer_tasks(visits: bool, far: Far) -> tuple[Task, ...]:
+    """Of the layer of the pattern that visits, or whose pages are spread, with `after` counted
+    among them."""
+    tasks, unit = pattern(visits, far).tasks, 1 if visits else 2
+    mine = [i for i, task in enumerate(tasks) if task.units == (unit, unit)]
+    place = {number: here for here, number in enumerate(mine)}
+    return tuple(
+        replace(tasks[i], after=tuple(place[j] for j in tasks[i].after if j in place)) for i in mine
+    )
+
+
+def _overflows(plan: Plan) -> bool:
+    own = sum(unit.device != CPU and is_layer(unit) for unit in plan.units)
+    pages = sum(n for device, n in plan.schedule.pages.items() if device != CPU)
+    return own > 0 and pages // own < plan.kv.pages // plan.kv.layers
+
+
+def is_layer(unit: PlacedUnit) -> bool:
+    return any(isinstance(op, Attention) for op in unit.ops)
+
+
+class _Lowering:
+    def __init__(
+        self, units: Sequence[PlacedUnit], widths: Mapping[str, int], visits: bool, far: Far
+    ) -> None:
+        self._units, self._widths, self._far, self._visits = units, widths, far, visits
+        there = next((unit.device for unit in units if unit.device != CPU), CPU)
+        self._places = [
+            there if visits and unit.device == CPU and unit.layer is not None else unit.device
+            for unit in units
+        ]
+        self._tasks: list[Task] = []
+        self._last: dict[str, int] = {}  # run of each device
+        self._handed: list[int] = []  # copies for the stage that begins
+        self._layers: list[tuple[int, int]] = []  # that visit
+        self._loads: list[int] = []
+        self._visitors: list[int] = []  # runs of layers that visit
+
+    def program(self, logits: str) -> Program:
+        for begin, end, inputs in self._stages():
+            self._stage(begin, end, inputs)
+        if self._places[-1] != CPU:
+            self._copy(logits, self._places[-1], CPU)
+        names = tuple(unit.name for unit in self._units)
+        return Program(self._visits, self._far, tuple(self._tasks), names)
+
+    def _stages(self) -> Iterator[tuple[int, int, list[str]]]:
+        """(begin, end, values that the stage before hands over) of longest runs on one device."""
+        writer: dict[str, int] = {}
+        begin = at = 0
+        while begin < len(self._units):
+            end = begin
+            while end < len(self._units) and self._places[end] == self._places[begin]:
+                end += 1
+            inputs = []
+            for unit in self._units[begin:end]:
+                for value, reads, writes in _accesses(unit.ops, self._widths):
+                    if reads and writer.get(value, at) != at:
+                        if writer[value] != at - 1:
+                            raise PlanError(
+                                f'[plan] unit "{unit.name}" reads value "{value}", which was last '
+                                f"written {at - writer[value]} stages before; only neighbouring "
+                                "stages hand values over"
+                            )
+                        inputs.append(value)
+                        writer[value] = at
+                    if writes:
+                        writer[value] = at
+            yield begin, end, inputs
+            begin, at = end, at + 1
+
+    def _add(self, task: Task) -> int:
+        self._tasks.append(task)
+        return len(self._tasks) - 1
+
+    def _run(self, verb: Verb, device: str, begin: int, end: int, *after: int) -> int:
+        wanted, self._handed = (*self._handed, *after), []
+        self._last[device] = self._add(Task(device, verb, device, (begin, end - 1), wanted))
+        return self._last[device]
+
+    def _copy(self, value: str, source: str, to: str) -> int:
+        lane, device = (DOWN, source) if to == CPU else (UP, to)
+        return self._add(Task(lane, "copy", device, None, (self._last[source],), value))
+
+    def _stage(self, begin: int, end: int, inputs: list[str]) -> None:
+        device = self._places[begin]
+        for value in inputs:
+            self._handed.append(self._copy(value, self._places[begin - 1], device))
+        here = [self._units[unit].device == device for unit in range(begin, end)]
+        before = len(self._layers)
+        unit = begin
+        while unit < end:
+            after = self._layer_end(unit, end)
+            if not here[unit - begin]:
+                self._layers.append((unit, after))
+            unit = after
+        if before and len(self._layers) > before:
+            raise PlanError(
+                "[plan] layers whose weights visit the accelerator must follow one another there; "
+                'set schedule.prefill to "compute"'
+            )
+        if not before:
+            self._visit_next()
+        unit = begin
+        while unit < end:
+            after = unit
+            while after < end and here[after - begin]:
+                after += 1
+            if after > unit:
+                self._resident(device, unit, after)
+            else:
+                after = self._layer_end(unit, end)
+                self._visiting(device, unit, after)
+            unit = after
+
+    def _layer_end(self, begin: int, end: int) -> int:
+        """Of the units of a layer that follow on its device."""
+        first = self._units[begin]
+        after = begin + 1
+        while after < end and first.layer is not None:
+            unit = self._units[after]
+            if (unit.layer, unit.device) != (first.layer, first.device):
+                break
+            after += 1
+        return after
+
+    def _visit_next(self) -> None:
+        index = len(self._loads)
+        if index < len(self._layers):
+            begin, end = self._layers[index]
+            after = (self._visitors[index - 2],) if index >= 2 else ()
+            device = self._places[begin]
+            load = Task(UP, "visit", device, (begin, end - 1), after, aside=True)
+            self._loads.append(self._add(load))
+
+    def _visiting(self, device: str, begin: int, end: int) -> None:
+        loaded, units = self._loads[-1], (begin, end - 1)
+        cached = self._add(Task(UP, "cached", device, units))
+        self._visitors.append(self._run("run", device, begin, end, loaded, cached))
+        self._tasks[-1] = replace(self._tasks[-1], reads="weights")
+        self._visit_next()
+        self._add(Task(DOWN, "written", device, units, (self._visitors[-1],)))
+
+    def _resident(self, device: str, begin: int, end: int) -> None:
+        if device == CPU or self._far == "none":
+            self._run("run", device, begin, end)
+            return
+        while begin < end:
+            after = self._layer_end(begin, end)
+            if is_layer(self._units[begin]):
+                self._spread(device, begin, after)
+            else:
+                while after < end and not is_layer(self._units[after]):
+                    after += 1
+                self._run("run", device, begin, after)
+            begin = after
+
+    def _spread(self, device: str, begin: int, end: int) -> None:
+        units = (begin, end - 1)
+        before = self._run("before", device, begin, end)
+        if self._far == "visit":
+            page = self._add(Task(UP, "page", device, units, aside=True, each=True))
+            far = self._run("far", device, begin, end, page)
+            self._tasks[far] = replace(self._tasks[far], each=True, reads="pages")
+            self._run("near", device, begin, end)
+            self._run("after", device, begin, end)
+            return
+        attention = next(op for op in self._units[begin].ops if isinstance(op, Attention))
+        query = self._add(Task(DOWN, "copy", device, units, (before,), attention.input, True))
+        self._run("near", device, begin, end)
+        far = self._run("far", CPU, begin, end, query)
+        partial = self._add(Task(UP, "copy", device, units, (far,), FAR_PARTIAL))
+        self._run("after", device, begin, end, partial)
+
+
+def _accesses(ops: Iterable[Op], widths: Mapping[str, int]) -> Iterator[tuple[str, bool, bool]]:
+    """(value, whether it is read, whether it is written)"""
+    for op in ops:
+        *inputs, out = op.uses()
+        yield from ((value, True, False) for value in inputs)
+        keeps = isinstance(op, (PositionEmbedding, Rope))
+        keeps |= isinstance(op, Linear) and op.accumulate
+        keeps |= isinstance(op, Norm) and op.groups * op.size != widths[out]
+        yield out, keeps, True

@@ -1,0 +1,300 @@
+"""One plan's steps as the timeline plays them: when every task of a decode step and of the prompts'
+steps begins and ends. Searches nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from helm.compiler.candidate import Candidate
+from helm.compiler.layers import (
+    SpreadLayer,
+    cpu_decode_s,
+    decode_layers,
+    decode_queries,
+    key,
+    positions_s,
+    prefill_layers,
+)
+from helm.compiler.overflow import PrefillFar
+from helm.compiler.prefill import Prefill, prepare
+from helm.compiler.program import Far, Program, Task, lower, verb_of
+from helm.compiler.search import Search
+from helm.compiler.setting import F32, Setting, make_setting
+from helm.compiler.timeline import LEAVING, Flight, Spans, played
+from helm.compiler.times import attentions, visible
+from helm.plan.schema import Plan
+from helm.plan.units import CPU
+
+
+@dataclass(frozen=True)
+class Span:
+    """A task and when it runs. step: of those that are shown. verb: "run", "copy", "visit", "page",
+    or "leave" for pages that make room. count: how often it happens from start_s to end_s."""
+
+    step: int
+    lane: str
+    verb: str
+    task: str
+    start_s: float
+    end_s: float
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Steps:
+    """title: what they are. seconds: from the first's start to the last's end."""
+
+    title: str
+    seconds: float
+    spans: tuple[Span, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "seconds": self.seconds,
+            "tasks": [dataclasses.asdict(span) for span in self.spans],
+        }
+
+
+class PlannedSteps:
+    """Of the plan of a search's candidate, with the times that the search had."""
+
+    def __init__(self, search: Search, best: Candidate, plan: Plan) -> None:
+        self.plan, self._best, work = plan, best, search.workload
+        limits = dataclasses.replace(search.limits, step_tokens=best.step_tokens)
+        setting = make_setting(
+            search.model, search.profile, work, limits, best.threads, best.sequences,
+            space=search.space,
+        )  # fmt: skip
+        held = setting.pages == best.accelerator_kv_blocks
+        page = int(np.argmax(held)) if held.any() else 0
+        self.setting = dataclasses.replace(setting, pages=setting.pages[page : page + 1])
+        self._programs = {(p.visits, p.far): p for p in lower(self.plan)}
+        own = [device != CPU for device in best.devices()[1:-1]]
+        self._spreads = any(own)
+        # By unit of the plan: its layer's class, None of the embedding and the head.
+        member = iter(self.setting.classes.member.tolist())
+        classes = {u.layer: next(member) for u in self.plan.units if u.kind == "attention"}
+        self._class = [classes.get(unit.layer) for unit in self.plan.units]
+
+    # --- decode ----------------------------------------------------------------------------------
+
+    def decode(self, context: int) -> list[Flight]:
+        """One step, or one of each group, at an equal context of all sequences."""
+        if self._best.decode_groups == 1:
+            return [self._decode(self.setting, context)]
+        halves = self.setting.halves
+        flights = [self._decode(half, context) for half in halves]
+        if flights[0].program.far == "cpu":
+            return flights
+        beside = [self._copies_s(half, context) for half in reversed(halves)]
+        return [self._slowed(*one) for one in zip(flights, beside, strict=True)]
+
+    def _decode(self, setting: Setting, context: int) -> Flight:
+        far: Far = "none"
+        if self._spreads and setting.pool.far_blocks(context)[0] > 0:
+            far = "visit" if self._best.overflow == "stream" else "cpu"
+        program, times = self._programs[False, far], setting.decode_units
+        layers = [] if far == "none" else decode_layers(setting, self._best.overflow, context)
+        on_cpu = cpu_decode_s(setting, context)
+
+        def unit_s(unit: int, device: str) -> float:
+            kind = self._class[unit]
+            site = "cpu" if device == CPU else "accelerator"
+            if kind is None:
+                end = "embedding" if unit == 0 else "head"
+                return float(times[f"{site} {end}"].sum())
+            if self.plan.units[unit].kind != "attention":  # counted with it
+                return 0.0
+            whole = float(times[f"{site} blocks"][kind].sum())
+            if site == "cpu":
+                return whole + float(on_cpu[kind])
+            assert setting.accelerator is not None
+            for op in attentions(setting.classes.units[kind]):
+                seen = setting.batch * visible(op, decode_queries(context))
+                whole += float(positions_s(setting, op, seen, setting.accelerator)[0])
+            return whole
+
+        return self._flight(setting, program, unit_s, layers, setting.batch, setting.batch)
+
+    def _copies_s(self, setting: Setting, context: int) -> float:
+        if not self._spreads or self._best.overflow != "stream":
+            return 0.0
+        layers = decode_layers(setting, "stream", context)
+        own = [k for k, u in zip(self._class, self.plan.units, strict=True)
+               if k is not None and u.kind == "attention" and u.device != CPU]  # fmt: skip
+        return float(sum(layers[kind].copies_s[0] for kind in own))
+
+    def _slowed(self, flight: Flight, copies_s: float) -> Flight:
+        """Where the CPU has only a part of its rate beside copies."""
+        link, tasks = self.setting.link, flight.program.tasks
+        assert link is not None
+        pairs = [(float(s), task) for s, task in zip(flight.seconds, tasks, strict=True)]  # type: ignore[arg-type]
+        cpu = float(flight.begin_s) + sum(s for s, task in pairs if task.lane == CPU)
+        factor = float(link.beside_copies(np.array(cpu), np.array(copies_s))) / cpu if cpu else 1.0
+        seconds = [s * factor if task.lane == CPU else s for s, task in pairs]
+        return dataclasses.replace(flight, seconds=seconds, begin_s=flight.begin_s * factor)
+
+    # --- prompts ---------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def prefill(self) -> Prefill:
+        return prepare(self.setting)
+
+    def prompts(self) -> list[Flight]:
+        """Every step until all prompts have their first token."""
+        prefill, best, setting = self.prefill, self._best, self.setting
+        overflows = self._spreads and bool(setting.pool.overflows[0])
+        far = prefill.far if overflows else None
+        layers: list[SpreadLayer] = []
+        if far is not None:
+            layer_s = prefill.accelerator.sum(axis=2)
+            layers = prefill_layers(setting, prefill.queries, far, prefill.outputs, layer_s)
+        flights, copying = [], 0.0
+        for step in range(prefill.steps):
+            flight = self._prompt(step, far, layers)
+            if best.prefill_overlap and setting.link is not None:
+                front = np.array(flight.begin_s + flight.seconds[0])  # type: ignore[operator]
+                slow = setting.link.beside_copies(front, np.array(copying + flight.leaving_s))
+                seconds = [float(slow) - flight.begin_s, *flight.seconds[1:]]
+                flight = dataclasses.replace(flight, seconds=seconds)
+                own = [self._class[t.units[0]] for t in flight.program.tasks
+                       if t.verb == "page" and t.units]  # fmt: skip
+                copying = float(sum(layers[k].copies_s[step, 0] for k in own if k is not None))
+            flights.append(flight)
+        return flights
+
+    def _prompt(self, step: int, far: PrefillFar | None, layers: Sequence[SpreadLayer]) -> Flight:
+        prefill, setting = self.prefill, self.setting
+        tokens, outputs = int(prefill.tokens[step]), int(prefill.outputs[step])
+        visits = 0 < self._best.stream_tokens <= tokens
+        runs = prefill.queries.step == step
+        split = far is not None and bool(far.far[runs].any())
+        program = self._programs[visits, "visit" if split else "none"]
+        by_site = {"cpu": prefill.cpu, "accelerator": prefill.accelerator}
+
+        def unit_s(unit: int, device: str) -> float:
+            kind, site = self._class[unit], "cpu" if device == CPU else "accelerator"
+            if kind is None:
+                return float((prefill.embedding if unit == 0 else prefill.head)[site][step].sum())
+            first = self.plan.units[unit].kind == "attention"
+            return float(by_site[site][kind, step].sum()) if first else 0.0
+
+        here = [_at(layer, step) for layer in layers]
+        visiting = {}
+        if visits:
+            kinds = range(len(prefill.cpu))
+            visiting = {kind: prefill.visiting_seconds(kind) for kind in kinds}
+        flight = self._flight(setting, program, unit_s, here, tokens, outputs, visiting, step)
+        if far is None or setting.link is None:
+            return flight
+        own = [k for k, u in zip(self._class, self.plan.units, strict=True)
+               if k is not None and u.kind == "attention" and u.device != CPU]  # fmt: skip
+        size = float(sum(prefill.page_bytes[kind] for kind in own)) * float(far.left[step, 0])
+        leaving = size / setting.link.to_host_bytes_per_s
+        return dataclasses.replace(flight, leaving_s=leaving, waits=bool(far.waits[step, 0]))
+
+    def _flight(
+        self, setting: Setting, program: Program, unit_s: Any, layers: Sequence[SpreadLayer],
+        tokens: int, outputs: int, visiting: Any = None, step: int = 0,
+    ) -> Flight:  # fmt: skip
+        """Its tasks' seconds: of a run those of its units, of a layer those of its class."""
+        rows = {"tokens": tokens, "outputs": outputs}
+        values = {v.name: F32 * v.width * rows[v.rows] for v in self.plan.values}
+        link = setting.link
+
+        def task_s(task: Task) -> float:
+            if task.verb == "copy" and task.units is None:
+                assert link is not None
+                rate = link.to_accelerator_bytes_per_s
+                rate = rate if task.lane == "up" else link.to_host_bytes_per_s
+                size = values[task.value]
+                return link.latency_s + size / rate if size else 0.0
+            assert task.units is not None
+            first, last = task.units
+            kind = self._class[first]
+            if task.verb in ("visit", "cached", "written"):
+                every = np.broadcast_to(visiting[kind][task.verb], visiting[kind]["run"].shape)
+                return float(every[step])
+            if task.verb == "run":
+                return float(sum(unit_s(unit, task.device) for unit in range(first, last + 1)))
+            assert kind is not None
+            return float(np.ravel(layers[kind].seconds[key(task)])[0])
+
+        seconds = [task_s(task) for task in program.tasks]
+        first = next((i for i, task in enumerate(program.tasks) if task.lane != CPU), None)
+        if first is not None and setting.accelerator is not None:
+            seconds[first] += setting.accelerator.step_s
+            if self.plan.units[0].device != CPU and link is not None:  # token ids
+                seconds[first] += link.latency_s + F32 * tokens / link.to_accelerator_bytes_per_s
+        counts = {
+            i: int(np.ravel(layers[self._class[t.units[0]] or 0].far.pages)[0])
+            for i, t in enumerate(program.tasks)
+            if t.verb == "page" and t.units is not None
+        }
+        return Flight(program, seconds, counts, setting.cpu.step_s)
+
+
+def _at(layer: SpreadLayer, step: int) -> SpreadLayer:
+    """Of one step."""
+
+    def pick(values: Any) -> Any:
+        return np.broadcast_to(values, layer.near_s.shape)[step]
+
+    return dataclasses.replace(
+        layer,
+        seconds={name: pick(each) for name, each in layer.seconds.items()},
+        far=type(layer.far)(
+            *(pick(getattr(layer.far, f.name)) for f in dataclasses.fields(layer.far))
+        ),
+    )
+
+
+def planned_steps(search: Search, best: Candidate, plan: Plan) -> tuple[Steps, Steps]:
+    """A decode step at the expected context, and a step of prompts: the last of the longest; two
+    where the plan has two on their way at once."""
+    planned = PlannedSteps(search, best, plan)
+    groups, context = best.decode_groups, search.workload.expected_context
+    decode = _drawn(f"Decode at {context:,} positions", planned.decode(context), groups)
+    flights, tokens = planned.prompts(), planned.prefill.tokens
+    last = max(range(len(flights)), key=lambda step: (tokens[step], step))
+    at_once = 2 if best.prefill_overlap and len(flights) > 1 else 1
+    first = max(0, min(last, len(flights) - at_once))
+    shown = flights[first : first + at_once]
+    title = f"Prompt of {int(tokens[last]):,} tokens in a step"
+    if len(flights) > at_once:
+        title += f", {len(flights)} steps in all"
+    return decode, _drawn(title, shown, at_once)
+
+
+def _drawn(title: str, flights: Sequence[Flight], at_once: int) -> Steps:
+    steps, end = played(flights, at_once)
+    found = [
+        span
+        for step, (flight, spans) in enumerate(zip(flights, steps, strict=True))
+        for span in _spans(step, flight, spans)
+    ]
+    found.sort(key=lambda span: (span.start_s, span.end_s, span.lane))
+    return Steps(title, float(end), tuple(found))
+
+
+def _spans(step: int, flight: Flight, spans: Spans) -> list[Span]:
+    found = []
+    for number, (begin, end) in spans.items():
+        if not end >= begin:
+            continue  # there was nothing to do
+        if number == LEAVING:
+            found.append(Span(step, "down", "leave", "pages that leave", float(begin), float(end)))
+            continue
+        task = flight.program.tasks[number]
+        count = flight.counts.get(number - (task.verb == "far" and task.each), 1)
+        name = flight.program.subject(task)
+        lane, verb = task.lane, verb_of(task)
+        found.append(Span(step, lane, verb, name, float(begin), float(end), count))
+    return found
