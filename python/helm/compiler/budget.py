@@ -84,8 +84,9 @@ def stage_bytes(setting: Setting) -> StageBytes:
         )
         for part in parts
     ]
+    workspace, accelerator_workspace, activations = np.array(sizes, np.int64).T
     uploading = upload_bytes(graph, setting.model.formats, threads)
-    return StageBytes(*np.array(sizes, np.int64).T, uploading)
+    return StageBytes(workspace, accelerator_workspace, activations, uploading)
 
 
 def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = None) -> Budget:
