@@ -61,9 +61,8 @@ def add_arguments(parser: Parser) -> None:
         "--plot", metavar="FILE", help="draw it to a .png, .svg or .pdf (default: none)"
     )
     output.add_argument(
-        "--timeline", metavar="FILE",
-        help="draw a decode step and a prompt step over time to a .svg (default: none)",
-    )  # fmt: skip
+        "--timeline", metavar="FILE", help="draw steps over time to an .svg (default: none)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -87,7 +86,6 @@ def run(args: argparse.Namespace) -> int:
     if args.formats:
         return _formats(args)
     study = _study(args)
-    steps = () if args.timeline is None else study.steps
     notices = [as_options(notice) for notice in study.plan.notices]
     if args.write is not None:
         _write(dataclasses.replace(study.plan, notices=tuple(notices)), args)
@@ -95,8 +93,7 @@ def run(args: argparse.Namespace) -> int:
         from helm.compiler.explain import to_dict
 
         found = {**to_dict(study), "notices": notices}
-        if args.timeline is not None:
-            found["timeline"] = [each.to_dict() for each in steps]
+        found["timeline"] = [each.to_dict() for each in study.steps]
         print(json.dumps(found, indent=1, allow_nan=False))
     else:
         plan_view.show(study, notices)
@@ -109,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     if args.timeline is not None:
         from helm.commands.timeline_view import save_timeline
 
-        save_timeline(study, steps, args.timeline)
+        save_timeline(study, study.steps, args.timeline)
         if not args.json:
             say(f"[timeline: {args.timeline}]")
     return 0
