@@ -233,11 +233,12 @@ class PlannedSteps:
             seconds[first] += setting.accelerator.step_s
             if self.plan.units[0].device != CPU and link is not None:  # token ids
                 seconds[first] += link.latency_s + F32 * tokens / link.to_accelerator_bytes_per_s
-        counts = {
-            i: int(np.ravel(layers[self._class[t.units[0]] or 0].far.pages)[0])
-            for i, t in enumerate(program.tasks)
-            if t.verb == "page" and t.units is not None
-        }
+        counts = {}
+        for i, task in enumerate(program.tasks):
+            if task.verb == "page" and task.units is not None:
+                kind = self._class[task.units[0]]
+                assert kind is not None
+                counts[i] = int(np.ravel(layers[kind].far.pages)[0])
         return Flight(program, seconds, counts, setting.cpu.step_s)
 
 
