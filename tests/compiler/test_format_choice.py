@@ -201,7 +201,7 @@ def test_wrong_input_is_named() -> None:
 
 
 def test_a_loaded_model_takes_what_fits() -> None:
-    whole = helm.LLM(dtype="auto", context=64, max_sequences=1, threads=1)
+    whole = helm.LLM(dtype="auto", weights="copied", context=64, max_sequences=1, threads=1)
     with whole as llm:
         use = llm.plan.memory["cpu"]
     with helm.LLM(dtype="fit", context=64, max_sequences=1, threads=1) as llm:

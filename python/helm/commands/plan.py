@@ -92,9 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         from helm.compiler.explain import to_dict
 
-        found = {**to_dict(study), "notices": notices}
-        found["timeline"] = [each.to_dict() for each in study.steps]
-        print(json.dumps(found, indent=1, allow_nan=False))
+        print(json.dumps({**to_dict(study), "notices": notices}, indent=1, allow_nan=False))
     else:
         plan_view.show(study, notices)
     if args.plot is not None:

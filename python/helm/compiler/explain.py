@@ -294,7 +294,8 @@ def to_dict(study: Study) -> dict[str, Any]:
     alternatives: [{label, units_cpu, units_accelerator, embedding, head, fits, ttft_s,
     decode_tokens_per_s, missing: device -> bytes, reason}].
     gains: [{resource, added, unit, decode_tokens_per_s, ttft_s, objective_s, gain}].
-    notices: what the planner wants the user to know.
+    notices: what the planner wants the user to know. timeline: [{title, seconds, tasks}] of
+    `study.steps`, tasks as [{step, lane, verb, task, start_s, end_s, count}].
     """
     plan, prediction = study.plan, study.plan.prediction
     choice = plan.loading_choice
@@ -332,6 +333,7 @@ def to_dict(study: Study) -> dict[str, Any]:
         "alternatives": [dataclasses.asdict(other) for other in prediction.alternatives],
         "gains": [dataclasses.asdict(gain) for gain in study.gains],
         "notices": list(plan.notices),
+        "timeline": [each.to_dict() for each in study.steps],
     }
 
 
