@@ -141,7 +141,7 @@ def of_accelerator(
     many = [name for name in inputs if _rows(graph, name, limits) > 8]
     blocks = limits.sequences * math.ceil(limits.context / kv.page_tokens)
     tables = [limits.step_tokens] * 3 + [limits.step_outputs, 6 * limits.sequences, 6 * blocks]
-    tables += [(blocks + 1) * kv.layers, *(len(table.inv_freq) for table in graph.rope)]
+    tables += [(blocks + 1) * len(kv.layers), *(len(table.inv_freq) for table in graph.rope)]
     narrow = [2 * _rows(graph, n, limits) * _width(graph, n) for n in many]
     panels = [0]
     for op in ops if packed else []:
