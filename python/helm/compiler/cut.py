@@ -109,8 +109,8 @@ class Cutter:
         placed.append(self._whole(graph.units[0], self._places[cut.embedding != CPU]))
         for layer, own in zip(graph.layers, cut.layers, strict=True):
             for unit in layer.units:
-                placed += self._layer_unit(unit, own)
-        placed += self._head(graph.units[-1], cut.rows)
+                placed += self.layer_unit(unit, own)
+        placed += self.head(graph.units[-1], cut.rows)
         used = {name for unit in placed for op in unit.ops for name in op.uses()}
         known = {**self._widths, **self._values}
         names = {name for unit in placed for op in unit.ops for name in op.weight_names()}
@@ -135,7 +135,8 @@ class Cutter:
         self._kv.append(KvLayer(layer, first, count))
         return len(self._kv) - 1
 
-    def _layer_unit(self, unit: Unit, own: LayerCut) -> list[PlacedUnit]:
+    def layer_unit(self, unit: Unit, own: LayerCut) -> list[PlacedUnit]:
+        """An attention or an mlp."""
         size, wanted = size_of(unit), own.heads if unit.kind == "attention" else own.elements
         if wanted >= size or wanted <= 0:
             return [self._whole(unit, self._places[wanted <= 0])]
@@ -171,7 +172,8 @@ class Cutter:
             if ops
         ]
 
-    def _head(self, unit: Unit, rows: int) -> list[PlacedUnit]:
+    def head(self, unit: Unit, rows: int) -> list[PlacedUnit]:
+        """rows: on the CPU."""
         shares = head_shares(unit)
         size = self._widths[self._graph.logits].width
         if not 0 < rows < size:
@@ -184,6 +186,11 @@ class Cutter:
             lanes.append([self.rows_of(shares.first, [span], outs[-1])])
         end = (Concat(tuple(outs), shares.first.out), *shares.end)
         return self._units(unit, 0, shares.begin, lanes, end)
+
+    @property
+    def ranges(self) -> dict[str, Value]:
+        """Values made so far that are ranges of others."""
+        return {name: value for name, value in self._values.items() if name.endswith("]")}
 
     # --- for lanes ---------------------------------------------------------------------------
 

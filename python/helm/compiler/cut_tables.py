@@ -203,31 +203,33 @@ class CutTable:
 
     # --- bytes -------------------------------------------------------------------------------
 
-    def lane_bytes(self, lane: int, home: bool) -> I64:
-        """Of the weights that a lane holds, 0 where it has nothing of the unit."""
+    def lane_bytes(self, lane: int, home: bool, visiting: bool = False) -> I64:
+        """Of the weights that a lane holds, 0 where it has nothing of the unit. visiting: of the
+        CPU's, as they lie on the accelerator when they visit."""
         assert self.shares is not None
         site = "accelerator" if lane else "cpu"
-        unit = DEVICE_ALIGNMENT if lane else 1
+        unit = DEVICE_ALIGNMENT if lane or visiting else 1
         total = np.zeros(len(self.marks), np.int64)
         for piece in (*self._first(lane), *self._last(lane, home)):
             size = self._bytes(self.model.format(piece.weight, site), piece.rows, piece.cols)
             for each in (size, self._bias_bytes(piece)):
                 total += -(-each // unit) * unit
-        inner = self._whole_bytes(self.shares.inner, lane)
+        inner = self._whole_bytes(self.shares.inner, lane or visiting)
         return np.where(self.share(lane) > 0, total + inner, 0)
 
-    def home_bytes(self, lane: int) -> int:
+    def home_bytes(self, lane: int, visiting: bool = False) -> int:
         """Of what begins and ends the unit, on the device of a lane."""
         assert self.shares is not None
-        return self._whole_bytes((*self.shares.begin, *self.shares.end, *self.shares.apart), lane)
+        ops = (*self.shares.begin, *self.shares.end, *self.shares.apart)
+        return self._whole_bytes(ops, lane or visiting)
 
-    def unit_bytes(self, lane: int) -> int:
+    def unit_bytes(self, lane: int, visiting: bool = False) -> int:
         """Of the whole unit there."""
-        return self._whole_bytes(self.unit.ops, lane)
+        return self._whole_bytes(self.unit.ops, lane or visiting)
 
-    def _whole_bytes(self, ops: Sequence[Op], lane: int) -> int:
+    def _whole_bytes(self, ops: Sequence[Op], there: int | bool) -> int:
         unit = dataclasses.replace(self.unit, ops=tuple(ops))
-        if lane:
+        if there:
             return self.model.weight_bytes([unit], DEVICE_ALIGNMENT)
         return self.model.host_bytes([unit])
 
