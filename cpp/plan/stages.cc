@@ -122,21 +122,11 @@ std::vector<TensorIndex> tensors_of(const Plan& plan, const std::vector<bool>& c
   return order;
 }
 
-std::vector<DeviceIndex> layer_devices(const Plan& plan) {
-  const auto layers = static_cast<size_t>(plan.kv.layers);
-  std::vector<bool> seen(layers, false);
-  std::vector<DeviceIndex> devices(layers, kCpu);
+std::vector<DeviceIndex> entry_devices(const Plan& plan) {
+  std::vector<DeviceIndex> devices(plan.kv.layers.size(), kCpu);
   for (const UnitSpec& unit : plan.units) {
-    for (const Op& op : unit.ops) {
-      const auto* attention = std::get_if<AttentionOp>(&op);
-      if (attention == nullptr) continue;
-      const auto layer = static_cast<size_t>(attention->layer);
-      if (seen[layer] && devices[layer] != unit.device) {
-        fail(ErrorKind::kInvalid, "[plan] KV layer ", layer, " has attention on two devices");
-      }
-      seen[layer] = true;
-      devices[layer] = unit.device;
-    }
+    const AttentionOp* attention = attention_of(unit);
+    if (attention != nullptr) devices[static_cast<size_t>(attention->layer)] = unit.device;
   }
   return devices;
 }

@@ -44,7 +44,7 @@ Stages::Stages(const Plan& plan, const Weights& weights, std::span<const DeviceB
       paging_(paging) {
   if (paging == nullptr) return;
   Account &host = *accounts[kCpu], &account = *accounts[Plan::kFirstAccelerator];
-  far_pages_ = Ring(account, plan.kv.page_bytes(), "KV pages that visit");
+  far_pages_ = Ring(account, plan.kv.kv_heads * plan.kv.unit_bytes(), "KV pages that visit");
   int64_t query_width = 1, scratch = 0, biases = 0;
   for (size_t u = 0; u < plan.units.size(); ++u) {
     const AttentionOp* op = attention_of(plan.units[u]);
@@ -67,7 +67,7 @@ Stages::Stages(const Plan& plan, const Weights& weights, std::span<const DeviceB
 
 BoundProgram Stages::bind(Program program) {
   BoundProgram made;
-  made.visiting.assign(static_cast<size_t>(plan_.kv.layers), false);
+  made.visiting.assign(plan_.kv.layers.size(), false);
   bool rested = false;
   for (const Task& task : program.tasks) {
     Bound bound;
@@ -90,11 +90,21 @@ BoundProgram Stages::bind(Program program) {
 
 void Stages::bind_run(Bound& bound, BoundProgram& made) {
   const Task& task = bound.task;
-  const UnitSpec& unit = plan_.units[task.begin];
   for (size_t i = 0; i <= static_cast<size_t>(task.each); ++i) bound.stages[i] = stage(task, i);
-  if (task.verb != Verb::kRun || unit.device == task.device) return;
+  if (!brings(task)) return;
   bound.buffer = &visits_->buffer(task.begin);
-  made.visiting[static_cast<size_t>(attention_of(unit)->layer)] = true;
+  for (size_t u = task.begin; u < task.end; ++u) {
+    const AttentionOp* attention = attention_of(plan_.units[u]);
+    if (attention == nullptr || plan_.units[u].device == task.device) continue;
+    made.visiting[static_cast<size_t>(attention->layer)] = true;
+  }
+}
+
+// Whether a layer runs that lies elsewhere, as a whole or in part.
+bool Stages::brings(const Task& task) const {
+  if (task.verb != Verb::kRun) return false;
+  const std::span units = std::span(plan_.units).subspan(task.begin, task.end - task.begin);
+  return std::ranges::any_of(units, [&](const UnitSpec& u) { return u.device != task.device; });
 }
 
 void Stages::bind_copy(Bound& bound, BoundProgram& made) {
@@ -132,10 +142,9 @@ StageSpec Stages::spec(const Task& task, size_t buffer) {
   StageSpec spec = buffers_[static_cast<size_t>(task.device)].spec(plan_);
   spec.weights = weights_.on(task.device);
   spec.units = std::span(plan_.units).subspan(task.begin, task.end - task.begin);
-  if (task.verb == Verb::kRun && spec.units[0].device != task.device)
-    visits_->bind(task.begin, spec);
+  if (brings(task)) visits_->bind(task.begin, spec);
   if (task.verb == Verb::kRun) return spec;
-  if (task.verb == Verb::kFar) spec.kv = far_pages_[buffer].address;
+  if (task.verb == Verb::kFar) spec.kv.assign(plan_.kv.layers.size(), far_pages_[buffer].address);
   parts_.push_back(spec.units[0]);
   parts_.back().ops = ops(task);
   spec.units = {&parts_.back(), 1};
@@ -154,7 +163,7 @@ StageSpec Stages::spec_of_far_on_cpu(const Task& task) {
   spec.values.assign(plan_.values.size(), DeviceAddress::kNull);
   spec.values[static_cast<size_t>(op.in)] = cpu::device_address(queries_.data());
   spec.values[static_cast<size_t>(far_value())] = cpu::device_address(partials_.data());
-  spec.kv = cpu::device_address(paging_->far_slot(0));
+  spec.kv.assign(plan_.kv.layers.size(), cpu::device_address(paging_->far_slot(0)));
   spec.workspace = cpu::device_address(workspace_.data());
   if (const auto bias = cpu::key_bias(plan_, op.layer)) {
     const auto tensor = static_cast<size_t>(bias->tensor);
