@@ -160,9 +160,10 @@ Op PlanReader::read_attention(const JsonReader& node) {
   op.q_offset = node["q_offset"].integer(0, kMaxWidth);
   op.k_offset = node["k_offset"].integer(0, kMaxWidth);
   op.v_offset = node["v_offset"].integer(0, kMaxWidth);
-  op.layer = node["layer"].integer(0, plan_.kv.layers - 1);
+  op.layer = node["layer"].integer(0, plan_.kv.entries() - 1);
   op.heads = node["heads"].integer(1, kMaxCount);
-  op.kv_heads = node["kv_heads"].integer(plan_.kv.kv_heads, plan_.kv.kv_heads);
+  const int64_t kv_heads = plan_.kv.layers[static_cast<size_t>(op.layer)].kv_heads;
+  op.kv_heads = node["kv_heads"].integer(kv_heads, kv_heads);
   op.head_dim = node["head_dim"].integer(plan_.kv.head_dim, plan_.kv.head_dim);
   if (op.heads % op.kv_heads != 0) node["heads"].reject("must be a multiple of kv_heads");
   within(node, op.in, op.q_offset, op.heads * op.head_dim);
@@ -211,6 +212,34 @@ Op PlanReader::read_select(const JsonReader& node) {
   return op;
 }
 
+Op PlanReader::read_add(const JsonReader& node) {
+  node.only({"op", "in", "out"});
+  AddOp op{value(node["in"]), value(node["out"])};
+  const JsonReader out = node["out"];
+  if (op.in == op.out) out.reject("in and out must differ");
+  same_rows(out, op.in, op.out);
+  if (width(op.in) != width(op.out)) out.reject("in and out differ in width");
+  return op;
+}
+
+Op PlanReader::read_concat(const JsonReader& node) {
+  node.only({"op", "in", "out"});
+  ConcatOp op{{}, value(node["out"])};
+  const JsonReader ins = node["in"];
+  if (ins.size() == 0) ins.reject("expected the values that stand side by side");
+  int64_t sum = 0;
+  for (size_t i = 0; i < ins.size(); ++i) {
+    op.ins.push_back(value(ins[i]));
+    if (op.ins[i] == op.out) ins.reject("in and out must differ");
+    same_rows(ins, op.ins[i], op.out);
+    sum += width(op.ins[i]);
+  }
+  if (sum != width(op.out)) {
+    node["out"].reject("is ", width(op.out), " wide, what stands in it ", sum);
+  }
+  return op;
+}
+
 Op PlanReader::read_op(const JsonReader& node) {
   using Read = Op (PlanReader::*)(const JsonReader&);
   static const std::unordered_map<std::string, Read> kReaders = {
@@ -221,7 +250,9 @@ Op PlanReader::read_op(const JsonReader& node) {
       {"rope", &PlanReader::read_rope_op},
       {"attention", &PlanReader::read_attention},
       {"activation", &PlanReader::read_activation},
-      {"select", &PlanReader::read_select}};
+      {"select", &PlanReader::read_select},
+      {"add", &PlanReader::read_add},
+      {"concat", &PlanReader::read_concat}};
   const std::string name = node["op"].string();
   const auto it = kReaders.find(name);
   if (it == kReaders.end()) node["op"].reject("unknown op \"", name, "\"");

@@ -31,7 +31,8 @@ class Executor {
   void write_block(const KvBlock& block, std::byte* from) { copy_block(block, from, true); }
   // Rows to be filled for the next step, empty. Needs in_flight() < limit().
   StepRows& rows() { return flights_[next_].rows; }
-  // Sends them on their way: up to the first result that must be awaited.
+  // Sends them on their way: up to the first result that must be awaited, or to the end where what
+  // is left on the devices in between is no other step's to overwrite.
   void submit();
   // Finishes the oldest step. Its logits, [outputs, vocab_size], are valid until the next call of
   // any member. Throws what a device failed with; then no step can be submitted any more.
@@ -72,6 +73,8 @@ class Executor {
   int64_t bytes_of(const Bound& copy, const Flight& flight) const;
   void visit_far_pages(const Bound& run, const Flight& flight);
   void copy_block(const KvBlock& block, std::byte* content, bool write);
+  void copy_page(size_t entry, std::byte* host, DeviceAddress there, std::byte* content,
+                 bool write);
   Stream& queue(const Task& task);
   const DeviceBuffers& buffers(DeviceIndex device) const {
     return buffers_[static_cast<size_t>(device)];

@@ -33,7 +33,7 @@ struct Bound {
 struct BoundProgram {
   Program program;
   std::vector<Bound> tasks;
-  std::vector<bool> visiting;  // KV layers
+  std::vector<bool> visiting;  // KV entries
   int64_t staging_bytes = 0;   // of a flight: logits of a device, then what crosses to a stage
   bool late = false;           // a task of a device follows one of the CPU that waits for it
 };
@@ -53,8 +53,9 @@ class Stages {
   int64_t workspace_bytes() const { return workspace_.bytes(); }
 
  private:
+  bool visits(const Task& task) const;
   void bind_run(Bound& bound, BoundProgram& made);
-  void bind_copy(Bound& bound, BoundProgram& made);
+  void bind_copy(Bound& bound);
   Stage* stage(const Task& task, size_t buffer);
   StageSpec spec(const Task& task, size_t buffer);
   StageSpec spec_of_far_on_cpu(const Task& task);

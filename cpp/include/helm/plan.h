@@ -22,6 +22,8 @@ struct SourceExtent {
   int64_t offset = 0;      // of the first row, bytes from the start of the file
   int64_t rows = 0;        // of a vector: elements
   int64_t row_stride = 0;  // bytes from row to row; 0: they adjoin
+
+  bool operator==(const SourceExtent&) const = default;
 };
 
 // A tensor of a checkpoint that is a part of a matrix: its integers, its scales, ...
@@ -37,6 +39,7 @@ struct SourcePiece {
     for (const int64_t size : shape) bytes *= size;
     return bytes;
   }
+  bool operator==(const SourcePiece&) const = default;
 };
 
 // Where a tensor lies in the model directory: extents that follow one another, or pieces, and how
@@ -45,13 +48,24 @@ struct TensorSource {
   Stored stored = Stored::kF32;
   std::vector<SourceExtent> extents;
   std::vector<SourcePiece> aux;
+
+  bool operator==(const TensorSource&) const = default;
+};
+
+// A rectangle of a checkpoint's tensor: rows from `row` on, columns from `col` on.
+struct TensorPart {
+  std::string tensor;          // its name
+  std::vector<int64_t> shape;  // of all of it
+  int64_t row = 0;
+  int64_t col = 0;  // 0 of a vector
 };
 
 // A weight that the model has.
 struct TensorSpec {
   std::string name;
   std::vector<int64_t> shape;          // [rows, cols] or [size]
-  std::optional<TensorSource> source;  // absent: bound from memory
+  std::optional<TensorSource> source;  // absent: bound from memory; of a part: of all of its tensor
+  std::optional<TensorPart> part;      // which this is, of a tensor on several devices
 
   bool is_matrix() const { return shape.size() == 2; }
   // A vector counts as a matrix of one column.
@@ -110,7 +124,7 @@ struct ValueSpec {
   bool per_output = false;  // one row per requested logits row instead of one per token
 };
 
-// What a unit is a part of: a layer has an attention and an MLP.
+// What a unit is of: a layer has an attention and an MLP, each one unit or several.
 enum class UnitKind : uint8_t { kEmbedding, kAttention, kMlp, kHead };
 
 // The smallest thing that is placed.
@@ -129,23 +143,51 @@ struct RopeTable {
   float attention_factor = 1;   // multiplies cos and sin
 };
 
+// The KV heads of one layer whose pages lie side by side: all of the layer's, or a run of them.
+struct KvLayer {
+  int64_t layer = 0;
+  int64_t kv_head = 0;  // the first
+  int64_t kv_heads = 0;
+
+  bool operator==(const KvLayer&) const = default;
+};
+
 struct KvSpec {
   DType dtype = DType::kF32;
   int64_t page_tokens = 0;
-  int64_t layers = 0;
-  int64_t kv_heads = 0;
+  std::vector<KvLayer>
+      layers;            // the entries of a layer stand together and cover its heads in order
+  int64_t kv_heads = 0;  // of the model's layers
   int64_t head_dim = 0;
-  int64_t pages = 0;  // one page: K and V of page_tokens positions of one layer of one sequence
+  int64_t pages = 0;  // one page: K and V of page_tokens positions of one entry of one sequence
 
-  // A page is 2 * kv_heads slabs, K then V of one head each: its rows and, if the dtype has
-  // scales, theirs, aligned.
+  // A slab is K or V of one head: its rows and, if the dtype has scales, theirs, aligned.
   int64_t row_bytes() const { return head_dim * dtype_bytes(dtype); }
   int64_t rows_bytes() const {
     const int64_t bytes = page_tokens * row_bytes();
     return kv_scale_bytes(dtype) > 0 ? (bytes + 3) / 4 * 4 : bytes;
   }
   int64_t slab_bytes() const { return rows_bytes() + page_tokens * kv_scale_bytes(dtype); }
-  int64_t page_bytes() const { return 2 * kv_heads * slab_bytes(); }
+  // Pages are counted in units of two slabs. A page of an entry takes one for each of its heads: K
+  // of all heads, then V.
+  int64_t unit_bytes() const { return 2 * slab_bytes(); }
+  int64_t page_units(size_t entry) const { return layers[entry].kv_heads; }
+  int64_t page_bytes(size_t entry) const { return page_units(entry) * unit_bytes(); }
+  // Where the page of an entry begins in a room of one layer's pages, of block after block.
+  int64_t visiting_unit(size_t entry, int64_t block) const {
+    return block * kv_heads + layers[entry].kv_head;
+  }
+  // A block: a page of each entry, however the layers' heads are divided into entries.
+  int64_t model_layers() const { return layers.empty() ? 0 : layer_number(layers.size() - 1) + 1; }
+  // Of the layers that have KV, the place of an entry's.
+  int64_t layer_number(size_t entry) const {
+    int64_t number = 0;
+    for (size_t e = 1; e <= entry; ++e) number += layers[e].kv_head == 0;
+    return number;
+  }
+  int64_t block_bytes() const { return model_layers() * kv_heads * unit_bytes(); }
+  int64_t entries() const { return static_cast<int64_t>(layers.size()); }
+  int64_t blocks() const { return layers.empty() ? 0 : pages / entries(); }
 };
 
 struct Limits {
@@ -156,7 +198,7 @@ struct Limits {
 };
 
 struct HELM_API Plan {
-  static constexpr int kVersion = 7;
+  static constexpr int kVersion = 8;
   static constexpr DeviceIndex kFirstAccelerator = kCpu + 1;  // if there is one
   static constexpr int64_t kUnlimited = int64_t{1} << 62;     // bytes of memory
 
@@ -172,7 +214,8 @@ struct HELM_API Plan {
   // One for each tensor and device with an op that reads it, by tensor, then device.
   std::vector<SliceSpec> slices;
   std::vector<ValueSpec> values;
-  // The embedding first, the head last, layers ascend; of a layer the attention comes first.
+  // The embedding first, the head last, layers ascend; of a layer the attention comes first. All
+  // but the embedding may be several units, each with ops of its own.
   std::vector<UnitSpec> units;
   ValueIndex logits = 0;
   Schedule schedule;
