@@ -134,8 +134,8 @@ def _check_part(tensor: TensorSpec, part: TensorPart, node: Reader) -> None:
     own = node["part"]
     if len(part.shape) != len(tensor.shape):
         own["shape"].reject(f"expected {len(tensor.shape)} dimensions, as the part has")
-    for size in own["shape"].items():
-        size.integer(1, _MOST_ROWS)
+    for node_of_size in own["shape"].items():
+        node_of_size.integer(1, _MOST_ROWS)
     begin = (own["row"].integer(0, _MOST_ROWS), own["col"].integer(0, _MOST_ROWS))
     if len(tensor.shape) == 1 and part.col != 0:
         own["col"].reject("expected 0, as a vector has no columns")
