@@ -58,7 +58,7 @@ void PlanReader::read_kv(const JsonReader& node) {
 }
 
 void PlanReader::read_kv_geometry(const JsonReader& node) {
-  plan_.kv.layers = node["layers"].integer(1, kMaxCount);
+  plan_.kv.layers = static_cast<int64_t>(node["layers"].size());
   plan_.kv.kv_heads = node["kv_heads"].integer(1, 4096);
   plan_.kv.head_dim = node["head_dim"].integer(1, 4096);
 }
@@ -264,7 +264,7 @@ Plan PlanReader::read(const JsonReader& root) {
   root.only({"format", "version", "model", "limits", "threads", "devices", "kv", "rope", "tensors",
              "slices", "values", "units", "logits", "memory", "schedule",
              // Written for people; nothing here is executed.
-             "notices", "loading", "units_cpu", "units_accelerator", "label", "workload", "profile",
+             "notices", "loading", "units_cpu", "units_accelerator", "units_cut", "label", "workload", "profile",
              "predicted", "bottleneck", "alternatives", "loading_choice"});
   if (root["version"].integer(0, kMaxCount) != Plan::kVersion) {
     root["version"].reject("this runtime executes version ", Plan::kVersion,
