@@ -121,7 +121,7 @@ class BoundLinear : public BoundOp {
         multiply(part.weight, 0, part.rows);
       }
       if (part.bias != nullptr) {
-        add_bias(part.bias, tokens, part.rows, c, out_width_, context.queue);
+        add(part.bias, 0, tokens, part.rows, c, out_width_, context.queue);
       }
     }
   }

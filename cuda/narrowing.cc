@@ -1,7 +1,6 @@
 #include "cuda/narrowing.h"
 
 #include <algorithm>
-#include <type_traits>
 #include <variant>
 
 namespace helm::cuda {
@@ -44,23 +43,12 @@ DType dtype_between(const Plan& plan, const Op& op, const UnitSpec& unit, const 
   return narrow_dtype(plan, unit, *product, packed);
 }
 
-bool reads(const Op& op, ValueIndex value) {
-  return std::visit(
-      [&](const auto& spec) {
-        using Type = std::decay_t<decltype(spec)>;
-        bool found = false;
-        if constexpr (requires { spec.in; }) found = spec.in == value;
-        if constexpr (std::is_same_v<Type, LinearOp>) {
-          found = found || (spec.accumulate && spec.out == value);
-        }
-        if constexpr (std::is_same_v<Type, RopeOp>) found = spec.value == value;
-        if constexpr (std::is_same_v<Type, PositionEmbeddingOp>) found = spec.out == value;
-        if constexpr (std::is_same_v<Type, MergeOp>) {
-          found = spec.first == value || spec.second == value;
-        }
-        return found;
-      },
-      op);
+bool reads(const Plan& plan, const Op& op, ValueIndex value) {
+  bool found = false;
+  each_value(plan, op, [&](ValueIndex v, Access access) {
+    found = found || (v == value && access != Access::kWrite);
+  });
+  return found;
 }
 
 // Whether all that reads the value are products that find it narrowed.
@@ -68,7 +56,7 @@ bool read_narrowed_only(const Plan& plan, ValueIndex value, DType packed) {
   if (value == plan.logits) return false;
   for (const UnitSpec& unit : plan.units) {
     for (size_t i = 0; i < unit.ops.size(); ++i) {
-      if (!reads(unit.ops[i], value)) continue;
+      if (!reads(plan, unit.ops[i], value)) continue;
       if (i == 0) return false;
       if (dtype_between(plan, unit.ops[i - 1], unit, unit.ops[i], packed) == DType::kF32) {
         return false;

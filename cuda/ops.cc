@@ -1,6 +1,7 @@
 #include "cuda/ops.h"
 
 #include <type_traits>
+#include <utility>
 #include <variant>
 
 #include "cuda/kernels/packed.h"
@@ -167,6 +168,47 @@ class BoundSelect : public BoundOp {
   int64_t width_;
 };
 
+class BoundAdd : public BoundOp {
+ public:
+  BoundAdd(const AddOp& op, const Bindings& b)
+      : per_output_(b.per_output(op.out)),
+        in_(b.value(op.in)),
+        out_(b.value(op.out)),
+        width_(b.width(op.out)) {}
+  const char* name() const override { return "add"; }
+  void launch(const StepContext& context) const override {
+    add(in_, width_, context.rows(per_output_), width_, out_, width_, context.queue);
+  }
+
+ private:
+  bool per_output_;
+  const float* in_;  // [rows, width]
+  float* out_;       // [rows, width]
+  int64_t width_;
+};
+
+class BoundConcat : public BoundOp {
+ public:
+  BoundConcat(const ConcatOp& op, const Bindings& b)
+      : per_output_(b.per_output(op.out)), out_(b.value(op.out)), width_(b.width(op.out)) {
+    for (const ValueIndex in : op.ins) ins_.push_back({b.value(in), b.width(in)});
+  }
+  const char* name() const override { return "concat"; }
+  void launch(const StepContext& context) const override {
+    float* out = out_;
+    for (const auto& [in, width] : ins_) {
+      copy_columns(in, width, context.rows(per_output_), width, out, width_, context.queue);
+      out += width;
+    }
+  }
+
+ private:
+  bool per_output_;
+  std::vector<std::pair<const float*, int64_t>> ins_;  // [rows, width] each
+  float* out_;                                         // [rows, width]
+  int64_t width_;
+};
+
 // narrowed: what the op before has narrowed its result to. narrowing: what this one is to narrow.
 std::unique_ptr<BoundOp> bind_op(const Op& op, const RopeOp* rope, DType narrowed,
                                  const Narrowing& narrowing, const Bindings& bindings) {
@@ -187,6 +229,10 @@ std::unique_ptr<BoundOp> bind_op(const Op& op, const RopeOp* rope, DType narrowe
           return std::make_unique<BoundActivation>(spec, bindings, narrowing);
         } else if constexpr (std::is_same_v<Type, SelectOp>) {
           return std::make_unique<BoundSelect>(spec, bindings);
+        } else if constexpr (std::is_same_v<Type, AddOp>) {
+          return std::make_unique<BoundAdd>(spec, bindings);
+        } else if constexpr (std::is_same_v<Type, ConcatOp>) {
+          return std::make_unique<BoundConcat>(spec, bindings);
         } else {
           return bind_attention(spec, rope, bindings);
         }

@@ -276,6 +276,69 @@ class BoundSelect : public BoundOp {
   int64_t width_;
 };
 
+class BoundAdd : public BoundOp {
+ public:
+  BoundAdd(const AddOp& op, const Bindings& b)
+      : per_output_(b.per_output(op.out)),
+        in_(b.value(op.in)),
+        out_(b.value(op.out)),
+        width_(b.width(op.out)),
+        kernels_(b.kernels) {}
+
+  void run(const StepView& step, Team& team) const override {
+    for_tokens(team, rows_of(step, per_output_), [&](int64_t begin, int64_t end) {
+      kernels_.add(in_ + begin * width_, out_ + begin * width_, (end - begin) * width_);
+    });
+  }
+
+ private:
+  bool per_output_;
+  const float* in_;  // [rows, width]
+  float* out_;       // [rows, width]
+  int64_t width_;
+  const KernelTable& kernels_;
+};
+
+class BoundConcat : public BoundOp {
+ public:
+  BoundConcat(const ConcatOp& op, const Bindings& b)
+      : per_output_(b.per_output(op.out)), out_(b.value(op.out)), width_(b.width(op.out)) {
+    for (const ValueIndex in : op.ins) ins_.push_back({b.value(in), b.width(in)});
+  }
+
+  void run(const StepView& step, Team& team) const override {
+    const int64_t pieces = (width_ + kPiece - 1) / kPiece;  // of a row
+    team.parallel_for(rows_of(step, per_output_) * pieces, 1, [&](int64_t index, int64_t) {
+      const int64_t row = index / pieces, begin = index % pieces * kPiece;
+      copy(row, begin, std::min(begin + kPiece, width_));
+    });
+  }
+
+ private:
+  static constexpr int64_t kPiece = int64_t{1} << 14;  // columns; outweigh taking them
+  struct In {
+    const float* data;  // [rows, width]
+    int64_t width;
+  };
+
+  void copy(int64_t row, int64_t begin, int64_t end) const {
+    int64_t first = 0;  // column of the input
+    for (const In& in : ins_) {
+      const int64_t from = std::max(begin, first), to = std::min(end, first + in.width);
+      if (from < to) {
+        std::memcpy(out_ + row * width_ + from, in.data + row * in.width + from - first,
+                    static_cast<size_t>(to - from) * sizeof(float));
+      }
+      first += in.width;
+    }
+  }
+
+  bool per_output_;
+  std::vector<In> ins_;
+  float* out_;  // [rows, width]
+  int64_t width_;
+};
+
 static_assert(static_cast<int>(ActivationKind::kSilu) == static_cast<int>(Activation::kSilu) &&
               static_cast<int>(ActivationKind::kRelu) == static_cast<int>(Activation::kRelu));
 
@@ -301,6 +364,10 @@ std::unique_ptr<BoundOp> bind_op(const Op& op, const Bindings& bindings) {
           return bind_attention(spec, bindings);
         } else if constexpr (std::is_same_v<Type, ActivationOp>) {
           return std::make_unique<BoundActivation>(spec, bindings);
+        } else if constexpr (std::is_same_v<Type, AddOp>) {
+          return std::make_unique<BoundAdd>(spec, bindings);
+        } else if constexpr (std::is_same_v<Type, ConcatOp>) {
+          return std::make_unique<BoundConcat>(spec, bindings);
         } else {
           static_assert(std::is_same_v<Type, SelectOp>);
           return std::make_unique<BoundSelect>(spec, bindings);

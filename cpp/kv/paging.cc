@@ -34,8 +34,9 @@ void Paging::make_room(int64_t blocks, Stream& stream) {
   while (near.free() < blocks && leaving() > 0) reclaim_one();
   if (near.free() < blocks) {
     fail(ErrorKind::kCapacity, "[engine] a step takes ", blocks, " new KV blocks, ", near.free(),
-         " of ", near.slots(), " are free on the accelerator and none can be evicted; give the KV ",
-         "cache more memory there or close a sequence");
+         " of ", near.slots(),
+         " are free on the GPU and none can be evicted; give the KV cache more ",
+         "memory there or close a sequence");
   }
 }
 

@@ -1,44 +1,11 @@
-// A plan but for its ops: limits, KV, tensors, values, units, devices.
+// A plan but for its tensors, units and ops: limits, KV, values, devices, schedule.
 #include "helm/plan.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "plan/reader.h"
-#include "plan/stages.h"
 
 namespace helm {
-namespace {
-
-constexpr const char* kUnitKinds[] = {"embedding", "attention", "mlp", "head"};  // by UnitKind
-
-const char* name_of(UnitKind kind) {
-  return kUnitKinds[static_cast<size_t>(kind)];
-}
-
-UnitKind unit_kind(const JsonReader& node) {
-  const std::string name = node.string();
-  for (size_t kind = 0; kind < std::size(kUnitKinds); ++kind) {
-    if (name == kUnitKinds[kind]) return static_cast<UnitKind>(kind);
-  }
-  node.reject("expected embedding, attention, mlp or head, found \"", name, "\"");
-}
-
-bool is_attention(const Op& op) {
-  return std::holds_alternative<AttentionOp>(op);
-}
-
-bool writes(const Plan& plan, const UnitSpec& unit, ValueIndex value) {
-  bool found = false;
-  for (const Op& op : unit.ops) {
-    each_value(plan, op, [&](ValueIndex v, Access access) {
-      found = found || (v == value && access != Access::kRead);
-    });
-  }
-  return found;
-}
-
-}  // namespace
 
 void PlanReader::read_limits(const JsonReader& node) {
   node.only({"context", "step_tokens", "step_outputs", "sequences"});
@@ -123,62 +90,6 @@ void PlanReader::by_name(const JsonReader& node) const {
   }
 }
 
-void PlanReader::read_unit(const JsonReader& node) {
-  node.only({"name", "kind", "layer", "device", "ops"});
-  read_parts(node, device(node["device"]));
-}
-
-void PlanReader::read_parts(const JsonReader& node, DeviceIndex device) {
-  UnitSpec unit{
-      .name = node["name"].string(), .kind = unit_kind(node["kind"]), .device = device, .ops = {}};
-  const JsonReader layer = node["layer"], ops = node["ops"];
-  const bool in_layer = unit.kind == UnitKind::kAttention || unit.kind == UnitKind::kMlp;
-  if (in_layer && layer.is_null()) {
-    layer.reject("expected the layer that this ", name_of(unit.kind), " is of, found null");
-  }
-  if (!in_layer && !layer.is_null()) {
-    layer.reject("expected null: the ", name_of(unit.kind), " is of no layer");
-  }
-  if (in_layer) unit.layer = layer.integer(0, kMaxCount);
-  for (size_t i = 0; i < ops.size(); ++i) unit.ops.push_back(read_op(ops[i]));
-  check_unit(node, unit);
-  plan_.units.push_back(std::move(unit));
-}
-
-// A unit by itself, and beside the one before it.
-void PlanReader::check_unit(const JsonReader& node, const UnitSpec& unit) const {
-  const auto attentions = std::count_if(unit.ops.begin(), unit.ops.end(), is_attention);
-  const int64_t expected = unit.kind == UnitKind::kAttention ? 1 : 0;
-  if (attentions != expected) {
-    node["ops"].reject("a unit of kind ", name_of(unit.kind), " has ",
-                       expected == 1 ? "one attention op" : "no attention op", ", found ",
-                       attentions);
-  }
-  if (unit.layer == UnitSpec::kNoLayer || plan_.units.empty()) return;
-  const UnitSpec& before = plan_.units.back();
-  if (unit.layer < before.layer) {
-    node["layer"].reject("layer ", unit.layer, " comes after layer ", before.layer,
-                         "; layers ascend");
-  }
-  if (unit.layer == before.layer && unit.kind <= before.kind) {
-    node["kind"].reject("the ", name_of(unit.kind), " of layer ", unit.layer, " comes after its ",
-                        name_of(before.kind), "; a layer has one attention, then one mlp");
-  }
-}
-
-// The embedding comes first, the head last, and there is one of either.
-void PlanReader::check_ends(const JsonReader& units) const {
-  for (size_t u = 0; u < plan_.units.size(); ++u) {
-    const UnitKind kind = plan_.units[u].kind;
-    if ((u == 0) != (kind == UnitKind::kEmbedding)) {
-      units[u]["kind"].reject("the first unit is the embedding, and no other is");
-    }
-    if ((u + 1 == plan_.units.size()) != (kind == UnitKind::kHead)) {
-      units[u]["kind"].reject("the last unit is the head, and no other is");
-    }
-  }
-}
-
 // What the plan may take of each device's memory. An accelerator that it uses has an entry.
 void PlanReader::read_memory(const JsonReader& node) {
   by_name(node);
@@ -231,35 +142,6 @@ void PlanReader::read_pages(const JsonReader& node) {
   }
 }
 
-// Layers in host memory whose weights visit the accelerator: each goes up as a whole, and there is
-// something to bring.
-void PlanReader::check_visits(const JsonReader& units) const {
-  const std::vector<bool> visits = visits_of(plan_);
-  for (size_t u = 0; u < visits.size(); u = layer_end(plan_, u)) {
-    const size_t end = layer_end(plan_, u);
-    const auto visiting = std::count(visits.begin() + static_cast<ptrdiff_t>(u),
-                                     visits.begin() + static_cast<ptrdiff_t>(end), true);
-    if (visiting == 0) continue;
-    if (visiting != 2) {
-      units[u].reject("layer ", plan_.units[u].layer,
-                      " visits the accelerator, which needs its attention and its mlp on the CPU; "
-                      "set schedule.prefill to \"compute\" or place both alike");
-    }
-    std::vector<bool> only(visits.size(), false);
-    only[u] = only[u + 1] = true;
-    if (tensors_of(plan_, only).empty()) units[u].reject("visits the accelerator without tensors");
-  }
-}
-
-void PlanReader::check_logits(const JsonReader& node) const {
-  if (!per_output(plan_.logits) || width(plan_.logits) != plan_.vocab_size) {
-    node.reject("must be a value of width vocab_size with rows \"outputs\"");
-  }
-  if (plan_.units.empty() || !writes(plan_, plan_.units.back(), plan_.logits)) {
-    node.reject("must be written by the last unit");
-  }
-}
-
 Plan PlanReader::read(const JsonReader& root) {
   root.only({"format", "version", "model", "limits", "threads", "devices", "kv", "rope", "tensors",
              "slices", "values", "units", "logits", "memory", "schedule",
@@ -282,6 +164,7 @@ Plan PlanReader::read(const JsonReader& root) {
   for (size_t i = 0; i < rope.size(); ++i) read_rope(rope[i]);
   const JsonReader tensors = root["tensors"];
   for (size_t i = 0; i < tensors.size(); ++i) read_tensor(tensors[i]);
+  check_parts(tensors);
   const JsonReader slices = root["slices"];
   for (size_t i = 0; i < slices.size(); ++i) read_slice(slices[i]);
   const JsonReader values = root["values"];
@@ -300,10 +183,12 @@ Plan PlanReader::read(const JsonReader& root) {
   if (several) {
     read_schedule(root["schedule"]);
     read_pages(root["schedule"]["pages"]);
+    check_cut(root["schedule"]);
   }
   if (several || root.has("memory")) read_memory(root["memory"]);
   plan_.logits = value(root["logits"]);
   check_logits(root["logits"]);
+  check_attentions(units, root["kv"]["layers"]);
   if (plan_.schedule.stream_tokens > 0) check_visits(units);
   check_slices(slices);
   if (plan_.schedule.stream_tokens > 0) check_visiting_formats(slices);
@@ -327,10 +212,11 @@ Plan PlanReader::read_graph(const JsonReader& root) {
   const JsonReader units = root["units"];
   for (size_t i = 0; i < units.size(); ++i) {
     units[i].only({"name", "kind", "layer", "ops"});
-    read_parts(units[i], kCpu);
+    read_ops(units[i], kCpu);
   }
   check_ends(units);
   check_logits(root["logits"]);
+  check_attentions(units, root["kv"]["layers"]);
   return std::move(plan_);
 }
 

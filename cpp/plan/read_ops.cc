@@ -211,6 +211,34 @@ Op PlanReader::read_select(const JsonReader& node) {
   return op;
 }
 
+Op PlanReader::read_add(const JsonReader& node) {
+  node.only({"op", "in", "out"});
+  AddOp op{value(node["in"]), value(node["out"])};
+  const JsonReader out = node["out"];
+  if (op.in == op.out) out.reject("in and out must differ");
+  same_rows(out, op.in, op.out);
+  if (width(op.in) != width(op.out)) out.reject("in and out differ in width");
+  return op;
+}
+
+Op PlanReader::read_concat(const JsonReader& node) {
+  node.only({"op", "in", "out"});
+  ConcatOp op{{}, value(node["out"])};
+  const JsonReader ins = node["in"];
+  if (ins.size() == 0) ins.reject("expected the values that stand side by side");
+  int64_t sum = 0;
+  for (size_t i = 0; i < ins.size(); ++i) {
+    op.ins.push_back(value(ins[i]));
+    if (op.ins[i] == op.out) ins.reject("in and out must differ");
+    same_rows(ins, op.ins[i], op.out);
+    sum += width(op.ins[i]);
+  }
+  if (sum != width(op.out)) {
+    node["out"].reject("is ", width(op.out), " wide, what stands in it ", sum);
+  }
+  return op;
+}
+
 Op PlanReader::read_op(const JsonReader& node) {
   using Read = Op (PlanReader::*)(const JsonReader&);
   static const std::unordered_map<std::string, Read> kReaders = {
@@ -221,7 +249,9 @@ Op PlanReader::read_op(const JsonReader& node) {
       {"rope", &PlanReader::read_rope_op},
       {"attention", &PlanReader::read_attention},
       {"activation", &PlanReader::read_activation},
-      {"select", &PlanReader::read_select}};
+      {"select", &PlanReader::read_select},
+      {"add", &PlanReader::read_add},
+      {"concat", &PlanReader::read_concat}};
   const std::string name = node["op"].string();
   const auto it = kReaders.find(name);
   if (it == kReaders.end()) node["op"].reject("unknown op \"", name, "\"");

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "base/json_reader.h"
 #include "helm/plan.h"
@@ -56,7 +57,7 @@ class PlanReader {
   void check_visiting_formats(const JsonReader& slices) const;
   void read_value(const JsonReader& node);
   void read_unit(const JsonReader& node);
-  void read_parts(const JsonReader& node, DeviceIndex device);  // of a unit
+  void read_ops(const JsonReader& node, DeviceIndex device);  // of a unit
   void check_unit(const JsonReader& node, const UnitSpec& unit) const;
   void read_memory(const JsonReader& node);
   void read_schedule(const JsonReader& node);
@@ -64,6 +65,9 @@ class PlanReader {
   void by_name(const JsonReader& node) const;  // rejects names of no device
   void check_ends(const JsonReader& units) const;
   void check_visits(const JsonReader& units) const;
+  void check_attentions(const JsonReader& units, const JsonReader& layers) const;
+  void check_cut(const JsonReader& schedule) const;
+  void check_parts(const JsonReader& tensors) const;
   void check_logits(const JsonReader& node) const;
   Op read_op(const JsonReader& node);
   Op read_embedding(const JsonReader& node);
@@ -74,6 +78,8 @@ class PlanReader {
   Op read_attention(const JsonReader& node);
   Op read_activation(const JsonReader& node);
   Op read_select(const JsonReader& node);
+  Op read_add(const JsonReader& node);
+  Op read_concat(const JsonReader& node);
 
   TensorIndex matrix(const JsonReader& node, int64_t rows, int64_t cols) const;  // -1: any
   TensorIndex vector(const JsonReader& node, int64_t size) const;
@@ -92,6 +98,7 @@ class PlanReader {
   std::unordered_map<std::string, DeviceIndex> device_index_;
   std::unordered_map<std::string, TensorIndex> tensor_index_;
   std::unordered_map<std::string, ValueIndex> value_index_;
+  std::unordered_set<std::string> unit_names_;
 };
 
 }  // namespace helm

@@ -1,10 +1,7 @@
 #include "plan/stages.h"
 
 #include <algorithm>
-#include <string>
 #include <variant>
-
-#include "base/check.h"
 
 namespace helm {
 namespace {
@@ -56,34 +53,58 @@ std::vector<bool> units_on(DeviceIndex device, const std::vector<DeviceIndex>& p
   return chosen;
 }
 
-std::vector<StageSpan> stages_of(const Plan& plan, const std::vector<DeviceIndex>& places) {
-  std::vector<StageSpan> stages;
-  for (size_t begin = 0; begin < plan.units.size();) {
-    size_t end = begin + 1;
-    while (end < plan.units.size() && places[end] == places[begin]) ++end;
-    stages.push_back({places[begin], begin, end, {}});
-    begin = end;
+std::vector<bool> cut_units(const Plan& plan, const std::vector<DeviceIndex>& places) {
+  std::vector<bool> cut;
+  for (size_t begin = 0, end = 0; begin < plan.units.size(); begin = end) {
+    const UnitSpec& first = plan.units[begin];
+    bool several = false;
+    for (; end < plan.units.size() && plan.units[end].kind == first.kind &&
+           plan.units[end].layer == first.layer;
+         ++end) {
+      several = several || places[end] != places[begin];
+    }
+    cut.resize(end, several);
   }
-  constexpr int kNowhere = -1;
-  std::vector<int> writer(plan.values.size(), kNowhere);  // the last stage that wrote each value
-  for (size_t s = 0; s < stages.size(); ++s) {
-    const auto here = static_cast<int>(s);
-    for (const UnitSpec& unit : stages[s].units(plan)) {
-      for (const Op& op : unit.ops) {
-        each_value(plan, op, [&](ValueIndex v, Access access) {
-          int& from = writer[static_cast<size_t>(v)];
-          if (access != Access::kWrite && from != here && from != kNowhere) {
-            if (from != here - 1) {
-              fail(ErrorKind::kInvalid, "[plan] unit \"", unit.name, "\" reads value \"",
-                   plan.values[static_cast<size_t>(v)].name, "\", which was last written ",
-                   here - from, " stages before; only neighbouring stages hand values over");
-            }
-            stages[s].inputs.push_back(v);
-            from = here;
-          }
-          if (access != Access::kRead) from = here;
-        });
+  return cut;
+}
+
+std::vector<StageSpan> stages_of(const Plan& plan, const std::vector<DeviceIndex>& places) {
+  const std::vector<bool> cut = cut_units(plan, places);
+  const auto joins = [&](size_t unit) {  // the stage of the unit before
+    const UnitSpec &one = plan.units[unit - 1], &next = plan.units[unit];
+    const bool apart = cut[unit] && one.kind == next.kind && one.layer == next.layer;
+    return places[unit] == places[unit - 1] && !apart;
+  };
+  std::vector<StageSpan> stages;
+  for (size_t begin = 0, end = 0; begin < plan.units.size(); begin = end) {
+    for (end = begin + 1; end < plan.units.size() && joins(end);) ++end;
+    stages.push_back({places[begin], begin, end, {}});
+  }
+  constexpr size_t kNone = ~size_t{0};
+  struct Held {
+    size_t writer = kNone, copied = kNone;  // the last stages that wrote it, that it came for
+    std::vector<bool> on;                   // by device: as last written
+  };
+  std::vector<Held> values(plan.values.size(), {kNone, kNone, {}});
+  for (size_t here = 0; here < stages.size(); ++here) {
+    const auto device = static_cast<size_t>(stages[here].device);
+    const auto use = [&](ValueIndex v, Access access) {
+      Held& held = values[static_cast<size_t>(v)];
+      if (access != Access::kWrite && held.writer != kNone && held.writer != here) {
+        if (!held.on[device]) {
+          stages[here].inputs.push_back({v, held.writer});
+          held.copied = here;
+          held.on[device] = true;
+        }
+        stages[here].resumes = stages[here].resumes || held.copied != here;
       }
+      if (access == Access::kRead) return;
+      held.writer = here;
+      held.on.assign(plan.devices.size(), false);
+      held.on[device] = true;
+    };
+    for (const UnitSpec& unit : stages[here].units(plan)) {
+      for (const Op& op : unit.ops) each_value(plan, op, use);
     }
   }
   return stages;
@@ -123,20 +144,10 @@ std::vector<TensorIndex> tensors_of(const Plan& plan, const std::vector<bool>& c
 }
 
 std::vector<DeviceIndex> layer_devices(const Plan& plan) {
-  const auto layers = static_cast<size_t>(plan.kv.layers);
-  std::vector<bool> seen(layers, false);
-  std::vector<DeviceIndex> devices(layers, kCpu);
+  std::vector<DeviceIndex> devices(static_cast<size_t>(plan.kv.layers), kCpu);
   for (const UnitSpec& unit : plan.units) {
-    for (const Op& op : unit.ops) {
-      const auto* attention = std::get_if<AttentionOp>(&op);
-      if (attention == nullptr) continue;
-      const auto layer = static_cast<size_t>(attention->layer);
-      if (seen[layer] && devices[layer] != unit.device) {
-        fail(ErrorKind::kInvalid, "[plan] KV layer ", layer, " has attention on two devices");
-      }
-      seen[layer] = true;
-      devices[layer] = unit.device;
-    }
+    const AttentionOp* attention = attention_of(unit);
+    if (attention != nullptr) devices[static_cast<size_t>(attention->layer)] = unit.device;
   }
   return devices;
 }

@@ -19,20 +19,29 @@ size_t layer_end(const Plan& plan, size_t begin);
 // Which of `places` are the device.
 std::vector<bool> units_on(DeviceIndex device, const std::vector<DeviceIndex>& places);
 
-// A longest run of units on one device.
+// By unit: whether those of its layer and kind, or of the head, run on several devices.
+std::vector<bool> cut_units(const Plan& plan, const std::vector<DeviceIndex>& places);
+
+// A longest run of units on one device, or a shorter one: cut units of one layer and kind are not
+// in the same stage, since between them others are to be waited for.
 struct StageSpan {
+  struct Input {
+    ValueIndex value;
+    size_t from;  // the stage that wrote it last
+  };
+
   DeviceIndex device = kCpu;
   size_t begin = 0;  // units [begin, end)
   size_t end = 0;
-  std::vector<ValueIndex> inputs;  // values that the stage before hands over
+  std::vector<Input> inputs;  // values that come from other devices
+  bool resumes = false;       // reads what is left on its device since an earlier stage
 
   std::span<const UnitSpec> units(const Plan& plan) const {
     return std::span(plan.units).subspan(begin, end - begin);
   }
 };
 
-// The stages when each unit runs on the device in its place. Throws Error{kInvalid} where a stage
-// reads a value that the stage before it does not hold.
+// The stages when each unit runs on the device in its place.
 std::vector<StageSpan> stages_of(const Plan& plan, const std::vector<DeviceIndex>& places);
 
 // Null for a unit that has none.
@@ -47,8 +56,7 @@ std::vector<bool> values_of(const Plan& plan, const std::vector<bool>& chosen);
 // Tensors of those units in the order in which a step reads them, each once.
 std::vector<TensorIndex> tensors_of(const Plan& plan, const std::vector<bool>& chosen);
 
-// By KV layer: where its attention lies. Throws Error{kInvalid} for a layer with attention on two
-// devices.
+// By KV layer: where its attention lies.
 std::vector<DeviceIndex> layer_devices(const Plan& plan);
 
 }  // namespace helm

@@ -158,7 +158,7 @@ void Executor::submit() {
   flight.views.make(flight.rows, plan_.kv, program.program, program.visiting);
   visiting_steps_ += visits;
   try {
-    walk(flight, false);
+    walk(flight, program.program.whole);
   } catch (const Error& error) {
     failure_ = error.what();
     throw;

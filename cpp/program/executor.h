@@ -31,7 +31,8 @@ class Executor {
   void write_block(const KvBlock& block, std::byte* from) { copy_block(block, from, true); }
   // Rows to be filled for the next step, empty. Needs in_flight() < limit().
   StepRows& rows() { return flights_[next_].rows; }
-  // Sends them on their way: up to the first result that must be awaited.
+  // Sends them on their way: up to the first result that must be awaited, or to the end where what
+  // is left on the devices in between is no other step's to overwrite.
   void submit();
   // Finishes the oldest step. Its logits, [outputs, vocab_size], are valid until the next call of
   // any member. Throws what a device failed with; then no step can be submitted any more.

@@ -55,11 +55,24 @@ std::vector<Program> lower(const Plan& plan) {
 Lowering::Lowering(const Plan& plan, bool visits, Far far)
     : plan_(plan),
       places_(visits ? visiting_units(plan) : resident_units(plan)),
-      program_{visits, far, {}},
+      program_{visits, far, false, {}},
       last_run_(plan.devices.size(), -1) {}
 
 Program Lowering::program() {
-  for (const StageSpan& span : stages_of(plan_, places_)) stage(span);
+  const std::vector<StageSpan> stages = stages_of(plan_, places_);
+  std::vector<std::vector<std::pair<size_t, ValueIndex>>> sent(stages.size());  // to which stages
+  for (size_t reader = 0; reader < stages.size(); ++reader) {
+    for (const auto& [value, from] : stages[reader].inputs) sent[from].emplace_back(reader, value);
+    program_.whole = program_.whole || stages[reader].resumes;
+  }
+  std::vector<std::vector<int32_t>> copies(stages.size());  // for each stage
+  for (size_t s = 0; s < stages.size(); ++s) {
+    handed_ = std::move(copies[s]);
+    stage(stages[s]);
+    for (const auto& [reader, value] : sent[s]) {
+      copies[reader].push_back(copy(value, stages[s].device, stages[reader].device));
+    }
+  }
   if (places_.back() != kCpu) copy(plan_.logits, places_.back(), kCpu);
   return std::move(program_);
 }
@@ -85,31 +98,34 @@ int32_t Lowering::copy(ValueIndex value, DeviceIndex from, DeviceIndex to) {
   return last();
 }
 
-void Lowering::stage(const StageSpan& span) {
-  for (const ValueIndex value : span.inputs) {
-    handed_.push_back(copy(value, places_[span.begin - 1], span.device));
+// Whether the unit's layer lies in host memory, all or some of it, and does not run there.
+bool Lowering::visits(size_t unit) const {
+  const size_t end = layer_end(plan_, unit);
+  for (size_t u = unit; u < end; ++u) {
+    if (plan_.units[u].device != places_[u]) return true;
   }
-  const auto lies_here = [&](size_t unit) { return plan_.units[unit].device == span.device; };
+  return false;
+}
+
+void Lowering::stage(const StageSpan& span) {
   const size_t before = layers_.size();
   for (size_t u = span.begin; u < span.end; u = layer_end(plan_, u)) {
-    if (!lies_here(u)) layers_.emplace_back(u, layer_end(plan_, u));
+    if (visits(u)) layers_.emplace_back(u, layer_end(plan_, u));
   }
   if (before > 0 && layers_.size() > before) {
     fail(ErrorKind::kInvalid,
-         "[plan] layers whose weights visit the accelerator must follow one another there; set "
+         "[plan] layers whose weights visit the GPU must follow one another there; set "
          "schedule.prefill to \"compute\"");
   }
   if (before == 0) visit_next();
-  for (size_t begin = span.begin; begin < span.end;) {
-    size_t end = begin;
-    while (end < span.end && lies_here(end)) ++end;
-    if (end > begin) {
-      resident(span.device, begin, end);
-    } else {
-      end = layer_end(plan_, begin);
+  for (size_t begin = span.begin, end = begin; begin < span.end; begin = end) {
+    end = std::min(layer_end(plan_, begin), span.end);
+    if (visits(begin)) {
       visiting_layer(begin, end);
+      continue;
     }
-    begin = end;
+    while (end < span.end && !visits(end)) end = std::min(layer_end(plan_, end), span.end);
+    resident(span.device, begin, end);
   }
 }
 

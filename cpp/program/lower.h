@@ -32,6 +32,7 @@ class Lowering {
               std::vector<int32_t> after = {});
   int32_t copy(ValueIndex value, DeviceIndex from, DeviceIndex to);
   void stage(const StageSpan& span);
+  bool visits(size_t unit) const;
   // lower_visits.cc
   void visit_next();
   void visiting_layer(size_t begin, size_t end);
@@ -43,7 +44,7 @@ class Lowering {
   const std::vector<DeviceIndex> places_;  // by unit
   Program program_;
   std::vector<int32_t> last_run_;                  // by device
-  std::vector<int32_t> handed_;                    // copies for the stage that begins
+  std::vector<int32_t> handed_;                    // copies that the next run waits for
   std::vector<std::pair<size_t, size_t>> layers_;  // that visit: their units
   std::vector<int32_t> visits_, visiting_runs_;    // tasks of those, as far as there are
 };

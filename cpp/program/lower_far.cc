@@ -17,14 +17,16 @@ void Lowering::resident(DeviceIndex device, size_t begin, size_t end) {
     run(Verb::kRun, device, begin, end);
     return;
   }
+  const auto attends = [&](size_t unit) { return attention_of(plan_.units[unit]) != nullptr; };
   for (size_t next = begin; begin < end; begin = next) {
-    if (attention_of(plan_.units[begin]) != nullptr) {
-      next = std::min(end, layer_end(plan_, begin));
+    const bool spread = attends(begin);
+    const size_t last = spread ? std::min(end, layer_end(plan_, begin)) : end;
+    for (++next; next < last && !attends(next);) ++next;
+    if (spread) {
       spread_layer(device, begin, next);
-      continue;
+    } else {
+      run(Verb::kRun, device, begin, next);
     }
-    while (next < end && attention_of(plan_.units[next]) == nullptr) ++next;
-    run(Verb::kRun, device, begin, next);
   }
 }
 

@@ -28,6 +28,44 @@ Bound::Queue waits(const Task& task, const Task& after) {
   return ring ? Bound::kHost : queue_of(after);
 }
 
+// Where values lie in a flight's memory on their way. What came down keeps its place until the CPU
+// has read it. What goes up keeps it until the CPU has waited for a task behind it; but what comes
+// down may lie there at once, since it comes in the same queue behind what goes up.
+class Places {
+ public:
+  explicit Places(int64_t begin) : begin_(begin) {}
+
+  int64_t take(const Task& copy, size_t index, int64_t bytes) {
+    const bool up = copy.lane == Task::Lane::kUp;
+    int64_t offset = begin_;
+    const auto taken = [&](const Place& one) {
+      return (up || !one.up) && offset < one.end && one.begin < offset + bytes;
+    };
+    for (auto one = taken_.begin(); one != taken_.end();) {
+      one = std::ranges::find_if(taken_, taken);
+      if (one != taken_.end()) offset = one->end;
+    }
+    taken_.push_back({offset, offset + bytes, static_cast<int32_t>(index), up});
+    return offset;
+  }
+  // Of the CPU, with what it is after.
+  void run(const std::vector<int32_t>& after, bool waited) {
+    std::erase_if(taken_, [&](const Place& one) {
+      return one.up ? waited && one.task < after.back()
+                    : std::ranges::find(after, one.task) != after.end();
+    });
+  }
+
+ private:
+  struct Place {
+    int64_t begin, end;
+    int32_t task;
+    bool up;
+  };
+  int64_t begin_;
+  std::vector<Place> taken_;
+};
+
 int64_t bias_bytes(const Plan& plan, const cpu::KeyBias& bias) {
   return align_up(cpu::tensor_bytes(plan, bias), kCacheLine);
 }
@@ -68,54 +106,70 @@ Stages::Stages(const Plan& plan, const Weights& weights, std::span<const DeviceB
 BoundProgram Stages::bind(Program program) {
   BoundProgram made;
   made.visiting.assign(static_cast<size_t>(plan_.kv.layers), false);
+  const auto most_bytes = [&](ValueIndex value) {
+    return value_bytes(plan_, value, plan_.limits.step_tokens, plan_.limits.step_outputs);
+  };
+  const bool logits_cross = plan_.units.back().device != kCpu;
+  Places places(logits_cross ? most_bytes(plan_.logits) : 0);
   bool rested = false;
+  size_t last = 0;  // of a device's main queue
   for (const Task& task : program.tasks) {
+    const size_t index = made.tasks.size();
     Bound bound;
     bound.task = task;
     if (task.runs()) bind_run(bound, made);
-    if (task.verb == Verb::kCopy) bind_copy(bound, made);
+    if (task.verb == Verb::kCopy) bind_copy(bound);
+    if (crosses(task)) {
+      const int64_t bytes = most_bytes(task.value);
+      const bool out = logits_cross && task.value == plan_.logits;
+      bound.offset = out ? 0 : places.take(task, index, bytes);
+      made.staging_bytes = std::max(made.staging_bytes, bound.offset + bytes);
+    }
     if (!task.after.empty()) {  // others are done before the last, or a ring knows
       Bound& from = made.tasks[static_cast<size_t>(task.after.back())];
       bound.waits = waits(task, from.task);
       from.records = from.records || bound.waits != Bound::kHost;
     }
-    rested = rested || (task.device == kCpu && bound.waits == Bound::kMain);
+    const bool waits = task.device == kCpu && bound.waits == Bound::kMain;
+    if (task.device == kCpu) places.run(task.after, waits);
+    if (queue_of(task) == Bound::kMain) last = index;
+    rested = rested || waits;
     made.late = made.late || (rested && task.device != kCpu);
     made.tasks.push_back(std::move(bound));
   }
-  made.tasks.back().records = made.tasks.back().task.device != kCpu;
+  // A step ends when all is done that it has enqueued.
+  made.tasks[last].records = queue_of(made.tasks[last].task) == Bound::kMain;
   made.program = std::move(program);
   return made;
 }
 
-void Stages::bind_run(Bound& bound, BoundProgram& made) {
-  const Task& task = bound.task;
-  const UnitSpec& unit = plan_.units[task.begin];
-  for (size_t i = 0; i <= static_cast<size_t>(task.each); ++i) bound.stages[i] = stage(task, i);
-  if (task.verb != Verb::kRun || unit.device == task.device) return;
-  bound.buffer = &visits_->buffer(task.begin);
-  made.visiting[static_cast<size_t>(attention_of(unit)->layer)] = true;
+// Whether units of the task have come to its device, all or some of a layer.
+bool Stages::visits(const Task& task) const {
+  const std::span units = std::span(plan_.units).subspan(task.begin, task.end - task.begin);
+  return task.verb == Verb::kRun && std::ranges::any_of(units, [&](const UnitSpec& unit) {
+           return unit.device != task.device;
+         });
 }
 
-void Stages::bind_copy(Bound& bound, BoundProgram& made) {
+void Stages::bind_run(Bound& bound, BoundProgram& made) {
+  const Task& task = bound.task;
+  for (size_t i = 0; i <= static_cast<size_t>(task.each); ++i) bound.stages[i] = stage(task, i);
+  if (!visits(task)) return;
+  bound.buffer = &visits_->buffer(task.begin);
+  for (size_t u = task.begin; u < task.end; ++u) {
+    const AttentionOp* op = attention_of(plan_.units[u]);
+    if (op == nullptr || plan_.units[u].device == task.device) continue;
+    made.visiting[static_cast<size_t>(op->layer)] = true;
+  }
+}
+
+void Stages::bind_copy(Bound& bound) {
   const Task& task = bound.task;
   bound.width = plan_.values[static_cast<size_t>(task.value)].width;
-  if (!crosses(task)) {
-    const bool down = task.lane == Task::Lane::kDown;
-    bound.host = down ? queries_.data() : partials_.data();
-    if (!down) bound.width = attention_of(plan_.units[task.begin])->partial_width();
-    return;
-  }
-  const auto most_bytes = [&](ValueIndex value) {
-    return value_bytes(plan_, value, plan_.limits.step_tokens, plan_.limits.step_outputs);
-  };
-  const Task* before = made.tasks.empty() ? nullptr : &made.tasks.back().task;
-  if (before != nullptr && crosses(*before)) {
-    bound.offset = made.tasks.back().offset + most_bytes(before->value);
-  } else if (task.value != plan_.logits && plan_.units.back().device != kCpu) {
-    bound.offset = most_bytes(plan_.logits);
-  }
-  made.staging_bytes = std::max(made.staging_bytes, bound.offset + most_bytes(task.value));
+  if (crosses(task)) return;
+  const bool down = task.lane == Task::Lane::kDown;
+  bound.host = down ? queries_.data() : partials_.data();
+  if (!down) bound.width = attention_of(plan_.units[task.begin])->partial_width();
 }
 
 Stage* Stages::stage(const Task& task, size_t buffer) {
@@ -132,8 +186,7 @@ StageSpec Stages::spec(const Task& task, size_t buffer) {
   StageSpec spec = buffers_[static_cast<size_t>(task.device)].spec(plan_);
   spec.weights = weights_.on(task.device);
   spec.units = std::span(plan_.units).subspan(task.begin, task.end - task.begin);
-  if (task.verb == Verb::kRun && spec.units[0].device != task.device)
-    visits_->bind(task.begin, spec);
+  if (visits(task)) visits_->bind(task.begin, spec);
   if (task.verb == Verb::kRun) return spec;
   if (task.verb == Verb::kFar) spec.kv = far_pages_[buffer].address;
   parts_.push_back(spec.units[0]);

@@ -53,8 +53,9 @@ class Stages {
   int64_t workspace_bytes() const { return workspace_.bytes(); }
 
  private:
+  bool visits(const Task& task) const;
   void bind_run(Bound& bound, BoundProgram& made);
-  void bind_copy(Bound& bound, BoundProgram& made);
+  void bind_copy(Bound& bound);
   Stage* stage(const Task& task, size_t buffer);
   StageSpec spec(const Task& task, size_t buffer);
   StageSpec spec_of_far_on_cpu(const Task& task);

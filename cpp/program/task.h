@@ -42,6 +42,8 @@ struct Program {
 
   bool visits = false;  // layers in host memory visit a device
   Far far = Far::kNone;
+  // A stage finds values where an earlier one has left them: no other step may run in between.
+  bool whole = false;
   std::vector<Task> tasks;
 };
 

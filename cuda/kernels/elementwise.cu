@@ -1,4 +1,4 @@
-// Ops that treat elements one by one: embedding, activation, narrowing, bias, choice of rows.
+// Ops that treat elements one by one: embedding, activation, narrowing, sums, choice of rows.
 #include <algorithm>
 #include <initializer_list>
 
@@ -111,21 +111,37 @@ struct Narrow {
   }
 };
 
-struct AddBias {
-  const float* bias;
-  float* c;
-  int64_t c_stride;
+struct Add {
+  const float* x;
+  int64_t x_stride;  // 0: the same row for all
+  float* y;
+  int64_t y_stride;
   template <int V>
   __device__ void value(int64_t t, int64_t i, float (&v)[V]) const {
     float held[V];
-    load_columns<DType::kF32>(c + t * c_stride + i, held);
-    load_columns<DType::kF32>(bias + i, v);
+    load_columns<DType::kF32>(y + t * y_stride + i, held);
+    load_columns<DType::kF32>(x + t * x_stride + i, v);
 #pragma unroll
     for (int k = 0; k < V; ++k) v[k] = held[k] + v[k];
   }
   template <int V>
   __device__ void store(int64_t t, int64_t i, const float (&v)[V]) const {
-    store_columns<DType::kF32>(c + t * c_stride + i, v);
+    store_columns<DType::kF32>(y + t * y_stride + i, v);
+  }
+};
+
+struct CopyColumns {
+  const float* x;
+  int64_t x_stride;
+  float* y;
+  int64_t y_stride;
+  template <int V>
+  __device__ void value(int64_t t, int64_t i, float (&v)[V]) const {
+    load_columns<DType::kF32>(x + t * x_stride + i, v);
+  }
+  template <int V>
+  __device__ void store(int64_t t, int64_t i, const float (&v)[V]) const {
+    store_columns<DType::kF32>(y + t * y_stride + i, v);
   }
 };
 
@@ -228,10 +244,16 @@ void narrow(const float* x, int64_t x_stride, int64_t rows, int64_t cols, DType 
   });
 }
 
-void add_bias(const float* bias, int64_t rows, int64_t cols, float* c, int64_t c_stride,
-              const Queue& queue) {
-  for_each_element(rows, cols, in_fours({bias, c}, {c_stride, cols}), queue,
-                   AddBias{bias, c, c_stride});
+void add(const float* x, int64_t x_stride, int64_t rows, int64_t cols, float* y, int64_t y_stride,
+         const Queue& queue) {
+  for_each_element(rows, cols, in_fours({x, y}, {x_stride, y_stride, cols}), queue,
+                   Add{x, x_stride, y, y_stride});
+}
+
+void copy_columns(const float* x, int64_t x_stride, int64_t rows, int64_t cols, float* y,
+                  int64_t y_stride, const Queue& queue) {
+  for_each_element(rows, cols, in_fours({x, y}, {x_stride, y_stride, cols}), queue,
+                   CopyColumns{x, x_stride, y, y_stride});
 }
 
 void select(const float* in, float* out, int64_t width, int64_t outputs, const StepTables& step,

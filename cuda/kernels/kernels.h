@@ -116,9 +116,12 @@ void matvec(const MatvecArgs& args, const Queue& queue);
 // What exceeds f16 becomes its largest number, here and in pages of that dtype.
 void narrow(const float* x, int64_t x_stride, int64_t rows, int64_t cols, DType dtype, void* y,
             const Queue& queue);
-// C(t, r) += bias(r)
-void add_bias(const float* bias, int64_t rows, int64_t cols, float* c, int64_t c_stride,
-              const Queue& queue);
+// y(t, i) += x(t, i); x_stride 0: x has one row, for all
+void add(const float* x, int64_t x_stride, int64_t rows, int64_t cols, float* y, int64_t y_stride,
+         const Queue& queue);
+// y(t, i) = x(t, i)
+void copy_columns(const float* x, int64_t x_stride, int64_t rows, int64_t cols, float* y,
+                  int64_t y_stride, const Queue& queue);
 
 // Divides numbers below 2^31 without a division: n / d = (high 32 bits of n * multiplier + n) >>
 // shift, after Granlund and Montgomery, "Division by invariant integers using multiplication"

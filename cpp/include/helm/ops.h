@@ -18,11 +18,21 @@ using ValueIndex = int32_t;
 inline constexpr TensorIndex kNoTensor = -1;
 
 // What an op mainly is, for those who count time.
-enum class OpKind : uint8_t { kEmbedding, kNorm, kLinear, kRope, kAttention, kActivation, kSelect };
-inline constexpr size_t kOpKinds = 7;
+enum class OpKind : uint8_t {
+  kEmbedding,
+  kNorm,
+  kLinear,
+  kRope,
+  kAttention,
+  kActivation,
+  kSelect,
+  kAdd,
+  kConcat
+};
+inline constexpr size_t kOpKinds = 9;
 constexpr const char* op_kind_name(OpKind kind) {
-  constexpr std::array<const char*, kOpKinds> kNames = {"embedding", "norm",       "linear", "rope",
-                                                        "attention", "activation", "select"};
+  constexpr std::array<const char*, kOpKinds> kNames = {
+      "embedding", "norm", "linear", "rope", "attention", "activation", "select", "add", "concat"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -267,8 +277,39 @@ struct SelectOp {
   void tensors(const Use&) const {}
 };
 
-using Op = std::variant<EmbeddingOp, PositionEmbeddingOp, NormOp, LinearOp, RopeOp, AttentionOp,
-                        ActivationOp, SelectOp, AppendOp, ResetOp, AttendOp, MergeOp>;
+// out += in
+struct AddOp {
+  static constexpr OpKind kKind = OpKind::kAdd;
+  ValueIndex in;
+  ValueIndex out;
+
+  template <typename Width, typename Use>
+  void values(const Width&, const Use& use) const {
+    use(in, Access::kRead);
+    use(out, Access::kUpdate);
+  }
+  template <typename Use>
+  void tensors(const Use&) const {}
+};
+
+// out(t, :) = [in0(t, :) | in1(t, :) | ...]
+struct ConcatOp {
+  static constexpr OpKind kKind = OpKind::kConcat;
+  std::vector<ValueIndex> ins;
+  ValueIndex out;
+
+  template <typename Width, typename Use>
+  void values(const Width&, const Use& use) const {
+    for (const ValueIndex in : ins) use(in, Access::kRead);
+    use(out, Access::kWrite);
+  }
+  template <typename Use>
+  void tensors(const Use&) const {}
+};
+
+using Op =
+    std::variant<EmbeddingOp, PositionEmbeddingOp, NormOp, LinearOp, RopeOp, AttentionOp,
+                 ActivationOp, SelectOp, AddOp, ConcatOp, AppendOp, ResetOp, AttendOp, MergeOp>;
 
 namespace detail {
 

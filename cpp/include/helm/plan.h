@@ -22,6 +22,8 @@ struct SourceExtent {
   int64_t offset = 0;      // of the first row, bytes from the start of the file
   int64_t rows = 0;        // of a vector: elements
   int64_t row_stride = 0;  // bytes from row to row; 0: they adjoin
+
+  bool operator==(const SourceExtent&) const = default;
 };
 
 // A tensor of a checkpoint that is a part of a matrix: its integers, its scales, ...
@@ -37,6 +39,7 @@ struct SourcePiece {
     for (const int64_t size : shape) bytes *= size;
     return bytes;
   }
+  bool operator==(const SourcePiece&) const = default;
 };
 
 // Where a tensor lies in the model directory: extents that follow one another, or pieces, and how
@@ -45,13 +48,24 @@ struct TensorSource {
   Stored stored = Stored::kF32;
   std::vector<SourceExtent> extents;
   std::vector<SourcePiece> aux;
+
+  bool operator==(const TensorSource&) const = default;
+};
+
+// A rectangle of a checkpoint's tensor: rows from `row` on, columns from `col` on.
+struct TensorPart {
+  std::string tensor;          // its name
+  std::vector<int64_t> shape;  // of all of it
+  int64_t row = 0;
+  int64_t col = 0;  // 0 of a vector
 };
 
 // A weight that the model has.
 struct TensorSpec {
   std::string name;
   std::vector<int64_t> shape;          // [rows, cols] or [size]
-  std::optional<TensorSource> source;  // absent: bound from memory
+  std::optional<TensorSource> source;  // absent: bound from memory; of a part: of all of its tensor
+  std::optional<TensorPart> part;      // which this is, of a tensor on several devices
 
   bool is_matrix() const { return shape.size() == 2; }
   // A vector counts as a matrix of one column.
@@ -110,7 +124,7 @@ struct ValueSpec {
   bool per_output = false;  // one row per requested logits row instead of one per token
 };
 
-// What a unit is a part of: a layer has an attention and an MLP.
+// What a unit is of: a layer has an attention and an MLP, each one unit or several.
 enum class UnitKind : uint8_t { kEmbedding, kAttention, kMlp, kHead };
 
 // The smallest thing that is placed.
@@ -172,7 +186,8 @@ struct HELM_API Plan {
   // One for each tensor and device with an op that reads it, by tensor, then device.
   std::vector<SliceSpec> slices;
   std::vector<ValueSpec> values;
-  // The embedding first, the head last, layers ascend; of a layer the attention comes first.
+  // The embedding first, the head last, layers ascend; of a layer the attention comes first. All
+  // but the embedding may be several units, each with ops of its own.
   std::vector<UnitSpec> units;
   ValueIndex logits = 0;
   Schedule schedule;

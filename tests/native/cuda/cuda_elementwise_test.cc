@@ -1,4 +1,4 @@
-// Embedding, activation, narrowing, bias and choice of rows under emulation.
+// Embedding, activation, narrowing, sums and choice of rows under emulation.
 #include <cmath>
 
 #include "cuda_step.h"
@@ -172,15 +172,30 @@ TEST_CASE("cuda activations: the copy for a product has the bits of narrowing th
   }
 }
 
-TEST_CASE("cuda add_bias: every row, nothing else; empty ops do nothing") {
-  const int64_t rows = 3, cols = 300, stride = 303;
-  const Guarded<float> bias(random_floats(cols, 1)), c(random_floats(2 * stride + cols, 2));
-  std::vector<float> want = c.copy();
-  for (int64_t i = 0; i < rows * cols; ++i) {
-    want[static_cast<size_t>(i / cols * stride + i % cols)] += bias.data()[i % cols];
+TEST_CASE(
+    "cuda add and copy_columns: every row, nothing else, the bits of the CPU; empty ops do "
+    "nothing") {
+  for (const int64_t cols : {1, 299, 300, 4096}) {
+    for (const int64_t x_stride : {int64_t{0}, cols, cols + 4}) {
+      const int64_t rows = 3, stride = cols + (cols % 4 == 0 ? 8 : 3);
+      const Guarded<float> x(random_floats((rows - 1) * x_stride + cols, 1));
+      const Guarded<float> y(random_floats((rows - 1) * stride + cols, 2)), z(y.copy());
+      std::vector<float> sums = y.copy(), copies = sums;
+      for (int64_t i = 0; i < rows * cols; ++i) {
+        const float in = x.data()[i / cols * x_stride + i % cols];
+        sums[static_cast<size_t>(i / cols * stride + i % cols)] += in;
+        copies[static_cast<size_t>(i / cols * stride + i % cols)] = in;
+      }
+      cuda::add(x.data(), x_stride, rows, cols, y.data(), stride, kOverlapping);
+      cuda::add(x.data(), x_stride, 0, cols, y.data(), stride, kOverlapping);
+      cuda::copy_columns(x.data(), x_stride, rows, cols, z.data(), stride, kOverlapping);
+      cuda::copy_columns(x.data(), x_stride, 0, cols, z.data(), stride, kOverlapping);
+      finish_kernels("add");
+      CHECK(compare_bits(y.copy(), sums, "add") == "");
+      CHECK(compare_bits(z.copy(), copies, "copy_columns") == "");
+      CHECK((y.intact() && z.intact()));
+    }
   }
-  cuda::add_bias(bias.data(), rows, cols, c.data(), stride, kOverlapping);
-  cuda::add_bias(bias.data(), 0, cols, c.data(), stride, kOverlapping);
   cuda::select(nullptr, nullptr, 5, 0, {}, kOverlapping);
   cuda::embedding({nullptr, DType::kF16, nullptr, 5, 0}, {}, kOverlapping);
   cuda::activation({ActivationKind::kSilu, true, nullptr, 1, nullptr, 1, 0, 1}, kOverlapping);
@@ -188,9 +203,7 @@ TEST_CASE("cuda add_bias: every row, nothing else; empty ops do nothing") {
   cuda::rope({}, {}, kOverlapping);
   cuda::append({}, {}, kOverlapping);
   cuda::attention({}, {}, kOverlapping);
-  finish_kernels("add_bias");
-  CHECK(compare_bits(c.copy(), want, "add_bias") == "");
-  CHECK(c.intact());
+  finish_kernels("nothing");
 }
 
 TEST_CASE("cuda elementwise: more rows than blocks") {
