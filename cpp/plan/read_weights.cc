@@ -25,7 +25,7 @@ bool before(const SliceSpec& a, const SliceSpec& b) {
 }  // namespace
 
 void PlanReader::read_tensor(const JsonReader& node) {
-  node.only({"name", "shape", "source", "part"});
+  node.only({"name", "shape", "source"});
   TensorSpec spec;
   spec.name = node["name"].string();
   const JsonReader shape = node["shape"];

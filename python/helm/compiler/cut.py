@@ -142,9 +142,7 @@ def attention_shares(unit: Unit) -> Shares | str:
             attended = op.out if mine else attended
             continue
         if isinstance(op, Linear) and op.input == attended and op.accumulate and _alone(op):
-            return Shares(
-                ops[: makers[0]], first, tuple(inner), op, ops[place + 1 :], tuple(apart)
-            )
+            return Shares(ops[: makers[0]], first, tuple(inner), op, ops[place + 1 :], tuple(apart))
         break
     return "the product behind attention does not add to the residual"
 
@@ -276,9 +274,7 @@ class Cutter:
         if unit.kind == "attention":
             assert unit.layer is not None
             entries = [self._entry(unit.layer, a, b - a) for a, b in ranges]
-        lanes = [
-            lane(self, shares, span, entries[i], i == home) for i, span in enumerate(ranges)
-        ]
+        lanes = [lane(self, shares, span, entries[i], i == home) for i, span in enumerate(ranges)]
         assert shares.last is not None
         add = Add(self._partial(shares.last.out), shares.last.out)
         return self._units(unit, home, shares.begin, lanes, (add, *shares.end))
@@ -455,9 +451,7 @@ def _mlp_lane(cutter: Cutter, shares: Shares, span: Range, _: int, home: bool) -
     ]
 
 
-def cut_units(
-    graph: Graph, cut: Cut, places: tuple[str, str] = (CPU, ACCELERATOR)
-) -> CutUnits:
+def cut_units(graph: Graph, cut: Cut, places: tuple[str, str] = (CPU, ACCELERATOR)) -> CutUnits:
     """The units of `graph` cut so. places: names of the two devices, which may be one. Raises
     ValueError for a unit that cannot be cut."""
     return Cutter(graph, places).units(cut)

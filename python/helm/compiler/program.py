@@ -289,7 +289,7 @@ class _Lowering:
             unit = after
         if before and len(self._layers) > before:
             raise PlanError(
-                "[plan] layers whose weights visit the accelerator must follow one another there; "
+                "[plan] layers whose weights visit the GPU must follow one another there; "
                 'set schedule.prefill to "compute"'
             )
         if not before:

@@ -86,13 +86,13 @@ def slice_bytes(
     tensors: Iterable[TensorSpec], slices: Iterable[Slice], device: str
 ) -> dict[str, int]:
     """By tensor what its slice takes on a device. A part with all columns of a tensor that is there
-    as a whole, in the same format, takes nothing."""
+    as a whole, in the same format, takes nothing but in bf16c."""
     formats = {held.tensor: held.format for held in slices if held.device == device}
 
     def lies_in_whole(tensor: TensorSpec) -> bool:
         part, own = tensor.part, formats[tensor.name]
-        if part is None or formats.get(part.tensor) != own:
-            return False
+        if part is None or formats.get(part.tensor) != own or own == "bf16c":
+            return False  # rows of bf16c are not found without the whole's
         return tensor.shape[1:] == part.shape[1:] and part.row % FORMATS[own].row_unit == 0
 
     return {
