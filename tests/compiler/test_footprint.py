@@ -17,7 +17,8 @@ from helm.compiler.memory import accelerator_workspace_bytes, overflow_bytes, wo
 from helm.errors import InvalidError
 from helm.model.families import build_graph, load_config
 from helm.model.graph import Graph, whole_layers
-from helm.plan.schema import KvSpec, Limits
+from helm.plan.kv import KvSpec
+from helm.plan.schema import Limits
 
 MODELS = [*small_models.CASES, "qwen3-14b", "llama-3.1-70b"]
 

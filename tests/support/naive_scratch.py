@@ -17,7 +17,8 @@ from helm.model.graph import (
     Rope,
     Unit,
 )  # fmt: skip
-from helm.plan.schema import KvSpec, Limits
+from helm.plan.kv import KvSpec
+from helm.plan.schema import Limits
 
 F32 = 4
 PACKING = 1 << 20  # packed panels of a matrix, in any instruction set

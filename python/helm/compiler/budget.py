@@ -26,7 +26,8 @@ from helm.compiler.setting import Setting, Site
 from helm.compiler.times import F64, attentions
 from helm.machine.profile import Profile
 from helm.model.graph import Layer, Unit
-from helm.plan.schema import KvSpec, Limits
+from helm.plan.kv import KvSpec
+from helm.plan.schema import Limits
 
 Purpose = Literal["weights", "kv", "activations", "workspace", "staging", "reserve"]
 PURPOSES: tuple[Purpose, ...] = (

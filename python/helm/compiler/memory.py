@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from helm.base.formats import FORMATS
 from helm.model.graph import Attention, Graph, Op, Unit
-from helm.plan.schema import KvSpec, Limits
+from helm.plan.kv import KvSpec
+from helm.plan.schema import Limits
 
 DEVICE_ALIGNMENT = 256  # of every activation, and of every weight on an accelerator
 # Of the buffers of all threads together from which weights go up, and of one.

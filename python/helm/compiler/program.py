@@ -250,8 +250,8 @@ class _Lowering:
         writer: dict[str, int] = {}
         there: dict[str, set[str]] = {}  # devices that have a value as it was last written
         for at, stage in enumerate(stages):
-            for unit in self._units[stage.begin : stage.end]:
-                for value, reads, writes in _accesses(unit.ops, self._widths):
+            for one in self._units[stage.begin : stage.end]:
+                for value, reads, writes in _accesses(one.ops, self._widths):
                     if reads and value in writer and stage.device not in there[value]:
                         stages[writer[value]].copies.append((at, value))
                         there[value].add(stage.device)
@@ -289,7 +289,7 @@ class _Lowering:
             unit = after
         if before and len(self._layers) > before:
             raise PlanError(
-                "[plan] layers whose weights visit the accelerator must follow one another there; "
+                "[plan] layers whose weights visit the GPU must follow one another there; "
                 'set schedule.prefill to "compute"'
             )
         if not before:

@@ -38,8 +38,9 @@ from helm.compiler.tensors import compressible, dominant_format, identity, mappa
 from helm.errors import InvalidError, OutOfMemoryError
 from helm.machine.profile import Profile
 from helm.machine.rates import CpuProfile
+from helm.plan.kv import KvSpec
 from helm.plan.records import Loading, LoadingChoice, Workload
-from helm.plan.schema import KvSpec, Limits, MemoryUse, Plan, Schedule
+from helm.plan.schema import Limits, MemoryUse, Plan, Schedule
 from helm.plan.units import CPU, devices_named
 
 

@@ -93,11 +93,13 @@ def check_units(units: Sequence[PlacedUnit], devices: Sequence[DeviceSpec], node
     items = node.items()
     unique_names([unit.name for unit in units], node)
     heads = len(list(itertools.takewhile(lambda unit: unit.kind == "head", reversed(units))))
+    if heads == 0:
+        (items[-1]["kind"] if items else node).reject("the last unit is the head")
     for i, (unit, item) in enumerate(zip(units, items, strict=True)):
         check_device(unit.device, devices, item["device"])
         if (i == 0) != (unit.kind == "embedding"):
             item["kind"].reject("the first unit is the embedding, and no other is")
-        if (unit.kind == "head") != (i >= len(units) - max(1, heads)):
+        if (unit.kind == "head") != (i >= len(units) - heads):
             item["kind"].reject("the last unit is the head, and no other is but its parts")
         in_layer = unit.kind in ("attention", "mlp")
         if in_layer != (unit.layer is not None):

@@ -86,13 +86,13 @@ def slice_bytes(
     tensors: Iterable[TensorSpec], slices: Iterable[Slice], device: str
 ) -> dict[str, int]:
     """By tensor what its slice takes on a device. A part with all columns of a tensor that is there
-    as a whole, in the same format, takes nothing."""
+    as a whole, in the same format, takes nothing but in bf16c."""
     formats = {held.tensor: held.format for held in slices if held.device == device}
 
     def lies_in_whole(tensor: TensorSpec) -> bool:
         part, own = tensor.part, formats[tensor.name]
-        if part is None or formats.get(part.tensor) != own:
-            return False
+        if part is None or formats.get(part.tensor) != own or own == "bf16c":
+            return False  # rows of bf16c are not found without the whole's
         return tensor.shape[1:] == part.shape[1:] and part.row % FORMATS[own].row_unit == 0
 
     return {
@@ -134,8 +134,8 @@ def _check_part(tensor: TensorSpec, part: TensorPart, node: Reader) -> None:
     own = node["part"]
     if len(part.shape) != len(tensor.shape):
         own["shape"].reject(f"expected {len(tensor.shape)} dimensions, as the part has")
-    for size in own["shape"].items():
-        size.integer(1, _MOST_ROWS)
+    for node_of_size in own["shape"].items():
+        node_of_size.integer(1, _MOST_ROWS)
     begin = (own["row"].integer(0, _MOST_ROWS), own["col"].integer(0, _MOST_ROWS))
     if len(tensor.shape) == 1 and part.col != 0:
         own["col"].reject("expected 0, as a vector has no columns")
