@@ -101,7 +101,10 @@ class CutMemory:
         shared &= {n for op in last.ops for n in op.weight_names()}
         if shared:  # the first rows lie in the embedding's
             beside = model.host_bytes([first, last]) - model.host_bytes([first])
-            own = np.where(np.arange(len(own)) > 0, beside, 0)
+            [name] = [part.weight for part in table.shares.first.parts] if table.shares else [""]
+            if model.formats.get(name, "") and model.format(name, "cpu") != "bf16c":
+                own[1:] = beside
+            own[-1] = beside
         return np.stack([own, _way_bytes(table, 1, False)])
 
     @functools.cached_property
