@@ -84,7 +84,8 @@ class CutUse:
 
     @property
     def text(self) -> str:
-        """In words, as "34 layers cut: the CPU has 3 of 8 KV heads and 2,816 of 12,288 elements"."""
+        """In words, as "34 layers cut: the CPU has 3 of 8 KV heads and 2,816 of 12,288
+        elements"."""
         said = []
         if self.layers:
             layers = "1 layer" if self.layers == 1 else f"{self.layers} layers"

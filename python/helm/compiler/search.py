@@ -115,9 +115,9 @@ class Search:
             )
         if not fitting or (whole.best and whole.best.objective_s <= fitting[0].objective_s):
             return dataclasses.replace(whole, cuts=cuts, uncut=reason)
-        labelled = dict(whole.labelled)
+        labelled = whole.labelled
         if whole.best is not None:
-            labelled["layer-partition"] = whole.best
+            labelled = {"layer-partition": whole.best, **labelled}
         ranked = (fitting[0], *whole.ranked)
         return dataclasses.replace(
             whole, best=fitting[0], ranked=ranked, labelled=labelled, cuts=cuts, uncut=reason

@@ -220,7 +220,7 @@ def _placed(problem: Problem, access: Loading) -> Study:
     """Where everything lies with weights that are loaded so, at the rates that they have then."""
     model, limits, notices = problem.model(access), problem.limits, []
     if problem.profile is None:
-        return Study(problem, access, _plan(problem, model, limits), None)
+        return Study(problem, access, plan_of(problem, model, limits), None)
     search = problem.search(access)
     if problem.shrinks:
         fits = largest_context(model, search.profile, search.workload, search.limits, search.space)
@@ -234,10 +234,10 @@ def _placed(problem: Problem, access: Loading) -> Study:
     accelerator = search.profile.accelerator
     if accelerator is not None and not best.uses_accelerator:
         notices.append(unused(search.result, accelerator.name))
-    return Study(problem, access, _plan(problem, model, limits, best, notices), search)
+    return Study(problem, access, plan_of(problem, model, limits, best, notices), search)
 
 
-def _plan(
+def plan_of(
     problem: Problem,
     model: CostedGraph,
     limits: Limits,
