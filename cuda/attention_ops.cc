@@ -8,14 +8,15 @@
 namespace helm::cuda {
 namespace {
 
-KvPool pool_of(const Bindings& b) {
+KvPool pool_of(const Bindings& b, int64_t entry) {
   const KvSpec& spec = b.spec.plan->kv;
+  const auto e = static_cast<size_t>(entry);
   if (kv_scale_bytes(spec.dtype) > 0) {
     fail(ErrorKind::kInvalid, "[cuda] the KV cache is i8, attention on CUDA reads f32, f16 and ",
          "bf16; choose one of those for it, or place the blocks on the CPU");
   }
-  return {reinterpret_cast<void*>(b.spec.kv), spec.dtype, spec.page_tokens, spec.kv_heads,
-          spec.head_dim};
+  return {reinterpret_cast<void*>(b.spec.kv[e]), spec.dtype, spec.page_tokens,
+          spec.layers[e].kv_heads, spec.head_dim};
 }
 
 // The part of an attention op that appends.
@@ -38,7 +39,7 @@ AttentionArgs bind_attending(const Attending& op, const Bindings& b) {
   args.scale = op.scale;
   args.window = op.window;
   args.layer = op.layer;
-  args.kv = pool_of(b);
+  args.kv = pool_of(b, op.layer);
   args.partials = b.partials;
   args.compute = b.compute;
   return args;
@@ -63,7 +64,7 @@ class BoundAppend : public BoundOp {
     args_.k_offset = op.k_offset;
     args_.v_offset = op.v_offset;
     args_.layer = op.layer;
-    args_.kv = pool_of(b);
+    args_.kv = pool_of(b, op.layer);
   }
   const char* name() const override { return "append"; }
   void launch(const StepContext& context) const override {
@@ -160,8 +161,9 @@ bool rotates_keys_of(const RopeOp& rope, const Op& op, const Bindings& bindings)
   if (attention == nullptr && append == nullptr) return false;
   const AppendOp keys = attention != nullptr ? append_of(*attention) : *append;
   const KvSpec& kv = bindings.spec.plan->kv;
+  const int64_t kv_heads = kv.layers[static_cast<size_t>(keys.layer)].kv_heads;
   return rope.value == keys.in && rope.head_dim == kv.head_dim && rope.offset <= keys.k_offset &&
-         rope.offset + rope.heads * rope.head_dim == keys.k_offset + kv.kv_heads * kv.head_dim;
+         rope.offset + rope.heads * rope.head_dim == keys.k_offset + kv_heads * kv.head_dim;
 }
 
 std::unique_ptr<BoundOp> bind_attention(const AttentionOp& op, const RopeOp* rope,

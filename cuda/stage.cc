@@ -1,6 +1,7 @@
 #include "cuda/stage.h"
 
 #include <algorithm>
+#include <limits>
 #include <mutex>
 #include <variant>
 
@@ -11,14 +12,18 @@ namespace helm::cuda {
 
 namespace {
 
-int64_t query_heads(const StageSpec& spec) {
+std::set<std::pair<int64_t, int64_t>> heads_of(const StageSpec& spec) {
+  std::set<std::pair<int64_t, int64_t>> found;
   for (const UnitSpec& unit : spec.units) {
     for (const Op& op : unit.ops) {
-      if (const auto* attention = std::get_if<AttentionOp>(&op)) return attention->heads;
-      if (const auto* attend = std::get_if<AttendOp>(&op)) return attend->heads;
+      if (const auto* whole = std::get_if<AttentionOp>(&op)) {
+        found.insert({whole->heads, whole->kv_heads});
+      }
+      if (const auto* part = std::get_if<AttendOp>(&op))
+        found.insert({part->heads, part->kv_heads});
     }
   }
-  return spec.plan->kv.kv_heads;
+  return found;
 }
 
 }  // namespace
@@ -27,7 +32,7 @@ CudaStage::CudaStage(const StageSpec& spec, const WorkspaceLayout& layout,
                      const StageOptions& options, std::shared_ptr<Blas> blas,
                      std::shared_ptr<StepUpload> upload)
     : plan_(*spec.plan),
-      heads_(query_heads(spec)),
+      heads_(heads_of(spec)),
       options_(options),
       blas_(std::move(blas)),
       blas_workspace_(reinterpret_cast<std::byte*>(spec.workspace) + layout.blas_offset),
@@ -55,15 +60,19 @@ StepShape CudaStage::shape_of(const StepView& step) const {
     longest = std::max(longest, end - run.first_block * page_tokens);
   }
   const auto runs = static_cast<int64_t>(step.runs.size());
-  const int64_t kv_heads = plan_.kv.kv_heads;
-  return {step.tokens(),
-          step.outputs(),
-          runs,
-          singles,
-          decode_splits(options_.multiprocessors, runs, heads_, kv_heads, longest_single),
-          prompt_splits(prompt_blocks(step.tokens(), heads_, kv_heads), longest_prompt),
-          rows,
-          step.number == 0 ? 0 : step.runs.data() - step.all_runs.data()};
+  // The least that any attention of the stage takes: the scratch memory of all has room for that.
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  int64_t decode = heads_.empty() ? 1 : kMost, prompt = decode;
+  for (const auto& [heads, kv_heads] : heads_) {
+    decode = std::min(
+        decode, decode_splits(options_.multiprocessors, runs, heads, kv_heads, longest_single));
+    prompt = std::min(prompt,
+                      prompt_splits(prompt_blocks(step.tokens(), heads, kv_heads), longest_prompt));
+  }
+  return {step.tokens(), step.outputs(),
+          runs,          singles,
+          decode,        prompt,
+          rows,          step.number == 0 ? 0 : step.runs.data() - step.all_runs.data()};
 }
 
 void CudaStage::run(Stream& stream, const StepView& step) {

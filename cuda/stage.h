@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "cuda/graphs.h"
@@ -36,7 +38,7 @@ class CudaStage : public Stage {
   void launch(const StepShape& shape, cudaStream_t stream) const;
 
   const Plan& plan_;
-  int64_t heads_;  // of queries; blocks of a model attend alike
+  std::set<std::pair<int64_t, int64_t>> heads_;  // of queries, of KV: those that attend here
   StageOptions options_;
   std::shared_ptr<Blas> blas_;
   std::byte* blas_workspace_;

@@ -28,7 +28,7 @@ StepLayout::StepLayout(const Plan& plan) {
   const Limits& limits = plan.limits;
   most_runs = std::min(limits.sequences, limits.step_tokens);
   const int64_t most_blocks = most_runs * blocks_of(plan, limits.context);
-  const int64_t most_pages = (most_blocks + 1) * plan.kv.layers;
+  const int64_t most_pages = (most_blocks + 1) * plan.kv.entries();
   if (most_pages > std::numeric_limits<int32_t>::max()) {
     fail(ErrorKind::kInvalid, "[cuda] a step may refer to ", most_pages,
          " pages, at most 2^31 are possible; lower the context or the number of sequences");
@@ -82,7 +82,7 @@ StepTables StepUpload::tables(int64_t first_run) const {
   tables.row_runs = on_device<int32_t>(layout_.row_runs);
   tables.runs = on_device<Run>(run_offset(first_run));
   tables.pages = on_device<int32_t>(layout_.pages);
-  tables.layers = static_cast<int32_t>(plan_.kv.layers);
+  tables.entries = static_cast<int32_t>(plan_.kv.entries());
   return tables;
 }
 
@@ -110,7 +110,7 @@ int64_t StepUpload::pack(const StepView& step, std::byte* to) {
   std::ranges::copy(step.positions, at<int32_t>(to, layout_.positions));
   std::ranges::copy(step.output_rows, at<int32_t>(to, layout_.output_rows));
   const std::span<const SequenceRun> runs = step.number == 0 ? step.runs : step.all_runs;
-  const int64_t layers = plan_.kv.layers;
+  const int64_t entries = plan_.kv.entries();
   packed_.clear();
   int32_t* row_runs = at<int32_t>(to, layout_.row_runs);
   int32_t* const first_page = at<int32_t>(to, layout_.pages);
@@ -120,12 +120,12 @@ int64_t StepUpload::pack(const StepView& step, std::byte* to) {
   int64_t copied_count = 0;
   for (const SequenceRun& run : runs) {
     const int64_t end_block = run.blocks_end(plan_.kv.page_tokens);
-    const int64_t count = std::max<int64_t>(0, end_block - run.first_block) * layers;
+    const int64_t count = std::max<int64_t>(0, end_block - run.first_block) * entries;
     if (run.pages != copied || count != copied_count) page = std::copy_n(run.pages, count, page);
     copied = run.pages, copied_count = count;
     packed_.push_back({static_cast<int32_t>(run.first_row), static_cast<int32_t>(run.tokens),
                        static_cast<int32_t>(run.first_position),
-                       static_cast<int32_t>(page - first_page - count - run.first_block * layers),
+                       static_cast<int32_t>(page - first_page - count - run.first_block * entries),
                        static_cast<int32_t>(run.first_block), static_cast<int32_t>(end_block)});
     if (row_runs[run.first_row] >= 0) continue;  // of a run before
     std::fill_n(row_runs + run.first_row, run.tokens, static_cast<int32_t>(packed_.size()) - 1);

@@ -30,13 +30,13 @@ class DecodeAttention : public Case {
     compile();
     const int64_t row = plan_.kv.row_bytes() + kv_scale_bytes(kv_dtype);
     work = 2.0 * static_cast<double>(shape.kv_heads * row) *
-           static_cast<double>(shape.context * shape.sequences * plan_.kv.layers);
+           static_cast<double>(shape.context * shape.sequences * plan_.kv.entries());
   }
 
   // One head of the last sequence in the last layer, against doubles.
   void verify() override {
     pass_s();
-    const int64_t layer = plan_.kv.layers - 1, dim = shape_.head_dim, head = shape_.heads - 1;
+    const int64_t layer = plan_.kv.entries() - 1, dim = shape_.head_dim, head = shape_.heads - 1;
     const int64_t row = shape_.sequences - 1;
     const std::vector<float> q = scaled_query(qkv() + row * qkv_width() + head * dim);
     std::vector<double> weights;
@@ -99,8 +99,8 @@ class DecodeAttention : public Case {
   // Element d of the last KV head's key or value at a position of the last sequence.
   double cached(int64_t layer, int64_t position, int64_t d, bool value) const {
     const int64_t head = shape_.kv_heads - 1;
-    const int32_t page = runs_.back().pages[position / kPageTokens * plan_.kv.layers + layer];
-    const cpu::KvPages kv{reinterpret_cast<std::byte*>(pages_->data()), plan_.kv};
+    const int32_t page = runs_.back().pages[position / kPageTokens * plan_.kv.entries() + layer];
+    const cpu::KvPages kv{reinterpret_cast<std::byte*>(pages_->data()), plan_.kv, shape_.kv_heads};
     const std::byte* rows = value ? kv.values(page, head) : kv.keys(page, head);
     const float* scales = value ? kv.value_scales(page, head) : kv.key_scales(page, head);
     const int64_t slot = position % kPageTokens, i = slot * shape_.head_dim + d;
@@ -113,14 +113,17 @@ class DecodeAttention : public Case {
 
   void make_plan(DType kv_dtype) {
     const DecodeShape& s = shape_;
-    plan_.kv = {kv_dtype, kPageTokens, 1, s.kv_heads, s.head_dim, 0};
-    plan_.kv.layers =
-        std::max<int64_t>(1, kPagesBytes / (plan_.kv.page_bytes() * blocks() * s.sequences));
-    plan_.kv.pages = plan_.kv.layers * blocks() * s.sequences;
+    plan_.kv = {kv_dtype, kPageTokens, {{0, 0, s.kv_heads}}, s.kv_heads, s.head_dim, 0};
+    const int64_t layers =
+        std::max<int64_t>(1, kPagesBytes / (plan_.kv.page_bytes(0) * blocks() * s.sequences));
+    for (int64_t layer = 1; layer < layers; ++layer) {
+      plan_.kv.layers.push_back({layer, 0, s.kv_heads});
+    }
+    plan_.kv.pages = layers * blocks() * s.sequences;
     plan_.limits = {s.context, s.sequences, s.sequences, s.sequences};
     plan_.values = {{"qkv", qkv_width(), false}, {"out", s.heads * s.head_dim, false}};
     plan_.units.resize(1);
-    for (int64_t layer = 0; layer < plan_.kv.layers; ++layer) {
+    for (int64_t layer = 0; layer < layers; ++layer) {
       plan_.units[0].ops.emplace_back(AttentionOp{0, 0, s.heads * s.head_dim,
                                                   (s.heads + s.kv_heads) * s.head_dim, 1, layer,
                                                   s.heads, s.kv_heads, s.head_dim, kScale, 0});
@@ -140,16 +143,18 @@ class DecodeAttention : public Case {
                    plan_.units,
                    {},
                    {},
-                   cpu::device_address(pages_->data()),
+                   std::vector(plan_.kv.layers.size(), cpu::device_address(pages_->data())),
                    cpu::device_address(workspace_.data())};
     spec.values = {cpu::device_address(qkv()), cpu::device_address(out())};
     stage_ = std::make_unique<cpu::CpuStage>(spec, table_, threads_);
     tokens_.assign(static_cast<size_t>(shape_.sequences), 0);
     positions_.assign(tokens_.size(), static_cast<int32_t>(shape_.context - 1));
-    for (int32_t i = 0; i < plan_.kv.pages; ++i) page_table_.push_back(i);
+    for (int64_t i = 0; i < plan_.kv.pages; ++i) {
+      page_table_.push_back(static_cast<int32_t>(i * shape_.kv_heads));
+    }
     for (int64_t i = 0; i < shape_.sequences; ++i) {
       runs_.push_back(
-          {i, 1, shape_.context - 1, page_table_.data() + i * blocks() * plan_.kv.layers});
+          {i, 1, shape_.context - 1, page_table_.data() + i * blocks() * plan_.kv.entries()});
     }
   }
 

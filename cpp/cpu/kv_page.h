@@ -1,6 +1,6 @@
-// Where K and V of a position lie. A page holds page_tokens positions of one layer of one sequence:
-// K, then V, each a slab per KV head: [page_tokens, head_dim], so that one head's keys are
-// contiguous, and after them, where the dtype has scales, [page_tokens] f32.
+// Where K and V of a position lie. A page holds page_tokens positions of one KV entry of one
+// sequence: K, then V, each a slab per KV head of the entry: [page_tokens, head_dim], so that one
+// head's keys are contiguous, and after them, where the dtype has scales, [page_tokens] f32.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,14 @@
 
 namespace helm::cpu {
 
-// The pages of one pool, by index. Does not own the memory.
+// The pages of one entry, by their first unit. Does not own the memory.
 struct KvPages {
-  std::byte* base = nullptr;
-  KvSpec spec;
+  std::byte* base = nullptr;  // unit 0
+  const KvSpec& spec;
+  int64_t kv_heads;  // of the entry
 
   std::byte* keys(int32_t page, int64_t head) const { return slab(page, head); }
-  std::byte* values(int32_t page, int64_t head) const { return slab(page, spec.kv_heads + head); }
+  std::byte* values(int32_t page, int64_t head) const { return slab(page, kv_heads + head); }
   float* key_scales(int32_t page, int64_t head) const { return scales(keys(page, head)); }
   float* value_scales(int32_t page, int64_t head) const { return scales(values(page, head)); }
 
@@ -29,7 +30,7 @@ struct KvPages {
 
  private:
   std::byte* slab(int32_t page, int64_t index) const {
-    return base + page * spec.page_bytes() + index * spec.slab_bytes();
+    return base + page * spec.unit_bytes() + index * spec.slab_bytes();
   }
   float* scales(std::byte* slab) const {
     return kv_scale_bytes(spec.dtype) > 0 ? reinterpret_cast<float*>(slab + spec.rows_bytes())

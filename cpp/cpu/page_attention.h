@@ -38,7 +38,7 @@ class KvLayer {
       : in_(b.value(in)),
         in_width_(b.width(in)),
         layer_(layer),
-        kv_(b.kv),
+        kv_(b.pages(layer)),
         kernels_(b.kernels),
         scratch_(b.scratch) {
     const std::optional<KeyBias> bias = key_bias(b.plan, layer);
@@ -49,16 +49,16 @@ class KvLayer {
   }
 
   int32_t page_of(const SequenceRun& run, int64_t block) const {
-    return run.pages[(block - run.first_block) * kv_.spec.layers + layer_];
+    return run.pages[(block - run.first_block) * kv_.spec.entries() + layer_];
   }
 
   void append(const StepView& step, Team& team, int64_t k_offset, int64_t v_offset) const {
     const KvSpec& spec = kv_.spec;
-    const auto items = static_cast<int64_t>(step.runs.size()) * spec.kv_heads;
+    const auto items = static_cast<int64_t>(step.runs.size()) * kv_.kv_heads;
     team.parallel_for(items, 1, [&](int64_t begin, int64_t end) {
       for (int64_t item = begin; item < end; ++item) {
-        const SequenceRun& run = step.runs[static_cast<size_t>(item / spec.kv_heads)];
-        const int64_t head = item % spec.kv_heads;
+        const SequenceRun& run = step.runs[static_cast<size_t>(item / kv_.kv_heads)];
+        const int64_t head = item % kv_.kv_heads;
         for (int64_t t = 0; t < run.tokens; ++t) {
           const int64_t position = run.first_position + t;
           const int32_t page = page_of(run, position / spec.page_tokens);

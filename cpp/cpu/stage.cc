@@ -22,9 +22,7 @@ CpuStage::CpuStage(const StageSpec& spec, const KernelTable& kernels, ThreadPool
                    OpTimes* times, const IntegerTable& integers)
     : plan_(*spec.plan),
       threads_(threads),
-      bindings_{
-          plan_, spec.weights, {host_pointer(spec.kv), plan_.kv}, kernels, integers, {}, {}, {}, {},
-          {}},
+      bindings_{plan_, spec.weights, spec.kv, kernels, integers, {}, {}, {}, {}, {}},
       times_(times) {
   for (const DeviceAddress value : spec.values) {
     bindings_.values.push_back(host_pointer<float>(value));
@@ -44,6 +42,11 @@ std::unique_ptr<Matrix> Bindings::matrix(TensorIndex tensor) const {
   const auto& [address, format] = weights[static_cast<size_t>(tensor)];
   const TensorSpec& spec = plan.tensors[static_cast<size_t>(tensor)];
   return make_matrix(format, host_pointer(address), spec.rows(), spec.cols(), kernels, integers);
+}
+
+KvPages Bindings::pages(int64_t entry) const {
+  const auto e = static_cast<size_t>(entry);
+  return {host_pointer(kv[e]), plan.kv, plan.kv.layers[e].kv_heads};
 }
 
 int64_t CpuStage::workspace_bytes(const Plan& plan, std::span<const UnitSpec> units,

@@ -39,8 +39,8 @@ inline DeviceAddress device_address(const void* memory) {
 // Buffers that ops are bound to.
 struct Bindings {
   const Plan& plan;
-  std::vector<Weight> weights;  // by TensorIndex
-  KvPages kv;
+  std::vector<Weight> weights;    // by TensorIndex
+  std::vector<DeviceAddress> kv;  // by KV entry
   const KernelTable& kernels;
   const IntegerTable& integers;
   std::vector<float*> values;       // by ValueIndex, [rows, width]
@@ -53,6 +53,7 @@ struct Bindings {
 
   Format format(TensorIndex tensor) const { return weights[static_cast<size_t>(tensor)].format; }
   std::unique_ptr<Matrix> matrix(TensorIndex tensor) const;
+  KvPages pages(int64_t entry) const;
   const float* vector(TensorIndex tensor) const {  // [size], null for kNoTensor
     if (tensor == kNoTensor) return nullptr;
     return host_pointer<const float>(weights[static_cast<size_t>(tensor)].address);

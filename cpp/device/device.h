@@ -32,8 +32,8 @@ struct SequenceRun {
   int64_t first_row;       // of the step
   int64_t tokens;          // consecutive rows
   int64_t first_position;  // of the first row in its sequence
-  const int32_t* pages;    // [blocks, layers] from first_block on; each entry counts in the pool of
-                           // the device that holds its layer
+  const int32_t* pages;  // [blocks, KV entries] from first_block on: of each page its first unit in
+                         // the memory that holds the entry, see KvSpec
   int64_t first_block = 0;
   int64_t end_block = std::numeric_limits<int64_t>::max();  // or where the positions end
 
@@ -116,7 +116,7 @@ struct StageSpec {
   std::span<const UnitSpec> units;
   std::vector<Weight> weights;        // by TensorIndex
   std::vector<DeviceAddress> values;  // by ValueIndex, [limits.step_tokens or step_outputs, width]
-  DeviceAddress kv = DeviceAddress::kNull;         // page 0 of this device's pool
+  std::vector<DeviceAddress> kv;      // by KV entry: unit 0 of the memory with its pages
   DeviceAddress workspace = DeviceAddress::kNull;  // workspace_bytes(plan, units) bytes; stages
                                                    // that never run at the same time may share it
 };

@@ -138,7 +138,7 @@ std::unique_ptr<Stage> SimDevice::compile(const StageSpec& spec) {
     weight.address = translated(weight.address);
   }
   for (DeviceAddress& value : host.values) value = translated(value);
-  host.kv = translated(host.kv);
+  for (DeviceAddress& kv : host.kv) kv = translated(kv);
   host.workspace = translated(host.workspace);
   return std::make_unique<SimStage>(host, kernels_, threads_);
 }

@@ -15,7 +15,7 @@ constexpr int64_t kPieceBytes = int64_t{1} << 20;  // of a copy, between those o
 
 const int32_t* pages_end(const SequenceRun& run, const KvSpec& kv) {
   const int64_t blocks = run.blocks_end(kv.page_tokens) - run.first_block;
-  return run.pages + std::max<int64_t>(0, blocks) * kv.layers;
+  return run.pages + std::max<int64_t>(0, blocks) * kv.entries();
 }
 
 }  // namespace

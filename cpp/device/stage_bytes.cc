@@ -33,8 +33,8 @@ int64_t seen_positions(const SequenceRun& run, int64_t window, int64_t page_toke
   return std::max<int64_t>(0, std::min(end, run.blocks_end(page_tokens) * page_tokens) - here);
 }
 
-int64_t kv_bytes(const KvSpec& kv, int64_t window, const StepView& step) {
-  const int64_t position = 2 * kv.kv_heads * (kv.row_bytes() + kv_scale_bytes(kv.dtype));
+int64_t kv_bytes(const KvSpec& kv, int64_t kv_heads, int64_t window, const StepView& step) {
+  const int64_t position = 2 * kv_heads * (kv.row_bytes() + kv_scale_bytes(kv.dtype));
   int64_t positions = 0;
   for (const SequenceRun& run : step.runs) positions += seen_positions(run, window, kv.page_tokens);
   return positions * position;
@@ -49,9 +49,9 @@ int64_t stage_bytes(const StageSpec& stage, const StepView& step) {
       if (!has_rows(*stage.plan, op, step)) continue;
       bytes += weight_bytes(stage, op, step.tokens());
       if (const auto* whole = std::get_if<AttentionOp>(&op)) {
-        bytes += kv_bytes(stage.plan->kv, whole->window, step);
+        bytes += kv_bytes(stage.plan->kv, whole->kv_heads, whole->window, step);
       } else if (const auto* part = std::get_if<AttendOp>(&op)) {
-        bytes += kv_bytes(stage.plan->kv, part->window, step);
+        bytes += kv_bytes(stage.plan->kv, part->kv_heads, part->window, step);
       }
     }
   }

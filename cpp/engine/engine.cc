@@ -109,7 +109,7 @@ Engine::Impl::Impl(Plan plan, const EngineOptions& options)
                                : nullptr),
       weights_(checked_formats(plan_, cpu_, accelerator_.get()), options, kernels_, threads_,
                cpu_account_, accelerator_account_.get()),
-      kv_(plan_, layer_devices(plan_)),
+      kv_(plan_, entry_devices(plan_)),
       executor_(plan_, weights_, kv_, accounts()),
       load_s_(seconds_since(start_)) {
   check_pools();
@@ -140,7 +140,8 @@ EngineStats Engine::Impl::stats() const {
     stats.workspace_bytes += use.workspace_bytes;
   }
   stats.decode_bytes = decode_bytes(plan_);
-  stats.kv_token_bytes = plan_.kv.page_bytes() / plan_.kv.page_tokens * plan_.kv.layers;
+  stats.kv_token_bytes =
+      plan_.kv.model_layers() * (plan_.kv.kv_heads * plan_.kv.unit_bytes() / plan_.kv.page_tokens);
   executor_.count(stats);
   for (size_t i = 0; i < kOpKinds; ++i) {
     const auto kind = static_cast<OpKind>(i);

@@ -51,8 +51,8 @@ Footprint::Impl::Impl(Plan graph) : plan_(std::move(graph)) {
     }
   }
   plan_.kv.dtype = DType::kI8;  // which lacks biases, if any does
-  for (int64_t layer = 0; layer < plan_.kv.layers; ++layer) {
-    if (const auto bias = cpu::key_bias(plan_, layer)) {
+  for (int64_t entry = 0; entry < plan_.kv.entries(); ++entry) {
+    if (const auto bias = cpu::key_bias(plan_, entry)) {
       bias_bytes_ = std::max(bias_bytes_, align_up(cpu::tensor_bytes(plan_, *bias), kCacheLine));
     }
   }
@@ -80,7 +80,7 @@ bool Footprint::Impl::set(const Setting& setting) {
   packed_ = setting.packed;
   // Partial results, or tables of pages, in f32 or int32.
   const int64_t pages = (limits.context + setting.page_tokens - 1) / setting.page_tokens;
-  const int64_t words = std::max(widest_partial_, plan_.kv.layers);
+  const int64_t words = std::max(widest_partial_, plan_.kv.entries());
   return limits.sequences <= kMaxOffset / int64_t{sizeof(float)} / words / pages;
 }
 
@@ -107,7 +107,7 @@ int64_t Footprint::Impl::far_bytes(std::span<const std::string> units, int threa
     }
   }
   const bool biased = kv_scale_bytes(plan_.kv.dtype) > 0;
-  const int64_t biases = biased ? plan_.kv.layers * bias_bytes_ : 0;  // any may lie there
+  const int64_t biases = biased ? plan_.kv.entries() * bias_bytes_ : 0;  // any may lie there
   return align_up(far.bytes(threads), kCacheLine) + biases;
 }
 

@@ -70,7 +70,7 @@ void Engine::Impl::make_room(std::span<const StepInput> inputs) {
 
 // Copy on write: the sequence goes on in a block of its own.
 void Engine::Impl::copy_last(KvSequence& target) {
-  std::vector<std::byte> content(static_cast<size_t>(plan_.kv.layers * plan_.kv.page_bytes()));
+  std::vector<std::byte> content(static_cast<size_t>(plan_.kv.block_bytes()));
   executor_.read_block(kv_.block(target.blocks.back()), content.data());
   kv_.own_last(target);
   executor_.write_block(kv_.block(target.blocks.back()), content.data());
@@ -105,7 +105,7 @@ void Engine::Impl::gather(std::span<const StepInput> inputs, StepRows& rows) {
   const int32_t* pages = rows.pages.data();
   for (SequenceRun& run : rows.runs) {
     run.pages = pages;
-    pages += kv_.blocks_for(run.first_position + run.tokens) * plan_.kv.layers;
+    pages += kv_.blocks_for(run.first_position + run.tokens) * plan_.kv.entries();
   }
 }
 

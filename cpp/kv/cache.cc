@@ -7,15 +7,18 @@
 namespace helm {
 
 KvCache::KvCache(const Plan& plan, const std::vector<DeviceIndex>& devices) : spec_(plan.kv) {
-  for (const DeviceIndex device : devices) {
-    near_layer_.push_back(device != kCpu);
-    ordinal_.push_back(static_cast<int32_t>(device != kCpu ? near_layers_++ : cpu_layers_++));
+  for (size_t entry = 0; entry < devices.size(); ++entry) {
+    const bool near = devices[entry] != kCpu;
+    int32_t& units = near ? near_units_ : cpu_units_;
+    near_entry_.push_back(near);
+    first_unit_.push_back(units);
+    units += static_cast<int32_t>(spec_.page_units(entry));
   }
   const int64_t pages = std::accumulate(plan.pages.begin() + 1, plan.pages.end(), int64_t{0});
-  blocks_total_ = spec_.pages / spec_.layers;
+  const auto near_entries = std::ranges::count(near_entry_, true);
+  blocks_total_ = spec_.blocks();
   cpu_ = SlotPool(blocks_total_);
-  near_ = SlotPool(near_layers_ == 0 ? 0 : pages / near_layers_);
-  near_ = SlotPool(std::min(near_.slots(), blocks_total_));
+  near_ = SlotPool(near_entries == 0 ? 0 : std::min(pages / near_entries, blocks_total_));
   far_ = SlotPool(blocks_total_ - near_.slots());
 }
 
@@ -131,12 +134,11 @@ int64_t KvCache::far_blocks(const KvSequence& sequence) const {
 }
 
 void KvCache::append_pages(const KvBlock& b, bool far, std::vector<int32_t>& table) const {
-  const auto near_layers = static_cast<int32_t>(near_layers_);
-  const auto cpu_layers = static_cast<int32_t>(cpu_layers_);
-  for (size_t layer = 0; layer < ordinal_.size(); ++layer) {
-    const int32_t slot = far ? b.far : near_layer_[layer] ? b.near : b.cpu;
-    const int32_t layers = near_layer_[layer] ? near_layers : cpu_layers;
-    table.push_back(slot == KvBlock::kNone ? KvBlock::kNone : slot * layers + ordinal_[layer]);
+  for (size_t entry = 0; entry < first_unit_.size(); ++entry) {
+    const bool near = near_entry_[entry];
+    const int32_t slot = far ? b.far : near ? b.near : b.cpu;
+    const int32_t units = near ? near_units_ : cpu_units_;
+    table.push_back(slot == KvBlock::kNone ? KvBlock::kNone : slot * units + first_unit_[entry]);
   }
 }
 
@@ -189,8 +191,8 @@ int32_t KvCache::take_block() {
   KvBlock& block = blocks_[static_cast<size_t>(index)];
   block = {};
   block.references = 1;
-  if (cpu_layers_ > 0) block.cpu = cpu_.take();
-  if (near_layers_ > 0) block.near = near_.take();
+  if (cpu_units_ > 0) block.cpu = cpu_.take();
+  if (near_units_ > 0) block.near = near_.take();
   ++blocks_used_;
   return index;
 }

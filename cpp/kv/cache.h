@@ -1,6 +1,6 @@
 // The paged KV cache: blocks of positions, the slots of memory that hold them, and the sequences
-// that they belong to. A slot holds the pages of one block, of every layer on its device: page =
-// slot * layers there + the layer's number there. Knows nothing of what is in a page.
+// that they belong to. A slot holds the pages of one block, of every KV entry on its device, side
+// by side. Knows nothing of what is in a page.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +57,7 @@ struct KvSequence {
 
 class KvCache {
  public:
-  // devices: by layer.
+  // devices: by KV entry.
   KvCache(const Plan& plan, const std::vector<DeviceIndex>& devices);
 
   int64_t blocks_for(int64_t tokens) const {
@@ -66,12 +66,13 @@ class KvCache {
   int64_t blocks() const { return blocks_total_; }
   int64_t unreserved() const { return blocks_total_ - blocks_used_ - reserved_; }
   // Whether there are fewer slots on the accelerator than blocks.
-  bool overflows() const { return near_layers_ > 0 && near_.slots() < blocks_total_; }
-  int64_t cpu_pages() const { return cpu_layers_ == 0 ? 0 : blocks_total_ * cpu_layers_; }
-  int64_t near_pages() const { return near_.slots() * near_layers_; }
-  int64_t far_pages() const { return overflows() ? far_.slots() * near_layers_ : 0; }
-  int64_t near_layers() const { return near_layers_; }
-  int64_t near_ordinal(int64_t layer) const { return ordinal_[static_cast<size_t>(layer)]; }
+  bool overflows() const { return near_units_ > 0 && near_.slots() < blocks_total_; }
+  int64_t cpu_bytes() const { return blocks_total_ * cpu_units_ * spec_.unit_bytes(); }
+  int64_t near_bytes() const { return near_.slots() * slot_bytes(); }
+  int64_t far_bytes() const { return overflows() ? far_.slots() * slot_bytes() : 0; }
+  int64_t slot_bytes() const { return near_units_ * spec_.unit_bytes(); }  // of near and far
+  // Where an entry's page begins in a slot of its device.
+  int64_t slot_offset(size_t entry) const { return first_unit_[entry] * spec_.unit_bytes(); }
 
   // A sequence for which `capacity` positions are reserved, so that extending it cannot fail. Needs
   // blocks_for(capacity) <= unreserved().
@@ -118,10 +119,10 @@ class KvCache {
   // Blocks of the sequence, from the first, that were evicted.
   int64_t far_blocks(const KvSequence& sequence) const;
   const KvBlock& block(int32_t index) const { return blocks_[static_cast<size_t>(index)]; }
-  // The page of each layer; with `far` those in host memory of a block that was evicted, which has
-  // none on the accelerator.
+  // The first unit of each entry's page, see KvSpec; with `far` those in host memory of a block
+  // that was evicted, which has none on the accelerator.
   void append_pages(const KvBlock& block, bool far, std::vector<int32_t>& table) const;
-  bool near_layer(size_t layer) const { return near_layer_[layer]; }
+  bool near_entry(size_t entry) const { return near_entry_[entry]; }
 
   // Evicting: the block that has been full for longest and still lies near, if there is any.
   std::optional<int32_t> oldest_near();
@@ -145,10 +146,10 @@ class KvCache {
   void reserve_copy(int32_t index);
 
   KvSpec spec_;
-  std::vector<int32_t> ordinal_;  // by layer: its number on its device
-  std::vector<bool> near_layer_;  // by layer: on the accelerator
-  int64_t cpu_layers_ = 0;
-  int64_t near_layers_ = 0;
+  std::vector<int32_t> first_unit_;  // by entry: of its page in a slot of its device
+  std::vector<bool> near_entry_;     // by entry: on the accelerator
+  int32_t cpu_units_ = 0;            // of a slot
+  int32_t near_units_ = 0;           // likewise
   int64_t blocks_total_ = 0;
   int64_t blocks_used_ = 0;
   int64_t reserved_ = 0;  // blocks that open sequences may still take

@@ -65,7 +65,7 @@ KvFileWriter::KvFileWriter(const std::string& path, const KvFileHeader& header)
                                {"weights", header.weights_digest},
                                {"dtype", content_name(header.kv, header.lacks_biases)},
                                {"page_tokens", header.kv.page_tokens},
-                               {"layers", header.kv.layers},
+                               {"layers", header.kv.model_layers()},
                                {"kv_heads", header.kv.kv_heads},
                                {"head_dim", header.kv.head_dim},
                                {"tokens", header.tokens},
@@ -195,7 +195,7 @@ void KvFileReader::take_header(const std::string& text, const Plan& plan,
   header_.lacks_biases = cpu::lacks_key_biases(plan);
   same("dtype", root["dtype"].string(), content_name(plan.kv, header_.lacks_biases));
   header_.kv.page_tokens = root["page_tokens"].integer(1, kMost);
-  same("number of layers", root["layers"].integer(1, kMost), plan.kv.layers);
+  same("number of layers", root["layers"].integer(1, kMost), plan.kv.model_layers());
   same("number of KV heads", root["kv_heads"].integer(1, kMost), plan.kv.kv_heads);
   same("head size", root["head_dim"].integer(1, kMost), plan.kv.head_dim);
   const JsonReader tokens = root["tokens"];
@@ -212,7 +212,7 @@ void KvFileReader::check_size() const {
   const KvSpec& kv = header_.kv;
   const int64_t held = bytes_ - blocks_at_;
   const int64_t position =
-      2 * kv.layers * kv.kv_heads * (kv.row_bytes() + kv_scale_bytes(kv.dtype));
+      2 * kv.model_layers() * kv.kv_heads * (kv.row_bytes() + kv_scale_bytes(kv.dtype));
   // The bytes of a page of more positions than the file holds might be too many to count.
   const bool fits = header_.tokens.empty()
                         ? held == 0
@@ -224,7 +224,7 @@ void KvFileReader::check_size() const {
 }
 
 void KvFileReader::read(std::vector<std::byte>& block) {
-  block.assign(static_cast<size_t>(pages_.layers * pages_.page_bytes()), std::byte{0});
+  block.assign(static_cast<size_t>(pages_.block_bytes()), std::byte{0});
   const int64_t begin = next_position_;
   next_position_ = std::min(begin + pages_.page_tokens, std::ssize(header_.tokens));
   const int64_t page_tokens = header_.kv.page_tokens;
@@ -266,8 +266,9 @@ void KvFileReader::gather(int64_t position, int64_t count, std::byte* block) con
   const KvSpec& there = header_.kv;
   const int64_t from_slot = position % there.page_tokens, to_slot = position % pages_.page_tokens;
   const int64_t row = pages_.row_bytes(), scale = kv_scale_bytes(pages_.dtype);
+  const int64_t slabs = pages_.model_layers() * 2 * pages_.kv_heads;
   int64_t from = block_at(position / there.page_tokens);
-  for (int64_t slab = 0; slab < pages_.layers * 2 * pages_.kv_heads; ++slab) {
+  for (int64_t slab = 0; slab < slabs; ++slab) {
     read_at(from + from_slot * row, block + to_slot * row, count * row);
     read_at(from + there.rows_bytes() + from_slot * scale,
             block + pages_.rows_bytes() + to_slot * scale, count * scale);

@@ -28,7 +28,7 @@ struct KvFileHeader {
     const auto positions = static_cast<int64_t>(tokens.size());
     return (positions + kv.page_tokens - 1) / kv.page_tokens;
   }
-  int64_t block_bytes() const { return kv.layers * kv.page_bytes(); }
+  int64_t block_bytes() const { return kv.block_bytes(); }
 };
 
 // Writes to what `path` names, links followed: a file is whole or as it was. A file that was there
@@ -37,7 +37,8 @@ struct KvFileHeader {
 class KvFileWriter {
  public:
   KvFileWriter(const std::string& path, const KvFileHeader& header);
-  // The next block, [layers] pages; what it holds of positions past the tokens is cleared.
+  // The next block, [layers, K and V, KV heads] slabs; what it holds of positions past the tokens
+  // is cleared.
   void append(std::vector<std::byte>& block);
   void finish();
 
@@ -62,7 +63,7 @@ class KvFileReader {
  public:
   KvFileReader(const std::string& path, const Plan& plan, const std::string& weights_digest);
   const KvFileHeader& header() const { return header_; }
-  // The next positions, as many as a page of the plan holds: [layers] such pages, with zeros past
+  // The next positions, as many as a page of the plan holds: such a block, with zeros past
   // the tokens. Throws if they are damaged. Takes a megabyte besides.
   void read(std::vector<std::byte>& block);
 

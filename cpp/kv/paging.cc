@@ -10,10 +10,10 @@ Paging::Paging(const Plan& plan, KvCache& kv, DeviceAddress near, Stream& copies
       device_(account.device()),
       copies_(copies),
       near_(near),
-      slot_bytes_(kv.near_layers() * plan.kv.page_bytes()),
+      slot_bytes_(kv.slot_bytes()),
       evict_above_(
           static_cast<int64_t>(plan.schedule.watermark * static_cast<double>(kv.near().slots()))),
-      far_(host, device_, kv.far_pages() * plan.kv.page_bytes(), "the KV cache in host memory"),
+      far_(host, device_, kv.far_bytes(), "the KV cache in host memory"),
       written_(device_.create_event()),
       recalled_(device_.create_event()) {}
 

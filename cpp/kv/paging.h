@@ -14,12 +14,12 @@ namespace helm {
 
 class Paging {
  public:
-  // near: page 0 of the device's pool; copies: for copies of pages and of what is needed of them.
+  // near: the device's pool; copies: for copies of pages and of what is needed of them.
   // Everything must outlive the paging.
   Paging(const Plan& plan, KvCache& kv, DeviceAddress near, Stream& copies, Account& host,
          Account& account);
 
-  // In host memory: the pages of a block's layers, side by side.
+  // In host memory: the pages of a block there, side by side.
   std::byte* far_slot(int32_t slot) const { return far_.data() + slot * slot_bytes_; }
   int64_t far_bytes() const { return far_.bytes(); }
   int64_t evicted_blocks() const { return evicted_blocks_; }
@@ -48,7 +48,7 @@ class Paging {
   DeviceAddress near_;
   int64_t slot_bytes_;
   int64_t evict_above_;  // slots in use
-  StagingMemory far_;    // [slots, layers there] pages
+  StagingMemory far_;    // [slots, slot_bytes]
   int64_t evicted_blocks_ = 0;
   std::deque<Leaving> leaving_;  // slots whose content is being copied, oldest first
   std::vector<std::unique_ptr<Event>> spare_;

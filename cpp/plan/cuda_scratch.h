@@ -114,7 +114,7 @@ inline int64_t step_table_bytes(const Plan& plan) {
   const Limits& limits = plan.limits;
   const int64_t runs = std::min(limits.sequences, limits.step_tokens);
   const int64_t blocks = runs * ((limits.context + plan.kv.page_tokens - 1) / plan.kv.page_tokens);
-  int64_t words = 3 * limits.step_tokens + limits.step_outputs + (blocks + 1) * plan.kv.layers;
+  int64_t words = 3 * limits.step_tokens + limits.step_outputs + (blocks + 1) * plan.kv.entries();
   for (const RopeTable& table : plan.rope) words += std::ssize(table.inv_freq);
   return words * int64_t{sizeof(int32_t)} + (runs + blocks) * kRunBytes +
          (kTablesOfAllSteps + std::ssize(plan.rope)) * kTableAlignment;

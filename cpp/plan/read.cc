@@ -15,21 +15,6 @@ void PlanReader::read_limits(const JsonReader& node) {
   plan_.limits.sequences = node["sequences"].integer(1, plan_.limits.step_outputs);
 }
 
-void PlanReader::read_kv(const JsonReader& node) {
-  node.only({"dtype", "page_tokens", "layers", "kv_heads", "head_dim", "pages"});
-  plan_.kv.dtype = named(node["dtype"], kv_dtype_from_name);
-  plan_.kv.page_tokens = node["page_tokens"].integer(1, kMaxCount);
-  read_kv_geometry(node);
-  plan_.kv.pages = node["pages"].integer(1, kMaxExtent);
-  if (plan_.kv.pages > kMaxOffset / plan_.kv.page_bytes()) node.reject("the pages exceed 64 TiB");
-}
-
-void PlanReader::read_kv_geometry(const JsonReader& node) {
-  plan_.kv.layers = node["layers"].integer(1, kMaxCount);
-  plan_.kv.kv_heads = node["kv_heads"].integer(1, 4096);
-  plan_.kv.head_dim = node["head_dim"].integer(1, 4096);
-}
-
 void PlanReader::read_rope(const JsonReader& node) {
   node.only({"inv_freq", "attention_factor"});
   RopeTable table;
@@ -112,6 +97,7 @@ void PlanReader::read_schedule(const JsonReader& schedule) {
   if (prefill == "stream") {
     plan_.schedule.stream_tokens = schedule["stream_tokens"].integer(1, kMaxExtent);
     plan_.schedule.stream_pages = schedule["stream_pages"].integer(1, kMaxExtent);
+    check_kv_units(schedule["stream_pages"], plan_.schedule.stream_pages);
   } else if (prefill != "compute") {
     schedule["prefill"].reject("expected \"compute\" or \"stream\", found \"", prefill, "\"");
   }
@@ -175,6 +161,7 @@ Plan PlanReader::read(const JsonReader& root) {
   // Layers visit an accelerator even where no unit lies on any.
   const bool visits = root.has("schedule") && root["schedule"]["prefill"].string() == "stream";
   check_ends(units);
+  check_kv_entries(root["kv"], units);
   if (visits && plan_.devices.size() == 1) {
     root["schedule"]["prefill"].reject("there is no accelerator that layers could visit");
   }
@@ -188,7 +175,6 @@ Plan PlanReader::read(const JsonReader& root) {
   if (several || root.has("memory")) read_memory(root["memory"]);
   plan_.logits = value(root["logits"]);
   check_logits(root["logits"]);
-  check_attentions(units, root["kv"]["layers"]);
   if (plan_.schedule.stream_tokens > 0) check_visits(units);
   check_slices(slices);
   if (plan_.schedule.stream_tokens > 0) check_visiting_formats(slices);
@@ -215,8 +201,8 @@ Plan PlanReader::read_graph(const JsonReader& root) {
     read_ops(units[i], kCpu);
   }
   check_ends(units);
+  check_kv_entries(root["kv"], units);
   check_logits(root["logits"]);
-  check_attentions(units, root["kv"]["layers"]);
   return std::move(plan_);
 }
 

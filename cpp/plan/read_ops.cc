@@ -160,9 +160,10 @@ Op PlanReader::read_attention(const JsonReader& node) {
   op.q_offset = node["q_offset"].integer(0, kMaxWidth);
   op.k_offset = node["k_offset"].integer(0, kMaxWidth);
   op.v_offset = node["v_offset"].integer(0, kMaxWidth);
-  op.layer = node["layer"].integer(0, plan_.kv.layers - 1);
+  op.layer = node["layer"].integer(0, plan_.kv.entries() - 1);
   op.heads = node["heads"].integer(1, kMaxCount);
-  op.kv_heads = node["kv_heads"].integer(plan_.kv.kv_heads, plan_.kv.kv_heads);
+  const int64_t kv_heads = plan_.kv.layers[static_cast<size_t>(op.layer)].kv_heads;
+  op.kv_heads = node["kv_heads"].integer(kv_heads, kv_heads);
   op.head_dim = node["head_dim"].integer(plan_.kv.head_dim, plan_.kv.head_dim);
   if (op.heads % op.kv_heads != 0) node["heads"].reject("must be a multiple of kv_heads");
   within(node, op.in, op.q_offset, op.heads * op.head_dim);

@@ -101,25 +101,6 @@ void PlanReader::check_ends(const JsonReader& units) const {
   }
 }
 
-// Each KV layer has one attention op.
-void PlanReader::check_attentions(const JsonReader& units, const JsonReader& layers) const {
-  std::vector<bool> found(static_cast<size_t>(plan_.kv.layers));
-  for (size_t u = 0; u < plan_.units.size(); ++u) {
-    const AttentionOp* op = attention_of(plan_.units[u]);
-    if (op == nullptr) continue;
-    if (found[static_cast<size_t>(op->layer)]) {
-      const auto& ops = plan_.units[u].ops;
-      const auto at = std::ranges::find_if(ops, is_attention) - ops.begin();
-      units[u]["ops"][static_cast<size_t>(at)]["layer"].reject(
-          "KV layer ", op->layer, " has another attention op before this one");
-    }
-    found[static_cast<size_t>(op->layer)] = true;
-  }
-  const auto missing = std::ranges::find(found, false);
-  if (missing == found.end()) return;
-  layers.reject("KV layer ", missing - found.begin(), " has no attention op");
-}
-
 // Of each layer that visits the accelerator there is something to bring.
 void PlanReader::check_visits(const JsonReader& units) const {
   const std::vector<bool> visits = visits_of(plan_);
@@ -144,14 +125,14 @@ void PlanReader::check_cut(const JsonReader& schedule) const {
   const std::string where = " where a layer or the head is cut, as at unit \"" + name + "\"";
   if (plan_.schedule.decode_groups != 1) schedule["decode_groups"].reject("expected 1", where);
   if (plan_.schedule.prefill_overlap) schedule["prefill_overlap"].reject("expected false", where);
-  const std::vector<DeviceIndex> devices = layer_devices(plan_);
-  const int64_t blocks = plan_.kv.pages / std::ssize(devices);
+  const std::vector<DeviceIndex> devices = entry_devices(plan_);
+  const int64_t blocks = plan_.kv.blocks();
   for (size_t d = kCpu + 1; d < plan_.devices.size(); ++d) {
     const int64_t least =
         blocks * std::count(devices.begin(), devices.end(), static_cast<DeviceIndex>(d));
     if (plan_.pages[d] >= least) continue;
     schedule["pages"][plan_.devices[d].name].reject("expected all pages, ", least,
-                                                    ", of its layers", where);
+                                                    ", of its KV entries", where);
   }
 }
 

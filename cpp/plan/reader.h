@@ -43,6 +43,9 @@ class PlanReader {
   void read_limits(const JsonReader& node);
   void read_kv(const JsonReader& node);
   void read_kv_geometry(const JsonReader& node);
+  void check_kv_layers(const JsonReader& node) const;
+  void check_kv_units(const JsonReader& node, int64_t pages) const;
+  void check_kv_entries(const JsonReader& kv, const JsonReader& units) const;
   void read_rope(const JsonReader& node);
   void read_devices(const JsonReader& node);
   DeviceIndex device(const JsonReader& node) const;  // of that name
@@ -65,7 +68,6 @@ class PlanReader {
   void by_name(const JsonReader& node) const;  // rejects names of no device
   void check_ends(const JsonReader& units) const;
   void check_visits(const JsonReader& units) const;
-  void check_attentions(const JsonReader& units, const JsonReader& layers) const;
   void check_cut(const JsonReader& schedule) const;
   void check_parts(const JsonReader& tensors) const;
   void check_logits(const JsonReader& node) const;

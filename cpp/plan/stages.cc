@@ -143,8 +143,8 @@ std::vector<TensorIndex> tensors_of(const Plan& plan, const std::vector<bool>& c
   return order;
 }
 
-std::vector<DeviceIndex> layer_devices(const Plan& plan) {
-  std::vector<DeviceIndex> devices(static_cast<size_t>(plan.kv.layers), kCpu);
+std::vector<DeviceIndex> entry_devices(const Plan& plan) {
+  std::vector<DeviceIndex> devices(plan.kv.layers.size(), kCpu);
   for (const UnitSpec& unit : plan.units) {
     const AttentionOp* attention = attention_of(unit);
     if (attention != nullptr) devices[static_cast<size_t>(attention->layer)] = unit.device;

@@ -56,7 +56,7 @@ std::vector<bool> values_of(const Plan& plan, const std::vector<bool>& chosen);
 // Tensors of those units in the order in which a step reads them, each once.
 std::vector<TensorIndex> tensors_of(const Plan& plan, const std::vector<bool>& chosen);
 
-// By KV layer: where its attention lies.
-std::vector<DeviceIndex> layer_devices(const Plan& plan);
+// By KV entry: where its attention lies.
+std::vector<DeviceIndex> entry_devices(const Plan& plan);
 
 }  // namespace helm

@@ -53,8 +53,8 @@ DeviceAddress Slices::next(int64_t bytes) {
 }
 
 int64_t Slices::caches(DType dtype, int64_t kv_heads, int64_t context) const {
-  const KvSpec one{dtype, kPageTokens, 1, kv_heads, kHeadDim, pages_of(context)};
-  return std::max<int64_t>(1, half() / (one.pages * one.page_bytes()));
+  const KvSpec one{dtype, kPageTokens, {{0, 0, kv_heads}}, kv_heads, kHeadDim, pages_of(context)};
+  return std::max<int64_t>(1, half() / (one.pages * one.page_bytes(0)));
 }
 
 Synthetic::Synthetic(Account& account, Slices& slices, const Fill& fill)
@@ -84,8 +84,8 @@ TensorIndex Synthetic::tensor(std::vector<int64_t> shape, const Format& format) 
 
 int64_t Synthetic::cache(DType dtype, int64_t times, int64_t kv_heads, int64_t context) {
   const int64_t pages = pages_of(context);
-  plan_.kv = {dtype, kPageTokens, 1, kv_heads, kHeadDim, pages * times};
-  pages_ = slices_.next(plan_.kv.pages * plan_.kv.page_bytes());
+  plan_.kv = {dtype, kPageTokens, {{0, 0, kv_heads}}, kv_heads, kHeadDim, pages * times};
+  pages_ = slices_.next(plan_.kv.pages * plan_.kv.page_bytes(0));
   return pages;
 }
 
@@ -160,7 +160,8 @@ void Synthetic::compile(int64_t tokens, int64_t context) {
   const int64_t scratch = device.workspace_bytes(plan_, plan_.units);
   buffers_ = DeviceMemory(account_, bytes + scratch, "the probe");
   fill_(buffers_.address(), bytes);
-  StageSpec spec{&plan_, plan_.units, weights_, {}, pages_, DeviceAddress::kNull};
+  StageSpec spec{&plan_, plan_.units, weights_, {}, {}, DeviceAddress::kNull};
+  spec.kv.assign(plan_.kv.layers.size(), pages_);
   if (scratch > 0) spec.workspace = buffers_.address() + bytes;
   for (const int64_t offset : offsets) spec.values.push_back(buffers_.address() + offset);
   stage_ = device.compile(spec);
@@ -168,7 +169,9 @@ void Synthetic::compile(int64_t tokens, int64_t context) {
   for (int64_t i = 0; i < tokens; ++i) {
     positions_.push_back(static_cast<int32_t>(context - tokens + i));
   }
-  for (int32_t i = 0; i < plan_.kv.pages; ++i) page_table_.push_back(i);
+  for (int64_t i = 0; i < plan_.kv.pages; ++i) {
+    page_table_.push_back(static_cast<int32_t>(i * plan_.kv.kv_heads));
+  }
   sequence_ = {0, tokens, context - tokens, page_table_.data()};
 }
 

@@ -8,7 +8,7 @@ namespace helm {
 
 DeviceBuffers::DeviceBuffers(const Plan& plan, DeviceIndex device,
                              const std::vector<DeviceIndex>& places,
-                             std::span<const ValueIndex> more, int64_t kv_pages, Account& account) {
+                             std::span<const ValueIndex> more, int64_t kv_bytes, Account& account) {
   std::vector<bool> used = values_of(plan, units_on(device, places));
   for (const ValueIndex v : more) used[static_cast<size_t>(v)] = true;
   std::vector<int64_t> offsets(plan.values.size());
@@ -25,7 +25,7 @@ DeviceBuffers::DeviceBuffers(const Plan& plan, DeviceIndex device,
     if (stage.device != device) continue;
     scratch = std::max(scratch, account.device().workspace_bytes(plan, stage.units(plan)));
   }
-  kv_ = DeviceMemory(account, kv_pages * plan.kv.page_bytes(), "the KV cache");
+  kv_ = DeviceMemory(account, kv_bytes, "the KV cache");
   activations_ = DeviceMemory(account, total, "activations");
   workspace_ = DeviceMemory(account, scratch, "the workspace");
   values_.assign(plan.values.size(), DeviceAddress::kNull);
@@ -38,7 +38,7 @@ StageSpec DeviceBuffers::spec(const Plan& plan) const {
   StageSpec spec;
   spec.plan = &plan;
   spec.values = values_;
-  spec.kv = kv();
+  spec.kv.assign(plan.kv.layers.size(), kv());
   spec.workspace = workspace_.address();
   return spec;
 }
@@ -82,30 +82,33 @@ void StepViews::bring_pages(const KvSpec& kv, const std::vector<bool>& visiting)
   };
   visiting_runs_.assign(on_cpu.runs.begin(), on_cpu.runs.end());
   table_.clear();
-  int32_t next = 0;
+  const int64_t entries = kv.entries();
+  int64_t next = 0;
   for (const SequenceRun& run : visiting_runs_) {
     const int64_t blocks = blocks_for(run.first_position + run.tokens);
     visits.push_back({run.pages, next, blocks_for(run.first_position),
                       run.first_position / kv.page_tokens, blocks});
     for (int64_t block = 0; block < blocks; ++block, ++next) {
-      for (int64_t layer = 0; layer < kv.layers; ++layer) {
-        const bool here = visiting[static_cast<size_t>(layer)];
-        table_.push_back(here ? next : run.pages[block * kv.layers + layer]);
+      for (int64_t entry = 0; entry < entries; ++entry) {
+        const auto e = static_cast<size_t>(entry);
+        table_.push_back(visiting[e] ? static_cast<int32_t>(kv.visiting_unit(e, next))
+                                     : run.pages[block * entries + entry]);
       }
     }
   }
   const int32_t* pages = table_.data();
   for (SequenceRun& run : visiting_runs_) {
     run.pages = pages;
-    pages += blocks_for(run.first_position + run.tokens) * kv.layers;
+    pages += blocks_for(run.first_position + run.tokens) * entries;
   }
 }
 
 // Runs of near pages, of far pages where they lie, and, if those visit, of each alone.
 void StepViews::part_pages(const FarRuns& far, const KvSpec& kv, bool visit) {
   const size_t sequences = on_device.runs.size();
+  const int64_t entries = kv.entries();
   runs_.assign(on_device.runs.begin(), on_device.runs.end());
-  if (only_.empty()) only_.assign(static_cast<size_t>(kv.layers), 0);
+  if (only_.empty()) only_.assign(kv.layers.size(), 0);
   far_runs_.assign(runs_.begin(), runs_.end());
   const int32_t* pages = far.pages.data();
   for (size_t r = 0; r < sequences; ++r) {
@@ -116,12 +119,12 @@ void StepViews::part_pages(const FarRuns& far, const KvSpec& kv, bool visit) {
       alone.first_block = block;
       alone.end_block = block + 1;
       runs_.push_back(alone);
-      far_pages.push_back({pages + block * kv.layers, block, alone.first_position});
+      far_pages.push_back({pages + block * entries, block, alone.first_position});
     }
     runs_[r].first_block = far_runs_[r].end_block = blocks;
-    runs_[r].pages += blocks * kv.layers;
+    runs_[r].pages += blocks * entries;
     far_runs_[r].pages = pages;
-    pages += blocks * kv.layers;
+    pages += blocks * entries;
   }
 }
 

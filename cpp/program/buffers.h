@@ -13,9 +13,9 @@ namespace helm {
 class DeviceBuffers {
  public:
   DeviceBuffers() = default;
-  // For units at these places, in KV pages so many; with `more` values.
+  // For units at these places, with a KV cache of so many bytes; with `more` values.
   DeviceBuffers(const Plan& plan, DeviceIndex device, const std::vector<DeviceIndex>& places,
-                std::span<const ValueIndex> more, int64_t kv_pages, Account& account);
+                std::span<const ValueIndex> more, int64_t kv_bytes, Account& account);
 
   // What a stage is bound to, but for its units and weights.
   StageSpec spec(const Plan& plan) const;
@@ -34,7 +34,7 @@ class DeviceBuffers {
 // The step's blocks that lie in host memory.
 struct FarRuns {
   std::vector<int64_t> blocks;  // by run: so many from the first
-  std::vector<int32_t> pages;   // [runs][blocks, layers]
+  std::vector<int32_t> pages;   // [runs][blocks, entries]
 
   bool any() const { return !pages.empty(); }
 };
@@ -45,7 +45,7 @@ struct StepRows {
   std::vector<int32_t> positions;
   std::vector<int32_t> output_rows;
   std::vector<SequenceRun> runs;
-  std::vector<int32_t> pages;  // of the runs, [blocks, layers] each
+  std::vector<int32_t> pages;  // of the runs, [blocks, entries] each
   FarRuns far;
   uint64_t number = 0;  // of the step
 
@@ -60,18 +60,18 @@ class StepViews {
  public:
   // A sequence's pages while its layers in host memory visit a device.
   struct Visit {
-    const int32_t* host;  // [blocks, layers]
-    int32_t first;        // page of block 0 in the room for visits
+    const int32_t* host;  // [blocks, entries]
+    int64_t first;        // place of block 0 in the room for visits
     int64_t existing;     // blocks with positions from before the step
     int64_t begin, end;   // blocks that the step writes to
   };
   struct FarPage {
-    const int32_t* pages;    // in host memory, by layer
+    const int32_t* pages;    // in host memory, by KV entry
     int64_t block;           // of its sequence
     int64_t first_position;  // of the sequence's rows
   };
 
-  // For a program. visiting: by KV layer, whether it visits, where the program's do. Rows and
+  // For a program. visiting: by KV entry, whether it visits, where the program's do. Rows and
   // program are referred to until the next call.
   void make(const StepRows& rows, const KvSpec& kv, const Program& program,
             const std::vector<bool>& visiting);
@@ -92,8 +92,8 @@ class StepViews {
 
   std::vector<SequenceRun> runs_;  // on a device; then one for each far page
   std::vector<SequenceRun> far_runs_, visiting_runs_;
-  std::vector<int32_t> table_;  // with the pages of layers that visit
-  std::vector<int32_t> only_;   // page 0 of every layer
+  std::vector<int32_t> table_;  // with the pages of entries that visit
+  std::vector<int32_t> only_;   // 0 for every entry
 };
 
 }  // namespace helm

@@ -51,11 +51,11 @@ void Executor::create_buffers() {
     streams_.push_back(account.device().create_stream());
     if (d == kCpu) {
       buffers_.emplace_back(plan_, kCpu, resident_units(plan_), std::span<ValueIndex>(),
-                            kv_.cpu_pages(), account);
+                            kv_.cpu_bytes(), account);
     } else {
       buffers_.emplace_back(plan_, static_cast<DeviceIndex>(d),
                             visited ? visiting_units(plan_) : resident_units(plan_), partials,
-                            kv_.near_pages(), account);
+                            kv_.near_bytes(), account);
     }
   }
 }
@@ -115,28 +115,45 @@ void Executor::copy_block(const KvBlock& block, std::byte* content, bool write) 
   check_devices();
   for (const auto& stream : streams_) stream->synchronize();
   if (pages_aside_ != nullptr) pages_aside_->synchronize();
-  const int64_t bytes = plan_.kv.page_bytes();
   std::vector<int32_t> pages;
   kv_.append_pages(block, false, pages);
-  for (size_t layer = 0; layer < pages.size(); ++layer, content += bytes) {
-    const auto place = [&](const DeviceBuffers& buffers) {
-      return buffers.kv() + pages[layer] * bytes;
-    };
+  for (size_t entry = 0; entry < pages.size(); ++entry) {
+    const bool near = kv_.near_entry(entry);
+    const int64_t offset = pages[entry] * plan_.kv.unit_bytes();
     std::byte* host = nullptr;
-    if (!kv_.near_layer(layer)) {
-      host = cpu::host_pointer(place(buffers_[kCpu]));
+    DeviceAddress there = DeviceAddress::kNull;
+    if (!near) {
+      host = cpu::host_pointer(buffers_[kCpu].kv()) + offset;
     } else if (block.far != KvBlock::kNone) {
-      host = paging_->far_slot(block.far) + kv_.near_ordinal(static_cast<int64_t>(layer)) * bytes;
-    }
-    if (host != nullptr) {
-      std::memcpy(write ? host : content, write ? content : host, static_cast<size_t>(bytes));
-    } else if (write) {
-      main().upload(place(buffers_.back()), content, bytes);
+      host = paging_->far_slot(block.far) + kv_.slot_offset(entry);
     } else {
-      main().download(content, place(buffers_.back()), bytes);
+      there = buffers_.back().kv() + offset;
     }
+    copy_page(entry, host, there, content, write);
   }
   main().synchronize();
+}
+
+// K, then V, of an entry's heads, between their place in the block of all and a page: in host
+// memory, or else `there`.
+void Executor::copy_page(size_t entry, std::byte* host, DeviceAddress there, std::byte* content,
+                         bool write) {
+  const KvSpec& kv = plan_.kv;
+  const int64_t bytes = kv.page_bytes(entry) / 2;
+  const KvLayer& heads = kv.layers[entry];
+  const int64_t layer = kv.layer_number(entry);
+  for (const int64_t half : {0, 1}) {
+    std::byte* slabs =
+        content + ((2 * layer + half) * kv.kv_heads + heads.kv_head) * kv.slab_bytes();
+    if (host != nullptr) {
+      std::byte* page = host + half * bytes;
+      std::memcpy(write ? page : slabs, write ? slabs : page, static_cast<size_t>(bytes));
+    } else if (write) {
+      main().upload(there + half * bytes, slabs, bytes);
+    } else {
+      main().download(slabs, there + half * bytes, bytes);
+    }
+  }
 }
 
 void Executor::check_devices() const {
@@ -287,9 +304,9 @@ void Executor::visit_far_pages(const Bound& bound, const Flight& flight) {
     ++page_visits_;
     const size_t turn = stages_->far_pages().next();
     Ring::Buffer& buffer = stages_->far_pages()[turn];
-    const std::byte* host = paging_->far_slot(0) + page.pages[op.layer] * kv.page_bytes();
+    const std::byte* host = paging_->far_slot(0) + page.pages[op.layer] * kv.unit_bytes();
     pages_aside_->wait(*buffer.read);
-    pages_aside_->upload(buffer.address, host, kv.page_bytes());
+    pages_aside_->upload(buffer.address, host, kv.page_bytes(static_cast<size_t>(op.layer)));
     pages_aside_->record(*buffer.loaded);
     main().wait(*buffer.loaded);
     bound.stages[turn]->run(main(), flight.views.of_far_page(i));

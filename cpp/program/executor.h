@@ -73,6 +73,8 @@ class Executor {
   int64_t bytes_of(const Bound& copy, const Flight& flight) const;
   void visit_far_pages(const Bound& run, const Flight& flight);
   void copy_block(const KvBlock& block, std::byte* content, bool write);
+  void copy_page(size_t entry, std::byte* host, DeviceAddress there, std::byte* content,
+                 bool write);
   Stream& queue(const Task& task);
   const DeviceBuffers& buffers(DeviceIndex device) const {
     return buffers_[static_cast<size_t>(device)];

@@ -13,7 +13,7 @@ using Lane = Task::Lane;
 using Verb = Task::Verb;
 
 bool overflows(const Plan& plan) {
-  return KvCache(plan, layer_devices(plan)).overflows();
+  return KvCache(plan, entry_devices(plan)).overflows();
 }
 
 }  // namespace

@@ -82,7 +82,7 @@ Stages::Stages(const Plan& plan, const Weights& weights, std::span<const DeviceB
       paging_(paging) {
   if (paging == nullptr) return;
   Account &host = *accounts[kCpu], &account = *accounts[Plan::kFirstAccelerator];
-  far_pages_ = Ring(account, plan.kv.page_bytes(), "KV pages that visit");
+  far_pages_ = Ring(account, plan.kv.kv_heads * plan.kv.unit_bytes(), "KV pages that visit");
   int64_t query_width = 1, scratch = 0, biases = 0;
   for (size_t u = 0; u < plan.units.size(); ++u) {
     const AttentionOp* op = attention_of(plan.units[u]);
@@ -105,7 +105,7 @@ Stages::Stages(const Plan& plan, const Weights& weights, std::span<const DeviceB
 
 BoundProgram Stages::bind(Program program) {
   BoundProgram made;
-  made.visiting.assign(static_cast<size_t>(plan_.kv.layers), false);
+  made.visiting.assign(plan_.kv.layers.size(), false);
   const auto most_bytes = [&](ValueIndex value) {
     return value_bytes(plan_, value, plan_.limits.step_tokens, plan_.limits.step_outputs);
   };
@@ -188,7 +188,7 @@ StageSpec Stages::spec(const Task& task, size_t buffer) {
   spec.units = std::span(plan_.units).subspan(task.begin, task.end - task.begin);
   if (visits(task)) visits_->bind(task.begin, spec);
   if (task.verb == Verb::kRun) return spec;
-  if (task.verb == Verb::kFar) spec.kv = far_pages_[buffer].address;
+  if (task.verb == Verb::kFar) spec.kv.assign(plan_.kv.layers.size(), far_pages_[buffer].address);
   parts_.push_back(spec.units[0]);
   parts_.back().ops = ops(task);
   spec.units = {&parts_.back(), 1};
@@ -207,7 +207,7 @@ StageSpec Stages::spec_of_far_on_cpu(const Task& task) {
   spec.values.assign(plan_.values.size(), DeviceAddress::kNull);
   spec.values[static_cast<size_t>(op.in)] = cpu::device_address(queries_.data());
   spec.values[static_cast<size_t>(far_value())] = cpu::device_address(partials_.data());
-  spec.kv = cpu::device_address(paging_->far_slot(0));
+  spec.kv.assign(plan_.kv.layers.size(), cpu::device_address(paging_->far_slot(0)));
   spec.workspace = cpu::device_address(workspace_.data());
   if (const auto bias = cpu::key_bias(plan_, op.layer)) {
     const auto tensor = static_cast<size_t>(bias->tensor);

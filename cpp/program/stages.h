@@ -33,7 +33,7 @@ struct Bound {
 struct BoundProgram {
   Program program;
   std::vector<Bound> tasks;
-  std::vector<bool> visiting;  // KV layers
+  std::vector<bool> visiting;  // KV entries
   int64_t staging_bytes = 0;   // of a flight: logits of a device, then what crosses to a stage
   bool late = false;           // a task of a device follows one of the CPU that waits for it
 };

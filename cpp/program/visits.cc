@@ -22,10 +22,16 @@ Visits::Visits(const Plan& plan, const Program& program, const Weights& weights,
     if (task.verb != Task::Verb::kVisit) continue;
     Layer& layer = layers_[task.begin];
     std::vector<bool> units(plan.units.size(), false);
-    std::fill_n(units.begin() + static_cast<ptrdiff_t>(task.begin), task.end - task.begin, true);
-    layer.tensors = placed_in_order(plan, tensors_of(plan, units), kCpu);
+    for (size_t u = task.begin; u < task.end; ++u) {
+      if (plan.units[u].device != kCpu) continue;
+      units[u] = true;
+      const AttentionOp* attention = attention_of(plan.units[u]);
+      if (attention != nullptr) layer.entries.push_back(static_cast<size_t>(attention->layer));
+    }
+    std::vector<TensorIndex> tensors = tensors_of(plan, units);
+    std::erase_if(tensors, [&](TensorIndex t) { return plan.slice(t, task.device) != nullptr; });
+    layer.tensors = placed_in_order(plan, tensors, kCpu);
     layer.turn = turn++;
-    layer.kv = attention_of(plan.units[task.begin])->layer;
     for (const auto& [index, offset] : layer.tensors) {
       const Weight& held = weights.on(kCpu)[static_cast<size_t>(index)];
       visiting.emplace_back(cpu::host_pointer<const std::byte>(held.address),
@@ -36,8 +42,9 @@ Visits::Visits(const Plan& plan, const Program& program, const Weights& weights,
   pinned_.lock(std::move(visiting), false);
   pinned_.lock({host_kv_}, true);
   ring_ = Ring(account, align_up(largest, kDeviceAlignment), "weights that visit");
-  pages_ = DeviceMemory(account, plan.schedule.stream_pages * plan.kv.page_bytes(),
-                        "KV pages that visit");
+  pages_ =
+      DeviceMemory(account, plan.schedule.stream_pages * plan.kv.kv_heads * plan.kv.unit_bytes(),
+                   "KV pages that visit");
 }
 
 bool Visits::holds(const StepView& step) const {
@@ -48,8 +55,7 @@ bool Visits::holds(const StepView& step) const {
 
 void Visits::bind(size_t unit, StageSpec& spec) const {
   const Layer& layer = layers_[unit];
-  spec.kv = pages_.address();
-  spec.weights.assign(plan_.tensors.size(), Weight{});
+  for (const size_t entry : layer.entries) spec.kv[entry] = pages_.address();
   for (const auto& [index, offset] : layer.tensors) {
     const auto i = static_cast<size_t>(index);
     spec.weights[i] = {ring_[layer.turn].address + offset, weights_.on(kCpu)[i].format};
@@ -67,16 +73,19 @@ void Visits::load(size_t unit, Stream& stream) {
 }
 
 void Visits::move_pages(size_t unit, bool up, const StepViews& views, Stream& stream) {
-  const int64_t bytes = plan_.kv.page_bytes();
-  for (const StepViews::Visit& sequence : views.visits) {
-    const int32_t* table = sequence.host + layers_[unit].kv;
-    for (int64_t b = up ? 0 : sequence.begin; b < (up ? sequence.existing : sequence.end); ++b) {
-      std::byte* host = host_kv_.data() + table[b * plan_.kv.layers] * bytes;
-      const DeviceAddress here = pages_.address() + (sequence.first + b) * bytes;
-      if (up) {
-        stream.upload(here, host, bytes);
-      } else {
-        stream.download(host, here, bytes);
+  const KvSpec& kv = plan_.kv;
+  for (const size_t entry : layers_[unit].entries) {
+    for (const StepViews::Visit& sequence : views.visits) {
+      for (int64_t b = up ? 0 : sequence.begin; b < (up ? sequence.existing : sequence.end); ++b) {
+        const int32_t page = sequence.host[b * kv.entries() + static_cast<int64_t>(entry)];
+        std::byte* host = host_kv_.data() + page * kv.unit_bytes();
+        const DeviceAddress here =
+            pages_.address() + kv.visiting_unit(entry, sequence.first + b) * kv.unit_bytes();
+        if (up) {
+          stream.upload(here, host, kv.page_bytes(entry));
+        } else {
+          stream.download(host, here, kv.page_bytes(entry));
+        }
       }
     }
   }

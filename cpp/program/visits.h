@@ -1,6 +1,6 @@
-// Layers that lie in host memory and are run by a device: their weights go up one layer after the
-// other into two buffers in turn, the KV pages that a layer needs go with them, and what it has
-// added comes back. Worth it for steps of many tokens.
+// Layers that lie in host memory, as a whole or in part, and are run by a device: their weights go
+// up one layer after the other into two buffers in turn, the KV pages that a layer needs go with
+// them, and what it has added comes back. Worth it for steps of many tokens.
 #pragma once
 
 #include <span>
@@ -35,9 +35,9 @@ class Visits {
 
  private:
   struct Layer {
-    Placed tensors;  // within a buffer
+    Placed tensors;  // that the device lacks, within a buffer
     size_t turn = 0;
-    int64_t kv = 0;  // KV layer
+    std::vector<size_t> entries;  // of KV, in host memory
   };
   int64_t bytes_of(TensorIndex tensor) const { return plan_.bytes(*plan_.slice(tensor, kCpu)); }
 
@@ -46,7 +46,7 @@ class Visits {
   std::span<std::byte> host_kv_;
   std::vector<Layer> layers_;  // by first unit
   Ring ring_;
-  DeviceMemory pages_;
+  DeviceMemory pages_;  // [stream_pages, KV heads] units
   PinnedMemory pinned_;
 };
 

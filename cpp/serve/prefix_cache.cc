@@ -93,7 +93,7 @@ bool PrefixCache::fits(int64_t capacity) const {
     blocks += blocks_for(engine_.capacity(sequence));
     ++sequences;
   }
-  return blocks <= plan.kv.pages / plan.kv.layers && sequences <= plan.limits.sequences;
+  return blocks <= plan.kv.blocks() && sequences <= plan.limits.sequences;
 }
 
 void PrefixCache::keep(SequenceId sequence, std::span<const int32_t> tokens) {

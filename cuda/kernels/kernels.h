@@ -22,7 +22,7 @@ struct Run {
   int32_t first_row;
   int32_t tokens;
   int32_t first_position;
-  // Index into StepTables::pages of the first layer in block 0. There is no such entry, and
+  // Index into StepTables::pages of the first KV entry in block 0. There is no such entry, and
   // the index may be negative, where first_block is a later one.
   int32_t first_page;
   int32_t first_block;
@@ -37,8 +37,8 @@ struct StepTables {
   const int32_t* row_runs;     // [tokens], the run that a row belongs to, where there are several;
                                // -1: none
   const Run* runs;             // [runs]
-  const int32_t* pages;        // [runs][blocks, layers]
-  int32_t layers;              // KV layers: the stride from block to block
+  const int32_t* pages;        // [runs][blocks, entries]
+  int32_t entries;             // KV entries: the stride from block to block
 };
 
 // Whether the kernels, as this GPU runs them, can be launched to overlap: code for GPUs before
@@ -147,13 +147,13 @@ class Divisor {
 // does not; before it, f16 is all there is.
 inline constexpr int kBf16Compute = 80;
 
-// A pool of KV pages, each K then V of one layer, [kv_heads, page_tokens, head_dim]
-// (cpu/kv_page.h).
+// The KV pages of one entry, each K then V, [kv_heads, page_tokens, head_dim] (cpu/kv_page.h). They
+// are found by their first unit: 2 * page_tokens * head_dim elements from `base` on.
 struct KvPool {
   void* base;
   DType dtype;
   Divisor page_tokens;
-  int64_t kv_heads;
+  int64_t kv_heads;  // of the entry
   int64_t head_dim;
 };
 
@@ -178,7 +178,7 @@ struct AppendArgs {
   float* x;  // [tokens, width]: k heads from k_offset, v heads from v_offset
   int64_t width;
   int64_t k_offset, v_offset;
-  int64_t layer;
+  int64_t layer;  // KV entry
   KvPool kv;
   int64_t tokens;
   const RopeArgs* rotate;  // host pointer, or null; its heads end with the k heads
@@ -201,8 +201,8 @@ struct AttentionArgs {
   int64_t heads;
   float scale;
   int64_t window;
-  int64_t layer;
-  KvPool kv;  // head_dim <= kMaxHeadDim
+  int64_t layer;  // KV entry
+  KvPool kv;      // head_dim <= kMaxHeadDim
   int64_t tokens;
   int64_t rows;  // of all runs; no other row is touched
   int64_t runs;

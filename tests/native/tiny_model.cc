@@ -31,7 +31,7 @@ class TinyModelBuilder {
         {"step_outputs", std::min(s_.step_tokens, std::max<int64_t>(8, s_.sequences))},
         {"sequences", s_.sequences}};
     plan_["kv"] = {{"dtype", s_.kv_dtype},    {"page_tokens", s_.page_tokens},
-                   {"layers", s_.layers},     {"kv_heads", s_.kv_heads},
+                   {"layers", kv_layers()},   {"kv_heads", s_.kv_heads},
                    {"head_dim", s_.head_dim}, {"pages", s_.pages}};
     std::vector<float> inv_freq;
     for (int64_t i = 0; i < s_.head_dim / 2; ++i) {
@@ -85,6 +85,13 @@ class TinyModelBuilder {
   static nlohmann::json memory(int64_t bytes) {
     return {{"weights_bytes", bytes}, {"kv_bytes", 0},      {"activations_bytes", 0},
             {"workspace_bytes", 0},   {"staging_bytes", 0}, {"reserve_bytes", 0}};
+  }
+  nlohmann::json kv_layers() const {
+    auto layers = nlohmann::json::array();
+    for (int64_t layer = 0; layer < s_.layers; ++layer) {
+      layers.push_back({{"layer", layer}, {"kv_head", 0}, {"kv_heads", s_.kv_heads}});
+    }
+    return layers;
   }
   // What each device holds of the tensors that its units name.
   void add_slices() {

@@ -84,7 +84,8 @@ class AttentionCase : public Case {
         tables_(static_cast<int64_t>(sizeof(cuda::Run))),
         pages_(layers_ * blocks() * 4) {
     std::vector<int32_t> pages(static_cast<size_t>(layers_ * blocks()));
-    for (size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<int32_t>(i);
+    for (size_t i = 0; i < pages.size(); ++i)
+      pages[i] = static_cast<int32_t>(i) * static_cast<int32_t>(kv_heads);
     std::shuffle(pages.begin(), pages.end(), std::mt19937(1));
     upload(pages_, pages);
     const int64_t first = near ? blocks() : 0;
@@ -97,7 +98,7 @@ class AttentionCase : public Case {
     check(cudaMemcpy(tables_.as(), &run, sizeof run, cudaMemcpyDefault), "upload");
     step_.runs = tables_.as<cuda::Run>();
     step_.pages = pages_.as<int32_t>();
-    step_.layers = static_cast<int32_t>(layers_);
+    step_.entries = static_cast<int32_t>(layers_);
     args_ = {x_.as<float>(),
              heads * kHeadDim,
              0,
@@ -146,10 +147,11 @@ class AttentionCase : public Case {
     const auto out = download<float>(out_.as(), args_.heads * kHeadDim);
     const auto x = download<float>(x_.as(), args_.heads * kHeadDim);
     const int64_t page_bytes = pool_.bytes() / layers_ / blocks();
+    const int64_t unit_bytes = page_bytes / args_.kv.kv_heads;
     std::vector<std::vector<char>> layer;  // the first one's pages, block by block
     for (int64_t block = 0; block < blocks(); ++block) {
-      const int64_t page = pages[static_cast<size_t>(block * layers_)];
-      layer.push_back(download<char>(pool_.as<char>() + page * page_bytes, page_bytes));
+      const int64_t unit = pages[static_cast<size_t>(block * layers_)];
+      layer.push_back(download<char>(pool_.as<char>() + unit * unit_bytes, page_bytes));
     }
     for (int64_t head = 0; head < args_.kv.kv_heads; ++head) {
       const int64_t q = head * (args_.heads / args_.kv.kv_heads) * kHeadDim;

@@ -56,7 +56,9 @@ class LayerCase : public Case {
     for (const DeviceBuffer* buffer : {&weights_, &pool_}) fill(*buffer, kWeights);
     for (const DeviceBuffer* buffer : {&ones_, &frequencies_}) fill(*buffer, DType::kF32);
     std::vector<int32_t> pages(static_cast<size_t>(copies_ * kBlocks));
-    std::iota(pages.begin(), pages.end(), 0);
+    for (size_t i = 0; i < pages.size(); ++i) {
+      pages[i] = static_cast<int32_t>(i) * static_cast<int32_t>(shape.kv_heads);
+    }
     const cuda::Run run{0, 1, kContext - 1, 0, 0, kBlocks};
     const int32_t position = kContext - 1, of_run = 0;
     const auto upload = [](void* to, const void* from, size_t size) {
@@ -70,7 +72,7 @@ class LayerCase : public Case {
     step_.positions = reinterpret_cast<int32_t*>(tables_.as<char>() + 64);
     step_.row_runs = reinterpret_cast<int32_t*>(tables_.as<char>() + 128);
     step_.pages = pages_.as<int32_t>();
-    step_.layers = static_cast<int32_t>(copies_);
+    step_.entries = static_cast<int32_t>(copies_);
     splits_ = cuda::decode_splits(multiprocessors(), 1, shape.heads, shape.kv_heads, kContext);
     partials_.emplace(std::max<int64_t>(
         4, cuda::attention_partials_bytes(1, shape.heads, shape.head_dim, splits_)));

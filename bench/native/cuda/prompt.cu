@@ -33,7 +33,7 @@ class PromptCase : public Case {
         tables_(static_cast<int64_t>(sizeof(cuda::Run))),
         pages_(blocks() * 4) {
     std::vector<int32_t> pages(static_cast<size_t>(blocks()));
-    for (size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<int32_t>(i);
+    for (size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<int32_t>(i * kKvHeads);
     std::shuffle(pages.begin(), pages.end(), std::mt19937(1));
     upload(pages_, pages);
     const cuda::Run run{0, static_cast<int32_t>(tokens),  static_cast<int32_t>(behind), 0,
@@ -41,7 +41,7 @@ class PromptCase : public Case {
     check(cudaMemcpy(tables_.as(), &run, sizeof run, cudaMemcpyDefault), "upload");
     step_.runs = tables_.as<cuda::Run>();
     step_.pages = pages_.as<int32_t>();
-    step_.layers = 1;
+    step_.entries = 1;
     int device = 0, major = 0, minor = 0;
     check(cudaGetDevice(&device), "device");
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "attribute");
@@ -99,7 +99,8 @@ class PromptCase : public Case {
     std::vector<double> want(kHeadDim), size(kHeadDim);
     double sum = 0;
     for (int64_t block = 0; block * kPageTokens <= behind_ + token; ++block) {
-      const char* page = pool_.as<char>() + pages[static_cast<size_t>(block)] * page_bytes_;
+      const char* page =
+          pool_.as<char>() + pages[static_cast<size_t>(block)] / kKvHeads * page_bytes_;
       const auto k = download<char>(page + head / kGroup * slab_bytes, slab_bytes);
       const auto v = download<char>(page + (kKvHeads + head / kGroup) * slab_bytes, slab_bytes);
       const int64_t last = std::min(kPageTokens, behind_ + token + 1 - block * kPageTokens);

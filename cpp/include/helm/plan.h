@@ -143,23 +143,51 @@ struct RopeTable {
   float attention_factor = 1;   // multiplies cos and sin
 };
 
+// The KV heads of one layer whose pages lie side by side: all of the layer's, or a run of them.
+struct KvLayer {
+  int64_t layer = 0;
+  int64_t kv_head = 0;  // the first
+  int64_t kv_heads = 0;
+
+  bool operator==(const KvLayer&) const = default;
+};
+
 struct KvSpec {
   DType dtype = DType::kF32;
   int64_t page_tokens = 0;
-  int64_t layers = 0;
-  int64_t kv_heads = 0;
+  std::vector<KvLayer>
+      layers;            // the entries of a layer stand together and cover its heads in order
+  int64_t kv_heads = 0;  // of the model's layers
   int64_t head_dim = 0;
-  int64_t pages = 0;  // one page: K and V of page_tokens positions of one layer of one sequence
+  int64_t pages = 0;  // one page: K and V of page_tokens positions of one entry of one sequence
 
-  // A page is 2 * kv_heads slabs, K then V of one head each: its rows and, if the dtype has
-  // scales, theirs, aligned.
+  // A slab is K or V of one head: its rows and, if the dtype has scales, theirs, aligned.
   int64_t row_bytes() const { return head_dim * dtype_bytes(dtype); }
   int64_t rows_bytes() const {
     const int64_t bytes = page_tokens * row_bytes();
     return kv_scale_bytes(dtype) > 0 ? (bytes + 3) / 4 * 4 : bytes;
   }
   int64_t slab_bytes() const { return rows_bytes() + page_tokens * kv_scale_bytes(dtype); }
-  int64_t page_bytes() const { return 2 * kv_heads * slab_bytes(); }
+  // Pages are counted in units of two slabs. A page of an entry takes one for each of its heads: K
+  // of all heads, then V.
+  int64_t unit_bytes() const { return 2 * slab_bytes(); }
+  int64_t page_units(size_t entry) const { return layers[entry].kv_heads; }
+  int64_t page_bytes(size_t entry) const { return page_units(entry) * unit_bytes(); }
+  // Where the page of an entry begins in a room of one layer's pages, of block after block.
+  int64_t visiting_unit(size_t entry, int64_t block) const {
+    return block * kv_heads + layers[entry].kv_head;
+  }
+  // A block: a page of each entry, however the layers' heads are divided into entries.
+  int64_t model_layers() const { return layers.empty() ? 0 : layer_number(layers.size() - 1) + 1; }
+  // Of the layers that have KV, the place of an entry's.
+  int64_t layer_number(size_t entry) const {
+    int64_t number = 0;
+    for (size_t e = 1; e <= entry; ++e) number += layers[e].kv_head == 0;
+    return number;
+  }
+  int64_t block_bytes() const { return model_layers() * kv_heads * unit_bytes(); }
+  int64_t entries() const { return static_cast<int64_t>(layers.size()); }
+  int64_t blocks() const { return layers.empty() ? 0 : pages / entries(); }
 };
 
 struct Limits {

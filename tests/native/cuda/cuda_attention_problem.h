@@ -35,7 +35,7 @@ inline constexpr int64_t kLayer = 1;
 // Inputs of one problem. Pages hold random K and V of `layer` at visible positions, NaN elsewhere.
 struct Data {
   Data(const Problem& p, DType dtype, uint32_t seed)
-      : step(p.runs, p.page_tokens, kLayers, seed),
+      : step(p.runs, p.page_tokens, kLayers, p.kv_heads, seed),
         width((p.heads + 1) * p.head_dim + 3),
         x(random_floats(step.tokens * width, seed + 1)),
         pool(step.pages.size() * 2 * p.kv_heads * p.page_tokens * p.head_dim * dtype_bytes(dtype)),

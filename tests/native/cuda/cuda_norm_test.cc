@@ -53,7 +53,7 @@ struct Problem {
 // Rope of q and k heads and the append, fused or one after the other.
 void check_append(const Problem& p, DType dtype, bool fused, uint32_t seed) {
   const int32_t layers = 2;
-  const TestStep step(p.runs, p.page_tokens, layers, seed);
+  const TestStep step(p.runs, p.page_tokens, layers, p.kv_heads, seed);
   const int64_t heads = p.q_heads + 2 * p.kv_heads, width = heads * p.head_dim + 5, offset = 2;
   const Guarded<float> x(random_floats(step.tokens * width, seed + 1));
   const Guarded<float> inv_freq(random_floats(p.rotary / 2, seed + 2));

@@ -257,7 +257,7 @@ TEST_CASE("parts of a product whose weights follow each other are one launch, wi
                    kTokens * width * 4);
     const auto stage = device.compile(spec);
     const std::vector<int32_t> ids(kTokens), positions = {0, 1, 2};
-    std::vector<int32_t> pages(plan.kv.layers);
+    std::vector<int32_t> pages(plan.kv.layers.size());
     const std::vector<helm::SequenceRun> runs = {{0, kTokens, 0, pages.data()}};
     const int64_t before = cuda_emulation::launches();
     stage->run(*stream, {ids, positions, {}, runs});

@@ -33,9 +33,10 @@ struct RunShape {
   int32_t first_position;
 };
 
-// Tables of these runs, with pages in an order that is not theirs.
+// Tables of these runs, with pages of so many units in an order that is not theirs.
 struct TestStep {
-  TestStep(const std::vector<RunShape>& shapes, int64_t page_tokens, int32_t layers, uint32_t seed)
+  TestStep(const std::vector<RunShape>& shapes, int64_t page_tokens, int32_t layers, int64_t units,
+           uint32_t seed)
       : tokens(std::accumulate(shapes.begin(), shapes.end(), int64_t{0},
                                [](int64_t sum, const RunShape& s) { return sum + s.tokens; })),
         positions(tokens),
@@ -45,7 +46,8 @@ struct TestStep {
     std::vector<int32_t> order(static_cast<size_t>(pages.size()));
     std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), std::mt19937(seed));
-    std::copy(order.begin(), order.end(), pages.data());
+    std::ranges::transform(order, pages.data(),
+                           [&](int32_t page) { return static_cast<int32_t>(page * units); });
     int32_t row = 0, page = 0;
     for (size_t r = 0; r < shapes.size(); ++r) {
       const RunShape& s = shapes[r];
@@ -61,7 +63,7 @@ struct TestStep {
     tables.row_runs = row_runs.data();
     tables.runs = runs.data();
     tables.pages = pages.data();
-    tables.layers = layers;
+    tables.entries = layers;
   }
 
   static int64_t pages_of(const std::vector<RunShape>& shapes, int64_t page_tokens,
@@ -77,9 +79,9 @@ struct TestStep {
   int64_t row_at(const cuda::KvPool& kv, size_t run, int64_t layer, int64_t head, int64_t position,
                  bool value) const {
     const int64_t block = position / kv.page_tokens, slot = position % kv.page_tokens;
-    const int64_t page = pages.data()[runs.data()[run].first_page + block * tables.layers + layer];
+    const int64_t unit = pages.data()[runs.data()[run].first_page + block * tables.entries + layer];
     const int64_t slab = head + (value ? kv.kv_heads : 0);
-    return ((page * 2 * kv.kv_heads + slab) * kv.page_tokens + slot) * kv.head_dim;
+    return ((2 * unit + slab) * kv.page_tokens + slot) * kv.head_dim;
   }
 
   int64_t tokens;

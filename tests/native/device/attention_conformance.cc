@@ -31,9 +31,9 @@ class PiecewiseAttention {
         account_(device, std::numeric_limits<int64_t>::max()),
         plan_(extended(shape)),
         stream_(device.create_stream()),
-        kv_(account_, plan_.kv.pages * plan_.kv.page_bytes(), "the KV cache") {
+        kv_(account_, plan_.kv.pages * plan_.kv.page_bytes(0), "the KV cache") {
     spec_.plan = &plan_;
-    spec_.kv = kv_.address();
+    spec_.kv.assign(plan_.kv.layers.size(), kv_.address());
     spec_.weights.resize(plan_.tensors.size());
     spec_.values.resize(plan_.values.size(), DeviceAddress::kNull);
     for (const ValueIndex v : {qkv_, near_, far_, out_}) {
@@ -75,7 +75,7 @@ class PiecewiseAttention {
       const int64_t blocks = all[s].blocks_end(shape_.page_tokens);
       far[s].end_block = std::min(split, blocks);
       near[s].first_block = far[s].end_block;
-      near[s].pages += far[s].end_block * plan_.kv.layers;
+      near[s].pages += far[s].end_block * plan_.kv.entries();
     }
     upload_queries();
     run_stage(kAppend, all);
@@ -87,7 +87,7 @@ class PiecewiseAttention {
       for (int64_t b = one_by_one ? run.end_block : 0; b-- > 0;) {
         run.first_block = b;
         run.end_block = b + 1;
-        run.pages = pages + b * plan_.kv.layers;
+        run.pages = pages + b * plan_.kv.entries();
         run_stage(kFar, {run});
       }
     }
@@ -170,10 +170,11 @@ class PiecewiseAttention {
     std::vector<int32_t> free(static_cast<size_t>(plan_.kv.pages));
     std::iota(free.begin(), free.end(), 0);
     std::ranges::shuffle(free, std::mt19937(5));
+    for (int32_t& page : free) page *= static_cast<int32_t>(shape_.kv_heads);
     for (const Query& query : queries_) {
       const int64_t positions = query.context + query.tokens;
       const int64_t blocks = (positions + shape_.page_tokens - 1) / shape_.page_tokens;
-      const auto count = static_cast<size_t>(blocks * plan_.kv.layers);
+      const auto count = static_cast<size_t>(blocks * plan_.kv.entries());
       REQUIRE(count <= free.size());
       pages_.emplace_back(free.end() - static_cast<std::ptrdiff_t>(count), free.end());
       free.resize(free.size() - count);

@@ -82,13 +82,13 @@ class StageRunner {
       : account_(device, kUnlimited),
         plan_(Plan::from_json(model.plan)),
         stream_(device.create_stream()),
-        kv_(account_, plan_.kv.pages * plan_.kv.page_bytes(), "the KV cache"),
+        kv_(account_, plan_.kv.pages * plan_.kv.page_bytes(0), "the KV cache"),
         workspace_(account_, device.workspace_bytes(plan_, plan_.units), "the workspace"),
         free_pages_(static_cast<size_t>(plan_.kv.pages)) {
     StageSpec spec;
     spec.plan = &plan_;
     spec.units = plan_.units;
-    spec.kv = kv_.address();
+    spec.kv.assign(plan_.kv.layers.size(), kv_.address());
     spec.workspace = workspace_.address();
     for (const TensorSpec& tensor : plan_.tensors) {
       const Format format = held_format(plan_, spec.weights.size());
@@ -102,6 +102,7 @@ class StageRunner {
     logits_ = spec.values[static_cast<size_t>(plan_.logits)];
     std::iota(free_pages_.begin(), free_pages_.end(), 0);
     std::ranges::shuffle(free_pages_, std::mt19937(5));
+    for (int32_t& page : free_pages_) page *= static_cast<int32_t>(plan_.kv.kv_heads);
     stage_ = device.compile(spec);
   }
 
@@ -129,7 +130,7 @@ class StageRunner {
  private:
   struct Sequence {
     int64_t length = 0;
-    std::vector<int32_t> pages;  // [blocks, layers]
+    std::vector<int32_t> pages;  // [blocks, KV entries], first units
   };
 
   DeviceAddress hold(int64_t bytes) {
@@ -171,7 +172,7 @@ class StageRunner {
 
   void grow(Sequence& sequence, int64_t length) {
     const int64_t blocks = (length + plan_.kv.page_tokens - 1) / plan_.kv.page_tokens;
-    while (static_cast<int64_t>(sequence.pages.size()) < blocks * plan_.kv.layers) {
+    while (static_cast<int64_t>(sequence.pages.size()) < blocks * plan_.kv.entries()) {
       REQUIRE(!free_pages_.empty());
       sequence.pages.push_back(free_pages_.back());
       free_pages_.pop_back();
@@ -194,7 +195,7 @@ class StageRunner {
 // `longest` terms rounds each term once in f32; narrowed inputs and cached K and V, which may fall
 // to the other side of a rounding than the oracle's, each add a unit roundoff of their dtype.
 double relative_bound(const Plan& plan, const StageCase& test) {
-  const auto layers = static_cast<double>(plan.kv.layers);
+  const auto layers = static_cast<double>(plan.kv.entries());
   const auto unit = [](const std::string& dtype) {
     if (dtype == "f32") return 0.0;
     return std::ldexp(1.0, dtype == "f16" ? -11 : dtype == "bf16" ? -8 : -7);

@@ -17,7 +17,7 @@ constexpr int64_t kMostPositions = 20;
 helm::Plan plan_of(int64_t blocks) {
   helm::Plan plan;
   plan.kv.page_tokens = kPage;
-  plan.kv.layers = 1;
+  plan.kv.layers = {{0, 0, 1}};
   plan.kv.pages = blocks;
   return plan;
 }

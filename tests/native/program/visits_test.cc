@@ -140,7 +140,7 @@ TEST_CASE("what visits is page-locked wherever it lies, no memory page twice") {
       helm::Account account(device, int64_t{1} << 30);
       helm::Account host(cpu, helm::Plan::kUnlimited);
       const helm::Weights weights(plan, options, kernels, threads, host, &account);
-      helm::Arena pages(100 * plan.kv.page_bytes(), "pages");
+      helm::Arena pages(100 * plan.kv.page_bytes(0), "pages");
       int64_t visiting = 0;
       {
         const std::span<std::byte> kv(pages.data(), static_cast<size_t>(pages.bytes()));

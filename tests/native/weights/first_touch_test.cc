@@ -65,18 +65,9 @@ void record(const helm::cpu::MatmulArgs& args) {
 void run_recorded(const Plan& plan, const LinearOp& op, ThreadPool& pool, Calls& into) {
   helm::cpu::KernelTable kernels = *helm::cpu::kernels_scalar();
   for (auto& matmul : kernels.matmul) matmul = record;
-  helm::cpu::Bindings bindings{plan,
-                               {},
-                               {nullptr, plan.kv},
-                               kernels,
-                               helm::cpu::select_integer_kernels(),
-                               {},
-                               {},
-                               {},
-                               {},
-                               {},
-                               nullptr,
-                               nullptr};
+  helm::cpu::Bindings bindings{plan,    {},     {}, kernels, helm::cpu::select_integer_kernels(),
+                               {},      {},     {}, {},      {},
+                               nullptr, nullptr};
   for (size_t i = 0; i < plan.tensors.size(); ++i) {
     const auto held = plan.slice(static_cast<helm::TensorIndex>(i), false);
     bindings.weights.push_back({static_cast<helm::DeviceAddress>((i + 1) << 40), held->format});
