@@ -23,7 +23,7 @@ struct Rectangle {
 
 }  // namespace
 
-void PlanReader::check_parts(const JsonReader& tensors) const {
+void PlanReader::check_parts(const JsonReader& tensors) {
   constexpr size_t kMost = 64;                       // of one tensor
   std::map<std::string, std::vector<size_t>> parts;  // by the whole's name
   for (size_t i = 0; i < plan_.tensors.size(); ++i) {
@@ -40,6 +40,7 @@ void PlanReader::check_parts(const JsonReader& tensors) const {
       if (spec.part || spec.shape != first.part->shape || spec.source != first.source) {
         node.reject("\"", name, "\" is listed with another shape or source");
       }
+      for (const size_t i : indices) plan_.tensors[i].part->whole = whole->second;
     }
     std::set<int64_t> rows{0}, cols{0};  // where parts begin
     std::vector<Rectangle> rectangles;

@@ -18,6 +18,16 @@ void check_file(const JsonReader& node) {
   }
 }
 
+std::vector<int64_t> read_shape(const JsonReader& node) {
+  if (node.size() != 1 && node.size() != 2) node.reject("expected one or two dimensions");
+  std::vector<int64_t> shape;
+  for (size_t i = 0; i < node.size(); ++i) shape.push_back(node[i].integer(1, kMaxExtent));
+  if (shape.back() > kMaxWidth) node.reject("the last dimension exceeds ", kMaxWidth);
+  const int64_t cols = shape.size() == 2 ? shape[1] : 1;
+  if (shape[0] > kMaxOffset / cols) node.reject("there are more than 2^46 elements");
+  return shape;
+}
+
 bool before(const SliceSpec& a, const SliceSpec& b) {
   return a.tensor != b.tensor ? a.tensor < b.tensor : a.device < b.device;
 }
@@ -25,21 +35,66 @@ bool before(const SliceSpec& a, const SliceSpec& b) {
 }  // namespace
 
 void PlanReader::read_tensor(const JsonReader& node) {
-  node.only({"name", "shape", "source"});
-  TensorSpec spec;
+  node.only({"name", "shape", "source", "part"});
+  TensorSpec spec, whole;
   spec.name = node["name"].string();
-  const JsonReader shape = node["shape"];
-  if (shape.size() != 1 && shape.size() != 2) shape.reject("expected one or two dimensions");
-  for (size_t i = 0; i < shape.size(); ++i) spec.shape.push_back(shape[i].integer(1, kMaxExtent));
-  if (spec.shape.back() > kMaxWidth) shape.reject("the last dimension exceeds ", kMaxWidth);
-  if (spec.rows() > kMaxOffset / spec.cols()) shape.reject("there are more than 2^46 elements");
-  if (const JsonReader source = node["source"]; !source.is_null()) {
-    spec.source = read_source(source, spec);
-  }
+  spec.shape = read_shape(node["shape"]);
+  const JsonReader part = node["part"], source = node["source"];
+  if (!part.is_null()) spec.part = read_part(part, spec);
+  whole.shape = spec.part ? spec.part->shape : spec.shape;
+  if (!source.is_null()) spec.source = read_source(source, whole);
+  if (spec.part) check_cut_columns(node, spec);
   if (!tensor_index_.emplace(spec.name, static_cast<TensorIndex>(plan_.tensors.size())).second) {
     node["name"].reject("\"", spec.name, "\" is listed twice");
   }
   plan_.tensors.push_back(std::move(spec));
+}
+
+// A rectangle of another tensor, within it.
+TensorPart PlanReader::read_part(const JsonReader& node, const TensorSpec& spec) {
+  node.only({"tensor", "shape", "row", "col"});
+  TensorPart part;
+  part.tensor = node["tensor"].string();
+  part.shape = read_shape(node["shape"]);
+  if (part.shape.size() != spec.shape.size()) {
+    node["shape"].reject("expected as many dimensions as the part has, ", spec.shape.size());
+  }
+  part.row = node["row"].integer(0, kMaxExtent);
+  part.col = node["col"].integer(0, kMaxExtent);
+  if (!spec.is_matrix() && part.col != 0) {
+    node["col"].reject("expected 0, as a vector has no columns");
+  }
+  if (part.row + spec.rows() > part.shape[0]) {
+    node["row"].reject("the part ends at row ", part.row + spec.rows(), ", \"", part.tensor,
+                       "\" at ", part.shape[0]);
+  }
+  if (spec.is_matrix() && part.col + spec.cols() > part.shape[1]) {
+    node["col"].reject("the part ends at column ", part.col + spec.cols(), ", \"", part.tensor,
+                       "\" at ", part.shape[1]);
+  }
+  return part;
+}
+
+// Columns are cut where formats and blocks of files begin; the name says what was cut.
+void PlanReader::check_cut_columns(const JsonReader& node, const TensorSpec& spec) {
+  const TensorPart& part = *spec.part;
+  const int64_t end = part.col + spec.cols();
+  std::string name =
+      part.tensor + "[" + std::to_string(part.row) + ":" + std::to_string(part.row + spec.rows());
+  if (spec.is_matrix()) {
+    const int64_t unit = !spec.source || is_dense(spec.source->stored) ? kBlockCols : kSpanCols;
+    if (part.col % unit != 0) {
+      node["part"]["col"].reject("columns of \"", part.tensor, "\" are cut at multiples of ", unit,
+                                 ", not at ", part.col);
+    }
+    if (end % unit != 0 && end != part.shape[1]) {
+      node["shape"].reject("columns of \"", part.tensor, "\" are cut at multiples of ", unit,
+                           ", not at ", end);
+    }
+    name += ", " + std::to_string(part.col) + ":" + std::to_string(end);
+  }
+  name += "]";
+  if (spec.name != name) node["name"].reject("expected \"", name, "\", found \"", spec.name, "\"");
 }
 
 TensorSource PlanReader::read_source(const JsonReader& node, const TensorSpec& spec) {
@@ -158,7 +213,13 @@ void PlanReader::check_slice(const JsonReader& node, const SliceSpec& slice) con
   }
   if (slice.access != SliceSpec::Access::kMapped) return;
   if (slice.device != kCpu) access.reject("only the CPU reads what is mapped");
+  if (spec.part && spec.is_matrix() && spec.cols() != spec.part->shape[1]) {
+    access.reject("\"", spec.name, "\" has some columns of its rows, which are not mapped");
+  }
   if (!spec.source) return;  // bound from memory
+  if (spec.part && is_packed(spec.source->stored) && spec.part->row % kStripRows != 0) {
+    access.reject("\"", spec.name, "\" begins within ", kStripRows, " rows that lie together");
+  }
   if (!in_one_piece(*spec.source)) {
     access.reject("\"", spec.name, "\" does not lie in one piece in its file");
   }
@@ -191,7 +252,7 @@ void PlanReader::check_slices(const JsonReader& node) {
     if (held[d][t]) node[i].reject(what, " is listed twice");
     if (!read[d][t]) node[i].reject("no op reads ", what);
     held[d][t] = true;
-    bytes += plan_.bytes(slice);
+    bytes += plan_.own_bytes(slice);
     if (bytes > kMaxOffset) node.reject("the slices exceed 64 TiB");
   }
   for (size_t d = 0; d < devices; ++d) {

@@ -50,6 +50,8 @@ class PlanReader {
   void read_devices(const JsonReader& node);
   DeviceIndex device(const JsonReader& node) const;  // of that name
   void read_tensor(const JsonReader& node);
+  static TensorPart read_part(const JsonReader& node, const TensorSpec& spec);
+  static void check_cut_columns(const JsonReader& node, const TensorSpec& spec);
   static TensorSource read_source(const JsonReader& node, const TensorSpec& spec);
   static TensorSource read_pieces(const JsonReader& node, const TensorSpec& spec, Stored stored);
   static SourcePiece read_piece(const JsonReader& node);
@@ -69,7 +71,7 @@ class PlanReader {
   void check_ends(const JsonReader& units) const;
   void check_visits(const JsonReader& units) const;
   void check_cut(const JsonReader& schedule) const;
-  void check_parts(const JsonReader& tensors) const;
+  void check_parts(const JsonReader& tensors);  // and finds their wholes
   void check_logits(const JsonReader& node) const;
   Op read_op(const JsonReader& node);
   Op read_embedding(const JsonReader& node);

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "weights/finite.h"
+#include "weights/matrix_part.h"
 #include "weights/packed.h"
 #include "weights/pieces.h"
 
@@ -20,11 +21,12 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-const TensorView* bound(const TensorSpec& spec, const EngineOptions& options) {
-  const auto it = options.tensors.find(spec.name);
+const TensorView* bound(const std::string& name, const TensorSpec& spec,
+                        const EngineOptions& options) {
+  const auto it = options.tensors.find(name);
   if (it != options.tensors.end()) return &it->second;
   if (spec.source) return nullptr;
-  fail(ErrorKind::kInvalid, "[load] tensor \"", spec.name,
+  fail(ErrorKind::kInvalid, "[load] tensor \"", name,
        "\" has no source file in the plan and was not bound from memory; add it to ",
        "EngineOptions::tensors");
 }
@@ -32,23 +34,43 @@ const TensorView* bound(const TensorSpec& spec, const EngineOptions& options) {
 }  // namespace
 
 StoredTensor::StoredTensor(const TensorSpec& spec, const EngineOptions& options, WeightFiles& files)
-    : spec_(&spec), view_(bound(spec, options)) {
+    : spec_(&spec),
+      name_(spec.part ? spec.part->tensor : spec.name),
+      rows_(spec.part ? spec.part->shape[0] : spec.rows()),
+      cols_(!spec.is_matrix() ? 1
+            : spec.part       ? spec.part->shape[1]
+                              : spec.cols()),
+      view_(bound(name_, spec, options)) {
+  if (spec.part) first_row_ = spec.part->row, first_col_ = spec.part->col;
   if (view_ != nullptr) check_bound();
   stored_ = view_ != nullptr ? stored_of(view_->dtype) : spec.source->stored;
   row_bytes_ = is_pieces(stored_) ? 0 : stored_bytes(stored_, spec.cols());
   if (view_ != nullptr) return;
   find_pieces(files);
-  int64_t row = 0;
-  for (const SourceExtent& extent : spec.source->extents) {
+  find_extents(files);
+}
+
+// Those with rows of this tensor. Rows in strips are read from the first of one on.
+void StoredTensor::find_extents(WeightFiles& files) {
+  const int64_t whole_bytes = is_pieces(stored_) ? 0 : stored_bytes(stored_, cols_);
+  const int64_t begin = is_packed(stored_) ? first_row_ / kStripRows * kStripRows : first_row_;
+  const int64_t end = first_row_ + spec_->rows();
+  int64_t row = 0;  // of the whole
+  for (const SourceExtent& extent : spec_->source->extents) {
     const WeightFile& file = files.of(extent.file);
-    const int64_t stride = extent.row_stride > 0 ? extent.row_stride : row_bytes_;
-    const int64_t rows = stored_rows(stored_, extent.rows);
-    const int64_t end = extent.offset + (rows - 1) * stride + row_bytes_;
-    if (end > file.bytes()) {
+    const int64_t stride = extent.row_stride > 0 ? extent.row_stride : whole_bytes;
+    const int64_t last = extent.offset + (stored_rows(stored_, extent.rows) - 1) * stride;
+    if (last + whole_bytes > file.bytes()) {
       fail(ErrorKind::kIo, "[load] ", file.path(), " has ", file.bytes(), " bytes, tensor \"",
-           spec.name, "\" ends at ", end, "; the file is truncated or not the planned one");
+           name_, "\" ends at ", last + whole_bytes,
+           "; the file is truncated or not the planned one");
     }
-    extents_.push_back({&file, row, rows, extent.offset, stride});
+    const int64_t from = std::max(row, begin), to = std::min(row + extent.rows, end);
+    if (from < to) {
+      const int64_t col_bytes = is_packed(stored_) ? 0 : stored_bytes(stored_, first_col_);
+      extents_.push_back({&file, from - begin, stored_rows(stored_, to - from),
+                          extent.offset + (from - row) * stride + col_bytes, stride});
+    }
     row += extent.rows;
   }
 }
@@ -58,31 +80,45 @@ void StoredTensor::find_pieces(WeightFiles& files) {
     const WeightFile& file = files.of(piece.file);
     if (piece.offset + piece.bytes() > file.bytes()) {
       fail(ErrorKind::kIo, "[load] ", file.path(), " has ", file.bytes(), " bytes, the ",
-           piece.name, " of tensor \"", spec_->name, "\" ends at ", piece.offset + piece.bytes(),
+           piece.name, " of tensor \"", name_, "\" ends at ", piece.offset + piece.bytes(),
            "; the file is truncated or not the planned one");
     }
     aux_.push_back(&file);
   }
 }
 
+bool StoredTensor::same_bytes(const Format& format) const {
+  const bool strips = whole_rows() && first_row_ % kStripRows == 0;
+  return helm::same_bytes(stored_, format) && (!is_packed(stored_) || strips);
+}
+
 void StoredTensor::open(const Format& format) {
-  if (is_packed(stored_) && matrix_ == nullptr) {
-    pages_.push_back(file().map());
-    matrix_ =
-        std::make_unique<PackedMatrix>(spec_->name, row_of(stored_).exact,
-                                       pages_[0]->data() + offset(), spec_->rows(), spec_->cols());
+  if (matrix_ == nullptr && (is_packed(stored_) || is_pieces(stored_))) {
+    matrix_ = open_whole();
+    matrix_->comes_from(std::string(file_of(0)));
+    if (spec_->part) {
+      whole_ = std::move(matrix_);
+      matrix_ = std::make_unique<MatrixPart>(*whole_, spec_->name, spec_->rows(), spec_->cols(),
+                                             first_row_, first_col_);
+      matrix_->comes_from(std::string(file_of(0)));
+    }
   }
-  if (is_pieces(stored_) && matrix_ == nullptr) open_aux();
-  if (matrix_ != nullptr) matrix_->comes_from(std::string(file_of(0)));
   if (matrix_ == nullptr || !is_packed(format)) return;
   if (!can_encode(matrix_->exact(), format)) refuse_format(spec_->name, matrix_->exact(), format);
 }
 
-void StoredTensor::open_aux() {
-  weights_.name = spec_->name;
+std::unique_ptr<StoredMatrix> StoredTensor::open_whole() {
+  if (is_pieces(stored_)) return open_aux();
+  pages_.push_back(file().map());
+  const std::byte* first = pages_[0]->data() + spec_->source->extents[0].offset;
+  return std::make_unique<PackedMatrix>(name_, row_of(stored_).exact, first, rows_, cols_);
+}
+
+std::unique_ptr<StoredMatrix> StoredTensor::open_aux() {
+  weights_.name = name_;
   weights_.stored = stored_name(stored_);
-  weights_.rows = spec_->rows();
-  weights_.cols = spec_->cols();
+  weights_.rows = rows_;
+  weights_.cols = cols_;
   for (size_t i = 0; i < aux_.size(); ++i) {
     const SourcePiece& piece = spec_->source->aux[i];
     pages_.push_back(aux_[i]->map());
@@ -90,24 +126,29 @@ void StoredTensor::open_aux() {
                                            static_cast<size_t>(piece.bytes()));
     weights_.pieces[piece.name] = {piece.dtype, piece.shape, bytes};
   }
-  matrix_ = open_pieces(weights_);
+  return open_pieces(weights_);
 }
 
 void StoredTensor::check_bound() const {
-  if (view_->shape != spec_->shape) {
-    fail(ErrorKind::kInvalid, "[load] tensor \"", spec_->name, "\" has shape ",
-         shape_text(view_->shape), ", the plan says ", shape_text(spec_->shape));
+  const std::vector<int64_t>& shape = spec_->part ? spec_->part->shape : spec_->shape;
+  if (view_->shape != shape) {
+    fail(ErrorKind::kInvalid, "[load] tensor \"", name_, "\" has shape ", shape_text(view_->shape),
+         ", the plan says ", shape_text(shape));
   }
   if (view_->data == nullptr || static_cast<int>(view_->dtype) >= kDTypes) {
-    fail(ErrorKind::kInvalid, "[load] tensor \"", spec_->name, "\" was bound ",
+    fail(ErrorKind::kInvalid, "[load] tensor \"", name_, "\" was bound ",
          view_->data == nullptr ? "without data" : "in a dtype of the KV cache",
          "; expected f32, f16 or bf16 in memory");
   }
 }
 
+const std::byte* StoredTensor::bound_row(int64_t row) const {
+  return static_cast<const std::byte*>(view_->data) +
+         stored_bytes(stored_, (first_row_ + row) * cols_ + first_col_);
+}
+
 const std::byte* StoredTensor::memory(int64_t row) const {
-  if (view_ == nullptr) return nullptr;
-  return static_cast<const std::byte*>(view_->data) + row * row_bytes_;
+  return view_ != nullptr && whole_rows() ? bound_row(row) : nullptr;
 }
 
 // Rows that adjoin are one transfer. So are rows with little between them: a call of the system for
@@ -155,7 +196,11 @@ void StoredTensor::check_finite(int64_t row, std::span<const float> elements) co
 
 void StoredTensor::read(int64_t row, int64_t count, std::byte* to) const {
   if (view_ != nullptr) {
-    std::memcpy(to, memory(row), static_cast<size_t>(count * row_bytes_));
+    const int64_t at_once = whole_rows() ? count : 1;
+    for (int64_t r = 0; r < count; r += at_once) {
+      std::memcpy(to + r * row_bytes_, bound_row(row + r),
+                  static_cast<size_t>(at_once * row_bytes_));
+    }
     return;
   }
   count = stored_rows(stored_, count);

@@ -33,7 +33,7 @@ void check_written(const Read& read, const Format& format, const std::byte* to) 
     const auto* elements = reinterpret_cast<const float*>(to);  // vectors are f32
     return from.check_finite(read.row, {elements, static_cast<size_t>(read.rows)});
   }
-  if (!is_packed(format) || !same_bytes(from.stored(), format)) return;
+  if (!is_packed(format) || !from.same_bytes(format)) return;
   PackedMatrix rows(from.spec().name, format, to, read.rows, from.spec().cols(), read.row);
   rows.comes_from(std::string(from.file_of(read.row)));
   rows.check_scales();
@@ -44,7 +44,7 @@ void write_rows(const Read& read, const Format& format, const cpu::KernelTable& 
                 std::byte* to) {
   const StoredTensor& from = *read.from;
   const TensorSpec& spec = from.spec();
-  if (same_bytes(from.stored(), format)) {
+  if (from.same_bytes(format)) {
     from.read(read.row, read.rows, to);
   } else if (const StoredMatrix* matrix = from.matrix()) {
     encode(*matrix, format, kernels, read.row, read.rows, to);

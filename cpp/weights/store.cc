@@ -78,8 +78,9 @@ class Weights::Load {
     int64_t bytes = 0;
     for (const TensorIndex index : tensors_of(plan_, on_cpu_)) {
       const SliceSpec& slice = *plan_.slice(index, kCpu);
-      bytes += plan_.bytes(slice);
+      bytes += plan_.own_bytes(slice);
       held(slice).format = slice.format;
+      if (lies_in_whole(slice)) continue;
       if (use_in_place(slice, stored(slice))) continue;
       copied_.emplace_back(index, arena_bytes_);
       arena_bytes_ = align_up(arena_bytes_ + plan_.bytes(slice), kCacheLine);
@@ -89,7 +90,9 @@ class Weights::Load {
 
   void read_to_accelerator(Account& cpu, DeviceIndex device, Account& accelerator) {
     const auto units = units_on(device, resident_units(plan_));
-    const Placed placed = placed_in_order(plan_, tensors_of(plan_, units), device);
+    std::vector<TensorIndex> own = tensors_of(plan_, units);
+    std::erase_if(own, [&](TensorIndex t) { return lies_in_whole(*plan_.slice(t, device)); });
+    const Placed placed = placed_in_order(plan_, own, device);
     if (placed.empty()) return;
     const auto& [last, offset_of_last] = placed.back();
     to_.accelerator_memory_ =
@@ -129,11 +132,23 @@ class Weights::Load {
   }
 
   void finish() {
+    for (const SliceSpec& slice : plan_.slices) {
+      if (lies_in_whole(slice)) use_whole(slice);
+    }
     do_all(reads_, threads_, uploader_.get(), options_.progress);
     files_.check();
   }
 
  private:
+  bool lies_in_whole(const SliceSpec& slice) const { return plan_.holder(slice) != nullptr; }
+
+  // Of a part whose rows are some of what the device holds: those.
+  void use_whole(const SliceSpec& slice) {
+    const TensorSpec& spec = plan_.tensors[static_cast<size_t>(slice.tensor)];
+    const int64_t offset = format_bytes(slice.format, spec.part->row, spec.cols());
+    held(slice) = {held(*plan_.holder(slice)).address + offset, slice.format};
+  }
+
   Weight& held(const SliceSpec& slice) {
     return to_.on_[static_cast<size_t>(slice.device)][static_cast<size_t>(slice.tensor)];
   }
@@ -147,7 +162,7 @@ class Weights::Load {
     }
     const Stored from = found->second.stored();
     if (!encodes(from, slice.format)) refuse_format(spec.name, row_of(from).exact, slice.format);
-    if (!same_bytes(from, slice.format)) found->second.open(slice.format);
+    if (!found->second.same_bytes(slice.format)) found->second.open(slice.format);
     return found->second;
   }
 
@@ -155,8 +170,8 @@ class Weights::Load {
   bool use_in_place(const SliceSpec& slice, const StoredTensor& from) {
     DeviceAddress& address = held(slice).address;
     if (const TensorView* view = from.view()) {
-      if (!same_bytes(from.stored(), slice.format)) return false;
-      address = cpu::device_address(view->data);
+      if (!from.same_bytes(slice.format) || !from.whole_rows()) return false;
+      address = cpu::device_address(from.memory(0));
       to_.owners_.push_back(view->owner);
       return true;
     }

@@ -10,6 +10,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "tiny_cut.h"
+
 namespace helm::test {
 namespace {
 
@@ -73,6 +75,7 @@ class TinyModelBuilder {
     vector("norm", s_.hidden);
     unit("head", "head",
          {norm("x_out", "h_out", "norm", s_.hidden), linear("h_out", "logits", {"embed"}, false)});
+    if (!s_.cuts.empty() || s_.cut_rows > 0) cut_units(&plan_, s_);
     add_slices();
     model_.plan = plan_.dump();
     return std::move(model_);

@@ -29,6 +29,14 @@ struct TinyModel {
                         const std::string& to) const;
 };
 
+// What the CPU has of a layer that is cut: the first KV heads, and elements between the two
+// products of its mlp; 0: that is not cut.
+struct TinyCut {
+  int64_t heads = 0;
+  int64_t inter = 0;
+  bool cpu_home = true;  // has the residual
+};
+
 struct TinyShape {
   int64_t vocab = 61;
   int64_t hidden = 24;
@@ -59,6 +67,9 @@ struct TinyShape {
   int64_t stream_pages = 0;
   std::string overflow = "stream";
   double watermark = 0.8;
+  std::vector<TinyCut> cuts = {};  // by layer, or of the first ones; needs devices
+  int64_t cut_rows = 0;            // of the head, on the CPU; 0: it is not cut
+  bool cut_on_cpu = false;         // all that is cut lies on the CPU
 };
 
 // Matrices of many pieces per member, stacked ones of unequal heights.

@@ -57,7 +57,8 @@ struct TensorPart {
   std::string tensor;          // its name
   std::vector<int64_t> shape;  // of all of it
   int64_t row = 0;
-  int64_t col = 0;  // 0 of a vector
+  int64_t col = 0;                // 0 of a vector
+  TensorIndex whole = kNoTensor;  // where the plan has all of it, too
 };
 
 // A weight that the model has.
@@ -241,10 +242,26 @@ struct HELM_API Plan {
     const SliceSpec* held = slice(tensor, unit.device);
     return held == nullptr ? Format{} : held->format;
   }
-  // Bytes that a slice takes on its device.
+  // Bytes that a slice has on its device.
   int64_t bytes(const SliceSpec& slice) const {
     const TensorSpec& spec = tensors[static_cast<size_t>(slice.tensor)];
     return format_bytes(slice.format, spec.rows(), spec.cols());
+  }
+
+  // What the device holds of the whole of a part that lies therein, whose rows are some of its, and
+  // which takes no bytes of its own; else null.
+  const SliceSpec* holder(const SliceSpec& slice) const {
+    const TensorSpec& spec = tensors[static_cast<size_t>(slice.tensor)];
+    if (!spec.part || spec.part->whole == kNoTensor) return nullptr;
+    const SliceSpec* held = this->slice(spec.part->whole, slice.device);
+    const bool rows = (!spec.is_matrix() || spec.cols() == spec.part->shape[1]) &&
+                      spec.part->row % row_unit(slice.format) == 0 &&
+                      slice.format.codes != Codes::kBF16C;  // its rows refer to the whole
+    return rows && held != nullptr && held->format == slice.format ? held : nullptr;
+  }
+  // Likewise without what lies in another slice.
+  int64_t own_bytes(const SliceSpec& slice) const {
+    return holder(slice) != nullptr ? 0 : bytes(slice);
   }
 
   // What `helm-llm plan MODEL --write FILE` and, in Python, Plan.to_json() write. Throws

@@ -164,6 +164,122 @@ TEST_CASE("where a layer with far pages lies on two devices, each has its part")
 16 cpu run head after 15)");
 }
 
+TEST_CASE("the CPU is at home in a cut layer: it posts, computes its own, adds the guest's") {
+  TinyShape shape = placed("cccc", 2);
+  shape.head_dim = 16;
+  shape.cuts = {{1, 32}, {1, 32}};
+  shape.cut_rows = 30;
+  shape.stream_tokens = 8;
+  shape.stream_pages = 20;
+  const std::vector<std::string> all = texts(shape);
+  REQUIRE(all.size() == 2);
+  CHECK(all[0] == R"(program rest
+0 cpu run embedding..layer.0.attention.begin
+1 up copy h cpu>accelerator after 0
+2 accelerator run layer.0.attention.guest after 1
+3 down copy partial accelerator>cpu after 2
+4 cpu run layer.0.attention.home
+5 cpu run layer.0.attention.end..layer.0.mlp.begin after 3
+6 up copy h cpu>accelerator after 5
+7 accelerator run layer.0.mlp.guest after 6
+8 down copy partial accelerator>cpu after 7
+9 cpu run layer.0.mlp.home
+10 cpu run layer.0.mlp.end..layer.1.attention.begin after 8
+11 up copy h cpu>accelerator after 10
+12 accelerator run layer.1.attention.guest after 11
+13 down copy partial_out accelerator>cpu after 12
+14 cpu run layer.1.attention.home
+15 cpu run layer.1.attention.end..layer.1.mlp.begin after 13
+16 up copy h_out cpu>accelerator after 15
+17 accelerator run layer.1.mlp.guest after 16
+18 down copy partial_out accelerator>cpu after 17
+19 cpu run layer.1.mlp.home
+20 cpu run layer.1.mlp.end..head.begin after 18
+21 up copy h_out cpu>accelerator after 20
+22 accelerator run head.guest after 21
+23 down copy logits_out[30:61] accelerator>cpu after 22
+24 cpu run head.home
+25 cpu run head.end after 23)");
+  CHECK(all[1] == R"(program visit
+0 cpu run embedding
+1 up copy x cpu>accelerator after 0
+2 up visit layer.0 aside
+3 up page layer.0 cached
+4 accelerator run layer.0.attention.begin..layer.0.mlp.end after 1 2 3
+5 up visit layer.1 aside
+6 down page layer.0 written after 4
+7 up page layer.1 cached
+8 accelerator run layer.1.attention.begin..layer.1.mlp.end after 5 7
+9 down page layer.1 written after 8
+10 down copy x_out accelerator>cpu after 8
+11 cpu run head.begin after 10
+12 up copy h_out cpu>accelerator after 11
+13 accelerator run head.guest after 12
+14 down copy logits_out[30:61] accelerator>cpu after 13
+15 cpu run head.home
+16 cpu run head.end after 14)");
+}
+
+TEST_CASE("a GPU is at home in a cut layer, and has the next whole") {
+  TinyShape shape = placed("ccac", 2);
+  shape.head_dim = 16;
+  shape.cuts = {{1, 32, false}};
+  shape.stream_tokens = 8;
+  shape.stream_pages = 20;
+  const std::vector<std::string> all = texts(shape);
+  REQUIRE(all.size() == 2);
+  CHECK(all[0] == R"(program rest
+0 cpu run embedding
+1 up copy x cpu>accelerator after 0
+2 accelerator run layer.0.attention.begin after 1
+3 down copy h accelerator>cpu after 2
+4 accelerator run layer.0.attention.home
+5 cpu run layer.0.attention.guest after 3
+6 up copy partial cpu>accelerator after 5
+7 accelerator run layer.0.attention.end..layer.0.mlp.begin after 6
+8 down copy h accelerator>cpu after 7
+9 accelerator run layer.0.mlp.home
+10 cpu run layer.0.mlp.guest after 8
+11 up copy partial cpu>accelerator after 10
+12 accelerator run layer.0.mlp.end..layer.1.mlp after 11
+13 down copy x_out accelerator>cpu after 12
+14 cpu run head after 13)");
+  CHECK(all[1] == R"(program visit
+0 cpu run embedding
+1 up copy x cpu>accelerator after 0
+2 up visit layer.0 aside
+3 up page layer.0 cached
+4 accelerator run layer.0.attention.begin..layer.0.mlp.end after 1 2 3
+5 down page layer.0 written after 4
+6 accelerator run layer.1.attention..layer.1.mlp
+7 down copy x_out accelerator>cpu after 6
+8 cpu run head after 7)");
+}
+
+TEST_CASE("only a cut program keeps values on a device from stage to stage") {
+  TinyShape shape = placed("ccac", 2);
+  const auto whole = [](const TinyShape& placed) {
+    std::vector<bool> found;
+    const helm::Plan plan = helm::Plan::from_json(helm::test::tiny_model(placed).plan);
+    for (const helm::Program& program : helm::lower(plan)) found.push_back(program.whole);
+    return found;
+  };
+  shape.head_dim = 16;
+  shape.stream_tokens = 8;
+  shape.stream_pages = 20;
+  CHECK(whole(shape) == std::vector<bool>{false, false});
+  for (const bool cpu_home : {false, true}) {
+    shape.cuts = {{1, 0, cpu_home}};
+    CHECK(whole(shape) == std::vector<bool>{true, false});
+  }
+  shape.cut_rows = 30;
+  CHECK(whole(shape) == std::vector<bool>{true, true});
+  shape.stream_tokens = 0;
+  shape.cut_on_cpu = true;  // in a row there, as one stage
+  shape.devices.assign(4, "cpu");
+  CHECK(texts(shape) == std::vector<std::string>{"program rest\n0 cpu run embedding..head.end"});
+}
+
 TEST_CASE("a plan has the kinds of steps that it can need") {
   const auto kinds = [](const TinyShape& shape) {
     std::vector<std::string> first_lines;
