@@ -9,10 +9,10 @@ it adds its own share, then the partial sum of the other device, its guest.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from helm.compiler.cut_shares import ACCELERATOR, Shares, head_shares, shares_of, size_of
 from helm.model.graph import (
     Activation,
     Add,
@@ -31,7 +31,6 @@ from helm.model.graph import (
 )
 from helm.plan.units import CPU, PlacedUnit
 
-ACCELERATOR = "accelerator"
 PARTIAL = "partial"
 Range = tuple[int, int]
 
@@ -94,128 +93,6 @@ class CutUnits:
         )
 
 
-@dataclass(frozen=True)
-class Shares:
-    """A unit as its cut sees it: `begin` at home, `first` to `last` on both devices, `end` at home.
-    `apart` are ops among the latter that the home alone has."""
-
-    begin: tuple[Op, ...]
-    first: Linear
-    inner: tuple[Op, ...]
-    last: Linear | None
-    end: tuple[Op, ...]
-    apart: tuple[Op, ...] = ()
-
-    @property
-    def homes(self) -> tuple[str, ...]:
-        """An accelerator's own share comes before its guest's, and would change what that reads
-        where no norm stands between."""
-        same = self.last is not None and self.first.input == self.last.out
-        return (CPU,) if same else (CPU, ACCELERATOR)
-
-
-@functools.cache
-def attention_shares(unit: Unit) -> Shares | str:
-    """Of an attention unit, or why it is not cut."""
-    ops = unit.ops
-    at = next((i for i, op in enumerate(ops) if isinstance(op, Attention)), None)
-    if at is None:
-        return "there is no attention"
-    attention = ops[at]
-    assert isinstance(attention, Attention)
-    makers = [i for i, op in enumerate(ops[:at]) if isinstance(op, Linear)]
-    if len(makers) != 1:
-        return "attention is not fed by one product"
-    first = ops[makers[0]]
-    assert isinstance(first, Linear)
-    if first.out != attention.input or first.accumulate:
-        return "the product before attention does not feed it"
-    inner: list[Op] = [*ops[makers[0] + 1 : at], attention]
-    if not all(_in_place(op, attention) for op in inner[:-1]):
-        return "what comes before attention mixes its heads"
-    attended, apart = attention.out, list[Op]()
-    for place in range(at + 1, len(ops)):
-        op = ops[place]
-        if isinstance(op, Select):
-            mine = op.input == attended
-            (inner if mine else apart).append(op)
-            attended = op.out if mine else attended
-            continue
-        if isinstance(op, Linear) and op.input == attended and op.accumulate and _alone(op):
-            return Shares(ops[: makers[0]], first, tuple(inner), op, ops[place + 1 :], tuple(apart))
-        break
-    return "the product behind attention does not add to the residual"
-
-
-def _alone(op: Linear) -> bool:
-    return len(op.parts) == 1
-
-
-def _in_place(op: Op, attention: Attention) -> bool:
-    """Whether it treats heads one by one."""
-    size = attention.head_dim
-    if isinstance(op, Norm):
-        there = op.input == op.out == attention.input and op.in_offset == op.out_offset
-        return there and op.size == size and op.in_offset % size == 0
-    if isinstance(op, Rope):
-        return op.value == attention.input and op.head_dim == size and op.offset % size == 0
-    return False
-
-
-@functools.cache
-def mlp_shares(unit: Unit) -> Shares | str:
-    """Of an mlp, or why it is not cut."""
-    ops = unit.ops
-    at = next((i for i, op in enumerate(ops) if isinstance(op, Linear)), len(ops))
-    if len(ops) < at + 3:
-        return "an mlp is not product, activation, product"
-    first, activation, last = ops[at : at + 3]
-    if not (
-        isinstance(first, Linear)
-        and isinstance(activation, Activation)
-        and isinstance(last, Linear)
-        and first.out == activation.input
-        and activation.out == last.input
-    ):
-        return "an mlp is not product, activation, product"
-    if not (last.accumulate and _alone(last)) or first.accumulate:
-        return "the last product of an mlp does not add to the residual"
-    return Shares(ops[:at], first, (activation,), last, ops[at + 3 :])
-
-
-@functools.cache
-def head_shares(unit: Unit) -> Shares | str:
-    """Of the head, or why it is not cut."""
-    products = [i for i, op in enumerate(unit.ops) if isinstance(op, Linear)]
-    if not products:
-        return "the head has no product"
-    at = products[-1]
-    first = unit.ops[at]
-    assert isinstance(first, Linear)
-    if first.accumulate:
-        return "the head's product adds to another value"
-    return Shares(unit.ops[:at], first, (), None, unit.ops[at + 1 :])
-
-
-def shares_of(unit: Unit) -> Shares | str:
-    """Of any unit."""
-    if unit.kind == "attention":
-        return attention_shares(unit)
-    if unit.kind == "mlp":
-        return mlp_shares(unit)
-    return head_shares(unit) if unit.kind == "head" else "an embedding is not cut"
-
-
-def size_of(unit: Unit) -> int:
-    """How many KV heads, or elements, a unit has that is cut along these."""
-    for op in unit.ops:
-        if isinstance(op, Attention):
-            return op.kv_heads
-        if isinstance(op, Activation):
-            return op.size
-    return 0
-
-
 class Cutter:
     """Makes the units of a cut of one graph. places: names of the CPU and of the other device."""
 
@@ -232,8 +109,8 @@ class Cutter:
         placed.append(self._whole(graph.units[0], self._places[cut.embedding != CPU]))
         for layer, own in zip(graph.layers, cut.layers, strict=True):
             for unit in layer.units:
-                placed += self._layer_unit(unit, own)
-        placed += self._head(graph.units[-1], cut.rows)
+                placed += self.layer_unit(unit, own)
+        placed += self.head(graph.units[-1], cut.rows)
         used = {name for unit in placed for op in unit.ops for name in op.uses()}
         known = {**self._widths, **self._values}
         names = {name for unit in placed for op in unit.ops for name in op.weight_names()}
@@ -258,7 +135,8 @@ class Cutter:
         self._kv.append(KvLayer(layer, first, count))
         return len(self._kv) - 1
 
-    def _layer_unit(self, unit: Unit, own: LayerCut) -> list[PlacedUnit]:
+    def layer_unit(self, unit: Unit, own: LayerCut) -> list[PlacedUnit]:
+        """An attention or an mlp."""
         size, wanted = size_of(unit), own.heads if unit.kind == "attention" else own.elements
         if wanted >= size or wanted <= 0:
             return [self._whole(unit, self._places[wanted <= 0])]
@@ -294,7 +172,8 @@ class Cutter:
             if ops
         ]
 
-    def _head(self, unit: Unit, rows: int) -> list[PlacedUnit]:
+    def head(self, unit: Unit, rows: int) -> list[PlacedUnit]:
+        """rows: on the CPU."""
         shares = head_shares(unit)
         size = self._widths[self._graph.logits].width
         if not 0 < rows < size:
@@ -307,6 +186,11 @@ class Cutter:
             lanes.append([self.rows_of(shares.first, [span], outs[-1])])
         end = (Concat(tuple(outs), shares.first.out), *shares.end)
         return self._units(unit, 0, shares.begin, lanes, end)
+
+    @property
+    def ranges(self) -> dict[str, Value]:
+        """Values made so far that are ranges of others."""
+        return {name: value for name, value in self._values.items() if name.endswith("]")}
 
     # --- for lanes ---------------------------------------------------------------------------
 
@@ -378,7 +262,8 @@ def _attention_lane(
     kept = sorted(
         (offset + low * heads * dim, offset + high * heads * dim, name)
         for offset, heads, name in (
-            (op.q_offset, each, "q_offset"), (op.k_offset, 1, "k_offset"), (op.v_offset, 1, "v_offset"),
+            (op.q_offset, each, "q_offset"), (op.k_offset, 1, "k_offset"),
+            (op.v_offset, 1, "v_offset"),
         )
     )  # fmt: skip
     spans = [(a, b) for a, b, _ in kept]
