@@ -8,10 +8,10 @@ from helm.compiler.candidate import Candidate
 from helm.compiler.search import Search, SearchResult
 from helm.machine.profile import Profile
 from helm.model.graph import Graph, Unit
+from helm.plan.kv import KvSpec
 from helm.plan.records import WATERMARK
 from helm.plan.schema import (
     Alternative,
-    KvSpec,
     MemoryUse,
     Prediction,
     ProfileIdentity,

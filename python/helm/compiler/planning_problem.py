@@ -31,8 +31,9 @@ from helm.model.checkpoint import TensorInfo
 from helm.model.config import ModelConfig
 from helm.model.families import build_graph
 from helm.model.graph import Graph
+from helm.plan.kv import KvSpec
 from helm.plan.records import Loading, Workload
-from helm.plan.schema import KvSpec, Limits
+from helm.plan.schema import Limits
 from helm.plan.weights import TensorSpec
 
 

@@ -38,8 +38,9 @@ from helm.compiler.tensors import compressible, dominant_format, identity, mappa
 from helm.errors import InvalidError, OutOfMemoryError
 from helm.machine.profile import Profile
 from helm.machine.rates import CpuProfile
+from helm.plan.kv import KvSpec
 from helm.plan.records import Loading, LoadingChoice, Workload
-from helm.plan.schema import KvSpec, Limits, MemoryUse, Plan, Schedule
+from helm.plan.schema import Limits, MemoryUse, Plan, Schedule
 from helm.plan.units import CPU, devices_named
 
 
@@ -246,7 +247,7 @@ def _plan(
     threads = (problem.threads or 1) if best is None else best.threads
     if best is not None and best.uses_accelerator:
         limits = dataclasses.replace(limits, step_tokens=best.step_tokens)
-        kv = dataclasses.replace(kv, pages=kv.layers * best.kv_blocks * best.sequences)
+        kv = dataclasses.replace(kv, pages=len(kv.layers) * best.kv_blocks * best.sequences)
         units, memory, order = placed_units(graph, best), memory_use(best), schedule(best, kv)
         if best.sequences < limits.sequences:
             said.append(_fewer_at_once(best.sequences * limits.context, limits))
@@ -284,7 +285,7 @@ def _on_cpu(
         units = model.graph.units
         return MemoryUse(
             weights_bytes=model.host_bytes(units),
-            kv_bytes=kv.pages * kv.page_bytes,
+            kv_bytes=kv.blocks * kv.block_bytes,
             activations_bytes=activation_bytes(model.graph, units, limits),
             workspace_bytes=workspace_bytes(model.graph, units, limits, kv, threads),
         )
@@ -294,7 +295,7 @@ def _on_cpu(
     taken = fixed.total_bytes - problem.resident_bytes
     room, reserve = problem.room_bytes, problem.reserve_bytes
     left = (beside_reserve(room) if reserve is None else room - reserve) - taken
-    most = max(0, left // (kv.page_bytes * kv.layers))  # pages of a layer
+    most = max(0, left // kv.block_bytes)  # pages of a layer
     one = -(-limits.context // kv.page_tokens)
     notices: list[str] = []
     if most < one:
@@ -308,7 +309,7 @@ def _on_cpu(
     blocks = min(most, one * limits.sequences)
     if blocks < one * limits.sequences:
         notices.append(_fewer_at_once(blocks * kv.page_tokens, limits))
-    kv = dataclasses.replace(kv, pages=blocks * kv.layers)
+    kv = dataclasses.replace(kv, pages=blocks * len(kv.layers))
     needs = use(limits, kv)
     beside = _reserve(problem, taken + needs.kv_bytes)
     return limits, kv, dataclasses.replace(needs, reserve_bytes=beside), notices
@@ -330,7 +331,7 @@ def _fewer_at_once(tokens: int, limits: Limits) -> str:
 def _refusal(problem: Problem, fixed: MemoryUse, limits: Limits, context: int) -> str:
     """context: what would fit."""
     kv, resident, room = problem.kv, problem.resident_bytes, problem.room_bytes
-    page_bytes, taken = kv.page_bytes * kv.layers, fixed.total_bytes - resident
+    page_bytes, taken = kv.block_bytes, fixed.total_bytes - resident
     kv_bytes = -(-limits.context // kv.page_tokens) * page_bytes
     fits = f"a context of {context} would fit"
     if context == 0:
