@@ -122,19 +122,27 @@ class CutTimes:
 
 def decode_times(setting: Setting, cuts: CutModel, context: int) -> CutTimes:
     """Of a decode step in which each sequence has `context` positions."""
-    device = setting.accelerator
-    assert device is not None
-    step = Step(setting.batch, 1, setting.batch)
-    on_cpu = cpu_decode_s(setting, context)
+    seconds = decode_attention_s(setting, context)
 
     def attention(index: int, layer: Layer) -> Mapping[str, F64]:
-        there = sum(
+        return {site: each[index : index + 1] for site, each in seconds.items()}
+
+    step = Step(setting.batch, 1, setting.batch)
+    return _times(setting, cuts, [(step, 1)], attention, lambda index: slice(None))
+
+
+def decode_attention_s(setting: Setting, context: int) -> dict[str, F64]:
+    """[classes] of a layer's attention, by site."""
+    device = setting.accelerator
+    assert device is not None
+    there = [
+        sum(
             float(positions_s(setting, op, setting.batch * _seen(op, context), device)[0])
             for op in attentions(layer)
         )
-        return {"cpu": on_cpu[index : index + 1], "accelerator": np.array([there])}
-
-    return _times(setting, cuts, [(step, 1)], attention, lambda index: slice(None))
+        for layer in setting.classes.units
+    ]
+    return {"cpu": cpu_decode_s(setting, context), "accelerator": np.array(there)}
 
 
 def _seen(op: Attention, context: int) -> I64:
