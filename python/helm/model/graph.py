@@ -362,7 +362,8 @@ class Graph:
         place = {entry: here for here, entry in enumerate(entries)}
         kv = replace(self.kv, layers=tuple(self.kv.layers[entry] for entry in entries))
         parts = {name: encode(getattr(self, name)) for name in ("rope", "values", "logits")}
-        tensors = [{"name": name, "shape": self.tensors[name], "source": None} for name in names]
+        bound = {"source": None, "part": None}
+        tensors = [{"name": name, "shape": self.tensors[name], **bound} for name in names]
         made = [encode(replace(unit, ops=tuple(_with_entry(op, place) for op in unit.ops)))
                 for unit in units]  # fmt: skip
         text = json.dumps({"kv": encode(kv), **parts, "tensors": tensors, "units": made})
