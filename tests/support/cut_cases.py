@@ -11,9 +11,9 @@ import numpy as np
 import search_cases
 from helm.base.formats import tensor_bytes
 from helm.compiler.budget import stage_bytes
-from helm.compiler.cut_memory import CutMemory, Layouts
+from helm.compiler.cut_memory import CutMemory
 from helm.compiler.cut_search import CutWay, Found
-from helm.compiler.cut_space import cut_model
+from helm.compiler.cut_space import Layouts, cut_model
 from helm.compiler.cut_steps import CutSteps
 from helm.compiler.planning_problem import Problem
 from helm.compiler.prefill import prepare

@@ -8,14 +8,15 @@ shares are never chosen, and a point of the hull is a mixture of two kinds.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from helm.compiler.budget import Items, StageBytes, memory_bytes, stage_bytes
-from helm.compiler.cut_memory import CutMemory, Layouts
-from helm.compiler.cut_space import CutModel, cut_model
+from helm.compiler.cut_memory import CutMemory
+from helm.compiler.cut_space import CutModel, Layouts, cut_model
 from helm.compiler.cut_steps import CutSteps
 from helm.compiler.prefill import Prefill, prepare
 from helm.compiler.problem import ResourceLimits, Space
@@ -257,9 +258,11 @@ class _Scan:
             slack[1] = np.minimum(slack[1], own)
         last = len(self._cuts.elements) - 1
         least, most = np.ones(len(of), np.int64), np.full(len(of), last - 1)
-        key = of.cpu * (self._blocks + 1) + of.cut
-        for pair in np.unique(key).tolist():
-            at = np.flatnonzero(key == pair)
+        order = np.argsort(of.cpu * (self._blocks + 1) + of.cut, kind="stable")
+        key = (of.cpu * (self._blocks + 1) + of.cut)[order]
+        starts = np.flatnonzero(np.diff(key, prepend=-1, append=-1))
+        for begin, end in itertools.pairwise(starts.tolist()):
+            at = order[begin:end]
             own, there = self._memory.by_elements(of.at(at[:1]))
             now = int(of.elements[at[0]])
             # Both rise and fall with the elements but for alignment.

@@ -100,6 +100,30 @@ def _row_marks(model: CostedGraph) -> I64:
 
 
 @dataclass(frozen=True)
+class Layouts:
+    """Arrays [layouts]: layers from the first on the CPU, then so many that are cut, the rest on
+    the accelerator. home: of those that are cut, see `HOMES`. heads, elements, rows: places among
+    the marks of a `CutModel`. The embedding is on the CPU."""
+
+    cpu: I64
+    cut: I64
+    home: I64
+    heads: I64
+    elements: I64
+    rows: I64
+
+    def __len__(self) -> int:
+        return len(self.cpu)
+
+    def at(self, chosen: object) -> Layouts:
+        return Layouts(*(each[chosen] for each in self.arrays))
+
+    @property
+    def arrays(self) -> tuple[I64, ...]:
+        return (self.cpu, self.cut, self.home, self.heads, self.elements, self.rows)
+
+
+@dataclass(frozen=True)
 class CutTimes:
     """Seconds in one kind of step, or in all steps of the prompts together. attention, mlp:
     [classes, homes, ways] within layers that are cut; head: [ways]."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from helm.compiler.cut_memory import CutMemory, Layouts
+from helm.compiler.cut_memory import CutMemory
 from helm.compiler.cut_price import UnitPrice
-from helm.compiler.cut_space import CutModel, CutTimes, decode_times, prefill_times
+from helm.compiler.cut_space import CutModel, CutTimes, Layouts, decode_times, prefill_times
 from helm.compiler.cut_visits import quick_end_s, visiting_end_s
 from helm.compiler.overflow import Bools
 from helm.compiler.prefill import Prefill

@@ -288,7 +288,7 @@ def with_thread_counts(cpu: CpuProfile, counts: Iterable[int]) -> CpuProfile:
 def units_by_device(plan: Plan) -> dict[str, list[str]]:
     """What lies on each device: "embedding", "layers 0-3", ..., in order; of a layer on two devices
     "layer 4 attention" or "layer 4 mlp"."""
-    from helm.compiler.explain import layers_label
+    from helm.compiler.segments import layers_label
 
     places = {unit.layer: set[str]() for unit in plan.units}
     for unit in plan.units:
