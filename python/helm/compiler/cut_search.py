@@ -123,7 +123,7 @@ class CutSearch:
                 ways = [None] if mode == "compute" else prefill.visit_choices()
                 for least in ways:
                     scan = _Scan(steps, memory, CutWay(prefill, least), limits, workload,
-                                 memory_bytes(self._profile, limits))  # fmt: skip
+                                 memory_bytes(self._profile, limits), self._space)  # fmt: skip
                     one = scan.best()
                     if one is not None:
                         yield one
@@ -144,8 +144,9 @@ class _Scan:
 
     def __init__(
         self, steps: CutSteps, memory: CutMemory, way: CutWay, limits: ResourceLimits,
-        workload: Workload, available: tuple[int, int],
+        workload: Workload, available: tuple[int, int], space: Space,
     ) -> None:  # fmt: skip
+        self._space = space
         self._steps, self._memory, self._way = steps, memory, way
         self._limits, self._workload, self._available = limits, workload, available
         self._cuts = steps.cuts
@@ -180,7 +181,21 @@ class _Scan:
         memory, by and large."""
         found = [self._with_elements(self._grid(home)) for home in (0, 1) if self._allows(home)]
         found.append(self._grid_of_whole_layers())
-        return _joined(found)
+        return self._chosen(_joined(found))
+
+    def _chosen(self, of: Layouts) -> Layouts:
+        """Those that have what is asked for: where something must be cut, not units that lie as a
+        whole on two devices."""
+        if self._space.policy != "cut":
+            return of
+        inside = [
+            (ways > 0) & (ways < len(marks) - 1)
+            for ways, marks in (
+                (of.heads, self._cuts.heads), (of.elements, self._cuts.elements),
+                (of.rows, self._cuts.rows),
+            )
+        ]  # fmt: skip
+        return of.at((of.cut > 0) & (inside[0] | inside[1]) | inside[2])
 
     def _allows(self, home: int) -> bool:
         times = self._decode.times
@@ -284,7 +299,7 @@ class _Scan:
         for step in (-2, -1, 1, 2):
             at = np.clip(rows.rows + step, 1, len(self._cuts.rows) - 2)
             made.append(dataclasses.replace(rows, rows=at))
-        return _unique(_joined(made))
+        return self._chosen(_unique(_joined(made)))
 
     # --- scores ----------------------------------------------------------------------------------
 
