@@ -95,13 +95,14 @@ class CutMemory:
         return np.asarray(total)
 
     def by_elements(self, of: Layouts) -> tuple[I64, I64]:
-        """[ways] what changes with the mlp's elements of the first of `of`, on both devices."""
-        count, home = self.counts(of)[1][0], int(of.home[0])
-        last = of.cpu[0] + of.cut[0] == self._blocks
+        """[layouts, ways] what changes with the mlp's elements, on both devices; all of `of` have
+        the same home."""
+        count, home = self.counts(of)[1], int(of.home[0])
+        last, more = (of.cpu + of.cut == self._blocks)[:, None], (of.cut > 1)[:, None]
         found = []
         for lane in (0, 1):
             before, both, alone = self.values.range_bytes(1, home, lane)
-            ranges = (both if of.cut[0] > 1 else alone) if last else before
+            ranges = np.where(last, np.where(more, both, alone), before)
             found.append(count @ self._units[1][:, lane, home] + ranges)
         return found[0], found[1]
 

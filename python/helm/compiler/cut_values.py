@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from helm.compiler.budget import geometry
-from helm.compiler.cut import Cutter, LayerCut
+from helm.compiler.cut import PARTIAL, Cutter, LayerCut
 from helm.compiler.cut_price import HOMES
 from helm.compiler.cut_space import CutModel, Layouts
 from helm.compiler.cut_tables import CutTable
@@ -145,7 +145,10 @@ class CutValues:
         """Bytes of the values that are no ranges."""
         key = (lane, *flags)
         if key not in self._sizes:
-            self._sizes[key] = sum(map(self._value_bytes, self._used(lane, *flags)))
+            if (self._visits, *key) not in self._cuts.known:
+                self._cuts.known[self._visits, *key] = self._used(lane, *flags)
+            names = self._cuts.known[self._visits, *key]
+            self._sizes[key] = sum(map(self._value_bytes, names))
         return self._sizes[key]
 
     @functools.cached_property
@@ -177,13 +180,15 @@ class CutValues:
         return names
 
     def _value_bytes(self, name: str) -> int:
-        if name in self._widths:
-            return aligned(F32 * self._widths[name] * self._rows[name])
-        return aligned(F32 * self._setting.hidden * self._partial_rows(name))
+        return self._bytes[name]
 
     @functools.cached_property
-    def _widths(self) -> dict[str, int]:
-        return {value.name: value.width for value in self._graph.values}
+    def _bytes(self) -> dict[str, int]:
+        """Of every value of the graph, and of partial sums."""
+        partial = {name: self._setting.hidden * self._partial_rows(name)
+                   for name in (PARTIAL, f"{PARTIAL}_out")}  # fmt: skip
+        sizes = {value.name: value.width * self._rows[value.name] for value in self._graph.values}
+        return {name: aligned(F32 * size) for name, size in (sizes | partial).items()}
 
     def _partial_rows(self, name: str) -> int:
         return self._limits.step_outputs if name.endswith("_out") else self._limits.step_tokens
