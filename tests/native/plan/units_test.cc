@@ -99,7 +99,7 @@ TEST_CASE("each KV layer has one attention op") {
   expect(changed(good, guest + "/ops/2/layer", 2), said);
   plan = good;
   plan[json::json_pointer(guest)]["ops"].erase(2);
-  expect(plan, "KV layer 1 has no attention op");
+  expect(plan, "kv.layers[1]: no attention op has this entry");
 }
 
 TEST_CASE("a cut plan's steps do not overlap, and its KV lies where it is attended to") {
