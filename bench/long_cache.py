@@ -34,7 +34,7 @@ def write_long_cache(engine: Any, kept: Any, plan: Plan, tokens: int, path: Path
     with short.open("rb") as source, path.open("wb") as target:
         prefix = source.read(_PREFIX_BYTES)
         header = json.loads(source.read(int.from_bytes(prefix[8:16], "little")))
-        size = plan.kv.layers * plan.kv.page_bytes
+        size = plan.kv.block_bytes
         blocks = []
         while source.read(_CHECKSUM_BYTES):
             blocks.append(source.read(size))

@@ -174,7 +174,7 @@ def verify(model: Model, profile: Profile, site: str, args: argparse.Namespace) 
 
 def budget_bytes(plan: Plan, args: argparse.Namespace) -> int:
     """Of the pages of --budget tokens, of the accelerator's layers."""
-    layers = plan.kv.layers - args.cpu_blocks
+    layers = len(plan.kv.layers) - args.cpu_blocks
     return args.budget // args.page_tokens * layers * plan.kv.page_bytes
 
 
@@ -251,7 +251,7 @@ def cost(model: Model, profile: Profile, args: argparse.Namespace) -> list[Row]:
             budget = None
             if slots is not None:
                 blocks = int(slots * -(-longest // pages))
-                budget = blocks * (plan.kv.layers - args.cpu_blocks) * plan.kv.page_bytes
+                budget = blocks * (len(plan.kv.layers) - args.cpu_blocks) * plan.kv.page_bytes
             plan, _ = model.on_both(plan, profile, "stream", budget, context)
         engine = model.load(plan, device)
         sequence = engine.open(longest)

@@ -81,7 +81,7 @@ def place(plan: Plan, model: CostedGraph, candidate: Candidate) -> Plan:
     """`plan` with the units, memory and schedule of `candidate`, which was priced with its
     limits."""
     kv = plan.kv
-    pages = kv.layers * candidate.kv_blocks * candidate.sequences
+    pages = len(kv.layers) * candidate.kv_blocks * candidate.sequences
     kv = dataclasses.replace(kv, pages=pages)
     units, memory = placed_units(model.graph, candidate), memory_use(candidate)
     return dataclasses.replace(

@@ -132,8 +132,8 @@ Plan PlanReader::read(const JsonReader& root) {
   root.only({"format", "version", "model", "limits", "threads", "devices", "kv", "rope", "tensors",
              "slices", "values", "units", "logits", "memory", "schedule",
              // Written for people; nothing here is executed.
-             "notices", "loading", "units_cpu", "units_accelerator", "label", "workload", "profile",
-             "predicted", "bottleneck", "alternatives", "loading_choice"});
+             "notices", "loading", "units_cpu", "units_accelerator", "units_cut", "label",
+             "workload", "profile", "predicted", "bottleneck", "alternatives", "loading_choice"});
   if (root["version"].integer(0, kMaxCount) != Plan::kVersion) {
     root["version"].reject("this runtime executes version ", Plan::kVersion,
                            "; make the plan anew with the installed helm-llm");

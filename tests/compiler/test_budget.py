@@ -132,7 +132,7 @@ def test_no_plan_is_refused_in_its_own_budget_and_no_byte_less_will_do(
     ]
     for space in SPACES:
         plans += plans_of(name, dtype, space, **asked)
-        options = KvOptions("cpu", vram_bytes=9 * plans[-1].kv.page_bytes * plans[-1].kv.layers)
+        options = KvOptions("cpu", vram_bytes=9 * plans[-1].kv.block_bytes)
         plans += plans_of(name, dtype, space, kv_options=options, **asked)
     assert any(overflows(plan) for plan in plans)
     for plan in plans:
@@ -166,7 +166,7 @@ def test_and_where_kv_overflows(name: str, dtype: str, site: str) -> None:
     found = set()
     for space in SPACES:
         full = plans_of(name, dtype, space)[0]
-        block = full.kv.page_bytes * full.kv.layers
+        block = full.kv.block_bytes
         for slots in (9, 18):  # of 21; a step may need eight
             options = KvOptions(site, vram_bytes=slots * block + 7)
             for plan in plans_of(name, dtype, space, kv_options=options):

@@ -16,8 +16,9 @@ from helm.base.formats import KV_ELEMENT_BYTES
 from helm.compiler.memory import accelerator_workspace_bytes, overflow_bytes, workspace_bytes
 from helm.errors import InvalidError
 from helm.model.families import build_graph, load_config
-from helm.model.graph import Graph
-from helm.plan.schema import KvSpec, Limits
+from helm.model.graph import Graph, whole_layers
+from helm.plan.kv import KvSpec
+from helm.plan.schema import Limits
 
 MODELS = [*small_models.CASES, "qwen3-14b", "llama-3.1-70b"]
 
@@ -59,7 +60,8 @@ def test_scratch_is_what_the_oracle_counts(name: str) -> None:
 
 def test_keys_without_their_bias_take_more() -> None:
     graph = graph_of("qwen2_window")
-    limits, kv = Limits(100, 8, 1, 1), KvSpec("i8", 16, 2, *dataclasses.astuple(graph.kv)[1:], 0)
+    limits, (heads, size) = Limits(100, 8, 1, 1), dataclasses.astuple(graph.kv)[1:]
+    kv = KvSpec("i8", 16, graph.kv.layers, heads, size, 0)
     plain = dataclasses.replace(kv, dtype="f16")
     with_bias = workspace_bytes(graph, graph.units, limits, kv, 1)
     assert with_bias > workspace_bytes(graph, graph.units, limits, plain, 1)
@@ -88,14 +90,13 @@ def test_settings_out_of_range_are_refused(
     limits: Limits, page_tokens: int, threads: int, message: str
 ) -> None:
     footprint = graph_of("qwen3").footprint
+    kv = KvSpec("f16", page_tokens, whole_layers(1, 1), 1, 1, 0)
     with pytest.raises(InvalidError, match=message):
-        footprint.workspace(
-            ["head"], "cpu", limits, KvSpec("f16", page_tokens, 1, 1, 1, 0), threads
-        )
+        footprint.workspace(["head"], "cpu", limits, kv, threads)
 
 
 def test_a_unit_or_graph_that_is_none_is_refused() -> None:
-    limits, kv = Limits(9, 4, 2, 1), KvSpec("f16", 16, 1, 1, 1, 0)
+    limits, kv = Limits(9, 4, 2, 1), KvSpec("f16", 16, whole_layers(1, 1), 1, 1, 0)
     with pytest.raises(InvalidError, match='the graph has no unit "tail"'):
         graph_of("qwen3").footprint.workspace(["tail"], "accelerator", limits, kv, 1)
     with pytest.raises(InvalidError, match='kind is "gpu"; expected "cpu" or "accelerator"'):

@@ -17,7 +17,7 @@ from device_profiles import fast_accelerator
 from helm.compiler.advice import largest_context, require
 from helm.compiler.candidate import Candidate
 from helm.compiler.explain import kv_lines, to_dict
-from helm.compiler.kv_options import KvOptions, overflows
+from helm.compiler.kv_options import KvOptions
 from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.search import Search, search
 from helm.compiler.solve import Study
@@ -137,7 +137,7 @@ def plan_of(kv: KvOptions | None = None, **options: Any) -> Plan:
 
 def test_a_plan_says_where_pages_lie() -> None:
     plan = plan_of(KvOptions("cpu", watermark=0.5))
-    assert overflows(plan)
+    assert plan.overflows
     assert (plan.schedule.overflow, plan.schedule.watermark) == ("cpu", 0.5)
     assert Plan.from_json(plan.to_json()) == plan
     assert sum(plan.schedule.pages.values()) == plan.kv.pages
@@ -170,7 +170,7 @@ def test_an_option_without_effect_is_said() -> None:
         config_of("llama-3.2-1b"), None, profile=load_profile("rtx-4090-24gb-ddr5"),
         workload=short, max_sequences=1, kv_options=KvOptions("cpu"),
     )  # fmt: skip
-    assert not overflows(whole)
+    assert not whole.overflows
     assert any("kv_overflow= without effect" in notice for notice in whole.notices)
     none = plan_of(KvOptions(vram_bytes=PAGE))
     assert not any(unit.device == "accelerator" for unit in none.units[1:-1])
@@ -290,13 +290,13 @@ def whole() -> Plan:
     """All on the accelerator."""
     with helm.LLM(device="sim", profile=slow_cpu(), **OPTIONS) as llm:
         assert llm.plan.units_cpu == 0
-        assert not overflows(llm.plan)
+        assert not llm.plan.overflows
         return llm.plan
 
 
 def check_overflow(llm: helm.LLM, expected: list[list[int]]) -> None:
     """The CPU's tokens, from pages in both memories, which take what was planned."""
-    assert overflows(llm.plan)
+    assert llm.plan.overflows
     assert [result.tokens for result in llm.generate(PROMPTS, **GENERATE)] == expected
     stats = llm.stats
     assert stats["evicted_blocks"] > 0
@@ -311,7 +311,7 @@ def check_overflow(llm: helm.LLM, expected: list[list[int]]) -> None:
 def test_a_context_beyond_the_memory_for_kv_gives_the_cpu_s_tokens(
     site: str, whole: Plan, expected: list[list[int]]
 ) -> None:
-    most = 40 * whole.kv.page_bytes * whole.kv.layers  # of 96 blocks; a step may need 38
+    most = 40 * whole.kv.block_bytes  # of 96 blocks; a step may need 38
     with helm.LLM(
         device="sim", profile=slow_cpu(), kv_vram_bytes=most, kv_overflow=site, **OPTIONS
     ) as llm:

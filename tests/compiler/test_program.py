@@ -17,6 +17,7 @@ from helm.compiler.program import lower
 from helm.errors import InvalidError, PlanError
 from helm.machine.profile import load_profile, preset_names
 from helm.model.families import parse_config
+from helm.model.graph import whole_layers
 from helm.plan.records import Workload
 from helm.plan.schema import Plan
 from search_cases import THESIS
@@ -39,7 +40,9 @@ def four_layers() -> Plan:
         )
         for layer in range(4) for unit in (units[-2:] if layer == 3 else units[:2])
     ]  # fmt: skip
-    kv = dataclasses.replace(plan.kv, layers=4, pages=2 * plan.kv.pages)
+    kv = dataclasses.replace(
+        plan.kv, layers=whole_layers(4, plan.kv.kv_heads), pages=2 * plan.kv.pages
+    )
     return dataclasses.replace(plan, units=(first, *again, last), kv=kv)
 
 

@@ -107,7 +107,7 @@ def test_shared_prefixes_where_kv_pages_overflow(site: str) -> None:
     prompts = [prompt_of(40) + tail for tail in ([1], [2, 3], prompt_of(9), [4], [5, 6], [7])]
     want = greedy(engine_of(plan, "qwen3"), prompts, NEW)
     cut = partitioned(plan, ("cpu", "cpu", *("accelerator",) * (len(plan.units) - 2)))
-    layers = cut.schedule.pages["accelerator"] // (plan.kv.pages // plan.kv.layers)
+    layers = cut.schedule.pages["accelerator"] // plan.kv.blocks
     pages = {"cpu": plan.kv.pages - 10 * layers, "accelerator": 10 * layers}
     schedule = dataclasses.replace(cut.schedule, pages=pages, overflow=site)
     engine = engine_of(dataclasses.replace(cut, schedule=schedule), "qwen3")

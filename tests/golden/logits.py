@@ -74,7 +74,7 @@ def _placements(plan: Plan) -> dict[str, Plan]:
     count = len(plan.places)
     half = count // 2
     split = partitioned(plan, ("cpu",) * half + ("accelerator",) * (count - half))
-    blocks = plan.kv.pages // plan.kv.layers
+    blocks = plan.kv.blocks
     layers = split.schedule.pages["accelerator"] // blocks
     kept = {"cpu": plan.kv.pages - 10 * layers, "accelerator": 10 * layers}
     found = {"cpu": plan, "split": split}

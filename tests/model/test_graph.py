@@ -176,7 +176,7 @@ def test_a_layer_is_an_attention_and_an_mlp(name):
     graph = build_graph(load_config(small_models.model_dir(name)))
     assert [(unit.kind, unit.layer) for unit in graph.units] == [
         ("embedding", None),
-        *((kind, layer) for layer in range(graph.kv.layers) for kind in ("attention", "mlp")),
+        *((kind, layer) for layer in range(len(graph.kv.layers)) for kind in ("attention", "mlp")),
         ("head", None),
     ]
     for unit in graph.units:

@@ -30,6 +30,7 @@ OWN = {
     "version",
     "units_cpu",
     "units_accelerator",
+    "units_cut",
     "loading",
 }  # of the text, in no dataclass
 RENAMED = {"input": "in"}  # a keyword of Python

@@ -6,7 +6,8 @@ import math
 
 import naive_scratch
 from helm.base.formats import FORMATS
-from helm.plan.schema import KvSpec, Limits
+from helm.plan.kv import KvSpec
+from helm.plan.schema import Limits
 from naive_rates import (
     F32,
     Plan,

@@ -17,7 +17,8 @@ from helm.model.graph import (
     Rope,
     Unit,
 )  # fmt: skip
-from helm.plan.schema import KvSpec, Limits
+from helm.plan.kv import KvSpec
+from helm.plan.schema import Limits
 
 F32 = 4
 PACKING = 1 << 20  # packed panels of a matrix, in any instruction set
@@ -141,7 +142,7 @@ def of_accelerator(
     many = [name for name in inputs if _rows(graph, name, limits) > 8]
     blocks = limits.sequences * math.ceil(limits.context / kv.page_tokens)
     tables = [limits.step_tokens] * 3 + [limits.step_outputs, 6 * limits.sequences, 6 * blocks]
-    tables += [(blocks + 1) * kv.layers, *(len(table.inv_freq) for table in graph.rope)]
+    tables += [(blocks + 1) * len(kv.layers), *(len(table.inv_freq) for table in graph.rope)]
     narrow = [2 * _rows(graph, n, limits) * _width(graph, n) for n in many]
     panels = [0]
     for op in ops if packed else []:

@@ -14,7 +14,6 @@ from helm.base.paths import kind, permitted
 from helm.base.sizes import counted
 from helm.commands import options
 from helm.commands.lines import say
-from helm.compiler.kv_options import overflows
 from helm.text.completion import Completion
 from helm.text.sampling import SamplingParams, sampling_params
 
@@ -101,7 +100,7 @@ def _devices(plan: Plan, stats: dict[str, Any]) -> str:
 
 def _overflow(plan: Plan) -> str:
     """Where KV lies that the accelerator has no room for; empty where it has room for all."""
-    if not overflows(plan):
+    if not plan.overflows:
         return ""
     there = binary_bytes(sum(use.kv_bytes for d, use in plan.memory.items() if d != "cpu"))
     reached = "read by the CPU" if plan.schedule.overflow == "cpu" else "copied to it in each step"

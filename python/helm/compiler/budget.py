@@ -26,7 +26,8 @@ from helm.compiler.setting import Setting, Site
 from helm.compiler.times import F64, attentions
 from helm.machine.profile import Profile
 from helm.model.graph import Layer, Unit
-from helm.plan.schema import KvSpec, Limits
+from helm.plan.kv import KvSpec
+from helm.plan.schema import Limits
 
 Purpose = Literal["weights", "kv", "activations", "workspace", "staging", "reserve"]
 PURPOSES: tuple[Purpose, ...] = (
@@ -70,7 +71,7 @@ class StageBytes:
 def stage_bytes(setting: Setting) -> StageBytes:
     """Of `setting`, for any head and mode."""
     graph, threads = setting.model.graph, setting.cpu.threads
-    spec, limits = _geometry(setting)
+    spec, limits = geometry(setting)
     packed = any(FORMATS[name].packed for name in setting.model.formats.values())
     last = setting.classes.member[-1]
     before = [layer for i, layer in enumerate(setting.classes.units) if i != last]
@@ -102,7 +103,7 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
         column = values[:, None] if values.ndim == 1 else values
         return np.broadcast_to(column, shape)
 
-    spec, limits = _geometry(setting)
+    spec, limits = geometry(setting)
     counts, rest = setting.counts()
     host_kv, device_kv = _kv_bytes(setting, spec)
     here, there = np.full_like(used, head == "cpu"), np.full_like(used, head == "accelerator")
@@ -110,7 +111,7 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
     cpu_stages = (~rows.embedded, rows.boundary > 0, ~rows.has_blocks, here)
     own_stages = (rows.embedded, before | visits, rows.has_blocks | visits, there)
     each = stage_bytes(setting) if each is None else each
-    on_cpu, own = _subset(cpu_stages), _subset(own_stages)
+    on_cpu, own = subset_of(cpu_stages), subset_of(own_stages)
     overflows, more = _overflow(setting, spec, limits)
 
     def paged(without: npt.NDArray[np.int64], overflowing: int) -> npt.NDArray[np.int64]:
@@ -129,7 +130,7 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
     own_weights = whole(_weights(setting, rest, own_stages, "accelerator"))
     # What only steps take is not there yet while weights are loaded.
     loading = (own_weights > 0) * each.uploading - (_total(cpu) - cpu["weights"])
-    cpu["reserve"] = np.maximum(_host_reserve(setting, _total(cpu), used), loading)
+    cpu["reserve"] = np.maximum(host_reserve_bytes(setting, _total(cpu), used), loading)
     return Budget(
         cpu=cpu,
         accelerator={
@@ -138,12 +139,12 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
             "activations": paged(each.activations[own], more.activations),
             "workspace": whole(each.accelerator_workspace[own]),
             "staging": paged(_device_staging(setting, spec, visits), more.visiting),
-            "reserve": whole(used * _accelerator_reserve(setting)),
+            "reserve": whole(used * accelerator_reserve(setting)),
         },
     )
 
 
-def _host_reserve(
+def host_reserve_bytes(
     setting: Setting, taken: npt.NDArray[np.int64], used: Bools
 ) -> npt.NDArray[np.int64]:
     """[rows, pages] beside what is taken of the CPU's memory. used: [rows] the accelerator."""
@@ -152,13 +153,13 @@ def _host_reserve(
     return np.where(used[:, None], MOST_RESERVE_BYTES, host_reserve(taken))
 
 
-def _accelerator_reserve(setting: Setting) -> int:
+def accelerator_reserve(setting: Setting) -> int:
     if setting.limits.accelerator_reserve_bytes is not None:
         return setting.limits.accelerator_reserve_bytes
     return 0 if setting.accelerator is None else setting.accelerator.reserve_bytes
 
 
-def _geometry(setting: Setting) -> tuple[KvSpec, Limits]:
+def geometry(setting: Setting) -> tuple[KvSpec, Limits]:
     graph, work = setting.model.graph, setting.workload
     tokens = min(setting.limits.page_tokens, work.context)
     kv = graph.kv
@@ -207,7 +208,7 @@ def _subsets(*parts: tuple[Unit, ...]) -> list[list[Unit]]:
     ]
 
 
-def _subset(stages: Stages) -> npt.NDArray[np.int64]:
+def subset_of(stages: Stages) -> npt.NDArray[np.int64]:
     """[rows] the place in `_subsets` of the stages' units."""
     return np.asarray(sum(stage.astype(np.int64) << bit for bit, stage in enumerate(stages)))
 
@@ -247,7 +248,7 @@ def _overflow(setting: Setting, spec: KvSpec, limits: Limits) -> tuple[Bools, Ov
 def executable(setting: Setting) -> Bools:
     """[rows, pages] whether the accelerator's slots for KV blocks are enough for any step, as the
     runtime asks where KV overflows."""
-    _, limits = _geometry(setting)
+    _, limits = geometry(setting)
     least = least_slots(limits.step_tokens, limits.sequences, setting.limits.page_tokens)
     pool = setting.pool
     enough = ~pool.overflows | (pool.slots >= least)

@@ -16,7 +16,9 @@ from helm.base.formats import FORMATS, STRIP_ROWS, KvDType, kv_position_bytes, t
 from helm.model.graph import (
     OPS,
     Activation,
+    Add,
     Attention,
+    Concat,
     Embedding,
     Graph,
     Layer,
@@ -171,6 +173,12 @@ class CostedGraph:
     def _select(self, op: Select, step: Step) -> OpCost:
         return OpCost(activation_bytes=2 * _F32 * step.output_rows * self._width(op.out))
 
+    def _add(self, op: Add, step: Step) -> OpCost:
+        return OpCost(activation_bytes=3 * _F32 * self.rows(op.out, step) * self._width(op.out))
+
+    def _concat(self, op: Concat, step: Step) -> OpCost:
+        return OpCost(activation_bytes=2 * _F32 * self.rows(op.out, step) * self._width(op.out))
+
     def _linear(self, op: Linear, step: Step) -> OpCost:
         rows, flops, out_width = self.rows(op.out, step), 0, 0
         for part in op.parts:
@@ -212,6 +220,8 @@ _COUNTS: dict[type[Op], Callable[[CostedGraph, Any, Step], OpCost]] = {
     Attention: CostedGraph._attention,
     Activation: CostedGraph._activation,
     Select: CostedGraph._select,
+    Add: CostedGraph._add,
+    Concat: CostedGraph._concat,
 }
 
 

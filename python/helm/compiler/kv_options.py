@@ -75,7 +75,7 @@ class KvOptions:
             notices = [self._no_room(plan, step_tokens)] if self.vram_bytes is not None else []
             reason = "KV lies with its layers, all of them on the CPU"
         else:
-            if overflows(plan):
+            if plan.overflows:
                 return []
             notices, reason = [], "the accelerator has room for all KV of its layers"
         return notices + _without_effect(given, reason)
@@ -84,7 +84,7 @@ class KvOptions:
         assert self.vram_bytes is not None
         kv = plan.kv
         least = least_slots(step_tokens, plan.limits.sequences, kv.page_tokens)
-        each = min(least, kv.pages // kv.layers) * kv.page_bytes
+        each = min(least, kv.blocks) * kv.page_bytes
         return (
             f"no layer lies on the accelerator: KV pages may take {size_text(self.vram_bytes)} "
             f"there (kv_vram_bytes=), those of one layer take {size_text(each)} at least"
@@ -100,14 +100,6 @@ def accelerator_layers(plan: Plan) -> int:
     return sum(
         isinstance(op, Attention) for unit in plan.units if unit.device != CPU for op in unit.ops
     )
-
-
-def overflows(plan: Plan) -> bool:
-    """Whether the accelerator has no room for all KV of its layers."""
-    layers = accelerator_layers(plan)
-    blocks = plan.kv.pages // plan.kv.layers
-    own = sum(pages for device, pages in plan.schedule.pages.items() if device != CPU)
-    return layers > 0 and own < layers * blocks
 
 
 def check_page_tokens(value: object) -> int:

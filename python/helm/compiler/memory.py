@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from helm.base.formats import FORMATS
 from helm.model.graph import Attention, Graph, Op, Unit
-from helm.plan.schema import KvSpec, Limits
+from helm.plan.kv import KvSpec
+from helm.plan.schema import Limits
 
 DEVICE_ALIGNMENT = 256  # of every activation, and of every weight on an accelerator
 # Of the buffers of all threads together from which weights go up, and of one.
@@ -25,7 +26,7 @@ def aligned(size: int, alignment: int = DEVICE_ALIGNMENT) -> int:
 def activation_bytes(graph: Graph, units: Iterable[Unit], limits: Limits) -> int:
     """Buffers of the values that `units` read or write."""
     used = {value for unit in units for op in unit.ops for value in op.uses()}
-    sizes = _value_rows(graph, limits)
+    sizes = value_rows(graph, limits)
     return sum(aligned(4 * v.width * sizes[v.name]) for v in graph.values if v.name in used)
 
 
@@ -101,6 +102,6 @@ def _attentions(ops: Iterable[Op]) -> list[Attention]:
     return [op for op in ops if isinstance(op, Attention)]
 
 
-def _value_rows(graph: Graph, limits: Limits) -> dict[str, int]:
+def value_rows(graph: Graph, limits: Limits) -> dict[str, int]:
     rows = {"tokens": limits.step_tokens, "outputs": limits.step_outputs}
     return {value.name: rows[value.rows] for value in graph.values}

@@ -15,6 +15,8 @@ from helm.plan.records import WATERMARK
 
 Overflow = Literal["stream", "cpu"]
 Mode = Literal["compute", "stream"]
+Policy = Literal["auto", "layer-partition", "cut"]
+POLICIES: tuple[Policy, ...] = ("auto", "layer-partition", "cut")
 KvPlace = Literal["device", "host", "any"]
 # Of the host's memory, left for what a process takes while it runs a plan: page tables, results,
 # buffers of loading, threads; interpreter and tokenizer are there before. SmolLM2-135M grew by
@@ -98,6 +100,9 @@ class Space:
     CPU layers visit the accelerator, besides those of the limits. decode_groups: sequences take
     turns in so many groups. threads None: all counts of the sweep. mapped_weights: those of the CPU
     lie in mapped files, from where they visit the accelerator more slowly if it cannot lock them.
+    policy: whether layers and the head may be cut between both devices, "layer-partition": none is,
+    "cut": some are. columns: a multiple of which columns of weights are cut; uncut: why the weights
+    cannot be cut, "" if they can.
     """
 
     one_boundary: bool = False
@@ -109,3 +114,6 @@ class Space:
     decode_groups: tuple[int, ...] = (1, 2)
     threads: tuple[int, ...] | None = None
     mapped_weights: bool = False
+    policy: Policy = "auto"
+    columns: int = 32
+    uncut: str = ""

@@ -12,6 +12,7 @@ from typing import Literal
 
 from helm.errors import PlanError
 from helm.model.graph import (
+    Add,
     Attention,
     Embedding,
     Linear,
@@ -70,19 +71,22 @@ class Task:
 
 @dataclass(frozen=True)
 class Program:
-    """Of the steps in which weights `visit` or rest, and far pages are where `far` says. names: of
-    the layers' parts, by unit."""
+    """Of the steps in which weights `visit` or rest, and far pages are where `far` says. names,
+    layers: of its units. cut: units of one layer and kind run on several devices."""
 
     visits: bool
     far: Far
     tasks: tuple[Task, ...]
     names: tuple[str, ...]
+    layers: tuple[int | None, ...]
+    cut: bool
 
     @functools.cached_property
     def rest(self) -> int:
         """The first task that is left for when the step is collected: one of the CPU that waits
-        for a device, but for attention within a layer."""
-        tasks = enumerate(self.tasks)
+        for a device, but for attention within a layer. None is left where units are cut, as then
+        the CPU computes all along."""
+        tasks = enumerate(() if self.cut else self.tasks)
         return next(
             (i for i, t in tasks if t.lane == CPU and t.verb == "run" and t.after), len(self.tasks)
         )
@@ -96,7 +100,7 @@ class Program:
         first, last = (self.names[unit] for unit in task.units)
         if task.verb == "run":
             return first if first == last else f"{first}..{last}"
-        layer = first.removesuffix(".attention")
+        layer = f"layer.{self.layers[task.units[0]]}"
         return layer if task.verb == "visit" else f"{layer} {_PARTS.get(task.verb, task.verb)}"
 
     def text(self) -> str:
@@ -133,7 +137,7 @@ def lower(plan: Plan) -> tuple[Program, ...]:
     kinds: list[tuple[bool, Far]] = [(False, "none")]
     if visits:
         kinds.append((True, "none"))
-    if _overflows(plan):
+    if plan.overflows:
         kinds.append((False, "visit"))
         if schedule.overflow == "cpu":
             kinds.append((False, "cpu"))
@@ -182,14 +186,20 @@ def layer_tasks(visits: bool, far: Far) -> tuple[Task, ...]:
     )
 
 
-def _overflows(plan: Plan) -> bool:
-    own = sum(unit.device != CPU and is_layer(unit) for unit in plan.units)
-    pages = sum(n for device, n in plan.schedule.pages.items() if device != CPU)
-    return own > 0 and pages // own < plan.kv.pages // plan.kv.layers
-
-
 def is_layer(unit: PlacedUnit) -> bool:
     return any(isinstance(op, Attention) for op in unit.ops)
+
+
+@dataclass
+class _Stage:
+    """Units from `begin` until before `end`. copies: of values that it is the last to write, with
+    the stage that reads each. handed: tasks of copies that it waits for."""
+
+    begin: int
+    end: int
+    device: str
+    copies: list[tuple[int, str]]
+    handed: list[int]
 
 
 class _Lowering:
@@ -202,6 +212,11 @@ class _Lowering:
             there if visits and unit.device == CPU and unit.layer is not None else unit.device
             for unit in units
         ]
+        used: dict[object, set[str]] = {}
+        for unit, place in zip(units, self._places, strict=True):
+            used.setdefault((unit.layer, unit.kind), set()).add(place)
+        # By unit: whether those of its layer and kind run on several devices.
+        self._cut = [len(used[unit.layer, unit.kind]) > 1 for unit in units]
         self._tasks: list[Task] = []
         self._last: dict[str, int] = {}  # run of each device
         self._handed: list[int] = []  # copies for the stage that begins
@@ -210,37 +225,45 @@ class _Lowering:
         self._visitors: list[int] = []  # runs of layers that visit
 
     def program(self, logits: str) -> Program:
-        for begin, end, inputs in self._stages():
-            self._stage(begin, end, inputs)
+        stages = self._stages()
+        for stage in stages:
+            self._stage(stage)
+            for reader, value in stage.copies:
+                to = stages[reader]
+                to.handed.append(self._copy(value, stage.device, to.device))
         if self._places[-1] != CPU:
             self._copy(logits, self._places[-1], CPU)
-        names = tuple(unit.name for unit in self._units)
-        return Program(self._visits, self._far, tuple(self._tasks), names)
+        units = self._units
+        return Program(
+            self._visits, self._far, tuple(self._tasks), tuple(unit.name for unit in units),
+            tuple(unit.layer for unit in units), any(self._cut),
+        )  # fmt: skip
 
-    def _stages(self) -> Iterator[tuple[int, int, list[str]]]:
-        """(begin, end, values that the stage before hands over) of longest runs on one device."""
+    def _stages(self) -> list[_Stage]:
+        """Longest runs on one device, with what they hand over."""
+        stages: list[_Stage] = []
+        for unit, device in enumerate(self._places):
+            if stages and stages[-1].device == device and not self._apart(unit):
+                stages[-1].end = unit + 1
+            else:
+                stages.append(_Stage(unit, unit + 1, device, [], []))
         writer: dict[str, int] = {}
-        begin = at = 0
-        while begin < len(self._units):
-            end = begin
-            while end < len(self._units) and self._places[end] == self._places[begin]:
-                end += 1
-            inputs = []
-            for unit in self._units[begin:end]:
-                for value, reads, writes in _accesses(unit.ops, self._widths):
-                    if reads and writer.get(value, at) != at:
-                        if writer[value] != at - 1:
-                            raise PlanError(
-                                f'[plan] unit "{unit.name}" reads value "{value}", which was last '
-                                f"written {at - writer[value]} stages before; only neighbouring "
-                                "stages hand values over"
-                            )
-                        inputs.append(value)
-                        writer[value] = at
+        there: dict[str, set[str]] = {}  # devices that have a value as it was last written
+        for at, stage in enumerate(stages):
+            for one in self._units[stage.begin : stage.end]:
+                for value, reads, writes in _accesses(one.ops, self._widths):
+                    if reads and value in writer and stage.device not in there[value]:
+                        stages[writer[value]].copies.append((at, value))
+                        there[value].add(stage.device)
                     if writes:
-                        writer[value] = at
-            yield begin, end, inputs
-            begin, at = end, at + 1
+                        writer[value], there[value] = at, {stage.device}
+        return stages
+
+    def _apart(self, unit: int) -> bool:
+        """Whether a unit must not share a stage with the one before it: both are of what is cut,
+        and between them stands what another device has to do."""
+        before, own = self._units[unit - 1], self._units[unit]
+        return self._cut[unit] and (before.layer, before.kind) == (own.layer, own.kind)
 
     def _add(self, task: Task) -> int:
         self._tasks.append(task)
@@ -255,45 +278,44 @@ class _Lowering:
         lane, device = (DOWN, source) if to == CPU else (UP, to)
         return self._add(Task(lane, "copy", device, None, (self._last[source],), value))
 
-    def _stage(self, begin: int, end: int, inputs: list[str]) -> None:
-        device = self._places[begin]
-        for value in inputs:
-            self._handed.append(self._copy(value, self._places[begin - 1], device))
-        here = [self._units[unit].device == device for unit in range(begin, end)]
+    def _stage(self, stage: _Stage) -> None:
+        self._handed = stage.handed
         before = len(self._layers)
-        unit = begin
-        while unit < end:
-            after = self._layer_end(unit, end)
-            if not here[unit - begin]:
+        unit = stage.begin
+        while unit < stage.end:
+            after = self._layer_end(unit, stage.end)
+            if not self._lies_here(stage.device, unit, after):
                 self._layers.append((unit, after))
             unit = after
         if before and len(self._layers) > before:
             raise PlanError(
-                "[plan] layers whose weights visit the accelerator must follow one another there; "
+                "[plan] layers whose weights visit the GPU must follow one another there; "
                 'set schedule.prefill to "compute"'
             )
         if not before:
             self._visit_next()
-        unit = begin
-        while unit < end:
+        unit = stage.begin
+        while unit < stage.end:
             after = unit
-            while after < end and here[after - begin]:
-                after += 1
+            while after < stage.end:
+                layer_end = self._layer_end(after, stage.end)
+                if not self._lies_here(stage.device, after, layer_end):
+                    break
+                after = layer_end
             if after > unit:
-                self._resident(device, unit, after)
+                self._resident(stage.device, unit, after)
             else:
-                after = self._layer_end(unit, end)
-                self._visiting(device, unit, after)
+                after = self._layer_end(unit, stage.end)
+                self._visiting(stage.device, unit, after)
             unit = after
 
+    def _lies_here(self, device: str, begin: int, end: int) -> bool:
+        return all(unit.device == device for unit in self._units[begin:end])
+
     def _layer_end(self, begin: int, end: int) -> int:
-        """Of the units of a layer that follow on its device."""
-        first = self._units[begin]
-        after = begin + 1
-        while after < end and first.layer is not None:
-            unit = self._units[after]
-            if (unit.layer, unit.device) != (first.layer, first.device):
-                break
+        """Behind the units of the layer of unit `begin`."""
+        layer, after = self._units[begin].layer, begin + 1
+        while after < end and layer is not None and self._units[after].layer == layer:
             after += 1
         return after
 
@@ -351,7 +373,7 @@ def _accesses(ops: Iterable[Op], widths: Mapping[str, int]) -> Iterator[tuple[st
     for op in ops:
         *inputs, out = op.uses()
         yield from ((value, True, False) for value in inputs)
-        keeps = isinstance(op, (PositionEmbedding, Rope))
+        keeps = isinstance(op, (PositionEmbedding, Rope, Add))
         keeps |= isinstance(op, Linear) and op.accumulate
         keeps |= isinstance(op, Norm) and op.groups * op.size != widths[out]
         yield out, keeps, True

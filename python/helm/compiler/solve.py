@@ -20,12 +20,15 @@ from helm.compiler.advice import Gain, largest_context, require, sensitivity
 from helm.compiler.budget import memory_bytes
 from helm.compiler.candidate import Candidate
 from helm.compiler.counts import CostedGraph
+from helm.compiler.cut import CutUnits
 from helm.compiler.load_cost import NOTHING_TO_MAP, Situation, choose
 from helm.compiler.memory import activation_bytes, workspace_bytes
 from helm.compiler.placement import (
+    kv_entries,
     memory_use,
     on_device,
-    placed_units,
+    parts_of,
+    placed,
     prediction,
     schedule,
     unused,
@@ -38,8 +41,9 @@ from helm.compiler.tensors import compressible, dominant_format, identity, mappa
 from helm.errors import InvalidError, OutOfMemoryError
 from helm.machine.profile import Profile
 from helm.machine.rates import CpuProfile
+from helm.plan.kv import KvSpec
 from helm.plan.records import Loading, LoadingChoice, Workload
-from helm.plan.schema import KvSpec, Limits, MemoryUse, Plan, Schedule
+from helm.plan.schema import Limits, MemoryUse, Plan, Schedule
 from helm.plan.units import CPU, devices_named
 
 
@@ -216,7 +220,7 @@ def _placed(problem: Problem, access: Loading) -> Study:
     """Where everything lies with weights that are loaded so, at the rates that they have then."""
     model, limits, notices = problem.model(access), problem.limits, []
     if problem.profile is None:
-        return Study(problem, access, _plan(problem, model, limits), None)
+        return Study(problem, access, plan_of(problem, model, limits), None)
     search = problem.search(access)
     if problem.shrinks:
         fits = largest_context(model, search.profile, search.workload, search.limits, search.space)
@@ -230,10 +234,10 @@ def _placed(problem: Problem, access: Loading) -> Study:
     accelerator = search.profile.accelerator
     if accelerator is not None and not best.uses_accelerator:
         notices.append(unused(search.result, accelerator.name))
-    return Study(problem, access, _plan(problem, model, limits, best, notices), search)
+    return Study(problem, access, plan_of(problem, model, limits, best, notices), search)
 
 
-def _plan(
+def plan_of(
     problem: Problem,
     model: CostedGraph,
     limits: Limits,
@@ -246,15 +250,21 @@ def _plan(
     threads = (problem.threads or 1) if best is None else best.threads
     if best is not None and best.uses_accelerator:
         limits = dataclasses.replace(limits, step_tokens=best.step_tokens)
-        kv = dataclasses.replace(kv, pages=kv.layers * best.kv_blocks * best.sequences)
-        units, memory, order = placed_units(graph, best), memory_use(best), schedule(best, kv)
+        made = placed(graph, best)
+        pages = len(made.kv) * best.kv_blocks * best.sequences
+        kv = dataclasses.replace(kv, layers=made.kv, pages=pages)
+        units, memory = made.units, memory_use(best)
+        order = schedule(best, kv, kv_entries(made))
         if best.sequences < limits.sequences:
             said.append(_fewer_at_once(best.sequences * limits.context, limits))
     else:
         shrinks = best is None and problem.shrinks
         limits, kv, use, said = _on_cpu(problem, model, limits, threads, shrinks)
         units = tuple(on_device(unit, CPU) for unit in graph.units)
+        made = CutUnits(units, graph.values, graph.tensors, {}, graph.kv.layers)
         memory, order = {"cpu": use}, Schedule(pages={"cpu": kv.pages})
+    tensors = parts_of(problem.tensors, made)
+    whole = {tensor.name: tensor.whole for tensor in tensors}
     return Plan(
         model=identity(problem.config, problem.checkpoint_tensors),
         limits=limits,
@@ -262,9 +272,9 @@ def _plan(
         devices=devices_named(memory),
         kv=kv,
         rope=graph.rope,
-        tensors=problem.tensors,
-        slices=slices_of(problem.tensors, units, model.format),
-        values=graph.values,
+        tensors=tensors,
+        slices=slices_of(tensors, units, lambda name, on: model.format(whole[name], on)),
+        values=made.values,
         units=units,
         logits=graph.logits,
         memory=memory,
@@ -284,7 +294,7 @@ def _on_cpu(
         units = model.graph.units
         return MemoryUse(
             weights_bytes=model.host_bytes(units),
-            kv_bytes=kv.pages * kv.page_bytes,
+            kv_bytes=kv.blocks * kv.block_bytes,
             activations_bytes=activation_bytes(model.graph, units, limits),
             workspace_bytes=workspace_bytes(model.graph, units, limits, kv, threads),
         )
@@ -294,7 +304,7 @@ def _on_cpu(
     taken = fixed.total_bytes - problem.resident_bytes
     room, reserve = problem.room_bytes, problem.reserve_bytes
     left = (beside_reserve(room) if reserve is None else room - reserve) - taken
-    most = max(0, left // (kv.page_bytes * kv.layers))  # pages of a layer
+    most = max(0, left // kv.block_bytes)  # pages of a layer
     one = -(-limits.context // kv.page_tokens)
     notices: list[str] = []
     if most < one:
@@ -308,7 +318,7 @@ def _on_cpu(
     blocks = min(most, one * limits.sequences)
     if blocks < one * limits.sequences:
         notices.append(_fewer_at_once(blocks * kv.page_tokens, limits))
-    kv = dataclasses.replace(kv, pages=blocks * kv.layers)
+    kv = dataclasses.replace(kv, pages=blocks * len(kv.layers))
     needs = use(limits, kv)
     beside = _reserve(problem, taken + needs.kv_bytes)
     return limits, kv, dataclasses.replace(needs, reserve_bytes=beside), notices
@@ -330,7 +340,7 @@ def _fewer_at_once(tokens: int, limits: Limits) -> str:
 def _refusal(problem: Problem, fixed: MemoryUse, limits: Limits, context: int) -> str:
     """context: what would fit."""
     kv, resident, room = problem.kv, problem.resident_bytes, problem.room_bytes
-    page_bytes, taken = kv.page_bytes * kv.layers, fixed.total_bytes - resident
+    page_bytes, taken = kv.block_bytes, fixed.total_bytes - resident
     kv_bytes = -(-limits.context // kv.page_tokens) * page_bytes
     fits = f"a context of {context} would fit"
     if context == 0:

@@ -166,7 +166,7 @@ def mappable(tensor: TensorSpec, format: str, stored: str | None) -> bool:
     is, and a tensor without a source is bound from memory."""
     if tensor.source is None:
         return format == stored
-    return lies_as_held(tensor.source, format)
+    return lies_as_held(tensor, format)
 
 
 def compressible(tensor: TensorSpec, format: str, stored: str | None) -> bool:

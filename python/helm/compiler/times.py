@@ -22,6 +22,7 @@ from helm.model.graph import Attention, Layer, Linear, Op, Unit
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
+Seconds = float | F64
 
 _NEAR_BANDWIDTH = 0.8  # a product within a fifth of its bytes' time is called memory bound
 _ATTENTION_OPS = 3  # that attention counts as: append, attend, merge, each a barrier or launch
@@ -67,7 +68,7 @@ def unit_s(model: CostedGraph, unit: Unit | Layer, step: Step, device: DevicePro
     times = np.zeros(DEVICE_TERMS)
     for op in unit.ops:
         if isinstance(op, Attention):
-            times[FIXED] += _attention_fixed_s(op, step, device)
+            times[FIXED] += attention_fixed_s(op, step, device)
             continue
         times[FIXED] += device.op_s
         if isinstance(op, Linear):
@@ -91,9 +92,12 @@ def before_attention_s(
     return float(unit_s(model, first, step, device).sum())
 
 
-def _attention_fixed_s(op: Attention, step: Step, device: DeviceProfile) -> float:
+def attention_fixed_s(
+    op: Attention, step: Step, device: DeviceProfile, share: Seconds = 1.0
+) -> Seconds:
+    """share: of the op's heads."""
     queries = step.tokens - step.sequences  # none in a decode step
-    return device.op_s * _ATTENTION_OPS + device.attention_query_s * op.heads * queries
+    return device.op_s * _ATTENTION_OPS + device.attention_query_s * op.heads * share * queries
 
 
 @dataclass(frozen=True)

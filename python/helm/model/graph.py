@@ -16,8 +16,8 @@ import itertools
 import json
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, get_args
 
 from helm.base.jsonio import encode
 from helm.model.rope import RopeTable
@@ -134,7 +134,8 @@ class Rope:
 
 @dataclass(frozen=True)
 class Attention:
-    """Appends K and V to the cache of `layer`, then out = softmax(scale q k^T + mask) v.
+    """Appends K and V to the cache, then out = softmax(scale q k^T + mask) v. layer: index of the
+    KV cache's entry with these heads.
 
     window w > 0: position i sees only j with 0 <= i - j < w.
     """
@@ -195,11 +196,51 @@ class Select:
         return ()
 
 
-Op = Embedding | PositionEmbedding | Norm | Linear | Rope | Attention | Activation | Select
-OPS: dict[str, type[Op]] = {
-    cls.op: cls
-    for cls in (Embedding, PositionEmbedding, Norm, Linear, Rope, Attention, Activation, Select)
-}
+@dataclass(frozen=True)
+class Add:
+    """out += in, row by row."""
+
+    op: ClassVar[str] = "add"
+    names: ClassVar[tuple[str, ...]] = ()
+    input: str
+    out: str
+
+    def uses(self) -> tuple[str, ...]:
+        return (self.input, self.out)
+
+    def weight_names(self) -> tuple[str, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class Concat:
+    """out = [in0 | in1 | ...]: their columns side by side."""
+
+    op: ClassVar[str] = "concat"
+    names: ClassVar[tuple[str, ...]] = ()
+    input: tuple[str, ...]
+    out: str
+
+    def uses(self) -> tuple[str, ...]:
+        return (*self.input, self.out)
+
+    def weight_names(self) -> tuple[str, ...]:
+        return ()
+
+
+Op = (
+    Embedding
+    | PositionEmbedding
+    | Norm
+    | Linear
+    | Rope
+    | Attention
+    | Activation
+    | Select
+    | Add
+    | Concat
+)
+OPS: dict[str, type[Op]] = {cls.op: cls for cls in get_args(Op)}
 # By op the fields that name nothing.
 _PLAIN_FIELDS = {
     cls: operator.attrgetter(*({item.name for item in fields(cls)} - set(cls.names)))
@@ -239,12 +280,27 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class KvGeometry:
-    """The shape of the KV cache: per position and layer 2 * kv_heads * head_dim elements."""
+class KvLayer:
+    """Heads of one layer in the KV cache: kv_heads of them from kv_head on, which lie together."""
 
-    layers: int
+    layer: int
+    kv_head: int
+    kv_heads: int
+
+
+@dataclass(frozen=True)
+class KvGeometry:
+    """The shape of the KV cache: per position and layer 2 * kv_heads * head_dim elements. layers:
+    an entry for each layer, or for each device that has some of its heads."""
+
+    layers: tuple[KvLayer, ...]
     kv_heads: int
     head_dim: int
+
+
+def whole_layers(count: int, kv_heads: int) -> tuple[KvLayer, ...]:
+    """An entry for each layer, with all heads."""
+    return tuple(KvLayer(layer, 0, kv_heads) for layer in range(count))
 
 
 @dataclass(frozen=True)
@@ -300,7 +356,20 @@ class Graph:
         names = dict.fromkeys(
             name for unit in units for op in unit.ops for name in op.weight_names()
         )
-        parts = {name: encode(getattr(self, name)) for name in ("kv", "rope", "values", "logits")}
-        tensors = [{"name": name, "shape": self.tensors[name], "source": None} for name in names]
-        text = json.dumps({**parts, "tensors": tensors, "units": [encode(unit) for unit in units]})
+        entries = list(dict.fromkeys(
+            op.layer for unit in units for op in unit.ops if isinstance(op, Attention)
+        ))  # fmt: skip
+        place = {entry: here for here, entry in enumerate(entries)}
+        kv = replace(self.kv, layers=tuple(self.kv.layers[entry] for entry in entries))
+        parts = {name: encode(getattr(self, name)) for name in ("rope", "values", "logits")}
+        bound = {"source": None, "part": None}
+        tensors = [{"name": name, "shape": self.tensors[name], **bound} for name in names]
+        made = [encode(replace(unit, ops=tuple(_with_entry(op, place) for op in unit.ops)))
+                for unit in units]  # fmt: skip
+        text = json.dumps({"kv": encode(kv), **parts, "tensors": tensors, "units": made})
         return _helm.Footprint(text)
+
+
+def _with_entry(op: Op, place: dict[int, int]) -> Op:
+    """With the new place of its KV entry."""
+    return replace(op, layer=place[op.layer]) if isinstance(op, Attention) else op

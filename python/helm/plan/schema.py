@@ -8,16 +8,17 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from helm.base.formats import KV_SCALE_BYTES, KvDType, kv_position_bytes
 from helm.base.jsonio import Reader, decode, encode, parse
 from helm.base.sizes import size_text
 from helm.base.summaries import Summarized
 from helm.errors import InvalidError, PlanError
-from helm.model.graph import Value
+from helm.model.graph import Attention, Value
 from helm.model.rope import RopeTable
+from helm.plan.kv import KvSpec, check_attentions, check_kv
 from helm.plan.records import WATERMARK, Loading, LoadingChoice, Predicted, Workload
 from helm.plan.units import (
     CPU,
@@ -27,14 +28,13 @@ from helm.plan.units import (
     check_devices,
     check_op,
     check_units,
-    check_visits,
     decode_unit,
     unique_names,
 )
 from helm.plan.weights import Slice, TensorSpec, check_weights
 
 FORMAT = "helm-plan"
-VERSION = 7
+VERSION = 8
 
 
 @dataclass(frozen=True)
@@ -56,25 +56,6 @@ class Limits:
     step_tokens: int
     step_outputs: int
     sequences: int
-
-
-@dataclass(frozen=True)
-class KvSpec:
-    """The KV cache: `pages` slots, each K and V of one layer and page_tokens positions."""
-
-    dtype: KvDType
-    page_tokens: int
-    layers: int
-    kv_heads: int
-    head_dim: int
-    pages: int
-
-    @property
-    def page_bytes(self) -> int:
-        """The positions', and what aligns the scales of each head."""
-        pad = -self.page_tokens * self.head_dim % 4 if self.dtype in KV_SCALE_BYTES else 0
-        positions = self.page_tokens * kv_position_bytes(self.dtype, self.kv_heads, self.head_dim)
-        return positions + 2 * self.kv_heads * pad
 
 
 @dataclass(frozen=True)
@@ -191,17 +172,30 @@ class Plan(Summarized):
         """The name of the accelerator, None in a plan for the CPU alone."""
         return self.devices[1].name if len(self.devices) > 1 else None
 
+    @property
+    def overflows(self) -> bool:
+        """Whether an accelerator has no room for all KV of its layers."""
+        own = sum(isinstance(op, Attention) for u in self.units if u.device != CPU for op in u.ops)
+        pages = sum(n for device, n in self.schedule.pages.items() if device != CPU)
+        return own > 0 and pages // own < self.kv.blocks
+
     def held(self, device: str) -> list[tuple[TensorSpec, Slice]]:
         """The slices of a device, each with its tensor."""
         tensors = {tensor.name: tensor for tensor in self.tensors}
         return [(tensors[held.tensor], held) for held in self.slices if held.device == device]
 
     @functools.cached_property
+    def cut(self) -> bool:
+        """Whether units of one layer and kind, or of the head, lie on two devices."""
+        return any(len(on) > 1 for on in self._devices(lambda unit: (unit.layer, unit.kind)))
+
+    @functools.cached_property
     def places(self) -> tuple[frozenset[str], ...]:
         """The devices of the embedding, of every layer and of the head."""
-        groups = itertools.groupby(
-            self.units, key=lambda unit: (unit.layer, unit.layer is None and unit.kind)
-        )
+        return self._devices(lambda unit: (unit.layer, unit.layer is None and unit.kind))
+
+    def _devices(self, key: Callable[[PlacedUnit], object]) -> tuple[frozenset[str], ...]:
+        groups = itertools.groupby(self.units, key=key)
         return tuple(frozenset(unit.device for unit in units) for _, units in groups)
 
     @property
@@ -213,6 +207,13 @@ class Plan(Summarized):
     @property
     def units_accelerator(self) -> int:
         return sum(len(devices) == 1 and CPU not in devices for devices in self.places)
+
+    @property
+    def units_cut(self) -> int:
+        """How many layers have an attention or an mlp on two devices, and the head if it has."""
+        kinds = itertools.groupby(self.units, key=lambda unit: (unit.layer, unit.kind))
+        cut = {of[0] for of, units in kinds if len({unit.device for unit in units}) > 1}
+        return len(cut)
 
     def _summary(self) -> tuple[str, dict[str, str]]:
         uses = self.memory.values()
@@ -230,7 +231,7 @@ class Plan(Summarized):
         fields = encode(self)
         prediction = fields.pop("prediction") or {**_NO_PREDICTION, "alternatives": []}
         fields |= {"loading": self.loading, "loading_choice": fields.pop("loading_choice")}
-        counts = {"units_cpu": self.units_cpu, "units_accelerator": self.units_accelerator}
+        counts = {key: getattr(self, key) for key in _COUNTS}
         return {"format": FORMAT, "version": VERSION, **fields, **counts, **prediction}
 
     def to_json(self) -> str:
@@ -251,8 +252,7 @@ class Plan(Summarized):
             "values", "units", "logits", "memory", "notices", "schedule", "loading",
             "loading_choice",
         )  # fmt: skip
-        counts = ("units_cpu", "units_accelerator")
-        root.only(["format", "version", *names, *more, *counts, *_NO_PREDICTION])
+        root.only(["format", "version", *names, *more, *_COUNTS, *_NO_PREDICTION])
         choice = root["loading_choice"]
         plan = cls(
             model=decode(ModelIdentity, root["model"]),
@@ -276,6 +276,7 @@ class Plan(Summarized):
         return plan
 
 
+_COUNTS = ("units_cpu", "units_accelerator", "units_cut")
 _NO_PREDICTION: dict[str, Any] = dict.fromkeys(
     ("label", "workload", "profile", "predicted", "bottleneck", "alternatives")
 )
@@ -309,11 +310,13 @@ def _decode_prediction(root: Reader) -> Prediction | None:
 def _check(plan: Plan, root: Reader) -> None:
     """References resolve, names are unique and limits are consistent."""
     _check_limits(plan, root)
+    check_kv(plan.kv, root["kv"])
     check_devices(plan.devices, root["devices"])
     _check_schedule(plan, root)
     tensors = unique_names([tensor.name for tensor in plan.tensors], root["tensors"])
-    values = unique_names([value.name for value in plan.values], root["values"])
-    for key in ("units_cpu", "units_accelerator"):
+    unique_names([value.name for value in plan.values], root["values"])
+    values = {value.name: value for value in plan.values}
+    for key in _COUNTS:
         count = root[key].integer(0, 2**31)
         if count != getattr(plan, key):
             root[key].reject(f"is {count}, the units say {getattr(plan, key)}")
@@ -322,6 +325,9 @@ def _check(plan: Plan, root: Reader) -> None:
     for unit in root["units"].items():
         for node in unit["ops"].items():
             check_op(node, tensors, values, len(plan.rope))
+    check_attentions(plan.units, plan.kv.layers, root)
+    if plan.cut:
+        _check_cut(plan, root["schedule"])
     visits = plan.schedule.prefill == "stream"
     placed = [
         (unit.device, visits and unit.device == CPU and unit.layer is not None, unit.ops)
@@ -344,8 +350,6 @@ def _check_schedule(plan: Plan, root: Reader) -> None:
     visits = plan.schedule.prefill == "stream"
     if visits and len({unit.device for unit in plan.units}) < 2:
         schedule["prefill"].reject("nothing can visit, as the units lie on one device")
-    if visits:
-        check_visits(plan.units, root["units"])
     for key, most in (("stream_tokens", plan.limits.step_tokens), ("stream_pages", 2**31)):
         schedule[key].integer(*((1, most) if visits else (0, 0)))
     for by_device in (root["memory"], pages):
@@ -364,13 +368,22 @@ def _check_schedule(plan: Plan, root: Reader) -> None:
         pages.reject(f"the devices' pages do not add up to kv.pages, {plan.kv.pages}")
 
 
+def _check_cut(plan: Plan, schedule: Reader) -> None:
+    """Where a layer or the head is cut, a step uses both devices from end to end."""
+    if plan.schedule.decode_groups != 1:
+        schedule["decode_groups"].reject("expected 1, as layers or the head are cut")
+    if plan.schedule.prefill_overlap:
+        schedule["prefill_overlap"].reject("expected false, as layers or the head are cut")
+    if plan.overflows:
+        schedule["pages"][plan.accelerator or CPU].reject(
+            f"layers or the head are cut, so that all {plan.kv.blocks} pages of an entry must lie "
+            "on its device"
+        )
+
+
 def _check_limits(plan: Plan, root: Reader) -> None:
-    limits, kv = root["limits"], root["kv"]
+    limits = root["limits"]
     limits["context"].integer(1, 2**31)
     limits["step_tokens"].integer(1, 2**20)
     limits["step_outputs"].integer(1, plan.limits.step_tokens)
     limits["sequences"].integer(1, plan.limits.step_outputs)
-    for name, most in (("page_tokens", 2**20), ("layers", 2**20), ("pages", 2**31)):
-        kv[name].integer(1, most)
-    for name in ("kv_heads", "head_dim"):
-        kv[name].integer(1, 4096)

@@ -3,12 +3,23 @@ the rest of a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from helm.base.jsonio import Reader, decode
-from helm.model.graph import OPS, Attention, Linear, Op, Rope, UnitKind
+from helm.model.graph import (
+    OPS,
+    Add,
+    Attention,
+    Concat,
+    Linear,
+    Op,
+    Rope,
+    UnitKind,
+    Value,
+)
 
 CPU = "cpu"  # the name of the first device
 _MOST_DEVICES, _MOST_LAYERS = 16, 2**20  # the runtime's bounds
@@ -77,22 +88,27 @@ def decode_unit(node: Reader) -> PlacedUnit:
 
 
 def check_units(units: Sequence[PlacedUnit], devices: Sequence[DeviceSpec], node: Reader) -> None:
-    """The embedding comes first, the head last; layers ascend, each with one attention and one mlp
-    at most, in this order; attention ops are in attention units."""
+    """The embedding comes first, heads last; layers ascend, each with its attention units before
+    those of its mlp; attention ops are in attention units, at most one in each."""
     items = node.items()
+    unique_names([unit.name for unit in units], node)
+    heads = len(list(itertools.takewhile(lambda unit: unit.kind == "head", reversed(units))))
+    if heads == 0:
+        (items[-1]["kind"] if items else node).reject("the last unit is the head")
     for i, (unit, item) in enumerate(zip(units, items, strict=True)):
         check_device(unit.device, devices, item["device"])
         if (i == 0) != (unit.kind == "embedding"):
             item["kind"].reject("the first unit is the embedding, and no other is")
-        if (i == len(units) - 1) != (unit.kind == "head"):
-            item["kind"].reject("the last unit is the head, and no other is")
+        if (unit.kind == "head") != (i >= len(units) - heads):
+            item["kind"].reject("the last unit is the head, and no other is but its parts")
         in_layer = unit.kind in ("attention", "mlp")
         if in_layer != (unit.layer is not None):
             expected = f"the layer that this {unit.kind} is of" if in_layer else "null"
             item["layer"].reject(f"expected {expected}, found {unit.layer}")
         found = sum(isinstance(op, Attention) for op in unit.ops)
-        if found != (unit.kind == "attention"):
-            wanted = "one attention op" if unit.kind == "attention" else "no attention op"
+        most = int(unit.kind == "attention")
+        if found > most:
+            wanted = "at most one attention op" if most else "no attention op"
             item["ops"].reject(f"a unit of kind {unit.kind} has {wanted}, found {found}")
     for before, unit, item in zip(units, units[1:], items[1:], strict=False):
         if before.layer is None or unit.layer is None:
@@ -101,24 +117,10 @@ def check_units(units: Sequence[PlacedUnit], devices: Sequence[DeviceSpec], node
             item["layer"].reject(
                 f"layer {unit.layer} comes after layer {before.layer}; layers ascend"
             )
-        if unit.layer == before.layer and (before.kind, unit.kind) != ("attention", "mlp"):
+        if unit.layer == before.layer and (before.kind, unit.kind) == ("mlp", "attention"):
             item["kind"].reject(
-                f"the {unit.kind} of layer {unit.layer} comes after its {before.kind}; a layer has "
-                "one attention, then one mlp"
-            )
-
-
-def check_visits(units: Sequence[PlacedUnit], node: Reader) -> None:
-    """Layers with weights on the CPU, which visit an accelerator, lie there as a whole."""
-    for i, unit in enumerate(units):
-        if unit.layer is None or unit.device != CPU:
-            continue
-        kinds = {other.kind for other in units[max(0, i - 1) : i + 2]
-                 if (other.layer, other.device) == (unit.layer, CPU)}  # fmt: skip
-        if kinds != {"attention", "mlp"}:
-            node.items()[i].reject(
-                f"layer {unit.layer} visits the accelerator, which needs its attention and its mlp "
-                "on the CPU; set schedule.prefill to 'compute' or place both alike"
+                f"the attention of layer {unit.layer} comes after its mlp; a layer has its "
+                "attention, then its mlp"
             )
 
 
@@ -136,18 +138,42 @@ _VALUE_KEYS = ("in", "out", "value")
 _TENSOR_KEYS = ("weight", "bias")
 
 
-def check_op(node: Reader, tensors: set[str], values: set[str], tables: int) -> None:
-    """What an op names is there."""
+def check_op(node: Reader, tensors: set[str], values: Mapping[str, Value], tables: int) -> None:
+    """What an op names is there; sums and values side by side have the shape of what they make."""
+    of = node.value["op"]
     for key in _VALUE_KEYS:
-        if key in node.value and node.value[key] not in values:
-            node[key].reject(f"unknown value {node.value[key]!r}")
-    if node.value["op"] == Rope.op:
+        if key in node.value:
+            named = node[key].items() if (of, key) == (Concat.op, "in") else [node[key]]
+            for name in named:
+                if name.value not in values:
+                    name.reject(f"unknown value {name.value!r}")
+    if of == Rope.op:
         node["table"].integer(0, tables - 1)
     elif "table" in node.value and node.value["table"] not in tensors:
         node["table"].reject(f"unknown tensor {node.value['table']!r}")
-    holders = [node, *(node["parts"].items() if node.value["op"] == Linear.op else [])]
+    holders = [node, *(node["parts"].items() if of == Linear.op else [])]
     for holder in holders:
         for key in _TENSOR_KEYS:
             name = holder.value.get(key)
             if name is not None and name not in tensors:
                 holder[key].reject(f"unknown tensor {name!r}")
+    if of in (Add.op, Concat.op):
+        _check_sum(node, values)
+
+
+def _check_sum(node: Reader, values: Mapping[str, Value]) -> None:
+    """Of `add` and `concat`."""
+    listed, out = node["in"], values[node.value["out"]]
+    ins = [
+        values[name] for name in ([listed.value] if node.value["op"] == Add.op else listed.value)
+    ]
+    if not ins:
+        listed.reject("expected values")
+    if out in ins:
+        own = node["out"] if node.value["op"] == Add.op else listed
+        own.reject(f"{out.name!r} is read and written")
+    if any(value.rows != out.rows for value in ins):
+        node["out"].reject(f"{out.name!r} has rows {out.rows!r}, unlike what goes into it")
+    width = sum(value.width for value in ins)
+    if width != out.width:
+        node["out"].reject(f"is {out.width} wide, what goes into it {width}")

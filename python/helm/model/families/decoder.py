@@ -18,6 +18,7 @@ from helm.model.graph import (
     Graph,
     KvGeometry,
     Rope,
+    whole_layers,
 )
 from helm.model.rope import parse_rope, rope_table, rotary_size
 
@@ -117,7 +118,8 @@ def build_decoder(
 
 
 def kv_geometry(config: ModelConfig) -> KvGeometry:
-    return KvGeometry(config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
+    layers = whole_layers(config.num_hidden_layers, config.num_key_value_heads)
+    return KvGeometry(layers, config.num_key_value_heads, config.head_dim)
 
 
 def normed(b: GraphBuilder, config: ModelConfig, module: str, x: str) -> str:

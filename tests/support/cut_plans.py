@@ -1,0 +1,130 @@
+"""Plans of small models whose layers, or head, are cut between two devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+
+from helm.base.formats import uncompressed
+from helm.compiler.cut import Cut, CutUnits, LayerCut, cut_units
+from helm.compiler.cut_shares import attention_shares, mlp_shares
+from helm.compiler.tensors import slices_of
+from helm.model.families import build_graph, load_config
+from helm.model.graph import Attention, Graph, Linear, Unit
+from helm.plan.schema import Plan, Schedule
+from helm.plan.units import CPU, devices_named
+from helm.plan.weights import TensorSpec, cut_cols, part_of
+
+OWN = "accelerator"
+
+
+def cut_plan(plan: Plan, graph: Graph, cut: Cut, *, alone: bool = False, visits: int = 0) -> Plan:
+    """`plan`, whose units all lie on the CPU, cut so, with plenty of memory. alone: on the CPU all
+    of it, piece by piece. visits: tokens from which on weights of the CPU's units visit; 0: none.
+    """
+    made = cut_units(graph, cut, (CPU, CPU if alone else OWN))
+    formats = {held.tensor: held.format for held in plan.slices}
+    tensors = cut_tensors(plan.tensors, made)
+    whole = {tensor.name: tensor.whole for tensor in tensors}
+
+    def format(name: str, device: str) -> str:
+        held = formats[whole[name]]
+        return held if device == CPU and not visits else uncompressed(held)
+
+    kv = dataclasses.replace(plan.kv, layers=made.kv, pages=plan.kv.blocks * len(made.kv))
+    own = kv.blocks * sum(
+        isinstance(op, Attention) for unit in made.units if unit.device != CPU for op in unit.ops
+    )
+    use = dataclasses.replace(plan.memory[CPU], reserve_bytes=64 << 20)
+    names = (CPU,) if alone else (CPU, OWN)
+    pages = {CPU: kv.pages - own, **({} if alone else {OWN: own})}
+    visiting = {"prefill": "stream", "stream_tokens": visits, "stream_pages": kv.blocks}
+    return dataclasses.replace(
+        plan,
+        devices=devices_named(names),
+        kv=kv,
+        tensors=tensors,
+        slices=slices_of(tensors, made.units, format),
+        values=made.values,
+        units=made.units,
+        memory=dict.fromkeys(names, use),
+        schedule=Schedule(pages=pages, **(visiting if visits and not alone else {})),
+    )
+
+
+def cut_tensors(tensors: Sequence[TensorSpec], made: CutUnits) -> tuple[TensorSpec, ...]:
+    """Those that the units read: whole ones, and parts."""
+    whole = {tensor.name: tensor for tensor in tensors}
+    found = []
+    for name in made.tensors:
+        if name in made.parts:
+            part = made.parts[name]
+            rows, cols = (*part.shape, 1)[:2]
+            tensor = part_of(
+                whole[part.tensor], (part.row, part.row + rows), (part.col, part.col + cols)
+            )
+            assert tensor.name == name
+        else:
+            tensor = whole[name]
+        found.append(tensor)
+    return tuple(found)
+
+
+def graph_of(folder: object) -> Graph:
+    return build_graph(load_config(folder))  # type: ignore[arg-type]
+
+
+def heads_of(unit: Unit, tensors: dict[str, TensorSpec]) -> list[int]:
+    """KV heads that the CPU may have of an attention unit, where it is cut."""
+    shares = attention_shares(unit)
+    if isinstance(shares, str):
+        return []
+    attention = next(op for op in unit.ops if isinstance(op, Attention))
+    each = attention.heads // attention.kv_heads * attention.head_dim
+    return [h for h in range(1, attention.kv_heads) if _may_end(shares.last, h * each, tensors)]
+
+
+def elements_of(unit: Unit, tensors: dict[str, TensorSpec]) -> list[int]:
+    """Elements that the CPU may have of an mlp, where it is cut."""
+    shares = mlp_shares(unit)
+    if isinstance(shares, str):
+        return []
+    size = shares.inner[0].size  # type: ignore[union-attr]
+    return [e for e in range(32, size, 32) if _may_end(shares.last, e, tensors)]
+
+
+def _may_end(last: Linear | None, column: int, tensors: dict[str, TensorSpec]) -> bool:
+    assert last is not None
+    return column % cut_cols(tensors[last.parts[0].weight].source) == 0
+
+
+def homes_of(graph: Graph) -> tuple[str, ...]:
+    """Of layers: an accelerator is none where a product reads the residual itself."""
+    shares = [
+        attention_shares(unit) if unit.kind == "attention" else mlp_shares(unit)
+        for unit in graph.units[1:-1]
+    ]
+    return (CPU, OWN) if all(OWN in s.homes for s in shares if not isinstance(s, str)) else (CPU,)
+
+
+def random_cut(graph: Graph, plan: Plan, rng: random.Random) -> Cut:
+    """Every layer whole on either device, or cut in its attention, its mlp or both; the head
+    likewise. At least one of them is cut."""
+    tensors = {tensor.name: tensor for tensor in plan.tensors}
+    homes = homes_of(graph)
+    while True:
+        layers, some = [], False
+        for layer in graph.layers:
+            attention, mlp = layer.units
+            heads = next(op.kv_heads for op in attention.ops if isinstance(op, Attention))
+            size = next(op.size for op in mlp.ops if hasattr(op, "gated"))
+            between = (heads_of(attention, tensors), elements_of(mlp, tensors))
+            h = rng.choice((0, heads, *between[0], *between[0]))
+            e = rng.choice((0, size, *between[1]))
+            some |= h in between[0] or e in between[1]
+            layers.append(LayerCut(h, e, rng.choice(homes)))
+        vocab = next(value.width for value in graph.values if value.name == graph.logits)
+        rows = rng.choice((0, vocab, rng.randint(1, vocab - 1)))
+        if some or 0 < rows < vocab:
+            return Cut(rng.choice((CPU, OWN)), tuple(layers), rows)
