@@ -132,8 +132,8 @@ Plan PlanReader::read(const JsonReader& root) {
   root.only({"format", "version", "model", "limits", "threads", "devices", "kv", "rope", "tensors",
              "slices", "values", "units", "logits", "memory", "schedule",
              // Written for people; nothing here is executed.
-             "notices", "loading", "units_cpu", "units_accelerator", "units_cut", "label", "workload",
-             "profile", "predicted", "bottleneck", "alternatives", "loading_choice"});
+             "notices", "loading", "units_cpu", "units_accelerator", "units_cut", "label",
+             "workload", "profile", "predicted", "bottleneck", "alternatives", "loading_choice"});
   if (root["version"].integer(0, kMaxCount) != Plan::kVersion) {
     root["version"].reject("this runtime executes version ", Plan::kVersion,
                            "; make the plan anew with the installed helm-llm");
@@ -161,7 +161,7 @@ Plan PlanReader::read(const JsonReader& root) {
   // Layers visit an accelerator even where no unit lies on any.
   const bool visits = root.has("schedule") && root["schedule"]["prefill"].string() == "stream";
   check_ends(units);
-  check_kv_entries(root["kv"], units);
+  check_kv_entries(root["kv"], units, true);
   if (visits && plan_.devices.size() == 1) {
     root["schedule"]["prefill"].reject("there is no accelerator that layers could visit");
   }
@@ -201,7 +201,7 @@ Plan PlanReader::read_graph(const JsonReader& root) {
     read_ops(units[i], kCpu);
   }
   check_ends(units);
-  check_kv_entries(root["kv"], units);
+  check_kv_entries(root["kv"], units, false);
   check_logits(root["logits"]);
   return std::move(plan_);
 }

@@ -1,4 +1,4 @@
-"""Seconds and bytes of shares, in every way at once, against those of the units that a cut makes."""
+"""Seconds and bytes of shares, in every way at once, against those of a cut's units."""
 
 from __future__ import annotations
 

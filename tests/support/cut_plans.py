@@ -7,7 +7,8 @@ import random
 from collections.abc import Sequence
 
 from helm.base.formats import uncompressed
-from helm.compiler.cut import Cut, CutUnits, LayerCut, attention_shares, cut_units, mlp_shares
+from helm.compiler.cut import Cut, CutUnits, LayerCut, cut_units
+from helm.compiler.cut_shares import attention_shares, mlp_shares
 from helm.compiler.tensors import slices_of
 from helm.model.families import build_graph, load_config
 from helm.model.graph import Attention, Graph, Linear, Unit

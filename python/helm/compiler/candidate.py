@@ -63,12 +63,53 @@ class OverflowUse:
     sites: tuple[SitePrice, ...]
 
 
+BOTH = "both"  # in place of a device: a cut layer's, and a cut head's
+
+
+@dataclass(frozen=True)
+class CutUse:
+    """How layers and the head are cut: `layers` of them behind those of the CPU. heads, elements,
+    rows: KV heads, intermediate elements and rows of the vocabulary on the CPU, `of_...` how many
+    of each there are; none or all leave attentions, mlps or the head whole. home: the device that
+    keeps the residual."""
+
+    layers: int
+    heads: int
+    of_heads: int
+    elements: int
+    of_elements: int
+    rows: int
+    of_rows: int
+    home: str
+
+    @property
+    def text(self) -> str:
+        """In words, as "34 layers cut: the CPU has 3 of 8 KV heads and 2,816 of 12,288
+        elements"."""
+        said = []
+        if self.layers:
+            layers = "1 layer" if self.layers == 1 else f"{self.layers} layers"
+            attention = _share_text(self.heads, self.of_heads, "KV heads", "attention")
+            mlp = _share_text(self.elements, self.of_elements, "elements", "the MLP")
+            said.append(f"{layers} cut: the CPU has {attention} and {mlp}")
+        if 0 < self.rows < self.of_rows:
+            said.append(f"head cut: the CPU has {self.rows:,} of {self.of_rows:,} rows")
+        return "; ".join(said)
+
+
+def _share_text(count: int, whole: int, what: str, unit: str) -> str:
+    if 0 < count < whole:
+        return f"{count:,} of {whole:,} {what}"
+    return f"all of {unit}" if count else f"none of {unit}"
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One placement with its schedule.
 
     cpu_blocks: how many layers, from the first, the CPU holds. embedding and head: "cpu" or
-    "accelerator". kv_blocks, accelerator_kv_blocks: pages of each sequence and layer, in all and
+    "accelerator", or "both" of a head that is cut. cut: what is, None if nothing.
+    kv_blocks, accelerator_kv_blocks: pages of each sequence and layer, in all and
     those that the accelerator has room for, of the layers there. overflow: how attention reaches
     the others, kv: what is known of them, None if there are none. sequences: how many run at
     once, taking turns in decode_groups. step_tokens: the most of one step. stream_tokens: the
@@ -96,6 +137,7 @@ class Candidate:
     memory: Mapping[str, Mapping[str, int]]  # device -> purpose -> bytes
     missing: Missing
     objective_s: float
+    cut: CutUse | None = None
 
     @property
     def fits(self) -> bool:
@@ -103,20 +145,24 @@ class Candidate:
 
     @property
     def accelerator_blocks(self) -> int:
-        return self.blocks - self.cpu_blocks
+        return self.blocks - self.cpu_blocks - self.cut_blocks
+
+    @property
+    def cut_blocks(self) -> int:
+        return 0 if self.cut is None else self.cut.layers
 
     @property
     def units_cpu(self) -> int:
-        return self.cpu_blocks + (self.embedding == "cpu") + (self.head == "cpu")
+        return self.devices().count("cpu")
 
     @property
     def units_accelerator(self) -> int:
-        return self.blocks + 2 - self.units_cpu
+        return self.devices().count("accelerator")
 
     @property
-    def layout(self) -> tuple[str, int, str]:
-        """(embedding, cpu_blocks, head): what tells candidates of one result apart."""
-        return self.embedding, self.cpu_blocks, self.head
+    def layout(self) -> tuple[str, int, str, CutUse | None]:
+        """(embedding, cpu_blocks, head, cut): what tells candidates of one result apart."""
+        return self.embedding, self.cpu_blocks, self.head, self.cut
 
     @property
     def uses_accelerator(self) -> bool:
@@ -135,9 +181,10 @@ class Candidate:
         return sum(self.memory[device].values())
 
     def devices(self) -> tuple[str, ...]:
-        """The devices of the embedding, every layer and the head."""
-        blocks = ("cpu",) * self.cpu_blocks + ("accelerator",) * self.accelerator_blocks
-        return (self.embedding, *blocks, self.head)
+        """The devices of the embedding, every layer and the head, "both" of what is cut."""
+        blocks = ("cpu",) * self.cpu_blocks + (BOTH,) * self.cut_blocks
+        own = ("accelerator",) * self.accelerator_blocks
+        return (self.embedding, *blocks, *own, self.head)
 
     @property
     def reason(self) -> str:

@@ -101,7 +101,10 @@ class CutMemory:
         shared &= {n for op in last.ops for n in op.weight_names()}
         if shared:  # the first rows lie in the embedding's
             beside = model.host_bytes([first, last]) - model.host_bytes([first])
-            own = np.where(np.arange(len(own)) > 0, beside, 0)
+            [name] = [part.weight for part in table.shares.first.parts] if table.shares else [""]
+            if model.formats.get(name, "") and model.format(name, "cpu") != "bf16c":
+                own[1:] = beside
+            own[-1] = beside
         return np.stack([own, _way_bytes(table, 1, False)])
 
     @functools.cached_property
@@ -281,7 +284,7 @@ class CutMemory:
         ranges = {
             name.rpartition("[")[0]: (value.width // size, rows[value.rows])
             for name, value in cutter.ranges.items()
-            if name in names[0]
+            if name.rpartition("[")[2].startswith("0:")
         }
         kept = [frozenset(n for n in each if n not in cutter.ranges) for each in names]
         return _Shared((kept[0], kept[1]), ranges)
@@ -341,7 +344,9 @@ class CutMemory:
     def _sized(self, ranges: Mapping[str, tuple[int, int]], table: CutTable, lane: int) -> I64:
         """[ways] on a device; on the accelerator also those of layers that visit it."""
         counts = [table.size - table.marks if lane else table.marks]
-        if lane and self._visits and table is not self._cuts.head:
+        if table is self._cuts.head and lane == 0:  # puts both together
+            counts.append(table.size - table.marks)
+        elif lane and self._visits and table is not self._cuts.head:
             counts.append(table.marks)
         total = np.zeros(len(table.marks), np.int64)
         for width, rows in ranges.values():

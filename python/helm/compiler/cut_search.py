@@ -20,7 +20,7 @@ from helm.compiler.cut_steps import CutSteps
 from helm.compiler.prefill import Prefill, prepare
 from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.setting import Setting
-from helm.compiler.times import F64, I64
+from helm.compiler.times import F64, I64, TERMS
 from helm.machine.profile import Profile
 from helm.plan.records import Workload
 
@@ -58,6 +58,18 @@ class Found:
     def items(self) -> tuple[Items, Items]:
         return self.memory.items(self.of)
 
+    def prefill_terms(self) -> F64:
+        """See `helm.compiler.times.TERMS`."""
+        prefill, least = self.way.prefill, self.way.visit_least
+        visits = np.zeros(prefill.steps, bool) if least is None else prefill.tokens >= least
+        total = np.zeros(len(TERMS))
+        rest = self.steps.prompts(prefill, ~visits)
+        if rest is not None:
+            total += self.steps.terms(rest, self.memory, self.of)
+        if visits.any():
+            total += self.steps.visiting_terms(prefill, self.memory, self.of, visits)
+        return total
+
 
 class CutSearch:
     """Of a model on a machine. reason: why nothing can be cut, else ""."""
@@ -66,10 +78,11 @@ class CutSearch:
         self._settings, self._space, self._profile = tuple(settings), space, profile
         self.cuts: CutModel | None = None
         self.reason = ""
+        kv = "its KV cache may not lie on the GPU"
         if profile.accelerator is None:
             self.reason = "the machine has no GPU"
-        elif space.uncut:
-            self.reason = space.uncut
+        elif space.uncut or space.kv == "host" or space.one_boundary:
+            self.reason = space.uncut or kv
         else:
             setting = self._settings[0]
             found = cut_model(setting.model, setting.classes, space.columns)

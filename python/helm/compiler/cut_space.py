@@ -13,7 +13,7 @@ import numpy as np
 
 from helm.compiler.counts import CostedGraph, Step
 from helm.compiler.cut_price import HOMES, UnitPrice, price_unit
-from helm.compiler.cut_shares import attention_shares, mlp_shares, size_of
+from helm.compiler.cut_shares import priced_shares, size_of
 from helm.compiler.cut_tables import CutTable, make_table
 from helm.compiler.layers import cpu_decode_s, decode_queries, positions_s
 from helm.compiler.overflow import Bools
@@ -55,7 +55,7 @@ def cut_model(model: CostedGraph, classes: BlockClasses, columns: int) -> CutMod
     for layer in classes.units:
         if tuple(unit.kind for unit in layer.units) != KINDS:
             return "its layers are not an attention and an mlp each"
-        found = (attention_shares(layer.units[0]), mlp_shares(layer.units[1]))
+        found = [priced_shares(unit) for unit in layer.units]
         reasons += [each for each in found if isinstance(each, str)]
         sizes.add((size_of(layer.units[0]), size_of(layer.units[1])))
     if len(sizes) != 1:
@@ -122,19 +122,27 @@ class CutTimes:
 
 def decode_times(setting: Setting, cuts: CutModel, context: int) -> CutTimes:
     """Of a decode step in which each sequence has `context` positions."""
-    device = setting.accelerator
-    assert device is not None
-    step = Step(setting.batch, 1, setting.batch)
-    on_cpu = cpu_decode_s(setting, context)
+    seconds = decode_attention_s(setting, context)
 
     def attention(index: int, layer: Layer) -> Mapping[str, F64]:
-        there = sum(
+        return {site: each[index : index + 1] for site, each in seconds.items()}
+
+    step = Step(setting.batch, 1, setting.batch)
+    return _times(setting, cuts, [(step, 1)], attention, lambda index: slice(None))
+
+
+def decode_attention_s(setting: Setting, context: int) -> dict[str, F64]:
+    """[classes] of a layer's attention, by site."""
+    device = setting.accelerator
+    assert device is not None
+    there = [
+        sum(
             float(positions_s(setting, op, setting.batch * _seen(op, context), device)[0])
             for op in attentions(layer)
         )
-        return {"cpu": on_cpu[index : index + 1], "accelerator": np.array([there])}
-
-    return _times(setting, cuts, [(step, 1)], attention, lambda index: slice(None))
+        for layer in setting.classes.units
+    ]
+    return {"cpu": cpu_decode_s(setting, context), "accelerator": np.array(there)}
 
 
 def _seen(op: Attention, context: int) -> I64:

@@ -98,6 +98,18 @@ class CutSteps:
         up += np.where(~there & whole, seconds(outputs, hidden, rates[0]), 0.0)
         logits = seconds(outputs, F32 * setting.vocab, rates[1])
         down = np.where(whole, logits, np.where(there, seconds(outputs, hidden, rates[1]), 0.0))
+        if visit:
+            return up, down
+        # Where the first or the last unit that is not at home lies beside its like, the residual
+        # does not cross twice between them.
+        first = (of.cut > 0) & (of.home == 1) & (of.heads == len(self.cuts.heads) - 1)
+        away = np.where(of.home == 1, len(self.cuts.elements) - 1, 0)
+        last = (of.cut > 0) & (of.elements == away)
+        onward = last & (of.home == 0) & rest
+        over = last & ~rest & np.where(of.home == 1, ~whole, whole)
+        for some, rows in ((first | onward, tokens), (first & onward, tokens), (over, outputs)):
+            up = up - np.where(some, seconds(rows, hidden, rates[0]), 0.0)
+            down = down - np.where(some, seconds(rows, hidden, rates[1]), 0.0)
         return up, down
 
     # --- prompts whose steps visit ---------------------------------------------------------------

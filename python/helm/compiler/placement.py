@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from helm.compiler.candidate import Candidate
+from helm.compiler.cut import CutUnits, cut_units
+from helm.compiler.cut_candidate import cut_of
+from helm.compiler.program import is_layer
 from helm.compiler.search import Search, SearchResult
 from helm.machine.profile import Profile
 from helm.model.graph import Graph, Unit
@@ -17,13 +20,22 @@ from helm.plan.schema import (
     ProfileIdentity,
     Schedule,
 )
-from helm.plan.units import PlacedUnit
+from helm.plan.units import CPU, PlacedUnit
+from helm.plan.weights import TensorSpec, part_of
 
 _ALTERNATIVES = 5  # the best of those not chosen, besides the labelled
 
 
+def placed(graph: Graph, candidate: Candidate) -> CutUnits:
+    """Every unit on its device, cut as the candidate is."""
+    if candidate.cut is not None:
+        return cut_units(graph, cut_of(candidate))
+    units = placed_units(graph, candidate)
+    return CutUnits(units, graph.values, graph.tensors, {}, graph.kv.layers)
+
+
 def placed_units(graph: Graph, candidate: Candidate) -> tuple[PlacedUnit, ...]:
-    """Every unit on its device."""
+    """Every unit of a graph of which nothing is cut on its device."""
     first, *layers, last = candidate.devices()
     of_layers = (
         (unit, device)
@@ -32,6 +44,26 @@ def placed_units(graph: Graph, candidate: Candidate) -> tuple[PlacedUnit, ...]:
     )
     pairs = ((graph.units[0], first), *of_layers, (graph.units[-1], last))
     return tuple(on_device(unit, device) for unit, device in pairs)
+
+
+def parts_of(tensors: Iterable[TensorSpec], made: CutUnits) -> tuple[TensorSpec, ...]:
+    """The tensors that the units read, of the checkpoint's `tensors` or parts of them."""
+    wholes = {tensor.name: tensor for tensor in tensors}
+    found = []
+    for name in made.tensors:
+        part = made.parts.get(name)
+        if part is None:
+            found.append(wholes[name])
+            continue
+        rows = (part.row, part.row + part.shape[0])
+        cols = (part.col, part.col + part.shape[1]) if len(part.shape) > 1 else (0, 1)
+        found.append(part_of(wholes[part.tensor], rows, cols))
+    return tuple(found)
+
+
+def kv_entries(made: CutUnits) -> int:
+    """Of the KV cache, on the accelerator."""
+    return sum(unit.device != CPU and is_layer(unit) for unit in made.units)
 
 
 def on_device(unit: Unit, device: str) -> PlacedUnit:
@@ -48,9 +80,9 @@ def memory_use(candidate: Candidate) -> dict[str, MemoryUse]:
     }
 
 
-def schedule(candidate: Candidate, kv: KvSpec) -> Schedule:
-    """kv: with the page slots of both devices."""
-    own = candidate.accelerator_blocks * candidate.accelerator_kv_blocks * candidate.sequences
+def schedule(candidate: Candidate, kv: KvSpec, entries: int) -> Schedule:
+    """kv: with the page slots of both devices. entries: of the cache, on the accelerator."""
+    own = entries * candidate.accelerator_kv_blocks * candidate.sequences
     pages = {"cpu": kv.pages - own}
     if candidate.uses_accelerator:
         pages["accelerator"] = own

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from helm.base.arguments import is_one_of, shown
-from helm.base.formats import DTYPE_CHOICES, KV_ELEMENT_BYTES, KvDType, dtype_name
+from helm.base.formats import DTYPE_CHOICES, FORMATS, KV_ELEMENT_BYTES, KvDType, dtype_name
 from helm.compiler.access import loaded_profile, mapped_share
 from helm.compiler.counts import CostedGraph
 from helm.compiler.kv_options import KvOptions
@@ -34,7 +34,7 @@ from helm.model.graph import Graph
 from helm.plan.kv import KvSpec
 from helm.plan.records import Loading, Workload
 from helm.plan.schema import Limits
-from helm.plan.weights import TensorSpec
+from helm.plan.weights import TensorSpec, cut_cols
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,13 @@ class Problem:
     def decisions(self, access: Loading) -> Space:
         """Those that the runtime is left with, with weights that are loaded so."""
         space = self.kv_options.space(self.space)
+        if any(piece.name.endswith("g_idx") for t in self.tensors if t.source
+               for piece in t.source.aux):  # fmt: skip
+            why = "the order of its columns is not theirs in memory (act-order)"
+            space = dataclasses.replace(space, uncut=why)
+        packed = [FORMATS[self.formats[t.name]].packed for t in self.tensors]
+        columns = max((cut_cols(t.source) for t in self.tensors), default=32)
+        space = dataclasses.replace(space, columns=256 if any(packed) else columns)
         if self.threads is not None:
             space = dataclasses.replace(space, threads=(self.threads,))
         if access != "compressed":

@@ -18,6 +18,8 @@ from helm.compiler.budget import memory_bytes, missing
 from helm.compiler.candidate import Candidate, Missing, OverflowUse, SitePrice
 from helm.compiler.choices import SITES, Choice, DecodeWay, PrefillWay, batches, choices
 from helm.compiler.counts import CostedGraph
+from helm.compiler.cut_candidate import candidate_of
+from helm.compiler.cut_search import CutSearch
 from helm.compiler.order import least, less
 from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.setting import Site
@@ -26,20 +28,26 @@ from helm.machine.profile import Profile
 from helm.plan.records import Objective, Predicted, Workload
 
 PLENTY = 2**60  # bytes
+_CUTS = 3  # of the layouts that are cut, those that are kept
 Seconds = TypeVar("Seconds", float, F64)
 
 
 @dataclass(frozen=True)
 class SearchResult:
     """best: the fastest candidate that fits, None if none does. ranked: the best of each layout
-    that fits, fastest first. by_layout: the best of every layout, those that do not fit as well,
-    in the order all on the accelerator, then by boundary; what a plot over k shows. labelled:
-    "all-accelerator", "fill-accelerator" and "all-cpu", as far as the machine has them."""
+    that fits, fastest first, cut ones too. by_layout: the best of every layout of whole layers,
+    those that do not fit as well, in the order all on the accelerator, then by boundary; what a
+    plot over k shows. labelled: "all-accelerator", "fill-accelerator" and "all-cpu", as far as the
+    machine has them, and where the best is cut "layer-partition", the best that is not. cuts: the
+    best of those that are cut, those that do not fit as well. uncut: why nothing can be cut, "" if
+    something can."""
 
     best: Candidate | None
     ranked: tuple[Candidate, ...]
     by_layout: tuple[Candidate, ...]
     labelled: dict[str, Candidate]
+    cuts: tuple[Candidate, ...] = ()
+    uncut: str = ""
 
 
 class Search:
@@ -74,12 +82,14 @@ class Search:
     @functools.cached_property
     def unlimited(self) -> SearchResult:
         """If memory were no object: what layouts would reach that do not fit."""
-        return self.within(
+        plenty = dataclasses.replace(
+            self.limits,
             cpu_bytes=PLENTY,
             accelerator_bytes=PLENTY,
             accelerator_weights_bytes=None,
             accelerator_kv_bytes=None,
         )
+        return self._partitions(plenty, self.workload)
 
     def within(self, **memory_bytes: Any) -> SearchResult:
         """Within other amounts of memory, by their names in ResourceLimits."""
@@ -93,6 +103,52 @@ class Search:
         return self._ranked(self.limits, changed)
 
     def _ranked(self, limits: ResourceLimits, workload: Workload) -> SearchResult:
+        whole = self._partitions(limits, workload)
+        if self.space.policy == "layer-partition":
+            return whole
+        cuts, reason = self._cut(limits, workload, whole)
+        fitting = sorted((c for c in cuts if c.fits), key=lambda c: c.objective_s)
+        if self.space.policy == "cut":
+            best = fitting[0] if fitting else None
+            return dataclasses.replace(
+                whole, best=best, ranked=(*fitting, *whole.ranked), cuts=cuts, uncut=reason
+            )
+        if not fitting or (whole.best and whole.best.objective_s <= fitting[0].objective_s):
+            return dataclasses.replace(whole, cuts=cuts, uncut=reason)
+        labelled = whole.labelled
+        if whole.best is not None:
+            labelled = {"layer-partition": whole.best, **labelled}
+        ranked = (fitting[0], *whole.ranked)
+        return dataclasses.replace(
+            whole, best=fitting[0], ranked=ranked, labelled=labelled, cuts=cuts, uncut=reason
+        )
+
+    def _cut(
+        self, limits: ResourceLimits, workload: Workload, whole: SearchResult
+    ) -> tuple[tuple[Candidate, ...], str]:
+        """The best layouts with cut layers, with the threads that are best for whole ones."""
+        threads = self.profile.cpu.threads if self.space.threads is None else self.space.threads[0]
+        threads = threads if whole.best is None else whole.best.threads
+        if threads not in self._cut_searches:
+            settings = [
+                choice.setting
+                for choice in self._priced
+                if choice.setting.cpu.threads == threads and choice.mode == "compute"
+            ]
+            unique = {id(setting): setting for setting in settings}
+            self._cut_searches[threads] = CutSearch(unique.values(), self.space, self.profile)
+        one = self._cut_searches[threads]
+        found = one.best(limits, workload, batches(workload))
+        made = (candidate_of(each, self.profile, limits, workload) for each in found[:_CUTS])
+        return tuple(made), one.reason
+
+    @functools.cached_property
+    def _cut_searches(self) -> dict[int, CutSearch]:
+        """By threads."""
+        return {}
+
+    def _partitions(self, limits: ResourceLimits, workload: Workload) -> SearchResult:
+        """Of whole layers alone."""
         best = _Best(self.model, self.profile, workload, limits, self.space)
         at_once = batches(workload)
         for choice in self._priced:

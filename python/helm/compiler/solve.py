@@ -20,12 +20,15 @@ from helm.compiler.advice import Gain, largest_context, require, sensitivity
 from helm.compiler.budget import memory_bytes
 from helm.compiler.candidate import Candidate
 from helm.compiler.counts import CostedGraph
+from helm.compiler.cut import CutUnits
 from helm.compiler.load_cost import NOTHING_TO_MAP, Situation, choose
 from helm.compiler.memory import activation_bytes, workspace_bytes
 from helm.compiler.placement import (
+    kv_entries,
     memory_use,
     on_device,
-    placed_units,
+    parts_of,
+    placed,
     prediction,
     schedule,
     unused,
@@ -152,6 +155,11 @@ def solve(problem: Problem) -> Study:
     assert problem.tensors  # of the checkpoint, whose faults come first
     profile = problem.profile
     check_vram(profile, problem.accelerator_bytes, problem.kv_options.vram_bytes)
+    if problem.space.policy == "cut" and (profile is None or profile.accelerator is None):
+        raise InvalidError(
+            "[plan] policy='cut' was asked for, but there is no accelerator to share layers with; "
+            "choose 'auto', or a machine or device= that has one"
+        )
     request, cpu = problem.loading, problem.loading.cpu if profile is None else profile.cpu
     try:
         copied = _placed(problem, "copied")
@@ -217,7 +225,7 @@ def _placed(problem: Problem, access: Loading) -> Study:
     """Where everything lies with weights that are loaded so, at the rates that they have then."""
     model, limits, notices = problem.model(access), problem.limits, []
     if problem.profile is None:
-        return Study(problem, access, _plan(problem, model, limits), None)
+        return Study(problem, access, plan_of(problem, model, limits), None)
     search = problem.search(access)
     if problem.shrinks:
         fits = largest_context(model, search.profile, search.workload, search.limits, search.space)
@@ -231,10 +239,10 @@ def _placed(problem: Problem, access: Loading) -> Study:
     accelerator = search.profile.accelerator
     if accelerator is not None and not best.uses_accelerator:
         notices.append(unused(search.result, accelerator.name))
-    return Study(problem, access, _plan(problem, model, limits, best, notices), search)
+    return Study(problem, access, plan_of(problem, model, limits, best, notices), search)
 
 
-def _plan(
+def plan_of(
     problem: Problem,
     model: CostedGraph,
     limits: Limits,
@@ -247,15 +255,21 @@ def _plan(
     threads = (problem.threads or 1) if best is None else best.threads
     if best is not None and best.uses_accelerator:
         limits = dataclasses.replace(limits, step_tokens=best.step_tokens)
-        kv = dataclasses.replace(kv, pages=len(kv.layers) * best.kv_blocks * best.sequences)
-        units, memory, order = placed_units(graph, best), memory_use(best), schedule(best, kv)
+        made = placed(graph, best)
+        pages = len(made.kv) * best.kv_blocks * best.sequences
+        kv = dataclasses.replace(kv, layers=made.kv, pages=pages)
+        units, memory = made.units, memory_use(best)
+        order = schedule(best, kv, kv_entries(made))
         if best.sequences < limits.sequences:
             said.append(_fewer_at_once(best.sequences * limits.context, limits))
     else:
         shrinks = best is None and problem.shrinks
         limits, kv, use, said = _on_cpu(problem, model, limits, threads, shrinks)
         units = tuple(on_device(unit, CPU) for unit in graph.units)
+        made = CutUnits(units, graph.values, graph.tensors, {}, graph.kv.layers)
         memory, order = {"cpu": use}, Schedule(pages={"cpu": kv.pages})
+    tensors = parts_of(problem.tensors, made)
+    whole = {tensor.name: tensor.whole for tensor in tensors}
     return Plan(
         model=identity(problem.config, problem.checkpoint_tensors),
         limits=limits,
@@ -263,9 +277,9 @@ def _plan(
         devices=devices_named(memory),
         kv=kv,
         rope=graph.rope,
-        tensors=problem.tensors,
-        slices=slices_of(problem.tensors, units, model.format),
-        values=graph.values,
+        tensors=tensors,
+        slices=slices_of(tensors, units, lambda name, on: model.format(whole[name], on)),
+        values=made.values,
         units=units,
         logits=graph.logits,
         memory=memory,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from helm.compiler.candidate import Candidate
+from helm.compiler.cut_seconds import CutSeconds
 from helm.compiler.layers import (
     SpreadLayer,
     cpu_decode_s,
@@ -76,11 +77,11 @@ class PlannedSteps:
         page = int(np.argmax(held)) if held.any() else 0
         self.setting = dataclasses.replace(setting, pages=setting.pages[page : page + 1])
         self._programs = {(p.visits, p.far): p for p in lower(self.plan)}
-        own = [device != CPU for device in best.devices()[1:-1]]
-        self._spreads = any(own)
+        self._spreads = best.accelerator_blocks > 0
+        self._cut = None if best.cut is None else CutSeconds(self.setting, plan, best, search.space)
         # By unit of the plan: its layer's class, None of the embedding and the head.
-        member = iter(self.setting.classes.member.tolist())
-        classes = {u.layer: next(member) for u in self.plan.units if u.kind == "attention"}
+        layers = dict.fromkeys(u.layer for u in self.plan.units if u.layer is not None)
+        classes = dict(zip(layers, self.setting.classes.member.tolist(), strict=True))
         self._class = [classes.get(unit.layer) for unit in self.plan.units]
 
     # --- decode ----------------------------------------------------------------------------------
@@ -101,6 +102,9 @@ class PlannedSteps:
         if self._spreads and setting.pool.far_blocks(context)[0] > 0:
             far = "visit" if self._best.overflow == "stream" else "cpu"
         program, times = self._programs[False, far], setting.decode_units
+        if self._cut is not None:
+            unit_of = self._cut.decode(context)
+            return self._flight(setting, program, unit_of, [], setting.batch, setting.batch)
         layers = [] if far == "none" else decode_layers(setting, self._best.overflow, context)
         on_cpu = cpu_decode_s(setting, context)
 
@@ -187,11 +191,18 @@ class PlannedSteps:
             return float(by_site[site][kind, step].sum()) if first else 0.0
 
         here = [_at(layer, step) for layer in layers]
-        visiting = {}
-        if visits:
-            kinds = range(len(prefill.cpu))
-            visiting = {kind: prefill.visiting_seconds(kind) for kind in kinds}
-        flight = self._flight(setting, program, unit_s, here, tokens, outputs, visiting, step)
+
+        def visiting_s(unit: int, verb: str) -> float:
+            kind = self._class[unit]
+            assert kind is not None
+            seconds = prefill.visiting_seconds(kind)
+            return float(np.broadcast_to(seconds[verb], seconds["run"].shape)[step])  # type: ignore[union-attr]
+
+        of_unit, of_visit = unit_s, visiting_s
+        if self._cut is not None:
+            of_unit = self._cut.prompt(prefill, step)
+            of_visit = self._cut.visiting(prefill, step)
+        flight = self._flight(setting, program, of_unit, here, tokens, outputs, of_visit)
         if far is None or setting.link is None:
             return flight
         own = [k for k, u in zip(self._class, self.plan.units, strict=True)
@@ -202,7 +213,7 @@ class PlannedSteps:
 
     def _flight(
         self, setting: Setting, program: Program, unit_s: Any, layers: Sequence[SpreadLayer],
-        tokens: int, outputs: int, visiting: Any = None, step: int = 0,
+        tokens: int, outputs: int, visiting_s: Any = None,
     ) -> Flight:  # fmt: skip
         """Its tasks' seconds: of a run those of its units, of a layer those of its class."""
         rows = {"tokens": tokens, "outputs": outputs}
@@ -220,16 +231,21 @@ class PlannedSteps:
             first, last = task.units
             kind = self._class[first]
             if task.verb in ("visit", "cached", "written"):
-                every = np.broadcast_to(visiting[kind][task.verb], visiting[kind]["run"].shape)
-                return float(every[step])
+                return float(visiting_s(first, task.verb))
+            if task.verb == "run" and self._cut is not None and self._visits(program, task):
+                return float(visiting_s(first, "run"))
             if task.verb == "run":
                 return float(sum(unit_s(unit, task.device) for unit in range(first, last + 1)))
             assert kind is not None
             return float(np.ravel(layers[kind].seconds[key(task)])[0])
 
         seconds = [task_s(task) for task in program.tasks]
+        begin_s = setting.cpu.step_s
         first = next((i for i, task in enumerate(program.tasks) if task.lane != CPU), None)
-        if first is not None and setting.accelerator is not None:
+        if self._cut is not None:  # before anything, as the CPU goes on while a guest begins
+            assert setting.accelerator is not None
+            begin_s += setting.accelerator.step_s
+        elif first is not None and setting.accelerator is not None:
             seconds[first] += setting.accelerator.step_s
             if self.plan.units[0].device != CPU and link is not None:  # token ids
                 seconds[first] += link.latency_s + F32 * tokens / link.to_accelerator_bytes_per_s
@@ -239,7 +255,14 @@ class PlannedSteps:
                 kind = self._class[task.units[0]]
                 assert kind is not None
                 counts[i] = int(np.ravel(layers[kind].far.pages)[0])
-        return Flight(program, seconds, counts, setting.cpu.step_s)
+        return Flight(program, seconds, counts, begin_s)
+
+    def _visits(self, program: Program, task: Task) -> bool:
+        """Whether the run is of a layer of which the CPU has some."""
+        assert task.units is not None
+        units = self.plan.units[task.units[0] : task.units[1] + 1]
+        in_layer = len({unit.layer for unit in units}) == 1 and units[0].layer is not None
+        return program.visits and in_layer and any(unit.device == CPU for unit in units)
 
 
 def _at(layer: SpreadLayer, step: int) -> SpreadLayer:

@@ -101,14 +101,14 @@ def check_attentions(units: Sequence[PlacedUnit], layers: Sequence[KvLayer], roo
             if op.layer in seen:
                 node["layer"].reject(f"entry {op.layer} of kv.layers has another attention op")
             seen.add(op.layer)
+            if op.kv_heads != entry.kv_heads:
+                node["kv_heads"].reject(
+                    f"is {op.kv_heads}, entry {op.layer} of kv.layers has {entry.kv_heads}"
+                )
             if entry.layer != unit.layer:
                 node["layer"].reject(
                     f"entry {op.layer} of kv.layers is of layer {entry.layer}, the unit of layer "
                     f"{unit.layer}"
-                )
-            if op.kv_heads != entry.kv_heads:
-                node["kv_heads"].reject(
-                    f"is {op.kv_heads}, entry {op.layer} of kv.layers has {entry.kv_heads}"
                 )
     for i, child in enumerate(root["kv"]["layers"].items()):
         if i not in seen:

@@ -375,7 +375,7 @@ def _check_cut(plan: Plan, schedule: Reader) -> None:
     if plan.schedule.prefill_overlap:
         schedule["prefill_overlap"].reject("expected false, as layers or the head are cut")
     if plan.overflows:
-        schedule["pages"].reject(
+        schedule["pages"][plan.accelerator or CPU].reject(
             f"layers or the head are cut, so that all {plan.kv.blocks} pages of an entry must lie "
             "on its device"
         )

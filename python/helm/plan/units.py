@@ -170,7 +170,8 @@ def _check_sum(node: Reader, values: Mapping[str, Value]) -> None:
     if not ins:
         listed.reject("expected values")
     if out in ins:
-        node["out"].reject(f"{out.name!r} is among what goes into it")
+        own = node["out"] if node.value["op"] == Add.op else listed
+        own.reject(f"{out.name!r} is read and written")
     if any(value.rows != out.rows for value in ins):
         node["out"].reject(f"{out.name!r} has rows {out.rows!r}, unlike what goes into it")
     width = sum(value.width for value in ins)

@@ -177,10 +177,9 @@ def _check_parts(tensors: Sequence[TensorSpec], nodes: Sequence[Reader]) -> None
         likes = [first, *([wholes[name]] if name in wholes else [])]
         for place in found:
             for like in likes:
-                if tensors[place].whole_shape != like.whole_shape:
-                    nodes[place]["part"]["shape"].reject(f"{name!r} has another shape elsewhere")
-                if tensors[place].source != like.source:
-                    nodes[place]["source"].reject(f"{name!r} has another source elsewhere")
+                own = tensors[place]
+                if (own.whole_shape, own.source) != (like.whole_shape, like.source):
+                    nodes[place]["part"].reject(f"{name!r} has another shape or source elsewhere")
         _check_tiles(name, [(place, _rectangle(tensors[place])) for place in found], nodes)
 
 
@@ -197,14 +196,14 @@ def _rectangle(tensor: TensorSpec) -> _Rectangle:
 def _check_tiles(
     name: str, parts: Sequence[tuple[int, _Rectangle]], nodes: Sequence[Reader]
 ) -> None:
-    for number, (place, one) in enumerate(parts):
+    first = nodes[parts[0][0]]
+    for number, (_, one) in enumerate(parts):
         for _, other in parts[:number]:
             rows = max(one[0], other[0]), min(one[1], other[1])
             cols = max(one[2], other[2]), min(one[3], other[3])
             if rows[0] < rows[1] and cols[0] < cols[1]:
-                nodes[place]["part"].reject(f"{_shown(rows, cols)} of {name!r} lie in two parts")
-    place, _ = parts[0]
-    shape = (*nodes[place]["part"]["shape"].value, 1)[:2]
+                first["part"].reject(f"{_shown(rows, cols)} of {name!r} lie in two parts")
+    shape = (*first["part"]["shape"].value, 1)[:2]
     if sum((r[1] - r[0]) * (r[3] - r[2]) for _, r in parts) == shape[0] * shape[1]:
         return
     # Where anything is left out, a cell between two borders is.
@@ -216,7 +215,7 @@ def _check_tiles(
     ]
     for rows, cols in itertools.product(*borders):
         if not any(r[0] <= rows[0] < r[1] and r[2] <= cols[0] < r[3] for _, r in parts):
-            nodes[place]["part"].reject(f"{_shown(rows, cols)} of {name!r} lie in no part")
+            first["part"].reject(f"{_shown(rows, cols)} of {name!r} lie in no part")
 
 
 def _shown(rows: tuple[int, int], cols: tuple[int, int]) -> str:

@@ -1,0 +1,158 @@
+"""Small models on random machines, and every layout with cut layers that they can have."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+
+import numpy as np
+
+import search_cases
+from helm.base.formats import tensor_bytes
+from helm.compiler.budget import stage_bytes
+from helm.compiler.cut_memory import CutMemory, Layouts
+from helm.compiler.cut_search import CutWay, Found
+from helm.compiler.cut_space import cut_model
+from helm.compiler.cut_steps import CutSteps
+from helm.compiler.planning_problem import Problem
+from helm.compiler.prefill import prepare
+from helm.compiler.problem import Space
+from helm.compiler.setting import make_setting
+from helm.machine.profile import Profile
+from helm.model.families import parse_config
+from helm.plan.records import Workload
+
+FAMILIES = ("LlamaForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM", "OPTForCausalLM")
+
+
+def config(seed):
+    rng = random.Random(seed)
+    family = FAMILIES[seed % len(FAMILIES)]
+    blocks, heads = 1 + seed % 3, rng.choice((4, 8))
+    common = {
+        "architectures": [family],
+        "vocab_size": rng.choice((97, 160)),
+        "hidden_size": 32,
+        "num_hidden_layers": blocks,
+        "num_attention_heads": heads,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": seed % 2 == 0,
+    }
+    if family == "OPTForCausalLM":
+        return parse_config({**common, "ffn_dim": 160})
+    common |= {"num_key_value_heads": 4, "head_dim": 8 * 8 // heads, "intermediate_size": 160}
+    if family == "MistralForCausalLM":
+        common["sliding_window"] = 9
+    return parse_config(common)
+
+
+def problem(seed, objective="decode", **changes):
+    rng = random.Random(seed + 7)
+    prompt, output = rng.randint(1, 40), rng.randint(2, 12)
+    profile = search_cases.random_profile(seed)
+    profile["link"]["latency_s"] = 10 ** rng.uniform(-7, -4)
+    work = Workload(prompt, output, rng.choice((1, 1, 2, 3)), prompt + output + 9, objective)
+    return Problem(
+        config(seed),
+        None,
+        max_sequences=work.batch,
+        page_tokens=16,
+        step_tokens=rng.choice((4, 16, 64)),
+        profile=Profile.from_json(json.dumps(profile)),
+        workload=work,
+        memory_bytes=1 << 40,
+        accelerator_bytes=1 << 40,
+        reserve_bytes=0,
+        space=Space(visit_steps=(16, 128), decode_groups=(1,), overlap=(False,)),
+        **changes,
+    )
+
+
+class Every:
+    """Every layout of a search's first setting, with what each takes."""
+
+    def __init__(self, search, mode="compute", threads=None, batch=None):
+        self.search, self.mode = search, mode
+        work = search.workload
+        threads = threads or search.profile.cpu.threads
+        self.setting = make_setting(
+            search.model, search.profile, work, search.limits, threads, batch or work.batch,
+            space=search.space,
+        )  # fmt: skip
+        self.cuts = cut_model(search.model, self.setting.classes, search.space.columns)
+        self.steps = CutSteps(self.setting, self.cuts)
+        self.prefill = prepare(self.setting)
+        self.memory = CutMemory(
+            self.setting, self.cuts, stage_bytes(self.setting), mode == "stream"
+        )
+
+    def layouts(self):
+        blocks = len(self.setting.classes.member)
+        marks = [range(len(m)) for m in (self.cuts.heads, self.cuts.elements, self.cuts.rows)]
+        ends = [len(each) - 1 for each in marks]
+        found = []
+        for cpu in range(blocks + 1):
+            for cut in range(blocks + 1 - cpu):
+                for home in (0, 1) if cut else (0,):
+                    for h, e in itertools.product(marks[0], marks[1]) if cut else [(0, 0)]:
+                        if cut and (h, e) in ((0, 0), (ends[0], ends[1])):
+                            continue
+                        for r in marks[2]:
+                            if cut or 0 < r < ends[2]:
+                                found.append((cpu, cut, home, h, e, r))
+        table = Layouts(*np.array(found, np.int64).T)
+        times = self.steps.decode(self.search.workload.expected_context).times
+        own = times.attention[0][table.home, table.heads] + times.mlp[0][table.home, table.elements]
+        return table.at(np.isfinite(own) | (table.cut == 0))
+
+    def found(self, of, least=None):
+        """One layout as the search finds it."""
+        way = CutWay(self.prefill, least)
+        decode = self.steps.decode(self.search.workload.expected_context)
+        step = float(self.steps.seconds(decode, self.memory, of)[0])
+        return Found(self.steps, self.memory, way, of, step, float(self.ttft(of, least)[0]), 0, ())
+
+    def ttft(self, of, least=None):
+        visits = np.zeros(self.prefill.steps, bool)
+        if least is not None:
+            visits = self.prefill.tokens >= least
+        total = np.zeros(len(of))
+        rest = self.steps.prompts(self.prefill, ~visits)
+        if rest is not None:
+            total += self.steps.seconds(rest, self.memory, of)
+        if visits.any():
+            total += self.steps.visiting_s(self.prefill, self.memory, of, visits, quick=False)
+        return total
+
+
+def counted(plan, format, limits):
+    """Bytes by device and purpose: weights, kv and activations, one by one."""
+    found = {}
+    for device in ("cpu", "accelerator"):
+        units = [u for u in plan.units if u.device == device]
+        names = {n for u in units for op in u.ops for n in op.weight_names()}
+        specs = {t.name: t for t in plan.tensors}
+        weights = 0
+        for name in names:
+            spec = specs[name]
+            held = format(spec.whole, device)
+            alias = spec.part is not None and spec.whole in names and held != "bf16c"
+            if alias and spec.shape[1:] == spec.part.shape[1:] and spec.part.row % 16 == 0:
+                continue
+            size = tensor_bytes(held, spec.shape)
+            weights += size if device == "cpu" else -(-size // 256) * 256
+        heads = sum(op.kv_heads for u in units for op in u.ops if op.op == "attention")
+        rows = {"tokens": limits.step_tokens, "outputs": limits.step_outputs}
+        used = {n for u in units for op in u.ops for n in op.uses()}
+        if device == "accelerator" and plan.schedule.stream_tokens:
+            visiting = {u.layer for u in plan.units if u.device == "cpu" and u.layer is not None}
+            own = [u for u in plan.units if u.layer in visiting]
+            used |= {n for u in own for op in u.ops for n in op.uses()}
+        values = [4 * v.width * rows[v.rows] for v in plan.values if v.name in used]
+        found[device] = {
+            "weights": weights,
+            "kv": heads * plan.kv.unit_bytes * plan.kv.blocks,
+            "activations": sum(-(-size // 256) * 256 for size in values),
+        }
+    return found
