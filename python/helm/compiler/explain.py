@@ -341,9 +341,10 @@ def matrix_dtypes(study: Study) -> list[str]:
     """The formats of matrices, as they are on every device, in the order in which they first
     appear."""
     formats = study.search.model.formats
-    return list(dict.fromkeys(formats[t.name] for t in study.plan.tensors if len(t.shape) == 2))
+    return list(dict.fromkeys(formats[t.whole] for t in study.plan.tensors if len(t.shape) == 2))
 
 
 def weights_bytes(study: Study) -> int:
     """All weights, each once, before any is compressed."""
-    return sum(study.search.model.tensor_bytes(tensor.name) for tensor in study.plan.tensors)
+    names = {tensor.whole for tensor in study.plan.tensors}
+    return sum(study.search.model.tensor_bytes(name) for name in names)
