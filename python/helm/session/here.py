@@ -323,7 +323,7 @@ def _engine(
         if options.progress is not None:
             options.progress(done, total)
 
-    placed = {tensor.name for tensor in plan.tensors}
+    placed = {tensor.whole for tensor in plan.tensors}
     device = CPU if target.accelerator is None else target.accelerator.specification
     try:
         engine = _helm.Engine(
