@@ -102,6 +102,18 @@ CASES = {
         Case("opt_gelu", "OPT", {"activation_function": "gelu", "word_embed_proj_dim": 20}),
     )
 }
+# Heads so wide that attention can be cut where CASES cannot.
+WIDE = {
+    case.name: case
+    for case in (
+        Case("qwen2_wide", "Qwen2", {"hidden_size": 64, "tie_word_embeddings": True}),
+        Case("llama_wide_heads", "Llama", {"head_dim": 32, "num_key_value_heads": 4}),
+        Case("opt_wide", "OPT", {"hidden_size": 128, "word_embed_proj_dim": 128}),
+        Case("opt_350m_wide", "OPT", {
+            "hidden_size": 128, "do_layer_norm_before": False, "word_embed_proj_dim": 20,
+        }),
+    )
+}  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1)
@@ -121,8 +133,8 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
 
 
 def make_model(name: str, dtype: str = "f32", seed: int = 0) -> torch.nn.Module:
-    """A fresh model of CASES[name] in `dtype`, in eval mode."""
-    case = CASES[name]
+    """A fresh model of CASES[name] or WIDE[name] in `dtype`, in eval mode."""
+    case = CASES[name] if name in CASES else WIDE[name]
     base = _OPT if case.family == "OPT" else _ROTARY
     config_class = getattr(transformers, f"{case.family}Config")
     config = config_class(**{**base, **case.changes})
@@ -134,9 +146,9 @@ def make_model(name: str, dtype: str = "f32", seed: int = 0) -> torch.nn.Module:
 
 @functools.cache
 def model_dir(name: str, dtype: str = "f32") -> Path:
-    """The folder of CASES[name] as save_pretrained writes it; shared, so do not change it."""
+    """The folder of that model as save_pretrained writes it; shared, so do not change it."""
     folder = _root() / f"{name}-{dtype}"
-    shard = {"max_shard_size": "40KB"} if CASES[name].sharded else {}
+    shard = {"max_shard_size": "40KB"} if name in CASES and CASES[name].sharded else {}
     make_model(name, dtype).save_pretrained(folder, safe_serialization=True, **shard)
     return folder
 

@@ -65,7 +65,7 @@ def answer_sampling(llm: LLM, sampling: SamplingParams, args: argparse.Namespace
 def plan_line(llm: LLM) -> str:
     """What runs where: model, parameters, bytes, KV cache, device, threads, isa."""
     plan, stats = llm.plan, llm.stats
-    elements = {tensor.name: math.prod(tensor.shape) for tensor in plan.tensors}
+    elements = {tensor.whole: math.prod(tensor.whole_shape) for tensor in plan.tensors}
     shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
     matrices = (held for held in plan.slices if len(shapes[held.tensor]) == 2)
     formats = dict.fromkeys(uncompressed(held.format) for held in matrices)

@@ -165,7 +165,7 @@ def mappable(tensor: TensorSpec, format: str, stored: str | None) -> bool:
     aligned. stored: the dtype of all tensors of a model whose checkpoint is not there; None: it
     is, and a tensor without a source is bound from memory."""
     if tensor.source is None:
-        return format == stored
+        return format == stored and tensor.shape[1:] == tensor.whole_shape[1:]
     return lies_as_held(tensor, format)
 
 
