@@ -161,7 +161,7 @@ Plan PlanReader::read(const JsonReader& root) {
   // Layers visit an accelerator even where no unit lies on any.
   const bool visits = root.has("schedule") && root["schedule"]["prefill"].string() == "stream";
   check_ends(units);
-  check_kv_entries(root["kv"], units);
+  check_kv_entries(root["kv"], units, true);
   if (visits && plan_.devices.size() == 1) {
     root["schedule"]["prefill"].reject("there is no accelerator that layers could visit");
   }
@@ -201,7 +201,7 @@ Plan PlanReader::read_graph(const JsonReader& root) {
     read_ops(units[i], kCpu);
   }
   check_ends(units);
-  check_kv_entries(root["kv"], units);
+  check_kv_entries(root["kv"], units, false);
   check_logits(root["logits"]);
   return std::move(plan_);
 }

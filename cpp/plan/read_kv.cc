@@ -14,6 +14,10 @@ void PlanReader::read_kv(const JsonReader& node) {
   if (plan_.kv.pages > kMaxOffset / (plan_.kv.kv_heads * plan_.kv.unit_bytes())) {
     node.reject("the pages exceed 64 TiB");
   }
+  if (plan_.kv.pages % plan_.kv.entries() != 0) {
+    node["pages"].reject("is ", plan_.kv.pages, ", no multiple of the ", plan_.kv.entries(),
+                         " entries of kv.layers");
+  }
   check_kv_units(node["pages"], plan_.kv.pages);
 }
 
@@ -74,8 +78,9 @@ void PlanReader::check_kv_units(const JsonReader& node, int64_t pages) const {
   node.reject(pages, " pages of ", plan_.kv.kv_heads, " KV heads are more than ", kMost, " in all");
 }
 
-// Each entry has one attention op, which is in a unit of its layer.
-void PlanReader::check_kv_entries(const JsonReader& kv, const JsonReader& units) const {
+// Each entry has one attention op, which is in a unit of its layer; at most one of a graph, which
+// may have some of the model's units.
+void PlanReader::check_kv_entries(const JsonReader& kv, const JsonReader& units, bool all) const {
   std::vector<bool> read(plan_.kv.layers.size(), false);
   for (size_t u = 0; u < plan_.units.size(); ++u) {
     const std::vector<Op>& ops = plan_.units[u].ops;
@@ -92,7 +97,7 @@ void PlanReader::check_kv_entries(const JsonReader& kv, const JsonReader& units)
       read[entry] = true;
     }
   }
-  for (size_t entry = 0; entry < read.size(); ++entry) {
+  for (size_t entry = 0; all && entry < read.size(); ++entry) {
     if (!read[entry]) kv["layers"][entry].reject("no attention op has this entry");
   }
 }

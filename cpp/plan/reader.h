@@ -45,7 +45,7 @@ class PlanReader {
   void read_kv_geometry(const JsonReader& node);
   void check_kv_layers(const JsonReader& node) const;
   void check_kv_units(const JsonReader& node, int64_t pages) const;
-  void check_kv_entries(const JsonReader& kv, const JsonReader& units) const;
+  void check_kv_entries(const JsonReader& kv, const JsonReader& units, bool all) const;
   void read_rope(const JsonReader& node);
   void read_devices(const JsonReader& node);
   DeviceIndex device(const JsonReader& node) const;  // of that name

@@ -223,14 +223,16 @@ class Cutter {
     return entries_.size() - 1;
   }
 
-  // Of wholes, those stay that are still named.
+  // Of wholes, those stay that are still named. Parts stand in their place, or behind them.
   void name_tensors() {
     const std::string text = plan_["units"].dump();
     json tensors = json::array();
     for (const json& tensor : plan_["tensors"]) {
       if (text.find(tensor["name"].dump()) != std::string::npos) tensors.push_back(tensor);
+      for (const json& part : made_) {
+        if (part["part"]["tensor"] == tensor["name"]) tensors.push_back(part);
+      }
     }
-    for (const json& part : made_) tensors.push_back(part);
     plan_["tensors"] = tensors;
   }
 
@@ -238,6 +240,7 @@ class Cutter {
     const int64_t blocks = s_.pages / s_.layers, entries = std::ssize(entries_);
     plan_["kv"]["layers"] = entries_;
     plan_["kv"]["pages"] = blocks * entries;
+    if (!plan_.contains("schedule")) return;
     plan_["schedule"]["pages"] = {{"cpu", blocks * (entries - there_)},
                                   {"accelerator", blocks * there_}};
   }

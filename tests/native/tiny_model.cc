@@ -32,7 +32,7 @@ class TinyModelBuilder {
         {"sequences", s_.sequences}};
     plan_["kv"] = {{"dtype", s_.kv_dtype},    {"page_tokens", s_.page_tokens},
                    {"layers", kv_layers()},   {"kv_heads", s_.kv_heads},
-                   {"head_dim", s_.head_dim}, {"pages", s_.pages}};
+                   {"head_dim", s_.head_dim}, {"pages", pages()}};
     std::vector<float> inv_freq;
     for (int64_t i = 0; i < s_.head_dim / 2; ++i) {
       inv_freq.push_back(
@@ -54,7 +54,7 @@ class TinyModelBuilder {
           {"overflow", s_.overflow},
           {"watermark", s_.watermark},
           {"pages",
-           {{"cpu", s_.pages - s_.accelerator_pages}, {"accelerator", s_.accelerator_pages}}}};
+           {{"cpu", pages() - s_.accelerator_pages}, {"accelerator", s_.accelerator_pages}}}};
     }
     plan_["tensors"] = nlohmann::json::array();
     value("x", s_.hidden);
@@ -86,6 +86,7 @@ class TinyModelBuilder {
     return {{"weights_bytes", bytes}, {"kv_bytes", 0},      {"activations_bytes", 0},
             {"workspace_bytes", 0},   {"staging_bytes", 0}, {"reserve_bytes", 0}};
   }
+  int64_t pages() const { return s_.pages / s_.layers * s_.layers; }
   nlohmann::json kv_layers() const {
     auto layers = nlohmann::json::array();
     for (int64_t layer = 0; layer < s_.layers; ++layer) {
@@ -130,7 +131,8 @@ class TinyModelBuilder {
     for (const int64_t extent : shape) count *= extent;
     auto data = std::make_shared<std::vector<float>>();
     for (int64_t i = 0; i < count; ++i) data->push_back(normal(random_));
-    plan_["tensors"].push_back({{"name", name}, {"shape", shape}, {"source", nullptr}});
+    plan_["tensors"].push_back(
+        {{"name", name}, {"shape", shape}, {"source", nullptr}, {"part", nullptr}});
     model_.tensors[name] = {std::move(shape), std::move(data)};
   }
   std::string matrix(const std::string& name, int64_t rows, int64_t cols, float scale) {
@@ -279,8 +281,29 @@ TinyShape large_shape(int threads, const char* dtype) {
           .threads = threads};
 }
 
+TinyShape cut_shape() {
+  TinyShape shape{.inter = 72, .heads = 6, .kv_heads = 3, .head_dim = 16};
+  shape.qk_norm = shape.qkv_bias = true;
+  shape.cuts = {{1, 32}, {2, 64, false}};
+  shape.cut_rows = 30;
+  shape.cut_on_cpu = true;
+  return shape;
+}
+
 TinyModel tiny_model(const TinyShape& shape) {
   return TinyModelBuilder(shape).build();
+}
+
+std::vector<float> data_of(const TinyModel& model, const TensorSpec& tensor) {
+  if (!tensor.part) return *model.tensors.at(tensor.name).data;
+  const TinyTensor& whole = model.tensors.at(tensor.part->tensor);
+  const int64_t width = whole.shape.size() == 2 ? whole.shape[1] : 1;
+  std::vector<float> data;
+  for (int64_t r = tensor.part->row; r < tensor.part->row + tensor.rows(); ++r) {
+    const auto row = whole.data->begin() + r * width + tensor.part->col;
+    data.insert(data.end(), row, row + tensor.cols());
+  }
+  return data;
 }
 
 TinyFolder::TinyFolder() : path_(std::filesystem::temp_directory_path() / "helm-tiny-XXXXXX") {

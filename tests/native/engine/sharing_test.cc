@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -18,6 +21,7 @@ using helm::SequenceId;
 using helm::StepInput;
 using helm::test::tiny_engine;
 using helm::test::tiny_model;
+using helm::test::TinyCut;
 using helm::test::TinyShape;
 using helm::test::token_ids;
 
@@ -40,6 +44,17 @@ TinyShape shape_of(const std::string& units, int64_t blocks, int64_t slots) {
   return shape;
 }
 
+// The same with heads that can be cut; as two entries of KV where `cuts` says so.
+TinyShape cut_shape(const std::string& units, int64_t blocks, std::vector<TinyCut> cuts) {
+  TinyShape shape = shape_of(units, blocks, blocks);
+  shape.inter = 72;
+  shape.heads = 6;
+  shape.kv_heads = 3;
+  shape.head_dim = 16;
+  shape.cuts = std::move(cuts);
+  return shape;
+}
+
 std::vector<float> feed(Engine& engine, SequenceId sequence, std::span<const int32_t> ids) {
   std::vector<float> last;
   engine.forward(sequence, ids, StepInput::Outputs::kLast,
@@ -56,18 +71,26 @@ struct Live {
 }  // namespace
 
 TEST_CASE("sequences that fork, grow, shrink and close in any order stay independent") {
-  for (const auto& [units, blocks, slots, dtype] : {std::tuple{"ccccc", 40, 0, "f32"},
-                                                    {"ccaaa", 40, 40, "f32"},
-                                                    {"ccaaa", 40, 12, "f32"},
-                                                    {"acaca", 30, 11, "f32"},
-                                                    {"acaca", 30, 30, "i8"}}) {
+  const std::vector<TinyCut> whole, cuts = {{1, 32}, {2, 64, false}, {0, 32}};
+  for (const auto& [units, blocks, slots, dtype, cut] : {std::tuple{"ccccc", 40, 0, "f32", whole},
+                                                         {"ccaaa", 40, 40, "f32", whole},
+                                                         {"ccaaa", 40, 12, "f32", whole},
+                                                         {"acaca", 30, 11, "f32", whole},
+                                                         {"acaca", 30, 30, "i8", whole},
+                                                         {"cccac", 30, 30, "f32", cuts},
+                                                         {"cccac", 30, 30, "i8", cuts}}) {
     CAPTURE(std::string(units));
     CAPTURE(slots);
+    CAPTURE(cut.size());
     TinyShape shape = shape_of(units, blocks, slots);
-    shape.kv_dtype = dtype;
+    TinyShape plain{.layers = kLayers, .context = kContext};
+    if (!cut.empty()) {
+      shape = cut_shape(units, blocks, cut);
+      plain = cut_shape("ccccc", 200, {});
+    }
+    plain.kv_dtype = shape.kv_dtype = dtype;
     const auto engine = tiny_engine(tiny_model(shape));
-    const auto reference =
-        tiny_engine(tiny_model({.layers = kLayers, .context = kContext, .kv_dtype = dtype}));
+    const auto reference = tiny_engine(tiny_model(plain));
     std::mt19937 random(static_cast<uint32_t>(slots + 7));
     const auto below = [&](size_t n) { return static_cast<int64_t>(random() % n); };
     std::vector<Live> live;
@@ -170,6 +193,51 @@ TEST_CASE(
     }
   }
   std::remove(path.c_str());
+}
+
+TEST_CASE("files of KV have the model's heads, whatever entries hold them") {
+  const std::string path = "helm-sharing-test.kv", again = "helm-sharing-again.kv";
+  const auto content = [](const std::string& file) {
+    std::ifstream in(file, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  const auto ids = token_ids(77, 4);
+  const std::vector<TinyCut> most = {{1, 32}, {2, 64, false}, {1, 0}}, some = {{0, 32}, {1, 32}};
+  for (const char* dtype : {"f32", "bf16", "i8"}) {
+    for (const int64_t page_tokens : {5, 16}) {
+      CAPTURE(std::string(dtype));
+      CAPTURE(page_tokens);
+      std::vector<std::unique_ptr<Engine>> engines;
+      for (const std::vector<TinyCut>& cuts : {std::vector<TinyCut>(), most, some}) {
+        TinyShape shape = cut_shape("ccacc", 60, cuts);
+        shape.kv_dtype = dtype;
+        shape.page_tokens = page_tokens;
+        shape.qkv_bias = true;
+        if (cuts.size() == most.size()) shape.cut_rows = 30;
+        engines.push_back(tiny_engine(tiny_model(shape)));
+      }
+      for (const auto& saving : engines) {
+        const SequenceId saved = saving->open(100);
+        feed(*saving, saved, ids);
+        saving->save(saved, ids, path);
+        const std::vector<float> want = feed(*saving, saved, token_ids(3, 9));
+        saving->close(saved);
+        for (const auto& loading : engines) {
+          const SequenceId loaded = loading->load(path, 100).sequence;
+          loading->save(loaded, ids, again);
+          CHECK(content(again) == content(path));
+          const std::vector<float> got = feed(*loading, loaded, token_ids(3, 9));
+          REQUIRE(got.size() == want.size());
+          for (size_t i = 0; i < got.size(); ++i) {
+            CHECK(std::abs(got[i] - want[i]) <= 1e-3F * (1 + std::abs(want[i])));
+          }
+          loading->close(loaded);
+        }
+      }
+    }
+  }
+  std::remove(path.c_str());
+  std::remove(again.c_str());
 }
 
 TEST_CASE("a saved sequence goes on where it was, on any placement") {
