@@ -64,7 +64,7 @@ def problem(seed, objective="decode", **changes):
         memory_bytes=1 << 40,
         accelerator_bytes=1 << 40,
         reserve_bytes=0,
-        space=Space(visit_steps=(16, 128), decode_groups=(1,), overlap=(False,)),
+        space=Space(visit_steps=(16, 128), decode_groups=(1,), overlap=(False,), policy="auto"),
         **changes,
     )
 
