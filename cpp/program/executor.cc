@@ -92,8 +92,9 @@ DeviceUse Executor::use_of(DeviceIndex device) const {
 
 void Executor::count(EngineStats& stats) const {
   const auto& tasks = programs_.front().tasks;
-  stats.crossings =
-      std::ranges::count_if(tasks, [](const Bound& one) { return one.task.runs(); }) - 1;
+  stats.crossings = std::ranges::count_if(tasks, [&](const Bound& one) {
+    return one.task.verb == Verb::kCopy && one.task.value != plan_.logits;
+  });
   stats.streamed_steps = visiting_steps_;
   stats.pageable_bytes = visits_ ? visits_->pageable_bytes() : 0;
   stats.evicted_blocks = paging_ ? paging_->evicted_blocks() : 0;

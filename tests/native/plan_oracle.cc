@@ -179,4 +179,14 @@ void PlanOracle::run(const SelectOp& op) {
   value(op.out) = value(op.in);
 }
 
+void PlanOracle::run(const AddOp& op) {
+  for (size_t i = 0; i < value(op.in).size(); ++i) value(op.out)[i] += value(op.in)[i];
+}
+
+void PlanOracle::run(const ConcatOp& op) {
+  Row all;
+  for (const ValueIndex in : op.ins) all.insert(all.end(), value(in).begin(), value(in).end());
+  value(op.out) = all;
+}
+
 }  // namespace helm::test

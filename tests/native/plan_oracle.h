@@ -32,6 +32,8 @@ class PlanOracle {
   void run(const AttentionOp& op);
   void run(const ActivationOp& op);
   void run(const SelectOp& op);
+  void run(const AddOp& op);
+  void run(const ConcatOp& op);
   template <class Internal>
   void run(const Internal&) {
     throw std::logic_error("plans do not hold this op");

@@ -240,6 +240,7 @@ class Cutter {
     const int64_t blocks = s_.pages / s_.layers, entries = std::ssize(entries_);
     plan_["kv"]["layers"] = entries_;
     plan_["kv"]["pages"] = blocks * entries;
+    if (!plan_.contains("schedule")) return;
     plan_["schedule"]["pages"] = {{"cpu", blocks * (entries - there_)},
                                   {"accelerator", blocks * there_}};
   }

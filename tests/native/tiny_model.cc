@@ -281,8 +281,29 @@ TinyShape large_shape(int threads, const char* dtype) {
           .threads = threads};
 }
 
+TinyShape cut_shape() {
+  TinyShape shape{.inter = 72, .heads = 6, .kv_heads = 3, .head_dim = 16};
+  shape.qk_norm = shape.qkv_bias = true;
+  shape.cuts = {{1, 32}, {2, 64, false}};
+  shape.cut_rows = 30;
+  shape.cut_on_cpu = true;
+  return shape;
+}
+
 TinyModel tiny_model(const TinyShape& shape) {
   return TinyModelBuilder(shape).build();
+}
+
+std::vector<float> data_of(const TinyModel& model, const TensorSpec& tensor) {
+  if (!tensor.part) return *model.tensors.at(tensor.name).data;
+  const TinyTensor& whole = model.tensors.at(tensor.part->tensor);
+  const int64_t width = whole.shape.size() == 2 ? whole.shape[1] : 1;
+  std::vector<float> data;
+  for (int64_t r = tensor.part->row; r < tensor.part->row + tensor.rows(); ++r) {
+    const auto row = whole.data->begin() + r * width + tensor.part->col;
+    data.insert(data.end(), row, row + tensor.cols());
+  }
+  return data;
 }
 
 TinyFolder::TinyFolder() : path_(std::filesystem::temp_directory_path() / "helm-tiny-XXXXXX") {

@@ -67,15 +67,20 @@ struct TinyShape {
   int64_t stream_pages = 0;
   std::string overflow = "stream";
   double watermark = 0.8;
-  std::vector<TinyCut> cuts = {};  // by layer, or of the first ones; needs devices
+  std::vector<TinyCut> cuts = {};  // by layer, or of the first ones
   int64_t cut_rows = 0;            // of the head, on the CPU; 0: it is not cut
   bool cut_on_cpu = false;         // all that is cut lies on the CPU
 };
 
 // Matrices of many pieces per member, stacked ones of unequal heights.
 TinyShape large_shape(int threads, const char* dtype = "f32");
+// All layers and the head in parts that run one after the other on the CPU.
+TinyShape cut_shape();
 
 TinyModel tiny_model(const TinyShape& shape = {});
+
+// Of a tensor of its plan, which may be a part of one of the model's.
+std::vector<float> data_of(const TinyModel& model, const TensorSpec& tensor);
 
 // A folder with a file of weights, removed afterwards.
 class TinyFolder {

@@ -40,8 +40,7 @@ def config(seed):
         "tie_word_embeddings": seed % 2 == 0,
     }
     if family == "OPTForCausalLM":
-        before = rng.choice((True, False))
-        return parse_config({**common, "ffn_dim": 160, "do_layer_norm_before": before})
+        return parse_config({**common, "ffn_dim": 160})
     common |= {"num_key_value_heads": 4, "head_dim": 8 * 8 // heads, "intermediate_size": 160}
     if family == "MistralForCausalLM":
         common["sliding_window"] = 9

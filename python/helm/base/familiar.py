@@ -62,7 +62,7 @@ OPTIONS: Mapping[str, str] = {
         name: "--" + name.replace("_", "-")
         for name in (
             *("revision", "tokenizer"),
-            *("context", "dtype", "kv_dtype", "threads", "page_tokens", "kv_overflow"),
+            *("context", "dtype", "kv_dtype", "threads", "page_tokens", "kv_overflow", "policy"),
             *("watermark", "weights", "device", "profile", "prompt_tokens", "output_tokens"),
             *("batch", "objective", "max_tokens", "temperature", "top_p", "top_k", "min_p"),
             *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),

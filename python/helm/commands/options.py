@@ -14,6 +14,7 @@ from helm.base.formats import DTYPE_CHOICES, KV_DTYPES, dtype_name
 from helm.commands.parser import More, Parser
 from helm.compiler.kv_options import PAGE_TOKENS, SITES
 from helm.compiler.load_cost import WEIGHTS
+from helm.compiler.problem import POLICIES
 from helm.errors import InvalidError
 from helm.plan.records import OBJECTIVES, WATERMARK
 
@@ -96,6 +97,7 @@ def add_model_arguments(parser: Parser, rare: type[str] = More) -> None:
     add_dtypes(group)
     add_device(group)
     add_memory(group)
+    add_policy(group)
     group.add_argument("-q", "--quiet", action="store_true", help="no plan line and no summary")
     more = parser.add_argument_group("loading")
     add_revision(more)
@@ -141,6 +143,17 @@ def add_device(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--device", metavar="DEVICE",
         help="cpu, cuda, cuda:N, sim:vram=2GiB (default: GPU if any)",
+    )  # fmt: skip
+
+
+def add_policy(group: argparse._ActionsContainer) -> None:
+    """--policy."""
+    group.add_argument(
+        "--policy", choices=POLICIES, default="auto", metavar="HOW",
+        help=More(
+            "layers on one device each (layer-partition), or some cut between GPU and CPU, which "
+            "compute them at once (cut) (default: auto, the faster one)"
+        ),
     )  # fmt: skip
 
 

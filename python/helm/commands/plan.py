@@ -38,6 +38,7 @@ def add_arguments(parser: Parser) -> None:
     machine.add_argument("--list-profiles", action="store_true", help="list the presets")
     options.add_device(machine)
     options.add_memory(machine, rare=str)
+    options.add_policy(machine)
     options.add_weights(machine)
     options.add_kv(parser)
     work = parser.add_argument_group("workload")

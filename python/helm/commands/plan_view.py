@@ -153,9 +153,10 @@ def _machine(study: Study) -> str:
 
 def _picture(study: Study, out: Console) -> None:
     plan, best = study.plan, study.best
+    cut = f", {plan.units_cut} cut between both" if plan.units_cut else ""
     _title(
         out,
-        f"Placement: {plan.units_accelerator} units on the GPU, {plan.units_cpu} on the CPU"
+        f"Placement: {plan.units_accelerator} units on the GPU, {plan.units_cpu} on the CPU{cut}"
         if best.uses_accelerator
         else f"Placement: all {plan.units_cpu} units on the CPU",
     )
@@ -183,6 +184,9 @@ def _picture(study: Study, out: Console) -> None:
 def _schedule(study: Study) -> str:
     best = study.best
     parts = [counted(best.threads, "CPU thread")]
+    if best.cut is not None:
+        home = "CPU" if best.cut.home == "cpu" else "GPU"
+        parts.append(f"{best.cut.text}; the {home} adds both shares")
     if best.sequences < study.workload.batch:
         parts.append(f"{counted(best.sequences, 'request')} at once")
     if not best.uses_accelerator:
@@ -192,6 +196,8 @@ def _schedule(study: Study) -> str:
             f"prompt steps of {best.stream_tokens:,} to {best.step_tokens:,} tokens run on the "
             "GPU, to which the weights of CPU layers are copied for each"
         )
+    elif best.cut_blocks:
+        parts.append("cut layers compute prompts on both devices")
     elif best.cpu_blocks:
         parts.append("CPU layers compute prompts on the CPU")
     if best.prefill_overlap:

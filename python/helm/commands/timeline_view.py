@@ -65,6 +65,7 @@ def drawing(study: Study, steps: Sequence[Steps]) -> str:
         f"predicted: {best.decode_tokens_per_s:,.1f} tokens/s, first token after "
         f"{_time(best.ttft_s)}, {study.plan.units_cpu} units on the CPU, "
         f"{study.plan.units_accelerator} on the GPU"
+        + (f", {study.plan.units_cut} cut" if study.plan.units_cut else "")
     )
     return "\n".join(
         [

@@ -15,7 +15,7 @@ from helm.compiler.counts import CostedGraph
 from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.search import Search, search
 from helm.compiler.setting import Site, make_setting
-from helm.errors import OutOfMemoryError
+from helm.errors import HelmError, InvalidError, OutOfMemoryError
 from helm.machine.profile import Profile
 from helm.machine.rates import scaled_flops
 from helm.model.config import ModelConfig
@@ -32,9 +32,28 @@ def require(found: Search) -> Candidate:
     """The search's best, or OutOfMemoryError saying how many bytes are missing where and what
     would fit."""
     best = found.result.best
+    if best is None and found.space.policy == "cut":
+        raise _uncut(found)
     if best is None:
         raise OutOfMemoryError(_refusal(found))
     return best
+
+
+def _uncut(found: Search) -> HelmError:
+    """Why no cut placement, which was asked for, can be had."""
+    result, name = found.result, found.model.graph.architecture
+    if result.uncut or not result.cuts:
+        why = result.uncut or "no way to run its prompts is allowed"
+        return InvalidError(
+            f"[plan] policy='cut' was asked for, but {name} cannot be cut: {why}; choose 'auto' or "
+            "'layer-partition'"
+        )
+    closest = min(result.cuts, key=lambda c: c.missing.total)
+    return OutOfMemoryError(
+        f"[plan] policy='cut' was asked for, but no placement of {name} with cut layers fits on "
+        f"{found.profile.name}: the nearest {closest.reason} "
+        f"({_itemised(closest, memory_bytes(found.profile, found.limits))})"
+    )
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def price_unit(
             own_terms[at : at + DEVICE_TERMS, :, way] = whole
             total[:, way] = whole.sum(axis=0)
             if lane != home:
-                crossing = _there_and_back_s(setting, table, step)
+                crossing = _there_and_back_s(setting, table, step, up=lane == 1)
                 own_terms[LINK, :, way] = crossing
                 total[:, way] += crossing
         totals.append(total)
@@ -115,13 +115,13 @@ def _whole_s(
     return whole
 
 
-def _there_and_back_s(setting: Setting, table: CutTable, step: Step) -> float:
+def _there_and_back_s(setting: Setting, table: CutTable, step: Step, *, up: bool) -> float:
     """The residual to the device that has the whole unit, and what it becomes back to the home."""
     into = table.unit.ops[-1].uses()[-1]
     if table.shares is not None and table.shares.last is not None:
         into = table.shares.last.out
     entered = table.unit.ops[0].uses()[0]
-    return crossing_s(setting, entered, step, True) + crossing_s(setting, into, step, False)
+    return crossing_s(setting, entered, step, up) + crossing_s(setting, into, step, not up)
 
 
 def crossing_s(

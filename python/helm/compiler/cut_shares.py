@@ -124,6 +124,15 @@ def shares_of(unit: Unit) -> Shares | str:
     return head_shares(unit) if unit.kind == "head" else "an embedding is not cut"
 
 
+def priced_shares(unit: Unit) -> Shares | str:
+    """Those that plans are made of: where nothing stands before the first product, a guest's share
+    would be one with the unit before."""
+    shares = shares_of(unit)
+    if isinstance(shares, Shares) and not shares.begin:
+        return "no norm stands before its first product"
+    return shares
+
+
 def size_of(unit: Unit) -> int:
     """How many KV heads, or elements, a unit has that is cut along these."""
     for op in unit.ops:

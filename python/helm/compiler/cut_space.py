@@ -13,7 +13,7 @@ import numpy as np
 
 from helm.compiler.counts import CostedGraph, Step
 from helm.compiler.cut_price import HOMES, UnitPrice, price_unit
-from helm.compiler.cut_shares import attention_shares, mlp_shares, size_of
+from helm.compiler.cut_shares import priced_shares, size_of
 from helm.compiler.cut_tables import CutTable, make_table
 from helm.compiler.layers import cpu_decode_s, decode_queries, positions_s
 from helm.compiler.overflow import Bools
@@ -55,7 +55,7 @@ def cut_model(model: CostedGraph, classes: BlockClasses, columns: int) -> CutMod
     for layer in classes.units:
         if tuple(unit.kind for unit in layer.units) != KINDS:
             return "its layers are not an attention and an mlp each"
-        found = (attention_shares(layer.units[0]), mlp_shares(layer.units[1]))
+        found = [priced_shares(unit) for unit in layer.units]
         reasons += [each for each in found if isinstance(each, str)]
         sizes.add((size_of(layer.units[0]), size_of(layer.units[1])))
     if len(sizes) != 1:

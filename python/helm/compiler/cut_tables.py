@@ -16,7 +16,7 @@ import numpy as np
 
 from helm.base.formats import FORMATS, uncompressed
 from helm.compiler.counts import CostedGraph, Step
-from helm.compiler.cut_shares import Shares, shares_of
+from helm.compiler.cut_shares import Shares, priced_shares
 from helm.compiler.memory import DEVICE_ALIGNMENT
 from helm.compiler.setting import F32, Device
 from helm.compiler.times import (
@@ -244,7 +244,7 @@ def _matrix_bytes(format: str, rows: tuple[int, ...], cols: tuple[int, ...]) -> 
 
 def make_table(model: CostedGraph, unit: Unit, marks: I64) -> CutTable:
     """marks: ascending, from 0 to all; those alone where the unit cannot be cut."""
-    shares = shares_of(unit)
+    shares = priced_shares(unit)
     if isinstance(shares, str):
         return CutTable(model, unit, None, marks[[0, -1]])
     return CutTable(model, unit, shares, marks)

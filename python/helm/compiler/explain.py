@@ -9,10 +9,12 @@ from typing import Any
 
 from helm.base.sizes import rate_text
 from helm.compiler.budget import PURPOSES
-from helm.compiler.candidate import Candidate, term_name
+from helm.compiler.candidate import BOTH, Candidate, term_name
 from helm.compiler.memory import DEVICE_ALIGNMENT
 from helm.compiler.solve import Study
 from helm.model.graph import Layer, Unit
+from helm.plan.units import PlacedUnit
+from helm.plan.weights import slice_bytes
 
 FORMAT = "helm-explanation"
 VERSION = 1
@@ -24,6 +26,7 @@ LABELS = {
     "all-accelerator": "all on the GPU",
     "fill-accelerator": "fill the GPU",
     "all-cpu": "all on the CPU",
+    "layer-partition": "whole layers",
 }
 _MUCH = 1.05
 _LISTED = 3  # layouts shown of those that fit but were not chosen
@@ -49,6 +52,8 @@ class Segment:
 
 def segments(study: Study) -> list[Segment]:
     """What the plan places, in order: embedding, layers by device, head."""
+    if study.best.cut is not None:
+        return list(_cut_segments(study))
     graph, devices = study.search.model.graph, study.best.devices()
     places: list[Layer | Unit] = [graph.units[0], *graph.layers, graph.units[-1]]
     found: list[Segment] = []
@@ -62,6 +67,31 @@ def segments(study: Study) -> list[Segment]:
             added = held - study.search.model.weight_bytes(earlier, DEVICE_ALIGNMENT)
         found.append(Segment(label, devices[first], first, last, added))
     return found
+
+
+def _cut_segments(study: Study) -> Iterator[Segment]:
+    """What is cut has two, one for each device."""
+    plan, devices = study.placed, study.best.devices()
+    sizes = {name: slice_bytes(plan.tensors, plan.slices, name) for name in plan.memory}
+    order = {layer: i + 1 for i, layer in enumerate(dict.fromkeys(
+        unit.layer for unit in plan.units if unit.layer is not None))}  # fmt: skip
+    counted = {name: set[str]() for name in sizes}
+    for label, first, last in unit_runs(devices):
+        places = range(first, last + 1)
+        for device in sizes if devices[first] == BOTH else (devices[first],):
+            units = [u for u in plan.units if u.device == device and _place(u, order) in places]
+            names = {name for unit in units for op in unit.ops for name in op.weight_names()}
+            held = sum(sizes[device][name] for name in names - counted[device])
+            counted[device] |= names
+            cut = " (cut)" if devices[first] == BOTH else ""
+            yield Segment(label + cut, device, first, last, held)
+
+
+def _place(unit: PlacedUnit, order: Mapping[int | None, int]) -> int:
+    """Of its layer, or of the embedding or the head, among them all."""
+    if unit.layer is not None:
+        return order[unit.layer]
+    return 0 if unit.kind == "embedding" else len(order) + 1
 
 
 def unit_runs(devices: Sequence[str]) -> Iterator[tuple[str, int, int]]:
@@ -93,16 +123,17 @@ class Lane:
 
 def picture(study: Study, width: int) -> tuple[list[Lane], int]:
     """(a lane for each device, units per letter) in at most `width` letters: E the embedding, C
-    and G layers on the CPU and the accelerator, H the head."""
-    parts = segments(study)
+    and G layers on the CPU and the accelerator, H the head; what is cut is on both."""
+    runs, devices = list(unit_runs(study.best.devices())), study.best.devices()
     per = 1
-    while sum(-(-part.units // per) for part in parts) > width:
+    while sum(-(-(last - first + 1) // per) for _, first, last in runs) > width:
         per += 1
     lanes: dict[str, list[str]] = {device: [] for device in study.plan.memory}
-    for part in parts:
-        letter = {"embedding": "E", "head": "H"}.get(part.label, "GC"[part.device == "cpu"])
+    for label, first, last in runs:
         for device, cells in lanes.items():
-            cells += [letter if device == part.device else " "] * -(-part.units // per)
+            letter = {"embedding": "E", "head": "H"}.get(label, "GC"[device == "cpu"])
+            there = devices[first] in (device, BOTH)
+            cells += [letter if there else " "] * -(-(last - first + 1) // per)
     return [Lane(device, tuple(cells)) for device, cells in lanes.items()], per
 
 
@@ -258,6 +289,8 @@ def _equal(one: Candidate, other: Candidate) -> bool:
 
 def placement_text(candidate: Candidate) -> str:
     """What the GPU holds: "GPU 19-35 + head", by the numbers of its layers."""
+    if candidate.cut is not None:
+        return _cut_text(candidate)
     if candidate.units_accelerator == 0:
         return "all on the CPU"
     if candidate.units_cpu == 0:
@@ -270,14 +303,48 @@ def placement_text(candidate: Candidate) -> str:
     return f"GPU {' + '.join(held)}"
 
 
+def _cut_text(candidate: Candidate) -> str:
+    first, count = candidate.cpu_blocks, candidate.cut_blocks
+    said = []
+    if count:
+        said.append(f"{layers_label(first, first + count - 1)} cut")
+    if candidate.head == BOTH:
+        said.append("head cut")
+    if candidate.accelerator_blocks:
+        said.append(f"GPU {first + count}-{candidate.blocks - 1}")
+    if candidate.head == "accelerator":
+        said.append("GPU head")
+    return " + ".join(said)
+
+
+def _cut(study: Study) -> dict[str, Any] | None:
+    """The "cut" of `to_dict`."""
+    best, use = study.best, study.best.cut
+    if use is None:
+        return None
+    parts = [part for part in segments(study) if part.label.endswith("(cut)")]
+    total = sum(part.weight_bytes for part in parts)
+    return {
+        "first": best.cpu_blocks,
+        **dataclasses.asdict(use),
+        "shares": {
+            device: sum(p.weight_bytes for p in parts if p.device == device) / max(1, total)
+            for device in study.plan.memory
+        },
+    }
+
+
 def to_dict(study: Study) -> dict[str, Any]:
     """The explanation as plain JSON values. Names are stable within one version:
 
     format, version: "helm-explanation", 1. model: name, architecture, weights_bytes, dtypes
     (of its matrices), kv_dtype. profile: name, estimated, digest, accelerator (its name or
     null). workload: prompt, output, batch, context, objective.
-    units_cpu, units_accelerator: how many of the embedding, the layers and the head each holds.
-    placement: [{label, device, first, last, weight_bytes}] of neighbouring units. threads,
+    units_cpu, units_accelerator, units_cut: how many of the embedding, the layers and the head each
+    holds, and how many are cut. placement: [{label, device, first, last, weight_bytes}] of
+    neighbouring units; what is cut has an entry for each device. cut: null, or first (layer),
+    layers (how many), heads, elements, rows (on the CPU) and of_heads, of_elements, of_rows (in
+    all), home, and shares: device -> of the bytes of what is cut. threads,
     schedule: see `helm.plan.schema.Schedule`. kv: page_tokens, blocks (of each sequence's full
     context), accelerator_blocks (of those, per layer there, that it has room for), overflow: null
     if it has room for all, else site ("stream" or "cpu"), watermark, near_positions (of each
@@ -319,6 +386,8 @@ def to_dict(study: Study) -> dict[str, Any]:
         "workload": dataclasses.asdict(prediction.workload),
         "units_cpu": plan.units_cpu,
         "units_accelerator": plan.units_accelerator,
+        "units_cut": plan.units_cut,
+        "cut": _cut(study),
         "placement": [dataclasses.asdict(segment) for segment in segments(study)],
         "threads": plan.threads,
         "schedule": dataclasses.asdict(plan.schedule),
@@ -341,9 +410,10 @@ def matrix_dtypes(study: Study) -> list[str]:
     """The formats of matrices, as they are on every device, in the order in which they first
     appear."""
     formats = study.search.model.formats
-    return list(dict.fromkeys(formats[t.name] for t in study.plan.tensors if len(t.shape) == 2))
+    return list(dict.fromkeys(formats[t.whole] for t in study.plan.tensors if len(t.shape) == 2))
 
 
 def weights_bytes(study: Study) -> int:
     """All weights, each once, before any is compressed."""
-    return sum(study.search.model.tensor_bytes(tensor.name) for tensor in study.plan.tensors)
+    names = dict.fromkeys(tensor.whole for tensor in study.plan.tensors)
+    return sum(study.search.model.tensor_bytes(name) for name in names)

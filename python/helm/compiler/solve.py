@@ -155,6 +155,11 @@ def solve(problem: Problem) -> Study:
     assert problem.tensors  # of the checkpoint, whose faults come first
     profile = problem.profile
     check_vram(profile, problem.accelerator_bytes, problem.kv_options.vram_bytes)
+    if problem.space.policy == "cut" and (profile is None or profile.accelerator is None):
+        raise InvalidError(
+            "[plan] policy='cut' was asked for, but there is no accelerator to share layers with; "
+            "choose 'auto', or a machine or device= that has one"
+        )
     request, cpu = problem.loading, problem.loading.cpu if profile is None else profile.cpu
     try:
         copied = _placed(problem, "copied")

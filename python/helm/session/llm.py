@@ -45,6 +45,9 @@ class LLM(LoadedLLM):
     "auto", "q8" and "q4" that fits, and a notice of the plan says which.
     kv_dtype: the same for the KV cache, or "i8", which takes about half of 16 bit.
     page_tokens: positions per KV page, 16 or more.
+    policy: how layers share an accelerator and the CPU: each lies on one of them
+    ("layer-partition"), some are cut and both compute them at once ("cut"), or "auto", whichever
+    is predicted faster.
     kv_overflow: how decode reaches KV pages that an accelerator has no room for: they visit it
     ("stream"), the "cpu" attends to them, or "auto", whichever is predicted faster.
     kv_vram_bytes: memory there that KV pages may take at most. watermark: once more than this
@@ -90,6 +93,7 @@ class LLM(LoadedLLM):
         kv_dtype: str = "auto",
         threads: int | None = None,
         page_tokens: int = PAGE_TOKENS,
+        policy: str = "auto",
         kv_overflow: str = "auto",
         kv_vram_bytes: int | None = None,
         watermark: float | None = None,

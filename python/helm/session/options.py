@@ -14,6 +14,7 @@ from helm.base.sizes import check_size
 from helm.compiler.kv_options import PAGE_TOKENS, KvOptions, check_page_tokens
 from helm.compiler.load_cost import ANSWERS, WEIGHTS, LoadingRequest
 from helm.compiler.planning_problem import Problem
+from helm.compiler.problem import POLICIES, Space
 from helm.errors import InvalidError
 from helm.machine.profile import Profile, as_profile
 from helm.model.checkpoint import TensorInfo
@@ -39,6 +40,7 @@ class PlanKeywords(TypedDict, total=False):
     kv_dtype: str
     threads: int | None
     page_tokens: int
+    policy: str
     kv_overflow: str
     kv_vram_bytes: int | None
     watermark: float | None
@@ -77,6 +79,7 @@ class LoadOptions:
     kv_dtype: str = "auto"
     threads: int | None = None
     page_tokens: int = PAGE_TOKENS
+    policy: str = "auto"
     kv: KvOptions = field(default_factory=KvOptions)
     weights: str = "auto"
     progress: Progress | None = None
@@ -102,7 +105,10 @@ class LoadOptions:
             if size is not None:
                 check_size(size, f"[load] {name} is {size}", f"{size} << 30")
         object.__setattr__(self, "page_tokens", check_page_tokens(self.page_tokens))
-        for name, options in (("weights", WEIGHTS), ("objective", OBJECTIVES)):
+        choices: dict[str, tuple[str, ...]] = {
+            "weights": WEIGHTS, "objective": OBJECTIVES, "policy": POLICIES,
+        }  # fmt: skip
+        for name, options in choices.items():
             if not is_one_of(getattr(self, name), options):
                 found = shown(getattr(self, name))
                 raise InvalidError(f"[load] {name} must be {', '.join(options)}, got {found}")
@@ -141,6 +147,7 @@ class LoadOptions:
         if tokens is None and self.output_tokens is not None:
             tokens = ANSWERS * self.output_tokens * self.batch
         objective: Any = self.objective
+        policy: Any = self.policy
         return Problem(
             config,
             infos,
@@ -152,6 +159,7 @@ class LoadOptions:
             kv_dtype=self.kv_dtype,
             page_tokens=self.page_tokens,
             kv_options=self.kv,
+            space=Space(policy=policy),
             profile=profile,
             **{
                 "memory_bytes": self.memory_bytes,

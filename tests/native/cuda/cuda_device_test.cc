@@ -91,6 +91,14 @@ TEST_CASE("a stage agrees with the scalar oracle: norms of q and k, biases, wind
   conform_stage(open_cuda_test_device, {variant, true});
 }
 
+TEST_CASE(
+    "a stage agrees with the scalar oracle: layers and head in parts, added and side by side") {
+  TinyShape cut = helm::test::cut_shape();
+  conform_stage(open_cuda_test_device, {cut});
+  cut.weight_dtype = cut.kv_dtype = "f16";
+  conform_stage(open_cuda_test_device, {cut, true});
+}
+
 TEST_CASE("attention in parts agrees with the scalar oracle") {
   using helm::DType;
   for (const auto& [name, dtype] :

@@ -92,7 +92,7 @@ class StageRunner {
     spec.workspace = workspace_.address();
     for (const TensorSpec& tensor : plan_.tensors) {
       const Format format = held_format(plan_, spec.weights.size());
-      const std::vector<float>& data = *model.tensors.at(tensor.name).data;
+      const std::vector<float> data = data_of(model, tensor);
       spec.weights.push_back({place(encode(dtype_of(format), data)), format});
     }
     for (const ValueSpec& value : plan_.values) {
@@ -195,7 +195,7 @@ class StageRunner {
 // `longest` terms rounds each term once in f32; narrowed inputs and cached K and V, which may fall
 // to the other side of a rounding than the oracle's, each add a unit roundoff of their dtype.
 double relative_bound(const Plan& plan, const StageCase& test) {
-  const auto layers = static_cast<double>(plan.kv.entries());
+  const auto layers = static_cast<double>(plan.kv.model_layers());
   const auto unit = [](const std::string& dtype) {
     if (dtype == "f32") return 0.0;
     return std::ldexp(1.0, dtype == "f16" ? -11 : dtype == "bf16" ? -8 : -7);
@@ -351,7 +351,7 @@ void conform_stage(const DeviceFactory& open, const StageCase& test) {
     std::vector<std::vector<float>> weights;
     for (const TensorSpec& tensor : plan.tensors) {
       const DType dtype = dtype_of(held_format(plan, weights.size()));
-      weights.push_back(rounded(dtype, *model.tensors.at(tensor.name).data));
+      weights.push_back(rounded(dtype, data_of(model, tensor)));
     }
     PlanOracle oracle(plan, std::move(weights));
     const double relative = relative_bound(plan, test);

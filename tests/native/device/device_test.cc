@@ -133,6 +133,7 @@ TEST_CASE("every device keeps the contract") {
     helm::test::conform_attention_pieces(
         opener(name), {.page_tokens = 5, .window = 37, .kv_dtype = "bf16"}, inputs);
     helm::test::conform_stage(opener(name), {.shape = {.kv_dtype = "i8"}});
+    helm::test::conform_stage(opener(name), {.shape = helm::test::cut_shape()});
   }
   helm::test::conform_allocation([](int64_t limit_bytes) {
     return helm::open_accelerator("sim:vram=" + std::to_string(limit_bytes));

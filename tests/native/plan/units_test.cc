@@ -113,7 +113,7 @@ TEST_CASE("a cut plan's steps do not overlap, and its KV lies where it is attend
   plan["schedule"]["pages"]["cpu"] = good["schedule"]["pages"]["cpu"].get<int64_t>() + 1;
   plan["schedule"]["pages"]["accelerator"] =
       good["schedule"]["pages"]["accelerator"].get<int64_t>() - 1;
-  expect(plan, "schedule.pages.accelerator: expected all pages, 400, of its layers where");
+  expect(plan, "schedule.pages.accelerator: expected all pages, 400, of its KV entries where");
   // Parts that lie on one device are no cut.
   helm::test::TinyShape on_cpu = shape();
   on_cpu.cut_on_cpu = true;
