@@ -27,7 +27,7 @@ from helm.plan.units import CPU
 DEEP, FLAT = "llama_deep", "llama"  # of five layers, of two
 STEPS, MOST_STEPS = 4, 30
 RATES = Rates(cpu=2e6, own=4e6, link=4e6)
-SLOW = Rates(cpu=5e5, own=1e6, link=32e6)  # for steps of many tasks
+SLOW = Rates(cpu=2.5e5, own=5e5, link=32e6)  # for steps of many tasks
 
 
 def plan_of(name: str) -> Plan:
