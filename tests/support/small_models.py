@@ -102,10 +102,11 @@ CASES = {
         Case("opt_gelu", "OPT", {"activation_function": "gelu", "word_embed_proj_dim": 20}),
     )
 }
-# Heads so wide that attention can be cut where CASES cannot.
+# More layers, and heads so wide that attention can be cut where that of CASES cannot.
 WIDE = {
     case.name: case
     for case in (
+        Case("llama_deep", "Llama", {"num_hidden_layers": 5}),
         Case("qwen2_wide", "Qwen2", {"hidden_size": 64, "tie_word_embeddings": True}),
         Case("llama_wide_heads", "Llama", {"head_dim": 32, "num_key_value_heads": 4}),
         Case("opt_wide", "OPT", {"hidden_size": 128, "word_embed_proj_dim": 128}),
