@@ -94,7 +94,7 @@ def test_the_registry_lists_families_by_their_own_names():
 def test_unknown_architecture_is_named_with_the_known():
     config = load_config(small_models.model_dir("llama"))
     unknown = dataclasses.replace(config, architecture="MambaForCausalLM")
-    with pytest.raises(UnsupportedModelError, match=r"MambaForCausalLM.*LlamaForCausalLM, Mist"):
+    with pytest.raises(UnsupportedModelError, match=r"MambaForCausalLM.*LlamaForCausalLM, Mini"):
         build_graph(unknown)
 
 

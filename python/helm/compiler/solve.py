@@ -256,12 +256,12 @@ def _plan(
         units = tuple(on_device(unit, CPU) for unit in graph.units)
         memory, order = {"cpu": use}, Schedule(pages={"cpu": kv.pages})
     return Plan(
-        model=identity(problem.config, problem.checkpoint_tensors),
+        model=identity(problem.config, problem.checkpoint_tensors, limits.context),
         limits=limits,
         threads=threads,
         devices=devices_named(memory),
         kv=kv,
-        rope=graph.rope,
+        rope=graph.rope_of(limits.context),
         tensors=problem.tensors,
         slices=slices_of(problem.tensors, units, model.format),
         values=graph.values,
