@@ -65,6 +65,8 @@ class ModelConfig:
     quantization: str | None = None  # how weights are stored, see `helm.model.quantization`
     local_rope: RopeConfig | None = None  # of layers with a window; None: that of the others
     unrotated: tuple[int, ...] = ()  # layers without rope
+    heads_normed: bool = False  # every head of q and k has a norm of its own
+    parallel: bool = False  # attention and mlp read the same value
     norm_plus: float = 0.0  # what is added to every norm's weight
     score_scale: float | None = None  # of attention's scores; None: head_dim ** -0.5
     score_cap: float = 0.0  # c bounds scores by c tanh(score / c); 0: nothing does

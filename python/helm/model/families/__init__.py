@@ -16,6 +16,8 @@ from helm.base.jsonio import Reader, read_json
 from helm.errors import CheckpointError, ConfigError, UnsupportedModelError
 from helm.model.config import ModelConfig
 from helm.model.families import (
+    cohere,
+    cohere2,
     gemma2,
     gemma3,
     glm,
@@ -31,6 +33,7 @@ from helm.model.families import (
     qwen2,
     qwen3,
     smollm3,
+    stablelm,
 )
 from helm.model.families.family import Family
 from helm.model.families.unknown import said_of
@@ -40,6 +43,8 @@ from helm.model.quantization import read_quantization
 FAMILIES: dict[str, Family] = {
     module.FAMILY.architecture: module.FAMILY
     for module in (
+        cohere,
+        cohere2,
         gemma2,
         gemma3,
         glm,
@@ -55,6 +60,7 @@ FAMILIES: dict[str, Family] = {
         qwen2,
         qwen3,
         smollm3,
+        stablelm,
     )
 }
 # Keys beside a text_config that are the text model's, too, where it has none of its own.

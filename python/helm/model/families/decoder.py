@@ -20,6 +20,7 @@ from helm.model.graph import (
     Embedding,
     Graph,
     KvGeometry,
+    NormKind,
     Rope,
     RopePairs,
 )
@@ -101,13 +102,18 @@ def read_window(node: Reader) -> int:
 class Style:
     """What a family's layers have. Names are those of modules; None: no such norm.
 
-    qk_norm: an RMS norm of q and k over every head, or over all heads together.
+    norm: the kind of the norms; a layer norm may have no bias. qk_norm: an RMS norm of q and k over
+    every head, or over all heads together; each: a layer norm of its own for every head. parallel:
+    attention and mlp read the same normed value, which then goes from one to the other, too.
     """
 
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: Literal["head", "width"] | None = None
+    norm: NormKind = "rms"
+    norm_bias: bool = True  # of layer norms
+    qk_norm: Literal["head", "width", "each"] | None = None
+    parallel: bool = False
     fused_qkv: bool = False  # one matrix, named qkv_proj
     fused_gate_up: bool = False  # one matrix, named gate_up_proj
     before_attention: str | None = "input_layernorm"
@@ -133,20 +139,21 @@ def build_decoder(config: ModelConfig, style: Style = _PLAIN) -> Graph:
             return None if norm is None else f"layers.{layer}.{norm}"
 
         at = f"layers.{layer}.self_attn"
-        h = normed(b, config, named(style.before_attention), x)
+        h = normed(b, config, named(style.before_attention), x, style)
         attn = attention(b, config, at, layer, h, style)
         if layer == config.num_hidden_layers - 1:
-            x, attn = b.select(x), b.select(attn)
+            x, attn, h = b.select(x), b.select(attn), b.select(h) if style.parallel else h
         after = named(style.after_attention)
-        add_product(b, config, f"{at}.o_proj", attn, x, style.out_bias, after)
+        add_product(b, config, f"{at}.o_proj", attn, x, style.out_bias, after, style)
         b.unit("attention", layer)
         at = f"layers.{layer}.mlp"
-        h = normed(b, config, named(style.before_mlp), x)
+        if not style.parallel:
+            h = normed(b, config, named(style.before_mlp), x, style)
         act = gated(b, config, at, h, style)
         after = named(style.after_mlp)
-        add_product(b, config, f"{at}.down_proj", act, x, style.mlp_bias, after)
+        add_product(b, config, f"{at}.down_proj", act, x, style.mlp_bias, after, style)
         b.unit("mlp", layer)
-    rms_norm(b, config, "norm", x, x)
+    norm(b, config, "norm", x, x, style)
     head(b, config, x)
     return b.graph(config.architecture, kv_geometry(config))
 
@@ -155,20 +162,22 @@ def kv_geometry(config: ModelConfig) -> KvGeometry:
     return KvGeometry(config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
 
 
-def rms_norm(
+def norm(
     b: GraphBuilder,
     config: ModelConfig,
     module: str,
     input: str,
     out: str,
+    style: Style,
     *,
     offset: int = 0,
     groups: int = 1,
     size: int | None = None,
     accumulate: bool = False,
 ) -> None:
+    """The family's norm, with the epsilon and what weights lack of its configuration."""
     b.norm(
-        "rms",
+        style.norm,
         module,
         input,
         out,
@@ -178,15 +187,16 @@ def rms_norm(
         size=size,
         plus=config.norm_plus,
         accumulate=accumulate,
+        biased=style.norm_bias,
     )
 
 
-def normed(b: GraphBuilder, config: ModelConfig, norm: str | None, x: str) -> str:
-    """A value of its own with the RMS norm of x, or x where there is none."""
-    if norm is None:
+def normed(b: GraphBuilder, config: ModelConfig, module: str | None, x: str, style: Style) -> str:
+    """A value of its own with the norm of x, or x where there is none."""
+    if module is None:
         return x
     h = b.value_like(x, "h", config.hidden_size)
-    rms_norm(b, config, norm, x, h)
+    norm(b, config, module, x, h, style)
     return h
 
 
@@ -201,11 +211,7 @@ def attention(
     if style.fused_qkv:
         parts = [(f"{at}.qkv_proj", q + 2 * kv)]
     b.linear(input, qkv, parts, bias=style.qkv_bias)
-    for name, offset, count in (("q_norm", 0, heads), ("k_norm", q, kv_heads)):
-        if style.qk_norm is None:
-            continue
-        groups, size = (count, dim) if style.qk_norm == "head" else (1, count * dim)
-        rms_norm(b, config, f"{at}.{name}", qkv, qkv, offset=offset, groups=groups, size=size)
+    norm_q_and_k(b, config, at, qkv, style)
     window = config.windows[layer]
     rope = config.local_rope if window and config.local_rope else config.rope
     if rope is not None and layer not in config.unrotated:
@@ -217,6 +223,20 @@ def attention(
     shape = (layer, heads, kv_heads, dim)
     b.add(Attention(*places, *shape, scale, window, config.score_cap))
     return attn
+
+
+def norm_q_and_k(b: GraphBuilder, config: ModelConfig, at: str, qkv: str, style: Style) -> None:
+    heads, dim = config.num_attention_heads, config.head_dim
+    for part, offset, count in (("q", 0, heads), ("k", heads * dim, config.num_key_value_heads)):
+        if style.qk_norm == "each":
+            head_style = dataclasses.replace(style, norm="layer", norm_bias=False)
+            for head in range(count):
+                module, begin = f"{at}.{part}_layernorm.norms.{head}", offset + head * dim
+                norm(b, config, module, qkv, qkv, head_style, offset=begin, size=dim)
+        elif style.qk_norm is not None:
+            groups, size = (count, dim) if style.qk_norm == "head" else (1, count * dim)
+            runs = {"offset": offset, "groups": groups, "size": size}
+            norm(b, config, f"{at}.{part}_norm", qkv, qkv, style, **runs)
 
 
 def project(b: GraphBuilder, module: str, input: str, residual: str, bias: bool) -> None:
@@ -231,17 +251,19 @@ def add_product(
     input: str,
     residual: str,
     bias: bool,
-    norm: str | None,
+    behind: str | None,
+    style: Style,
 ) -> None:
-    """residual += residual_scale * (module input), or norm(module input) where there is one."""
+    """residual += residual_scale * (module input), or behind(module input) where there is such a
+    norm."""
     scale, width = config.residual_scale, b.width(residual)
-    if norm is None and scale == 1.0:
+    if behind is None and scale == 1.0:
         return project(b, module, input, residual, bias)
     h = b.value_like(residual, "h", width)
     b.linear(input, h, [(module, width)], bias=bias)
-    if norm is not None:
+    if behind is not None:
         assert scale == 1.0
-        return rms_norm(b, config, norm, h, residual, accumulate=True)
+        return norm(b, config, behind, h, residual, style, accumulate=True)
     return b.add(Activation("scale", False, h, residual, width, scale, accumulate=True))
 
 
