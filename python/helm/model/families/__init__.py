@@ -63,12 +63,12 @@ FAMILIES: dict[str, Family] = {
         stablelm,
     )
 }
+_TIED = "tie_word_embeddings"
 # Keys beside a text_config that are the text model's, too, where it has none of its own.
 _SHARED = (
     "dtype",
     "torch_dtype",
     "quantization_config",
-    "tie_word_embeddings",
     "bos_token_id",
     "eos_token_id",
     "pad_token_id",
@@ -123,8 +123,10 @@ def _text_part(node: Reader) -> Reader:
         return node
     outer = {key: node.value[key] for key in _SHARED if node.value.get(key) is not None}
     own = {key: value for key, value in inner.names().items() if value is not None}
-    model_type = {"model_type": holds[0].model_type}
-    return Reader({**model_type, **outer, **own}, node.subject, node.error, inner.path)
+    values = {"model_type": holds[0].model_type, **outer, **own}
+    if not node.get(_TIED).null:  # of the whole model, whose head it is
+        values[_TIED] = node.value[_TIED]
+    return Reader(values, node.subject, node.error, inner.path)
 
 
 def _family(node: Reader) -> Family:
