@@ -327,7 +327,9 @@ bool Driver::step() {
   admit();
   look();
   const int64_t ahead = scheduler_.ahead(snapshot_);
-  while (static_cast<int64_t>(flights_.size()) < ahead && submit(ahead == 1)) look();
+  // One request that decodes has no other step to overlap with.
+  const bool alone = ahead == 1 || (snapshot_.runners.size() == 1 && flights_.empty());
+  while (static_cast<int64_t>(flights_.size()) < ahead && submit(alone)) look();
   const bool flies = !flights_.empty();
   if (flies) collect();
   if (failure_) std::rethrow_exception(failure_);

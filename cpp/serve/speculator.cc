@@ -31,13 +31,13 @@ Speculator::Speculator(const Plan& plan, Speculation speculation)
 }
 
 // What is no token, or ends the request, is no guess; nothing behind it is needed.
-void Speculator::cut(Draft& draft, const Seat& seat) const {
+void Speculator::cut(Draft& draft, const Seat& seat, int64_t most) const {
   const auto wrong = [&](int32_t id) {
     return id < 0 || id >= vocab_size_ ||
            std::find(seat.stops.begin(), seat.stops.end(), id) != seat.stops.end();
   };
   std::vector<int32_t>& tokens = draft.tokens;
-  if (std::ssize(tokens) > seat.most) tokens.resize(static_cast<size_t>(seat.most));
+  if (std::ssize(tokens) > most) tokens.resize(static_cast<size_t>(most));
   tokens.erase(std::find_if(tokens.begin(), tokens.end(), wrong), tokens.end());
   draft.kind = std::clamp(draft.kind, 0, Drafter::kKinds - 1);
 }
@@ -50,7 +50,7 @@ void Speculator::guess(std::span<Seat> seats, int64_t rows) {
     const int64_t most = std::min({seat.most, spare, kMost});
     const int64_t wanted = speculation_.tokens > 0 ? std::min(speculation_.tokens, most) : most;
     if (wanted > 0) seat.draft = speculation_.drafter->propose(seat.id, seat.tokens, wanted);
-    cut(seat.draft, seat);
+    cut(seat.draft, seat, std::max<int64_t>(wanted, 0));
     const auto own = own_.try_emplace(seat.id, all_, kOthers).first;
     offers.push_back({own->second.rate(seat.draft.kind), std::ssize(seat.draft.tokens)});
   }

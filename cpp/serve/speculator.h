@@ -49,7 +49,7 @@ class Speculator {
   const GuessCounts& counts() const { return counts_; }
 
  private:
-  void cut(Draft& draft, const Seat& seat) const;
+  void cut(Draft& draft, const Seat& seat, int64_t most) const;
 
   Speculation speculation_;
   int64_t vocab_size_, step_tokens_, step_outputs_;

@@ -42,7 +42,7 @@ def test_texts_are_the_same_and_timings_tell_what_was_guessed() -> None:
         assert auto._service is not None
         stats = auto._service.stats()
         assert (stats["guessed_tokens"], stats["accepted_tokens"]) == (guessed, accepted)
-        assert stats["tokens"] - stats["accepted_tokens"] <= stats["steps"] * 1
+        assert stats["steps"] == stats["tokens"] - accepted
 
 
 def test_other_words_are_refused_before_anything_is_loaded() -> None:
@@ -59,21 +59,6 @@ def test_models_of_torch_take_it_too() -> None:
         helm.LLM.from_torch(module, context=64, speculate="yes")
 
 
-def test_where_kv_overflows_it_is_off_with_a_reason_or_refused() -> None:
-    device = "sim:vram=1GiB"
-    options: dict[str, Any] = {
-        "device": device, "kv_vram_bytes": 2 << 20, "context": 1024, "page_tokens": 16,
-        "threads": 1, "profile": "thesis-4060",
-    }  # fmt: skip
-    with helm.LLM(**options) as llm:
-        if llm.plan.kv.pages == sum(llm.plan.schedule.pages.values()):
-            pytest.skip("the plan has room for all pages")
-        assert llm.stats["speculation"]["by"] == "off"
-        assert "overflow" in llm.stats["speculation"]["reason"]
-    with pytest.raises(helm.InvalidError, match="speculate is 'ngram', but KV pages"):
-        helm.LLM(speculate="ngram", **options)
-
-
 def test_the_command_takes_it_and_tells() -> None:
     given = ("run", "bundled", REPEATS, "--raw", "-n", "60", "--temperature", "0", "-t", "1")
     on = json.loads(command(*given, "--json", "--speculate", "ngram").stdout)
@@ -81,8 +66,7 @@ def test_the_command_takes_it_and_tells() -> None:
     assert on["tokens"] == off["tokens"]
     assert off["timings"]["guessed_tokens"] == 0
     assert on["timings"]["accepted_tokens"] <= on["timings"]["guessed_tokens"]
-    refused = command(*given, "--speculate", "maybe", check=False)
-    assert refused.returncode == 2
+    refused = command(*given, "--speculate", "maybe", status=2)
     assert "auto" in refused.stderr
 
 

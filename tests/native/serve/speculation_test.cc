@@ -136,8 +136,10 @@ TEST_CASE("requests that come and go beside wrong guesses get what each gets alo
         const helm::ServiceStats stats = service.stats();
         CHECK(stats.kv_blocks_used == 0);
         CHECK(stats.accepted_tokens <= stats.guessed_tokens);
-        if (tokens > 0) CHECK(stats.accepted_tokens > 0);
-        if (tokens > 0) CHECK(stats.accepted_tokens < stats.guessed_tokens);
+        if (tokens > 0 && !split) {
+          CHECK(stats.accepted_tokens > 0);
+          CHECK(stats.accepted_tokens < stats.guessed_tokens);
+        }
         service.stop(0);
         CHECK(adversary->forgotten > 100);
       }
