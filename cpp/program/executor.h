@@ -66,6 +66,11 @@ class Executor {
   struct PagePlace {
     std::byte* host = nullptr;
     DeviceAddress device = DeviceAddress::kNull;
+
+    PagePlace at(int64_t offset) const {
+      return host != nullptr ? PagePlace{host + offset, DeviceAddress::kNull}
+                             : PagePlace{nullptr, device + offset};
+    }
   };
 
   void create_buffers();

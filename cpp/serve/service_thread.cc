@@ -129,6 +129,10 @@ void Service::Impl::publish() {
   stats_.waiting = std::ssize(table.waiting());
   stats_.steps = driver_->steps();
   stats_.tokens = tokens_;
+  const GuessCounts& guesses = driver_->guesses();
+  stats_.guessed_tokens = guesses.guessed;
+  stats_.accepted_tokens = guesses.accepted;
+  stats_.saved_s = guesses.saved_s;
   stats_.kv_blocks_used = driver_->reserved_blocks();
 }
 

@@ -26,9 +26,8 @@ class Rates:
 
     @property
     def device(self) -> str:
-        return (
-            f"sim:memory={self.own:.0f}B/s,link={self.link:.0f}B/s,latency={self.latency_s * 1e6}us"
-        )
+        latency = f",latency={self.latency_s * 1e6:.0f}us" if self.latency_s else ""
+        return f"sim:memory={self.own:.0f}B/s,link={self.link:.0f}B/s{latency}"
 
 
 @dataclass(frozen=True)
