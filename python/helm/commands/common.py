@@ -51,6 +51,7 @@ def load(args: argparse.Namespace, expected_tokens: int | None = None) -> LLM:
             tokenizer=args.tokenizer,
             expected_tokens=expected_tokens,
             measuring=measuring.update,
+            speculate=getattr(args, "speculate", "auto"),
             **options.keywords(args, StudyKeywords),
         )
 
@@ -158,6 +159,8 @@ def say_plan(llm: LLM) -> None:
     say(plan_line(llm))
     for notice in llm.plan.notices:
         say(f"note: {as_options(notice)}")
+    if reason := llm.stats["speculation"]["reason"]:
+        say(f"note: no tokens are guessed: {reason}")
 
 
 def summary_line(llm: LLM, completion: Completion, restored: int = 0, context: bool = False) -> str:
@@ -182,6 +185,8 @@ def summary_line(llm: LLM, completion: Completion, restored: int = 0, context: b
         parts += [decode, f"{t.decode_bytes_per_s / 1e9:,.2f} GB/s"]
     else:
         parts.append(decode)
+    if t.guessed_tokens:
+        parts.append(f"{t.accepted_tokens} of {t.guessed_tokens} guesses right")
     stats = llm.stats
     if stats["active_threads"] < stats["threads"]:
         parts.append(

@@ -38,6 +38,7 @@ constexpr Kind kKinds[] = {
     {"cacaccaa"},
     {"cccaa", true},
     {"ccccc", true},
+    {"cacaccaa", true},
     {"ccaaa", false, true, "stream"},
     {"cacac", false, true, "cpu"},
     {"cacaccaa", false, true, "cpu"},

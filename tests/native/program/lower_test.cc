@@ -112,6 +112,25 @@ TEST_CASE("layers that visit come one ahead, with their pages") {
 19 down copy logits accelerator>cpu after 18)");
 }
 
+TEST_CASE("a layer visits as a whole, wherever its other units lie") {
+  TinyShape shape = placed("ccaacc", 2);
+  shape.stream_tokens = 8;
+  shape.stream_pages = 20;
+  CHECK(texts(shape).at(1) == R"(program visit
+0 cpu run embedding
+1 up copy x cpu>accelerator after 0
+2 up visit layer.0 aside
+3 up page layer.0 cached
+4 accelerator run layer.0.attention..layer.0.mlp after 1 2 3
+5 up visit layer.1 aside
+6 down page layer.0 written after 4
+7 up page layer.1 cached
+8 accelerator run layer.1.attention..layer.1.mlp after 5 7
+9 down page layer.1 written after 8
+10 down copy x_out accelerator>cpu after 8
+11 cpu run head after 10)");
+}
+
 TEST_CASE("attention to far pages: they visit, or the CPU attends to them") {
   TinyShape shape = placed("ccaa", 2);
   shape.accelerator_pages = 8;
