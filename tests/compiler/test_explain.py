@@ -13,7 +13,8 @@ from plans import study
 from helm.base.formats import DTYPE_BYTES
 from helm.base.sizes import parse_size
 from helm.commands.plots import by_boundary, objective_terms
-from helm.compiler.explain import memory_rows, picture, rivals, segments, term_rows, to_dict, trade
+from helm.compiler.explain import memory_rows, picture, rivals, term_rows, to_dict, trade
+from helm.compiler.segments import segments
 from helm.compiler.solve import Study
 from helm.errors import InvalidError, OutOfMemoryError
 from helm.machine.profile import load_profile

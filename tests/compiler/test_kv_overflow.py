@@ -300,6 +300,8 @@ def check_overflow(llm: helm.LLM, expected: list[list[int]]) -> None:
     assert [result.tokens for result in llm.generate(PROMPTS, **GENERATE)] == expected
     stats = llm.stats
     assert stats["evicted_blocks"] > 0
+    assert stats["speculation"]["by"] == "off"
+    assert "overflow to host memory" in stats["speculation"]["reason"]
     assert (stats["cpu_attentions"] > 0) == (llm.plan.schedule.overflow == "cpu")
     for use in stats["devices"]:
         stated = llm.plan.memory[use["device"]]
@@ -325,8 +327,11 @@ def test_an_accelerator_too_small_for_the_context_takes_a_part(
 ) -> None:
     use = whole.memory["accelerator"]
     size = use.total_bytes + use.reserve_bytes - use.kv_bytes * 7 // 10
-    with helm.LLM(device=f"sim:vram={size}", profile=slow_cpu(), **OPTIONS) as llm:
+    device = f"sim:vram={size}"
+    with helm.LLM(device=device, profile=slow_cpu(), **OPTIONS) as llm:
         check_overflow(llm, expected)
+    with pytest.raises(InvalidError, match="speculate is 'ngram', but KV pages of the acc"):
+        helm.LLM(device=device, profile=slow_cpu(), speculate="ngram", **OPTIONS)
 
 
 def test_without_an_accelerator() -> None:

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from cut_plans import OWN, cut_plan
 
 from device_profiles import fast_accelerator
 from engine_helpers import partitioned
@@ -15,8 +16,11 @@ from fuzz import models, mutate
 from fuzz.checkpoints import ARCHITECTURES
 from fuzz.kind import Kind, sensible, tokens_are_sensible
 from helm import _helm
+from helm.compiler.cut import Cut, LayerCut
 from helm.errors import CapacityError
+from helm.model.families import build_graph, parse_config
 from helm.plan.schema import Plan
+from helm.plan.units import CPU
 
 PROMPT = [3, 17, 99, 130, 0, 42, 42, 7]
 SIM = "sim:vram=700MiB"
@@ -24,7 +28,7 @@ SIM = "sim:vram=700MiB"
 
 def valid_plans(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
     """A folder of weights and a plan for it: of every family, on the CPU and on two devices, with
-    a prediction and without."""
+    a prediction and without, with layers and the head cut."""
     found: list[tuple[Path, dict[str, Any]]] = []
     for architecture in ARCHITECTURES:
         own = folder / architecture
@@ -36,6 +40,10 @@ def valid_plans(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
         count = len(plain.places)
         devices = ["cpu"] * (count // 2) + ["accelerator"] * (count - count // 2)
         plans = [small, partitioned(small, devices), partitioned(small, devices, overlap=True)]
+        graph = build_graph(parse_config(models.config_of(architecture)))
+        layers = (LayerCut(0, 32), LayerCut(0, 32, OWN))
+        plans.append(cut_plan(small, graph, Cut(CPU, layers, 40)))
+        plans.append(cut_plan(small, graph, Cut(CPU, layers, 0), visits=4))
         with models.load(own, context=64, device=SIM, profile=fast_accelerator()) as llm:
             plans.append(llm.plan)
         found += [(own, plan.to_dict()) for plan in plans]

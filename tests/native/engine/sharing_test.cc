@@ -86,7 +86,8 @@ TEST_CASE("sequences that fork, grow, shrink and close in any order stay indepen
     TinyShape plain{.layers = kLayers, .context = kContext};
     if (!cut.empty()) {
       shape = cut_shape(units, blocks, cut);
-      plain = cut_shape("ccccc", 200, {});
+      plain = cut_shape("ccccc", 200, cut);  // in the same order of sums
+      plain.cut_on_cpu = true;
     }
     plain.kv_dtype = shape.kv_dtype = dtype;
     const auto engine = tiny_engine(tiny_model(shape));

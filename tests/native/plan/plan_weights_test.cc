@@ -150,7 +150,8 @@ TEST_CASE("damaged slices are named") {
   expect(plan, "slices");
 
   plan = good;  // too wide for the columns of escapes
-  plan["tensors"].push_back({{"name", "wide"}, {"shape", {24, 65537}}, {"source", nullptr}});
+  plan["tensors"].push_back(
+      {{"name", "wide"}, {"shape", {24, 65537}}, {"source", nullptr}, {"part", nullptr}});
   plan["slices"].push_back(
       {{"tensor", "wide"}, {"device", "cpu"}, {"format", "bf16c"}, {"access", "resident"}});
   expect(plan, at(plan["slices"].size() - 1, ".format: no bf16c has 65537 columns"));
