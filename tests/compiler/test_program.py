@@ -156,12 +156,12 @@ def test_the_runtime_lowers_searched_plans_alike(preset: str) -> None:
 def test_values_pass_from_any_stage_to_any_other() -> None:
     """Right behind the stage that wrote them, once to each device."""
     plan = plan_of("qwen3")
-    document = partitioned(plan, (CPU, OWN, CPU, OWN)).to_dict()
-    head = document["units"][-1]["ops"][0]
+    document = partitioned(plan, (CPU, OWN, CPU, OWN, CPU, CPU)).to_dict()
+    later = next(op for op in document["units"][3]["ops"] if op["op"] == "linear")
     other = {**document["values"][0], "name": "other"}
     document["values"].append(other)
     document["units"][0]["ops"].append({**document["units"][0]["ops"][0], "out": "other"})
-    head["in"] = "other"
+    later["in"] = "other"
     [text, *_] = _helm.program(json.dumps(document))
     assert compare(Plan.from_json(json.dumps(document)))
     lines = text.split("\n")
@@ -170,7 +170,7 @@ def test_values_pass_from_any_stage_to_any_other() -> None:
         "2 up copy other cpu>accelerator after 0",
     ]  # fmt: skip
     assert sum("copy other" in line for line in lines) == 1
-    assert next(line for line in lines if "run head" in line).endswith("after 2")
+    assert next(line for line in lines if "run layer.1.attention" in line).split()[5] == "2"
 
 
 @pytest.mark.parametrize("name", [*small_models.CASES, *small_models.WIDE])

@@ -241,17 +241,9 @@ class Concat:
 
 
 Op = (
-    Embedding
-    | PositionEmbedding
-    | Norm
-    | Linear
-    | Rope
-    | Attention
-    | Activation
-    | Select
-    | Add
+    Embedding | PositionEmbedding | Norm | Linear | Rope | Attention | Activation | Select | Add
     | Concat
-)
+)  # fmt: skip
 OPS: dict[str, type[Op]] = {cls.op: cls for cls in get_args(Op)}
 # By op the fields that name nothing.
 _PLAIN_FIELDS = {
