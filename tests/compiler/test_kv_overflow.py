@@ -190,6 +190,7 @@ def test_an_option_without_effect_is_said() -> None:
 
 def explained(**request: Any) -> Study:
     request = {"prompt": 8192, "context": 32768, "cpu_bytes": 64 * GIB, **request}
+    request.setdefault("policy", "layer-partition")
     profile = load_profile("thesis-4060")
     return study("qwen3-8b", read_config(QWEN), None, profile, **request)
 

@@ -164,6 +164,8 @@ def rivals(study: Study) -> Iterator[Rival]:
         candidate = result.labelled.get(label)
         if candidate is None or _equal(candidate, best):
             continue
+        if label == "layer-partition" and candidate.layout in seen:
+            continue  # it has been named by another label
         seen.add(candidate.layout)
         fast = candidate if candidate.fits else study.search.unlimited.labelled[label]
         yield Rival(text, candidate, fast, verdict(candidate, best))
