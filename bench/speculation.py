@@ -1,5 +1,6 @@
-"""What guesses bring: decode with them and without, interleaved, on a code edit, on text that
-repeats nothing, and on eight streams. The tokens must be the same.
+"""What guesses bring: decode with them and without, interleaved, on a code edit, on code that is
+copied (for models too small to edit), on text that repeats little, and on eight streams. The tokens
+must be the same. With --threads 1 times are those on the CPU, which other programs disturb less.
 
     python bench/speculation.py MODEL [--rounds 3] [--json out.json]
 """
@@ -23,7 +24,6 @@ from helm import _helm
 from helm.text.prompts import Template
 
 EDITED = Path(__file__).parent / "busy.py"
-LINES = 38  # of it
 EDIT = (
     "Rename the function `busy` to `spinning_processes` in this file, and change nothing "
     "else. Answer with the whole file as one block of code, without an explanation.\n\n```python\n"
@@ -33,6 +33,8 @@ TOPICS = (
     "why cats purr", "building a wooden boat", "the smell of rain", "a train across Siberia",
 )  # fmt: skip
 ROWS = (1, 2, 3, 5, 8)
+# One thread's time on a CPU tells what it takes on a machine that others use, too.
+CLOCKS = {"one thread": time.process_time, "several": time.perf_counter}
 
 
 @dataclass
@@ -70,14 +72,15 @@ def generate(
     generation = _helm.Generation(llm._engine, native, kept, drafter=drafter)
     outputs: list[list[int]] = [[] for _ in requests]
     begin, before, end, between = 0.0, 0, 0.0, 0
+    clock = CLOCKS["one thread" if llm.stats["threads"] == 1 else "several"]
     while not generation.done:
         for token in generation.advance(0.0):
             outputs[token.request].append(token.id)
             if token.finish and not end:
-                end = time.perf_counter()
+                end = clock()
                 between = sum(map(len, outputs)) - before
         if not begin and all(outputs):
-            begin, before = time.perf_counter(), sum(map(len, outputs))
+            begin, before = clock(), sum(map(len, outputs))
     timings = [generation.timings(i) for i in range(len(requests))]
     return outputs, timings, between / (end - begin) if end > begin else 0.0
 
@@ -118,17 +121,18 @@ def workload(llm: helm.LLM, name: str, requests: list[dict[str, Any]], rounds: i
     )
 
 
-def step_times(llm: helm.LLM, positions: int = 512) -> dict[int, float]:
+def step_times(llm: helm.LLM, positions: int = 128) -> dict[int, float]:
     """Seconds of a step that gives logits of so many rows, after so many positions; medians."""
     engine = llm._engine
+    clock = CLOCKS["one thread" if llm.stats["threads"] == 1 else "several"]
     sequence = engine.open(positions + 64)
     engine.forward(sequence, np.arange(positions, dtype=np.int32) % llm.vocab_size, False)
     seconds: dict[int, list[float]] = {rows: [] for rows in ROWS}
     for _ in range(9):
         for rows in ROWS:
-            begin = time.perf_counter()
+            begin = clock()
             engine.forward(sequence, np.arange(rows, dtype=np.int32), True)
-            seconds[rows].append(time.perf_counter() - begin)
+            seconds[rows].append(clock() - begin)
             engine.truncate(sequence, positions)
     engine.close(sequence)
     return {rows: statistics.median(found) for rows, found in seconds.items()}
@@ -151,6 +155,12 @@ def chat(llm: helm.LLM, text: str) -> list[int]:
     return list(llm._prompts.chat_job(messages, helm.SamplingParams(), Template()).tokens)
 
 
+def copy_of(llm: helm.LLM, code: str) -> list[int]:
+    """Code twice, and its first line once more."""
+    assert llm.tokenizer is not None
+    return list(llm.tokenizer.encode(code + code + code.splitlines(keepends=True)[0]))
+
+
 def stops_of(llm: helm.LLM) -> list[int]:
     """Tokens that end an answer."""
     messages = [{"role": "user", "content": "Hello"}]
@@ -163,22 +173,25 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=256, help="of each text")
-    parser.add_argument("--only", nargs="*", default=["edit", "text", "streams"])
+    parser.add_argument("--lines", type=int, default=38, help="of the file that is edited")
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--only", nargs="*", default=["edit", "copy", "text", "streams"])
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    options = {"context": 2048, "threads": args.threads, "device": "cpu"}
+    options = {"context": args.context, "threads": args.threads, "device": "cpu"}
     with helm.LLM(args.model, speculate="off", progress=False, **options) as llm:
         llm._service = None  # the engine is stepped here
         results: list[Result] = []
         seconds = step_times(llm)
         shares = {rows: found / seconds[1] for rows, found in seconds.items()}
         print("a step of rows, beside one of 1:", {r: round(s, 2) for r, s in shares.items()})
-        code = "".join(EDITED.read_text().splitlines(keepends=True)[:LINES])
-        edit = {"prompt": chat(llm, f"{EDIT}{code}```"), "max_tokens": 420}
+        code = "".join(EDITED.read_text().splitlines(keepends=True)[: args.lines])
+        edit = {"prompt": chat(llm, f"{EDIT}{code}```"), "max_tokens": 16 * args.lines}
         edit["stop_tokens"] = stops_of(llm)
         for name, requests in (
             ("edit", [edit]),
+            ("copy", [{"prompt": copy_of(llm, code), "max_tokens": args.tokens}]),
             ("text", requests_of(llm, 1, args.tokens)),
             ("streams", requests_of(llm, 8, args.tokens // 2)),
         ):

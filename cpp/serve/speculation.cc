@@ -2,21 +2,10 @@
 
 #include <algorithm>
 
+#include "kv/cache.h"
+#include "plan/stages.h"
+
 namespace helm {
-namespace {
-
-// Whether KV pages of an accelerator's layers may lie in host memory.
-bool kv_overflows(const Plan& plan) {
-  if (plan.kv.layers == 0) return false;
-  int64_t near_layers = 0, near_pages = 0;
-  for (const UnitSpec& unit : plan.units) {
-    near_layers += unit.kind == UnitKind::kAttention && unit.device != kCpu ? 1 : 0;
-  }
-  for (size_t device = 1; device < plan.pages.size(); ++device) near_pages += plan.pages[device];
-  return near_layers > 0 && near_pages / near_layers < plan.kv.pages / plan.kv.layers;
-}
-
-}  // namespace
 
 Drafter::~Drafter() = default;
 void Drafter::forget(int64_t) {}
@@ -29,7 +18,7 @@ std::string speculation_obstacle(const Plan& plan) {
     return "a step gives one row of logits (limits.step_outputs is " +
            std::to_string(plan.limits.step_outputs) + "), a guess needs a second one";
   }
-  if (kv_overflows(plan)) {
+  if (KvCache(plan, entry_devices(plan)).overflows()) {
     return "KV pages of the accelerator's layers overflow to host memory, where a step of several "
            "tokens is computed in another way than one of a single token";
   }

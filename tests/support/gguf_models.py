@@ -47,6 +47,9 @@ _ARCHITECTURES = {
     "olmo2": "olmo2",
     "olmo3": "olmo2",
     "glm4": "glm4",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "stablelm": "stablelm",
 }
 _IN_NEIGHBOURS = ("llama", "smollm3", "granite")
 
@@ -92,7 +95,10 @@ def write(
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if "layer_norm_eps" in config:
+        writer.add_layer_norm_eps(config["layer_norm_eps"])
+    else:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
@@ -150,9 +156,12 @@ def _add_own(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         ("attention_multiplier", writer.add_attention_scale),
         ("residual_multiplier", writer.add_residual_scale),
         ("logits_scaling", writer.add_logit_scale),
+        ("logit_scale", writer.add_logit_scale),
     ):
         if config.get(name) is not None:
             add(config[name])
+    if "use_parallel_residual" in config:
+        writer.add_parallel_residual(config["use_parallel_residual"])
 
 
 def _add_tensor(

@@ -159,6 +159,11 @@ CASES = {
         Case("cohere", "Cohere", {"tie_word_embeddings": True, "logit_scale": 0.5}),
         Case("cohere_biases", "Cohere", {"attention_bias": True, "logit_scale": 0.7}),
         Case("cohere2", "Cohere2", {**_WINDOWS, "head_dim": 12, "logit_scale": 0.5}),
+        Case(
+            "cohere2_pattern",
+            "Cohere2",
+            {**_PATTERN, "num_hidden_layers": 4, "head_dim": 12, "logit_scale": 0.5},
+        ),
         Case("stablelm", "StableLm", {"head_dim": 12, "partial_rotary_factor": 0.5}),
         Case("stablelm_norms", "StableLm", {**_STABLE, "qk_layernorm": True}),
         Case("stablelm_parallel", "StableLm", {**_STABLE, "use_parallel_residual": True}),

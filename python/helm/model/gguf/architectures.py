@@ -34,6 +34,8 @@ class Architecture:
     model_type: str
     adjacent: bool = False
     bias: bool = False
+    bias_key: str = "attention_bias"  # of config.json, where the file's tensors tell
+    layer_norm: bool = False  # else RMS norms
     names: Mapping[str, str] = field(default_factory=dict)
     follows: tuple[str, ...] = ()
     more: Callable[[Keys], dict[str, Any]] = _nothing
@@ -107,6 +109,18 @@ def _olmo2(keys: Keys) -> dict[str, Any]:
     return {**own, "sliding_window": window}
 
 
+def _cohere(keys: Keys) -> dict[str, Any]:
+    return {"logit_scale": keys.decimal("logit_scale", 1.0)}
+
+
+def _cohere2(keys: Keys) -> dict[str, Any]:
+    return {**_cohere(keys), "sliding_window": _window(keys)}
+
+
+def _stablelm(keys: Keys) -> dict[str, Any]:
+    return {"use_parallel_residual": keys.get("use_parallel_residual", True).boolean()}
+
+
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _GEMMA_NAMES = {**_NORMS_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
 ARCHITECTURES = {
@@ -138,6 +152,20 @@ ARCHITECTURES = {
         more=_granite,
     ),
     "olmo2": Architecture("Olmo2ForCausalLM", "olmo2", names=_NORMS_BEHIND, more=_olmo2),
+    "command-r": Architecture(
+        "CohereForCausalLM", "cohere", layer_norm=True, follows=("logit_scale",), more=_cohere
+    ),
+    "cohere2": Architecture(
+        "Cohere2ForCausalLM", "cohere2", layer_norm=True, follows=("logit_scale",), more=_cohere2
+    ),
+    "stablelm": Architecture(
+        "StableLmForCausalLM",
+        "stablelm",
+        bias_key="use_qkv_bias",
+        layer_norm=True,
+        follows=("use_parallel_residual",),
+        more=_stablelm,
+    ),
     "glm4": Architecture(
         "Glm4ForCausalLM",
         "glm4",

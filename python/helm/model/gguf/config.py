@@ -79,7 +79,7 @@ def config_of(gguf: Gguf) -> dict[str, Any]:
         "num_key_value_heads": keys.uniform("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": keys.integer("context_length"),
-        "rms_norm_eps": keys.decimal("attention.layer_norm_rms_epsilon"),
+        **_epsilon(keys, found),
         "rope_theta": keys.decimal("rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
         **_biases(gguf, found),
@@ -143,11 +143,17 @@ def _vocabulary(gguf: Gguf, keys: Keys) -> int:
     return rows
 
 
+def _epsilon(keys: Keys, found: Architecture) -> dict[str, float]:
+    if found.layer_norm:
+        return {"layer_norm_eps": keys.decimal("attention.layer_norm_epsilon")}
+    return {"rms_norm_eps": keys.decimal("attention.layer_norm_rms_epsilon")}
+
+
 def _biases(gguf: Gguf, found: Architecture) -> dict[str, Any]:
     if found.bias:
         return {}
     return {
-        "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
+        found.bias_key: "blk.0.attn_q.bias" in gguf.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in gguf.tensors,
     }
 

@@ -25,6 +25,7 @@ from helm.model.source import STORED, Extent, row_width, stored_bytes
 _WHOLE = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
+    "output_norm.bias": "model.norm.bias",
     "output.weight": "lm_head.weight",
 }
 _IN_BLOCK = {
