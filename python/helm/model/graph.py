@@ -16,7 +16,7 @@ import itertools
 import json
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
 from helm.base.jsonio import encode
