@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from helm.compiler.advice import costed_graph
 from helm.compiler.candidate import Candidate
 from helm.compiler.counts import CostedGraph, Step
-from helm.compiler.kv_options import overflows
 from helm.compiler.placement import memory_use, placed_units, schedule
 from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.search import search
@@ -50,14 +49,14 @@ def price(
         profile = dataclasses.replace(profile, accelerator=None, link=None)
     limits = dataclasses.replace(limits, cpu_bytes=_PLENTY, accelerator_bytes=_PLENTY)
     found = search(model, profile, workload, limits, space).by_layout
-    return next(c for c in found if c.layout == dataclasses.astuple(layout))
+    return next(c for c in found if c.layout[:3] == dataclasses.astuple(layout))
 
 
 def price_plan(plan: Plan, model: CostedGraph, profile: Profile, workload: Workload) -> Candidate:
     """`plan` under another workload: its layout, threads, page and step sizes, memory for KV, and
     kind of schedule. From how many tokens on weights visit the accelerator is chosen for the
     workload."""
-    how, split = plan.schedule, overflows(plan)
+    how, split = plan.schedule, plan.overflows
     limits = ResourceLimits(
         accelerator_kv_bytes=plan.memory["accelerator"].kv_bytes if split else None,
         watermark=how.watermark,
@@ -93,7 +92,7 @@ def place(plan: Plan, model: CostedGraph, candidate: Candidate) -> Plan:
         slices=slices_of(plan.tensors, units, model.format),
         units=units,
         memory=memory,
-        schedule=schedule(candidate, kv),
+        schedule=schedule(candidate, kv, candidate.accelerator_blocks),
         prediction=None,
     )
 

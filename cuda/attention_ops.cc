@@ -38,6 +38,7 @@ AttentionArgs bind_attending(const Attending& op, const Bindings& b) {
   args.heads = op.heads;
   args.scale = op.scale;
   args.window = op.window;
+  args.softcap = op.softcap;
   args.layer = op.layer;
   args.kv = pool_of(b, op.layer);
   args.partials = b.partials;
@@ -150,6 +151,7 @@ RopeArgs bind_rope(const RopeOp& op, const Bindings& b) {
   args.heads = op.heads;
   args.head_dim = op.head_dim;
   args.rotary = op.rotary;
+  args.neighbours = op.neighbours;
   args.inv_freq = b.upload.inverse_frequencies(op.table);
   args.factor = b.spec.plan->rope[static_cast<size_t>(op.table)].attention_factor;
   return args;

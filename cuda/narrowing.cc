@@ -15,12 +15,12 @@ bool makes(const Plan& plan, const Op& op, ValueIndex value) {
   const ValueSpec& spec = value_of(plan, value);
   const auto from = [&](ValueIndex in) { return value_of(plan, in).per_output == spec.per_output; };
   if (const auto* norm = std::get_if<NormOp>(&op)) {
-    return norm->out == value && norm->out_offset == 0 && norm->groups * norm->size == spec.width &&
-           from(norm->in);
+    return norm->out == value && !norm->accumulate && norm->out_offset == 0 &&
+           norm->groups * norm->size == spec.width && from(norm->in);
   }
   const auto* activation = std::get_if<ActivationOp>(&op);
-  return activation != nullptr && activation->out == value && activation->size == spec.width &&
-         from(activation->in);
+  return activation != nullptr && activation->out == value && !activation->accumulate &&
+         activation->size == spec.width && from(activation->in);
 }
 
 // The 16-bit dtype that cuBLAS takes of all of a product's weights, or f32.

@@ -17,15 +17,17 @@ class BoundEmbedding : public BoundOp {
         format_(b.format(op.table)),
         rows_(b.tensor(op.table).rows()),
         out_(b.value(op.out)),
-        width_(b.width(op.out)) {}
+        width_(b.width(op.out)),
+        scale_(op.scale) {}
   const char* name() const override { return "embedding"; }
   void launch(const StepContext& context) const override {
     const int64_t tokens = context.shape.tokens;
     if (is_packed(format_)) {
-      packed_embedding({table_, format_, rows_, width_}, out_, tokens, context.tables,
+      packed_embedding({table_, format_, rows_, width_}, scale_, out_, tokens, context.tables,
                        context.queue);
     } else {
-      embedding({table_, dtype_of(format_), out_, width_, tokens}, context.tables, context.queue);
+      embedding({table_, dtype_of(format_), out_, width_, tokens, scale_}, context.tables,
+                context.queue);
     }
   }
 
@@ -35,6 +37,7 @@ class BoundEmbedding : public BoundOp {
   int64_t rows_;
   float* out_;  // [tokens, width]
   int64_t width_;
+  float scale_;
 };
 
 class BoundPositionEmbedding : public BoundOp {
@@ -99,6 +102,8 @@ class BoundNorm : public NarrowingOp {
     args_.weight = b.vector(op.weight);
     args_.bias = b.vector(op.bias);
     args_.eps = op.eps;
+    args_.weight_plus = op.weight_plus;
+    args_.accumulate = op.accumulate;
   }
   const char* name() const override { return "norm"; }
   void launch(const StepContext& context) const override {
@@ -138,6 +143,8 @@ class BoundActivation : public NarrowingOp {
     args_.y = b.value(op.out);
     args_.y_stride = b.width(op.out);
     args_.n = op.size;
+    args_.factor = op.factor;
+    args_.accumulate = op.accumulate;
   }
   const char* name() const override { return "activation"; }
   void launch(const StepContext& context) const override {

@@ -257,6 +257,7 @@ NB_MODULE(_helm, m) {
   helm::bind_engine(m);
   helm::bind_footprint(m);
   helm::bind_constraint(m);
+  helm::bind_speculation(m);
   helm::bind_generation(m);
   helm::bind_machine(m);
   helm::bind_program(m);

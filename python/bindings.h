@@ -213,6 +213,23 @@ inline Progress interruptible(const Listener& listener) {
   };
 }
 
+// Calls Python from a thread of the engine; what it raises is an Error, as that thread knows no
+// Python. where: begins the message.
+template <typename Call>
+void call_from_engine(const std::string& where, const Call& call) {
+  const Acquired acquired;
+  if (!acquired) throw Error(ErrorKind::kInvalid, where + "Python is ending");
+  std::string raised;
+  try {
+    call();
+  } catch (nanobind::python_error& error) {
+    raised = nanobind::str(error.value()).c_str();
+  } catch (const std::exception& error) {
+    raised = error.what();
+  }
+  if (!raised.empty()) throw Error(ErrorKind::kInvalid, where + raised);
+}
+
 // Where the packages that Python imports have cuBLAS: helm.machine.devices knows.
 std::vector<std::string> cublas_directories();
 
@@ -225,6 +242,7 @@ void bind_generation(nanobind::module_& m);
 void bind_machine(nanobind::module_& m);
 void bind_program(nanobind::module_& m);
 void bind_service(nanobind::module_& m);
+void bind_speculation(nanobind::module_& m);  // before bind_generation() and bind_service()
 void bind_probe(nanobind::module_& m);
 void bind_device_probe(nanobind::module_& m);
 void bind_weights(nanobind::module_& m);

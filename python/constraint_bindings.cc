@@ -23,21 +23,9 @@ using namespace nb::literals;
 namespace helm {
 namespace {
 
-// Calls Python from a thread of the engine; what it raises is an Error, as that thread knows no
-// Python.
 template <typename Call>
 void call_python(const Call& call) {
-  const Acquired acquired;
-  if (!acquired) throw Error(ErrorKind::kInvalid, "[grammar] Python is ending");
-  std::string raised;
-  try {
-    call();
-  } catch (nb::python_error& error) {
-    raised = nb::str(error.value()).c_str();
-  } catch (const std::exception& error) {
-    raised = error.what();
-  }
-  if (!raised.empty()) throw Error(ErrorKind::kInvalid, "[grammar] " + raised);
+  call_from_engine("[grammar] ", call);
 }
 
 // A constraint that an object of Python computes; it has the methods of TokenConstraint, and

@@ -74,11 +74,13 @@ class PyPrefixCache {
 class PyGeneration {
  public:
   PyGeneration(std::shared_ptr<SharedEngine> shared, std::vector<Request> requests,
-               const std::shared_ptr<PyPrefixCache>& prefixes)
+               const std::shared_ptr<PyPrefixCache>& prefixes, std::shared_ptr<Drafter> drafter,
+               int64_t guesses)
       : shared_(std::move(shared)), count_(requests.size()) {
     if (prefixes != nullptr) prefixes_ = prefixes->cache();
     shared_->locked([&](Engine& engine) {
-      generation_ = std::make_shared<Generation>(engine, std::move(requests), prefixes_.get());
+      generation_ = std::make_shared<Generation>(engine, std::move(requests), prefixes_.get(),
+                                                 Speculation{std::move(drafter), guesses});
     });
   }
   ~PyGeneration() { shared_->drop(std::move(generation_), std::move(prefixes_)); }
@@ -131,6 +133,9 @@ nb::dict timings_dict(const RequestTimings& t) {
   out["decode_s"] = t.decode_s;
   out["decode_tokens"] = t.decode_tokens;
   out["decode_bytes"] = t.decode_bytes;
+  out["guessed_tokens"] = t.guessed_tokens;
+  out["accepted_tokens"] = t.accepted_tokens;
+  out["saved_s"] = t.saved_s;
   return out;
 }
 
@@ -208,9 +213,12 @@ void bind_generation(nb::module_& m) {
       .def_prop_ro("finish", [](const Token& t) { return finish_name(t.finish); });
   nb::class_<PyGeneration>(m, "Generation", "Requests generating over one engine.")
       .def(nb::init<std::shared_ptr<SharedEngine>, std::vector<Request>,
-                    std::shared_ptr<PyPrefixCache>>(),
+                    std::shared_ptr<PyPrefixCache>, std::shared_ptr<Drafter>, int64_t>(),
            "engine"_a, "requests"_a, "prefixes"_a.none() = nb::none(),
-           "With `prefixes`, requests without a sequence share what begins alike.")
+           "drafter"_a.none() = nb::none(), "guesses"_a = 0,
+           "With `prefixes`, requests without a sequence share what begins alike. `drafter` "
+           "guesses\n"
+           "tokens: `guesses` per step and request, or 0 for as many as pay.")
       .def("advance", &PyGeneration::advance, "seconds"_a,
            "Runs steps for about `seconds` (at least one); returns the sampled tokens. A request\n"
            "that fails alone ends with finish \"error\", and no token.")

@@ -37,8 +37,10 @@ class PyService {
   void keep() noexcept { static_cast<void>(new std::shared_ptr<Service>(std::move(service_))); }
 
  public:
-  PyService(std::shared_ptr<SharedEngine> shared, bool prefix_cache)
-      : shared_(std::move(shared)), service_(shared_->start_service({prefix_cache})) {}
+  PyService(std::shared_ptr<SharedEngine> shared, bool prefix_cache,
+            std::shared_ptr<Drafter> drafter, int64_t guesses)
+      : shared_(std::move(shared)),
+        service_(shared_->start_service({prefix_cache, {std::move(drafter), guesses}})) {}
   ~PyService() {
     if (shared_->forked()) {
       keep();
@@ -60,8 +62,11 @@ class PyService {
   PyService& operator=(const PyService&) = delete;
 
   std::vector<RequestId> submit(std::vector<Request> requests,
-                                const std::shared_ptr<Outbox>& outbox) {
-    return service_->submit_all(std::move(requests), outbox);
+                                const std::shared_ptr<Outbox>& outbox, bool more) {
+    return service_->submit_all(std::move(requests), outbox, more);
+  }
+  void begin() {
+    if (!shared_->forked()) service_->begin();
   }
   void cancel(RequestId request) {
     if (!shared_->forked()) service_->cancel(request);
@@ -143,6 +148,9 @@ class PyService {
     out["waiting"] = stats.waiting;
     out["steps"] = stats.steps;
     out["tokens"] = stats.tokens;
+    out["guessed_tokens"] = stats.guessed_tokens;
+    out["accepted_tokens"] = stats.accepted_tokens;
+    out["saved_s"] = stats.saved_s;
     out["kv_blocks_used"] = stats.kv_blocks_used;
     out["kv_blocks_total"] = stats.kv_blocks_total;
     return out;
@@ -190,10 +198,13 @@ void bind_service(nb::module_& m) {
   nb::class_<PyService>(m, "Service", nb::is_weak_referenceable(),
                         "Steps an engine in a thread of its own; the engine's other calls wait for "
                         "their turn\nbetween steps.")
-      .def(nb::init<std::shared_ptr<SharedEngine>, bool>(), "engine"_a, "prefix_cache"_a = true)
-      .def("submit", &PyService::submit, "requests"_a, "outbox"_a,
+      .def(nb::init<std::shared_ptr<SharedEngine>, bool, std::shared_ptr<Drafter>, int64_t>(),
+           "engine"_a, "prefix_cache"_a = true, "drafter"_a.none() = nb::none(), "guesses"_a = 0,
+           "`drafter` guesses tokens: `guesses` per step and request, or 0 for as many as pay.")
+      .def("submit", &PyService::submit, "requests"_a, "outbox"_a, "more"_a = false,
            "Computes requests, whose events go to the outbox; returns their ids. If one is bad\n"
-           "none begins.")
+           "none begins. With `more` an engine at rest waits for others until begin().")
+      .def("begin", &PyService::begin, "An engine at rest begins with what was submitted.")
       .def("cancel", &PyService::cancel, "request"_a,
            "Ends a request within a step, without an event.")
       .def("wait_for_room", &PyService::wait_for_room, "seconds"_a,

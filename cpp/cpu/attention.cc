@@ -10,10 +10,10 @@ namespace helm::cpu {
 namespace {
 
 AttentionShape shape_of(const AttentionOp& op) {
-  return {op.q_offset, op.heads, op.kv_heads, op.head_dim, op.scale, op.window};
+  return {op.q_offset, op.heads, op.kv_heads, op.head_dim, op.scale, op.window, op.softcap};
 }
 AttentionShape shape_of(const AttendOp& op) {
-  return {op.q_offset, op.heads, op.kv_heads, op.head_dim, op.scale, op.window};
+  return {op.q_offset, op.heads, op.kv_heads, op.head_dim, op.scale, op.window, op.softcap};
 }
 
 class BoundAttention : public BoundOp {

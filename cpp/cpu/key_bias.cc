@@ -54,7 +54,8 @@ class Keys {
     }
     const bool whole = rope.head_dim == op_.head_dim && rope.offset <= begin_ &&
                        (begin_ - rope.offset) % rope.head_dim == 0 &&
-                       end_ <= rope.offset + rope.heads * rope.head_dim && found_->rotary == 0;
+                       end_ <= rope.offset + rope.heads * rope.head_dim && found_->rotary == 0 &&
+                       !rope.neighbours;
     if (!whole) return found_.reset();
     found_->rotary = rope.rotary;
     found_->table = rope.table;

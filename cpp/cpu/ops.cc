@@ -28,12 +28,19 @@ int64_t rows_of(const StepView& step, bool per_output) {
 class BoundEmbedding : public BoundOp {
  public:
   BoundEmbedding(const EmbeddingOp& op, const Bindings& b)
-      : table_(b.matrix(op.table)), out_(b.value(op.out)), width_(b.width(op.out)) {}
+      : table_(b.matrix(op.table)),
+        out_(b.value(op.out)),
+        width_(b.width(op.out)),
+        scale_(op.scale),
+        kernel_(b.kernels.activation) {}
 
   void run(const StepView& step, Team& team) const override {
     for_tokens(team, step.tokens(), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
-        table_->read_row(step.token_ids[static_cast<size_t>(t)], out_ + t * width_);
+        float* row = out_ + t * width_;
+        table_->read_row(step.token_ids[static_cast<size_t>(t)], row);
+        if (scale_ == 1) continue;
+        kernel_({Activation::kScale, false, row, width_, row, width_, 1, width_, scale_});
       }
     });
   }
@@ -42,6 +49,8 @@ class BoundEmbedding : public BoundOp {
   std::unique_ptr<Matrix> table_;  // [vocab, width]
   float* out_;                     // [tokens, width]
   int64_t width_;
+  float scale_;
+  void (*kernel_)(const ActivationArgs&);
 };
 
 class BoundPositionEmbedding : public BoundOp {
@@ -87,6 +96,8 @@ class BoundNorm : public BoundOp {
     args_.weight = b.vector(op.weight);
     args_.bias = b.vector(op.bias);
     args_.eps = op.eps;
+    args_.weight_plus = op.weight_plus;
+    args_.accumulate = op.accumulate;
   }
 
   void run(const StepView& step, Team& team) const override {
@@ -206,6 +217,7 @@ class BoundRope : public BoundOp {
     args_.heads = op.heads;
     args_.head_dim = op.head_dim;
     args_.rotary = op.rotary;
+    args_.neighbours = op.neighbours;
     args_.cos = b.cosines[static_cast<size_t>(op.table)];
     args_.sin = b.sines[static_cast<size_t>(op.table)];
   }
@@ -237,6 +249,8 @@ class BoundActivation : public BoundOp {
     args_.y = b.value(op.out);
     args_.y_stride = b.width(op.out);
     args_.n = op.size;
+    args_.factor = op.factor;
+    args_.accumulate = op.accumulate;
   }
 
   void run(const StepView& step, Team& team) const override {
@@ -340,7 +354,7 @@ class BoundConcat : public BoundOp {
 };
 
 static_assert(static_cast<int>(ActivationKind::kSilu) == static_cast<int>(Activation::kSilu) &&
-              static_cast<int>(ActivationKind::kRelu) == static_cast<int>(Activation::kRelu));
+              static_cast<int>(ActivationKind::kSoftcap) == static_cast<int>(Activation::kSoftcap));
 
 }  // namespace
 

@@ -135,6 +135,7 @@ struct AttentionShape {
   int64_t heads, kv_heads, head_dim;
   float scale;
   int64_t window;
+  float softcap;
 
   int64_t group() const { return heads / kv_heads; }  // query heads per KV head
 };
@@ -199,6 +200,7 @@ class PageAttention {
     args.first_key = block * layer_.kv().spec.page_tokens;
     args.window = shape_.window;
     args.scale = shape_.scale;
+    args.softcap = shape_.softcap;
     args.span = span(run, head, first, count, block);
     args.next = next;
     args.m = out.m;

@@ -3,6 +3,15 @@
 #include "engine/engine_impl.h"
 
 namespace helm {
+namespace {
+
+// Rows of logits that an input asks for, of its tokens at the end.
+int64_t outputs_of(const StepInput& input) {
+  if (input.outputs == StepInput::Outputs::kNone) return 0;
+  return input.outputs == StepInput::Outputs::kLast ? input.last : std::ssize(input.tokens);
+}
+
+}  // namespace
 using Clock = std::chrono::steady_clock;
 
 void Engine::Impl::check_tokens(const StepInput& input) const {
@@ -35,8 +44,12 @@ void Engine::Impl::check(std::span<const StepInput> inputs) const {
     }
     const auto count = static_cast<int64_t>(inputs[i].tokens.size());
     tokens += count;
-    if (inputs[i].outputs == StepInput::Outputs::kLast) outputs += 1;
-    if (inputs[i].outputs == StepInput::Outputs::kAll) outputs += count;
+    if (inputs[i].outputs == StepInput::Outputs::kLast &&
+        (inputs[i].last < 1 || inputs[i].last > count)) {
+      fail(ErrorKind::kInvalid, "[engine] outputs of the last ", inputs[i].last, " of ", count,
+           " tokens were asked for; expected 1 to ", count);
+    }
+    outputs += outputs_of(inputs[i]);
   }
   if (tokens == 0 || tokens > plan_.limits.step_tokens || outputs > plan_.limits.step_outputs) {
     fail(ErrorKind::kCapacity, "[engine] a step of ", tokens, " tokens and ", outputs,
@@ -70,10 +83,9 @@ void Engine::Impl::make_room(std::span<const StepInput> inputs) {
 
 // Copy on write: the sequence goes on in a block of its own.
 void Engine::Impl::copy_last(KvSequence& target) {
-  std::vector<std::byte> content(static_cast<size_t>(plan_.kv.block_bytes()));
-  executor_.read_block(kv_.block(target.blocks.back()), content.data());
-  kv_.own_last(target);
-  executor_.write_block(kv_.block(target.blocks.back()), content.data());
+  const int32_t shared = kv_.own_last(target);
+  executor_.copy_block(kv_.block(shared), kv_.block(target.blocks.back()),
+                       target.length % plan_.kv.page_tokens);
 }
 
 // Lays the inputs out as rows and gives every new position its page.
@@ -87,8 +99,7 @@ void Engine::Impl::gather(std::span<const StepInput> inputs, StepRows& rows) {
     for (int64_t i = 0; i < count; ++i) {
       rows.token_ids.push_back(input.tokens[static_cast<size_t>(i)]);
       rows.positions.push_back(static_cast<int32_t>(target.length + i));
-      const bool last = input.outputs == StepInput::Outputs::kLast && i == count - 1;
-      if (last || input.outputs == StepInput::Outputs::kAll) {
+      if (i >= count - outputs_of(input)) {
         rows.output_rows.push_back(static_cast<int32_t>(first_row + i));
       }
     }
@@ -115,14 +126,19 @@ void Engine::Impl::take_spent() {
   step_spent_.lost_s += spent.lost_s;
 }
 
-// Prompts take all members: they meet so seldom there that one who is late costs little.
+// Prompts take all members: they meet so seldom there that one who is late costs little. Where all
+// of several rows per sequence give logits, guesses are among them: such steps are decode, but of
+// too many sizes to be compared.
 void Engine::Impl::size_team(const StepView& step) {
   take_spent();
   if (decoded_) team_size_.ran(step_spent_.run_s, step_spent_.lost_s);
   step_spent_ = {};
   decoded_ = step.tokens() == static_cast<int64_t>(step.runs.size());
   const double now_s = std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
-  threads_.resize(decoded_ ? team_size_.next(step.tokens(), now_s) : threads_.size());
+  const bool guesses = !decoded_ && step.outputs() == step.tokens();
+  threads_.resize(decoded_  ? team_size_.next(step.tokens(), now_s)
+                  : guesses ? team_size_.size()
+                            : threads_.size());
 }
 
 // Where KV overflows, any step must find room for what it writes: its new blocks, and the last one

@@ -1,5 +1,8 @@
 #include "kv/paging.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "base/check.h"
 
 namespace helm {
@@ -75,12 +78,17 @@ void Paging::exchange(int32_t block, Stream& stream) {
   follow(stream);
   copies_.synchronize();  // pages that visit have been read, too
   std::byte* far = far_slot(kv_.block(block).far);
-  const std::vector<std::byte> content(far, far + slot_bytes_);
   const DeviceAddress near = near_ + kv_.exchange(block) * slot_bytes_;
   ++evicted_blocks_;
-  copies_.download(far, near, slot_bytes_);
-  copies_.upload(near, content.data(), slot_bytes_);
-  copies_.synchronize();
+  constexpr int64_t kMost = int64_t{1} << 20;  // held besides
+  std::vector<std::byte> held(static_cast<size_t>(std::min(slot_bytes_, kMost)));
+  for (int64_t at = 0; at < slot_bytes_; at += kMost) {
+    const int64_t some = std::min(slot_bytes_ - at, kMost);
+    std::memcpy(held.data(), far + at, static_cast<size_t>(some));
+    copies_.download(far + at, near + at, some);
+    copies_.upload(near + at, held.data(), some);
+    copies_.synchronize();
+  }
 }
 
 }  // namespace helm

@@ -56,11 +56,12 @@ void PlanReader::within(const JsonReader& node, ValueIndex index, int64_t offset
 }
 
 Op PlanReader::read_embedding(const JsonReader& node) {
-  node.only({"op", "table", "out"});
+  node.only({"op", "table", "out", "scale"});
   EmbeddingOp op{};
   op.out = value(node["out"]);
   per_token(node, op.out);
   op.table = matrix(node["table"], plan_.vocab_size, width(op.out));
+  if (node.has("scale")) op.scale = node["scale"].number();
   return op;
 }
 
@@ -81,7 +82,7 @@ Op PlanReader::read_position_embedding(const JsonReader& node) {
 
 Op PlanReader::read_norm(const JsonReader& node) {
   node.only({"op", "kind", "in", "in_offset", "out", "out_offset", "groups", "size", "weight",
-             "bias", "eps"});
+             "bias", "eps", "weight_plus", "accumulate"});
   NormOp op{};
   const std::string kind = node["kind"].string();
   if (kind != "rms" && kind != "layer") node["kind"].reject("expected \"rms\" or \"layer\"");
@@ -101,6 +102,8 @@ Op PlanReader::read_norm(const JsonReader& node) {
   if (op.bias != kNoTensor && !op.layer_norm) node["bias"].reject("an rms norm has no bias");
   op.eps = node["eps"].number();
   if (op.eps < 0) node["eps"].reject("must not be negative");
+  if (node.has("weight_plus")) op.weight_plus = node["weight_plus"].number();
+  if (node.has("accumulate")) op.accumulate = node["accumulate"].boolean();
   return op;
 }
 
@@ -130,7 +133,7 @@ Op PlanReader::read_linear(const JsonReader& node) {
 }
 
 Op PlanReader::read_rope_op(const JsonReader& node) {
-  node.only({"op", "value", "offset", "heads", "head_dim", "rotary", "table"});
+  node.only({"op", "value", "offset", "heads", "head_dim", "rotary", "table", "pairs"});
   RopeOp op{};
   op.value = value(node["value"]);
   per_token(node, op.value);
@@ -145,12 +148,20 @@ Op PlanReader::read_rope_op(const JsonReader& node) {
   if (op.rotary != 2 * static_cast<int64_t>(table.inv_freq.size())) {
     node["rotary"].reject("must be twice the length of rope table ", op.table);
   }
+  if (op.rotary % 2 != 0) node["rotary"].reject("must be even");
+  if (node.has("pairs")) {
+    const std::string pairs = node["pairs"].string();
+    if (pairs != "halves" && pairs != "neighbours") {
+      node["pairs"].reject("expected \"halves\" or \"neighbours\"");
+    }
+    op.neighbours = pairs == "neighbours";
+  }
   return op;
 }
 
 Op PlanReader::read_attention(const JsonReader& node) {
   node.only({"op", "in", "q_offset", "k_offset", "v_offset", "out", "layer", "heads", "kv_heads",
-             "head_dim", "scale", "window"});
+             "head_dim", "scale", "window", "softcap"});
   AttentionOp op{};
   op.in = value(node["in"]);
   op.out = value(node["out"]);
@@ -179,19 +190,24 @@ Op PlanReader::read_attention(const JsonReader& node) {
   }
   op.scale = node["scale"].number();
   op.window = node["window"].integer(0, kMaxExtent);
+  if (node.has("softcap")) {
+    op.softcap = node["softcap"].number();
+    if (op.softcap <= 0) node["softcap"].reject("must be above 0");
+  }
   return op;
 }
 
 Op PlanReader::read_activation(const JsonReader& node) {
-  node.only({"op", "kind", "gated", "in", "out", "size"});
+  node.only({"op", "kind", "gated", "in", "out", "size", "factor", "accumulate"});
   static const std::unordered_map<std::string, ActivationKind> kKinds = {
-      {"silu", ActivationKind::kSilu},
-      {"gelu", ActivationKind::kGelu},
-      {"gelu_tanh", ActivationKind::kGeluTanh},
-      {"relu", ActivationKind::kRelu}};
+      {"silu", ActivationKind::kSilu},          {"gelu", ActivationKind::kGelu},
+      {"gelu_tanh", ActivationKind::kGeluTanh}, {"relu", ActivationKind::kRelu},
+      {"scale", ActivationKind::kScale},        {"softcap", ActivationKind::kSoftcap}};
   ActivationOp op{};
   const auto kind = kKinds.find(node["kind"].string());
-  if (kind == kKinds.end()) node["kind"].reject("expected silu, gelu, gelu_tanh or relu");
+  if (kind == kKinds.end()) {
+    node["kind"].reject("expected silu, gelu, gelu_tanh, relu, scale or softcap");
+  }
   op.kind = kind->second;
   op.gated = node["gated"].boolean();
   op.in = value(node["in"]);
@@ -200,6 +216,15 @@ Op PlanReader::read_activation(const JsonReader& node) {
   op.size = node["size"].integer(1, kMaxWidth);
   if (width(op.in) != (op.gated ? 2 : 1) * op.size) node["in"].reject("has the wrong width");
   if (op.in != op.out && width(op.out) != op.size) node["out"].reject("has the wrong width");
+  const bool has_factor = op.kind == ActivationKind::kScale || op.kind == ActivationKind::kSoftcap;
+  if (node.has("factor")) {
+    if (!has_factor) node["factor"].reject("only scale and softcap have a factor");
+    op.factor = node["factor"].number();
+  }
+  if (op.kind == ActivationKind::kSoftcap && op.factor <= 0) {
+    node["factor"].reject("must be above 0");
+  }
+  if (node.has("accumulate")) op.accumulate = node["accumulate"].boolean();
   return op;
 }
 

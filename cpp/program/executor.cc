@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "cpu/kv_page.h"
 #include "cpu/stage.h"
 #include "program/lower.h"
 
@@ -111,50 +112,92 @@ void Executor::make_room(int64_t blocks, std::span<const int32_t> recalled) {
   paging_->make_room(blocks, main());
 }
 
-void Executor::copy_block(const KvBlock& block, std::byte* content, bool write) {
+// Nothing is on its way that reads or writes pages.
+void Executor::settle() {
   finish();
   check_devices();
   for (const auto& stream : streams_) stream->synchronize();
   if (pages_aside_ != nullptr) pages_aside_->synchronize();
+}
+
+// By entry.
+std::vector<Executor::PagePlace> Executor::places_of(const KvBlock& block) const {
   std::vector<int32_t> pages;
   kv_.append_pages(block, false, pages);
+  std::vector<PagePlace> places(pages.size());
   for (size_t entry = 0; entry < pages.size(); ++entry) {
-    const bool near = kv_.near_entry(entry);
     const int64_t offset = pages[entry] * plan_.kv.unit_bytes();
-    std::byte* host = nullptr;
-    DeviceAddress there = DeviceAddress::kNull;
-    if (!near) {
-      host = cpu::host_pointer(buffers_[kCpu].kv()) + offset;
+    if (!kv_.near_entry(entry)) {
+      places[entry].host = cpu::host_pointer(buffers_[kCpu].kv()) + offset;
     } else if (block.far != KvBlock::kNone) {
-      host = paging_->far_slot(block.far) + kv_.slot_offset(entry);
+      places[entry].host = paging_->far_slot(block.far) + kv_.slot_offset(entry);
     } else {
-      there = buffers_.back().kv() + offset;
+      places[entry].device = buffers_.back().kv() + offset;
     }
-    copy_page(entry, host, there, content, write);
+  }
+  return places;
+}
+
+// Keys, then values, of each entry: move(place in its page, offset in a block of all heads, slabs).
+template <typename Move>
+void Executor::each_half(const KvBlock& block, const Move& move) {
+  settle();
+  const KvSpec& kv = plan_.kv;
+  const std::vector<PagePlace> places = places_of(block);
+  for (size_t entry = 0; entry < places.size(); ++entry) {
+    const KvLayer& heads = kv.layers[entry];
+    for (const int64_t half : {0, 1}) {
+      const int64_t slab = (2 * kv.layer_number(entry) + half) * kv.kv_heads + heads.kv_head;
+      move(places[entry].at(half * kv.page_bytes(entry) / 2), slab * kv.slab_bytes(),
+           heads.kv_heads);
+    }
   }
   main().synchronize();
 }
 
-// K, then V, of an entry's heads, between their place in the block of all and a page: in host
-// memory, or else `there`.
-void Executor::copy_page(size_t entry, std::byte* host, DeviceAddress there, std::byte* content,
-                         bool write) {
-  const KvSpec& kv = plan_.kv;
-  const int64_t bytes = kv.page_bytes(entry) / 2;
-  const KvLayer& heads = kv.layers[entry];
-  const int64_t layer = kv.layer_number(entry);
-  for (const int64_t half : {0, 1}) {
-    std::byte* slabs =
-        content + ((2 * layer + half) * kv.kv_heads + heads.kv_head) * kv.slab_bytes();
-    if (host != nullptr) {
-      std::byte* page = host + half * bytes;
-      std::memcpy(write ? page : slabs, write ? slabs : page, static_cast<size_t>(bytes));
-    } else if (write) {
-      main().upload(there + half * bytes, slabs, bytes);
+void Executor::read_block(const KvBlock& block, int64_t positions, std::byte* to) {
+  each_half(block, [&](PagePlace from, int64_t offset, int64_t slabs) {
+    if (from.host != nullptr) {
+      cpu::copy_positions(plan_.kv, slabs, positions, from.host, to + offset);
     } else {
-      main().download(slabs, there + half * bytes, bytes);
+      main().download(to + offset, from.device, slabs * plan_.kv.slab_bytes());
+    }
+  });
+}
+
+void Executor::write_block(const KvBlock& block, int64_t positions, const std::byte* from) {
+  each_half(block, [&](PagePlace to, int64_t offset, int64_t slabs) {
+    if (to.host != nullptr) {
+      cpu::copy_positions(plan_.kv, slabs, positions, from + offset, to.host);
+    } else {
+      main().upload(to.device, from + offset, slabs * plan_.kv.slab_bytes());
+    }
+  });
+}
+
+void Executor::copy_block(const KvBlock& from, const KvBlock& to, int64_t positions) try {
+  settle();
+  const std::vector<PagePlace> sources = places_of(from), targets = places_of(to);
+  std::vector<std::byte> crossing;  // one page: copies of a stream follow one another
+  for (size_t entry = 0; entry < sources.size(); ++entry) {
+    const int64_t bytes = plan_.kv.page_bytes(entry);
+    const PagePlace& source = sources[entry];
+    const PagePlace& target = targets[entry];
+    if (target.host != nullptr) {
+      const int64_t slabs = 2 * plan_.kv.layers[entry].kv_heads;
+      cpu::copy_positions(plan_.kv, slabs, positions, source.host, target.host);
+    } else if (source.host != nullptr) {
+      main().upload(target.device, source.host, bytes);
+    } else {
+      crossing.resize(static_cast<size_t>(bytes));
+      main().download(crossing.data(), source.device, bytes);
+      main().upload(target.device, crossing.data(), bytes);
     }
   }
+  main().synchronize();
+} catch (const std::exception& error) {
+  if (failure_.empty()) failure_ = error.what();
+  throw;
 }
 
 void Executor::check_devices() const {

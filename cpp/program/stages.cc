@@ -230,8 +230,8 @@ std::vector<Op> Stages::ops(const Task& task) const {
       all, [](const Op& one) { return std::holds_alternative<AttentionOp>(one); });
   const ValueIndex far = far_value(), near = far - 1;
   const auto attend = [&](ValueIndex partial) {
-    return AttendOp{op.in,       op.q_offset, partial,  op.layer, op.heads,
-                    op.kv_heads, op.head_dim, op.scale, op.window};
+    return AttendOp{op.in,       op.q_offset, partial,  op.layer,  op.heads,
+                    op.kv_heads, op.head_dim, op.scale, op.window, op.softcap};
   };
   std::vector<Op> made;
   switch (task.verb) {

@@ -29,6 +29,7 @@ struct Active {
   State state = State::kWaiting;
   SequenceId sequence = -1;
   std::vector<int32_t> pending;  // tokens not yet submitted: the rest of the prompt or the last
+  int64_t guesses = 0;           // tokens of its step on the way that are none of its own yet
   int64_t generated = 0;
   int64_t cached = 0;  // tokens of the prompt that its sequence began with
   size_t group = 0;    // of the decoding requests; the requests of a group share their steps
@@ -36,12 +37,13 @@ struct Active {
   RequestTimings timings;
   std::exception_ptr failure;  // of this request alone
 
-  // Takes a generated token, which is computed next. room: positions left in the sequence.
-  Finish take(int32_t token, int64_t room) {
+  // Takes a generated token, which is computed next unless it is already. room: positions left in
+  // the sequence.
+  Finish take(int32_t token, int64_t room, bool computed) {
     timings.decode_tokens += generated == 0 ? 0 : 1;
     ++generated;
     request.prompt.push_back(token);
-    pending.push_back(token);
+    if (!computed) pending.push_back(token);
     const std::vector<int32_t>& stops = request.stop_tokens;
     if (std::find(stops.begin(), stops.end(), token) != stops.end()) return Finish::kStop;
     const bool full = std::ssize(pending) > room;

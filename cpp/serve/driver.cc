@@ -66,13 +66,14 @@ void check_sequence(const Engine& engine, const Request& request, const std::str
   }
 }
 
-Driver::Driver(Engine& engine, PrefixCache* prefixes)
+Driver::Driver(Engine& engine, PrefixCache* prefixes, Speculation speculation)
     : engine_(engine),
       prefixes_(prefixes),
       sampler_(engine),
       stats_(engine.stats()),
       scheduler_(policy_of(engine)),
-      pacer_(engine.plan().limits.step_tokens) {
+      pacer_(engine.plan().limits.step_tokens),
+      speculator_(engine.plan(), std::move(speculation)) {
   if (prefixes != nullptr && &prefixes->engine() != &engine) {
     fail(ErrorKind::kInvalid, "[generate] the prefix cache is of another engine; give its own");
   }
@@ -121,6 +122,10 @@ void Driver::collect_steps() noexcept {
 
 void Driver::release(Active& active) {
   reserved_blocks_ -= std::exchange(active.blocks, 0);
+  speculator_.forget(active.id);
+  if (const int64_t guesses = std::exchange(active.guesses, 0); guesses > 0) {
+    engine_.truncate(active.sequence, engine_.length(active.sequence) - guesses);
+  }
   if (active.request.sequence >= 0) return;
   if (prefixes_ == nullptr) return engine_.close(active.sequence);
   prefixes_->keep(active.sequence, active.request.prompt);
@@ -201,37 +206,78 @@ void Driver::look() {
   }
 }
 
+// For each row of the batch what may follow its tokens; no more than positions, tokens and rows are
+// left for.
+std::vector<Draft> Driver::guess() {
+  std::vector<Draft> drafts(batch_.rows.size());
+  int64_t rows = 0;
+  std::vector<Speculator::Seat> seats;
+  for (const BatchRow& row : batch_.rows) {
+    const Active& active = *table_.running()[row.runner];
+    if (!active.decoding()) return drafts;  // prompts make any further row dear
+    rows += row.tokens;
+    const int64_t positions =
+        engine_.capacity(active.sequence) - engine_.length(active.sequence) - row.tokens;
+    const int64_t left = active.request.max_tokens - active.generated - 1;
+    const bool all = row.output && row.tokens == std::ssize(active.pending);
+    seats.push_back({active.id,
+                     active.request.prompt,
+                     active.request.stop_tokens,
+                     all ? std::min(positions, left) : 0,
+                     {}});
+  }
+  speculator_.guess(seats, rows);
+  for (size_t i = 0; i < drafts.size(); ++i) drafts[i] = std::move(seats[i].draft);
+  return drafts;
+}
+
 // Sends off the next step; false if nothing is ready: everything waits for a step on its way.
-bool Driver::submit() {
+// alone: none is to be on its way with it.
+bool Driver::submit(bool alone) {
   if (engine_.in_flight() > std::ssize(flights_)) {
     fail(ErrorKind::kInvalid, "[generate] the engine is at steps of another generation, which ",
          "must end first");
   }
+  const Clock::time_point begun = Clock::now();
   scheduler_.plan(snapshot_, batch_);
   const RequestTable::List& running = table_.running();
   for (size_t i = 0; i < running.size(); ++i) running[i]->group = batch_.groups[i];
   snapshot_.next_group = batch_.next_group;
   if (batch_.rows.empty()) return false;
+  std::vector<Draft> drafts(batch_.rows.size());
+  if (alone && speculator_.on()) drafts = guess();
   inputs_.clear();
-  for (const BatchRow& row : batch_.rows) {
+  std::vector<std::vector<int32_t>> rows(batch_.rows.size());
+  for (size_t i = 0; i < batch_.rows.size(); ++i) {
+    const BatchRow& row = batch_.rows[i];
     const Active& active = *running[row.runner];
-    inputs_.push_back({active.sequence,
-                       {active.pending.data(), static_cast<size_t>(row.tokens)},
-                       row.output ? StepInput::Outputs::kLast : StepInput::Outputs::kNone});
+    const auto end = active.pending.begin() + row.tokens;
+    rows[i].assign(active.pending.begin(), end);
+    rows[i].insert(rows[i].end(), drafts[i].tokens.begin(), drafts[i].tokens.end());
+    inputs_.push_back({active.sequence, rows[i],
+                       row.output ? StepInput::Outputs::kLast : StepInput::Outputs::kNone,
+                       1 + std::ssize(drafts[i].tokens)});
   }
   const Clock::time_point now = Clock::now();
   engine_.submit(inputs_);
   Flight& flight = flights_.emplace_back();
+  flight.begun = begun;
   flight.submitted = now;
-  for (const BatchRow& row : batch_.rows) {
+  flight.alone = alone;
+  for (size_t i = 0; i < batch_.rows.size(); ++i) {
+    const BatchRow& row = batch_.rows[i];
     Active& active = *running[row.runner];
+    active.guesses = std::ssize(drafts[i].tokens);
+    flight.guesses += active.guesses;
     (active.decoding() ? flight.decode_rows : flight.prompt_rows) += row.tokens;
     active.timings.prefill_tokens += active.generated == 0 ? row.tokens : 0;
     active.pending.erase(active.pending.begin(), active.pending.begin() + row.tokens);
-    if (row.output) flight.outputs.push_back(active.id);
+    if (row.output) flight.outputs.push_back({active.id, std::move(drafts[i])});
   }
   std::vector<Sampler*> samplers;
-  for (const RequestId id : flight.outputs) samplers.push_back(&table_.find(id)->sampler);
+  for (const Output& output : flight.outputs) {
+    samplers.push_back(&table_.find(output.request)->sampler);
+  }
   sampler_.prepare(samplers);
   return true;
 }
@@ -240,23 +286,36 @@ bool Driver::submit() {
 void Driver::collect() noexcept try {
   const Flight flight = std::move(flights_.front());
   flights_.pop_front();
-  const std::span<const float> logits = engine_.collect();
+  std::span<const float> logits = engine_.collect();
   ++steps_;
   const Clock::time_point now = Clock::now();
-  pacer_.note(flight.decode_rows, flight.prompt_rows,
+  pacer_.note(flight.decode_rows + flight.guesses, flight.prompt_rows,
               seconds_between(std::max(flight.submitted, collected_), now));
   collected_ = now;
   const auto vocab = static_cast<size_t>(engine_.plan().vocab_size);
-  std::vector<SampledRow> rows;
-  std::vector<Active*> takers;
-  for (size_t row = 0; row < flight.outputs.size(); ++row) {
-    Active* active = table_.find(flight.outputs[row]);
+  std::vector<SampledRows> rows;
+  std::vector<std::pair<Active*, int32_t>> takers;  // with the kind of guesses
+  for (const Output& output : flight.outputs) {
+    const size_t size = vocab * (1 + output.draft.tokens.size());
+    const std::span<const float> own = logits.first(size);
+    logits = logits.subspan(size);
+    Active* active = table_.find(output.request);
     if (active == nullptr || active->state != Active::State::kRunning) continue;  // cancelled
-    rows.push_back({&active->sampler, logits.subspan(vocab * row, vocab)});
-    takers.push_back(active);
+    rows.push_back({&active->sampler, own, output.draft.tokens});
+    takers.emplace_back(active, output.draft.kind);
   }
   sampler_.draw(rows);
-  for (size_t i = 0; i < rows.size(); ++i) take(*takers[i], rows[i]);
+  for (size_t i = 0; i < rows.size(); ++i) take(*takers[i].first, rows[i]);
+  if (speculator_.on() && flight.alone && flight.prompt_rows == 0) {
+    const double seconds = seconds_between(flight.begun, Clock::now());
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const auto& [active, kind] = takers[i];
+      const Speculator::Tried tried{active->id, kind, std::ssize(rows[i].guesses),
+                                    rows[i].accepted};
+      active->timings.saved_s += speculator_.note(tried, flight.decode_rows, seconds);
+    }
+    speculator_.note_step(flight.decode_rows + flight.guesses, seconds);
+  }
   settle();
 } catch (...) {
   if (!failure_) failure_ = std::current_exception();
@@ -268,7 +327,9 @@ bool Driver::step() {
   admit();
   look();
   const int64_t ahead = scheduler_.ahead(snapshot_);
-  while (static_cast<int64_t>(flights_.size()) < ahead && submit()) look();
+  // One request that decodes has no other step to overlap with.
+  const bool alone = ahead == 1 || (snapshot_.runners.size() == 1 && flights_.empty());
+  while (static_cast<int64_t>(flights_.size()) < ahead && submit(alone)) look();
   const bool flies = !flights_.empty();
   if (flies) collect();
   if (failure_) std::rethrow_exception(failure_);
@@ -280,16 +341,16 @@ void Driver::finish_with_error(Active& active, std::exception_ptr failure) {
   tokens_.push_back({active.id, -1, std::numeric_limits<float>::quiet_NaN(), {}, Finish::kError});
 }
 
-// Takes the token drawn from a row, and those that must follow it, and decides whether the request
-// goes on: their keys and values are then computed together.
-void Driver::take(Active& active, SampledRow& row) {
-  if (row.failure) {
-    active.state = Active::State::kEnding;
-    return finish_with_error(active, row.failure);
-  }
+// Takes the tokens drawn from its rows, and those that must follow, and decides whether the request
+// goes on. Of the guesses that were computed, the sequence keeps those that are right; of the
+// tokens, those that were no guesses are computed next.
+void Driver::take(Active& active, SampledRows& rows) {
+  const int64_t wrong = std::exchange(active.guesses, 0) - rows.accepted;
+  if (wrong > 0) engine_.truncate(active.sequence, engine_.length(active.sequence) - wrong);
   const Clock::time_point now = Clock::now();
   RequestTimings& timings = active.timings;
-  if (active.generated == 0) {
+  if (rows.draws.empty()) {
+  } else if (active.generated == 0) {
     active.first_token = now;
     timings.prefill_s = seconds_between(active.admitted, now);
     timings.first_token_s = seconds_between(active.arrived, now);
@@ -297,14 +358,25 @@ void Driver::take(Active& active, SampledRow& row) {
     timings.decode_s = seconds_between(active.first_token, now);
     timings.decode_bytes +=
         stats_.decode_bytes + stats_.kv_token_bytes * engine_.length(active.sequence);
+    timings.guessed_tokens += std::ssize(rows.guesses);
+    timings.accepted_tokens += rows.accepted;
   }
   const int64_t room = engine_.capacity(active.sequence) - engine_.length(active.sequence);
-  Finish finish = active.take(row.draw.id, room);
-  tokens_.push_back({active.id, row.draw.id, row.draw.logprob, std::move(row.draw.top), finish});
-  for (const int32_t id : row.draw.forced) {
+  int64_t computed = rows.accepted;
+  Finish finish = Finish::kNone;
+  for (Sampler::Draw& draw : rows.draws) {
+    finish = active.take(draw.id, room, computed-- > 0);
+    tokens_.push_back({active.id, draw.id, draw.logprob, std::move(draw.top), finish});
+    for (const int32_t id : draw.forced) {
+      if (finish != Finish::kNone) break;
+      finish = active.take(id, room, computed-- > 0);
+      tokens_.push_back({active.id, id, std::numeric_limits<float>::quiet_NaN(), {}, finish});
+    }
     if (finish != Finish::kNone) break;
-    finish = active.take(id, room);
-    tokens_.push_back({active.id, id, std::numeric_limits<float>::quiet_NaN(), {}, finish});
+  }
+  if (finish == Finish::kNone && rows.failure) {
+    active.state = Active::State::kEnding;
+    return finish_with_error(active, rows.failure);
   }
   const bool stopped = finish == Finish::kNone && active.sampler.stopped();
   if (stopped) tokens_.back().finish = finish = Finish::kStop;

@@ -15,6 +15,7 @@
 #include "serve/request_table.h"
 #include "serve/sample_rows.h"
 #include "serve/scheduler.h"
+#include "serve/speculator.h"
 
 namespace helm {
 
@@ -29,7 +30,8 @@ class Driver {
 
  public:
   // With `prefixes`, requests begin with what they share with a kept sequence or with one another.
-  Driver(Engine& engine, PrefixCache* prefixes);
+  // Throws kInvalid for a speculation_obstacle().
+  Driver(Engine& engine, PrefixCache* prefixes, Speculation speculation = {});
   ~Driver();
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
@@ -59,7 +61,8 @@ class Driver {
   std::vector<Token> take_tokens() { return std::exchange(tokens_, {}); }
   const RequestTable& table() const { return table_; }
   void forget(RequestId id) { table_.forget(id); }
-  int64_t steps() const { return steps_; }                      // collected
+  int64_t steps() const { return steps_; }  // collected
+  const GuessCounts& guesses() const { return speculator_.counts(); }
   int64_t reserved_blocks() const { return reserved_blocks_; }  // of KV, by running requests
 
  private:
@@ -68,17 +71,24 @@ class Driver {
   void admit();
   void release(Active& active);
   void look();
-  bool submit();
+  std::vector<Draft> guess();
+  bool submit(bool alone);
   void collect() noexcept;
-  void take(Active& active, SampledRow& row);
+  void take(Active& active, SampledRows& rows);
   void finish_with_error(Active& active, std::exception_ptr failure);
   void settle();
 
-  // A submitted step. outputs: whose logits it brings, in order.
+  // Whose logits a step brings, those behind guesses too.
+  struct Output {
+    RequestId request;
+    Draft draft;
+  };
+  // A submitted step; its outputs in order. alone: none other was to be on its way with it.
   struct Flight {
-    std::vector<RequestId> outputs;
-    int64_t decode_rows = 0, prompt_rows = 0;
-    Clock::time_point submitted;
+    std::vector<Output> outputs;
+    int64_t decode_rows = 0, prompt_rows = 0, guesses = 0;
+    bool alone = false;
+    Clock::time_point begun, submitted;
   };
 
   Engine& engine_;
@@ -87,6 +97,7 @@ class Driver {
   const EngineStats stats_;
   Scheduler scheduler_;
   Pacer pacer_;
+  Speculator speculator_;
   Clock::time_point collected_;  // the last step
   RequestTable table_;
   Snapshot snapshot_;  // of the running requests; what follows belongs to the step being planned

@@ -11,8 +11,9 @@ namespace helm {
 
 class Generation::Impl {
  public:
-  Impl(Engine& engine, std::vector<Request> requests, PrefixCache* prefixes)
-      : driver_(engine, prefixes), count_(std::ssize(requests)) {
+  Impl(Engine& engine, std::vector<Request> requests, PrefixCache* prefixes,
+       Speculation speculation)
+      : driver_(engine, prefixes, std::move(speculation)), count_(std::ssize(requests)) {
     for (size_t i = 0; i < requests.size(); ++i) {
       const std::string where = "[generate] request " + std::to_string(i) + ": ";
       check_request(engine.plan(), requests[i], where);
@@ -58,8 +59,10 @@ class Generation::Impl {
   int64_t count_;
 };
 
-Generation::Generation(Engine& engine, std::vector<Request> requests, PrefixCache* prefixes)
-    : impl_(std::make_unique<Impl>(engine, std::move(requests), prefixes)) {}
+Generation::Generation(Engine& engine, std::vector<Request> requests, PrefixCache* prefixes,
+                       Speculation speculation)
+    : impl_(std::make_unique<Impl>(engine, std::move(requests), prefixes, std::move(speculation))) {
+}
 Generation::~Generation() = default;
 
 bool Generation::done() const {

@@ -10,12 +10,15 @@
 
 namespace helm {
 
-// A row of logits and what was drawn from it.
-struct SampledRow {
+// A request's rows of logits and what was drawn from them: from the first, and from each behind a
+// guess that was drawn or follows without a draw.
+struct SampledRows {
   Sampler* sampler = nullptr;
-  std::span<const float> logits;  // [vocab]
-  Sampler::Draw draw{};
-  std::exception_ptr failure{};  // instead of a draw
+  std::span<const float> logits;     // [1 + guesses, vocab]
+  std::span<const int32_t> guesses;  // the tokens between the rows
+  std::vector<Sampler::Draw> draws{};
+  int64_t accepted = 0;          // guesses that were right
+  std::exception_ptr failure{};  // instead of a further draw
 };
 
 class RowSampler {
@@ -24,8 +27,8 @@ class RowSampler {
 
   // While the device is at the step: what each of the rows that come may give.
   void prepare(std::span<Sampler* const> samplers);
-  // Draws from all rows; what fails does so for its row alone.
-  void draw(std::span<SampledRow> rows);
+  // Draws from the rows of all requests; what fails does so for its request alone.
+  void draw(std::span<SampledRows> requests);
 
  private:
   Engine& engine_;

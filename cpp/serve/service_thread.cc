@@ -11,8 +11,8 @@ namespace helm {
 // What the engine's thread waits for, if nobody has the turn or is to have it next.
 bool Service::Impl::engine_may_go() const {
   if (lent_ || gone_) return false;
-  return quit_ ||
-         (((busy_ && !stalled_) || !inbox_.empty()) && (tickets_ == served_ || step_first_));
+  const bool work = (busy_ && !stalled_) || (!inbox_.empty() && !gathers_);
+  return quit_ || (work && (tickets_ == served_ || step_first_));
 }
 
 void Service::Impl::run() noexcept {
@@ -129,6 +129,10 @@ void Service::Impl::publish() {
   stats_.waiting = std::ssize(table.waiting());
   stats_.steps = driver_->steps();
   stats_.tokens = tokens_;
+  const GuessCounts& guesses = driver_->guesses();
+  stats_.guessed_tokens = guesses.guessed;
+  stats_.accepted_tokens = guesses.accepted;
+  stats_.saved_s = guesses.saved_s;
   stats_.kv_blocks_used = driver_->reserved_blocks();
 }
 

@@ -42,6 +42,13 @@ __device__ __forceinline__ bool visible(int32_t query, int32_t key, int64_t wind
   return key <= query && (window == 0 || query - key < window);
 }
 
+// A score, in units of log 2, after the cap of `a`, if there is one.
+__device__ __forceinline__ float capped(const AttentionArgs& a, float score) {
+  if (a.softcap == 0) return score;
+  const float cap = a.softcap * kLog2E;
+  return cap * tanhf(score / cap);
+}
+
 // The value to subtract from scores of maximum m: finite, so that masked scores weigh 0, not NaN.
 __device__ __forceinline__ float shift_of(float m) {
   return m == kMinusInf ? 0.0f : m;

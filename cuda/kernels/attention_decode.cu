@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kThreads, decode_residents(G))
         for (int i = 0; i < kPiece; ++i) sums[u] = fmaf(q[g][i], k[u][i], sums[u]);
       }
       const float sum = reduce_scatter<kLanes>(sums, lane);
-      const float score = own_exists ? sum : kMinusInf;
+      const float score = own_exists ? capped(a, sum) : kMinusInf;
       float top = score;
 #pragma unroll
       for (int s = kLanes / 2; s >= kLanes / U; s /= 2) {

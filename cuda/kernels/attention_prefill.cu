@@ -165,7 +165,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         const int32_t key = first + lane + kRowLanes * n;
-        if (key >= range.end || !visible(query[r], key, a.window)) p[r][n] = kMinusInf;
+        const bool seen = key < range.end && visible(query[r], key, a.window);
+        p[r][n] = seen ? capped(a, p[r][n]) : kMinusInf;
         top = fmaxf(top, p[r][n]);
       }
       top = lanes_max(top);

@@ -386,7 +386,7 @@ bool in_tensor_cores(const AttentionArgs& args) {
   const int oldest = args.kv.dtype == DType::kF16    ? kF16Compute
                      : args.kv.dtype == DType::kBF16 ? kBf16Compute
                                                      : std::numeric_limits<int>::max();
-  return args.compute >= oldest && vector_rows(args.kv);
+  return args.compute >= oldest && vector_rows(args.kv) && args.softcap == 0;
 }
 
 void attention_prompt(const AttentionArgs& args, const StepTables& step, cudaStream_t stream) {

@@ -64,9 +64,12 @@ struct Embed {
   const int32_t* token_ids;
   float* out;
   int64_t width;
+  float scale;
   template <int V>
   __device__ void value(int64_t t, int64_t i, float (&v)[V]) const {
     load_columns<D>(table + token_ids[t] * width + i, v);
+#pragma unroll
+    for (int k = 0; k < V; ++k) v[k] *= scale;
   }
   template <int V>
   __device__ void store(int64_t t, int64_t i, const float (&v)[V]) const {
@@ -162,7 +165,9 @@ struct Select {
 
 // Written so that extremes stay finite: exp overflows to infinity only in a denominator.
 template <ActivationKind K>
-__device__ __forceinline__ float activate(float x) {
+__device__ __forceinline__ float activate(float x, float factor) {
+  if constexpr (K == ActivationKind::kScale) return factor * x;
+  if constexpr (K == ActivationKind::kSoftcap) return factor * tanhf(x / factor);
   if constexpr (K == ActivationKind::kSilu) return x / (1.0f + expf(-x));
   if constexpr (K == ActivationKind::kGelu) return 0.5f * x * erfcf(x * -0.70710678118654752f);
   if constexpr (K == ActivationKind::kRelu) return x < 0.0f ? 0.0f : x;
@@ -182,9 +187,14 @@ struct Activate {
     if (args.gated) load_columns<DType::kF32>(x + args.n, factor);
 #pragma unroll
     for (int k = 0; k < V; ++k) {
-      v[k] = activate<K>(v[k]);
+      v[k] = activate<K>(v[k], args.factor);
       if (args.gated) v[k] *= factor[k];
     }
+    if (!args.accumulate) return;
+    float held[V];
+    load_columns<DType::kF32>(args.y + t * args.y_stride + i, held);
+#pragma unroll
+    for (int k = 0; k < V; ++k) v[k] += held[k];
   }
   template <int V>
   __device__ void store(int64_t t, int64_t i, const float (&v)[V]) const {
@@ -219,9 +229,9 @@ bool kernels_await_previous() {
 void embedding(const EmbeddingArgs& args, const StepTables& step, const Queue& queue) {
   with_dtype(args.dtype, [&](auto dtype) {
     constexpr DType D = decltype(dtype)::value;
-    for_each_element(
-        args.tokens, args.width, in_fours({args.table, args.out}, {args.width}), queue,
-        Embed<D>{static_cast<const Store<D>*>(args.table), step.token_ids, args.out, args.width});
+    for_each_element(args.tokens, args.width, in_fours({args.table, args.out}, {args.width}), queue,
+                     Embed<D>{static_cast<const Store<D>*>(args.table), step.token_ids, args.out,
+                              args.width, args.scale});
   });
 }
 
@@ -272,6 +282,10 @@ void activation(const ActivationArgs& args, const Queue& queue) {
       return activation_of<ActivationKind::kGeluTanh>(args, queue);
     case ActivationKind::kRelu:
       return activation_of<ActivationKind::kRelu>(args, queue);
+    case ActivationKind::kScale:
+      return activation_of<ActivationKind::kScale>(args, queue);
+    case ActivationKind::kSoftcap:
+      return activation_of<ActivationKind::kSoftcap>(args, queue);
   }
 }
 

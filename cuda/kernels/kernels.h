@@ -48,13 +48,14 @@ bool kernels_await_previous();
 // Rows of a grid of an op on single elements; of more rows a block has several. They fill any GPU.
 inline constexpr int64_t kMostElementwiseBlocks = 4096;
 
-// out(t, :) = table[token(t), :]
+// out(t, :) = scale * table[token(t), :]
 struct EmbeddingArgs {
   const void* table;  // [vocab, width]
   DType dtype;
   float* out;  // [tokens, width]
   int64_t width;
   int64_t tokens;
+  float scale = 1;
 };
 void embedding(const EmbeddingArgs& args, const StepTables& step, const Queue& queue);
 
@@ -76,8 +77,8 @@ struct NarrowCopy {
   DType dtype = DType::kF32;
 };
 
-// Y(t, g, :) = norm(X(t, g, :)) * weight [+ bias], group g at t * stride + g * n.
-// rms: x / sqrt(mean(x^2) + eps)      layer: (x - mean) / sqrt(var + eps)
+// Y(t, g, :) [+]= norm(X(t, g, :)) * (weight_plus + weight) [+ bias], group g at t * stride + g *
+// n. rms: x / sqrt(mean(x^2) + eps)      layer: (x - mean) / sqrt(var + eps)
 struct NormArgs {
   bool layer_norm;
   const float* x;
@@ -91,6 +92,8 @@ struct NormArgs {
   const float* bias;    // [n] or null
   float eps;
   NarrowCopy copy = {};  // [rows, groups * n]
+  float weight_plus = 0;
+  bool accumulate = false;  // add to what Y holds, which is not null then
 };
 void norm(const NormArgs& args, const Queue& queue);
 
@@ -157,8 +160,8 @@ struct KvPool {
   int64_t head_dim;
 };
 
-// Rotates q and k heads in place, halves paired (i, i + rotary/2), by position * inv_freq[i]
-// rounded to f32, cos and sin times `factor`.
+// Rotates q and k heads in place, halves (i, i + rotary/2) or neighbours (2i, 2i + 1) paired, by
+// position * inv_freq[i] rounded to f32, cos and sin times `factor`.
 struct RopeArgs {
   float* x;  // [tokens, width], heads from `offset`
   int64_t width;
@@ -169,6 +172,7 @@ struct RopeArgs {
   const float* inv_freq;  // [rotary / 2]
   float factor;
   int64_t tokens;
+  bool neighbours = false;
 };
 void rope(const RopeArgs& args, const StepTables& step, const Queue& queue);
 
@@ -185,12 +189,13 @@ struct AppendArgs {
 };
 void append(const AppendArgs& args, const StepTables& step, const Queue& queue);
 
-// out = softmax(scale q k^T, masked to 0 <= i - j and i - j < window if window > 0) v over the
+// out = softmax(cap(scale q k^T), masked to 0 <= i - j and i - j < window if window > 0) v over the
 // pages of each row's sequence, or their attention (m, s, o) merged into a partial, which is laid
 // out as helm::AttendOp says. Runs of one token have a kernel of their own. The visible positions
 // are cut into contiguous ranges, 1 to 65535 splits, whose results are merged; splits beyond the
 // work are empty, so a launch stays right when it is replayed at another context. partials: the
 // larger of attention_partials_bytes(runs, ..., decode_splits) and (tokens, ..., prompt_splits).
+// cap(x) = softcap * tanh(x / softcap), or x where softcap is 0.
 inline constexpr int64_t kMaxHeadDim = 256;
 struct AttentionArgs {
   const float* x;  // [tokens, width]: q heads from q_offset
@@ -211,10 +216,12 @@ struct AttentionArgs {
   int64_t prompt_splits;  // for the others
   void* partials;         // of splits; null with one
   int compute = 0;        // capability of the GPU times ten; 0: sums of f32 alone
+  float softcap = 0;
 };
 void attention(const AttentionArgs& args, const StepTables& step, const Queue& queue);
 // Whether tensor cores serve runs of several tokens: for pages of f16 from 7.5 on, of bf16 from 8.0
-// on, with heads in whole pieces of 16 bytes. Softmax weights are then rounded to the pages' dtype.
+// on, with heads in whole pieces of 16 bytes and without a softcap. Softmax weights are then
+// rounded to the pages' dtype.
 bool in_tensor_cores(const AttentionArgs& args);
 
 // partial = attention to no position
@@ -232,7 +239,7 @@ struct MergeArgs {
 };
 void merge_partials(const MergeArgs& args, const Queue& queue);
 
-// gated: Y(t, i) = act(X(t, i)) * X(t, n + i);  plain: Y(t, i) = act(X(t, i))
+// gated: Y(t, i) [+]= act(X(t, i)) * X(t, n + i);  plain: Y(t, i) [+]= act(X(t, i))
 struct ActivationArgs {
   ActivationKind kind;
   bool gated;
@@ -242,7 +249,9 @@ struct ActivationArgs {
   int64_t y_stride;
   int64_t rows;
   int64_t n;
-  NarrowCopy copy = {};  // [rows, n]
+  NarrowCopy copy = {};     // [rows, n]
+  float factor = 1;         // of kScale and kSoftcap
+  bool accumulate = false;  // add to what Y holds, which is not null then
 };
 void activation(const ActivationArgs& args, const Queue& queue);
 

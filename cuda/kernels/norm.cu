@@ -47,8 +47,9 @@ __global__ void __launch_bounds__(kBlockThreads) norm_kernel(const NormArgs args
   const float scale = 1.0f / sqrtf(square / n + args.eps);
 #pragma unroll 4
   for (int64_t i = threadIdx.x; i < args.n; i += kThreads) {
-    const float unit = (x[i] - mean) * scale * args.weight[i];
-    const float y = args.bias == nullptr ? unit : unit + args.bias[i];
+    const float unit = (x[i] - mean) * scale * (args.weight_plus + args.weight[i]);
+    float y = args.bias == nullptr ? unit : unit + args.bias[i];
+    if (args.accumulate) y += args.y[to + i];
     if constexpr (D != DType::kF32) copy[i] = narrowed<D>(y);
     if (D == DType::kF32 || args.y != nullptr) args.y[to + i] = y;
   }
@@ -105,8 +106,14 @@ __global__ void __launch_bounds__(kBlockThreads) kept_norm_kernel(const NormArgs
     float y[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const float unit = (x[c][k] - mean) * scale * weight[c][k];
+      const float unit = (x[c][k] - mean) * scale * (args.weight_plus + weight[c][k]);
       y[k] = args.bias == nullptr ? unit : unit + args.bias[i + k];
+    }
+    if (args.accumulate) {
+      float held[4];
+      load_columns<DType::kF32>(to + i, held);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) y[k] += held[k];
     }
     if constexpr (D != DType::kF32) store_columns<D>(copy + i, y);
     if (D == DType::kF32 || args.y != nullptr) store_columns<DType::kF32>(to + i, y);

@@ -90,8 +90,8 @@ struct ExpandArgs {
 void expand(const ExpandArgs& args, const Queue& queue);
 
 // As embedding() and position_embedding(), each operation of Scales rounded once.
-void packed_embedding(const PackedMatrix& table, float* out, int64_t tokens, const StepTables& step,
-                      const Queue& queue);
+void packed_embedding(const PackedMatrix& table, float scale, float* out, int64_t tokens,
+                      const StepTables& step, const Queue& queue);
 void packed_position_embedding(const PackedMatrix& table, int64_t offset, float* out,
                                int64_t tokens, const StepTables& step, const Queue& queue);
 

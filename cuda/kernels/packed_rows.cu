@@ -112,12 +112,13 @@ struct Gather {
   int64_t offset;
   float* out;
   int64_t width;
+  float scale;
   __device__ int64_t row(int64_t i) const { return indices[i] + offset; }
   __device__ void store(int64_t i, int64_t col, const float (&v)[kBlockCols], int count) const {
     float* to = out + i * width + col;
 #pragma unroll
     for (int k = 0; k < static_cast<int>(kBlockCols); ++k) {
-      if (k < count) to[k] = kAdd ? to[k] + v[k] : v[k];
+      if (k < count) to[k] = kAdd ? to[k] + v[k] : scale * v[k];
     }
   }
 };
@@ -134,14 +135,14 @@ void expand(const ExpandArgs& args, const Queue& queue) {
   as(std::integral_constant<DType, DType::kBF16>{});
 }
 
-void packed_embedding(const PackedMatrix& table, float* out, int64_t tokens, const StepTables& step,
-                      const Queue& queue) {
-  for_each_row(table, tokens, queue, Gather<false>{step.token_ids, 0, out, table.cols});
+void packed_embedding(const PackedMatrix& table, float scale, float* out, int64_t tokens,
+                      const StepTables& step, const Queue& queue) {
+  for_each_row(table, tokens, queue, Gather<false>{step.token_ids, 0, out, table.cols, scale});
 }
 
 void packed_position_embedding(const PackedMatrix& table, int64_t offset, float* out,
                                int64_t tokens, const StepTables& step, const Queue& queue) {
-  for_each_row(table, tokens, queue, Gather<true>{step.positions, offset, out, table.cols});
+  for_each_row(table, tokens, queue, Gather<true>{step.positions, offset, out, table.cols, 1});
 }
 
 }  // namespace helm::cuda

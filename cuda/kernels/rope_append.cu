@@ -18,9 +18,11 @@ __device__ void rotate_head(const float* x, const RopeArgs& rope, int32_t positi
     float sine, cosine;
     sincosf(static_cast<float>(position) * rope.inv_freq[i], &sine, &cosine);
     sine *= rope.factor, cosine *= rope.factor;
-    const float x1 = x[i], x2 = x[i + half];
-    emit(i, x1 * cosine - x2 * sine);
-    emit(i + half, x2 * cosine + x1 * sine);
+    const int64_t first = rope.neighbours ? 2 * i : i;
+    const int64_t second = rope.neighbours ? first + 1 : i + half;
+    const float x1 = x[first], x2 = x[second];
+    emit(first, x1 * cosine - x2 * sine);
+    emit(second, x2 * cosine + x1 * sine);
   }
 }
 

@@ -13,7 +13,7 @@ import search_cases
 import small_models
 from helm import _helm
 from helm.compiler.advice import costed_graph
-from helm.compiler.kv_options import KvOptions, overflows
+from helm.compiler.kv_options import KvOptions
 from helm.compiler.load_cost import LoadingRequest
 from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.search import search
@@ -134,7 +134,7 @@ def test_no_plan_is_refused_in_its_own_budget_and_no_byte_less_will_do(
         plans += plans_of(name, dtype, space, **asked)
         options = KvOptions("cpu", vram_bytes=9 * plans[-1].kv.block_bytes)
         plans += plans_of(name, dtype, space, kv_options=options, **asked)
-    assert any(overflows(plan) for plan in plans)
+    assert any(plan.overflows for plan in plans)
     for plan in plans:
         stated = plan.memory["cpu"]
         use = host_use(plan, str(folder))
@@ -170,7 +170,7 @@ def test_and_where_kv_overflows(name: str, dtype: str, site: str) -> None:
         for slots in (9, 18):  # of 21; a step may need eight
             options = KvOptions(site, vram_bytes=slots * block + 7)
             for plan in plans_of(name, dtype, space, kv_options=options):
-                if not overflows(plan):
+                if not plan.overflows:
                     continue
                 found.add((plan.units_cpu > 1, plan.schedule.prefill))
                 assert plan.schedule.overflow == site

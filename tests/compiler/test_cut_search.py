@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import cut_cases
@@ -10,6 +11,7 @@ import pytest
 
 from helm.compiler.candidate import Candidate
 from helm.compiler.cut_candidate import candidate_of
+from helm.compiler.search import Search
 from helm.compiler.solve import plan_of
 from helm.compiler.steps import PlannedSteps
 from helm.compiler.timeline import played
@@ -67,3 +69,82 @@ def test_a_layout_takes_as_long_as_its_program_played(seed, mode):
         assert best.predicted.decode_s == pytest.approx(float(decode), rel=1e-9), best.cut
         prompts = sum(float(played([flight], 1)[1]) for flight in steps.prompts())
         assert best.predicted.ttft_s == pytest.approx(prompts, rel=1e-9), best.cut
+
+
+def _values(every, least, work):
+    """[layouts] the objective and the bytes on both devices, of those where something is cut."""
+    table, cuts = every.layouts(), every.cuts
+    inside = [
+        (ways > 0) & (ways < len(marks) - 1)
+        for ways, marks in zip(
+            (table.heads, table.elements, table.rows),
+            (cuts.heads, cuts.elements, cuts.rows),
+            strict=True,
+        )
+    ]
+    table = table.at((table.cut > 0) & (inside[0] | inside[1]) | inside[2])
+    costs = every.steps.decode(work.expected_context)
+    decode, ttft = every.steps.seconds(costs, every.memory, table), every.ttft(table, least)
+    cpu, own = every.memory.items(table)
+    values = {"decode": decode, "ttft": ttft}
+    total = ttft + (work.output - 1) * decode
+    return values.get(work.objective, total), sum(cpu.values()), sum(own.values())
+
+
+def _every_value(search):
+    """Of all layouts, ways to run prompts and lengths of steps."""
+    work, limits, found = search.workload, search.limits, []
+    longest = 1 << (work.prompt * work.batch - 1).bit_length()
+    longer = [n for n in search.space.visit_steps if limits.step_tokens < n <= longest]
+    for step_tokens in (limits.step_tokens, *longer):
+        sized = dataclasses.replace(limits, step_tokens=step_tokens)
+        one = Search(search.model, search.profile, work, sized, search.space)
+        if step_tokens == limits.step_tokens:
+            found.append(_values(cut_cases.Every(one, "compute"), None, work))
+        every = cut_cases.Every(one, "stream")
+        for least in every.prefill.visit_choices():
+            found.append(_values(every, least, work))
+    return tuple(np.concatenate(each) for each in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("objective", ["decode", "ttft", "total"])
+@pytest.mark.parametrize("seed", range(70))
+def test_no_layout_is_better_by_a_hundredth(seed, objective):
+    problem = cut_cases.problem(seed, objective)
+    search = problem.search("copied")
+    value, cpu, own = _every_value(search)
+    rng = random.Random(seed + 99)
+    rooms = [
+        int(sizes.min() + (sizes.max() - sizes.min()) * rng.uniform(-0.05, 1.1))
+        for sizes in (cpu, own)
+    ]
+    want = value[(cpu <= rooms[0]) & (own <= rooms[1])].min(initial=np.inf)
+    limits = dataclasses.replace(search.limits, cpu_bytes=rooms[0], accelerator_bytes=rooms[1])
+    for policy in ("cut", "auto", "layer-partition"):
+        space = dataclasses.replace(search.space, policy=policy)
+        best = Search(search.model, search.profile, search.workload, limits, space).result.best
+        if policy == "cut":
+            assert (best is None) == (want == np.inf)
+            assert best is None or best.objective_s <= want * 1.01
+            cut = np.inf if best is None else best.objective_s
+        elif policy == "auto":
+            least = np.inf if best is None else best.objective_s
+        else:
+            assert least <= min(cut, np.inf if best is None else best.objective_s)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_more_of_a_resource_is_never_worse(seed):
+    problem = cut_cases.problem(seed, ("decode", "ttft", "total")[seed % 3])
+    search = problem.search("copied")
+    _, cpu, own = _every_value(search)
+    rng = random.Random(seed)
+    shares = sorted(rng.uniform(0, 1) for _ in range(6))
+    for name, sizes in (("cpu_bytes", cpu), ("accelerator_bytes", own)):
+        last = np.inf
+        for share in shares:
+            room = int(sizes.min() + share * (sizes.max() - sizes.min()))
+            best = search.within(**{name: room}).best
+            now = np.inf if best is None else best.objective_s
+            assert now <= last * (1 + 1e-9)
+            last = now

@@ -13,7 +13,8 @@ from plans import study
 from helm.base.formats import DTYPE_BYTES
 from helm.base.sizes import parse_size
 from helm.commands.plots import by_boundary, objective_terms
-from helm.compiler.explain import memory_rows, picture, rivals, segments, term_rows, to_dict, trade
+from helm.compiler.explain import memory_rows, picture, rivals, term_rows, to_dict, trade
+from helm.compiler.segments import segments
 from helm.compiler.solve import Study
 from helm.errors import InvalidError, OutOfMemoryError
 from helm.machine.profile import load_profile
@@ -25,12 +26,48 @@ GIB = 2**30
 
 def plan(model: str = "qwen3-8b", profile: str = "thesis-4060", **request: object) -> Study:
     config = read_config(CONFIGS / f"{model}.json")
+    request.setdefault("policy", "layer-partition")
     return study(model, config, None, load_profile(profile), **request)
 
 
 @pytest.fixture(scope="module")
 def split() -> Study:
     return plan(objective="decode")
+
+
+@pytest.fixture(scope="module")
+def cut() -> Study:
+    return plan(objective="decode", policy="auto")
+
+
+def test_what_is_cut_is_on_both_devices(cut: Study) -> None:
+    use, whole = cut.best.cut, cut.plan
+    assert use is not None
+    both = [part for part in segments(cut) if part.label.endswith("(cut)")]
+    assert {part.device for part in both} == {"cpu", "accelerator"}
+    for device, held in whole.memory.items():
+        own = sum(part.weight_bytes for part in segments(cut) if part.device == device)
+        if device == "cpu":
+            assert own == held.weights_bytes
+        else:  # where each tensor is aligned
+            assert 0 <= held.weights_bytes - own < 256 * len(whole.tensors)
+    lanes, _ = picture(cut, 76)
+    shared = sum(a != " " != b for a, b in zip(lanes[0].cells, lanes[1].cells, strict=True))
+    assert shared == whole.units_cut == cut.best.devices().count("both")
+    said = to_dict(cut)["cut"]
+    assert (said["layers"], said["elements"]) == (use.layers, use.elements)
+    assert sum(said["shares"].values()) == pytest.approx(1.0)
+
+
+def test_rivals_of_a_cut_plan_name_whole_layers(cut: Study) -> None:
+    found = list(rivals(cut))
+    assert found[0].candidate == cut.best
+    layouts = [rival.candidate.layout for rival in found]
+    assert len(set(layouts)) == len(layouts)
+    whole = cut.search.result.labelled["layer-partition"]
+    assert whole.layout in layouts
+    assert whole.objective_s > cut.best.objective_s
+    assert "layer-partition" in [other.label for other in cut.plan.prediction.alternatives]
 
 
 def test_segments_cover_all_units_once_and_hold_the_budget(split: Study) -> None:

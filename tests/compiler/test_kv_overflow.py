@@ -190,6 +190,7 @@ def test_an_option_without_effect_is_said() -> None:
 
 def explained(**request: Any) -> Study:
     request = {"prompt": 8192, "context": 32768, "cpu_bytes": 64 * GIB, **request}
+    request.setdefault("policy", "layer-partition")
     profile = load_profile("thesis-4060")
     return study("qwen3-8b", read_config(QWEN), None, profile, **request)
 
@@ -300,6 +301,8 @@ def check_overflow(llm: helm.LLM, expected: list[list[int]]) -> None:
     assert [result.tokens for result in llm.generate(PROMPTS, **GENERATE)] == expected
     stats = llm.stats
     assert stats["evicted_blocks"] > 0
+    assert stats["speculation"]["by"] == "off"
+    assert "overflow to host memory" in stats["speculation"]["reason"]
     assert (stats["cpu_attentions"] > 0) == (llm.plan.schedule.overflow == "cpu")
     for use in stats["devices"]:
         stated = llm.plan.memory[use["device"]]
@@ -325,8 +328,11 @@ def test_an_accelerator_too_small_for_the_context_takes_a_part(
 ) -> None:
     use = whole.memory["accelerator"]
     size = use.total_bytes + use.reserve_bytes - use.kv_bytes * 7 // 10
-    with helm.LLM(device=f"sim:vram={size}", profile=slow_cpu(), **OPTIONS) as llm:
+    device = f"sim:vram={size}"
+    with helm.LLM(device=device, profile=slow_cpu(), **OPTIONS) as llm:
         check_overflow(llm, expected)
+    with pytest.raises(InvalidError, match="speculate is 'ngram', but KV pages of the acc"):
+        helm.LLM(device=device, profile=slow_cpu(), speculate="ngram", **OPTIONS)
 
 
 def test_without_an_accelerator() -> None:

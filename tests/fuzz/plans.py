@@ -8,8 +8,8 @@ from random import Random
 from typing import Any
 
 import numpy as np
-
 from cut_plans import OWN, cut_plan
+
 from device_profiles import fast_accelerator
 from engine_helpers import partitioned
 from fuzz import models, mutate

@@ -80,6 +80,7 @@ def test_agrees_with_transformers_on_saved_configs(name):
     assert ours.num_hidden_layers == theirs.num_hidden_layers
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert ours.eos_token_ids == (theirs.eos_token_id,)
+    assert ours.norm_eps == getattr(theirs, "rms_norm_eps", ours.norm_eps)
     kinds = getattr(theirs, "layer_types", None)
     window = getattr(theirs, "sliding_window", None) or 0
     sliding = [k == "sliding_attention" for k in kinds] if kinds else [True] * len(ours.windows)
@@ -91,6 +92,7 @@ def test_defaults_of_absent_keys_are_transformers(architecture):
     family = FAMILIES[architecture]
     on = {"use_sliding_window": True} if "max_window_layers" in family.defaults else {}
     theirs = getattr(transformers, architecture.replace("ForCausalLM", "Config"))(**on)
+    theirs = theirs.get_text_config()
     for key, value in family.defaults.items():
         assert getattr(theirs, key) == value, key
 
@@ -244,7 +246,11 @@ def test_old_and_new_rope_keys_agree():
         (LLAMA, {"attention_bias": "yes"}, "attention_bias: expected true or false"),
         (LLAMA, {"torch_dtype": 16}, "torch_dtype: expected a string"),
         (LLAMA, {"eos_token_id": "2"}, "eos_token_id"),
-        (LLAMA, {"rope_scaling": {"rope_type": "longrope"}}, r"rope_scaling\.rope_type: expected"),
+        (
+            LLAMA,
+            {"rope_scaling": {"rope_type": "longrope"}},
+            "rope_scaling: key 'short_factor' is missing",
+        ),
         (LLAMA, {"rope_scaling": {"type": "linear"}}, r"rope_scaling: key 'factor' is missing"),
         (LLAMA, {"rope_scaling": {"type": "linear", "factor": 0}}, r"rope_scaling\.factor"),
         (LLAMA, {"rope_scaling": [1]}, "rope_scaling: expected an object"),
@@ -281,7 +287,24 @@ def test_values_that_cannot_be_shown(value):
     [
         (
             {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"},
-            r"Qwen3MoeForCausalLM.*LlamaFor.*Qwen3For",
+            r"Qwen3MoeForCausalLM is not supported; the nearest that is: Qwen3ForCausalLM; "
+            r"supported are .*LlamaFor.*Qwen3For",
+        ),
+        (
+            {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "x", "num_experts": 128},
+            r"the nearest that is: Qwen3ForCausalLM; HELM lacks mixtures of experts; supported are",
+        ),
+        (
+            {"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512, "model_type": "x"},
+            r"DeepseekV3ForCausalLM is not supported; HELM lacks latent attention; supported are",
+        ),
+        (
+            {
+                "architectures": ["Gemma4ForConditionalGeneration"],
+                "model_type": "gemma4",
+                "text_config": {"num_kv_shared_layers": 4},
+            },
+            r"the nearest that is: Gemma\dForCausalLM; HELM lacks KV shared between layers",
         ),
         ({"architectures": None, "model_type": "mamba"}, "mamba"),
         (
@@ -296,6 +319,53 @@ def test_values_that_cannot_be_shown(value):
 def test_unsupported_models_are_named(changes, message):
     with pytest.raises(UnsupportedModelError, match=message):
         read(QWEN, **changes)
+
+
+GEMMA = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 7,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"sliding_window": 0}, ConfigError, "sliding_window: expected an integer from 1"),
+        ({"sliding_window": None}, ConfigError, "sliding_window: expected the window of most"),
+        (
+            {"layer_types": ["full_attention"]},
+            ConfigError,
+            "layer_types: expected 7 entries, one per layer, found 1",
+        ),
+        (
+            {"layer_types": ["chunked_attention"] * 7},
+            ConfigError,
+            r"layer_types\[0\]: expected one of full_attention",
+        ),
+        ({"query_pre_attn_scalar": 0}, ConfigError, "query_pre_attn_scalar: expected a number"),
+        ({"final_logit_softcapping": -1.0}, ConfigError, "final_logit_softcapping: expected a num"),
+        ({"sliding_window_pattern": 0}, ConfigError, "sliding_window_pattern: expected an integer"),
+        ({"rope_local_base_freq": "x"}, ConfigError, "rope_local_base_freq: expected a finite"),
+        ({"use_bidirectional_attention": True}, UnsupportedModelError, "use_bidirectional_attent"),
+    ],
+)
+def test_faults_of_gemma_are_named(changes, error, message):
+    assert read(GEMMA).windows == (4096,) * 5 + (0, 4096)
+    with pytest.raises(error, match=message):
+        read(GEMMA, **changes)
+
+
+def test_faults_of_other_families_are_named():
+    smollm3 = {**LLAMA, "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3"}
+    with pytest.raises(ConfigError, match="no_rope_layers: expected 2 entries, one per layer"):
+        read({**smollm3, "num_hidden_layers": 2}, no_rope_layers=[1])
+    granite = {**LLAMA, "architectures": ["GraniteForCausalLM"], "model_type": "granite"}
+    with pytest.raises(ConfigError, match="logits_scaling: expected a number from"):
+        read(granite, logits_scaling=0)
+    cohere = {**LLAMA, "architectures": ["CohereForCausalLM"], "model_type": "cohere"}
+    with pytest.raises(UnsupportedModelError, match="use_qk_norm: true is not supported"):
+        read(cohere, use_qk_norm=True)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": NaN}', '{"a": 1, "a": 2}', "[" * 100_000])

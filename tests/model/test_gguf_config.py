@@ -31,7 +31,9 @@ KINDS = gguf.GGMLQuantizationType
 CASES = (
     "llama", "llama_biases", "llama_one_kv_head", "llama_tied_sharded", "llama_plain_heads",
     "llama_linear", "llama_yarn", "llama3", "mistral", "mistral_window", "qwen2", "qwen3",
-    "qwen3_untied_sharded",
+    "qwen3_untied_sharded", "gemma2_pattern", "gemma3_pattern", "phi3_window", "smollm3", "granite",
+    "granite_biases", "olmo2", "olmo3_pattern", "glm4", "cohere", "cohere2_pattern",
+    "stablelm", "stablelm_parallel",
 )  # fmt: skip
 _TOKENS = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
 
@@ -56,8 +58,25 @@ def test_the_configuration_is_the_checkpoints(case: str, tmp_path: Path) -> None
         assert config.rope is not None
         assert expected.rope is not None
         expected = replace(expected, rope=config.rope)
+    if case.startswith("gemma"):  # norms hold 1 + w
+        assert (config.norm_plus, expected.norm_plus) == (0.0, 1.0)
+        expected = replace(expected, norm_plus=0.0)
     ours, theirs = (dataclasses.asdict(c) for c in (config, replace(expected, dtype=None)))
     assert ours == theirs
+
+
+def test_longrope_is_the_checkpoints(tmp_path: Path) -> None:
+    folder = small_models.model_dir("phi3_longrope")
+    _, config = opened(gguf_models.write(folder, tmp_path / "x.gguf", keys=_TOKENS))
+    expected = load_config(folder)
+    assert config.rope is not None
+    assert expected.rope is not None
+    for far in (False, True):
+        ours = rope_table(config.rope, config.head_dim, far=far)
+        theirs = rope_table(expected.rope, expected.head_dim, far=far)
+        np.testing.assert_allclose(ours.inv_freq, theirs.inv_freq, rtol=2**-22)
+        assert ours.attention_factor == pytest.approx(theirs.attention_factor, rel=1e-6)
+    assert replace(config, rope=None) == replace(expected, rope=None, dtype=None)
 
 
 def test_factors_of_llama3_give_its_frequencies(tmp_path: Path) -> None:
@@ -118,7 +137,10 @@ def test_tensors_are_the_checkpoints(case: str, kind: str, tmp_path: Path) -> No
         assert tensor.stored == own.name.lower()
         data = rows(tmp_path, tensor)
         assert len(data) == tensor.shape[0]
-        expected = gguf.quants.quantize(stored[name].astype(np.float32), own)
+        values = stored[name].astype(np.float32)
+        if case.startswith("gemma") and name.endswith("norm.weight"):
+            values = 1 + values
+        expected = gguf.quants.quantize(values, own)
         expected = np.ascontiguousarray(expected).view(np.uint8).reshape(data.shape)
         np.testing.assert_array_equal(data, expected, err_msg=name)
 
@@ -222,8 +244,8 @@ def key(name: str, kind: int, content: object) -> File:
 
 BAD: dict[str, tuple[File, str]] = {
     "an architecture that HELM lacks": (
-        key("general.architecture", STRING, "gemma3"),
-        "general.architecture: 'gemma3' is not supported; supported in GGUF are llama, qwen2",
+        key("general.architecture", STRING, "gemma3n"),
+        "'gemma3n' is not supported; the nearest that is: gemma3; supported in GGUF are gemma2",
     ),
     "experts": (key("llama.expert_count", U32, 8), "llama.expert_count: 8 needs what HELM"),
     "soft caps": (key("llama.attn_logit_softcapping", F32, 50.0), "softcapping: 50.0 needs"),
@@ -263,7 +285,17 @@ BAD: dict[str, tuple[File, str]] = {
         key("llama.rope.dimension_count", U32, 16),
         "rope.dimension_count: 16 is over the 8 elements",
     ),
-    "longrope": (key("llama.rope.scaling.type", STRING, "longrope"), "longrope is not supported"),
+    "longrope without its context": (
+        key("llama.rope.scaling.type", STRING, "longrope"),
+        "llama.rope.scaling.original_context_length: is missing",
+    ),
+    "longrope without factors": (
+        VALID.with_keys(
+            ("llama.rope.scaling.type", STRING, "longrope"),
+            ("llama.rope.scaling.original_context_length", U32, 64),
+        ),
+        "tensor 'rope_factors_short.weight' is missing; expected 4 factors",
+    ),
     "an unknown scaling": (key("llama.rope.scaling.type", STRING, "x"), "scaling.type: expected"),
     "linear scaling without a factor": (
         key("llama.rope.scaling.type", STRING, "linear"),

@@ -94,7 +94,7 @@ def test_the_registry_lists_families_by_their_own_names():
 def test_unknown_architecture_is_named_with_the_known():
     config = load_config(small_models.model_dir("llama"))
     unknown = dataclasses.replace(config, architecture="MambaForCausalLM")
-    with pytest.raises(UnsupportedModelError, match=r"MambaForCausalLM.*LlamaForCausalLM, Mist"):
+    with pytest.raises(UnsupportedModelError, match=r"MambaForCausalLM.*LlamaForCausalLM, Mini"):
         build_graph(unknown)
 
 
@@ -172,7 +172,8 @@ def test_graph_to_dict_is_plain_json():
 
 @pytest.mark.parametrize("name", small_models.CASES)
 def test_a_layer_is_an_attention_and_an_mlp(name):
-    """One value goes from each to the next, so that the two may lie on two devices."""
+    """One value goes from each to the next, so that the two may lie on two devices. Where attention
+    and mlp read the same normed value, that goes from one to the other, too."""
     graph = build_graph(load_config(small_models.model_dir(name)))
     assert [(unit.kind, unit.layer) for unit in graph.units] == [
         ("embedding", None),
@@ -185,6 +186,7 @@ def test_a_layer_is_an_attention_and_an_mlp(name):
         op for unit in graph.units[1:-1] for op in unit.ops
     ]
     written = set()
+    parallel = name.startswith("cohere") or name == "stablelm_parallel"
     for unit in graph.units:
         own, handed = set(), set()
         for op in unit.ops:
@@ -194,6 +196,7 @@ def test_a_layer_is_an_attention_and_an_mlp(name):
             if isinstance(op, Linear) and op.accumulate and op.out not in own:
                 handed.add(op.out)
             own.add(getattr(op, "out", value))
-        assert len(handed) == (unit.kind != "embedding"), (unit.name, handed)
+        count = 0 if unit.kind == "embedding" else 1 + (parallel and unit.kind == "mlp")
+        assert len(handed) == count, (unit.name, handed)
         assert handed <= written
         written = own

@@ -23,6 +23,12 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+LONGROPE = {
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 4096,
+    "short_factor": [1.0 + 0.05 * i for i in range(32)],
+    "long_factor": [1.5 + 0.5 * i for i in range(32)],
+}
 VARIANTS = [
     {"rope_type": "default"},
     {"rope_type": "linear", "factor": 3.0},
@@ -76,6 +82,41 @@ def test_variants_differ():
     assert len(tables) == len(VARIANTS) - 1, "only dynamic equals default within its context"
 
 
+@pytest.mark.parametrize("far", [False, True])
+@pytest.mark.parametrize("more", [{}, {"factor": 8.0}, {"attention_factor": 1.25}])
+def test_longrope_has_two_tables(more, far):
+    config = transformers.Phi3Config(
+        hidden_size=256,
+        num_attention_heads=4,
+        max_position_embeddings=131072,
+        original_max_position_embeddings=4096,
+        rope_parameters={"rope_theta": 10000.0, **LONGROPE, **more},
+    )
+    theirs = ROPE_INIT_FUNCTIONS["longrope"](config, "cpu", seq_len=4097 if far else None)
+    read = {"rope_scaling": {**LONGROPE, **more}}
+    rope = parse_rope(Reader(read, "config.json", ConfigError), 131072)
+    got = rope_table(rope, 64, far=far)
+    off = np.array(got.inv_freq, np.float32).view(np.int32) - theirs[0].numpy().view(np.int32)
+    assert np.abs(off).max() <= 2
+    assert got.attention_factor == pytest.approx(theirs[1], rel=1e-15)
+
+
+def test_kinds_of_layers_have_their_own_ropes():
+    kinds = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default"},
+    }
+    new = Reader({"rope_parameters": kinds}, "config.json", ConfigError)
+    outer = {"rope_theta": 1e6, "rope_local_base_freq": 10000.0}
+    scaling = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    old = Reader({**outer, **scaling}, "config.json", ConfigError)
+    for kind, theta, factor in (("full_attention", 1e6, 8.0), ("sliding_attention", 1e4, 1.0)):
+        key = {"theta_key": "rope_local_base_freq"} if kind == "sliding_attention" else {}
+        for node in (new, old):
+            rope = parse_rope(node, 4096, layers=kind, **key)
+            assert (rope.theta, rope.factor) == (theta, factor)
+
+
 def test_partial_rotary_factor():
     table = ours({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}, 1e4, 64, 99)
     assert table.inv_freq == ours({"rope_type": "linear", "factor": 2.0}, 1e4, 32, 99).inv_freq
@@ -95,7 +136,11 @@ def test_original_context_defaults_to_the_models():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"rope_type": "longrope", "factor": 2.0}, "expected one of default, linear"),
+        ({"rope_type": "proportional", "factor": 2.0}, "expected one of default, linear"),
+        ({"rope_type": "longrope", "factor": 2.0}, "'short_factor' is missing"),
+        ({**LONGROPE, "long_factor": [1.0, "2"]}, r"long_factor\[1\]: expected a finite number"),
+        ({**LONGROPE, "long_factor": [1.0, 0.0]}, r"long_factor\[1\]: expected a number from"),
+        ({**LONGROPE, "original_max_position_embeddings": 1}, "embeddings above 1, found 1"),
         ({"rope_type": "llama3", "factor": 8.0}, "'low_freq_factor' is missing"),
         ({**LLAMA3, "high_freq_factor": 1.0}, "high_freq_factor: expected more than"),
         ({**YARN, "factor": "4"}, "factor: expected a finite number"),

@@ -182,6 +182,10 @@ ExpectedAttention oracle_attention(const cpu::AttentionArgs& a, DType dtype, DTy
         size += std::abs(q) * (std::abs(k) + 2 * more);
       }
       slack = std::max(slack, (static_cast<double>(roundings) * kEps + query_eps) * size);
+      if (a.softcap > 0) {
+        dot = a.softcap * std::tanh(dot / a.softcap);
+        slack += 8 * kEps * std::abs(dot);
+      }
       key.push_back(j), score.push_back(dot);
       max = std::max(max, dot);
     }
@@ -220,20 +224,27 @@ Expected oracle_norm(const cpu::NormArgs& m, bool rms) {
       for (int64_t i = 0; i < m.n; ++i) {
         const double unit = (x[i] - mean) * scale;
         const double bias = m.bias && !rms ? m.bias[i] : 0;
-        e.value.push_back(unit * m.weight[i] + bias);
+        const double weight = m.weight_plus + m.weight[i];
+        const double held = m.accumulate ? m.y[t * m.y_stride + g * m.n + i] : 0;
+        e.value.push_back(held + unit * weight + bias);
         // The mean's own error shifts every element and (second order in it) the variance.
         const double shift = (n + 2) * kEps * size * scale;
         const double relative = (n + 8) * kEps + shift * shift;
-        e.bound.push_back(std::abs(m.weight[i]) * (relative * std::abs(unit) + shift) +
-                          kEps * (std::abs(bias) + std::abs(unit * m.weight[i])) + kTiny);
+        e.bound.push_back(std::abs(weight) * (relative * std::abs(unit) + shift) +
+                          2 * kEps * (std::abs(held) + std::abs(bias) + std::abs(unit * weight)) +
+                          kTiny);
       }
     }
   }
   return e;
 }
 
-double oracle_activation(cpu::Activation kind, double x) {
+double oracle_activation(cpu::Activation kind, double x, double factor) {
   switch (kind) {
+    case cpu::Activation::kScale:
+      return factor * x;
+    case cpu::Activation::kSoftcap:
+      return factor * std::tanh(x / factor);
     case cpu::Activation::kSilu:
       return x / (1 + std::exp(-x));
     case cpu::Activation::kGelu:

@@ -44,6 +44,6 @@ ExpectedAttention oracle_attention(const cpu::AttentionArgs& args, DType dtype,
                                    DType inputs = DType::kF32, DType weights = DType::kF32);
 
 Expected oracle_norm(const cpu::NormArgs& args, bool rms);
-double oracle_activation(cpu::Activation kind, double x);
+double oracle_activation(cpu::Activation kind, double x, double factor = 1);
 
 }  // namespace helm::test

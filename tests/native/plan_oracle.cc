@@ -9,8 +9,12 @@
 namespace helm::test {
 namespace {
 
-double activate(ActivationKind kind, double x) {
-  switch (kind) {
+double activate(const ActivationOp& op, double x) {
+  switch (op.kind) {
+    case ActivationKind::kScale:
+      return op.factor * x;
+    case ActivationKind::kSoftcap:
+      return op.factor * std::tanh(x / op.factor);
     case ActivationKind::kSilu:
       return x / (1 + std::exp(-x));
     case ActivationKind::kGelu:
@@ -68,7 +72,7 @@ Row PlanOracle::next(int sequence, int32_t token) {
 
 void PlanOracle::run(const EmbeddingOp& op) {
   for (int64_t i = 0; i < width(op.out); ++i) {
-    value(op.out)[static_cast<size_t>(i)] = weight(op.table, token_ * width(op.out) + i);
+    value(op.out)[static_cast<size_t>(i)] = op.scale * weight(op.table, token_ * width(op.out) + i);
   }
 }
 
@@ -90,7 +94,9 @@ void PlanOracle::run(const NormOp& op) {
     double square = 0;
     for (int64_t i = 0; i < op.size; ++i) square += (x[i] - mean) * (x[i] - mean) / n;
     for (int64_t i = 0; i < op.size; ++i) {
-      y[i] = (x[i] - mean) / std::sqrt(square + op.eps) * weight(op.weight, i);
+      const double held = op.accumulate ? y[i] : 0;
+      y[i] = held +
+             (x[i] - mean) / std::sqrt(square + op.eps) * (op.weight_plus + weight(op.weight, i));
       if (op.bias != kNoTensor) y[i] += weight(op.bias, i);
     }
   }
@@ -122,10 +128,12 @@ void PlanOracle::run(const RopeOp& op) {
       const double angle = static_cast<float>(position_) * table.inv_freq[static_cast<size_t>(i)];
       const double c = std::cos(angle) * table.attention_factor;
       const double s = std::sin(angle) * table.attention_factor;
-      const double a = x[i];
-      const double b = x[i + half];
-      x[i] = a * c - b * s;
-      x[i + half] = b * c + a * s;
+      double& first = x[op.neighbours ? 2 * i : i];
+      double& second = x[op.neighbours ? 2 * i + 1 : i + half];
+      const double a = first;
+      const double b = second;
+      first = a * c - b * s;
+      second = b * c + a * s;
     }
   }
 }
@@ -151,7 +159,8 @@ void PlanOracle::run(const AttentionOp& op) {
       for (int64_t d = 0; d < op.head_dim; ++d) {
         dot += q[d] * keys[static_cast<size_t>(j)][static_cast<size_t>(kv + d)];
       }
-      score.push_back(dot * op.scale);
+      const double scaled = dot * op.scale;
+      score.push_back(op.softcap > 0 ? op.softcap * std::tanh(scaled / op.softcap) : scaled);
     }
     const double most = *std::max_element(score.begin(), score.end());
     double total = 0;
@@ -170,8 +179,9 @@ void PlanOracle::run(const AttentionOp& op) {
 void PlanOracle::run(const ActivationOp& op) {
   const Row in = value(op.in);
   for (size_t i = 0; i < static_cast<size_t>(op.size); ++i) {
+    const double held = op.accumulate ? value(op.out)[i] : 0;
     value(op.out)[i] =
-        activate(op.kind, in[i]) * (op.gated ? in[i + static_cast<size_t>(op.size)] : 1);
+        held + activate(op, in[i]) * (op.gated ? in[i + static_cast<size_t>(op.size)] : 1);
   }
 }
 

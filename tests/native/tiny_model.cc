@@ -34,7 +34,7 @@ class TinyModelBuilder {
                    {"layers", kv_layers()},   {"kv_heads", s_.kv_heads},
                    {"head_dim", s_.head_dim}, {"pages", pages()}};
     std::vector<float> inv_freq;
-    for (int64_t i = 0; i < s_.head_dim / 2; ++i) {
+    for (int64_t i = 0; i < rotated_pairs(); ++i) {
       inv_freq.push_back(
           std::pow(100.0F, -2.0F * static_cast<float>(i) / static_cast<float>(s_.head_dim)));
     }
@@ -70,11 +70,18 @@ class TinyModelBuilder {
     value("act_out", s_.inter, "outputs");
     value("logits", s_.vocab, "outputs");
     matrix("embed", s_.vocab, s_.hidden, 1.0F);
-    unit("embedding", "embedding", {{{"op", "embedding"}, {"table", "embed"}, {"out", "x"}}});
+    nlohmann::json embedding = {{"op", "embedding"}, {"table", "embed"}, {"out", "x"}};
+    if (s_.varied) embedding["scale"] = 1.75;
+    unit("embedding", "embedding", {embedding});
     for (int64_t layer = 0; layer < s_.layers; ++layer) block(layer);
     vector("norm", s_.hidden);
-    unit("head", "head",
-         {norm("x_out", "h_out", "norm", s_.hidden), linear("h_out", "logits", {"embed"}, false)});
+    auto head = nlohmann::json::array(
+        {norm("x_out", "h_out", "norm", s_.hidden), linear("h_out", "logits", {"embed"}, false)});
+    if (s_.varied) {
+      head[0]["weight_plus"] = 0.5;
+      head.push_back(activation("softcap", "logits", "logits", s_.vocab, 9));
+    }
+    unit("head", "head", head);
     if (!s_.cuts.empty() || s_.cut_rows > 0) cut_units(&plan_, s_);
     add_slices();
     model_.plan = plan_.dump();
@@ -122,6 +129,7 @@ class TinyModelBuilder {
       }
     }
   }
+  int64_t rotated_pairs() const { return s_.varied ? s_.head_dim / 4 : s_.head_dim / 2; }
   void value(const char* name, int64_t width, const char* rows = "tokens") {
     plan_["values"].push_back({{"name", name}, {"width", width}, {"rows", rows}});
   }
@@ -149,6 +157,11 @@ class TinyModelBuilder {
     return {{"op", "norm"},     {"kind", "rms"},        {"in", in},         {"in_offset", offset},
             {"out", out},       {"out_offset", offset}, {"groups", groups}, {"size", size},
             {"weight", weight}, {"bias", nullptr},      {"eps", 1e-5}};
+  }
+  static nlohmann::json activation(const char* kind, const std::string& in, const std::string& out,
+                                   int64_t size, double factor) {
+    return {{"op", "activation"}, {"kind", kind}, {"gated", false},  {"in", in},
+            {"out", out},         {"size", size}, {"factor", factor}};
   }
   static nlohmann::json select(const std::string& in) {
     return {{"op", "select"}, {"in", in}, {"out", in + "_out"}};
@@ -201,8 +214,9 @@ class TinyModelBuilder {
                    {"offset", 0},
                    {"heads", s_.heads + s_.kv_heads},
                    {"head_dim", s_.head_dim},
-                   {"rotary", s_.head_dim},
+                   {"rotary", 2 * rotated_pairs()},
                    {"table", 0}});
+    if (s_.varied) ops.back()["pairs"] = "neighbours";
     ops.push_back({{"op", "attention"},
                    {"in", "qkv"},
                    {"q_offset", 0},
@@ -215,22 +229,31 @@ class TinyModelBuilder {
                    {"head_dim", s_.head_dim},
                    {"scale", 0.3},
                    {"window", s_.window}});
+    if (s_.softcap > 0) ops.back()["softcap"] = s_.softcap;
     const bool last = layer + 1 == s_.layers;
     if (last) ops.insert(ops.end(), {select("x"), select("attn")});
     const auto rows = [last](const std::string& value) { return last ? value + "_out" : value; };
-    ops.push_back(linear(rows("attn"), rows("x"), {o}, true));
+    ops.push_back(linear(rows("attn"), rows(s_.varied ? "h" : "x"), {o}, !s_.varied));
+    if (s_.varied) {
+      ops.push_back(norm(rows("h"), rows("x"), vector(p + "norm_behind", s_.hidden), s_.hidden));
+      ops.back()["accumulate"] = true;
+      ops.back()["weight_plus"] = 1;
+    }
     const std::string name = "layer." + std::to_string(layer);
     unit(name + ".attention", "attention", ops, layer);
-    const nlohmann::json rest = {
-        norm(rows("x"), rows("h"), vector(p + "norm2", s_.hidden), s_.hidden),
-        linear(rows("h"), rows("gate_up"), gate_up, false),
-        {{"op", "activation"},
-         {"kind", "silu"},
-         {"gated", true},
-         {"in", rows("gate_up")},
-         {"out", rows("act")},
-         {"size", s_.inter}},
-        linear(rows("act"), rows("x"), {down}, true)};
+    nlohmann::json rest = {norm(rows("x"), rows("h"), vector(p + "norm2", s_.hidden), s_.hidden),
+                           linear(rows("h"), rows("gate_up"), gate_up, false),
+                           {{"op", "activation"},
+                            {"kind", "silu"},
+                            {"gated", true},
+                            {"in", rows("gate_up")},
+                            {"out", rows("act")},
+                            {"size", s_.inter}},
+                           linear(rows("act"), rows(s_.varied ? "h" : "x"), {down}, !s_.varied)};
+    if (s_.varied) {
+      rest.push_back(activation("scale", rows("h"), rows("x"), s_.hidden, 0.625));
+      rest.back()["accumulate"] = true;
+    }
     unit(name + ".mlp", "mlp", rest, layer);
   }
 

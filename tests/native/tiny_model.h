@@ -55,6 +55,10 @@ struct TinyShape {
   std::string weight_dtype = "f32";  // the format of matrices
   bool qk_norm = false;
   bool qkv_bias = false;
+  // Scaled embedding, norms that add to their weight and stand behind attention, scaled mlp, rope
+  // of neighbours in a part of every head, a soft cap of logits.
+  bool varied = false;
+  float softcap = 0;  // of scores
   int threads = 2;
   // Of the embedding, every layer and the head, or of every unit; empty: all on the CPU.
   std::vector<std::string> devices = {};

@@ -11,30 +11,19 @@ import re
 from typing import Any
 
 import pytest
-from cut_plans import OWN, cut_plan, graph_of
+from cut_plans import OWN, cut_in_all_ways
 
-import small_models
 from helm import _helm
-from helm.compiler.cut import Cut, LayerCut
 from helm.errors import InvalidError, PlanError
 from helm.model.graph import KvLayer
 from helm.plan.schema import Plan
 from helm.plan.units import CPU
 from helm.plan.weights import slice_bytes
-from small_plans import plan_of
 
 NAME = "llama_tied_sharded"  # its embedding is the head's matrix, too
 EMBEDDING, QUERY = "model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"
 OUTPUT, GATE = "model.layers.0.self_attn.o_proj.weight", "model.layers.0.mlp.gate_proj.weight"
-
-
-@functools.cache
-def cut(visits: int = 0) -> Plan:
-    """Both layers are cut by KV heads and elements, and the head."""
-    plan = plan_of(NAME, context=64, page_tokens=16)
-    layers = (LayerCut(1, 32), LayerCut(1, 64, OWN))
-    graph = graph_of(small_models.model_dir(NAME))
-    return cut_plan(plan, graph, Cut(CPU, layers, 48), visits=visits)
+cut = functools.partial(cut_in_all_ways, NAME)  # with any home, by heads, elements and rows
 
 
 def test_a_cut_plan_reads_as_it_was_written() -> None:
@@ -59,9 +48,7 @@ def test_a_cut_plan_reads_as_it_was_written() -> None:
 
 
 def test_the_same_pieces_on_the_cpu_are_no_cut_plan() -> None:
-    plan = plan_of(NAME, context=64, page_tokens=16)
-    made = Cut(CPU, (LayerCut(1, 32), LayerCut(1, 64)), 48)
-    alone = cut_plan(plan, graph_of(small_models.model_dir(NAME)), made, alone=True)
+    alone = cut(alone=True)
     assert not alone.cut
     assert (alone.units_cpu, alone.units_cut) == (4, 0)
     assert Plan.from_json(alone.to_json()) == alone
@@ -94,7 +81,7 @@ class Edit:
     """A change of a plan's document, by names in place of numbers."""
 
     def __init__(self, visits: int = 0) -> None:
-        self.document: dict[str, Any] = copy.deepcopy(cut(visits).to_dict())
+        self.document: dict[str, Any] = copy.deepcopy(cut(visits=visits).to_dict())
 
     def tensor(self, name: str) -> dict[str, Any]:
         return next(t for t in self.document["tensors"] if t["name"] == name)
@@ -380,7 +367,7 @@ def test_columns_of_packed_weights_are_cut_between_spans() -> None:
 
 def test_weights_of_a_cut_layer_that_visit_are_not_compressed() -> None:
     edit = Edit(visits=4)
-    assert Plan.from_json(json.dumps(edit.document)) == cut(4)
+    assert Plan.from_json(json.dumps(edit.document)) == cut(visits=4)
     held = next(
         h for h in edit.document["slices"]
         if h["device"] == CPU and h["tensor"].startswith(f"{GATE}[")

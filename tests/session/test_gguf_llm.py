@@ -25,7 +25,8 @@ KINDS = gguf.GGMLQuantizationType
 PROMPT = small_models.PROMPT
 CASES = (
     "llama", "llama_biases", "llama_one_kv_head", "llama_tied_sharded", "llama_linear",
-    "llama_yarn", "mistral_window", "qwen2", "qwen3", "qwen3_untied_sharded",
+    "llama_yarn", "mistral_window", "qwen2", "qwen3", "qwen3_untied_sharded", "phi3_window",
+    "smollm3", "granite", "olmo2", "glm4", "cohere2_pattern", "stablelm_parallel",
 )  # fmt: skip
 
 
@@ -40,6 +41,18 @@ def test_logits_are_the_checkpoints_to_the_bit(case: str, dtype: str, tmp_path: 
     folder = small_models.model_dir(case, dtype)
     path = gguf_models.write(folder, tmp_path / "x.gguf", KINDS[dtype.upper()])
     np.testing.assert_array_equal(logits(path), logits(folder))
+
+
+@pytest.mark.parametrize("case", ["gemma2_pattern", "gemma3_pattern", "olmo3_pattern"])
+def test_what_a_file_holds_otherwise_changes_no_more_than_rounding(
+    case: str, tmp_path: Path
+) -> None:
+    """Norms of Gemma are stored with 1 added."""
+    folder = small_models.model_dir(case)
+    path = gguf_models.write(folder, tmp_path / "x.gguf")
+    expected = logits(folder)
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(logits(path), expected, rtol=0, atol=1e-5 * scale)
 
 
 def test_factors_of_rope_change_no_more_than_their_rounding(tmp_path: Path) -> None:

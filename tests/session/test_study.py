@@ -90,9 +90,9 @@ def test_every_place_takes_the_options_of_one_list() -> None:
     known = {field.name for field in dataclasses.fields(LoadOptions)} - {"kv"}
     known |= {"kv_overflow", "kv_vram_bytes", "watermark"}
     own = set(inspect.signature(helm.LLM.__init__).parameters)
-    assert own - known == {"self", "model", "revision", "tokenizer", "prefix_cache"}
+    assert own - known == {*("self", "model", "revision", "tokenizer", "prefix_cache", "speculate")}
     assert known <= own
-    assert set(TorchKeywords.__annotations__) - {"prefix_cache"} <= known
+    assert set(TorchKeywords.__annotations__) - {"prefix_cache", "speculate"} <= known
     assert set(StudyKeywords.__annotations__) <= known
     options = load_options({"context": 5, "kv_overflow": "cpu", "model": "ignored"})
     assert (options.context, options.kv.overflow, options.max_sequences) == (5, "cpu", 8)

@@ -11,9 +11,9 @@ import numpy as np
 import search_cases
 from helm.base.formats import tensor_bytes
 from helm.compiler.budget import stage_bytes
-from helm.compiler.cut_memory import CutMemory, Layouts
+from helm.compiler.cut_memory import CutMemory
 from helm.compiler.cut_search import CutWay, Found
-from helm.compiler.cut_space import cut_model
+from helm.compiler.cut_space import Layouts, cut_model
 from helm.compiler.cut_steps import CutSteps
 from helm.compiler.planning_problem import Problem
 from helm.compiler.prefill import prepare
@@ -64,7 +64,7 @@ def problem(seed, objective="decode", **changes):
         memory_bytes=1 << 40,
         accelerator_bytes=1 << 40,
         reserve_bytes=0,
-        space=Space(visit_steps=(16, 128), decode_groups=(1,), overlap=(False,)),
+        space=Space(visit_steps=(16, 128), decode_groups=(1,), overlap=(False,), policy="auto"),
         **changes,
     )
 

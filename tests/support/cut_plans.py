@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from collections.abc import Sequence
 
+import small_models
 from helm.base.formats import uncompressed
 from helm.compiler.cut import Cut, CutUnits, LayerCut, cut_units
 from helm.compiler.cut_shares import attention_shares, mlp_shares
@@ -15,6 +17,7 @@ from helm.model.graph import Attention, Graph, Linear, Unit
 from helm.plan.schema import Plan, Schedule
 from helm.plan.units import CPU, devices_named
 from helm.plan.weights import TensorSpec, cut_cols, part_of
+from small_plans import plan_of
 
 OWN = "accelerator"
 
@@ -128,3 +131,14 @@ def random_cut(graph: Graph, plan: Plan, rng: random.Random) -> Cut:
         rows = rng.choice((0, vocab, rng.randint(1, vocab - 1)))
         if some or 0 < rows < vocab:
             return Cut(rng.choice((CPU, OWN)), tuple(layers), rows)
+
+
+@functools.cache
+def cut_in_all_ways(name: str, *, alone: bool = False, visits: int = 0) -> Plan:
+    """Of a small model of two layers: both cut by KV heads and elements, with either home, and the
+    head."""
+    plan, graph = (
+        plan_of(name, context=64, page_tokens=16), graph_of(small_models.model_dir(name)),
+    )  # fmt: skip
+    cut = Cut(CPU, (LayerCut(1, 32), LayerCut(1, 64, OWN)), 48)
+    return cut_plan(plan, graph, cut, alone=alone, visits=visits)

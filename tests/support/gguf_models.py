@@ -34,7 +34,24 @@ VOCABULARY: dict[str, Any] = {
     "tokenizer.ggml.add_bos_token": True,
     "tokenizer.chat_template": "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}",
 }
-_ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+_ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "phi3": "phi3",
+    "smollm3": "smollm3",
+    "granite": "granite",
+    "olmo2": "olmo2",
+    "olmo3": "olmo2",
+    "glm4": "glm4",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "stablelm": "stablelm",
+}
+_IN_NEIGHBOURS = ("llama", "smollm3", "granite")
 
 
 def real(name: str) -> Path:
@@ -78,15 +95,21 @@ def write(
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if "layer_norm_eps" in config:
+        writer.add_layer_norm_eps(config["layer_norm_eps"])
+    else:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_vocab_size(config["vocab_size"])
-    if architecture == "llama":
-        writer.add_rope_dimension_count(head_dim)
-        if config.get("sliding_window"):
-            writer.add_sliding_window(config["sliding_window"])
+    rope = config.get("rope_parameters") or {}
+    rotary = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    if architecture == "llama" or rotary != head_dim:
+        writer.add_rope_dimension_count(rotary)
+    if config.get("sliding_window") and not architecture.startswith("qwen"):
+        writer.add_sliding_window(config["sliding_window"])
+    _add_own(writer, config)
     _add_rope(writer, config, head_dim)
     for key, value in (keys or {}).items():
         writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
@@ -98,17 +121,47 @@ def write(
             quantised = name in (blocks or {})
             if blocks is not None and quantised:
                 array = blocks[name]
-            if architecture == "llama" and ".self_attn.q_proj." in name:
+            if architecture in _IN_NEIGHBOURS and ".self_attn.q_proj." in name:
                 array = neighbours(array, heads)
-            if architecture == "llama" and ".self_attn.k_proj." in name:
+            if architecture in _IN_NEIGHBOURS and ".self_attn.k_proj." in name:
                 array = neighbours(array, kv_heads)
+            if architecture.startswith("gemma") and name.endswith("norm.weight"):
+                array = 1 + array
             own = np.ascontiguousarray(array, np.uint8 if quantised else np.float32)
-            _add_tensor(writer, gguf_name(name), own, kind)
+            _add_tensor(writer, _name(architecture, config, name), own, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _name(architecture: str, config: dict[str, Any], name: str) -> str:
+    """As the gguf package says, which knows more architectures than the benchmarks."""
+    if architecture in ("llama", "qwen2", "qwen3"):
+        return gguf_name(name)
+    kind = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)
+    names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
+    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    assert found is not None, name
+    return found
+
+
+def _add_own(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Keys that a family has of its own."""
+    for name, add in (
+        ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
+        ("final_logit_softcapping", writer.add_final_logit_softcapping),
+        ("embedding_multiplier", writer.add_embedding_scale),
+        ("attention_multiplier", writer.add_attention_scale),
+        ("residual_multiplier", writer.add_residual_scale),
+        ("logits_scaling", writer.add_logit_scale),
+        ("logit_scale", writer.add_logit_scale),
+    ):
+        if config.get(name) is not None:
+            add(config[name])
+    if "use_parallel_residual" in config:
+        writer.add_parallel_residual(config["use_parallel_residual"])
 
 
 def _add_tensor(
@@ -125,6 +178,7 @@ def _add_tensor(
 
 def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any], head_dim: int) -> None:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = rope.get("full_attention", rope)
     theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
     writer.add_rope_freq_base(theta)
     kind = rope.get("rope_type", "default")
@@ -133,6 +187,14 @@ def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any], head_dim: int) ->
         writer.add_rope_scaling_factor(rope["factor"])
     if kind == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if kind == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        original = rope["original_max_position_embeddings"]
+        factor = (1 + np.log(rope["factor"]) / np.log(original)) ** 0.5
+        writer.add_rope_scaling_attn_factors(factor)
+        for length in ("long", "short"):
+            factors = np.array(rope[f"{length}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{length}.weight", factors)
     if kind == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_factors(rope, theta, head_dim))
 

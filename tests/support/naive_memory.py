@@ -50,7 +50,9 @@ def sizes(task: Task, plan: Plan) -> dict[str, int]:
     """Everything on each device, without reserves."""
     graph, kv = task.model.graph, task.model.graph.kv
     most = max(1, task.batch)
-    limits = Limits(task.context, max(plan.step_tokens, most), most, most)
+    tokens = max(plan.step_tokens, most)
+    outputs = 8 if most < 8 <= tokens else tokens if most < 8 else most  # 7 guesses for a sequence
+    limits = Limits(task.context, tokens, outputs, most)
     tokens = min(task.page_tokens, task.context)
     spec = KvSpec(task.model.kv_dtype, tokens, kv.layers, kv.kv_heads, kv.head_dim, 0)
     units = places(task)

@@ -20,12 +20,12 @@ Tensors = dict[str, torch.Tensor]
 Quantise = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]  # pieces, and values in f32
 
 
-def wide_model(folder: Path, seed: int = 11) -> Path:
-    """A Llama whose rows are whole groups of every kind."""
+def wide_model(folder: Path, seed: int = 11, **changes: Any) -> Path:
+    """A Llama whose rows are whole groups of every kind. changes: of its configuration."""
     config = transformers.LlamaConfig(
         vocab_size=144, hidden_size=256, intermediate_size=512, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
-        bos_token_id=1, eos_token_id=2,
+        bos_token_id=1, eos_token_id=2, **changes,
     )  # fmt: skip
     torch.manual_seed(seed)
     model = transformers.LlamaForCausalLM(config)

@@ -67,7 +67,7 @@ def run(
 
 def _embedding(op, values, weights, plan, tokens, kv_dtype) -> None:
     for t, token in enumerate(tokens):
-        values[op["out"]][t] = weights[op["table"]][token]
+        values[op["out"]][t] = weights[op["table"]][token] * op.get("scale", 1)
 
 
 def _position_embedding(op, values, weights, plan, tokens, kv_dtype) -> None:
@@ -83,11 +83,12 @@ def _norm(op, values, weights, plan, tokens, kv_dtype) -> None:
         if op["kind"] == "layer":
             x -= x.mean(axis=1, keepdims=True)
         x /= np.sqrt((x * x).mean(axis=1, keepdims=True) + op["eps"])
-        x *= weights[op["weight"]]
+        x *= weights[op["weight"]] + op.get("weight_plus", 0)
         if op["bias"] is not None:
             x += weights[op["bias"]]
         begin = op["out_offset"] + group * size
-        values[op["out"]][:, begin : begin + size] = x
+        held = values[op["out"]][:, begin : begin + size]
+        held[:] = held + x if op.get("accumulate") else x
 
 
 def _linear(op, values, weights, plan, tokens, kv_dtype) -> None:
@@ -109,8 +110,12 @@ def _rope(op, values, weights, plan, tokens, kv_dtype) -> None:
     for head in range(op["heads"]):
         begin = op["offset"] + head * op["head_dim"]
         x = values[op["value"]][:, begin : begin + op["rotary"]]
-        a, b = x[:, :half].copy(), x[:, half:].copy()
-        x[:, :half], x[:, half:] = a * cos - b * sin, b * cos + a * sin
+        if op.get("pairs") == "neighbours":
+            first, second = slice(0, None, 2), slice(1, None, 2)
+        else:
+            first, second = slice(0, half), slice(half, None)
+        a, b = x[:, first].copy(), x[:, second].copy()
+        x[:, first], x[:, second] = a * cos - b * sin, b * cos + a * sin
 
 
 def _attention(op, values, weights, plan, tokens, kv_dtype) -> None:
@@ -126,6 +131,8 @@ def _attention(op, values, weights, plan, tokens, kv_dtype) -> None:
         for i in range(len(tokens)):
             first = max(0, i - op["window"] + 1) if op["window"] else 0
             scores = k[first : i + 1] @ q[i] * op["scale"]
+            if "softcap" in op:
+                scores = op["softcap"] * np.tanh(scores / op["softcap"])
             p = np.exp(scores - scores.max())
             out[i, head * dim : (head + 1) * dim] = (p / p.sum()) @ v[first : i + 1]
 
@@ -137,11 +144,16 @@ def _activation(op, values, weights, plan, tokens, kv_dtype) -> None:
         y = gate / (1 + np.exp(-gate))
     elif op["kind"] == "relu":
         y = np.maximum(gate, 0)
+    elif op["kind"] == "scale":
+        y = op.get("factor", 1) * gate
+    elif op["kind"] == "softcap":
+        y = op["factor"] * np.tanh(gate / op["factor"])
     elif op["kind"] == "gelu":
         y = 0.5 * gate * (1 + _erf(gate / math.sqrt(2)))
     else:
         y = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
-    values[op["out"]][:] = y * x[:, size:] if op["gated"] else y
+    y = y * x[:, size:] if op["gated"] else y
+    values[op["out"]][:] = values[op["out"]] + y if op.get("accumulate") else y
 
 
 def _select(op, values, weights, plan, tokens, kv_dtype) -> None:

@@ -70,7 +70,48 @@ _LLAMA3 = _rope(
     high_freq_factor=4.0,
     original_max_position_embeddings=16,
 )
+_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+_WINDOWS = {"num_hidden_layers": 3, "sliding_window": 5, "layer_types": _KINDS}
+_PATTERN = {"query_pre_attn_scalar": 16, "sliding_window": 5, "tie_word_embeddings": True}
+_GEMMA = {**_WINDOWS, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
+_GEMMA_ROPES = {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 20000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    }
+}
+_OLMO_ROPES = {
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 150,
+            "rope_theta": 10000.0,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+}
+_THREE_HEADS = {"num_attention_heads": 3, "num_key_value_heads": 1}
+_LONGROPE = {
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.75,
+        "factor": 4.0,
+        "short_factor": [1.0, 1.1, 1.3, 1.7, 2.5, 3.0],
+        "long_factor": [1.5, 2.1, 3.3, 4.7, 6.5, 8.0],
+    },
+    "original_max_position_embeddings": 600,
+}
+_STABLE = {"head_dim": 12, "use_qkv_bias": True, "partial_rotary_factor": 0.5}
+_GRANITE = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 1.5,
+}
 _QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+_CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 CASES = {
     case.name: case
     for case in (
@@ -96,12 +137,55 @@ CASES = {
         Case("qwen3", "Qwen3", {"tie_word_embeddings": True}),
         Case("qwen3_untied_sharded", "Qwen3", {"attention_bias": True}, sharded=True),
         Case("qwen3_window", "Qwen3", _QWEN_WINDOW),
+        Case("gemma3", "Gemma3", {**_GEMMA, **_GEMMA_ROPES}),
+        Case("gemma3_biases", "Gemma3", {"num_hidden_layers": 7, "attention_bias": True}),
+        Case("gemma3_pattern", "Gemma3", {**_PATTERN, "num_hidden_layers": 7}),
+        Case("gemma2_pattern", "Gemma2", {**_PATTERN, "num_hidden_layers": 3}),
+        Case("gemma2", "Gemma2", {**_GEMMA, "attn_logit_softcapping": 2.0}),
+        Case("gemma2_tight", "Gemma2", {"final_logit_softcapping": 6.0, "attention_bias": True}),
+        Case("phi3", "Phi3", {"head_dim": 12}),
+        Case("phi3_window", "Phi3", {"head_dim": 12, "sliding_window": 5}),
+        Case("phi3_longrope", "Phi3", {**_THREE_HEADS, **_LONGROPE}),
+        Case("smollm3", "SmolLM3", {"num_hidden_layers": 5}),
+        Case("smollm3_listed", "SmolLM3", {"no_rope_layers": [0, 1], "mlp_bias": True}),
+        Case("granite", "Granite", _GRANITE),
+        Case("granite_biases", "Granite", {**_GRANITE, "attention_bias": True, "mlp_bias": True}),
+        Case("olmo2", "Olmo2", {"head_dim": 12}),
+        Case("olmo3", "Olmo3", {**_WINDOWS, **_OLMO_ROPES}),
+        Case("olmo3_pattern", "Olmo3", {**_PATTERN, "num_hidden_layers": 4, **_OLMO_ROPES}),
+        Case("glm", "Glm"),
+        Case("glm4", "Glm4", {"attention_bias": False}),
+        Case("ministral", "Ministral", _WINDOWS),
+        Case("cohere", "Cohere", {"tie_word_embeddings": True, "logit_scale": 0.5}),
+        Case("cohere_biases", "Cohere", {"attention_bias": True, "logit_scale": 0.7}),
+        Case("cohere2", "Cohere2", {**_WINDOWS, "head_dim": 12, "logit_scale": 0.5}),
+        Case(
+            "cohere2_pattern",
+            "Cohere2",
+            {**_PATTERN, "num_hidden_layers": 4, "head_dim": 12, "logit_scale": 0.5},
+        ),
+        Case("stablelm", "StableLm", {"head_dim": 12, "partial_rotary_factor": 0.5}),
+        Case("stablelm_norms", "StableLm", {**_STABLE, "qk_layernorm": True}),
+        Case("stablelm_parallel", "StableLm", {**_STABLE, "use_parallel_residual": True}),
         Case("opt", "OPT"),
         Case("opt_350m", "OPT", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}),
         Case("opt_bare", "OPT", {"enable_bias": False, "_remove_final_layer_norm": True}),
         Case("opt_gelu", "OPT", {"activation_function": "gelu", "word_embed_proj_dim": 20}),
     )
 }
+# More layers, and heads so wide that attention can be cut where that of CASES cannot.
+WIDE = {
+    case.name: case
+    for case in (
+        Case("llama_deep", "Llama", {"num_hidden_layers": 5}),
+        Case("qwen2_wide", "Qwen2", {"hidden_size": 64, "tie_word_embeddings": True}),
+        Case("llama_wide_heads", "Llama", {"head_dim": 32, "num_key_value_heads": 4}),
+        Case("opt_wide", "OPT", {"hidden_size": 128, "word_embed_proj_dim": 128}),
+        Case("opt_350m_wide", "OPT", {
+            "hidden_size": 128, "do_layer_norm_before": False, "word_embed_proj_dim": 20,
+        }),
+    )
+}  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1)
@@ -121,10 +205,10 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
 
 
 def make_model(name: str, dtype: str = "f32", seed: int = 0) -> torch.nn.Module:
-    """A fresh model of CASES[name] in `dtype`, in eval mode."""
-    case = CASES[name]
+    """A fresh model of CASES[name] or WIDE[name] in `dtype`, in eval mode."""
+    case = CASES[name] if name in CASES else WIDE[name]
     base = _OPT if case.family == "OPT" else _ROTARY
-    config_class = getattr(transformers, f"{case.family}Config")
+    config_class = getattr(transformers, _CONFIGS.get(case.family, f"{case.family}Config"))
     config = config_class(**{**base, **case.changes})
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{case.family}ForCausalLM")(config)
@@ -134,9 +218,9 @@ def make_model(name: str, dtype: str = "f32", seed: int = 0) -> torch.nn.Module:
 
 @functools.cache
 def model_dir(name: str, dtype: str = "f32") -> Path:
-    """The folder of CASES[name] as save_pretrained writes it; shared, so do not change it."""
+    """The folder of that model as save_pretrained writes it; shared, so do not change it."""
     folder = _root() / f"{name}-{dtype}"
-    shard = {"max_shard_size": "40KB"} if CASES[name].sharded else {}
+    shard = {"max_shard_size": "40KB"} if name in CASES and CASES[name].sharded else {}
     make_model(name, dtype).save_pretrained(folder, safe_serialization=True, **shard)
     return folder
 

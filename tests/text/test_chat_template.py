@@ -42,6 +42,46 @@ def test_templates_render_as_transformers_does(tmp_path: Path) -> None:
         assert ours.render_chat(MESSAGES, add_generation_prompt=prompt) == expected
 
 
+TURNS = """{{ bos_token }}
+{%- set first = '' %}{%- set rest = messages %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set first = messages[0]['content'] + '\n\n' %}{%- set rest = messages[1:] %}
+{%- endif %}
+{%- for message in rest %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('turns must alternate') }}
+    {%- endif %}
+    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
+    {{- '<start_of_turn>' + role + '\n' + (first if loop.first else '') }}
+    {%- if message['content'] is string %}
+        {{- message['content'] | trim }}
+    {%- elif message['content'] is iterable %}
+        {%- for item in message['content'] %}
+            {%- if item['type'] == 'text' %}{{ item['text'] | trim }}{% endif %}
+        {%- endfor %}
+    {%- endif %}
+    {{- '<end_of_turn>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"""
+
+
+def test_templates_of_turns_whose_system_message_goes_to_the_first_user(tmp_path: Path) -> None:
+    """As Gemma's do."""
+    transformers = pytest.importorskip("transformers", reason="transformers is the oracle here")
+    save(byte_level(), tmp_path, chat_template=TURNS, bos_token="<s>")
+    ours = Tokenizer.from_directory(tmp_path)
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=byte_level(), bos_token="<s>", chat_template=TURNS
+    )
+    parts = [{"type": "text", "text": " And now? "}]
+    talk = [*MESSAGES, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": parts}]
+    for messages in (MESSAGES, talk):
+        expected = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert ours.render_chat(messages, add_generation_prompt=True) == expected
+    with pytest.raises(TokenizerError, match="turns must alternate"):
+        ours.render_chat([*MESSAGES, MESSAGES[1]])
+
+
 def test_template_helpers(tmp_path: Path) -> None:
     tokenizer = with_template(
         tmp_path,

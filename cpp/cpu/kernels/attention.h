@@ -146,6 +146,11 @@ void softmax_rows(const AttentionArgs& a, const AttentionScratch& scratch, int64
         scale_and_add_row<V>(x, block.k_scale, more + r * kKeyBlock, block.count);
       }
     }
+    if (a.softcap > 0) {
+      for_vectors<V>(block.count, [&](int64_t j, auto load, auto store) HELM_LAMBDA_INLINE {
+        store(x + j, softcap<V>(load(x + j), a.softcap));
+      });
+    }
     scratch.correct[r] = softmax_row<V>(x, block.count, begin, end, a.m + row, a.s + row);
     if constexpr (D == DType::kI8) scale_row<V>(x, block.v_scale, block.count);
   }

@@ -41,8 +41,10 @@ void rms_norm(const NormArgs& m) {
       float* y = m.y + t * m.y_stride + g * m.n;
       const float mean = sum_shifted<V, true>(x, m.n, 0.0f) / static_cast<float>(m.n);
       const typename V::F scale = V::set1(1.0f / __builtin_sqrtf(mean + m.eps));
+      const typename V::F plus = V::set1(m.weight_plus);
       for_vectors<V>(m.n, [&](int64_t i, auto load, auto store) HELM_LAMBDA_INLINE {
-        store(y + i, V::mul(V::mul(load(x + i), scale), load(m.weight + i)));
+        const auto out = V::mul(V::mul(load(x + i), scale), V::add(plus, load(m.weight + i)));
+        store(y + i, m.accumulate ? V::add(load(y + i), out) : out);
       });
     }
   }
@@ -59,12 +61,22 @@ void layer_norm(const NormArgs& m) {
       const float var = sum_shifted<V, true>(x, m.n, mean) / n;
       const typename V::F shift = V::set1(mean);
       const typename V::F scale = V::set1(1.0f / __builtin_sqrtf(var + m.eps));
+      const typename V::F plus = V::set1(m.weight_plus);
       for_vectors<V>(m.n, [&](int64_t i, auto load, auto store) HELM_LAMBDA_INLINE {
         const auto unit = V::mul(V::sub(load(x + i), shift), scale);
-        const auto w = load(m.weight + i);
-        store(y + i, m.bias ? V::fma(unit, w, load(m.bias + i)) : V::mul(unit, w));
+        const auto w = V::add(plus, load(m.weight + i));
+        const auto out = m.bias ? V::fma(unit, w, load(m.bias + i)) : V::mul(unit, w);
+        store(y + i, m.accumulate ? V::add(load(y + i), out) : out);
       });
     }
+  }
+}
+
+inline void rotate_neighbours(float* x, const float* cos, const float* sin, int64_t pairs) {
+  for (int64_t i = 0; i < pairs; ++i) {
+    const float x1 = x[2 * i], x2 = x[2 * i + 1];
+    x[2 * i] = x1 * cos[i] - x2 * sin[i];
+    x[2 * i + 1] = x2 * cos[i] + x1 * sin[i];
   }
 }
 
@@ -76,6 +88,10 @@ void rope(const RopeArgs& m) {
     const float* sin = m.sin + t * half;
     for (int64_t h = 0; h < m.heads; ++h) {
       float* x = m.x + t * m.stride + h * m.head_dim;
+      if (m.neighbours) {
+        rotate_neighbours(x, cos, sin, half);
+        continue;
+      }
       for_vectors<V>(half, [&](int64_t i, auto load, auto store) HELM_LAMBDA_INLINE {
         const auto x1 = load(x + i), x2 = load(x + half + i);
         const auto c = load(cos + i), s = load(sin + i);
@@ -109,8 +125,10 @@ HELM_INLINE typename V::F gelu(typename V::F x) {
 }
 
 template <class V, Activation A>
-HELM_INLINE typename V::F activate(typename V::F x) {
+HELM_INLINE typename V::F activate(typename V::F x, float factor) {
   using F = typename V::F;
+  if constexpr (A == Activation::kScale) return V::mul(V::set1(factor), x);
+  if constexpr (A == Activation::kSoftcap) return softcap<V>(x, factor);
   if constexpr (A == Activation::kSilu) return times_sigmoid<V>(x, x);
   if constexpr (A == Activation::kGelu) return gelu<V>(x);
   if constexpr (A == Activation::kRelu) return V::max(V::zero(), x);
@@ -121,16 +139,19 @@ HELM_INLINE typename V::F activate(typename V::F x) {
 
 template <class V, Activation A>
 void activation_of(const ActivationArgs& m) {
+  const auto keep = [&](float* y, auto out, auto load, auto store)
+                        HELM_LAMBDA_INLINE { store(y, m.accumulate ? V::add(load(y), out) : out); };
   for (int64_t t = 0; t < m.tokens; ++t) {
     const float* x = m.x + t * m.x_stride;
     float* y = m.y + t * m.y_stride;
     if (m.gated) {
       for_vectors<V>(m.n, [&](int64_t i, auto load, auto store) HELM_LAMBDA_INLINE {
-        store(y + i, V::mul(activate<V, A>(load(x + i)), load(x + m.n + i)));
+        keep(y + i, V::mul(activate<V, A>(load(x + i), m.factor), load(x + m.n + i)), load, store);
       });
     } else {
-      for_vectors<V>(m.n, [&](int64_t i, auto load, auto store)
-                              HELM_LAMBDA_INLINE { store(y + i, activate<V, A>(load(x + i))); });
+      for_vectors<V>(m.n, [&](int64_t i, auto load, auto store) HELM_LAMBDA_INLINE {
+        keep(y + i, activate<V, A>(load(x + i), m.factor), load, store);
+      });
     }
   }
 }
@@ -146,6 +167,10 @@ void activation(const ActivationArgs& m) {
       return activation_of<V, Activation::kGeluTanh>(m);
     case Activation::kRelu:
       return activation_of<V, Activation::kRelu>(m);
+    case Activation::kScale:
+      return activation_of<V, Activation::kScale>(m);
+    case Activation::kSoftcap:
+      return activation_of<V, Activation::kSoftcap>(m);
   }
 }
 

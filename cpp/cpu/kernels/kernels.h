@@ -67,8 +67,9 @@ struct KvSpan {
 };
 
 // Partial attention of one KV head's query heads over one span of cached positions:
-//   score(i, g, j) = scale * sum_d Q(i, g, d) * K(j, d)     masked unless
+//   score(i, g, j) = cap(scale * sum_d Q(i, g, d) * K(j, d))     masked unless
 //                    0 <= position(i) - (first_key + j)  and  < window (when window > 0)
+//   cap(x) = softcap * tanh(x / softcap), or x where softcap is 0
 //   m = max_j score, s = sum_j exp(score - m), o(d) = sum_j exp(score - m) * V(j, d)
 // scale * Q and the weights of V are rounded to KernelTable::activations of the dtype of K and V.
 // A fully masked row gives m = -inf, s = 0, o = 0. Values for a (query, head) do not depend on how
@@ -98,9 +99,11 @@ struct AttentionArgs {
   // factor of R; and of positions 0 to kKeyBlock - 1.
   const float* block_turns = nullptr;
   const float* place_turns = nullptr;
+  float softcap = 0;
 };
 
-// Y(t, g, :) = norm(X(t, g, :)) * weight [+ bias], groups of n elements, group g at t*stride + g*n.
+// Y(t, g, :) [+]= norm(X(t, g, :)) * (weight_plus + weight) [+ bias], groups of n elements, group g
+// at t*stride + g*n.
 // rms:   x / sqrt(mean(x^2) + eps)          layer: (x - mean) / sqrt(var + eps)
 struct NormArgs {
   const float* x;
@@ -113,9 +116,12 @@ struct NormArgs {
   const float* weight;  // [n]
   const float* bias;    // [n] or null (layer norm only)
   float eps;
+  float weight_plus = 0;
+  bool accumulate = false;  // add to what Y holds
 };
 
-// Rotates the first `rotary` elements of each head in place, halves paired (i, i + rotary/2):
+// Rotates the first `rotary` elements of each head in place, halves (i, i + rotary/2) or neighbours
+// (2i, 2i + 1) paired:
 //   x1' = x1*cos - x2*sin,  x2' = x2*cos + x1*sin
 struct RopeArgs {
   float* x;  // head h of token t at t * stride + h * head_dim
@@ -126,12 +132,14 @@ struct RopeArgs {
   int64_t rotary;    // even, <= head_dim
   const float* cos;  // [tokens, rotary / 2]
   const float* sin;  // [tokens, rotary / 2]
+  bool neighbours = false;
 };
 
-enum class Activation : uint8_t { kSilu, kGelu, kGeluTanh, kRelu };
+// kScale: factor * x; kSoftcap: factor * tanh(x / factor)
+enum class Activation : uint8_t { kSilu, kGelu, kGeluTanh, kRelu, kScale, kSoftcap };
 
-// gated: Y(t, i) = act(X(t, i)) * X(t, n + i)   (X is [tokens, 2n]: gate, then up)
-// plain: Y(t, i) = act(X(t, i))                 (X is [tokens, n])
+// gated: Y(t, i) [+]= act(X(t, i)) * X(t, n + i)   (X is [tokens, 2n]: gate, then up)
+// plain: Y(t, i) [+]= act(X(t, i))                 (X is [tokens, n])
 struct ActivationArgs {
   Activation kind;
   bool gated;
@@ -141,6 +149,8 @@ struct ActivationArgs {
   int64_t y_stride;
   int64_t tokens;
   int64_t n;
+  float factor = 1;
+  bool accumulate = false;  // add to what Y holds
 };
 
 // Above this many rows of input a product is bound by arithmetic; up to it no tier packs them.

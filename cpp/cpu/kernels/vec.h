@@ -153,11 +153,16 @@ HELM_INLINE void for_vectors(int64_t n, Body body) {
   }
 }
 
-// exp(x) within 2 ulp; -inf and below -104 give 0, above 88.73 inf, NaN stays NaN.
+// exp(x) = 2^n (1 + more)
 template <class V>
-HELM_INLINE typename V::F exp(typename V::F x) {
+struct ExpParts {
+  typename V::F n, more;
+};
+
+// Of x that is NaN or from -104 to 89.
+template <class V>
+HELM_INLINE ExpParts<V> exp_parts(typename V::F x) {
   using F = typename V::F;
-  x = V::min(V::set1(89.0f), V::max(V::set1(-104.0f), x));  // second operand wins for NaN
   const F n = V::round(V::mul(x, V::set1(1.44269504088896341f)));
   F r = V::fnma(n, V::set1(0.693359375f), x);  // Cody and Waite: n * high part is exact
   r = V::fnma(n, V::set1(-2.12194440e-4f), r);
@@ -167,8 +172,27 @@ HELM_INLINE typename V::F exp(typename V::F x) {
   p = V::fma(p, r, V::set1(4.1665795894e-2f));
   p = V::fma(p, r, V::set1(1.6666665459e-1f));
   p = V::fma(p, r, V::set1(5.0000001201e-1f));
-  p = V::fma(V::mul(r, r), p, r);
-  return V::scale(V::add(p, V::set1(1.0f)), n);
+  return {n, V::fma(V::mul(r, r), p, r)};
+}
+
+// exp(x) within 2 ulp; -inf and below -104 give 0, above 88.73 inf, NaN stays NaN.
+template <class V>
+HELM_INLINE typename V::F exp(typename V::F x) {
+  x = V::min(V::set1(89.0f), V::max(V::set1(-104.0f), x));  // second operand wins for NaN
+  const ExpParts<V> e = exp_parts<V>(x);
+  return V::scale(V::add(e.more, V::set1(1.0f)), e.n);
+}
+
+// cap * tanh(x / cap) for cap > 0: with e = exp(2 x / cap) - 1 it is cap * e / (e + 2). e keeps its
+// digits where x is small. NaN stays NaN.
+template <class V>
+HELM_INLINE typename V::F softcap(typename V::F x, float cap) {
+  using F = typename V::F;
+  const F u = V::mul(x, V::set1(2.0f / cap));
+  const ExpParts<V> p = exp_parts<V>(V::min(V::set1(40.0f), V::max(V::set1(-40.0f), u)));
+  const F power = V::scale(V::set1(1.0f), p.n);
+  const F e = V::fma(p.more, power, V::sub(power, V::set1(1.0f)));
+  return V::div(V::mul(V::set1(cap), e), V::add(e, V::set1(2.0f)));
 }
 
 HELM_INLINE constexpr int64_t min_of(int64_t a, int64_t b) {

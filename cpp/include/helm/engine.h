@@ -102,6 +102,7 @@ struct StepInput {
   SequenceId sequence = 0;
   std::span<const int32_t> tokens;
   Outputs outputs = Outputs::kLast;
+  int64_t last = 1;  // with kLast: of so many tokens at the end
 };
 
 // A sequence opened from a file, the tokens it stands for, and what was written with them.

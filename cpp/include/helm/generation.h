@@ -7,6 +7,7 @@
 
 #include "helm/constraint.h"
 #include "helm/engine.h"
+#include "helm/speculation.h"
 
 namespace helm {
 
@@ -54,13 +55,16 @@ struct Token {
 };
 
 struct RequestTimings {
-  double queue_s = 0;          // waiting for a sequence or a prefix
-  double prefill_s = 0;        // from admission to the first token
-  int64_t prefill_tokens = 0;  // computed, not found
-  double first_token_s = 0;    // from arrival to the first token
-  double decode_s = 0;         // from the first token to the last
-  int64_t decode_tokens = 0;   // tokens after the first
-  int64_t decode_bytes = 0;    // weights and KV read for them
+  double queue_s = 0;           // waiting for a sequence or a prefix
+  double prefill_s = 0;         // from admission to the first token
+  int64_t prefill_tokens = 0;   // computed, not found
+  double first_token_s = 0;     // from arrival to the first token
+  double decode_s = 0;          // from the first token to the last
+  int64_t decode_tokens = 0;    // tokens after the first
+  int64_t decode_bytes = 0;     // weights and KV read for them
+  int64_t guessed_tokens = 0;   // computed on a guess, see helm/speculation.h
+  int64_t accepted_tokens = 0;  // of them, those that were right: decode took as many steps less
+  double saved_s = 0;           // of decode by that, as far as steps are known; below 0: lost
 };
 
 class PrefixCache;
@@ -74,7 +78,10 @@ class HELM_API Generation {
   // requests without a sequence begin with what they share with a kept sequence or with one
   // another, and their sequences are kept when they end; one whose prefix is being computed waits
   // for it, and those behind may overtake it.
-  Generation(Engine& engine, std::vector<Request> requests, PrefixCache* prefixes = nullptr);
+  // Guesses of tokens are for this generation alone; kInvalid where there is a
+  // speculation_obstacle().
+  Generation(Engine& engine, std::vector<Request> requests, PrefixCache* prefixes = nullptr,
+             Speculation speculation = {});
   ~Generation();
   Generation(const Generation&) = delete;
   Generation& operator=(const Generation&) = delete;

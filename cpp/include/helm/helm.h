@@ -10,5 +10,6 @@
 #include "helm/prefix_cache.h"  // IWYU pragma: export
 #include "helm/program.h"       // IWYU pragma: export
 #include "helm/service.h"       // IWYU pragma: export
+#include "helm/speculation.h"   // IWYU pragma: export
 #include "helm/types.h"         // IWYU pragma: export
 #include "helm/version.h"       // IWYU pragma: export

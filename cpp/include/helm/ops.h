@@ -46,11 +46,12 @@ enum class Reads : uint8_t { kRows, kWhole };
 //   values(width, use)   calls use(value, access); width(value) gives elements per row,
 //   tensors(use)         calls use(tensor, reads), in the order in which a step reads them.
 
-// out(t, :) = table[token(t), :]
+// out(t, :) = scale * table[token(t), :]
 struct EmbeddingOp {
   static constexpr OpKind kKind = OpKind::kEmbedding;
   TensorIndex table;
   ValueIndex out;
+  float scale = 1;
 
   template <typename Width, typename Use>
   void values(const Width&, const Use& use) const {
@@ -79,7 +80,8 @@ struct PositionEmbeddingOp {
   }
 };
 
-// Normalises `groups` runs of `size` elements that lie side by side.
+// Normalises `groups` runs of `size` elements that lie side by side:
+//   out [+]= norm(in) * (weight_plus + weight) [+ bias]
 struct NormOp {
   static constexpr OpKind kKind = OpKind::kNorm;
   bool layer_norm;  // else rms
@@ -92,11 +94,14 @@ struct NormOp {
   TensorIndex weight;  // [size]
   TensorIndex bias;    // [size] or kNoTensor
   float eps;
+  float weight_plus = 0;
+  bool accumulate = false;
 
   template <typename Width, typename Use>
   void values(const Width& width, const Use& use) const {
     use(in, Access::kRead);
-    use(out, groups * size == width(out) ? Access::kWrite : Access::kUpdate);
+    const bool whole = groups * size == width(out) && !accumulate;
+    use(out, whole ? Access::kWrite : Access::kUpdate);
   }
   template <typename Use>
   void tensors(const Use& use) const {
@@ -131,7 +136,8 @@ struct LinearOp {
   }
 };
 
-// Rotary embedding in place, halves paired: (i, i + rotary/2) of each head.
+// Rotary embedding in place. Pairs of each head are halves, (i, i + rotary/2), or neighbours,
+// (2i, 2i + 1).
 struct RopeOp {
   static constexpr OpKind kKind = OpKind::kRope;
   ValueIndex value;
@@ -140,6 +146,7 @@ struct RopeOp {
   int64_t head_dim;
   int64_t rotary;
   int32_t table;  // index into Plan::rope
+  bool neighbours = false;
 
   template <typename Width, typename Use>
   void values(const Width&, const Use& use) const {
@@ -150,7 +157,8 @@ struct RopeOp {
 };
 
 // Appends K and V of the step's tokens to the cache of `layer`, then
-// out = softmax(scale * q k^T, masked to 0 <= i - j and i - j < window if window > 0) v
+// out = softmax(cap(scale * q k^T), masked to 0 <= i - j and i - j < window if window > 0) v
+// with cap(x) = softcap * tanh(x / softcap), or x where softcap is 0
 struct AttentionOp {
   static constexpr OpKind kKind = OpKind::kAttention;
   ValueIndex in;
@@ -160,6 +168,7 @@ struct AttentionOp {
   int64_t heads, kv_heads, head_dim;
   float scale;
   int64_t window;
+  float softcap = 0;
 
   int64_t partial_width() const { return heads * (head_dim + 2); }  // see below
 
@@ -215,6 +224,7 @@ struct AttendOp {
   int64_t heads, kv_heads, head_dim;
   float scale;
   int64_t window;
+  float softcap = 0;
 
   template <typename Width, typename Use>
   void values(const Width&, const Use& use) const {
@@ -242,9 +252,10 @@ struct MergeOp {
   void tensors(const Use&) const {}
 };
 
-enum class ActivationKind : uint8_t { kSilu, kGelu, kGeluTanh, kRelu };
+// kScale: factor * x; kSoftcap: factor * tanh(x / factor)
+enum class ActivationKind : uint8_t { kSilu, kGelu, kGeluTanh, kRelu, kScale, kSoftcap };
 
-// gated: out = act(in[0:size]) * in[size:2*size]; plain: out = act(in)
+// gated: out [+]= act(in[0:size]) * in[size:2*size]; plain: out [+]= act(in)
 struct ActivationOp {
   static constexpr OpKind kKind = OpKind::kActivation;
   ActivationKind kind;
@@ -252,11 +263,13 @@ struct ActivationOp {
   ValueIndex in;
   ValueIndex out;
   int64_t size;
+  float factor = 1;  // of kScale and kSoftcap
+  bool accumulate = false;
 
   template <typename Width, typename Use>
   void values(const Width&, const Use& use) const {
     use(in, Access::kRead);
-    use(out, Access::kWrite);
+    use(out, accumulate ? Access::kUpdate : Access::kWrite);
   }
   template <typename Use>
   void tensors(const Use&) const {}

@@ -46,14 +46,18 @@ class HELM_API Outbox {
 
 struct ServiceOptions {
   bool prefix_cache = true;  // whether requests begin with what others have computed
+  Speculation speculation = {};
 };
 
 struct ServiceStats {
-  int64_t running = 0;         // requests that have a sequence
-  int64_t waiting = 0;         // for room or for a prefix
-  int64_t steps = 0;           // since the start
-  int64_t tokens = 0;          // drawn since then
-  int64_t kv_blocks_used = 0;  // reserved by running requests
+  int64_t running = 0;          // requests that have a sequence
+  int64_t waiting = 0;          // for room or for a prefix
+  int64_t steps = 0;            // since the start
+  int64_t tokens = 0;           // drawn since then
+  int64_t guessed_tokens = 0;   // computed on a guess since then
+  int64_t accepted_tokens = 0;  // of them, those that were right
+  double saved_s = 0;           // see RequestTimings; of all requests
+  int64_t kv_blocks_used = 0;   // reserved by running requests
   int64_t kv_blocks_total = 0;
 };
 
@@ -62,7 +66,7 @@ struct ServiceStats {
 // lacks the thread, calls throw kInvalid, and the destructor leaves everything as it is.
 class HELM_API Service {
  public:
-  // Throws kMemory where the system starts no thread.
+  // Throws kMemory where the system starts no thread, kInvalid for a speculation_obstacle().
   explicit Service(std::shared_ptr<Engine> engine, const ServiceOptions& options = {});
   ~Service();  // stop(0)
   Service(const Service&) = delete;
@@ -72,9 +76,11 @@ class HELM_API Service {
   // kCapacity for a prompt that is too long; kInvalid too after drain(). A step that fails ends all
   // requests with its error, a failure of one request that one.
   RequestId submit(Request request, const std::shared_ptr<Outbox>& outbox);
-  // Several, which begin together; if one is bad none begins. Their ids, in order.
+  // Several, which begin together; if one is bad none begins. Their ids, in order. more: others
+  // follow at once, for which an engine at rest waits until begin(), so that they share its steps.
   std::vector<RequestId> submit_all(std::vector<Request> requests,
-                                    const std::shared_ptr<Outbox>& outbox);
+                                    const std::shared_ptr<Outbox>& outbox, bool more = false);
+  void begin();
   // Within a step the request is gone, and what it computed is kept as a prefix. Without effect on
   // one that has ended. No event tells of it; those in the outbox stay there.
   void cancel(RequestId request);

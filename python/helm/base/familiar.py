@@ -63,7 +63,8 @@ OPTIONS: Mapping[str, str] = {
         for name in (
             *("revision", "tokenizer"),
             *("context", "dtype", "kv_dtype", "threads", "page_tokens", "kv_overflow", "policy"),
-            *("watermark", "weights", "device", "profile", "prompt_tokens", "output_tokens"),
+            *("watermark", "weights", "speculate", "device", "profile"),
+            *("prompt_tokens", "output_tokens"),
             *("batch", "objective", "max_tokens", "temperature", "top_p", "top_k", "min_p"),
             *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
             *("stop", "seed", "json_schema", "tools", "chat_template"),

@@ -48,6 +48,7 @@ def add_arguments(parser: Parser) -> None:
     template_options.add_arguments(parser)
     options.add_sampling_arguments(parser, "the model's or no limit")
     options.add_model_arguments(parser)
+    options.add_speculation(parser)
 
 
 def run(args: argparse.Namespace) -> int:

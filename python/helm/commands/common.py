@@ -51,6 +51,7 @@ def load(args: argparse.Namespace, expected_tokens: int | None = None) -> LLM:
             tokenizer=args.tokenizer,
             expected_tokens=expected_tokens,
             measuring=measuring.update,
+            speculate=getattr(args, "speculate", "auto"),
             **options.keywords(args, StudyKeywords),
         )
 
@@ -65,7 +66,7 @@ def answer_sampling(llm: LLM, sampling: SamplingParams, args: argparse.Namespace
 def plan_line(llm: LLM) -> str:
     """What runs where: model, parameters, bytes, KV cache, device, threads, isa."""
     plan, stats = llm.plan, llm.stats
-    elements = {tensor.name: math.prod(tensor.shape) for tensor in plan.tensors}
+    elements = {tensor.whole: math.prod(tensor.whole_shape) for tensor in plan.tensors}
     shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
     matrices = (held for held in plan.slices if len(shapes[held.tensor]) == 2)
     formats = dict.fromkeys(uncompressed(held.format) for held in matrices)
@@ -158,6 +159,8 @@ def say_plan(llm: LLM) -> None:
     say(plan_line(llm))
     for notice in llm.plan.notices:
         say(f"note: {as_options(notice)}")
+    if reason := llm.stats["speculation"]["reason"]:
+        say(f"note: no tokens are guessed: {reason}")
 
 
 def summary_line(llm: LLM, completion: Completion, restored: int = 0, context: bool = False) -> str:
@@ -182,6 +185,8 @@ def summary_line(llm: LLM, completion: Completion, restored: int = 0, context: b
         parts += [decode, f"{t.decode_bytes_per_s / 1e9:,.2f} GB/s"]
     else:
         parts.append(decode)
+    if t.guessed_tokens:
+        parts.append(f"{t.accepted_tokens} of {t.guessed_tokens} guesses right")
     stats = llm.stats
     if stats["active_threads"] < stats["threads"]:
         parts.append(

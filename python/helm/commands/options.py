@@ -112,6 +112,18 @@ def add_model_arguments(parser: Parser, rare: type[str] = More) -> None:
     add_workload(work, rare)
 
 
+def add_speculation(parser: Parser) -> None:
+    """--speculate."""
+    group = parser.add_argument_group("speculation")
+    group.add_argument(
+        "--speculate", choices=("auto", "off", "ngram"), default="auto", metavar="HOW",
+        help=More(
+            "guess what repeats earlier text, as much as pays: ngram, off (default: auto, where "
+            "no token changes)"
+        ),
+    )  # fmt: skip
+
+
 def add_revision(group: argparse._ActionsContainer) -> None:
     """--revision."""
     group.add_argument(

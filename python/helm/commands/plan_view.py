@@ -11,6 +11,7 @@ from rich.text import Text
 from helm.base.sizes import counted, rate_text, seconds_text, size_text
 from helm.commands.console import console
 from helm.compiler import explain
+from helm.compiler.segments import segments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -172,7 +173,7 @@ def _picture(study: Study, out: Console) -> None:
     if per > 1:
         out.print(f"  (one letter for {per} layers)", style="dim")
     table = _table("", "device", "weights", left=2)
-    for part in explain.segments(study):
+    for part in segments(study):
         held = size_text(part.weight_bytes) if part.weight_bytes else "shared"
         table.add_row(
             f"  {part.label}", Text(_NAMES[part.device], style=_COLORS[part.device]), held

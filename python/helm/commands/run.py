@@ -55,6 +55,7 @@ def add_arguments(parser: Parser) -> None:
     template_options.add_arguments(parser)
     options.add_sampling_arguments(parser, "the model's or no limit; raw: 256")
     options.add_model_arguments(parser)
+    options.add_speculation(parser)
 
 
 def run(args: argparse.Namespace) -> int:

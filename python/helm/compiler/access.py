@@ -34,7 +34,7 @@ def mapped_share(
 ) -> float:
     """Of the bytes of matrices, on any device, those that could stay mapped. stored: see
     `mappable`."""
-    matrices = [(t, formats[t.name]) for t in tensors if len(t.shape) == 2]
+    matrices = [(t, formats[t.whole]) for t in tensors if len(t.shape) == 2]
     mapped = bytes_of(held for held in matrices if mappable(*held, stored))
     return mapped / max(1, bytes_of(matrices))
 

@@ -257,6 +257,7 @@ def cpu_decode_rate(config: ModelConfig, plan: Plan, profile: Profile, sequences
 
 def costed_graph(plan: Plan, graph: Graph) -> CostedGraph:
     """The graph with the formats of `plan`, which was made for it."""
-    formats = {held.tensor: uncompressed(held.format) for held in plan.slices}
-    cpu = {held.tensor: held.format for _, held in plan.held("cpu")}
+    wholes = {tensor.name: tensor.whole for tensor in plan.tensors}
+    formats = {wholes[held.tensor]: uncompressed(held.format) for held in plan.slices}
+    cpu = {tensor.whole: held.format for tensor, held in plan.held("cpu")}
     return CostedGraph(graph, formats, plan.kv.dtype, cpu)

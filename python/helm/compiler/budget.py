@@ -38,6 +38,7 @@ Items = dict[Purpose, npt.NDArray[np.int64]]
 Stages = tuple[Bools, Bools, Bools, Bools]
 _F32 = 4
 _SLOTS = 2  # steps on their way at once
+_GUESSED_ROWS = 8  # of logits that a step has at least: a token, and guesses of what follows
 
 
 @dataclass(frozen=True)
@@ -159,13 +160,18 @@ def accelerator_reserve(setting: Setting) -> int:
     return 0 if setting.accelerator is None else setting.accelerator.reserve_bytes
 
 
+def step_limits(context: int, step_tokens: int, sequences: int) -> Limits:
+    """With logits for a token of every sequence, and so many that one sequence may have guesses."""
+    tokens = max(step_tokens, sequences)
+    return Limits(context, tokens, max(sequences, min(tokens, _GUESSED_ROWS)), sequences)
+
+
 def geometry(setting: Setting) -> tuple[KvSpec, Limits]:
     graph, work = setting.model.graph, setting.workload
     tokens = min(setting.limits.page_tokens, work.context)
     kv = graph.kv
     spec = KvSpec(setting.model.kv_dtype, tokens, kv.layers, kv.kv_heads, kv.head_dim, 0)
-    most = setting.most_sequences
-    return spec, Limits(work.context, max(setting.limits.step_tokens, most), most, most)
+    return spec, step_limits(work.context, setting.limits.step_tokens, setting.most_sequences)
 
 
 def _weights(setting: Setting, counts: F64, stages: Stages, device: Site) -> npt.NDArray[np.int64]:

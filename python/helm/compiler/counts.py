@@ -160,14 +160,15 @@ class CostedGraph:
 
     def _norm(self, op: Norm, step: Step) -> OpCost:
         weights = sum(self.tensor_bytes(name) for name in op.weight_names())
-        moved = 2 * _F32 * self.rows(op.out, step) * op.groups * op.size
+        moved = (3 if op.accumulate else 2) * _F32 * self.rows(op.out, step) * op.groups * op.size
         return OpCost(weight_bytes=weights, activation_bytes=moved)
 
     def _rope(self, op: Rope, step: Step) -> OpCost:
         return OpCost(activation_bytes=2 * _F32 * step.tokens * op.heads * op.rotary)
 
     def _activation(self, op: Activation, step: Step) -> OpCost:
-        moved = (3 if op.gated else 2) * _F32 * self.rows(op.out, step) * op.size
+        each = 2 + op.gated + op.accumulate
+        moved = each * _F32 * self.rows(op.out, step) * op.size
         return OpCost(activation_bytes=moved)
 
     def _select(self, op: Select, step: Step) -> OpCost:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,54 +14,15 @@ from helm.compiler.budget import (
     host_reserve_bytes,
     subset_of,
 )
-from helm.compiler.cut import Cutter, LayerCut
-from helm.compiler.cut_price import HOMES
-from helm.compiler.cut_space import CutModel
+from helm.compiler.cut_space import CutModel, Layouts
 from helm.compiler.cut_tables import CutTable
-from helm.compiler.memory import DEVICE_ALIGNMENT, aligned, value_rows
+from helm.compiler.cut_values import CutValues
+from helm.compiler.memory import DEVICE_ALIGNMENT
 from helm.compiler.overflow import Bools
 from helm.compiler.setting import F32, Setting
 from helm.compiler.times import I64
-from helm.model.graph import Unit
-from helm.plan.units import CPU, PlacedUnit
 
 _SLOTS = 2  # steps on their way at once
-
-
-@dataclass(frozen=True)
-class Layouts:
-    """Arrays [layouts]: layers from the first on the CPU, then so many that are cut, the rest on
-    the accelerator. home: of those that are cut, see `HOMES`. heads, elements, rows: places among
-    the marks of a `CutModel`. The embedding is on the CPU."""
-
-    cpu: I64
-    cut: I64
-    home: I64
-    heads: I64
-    elements: I64
-    rows: I64
-
-    def __len__(self) -> int:
-        return len(self.cpu)
-
-    def at(self, chosen: object) -> Layouts:
-        return Layouts(*(each[chosen] for each in self.arrays))
-
-    @property
-    def arrays(self) -> tuple[I64, ...]:
-        return (self.cpu, self.cut, self.home, self.heads, self.elements, self.rows)
-
-
-@dataclass(frozen=True)
-class _Shared:
-    """A unit that is cut: the names of its values on each device, and of what it has ranges of the
-    width for one head or element and the rows."""
-
-    names: tuple[frozenset[str], frozenset[str]]
-    ranges: Mapping[str, tuple[int, int]]
-
-
-_NOTHING = _Shared((frozenset(), frozenset()), {})
 
 
 class CutMemory:
@@ -73,7 +32,7 @@ class CutMemory:
         self._setting, self._cuts, self._each, self._visits = setting, cuts, each, visits
         self._spec, self._limits = geometry(setting)
         self._graph = setting.model.graph
-        self._rows = value_rows(self._graph, self._limits)
+        self.values = CutValues(setting, cuts, visits)
         self._blocks = len(self._graph.layers)
         self._before = setting.classes.before(range(self._blocks + 1)).astype(np.int64)
 
@@ -136,13 +95,14 @@ class CutMemory:
         return np.asarray(total)
 
     def by_elements(self, of: Layouts) -> tuple[I64, I64]:
-        """[ways] what changes with the mlp's elements of the first of `of`, on both devices."""
-        count, home = self.counts(of)[1][0], int(of.home[0])
-        last = of.cpu[0] + of.cut[0] == self._blocks
+        """[layouts, ways] what changes with the mlp's elements, on both devices; all of `of` have
+        the same home."""
+        count, home = self.counts(of)[1], int(of.home[0])
+        last, more = (of.cpu + of.cut == self._blocks)[:, None], (of.cut > 1)[:, None]
         found = []
         for lane in (0, 1):
-            before, both, alone = self._range_bytes(1, home, lane)
-            ranges = (both if of.cut[0] > 1 else alone) if last else before
+            before, both, alone = self.values.range_bytes(1, home, lane)
+            ranges = np.where(last, np.where(more, both, alone), before)
             found.append(count @ self._units[1][:, lane, home] + ranges)
         return found[0], found[1]
 
@@ -164,7 +124,7 @@ class CutMemory:
         cpu: Items = {
             "weights": self.weights(of, 0),
             "kv": host_kv,
-            "activations": self._activations(of, 0),
+            "activations": self.values.bytes(of, 0),
             "workspace": each.workspace[on_cpu],
             "staging": self._host_staging(of),
         }
@@ -177,7 +137,7 @@ class CutMemory:
         return cpu, {
             "weights": weights,
             "kv": own_kv,
-            "activations": self._activations(of, 1),
+            "activations": self.values.bytes(of, 1),
             "workspace": each.accelerator_workspace[own],
             "staging": self._device_staging(of),
             "reserve": np.full(len(of), accelerator_reserve(setting)),
@@ -254,150 +214,6 @@ class CutMemory:
         attention, mlp = self._units
         own = attention[kind, 0, of.home, of.heads] + mlp[kind, 0, of.home, of.elements]
         return np.asarray(own)
-
-    # --- activations -----------------------------------------------------------------------------
-
-    @functools.cached_property
-    def _samples(self) -> dict[tuple[int, int, int], _Shared]:
-        """By (kind, whether of the last layer, home)."""
-        found = {}
-        for last, layer in ((0, self._graph.layers[0]), (1, self._graph.layers[-1])):
-            for kind, unit in enumerate(layer.units):
-                for home in (0, 1):
-                    found[kind, last, home] = self._sample(unit, kind, home)
-        return found
-
-    def _sample(self, unit: Unit, kind: int, home: int) -> _Shared:
-        table = self._cuts.layers[0][kind]
-        if table.shares is None or HOMES[home] not in table.shares.homes or len(table.marks) < 3:
-            return _NOTHING
-        mark = int(table.marks[1])
-        cutter = Cutter(self._graph)
-        return self._split(cutter, cutter.layer_unit(unit, LayerCut(mark, mark, HOMES[home])), mark)
-
-    def _split(self, cutter: Cutter, made: Sequence[PlacedUnit], size: int) -> _Shared:
-        """size: of the range of the CPU."""
-        names: tuple[set[str], set[str]] = (set(), set())
-        for unit in made:
-            names[unit.device != CPU].update(name for op in unit.ops for name in op.uses())
-        rows = {"tokens": self._limits.step_tokens, "outputs": self._limits.step_outputs}
-        ranges = {
-            name.rpartition("[")[0]: (value.width // size, rows[value.rows])
-            for name, value in cutter.ranges.items()
-            if name.rpartition("[")[2].startswith("0:")
-        }
-        kept = [frozenset(n for n in each if n not in cutter.ranges) for each in names]
-        return _Shared((kept[0], kept[1]), ranges)
-
-    @functools.cached_property
-    def _head_sample(self) -> _Shared:
-        table = self._cuts.head
-        if table.shares is None or len(table.marks) < 3:
-            return _NOTHING
-        mark, cutter = int(table.marks[1]), Cutter(self._graph)
-        return self._split(cutter, cutter.head(self._graph.units[-1], mark), mark)
-
-    def _activations(self, of: Layouts, lane: int) -> I64:
-        last, cut = self._blocks - 1, of.cpu + of.cut
-        marks = (self._cuts.heads, self._cuts.elements)
-        ways = (of.heads, of.elements)
-        states = [1 + (w > 0) + (w == len(m) - 1) for w, m in zip(ways, marks, strict=True)]
-        head = 1 + (of.rows > 0) + (of.rows == len(self._cuts.rows) - 1)
-        k_before = (of.cut > 0) & (of.cpu < last)
-        k_last = (of.cut > 0) & (cut > last)
-        if lane == 0:
-            whole_before, whole_last = (of.cpu > 0) & (last > 0), of.cpu > last
-        else:
-            whole_before, whole_last = cut < last, cut <= last
-            if self._visits:
-                whole_before = whole_before | (of.cpu > 0) & (last > 0)
-                whole_last = whole_last | (of.cpu > last)
-        flags = [whole_before, whole_last, k_before, k_last, of.home, *states, head]
-        code = np.zeros(len(of), np.int64)
-        for flag in flags:
-            code = code * 4 + flag
-        _, first, place = np.unique(code, return_index=True, return_inverse=True)
-        sizes = [self._fixed(lane, *(int(flag[i]) for flag in flags)) for i in first.tolist()]
-        total = np.array(sizes, np.int64)[place.reshape(-1)]
-        for kind in (0, 1):
-            for home in (0, 1):
-                before, both, alone = self._range_bytes(kind, home, lane)
-                at = ways[kind]
-                size = np.where(k_before, np.where(k_last, both[at], before[at]), alone[at])
-                total += size * ((of.cut > 0) & (of.home == home))
-        return total + self._sized(self._head_sample.ranges, self._cuts.head, lane)[of.rows]
-
-    @functools.cached_property
-    def _known(self) -> dict[tuple[int, int, int], tuple[I64, I64, I64]]:
-        return {}
-
-    def _range_bytes(self, kind: int, home: int, lane: int) -> tuple[I64, I64, I64]:
-        """[ways] of the ranges of layers but the last, with the last, of the last alone."""
-        key = (kind, home, lane)
-        if key not in self._known:
-            table = self._cuts.layers[0][kind]
-            before, last = (self._samples[kind, which, home].ranges for which in (0, 1))
-            sizes = [self._sized(r, table, lane) for r in (before, {**before, **last}, last)]
-            self._known[key] = (sizes[0], sizes[1], sizes[2])
-        return self._known[key]
-
-    def _sized(self, ranges: Mapping[str, tuple[int, int]], table: CutTable, lane: int) -> I64:
-        """[ways] on a device; on the accelerator also those of layers that visit it."""
-        counts = [table.size - table.marks if lane else table.marks]
-        if table is self._cuts.head and lane == 0:  # puts both together
-            counts.append(table.size - table.marks)
-        elif lane and self._visits and table is not self._cuts.head:
-            counts.append(table.marks)
-        total = np.zeros(len(table.marks), np.int64)
-        for width, rows in ranges.values():
-            for count in counts:
-                total += aligned_all(F32 * rows * width * count)
-        total[[0, -1]] = 0
-        return total
-
-    def _fixed(
-        self, lane: int, before: int, last: int, cut_before: int, cut_last: int, home: int,
-        attention: int, mlp: int, head: int,
-    ) -> int:  # fmt: skip
-        """Bytes of the values that are no ranges. attention, mlp, head: 1 all on the accelerator,
-        2 shared, 3 all on the CPU."""
-        graph, names = self._graph, set[str]()
-        whole = 1 if lane else 3
-        if lane == 0:
-            names |= _names(graph.units[0])
-        for there, is_last, cut in ((before, 0, cut_before), (last, 1, cut_last)):
-            units = graph.layers[-1 if is_last else 0].units
-            for kind, state in enumerate((attention, mlp)):
-                visits = self._visits and lane == 1
-                if there or (cut and (state == whole or (visits and state == 3))):
-                    names |= _names(units[kind])
-                if cut and state == 2:
-                    names |= self._samples[kind, is_last, home].names[lane]
-                    if visits:
-                        names |= self._samples[kind, is_last, home].names[0]
-        if head == whole:
-            names |= _names(graph.units[-1])
-        if head == 2:
-            names |= self._head_sample.names[lane]
-        sizes = {v.name: v.width for v in graph.values}
-        total = 0
-        for name in names:
-            of = name if name in sizes else None
-            width = sizes[name] if of else self._setting.hidden
-            rows = self._rows[name] if of else self._partial_rows(name)
-            total += aligned(F32 * width * rows)
-        return total
-
-    def _partial_rows(self, name: str) -> int:
-        return self._limits.step_outputs if name.endswith("_out") else self._limits.step_tokens
-
-
-def aligned_all(sizes: I64) -> I64:
-    return -(-sizes // DEVICE_ALIGNMENT) * DEVICE_ALIGNMENT
-
-
-def _names(unit: Unit) -> set[str]:
-    return {name for op in unit.ops for name in op.uses()}
 
 
 def _way_bytes(table: CutTable, lane: int, home: bool, visiting: bool = False) -> I64:

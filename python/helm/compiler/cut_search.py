@@ -8,14 +8,15 @@ shares are never chosen, and a point of the hull is a mixture of two kinds.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from helm.compiler.budget import Items, StageBytes, memory_bytes, stage_bytes
-from helm.compiler.cut_memory import CutMemory, Layouts
-from helm.compiler.cut_space import CutModel, cut_model
+from helm.compiler.cut_memory import CutMemory
+from helm.compiler.cut_space import CutModel, Layouts, cut_model
 from helm.compiler.cut_steps import CutSteps
 from helm.compiler.prefill import Prefill, prepare
 from helm.compiler.problem import ResourceLimits, Space
@@ -24,7 +25,8 @@ from helm.compiler.times import F64, I64, TERMS
 from helm.machine.profile import Profile
 from helm.plan.records import Workload
 
-_HEADS = 3  # on each side of the balance that are tried, besides none and all
+_COUNTS = 32  # of layers that are cut, about
+_HEADS = 2  # on each side of the balance that are tried, besides none and all
 _FEW = 2  # cut layers between whole ones on both sides
 _FIRST, _PLAYED = 384, 32  # layouts that are looked at closely, and whose visits are played
 
@@ -122,7 +124,7 @@ class CutSearch:
                 ways = [None] if mode == "compute" else prefill.visit_choices()
                 for least in ways:
                     scan = _Scan(steps, memory, CutWay(prefill, least), limits, workload,
-                                 memory_bytes(self._profile, limits))  # fmt: skip
+                                 memory_bytes(self._profile, limits), self._space)  # fmt: skip
                     one = scan.best()
                     if one is not None:
                         yield one
@@ -143,8 +145,9 @@ class _Scan:
 
     def __init__(
         self, steps: CutSteps, memory: CutMemory, way: CutWay, limits: ResourceLimits,
-        workload: Workload, available: tuple[int, int],
+        workload: Workload, available: tuple[int, int], space: Space,
     ) -> None:  # fmt: skip
+        self._space = space
         self._steps, self._memory, self._way = steps, memory, way
         self._limits, self._workload, self._available = limits, workload, available
         self._cuts = steps.cuts
@@ -179,7 +182,21 @@ class _Scan:
         memory, by and large."""
         found = [self._with_elements(self._grid(home)) for home in (0, 1) if self._allows(home)]
         found.append(self._grid_of_whole_layers())
-        return _joined(found)
+        return self._chosen(_joined(found))
+
+    def _chosen(self, of: Layouts) -> Layouts:
+        """Those that have what is asked for: where something must be cut, not units that lie as a
+        whole on two devices."""
+        if self._space.policy != "cut":
+            return of
+        inside = [
+            (ways > 0) & (ways < len(marks) - 1)
+            for ways, marks in (
+                (of.heads, self._cuts.heads), (of.elements, self._cuts.elements),
+                (of.rows, self._cuts.rows),
+            )
+        ]  # fmt: skip
+        return of.at((of.cut > 0) & (inside[0] | inside[1]) | inside[2])
 
     def _allows(self, home: int) -> bool:
         times = self._decode.times
@@ -187,11 +204,12 @@ class _Scan:
         return bool(ways.size and np.isfinite(ways).any())
 
     def _grid(self, home: int) -> Layouts:
-        blocks = self._blocks
+        blocks, step = self._blocks, max(1, self._blocks // _COUNTS)
         pairs = {
             (cpu, cut)
-            for cut in range(1, blocks + 1)
-            for cpu in (range(blocks - cut + 1) if cut <= _FEW else (0, blocks - cut))
+            for cut in {*range(1, _FEW + 1), *range(_FEW + 1, blocks, step), blocks}
+            if cut <= blocks
+            for cpu in (range(0, blocks - cut + 1, step) if cut <= _FEW else (0, blocks - cut))
         }
         heads, rows = self._near_heads(home), self._some_rows()
         grid = np.meshgrid(np.arange(len(pairs)), heads, rows, indexing="ij")
@@ -224,7 +242,7 @@ class _Scan:
         if not times.size or not np.isfinite(times).any():
             return [0, last]
         balance = int(np.argmin(times)) + 1
-        return sorted({0, last, balance, balance // 2, (balance + last) // 2, last - 1} - {-1})
+        return sorted({0, last, balance, (balance + last) // 2})
 
     def _with_elements(self, of: Layouts) -> Layouts:
         """Those of the balance, within what both memories allow; and none, and all."""
@@ -237,7 +255,7 @@ class _Scan:
         balance = int(np.argmin(times.mean(axis=0)[1:-1])) + 1
         inner = dataclasses.replace(of, elements=np.full(len(of), balance))
         least, most = self._within(inner)
-        shares = {0.0, 0.25, 0.5, 1.0} if self._workload.objective != "decode" else {0.0, 1.0}
+        shares = {0.0, 0.5, 1.0} if self._workload.objective != "decode" else {0.0}
         made = [inner]
         for share in sorted(shares):
             at = np.rint(least + share * (most - least)).astype(np.int64)
@@ -257,11 +275,13 @@ class _Scan:
             slack[1] = np.minimum(slack[1], own)
         last = len(self._cuts.elements) - 1
         least, most = np.ones(len(of), np.int64), np.full(len(of), last - 1)
-        key = of.cpu * (self._blocks + 1) + of.cut
-        for pair in np.unique(key).tolist():
-            at = np.flatnonzero(key == pair)
-            own, there = self._memory.by_elements(of.at(at[:1]))
-            now = int(of.elements[at[0]])
+        order = np.argsort(of.cpu * (self._blocks + 1) + of.cut, kind="stable")
+        key = (of.cpu * (self._blocks + 1) + of.cut)[order]
+        starts = np.flatnonzero(np.diff(key, prepend=-1, append=-1))
+        owns, theres = self._memory.by_elements(of.at(order[starts[:-1]]))
+        for number, (begin, end) in enumerate(itertools.pairwise(starts.tolist())):
+            at, own, there = order[begin:end], owns[number], theres[number]
+            now = of.elements[at]
             # Both rise and fall with the elements but for alignment.
             want = there[now] + slack[1][at]
             least[at] = 1 + np.searchsorted(-there[1:-1], -want, side="left")
@@ -277,11 +297,17 @@ class _Scan:
             least, most = self._within(inner)
             for at in (least, least + 1, most, inner.elements + 1, inner.elements - 1):
                 made.append(dataclasses.replace(inner, elements=np.clip(at, 1, last - 1)))
-        rows = of.at((of.rows > 0) & (of.rows < len(self._cuts.rows) - 1))
-        for step in (-2, -1, 1, 2):
-            at = np.clip(rows.rows + step, 1, len(self._cuts.rows) - 2)
+        rows, most = of.at((of.rows > 0) & (of.rows < len(self._cuts.rows) - 1)), self._cuts.rows
+        for step in (-5, -2, -1, 1, 2, 5):
+            at = np.clip(rows.rows + step, 1, len(most) - 2)
             made.append(dataclasses.replace(rows, rows=at))
-        return _unique(_joined(made))
+        cut = of.at(of.cut > 0)
+        for cpu, more in ((-1, 1), (1, -1), (0, 1), (0, -1), (1, 0), (-1, 0)):
+            counts = cut.cpu + cpu, cut.cut + more
+            there = (counts[0] >= 0) & (counts[1] > 0) & (sum(counts) <= self._blocks)
+            moved = dataclasses.replace(cut, cpu=counts[0], cut=counts[1])
+            made.append(moved.at(there))
+        return self._chosen(_unique(_joined(made)))
 
     # --- scores ----------------------------------------------------------------------------------
 

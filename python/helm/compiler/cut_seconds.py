@@ -10,9 +10,9 @@ import numpy as np
 from helm.compiler.budget import stage_bytes
 from helm.compiler.candidate import Candidate
 from helm.compiler.counts import Step
-from helm.compiler.cut_memory import CutMemory, Layouts
+from helm.compiler.cut_memory import CutMemory
 from helm.compiler.cut_price import HOMES, ROLES, price_unit
-from helm.compiler.cut_space import KINDS, CutModel, cut_model, decode_attention_s
+from helm.compiler.cut_space import KINDS, CutModel, Layouts, cut_model, decode_attention_s
 from helm.compiler.cut_tables import CutTable
 from helm.compiler.cut_visits import visiting_seconds
 from helm.compiler.prefill import Prefill

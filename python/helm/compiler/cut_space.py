@@ -7,7 +7,8 @@ Ways are those of `helm.compiler.cut_tables`; times are [homes, ways] of each cl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,7 @@ class CutModel:
 
     layers: tuple[tuple[CutTable, CutTable], ...]
     head: CutTable
+    known: dict[Any, set[str]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def heads(self) -> I64:
@@ -97,6 +99,30 @@ def _row_marks(model: CostedGraph) -> I64:
     size = next(v.width for v in model.graph.values if v.name == model.graph.logits)
     unit = 16 * max(1, -(-size // (16 * _HEAD_WAYS)))
     return np.array([*range(0, size, unit), size], np.int64)
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """Arrays [layouts]: layers from the first on the CPU, then so many that are cut, the rest on
+    the accelerator. home: of those that are cut, see `HOMES`. heads, elements, rows: places among
+    the marks of a `CutModel`. The embedding is on the CPU."""
+
+    cpu: I64
+    cut: I64
+    home: I64
+    heads: I64
+    elements: I64
+    rows: I64
+
+    def __len__(self) -> int:
+        return len(self.cpu)
+
+    def at(self, chosen: object) -> Layouts:
+        return Layouts(*(each[chosen] for each in self.arrays))
+
+    @property
+    def arrays(self) -> tuple[I64, ...]:
+        return (self.cpu, self.cut, self.home, self.heads, self.elements, self.rows)
 
 
 @dataclass(frozen=True)
@@ -188,9 +214,7 @@ def _times(
             halves[0].append(price_unit(setting, first, step, own))
             halves[1].append(_times_of(price_unit(setting, second, step, nothing), count))
         prices.append((_together(halves[0]), _together(halves[1])))
-    ends = [_times_of(price_unit(setting, cuts.head, step, nothing), n) for step, n in kinds
-            if step.output_rows]  # fmt: skip
-    head = _together(ends) if ends else None
+    head = head_price(setting, cuts, kinds)
     return CutTimes(
         np.stack([_homes(own[0]) for own in prices]),
         np.stack([_homes(own[1]) for own in prices]),
@@ -198,6 +222,17 @@ def _times(
         tuple(prices),
         head,
     )
+
+
+def head_price(setting: Setting, cuts: CutModel, kinds: list[tuple[Step, int]]) -> UnitPrice | None:
+    """Of the head in steps, of which so many are alike; None where none has outputs."""
+    nothing = {"cpu": np.zeros(1), "accelerator": np.zeros(1)}
+    ends = [
+        _times_of(price_unit(setting, cuts.head, step, nothing), count)
+        for step, count in kinds
+        if step.output_rows
+    ]
+    return _together(ends) if ends else None
 
 
 def _homes(price: UnitPrice) -> F64:

@@ -12,9 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from helm.compiler.cut_memory import CutMemory, Layouts
+from helm.compiler.counts import Step
+from helm.compiler.cut_memory import CutMemory
 from helm.compiler.cut_price import UnitPrice
-from helm.compiler.cut_space import CutModel, CutTimes, decode_times, prefill_times
+from helm.compiler.cut_space import (
+    CutModel,
+    CutTimes,
+    Layouts,
+    decode_times,
+    head_price,
+    prefill_times,
+)
 from helm.compiler.cut_visits import quick_end_s, visiting_end_s
 from helm.compiler.overflow import Bools
 from helm.compiler.prefill import Prefill
@@ -55,6 +63,9 @@ class CutSteps:
         times = prefill_times(prefill, self.cuts, some)
         if times is None:
             return None
+        return self._costs(prefill, some, times)
+
+    def _costs(self, prefill: Prefill, some: Bools, times: CutTimes) -> StepCosts:
         heads = [prefill.head[site][some].sum(axis=0) for site in ("cpu", "accelerator")]
         embedding = prefill.embedding["cpu"][some].sum(axis=0)
         chosen = prefill.tokens[some], prefill.outputs[some]
@@ -132,9 +143,16 @@ class CutSteps:
                some.tobytes())  # fmt: skip
         known = self.setting.known
         if key not in known:
-            known[key] = self.prompts(prefill, some)
+            known[key] = self._only_ends(prefill, some)
         found: StepCosts = known[key]
         return found
+
+    def _only_ends(self, prefill: Prefill, some: Bools) -> StepCosts:
+        sizes = zip(prefill.tokens[some].tolist(), prefill.outputs[some].tolist(), strict=True)
+        kinds = [(Step(n[0], n[0], outputs=n[1]), 1) for n in sizes if n[1]]
+        head, none = head_price(self.setting, self.cuts, kinds), np.zeros((1, 2, 2))
+        rows = np.zeros(len(self.cuts.rows)) if head is None else head.total[0][0]
+        return self._costs(prefill, some, CutTimes(none, none, rows, (), head))
 
     # --- terms -----------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from helm.compiler.counts import Step
-from helm.compiler.cut_memory import CutMemory, Layouts
-from helm.compiler.cut_space import CutModel
+from helm.compiler.cut_memory import CutMemory
+from helm.compiler.cut_space import CutModel, Layouts
 from helm.compiler.cut_tables import CutTable
 from helm.compiler.layers import visiting_body
 from helm.compiler.overflow import Bools

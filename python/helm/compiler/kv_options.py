@@ -52,7 +52,11 @@ class KvOptions:
         )
 
     def space(self, space: Space) -> Space:
-        """`space` with the site that was asked for."""
+        """`space` with the site that was asked for. Who says how pages may overflow wants plans in
+        which they can, so none that are cut unless those are asked for."""
+        said = self.overflow != "auto" or self.vram_bytes is not None or self.watermark is not None
+        if said and space.policy == "auto":
+            space = dataclasses.replace(space, policy="layer-partition")
         if self.overflow == "stream":
             return dataclasses.replace(space, overflow=("stream",))
         if self.overflow == "cpu":

@@ -11,6 +11,7 @@ from typing import cast
 from helm.base.arguments import is_one_of, shown
 from helm.base.formats import DTYPE_CHOICES, FORMATS, KV_ELEMENT_BYTES, KvDType, dtype_name
 from helm.compiler.access import loaded_profile, mapped_share
+from helm.compiler.budget import step_limits
 from helm.compiler.counts import CostedGraph
 from helm.compiler.kv_options import KvOptions
 from helm.compiler.load_cost import LoadingRequest
@@ -129,7 +130,7 @@ class Problem:
         context = self.context
         if context is None:
             context = self.config.max_context if self.workload is None else self.workload.context
-        return Limits(context, self.step_tokens, self.max_sequences, self.max_sequences)
+        return step_limits(context, self.step_tokens, self.max_sequences)
 
     @property
     def work(self) -> Workload:

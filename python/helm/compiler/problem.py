@@ -100,7 +100,7 @@ class Space:
     CPU layers visit the accelerator, besides those of the limits. decode_groups: sequences take
     turns in so many groups. threads None: all counts of the sweep. mapped_weights: those of the CPU
     lie in mapped files, from where they visit the accelerator more slowly if it cannot lock them.
-    policy: whether layers and the head may be cut between both devices, "layer-partition": none is,
+    policy: "auto": layers and the head may be cut between both devices, "layer-partition": none is,
     "cut": some are. columns: a multiple of which columns of weights are cut; uncut: why the weights
     cannot be cut, "" if they can.
     """
@@ -114,6 +114,6 @@ class Space:
     decode_groups: tuple[int, ...] = (1, 2)
     threads: tuple[int, ...] | None = None
     mapped_weights: bool = False
-    policy: Policy = "auto"
+    policy: Policy = "layer-partition"
     columns: int = 32
     uncut: str = ""

@@ -28,7 +28,7 @@ from helm.machine.profile import Profile
 from helm.plan.records import Objective, Predicted, Workload
 
 PLENTY = 2**60  # bytes
-_CUTS = 3  # of the layouts that are cut, those that are kept
+_CUTS = 2  # of the layouts that are cut, those that are kept
 Seconds = TypeVar("Seconds", float, F64)
 
 
@@ -138,7 +138,8 @@ class Search:
             unique = {id(setting): setting for setting in settings}
             self._cut_searches[threads] = CutSearch(unique.values(), self.space, self.profile)
         one = self._cut_searches[threads]
-        found = one.best(limits, workload, batches(workload))
+        at_once = {workload.batch, *([] if whole.best is None else [whole.best.sequences])}
+        found = one.best(limits, workload, sorted(at_once))
         made = (candidate_of(each, self.profile, limits, workload) for each in found[:_CUTS])
         return tuple(made), one.reason
 

@@ -271,12 +271,12 @@ def plan_of(
     tensors = parts_of(problem.tensors, made)
     whole = {tensor.name: tensor.whole for tensor in tensors}
     return Plan(
-        model=identity(problem.config, problem.checkpoint_tensors),
+        model=identity(problem.config, problem.checkpoint_tensors, limits.context),
         limits=limits,
         threads=threads,
         devices=devices_named(memory),
         kv=kv,
-        rope=graph.rope,
+        rope=graph.rope_of(limits.context),
         tensors=tensors,
         slices=slices_of(tensors, units, lambda name, on: model.format(whole[name], on)),
         values=made.values,

@@ -165,7 +165,7 @@ def mappable(tensor: TensorSpec, format: str, stored: str | None) -> bool:
     aligned. stored: the dtype of all tensors of a model whose checkpoint is not there; None: it
     is, and a tensor without a source is bound from memory."""
     if tensor.source is None:
-        return format == stored
+        return format == stored and tensor.shape[1:] == tensor.whole_shape[1:]
     return lies_as_held(tensor, format)
 
 
@@ -223,7 +223,7 @@ def check_model(
     plan: Plan, config: ModelConfig, checkpoint_tensors: Mapping[str, TensorInfo] | None
 ) -> None:
     """PlanError unless `plan` was made for this configuration and checkpoint."""
-    found = identity(config, checkpoint_tensors)
+    found = identity(config, checkpoint_tensors, plan.limits.context)
     if plan.model == found:
         return
     fields = dataclasses.asdict(found)
@@ -237,10 +237,23 @@ def check_model(
     )
 
 
-def identity(config: ModelConfig, infos: Mapping[str, TensorInfo] | None) -> ModelIdentity:
-    """Of a configuration and its checkpoint, if that is there."""
+_NONE = object()
+# Fields that configurations did not always have, with their defaults.
+_SINCE = {
+    field.name: field.default
+    for field in dataclasses.fields(ModelConfig)
+    if field.default is not dataclasses.MISSING
+}
+
+
+def identity(
+    config: ModelConfig, infos: Mapping[str, TensorInfo] | None, context: int
+) -> ModelIdentity:
+    """Of a configuration and its checkpoint, if that is there. KV that longrope's tables of short
+    contexts have turned is not that of long ones: beyond them it is another model."""
     table = [infos[name].identity for name in sorted(infos)] if infos else []
-    text = json.dumps([_stated(dataclasses.asdict(config)), table], sort_keys=True)
+    far = ["far"] if config.is_far(context) else []
+    text = json.dumps([_stated(dataclasses.asdict(config)), table, *far], sort_keys=True)
     return ModelIdentity(
         config.architecture,
         hashlib.sha256(text.encode()).hexdigest(),
@@ -253,9 +266,9 @@ def identity(config: ModelConfig, infos: Mapping[str, TensorInfo] | None) -> Mod
 def _stated(config: dict[str, Any]) -> dict[str, Any]:
     """Without what configurations had no field for before, where it says nothing: what was saved
     for a model stays of use."""
-    if config["quantization"] is None:
-        config = {name: value for name, value in config.items() if name != "quantization"}
+    said = {name: value for name, value in config.items() if value != _SINCE.get(name, _NONE)}
     rope = config.get("rope")
-    if rope is None or rope["factors"]:
-        return config
-    return {**config, "rope": {name: value for name, value in rope.items() if name != "factors"}}
+    if rope is None:
+        return said
+    listed = ("factors", "long_factors")
+    return {**said, "rope": {k: v for k, v in rope.items() if k not in listed or v}}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from helm.errors import InvalidError
 from helm.model.graph import (
+    FarRope,
     Graph,
     KvGeometry,
     Linear,
@@ -19,7 +20,7 @@ from helm.model.graph import (
     UnitKind,
     Value,
 )
-from helm.model.rope import RopeTable
+from helm.model.rope import RopeConfig, RopeTable, rope_table
 
 MAX_WIDTH = 2**24  # the runtime's bound of a value's width
 
@@ -38,6 +39,7 @@ class GraphBuilder:
     _units: list[Unit] = field(default_factory=list)
     _ops: list[Op] = field(default_factory=list)
     _rope: list[RopeTable] = field(default_factory=list)
+    _far_rope: dict[int, FarRope] = field(default_factory=dict)
 
     def tensor(self, name: str, *shape: int) -> str:
         """Declares a weight of the base model and returns its whole name."""
@@ -73,10 +75,16 @@ class GraphBuilder:
         self.add(Select(input, out))
         return out
 
-    def rope_table(self, table: RopeTable) -> int:
+    def rope_table(self, rope: RopeConfig, head_dim: int) -> int:
+        """The place of the table of heads of `head_dim`, and of what takes its place far away."""
+        table = rope_table(rope, head_dim)
         if table not in self._rope:
             self._rope.append(table)
-        return self._rope.index(table)
+        index = self._rope.index(table)
+        if rope.rope_type == "longrope":
+            instead = rope_table(rope, head_dim, far=True)
+            self._far_rope[index] = FarRope(index, rope.original_context, instead)
+        return index
 
     def width(self, name: str) -> int:
         return self._values[name].width
@@ -115,13 +123,18 @@ class GraphBuilder:
         offset: int = 0,
         groups: int = 1,
         size: int | None = None,
+        plus: float = 0.0,
+        accumulate: bool = False,
+        biased: bool = True,
     ) -> None:
-        """Norm with "<module>.weight" (and ".bias" for layer norm) of `groups` runs of `size`."""
+        """Norm with "<module>.weight" (and ".bias" for layer norm, if `biased`) of `groups` runs of
+        `size`."""
         size = self.width(input) if size is None else size
         assert offset + groups * size <= min(self.width(input), self.width(out))
         weight = self.tensor(f"{module}.weight", size)
-        bias = self.tensor(f"{module}.bias", size) if kind == "layer" else None
-        self.add(Norm(kind, input, offset, out, offset, groups, size, weight, bias, eps))
+        bias = self.tensor(f"{module}.bias", size) if kind == "layer" and biased else None
+        runs = (input, offset, out, offset, groups, size)
+        self.add(Norm(kind, *runs, weight, bias, eps, plus, accumulate))
 
     def head(self, input: str, vocab_size: int, tied: bool) -> None:
         """logits = head input, with the embedding as the head when tied."""
@@ -150,4 +163,5 @@ class GraphBuilder:
             tuple(self._rope),
             kv,
             "logits",
+            tuple(self._far_rope.values()),
         )

@@ -63,6 +63,17 @@ class ModelConfig:
     do_layer_norm_before: bool  # norms stand before attention and MLP, not after them
     final_norm: bool  # a norm before the head
     quantization: str | None = None  # how weights are stored, see `helm.model.quantization`
+    local_rope: RopeConfig | None = None  # of layers with a window; None: that of the others
+    unrotated: tuple[int, ...] = ()  # layers without rope
+    heads_normed: bool = False  # every head of q and k has a norm of its own
+    parallel: bool = False  # attention and mlp read the same value
+    norm_plus: float = 0.0  # what is added to every norm's weight
+    score_scale: float | None = None  # of attention's scores; None: head_dim ** -0.5
+    score_cap: float = 0.0  # c bounds scores by c tanh(score / c); 0: nothing does
+    logits_cap: float = 0.0  # likewise
+    logits_scale: float = 1.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and mlp add
 
     @property
     def max_context(self) -> int:
@@ -72,6 +83,11 @@ class ModelConfig:
             reach = int(self.rope.factor * self.rope.original_context)
             return min(max(self.max_position_embeddings, reach), _MAX_CONTEXT)
         return self.max_position_embeddings
+
+    def is_far(self, context: int) -> bool:
+        """Whether sequences of `context` positions have longrope's tables of long contexts."""
+        rope = self.rope
+        return rope is not None and rope.rope_type == "longrope" and context > rope.original_context
 
     @property
     def context_reason(self) -> str:

@@ -16,7 +16,7 @@ import itertools
 import json
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, get_args
 
 from helm.base.jsonio import encode
@@ -25,17 +25,20 @@ from helm.model.rope import RopeTable
 Rows = Literal["tokens", "outputs"]
 NormKind = Literal["rms", "layer"]
 UnitKind = Literal["embedding", "attention", "mlp", "head"]
-ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu"]
+ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "scale", "softcap"]
+RopePairs = Literal["halves", "neighbours"]
+_OPTIONAL = {"optional": True}  # absent from a plan where a field has its default
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """out(t, :) = table[token(t), :]"""
+    """out(t, :) = scale * table[token(t), :]"""
 
     op: ClassVar[str] = "embedding"
     names: ClassVar[tuple[str, ...]] = ("table",)
     table: str  # [vocab, width]
     out: str
+    scale: float = field(default=1.0, metadata=_OPTIONAL)
 
     def uses(self) -> tuple[str, ...]:
         return (self.out,)
@@ -63,7 +66,8 @@ class PositionEmbedding:
 
 @dataclass(frozen=True)
 class Norm:
-    """Normalises `groups` runs of `size` elements that lie side by side from in_offset."""
+    """Normalises `groups` runs of `size` elements that lie side by side from in_offset:
+    out [+]= norm(in) * (weight_plus + weight) [+ bias]."""
 
     op: ClassVar[str] = "norm"
     names: ClassVar[tuple[str, ...]] = ("weight", "bias")
@@ -77,6 +81,8 @@ class Norm:
     weight: str  # [size]
     bias: str | None  # [size]
     eps: float
+    weight_plus: float = field(default=0.0, metadata=_OPTIONAL)
+    accumulate: bool = field(default=False, metadata=_OPTIONAL)
 
     def uses(self) -> tuple[str, ...]:
         return (self.input, self.out)
@@ -114,7 +120,8 @@ class Linear:
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotates pairs (i, i + rotary/2) of `heads` heads side by side from offset, in place."""
+    """Rotates pairs of `heads` heads side by side from offset, in place: halves (i, i + rotary/2)
+    or neighbours (2i, 2i + 1)."""
 
     op: ClassVar[str] = "rope"
     names: ClassVar[tuple[str, ...]] = ()
@@ -124,6 +131,7 @@ class Rope:
     head_dim: int
     rotary: int
     table: int  # index into the graph's rope tables
+    pairs: RopePairs = field(default="halves", metadata=_OPTIONAL)
 
     def uses(self) -> tuple[str, ...]:
         return (self.value,)
@@ -134,10 +142,10 @@ class Rope:
 
 @dataclass(frozen=True)
 class Attention:
-    """Appends K and V to the cache, then out = softmax(scale q k^T + mask) v. layer: index of the
-    KV cache's entry with these heads.
+    """Appends K and V to the cache, then out = softmax(cap(scale q k^T) + mask) v. layer: index of
+    the KV cache's entry with these heads.
 
-    window w > 0: position i sees only j with 0 <= i - j < w.
+    window w > 0: position i sees only j with 0 <= i - j < w. softcap c > 0: cap(x) = c tanh(x / c).
     """
 
     op: ClassVar[str] = "attention"
@@ -153,6 +161,7 @@ class Attention:
     head_dim: int
     scale: float
     window: int
+    softcap: float = field(default=0.0, metadata=_OPTIONAL)
 
     def uses(self) -> tuple[str, ...]:
         return (self.input, self.out)
@@ -163,7 +172,8 @@ class Attention:
 
 @dataclass(frozen=True)
 class Activation:
-    """gated: in is [gate | up], out = act(gate) * up; plain: out = act(in), may be in place."""
+    """gated: in is [gate | up], out [+]= act(gate) * up; plain: out [+]= act(in), may be in place.
+    scale: factor * x; softcap: factor * tanh(x / factor)."""
 
     op: ClassVar[str] = "activation"
     names: ClassVar[tuple[str, ...]] = ()
@@ -172,6 +182,8 @@ class Activation:
     input: str
     out: str
     size: int
+    factor: float = field(default=1.0, metadata=_OPTIONAL)
+    accumulate: bool = field(default=False, metadata=_OPTIONAL)
 
     def uses(self) -> tuple[str, ...]:
         return (self.input, self.out)
@@ -229,17 +241,9 @@ class Concat:
 
 
 Op = (
-    Embedding
-    | PositionEmbedding
-    | Norm
-    | Linear
-    | Rope
-    | Attention
-    | Activation
-    | Select
-    | Add
+    Embedding | PositionEmbedding | Norm | Linear | Rope | Attention | Activation | Select | Add
     | Concat
-)
+)  # fmt: skip
 OPS: dict[str, type[Op]] = {cls.op: cls for cls in get_args(Op)}
 # By op the fields that name nothing.
 _PLAIN_FIELDS = {
@@ -304,6 +308,15 @@ def whole_layers(count: int, kv_heads: int) -> tuple[KvLayer, ...]:
 
 
 @dataclass(frozen=True)
+class FarRope:
+    """In contexts of more than `beyond` positions `instead` takes the place of a rope table."""
+
+    table: int  # index into the graph's rope tables
+    beyond: int
+    instead: RopeTable
+
+
+@dataclass(frozen=True)
 class Graph:
     """One step of one model. units: the embedding, of each layer the attention and the mlp, the
     head. tensors: name -> shape of every weight the ops read."""
@@ -315,6 +328,15 @@ class Graph:
     rope: tuple[RopeTable, ...]
     kv: KvGeometry
     logits: str
+    far_rope: tuple[FarRope, ...] = field(default=(), metadata=_OPTIONAL)
+
+    def rope_of(self, context: int) -> tuple[RopeTable, ...]:
+        """The tables for sequences of up to `context` positions."""
+        tables = list(self.rope)
+        for far in self.far_rope:
+            if context > far.beyond:
+                tables[far.table] = far.instead
+        return tuple(tables)
 
     def ops(self) -> Iterator[Op]:
         for unit in self.units:

@@ -6,8 +6,10 @@ each rotated pair in f32, computed in f32 in the same order of operations as tra
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +17,8 @@ import numpy.typing as npt
 from helm.base.jsonio import Reader
 
 F32 = npt.NDArray[np.float32]
-_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "factors")
+LayerKind = Literal["full_attention", "sliding_attention"]
+_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")
 _MOST_FACTORS = 4096
 
 
@@ -32,11 +35,12 @@ class RopeConfig:
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn, rotations
     beta_slow: float = 1.0  # yarn, rotations
-    attention_factor: float | None = None  # yarn; None: derived from factor
+    attention_factor: float | None = None  # yarn, longrope; None: derived from factor
     mscale: float = 0.0  # yarn
     mscale_all_dim: float = 0.0  # yarn
     truncate: bool = True  # yarn
-    factors: tuple[float, ...] = ()  # factors, one per rotated pair
+    factors: tuple[float, ...] = ()  # factors, and longrope of short contexts: one per rotated pair
+    long_factors: tuple[float, ...] = ()  # longrope of contexts beyond original_context
 
 
 @dataclass(frozen=True)
@@ -48,31 +52,45 @@ class RopeTable:
     attention_factor: float
 
 
-def parse_rope(config: Reader, max_positions: int) -> RopeConfig:
+def parse_rope(
+    config: Reader,
+    max_positions: int,
+    *,
+    theta: float = 10000.0,
+    partial: float = 1.0,
+    layers: LayerKind | None = None,
+    theta_key: str = "rope_theta",
+) -> RopeConfig:
     """Reads `rope_scaling` (old) or `rope_parameters` (new), `rope_theta` and their kin.
 
-    A value inside the dict goes before one at the top level, as in transformers. Raises the
-    reader's error naming the key.
+    A value inside the dict goes before one at the top level, as in transformers. theta, partial: of
+    absent keys. layers: the kind of layers that is asked for; where the dict does not tell kinds
+    apart, it is of full_attention. Raises the reader's error naming the key.
     """
     key = "rope_scaling" if config.get("rope_scaling").value else "rope_parameters"
     node = config.get(key)
+    nothing = Reader({}, config.subject, config.error, key)
     if not node.value:
-        node = Reader({}, config.subject, config.error, key)
-    for name in ("full_attention", "sliding_attention"):
-        if name in node.names():
-            node.reject("parameters per layer type are not supported; expected one set for all")
+        node = nothing
+    kinds = [name for name in get_args(LayerKind) if name in node.names()]
+    if kinds and layers is None:
+        node.reject("parameters per layer type are not supported; expected one set for all")
+    if layers is not None and (kinds or layers == "sliding_attention"):
+        node = node.get(layers) if node.get(layers).value else nothing
     kind = node.get("rope_type", node.get("type", "default").value)
-    rope_type = kind.choice(_TYPES)
+    # Phi-3's first files say "su" for what became longrope.
+    rope_type = "longrope" if kind.value == "su" else kind.choice(_TYPES)
 
-    def either(name: str, default: float) -> Reader:
-        return node[name] if name in node.names() else config.get(name, default)
+    def either(name: str, outer: str, default: float) -> Reader:
+        inner = node.get(name)
+        return config.get(outer, default) if inner.null else inner
 
-    theta = either("rope_theta", 10000.0).number(1.0, 1e30)
-    partial = either("partial_rotary_factor", 1.0)
-    base = RopeConfig(rope_type, theta, 1.0 if partial.null else partial.number(0.0, 1.0))
+    base = either("rope_theta", theta_key, theta).number(1.0, 1e30)
+    share = either("partial_rotary_factor", "partial_rotary_factor", partial)
+    rope = RopeConfig(rope_type, base, partial if share.null else share.number(0.0, 1.0))
     if rope_type == "default":
-        return base
-    return _parse_scaling(config, node, base, max_positions)
+        return rope
+    return _parse_scaling(config, node, rope, max_positions)
 
 
 def _parse_scaling(
@@ -87,13 +105,12 @@ def _parse_scaling(
         "partial_rotary_factor": base.partial_rotary_factor,
     }
     if base.rope_type == "factors":
-        factors = node["factors"].items()
-        if len(factors) > _MOST_FACTORS:
-            node["factors"].reject(f"expected at most {_MOST_FACTORS}, found {len(factors)}")
         return RopeConfig(
             **common,  # type: ignore[arg-type]
-            factors=tuple(factor.number(1e-6, 1e6) for factor in factors),
+            factors=_factors(node["factors"]),
         )
+    if base.rope_type == "longrope":
+        return _parse_longrope(node, base, max_positions, original_context)
     factor = node["factor"]
     if base.rope_type == "yarn" and factor.null:
         scale = max_positions / original_context
@@ -135,20 +152,62 @@ def _parse_scaling(
     return RopeConfig(**common, factor=scale, original_context=original_context)  # type: ignore[arg-type]
 
 
+def _factors(node: Reader) -> tuple[float, ...]:
+    return tuple(factor.number(1e-6, 1e6) for factor in node.items(_MOST_FACTORS))
+
+
+def _parse_longrope(
+    node: Reader, base: RopeConfig, max_positions: int, original_context: int
+) -> RopeConfig:
+    factor, attention = node.get("factor"), node.get("attention_factor")
+    if original_context < 2:
+        node.reject(f"expected original_max_position_embeddings above 1, found {original_context}")
+    return dataclasses.replace(
+        base,
+        factor=max_positions / original_context if factor.null else factor.number(1e-6, 1e6),
+        original_context=original_context,
+        attention_factor=None if attention.null else attention.number(0.0, 1e6),
+        factors=_factors(node["short_factor"]),
+        long_factors=_factors(node["long_factor"]),
+    )
+
+
+def check_rope(rope: RopeConfig, head_dim: int, node: Reader) -> None:
+    """The reader's error, naming the key, unless heads of `head_dim` can be rotated so."""
+    rotary = rotary_size(rope, head_dim)
+    if rotary < 2 or rotary % 2:
+        node.get("head_dim", head_dim).reject(
+            f"expected an even number of rotated elements per head, found {rotary} of head_dim "
+            f"{head_dim}"
+        )
+    key = "rope_scaling" if node.get("rope_scaling").value else "rope_parameters"
+    longrope = rope.rope_type == "longrope"
+    for name, factors in (
+        ("short_factor" if longrope else "factors", rope.factors),
+        ("long_factor", rope.long_factors),
+    ):
+        if len(factors) not in ((rotary // 2,) if longrope else (0, rotary // 2)):
+            node.get(key).get(name).reject(
+                f"expected {rotary // 2} factors, one per rotated pair, found {len(factors)}"
+            )
+
+
 def rotary_size(rope: RopeConfig, head_dim: int) -> int:
     """How many leading elements of each head are rotated."""
     return int(head_dim * rope.partial_rotary_factor)
 
 
-def rope_table(rope: RopeConfig, head_dim: int) -> RopeTable:
+def rope_table(rope: RopeConfig, head_dim: int, *, far: bool = False) -> RopeTable:
     """The frequency table of heads of `head_dim` elements; `rotary_size` must be even and >= 2.
+    far: of contexts beyond `original_context`, which longrope has another table for.
 
     default: RoFormer. linear: positions interpolated by `factor` (Chen et al.,
     arXiv:2306.15595). dynamic: equal to default up to max_position_embeddings, beyond which no
     plan reaches: there transformers takes a step's frequencies from the longest position so far,
     while keys keep those of the step that they came in. llama3: Llama 3.1 (arXiv:2407.21783)
     rescales long wavelengths only. yarn: Peng et al. (arXiv:2309.00071). factors: of GGUF files,
-    which state llama3's as a factor of every pair's wavelength.
+    which state llama3's as a factor of every pair's wavelength. longrope: Ding et al.
+    (arXiv:2402.13753), a factor of every pair's wavelength, other ones for long contexts.
     """
     dim = rotary_size(rope, head_dim)
     pos_freqs = _pos_freqs(rope.theta, dim)
@@ -159,8 +218,12 @@ def rope_table(rope: RopeConfig, head_dim: int) -> RopeTable:
     elif rope.rope_type == "llama3":
         inv_freq = _llama3(inv_freq, rope)
     elif rope.rope_type == "factors":
-        factors: F32 = np.array(rope.factors, np.float32)
-        inv_freq = inv_freq / factors
+        wavelengths: F32 = np.array(rope.factors, np.float32)
+        inv_freq = inv_freq / wavelengths
+    elif rope.rope_type == "longrope":
+        longer: F32 = np.array(rope.long_factors if far else rope.factors, np.float32)
+        inv_freq = np.float32(1.0) / (longer * pos_freqs)
+        attention_factor = _longrope_attention_factor(rope)
     elif rope.rope_type == "yarn":
         inv_freq, attention_factor = _yarn(pos_freqs, dim, rope), _yarn_attention_factor(rope)
     return RopeTable(tuple(float(f) for f in inv_freq), attention_factor)
@@ -187,6 +250,14 @@ def _llama3(inv_freq: F32, rope: RopeConfig) -> F32:
     medium = (wavelen >= high_wavelen) & (wavelen <= low_wavelen)
     result: F32 = np.where(medium, smoothed, scaled).astype(np.float32)
     return result
+
+
+def _longrope_attention_factor(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.factor <= 1.0:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_context))
 
 
 def _yarn_attention_factor(rope: RopeConfig) -> float:

@@ -19,13 +19,17 @@ from helm.model.checkpoint.pieces import with_pieces, zero_biases
 from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.config import ModelConfig
 from helm.model.families import build_graph
-from helm.model.graph import Embedding
+from helm.model.graph import Embedding, Linear
 
 HEAD = "lm_head.weight"
 # Modules that hold a whole model, or a part of it, and change nothing: of torch.compile,
 # DistributedDataParallel, FSDP and activation checkpoints.
 _WRAPPERS = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-_ANCHOR = "layers.0.self_attn.q_proj.weight"  # every family has it
+# Parts of multimodal models that are not the text model.
+_OTHER = re.compile(
+    r"(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|audio_tower"
+    r"|embed_vision|embed_audio|patch_merger)\."
+)
 # Tables and masks that older exporters stored, and the heads of models that rate or classify text.
 _LEFTOVER = re.compile(
     r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|(self_)?attn\.(masked_)?bias"
@@ -75,8 +79,16 @@ def name_weights(
     embed = graph.units[0].ops[0]
     assert isinstance(embed, Embedding)
     base = embed.table.removesuffix("embed_tokens.weight")
-    tensors = _renamed(stored, base, graph.tensors)
+    anchor = next(op.parts[0].weight for op in graph.units[1].ops if isinstance(op, Linear))
+    other = [name for name in stored if _OTHER.search(name) and name not in graph.tensors]
+    text = {name: info for name, info in stored.items() if name not in set(other)}
+    tensors = _renamed(text, base, graph.tensors, anchor.removeprefix(base))
     notices = []
+    if other:
+        notices.append(
+            f"left out {len(other)} tensors of images or sound, which HELM does not take: "
+            f"{listed(other)}"
+        )
     left = [n for n in tensors if n not in graph.tensors and _LEFTOVER.search(n)]
     if left:
         notices.append(f"left out {len(left)} tensors that text does not need: {listed(left)}")
@@ -97,16 +109,17 @@ def name_weights(
 
 
 def _renamed(
-    stored: Mapping[str, TensorInfo], base: str, wanted: Iterable[str]
+    stored: Mapping[str, TensorInfo], base: str, wanted: Iterable[str], anchor: str
 ) -> dict[str, TensorInfo]:
-    """By transformers' names. base: what those of the base model begin with; wanted: all names.
+    """By transformers' names. base: what those of the base model begin with; wanted: all names;
+    anchor: one of the first layer, without the base.
 
     What lies beside the first block is the base model, whatever its names begin with there; the
     head may stand beside any of the modules around it.
     """
     parts = {name[len(base) :].split(".")[0] for name in wanted if name.startswith(base)}
     plain = {name: ".".join(p for p in name.split(".") if p not in _WRAPPERS) for name in stored}
-    found = {n.removesuffix(_ANCHOR) for n in plain.values() if f".{n}".endswith(f".{_ANCHOR}")}
+    found = {n.removesuffix(anchor) for n in plain.values() if f".{n}".endswith(f".{anchor}")}
     if len(found) > 1 and base not in found:
         raise CheckpointError(
             f"[load] the checkpoint holds {len(found)} models, with names that begin with "

@@ -114,7 +114,8 @@ class AsyncLLM:
         self._llm._open_service().pace(step_target_s)
 
     def stats(self) -> dict[str, float]:
-        """running, waiting, steps, tokens, kv_blocks_used, kv_blocks_total."""
+        """running, waiting, steps, tokens, guessed_tokens, accepted_tokens, saved_s,
+        kv_blocks_used, kv_blocks_total."""
         return {name: float(value) for name, value in self._llm._open_service().stats().items()}
 
     async def generate(

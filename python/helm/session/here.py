@@ -287,8 +287,8 @@ def with_thread_counts(cpu: CpuProfile, counts: Iterable[int]) -> CpuProfile:
 
 def units_by_device(plan: Plan) -> dict[str, list[str]]:
     """What lies on each device: "embedding", "layers 0-3", ..., in order; of a layer on two devices
-    "layer 4 attention" or "layer 4 mlp"."""
-    from helm.compiler.explain import layers_label
+    "layer 4 attention" or "layer 4 mlp", on both if that is cut."""
+    from helm.compiler.segments import layers_label
 
     places = {unit.layer: set[str]() for unit in plan.units}
     for unit in plan.units:
@@ -303,7 +303,9 @@ def units_by_device(plan: Plan) -> dict[str, list[str]]:
     held: dict[str, list[str]] = {device.name: [] for device in plan.devices}
     for (device, label), run in itertools.groupby(plan.units, lambda u: (u.device, alone(u))):
         layers = [unit.layer for unit in run if unit.layer is not None]
-        held[device].append(label or layers_label(layers[0], layers[-1]))
+        name = label or layers_label(layers[0], layers[-1])
+        if name not in held[device]:  # what is cut has several units there
+            held[device].append(name)
     return held
 
 
@@ -323,7 +325,7 @@ def _engine(
         if options.progress is not None:
             options.progress(done, total)
 
-    placed = {tensor.name for tensor in plan.tensors}
+    placed = {tensor.whole for tensor in plan.tensors}
     device = CPU if target.accelerator is None else target.accelerator.specification
     try:
         engine = _helm.Engine(

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helm.base.formats import tensor_bytes
 from helm.base.sizes import size_text
 from helm.errors import OutOfMemoryError
 from helm.machine.devices import SIM, Accelerator
 from helm.machine.grants import file_key
 from helm.machine.resources import memory_available, memory_granted
+from helm.plan.weights import slice_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,10 +48,11 @@ def host_use(
     """infos, directory: of the checkpoint, or of tensors that are bound from memory."""
     use = plan.memory["cpu"]
     weights_bytes, mapped = use.weights_bytes, dict[str, int]()
+    sizes = slice_bytes(plan.tensors, plan.slices, "cpu")
     for tensor, held in plan.held("cpu"):
-        info = infos[tensor.name]
-        size = tensor_bytes(held.format, tensor.shape)
-        if info.file is None and info.weight_dtype == held.format:
+        info, size = infos[tensor.whole], sizes[tensor.name]
+        bound = tensor.part is None  # parts of what is bound are copied
+        if info.file is None and info.weight_dtype == held.format and bound:
             weights_bytes -= size
         elif info.file is not None and held.access == "mapped":
             weights_bytes -= size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from helm.base.summaries import Summarized
@@ -16,10 +17,13 @@ if TYPE_CHECKING:
 
     from helm.model.config import ModelConfig
     from helm.plan.schema import Plan
+    from helm.session.speculation import Speculation
 
 
 class LoadedLLM(Summarized):
     """The properties of an LLM."""
+
+    _speculation: Speculation
 
     def _hold(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
@@ -79,7 +83,8 @@ class LoadedLLM(Summarized):
         Of `threads`, `active_threads` decode; the others sleep while other programs are busy.
         `devices` lists the CPU and, if the plan uses one, the accelerator: what it is, which
         `units` it holds ("embedding", "layers 0-3", ...), and bytes by purpose. `predicted` is
-        the plan's decode rate in tokens/s, None for a plan made without a profile.
+        the plan's decode rate in tokens/s, None for a plan made without a profile. `speculation`
+        has how tokens are guessed (`by`: "ngram" or "off"), and the `reason` why they are not.
         """
         stats = dict(self._open_engine().stats)
         held = units_by_device(self.plan)
@@ -89,6 +94,7 @@ class LoadedLLM(Summarized):
         stats["predicted"] = (
             None if prediction is None else prediction.predicted.decode_tokens_per_s
         )
+        stats["speculation"] = asdict(self._speculation)
         return stats
 
     def _open_engine(self) -> Any:

@@ -59,6 +59,7 @@ class TorchKeywords(PlanKeywords, total=False):
     """What `LLM.from_torch` takes by name: those of LLM(...) that are not about files."""
 
     prefix_cache: bool
+    speculate: str
     progress: Progress | bool | None
 
 

@@ -36,10 +36,10 @@ class Service:
     left as it is.
     """
 
-    def __init__(self, engine: Any, prefix_cache: bool) -> None:
+    def __init__(self, engine: Any, prefix_cache: bool, drafter: Any = None) -> None:
         from helm import _helm
 
-        self._native = _helm.Service(engine, prefix_cache)
+        self._native = _helm.Service(engine, prefix_cache, drafter)
         self.engine = engine
         self._changed = threading.Condition()  # guards what follows
         self._holders: dict[int, int] = {}  # sequence -> thread
@@ -47,11 +47,16 @@ class Service:
         self._process = os.getpid()
         _services.add(self._native)
 
-    def submit(self, requests: Sequence[Any], outbox: Any) -> list[int]:
-        """Native requests, whose events go to the native outbox; their ids."""
+    def submit(self, requests: Sequence[Any], outbox: Any, more: bool = False) -> list[int]:
+        """Native requests, whose events go to the native outbox; their ids. more: others follow at
+        once, for which an engine at rest waits until `begin`."""
         if self._closed:
             raise InvalidError(CLOSED)
-        return list(self._native.submit(requests, outbox))
+        return list(self._native.submit(requests, outbox, more))
+
+    def begin(self) -> None:
+        """An engine at rest begins with what was submitted."""
+        self._native.begin()
 
     def cancel(self, request: int) -> None:
         """Ends a request within a step, if it has not ended; no event tells of it."""
@@ -106,8 +111,9 @@ class Service:
         self._native.exclusively(lambda: results.append(work()))
         return results[0]
 
-    def stats(self) -> dict[str, int]:
-        """running, waiting, steps, tokens, kv_blocks_used, kv_blocks_total."""
+    def stats(self) -> dict[str, float]:
+        """running, waiting, steps, tokens, guessed_tokens, accepted_tokens, saved_s,
+        kv_blocks_used, kv_blocks_total."""
         return dict(self._native.stats)
 
     def check(self) -> None:

@@ -9,8 +9,10 @@
 namespace helm::test {
 namespace {
 
-constexpr cpu::Activation kKinds[] = {cpu::Activation::kSilu, cpu::Activation::kGelu,
-                                      cpu::Activation::kGeluTanh, cpu::Activation::kRelu};
+constexpr cpu::Activation kKinds[] = {cpu::Activation::kSilu,     cpu::Activation::kGelu,
+                                      cpu::Activation::kGeluTanh, cpu::Activation::kRelu,
+                                      cpu::Activation::kScale,    cpu::Activation::kSoftcap};
+constexpr float kFactor = 2.5f;
 
 // Relative error of exp and a division; erf adds an absolute 5e-7 per unit of x (a rational fit).
 double bound_of(cpu::Activation kind, double x, double y) {
@@ -29,19 +31,25 @@ void check_activation(cpu::Activation kind, bool gated, bool in_place, int64_t n
     const Guarded<float> x(random_floats((tokens - 1) * x_stride + width, seed, fill));
     for (int64_t i = 0; i < x.size(); ++i) x.data()[i] *= 3;
     const std::vector<float> before = x.copy();
-    const Guarded<float> y((tokens - 1) * (n + 2) + n);
+    const bool accumulate = seed % 3 == 0;
+    const Guarded<float> y(random_floats((tokens - 1) * (n + 2) + n, seed + 1));
+    const std::vector<float> y_before = y.copy();
     const int64_t y_stride = in_place ? x_stride : n + 2;
     float* out = in_place ? x.data() : y.data();
-    table->activation({kind, gated, x.data(), x_stride, out, y_stride, tokens, n});
+    table->activation(
+        {kind, gated, x.data(), x_stride, out, y_stride, tokens, n, kFactor, accumulate});
     std::vector<float> got;
     Expected want;
     for (int64_t i = 0; i < tokens * n; ++i) {
       const float* row = before.data() + i / n * x_stride;
       const double v = row[i % n], gate = gated ? row[n + i % n] : 1.0;
-      const double y0 = oracle_activation(kind, v);
-      got.push_back(out[i / n * y_stride + i % n]);
-      want.value.push_back(y0 * gate);
-      want.bound.push_back(bound_of(kind, v, y0) * std::abs(gate) + kEps * std::abs(y0 * gate));
+      const double y0 = oracle_activation(kind, v, kFactor);
+      const auto at = static_cast<size_t>(i / n * y_stride + i % n);
+      const double held = accumulate ? (in_place ? before : y_before)[at] : 0;
+      got.push_back(out[at]);
+      want.value.push_back(held + y0 * gate);
+      want.bound.push_back(bound_of(kind, v, y0) * std::abs(gate) +
+                           2 * kEps * (std::abs(held) + std::abs(y0 * gate)));
     }
     CHECK(compare(got, want.value, want.bound,
                   std::string(table->name) + " activation " +
@@ -69,6 +77,7 @@ TEST_CASE("activations: extremes stay finite and NaN stays NaN") {
   const float kNan = std::nanf("");
   for (const cpu::KernelTable* table : tiers()) {
     for (cpu::Activation kind : kKinds) {
+      if (kind == cpu::Activation::kScale || kind == cpu::Activation::kSoftcap) continue;
       const std::vector<float> x = {-1e30f, -200.0f, -90.0f, -0.0f, 0.0f,
                                     90.0f,  200.0f,  1e30f,  kNan};
       std::vector<float> y(x.size());
@@ -81,6 +90,23 @@ TEST_CASE("activations: extremes stay finite and NaN stays NaN") {
       }
       CHECK(std::isnan(y.back()));
     }
+  }
+}
+
+TEST_CASE("soft caps: small numbers keep their digits, extremes become the cap, NaN stays NaN") {
+  const std::vector<float> x = {-INFINITY, -1e30f, -200.0f, 1e-6f, -1e-30f,      0.0f,
+                                0.7f,      200.0f, 1e30f,   1e38f, std::nanf("")};
+  const auto n = static_cast<int64_t>(x.size());
+  for (const cpu::KernelTable* table : tiers()) {
+    std::vector<float> y(x.size());
+    table->activation(
+        {cpu::Activation::kSoftcap, false, x.data(), n, y.data(), n, 1, n, 50.0f, false});
+    for (size_t i = 0; i + 1 < x.size(); ++i) {
+      const double want = 50 * std::tanh(static_cast<double>(x[i]) / 50);
+      CHECK_MESSAGE(std::abs(y[i] - want) <= 8 * kEps * std::abs(want),
+                    table->name << " x " << x[i]);
+    }
+    CHECK(std::isnan(y.back()));
   }
 }
 

@@ -17,6 +17,7 @@ struct Problem {
   int64_t first_query, first_key = 0, window = 0;
   float scale = 0.3f;
   int64_t rotary = 0;  // of a bias that i8 keys lack
+  float softcap = 0;
 };
 
 struct Result {
@@ -84,6 +85,7 @@ cpu::AttentionArgs args_of(const Problem& p, const Data& d, const Scratch& scrat
       d.q.data(),  d.q_stride, p.queries,     p.group,   p.head_dim, p.first_query,
       p.first_key, p.window,   p.scale,       d.span(p), {},         d.m.data(),
       d.s.data(),  d.o.data(), scratch.data()};
+  args.softcap = p.softcap;
   if (d.bias.size() > 0) {
     args.bias = d.bias.data();
     args.rotary = p.rotary;
@@ -182,6 +184,15 @@ TEST_CASE("attention: span sizes, masks and windows") {
   check_problem({20, 2, 16, 130, 129, 0, 0, 0.0f}, seed++);
   check_problem({20, 2, 16, 130, 129, 0, 0, -1.0f}, seed++);
   check_problem({20, 2, 16, 130, 129, 0, 0, 40.0f}, seed++);  // one key takes all the weight
+}
+
+TEST_CASE("attention: soft caps of scores") {
+  uint32_t seed = 2400;
+  for (const float softcap : {0.05f, 2.0f, 50.0f}) {
+    check_problem({1, 3, 24, 200, 199, 0, 0, 0.3f, 0, softcap}, seed++);
+    check_problem({40, 2, 24, 200, 160, 0, 60, 0.3f, 0, softcap}, seed++);
+    check_problem({40, 2, 64, 130, 90, 0, 0, 0.02f, 64, softcap}, seed++);
+  }
 }
 
 TEST_CASE("attention: i8 keys that lack a bias") {

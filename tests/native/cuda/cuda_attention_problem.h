@@ -16,6 +16,7 @@ struct Problem {
   int64_t splits = 1;
   float scale = 0.3f;
   int compute = 0;  // of the GPU; 0: one without tensor cores
+  float softcap = 0;
 };
 
 // The emulated GPU has this capability, of which it had 7.5, until the end of the test.
@@ -75,7 +76,8 @@ struct Data {
             p.splits,
             p.splits,
             partials.data(),
-            p.compute};
+            p.compute,
+            p.softcap};
   }
 
   TestStep step;
@@ -120,21 +122,16 @@ inline ExpectedAttention expect_all(const Problem& p, const Data& d) {
       }
       const float* q = d.x.data() + run.first_row * d.width + (head * group + 1) * p.head_dim;
       const ExpectedAttention e =
-          oracle_attention({q,
-                            d.width,
-                            run.tokens,
-                            group,
-                            p.head_dim,
-                            run.first_position,
-                            0,
-                            p.window,
-                            p.scale,
-                            {k.data(), v.data(), nullptr, nullptr, keys},
-                            {},
-                            nullptr,
-                            nullptr,
-                            nullptr,
-                            nullptr},
+          oracle_attention({q,          d.width,
+                            run.tokens, group,
+                            p.head_dim, run.first_position,
+                            0,          p.window,
+                            p.scale,    {k.data(), v.data(), nullptr, nullptr, keys},
+                            {},         nullptr,
+                            nullptr,    nullptr,
+                            nullptr,    nullptr,
+                            0,          nullptr,
+                            nullptr,    p.softcap},
                            d.kv.dtype, DType::kF32, run.tokens > 1 ? weights : DType::kF32);
       scatter(e.out, want.out, p.head_dim, run.first_row, head);
       scatter(e.m, want.m, 1, run.first_row, head);

@@ -108,6 +108,14 @@ TEST_CASE("cuda attention: a score of 0, negative, and one key that takes all th
   }
 }
 
+TEST_CASE("cuda attention: soft caps of scores") {
+  uint32_t seed = 4500;
+  for (const float softcap : {0.05f, 2.0f, 50.0f}) {
+    check_problem({{{1, 130}, {1, 9}}, 4, 2, 24, 16, 0, 2, 0.3f, 0, softcap}, seed++);
+    check_problem({{{33, 20}, {1, 9}}, 4, 2, 24, 16, 21, 1, 0.3f, 0, softcap}, seed++);
+  }
+}
+
 TEST_CASE("cuda attention: scores that overflow to -inf weigh nothing") {
   for (int64_t splits : {1, 4}) {
     for (int32_t tokens : {1, 2}) {

@@ -99,6 +99,15 @@ TEST_CASE(
   conform_stage(open_cuda_test_device, {cut, true});
 }
 
+TEST_CASE("a stage agrees with the scalar oracle: soft caps, scales, norms behind, neighbours") {
+  TinyShape variant = shape("f32", "f32");
+  variant.varied = true;
+  variant.softcap = 4;
+  conform_stage(open_cuda_test_device, {variant});
+  variant.weight_dtype = variant.kv_dtype = "bf16";
+  conform_stage(open_cuda_test_device, {variant, true});
+}
+
 TEST_CASE("attention in parts agrees with the scalar oracle") {
   using helm::DType;
   for (const auto& [name, dtype] :

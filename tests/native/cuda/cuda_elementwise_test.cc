@@ -6,8 +6,10 @@
 namespace helm::test {
 namespace {
 
-constexpr ActivationKind kKinds[] = {ActivationKind::kSilu, ActivationKind::kGelu,
-                                     ActivationKind::kGeluTanh, ActivationKind::kRelu};
+constexpr ActivationKind kKinds[] = {ActivationKind::kSilu,     ActivationKind::kGelu,
+                                     ActivationKind::kGeluTanh, ActivationKind::kRelu,
+                                     ActivationKind::kScale,    ActivationKind::kSoftcap};
+constexpr float kFactor = 2.5f;
 
 // Relative errors: of exp or erfc with the rounding of its argument, of a division, of products.
 double bound_of(ActivationKind kind, double x, double y) {
@@ -24,9 +26,14 @@ void check_activation(ActivationKind kind, bool gated, bool in_place, int64_t ro
   const Guarded<float> x(random_floats((rows - 1) * x_stride + width, seed, fill));
   for (int64_t i = 0; i < x.size(); ++i) x.data()[i] *= 3;
   const std::vector<float> before = x.copy();
-  const Guarded<float> y((rows - 1) * (n + 2) + n);
+  const bool accumulate = seed % 3 == 0;
+  const Guarded<float> y(random_floats((rows - 1) * (n + 2) + n, seed + 1));
+  const std::vector<float> y_before = y.copy();
   float* out = in_place ? x.data() : y.data();
-  cuda::activation({kind, gated, x.data(), x_stride, out, y_stride, rows, n}, kOverlapping);
+  cuda::ActivationArgs args{kind, gated, x.data(), x_stride, out, y_stride, rows, n};
+  args.factor = kFactor;
+  args.accumulate = accumulate;
+  cuda::activation(args, kOverlapping);
   const std::string label = "activation " + std::to_string(static_cast<int>(kind)) + " gated " +
                             std::to_string(gated) + " n " + std::to_string(n) + " seed " +
                             std::to_string(seed);
@@ -36,10 +43,13 @@ void check_activation(ActivationKind kind, bool gated, bool in_place, int64_t ro
   for (int64_t i = 0; i < rows * n; ++i) {
     const float* row = before.data() + i / n * x_stride;
     const double v = row[i % n], gate = gated ? row[n + i % n] : 1.0;
-    const double y0 = oracle_activation(static_cast<cpu::Activation>(kind), v);
-    got.push_back(out[i / n * y_stride + i % n]);
-    want.value.push_back(y0 * gate);
-    want.bound.push_back(bound_of(kind, v, y0) * std::abs(gate) + kEps * std::abs(y0 * gate));
+    const double y0 = oracle_activation(static_cast<cpu::Activation>(kind), v, kFactor);
+    const auto at = static_cast<size_t>(i / n * y_stride + i % n);
+    const double held = accumulate ? (in_place ? before : y_before)[at] : 0;
+    got.push_back(out[at]);
+    want.value.push_back(held + y0 * gate);
+    want.bound.push_back(bound_of(kind, v, y0) * std::abs(gate) +
+                         2 * kEps * (std::abs(held) + std::abs(y0 * gate)));
   }
   CHECK(compare(got, want.value, want.bound, label) == "");
   CHECK_MESSAGE((x.intact() && y.intact()), label);
@@ -65,6 +75,7 @@ TEST_CASE("cuda activations: extremes stay finite and NaN stays NaN") {
                                 90.0f,     200.0f, 1e30f,   1e38f,  std::nanf("")};
   const auto n = static_cast<int64_t>(x.size());
   for (ActivationKind kind : kKinds) {
+    if (kind == ActivationKind::kScale || kind == ActivationKind::kSoftcap) continue;
     std::vector<float> y(x.size());
     cuda::activation({kind, false, x.data() + 1, n - 1, y.data() + 1, n - 1, 1, n - 1},
                      kOverlapping);
@@ -92,7 +103,8 @@ TEST_CASE("cuda embedding, position embedding and select: exact rows of ragged w
       step.token_ids = ids.data();
       step.positions = positions.data();
       step.output_rows = outputs.data();
-      cuda::embedding({table.data(), dtype, x.data(), width, tokens}, step, kOverlapping);
+      constexpr float kScale = 3;
+      cuda::embedding({table.data(), dtype, x.data(), width, tokens, kScale}, step, kOverlapping);
       cuda::position_embedding({table.data(), dtype, offset, x.data(), width, tokens}, step,
                                kOverlapping);
       cuda::select(x.data(), chosen.data(), width, outputs.size(), step, kOverlapping);
@@ -103,7 +115,7 @@ TEST_CASE("cuda embedding, position embedding and select: exact rows of ragged w
       };
       for (int64_t i = 0; i < x.size(); ++i) {
         const int64_t t = i / width;
-        want_x.push_back(row_of(ids.data()[t], i % width) +
+        want_x.push_back(kScale * row_of(ids.data()[t], i % width) +
                          row_of(positions.data()[t] + offset, i % width));
       }
       for (int64_t i = 0; i < chosen.size(); ++i) {

@@ -94,6 +94,34 @@ TEST_CASE("packed weights on the card, some of its blocks visiting: logits near 
   }
 }
 
+TEST_CASE("layers and head cut between the CPU and a card: logits near the CPU's, tables once") {
+  const std::vector<int32_t> ids = token_ids(40, 4);
+  TinyShape shape = helm::test::cut_shape();
+  shape.pages = 100;
+  const auto on_cpu = helm::test::tiny_engine(tiny_model(shape));
+  const std::vector<float> want = last_logits(*on_cpu, ids, 20);
+  shape.devices = {"cpu", "cpu", "cpu", "cpu"};
+  shape.cut_on_cpu = false;
+  TinyShape visiting = shape;
+  visiting.stream_tokens = 16, visiting.stream_pages = 40;
+  for (const TinyShape& one : {shape, visiting}) {
+    const auto engine = helm::test::tiny_engine(tiny_model(one), "cuda");
+    CHECK(distance(last_logits(*engine, ids, 20), want) < 1e-5);
+    CHECK(engine->stats().streamed_steps == (one.stream_tokens > 0 ? 2 : 0));
+    const std::vector<int32_t> next = {5};
+    const auto sequence = engine->open(20);
+    for (int step = 0; step < 4; ++step) {  // plain, captured, replayed
+      const int64_t uploads = cuda_emulation::uploads();
+      const helm::StepInput input{sequence, next, helm::StepInput::Outputs::kLast};
+      engine->step({&input, 1});
+      // The tables, and what crosses: of layer 0 h twice, of layer 1, which is at home there, x and
+      // two partial sums, of the head h.
+      CHECK(cuda_emulation::uploads() - uploads == 1 + 2 + 3 + 1);
+    }
+    engine->close(sequence);
+  }
+}
+
 TEST_CASE("the pieces of a step with far KV pages have one upload of tables") {
   for (const char* site : {"cpu", "stream"}) {
     CAPTURE(std::string(site));

@@ -15,10 +15,16 @@ void check_norm(int64_t rows, int64_t groups, int64_t n, bool rms, bool in_place
   const Guarded<float> weight(random_floats(n, seed + 2)), bias(random_floats(n, seed + 3));
   const float* b = !rms && seed % 2 ? bias.data() : nullptr;
   float* out = in_place ? x.data() : y.data();
+  const float plus = seed % 5 ? 0.0f : 1.0f;
+  const bool accumulate = seed % 3 == 1;
   const Expected want = oracle_norm(
-      {x.data(), stride, nullptr, stride, rows, groups, n, weight.data(), b, 1e-6f}, rms);
-  cuda::norm({!rms, x.data(), stride, out, stride, rows, groups, n, weight.data(), b, 1e-6f},
-             kOverlapping);
+      {x.data(), stride, out, stride, rows, groups, n, weight.data(), b, 1e-6f, plus, accumulate},
+      rms);
+  cuda::NormArgs args{!rms,   x.data(), stride,        out, stride, rows,
+                      groups, n,        weight.data(), b,   1e-6f};
+  args.weight_plus = plus;
+  args.accumulate = accumulate;
+  cuda::norm(args, kOverlapping);
   const std::string label = (rms ? "rms norm n " : "layer norm n ") + std::to_string(n) + " rows " +
                             std::to_string(rows) + " seed " + std::to_string(seed);
   finish_kernels(label);
@@ -38,10 +44,12 @@ void rotate(std::vector<double>* x, std::vector<double>* bound, const cuda::Rope
   for (size_t i = 0; i < half; ++i) {
     const double angle = static_cast<float>(position) * rope.inv_freq[i];
     const double c = std::cos(angle) * rope.factor, s = std::sin(angle) * rope.factor;
-    const double a = (*x)[i], b = (*x)[i + half];
-    (*x)[i] = a * c - b * s;
-    (*x)[i + half] = b * c + a * s;
-    (*bound)[i] = (*bound)[i + half] = 4 * kEps * rope.factor * (std::abs(a) + std::abs(b));
+    const size_t first = rope.neighbours ? 2 * i : i;
+    const size_t second = rope.neighbours ? 2 * i + 1 : i + half;
+    const double a = (*x)[first], b = (*x)[second];
+    (*x)[first] = a * c - b * s;
+    (*x)[second] = b * c + a * s;
+    (*bound)[first] = (*bound)[second] = 4 * kEps * rope.factor * (std::abs(a) + std::abs(b));
   }
 }
 
@@ -62,9 +70,9 @@ void check_append(const Problem& p, DType dtype, bool fused, uint32_t seed) {
                                     p.head_dim * dtype_bytes(dtype));
   std::memset(pool.data(), 0xff, static_cast<size_t>(pool.size()));
   const cuda::KvPool kv{pool.data(), dtype, p.page_tokens, p.kv_heads, p.head_dim};
-  const cuda::RopeArgs rope{x.data(),   width,    offset,          p.q_heads + p.kv_heads,
-                            p.head_dim, p.rotary, inv_freq.data(), 1.25f,
-                            step.tokens};
+  const cuda::RopeArgs rope{x.data(),    width,        offset,          p.q_heads + p.kv_heads,
+                            p.head_dim,  p.rotary,     inv_freq.data(), 1.25f,
+                            step.tokens, seed % 2 == 1};
   const int64_t k_offset = offset + p.q_heads * p.head_dim;
   const int64_t v_offset = k_offset + p.kv_heads * p.head_dim;
   if (!fused) cuda::rope(rope, step.tables, kOverlapping);
@@ -189,8 +197,8 @@ TEST_CASE("cuda rope: keeps what it does not rotate, at positions of long contex
     const Guarded<int32_t> positions(std::vector<int32_t>{position, position + 1});
     const std::vector<float> before = x.copy();
     Expected want{{before.begin(), before.end()}, std::vector<double>(before.size(), 0.0)};
-    const cuda::RopeArgs rope{x.data(), width,           offset, heads, head_dim,
-                              rotary,   inv_freq.data(), 1.0f,   tokens};
+    const cuda::RopeArgs rope{x.data(), width,           offset, heads,  head_dim,
+                              rotary,   inv_freq.data(), 1.0f,   tokens, position % 2 == 1};
     for (int64_t t = 0; t < tokens; ++t) {
       for (int64_t h = 0; h < heads; ++h) {
         const auto at = static_cast<ptrdiff_t>(t * width + offset + h * head_dim);

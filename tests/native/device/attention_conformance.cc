@@ -42,8 +42,9 @@ class PiecewiseAttention {
     }
     const int64_t q = shape.heads * shape.head_dim, kv = shape.kv_heads * shape.head_dim;
     const auto attend = [&](ValueIndex partial) {
-      return AttendOp{qkv_,           0,      partial,     kLayer, shape.heads, shape.kv_heads,
-                      shape.head_dim, kScale, shape.window};
+      return AttendOp{
+          qkv_,           0,      partial,      kLayer,       shape.heads, shape.kv_heads,
+          shape.head_dim, kScale, shape.window, shape.softcap};
     };
     units_ = {{.name = "append", .ops = {AppendOp{qkv_, q, q + kv, kLayer}}},
               {.name = "reset",
@@ -126,7 +127,12 @@ class PiecewiseAttention {
                               nullptr,
                               nullptr,
                               nullptr,
-                              nullptr},
+                              nullptr,
+                              nullptr,
+                              0,
+                              nullptr,
+                              nullptr,
+                              shape_.softcap},
                              plan_.kv.dtype, inputs, query.tokens > 1 ? weights : DType::kF32);
         for (int64_t i = 0; i < query.tokens * group * dim; ++i) {
           const auto at = static_cast<size_t>((first_row + i / (group * dim)) * width(out_) +

@@ -129,7 +129,12 @@ TEST_CASE("every device keeps the contract") {
     helm::test::conform_stage(opener(name), {.shape = {}});
     helm::test::conform_stage(opener(name), {.shape = {.kv_dtype = "f16", .weight_dtype = "bf16"},
                                              .narrows_inputs = narrows});
+    helm::test::conform_stage(opener(name), {.shape = {.varied = true, .softcap = 4}});
+    helm::test::conform_stage(
+        opener(name),
+        {.shape = {.kv_dtype = "i8", .qkv_bias = true, .varied = true, .softcap = 4}});
     helm::test::conform_attention_pieces(opener(name), {});
+    helm::test::conform_attention_pieces(opener(name), {.softcap = 1.5F});
     helm::test::conform_attention_pieces(
         opener(name), {.page_tokens = 5, .window = 37, .kv_dtype = "bf16"}, inputs);
     helm::test::conform_stage(opener(name), {.shape = {.kv_dtype = "i8"}});

@@ -61,6 +61,28 @@ TEST_CASE("damaged fields are named") {
   expect(damaged("/logits", "x"), "logits");
 }
 
+TEST_CASE("damaged fields that may be absent are named") {
+  helm::test::TinyShape shape;
+  shape.varied = true;
+  shape.softcap = 4;
+  const json good = json::parse(helm::test::tiny_model(shape).plan);
+  REQUIRE(message_of(good).empty());
+  const auto damaged = [&](const char* pointer, const json& value) {
+    json plan = good;
+    plan[json::json_pointer(pointer)] = value;
+    return plan;
+  };
+  expect(damaged("/units/0/ops/0/scale", "2"), "units[0].ops[0].scale");
+  expect(damaged("/units/1/ops/0/weight_plus", nullptr), "units[1].ops[0].weight_plus");
+  expect(damaged("/units/1/ops/0/accumulate", 1), "units[1].ops[0].accumulate");
+  expect(damaged("/units/1/ops/2/pairs", "all"), "pairs: expected \"halves\" or \"neighbours\"");
+  expect(damaged("/units/1/ops/3/softcap", 0), "units[1].ops[3].softcap: must be above 0");
+  expect(damaged("/units/2/ops/2/factor", 2), "factor: only scale and softcap have a factor");
+  expect(damaged("/units/2/ops/4/accumulate", "no"), "units[2].ops[4].accumulate");
+  expect(damaged("/units/5/ops/2/factor", -1), "units[5].ops[2].factor: must be above 0");
+  expect(damaged("/units/5/ops/2/kind", "tanh"), "relu, scale or softcap");
+}
+
 TEST_CASE("plans of other versions are refused with what to do") {
   json plan = json::parse(helm::test::tiny_model().plan);
   for (const int version : {0, 7, helm::Plan::kVersion + 1}) {

@@ -15,14 +15,64 @@ from helm.base.files import present
 from helm.base.jsonio import Reader, read_json
 from helm.errors import CheckpointError, ConfigError, UnsupportedModelError
 from helm.model.config import ModelConfig
-from helm.model.families import llama, mistral, opt, qwen2, qwen3
+from helm.model.families import (
+    cohere,
+    cohere2,
+    gemma2,
+    gemma3,
+    glm,
+    glm4,
+    granite,
+    llama,
+    ministral,
+    mistral,
+    olmo2,
+    olmo3,
+    opt,
+    phi3,
+    qwen2,
+    qwen3,
+    smollm3,
+    stablelm,
+)
 from helm.model.families.family import Family
+from helm.model.families.unknown import said_of
 from helm.model.graph import Graph
 from helm.model.quantization import read_quantization
 
 FAMILIES: dict[str, Family] = {
-    module.FAMILY.architecture: module.FAMILY for module in (llama, mistral, opt, qwen2, qwen3)
+    module.FAMILY.architecture: module.FAMILY
+    for module in (
+        cohere,
+        cohere2,
+        gemma2,
+        gemma3,
+        glm,
+        glm4,
+        granite,
+        llama,
+        ministral,
+        mistral,
+        olmo2,
+        olmo3,
+        opt,
+        phi3,
+        qwen2,
+        qwen3,
+        smollm3,
+        stablelm,
+    )
 }
+_TIED = "tie_word_embeddings"
+# Keys beside a text_config that are the text model's, too, where it has none of its own.
+_SHARED = (
+    "dtype",
+    "torch_dtype",
+    "quantization_config",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+)
 
 
 def architectures() -> list[str]:
@@ -52,16 +102,31 @@ def build_graph(config: ModelConfig) -> Graph:
     """The graph of `config`. Raises UnsupportedModelError."""
     if config.architecture not in FAMILIES:
         raise UnsupportedModelError(
-            f"[plan] architecture {config.architecture} is not supported; supported are "
-            + ", ".join(architectures())
+            f"[plan] architecture {config.architecture} is not supported"
+            + said_of(config.architecture, {}, architectures())
         )
     return FAMILIES[config.architecture].build(config)
 
 
 def _read(node: Reader) -> ModelConfig:
+    node = _text_part(node)
     family = _family(node)
     quantization = read_quantization(node)
     return dataclasses.replace(family.read(node), quantization=quantization)
+
+
+def _text_part(node: Reader) -> Reader:
+    """What a multimodal model says of its text model, with its errors naming text_config."""
+    inner, kind = node.get("text_config"), node.get("model_type")
+    holds = [family for family in FAMILIES.values() if kind.value in family.multimodal]
+    if inner.null or not holds:
+        return node
+    outer = {key: node.value[key] for key in _SHARED if node.value.get(key) is not None}
+    own = {key: value for key, value in inner.names().items() if value is not None}
+    values = {"model_type": holds[0].model_type, **outer, **own}
+    if not node.get(_TIED).null:  # of the whole model, whose head it is
+        values[_TIED] = node.value[_TIED]
+    return Reader(values, node.subject, node.error, inner.path)
 
 
 def _family(node: Reader) -> Family:
@@ -83,8 +148,8 @@ def _family(node: Reader) -> Family:
     if found is None:
         said = ", ".join(names) if names else f"type {kind.value!r}"
         raise UnsupportedModelError(
-            f"[{node.subject}] architectures: {said} is not supported; supported are "
-            + ", ".join(architectures())
+            f"[{node.subject}] architectures: {said} is not supported"
+            + said_of(names[0] if names else str(kind.value), node.value, architectures())
         )
     if model_type and model_type != found.model_type:
         kind.reject(

@@ -6,6 +6,9 @@ A family's differences arrive as arguments.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from helm.base.jsonio import Reader
 from helm.model.builder import GraphBuilder
@@ -17,31 +20,33 @@ from helm.model.graph import (
     Embedding,
     Graph,
     KvGeometry,
+    NormKind,
     Rope,
+    RopePairs,
     whole_layers,
 )
-from helm.model.rope import parse_rope, rope_table, rotary_size
+from helm.model.rope import LayerKind, check_rope, parse_rope, rotary_size
 
 # Of absent keys, in every family that shares it.
 DEFAULTS = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 
 
-def read_decoder(keys: Keys, architecture: str) -> ModelConfig:
-    """The configuration of one without windows. Raises ConfigError."""
+def read_decoder(
+    keys: Keys,
+    architecture: str,
+    *,
+    theta: float = 10000.0,
+    partial: float = 1.0,
+    layers: LayerKind | None = None,
+) -> ModelConfig:
+    """The configuration of one without windows. theta, partial: rope's, of absent keys; layers: the
+    kind that `rope` is of, where kinds have ropes of their own. Raises ConfigError."""
     stated = keys.get("head_dim")
     head_dim = divided_head_dim(keys) if stated.null else stated.integer(1, MAX_HEAD_DIM)
     common = read_common(keys, architecture, head_dim, keys["rms_norm_eps"].number(0.0, 1.0))
-    rope = parse_rope(keys.node, common.max_position_embeddings)
-    rotary = rotary_size(rope, head_dim)
-    if rotary < 2 or rotary % 2:
-        keys.node.get("head_dim", head_dim).reject(
-            f"expected an even number of rotated elements per head, found {rotary} of head_dim "
-            f"{head_dim}"
-        )
-    if len(rope.factors) not in (0, rotary // 2):
-        keys.node.get("rope_scaling").reject(
-            f"expected {rotary // 2} factors, one per rotated pair, found {len(rope.factors)}"
-        )
+    most = common.max_position_embeddings
+    rope = parse_rope(keys.node, most, theta=theta, partial=partial, layers=layers)
+    check_rope(rope, head_dim, keys.node)
     return dataclasses.replace(
         common,
         num_key_value_heads=_kv_heads(keys, common.num_attention_heads),
@@ -66,15 +71,23 @@ def with_layer_windows(config: ModelConfig, keys: Keys) -> ModelConfig:
     listed = keys.get("sliding_window")
     if not keys.flag("use_sliding_window"):
         listed = Reader(None, node.subject, node.error, "sliding_window")
-    window = read_window(listed)
-    types = node.get("layer_types")
-    if types.null:
-        full_layers = keys.get("max_window_layers").integer(0, 2**31)
-        slides = [layer >= full_layers for layer in range(layers)]
-    else:
+    full_layers = keys.get("max_window_layers").integer(0, 2**31)
+    slides = [layer >= full_layers for layer in range(layers)]
+    return with_windows(config, node, listed, slides)
+
+
+def with_windows(
+    config: ModelConfig, node: Reader, listed: Reader, slides: Sequence[bool]
+) -> ModelConfig:
+    """Layers of layer_types' kind sliding_attention have the window that `listed` says. slides:
+    which they are where the key is absent. Raises ConfigError."""
+    window, types = read_window(listed), node.get("layer_types")
+    if not types.null:
         kinds = [item.choice(("full_attention", "sliding_attention")) for item in types.items()]
-        if len(kinds) != layers:
-            types.reject(f"expected {layers} entries, one per layer, found {len(kinds)}")
+        if len(kinds) != config.num_hidden_layers:
+            types.reject(
+                f"expected {config.num_hidden_layers} entries, one per layer, found {len(kinds)}"
+            )
         slides = [kind == "sliding_attention" for kind in kinds]
         if window == 0 and any(slides):
             types.reject("names sliding_attention, but sliding_window is off")
@@ -86,34 +99,63 @@ def read_window(node: Reader) -> int:
     return 0 if node.null else node.integer(1, 2**31)
 
 
-def build_decoder(
-    config: ModelConfig,
-    *,
-    qkv_bias: bool = False,
-    out_bias: bool = False,
-    mlp_bias: bool = False,
-    qk_norm: bool = False,
-) -> Graph:
-    """Embedding, attention and mlp of every layer, head. qk_norm: an RMS norm on every q and k
-    head."""
+@dataclass(frozen=True)
+class Style:
+    """What a family's layers have. Names are those of modules; None: no such norm.
+
+    norm: the kind of the norms; a layer norm may have no bias. qk_norm: an RMS norm of q and k over
+    every head, or over all heads together; each: a layer norm of its own for every head. parallel:
+    attention and mlp read the same normed value, which then goes from one to the other, too.
+    """
+
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    norm: NormKind = "rms"
+    norm_bias: bool = True  # of layer norms
+    qk_norm: Literal["head", "width", "each"] | None = None
+    parallel: bool = False
+    fused_qkv: bool = False  # one matrix, named qkv_proj
+    fused_gate_up: bool = False  # one matrix, named gate_up_proj
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+    pairs: RopePairs = "halves"
+
+
+_PLAIN = Style()
+
+
+def build_decoder(config: ModelConfig, style: Style = _PLAIN) -> Graph:
+    """Embedding, attention and mlp of every layer, head."""
     b = GraphBuilder("model.")
     x = b.value("x", config.hidden_size)
-    b.add(Embedding(b.tensor("embed_tokens.weight", config.vocab_size, config.hidden_size), x))
+    table = b.tensor("embed_tokens.weight", config.vocab_size, config.hidden_size)
+    b.add(Embedding(table, x, config.embedding_scale))
     b.unit("embedding")
     for layer in range(config.num_hidden_layers):
-        at = f"layers.{layer}"
-        h = normed(b, config, f"{at}.input_layernorm", x)
-        attn = attention(b, config, f"{at}.self_attn", layer, h, qkv_bias, qk_norm)
+
+        def named(norm: str | None, layer: int = layer) -> str | None:
+            return None if norm is None else f"layers.{layer}.{norm}"
+
+        at = f"layers.{layer}.self_attn"
+        h = normed(b, config, named(style.before_attention), x, style)
+        attn = attention(b, config, at, layer, h, style)
         if layer == config.num_hidden_layers - 1:
-            x, attn = b.select(x), b.select(attn)
-        project(b, f"{at}.self_attn.o_proj", attn, x, out_bias)
+            x, attn, h = b.select(x), b.select(attn), b.select(h) if style.parallel else h
+        after = named(style.after_attention)
+        add_product(b, config, f"{at}.o_proj", attn, x, style.out_bias, after, style)
         b.unit("attention", layer)
-        h = normed(b, config, f"{at}.post_attention_layernorm", x)
-        gated_mlp(b, config, f"{at}.mlp", h, x, mlp_bias)
+        at = f"layers.{layer}.mlp"
+        if not style.parallel:
+            h = normed(b, config, named(style.before_mlp), x, style)
+        act = gated(b, config, at, h, style)
+        after = named(style.after_mlp)
+        add_product(b, config, f"{at}.down_proj", act, x, style.mlp_bias, after, style)
         b.unit("mlp", layer)
-    b.norm("rms", "norm", x, x, config.norm_eps)
-    b.head(x, config.vocab_size, config.tie_word_embeddings)
-    b.unit("head")
+    norm(b, config, "norm", x, x, style)
+    head(b, config, x)
     return b.graph(config.architecture, kv_geometry(config))
 
 
@@ -122,39 +164,81 @@ def kv_geometry(config: ModelConfig) -> KvGeometry:
     return KvGeometry(layers, config.num_key_value_heads, config.head_dim)
 
 
-def normed(b: GraphBuilder, config: ModelConfig, module: str, x: str) -> str:
-    """A value of its own with the RMS norm of x."""
+def norm(
+    b: GraphBuilder,
+    config: ModelConfig,
+    module: str,
+    input: str,
+    out: str,
+    style: Style,
+    *,
+    offset: int = 0,
+    groups: int = 1,
+    size: int | None = None,
+    accumulate: bool = False,
+) -> None:
+    """The family's norm, with the epsilon and what weights lack of its configuration."""
+    b.norm(
+        style.norm,
+        module,
+        input,
+        out,
+        config.norm_eps,
+        offset=offset,
+        groups=groups,
+        size=size,
+        plus=config.norm_plus,
+        accumulate=accumulate,
+        biased=style.norm_bias,
+    )
+
+
+def normed(b: GraphBuilder, config: ModelConfig, module: str | None, x: str, style: Style) -> str:
+    """A value of its own with the norm of x, or x where there is none."""
+    if module is None:
+        return x
     h = b.value_like(x, "h", config.hidden_size)
-    b.norm("rms", module, x, h, config.norm_eps)
+    norm(b, config, module, x, h, style)
     return h
 
 
 def attention(
-    b: GraphBuilder,
-    config: ModelConfig,
-    at: str,
-    layer: int,
-    input: str,
-    bias: bool,
-    qk_norm: bool = False,
+    b: GraphBuilder, config: ModelConfig, at: str, layer: int, input: str, style: Style
 ) -> str:
     """The value that attention(rope(norm(Q input)), rope(norm(K input)), V input) is written to."""
     heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     q, kv = heads * dim, kv_heads * dim
     qkv, attn = b.value("qkv", q + 2 * kv), b.value("attn", q)
     parts = [(f"{at}.q_proj", q), (f"{at}.k_proj", kv), (f"{at}.v_proj", kv)]
-    b.linear(input, qkv, parts, bias=bias)
-    if qk_norm:
-        eps = config.norm_eps
-        b.norm("rms", f"{at}.q_norm", qkv, qkv, eps, groups=heads, size=dim)
-        b.norm("rms", f"{at}.k_norm", qkv, qkv, eps, offset=q, groups=kv_heads, size=dim)
-    if config.rope is not None:
-        table = b.rope_table(rope_table(config.rope, dim))
-        rotary = rotary_size(config.rope, dim)
-        b.add(Rope(qkv, 0, heads + kv_heads, dim, rotary, table))  # q and k lie side by side
+    if style.fused_qkv:
+        parts = [(f"{at}.qkv_proj", q + 2 * kv)]
+    b.linear(input, qkv, parts, bias=style.qkv_bias)
+    norm_q_and_k(b, config, at, qkv, style)
     window = config.windows[layer]
-    b.add(Attention(qkv, 0, q, q + kv, attn, layer, heads, kv_heads, dim, dim**-0.5, window))
+    rope = config.local_rope if window and config.local_rope else config.rope
+    if rope is not None and layer not in config.unrotated:
+        rotary, table = rotary_size(rope, dim), b.rope_table(rope, dim)
+        # q and k lie side by side
+        b.add(Rope(qkv, 0, heads + kv_heads, dim, rotary, table, style.pairs))
+    scale = dim**-0.5 if config.score_scale is None else config.score_scale
+    places = (qkv, 0, q, q + kv, attn)
+    shape = (layer, heads, kv_heads, dim)
+    b.add(Attention(*places, *shape, scale, window, config.score_cap))
     return attn
+
+
+def norm_q_and_k(b: GraphBuilder, config: ModelConfig, at: str, qkv: str, style: Style) -> None:
+    heads, dim = config.num_attention_heads, config.head_dim
+    for part, offset, count in (("q", 0, heads), ("k", heads * dim, config.num_key_value_heads)):
+        if style.qk_norm == "each":
+            head_style = dataclasses.replace(style, norm="layer", norm_bias=False)
+            for head in range(count):
+                module, begin = f"{at}.{part}_layernorm.norms.{head}", offset + head * dim
+                norm(b, config, module, qkv, qkv, head_style, offset=begin, size=dim)
+        elif style.qk_norm is not None:
+            groups, size = (count, dim) if style.qk_norm == "head" else (1, count * dim)
+            runs = {"offset": offset, "groups": groups, "size": size}
+            norm(b, config, f"{at}.{part}_norm", qkv, qkv, style, **runs)
 
 
 def project(b: GraphBuilder, module: str, input: str, residual: str, bias: bool) -> None:
@@ -162,15 +246,51 @@ def project(b: GraphBuilder, module: str, input: str, residual: str, bias: bool)
     b.linear(input, residual, [(module, b.width(residual))], bias=bias, accumulate=True)
 
 
-def gated_mlp(
-    b: GraphBuilder, config: ModelConfig, at: str, input: str, residual: str, bias: bool
+def add_product(
+    b: GraphBuilder,
+    config: ModelConfig,
+    module: str,
+    input: str,
+    residual: str,
+    bias: bool,
+    behind: str | None,
+    style: Style,
 ) -> None:
-    """residual += down(act(gate input) * (up input))"""
+    """residual += residual_scale * (module input), or behind(module input) where there is such a
+    norm."""
+    scale, width = config.residual_scale, b.width(residual)
+    if behind is None and scale == 1.0:
+        return project(b, module, input, residual, bias)
+    h = b.value_like(residual, "h", width)
+    b.linear(input, h, [(module, width)], bias=bias)
+    if behind is not None:
+        assert scale == 1.0
+        return norm(b, config, behind, h, residual, style, accumulate=True)
+    return b.add(Activation("scale", False, h, residual, width, scale, accumulate=True))
+
+
+def gated(b: GraphBuilder, config: ModelConfig, at: str, input: str, style: Style) -> str:
+    """The value that act(gate input) * (up input) is written to."""
     size = config.intermediate_size
     gate_up, act = b.value_like(input, "gate_up", 2 * size), b.value_like(input, "act", size)
-    b.linear(input, gate_up, [(f"{at}.gate_proj", size), (f"{at}.up_proj", size)], bias=bias)
+    parts = [(f"{at}.gate_proj", size), (f"{at}.up_proj", size)]
+    if style.fused_gate_up:
+        parts = [(f"{at}.gate_up_proj", 2 * size)]
+    b.linear(input, gate_up, parts, bias=style.mlp_bias)
     b.add(Activation(activation_kind(config), True, gate_up, act, size))
-    project(b, f"{at}.down_proj", act, residual, bias)
+    return act
+
+
+def head(b: GraphBuilder, config: ModelConfig, x: str) -> None:
+    """The unit of logits, once x is normed."""
+    b.head(x, config.vocab_size, config.tie_word_embeddings)
+    if config.logits_scale != 1.0:
+        scale = config.logits_scale
+        b.add(Activation("scale", False, "logits", "logits", config.vocab_size, scale))
+    if config.logits_cap > 0:
+        cap = config.logits_cap
+        b.add(Activation("softcap", False, "logits", "logits", config.vocab_size, cap))
+    b.unit("head")
 
 
 def activation_kind(config: ModelConfig) -> ActivationKind:

@@ -14,10 +14,12 @@ from helm.model.graph import Graph
 @dataclass(frozen=True)
 class Family:
     """architecture, model_type: transformers' names of it. defaults: values of absent keys, as in
-    transformers. read raises ConfigError or UnsupportedModelError."""
+    transformers. read raises ConfigError or UnsupportedModelError. multimodal: model types of
+    configurations with a text_config that is of this family where it does not say."""
 
     architecture: str
     model_type: str
     defaults: Mapping[str, Any]
     read: Callable[[Reader], ModelConfig]
     build: Callable[[ModelConfig], Graph]
+    multimodal: tuple[str, ...] = ()

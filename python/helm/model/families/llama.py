@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from helm.base.jsonio import Reader
 from helm.model.config import Keys, ModelConfig
-from helm.model.families.decoder import DEFAULTS, build_decoder, read_decoder
+from helm.model.families.decoder import DEFAULTS, Style, build_decoder, read_decoder
 from helm.model.families.family import Family
 from helm.model.graph import Graph
 
@@ -25,12 +25,8 @@ def read(node: Reader) -> ModelConfig:
 
 def build(config: ModelConfig) -> Graph:
     """The shared decoder; attention_bias covers q, k, v and o alike."""
-    return build_decoder(
-        config,
-        qkv_bias=config.attention_bias,
-        out_bias=config.attention_bias,
-        mlp_bias=config.mlp_bias,
-    )
+    bias = config.attention_bias
+    return build_decoder(config, Style(bias, bias, config.mlp_bias))
 
 
 FAMILY = Family(_ARCHITECTURE, "llama", _DEFAULTS, read, build)

@@ -33,4 +33,4 @@ def build(config: ModelConfig) -> Graph:
     return build_decoder(config)
 
 
-FAMILY = Family(_ARCHITECTURE, "mistral", _DEFAULTS, read, build)
+FAMILY = Family(_ARCHITECTURE, "mistral", _DEFAULTS, read, build, ("mistral3",))

@@ -12,7 +12,7 @@ from helm.base.jsonio import Reader
 from helm.errors import UnsupportedModelError
 from helm.model.builder import GraphBuilder
 from helm.model.config import MAX_WIDTH, Keys, ModelConfig, divided_head_dim, read_common
-from helm.model.families.decoder import activation_kind, attention, kv_geometry, project
+from helm.model.families.decoder import Style, activation_kind, attention, kv_geometry, project
 from helm.model.families.family import Family
 from helm.model.graph import Activation, Embedding, Graph, PositionEmbedding
 
@@ -82,7 +82,7 @@ def _layer(b: GraphBuilder, config: ModelConfig, layer: int, x: str) -> str:
         return h
 
     h = normed("self_attn_layer_norm") if before else x
-    attn = attention(b, config, f"{at}.self_attn", layer, h, bias)
+    attn = attention(b, config, f"{at}.self_attn", layer, h, Style(qkv_bias=bias))
     if layer == config.num_hidden_layers - 1:
         x, attn = b.select(x), b.select(attn)
     project(b, f"{at}.self_attn.out_proj", attn, x, bias)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from helm.base.jsonio import Reader
 from helm.model.config import Keys, ModelConfig
-from helm.model.families.decoder import DEFAULTS, build_decoder, read_decoder, with_layer_windows
+from helm.model.families.decoder import (
+    DEFAULTS,
+    Style,
+    build_decoder,
+    read_decoder,
+    with_layer_windows,
+)
 from helm.model.families.family import Family
 from helm.model.graph import Graph
 
@@ -25,7 +31,7 @@ def read(node: Reader) -> ModelConfig:
 
 def build(config: ModelConfig) -> Graph:
     """The shared decoder; q, k and v always have a bias, o never."""
-    return build_decoder(config, qkv_bias=True)
+    return build_decoder(config, Style(qkv_bias=True))
 
 
 FAMILY = Family(_ARCHITECTURE, "qwen2", _DEFAULTS, read, build)

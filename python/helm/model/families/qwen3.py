@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from helm.base.jsonio import Reader
 from helm.model.config import Keys, ModelConfig
-from helm.model.families.decoder import DEFAULTS, build_decoder, read_decoder, with_layer_windows
+from helm.model.families.decoder import (
+    DEFAULTS,
+    Style,
+    build_decoder,
+    read_decoder,
+    with_layer_windows,
+)
 from helm.model.families.family import Family
 from helm.model.graph import Graph
 
@@ -28,7 +34,7 @@ def read(node: Reader) -> ModelConfig:
 def build(config: ModelConfig) -> Graph:
     """The shared decoder with an RMS norm on every q and k head before the rotation."""
     bias = config.attention_bias
-    return build_decoder(config, qkv_bias=bias, out_bias=bias, qk_norm=True)
+    return build_decoder(config, Style(bias, bias, qk_norm="head"))
 
 
 FAMILY = Family(_ARCHITECTURE, "qwen3", _DEFAULTS, read, build)

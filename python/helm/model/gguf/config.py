@@ -1,46 +1,26 @@
 """The configuration in a GGUF header, as transformers' config.json would say it.
 
-Keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. One row of
-`ARCHITECTURES` per architecture that a family of HELM runs.
+Keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from helm.base.arguments import shown
-from helm.base.jsonio import Reader
 from helm.errors import CheckpointError, UnsupportedModelError
-from helm.model.gguf.cursor import Array
-from helm.model.gguf.file import Gguf, needed
+from helm.model.families.unknown import nearest
+from helm.model.gguf.architectures import ARCHITECTURES, Architecture
+from helm.model.gguf.file import Gguf
+from helm.model.gguf.keys import MOST, Keys
 from helm.model.gguf.token_ids import token_ids
 
 ROPE_FREQS = "rope_freqs.weight"
-VECTORS = (ROPE_FREQS,)  # tensors that belong to the configuration
-_MOST = 2**31
+SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
+VECTORS = (ROPE_FREQS, SHORT, LONG)  # tensors that belong to the configuration
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """family: transformers' class. adjacent: rows of q and k lie as rotation of neighbours needs
-    them. heads_norm: RMS norms of every q and k head. bias: q, k and v have one, o has none."""
-
-    family: str
-    model_type: str
-    adjacent: bool = False
-    heads_norm: bool = False
-    bias: bool = False
-
-
-ARCHITECTURES = {
-    "llama": Architecture("LlamaForCausalLM", "llama", adjacent=True),
-    "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", bias=True),
-    "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", heads_norm=True),
-}
 # Keys that change what a model computes, and no family here does, with their neutral values.
 _NOT_RUN: dict[str, tuple[float, ...]] = {
     "expert_count": (0,),
@@ -66,10 +46,16 @@ def architecture(gguf: Gguf) -> Architecture:
     name = node.string()
     if name not in ARCHITECTURES:
         raise UnsupportedModelError(
-            f"[{node.subject}] general.architecture: {shown(name)} is not supported; supported in "
-            f"GGUF are {', '.join(sorted(ARCHITECTURES))}; take a model of these"
+            f"[{node.subject}] general.architecture: {shown(name)} is not supported"
+            f"{_nearest(name)}; supported in GGUF are {', '.join(sorted(ARCHITECTURES))}; take a "
+            "model of these"
         )
     return ARCHITECTURES[name]
+
+
+def _nearest(name: str) -> str:
+    close = nearest(name, ARCHITECTURES)
+    return "" if close is None else f"; the nearest that is: {close}"
 
 
 def config_of(gguf: Gguf) -> dict[str, Any]:
@@ -77,12 +63,12 @@ def config_of(gguf: Gguf) -> dict[str, Any]:
     that name file and key."""
     found = architecture(gguf)
     node = gguf.node()
-    keys = _Keys(gguf, node["general.architecture"].string())
-    _refuse(keys)
+    keys = Keys(gguf, node["general.architecture"].string())
+    _refuse(keys, found)
     heads = keys.uniform("attention.head_count")
     hidden = keys.integer("embedding_length")
     head_dim = _head_dim(keys, hidden, heads)
-    config: dict[str, Any] = {
+    return {
         "architectures": [found.family],
         "model_type": found.model_type,
         "vocab_size": _vocabulary(gguf, keys),
@@ -93,61 +79,21 @@ def config_of(gguf: Gguf) -> dict[str, Any]:
         "num_key_value_heads": keys.uniform("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": keys.integer("context_length"),
-        "rms_norm_eps": keys.decimal("attention.layer_norm_rms_epsilon"),
+        **_epsilon(keys, found),
         "rope_theta": keys.decimal("rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
         **_biases(gguf, found),
         **_rope(gguf, keys, head_dim),
-        **_window(keys, found),
+        **found.more(keys),
         **token_ids(gguf),
     }
-    return config
 
 
-class _Keys:
-    """The keys of one architecture, which begin with its name."""
-
-    def __init__(self, gguf: Gguf, name: str) -> None:
-        self._gguf = gguf
-        self._node = gguf.node()
-        self._name = name
-
-    def get(self, key: str, default: Any = None) -> Reader:
-        return self._node.get(f"{self._name}.{key}", default)
-
-    def needed(self, key: str) -> Reader:
-        return needed(self._node, f"{self._name}.{key}")
-
-    def integer(self, key: str) -> int:
-        return self.needed(key).integer(1, _MOST)
-
-    def uniform(self, key: str, default: int | None = None) -> int:
-        """An integer that may be stated per layer, where all layers agree."""
-        node = self.get(key, default)
-        if not isinstance(node.value, Array):
-            return self.integer(key) if default is None else node.integer(1, _MOST)
-        values = set(node.value.numbers().tolist())
-        if len(values) != 1:
-            raise UnsupportedModelError(
-                f"[{node.subject}] {node.path}: differs between layers ({len(values)} values), "
-                "which HELM does not run; take another model"
-            )
-        return Reader(values.pop(), node.subject, node.error, node.path).integer(1, _MOST)
-
-    def decimal(self, key: str, default: float | None = None) -> float:
-        """The shortest number that is stored so in f32, as it stands in config.json."""
-        node = self.get(key, default)
-        value = self.needed(key).number() if node.null else node.number()
-        with np.errstate(over="ignore"):
-            narrow = np.float32(value)
-        if not math.isfinite(narrow):
-            node.reject(f"{value:g} is no number of 32 bits; download the file again")
-        return float(str(narrow))
-
-
-def _refuse(keys: _Keys) -> None:
-    """UnsupportedModelError for a key that no family of HELM follows."""
+def _refuse(keys: Keys, found: Architecture) -> None:
+    """UnsupportedModelError for a key that the family does not follow."""
     for name, neutral in _NOT_RUN.items():
+        if name in found.follows:
+            continue
         node = keys.get(name)
         if not node.null and node.value not in neutral:
             raise UnsupportedModelError(
@@ -156,7 +102,7 @@ def _refuse(keys: _Keys) -> None:
             )
 
 
-def _head_dim(keys: _Keys, hidden: int, heads: int) -> int:
+def _head_dim(keys: Keys, hidden: int, heads: int) -> int:
     stated = keys.get("attention.key_length")
     if stated.null:
         if hidden % heads:
@@ -172,7 +118,7 @@ def _head_dim(keys: _Keys, hidden: int, heads: int) -> int:
     return size
 
 
-def _vocabulary(gguf: Gguf, keys: _Keys) -> int:
+def _vocabulary(gguf: Gguf, keys: Keys) -> int:
     """Rows of the embedding, which the file's own keys must fit."""
     table = gguf.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
@@ -182,7 +128,7 @@ def _vocabulary(gguf: Gguf, keys: _Keys) -> int:
         )
     rows = table.shape[0]
     stated = keys.get("vocab_size", rows)
-    if stated.integer(1, _MOST) != rows:
+    if stated.integer(1, MOST) != rows:
         stated.reject(
             f"is {stated.value}, tensor 'token_embd.weight' has {rows} rows; expected the same; "
             "convert the original checkpoint again"
@@ -197,16 +143,22 @@ def _vocabulary(gguf: Gguf, keys: _Keys) -> int:
     return rows
 
 
+def _epsilon(keys: Keys, found: Architecture) -> dict[str, float]:
+    if found.layer_norm:
+        return {"layer_norm_eps": keys.decimal("attention.layer_norm_epsilon")}
+    return {"rms_norm_eps": keys.decimal("attention.layer_norm_rms_epsilon")}
+
+
 def _biases(gguf: Gguf, found: Architecture) -> dict[str, Any]:
     if found.bias:
         return {}
     return {
-        "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
+        found.bias_key: "blk.0.attn_q.bias" in gguf.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in gguf.tensors,
     }
 
 
-def _rope(gguf: Gguf, keys: _Keys, head_dim: int) -> dict[str, Any]:
+def _rope(gguf: Gguf, keys: Keys, head_dim: int) -> dict[str, Any]:
     """`partial_rotary_factor` and `rope_scaling`."""
     rotary = keys.get("rope.dimension_count", head_dim)
     size = rotary.integer(1, 4096)
@@ -220,15 +172,19 @@ def _rope(gguf: Gguf, keys: _Keys, head_dim: int) -> dict[str, Any]:
     kind = keys.get("rope.scaling.type", "none").choice(("none", "linear", "yarn", "longrope"))
     linear = keys.get("rope.scale_linear")  # of old files
     factors = gguf.vectors.get(ROPE_FREQS)
-    if kind == "longrope":
-        keys.get("rope.scaling.type").reject("longrope is not supported; take another model")
+    if kind == "longrope" or SHORT in gguf.vectors or LONG in gguf.vectors:
+        config["rope_scaling"] = _longrope(gguf, keys, size)
+        return config
     if factors is not None and kind != "none":
         keys.get("rope.scaling.type").reject(
             f"{kind} and tensor '{ROPE_FREQS}' both scale rope; expected one of both; convert the "
             "original checkpoint again"
         )
     if factors is not None:
-        config["rope_scaling"] = {"rope_type": "factors", "factors": _factors(gguf, size)}
+        config["rope_scaling"] = {
+            "rope_type": "factors",
+            "factors": _factors(gguf, ROPE_FREQS, size),
+        }
     elif kind == "yarn":
         config["rope_scaling"] = _yarn(keys)
     elif kind == "linear" or not linear.null:
@@ -237,22 +193,40 @@ def _rope(gguf: Gguf, keys: _Keys, head_dim: int) -> dict[str, Any]:
     return config
 
 
-def _factors(gguf: Gguf, rotary: int) -> list[float]:
-    """What the wavelength of each rotated pair is multiplied by, as Llama 3.1 has it."""
-    factors = list(gguf.vectors[ROPE_FREQS])
+def _factors(gguf: Gguf, name: str, rotary: int) -> list[float]:
+    """What the wavelength of each rotated pair is multiplied by."""
+    if name not in gguf.vectors:
+        raise CheckpointError(
+            f"[load] {gguf.source}: tensor '{name}' is missing; expected {rotary // 2} factors of "
+            "rope; download the file again"
+        )
+    factors = list(gguf.vectors[name])
     if len(factors) != rotary // 2 or not all(1e-6 <= factor <= 1e6 for factor in factors):
         raise CheckpointError(
-            f"[load] {gguf.source}: tensor '{ROPE_FREQS}' has {len(factors)} values, expected "
+            f"[load] {gguf.source}: tensor '{name}' has {len(factors)} values, expected "
             f"{rotary // 2} from 1e-6 to 1e6, one of each rotated pair; download the file again"
         )
     return factors
 
 
-def _yarn(keys: _Keys) -> dict[str, Any]:
+def _longrope(gguf: Gguf, keys: Keys, rotary: int) -> dict[str, Any]:
+    original = keys.needed("rope.scaling.original_context_length").integer(1, MOST)
+    scaling: dict[str, Any] = {
+        "rope_type": "longrope",
+        "short_factor": _factors(gguf, SHORT, rotary),
+        "long_factor": _factors(gguf, LONG, rotary),
+        "original_max_position_embeddings": original,
+    }
+    if not keys.get("rope.scaling.attn_factor").null:
+        scaling["attention_factor"] = keys.decimal("rope.scaling.attn_factor")
+    return scaling
+
+
+def _yarn(keys: Keys) -> dict[str, Any]:
     scaling: dict[str, Any] = {"rope_type": "yarn", "factor": keys.decimal("rope.scaling.factor")}
     original = keys.get("rope.scaling.original_context_length")
     if not original.null:
-        scaling["original_max_position_embeddings"] = original.integer(1, _MOST)
+        scaling["original_max_position_embeddings"] = original.integer(1, MOST)
     for name, key in (
         ("beta_fast", "rope.scaling.yarn_beta_fast"),
         ("beta_slow", "rope.scaling.yarn_beta_slow"),
@@ -265,15 +239,3 @@ def _yarn(keys: _Keys) -> dict[str, Any]:
         own = 0.1 * math.log(max(scaling["factor"], 1.0)) + 1.0
         scaling["attention_factor"] = more * own
     return scaling
-
-
-def _window(keys: _Keys, found: Architecture) -> dict[str, Any]:
-    """Mistral's window of all layers; Qwen's files have none that is used."""
-    window = keys.get("attention.sliding_window", 0)
-    if not found.adjacent or window.integer(0, _MOST) == 0:
-        return {}
-    return {
-        "architectures": ["MistralForCausalLM"],
-        "model_type": "mistral",
-        "sliding_window": window.value,
-    }

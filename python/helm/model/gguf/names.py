@@ -15,7 +15,8 @@ from helm.base.arguments import listed, short, shown
 from helm.errors import CheckpointError
 from helm.model.checkpoint import TensorInfo
 from helm.model.config import ModelConfig
-from helm.model.gguf.config import ROPE_FREQS, architecture
+from helm.model.gguf.architectures import Architecture
+from helm.model.gguf.config import VECTORS, architecture
 from helm.model.gguf.file import Gguf
 from helm.model.gguf.reader import GgufTensor
 from helm.model.rope import rotary_size
@@ -24,6 +25,7 @@ from helm.model.source import STORED, Extent, row_width, stored_bytes
 _WHOLE = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
+    "output_norm.bias": "model.norm.bias",
     "output.weight": "lm_head.weight",
 }
 _IN_BLOCK = {
@@ -47,16 +49,17 @@ _LEFTOVER = re.compile(r"blk\.[0-9]+\.attn_rot_embd(\.weight)?")
 def name_tensors(gguf: Gguf, config: ModelConfig) -> dict[str, TensorInfo]:
     """By transformers' names; what is none of the model's keeps its own. A tensor that scales rope
     belongs to the configuration and is left out. Raises CheckpointError."""
-    adjacent = architecture(gguf).adjacent
+    found_architecture = architecture(gguf)
+    adjacent, in_block = found_architecture.adjacent, _in_block(found_architecture)
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     tensors: dict[str, TensorInfo] = {}
     for tensor in gguf.tensors.values():
-        if tensor.name == ROPE_FREQS or _LEFTOVER.fullmatch(tensor.name):
+        if tensor.name in VECTORS or _LEFTOVER.fullmatch(tensor.name):
             continue
         found = _BLOCK.fullmatch(tensor.name)
         name = _WHOLE.get(tensor.name, tensor.name)
-        if found is not None and found[2] in _IN_BLOCK:
-            name = f"model.layers.{found[1]}.{_IN_BLOCK[found[2]]}.{found[3]}"
+        if found is not None and found[2] in in_block:
+            name = f"model.layers.{found[1]}.{in_block[found[2]]}.{found[3]}"
         _check_vector(gguf, tensor)
         extents: tuple[Extent, ...] = (Extent(tensor.file, tensor.offset, tensor.shape[0]),)
         if adjacent and found is not None and found[2] in heads:
@@ -76,8 +79,9 @@ def check_tensors(
 ) -> None:
     """CheckpointError, with names as in the file, unless it has the weights `wanted`, by
     transformers' names with their shapes, and no others."""
-    name = architecture(gguf).model_type
-    missing = [_own_name(weight) for weight in wanted if weight not in tensors]
+    found = architecture(gguf)
+    name, in_block = found.model_type, _in_block(found)
+    missing = [_own_name(weight, in_block) for weight in wanted if weight not in tensors]
     if missing:
         raise CheckpointError(
             f"[load] {gguf.source}: {name} needs {len(missing)} tensors that the file lacks: "
@@ -99,14 +103,18 @@ def check_tensors(
         )
 
 
-def _own_name(weight: str) -> str:
+def _in_block(found: Architecture) -> dict[str, str]:
+    return {**_IN_BLOCK, **found.names}
+
+
+def _own_name(weight: str, in_block: Mapping[str, str]) -> str:
     """As the file calls a weight of transformers' name."""
     for own, name in _WHOLE.items():
         if name == weight:
             return own
     _, _, layer, rest = weight.split(".", 3)
     module, _, kind = rest.rpartition(".")
-    return next(f"blk.{layer}.{own}.{kind}" for own, name in _IN_BLOCK.items() if name == module)
+    return next(f"blk.{layer}.{own}.{kind}" for own, name in in_block.items() if name == module)
 
 
 def _check_vector(gguf: Gguf, tensor: GgufTensor) -> None:

@@ -1,0 +1,97 @@
+#include "serve/speculator.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "base/check.h"
+
+namespace helm {
+namespace {
+
+constexpr double kOthers = 4;  // guesses of other requests that count for a new one
+constexpr int64_t kMost = 32;  // guesses of a request in a step
+
+}  // namespace
+
+Speculator::Speculator(const Plan& plan, Speculation speculation)
+    : speculation_(std::move(speculation)),
+      vocab_size_(plan.vocab_size),
+      step_tokens_(plan.limits.step_tokens),
+      step_outputs_(plan.limits.step_outputs),
+      all_(speculation_.drafter.get()) {
+  if (speculation_.tokens < 0) {
+    fail(ErrorKind::kInvalid, "[speculate] ", speculation_.tokens,
+         " guesses per step were asked for; expected 1 or more, or 0 for as many as pay");
+  }
+  const std::string obstacle = speculation_obstacle(plan);
+  if (on() && !obstacle.empty()) {
+    fail(ErrorKind::kInvalid, "[speculate] this plan cannot compute guesses: ", obstacle);
+  }
+}
+
+// What is no token, or ends the request, is no guess; nothing behind it is needed.
+void Speculator::cut(Draft& draft, const Seat& seat, int64_t most) const {
+  const auto wrong = [&](int32_t id) {
+    return id < 0 || id >= vocab_size_ ||
+           std::find(seat.stops.begin(), seat.stops.end(), id) != seat.stops.end();
+  };
+  std::vector<int32_t>& tokens = draft.tokens;
+  if (std::ssize(tokens) > most) tokens.resize(static_cast<size_t>(most));
+  tokens.erase(std::find_if(tokens.begin(), tokens.end(), wrong), tokens.end());
+  draft.kind = std::clamp(draft.kind, 0, Drafter::kKinds - 1);
+}
+
+void Speculator::guess(std::span<Seat> seats, int64_t rows) {
+  int64_t spare = std::min(step_tokens_ - rows, step_outputs_ - std::ssize(seats));
+  if (spare < 1) return;
+  std::vector<DraftOffer> offers;
+  for (Seat& seat : seats) {
+    const int64_t most = std::min({seat.most, spare, kMost});
+    const int64_t wanted = speculation_.tokens > 0 ? std::min(speculation_.tokens, most) : most;
+    if (wanted > 0) seat.draft = speculation_.drafter->propose(seat.id, seat.tokens, wanted);
+    cut(seat.draft, seat, std::max<int64_t>(wanted, 0));
+    const auto own = own_.try_emplace(seat.id, all_, kOthers).first;
+    offers.push_back({own->second.rate(seat.draft.kind), std::ssize(seat.draft.tokens)});
+  }
+  std::vector<int64_t> guesses;
+  if (speculation_.tokens == 0) {
+    guesses = guesses_that_pay(price_, rows, offers, spare, guessing_);
+  } else {
+    for (const DraftOffer& offer : offers) {
+      guesses.push_back(std::min(offer.most, spare));
+      spare -= guesses.back();
+    }
+  }
+  guessing_ = std::any_of(guesses.begin(), guesses.end(), [](int64_t count) { return count > 0; });
+  for (size_t i = 0; i < seats.size(); ++i) {
+    Draft& draft = seats[i].draft;
+    if (guesses[i] == 0 && !draft.tokens.empty()) {
+      all_.skip(draft.kind);
+      own_.at(seats[i].id).skip(draft.kind);
+    }
+    draft.tokens.resize(static_cast<size_t>(guesses[i]));
+  }
+}
+
+double Speculator::note(const Tried& tried, int64_t rows, double seconds) {
+  if (tried.guessed == 0) return 0;
+  all_.note(tried.kind, tried.guessed, tried.accepted);
+  if (const auto own = own_.find(tried.id); own != own_.end()) {
+    own->second.note(tried.kind, tried.guessed, tried.accepted);
+  }
+  const double alone_s = price_.seconds(rows);
+  const double saved_s =
+      alone_s > 0 ? static_cast<double>(1 + tried.accepted) * alone_s - seconds : 0;
+  counts_.guessed += tried.guessed;
+  counts_.accepted += tried.accepted;
+  counts_.saved_s += saved_s;
+  return saved_s;
+}
+
+void Speculator::forget(RequestId id) {
+  own_.erase(id);
+  if (on()) speculation_.drafter->forget(id);
+}
+
+}  // namespace helm

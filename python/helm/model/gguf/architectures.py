@@ -1,0 +1,178 @@
+"""The architectures of GGUF files that a family of HELM runs: one row each.
+
+Keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; constants that no key
+states are those of llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from helm.model.gguf.keys import MOST, Keys
+
+_NORMS_BEHIND = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_FUSED_GATE_UP = {"ffn_up": "mlp.gate_up_proj"}
+
+
+def _nothing(keys: Keys) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """family: transformers' class. adjacent: rows of q and k lie as rotation of neighbours needs
+    them, where transformers' has halves. bias: q, k and v have one, o has none. names: of tensors
+    of a block, beside those that all have. follows: keys that other families do not run. more: of
+    config.json, from its own keys."""
+
+    family: str
+    model_type: str
+    adjacent: bool = False
+    bias: bool = False
+    bias_key: str = "attention_bias"  # of config.json, where the file's tensors tell
+    layer_norm: bool = False  # else RMS norms
+    names: Mapping[str, str] = field(default_factory=dict)
+    follows: tuple[str, ...] = ()
+    more: Callable[[Keys], dict[str, Any]] = _nothing
+
+
+def _window(keys: Keys) -> int | None:
+    node = keys.get("attention.sliding_window")
+    return None if node.null else node.integer(0, MOST) or None
+
+
+def _llama(keys: Keys) -> dict[str, Any]:
+    """Mistral's window of all layers."""
+    window = _window(keys)
+    if window is None:
+        return {}
+    return {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "sliding_window": window,
+    }
+
+
+def _gemma(keys: Keys, largest: int) -> dict[str, Any]:
+    """Norms hold 1 + w. The model with so many layers, the largest, scales scores by the share of
+    a head in the width, others by the size of a head."""
+    hidden, heads = keys.integer("embedding_length"), keys.uniform("attention.head_count")
+    head_dim = keys.get("attention.key_length", hidden // heads).integer(1, 4096)
+    shared = keys.integer("block_count") == largest
+    return {
+        "norm_plus": 0.0,
+        "query_pre_attn_scalar": hidden // heads if shared else head_dim,
+        "sliding_window": _window(keys),
+    }
+
+
+def _gemma2(keys: Keys) -> dict[str, Any]:
+    return {
+        **_gemma(keys, 46),
+        "attn_logit_softcapping": keys.decimal("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": keys.decimal("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(keys: Keys) -> dict[str, Any]:
+    capped = keys.get("final_logit_softcapping", 0.0).value != 0
+    caps = {"final_logit_softcapping": keys.decimal("final_logit_softcapping")} if capped else {}
+    local = keys.decimal("rope.freq_base_swa", 10000.0)
+    return {**_gemma(keys, 62), **caps, "rope_local_base_freq": local}
+
+
+def _phi3(keys: Keys) -> dict[str, Any]:
+    return {"sliding_window": _window(keys)}
+
+
+def _granite(keys: Keys) -> dict[str, Any]:
+    names = {
+        "embedding_multiplier": "embedding_scale",
+        "attention_multiplier": "attention.scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    }
+    return {name: keys.decimal(key) for name, key in names.items() if not keys.get(key).null}
+
+
+def _olmo2(keys: Keys) -> dict[str, Any]:
+    """With a window it is OLMo 3."""
+    window = _window(keys)
+    if window is None:
+        return {}
+    own = {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3"}
+    return {**own, "sliding_window": window}
+
+
+def _cohere(keys: Keys) -> dict[str, Any]:
+    return {"logit_scale": keys.decimal("logit_scale", 1.0)}
+
+
+def _cohere2(keys: Keys) -> dict[str, Any]:
+    return {**_cohere(keys), "sliding_window": _window(keys)}
+
+
+def _stablelm(keys: Keys) -> dict[str, Any]:
+    return {"use_parallel_residual": keys.get("use_parallel_residual", True).boolean()}
+
+
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+_GEMMA_NAMES = {**_NORMS_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
+ARCHITECTURES = {
+    "llama": Architecture("LlamaForCausalLM", "llama", adjacent=True, more=_llama),
+    "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", bias=True),
+    "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
+    "gemma2": Architecture(
+        "Gemma2ForCausalLM", "gemma2", names=_GEMMA_NAMES, follows=_CAPS, more=_gemma2
+    ),
+    "gemma3": Architecture(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        names=_GEMMA_NAMES,
+        follows=("final_logit_softcapping",),
+        more=_gemma3,
+    ),
+    "phi3": Architecture(
+        "Phi3ForCausalLM",
+        "phi3",
+        names={**_FUSED_GATE_UP, "attn_qkv": "self_attn.qkv_proj"},
+        more=_phi3,
+    ),
+    "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3", adjacent=True),
+    "granite": Architecture(
+        "GraniteForCausalLM",
+        "granite",
+        adjacent=True,
+        follows=("embedding_scale", "attention.scale", "residual_scale", "logit_scale"),
+        more=_granite,
+    ),
+    "olmo2": Architecture("Olmo2ForCausalLM", "olmo2", names=_NORMS_BEHIND, more=_olmo2),
+    "command-r": Architecture(
+        "CohereForCausalLM", "cohere", layer_norm=True, follows=("logit_scale",), more=_cohere
+    ),
+    "cohere2": Architecture(
+        "Cohere2ForCausalLM", "cohere2", layer_norm=True, follows=("logit_scale",), more=_cohere2
+    ),
+    "stablelm": Architecture(
+        "StableLmForCausalLM",
+        "stablelm",
+        bias_key="use_qkv_bias",
+        layer_norm=True,
+        follows=("use_parallel_residual",),
+        more=_stablelm,
+    ),
+    "glm4": Architecture(
+        "Glm4ForCausalLM",
+        "glm4",
+        names={
+            **_FUSED_GATE_UP,
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
+    ),
+}
