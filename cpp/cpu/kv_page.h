@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "cpu/kernels/kernels.h"
 #include "helm/plan.h"
@@ -36,5 +37,22 @@ struct KvPages {
                                           : nullptr;
   }
 };
+
+// The first `positions` of a page to another. What else both hold stays as it is.
+inline void copy_positions(const KvSpec& spec, int64_t positions, const std::byte* from,
+                           std::byte* to) {
+  if (positions == spec.page_tokens) {
+    std::memcpy(to, from, static_cast<size_t>(spec.page_bytes()));
+    return;
+  }
+  const auto rows = static_cast<size_t>(positions * spec.row_bytes());
+  const auto scales = static_cast<size_t>(positions * kv_scale_bytes(spec.dtype));
+  for (int64_t slab = 0; slab < 2 * spec.kv_heads; ++slab) {
+    std::memcpy(to, from, rows);
+    std::memcpy(to + spec.rows_bytes(), from + spec.rows_bytes(), scales);
+    from += spec.slab_bytes();
+    to += spec.slab_bytes();
+  }
+}
 
 }  // namespace helm::cpu

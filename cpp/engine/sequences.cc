@@ -83,7 +83,9 @@ void Engine::Impl::save(SequenceId id, std::span<const int32_t> tokens, const st
   KvFileWriter writer(path, header);
   std::vector<std::byte> content(static_cast<size_t>(header.block_bytes()));
   for (int64_t b = 0; b < header.blocks(); ++b) {
-    executor_.read_block(kv_.block(saved.blocks[static_cast<size_t>(b)]), content.data());
+    const int64_t held = std::min(std::ssize(tokens) - b * plan_.kv.page_tokens,
+                                  plan_.kv.page_tokens);
+    executor_.read_block(kv_.block(saved.blocks[static_cast<size_t>(b)]), held, content.data());
     writer.append(content);
     if (progress) progress((b + 1) * header.block_bytes(), header.blocks() * header.block_bytes());
   }
@@ -101,11 +103,12 @@ LoadedSequence Engine::Impl::load(const std::string& path, int64_t capacity,
     std::vector<std::byte> content;
     const int64_t blocks = kv_.blocks_for(length);
     for (int64_t b = 0; b < blocks; ++b) {
-      const int64_t end = std::min(length, (b + 1) * plan_.kv.page_tokens);
+      const int64_t begin = b * plan_.kv.page_tokens;
+      const int64_t end = std::min(length, begin + plan_.kv.page_tokens);
       executor_.make_room(1);
       reader.read(content);
       kv_.extend(loaded, end);
-      executor_.write_block(kv_.block(loaded.blocks.back()), content.data());
+      executor_.write_block(kv_.block(loaded.blocks.back()), end - begin, content.data());
       kv_.grown(loaded, end);
       if (progress) progress((b + 1) * std::ssize(content), blocks * std::ssize(content));
     }

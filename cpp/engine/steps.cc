@@ -70,10 +70,9 @@ void Engine::Impl::make_room(std::span<const StepInput> inputs) {
 
 // Copy on write: the sequence goes on in a block of its own.
 void Engine::Impl::copy_last(KvSequence& target) {
-  std::vector<std::byte> content(static_cast<size_t>(plan_.kv.layers * plan_.kv.page_bytes()));
-  executor_.read_block(kv_.block(target.blocks.back()), content.data());
-  kv_.own_last(target);
-  executor_.write_block(kv_.block(target.blocks.back()), content.data());
+  const int32_t shared = kv_.own_last(target);
+  executor_.copy_block(kv_.block(shared), kv_.block(target.blocks.back()),
+                       target.length % plan_.kv.page_tokens);
 }
 
 // Lays the inputs out as rows and gives every new position its page.

@@ -224,7 +224,7 @@ void KvFileReader::check_size() const {
 }
 
 void KvFileReader::read(std::vector<std::byte>& block) {
-  block.assign(static_cast<size_t>(pages_.layers * pages_.page_bytes()), std::byte{0});
+  block.resize(static_cast<size_t>(pages_.layers * pages_.page_bytes()));
   const int64_t begin = next_position_;
   next_position_ = std::min(begin + pages_.page_tokens, std::ssize(header_.tokens));
   const int64_t page_tokens = header_.kv.page_tokens;

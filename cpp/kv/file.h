@@ -62,8 +62,8 @@ class KvFileReader {
  public:
   KvFileReader(const std::string& path, const Plan& plan, const std::string& weights_digest);
   const KvFileHeader& header() const { return header_; }
-  // The next positions, as many as a page of the plan holds: [layers] such pages, with zeros past
-  // the tokens. Throws if they are damaged. Takes a megabyte besides.
+  // The next positions, as many as a page of the plan holds: [layers] such pages, whose rest
+  // stays as it was. Throws if they are damaged. Takes a megabyte besides.
   void read(std::vector<std::byte>& block);
 
  private:

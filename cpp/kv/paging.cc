@@ -1,5 +1,7 @@
 #include "kv/paging.h"
 
+#include <cstring>
+
 #include "base/check.h"
 
 namespace helm {
@@ -74,12 +76,16 @@ void Paging::exchange(int32_t block, Stream& stream) {
   follow(stream);
   copies_.synchronize();  // pages that visit have been read, too
   std::byte* far = far_slot(kv_.block(block).far);
-  const std::vector<std::byte> content(far, far + slot_bytes_);
   const DeviceAddress near = near_ + kv_.exchange(block) * slot_bytes_;
   ++evicted_blocks_;
-  copies_.download(far, near, slot_bytes_);
-  copies_.upload(near, content.data(), slot_bytes_);
-  copies_.synchronize();
+  const int64_t page_bytes = slot_bytes_ / kv_.near_layers();
+  std::vector<std::byte> page(static_cast<size_t>(page_bytes));
+  for (int64_t at = 0; at < slot_bytes_; at += page_bytes) {
+    std::memcpy(page.data(), far + at, page.size());
+    copies_.download(far + at, near + at, page_bytes);
+    copies_.upload(near + at, page.data(), page_bytes);
+    copies_.synchronize();
+  }
 }
 
 }  // namespace helm

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "cpu/kv_page.h"
 #include "cpu/stage.h"
 #include "program/lower.h"
 
@@ -110,33 +111,82 @@ void Executor::make_room(int64_t blocks, std::span<const int32_t> recalled) {
   paging_->make_room(blocks, main());
 }
 
-void Executor::copy_block(const KvBlock& block, std::byte* content, bool write) {
+// Nothing is on its way that reads or writes pages.
+void Executor::settle() {
   finish();
   check_devices();
   for (const auto& stream : streams_) stream->synchronize();
   if (pages_aside_ != nullptr) pages_aside_->synchronize();
+}
+
+// Of each layer.
+std::vector<Executor::PagePlace> Executor::places_of(const KvBlock& block) const {
   const int64_t bytes = plan_.kv.page_bytes();
   std::vector<int32_t> pages;
   kv_.append_pages(block, false, pages);
-  for (size_t layer = 0; layer < pages.size(); ++layer, content += bytes) {
-    const auto place = [&](const DeviceBuffers& buffers) {
-      return buffers.kv() + pages[layer] * bytes;
-    };
-    std::byte* host = nullptr;
+  std::vector<PagePlace> places(pages.size());
+  for (size_t layer = 0; layer < pages.size(); ++layer) {
+    PagePlace& place = places[layer];
     if (!kv_.near_layer(layer)) {
-      host = cpu::host_pointer(place(buffers_[kCpu]));
+      place.host = cpu::host_pointer(buffers_[kCpu].kv() + pages[layer] * bytes);
     } else if (block.far != KvBlock::kNone) {
-      host = paging_->far_slot(block.far) + kv_.near_ordinal(static_cast<int64_t>(layer)) * bytes;
-    }
-    if (host != nullptr) {
-      std::memcpy(write ? host : content, write ? content : host, static_cast<size_t>(bytes));
-    } else if (write) {
-      main().upload(place(buffers_.back()), content, bytes);
+      const int64_t ordinal = kv_.near_ordinal(static_cast<int64_t>(layer));
+      place.host = paging_->far_slot(block.far) + ordinal * bytes;
     } else {
-      main().download(content, place(buffers_.back()), bytes);
+      place.device = buffers_.back().kv() + pages[layer] * bytes;
+    }
+  }
+  return places;
+}
+
+void Executor::read_block(const KvBlock& block, int64_t positions, std::byte* to) {
+  settle();
+  for (const PagePlace& page : places_of(block)) {
+    if (page.host != nullptr) {
+      cpu::copy_positions(plan_.kv, positions, page.host, to);
+    } else {
+      main().download(to, page.device, plan_.kv.page_bytes());
+    }
+    to += plan_.kv.page_bytes();
+  }
+  main().synchronize();
+}
+
+void Executor::write_block(const KvBlock& block, int64_t positions, const std::byte* from) {
+  settle();
+  for (const PagePlace& page : places_of(block)) {
+    if (page.host != nullptr) {
+      cpu::copy_positions(plan_.kv, positions, from, page.host);
+    } else {
+      main().upload(page.device, from, plan_.kv.page_bytes());
+    }
+    from += plan_.kv.page_bytes();
+  }
+  main().synchronize();
+}
+
+void Executor::copy_block(const KvBlock& from, const KvBlock& to, int64_t positions) try {
+  settle();
+  const int64_t bytes = plan_.kv.page_bytes();
+  const std::vector<PagePlace> sources = places_of(from), targets = places_of(to);
+  std::vector<std::byte> crossing;  // one page: copies of a stream follow one another
+  for (size_t layer = 0; layer < sources.size(); ++layer) {
+    const PagePlace& source = sources[layer];
+    const PagePlace& target = targets[layer];
+    if (target.host != nullptr) {
+      cpu::copy_positions(plan_.kv, positions, source.host, target.host);
+    } else if (source.host != nullptr) {
+      main().upload(target.device, source.host, bytes);
+    } else {
+      crossing.resize(static_cast<size_t>(bytes));
+      main().download(crossing.data(), source.device, bytes);
+      main().upload(target.device, crossing.data(), bytes);
     }
   }
   main().synchronize();
+} catch (const std::exception& error) {
+  if (failure_.empty()) failure_ = error.what();
+  throw;
 }
 
 void Executor::check_devices() const {

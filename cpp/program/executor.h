@@ -26,9 +26,12 @@ class Executor {
   // Before the next step's pages are looked up: brings those back to their device that it will
   // write to, and makes room there for `blocks` more.
   void make_room(int64_t blocks, std::span<const int32_t> recalled = {});
-  // The content of a block, [layers] pages. Both wait for all steps.
-  void read_block(const KvBlock& block, std::byte* to) { copy_block(block, to, false); }
-  void write_block(const KvBlock& block, std::byte* from) { copy_block(block, from, true); }
+  // The first `positions` of a block, as [layers] pages: what lies behind them in a page may change
+  // or not. All three wait for all steps.
+  void read_block(const KvBlock& block, int64_t positions, std::byte* to);
+  void write_block(const KvBlock& block, int64_t positions, const std::byte* from);
+  // From one block to another that lies near. After a failure no step can be submitted any more.
+  void copy_block(const KvBlock& from, const KvBlock& to, int64_t positions);
   // Rows to be filled for the next step, empty. Needs in_flight() < limit().
   StepRows& rows() { return flights_[next_].rows; }
   // Sends them on their way: up to the first result that must be awaited.
@@ -58,8 +61,16 @@ class Executor {
     bool ended() const { return !awaited && next == program->tasks.size(); }
   };
 
+  // Where a page lies: the CPU reaches it, or else the device.
+  struct PagePlace {
+    std::byte* host = nullptr;
+    DeviceAddress device = DeviceAddress::kNull;
+  };
+
   void create_buffers();
   void create_flights();
+  void settle();
+  std::vector<PagePlace> places_of(const KvBlock& block) const;
   void check_devices() const;  // throws if one has failed
   const BoundProgram& program_for(const StepRows& rows) const;
   void walk(Flight& flight, bool to_end);
@@ -71,7 +82,6 @@ class Executor {
   void copy(const Bound& bound, const Flight& flight);
   int64_t bytes_of(const Bound& copy, const Flight& flight) const;
   void visit_far_pages(const Bound& run, const Flight& flight);
-  void copy_block(const KvBlock& block, std::byte* content, bool write);
   Stream& queue(const Task& task);
   const DeviceBuffers& buffers(DeviceIndex device) const {
     return buffers_[static_cast<size_t>(device)];
