@@ -60,8 +60,11 @@ class PyService {
   PyService& operator=(const PyService&) = delete;
 
   std::vector<RequestId> submit(std::vector<Request> requests,
-                                const std::shared_ptr<Outbox>& outbox) {
-    return service_->submit_all(std::move(requests), outbox);
+                                const std::shared_ptr<Outbox>& outbox, bool more) {
+    return service_->submit_all(std::move(requests), outbox, more);
+  }
+  void begin() {
+    if (!shared_->forked()) service_->begin();
   }
   void cancel(RequestId request) {
     if (!shared_->forked()) service_->cancel(request);
@@ -191,9 +194,10 @@ void bind_service(nb::module_& m) {
                         "Steps an engine in a thread of its own; the engine's other calls wait for "
                         "their turn\nbetween steps.")
       .def(nb::init<std::shared_ptr<SharedEngine>, bool>(), "engine"_a, "prefix_cache"_a = true)
-      .def("submit", &PyService::submit, "requests"_a, "outbox"_a,
+      .def("submit", &PyService::submit, "requests"_a, "outbox"_a, "more"_a = false,
            "Computes requests, whose events go to the outbox; returns their ids. If one is bad\n"
-           "none begins.")
+           "none begins. With `more` an engine at rest waits for others until begin().")
+      .def("begin", &PyService::begin, "An engine at rest begins with what was submitted.")
       .def("cancel", &PyService::cancel, "request"_a,
            "Ends a request within a step, without an event.")
       .def("wait_for_room", &PyService::wait_for_room, "seconds"_a,

@@ -83,8 +83,8 @@ void Engine::Impl::save(SequenceId id, std::span<const int32_t> tokens, const st
   KvFileWriter writer(path, header);
   std::vector<std::byte> content(static_cast<size_t>(header.block_bytes()));
   for (int64_t b = 0; b < header.blocks(); ++b) {
-    const int64_t held = std::min(std::ssize(tokens) - b * plan_.kv.page_tokens,
-                                  plan_.kv.page_tokens);
+    const int64_t held =
+        std::min(std::ssize(tokens) - b * plan_.kv.page_tokens, plan_.kv.page_tokens);
     executor_.read_block(kv_.block(saved.blocks[static_cast<size_t>(b)]), held, content.data());
     writer.append(content);
     if (progress) progress((b + 1) * header.block_bytes(), header.blocks() * header.block_bytes());

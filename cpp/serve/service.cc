@@ -69,7 +69,7 @@ Service::Impl::~Impl() {
 }
 
 std::vector<RequestId> Service::Impl::submit_all(std::vector<Request> requests,
-                                                 const std::shared_ptr<Outbox>& outbox) {
+                                                 const std::shared_ptr<Outbox>& outbox, bool more) {
   check_caller();
   if (outbox == nullptr) fail(ErrorKind::kInvalid, "[service] no outbox was given");
   const Plan& plan = engine_->plan();
@@ -89,14 +89,26 @@ std::vector<RequestId> Service::Impl::submit_all(std::vector<Request> requests,
   if (draining_) {
     fail(ErrorKind::kInvalid, "[service] it is stopping and takes no more requests");
   }
+  gathers_ = more && (gathers_ || inbox_.empty());
   inbox_.reserve(inbox_.size() + commands.size());
   for (size_t i = 0; i < commands.size(); ++i) {
     commands[i].id = commands[i].request->id = ids[i] = next_id_++;
     inbox_.push_back(std::move(commands[i]));
     outbox->impl_->opened();
   }
-  if (parked_) wake_.notify_one();
+  if (parked_ && !more) wake_.notify_one();
   return ids;
+}
+
+void Service::Impl::begin() {
+  check_process();
+  const std::lock_guard lock(mutex_);
+  end_gathering();
+}
+
+void Service::Impl::end_gathering() {
+  gathers_ = false;
+  if (parked_) wake_.notify_one();
 }
 
 void Service::Impl::cancel(RequestId id) {
@@ -114,6 +126,7 @@ void Service::Impl::between_steps(const std::function<void(Engine&, PrefixCache*
     std::unique_lock lock(mutex_);
     if (!waits && lent_) fail(ErrorKind::kInvalid, "[service] another thread has the engine");
     const int64_t mine = tickets_++;
+    end_gathering();
     turn_.wait(lock, [&] {
       return parked_ && !lent_ && served_ == mine && !(step_first_ && engine_may_go());
     });
@@ -183,6 +196,7 @@ void Service::Impl::stop(double grace_s) {
   drain();
   {
     std::unique_lock lock(mutex_);
+    end_gathering();
     ended_.wait_for(lock, duration(grace_s),
                     [this] { return (!busy_ && inbox_.empty()) || gone_; });
     quit_ = true;
@@ -233,11 +247,14 @@ Service::~Service() {
 RequestId Service::submit(Request request, const std::shared_ptr<Outbox>& outbox) {
   std::vector<Request> one;
   one.push_back(std::move(request));
-  return impl_->submit_all(std::move(one), outbox)[0];
+  return impl_->submit_all(std::move(one), outbox, false)[0];
 }
 std::vector<RequestId> Service::submit_all(std::vector<Request> requests,
-                                           const std::shared_ptr<Outbox>& outbox) {
-  return impl_->submit_all(std::move(requests), outbox);
+                                           const std::shared_ptr<Outbox>& outbox, bool more) {
+  return impl_->submit_all(std::move(requests), outbox, more);
+}
+void Service::begin() {
+  impl_->begin();
 }
 void Service::cancel(RequestId request) {
   impl_->cancel(request);

@@ -25,7 +25,8 @@ class Service::Impl {
   ~Impl();
 
   std::vector<RequestId> submit_all(std::vector<Request> requests,
-                                    const std::shared_ptr<Outbox>& outbox);
+                                    const std::shared_ptr<Outbox>& outbox, bool more);
+  void begin();
   void cancel(RequestId id);
   void between_steps(const std::function<void(Engine&, PrefixCache*)>& work, bool waits = true);
   void pace(double step_target_s);
@@ -53,6 +54,7 @@ class Service::Impl {
   };
   void check_process() const { engine_->check_process(); }
   void check_caller() const;
+  void end_gathering();
   void run() noexcept;
   bool engine_may_go() const;
   void take_commands();
@@ -75,6 +77,7 @@ class Service::Impl {
   std::condition_variable turn_;   // those that wait for their turn
   std::condition_variable ended_;  // those that wait for an end
   std::vector<Command> inbox_;     // in order
+  bool gathers_ = false;           // more follow: at rest, they are waited for
   bool draining_ = false;          // takes no more
   bool quit_ = false;              // the thread is to end
   bool gone_ = false;              // it has

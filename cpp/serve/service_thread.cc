@@ -11,8 +11,8 @@ namespace helm {
 // What the engine's thread waits for, if nobody has the turn or is to have it next.
 bool Service::Impl::engine_may_go() const {
   if (lent_ || gone_) return false;
-  return quit_ ||
-         (((busy_ && !stalled_) || !inbox_.empty()) && (tickets_ == served_ || step_first_));
+  const bool work = (busy_ && !stalled_) || (!inbox_.empty() && !gathers_);
+  return quit_ || (work && (tickets_ == served_ || step_first_));
 }
 
 void Service::Impl::run() noexcept {

@@ -43,6 +43,22 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
+def test_tasks_that_begin_together_share_their_first_step(llm: helm.AsyncLLM) -> None:
+    async def one(prompt: str, turns: int) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        async for _ in llm.submit(request_of(llm, prompt, max_tokens=12)):
+            pass
+
+    async def work() -> None:
+        before = llm.stats()["steps"]
+        prompts = ["One", "Two", "Three", "Four"]
+        await asyncio.gather(*(one(prompt, i) for i, prompt in enumerate(prompts)))
+        assert llm.stats()["steps"] - before == 12
+
+    asyncio.run(work())
+
+
 def test_results_are_those_of_an_llm(llm: helm.AsyncLLM, plain: helm.LLM) -> None:
     async def work() -> None:
         one = await llm.generate(PROMPT, logprobs=2, **SAMPLED)

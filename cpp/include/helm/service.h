@@ -72,9 +72,11 @@ class HELM_API Service {
   // kCapacity for a prompt that is too long; kInvalid too after drain(). A step that fails ends all
   // requests with its error, a failure of one request that one.
   RequestId submit(Request request, const std::shared_ptr<Outbox>& outbox);
-  // Several, which begin together; if one is bad none begins. Their ids, in order.
+  // Several, which begin together; if one is bad none begins. Their ids, in order. more: others
+  // follow at once, for which an engine at rest waits until begin(), so that they share its steps.
   std::vector<RequestId> submit_all(std::vector<Request> requests,
-                                    const std::shared_ptr<Outbox>& outbox);
+                                    const std::shared_ptr<Outbox>& outbox, bool more = false);
+  void begin();
   // Within a step the request is gone, and what it computed is kept as a prefix. Without effect on
   // one that has ended. No event tells of it; those in the outbox stay there.
   void cancel(RequestId request);

@@ -47,11 +47,16 @@ class Service:
         self._process = os.getpid()
         _services.add(self._native)
 
-    def submit(self, requests: Sequence[Any], outbox: Any) -> list[int]:
-        """Native requests, whose events go to the native outbox; their ids."""
+    def submit(self, requests: Sequence[Any], outbox: Any, more: bool = False) -> list[int]:
+        """Native requests, whose events go to the native outbox; their ids. more: others follow at
+        once, for which an engine at rest waits until `begin`."""
         if self._closed:
             raise InvalidError(CLOSED)
-        return list(self._native.submit(requests, outbox))
+        return list(self._native.submit(requests, outbox, more))
+
+    def begin(self) -> None:
+        """An engine at rest begins with what was submitted."""
+        self._native.begin()
 
     def cancel(self, request: int) -> None:
         """Ends a request within a step, if it has not ended; no event tells of it."""

@@ -200,6 +200,27 @@ TEST_CASE("threads that submit at once share steps") {
   CHECK(service.stats().steps - before <= 64);  // not 4 x 60
 }
 
+TEST_CASE("an engine at rest waits for requests that follow at once") {
+  Service service(shared_engine(), {false});
+  const auto at_rest = [&] { service.between_steps([](Engine&, helm::PrefixCache*) {}); };
+  at_rest();
+  const auto outbox = std::make_shared<Outbox>();
+  const int64_t before = service.stats().steps;
+  for (int i = 0; i < 3; ++i) service.submit_all({request_of(token_ids(9, i), 6)}, outbox, true);
+  CHECK_FALSE(outbox->wait(0.02));
+  CHECK(service.stats().waiting == 3);
+  service.begin();
+  REQUIRE(outbox->wait(60, true));
+  CHECK(outbox->poll().size() == 18);
+  CHECK(service.stats().steps - before == 6);
+  for (const bool stops : {false, true}) {  // neither needs begin()
+    service.submit_all({request_of(token_ids(9, 1), 6)}, outbox, true);
+    stops ? service.stop(60) : at_rest();
+    REQUIRE(outbox->wait(60, true));
+    CHECK(outbox->poll().back().token.finish == Finish::kLength);
+  }
+}
+
 TEST_CASE("what a step fails with goes to every open request, and the service says so") {
   int64_t told = 0;
   const auto model = tiny_model(overlapping());
