@@ -55,6 +55,7 @@ from compare_report import spread
 from synthetic import SHAPES, make_checkpoint
 
 BURSTS = {"poisson": 1.0, "gamma": 0.25}
+PROMPT = 16  # tokens of a stream's
 TRACES = {"code": "azure_llm_2023_code.csv", "conv": "azure_llm_2023_conv.csv"}
 
 
@@ -95,7 +96,7 @@ class Served:
 # --- streams
 
 
-def one_each(prompts: int, vocab_size: int, length: int = 16) -> list[list[int]]:
+def one_each(prompts: int, vocab_size: int, length: int = PROMPT) -> list[list[int]]:
     """Prompts that share no beginning."""
     return [
         [(7 + 131 * i + 17 * place) % (vocab_size - 2) + 2 for place in range(length)]
@@ -348,7 +349,12 @@ def main() -> None:
     parser.add_argument("--what", choices=("streams", "load", "long"), default="streams")
     parser.add_argument("--dtype", default="bf16", help="of a shape's random weights")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--context", type=int, help="positions of one request")
+    parser.add_argument(
+        "--context",
+        type=int,
+        help="positions of one request; of streams by default what they take, as two models share "
+        "the memory and the second would find room for few",
+    )
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64, help="of each stream")
@@ -366,6 +372,8 @@ def main() -> None:
     model = None if args.model == "bundled" else args.model
     if args.model in SHAPES:
         model = str(make_checkpoint(args.model, args.dtype, Path("bench/out")))
+    if args.what == "streams" and not args.context:
+        args.context = PROMPT + args.tokens
     options = ["--device", args.device, "--concurrency", str(args.concurrency)]
     if args.context:
         options += ["--context", str(args.context)]
