@@ -14,10 +14,12 @@ struct IntsAvx2 : VecAvx2 {
   static constexpr bool kSigned = true;
   static constexpr int64_t kMostWord = 32767;
   // Strips far apart that a tile of so many tokens computes together, sharing what is broadcast of
-  // the tokens. Hardware follows four streams of weights best (Zen 3), and two of two tokens; more
-  // than eight sums leave no registers.
-  static constexpr int kStripsPerTokens[5] = {0, 4, 2, 1, 1};
-  static constexpr int64_t kAheadOfOne = 1024;  // bytes asked for ahead, of one token
+  // the tokens. Two streams of weights that are asked for are read faster than four that hardware
+  // follows, but for codes of a byte and one token (Zen 3); more than eight sums leave no
+  // registers.
+  static constexpr int kStripsPerTokens[5] = {0, 2, 2, 1, 1};
+  static constexpr int kStripsOfBytes = 4;
+  static constexpr int64_t kAheadOfOne = 0;  // bytes asked for ahead, of one token; 0: a span
   static constexpr int kTileTokens = 4;
   static constexpr int kPromptStrips = 4;  // which stay in L2 while all tokens pass
 
@@ -81,6 +83,7 @@ struct IntsAvx2 : VecAvx2 {
   template <bool Signed, int kMost, int N>
   struct Sum {
     static constexpr int kDeep = Signed ? 1 : min_of(N, kMostWord / (2 * 127 * kMost) / 2 * 2);
+    static constexpr bool kTwo = kDeep > 1 && kDeep < N;  // both are needed at once
     I words, total;
 
     template <int Which>

@@ -15,6 +15,7 @@ struct IntsAvx512Vnni : VecAvx512 {
   // See IntsAvx2: half as many vectors per strip, and twice the registers. One token: Zen 5 reads a
   // fifth more from two streams that are asked for far ahead than from four that run by themselves.
   static constexpr int kStripsPerTokens[5] = {0, 2, 4, 2, 2};
+  static constexpr int kStripsOfBytes = 2;
   static constexpr int64_t kAheadOfOne = 4096;
   static constexpr int kTileTokens = 4;
   static constexpr int kPromptStrips = 4;
@@ -72,6 +73,7 @@ struct IntsAvx512Vnni : VecAvx512 {
   // The sum of N products of four bytes each.
   template <bool Signed, int kMost, int N>
   struct Sum {
+    static constexpr bool kTwo = false;  // see IntsAvx2
     I total;
 
     template <int Which>

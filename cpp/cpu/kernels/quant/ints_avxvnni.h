@@ -17,6 +17,7 @@ struct IntsAvxVnni : IntsAvx2 {
   };
   template <bool Signed, int kMost, int N>
   struct Sum {
+    static constexpr bool kTwo = false;  // see IntsAvx2
     I total;
 
     template <int Which>

@@ -12,6 +12,7 @@ struct IntsScalar : VecScalar {
   using Floats = VecScalar;
   static constexpr bool kSigned = false;
   static constexpr int kStripsPerTokens[2] = {0, 1};
+  static constexpr int kStripsOfBytes = 1;
   static constexpr int64_t kAheadOfOne = 1024;
   static constexpr int kTileTokens = 1;
   static constexpr int kPromptStrips = 4;
@@ -86,6 +87,7 @@ struct IntsScalar : VecScalar {
   // The sum of N products of four bytes each.
   template <bool Signed, int kMost, int N>
   struct Sum {
+    static constexpr bool kTwo = false;  // see IntsAvx2
     I total;
 
     template <int Which>

@@ -2,97 +2,12 @@
 // which runs along the columns with all its sums in registers.
 #pragma once
 
-#include "cpu/kernels/quant/headers.h"
 #include "cpu/kernels/quant/operands.h"
+#include "cpu/kernels/quant/span.h"
 #include "cpu/kernels/quant/unrolled.h"
 
 namespace helm::cpu {
 namespace {
-
-// What of a format decides how its products are computed.
-struct Kind {
-  Codes codes;
-  int offset;
-  bool halves;  // in groups of 16: two sums per block
-  bool minimum;
-
-  constexpr bool operator==(const Kind&) const = default;
-};
-constexpr Kind kind_of(const Format& format) {
-  return {format.codes, format.offset, format.group == 16, row_of(format.scales).minimum};
-}
-
-// What all tiles of a product share.
-struct ProductShape {
-  const QuantArgs& args;
-  ReadScales read_scales;
-  int64_t blocks;  // of a row of activations
-  int64_t strip_bytes, strip_header;
-  SpanLayout whole, last;  // of the spans
-  int group_shift;         // a group has so many blocks, as a power of two
-
-  ProductShape(const QuantArgs& a, ReadScales read)
-      : args(a),
-        read_scales(read),
-        blocks(quant_blocks(a.cols)),
-        strip_bytes(helm::strip_bytes(a.format, a.cols)),
-        strip_header(strip_header_bytes(a.format)),
-        whole(a.format, kSpanCols),
-        last(a.format, span_cols(a.format, a.cols, (a.cols - 1) / kSpanCols * kSpanCols)),
-        group_shift(a.format.group == 0 ? log2_of(kSpanCols / kBlockCols)
-                                        : log2_of(a.format.group / kBlockCols)) {}
-
-  const uint8_t* strip(int64_t index) const {
-    return reinterpret_cast<const uint8_t*>(args.strips) + index * strip_bytes;
-  }
-  int64_t row_of_token(int64_t t) const {
-    return args.token_rows == nullptr ? t : args.token_rows[t];
-  }
-};
-
-// C of the rows of a strip, before the first span [C] + [bias], zeros beyond the last row. Apart
-// from tiles, which are many.
-__attribute__((noinline)) void begin_rows(const QuantArgs& m, bool first_span, int64_t row,
-                                          int64_t first, float* out) {
-  const float* c = m.accumulate || !first_span ? m.c + row * m.c_stride + first : nullptr;
-  const float* bias = m.bias == nullptr || !first_span ? nullptr : m.bias + first;
-  for (int64_t i = 0; i < kStripRows; ++i) {
-    const bool valid = first + i < m.rows;
-    const float v = valid && c != nullptr ? c[i] : 0.0f;
-    out[i] = !valid || bias == nullptr ? v : c == nullptr ? bias[i] : v + bias[i];
-  }
-}
-
-// Floats of the scales of a strip's span: of at most 16 groups.
-template <Kind K>
-inline constexpr int64_t kScaleFloats = (K.halves ? 16 : 8) * kStripRows;
-
-// One span of up to kMostStrips strips: strip, strip + step, ...
-template <Kind K>
-struct Span {
-  static constexpr int kMostStrips = 4;
-  int64_t strip, step;
-  int64_t block;   // of the activations, where it begins
-  int64_t blocks;  // of the span
-  const uint8_t* codes[kMostStrips];
-  alignas(64) float scales[kMostStrips][kScaleFloats<K>];
-  alignas(64) float minima[K.minimum ? kMostStrips : 1][kScaleFloats<K>];
-
-  void read(const ProductShape& shape, int64_t first_strip, int64_t apart, int strips,
-            int64_t first_block) {
-    constexpr int64_t kMostBlocks = kSpanCols / kBlockCols;
-    strip = first_strip, step = apart, block = first_block;
-    const int64_t left = shape.blocks - block;
-    blocks = min_of(left, kMostBlocks);
-    const SpanLayout& layout = left > kMostBlocks ? shape.whole : shape.last;
-    for (int s = 0; s < strips; ++s) {
-      const uint8_t* begin = shape.strip(strip + s * step);
-      const uint8_t* at = begin + shape.strip_header + block / kMostBlocks * shape.whole.bytes;
-      shape.read_scales(layout, {begin, at, scales[s], minima[K.minimum ? s : 0]});
-      codes[s] = at + layout.codes;
-    }
-  }
-};
 
 // Tokens token, token + 1, ... times some strips of a span.
 template <class V, Kind K, int T, int S>
@@ -107,8 +22,10 @@ struct Tile {
   using Sum = typename V::template Sum<Op::kSigned, Op::kMost, kProducts>;
   static constexpr int kOffset = K.offset + Op::kPlus;
   // One or two streams are asked for so far ahead, beyond the strip's end too; more run by
-  // themselves.
-  static constexpr int64_t kAhead = S > 2 ? 0 : T == 1 ? V::kAheadOfOne : 1024;
+  // themselves. kSpanAhead: a span ahead, so that every line is asked for once.
+  static constexpr bool kAsks = S <= 2;
+  static constexpr int64_t kAhead = T == 1 ? V::kAheadOfOne : 1024;
+  static constexpr bool kSpanAhead = kAsks && kAhead == 0;
   static constexpr int64_t kBlockBytes = row_of(K.codes).bits * kFormatLine;
 
   // What moves on is one offset for all tokens and one for all strips. Scales lie apart from the
@@ -116,6 +33,7 @@ struct Tile {
   const std::byte* a[T];    // the rows of QuantBlock
   const uint8_t* codes[S];  // of the span
   int64_t a_at, codes_at;   // of the block
+  int64_t span_bytes;
   const float* scales[S];
   const float* minima[S];
   F c[T][S][P];
@@ -130,12 +48,17 @@ struct Tile {
     }
   }
 
-  // The n-th product of the sums of a block or, in groups of 16, of one of its halves.
+  // The four columns of the n-th product of a block or, in groups of 16, of one of its halves. Both
+  // halves of a line follow one another.
+  template <int kHalf, int n>
+  static constexpr int kQuad = kHalves                 ? kHalf * 4 + n
+                               : K.codes == Codes::kC8 ? n
+                                                       : n / 2 + n % 2 * 4;
+
+  // The n-th product of the sums of a block or of one of its halves.
   template <int kHalf, int n>
   HELM_INLINE void multiply(Sum (&sum)[T][S][P]) const {
-    constexpr int Q = kHalves                 ? kHalf * 4 + n
-                      : K.codes == Codes::kC8 ? n
-                                              : n / 2 + n % 2 * 4;  // both halves of a line
+    constexpr int Q = kQuad<kHalf, n>;
     fetch<kHalf * kProducts + n>();
     if constexpr (S == 1 && T > 1) {
       const Bytes first(Op::template quad<Q>(line(0)));
@@ -162,12 +85,17 @@ struct Tile {
   template <int n>
   HELM_INLINE void fetch() const {
     constexpr int kLines = row_of(K.codes).bits;
-    if constexpr (kAhead > 0) {
+    if constexpr (kAsks) {
       HELM_UNROLL
       for (int s = 0; s < S; ++s) {
         HELM_UNROLL
         for (int i = n * kLines / 8; i < (n + 1) * kLines / 8; ++i) {
-          __builtin_prefetch(line(s) + kAhead + i * kFormatLine);
+          const uint8_t* at = line(s) + i * kFormatLine;
+          if constexpr (kSpanAhead) {
+            __builtin_prefetch(at + span_bytes, 0, 0);
+          } else {
+            __builtin_prefetch(at + kAhead);
+          }
         }
       }
     }
@@ -183,39 +111,67 @@ struct Tile {
       return;
     HELM_UNROLL
     for (int t = 0; t < T; ++t) {
-      const QuantBlock& b = block(t);
-      if (b.far == 0 || (kHalves && b.far_col / 16 != kHalf)) continue;
-      const int quad = b.far_col / 4;
-      const I x = V::set1_int((b.far & 0xff) << b.far_col % 4 * 8);
-      each_vector([&](int s, int p) HELM_LAMBDA_INLINE {
-        typename V::template Sum<Op::kSigned, Op::kMost, 1> far;
-        far.template add<0>(Bytes(Op::quad_at(line(s) + p * V::kRows * 4, quad)), x);
-        I& total = sum[t][s][p].total;
-        total = V::add_ints(total, V::template shift_left<kFarShift>(far.total));
-      });
+      if (!has_far<kHalf>(block(t))) continue;
+      each_vector([&](int s, int p)
+                      HELM_LAMBDA_INLINE { add_far_of(block(t), s, p, sum[t][s][p].total); });
     }
+  }
+  template <int kHalf>
+  HELM_INLINE static bool has_far(const QuantBlock& b) {
+    return b.far != 0 && (!kHalves || b.far_col / 16 == kHalf);
+  }
+  HELM_INLINE void add_far_of(const QuantBlock& b, int s, int p, I& total) const {
+    const I x = V::set1_int((b.far & 0xff) << b.far_col % 4 * 8);
+    typename V::template Sum<Op::kSigned, Op::kMost, 1> far;
+    far.template add<0>(Bytes(Op::quad_at(line(s) + p * V::kRows * 4, b.far_col / 4)), x);
+    total = V::add_ints(total, V::template shift_left<kFarShift>(far.total));
   }
 
   // A block's sums of one group go into c.
   template <int kHalf>
   HELM_INLINE void add_group(int64_t group) {
+    if constexpr (T == 1 && Sum::kTwo) return add_group_by_vectors<kHalf>(group);
     Sum sum[T][S][P];
     each_index<kProducts>([&](auto n)
                               HELM_LAMBDA_INLINE { multiply<kHalf, decltype(n)::value>(sum); });
     add_far<kHalf>(sum);
     each_vector([&](int s, int p) HELM_LAMBDA_INLINE {
-      const int64_t place = group * kStripRows + p * V::kRows;
-      const F scale = V::load(scales[s] + place);
       HELM_UNROLL
-      for (int t = 0; t < T; ++t) {
-        const F v = V::float_of(without_offset<kHalf>(sum[t][s][p].total, block(t)));
-        c[t][s][p] = V::fma(v, V::mul(scale, V::set1(block(t).alpha)), c[t][s][p]);
-        if constexpr (K.minimum) {
-          const F x = V::set1(kHalves ? block(t).alpha_sums[kHalf] : block(t).alpha_sum);
-          c[t][s][p] = V::fma(V::load(minima[s] + place), x, c[t][s][p]);
-        }
-      }
+      for (int t = 0; t < T; ++t) add_total<kHalf>(sum[t][s][p].total, t, s, p, group);
     });
+  }
+  // The same of one token, one vector of rows after the other: where a sum takes two registers,
+  // those of all vectors do not fit.
+  template <int kHalf>
+  HELM_INLINE void add_group_by_vectors(int64_t group) {
+    I x[kProducts];
+    each_index<kProducts>([&](auto n) HELM_LAMBDA_INLINE {
+      constexpr int kN = decltype(n)::value;
+      fetch<kHalf * kProducts + kN>();
+      x[kN] = V::set4(block(0).q + 4 * kQuad<kHalf, kN>);
+    });
+    const bool far = has_far<kHalf>(block(0));
+    each_vector([&](int s, int p) HELM_LAMBDA_INLINE {
+      Sum sum;
+      each_index<kProducts>([&](auto n) HELM_LAMBDA_INLINE {
+        constexpr int kN = decltype(n)::value;
+        const Bytes w(Op::template quad<kQuad<kHalf, kN>>(line(s) + p * V::kRows * 4));
+        sum.template add<kN>(w, x[kN]);
+      });
+      if (far) [[unlikely]]
+        add_far_of(block(0), s, p, sum.total);
+      add_total<kHalf>(sum.total, 0, s, p, group);
+    });
+  }
+  template <int kHalf>
+  HELM_INLINE void add_total(I total, int t, int s, int p, int64_t group) {
+    const int64_t place = group * kStripRows + p * V::kRows;
+    const F v = V::float_of(without_offset<kHalf>(total, block(t)));
+    c[t][s][p] = V::fma(v, V::mul(V::load(scales[s] + place), V::set1(block(t).alpha)), c[t][s][p]);
+    if constexpr (K.minimum) {
+      const F x = V::set1(kHalves ? block(t).alpha_sums[kHalf] : block(t).alpha_sum);
+      c[t][s][p] = V::fma(V::load(minima[s] + place), x, c[t][s][p]);
+    }
   }
   template <int kHalf>
   HELM_INLINE static I without_offset(I total, const QuantBlock& block) {
@@ -255,7 +211,7 @@ struct Tile {
       tile.codes[s] = span.codes[i], tile.scales[s] = span.scales[i];
       tile.minima[s] = span.minima[K.minimum ? i : 0];
     }
-    tile.a_at = tile.codes_at = 0;
+    tile.a_at = tile.codes_at = 0, tile.span_bytes = span.bytes;
     int64_t rows[T];
     HELM_UNROLL
     for (int t = 0; t < T; ++t) {
@@ -316,6 +272,7 @@ void run_strips(const ProductShape& shape, int64_t strip, int64_t step) {
   Span<K> span;
   for (int64_t block = 0; block < shape.blocks; block += kSpanCols / kBlockCols) {
     span.read(shape, strip, step, S, block);
+    if constexpr (Tile<V, K, T, S>::kSpanAhead) span.fetch_next_headers(S);
     Tile<V, K, T, S>::run(shape, span, 0, 0);
   }
 }
@@ -323,7 +280,8 @@ void run_strips(const ProductShape& shape, int64_t strip, int64_t step) {
 // One tile of tokens: S strips at a time, as far apart as they can be.
 template <class V, Kind K, int T>
 void few_tokens(const ProductShape& shape, int64_t strips) {
-  constexpr int S = V::kStripsPerTokens[T];
+  constexpr bool kOneOfBytes = T == 1 && K.codes == Codes::kC8;
+  constexpr int S = kOneOfBytes ? V::kStripsOfBytes : V::kStripsPerTokens[T];
   const QuantArgs& m = shape.args;
   const int64_t step = strips / S, end = step * (m.slice + 1) / m.slices;
   for (int64_t i = step * m.slice / m.slices; i < end; ++i) {
