@@ -49,7 +49,7 @@ def price(
         profile = dataclasses.replace(profile, accelerator=None, link=None)
     limits = dataclasses.replace(limits, cpu_bytes=_PLENTY, accelerator_bytes=_PLENTY)
     found = search(model, profile, workload, limits, space).by_layout
-    return next(c for c in found if c.layout[:3] == dataclasses.astuple(layout))
+    return next(c for c in found if c.layout == dataclasses.astuple(layout))
 
 
 def price_plan(plan: Plan, model: CostedGraph, profile: Profile, workload: Workload) -> Candidate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 
 import cut_cases
@@ -17,6 +18,9 @@ from helm.compiler.steps import PlannedSteps
 from helm.compiler.timeline import played
 from helm.plan.schema import Plan
 
+WHOLE = bool(os.environ.get("HELM_TEST_WHOLE"))
+FEW, MANY = (24, 70) if WHOLE else (8, 12)
+
 
 def _plan(problem, found) -> tuple[Candidate, Plan]:
     search = problem.search("copied")
@@ -30,7 +34,7 @@ def _sampled(every, seed, count):
     return [table.at(np.array([i])) for i in chosen]
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(FEW))
 @pytest.mark.parametrize("mode", ["compute", "stream"])
 def test_what_a_layout_takes_is_what_its_plan_counts(seed, mode):
     problem = cut_cases.problem(seed, dtype=("auto", "bf16", "f32")[seed % 3])
@@ -53,7 +57,7 @@ def test_what_a_layout_takes_is_what_its_plan_counts(seed, mode):
         )
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(FEW))
 @pytest.mark.parametrize("mode", ["compute", "stream"])
 def test_a_layout_takes_as_long_as_its_program_played(seed, mode):
     problem = cut_cases.problem(seed)
@@ -108,7 +112,7 @@ def _every_value(search):
 
 
 @pytest.mark.parametrize("objective", ["decode", "ttft", "total"])
-@pytest.mark.parametrize("seed", range(70))
+@pytest.mark.parametrize("seed", range(MANY))
 def test_no_layout_is_better_by_a_hundredth(seed, objective):
     problem = cut_cases.problem(seed, objective)
     search = problem.search("copied")
@@ -133,7 +137,7 @@ def test_no_layout_is_better_by_a_hundredth(seed, objective):
             assert least <= min(cut, np.inf if best is None else best.objective_s)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(FEW))
 def test_more_of_a_resource_is_never_worse(seed):
     problem = cut_cases.problem(seed, ("decode", "ttft", "total")[seed % 3])
     search = problem.search("copied")

@@ -160,9 +160,10 @@ class Candidate:
         return self.devices().count("accelerator")
 
     @property
-    def layout(self) -> tuple[str, int, str, CutUse | None]:
-        """(embedding, cpu_blocks, head, cut): what tells candidates of one result apart."""
-        return self.embedding, self.cpu_blocks, self.head, self.cut
+    def layout(self) -> tuple[object, ...]:
+        """(embedding, cpu_blocks, head), and what is cut: tells candidates of one result apart."""
+        cut = () if self.cut is None else (self.cut,)
+        return (self.embedding, self.cpu_blocks, self.head, *cut)
 
     @property
     def uses_accelerator(self) -> bool:

@@ -46,7 +46,7 @@ def candidate_of(
     )
     cpu, own = found.items
     memory = {
-        device: {purpose: int(items.get(purpose, np.zeros(1))[0]) for purpose in PURPOSES}
+        device: {str(purpose): int(items.get(purpose, np.zeros(1))[0]) for purpose in PURPOSES}
         for device, items in (("cpu", cpu), ("accelerator", own))
     }
     available = memory_bytes(profile, limits)

@@ -9,6 +9,7 @@ import numpy as np
 from helm.compiler.budget import (
     Items,
     StageBytes,
+    Stages,
     accelerator_reserve,
     geometry,
     host_reserve_bytes,
@@ -143,7 +144,7 @@ class CutMemory:
             "reserve": np.full(len(of), accelerator_reserve(setting)),
         }
 
-    def _stages(self, of: Layouts) -> tuple[tuple[Bools, ...], tuple[Bools, ...]]:
+    def _stages(self, of: Layouts) -> tuple[Stages, Stages]:
         """As `helm.compiler.budget.Stages`, of both devices."""
         cut, last = of.cpu + of.cut, self._blocks - 1
         head = self._cuts.rows[of.rows]

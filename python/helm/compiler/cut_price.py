@@ -167,8 +167,8 @@ def _shared(
     returned = np.broadcast_to(crossing_s(setting, back.out, step, not cpu, width), (steps, ways))
     shares = [lane.sum(axis=0) for lane in lanes]
     slower = _slower(setting, shares, sent, returned, cpu)
-    for lane, more in zip(lanes, slower, strict=True):
-        lane[ATTENTION if table.attention else 0] += more
+    for each, more in zip(lanes, slower, strict=True):
+        each[ATTENTION if table.attention else 0] += more
     home_s, guest_s = (lanes[home].sum(axis=0), lanes[1 - home].sum(axis=0))
     parts = {
         "begin": np.broadcast_to(begin.sum(), (steps, ways)),

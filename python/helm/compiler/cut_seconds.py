@@ -78,6 +78,7 @@ class CutSeconds:
 
         def of(unit: int, verb: str) -> float:
             layer = self._plan.units[unit].layer
+            assert layer is not None
             cut = list(self._layers).index(layer) >= int(self._of.cpu[0])
             return float(seconds(self._class[layer], cut)[verb][0, 0])
 

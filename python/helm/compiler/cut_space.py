@@ -117,8 +117,8 @@ class Layouts:
     def __len__(self) -> int:
         return len(self.cpu)
 
-    def at(self, chosen: object) -> Layouts:
-        return Layouts(*(each[chosen] for each in self.arrays))
+    def at(self, chosen: I64 | Bools) -> Layouts:
+        return Layouts(*(np.asarray(each[chosen]) for each in self.arrays))
 
     @property
     def arrays(self) -> tuple[I64, ...]:
@@ -200,7 +200,7 @@ def _times(
     cuts: CutModel,
     kinds: list[tuple[Step, int]],
     attention: Callable[[int, Layer], Mapping[str, F64]],
-    chosen: Callable[[int], object],
+    chosen: Callable[[int], slice | list[int]],
 ) -> CutTimes:
     """kinds: steps, and how many are alike but for attention; chosen: which those are."""
     nothing = {"cpu": np.zeros(1), "accelerator": np.zeros(1)}
@@ -210,7 +210,7 @@ def _times(
         first, second = cuts.layers[index]
         halves = list[UnitPrice](), list[UnitPrice]()
         for number, (step, count) in enumerate(kinds):
-            own = {site: each[chosen(number)] for site, each in seconds.items()}  # type: ignore[index]
+            own = {site: each[chosen(number)] for site, each in seconds.items()}
             halves[0].append(price_unit(setting, first, step, own))
             halves[1].append(_times_of(price_unit(setting, second, step, nothing), count))
         prices.append((_together(halves[0]), _together(halves[1])))
@@ -252,6 +252,6 @@ def _times_of(price: UnitPrice, count: int) -> UnitPrice:
 
 def _together(prices: list[UnitPrice]) -> UnitPrice:
     """The sum over all steps, as one."""
-    total = [sum(p.total[home].sum(axis=0) for p in prices)[None] for home in (0, 1)]  # type: ignore[union-attr]
-    terms = [sum(p.terms[home].sum(axis=1) for p in prices)[:, None] for home in (0, 1)]  # type: ignore[union-attr]
+    total = [sum(p.total[home].sum(axis=0) for p in prices)[None] for home in (0, 1)]
+    terms = [sum(p.terms[home].sum(axis=1) for p in prices)[:, None] for home in (0, 1)]
     return UnitPrice((total[0], total[1]), (terms[0], terms[1]), prices[0].parts)

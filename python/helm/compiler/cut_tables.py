@@ -29,7 +29,7 @@ from helm.compiler.times import (
     I64,
     MEMORY,
     attention_fixed_s,
-    is_memory_bound,
+    memory_bound,
     unit_s,
 )
 from helm.machine.rates import rate_class
@@ -154,7 +154,7 @@ class CutTable:
             flops = 2.0 * rows * piece.rows * piece.cols
             compute = compute + flops / float(device.matmul_rate(kind, rows))
             memory = memory + size / device.rate("matvec_bytes_per_s", kind)
-        bound = is_memory_bound(compute, memory)
+        bound = memory_bound(compute, memory)
         seconds = np.maximum(compute, memory)
         times[MEMORY] += np.where(bound, seconds, 0.0)
         times[COMPUTE] += np.where(bound, 0.0, seconds)

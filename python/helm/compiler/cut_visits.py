@@ -78,7 +78,7 @@ def visiting_end_s(
             for name, each in prefill.visiting_seconds(kind).items()
         }
         whole.append(visiting_body(alone))
-        cut.append(visiting_body(visiting_seconds(prefill, cuts, memory, of, some, kind)))  # type: ignore[arg-type]
+        cut.append(visiting_body(visiting_seconds(prefill, cuts, memory, of, some, kind)))
     state = np.zeros((4, *shape))
     for layer in range(int((of.cpu + of.cut).max(initial=0))):
         kind = int(member[layer])

@@ -6,7 +6,7 @@ The keys are the verbs of tasks, see `helm.compiler.program.Task`; of a copy, it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -187,7 +187,7 @@ def visiting_seconds(
     }
 
 
-def visiting_body(seconds: dict[str, Seconds]) -> F64:
+def visiting_body(seconds: Mapping[str, Seconds]) -> F64:
     """See `helm.compiler.timeline.body`."""
     tasks: Sequence[Task] = layer_tasks(True, "none")
     return body(tasks, [seconds[key(task)] for task in tasks])

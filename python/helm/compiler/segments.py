@@ -68,7 +68,7 @@ def _cut_segments(study: Study) -> Iterator[Segment]:
             yield Segment(label + cut, device, first, last, held)
 
 
-def _place(unit: PlacedUnit, order: Mapping[int | None, int]) -> int:
+def _place(unit: PlacedUnit, order: Mapping[int, int]) -> int:
     """Of its layer, or of the embedding or the head, among them all."""
     if unit.layer is not None:
         return order[unit.layer]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from helm.compiler.candidate import Candidate
-from helm.compiler.cut_seconds import CutSeconds
+from helm.compiler.cut_seconds import CutSeconds, UnitSeconds
 from helm.compiler.layers import (
     SpreadLayer,
     cpu_decode_s,
@@ -82,7 +82,9 @@ class PlannedSteps:
         # By unit of the plan: its layer's class, None of the embedding and the head.
         layers = dict.fromkeys(u.layer for u in self.plan.units if u.layer is not None)
         classes = dict(zip(layers, self.setting.classes.member.tolist(), strict=True))
-        self._class = [classes.get(unit.layer) for unit in self.plan.units]
+        self._class = [
+            None if unit.layer is None else classes[unit.layer] for unit in self.plan.units
+        ]
 
     # --- decode ----------------------------------------------------------------------------------
 
@@ -198,7 +200,8 @@ class PlannedSteps:
             seconds = prefill.visiting_seconds(kind)
             return float(np.broadcast_to(seconds[verb], seconds["run"].shape)[step])  # type: ignore[union-attr]
 
-        of_unit, of_visit = unit_s, visiting_s
+        of_unit: UnitSeconds = unit_s
+        of_visit: UnitSeconds = visiting_s
         if self._cut is not None:
             of_unit = self._cut.prompt(prefill, step)
             of_visit = self._cut.visiting(prefill, step)

@@ -63,6 +63,11 @@ def is_memory_bound(compute_s: float, memory_s: float) -> bool:
     return _NEAR_BANDWIDTH * compute_s <= memory_s
 
 
+def memory_bound(compute_s: F64, memory_s: F64) -> npt.NDArray[np.bool_]:
+    """The same of many."""
+    return np.asarray(_NEAR_BANDWIDTH * compute_s <= memory_s)
+
+
 def unit_s(model: CostedGraph, unit: Unit | Layer, step: Step, device: DeviceProfile) -> F64:
     """[DEVICE_TERMS] seconds of `unit`; of attention only the fixed cost, see `attention_s`."""
     times = np.zeros(DEVICE_TERMS)

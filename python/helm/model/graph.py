@@ -16,7 +16,7 @@ import itertools
 import json
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
 from helm.base.jsonio import encode
@@ -378,20 +378,8 @@ class Graph:
         names = dict.fromkeys(
             name for unit in units for op in unit.ops for name in op.weight_names()
         )
-        entries = list(dict.fromkeys(
-            op.layer for unit in units for op in unit.ops if isinstance(op, Attention)
-        ))  # fmt: skip
-        place = {entry: here for here, entry in enumerate(entries)}
-        kv = replace(self.kv, layers=tuple(self.kv.layers[entry] for entry in entries))
-        parts = {name: encode(getattr(self, name)) for name in ("rope", "values", "logits")}
+        parts = {name: encode(getattr(self, name)) for name in ("kv", "rope", "values", "logits")}
         bound = {"source": None, "part": None}
         tensors = [{"name": name, "shape": self.tensors[name], **bound} for name in names]
-        made = [encode(replace(unit, ops=tuple(_with_entry(op, place) for op in unit.ops)))
-                for unit in units]  # fmt: skip
-        text = json.dumps({"kv": encode(kv), **parts, "tensors": tensors, "units": made})
+        text = json.dumps({**parts, "tensors": tensors, "units": [encode(unit) for unit in units]})
         return _helm.Footprint(text)
-
-
-def _with_entry(op: Op, place: dict[int, int]) -> Op:
-    """With the new place of its KV entry."""
-    return replace(op, layer=place[op.layer]) if isinstance(op, Attention) else op
