@@ -3,10 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cstring>
-#include <fstream>
-#include <functional>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -15,8 +12,7 @@
 #include "cpu/isa.h"
 #include "cpu/stage.h"
 #include "device/registry.h"
-#include "helm/encode.h"
-#include "oracle.h"
+#include "part_sources.h"
 #include "support/check.h"
 #include "support/host_memory.h"
 #include "tiny_model.h"
@@ -28,8 +24,11 @@ using namespace helm;
 
 namespace {
 
-constexpr int64_t kRows = 96, kCols = 768;
-constexpr const char* kName = "w";
+using test::kCols;
+using test::kName;
+using test::kRows;
+using test::Source;
+using test::Sources;
 
 struct Rectangle {
   int64_t row, end_row, col, end_col;
@@ -41,143 +40,10 @@ const Cut kCross = {
     {0, 40, 0, 256}, {0, 40, 256, kCols}, {40, kRows, 0, 512}, {40, kRows, 512, kCols}};
 const Cut kRowsOnly = {{0, 48, 0, kCols}, {48, kRows, 0, kCols}};
 
-// Random bytes; of each pair the second keeps a small exponent where it is one of a scale.
-std::string noise(int64_t bytes, unsigned odd, unsigned even, uint32_t seed) {
-  std::mt19937 rng(seed);
-  std::string made(static_cast<size_t>(bytes), '\0');
-  for (size_t i = 0; i < made.size(); ++i)
-    made[i] = static_cast<char>(rng() & (i % 2 ? odd : even));
-  return made;
-}
-
-// A matrix in a file of the folder.
-struct Source {
-  std::string what;
-  TensorSource source;
-  std::vector<std::string> formats;
-};
-
-class Sources {
- public:
-  explicit Sources(std::string folder) : folder_(std::move(folder)) {}
-
-  Source dense(Stored stored) {
-    const int64_t bytes = stored_bytes(stored, kCols), even = kRows / 2;
-    const auto values = test::encode(dtype_of(stored), test::random_floats(kRows * kCols, 3));
-    const std::string content(values.begin(), values.end());
-    Source made{stored_name(stored), {stored, {}, {}}, {"f32", "f16", "bf16", "c8.s32", "c4.km32"}};
-    if (stored == Stored::kBF16) made.formats.back() = "bf16c";
-    const std::string file = write(made.what, "123" + content);
-    for (const int64_t i : {0, 1}) {  // every other row, then those between
-      made.source.extents.push_back({file, 3 + i * bytes, even, 2 * bytes});
-    }
-    return made;
-  }
-
-  Source blocks(Stored stored) {
-    const unsigned mask = stored == Stored::kMXFP4 ? 0x83 : 0xa3;
-    const int64_t bytes = kRows * stored_bytes(stored, kCols);
-    Source made{stored_name(stored),
-                {stored, {}, {}},
-                {format_name(row_of(stored).exact), "f32", "bf16", "c8.s32"}};
-    const std::string file = write(made.what, noise(bytes, mask, mask, 5));
-    made.source.extents.push_back({file, 0, kRows, 0});
-    return made;
-  }
-
-  Source strips(Stored stored) {
-    const auto values = test::random_floats(kRows * kCols, 7);
-    StoredWeights weights{.name = kName, .stored = "f32", .rows = kRows, .cols = kCols};
-    weights.pieces["weight"] = {"u8", {kRows, kCols * 4}, std::as_bytes(std::span(values))};
-    const Format& format = row_of(stored).exact;
-    std::string content(static_cast<size_t>(format_bytes(format, kRows, kCols)), '\0');
-    std::vector<std::byte> own(content.size());
-    encode_weights(weights, format, own);
-    std::memcpy(content.data(), own.data(), own.size());
-    Source made{stored_name(stored), {stored, {}, {}}, {format_name(format), "f32", "bf16"}};
-    made.source.extents.push_back({write(made.what, std::string(64, '.') + content), 64, kRows, 0});
-    return made;
-  }
-
-  struct Piece {
-    const char* name;
-    const char* dtype;
-    std::vector<int64_t> shape;
-    unsigned odd, even;  // bits that bytes may have
-  };
-  Source pieces(Stored stored, const std::vector<Piece>& all) {
-    Source made{stored_name(stored), {stored, {}, {}}, {"f32", "bf16", "c8.s32", "c4.km32"}};
-    StoredWeights weights{
-        .name = kName, .stored = stored_name(stored), .rows = kRows, .cols = kCols};
-    std::vector<std::string> contents;
-    for (const Piece& piece : all) {
-      SourcePiece own{piece.name, piece.dtype, piece.shape, "", 0};
-      contents.push_back(std::string(piece.name) == "g_idx"
-                             ? groups()
-                             : noise(own.bytes(), piece.odd, piece.even, 9));
-      own.file = write(made.what + piece.name, contents.back());
-      made.source.aux.push_back(own);
-    }
-    for (size_t i = 0; i < all.size(); ++i) {
-      weights.pieces[all[i].name] = {all[i].dtype, all[i].shape,
-                                     std::as_bytes(std::span(contents[i]))};
-    }
-    const Format exact = exact_format(weights);
-    if (is_packed(exact)) made.formats.insert(made.formats.begin(), format_name(exact));
-    return made;
-  }
-
- private:
-  // Columns of six groups in turn.
-  static std::string groups() {
-    std::string text;
-    for (int32_t col = 0; col < kCols; ++col) {
-      const int32_t group = col % 6;
-      text.append(reinterpret_cast<const char*>(&group), sizeof group);
-    }
-    return text;
-  }
-  std::string write(const std::string& file, const std::string& content) const {
-    std::ofstream(folder_ + "/" + file, std::ios::binary) << content;
-    return file;
-  }
-
-  std::string folder_;
-};
-
-std::vector<Source> all_sources(const std::string& folder) {
-  Sources in(folder);
-  std::vector<Source> all;
-  for (const Stored stored : {Stored::kF32, Stored::kF16, Stored::kBF16}) {
-    all.push_back(in.dense(stored));
-  }
-  for (int i = static_cast<int>(Stored::kQ4_0); i <= static_cast<int>(Stored::kMXFP4); ++i) {
-    all.push_back(in.blocks(static_cast<Stored>(i)));
-  }
-  all.push_back(in.strips(Stored::kC8S32));
-  all.push_back(in.strips(Stored::kC4KM32));
-  const auto gptq = [&](int64_t per_word) {
-    return std::vector<Sources::Piece>{{"qweight", "i32", {kCols / per_word, kRows}, 0xff, 0xff},
-                                       {"qzeros", "i32", {6, kRows / per_word}, 0x77, 0x77},
-                                       {"scales", "f16", {6, kRows}, 0xa3, 0xff}};
-  };
-  all.push_back(in.pieces(Stored::kGptq4, gptq(8)));
-  all.push_back(in.pieces(Stored::kGptq8V2, gptq(4)));
-  all.push_back(in.pieces(Stored::kAwq4, {{"qweight", "i32", {kCols, kRows / 8}, 0xff, 0xff},
-                                          {"qzeros", "i32", {6, kRows / 8}, 0xff, 0xff},
-                                          {"scales", "f16", {6, kRows}, 0xa3, 0xff}}));
-  all.push_back(in.pieces(Stored::kCt4, {{"weight_packed", "i32", {kRows, kCols / 8}, 0xff, 0xff},
-                                         {"weight_scale", "bf16", {kRows, 24}, 0x3f, 0xff}}));
-  all.push_back(in.pieces(Stored::kCt8, {{"weight", "i8", {kRows, kCols}, 0xff, 0xff},
-                                         {"weight_scale", "bf16", {kRows, 1}, 0x3f, 0xff}}));
-  all.push_back(in.pieces(Stored::kF8E4M3, {{"weight", "f8e4m3", {kRows, kCols}, 0xfb, 0xfb},
-                                            {"weight_scale_inv", "f32", {1, 6}, 0x3f, 0x7f}}));
-  all.push_back(in.pieces(Stored::kMx4, {{"blocks", "u8", {kRows, kCols / 2}, 0xff, 0xff},
-                                         {"scales", "u8", {kRows, kCols / 32}, 0x83, 0x83}}));
-  auto mixed = gptq(8);
-  mixed.push_back({"g_idx", "i32", {kCols}, 0, 0});
-  all.push_back(in.pieces(Stored::kGptq4V2, mixed));  // under a name of its own in the folder
-  return all;
+EngineOptions options_of(const test::TinyFolder& folder) {
+  EngineOptions options;
+  options.directory = folder.path();
+  return options;
 }
 
 // A plan with that tensor, or with parts of it, which the devices hold in turn from `first` on.
@@ -221,7 +87,6 @@ class Loaded {
   std::string digest() {
     return weights_digest(plan_, weights_, cpu::select_kernels(), sim_.get());
   }
-  const Plan& plan() const { return plan_; }
   const Weights& weights() const { return weights_; }
 
   // All values of a tensor, in f32.
@@ -230,13 +95,13 @@ class Loaded {
     const TensorSpec& spec = plan_.tensors[tensor];
     const Weight& held = weights_.on(slice.device)[tensor];
     CHECK(held.format == slice.format);
-    const Arena bytes(plan_.bytes(slice), "a tensor");
+    const int64_t size = plan_.bytes(slice);
+    const Arena bytes(size, "a tensor");
     if (slice.device == kCpu) {
-      std::memcpy(bytes.data(), cpu::host_pointer(held.address),
-                  static_cast<size_t>(plan_.bytes(slice)));
+      std::memcpy(bytes.data(), cpu::host_pointer(held.address), static_cast<size_t>(size));
     } else {
       const auto stream = sim_->create_stream();
-      stream->download(bytes.data(), held.address, plan_.bytes(slice));
+      stream->download(bytes.data(), held.address, size);
       stream->synchronize();
     }
     std::vector<float> all(static_cast<size_t>(spec.rows() * spec.cols()));
@@ -260,8 +125,8 @@ class Loaded {
                            cols, plain.data());
       return kernels.widen[static_cast<int>(DType::kBF16)](plain.data(), out, cols);
     }
-    const DType dtype = dtype_of(format);
-    kernels.widen[static_cast<int>(dtype)](bytes + row * cols * dtype_bytes(dtype), out, cols);
+    const DType type = dtype_of(format);
+    kernels.widen[static_cast<int>(type)](bytes + row * cols * dtype_bytes(type), out, cols);
   }
 
   Plan plan_;
@@ -290,9 +155,8 @@ void check_parts(Loaded& parts, const Cut& cut, const std::vector<float>& whole)
 
 TEST_CASE("parts have the values of the whole in their rectangles, whatever stores them") {
   const test::TinyFolder folder;
-  EngineOptions options;
-  options.directory = folder.path();
-  for (const Source& source : all_sources(folder.path())) {
+  const EngineOptions options = options_of(folder);
+  for (const Source& source : test::all_sources(folder.path())) {
     for (const std::string& name : source.formats) {
       CAPTURE(source.what);
       CAPTURE(name);
@@ -315,8 +179,7 @@ TEST_CASE("parts have the values of the whole in their rectangles, whatever stor
 TEST_CASE("columns of elements are cut at any 32") {
   const Cut narrow = {{0, kRows, 0, 96}, {0, kRows, 96, kCols}};
   const test::TinyFolder folder;
-  EngineOptions options;
-  options.directory = folder.path();
+  const EngineOptions options = options_of(folder);
   const Source source = Sources(folder.path()).dense(Stored::kBF16);
   for (const char* name : {"f32", "bf16", "c8.s32", "bf16c"}) {
     CAPTURE(name);
@@ -335,10 +198,9 @@ TEST_CASE("parts are taken from a tensor that is bound under the name of the who
   for (const char* name : {"f32", "bf16", "c8.s32", "bf16c"}) {
     CAPTURE(name);
     const Format format = format_from_name(name);
-    const bool anywhere = format.codes != Codes::kBF16C;
     Loaded whole(plan_of({}, format, {}, kCpu, false), options);
     for (const Cut& cut : {kCross, kRowsOnly}) {
-      Loaded parts(plan_of({}, format, cut, kCpu, anywhere), options);
+      Loaded parts(plan_of({}, format, cut, kCpu, format.codes != Codes::kBF16C), options);
       check_parts(parts, cut, whole.values(0));
       if (format == Format{} && cut.size() == kRowsOnly.size()) {  // where it lies
         CHECK(cpu::host_pointer<float>(parts.weights().on(kCpu)[0].address) == data->data());
@@ -388,8 +250,7 @@ TEST_CASE("a part that lies in what a device holds of the whole takes no memory"
 
 TEST_CASE("whole rows of a part are read where their file is mapped") {
   const test::TinyFolder folder;
-  EngineOptions options;
-  options.directory = folder.path();
+  const EngineOptions options = options_of(folder);
   Sources sources(folder.path());
   for (const Stored stored : {Stored::kC8S32, Stored::kC4KM32}) {
     const Source source = sources.strips(stored);
