@@ -72,7 +72,7 @@ class TinyModelBuilder {
     matrix("embed", s_.vocab, s_.hidden, 1.0F);
     nlohmann::json embedding = {{"op", "embedding"}, {"table", "embed"}, {"out", "x"}};
     if (s_.varied) embedding["scale"] = 1.75;
-    unit("embedding", "embedding", {embedding});
+    unit("embedding", "embedding", nlohmann::json::array({embedding}));
     for (int64_t layer = 0; layer < s_.layers; ++layer) block(layer);
     vector("norm", s_.hidden);
     auto head = nlohmann::json::array(

@@ -31,7 +31,7 @@ class PiecewiseAttention {
         account_(device, std::numeric_limits<int64_t>::max()),
         plan_(extended(shape)),
         stream_(device.create_stream()),
-        kv_(account_, plan_.kv.pages * plan_.kv.page_bytes(0), "the KV cache") {
+        kv_(account_, plan_.kv.pages * plan_.kv.kv_heads * plan_.kv.unit_bytes(), "the KV cache") {
     spec_.plan = &plan_;
     spec_.kv.assign(plan_.kv.layers.size(), kv_.address());
     spec_.weights.resize(plan_.tensors.size());
