@@ -36,8 +36,19 @@ def helm_json(*arguments: str) -> dict[str, Any]:
     return found
 
 
+def test_what_is_cut_is_on_both_lanes_of_the_picture() -> None:
+    out = helm(QWEN, "--profile", "thesis-4060", "--objective", "decode", "--policy", "cut").stdout
+    lanes = re.findall(r"^  (CPU|GPU) ([ECGH ]+?) *$", out, re.M)
+    assert [device for device, _ in lanes] == ["CPU", "GPU"]
+    shared = sum(a != " " != b for a, b in zip(lanes[0][1], lanes[1][1], strict=False))
+    assert f"{shared} cut between both" in out
+    assert "layers cut: the CPU has" in out
+    assert "whole layers" in out
+
+
 def test_the_plan_is_a_picture_with_its_reasons() -> None:
-    out = helm(QWEN, "--profile", "thesis-4060", "--objective", "decode").stdout
+    given = ("--profile", "thesis-4060", "--objective", "decode", "--policy", "layer-partition")
+    out = helm(QWEN, *given).stdout
     assert "\x1b" not in out, "no colours in a pipe"
     assert max(map(len, out.splitlines())) <= 80
     lanes = re.findall(r"^  (CPU|GPU) ([ECGH ]+?) *$", out, re.M)

@@ -107,11 +107,14 @@ class Search:
         if self.space.policy == "layer-partition":
             return whole
         cuts, reason = self._cut(limits, workload, whole)
-        fitting = sorted((c for c in cuts if c.fits), key=lambda c: c.objective_s)
+        fitting = tuple(sorted((c for c in cuts if c.fits), key=lambda c: c.objective_s))
         if self.space.policy == "cut":
             best = fitting[0] if fitting else None
+            labelled = whole.labelled
+            if whole.best is not None:
+                labelled = {"layer-partition": whole.best, **labelled}
             return dataclasses.replace(
-                whole, best=best, ranked=(*fitting, *whole.ranked), cuts=cuts, uncut=reason
+                whole, best=best, ranked=fitting, labelled=labelled, cuts=cuts, uncut=reason
             )
         if not fitting or (whole.best and whole.best.objective_s <= fitting[0].objective_s):
             return dataclasses.replace(whole, cuts=cuts, uncut=reason)
