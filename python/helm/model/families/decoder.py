@@ -237,8 +237,8 @@ def norm_q_and_k(b: GraphBuilder, config: ModelConfig, at: str, qkv: str, style:
                 norm(b, config, module, qkv, qkv, head_style, offset=begin, size=dim)
         elif style.qk_norm is not None:
             groups, size = (count, dim) if style.qk_norm == "head" else (1, count * dim)
-            runs = {"offset": offset, "groups": groups, "size": size}
-            norm(b, config, f"{at}.{part}_norm", qkv, qkv, style, **runs)
+            module = f"{at}.{part}_norm"
+            norm(b, config, module, qkv, qkv, style, offset=offset, groups=groups, size=size)
 
 
 def project(b: GraphBuilder, module: str, input: str, residual: str, bias: bool) -> None:
