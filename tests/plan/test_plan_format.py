@@ -53,7 +53,7 @@ def test_json_is_as_agreed():
     assert document["limits"] == {
         "context": 600,
         "step_tokens": 7,
-        "step_outputs": 3,
+        "step_outputs": 7,
         "sequences": 3,
     }
     assert document["kv"] == {

@@ -51,7 +51,7 @@ def sizes(task: Task, plan: Plan) -> dict[str, int]:
     graph, kv = task.model.graph, task.model.graph.kv
     most = max(1, task.batch)
     tokens = max(plan.step_tokens, most)
-    outputs = 8 if most < 8 <= tokens else tokens if most < 8 else most  # 7 guesses for a sequence
+    outputs = max(most, min(tokens, 8))  # 7 guesses for a sequence
     limits = Limits(task.context, tokens, outputs, most)
     tokens = min(task.page_tokens, task.context)
     spec = KvSpec(task.model.kv_dtype, tokens, kv.layers, kv.kv_heads, kv.head_dim, 0)
@@ -73,10 +73,10 @@ def sizes(task: Task, plan: Plan) -> dict[str, int]:
     )
     if own and on_cpu:
         blocks = visiting or any(unit in places(task)[1:-1] for unit in own)
-        crossing = limits.step_tokens if blocks and plan.devices[0] == "cpu" else most
+        crossing = limits.step_tokens if blocks and plan.devices[0] == "cpu" else outputs
         found["cpu"] += 2 * F32 * crossing * hidden_of(task)
     if plan.devices[-1] == "accelerator":
-        found["cpu"] += 2 * F32 * most * vocab_of(task)
+        found["cpu"] += 2 * F32 * outputs * vocab_of(task)
     all_pages = math.ceil(task.context / task.page_tokens)
     if "accelerator" in plan.devices[1:-1] and plan.pages < all_pages:
         ops = [op for unit in graph.units for op in layer_ops(unit)]
