@@ -82,9 +82,9 @@ def test_stats_say_what_lies_where(half: helm.LLM) -> None:
     assert (cpu["kind"], own["kind"]) == ("cpu", "sim")
     for names in (cpu["units"], own["units"]):
         assert len(names) == len(set(names))
-    both = set(cpu["units"]) & set(own["units"])  # cut ones
-    assert len({*cpu["units"], *own["units"]}) == 2 * half.config.num_hidden_layers + 2
+    both = set(cpu["units"]) & set(own["units"])
     assert (len(both) > 0) == (half.plan.units_cut > 0)
+    assert "head" in {*cpu["units"], *own["units"]}
     assert cpu["weights_bytes"] > 0
     planned = half.plan.memory["accelerator"]
     assert own["weights_bytes"] == planned.weights_bytes
