@@ -111,6 +111,11 @@ _GRANITE = {
     "logits_scaling": 1.5,
 }
 _QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+_EXPERTS = {"intermediate_size": 32, "num_experts_per_tok": 2}
+_QWEN_MOE = {
+    "moe_intermediate_size": 32, "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True
+}  # fmt: skip
+_SHARED = {"shared_expert_intermediate_size": 40, "head_dim": 12}
 _CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 CASES = {
     case.name: case
@@ -167,6 +172,17 @@ CASES = {
         Case("stablelm", "StableLm", {"head_dim": 12, "partial_rotary_factor": 0.5}),
         Case("stablelm_norms", "StableLm", {**_STABLE, "qk_layernorm": True}),
         Case("stablelm_parallel", "StableLm", {**_STABLE, "use_parallel_residual": True}),
+        Case("qwen3_moe", "Qwen3Moe", _QWEN_MOE),
+        Case(
+            "qwen3_moe_dense_layers",
+            "Qwen3Moe",
+            {**_QWEN_MOE, "num_hidden_layers": 4, "mlp_only_layers": [1], "norm_topk_prob": False},
+            sharded=True,
+        ),
+        Case("qwen3_moe_uneven", "Qwen3Moe", {**_QWEN_MOE, "moe_intermediate_size": 20}),
+        Case("qwen2_moe", "Qwen2Moe", {**_QWEN_MOE, **_SHARED, "norm_topk_prob": False}),
+        Case("mixtral", "Mixtral", {**_EXPERTS, "num_local_experts": 4}),
+        Case("olmoe", "Olmoe", {**_EXPERTS, "num_experts": 5, "head_dim": 12}),
         Case("opt", "OPT"),
         Case("opt_350m", "OPT", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}),
         Case("opt_bare", "OPT", {"enable_bias": False, "_remove_final_layer_norm": True}),

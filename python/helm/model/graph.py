@@ -20,12 +20,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
 from helm.base.jsonio import encode
+from helm.model.mixture_ops import Experts, Route
 from helm.model.rope import RopeTable
 
 Rows = Literal["tokens", "outputs"]
 NormKind = Literal["rms", "layer"]
 UnitKind = Literal["embedding", "attention", "mlp", "head"]
-ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "scale", "softcap"]
+ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "scale", "softcap", "swiglu_limit"]
 RopePairs = Literal["halves", "neighbours"]
 _OPTIONAL = {"optional": True}  # absent from a plan where a field has its default
 
@@ -146,10 +147,11 @@ class Attention:
     the KV cache's entry with these heads.
 
     window w > 0: position i sees only j with 0 <= i - j < w. softcap c > 0: cap(x) = c tanh(x / c).
+    A head's sink s adds exp(s) to the sum of its softmax.
     """
 
     op: ClassVar[str] = "attention"
-    names: ClassVar[tuple[str, ...]] = ("layer",)
+    names: ClassVar[tuple[str, ...]] = ("layer", "sinks")
     input: str
     q_offset: int
     k_offset: int
@@ -162,12 +164,13 @@ class Attention:
     scale: float
     window: int
     softcap: float = field(default=0.0, metadata=_OPTIONAL)
+    sinks: str | None = field(default=None, metadata=_OPTIONAL)  # [heads]
 
     def uses(self) -> tuple[str, ...]:
         return (self.input, self.out)
 
     def weight_names(self) -> tuple[str, ...]:
-        return ()
+        return () if self.sinks is None else (self.sinks,)
 
 
 @dataclass(frozen=True)
@@ -242,7 +245,7 @@ class Concat:
 
 Op = (
     Embedding | PositionEmbedding | Norm | Linear | Rope | Attention | Activation | Select | Add
-    | Concat
+    | Concat | Route | Experts
 )  # fmt: skip
 OPS: dict[str, type[Op]] = {cls.op: cls for cls in get_args(Op)}
 # By op the fields that name nothing.
@@ -366,7 +369,8 @@ class Graph:
         if isinstance(op, Linear):
             parts = tuple((self.tensors[part.weight], part.bias is None) for part in op.parts)
             return (op.input, op.out, parts, op.accumulate)
-        return (type(op), _PLAIN_FIELDS[type(op)](op))
+        absent = tuple(getattr(op, name) is None for name in op.names)
+        return (type(op), _PLAIN_FIELDS[type(op)](op), absent)
 
     @functools.cached_property
     def footprint(self) -> Any:
