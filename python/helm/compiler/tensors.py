@@ -97,7 +97,7 @@ def choose_formats(
     """Tensor -> format, on any device; policy: one of POLICIES. Vectors are f32."""
     wide = _tables_and_head(graph)
     attended = _of_values(graph)
-    exact, uneven = routers(graph), _uneven(graph)
+    exact, uneven, experts = routers(graph), _uneven(graph), _of_experts(graph)
 
     def elements(name: str) -> str | None:
         if infos is not None:
@@ -114,6 +114,7 @@ def choose_formats(
             return infos[name].held
         if policy == "auto":
             dense = config.quantization is None or name in wide
+            dense |= config.quantization == "mxfp4" and name not in experts
             return (config.dtype or "f32") if dense else _ASSUMED[config.quantization or ""]
         if policy not in PACKED_POLICIES:
             return policy
@@ -132,6 +133,10 @@ def _tables_and_head(graph: Graph) -> set[str]:
     tables = {op.table for op in graph.ops() if isinstance(op, (Embedding, PositionEmbedding))}
     heads = (op for op in graph.ops() if isinstance(op, Linear) and op.out == graph.logits)
     return tables | {part.weight for op in heads for part in op.parts}
+
+
+def _of_experts(graph: Graph) -> set[str]:
+    return {name for op in graph.ops() if isinstance(op, Experts) for name in op.matrices()}
 
 
 def _uneven(graph: Graph) -> set[str]:

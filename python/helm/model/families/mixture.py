@@ -157,7 +157,8 @@ def _add_shared(
         b.add(_experts(b, config, module, (input, routes, out), (1, 1, size), own))
         return
     assert config.residual_scale == 1.0
-    gate_up, act = b.value_like(input, "gate_up", 2 * size), b.value_like(input, "act", size)
+    gate_up = b.value_like(input, "shared_gate_up", 2 * size)
+    act = b.value_like(input, "shared_act", size)
     b.linear(input, gate_up, [(f"{at}.gate_proj", size), (f"{at}.up_proj", size)])
     b.add(Activation(config.hidden_act, True, gate_up, act, size))  # type: ignore[arg-type]
     b.linear(act, out, [(f"{at}.down_proj", b.width(out))], accumulate=True)
