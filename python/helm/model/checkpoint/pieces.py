@@ -84,7 +84,7 @@ def with_pieces(
         name = f"{base}.weight"
         own = {part: tensors[f"{base}.{part}"] for part in (kind.main, *kind.others)
                if f"{base}.{part}" in tensors}  # fmt: skip
-        taken |= {info.name for info in own.values()}
+        taken |= {f"{base}.{part}" for part in own}
         if name in tensors and name not in taken:
             raise CheckpointError(
                 f"[load] {folder / str(own[kind.main].file)}: the checkpoint has both {name!r} and "
