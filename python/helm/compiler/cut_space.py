@@ -21,7 +21,7 @@ from helm.compiler.overflow import Bools
 from helm.compiler.prefill import Prefill
 from helm.compiler.setting import Setting
 from helm.compiler.times import ATTENTION, F64, I64, BlockClasses, attentions, visible
-from helm.model.graph import Attention, Layer
+from helm.model.graph import Attention, Experts, Layer
 
 _MOST_WAYS = 256
 _HEAD_WAYS = 32
@@ -54,6 +54,8 @@ def cut_model(model: CostedGraph, classes: BlockClasses, columns: int) -> CutMod
     """columns: a multiple of which columns of weights are cut. Why nothing can be cut, where so."""
     reasons = list[str]()
     sizes = set[tuple[int, int]]()
+    if any(isinstance(op, Experts) for op in model.graph.ops()):
+        return "layers of a mixture of experts are not cut"
     for layer in classes.units:
         if tuple(unit.kind for unit in layer.units) != KINDS:
             return "its layers are not an attention and an mlp each"

@@ -52,7 +52,10 @@ def gguf_config(gguf: Gguf) -> ModelConfig:
 def gguf_weights(gguf: Gguf, config: ModelConfig) -> NamedWeights:
     """The weights in a GGUF file. Raises CheckpointError unless they are those of `config`."""
     graph = build_graph(config)
-    tensors = with_stacks(name_tensors(gguf, config), graph)
+    first, guessing = config.num_hidden_layers, config.drafting_layers
+    left = tuple(f"blk.{layer}." for layer in range(first, first + guessing))
+    named = {n: t for n, t in name_tensors(gguf, config).items() if not t.name.startswith(left)}
+    tensors = with_stacks(named, graph)
     check_routers(tensors, graph)
     check_tensors(gguf, tensors, graph.tensors)
     return NamedWeights(config, tensors, ())

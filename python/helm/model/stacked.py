@@ -21,6 +21,8 @@ def with_stacks(tensors: Mapping[str, TensorInfo], graph: Graph) -> dict[str, Te
     """`tensors` with experts stacked, by the graph's names; CheckpointError, which names a tensor,
     where one is missing or unlike the others. Shapes are checked with all others' later."""
     found = dict(tensors)
+    for name in routers(graph) & found.keys():
+        found[name] = _as_row(found[name], graph.tensors[name])
     for op in graph.ops():
         if not isinstance(op, Experts):
             continue
@@ -54,6 +56,14 @@ def routers(graph: Graph) -> set[str]:
         if getattr(op, "out", None) in read
         for part in getattr(op, "parts", ())
     }
+
+
+def _as_row(info: TensorInfo, shape: tuple[int, ...]) -> TensorInfo:
+    """A router of one row, which some files have as a vector."""
+    if shape[0] != 1 or info.shape != shape[1:] or info.aux:
+        return info
+    [place] = info.extents
+    return dataclasses.replace(info, shape=shape, extents=(Extent(place.file, place.offset, 1),))
 
 
 def _flat(info: TensorInfo, dimensions: int, experts: int) -> TensorInfo:
