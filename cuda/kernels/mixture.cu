@@ -53,11 +53,11 @@ __global__ void __launch_bounds__(kWarp) route_kernel(const RouteArgs a) {
   float most = minus_inf;
   bool broken = false;
   for (int e = lane; e < a.experts; e += kWarp) {
-    broken = broken || isnan(logits[e]);
+    broken = broken || logits[e] != logits[e];
     most = fmaxf(most, logits[e]);
   }
   most = warp_max(most);
-  if (__any_sync(kAllLanes, broken) || isinf(most)) {
+  if (__any_sync(kAllLanes, broken) || fabsf(most) == INFINITY) {
     for (int i = lane; i < a.chosen; i += kWarp) out[i] = i, out[a.chosen + i] = NAN;
     return;
   }

@@ -20,13 +20,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
 from helm.base.jsonio import encode
-from helm.model.mixture_ops import Experts, Route
+from helm.model.mixture_ops import ActivationKind, Experts, Route
 from helm.model.rope import RopeTable
 
 Rows = Literal["tokens", "outputs"]
 NormKind = Literal["rms", "layer"]
 UnitKind = Literal["embedding", "attention", "mlp", "head"]
-ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "scale", "softcap", "swiglu_limit"]
 RopePairs = Literal["halves", "neighbours"]
 _OPTIONAL = {"optional": True}  # absent from a plan where a field has its default
 
@@ -176,7 +175,8 @@ class Attention:
 @dataclass(frozen=True)
 class Activation:
     """gated: in is [gate | up], out [+]= act(gate) * up; plain: out [+]= act(in), may be in place.
-    scale: factor * x; softcap: factor * tanh(x / factor)."""
+    scale: factor * x; softcap: factor * tanh(x / factor); swiglu_limit, gated alone:
+    h / (1 + exp(-1.702 h)) * (clamp(up, -factor, factor) + 1), h = min(gate, factor)."""
 
     op: ClassVar[str] = "activation"
     names: ClassVar[tuple[str, ...]] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "scale", "softcap", "swiglu_limit"]
 RouteScore = Literal["softmax", "softmax_selected", "sigmoid", "sparsemixer"]
 GateUp = Literal["apart", "halves", "neighbours"]
 _OPTIONAL = {"optional": True}  # absent from a plan where a field has its default
@@ -64,7 +65,7 @@ class Experts:
     gate: str  # [experts * size, width(in)], twice as many rows unless apart
     up: str | None  # [experts * size, width(in)]
     down: str  # [experts * width(out), size]
-    activation: str
+    activation: ActivationKind
     gate_bias: str | None = field(default=None, metadata=_OPTIONAL)
     up_bias: str | None = field(default=None, metadata=_OPTIONAL)
     down_bias: str | None = field(default=None, metadata=_OPTIONAL)

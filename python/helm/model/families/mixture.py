@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from helm.base.jsonio import Reader
 from helm.model.builder import GraphBuilder
 from helm.model.config import Keys, Mixture, ModelConfig
-from helm.model.graph import Activation, ActivationKind
-from helm.model.mixture_ops import Experts, GateUp, Route, RouteScore
+from helm.model.graph import Activation
+from helm.model.mixture_ops import ActivationKind, Experts, GateUp, Route, RouteScore
 
 _MOST_EXPERTS = 4096
 
