@@ -59,6 +59,7 @@ class PlanReader {
   void read_slice(const JsonReader& node);
   void check_slice(const JsonReader& node, const SliceSpec& slice) const;
   void check_slices(const JsonReader& slices);
+  void check_experts(const JsonReader& slices) const;
   void check_visiting_formats(const JsonReader& slices) const;
   void read_value(const JsonReader& node);
   void read_unit(const JsonReader& node);
@@ -84,6 +85,9 @@ class PlanReader {
   Op read_select(const JsonReader& node);
   Op read_add(const JsonReader& node);
   Op read_concat(const JsonReader& node);
+  Op read_route(const JsonReader& node);
+  Op read_experts(const JsonReader& node);
+  static ActivationKind activation_kind(const JsonReader& node);
 
   TensorIndex matrix(const JsonReader& node, int64_t rows, int64_t cols) const;  // -1: any
   TensorIndex vector(const JsonReader& node, int64_t size) const;

@@ -71,7 +71,7 @@ def test_a_second_accelerator_is_refused_by_name_before_anything_is_loaded() -> 
         _helm.Engine(text, "/nowhere", device="nothing")
 
 
-@pytest.mark.parametrize("name", ["qwen3", "opt_350m"])
+@pytest.mark.parametrize("name", ["qwen3", "opt_350m", "qwen3_moe"])
 def test_any_placement_gives_the_tokens_of_the_cpu(name: str) -> None:
     """A tied head apart from the embedding has the shared matrix on both devices."""
     plan = plan_of(name)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import small_models
 from helm.base.formats import uncompressed
 from helm.compiler.cut import Cut, CutUnits, LayerCut, cut_units
-from helm.compiler.cut_shares import attention_shares, mlp_shares
+from helm.compiler.cut_shares import attention_shares, mlp_shares, size_of
 from helm.compiler.tensors import slices_of
 from helm.model.families import build_graph, load_config
 from helm.model.graph import Attention, Graph, Linear, Unit
@@ -121,7 +121,7 @@ def random_cut(graph: Graph, plan: Plan, rng: random.Random) -> Cut:
         for layer in graph.layers:
             attention, mlp = layer.units
             heads = next(op.kv_heads for op in attention.ops if isinstance(op, Attention))
-            size = next(op.size for op in mlp.ops if hasattr(op, "gated"))
+            size = size_of(mlp)
             between = (heads_of(attention, tensors), elements_of(mlp, tensors))
             h = rng.choice((0, heads, *between[0], *between[0]))
             e = rng.choice((0, size, *between[1]))

@@ -179,6 +179,11 @@ class CutMemory:
         rest = of.cpu + of.cut < self._blocks
         up = np.where(rest, limits.step_tokens * hidden, crossing)
         apart = np.where(rows == 0, logits, 0)  # of the whole head
+        if self._cuts.whole:  # one value at a time, as nothing is computed beside it
+            part = np.where((rows > 0) & (rows < size), logits, 0)
+            most = np.maximum(np.where(rest | (of.cut > 0), limits.step_tokens, 0) * hidden, part)
+            most = np.maximum(most, limits.step_outputs * hidden * (rows < size))
+            return np.asarray(_SLOTS * (most + np.where(rows == 0, logits, 0)))
         down = np.maximum(crossing, np.where(rows > 0, logits, 0))
         return np.asarray(_SLOTS * (up + down + apart))
 

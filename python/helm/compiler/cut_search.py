@@ -181,13 +181,15 @@ class _Scan:
         """Every pair of counts with every cut, and as many elements on the CPU as are best within
         memory, by and large."""
         found = [self._with_elements(self._grid(home)) for home in (0, 1) if self._allows(home)]
+        if self._cuts.whole:
+            found = [self._grid_of_whole_units()]
         found.append(self._grid_of_whole_layers())
         return self._chosen(_joined(found))
 
     def _chosen(self, of: Layouts) -> Layouts:
         """Those that have what is asked for: where something must be cut, not units that lie as a
         whole on two devices."""
-        if self._space.policy != "cut":
+        if self._space.policy != "cut" or self._cuts.whole:
             return of
         inside = [
             (ways > 0) & (ways < len(marks) - 1)
@@ -228,6 +230,16 @@ class _Scan:
         return Layouts(
             cpu.astype(np.int64), nothing, nothing, nothing, nothing, rows.astype(np.int64)
         )
+
+    def _grid_of_whole_units(self) -> Layouts:
+        """Attentions of the layers in the middle are on one device, mlps on the other."""
+        counts = range(self._blocks + 1)
+        pairs = [(cpu, end - cpu) for cpu in counts for end in counts[cpu + 1 :]]
+        grid = np.meshgrid(np.arange(len(pairs)), [0, 1], self._some_rows(), indexing="ij")
+        chosen, there, rows = np.array(pairs, np.int64)[grid[0].ravel()], *(
+            each.ravel().astype(np.int64) for each in grid[1:]
+        )  # fmt: skip
+        return Layouts(chosen[:, 0], chosen[:, 1], there, 1 - there, there, rows)
 
     def _near_heads(self, home: int) -> list[int]:
         last = len(self._cuts.heads) - 1

@@ -21,7 +21,7 @@ from helm.compiler.overflow import Bools
 from helm.compiler.prefill import Prefill
 from helm.compiler.setting import Setting
 from helm.compiler.times import ATTENTION, F64, I64, BlockClasses, attentions, visible
-from helm.model.graph import Attention, Layer
+from helm.model.graph import Attention, Experts, Layer
 
 _MOST_WAYS = 256
 _HEAD_WAYS = 32
@@ -35,6 +35,11 @@ class CutModel:
     layers: tuple[tuple[CutTable, CutTable], ...]
     head: CutTable
     known: dict[Any, set[str]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def whole(self) -> bool:
+        """Whether attentions and mlps stay whole, each on a device."""
+        return all(own.shares is None for own in self.layers[0])
 
     @property
     def heads(self) -> I64:
@@ -57,6 +62,9 @@ def cut_model(model: CostedGraph, classes: BlockClasses, columns: int) -> CutMod
     for layer in classes.units:
         if tuple(unit.kind for unit in layer.units) != KINDS:
             return "its layers are not an attention and an mlp each"
+    if any(isinstance(op, Experts) for op in model.graph.ops()):
+        return _apart(model, classes)
+    for layer in classes.units:
         found = [priced_shares(unit) for unit in layer.units]
         reasons += [each for each in found if isinstance(each, str)]
         sizes.add((size_of(layer.units[0]), size_of(layer.units[1])))
@@ -73,6 +81,21 @@ def cut_model(model: CostedGraph, classes: BlockClasses, columns: int) -> CutMod
         if any(own[kind].shares is None for own in tables):
             tables = tuple(_whole(own, kind) for own in tables)
     return CutModel(tables, make_table(model, model.graph.units[-1], _row_marks(model)))
+
+
+def _apart(model: CostedGraph, classes: BlockClasses) -> CutModel:
+    """Of a mixture of experts: attention and experts of a layer stay whole, each on a device."""
+    sizes = [max(size_of(layer.units[kind]) for layer in classes.units) for kind in (0, 1)]
+    heads, elements = (np.array([0, size], np.int64) for size in sizes)
+    tables = tuple(
+        (
+            CutTable(model, layer.units[0], None, heads),
+            CutTable(model, layer.units[1], None, elements),
+        )
+        for layer in classes.units
+    )
+    head = make_table(model, model.graph.units[-1], _row_marks(model))
+    return CutModel(tables, head)
 
 
 def _whole(own: tuple[CutTable, CutTable], kind: int) -> tuple[CutTable, CutTable]:

@@ -83,7 +83,41 @@ class CutValues:
         mark, cutter = int(table.marks[1]), Cutter(self._graph)
         return self._split(cutter, cutter.head(self._graph.units[-1], mark), mark)
 
+    def _of_whole_units(self, of: Layouts, lane: int) -> I64:
+        """Where no layer is cut within its units, which may differ from layer to layer."""
+        classes = self._setting.classes
+        before = classes.before(range(self._blocks + 1)).astype(np.int64)
+        ends = [before[of.cpu], before[of.cpu + of.cut], before[self._blocks][None]]
+        there = np.stack([ends[0] > 0, ends[1] > ends[0], ends[2] > ends[1]])  # [parts, layouts, c]
+        if lane and self._visits:
+            there = there.any(axis=0, keepdims=True)
+        head = 1 + (of.rows > 0) + (of.rows == len(self._cuts.rows) - 1)
+        flags = np.column_stack([head, of.heads, of.elements, *there])
+        unique, place = np.unique(flags, axis=0, return_inverse=True)
+        sizes = []
+        for row in unique.tolist():
+            names = set(self._head_names(lane, row[0]))
+            for part, shown in enumerate(np.array(row[3:], bool).reshape(len(there), -1)):
+                # Of layers on the CPU, those on both devices, those on the accelerator.
+                own = (bool(row[1 + kind]) != bool(lane) for kind in (0, 1))
+                kinds = own if part == 1 else [len(there) == 1 or part == 2 * lane] * 2
+                for kind, here in enumerate(kinds):
+                    for layer in np.flatnonzero(shown) if here else ():
+                        names |= _names(classes.units[layer].units[kind])
+            sizes.append(sum(map(self._value_bytes, names)))
+        return np.array(sizes, np.int64)[place.reshape(-1)]
+
+    def _head_names(self, lane: int, head: int) -> frozenset[str]:
+        """With those of the embedding."""
+        names = frozenset() if lane else _names(self._graph.units[0])
+        if head == (1 if lane else 3):
+            names |= _names(self._graph.units[-1])
+        return names | (self._head_sample.names[lane] if head == 2 else frozenset())
+
     def bytes(self, of: Layouts, lane: int) -> I64:
+        if self._cuts.whole:
+            ranges = self._sized(self._head_sample.ranges, self._cuts.head, lane)
+            return self._of_whole_units(of, lane) + ranges[of.rows]
         last, cut = self._blocks - 1, of.cpu + of.cut
         marks = (self._cuts.heads, self._cuts.elements)
         ways = (of.heads, of.elements)
@@ -161,10 +195,8 @@ class CutValues:
     ) -> set[str]:  # fmt: skip
         """Names of values. before, last: whether whole layers but the last, and the last, are
         there. attention, mlp, head: 1 all on the accelerator, 2 shared, 3 all on the CPU."""
-        graph, names = self._graph, set[str]()
+        graph, names = self._graph, set(self._head_names(lane, head))
         whole, visits = 1 if lane else 3, self._visits and lane == 1
-        if lane == 0:
-            names |= _names(graph.units[0])
         for there, is_last, cut in ((before, 0, cut_before), (last, 1, cut_last)):
             units = graph.layers[-1 if is_last else 0].units
             for kind, state in enumerate((attention, mlp)):
@@ -173,10 +205,6 @@ class CutValues:
                 if cut and state == 2:
                     own = self._samples[kind, is_last, home].names
                     names |= own[lane] | (own[0] if visits else frozenset())
-        if head == whole:
-            names |= _names(graph.units[-1])
-        if head == 2:
-            names |= self._head_sample.names[lane]
         return names
 
     def _value_bytes(self, name: str) -> int:

@@ -136,7 +136,7 @@ class GraphBuilder:
         runs = (input, offset, out, offset, groups, size)
         self.add(Norm(kind, *runs, weight, bias, eps, plus, accumulate))
 
-    def head(self, input: str, vocab_size: int, tied: bool) -> None:
+    def head(self, input: str, vocab_size: int, tied: bool, biased: bool = False) -> None:
         """logits = head input, with the embedding as the head when tied."""
         out = self.value("logits", vocab_size, "outputs")
         width = self.width(input)
@@ -144,7 +144,8 @@ class GraphBuilder:
             weight = self.tensor("embed_tokens.weight", vocab_size, width)
         else:
             weight = self.absolute("lm_head.weight", vocab_size, width)
-        self.add(Linear(input, out, (Part(weight, None),), False))
+        bias = self.absolute("lm_head.bias", vocab_size) if biased else None
+        self.add(Linear(input, out, (Part(weight, bias),), False))
 
     def unit(self, kind: UnitKind, layer: int | None = None) -> None:
         """Closes the unit made of the ops added since the last call. layer: of an attention or

@@ -20,6 +20,7 @@ from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.config import ModelConfig
 from helm.model.families import build_graph
 from helm.model.graph import Embedding, Linear
+from helm.model.stacked import check_routers, with_stacks
 
 HEAD = "lm_head.weight"
 # Modules that hold a whole model, or a part of it, and change nothing: of torch.compile,
@@ -94,6 +95,13 @@ def name_weights(
         notices.append(f"left out {len(left)} tensors that text does not need: {listed(left)}")
     for name in left:
         del tensors[name]
+    guessing = _drafting(tensors, base, config)
+    if guessing:
+        notices.append(
+            f"left out {len(guessing)} tensors of layers that guess tokens: {listed(guessing)}"
+        )
+    tensors = with_stacks({n: i for n, i in tensors.items() if n not in guessing}, graph)
+    check_routers(tensors, graph)
     if config.tie_word_embeddings and HEAD in tensors:
         if embed.table not in tensors:
             tensors[embed.table] = tensors.pop(HEAD)
@@ -106,6 +114,14 @@ def name_weights(
                 "used"
             )
     return NamedWeights(config, tensors, tuple(notices))
+
+
+def _drafting(tensors: Iterable[str], base: str, config: ModelConfig) -> list[str]:
+    """Those of the layers behind the last that guess tokens."""
+    first = config.num_hidden_layers
+    layers = range(first, first + config.drafting_layers)
+    begins = tuple(f"{base}layers.{layer}." for layer in layers)
+    return [name for name in tensors if name.startswith(begins)] if begins else []
 
 
 def _renamed(

@@ -10,13 +10,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 _LACKING = {
-    "mixtures of experts": (
-        "num_experts",
-        "num_local_experts",
-        "n_routed_experts",
-        "moe_intermediate_size",
-        "moe_num_experts",
-    ),
     "latent attention": ("kv_lora_rank",),
     "gated delta nets": ("linear_num_value_heads", "linear_conv_kernel_dim"),
     "state space layers": ("state_size", "ssm_cfg", "mamba_d_state", "mamba_n_heads", "d_state"),

@@ -58,8 +58,12 @@ def name_tensors(gguf: Gguf, config: ModelConfig) -> dict[str, TensorInfo]:
             continue
         found = _BLOCK.fullmatch(tensor.name)
         name = _WHOLE.get(tensor.name, tensor.name)
-        if found is not None and found[2] in in_block:
-            name = f"model.layers.{found[1]}.{in_block[found[2]]}.{found[3]}"
+        if found is not None:
+            own = f"{found[2]}.{found[3]}"
+            if own in found_architecture.whole:
+                name = f"model.layers.{found[1]}.{found_architecture.whole[own]}"
+            elif found[2] in in_block:
+                name = f"model.layers.{found[1]}.{in_block[found[2]]}.{found[3]}"
         _check_vector(gguf, tensor)
         extents: tuple[Extent, ...] = (Extent(tensor.file, tensor.offset, tensor.shape[0]),)
         if adjacent and found is not None and found[2] in heads:
@@ -81,7 +85,8 @@ def check_tensors(
     transformers' names with their shapes, and no others."""
     found = architecture(gguf)
     name, in_block = found.model_type, _in_block(found)
-    missing = [_own_name(weight, in_block) for weight in wanted if weight not in tensors]
+    whole = found.whole
+    missing = [_own_name(weight, in_block, whole) for weight in wanted if weight not in tensors]
     if missing:
         raise CheckpointError(
             f"[load] {gguf.source}: {name} needs {len(missing)} tensors that the file lacks: "
@@ -107,12 +112,15 @@ def _in_block(found: Architecture) -> dict[str, str]:
     return {**_IN_BLOCK, **found.names}
 
 
-def _own_name(weight: str, in_block: Mapping[str, str]) -> str:
+def _own_name(weight: str, in_block: Mapping[str, str], whole: Mapping[str, str]) -> str:
     """As the file calls a weight of transformers' name."""
     for own, name in _WHOLE.items():
         if name == weight:
             return own
     _, _, layer, rest = weight.split(".", 3)
+    for own, name in whole.items():
+        if name == rest:
+            return f"blk.{layer}.{own}"
     module, _, kind = rest.rpartition(".")
     return next(f"blk.{layer}.{own}.{kind}" for own, name in in_block.items() if name == module)
 
