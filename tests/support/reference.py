@@ -38,15 +38,18 @@ def load_weights(plan: dict[str, Any], directory: str | Path) -> dict[str, F64]:
     formats = {s["tensor"]: s["format"] for s in plan["slices"] if s["device"] == "cpu"}
     for tensor in plan["tensors"]:
         source, shape = tensor["source"], tensor["shape"]
-        (extent,) = source["extents"]
-        assert extent["row_stride"] == 0
+        assert not any(extent["row_stride"] for extent in source["extents"])
         raw = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[source["stored"]]
-        stored = np.fromfile(
-            Path(directory) / extent["file"],
-            dtype=raw,
-            count=math.prod(shape),
-            offset=extent["offset"],
-        ).reshape(shape)
+        runs = [
+            np.fromfile(
+                Path(directory) / extent["file"],
+                dtype=raw,
+                count=extent["rows"] * math.prod(shape[1:]),
+                offset=extent["offset"],
+            )
+            for extent in source["extents"]
+        ]
+        stored = np.concatenate(runs).reshape(shape)
         wide = bf16_to_f64(stored) if source["stored"] == "bf16" else stored.astype(np.float64)
         weights[tensor["name"]] = round_to(wide, formats[tensor["name"]])
     return weights

@@ -110,6 +110,7 @@ _GRANITE = {
     "residual_multiplier": 0.7,
     "logits_scaling": 1.5,
 }
+_PART = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 _QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 _CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 CASES = {
@@ -167,6 +168,17 @@ CASES = {
         Case("stablelm", "StableLm", {"head_dim": 12, "partial_rotary_factor": 0.5}),
         Case("stablelm_norms", "StableLm", {**_STABLE, "qk_layernorm": True}),
         Case("stablelm_parallel", "StableLm", {**_STABLE, "use_parallel_residual": True}),
+        Case("gpt_neox", "GPTNeoX", {"rope_parameters": _PART, "head_dim": 12}),
+        Case(
+            "gpt_neox_serial",
+            "GPTNeoX",
+            {
+                "head_dim": 12,
+                "rope_parameters": _PART,
+                "use_parallel_residual": False,
+                "tie_word_embeddings": True,
+            },
+        ),
         Case("opt", "OPT"),
         Case("opt_350m", "OPT", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}),
         Case("opt_bare", "OPT", {"enable_bias": False, "_remove_final_layer_norm": True}),
