@@ -32,7 +32,7 @@ CASES = (
     "llama_linear", "llama_yarn", "llama3", "mistral", "mistral_window", "qwen2", "qwen3",
     "qwen3_untied_sharded", "gemma2_pattern", "gemma3_pattern", "phi3_window", "smollm3", "granite",
     "granite_biases", "olmo2", "olmo3_pattern", "glm4", "cohere", "cohere2_pattern",
-    "stablelm", "stablelm_parallel",
+    "stablelm", "stablelm_parallel", "gpt_neox",
 )  # fmt: skip
 _TOKENS = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
 

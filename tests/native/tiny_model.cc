@@ -32,7 +32,8 @@ class TinyModelBuilder {
         {"sequences", s_.sequences}};
     plan_["kv"] = {{"dtype", s_.kv_dtype},    {"page_tokens", s_.page_tokens},
                    {"layers", kv_layers()},   {"kv_heads", s_.kv_heads},
-                   {"head_dim", s_.head_dim}, {"pages", pages()}};
+                   {"head_dim", s_.head_dim}, {"blocks", s_.pages / s_.layers}};
+    if (s_.window_blocks > 0) plan_["kv"]["window_blocks"] = s_.window_blocks;
     std::vector<float> inv_freq;
     for (int64_t i = 0; i < rotated_pairs(); ++i) {
       inv_freq.push_back(
@@ -104,6 +105,7 @@ class TinyModelBuilder {
     auto layers = nlohmann::json::array();
     for (int64_t layer = 0; layer < s_.layers; ++layer) {
       layers.push_back({{"layer", layer}, {"kv_head", 0}, {"kv_heads", s_.kv_heads}});
+      if (s_.window > 0) layers.back()["window"] = s_.window;
     }
     return layers;
   }

@@ -35,7 +35,7 @@ def cut_plan(plan: Plan, graph: Graph, cut: Cut, *, alone: bool = False, visits:
         held = formats[whole[name]]
         return held if device == CPU and not visits else uncompressed(held)
 
-    kv = dataclasses.replace(plan.kv, layers=made.kv, pages=plan.kv.blocks * len(made.kv))
+    kv = dataclasses.replace(plan.kv, layers=made.kv, window_blocks=0)
     own = kv.blocks * sum(
         isinstance(op, Attention) for unit in made.units if unit.device != CPU for op in unit.ops
     )

@@ -110,6 +110,7 @@ _GRANITE = {
     "residual_multiplier": 0.7,
     "logits_scaling": 1.5,
 }
+_PART = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 _QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 _EXPERTS = {"intermediate_size": 32, "num_experts_per_tok": 2}
 _QWEN_MOE = {
@@ -195,6 +196,17 @@ CASES = {
             "glm4_moe_norms",
             "Glm4Moe",
             {**_GLM_MOE, "use_qk_norm": True, "n_group": 1, "topk_group": 1},
+        ),
+        Case("gpt_neox", "GPTNeoX", {"rope_parameters": _PART, "head_dim": 12}),
+        Case(
+            "gpt_neox_serial",
+            "GPTNeoX",
+            {
+                "head_dim": 12,
+                "rope_parameters": _PART,
+                "use_parallel_residual": False,
+                "tie_word_embeddings": True,
+            },
         ),
         Case("opt", "OPT"),
         Case("opt_350m", "OPT", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}),

@@ -132,7 +132,8 @@ class Cutter:
         return PlacedUnit(unit.name, unit.kind, unit.layer, device, tuple(ops))
 
     def _entry(self, layer: int, first: int, count: int) -> int:
-        self._kv.append(KvLayer(layer, first, count))
+        window = next(e.window for e in self._graph.kv.layers if e.layer == layer)
+        self._kv.append(KvLayer(layer, first, count, window))
         return len(self._kv) - 1
 
     def layer_unit(self, unit: Unit, own: LayerCut) -> list[PlacedUnit]:

@@ -21,7 +21,7 @@ from helm.compiler.cut_values import CutValues
 from helm.compiler.memory import DEVICE_ALIGNMENT
 from helm.compiler.overflow import Bools
 from helm.compiler.setting import F32, Setting
-from helm.compiler.times import I64
+from helm.compiler.times import I64, attentions
 
 _SLOTS = 2  # steps on their way at once
 
@@ -110,11 +110,13 @@ class CutMemory:
     def kv(self, of: Layouts) -> tuple[I64, I64]:
         """Bytes on both: whole pages of whole contexts."""
         setting, heads = self._setting, self._cuts.heads
-        most = setting.batch * setting.pages_of(setting.workload.context) * self._spec.unit_bytes
-        rest = self._blocks - of.cpu - of.cut
-        own = of.cpu * heads[-1] + of.cut * heads[of.heads]
-        there = rest * heads[-1] + of.cut * (heads[-1] - heads[of.heads])
-        return most * own, most * there
+        most = setting.batch * setting.pages_of(setting.workload.context)
+        windows = [any(op.window for op in attentions(unit)) for unit in setting.classes.units]
+        pages = np.where(windows, setting.window_blocks(), most)  # [classes] of a layer
+        cpu, cut, rest = (count @ pages for count in self.counts(of))
+        own = cpu * heads[-1] + cut * heads[of.heads]
+        there = rest * heads[-1] + cut * (heads[-1] - heads[of.heads])
+        return self._spec.unit_bytes * own, self._spec.unit_bytes * there
 
     def items(self, of: Layouts) -> tuple[Items, Items]:
         """Everything that the CPU and the accelerator must hold for the full context."""

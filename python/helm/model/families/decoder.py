@@ -116,7 +116,8 @@ class Style:
     norm_bias: bool = True  # of layer norms
     qk_norm: Literal["head", "width", "each"] | None = None
     parallel: bool = False
-    fused_qkv: bool = False  # one matrix, named qkv_proj
+    fused_qkv: bool = False  # one matrix
+    qkv_name: str = "qkv_proj"
     fused_gate_up: bool = False  # one matrix, named gate_up_proj
     before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
@@ -218,7 +219,7 @@ def attention(
     qkv, attn = b.value("qkv", q + 2 * kv), b.value("attn", q)
     parts = [(f"{at}.q_proj", q), (f"{at}.k_proj", kv), (f"{at}.v_proj", kv)]
     if style.fused_qkv:
-        parts = [(f"{at}.qkv_proj", q + 2 * kv)]
+        parts = [(f"{at}.{style.qkv_name}", q + 2 * kv)]
     b.linear(input, qkv, parts, bias=style.qkv_bias)
     norm_q_and_k(b, config, at, qkv, style)
     window = config.windows[layer]
