@@ -180,9 +180,8 @@ void Executor::write_block(const KvBlock& block, int64_t positions, const std::b
 void Executor::copy_block(const KvBlock& from, const KvBlock& to, int64_t positions) try {
   settle();
   const std::vector<PagePlace> sources = places_of(from), targets = places_of(to);
-  // A page of the longest entry: copies of a stream follow one another, and none may see it move.
-  const int64_t longest = plan_.kv.kv_heads * plan_.kv.unit_bytes();
-  std::vector<std::byte> crossing(static_cast<size_t>(longest));
+  // The longest page: copies of a stream follow one another, and none may see it move.
+  std::vector<std::byte> crossing(static_cast<size_t>(plan_.kv.kv_heads * plan_.kv.unit_bytes()));
   for (size_t entry = 0; entry < sources.size(); ++entry) {
     const int64_t bytes = plan_.kv.page_bytes(entry);
     const PagePlace& source = sources[entry];

@@ -20,7 +20,6 @@ from helm.model.graph import (
     Attention,
     Concat,
     Embedding,
-    Experts,
     Graph,
     Layer,
     Linear,
@@ -28,10 +27,10 @@ from helm.model.graph import (
     Op,
     PositionEmbedding,
     Rope,
-    Route,
     Select,
     Unit,
 )
+from helm.model.mixture_ops import Experts, Route
 
 _F32 = 4
 

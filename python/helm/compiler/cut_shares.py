@@ -6,7 +6,17 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from helm.model.graph import Activation, Attention, Experts, Linear, Norm, Op, Rope, Select, Unit
+from helm.model.graph import (
+    Activation,
+    Attention,
+    Linear,
+    Norm,
+    Op,
+    Rope,
+    Select,
+    Unit,
+)
+from helm.model.mixture_ops import Experts
 from helm.plan.units import CPU
 
 ACCELERATOR = "accelerator"

@@ -21,7 +21,11 @@ from helm.compiler.overflow import Bools
 from helm.compiler.prefill import Prefill
 from helm.compiler.setting import Setting
 from helm.compiler.times import ATTENTION, F64, I64, BlockClasses, attentions, visible
-from helm.model.graph import Attention, Experts, Layer
+from helm.model.graph import (
+    Attention,
+    Layer,
+)
+from helm.model.mixture_ops import Experts
 
 _MOST_WAYS = 256
 _HEAD_WAYS = 32

@@ -18,7 +18,14 @@ import numpy.typing as npt
 from helm.base.formats import kv_position_bytes, tensor_bytes, uncompressed
 from helm.compiler.counts import CostedGraph, Step
 from helm.machine.rates import DeviceProfile, rate_class
-from helm.model.graph import Attention, Experts, Layer, Linear, Op, Unit
+from helm.model.graph import (
+    Attention,
+    Layer,
+    Linear,
+    Op,
+    Unit,
+)
+from helm.model.mixture_ops import Experts
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -98,8 +105,10 @@ def unit_s(model: CostedGraph, unit: Unit | Layer, step: Step, device: DevicePro
         if isinstance(op, (Linear, Experts)):
             rows = model.rows(op.out, step)
             if rows:
-                of = linear_s if isinstance(op, Linear) else experts_s
-                seconds, bound = of(model, op, rows, device)  # type: ignore[operator]
+                if isinstance(op, Linear):
+                    seconds, bound = linear_s(model, op, rows, device)
+                else:
+                    seconds, bound = experts_s(model, op, rows, device)
                 times[bound] += seconds
             if isinstance(op, Experts):
                 times[FIXED] += device.op_s * (_EXPERTS_OPS - 1)

@@ -16,7 +16,6 @@ from helm.model.config import MAX_HEAD_DIM, Keys, ModelConfig, divided_head_dim,
 from helm.model.families.mixture import MixtureStyle, add_mixture
 from helm.model.graph import (
     Activation,
-    ActivationKind,
     Attention,
     Embedding,
     Graph,
@@ -26,6 +25,7 @@ from helm.model.graph import (
     RopePairs,
     whole_layers,
 )
+from helm.model.mixture_ops import ActivationKind
 from helm.model.rope import LayerKind, check_rope, parse_rope, rotary_size
 
 # Of absent keys, in every family that shares it.
