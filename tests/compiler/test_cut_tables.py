@@ -7,7 +7,7 @@ import pytest
 
 import search_cases
 from helm.compiler.counts import CostedGraph, Step
-from helm.compiler.cut import Cut, LayerCut, cut_units
+from helm.compiler.cut.units import Cut, LayerCut, cut_units
 from helm.compiler.cut_tables import make_table
 from helm.compiler.memory import DEVICE_ALIGNMENT
 from helm.compiler.times import ATTENTION, unit_s

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import small_models
 from helm.base.formats import uncompressed
-from helm.compiler.cut import Cut, CutUnits, LayerCut, cut_units
-from helm.compiler.cut_shares import attention_shares, mlp_shares
+from helm.compiler.cut.units import Cut, CutUnits, LayerCut, cut_units
+from helm.compiler.cut.shares import attention_shares, mlp_shares
 from helm.compiler.tensors import slices_of
 from helm.model.families import build_graph, load_config
 from helm.model.graph import Attention, Graph, Linear, Unit

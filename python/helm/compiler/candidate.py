@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from helm.base.sizes import size_text
 from helm.compiler.problem import Mode, Overflow
-from helm.plan.records import Predicted
+from helm.compiler.times import F64
+from helm.plan.records import Predicted, Workload
 
+Seconds = TypeVar("Seconds", float, F64)
 _BOTTLENECKS = {
     "cpu_memory_s": "CPU memory bandwidth",
     "cpu_compute_s": "CPU matrix products",
@@ -101,6 +104,41 @@ def _share_text(count: int, whole: int, what: str, unit: str) -> str:
     if 0 < count < whole:
         return f"{count:,} of {whole:,} {what}"
     return f"all of {unit}" if count else f"none of {unit}"
+
+
+def goals(
+    workload: Workload, batch: int, ttft_s: Seconds, decode_s: Seconds
+) -> tuple[Seconds, Seconds]:
+    """What is to be small, and what breaks ties, where so many sequences run at once, in waves."""
+    if workload.objective == "decode":
+        return decode_s, ttft_s
+    if workload.objective == "ttft":
+        return ttft_s, decode_s
+    return total_s(workload, batch, ttft_s, decode_s), decode_s
+
+
+def total_s(workload: Workload, batch: int, ttft_s: Seconds, decode_s: Seconds) -> Seconds:
+    """Of the workload in waves of `batch` sequences."""
+    return -(-workload.batch // batch) * (ttft_s + (workload.output - 1) * decode_s)
+
+
+def predicted(
+    workload: Workload, batch: int, decode_terms: Mapping[str, float],
+    prefill_terms: Mapping[str, float], ttft_s: float, decode_s: float, full_s: float,
+) -> Predicted:  # fmt: skip
+    """full_s: of a decode step at the full context."""
+    total = total_s(workload, batch, ttft_s, decode_s)
+    return Predicted(
+        ttft_s=ttft_s,
+        decode_s=decode_s,
+        decode_tokens_per_s=batch / decode_s,
+        full_context_decode_s=full_s,
+        full_context_decode_tokens_per_s=batch / full_s,
+        total_s=total,
+        tokens_per_s=workload.batch * workload.output / total,
+        decode_terms=decode_terms,
+        prefill_terms=prefill_terms,
+    )
 
 
 @dataclass(frozen=True)

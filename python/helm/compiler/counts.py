@@ -142,7 +142,7 @@ class CostedGraph:
         kind = self._rows[value]
         return step.tokens if kind == "tokens" else step.output_rows
 
-    @property
+    @functools.cached_property
     def _rows(self) -> dict[str, str]:
         return {value.name: value.rows for value in self.graph.values}
 

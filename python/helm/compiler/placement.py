@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from helm.compiler.candidate import Candidate
-from helm.compiler.cut import CutUnits, cut_units
-from helm.compiler.cut_candidate import cut_of
+from helm.compiler.cut.units import Cut, CutUnits, LayerCut, cut_units
 from helm.compiler.program import is_layer
 from helm.compiler.search import Search, SearchResult
 from helm.machine.profile import Profile
@@ -32,6 +31,18 @@ def placed(graph: Graph, candidate: Candidate) -> CutUnits:
         return cut_units(graph, cut_of(candidate))
     units = placed_units(graph, candidate)
     return CutUnits(units, graph.values, graph.tensors, {}, graph.kv.layers)
+
+
+def cut_of(candidate: Candidate) -> Cut:
+    """Of the graph's layers and head. The candidate has something that is cut."""
+    use = candidate.cut
+    assert use is not None
+    layers = (
+        *[LayerCut(use.of_heads, use.of_elements)] * candidate.cpu_blocks,
+        *[LayerCut(use.heads, use.elements, use.home)] * use.layers,
+        *[LayerCut(0, 0)] * candidate.accelerator_blocks,
+    )
+    return Cut(CPU, layers, use.rows)
 
 
 def placed_units(graph: Graph, candidate: Candidate) -> tuple[PlacedUnit, ...]:

@@ -4,15 +4,22 @@ KV entries. Knows no family, no machine and no time.
 The CPU takes the first KV heads of an attention, the first intermediate elements of an mlp, the
 first rows of the vocabulary; the accelerator the rest. The home of a cut unit keeps the residual:
 it adds its own share, then the partial sum of the other device, its guest.
+
+How much the CPU takes may be an array, an element for each of many cuts. Then the sizes in units,
+values and parts are arrays as well, and names say those of the first cut.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from helm.compiler.cut_shares import ACCELERATOR, Shares, head_shares, shares_of, size_of
+import numpy as np
+
+from helm.compiler.counts import CostedGraph
+from helm.compiler.cut.shares import ACCELERATOR, Shares, shares_of, size_of
 from helm.model.graph import (
     Activation,
     Add,
@@ -32,7 +39,9 @@ from helm.model.graph import (
 from helm.plan.units import CPU, PlacedUnit
 
 PARTIAL = "partial"
-Range = tuple[int, int]
+Count = Any  # int, or an array of them
+Range = tuple[Count, Count]
+ROLES = ("begin", "home", "guest", "end")  # last in the name of a unit that is a piece of another
 
 
 @dataclass(frozen=True)
@@ -42,16 +51,20 @@ class Rectangle:
 
     tensor: str
     whole: tuple[int, ...]
-    row: int
-    col: int
-    shape: tuple[int, ...]
+    row: Count
+    col: Count
+    shape: tuple[Count, ...]
 
     @property
     def name(self) -> str:
-        rows = f"{self.row}:{self.row + self.shape[0]}"
-        if len(self.shape) == 1:
-            return f"{self.tensor}[{rows}]"
-        return f"{self.tensor}[{rows}, {self.col}:{self.col + self.shape[1]}]"
+        begins = (self.row, self.col)[: len(self.shape)]
+        spans = (_text((at, at + n)) for at, n in zip(begins, self.shape, strict=True))
+        return f"{self.tensor}[{', '.join(spans)}]"
+
+
+def _text(span: Range) -> str:
+    first, last = (each if isinstance(each, int) else int(np.ravel(each)[0]) for each in span)
+    return f"{first}:{last}"
 
 
 @dataclass(frozen=True)
@@ -84,14 +97,6 @@ class CutUnits:
     parts: dict[str, Rectangle]
     kv: tuple[KvLayer, ...]
 
-    def graph(self, whole: Graph) -> Graph:
-        """The same model with these units in place of its own."""
-        units = tuple(Unit(u.name, u.kind, u.layer, u.ops) for u in self.units)
-        kv = dataclasses.replace(whole.kv, layers=self.kv)
-        return dataclasses.replace(
-            whole, units=units, values=self.values, tensors=self.tensors, kv=kv
-        )
-
 
 class Cutter:
     """Makes the units of a cut of one graph. places: names of the CPU and of the other device."""
@@ -103,6 +108,21 @@ class Cutter:
         self._parts: dict[str, Rectangle] = {}
         self._kv: list[KvLayer] = []
 
+    @property
+    def values(self) -> dict[str, Value]:
+        """The graph's, and those that were made."""
+        return {**self._widths, **self._values}
+
+    def costed(self, model: CostedGraph) -> CostedGraph:
+        """The model with what was made of its tensors and values."""
+        parts = self._parts.values()
+        return costed(
+            model,
+            self.values.values(),
+            {**self._graph.tensors, **{part.name: part.shape for part in parts}},
+            {**{name: name for name in model.formats}, **{p.name: p.tensor for p in parts}},
+        )
+
     def units(self, cut: Cut) -> CutUnits:
         """Raises ValueError for a unit that cannot be cut as asked."""
         graph, placed = self._graph, list[PlacedUnit]()
@@ -110,14 +130,17 @@ class Cutter:
         for layer, own in zip(graph.layers, cut.layers, strict=True):
             for unit in layer.units:
                 placed += self.layer_unit(unit, own)
-        placed += self.head(graph.units[-1], cut.rows)
+        head = graph.units[-1]
+        if 0 < cut.rows < self._widths[graph.logits].width:
+            placed += self.pieces(head, cut.rows, CPU)
+        else:
+            placed.append(self._whole(head, self._places[cut.rows <= 0]))
         used = {name for unit in placed for op in unit.ops for name in op.uses()}
-        known = {**self._widths, **self._values}
         names = {name for unit in placed for op in unit.ops for name in op.weight_names()}
         shapes = {**graph.tensors, **{name: part.shape for name, part in self._parts.items()}}
         return CutUnits(
             tuple(placed),
-            tuple(value for name, value in known.items() if name in used),
+            tuple(value for name, value in self.values.items() if name in used),
             {name: shapes[name] for name in _ordered(graph, self._parts) if name in names},
             {name: part for name, part in self._parts.items() if name in names},
             tuple(self._kv),
@@ -138,24 +161,33 @@ class Cutter:
     def layer_unit(self, unit: Unit, own: LayerCut) -> list[PlacedUnit]:
         """An attention or an mlp."""
         size, wanted = size_of(unit), own.heads if unit.kind == "attention" else own.elements
-        if wanted >= size or wanted <= 0:
-            return [self._whole(unit, self._places[wanted <= 0])]
+        if 0 < wanted < size:
+            return self.pieces(unit, wanted, own.home)
+        return [self._whole(unit, self._places[wanted <= 0])]
+
+    def pieces(self, unit: Unit, count: Count, home: str) -> list[PlacedUnit]:
+        """Of an attention, an mlp or the head, of which the CPU has `count` heads, elements or
+        rows, some and not all of them."""
         shares = shares_of(unit)
         if isinstance(shares, str):
             raise ValueError(f"{unit.name}: {shares}")
-        if own.home not in shares.homes:
-            raise ValueError(f"{unit.name}: its home is not {own.home}")
-        ranges = ((0, wanted), (wanted, size))
-        home = int(own.home != CPU)
-        lane = _attention_lane if unit.kind == "attention" else _mlp_lane
-        entries = [0, 0]
+        if home not in shares.homes:
+            raise ValueError(f"{unit.name}: its home is not {home}")
+        at = int(home != CPU)
+        if shares.last is None:
+            return self._head(unit, shares, count)
+        ranges = ((0, count), (count, size_of(unit)))
         if unit.kind == "attention":
             assert unit.layer is not None
             entries = [self._entry(unit.layer, a, b - a) for a, b in ranges]
-        lanes = [lane(self, shares, span, entries[i], i == home) for i, span in enumerate(ranges)]
-        assert shares.last is not None
+            lanes = [
+                _attention_lane(self, shares, span, entry, i == at)
+                for i, (span, entry) in enumerate(zip(ranges, entries, strict=True))
+            ]
+        else:
+            lanes = [_mlp_lane(self, shares, span, i == at) for i, span in enumerate(ranges)]
         add = Add(self._partial(shares.last.out), shares.last.out)
-        return self._units(unit, home, shares.begin, lanes, (add, *shares.end))
+        return self._units(unit, at, shares.begin, lanes, (add, *shares.end))
 
     def _units(
         self, unit: Unit, home: int, begin: Sequence[Op], lanes: Sequence[Sequence[Op]],
@@ -172,31 +204,19 @@ class Cutter:
             if ops
         ]
 
-    def head(self, unit: Unit, rows: int) -> list[PlacedUnit]:
-        """rows: on the CPU."""
-        shares = head_shares(unit)
-        size = self._widths[self._graph.logits].width
-        if not 0 < rows < size:
-            return [self._whole(unit, self._places[rows <= 0])]
-        if isinstance(shares, str):
-            raise ValueError(f"{unit.name}: {shares}")
+    def _head(self, unit: Unit, shares: Shares, rows: Count) -> list[PlacedUnit]:
         outs, lanes = [], []
-        for span in ((0, rows), (rows, size)):
+        for span in ((0, rows), (rows, self._widths[self._graph.logits].width)):
             outs.append(self.value(shares.first.out, span, span[1] - span[0]))
             lanes.append([self.rows_of(shares.first, [span], outs[-1])])
         end = (Concat(tuple(outs), shares.first.out), *shares.end)
         return self._units(unit, 0, shares.begin, lanes, end)
 
-    @property
-    def ranges(self) -> dict[str, Value]:
-        """Values made so far that are ranges of others."""
-        return {name: value for name, value in self._values.items() if name.endswith("]")}
-
     # --- for lanes ---------------------------------------------------------------------------
 
-    def value(self, of: str, span: Range, width: int) -> str:
+    def value(self, of: str, span: Range, width: Count) -> str:
         """The name of a range of a value."""
-        name = f"{of}[{span[0]}:{span[1]}]"
+        name = f"{of}[{_text(span)}]"
         self._values[name] = Value(name, width, self._widths[of].rows)
         return name
 
@@ -208,18 +228,16 @@ class Cutter:
 
     def rows_of(self, op: Linear, spans: Sequence[Range], out: str) -> Linear:
         """The product of some of its stacked rows."""
-        parts, row = list[Part](), 0
-        bounds = []
-        for part in op.parts:
-            height = self._graph.tensors[part.weight][0]
-            bounds.append((part, row, row + height))
-            row += height
+        parts = list[Part]()
         for low, high in spans:
-            for part, first, last in bounds:
-                start, end = max(low, first) - first, min(high, last) - first
-                if start < end:
-                    bias = None if part.bias is None else self.part(part.bias, (start, end))
-                    parts.append(Part(self.part(part.weight, (start, end)), bias))
+            first = 0
+            for part in op.parts:
+                height = self._graph.tensors[part.weight][0]
+                rows = _within(low - first, height), _within(high - first, height)
+                first += height
+                if np.any(rows[0] < rows[1]):
+                    bias = None if part.bias is None else self.part(part.bias, rows)
+                    parts.append(Part(self.part(part.weight, rows), bias))
         return dataclasses.replace(op, out=out, parts=tuple(parts))
 
     def columns_of(self, op: Linear, span: Range, input: str, home: bool) -> Linear:
@@ -236,11 +254,15 @@ class Cutter:
         whole = self._graph.tensors[name]
         spans = (rows,) if len(whole) == 1 else (rows, (0, whole[1]) if cols is None else cols)
         shape = tuple(b - a for a, b in spans)
-        if shape == whole:
+        if all(np.all(some == full) for some, full in zip(shape, whole, strict=True)):
             return name
         made = Rectangle(name, whole, rows[0], spans[1][0] if len(spans) > 1 else 0, shape)
         self._parts[made.name] = made
         return made.name
+
+
+def _within(count: Count, most: int) -> Count:
+    return min(max(count, 0), most) if isinstance(count, int) else np.clip(count, 0, most)
 
 
 def _ordered(graph: Graph, parts: dict[str, Rectangle]) -> Iterable[str]:
@@ -259,33 +281,25 @@ def _attention_lane(
     """Of the KV heads in span."""
     op = next(op for op in shares.inner if isinstance(op, Attention))
     low, high, each, dim = *span, op.heads // op.kv_heads, op.head_dim
-    kept = sorted(
-        (offset + low * heads * dim, offset + high * heads * dim, name)
-        for offset, heads, name in (
-            (op.q_offset, each, "q_offset"), (op.k_offset, 1, "k_offset"),
-            (op.v_offset, 1, "v_offset"),
-        )
-    )  # fmt: skip
-    spans = [(a, b) for a, b, _ in kept]
-    fed = cutter.value(op.input, span, sum(b - a for a, b in spans))
-    names, at = {}, 0
-    for a, b, name in kept:
-        names[name] = at
-        at += b - a
+    spans, offsets, at = list[Range](), dict[str, Any](), 0
+    starts = (op.q_offset, each, "q_offset"), (op.k_offset, 1, "k_offset"), (op.v_offset, 1, "v_offset")
+    for offset, heads, name in sorted(starts):
+        spans.append((offset + low * heads * dim, offset + high * heads * dim))
+        offsets[name] = at
+        at = at + (high - low) * heads * dim
+    fed, width = cutter.value(op.input, span, at), (high - low) * each * dim
+    attended = cutter.value(op.out, span, width)
     made: list[Op] = [cutter.rows_of(shares.first, spans, fed)]
-    attended = cutter.value(op.out, span, (high - low) * each * dim)
-    current = op.out
-    for each_op in shares.inner:
-        if isinstance(each_op, Attention):
+    for one in shares.inner:
+        if isinstance(one, Attention):
             heads = {"heads": (high - low) * each, "kv_heads": high - low, "layer": entry}
-            made.append(dataclasses.replace(op, input=fed, out=attended, **heads, **names))
-        elif isinstance(each_op, Select):
-            current = each_op.out
-            selected = cutter.value(current, span, (high - low) * each * dim)
+            made.append(dataclasses.replace(op, input=fed, out=attended, **heads, **offsets))
+        elif isinstance(one, Select):
+            selected = cutter.value(one.out, span, width)
             made.append(Select(attended, selected))
             attended = selected
         else:
-            made += _moved(each_op, spans, fed, dim)
+            made += _moved(one, spans, fed, dim)
     if home:
         made += shares.apart
     assert shares.last is not None
@@ -298,28 +312,27 @@ def _moved(op: Op, spans: Sequence[Range], value: str, dim: int) -> list[Op]:
     assert isinstance(op, (Norm, Rope))
     start = op.in_offset if isinstance(op, Norm) else op.offset
     count = op.groups if isinstance(op, Norm) else op.heads
-    runs, at = list[list[int]](), 0
+    runs, at = list[Range](), 0
     for a, b in spans:
-        low, high = max(a, start), min(b, start + count * dim)
-        if low < high:
-            new = at + low - a
-            if runs and runs[-1][1] == new:
-                runs[-1][1] = new + high - low
-            else:
-                runs.append([new, new + high - low])
-        at += b - a
+        low, high = (_within(end - start, count * dim) for end in (a, b))
+        if np.any(low < high):
+            new = at + low + start - a
+            if runs and np.all(runs[-1][1] == new):
+                new = runs.pop()[0]
+            runs.append((new, at + high + start - a))
+        at = at + b - a
     made: list[Op] = []
     for a, b in runs:
         heads = (b - a) // dim
         if isinstance(op, Norm):
             own = {"input": value, "out": value, "in_offset": a, "out_offset": a}
-            made.append(dataclasses.replace(op, **own, groups=heads))  # type: ignore[arg-type]
+            made.append(dataclasses.replace(op, **own, groups=heads))
         else:
             made.append(dataclasses.replace(op, value=value, offset=a, heads=heads))
     return made
 
 
-def _mlp_lane(cutter: Cutter, shares: Shares, span: Range, _: int, home: bool) -> list[Op]:
+def _mlp_lane(cutter: Cutter, shares: Shares, span: Range, home: bool) -> list[Op]:
     """Of the intermediate elements in span."""
     [op] = shares.inner
     assert isinstance(op, Activation)
@@ -340,3 +353,14 @@ def cut_units(graph: Graph, cut: Cut, places: tuple[str, str] = (CPU, ACCELERATO
     """The units of `graph` cut so. places: names of the two devices, which may be one. Raises
     ValueError for a unit that cannot be cut."""
     return Cutter(graph, places).units(cut)
+
+
+def costed(
+    model: CostedGraph, values: Iterable[Value], shapes: Mapping[str, Any], whole: Mapping[str, str]
+) -> CostedGraph:
+    """The model with these values and tensors in place of its own. whole: of every tensor the
+    model's, of which it is a part, or all."""
+    graph = dataclasses.replace(model.graph, values=tuple(values), tensors=dict(shapes))
+    formats = {name: model.formats[of] for name, of in whole.items()}
+    own = {name: model.cpu_formats[of] for name, of in whole.items() if of in model.cpu_formats}
+    return CostedGraph(graph, formats, model.kv_dtype, own)
