@@ -105,13 +105,13 @@ class Every:
                         for r in marks[2]:
                             if cut or 0 < r < ends[2]:
                                 found.append((cpu, cut, home, h, e, r))
-        table = Layouts(*np.array(found, np.int64).T)
+        table = Layouts(np.array(found, np.int64).T)
         return table.at(np.isfinite(self.decode(table)))
 
     def decode(self, of, context=None):
         """[layouts] seconds of a step."""
         price = self.prices.decode(context or self.search.workload.expected_context)
-        return price.seconds(of, self.memory)
+        return price.seconds(of)
 
     def ttft(self, of, least=None):
         """[layouts]"""

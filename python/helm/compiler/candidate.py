@@ -5,7 +5,7 @@ Holds what the search found; searches and prices nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -123,10 +123,12 @@ def total_s(workload: Workload, batch: int, ttft_s: Seconds, decode_s: Seconds) 
 
 
 def predicted(
-    workload: Workload, batch: int, decode_terms: Mapping[str, float],
-    prefill_terms: Mapping[str, float], ttft_s: float, decode_s: float, full_s: float,
+    workload: Workload, batch: int, seconds: tuple[float, float, float],
+    terms: Sequence[dict[str, float]],
 ) -> Predicted:  # fmt: skip
-    """full_s: of a decode step at the full context."""
+    """seconds: until the first token, of a decode step, and of one at the full context. terms: of
+    decode and of prefill."""
+    ttft_s, decode_s, full_s = seconds
     total = total_s(workload, batch, ttft_s, decode_s)
     return Predicted(
         ttft_s=ttft_s,
@@ -136,8 +138,8 @@ def predicted(
         full_context_decode_tokens_per_s=batch / full_s,
         total_s=total,
         tokens_per_s=workload.batch * workload.output / total,
-        decode_terms=decode_terms,
-        prefill_terms=prefill_terms,
+        decode_terms=terms[0],
+        prefill_terms=terms[1],
     )
 
 

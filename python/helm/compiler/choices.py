@@ -105,7 +105,14 @@ def choices(
                         budget = itemise(sized, head, mode, each)
                         possible = executable(sized) | (space.kv == "host")
                         yield Choice(
-                            sized, head, mode, steps, decodes[head], prefills, budget, possible,
+                            sized,
+                            head,
+                            mode,
+                            steps,
+                            decodes[head],
+                            prefills,
+                            budget,
+                            possible,
                             each,
                         )
 

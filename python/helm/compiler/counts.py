@@ -172,13 +172,13 @@ class CostedGraph:
         return OpCost(activation_bytes=moved)
 
     def _select(self, op: Select, step: Step) -> OpCost:
-        return OpCost(activation_bytes=2 * _F32 * step.output_rows * self._width(op.out))
+        return OpCost(activation_bytes=2 * _F32 * step.output_rows * self.width(op.out))
 
     def _add(self, op: Add, step: Step) -> OpCost:
-        return OpCost(activation_bytes=3 * _F32 * self.rows(op.out, step) * self._width(op.out))
+        return OpCost(activation_bytes=3 * _F32 * self.rows(op.out, step) * self.width(op.out))
 
     def _concat(self, op: Concat, step: Step) -> OpCost:
-        return OpCost(activation_bytes=2 * _F32 * self.rows(op.out, step) * self._width(op.out))
+        return OpCost(activation_bytes=2 * _F32 * self.rows(op.out, step) * self.width(op.out))
 
     def _linear(self, op: Linear, step: Step) -> OpCost:
         rows, flops, out_width = self.rows(op.out, step), 0, 0
@@ -186,7 +186,7 @@ class CostedGraph:
             height, width = self.graph.tensors[part.weight]
             flops += 2 * rows * height * width
             out_width += height
-        moved = self._width(op.input) + (2 if op.accumulate else 1) * out_width
+        moved = self.width(op.input) + (2 if op.accumulate else 1) * out_width
         return OpCost(
             flops=flops,
             weight_bytes=sum(self.tensor_bytes(name) for name in op.weight_names()),
@@ -207,8 +207,13 @@ class CostedGraph:
             activation_bytes=_F32 * step.tokens * moved,
         )
 
-    def _width(self, value: str) -> int:
-        return next(v.width for v in self.graph.values if v.name == value)
+    def width(self, value: str) -> int:
+        """Floats of one row of a value."""
+        return self._widths[value]
+
+    @functools.cached_property
+    def _widths(self) -> dict[str, int]:
+        return {value.name: value.width for value in self.graph.values}
 
 
 # No op is free by default: one that is not here does not import.

@@ -171,9 +171,9 @@ def _spread(
 
 
 def visiting_seconds(
-    setting: Setting, layer: Layer, past: I64, tokens: I64, run_s: F64,
-    weights: F64 | I64 | None = None, share: Seconds = 1.0,
-) -> dict[str, Seconds]:  # fmt: skip
+    setting: Setting, layer: Layer, past: I64 | int, tokens: I64 | int, run_s: Seconds,
+    weights: Any = None, share: Any = 1.0,
+) -> dict[str, Any]:  # fmt: skip
     """[..., steps] of a layer whose weights visit, its K and V of `past` positions coming along and
     those of `tokens` going back. Of its weights so many bytes come, None: all; of its KV a share."""
     link = setting.link

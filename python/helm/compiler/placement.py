@@ -20,7 +20,7 @@ from helm.plan.schema import (
     Schedule,
 )
 from helm.plan.units import CPU, PlacedUnit
-from helm.plan.weights import TensorSpec, part_of
+from helm.plan.weights import TensorSpec
 
 _ALTERNATIVES = 5  # the best of those not chosen, besides the labelled
 
@@ -60,16 +60,12 @@ def placed_units(graph: Graph, candidate: Candidate) -> tuple[PlacedUnit, ...]:
 def parts_of(tensors: Iterable[TensorSpec], made: CutUnits) -> tuple[TensorSpec, ...]:
     """The tensors that the units read, of the checkpoint's `tensors` or parts of them."""
     wholes = {tensor.name: tensor for tensor in tensors}
-    found = []
-    for name in made.tensors:
-        part = made.parts.get(name)
-        if part is None:
-            found.append(wholes[name])
-            continue
-        rows = (part.row, part.row + part.shape[0])
-        cols = (part.col, part.col + part.shape[1]) if len(part.shape) > 1 else (0, 1)
-        found.append(part_of(wholes[part.tensor], rows, cols))
-    return tuple(found)
+    return tuple(
+        TensorSpec(name, shape, wholes[part.tensor].source, part)
+        if (part := made.parts.get(name))
+        else wholes[name]
+        for name, shape in made.tensors.items()
+    )
 
 
 def kv_entries(made: CutUnits) -> int:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from helm.compiler.budget import memory_bytes, missing
 from helm.compiler.candidate import Candidate, Missing, OverflowUse, SitePrice, goals, predicted
-from helm.compiler.choices import SITES, Choice, DecodeWay, PrefillWay, batches, choices
+from helm.compiler.choices import SITES, Choice, batches, choices
 from helm.compiler.counts import CostedGraph
 from helm.compiler.cut.search import CutSearch
 from helm.compiler.order import least, less
@@ -247,11 +247,10 @@ class _Best:
         decode = min(choice.decodes, key=lambda way: way.key(row, page))
         prefill = choice.prefills[int(np.argmin(choice.prefill_s[:, row, page]))]
         visits_from = prefill.visit_least
-        ttft_s, decode_s, full_s = (
-            float(each.total[row, page])
-            for each in (prefill.priced, decode.expected, decode.full_context)
-        )
-        terms = (each.terms(row, page) for each in (decode.expected, prefill.priced))
+        ways = prefill.priced, decode.expected, decode.full_context
+        ttft_s, decode_s, full_s = (float(each.total[row, page]) for each in ways)
+        seconds = ttft_s, decode_s, full_s
+        terms = decode.expected.terms(row, page), prefill.priced.terms(row, page)
         return Candidate(
             blocks=self._blocks,
             cpu_blocks=int(rows.boundary[row]),
@@ -269,7 +268,7 @@ class _Best:
             stream_pages=0 if visits_from is None else setting.visit_pages,
             threads=setting.cpu.threads,
             sequences=setting.batch,
-            predicted=predicted(self._workload, setting.batch, *terms, ttft_s, decode_s, full_s),
+            predicted=predicted(self._workload, setting.batch, seconds, terms),
             memory=choice.budget.at(row, page),
             missing=Missing(*(int(device[row, page]) for device in lacks)),
             objective_s=goals(self._workload, setting.batch, ttft_s, decode_s)[0],

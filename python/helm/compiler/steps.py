@@ -13,7 +13,7 @@ import numpy as np
 
 from helm.compiler.candidate import Candidate
 from helm.compiler.counts import Step
-from helm.compiler.cut.price import share_unit
+from helm.compiler.cut.unit_price import share_unit
 from helm.compiler.cut.units import ROLES, costed
 from helm.compiler.cut.ways import HOMES
 from helm.compiler.layers import (
@@ -210,8 +210,6 @@ class PlannedSteps:
         @functools.cache
         def alone(number: int, device: str) -> float:
             unit, kind = units[number], self._class[number]
-            if unit.kind == "head" and step.output_rows == 0:
-                return 0.0
             at = setting.cpu if device == CPU else setting.accelerator
             assert at is not None
             seconds = float(unit_s(self._model, _plain(unit), step, at).sum())
@@ -236,6 +234,8 @@ class PlannedSteps:
 
         def seconds(number: int, device: str) -> float:
             like, role = self._like[number], self._role[number]
+            if units[number].kind == "head" and step.output_rows == 0:
+                return 0.0
             if not role or (visits and units[number].layer is not None):
                 return alone(like, device)
             return shared(like)[role]
@@ -264,7 +264,7 @@ class PlannedSteps:
             kind = self._class[first]
             units = range(first, last + 1)
             if task.verb in ("visit", "cached", "written"):
-                return self._visiting_s(setting, units, step, past)[task.verb]
+                return float(self._visiting_s(setting, units, step, past)[task.verb])
             if task.verb == "run":
                 return sum(seconds_of(unit, task.device) for unit in units)
             assert kind is not None
@@ -279,7 +279,9 @@ class PlannedSteps:
         elif first is not None and setting.accelerator is not None:
             seconds[first] += setting.accelerator.step_s
             if self.plan.units[0].device != CPU and link is not None:  # token ids
-                seconds[first] += link.latency_s + F32 * step.tokens / link.to_accelerator_bytes_per_s
+                seconds[first] += (
+                    link.latency_s + F32 * step.tokens / link.to_accelerator_bytes_per_s
+                )
         counts = {}
         for i, task in enumerate(program.tasks):
             if task.verb == "page" and task.units is not None:
@@ -295,9 +297,9 @@ class PlannedSteps:
         kind, model = self._class[units[0]], self._model
         assert kind is not None
         heads = sum(op.kv_heads for unit in own for op in unit.ops if isinstance(op, Attention))
-        weights = None if own == of else np.asarray(model.host_bytes(map(_plain, own)))
-        layer, tokens, share = setting.classes.units[kind], step.tokens, heads / model.graph.kv.kv_heads
-        return visiting_seconds(setting, layer, past, tokens, 0.0, weights, share)  # type: ignore[arg-type]
+        weights, share = model.weight_bytes(map(_plain, own)), heads / model.graph.kv.kv_heads
+        layer = setting.classes.units[kind]
+        return visiting_seconds(setting, layer, past, step.tokens, 0.0, weights, share)
 
 
 def _plain(unit: PlacedUnit) -> Unit:

@@ -11,21 +11,19 @@ from helm.compiler.budget import (
     Budget,
     Items,
     StageBytes,
-    Stages,
     accelerator_reserve,
     geometry,
     host_reserve_bytes,
     subset_of,
 )
-from helm.compiler.cut.ways import HOMES, CutModel, Layouts, Ways
+from helm.compiler.cut.ways import HOMES, CutModel, Layouts
 from helm.compiler.memory import DEVICE_ALIGNMENT, aligned, value_rows
 from helm.compiler.overflow import Bools
 from helm.compiler.setting import F32, Setting
 from helm.compiler.times import I64
-from helm.model.graph import Unit
+from helm.model.graph import Layer, Unit
 
 _SLOTS = 2  # steps on their way at once
-_LANES = (0, 1)  # the CPU, the accelerator
 
 
 class CutMemory:
@@ -40,13 +38,11 @@ class CutMemory:
         """Everything that the CPU and the accelerator must hold for the full context; [layouts]."""
         setting, each = self._setting, self._each
         host_kv, own_kv = self._kv(of)
-        places = self._stages(of)
-        on_cpu, own = subset_of(places[0]), subset_of(places[1])
         cpu: Items = {
             "weights": self._weights(of, 0),
             "kv": host_kv,
             "activations": self._activations(of, 0),
-            "workspace": each.workspace[on_cpu],
+            "workspace": each.workspace[self._subset(of, 0)],
             "staging": self._host_staging(of),
         }
         weights = self._weights(of, 1)
@@ -58,7 +54,7 @@ class CutMemory:
             "weights": weights,
             "kv": own_kv,
             "activations": self._activations(of, 1),
-            "workspace": each.accelerator_workspace[own],
+            "workspace": each.accelerator_workspace[self._subset(of, 1)],
             "staging": self._device_staging(of),
             "reserve": np.full(len(of), accelerator_reserve(setting)),
         })  # fmt: skip
@@ -75,30 +71,19 @@ class CutMemory:
     @functools.cached_property
     def _whole(self) -> tuple[I64, I64]:
         """By lane: [classes] of whole layers."""
-        layers = [(layer,) for layer in self._cuts.classes.units]
-        return tuple(np.array([self._bytes(one, lane) for one in layers]) for lane in _LANES)  # type: ignore[return-value]
+        layers = self._cuts.classes.units
+        own, there = (np.array([self._bytes([x], lane) for x in layers]) for lane in (0, 1))
+        return own, there
 
     @functools.cached_property
-    def _shared(self) -> tuple[tuple[I64, I64], ...]:
-        """By lane, of attention and mlp: [classes, homes, ways]."""
-        return tuple(self._tables(lane, lane) for lane in _LANES)
+    def _shared(self) -> list[tuple[I64, I64]]:
+        """By lane: of attention and mlp, [classes, homes, ways]."""
+        return [
+            self._cuts.tables(lane, functools.partial(self._bytes, there=lane)) for lane in (0, 1)
+        ]
 
-    def _tables(self, lane: int, there: int) -> tuple[I64, I64]:
-        """Of what a lane has, as it lies on the device of lane `there`."""
-        found = [
-            [[self._by_way(ways[kind], lane, home, there) for home in _LANES]
-             for ways in self._cuts.by_class]
-            for kind in (0, 1)
-        ]  # fmt: skip
-        return np.array(found[0]), np.array(found[1])
-
-    def _by_way(self, ways: Ways, lane: int, home: int, there: int) -> I64:
-        whole = self._bytes([ways.unit], there)
-        ends = (whole, 0) if lane else (0, whole)
-        inner = self._bytes(ways.on(lane, home), there)
-        return np.asarray(ways.padded(ends[0], inner, ends[1]))  # type: ignore[arg-type]
-
-    def _bytes(self, units: Iterable[Unit], there: int) -> int:
+    def _bytes(self, units: Iterable[Unit | Layer], there: int) -> int:
+        """On the device of a lane."""
         model = self._cuts.model
         return model.weight_bytes(units, DEVICE_ALIGNMENT) if there else model.host_bytes(units)
 
@@ -108,16 +93,17 @@ class CutMemory:
         CPU nothing."""
         model, head = self._cuts.model, self._cuts.head
         embedding = model.graph.units[0]
-        own = self._by_way(head, 0, 0, 0)
+        first, whole = (self._bytes([unit], 0) for unit in (embedding, head.unit))
+        own = head.padded(0, self._bytes(head.on(0, 0), 0), whole)
+        there = head.padded(self._bytes([head.unit], 1), self._bytes(head.on(1, 0), 1), 0)
         shared = {name for op in embedding.ops for name in op.weight_names()}
         shared &= {name for op in head.unit.ops for name in op.weight_names()}
-        first = self._bytes([embedding], 0)
         if shared:
             beside = self._bytes([embedding, head.unit], 0) - first
             if all(model.format(name, "cpu") != "bf16c" for name in shared):
                 own[1:] = beside  # the first rows lie in the embedding's
             own[-1] = beside
-        return own + first, self._by_way(head, 1, 0, 1)
+        return own + first, there
 
     def _kv(self, of: Layouts) -> tuple[I64, I64]:
         """Bytes on both: whole pages of whole contexts."""
@@ -149,55 +135,54 @@ class CutMemory:
             pieces = [piece for ways in every for own in ways.pieces for piece in own.values()]
             for name in _names(pieces):
                 if np.ndim(widths[name]):
-                    size = every[0].padded(0, aligned(widths[name] * rows[name]), 0)  # type: ignore[arg-type]
+                    size = every[0].padded(0, aligned(widths[name] * rows[name]), 0)
                     found[name] = size, kind
         whole = {n: (aligned(w * rows[n]), None) for n, w in widths.items() if n not in found}
-        return {**whole, **found}  # type: ignore[dict-item]
+        return {**whole, **found}
+
+    def _layers(self, of: Layouts, lane: int) -> tuple[tuple[Bools, Bools], tuple[Bools, Bools]]:
+        """Of layers but the last, and of the last: whether there are whole ones on a lane, and cut
+        ones. Whole ones of the CPU are on both where they visit."""
+        last, cut = self._blocks - 1, of.cpu + of.cut
+        whole = (of.cpu > 0) & (last > 0), of.cpu > last
+        if lane:
+            own = cut < last, cut <= last
+            whole = (
+                own[0] | whole[0] & self._visits,
+                own[1] | whole[1] & self._visits,
+            )
+        shared = (of.cut > 0) & (of.cpu < last), (of.cut > 0) & (cut > last)
+        return (whole[0], shared[0]), (whole[1], shared[1])
 
     def _uses(self, of: Layouts, lane: int) -> Iterator[tuple[Bools, frozenset[str]]]:
         """Which layouts have units on a lane, and the names of what these use."""
-        cuts, last, cut = self._cuts, self._blocks - 1, of.cpu + of.cut
-        units, visits = cuts.model.graph.units, self._visits and lane == 1
+        cuts, visits = self._cuts, self._visits and lane == 1
         if lane == 0:
-            yield np.ones(len(of), bool), _names(units[:1])
-        before, final = ((of.cpu > 0) & (last > 0), of.cpu > last)
-        if lane:
-            own = cut < last, cut <= last
-            before, final = (before & visits | own[0]), (final & visits | own[1])
-        cut_before, cut_last = (of.cut > 0) & (of.cpu < last), (of.cut > 0) & (cut > last)
-        for whole, shared, layer in (
-            (before, cut_before, cuts.layers[-2]), (final, cut_last, cuts.layers[-1]),
-        ):  # fmt: skip
+            yield np.ones(len(of), bool), _names(cuts.model.graph.units[:1])
+        for (whole, shared), layer in zip(self._layers(of, lane), cuts.layers[-2:], strict=True):
             for ways, at in zip(layer, (of.heads, of.elements), strict=True):
                 alone = (at == 0) | visits & (at == ways.last) if lane else at == ways.last
                 yield whole | shared & alone, _names([ways.unit])
                 for home in range(len(HOMES)):
                     here = shared & ways.inside(at) & (of.home == home)
-                    pieces = ways.pieces[home].values() if visits else ways.on(lane, home)
-                    yield here, _names(pieces)
+                    yield here, _names(ways.on(None if visits else lane, home))
         head = cuts.head
         yield of.rows == (0 if lane else head.last), _names([head.unit])
         yield head.inside(of.rows), _names(head.on(lane, 0))
 
-    # --- the rest --------------------------------------------------------------------------------
-
-    def _stages(self, of: Layouts) -> tuple[Stages, Stages]:
-        """As `helm.compiler.budget.Stages`, of both devices."""
-        cut, last, head = of.cpu + of.cut, self._blocks - 1, self._cuts.head.last
-        every = np.ones(len(of), bool)
+    def _subset(self, of: Layouts, lane: int) -> I64:
+        """The place among what `StageBytes` has of all units there."""
+        attention, mlp, head = self._cuts.units
         # Of a cut layer a device may hold nothing only where its units are whole elsewhere.
-        attention, mlp, _ = self._cuts.units
-        own = (of.cut > 0) & ((of.heads > 0) | (of.elements > 0) | (of.home == 0))
-        there = (of.heads < attention.last) | (of.elements < mlp.last) | (of.home == 1)
-        there &= of.cut > 0
-        cpu_before = (of.cpu > 0) & (last > 0) | own & (of.cpu < last)
-        own_before, own_last = (cut < last) | there & (of.cpu < last), (cut <= last) | there
-        if self._visits:
-            own_before, own_last = every & (last > 0), every
-        return (
-            (every, cpu_before, (of.cpu > last) | own & (cut > last), of.rows > 0),
-            (~every, own_before, own_last, of.rows < head),
-        )
+        has = (of.home == 0) | (of.heads > 0) | (of.elements > 0)
+        if lane:
+            has = (of.home == 1) | (of.heads < attention.last) | (of.elements < mlp.last)
+            has |= self._visits
+        before, last = (whole | shared & has for whole, shared in self._layers(of, lane))
+        ends = of.rows < head.last if lane else of.rows > 0
+        return subset_of((np.full(len(of), lane == 0), before, last, ends))
+
+    # --- staging ---------------------------------------------------------------------------------
 
     def _host_staging(self, of: Layouts) -> I64:
         """Page-locked memory of two steps: what crosses in each direction, and logits."""
@@ -215,22 +200,13 @@ class CutMemory:
         """Where weights visit, two layers and a layer's pages of the batch's prompts."""
         if not self._visits:
             return np.zeros(len(of), np.int64)
-        attention, mlp = (table.max(axis=0) for table in self._visiting)
+        visiting = self._cuts.tables(0, lambda units: self._bytes(units, 1))  # as they lie there
+        attention, mlp = (table.max(axis=0) for table in visiting)
         cut = (attention[of.home, of.heads] + mlp[of.home, of.elements]) * (of.cut > 0)
         whole = int(self._whole[1].max()) * (of.cpu > 0)
         pages = self._setting.visit_pages * self._spec.page_bytes
         visits = (of.cpu > 0) | (of.cut > 0)
         return np.asarray(visits * (2 * np.maximum(cut, whole) + pages))
-
-    @functools.cached_property
-    def _visiting(self) -> tuple[I64, I64]:
-        """Of attention and mlp: [classes, homes, ways] the CPU's tensors as they visit."""
-        return self._tables(0, 1)
-
-    def visiting_bytes(self, of: Layouts, kind: int) -> I64:
-        """What comes up of a cut layer of a class, [layouts], without alignment."""
-        attention, mlp = self._shared[0]
-        return np.asarray(attention[kind, of.home, of.heads] + mlp[kind, of.home, of.elements])
 
 
 def _names(units: Iterable[Unit]) -> frozenset[str]:

@@ -8,8 +8,7 @@ shares are never chosen, and a point of the hull is a mixture of two kinds.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -17,8 +16,8 @@ from helm.compiler.budget import Budget, memory_bytes, missing
 from helm.compiler.candidate import BOTH, Candidate, CutUse, Missing, goals, predicted
 from helm.compiler.choices import Choice
 from helm.compiler.cut.memory import CutMemory
-from helm.compiler.cut.price import CutPrices, StepPrice
-from helm.compiler.cut.ways import HOMES, CutModel, Layouts, cut_model
+from helm.compiler.cut.price import CutPrices, Resting, StepPrice
+from helm.compiler.cut.ways import HOMES, CutModel, Layouts, Ways, cut_model
 from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.times import F64, I64, TERMS
 from helm.machine.profile import Profile
@@ -28,7 +27,18 @@ from helm.plan.units import CPU
 _COUNTS = 32  # of layers that are cut, about
 _HEADS = 2  # on each side of the balance that are tried, besides none and all
 _FEW = 2  # cut layers between whole ones on both sides
-_FIRST, _PLAYED = 384, 32  # layouts that are looked at closely, and whose visits are played
+_KEPT = (256, 64, 16)  # layouts around which others are tried, in turn
+_PLAYED = 32  # whose visits are played
+_SLACK = 1e-6
+Key = tuple[float, ...]
+# What neighbours have more of: layers on the CPU, cut ones, home, heads, elements, rows.
+_STEPS = np.array([
+    *([a, b, 0, 0, 0, 0] for a, b in ((-1, 1), (1, -1), (0, 1), (0, -1), (1, 0), (-1, 0))),
+    *([0, 0, n, 0, 0, 0] for n in (-1, 1)),
+    *([0, 0, 0, n, 0, 0] for n in (-1, 1)),
+    *([0, 0, 0, 0, n, 0] for n in (-4, -1, 0, 1, 4)),
+    *([0, 0, 0, 0, 0, n] for n in (-5, -2, -1, 1, 2, 5)),
+], np.int64).T  # fmt: skip
 
 
 class CutSearch:
@@ -100,7 +110,7 @@ class Way:
 
     def ttft_s(self, of: Layouts, *, quick: bool = False) -> F64:
         """[layouts]"""
-        each = [price.seconds(of, self.memory, quick=quick) for price in self.prompts]
+        each = [price.seconds(of, quick=quick) for price in self.prompts]
         return np.asarray(sum(each))
 
     def candidate(
@@ -109,7 +119,7 @@ class Way:
         """Of the one layout, for the limits and the workload that it was found for."""
         setting, cuts, prefill = self.choice.setting, self.cuts, self.choice.steps
         heads, elements, rows = (ways.marks.tolist() for ways in cuts.units)
-        cpu, cut, home, head, element, row = (int(each[0]) for each in of.arrays)
+        cpu, cut, home, head, element, row = (int(each[0]) for each in of.columns)
         use = CutUse(
             layers=cut, heads=heads[head], of_heads=heads[-1], elements=elements[element],
             of_elements=elements[-1], rows=rows[row], of_rows=rows[-1], home=HOMES[home],
@@ -119,10 +129,14 @@ class Way:
                           for own in (items.cpu, items.accelerator)))  # fmt: skip
         lacks = [int(each[0]) for each in missing(items, available, limits)]
         expected, full = (self.decode(n) for n in (workload.expected_context, workload.context))
-        terms = expected.terms(of, self.memory), sum(p.terms(of, self.memory) for p in self.prompts)
-        named = [dict(zip(TERMS, map(float, own), strict=True)) for own in terms]
-        ttft_s = float(self.ttft_s(of)[0])
-        decode_s, full_s = (float(p.seconds(of, self.memory)[0]) for p in (expected, full))
+        prefill_terms = np.sum([price.terms(of) for price in self.prompts], axis=0)
+        named = [
+            dict(zip(TERMS, terms.tolist(), strict=True))
+            for terms in (expected.terms(of), prefill_terms)
+        ]
+        ttft_s, decode_s, full_s = (
+            float(s[0]) for s in (self.ttft_s(of), expected.seconds(of), full.seconds(of))
+        )
         # A row of the layouts of whole layers, from where all that visits does.
         at = 1 + cpu + cut
         least, kv_blocks = self.least, setting.pages_of(workload.context)
@@ -143,7 +157,7 @@ class Way:
             stream_pages=0 if least is None else setting.visit_pages,
             threads=setting.cpu.threads,
             sequences=setting.batch,
-            predicted=predicted(workload, self.batch, *named, ttft_s, decode_s, full_s),
+            predicted=predicted(workload, self.batch, (ttft_s, decode_s, full_s), named),
             memory=budget.at(0, 0),
             missing=Missing(*lacks),
             objective_s=goals(workload, self.batch, ttft_s, decode_s)[0],
@@ -161,25 +175,30 @@ class _Scan:
         self._way, self._cuts, self._space = way, way.cuts, space
         self._limits, self._workload, self._available = limits, workload, available
         self._decode = way.decode(workload.expected_context)
+        assert isinstance(self._decode.layers, Resting)
+        self._times = self._decode.layers
         self._blocks = way.cuts.blocks
+        last = [ways.last for ways in self._cuts.units]
+        self._most = np.array([self._blocks, self._blocks, 1, *last])  # of each column
 
-    def best(self) -> tuple[Any, Any] | None:
+    def best(self) -> tuple[Key, Callable[[], Candidate]] | None:
         """What is to be least of it, and how to make a candidate of it."""
         first = self._coarse()
         if not len(first):
             return None
-        every = self._around(self._sorted(first, quick=True)[0].at(np.s_[:_FIRST]))
-        found, keys = self._sorted(every, quick=True)
+        found, keys = self._sorted(first, quick=True)
+        for count in _KEPT:
+            found, keys = self._sorted(self._around(found.at(np.s_[:count])), quick=True)
         if self._way.visits:
             found, keys = self._sorted(found.at(np.s_[:_PLAYED]), quick=False)
         one = found.at(np.s_[:1])
         args = self._limits, self._workload, self._available
-        return tuple(keys[0]), lambda: self._way.candidate(one, *args)
+        return tuple(keys[0].tolist()), lambda: self._way.candidate(one, *args)
 
     def _sorted(self, of: Layouts, *, quick: bool) -> tuple[Layouts, F64]:
         """The best first: what lacks least, and then is fastest; with these numbers."""
-        lacks = sum(missing(self._way.memory.items(of), self._available, self._limits))
-        decode = self._decode.seconds(of, self._way.memory)
+        lacks = np.sum(missing(self._way.memory.items(of), self._available, self._limits), axis=0)
+        decode = self._decode.seconds(of)
         ttft = self._way.ttft_s(of, quick=quick)
         first, second = goals(self._workload, self._way.batch, ttft, decode)
         order = np.lexsort((second, first, lacks))
@@ -190,24 +209,6 @@ class _Scan:
     def _coarse(self) -> Layouts:
         """Every number of layers on the CPU, or about that, with such heads, rows and elements on
         the CPU as are best within memory, by and large."""
-        found = [self._with_elements(self._grid(home)) for home in (0, 1) if self._allows(home)]
-        return self._chosen(_joined([*found, self._grid_of_whole_layers()]))
-
-    def _chosen(self, of: Layouts) -> Layouts:
-        """Those that have what is asked for: where something must be cut, not units that lie as a
-        whole on two devices."""
-        if self._space.policy != "cut":
-            return of
-        heads, elements, rows = (
-            ways.inside(at)
-            for ways, at in zip(self._cuts.units, (of.heads, of.elements, of.rows), strict=True)
-        )
-        return of.at((of.cut > 0) & (heads | elements) | rows)
-
-    def _allows(self, home: int) -> bool:
-        return any(ways.pieces[home] for ways in self._cuts.units[:2])
-
-    def _grid(self, home: int) -> Layouts:
         blocks, step = self._blocks, max(1, self._blocks // _COUNTS)
         pairs = {
             (cpu, cut)
@@ -215,107 +216,93 @@ class _Scan:
             if cut <= blocks
             for cpu in (range(0, blocks - cut + 1, step) if cut <= _FEW else (0, blocks - cut))
         }
-        return _product(np.array(sorted(pairs), np.int64), home, self._near_heads(home), self._some_rows())
+        attention, mlp, head = self._cuts.units
+        rows = self._near(head, self._decode.head.sum(axis=0), 0)
+        found = [_grid([(n, 0) for n in range(blocks + 1)], 0, [0], rows)]
+        for home in (0, 1):
+            if attention.pieces[home] or mlp.pieces[home]:
+                times = self._times.attention_s[0, home]
+                heads = self._near(attention, times, home, _HEADS)
+                found += self._with_elements(_grid(sorted(pairs), home, heads, rows), home)
+        return self._chosen(found)
 
-    def _grid_of_whole_layers(self) -> Layouts:
-        """Where the head alone is cut."""
-        counts = np.arange(self._blocks + 1)
-        rows = [n for n in self._some_rows() if 0 < n < self._cuts.head.last]
-        return _product(np.stack([counts, np.zeros_like(counts)], axis=1), 0, [0], rows)
-
-    def _near_heads(self, home: int) -> list[int]:
-        ways = self._cuts.units[0]
+    @staticmethod
+    def _near(ways: Ways, times: F64, home: int, near: int | None = None) -> list[int]:
+        """None, all, and about what is fastest; or without near that, and between it and all."""
         if not ways.pieces[home]:
             return [0, ways.last]
-        times = self._decode.layers.totals[0][0, home]
-        balance = int(np.argmin(times[1:-1])) + 1
-        near = range(max(0, balance - _HEADS), min(ways.last, balance + _HEADS) + 1)
-        return sorted({0, ways.last, *near})
+        best = int(np.argmin(times[1:-1])) + 1
+        some = [best, (best + ways.last) // 2]
+        if near is not None:
+            some = list(range(max(0, best - near), min(ways.last, best + near) + 1))
+        return sorted({0, ways.last, *some})
 
-    def _some_rows(self) -> list[int]:
-        head = self._cuts.head
-        if not head.pieces[0]:
-            return [0, head.last]
-        balance = int(np.argmin(self._decode.head.sum(axis=0)[1:-1])) + 1
-        return sorted({0, head.last, balance, (balance + head.last) // 2})
-
-    def _with_elements(self, of: Layouts) -> Layouts:
-        """Those of the balance, within what both memories allow; and none, and all."""
-        attention, mlp, _ = self._cuts.units
-        home = int(of.home[0])
-        none, full = of.with_(elements=0), of.with_(elements=mlp.last)
-        made = [none.at(none.heads > 0), full.at(full.heads < attention.last)]
+    def _with_elements(self, of: Layouts, home: int) -> list[Layouts]:
+        """None, all, what is fastest within what memory allows, and the least and the most that it
+        allows."""
+        mlp = self._cuts.units[1]
         if not mlp.pieces[home]:
-            return _joined(made)
-        times = self._decode.layers.totals[1][:, home].mean(axis=0)
-        balance = int(np.argmin(times[1:-1])) + 1
+            return [of, of.with_(elements=mlp.last)]
+        times = self._times.mlp_s[:, home].mean(axis=0)
         least, most = self._within(of)
-        made.append(of.with_(elements=np.clip(np.minimum(np.maximum(balance, least), np.maximum(most, 1)), 1, mlp.last - 1)))
-        shares = (0.0, 0.5, 1.0) if self._workload.objective != "decode" else (0.0,)
-        for share in shares:
-            at = np.rint(least + share * (most - least)).astype(np.int64)
-            made.append(of.with_(elements=np.clip(at, 1, mlp.last - 1)))
-        return _joined(made)
+        best = np.clip(np.argmin(times[1:-1]) + 1, least, np.maximum(most, least))
+        some = (0, mlp.last, np.asarray(best), least, (least + most) // 2, most)
+        return [of.with_(elements=each) for each in some]
 
     def _within(self, of: Layouts) -> tuple[I64, I64]:
         """[layouts] the fewest elements on the CPU with which the accelerator holds the rest, the
         most with which the CPU holds them: bytes are in proportion, but for alignment."""
         marks, limits = self._cuts.units[1].marks, self._limits
         ends = [self._way.memory.items(of.with_(elements=n)) for n in (1, len(marks) - 2)]
-        bounds = [
-            ([sum(each.cpu.values()) for each in ends], self._available[0]),
-            ([sum(each.accelerator.values()) for each in ends], self._available[1]),
-            ([each.accelerator["weights"] for each in ends], limits.accelerator_weights_bytes),
-        ]
-        span = max(1, int(marks[-2] - marks[1]))
-        cpu, *own = (
-            marks[1] + (room - low) * span / np.where(high == low, np.inf, high - low)
-            for (low, high), room in bounds
-            if room is not None
+
+        def bound(sizes: Sequence[I64], room: int) -> F64:
+            low, high = sizes
+            rise = np.where(high == low, np.inf, high - low)
+            return np.asarray(marks[1] + (room - low) * (marks[-2] - marks[1]) / rise)
+
+        cpu, own = (
+            bound([np.sum(list(getattr(each, device).values()), axis=0) for each in ends], room)
+            for device, room in zip(("cpu", "accelerator"), self._available, strict=True)
         )
-        least = np.searchsorted(marks, np.max(own, axis=0) - _SLACK, side="left")
+        if limits.accelerator_weights_bytes is not None:
+            weights = [each.accelerator["weights"] for each in ends]
+            own = np.maximum(own, bound(weights, limits.accelerator_weights_bytes))
+        least = np.searchsorted(marks, own - _SLACK, side="left")
         most = np.searchsorted(marks, cpu + _SLACK, side="right") - 1
-        return np.clip(least, 1, len(marks) - 2), np.clip(most, 0, len(marks) - 2)
+        return np.clip(least, 1, len(marks) - 2), np.clip(most, 1, len(marks) - 2)
 
     def _around(self, of: Layouts) -> Layouts:
-        """Layouts and their neighbours: more and fewer elements, as exactly as memory allows."""
-        mlp, head, made = self._cuts.units[1], self._cuts.head, [of]
-        inner = of.at((of.cut > 0) & mlp.inside(of.elements))
+        """Layouts and their neighbours, these also with as few and as many elements as memory
+        allows."""
+        near = Layouts((of.columns[:, :, None] + _STEPS[:, None]).reshape(6, -1))
+        there = ((near.columns >= 0) & (near.columns <= self._most[:, None])).all(axis=0)
+        near = near.at(there & (near.cpu + near.cut <= self._blocks))
+        inner = near.at((near.cut > 0) & self._cuts.units[1].inside(near.elements))
+        made = [of, near]
         if len(inner):
-            least, most = self._within(inner)
-            for at in (least - 1, least, least + 1, most, most + 1, inner.elements + 1, inner.elements - 1):
-                made.append(inner.with_(elements=np.clip(at, 1, mlp.last - 1)))
-        rows = of.at(head.inside(of.rows))
-        for step in (-5, -2, -1, 1, 2, 5):
-            made.append(rows.with_(rows=np.clip(rows.rows + step, 1, head.last - 1)))
-        cut = of.at(of.cut > 0)
-        for cpu, more in ((-1, 1), (1, -1), (0, 1), (0, -1), (1, 0), (-1, 0)):
-            counts = cut.cpu + cpu, cut.cut + more
-            there = (counts[0] >= 0) & (counts[1] > 0) & (sum(counts) <= self._blocks)
-            made.append(cut.with_(cpu=counts[0], cut=counts[1]).at(there))
-        columns = np.unique(np.stack(_joined(made).arrays), axis=1)
-        return self._chosen(Layouts(*columns))
+            made += [inner.with_(elements=each) for each in self._within(inner)]
+        return self._chosen(made)
+
+    def _chosen(self, parts: Iterable[Layouts]) -> Layouts:
+        """Each once, where layers or the head lie on two devices, with a home that they can have.
+        Where something must be cut, units that lie there as a whole are not enough."""
+        of = Layouts(np.concatenate([each.columns for each in parts], axis=1))
+        of.columns[2:5] *= of.cut > 0
+        sizes = (self._most + 1).tolist()
+        of = of.at(np.unique(np.ravel_multi_index(of.columns, sizes), return_index=True)[1])
+        places = zip(self._cuts.units, (of.heads, of.elements, of.rows), strict=True)
+        inside = np.stack([ways.inside(at) for ways, at in places])
+        homes = np.array([[bool(each) for each in ways.pieces] for ways in self._cuts.units[:2]])
+        own = (of.heads > 0) | (of.elements > 0)
+        there = (of.heads < self._cuts.units[0].last) | (of.elements < self._cuts.units[1].last)
+        some = np.where(of.cut > 0, own & there, inside[2])
+        some &= (~inside[:2] | homes[:, of.home]).all(axis=0)
+        return of.at(some & inside.any(axis=0) if self._space.policy == "cut" else some)
 
 
-_SLACK = 1e-6
-
-
-def _product(pairs: I64, home: int, heads: Sequence[int], rows: Sequence[int]) -> Layouts:
+def _grid(
+    pairs: Sequence[tuple[int, int]], home: int, heads: Sequence[int], rows: Sequence[int]
+) -> Layouts:
     """Of (layers on the CPU, cut) with all heads and rows; no elements."""
-    pair, head, row = (
-        each.ravel()
-        for each in np.meshgrid(
-            np.arange(len(pairs)), np.array(heads, np.int64), np.array(rows, np.int64), indexing="ij"
-        )
-    )
-    nothing = np.zeros(len(pair), np.int64)
-    return Layouts(pairs[pair, 0], pairs[pair, 1], nothing + home, head, nothing, row)
-
-
-def _joined(parts: Iterable[Layouts]) -> Layouts:
-    return Layouts(
-        *(
-            np.concatenate(each).astype(np.int64)
-            for each in zip(*(p.arrays for p in parts), strict=True)
-        )
-    )
+    found = [(*pair, home, n, 0, row) for pair in pairs for n in heads for row in rows]
+    return Layouts(np.array(found, np.int64).T)

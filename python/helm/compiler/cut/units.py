@@ -37,34 +37,11 @@ from helm.model.graph import (
     Value,
 )
 from helm.plan.units import CPU, PlacedUnit
+from helm.plan.weights import TensorPart
 
-PARTIAL = "partial"
 Count = Any  # int, or an array of them
 Range = tuple[Count, Count]
 ROLES = ("begin", "home", "guest", "end")  # last in the name of a unit that is a piece of another
-
-
-@dataclass(frozen=True)
-class Rectangle:
-    """Rows and columns of a checkpoint's tensor from row and col on. shape: of these, `whole` of
-    the tensor; col is 0 of a vector."""
-
-    tensor: str
-    whole: tuple[int, ...]
-    row: Count
-    col: Count
-    shape: tuple[Count, ...]
-
-    @property
-    def name(self) -> str:
-        begins = (self.row, self.col)[: len(self.shape)]
-        spans = (_text((at, at + n)) for at, n in zip(begins, self.shape, strict=True))
-        return f"{self.tensor}[{', '.join(spans)}]"
-
-
-def _text(span: Range) -> str:
-    first, last = (each if isinstance(each, int) else int(np.ravel(each)[0]) for each in span)
-    return f"{first}:{last}"
 
 
 @dataclass(frozen=True)
@@ -88,145 +65,173 @@ class Cut:
 
 @dataclass(frozen=True)
 class CutUnits:
-    """What a plan says of a graph that was cut. tensors: the shapes of all that ops read, parts:
-    those that are rectangles of others, by name. kv: entries in the order of their heads."""
+    """What a plan says of a graph that was cut. tensors: the shapes of all that ops read, by name;
+    parts: which are parts of others. kv: entries in the order of their heads."""
 
     units: tuple[PlacedUnit, ...]
     values: tuple[Value, ...]
     tensors: dict[str, tuple[int, ...]]
-    parts: dict[str, Rectangle]
+    parts: dict[str, TensorPart]
     kv: tuple[KvLayer, ...]
 
 
+def cut_units(graph: Graph, cut: Cut, places: tuple[str, str] = (CPU, ACCELERATOR)) -> CutUnits:
+    """The units of `graph` cut so. places: names of the two devices, which may be one. Raises
+    ValueError for a unit that cannot be cut."""
+    return Cutter(graph, places).units(cut)
+
+
 class Cutter:
-    """Makes the units of a cut of one graph. places: names of the CPU and of the other device."""
+    """Makes units of one graph, and keeps what they are made of. places: see `cut_units`."""
 
     def __init__(self, graph: Graph, places: tuple[str, str] = (CPU, ACCELERATOR)) -> None:
         self._graph, self._places = graph, places
-        self._widths = {v.name: v for v in graph.values}
-        self._values: dict[str, Value] = {}
-        self._parts: dict[str, Rectangle] = {}
+        self._values = {value.name: value for value in graph.values}
+        self._shapes: dict[str, tuple[Count, ...]] = dict(graph.tensors)
+        self._parts: dict[str, TensorPart] = {}
         self._kv: list[KvLayer] = []
 
-    @property
-    def values(self) -> dict[str, Value]:
-        """The graph's, and those that were made."""
-        return {**self._widths, **self._values}
-
     def costed(self, model: CostedGraph) -> CostedGraph:
-        """The model with what was made of its tensors and values."""
-        parts = self._parts.values()
-        return costed(
-            model,
-            self.values.values(),
-            {**self._graph.tensors, **{part.name: part.shape for part in parts}},
-            {**{name: name for name in model.formats}, **{p.name: p.tensor for p in parts}},
-        )
+        """The model with the tensors and values of all units that were made."""
+        whole = {name: name for name in model.formats}
+        whole |= {name: part.tensor for name, part in self._parts.items()}
+        return costed(model, self._values.values(), self._shapes, whole)
 
     def units(self, cut: Cut) -> CutUnits:
-        """Raises ValueError for a unit that cannot be cut as asked."""
-        graph, placed = self._graph, list[PlacedUnit]()
-        placed.append(self._whole(graph.units[0], self._places[cut.embedding != CPU]))
-        for layer, own in zip(graph.layers, cut.layers, strict=True):
-            for unit in layer.units:
-                placed += self.layer_unit(unit, own)
-        head = graph.units[-1]
-        if 0 < cut.rows < self._widths[graph.logits].width:
-            placed += self.pieces(head, cut.rows, CPU)
-        else:
-            placed.append(self._whole(head, self._places[cut.rows <= 0]))
+        first, *_, head = self._graph.units
+        placed = [self._whole(first, self._places[cut.embedding != CPU])]
+        for layer, own in zip(self._graph.layers, cut.layers, strict=True):
+            for unit, count in zip(layer.units, (own.heads, own.elements), strict=True):
+                placed += self._unit(unit, count, size_of(unit), own.home)
+        placed += self._unit(head, cut.rows, self._values[self._graph.logits].width, CPU)
         used = {name for unit in placed for op in unit.ops for name in op.uses()}
-        names = {name for unit in placed for op in unit.ops for name in op.weight_names()}
-        shapes = {**graph.tensors, **{name: part.shape for name, part in self._parts.items()}}
+        read = {name for unit in placed for op in unit.ops for name in op.weight_names()}
+        order = {name: place for place, name in enumerate(self._graph.tensors)}
+
+        def place(name: str) -> tuple[int, ...]:
+            part = self._parts.get(name)
+            return (order[name],) if part is None else (order[part.tensor], part.row, part.col)
+
         return CutUnits(
             tuple(placed),
-            tuple(value for name, value in self.values.items() if name in used),
-            {name: shapes[name] for name in _ordered(graph, self._parts) if name in names},
-            {name: part for name, part in self._parts.items() if name in names},
+            tuple(value for name, value in self._values.items() if name in used),
+            {name: self._shapes[name] for name in sorted(read, key=place)},
+            {name: part for name, part in self._parts.items() if name in read},
             tuple(self._kv),
         )
 
-    def _whole(self, unit: Unit, device: str) -> PlacedUnit:
-        ops = list(unit.ops)
-        for i, op in enumerate(ops):
-            if isinstance(op, Attention):
-                assert unit.layer is not None
-                ops[i] = dataclasses.replace(op, layer=self._entry(unit.layer, 0, op.kv_heads))
-        return PlacedUnit(unit.name, unit.kind, unit.layer, device, tuple(ops))
+    def _unit(self, unit: Unit, count: int, size: int, home: str) -> list[PlacedUnit]:
+        if 0 < count < size:
+            return self.pieces(unit, count, home)
+        return [self._whole(unit, self._places[count <= 0])]
 
-    def _entry(self, layer: int, first: int, count: int) -> int:
-        self._kv.append(KvLayer(layer, first, count))
+    def _whole(self, unit: Unit, device: str) -> PlacedUnit:
+        ops = tuple(
+            dataclasses.replace(op, layer=self._entry(unit, 0, op.kv_heads))
+            if isinstance(op, Attention)
+            else op
+            for op in unit.ops
+        )
+        return PlacedUnit(unit.name, unit.kind, unit.layer, device, ops)
+
+    def _entry(self, unit: Unit, first: Count, count: Count) -> int:
+        assert unit.layer is not None
+        self._kv.append(KvLayer(unit.layer, first, count))
         return len(self._kv) - 1
 
-    def layer_unit(self, unit: Unit, own: LayerCut) -> list[PlacedUnit]:
-        """An attention or an mlp."""
-        size, wanted = size_of(unit), own.heads if unit.kind == "attention" else own.elements
-        if 0 < wanted < size:
-            return self.pieces(unit, wanted, own.home)
-        return [self._whole(unit, self._places[wanted <= 0])]
-
     def pieces(self, unit: Unit, count: Count, home: str) -> list[PlacedUnit]:
-        """Of an attention, an mlp or the head, of which the CPU has `count` heads, elements or
-        rows, some and not all of them."""
+        """An attention, an mlp or the head, of which the CPU has `count` heads, elements or rows,
+        some and not all of them."""
         shares = shares_of(unit)
         if isinstance(shares, str):
             raise ValueError(f"{unit.name}: {shares}")
         if home not in shares.homes:
             raise ValueError(f"{unit.name}: its home is not {home}")
-        at = int(home != CPU)
-        if shares.last is None:
-            return self._head(unit, shares, count)
-        ranges = ((0, count), (count, size_of(unit)))
-        if unit.kind == "attention":
-            assert unit.layer is not None
-            entries = [self._entry(unit.layer, a, b - a) for a, b in ranges]
-            lanes = [
-                _attention_lane(self, shares, span, entry, i == at)
-                for i, (span, entry) in enumerate(zip(ranges, entries, strict=True))
-            ]
+        vocab, at = self._values[self._graph.logits].width, int(home != CPU)
+        size = vocab if unit.kind == "head" else size_of(unit)
+        spans: tuple[Range, Range] = ((0, count), (count, size))
+        if unit.kind == "head":
+            products = [self._head_lane(shares, span) for span in spans]
+            lanes: list[list[Op]] = [[product] for product in products]
+            last: Op = Concat(tuple(product.out for product in products), shares.first.out)
         else:
-            lanes = [_mlp_lane(self, shares, span, i == at) for i, span in enumerate(ranges)]
-        add = Add(self._partial(shares.last.out), shares.last.out)
-        return self._units(unit, at, shares.begin, lanes, (add, *shares.end))
-
-    def _units(
-        self, unit: Unit, home: int, begin: Sequence[Op], lanes: Sequence[Sequence[Op]],
-        end: Sequence[Op],
-    ) -> list[PlacedUnit]:  # fmt: skip
-        """What is handed over without waiting comes before what the host computes itself."""
-        own, guest = self._places[home], self._places[1 - home]
-        home_s, guest_s = ("home", own, lanes[home]), ("guest", guest, lanes[1 - home])
-        middle = (guest_s, home_s) if home == 0 else (home_s, guest_s)
-        named = (("begin", own, begin), *middle, ("end", own, end))
+            lane = self._attention_lane if unit.kind == "attention" else self._mlp_lane
+            lanes = [lane(unit, shares, span, i == at) for i, span in enumerate(spans)]
+            assert shares.last is not None
+            last = Add(self._partial(shares.last.out), shares.last.out)
+        own, guest = (self._places[at], lanes[at]), (self._places[1 - at], lanes[1 - at])
+        # What is handed over without waiting comes before what the host computes itself.
+        middle = [("guest", *guest), ("home", *own)]
+        named = [("begin", own[0], shares.begin), *middle[:: -1 if at else 1],
+                 ("end", own[0], (last, *shares.end))]  # fmt: skip
         return [
-            PlacedUnit(f"{unit.name}.{part}", unit.kind, unit.layer, device, tuple(ops))
-            for part, device, ops in named
+            PlacedUnit(f"{unit.name}.{role}", unit.kind, unit.layer, device, tuple(ops))
+            for role, device, ops in named
             if ops
         ]
 
-    def _head(self, unit: Unit, shares: Shares, rows: Count) -> list[PlacedUnit]:
-        outs, lanes = [], []
-        for span in ((0, rows), (rows, self._widths[self._graph.logits].width)):
-            outs.append(self.value(shares.first.out, span, span[1] - span[0]))
-            lanes.append([self.rows_of(shares.first, [span], outs[-1])])
-        end = (Concat(tuple(outs), shares.first.out), *shares.end)
-        return self._units(unit, 0, shares.begin, lanes, end)
+    # --- what a device has of a unit -------------------------------------------------------------
 
-    # --- for lanes ---------------------------------------------------------------------------
+    def _attention_lane(self, unit: Unit, shares: Shares, span: Range, home: bool) -> list[Op]:
+        """Of the KV heads in span."""
+        op = next(op for op in shares.inner if isinstance(op, Attention))
+        low, high, each, dim = *span, op.heads // op.kv_heads, op.head_dim
+        spans, offsets, at = list[Range](), dict[str, Any](), 0
+        starts = (op.q_offset, each, "q"), (op.k_offset, 1, "k"), (op.v_offset, 1, "v")
+        for offset, heads, name in sorted(starts):
+            spans.append((offset + low * heads * dim, offset + high * heads * dim))
+            offsets[f"{name}_offset"] = at
+            at = at + (high - low) * heads * dim
+        fed, width = self._value(op.input, span, at), (high - low) * each * dim
+        attended = self._value(op.out, span, width)
+        made: list[Op] = [self._rows_of(shares.first, spans, fed)]
+        for one in shares.inner:
+            if isinstance(one, Attention):
+                entry = self._entry(unit, low, high - low)
+                own = {"heads": (high - low) * each, "kv_heads": high - low, "layer": entry}
+                made.append(dataclasses.replace(op, input=fed, out=attended, **own, **offsets))
+            elif isinstance(one, Select):
+                selected = self._value(one.out, span, width)
+                made.append(Select(attended, selected))
+                attended = selected
+            else:
+                made += _moved(one, spans, fed, dim)
+        columns = (low * each * dim, high * each * dim)
+        last = self._columns_of(shares.last, columns, attended, home)
+        return [*made, *(shares.apart if home else ()), last]
 
-    def value(self, of: str, span: Range, width: Count) -> str:
+    def _mlp_lane(self, unit: Unit, shares: Shares, span: Range, home: bool) -> list[Op]:
+        """Of the intermediate elements in span."""
+        [op] = shares.inner
+        assert isinstance(op, Activation)
+        low, high = span
+        spans = [span, (op.size + low, op.size + high)] if op.gated else [span]
+        fed = self._value(op.input, span, (high - low) * len(spans))
+        out = fed if op.out == op.input else self._value(op.out, span, high - low)
+        return [
+            self._rows_of(shares.first, spans, fed),
+            dataclasses.replace(op, input=fed, out=out, size=high - low),
+            self._columns_of(shares.last, span, out, home),
+        ]
+
+    def _head_lane(self, shares: Shares, span: Range) -> Linear:
+        """Of the rows in span."""
+        out = self._value(shares.first.out, span, span[1] - span[0])
+        return self._rows_of(shares.first, [span], out)
+
+    def _value(self, of: str, span: Range, width: Count) -> str:
         """The name of a range of a value."""
         name = f"{of}[{_text(span)}]"
-        self._values[name] = Value(name, width, self._widths[of].rows)
+        self._values[name] = Value(name, width, self._values[of].rows)
         return name
 
     def _partial(self, of: str) -> str:
-        whole = self._widths[of]
-        name = PARTIAL if whole.rows == "tokens" else f"{PARTIAL}_out"
+        whole = self._values[of]
+        name = "partial" if whole.rows == "tokens" else "partial_out"
         self._values[name] = Value(name, whole.width, whole.rows)
         return name
 
-    def rows_of(self, op: Linear, spans: Sequence[Range], out: str) -> Linear:
+    def _rows_of(self, op: Linear, spans: Sequence[Range], out: str) -> Linear:
         """The product of some of its stacked rows."""
         parts = list[Part]()
         for low, high in spans:
@@ -236,82 +241,43 @@ class Cutter:
                 rows = _within(low - first, height), _within(high - first, height)
                 first += height
                 if np.any(rows[0] < rows[1]):
-                    bias = None if part.bias is None else self.part(part.bias, rows)
-                    parts.append(Part(self.part(part.weight, rows), bias))
+                    bias = None if part.bias is None else self._part(part.bias, rows)
+                    parts.append(Part(self._part(part.weight, rows), bias))
         return dataclasses.replace(op, out=out, parts=tuple(parts))
 
-    def columns_of(self, op: Linear, span: Range, input: str, home: bool) -> Linear:
+    def _columns_of(self, op: Linear | None, span: Range, input: str, home: bool) -> Linear:
         """The product of some columns: at home with the bias into the residual."""
+        assert op is not None
         [part] = op.parts
-        height = self._graph.tensors[part.weight][0]
-        weight = self.part(part.weight, (0, height), span)
-        bias = part.bias if home else None
+        weight = self._part(part.weight, (0, self._graph.tensors[part.weight][0]), span)
         out = op.out if home else self._partial(op.out)
-        return Linear(input, out, (Part(weight, bias),), accumulate=home)
+        return Linear(input, out, (Part(weight, part.bias if home else None),), accumulate=home)
 
-    def part(self, name: str, rows: Range, cols: Range | None = None) -> str:
-        """The name of a rectangle of a weight, its own if that is all of it."""
+    def _part(self, name: str, *spans: Range) -> str:
+        """The name of rows, and columns if not all, of a weight: its own if that is all of it."""
         whole = self._graph.tensors[name]
-        spans = (rows,) if len(whole) == 1 else (rows, (0, whole[1]) if cols is None else cols)
+        spans = (*spans, *((0, size) for size in whole[len(spans) :]))
         shape = tuple(b - a for a, b in spans)
         if all(np.all(some == full) for some, full in zip(shape, whole, strict=True)):
             return name
-        made = Rectangle(name, whole, rows[0], spans[1][0] if len(spans) > 1 else 0, shape)
-        self._parts[made.name] = made
-        return made.name
+        made = f"{name}[{', '.join(map(_text, spans))}]"
+        self._shapes[made] = shape
+        self._parts[made] = TensorPart(name, whole, spans[0][0], spans[1][0] if spans[1:] else 0)
+        return made
+
+
+def _text(span: Range) -> str:
+    return ":".join(str(end if isinstance(end, int) else end[0]) for end in span)
 
 
 def _within(count: Count, most: int) -> Count:
     return min(max(count, 0), most) if isinstance(count, int) else np.clip(count, 0, most)
 
 
-def _ordered(graph: Graph, parts: dict[str, Rectangle]) -> Iterable[str]:
-    """Whole tensors in the graph's order, each before its parts by row and column."""
-    of: dict[str, list[Rectangle]] = {}
-    for part in parts.values():
-        of.setdefault(part.tensor, []).append(part)
-    for name in graph.tensors:
-        yield name
-        yield from (p.name for p in sorted(of.get(name, ()), key=lambda p: (p.row, p.col)))
-
-
-def _attention_lane(
-    cutter: Cutter, shares: Shares, span: Range, entry: int, home: bool
-) -> list[Op]:
-    """Of the KV heads in span."""
-    op = next(op for op in shares.inner if isinstance(op, Attention))
-    low, high, each, dim = *span, op.heads // op.kv_heads, op.head_dim
-    spans, offsets, at = list[Range](), dict[str, Any](), 0
-    starts = (op.q_offset, each, "q_offset"), (op.k_offset, 1, "k_offset"), (op.v_offset, 1, "v_offset")
-    for offset, heads, name in sorted(starts):
-        spans.append((offset + low * heads * dim, offset + high * heads * dim))
-        offsets[name] = at
-        at = at + (high - low) * heads * dim
-    fed, width = cutter.value(op.input, span, at), (high - low) * each * dim
-    attended = cutter.value(op.out, span, width)
-    made: list[Op] = [cutter.rows_of(shares.first, spans, fed)]
-    for one in shares.inner:
-        if isinstance(one, Attention):
-            heads = {"heads": (high - low) * each, "kv_heads": high - low, "layer": entry}
-            made.append(dataclasses.replace(op, input=fed, out=attended, **heads, **offsets))
-        elif isinstance(one, Select):
-            selected = cutter.value(one.out, span, width)
-            made.append(Select(attended, selected))
-            attended = selected
-        else:
-            made += _moved(one, spans, fed, dim)
-    if home:
-        made += shares.apart
-    assert shares.last is not None
-    columns = (low * each * dim, high * each * dim)
-    return [*made, cutter.columns_of(shares.last, columns, attended, home)]
-
-
 def _moved(op: Op, spans: Sequence[Range], value: str, dim: int) -> list[Op]:
     """An op on heads side by side, for those in spans, which now lie side by side in value."""
     assert isinstance(op, (Norm, Rope))
-    start = op.in_offset if isinstance(op, Norm) else op.offset
-    count = op.groups if isinstance(op, Norm) else op.heads
+    start, count = (op.in_offset, op.groups) if isinstance(op, Norm) else (op.offset, op.heads)
     runs, at = list[Range](), 0
     for a, b in spans:
         low, high = (_within(end - start, count * dim) for end in (a, b))
@@ -323,36 +289,12 @@ def _moved(op: Op, spans: Sequence[Range], value: str, dim: int) -> list[Op]:
         at = at + b - a
     made: list[Op] = []
     for a, b in runs:
-        heads = (b - a) // dim
+        fields: dict[str, Any] = {"value": value, "offset": a, "heads": (b - a) // dim}
         if isinstance(op, Norm):
-            own = {"input": value, "out": value, "in_offset": a, "out_offset": a}
-            made.append(dataclasses.replace(op, **own, groups=heads))
-        else:
-            made.append(dataclasses.replace(op, value=value, offset=a, heads=heads))
+            fields = {"input": value, "out": value, "in_offset": a, "out_offset": a}
+            fields["groups"] = (b - a) // dim
+        made.append(dataclasses.replace(op, **fields))
     return made
-
-
-def _mlp_lane(cutter: Cutter, shares: Shares, span: Range, home: bool) -> list[Op]:
-    """Of the intermediate elements in span."""
-    [op] = shares.inner
-    assert isinstance(op, Activation)
-    assert shares.last is not None
-    low, high = span
-    spans = [span, (op.size + low, op.size + high)] if op.gated else [span]
-    fed = cutter.value(op.input, span, (high - low) * len(spans))
-    out = fed if op.out == op.input else cutter.value(op.out, span, high - low)
-    activated = dataclasses.replace(op, input=fed, out=out, size=high - low)
-    return [
-        cutter.rows_of(shares.first, spans, fed),
-        activated,
-        cutter.columns_of(shares.last, span, out, home),
-    ]
-
-
-def cut_units(graph: Graph, cut: Cut, places: tuple[str, str] = (CPU, ACCELERATOR)) -> CutUnits:
-    """The units of `graph` cut so. places: names of the two devices, which may be one. Raises
-    ValueError for a unit that cannot be cut."""
-    return Cutter(graph, places).units(cut)
 
 
 def costed(

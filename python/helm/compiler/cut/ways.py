@@ -7,9 +7,9 @@ or rows of the vocabulary.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from helm.compiler.counts import CostedGraph
 from helm.compiler.cut.shares import ACCELERATOR, Shares, priced_shares, size_of
 from helm.compiler.cut.units import Cutter
 from helm.compiler.overflow import Bools
-from helm.compiler.times import F64, I64, BlockClasses, attentions
+from helm.compiler.times import I64, BlockClasses, attentions
 from helm.model.graph import Layer, Unit
 from helm.plan.units import CPU
 
@@ -45,18 +45,16 @@ class Ways:
         """Whether both devices have some."""
         return np.asarray((ways > 0) & (ways < self.last))
 
-    def on(self, lane: int, home: int) -> list[Unit]:
-        """The pieces on the CPU, or on the accelerator."""
-        return [
-            piece for role, piece in self.pieces[home].items() if lane_of(role, home) == lane
-        ]
+    def on(self, lane: int | None, home: int) -> list[Unit]:
+        """The pieces on the CPU, on the accelerator, or all."""
+        pieces = self.pieces[home].items()
+        return [piece for role, piece in pieces if lane in (None, lane_of(role, home))]
 
-    def padded(self, nothing: F64 | I64, inner: F64 | I64, all_: F64 | I64) -> F64 | I64:
-        """[..., ways] of [...], [..., ways - 2] or [...], and [...]."""
-        shape = (*np.shape(nothing), self.last - 1)
-        ends = (np.asarray(end)[..., None] for end in (nothing, all_))
-        first, last = ends
-        return np.concatenate([first, np.broadcast_to(inner, shape), last], axis=-1)
+    def padded(self, nothing: Any, inner: Any, all_: Any) -> Any:
+        """[..., ways] of [...], [..., ways - 2] or what becomes that, and [...]."""
+        first, last = (np.asarray(end)[..., None] for end in (nothing, all_))
+        middle = np.broadcast_to(inner, (*np.shape(nothing), self.last - 1))
+        return np.concatenate([first, middle, last], axis=-1)
 
 
 def lane_of(role: str, home: int) -> int:
@@ -79,6 +77,21 @@ class CutModel:
         """An attention, an mlp and the head."""
         return (*self.layers[0], self.head)
 
+    def tables(self, lane: int | None, count: Callable[[Sequence[Unit]], Any]) -> tuple[Any, Any]:
+        """Of attention and mlp, [classes, homes, ways]: count of the units on a lane, None: on
+        both."""
+
+        def table(ways: Ways, home: int) -> Any:
+            whole = count([ways.unit])
+            nothing, all_ = whole * (lane != 0), whole * (lane != 1)
+            return ways.padded(nothing, count(ways.on(lane, home)), all_)
+
+        attention, mlp = (
+            np.array([[table(ways[kind], home) for home in (0, 1)] for ways in self.by_class])
+            for kind in (0, 1)
+        )
+        return attention, mlp
+
     @property
     def by_class(self) -> tuple[tuple[Ways, Ways], ...]:
         return self.layers[: len(self.classes.units)]
@@ -96,31 +109,30 @@ class CutModel:
 
 @dataclass(frozen=True)
 class Layouts:
-    """Arrays [layouts]: layers from the first on the CPU, then so many that are cut, the rest on
-    the accelerator. home: of those that are cut, see `HOMES`. heads, elements, rows: ways of a
-    `CutModel`. The embedding is on the CPU."""
+    """columns: [6, layouts], each with a property: layers from the first on the CPU, then so many
+    that are cut, the rest on the accelerator; home of those that are cut, see `HOMES`; ways of
+    their heads and elements, and of the head's rows. The embedding is on the CPU."""
 
-    cpu: I64
-    cut: I64
-    home: I64
-    heads: I64
-    elements: I64
-    rows: I64
+    columns: I64
+
+    cpu = property(lambda self: self.columns[0])
+    cut = property(lambda self: self.columns[1])
+    home = property(lambda self: self.columns[2])
+    heads = property(lambda self: self.columns[3])
+    elements = property(lambda self: self.columns[4])
+    rows = property(lambda self: self.columns[5])
 
     def __len__(self) -> int:
-        return len(self.cpu)
+        return len(self.columns[0])
 
     def at(self, chosen: I64 | Bools | slice) -> Layouts:
-        return Layouts(*(np.asarray(each[chosen]) for each in self.arrays))
+        return Layouts(self.columns[:, chosen])
 
-    def with_(self, **arrays: I64 | int) -> Layouts:
-        """With numbers in place of their own."""
-        full = {name: np.broadcast_to(each, len(self)) for name, each in arrays.items()}
-        return dataclasses.replace(self, **full)
-
-    @property
-    def arrays(self) -> tuple[I64, ...]:
-        return (self.cpu, self.cut, self.home, self.heads, self.elements, self.rows)
+    def with_(self, **fields: I64 | int) -> Layouts:
+        """With other numbers, by property."""
+        names = ("cpu", "cut", "home", "heads", "elements", "rows")
+        rows = (fields.get(name, own) for name, own in zip(names, self.columns, strict=True))
+        return Layouts(np.stack([np.broadcast_to(row, len(self)) for row in rows]))
 
 
 def cut_model(model: CostedGraph, classes: BlockClasses, columns: int) -> CutModel | str:
