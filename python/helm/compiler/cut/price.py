@@ -86,12 +86,12 @@ class Visiting:
         return found
 
     def seconds(self, of: Layouts, quick: bool) -> F64:
-        """[layouts]; quick: at least those."""
-        end = (self._least_s(of) if quick else self._end_s(of)).sum(axis=1)
+        """[layouts]; quick: about those."""
+        end = (self._about_s(of) if quick else self._end_s(of)).sum(axis=1)
         return np.asarray(end + self._cuts.counts(of)[2] @ self._alone.sum(axis=(1, 2)))
 
     def _end_s(self, of: Layouts) -> F64:
-        """[layouts, steps] when the accelerator is done with the layers of which the CPU has some."""
+        """[layouts, steps] when the accelerator is done with what the CPU has layers of."""
         kinds = range(len(self._alone))
         whole, cut = (
             [visiting_body(self._seconds(some, kind)) for kind in kinds]
@@ -135,30 +135,30 @@ class Visiting:
     @functools.cached_property
     def _runs(self) -> tuple[F64, F64]:
         """[classes, homes, ways, steps] on the accelerator, but for attention."""
-        device = lanes(self._setting)[1]
+        model, device = self._cuts.model, lanes(self._setting)[1]
 
         def seconds(units: Sequence[Unit], step: Step) -> F64:
-            each = (unit_s(self._cuts.model, unit, step, device).sum(axis=0) for unit in units)
-            return np.asarray(sum(each))
+            each = [unit_s(model, unit, step, device).sum(axis=0) for unit in units]
+            return np.asarray(sum(each), np.float64)
 
-        every = [
-            self._cuts.tables(None, functools.partial(seconds, step=step))
-            for step, _ in self._kinds
-        ]
-        order = np.argsort([at for _, places in self._kinds for at in places])
-        which = np.repeat(np.arange(len(every)), [len(places) for _, places in self._kinds])[order]
-        attention, mlp = (np.stack(each, axis=-1)[..., which] for each in zip(*every, strict=True))
+        count = len(self._tokens)
+        attention, mlp = (np.zeros((*np.shape(each), count)) for each in self._sizes)
+        for step, at in self._kinds:
+            tables = self._cuts.tables(None, functools.partial(seconds, step=step))
+            attention[..., at], mlp[..., at] = (each[..., None] for each in tables)
         return attention, mlp
 
-    def _least_s(self, of: Layouts) -> F64:
-        """[layouts, steps] what the link, or the accelerator, does in all."""
+    def _about_s(self, of: Layouts) -> F64:
+        """[layouts, steps] what the accelerator, or the link, does in all, and one layer besides."""
         whole, cut, _ = self._cuts.counts(of)
-        sizes = np.zeros(len(of))
+        main, up = np.zeros((2, len(of), len(self._tokens)))
         for kind in range(len(self._alone)):
             for count, some in ((cut, of), (whole, self._whole(of))):
-                sizes += count[:, kind] * self._of(self._sizes, some, kind)
-        run = (whole + cut) @ self._alone.sum(axis=2)
-        return np.maximum((sizes / self._setting.visit_bytes_per_s)[:, None], run)
+                seconds, count = self._seconds(some, kind), count[:, kind, None]
+                main += count * (seconds["cached"] + seconds["run"] + seconds["written"])
+                up += count * (seconds["visit"] + seconds["cached"])
+        layers = np.maximum(1, of.cpu + of.cut)[:, None]
+        return np.maximum(main + up / layers, up + main / layers)
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class StepPrice:
     outputs: I64
 
     def seconds(self, of: Layouts, *, quick: bool = False) -> F64:
-        """[layouts]; quick: at least those of visits."""
+        """[layouts]; quick: about those of visits."""
         ends = self.head.sum(axis=0)[of.rows] + self.ends.sum()
         return np.asarray(self.layers.seconds(of, quick) + ends + self._crossings(of))
 
