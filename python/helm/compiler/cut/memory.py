@@ -11,10 +11,9 @@ from helm.compiler.budget import (
     Budget,
     Items,
     StageBytes,
-    accelerator_reserve,
     geometry,
-    host_reserve_bytes,
     subset_of,
+    with_reserves,
 )
 from helm.compiler.cut.ways import HOMES, CutModel, Layouts
 from helm.compiler.memory import DEVICE_ALIGNMENT, aligned, value_rows
@@ -45,19 +44,14 @@ class CutMemory:
             "workspace": each.workspace[self._subset(of, 0)],
             "staging": self._host_staging(of),
         }
-        weights = self._weights(of, 1)
-        taken = np.asarray(sum(cpu.values()))
-        loading = (weights > 0) * each.uploading - (taken - cpu["weights"])
-        reserve = host_reserve_bytes(setting, taken[:, None], np.ones(len(of), bool))[:, 0]
-        cpu["reserve"] = np.maximum(reserve, loading)
-        return Budget(cpu, {
-            "weights": weights,
+        own: Items = {
+            "weights": self._weights(of, 1),
             "kv": own_kv,
             "activations": self._activations(of, 1),
             "workspace": each.accelerator_workspace[self._subset(of, 1)],
             "staging": self._device_staging(of),
-            "reserve": np.full(len(of), accelerator_reserve(setting)),
-        })  # fmt: skip
+        }
+        return with_reserves(setting, each, cpu, own, np.ones(len(of), bool))
 
     # --- weights and KV --------------------------------------------------------------------------
 

@@ -186,33 +186,30 @@ class StepPrice:
         return np.asarray(total)
 
     def _crossings(self, of: Layouts) -> F64:
-        """[layouts] seconds of what crosses between layers, and to and from a whole head."""
-        setting, visit = self.setting, isinstance(self.layers, Visiting)
-        attention, mlp, _ = self.cuts.units
+        """[layouts] seconds of the residual, and of logits. It crosses between neighbouring units
+        of which one has it on the CPU, the other on the accelerator."""
+        visit, cut, head = isinstance(self.layers, Visiting), of.cut > 0, of.rows == 0
         rest = (of.cpu + of.cut < self.cuts.blocks) | visit
-        there = rest | (of.cut > 0) & (of.home == 1)  # the residual, at the last layer
-        whole = of.rows == 0  # the head is on the accelerator
+        ways = zip(self.cuts.units[:2], (of.heads, of.elements), strict=True)
+        attention, mlp = (
+            visit | np.where(own.inside(way), of.home == 1, way == 0) for own, way in ways
+        )
 
-        def seconds(rows: I64, width: int, up: bool) -> float:
-            return float(sum(crossing_s(setting, n, width, up) for n in rows.tolist()))
+        def seconds(rows: I64, to: Any, width: int = self.setting.hidden) -> Any:
+            each = [
+                sum(crossing_s(self.setting, n, width, up) for n in rows.tolist())
+                for up in (False, True)
+            ]
+            return np.where(to, each[1], each[0])
 
-        tokens, outputs, hidden = self.tokens, self.outputs, setting.hidden
-        total = np.where(there, seconds(tokens, hidden, True), 0.0)
-        total += np.where(~there & whole, seconds(outputs, hidden, True), 0.0)
-        back = np.where(there, seconds(outputs, hidden, False), 0.0)
-        total += np.where(whole, seconds(outputs, setting.vocab, False), back)
-        if visit:
-            return total
-        # Where the first or the last unit that is not at home lies beside its like, the residual
-        # does not cross twice between them.
-        first = (of.cut > 0) & (of.home == 1) & (of.heads == attention.last)
-        last = (of.cut > 0) & (of.elements == np.where(of.home == 1, mlp.last, 0))
-        onward = last & (of.home == 0) & rest
-        over = last & ~rest & np.where(of.home == 1, ~whole, whole)
-        for some, rows in ((first | onward, tokens), (first & onward, tokens), (over, outputs)):
-            both = seconds(rows, hidden, True) + seconds(rows, hidden, False)
-            total -= np.where(some, both, 0.0)
-        return total
+        total = np.where(cut, attention, rest) * seconds(self.tokens, True)
+        last = cut & ~rest  # behind its attention are the rows of logits alone
+        inner = (of.cut - last) * seconds(self.tokens, mlp) + last * seconds(self.outputs, mlp)
+        inner = inner + (of.cut - 1) * seconds(self.tokens, attention)
+        total = total + np.where(cut & (attention != mlp), inner, 0.0)
+        total = total + (cut & rest & ~mlp) * seconds(self.tokens, True)
+        total = total + (((cut & mlp) | rest) != head) * seconds(self.outputs, head)
+        return np.asarray(total + head * seconds(self.outputs, False, self.setting.vocab))
 
 
 class CutPrices:

@@ -130,26 +130,19 @@ def _wide(times: F64, shape: tuple[int, ...]) -> F64:
 def unit_terms(
     setting: Setting, model: CostedGraph, ways: Ways, step: Step, attention_s: tuple[F64, F64]
 ) -> F64:
-    """[homes, TERMS, ways] of steps that are alike but for attention [steps], together, with the
-    residual at home before and after. Infinite where a unit has no such home."""
+    """[homes, TERMS, ways] of steps that are alike but for attention [steps], together. Infinite
+    where a unit has no such home."""
     count, whole, found = len(attention_s[0]), [], []
     for lane, device in enumerate(lanes(setting)):
         own = np.zeros(len(TERMS))
         own[:DEVICE_TERMS] = count * unit_s(model, ways.unit, step, device)
         own[ATTENTION] += attention_s[lane].sum()
         whole.append(np.roll(own, lane * DEVICE_TERMS))
-    ends = ways.unit.ops[0].uses()[0], ways.unit.ops[-1].uses()[-1]
     for home in range(len(HOMES)):
-        own, there = whole[home], whole[1 - home].copy()
-        for value, up in zip(ends, (home == 0, home == 1), strict=True):  # the residual, and back
-            there[LINK] += count * crossing_s(
-                setting, model.rows(value, step), model.width(value), up
-            )
         inner = np.zeros((len(TERMS), 1))
         inner[OVERLAP] = np.inf
         if ways.pieces[home]:
             shared = share_unit(setting, model, ways.pieces[home], home, step, attention_s).terms
             inner = shared.sum(axis=1) if shared.ndim > 2 else count * shared
-        nothing, all_ = (there, own) if home == 0 else (own, there)
-        found.append(ways.padded(nothing, inner, all_))
+        found.append(ways.padded(whole[1], inner, whole[0]))
     return np.stack(found)
