@@ -175,7 +175,7 @@ def visiting_seconds(
     weights: Any = None, share: Any = 1.0,
 ) -> dict[str, Any]:  # fmt: skip
     """[..., steps] of a layer whose weights visit, its K and V of `past` positions coming along and
-    those of `tokens` going back. Of its weights so many bytes come, or all, of its KV a share."""
+    those of `tokens` going back. weights: bytes that come, None: all; share: of its KV."""
     link = setting.link
     assert link is not None
     kv = share * sum(position_bytes(setting.model, op) for op in attentions(layer))

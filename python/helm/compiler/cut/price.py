@@ -149,7 +149,7 @@ class Visiting:
         return attention, mlp
 
     def _about_s(self, of: Layouts) -> F64:
-        """[layouts, steps] what the accelerator, or the link, does in all, and one layer besides."""
+        """[layouts, steps] what the accelerator, or the link, does in all, and a layer besides."""
         whole, cut, _ = self._cuts.counts(of)
         main, up = np.zeros((2, len(of), len(self._tokens)))
         for kind in range(len(self._alone)):
@@ -158,7 +158,7 @@ class Visiting:
                 main += count * (seconds["cached"] + seconds["run"] + seconds["written"])
                 up += count * (seconds["visit"] + seconds["cached"])
         layers = np.maximum(1, of.cpu + of.cut)[:, None]
-        return np.maximum(main + up / layers, up + main / layers)
+        return np.asarray(np.maximum(main + up / layers, up + main / layers))
 
 
 @dataclass(frozen=True)

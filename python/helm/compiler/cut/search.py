@@ -8,6 +8,7 @@ shares are never chosen, and a point of the hull is a mixture of two kinds.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -27,7 +28,7 @@ from helm.plan.units import CPU
 _COUNTS = 32  # of layers that are cut, about
 _HEADS = 2  # on each side of the balance that are tried, besides none and all
 _FEW = 2  # cut layers between whole ones on both sides
-_KEPT = (256, 64, 16)  # layouts around which others are tried, in turn
+_KEPT = (256, 64, 16)  # layouts around which others are tried, in turn, until none is better
 _PLAYED = 32  # whose visits are played
 _SLACK = 1e-6
 Key = tuple[float, ...]
@@ -187,8 +188,10 @@ class _Scan:
         if not len(first):
             return None
         found, keys = self._sorted(first, quick=True)
-        for count in _KEPT:
-            found, keys = self._sorted(self._around(found.at(np.s_[:count])), quick=True)
+        best, counts = None, itertools.chain(_KEPT, itertools.repeat(_KEPT[-1]))
+        while best != (best := tuple(keys[0])):
+            around = self._around(found.at(np.s_[: next(counts)]))
+            found, keys = self._sorted(around, quick=True)
         if self._way.visits:
             found, keys = self._sorted(found.at(np.s_[:_PLAYED]), quick=False)
         one = found.at(np.s_[:1])
