@@ -32,10 +32,16 @@ def _sampled(every, seed, count):
     return [table.at(np.array([i])) for i in chosen]
 
 
+def _model(seed, kind):
+    return cut_cases.config(seed) if kind == "dense" else cut_cases.mixture(seed)
+
+
+@pytest.mark.parametrize("kind", ["dense", "mixture"])
 @pytest.mark.parametrize("seed", range(FEW))
 @pytest.mark.parametrize("mode", ["compute", "stream"])
-def test_what_a_layout_takes_is_what_its_plan_counts(seed, mode):
-    problem = cut_cases.problem(seed, dtype=("auto", "bf16", "f32")[seed % 3])
+def test_what_a_layout_takes_is_what_its_plan_counts(seed, mode, kind):
+    dtype = ("auto", "bf16", "f32")[seed % 3]
+    problem = cut_cases.problem(seed, dtype=dtype, model=_model(seed, kind))
     every = cut_cases.Every(problem.search("copied"), mode)
     if not every.leasts:
         return
@@ -55,10 +61,11 @@ def test_what_a_layout_takes_is_what_its_plan_counts(seed, mode):
         )
 
 
+@pytest.mark.parametrize("kind", ["dense", "mixture"])
 @pytest.mark.parametrize("seed", range(FEW))
 @pytest.mark.parametrize("mode", ["compute", "stream"])
-def test_a_layout_takes_as_long_as_its_program_played(seed, mode):
-    problem = cut_cases.problem(seed)
+def test_a_layout_takes_as_long_as_its_program_played(seed, mode, kind):
+    problem = cut_cases.problem(seed, model=_model(seed, kind))
     search = problem.search("copied")
     every = cut_cases.Every(search, mode)
     if not every.leasts:
@@ -78,7 +85,8 @@ def _values(every, least, work):
     table, cuts = every.layouts(), every.cuts
     places = zip(cuts.units, (table.heads, table.elements, table.rows), strict=True)
     inside = [ways.inside(at) for ways, at in places]
-    table = table.at((table.cut > 0) & (inside[0] | inside[1]) | inside[2])
+    if not cuts.whole:
+        table = table.at((table.cut > 0) & (inside[0] | inside[1]) | inside[2])
     decode, ttft, items = every.decode(table), every.ttft(table, least), every.memory.items(table)
     values = {"decode": decode, "ttft": ttft}
     total = ttft + (work.output - 1) * decode
@@ -102,10 +110,11 @@ def _every_value(search):
     return tuple(np.concatenate(each) for each in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize("kind", ["dense", "mixture"])
 @pytest.mark.parametrize("objective", ["decode", "ttft", "total"])
 @pytest.mark.parametrize("seed", range(MANY))
-def test_no_layout_is_better_by_a_hundredth(seed, objective):
-    problem = cut_cases.problem(seed, objective)
+def test_no_layout_is_better_by_a_hundredth(seed, objective, kind):
+    problem = cut_cases.problem(seed, objective, model=_model(seed, kind))
     search = problem.search("copied")
     value, cpu, own = _every_value(search)
     rng = random.Random(seed + 99)

@@ -45,14 +45,38 @@ def config(seed):
     return parse_config(common)
 
 
-def problem(seed, objective="decode", **changes):
+def mixture(seed):
+    """Of a mixture of experts, some of whose layers may be dense."""
+    rng = random.Random(seed)
+    layers = 1 + seed % 4
+    return parse_config(
+        {
+            "architectures": ["Qwen2MoeForCausalLM"],
+            "vocab_size": rng.choice((97, 160)),
+            "hidden_size": 32,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "intermediate_size": 48,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 64,
+            "num_experts": rng.choice((4, 16)),
+            "num_experts_per_tok": rng.choice((1, 3)),
+            "mlp_only_layers": [0] if seed % 3 == 1 else [],
+            "max_position_embeddings": 512,
+            "tie_word_embeddings": seed % 2 == 0,
+        }
+    )
+
+
+def problem(seed, objective="decode", model=None, **changes):
     rng = random.Random(seed + 7)
     prompt, output = rng.randint(1, 40), rng.randint(2, 12)
     profile = search_cases.random_profile(seed)
     profile["link"]["latency_s"] = 10 ** rng.uniform(-7, -4)
     work = Workload(prompt, output, rng.choice((1, 1, 2, 3)), prompt + output + 9, objective)
     return Problem(
-        config(seed),
+        config(seed) if model is None else model,
         None,
         max_sequences=work.batch,
         page_tokens=16,

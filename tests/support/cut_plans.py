@@ -8,7 +8,7 @@ import random
 
 import small_models
 from helm.base.formats import uncompressed
-from helm.compiler.cut.shares import attention_shares, mlp_shares
+from helm.compiler.cut.shares import attention_shares, mlp_shares, size_of
 from helm.compiler.cut.units import Cut, LayerCut, cut_units
 from helm.compiler.placement import parts_of
 from helm.compiler.tensors import slices_of
@@ -35,7 +35,7 @@ def cut_plan(plan: Plan, graph: Graph, cut: Cut, *, alone: bool = False, visits:
         held = formats[whole[name]]
         return held if device == CPU and not visits else uncompressed(held)
 
-    kv = dataclasses.replace(plan.kv, layers=made.kv, pages=plan.kv.blocks * len(made.kv))
+    kv = dataclasses.replace(plan.kv, layers=made.kv, window_blocks=0)
     own = kv.blocks * sum(
         isinstance(op, Attention) for unit in made.units if unit.device != CPU for op in unit.ops
     )
@@ -103,7 +103,7 @@ def random_cut(graph: Graph, plan: Plan, rng: random.Random) -> Cut:
         for layer in graph.layers:
             attention, mlp = layer.units
             heads = next(op.kv_heads for op in attention.ops if isinstance(op, Attention))
-            size = next(op.size for op in mlp.ops if hasattr(op, "gated"))
+            size = size_of(mlp)
             between = (heads_of(attention, tensors), elements_of(mlp, tensors))
             h = rng.choice((0, heads, *between[0], *between[0]))
             e = rng.choice((0, size, *between[1]))

@@ -186,15 +186,22 @@ def _weights(setting: Setting, counts: F64, stages: Stages, device: Site) -> npt
 
 
 def _kv_bytes(setting: Setting, spec: KvSpec) -> tuple[npt.NDArray[np.int64], ...]:
-    """[rows, pages] in host memory and on the accelerator: whole pages of whole contexts."""
-    pages = setting.pages[None, :]
-    most = setting.pages_of(setting.workload.context)
-    layers = np.array([len(attentions(unit)) for unit in setting.classes.units], np.float64)
-    counts, rest = setting.counts()
-    first = (counts @ layers).astype(np.int64)[:, None]
-    second = (rest @ layers).astype(np.int64)[:, None]
-    page = setting.batch * spec.page_bytes
-    return (first * most + second * (most - pages)) * page, second * pages * page
+    """[rows, pages] in host memory and on the accelerator: whole pages of whole contexts. Layers
+    with a window keep the pages that it needs, or all where pages of the accelerator overflow."""
+    pages = setting.batch * setting.pages[None, :]
+    most = setting.batch * setting.pages_of(setting.workload.context)
+    ops = [attentions(unit) for unit in setting.classes.units]
+    overflows = setting.rows.has_blocks[:, None] & setting.pool.overflows
+    few = np.where(overflows, most, setting.window_blocks())
+    host, own = np.zeros_like(few), np.zeros_like(few)
+    for windows in (False, True):
+        layers = np.array([sum((op.window > 0) == windows for op in of) for of in ops], np.float64)
+        first, second = ((n @ layers).astype(np.int64)[:, None] for n in setting.counts())
+        there = np.where(overflows, pages, few if windows else pages)
+        each = few if windows else most
+        host += first * each + second * np.where(overflows, most - pages, 0)
+        own += second * there
+    return host * spec.page_bytes, own * spec.page_bytes
 
 
 def _units(layers: Iterable[Layer]) -> tuple[Unit, ...]:

@@ -92,11 +92,20 @@ class CutUse:
         said = []
         if self.layers:
             layers = "1 layer" if self.layers == 1 else f"{self.layers} layers"
+            if self.heads in (0, self.of_heads) and self.elements in (0, self.of_elements):
+                there, here = (
+                    ("attention", "the MLP") if self.heads == 0 else ("the MLP", "attention")
+                )
+                said.append(f"of {layers} the GPU has {there}, the CPU {here}")
+                return self._with_head(said)
             attention = _share_text(self.heads, self.of_heads, "KV heads", "attention")
             mlp = _share_text(self.elements, self.of_elements, "elements", "the MLP")
             said.append(f"{layers} cut: the CPU has {attention} and {mlp}")
+        return self._with_head(said)
+
+    def _with_head(self, said: list[str]) -> str:
         if 0 < self.rows < self.of_rows:
-            said.append(f"head cut: the CPU has {self.rows:,} of {self.of_rows:,} rows")
+            said = [*said, f"head cut: the CPU has {self.rows:,} of {self.of_rows:,} rows"]
         return "; ".join(said)
 
 

@@ -20,6 +20,7 @@ from helm.model.graph import (
     Attention,
     Concat,
     Embedding,
+    Experts,
     Graph,
     Layer,
     Linear,
@@ -27,6 +28,7 @@ from helm.model.graph import (
     Op,
     PositionEmbedding,
     Rope,
+    Route,
     Select,
     Unit,
 )
@@ -193,6 +195,25 @@ class CostedGraph:
             activation_bytes=_F32 * rows * moved,
         )
 
+    def _route(self, op: Route, step: Step) -> OpCost:
+        rows = self.rows(op.out, step)
+        moved = _F32 * rows * (self.width(op.input) + 2 * op.chosen)
+        return OpCost(
+            weight_bytes=sum(self.tensor_bytes(name) for name in op.weight_names()),
+            activation_bytes=moved,
+        )
+
+    def _experts(self, op: Experts, step: Step) -> OpCost:
+        """Of weights those of the experts that the rows are expected to have."""
+        rows = self.rows(op.out, step)
+        pairs, width, out = rows * op.chosen, self.width(op.input), self.width(op.out)
+        held = sum(self.tensor_bytes(name) for name in op.weight_names())
+        return OpCost(
+            flops=2 * pairs * op.size * (2 * width + out),
+            weight_bytes=round(held * op.expected(rows) / op.experts),
+            activation_bytes=_F32 * (rows * (width + 2 * out) + 2 * pairs * op.size),
+        )
+
     def _attention(self, op: Attention, step: Step) -> OpCost:
         each = step.tokens // step.sequences
         past = step.context - each
@@ -228,6 +249,8 @@ _COUNTS: dict[type[Op], Callable[[CostedGraph, Any, Step], OpCost]] = {
     Select: CostedGraph._select,
     Add: CostedGraph._add,
     Concat: CostedGraph._concat,
+    Route: CostedGraph._route,
+    Experts: CostedGraph._experts,
 }
 
 

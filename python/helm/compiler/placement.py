@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from helm.compiler.candidate import Candidate
 from helm.compiler.cut.units import Cut, CutUnits, LayerCut, cut_units
-from helm.compiler.program import is_layer
 from helm.compiler.search import Search, SearchResult
 from helm.machine.profile import Profile
-from helm.model.graph import Graph, Unit
+from helm.model.graph import Attention, Graph, Unit
 from helm.plan.kv import KvSpec
 from helm.plan.records import WATERMARK
 from helm.plan.schema import (
     Alternative,
+    Limits,
     MemoryUse,
     Prediction,
     ProfileIdentity,
@@ -68,9 +69,22 @@ def parts_of(tensors: Iterable[TensorSpec], made: CutUnits) -> tuple[TensorSpec,
     )
 
 
-def kv_entries(made: CutUnits) -> int:
-    """Of the KV cache, on the accelerator."""
-    return sum(unit.device != CPU and is_layer(unit) for unit in made.units)
+def kv_cache(kv: KvSpec, made: CutUnits, candidate: Candidate, limits: Limits) -> KvSpec:
+    """`kv` with the entries and pages that the candidate has. Where pages overflow, layers with a
+    window keep all of theirs."""
+    blocks = candidate.kv_blocks * candidate.sequences
+    few = kv.most_window_blocks(limits.step_tokens, limits.sequences)
+    gives_up = candidate.kv is None and few < blocks
+    return replace(kv, layers=made.kv, blocks=blocks, window_blocks=few if gives_up else 0)
+
+
+def accelerator_pages(made: CutUnits, kv: KvSpec, candidate: Candidate) -> int:
+    """Page slots of the accelerator."""
+    ops = (op for unit in made.units if unit.device != CPU for op in unit.ops)
+    entries = [kv.layers[op.layer] for op in ops if isinstance(op, Attention)]
+    if kv.window_blocks:
+        return sum(map(kv.entry_pages, entries))
+    return len(entries) * candidate.accelerator_kv_blocks * candidate.sequences
 
 
 def on_device(unit: Unit, device: str) -> PlacedUnit:
@@ -87,9 +101,8 @@ def memory_use(candidate: Candidate) -> dict[str, MemoryUse]:
     }
 
 
-def schedule(candidate: Candidate, kv: KvSpec, entries: int) -> Schedule:
-    """kv: with the page slots of both devices. entries: of the cache, on the accelerator."""
-    own = entries * candidate.accelerator_kv_blocks * candidate.sequences
+def schedule(candidate: Candidate, kv: KvSpec, own: int) -> Schedule:
+    """kv: with the page slots of both devices. own: those of the accelerator."""
     pages = {"cpu": kv.pages - own}
     if candidate.uses_accelerator:
         pages["accelerator"] = own

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from helm.base.formats import kv_position_bytes, tensor_bytes, uncompressed
 from helm.compiler.counts import CostedGraph, Step
 from helm.machine.rates import DeviceProfile, rate_class
-from helm.model.graph import Attention, Layer, Linear, Op, Unit
+from helm.model.graph import Attention, Experts, Layer, Linear, Op, Unit
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -27,6 +27,7 @@ Seconds = float | F64
 
 _NEAR_BANDWIDTH = 0.8  # a product within a fifth of its bytes' time is called memory bound
 _ATTENTION_OPS = 3  # that attention counts as: append, attend, merge, each a barrier or launch
+_EXPERTS_OPS = 4  # that experts count as: sort, gate and up, round, down
 _DEVICE_TERMS = ("memory_s", "compute_s", "attention_s", "elementwise_s", "fixed_s")
 MEMORY, COMPUTE, ATTENTION, ELEMENTWISE, FIXED = range(5)
 DEVICE_TERMS = len(_DEVICE_TERMS)
@@ -63,6 +64,24 @@ def linear_s(
     return memory, compute
 
 
+def experts_s(
+    model: CostedGraph, op: Experts, rows: int, device: DeviceProfile
+) -> tuple[float, float]:
+    """The same of experts, of which those are read that `rows` tokens are expected to have."""
+    compute = memory = 0.0
+    expected = op.expected(rows)
+    each = max(1, round(rows * op.chosen / expected))  # tokens of an expert
+    for name in op.matrices():
+        held = model.format(name, device.site)
+        kind = rate_class(held)
+        height, width = model.graph.tensors[name]
+        size = tensor_bytes(uncompressed(held), (height, width)) / op.experts
+        flops = 2.0 * rows * op.chosen * height * width / op.experts
+        compute += flops / float(device.matmul_rate(kind, each))
+        memory += expected * size / device.rate("matvec_bytes_per_s", kind)
+    return memory, compute
+
+
 def is_memory_bound(compute_s: Any, memory_s: Any) -> Any:
     """Of products that take the greater of the two."""
     return np.less_equal(_NEAR_BANDWIDTH * compute_s, memory_s)
@@ -77,14 +96,17 @@ def unit_s(model: CostedGraph, unit: Unit | Layer, step: Step, device: DevicePro
             times[FIXED] += attention_fixed_s(op, step, device)
             continue
         times[FIXED] += device.op_s
-        if isinstance(op, Linear):
+        if isinstance(op, (Linear, Experts)):
             rows = model.rows(op.out, step)
             if rows:
-                memory, compute = linear_s(model, op, rows, device)
+                of = linear_s if isinstance(op, Linear) else experts_s
+                memory, compute = of(model, op, rows, device)  # type: ignore[operator]
                 bound = is_memory_bound(compute, memory)
                 seconds = np.maximum(memory, compute)
                 times[MEMORY] = times[MEMORY] + np.where(bound, seconds, 0.0)
                 times[COMPUTE] = times[COMPUTE] + np.where(bound, 0.0, seconds)
+            if isinstance(op, Experts):
+                times[FIXED] += device.op_s * (_EXPERTS_OPS - 1)
         else:
             moved = model.op_cost(op, step)
             size = moved.activation_bytes + moved.weight_bytes

@@ -19,7 +19,7 @@ from helm.compiler.cut.ways import HOMES, CutModel, Layouts
 from helm.compiler.memory import DEVICE_ALIGNMENT, aligned, value_rows
 from helm.compiler.overflow import Bools
 from helm.compiler.setting import F32, Setting
-from helm.compiler.times import I64
+from helm.compiler.times import I64, attentions
 from helm.model.graph import Layer, Unit
 
 _SLOTS = 2  # steps on their way at once
@@ -102,9 +102,12 @@ class CutMemory:
     def _kv(self, of: Layouts) -> tuple[I64, I64]:
         """Bytes on both: whole pages of whole contexts."""
         setting, heads = self._setting, self._cuts.units[0].marks
-        most = setting.batch * setting.pages_of(setting.workload.context) * self._spec.unit_bytes
-        own = of.cpu * heads[-1] + of.cut * heads[of.heads]
-        return most * own, most * (self._blocks * heads[-1] - own)
+        most = setting.batch * setting.pages_of(setting.workload.context)
+        windows = [any(op.window for op in attentions(unit)) for unit in setting.classes.units]
+        pages = np.where(windows, setting.window_blocks(), most)  # [classes] of a layer
+        cpu, cut, rest = (count @ pages for count in self._cuts.counts(of))
+        own = self._spec.unit_bytes * (cpu * heads[-1] + cut * heads[of.heads])
+        return own, self._spec.unit_bytes * (cpu + cut + rest) * heads[-1] - own
 
     # --- values ----------------------------------------------------------------------------------
 
@@ -153,13 +156,15 @@ class CutMemory:
         cuts, visits = self._cuts, self._visits and lane == 1
         if lane == 0:
             yield np.ones(len(of), bool), _names(cuts.model.graph.units[:1])
-        for (whole, shared), layer in zip(self._layers(of, lane), cuts.layers[-2:], strict=True):
+        own, cut, there = (count.T > 0 for count in cuts.counts(of))  # [classes, layouts]
+        here = (there | own & self._visits) if lane else own
+        for whole, shared, layer in zip(here, cut, cuts.layers, strict=True):
             for ways, at in zip(layer, (of.heads, of.elements), strict=True):
                 alone = (at == 0) | visits & (at == ways.last) if lane else at == ways.last
                 yield whole | shared & alone, _names([ways.unit])
                 for home in range(len(HOMES)):
-                    here = shared & ways.inside(at) & (of.home == home)
-                    yield here, _names(ways.on(None if visits else lane, home))
+                    some = shared & ways.inside(at) & (of.home == home)
+                    yield some, _names(ways.on(None if visits else lane, home))
         head = cuts.head
         yield of.rows == (0 if lane else head.last), _names([head.unit])
         yield head.inside(of.rows), _names(head.on(lane, 0))
@@ -187,6 +192,11 @@ class CutMemory:
         rest = of.cpu + of.cut < self._blocks
         up = np.where(rest, limits.step_tokens * hidden, crossing)
         apart = np.where(of.rows == 0, logits, 0)  # of the whole head
+        if self._cuts.whole:  # one value at a time, as nothing is computed beside it
+            part = np.where(self._cuts.head.inside(of.rows), logits, 0)
+            most = np.maximum(np.where(rest | (of.cut > 0), limits.step_tokens, 0) * hidden, part)
+            most = np.maximum(most, limits.step_outputs * hidden * (of.rows < self._cuts.head.last))
+            return np.asarray(_SLOTS * (most + apart))
         down = np.maximum(crossing, np.where(of.rows > 0, logits, 0))
         return np.asarray(_SLOTS * (up + down + apart))
 

@@ -268,7 +268,7 @@ class CutPrices:
         for kind in (0, 1):
             by_class = [
                 self._terms(ways[kind], kinds, *(both if kind == 0 else (nothing, nothing)))
-                for ways, *both in zip(self.cuts.by_class, own_s, there_s, strict=True)
+                for ways, *both in zip(self.cuts.layers, own_s, there_s, strict=True)
             ]
             tables.append(np.stack(by_class).transpose(2, 0, 1, 3))
         return Resting(self.cuts, *tables)

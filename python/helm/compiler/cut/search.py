@@ -223,7 +223,10 @@ class _Scan:
         rows = self._near(head, self._decode.head.sum(axis=0), 0)
         found = [_grid([(n, 0) for n in range(blocks + 1)], 0, [0], rows)]
         for home in (0, 1):
-            if attention.pieces[home] or mlp.pieces[home]:
+            if self._cuts.whole:  # attentions on one device, mlps on the other
+                every = [(a, b - a) for a in range(blocks) for b in range(a + 1, blocks + 1)]
+                found.append(_grid(every, home, [1 - home], rows).with_(elements=home))
+            elif attention.pieces[home] or mlp.pieces[home]:
                 times = self._times.attention_s[0, home]
                 heads = self._near(attention, times, home, _HEADS)
                 found += self._with_elements(_grid(sorted(pairs), home, heads, rows), home)
@@ -300,7 +303,9 @@ class _Scan:
         there = (of.heads < self._cuts.units[0].last) | (of.elements < self._cuts.units[1].last)
         some = np.where(of.cut > 0, own & there, inside[2])
         some &= (~inside[:2] | homes[:, of.home]).all(axis=0)
-        return of.at(some & inside.any(axis=0) if self._space.policy == "cut" else some)
+        if self._space.policy == "cut" and not self._cuts.whole:
+            some &= inside.any(axis=0)
+        return of.at(some)
 
 
 def _grid(

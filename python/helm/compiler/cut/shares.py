@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from helm.model.graph import Activation, Attention, Linear, Norm, Op, Rope, Select, Unit
+from helm.model.graph import Activation, Attention, Experts, Linear, Norm, Op, Rope, Select, Unit
 from helm.plan.units import CPU
 
 ACCELERATOR = "accelerator"
@@ -41,6 +41,8 @@ def attention_shares(unit: Unit) -> Shares | str:
         return "there is no attention"
     attention = ops[at]
     assert isinstance(attention, Attention)
+    if attention.sinks is not None:
+        return "its heads have sinks"
     makers = [i for i, op in enumerate(ops[:at]) if isinstance(op, Linear)]
     if len(makers) != 1:
         return "attention is not fed by one product"
@@ -131,6 +133,6 @@ def size_of(unit: Unit) -> int:
     for op in unit.ops:
         if isinstance(op, Attention):
             return op.kv_heads
-        if isinstance(op, Activation):
+        if isinstance(op, (Activation, Experts)):
             return op.size
     return 0

@@ -136,7 +136,8 @@ class Cutter:
 
     def _entry(self, unit: Unit, first: Count, count: Count) -> int:
         assert unit.layer is not None
-        self._kv.append(KvLayer(unit.layer, first, count))
+        window = next(e.window for e in self._graph.kv.layers if e.layer == unit.layer)
+        self._kv.append(KvLayer(unit.layer, first, count, window))
         return len(self._kv) - 1
 
     def pieces(self, unit: Unit, count: Count, home: str) -> list[PlacedUnit]:

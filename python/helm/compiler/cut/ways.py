@@ -18,7 +18,7 @@ from helm.compiler.cut.shares import ACCELERATOR, Shares, priced_shares, size_of
 from helm.compiler.cut.units import Cutter
 from helm.compiler.overflow import Bools
 from helm.compiler.times import I64, BlockClasses, attentions
-from helm.model.graph import Layer, Unit
+from helm.model.graph import Experts, Layer, Unit
 from helm.plan.units import CPU
 
 HOMES = (CPU, ACCELERATOR)
@@ -64,13 +64,14 @@ def lane_of(role: str, home: int) -> int:
 
 @dataclass(frozen=True)
 class CutModel:
-    """layers: of each class, the first and the last layer of the model, attention and mlp. model:
+    """layers: of each class, attention and mlp; whole: they stay whole, each on a device. model:
     costs them and their pieces."""
 
     model: CostedGraph
     classes: BlockClasses
     layers: tuple[tuple[Ways, Ways], ...]
     head: Ways
+    whole: bool
 
     @property
     def units(self) -> tuple[Ways, Ways, Ways]:
@@ -87,14 +88,10 @@ class CutModel:
             return ways.padded(nothing, count(ways.on(lane, home)), all_)
 
         attention, mlp = (
-            np.array([[table(ways[kind], home) for home in (0, 1)] for ways in self.by_class])
+            np.array([[table(ways[kind], home) for home in (0, 1)] for ways in self.layers])
             for kind in (0, 1)
         )
         return attention, mlp
-
-    @property
-    def by_class(self) -> tuple[tuple[Ways, Ways], ...]:
-        return self.layers[: len(self.classes.units)]
 
     @property
     def blocks(self) -> int:
@@ -137,26 +134,28 @@ class Layouts:
 
 def cut_model(model: CostedGraph, classes: BlockClasses, columns: int) -> CutModel | str:
     """columns: a multiple of which columns of weights are cut. Why nothing can be cut, where so."""
-    ends = model.graph.layers[0], model.graph.layers[-1]
     if any(tuple(unit.kind for unit in layer.units) != _KINDS for layer in classes.units):
         return "its layers are not an attention and an mlp each"
-    if len({tuple(map(size_of, layer.units)) for layer in classes.units}) != 1:
+    whole = any(isinstance(op, Experts) for op in model.graph.ops())
+    sizes = {tuple(map(size_of, layer.units)) for layer in classes.units}
+    if len(sizes) != 1 and not whole:
         return "its layers are not all of one size"
     shares = [[priced_shares(layer.units[kind]) for layer in classes.units] for kind in (0, 1)]
     reasons = [each for own in shares for each in own if isinstance(each, str)]
-    if len(reasons) == 2 * len(classes.units):
+    if len(reasons) == 2 * len(classes.units) and not whole:
         return reasons[0]
     marks = [_head_marks(classes.units, columns), _element_marks(classes.units, columns)]
+    marks[1][-1] = max(size for _, size in sizes)
     for kind in (0, 1):  # all alike, as one cut is that of all layers
-        if any(isinstance(each, str) for each in shares[kind]):
+        if whole or any(isinstance(each, str) for each in shares[kind]):
             marks[kind] = marks[kind][[0, -1]]
     cutter = Cutter(model.graph)
     layers = tuple(
         (_ways(cutter, layer.units[0], marks[0]), _ways(cutter, layer.units[1], marks[1]))
-        for layer in (*classes.units, *ends)
+        for layer in classes.units
     )
     head = _ways(cutter, model.graph.units[-1], _row_marks(model))
-    return CutModel(cutter.costed(model), classes, layers, head)
+    return CutModel(cutter.costed(model), classes, layers, head, whole)
 
 
 def _ways(cutter: Cutter, unit: Unit, marks: I64) -> Ways:
