@@ -166,7 +166,10 @@ def counted(plan, format, limits):
                 continue
             size = tensor_bytes(held, spec.shape)
             weights += size if device == "cpu" else -(-size // 256) * 256
-        heads = sum(op.kv_heads for u in units for op in u.ops if op.op == "attention")
+        attentions = [op for u in units for op in u.ops if op.op == "attention"]
+        pages = sum(
+            op.kv_heads * plan.kv.entry_pages(plan.kv.layers[op.layer]) for op in attentions
+        )
         rows = {"tokens": limits.step_tokens, "outputs": limits.step_outputs}
         used = {n for u in units for op in u.ops for n in op.uses()}
         if device == "accelerator" and plan.schedule.stream_tokens:
@@ -176,7 +179,7 @@ def counted(plan, format, limits):
         values = [4 * v.width * rows[v.rows] for v in plan.values if v.name in used]
         found[device] = {
             "weights": weights,
-            "kv": heads * plan.kv.unit_bytes * plan.kv.blocks,
+            "kv": pages * plan.kv.unit_bytes,
             "activations": sum(-(-size // 256) * 256 for size in values),
         }
     return found
