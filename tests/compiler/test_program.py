@@ -15,7 +15,7 @@ from plans import make_plan
 import small_models
 from engine_helpers import partitioned
 from helm import _helm
-from helm.compiler.cut import Cut, LayerCut
+from helm.compiler.cut.units import Cut, LayerCut
 from helm.compiler.program import lower
 from helm.errors import InvalidError, PlanError
 from helm.machine.profile import load_profile, preset_names

@@ -26,7 +26,7 @@ import gguf_models
 import small_models
 from engine_helpers import greedy, logits_in_chunks, prompt_of
 from helm import _helm
-from helm.compiler.cut import Cut, LayerCut
+from helm.compiler.cut.units import Cut, LayerCut
 from helm.compiler.load_cost import LoadingRequest
 from helm.errors import InvalidError
 from helm.model.families import build_graph, load_config

@@ -18,7 +18,7 @@ from plans import make_plan
 import small_models
 from engine_helpers import partitioned, prompt_of
 from helm import _helm
-from helm.compiler.cut import Cut, LayerCut
+from helm.compiler.cut.units import Cut, LayerCut
 from helm.compiler.timeline import period_s
 from helm.model.families import load_config
 from helm.plan.schema import Plan, Schedule

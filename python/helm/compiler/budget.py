@@ -128,36 +128,31 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
             _host_staging(setting, limits, used, cpu_stages, own_stages), more.host_staging
         ),
     }
-    own_weights = whole(_weights(setting, rest, own_stages, "accelerator"))
+    own_items: Items = {
+        "weights": whole(_weights(setting, rest, own_stages, "accelerator")),
+        "kv": whole(device_kv),
+        "activations": paged(each.activations[own], more.activations),
+        "workspace": whole(each.accelerator_workspace[own]),
+        "staging": paged(_device_staging(setting, spec, visits), more.visiting),
+    }
+    return with_reserves(setting, each, cpu, own_items, used[:, None])
+
+
+def with_reserves(
+    setting: Setting, each: StageBytes, cpu: Items, own: Items, used: Bools
+) -> Budget:
+    """What stays free besides. used: the accelerator."""
+    limits, taken = setting.limits, _total(cpu)
+    host = np.where(used, MOST_RESERVE_BYTES, host_reserve(taken))
+    if limits.cpu_reserve_bytes is not None:
+        host = np.full_like(taken, limits.cpu_reserve_bytes)
     # What only steps take is not there yet while weights are loaded.
-    loading = (own_weights > 0) * each.uploading - (_total(cpu) - cpu["weights"])
-    cpu["reserve"] = np.maximum(host_reserve_bytes(setting, _total(cpu), used), loading)
-    return Budget(
-        cpu=cpu,
-        accelerator={
-            "weights": own_weights,
-            "kv": whole(device_kv),
-            "activations": paged(each.activations[own], more.activations),
-            "workspace": whole(each.accelerator_workspace[own]),
-            "staging": paged(_device_staging(setting, spec, visits), more.visiting),
-            "reserve": whole(used * accelerator_reserve(setting)),
-        },
-    )
-
-
-def host_reserve_bytes(
-    setting: Setting, taken: npt.NDArray[np.int64], used: Bools
-) -> npt.NDArray[np.int64]:
-    """[rows, pages] beside what is taken of the CPU's memory. used: [rows] the accelerator."""
-    if setting.limits.cpu_reserve_bytes is not None:
-        return np.full_like(taken, setting.limits.cpu_reserve_bytes)
-    return np.where(used[:, None], MOST_RESERVE_BYTES, host_reserve(taken))
-
-
-def accelerator_reserve(setting: Setting) -> int:
-    if setting.limits.accelerator_reserve_bytes is not None:
-        return setting.limits.accelerator_reserve_bytes
-    return 0 if setting.accelerator is None else setting.accelerator.reserve_bytes
+    loading = (own["weights"] > 0) * each.uploading - (taken - cpu["weights"])
+    there = 0 if setting.accelerator is None else setting.accelerator.reserve_bytes
+    if limits.accelerator_reserve_bytes is not None:
+        there = limits.accelerator_reserve_bytes
+    reserve = np.broadcast_to(used * there, taken.shape)
+    return Budget({**cpu, "reserve": np.maximum(host, loading)}, {**own, "reserve": reserve})
 
 
 def step_limits(context: int, step_tokens: int, sequences: int) -> Limits:

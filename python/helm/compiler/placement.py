@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from helm.compiler.candidate import Candidate
-from helm.compiler.cut import CutUnits, cut_units
-from helm.compiler.cut_candidate import cut_of
+from helm.compiler.cut.units import Cut, CutUnits, LayerCut, cut_units
 from helm.compiler.search import Search, SearchResult
 from helm.machine.profile import Profile
 from helm.model.graph import Attention, Graph, Unit
@@ -22,7 +21,7 @@ from helm.plan.schema import (
     Schedule,
 )
 from helm.plan.units import CPU, PlacedUnit
-from helm.plan.weights import TensorSpec, part_of
+from helm.plan.weights import TensorSpec
 
 _ALTERNATIVES = 5  # the best of those not chosen, besides the labelled
 
@@ -33,6 +32,18 @@ def placed(graph: Graph, candidate: Candidate) -> CutUnits:
         return cut_units(graph, cut_of(candidate))
     units = placed_units(graph, candidate)
     return CutUnits(units, graph.values, graph.tensors, {}, graph.kv.layers)
+
+
+def cut_of(candidate: Candidate) -> Cut:
+    """Of the graph's layers and head. The candidate has something that is cut."""
+    use = candidate.cut
+    assert use is not None
+    layers = (
+        *[LayerCut(use.of_heads, use.of_elements)] * candidate.cpu_blocks,
+        *[LayerCut(use.heads, use.elements, use.home)] * use.layers,
+        *[LayerCut(0, 0)] * candidate.accelerator_blocks,
+    )
+    return Cut(CPU, layers, use.rows)
 
 
 def placed_units(graph: Graph, candidate: Candidate) -> tuple[PlacedUnit, ...]:
@@ -50,16 +61,12 @@ def placed_units(graph: Graph, candidate: Candidate) -> tuple[PlacedUnit, ...]:
 def parts_of(tensors: Iterable[TensorSpec], made: CutUnits) -> tuple[TensorSpec, ...]:
     """The tensors that the units read, of the checkpoint's `tensors` or parts of them."""
     wholes = {tensor.name: tensor for tensor in tensors}
-    found = []
-    for name in made.tensors:
-        part = made.parts.get(name)
-        if part is None:
-            found.append(wholes[name])
-            continue
-        rows = (part.row, part.row + part.shape[0])
-        cols = (part.col, part.col + part.shape[1]) if len(part.shape) > 1 else (0, 1)
-        found.append(part_of(wholes[part.tensor], rows, cols))
-    return tuple(found)
+    return tuple(
+        TensorSpec(name, shape, wholes[part.tensor].source, part)
+        if (part := made.parts.get(name))
+        else wholes[name]
+        for name, shape in made.tensors.items()
+    )
 
 
 def kv_cache(kv: KvSpec, made: CutUnits, candidate: Candidate, limits: Limits) -> KvSpec:

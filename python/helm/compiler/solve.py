@@ -20,7 +20,7 @@ from helm.compiler.advice import Gain, largest_context, require, sensitivity
 from helm.compiler.budget import memory_bytes
 from helm.compiler.candidate import Candidate
 from helm.compiler.counts import CostedGraph
-from helm.compiler.cut import CutUnits
+from helm.compiler.cut.units import CutUnits
 from helm.compiler.load_cost import NOTHING_TO_MAP, Situation, choose
 from helm.compiler.memory import activation_bytes, workspace_bytes
 from helm.compiler.placement import (
