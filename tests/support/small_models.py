@@ -229,6 +229,11 @@ WIDE = {
 }  # fmt: skip
 
 
+MIXTURES = tuple(
+    name for name, case in CASES.items() if "oe" in case.family or case.family == "Mixtral"
+)
+
+
 @functools.lru_cache(maxsize=1)
 def _root() -> Path:
     root = Path(tempfile.mkdtemp(prefix="helm-small-models-"))

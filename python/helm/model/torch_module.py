@@ -46,6 +46,12 @@ def module_config(module: Any) -> ModelConfig:
             "expected float32, float16 or bfloat16; give the folder that it was loaded from to "
             "helm.LLM(...)"
         )
+    if config.mixture is not None:
+        raise UnsupportedModelError(
+            f"[from_torch] {type(module).__name__} is a mixture of experts, which modules hold "
+            "under other names than checkpoints; give the folder of module.save_pretrained(...) "
+            "to helm.LLM(...)"
+        )
     return config
 
 
