@@ -57,7 +57,7 @@ def build(config: ModelConfig) -> Graph:
     for layer in range(config.num_hidden_layers):
         x = _layer(b, config, layer, x)
     b.norm("layer", "final_layer_norm", x, x, config.norm_eps)
-    b.head(x, config.vocab_size, config.tie_word_embeddings, "embed_in.weight")
+    b.head(x, config.vocab_size, config.tie_word_embeddings, table="embed_in.weight")
     b.unit("head")
     return b.graph(config.architecture, kv_geometry(config))
 
