@@ -35,7 +35,6 @@ def engine_of(
         "threads": 2,
         "memory_bytes": 4 << 30,
         "kv_dtype": "f32",
-        "dtype": policy,
         **options,
     }
     plan = make_plan(load_config(folder), tensors_of(folder), dtype=policy, **arguments)
