@@ -4,6 +4,7 @@ and what can be gone on from."""
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import small_models
 from engine_helpers import greedy, logits_in_chunks, logits_of, partitioned, prompt_of
 from helm import _helm
 from helm.errors import InvalidError
-from helm.model.families import load_config
+from helm.model.families import load_config, parse_config
 from helm.plan.schema import Plan
 
 PLACES = {
@@ -55,6 +56,13 @@ def placed(plan: Plan, place: str) -> Plan:
     devices = PLACES[place]
     layers = len(plan.kv.layers)
     return partitioned(plan, (devices[0], *devices[1 : 1 + layers], devices[-1]))
+
+
+def found(prefixes: _helm.PrefixCache, prompt: list[int]) -> int:
+    """How many leading tokens of a prompt are there."""
+    sequence, cached = prefixes.open(prompt, 400)
+    prefixes.keep(sequence, prompt[:cached])
+    return int(cached)
 
 
 def held_bytes(engine: _helm.Engine) -> int:
@@ -114,3 +122,62 @@ def test_a_sequence_goes_on_from_where_its_windows_are() -> None:
     assert np.array_equal(engine.forward(sequence, tokens[100:120], True), want[100:120])
     engine.truncate(sequence, 0)
     assert np.array_equal(engine.forward(sequence, tokens[:20], True), want[:20])
+
+
+def test_a_conversation_goes_on_and_a_beginning_long_gone_is_computed_anew() -> None:
+    plan = plan_of("gemma3")
+    engine = engine_of(plan, "gemma3")
+    fresh = engine_of(keeping_all(plan), "gemma3")
+    prefixes = _helm.PrefixCache(engine)
+    first = prompt_of(90)
+    answer = greedy(engine, [first], 30, prefixes)[0]
+    assert answer == greedy(fresh, [first], 30)[0]
+    second = [*first, *answer, 5, 6, 7]
+    assert found(prefixes, second) >= len(first) + len(answer) - 1
+    assert greedy(engine, [second], 30, prefixes) == greedy(fresh, [second], 30)
+    other = [*first[:60], 1, 2, 3]  # the windows there are given up
+    assert found(prefixes, other) == 0
+    assert greedy(engine, [other, first], 30, prefixes) == greedy(fresh, [other, first], 30)
+
+
+def test_a_saved_sequence_goes_on_where_it_ended(tmp_path: Path) -> None:
+    """In pages of another size, and in a cache that keeps all positions."""
+    plan, tokens = plan_of("gemma3"), prompt_of(150)
+    engine = engine_of(plan, "gemma3")
+    want = greedy(engine_of(keeping_all(plan), "gemma3"), [tokens], 20)
+    prefixes = _helm.PrefixCache(engine)
+    greedy(engine, [tokens], 1, prefixes)
+    held = prefixes.save(tokens, str(tmp_path / "x.kv"))
+    assert held >= len(tokens) - 1
+    for other in (plan, plan_of("gemma3", 7), keeping_all(plan), keeping_all(plan_of("gemma3", 7))):
+        loading = engine_of(other, "gemma3")
+        kept = _helm.PrefixCache(loading)
+        kept.load(str(tmp_path / "x.kv"))
+        assert found(kept, tokens) == len(tokens) - 1
+        assert found(kept, [*tokens[:80], 1, 2]) == 0
+        got = greedy(loading, [tokens], 20, kept)
+        if other.kv.page_tokens == 4:  # pages of another size sum in another order
+            assert got == want
+
+
+def test_a_long_context_of_gemma_takes_its_windows_and_its_global_layers() -> None:
+    config = parse_config(
+        {
+            "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
+            "vocab_size": 262208, "hidden_size": 2560, "intermediate_size": 10240,
+            "num_hidden_layers": 34, "num_attention_heads": 8, "num_key_value_heads": 4,
+            "head_dim": 256, "sliding_window": 1024, "max_position_embeddings": 131072,
+            "dtype": "bfloat16",
+        }
+    )  # fmt: skip
+    plan = make_plan(
+        config, None, threads=2, memory_bytes=64 << 30, context=32768, max_sequences=1,
+        step_tokens=512,
+    )  # fmt: skip
+    position = 2 * 4 * 256 * 2  # bytes of a layer
+    windows = sum(entry.window > 0 for entry in plan.kv.layers)
+    assert windows == 29
+    needed = (5 * 32768 + 29 * (1024 + 512)) * position
+    page = plan.kv.page_tokens * position
+    assert needed <= plan.memory["cpu"].kv_bytes <= needed + 29 * page
+    assert plan.memory["cpu"].kv_bytes < 0.2 * 34 * 32768 * position

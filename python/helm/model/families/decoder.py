@@ -118,7 +118,8 @@ class Style:
     parallel: bool = False
     fused_qkv: bool = False  # one matrix
     qkv_name: str = "qkv_proj"
-    fused_gate_up: bool = False  # one matrix, named gate_up_proj
+    mlp_names: tuple[str, str, str] = ("mlp", "gate_up_proj", "down_proj")
+    fused_gate_up: bool = False  # one matrix
     before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
     before_mlp: str | None = "post_attention_layernorm"
@@ -152,7 +153,7 @@ def build_decoder(config: ModelConfig, style: Style = _PLAIN) -> Graph:
         after = named(style.after_attention)
         add_product(b, config, f"{at}.o_proj", attn, x, style.out_bias, after, style)
         b.unit("attention", layer)
-        at = f"layers.{layer}.mlp"
+        at = f"layers.{layer}.{style.mlp_names[0]}"
         if not style.parallel:
             h = normed(b, config, named(style.before_mlp), x, style)
         if config.mixture is not None and layer not in config.mixture.dense_layers:
@@ -160,7 +161,8 @@ def build_decoder(config: ModelConfig, style: Style = _PLAIN) -> Graph:
         else:
             act = gated(b, config, at, h, style)
             after = named(style.after_mlp)
-            add_product(b, config, f"{at}.down_proj", act, x, style.mlp_bias, after, style)
+            down = f"{at}.{style.mlp_names[2]}"
+            add_product(b, config, down, act, x, style.mlp_bias, after, style)
         b.unit("mlp", layer)
     norm(b, config, "norm", x, x, style)
     head(b, config, x, style.head_bias)
@@ -284,7 +286,7 @@ def gated(b: GraphBuilder, config: ModelConfig, at: str, input: str, style: Styl
     gate_up, act = b.value_like(input, "gate_up", 2 * size), b.value_like(input, "act", size)
     parts = [(f"{at}.gate_proj", size), (f"{at}.up_proj", size)]
     if style.fused_gate_up:
-        parts = [(f"{at}.gate_up_proj", 2 * size)]
+        parts = [(f"{at}.{style.mlp_names[1]}", 2 * size)]
     b.linear(input, gate_up, parts, bias=style.mlp_bias)
     b.add(Activation(activation_kind(config), True, gate_up, act, size))
     return act
