@@ -18,7 +18,8 @@ from helm.compiler.cut.shares import ACCELERATOR, Shares, priced_shares, size_of
 from helm.compiler.cut.units import Cutter
 from helm.compiler.overflow import Bools
 from helm.compiler.times import I64, BlockClasses, attentions
-from helm.model.graph import Experts, Layer, Unit
+from helm.model.graph import Layer, Unit
+from helm.model.mixture_ops import Experts
 from helm.plan.units import CPU
 
 HOMES = (CPU, ACCELERATOR)
