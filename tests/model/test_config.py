@@ -286,13 +286,17 @@ def test_values_that_cannot_be_shown(value):
     ("changes", "message"),
     [
         (
-            {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"},
-            r"Qwen3MoeForCausalLM is not supported; the nearest that is: Qwen3ForCausalLM; "
+            {"architectures": ["Qwen3XForCausalLM"], "model_type": "qwen3_x"},
+            r"Qwen3XForCausalLM is not supported; the nearest that is: Qwen3ForCausalLM; "
             r"supported are .*LlamaFor.*Qwen3For",
         ),
         (
-            {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "x", "num_experts": 128},
-            r"the nearest that is: Qwen3ForCausalLM; HELM lacks mixtures of experts; supported are",
+            {
+                "architectures": ["Qwen3XForCausalLM"],
+                "linear_num_value_heads": 4,
+                "model_type": "x",
+            },
+            r"the nearest that is: Qwen3ForCausalLM; HELM lacks gated delta nets; supported are",
         ),
         (
             {"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512, "model_type": "x"},

@@ -199,6 +199,7 @@ CASES = {
             sharded=True,
         ),
         Case("qwen3_moe_uneven", "Qwen3Moe", {**_QWEN_MOE, "moe_intermediate_size": 20}),
+        Case("qwen3_moe_window", "Qwen3Moe", {**_QWEN_MOE, **_QWEN_WINDOW}),
         Case("qwen2_moe", "Qwen2Moe", {**_QWEN_MOE, **_SHARED, "norm_topk_prob": False}),
         Case("mixtral", "Mixtral", {**_EXPERTS, "num_local_experts": 4}),
         Case("olmoe", "Olmoe", {**_EXPERTS, "num_experts": 5, "head_dim": 12}),

@@ -3,7 +3,8 @@ and no objective."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -59,14 +60,17 @@ class Budget:
 
 @dataclass(frozen=True)
 class StageBytes:
-    """Scratch and activations of a device that has the units of subset i of `Stages`, at place i
-    as in `_subsets`. The same wherever those units are placed. uploading: of host memory, while
-    weights go up to an accelerator."""
+    """Scratch of a device that has the units of subset i of `Stages`, at place i as in `_subsets`.
+    The same wherever those units are placed. uploading: of host memory, while weights go up to an
+    accelerator. activations: of a device by whether it has each of `parts`: the embedding, layers
+    of each kind, the head. kind: [classes] their place among the parts."""
 
     workspace: npt.NDArray[np.int64]
     accelerator_workspace: npt.NDArray[np.int64]
-    activations: npt.NDArray[np.int64]
     uploading: int
+    parts: tuple[tuple[Unit, ...], ...]
+    kind: npt.NDArray[np.int64]
+    activations: Callable[[tuple[bool, ...]], int]
 
 
 def stage_bytes(setting: Setting) -> StageBytes:
@@ -74,21 +78,42 @@ def stage_bytes(setting: Setting) -> StageBytes:
     graph, threads = setting.model.graph, setting.cpu.threads
     spec, limits = geometry(setting)
     packed = any(FORMATS[name].packed for name in setting.model.formats.values())
-    last = setting.classes.member[-1]
-    before = [layer for i, layer in enumerate(setting.classes.units) if i != last]
+    classes = setting.classes
+    last = classes.member[-1]
+    before = [layer for i, layer in enumerate(classes.units) if i != last]
     layers = (_units(before), graph.layers[-1].units)
     parts = _subsets(graph.units[:1], *layers, graph.units[-1:])
     sizes = [
         (
             workspace_bytes(graph, part, limits, spec, threads),
             accelerator_workspace_bytes(graph, part, limits, spec, packed=packed),
-            activation_bytes(graph, part, limits),
         )
         for part in parts
     ]
-    workspace, accelerator_workspace, activations = np.array(sizes, np.int64).T
+    workspace, accelerator_workspace = np.array(sizes, np.int64).T
     uploading = upload_bytes(graph, setting.model.formats, threads)
-    return StageBytes(workspace, accelerator_workspace, activations, uploading)
+    shapes = [tuple(graph.kinds[unit.name].name for unit in each.units) for each in classes.units]
+    first = {shape: each.units for shape, each in zip(shapes, classes.units, strict=True)}
+    kinds = (graph.units[:1], *first.values(), graph.units[-1:])
+    places = np.array([1 + list(first).index(shape) for shape in shapes], np.int64)
+
+    @functools.cache
+    def activations(has: tuple[bool, ...]) -> int:
+        units = [unit for part, here in zip(kinds, has, strict=True) if here for unit in part]
+        return activation_bytes(graph, units, limits)
+
+    return StageBytes(workspace, accelerator_workspace, uploading, kinds, places, activations)
+
+
+def _activations(
+    each: StageBytes, embedding: Bools, layers: Bools, head: Bools
+) -> npt.NDArray[np.int64]:
+    """[rows]. layers: [rows, classes] whether the device computes any of them."""
+    has = np.zeros((len(layers), len(each.parts)), bool)
+    has[:, 0], has[:, -1] = embedding, head
+    for member, place in enumerate(each.kind):
+        has[:, place] |= layers[:, member]
+    return np.array([each.activations(tuple(row)) for row in has.tolist()], np.int64)
 
 
 def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = None) -> Budget:
@@ -113,6 +138,8 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
     own_stages = (rows.embedded, before | visits, rows.has_blocks | visits, there)
     each = stage_bytes(setting) if each is None else each
     on_cpu, own = subset_of(cpu_stages), subset_of(own_stages)
+    computed = (rest > 0) | visits[:, None] & (counts > 0)
+    own_activations = _activations(each, rows.embedded, computed, there)
     overflows, more = _overflow(setting, spec, limits)
 
     def paged(without: npt.NDArray[np.int64], overflowing: int) -> npt.NDArray[np.int64]:
@@ -122,7 +149,7 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
     cpu: Items = {
         "weights": whole(_weights(setting, counts, cpu_stages, "cpu")),
         "kv": whole(host_kv),
-        "activations": whole(each.activations[on_cpu]),
+        "activations": whole(_activations(each, ~rows.embedded, counts > 0, here)),
         "workspace": paged(each.workspace[on_cpu], more.host_workspace),
         "staging": paged(
             _host_staging(setting, limits, used, cpu_stages, own_stages), more.host_staging
@@ -131,7 +158,7 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
     own_items: Items = {
         "weights": whole(_weights(setting, rest, own_stages, "accelerator")),
         "kv": whole(device_kv),
-        "activations": paged(each.activations[own], more.activations),
+        "activations": paged(own_activations, more.activations),
         "workspace": whole(each.accelerator_workspace[own]),
         "staging": paged(_device_staging(setting, spec, visits), more.visiting),
     }

@@ -27,7 +27,6 @@ _DEFAULTS = {
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.0,
     "use_qk_norm": False,
-    "scoring_func": "sigmoid",
     "num_nextn_predict_layers": 1,
 }
 _MIXTURE = MixtureStyle(choice_bias="gate.e_score_correction_bias", shared="shared_experts")
@@ -37,7 +36,7 @@ def read(node: Reader) -> ModelConfig:
     """The first layers are dense; layers behind the last guess tokens."""
     keys = Keys(node, _DEFAULTS)
     config = read_decoder(keys, _ARCHITECTURE, partial=0.5)
-    keys["scoring_func"].choice(("sigmoid",))
+    keys.get("scoring_func", "sigmoid").choice(("sigmoid",))
     first = keys["first_k_dense_replace"].integer(0, config.num_hidden_layers)
     mixture = read_mixture(
         keys, count="n_routed_experts", score="sigmoid", dense=tuple(range(first))

@@ -13,7 +13,8 @@ from helm.model.families.mixture import MixtureStyle, read_mixture
 from helm.model.graph import Graph
 
 _ARCHITECTURE = "GraniteMoeForCausalLM"
-_DEFAULTS = {**DEFAULTS_OF_GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2}
+_DENSE = {key: value for key, value in DEFAULTS_OF_GRANITE.items() if key != "mlp_bias"}
+_DEFAULTS = {**_DENSE, "num_local_experts": 8, "num_experts_per_tok": 2}
 _TOGETHER = MixtureStyle(
     "block_sparse_moe",
     "router.layer",

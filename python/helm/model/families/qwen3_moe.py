@@ -6,13 +6,7 @@ import dataclasses
 
 from helm.base.jsonio import Reader
 from helm.model.config import Keys, ModelConfig
-from helm.model.families.decoder import (
-    DEFAULTS,
-    Style,
-    build_decoder,
-    read_decoder,
-    with_layer_windows,
-)
+from helm.model.families.decoder import DEFAULTS, Style, build_decoder, read_decoder, read_window
 from helm.model.families.family import Family
 from helm.model.families.mixture import dense_layers, read_mixture
 from helm.model.graph import Graph
@@ -23,7 +17,6 @@ _DEFAULTS = {
     "attention_bias": False,
     "num_key_value_heads": 4,
     "sliding_window": 4096,
-    "max_window_layers": 28,
     "num_experts": 128,
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 768,
@@ -32,11 +25,13 @@ _DEFAULTS = {
 
 
 def read(node: Reader) -> ModelConfig:
-    """Some layers may be dense, some may have a window."""
+    """Some layers may be dense; all have the window, if it is used."""
     keys = Keys(node, _DEFAULTS)
-    config = with_layer_windows(read_decoder(keys, _ARCHITECTURE), keys)
-    mixture = read_mixture(keys, dense=dense_layers(keys, config.num_hidden_layers))
-    return dataclasses.replace(config, mixture=mixture)
+    config = read_decoder(keys, _ARCHITECTURE)
+    layers, used = config.num_hidden_layers, keys.flag("use_sliding_window")
+    window = read_window(keys.get("sliding_window")) if used else 0
+    mixture = read_mixture(keys, dense=dense_layers(keys, layers))
+    return dataclasses.replace(config, windows=(window,) * layers, mixture=mixture)
 
 
 def build(config: ModelConfig) -> Graph:
