@@ -286,13 +286,13 @@ def test_values_that_cannot_be_shown(value):
     ("changes", "message"),
     [
         (
-            {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"},
-            r"Qwen3MoeForCausalLM is not supported; the nearest that is: Qwen3ForCausalLM; "
+            {"architectures": ["Qwen4MoeForCausalLM"], "model_type": "qwen4_moe"},
+            r"Qwen4MoeForCausalLM is not supported; the nearest that is: Qwen\dMoeForCausalLM; "
             r"supported are .*LlamaFor.*Qwen3For",
         ),
         (
-            {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "x", "num_experts": 128},
-            r"the nearest that is: Qwen3ForCausalLM; HELM lacks mixtures of experts; supported are",
+            {"architectures": ["Qwen4MoeForCausalLM"], "model_type": "x", "alibi": True},
+            r"the nearest that is: Qwen\dMoeForCausalLM; HELM lacks alibi; supported are",
         ),
         (
             {"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512, "model_type": "x"},
