@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from model_tensors import tensors_of
 from plans import make_plan
 
 import search_cases
@@ -19,7 +20,6 @@ from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.search import search
 from helm.errors import OutOfMemoryError
 from helm.machine.profile import Profile
-from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.families import build_graph, load_config
 from helm.plan.records import Loading, Workload
 from helm.plan.schema import MemoryUse, Plan
@@ -54,7 +54,7 @@ def plans_of(
 ) -> list[Plan]:
     """The best plan with as much accelerator memory as each layout takes."""
     folder = small_models.model_dir(name, dtype)
-    config, tensors = load_config(folder), read_checkpoint(folder)
+    config, tensors = load_config(folder), tensors_of(folder)
     options = {**OPTIONS, **more}
     alone = make_plan(config, tensors, threads=2, context=100, **options)
     graph = build_graph(config)
@@ -125,7 +125,7 @@ def test_no_plan_is_refused_in_its_own_budget_and_no_byte_less_will_do(
     """Without a reserve beyond what plans need themselves."""
     folder = small_models.model_dir(name, dtype)
     asked: dict[str, Any] = {"reserve_bytes": 0, "loading": LoadingRequest(weights=weights)}
-    config, tensors = load_config(folder), read_checkpoint(folder)
+    config, tensors = load_config(folder), tensors_of(folder)
     plans = [
         make_plan(config, tensors, threads=threads, context=100, **{**OPTIONS, **asked})
         for threads in (1, 3)

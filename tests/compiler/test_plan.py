@@ -8,6 +8,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from model_tensors import tensors_of
 from plans import make_plan
 
 import small_models
@@ -52,7 +53,7 @@ WEIGHT_BYTES = 2 * (151936 * 1024 + 28 * (1024 * (4096 + 2048) + 3 * 1024 * 3072
 def plan_of(name="qwen3", dtype_stored="f32", **options):
     folder = small_models.model_dir(name, dtype_stored)
     arguments = {"threads": 1, "memory_bytes": 4 * GIB, **options}
-    return make_plan(load_config(folder), read_checkpoint(folder), **arguments)
+    return make_plan(load_config(folder), tensors_of(folder), **arguments)
 
 
 def big(**options):

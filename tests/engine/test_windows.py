@@ -180,4 +180,4 @@ def test_a_long_context_of_gemma_takes_its_windows_and_its_global_layers() -> No
     needed = (5 * 32768 + 29 * (1024 + 512)) * position
     page = plan.kv.page_tokens * position
     assert needed <= plan.memory["cpu"].kv_bytes <= needed + 29 * page
-    assert plan.memory["cpu"].kv_bytes < 0.2 * 34 * 32768 * position
+    assert plan.memory["cpu"].kv_bytes < 0.21 * 34 * 32768 * position
