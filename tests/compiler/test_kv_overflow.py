@@ -333,6 +333,8 @@ def test_an_accelerator_too_small_for_the_context_takes_a_part(
         check_overflow(llm, expected)
     with pytest.raises(InvalidError, match="speculate is 'ngram', but KV pages of the acc"):
         helm.LLM(device=device, profile=slow_cpu(), speculate="ngram", **OPTIONS)
+    with pytest.raises(InvalidError, match="speculate is 'bundled', but KV pages of the acc"):
+        helm.LLM(device=device, profile=slow_cpu(), speculate="bundled", **OPTIONS)
 
 
 def test_without_an_accelerator() -> None:
