@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 #include "base/check.h"
@@ -12,6 +13,7 @@ namespace {
 
 constexpr double kOthers = 4;  // guesses of other requests that count for a new one
 constexpr int64_t kMost = 32;  // guesses of a request in a step
+constexpr int64_t kFirst = 2;  // likewise, while it is not known what they take
 
 }  // namespace
 
@@ -61,7 +63,9 @@ std::vector<int64_t> Speculator::choose(std::span<const DraftOffer> offers,
     if (speculation_.drafter->takes_time()) {
       draft_s = [&](std::span<const int64_t> guesses) {
         for (size_t i = 0; i < asks.size(); ++i) asks[i].most = guesses[i];
-        return speculation_.drafter->seconds(asks);
+        const double seconds = speculation_.drafter->seconds(asks);
+        const bool tries = *std::max_element(guesses.begin(), guesses.end()) <= kFirst;
+        return seconds > 0 || tries ? seconds : std::numeric_limits<double>::infinity();
       };
     }
     return guesses_that_pay(price_, rows, offers, spare, guessing_, draft_s);
