@@ -52,7 +52,8 @@ endif()
 
 # A number of the headers in which libhelm and the plugin meet, so that no mismatch goes unnoticed.
 set(helm_cuda_interface cpp/device/cuda_entry.h cpp/device/device.h cpp/include/helm/format.h
-                        cpp/include/helm/machine.h cpp/include/helm/ops.h cpp/include/helm/plan.h
+                        cpp/include/helm/machine.h cpp/include/helm/mixture_ops.h
+                        cpp/include/helm/op_facts.h cpp/include/helm/ops.h cpp/include/helm/plan.h
                         cpp/include/helm/stored.h cpp/include/helm/tiles.h cpp/include/helm/types.h
                         cpp/plan/cuda_scratch.h)
 set(helm_cuda_text "${PROJECT_VERSION}")

@@ -89,6 +89,7 @@ class BoundAttention : public BoundOp {
   BoundAttention(const AttentionOp& op, const RopeOp* rope, const Bindings& b)
       : append_(append_of(op), rope, b), args_(bind_attending(op, b)) {
     args_.out = b.value(op.out);
+    args_.sinks = b.vector(op.sinks);
   }
   const char* name() const override { return "attention"; }
   void launch(const StepContext& context) const override {
@@ -129,7 +130,8 @@ class BoundAttend : public BoundOp {
 class BoundMerge : public BoundOp {
  public:
   BoundMerge(const MergeOp& op, const Bindings& b)
-      : args_{b.value(op.first), b.value(op.second), b.value(op.out), op.heads, op.head_dim, 0} {}
+      : args_{b.value(op.first), b.value(op.second), b.value(op.out), op.heads, op.head_dim, 0,
+              b.vector(op.sinks)} {}
   const char* name() const override { return "merge"; }
   void launch(const StepContext& context) const override {
     MergeArgs args = args_;

@@ -240,6 +240,8 @@ std::unique_ptr<BoundOp> bind_op(const Op& op, const RopeOp* rope, DType narrowe
           return std::make_unique<BoundAdd>(spec, bindings);
         } else if constexpr (std::is_same_v<Type, ConcatOp>) {
           return std::make_unique<BoundConcat>(spec, bindings);
+        } else if constexpr (std::is_same_v<Type, RouteOp> || std::is_same_v<Type, ExpertsOp>) {
+          return bind_mixture(spec, bindings);
         } else {
           return bind_attention(spec, rope, bindings);
         }

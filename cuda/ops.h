@@ -95,6 +95,9 @@ std::vector<std::unique_ptr<BoundOp>> bind_ops(const Bindings& bindings);
 // cuda/linear_op.cc.
 std::unique_ptr<BoundOp> bind_linear(const LinearOp& op, DType narrowed, const Bindings& bindings);
 
+std::unique_ptr<BoundOp> bind_mixture(const RouteOp& op, const Bindings& bindings);
+std::unique_ptr<BoundOp> bind_mixture(const ExpertsOp& op, const Bindings& bindings);
+
 // Attention and its pieces (cuda/attention_ops.cc). `rope`: rotates what is appended, or null.
 std::unique_ptr<BoundOp> bind_attention(const AttentionOp& op, const RopeOp* rope,
                                         const Bindings& bindings);

@@ -1,5 +1,6 @@
 // The attention ops of a CPU stage: the whole of attention, and its pieces.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "base/arena.h"
@@ -16,11 +17,17 @@ AttentionShape shape_of(const AttendOp& op) {
   return {op.q_offset, op.heads, op.kv_heads, op.head_dim, op.scale, op.window, op.softcap};
 }
 
+// Adds to the softmax's sums of `count` heads from `first` on what their sinks are in it.
+void add_sinks(const float* sinks, int64_t first, int64_t count, const float* m, float* s) {
+  for (int64_t h = 0; sinks != nullptr && h < count; ++h) s[h] += std::exp(sinks[first + h] - m[h]);
+}
+
 class BoundAttention : public BoundOp {
  public:
   BoundAttention(const AttentionOp& op, const Bindings& b)
       : op_(op),
         out_(b.value(op.out)),
+        sinks_(b.vector(op.sinks)),
         kernels_(b.kernels),
         layer_(b, op.in, op.layer),
         attention_(b, layer_, shape_of(op),
@@ -35,11 +42,14 @@ class BoundAttention : public BoundOp {
   }
 
  private:
-  // Normalises the partial and scatters it to the rows of the output.
+  // Adds sinks, normalises the partial and scatters it to the rows of the output.
   void finish(const SequenceRun& run, int64_t head, int64_t first, int64_t count,
               const Partial& partial) const {
     const int64_t group = op_.heads / op_.kv_heads;
     const int64_t width = op_.heads * op_.head_dim;
+    for (int64_t i = 0; i < count; ++i) {
+      add_sinks(sinks_, head * group, group, partial.m + i * group, partial.s + i * group);
+    }
     kernels_.attention_finish(count * group, op_.head_dim, partial.s, partial.o);
     for (int64_t i = 0; i < count; ++i) {
       const float* from = partial.o + i * group * op_.head_dim;
@@ -49,7 +59,8 @@ class BoundAttention : public BoundOp {
   }
 
   AttentionOp op_;
-  float* out_;  // [tokens, heads * head_dim]
+  float* out_;          // [tokens, heads * head_dim]
+  const float* sinks_;  // [heads] or null
   const KernelTable& kernels_;
   KvLayer layer_;
   PageAttention attention_;
@@ -138,6 +149,7 @@ class BoundMerge : public BoundOp {
         first_(b.value(op.first)),
         second_(b.value(op.second)),
         out_(b.value(op.out)),
+        sinks_(b.vector(op.sinks)),
         kernels_(b.kernels) {}
 
   void run(const StepView& step, Team& team) const override {
@@ -147,6 +159,7 @@ class BoundMerge : public BoundOp {
         const PartialRow a = PartialRow::at(first_, t, op_.heads, op_.head_dim);
         const PartialRow b = PartialRow::at(second_, t, op_.heads, op_.head_dim);
         kernels_.attention_merge(op_.heads, op_.head_dim, a.m, a.s, a.o, b.m, b.s, b.o);
+        add_sinks(sinks_, 0, op_.heads, a.m, a.s);
         kernels_.attention_finish(op_.heads, op_.head_dim, a.s, a.o);
         std::copy_n(a.o, width, out_ + t * width);
       }
@@ -155,9 +168,10 @@ class BoundMerge : public BoundOp {
 
  private:
   MergeOp op_;
-  float* first_;   // [tokens, heads * (head_dim + 2)]
-  float* second_;  // likewise
-  float* out_;     // [tokens, heads * head_dim]
+  float* first_;        // [tokens, heads * (head_dim + 2)]
+  float* second_;       // likewise
+  float* out_;          // [tokens, heads * head_dim]
+  const float* sinks_;  // [heads] or null
   const KernelTable& kernels_;
 };
 

@@ -100,8 +100,10 @@ class PackedMatrix final : public Matrix {
   }
   void pack(const PackArgs& args, int64_t tile) const override {
     const int64_t first = tile * kTileTokens;
-    quantise(args.a + first * args.a_stride, args.a_stride,
-             std::min(kTileTokens, args.tokens - first),
+    pack_rows(args, first, std::min(kTileTokens, args.tokens - first));
+  }
+  void pack_rows(const PackArgs& args, int64_t first, int64_t count) const override {
+    quantise(args.a + first * args.a_stride, args.a_stride, count,
              static_cast<QuantBlock*>(args.packed) + first * blocks_);
   }
   void multiply(const MatmulArgs& args, int64_t row) const override {
@@ -119,6 +121,16 @@ class PackedMatrix final : public Matrix {
     with.bias = args.bias, with.accumulate = args.accumulate;
     with.c = args.c, with.c_stride = args.c_stride;
     with.slice = args.slice, with.slices = args.slices;
+    kernels_.product(with);
+  }
+  void multiply_chosen(const ChosenRows& args, int64_t row) const override {
+    QuantArgs with{};
+    with.a = static_cast<const QuantBlock*>(args.packed);
+    with.a_rows = args.a_rows, with.tokens = args.tokens;
+    with.strips = strip(row);
+    with.format = format(), with.rows = args.rows, with.cols = cols();
+    with.bias = args.bias;
+    with.c = args.c, with.c_stride = args.c_stride;
     kernels_.product(with);
   }
   void read_row(int64_t row, float* out) const override {
@@ -142,6 +154,26 @@ class PackedMatrix final : public Matrix {
 static_assert(sizeof(QuantBlock) <= kBlockCols * sizeof(float));
 
 }  // namespace
+
+void Matrix::pack_rows(const PackArgs&, int64_t, int64_t) const {}
+
+// So few rows at a time that no tier packs them.
+void Matrix::multiply_chosen(const ChosenRows& args, int64_t row) const {
+  for (int64_t first = 0; first < args.tokens; first += kDecodeTokens) {
+    MatmulArgs some{};
+    some.tokens = std::min(kDecodeTokens, args.tokens - first);
+    some.a = args.a + first * args.a_stride, some.a_stride = args.a_stride;
+    for (int64_t t = 0; args.a_rows != nullptr && t < some.tokens; ++t) {
+      std::copy_n(args.a + args.a_rows[first + t] * args.a_stride, cols_,
+                  args.gathered + t * cols_);
+      some.a = args.gathered, some.a_stride = cols_;
+    }
+    some.rows = args.rows, some.cols = cols_, some.bias = args.bias;
+    some.c = args.c + first * args.c_stride, some.c_stride = args.c_stride;
+    some.scratch = args.scratch;
+    multiply(some, row);
+  }
+}
 
 bool multiplies(const KernelTable&, const Format& format) {
   return is_dense(format) || is_packed(format) || format.codes == Codes::kBF16C;

@@ -16,6 +16,21 @@ namespace helm::cpu {
 // one kind; a product of few tokens leaves it in the scratch for the next one of the kind.
 enum class InputKind : uint8_t { kF32, kF16, kBF16, kInt8 };
 
+// C(t, r) = [bias(r)] + sum_k A(a_rows(t), k) * W(r, k)
+struct ChosenRows {
+  const float* a;         // [any, cols], rows a_stride apart
+  int64_t a_stride;       // elements
+  const void* packed;     // what pack_rows() has made of A, for InputKind::kInt8
+  const int32_t* a_rows;  // [tokens], or null: 0, 1, ...
+  int64_t tokens;
+  int64_t rows;
+  const float* bias;  // [rows] or null
+  float* c;           // [tokens, rows], rows c_stride apart
+  int64_t c_stride;   // elements
+  void* scratch;      // as MatmulArgs has it, and
+  float* gathered;    // [kDecodeTokens, cols]
+};
+
 class Matrix {
  public:
   Matrix(const Format& format, int64_t rows, int64_t cols)
@@ -33,6 +48,8 @@ class Matrix {
   // C = A W^T as MatmulArgs says, for the rows of W from `row` on, a multiple of row_unit(); args.w
   // is not read.
   virtual void multiply(const MatmulArgs& args, int64_t row) const = 0;
+  // The same of chosen rows of A, with the bits that multiply() gives each.
+  virtual void multiply_chosen(const ChosenRows& args, int64_t row) const;
   // A row as f32. out: [cols].
   virtual void read_row(int64_t row, float* out) const = 0;
 
@@ -42,6 +59,8 @@ class Matrix {
   // Tiles that pack() makes for a product of so many tokens; 0 where multiply() reads A.
   virtual int64_t tiles_to_pack(int64_t tokens) const = 0;
   virtual void pack(const PackArgs& args, int64_t tile) const = 0;
+  // Of InputKind::kInt8 what multiply_chosen() reads of rows [first, first + count) of A.
+  virtual void pack_rows(const PackArgs&, int64_t first, int64_t count) const;
 
  private:
   Format format_;

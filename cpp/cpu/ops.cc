@@ -21,10 +21,6 @@ void for_tokens(Team& team, int64_t tokens, const Work& work) {
   team.parallel_for(tokens, std::clamp<int64_t>(tokens / team.size(), 1, kMostPerPiece), work);
 }
 
-int64_t rows_of(const StepView& step, bool per_output) {
-  return per_output ? step.outputs() : step.tokens();
-}
-
 class BoundEmbedding : public BoundOp {
  public:
   BoundEmbedding(const EmbeddingOp& op, const Bindings& b)
@@ -101,7 +97,7 @@ class BoundNorm : public BoundOp {
   }
 
   void run(const StepView& step, Team& team) const override {
-    for_tokens(team, rows_of(step, per_output_), [&](int64_t begin, int64_t end) {
+    for_tokens(team, step_rows(step, per_output_), [&](int64_t begin, int64_t end) {
       NormArgs args = args_;
       args.x += begin * args.x_stride;
       args.y += begin * args.y_stride;
@@ -138,7 +134,7 @@ class BoundLinear : public BoundOp {
   }
 
   void run(const StepView& step, Team& team) const override {
-    const int64_t tokens = rows_of(step, per_output_);
+    const int64_t tokens = step_rows(step, per_output_);
     if (tokens == 0) return;
     if (tokens > kDecodeTokens) return run_prefill(tokens, team);
     std::optional<InputKind> before;  // of this member's last piece
@@ -254,7 +250,7 @@ class BoundActivation : public BoundOp {
   }
 
   void run(const StepView& step, Team& team) const override {
-    for_tokens(team, rows_of(step, per_output_), [&](int64_t begin, int64_t end) {
+    for_tokens(team, step_rows(step, per_output_), [&](int64_t begin, int64_t end) {
       ActivationArgs args = args_;
       args.x += begin * args.x_stride;
       args.y += begin * args.y_stride;
@@ -300,7 +296,7 @@ class BoundAdd : public BoundOp {
         kernels_(b.kernels) {}
 
   void run(const StepView& step, Team& team) const override {
-    for_tokens(team, rows_of(step, per_output_), [&](int64_t begin, int64_t end) {
+    for_tokens(team, step_rows(step, per_output_), [&](int64_t begin, int64_t end) {
       kernels_.add(in_ + begin * width_, out_ + begin * width_, (end - begin) * width_);
     });
   }
@@ -322,7 +318,7 @@ class BoundConcat : public BoundOp {
 
   void run(const StepView& step, Team& team) const override {
     const int64_t pieces = (width_ + kPiece - 1) / kPiece;  // of a row
-    team.parallel_for(rows_of(step, per_output_) * pieces, 1, [&](int64_t index, int64_t) {
+    team.parallel_for(step_rows(step, per_output_) * pieces, 1, [&](int64_t index, int64_t) {
       const int64_t row = index / pieces, begin = index % pieces * kPiece;
       copy(row, begin, std::min(begin + kPiece, width_));
     });
@@ -354,7 +350,8 @@ class BoundConcat : public BoundOp {
 };
 
 static_assert(static_cast<int>(ActivationKind::kSilu) == static_cast<int>(Activation::kSilu) &&
-              static_cast<int>(ActivationKind::kSoftcap) == static_cast<int>(Activation::kSoftcap));
+              static_cast<int>(ActivationKind::kSwigluLimit) ==
+                  static_cast<int>(Activation::kSwigluLimit));
 
 }  // namespace
 
@@ -382,6 +379,8 @@ std::unique_ptr<BoundOp> bind_op(const Op& op, const Bindings& bindings) {
           return std::make_unique<BoundAdd>(spec, bindings);
         } else if constexpr (std::is_same_v<Type, ConcatOp>) {
           return std::make_unique<BoundConcat>(spec, bindings);
+        } else if constexpr (std::is_same_v<Type, RouteOp> || std::is_same_v<Type, ExpertsOp>) {
+          return bind_mixture(spec, bindings);
         } else {
           static_assert(std::is_same_v<Type, SelectOp>);
           return std::make_unique<BoundSelect>(spec, bindings);

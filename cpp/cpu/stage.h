@@ -26,6 +26,10 @@ class BoundOp {
   virtual void run(const StepView& step, Team& team) const = 0;
 };
 
+inline int64_t step_rows(const StepView& step, bool per_output) {
+  return per_output ? step.outputs() : step.tokens();
+}
+
 // An address of the CPU device, or one that another device of host memory has translated.
 template <typename T = std::byte>
 T* host_pointer(DeviceAddress address) {
@@ -96,13 +100,16 @@ class CpuStage final : public Stage {
   std::vector<OpKind> kinds_;  // of the ops
 };
 
-// Binds one op of the plan (cpp/cpu/ops.cc, cpp/cpu/attention.cc).
+// Binds one op of the plan (cpp/cpu/ops.cc, attention.cc, experts.cc).
 std::unique_ptr<BoundOp> bind_op(const Op& op, const Bindings& bindings);
 std::unique_ptr<BoundOp> bind_attention(const AttentionOp& op, const Bindings& bindings);
 std::unique_ptr<BoundOp> bind_attention(const AppendOp& op, const Bindings& bindings);
 std::unique_ptr<BoundOp> bind_attention(const ResetOp& op, const Bindings& bindings);
 std::unique_ptr<BoundOp> bind_attention(const AttendOp& op, const Bindings& bindings);
 std::unique_ptr<BoundOp> bind_attention(const MergeOp& op, const Bindings& bindings);
+
+std::unique_ptr<BoundOp> bind_mixture(const RouteOp& op, const Bindings& bindings);
+std::unique_ptr<BoundOp> bind_mixture(const ExpertsOp& op, const Bindings& bindings);
 
 // Sizes of the attention's working memory: per worker and shared.
 int64_t attention_worker_bytes(int64_t heads, int64_t kv_heads, int64_t head_dim);

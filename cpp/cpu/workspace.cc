@@ -4,8 +4,10 @@
 #include <variant>
 
 #include "base/arena.h"
+#include "cpu/experts.h"
 #include "cpu/key_bias.h"
 #include "cpu/matrix.h"
+#include "cpu/route.h"
 #include "cpu/stage.h"
 
 namespace helm::cpu {
@@ -38,6 +40,11 @@ void Workspace::add(const UnitSpec& unit) {
                  int64_t{sizeof(float)});  // a row
     } else if (const auto* l = std::get_if<LinearOp>(&op)) {
       add_linear(*l);
+    } else if (const auto* e = std::get_if<ExpertsOp>(&op)) {
+      add_experts(*e);
+    } else if (const auto* r = std::get_if<RouteOp>(&op)) {
+      add_worker(route_scratch_floats(plan_.values[static_cast<size_t>(r->in)].width) *
+                 int64_t{sizeof(float)});
     } else if (std::holds_alternative<RopeOp>(op) && rope_bytes == 0) {
       for (const RopeTable& table : plan_.rope) rope_bytes += 2 * rope_table_bytes(plan_, table);
     }
@@ -57,6 +64,14 @@ void Workspace::add_linear(const LinearOp& op) {
   const int64_t rows = in.per_output ? plan_.limits.step_outputs : plan_.limits.step_tokens;
   packed_bytes = std::max(packed_bytes, cpu::packed_bytes(rows, in.width));
   add_worker(few_tokens_bytes(in.width));
+}
+
+void Workspace::add_experts(const ExpertsOp& op) {
+  const ValueSpec& in = plan_.values[static_cast<size_t>(op.in)];
+  const int64_t rows = in.per_output ? plan_.limits.step_outputs : plan_.limits.step_tokens;
+  packed_bytes = std::max(packed_bytes, ExpertsRoom(op, rows, in.width).bytes());
+  add_worker(align_up(std::max(kCacheLine, scratch_bytes_(0)), kCacheLine) +
+             ExpertsWorker::bytes(in.width, op.size));
 }
 
 void Workspace::add_worker(int64_t bytes) {

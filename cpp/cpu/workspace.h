@@ -39,6 +39,7 @@ class Workspace {
 
  private:
   void add_linear(const LinearOp& op);
+  void add_experts(const ExpertsOp& op);
   void add_worker(int64_t bytes);
 
   const Plan& plan_;

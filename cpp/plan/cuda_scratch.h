@@ -8,7 +8,8 @@
 //              kMatvecTokens rows, else 0
 //   narrow   = max over such ops with weights of 16 bits or fewer of rows * width(in) * 2, rows =
 //              step_tokens or step_outputs as `in` says, and over all ops with packed weights of
-//              quantized_bytes(min(rows, kMatvecTokens), width(in))
+//              quantized_bytes(min(rows, kMatvecTokens), width(in)), and over experts ops of
+//              rows * chosen * size * 4
 //   panel    = max over such ops with packed weights of panel_bytes(their rows, width(in))
 //   partials = max over attention and attend ops and step sizes t = 1 .. step_tokens of
 //              attention_partials_bytes(t, heads, head_dim, splits), splits = decode_splits(
@@ -137,6 +138,7 @@ class Scratch {
     for (const Op& op : unit.ops) {
       if (const auto* linear = std::get_if<LinearOp>(&op)) add_linear(*linear, format);
       if (const auto* attention = std::get_if<AttentionOp>(&op)) add_attending(*attention);
+      if (const auto* experts = std::get_if<ExpertsOp>(&op)) add_experts(*experts);
       if (const auto* attend = std::get_if<AttendOp>(&op)) add_attending(*attend);
     }
   }
@@ -170,6 +172,12 @@ class Scratch {
       packed_rows += plan_.tensors[static_cast<size_t>(part.weight)].rows();
     }
     if (many && packed_rows > 0) panel_ = std::max(panel_, panel_bytes(packed_rows, in.width));
+  }
+
+  void add_experts(const ExpertsOp& op) {
+    const bool per_output = plan_.values[static_cast<size_t>(op.in)].per_output;
+    const int64_t rows = per_output ? plan_.limits.step_outputs : plan_.limits.step_tokens;
+    narrow_ = std::max(narrow_, rows * op.chosen * op.size * int64_t{sizeof(float)});
   }
 
   template <typename Attending>

@@ -161,7 +161,7 @@ Op PlanReader::read_rope_op(const JsonReader& node) {
 
 Op PlanReader::read_attention(const JsonReader& node) {
   node.only({"op", "in", "q_offset", "k_offset", "v_offset", "out", "layer", "heads", "kv_heads",
-             "head_dim", "scale", "window", "softcap"});
+             "head_dim", "scale", "window", "softcap", "sinks"});
   AttentionOp op{};
   op.in = value(node["in"]);
   op.out = value(node["out"]);
@@ -194,34 +194,30 @@ Op PlanReader::read_attention(const JsonReader& node) {
     op.softcap = node["softcap"].number();
     if (op.softcap <= 0) node["softcap"].reject("must be above 0");
   }
+  if (node.has("sinks")) op.sinks = optional_vector(node["sinks"], op.heads);
   return op;
 }
 
 Op PlanReader::read_activation(const JsonReader& node) {
   node.only({"op", "kind", "gated", "in", "out", "size", "factor", "accumulate"});
-  static const std::unordered_map<std::string, ActivationKind> kKinds = {
-      {"silu", ActivationKind::kSilu},          {"gelu", ActivationKind::kGelu},
-      {"gelu_tanh", ActivationKind::kGeluTanh}, {"relu", ActivationKind::kRelu},
-      {"scale", ActivationKind::kScale},        {"softcap", ActivationKind::kSoftcap}};
   ActivationOp op{};
-  const auto kind = kKinds.find(node["kind"].string());
-  if (kind == kKinds.end()) {
-    node["kind"].reject("expected silu, gelu, gelu_tanh, relu, scale or softcap");
-  }
-  op.kind = kind->second;
+  op.kind = activation_kind(node["kind"]);
   op.gated = node["gated"].boolean();
+  const bool bounded = op.kind == ActivationKind::kSwigluLimit;
+  if (bounded && !op.gated) node["gated"].reject("expected true: swiglu_limit bounds both halves");
   op.in = value(node["in"]);
   op.out = value(node["out"]);
   same_rows(node, op.in, op.out);
   op.size = node["size"].integer(1, kMaxWidth);
   if (width(op.in) != (op.gated ? 2 : 1) * op.size) node["in"].reject("has the wrong width");
   if (op.in != op.out && width(op.out) != op.size) node["out"].reject("has the wrong width");
-  const bool has_factor = op.kind == ActivationKind::kScale || op.kind == ActivationKind::kSoftcap;
+  const bool has_factor =
+      bounded || op.kind == ActivationKind::kScale || op.kind == ActivationKind::kSoftcap;
   if (node.has("factor")) {
-    if (!has_factor) node["factor"].reject("only scale and softcap have a factor");
+    if (!has_factor) node["factor"].reject("only scale, softcap and swiglu_limit have a factor");
     op.factor = node["factor"].number();
   }
-  if (op.kind == ActivationKind::kSoftcap && op.factor <= 0) {
+  if ((bounded || op.kind == ActivationKind::kSoftcap) && op.factor <= 0) {
     node["factor"].reject("must be above 0");
   }
   if (node.has("accumulate")) op.accumulate = node["accumulate"].boolean();
@@ -277,7 +273,9 @@ Op PlanReader::read_op(const JsonReader& node) {
       {"activation", &PlanReader::read_activation},
       {"select", &PlanReader::read_select},
       {"add", &PlanReader::read_add},
-      {"concat", &PlanReader::read_concat}};
+      {"concat", &PlanReader::read_concat},
+      {"route", &PlanReader::read_route},
+      {"experts", &PlanReader::read_experts}};
   const std::string name = node["op"].string();
   const auto it = kReaders.find(name);
   if (it == kReaders.end()) node["op"].reject("unknown op \"", name, "\"");

@@ -43,6 +43,7 @@ class PlanReader {
   void read_limits(const JsonReader& node);
   void read_kv(const JsonReader& node);
   void read_kv_geometry(const JsonReader& node);
+  void read_window_blocks(const JsonReader& node);
   void check_kv_layers(const JsonReader& node) const;
   void check_kv_units(const JsonReader& node, int64_t pages) const;
   void check_kv_entries(const JsonReader& kv, const JsonReader& units, bool all) const;
@@ -59,6 +60,7 @@ class PlanReader {
   void read_slice(const JsonReader& node);
   void check_slice(const JsonReader& node, const SliceSpec& slice) const;
   void check_slices(const JsonReader& slices);
+  void check_experts(const JsonReader& slices) const;
   void check_visiting_formats(const JsonReader& slices) const;
   void read_value(const JsonReader& node);
   void read_unit(const JsonReader& node);
@@ -67,6 +69,7 @@ class PlanReader {
   void read_memory(const JsonReader& node);
   void read_schedule(const JsonReader& node);
   void read_pages(const JsonReader& node);
+  int64_t pages_on(DeviceIndex device) const;
   void by_name(const JsonReader& node) const;  // rejects names of no device
   void check_ends(const JsonReader& units) const;
   void check_visits(const JsonReader& units) const;
@@ -84,6 +87,9 @@ class PlanReader {
   Op read_select(const JsonReader& node);
   Op read_add(const JsonReader& node);
   Op read_concat(const JsonReader& node);
+  Op read_route(const JsonReader& node);
+  Op read_experts(const JsonReader& node);
+  static ActivationKind activation_kind(const JsonReader& node);
 
   TensorIndex matrix(const JsonReader& node, int64_t rows, int64_t cols) const;  // -1: any
   TensorIndex vector(const JsonReader& node, int64_t size) const;

@@ -249,7 +249,7 @@ std::vector<Op> Stages::ops(const Task& task) const {
       made.emplace_back(attend(far));
       break;
     default:
-      made.emplace_back(MergeOp{far, near, op.out, op.heads, op.head_dim});
+      made.emplace_back(MergeOp{far, near, op.out, op.heads, op.head_dim, op.sinks});
       made.insert(made.end(), at + 1, all.end());
       for (size_t u = task.begin + 1; u < task.end; ++u) {
         made.insert(made.end(), plan_.units[u].ops.begin(), plan_.units[u].ops.end());

@@ -114,7 +114,8 @@ __global__ void __launch_bounds__(kThreads) merge_partials_kernel(const MergeArg
   const float shift = shift_of(fmaxf(*first.m, *second.m));
   const float w1 = exp2_fast((*first.m - shift) * kLog2E),
               w2 = exp2_fast((*second.m - shift) * kLog2E);
-  const float sum = fmaf(*first.s, w1, *second.s * w2);
+  float sum = fmaf(*first.s, w1, *second.s * w2);
+  if (a.sinks != nullptr) sum += exp2_fast((a.sinks[head] - shift) * kLog2E);
   const float factor = sum > 0.0f ? 1.0f / sum : sum;
   for (int64_t d = threadIdx.x; d < a.head_dim; d += kThreads) {
     a.out[row * a.head_dim + d] = fmaf(first.o[d], w1, second.o[d] * w2) * factor;

@@ -95,6 +95,7 @@ class ResultRow {
     } else {
       o_ = a.out + (token * a.heads + head) * head_dim;
       m_ = s_ = nullptr;
+      if (a.sinks != nullptr) sink_ = a.sinks[head] * kLog2E;
     }
   }
 
@@ -107,6 +108,7 @@ class ResultRow {
   __device__ __forceinline__ void take(Sums held, Sums own) {
     sums_ = own, factor_ = 1, kept_ = 0;
     if (m_ == nullptr) {
+      own.s += exp2_fast(sink_ - shift_of(own.m));
       factor_ = own.s > 0.0f ? 1.0f / own.s : own.s;  // a sum of 0 stays 0, NaN stays NaN
     } else if (merges_) {
       own.m *= kLn2;
@@ -127,6 +129,7 @@ class ResultRow {
  private:
   float *o_, *m_, *s_;  // m_ and s_ are null where the result is final
   bool merges_;
+  float sink_ = kMinusInf;  // in units of log 2
   Sums sums_;
   float factor_, kept_;  // for the row's own elements and for those held
 };

@@ -171,8 +171,18 @@ __device__ __forceinline__ float activate(float x, float factor) {
   if constexpr (K == ActivationKind::kSilu) return x / (1.0f + expf(-x));
   if constexpr (K == ActivationKind::kGelu) return 0.5f * x * erfcf(x * -0.70710678118654752f);
   if constexpr (K == ActivationKind::kRelu) return x < 0.0f ? 0.0f : x;
+  if constexpr (K == ActivationKind::kSwigluLimit) {
+    const float low = fminf(x, factor);
+    return low / (1.0f + expf(-1.702f * low));
+  }
   // x/2 * (1 + tanh(u)) = x / (1 + exp(-2u)),  u = sqrt(2/pi) * (x + 0.044715 x^3)
   return x / (1.0f + expf(-1.5957691216057308f * x * (1.0f + 0.044715f * x * x)));
+}
+
+template <ActivationKind K>
+__device__ __forceinline__ float gated_part(float up, float factor) {
+  if constexpr (K != ActivationKind::kSwigluLimit) return up;
+  return fminf(fmaxf(up, -factor), factor) + 1.0f;
 }
 
 // D: of the copy, f32 for none.
@@ -188,7 +198,7 @@ struct Activate {
 #pragma unroll
     for (int k = 0; k < V; ++k) {
       v[k] = activate<K>(v[k], args.factor);
-      if (args.gated) v[k] *= factor[k];
+      if (args.gated) v[k] *= gated_part<K>(factor[k], args.factor);
     }
     if (!args.accumulate) return;
     float held[V];
@@ -286,6 +296,8 @@ void activation(const ActivationArgs& args, const Queue& queue) {
       return activation_of<ActivationKind::kScale>(args, queue);
     case ActivationKind::kSoftcap:
       return activation_of<ActivationKind::kSoftcap>(args, queue);
+    case ActivationKind::kSwigluLimit:
+      return activation_of<ActivationKind::kSwigluLimit>(args, queue);
   }
 }
 

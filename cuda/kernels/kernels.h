@@ -217,6 +217,7 @@ struct AttentionArgs {
   void* partials;         // of splits; null with one
   int compute = 0;        // capability of the GPU times ten; 0: sums of f32 alone
   float softcap = 0;
+  const float* sinks = nullptr;  // [heads], where `out` is written; see helm::AttentionOp
 };
 void attention(const AttentionArgs& args, const StepTables& step, const Queue& queue);
 // Whether tensor cores serve runs of several tokens: for pages of f16 from 7.5 on, of bf16 from 8.0
@@ -236,6 +237,7 @@ struct MergeArgs {
   int64_t heads;
   int64_t head_dim;
   int64_t tokens;
+  const float* sinks = nullptr;  // [heads] or null
 };
 void merge_partials(const MergeArgs& args, const Queue& queue);
 

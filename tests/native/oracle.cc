@@ -254,6 +254,10 @@ double oracle_activation(cpu::Activation kind, double x, double factor) {
       return x / (1 + std::exp(-2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
     case cpu::Activation::kRelu:
       return x > 0 ? x : 0;
+    case cpu::Activation::kSwigluLimit: {
+      const double low = std::min(x, factor);
+      return low / (1 + std::exp(-1.702 * low));
+    }
   }
   return std::nan("");
 }

@@ -24,8 +24,20 @@ double activate(const ActivationOp& op, double x) {
              (1 + std::tanh(std::sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
     case ActivationKind::kRelu:
       return std::max(x, 0.0);
+    case ActivationKind::kSwigluLimit:
+      break;  // see gated()
   }
   return x;
+}
+
+double gated(ActivationKind kind, float factor, double gate, double up) {
+  if (kind != ActivationKind::kSwigluLimit) {
+    ActivationOp op{};
+    op.kind = kind, op.factor = factor;
+    return activate(op, gate) * up;
+  }
+  const double limit = factor, low = std::min(gate, limit);
+  return low / (1 + std::exp(-1.702 * low)) * (std::clamp(up, -limit, limit) + 1);
 }
 
 double round_to(DType dtype, double x) {
@@ -165,6 +177,7 @@ void PlanOracle::run(const AttentionOp& op) {
     const double most = *std::max_element(score.begin(), score.end());
     double total = 0;
     for (double& s : score) total += s = std::exp(s - most);
+    if (op.sinks != kNoTensor) total += std::exp(weight(op.sinks, head) - most);
     for (int64_t d = 0; d < op.head_dim; ++d) {
       double sum = 0;
       for (int64_t j = first; j <= position_; ++j) {
@@ -180,8 +193,8 @@ void PlanOracle::run(const ActivationOp& op) {
   const Row in = value(op.in);
   for (size_t i = 0; i < static_cast<size_t>(op.size); ++i) {
     const double held = op.accumulate ? value(op.out)[i] : 0;
-    value(op.out)[i] =
-        held + activate(op, in[i]) * (op.gated ? in[i + static_cast<size_t>(op.size)] : 1);
+    const double up = op.gated ? in[i + static_cast<size_t>(op.size)] : 1;
+    value(op.out)[i] = held + gated(op.kind, op.factor, in[i], up);
   }
 }
 
@@ -197,6 +210,77 @@ void PlanOracle::run(const ConcatOp& op) {
   Row all;
   for (const ValueIndex in : op.ins) all.insert(all.end(), value(in).begin(), value(in).end());
   value(op.out) = all;
+}
+
+void PlanOracle::run(const RouteOp& op) {
+  const Row& in = value(op.in);
+  const auto count = static_cast<int64_t>(in.size());
+  Row scores = in, choice;
+  const double most = *std::max_element(in.begin(), in.end());
+  double total = 0;
+  for (const double x : in) total += std::exp(x - most);
+  for (double& s : scores) {
+    if (op.score == RouteScore::kSoftmax) s = std::exp(s - most) / total;
+    if (op.score == RouteScore::kSigmoid) s = 1 / (1 + std::exp(-s));
+  }
+  choice = scores;
+  for (int64_t e = 0; op.bias != kNoTensor && e < count; ++e) {
+    choice[static_cast<size_t>(e)] += weight(op.bias, e);
+  }
+  std::vector<std::pair<double, int64_t>> order;  // the least first
+  for (int64_t e = 0; e < count; ++e) order.emplace_back(-choice[static_cast<size_t>(e)], e);
+  std::sort(order.begin(), order.end());
+  order.resize(static_cast<size_t>(op.chosen));
+  std::sort(order.begin(), order.end(), [](auto a, auto b) { return a.second < b.second; });
+  double best = -1e300, sum = 0;
+  for (const auto& [negative, e] : order) best = std::max(best, scores[static_cast<size_t>(e)]);
+  Row weights;
+  for (const auto& [negative, e] : order) {
+    const double s = scores[static_cast<size_t>(e)];
+    weights.push_back(op.score == RouteScore::kSoftmaxSelected ? std::exp(s - best) : s);
+    sum += weights.back();
+  }
+  const bool divides = op.normalise || op.score == RouteScore::kSoftmaxSelected;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    value(op.out)[i] = static_cast<double>(order[i].second);
+    value(op.out)[weights.size() + i] = weights[i] * op.scale / (divides ? sum : 1);
+  }
+}
+
+void PlanOracle::run(const ExpertsOp& op) {
+  const Row &in = value(op.in), &routes = value(op.routes);
+  const auto k = static_cast<size_t>(op.chosen);
+  const auto row = [&](TensorIndex matrix, TensorIndex bias, int64_t r, const Row& x) {
+    double sum = bias == kNoTensor ? 0 : weight(bias, r);
+    const auto cols = static_cast<int64_t>(x.size());
+    for (int64_t c = 0; c < cols; ++c) {
+      sum += weight(matrix, r * cols + c) * x[static_cast<size_t>(c)];
+    }
+    return sum;
+  };
+  for (size_t i = 0; i < k; ++i) {
+    const auto e = static_cast<int64_t>(routes[i]);
+    Row act;
+    for (int64_t r = 0; r < op.size; ++r) {
+      const int64_t two = 2 * e * op.size;
+      double gate = 0, up = 0;
+      if (op.layout == GateUp::kApart) {
+        gate = row(op.gate, op.gate_bias, e * op.size + r, in);
+        up = row(op.up, op.up_bias, e * op.size + r, in);
+      } else if (op.layout == GateUp::kHalves) {
+        gate = row(op.gate, op.gate_bias, two + r, in);
+        up = row(op.gate, op.gate_bias, two + op.size + r, in);
+      } else {
+        gate = row(op.gate, op.gate_bias, two + 2 * r, in);
+        up = row(op.gate, op.gate_bias, two + 2 * r + 1, in);
+      }
+      act.push_back(gated(op.activation, op.factor, gate, up));
+    }
+    for (int64_t r = 0; r < width(op.out); ++r) {
+      value(op.out)[static_cast<size_t>(r)] +=
+          routes[k + i] * row(op.down, op.down_bias, e * width(op.out) + r, act);
+    }
+  }
 }
 
 }  // namespace helm::test

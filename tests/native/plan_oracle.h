@@ -34,6 +34,8 @@ class PlanOracle {
   void run(const SelectOp& op);
   void run(const AddOp& op);
   void run(const ConcatOp& op);
+  void run(const RouteOp& op);
+  void run(const ExpertsOp& op);
   template <class Internal>
   void run(const Internal&) {
     throw std::logic_error("plans do not hold this op");

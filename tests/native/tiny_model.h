@@ -51,6 +51,7 @@ struct TinyShape {
   int64_t step_tokens = 32;
   int64_t pages = 400;
   int64_t window = 0;
+  int64_t window_blocks = 0;
   std::string kv_dtype = "f32";
   std::string weight_dtype = "f32";  // the format of matrices
   bool qk_norm = false;
@@ -59,6 +60,11 @@ struct TinyShape {
   // of neighbours in a part of every head, a soft cap of logits.
   bool varied = false;
   float softcap = 0;  // of scores
+  // Of a mixture, half of which a token has; 0: dense. In layout "neighbours" with biases, limits
+  // and sinks of attention.
+  int64_t experts = 0;
+  std::string experts_layout = "apart";
+  std::string score = "softmax";
   int threads = 2;
   // Of the embedding, every layer and the head, or of every unit; empty: all on the CPU.
   std::vector<std::string> devices = {};

@@ -14,6 +14,7 @@ import transformers
 import helm
 import small_models
 from device_profiles import fast_accelerator
+from helm.errors import UnsupportedModelError
 from helm.model.hub import bundled_model
 
 PROMPT = "Once upon a time"
@@ -33,7 +34,13 @@ def assert_same(ours: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]
     assert worst <= 2e-5 * scale, f"{worst} against values up to {scale}"
 
 
-@pytest.mark.parametrize("name", sorted(small_models.CASES))
+@pytest.mark.parametrize("name", small_models.MIXTURES)
+def test_from_torch_refuses_mixtures(name: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="save_pretrained"):
+        helm.LLM.from_torch(small_models.make_model(name))
+
+
+@pytest.mark.parametrize("name", sorted({*small_models.CASES} - {*small_models.MIXTURES}))
 def test_from_torch_takes_every_family(name: str) -> None:
     module = small_models.make_model(name)
     expected = torch_logits(module, small_models.PROMPT)

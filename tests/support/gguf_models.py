@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,16 @@ _ARCHITECTURES = {
     "cohere": "command-r",
     "cohere2": "cohere2",
     "stablelm": "stablelm",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "olmoe": "olmoe",
+    "granitemoe": "granitemoe",
+    "gpt_oss": "gpt-oss",
+    "glm4_moe": "glm4moe",
+    "gpt_neox": "gptneox",
 }
-_IN_NEIGHBOURS = ("llama", "smollm3", "granite")
+_IN_NEIGHBOURS = ("llama", "smollm3", "granite", "granitemoe")
 
 
 def real(name: str) -> Path:
@@ -88,7 +97,8 @@ def write(
     config = json.loads((folder / "config.json").read_text())
     architecture = _ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, architecture)
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads", heads)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -115,6 +125,8 @@ def write(
         writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     for file in sorted(folder.glob("*.safetensors")):
         for name, tensor in load_file(file).items():
+            if ".experts." in name or "put_linear" in name:
+                continue
             array = tensor.float().numpy()
             if name == "lm_head.weight" and config["tie_word_embeddings"]:
                 continue
@@ -125,10 +137,15 @@ def write(
                 array = neighbours(array, heads)
             if architecture in _IN_NEIGHBOURS and ".self_attn.k_proj." in name:
                 array = neighbours(array, kv_heads)
+            if ".query_key_value." in name:  # rows [head][q, k, v]
+                by_head = array.reshape(heads, 3, -1, *array.shape[1:])
+                array = by_head.swapaxes(0, 1).reshape(array.shape)
             if architecture.startswith("gemma") and name.endswith("norm.weight"):
                 array = 1 + array
             own = np.ascontiguousarray(array, np.uint8 if quantised else np.float32)
             _add_tensor(writer, _name(architecture, config, name), own, kind)
+    for name, array in experts_of(folder).items():
+        _add_tensor(writer, name, np.ascontiguousarray(array, np.float32), kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -136,15 +153,41 @@ def write(
     return path
 
 
+def experts_of(folder: Path) -> dict[str, np.ndarray]:
+    """Matrices of experts, stacked, as llama.cpp's converter names them."""
+    tensors = {n: t.float().numpy() for f in folder.glob("*.safetensors")
+               for n, t in load_file(f).items()}  # fmt: skip
+    places = {"gate": "gate", "w1": "gate", "up": "up", "w3": "up", "down": "down", "w2": "down"}
+    found: dict[str, dict[int, np.ndarray]] = {}
+    made: dict[str, np.ndarray] = {}
+    for name, array in tensors.items():
+        of_expert = re.search(r"layers\.(\d+)\..*\.experts\.(\d+)\.(\w+?)(_proj)?\.weight", name)
+        if of_expert:
+            layer, expert, part = of_expert[1], int(of_expert[2]), places[of_expert[3]]
+            found.setdefault(f"blk.{layer}.ffn_{part}_exps.weight", {})[expert] = array
+        both = re.search(r"layers\.(\d+)\..*\.(in|out)put_linear\.weight", name)
+        if both and both[2] == "out":
+            made[f"blk.{both[1]}.ffn_down_exps.weight"] = array
+        elif both:
+            half = array.shape[1] // 2
+            made[f"blk.{both[1]}.ffn_gate_exps.weight"] = array[:, :half]
+            made[f"blk.{both[1]}.ffn_up_exps.weight"] = array[:, half:]
+    return made | {name: np.stack([own[e] for e in sorted(own)]) for name, own in found.items()}
+
+
 def _name(architecture: str, config: dict[str, Any], name: str) -> str:
     """As the gguf package says, which knows more architectures than the benchmarks."""
-    if architecture in ("llama", "qwen2", "qwen3"):
+    if config["model_type"] != "mixtral" and architecture in ("llama", "qwen2", "qwen3"):
         return gguf_name(name)
+    name = name.replace("e_score_correction_bias", "e_score_correction.bias")
     kind = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     found = names.get_name(name, try_suffixes=(".weight", ".bias"))
     assert found is not None, name
     return found
+
+
+_COUNTS = ("n_routed_experts", "num_local_experts", "num_experts")
 
 
 def _add_own(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -160,6 +203,20 @@ def _add_own(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     ):
         if config.get(name) is not None:
             add(config[name])
+    experts = next((config[n] for n in _COUNTS if n in config), None)
+    if experts is not None:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if "shared_expert_intermediate_size" in config:
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if "n_shared_experts" in config:
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if "use_parallel_residual" in config:
         writer.add_parallel_residual(config["use_parallel_residual"])
 
@@ -167,8 +224,9 @@ def _add_own(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 def _add_tensor(
     writer: gguf.GGUFWriter, name: str, array: np.ndarray, kind: gguf.GGMLQuantizationType
 ) -> None:
-    if array.ndim == 1:
-        writer.add_tensor(name, array)
+    if array.ndim == 1 or "ffn_gate_inp" in name:  # routers are never quantised
+        own = array[0] if name.endswith("_shexp.weight") and "gate_inp" in name else array
+        writer.add_tensor(name, own)
         return
     if array.dtype == np.uint8:
         writer.add_tensor(name, array, raw_dtype=kind)

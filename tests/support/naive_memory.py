@@ -35,12 +35,24 @@ def weights(task: Task, plan: Plan, site: str) -> int:
 
 
 def kv_bytes(task: Task, plan: Plan) -> dict[str, int]:
-    most = math.ceil(task.context / task.page_tokens)
+    """Where no page of the accelerator overflows, a layer with a window has those of the largest
+    window and a step's tokens, for every sequence."""
+    most = task.batch * math.ceil(task.context / task.page_tokens)
+    size = min(task.page_tokens, task.context)
+    window = max(op.window for unit in task.model.graph.units for op in layer_ops(unit))
+    tokens = window - 1 + max(plan.step_tokens, task.batch)
+    few = most
+    if "accelerator" not in plan.devices[1:-1] or task.batch * plan.pages == most:
+        # The most pages that so many positions lie in: those of the first and last are cut.
+        few = min(most, task.batch * max(1, 1 + math.ceil((tokens - 1) / size)))
     found = {"cpu": 0, "accelerator": 0}
     for unit, site in zip(places(task), plan.devices, strict=True):
         for op in layer_ops(unit):
-            page = task.batch * min(task.page_tokens, task.context) * kv_size(task, op)
-            here = plan.pages if site == "accelerator" else 0
+            page = size * kv_size(task, op)
+            if op.window and few < most:
+                found[site] += few * page
+                continue
+            here = task.batch * plan.pages if site == "accelerator" else 0
             found["accelerator"] += here * page
             found["cpu"] += (most - here) * page
     return found

@@ -9,12 +9,14 @@ from collections.abc import Iterable
 
 from helm.model.graph import (
     Attention,
+    Experts,
     Graph,
     Linear,
     Norm,
     Op,
     PositionEmbedding,
     Rope,
+    Route,
     Unit,
 )  # fmt: skip
 from helm.plan.kv import KvSpec
@@ -56,7 +58,20 @@ def of_cpu(graph: Graph, units: list[Unit], limits: Limits, kv: KvSpec, threads:
         for op in ops
         if isinstance(op, Linear)
     ]
-    return total + max(packed, default=0)
+    rooms = [_room(graph, op, limits) for op in ops if isinstance(op, Experts)]
+    return total + max([*packed, *rooms], default=0)
+
+
+def _room(graph: Graph, op: Experts, limits: Limits) -> int:
+    """What a mixture's experts share: the input and what they make of it, also in eight bits, and
+    lists of pairs of a token and one of its experts."""
+    rows, width = _rows(graph, op.input, limits), _width(graph, op.input)
+    pairs = rows * op.chosen
+    sizes = (
+        64 * rows * math.ceil(width / 32), F32 * pairs * op.size,
+        64 * pairs * math.ceil(op.size / 32), *[F32 * (op.experts + 1)] * 2, *[F32 * pairs] * 2,
+    )  # fmt: skip
+    return sum(up(size, LINE) for size in sizes)
 
 
 def attending(ops: list[Op], limits: Limits, kv: KvSpec, threads: int, others: int = 0) -> int:
@@ -82,6 +97,11 @@ def _others(graph: Graph, ops: list[Op]) -> int:
             needs.append(8 * 64 * math.ceil(_width(graph, op.input) / 32))
         elif isinstance(op, PositionEmbedding):
             needs.append(F32 * _width(graph, op.out))
+        elif isinstance(op, Experts):  # results twice, and eight rows of an input
+            rows = 8 * max(_width(graph, op.input), op.size)
+            needs.append(PACKING + F32 * (2 * 2 * 8 * 1024 + rows))
+        elif isinstance(op, Route):
+            needs.append(4 * F32 * _width(graph, op.input))
     return max(needs)
 
 
@@ -97,7 +117,7 @@ def turns(graph: Graph, limits: Limits, kv: KvSpec) -> int:
 
 def bias_of(graph: Graph, unit: Unit) -> str | None:
     """The bias that all keys of the unit's attention have in common: that of the product that made
-    them, unless a norm came between."""
+    them, unless a norm, or a rope of neighbours, came between."""
     found = None
     attention = next((op for op in unit.ops if isinstance(op, Attention)), None)
     if attention is None:
@@ -114,6 +134,10 @@ def bias_of(graph: Graph, unit: Unit) -> str | None:
         elif isinstance(op, Norm) and op.out == attention.input:
             normed = range(op.out_offset, op.out_offset + op.groups * op.size)
             if normed.start < keys.stop and keys.start < normed.stop:
+                found = None
+        elif isinstance(op, Rope) and op.value == attention.input and op.pairs == "neighbours":
+            turned = range(op.offset, op.offset + op.heads * op.head_dim)
+            if turned.start < keys.stop and keys.start < turned.stop:
                 found = None
     return found
 
@@ -144,6 +168,9 @@ def of_accelerator(
     tables = [limits.step_tokens] * 3 + [limits.step_outputs, 6 * limits.sequences, 6 * blocks]
     tables += [(blocks + 1) * len(kv.layers), *(len(table.inv_freq) for table in graph.rope)]
     narrow = [2 * _rows(graph, n, limits) * _width(graph, n) for n in many]
+    for op in ops:
+        if isinstance(op, Experts):
+            narrow.append(F32 * _rows(graph, op.input, limits) * op.chosen * op.size)
     panels = [0]
     for op in ops if packed else []:
         if isinstance(op, Linear):

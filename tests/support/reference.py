@@ -38,15 +38,14 @@ def load_weights(plan: dict[str, Any], directory: str | Path) -> dict[str, F64]:
     formats = {s["tensor"]: s["format"] for s in plan["slices"] if s["device"] == "cpu"}
     for tensor in plan["tensors"]:
         source, shape = tensor["source"], tensor["shape"]
-        (extent,) = source["extents"]
-        assert extent["row_stride"] == 0
         raw = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[source["stored"]]
-        stored = np.fromfile(
-            Path(directory) / extent["file"],
-            dtype=raw,
-            count=math.prod(shape),
-            offset=extent["offset"],
-        ).reshape(shape)
+        runs = []
+        for extent in source["extents"]:
+            assert extent["row_stride"] == 0
+            count = extent["rows"] * math.prod(shape[1:])
+            path, offset = Path(directory) / extent["file"], extent["offset"]
+            runs.append(np.fromfile(path, dtype=raw, count=count, offset=offset))
+        stored = np.concatenate(runs).reshape(shape)
         wide = bf16_to_f64(stored) if source["stored"] == "bf16" else stored.astype(np.float64)
         weights[tensor["name"]] = round_to(wide, formats[tensor["name"]])
     return weights
@@ -134,7 +133,9 @@ def _attention(op, values, weights, plan, tokens, kv_dtype) -> None:
             if "softcap" in op:
                 scores = op["softcap"] * np.tanh(scores / op["softcap"])
             p = np.exp(scores - scores.max())
-            out[i, head * dim : (head + 1) * dim] = (p / p.sum()) @ v[first : i + 1]
+            sink = weights[op["sinks"]][head] if op.get("sinks") else -np.inf
+            total = p.sum() + np.exp(sink - scores.max())
+            out[i, head * dim : (head + 1) * dim] = (p / total) @ v[first : i + 1]
 
 
 def _activation(op, values, weights, plan, tokens, kv_dtype) -> None:
@@ -160,6 +161,76 @@ def _select(op, values, weights, plan, tokens, kv_dtype) -> None:
     values[op["out"]][:] = values[op["in"]]
 
 
+def _route(op, values, weights, plan, tokens, kv_dtype) -> None:
+    bias = weights[op["bias"]] if op.get("bias") else 0
+    for t, logits in enumerate(values[op["in"]]):
+        values[op["out"]][t] = _routed(op, logits, bias)
+
+
+def _routed(op, logits, bias) -> F64:
+    count, k = len(logits), op["chosen"]
+    if op["score"] == "sparsemixer":
+        return _sparse_mixed(logits, op["near"])
+    scores = {
+        "softmax": lambda: np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum(),
+        "sigmoid": lambda: 1 / (1 + np.exp(-logits)),
+        "softmax_selected": lambda: logits,
+    }[op["score"]]()
+    choice = scores + bias
+    groups = choice.reshape(op.get("groups", 1), -1)
+    best = np.sort(groups, axis=1)[:, ::-1][:, : op.get("group_best", 1)].sum(axis=1)
+    kept = np.argsort(-best, kind="stable")[: op.get("groups_kept", 1)]
+    of = np.repeat(np.arange(len(groups)), count // len(groups))
+    order = [e for e in np.argsort(-choice, kind="stable") if of[e] in kept]
+    ids = np.sort(order[:k])
+    chosen = scores[ids]
+    if op["score"] == "softmax_selected":
+        chosen = np.exp(chosen - chosen.max()) / np.exp(chosen - chosen.max()).sum()
+    if op.get("normalise"):
+        chosen = chosen / chosen.sum()
+    return np.concatenate([ids, chosen * op.get("scale", 1)])
+
+
+def _sparse_mixed(logits, near) -> F64:
+    found, left = {}, logits.copy()
+    for _ in range(2):
+        most = left.max()
+        apart = (most - logits) / np.maximum(np.abs(logits), most) > near
+        shown = np.where(apart, -np.inf, left)
+        found[int(left.argmax())] = 1 / np.exp(shown - most).sum()
+        left[left.argmax()] = -np.inf
+    return np.array([*sorted(found), *(found[e] for e in sorted(found))])
+
+
+def _experts(op, values, weights, plan, tokens, kv_dtype) -> None:
+    k, size, x = op["chosen"], op["size"], values[op["in"]]
+    gate, down = weights[op["gate"]], weights[op["down"]]
+    width = values[op["out"]].shape[1]
+    bias = weights[op["gate_bias"]] if op.get("gate_bias") else np.zeros(len(gate))
+    last = weights[op["down_bias"]] if op.get("down_bias") else np.zeros(len(down))
+    for t, route in enumerate(values[op["routes"]]):
+        for e, weight in zip(route[:k].astype(int), route[k:], strict=True):
+            if op["layout"] == "apart":
+                rows = slice(e * size, (e + 1) * size)
+                g, u = gate[rows] @ x[t] + bias[rows], weights[op["up"]][rows] @ x[t]
+            else:
+                rows = slice(e * 2 * size, (e + 1) * 2 * size)
+                both = gate[rows] @ x[t] + bias[rows]
+                halves = op["layout"] == "halves"
+                g, u = (both[:size], both[size:]) if halves else (both[::2], both[1::2])
+            rows = slice(e * width, (e + 1) * width)
+            act = _gated(op["activation"], g, u, op.get("factor", 1))
+            values[op["out"]][t] += weight * (down[rows] @ act + last[rows])
+
+
+def _gated(kind, gate, up, factor) -> F64:
+    if kind == "swiglu_limit":
+        gate, up = np.minimum(gate, factor), np.clip(up, -factor, factor) + 1
+        return gate / (1 + np.exp(-1.702 * gate)) * up
+    assert kind == "silu"
+    return gate / (1 + np.exp(-gate)) * up
+
+
 _OPS = {
     "embedding": _embedding,
     "position_embedding": _position_embedding,
@@ -169,4 +240,6 @@ _OPS = {
     "attention": _attention,
     "activation": _activation,
     "select": _select,
+    "route": _route,
+    "experts": _experts,
 }

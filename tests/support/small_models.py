@@ -110,7 +110,25 @@ _GRANITE = {
     "residual_multiplier": 0.7,
     "logits_scaling": 1.5,
 }
+_NO_EXPERTS = {
+    "num_local_experts": 0,
+    "shared_intermediate_size": 72,
+    "layer_types": ["full_attention"] * 2,
+    "position_embedding_type": "rope",
+    "head_dim": 12,
+    "mamba_n_heads": 4,
+}
+_PART = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 _QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+_EXPERTS = {"intermediate_size": 32, "num_experts_per_tok": 2}
+_QWEN_MOE = {
+    "moe_intermediate_size": 32, "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True
+}  # fmt: skip
+_GLM_MOE = {
+    "moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4,
+    "topk_group": 2, "routed_scaling_factor": 1.7, "num_hidden_layers": 3, "attention_bias": True,
+}  # fmt: skip
+_SHARED = {"shared_expert_intermediate_size": 40, "head_dim": 12}
 _CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 CASES = {
     case.name: case
@@ -150,6 +168,12 @@ CASES = {
         Case("smollm3_listed", "SmolLM3", {"no_rope_layers": [0, 1], "mlp_bias": True}),
         Case("granite", "Granite", _GRANITE),
         Case("granite_biases", "Granite", {**_GRANITE, "attention_bias": True, "mlp_bias": True}),
+        Case("granite4", "GraniteMoeHybrid", {**_GRANITE, **_NO_EXPERTS}),
+        Case(
+            "granite4_unrotated",
+            "GraniteMoeHybrid",
+            {**_GRANITE, **_NO_EXPERTS, "position_embedding_type": None},
+        ),
         Case("olmo2", "Olmo2", {"head_dim": 12}),
         Case("olmo3", "Olmo3", {**_WINDOWS, **_OLMO_ROPES}),
         Case("olmo3_pattern", "Olmo3", {**_PATTERN, "num_hidden_layers": 4, **_OLMO_ROPES}),
@@ -167,6 +191,37 @@ CASES = {
         Case("stablelm", "StableLm", {"head_dim": 12, "partial_rotary_factor": 0.5}),
         Case("stablelm_norms", "StableLm", {**_STABLE, "qk_layernorm": True}),
         Case("stablelm_parallel", "StableLm", {**_STABLE, "use_parallel_residual": True}),
+        Case("qwen3_moe", "Qwen3Moe", _QWEN_MOE),
+        Case(
+            "qwen3_moe_dense_layers",
+            "Qwen3Moe",
+            {**_QWEN_MOE, "num_hidden_layers": 4, "mlp_only_layers": [1], "norm_topk_prob": False},
+            sharded=True,
+        ),
+        Case("qwen3_moe_uneven", "Qwen3Moe", {**_QWEN_MOE, "moe_intermediate_size": 20}),
+        Case("qwen2_moe", "Qwen2Moe", {**_QWEN_MOE, **_SHARED, "norm_topk_prob": False}),
+        Case("mixtral", "Mixtral", {**_EXPERTS, "num_local_experts": 4}),
+        Case("olmoe", "Olmoe", {**_EXPERTS, "num_experts": 5, "head_dim": 12}),
+        Case("granitemoe", "GraniteMoe", {**_GRANITE, **_EXPERTS, "head_dim": 12}),
+        Case("phimoe", "Phimoe", {**_EXPERTS, "head_dim": 12, "attention_bias": True}),
+        Case("phimoe_biases", "Phimoe", {**_EXPERTS, "head_dim": 12, "lm_head_bias": True}),
+        Case("glm4_moe", "Glm4Moe", _GLM_MOE),
+        Case(
+            "glm4_moe_norms",
+            "Glm4Moe",
+            {**_GLM_MOE, "use_qk_norm": True, "n_group": 1, "topk_group": 1},
+        ),
+        Case("gpt_neox", "GPTNeoX", {"rope_parameters": _PART, "head_dim": 12}),
+        Case(
+            "gpt_neox_serial",
+            "GPTNeoX",
+            {
+                "head_dim": 12,
+                "rope_parameters": _PART,
+                "use_parallel_residual": False,
+                "tie_word_embeddings": True,
+            },
+        ),
         Case("opt", "OPT"),
         Case("opt_350m", "OPT", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}),
         Case("opt_bare", "OPT", {"enable_bias": False, "_remove_final_layer_norm": True}),
@@ -188,6 +243,11 @@ WIDE = {
 }  # fmt: skip
 
 
+MIXTURES = tuple(
+    name for name, case in CASES.items() if "oe" in case.family or case.family == "Mixtral"
+)
+
+
 @functools.lru_cache(maxsize=1)
 def _root() -> Path:
     root = Path(tempfile.mkdtemp(prefix="helm-small-models-"))
@@ -202,6 +262,9 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
             noise = torch.randn(parameter.shape, generator=generator)
             is_norm = "norm" in name and name.endswith("weight")
             parameter.copy_(1 + 0.3 * noise if is_norm else 0.2 * noise)
+        for name, buffer in sorted(model.named_buffers()):
+            if name.endswith("correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
 
 
 def make_model(name: str, dtype: str = "f32", seed: int = 0) -> torch.nn.Module:

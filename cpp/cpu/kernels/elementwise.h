@@ -132,9 +132,21 @@ HELM_INLINE typename V::F activate(typename V::F x, float factor) {
   if constexpr (A == Activation::kSilu) return times_sigmoid<V>(x, x);
   if constexpr (A == Activation::kGelu) return gelu<V>(x);
   if constexpr (A == Activation::kRelu) return V::max(V::zero(), x);
+  if constexpr (A == Activation::kSwigluLimit) {
+    const F low = V::min(V::set1(factor), x);
+    return times_sigmoid<V>(low, V::mul(V::set1(1.702f), low));
+  }
   // x/2 * (1 + tanh(u)) = x / (1 + exp(-2u)),  u = sqrt(2/pi) * (x + 0.044715 x^3)
   const F cubic = V::fma(V::mul(x, x), V::set1(0.044715f), V::set1(1.0f));
   return times_sigmoid<V>(x, V::mul(V::mul(x, V::set1(1.5957691216057308f)), cubic));
+}
+
+// What the other half of a gated activation's input counts as.
+template <class V, Activation A>
+HELM_INLINE typename V::F gated_part(typename V::F up, float factor) {
+  if constexpr (A != Activation::kSwigluLimit) return up;
+  const auto low = V::min(V::set1(factor), V::max(V::set1(-factor), up));
+  return V::add(low, V::set1(1.0f));
 }
 
 template <class V, Activation A>
@@ -146,7 +158,8 @@ void activation_of(const ActivationArgs& m) {
     float* y = m.y + t * m.y_stride;
     if (m.gated) {
       for_vectors<V>(m.n, [&](int64_t i, auto load, auto store) HELM_LAMBDA_INLINE {
-        keep(y + i, V::mul(activate<V, A>(load(x + i), m.factor), load(x + m.n + i)), load, store);
+        const auto up = gated_part<V, A>(load(x + m.n + i), m.factor);
+        keep(y + i, V::mul(activate<V, A>(load(x + i), m.factor), up), load, store);
       });
     } else {
       for_vectors<V>(m.n, [&](int64_t i, auto load, auto store) HELM_LAMBDA_INLINE {
@@ -171,6 +184,8 @@ void activation(const ActivationArgs& m) {
       return activation_of<V, Activation::kScale>(m);
     case Activation::kSoftcap:
       return activation_of<V, Activation::kSoftcap>(m);
+    case Activation::kSwigluLimit:
+      return activation_of<V, Activation::kSwigluLimit>(m);
   }
 }
 

@@ -135,8 +135,10 @@ struct RopeArgs {
   bool neighbours = false;
 };
 
-// kScale: factor * x; kSoftcap: factor * tanh(x / factor)
-enum class Activation : uint8_t { kSilu, kGelu, kGeluTanh, kRelu, kScale, kSoftcap };
+// kScale: factor * x; kSoftcap: factor * tanh(x / factor); kSwigluLimit, gated alone: X's gate is
+// bounded by factor above, up by factor on both sides, act(x) = x / (1 + exp(-1.702 x)), and 1 is
+// added to up
+enum class Activation : uint8_t { kSilu, kGelu, kGeluTanh, kRelu, kScale, kSoftcap, kSwigluLimit };
 
 // gated: Y(t, i) [+]= act(X(t, i)) * X(t, n + i)   (X is [tokens, 2n]: gate, then up)
 // plain: Y(t, i) [+]= act(X(t, i))                 (X is [tokens, n])

@@ -3,48 +3,15 @@
 // nothing of this library, read it too.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <variant>
 #include <vector>
 
+#include "helm/mixture_ops.h"
+#include "helm/op_facts.h"
 #include "helm/types.h"
 
 namespace helm {
-
-// Indices into Plan::tensors and Plan::values; kNoTensor where an optional tensor is absent.
-using TensorIndex = int32_t;
-using ValueIndex = int32_t;
-inline constexpr TensorIndex kNoTensor = -1;
-
-// What an op mainly is, for those who count time.
-enum class OpKind : uint8_t {
-  kEmbedding,
-  kNorm,
-  kLinear,
-  kRope,
-  kAttention,
-  kActivation,
-  kSelect,
-  kAdd,
-  kConcat
-};
-inline constexpr size_t kOpKinds = 9;
-constexpr const char* op_kind_name(OpKind kind) {
-  constexpr std::array<const char*, kOpKinds> kNames = {
-      "embedding", "norm", "linear", "rope", "attention", "activation", "select", "add", "concat"};
-  return kNames[static_cast<size_t>(kind)];
-}
-
-// What an op does with a value. Updated ones keep a part of what they held, or add to it.
-enum class Access : uint8_t { kRead, kWrite, kUpdate };
-// What an op reads of a tensor in a step: a row for each token, or all.
-enum class Reads : uint8_t { kRows, kWhole };
-
-// Every op has
-//   kKind                what it is,
-//   values(width, use)   calls use(value, access); width(value) gives elements per row,
-//   tensors(use)         calls use(tensor, reads), in the order in which a step reads them.
 
 // out(t, :) = scale * table[token(t), :]
 struct EmbeddingOp {
@@ -158,7 +125,8 @@ struct RopeOp {
 
 // Appends K and V of the step's tokens to the cache of `layer`, then
 // out = softmax(cap(scale * q k^T), masked to 0 <= i - j and i - j < window if window > 0) v
-// with cap(x) = softcap * tanh(x / softcap), or x where softcap is 0
+// with cap(x) = softcap * tanh(x / softcap), or x where softcap is 0. A head with a sink has its
+// exp(sink) in the softmax's sum as well.
 struct AttentionOp {
   static constexpr OpKind kKind = OpKind::kAttention;
   ValueIndex in;
@@ -169,6 +137,7 @@ struct AttentionOp {
   float scale;
   int64_t window;
   float softcap = 0;
+  TensorIndex sinks = kNoTensor;  // [heads] or kNoTensor
 
   int64_t partial_width() const { return heads * (head_dim + 2); }  // see below
 
@@ -178,7 +147,9 @@ struct AttentionOp {
     use(out, Access::kWrite);
   }
   template <typename Use>
-  void tensors(const Use&) const {}
+  void tensors(const Use& use) const {
+    if (sinks != kNoTensor) use(sinks, Reads::kWhole);
+  }
 };
 
 // An attention op in pieces, for KV pages that lie in several memories; the runtime makes these,
@@ -241,6 +212,7 @@ struct MergeOp {
   ValueIndex first, second;
   ValueIndex out;
   int64_t heads, head_dim;
+  TensorIndex sinks = kNoTensor;  // [heads] or kNoTensor
 
   template <typename Width, typename Use>
   void values(const Width&, const Use& use) const {
@@ -249,11 +221,10 @@ struct MergeOp {
     use(out, Access::kWrite);
   }
   template <typename Use>
-  void tensors(const Use&) const {}
+  void tensors(const Use& use) const {
+    if (sinks != kNoTensor) use(sinks, Reads::kWhole);
+  }
 };
-
-// kScale: factor * x; kSoftcap: factor * tanh(x / factor)
-enum class ActivationKind : uint8_t { kSilu, kGelu, kGeluTanh, kRelu, kScale, kSoftcap };
 
 // gated: out [+]= act(in[0:size]) * in[size:2*size]; plain: out [+]= act(in)
 struct ActivationOp {
@@ -320,9 +291,9 @@ struct ConcatOp {
   void tensors(const Use&) const {}
 };
 
-using Op =
-    std::variant<EmbeddingOp, PositionEmbeddingOp, NormOp, LinearOp, RopeOp, AttentionOp,
-                 ActivationOp, SelectOp, AddOp, ConcatOp, AppendOp, ResetOp, AttendOp, MergeOp>;
+using Op = std::variant<EmbeddingOp, PositionEmbeddingOp, NormOp, LinearOp, RopeOp, AttentionOp,
+                        ActivationOp, SelectOp, AddOp, ConcatOp, RouteOp, ExpertsOp, AppendOp,
+                        ResetOp, AttendOp, MergeOp>;
 
 namespace detail {
 

@@ -32,6 +32,7 @@ from helm.model.checkpoint import TensorInfo
 from helm.model.config import ModelConfig
 from helm.model.families import build_graph
 from helm.model.graph import Graph
+from helm.model.stacked import with_stacks
 from helm.plan.kv import KvSpec
 from helm.plan.records import Loading, Workload
 from helm.plan.schema import Limits
@@ -86,6 +87,9 @@ class Problem:
                 raise InvalidError(f"[plan] {name} is {shown(dtype)}; expected {', '.join(known)}")
         if self.profile is None and (self.threads is None or self.memory_bytes is None):
             raise InvalidError("[plan] threads and memory_bytes must be given without a profile")
+        if self.checkpoint_tensors is not None and self.config.mixture is not None:
+            stacked = with_stacks(self.checkpoint_tensors, self.graph)
+            object.__setattr__(self, "checkpoint_tensors", stacked)
         config, context = self.config, self.limits.context
         if not 1 <= context <= config.max_context:
             raise InvalidError(

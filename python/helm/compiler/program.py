@@ -22,6 +22,7 @@ from helm.model.graph import (
     Rope,
     Select,
 )
+from helm.model.mixture_ops import Experts
 from helm.plan.schema import Plan
 from helm.plan.units import CPU, PlacedUnit
 
@@ -373,7 +374,7 @@ def _accesses(ops: Iterable[Op], widths: Mapping[str, int]) -> Iterator[tuple[st
     for op in ops:
         *inputs, out = op.uses()
         yield from ((value, True, False) for value in inputs)
-        keeps = isinstance(op, (PositionEmbedding, Rope, Add))
+        keeps = isinstance(op, (PositionEmbedding, Rope, Add, Experts))
         keeps |= isinstance(op, Linear) and op.accumulate
         keeps |= isinstance(op, Norm) and op.groups * op.size != widths[out]
         yield out, keeps, True

@@ -10,12 +10,21 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from helm.base.arguments import listed
-from helm.base.formats import DTYPE_BYTES, FORMATS, PACKED_POLICIES, tensor_bytes
+from helm.base.formats import DTYPE_BYTES, FORMATS, PACKED_POLICIES, STRIP_ROWS, tensor_bytes
 from helm.errors import CheckpointError, PlanError
 from helm.model.checkpoint import TensorInfo
 from helm.model.config import ModelConfig
-from helm.model.graph import Attention, Embedding, Graph, Linear, PositionEmbedding, Select
+from helm.model.graph import (
+    Attention,
+    Embedding,
+    Graph,
+    Linear,
+    PositionEmbedding,
+    Select,
+)
+from helm.model.mixture_ops import Experts
 from helm.model.source import Source
+from helm.model.stacked import routers
 from helm.model.weight_names import HEAD
 from helm.plan.schema import ModelIdentity, Plan
 from helm.plan.units import CPU, PlacedUnit
@@ -88,6 +97,7 @@ def choose_formats(
     """Tensor -> format, on any device; policy: one of POLICIES. Vectors are f32."""
     wide = _tables_and_head(graph)
     attended = _of_values(graph)
+    exact, uneven, experts = routers(graph), _uneven(graph), _of_experts(graph)
 
     def elements(name: str) -> str | None:
         if infos is not None:
@@ -98,10 +108,13 @@ def choose_formats(
     def format(name: str, shape: tuple[int, ...]) -> str:
         if len(shape) == 1:
             return "f32"
+        if name in exact or (name in uneven and policy in PACKED_POLICIES):
+            return elements(name) or (config.dtype or "f32")
         if policy == "auto" and infos is not None:
             return infos[name].held
         if policy == "auto":
             dense = config.quantization is None or name in wide
+            dense |= config.quantization == "mxfp4" and name not in experts
             return (config.dtype or "f32") if dense else _ASSUMED[config.quantization or ""]
         if policy not in PACKED_POLICIES:
             return policy
@@ -120,6 +133,22 @@ def _tables_and_head(graph: Graph) -> set[str]:
     tables = {op.table for op in graph.ops() if isinstance(op, (Embedding, PositionEmbedding))}
     heads = (op for op in graph.ops() if isinstance(op, Linear) and op.out == graph.logits)
     return tables | {part.weight for op in heads for part in op.parts}
+
+
+def _of_experts(graph: Graph) -> set[str]:
+    return {name for op in graph.ops() if isinstance(op, Experts) for name in op.matrices()}
+
+
+def _uneven(graph: Graph) -> set[str]:
+    """Matrices of experts with a number of rows each that no packed format keeps together."""
+    found = set[str]()
+    for op in graph.ops():
+        if isinstance(op, Experts):
+            rows = {name: graph.tensors[name][0] // op.experts for name in op.matrices()}
+            halves = 2 if op.layout == "halves" else 1
+            found |= {n for n, count in rows.items()
+                      if count % (STRIP_ROWS * (1 if n == op.down else halves))}  # fmt: skip
+    return found
 
 
 def _of_values(graph: Graph) -> set[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from helm.base.jsonio import Reader
+from helm.model.mixture_ops import RouteScore
 from helm.model.rope import RopeConfig
 
 MAX_WIDTH = 2**24  # no layer or vocabulary is wider; also the runtime's bound
@@ -33,6 +34,28 @@ _DTYPES = {
     **dict.fromkeys(("float16", "half", "fp16", "f16"), "f16"),
     **dict.fromkeys(("bfloat16", "bf16"), "bf16"),
 }
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Of a mixture's layers: `experts` of `expert_size` elements, `chosen` for each token. What the
+    fields from `score` to `near` mean, `helm.model.mixture_ops.Route` says. shared_size: elements
+    of an MLP for all tokens; limit: of activation swiglu_limit; dense_layers: without experts."""
+
+    experts: int
+    chosen: int
+    expert_size: int
+    score: RouteScore
+    normalise: bool
+    scale: float = 1.0
+    groups: int = 1
+    groups_kept: int = 1
+    group_best: int = 1
+    near: float = 0.0
+    shared_size: int = 0
+    limit: float = 0.0
+    dense_layers: tuple[int, ...] = ()
+    apart: bool = False  # gate and up are two tensors where the family's checkpoints have one
 
 
 @dataclass(frozen=True)
@@ -73,7 +96,10 @@ class ModelConfig:
     logits_cap: float = 0.0  # likewise
     logits_scale: float = 1.0
     embedding_scale: float = 1.0
+    head_bias: bool = False
     residual_scale: float = 1.0  # of what attention and mlp add
+    mixture: Mixture | None = None  # None: dense
+    drafting_layers: int = 0  # behind the last, which guess tokens and are left out
 
     @property
     def max_context(self) -> int:

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
 from helm.base.jsonio import encode
+from helm.model.mixture_ops import ActivationKind, Experts, Route
 from helm.model.rope import RopeTable
 
 Rows = Literal["tokens", "outputs"]
 NormKind = Literal["rms", "layer"]
 UnitKind = Literal["embedding", "attention", "mlp", "head"]
-ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "scale", "softcap"]
 RopePairs = Literal["halves", "neighbours"]
 _OPTIONAL = {"optional": True}  # absent from a plan where a field has its default
 
@@ -146,10 +146,11 @@ class Attention:
     the KV cache's entry with these heads.
 
     window w > 0: position i sees only j with 0 <= i - j < w. softcap c > 0: cap(x) = c tanh(x / c).
+    A head's sink s adds exp(s) to the sum of its softmax.
     """
 
     op: ClassVar[str] = "attention"
-    names: ClassVar[tuple[str, ...]] = ("layer",)
+    names: ClassVar[tuple[str, ...]] = ("layer", "sinks")
     input: str
     q_offset: int
     k_offset: int
@@ -162,18 +163,20 @@ class Attention:
     scale: float
     window: int
     softcap: float = field(default=0.0, metadata=_OPTIONAL)
+    sinks: str | None = field(default=None, metadata=_OPTIONAL)  # [heads]
 
     def uses(self) -> tuple[str, ...]:
         return (self.input, self.out)
 
     def weight_names(self) -> tuple[str, ...]:
-        return ()
+        return () if self.sinks is None else (self.sinks,)
 
 
 @dataclass(frozen=True)
 class Activation:
     """gated: in is [gate | up], out [+]= act(gate) * up; plain: out [+]= act(in), may be in place.
-    scale: factor * x; softcap: factor * tanh(x / factor)."""
+    scale: factor * x; softcap: factor * tanh(x / factor); swiglu_limit, gated alone:
+    h / (1 + exp(-1.702 h)) * (clamp(up, -factor, factor) + 1), h = min(gate, factor)."""
 
     op: ClassVar[str] = "activation"
     names: ClassVar[tuple[str, ...]] = ()
@@ -242,7 +245,7 @@ class Concat:
 
 Op = (
     Embedding | PositionEmbedding | Norm | Linear | Rope | Attention | Activation | Select | Add
-    | Concat
+    | Concat | Route | Experts
 )  # fmt: skip
 OPS: dict[str, type[Op]] = {cls.op: cls for cls in get_args(Op)}
 # By op the fields that name nothing.
@@ -285,11 +288,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class KvLayer:
-    """Heads of one layer in the KV cache: kv_heads of them from kv_head on, which lie together."""
+    """Heads of one layer in the KV cache: kv_heads of them from kv_head on, which lie together.
+    window: positions that the layer's attention sees, the last ones; 0: all."""
 
     layer: int
     kv_head: int
     kv_heads: int
+    window: int = field(default=0, metadata=_OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -366,7 +371,8 @@ class Graph:
         if isinstance(op, Linear):
             parts = tuple((self.tensors[part.weight], part.bias is None) for part in op.parts)
             return (op.input, op.out, parts, op.accumulate)
-        return (type(op), _PLAIN_FIELDS[type(op)](op))
+        absent = tuple(getattr(op, name) is None for name in op.names)
+        return (type(op), _PLAIN_FIELDS[type(op)](op), absent)
 
     @functools.cached_property
     def footprint(self) -> Any:

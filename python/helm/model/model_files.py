@@ -14,6 +14,7 @@ from helm.model.gguf.config import VECTORS, config_of
 from helm.model.gguf.file import Gguf, read_gguf
 from helm.model.gguf.names import check_tensors, name_tensors
 from helm.model.gguf.remote import read_hub
+from helm.model.stacked import check_routers, with_stacks
 from helm.model.weight_names import NamedWeights, read_weights
 
 
@@ -50,8 +51,13 @@ def gguf_config(gguf: Gguf) -> ModelConfig:
 
 def gguf_weights(gguf: Gguf, config: ModelConfig) -> NamedWeights:
     """The weights in a GGUF file. Raises CheckpointError unless they are those of `config`."""
-    tensors = name_tensors(gguf, config)
-    check_tensors(gguf, tensors, build_graph(config).tensors)
+    graph = build_graph(config)
+    first, guessing = config.num_hidden_layers, config.drafting_layers
+    left = tuple(f"blk.{layer}." for layer in range(first, first + guessing))
+    named = {n: t for n, t in name_tensors(gguf, config).items() if not t.name.startswith(left)}
+    tensors = with_stacks(named, graph)
+    check_routers(tensors, graph)
+    check_tensors(gguf, tensors, graph.tensors)
     return NamedWeights(config, tensors, ())
 
 

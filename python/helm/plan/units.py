@@ -134,8 +134,10 @@ def unique_names(names: Sequence[str], node: Reader) -> set[str]:
     return seen
 
 
-_VALUE_KEYS = ("in", "out", "value")
-_TENSOR_KEYS = ("weight", "bias")
+_VALUE_KEYS = ("in", "out", "value", "routes")
+_TENSOR_KEYS = (
+    "weight", "bias", "sinks", "gate", "up", "down", "gate_bias", "up_bias", "down_bias"
+)  # fmt: skip
 
 
 def check_op(node: Reader, tensors: set[str], values: Mapping[str, Value], tables: int) -> None:

@@ -110,6 +110,27 @@ TEST_CASE("soft caps: small numbers keep their digits, extremes become the cap, 
   }
 }
 
+TEST_CASE("a limited swiglu: both halves bounded, 1 added to up") {
+  constexpr cpu::Activation kKind = cpu::Activation::kSwigluLimit;
+  for (const cpu::KernelTable* table : tiers()) {
+    for (const int64_t n : {1, 8, 13, 100}) {
+      const std::vector<float> x = random_floats(2 * n, 7900);
+      std::vector<float> got(static_cast<size_t>(n));
+      const float limit = 0.75f;
+      table->activation({kKind, true, x.data(), 2 * n, got.data(), n, 1, n, limit, false});
+      Expected want;
+      for (int64_t i = 0; i < n; ++i) {
+        const double gate = oracle_activation(kKind, x[static_cast<size_t>(i)], limit);
+        const double up = x[static_cast<size_t>(n + i)];
+        const double bounded = std::min<double>(std::max<double>(up, -limit), limit) + 1;
+        want.value.push_back(gate * bounded);
+        want.bound.push_back(16 * kEps * std::abs(gate * bounded) + 1e-37);
+      }
+      CHECK(compare(got, want.value, want.bound, std::string(table->name) + " swiglu") == "");
+    }
+  }
+}
+
 TEST_CASE("add: y += x") {
   for (int64_t n : {1, 7, 8, 9, 16, 17, 100}) {
     for (const cpu::KernelTable* table : tiers()) {

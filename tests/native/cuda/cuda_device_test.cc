@@ -108,6 +108,21 @@ TEST_CASE("a stage agrees with the scalar oracle: soft caps, scales, norms behin
   conform_stage(open_cuda_test_device, {variant, true});
 }
 
+TEST_CASE("a stage agrees with the scalar oracle: mixtures of experts, sinks") {
+  TinyShape mixture = shape("f32", "f32");
+  mixture.experts = 6;
+  conform_stage(open_cuda_test_device, {mixture});
+  mixture.experts_layout = "halves";
+  mixture.score = "sigmoid";
+  conform_stage(open_cuda_test_device, {mixture});
+  mixture.experts = 37;  // more than a warp
+  mixture.experts_layout = "neighbours";
+  mixture.score = "softmax_selected";
+  conform_stage(open_cuda_test_device, {mixture});
+  mixture.weight_dtype = mixture.kv_dtype = "bf16";
+  conform_stage(open_cuda_test_device, {mixture, true});
+}
+
 TEST_CASE("attention in parts agrees with the scalar oracle") {
   using helm::DType;
   for (const auto& [name, dtype] :

@@ -133,6 +133,14 @@ TEST_CASE("every device keeps the contract") {
     helm::test::conform_stage(
         opener(name),
         {.shape = {.kv_dtype = "i8", .qkv_bias = true, .varied = true, .softcap = 4}});
+    helm::test::conform_stage(opener(name), {.shape = {.experts = 6}});
+    helm::test::conform_stage(
+        opener(name), {.shape = {.experts = 5, .experts_layout = "halves", .score = "sigmoid"}});
+    helm::test::conform_stage(opener(name), {.shape = {.weight_dtype = "bf16",
+                                                       .experts = 7,
+                                                       .experts_layout = "neighbours",
+                                                       .score = "softmax_selected"},
+                                             .narrows_inputs = narrows});
     helm::test::conform_attention_pieces(opener(name), {});
     helm::test::conform_attention_pieces(opener(name), {.softcap = 1.5F});
     helm::test::conform_attention_pieces(

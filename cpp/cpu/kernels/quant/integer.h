@@ -49,8 +49,8 @@ struct QuantizeArgs {
 // In groups of 16, both for the first and then both for the last 16 columns. s is d l of k and km,
 // which is exact. So C(t, r) depends on row t of the activations and row r of the weights alone.
 struct QuantArgs {
-  const QuantBlock* a;        // [any, quant_blocks(cols)]
-  const int32_t* token_rows;  // [tokens]: the rows of a and C of each token; null: 0, 1, ...
+  const QuantBlock* a;    // [any, quant_blocks(cols)]
+  const int32_t* a_rows;  // [tokens]: the row of a of each token; null: 0, 1, ...
   int64_t tokens;
   const std::byte* strips;  // of the first row, aligned to 64 bytes
   Format format;            // a packed one

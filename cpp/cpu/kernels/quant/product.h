@@ -212,15 +212,12 @@ struct Tile {
       tile.minima[s] = span.minima[K.minimum ? i : 0];
     }
     tile.a_at = tile.codes_at = 0, tile.span_bytes = span.bytes;
-    int64_t rows[T];
     HELM_UNROLL
     for (int t = 0; t < T; ++t) {
-      rows[t] = shape.row_of_token(token + t);
-      tile.a[t] =
-          reinterpret_cast<const std::byte*>(shape.args.a + rows[t] * shape.blocks + span.block);
+      tile.a[t] = reinterpret_cast<const std::byte*>(shape.row_of_a(token + t) + span.block);
       HELM_UNROLL
       for (int s = 0; s < S; ++s) {
-        begin(shape.args, span.block == 0, rows[t], span.strip + (first_of_span + s) * span.step,
+        begin(shape.args, span.block == 0, token + t, span.strip + (first_of_span + s) * span.step,
               tile.c[t][s]);
       }
     }
@@ -229,7 +226,7 @@ struct Tile {
     for (int t = 0; t < T; ++t) {
       HELM_UNROLL
       for (int s = 0; s < S; ++s) {
-        end(shape.args, rows[t], span.strip + (first_of_span + s) * span.step, tile.c[t][s]);
+        end(shape.args, token + t, span.strip + (first_of_span + s) * span.step, tile.c[t][s]);
       }
     }
   }

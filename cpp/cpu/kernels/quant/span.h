@@ -45,8 +45,8 @@ struct ProductShape {
   const uint8_t* strip(int64_t index) const {
     return reinterpret_cast<const uint8_t*>(args.strips) + index * strip_bytes;
   }
-  int64_t row_of_token(int64_t t) const {
-    return args.token_rows == nullptr ? t : args.token_rows[t];
+  const QuantBlock* row_of_a(int64_t t) const {
+    return args.a + (args.a_rows == nullptr ? t : args.a_rows[t]) * blocks;
   }
 };
 

@@ -7,6 +7,7 @@ other, and which format holds them as they are, the runtime's own readers say.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
@@ -39,6 +40,7 @@ _MIDDLE = {  # words of zero points as they are stored
     "gptq8": 0x7F7F7F7F,
     "gptq8v2": 0x80808080,
 }
+_EXPERTS = re.compile(r"(.*\.experts\.(?:gate_up|down)_proj)_(blocks|scales)")
 _MOST_BIAS_BYTES = 1 << 22
 _REMEDY = "the checkpoint is damaged or of an unknown kind; get it anew, or use the original model"
 
@@ -74,13 +76,15 @@ def with_pieces(
     method = config.quantization
     if method is None:
         return dict(tensors), ()
+    if method == "mxfp4":
+        tensors = dict(_flat(name, info) for name, info in tensors.items())
     found: dict[str, TensorInfo] = {}
     taken: set[str] = set()
     for base, kind in _matrices(tensors, _KINDS[method]):
         name = f"{base}.weight"
         own = {part: tensors[f"{base}.{part}"] for part in (kind.main, *kind.others)
                if f"{base}.{part}" in tensors}  # fmt: skip
-        taken |= {info.name for info in own.values()}
+        taken |= {f"{base}.{part}" for part in own}
         if name in tensors and name not in taken:
             raise CheckpointError(
                 f"[load] {folder / str(own[kind.main].file)}: the checkpoint has both {name!r} and "
@@ -90,6 +94,21 @@ def with_pieces(
     left = [n for n in tensors if n not in taken and found and _LEFT_OUT.search(n)]
     rest = {n: info for n, info in tensors.items() if n not in taken and n not in left}
     return {**rest, **found}, tuple(_notices(found, left))
+
+
+def _flat(name: str, info: TensorInfo) -> tuple[str, TensorInfo]:
+    """A piece of gpt-oss's experts, whose dimensions are experts, rows, (blocks,) bytes, as one of
+    all experts' rows."""
+    found = _EXPERTS.fullmatch(name)
+    if (
+        found is None
+        or info.stored != "U8"
+        or len(info.shape) != (4 if found[2] == "blocks" else 3)
+    ):
+        return name, info
+    experts, rows, *rest = info.shape
+    flat = dataclasses.replace(info, shape=(experts * rows, math.prod(rest)))
+    return f"{found[1]}.weight_{found[2]}", flat
 
 
 def zero_biases(

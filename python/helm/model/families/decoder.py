@@ -13,9 +13,9 @@ from typing import Literal
 from helm.base.jsonio import Reader
 from helm.model.builder import GraphBuilder
 from helm.model.config import MAX_HEAD_DIM, Keys, ModelConfig, divided_head_dim, read_common
+from helm.model.families.mixture import MixtureStyle, add_mixture
 from helm.model.graph import (
     Activation,
-    ActivationKind,
     Attention,
     Embedding,
     Graph,
@@ -25,6 +25,7 @@ from helm.model.graph import (
     RopePairs,
     whole_layers,
 )
+from helm.model.mixture_ops import ActivationKind
 from helm.model.rope import LayerKind, check_rope, parse_rope, rotary_size
 
 # Of absent keys, in every family that shares it.
@@ -115,13 +116,18 @@ class Style:
     norm_bias: bool = True  # of layer norms
     qk_norm: Literal["head", "width", "each"] | None = None
     parallel: bool = False
-    fused_qkv: bool = False  # one matrix, named qkv_proj
-    fused_gate_up: bool = False  # one matrix, named gate_up_proj
+    fused_qkv: bool = False  # one matrix
+    qkv_name: str = "qkv_proj"
+    mlp_names: tuple[str, str, str] = ("mlp", "gate_up_proj", "down_proj")
+    fused_gate_up: bool = False  # one matrix
     before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
     before_mlp: str | None = "post_attention_layernorm"
     after_mlp: str | None = None
     pairs: RopePairs = "halves"
+    sinks: bool = False  # of attention's softmax, one per head
+    head_bias: bool = False
+    mixture: MixtureStyle | None = None  # None: names of most families
 
 
 _PLAIN = Style()
@@ -147,15 +153,19 @@ def build_decoder(config: ModelConfig, style: Style = _PLAIN) -> Graph:
         after = named(style.after_attention)
         add_product(b, config, f"{at}.o_proj", attn, x, style.out_bias, after, style)
         b.unit("attention", layer)
-        at = f"layers.{layer}.mlp"
+        at = f"layers.{layer}.{style.mlp_names[0]}"
         if not style.parallel:
             h = normed(b, config, named(style.before_mlp), x, style)
-        act = gated(b, config, at, h, style)
-        after = named(style.after_mlp)
-        add_product(b, config, f"{at}.down_proj", act, x, style.mlp_bias, after, style)
+        if config.mixture is not None and layer not in config.mixture.dense_layers:
+            add_mixture(b, config, f"layers.{layer}", h, x, style.mixture or MixtureStyle())
+        else:
+            act = gated(b, config, at, h, style)
+            after = named(style.after_mlp)
+            down = f"{at}.{style.mlp_names[2]}"
+            add_product(b, config, down, act, x, style.mlp_bias, after, style)
         b.unit("mlp", layer)
     norm(b, config, "norm", x, x, style)
-    head(b, config, x)
+    head(b, config, x, style.head_bias)
     return b.graph(config.architecture, kv_geometry(config))
 
 
@@ -211,7 +221,7 @@ def attention(
     qkv, attn = b.value("qkv", q + 2 * kv), b.value("attn", q)
     parts = [(f"{at}.q_proj", q), (f"{at}.k_proj", kv), (f"{at}.v_proj", kv)]
     if style.fused_qkv:
-        parts = [(f"{at}.qkv_proj", q + 2 * kv)]
+        parts = [(f"{at}.{style.qkv_name}", q + 2 * kv)]
     b.linear(input, qkv, parts, bias=style.qkv_bias)
     norm_q_and_k(b, config, at, qkv, style)
     window = config.windows[layer]
@@ -223,7 +233,8 @@ def attention(
     scale = dim**-0.5 if config.score_scale is None else config.score_scale
     places = (qkv, 0, q, q + kv, attn)
     shape = (layer, heads, kv_heads, dim)
-    b.add(Attention(*places, *shape, scale, window, config.score_cap))
+    sinks = b.tensor(f"{at}.sinks", heads) if style.sinks else None
+    b.add(Attention(*places, *shape, scale, window, config.score_cap, sinks))
     return attn
 
 
@@ -275,15 +286,15 @@ def gated(b: GraphBuilder, config: ModelConfig, at: str, input: str, style: Styl
     gate_up, act = b.value_like(input, "gate_up", 2 * size), b.value_like(input, "act", size)
     parts = [(f"{at}.gate_proj", size), (f"{at}.up_proj", size)]
     if style.fused_gate_up:
-        parts = [(f"{at}.gate_up_proj", 2 * size)]
+        parts = [(f"{at}.{style.mlp_names[1]}", 2 * size)]
     b.linear(input, gate_up, parts, bias=style.mlp_bias)
     b.add(Activation(activation_kind(config), True, gate_up, act, size))
     return act
 
 
-def head(b: GraphBuilder, config: ModelConfig, x: str) -> None:
+def head(b: GraphBuilder, config: ModelConfig, x: str, bias: bool = False) -> None:
     """The unit of logits, once x is normed."""
-    b.head(x, config.vocab_size, config.tie_word_embeddings)
+    b.head(x, config.vocab_size, config.tie_word_embeddings, bias)
     if config.logits_scale != 1.0:
         scale = config.logits_scale
         b.add(Activation("scale", False, "logits", "logits", config.vocab_size, scale))

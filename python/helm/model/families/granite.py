@@ -11,7 +11,7 @@ from helm.model.families.family import Family
 from helm.model.graph import Graph
 
 _ARCHITECTURE = "GraniteForCausalLM"
-_DEFAULTS = {
+DEFAULTS_OF_GRANITE = {
     **DEFAULTS,
     "attention_bias": False,
     "mlp_bias": False,
@@ -26,9 +26,13 @@ _DEFAULTS = {
 
 def read(node: Reader) -> ModelConfig:
     """The shared keys, and four multipliers."""
-    keys = Keys(node, _DEFAULTS)
+    return read_granite(Keys(node, DEFAULTS_OF_GRANITE), _ARCHITECTURE)
+
+
+def read_granite(keys: Keys, architecture: str) -> ModelConfig:
+    """The same for another architecture with these keys."""
     return dataclasses.replace(
-        read_decoder(keys, _ARCHITECTURE),
+        read_decoder(keys, architecture),
         embedding_scale=keys["embedding_multiplier"].number(-1e6, 1e6),
         score_scale=keys["attention_multiplier"].number(-1e6, 1e6),
         residual_scale=keys["residual_multiplier"].number(-1e6, 1e6),
@@ -42,4 +46,4 @@ def build(config: ModelConfig) -> Graph:
     return build_decoder(config, Style(bias, bias, config.mlp_bias))
 
 
-FAMILY = Family(_ARCHITECTURE, "granite", _DEFAULTS, read, build)
+FAMILY = Family(_ARCHITECTURE, "granite", DEFAULTS_OF_GRANITE, read, build)

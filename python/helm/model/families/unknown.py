@@ -1,6 +1,7 @@
 """What HELM says of a family that it does not run: the nearest that it runs, and what it lacks.
 
-Keys of config.json tell what a model has that no family here has. Knows no family's name.
+Keys of config.json tell what a model has that no family here has. Of those that run, it knows no
+name.
 """
 
 from __future__ import annotations
@@ -10,13 +11,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 _LACKING = {
-    "mixtures of experts": (
-        "num_experts",
-        "num_local_experts",
-        "n_routed_experts",
-        "moe_intermediate_size",
-        "moe_num_experts",
-    ),
     "latent attention": ("kv_lora_rank",),
     "gated delta nets": ("linear_num_value_heads", "linear_conv_kernel_dim"),
     "state space layers": ("state_size", "ssm_cfg", "mamba_d_state", "mamba_n_heads", "d_state"),
@@ -24,6 +18,14 @@ _LACKING = {
     "encoders": ("is_encoder_decoder", "encoder_layers"),
     "alibi": ("alibi",),
 }
+# Beginnings of names that people try, without dots and dashes, and what HELM would need for them.
+_KNOWN = {
+    "deepseek": "latent attention",
+    "kimi": "latent attention",
+    "qwen35": "gated delta nets",
+    "qwen3next": "gated delta nets",
+}
+KNOWN = "; HELM knows this family and does not run it yet"
 _ENDINGS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "Model")
 
 
@@ -41,10 +43,20 @@ def nearest(name: str, known: Collection[str]) -> str | None:
     return by_stem[close[0]] if close else None
 
 
+def needed(name: str) -> str | None:
+    """What a family that HELM knows and does not run needs; None of any other."""
+    plain = "".join(letter for letter in name.casefold() if letter.isalnum())
+    return next((need for begin, need in _KNOWN.items() if plain.startswith(begin)), None)
+
+
 def said_of(name: str, values: Mapping[str, Any], known: Collection[str]) -> str:
     """The end of a sentence that refuses a model: "; ..."."""
     close, missing = nearest(name, known), lacks(values)
     near = "" if close is None else f"; the nearest that is: {close}"
+    needs = needed(name)
+    if needs is not None:
+        near = f"{KNOWN}{near}"
+        missing = [needs, *(what for what in missing if what != needs)]
     lacking = f"; HELM lacks {' and '.join(missing)}" if missing else ""
     return f"{near}{lacking}; supported are {', '.join(sorted(known))}"
 

@@ -27,8 +27,9 @@ def _nothing(keys: Keys) -> dict[str, Any]:
 class Architecture:
     """family: transformers' class. adjacent: rows of q and k lie as rotation of neighbours needs
     them, where transformers' has halves. bias: q, k and v have one, o has none. names: of tensors
-    of a block, beside those that all have. follows: keys that other families do not run. more: of
-    config.json, from its own keys."""
+    of a block, beside those that all have; single: of single tensors there, with their kind; whole:
+    of tensors outside of blocks; block: what names in a block begin with. follows: keys
+    that other families do not run. more: of config.json, from its own keys."""
 
     family: str
     model_type: str
@@ -37,6 +38,9 @@ class Architecture:
     bias_key: str = "attention_bias"  # of config.json, where the file's tensors tell
     layer_norm: bool = False  # else RMS norms
     names: Mapping[str, str] = field(default_factory=dict)
+    single: Mapping[str, str] = field(default_factory=dict)
+    whole: Mapping[str, str] = field(default_factory=dict)
+    block: str = "model.layers."
     follows: tuple[str, ...] = ()
     more: Callable[[Keys], dict[str, Any]] = _nothing
 
@@ -47,8 +51,11 @@ def _window(keys: Keys) -> int | None:
 
 
 def _llama(keys: Keys) -> dict[str, Any]:
-    """Mistral's window of all layers."""
+    """With experts it is Mixtral, with a window of all layers Mistral."""
     window = _window(keys)
+    if keys.get("expert_count", 0).value:
+        own = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+        return {**own, **_experts(keys), "sliding_window": window}
     if window is None:
         return {}
     return {
@@ -121,10 +128,129 @@ def _stablelm(keys: Keys) -> dict[str, Any]:
     return {"use_parallel_residual": keys.get("use_parallel_residual", True).boolean()}
 
 
+def _experts(keys: Keys) -> dict[str, Any]:
+    """How many experts there are, how many a token has, and how large they are."""
+    counts = {
+        "num_local_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+    }
+    size = keys.get("expert_feed_forward_length")
+    return counts if size.null else {**counts, "moe_intermediate_size": size.integer(1, MOST)}
+
+
+def _qwen2_moe(keys: Keys) -> dict[str, Any]:
+    shared = keys.integer("expert_shared_feed_forward_length")
+    return {**_experts(keys), "shared_expert_intermediate_size": shared}
+
+
+def _qwen3_moe(keys: Keys) -> dict[str, Any]:
+    """Weights of the experts chosen add up to one, which no key states."""
+    return {**_experts(keys), "norm_topk_prob": True}
+
+
+def _granite_moe(keys: Keys) -> dict[str, Any]:
+    return {**_granite(keys), **_experts(keys), "experts_apart": True}
+
+
+def _gpt_oss(keys: Keys) -> dict[str, Any]:
+    return {**_experts(keys), "sliding_window": _window(keys), "experts_apart": True}
+
+
+def _glm4_moe(keys: Keys) -> dict[str, Any]:
+    """The last blocks guess tokens."""
+    experts = _experts(keys)
+    guessing = keys.get("nextn_predict_layers", 0).integer(0, 64)
+    keys.get("expert_gating_func", 2).integer(2, 2)
+    return {
+        **experts,
+        "n_routed_experts": experts["num_local_experts"],
+        "num_hidden_layers": keys.integer("block_count") - guessing,
+        "num_nextn_predict_layers": guessing,
+        "n_shared_experts": keys.get("expert_shared_count", 0).integer(0, 64),
+        "first_k_dense_replace": keys.get("leading_dense_block_count", 0).integer(0, MOST),
+        "routed_scaling_factor": keys.decimal("expert_weights_scale", 1.0),
+        "norm_topk_prob": keys.get("expert_weights_norm", True).boolean(),
+        "use_qk_norm": keys.has_tensor("blk.0.attn_q_norm.weight"),
+    }
+
+
+_EXPERTS = ("expert_count",)
+
+
+def _names_of_experts(module: str, router: str, gate: str, up: str, down: str) -> dict[str, str]:
+    parts = {"gate_inp": router, "gate_exps": gate, "up_exps": up, "down_exps": down}
+    return {f"ffn_{own}": f"{module}.{name}" for own, name in parts.items()}
+
+
+_MIXTRAL = _names_of_experts(
+    "block_sparse_moe", "gate", "experts.*.w1", "experts.*.w3", "experts.*.w2"
+)
+_QWEN = _names_of_experts(
+    "mlp", "gate", "experts.*.gate_proj", "experts.*.up_proj", "experts.*.down_proj"
+)
+
+
+def _gpt_neox(keys: Keys) -> dict[str, Any]:
+    return {
+        "use_parallel_residual": keys.get("use_parallel_residual", True).boolean(),
+        "rotary_pct": 1.0,  # where nothing says that less is rotated
+        "rotary_emb_base": keys.decimal("rope.freq_base", 10000.0),
+        "attention_bias": True,
+    }
+
+
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _GEMMA_NAMES = {**_NORMS_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
 ARCHITECTURES = {
-    "llama": Architecture("LlamaForCausalLM", "llama", adjacent=True, more=_llama),
+    "llama": Architecture(
+        "LlamaForCausalLM", "llama", adjacent=True, names=_MIXTRAL, follows=_EXPERTS, more=_llama
+    ),
+    "qwen2moe": Architecture(
+        "Qwen2MoeForCausalLM",
+        "qwen2_moe",
+        bias=True,
+        names={
+            **_QWEN,
+            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+            **{f"ffn_{n}_shexp": f"mlp.shared_expert.{n}_proj" for n in ("gate", "up", "down")},
+        },
+        follows=_EXPERTS,
+        more=_qwen2_moe,
+    ),
+    "qwen3moe": Architecture(
+        "Qwen3MoeForCausalLM", "qwen3_moe", names=_QWEN, follows=_EXPERTS, more=_qwen3_moe
+    ),
+    "olmoe": Architecture(
+        "OlmoeForCausalLM", "olmoe", names=_QWEN, follows=_EXPERTS, more=_experts
+    ),
+    "gpt-oss": Architecture(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        names={
+            **_names_of_experts(
+                "mlp", "router", "experts.gate_proj", "experts.up_proj", "experts.down_proj"
+            ),
+            "post_attention_norm": "post_attention_layernorm",
+        },
+        single={
+            "attn_sinks.weight": "self_attn.sinks",
+            **{f"ffn_{n}_exps.bias": f"mlp.experts.{n}_proj_bias" for n in ("gate", "up", "down")},
+        },
+        follows=_EXPERTS,
+        more=_gpt_oss,
+    ),
+    "glm4moe": Architecture(
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        names={
+            **_QWEN,
+            **{f"ffn_{n}_shexp": f"mlp.shared_experts.{n}_proj" for n in ("gate", "up", "down")},
+            "post_attention_norm": "post_attention_layernorm",
+        },
+        single={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
+        follows=_EXPERTS,
+        more=_glm4_moe,
+    ),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", bias=True),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
     "gemma2": Architecture(
@@ -151,6 +277,22 @@ ARCHITECTURES = {
         follows=("embedding_scale", "attention.scale", "residual_scale", "logit_scale"),
         more=_granite,
     ),
+    "granitemoe": Architecture(
+        "GraniteMoeForCausalLM",
+        "granitemoe",
+        adjacent=True,
+        names=_names_of_experts(
+            "block_sparse_moe", "router.layer", "gate_linear", "up_linear", "output_linear"
+        ),
+        follows=(
+            "embedding_scale",
+            "attention.scale",
+            "residual_scale",
+            "logit_scale",
+            "expert_count",
+        ),
+        more=_granite_moe,
+    ),
     "olmo2": Architecture("Olmo2ForCausalLM", "olmo2", names=_NORMS_BEHIND, more=_olmo2),
     "command-r": Architecture(
         "CohereForCausalLM", "cohere", layer_norm=True, follows=("logit_scale",), more=_cohere
@@ -165,6 +307,25 @@ ARCHITECTURES = {
         layer_norm=True,
         follows=("use_parallel_residual",),
         more=_stablelm,
+    ),
+    "gptneox": Architecture(
+        "GPTNeoXForCausalLM",
+        "gpt_neox",
+        layer_norm=True,
+        names={
+            "attn_qkv": "attention.query_key_value",
+            "attn_output": "attention.dense",
+            "ffn_up": "mlp.dense_h_to_4h",
+            "ffn_down": "mlp.dense_4h_to_h",
+        },
+        whole={
+            "token_embd.weight": "gpt_neox.embed_in.weight",
+            "output_norm.weight": "gpt_neox.final_layer_norm.weight",
+            "output_norm.bias": "gpt_neox.final_layer_norm.bias",
+        },
+        block="gpt_neox.layers.",
+        follows=("use_parallel_residual",),
+        more=_gpt_neox,
     ),
     "glm4": Architecture(
         "Glm4ForCausalLM",

@@ -29,6 +29,9 @@ class Keys:
     def needed(self, key: str) -> Reader:
         return needed(self._node, f"{self._name}.{key}")
 
+    def has_tensor(self, name: str) -> bool:
+        return name in self._gguf.tensors
+
     def integer(self, key: str) -> int:
         return self.needed(key).integer(1, MOST)
 
