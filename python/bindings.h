@@ -32,6 +32,12 @@ class SharedEngine {
   bool forked() const { return engine_->forked(); }
   void check_process() const { engine_->check_process(); }
 
+  // The engine for a part of the runtime that has it alone from now on.
+  std::shared_ptr<Engine> lend() const {
+    check_process();
+    return engine_;
+  }
+
   // From now on the service steps the engine, and all other work waits for its turn between steps.
   // To be called before another thread knows the engine.
   std::shared_ptr<Service> start_service(const ServiceOptions& options) {

@@ -44,6 +44,11 @@ void bind_speculation(nb::module_& m) {
   m.def("ngram_drafter", &ngram_drafter,
         "Guesses that a text goes on as it did after the longest run that its end repeats.");
   m.def(
+      "model_drafter", [](const SharedEngine& engine) { return model_drafter(engine.lend()); },
+      "engine"_a, nb::keep_alive<0, 1>(),
+      "Guesses what a smaller model with the same vocabulary finds likeliest. Its engine is the\n"
+      "drafter's alone from now on.");
+  m.def(
       "called_drafter",
       [](const Guess& guess) -> std::shared_ptr<Drafter> {
         return std::make_shared<CalledDrafter>(guess);

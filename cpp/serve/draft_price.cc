@@ -99,7 +99,7 @@ double expected_tokens(double rate, int64_t guesses) {
 
 std::vector<int64_t> guesses_that_pay(const StepPrice& price, int64_t rows,
                                       std::span<const DraftOffer> offers, int64_t spare,
-                                      bool guessing) {
+                                      bool guessing, const DraftSeconds& draft_s) {
   std::vector<int64_t> guesses(offers.size(), 0), best = guesses;
   const double alone_s = price.seconds(rows);
   if (!(alone_s > 0)) return best;
@@ -116,7 +116,8 @@ std::vector<int64_t> guesses_that_pay(const StepPrice& price, int64_t rows,
     next.pop();
     tokens += likely;
     if (++guesses[i] < offers[i].most) next.emplace(likely * offers[i].rate, i);
-    const double rate = tokens / price.seconds(rows + added);
+    const double drafting_s = draft_s ? draft_s(guesses) : 0;
+    const double rate = tokens / (price.seconds(rows + added) + drafting_s);
     if (rate > most) most = rate, best = guesses;
   }
   return best;

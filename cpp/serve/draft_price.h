@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <span>
 #include <vector>
@@ -62,12 +63,15 @@ struct DraftOffer {
   int64_t most = 0;  // guesses
 };
 
+// Seconds that it takes to make so many guesses of each offer.
+using DraftSeconds = std::function<double(std::span<const int64_t> guesses)>;
+
 // How many guesses each gets, at most `spare` in all: as many as make the most tokens per second of
 // a step that has `rows` rows without them. Longer steps must pay by a share, more so where the
-// last step had no guesses.
+// last step had no guesses. draft_s: empty for guesses that are there already.
 std::vector<int64_t> guesses_that_pay(const StepPrice& price, int64_t rows,
                                       std::span<const DraftOffer> offers, int64_t spare,
-                                      bool guessing);
+                                      bool guessing, const DraftSeconds& draft_s = {});
 
 // Tokens that a step brings on average with so many guesses.
 double expected_tokens(double rate, int64_t guesses);

@@ -8,7 +8,20 @@
 namespace helm {
 
 Drafter::~Drafter() = default;
+std::vector<Draft> Drafter::propose_all(std::span<const DraftAsk> asks) {
+  std::vector<Draft> drafts;
+  for (const DraftAsk& ask : asks) {
+    drafts.push_back(ask.most > 0 ? propose(ask.request, ask.tokens, ask.most) : Draft{});
+  }
+  return drafts;
+}
 void Drafter::forget(int64_t) {}
+bool Drafter::takes_time() const {
+  return false;
+}
+double Drafter::seconds(std::span<const DraftAsk>) const {
+  return 0;
+}
 double Drafter::expected(int32_t) const {
   return 0.5;
 }

@@ -1,7 +1,9 @@
 #include "serve/speculator.h"
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 #include "base/check.h"
@@ -11,6 +13,7 @@ namespace {
 
 constexpr double kOthers = 4;  // guesses of other requests that count for a new one
 constexpr int64_t kMost = 32;  // guesses of a request in a step
+constexpr int64_t kFirst = 2;  // likewise, while it is not known what they take
 
 }  // namespace
 
@@ -42,35 +45,73 @@ void Speculator::cut(Draft& draft, const Seat& seat, int64_t most) const {
   draft.kind = std::clamp(draft.kind, 0, Drafter::kKinds - 1);
 }
 
-void Speculator::guess(std::span<Seat> seats, int64_t rows) {
-  int64_t spare = std::min(step_tokens_ - rows, step_outputs_ - std::ssize(seats));
-  if (spare < 1) return;
-  std::vector<DraftOffer> offers;
-  for (Seat& seat : seats) {
-    const int64_t most = std::min({seat.most, spare, kMost});
-    const int64_t wanted = speculation_.tokens > 0 ? std::min(speculation_.tokens, most) : most;
-    if (wanted > 0) seat.draft = speculation_.drafter->propose(seat.id, seat.tokens, wanted);
-    cut(seat.draft, seat, std::max<int64_t>(wanted, 0));
-    const auto own = own_.try_emplace(seat.id, all_, kOthers).first;
-    offers.push_back({own->second.rate(seat.draft.kind), std::ssize(seat.draft.tokens)});
+void Speculator::propose(std::span<Seat> seats, std::span<const DraftAsk> asks) {
+  std::vector<Draft> drafts = speculation_.drafter->propose_all(asks);
+  drafts.resize(seats.size());
+  for (size_t i = 0; i < seats.size(); ++i) {
+    seats[i].draft = std::move(drafts[i]);
+    cut(seats[i].draft, seats[i], asks[i].most);
+  }
+}
+
+// How many guesses each gets; asks: those that a drafter that takes time would have.
+std::vector<int64_t> Speculator::choose(std::span<const DraftOffer> offers,
+                                        std::span<DraftAsk> asks, int64_t rows,
+                                        int64_t spare) const {
+  if (speculation_.tokens == 0) {
+    DraftSeconds draft_s;
+    if (speculation_.drafter->takes_time()) {
+      draft_s = [&](std::span<const int64_t> guesses) {
+        for (size_t i = 0; i < asks.size(); ++i) asks[i].most = guesses[i];
+        const double seconds = speculation_.drafter->seconds(asks);
+        const bool tries = *std::max_element(guesses.begin(), guesses.end()) <= kFirst;
+        return seconds > 0 || tries ? seconds : std::numeric_limits<double>::infinity();
+      };
+    }
+    return guesses_that_pay(price_, rows, offers, spare, guessing_, draft_s);
   }
   std::vector<int64_t> guesses;
-  if (speculation_.tokens == 0) {
-    guesses = guesses_that_pay(price_, rows, offers, spare, guessing_);
-  } else {
-    for (const DraftOffer& offer : offers) {
-      guesses.push_back(std::min(offer.most, spare));
-      spare -= guesses.back();
-    }
+  for (const DraftOffer& offer : offers) {
+    guesses.push_back(std::min(offer.most, spare));
+    spare -= guesses.back();
   }
-  guessing_ = std::any_of(guesses.begin(), guesses.end(), [](int64_t count) { return count > 0; });
+  return guesses;
+}
+
+void Speculator::guess(std::span<Seat> seats, int64_t rows) {
+  drafting_s_ = 0;
+  const int64_t spare = std::min(step_tokens_ - rows, step_outputs_ - std::ssize(seats));
+  if (spare < 1) return;
+  const bool takes_time = speculation_.drafter->takes_time();
+  std::vector<DraftAsk> asks;
+  for (const Seat& seat : seats) {
+    const int64_t most = std::max<int64_t>(std::min({seat.most, spare, kMost}), 0);
+    const int64_t wanted = speculation_.tokens > 0 ? std::min(speculation_.tokens, most) : most;
+    asks.push_back({seat.id, seat.tokens, wanted});
+  }
+  if (!takes_time) propose(seats, asks);
+  std::vector<DraftOffer> offers;
   for (size_t i = 0; i < seats.size(); ++i) {
-    Draft& draft = seats[i].draft;
-    if (guesses[i] == 0 && !draft.tokens.empty()) {
-      all_.skip(draft.kind);
-      own_.at(seats[i].id).skip(draft.kind);
+    const Draft& draft = seats[i].draft;
+    const auto own = own_.try_emplace(seats[i].id, all_, kOthers).first;
+    offers.push_back(
+        {own->second.rate(draft.kind), takes_time ? asks[i].most : std::ssize(draft.tokens)});
+  }
+  const std::vector<int64_t> guesses = choose(offers, asks, rows, spare);
+  guessing_ = std::any_of(guesses.begin(), guesses.end(), [](int64_t count) { return count > 0; });
+  if (takes_time && guessing_) {
+    const auto begun = std::chrono::steady_clock::now();
+    for (size_t i = 0; i < seats.size(); ++i) asks[i].most = guesses[i];
+    propose(seats, asks);
+    drafting_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+  }
+  for (size_t i = 0; i < seats.size(); ++i) {
+    std::vector<int32_t>& tokens = seats[i].draft.tokens;
+    if (guesses[i] == 0 && offers[i].most > 0) {
+      all_.skip(seats[i].draft.kind);
+      own_.at(seats[i].id).skip(seats[i].draft.kind);
     }
-    draft.tokens.resize(static_cast<size_t>(guesses[i]));
+    tokens.resize(std::min(tokens.size(), static_cast<size_t>(guesses[i])));
   }
 }
 

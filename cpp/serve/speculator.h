@@ -43,13 +43,17 @@ class Speculator {
   // What came of a request's guesses in a step that had so many rows without any. Returns the
   // seconds that its tokens would have taken longer in steps without guesses.
   double note(const Tried& tried, int64_t rows, double seconds);
-  void note_step(int64_t rows, double seconds) { price_.note(rows, seconds); }  // guesses included
+  // Of the last step: its rows with guesses, and seconds from before guess() on.
+  void note_step(int64_t rows, double seconds) { price_.note(rows, seconds - drafting_s_); }
   void forget(RequestId id);
 
   const GuessCounts& counts() const { return counts_; }
 
  private:
   void cut(Draft& draft, const Seat& seat, int64_t most) const;
+  void propose(std::span<Seat> seats, std::span<const DraftAsk> asks);
+  std::vector<int64_t> choose(std::span<const DraftOffer> offers, std::span<DraftAsk> asks,
+                              int64_t rows, int64_t spare) const;
 
   Speculation speculation_;
   int64_t vocab_size_, step_tokens_, step_outputs_;
@@ -57,6 +61,7 @@ class Speculator {
   Acceptance all_;                       // of all requests
   std::map<RequestId, Acceptance> own_;  // of those that are open
   bool guessing_ = false;                // in the last step
+  double drafting_s_ = 0;                // of it, by a drafter that takes time
   GuessCounts counts_;
 };
 

@@ -331,14 +331,15 @@ def test_an_accelerator_too_small_for_the_context_takes_a_part(
     device = f"sim:vram={size}"
     with helm.LLM(device=device, profile=slow_cpu(), policy="layer-partition", **OPTIONS) as llm:
         check_overflow(llm, expected)
-    with pytest.raises(InvalidError, match="speculate is 'ngram', but KV pages of the acc"):
-        helm.LLM(
-            device=device,
-            profile=slow_cpu(),
-            policy="layer-partition",
-            speculate="ngram",
-            **OPTIONS,
-        )
+    for asked in ("ngram", "bundled"):
+        with pytest.raises(InvalidError, match=f"speculate is '{asked}', but KV pages of the acc"):
+            helm.LLM(
+                device=device,
+                profile=slow_cpu(),
+                policy="layer-partition",
+                speculate=asked,
+                **OPTIONS,
+            )
 
 
 def test_without_an_accelerator() -> None:

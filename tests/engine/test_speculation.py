@@ -166,6 +166,24 @@ def test_every_family_tells_the_same(name: str) -> None:
         for make in (right, hostile):
             assert run(engine, [call], _helm.called_drafter(make([text])), 6)[0] == [told]
     check_drafters(engine, given, want)
+    check_models(engine, plan, name, given, want)
+
+
+def check_models(
+    engine: _helm.Engine, plan: Plan, name: str, given: list[dict[str, Any]], want: list[Told]
+) -> None:
+    """Of models that guess: the same one, which is right, and another."""
+    own = _helm.model_drafter(engine_of(plan, name))
+    greedy, timings = run(engine, [given[0], {**given[0], "max_tokens": 7}], own, 4)
+    assert greedy == [want[0], [*want[0][:6], (*want[0][6][:2], "length")]]
+    assert all(0 < t["accepted_tokens"] == t["guessed_tokens"] for t in timings)
+    assert run(engine, given, _helm.model_drafter(engine_of(plan, name)), 3)[0] == want
+    other = "qwen3" if name != "qwen3" else "llama"
+    draft = _helm.model_drafter(engine_of(plan_of(other), other))
+    told, timings = run(engine, given, draft, 3)
+    assert told == want
+    assert sum(t["guessed_tokens"] for t in timings) > 0
+    assert run(engine, given, draft, 0)[0] == want
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "i8"])

@@ -47,7 +47,7 @@ def test_texts_are_the_same_and_timings_tell_what_was_guessed() -> None:
 
 def test_other_words_are_refused_before_anything_is_loaded() -> None:
     for wrong in ("on", "", 3, None, True):
-        with pytest.raises(helm.InvalidError, match=r"\[load\] speculate must be auto, off or ngr"):
+        with pytest.raises(helm.InvalidError, match=r"\[load\] speculate must be auto, off, ngr"):
             helm.LLM("/nowhere", speculate=wrong)  # type: ignore[arg-type]
 
 

@@ -79,6 +79,8 @@ def plan_line(llm: LLM) -> str:
         f"{_overflow(plan)}",
         f"{_devices(plan, stats)}, {counted(stats['threads'], 'thread')}, {stats['isa']}",
     ]
+    if (draft := stats["speculation"].get("draft")) is not None:
+        parts.append(f"{draft['name']} guesses, {binary_bytes(draft['memory_bytes'])} of RAM")
     rate = predicted_rate(llm)
     if rate is not None:
         parts.append(f"predicted {rate:,.1f} tokens/s")

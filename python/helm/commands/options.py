@@ -116,12 +116,22 @@ def add_speculation(parser: Parser) -> None:
     """--speculate."""
     group = parser.add_argument_group("speculation")
     group.add_argument(
-        "--speculate", choices=("auto", "off", "ngram"), default="auto", metavar="HOW",
+        "--speculate", type=_speculation, default="auto", metavar="HOW|MODEL",
         help=More(
-            "guess what repeats earlier text, as much as pays: ngram, off (default: auto, where "
-            "no token changes)"
+            "guess what repeats earlier text, as much as pays: ngram, off; or what a smaller MODEL "
+            "with the same vocabulary says (default: auto, where no token changes)"
         ),
     )  # fmt: skip
+
+
+def _speculation(value: str) -> str:
+    from helm.session.speculation import draft_named
+
+    try:
+        draft_named(value)
+    except InvalidError as error:
+        raise argparse.ArgumentTypeError(str(error).partition("speculate ")[2]) from None
+    return value
 
 
 def add_revision(group: argparse._ActionsContainer) -> None:

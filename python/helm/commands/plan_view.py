@@ -250,6 +250,7 @@ def _prediction(study: Study, out: Console) -> None:
     table.add_row("", f"{full} tokens/s", f"at the full context of {work.context:,}")
     table.add_row("  in all", seconds_text(predicted.total_s), "first to last token")
     out.print(table)
+    _indented(out, explain.guesses_text(study), style="dim")
 
 
 def _bottleneck(study: Study, out: Console) -> None:

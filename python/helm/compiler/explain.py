@@ -12,6 +12,7 @@ from helm.compiler.budget import PURPOSES
 from helm.compiler.candidate import BOTH, Candidate, term_name
 from helm.compiler.segments import layers_label, segments, unit_runs
 from helm.compiler.solve import Study
+from helm.compiler.speculation import guess_prices
 
 FORMAT = "helm-explanation"
 VERSION = 1
@@ -124,6 +125,22 @@ def _kv(study: Study) -> dict[str, Any]:
             ],
         },
     }
+
+
+def guesses_text(study: Study, likely: float = 0.8) -> str:
+    """From which share of right guesses on they pay, and what they bring at a likely one."""
+    found = guess_prices(study)
+    least = found.least
+    if found.reason:
+        return f"no tokens are guessed: {found.reason}"
+    if least is None:
+        return "guesses of tokens never pay: longer steps take too long"
+    assert least.pays_from is not None
+    text = f"guesses of tokens pay from {least.pays_from * 100:.0f} % right on"
+    guesses, gain = found.best(likely)
+    if guesses:
+        text += f"; with {likely * 100:.0f} % right, {guesses} a step bring {gain:.2f}x"
+    return text
 
 
 @dataclass(frozen=True)
@@ -272,6 +289,9 @@ def to_dict(study: Study) -> dict[str, Any]:
     decode_tokens_per_s, full_context_decode_s, full_context_decode_tokens_per_s, total_s,
     tokens_per_s, decode_terms and prefill_terms (seconds by term, see
     `helm.compiler.times.TERMS`).
+    speculation: step_s (guesses of each sequence -> seconds of a decode step, as far as they are
+    priced), pays_from (the least share of right guesses from which on some number of them pays,
+    null: none does), guesses (that number, 0: none), reason (why nothing is guessed, or "").
     memory: device -> weights_bytes, kv_bytes, activations_bytes, workspace_bytes, staging_bytes,
     reserve_bytes. loading: weights ("copied", "mapped" or "compressed") and the fields of
     `helm.compiler.load_cost.LoadingChoice`. limits: device -> bytes the plan may take.
@@ -311,6 +331,7 @@ def to_dict(study: Study) -> dict[str, Any]:
         "schedule": dataclasses.asdict(plan.schedule),
         "kv": _kv(study),
         "predicted": dataclasses.asdict(prediction.predicted),
+        "speculation": guess_prices(study).to_dict(),
         "memory": {device: dataclasses.asdict(use) for device, use in plan.memory.items()},
         "loading": {"weights": plan.loading, **dataclasses.asdict(choice)},
         "limits": {device: study.limit_bytes(device) for device in plan.memory},

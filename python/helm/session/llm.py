@@ -19,7 +19,7 @@ from helm.session.open import AnyTokenizer, LoadedModel, load_from_torch, load_m
 from helm.session.options import Measuring, TorchKeywords, load_options
 from helm.session.saved_kv import SavedKV, file_name, from_metadata, to_metadata
 from helm.session.service import CLOSED, Service
-from helm.session.speculation import check_speculate, choose_speculation
+from helm.session.speculation import choose_speculation, draft_named
 from helm.text.completion import Completion
 from helm.text.prompts import ChatKeywords, Job, Prompt, Prompts, Template, split_prompts
 from helm.text.sampling import SamplingKeywords, SamplingParams, sampling_params
@@ -58,7 +58,9 @@ class LLM(LoadedLLM):
     later ones; what is kept for those lies in pages that no other call wants.
     speculate: whether tokens that repeat earlier text are guessed and computed several a step, as
     many as pay by what steps took; the tokens are the same. "ngram"; "off"; "auto": "ngram" where
-    they are the same to the bit, else "off". `stats["speculation"]` says which, and why.
+    they are the same to the bit, else "off". Or a smaller model with the same vocabulary that
+    guesses, named as `model` is, an id as owner/name; it takes its part of the host's memory first.
+    `stats["speculation"]` says which, and why.
     weights: "copied" to huge pages; "mapped" from the files, which starts at once and shares the
     page cache; "compressed", bf16 in 12 bits per weight, exactly, which takes a quarter less memory
     and is faster in decode where memory bounds it (after DFloat11, Zhang et al. 2025, with codes of
@@ -102,7 +104,7 @@ class LLM(LoadedLLM):
         kv_vram_bytes: int | None = None,
         watermark: float | None = None,
         prefix_cache: bool = True,
-        speculate: str = "auto",
+        speculate: str | os.PathLike[str] = "auto",
         weights: str = "auto",
         expected_tokens: int | None = None,
         progress: Progress | bool | None = None,
@@ -118,9 +120,9 @@ class LLM(LoadedLLM):
     ) -> None:
         options = dict(locals())
         check_flag(prefix_cache, "[load] prefix_cache")
-        check_speculate(speculate)
+        draft = draft_named(speculate)
         with progress_bar(progress, "loading weights") as report:
-            loaded = load_model(model, revision, load_options(options, report), tokenizer)
+            loaded = load_model(model, revision, load_options(options, report), tokenizer, draft)
         self._start(loaded, prefix_cache, speculate)
 
     @classmethod
@@ -143,16 +145,16 @@ class LLM(LoadedLLM):
         prefix_cache = options.pop("prefix_cache", True)
         check_flag(prefix_cache, "[load] prefix_cache")
         speculate = options.pop("speculate", "auto")
-        check_speculate(speculate)
+        draft = draft_named(speculate)
         with progress_bar(options.pop("progress", None), "loading weights") as report:
-            loaded = load_from_torch(module, tokenizer, load_options(options, report))
+            loaded = load_from_torch(module, tokenizer, load_options(options, report), draft)
         self = cls.__new__(cls)
         self._start(loaded, prefix_cache, speculate)
         return self
 
-    def _start(self, loaded: LoadedModel, prefix_cache: bool, speculate: str) -> None:
+    def _start(self, loaded: LoadedModel, prefix_cache: bool, speculate: Any) -> None:
         self._hold(loaded)
-        self._speculation = choose_speculation(speculate, self._engine)
+        self._speculation = choose_speculation(speculate, self._engine, loaded.draft)
         drafter = self._speculation.drafter()
         self._service: Service | None = Service(self._engine, prefix_cache, drafter)
         self._prompts = Prompts(

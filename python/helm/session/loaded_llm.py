@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from helm.base.summaries import Summarized
@@ -84,7 +83,8 @@ class LoadedLLM(Summarized):
         `devices` lists the CPU and, if the plan uses one, the accelerator: what it is, which
         `units` it holds ("embedding", "layers 0-3", ...), and bytes by purpose. `predicted` is
         the plan's decode rate in tokens/s, None for a plan made without a profile. `speculation`
-        has how tokens are guessed (`by`: "ngram" or "off"), and the `reason` why they are not.
+        has how tokens are guessed (`by`: "ngram", "model" or "off"), the `reason` why they are not,
+        and of a `draft` its `name`, `memory_bytes`, `context` and `threads`.
         """
         stats = dict(self._open_engine().stats)
         held = units_by_device(self.plan)
@@ -94,7 +94,7 @@ class LoadedLLM(Summarized):
         stats["predicted"] = (
             None if prediction is None else prediction.predicted.decode_tokens_per_s
         )
-        stats["speculation"] = asdict(self._speculation)
+        stats["speculation"] = self._speculation.describe()
         return stats
 
     def _open_engine(self) -> Any:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from helm.base.arguments import shown
 from helm.base.paths import permitted
-from helm.errors import InvalidError, printable
+from helm.errors import InvalidError, OutOfMemoryError, printable
+from helm.model.checkpoint import TensorInfo
 from helm.model.config import ModelConfig
 from helm.model.hub import bundled_model, resolve_model, resolve_tokenizer, use_name
 from helm.model.model_files import read_model
 from helm.model.model_uses import note_use
 from helm.model.torch_module import generation_settings, module_config, module_weights
 from helm.plan.schema import Plan
+from helm.session.draft import Draft, load_draft
 from helm.session.here import load_engine
 from helm.session.options import LoadOptions
 from helm.text.generation_defaults import GenerationDefaults, read_generation_defaults
@@ -42,6 +45,7 @@ class LoadedModel:
     name: str
     folder: Path | None  # of the checkpoint; None for a module in memory
     longest: int  # what the context could be raised to
+    draft: Draft | None = None  # that guesses for it
 
 
 def load_model(
@@ -49,10 +53,12 @@ def load_model(
     revision: str | None,
     options: LoadOptions,
     tokenizer: str | os.PathLike[str] | None = None,
+    draft: str | Path | None = None,
 ) -> LoadedModel:
     """Finds, plans and loads a checkpoint. Everything small is checked before weights are read.
 
     tokenizer: a folder, or the id of a model, whose tokenizer is used instead of the model's own.
+    draft: a model that guesses, loaded first, within the same memory.
     """
     given = None if tokenizer is None else resolve_tokenizer(tokenizer)
     place = resolve_model(model, revision)
@@ -63,19 +69,24 @@ def load_model(
         weights = files.weights()
     notices = (*weights.notices, *defaults.notices)
     folder = files.folder
-    plan, engine = load_engine(weights.config, weights.tensors, str(folder), {}, options, notices)
+    plan, engine, beside = _load_beside(
+        draft, own, weights.config, weights.tensors, str(folder), {}, options, notices
+    )
     if folder != bundled_model():
         note_use(use_name(place))
     local = model is None or Path(os.path.expanduser(model)).exists()
     name = place.resolve().name if local else str(model)
     longest = _longest(plan, options)
     return LoadedModel(
-        engine, plan, weights.config, defaults, own, printable(name), folder, longest
+        engine, plan, weights.config, defaults, own, printable(name), folder, longest, beside
     )
 
 
 def load_from_torch(
-    module: Any, tokenizer: AnyTokenizer | None, options: LoadOptions
+    module: Any,
+    tokenizer: AnyTokenizer | None,
+    options: LoadOptions,
+    draft: str | Path | None = None,
 ) -> LoadedModel:
     """Plans and loads a transformers model in memory."""
     config = module_config(module)
@@ -87,9 +98,37 @@ def load_from_torch(
     defaults = _without_text(defaults, own)
     weights = module_weights(module, config)
     notices = (*weights.notices, *defaults.notices)
-    plan, engine = load_engine(weights.config, weights.infos, "", weights.tensors, options, notices)
+    plan, engine, beside = _load_beside(
+        draft, own, weights.config, weights.infos, "", weights.tensors, options, notices
+    )
     longest = _longest(plan, options)
-    return LoadedModel(engine, plan, weights.config, defaults, own, name, None, longest)
+    return LoadedModel(engine, plan, weights.config, defaults, own, name, None, longest, beside)
+
+
+def _load_beside(
+    model: str | Path | None,
+    tokenizer: Tokenizer | None,
+    config: ModelConfig,
+    infos: Mapping[str, TensorInfo],
+    directory: str,
+    tensors: Mapping[str, Any],
+    options: LoadOptions,
+    notices: tuple[str, ...],
+) -> tuple[Plan, Any, Draft | None]:
+    """What `load_engine` loads, beside the draft `model`, which comes first."""
+    if model is None:
+        return (*load_engine(config, infos, directory, tensors, options, notices), None)
+    draft = load_draft(model, tokenizer, config, options)
+    try:
+        left = draft.left_of(options)
+        plan, engine = load_engine(config, infos, directory, tensors, left, notices)
+    except OutOfMemoryError as error:
+        draft.engine = None
+        raise draft.blamed(error) from None
+    except BaseException:
+        draft.engine = None
+        raise
+    return plan, engine, draft
 
 
 def _tokenizer(given: AnyTokenizer, vocab_size: int) -> Tokenizer:

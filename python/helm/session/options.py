@@ -59,7 +59,7 @@ class TorchKeywords(PlanKeywords, total=False):
     """What `LLM.from_torch` takes by name: those of LLM(...) that are not about files."""
 
     prefix_cache: bool
-    speculate: str
+    speculate: str | os.PathLike[str]
     progress: Progress | bool | None
 
 
