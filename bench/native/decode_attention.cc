@@ -119,7 +119,7 @@ class DecodeAttention : public Case {
     for (int64_t layer = 1; layer < layers; ++layer) {
       plan_.kv.layers.push_back({layer, 0, s.kv_heads});
     }
-    plan_.kv.pages = layers * blocks() * s.sequences;
+    plan_.kv.blocks = blocks() * s.sequences;
     plan_.limits = {s.context, s.sequences, s.sequences, s.sequences};
     plan_.values = {{"qkv", qkv_width(), false}, {"out", s.heads * s.head_dim, false}};
     plan_.units.resize(1);
@@ -149,7 +149,7 @@ class DecodeAttention : public Case {
     stage_ = std::make_unique<cpu::CpuStage>(spec, table_, threads_);
     tokens_.assign(static_cast<size_t>(shape_.sequences), 0);
     positions_.assign(tokens_.size(), static_cast<int32_t>(shape_.context - 1));
-    for (int64_t i = 0; i < plan_.kv.pages; ++i) {
+    for (int64_t i = 0; i < plan_.kv.pages(); ++i) {
       page_table_.push_back(static_cast<int32_t>(i * shape_.kv_heads));
     }
     for (int64_t i = 0; i < shape_.sequences; ++i) {

@@ -235,6 +235,9 @@ void Engine::resize(SequenceId sequence, int64_t length, int64_t capacity) {
 bool Engine::can_resize(SequenceId sequence, int64_t length, int64_t capacity) const {
   return used().can_resize(sequence, length, capacity);
 }
+bool Engine::continues(SequenceId sequence, int64_t length) const {
+  return used().continues(sequence, length);
+}
 int64_t Engine::steps_ahead() const {
   return used().steps_ahead();
 }

@@ -49,6 +49,9 @@ class Engine::Impl {
   int64_t capacity(SequenceId id) const { return sequence(id).capacity; }
   void resize(SequenceId id, int64_t length, int64_t capacity);
   bool can_resize(SequenceId id, int64_t length, int64_t capacity) const;
+  bool continues(SequenceId id, int64_t length) const {
+    return kv_.continues(sequence(id), length);
+  }
   int64_t steps_ahead() const { return executor_.limit(); }
   int64_t in_flight() const { return executor_.in_flight(); }
   std::span<const float> step(std::span<const StepInput> inputs);
@@ -62,6 +65,7 @@ class Engine::Impl {
     return const_cast<KvSequence&>(static_cast<const Impl*>(this)->sequence(id));
   }
   void check_open(int64_t capacity, int64_t blocks) const;
+  void check_continues(SequenceId id, const KvSequence& sequence, int64_t length) const;
   void check(std::span<const StepInput> inputs) const;
   void check_tokens(const StepInput& input) const;
   void make_room(std::span<const StepInput> inputs);

@@ -37,6 +37,14 @@ void Engine::Impl::check_open(int64_t capacity, int64_t blocks) const {
   }
 }
 
+void Engine::Impl::check_continues(SequenceId id, const KvSequence& sequence,
+                                   int64_t length) const {
+  if (kv_.continues(sequence, length)) return;
+  fail(ErrorKind::kInvalid, "[engine] sequence ", id, " cannot be gone on from its first ", length,
+       " positions: layers with a window of ", plan_.kv.window(), " hold positions from ",
+       sequence.window_begin, " on; compute them anew");
+}
+
 SequenceId Engine::Impl::open(int64_t capacity) {
   check_open(capacity, kv_.blocks_for(capacity));
   sequences_.emplace(next_id_, kv_.open(capacity));
@@ -49,6 +57,7 @@ SequenceId Engine::Impl::fork(SequenceId source, int64_t length, int64_t capacit
     fail(ErrorKind::kInvalid, "[engine] cannot begin a sequence of ", capacity,
          " positions with the first ", length, " of the ", from.length, " of sequence ", source);
   }
+  check_continues(source, from, length);
   check_open(capacity, kv_.blocks_to_fork(length, capacity));
   sequences_.emplace(next_id_, kv_.fork(from, length, capacity));
   return next_id_++;
@@ -77,14 +86,17 @@ void Engine::Impl::save(SequenceId id, std::span<const int32_t> tokens, const st
     fail(ErrorKind::kInvalid, "[kv] ", tokens.size(), " tokens were given for the ", saved.length,
          " positions of sequence ", id);
   }
+  check_continues(id, saved, std::ssize(tokens));
   const KvFileHeader header{plan_.fingerprint, weights_digest(),
                             plan_.kv,          {tokens.begin(), tokens.end()},
-                            metadata,          cpu::lacks_key_biases(plan_)};
+                            metadata,          cpu::lacks_key_biases(plan_),
+                            saved.window_begin};
   KvFileWriter writer(path, header);
   std::vector<std::byte> content(static_cast<size_t>(header.block_bytes()));
   for (int64_t b = 0; b < header.blocks(); ++b) {
     const int64_t held =
         std::min(std::ssize(tokens) - b * plan_.kv.page_tokens, plan_.kv.page_tokens);
+    std::ranges::fill(content, std::byte{0});  // of positions that were given up
     executor_.read_block(kv_.block(saved.blocks[static_cast<size_t>(b)]), held, content.data());
     writer.append(content);
     if (progress) progress((b + 1) * header.block_bytes(), header.blocks() * header.block_bytes());
@@ -107,11 +119,14 @@ LoadedSequence Engine::Impl::load(const std::string& path, int64_t capacity,
       const int64_t end = std::min(length, begin + plan_.kv.page_tokens);
       executor_.make_room(1);
       reader.read(content);
+      kv_.leave_behind(loaded, begin);
       kv_.extend(loaded, end);
       executor_.write_block(kv_.block(loaded.blocks.back()), end - begin, content.data());
       kv_.grown(loaded, end);
       if (progress) progress((b + 1) * std::ssize(content), blocks * std::ssize(content));
     }
+    kv_.leave_behind(loaded, length - 1);  // a prompt of these tokens computes the last one anew
+    kv_.give_up(loaded, header.window_begin);
   } catch (...) {
     close(id);
     throw;
@@ -122,7 +137,7 @@ LoadedSequence Engine::Impl::load(const std::string& path, int64_t capacity,
 bool Engine::Impl::can_resize(SequenceId id, int64_t length, int64_t capacity) const {
   const KvSequence& resized = sequence(id);
   return length >= 0 && length <= resized.length && capacity >= std::max<int64_t>(length, 1) &&
-         capacity <= plan_.limits.context &&
+         capacity <= plan_.limits.context && kv_.continues(resized, length) &&
          kv_.blocks_to_resize(resized, length, capacity) <= kv_.unreserved();
 }
 
@@ -136,6 +151,7 @@ void Engine::Impl::resize(SequenceId id, int64_t length, int64_t capacity) {
     fail(ErrorKind::kInvalid, "[engine] cannot give sequence ", id, " of ", length, " positions ",
          capacity, " of the context's ", plan_.limits.context);
   }
+  check_continues(id, kept, length);
   if (!can_resize(id, length, capacity)) {
     fail(ErrorKind::kCapacity, "[engine] cutting sequence ", id, " back to ", length,
          " positions of ", capacity, " needs ", kv_.blocks_to_resize(kept, length, capacity),

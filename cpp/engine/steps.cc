@@ -95,6 +95,7 @@ void Engine::Impl::gather(std::span<const StepInput> inputs, StepRows& rows) {
     KvSequence& target = sequence(input.sequence);
     const auto first_row = static_cast<int64_t>(rows.token_ids.size());
     const auto count = static_cast<int64_t>(input.tokens.size());
+    kv_.leave_behind(target, target.length);
     kv_.extend(target, target.length + count);
     for (int64_t i = 0; i < count; ++i) {
       rows.token_ids.push_back(input.tokens[static_cast<size_t>(i)]);

@@ -7,18 +7,25 @@
 namespace helm {
 
 KvCache::KvCache(const Plan& plan, const std::vector<DeviceIndex>& devices) : spec_(plan.kv) {
+  int64_t near_entries = 0;
   for (size_t entry = 0; entry < devices.size(); ++entry) {
     const bool near = devices[entry] != kCpu;
-    int32_t& units = near ? near_units_ : cpu_units_;
+    const bool leaves = spec_.leaves(entry);
+    int32_t& units = leaves ? (near ? near_window_units_ : cpu_window_units_)
+                            : (near ? near_units_ : cpu_units_);
     near_entry_.push_back(near);
     first_unit_.push_back(units);
     units += static_cast<int32_t>(spec_.page_units(entry));
+    near_entries += near;
   }
-  const int64_t pages = std::accumulate(plan.pages.begin() + 1, plan.pages.end(), int64_t{0});
-  const auto near_entries = std::ranges::count(near_entry_, true);
-  blocks_total_ = spec_.blocks();
+  blocks_total_ = spec_.blocks;
+  window_ = SlotPool(spec_.window_blocks);
   cpu_ = SlotPool(blocks_total_);
-  near_ = SlotPool(near_entries == 0 ? 0 : std::min(pages / near_entries, blocks_total_));
+  const int64_t pages = std::accumulate(plan.pages.begin() + 1, plan.pages.end(), int64_t{0});
+  // Where entries give pages up, none overflows.
+  const bool overflows = near_entries > 0 && spec_.window_blocks == 0;
+  const int64_t near = overflows ? std::min(pages / near_entries, blocks_total_) : blocks_total_;
+  near_ = SlotPool(near_units_ == 0 ? 0 : near);
   far_ = SlotPool(blocks_total_ - near_.slots());
 }
 
@@ -44,8 +51,32 @@ KvSequence KvCache::fork(const KvSequence& source, int64_t length, int64_t capac
     sequence.blocks.push_back(index);
     --reserved_;
   }
+  sequence.window_begin = length == 0 ? 0 : source.window_begin;
+  if (spec_.window_blocks > 0) {
+    const int64_t first = window_begin(length) / spec_.page_tokens;
+    sequence.window_begin = std::max(sequence.window_begin, first * spec_.page_tokens);
+    for (int64_t b = first; b < blocks_for(length); ++b) {
+      ++blocks_[static_cast<size_t>(sequence.blocks[static_cast<size_t>(b)])].windows;
+    }
+  }
   if (length % spec_.page_tokens != 0) reserve_copy(sequence.blocks.back());
   return sequence;
+}
+
+void KvCache::give_up(KvSequence& sequence, int64_t position) {
+  if (position <= sequence.window_begin) return;
+  const int64_t first = position / spec_.page_tokens;
+  for (int64_t b = sequence.window_begin / spec_.page_tokens; b < first; ++b) {
+    drop_window(sequence.blocks[static_cast<size_t>(b)]);
+  }
+  sequence.window_begin = position;
+}
+
+// One sequence less whose window may show the block.
+void KvCache::drop_window(int32_t index) {
+  KvBlock& block = blocks_[static_cast<size_t>(index)];
+  if (block.window == KvBlock::kNone || --block.windows > 0) return;
+  window_.give_back(std::exchange(block.window, KvBlock::kNone));
 }
 
 // A sequence will write to a block that others may still hold then.
@@ -60,6 +91,7 @@ int32_t KvCache::own_last(KvSequence& sequence) {
   const int32_t shared = sequence.blocks.back();
   --blocks_[static_cast<size_t>(shared)].credits;  // there is one: references > 1
   --reserved_;
+  drop_window(shared);
   drop(shared);
   sequence.blocks.back() = take_block();
   return shared;
@@ -88,10 +120,14 @@ void KvCache::extend(KvSequence& sequence, int64_t tokens) {
 void KvCache::truncate(KvSequence& sequence, int64_t length) {
   sequence.length = length;
   while (static_cast<int64_t>(sequence.blocks.size()) > blocks_for(length)) {
+    if (std::ssize(sequence.blocks) > sequence.window_begin / spec_.page_tokens) {
+      drop_window(sequence.blocks.back());
+    }
     drop(sequence.blocks.back());
     sequence.blocks.pop_back();
     ++reserved_;
   }
+  if (length == 0) sequence.window_begin = 0;
   if (length % spec_.page_tokens == 0) return;
   reserve_copy(sequence.blocks.back());
 }
@@ -136,9 +172,15 @@ int64_t KvCache::far_blocks(const KvSequence& sequence) const {
 void KvCache::append_pages(const KvBlock& b, bool far, std::vector<int32_t>& table) const {
   for (size_t entry = 0; entry < first_unit_.size(); ++entry) {
     const bool near = near_entry_[entry];
-    const int32_t slot = far ? b.far : near ? b.near : b.cpu;
-    const int32_t units = near ? near_units_ : cpu_units_;
-    table.push_back(slot == KvBlock::kNone ? KvBlock::kNone : slot * units + first_unit_[entry]);
+    const bool leaves = spec_.leaves(entry);
+    const int32_t slot = leaves ? b.window : far ? b.far : near ? b.near : b.cpu;
+    int32_t units = near ? near_units_ : cpu_units_;
+    int32_t first = first_unit_[entry];
+    if (leaves) {
+      first += static_cast<int32_t>(near ? near_.slots() : cpu_.slots()) * units;
+      units = near ? near_window_units_ : cpu_window_units_;
+    }
+    table.push_back(slot == KvBlock::kNone ? KvBlock::kNone : slot * units + first);
   }
 }
 
@@ -193,6 +235,10 @@ int32_t KvCache::take_block() {
   block.references = 1;
   if (cpu_units_ > 0) block.cpu = cpu_.take();
   if (near_units_ > 0) block.near = near_.take();
+  if (window_.slots() > 0) {
+    block.window = window_.take();
+    block.windows = 1;
+  }
   ++blocks_used_;
   return index;
 }
@@ -208,6 +254,7 @@ void KvCache::drop(int32_t index) {
   if (block.cpu != KvBlock::kNone) cpu_.give_back(block.cpu);
   if (block.near != KvBlock::kNone) near_.give_back(block.near);
   if (block.far != KvBlock::kNone) far_.give_back(block.far);
+  if (block.window != KvBlock::kNone) window_.give_back(block.window);
   ++generation_[static_cast<size_t>(index)];
   free_blocks_.push_back(index);
   --blocks_used_;

@@ -1,8 +1,11 @@
 // The paged KV cache: blocks of positions, the slots of memory that hold them, and the sequences
 // that they belong to. A slot holds the pages of one block, of every KV entry on its device, side
-// by side. Knows nothing of what is in a page.
+// by side. Where entries with a window give pages up, those have slots of their own, behind the
+// others: a block has one until all of its sequences have gone on so far that no window shows it.
+// Knows nothing of what is in a page.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <optional>
@@ -42,9 +45,11 @@ class SlotPool {
 // Positions of a sequence, or of several that share them.
 struct KvBlock {
   static constexpr int32_t kNone = -1;
-  int32_t cpu = kNone;   // slot for layers on the CPU
-  int32_t near = kNone;  // slot on the accelerator for layers there, or
-  int32_t far = kNone;   // in host memory, once evicted
+  int32_t cpu = kNone;     // slot for layers on the CPU
+  int32_t near = kNone;    // slot on the accelerator for layers there, or
+  int32_t far = kNone;     // in host memory, once evicted
+  int32_t window = kNone;  // slot of entries that give pages up, on every device
+  int32_t windows = 0;     // sequences whose window may show it
   int32_t references = 0;
   int32_t credits = 0;  // blocks reserved for those that will write here and need a copy first
 };
@@ -52,6 +57,7 @@ struct KvBlock {
 struct KvSequence {
   int64_t length = 0;           // cached positions
   int64_t capacity = 0;         // reserved positions
+  int64_t window_begin = 0;     // entries with a window lack what lies before
   std::vector<int32_t> blocks;  // block b holds positions b * page_tokens and on
 };
 
@@ -67,8 +73,12 @@ class KvCache {
   int64_t unreserved() const { return blocks_total_ - blocks_used_ - reserved_; }
   // Whether there are fewer slots on the accelerator than blocks.
   bool overflows() const { return near_units_ > 0 && near_.slots() < blocks_total_; }
-  int64_t cpu_bytes() const { return blocks_total_ * cpu_units_ * spec_.unit_bytes(); }
-  int64_t near_bytes() const { return near_.slots() * slot_bytes(); }
+  int64_t cpu_bytes() const {
+    return (blocks_total_ * cpu_units_ + window_.slots() * cpu_window_units_) * spec_.unit_bytes();
+  }
+  int64_t near_bytes() const {
+    return near_.slots() * slot_bytes() + window_.slots() * near_window_units_ * spec_.unit_bytes();
+  }
   int64_t far_bytes() const { return overflows() ? far_.slots() * slot_bytes() : 0; }
   int64_t slot_bytes() const { return near_units_ * spec_.unit_bytes(); }  // of near and far
   // Where an entry's page begins in a slot of its device.
@@ -85,6 +95,21 @@ class KvCache {
   int64_t blocks_to_fork(int64_t length, int64_t capacity) const {
     return blocks_for(capacity) - length / spec_.page_tokens;
   }
+  // Whether a sequence of its first `length` positions could go on: all that the windows of the
+  // next position show is there.
+  bool continues(const KvSequence& sequence, int64_t length) const {
+    return sequence.window_begin == 0 || length == 0 ||
+           window_begin(length) >= sequence.window_begin;
+  }
+  // Gives up what no window of a next position `length` shows: the sequence cannot be cut back to
+  // less than that, but to nothing. Needs continues().
+  void leave_behind(KvSequence& sequence, int64_t length) {
+    if (spec_.window_blocks > 0) {
+      give_up(sequence, window_begin(length) / spec_.page_tokens * spec_.page_tokens);
+    }
+  }
+  // Entries with a window are to lack what lies before a position.
+  void give_up(KvSequence& sequence, int64_t position);
   // Whether the sequence's next position falls in a block that others share.
   bool shares_last(const KvSequence& sequence) const {
     return sequence.length % spec_.page_tokens != 0 && block(sequence.blocks.back()).references > 1;
@@ -139,10 +164,15 @@ class KvCache {
   void release_near(int32_t slot) { near_.give_back(slot); }
   const SlotPool& near() const { return near_; }
   const SlotPool& far() const { return far_; }
+  const SlotPool& windows() const { return window_; }  // of entries that give pages up
 
  private:
   int32_t take_block();
   void drop(int32_t index);
+  void drop_window(int32_t index);
+  int64_t window_begin(int64_t length) const {
+    return std::max<int64_t>(0, length - spec_.window() + 1);
+  }
   void reserve_copy(int32_t index);
 
   KvSpec spec_;
@@ -150,10 +180,12 @@ class KvCache {
   std::vector<bool> near_entry_;     // by entry: on the accelerator
   int32_t cpu_units_ = 0;            // of a slot
   int32_t near_units_ = 0;           // likewise
+  int32_t cpu_window_units_ = 0;     // of a slot of entries that give pages up
+  int32_t near_window_units_ = 0;    // likewise
   int64_t blocks_total_ = 0;
   int64_t blocks_used_ = 0;
   int64_t reserved_ = 0;  // blocks that open sequences may still take
-  SlotPool cpu_, near_, far_;
+  SlotPool cpu_, near_, far_, window_;
   std::vector<KvBlock> blocks_;
   std::vector<int32_t> free_blocks_;
   // Blocks in the order in which they became full; those freed or evicted meanwhile are skipped.

@@ -61,15 +61,16 @@ std::filesystem::path followed(std::filesystem::path path) {
 
 KvFileWriter::KvFileWriter(const std::string& path, const KvFileHeader& header)
     : path_(path), kv_(header.kv), positions_left_(std::ssize(header.tokens)) {
-  const nlohmann::json json = {{"model", header.fingerprint},
-                               {"weights", header.weights_digest},
-                               {"dtype", content_name(header.kv, header.lacks_biases)},
-                               {"page_tokens", header.kv.page_tokens},
-                               {"layers", header.kv.model_layers()},
-                               {"kv_heads", header.kv.kv_heads},
-                               {"head_dim", header.kv.head_dim},
-                               {"tokens", header.tokens},
-                               {"metadata", header.metadata}};
+  nlohmann::json json = {{"model", header.fingerprint},
+                         {"weights", header.weights_digest},
+                         {"dtype", content_name(header.kv, header.lacks_biases)},
+                         {"page_tokens", header.kv.page_tokens},
+                         {"layers", header.kv.model_layers()},
+                         {"kv_heads", header.kv.kv_heads},
+                         {"head_dim", header.kv.head_dim},
+                         {"tokens", header.tokens},
+                         {"metadata", header.metadata}};
+  if (header.window_begin > 0) json["window_begin"] = header.window_begin;
   const std::string text = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   open();
   file_->write(kMagic.data(), kMagic.size());
@@ -178,7 +179,7 @@ void KvFileReader::take_header(const std::string& text, const Plan& plan,
   const JsonDocument document(text, "kv", path_ + " is damaged");
   const JsonReader root = document.root();
   root.only({"model", "weights", "dtype", "page_tokens", "layers", "kv_heads", "head_dim", "tokens",
-             "metadata"});
+             "metadata", "window_begin"});
   const auto same = [&](const char* what, const auto& found, const auto& here) {
     if (found != here) {
       fail(ErrorKind::kInvalid, "[kv] ", path_, " was saved with another ", what, ": ", found,
@@ -201,6 +202,11 @@ void KvFileReader::take_header(const std::string& text, const Plan& plan,
   const JsonReader tokens = root["tokens"];
   for (size_t i = 0; i < tokens.size(); ++i) {
     header_.tokens.push_back(static_cast<int32_t>(tokens[i].integer(0, plan.vocab_size - 1)));
+  }
+  if (root.has("window_begin")) {
+    const int64_t window = plan.kv.window(), past = std::ssize(header_.tokens) - window + 1;
+    const int64_t most = window > 0 ? std::max<int64_t>(0, past) : 0;
+    header_.window_begin = root["window_begin"].integer(0, most);
   }
   if (static_cast<int64_t>(tokens.size()) > plan.limits.context) {
     fail(ErrorKind::kInvalid, "[kv] ", path_, " holds ", tokens.size(),

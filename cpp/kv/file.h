@@ -22,7 +22,8 @@ struct KvFileHeader {
   std::vector<int32_t> tokens;
   std::string metadata;  // the caller's, UTF-8
   bool lacks_biases =
-      false;  // whether keys are held without the bias of the product that made them
+      false;                 // whether keys are held without the bias of the product that made them
+  int64_t window_begin = 0;  // layers with a window lack what lies before
 
   int64_t blocks() const {
     const auto positions = static_cast<int64_t>(tokens.size());

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "plan/reader.h"
+#include "plan/stages.h"
 
 namespace helm {
 
@@ -123,9 +124,25 @@ void PlanReader::read_pages(const JsonReader& node) {
     if (!node.has(name) && !plan_.uses(static_cast<DeviceIndex>(d))) continue;
     total += plan_.pages[d] = node[name].integer(0, kMaxExtent);
   }
-  if (total != plan_.kv.pages) {
-    node.reject("the devices' pages do not add up to kv.pages, ", plan_.kv.pages);
+  if (total != plan_.kv.pages()) {
+    node.reject("the devices' pages do not add up to those of kv, ", plan_.kv.pages());
   }
+  for (size_t d = kCpu + 1; plan_.kv.window_blocks > 0 && d < plan_.devices.size(); ++d) {
+    const int64_t wanted = pages_on(static_cast<DeviceIndex>(d));
+    if (plan_.pages[d] >= wanted) continue;
+    node[plan_.devices[d].name].reject("expected all pages, ", wanted,
+                                       ", of its KV entries where kv.window_blocks is not 0");
+  }
+}
+
+// All pages of the KV entries on a device.
+int64_t PlanReader::pages_on(DeviceIndex device) const {
+  const std::vector<DeviceIndex> devices = entry_devices(plan_);
+  int64_t count = 0;
+  for (size_t entry = 0; entry < devices.size(); ++entry) {
+    if (devices[entry] == device) count += plan_.kv.entry_pages(entry);
+  }
+  return count;
 }
 
 Plan PlanReader::read(const JsonReader& root) {
@@ -157,7 +174,7 @@ Plan PlanReader::read(const JsonReader& root) {
   for (size_t i = 0; i < values.size(); ++i) read_value(values[i]);
   const JsonReader units = root["units"];
   for (size_t i = 0; i < units.size(); ++i) read_unit(units[i]);
-  plan_.pages[kCpu] = plan_.kv.pages;
+  plan_.pages[kCpu] = plan_.kv.pages();
   // Layers visit an accelerator even where no unit lies on any.
   const bool visits = root.has("schedule") && root["schedule"]["prefill"].string() == "stream";
   check_ends(units);

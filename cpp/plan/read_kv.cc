@@ -6,19 +6,30 @@
 namespace helm {
 
 void PlanReader::read_kv(const JsonReader& node) {
-  node.only({"dtype", "page_tokens", "layers", "kv_heads", "head_dim", "pages"});
+  node.only({"dtype", "page_tokens", "layers", "kv_heads", "head_dim", "blocks", "window_blocks"});
   plan_.kv.dtype = named(node["dtype"], kv_dtype_from_name);
   plan_.kv.page_tokens = node["page_tokens"].integer(1, kMaxCount);
   read_kv_geometry(node);
-  plan_.kv.pages = node["pages"].integer(1, kMaxExtent);
-  if (plan_.kv.pages > kMaxOffset / (plan_.kv.kv_heads * plan_.kv.unit_bytes())) {
+  plan_.kv.blocks = node["blocks"].integer(1, kMaxExtent / plan_.kv.entries());
+  if (node.has("window_blocks")) read_window_blocks(node["window_blocks"]);
+  if (plan_.kv.pages() > kMaxOffset / (plan_.kv.kv_heads * plan_.kv.unit_bytes())) {
     node.reject("the pages exceed 64 TiB");
   }
-  if (plan_.kv.pages % plan_.kv.entries() != 0) {
-    node["pages"].reject("is ", plan_.kv.pages, ", no multiple of the ", plan_.kv.entries(),
-                         " entries of kv.layers");
+  check_kv_units(node["blocks"], plan_.kv.pages());
+}
+
+// Where pages before a window are given up, there are those that windows and steps fill.
+void PlanReader::read_window_blocks(const JsonReader& node) {
+  const int64_t count = node.integer(0, kMaxExtent);
+  if (count == 0) return;
+  if (plan_.kv.window() == 0) node.reject("is ", count, ", but no entry of kv.layers has a window");
+  const int64_t least =
+      plan_.kv.most_window_blocks(plan_.limits.step_tokens, plan_.limits.sequences);
+  if (count < least || count >= plan_.kv.blocks) {
+    node.reject("expected ", least, " to less than kv.blocks, ", plan_.kv.blocks, ", found ", count,
+                "; or 0, to keep all positions");
   }
-  check_kv_units(node["pages"], plan_.kv.pages);
+  plan_.kv.window_blocks = count;
 }
 
 void PlanReader::read_kv_geometry(const JsonReader& node) {
@@ -30,10 +41,12 @@ void PlanReader::read_kv_geometry(const JsonReader& node) {
     layers.reject("has ", layers.size(), " entries, expected at most ", kMaxCount);
   }
   for (size_t i = 0; i < layers.size(); ++i) {
-    layers[i].only({"layer", "kv_head", "kv_heads"});
-    plan_.kv.layers.push_back({layers[i]["layer"].integer(0, kMaxCount),
-                               layers[i]["kv_head"].integer(0, plan_.kv.kv_heads - 1),
-                               layers[i]["kv_heads"].integer(1, plan_.kv.kv_heads)});
+    layers[i].only({"layer", "kv_head", "kv_heads", "window"});
+    plan_.kv.layers.push_back(
+        {layers[i]["layer"].integer(0, kMaxCount),
+         layers[i]["kv_head"].integer(0, plan_.kv.kv_heads - 1),
+         layers[i]["kv_heads"].integer(1, plan_.kv.kv_heads),
+         layers[i].has("window") ? layers[i]["window"].integer(1, kMaxExtent) : 0});
   }
   check_kv_layers(layers);
 }
@@ -92,6 +105,11 @@ void PlanReader::check_kv_entries(const JsonReader& kv, const JsonReader& units,
       if (plan_.kv.layers[entry].layer != plan_.units[u].layer) {
         field.reject("KV entry ", entry, " is of layer ", plan_.kv.layers[entry].layer,
                      ", the unit of layer ", plan_.units[u].layer);
+      }
+      const KvLayer& held = plan_.kv.layers[entry];
+      if (held.window != attention->window) {
+        units[u]["ops"][o]["window"].reject("is ", attention->window, ", KV entry ", entry, " has ",
+                                            held.window);
       }
       if (read[entry]) field.reject("KV entry ", entry, " has two attention ops");
       read[entry] = true;

@@ -125,11 +125,8 @@ void PlanReader::check_cut(const JsonReader& schedule) const {
   const std::string where = " where a layer or the head is cut, as at unit \"" + name + "\"";
   if (plan_.schedule.decode_groups != 1) schedule["decode_groups"].reject("expected 1", where);
   if (plan_.schedule.prefill_overlap) schedule["prefill_overlap"].reject("expected false", where);
-  const std::vector<DeviceIndex> devices = entry_devices(plan_);
-  const int64_t blocks = plan_.kv.blocks();
   for (size_t d = kCpu + 1; d < plan_.devices.size(); ++d) {
-    const int64_t least =
-        blocks * std::count(devices.begin(), devices.end(), static_cast<DeviceIndex>(d));
+    const int64_t least = pages_on(static_cast<DeviceIndex>(d));
     if (plan_.pages[d] >= least) continue;
     schedule["pages"][plan_.devices[d].name].reject("expected all pages, ", least,
                                                     ", of its KV entries", where);

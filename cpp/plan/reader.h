@@ -43,6 +43,7 @@ class PlanReader {
   void read_limits(const JsonReader& node);
   void read_kv(const JsonReader& node);
   void read_kv_geometry(const JsonReader& node);
+  void read_window_blocks(const JsonReader& node);
   void check_kv_layers(const JsonReader& node) const;
   void check_kv_units(const JsonReader& node, int64_t pages) const;
   void check_kv_entries(const JsonReader& kv, const JsonReader& units, bool all) const;
@@ -68,6 +69,7 @@ class PlanReader {
   void read_memory(const JsonReader& node);
   void read_schedule(const JsonReader& node);
   void read_pages(const JsonReader& node);
+  int64_t pages_on(DeviceIndex device) const;
   void by_name(const JsonReader& node) const;  // rejects names of no device
   void check_ends(const JsonReader& units) const;
   void check_visits(const JsonReader& units) const;

@@ -54,7 +54,7 @@ DeviceAddress Slices::next(int64_t bytes) {
 
 int64_t Slices::caches(DType dtype, int64_t kv_heads, int64_t context) const {
   const KvSpec one{dtype, kPageTokens, {{0, 0, kv_heads}}, kv_heads, kHeadDim, pages_of(context)};
-  return std::max<int64_t>(1, half() / (one.pages * one.page_bytes(0)));
+  return std::max<int64_t>(1, half() / (one.blocks * one.page_bytes(0)));
 }
 
 Synthetic::Synthetic(Account& account, Slices& slices, const Fill& fill)
@@ -85,7 +85,7 @@ TensorIndex Synthetic::tensor(std::vector<int64_t> shape, const Format& format) 
 int64_t Synthetic::cache(DType dtype, int64_t times, int64_t kv_heads, int64_t context) {
   const int64_t pages = pages_of(context);
   plan_.kv = {dtype, kPageTokens, {{0, 0, kv_heads}}, kv_heads, kHeadDim, pages * times};
-  pages_ = slices_.next(plan_.kv.pages * plan_.kv.page_bytes(0));
+  pages_ = slices_.next(plan_.kv.blocks * plan_.kv.page_bytes(0));
   return pages;
 }
 
@@ -169,7 +169,7 @@ void Synthetic::compile(int64_t tokens, int64_t context) {
   for (int64_t i = 0; i < tokens; ++i) {
     positions_.push_back(static_cast<int32_t>(context - tokens + i));
   }
-  for (int64_t i = 0; i < plan_.kv.pages; ++i) {
+  for (int64_t i = 0; i < plan_.kv.blocks; ++i) {
     page_table_.push_back(static_cast<int32_t>(i * plan_.kv.kv_heads));
   }
   sequence_ = {0, tokens, context - tokens, page_table_.data()};

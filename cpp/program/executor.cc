@@ -126,6 +126,7 @@ std::vector<Executor::PagePlace> Executor::places_of(const KvBlock& block) const
   kv_.append_pages(block, false, pages);
   std::vector<PagePlace> places(pages.size());
   for (size_t entry = 0; entry < pages.size(); ++entry) {
+    if (pages[entry] == KvBlock::kNone && block.far == KvBlock::kNone) continue;  // given up
     const int64_t offset = pages[entry] * plan_.kv.unit_bytes();
     if (!kv_.near_entry(entry)) {
       places[entry].host = cpu::host_pointer(buffers_[kCpu].kv()) + offset;
@@ -145,6 +146,7 @@ void Executor::each_half(const KvBlock& block, const Move& move) {
   const KvSpec& kv = plan_.kv;
   const std::vector<PagePlace> places = places_of(block);
   for (size_t entry = 0; entry < places.size(); ++entry) {
+    if (!places[entry].exists()) continue;
     const KvLayer& heads = kv.layers[entry];
     for (const int64_t half : {0, 1}) {
       const int64_t slab = (2 * kv.layer_number(entry) + half) * kv.kv_heads + heads.kv_head;
@@ -178,18 +180,19 @@ void Executor::write_block(const KvBlock& block, int64_t positions, const std::b
 void Executor::copy_block(const KvBlock& from, const KvBlock& to, int64_t positions) try {
   settle();
   const std::vector<PagePlace> sources = places_of(from), targets = places_of(to);
-  std::vector<std::byte> crossing;  // one page: copies of a stream follow one another
+  // The longest page: copies of a stream follow one another, and none may see it move.
+  std::vector<std::byte> crossing(static_cast<size_t>(plan_.kv.kv_heads * plan_.kv.unit_bytes()));
   for (size_t entry = 0; entry < sources.size(); ++entry) {
     const int64_t bytes = plan_.kv.page_bytes(entry);
     const PagePlace& source = sources[entry];
     const PagePlace& target = targets[entry];
+    if (!source.exists()) continue;
     if (target.host != nullptr) {
       const int64_t slabs = 2 * plan_.kv.layers[entry].kv_heads;
       cpu::copy_positions(plan_.kv, slabs, positions, source.host, target.host);
     } else if (source.host != nullptr) {
       main().upload(target.device, source.host, bytes);
     } else {
-      crossing.resize(static_cast<size_t>(bytes));
       main().download(crossing.data(), source.device, bytes);
       main().upload(target.device, crossing.data(), bytes);
     }

@@ -67,6 +67,7 @@ class Executor {
     std::byte* host = nullptr;
     DeviceAddress device = DeviceAddress::kNull;
 
+    bool exists() const { return host != nullptr || device != DeviceAddress::kNull; }
     PagePlace at(int64_t offset) const {
       return host != nullptr ? PagePlace{host + offset, DeviceAddress::kNull}
                              : PagePlace{nullptr, device + offset};

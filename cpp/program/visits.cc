@@ -4,6 +4,7 @@
 
 #include "base/arena.h"
 #include "cpu/stage.h"
+#include "kv/cache.h"
 #include "program/lower.h"
 
 namespace helm {
@@ -78,6 +79,7 @@ void Visits::move_pages(size_t unit, bool up, const StepViews& views, Stream& st
     for (const StepViews::Visit& sequence : views.visits) {
       for (int64_t b = up ? 0 : sequence.begin; b < (up ? sequence.existing : sequence.end); ++b) {
         const int32_t page = sequence.host[b * kv.entries() + static_cast<int64_t>(entry)];
+        if (page == KvBlock::kNone) continue;  // before the window
         std::byte* host = host_kv_.data() + page * kv.unit_bytes();
         const DeviceAddress here =
             pages_.address() + kv.visiting_unit(entry, sequence.first + b) * kv.unit_bytes();

@@ -28,6 +28,7 @@ PrefixCache::Match PrefixCache::match(std::span<const int32_t> prompt) const {
     const int64_t shared = std::min(common_prefix(known, prompt), std::ssize(prompt) - 1);
     const bool whole = !entry.in_use && shared == held;
     if (shared < 1 || (shared < kLeastShared && !whole)) continue;
+    if (!engine_.continues(sequence, shared)) continue;
     if (std::tuple(shared, whole, entry.used) <= std::tuple(best.shared, best.whole, used)) {
       continue;
     }
@@ -58,6 +59,7 @@ std::optional<PrefixCache::Opened> PrefixCache::try_open(std::span<const int32_t
                                                          int64_t capacity) {
   Match found = match(prompt);
   if (found.shared > capacity) found = {found.sequence, std::max<int64_t>(capacity, 0), false};
+  if (found.shared > 0 && !engine_.continues(found.sequence, found.shared)) found = {};
   if (found.shared > 0) entries_.at(found.sequence).used = ++clock_;
   std::optional<SequenceId> sequence = start(found, capacity, false);
   while (!sequence && drop_oldest(found.sequence)) sequence = start(found, capacity, false);
@@ -93,7 +95,7 @@ bool PrefixCache::fits(int64_t capacity) const {
     blocks += blocks_for(engine_.capacity(sequence));
     ++sequences;
   }
-  return blocks <= plan.kv.blocks() && sequences <= plan.limits.sequences;
+  return blocks <= plan.kv.blocks && sequences <= plan.limits.sequences;
 }
 
 void PrefixCache::keep(SequenceId sequence, std::span<const int32_t> tokens) {
@@ -149,7 +151,8 @@ int64_t PrefixCache::save(std::span<const int32_t> tokens, const std::string& pa
   for (const auto& [sequence, entry] : entries_) {
     if (entry.in_use) continue;
     const int64_t shared = common_prefix(entry.tokens, tokens);
-    if (shared > most) std::tie(best, most) = std::pair(sequence, shared);
+    if (shared > most && engine_.continues(sequence, shared))
+      std::tie(best, most) = std::pair(sequence, shared);
   }
   if (most == 0) {
     fail(ErrorKind::kInvalid, "[kv] nothing is kept of these ", tokens.size(),

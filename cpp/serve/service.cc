@@ -55,7 +55,7 @@ Service::Impl::Impl(std::shared_ptr<Engine> engine, const ServiceOptions& option
   if (options.prefix_cache) prefixes_ = std::make_unique<PrefixCache>(*engine_);
   driver_ = std::make_unique<Driver>(*engine_, prefixes_.get(), options.speculation);
   const Plan& plan = engine_->plan();
-  stats_.kv_blocks_total = plan.kv.blocks();
+  stats_.kv_blocks_total = plan.kv.blocks;
   const SignalsBlocked blocked;  // as the new thread will have them
   try {
     thread_ = std::thread([this] { run(); });

@@ -52,6 +52,7 @@ def test_lines_break_where_they_are_full() -> None:
     assert wrapped("  one\n  two", 7) == "  one\n  two"
     assert wrapped("中文字你", 4) == "中文\n字你"
     assert wrapped("a\tb c", 10) == "a\tb\nc"
+    assert wrapped("  a", 2) == "a"
     assert wrapped("abcdefgh ij", 4) == "abcd\nefgh\nij"
 
 

@@ -20,7 +20,7 @@ from helm.model.hub import bundled_model
 
 SUMMARY = (
     r"\[prompt \d+ tokens.*tokens/s \| first token .* ms \| output \d+ tokens?.*GB/s"
-    r"( \| \d+ of \d+ threads: others are busy)? \| \w+\]"
+    r"( \| \d+ of \d+ threads: others are busy)?( \| \d+ of \d+ guesses right)? \| \w+\]"
 )
 
 

@@ -87,7 +87,7 @@ def test_packed_weights_can_be_planned() -> None:
     assert sizes[0] * 0.54 > sizes[1] > sizes[2]
     rates = [found["predicted"]["decode_tokens_per_s"] for found in (whole, *packed)]
     assert rates == sorted(rates)
-    own = ("plan", QWEN, "--profile", "rtx-4090-24gb-ddr5", "--json")
+    own = ("plan", QWEN, "--profile", "rtx-4090-24gb-ddr5", "--policy", "layer-partition", "--json")
     found, stored = (json.loads(helm(*own, "--dtype", d).stdout) for d in ("q4", "bf16"))
     assert found["units_cpu"] == 0
     assert found["notices"] == []

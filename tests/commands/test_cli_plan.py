@@ -17,6 +17,7 @@ from plans import make_plan
 
 import command
 from helm.commands import common
+from helm.compiler.problem import Space
 from helm.machine.profile import load_profile, preset_names
 from helm.model.families import read_config
 from helm.plan.records import Workload
@@ -93,13 +94,12 @@ def test_json_has_the_documented_names_and_the_plan_s_values() -> None:
     found = helm_json(QWEN, "--profile", "thesis-4060", "--context", "2048")
     plan = make_plan(
         read_config(Path(QWEN)), None, max_sequences=1, profile=load_profile("thesis-4060"),
-        workload=Workload(context=2048, objective="total"),
+        workload=Workload(context=2048, objective="total"), space=Space(policy="auto"),
     )  # fmt: skip
     assert plan.prediction is not None
-    assert (found["units_cpu"], found["units_accelerator"]) == (
-        plan.units_cpu, plan.units_accelerator,
-    )  # fmt: skip
-    assert found["units_cpu"] + found["units_accelerator"] == 38
+    units = [found[f"units_{where}"] for where in ("cpu", "cut", "accelerator")]
+    assert units == [plan.units_cpu, plan.units_cut, plan.units_accelerator]
+    assert sum(units) == 38
     predicted = plan.prediction.predicted
     assert found["predicted"]["ttft_s"] == predicted.ttft_s
     assert found["predicted"]["decode_tokens_per_s"] == predicted.decode_tokens_per_s

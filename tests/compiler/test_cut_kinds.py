@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import search_cases
-from helm.compiler.cut_space import cut_model, decode_times
+from helm.compiler.cut.price import CutPrices
+from helm.compiler.cut.ways import cut_model
 from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.search import Search
 from helm.compiler.setting import make_setting
@@ -34,9 +35,11 @@ def _layer_s(profile):
     model = _model("qwen3-8b.json")
     limits = ResourceLimits()
     setting = make_setting(model, profile, WORK, limits, profile.cpu.threads, 1)
-    times = decode_times(setting, cut_model(model, setting.classes, 32), WORK.expected_context)
-    mixed = times.attention[0, 0, -1] + times.mlp[0, 0]
-    return float(times.on_cpu[0]), float(times.on_accelerator[0]), mixed
+    prices = CutPrices(setting, cut_model(model, setting.classes, 32))
+    times = prices.decode(WORK.expected_context).layers
+    attention, mlp = times.attention_s[0], times.mlp_s[0]
+    own, there = attention[0, -1] + mlp[0, -1], attention[1, 0] + mlp[1, 0]
+    return float(own), float(there), attention[0, -1] + mlp[0]
 
 
 @pytest.mark.parametrize("name", ["thesis-4060", "thesis-3090", "thesis-l40s"])

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from helm.compiler.candidate import Candidate
-from helm.compiler.cut_candidate import candidate_of
 from helm.compiler.search import Search
 from helm.compiler.solve import plan_of
 from helm.compiler.steps import PlannedSteps
@@ -22,10 +21,9 @@ WHOLE = bool(os.environ.get("HELM_TEST_WHOLE"))
 FEW, MANY = (24, 70) if WHOLE else (8, 12)
 
 
-def _plan(problem, found) -> tuple[Candidate, Plan]:
-    search = problem.search("copied")
-    best = candidate_of(found, search.profile, search.limits, search.workload)
-    return best, plan_of(problem, search.model, problem.limits, best)
+def _plan(problem, every, of, least) -> tuple[Candidate, Plan]:
+    best = every.candidate(of, least)
+    return best, plan_of(problem, every.search.model, problem.limits, best)
 
 
 def _sampled(every, seed, count):
@@ -45,11 +43,11 @@ def test_what_a_layout_takes_is_what_its_plan_counts(seed, mode, kind):
     dtype = ("auto", "bf16", "f32")[seed % 3]
     problem = cut_cases.problem(seed, dtype=dtype, model=_model(seed, kind))
     every = cut_cases.Every(problem.search("copied"), mode)
-    least = (every.prefill.visit_choices() or [None])[-1] if mode == "stream" else None
-    if mode == "stream" and least is None:
+    if not every.leasts:
         return
+    least = every.leasts[-1]
     for of in _sampled(every, seed, 20):
-        best, plan = _plan(problem, every.found(of, least))
+        best, plan = _plan(problem, every, of, least)
         assert Plan.from_json(plan.to_json()) == plan
         want = cut_cases.counted(plan, every.search.model.format, plan.limits)
         for device, sizes in want.items():
@@ -70,11 +68,11 @@ def test_a_layout_takes_as_long_as_its_program_played(seed, mode, kind):
     problem = cut_cases.problem(seed, model=_model(seed, kind))
     search = problem.search("copied")
     every = cut_cases.Every(search, mode)
-    least = (every.prefill.visit_choices() or [None])[-1] if mode == "stream" else None
-    if mode == "stream" and least is None:
+    if not every.leasts:
         return
+    least = every.leasts[-1]
     for of in _sampled(every, seed, 20):
-        best, plan = _plan(problem, every.found(of, least))
+        best, plan = _plan(problem, every, of, least)
         steps = PlannedSteps(search, best, plan)
         decode = played(steps.decode(search.workload.expected_context), 1)[1]
         assert best.predicted.decode_s == pytest.approx(float(decode), rel=1e-9), best.cut
@@ -85,22 +83,15 @@ def test_a_layout_takes_as_long_as_its_program_played(seed, mode, kind):
 def _values(every, least, work):
     """[layouts] the objective and the bytes on both devices, of those where something is cut."""
     table, cuts = every.layouts(), every.cuts
-    inside = [
-        (ways > 0) & (ways < len(marks) - 1)
-        for ways, marks in zip(
-            (table.heads, table.elements, table.rows),
-            (cuts.heads, cuts.elements, cuts.rows),
-            strict=True,
-        )
-    ]
+    places = zip(cuts.units, (table.heads, table.elements, table.rows), strict=True)
+    inside = [ways.inside(at) for ways, at in places]
     if not cuts.whole:
         table = table.at((table.cut > 0) & (inside[0] | inside[1]) | inside[2])
-    costs = every.steps.decode(work.expected_context)
-    decode, ttft = every.steps.seconds(costs, every.memory, table), every.ttft(table, least)
-    cpu, own = every.memory.items(table)
+    decode, ttft, items = every.decode(table), every.ttft(table, least), every.memory.items(table)
     values = {"decode": decode, "ttft": ttft}
     total = ttft + (work.output - 1) * decode
-    return values.get(work.objective, total), sum(cpu.values()), sum(own.values())
+    sizes = (sum(each.values()) for each in (items.cpu, items.accelerator))
+    return values.get(work.objective, total), *sizes
 
 
 def _every_value(search):
@@ -114,7 +105,7 @@ def _every_value(search):
         if step_tokens == limits.step_tokens:
             found.append(_values(cut_cases.Every(one, "compute"), None, work))
         every = cut_cases.Every(one, "stream")
-        for least in every.prefill.visit_choices():
+        for least in every.leasts:
             found.append(_values(every, least, work))
     return tuple(np.concatenate(each) for each in zip(*found, strict=True))
 

@@ -329,10 +329,16 @@ def test_an_accelerator_too_small_for_the_context_takes_a_part(
     use = whole.memory["accelerator"]
     size = use.total_bytes + use.reserve_bytes - use.kv_bytes * 7 // 10
     device = f"sim:vram={size}"
-    with helm.LLM(device=device, profile=slow_cpu(), **OPTIONS) as llm:
+    with helm.LLM(device=device, profile=slow_cpu(), policy="layer-partition", **OPTIONS) as llm:
         check_overflow(llm, expected)
     with pytest.raises(InvalidError, match="speculate is 'ngram', but KV pages of the acc"):
-        helm.LLM(device=device, profile=slow_cpu(), speculate="ngram", **OPTIONS)
+        helm.LLM(
+            device=device,
+            profile=slow_cpu(),
+            policy="layer-partition",
+            speculate="ngram",
+            **OPTIONS,
+        )
 
 
 def test_without_an_accelerator() -> None:

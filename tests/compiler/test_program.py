@@ -15,7 +15,7 @@ from plans import make_plan
 import small_models
 from engine_helpers import partitioned
 from helm import _helm
-from helm.compiler.cut import Cut, LayerCut
+from helm.compiler.cut.units import Cut, LayerCut
 from helm.compiler.program import lower
 from helm.errors import InvalidError, PlanError
 from helm.machine.profile import load_profile, preset_names
@@ -43,9 +43,7 @@ def four_layers() -> Plan:
         )
         for layer in range(4) for unit in (units[-2:] if layer == 3 else units[:2])
     ]  # fmt: skip
-    kv = dataclasses.replace(
-        plan.kv, layers=whole_layers(4, plan.kv.kv_heads), pages=2 * plan.kv.pages
-    )
+    kv = dataclasses.replace(plan.kv, layers=whole_layers(4, plan.kv.kv_heads), window_blocks=0)
     return dataclasses.replace(plan, units=(first, *again, last), kv=kv)
 
 

@@ -19,16 +19,16 @@ import pytest
 import quantised_models
 import torch
 from cut_plans import OWN, cut_plan, elements_of, graph_of, heads_of, homes_of, random_cut
+from model_tensors import tensors_of
 from plans import make_plan
 
 import gguf_models
 import small_models
 from engine_helpers import greedy, logits_in_chunks, prompt_of
 from helm import _helm
-from helm.compiler.cut import Cut, LayerCut
+from helm.compiler.cut.units import Cut, LayerCut
 from helm.compiler.load_cost import LoadingRequest
 from helm.errors import InvalidError
-from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.families import build_graph, load_config
 from helm.model.graph import Graph
 from helm.model.hub import bundled_model
@@ -53,7 +53,7 @@ OPTIONS = {
 def made(name: str, dtype: str = "f32") -> tuple[Plan, Graph, str]:
     """A small model's plan on the CPU, its graph and its folder."""
     folder = small_models.model_dir(name, dtype)
-    plan = make_plan(load_config(folder), read_checkpoint(folder), **OPTIONS)
+    plan = make_plan(load_config(folder), tensors_of(folder), **OPTIONS)
     return plan, graph_of(folder), str(folder)
 
 
@@ -175,7 +175,7 @@ def test_saved_kv_passes_between_whole_and_cut_plans(kv_dtype: str, tmp_path: Pa
 @pytest.mark.parametrize("policy", ["f16", "bf16", "q8", "q4"])
 def test_formats_that_are_made_while_loading(policy: str, tmp_path: Path) -> None:
     folder = quantised_models.wide_model(tmp_path / "wide")
-    plan = make_plan(load_config(folder), read_checkpoint(folder), **OPTIONS, dtype=policy)
+    plan = make_plan(load_config(folder), tensors_of(folder), **OPTIONS, dtype=policy)
     assert {held.format for held in plan.slices} > {"f32"}
     graph = graph_of(folder)
     for home, heads in ((CPU, 1), (OWN, 1)):
@@ -185,7 +185,7 @@ def test_formats_that_are_made_while_loading(policy: str, tmp_path: Path) -> Non
 
 def test_compressed_weights_of_the_cpu_are_bf16_beside_it() -> None:
     folder = bundled_model()
-    config, infos = load_config(folder), read_checkpoint(folder)
+    config, infos = load_config(folder), tensors_of(folder)
     graph = build_graph(config)
     plain, small = (
         make_plan(config, infos, loading=LoadingRequest(weights), **OPTIONS)

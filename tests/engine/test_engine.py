@@ -6,64 +6,34 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from model_tensors import tensors_of
+from near_logits import (
+    BEST_EXACT_TIER,
+    LENGTHS,
+    ROUNDING_TIERS,
+    ULP,
+    assert_close,
+    engine_of,
+    reference_logits,
+    reference_model,
+)
 from plans import make_plan
 
 import small_models
-from engine_helpers import Logits, greedy, logits_of, prompt_of
+from engine_helpers import greedy, logits_of, prompt_of
 from helm import _helm
 from helm.compiler.load_cost import LoadingRequest
 from helm.machine.profile import load_profile
-from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.families import load_config
 
-LENGTHS = [1, 7, 512, 513]
-ULP = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 WHY = {tier["name"]: tier["reason"] for tier in _helm.isa_tiers()}
 TIERS = [tier["name"] for tier in _helm.isa_tiers() if tier["available"]]
-ROUNDING_TIERS = ("avx512bf16", "amx")  # round activations that meet bf16 weights
-BEST_EXACT_TIER = [tier for tier in TIERS if tier not in ROUNDING_TIERS][-1]
-
-
-def engine_of(name: str, dtype: str = "f32", **options: object) -> _helm.Engine:
-    folder = small_models.model_dir(name, dtype)
-    arguments = {"threads": 2, "memory_bytes": 4 << 30, "kv_dtype": "f32", **options}
-    plan = make_plan(load_config(folder), read_checkpoint(folder), **arguments)
-    return _helm.Engine(plan.to_json(), str(folder))
-
-
-@cache
-def reference_model(name: str, dtype: str) -> torch.nn.Module:
-    """transformers computing in f32 with the weights as stored in `dtype`."""
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        small_models.model_dir(name, dtype), dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-
-
-@cache
-def reference_logits(name: str, dtype: str, length: int) -> Logits:
-    with torch.no_grad():
-        return reference_model(name, dtype)(torch.tensor([prompt_of(length)])).logits[0].numpy()
-
-
-def assert_close(got: Logits, want: Logits, ulps: float, what: str) -> None:
-    """Every logit within `ulps` f32 roundings of its row's scale: the sums that make up a logit
-    have terms of that size, and each layer adds a few roundings."""
-    bound = ulps * ULP["f32"] * np.abs(want).max(axis=-1, keepdims=True)
-    error = np.abs(got.astype(np.float64) - want)
-    wrong = ~(error <= bound)  # NaN fails
-    if wrong.any():
-        row, column = np.argwhere(wrong)[0]
-        pytest.fail(
-            f"{what}: token {row}, logit {column} is {got[row, column]}, expected "
-            f"{want[row, column]}, bound {bound[row, 0]:.3g}; {wrong.sum()} of {wrong.size} differ"
-        )
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -158,7 +128,7 @@ def run_tier(
     of tensors' names -> their format in the engine."""
     model = small_models.model_dir(name, dtype)
     options = {"threads": 2, "memory_bytes": 4 << 30, "kv_dtype": "f32"}
-    plan = make_plan(load_config(model), read_checkpoint(model), **options)
+    plan = make_plan(load_config(model), tensors_of(model), **options)
     for ending, wanted in (placed or {}).items():
         slices = tuple(
             replace(held, format=wanted) if held.tensor.endswith(ending) else held
@@ -236,7 +206,7 @@ def test_mapped_weights_give_the_same_logits(name: str, dtype: str) -> None:
     folder = small_models.model_dir(name, dtype)
     for placed in ("auto", "f16"):  # f16: converted, so copied after all
         options = {"threads": 2, "memory_bytes": 4 << 30, "dtype": placed}
-        config, tensors = load_config(folder), read_checkpoint(folder)
+        config, tensors = load_config(folder), tensors_of(folder)
         copied, mapped = (
             _helm.Engine(
                 make_plan(config, tensors, loading=LoadingRequest(weights), **options).to_json(),
@@ -254,7 +224,7 @@ def test_mapped_weights_give_the_same_logits(name: str, dtype: str) -> None:
 def test_tensors_from_memory_are_used_in_place_or_converted() -> None:
     model = small_models.make_model("llama")
     folder = small_models.model_dir("llama")
-    plan = make_plan(load_config(folder), read_checkpoint(folder), threads=1, memory_bytes=4 << 30)
+    plan = make_plan(load_config(folder), tensors_of(folder), threads=1, memory_bytes=4 << 30)
     tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     shared = _helm.Engine(plan.to_json(), tensors=tensors)
     loaded = _helm.Engine(plan.to_json(), str(folder))
@@ -271,7 +241,7 @@ def test_tensors_from_memory_are_used_in_place_or_converted() -> None:
 
 def test_a_searched_plan_for_the_cpu_runs_and_gives_the_same_logits() -> None:
     folder = small_models.model_dir("qwen3")
-    config, tensors = load_config(folder), read_checkpoint(folder)
+    config, tensors = load_config(folder), tensors_of(folder)
     options = {"context": 600, "kv_dtype": "f32", "memory_bytes": 4 << 30}
     plain = make_plan(config, tensors, threads=8, **options)
     searched = make_plan(config, tensors, profile=load_profile("cpu-laptop-16gb"), **options)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from model_tensors import tensors_of
 from plans import make_plan
 
 import helm
@@ -19,7 +20,6 @@ from engine_helpers import greedy, logits_of, partitioned, prompt_of
 from helm import _helm
 from helm.errors import InvalidError, ProfileError
 from helm.machine.profile import load_profile
-from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.families import load_config
 from helm.plan.schema import Plan
 
@@ -39,7 +39,7 @@ def plan_of(name: str = "qwen3", **options: Any) -> Plan:
         "threads": 2, "memory_bytes": 4 << 30, "kv_dtype": "i8", "page_tokens": 16,
         "step_tokens": 24, "max_sequences": 4, "context": 100, **options,
     }  # fmt: skip
-    return make_plan(load_config(folder), read_checkpoint(folder), **arguments)
+    return make_plan(load_config(folder), tensors_of(folder), **arguments)
 
 
 def engine_of(plan: Plan, name: str = "qwen3", **options: Any) -> _helm.Engine:
@@ -184,11 +184,11 @@ def test_an_accelerator_without_such_attention_is_named() -> None:
     folder = small_models.model_dir("qwen3", "f32")
     with pytest.raises(ProfileError, match=r"no rate for i8.*kv_dtype="):
         make_plan(
-            load_config(folder), read_checkpoint(folder), kv_dtype="i8",
+            load_config(folder), tensors_of(folder), kv_dtype="i8",
             profile=load_profile("rtx-4090-24gb-ddr5"), max_sequences=4,
         )  # fmt: skip
     plan = make_plan(
-        load_config(folder), read_checkpoint(folder), kv_dtype="i8",
+        load_config(folder), tensors_of(folder), kv_dtype="i8",
         profile=load_profile("cpu-laptop-16gb"), max_sequences=4,
     )  # fmt: skip
     assert plan.kv.dtype == "i8"

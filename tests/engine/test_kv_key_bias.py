@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from model_tensors import tensors_of
 from plans import make_plan
 from safetensors.numpy import load_file, save_file
 
@@ -20,7 +21,6 @@ import helm
 import small_models
 from engine_helpers import Logits, greedy, logits_of, partitioned, prompt_of
 from helm import _helm
-from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.families import load_config
 from helm.plan.schema import Plan
 from kv_file import checksums, replaced
@@ -59,7 +59,7 @@ def plan_of(name: str, yarn: bool = False, **options: Any) -> Plan:
         "threads": 2, "memory_bytes": 4 << 30, "kv_dtype": "i8", "page_tokens": 200,
         "step_tokens": 64, "max_sequences": 4, "context": CONTEXT, **options,
     }  # fmt: skip
-    return make_plan(load_config(folder), read_checkpoint(folder), **arguments)
+    return make_plan(load_config(folder), tensors_of(folder), **arguments)
 
 
 def engine_of(plan: Plan, name: str, yarn: bool = False, **options: Any) -> _helm.Engine:

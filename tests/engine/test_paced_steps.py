@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 from cut_plans import OWN, cut_plan, graph_of
+from model_tensors import tensors_of
 from paced import PacedStep, Rates, Run
 from plans import make_plan
 
 import small_models
 from engine_helpers import partitioned, prompt_of
 from helm import _helm
-from helm.compiler.cut import Cut, LayerCut
+from helm.compiler.cut.units import Cut, LayerCut
 from helm.compiler.timeline import period_s
-from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.families import load_config
 from helm.plan.schema import Plan, Schedule
 from helm.plan.units import CPU
@@ -33,7 +33,7 @@ SLOW = Rates(cpu=2.5e5, own=5e5, link=32e6)  # for steps of many tasks
 def plan_of(name: str) -> Plan:
     folder = small_models.model_dir(name)
     return make_plan(
-        load_config(folder), read_checkpoint(folder), threads=1, memory_bytes=4 << 30,
+        load_config(folder), tensors_of(folder), threads=1, memory_bytes=4 << 30,
         kv_dtype="f32", page_tokens=16, step_tokens=160, max_sequences=2, context=260,
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from model_tensors import tensors_of
 from plans import make_plan
 
 import small_models
@@ -19,7 +20,6 @@ from engine_helpers import greedy, logits_of, partitioned, prompt_of
 from helm import _helm
 from helm.compiler.load_cost import LoadingRequest
 from helm.errors import DeviceError, InvalidError, OutOfMemoryError
-from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.families import load_config
 from helm.model.hub import bundled_model
 from helm.plan.schema import Plan
@@ -36,7 +36,7 @@ def plan_of(name: str, dtype: str = "f32", **options: object) -> Plan:
         "threads": 2, "memory_bytes": 4 << 30, "kv_dtype": "f32", "page_tokens": 16,
         "step_tokens": 24, "max_sequences": 4, "context": 100, **options,
     }  # fmt: skip
-    return make_plan(load_config(folder), read_checkpoint(folder), **arguments)
+    return make_plan(load_config(folder), tensors_of(folder), **arguments)
 
 
 def engine_of(plan: Plan, name: str, dtype: str = "f32", device: str = DEVICE) -> _helm.Engine:
@@ -121,7 +121,7 @@ def test_shared_prefixes_where_kv_pages_overflow(site: str) -> None:
 def test_a_tied_matrix_has_a_format_on_each_device(head: str) -> None:
     """Compressed weights of the CPU lie as bf16 on the accelerator, in one plan."""
     folder = bundled_model()
-    config, infos = load_config(folder), read_checkpoint(folder)
+    config, infos = load_config(folder), tensors_of(folder)
     assert config.tie_word_embeddings
     options = {"threads": 2, "memory_bytes": 4 << 30, "context": 100, "max_sequences": 1}
     plain, small = (

@@ -16,7 +16,7 @@ from fuzz import models, mutate
 from fuzz.checkpoints import ARCHITECTURES
 from fuzz.kind import Kind, sensible, tokens_are_sensible
 from helm import _helm
-from helm.compiler.cut import Cut, LayerCut
+from helm.compiler.cut.units import Cut, LayerCut
 from helm.errors import CapacityError
 from helm.model.families import build_graph, parse_config
 from helm.plan.schema import Plan

@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from model_tensors import tensors_of
 from plans import make_plan
 from safetensors.numpy import save_file
 
 import small_models
 from engine_helpers import greedy, logits_in_chunks, partitioned, prompt_of
 from helm import _helm
-from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.families import load_config
 from helm.plan.schema import Plan
 
@@ -61,7 +61,7 @@ def digests(case: str) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         _write(name, dtype, Path(folder))
         plan = make_plan(
-            load_config(Path(folder)), read_checkpoint(Path(folder)), threads=2, context=100,
+            load_config(Path(folder)), tensors_of(Path(folder)), threads=2, context=100,
             memory_bytes=4 << 30, page_tokens=16, step_tokens=24, max_sequences=4,
         )  # fmt: skip
         return {

@@ -84,7 +84,7 @@ def test_sequences_are_closed_afterwards(llm):
 def test_no_sequence_is_left_open_where_pages_are_short():
     with helm.LLM(context=512, max_sequences=4, page_tokens=64) as whole:
         plan = whole.plan
-    short = dataclasses.replace(plan.kv, pages=5 * len(plan.kv.layers))  # of 16 that they need
+    short = dataclasses.replace(plan.kv, blocks=5)  # of 16 that they need
     plan = dataclasses.replace(
         plan, kv=short, schedule=dataclasses.replace(plan.schedule, pages={"cpu": short.pages})
     )

@@ -300,7 +300,13 @@ def test_values_that_cannot_be_shown(value):
         ),
         (
             {"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512, "model_type": "x"},
-            r"DeepseekV3ForCausalLM is not supported; HELM lacks latent attention; supported are",
+            r"DeepseekV3ForCausalLM is not supported; HELM knows this family and does not run it "
+            r"yet; HELM lacks latent attention; supported are",
+        ),
+        (
+            {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"},
+            r"Qwen3_5For.* is not supported; HELM knows this family and does not run it yet; "
+            r"the nearest that is: Qwen3ForCausalLM; HELM lacks gated delta nets; supported are",
         ),
         (
             {

@@ -190,7 +190,7 @@ def test_a_layer_is_an_attention_and_an_mlp(name):
         op for unit in graph.units[1:-1] for op in unit.ops
     ]
     written = set()
-    parallel = name.startswith("cohere") or name == "stablelm_parallel"
+    parallel = name.startswith("cohere") or name in ("stablelm_parallel", "gpt_neox")
     for unit in graph.units:
         own, handed = set(), set()
         for op in unit.ops:

@@ -219,6 +219,7 @@ class Cutter {
   size_t entry(const json& unit, Range heads, const json& device) {
     entries_.push_back(
         {{"layer", unit["layer"]}, {"kv_head", heads.begin}, {"kv_heads", heads.size()}});
+    if (s_.window > 0) entries_.back()["window"] = s_.window;
     there_ += device == "accelerator";
     return entries_.size() - 1;
   }
@@ -239,7 +240,6 @@ class Cutter {
   void place_pages() {
     const int64_t blocks = s_.pages / s_.layers, entries = std::ssize(entries_);
     plan_["kv"]["layers"] = entries_;
-    plan_["kv"]["pages"] = blocks * entries;
     if (!plan_.contains("schedule")) return;
     plan_["schedule"]["pages"] = {{"cpu", blocks * (entries - there_)},
                                   {"accelerator", blocks * there_}};

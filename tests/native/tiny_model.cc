@@ -1,13 +1,9 @@
 #include "tiny_model.h"
 
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <set>
-#include <stdexcept>
 #include <utility>
 
 #include "tiny_cut.h"
@@ -32,7 +28,8 @@ class TinyModelBuilder {
         {"sequences", s_.sequences}};
     plan_["kv"] = {{"dtype", s_.kv_dtype},    {"page_tokens", s_.page_tokens},
                    {"layers", kv_layers()},   {"kv_heads", s_.kv_heads},
-                   {"head_dim", s_.head_dim}, {"pages", pages()}};
+                   {"head_dim", s_.head_dim}, {"blocks", s_.pages / s_.layers}};
+    if (s_.window_blocks > 0) plan_["kv"]["window_blocks"] = s_.window_blocks;
     std::vector<float> inv_freq;
     for (int64_t i = 0; i < rotated_pairs(); ++i) {
       inv_freq.push_back(
@@ -104,6 +101,7 @@ class TinyModelBuilder {
     auto layers = nlohmann::json::array();
     for (int64_t layer = 0; layer < s_.layers; ++layer) {
       layers.push_back({{"layer", layer}, {"kv_head", 0}, {"kv_heads", s_.kv_heads}});
+      if (s_.window > 0) layers.back()["window"] = s_.window;
     }
     return layers;
   }
@@ -113,8 +111,8 @@ class TinyModelBuilder {
     for (const std::string device : {"cpu", "accelerator"}) {
       std::set<nlohmann::json> names;
       const auto add = [&](const nlohmann::json& op) {
-        for (const char* key : {"table", "weight", "bias", "sinks", "gate", "up", "down",
-                                "gate_bias", "down_bias"}) {
+        for (const char* key :
+             {"table", "weight", "bias", "sinks", "gate", "up", "down", "gate_bias", "down_bias"}) {
           if (op.contains(key) && op[key].is_string()) names.insert(op[key]);
         }
       };
@@ -277,26 +275,18 @@ class TinyModelBuilder {
     const auto rows = [last](const std::string& value) { return last ? value + "_out" : value; };
     const int64_t count = s_.experts * s_.inter;
     const bool apart = s_.experts_layout == "apart";
-    nlohmann::json route = {{"op", "route"},
-                            {"in", rows("router")},
-                            {"out", rows("routes")},
-                            {"chosen", chosen()},
-                            {"score", s_.score},
-                            {"normalise", s_.score == "softmax"},
+    nlohmann::json route = {{"op", "route"},         {"in", rows("router")},
+                            {"out", rows("routes")}, {"chosen", chosen()},
+                            {"score", s_.score},     {"normalise", s_.score == "softmax"},
                             {"scale", 1.5}};
     if (s_.score == "sigmoid") route["bias"] = vector(p + "choice", s_.experts);
-    nlohmann::json experts = {{"op", "experts"},
-                              {"in", rows("h")},
-                              {"routes", rows("routes")},
-                              {"out", rows("x")},
-                              {"experts", s_.experts},
-                              {"chosen", chosen()},
-                              {"size", s_.inter},
-                              {"layout", s_.experts_layout},
-                              {"gate", p + "gate"},
-                              {"up", nullptr},
-                              {"down", p + "down"},
-                              {"activation", in_turn() ? "swiglu_limit" : "silu"}};
+    nlohmann::json experts = {
+        {"op", "experts"},          {"in", rows("h")},
+        {"routes", rows("routes")}, {"out", rows("x")},
+        {"experts", s_.experts},    {"chosen", chosen()},
+        {"size", s_.inter},         {"layout", s_.experts_layout},
+        {"gate", p + "gate"},       {"up", nullptr},
+        {"down", p + "down"},       {"activation", in_turn() ? "swiglu_limit" : "silu"}};
     matrix(p + "router", s_.experts, s_.hidden, 0.3F);
     matrix(p + "gate_of_experts", count * (apart ? 1 : 2), s_.hidden, 0.3F);
     experts["gate"] = p + "gate_of_experts";
@@ -383,58 +373,6 @@ std::vector<float> data_of(const TinyModel& model, const TensorSpec& tensor) {
     data.insert(data.end(), row, row + tensor.cols());
   }
   return data;
-}
-
-TinyFolder::TinyFolder() : path_(std::filesystem::temp_directory_path() / "helm-tiny-XXXXXX") {
-  if (mkdtemp(path_.data()) == nullptr) throw std::runtime_error("no temporary folder");
-}
-
-TinyFolder::~TinyFolder() {
-  std::filesystem::remove_all(path_);
-}
-
-TinyModel TinyFolder::mapped(const TinyModel& model) const {
-  nlohmann::json plan = nlohmann::json::parse(model.plan);
-  for (nlohmann::json& slice : plan["slices"]) {
-    if (slice["device"] == "cpu" && slice["format"] == "f32") slice["access"] = "mapped";
-  }
-  std::ofstream file(path_ + "/weights", std::ios::binary);
-  for (nlohmann::json& tensor : plan["tensors"]) {
-    tensor["source"] = {{"stored", "f32"},
-                        {"extents", nlohmann::json::array({{{"file", "weights"},
-                                                            {"offset", int64_t{file.tellp()}},
-                                                            {"rows", tensor["shape"][0]},
-                                                            {"row_stride", 0}}})}};
-    const std::vector<float>& data = *model.tensors.at(tensor["name"]).data;
-    file.write(reinterpret_cast<const char*>(data.data()),
-               static_cast<std::streamsize>(data.size() * sizeof(float)));
-  }
-  return {plan.dump(), model.tensors};
-}
-
-std::unique_ptr<Engine> tiny_engine(const TinyModel& model, const std::string& device) {
-  EngineOptions options = model.options();
-  options.device = device;
-  return std::make_unique<Engine>(Plan::from_json(model.plan), options);
-}
-
-// Arbitrary tokens; other seeds give others.
-std::vector<int32_t> token_ids(int64_t count, int32_t seed) {
-  std::vector<int32_t> ids;
-  for (int32_t i = 0; i < count; ++i) ids.push_back((i * 37 + seed * 11 + i * i) % 61);
-  return ids;
-}
-
-// Each request's tokens when all have run together.
-std::vector<std::vector<int32_t>> generated(Engine& engine, std::vector<Request> requests) {
-  std::vector<std::vector<int32_t>> out(requests.size());
-  Generation generation(engine, std::move(requests));
-  while (!generation.done()) {
-    for (const Token& token : generation.advance(0)) {
-      out[static_cast<size_t>(token.request)].push_back(token.id);
-    }
-  }
-  return out;
 }
 
 }  // namespace helm::test

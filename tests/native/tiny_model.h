@@ -51,6 +51,7 @@ struct TinyShape {
   int64_t step_tokens = 32;
   int64_t pages = 400;
   int64_t window = 0;
+  int64_t window_blocks = 0;
   std::string kv_dtype = "f32";
   std::string weight_dtype = "f32";  // the format of matrices
   bool qk_norm = false;

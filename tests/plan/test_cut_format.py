@@ -128,11 +128,6 @@ def _whole_of_another_shape(edit: Edit) -> None:
     _resized(edit, f"{EMBEDDING}[48:131, 0:48]", [84, 48], f"{EMBEDDING}[48:132, 0:48]")
 
 
-def _one_page_less(edit: Edit) -> None:
-    edit.document["kv"]["pages"] -= 1
-    edit.document["schedule"]["pages"][CPU] -= 1
-
-
 Q0, Q1 = f"{QUERY}[0:32, 0:48]", f"{QUERY}[32:64, 0:48]"
 O0, O1 = f"{OUTPUT}[0:48, 0:32]", f"{OUTPUT}[0:48, 32:64]"
 GUEST = "layer.0.attention.guest"
@@ -215,8 +210,9 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
         lambda e: e.document["kv"]["layers"].pop(), "kv.layers[2].kv_heads",
         "have 1 heads, the model 2",
     ),
-    "pages that do not go round": (
-        _one_page_less, "kv.pages", "no multiple of the 4 entries",
+    "pages that are kept for no window": (
+        lambda e: e.document["kv"].update(window_blocks=1),
+        "kv.window_blocks", "no entry of kv.layers has a window",
     ),
     "an op of no entry": (
         lambda e: e.op(GUEST, "attention").update(layer=4), "{GUEST}.ops[*].layer", "integer",
@@ -306,7 +302,7 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
     ),
     "pages that overflow": (
         lambda e: e.document["schedule"]["pages"].update(
-            cpu=e.document["kv"]["pages"] - 7, accelerator=7
+            cpu=4 * e.document["kv"]["blocks"] - 7, accelerator=7
         ),
         "schedule.pages.accelerator", "must lie on its device",
     ),

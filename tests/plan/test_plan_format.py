@@ -49,11 +49,11 @@ def test_json_is_as_agreed():
         "pages": {"cpu": 12},
     }
     assert document["predicted"] is None
-    assert (document["format"], document["version"], document["threads"]) == ("helm-plan", 8, 2)
+    assert (document["format"], document["version"], document["threads"]) == ("helm-plan", 9, 2)
     assert document["limits"] == {
         "context": 600,
         "step_tokens": 7,
-        "step_outputs": 3,
+        "step_outputs": 7,
         "sequences": 3,
     }
     assert document["kv"] == {
@@ -62,7 +62,7 @@ def test_json_is_as_agreed():
         "layers": [{"layer": layer, "kv_head": 0, "kv_heads": 4} for layer in range(2)],
         "kv_heads": 4,
         "head_dim": 12,
-        "pages": 12,
+        "blocks": 6,
     }
     table = document["tensors"][0]
     assert table["name"] == "model.decoder.embed_tokens.weight"
@@ -143,8 +143,8 @@ def spare(number):
     ("path", "value", "message"),
     [
         (("format",), "gguf", r"format: expected 'helm-plan', found 'gguf'"),
-        (("version",), 2, r"version: expected 8, found 2; make the plan anew"),
-        (("version",), 7, r"version: expected 8, found 7; make the plan anew"),
+        (("version",), 2, r"version: expected 9, found 2; make the plan anew"),
+        (("version",), 7, r"version: expected 9, found 7; make the plan anew"),
         (("version",), True, "version: expected an integer"),
         (("units",), "absent", "key 'units' is missing"),
         (("layers",), {}, "unknown key 'layers'"),
@@ -179,7 +179,7 @@ def spare(number):
         (("limits", "step_outputs"), 513, r"limits\.step_outputs"),
         (("limits", "sequences"), 9, r"limits\.sequences"),
         (("kv", "dtype"), "f8", r"kv\.dtype: expected one of f32, f16, bf16"),
-        (("kv", "pages"), 0, r"kv\.pages"),
+        (("kv", "blocks"), 0, r"kv\.blocks"),
         (("kv", "extra"), 0, r"kv: unknown key 'extra'"),
         (("tensors", 0, "dtype"), "f32", r"tensors\[0\]: unknown key 'dtype'"),
         (("tensors", 0, "source", "offset"), 0, r"tensors\[0\]\.source: unknown key 'offset'"),

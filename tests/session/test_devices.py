@@ -80,9 +80,11 @@ def test_a_chat_goes_on_from_pages_on_both_devices(half: helm.LLM) -> None:
 def test_stats_say_what_lies_where(half: helm.LLM) -> None:
     cpu, own = half.stats["devices"]
     assert (cpu["kind"], own["kind"]) == ("cpu", "sim")
-    names = cpu["units"] + own["units"]
-    assert len(names) == len(set(names))
-    assert "head" in names
+    for names in (cpu["units"], own["units"]):
+        assert len(names) == len(set(names))
+    both = set(cpu["units"]) & set(own["units"])
+    assert (len(both) > 0) == (half.plan.units_cut > 0)
+    assert "head" in {*cpu["units"], *own["units"]}
     assert cpu["weights_bytes"] > 0
     planned = half.plan.memory["accelerator"]
     assert own["weights_bytes"] == planned.weights_bytes

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from model_tensors import tensors_of
 from plans import make_plan
 
 import helm
@@ -20,7 +21,6 @@ import small_models
 from engine_helpers import greedy, partitioned, prompt_of
 from helm import _helm
 from helm.measure.profile_cache import keep
-from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.families import load_config
 from helm.plan.schema import Plan
 from kv_file import checksums, repaged, sealed
@@ -33,7 +33,7 @@ STORY = "Once upon a time there was a little dog who lived near the sea with a g
 def plan_of(name: str, kv_dtype: str, page_tokens: int) -> Plan:
     folder = small_models.model_dir(name, "f32")
     return make_plan(
-        load_config(folder), read_checkpoint(folder), threads=2, memory_bytes=4 << 30,
+        load_config(folder), tensors_of(folder), threads=2, memory_bytes=4 << 30,
         kv_dtype=kv_dtype, page_tokens=page_tokens, max_sequences=2, context=CONTEXT,
         step_tokens=24,
     )  # fmt: skip

@@ -10,15 +10,13 @@ import numpy as np
 
 import search_cases
 from helm.base.formats import tensor_bytes
-from helm.compiler.budget import stage_bytes
-from helm.compiler.cut_memory import CutMemory
-from helm.compiler.cut_search import CutWay, Found
-from helm.compiler.cut_space import Layouts, cut_model
-from helm.compiler.cut_steps import CutSteps
+from helm.compiler.choices import choices
+from helm.compiler.cut.memory import CutMemory
+from helm.compiler.cut.price import CutPrices
+from helm.compiler.cut.search import Way
+from helm.compiler.cut.ways import Layouts, cut_model
 from helm.compiler.planning_problem import Problem
-from helm.compiler.prefill import prepare
 from helm.compiler.problem import Space
-from helm.compiler.setting import make_setting
 from helm.machine.profile import Profile
 from helm.model.families import parse_config
 from helm.plan.records import Workload
@@ -94,26 +92,32 @@ def problem(seed, objective="decode", model=None, **changes):
 
 
 class Every:
-    """Every layout of a search's first setting, with what each takes."""
+    """Every layout for the choices of a search whose steps have the tokens of its limits, with what
+    each takes. mode: how prompts run."""
 
-    def __init__(self, search, mode="compute", threads=None, batch=None):
-        self.search, self.mode = search, mode
-        work = search.workload
-        threads = threads or search.profile.cpu.threads
-        self.setting = make_setting(
-            search.model, search.profile, work, search.limits, threads, batch or work.batch,
-            space=search.space,
-        )  # fmt: skip
-        self.cuts = cut_model(search.model, self.setting.classes, search.space.columns)
-        self.steps = CutSteps(self.setting, self.cuts)
-        self.prefill = prepare(self.setting)
-        self.memory = CutMemory(
-            self.setting, self.cuts, stage_bytes(self.setting), mode == "stream"
+    def __init__(self, search, mode="compute"):
+        self.search, self.mode, work = search, mode, search.workload
+        every = choices(search.model, search.profile, work, search.limits, search.space)
+        self.choice = next(
+            (c for c in every if c.mode == mode and c.setting.limits == search.limits), None
         )
+        if self.choice is None:  # nothing visits
+            return
+        self.setting, self.prefill = self.choice.setting, self.choice.steps
+        self.cuts = cut_model(search.model, self.setting.classes, search.space.columns)
+        self.prices = CutPrices(self.setting, self.cuts)
+        self.memory = CutMemory(self.setting, self.cuts, self.choice.each, mode == "stream")
+
+    @property
+    def leasts(self):
+        """Tokens from which on a step lets weights visit; [None] where none does."""
+        if self.choice is None:
+            return []
+        return [None] if self.mode == "compute" else self.prefill.visit_choices()
 
     def layouts(self):
         blocks = len(self.setting.classes.member)
-        marks = [range(len(m)) for m in (self.cuts.heads, self.cuts.elements, self.cuts.rows)]
+        marks = [range(len(ways.marks)) for ways in self.cuts.units]
         ends = [len(each) - 1 for each in marks]
         found = []
         for cpu in range(blocks + 1):
@@ -125,29 +129,25 @@ class Every:
                         for r in marks[2]:
                             if cut or 0 < r < ends[2]:
                                 found.append((cpu, cut, home, h, e, r))
-        table = Layouts(*np.array(found, np.int64).T)
-        times = self.steps.decode(self.search.workload.expected_context).times
-        own = times.attention[0][table.home, table.heads] + times.mlp[0][table.home, table.elements]
-        return table.at(np.isfinite(own) | (table.cut == 0))
+        table = Layouts(np.array(found, np.int64).T)
+        return table.at(np.isfinite(self.decode(table)))
 
-    def found(self, of, least=None):
-        """One layout as the search finds it."""
-        way = CutWay(self.prefill, least)
-        decode = self.steps.decode(self.search.workload.expected_context)
-        step = float(self.steps.seconds(decode, self.memory, of)[0])
-        return Found(self.steps, self.memory, way, of, step, float(self.ttft(of, least)[0]), 0, ())
+    def decode(self, of, context=None):
+        """[layouts] seconds of a step."""
+        price = self.prices.decode(context or self.search.workload.expected_context)
+        return price.seconds(of)
 
     def ttft(self, of, least=None):
-        visits = np.zeros(self.prefill.steps, bool)
-        if least is not None:
-            visits = self.prefill.tokens >= least
-        total = np.zeros(len(of))
-        rest = self.steps.prompts(self.prefill, ~visits)
-        if rest is not None:
-            total += self.steps.seconds(rest, self.memory, of)
-        if visits.any():
-            total += self.steps.visiting_s(self.prefill, self.memory, of, visits, quick=False)
-        return total
+        """[layouts]"""
+        return self._way(least).ttft_s(of)
+
+    def candidate(self, of, least=None):
+        """One layout as the search finds it."""
+        search = self.search
+        return self._way(least).candidate(of, search.limits, search.workload, (1 << 60, 1 << 60))
+
+    def _way(self, least):
+        return Way(self.choice, least, self.prices, self.memory)
 
 
 def counted(plan, format, limits):
@@ -166,7 +166,10 @@ def counted(plan, format, limits):
                 continue
             size = tensor_bytes(held, spec.shape)
             weights += size if device == "cpu" else -(-size // 256) * 256
-        heads = sum(op.kv_heads for u in units for op in u.ops if op.op == "attention")
+        attentions = [op for u in units for op in u.ops if op.op == "attention"]
+        pages = sum(
+            op.kv_heads * plan.kv.entry_pages(plan.kv.layers[op.layer]) for op in attentions
+        )
         rows = {"tokens": limits.step_tokens, "outputs": limits.step_outputs}
         used = {n for u in units for op in u.ops for n in op.uses()}
         if device == "accelerator" and plan.schedule.stream_tokens:
@@ -176,7 +179,7 @@ def counted(plan, format, limits):
         values = [4 * v.width * rows[v.rows] for v in plan.values if v.name in used]
         found[device] = {
             "weights": weights,
-            "kv": heads * plan.kv.unit_bytes * plan.kv.blocks,
+            "kv": pages * plan.kv.unit_bytes,
             "activations": sum(-(-size // 256) * 256 for size in values),
         }
     return found

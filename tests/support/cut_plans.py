@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-from collections.abc import Sequence
 
 import small_models
 from helm.base.formats import uncompressed
-from helm.compiler.cut import Cut, CutUnits, LayerCut, cut_units
-from helm.compiler.cut_shares import attention_shares, mlp_shares, size_of
+from helm.compiler.cut.shares import attention_shares, mlp_shares, size_of
+from helm.compiler.cut.units import Cut, LayerCut, cut_units
+from helm.compiler.placement import parts_of
 from helm.compiler.tensors import slices_of
 from helm.model.families import build_graph, load_config
 from helm.model.graph import Attention, Graph, Linear, Unit
 from helm.plan.schema import Plan, Schedule
 from helm.plan.units import CPU, devices_named
-from helm.plan.weights import TensorSpec, cut_cols, part_of
+from helm.plan.weights import TensorSpec, cut_cols
 from small_plans import plan_of
 
 OWN = "accelerator"
@@ -28,14 +28,14 @@ def cut_plan(plan: Plan, graph: Graph, cut: Cut, *, alone: bool = False, visits:
     """
     made = cut_units(graph, cut, (CPU, CPU if alone else OWN))
     formats = {held.tensor: held.format for held in plan.slices}
-    tensors = cut_tensors(plan.tensors, made)
+    tensors = parts_of(plan.tensors, made)
     whole = {tensor.name: tensor.whole for tensor in tensors}
 
     def format(name: str, device: str) -> str:
         held = formats[whole[name]]
         return held if device == CPU and not visits else uncompressed(held)
 
-    kv = dataclasses.replace(plan.kv, layers=made.kv, pages=plan.kv.blocks * len(made.kv))
+    kv = dataclasses.replace(plan.kv, layers=made.kv, window_blocks=0)
     own = kv.blocks * sum(
         isinstance(op, Attention) for unit in made.units if unit.device != CPU for op in unit.ops
     )
@@ -54,24 +54,6 @@ def cut_plan(plan: Plan, graph: Graph, cut: Cut, *, alone: bool = False, visits:
         memory=dict.fromkeys(names, use),
         schedule=Schedule(pages=pages, **(visiting if visits and not alone else {})),
     )
-
-
-def cut_tensors(tensors: Sequence[TensorSpec], made: CutUnits) -> tuple[TensorSpec, ...]:
-    """Those that the units read: whole ones, and parts."""
-    whole = {tensor.name: tensor for tensor in tensors}
-    found = []
-    for name in made.tensors:
-        if name in made.parts:
-            part = made.parts[name]
-            rows, cols = (*part.shape, 1)[:2]
-            tensor = part_of(
-                whole[part.tensor], (part.row, part.row + rows), (part.col, part.col + cols)
-            )
-            assert tensor.name == name
-        else:
-            tensor = whole[name]
-        found.append(tensor)
-    return tuple(found)
 
 
 def graph_of(folder: object) -> Graph:

@@ -61,7 +61,7 @@ def partitioned(
         for op in unit.ops
         if device == "accelerator" and isinstance(op, Attention)
     }
-    own = plan.kv.blocks * len(layers)
+    own = sum(plan.kv.entry_pages(plan.kv.layers[layer]) for layer in layers)
     units = tuple(
         dataclasses.replace(unit, device=device)
         for unit, device in zip(plan.units, devices, strict=True)

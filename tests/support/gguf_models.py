@@ -58,6 +58,7 @@ _ARCHITECTURES = {
     "granitemoe": "granitemoe",
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
+    "gpt_neox": "gptneox",
 }
 _IN_NEIGHBOURS = ("llama", "smollm3", "granite", "granitemoe")
 
@@ -96,7 +97,8 @@ def write(
     config = json.loads((folder / "config.json").read_text())
     architecture = _ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, architecture)
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads", heads)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -135,6 +137,9 @@ def write(
                 array = neighbours(array, heads)
             if architecture in _IN_NEIGHBOURS and ".self_attn.k_proj." in name:
                 array = neighbours(array, kv_heads)
+            if ".query_key_value." in name:  # rows [head][q, k, v]
+                by_head = array.reshape(heads, 3, -1, *array.shape[1:])
+                array = by_head.swapaxes(0, 1).reshape(array.shape)
             if architecture.startswith("gemma") and name.endswith("norm.weight"):
                 array = 1 + array
             own = np.ascontiguousarray(array, np.uint8 if quantised else np.float32)

@@ -35,12 +35,24 @@ def weights(task: Task, plan: Plan, site: str) -> int:
 
 
 def kv_bytes(task: Task, plan: Plan) -> dict[str, int]:
-    most = math.ceil(task.context / task.page_tokens)
+    """Where no page of the accelerator overflows, a layer with a window has those of the largest
+    window and a step's tokens, for every sequence."""
+    most = task.batch * math.ceil(task.context / task.page_tokens)
+    size = min(task.page_tokens, task.context)
+    window = max(op.window for unit in task.model.graph.units for op in layer_ops(unit))
+    tokens = window - 1 + max(plan.step_tokens, task.batch)
+    few = most
+    if "accelerator" not in plan.devices[1:-1] or task.batch * plan.pages == most:
+        # The most pages that so many positions lie in: those of the first and last are cut.
+        few = min(most, task.batch * max(1, 1 + math.ceil((tokens - 1) / size)))
     found = {"cpu": 0, "accelerator": 0}
     for unit, site in zip(places(task), plan.devices, strict=True):
         for op in layer_ops(unit):
-            page = task.batch * min(task.page_tokens, task.context) * kv_size(task, op)
-            here = plan.pages if site == "accelerator" else 0
+            page = size * kv_size(task, op)
+            if op.window and few < most:
+                found[site] += few * page
+                continue
+            here = task.batch * plan.pages if site == "accelerator" else 0
             found["accelerator"] += here * page
             found["cpu"] += (most - here) * page
     return found
@@ -51,7 +63,7 @@ def sizes(task: Task, plan: Plan) -> dict[str, int]:
     graph, kv = task.model.graph, task.model.graph.kv
     most = max(1, task.batch)
     tokens = max(plan.step_tokens, most)
-    outputs = 8 if most < 8 <= tokens else tokens if most < 8 else most  # 7 guesses for a sequence
+    outputs = max(most, min(tokens, 8))  # 7 guesses for a sequence
     limits = Limits(task.context, tokens, outputs, most)
     tokens = min(task.page_tokens, task.context)
     spec = KvSpec(task.model.kv_dtype, tokens, kv.layers, kv.kv_heads, kv.head_dim, 0)
@@ -73,10 +85,10 @@ def sizes(task: Task, plan: Plan) -> dict[str, int]:
     )
     if own and on_cpu:
         blocks = visiting or any(unit in places(task)[1:-1] for unit in own)
-        crossing = limits.step_tokens if blocks and plan.devices[0] == "cpu" else most
+        crossing = limits.step_tokens if blocks and plan.devices[0] == "cpu" else outputs
         found["cpu"] += 2 * F32 * crossing * hidden_of(task)
     if plan.devices[-1] == "accelerator":
-        found["cpu"] += 2 * F32 * most * vocab_of(task)
+        found["cpu"] += 2 * F32 * outputs * vocab_of(task)
     all_pages = math.ceil(task.context / task.page_tokens)
     if "accelerator" in plan.devices[1:-1] and plan.pages < all_pages:
         ops = [op for unit in graph.units for op in layer_ops(unit)]

@@ -117,7 +117,7 @@ def turns(graph: Graph, limits: Limits, kv: KvSpec) -> int:
 
 def bias_of(graph: Graph, unit: Unit) -> str | None:
     """The bias that all keys of the unit's attention have in common: that of the product that made
-    them, unless a norm came between."""
+    them, unless a norm, or a rope of neighbours, came between."""
     found = None
     attention = next((op for op in unit.ops if isinstance(op, Attention)), None)
     if attention is None:
@@ -134,6 +134,10 @@ def bias_of(graph: Graph, unit: Unit) -> str | None:
         elif isinstance(op, Norm) and op.out == attention.input:
             normed = range(op.out_offset, op.out_offset + op.groups * op.size)
             if normed.start < keys.stop and keys.start < normed.stop:
+                found = None
+        elif isinstance(op, Rope) and op.value == attention.input and op.pairs == "neighbours":
+            turned = range(op.offset, op.offset + op.heads * op.head_dim)
+            if turned.start < keys.stop and keys.start < turned.stop:
                 found = None
     return found
 

@@ -110,6 +110,15 @@ _GRANITE = {
     "residual_multiplier": 0.7,
     "logits_scaling": 1.5,
 }
+_NO_EXPERTS = {
+    "num_local_experts": 0,
+    "shared_intermediate_size": 72,
+    "layer_types": ["full_attention"] * 2,
+    "position_embedding_type": "rope",
+    "head_dim": 12,
+    "mamba_n_heads": 4,
+}
+_PART = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 _QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 _EXPERTS = {"intermediate_size": 32, "num_experts_per_tok": 2}
 _QWEN_MOE = {
@@ -159,6 +168,12 @@ CASES = {
         Case("smollm3_listed", "SmolLM3", {"no_rope_layers": [0, 1], "mlp_bias": True}),
         Case("granite", "Granite", _GRANITE),
         Case("granite_biases", "Granite", {**_GRANITE, "attention_bias": True, "mlp_bias": True}),
+        Case("granite4", "GraniteMoeHybrid", {**_GRANITE, **_NO_EXPERTS}),
+        Case(
+            "granite4_unrotated",
+            "GraniteMoeHybrid",
+            {**_GRANITE, **_NO_EXPERTS, "position_embedding_type": None},
+        ),
         Case("olmo2", "Olmo2", {"head_dim": 12}),
         Case("olmo3", "Olmo3", {**_WINDOWS, **_OLMO_ROPES}),
         Case("olmo3_pattern", "Olmo3", {**_PATTERN, "num_hidden_layers": 4, **_OLMO_ROPES}),
@@ -196,6 +211,17 @@ CASES = {
             "glm4_moe_norms",
             "Glm4Moe",
             {**_GLM_MOE, "use_qk_norm": True, "n_group": 1, "topk_group": 1},
+        ),
+        Case("gpt_neox", "GPTNeoX", {"rope_parameters": _PART, "head_dim": 12}),
+        Case(
+            "gpt_neox_serial",
+            "GPTNeoX",
+            {
+                "head_dim": 12,
+                "rope_parameters": _PART,
+                "use_parallel_residual": False,
+                "tie_word_embeddings": True,
+            },
         ),
         Case("opt", "OPT"),
         Case("opt_350m", "OPT", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}),

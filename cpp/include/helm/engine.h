@@ -162,6 +162,10 @@ class HELM_API Engine {
   // have or more than `capacity`, and nothing has changed; can_resize() is false then.
   void resize(SequenceId sequence, int64_t length, int64_t capacity);
   bool can_resize(SequenceId sequence, int64_t length, int64_t capacity) const;
+  // Whether the sequence could be cut back to `length` positions, or forked or saved there. Layers
+  // with a window may have given up what its next position would see; those calls throw kInvalid
+  // then. Never after a step for the length before it.
+  bool continues(SequenceId sequence, int64_t length) const;
 
   // Appends each input's tokens to its sequence and returns the logits asked for,
   // [outputs, vocab_size] in input order, valid until the next step. Everything is checked before

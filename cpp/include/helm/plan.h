@@ -149,6 +149,7 @@ struct KvLayer {
   int64_t layer = 0;
   int64_t kv_head = 0;  // the first
   int64_t kv_heads = 0;
+  int64_t window = 0;  // positions that its attention sees, the last ones; 0: all
 
   bool operator==(const KvLayer&) const = default;
 };
@@ -160,7 +161,9 @@ struct KvSpec {
       layers;            // the entries of a layer stand together and cover its heads in order
   int64_t kv_heads = 0;  // of the model's layers
   int64_t head_dim = 0;
-  int64_t pages = 0;  // one page: K and V of page_tokens positions of one entry of one sequence
+  int64_t blocks = 0;  // pages of an entry: K and V of page_tokens positions of one sequence each
+  // Pages of an entry with a window, where those that lie before it are given up; 0: all are kept.
+  int64_t window_blocks = 0;
 
   // A slab is K or V of one head: its rows and, if the dtype has scales, theirs, aligned.
   int64_t row_bytes() const { return head_dim * dtype_bytes(dtype); }
@@ -188,7 +191,25 @@ struct KvSpec {
   }
   int64_t block_bytes() const { return model_layers() * kv_heads * unit_bytes(); }
   int64_t entries() const { return static_cast<int64_t>(layers.size()); }
-  int64_t blocks() const { return layers.empty() ? 0 : pages / entries(); }
+  // Whether an entry's pages are given up once they lie before its window.
+  bool leaves(size_t entry) const { return window_blocks > 0 && layers[entry].window > 0; }
+  int64_t entry_pages(size_t entry) const { return leaves(entry) ? window_blocks : blocks; }
+  int64_t pages() const {
+    int64_t count = 0;
+    for (size_t e = 0; e < layers.size(); ++e) count += entry_pages(e);
+    return count;
+  }
+  // The largest window; 0 without any.
+  int64_t window() const {
+    int64_t most = 0;
+    for (const KvLayer& entry : layers) most = std::max(most, entry.window);
+    return most;
+  }
+  // Pages of an entry with that window that sequences fill at most, in steps of so many tokens.
+  int64_t most_window_blocks(int64_t step_tokens, int64_t sequences) const {
+    const int64_t spanned = (window() - 1 + step_tokens + page_tokens - 2) / page_tokens + 1;
+    return std::min(blocks, sequences * spanned);
+  }
 };
 
 struct Limits {
@@ -199,7 +220,7 @@ struct Limits {
 };
 
 struct HELM_API Plan {
-  static constexpr int kVersion = 8;
+  static constexpr int kVersion = 9;
   static constexpr DeviceIndex kFirstAccelerator = kCpu + 1;  // if there is one
   static constexpr int64_t kUnlimited = int64_t{1} << 62;     // bytes of memory
 
@@ -220,7 +241,7 @@ struct HELM_API Plan {
   std::vector<UnitSpec> units;
   ValueIndex logits = 0;
   Schedule schedule;
-  // By device. pages: add up to kv.pages; those that an accelerator lacks lie in host memory.
+  // By device. pages: add up to kv.pages(); those that an accelerator lacks lie in host memory.
   // memory_bytes: all that the plan may take there, or kUnlimited.
   std::vector<int64_t> pages = {0};
   std::vector<int64_t> memory_bytes = {kUnlimited};

@@ -153,7 +153,7 @@ class Format(NamedTuple):
     def _strip_bytes(self, cols: int) -> int:
         spans, rest = divmod(_round_up(cols, self.col_unit), SPAN_COLS)
         whole = spans * self._span_bytes(SPAN_COLS)
-        last = self._span_bytes(rest) if rest else 0
+        last = self._span_bytes(rest) * (rest > 0)
         return _SCALES[self.scales].strip_f32 * LINE_BYTES + whole + last
 
 

@@ -11,7 +11,8 @@ _FENCES = ("```", "~~~")
 
 
 class Wrapper:
-    """`push(a) + push(b) + ... + flush()` is the text with some spaces replaced by line breaks.
+    """`push(a) + push(b) + ... + flush()` is the text with some spaces replaced by line breaks,
+    and without an indent that leaves no room for a word.
 
     A word is held back until it is whole. Characters of double width, which are words of
     languages without spaces, stand alone. width: of the terminal, asked for at every word.
@@ -67,9 +68,10 @@ class Wrapper:
         column = self._column
         for character in gap:
             column += _TAB - column % _TAB if character == "\t" else 1
-        if self._column and column + cell_len(word) > self._width():
+        if (gap or self._column) and column + cell_len(word) > self._width():
+            broken = "\n" if self._column else ""  # an indent that leaves no room is left out
             self._column = cell_len(word)
-            return "\n" + word
+            return broken + word
         self._column = column + cell_len(word)
         return gap + word
 

@@ -128,36 +128,31 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
             _host_staging(setting, limits, used, cpu_stages, own_stages), more.host_staging
         ),
     }
-    own_weights = whole(_weights(setting, rest, own_stages, "accelerator"))
+    own_items: Items = {
+        "weights": whole(_weights(setting, rest, own_stages, "accelerator")),
+        "kv": whole(device_kv),
+        "activations": paged(each.activations[own], more.activations),
+        "workspace": whole(each.accelerator_workspace[own]),
+        "staging": paged(_device_staging(setting, spec, visits), more.visiting),
+    }
+    return with_reserves(setting, each, cpu, own_items, used[:, None])
+
+
+def with_reserves(
+    setting: Setting, each: StageBytes, cpu: Items, own: Items, used: Bools
+) -> Budget:
+    """What stays free besides. used: the accelerator."""
+    limits, taken = setting.limits, _total(cpu)
+    host = np.where(used, MOST_RESERVE_BYTES, host_reserve(taken))
+    if limits.cpu_reserve_bytes is not None:
+        host = np.full_like(taken, limits.cpu_reserve_bytes)
     # What only steps take is not there yet while weights are loaded.
-    loading = (own_weights > 0) * each.uploading - (_total(cpu) - cpu["weights"])
-    cpu["reserve"] = np.maximum(host_reserve_bytes(setting, _total(cpu), used), loading)
-    return Budget(
-        cpu=cpu,
-        accelerator={
-            "weights": own_weights,
-            "kv": whole(device_kv),
-            "activations": paged(each.activations[own], more.activations),
-            "workspace": whole(each.accelerator_workspace[own]),
-            "staging": paged(_device_staging(setting, spec, visits), more.visiting),
-            "reserve": whole(used * accelerator_reserve(setting)),
-        },
-    )
-
-
-def host_reserve_bytes(
-    setting: Setting, taken: npt.NDArray[np.int64], used: Bools
-) -> npt.NDArray[np.int64]:
-    """[rows, pages] beside what is taken of the CPU's memory. used: [rows] the accelerator."""
-    if setting.limits.cpu_reserve_bytes is not None:
-        return np.full_like(taken, setting.limits.cpu_reserve_bytes)
-    return np.where(used[:, None], MOST_RESERVE_BYTES, host_reserve(taken))
-
-
-def accelerator_reserve(setting: Setting) -> int:
-    if setting.limits.accelerator_reserve_bytes is not None:
-        return setting.limits.accelerator_reserve_bytes
-    return 0 if setting.accelerator is None else setting.accelerator.reserve_bytes
+    loading = (own["weights"] > 0) * each.uploading - (taken - cpu["weights"])
+    there = 0 if setting.accelerator is None else setting.accelerator.reserve_bytes
+    if limits.accelerator_reserve_bytes is not None:
+        there = limits.accelerator_reserve_bytes
+    reserve = np.broadcast_to(used * there, taken.shape)
+    return Budget({**cpu, "reserve": np.maximum(host, loading)}, {**own, "reserve": reserve})
 
 
 def step_limits(context: int, step_tokens: int, sequences: int) -> Limits:
@@ -191,15 +186,22 @@ def _weights(setting: Setting, counts: F64, stages: Stages, device: Site) -> npt
 
 
 def _kv_bytes(setting: Setting, spec: KvSpec) -> tuple[npt.NDArray[np.int64], ...]:
-    """[rows, pages] in host memory and on the accelerator: whole pages of whole contexts."""
-    pages = setting.pages[None, :]
-    most = setting.pages_of(setting.workload.context)
-    layers = np.array([len(attentions(unit)) for unit in setting.classes.units], np.float64)
-    counts, rest = setting.counts()
-    first = (counts @ layers).astype(np.int64)[:, None]
-    second = (rest @ layers).astype(np.int64)[:, None]
-    page = setting.batch * spec.page_bytes
-    return (first * most + second * (most - pages)) * page, second * pages * page
+    """[rows, pages] in host memory and on the accelerator: whole pages of whole contexts. Layers
+    with a window keep the pages that it needs, or all where pages of the accelerator overflow."""
+    pages = setting.batch * setting.pages[None, :]
+    most = setting.batch * setting.pages_of(setting.workload.context)
+    ops = [attentions(unit) for unit in setting.classes.units]
+    overflows = setting.rows.has_blocks[:, None] & setting.pool.overflows
+    few = np.where(overflows, most, setting.window_blocks())
+    host, own = np.zeros_like(few), np.zeros_like(few)
+    for windows in (False, True):
+        layers = np.array([sum((op.window > 0) == windows for op in of) for of in ops], np.float64)
+        first, second = ((n @ layers).astype(np.int64)[:, None] for n in setting.counts())
+        there = np.where(overflows, pages, few if windows else pages)
+        each = few if windows else most
+        host += first * each + second * np.where(overflows, most - pages, 0)
+        own += second * there
+    return host * spec.page_bytes, own * spec.page_bytes
 
 
 def _units(layers: Iterable[Layer]) -> tuple[Unit, ...]:

@@ -5,13 +5,16 @@ Holds what the search found; searches and prices nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from helm.base.sizes import size_text
 from helm.compiler.problem import Mode, Overflow
-from helm.plan.records import Predicted
+from helm.compiler.times import F64
+from helm.plan.records import Predicted, Workload
 
+Seconds = TypeVar("Seconds", float, F64)
 _BOTTLENECKS = {
     "cpu_memory_s": "CPU memory bandwidth",
     "cpu_compute_s": "CPU matrix products",
@@ -110,6 +113,43 @@ def _share_text(count: int, whole: int, what: str, unit: str) -> str:
     if 0 < count < whole:
         return f"{count:,} of {whole:,} {what}"
     return f"all of {unit}" if count else f"none of {unit}"
+
+
+def goals(
+    workload: Workload, batch: int, ttft_s: Seconds, decode_s: Seconds
+) -> tuple[Seconds, Seconds]:
+    """What is to be small, and what breaks ties, where so many sequences run at once, in waves."""
+    if workload.objective == "decode":
+        return decode_s, ttft_s
+    if workload.objective == "ttft":
+        return ttft_s, decode_s
+    return total_s(workload, batch, ttft_s, decode_s), decode_s
+
+
+def total_s(workload: Workload, batch: int, ttft_s: Seconds, decode_s: Seconds) -> Seconds:
+    """Of the workload in waves of `batch` sequences."""
+    return -(-workload.batch // batch) * (ttft_s + (workload.output - 1) * decode_s)
+
+
+def predicted(
+    workload: Workload, batch: int, seconds: tuple[float, float, float],
+    terms: Sequence[dict[str, float]],
+) -> Predicted:  # fmt: skip
+    """seconds: until the first token, of a decode step, and of one at the full context. terms: of
+    decode and of prefill."""
+    ttft_s, decode_s, full_s = seconds
+    total = total_s(workload, batch, ttft_s, decode_s)
+    return Predicted(
+        ttft_s=ttft_s,
+        decode_s=decode_s,
+        decode_tokens_per_s=batch / decode_s,
+        full_context_decode_s=full_s,
+        full_context_decode_tokens_per_s=batch / full_s,
+        total_s=total,
+        tokens_per_s=workload.batch * workload.output / total,
+        decode_terms=terms[0],
+        prefill_terms=terms[1],
+    )
 
 
 @dataclass(frozen=True)

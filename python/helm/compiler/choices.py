@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from helm.compiler.budget import Budget, executable, itemise, stage_bytes
+from helm.compiler.budget import Budget, StageBytes, executable, itemise, stage_bytes
 from helm.compiler.counts import CostedGraph
 from helm.compiler.decode import Priced, price_decode
 from helm.compiler.overflow import Bools
@@ -68,6 +68,7 @@ class Choice:
     prefills: tuple[PrefillWay, ...]
     budget: Budget
     possible: Bools  # [rows, pages]
+    each: StageBytes
 
     @functools.cached_property
     def decode_s(self) -> F64:
@@ -104,7 +105,15 @@ def choices(
                         budget = itemise(sized, head, mode, each)
                         possible = executable(sized) | (space.kv == "host")
                         yield Choice(
-                            sized, head, mode, steps, decodes[head], prefills, budget, possible
+                            sized,
+                            head,
+                            mode,
+                            steps,
+                            decodes[head],
+                            prefills,
+                            budget,
+                            possible,
+                            each,
                         )
 
 

@@ -20,7 +20,6 @@ from helm.model.graph import (
     Attention,
     Concat,
     Embedding,
-    Experts,
     Graph,
     Layer,
     Linear,
@@ -28,10 +27,10 @@ from helm.model.graph import (
     Op,
     PositionEmbedding,
     Rope,
-    Route,
     Select,
     Unit,
 )
+from helm.model.mixture_ops import Experts, Route
 
 _F32 = 4
 
@@ -144,7 +143,7 @@ class CostedGraph:
         kind = self._rows[value]
         return step.tokens if kind == "tokens" else step.output_rows
 
-    @property
+    @functools.cached_property
     def _rows(self) -> dict[str, str]:
         return {value.name: value.rows for value in self.graph.values}
 
@@ -174,13 +173,13 @@ class CostedGraph:
         return OpCost(activation_bytes=moved)
 
     def _select(self, op: Select, step: Step) -> OpCost:
-        return OpCost(activation_bytes=2 * _F32 * step.output_rows * self._width(op.out))
+        return OpCost(activation_bytes=2 * _F32 * step.output_rows * self.width(op.out))
 
     def _add(self, op: Add, step: Step) -> OpCost:
-        return OpCost(activation_bytes=3 * _F32 * self.rows(op.out, step) * self._width(op.out))
+        return OpCost(activation_bytes=3 * _F32 * self.rows(op.out, step) * self.width(op.out))
 
     def _concat(self, op: Concat, step: Step) -> OpCost:
-        return OpCost(activation_bytes=2 * _F32 * self.rows(op.out, step) * self._width(op.out))
+        return OpCost(activation_bytes=2 * _F32 * self.rows(op.out, step) * self.width(op.out))
 
     def _linear(self, op: Linear, step: Step) -> OpCost:
         rows, flops, out_width = self.rows(op.out, step), 0, 0
@@ -188,7 +187,7 @@ class CostedGraph:
             height, width = self.graph.tensors[part.weight]
             flops += 2 * rows * height * width
             out_width += height
-        moved = self._width(op.input) + (2 if op.accumulate else 1) * out_width
+        moved = self.width(op.input) + (2 if op.accumulate else 1) * out_width
         return OpCost(
             flops=flops,
             weight_bytes=sum(self.tensor_bytes(name) for name in op.weight_names()),
@@ -197,7 +196,7 @@ class CostedGraph:
 
     def _route(self, op: Route, step: Step) -> OpCost:
         rows = self.rows(op.out, step)
-        moved = _F32 * rows * (self._width(op.input) + 2 * op.chosen)
+        moved = _F32 * rows * (self.width(op.input) + 2 * op.chosen)
         return OpCost(
             weight_bytes=sum(self.tensor_bytes(name) for name in op.weight_names()),
             activation_bytes=moved,
@@ -206,7 +205,7 @@ class CostedGraph:
     def _experts(self, op: Experts, step: Step) -> OpCost:
         """Of weights those of the experts that the rows are expected to have."""
         rows = self.rows(op.out, step)
-        pairs, width, out = rows * op.chosen, self._width(op.input), self._width(op.out)
+        pairs, width, out = rows * op.chosen, self.width(op.input), self.width(op.out)
         held = sum(self.tensor_bytes(name) for name in op.weight_names())
         return OpCost(
             flops=2 * pairs * op.size * (2 * width + out),
@@ -228,8 +227,13 @@ class CostedGraph:
             activation_bytes=_F32 * step.tokens * moved,
         )
 
-    def _width(self, value: str) -> int:
-        return next(v.width for v in self.graph.values if v.name == value)
+    def width(self, value: str) -> int:
+        """Floats of one row of a value."""
+        return self._widths[value]
+
+    @functools.cached_property
+    def _widths(self) -> dict[str, int]:
+        return {value.name: value.width for value in self.graph.values}
 
 
 # No op is free by default: one that is not here does not import.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from helm.compiler.layers import cpu_decode_s, decode_layers
+from helm.compiler.layers import decode_attention_s, decode_layers
 from helm.compiler.overflow import alike
 from helm.compiler.problem import Overflow
 from helm.compiler.program import pattern
@@ -148,7 +148,9 @@ def _decode_step(
     base[FIXED] += setting.cpu.step_s
     threads = setting.cpu.threads
     if (threads, batch, context) not in setting.known:
-        setting.known[threads, batch, context] = counts @ cpu_decode_s(setting, context)
+        setting.known[threads, batch, context] = counts @ decode_attention_s(
+            setting, context, setting.cpu
+        )
     base[ATTENTION] += setting.known[threads, batch, context]
     shape = (len(setting.rows.boundary), len(setting.pages))
     own = extra = copies = np.zeros(shape)

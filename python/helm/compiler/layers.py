@@ -61,13 +61,13 @@ def decode_queries(context: int) -> Queries:
     return Queries(np.array([context - 1]), np.array([1]), np.array([0]))
 
 
-def cpu_decode_s(setting: Setting, context: int) -> F64:
-    """[classes] seconds of attention of one layer on the CPU."""
+def decode_attention_s(setting: Setting, context: int, device: Device) -> F64:
+    """[classes] seconds of attention of one layer in a decode step, all pages being there."""
     query, batch = decode_queries(context), setting.batch
     return np.array(
         [
             sum(
-                float(positions_s(setting, op, batch * visible(op, query), setting.cpu)[0])
+                float(positions_s(setting, op, batch * visible(op, query), device)[0])
                 for op in attentions(layer)
             )
             for layer in setting.classes.units
@@ -171,16 +171,17 @@ def _spread(
 
 
 def visiting_seconds(
-    setting: Setting, layer: Layer, past: I64, tokens: I64, run_s: F64
-) -> dict[str, Seconds]:
-    """[steps] of a layer whose weights visit, its K and V of `past` positions coming along and
-    those of `tokens` going back."""
+    setting: Setting, layer: Layer, past: I64 | int, tokens: I64 | int, run_s: Seconds,
+    weights: Any = None, share: Any = 1.0,
+) -> dict[str, Any]:  # fmt: skip
+    """[..., steps] of a layer whose weights visit, its K and V of `past` positions coming along and
+    those of `tokens` going back. weights: bytes that come, None: all; share: of its KV."""
     link = setting.link
     assert link is not None
-    kv = sum(position_bytes(setting.model, op) for op in attentions(layer))
-    weights = setting.model.weight_bytes([layer])
+    kv = share * sum(position_bytes(setting.model, op) for op in attentions(layer))
+    size = setting.model.weight_bytes([layer]) if weights is None else weights
     return {
-        "visit": link.latency_s + weights / setting.visit_bytes_per_s,
+        "visit": link.latency_s + size / setting.visit_bytes_per_s,
         "cached": kv * past / link.to_accelerator_bytes_per_s,
         "run": run_s,
         "written": kv * tokens / link.to_host_bytes_per_s,

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from helm.compiler.candidate import Candidate
-from helm.compiler.cut import CutUnits, cut_units
-from helm.compiler.cut_candidate import cut_of
-from helm.compiler.program import is_layer
+from helm.compiler.cut.units import Cut, CutUnits, LayerCut, cut_units
 from helm.compiler.search import Search, SearchResult
 from helm.machine.profile import Profile
-from helm.model.graph import Graph, Unit
+from helm.model.graph import Attention, Graph, Unit
 from helm.plan.kv import KvSpec
 from helm.plan.records import WATERMARK
 from helm.plan.schema import (
     Alternative,
+    Limits,
     MemoryUse,
     Prediction,
     ProfileIdentity,
     Schedule,
 )
 from helm.plan.units import CPU, PlacedUnit
-from helm.plan.weights import TensorSpec, part_of
+from helm.plan.weights import TensorSpec
 
 _ALTERNATIVES = 5  # the best of those not chosen, besides the labelled
 
@@ -32,6 +32,18 @@ def placed(graph: Graph, candidate: Candidate) -> CutUnits:
         return cut_units(graph, cut_of(candidate))
     units = placed_units(graph, candidate)
     return CutUnits(units, graph.values, graph.tensors, {}, graph.kv.layers)
+
+
+def cut_of(candidate: Candidate) -> Cut:
+    """Of the graph's layers and head. The candidate has something that is cut."""
+    use = candidate.cut
+    assert use is not None
+    layers = (
+        *[LayerCut(use.of_heads, use.of_elements)] * candidate.cpu_blocks,
+        *[LayerCut(use.heads, use.elements, use.home)] * use.layers,
+        *[LayerCut(0, 0)] * candidate.accelerator_blocks,
+    )
+    return Cut(CPU, layers, use.rows)
 
 
 def placed_units(graph: Graph, candidate: Candidate) -> tuple[PlacedUnit, ...]:
@@ -49,21 +61,30 @@ def placed_units(graph: Graph, candidate: Candidate) -> tuple[PlacedUnit, ...]:
 def parts_of(tensors: Iterable[TensorSpec], made: CutUnits) -> tuple[TensorSpec, ...]:
     """The tensors that the units read, of the checkpoint's `tensors` or parts of them."""
     wholes = {tensor.name: tensor for tensor in tensors}
-    found = []
-    for name in made.tensors:
-        part = made.parts.get(name)
-        if part is None:
-            found.append(wholes[name])
-            continue
-        rows = (part.row, part.row + part.shape[0])
-        cols = (part.col, part.col + part.shape[1]) if len(part.shape) > 1 else (0, 1)
-        found.append(part_of(wholes[part.tensor], rows, cols))
-    return tuple(found)
+    return tuple(
+        TensorSpec(name, shape, wholes[part.tensor].source, part)
+        if (part := made.parts.get(name))
+        else wholes[name]
+        for name, shape in made.tensors.items()
+    )
 
 
-def kv_entries(made: CutUnits) -> int:
-    """Of the KV cache, on the accelerator."""
-    return sum(unit.device != CPU and is_layer(unit) for unit in made.units)
+def kv_cache(kv: KvSpec, made: CutUnits, candidate: Candidate, limits: Limits) -> KvSpec:
+    """`kv` with the entries and pages that the candidate has. Where pages overflow, layers with a
+    window keep all of theirs."""
+    blocks = candidate.kv_blocks * candidate.sequences
+    few = kv.most_window_blocks(limits.step_tokens, limits.sequences)
+    gives_up = candidate.kv is None and few < blocks
+    return replace(kv, layers=made.kv, blocks=blocks, window_blocks=few if gives_up else 0)
+
+
+def accelerator_pages(made: CutUnits, kv: KvSpec, candidate: Candidate) -> int:
+    """Page slots of the accelerator."""
+    ops = (op for unit in made.units if unit.device != CPU for op in unit.ops)
+    entries = [kv.layers[op.layer] for op in ops if isinstance(op, Attention)]
+    if kv.window_blocks:
+        return sum(map(kv.entry_pages, entries))
+    return len(entries) * candidate.accelerator_kv_blocks * candidate.sequences
 
 
 def on_device(unit: Unit, device: str) -> PlacedUnit:
@@ -80,9 +101,8 @@ def memory_use(candidate: Candidate) -> dict[str, MemoryUse]:
     }
 
 
-def schedule(candidate: Candidate, kv: KvSpec, entries: int) -> Schedule:
-    """kv: with the page slots of both devices. entries: of the cache, on the accelerator."""
-    own = entries * candidate.accelerator_kv_blocks * candidate.sequences
+def schedule(candidate: Candidate, kv: KvSpec, own: int) -> Schedule:
+    """kv: with the page slots of both devices. own: those of the accelerator."""
     pages = {"cpu": kv.pages - own}
     if candidate.uses_accelerator:
         pages["accelerator"] = own

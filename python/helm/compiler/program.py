@@ -15,7 +15,6 @@ from helm.model.graph import (
     Add,
     Attention,
     Embedding,
-    Experts,
     Linear,
     Norm,
     Op,
@@ -23,6 +22,7 @@ from helm.model.graph import (
     Rope,
     Select,
 )
+from helm.model.mixture_ops import Experts
 from helm.plan.schema import Plan
 from helm.plan.units import CPU, PlacedUnit
 

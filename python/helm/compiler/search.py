@@ -9,27 +9,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from helm.compiler.budget import memory_bytes, missing
-from helm.compiler.candidate import Candidate, Missing, OverflowUse, SitePrice
-from helm.compiler.choices import SITES, Choice, DecodeWay, PrefillWay, batches, choices
+from helm.compiler.candidate import Candidate, Missing, OverflowUse, SitePrice, goals, predicted
+from helm.compiler.choices import SITES, Choice, batches, choices
 from helm.compiler.counts import CostedGraph
-from helm.compiler.cut_candidate import candidate_of
-from helm.compiler.cut_search import CutSearch
+from helm.compiler.cut.search import CutSearch
 from helm.compiler.order import least, less
 from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.setting import Site
 from helm.compiler.times import F64
 from helm.machine.profile import Profile
-from helm.plan.records import Objective, Predicted, Workload
+from helm.plan.records import Objective, Workload
 
 PLENTY = 2**60  # bytes
 _CUTS = 2  # of the layouts that are cut, those that are kept
-Seconds = TypeVar("Seconds", float, F64)
 
 
 @dataclass(frozen=True)
@@ -106,45 +104,30 @@ class Search:
         whole = self._partitions(limits, workload)
         if self.space.policy == "layer-partition":
             return whole
-        cuts, reason = self._cut(limits, workload, whole)
-        fitting = tuple(sorted((c for c in cuts if c.fits), key=lambda c: c.objective_s))
+        search = self._cut_search(whole)
+        at_once = {workload.batch, *([] if whole.best is None else [whole.best.sequences])}
+        cuts = search.best(limits, workload, at_once)[:_CUTS]
+        found = dataclasses.replace(whole, cuts=tuple(cuts), uncut=search.reason)
+        fitting = sorted((c for c in cuts if c.fits), key=lambda c: c.objective_s)
+        ranked = (*fitting[:1], *whole.ranked)
         if self.space.policy == "cut":
-            best = fitting[0] if fitting else None
-            labelled = whole.labelled
-            if whole.best is not None:
-                labelled = {"layer-partition": whole.best, **labelled}
-            return dataclasses.replace(
-                whole, best=best, ranked=fitting, labelled=labelled, cuts=cuts, uncut=reason
-            )
-        if not fitting or (whole.best and whole.best.objective_s <= fitting[0].objective_s):
-            return dataclasses.replace(whole, cuts=cuts, uncut=reason)
+            ranked = tuple(fitting)
+        elif not fitting or (whole.best and whole.best.objective_s <= fitting[0].objective_s):
+            return found
         labelled = whole.labelled
         if whole.best is not None:
             labelled = {"layer-partition": whole.best, **labelled}
-        ranked = (fitting[0], *whole.ranked)
-        return dataclasses.replace(
-            whole, best=fitting[0], ranked=ranked, labelled=labelled, cuts=cuts, uncut=reason
-        )
+        best = ranked[0] if ranked else None
+        return dataclasses.replace(found, best=best, ranked=ranked, labelled=labelled)
 
-    def _cut(
-        self, limits: ResourceLimits, workload: Workload, whole: SearchResult
-    ) -> tuple[tuple[Candidate, ...], str]:
-        """The best layouts with cut layers, with the threads that are best for whole ones."""
+    def _cut_search(self, whole: SearchResult) -> CutSearch:
+        """With the threads that are best for whole layers."""
         threads = self.profile.cpu.threads if self.space.threads is None else self.space.threads[0]
         threads = threads if whole.best is None else whole.best.threads
         if threads not in self._cut_searches:
-            settings = [
-                choice.setting
-                for choice in self._priced
-                if choice.setting.cpu.threads == threads and choice.mode == "compute"
-            ]
-            unique = {id(setting): setting for setting in settings}
-            self._cut_searches[threads] = CutSearch(unique.values(), self.space, self.profile)
-        one = self._cut_searches[threads]
-        at_once = {workload.batch, *([] if whole.best is None else [whole.best.sequences])}
-        found = one.best(limits, workload, sorted(at_once))
-        made = (candidate_of(each, self.profile, limits, workload) for each in found[:_CUTS])
-        return tuple(made), one.reason
+            own = [choice for choice in self._priced if choice.setting.cpu.threads == threads]
+            self._cut_searches[threads] = CutSearch(own, self.space, self.profile)
+        return self._cut_searches[threads]
 
     @functools.cached_property
     def _cut_searches(self) -> dict[int, CutSearch]:
@@ -175,16 +158,7 @@ def search(
 def _scores(choice: Choice, workload: Workload) -> tuple[F64, F64]:
     """[rows, pages] the objective and what breaks ties, both to be small."""
     ttft, step = choice.prefill_s.min(axis=0), choice.decode_s.min(axis=0)
-    if workload.objective == "decode":
-        return step, ttft
-    if workload.objective == "ttft":
-        return ttft, step
-    return _total_s(choice.setting.batch, workload, ttft, step), step
-
-
-def _total_s(batch: int, workload: Workload, ttft: Seconds, step: Seconds) -> Seconds:
-    """Of the workload in waves of `batch` sequences."""
-    return -(-workload.batch // batch) * (ttft + (workload.output - 1) * step)
+    return goals(workload, choice.setting.batch, ttft, step)
 
 
 class _Best:
@@ -273,8 +247,10 @@ class _Best:
         decode = min(choice.decodes, key=lambda way: way.key(row, page))
         prefill = choice.prefills[int(np.argmin(choice.prefill_s[:, row, page]))]
         visits_from = prefill.visit_least
-        predicted = _predict(setting.batch, decode, prefill, self._workload, row, page)
-        objectives = {"decode": predicted.decode_s, "ttft": predicted.ttft_s}
+        ways = prefill.priced, decode.expected, decode.full_context
+        ttft_s, decode_s, full_s = (float(each.total[row, page]) for each in ways)
+        seconds = ttft_s, decode_s, full_s
+        terms = decode.expected.terms(row, page), prefill.priced.terms(row, page)
         return Candidate(
             blocks=self._blocks,
             cpu_blocks=int(rows.boundary[row]),
@@ -292,30 +268,11 @@ class _Best:
             stream_pages=0 if visits_from is None else setting.visit_pages,
             threads=setting.cpu.threads,
             sequences=setting.batch,
-            predicted=predicted,
+            predicted=predicted(self._workload, setting.batch, seconds, terms),
             memory=choice.budget.at(row, page),
             missing=Missing(*(int(device[row, page]) for device in lacks)),
-            objective_s=objectives.get(self._workload.objective, predicted.total_s),
+            objective_s=goals(self._workload, setting.batch, ttft_s, decode_s)[0],
         )
-
-
-def _predict(
-    batch: int, decode: DecodeWay, prefill: PrefillWay, workload: Workload, row: int, page: int
-) -> Predicted:
-    ttft, step = float(prefill.priced.total[row, page]), float(decode.expected.total[row, page])
-    full = float(decode.full_context.total[row, page])
-    total = _total_s(batch, workload, ttft, step)
-    return Predicted(
-        ttft_s=ttft,
-        decode_s=step,
-        decode_tokens_per_s=batch / step,
-        full_context_decode_s=full,
-        full_context_decode_tokens_per_s=batch / full,
-        total_s=total,
-        tokens_per_s=workload.batch * workload.output / total,
-        decode_terms=decode.expected.terms(row, page),
-        prefill_terms=prefill.priced.terms(row, page),
-    )
 
 
 def _overflow_use(choice: Choice, row: int, page: int) -> OverflowUse | None:

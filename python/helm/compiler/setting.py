@@ -20,6 +20,7 @@ from helm.compiler.problem import KvPlace, ResourceLimits, Space
 from helm.compiler.times import DEVICE_TERMS, F64, I64, BlockClasses, classify, unit_s
 from helm.machine.profile import Profile
 from helm.machine.rates import AcceleratorProfile, CpuProfile, LinkProfile
+from helm.plan.kv import window_blocks
 from helm.plan.records import Workload
 
 Site = Literal["cpu", "accelerator"]
@@ -92,6 +93,14 @@ class Setting:
         limits, blocks = self.limits, self.batch * self.pages_of(self.workload.context)
         slots = self.batch * self.pages
         return Pool(slots, blocks, self.batch, limits.page_tokens, limits.watermark)
+
+    def window_blocks(self) -> int:
+        """Pages of a layer with a window, of all sequences, where nothing overflows."""
+        limits = self.limits
+        most = self.batch * self.pages_of(self.workload.context)
+        layers, tokens = self.model.graph.kv.layers, min(limits.page_tokens, self.workload.context)
+        step_tokens = max(limits.step_tokens, self.most_sequences)
+        return min(most, window_blocks(layers, tokens, step_tokens, self.most_sequences))
 
     @functools.cached_property
     def decode_units(self) -> dict[str, F64]:

@@ -20,11 +20,12 @@ from helm.compiler.advice import Gain, largest_context, require, sensitivity
 from helm.compiler.budget import memory_bytes
 from helm.compiler.candidate import Candidate
 from helm.compiler.counts import CostedGraph
-from helm.compiler.cut import CutUnits
+from helm.compiler.cut.units import CutUnits
 from helm.compiler.load_cost import NOTHING_TO_MAP, Situation, choose
 from helm.compiler.memory import activation_bytes, workspace_bytes
 from helm.compiler.placement import (
-    kv_entries,
+    accelerator_pages,
+    kv_cache,
     memory_use,
     on_device,
     parts_of,
@@ -242,6 +243,9 @@ def _placed(problem: Problem, access: Loading) -> Study:
     return Study(problem, access, plan_of(problem, model, limits, best, notices), search)
 
 
+_MOST_BLOCKS = 2**24  # of an entry
+
+
 def plan_of(
     problem: Problem,
     model: CostedGraph,
@@ -256,10 +260,9 @@ def plan_of(
     if best is not None and best.uses_accelerator:
         limits = dataclasses.replace(limits, step_tokens=best.step_tokens)
         made = placed(graph, best)
-        pages = len(made.kv) * best.kv_blocks * best.sequences
-        kv = dataclasses.replace(kv, layers=made.kv, pages=pages)
+        kv = kv_cache(kv, made, best, limits)
         units, memory = made.units, memory_use(best)
-        order = schedule(best, kv, kv_entries(made))
+        order = schedule(best, kv, accelerator_pages(made, kv, best))
         if best.sequences < limits.sequences:
             said.append(_fewer_at_once(best.sequences * limits.context, limits))
     else:
@@ -299,7 +302,7 @@ def _on_cpu(
         units = model.graph.units
         return MemoryUse(
             weights_bytes=model.host_bytes(units),
-            kv_bytes=kv.blocks * kv.block_bytes,
+            kv_bytes=kv.total_bytes,
             activations_bytes=activation_bytes(model.graph, units, limits),
             workspace_bytes=workspace_bytes(model.graph, units, limits, kv, threads),
         )
@@ -309,7 +312,8 @@ def _on_cpu(
     taken = fixed.total_bytes - problem.resident_bytes
     room, reserve = problem.room_bytes, problem.reserve_bytes
     left = (beside_reserve(room) if reserve is None else room - reserve) - taken
-    most = max(0, left // kv.block_bytes)  # pages of a layer
+    few = kv.most_window_blocks(limits.step_tokens, limits.sequences)
+    most = _most_blocks(kv, few, left)
     one = -(-limits.context // kv.page_tokens)
     notices: list[str] = []
     if most < one:
@@ -323,10 +327,21 @@ def _on_cpu(
     blocks = min(most, one * limits.sequences)
     if blocks < one * limits.sequences:
         notices.append(_fewer_at_once(blocks * kv.page_tokens, limits))
-    kv = dataclasses.replace(kv, pages=blocks * len(kv.layers))
+    kv = dataclasses.replace(kv, blocks=blocks, window_blocks=few if few < blocks else 0)
     needs = use(limits, kv)
     beside = _reserve(problem, taken + needs.kv_bytes)
     return limits, kv, dataclasses.replace(needs, reserve_bytes=beside), notices
+
+
+def _most_blocks(kv: KvSpec, few: int, left: int) -> int:
+    """Pages of an entry for which `left` bytes have room. few: those of an entry with a window, if
+    that is less; 0 without windows."""
+    most = max(0, left // kv.block_bytes)
+    if not few or most <= few:
+        return most
+    heads = sum(entry.kv_heads for entry in kv.layers if not entry.window)
+    left -= few * (kv.block_bytes - heads * kv.unit_bytes)
+    return min(_MOST_BLOCKS, left // max(1, heads * kv.unit_bytes))
 
 
 def _reserve(problem: Problem, taken: int) -> int:

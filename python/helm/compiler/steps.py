@@ -5,22 +5,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from helm.compiler.candidate import Candidate
-from helm.compiler.cut_seconds import CutSeconds, UnitSeconds
+from helm.compiler.counts import Step
+from helm.compiler.cut.unit_price import share_unit
+from helm.compiler.cut.units import ROLES, costed
+from helm.compiler.cut.ways import HOMES
 from helm.compiler.layers import (
     SpreadLayer,
-    cpu_decode_s,
+    decode_attention_s,
     decode_layers,
-    decode_queries,
     key,
-    positions_s,
     prefill_layers,
+    visiting_seconds,
 )
 from helm.compiler.overflow import PrefillFar
 from helm.compiler.prefill import Prefill, prepare
@@ -28,9 +30,12 @@ from helm.compiler.program import Far, Program, Task, lower, verb_of
 from helm.compiler.search import Search
 from helm.compiler.setting import F32, Setting, make_setting
 from helm.compiler.timeline import LEAVING, Flight, Spans, played
-from helm.compiler.times import attentions, visible
+from helm.compiler.times import ATTENTION, F64, unit_s
+from helm.model.graph import Attention, Unit
 from helm.plan.schema import Plan
-from helm.plan.units import CPU
+from helm.plan.units import CPU, PlacedUnit
+
+_SITES = ("cpu", "accelerator")
 
 
 @dataclass(frozen=True)
@@ -78,12 +83,26 @@ class PlannedSteps:
         self.setting = dataclasses.replace(setting, pages=setting.pages[page : page + 1])
         self._programs = {(p.visits, p.far): p for p in lower(self.plan)}
         self._spreads = best.accelerator_blocks > 0
-        self._cut = None if best.cut is None else CutSeconds(self.setting, plan, best, search.space)
-        # By unit of the plan: its layer's class, None of the embedding and the head.
-        layers = dict.fromkeys(u.layer for u in self.plan.units if u.layer is not None)
+        self._model = costed(
+            search.model,
+            plan.values,
+            {tensor.name: tensor.shape for tensor in plan.tensors},
+            {tensor.name: tensor.whole for tensor in plan.tensors},
+        )
+        # By unit of the plan: its layer's class, None of the embedding and the head; its role in
+        # what is cut; and the first unit that is like it.
+        layers = dict.fromkeys(u.layer for u in plan.units if u.layer is not None)
         classes = dict(zip(layers, self.setting.classes.member.tolist(), strict=True))
-        self._class = [
-            None if unit.layer is None else classes[unit.layer] for unit in self.plan.units
+        self._class = [None if u.layer is None else classes[u.layer] for u in plan.units]
+        self._role = [
+            role if (role := unit.name.rpartition(".")[2]) in ROLES else "" for unit in plan.units
+        ]
+        first: dict[object, int] = {}
+        self._like = [
+            first.setdefault((unit.kind, *key), number)
+            for number, (unit, *key) in enumerate(
+                zip(plan.units, self._class, self._role, strict=True)
+            )
         ]
 
     # --- decode ----------------------------------------------------------------------------------
@@ -103,31 +122,14 @@ class PlannedSteps:
         far: Far = "none"
         if self._spreads and setting.pool.far_blocks(context)[0] > 0:
             far = "visit" if self._best.overflow == "stream" else "cpu"
-        program, times = self._programs[False, far], setting.decode_units
-        if self._cut is not None:
-            unit_of = self._cut.decode(context)
-            return self._flight(setting, program, unit_of, [], setting.batch, setting.batch)
         layers = [] if far == "none" else decode_layers(setting, self._best.overflow, context)
-        on_cpu = cpu_decode_s(setting, context)
-
-        def unit_s(unit: int, device: str) -> float:
-            kind = self._class[unit]
-            site = "cpu" if device == CPU else "accelerator"
-            if kind is None:
-                end = "embedding" if unit == 0 else "head"
-                return float(times[f"{site} {end}"].sum())
-            if self.plan.units[unit].kind != "attention":  # counted with it
-                return 0.0
-            whole = float(times[f"{site} blocks"][kind].sum())
-            if site == "cpu":
-                return whole + float(on_cpu[kind])
-            assert setting.accelerator is not None
-            for op in attentions(setting.classes.units[kind]):
-                seen = setting.batch * visible(op, decode_queries(context))
-                whole += float(positions_s(setting, op, seen, setting.accelerator)[0])
-            return whole
-
-        return self._flight(setting, program, unit_s, layers, setting.batch, setting.batch)
+        attention = {
+            device.site: decode_attention_s(setting, context, device)
+            for device in (setting.cpu, setting.accelerator)
+            if device is not None
+        }
+        step = Step(setting.batch, 1, setting.batch)
+        return self._flight(setting, self._programs[False, far], step, attention, layers)
 
     def _copies_s(self, setting: Setting, context: int) -> float:
         if not self._spreads or self._best.overflow != "stream":
@@ -183,29 +185,13 @@ class PlannedSteps:
         runs = prefill.queries.step == step
         split = far is not None and bool(far.far[runs].any())
         program = self._programs[visits, "visit" if split else "none"]
-        by_site = {"cpu": prefill.cpu, "accelerator": prefill.accelerator}
-
-        def unit_s(unit: int, device: str) -> float:
-            kind, site = self._class[unit], "cpu" if device == CPU else "accelerator"
-            if kind is None:
-                return float((prefill.embedding if unit == 0 else prefill.head)[site][step].sum())
-            first = self.plan.units[unit].kind == "attention"
-            return float(by_site[site][kind, step].sum()) if first else 0.0
-
-        here = [_at(layer, step) for layer in layers]
-
-        def visiting_s(unit: int, verb: str) -> float:
-            kind = self._class[unit]
-            assert kind is not None
-            seconds = prefill.visiting_seconds(kind)
-            return float(np.broadcast_to(seconds[verb], seconds["run"].shape)[step])  # type: ignore[union-attr]
-
-        of_unit: UnitSeconds = unit_s
-        of_visit: UnitSeconds = visiting_s
-        if self._cut is not None:
-            of_unit = self._cut.prompt(prefill, step)
-            of_visit = self._cut.visiting(prefill, step)
-        flight = self._flight(setting, program, of_unit, here, tokens, outputs, of_visit)
+        attention = {
+            site: every[:, step, ATTENTION]
+            for site, every in (("cpu", prefill.cpu), ("accelerator", prefill.accelerator))
+        }
+        here, past = [_at(layer, step) for layer in layers], int(prefill.queries.past[runs].sum())
+        one = Step(tokens, tokens, outputs=outputs)
+        flight = self._flight(setting, program, one, attention, here, past)
         if far is None or setting.link is None:
             return flight
         own = [k for k, u in zip(self._class, self.plan.units, strict=True)
@@ -214,14 +200,57 @@ class PlannedSteps:
         leaving = size / setting.link.to_host_bytes_per_s
         return dataclasses.replace(flight, leaving_s=leaving, waits=bool(far.waits[step, 0]))
 
+    def _unit_s(
+        self, setting: Setting, step: Step, attention: Mapping[str, F64], visits: bool
+    ) -> Callable[[int, str], float]:
+        """Seconds of a unit on a device. attention: [classes] of all heads, by site. visits:
+        layers of which the CPU has some run on the accelerator."""
+        units, heads = self.plan.units, self._model.graph.kv.kv_heads
+
+        @functools.cache
+        def alone(number: int, device: str) -> float:
+            unit, kind = units[number], self._class[number]
+            at = setting.cpu if device == CPU else setting.accelerator
+            assert at is not None
+            seconds = float(unit_s(self._model, _plain(unit), step, at).sum())
+            for op in unit.ops:
+                if isinstance(op, Attention):
+                    seconds += float(attention[at.site][kind]) * op.kv_heads / heads
+            return seconds
+
+        @functools.cache
+        def shared(number: int) -> dict[str, float]:
+            own, kind = units[number], self._class[number]
+            pieces = {
+                role: unit
+                for role, unit in zip(self._role, units, strict=True)
+                if role and (unit.layer, unit.kind) == (own.layer, own.kind)
+            }
+            both = [np.asarray(0.0 if kind is None else attention[site][kind]) for site in _SITES]
+            plain = {role: _plain(unit) for role, unit in pieces.items()}
+            home = HOMES.index(pieces["home"].device)
+            found = share_unit(setting, self._model, plain, home, step, (both[0], both[1]))
+            return {role: float(times.sum()) for role, times in found.times.items()}
+
+        def seconds(number: int, device: str) -> float:
+            like, role = self._like[number], self._role[number]
+            if units[number].kind == "head" and step.output_rows == 0:
+                return 0.0
+            if not role or (visits and units[number].layer is not None):
+                return alone(like, device)
+            return shared(like)[role]
+
+        return seconds
+
     def _flight(
-        self, setting: Setting, program: Program, unit_s: Any, layers: Sequence[SpreadLayer],
-        tokens: int, outputs: int, visiting_s: Any = None,
+        self, setting: Setting, program: Program, step: Step, attention: Mapping[str, F64],
+        layers: Sequence[SpreadLayer], past: int = 0,
     ) -> Flight:  # fmt: skip
-        """Its tasks' seconds: of a run those of its units, of a layer those of its class."""
-        rows = {"tokens": tokens, "outputs": outputs}
+        """Its tasks' seconds: of a run those of its units, of a layer those of its class. past:
+        positions that its tokens attend to besides."""
+        rows = {"tokens": step.tokens, "outputs": step.output_rows}
         values = {v.name: F32 * v.width * rows[v.rows] for v in self.plan.values}
-        link = setting.link
+        link, seconds_of = setting.link, self._unit_s(setting, step, attention, program.visits)
 
         def task_s(task: Task) -> float:
             if task.verb == "copy" and task.units is None:
@@ -233,25 +262,26 @@ class PlannedSteps:
             assert task.units is not None
             first, last = task.units
             kind = self._class[first]
+            units = range(first, last + 1)
             if task.verb in ("visit", "cached", "written"):
-                return float(visiting_s(first, task.verb))
-            if task.verb == "run" and self._cut is not None and self._visits(program, task):
-                return float(visiting_s(first, "run"))
+                return float(self._visiting_s(setting, units, step, past)[task.verb])
             if task.verb == "run":
-                return float(sum(unit_s(unit, task.device) for unit in range(first, last + 1)))
+                return sum(seconds_of(unit, task.device) for unit in units)
             assert kind is not None
             return float(np.ravel(layers[kind].seconds[key(task)])[0])
 
         seconds = [task_s(task) for task in program.tasks]
         begin_s = setting.cpu.step_s
         first = next((i for i, task in enumerate(program.tasks) if task.lane != CPU), None)
-        if self._cut is not None:  # before anything, as the CPU goes on while a guest begins
+        if self._best.cut is not None:  # before anything, as the CPU goes on while a guest begins
             assert setting.accelerator is not None
             begin_s += setting.accelerator.step_s
         elif first is not None and setting.accelerator is not None:
             seconds[first] += setting.accelerator.step_s
             if self.plan.units[0].device != CPU and link is not None:  # token ids
-                seconds[first] += link.latency_s + F32 * tokens / link.to_accelerator_bytes_per_s
+                seconds[first] += (
+                    link.latency_s + F32 * step.tokens / link.to_accelerator_bytes_per_s
+                )
         counts = {}
         for i, task in enumerate(program.tasks):
             if task.verb == "page" and task.units is not None:
@@ -260,12 +290,20 @@ class PlannedSteps:
                 counts[i] = int(np.ravel(layers[kind].far.pages)[0])
         return Flight(program, seconds, counts, begin_s)
 
-    def _visits(self, program: Program, task: Task) -> bool:
-        """Whether the run is of a layer of which the CPU has some."""
-        assert task.units is not None
-        units = self.plan.units[task.units[0] : task.units[1] + 1]
-        in_layer = len({unit.layer for unit in units}) == 1 and units[0].layer is not None
-        return program.visits and in_layer and any(unit.device == CPU for unit in units)
+    def _visiting_s(self, setting: Setting, units: range, step: Step, past: int) -> dict[str, Any]:
+        """Of what comes and goes with a layer, of which the CPU has all or some."""
+        of = [self.plan.units[number] for number in units]
+        own = [unit for unit in of if unit.device == CPU]
+        kind, model = self._class[units[0]], self._model
+        assert kind is not None
+        heads = sum(op.kv_heads for unit in own for op in unit.ops if isinstance(op, Attention))
+        weights, share = model.weight_bytes(map(_plain, own)), heads / model.graph.kv.kv_heads
+        layer = setting.classes.units[kind]
+        return visiting_seconds(setting, layer, past, step.tokens, 0.0, weights, share)
+
+
+def _plain(unit: PlacedUnit) -> Unit:
+    return Unit(unit.name, unit.kind, unit.layer, unit.ops)
 
 
 def _at(layer: SpreadLayer, step: int) -> SpreadLayer:

@@ -17,12 +17,12 @@ from helm.model.config import ModelConfig
 from helm.model.graph import (
     Attention,
     Embedding,
-    Experts,
     Graph,
     Linear,
     PositionEmbedding,
     Select,
 )
+from helm.model.mixture_ops import Experts
 from helm.model.source import Source
 from helm.model.stacked import routers
 from helm.model.weight_names import HEAD

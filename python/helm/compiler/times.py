@@ -11,6 +11,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,14 @@ import numpy.typing as npt
 from helm.base.formats import kv_position_bytes, tensor_bytes, uncompressed
 from helm.compiler.counts import CostedGraph, Step
 from helm.machine.rates import DeviceProfile, rate_class
-from helm.model.graph import Attention, Experts, Layer, Linear, Op, Unit
+from helm.model.graph import (
+    Attention,
+    Layer,
+    Linear,
+    Op,
+    Unit,
+)
+from helm.model.mixture_ops import Experts
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -44,24 +52,28 @@ TERMS = (
 LINK, OVERFLOW, VISIT, OVERLAP = range(2 * DEVICE_TERMS, 2 * DEVICE_TERMS + 4)
 
 
-def linear_s(model: CostedGraph, op: Linear, rows: int, device: DeviceProfile) -> tuple[float, int]:
-    """(seconds without the fixed cost, MEMORY or COMPUTE: what bounds the product)."""
-    compute = memory = 0.0
+def linear_s(
+    model: CostedGraph, op: Linear, rows: int, device: DeviceProfile
+) -> tuple[Seconds, Seconds]:
+    """Seconds that its bytes and its FLOPs take; it takes the greater, and a fixed cost. Arrays
+    where the shapes of its weights are of arrays."""
+    compute: Seconds = 0.0
+    memory: Seconds = 0.0
     for part in op.parts:
         held = model.format(part.weight, device.site)
         kind = rate_class(held)
         height, width = model.graph.tensors[part.weight]
         size = tensor_bytes(uncompressed(held), (height, width))  # as rates of bf16c count it
         if part.bias is not None:
-            size += model.tensor_bytes(part.bias)
-        compute += 2.0 * rows * height * width / float(device.matmul_rate(kind, rows))
-        memory += size / device.rate("matvec_bytes_per_s", kind)
-    return max(compute, memory), MEMORY if is_memory_bound(compute, memory) else COMPUTE
+            size = size + model.tensor_bytes(part.bias)
+        compute = compute + 2.0 * rows * height * width / float(device.matmul_rate(kind, rows))
+        memory = memory + size / device.rate("matvec_bytes_per_s", kind)
+    return memory, compute
 
 
 def experts_s(
     model: CostedGraph, op: Experts, rows: int, device: DeviceProfile
-) -> tuple[float, int]:
+) -> tuple[float, float]:
     """The same of experts, of which those are read that `rows` tokens are expected to have."""
     compute = memory = 0.0
     expected = op.expected(rows)
@@ -74,22 +86,18 @@ def experts_s(
         flops = 2.0 * rows * op.chosen * height * width / op.experts
         compute += flops / float(device.matmul_rate(kind, each))
         memory += expected * size / device.rate("matvec_bytes_per_s", kind)
-    return max(compute, memory), MEMORY if is_memory_bound(compute, memory) else COMPUTE
+    return memory, compute
 
 
-def is_memory_bound(compute_s: float, memory_s: float) -> bool:
-    """Of a product that takes the greater of the two."""
-    return _NEAR_BANDWIDTH * compute_s <= memory_s
-
-
-def memory_bound(compute_s: F64, memory_s: F64) -> npt.NDArray[np.bool_]:
-    """The same of many."""
-    return np.asarray(_NEAR_BANDWIDTH * compute_s <= memory_s)
+def is_memory_bound(compute_s: Any, memory_s: Any) -> Any:
+    """Of products that take the greater of the two."""
+    return np.less_equal(_NEAR_BANDWIDTH * compute_s, memory_s)
 
 
 def unit_s(model: CostedGraph, unit: Unit | Layer, step: Step, device: DeviceProfile) -> F64:
-    """[DEVICE_TERMS] seconds of `unit`; of attention only the fixed cost, see `attention_s`."""
-    times = np.zeros(DEVICE_TERMS)
+    """[DEVICE_TERMS, ...] seconds of `unit`; of attention only the fixed cost, see `attention_s`.
+    Has more axes where sizes in the unit are arrays."""
+    times: list[Any] = [0.0] * DEVICE_TERMS
     for op in unit.ops:
         if isinstance(op, Attention):
             times[FIXED] += attention_fixed_s(op, step, device)
@@ -98,16 +106,21 @@ def unit_s(model: CostedGraph, unit: Unit | Layer, step: Step, device: DevicePro
         if isinstance(op, (Linear, Experts)):
             rows = model.rows(op.out, step)
             if rows:
-                of = linear_s if isinstance(op, Linear) else experts_s
-                seconds, bound = of(model, op, rows, device)  # type: ignore[operator]
-                times[bound] += seconds
+                if isinstance(op, Linear):
+                    memory, compute = linear_s(model, op, rows, device)
+                else:
+                    memory, compute = experts_s(model, op, rows, device)
+                bound = is_memory_bound(compute, memory)
+                seconds = np.maximum(memory, compute)
+                times[MEMORY] = times[MEMORY] + np.where(bound, seconds, 0.0)
+                times[COMPUTE] = times[COMPUTE] + np.where(bound, 0.0, seconds)
             if isinstance(op, Experts):
                 times[FIXED] += device.op_s * (_EXPERTS_OPS - 1)
         else:
             moved = model.op_cost(op, step)
             size = moved.activation_bytes + moved.weight_bytes
-            times[ELEMENTWISE] += size / device.activation_bytes_per_s
-    return times
+            times[ELEMENTWISE] = times[ELEMENTWISE] + size / device.activation_bytes_per_s
+    return np.array(np.broadcast_arrays(*times))
 
 
 def before_attention_s(
@@ -119,12 +132,9 @@ def before_attention_s(
     return float(unit_s(model, first, step, device).sum())
 
 
-def attention_fixed_s(
-    op: Attention, step: Step, device: DeviceProfile, share: Seconds = 1.0
-) -> Seconds:
-    """share: of the op's heads."""
+def attention_fixed_s(op: Attention, step: Step, device: DeviceProfile) -> float:
     queries = step.tokens - step.sequences  # none in a decode step
-    return device.op_s * _ATTENTION_OPS + device.attention_query_s * op.heads * share * queries
+    return device.op_s * _ATTENTION_OPS + device.attention_query_s * op.heads * queries
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from helm.errors import InvalidError
 from helm.model.graph import (
+    Attention,
     FarRope,
     Graph,
     KvGeometry,
@@ -136,12 +137,19 @@ class GraphBuilder:
         runs = (input, offset, out, offset, groups, size)
         self.add(Norm(kind, *runs, weight, bias, eps, plus, accumulate))
 
-    def head(self, input: str, vocab_size: int, tied: bool, biased: bool = False) -> None:
-        """logits = head input, with the embedding as the head when tied."""
+    def head(
+        self,
+        input: str,
+        vocab_size: int,
+        tied: bool,
+        biased: bool = False,
+        table: str = "embed_tokens.weight",
+    ) -> None:
+        """logits = head input, with the embedding as the head when tied, which `table` names."""
         out = self.value("logits", vocab_size, "outputs")
         width = self.width(input)
         if tied:
-            weight = self.tensor("embed_tokens.weight", vocab_size, width)
+            weight = self.tensor(table, vocab_size, width)
         else:
             weight = self.absolute("lm_head.weight", vocab_size, width)
         bias = self.absolute("lm_head.bias", vocab_size) if biased else None
@@ -155,7 +163,12 @@ class GraphBuilder:
         self._ops.clear()
 
     def graph(self, architecture: str, kv: KvGeometry) -> Graph:
+        """kv: its layers get the windows of the attention ops."""
         assert not self._ops, "the last unit is not closed"
+        ops = [op for unit in self._units for op in unit.ops if isinstance(op, Attention)]
+        windows = {op.layer: op.window for op in ops}
+        layers = (replace(entry, window=windows.get(i, 0)) for i, entry in enumerate(kv.layers))
+        kv = replace(kv, layers=tuple(layers))
         return Graph(
             architecture,
             tuple(self._units),

@@ -288,11 +288,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class KvLayer:
-    """Heads of one layer in the KV cache: kv_heads of them from kv_head on, which lie together."""
+    """Heads of one layer in the KV cache: kv_heads of them from kv_head on, which lie together.
+    window: positions that the layer's attention sees, the last ones; 0: all."""
 
     layer: int
     kv_head: int
     kv_heads: int
+    window: int = field(default=0, metadata=_OPTIONAL)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,10 @@ from collections.abc import Iterator, Mapping
 
 from helm.errors import CheckpointError
 from helm.model.checkpoint import TensorInfo
-from helm.model.graph import Experts, Graph, Route
+from helm.model.graph import (
+    Graph,
+)
+from helm.model.mixture_ops import Experts, Route
 from helm.model.source import Extent
 
 _REMEDY = "the checkpoint is damaged or of another model; get it anew"

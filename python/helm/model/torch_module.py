@@ -12,7 +12,7 @@ from helm.errors import ConfigError, InvalidError, UnsupportedModelError
 from helm.model.checkpoint import TensorInfo
 from helm.model.config import ModelConfig
 from helm.model.families import parse_config
-from helm.model.weight_names import name_weights
+from helm.model.weight_names import name_weights, rows_by_kind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,12 +71,21 @@ def module_weights(module: Any, config: ModelConfig) -> ModuleWeights:
         for name, tensor in state.items()
     }
     weights = name_weights(config, stored, lambda a, b: _same(state[a.name], state[b.name]))
-    tensors = {name: state[info.name] for name, info in weights.tensors.items()}
+    tensors = {
+        name: _arranged(name, state[info.name], weights.config)
+        for name, info in weights.tensors.items()
+    }
     infos = {
         name: TensorInfo.in_memory(name, _dtype_name(name, tensor), tuple(tensor.shape))
         for name, tensor in tensors.items()
     }
     return ModuleWeights(weights.config, tensors, infos, weights.notices)
+
+
+def _arranged(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
+    """The tensor, or a copy in the order that HELM needs."""
+    runs = rows_by_kind(name, config)
+    return tensor if runs is None else tensor[[row for run in runs for row in run]]
 
 
 def _no_model(module: Any) -> InvalidError:

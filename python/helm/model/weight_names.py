@@ -18,8 +18,9 @@ from helm.model.checkpoint import TensorInfo, same_data
 from helm.model.checkpoint.pieces import with_pieces, zero_biases
 from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.config import ModelConfig
-from helm.model.families import build_graph
+from helm.model.families import FAMILIES, build_graph
 from helm.model.graph import Embedding, Linear
+from helm.model.source import Extent, row_width, stored_bytes
 from helm.model.stacked import check_routers, with_stacks
 
 HEAD = "lm_head.weight"
@@ -33,7 +34,7 @@ _OTHER = re.compile(
 )
 # Tables and masks that older exporters stored, and the heads of models that rate or classify text.
 _LEFTOVER = re.compile(
-    r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|(self_)?attn\.(masked_)?bias"
+    r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|(self_)?att(n|ention)\.(masked_)?bias"
     r"|causal_mask|position_ids|embed_positions\._float_tensor|decoder\.version)$"
     r"|(^|\.)(v_head|value_head|score|reward_head|classifier|qa_outputs)\."
 )
@@ -61,7 +62,11 @@ def read_weights(
     zeros = zero_biases(Path(directory), named.tensors, build_graph(named.config).tensors)
     if zeros:
         notices += (f"left out {len(zeros)} biases that are zeros: {listed(zeros)}",)
-    tensors = {name: info for name, info in named.tensors.items() if name not in zeros}
+    tensors = {
+        name: _arranged(name, info, config)
+        for name, info in named.tensors.items()
+        if name not in zeros
+    }
     return NamedWeights(named.config, tensors, (*notices, *named.notices))
 
 
@@ -79,11 +84,12 @@ def name_weights(
     graph = build_graph(config)
     embed = graph.units[0].ops[0]
     assert isinstance(embed, Embedding)
-    base = embed.table.removesuffix("embed_tokens.weight")
+    base = embed.table[: embed.table.removesuffix(".weight").rfind(".") + 1]
     anchor = next(op.parts[0].weight for op in graph.units[1].ops if isinstance(op, Linear))
     other = [name for name in stored if _OTHER.search(name) and name not in graph.tensors]
     text = {name: info for name, info in stored.items() if name not in set(other)}
-    tensors = _renamed(text, base, graph.tensors, anchor.removeprefix(base))
+    aliases = FAMILIES[config.architecture].aliases
+    tensors = _renamed(text, base, graph.tensors, anchor.removeprefix(base), aliases)
     notices = []
     if other:
         notices.append(
@@ -125,10 +131,14 @@ def _drafting(tensors: Iterable[str], base: str, config: ModelConfig) -> list[st
 
 
 def _renamed(
-    stored: Mapping[str, TensorInfo], base: str, wanted: Iterable[str], anchor: str
+    stored: Mapping[str, TensorInfo],
+    base: str,
+    wanted: Iterable[str],
+    anchor: str,
+    aliases: Mapping[str, str],
 ) -> dict[str, TensorInfo]:
     """By transformers' names. base: what those of the base model begin with; wanted: all names;
-    anchor: one of the first layer, without the base.
+    anchor: one of the first layer, without the base; aliases: see `Family`.
 
     What lies beside the first block is the base model, whatever its names begin with there; the
     head may stand beside any of the modules around it.
@@ -147,6 +157,8 @@ def _renamed(
         rest = name.removeprefix(prefix)
         if name.startswith(prefix) and rest.split(".")[0] in parts:
             name = base + rest
+        elif name in aliases:
+            name = aliases[name]
         elif f".{name}".endswith(f".{HEAD}") and prefix.startswith(name.removesuffix(HEAD)):
             name = HEAD
         if name in tensors:
@@ -156,3 +168,29 @@ def _renamed(
             )
         tensors[name] = stored[old]
     return tensors
+
+
+def rows_by_kind(name: str, config: ModelConfig) -> list[range] | None:
+    """Of a weight that a checkpoint has as rows [head][q, k, v], the runs of rows that HELM stacks;
+    None of any other."""
+    modules = FAMILIES[config.architecture].by_head
+    if not any(name.rpartition(".")[0].endswith(f".{module}") for module in modules):
+        return None
+    heads, dim = config.num_attention_heads, config.head_dim
+    begins = ((3 * head + kind) * dim for kind in range(3) for head in range(heads))
+    return [range(begin, begin + dim) for begin in begins]
+
+
+def _arranged(name: str, info: TensorInfo, config: ModelConfig) -> TensorInfo:
+    """The tensor with its rows in the order that HELM needs. Raises CheckpointError."""
+    runs = rows_by_kind(name, config)
+    if runs is None:
+        return info
+    if info.aux or len(info.extents) != 1 or info.shape[0] != runs[-1].stop:
+        raise CheckpointError(
+            f"[load] tensor {info.name!r} in {info.file} is quantised or has not {runs[-1].stop} "
+            "rows; expected q, k and v of every head in F32, F16 or BF16; take the original model"
+        )
+    width, extent = stored_bytes(info.weight_dtype, row_width(info.shape)), info.extents[0]
+    extents = (Extent(extent.file, extent.offset + r.start * width, len(r)) for r in runs)
+    return dataclasses.replace(info, extents=tuple(extents))

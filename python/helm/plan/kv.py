@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from helm.base.formats import KV_SCALE_BYTES, KvDType, kv_position_bytes
 from helm.base.jsonio import Reader
@@ -15,20 +15,31 @@ _MOST_LAYERS = 2**20  # the runtime's bound
 
 @dataclass(frozen=True)
 class KvSpec:
-    """The KV cache: `pages` slots, each K and V of one entry of `layers` and page_tokens positions.
-    kv_heads: of a whole layer."""
+    """The KV cache. Every entry of `layers` has `blocks` pages, each K and V of page_tokens
+    positions. window_blocks: pages of an entry with a window, where those that lie before the
+    window are given up; 0: all are kept. kv_heads: of a whole layer."""
 
     dtype: KvDType
     page_tokens: int
     layers: tuple[KvLayer, ...]
     kv_heads: int
     head_dim: int
-    pages: int
+    blocks: int
+    window_blocks: int = field(default=0, metadata={"optional": True})
+
+    def entry_pages(self, entry: KvLayer) -> int:
+        """How many pages it has."""
+        return self.window_blocks if self.window_blocks and entry.window else self.blocks
 
     @property
-    def blocks(self) -> int:
-        """How many pages each entry has."""
-        return self.pages // len(self.layers)
+    def pages(self) -> int:
+        """Of all entries."""
+        return sum(map(self.entry_pages, self.layers))
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all pages."""
+        return sum(self.entry_pages(e) * e.kv_heads for e in self.layers) * self.unit_bytes
 
     @property
     def unit_bytes(self) -> int:
@@ -46,17 +57,38 @@ class KvSpec:
         """A page of every entry."""
         return sum(layer.kv_heads for layer in self.layers) * self.unit_bytes
 
+    def most_window_blocks(self, step_tokens: int, sequences: int) -> int:
+        """Pages of an entry with a window that sequences fill at most: of each the window of its
+        next position, and what one step writes. 0 without windows."""
+        return window_blocks(self.layers, self.page_tokens, step_tokens, sequences)
 
-def check_kv(kv: KvSpec, node: Reader) -> None:
-    """Sizes are within bounds, every entry has as many pages."""
-    for name, most in (("page_tokens", 2**20), ("pages", 2**31)):
-        node[name].integer(1, most)
+
+def window_blocks(
+    layers: Iterable[KvLayer], page_tokens: int, step_tokens: int, sequences: int
+) -> int:
+    """See `KvSpec.most_window_blocks`."""
+    window = max((entry.window for entry in layers), default=0)
+    if window == 0:
+        return 0
+    return sequences * ((window + step_tokens + page_tokens - 3) // page_tokens + 1)
+
+
+def check_kv(kv: KvSpec, step_tokens: int, sequences: int, node: Reader) -> None:
+    """Sizes are within bounds, and windows have the pages that they need."""
+    node["page_tokens"].integer(1, 2**20)
     for name in ("kv_heads", "head_dim"):
         node[name].integer(1, 4096)
     _check_entries(kv.kv_heads, kv.layers, node["layers"])
-    if kv.pages % len(kv.layers):
-        node["pages"].reject(
-            f"is {kv.pages}, no multiple of the {len(kv.layers)} entries of kv.layers"
+    node["blocks"].integer(1, 2**31 // len(kv.layers))
+    if not kv.window_blocks:
+        return
+    least, found = kv.most_window_blocks(step_tokens, sequences), node["window_blocks"]
+    if not least:
+        found.reject(f"is {found.value}, but no entry of kv.layers has a window")
+    if not least <= kv.window_blocks < kv.blocks:
+        found.reject(
+            f"expected {least} to less than kv.blocks, {kv.blocks}, found {found.value}; or 0, to "
+            "keep all positions"
         )
 
 
@@ -69,6 +101,7 @@ def _check_entries(kv_heads: int, layers: Sequence[KvLayer], node: Reader) -> No
     for i, (entry, item) in enumerate(zip(layers, items, strict=True)):
         item["layer"].integer(0, _MOST_LAYERS)
         item["kv_heads"].integer(1, kv_heads)
+        item.get("window", 0).integer(0, 2**31)
         if entry.layer < last:
             item["layer"].reject(f"layer {entry.layer} comes after layer {last}; layers ascend")
         if entry.layer != last:
@@ -104,6 +137,10 @@ def check_attentions(units: Sequence[PlacedUnit], layers: Sequence[KvLayer], roo
             if op.kv_heads != entry.kv_heads:
                 node["kv_heads"].reject(
                     f"is {op.kv_heads}, entry {op.layer} of kv.layers has {entry.kv_heads}"
+                )
+            if op.window != entry.window:
+                node["window"].reject(
+                    f"is {op.window}, entry {op.layer} of kv.layers has {entry.window}"
                 )
             if entry.layer != unit.layer:
                 node["layer"].reject(

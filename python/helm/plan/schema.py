@@ -34,7 +34,7 @@ from helm.plan.units import (
 from helm.plan.weights import Slice, TensorSpec, check_weights
 
 FORMAT = "helm-plan"
-VERSION = 8
+VERSION = 9
 
 
 @dataclass(frozen=True)
@@ -175,9 +175,10 @@ class Plan(Summarized):
     @property
     def overflows(self) -> bool:
         """Whether an accelerator has no room for all KV of its layers."""
-        own = sum(isinstance(op, Attention) for u in self.units if u.device != CPU for op in u.ops)
+        ops = (op for u in self.units if u.device != CPU for op in u.ops)
+        entries = [self.kv.layers[op.layer] for op in ops if isinstance(op, Attention)]
         pages = sum(n for device, n in self.schedule.pages.items() if device != CPU)
-        return own > 0 and pages // own < self.kv.blocks
+        return pages < sum(map(self.kv.entry_pages, entries))
 
     def held(self, device: str) -> list[tuple[TensorSpec, Slice]]:
         """The slices of a device, each with its tensor."""
@@ -310,7 +311,7 @@ def _decode_prediction(root: Reader) -> Prediction | None:
 def _check(plan: Plan, root: Reader) -> None:
     """References resolve, names are unique and limits are consistent."""
     _check_limits(plan, root)
-    check_kv(plan.kv, root["kv"])
+    check_kv(plan.kv, plan.limits.step_tokens, plan.limits.sequences, root["kv"])
     check_devices(plan.devices, root["devices"])
     _check_schedule(plan, root)
     tensors = unique_names([tensor.name for tensor in plan.tensors], root["tensors"])
@@ -328,6 +329,10 @@ def _check(plan: Plan, root: Reader) -> None:
     check_attentions(plan.units, plan.kv.layers, root)
     if plan.cut:
         _check_cut(plan, root["schedule"])
+    if plan.kv.window_blocks and plan.overflows:
+        root["schedule"]["pages"][plan.accelerator or CPU].reject(
+            "expected all pages of its KV entries, as kv.window_blocks is not 0"
+        )
     visits = plan.schedule.prefill == "stream"
     placed = [
         (unit.device, visits and unit.device == CPU and unit.layer is not None, unit.ops)
@@ -365,7 +370,7 @@ def _check_schedule(plan: Plan, root: Reader) -> None:
         for by_device in (root["memory"], pages):
             by_device[device]
     if sum(plan.schedule.pages.values()) != plan.kv.pages:
-        pages.reject(f"the devices' pages do not add up to kv.pages, {plan.kv.pages}")
+        pages.reject(f"the devices' pages do not add up to those of kv, {plan.kv.pages}")
 
 
 def _check_cut(plan: Plan, schedule: Reader) -> None:

@@ -31,7 +31,8 @@ class PiecewiseAttention {
         account_(device, std::numeric_limits<int64_t>::max()),
         plan_(extended(shape)),
         stream_(device.create_stream()),
-        kv_(account_, plan_.kv.pages * plan_.kv.kv_heads * plan_.kv.unit_bytes(), "the KV cache") {
+        kv_(account_, plan_.kv.pages() * plan_.kv.kv_heads * plan_.kv.unit_bytes(),
+            "the KV cache") {
     spec_.plan = &plan_;
     spec_.kv.assign(plan_.kv.layers.size(), kv_.address());
     spec_.weights.resize(plan_.tensors.size());
@@ -173,7 +174,7 @@ class PiecewiseAttention {
   }
 
   void hand_out_pages() {
-    std::vector<int32_t> free(static_cast<size_t>(plan_.kv.pages));
+    std::vector<int32_t> free(static_cast<size_t>(plan_.kv.pages()));
     std::iota(free.begin(), free.end(), 0);
     std::ranges::shuffle(free, std::mt19937(5));
     for (int32_t& page : free) page *= static_cast<int32_t>(shape_.kv_heads);

@@ -82,9 +82,9 @@ class StageRunner {
       : account_(device, kUnlimited),
         plan_(Plan::from_json(model.plan)),
         stream_(device.create_stream()),
-        kv_(account_, plan_.kv.pages * plan_.kv.kv_heads * plan_.kv.unit_bytes(), "the KV cache"),
+        kv_(account_, plan_.kv.pages() * plan_.kv.kv_heads * plan_.kv.unit_bytes(), "the KV cache"),
         workspace_(account_, device.workspace_bytes(plan_, plan_.units), "the workspace"),
-        free_pages_(static_cast<size_t>(plan_.kv.pages)) {
+        free_pages_(static_cast<size_t>(plan_.kv.pages())) {
     StageSpec spec;
     spec.plan = &plan_;
     spec.units = plan_.units;

@@ -18,13 +18,23 @@ helm::Plan plan_of(int64_t blocks) {
   helm::Plan plan;
   plan.kv.page_tokens = kPage;
   plan.kv.layers = {{0, 0, 1}};
-  plan.kv.pages = blocks;
+  plan.kv.blocks = blocks;
+  return plan;
+}
+
+// One entry that sees all positions, one with a window. Sequences grow by a page at once.
+helm::Plan windowed_plan(int64_t blocks, int64_t window, int64_t sequences) {
+  helm::Plan plan = plan_of(blocks);
+  plan.kv.layers = {{0, 0, 1}, {1, 0, 1, window}};
+  const int64_t most = plan.kv.most_window_blocks(kPage, sequences);
+  plan.kv.window_blocks = most < blocks ? most : 0;
   return plan;
 }
 
 // As a step does.
 void append(KvCache& kv, KvSequence& sequence, int64_t tokens) {
   if (kv.shares_last(sequence)) kv.own_last(sequence);
+  kv.leave_behind(sequence, sequence.length);
   kv.extend(sequence, sequence.length + tokens);
   kv.grown(sequence, sequence.length + tokens);
 }
@@ -90,5 +100,65 @@ TEST_CASE("any order of calls keeps the account") {
     }
     for (KvSequence& one : open) kv.close(one);
     REQUIRE(kv.unreserved() == blocks);
+  }
+}
+
+TEST_CASE("windows have their pages whatever the order of calls, and give all of them back") {
+  for (uint32_t seed = 0; seed < 3000; ++seed) {
+    CAPTURE(seed);
+    std::mt19937 random(seed);
+    const auto from = [&](int64_t low, int64_t high) {
+      return low + static_cast<int64_t>(random() % static_cast<uint32_t>(high - low + 1));
+    };
+    constexpr int64_t kSequences = 3, kMost = 60;
+    const int64_t window = from(1, 11);
+    KvCache kv(windowed_plan(50, window, kSequences), {helm::kCpu, helm::kCpu});
+    REQUIRE(kv.windows().slots() > 0);
+    std::vector<KvSequence> open;
+    const auto pick = [&]() -> size_t {
+      return static_cast<size_t>(from(0, std::ssize(open) - 1));
+    };
+    for (int action = 0; action < 120; ++action) {
+      const int64_t kind = open.empty() ? 0 : from(0, 19);
+      const bool full = std::ssize(open) == kSequences;
+      if (kind < 2 && !full && kv.blocks_for(kMost) <= kv.unreserved()) {
+        open.push_back(kv.open(kMost));
+      } else if (kind < 4 && !full) {
+        if (open.empty()) continue;
+        const KvSequence source = open[pick()];
+        const int64_t length = from(0, source.length);
+        const bool room = kv.blocks_to_fork(length, kMost) <= kv.unreserved();
+        if (room && kv.continues(source, length)) open.push_back(kv.fork(source, length, kMost));
+      } else if (kind < 16) {
+        KvSequence& one = open[pick()];
+        const int64_t length = one.length;
+        const int64_t most = std::min(kPage, one.capacity - length);
+        if (most > 0) append(kv, one, from(1, most));
+        REQUIRE(kv.continues(one, length));
+      } else if (kind < 18) {
+        KvSequence& one = open[pick()];
+        const int64_t length = from(0, one.length);
+        if (!kv.continues(one, length)) continue;
+        if (kv.blocks_to_resize(one, length, kMost) > kv.unreserved()) continue;
+        kv.resize(one, length, kMost);
+      } else if (kind == 18) {
+        const size_t at = pick();
+        kv.close(open[at]);
+        open.erase(open.begin() + static_cast<std::ptrdiff_t>(at));
+      }
+      REQUIRE(kv.windows().free() >= 0);
+      for (const KvSequence& one : open) {  // all that the next position's window shows is there
+        const int64_t begin = std::max<int64_t>(0, one.length - window + 1);
+        for (int64_t at = begin; at < one.length; ++at) {
+          std::vector<int32_t> pages;
+          kv.append_pages(kv.block(one.blocks[static_cast<size_t>(at / kPage)]), false, pages);
+          REQUIRE(pages[1] >= 50);
+          REQUIRE(pages[1] < 50 + kv.windows().slots());
+        }
+      }
+    }
+    for (KvSequence& one : open) kv.close(one);
+    REQUIRE(kv.unreserved() == 50);
+    REQUIRE(kv.windows().used() == 0);
   }
 }

@@ -48,7 +48,8 @@ TEST_CASE("entries of KV are read: pages in units of a head, wherever layers are
   const helm::Plan plan = helm::Plan::from_json(cut_plan().dump());
   const std::vector<helm::KvLayer> want = {{0, 0, 1}, {0, 1, 2}, {1, 0, 3}};
   CHECK(plan.kv.layers == want);
-  CHECK(plan.kv.blocks() == 200);
+  CHECK(plan.kv.blocks == 200);
+  CHECK(plan.kv.pages() == 600);
   CHECK(plan.kv.model_layers() == 2);
   CHECK(plan.kv.layer_number(1) == 0);
   CHECK(plan.kv.layer_number(2) == 1);
@@ -120,11 +121,10 @@ TEST_CASE("each entry of KV has one attention op, of its layer and heads") {
 
 TEST_CASE("pages of KV beyond 64 TiB, or beyond what tables of pages count, are refused") {
   const json good = cut_plan();
-  expect(changed(good, "/kv/pages", int64_t{1} << 31), "kv.pages");
-  expect(changed(good, "/kv/pages", 602), "kv.pages: is 602, no multiple of the 3 entries");
-  expect(changed(good, "/kv/pages", 3 * (int64_t{1} << 28)), "kv.pages: 805306368 pages of 3 KV");
+  expect(changed(good, "/kv/blocks", int64_t{1} << 31), "kv.blocks");
+  expect(changed(good, "/kv/blocks", int64_t{1} << 28), "kv.blocks: 805306368 pages of 3 KV");
   json plan = changed(good, "/kv/page_tokens", 1 << 20);
-  plan["kv"]["pages"] = 3 * (int64_t{1} << 20);
+  plan["kv"]["blocks"] = int64_t{1} << 20;
   expect(plan, "kv: the pages exceed 64 TiB");
   plan = changed(good, "/schedule/prefill", "stream");
   plan["schedule"]["stream_tokens"] = 8;

@@ -40,7 +40,7 @@ TEST_CASE("damaged fields are named") {
   expect(damaged("/limits/step_tokens", 1e300), "limits.step_tokens");
   expect(damaged("/limits/sequences", 100), "limits.sequences");
   expect(damaged("/kv/page_tokens", -1), "kv.page_tokens");
-  expect(damaged("/kv/pages", uint64_t{1} << 63), "kv.pages");
+  expect(damaged("/kv/blocks", uint64_t{1} << 63), "kv.blocks");
   expect(damaged("/kv/dtype", "f64"), "unknown KV dtype \"f64\"; known: f32, f16, bf16, i8");
   expect(damaged("/rope/0/inv_freq/1", "x"), "rope[0].inv_freq[1]");
   expect(damaged("/tensors/0/shape", {1, 2, 3}), "tensors[0].shape");

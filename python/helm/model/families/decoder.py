@@ -16,7 +16,6 @@ from helm.model.config import MAX_HEAD_DIM, Keys, ModelConfig, divided_head_dim,
 from helm.model.families.mixture import MixtureStyle, add_mixture
 from helm.model.graph import (
     Activation,
-    ActivationKind,
     Attention,
     Embedding,
     Graph,
@@ -26,6 +25,7 @@ from helm.model.graph import (
     RopePairs,
     whole_layers,
 )
+from helm.model.mixture_ops import ActivationKind
 from helm.model.rope import LayerKind, check_rope, parse_rope, rotary_size
 
 # Of absent keys, in every family that shares it.
@@ -116,8 +116,10 @@ class Style:
     norm_bias: bool = True  # of layer norms
     qk_norm: Literal["head", "width", "each"] | None = None
     parallel: bool = False
-    fused_qkv: bool = False  # one matrix, named qkv_proj
-    fused_gate_up: bool = False  # one matrix, named gate_up_proj
+    fused_qkv: bool = False  # one matrix
+    qkv_name: str = "qkv_proj"
+    mlp_names: tuple[str, str, str] = ("mlp", "gate_up_proj", "down_proj")
+    fused_gate_up: bool = False  # one matrix
     before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
     before_mlp: str | None = "post_attention_layernorm"
@@ -151,7 +153,7 @@ def build_decoder(config: ModelConfig, style: Style = _PLAIN) -> Graph:
         after = named(style.after_attention)
         add_product(b, config, f"{at}.o_proj", attn, x, style.out_bias, after, style)
         b.unit("attention", layer)
-        at = f"layers.{layer}.mlp"
+        at = f"layers.{layer}.{style.mlp_names[0]}"
         if not style.parallel:
             h = normed(b, config, named(style.before_mlp), x, style)
         if config.mixture is not None and layer not in config.mixture.dense_layers:
@@ -159,7 +161,8 @@ def build_decoder(config: ModelConfig, style: Style = _PLAIN) -> Graph:
         else:
             act = gated(b, config, at, h, style)
             after = named(style.after_mlp)
-            add_product(b, config, f"{at}.down_proj", act, x, style.mlp_bias, after, style)
+            down = f"{at}.{style.mlp_names[2]}"
+            add_product(b, config, down, act, x, style.mlp_bias, after, style)
         b.unit("mlp", layer)
     norm(b, config, "norm", x, x, style)
     head(b, config, x, style.head_bias)
@@ -218,7 +221,7 @@ def attention(
     qkv, attn = b.value("qkv", q + 2 * kv), b.value("attn", q)
     parts = [(f"{at}.q_proj", q), (f"{at}.k_proj", kv), (f"{at}.v_proj", kv)]
     if style.fused_qkv:
-        parts = [(f"{at}.qkv_proj", q + 2 * kv)]
+        parts = [(f"{at}.{style.qkv_name}", q + 2 * kv)]
     b.linear(input, qkv, parts, bias=style.qkv_bias)
     norm_q_and_k(b, config, at, qkv, style)
     window = config.windows[layer]
@@ -283,7 +286,7 @@ def gated(b: GraphBuilder, config: ModelConfig, at: str, input: str, style: Styl
     gate_up, act = b.value_like(input, "gate_up", 2 * size), b.value_like(input, "act", size)
     parts = [(f"{at}.gate_proj", size), (f"{at}.up_proj", size)]
     if style.fused_gate_up:
-        parts = [(f"{at}.gate_up_proj", 2 * size)]
+        parts = [(f"{at}.{style.mlp_names[1]}", 2 * size)]
     b.linear(input, gate_up, parts, bias=style.mlp_bias)
     b.add(Activation(activation_kind(config), True, gate_up, act, size))
     return act

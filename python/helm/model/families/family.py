@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from helm.base.jsonio import Reader
@@ -15,7 +15,9 @@ from helm.model.graph import Graph
 class Family:
     """architecture, model_type: transformers' names of it. defaults: values of absent keys, as in
     transformers. read raises ConfigError or UnsupportedModelError. multimodal: model types of
-    configurations with a text_config that is of this family where it does not say."""
+    configurations with a text_config that is of this family where it does not say. by_head:
+    modules whose weight and bias a checkpoint has as rows [head][q, k, v], and HELM as
+    [q, k, v][head]. aliases: names of weights in old checkpoints, with transformers' names."""
 
     architecture: str
     model_type: str
@@ -23,3 +25,5 @@ class Family:
     read: Callable[[Reader], ModelConfig]
     build: Callable[[ModelConfig], Graph]
     multimodal: tuple[str, ...] = ()
+    by_head: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)

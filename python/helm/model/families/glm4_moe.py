@@ -69,8 +69,10 @@ def read(node: Reader) -> ModelConfig:
 
 def build(config: ModelConfig) -> Graph:
     """The shared decoder; o has no bias."""
-    norm = "head" if config.heads_normed else None
-    return build_decoder(config, Style(config.attention_bias, qk_norm=norm, mixture=_MIXTURE))
+    style = Style(config.attention_bias, mixture=_MIXTURE)
+    if config.heads_normed:
+        style = dataclasses.replace(style, qk_norm="head")
+    return build_decoder(config, style)
 
 
 FAMILY = Family(_ARCHITECTURE, "glm4_moe", _DEFAULTS, read, build)

@@ -59,9 +59,14 @@ def read(node: Reader) -> ModelConfig:
     alpha = keys["swiglu_alpha"]
     if abs(alpha.number(0.0, 1e6) - 1.702) > 1e-6:
         alpha.reject(f"expected 1.702, found {alpha.value}")
-    names = {"count": "num_local_experts", "size": "intermediate_size"}
     mixture = dataclasses.replace(
-        read_mixture(keys, **names, score="softmax_selected", normalise=False),
+        read_mixture(
+            keys,
+            count="num_local_experts",
+            size="intermediate_size",
+            score="softmax_selected",
+            normalise=False,
+        ),
         limit=keys["swiglu_limit"].number(1e-6, 1e6),
         apart=keys.flag("experts_apart"),
     )

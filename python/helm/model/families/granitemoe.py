@@ -31,8 +31,13 @@ _APART = dataclasses.replace(
 def read(node: Reader) -> ModelConfig:
     """The keys of the dense models; weights of the experts chosen are their softmax."""
     keys = Keys(node, _DEFAULTS)
-    names = {"count": "num_local_experts", "size": "intermediate_size"}
-    mixture = read_mixture(keys, **names, score="softmax_selected", normalise=False)
+    mixture = read_mixture(
+        keys,
+        count="num_local_experts",
+        size="intermediate_size",
+        score="softmax_selected",
+        normalise=False,
+    )
     mixture = dataclasses.replace(mixture, apart=keys.flag("experts_apart"))
     return dataclasses.replace(read_granite(keys, _ARCHITECTURE), mixture=mixture)
 

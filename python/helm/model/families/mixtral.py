@@ -33,12 +33,13 @@ def read(node: Reader) -> ModelConfig:
     """Weights of the experts chosen add up to one; one window for all layers, if any."""
     keys = Keys(node, DEFAULTS_OF_MIXTRAL)
     config = read_decoder(keys, _ARCHITECTURE, theta=1e6)
-    names = {"count": "num_local_experts", "size": "intermediate_size"}
     window = read_window(keys.get("sliding_window"))
     return dataclasses.replace(
         config,
         windows=(window,) * config.num_hidden_layers,
-        mixture=read_mixture(keys, **names, normalise=True),
+        mixture=read_mixture(
+            keys, count="num_local_experts", size="intermediate_size", normalise=True
+        ),
     )
 
 

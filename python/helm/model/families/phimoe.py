@@ -28,8 +28,13 @@ def read(node: Reader) -> ModelConfig:
     """Two experts, each weighed by a softmax over those whose logits are near its own."""
     keys = Keys(node, _DEFAULTS)
     config = read_decoder(keys, _ARCHITECTURE, theta=1e6)
-    names = {"count": "num_local_experts", "size": "intermediate_size"}
-    mixture = read_mixture(keys, **names, score="sparsemixer", normalise=False)
+    mixture = read_mixture(
+        keys,
+        count="num_local_experts",
+        size="intermediate_size",
+        score="sparsemixer",
+        normalise=False,
+    )
     if mixture.chosen != 2:
         keys["num_experts_per_tok"].reject(f"expected 2, found {mixture.chosen}")
     window = read_window(keys.get("sliding_window"))

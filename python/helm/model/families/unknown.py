@@ -1,6 +1,7 @@
 """What HELM says of a family that it does not run: the nearest that it runs, and what it lacks.
 
-Keys of config.json tell what a model has that no family here has. Knows no family's name.
+Keys of config.json tell what a model has that no family here has. Of those that run, it knows no
+name.
 """
 
 from __future__ import annotations
@@ -17,6 +18,14 @@ _LACKING = {
     "encoders": ("is_encoder_decoder", "encoder_layers"),
     "alibi": ("alibi",),
 }
+# Beginnings of names that people try, without dots and dashes, and what HELM would need for them.
+_KNOWN = {
+    "deepseek": "latent attention",
+    "kimi": "latent attention",
+    "qwen35": "gated delta nets",
+    "qwen3next": "gated delta nets",
+}
+KNOWN = "; HELM knows this family and does not run it yet"
 _ENDINGS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "Model")
 
 
@@ -34,10 +43,20 @@ def nearest(name: str, known: Collection[str]) -> str | None:
     return by_stem[close[0]] if close else None
 
 
+def needed(name: str) -> str | None:
+    """What a family that HELM knows and does not run needs; None of any other."""
+    plain = "".join(letter for letter in name.casefold() if letter.isalnum())
+    return next((need for begin, need in _KNOWN.items() if plain.startswith(begin)), None)
+
+
 def said_of(name: str, values: Mapping[str, Any], known: Collection[str]) -> str:
     """The end of a sentence that refuses a model: "; ..."."""
     close, missing = nearest(name, known), lacks(values)
     near = "" if close is None else f"; the nearest that is: {close}"
+    needs = needed(name)
+    if needs is not None:
+        near = f"{KNOWN}{near}"
+        missing = [needs, *(what for what in missing if what != needs)]
     lacking = f"; HELM lacks {' and '.join(missing)}" if missing else ""
     return f"{near}{lacking}; supported are {', '.join(sorted(known))}"
 

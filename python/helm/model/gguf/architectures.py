@@ -27,7 +27,8 @@ def _nothing(keys: Keys) -> dict[str, Any]:
 class Architecture:
     """family: transformers' class. adjacent: rows of q and k lie as rotation of neighbours needs
     them, where transformers' has halves. bias: q, k and v have one, o has none. names: of tensors
-    of a block, beside those that all have; whole: of single tensors there. follows: keys
+    of a block, beside those that all have; single: of single tensors there, with their kind; whole:
+    of tensors outside of blocks; block: what names in a block begin with. follows: keys
     that other families do not run. more: of config.json, from its own keys."""
 
     family: str
@@ -37,7 +38,9 @@ class Architecture:
     bias_key: str = "attention_bias"  # of config.json, where the file's tensors tell
     layer_norm: bool = False  # else RMS norms
     names: Mapping[str, str] = field(default_factory=dict)
+    single: Mapping[str, str] = field(default_factory=dict)
     whole: Mapping[str, str] = field(default_factory=dict)
+    block: str = "model.layers."
     follows: tuple[str, ...] = ()
     more: Callable[[Keys], dict[str, Any]] = _nothing
 
@@ -185,6 +188,17 @@ _MIXTRAL = _names_of_experts(
 _QWEN = _names_of_experts(
     "mlp", "gate", "experts.*.gate_proj", "experts.*.up_proj", "experts.*.down_proj"
 )
+
+
+def _gpt_neox(keys: Keys) -> dict[str, Any]:
+    return {
+        "use_parallel_residual": keys.get("use_parallel_residual", True).boolean(),
+        "rotary_pct": 1.0,  # where nothing says that less is rotated
+        "rotary_emb_base": keys.decimal("rope.freq_base", 10000.0),
+        "attention_bias": True,
+    }
+
+
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _GEMMA_NAMES = {**_NORMS_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
 ARCHITECTURES = {
@@ -218,7 +232,7 @@ ARCHITECTURES = {
             ),
             "post_attention_norm": "post_attention_layernorm",
         },
-        whole={
+        single={
             "attn_sinks.weight": "self_attn.sinks",
             **{f"ffn_{n}_exps.bias": f"mlp.experts.{n}_proj_bias" for n in ("gate", "up", "down")},
         },
@@ -233,7 +247,7 @@ ARCHITECTURES = {
             **{f"ffn_{n}_shexp": f"mlp.shared_experts.{n}_proj" for n in ("gate", "up", "down")},
             "post_attention_norm": "post_attention_layernorm",
         },
-        whole={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
+        single={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
         follows=_EXPERTS,
         more=_glm4_moe,
     ),
@@ -293,6 +307,25 @@ ARCHITECTURES = {
         layer_norm=True,
         follows=("use_parallel_residual",),
         more=_stablelm,
+    ),
+    "gptneox": Architecture(
+        "GPTNeoXForCausalLM",
+        "gpt_neox",
+        layer_norm=True,
+        names={
+            "attn_qkv": "attention.query_key_value",
+            "attn_output": "attention.dense",
+            "ffn_up": "mlp.dense_h_to_4h",
+            "ffn_down": "mlp.dense_4h_to_h",
+        },
+        whole={
+            "token_embd.weight": "gpt_neox.embed_in.weight",
+            "output_norm.weight": "gpt_neox.final_layer_norm.weight",
+            "output_norm.bias": "gpt_neox.final_layer_norm.bias",
+        },
+        block="gpt_neox.layers.",
+        follows=("use_parallel_residual",),
+        more=_gpt_neox,
     ),
     "glm4": Architecture(
         "Glm4ForCausalLM",

@@ -10,7 +10,7 @@ from typing import Any
 
 from helm.base.arguments import shown
 from helm.errors import CheckpointError, UnsupportedModelError
-from helm.model.families.unknown import nearest
+from helm.model.families.unknown import KNOWN, nearest, needed
 from helm.model.gguf.architectures import ARCHITECTURES, Architecture
 from helm.model.gguf.file import Gguf
 from helm.model.gguf.keys import MOST, Keys
@@ -54,8 +54,9 @@ def architecture(gguf: Gguf) -> Architecture:
 
 
 def _nearest(name: str) -> str:
-    close = nearest(name, ARCHITECTURES)
-    return "" if close is None else f"; the nearest that is: {close}"
+    close, needs = nearest(name, ARCHITECTURES), needed(name)
+    known = "" if needs is None else f"{KNOWN}: HELM lacks {needs}"
+    return known + ("" if close is None else f"; the nearest that is: {close}")
 
 
 def config_of(gguf: Gguf) -> dict[str, Any]:

@@ -51,19 +51,20 @@ def name_tensors(gguf: Gguf, config: ModelConfig) -> dict[str, TensorInfo]:
     belongs to the configuration and is left out. Raises CheckpointError."""
     found_architecture = architecture(gguf)
     adjacent, in_block = found_architecture.adjacent, _in_block(found_architecture)
+    whole = {**_WHOLE, **found_architecture.whole}
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     tensors: dict[str, TensorInfo] = {}
     for tensor in gguf.tensors.values():
         if tensor.name in VECTORS or _LEFTOVER.fullmatch(tensor.name):
             continue
         found = _BLOCK.fullmatch(tensor.name)
-        name = _WHOLE.get(tensor.name, tensor.name)
+        name = whole.get(tensor.name, tensor.name)
         if found is not None:
-            own = f"{found[2]}.{found[3]}"
-            if own in found_architecture.whole:
-                name = f"model.layers.{found[1]}.{found_architecture.whole[own]}"
+            single = found_architecture.single.get(f"{found[2]}.{found[3]}")
+            if single is not None:
+                name = f"{found_architecture.block}{found[1]}.{single}"
             elif found[2] in in_block:
-                name = f"model.layers.{found[1]}.{in_block[found[2]]}.{found[3]}"
+                name = f"{found_architecture.block}{found[1]}.{in_block[found[2]]}.{found[3]}"
         _check_vector(gguf, tensor)
         extents: tuple[Extent, ...] = (Extent(tensor.file, tensor.offset, tensor.shape[0]),)
         if adjacent and found is not None and found[2] in heads:
@@ -84,9 +85,8 @@ def check_tensors(
     """CheckpointError, with names as in the file, unless it has the weights `wanted`, by
     transformers' names with their shapes, and no others."""
     found = architecture(gguf)
-    name, in_block = found.model_type, _in_block(found)
-    whole = found.whole
-    missing = [_own_name(weight, in_block, whole) for weight in wanted if weight not in tensors]
+    name = found.model_type
+    missing = [_own_name(weight, found) for weight in wanted if weight not in tensors]
     if missing:
         raise CheckpointError(
             f"[load] {gguf.source}: {name} needs {len(missing)} tensors that the file lacks: "
@@ -112,17 +112,18 @@ def _in_block(found: Architecture) -> dict[str, str]:
     return {**_IN_BLOCK, **found.names}
 
 
-def _own_name(weight: str, in_block: Mapping[str, str], whole: Mapping[str, str]) -> str:
+def _own_name(weight: str, found: Architecture) -> str:
     """As the file calls a weight of transformers' name."""
-    for own, name in _WHOLE.items():
+    for own, name in {**_WHOLE, **found.whole}.items():
         if name == weight:
             return own
-    _, _, layer, rest = weight.split(".", 3)
-    for own, name in whole.items():
+    layer, _, rest = weight.removeprefix(found.block).partition(".")
+    for own, name in found.single.items():
         if name == rest:
             return f"blk.{layer}.{own}"
     module, _, kind = rest.rpartition(".")
-    return next(f"blk.{layer}.{own}.{kind}" for own, name in in_block.items() if name == module)
+    own = next(own for own, name in _in_block(found).items() if name == module)
+    return f"blk.{layer}.{own}.{kind}"
 
 
 def _check_vector(gguf: Gguf, tensor: GgufTensor) -> None:

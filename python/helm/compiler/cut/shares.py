@@ -6,7 +6,17 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from helm.model.graph import Activation, Attention, Experts, Linear, Norm, Op, Rope, Select, Unit
+from helm.model.graph import (
+    Activation,
+    Attention,
+    Linear,
+    Norm,
+    Op,
+    Rope,
+    Select,
+    Unit,
+)
+from helm.model.mixture_ops import Experts
 from helm.plan.units import CPU
 
 ACCELERATOR = "accelerator"
@@ -61,14 +71,10 @@ def attention_shares(unit: Unit) -> Shares | str:
             (inner if mine else apart).append(op)
             attended = op.out if mine else attended
             continue
-        if isinstance(op, Linear) and op.input == attended and op.accumulate and _alone(op):
+        if isinstance(op, Linear) and op.input == attended and op.accumulate and len(op.parts) == 1:
             return Shares(ops[: makers[0]], first, tuple(inner), op, ops[place + 1 :], tuple(apart))
         break
     return "the product behind attention does not add to the residual"
-
-
-def _alone(op: Linear) -> bool:
-    return len(op.parts) == 1
 
 
 def _in_place(op: Op, attention: Attention) -> bool:
@@ -98,7 +104,7 @@ def mlp_shares(unit: Unit) -> Shares | str:
         and activation.out == last.input
     ):
         return "an mlp is not product, activation, product"
-    if not (last.accumulate and _alone(last)) or first.accumulate:
+    if not (last.accumulate and len(last.parts) == 1) or first.accumulate:
         return "the last product of an mlp does not add to the residual"
     return Shares(ops[:at], first, (activation,), last, ops[at + 3 :])
 
@@ -118,12 +124,9 @@ def head_shares(unit: Unit) -> Shares | str:
 
 
 def shares_of(unit: Unit) -> Shares | str:
-    """Of any unit."""
-    if unit.kind == "attention":
-        return attention_shares(unit)
-    if unit.kind == "mlp":
-        return mlp_shares(unit)
-    return head_shares(unit) if unit.kind == "head" else "an embedding is not cut"
+    """Of any unit, or why it is not cut."""
+    kinds = {"attention": attention_shares, "mlp": mlp_shares, "head": head_shares}
+    return kinds[unit.kind](unit) if unit.kind in kinds else "an embedding is not cut"
 
 
 def priced_shares(unit: Unit) -> Shares | str:

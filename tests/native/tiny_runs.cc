@@ -1,0 +1,64 @@
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <utility>
+
+#include "tiny_model.h"
+
+namespace helm::test {
+
+TinyFolder::TinyFolder() : path_(std::filesystem::temp_directory_path() / "helm-tiny-XXXXXX") {
+  if (mkdtemp(path_.data()) == nullptr) throw std::runtime_error("no temporary folder");
+}
+
+TinyFolder::~TinyFolder() {
+  std::filesystem::remove_all(path_);
+}
+
+TinyModel TinyFolder::mapped(const TinyModel& model) const {
+  nlohmann::json plan = nlohmann::json::parse(model.plan);
+  for (nlohmann::json& slice : plan["slices"]) {
+    if (slice["device"] == "cpu" && slice["format"] == "f32") slice["access"] = "mapped";
+  }
+  std::ofstream file(path_ + "/weights", std::ios::binary);
+  for (nlohmann::json& tensor : plan["tensors"]) {
+    tensor["source"] = {{"stored", "f32"},
+                        {"extents", nlohmann::json::array({{{"file", "weights"},
+                                                            {"offset", int64_t{file.tellp()}},
+                                                            {"rows", tensor["shape"][0]},
+                                                            {"row_stride", 0}}})}};
+    const std::vector<float>& data = *model.tensors.at(tensor["name"]).data;
+    file.write(reinterpret_cast<const char*>(data.data()),
+               static_cast<std::streamsize>(data.size() * sizeof(float)));
+  }
+  return {plan.dump(), model.tensors};
+}
+
+std::unique_ptr<Engine> tiny_engine(const TinyModel& model, const std::string& device) {
+  EngineOptions options = model.options();
+  options.device = device;
+  return std::make_unique<Engine>(Plan::from_json(model.plan), options);
+}
+
+// Arbitrary tokens; other seeds give others.
+std::vector<int32_t> token_ids(int64_t count, int32_t seed) {
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < count; ++i) ids.push_back((i * 37 + seed * 11 + i * i) % 61);
+  return ids;
+}
+
+// Each request's tokens when all have run together.
+std::vector<std::vector<int32_t>> generated(Engine& engine, std::vector<Request> requests) {
+  std::vector<std::vector<int32_t>> out(requests.size());
+  Generation generation(engine, std::move(requests));
+  while (!generation.done()) {
+    for (const Token& token : generation.advance(0)) {
+      out[static_cast<size_t>(token.request)].push_back(token.id);
+    }
+  }
+  return out;
+}
+
+}  // namespace helm::test
