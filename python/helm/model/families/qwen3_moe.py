@@ -16,7 +16,6 @@ _DEFAULTS = {
     **DEFAULTS,
     "attention_bias": False,
     "num_key_value_heads": 4,
-    "sliding_window": 4096,
     "num_experts": 128,
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 768,
@@ -29,7 +28,7 @@ def read(node: Reader) -> ModelConfig:
     keys = Keys(node, _DEFAULTS)
     config = read_decoder(keys, _ARCHITECTURE)
     layers, used = config.num_hidden_layers, keys.flag("use_sliding_window")
-    window = read_window(keys.get("sliding_window")) if used else 0
+    window = read_window(keys.get("sliding_window", 4096)) if used else 0
     mixture = read_mixture(keys, dense=dense_layers(keys, layers))
     return dataclasses.replace(config, windows=(window,) * layers, mixture=mixture)
 
