@@ -132,9 +132,11 @@ def test_no_plan_is_refused_in_its_own_budget_and_no_byte_less_will_do(
     ]
     for space in SPACES:
         plans += plans_of(name, dtype, space, **asked)
-        options = KvOptions("cpu", vram_bytes=9 * plans[-1].kv.block_bytes)
+        kv = plans[-1].kv
+        options = KvOptions("cpu", vram_bytes=9 * kv.page_bytes * len(kv.layers))
         plans += plans_of(name, dtype, space, kv_options=options, **asked)
-    assert any(plan.overflows for plan in plans)
+    if not all(layer.window for layer in plans[0].kv.layers):  # of those nothing overflows
+        assert any(plan.overflows for plan in plans)
     for plan in plans:
         stated = plan.memory["cpu"]
         use = host_use(plan, str(folder))
@@ -166,7 +168,7 @@ def test_and_where_kv_overflows(name: str, dtype: str, site: str) -> None:
     found = set()
     for space in SPACES:
         full = plans_of(name, dtype, space)[0]
-        block = full.kv.block_bytes
+        block = full.kv.page_bytes * len(full.kv.layers)  # with a window or without
         for slots in (9, 18):  # of 21; a step may need eight
             options = KvOptions(site, vram_bytes=slots * block + 7)
             for plan in plans_of(name, dtype, space, kv_options=options):
@@ -176,4 +178,6 @@ def test_and_where_kv_overflows(name: str, dtype: str, site: str) -> None:
                 assert plan.schedule.overflow == site
                 assert plan.memory["accelerator"].kv_bytes <= slots * block
                 check_memory(plan, folder)
-    assert found >= {(False, "compute"), (True, "compute"), (True, "stream")}
+    assert found >= {(False, "compute"), (True, "compute")}
+    windows = any(layer.window for layer in full.kv.layers)  # which make room for what overflows
+    assert windows or (True, "stream") in found
