@@ -7,7 +7,6 @@ prints those of some cases for the instruction set that HELM_CPU_ISA names.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import os
@@ -36,9 +35,11 @@ _NEW = 12
 
 
 def cases() -> list[str]:
-    """Every small model in f32, and one of every family in the others."""
-    wide = [name for name in small_models.CASES if name in ("llama", "qwen3", "opt")]
-    return [f"{name}/f32" for name in small_models.CASES] + [
+    """Every small model in f32, and one of every family in the others. Not mixtures, whose modules
+    have other names than checkpoints."""
+    names = [name for name in small_models.CASES if name not in small_models.MIXTURES]
+    wide = [name for name in names if name in ("llama", "qwen3", "opt")]
+    return [f"{name}/f32" for name in names] + [
         f"{name}/{dtype}" for name in wide for dtype in DTYPES[1:]
     ]
 
@@ -72,21 +73,20 @@ def digests(case: str) -> dict[str, str]:
 def _placements(plan: Plan) -> dict[str, Plan]:
     """On the CPU; a half on a device; weights that visit it; KV pages that leave it."""
     count = len(plan.places)
-    half = count // 2
-    split = partitioned(plan, ("cpu",) * half + ("accelerator",) * (count - half))
+    devices = ("cpu",) * (count // 2) + ("accelerator",) * (count - count // 2)
+    split = partitioned(plan, devices)
     blocks = plan.kv.blocks
-    layers = split.schedule.pages["accelerator"] // blocks
-    kept = {"cpu": plan.kv.pages - 10 * layers, "accelerator": 10 * layers}
-    found = {"cpu": plan, "split": split}
-    change = functools.partial(dataclasses.replace, split.schedule)
-    schedules = {
-        "visits": change(prefill="stream", stream_tokens=4, stream_pages=blocks),
-        **({} if layers == 0 else {
-            f"overflow-{site}": change(pages=kept, overflow=site) for site in ("stream", "cpu")
-        }),
-    }  # fmt: skip
-    for name, schedule in schedules.items():
-        found[name] = dataclasses.replace(split, schedule=schedule)
+    visits = dataclasses.replace(
+        split.schedule, prefill="stream", stream_tokens=4, stream_pages=blocks
+    )
+    found = {"cpu": plan, "split": split, "visits": dataclasses.replace(split, schedule=visits)}
+    kv = dataclasses.replace(plan.kv, window_blocks=0)  # with all positions, as where it overflows
+    whole = partitioned(dataclasses.replace(plan, kv=kv), devices)
+    layers = whole.schedule.pages["accelerator"] // blocks
+    pages = {"cpu": kv.pages - 10 * layers, "accelerator": 10 * layers}
+    for site in ("stream", "cpu") if layers else ():
+        schedule = dataclasses.replace(whole.schedule, pages=pages, overflow=site)
+        found[f"overflow-{site}"] = dataclasses.replace(whole, schedule=schedule)
     return found
 
 

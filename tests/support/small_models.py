@@ -245,7 +245,9 @@ WIDE = {
 
 
 MIXTURES = tuple(
-    name for name, case in CASES.items() if "oe" in case.family or case.family == "Mixtral"
+    name
+    for name, case in CASES.items()
+    if case.family == "Mixtral" or case.family.lower().endswith("moe")
 )
 
 
