@@ -45,9 +45,9 @@ class Product {
     plan.limits = {1, kMostTokens, 1, 1};
     plan.kv.page_tokens = 1;
     plan.values = {{"in", problem.cols, false}, {"out", width, false}};
-    plan.tensors = {{"first", {problem.rows[0], problem.cols}, {}},
-                    {"second", {problem.rows[1], problem.cols}, {}},
-                    {"bias", {problem.rows[0]}, {}}};
+    plan.tensors = {{"first", {problem.rows[0], problem.cols}, {}, {}},
+                    {"second", {problem.rows[1], problem.cols}, {}, {}},
+                    {"bias", {problem.rows[0]}, {}, {}}};
     const auto address = [](const void* p) {
       return static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(p));
     };

@@ -266,7 +266,7 @@ TEST_CASE("a row of position embeddings fits each thread's scratch, however wide
   const int64_t width = int64_t{1} << 22;
   helm::Plan plan;
   plan.limits = {.context = 4, .step_tokens = 1, .step_outputs = 1, .sequences = 1};
-  plan.tensors = {{"positions", {4, width}, std::nullopt}};
+  plan.tensors = {{"positions", {4, width}, std::nullopt, std::nullopt}};
   plan.slices = {{0, false, helm::format_of(helm::DType::kF16), {}}};
   plan.values = {{"x", width, false}};
   plan.units = {{.name = "embedding", .ops = {helm::PositionEmbeddingOp{0, 0, 0}}}};
