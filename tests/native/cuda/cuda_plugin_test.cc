@@ -197,6 +197,7 @@ TEST_CASE("a stage that CUDA cannot run is refused when it is compiled") {
     spec.units = units;
     spec.weights.resize(plan.tensors.size());
     spec.values.resize(plan.values.size());
+    spec.kv.resize(plan.kv.layers.size());
     spec.workspace = device.allocate(device.workspace_bytes(plan, units), "a test");
     try {
       device.compile(spec);
@@ -238,6 +239,7 @@ TEST_CASE("parts of a product whose weights follow each other are one launch, wi
     spec.units = units;
     spec.workspace = buffer(device.workspace_bytes(plan, units));
     spec.values.resize(plan.values.size());
+    spec.kv.resize(plan.kv.layers.size());
     spec.values[static_cast<size_t>(linear->in)] = buffer(kTokens * width * 4);
     spec.values[static_cast<size_t>(linear->out)] = buffer(kTokens * out_width * 4);
     spec.weights.resize(plan.tensors.size());

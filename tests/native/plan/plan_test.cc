@@ -77,17 +77,18 @@ TEST_CASE("damaged fields that may be absent are named") {
   expect(damaged("/units/1/ops/0/accumulate", 1), "units[1].ops[0].accumulate");
   expect(damaged("/units/1/ops/2/pairs", "all"), "pairs: expected \"halves\" or \"neighbours\"");
   expect(damaged("/units/1/ops/3/softcap", 0), "units[1].ops[3].softcap: must be above 0");
-  expect(damaged("/units/2/ops/2/factor", 2), "factor: only scale and softcap have a factor");
+  expect(damaged("/units/2/ops/2/factor", 2),
+         "factor: only scale, softcap and swiglu_limit have a factor");
   expect(damaged("/units/2/ops/4/accumulate", "no"), "units[2].ops[4].accumulate");
   expect(damaged("/units/5/ops/2/factor", -1), "units[5].ops[2].factor: must be above 0");
-  expect(damaged("/units/5/ops/2/kind", "tanh"), "relu, scale or softcap");
+  expect(damaged("/units/5/ops/2/kind", "tanh"), "relu, scale, softcap, swiglu_limit");
 }
 
 TEST_CASE("plans of other versions are refused with what to do") {
   json plan = json::parse(helm::test::tiny_model().plan);
   for (const int version : {0, 7, helm::Plan::kVersion + 1}) {
     plan["version"] = version;
-    expect(plan, "version: this runtime executes version 8; make the plan anew");
+    expect(plan, "version: this runtime executes version 9; make the plan anew");
   }
 }
 
