@@ -79,9 +79,10 @@ def price_plan(plan: Plan, model: CostedGraph, profile: Profile, workload: Workl
 def place(plan: Plan, model: CostedGraph, candidate: Candidate) -> Plan:
     """`plan` with the units, memory and schedule of `candidate`, which was priced with its
     limits."""
-    kv = plan.kv
-    pages = len(kv.layers) * candidate.kv_blocks * candidate.sequences
-    kv = dataclasses.replace(kv, pages=pages)
+    blocks = candidate.kv_blocks * candidate.sequences
+    few = plan.kv.most_window_blocks(candidate.step_tokens, candidate.sequences)
+    window_blocks = few if candidate.kv is None and few < blocks else 0
+    kv = dataclasses.replace(plan.kv, blocks=blocks, window_blocks=window_blocks)
     units, memory = placed_units(model.graph, candidate), memory_use(candidate)
     return dataclasses.replace(
         plan,
