@@ -81,8 +81,9 @@ ModelDrafter::Text* ModelDrafter::text_of(const DraftAsk& ask) {
     forget(ask.request);
     return nullptr;
   }
-  const int64_t right = std::min({common_prefix(text.held, ask.tokens), std::ssize(ask.tokens) - 1,
-                                  engine_->length(text.sequence)});
+  int64_t right = std::min({common_prefix(text.held, ask.tokens), std::ssize(ask.tokens) - 1,
+                            engine_->length(text.sequence)});
+  if (!engine_->continues(text.sequence, right)) right = 0;  // a window has moved on
   text.held.resize(static_cast<size_t>(right));
   engine_->truncate(text.sequence, right);
   return &text;
