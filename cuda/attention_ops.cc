@@ -39,6 +39,7 @@ AttentionArgs bind_attending(const Attending& op, const Bindings& b) {
   args.scale = op.scale;
   args.window = op.window;
   args.softcap = op.softcap;
+  args.cap_inverse = op.softcap == 0 ? 0 : 2 / op.softcap;
   args.layer = op.layer;
   args.kv = pool_of(b, op.layer);
   args.partials = b.partials;

@@ -58,4 +58,9 @@ inline float exp2_fast(float x) {
   return y < std::numeric_limits<float>::min() ? 0.0f : y;
 }
 
+// 1 / x to one unit in the last place; 0 for an infinite x.
+inline float reciprocal_fast(float x) {
+  return 1 / x;
+}
+
 }  // namespace helm::cuda

@@ -45,8 +45,9 @@ __device__ __forceinline__ bool visible(int32_t query, int32_t key, int64_t wind
 // A score, in units of log 2, after the cap of `a`, if there is one.
 __device__ __forceinline__ float capped(const AttentionArgs& a, float score) {
   if (a.softcap == 0) return score;
+  // cap * tanh(score / cap) by one power of 2
   const float cap = a.softcap * kLog2E;
-  return cap * tanhf(score / cap);
+  return cap - 2 * cap * reciprocal_fast(exp2_fast(score * a.cap_inverse) + 1);
 }
 
 // The value to subtract from scores of maximum m: finite, so that masked scores weigh 0, not NaN.

@@ -102,7 +102,7 @@ __device__ void write_rows(const AttentionArgs& a, const Meeting<kLanes, G>& mee
 // decode_residents: what a multiprocessor's registers are to hold. Left to itself the compiler may
 // give the few instructions after the loop so many that fewer blocks load.
 template <DType D, int kLanes, int G, bool kVector>
-__global__ void __launch_bounds__(kThreads, decode_residents(G))
+__global__ void __launch_bounds__(kThreads, decode_residents(G) - (kVector ? 0 : 1))
     decode_kernel(const AttentionArgs a, const StepTables step) {
   let_next_begin();
   constexpr int kKeys = kWarp / kLanes;                                   // per load of a warp

@@ -217,6 +217,7 @@ struct AttentionArgs {
   void* partials;         // of splits; null with one
   int compute = 0;        // capability of the GPU times ten; 0: sums of f32 alone
   float softcap = 0;
+  float cap_inverse = 0;         // 2 / softcap, where there is one
   const float* sinks = nullptr;  // [heads], where `out` is written; see helm::AttentionOp
 };
 void attention(const AttentionArgs& args, const StepTables& step, const Queue& queue);

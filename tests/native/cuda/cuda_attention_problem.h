@@ -77,7 +77,8 @@ struct Data {
             p.splits,
             partials.data(),
             p.compute,
-            p.softcap};
+            p.softcap,
+            p.softcap == 0 ? 0 : 2 / p.softcap};
   }
 
   TestStep step;
