@@ -103,7 +103,7 @@ def test_the_library_exports_what_the_headers_declare_and_nothing_else() -> None
     of_types = {
         f"{what} for helm::{name}"
         for what in ("typeinfo", "typeinfo name", "vtable")
-        for name in ("Error", "Grammar", "TokenConstraint")
+        for name in ("Drafter", "Error", "Grammar", "TokenConstraint")
     }
     assert of_types <= names, "programs catch the first and derive from the others"
     exported = {_function(name) for name in names - of_types}

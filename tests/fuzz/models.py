@@ -26,7 +26,21 @@ _SIZES: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
+# By model_type: what a family's defaults would make large, or lacks.
 _OPT = {"num_key_value_heads": 2, "ffn_dim": 48, "word_embed_proj_dim": 16}
+_HYBRID = {"layer_types": ["attention"] * 2, "shared_intermediate_size": 48, "num_local_experts": 0}
+_EXPERTS = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+}
+_MIXTURES = (
+    "glm4_moe", "gpt_oss", "granitemoe", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"
+)  # fmt: skip
+_OWN = {"opt": _OPT, "granitemoehybrid": _HYBRID, **dict.fromkeys(_MIXTURES, _EXPERTS)}
 # The least that the host's memory must be for any model; see the reserve of a plan on the CPU.
 MEMORY_BYTES = 1 << 30
 
@@ -34,7 +48,7 @@ MEMORY_BYTES = 1 << 30
 def config_of(architecture: str) -> dict[str, Any]:
     """A config.json of one of FAMILIES."""
     model_type = FAMILIES[architecture].model_type
-    own = {"opt": _OPT}.get(model_type, {})
+    own = _OWN.get(model_type, {})
     names = {"architectures": [architecture], "model_type": model_type, "dtype": "float32"}
     return {**names, **_SIZES, **own, "tie_word_embeddings": model_type in ("opt", "qwen3")}
 

@@ -16,9 +16,11 @@ from fuzz import models, mutate
 from fuzz.checkpoints import ARCHITECTURES
 from fuzz.kind import Kind, sensible, tokens_are_sensible
 from helm import _helm
+from helm.compiler.cut.shares import shares_of, size_of
 from helm.compiler.cut.units import Cut, LayerCut
 from helm.errors import CapacityError
 from helm.model.families import build_graph, parse_config
+from helm.model.graph import Unit
 from helm.plan.schema import Plan
 from helm.plan.units import CPU
 
@@ -41,13 +43,21 @@ def valid_plans(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
         devices = ["cpu"] * (count // 2) + ["accelerator"] * (count - count // 2)
         plans = [small, partitioned(small, devices), partitioned(small, devices, overlap=True)]
         graph = build_graph(parse_config(models.config_of(architecture)))
-        layers = (LayerCut(0, 32), LayerCut(0, 32, OWN))
+        layers = tuple(
+            LayerCut(0, _elements(layer.units[1]), home)
+            for layer, home in zip(graph.layers, (CPU, OWN), strict=True)
+        )
         plans.append(cut_plan(small, graph, Cut(CPU, layers, 40)))
         plans.append(cut_plan(small, graph, Cut(CPU, layers, 0), visits=4))
         with models.load(own, context=64, device=SIM, profile=fast_accelerator()) as llm:
             plans.append(llm.plan)
         found += [(own, plan.to_dict()) for plan in plans]
     return found
+
+
+def _elements(mlp: Unit) -> int:
+    """Some of an mlp's for the CPU; all of them where it is not cut."""
+    return size_of(mlp) if isinstance(shares_of(mlp), str) else 32
 
 
 class PlanFormat(Kind):
