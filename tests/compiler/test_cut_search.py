@@ -18,7 +18,7 @@ from helm.compiler.timeline import played
 from helm.plan.schema import Plan
 
 WHOLE = bool(os.environ.get("HELM_TEST_WHOLE"))
-FEW, MANY = (24, 70) if WHOLE else (8, 12)
+FEW, MANY = (24, 70) if WHOLE else (4, 6)
 
 
 def _plan(problem, every, of, least) -> tuple[Candidate, Plan]:

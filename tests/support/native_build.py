@@ -17,13 +17,19 @@ ROOT = Path(__file__).parents[2]
 
 
 def sanitizing(sanitizers: str, optimization: str) -> tuple[str, ...]:
-    """Options of a build under sanitizers. Traces name lines; of the tiers those that can run."""
-    tiers = ";".join(tier["name"] for tier in _helm.isa_tiers() if tier["available"])
+    """Options of a build under sanitizers. Traces name lines; of the tiers those that can run, and
+    of these the first alone where threads are looked at, which share work alike in all.
+    HELM_TEST_WHOLE=1 leaves nothing out."""
+    whole = os.environ.get("HELM_TEST_WHOLE") == "1"
+    available = [tier["name"] for tier in _helm.isa_tiers() if tier["available"]]
+    vector = [name for name in available if name != "scalar"]
+    tiers = ";".join(vector[:1] if sanitizers == "thread" and not whole else available)
     return (
         f"-DHELM_SANITIZE={sanitizers}",
         "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
         f"-DCMAKE_CXX_FLAGS_RELWITHDEBINFO={optimization} -g1 -DNDEBUG",
         f"-DHELM_TIERS={tiers}",
+        f"-DHELM_TEST_WHOLE={int(whole)}",
     )
 
 

@@ -43,11 +43,11 @@ TEST_CASE("cuda attention: head sizes and group sizes, decode and prefill") {
 
 TEST_CASE("cuda attention: contexts from empty on, pages of every size, several runs") {
   uint32_t seed = 2000;
-  for (int64_t page_tokens : {1, 5, 16, 48, 512}) {
+  for (int64_t page_tokens : sampled<int64_t>({5, 1, 16, 48, 512})) {
     check_problem({{{1, 0}, {1, 15}, {1, 16}, {1, 130}}, 4, 2, 24, page_tokens}, seed++);
     check_problem({{{1, 0}, {33, 0}, {1, 99}, {5, 60}}, 4, 2, 24, page_tokens}, seed++);
   }
-  for (int32_t count : {1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65}) {
+  for (int32_t count : sampled({1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65})) {
     check_problem({{{1, count - 1}}, 2, 1, 16}, seed++);
     check_problem({{{count, 0}, {1, 3}}, 2, 1, 16}, seed++);
   }
@@ -58,7 +58,7 @@ TEST_CASE("cuda attention: splits, more than there is work for, and windows acro
   const std::initializer_list<int64_t> splits_of{40, 2, 3, 5, 1}, windows{0, 1, 20, 64, 100};
   for (const auto& [splits, window] : combined(splits_of, windows)) {
     check_problem({{{1, 200}, {1, 3}}, 4, 2, 16, 48, window, splits}, seed++);
-    check_problem({{{40, 170}, {1, 70}}, 4, 2, 16, 48, window, splits}, seed++);
+    check_problem({{{20, 130}, {1, 70}}, 4, 2, 16, 48, window, splits}, seed++);
   }
   check_one({{{1, 1500}}, 4, 1, 64, 512, 0, 7}, DType::kF16, seed++);
   check_one({{{1, 1500}}, 4, 1, 64, 512, 700, 7}, DType::kBF16, seed++);

@@ -7,23 +7,19 @@
 #include <vector>
 
 #include "helm/generation.h"
+#include "support/check.h"
 #include "tiny_model.h"
 
 namespace {
 
 using helm::Engine;
 using helm::StepInput;
+using helm::test::kFew;
 using helm::test::tiny_engine;
 using helm::test::tiny_model;
 using helm::test::TinyCut;
 using helm::test::TinyShape;
 using helm::test::token_ids;
-
-#ifdef HELM_TEST_SANITIZED
-constexpr bool kFew = true;
-#else
-constexpr bool kFew = false;
-#endif
 
 constexpr TinyCut kCpu{1, 32}, kGpu{2, 64, false}, kAttention{2, 0}, kMlp{0, 32, false}, kNone{};
 
@@ -178,7 +174,7 @@ TEST_CASE("a device that is lost at any task of a cut step ends it with an error
     CAPTURE(std::string(kind.places));
     const auto model = tiny_model(shape_of(kind));
     int64_t lost_while_running = 0;
-    constexpr int64_t kEach = kFew ? 1 : 150;  // of the first steps, then fewer
+    constexpr int64_t kEach = kFew ? 1 : 50;  // of the first steps, then fewer
     for (int64_t command = 1; command < 4000; command += command < kEach ? 1 : 1 + command / 4) {
       CAPTURE(command);
       std::unique_ptr<Engine> engine;

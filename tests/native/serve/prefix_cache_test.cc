@@ -265,7 +265,7 @@ TEST_CASE("any order of calls on a small pool gives what computing anew gives") 
     std::mt19937 random(static_cast<uint32_t>(slots));
     const auto below = [&](uint32_t n) { return static_cast<int32_t>(random() % n); };
     int64_t saved = 0;
-    for (int call = 0; call < (helm::test::kSanitized ? 10 : 40); ++call) {
+    for (int call = 0; call < (helm::test::kFew ? 10 : 40); ++call) {
       std::vector<helm::Request> requests;
       for (int32_t i = 0; i <= below(6); ++i) {
         const Ids prompt =
@@ -278,7 +278,7 @@ TEST_CASE("any order of calls on a small pool gives what computing anew gives") 
       if (slots == 1000) REQUIRE(got.logprobs == want.logprobs);
       saved += want.computed() - got.computed();
     }
-    CHECK(saved > (helm::test::kSanitized ? 200 : 1000));
+    CHECK(saved > (helm::test::kFew ? 200 : 1000));
     prefixes.clear();
     const SequenceId whole = engine->open(kContext);
     engine->open(9 * 16);

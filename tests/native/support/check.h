@@ -13,31 +13,31 @@ namespace helm::test {
 
 // Under sanitizers everything takes ten to a hundred times as long, and what they look for does not
 // need every combination of many values.
-#ifdef HELM_TEST_SANITIZED
-inline constexpr bool kSanitized = true;
+#ifdef HELM_TEST_FEW
+inline constexpr bool kFew = true;
 #else
-inline constexpr bool kSanitized = false;
+inline constexpr bool kFew = false;
 #endif
 
-// All of `values`; under sanitizers the first, every third after it, and the last.
+// All of `values`; of a few the first, every fourth after it, and the last.
 template <class T>
 std::vector<T> sampled(std::initializer_list<T> values) {
   std::vector<T> some;
   for (const T& value : values) {
     const auto i = &value - values.begin();
-    if (!kSanitized || i % 3 == 0 || &value + 1 == values.end()) some.push_back(value);
+    if (!kFew || i % 4 == 0 || &value + 1 == values.end()) some.push_back(value);
   }
   return some;
 }
 
-// All pairs of values; under sanitizers the sampled ones side by side, each at least once.
+// All pairs of values; of a few the sampled ones side by side, each at least once.
 template <class A, class B>
 std::vector<std::pair<A, B>> combined(std::initializer_list<A> first,
                                       std::initializer_list<B> second) {
   const std::vector<A> a = sampled(first);
   const std::vector<B> b = sampled(second);
   std::vector<std::pair<A, B>> pairs;
-  if (kSanitized) {
+  if (kFew) {
     for (size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
       pairs.emplace_back(a[i % a.size()], b[i % b.size()]);
     }
