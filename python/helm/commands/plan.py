@@ -55,7 +55,7 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     output.add_argument(
         "--policies", action="store_true",
-        help="also show what the published policies would reach",
+        help=More("also show what the published policies would reach"),
     )  # fmt: skip
     output.add_argument("--json", action="store_true", help="print one JSON object")
     output.add_argument(

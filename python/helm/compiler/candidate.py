@@ -148,6 +148,8 @@ class VisitUse:
                 f"policy {self.policy}: in decode the GPU has {len(self.ops)} of {self.of_ops} ops "
                 f"of a layer ({row}), whose weights and KV visit it"
             )
+        if self.host_bytes == 0:
+            return f"policy {self.policy}: all layers stay on the GPU"
         return (
             f"policy {self.policy}: {size} of {whole} visit the GPU in each step, through "
             f"{self.buffers} buffers of {size_text(self.buffer_bytes)}"
