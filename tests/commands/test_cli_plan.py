@@ -47,6 +47,21 @@ def test_what_is_cut_is_on_both_lanes_of_the_picture() -> None:
     assert "whole layers" in out
 
 
+def test_published_policies_are_planned_and_shown_beside_the_plan() -> None:
+    given = (QWEN, "--profile", "rtx-3060-12gb-ddr4", "--ram", "48GiB")
+    out = helm(*given, "--policies").stdout
+    assert max(map(len, out.splitlines())) <= 80
+    shown = out.split("Published policies\n")[1]
+    for policy in ("zigzag", "helm-placement", "all-cpu", "workload-distribution"):
+        assert re.search(rf"^  {policy} +\d +[\d.]+ .iB +[\d.]+ ", shown, re.M), policy
+        assert f"  {policy}: " in shown
+    one = helm(*given, "--policy", "zigzag").stdout
+    assert "layers 0-35 (visit)" in one
+    assert "visit the GPU in each step, through" in " ".join(one.split())
+    refused = helm(QWEN, "--profile", "thesis-4060", "--policy", "all-cpu", status=1).stderr
+    assert re.search(r"--policy all-cpu .*lacks 1\.\d+ GiB of RAM", refused), refused
+
+
 def test_the_plan_is_a_picture_with_its_reasons() -> None:
     given = ("--profile", "thesis-4060", "--objective", "decode", "--policy", "layer-partition")
     out = helm(QWEN, *given).stdout

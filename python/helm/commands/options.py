@@ -174,7 +174,9 @@ def add_policy(group: argparse._ActionsContainer) -> None:
         "--policy", choices=POLICIES, default="auto", metavar="HOW",
         help=More(
             "layers on one device each (layer-partition), or some cut between GPU and CPU, which "
-            "compute them at once (cut) (default: auto, the faster one)"
+            "compute them at once (cut) (default: auto, the faster one); plan alone takes "
+            "FlexGen's zigzag, helm-placement and all-cpu of Gupta and Dwarkadas, and "
+            "workload-distribution of Park and Egger"
         ),
     )  # fmt: skip
 

@@ -53,6 +53,10 @@ def add_arguments(parser: Parser) -> None:
         "--formats", action="store_true",
         help="compare weights as stored, in bf16c, q8, q4",
     )  # fmt: skip
+    output.add_argument(
+        "--policies", action="store_true",
+        help=More("also show what the published policies would reach"),
+    )  # fmt: skip
     output.add_argument("--json", action="store_true", help="print one JSON object")
     output.add_argument(
         "--write", metavar="FILE",
@@ -92,10 +96,14 @@ def run(args: argparse.Namespace) -> int:
         _write(dataclasses.replace(study.plan, notices=tuple(notices)), args)
     if args.json:
         from helm.compiler.explain import to_dict
+        from helm.compiler.visits.beside import policy_rows
 
-        print(json.dumps({**to_dict(study), "notices": notices}, indent=1, allow_nan=False))
+        found = {**to_dict(study), "notices": notices}
+        if args.policies:
+            found["policies"] = [dataclasses.asdict(row) for row in policy_rows(study)]
+        print(json.dumps(found, indent=1, allow_nan=False))
     else:
-        plan_view.show(study, notices)
+        plan_view.show(study, notices, policies=args.policies)
     if args.plot is not None:
         from helm.commands.plots import save_plot
 
@@ -112,8 +120,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(plan: Plan, args: argparse.Namespace) -> None:
+    from helm.compiler.visits.policies import check_runs
     from helm.model.hub import resolve_config
 
+    check_runs(args.policy)
     if any(tensor.source is None for tensor in plan.tensors):
         raise InvalidError(
             "[plan] --write needs the model's weights, since a plan says where each lies; give "
@@ -156,7 +166,7 @@ def _formats(args: argparse.Namespace) -> int:
 
     alone = {"--dtype": args.dtype != "auto", "--weights": args.weights != "auto"}
     alone |= {"--write": args.write is not None, "--plot": args.plot is not None}
-    alone |= {"--timeline": args.timeline is not None}
+    alone |= {"--timeline": args.timeline is not None, "--policies": args.policies}
     for option, given in alone.items():
         if given:
             raise InvalidError(

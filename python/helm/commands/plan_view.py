@@ -12,6 +12,7 @@ from helm.base.sizes import counted, rate_text, seconds_text, size_text
 from helm.commands.console import console
 from helm.compiler import explain
 from helm.compiler.segments import segments
+from helm.compiler.visits.beside import policy_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,8 +29,8 @@ _TERMS = 5
 _PIPE_WIDTH = 80
 
 
-def show(study: Study, notices: Sequence[str]) -> None:
-    """Prints everything."""
+def show(study: Study, notices: Sequence[str], *, policies: bool = False) -> None:
+    """Prints everything. policies: also those that were published."""
     out = console(_PIPE_WIDTH)
     for part in (
         _head,
@@ -43,7 +44,9 @@ def show(study: Study, notices: Sequence[str]) -> None:
         _rivals,
     ):
         part(study, out)
-    other = explain.trade(study)
+    if policies:
+        _policies(study, out)
+    other = None if study.best.visit else explain.trade(study)
     if other is not None:
         predicted = other.predicted
         rate = rate_text(predicted.decode_tokens_per_s)
@@ -188,6 +191,8 @@ def _schedule(study: Study) -> str:
     if best.cut is not None:
         home = "CPU" if best.cut.home == "cpu" else "GPU"
         parts.append(f"{best.cut.text}; the {home} adds both shares")
+    if best.visit is not None:
+        parts += [best.visit.text, "planned alone: HELM does not execute this policy"]
     if best.sequences < study.workload.batch:
         parts.append(f"{counted(best.sequences, 'request')} at once")
     if not best.uses_accelerator:
@@ -321,6 +326,28 @@ def _rivals(study: Study, out: Console) -> None:
     out.print(table)
     if bracketed:
         _indented(out, "(in brackets: what it would reach if it fitted)", style="dim")
+
+
+def _policies(study: Study, out: Console) -> None:
+    _title(out, "Published policies")
+    table = _table("", "buffers", "visit", "tokens/s", "first token", "")
+    table.columns[0].no_wrap = True
+    table.columns[-1].justify = "left"
+    table.columns[-1].no_wrap = False
+    rows = policy_rows(study)
+    for row in rows:
+        table.add_row(
+            f"  {row.policy}",
+            str(row.buffers),
+            size_text(row.host_bytes),
+            rate_text(row.decode_tokens_per_s),
+            seconds_text(row.ttft_s),
+            row.verdict,
+            style=None if row.fits else "dim",
+        )
+    out.print(table)
+    for row in rows:
+        _indented(out, f"{row.policy}: {row.whose}", style="dim")
 
 
 def _change(factor: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from helm.compiler.problem import PUBLISHED_POLICIES, Policy
 from helm.errors import InvalidError
 from helm.machine.profile import Profile
 from helm.plan.schema import Plan
@@ -43,3 +44,13 @@ def slow_bf16(plan: Plan, profile: Profile | None, most: str) -> list[str]:
         f"{own.name} multiplies bf16 at {share:.2g} of its f16 rate, as GPUs before Ampere do; "
         "prompts would be faster with dtype='f16', whose numbers end at 65504"
     ]
+
+
+def check_policy(policy: Policy, profile: Profile | None) -> None:
+    """InvalidError for a policy that shares layers with an accelerator that is not there."""
+    shares = policy == "cut" or policy in PUBLISHED_POLICIES
+    if shares and (profile is None or profile.accelerator is None):
+        raise InvalidError(
+            f"[plan] policy={policy!r} was asked for, but there is no accelerator to share layers "
+            "with; choose 'auto', or a machine or device= that has one"
+        )

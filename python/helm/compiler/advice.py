@@ -12,7 +12,7 @@ from helm.compiler.access import loaded_profile, mapped_share
 from helm.compiler.budget import executable, itemise, memory_bytes, missing
 from helm.compiler.candidate import Candidate
 from helm.compiler.counts import CostedGraph
-from helm.compiler.problem import ResourceLimits, Space
+from helm.compiler.problem import PUBLISHED_POLICIES, ResourceLimits, Space
 from helm.compiler.search import Search, search
 from helm.compiler.setting import Site, make_setting
 from helm.errors import HelmError, InvalidError, OutOfMemoryError
@@ -34,6 +34,8 @@ def require(found: Search) -> Candidate:
     best = found.result.best
     if best is None and found.space.policy == "cut":
         raise _uncut(found)
+    if best is None and found.space.policy in PUBLISHED_POLICIES:
+        raise _unpublished(found)
     if best is None:
         raise OutOfMemoryError(_refusal(found))
     return best
@@ -52,6 +54,23 @@ def _uncut(found: Search) -> HelmError:
     return OutOfMemoryError(
         f"[plan] policy='cut' was asked for, but no placement of {name} with cut layers fits on "
         f"{found.profile.name}: the nearest {closest.reason} "
+        f"({_itemised(closest, memory_bytes(found.profile, found.limits))})"
+    )
+
+
+def _unpublished(found: Search) -> HelmError:
+    """Why the plan of a published policy, which was asked for, cannot be had."""
+    result, name, policy = found.result, found.model.graph.architecture, found.space.policy
+    if not result.cuts:
+        why = "no way to run its prompts is allowed, or its KV cache may not lie on the GPU"
+        return InvalidError(
+            f"[plan] policy={policy!r} was asked for, but {name} cannot be placed so: {why}; "
+            "choose 'auto' or 'layer-partition'"
+        )
+    closest = result.cuts[0]
+    return OutOfMemoryError(
+        f"[plan] policy={policy!r} was asked for, but with it {name} does not fit on "
+        f"{found.profile.name}: it {closest.reason} "
         f"({_itemised(closest, memory_bytes(found.profile, found.limits))})"
     )
 

@@ -15,6 +15,7 @@ from helm.compiler.times import F64
 from helm.plan.records import Predicted, Workload
 
 Seconds = TypeVar("Seconds", float, F64)
+_CLOSE = 1e-9
 _BOTTLENECKS = {
     "cpu_memory_s": "CPU memory bandwidth",
     "cpu_compute_s": "CPU matrix products",
@@ -115,6 +116,46 @@ def _share_text(count: int, whole: int, what: str, unit: str) -> str:
     return f"all of {unit}" if count else f"none of {unit}"
 
 
+@dataclass(frozen=True)
+class VisitUse:
+    """How the layers' weights visit the accelerator in every step, by a published policy. buffers:
+    of the ring, each of buffer_bytes. host_bytes: of all layers in host memory, of matrix_bytes.
+    attention, mlp: the shares of their matrices that stay on the accelerator. ops: in a layer those
+    of the accelerator, from first_op on, where the CPU has the others; of_ops: how many there are,
+    0 where the accelerator computes all."""
+
+    policy: str
+    buffers: int
+    buffer_bytes: int
+    host_bytes: int
+    matrix_bytes: int
+    attention: float = 0.0
+    mlp: float = 0.0
+    ops: tuple[str, ...] = ()
+    first_op: int = 0
+    of_ops: int = 0
+
+    @property
+    def text(self) -> str:
+        """In words, as "policy zigzag: 5.1 GiB of 13.0 GiB visit the GPU in each step, through 3
+        buffers of 150.0 MiB"."""
+        size, whole = size_text(self.host_bytes), size_text(self.matrix_bytes)
+        if self.of_ops and not self.ops:
+            return f"policy {self.policy}: in decode the CPU has all ops of a layer"
+        if self.of_ops:
+            row = " to ".join(dict.fromkeys((self.ops[0], self.ops[-1])))
+            return (
+                f"policy {self.policy}: in decode the GPU has {len(self.ops)} of {self.of_ops} ops "
+                f"of a layer ({row}), whose weights and KV visit it"
+            )
+        if self.host_bytes == 0:
+            return f"policy {self.policy}: all layers stay on the GPU"
+        return (
+            f"policy {self.policy}: {size} of {whole} visit the GPU in each step, through "
+            f"{self.buffers} buffers of {size_text(self.buffer_bytes)}"
+        )
+
+
 def goals(
     workload: Workload, batch: int, ttft_s: Seconds, decode_s: Seconds
 ) -> tuple[Seconds, Seconds]:
@@ -157,7 +198,8 @@ class Candidate:
     """One placement with its schedule.
 
     cpu_blocks: how many layers, from the first, the CPU holds. embedding and head: "cpu" or
-    "accelerator", or "both" of a head that is cut. cut: what is, None if nothing.
+    "accelerator", or "both" of a head that is cut. cut: what is, None if nothing. visit: where
+    weights visit by a published policy; layers of the accelerator then need not lie there.
     kv_blocks, accelerator_kv_blocks: pages of each sequence and layer, in all and
     those that the accelerator has room for, of the layers there. overflow: how attention reaches
     the others, kv: what is known of them, None if there are none. sequences: how many run at
@@ -187,6 +229,7 @@ class Candidate:
     missing: Missing
     objective_s: float
     cut: CutUse | None = None
+    visit: VisitUse | None = None
 
     @property
     def fits(self) -> bool:
@@ -210,9 +253,10 @@ class Candidate:
 
     @property
     def layout(self) -> tuple[object, ...]:
-        """(embedding, cpu_blocks, head), and what is cut: tells candidates of one result apart."""
-        cut = () if self.cut is None else (self.cut,)
-        return (self.embedding, self.cpu_blocks, self.head, *cut)
+        """(embedding, cpu_blocks, head), and what is cut or visits: tells candidates of one result
+        apart."""
+        own = [use for use in (self.cut, self.visit) if use is not None]
+        return (self.embedding, self.cpu_blocks, self.head, *own)
 
     @property
     def uses_accelerator(self) -> bool:
@@ -247,6 +291,8 @@ class Candidate:
         """Why `best` was chosen instead."""
         if not self.fits:
             return self.reason
+        if self.objective_s < best.objective_s * (1 - _CLOSE):
+            return f"{(best.objective_s / self.objective_s - 1) * 100:.1f} % faster"
         if self.objective_s <= best.objective_s:
             return "as fast"
         return f"{(self.objective_s / best.objective_s - 1) * 100:.1f} % slower"

@@ -210,6 +210,8 @@ def verdict(candidate: Candidate, best: Candidate) -> str:
 
 
 def _same_as(study: Study) -> str:
+    if study.best.visit is not None:
+        return "as asked for"
     for label, text in LABELS.items():
         candidate = study.search.result.labelled.get(label)
         if candidate is not None and _equal(candidate, study.best):

@@ -15,8 +15,14 @@ from helm.plan.records import WATERMARK
 
 Overflow = Literal["stream", "cpu"]
 Mode = Literal["compute", "stream"]
-Policy = Literal["auto", "layer-partition", "cut"]
-POLICIES: tuple[Policy, ...] = ("auto", "layer-partition", "cut")
+Policy = Literal[
+    "auto", "layer-partition", "cut", "zigzag", "helm-placement", "all-cpu", "workload-distribution"
+]
+# The last are published by others, see `helm.compiler.visits.policies`.
+PUBLISHED_POLICIES: tuple[Policy, ...] = (
+    "zigzag", "helm-placement", "all-cpu", "workload-distribution",
+)  # fmt: skip
+POLICIES: tuple[Policy, ...] = ("auto", "layer-partition", "cut", *PUBLISHED_POLICIES)
 KvPlace = Literal["device", "host", "any"]
 # Of the host's memory, left for what a process takes while it runs a plan: page tables, results,
 # buffers of loading, threads; interpreter and tokenizer are there before. SmolLM2-135M grew by
@@ -101,8 +107,8 @@ class Space:
     turns in so many groups. threads None: all counts of the sweep. mapped_weights: those of the CPU
     lie in mapped files, from where they visit the accelerator more slowly if it cannot lock them.
     policy: "auto": layers and the head may be cut between both devices, "layer-partition": none is,
-    "cut": some are. columns: a multiple of which columns of weights are cut; uncut: why the weights
-    cannot be cut, "" if they can.
+    "cut": some are, else a published one. columns: a multiple of which columns of weights are cut;
+    uncut: why the weights cannot be cut, "" if they can.
     """
 
     one_boundary: bool = False

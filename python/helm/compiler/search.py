@@ -20,9 +20,11 @@ from helm.compiler.choices import SITES, Choice, batches, choices
 from helm.compiler.counts import CostedGraph
 from helm.compiler.cut.search import CutSearch
 from helm.compiler.order import least, less
-from helm.compiler.problem import ResourceLimits, Space
+from helm.compiler.problem import PUBLISHED_POLICIES, Policy, ResourceLimits, Space
 from helm.compiler.setting import Site
+from helm.compiler.timeline import Flight
 from helm.compiler.times import F64
+from helm.compiler.visits.search import PolicySearch
 from helm.machine.profile import Profile
 from helm.plan.records import Objective, Workload
 
@@ -37,7 +39,8 @@ class SearchResult:
     those that do not fit as well, in the order all on the accelerator, then by boundary; what a
     plot over k shows. labelled: "all-accelerator", "fill-accelerator" and "all-cpu", as far as the
     machine has them, and where the best is cut "layer-partition", the best that is not. cuts: the
-    best of those that are cut, those that do not fit as well. uncut: why nothing can be cut, "" if
+    best of those that are cut, or of a published policy that was asked for, those that do not fit
+    as well. uncut: why nothing can be cut, "" if
     something can."""
 
     best: Candidate | None
@@ -104,6 +107,12 @@ class Search:
         whole = self._partitions(limits, workload)
         if self.space.policy == "layer-partition":
             return whole
+        if self.space.policy in PUBLISHED_POLICIES:
+            one = self._published(self.space.policy, limits, workload)
+            every = [] if one is None else [one]
+            fit = tuple(c for c in every if c.fits)
+            best = one if fit else None
+            return dataclasses.replace(whole, best=best, ranked=fit, cuts=tuple(every))
         search = self._cut_search(whole)
         at_once = {workload.batch, *([] if whole.best is None else [whole.best.sequences])}
         cuts = search.best(limits, workload, at_once)[:_CUTS]
@@ -119,6 +128,32 @@ class Search:
             labelled = {"layer-partition": whole.best, **labelled}
         best = ranked[0] if ranked else None
         return dataclasses.replace(found, best=best, ranked=ranked, labelled=labelled)
+
+    @functools.cached_property
+    def published(self) -> dict[Policy, Candidate]:
+        """The best plan of each published policy within the limits, as far as the machine and the
+        model have one; of those that do not fit what lacks least."""
+        found = {
+            policy: self._published(policy, self.limits, self.workload)
+            for policy in PUBLISHED_POLICIES
+        }
+        return {policy: one for policy, one in found.items() if one is not None}
+
+    def _published(
+        self, policy: Policy, limits: ResourceLimits, workload: Workload
+    ) -> Candidate | None:
+        if self.profile.accelerator is None or self.space.kv == "host":
+            return None
+        return self._policies.best(policy, limits, workload, batches(workload))
+
+    def policy_flights(self, best: Candidate) -> list[Flight]:
+        """Steps of a published policy's plan that this search found."""
+        return self._policies.flights(best, self.workload)
+
+    @functools.cached_property
+    def _policies(self) -> PolicySearch:
+        threads = self.profile.cpu.threads if self.space.threads is None else self.space.threads[0]
+        return PolicySearch(self._priced, self.profile, threads)
 
     def _cut_search(self, whole: SearchResult) -> CutSearch:
         """With the threads that are best for whole layers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from helm.compiler.candidate import BOTH
+from helm.compiler.candidate import BOTH, VisitUse
 from helm.compiler.memory import DEVICE_ALIGNMENT
 from helm.compiler.solve import Study
 from helm.model.graph import Layer, Unit
@@ -35,6 +35,8 @@ def segments(study: Study) -> list[Segment]:
     """What the plan places, in order: embedding, layers by device, head."""
     if study.best.cut is not None:
         return list(_cut_segments(study))
+    if study.best.visit is not None:
+        return list(_visiting_segments(study, study.best.visit))
     graph, devices = study.search.model.graph, study.best.devices()
     places: list[Layer | Unit] = [graph.units[0], *graph.layers, graph.units[-1]]
     found: list[Segment] = []
@@ -66,6 +68,21 @@ def _cut_segments(study: Study) -> Iterator[Segment]:
             counted[device] |= names
             cut = " (cut)" if devices[first] == BOTH else ""
             yield Segment(label + cut, device, first, last, held)
+
+
+def _visiting_segments(study: Study, use: VisitUse) -> Iterator[Segment]:
+    """Layers have one for what stays on the accelerator, if anything does, and one for what visits
+    it."""
+    model, best = study.search.model, study.best
+    first, *_, last = model.graph.units
+    label, count = layers_label(0, best.blocks - 1), best.blocks
+    yield Segment("embedding", best.embedding, 0, 0, model.host_bytes([first]))
+    head = model.weight_bytes([last], DEVICE_ALIGNMENT)
+    stays = best.memory["accelerator"]["weights"] - head
+    if stays > 0:
+        yield Segment(label, "accelerator", 1, count, stays)
+    yield Segment(f"{label} (visit)", "cpu", 1, count, use.host_bytes)
+    yield Segment("head", best.head, count + 1, count + 1, head)
 
 
 def _place(unit: PlacedUnit, order: Mapping[int, int]) -> int:

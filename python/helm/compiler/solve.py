@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from helm.base.formats import PACKED_POLICIES
 from helm.base.sizes import size_text
-from helm.compiler.abilities import check_vram, slow_bf16
+from helm.compiler.abilities import check_policy, check_vram, slow_bf16
 from helm.compiler.access import bytes_of, priced_waiting, unpriced_waiting, with_mapped
 from helm.compiler.advice import Gain, largest_context, require, sensitivity
 from helm.compiler.budget import memory_bytes
@@ -35,10 +35,11 @@ from helm.compiler.placement import (
     unused,
 )
 from helm.compiler.planning_problem import Problem
-from helm.compiler.problem import beside_reserve, host_reserve
+from helm.compiler.problem import PUBLISHED_POLICIES, beside_reserve, host_reserve
 from helm.compiler.search import PLENTY, Search
 from helm.compiler.steps import Steps, planned_steps
 from helm.compiler.tensors import compressible, dominant_format, identity, mappable, slices_of
+from helm.compiler.visits.shown import policy_steps
 from helm.errors import InvalidError, OutOfMemoryError
 from helm.machine.profile import Profile
 from helm.machine.rates import CpuProfile
@@ -88,6 +89,8 @@ class Study:
     def steps(self) -> tuple[Steps, ...]:
         """A decode step and a step of prompts, task by task, as the plan's times have them; two
         steps where two are on their way at once."""
+        if self.best.visit is not None:
+            return policy_steps(self.search, self.best)
         return planned_steps(self.search, self.best, self.placed)
 
     def limit_bytes(self, device: str) -> int:
@@ -156,15 +159,14 @@ def solve(problem: Problem) -> Study:
     assert problem.tensors  # of the checkpoint, whose faults come first
     profile = problem.profile
     check_vram(profile, problem.accelerator_bytes, problem.kv_options.vram_bytes)
-    if problem.space.policy == "cut" and (profile is None or profile.accelerator is None):
-        raise InvalidError(
-            "[plan] policy='cut' was asked for, but there is no accelerator to share layers with; "
-            "choose 'auto', or a machine or device= that has one"
-        )
+    policy = problem.space.policy
+    check_policy(policy, profile)
     request, cpu = problem.loading, problem.loading.cpu if profile is None else profile.cpu
     try:
         copied = _placed(problem, "copied")
     except OutOfMemoryError as refused:
+        if policy in PUBLISHED_POLICIES:
+            raise
         return _compressed_for_room(problem, cpu, refused)
     at = copied.situation
     if request.weights == "compressed" and at.compress_bytes == 0:
@@ -173,7 +175,13 @@ def solve(problem: Problem) -> Study:
             "smaller lies on the CPU, or they are a module's in memory; choose copied or mapped "
             "weights"
         )
+    if policy in PUBLISHED_POLICIES:
+        request = dataclasses.replace(request, weights="copied")
     access, choice = choose(request, at, cpu)
+    if policy in PUBLISHED_POLICIES:
+        choice = dataclasses.replace(
+            choice, reason="what visits the GPU lies in page-locked memory"
+        )
     alone = profile is None or profile.accelerator is None
     if access == "copied" or (access == "mapped" and alone and problem.rates(access) == profile):
         return dataclasses.replace(copied, access=access, choice=choice)

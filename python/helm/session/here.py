@@ -19,6 +19,7 @@ from helm.compiler.abilities import check_vram
 from helm.compiler.format_choice import others_text
 from helm.compiler.planning_problem import Problem
 from helm.compiler.solve import solve
+from helm.compiler.visits.policies import check_runs
 from helm.errors import CompressionError, InvalidError, OutOfMemoryError
 from helm.machine.devices import CPU, Accelerator, find_accelerator, open_accelerator
 from helm.machine.grants import Grant, file_key, in_turn
@@ -67,9 +68,11 @@ def load_engine(
 ) -> tuple[Plan, Any]:
     """Plans, loads, and plans again where an accelerator has less free by then than planned.
 
-    tensors: those bound from memory, by name. notices: what the plan shall say first. Raises what
-    `solve`, `open_accelerator` and the engine raise.
+    tensors: those bound from memory, by name. notices: what the plan shall say first. Raises
+    InvalidError for a policy that is not executed, and what `solve`, `open_accelerator` and the
+    engine raise.
     """
+    check_runs(options.policy)
     target = find_target(options)
     notices += (*target.notices, *_foreign(options.profile))
     attempts = _LOADS

@@ -48,7 +48,8 @@ class LLM(LoadedLLM):
     page_tokens: positions per KV page, 16 or more.
     policy: how layers share an accelerator and the CPU: each lies on one of them
     ("layer-partition"), some are cut and both compute them at once ("cut"), or "auto", whichever
-    is predicted faster.
+    is predicted faster. Policies that others published are planned, but not executed; see
+    `helm.study`.
     kv_overflow: how decode reaches KV pages that an accelerator has no room for: they visit it
     ("stream"), the "cpu" attends to them, or "auto", whichever is predicted faster.
     kv_vram_bytes: memory there that KV pages may take at most. watermark: once more than this

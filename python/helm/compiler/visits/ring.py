@@ -1,0 +1,130 @@
+"""How long steps take in which weights come through a ring of buffers: what comes, what runs and
+when are tasks that the timeline plays. Knows no model, no machine and no memory.
+
+A group is what a buffer of the ring holds, such as half a layer. What comes for a group begins when
+all that comes for the group before is there, and its buffer is free: the group that had it has run.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from helm.compiler.program import UP, Program, Task, Verb
+from helm.compiler.timeline import Flight, Seconds, played
+from helm.compiler.times import F64
+from helm.plan.units import CPU
+
+ACCELERATOR, UNPACK, DISK, RING = "accelerator", "unpack", "disk", "ring"
+_MANY = 12  # groups, or rows of them, after which steps are steady; ratios of 2 and 3 divide it
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Ops that follow one another. Seconds are numbers or arrays, an element for each of many
+    plans; 0 where there is nothing to do.
+
+    accelerator_s, cpu_s: of the ops there. up_s: until what the accelerator lacks has come from
+    host memory. unpack_s: until that is plain there, once it has come. disk_s: until what it lacks
+    has come from a disk, past host memory."""
+
+    name: str
+    accelerator_s: Seconds = 0.0
+    cpu_s: Seconds = 0.0
+    up_s: Seconds = 0.0
+    unpack_s: Seconds = 0.0
+    disk_s: Seconds = 0.0
+
+
+Group = Sequence[Piece]
+
+
+@dataclass(frozen=True)
+class _Ahead(Task):
+    """Handed over ahead of time: what is free before it is its lane alone."""
+
+    @functools.cached_property
+    def waits(self) -> tuple[str, ...]:
+        return (self.lane,)
+
+    @functools.cached_property
+    def queue(self) -> str:
+        return self.lane
+
+
+@dataclass
+class _Laid:
+    """Tasks so far, and the last of each lane, -1 before there is one."""
+
+    tasks: list[Task] = field(default_factory=list)
+    seconds: list[Seconds] = field(default_factory=list)
+    last: dict[str, int] = field(default_factory=lambda: {CPU: -1, ACCELERATOR: -1})
+
+    def add(self, lane: str, at: int, seconds: Seconds, *after: int, verb: Verb = "run") -> int:
+        """verb: "cached" has no end where its seconds are 0."""
+        self.tasks.append(_Ahead(lane, verb, lane, (at, at), after))
+        self.seconds.append(seconds)
+        return len(self.tasks) - 1
+
+    def run(self, lane: str, at: int, seconds: Seconds, *after: int) -> None:
+        """Behind what the other device ran last."""
+        other = self.last[ACCELERATOR if lane == CPU else CPU]
+        before = (other,) if other >= 0 else ()
+        self.last[lane] = self.add(lane, at, seconds, *before, *after)
+
+
+def flight_of(groups: Sequence[Group], slots: int) -> Flight:
+    """A step that runs groups in order, with so many buffers."""
+    laid, names = _Laid(), list[str]()
+    freed, loaded = list[int](), list[int]()  # the last run of each group; what came for the last
+    for number, group in enumerate(groups):
+        free = freed[number - slots : number - slots + 1] if number >= slots else []
+        begin = laid.add(RING, len(names), 0.0, *loaded, *free)
+        come = [_coming(laid, piece, at, begin) for at, piece in enumerate(group, len(names))]
+        loaded = [task for tasks in come for task in tasks]
+        for at, (piece, own) in enumerate(zip(group, come, strict=True), len(names)):
+            if np.any(piece.cpu_s):
+                laid.run(CPU, at, piece.cpu_s)
+            if own or np.any(piece.accelerator_s):
+                laid.run(ACCELERATOR, at, piece.accelerator_s, *own)
+        freed.append(laid.last[ACCELERATOR])
+        names += [piece.name for piece in group]
+    layers = (None,) * len(names)
+    program = Program(True, "none", tuple(laid.tasks), tuple(names), layers, True)
+    return Flight(program, laid.seconds)
+
+
+def _coming(laid: _Laid, piece: Piece, at: int, begin: int) -> list[int]:
+    """The tasks that bring what a piece lacks, once `begin` has ended."""
+    come = list[int]()
+    if np.any(piece.up_s):
+        come.append(laid.add(UP, at, piece.up_s, begin, verb="cached"))
+    if np.any(piece.unpack_s):
+        come.append(laid.add(UNPACK, at, piece.unpack_s, begin, *come, verb="cached"))
+    if np.any(piece.disk_s):
+        come.append(laid.add(DISK, at, piece.disk_s, begin, verb="cached"))
+    return come
+
+
+def step_s(groups: Sequence[Group], slots: int) -> F64:
+    """Seconds from the first task to the last, lanes and buffers being free before."""
+    return np.asarray(played([flight_of(groups, slots)], 1)[1])
+
+
+def steady_s(groups: Sequence[Group], slots: int) -> F64:
+    """Seconds that the groups take each time where they are run again and again."""
+    once, again = (step_s([*groups] * n, slots) for n in (_MANY, 2 * _MANY))
+    return (again - once) / _MANY
+
+
+def lanes_s(groups: Sequence[Group]) -> Mapping[str, F64]:
+    """Seconds in which each lane is busy."""
+    fields = {ACCELERATOR: "accelerator_s", CPU: "cpu_s", UP: "up_s", UNPACK: "unpack_s",
+              DISK: "disk_s"}  # fmt: skip
+    return {
+        lane: np.asarray(sum(np.asarray(getattr(p, name)) for group in groups for p in group))
+        for lane, name in fields.items()
+    }

@@ -1,0 +1,183 @@
+"""Plans of published policies: what they take, how long their steps are, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+
+import helm
+from helm.compiler.problem import POLICIES, PUBLISHED_POLICIES
+from helm.compiler.segments import segments
+from helm.compiler.visits.beside import policy_rows
+from helm.compiler.visits.policies import PUBLISHED
+from helm.compiler.visits.ring import Piece, lanes_s, step_s
+from helm.errors import InvalidError, OutOfMemoryError
+from search_cases import GIB
+
+MODEL = "tests/data/configs/qwen3-8b.json"
+VISITING = ("zigzag", "helm-placement", "all-cpu")
+
+
+@functools.cache
+def _study(policy="auto", **options):
+    options = {"profile": "rtx-3060-12gb-ddr4", "memory_bytes": 48 * GIB, **options}
+    return helm.study(MODEL, policy=policy, **options)
+
+
+def test_every_policy_has_a_name_and_an_author():
+    assert tuple(PUBLISHED) == PUBLISHED_POLICIES == POLICIES[-4:]
+    assert all(own.whose and own.what and own.lacks for own in PUBLISHED.values())
+
+
+@pytest.mark.parametrize("policy", PUBLISHED_POLICIES)
+def test_a_policy_that_is_asked_for_is_planned(policy):
+    study = _study(policy)
+    best = study.best
+    assert best.fits
+    assert best.visit.policy == policy
+    for terms, seconds in (
+        (best.predicted.decode_terms, best.predicted.decode_s),
+        (best.predicted.prefill_terms, best.predicted.ttft_s),
+    ):
+        assert sum(terms.values()) == pytest.approx(seconds, rel=1e-9)
+    memory = {name: use.total_bytes + use.reserve_bytes for name, use in study.plan.memory.items()}
+    assert all(memory[name] <= study.limit_bytes(name) for name in memory)
+    assert study.plan.prediction.predicted == best.predicted
+    # Nothing is lost: what visits lies in host memory, the rest on the accelerator.
+    placed = segments(study)
+    held = sum(part.weight_bytes for part in placed)
+    assert held == sum(use.weights_bytes for use in study.plan.memory.values())
+
+
+@pytest.mark.parametrize("policy", VISITING)
+def test_what_visits_is_counted_once_in_each_memory(policy):
+    best, whole = _study(policy).best, _study(policy, vram_bytes=11 * GIB).best
+    use = best.visit
+    shares = {"zigzag": None, "helm-placement": (0.0, 0.5), "all-cpu": (0.0, 0.0)}[policy]
+    if shares is not None:
+        assert (use.attention, use.mlp) == shares
+    staging = best.memory["accelerator"]["staging"]
+    assert staging == use.buffers * use.buffer_bytes
+    assert use.host_bytes <= best.memory["cpu"]["weights"]
+    if policy == "zigzag":  # as much as there is room for
+        assert use.attention == use.mlp
+        assert whole.visit.host_bytes > use.host_bytes
+        free = _study(policy).limit_bytes("accelerator") - best.total_bytes("accelerator")
+        assert 0 <= free < use.matrix_bytes / 64  # a step more would not fit
+
+
+@pytest.mark.parametrize("policy", VISITING)
+def test_a_step_takes_what_its_tasks_take_played(policy):
+    study = _study(policy)
+    terms, [decode, prompt] = study.best.predicted.decode_terms, study.steps
+    layers = sum(
+        seconds for name, seconds in terms.items() if name.startswith(("accelerator", "stream"))
+    )
+    head = study.search._priced[0].setting.decode_units["accelerator head"].sum()
+    step = study.profile.accelerator.step_s
+    assert decode.seconds == pytest.approx(layers - head - step, rel=1e-9)
+    assert prompt.seconds <= study.best.predicted.ttft_s
+    ends = {}
+    for span in decode.spans:
+        assert span.start_s >= ends.get(span.lane, 0.0) - 1e-12  # one thing at a time on a lane
+        ends[span.lane] = span.end_s
+    assert set(ends) == {"up", "accelerator"}
+
+
+def test_more_memory_is_never_slower():
+    times = [_study("zigzag", vram_bytes=size * GIB).best.objective_s for size in (4, 6, 9, 11)]
+    assert all(later <= earlier for earlier, later in itertools.pairwise(times))
+    assert times[-1] < times[0] * 0.9
+
+
+def test_one_copy_serves_all_requests_of_a_step():
+    """Of many requests a step takes hardly longer than of one, where the link is the bottleneck."""
+    one = _study("all-cpu", objective="decode", context=1024).best
+    many = _study("all-cpu", objective="decode", context=1024, batch=16).best
+    assert many.predicted.decode_s < one.predicted.decode_s * 1.1
+    assert many.predicted.decode_tokens_per_s > 14 * one.predicted.decode_tokens_per_s
+
+
+def test_throughput_runs_as_many_requests_as_memory_allows():
+    best = _study("all-cpu", objective="throughput", batch=64, context=2048).best
+    assert 1 < best.sequences <= 64
+    more = _study("all-cpu", objective="throughput", batch=64, context=2048, vram_bytes=8 * GIB)
+    assert more.best.sequences <= best.sequences
+
+
+@pytest.mark.parametrize("policy", PUBLISHED_POLICIES)
+def test_what_does_not_fit_is_refused_with_the_bytes(policy):
+    with pytest.raises(OutOfMemoryError, match=rf"policy='{policy}'.* lacks [\d.]+ .iB of"):
+        _study(policy, memory_bytes=6 * GIB, vram_bytes=3 * GIB)
+
+
+@pytest.mark.parametrize("policy", PUBLISHED_POLICIES)
+def test_a_policy_is_not_run(policy):
+    with pytest.raises(InvalidError, match=f"policy='{policy}' is planned and shown"):
+        helm.LLM(policy=policy)
+
+
+@pytest.mark.parametrize("policy", PUBLISHED_POLICIES)
+def test_a_policy_takes_an_accelerator(policy):
+    with pytest.raises(InvalidError, match="no accelerator to share layers with"):
+        _study(policy, profile="cpu-desktop-64gb-ddr5")
+
+
+def test_policies_are_shown_beside_the_plan():
+    study = _study()
+    rows = {row.policy: row for row in policy_rows(study)}
+    assert tuple(rows) == PUBLISHED_POLICIES
+    for policy, row in rows.items():
+        asked = _study(policy).best
+        assert row.decode_s == asked.predicted.decode_s
+        assert row.fits
+        # Here the whole search is as fast as any of them.
+        assert row.total_s >= study.best.predicted.total_s
+        assert row.verdict.endswith("slower")
+    lacking = policy_rows(_study(vram_bytes=3 * GIB))
+    assert any(not row.fits and sum(row.missing.values()) > 0 for row in lacking)
+    assert policy_rows(_study(profile="cpu-desktop-64gb-ddr5")) == ()
+
+
+# --- the ring ------------------------------------------------------------------------------------
+
+
+def _naive_s(compute, come, slots):
+    """Of one piece a group: when each has come and has run, one after the other."""
+    came, ran = [0.0], [0.0]
+    for i, (run, up) in enumerate(zip(compute, come, strict=True)):
+        free = ran[i + 1 - slots] if i + 1 > slots else 0.0
+        came.append(max(came[-1], free) + up)
+        ran.append(max(ran[-1], came[-1] if up else 0.0) + run)
+    return ran[-1]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 5])
+def test_the_ring_is_what_a_plain_loop_says(slots):
+    rng = np.random.default_rng(slots)
+    for count in (1, 2, 7, 24):
+        compute, come = rng.uniform(0.1, 2.0, (2, count))
+        groups = [[Piece("", run, up_s=up)] for run, up in zip(compute, come, strict=True)]
+        assert float(step_s(groups, slots)) == pytest.approx(_naive_s(compute, come, slots))
+
+
+def test_plans_at_once_are_what_each_is_alone():
+    rng = np.random.default_rng(7)
+    seconds = rng.uniform(0.0, 1.0, (6, 4, 5, 3)) * rng.integers(0, 2, (6, 4, 5, 3))
+    groups = [[Piece("", *piece) for piece in group] for group in seconds]
+    every = step_s(groups, 2)
+    for plan in range(3):
+        alone = [[Piece("", *map(float, piece[:, plan])) for piece in group] for group in seconds]
+        assert every[plan] == pytest.approx(float(step_s(alone, 2)), rel=1e-12)
+    assert every.max() >= max(each.max() for each in lanes_s(groups).values())
+
+
+def test_more_buffers_are_never_slower():
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        groups = [[Piece("", *rng.uniform(0.0, 1.0, 4))] for _ in range(12)]
+        times = [float(step_s(groups, slots)) for slots in (1, 2, 3, 4)]
+        assert all(later <= earlier + 1e-12 for earlier, later in itertools.pairwise(times))
