@@ -147,7 +147,7 @@ def test_fit_takes_the_first_format_that_fits_and_says_which() -> None:
 
 def test_fit_goes_by_the_rows() -> None:
     problem = problem_of(QWEN, None, load_options({"profile": "thesis-4060"}))
-    for memory_bytes in range(1 * GIB, 14 * GIB, GIB):
+    for memory_bytes in range(1 * GIB, 14 * GIB, 2 * GIB):
         bounded = dataclasses.replace(problem, memory_bytes=memory_bytes)
         fitting = [row for row in format_rows(bounded) if row.fits]
         options: dict[str, Any] = {"profile": "thesis-4060", "memory_bytes": memory_bytes}
