@@ -41,6 +41,7 @@ void Service::Impl::take_commands() {
   {
     const std::lock_guard lock(mutex_);
     commands.swap(inbox_);
+    busy_ = busy_ || !commands.empty();  // until publish() counts: who stops waits for these
   }
   for (Command& command : commands) {
     if (command.request != nullptr) {
