@@ -29,6 +29,7 @@ _BOTTLENECKS = {
     "link_s": "transfers between CPU and GPU",
     "overflow_s": "KV cache in RAM",
     "stream_s": "weights copied to the GPU",
+    "disk_s": "weights read from disk",
 }
 
 
@@ -64,6 +65,19 @@ class OverflowUse:
     near_positions: int
     far_blocks: int
     sites: tuple[SitePrice, ...]
+
+
+@dataclass(frozen=True)
+class DiskUse:
+    """What every step reads from disk. tensors: their names. held_bytes: what they would take in
+    memory. step_bytes: what is read of them, with what aligns reads. ring_bytes: of memory that
+    they pass through. bytes_per_s: of the disk."""
+
+    tensors: tuple[str, ...]
+    held_bytes: int
+    step_bytes: int
+    ring_bytes: int
+    bytes_per_s: float
 
 
 BOTH = "both"  # in place of a device: a cut layer's, and a cut head's
@@ -187,6 +201,7 @@ class Candidate:
     missing: Missing
     objective_s: float
     cut: CutUse | None = None
+    disk: DiskUse | None = None
 
     @property
     def fits(self) -> bool:
@@ -210,8 +225,8 @@ class Candidate:
 
     @property
     def layout(self) -> tuple[object, ...]:
-        """(embedding, cpu_blocks, head), and what is cut: tells candidates of one result apart."""
-        cut = () if self.cut is None else (self.cut,)
+        """(embedding, cpu_blocks, head), what is cut and on disk: tells candidates apart."""
+        cut = tuple(use for use in (self.cut, self.disk) if use is not None)
         return (self.embedding, self.cpu_blocks, self.head, *cut)
 
     @property
@@ -259,4 +274,4 @@ def term_name(term: str) -> str:
 
 def bottleneck(terms: Mapping[str, float]) -> str:
     """The name of the largest term."""
-    return _BOTTLENECKS[max(_BOTTLENECKS, key=lambda name: terms[name])]
+    return _BOTTLENECKS[max(_BOTTLENECKS, key=lambda name: terms.get(name, 0.0))]
