@@ -19,7 +19,7 @@ from helm.compiler.abilities import check_vram
 from helm.compiler.format_choice import others_text
 from helm.compiler.planning_problem import Problem
 from helm.compiler.solve import solve
-from helm.errors import CompressionError, InvalidError, OutOfMemoryError
+from helm.errors import CompressionError, InvalidError, OutOfMemoryError, ProfileError
 from helm.machine.devices import CPU, Accelerator, find_accelerator, open_accelerator
 from helm.machine.grants import Grant, file_key, in_turn
 from helm.machine.profile import Profile
@@ -231,10 +231,15 @@ def plan_here(
                 config, infos, options, dataclasses.replace(target, profile=profile)
             )
 
-        problem = reading(any_profile() if profile is None else profile)
         measured = None if profile else lambda: reading(measured_profile(None, options, []))
         files = files_of(infos, target.directory)
-        return study_from_disk(problem, files, options, refused, measured).plan
+        if not files:
+            raise
+        try:
+            problem = reading(any_profile() if profile is None else profile)
+            return study_from_disk(problem, files, options, refused, measured).plan
+        except (InvalidError, ProfileError):  # that machine's rates know no such weights
+            raise refused from None
 
 
 def problem_here(
