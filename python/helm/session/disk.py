@@ -33,10 +33,10 @@ def study_from_disk(
     if not paths:
         raise refused
     rate = own.disk_bytes_per_s or ASSUMED_BYTES_PER_S
+    guess: Study | None = None
     try:
         guess = from_disk(dataclasses.replace(problem, disk_bytes_per_s=rate), refused)
     except OutOfMemoryError:
-        guess = None
         if problem.loading.weights == "auto":
             raise
     if options.profile is not None:
