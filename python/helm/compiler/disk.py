@@ -74,7 +74,7 @@ def disk_candidate(
     best: tuple[tuple[float, float], Candidate] | None = None
     for sized in _settings(model, alone, workload, limits, space):
         priced: _Priced | None = None
-        items = {purpose: int(size[0, 0]) for purpose, size in itemise(
+        items: dict[str, int] = {purpose: int(size[0, 0]) for purpose, size in itemise(
             sized, "cpu", "compute").cpu.items()}  # fmt: skip
         for ring, chosen in _choices(items, available, limits, space.disk):
             priced = priced or _Priced(sized)
