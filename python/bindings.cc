@@ -133,6 +133,10 @@ nb::dict stats(SharedEngine& shared) {
   out["crossings"] = s.crossings;
   out["streamed_steps"] = s.streamed_steps;
   out["pageable_bytes"] = s.pageable_bytes;
+  out["disk_step_bytes"] = s.disk_step_bytes;
+  out["disk_read_bytes"] = s.disk_read_bytes;
+  out["disk_used_bytes"] = s.disk_used_bytes;
+  out["disk_direct"] = s.disk_direct;
   out["evicted_blocks"] = s.evicted_blocks;
   out["cpu_attentions"] = s.cpu_attentions;
   out["page_visits"] = s.page_visits;

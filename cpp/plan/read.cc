@@ -194,6 +194,7 @@ Plan PlanReader::read(const JsonReader& root) {
   check_logits(root["logits"]);
   if (plan_.schedule.stream_tokens > 0) check_visits(units);
   check_slices(slices);
+  check_disk(root);
   check_experts(slices);
   if (plan_.schedule.stream_tokens > 0) check_visiting_formats(slices);
   return std::move(plan_);

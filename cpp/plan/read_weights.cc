@@ -184,10 +184,13 @@ void PlanReader::read_slice(const JsonReader& node) {
   slice.device = device(node["device"]);
   slice.format = named(node["format"], format_from_name);
   const std::string access = node["access"].string();
-  if (access != "resident" && access != "mapped") {
-    node["access"].reject("expected \"resident\" or \"mapped\", found \"", access, "\"");
+  if (access == "mapped") {
+    slice.access = SliceSpec::Access::kMapped;
+  } else if (access == "disk") {
+    slice.access = SliceSpec::Access::kDisk;
+  } else if (access != "resident") {
+    node["access"].reject("expected \"resident\", \"mapped\" or \"disk\", found \"", access, "\"");
   }
-  if (access == "mapped") slice.access = SliceSpec::Access::kMapped;
   check_slice(node, slice);
   plan_.slices.push_back(slice);
 }
@@ -211,8 +214,9 @@ void PlanReader::check_slice(const JsonReader& node, const SliceSpec& slice) con
                   name, " does not hold; expected ", format_name(row_of(spec.source->stored).exact),
                   ", f32, f16, bf16, c8.s32 or c4.km32");
   }
-  if (slice.access != SliceSpec::Access::kMapped) return;
-  if (slice.device != kCpu) access.reject("only the CPU reads what is mapped");
+  if (slice.access == SliceSpec::Access::kResident) return;
+  if (slice.device != kCpu) access.reject("only the CPU reads what is mapped or on disk");
+  if (slice.access == SliceSpec::Access::kDisk) check_disk_slice(access, slice);
   if (spec.part && spec.is_matrix() && spec.cols() != spec.part->shape[1]) {
     access.reject("\"", spec.name, "\" has some columns of its rows, which are not mapped");
   }

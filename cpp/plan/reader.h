@@ -60,6 +60,8 @@ class PlanReader {
   void read_slice(const JsonReader& node);
   void check_slice(const JsonReader& node, const SliceSpec& slice) const;
   void check_slices(const JsonReader& slices);
+  void check_disk_slice(const JsonReader& access, const SliceSpec& slice) const;
+  void check_disk(const JsonReader& root);
   void check_experts(const JsonReader& slices) const;
   void check_visiting_formats(const JsonReader& slices) const;
   void read_value(const JsonReader& node);

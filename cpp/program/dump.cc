@@ -9,10 +9,10 @@ namespace {
 using Verb = Task::Verb;
 
 // Around what a task is about, by verb.
-constexpr const char* kWords[][2] = {{"run ", ""},     {"run ", " before"},  {"run ", " near"},
-                                     {"run ", " far"}, {"run ", " after"},   {"copy ", ""},
-                                     {"visit ", ""},   {"page ", " cached"}, {"page ", " written"},
-                                     {"page ", " far"}};
+constexpr const char* kWords[][2] = {{"run ", ""},      {"run ", " before"},  {"run ", " near"},
+                                     {"run ", " far"},  {"run ", " after"},   {"copy ", ""},
+                                     {"visit ", ""},    {"page ", " cached"}, {"page ", " written"},
+                                     {"page ", " far"}, {"read ", ""}};
 
 std::string subject(const Plan& plan, const Task& task) {
   const auto device = [&](bool cpu) {
@@ -24,7 +24,8 @@ std::string subject(const Plan& plan, const Task& task) {
     return value + " " + device(up) + ">" + device(!up);
   }
   const UnitSpec& first = plan.units[task.begin];
-  if (task.verb != Verb::kRun) return "layer." + std::to_string(first.layer);
+  if (task.verb != Verb::kRun && task.verb != Verb::kRead)
+    return "layer." + std::to_string(first.layer);
   const bool several = task.end - task.begin > 1;
   return first.name + (several ? ".." + plan.units[task.end - 1].name : "");
 }
@@ -37,7 +38,8 @@ std::string text(const Plan& plan, const Program& program) {
   lines += far[static_cast<size_t>(program.far)];
   for (size_t i = 0; i < program.tasks.size(); ++i) {
     const Task& task = program.tasks[i];
-    const std::string lanes[] = {plan.devices[static_cast<size_t>(task.device)].name, "up", "down"};
+    const std::string lanes[] = {plan.devices[static_cast<size_t>(task.device)].name, "up", "down",
+                                 "disk"};
     const auto& [verb, part] = kWords[static_cast<size_t>(task.verb)];
     lines.append("\n").append(std::to_string(i)).append(" ");
     lines.append(lanes[static_cast<size_t>(task.lane)]).append(" ").append(verb);

@@ -18,7 +18,7 @@ using Verb = Task::Verb;
 
 Executor::Executor(const Plan& plan, const Weights& weights, KvCache& kv,
                    std::vector<Account*> accounts)
-    : plan_(with_partials(plan)), kv_(kv), accounts_(std::move(accounts)) {
+    : plan_(with_partials(plan)), disk_(weights.disk()), kv_(kv), accounts_(std::move(accounts)) {
   std::vector<Program> programs = lower(plan_);
   create_buffers();
   const auto visiting = std::ranges::find(programs, true, &Program::visits);
@@ -72,35 +72,6 @@ void Executor::create_flights() {
       flight.staging = StagingMemory(*accounts_[kCpu], device, bytes, "activations that cross");
     for (auto& event : flight.events) event = device.create_event();
   }
-}
-
-DeviceUse Executor::use_of(DeviceIndex device) const {
-  const DeviceBuffers& own = buffers(device);
-  DeviceUse use;
-  use.kv_bytes = own.kv_bytes();
-  use.activations_bytes = own.activations_bytes();
-  use.workspace_bytes = own.workspace_bytes();
-  if (device != kCpu) {
-    use.staging_bytes = (visits_ ? visits_->bytes() : 0) + stages_->device_bytes();
-    return use;
-  }
-  use.kv_bytes += paging_ ? paging_->far_bytes() : 0;
-  use.workspace_bytes += stages_->workspace_bytes();
-  use.staging_bytes = stages_->staging_bytes();
-  for (const Flight& flight : flights_) use.staging_bytes += flight.staging.bytes();
-  return use;
-}
-
-void Executor::count(EngineStats& stats) const {
-  const auto& tasks = programs_.front().tasks;
-  stats.crossings = std::ranges::count_if(tasks, [&](const Bound& one) {
-    return one.task.verb == Verb::kCopy && one.task.value != plan_.logits;
-  });
-  stats.streamed_steps = visiting_steps_;
-  stats.pageable_bytes = visits_ ? visits_->pageable_bytes() : 0;
-  stats.evicted_blocks = paging_ ? paging_->evicted_blocks() : 0;
-  stats.cpu_attentions = cpu_attentions_;
-  stats.page_visits = page_visits_;
 }
 
 void Executor::make_room(int64_t blocks, std::span<const int32_t> recalled) {
@@ -280,6 +251,7 @@ void Executor::enqueue(const Bound& bound, const Flight& flight) {
     case Verb::kWritten:
       return visits_->move_pages(task.begin, task.verb == Verb::kCached, flight.views, main());
     case Verb::kPage:  // in turn with the run behind it
+    case Verb::kRead:  // by threads of its own, ahead of the steps
       return;
     default:
       return task.each ? visit_far_pages(bound, flight) : run(bound, flight);
@@ -335,6 +307,7 @@ void Executor::run(const Bound& bound, const Flight& flight) {
   }
   for (const int32_t i : task.after) {  // values that have come with the flight
     const Bound& copy = flight.program->tasks[static_cast<size_t>(i)];
+    if (copy.task.verb == Verb::kRead) continue;
     std::memcpy(cpu::host_pointer(buffers_[kCpu].value(copy.task.value)),
                 flight.staging.data() + copy.offset, static_cast<size_t>(bytes_of(copy, flight)));
   }

@@ -102,6 +102,7 @@ class Executor {
   }
 
   const Plan plan_;  // with values for partial results of attention
+  DiskRing* disk_;   // null where no weights lie on disk
   KvCache& kv_;
   std::vector<Account*> accounts_;
   std::vector<DeviceBuffers> buffers_;

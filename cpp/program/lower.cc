@@ -55,6 +55,7 @@ std::vector<Program> lower(const Plan& plan) {
 Lowering::Lowering(const Plan& plan, bool visits, Far far)
     : plan_(plan),
       places_(visits ? visiting_units(plan) : resident_units(plan)),
+      disk_(disk_layout(plan)),
       program_{visits, far, false, {}},
       last_run_(plan.devices.size(), -1) {}
 

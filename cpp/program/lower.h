@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "helm/plan.h"
+#include "plan/disk.h"
 #include "plan/stages.h"
 #include "program/task.h"
 
@@ -36,16 +37,20 @@ class Lowering {
   // lower_visits.cc
   void visit_next();
   void visiting_layer(size_t begin, size_t end);
+  // lower_disk.cc
+  void run_reading(size_t begin, size_t end);
   // lower_far.cc
   void resident(DeviceIndex device, size_t begin, size_t end);
   void spread_layer(DeviceIndex device, size_t begin, size_t end);
 
   const Plan& plan_;
   const std::vector<DeviceIndex> places_;  // by unit
+  const DiskLayout disk_;
   Program program_;
   std::vector<int32_t> last_run_;                  // by device
   std::vector<int32_t> handed_;                    // copies that the next run waits for
   std::vector<std::pair<size_t, size_t>> layers_;  // that visit: their units
+  std::vector<int32_t> disk_runs_;                 // of units that were read before, in order
   std::vector<int32_t> visits_, visiting_runs_;    // tasks of those, as far as there are
 };
 

@@ -13,7 +13,11 @@ using Verb = Task::Verb;
 
 // Units that lie on the device that runs them.
 void Lowering::resident(DeviceIndex device, size_t begin, size_t end) {
-  if (device == kCpu || program_.far == Far::kNone) {
+  if (device == kCpu) {
+    run_reading(begin, end);
+    return;
+  }
+  if (program_.far == Far::kNone) {
     run(Verb::kRun, device, begin, end);
     return;
   }

@@ -23,8 +23,9 @@ Bound::Queue queue_of(const Task& task) {
 
 // Whose event a task waits for, where it is `after` another.
 Bound::Queue waits(const Task& task, const Task& after) {
-  const bool ring = task.verb == Verb::kVisit || after.verb == Verb::kVisit ||
-                    after.verb == Verb::kPage || queue_of(task) == queue_of(after);
+  const bool ring = task.verb == Verb::kVisit || after.verb == Verb::kRead ||
+                    after.verb == Verb::kVisit || after.verb == Verb::kPage ||
+                    queue_of(task) == queue_of(after);
   return ring ? Bound::kHost : queue_of(after);
 }
 
@@ -64,6 +65,24 @@ class Places {
   };
   int64_t begin_;
   std::vector<Place> taken_;
+};
+
+// Of one unit, with weights that come from disk.
+class ReadingStage final : public Stage {
+ public:
+  ReadingStage(std::unique_ptr<Stage> stage, DiskRing& disk, size_t unit)
+      : stage_(std::move(stage)), disk_(disk), unit_(unit) {}
+
+  void run(Stream& stream, const StepView& step) override {
+    disk_.acquire(unit_);
+    stage_->run(stream, step);
+    disk_.release(unit_);
+  }
+
+ private:
+  std::unique_ptr<Stage> stage_;
+  DiskRing& disk_;
+  size_t unit_;
 };
 
 int64_t bias_bytes(const Plan& plan, const cpu::KeyBias& bias) {
@@ -177,6 +196,10 @@ Stage* Stages::stage(const Task& task, size_t buffer) {
   if (stage == nullptr) {
     Device& device = accounts_[static_cast<size_t>(task.device)]->device();
     stage = device.compile(spec(task, buffer));
+    DiskRing* disk = task.device == kCpu ? weights_.disk() : nullptr;
+    if (disk != nullptr && disk->layout().of(task.begin) != nullptr) {
+      stage = std::make_unique<ReadingStage>(std::move(stage), *disk, task.begin);
+    }
   }
   return stage.get();
 }

@@ -21,8 +21,10 @@ struct Task {
     kCached,   // KV pages of a layer that visits come along
     kWritten,  // and go back
     kPage,     // a far page comes into a buffer
+    kRead,     // weights of a unit come from disk
   };
-  enum class Lane : uint8_t { kDevice, kUp, kDown };  // computing, or a direction of the link
+  // Computing, a direction of the link, or the disk.
+  enum class Lane : uint8_t { kDevice, kUp, kDown, kDisk };
 
   Verb verb;
   Lane lane;

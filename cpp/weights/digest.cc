@@ -71,6 +71,9 @@ class HeldBytes {
     if (!on_cpu(tensor)) {
       stream_->download(out, of_device(tensor).address + offset, bytes);
       stream_->synchronize();
+    } else if (const SliceSpec* slice = plan_.slice(tensor, kCpu);
+               slice->access == SliceSpec::Access::kDisk) {
+      weights_.disk()->read_some(tensor, offset, bytes, out);
     } else if (const Weight& here = of_cpu(tensor); here.format.codes == Codes::kBF16C) {
       read_plain(kernels_, spec(tensor), cpu::host_pointer(here.address), offset, bytes, out);
     } else {

@@ -78,8 +78,9 @@ class Weights::Load {
     int64_t bytes = 0;
     for (const TensorIndex index : tensors_of(plan_, on_cpu_)) {
       const SliceSpec& slice = *plan_.slice(index, kCpu);
-      bytes += plan_.own_bytes(slice);
       held(slice).format = slice.format;
+      if (slice.access == SliceSpec::Access::kDisk) continue;
+      bytes += plan_.own_bytes(slice);
       if (lies_in_whole(slice)) continue;
       if (use_in_place(slice, stored(slice))) continue;
       copied_.emplace_back(index, arena_bytes_);
@@ -128,6 +129,20 @@ class Weights::Load {
       sinks_.push_back(host_sink(slice, place));
       cut(stored(slice), *sinks_.back(), by_reader[static_cast<size_t>(index)],
           row_unit(slice.format), kReadElements, reads_);
+    }
+  }
+
+  // Begins to read what steps need first.
+  void open_disk(Account& cpu) {
+    DiskLayout layout = disk_layout(plan_);
+    if (layout.units.empty()) return;
+    to_.ring_bytes_ = Claim(cpu, plan_.schedule.disk_ring_bytes, "weights read from disk");
+    to_.disk_ =
+        std::make_unique<DiskRing>(std::move(layout), to_.ring_bytes_.bytes(), options_.directory);
+    for (const DiskUnit& unit : to_.disk_->layout().units) {
+      for (const auto& [index, place] : unit.tensors) {
+        held(*plan_.slice(index, kCpu)).address = cpu::device_address(to_.disk_->data() + place);
+      }
     }
   }
 
@@ -228,6 +243,7 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
   if (accelerator != nullptr) load.read_to_accelerator(cpu, Plan::kFirstAccelerator, *accelerator);
   load.read_to_arena();
   load.finish();
+  load.open_disk(cpu);
   huge_page_bytes_ = arena_.huge_page_bytes();
 }
 
@@ -240,6 +256,7 @@ void Weights::check_scales(std::span<const float> logits) {
 
 void Weights::check_files(bool used) const {
   for (const auto& file : mapped_) file->check(used);
+  if (disk_ != nullptr) disk_->check();
 }
 
 }  // namespace helm

@@ -17,6 +17,7 @@
 #include "device/memory.h"
 #include "helm/engine.h"
 #include "helm/plan.h"
+#include "weights/disk_ring.h"
 #include "weights/packed.h"
 
 namespace helm {
@@ -40,6 +41,8 @@ class Weights {
   const std::vector<Weight>& on(DeviceIndex device) const {
     return on_[static_cast<size_t>(device)];
   }
+  // Those that steps read from disk, or null.
+  DiskRing* disk() const { return disk_.get(); }
   // As the plan counts them: those in files and with their owners too, without what aligns others.
   int64_t cpu_bytes() const { return cpu_bytes_.bytes(); }
   int64_t accelerator_bytes() const { return accelerator_memory_.bytes(); }
@@ -64,6 +67,8 @@ class Weights {
   Claim cpu_bytes_;
   Arena arena_;
   DeviceMemory accelerator_memory_;
+  Claim ring_bytes_;
+  std::unique_ptr<DiskRing> disk_;
   std::optional<int64_t> huge_page_bytes_;
 };
 

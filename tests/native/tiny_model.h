@@ -102,6 +102,8 @@ class TinyFolder {
   const std::string& path() const { return path_; }
   // The model with its tensors, f32, in the file; those that the CPU holds as f32 are mapped.
   TinyModel mapped(const TinyModel& model) const;
+  // Likewise, with the matrices of every so many-th layer on disk and nothing mapped.
+  TinyModel on_disk(const TinyModel& model, int64_t ring_bytes, int64_t every = 1) const;
 
  private:
   std::string path_;

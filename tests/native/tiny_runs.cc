@@ -36,6 +36,28 @@ TinyModel TinyFolder::mapped(const TinyModel& model) const {
   return {plan.dump(), model.tensors};
 }
 
+TinyModel TinyFolder::on_disk(const TinyModel& model, int64_t ring_bytes, int64_t every) const {
+  nlohmann::json plan = nlohmann::json::parse(mapped(model).plan);
+  std::string read;  // the ops of those layers
+  for (const nlohmann::json& unit : plan["units"]) {
+    if (unit["layer"].is_number() && unit["layer"].get<int64_t>() % every == 0) {
+      read += unit["ops"].dump();
+    }
+  }
+  std::map<std::string, bool> matrices;
+  for (const nlohmann::json& tensor : plan["tensors"]) {
+    matrices[tensor["name"]] = tensor["shape"].size() == 2;
+  }
+  for (nlohmann::json& slice : plan["slices"]) {
+    const std::string name = slice["tensor"];
+    const bool there = matrices[name] && read.find('"' + name + '"') != std::string::npos;
+    slice["access"] = there ? "disk" : "resident";
+  }
+  plan["schedule"]["prefill"] = "compute";
+  plan["schedule"]["disk_ring_bytes"] = ring_bytes;
+  return {plan.dump(), {}};
+}
+
 std::unique_ptr<Engine> tiny_engine(const TinyModel& model, const std::string& device) {
   EngineOptions options = model.options();
   options.device = device;

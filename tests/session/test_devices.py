@@ -245,7 +245,7 @@ def test_weights_that_do_not_compress_are_copied_at_the_last_attempt_too(
 ) -> None:
     taken = whole.plan.memory["accelerator"].total_bytes
     tried: list[str] = []
-    engine = SimpleNamespace(stats={"pageable_bytes": 3 << 30})
+    engine = SimpleNamespace(stats={"pageable_bytes": 3 << 30, "disk_step_bytes": 0})
 
     def plan(_config: object, _infos: object, options: Any, _target: object) -> helm.Plan:
         tried.append(options.weights)

@@ -58,7 +58,7 @@ struct DeviceUse {
   int64_t kv_bytes = 0;
   int64_t activations_bytes = 0;
   int64_t workspace_bytes = 0;
-  int64_t staging_bytes = 0;  // buffers of copies between devices
+  int64_t staging_bytes = 0;  // buffers of copies between devices, and of reads from disk
   int64_t peak_bytes = 0;     // of all that was allocated there at once
   int64_t budget_bytes = 0;   // the plan's limit, reserve included; 0: none
 };
@@ -83,6 +83,10 @@ struct EngineStats {
   int64_t evicted_blocks = 0;      // KV blocks that left it for host memory
   int64_t cpu_attentions = 0;      // to such blocks, by the CPU; per layer and step
   int64_t page_visits = 0;         // of such blocks' pages to the accelerator
+  int64_t disk_step_bytes = 0;     // of weights, those that each step reads from disk
+  int64_t disk_read_bytes = 0;     // so far, with what was read ahead
+  int64_t disk_used_bytes = 0;     // of those, what steps have used
+  bool disk_direct = true;         // no read went through the page cache
   int64_t crossings = 0;           // of activations between devices, per step
   std::vector<OpTime> cpu_ops;     // as counted since count_op_times(true)
   int threads = 0;
@@ -171,8 +175,8 @@ class HELM_API Engine {
   // [outputs, vocab_size] in input order, valid until the next step. Everything is checked before
   // anything changes. Throws kInvalid for a sequence that is not open or occurs twice and for
   // tokens outside of the vocabulary, kCapacity beyond a sequence's capacity, limits.step_tokens
-  // tokens or limits.step_outputs outputs; kIo where mapped weights have changed, kDevice. kInvalid
-  // while submitted steps are not collected.
+  // tokens or limits.step_outputs outputs; kIo where mapped weights have changed or those on disk
+  // cannot be read, kDevice. kInvalid while submitted steps are not collected.
   std::span<const float> step(std::span<const StepInput> inputs);
 
   // step() in two halves, so that the CPU works on one step while the accelerator is at another: at

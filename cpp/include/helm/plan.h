@@ -90,6 +90,8 @@ struct Schedule {
   enum class Overflow : uint8_t { kStream, kCpu };
   Overflow overflow = Overflow::kStream;
   double watermark = 0.8;
+  // Slices on disk pass through so much memory, unit by unit and around; 0 where there are none.
+  int64_t disk_ring_bytes = 0;
 };
 
 enum class DeviceKind : uint8_t { kCpu, kAccelerator };
@@ -108,9 +110,10 @@ struct DeviceSpec {
 struct SliceSpec {
   // Resident: in the device's memory. Mapped: read from the page cache where its file lies there;
   // starts at once, shared by processes, some percent slower to read because its pages are small.
+  // Disk: read from its file in every step; takes no memory of its own.
   // A tensor bound from memory is used where it lies if its dtype is the format, whatever this
   // says.
-  enum class Access : uint8_t { kResident, kMapped };
+  enum class Access : uint8_t { kResident, kMapped, kDisk };
 
   TensorIndex tensor = 0;
   DeviceIndex device = kCpu;
@@ -220,7 +223,7 @@ struct Limits {
 };
 
 struct HELM_API Plan {
-  static constexpr int kVersion = 9;
+  static constexpr int kVersion = 10;
   static constexpr DeviceIndex kFirstAccelerator = kCpu + 1;  // if there is one
   static constexpr int64_t kUnlimited = int64_t{1} << 62;     // bytes of memory
 

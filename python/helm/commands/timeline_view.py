@@ -22,14 +22,15 @@ _COLOURS = {
     "visit": ("#8e6bbf", "weights visit"),
     "page": ("#e08a1e", "KV pages move"),
     "leave": ("#8a8a8a", "KV pages make room"),
+    "read": ("#3d8b6e", "weights are read"),
 }
 _LIGHT = {"run": "#9cc3ea", "copy": "#df9a92", "visit": "#c4b3de", "page": "#f0c78d",
-          "leave": "#c4c4c4"}  # fmt: skip  # of the second step
-_LANES = {"cpu": "CPU", "up": "copies to the GPU", "down": "copies back"}
+          "leave": "#c4c4c4", "read": "#94c4b2"}  # fmt: skip  # of the second step
+_LANES = {"cpu": "CPU", "up": "copies to the GPU", "down": "copies back", "disk": "disk"}
 _WIDTH, _LEFT, _RIGHT = 1240, 150, 30
 _ROW, _BAR = 36, 26
 _CHARACTER = 6.3  # width of one in a bar
-_ORDER = ("cpu", "accelerator", "up", "down")
+_ORDER = ("cpu", "accelerator", "up", "down", "disk")
 
 
 def check_timeline(file: str) -> None:

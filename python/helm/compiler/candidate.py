@@ -30,6 +30,7 @@ _BOTTLENECKS = {
     "link_s": "transfers between CPU and GPU",
     "overflow_s": "KV cache in RAM",
     "stream_s": "weights copied to the GPU",
+    "disk_s": "weights read from disk",
 }
 
 
@@ -65,6 +66,19 @@ class OverflowUse:
     near_positions: int
     far_blocks: int
     sites: tuple[SitePrice, ...]
+
+
+@dataclass(frozen=True)
+class DiskUse:
+    """What every step reads from disk. tensors: their names. held_bytes: what they would take in
+    memory. step_bytes: what is read of them, with what aligns reads. ring_bytes: of memory that
+    they pass through. bytes_per_s: of the disk."""
+
+    tensors: tuple[str, ...]
+    held_bytes: int
+    step_bytes: int
+    ring_bytes: int
+    bytes_per_s: float
 
 
 BOTH = "both"  # in place of a device: a cut layer's, and a cut head's
@@ -230,6 +244,7 @@ class Candidate:
     objective_s: float
     cut: CutUse | None = None
     visit: VisitUse | None = None
+    disk: DiskUse | None = None
 
     @property
     def fits(self) -> bool:
@@ -253,9 +268,9 @@ class Candidate:
 
     @property
     def layout(self) -> tuple[object, ...]:
-        """(embedding, cpu_blocks, head), and what is cut or visits: tells candidates of one result
-        apart."""
-        own = [use for use in (self.cut, self.visit) if use is not None]
+        """(embedding, cpu_blocks, head), and what is cut, visits or is on disk: tells candidates of
+        one result apart."""
+        own = [use for use in (self.cut, self.visit, self.disk) if use is not None]
         return (self.embedding, self.cpu_blocks, self.head, *own)
 
     @property
@@ -305,4 +320,4 @@ def term_name(term: str) -> str:
 
 def bottleneck(terms: Mapping[str, float]) -> str:
     """The name of the largest term."""
-    return _BOTTLENECKS[max(_BOTTLENECKS, key=lambda name: terms[name])]
+    return _BOTTLENECKS[max(_BOTTLENECKS, key=lambda name: terms.get(name, 0.0))]

@@ -13,9 +13,10 @@ from helm.base.formats import DTYPE_CHOICES, FORMATS, KV_ELEMENT_BYTES, KvDType,
 from helm.compiler.access import loaded_profile, mapped_share
 from helm.compiler.budget import step_limits
 from helm.compiler.counts import CostedGraph
+from helm.compiler.disk import disk_weights
 from helm.compiler.kv_options import KvOptions
 from helm.compiler.load_cost import LoadingRequest
-from helm.compiler.problem import ResourceLimits, Space
+from helm.compiler.problem import DiskSpace, ResourceLimits, Space
 from helm.compiler.search import Search
 from helm.compiler.tensors import (
     check_checkpoint,
@@ -55,8 +56,9 @@ class Problem:
     without a profile and override it with one, as accelerator_bytes does. workload: what the search
     prices; None asks for 128 tokens after 512. space: decisions to fix. kv_options: how KV may use
     an accelerator's memory. loading: whether weights are copied, compressed or stay mapped. name:
-    of the model, for people. notices: what the plan says first. Raises InvalidError for arguments
-    out of range.
+    of the model, for people. notices: what the plan says first. disk_bytes_per_s: of the
+    checkpoint's disk, from which a plan may read weights in every step where nothing else fits;
+    None: it must not. Raises InvalidError for arguments out of range.
     """
 
     config: ModelConfig
@@ -78,6 +80,7 @@ class Problem:
     loading: LoadingRequest = field(default_factory=LoadingRequest)
     name: str = ""
     notices: tuple[str, ...] = ()
+    disk_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("dtype", DTYPE_CHOICES), ("kv_dtype", ("auto", *KV_ELEMENT_BYTES))):
@@ -195,6 +198,9 @@ class Problem:
         space = dataclasses.replace(space, columns=256 if any(packed) else columns)
         if self.threads is not None:
             space = dataclasses.replace(space, threads=(self.threads,))
+        if access == "copied" and self.disk_bytes_per_s is not None:
+            weights = disk_weights(self.graph, self.tensors, self.formats)
+            space = dataclasses.replace(space, disk=DiskSpace(weights, self.disk_bytes_per_s))
         if access != "compressed":
             return dataclasses.replace(space, mapped_weights=access == "mapped")
         return dataclasses.replace(space, prefill=tuple(m for m in space.prefill if m != "stream"))

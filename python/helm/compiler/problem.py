@@ -95,6 +95,26 @@ def check_watermark(value: object, what: str) -> None:
 
 
 @dataclass(frozen=True)
+class DiskWeights:
+    """Weights of a unit, by its place in the graph, that may be read from disk in every step.
+    names: their tensors; held_bytes: what they take in memory; read_bytes: what a read takes, with
+    what aligns it."""
+
+    number: int
+    names: tuple[str, ...]
+    held_bytes: int
+    read_bytes: int
+
+
+@dataclass(frozen=True)
+class DiskSpace:
+    """In the order of a step. bytes_per_s: of the disk that they are on."""
+
+    weights: tuple[DiskWeights, ...]
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
 class Space:
     """The decisions that the search may take; narrow it to fix one.
 
@@ -108,7 +128,8 @@ class Space:
     lie in mapped files, from where they visit the accelerator more slowly if it cannot lock them.
     policy: "auto": layers and the head may be cut between both devices, "layer-partition": none is,
     "cut": some are, else a published one. columns: a multiple of which columns of weights are cut;
-    uncut: why the weights cannot be cut, "" if they can.
+    uncut: why the weights cannot be cut, "" if they can. disk: what may be read from disk where
+    nothing else fits.
     """
 
     one_boundary: bool = False
@@ -123,3 +144,4 @@ class Space:
     policy: Policy = "layer-partition"
     columns: int = 32
     uncut: str = ""
+    disk: DiskSpace | None = None

@@ -6,31 +6,22 @@ The same rules as the runtime's; a test compares both as text. Knows no times.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from helm.compiler.accesses import accesses
 from helm.errors import PlanError
-from helm.model.graph import (
-    Add,
-    Attention,
-    Embedding,
-    Linear,
-    Norm,
-    Op,
-    PositionEmbedding,
-    Rope,
-    Select,
-)
-from helm.model.mixture_ops import Experts
+from helm.model.graph import Attention, Embedding, Select
+from helm.plan.disk import DiskUnit, disk_units
 from helm.plan.schema import Plan
 from helm.plan.units import CPU, PlacedUnit
 
 Far = Literal["none", "visit", "cpu"]
 Verb = Literal[
-    "run", "before", "near", "far", "after", "copy", "visit", "cached", "written", "page"
+    "run", "before", "near", "far", "after", "copy", "visit", "cached", "written", "page", "read"
 ]  # fmt: skip
-UP, DOWN, MAIN = "up", "down", "main"
+UP, DOWN, MAIN, DISK = "up", "down", "main", "disk"
 FAR_PARTIAL = "attention over far pages"
 _RUNS = ("run", "before", "near", "far", "after")
 _HEADS = {"none": "", "visit": ", far pages visit", "cpu": ", far pages on cpu"}
@@ -44,6 +35,7 @@ class Task:
     those `written` go back; a far `page` comes. units: first and last, of a copy those of its
     layer, if it has one. aside: not in the queue of the device's stages. each: for every far page
     in turn, with the task behind. after: tasks of other lanes whose results or buffers it needs.
+    `read` weights of a unit from disk. leaves: what waits for the unit's memory in the ring.
     """
 
     lane: str
@@ -55,18 +47,22 @@ class Task:
     aside: bool = False
     each: bool = False
     reads: str = ""  # the buffers in turn of which it reads one
+    needs: str = ""  # of the ring: memory that must be left
+    leaves: str = ""  # and memory that it leaves
 
     @functools.cached_property
     def waits(self) -> tuple[str, ...]:
         """What must be free: the lane, the queue, and a buffer. A task begins no earlier than the
         thread that hands it over, which is the CPU's lane."""
+        if self.lane == DISK:  # reads go on by themselves, into memory that is left
+            return (DISK, self.needs)
         buffer = {"visit": ("weights older",), "page": ("pages older",)}.get(self.verb, ())
         return tuple(dict.fromkeys((self.lane, self.queue, CPU, *buffer)))
 
     @functools.cached_property
     def queue(self) -> str:
-        if self.lane == CPU or not self.aside:
-            return CPU if self.lane == CPU else MAIN
+        if self.lane in (CPU, DISK) or not self.aside:
+            return self.lane if self.lane in (CPU, DISK) else MAIN
         return "weights" if self.verb == "visit" else "pages"
 
 
@@ -99,7 +95,7 @@ class Program:
             return f"{task.value} {'>'.join(ends)}"
         assert task.units is not None
         first, last = (self.names[unit] for unit in task.units)
-        if task.verb == "run":
+        if task.verb in ("run", "read"):
             return first if first == last else f"{first}..{last}"
         layer = f"layer.{self.layers[task.units[0]]}"
         return layer if task.verb == "visit" else f"{layer} {_PARTS.get(task.verb, task.verb)}"
@@ -124,7 +120,7 @@ _PARTS = {"page": "far"}
 
 
 def verb_of(task: Task) -> str:
-    """run, copy, visit or page."""
+    """run, copy, visit, page or read."""
     if task.verb in _RUNS:
         return "run"
     return "page" if task.verb in ("cached", "written", "page") else task.verb
@@ -150,14 +146,16 @@ def lower(plan: Plan) -> tuple[Program, ...]:
             and schedule.stream_tokens <= plan.limits.sequences
         ):
             kinds.append((True, "cpu"))
-    return tuple(lowered(plan.units, widths, plan.logits, *kind) for kind in kinds)
+    disk = disk_units(plan)
+    return tuple(lowered(plan.units, widths, plan.logits, *kind, disk) for kind in kinds)
 
 
 def lowered(
-    units: Sequence[PlacedUnit], widths: Mapping[str, int], logits: str, visits: bool, far: Far
-) -> Program:
+    units: Sequence[PlacedUnit], widths: Mapping[str, int], logits: str, visits: bool, far: Far,
+    disk: Sequence[DiskUnit] = (),
+) -> Program:  # fmt: skip
     """The program of one kind. widths: of every value."""
-    return _Lowering(units, widths, visits, far).program(logits)
+    return _Lowering(units, widths, visits, far, disk).program(logits)
 
 
 @functools.cache
@@ -205,8 +203,11 @@ class _Stage:
 
 class _Lowering:
     def __init__(
-        self, units: Sequence[PlacedUnit], widths: Mapping[str, int], visits: bool, far: Far
-    ) -> None:
+        self, units: Sequence[PlacedUnit], widths: Mapping[str, int], visits: bool, far: Far,
+        disk: Sequence[DiskUnit] = (),
+    ) -> None:  # fmt: skip
+        self._disk = disk
+        self._disk_runs: list[int] = []
         self._units, self._widths, self._far, self._visits = units, widths, far, visits
         there = next((unit.device for unit in units if unit.device != CPU), CPU)
         self._places = [
@@ -252,7 +253,7 @@ class _Lowering:
         there: dict[str, set[str]] = {}  # devices that have a value as it was last written
         for at, stage in enumerate(stages):
             for one in self._units[stage.begin : stage.end]:
-                for value, reads, writes in _accesses(one.ops, self._widths):
+                for value, reads, writes in accesses(one.ops, self._widths):
                     if reads and value in writer and stage.device not in there[value]:
                         stages[writer[value]].copies.append((at, value))
                         there[value].add(stage.device)
@@ -337,7 +338,27 @@ class _Lowering:
         self._visit_next()
         self._add(Task(DOWN, "written", device, units, (self._visitors[-1],)))
 
+    def _reading(self, begin: int, end: int) -> None:
+        """Runs of the CPU, those units apart of which weights come from disk."""
+        disk, runs = self._disk, self._disk_runs
+        for at, unit in enumerate(disk):
+            if not begin <= unit.number < end:
+                continue
+            if unit.number > begin:
+                self._run("run", CPU, begin, unit.number)
+            before = disk[(at - unit.frees) % len(disk)].number
+            units, begin = (unit.number, unit.number), unit.number + 1
+            after = (runs[at - unit.frees],) if at >= unit.frees else ()
+            read = self._add(Task(DISK, "read", CPU, units, after, needs=f"ring {before}"))
+            runs.append(self._run("run", CPU, unit.number, begin, read))
+            self._tasks[-1] = replace(self._tasks[-1], leaves=f"ring {unit.number}")
+        if begin < end:
+            self._run("run", CPU, begin, end)
+
     def _resident(self, device: str, begin: int, end: int) -> None:
+        if device == CPU and self._disk:
+            self._reading(begin, end)
+            return
         if device == CPU or self._far == "none":
             self._run("run", device, begin, end)
             return
@@ -367,14 +388,3 @@ class _Lowering:
         far = self._run("far", CPU, begin, end, query)
         partial = self._add(Task(UP, "copy", device, units, (far,), FAR_PARTIAL))
         self._run("after", device, begin, end, partial)
-
-
-def _accesses(ops: Iterable[Op], widths: Mapping[str, int]) -> Iterator[tuple[str, bool, bool]]:
-    """(value, whether it is read, whether it is written)"""
-    for op in ops:
-        *inputs, out = op.uses()
-        yield from ((value, True, False) for value in inputs)
-        keeps = isinstance(op, (PositionEmbedding, Rope, Add, Experts))
-        keeps |= isinstance(op, Linear) and op.accumulate
-        keeps |= isinstance(op, Norm) and op.groups * op.size != widths[out]
-        yield out, keeps, True

@@ -19,6 +19,7 @@ from helm.compiler.candidate import Candidate, Missing, OverflowUse, SitePrice, 
 from helm.compiler.choices import SITES, Choice, batches, choices
 from helm.compiler.counts import CostedGraph
 from helm.compiler.cut.search import CutSearch
+from helm.compiler.disk import disk_candidate
 from helm.compiler.order import least, less
 from helm.compiler.problem import PUBLISHED_POLICIES, Policy, ResourceLimits, Space
 from helm.compiler.setting import Site
@@ -105,6 +106,11 @@ class Search:
 
     def _ranked(self, limits: ResourceLimits, workload: Workload) -> SearchResult:
         whole = self._partitions(limits, workload)
+        if whole.best is None and self.space.disk is not None:
+            found = disk_candidate(self.model, self.profile, workload, limits, self.space)
+            return (
+                whole if found is None else dataclasses.replace(whole, best=found, ranked=(found,))
+            )
         if self.space.policy == "layer-partition":
             return whole
         if self.space.policy in PUBLISHED_POLICIES:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from helm.base.formats import PACKED_POLICIES
-from helm.base.sizes import size_text
+from helm.base.sizes import rate_text, size_text
 from helm.compiler.abilities import check_policy, check_vram, slow_bf16
 from helm.compiler.access import bytes_of, priced_waiting, unpriced_waiting, with_mapped
 from helm.compiler.advice import Gain, largest_context, require, sensitivity
@@ -22,7 +22,7 @@ from helm.compiler.candidate import Candidate
 from helm.compiler.counts import CostedGraph
 from helm.compiler.cut.units import CutUnits
 from helm.compiler.load_cost import NOTHING_TO_MAP, Situation, choose
-from helm.compiler.memory import activation_bytes, workspace_bytes
+from helm.compiler.on_cpu import fewer_at_once, on_cpu
 from helm.compiler.placement import (
     accelerator_pages,
     kv_cache,
@@ -35,7 +35,7 @@ from helm.compiler.placement import (
     unused,
 )
 from helm.compiler.planning_problem import Problem
-from helm.compiler.problem import PUBLISHED_POLICIES, beside_reserve, host_reserve
+from helm.compiler.problem import PUBLISHED_POLICIES
 from helm.compiler.search import PLENTY, Search
 from helm.compiler.steps import Steps, planned_steps
 from helm.compiler.tensors import compressible, dominant_format, identity, mappable, slices_of
@@ -43,9 +43,9 @@ from helm.compiler.visits.shown import policy_steps
 from helm.errors import InvalidError, OutOfMemoryError
 from helm.machine.profile import Profile
 from helm.machine.rates import CpuProfile
-from helm.plan.kv import KvSpec
+from helm.plan.disk import on_disk
 from helm.plan.records import Loading, LoadingChoice, Workload
-from helm.plan.schema import Limits, MemoryUse, Plan, Schedule
+from helm.plan.schema import Limits, Plan, Schedule
 from helm.plan.units import CPU, devices_named
 
 
@@ -144,7 +144,8 @@ class Study:
 
 
 def solve(problem: Problem) -> Study:
-    """Places every unit: by search on the machine of the profile, without one on the CPU.
+    """Places every unit: by search on the machine of the profile, without one on the CPU. Where
+    nothing fits into memory, some weights are left on disk, if the problem's disk may be read.
 
     The search prices copied weights. If mapped or compressed ones turn out better, or only
     compressed ones fit, another prices those with their rates or formats, so that placement and
@@ -154,6 +155,42 @@ def solve(problem: Problem) -> Study:
     not fit the model, OutOfMemoryError with every item's size when weights and the smallest KV
     cache do not fit.
     """
+    if problem.disk_bytes_per_s is None:
+        return _in_memory(problem)
+    try:
+        return _in_memory(dataclasses.replace(problem, disk_bytes_per_s=None))
+    except OutOfMemoryError as refused:
+        return from_disk(problem, refused)
+
+
+def from_disk(problem: Problem, refused: OutOfMemoryError) -> Study:
+    """As stored, since nothing is converted on the way. Where weights were asked for in another
+    way, the refusal says what this one would reach."""
+    dtype = "auto" if problem.dtype == "fit" else problem.dtype
+    own = dataclasses.replace(problem, dtype=dtype)
+    if problem.profile is None or problem.space.policy in ("cut", *PUBLISHED_POLICIES):
+        raise refused
+    try:
+        study = _placed(own, "copied")
+    except OutOfMemoryError:
+        raise refused from None
+    best = study.best
+    if best.disk is None:
+        raise refused
+    rate = rate_text(best.predicted.decode_tokens_per_s)
+    said = (
+        f"{size_text(best.disk.held_bytes)} of weights that memory does not hold are read from disk"
+        f" in every step, at {size_text(int(best.disk.bytes_per_s))} per second: about {rate} "
+        "tokens/s"
+    )
+    if problem.loading.weights != "auto":
+        raise OutOfMemoryError(f"{refused}; weights='auto' fits: {said}")
+    own = dataclasses.replace(own, notices=(*problem.notices, said))
+    return dataclasses.replace(study, problem=own)
+
+
+def _in_memory(problem: Problem) -> Study:
+    """All weights in memory."""
     if problem.dtype == "fit":
         return _fitting(problem)
     assert problem.tensors  # of the checkpoint, whose faults come first
@@ -200,7 +237,7 @@ def _fitting(problem: Problem) -> Study:
         if dtype != "auto" and loading.weights == "compressed":  # of bf16 alone
             loading = dataclasses.replace(loading, weights="auto")
         try:
-            study = solve(dataclasses.replace(problem, dtype=dtype, loading=loading))
+            study = _in_memory(dataclasses.replace(problem, dtype=dtype, loading=loading))
         except OutOfMemoryError as error:
             refused = error
             continue
@@ -251,9 +288,6 @@ def _placed(problem: Problem, access: Loading) -> Study:
     return Study(problem, access, plan_of(problem, model, limits, best, notices), search)
 
 
-_MOST_BLOCKS = 2**24  # of an entry
-
-
 def plan_of(
     problem: Problem,
     model: CostedGraph,
@@ -272,15 +306,20 @@ def plan_of(
         units, memory = made.units, memory_use(best)
         order = schedule(best, kv, accelerator_pages(made, kv, best))
         if best.sequences < limits.sequences:
-            said.append(_fewer_at_once(best.sequences * limits.context, limits))
+            said.append(fewer_at_once(best.sequences * limits.context, limits))
     else:
         shrinks = best is None and problem.shrinks
-        limits, kv, use, said = _on_cpu(problem, model, limits, threads, shrinks)
+        disk = None if best is None else best.disk
+        if disk is not None and best is not None:
+            limits = dataclasses.replace(limits, step_tokens=best.step_tokens)
+        limits, kv, use, said = on_cpu(problem, model, limits, threads, shrinks, disk)
         units = tuple(on_device(unit, CPU) for unit in graph.units)
         made = CutUnits(units, graph.values, graph.tensors, {}, graph.kv.layers)
-        memory, order = {"cpu": use}, Schedule(pages={"cpu": kv.pages})
+        ring = 0 if disk is None else disk.ring_bytes
+        memory, order = {"cpu": use}, Schedule(pages={"cpu": kv.pages}, disk_ring_bytes=ring)
     tensors = parts_of(problem.tensors, made)
     whole = {tensor.name: tensor.whole for tensor in tensors}
+    slices = slices_of(tensors, units, lambda name, on: model.format(whole[name], on))
     return Plan(
         model=identity(problem.config, problem.checkpoint_tensors, limits.context),
         limits=limits,
@@ -289,101 +328,11 @@ def plan_of(
         kv=kv,
         rope=graph.rope_of(limits.context),
         tensors=tensors,
-        slices=slices_of(tensors, units, lambda name, on: model.format(whole[name], on)),
+        slices=on_disk(slices, best.disk.tensors if best and best.disk else ()),
         values=made.values,
         units=units,
         logits=graph.logits,
         memory=memory,
         notices=(*notices, *said),
         schedule=order,
-    )
-
-
-def _on_cpu(
-    problem: Problem, model: CostedGraph, limits: Limits, threads: int, shrinks: bool
-) -> tuple[Limits, KvSpec, MemoryUse, list[str]]:
-    """With the largest cache up to full contexts for all sequences; at least one full context,
-    which is lowered if `shrinks`. Returns what fits and what to say of it; raises OutOfMemoryError
-    with every item's size."""
-
-    def use(limits: Limits, kv: KvSpec) -> MemoryUse:
-        units = model.graph.units
-        return MemoryUse(
-            weights_bytes=model.host_bytes(units),
-            kv_bytes=kv.total_bytes,
-            activations_bytes=activation_bytes(model.graph, units, limits),
-            workspace_bytes=workspace_bytes(model.graph, units, limits, kv, threads),
-        )
-
-    kv = problem.kv
-    fixed = use(limits, kv)
-    taken = fixed.total_bytes - problem.resident_bytes
-    room, reserve = problem.room_bytes, problem.reserve_bytes
-    left = (beside_reserve(room) if reserve is None else room - reserve) - taken
-    few = kv.most_window_blocks(limits.step_tokens, limits.sequences)
-    most = _most_blocks(kv, few, left)
-    one = -(-limits.context // kv.page_tokens)
-    notices: list[str] = []
-    if most < one:
-        context = most * kv.page_tokens
-        if context == 0 or not shrinks:
-            raise OutOfMemoryError(_refusal(problem, fixed, limits, context))
-        notices.append(
-            f"memory holds a context of {context:,} tokens, the model allows {limits.context:,}"
-        )
-        limits, one = dataclasses.replace(limits, context=context), most
-    blocks = min(most, one * limits.sequences)
-    if blocks < one * limits.sequences:
-        notices.append(_fewer_at_once(blocks * kv.page_tokens, limits))
-    kv = dataclasses.replace(kv, blocks=blocks, window_blocks=few if few < blocks else 0)
-    needs = use(limits, kv)
-    beside = _reserve(problem, taken + needs.kv_bytes)
-    return limits, kv, dataclasses.replace(needs, reserve_bytes=beside), notices
-
-
-def _most_blocks(kv: KvSpec, few: int, left: int) -> int:
-    """Pages of an entry for which `left` bytes have room. few: those of an entry with a window, if
-    that is less; 0 without windows."""
-    most = max(0, left // kv.block_bytes)
-    if not few or most <= few:
-        return most
-    heads = sum(entry.kv_heads for entry in kv.layers if not entry.window)
-    left -= few * (kv.block_bytes - heads * kv.unit_bytes)
-    return min(_MOST_BLOCKS, left // max(1, heads * kv.unit_bytes))
-
-
-def _reserve(problem: Problem, taken: int) -> int:
-    """Bytes that stay free beside a plan that takes so many."""
-    return int(host_reserve(taken)) if problem.reserve_bytes is None else problem.reserve_bytes
-
-
-def _fewer_at_once(tokens: int, limits: Limits) -> str:
-    """What a user of a cache of so many tokens is told."""
-    return (
-        f"the KV cache holds {tokens:,} tokens in all, not {limits.context:,} for each of "
-        f"{limits.sequences} requests; requests wait while it is full"
-    )
-
-
-def _refusal(problem: Problem, fixed: MemoryUse, limits: Limits, context: int) -> str:
-    """context: what would fit."""
-    kv, resident, room = problem.kv, problem.resident_bytes, problem.room_bytes
-    page_bytes, taken = kv.block_bytes, fixed.total_bytes - resident
-    kv_bytes = -(-limits.context // kv.page_tokens) * page_bytes
-    fits = f"a context of {context} would fit"
-    if context == 0:
-        least = taken + page_bytes
-        wide = dominant_format(problem.graph, problem.formats) == "f32"
-        fits = (
-            f"even a context of {kv.page_tokens} lacks "
-            f"{size_text(least + _reserve(problem, least) - room)}; free memory, or allow "
-            "more with memory_bytes= if that was limited, or choose a smaller model"
-            f"{' or a 16-bit dtype=' if wide else ''}"
-        )
-    return (
-        f"[plan] needs weights {size_text(fixed.weights_bytes - resident)} + KV cache "
-        f"{size_text(kv_bytes)} for a context of {limits.context} + activations "
-        f"{size_text(fixed.activations_bytes)} + workspace {size_text(fixed.workspace_bytes)} + "
-        f"reserve {size_text(_reserve(problem, taken + kv_bytes))}; {size_text(room)} are "
-        f"available; {fits}"
     )

@@ -32,6 +32,7 @@ from helm.compiler.setting import F32, Setting, make_setting
 from helm.compiler.timeline import LEAVING, Flight, Spans, played
 from helm.compiler.times import ATTENTION, F64, unit_s
 from helm.model.graph import Attention, Unit
+from helm.plan.disk import disk_units
 from helm.plan.schema import Plan
 from helm.plan.units import CPU, PlacedUnit
 
@@ -41,7 +42,8 @@ _SITES = ("cpu", "accelerator")
 @dataclass(frozen=True)
 class Span:
     """A task and when it runs. step: of those that are shown. verb: "run", "copy", "visit", "page",
-    or "leave" for pages that make room. count: how often it happens from start_s to end_s."""
+    "read" from disk, or "leave" for pages that make room. count: how often it happens from start_s
+    to end_s."""
 
     step: int
     lane: str
@@ -83,6 +85,8 @@ class PlannedSteps:
         self.setting = dataclasses.replace(setting, pages=setting.pages[page : page + 1])
         self._programs = {(p.visits, p.far): p for p in lower(self.plan)}
         self._spreads = best.accelerator_blocks > 0
+        rate = 1.0 if best.disk is None else best.disk.bytes_per_s
+        self._read_s = {unit.number: unit.read_bytes / rate for unit in disk_units(plan)}
         self._model = costed(
             search.model,
             plan.values,
@@ -261,6 +265,8 @@ class PlannedSteps:
                 return link.latency_s + size / rate if size else 0.0
             assert task.units is not None
             first, last = task.units
+            if task.verb == "read":
+                return self._read_s[first]
             kind = self._class[first]
             units = range(first, last + 1)
             if task.verb in ("visit", "cached", "written"):

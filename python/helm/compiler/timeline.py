@@ -71,6 +71,8 @@ class Clock:
         there: Seconds | bool = True if task.verb != "cached" else np.greater(end, begin)
         for name in (task.lane, task.queue):  # of no page there is no task
             self.free[name] = end if there is True else np.where(there, end, self.at(name))
+        if task.leaves:
+            self.free[task.leaves] = end
         if task.reads:
             older, newer = (f"{task.reads} {age}" for age in ("older", "newer"))
             self.free |= {older: self.at(newer), newer: end}

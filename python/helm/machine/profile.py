@@ -63,7 +63,8 @@ _LINK_RATES = (
 class Profile:
     """A machine. estimated: not measured on it. identity: free text and numbers that say which
     machine this is and where the figures come from ("source"). unsettled: names of quantities for
-    which too few undisturbed runs were found, so that their figures may be off."""
+    which too few undisturbed runs were found, so that their figures may be off. disk_bytes_per_s:
+    of the disk that models lie on; None: not known, as that of a checkpoint is measured."""
 
     name: str
     estimated: bool
@@ -72,6 +73,7 @@ class Profile:
     accelerator: AcceleratorProfile | None = None
     link: LinkProfile | None = None
     unsettled: tuple[str, ...] = ()
+    disk_bytes_per_s: float | None = None
 
     @property
     def notices(self) -> list[str]:
@@ -110,6 +112,8 @@ class Profile:
         if self.accelerator is not None and self.accelerator.stage_s is None:
             del fields["accelerator"]["stage_s"]
         fields["unsettled"] = list(self.unsettled)
+        if self.disk_bytes_per_s is None:
+            del fields["disk_bytes_per_s"]
         return {"format": FORMAT, "version": VERSION, **fields}
 
     def to_json(self) -> str:
@@ -140,9 +144,9 @@ def _read(root: Reader) -> Profile:
         root["version"].reject(f"expected {VERSION}, found {version}; measure the machine anew")
     root.only(
         ("format", "version", "name", "estimated", "identity", "cpu", "accelerator", "link",
-         "unsettled")
+         "unsettled", "disk_bytes_per_s")
     )  # fmt: skip
-    unsettled = root.get("unsettled")
+    unsettled, disk = root.get("unsettled"), root.get("disk_bytes_per_s")
     accelerator, link = root.get("accelerator"), root.get("link")
     if accelerator.null != link.null:
         missing = link if link.null else accelerator
@@ -155,6 +159,7 @@ def _read(root: Reader) -> Profile:
         accelerator=None if accelerator.null else _read_accelerator(accelerator),
         link=None if link.null else _read_link(link),
         unsettled=() if unsettled.null else tuple(item.string() for item in unsettled.items()),
+        disk_bytes_per_s=None if disk.null else _rate(disk),
     )
 
 

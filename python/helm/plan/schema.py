@@ -18,6 +18,7 @@ from helm.base.summaries import Summarized
 from helm.errors import InvalidError, PlanError
 from helm.model.graph import Attention, Value
 from helm.model.rope import RopeTable
+from helm.plan.disk import check_disk
 from helm.plan.kv import KvSpec, check_attentions, check_kv
 from helm.plan.records import WATERMARK, Loading, LoadingChoice, Predicted, Workload
 from helm.plan.units import (
@@ -34,7 +35,7 @@ from helm.plan.units import (
 from helm.plan.weights import Slice, TensorSpec, check_weights
 
 FORMAT = "helm-plan"
-VERSION = 9
+VERSION = 10
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ class Schedule:
     decoding sequences take turns in so many groups, so that both devices work at once. overflow:
     in decode, pages in host memory of layers on the accelerator visit it, or the CPU attends to
     them. watermark: once more than this share of the accelerator's slots is in use, the oldest
-    KV blocks leave for host memory. pages: page slots by device."""
+    KV blocks leave for host memory. pages: page slots by device. disk_ring_bytes: `helm.plan.disk`.
+    """
 
     prefill: Literal["compute", "stream"] = "compute"
     stream_tokens: int = 0
@@ -95,6 +97,7 @@ class Schedule:
     overflow: Literal["stream", "cpu"] = "stream"
     watermark: float = WATERMARK
     pages: dict[str, int] = field(default_factory=dict)
+    disk_ring_bytes: int = field(default=0, metadata={"optional": True})
 
 
 @dataclass(frozen=True)
@@ -339,6 +342,7 @@ def _check(plan: Plan, root: Reader) -> None:
         for unit in plan.units
     ]
     check_weights(plan.tensors, plan.slices, placed, root)
+    check_disk(plan, root)
     if root["loading"].choice(get_args(Loading)) != plan.loading:
         root["loading"].reject(f"is {root['loading'].value}, the slices say {plan.loading}")
 

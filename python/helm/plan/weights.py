@@ -23,7 +23,7 @@ from helm.model.source import (
     stored_bytes,
 )
 
-Access = Literal["resident", "mapped"]
+Access = Literal["resident", "mapped", "disk"]
 _MOST_ROWS, _MOST_BYTES = 2**31, 2**46  # the runtime's bounds
 _MOST_PIECES = 8
 _MOST_PARTS = 64  # of a tensor
@@ -74,7 +74,7 @@ def part_of(whole: TensorSpec, rows: tuple[int, int], cols: tuple[int, int]) -> 
 @dataclass(frozen=True)
 class Slice:
     """A tensor as the device of that name holds it. access "mapped": the CPU reads it where its
-    file is mapped."""
+    file is mapped; "disk": it is read from its file in every step, see `helm.plan.disk`."""
 
     tensor: str
     device: str
@@ -85,9 +85,12 @@ class Slice:
 def slice_bytes(
     tensors: Iterable[TensorSpec], slices: Iterable[Slice], device: str
 ) -> dict[str, int]:
-    """By tensor what its slice takes on a device. A part with all columns of a tensor that is there
-    as a whole, in the same format, takes nothing but in bf16c."""
-    formats = {held.tensor: held.format for held in slices if held.device == device}
+    """By tensor what its slice takes on a device, nothing where it is on disk. A part with all
+    columns of a tensor that is there as a whole, in the same format, takes nothing but in bf16c.
+    """
+    slices = [held for held in slices if held.device == device]
+    formats = {held.tensor: held.format for held in slices}
+    on_disk = {held.tensor for held in slices if held.access == "disk"}
 
     def lies_in_whole(tensor: TensorSpec) -> bool:
         part, own = tensor.part, formats[tensor.name]
@@ -97,7 +100,7 @@ def slice_bytes(
 
     return {
         tensor.name: 0
-        if lies_in_whole(tensor)
+        if tensor.name in on_disk or lies_in_whole(tensor)
         else tensor_bytes(formats[tensor.name], tensor.shape)
         for tensor in tensors
         if tensor.name in formats

@@ -20,7 +20,7 @@ from helm.compiler.format_choice import others_text
 from helm.compiler.planning_problem import Problem
 from helm.compiler.solve import solve
 from helm.compiler.visits.policies import check_runs
-from helm.errors import CompressionError, InvalidError, OutOfMemoryError
+from helm.errors import CompressionError, InvalidError, OutOfMemoryError, ProfileError
 from helm.machine.devices import CPU, Accelerator, find_accelerator, open_accelerator
 from helm.machine.grants import Grant, file_key, in_turn
 from helm.machine.profile import Profile
@@ -37,6 +37,7 @@ from helm.model.checkpoint import TensorInfo
 from helm.model.config import ModelConfig
 from helm.plan.schema import Plan
 from helm.plan.units import PlacedUnit
+from helm.session.disk import any_profile, files_of, read_through_cache, study_from_disk
 from helm.session.host_memory import check_plan, granted_text, host_use, pageable
 from helm.session.options import LoadOptions
 
@@ -50,12 +51,14 @@ _log = logging.getLogger("helm")
 
 @dataclass(frozen=True)
 class Target:
-    """Where to plan for. profile None: the CPU, as it is. notices: what to say about the device."""
+    """Where to plan for. profile None: the CPU, as it is. notices: what to say about the device.
+    directory: where the model's files lie, "" where it has none."""
 
     machine: Machine
     accelerator: Accelerator | None
     profile: Profile | None
     notices: tuple[str, ...] = ()
+    directory: str = ""
 
 
 def load_engine(
@@ -82,7 +85,8 @@ def load_engine(
         plan = dataclasses.replace(plan, notices=said)
         try:
             engine = _engine(plan, directory, tensors, options, target, grant)
-            return dataclasses.replace(plan, notices=(*said, *pageable(engine.stats))), engine
+            said = (*said, *pageable(engine.stats), *read_through_cache(engine.stats))
+            return dataclasses.replace(plan, notices=said), engine
         except CompressionError as error:
             if options.weights != "auto":
                 raise
@@ -195,7 +199,7 @@ def plan_and_take(
         machine = dataclasses.replace(target.machine, memory_bytes=free_bytes)
         bounded = options.memory_bytes is not None and options.memory_bytes <= free_bytes
         granted = "" if bounded else granted_text()
-        here = dataclasses.replace(target, machine=machine)
+        here = dataclasses.replace(target, machine=machine, directory=directory)
         try:
             plan = plan_here(config, infos, options, here)
         except OutOfMemoryError as error:
@@ -219,8 +223,26 @@ def plan_here(
     options: LoadOptions,
     target: Target,
 ) -> Plan:
-    """What solves `problem_here`."""
-    return solve(problem_here(config, infos, options, target)).plan
+    """What solves `problem_here`; where nothing fits, with weights that are read in every step."""
+    try:
+        return solve(problem_here(config, infos, options, target)).plan
+    except OutOfMemoryError as refused:
+        profile = target.profile
+
+        def reading(profile: Profile) -> Problem:
+            return problem_here(
+                config, infos, options, dataclasses.replace(target, profile=profile)
+            )
+
+        measured = None if profile else lambda: reading(measured_profile(None, options, []))
+        files = files_of(infos, target.directory)
+        if not files:
+            raise
+        try:
+            problem = reading(any_profile() if profile is None else profile)
+            return study_from_disk(problem, files, options, refused, measured).plan
+        except (InvalidError, ProfileError):  # that machine's rates know no such weights
+            raise refused from None
 
 
 def problem_here(

@@ -22,6 +22,7 @@ from helm.model.families import read_config
 from helm.model.hub import BUNDLED, is_gguf, resolve_config
 from helm.model.model_files import read_model, read_remote_model
 from helm.model.weight_names import read_weights
+from helm.session.disk import files_of, study_from_disk
 from helm.session.here import measured_profile, with_thread_counts
 from helm.session.options import LoadOptions, PlanKeywords, StudyKeywords, load_options
 
@@ -48,11 +49,29 @@ def study(
     Raises what LLM(...) raises before it reads weights: InvalidError, CheckpointError, DeviceError,
     ProfileError, and OutOfMemoryError where nothing fits, with what would.
     """
-    problem = problem_of(model, revision, load_options(options))
+    asked = load_options(options)
+    problem = problem_of(model, revision, asked)
     try:
-        return solve(problem)
+        return _solved(problem, model, revision, asked)
     except OutOfMemoryError as error:
         raise OutOfMemoryError(f"{error}{others_text(problem)}") from None
+
+
+def _solved(
+    problem: Problem,
+    model: str | os.PathLike[str] | None,
+    revision: str | None,
+    options: LoadOptions,
+) -> Study:
+    """In memory or, where nothing fits there, with weights on disk."""
+    try:
+        return solve(problem)
+    except OutOfMemoryError as refused:
+        path = resolve_config(model, revision)
+        if problem.checkpoint_tensors is None or not isinstance(path, Path):
+            raise
+        files = files_of(problem.checkpoint_tensors, path.parent)
+        return study_from_disk(problem, files, options, refused)
 
 
 @named("formats", PlanKeywords)

@@ -1,0 +1,158 @@
+#include "weights/disk_ring.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "base/check.h"
+
+namespace helm {
+
+DiskRing::DiskRing(DiskLayout layout, int64_t ring_bytes, const std::string& directory,
+                   FileCalls& calls)
+    : layout_(std::move(layout)), ring_(ring_bytes, "weights read from disk") {
+  open_files(directory, calls);
+  for (const DiskUnit& unit : layout_.units) {
+    Unit& own = units_.emplace_back();
+    for (const DiskRange& range : unit.ranges) {
+      const DirectFile& file = *files_.at(range.file);
+      if (range.offset + range.needed > file.bytes()) {
+        fail(ErrorKind::kIo, "[disk] ", file.path(), " has ", file.bytes(), " bytes, expected ",
+             range.offset + range.needed, "; the checkpoint is incomplete");
+      }
+      for (int64_t at = 0; at < range.bytes; at += kReadBytes) {
+        const int64_t bytes = std::min(kReadBytes, range.bytes - at);
+        const int64_t needed = std::min(bytes, range.needed - at);
+        own.chunks.push_back({&file, range.place + at, range.offset + at, bytes, needed});
+      }
+    }
+  }
+  try {
+    while (std::ssize(threads_) < kDepth) threads_.emplace_back([this] { read_ahead(); });
+  } catch (const std::system_error& error) {
+    const int started = static_cast<int>(threads_.size());
+    end();
+    fail_to_start(started, kDepth, error);
+  }
+}
+
+DiskRing::~DiskRing() {
+  end();
+}
+
+void DiskRing::end() {
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  may_read_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void DiskRing::open_files(const std::string& directory, FileCalls& calls) {
+  for (const DiskUnit& unit : layout_.units) {
+    for (const DiskRange& range : unit.ranges) {
+      std::unique_ptr<DirectFile>& file = files_[range.file];
+      if (file != nullptr) continue;
+      // Whole, as the process may change its directory.
+      const std::string path = directory + "/" + range.file;
+      std::error_code error;
+      const std::string whole = std::filesystem::absolute(path, error).string();
+      file = std::make_unique<DirectFile>(error ? path : whole, calls);
+    }
+  }
+}
+
+void DiskRing::read_ahead() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    const auto may_begin = [&] {
+      const DiskUnit& next = layout_.units[reading_ % count()];
+      return used_ + next.frees > reading_ && failure_.empty();
+    };
+    may_read_.wait(lock, [&] { return ends_ || may_begin(); });
+    if (ends_) return;
+    Unit& unit = units_[reading_ % count()];
+    const Chunk& chunk = unit.chunks[unit.begun++];
+    if (unit.begun == unit.chunks.size()) ++reading_;
+    lock.unlock();
+    std::string failure;
+    try {
+      chunk.file->read(ring_.data() + chunk.place, chunk.bytes, chunk.needed, chunk.offset);
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+    lock.lock();
+    read_bytes_ += chunk.bytes;
+    if (!failure.empty() && failure_.empty()) failure_ = failure;
+    if (++unit.done == unit.chunks.size() || !failure_.empty()) loaded_.notify_all();
+  }
+}
+
+void DiskRing::acquire(size_t unit) {
+  std::unique_lock lock(mutex_);
+  const size_t own = used_ % count();
+  check_turn(own, unit);
+  loaded_.wait(lock,
+               [&] { return units_[own].done == units_[own].chunks.size() || !failure_.empty(); });
+  if (!failure_.empty()) fail(ErrorKind::kIo, failure_);
+}
+
+void DiskRing::release(size_t unit) {
+  {
+    const std::lock_guard lock(mutex_);
+    const size_t own = used_ % count();
+    check_turn(own, unit);
+    units_[own].begun = units_[own].done = 0;
+    used_bytes_ += layout_.units[own].bytes;
+    ++used_;
+  }
+  may_read_.notify_all();
+}
+
+// Steps run all units in order.
+void DiskRing::check_turn(size_t own, size_t unit) const {
+  if (layout_.units[own].unit == unit) return;
+  fail(ErrorKind::kDevice, "[disk] unit ", unit, " was asked for, unit ", layout_.units[own].unit,
+       " is next; load the model anew");
+}
+
+void DiskRing::read_some(TensorIndex tensor, int64_t offset, int64_t bytes, std::byte* out) const {
+  for (const DiskUnit& unit : layout_.units) {
+    for (const auto& [index, place] : unit.tensors) {
+      if (index != tensor) continue;
+      const auto range = std::ranges::find_if(unit.ranges, [&](const DiskRange& one) {
+        return one.place <= place && place < one.place + one.bytes;
+      });
+      const int64_t begin = range->offset + place - range->place + offset;
+      const int64_t first = begin / kDiskAlignment * kDiskAlignment;
+      const int64_t size = align_up(begin + bytes - first, kDiskAlignment);
+      const Arena memory(size, "weights read from disk");
+      files_.at(range->file)->read(memory.data(), size, begin + bytes - first, first);
+      std::memcpy(out, memory.data() + begin - first, static_cast<size_t>(bytes));
+      return;
+    }
+  }
+}
+
+void DiskRing::check() const {
+  for (const auto& [name, file] : files_) file->check();
+}
+
+bool DiskRing::direct() const {
+  return std::ranges::all_of(files_, [](const auto& one) { return one.second->direct(); });
+}
+
+int64_t DiskRing::read_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return read_bytes_;
+}
+
+int64_t DiskRing::used_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return used_bytes_;
+}
+
+}  // namespace helm

@@ -1,0 +1,82 @@
+// Weights on disk on their way through memory: threads read ahead of the steps, unit by unit, into
+// a ring whose parts are free again once their unit has run.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/arena.h"
+#include "plan/disk.h"
+#include "weights/direct_file.h"
+
+namespace helm {
+
+class DiskRing {
+ public:
+  // Reads under way at once, and the bytes of one: what fills a drive.
+  static constexpr int kDepth = 8;
+  static constexpr int64_t kReadBytes = int64_t{1} << 20;
+
+  // Begins to read. directory: where the plan's files lie. Throws Error{kIo} for a file that cannot
+  // be opened or is too short, Error{kMemory}.
+  DiskRing(DiskLayout layout, int64_t ring_bytes, const std::string& directory,
+           FileCalls& calls = system_file_calls());
+  ~DiskRing();
+  DiskRing(const DiskRing&) = delete;
+  DiskRing& operator=(const DiskRing&) = delete;
+
+  const DiskLayout& layout() const { return layout_; }
+  const std::byte* data() const { return ring_.data(); }
+  int64_t bytes() const { return ring_.bytes(); }
+
+  // The next unit, in the layout's order from step to step, waits until it is there, and gives its
+  // memory back. Throws Error{kIo} where reading it failed; every later call throws then.
+  void acquire(size_t unit);
+  void release(size_t unit);
+
+  // Bytes of a tensor on disk, aside. Throws Error{kIo}.
+  void read_some(TensorIndex tensor, int64_t offset, int64_t bytes, std::byte* out) const;
+  // Throws Error{kIo} where a file is not as it was.
+  void check() const;
+  bool direct() const;         // see DirectFile
+  int64_t read_bytes() const;  // so far
+  int64_t used_bytes() const;  // of those, what steps have used
+
+ private:
+  struct Chunk {
+    const DirectFile* file;
+    int64_t place, offset, bytes, needed;
+  };
+  struct Unit {
+    std::vector<Chunk> chunks;
+    size_t begun = 0, done = 0;  // chunks of the read that is under way
+  };
+
+  void read_ahead();
+  void end();
+  void check_turn(size_t own, size_t unit) const;
+  void open_files(const std::string& directory, FileCalls& calls);
+  size_t count() const { return units_.size(); }
+
+  DiskLayout layout_;
+  Arena ring_;
+  std::map<std::string, std::unique_ptr<DirectFile>> files_;
+  std::vector<Unit> units_;
+  mutable std::mutex mutex_;  // of what follows, and of the units' progress
+  std::condition_variable may_read_, loaded_;
+  uint64_t reading_ = 0;  // reads of units before it are all begun, counted since the start
+  uint64_t used_ = 0;     // those before it were used
+  std::string failure_;   // empty: none
+  bool ends_ = false;
+  int64_t read_bytes_ = 0, used_bytes_ = 0;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace helm
