@@ -42,7 +42,8 @@ struct Active {
   int64_t generated = 0;
   int64_t cached = 0;    // tokens of the prompt that its sequence began with
   size_t group = 0;      // of the decoding requests; the requests of a group share their steps
-  int64_t blocks = 0;    // of KV that its sequence reserves, while it runs
+  int64_t capacity = 0;  // positions that its sequence reserves, while it runs
+  int64_t blocks = 0;    // of KV, likewise
   Place place;           // among others
   bool again = false;    // was parked, and has not drawn since
   int64_t computed = 0;  // positions that it has held
@@ -63,6 +64,8 @@ struct Active {
   }
 
   bool decoding() const { return state == State::kRunning && generated > 0 && !again; }
+  // Positions that its sequence holds, or will when its steps are back.
+  int64_t held() const { return std::ssize(request.prompt) - std::ssize(pending); }
   bool own_sequence() const { return request.sequence < 0; }
   std::chrono::steady_clock::time_point arrived = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point admitted;

@@ -29,7 +29,7 @@ std::vector<Draft> Driver::guess() {
     const Active& active = *table_.running()[row.runner];
     if (!active.decoding()) return drafts;  // prompts make any further row dear
     rows += row.tokens;
-    const int64_t positions = active.most - engine_.length(active.sequence) - row.tokens;
+    const int64_t positions = active.most - active.held() - row.tokens;
     const int64_t left = active.request.max_tokens - active.generated - 1;
     const bool all = row.output && row.tokens == std::ssize(active.pending);
     seats.push_back({active.id,
@@ -47,7 +47,7 @@ std::vector<Draft> Driver::guess() {
     if (drafts[i].tokens.empty() || room_.grow(active, tokens + std::ssize(drafts[i].tokens))) {
       continue;
     }
-    const int64_t left = engine_.capacity(active.sequence) - engine_.length(active.sequence);
+    const int64_t left = active.capacity - active.held();
     drafts[i].tokens.resize(static_cast<size_t>(left - tokens));
   }
   return drafts;
@@ -106,8 +106,7 @@ bool Driver::submit(bool alone) {
     active.guesses = std::ssize(drafts[i].tokens);
     flight.guesses += active.guesses;
     (active.decoding() ? flight.decode_rows : flight.prompt_rows) += row.tokens;
-    const int64_t from = engine_.length(active.sequence) - row.tokens - active.guesses;
-    const int64_t again = std::clamp<int64_t>(active.computed - from, 0, row.tokens);
+    const int64_t again = std::clamp<int64_t>(active.computed - active.held(), 0, row.tokens);
     active.timings.again_tokens += again;
     if (active.generated == 0) {
       active.timings.prefill_tokens += row.tokens - again;

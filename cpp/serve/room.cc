@@ -34,8 +34,9 @@ void Room::check_fits(const Active& active) const {
        "; lower max_tokens, shorten the prompt or give the KV cache more memory");
 }
 
-void Room::count(Active& active) {
-  const int64_t blocks = (engine_.capacity(active.sequence) + page_tokens() - 1) / page_tokens();
+void Room::count(Active& active, int64_t capacity) {
+  const int64_t blocks = (capacity + page_tokens() - 1) / page_tokens();
+  active.capacity = capacity;
   blocks_ += blocks - std::exchange(active.blocks, blocks);
 }
 
@@ -46,7 +47,7 @@ bool Room::open(Active& active, const RequestTable::List& running, bool alone) {
   const int64_t wanted = promised(policy_, std::ssize(request.prompt), active.most, page_tokens());
   int64_t spare = 0;
   for (const Active* other : running) {
-    if (other->own_sequence()) spare += next_blocks(engine_.capacity(other->sequence), other->most);
+    if (other->own_sequence()) spare += next_blocks(other->capacity, other->most);
   }
   // When nothing is running that could make room, let open() say why it cannot.
   if (!active.own_sequence()) {
@@ -66,20 +67,19 @@ bool Room::open(Active& active, const RequestTable::List& running, bool alone) {
   active.pending.assign(request.prompt.begin() + cached, request.prompt.end());
   if (active.place.rank < 0) active.cached = cached;
   active.again = active.place.rank >= 0;
-  active.blocks = 0;
-  count(active);
+  count(active, engine_.capacity(active.sequence));
   return true;
 }
 
 bool Room::grow(Active& active, int64_t positions) {
-  if (!active.own_sequence()) return true;  // has its room from others
-  const int64_t needed = engine_.length(active.sequence) + positions;
-  if (needed <= engine_.capacity(active.sequence)) return true;
+  const int64_t needed = active.held() + positions;
+  // One that has its sequence from others has all its room from them.
+  if (needed <= active.capacity || !active.own_sequence()) return true;
   const int64_t wanted = whole_blocks(std::min(needed, active.most), active.most, page_tokens());
   while (!engine_.grow(active.sequence, wanted)) {
     if (prefixes_ == nullptr || !prefixes_->give_way()) return false;
   }
-  count(active);
+  count(active, wanted);
   return true;
 }
 

@@ -32,7 +32,7 @@ class Room {
  private:
   int64_t page_tokens() const { return engine_.plan().kv.page_tokens; }
   void check_fits(const Active& active) const;
-  void count(Active& active);
+  void count(Active& active, int64_t capacity);
 
   Engine& engine_;
   PrefixCache* prefixes_;  // or null
