@@ -136,6 +136,8 @@ nb::dict timings_dict(const RequestTimings& t) {
   out["guessed_tokens"] = t.guessed_tokens;
   out["accepted_tokens"] = t.accepted_tokens;
   out["saved_s"] = t.saved_s;
+  out["parked"] = t.parked;
+  out["again_tokens"] = t.again_tokens;
   return out;
 }
 
@@ -188,7 +190,7 @@ void bind_generation(nb::module_& m) {
              float top_p, float min_p, float repetition_penalty, uint64_t seed, int32_t logprobs,
              float presence_penalty, float frequency_penalty,
              std::vector<std::pair<int32_t, float>> logit_bias,
-             std::shared_ptr<TokenConstraint> constraint) {
+             std::shared_ptr<TokenConstraint> constraint, int32_t priority, int64_t key) {
             new (self)
                 Request{std::move(prompt),
                         cached,
@@ -197,14 +199,17 @@ void bind_generation(nb::module_& m) {
                         std::move(stop_tokens),
                         {temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs,
                          presence_penalty, frequency_penalty, std::move(logit_bias)},
-                        std::move(constraint)};
+                        std::move(constraint),
+                        priority,
+                        key};
           },
           nb::kw_only(), "prompt"_a, "cached"_a = 0, "sequence"_a = -1, "max_tokens"_a = 128,
           "stop_tokens"_a = std::vector<int32_t>(), "temperature"_a = 0.0F, "top_k"_a = 0,
           "top_p"_a = 1.0F, "min_p"_a = 0.0F, "repetition_penalty"_a = 1.0F, "seed"_a = 0,
           "logprobs"_a = -1, "presence_penalty"_a = 0.0F, "frequency_penalty"_a = 0.0F,
           "logit_bias"_a = std::vector<std::pair<int32_t, float>>(),
-          "constraint"_a.none() = nb::none());
+          "constraint"_a.none() = nb::none(), "priority"_a = Request::kNormal, "key"_a = 0,
+          "priority: 0 (batch), 1 or 2 (interactive). key: whose request it is.");
   nb::class_<Token>(m, "Token", "One sampled token.")
       .def_ro("request", &Token::request)
       .def_ro("id", &Token::id)

@@ -153,6 +153,9 @@ class PyService {
     out["saved_s"] = stats.saved_s;
     out["kv_blocks_used"] = stats.kv_blocks_used;
     out["kv_blocks_total"] = stats.kv_blocks_total;
+    out["parked"] = stats.parked;
+    out["preemptions"] = stats.preemptions;
+    out["kv_blocks_moved"] = stats.kv_blocks_moved;
     return out;
   }
   void check() const {

@@ -201,8 +201,8 @@ std::vector<std::span<const std::byte>> Engine::lazy_memory() const {
 void Engine::count_op_times(bool on) {
   used().count_op_times(on);
 }
-bool Engine::can_open(int64_t capacity, int64_t shared) const {
-  return used().can_open(capacity, shared);
+bool Engine::can_open(int64_t capacity, int64_t shared, int64_t spare) const {
+  return used().can_open(capacity, shared, spare);
 }
 SequenceId Engine::open(int64_t capacity) {
   return used().open(capacity);
@@ -232,14 +232,21 @@ void Engine::truncate(SequenceId sequence, int64_t length) {
 void Engine::resize(SequenceId sequence, int64_t length, int64_t capacity) {
   used().resize(sequence, length, capacity);
 }
-bool Engine::can_resize(SequenceId sequence, int64_t length, int64_t capacity) const {
-  return used().can_resize(sequence, length, capacity);
+bool Engine::can_resize(SequenceId sequence, int64_t length, int64_t capacity,
+                        int64_t spare) const {
+  return used().can_resize(sequence, length, capacity, spare);
+}
+bool Engine::grow(SequenceId sequence, int64_t capacity) {
+  return used().grow(sequence, capacity);
 }
 bool Engine::continues(SequenceId sequence, int64_t length) const {
   return used().continues(sequence, length);
 }
 int64_t Engine::steps_ahead() const {
   return used().steps_ahead();
+}
+int64_t Engine::evicted_blocks() const {
+  return used().evicted_blocks();
 }
 int64_t Engine::in_flight() const {
   return used().in_flight();

@@ -38,7 +38,7 @@ class Engine::Impl {
   EngineStats stats() const;
   std::vector<std::span<const std::byte>> lazy_memory() const;
   void count_op_times(bool on) { op_times_.count(on); }
-  bool can_open(int64_t capacity, int64_t shared) const;
+  bool can_open(int64_t capacity, int64_t shared, int64_t spare) const;
   SequenceId open(int64_t capacity);
   SequenceId fork(SequenceId source, int64_t length, int64_t capacity);
   void save(SequenceId id, std::span<const int32_t> tokens, const std::string& path,
@@ -48,11 +48,13 @@ class Engine::Impl {
   int64_t length(SequenceId id) const { return sequence(id).length; }
   int64_t capacity(SequenceId id) const { return sequence(id).capacity; }
   void resize(SequenceId id, int64_t length, int64_t capacity);
-  bool can_resize(SequenceId id, int64_t length, int64_t capacity) const;
+  bool can_resize(SequenceId id, int64_t length, int64_t capacity, int64_t spare = 0) const;
+  bool grow(SequenceId id, int64_t capacity);
   bool continues(SequenceId id, int64_t length) const {
     return kv_.continues(sequence(id), length);
   }
   int64_t steps_ahead() const { return executor_.limit(); }
+  int64_t evicted_blocks() const { return executor_.evicted_blocks(); }
   int64_t in_flight() const { return executor_.in_flight(); }
   std::span<const float> step(std::span<const StepInput> inputs);
   void submit(std::span<const StepInput> inputs);

@@ -15,9 +15,9 @@ const KvSequence& Engine::Impl::sequence(SequenceId id) const {
   return it->second;
 }
 
-bool Engine::Impl::can_open(int64_t capacity, int64_t shared) const {
+bool Engine::Impl::can_open(int64_t capacity, int64_t shared, int64_t spare) const {
   return static_cast<int64_t>(sequences_.size()) < plan_.limits.sequences &&
-         kv_.blocks_to_fork(shared, capacity) <= kv_.unreserved();
+         kv_.blocks_to_fork(shared, capacity) + spare <= kv_.unreserved();
 }
 
 void Engine::Impl::check_open(int64_t capacity, int64_t blocks) const {
@@ -134,11 +134,24 @@ LoadedSequence Engine::Impl::load(const std::string& path, int64_t capacity,
   return {id, header.tokens, header.metadata};
 }
 
-bool Engine::Impl::can_resize(SequenceId id, int64_t length, int64_t capacity) const {
+bool Engine::Impl::grow(SequenceId id, int64_t capacity) {
+  KvSequence& grown = sequence(id);
+  if (capacity > plan_.limits.context) {
+    fail(ErrorKind::kInvalid, "[engine] cannot give sequence ", id, " ", capacity,
+         " positions of the context's ", plan_.limits.context);
+  }
+  if (capacity <= grown.capacity) return true;
+  if (kv_.blocks_to_grow(grown, capacity) > kv_.unreserved()) return false;
+  kv_.grow(grown, capacity);
+  return true;
+}
+
+bool Engine::Impl::can_resize(SequenceId id, int64_t length, int64_t capacity,
+                              int64_t spare) const {
   const KvSequence& resized = sequence(id);
   return length >= 0 && length <= resized.length && capacity >= std::max<int64_t>(length, 1) &&
          capacity <= plan_.limits.context && kv_.continues(resized, length) &&
-         kv_.blocks_to_resize(resized, length, capacity) <= kv_.unreserved();
+         kv_.blocks_to_resize(resized, length, capacity) + spare <= kv_.unreserved();
 }
 
 void Engine::Impl::resize(SequenceId id, int64_t length, int64_t capacity) {

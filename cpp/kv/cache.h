@@ -134,6 +134,14 @@ class KvCache {
     return blocks_to_truncate(sequence, length) + blocks_for(capacity) -
            blocks_for(sequence.capacity);
   }
+  // Reserves for `capacity` positions, no fewer than now. Needs blocks_to_grow() <= unreserved().
+  void grow(KvSequence& sequence, int64_t capacity) {
+    reserved_ += blocks_to_grow(sequence, capacity);
+    sequence.capacity = capacity;
+  }
+  int64_t blocks_to_grow(const KvSequence& sequence, int64_t capacity) const {
+    return blocks_for(capacity) - blocks_for(sequence.capacity);
+  }
   // The sequence is about to write to its last block, which is its own: it is not to be evicted
   // until another follows it.
   void keep_last_near(const KvSequence& sequence);

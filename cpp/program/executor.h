@@ -22,6 +22,7 @@ class Executor {
   // How many steps may be on their way at once.
   int64_t limit() const { return accounts_.size() > 1 ? std::ssize(flights_) : 1; }
   int64_t in_flight() const { return in_flight_; }
+  int64_t evicted_blocks() const { return paging_ ? paging_->evicted_blocks() : 0; }
 
   // Before the next step's pages are looked up: brings those back to their device that it will
   // write to, and makes room there for `blocks` more.

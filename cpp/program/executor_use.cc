@@ -29,7 +29,7 @@ void Executor::count(EngineStats& stats) const {
   });
   stats.streamed_steps = visiting_steps_;
   stats.pageable_bytes = visits_ ? visits_->pageable_bytes() : 0;
-  stats.evicted_blocks = paging_ ? paging_->evicted_blocks() : 0;
+  stats.evicted_blocks = evicted_blocks();
   stats.cpu_attentions = cpu_attentions_;
   stats.page_visits = page_visits_;
   if (disk_ == nullptr) return;

@@ -10,9 +10,16 @@
 #include <vector>
 
 #include "helm/generation.h"
+#include "serve/ranking.h"
 #include "serve/sampler.h"
 
 namespace helm {
+
+// Positions that a request may come to hold; the last sampled token is never cached.
+inline int64_t capacity_of(const Request& request, int64_t context) {
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  return request.max_tokens > context - prompt ? context : prompt + request.max_tokens - 1;
+}
 
 // A request on its way.
 struct Active {
@@ -21,24 +28,30 @@ struct Active {
   Active(RequestId number, const Plan& plan, Request spec)
       : id(number),
         request(std::move(spec)),
+        most(capacity_of(request, plan.limits.context)),
         sampler(request.sampling, plan.vocab_size, request.prompt, request.constraint) {}
 
   RequestId id;
   Request request;
+  int64_t most;  // positions that it may come to hold
   Sampler sampler;
   State state = State::kWaiting;
   SequenceId sequence = -1;
   std::vector<int32_t> pending;  // tokens not yet submitted: the rest of the prompt or the last
   int64_t guesses = 0;           // tokens of its step on the way that are none of its own yet
   int64_t generated = 0;
-  int64_t cached = 0;  // tokens of the prompt that its sequence began with
-  size_t group = 0;    // of the decoding requests; the requests of a group share their steps
-  int64_t blocks = 0;  // of KV that its sequence reserves, while it runs
+  int64_t cached = 0;    // tokens of the prompt that its sequence began with
+  size_t group = 0;      // of the decoding requests; the requests of a group share their steps
+  int64_t capacity = 0;  // positions that its sequence reserves, while it runs
+  int64_t blocks = 0;    // of KV, likewise
+  Place place;           // among others
+  bool again = false;    // was parked, and has not drawn since
+  int64_t computed = 0;  // positions that it has held
   RequestTimings timings;
   std::exception_ptr failure;  // of this request alone
 
-  // Takes a generated token, which is computed next unless it is already. room: positions left in
-  // the sequence.
+  // Takes a generated token, which is computed next unless it is already. room: positions that may
+  // be added to the sequence.
   Finish take(int32_t token, int64_t room, bool computed) {
     timings.decode_tokens += generated == 0 ? 0 : 1;
     ++generated;
@@ -50,16 +63,13 @@ struct Active {
     return full || generated >= request.max_tokens ? Finish::kLength : Finish::kNone;
   }
 
-  bool decoding() const { return state == State::kRunning && generated > 0; }
+  bool decoding() const { return state == State::kRunning && generated > 0 && !again; }
+  // Positions that its sequence holds, or will when its steps are back.
+  int64_t held() const { return std::ssize(request.prompt) - std::ssize(pending); }
+  bool own_sequence() const { return request.sequence < 0; }
   std::chrono::steady_clock::time_point arrived = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point admitted;
   std::chrono::steady_clock::time_point first_token;
 };
-
-// Positions that a request may come to hold; the last sampled token is never cached.
-inline int64_t capacity_of(const Request& request, int64_t context) {
-  const auto prompt = static_cast<int64_t>(request.prompt.size());
-  return request.max_tokens > context - prompt ? context : prompt + request.max_tokens - 1;
-}
 
 }  // namespace helm

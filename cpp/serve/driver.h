@@ -12,26 +12,28 @@
 
 #include "helm/generation.h"
 #include "serve/pacer.h"
+#include "serve/ranking.h"
+#include "serve/request_checks.h"
 #include "serve/request_table.h"
+#include "serve/room.h"
 #include "serve/sample_rows.h"
 #include "serve/scheduler.h"
 #include "serve/speculator.h"
 
 namespace helm {
 
-// Throws kInvalid, or kCapacity for a prompt that is too long, with a message that begins with
-// `where`. What concerns an open sequence, which only the engine's own thread may ask for, is
-// check_sequence()'s.
-void check_request(const Plan& plan, const Request& request, const std::string& where);
-void check_sequence(const Engine& engine, const Request& request, const std::string& where);
-
 class Driver {
   using Clock = std::chrono::steady_clock;
+  static double seconds_between(Clock::time_point from, Clock::time_point to) {
+    return std::chrono::duration<double>(to - from).count();
+  }
+  static double seconds_of(Clock::time_point time) { return seconds_between({}, time); }
 
  public:
   // With `prefixes`, requests begin with what they share with a kept sequence or with one another.
   // Throws kInvalid for a speculation_obstacle().
-  Driver(Engine& engine, PrefixCache* prefixes, Speculation speculation = {});
+  Driver(Engine& engine, PrefixCache* prefixes, Speculation speculation = {},
+         const RoomPolicy& room = {});
   ~Driver();
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
@@ -63,12 +65,18 @@ class Driver {
   void forget(RequestId id) { table_.forget(id); }
   int64_t steps() const { return steps_; }  // collected
   const GuessCounts& guesses() const { return speculator_.counts(); }
-  int64_t reserved_blocks() const { return reserved_blocks_; }  // of KV, by running requests
+  int64_t reserved_blocks() const { return room_.blocks(); }  // of KV, by running requests
+  int64_t preemptions() const { return parked_; }             // requests that were parked
+  int64_t waiting_parked() const;                             // of those, how many are
 
  private:
-  bool prefix_is_coming(const Active& waiting) const;
-  bool open(Active& active, bool alone);
+  // Whether nobody else has room that may come back.
+  bool nobody_else() const { return table_.running().empty() && others_ == 0; }
   void admit();
+  void refuse(Active& active, std::exception_ptr why);
+  void park(Active& active);
+  void make_way(Active& growing);
+  bool choose();
   void release(Active& active);
   void look();
   std::vector<Draft> guess();
@@ -92,7 +100,8 @@ class Driver {
   };
 
   Engine& engine_;
-  PrefixCache* prefixes_;  // or null
+  Room room_;
+  Ranking ranking_;
   RowSampler sampler_;
   const EngineStats stats_;
   Scheduler scheduler_;
@@ -107,7 +116,7 @@ class Driver {
   std::vector<Token> tokens_;   // drawn and not yet taken
   std::exception_ptr failure_;  // of a step: what it should have brought is lost
   int64_t steps_ = 0;
-  int64_t reserved_blocks_ = 0;
+  int64_t parked_ = 0;
   int64_t others_ = 0;  // sequences that are held by others
 };
 

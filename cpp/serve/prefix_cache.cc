@@ -44,29 +44,30 @@ int64_t PrefixCache::find(std::span<const int32_t> prompt) const {
 
 // A sequence of the match's positions, if there is room: the matching one itself where nothing is
 // lost or, with `cut`, what else it holds is given up.
-std::optional<SequenceId> PrefixCache::start(const Match& match, int64_t capacity, bool cut) {
+std::optional<SequenceId> PrefixCache::start(const Match& match, int64_t capacity, int64_t spare,
+                                             bool cut) {
   if (match.whole || (cut && match.shared > 0 && !entries_.at(match.sequence).in_use)) {
-    if (!engine_.can_resize(match.sequence, match.shared, capacity)) return std::nullopt;
+    if (!engine_.can_resize(match.sequence, match.shared, capacity, spare)) return std::nullopt;
     engine_.resize(match.sequence, match.shared, capacity);
     return match.sequence;
   }
-  if (!engine_.can_open(capacity, match.shared)) return std::nullopt;
+  if (!engine_.can_open(capacity, match.shared, spare)) return std::nullopt;
   if (match.shared == 0) return engine_.open(capacity);
   return engine_.fork(match.sequence, match.shared, capacity);
 }
 
 std::optional<PrefixCache::Opened> PrefixCache::try_open(std::span<const int32_t> prompt,
-                                                         int64_t capacity) {
+                                                         int64_t capacity, int64_t spare) {
   Match found = match(prompt);
   if (found.shared > capacity) found = {found.sequence, std::max<int64_t>(capacity, 0), false};
   if (found.shared > 0 && !engine_.continues(found.sequence, found.shared)) found = {};
   if (found.shared > 0) entries_.at(found.sequence).used = ++clock_;
-  std::optional<SequenceId> sequence = start(found, capacity, false);
-  while (!sequence && drop_oldest(found.sequence)) sequence = start(found, capacity, false);
-  if (!sequence) sequence = start(found, capacity, true);
+  std::optional<SequenceId> sequence = start(found, capacity, spare, false);
+  while (!sequence && drop_oldest(found.sequence)) sequence = start(found, capacity, spare, false);
+  if (!sequence) sequence = start(found, capacity, spare, true);
   if (!sequence && drop_oldest(-1)) {
     found = {};
-    sequence = start(found, capacity, false);
+    sequence = start(found, capacity, spare, false);
   }
   if (!sequence) return std::nullopt;
   entries_[*sequence] = {{prompt.begin(), prompt.end()}, true, ++clock_};
@@ -121,6 +122,10 @@ void PrefixCache::keep(SequenceId sequence, std::span<const int32_t> tokens) {
 void PrefixCache::close(SequenceId sequence) {
   entries_.erase(sequence);
   engine_.close(sequence);
+}
+
+bool PrefixCache::give_way() {
+  return drop_oldest(-1);
 }
 
 void PrefixCache::clear() {

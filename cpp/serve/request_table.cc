@@ -22,11 +22,20 @@ Active* RequestTable::find(RequestId id) const {
   return it == requests_.end() ? nullptr : it->second.get();
 }
 
-void RequestTable::admit(Active& request) {
+void RequestTable::move(Active& request, List& from, List& to) {
   const auto later = [](const Active* a, const Active* b) { return a->id < b->id; };
-  running_.insert(std::upper_bound(running_.begin(), running_.end(), &request, later), &request);
-  std::erase(waiting_, &request);
+  to.insert(std::upper_bound(to.begin(), to.end(), &request, later), &request);
+  std::erase(from, &request);
+}
+
+void RequestTable::admit(Active& request) {
+  move(request, waiting_, running_);
   request.state = Active::State::kRunning;
+}
+
+void RequestTable::park(Active& request) {
+  move(request, running_, waiting_);
+  request.state = Active::State::kWaiting;
 }
 
 void RequestTable::end(Active& request) {

@@ -19,6 +19,7 @@ class RequestTable {
   Active& add(std::unique_ptr<Active> request);
   Active* find(RequestId id) const;  // null: not known
   void admit(Active& request);       // from waiting to running
+  void park(Active& request);        // from running to waiting
   void end(Active& request);         // its state becomes kDone
   void forget(RequestId id);         // of one that has ended
 
@@ -28,6 +29,8 @@ class RequestTable {
   int64_t known() const { return static_cast<int64_t>(requests_.size()); }
 
  private:
+  static void move(Active& request, List& from, List& to);
+
   std::map<RequestId, std::unique_ptr<Active>> requests_;
   List waiting_;
   List running_;

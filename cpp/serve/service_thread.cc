@@ -135,6 +135,9 @@ void Service::Impl::publish() {
   stats_.accepted_tokens = guesses.accepted;
   stats_.saved_s = guesses.saved_s;
   stats_.kv_blocks_used = driver_->reserved_blocks();
+  stats_.parked = driver_->waiting_parked();
+  stats_.preemptions = driver_->preemptions();
+  stats_.kv_blocks_moved = engine_->evicted_blocks();
 }
 
 }  // namespace helm

@@ -135,3 +135,28 @@ def test_who_is_sent_away_comes_again_when_half_have_gone() -> None:
     told, retry_s = on_a_clock(scene())
     assert told > 4
     assert told / 2 < retry_s <= 0.6 * told + 2
+
+
+def test_a_class_that_is_passed_over_rises_one_request_at_a_time() -> None:
+    admission = Admission(1, queue_timeout_s=1000.0)
+    begun: list[tuple[int, float]] = []
+
+    async def one(priority: int) -> None:
+        async with admission.place(priority, 10, 10, priority):
+            begun.append((priority, asyncio.get_running_loop().time()))
+            await asyncio.sleep(1.0)
+
+    async def load() -> None:
+        tasks = [asyncio.create_task(one(2))]
+        await asyncio.sleep(0.5)
+        tasks += [asyncio.create_task(one(0)) for _ in range(2)]
+        for _ in range(150):  # a new one of the highest class always waits
+            tasks.append(asyncio.create_task(one(2)))
+            await asyncio.sleep(1.0)
+        await asyncio.gather(*tasks)
+
+    on_a_clock(load())
+    waited = [at_s for priority, at_s in begun if priority == 0]
+    assert len(begun) == 153
+    assert waited[0] == pytest.approx(61.0, abs=2.0)
+    assert waited[1] - waited[0] == pytest.approx(61.0, abs=2.0)

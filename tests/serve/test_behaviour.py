@@ -194,6 +194,34 @@ def test_keys_are_asked_for_and_take_turns(tmp_path: Any) -> None:
     assert not any(key in line for line in lines for key in ("alpha", "beta", "gamma"))
 
 
+def test_higher_classes_go_first_and_users_take_turns() -> None:
+    backend = ScriptedBackend(says("Hello there"), 0.002, concurrency=1)
+
+    async def load(url: str, asks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        order: list[dict[str, Any]] = []
+        async with httpx.AsyncClient(timeout=30) as client:
+
+            async def ask(fields: dict[str, Any]) -> None:
+                answer = await client.post(url + CHAT, json={"messages": HELLO, **fields})
+                assert answer.status_code == 200
+                order.append(fields)
+
+            tasks = []
+            for fields in asks:
+                tasks.append(asyncio.create_task(ask(fields)))
+                await asyncio.sleep(0.005)
+            await asyncio.gather(*tasks)
+        return order
+
+    batch: list[dict[str, Any]] = [{"priority": 0}] * 8
+    many: list[dict[str, Any]] = [{"user": "many"}] * 10
+    with served(backend) as (url, _):
+        order = asyncio.run(load(url, [*batch, {"priority": 2}]))
+        assert order.index({"priority": 2}) < 5
+        order = asyncio.run(load(url, [*many, {"user": "one"}]))
+        assert order.index({"user": "one"}) < 6
+
+
 def test_hosts_and_origins_of_the_web_are_refused() -> None:
     with served(ScriptedBackend(says("Hello"))) as (url, _):
         own = url.removeprefix("http://")

@@ -42,6 +42,10 @@ def test_fuzzed_bodies() -> None:
         ({"stream_options": {}}, "stream_options"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"audio": {"voice": "x"}}, "audio"),
+        ({"priority": 3}, "priority"),
+        ({"priority": -1}, "priority"),
+        ({"priority": 0.5}, "priority"),
+        ({"user": 3}, "user"),
     ],
 )  # fmt: skip
 def test_a_wrong_field_is_named(change: dict, field: str) -> None:

@@ -28,6 +28,7 @@ GOOD = {
     "json_schema": [{}, {"type": "object"}, "true", True, None],
     "regex": ["a+", None],
     "grammar": ['start: "a"', None],
+    "priority": [0, 1, 2, None, np.int64(2)],
 }
 NOT_FINITE = [float("nan"), float("inf"), -float("inf")]
 BAD = {
@@ -51,6 +52,7 @@ BAD = {
     "json_schema": [5, ["a"], b"{}"],
     "regex": ["", 5],
     "grammar": ["", 5],
+    "priority": [-1, 3, 1.0, True, "high"],
 }  # fmt: skip
 
 

@@ -133,6 +133,7 @@ class HELM_API Engine {
   bool forked() const;         // whether this is such a child
   void check_process() const;  // throws in one
   EngineStats stats() const;
+  int64_t evicted_blocks() const;  // of stats(), for who asks at every step
   // Memory of the host, besides weights, that the system provides as it is first written.
   std::vector<std::span<const std::byte>> lazy_memory() const;
   // Counts the time of ops from now on, from zero, or no longer; slows steps by some nanoseconds
@@ -140,10 +141,11 @@ class HELM_API Engine {
   void count_op_times(bool on);
 
   // Opens a sequence that may grow to `capacity` positions; its pages are reserved now, so that no
-  // later step runs out. Throws kCapacity when sequences or pages are exhausted.
+  // later step runs out. grow() reserves more. Throws kCapacity when sequences or pages are
+  // exhausted.
   SequenceId open(int64_t capacity);
-  // Whether open(), or fork() of `shared` positions, would find room.
-  bool can_open(int64_t capacity, int64_t shared = 0) const;
+  // Whether open(), or fork() of `shared` positions, would find room, and leave `spare` blocks.
+  bool can_open(int64_t capacity, int64_t shared = 0, int64_t spare = 0) const;
   // Opens a sequence that begins with the first `length` positions of `source`, whose pages it
   // shares; what either appends later is its own. Throws likewise, and kInvalid for a length that
   // `source` does not have.
@@ -165,7 +167,10 @@ class HELM_API Engine {
   // Throws kCapacity when pages are exhausted, kInvalid for a length that the sequence does not
   // have or more than `capacity`, and nothing has changed; can_resize() is false then.
   void resize(SequenceId sequence, int64_t length, int64_t capacity);
-  bool can_resize(SequenceId sequence, int64_t length, int64_t capacity) const;
+  bool can_resize(SequenceId sequence, int64_t length, int64_t capacity, int64_t spare = 0) const;
+  // Reserves pages for `capacity` positions, if there are so many; whether it has them now. Waits
+  // for no step. Throws kInvalid for more than the plan's context.
+  bool grow(SequenceId sequence, int64_t capacity);
   // Whether the sequence could be cut back to `length` positions, or forked or saved there. Layers
   // with a window may have given up what its next position would see; those calls throw kInvalid
   // then. Never after a step for the length before it.

@@ -40,6 +40,12 @@ struct Request {
   // What the tokens must obey, of this request alone; null: nothing. Tokens that it forces are
   // computed with the one before them and have no log-probability; with `logprobs` all are drawn.
   std::shared_ptr<TokenConstraint> constraint = nullptr;
+  // Which of those that wait begins first, and which gives way to others: kBatch to kInteractive. A
+  // class that is passed over rises by one with every 30 s.
+  int32_t priority = kNormal;
+  int64_t key = 0;  // whose request it is: within a class keys take turns by tokens
+
+  static constexpr int32_t kBatch = 0, kNormal = 1, kInteractive = 2, kPriorities = 3;
 };
 
 using RequestId = int64_t;
@@ -65,10 +71,16 @@ struct RequestTimings {
   int64_t guessed_tokens = 0;   // computed on a guess, see helm/speculation.h
   int64_t accepted_tokens = 0;  // of them, those that were right: decode took as many steps less
   double saved_s = 0;           // of decode by that, as far as steps are known; below 0: lost
+  int64_t parked = 0;           // times that it gave its room to others, and waited
+  int64_t again_tokens = 0;     // computed once more after that
 };
 
 class PrefixCache;
 
+// Requests take room for KV as they grow. Where none is left, one of the lowest class, the latest
+// of these, is parked: it gives up its sequence, waits before all that have not begun, and goes on
+// with the same tokens when it is given room again.
+//
 // A fixed set of requests, computed in the calling thread; helm::Service takes them at any time and
 // computes in a thread of its own. Requests are named by their place, from 0.
 class HELM_API Generation {

@@ -42,7 +42,9 @@ class HELM_API PrefixCache {
   // the one used least recently first: open() throws kCapacity, try_open() returns nothing, only
   // when those in use are in the way.
   Opened open(std::span<const int32_t> prompt, int64_t capacity);
-  std::optional<Opened> try_open(std::span<const int32_t> prompt, int64_t capacity);
+  // try_open() leaves `spare` blocks for others to grow.
+  std::optional<Opened> try_open(std::span<const int32_t> prompt, int64_t capacity,
+                                 int64_t spare = 0);
   // Whether `capacity` positions that share nothing would find room without what is kept, even if
   // those in use shared nothing either: then open() will not fail while no other is opened.
   bool fits(int64_t capacity) const;
@@ -53,6 +55,8 @@ class HELM_API PrefixCache {
   // that stand for the first of `tokens`, and no pages beyond them.
   void keep(SequenceId sequence, std::span<const int32_t> tokens);
   void close(SequenceId sequence);
+  // Gives up what was used least recently of what is kept; false if nothing is.
+  bool give_way();
   // Closes the kept sequences.
   void clear();
   int64_t kept() const;
@@ -78,7 +82,8 @@ class HELM_API PrefixCache {
   };
 
   HELM_LOCAL Match match(std::span<const int32_t> prompt) const;
-  HELM_LOCAL std::optional<SequenceId> start(const Match& match, int64_t capacity, bool cut);
+  HELM_LOCAL std::optional<SequenceId> start(const Match& match, int64_t capacity, int64_t spare,
+                                             bool cut);
   HELM_LOCAL bool drop_oldest(SequenceId except);
 
   Engine& engine_;

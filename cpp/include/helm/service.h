@@ -51,6 +51,7 @@ struct ServiceOptions {
 
 struct ServiceStats {
   int64_t running = 0;          // requests that have a sequence
+  int64_t parked = 0;           // of those that wait: that had one, and gave it to others
   int64_t waiting = 0;          // for room or for a prefix
   int64_t steps = 0;            // since the start
   int64_t tokens = 0;           // drawn since then
@@ -59,6 +60,8 @@ struct ServiceStats {
   double saved_s = 0;           // see RequestTimings; of all requests
   int64_t kv_blocks_used = 0;   // reserved by running requests
   int64_t kv_blocks_total = 0;
+  int64_t preemptions = 0;      // times that a request was parked
+  int64_t kv_blocks_moved = 0;  // from the accelerator to host memory, since the start
 };
 
 // Nobody else may call the engine but within between_steps(). All calls may come from any thread,

@@ -107,10 +107,8 @@ class Search:
     def _ranked(self, limits: ResourceLimits, workload: Workload) -> SearchResult:
         whole = self._partitions(limits, workload)
         if whole.best is None and self.space.disk is not None:
-            found = disk_candidate(self.model, self.profile, workload, limits, self.space)
-            return (
-                whole if found is None else dataclasses.replace(whole, best=found, ranked=(found,))
-            )
+            read = disk_candidate(self.model, self.profile, workload, limits, self.space)
+            return whole if read is None else dataclasses.replace(whole, best=read, ranked=(read,))
         if self.space.policy == "layer-partition":
             return whole
         if self.space.policy in PUBLISHED_POLICIES:

@@ -1,8 +1,9 @@
-"""Who is computed next, and who is sent away: bounded waiting, keys take turns. Knows requests by
-their counts of tokens alone.
+"""Who is computed next, and who is sent away: bounded waiting, classes, keys that take turns. Knows
+requests by their counts of tokens alone.
 
-Keys take turns by virtual token counters (Sheng et al. 2024): the key that was given least goes
-first.
+Higher classes go first. One that is passed over rises by one with every 30 s in which nobody of its
+class and key was admitted. Within a class keys take turns by virtual token counters (Sheng et al.
+2024): the key that was given least goes first.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _OUTPUT_WEIGHT = 2.0  # an output token beside a prompt token
 _LONGEST_RETRY_S = 60
 _SHARE = 0.2  # of a new measurement in a moving mean
 _LEAST_TOLD_S = 1.0  # waits expected to be shorter tell nothing
+_AGEING_S = 30.0  # as of the engine's own ranking
 _MOST_OFF = 3.0  # a wait may be so many times as long as expected
 
 
@@ -36,6 +38,7 @@ class Ticket:
     admitted: asyncio.Future[None]
     ahead_s: float
     came_s: float
+    priority: int = 1
     begun_s: float = 0.0
 
 
@@ -62,7 +65,8 @@ class Admission:
     queue_timeout_s: float = 60.0
     running: set[Ticket] = field(default_factory=set)
     rejected: dict[str, int] = field(default_factory=dict)
-    _queues: dict[int, deque[Ticket]] = field(default_factory=dict)
+    _queues: dict[tuple[int, int], deque[Ticket]] = field(default_factory=dict)  # (client, class)
+    _begun_s: dict[tuple[int, int], float] = field(default_factory=dict)  # the last of each
     _served: dict[int, float] = field(default_factory=dict)  # virtual counters by client
     _prompt_s: _Mean = field(default_factory=lambda: _Mean(0.0))  # per token
     _output_s: _Mean = field(default_factory=lambda: _Mean(0.0))
@@ -99,14 +103,14 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def place(
-        self, client: int, prompt_tokens: int, output_tokens: int
+        self, client: int, prompt_tokens: int, output_tokens: int, priority: int = 1
     ) -> AsyncIterator[Ticket]:
         """Waits for a place and holds it. 429 once that took too long."""
         cost = self._cost(prompt_tokens, output_tokens)
         loop = asyncio.get_running_loop()
         ticket = Ticket(
             client, prompt_tokens, output_tokens, cost, loop.create_future(), self._ahead_s(),
-            loop.time(),
+            loop.time(), priority,
         )  # fmt: skip
         self._queue(ticket)
         try:
@@ -157,25 +161,35 @@ class Admission:
 
     def _queue(self, ticket: Ticket) -> None:
         client = ticket.client
-        if client not in self._queues and not any(t.client == client for t in self.running):
+        there = {*(key[0] for key in self._queues), *(t.client for t in self.running)}
+        if client not in there:
             # Who was away gains nothing by that.
-            others = {*self._queues, *(t.client for t in self.running)}
-            least = min((self._served.get(other, 0.0) for other in others), default=0.0)
-            if not others:
+            least = min((self._served.get(other, 0.0) for other in there), default=0.0)
+            if not there:
                 self._served.clear()
+                self._begun_s.clear()
             self._served[client] = max(self._served.get(client, 0.0), least)
-        self._queues.setdefault(client, deque()).append(ticket)
+        self._queues.setdefault((client, ticket.priority), deque()).append(ticket)
+
+    def _turn(self, key: tuple[int, int], now_s: float) -> tuple[float, float, float]:
+        """The queue of the least one is next."""
+        client, priority = key
+        came_s = self._queues[key][0].came_s
+        aged = (now_s - max(came_s, self._begun_s.get(key, came_s))) // _AGEING_S
+        return -priority - aged, self._served.get(client, 0.0), came_s
 
     def _admit(self) -> None:
         now = asyncio.get_running_loop().time()
         while self._queues and len(self.running) < self.places:
-            client = min(self._queues, key=lambda c: self._served.get(c, 0.0))
-            ticket = self._queues[client].popleft()
-            if not self._queues[client]:
-                del self._queues[client]
+            key = min(self._queues, key=lambda k: self._turn(k, now))
+            client = key[0]
+            ticket = self._queues[key].popleft()
+            if not self._queues[key]:
+                del self._queues[key]
             if ticket.admitted.done():
                 continue
             self.running.add(ticket)
+            self._begun_s[key] = now
             ticket.begun_s = now
             self._learn(ticket)
             charge = ticket.prompt_tokens + _OUTPUT_WEIGHT * self._expected(ticket.output_tokens)
@@ -184,11 +198,12 @@ class Admission:
 
     def _leave(self, ticket: Ticket) -> None:
         self.running.discard(ticket)
-        queue = self._queues.get(ticket.client)
+        key = (ticket.client, ticket.priority)
+        queue = self._queues.get(key)
         if queue is not None and ticket in queue:
             queue.remove(ticket)
             if not queue:
-                del self._queues[ticket.client]
+                del self._queues[key]
         self._admit()
         if not self.running and not self._queues:
             self._idle.set()

@@ -74,6 +74,7 @@ class Gate:
             address = str((scope.get("client") or ("unix",))[0])
             key = headers.get("authorization")
             record.client = self._access.client(scope["path"], key, address)
+            record.has_key = bool(self._access.keys)
             await self._app(scope, receive, sending)
         except ClientGone:
             status = 499

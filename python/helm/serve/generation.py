@@ -145,7 +145,8 @@ class Generation:
             if asked.after is not None:
                 await self._begun[asked.after].wait()
             admission = self._serving.admission
-            async with admission.place(record.client, len(job.tokens), job.max_tokens) as ticket:
+            tokens, priority = len(job.tokens), job.sampling.priority
+            async with admission.place(record.client, tokens, job.max_tokens, priority) as ticket:
                 if record.queue_s is None:
                     record.queue_s = _now() - record.begun_s
                     self._serving.metrics.queue.add(record.queue_s)

@@ -13,6 +13,7 @@ _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 
 _STATS = {  # of the backend
     "running": "requests that are computed",
     "waiting": "requests that the engine has not begun",
+    "parked": "of these, requests that had begun and gave their room to others",
     "kv_blocks_used": "KV blocks in use",
     "kv_blocks_total": "KV blocks there are",
     "saved_s": "seconds of decode that guesses saved, of all requests; below 0: lost",
@@ -21,6 +22,8 @@ _COUNTED = {
     "steps": "steps of the engine",
     "tokens": "tokens that the engine generated",
     "guessed_tokens": "tokens that were computed on a guess",
+    "preemptions": "times that a request gave its room to others",
+    "kv_blocks_moved": "KV blocks that left the accelerator for host memory",
     "accepted_tokens": "of them, those that were right and took no step of their own",
 }
 

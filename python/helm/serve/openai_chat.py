@@ -38,6 +38,7 @@ async def chat(request: Request) -> Response:
     body = await http_body.read(request)
     asked = await serving.run(len(body) // BYTES_A_CHARACTER, lambda: read_chat(read_body(body)))
     serving.check_model(asked.model)
+    serving.note_user(record, asked.user)
     serving.check_ready()
     answer = await _answer(serving, asked, record)
     headers = headers_of(record, asked.ignored)

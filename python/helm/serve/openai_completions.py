@@ -32,6 +32,7 @@ async def completions(request: Request) -> Response:
         len(body) // BYTES_A_CHARACTER, lambda: read_completion(read_body(body))
     )
     serving.check_model(asked.model)
+    serving.note_user(record, asked.user)
     serving.check_ready()
     if len(asked.prompts) * asked.choices > _MOST_ANSWERS:
         raise ApiError(400, f"prompts times n is more than {_MOST_ANSWERS}", param="n")
@@ -186,8 +187,9 @@ class CompletionAnswer:
         for first in range(0, len(self._states), count):
             states = self._states[first : first + count]
             tokens = states[0].prompt
-            admission = self._serving.admission
-            async with admission.place(self._record.client, len(tokens), 1):
+            admission, client = self._serving.admission, self._record.client
+            priority = self._asked.sampling.priority
+            async with admission.place(client, len(tokens), 1, priority):
                 found = await cast(ScoringBackend, backend).score(tokens, top)
             for state in states:
                 state.scored = found

@@ -29,6 +29,7 @@ _COMMON = (
     "model", "stream", "stream_options", "n", "stop", "seed", "temperature", "top_p", "top_k",
     "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
     "max_tokens", "logprobs", "stop_token_ids", "ignore_eos", "user",
+    "priority",
 )  # fmt: skip
 _CHAT = (
     *_COMMON, "messages", "max_completion_tokens", "top_logprobs", "response_format", "tools",
@@ -54,13 +55,14 @@ _REFUSED = {
 }
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "seed", "stop_token_ids",
+    "frequency_penalty", "seed", "stop_token_ids", "priority",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Options:
-    """What both requests say. ignored: fields that are unknown."""
+    """What both requests say. ignored: fields that are unknown. user: who asks, as the client names
+    it; empty: it does not."""
 
     model: str | None
     stream: bool
@@ -68,6 +70,7 @@ class Options:
     choices: int
     sampling: SamplingParams
     ignored: tuple[str, ...]
+    user: str
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,7 @@ def _options(
         "choices": _optional(node, "n", lambda c: c.integer(1, MOST_CHOICES), 1),
         "sampling": SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given),
         "ignored": tuple(ignored[:_MOST_IGNORED]),
+        "user": _optional(node, "user", Reader.string, ""),
     }
 
 

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import secrets
 import time
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ class Record:
     begun_s: float
     wall_s: float = field(default_factory=time.time)  # since 1970
     client: int = 0
+    has_key: bool = False  # whose the client is
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -123,6 +125,12 @@ class Serving:
             whole = f"{record.prompt}\n{text}" if record.prompt else text
             cut = len(whole) > _MOST_LOGGED
             record.prompt = f"{whole[: _MOST_LOGGED - 3]}..." if cut else whole
+
+    def note_user(self, record: Record, user: str) -> None:
+        """Users that a client tells apart take turns as clients do, unless it has a key: then its
+        users share that key's turns."""
+        if user and not record.has_key:
+            record.client = zlib.crc32(f"{record.client} {user}".encode())
 
     def state(self) -> tuple[str, str]:
         """ "ok", "draining" or "failed", and why."""

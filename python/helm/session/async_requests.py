@@ -100,6 +100,7 @@ class Inlet:
             request.stop_tokens,
             request.sampling,
             request.constraint,
+            request.client,
         )
         stream = RequestStream(self, request)
         (stream._id,) = self._service.submit([native], self._outbox, more=True)

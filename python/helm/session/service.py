@@ -113,7 +113,7 @@ class Service:
 
     def stats(self) -> dict[str, float]:
         """running, waiting, steps, tokens, guessed_tokens, accepted_tokens, saved_s,
-        kv_blocks_used, kv_blocks_total."""
+        kv_blocks_used, kv_blocks_total, kv_blocks_moved, parked, preemptions."""
         return dict(self._native.stats)
 
     def check(self) -> None:
@@ -174,8 +174,10 @@ def request_of(
     stop_tokens: Sequence[int],
     sampling: SamplingParams,
     constraint: Any = None,
+    client: int = 0,
 ) -> Any:
-    """A request of the runtime; sampling: resolved. constraint: see helm.text.structured."""
+    """A request of the runtime; sampling: resolved. constraint: see helm.text.structured. client:
+    whose request it is."""
     from helm import _helm
     from helm.text.structured import Constraint
 
@@ -199,4 +201,6 @@ def request_of(
         frequency_penalty=sampling.frequency_penalty,
         logit_bias=list((sampling.logit_bias or {}).items()),
         constraint=None if constraint is None else constraint.start(),
+        priority=sampling.priority,
+        key=client,
     )

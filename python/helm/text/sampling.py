@@ -41,6 +41,7 @@ class SamplingKeywords(TypedDict, total=False):
     json_schema: Mapping[str, Any] | str | bool | None
     regex: str | None
     grammar: str | None
+    priority: int
 
 
 @named_fields("sampling")
@@ -73,6 +74,8 @@ class SamplingParams:
     a schema (a dict, or its text), a match of a regular expression, or a text of a grammar in
     llguidance's variant of Lark's syntax. They need the package llguidance. The end-of-sequence
     token comes where the text is complete, and not before; with max_tokens too low the text is cut.
+    priority: 0 (batch), 1 (normal) or 2 (interactive); who waits goes in this order, and who finds
+    no memory left takes it from a lower one. A class that is passed over rises with time.
     """
 
     max_tokens: int | Literal["auto"] | None = "auto"
@@ -92,6 +95,7 @@ class SamplingParams:
     json_schema: Mapping[str, Any] | str | bool | None = None
     regex: str | None = None
     grammar: str | None = None
+    priority: int = 1
 
     def __post_init__(self) -> None:
         if is_integer(self.top_k) and int(self.top_k) == -1:
@@ -100,6 +104,9 @@ class SamplingParams:
             self._integer("max_tokens", 1, 2**62)
         self._integer("top_k", 0, INT32_MAX)
         self._integer("logprobs", 0, INT32_MAX)
+        if self.priority is None:
+            self._set("priority", 1)
+        self._integer("priority", 0, 2)
         self._integer("seed", 0, 2**64 - 1)
         self._real("temperature", 0.0, FLOAT32_MAX)
         self._real("top_p", 0.0, 1.0, open_low=True)

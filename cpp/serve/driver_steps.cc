@@ -1,0 +1,214 @@
+// The driver's steps: what follows is guessed, room is made, steps are submitted and collected, and
+// tokens taken.
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/check.h"
+#include "serve/driver.h"
+
+namespace helm {
+
+void Driver::look() {
+  snapshot_.runners.clear();
+  snapshot_.prompt_rows = pacer_.rows();
+  for (const Active* active : table_.running()) {
+    const bool running = active->state == Active::State::kRunning;
+    snapshot_.runners.push_back(
+        {running ? std::ssize(active->pending) : 0, active->decoding(), active->group});
+  }
+}
+
+// For each row of the batch what may follow its tokens; no more than positions, tokens and rows are
+// left for.
+std::vector<Draft> Driver::guess() {
+  std::vector<Draft> drafts(batch_.rows.size());
+  int64_t rows = 0;
+  std::vector<Speculator::Seat> seats;
+  for (const BatchRow& row : batch_.rows) {
+    const Active& active = *table_.running()[row.runner];
+    if (!active.decoding()) return drafts;  // prompts make any further row dear
+    rows += row.tokens;
+    const int64_t positions = active.most - active.held() - row.tokens;
+    const int64_t left = active.request.max_tokens - active.generated - 1;
+    const bool all = row.output && row.tokens == std::ssize(active.pending);
+    seats.push_back({active.id,
+                     active.request.prompt,
+                     active.request.stop_tokens,
+                     all ? std::min(positions, left) : 0,
+                     {}});
+  }
+  speculator_.guess(seats, rows);
+  for (size_t i = 0; i < drafts.size(); ++i) {
+    drafts[i] = std::move(seats[i].draft);
+    Active& active = *table_.running()[batch_.rows[i].runner];
+    const int64_t tokens = batch_.rows[i].tokens;
+    // Nobody gives way to guesses.
+    if (drafts[i].tokens.empty() || room_.grow(active, tokens + std::ssize(drafts[i].tokens))) {
+      continue;
+    }
+    const int64_t left = active.capacity - active.held();
+    drafts[i].tokens.resize(static_cast<size_t>(left - tokens));
+  }
+  return drafts;
+}
+
+// Plans the next step and finds room for what it adds to sequences; false if nothing is ready.
+bool Driver::choose() {
+  while (true) {
+    scheduler_.plan(snapshot_, batch_);
+    const RequestTable::List& running = table_.running();
+    for (size_t i = 0; i < running.size(); ++i) running[i]->group = batch_.groups[i];
+    snapshot_.next_group = batch_.next_group;
+    const auto full = std::find_if(
+        batch_.rows.begin(), batch_.rows.end(),
+        [&](const BatchRow& row) { return !room_.grow(*running[row.runner], row.tokens); });
+    if (full == batch_.rows.end()) return !batch_.rows.empty();
+    if (!flights_.empty()) return false;  // they end before anyone gives way
+    make_way(*running[full->runner]);
+    look();
+  }
+}
+
+// Sends off the next step; false if nothing is ready: everything waits for a step on its way.
+// alone: none is to be on its way with it.
+bool Driver::submit(bool alone) {
+  if (engine_.in_flight() > std::ssize(flights_)) {
+    fail(ErrorKind::kInvalid, "[generate] the engine is at steps of another generation, which ",
+         "must end first");
+  }
+  const Clock::time_point begun = Clock::now();
+  if (!choose()) return false;
+  const RequestTable::List& running = table_.running();
+  std::vector<Draft> drafts(batch_.rows.size());
+  if (alone && speculator_.on()) drafts = guess();
+  inputs_.clear();
+  std::vector<std::vector<int32_t>> rows(batch_.rows.size());
+  for (size_t i = 0; i < batch_.rows.size(); ++i) {
+    const BatchRow& row = batch_.rows[i];
+    const Active& active = *running[row.runner];
+    const auto end = active.pending.begin() + row.tokens;
+    rows[i].assign(active.pending.begin(), end);
+    rows[i].insert(rows[i].end(), drafts[i].tokens.begin(), drafts[i].tokens.end());
+    inputs_.push_back({active.sequence, rows[i],
+                       row.output ? StepInput::Outputs::kLast : StepInput::Outputs::kNone,
+                       1 + std::ssize(drafts[i].tokens)});
+  }
+  const Clock::time_point now = Clock::now();
+  engine_.submit(inputs_);
+  Flight& flight = flights_.emplace_back();
+  flight.begun = begun;
+  flight.submitted = now;
+  flight.alone = alone;
+  for (size_t i = 0; i < batch_.rows.size(); ++i) {
+    const BatchRow& row = batch_.rows[i];
+    Active& active = *running[row.runner];
+    active.guesses = std::ssize(drafts[i].tokens);
+    flight.guesses += active.guesses;
+    (active.decoding() ? flight.decode_rows : flight.prompt_rows) += row.tokens;
+    const int64_t again = std::clamp<int64_t>(active.computed - active.held(), 0, row.tokens);
+    active.timings.again_tokens += again;
+    if (active.generated == 0) {
+      active.timings.prefill_tokens += row.tokens - again;
+      ranking_.charge(active.place.key, row.tokens - again);
+    }
+    active.pending.erase(active.pending.begin(), active.pending.begin() + row.tokens);
+    if (row.output) flight.outputs.push_back({active.id, std::move(drafts[i])});
+  }
+  std::vector<Sampler*> samplers;
+  for (const Output& output : flight.outputs) {
+    samplers.push_back(&table_.find(output.request)->sampler);
+  }
+  sampler_.prepare(samplers);
+  return true;
+}
+
+// A failure is kept for step().
+void Driver::collect() noexcept try {
+  const Flight flight = std::move(flights_.front());
+  flights_.pop_front();
+  std::span<const float> logits = engine_.collect();
+  ++steps_;
+  const Clock::time_point now = Clock::now();
+  pacer_.note(flight.decode_rows + flight.guesses, flight.prompt_rows,
+              seconds_between(std::max(flight.submitted, collected_), now));
+  collected_ = now;
+  const auto vocab = static_cast<size_t>(engine_.plan().vocab_size);
+  std::vector<SampledRows> rows;
+  std::vector<std::pair<Active*, int32_t>> takers;  // with the kind of guesses
+  for (const Output& output : flight.outputs) {
+    const size_t size = vocab * (1 + output.draft.tokens.size());
+    const std::span<const float> own = logits.first(size);
+    logits = logits.subspan(size);
+    Active* active = table_.find(output.request);
+    if (active == nullptr || active->state != Active::State::kRunning) continue;  // cancelled
+    rows.push_back({&active->sampler, own, output.draft.tokens});
+    takers.emplace_back(active, output.draft.kind);
+  }
+  sampler_.draw(rows);
+  for (size_t i = 0; i < rows.size(); ++i) take(*takers[i].first, rows[i]);
+  if (speculator_.on() && flight.alone && flight.prompt_rows == 0) {
+    const double seconds = seconds_between(flight.begun, Clock::now());
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const auto& [active, kind] = takers[i];
+      const Speculator::Tried tried{active->id, kind, std::ssize(rows[i].guesses),
+                                    rows[i].accepted};
+      active->timings.saved_s += speculator_.note(tried, flight.decode_rows, seconds);
+    }
+    speculator_.note_step(flight.decode_rows + flight.guesses, seconds);
+  }
+  settle();
+} catch (...) {
+  if (!failure_) failure_ = std::current_exception();
+}
+
+void Driver::finish_with_error(Active& active, std::exception_ptr failure) {
+  active.failure = std::move(failure);
+  tokens_.push_back({active.id, -1, std::numeric_limits<float>::quiet_NaN(), {}, Finish::kError});
+}
+
+// Takes the tokens drawn from its rows, and those that must follow, and decides whether the request
+// goes on. Of the guesses that were computed, the sequence keeps those that are right; of the
+// tokens, those that were no guesses are computed next.
+void Driver::take(Active& active, SampledRows& rows) {
+  const int64_t wrong = std::exchange(active.guesses, 0) - rows.accepted;
+  if (wrong > 0) engine_.truncate(active.sequence, engine_.length(active.sequence) - wrong);
+  const Clock::time_point now = Clock::now();
+  RequestTimings& timings = active.timings;
+  if (rows.draws.empty()) {
+  } else if (active.generated == 0) {
+    active.first_token = now;
+    timings.prefill_s = seconds_between(active.admitted, now);
+    timings.first_token_s = seconds_between(active.arrived, now);
+  } else {
+    timings.decode_s = seconds_between(active.first_token, now);
+    timings.decode_bytes +=
+        stats_.decode_bytes + stats_.kv_token_bytes * engine_.length(active.sequence);
+    timings.guessed_tokens += std::ssize(rows.guesses);
+    timings.accepted_tokens += rows.accepted;
+  }
+  const int64_t room = active.most - engine_.length(active.sequence);
+  active.again = false;
+  ranking_.charge(active.place.key, Ranking::kOutputWeight * std::ssize(rows.draws));
+  int64_t computed = rows.accepted;
+  Finish finish = Finish::kNone;
+  for (Sampler::Draw& draw : rows.draws) {
+    finish = active.take(draw.id, room, computed-- > 0);
+    tokens_.push_back({active.id, draw.id, draw.logprob, std::move(draw.top), finish});
+    for (const int32_t id : draw.forced) {
+      if (finish != Finish::kNone) break;
+      finish = active.take(id, room, computed-- > 0);
+      tokens_.push_back({active.id, id, std::numeric_limits<float>::quiet_NaN(), {}, finish});
+    }
+    if (finish != Finish::kNone) break;
+  }
+  if (finish == Finish::kNone && rows.failure) {
+    active.state = Active::State::kEnding;
+    return finish_with_error(active, rows.failure);
+  }
+  const bool stopped = finish == Finish::kNone && active.sampler.stopped();
+  if (stopped) tokens_.back().finish = finish = Finish::kStop;
+  if (finish != Finish::kNone) active.state = Active::State::kEnding;
+}
+
+}  // namespace helm
