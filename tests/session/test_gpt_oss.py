@@ -100,6 +100,19 @@ def test_experts_are_held_as_stored_and_the_same_on_the_simulated_accelerator(
     assert formats["model.layers.0.mlp.router.weight"] == "f32"
 
 
+def test_unquantised_experts_are_refused_with_what_is_expected(
+    made_model: tuple[Path, torch.nn.Module], tmp_path: Path
+) -> None:
+    folder, model = made_model
+    model.save_pretrained(tmp_path)
+    stated = json.loads((folder / "config.json").read_text())
+    del stated["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    said = r"unquantised, as f32 \[6, 64, 64\] of \[experts, in, out\]; expected MXFP4"
+    with pytest.raises(CheckpointError, match=said):
+        logits(tmp_path, device="cpu")
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
