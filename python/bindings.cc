@@ -149,6 +149,11 @@ nb::dict stats(SharedEngine& shared) {
     cpu_ops.append(kind);
   }
   out["cpu_ops"] = cpu_ops;
+  nb::dict experts;
+  experts["runs"] = s.experts.runs;
+  experts["rows"] = s.experts.rows;
+  experts["distinct"] = s.experts.distinct;
+  out["experts"] = experts;
   out["weights_bytes"] = s.weights_bytes;
   out["decode_bytes"] = s.decode_bytes;
   out["kv_bytes"] = s.kv_bytes;

@@ -13,14 +13,17 @@ namespace helm::cpu {
 namespace {
 
 using Worker = ExpertsWorker;
-constexpr int64_t kPiecesPerMember = 4;
 constexpr int64_t kPackedRows = 2;  // by one member at a time
+// Of few tokens, what a member starts with at least, so that others can help it at the end.
+constexpr int64_t kPiecesPerMember = 4;
 
-// Rows of a piece where each member is to have some pieces of `rows`, times `times` matrices.
-int64_t piece_rows(int64_t rows, int64_t times, int64_t tokens, int members) {
-  if (tokens > kDecodeTokens) return Worker::kRows;
-  const int64_t share = rows * times / (kPiecesPerMember * members);
-  return std::clamp(align_up(share, Worker::kRows), Worker::kRows, Worker::kFewRows);
+// Cuts of an expert's rows where `times` experts are gone through for each: a multiple of the
+// members, who have equal parts of the rows of every expert.
+int64_t pieces_of(int64_t rows, int64_t times, int64_t tokens, int members) {
+  const int64_t least = (rows + Worker::kFewRows - 1) / Worker::kFewRows;
+  const int64_t each = tokens > kDecodeTokens ? (rows + Worker::kRows - 1) / Worker::kRows
+                                              : (kPiecesPerMember + times - 1) / times * members;
+  return align_up(std::max(each, least), members);
 }
 
 class BoundRoute : public BoundOp {
@@ -69,6 +72,7 @@ class BoundExperts : public BoundOp {
         up_bias_(b.vector(op.up_bias)),
         down_bias_(b.vector(op.down_bias)),
         activation_(b.kernels.activation),
+        counts_(b.experts),
         scratch_(b.scratch),
         kernel_bytes_(align_up(std::max(b.kernels.scratch_bytes(0), kCacheLine), kCacheLine)) {
     if (op.up != kNoTensor) up_ = b.matrix(op.up);
@@ -92,11 +96,13 @@ class BoundExperts : public BoundOp {
     });
     team.barrier();
     const int64_t active = active_[0];
-    const int64_t some = piece_rows(op_.size, active, rows, team.size());
-    const int64_t pieces = (op_.size + some - 1) / some;
-    team.parallel_for(active * pieces, 1, [&](int64_t index, int64_t) {
-      const int64_t row = index % pieces * some;
-      activate(active_[1 + index / pieces], row, std::min(some, op_.size - row), team.worker());
+    if (counts_ != nullptr && team.worker() == 0) {
+      counts_->runs += 1, counts_->rows += rows, counts_->distinct += active;
+    }
+    const int64_t cuts = pieces_of(op_.size, active, rows, team.size());
+    team.parallel_for(cuts * active, 1, [&](int64_t index, int64_t) {
+      const auto [begin, end] = expert_rows(index / active, cuts, op_.size);
+      activate(active_[1 + index % active], begin, end - begin, team.worker());
     });
     team.barrier();
     const int64_t pairs = rows * op_.chosen;
@@ -106,11 +112,11 @@ class BoundExperts : public BoundOp {
       });
       team.barrier();
     }
-    const int64_t each = piece_rows(out_width_, 1, rows, team.size());
-    team.parallel_for((out_width_ + each - 1) / each, 1, [&](int64_t index, int64_t) {
-      const int64_t row = index * each;
-      for (int64_t i = 0; i < active; ++i) {
-        add_down(active_[1 + i], row, std::min(each, out_width_ - row), team.worker());
+    const int64_t downs = pieces_of(out_width_, 1, rows, team.size());
+    team.parallel_for(downs, 1, [&](int64_t index, int64_t) {
+      const auto [begin, end] = expert_rows(index, downs, out_width_);
+      for (int64_t i = 0; i < active && begin < end; ++i) {
+        add_down(active_[1 + i], begin, end - begin, team.worker());
       }
     });
   }
@@ -167,6 +173,7 @@ class BoundExperts : public BoundOp {
 
   // act of elements [row, row + count) of an expert's pairs.
   void activate(int64_t expert, int64_t row, int64_t count, int worker) const {
+    if (count == 0) return;
     const Scratch own = scratch(worker);
     const int64_t width = 2 * count;
     ChosenRows args{};
@@ -235,6 +242,7 @@ class BoundExperts : public BoundOp {
   std::unique_ptr<Matrix> gate_, up_, down_;
   const float *gate_bias_, *up_bias_, *down_bias_;
   void (*activation_)(const ActivationArgs&);
+  ExpertCounts* counts_;  // or null
   const std::vector<std::byte*>& scratch_;
   int64_t kernel_bytes_;
   QuantBlock* in_blocks_;  // what follows is shared, see ExpertsRoom
@@ -267,6 +275,12 @@ ExpertsRoom::ExpertsRoom(const ExpertsOp& op, int64_t rows, int64_t in_width) {
 
 int64_t ExpertsWorker::bytes(int64_t in_width, int64_t size) {
   return (2 * kResults + kDecodeTokens * std::max(in_width, size)) * int64_t{sizeof(float)};
+}
+
+Team::Part expert_rows(int64_t piece, int64_t pieces, int64_t rows) {
+  const int64_t strips = (rows + kStripRows - 1) / kStripRows;
+  const auto cut = [&](int64_t i) { return std::min(strips * i / pieces * kStripRows, rows); };
+  return {cut(piece), cut(piece + 1)};
 }
 
 std::unique_ptr<BoundOp> bind_mixture(const RouteOp& op, const Bindings& bindings) {

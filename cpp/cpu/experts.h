@@ -4,9 +4,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/thread_pool.h"
 #include "helm/plan.h"
 
 namespace helm::cpu {
+
+// Of the rows that each expert has in a matrix, the piece-th of `pieces`, by strips. Of as many
+// pieces as members, what a member reads in steps of few tokens unless others help it.
+Team::Part expert_rows(int64_t piece, int64_t pieces, int64_t rows);
 
 // Shared by the members. A pair is a token and one of its experts; pairs are sorted by expert.
 struct ExpertsRoom {

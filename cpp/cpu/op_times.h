@@ -1,4 +1,5 @@
-// How long the ops of CPU stages take, by kind. Counts only while asked to.
+// What CPU stages count: how long their ops take, by kind, while asked to; and always the experts
+// that steps read.
 #pragma once
 
 #include <array>
@@ -8,6 +9,13 @@
 #include "helm/plan.h"
 
 namespace helm::cpu {
+
+// Of ops of experts. Runs of one engine's CPU stages do not overlap.
+struct ExpertCounts {
+  int64_t runs = 0;
+  int64_t rows = 0;      // of all runs
+  int64_t distinct = 0;  // experts that some row of a run has, of all runs
+};
 
 class OpTimes {
  public:
@@ -30,6 +38,8 @@ class OpTimes {
     sum.time += time;
   }
   const Kind& of(OpKind kind) const { return kinds_[static_cast<size_t>(kind)]; }
+
+  ExpertCounts experts;
 
  private:
   bool counting_ = false;

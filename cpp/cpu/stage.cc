@@ -28,6 +28,7 @@ CpuStage::CpuStage(const StageSpec& spec, const KernelTable& kernels, ThreadPool
     bindings_.values.push_back(host_pointer<float>(value));
   }
   bind_workspace(spec);
+  if (times != nullptr) bindings_.experts = &times->experts;
   for (const UnitSpec& unit : spec.units) {
     for (const Op& op : unit.ops) {
       ops_.push_back(bind_op(op, bindings_));

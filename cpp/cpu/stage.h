@@ -54,6 +54,7 @@ struct Bindings {
   std::vector<Turns> turns;         // by rope table, where keys lack their bias
   std::byte* packed = nullptr;      // shared by the members, the input of a product, packed
   std::byte* partials = nullptr;    // shared by the members, attention_partials_bytes()
+  ExpertCounts* experts = nullptr;  // or null
 
   Format format(TensorIndex tensor) const { return weights[static_cast<size_t>(tensor)].format; }
   std::unique_ptr<Matrix> matrix(TensorIndex tensor) const;

@@ -1,6 +1,7 @@
 #include "device/stage_bytes.h"
 
 #include <algorithm>
+#include <cmath>
 #include <variant>
 
 namespace helm {
@@ -23,7 +24,10 @@ int64_t weight_bytes(const StageSpec& stage, const Op& op, int64_t tokens) {
     const int64_t whole = format_bytes(stage.weights[index].format, spec.rows(), spec.cols());
     bytes += reads == Reads::kWhole ? whole : tokens * (whole / spec.rows());
   });
-  return bytes;
+  const auto* mixture = std::get_if<ExpertsOp>(&op);
+  if (mixture == nullptr) return bytes;
+  const double share = mixture->expected(tokens) / static_cast<double>(mixture->experts);
+  return std::llround(static_cast<double>(bytes) * share);
 }
 
 int64_t seen_positions(const SequenceRun& run, int64_t window, int64_t page_tokens) {

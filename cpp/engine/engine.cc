@@ -21,16 +21,19 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Weight bytes that a step of one token reads.
+// Weight bytes that a step of one token reads: of experts those of the ones chosen.
 int64_t decode_bytes(const Plan& plan) {
   int64_t bytes = 0;
   for (const UnitSpec& unit : plan.units) {
-    const auto add = [&](TensorIndex index, Reads reads) {
-      const TensorSpec& tensor = plan.tensors[static_cast<size_t>(index)];
-      if (reads != Reads::kWhole || !tensor.is_matrix()) return;
-      bytes += read_bytes(plan.format(unit, index), tensor.rows(), tensor.cols());
-    };
-    for (const Op& op : unit.ops) each_tensor(op, add);
+    for (const Op& op : unit.ops) {
+      const auto* mixture = std::get_if<ExpertsOp>(&op);
+      each_tensor(op, [&](TensorIndex index, Reads reads) {
+        const TensorSpec& tensor = plan.tensors[static_cast<size_t>(index)];
+        if (reads != Reads::kWhole || !tensor.is_matrix()) return;
+        const int64_t all = read_bytes(plan.format(unit, index), tensor.rows(), tensor.cols());
+        bytes += mixture == nullptr ? all : all / mixture->experts * mixture->chosen;
+      });
+    }
   }
   return bytes;
 }
@@ -150,6 +153,8 @@ EngineStats Engine::Impl::stats() const {
     const double seconds = std::chrono::duration<double>(times.time).count();
     stats.cpu_ops.push_back({op_kind_name(kind), times.runs, seconds});
   }
+  const cpu::ExpertCounts& experts = op_times_.experts;
+  stats.experts = {experts.runs, experts.rows, experts.distinct};
   stats.threads = threads_.size();
   stats.active_threads = team_size_.size();
   stats.cpus = threads_.cpus();

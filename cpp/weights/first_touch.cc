@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "base/affinity.h"
+#include "cpu/experts.h"
 #include "cpu/linear_rows.h"
 
 namespace helm {
@@ -25,6 +26,27 @@ void add_shares(const Plan& plan, const UnitSpec& unit, const LinearOp& op, int 
       if (rows.begin < rows.end) own.push_back({rows.begin, rows.end, member});
     }
   }
+}
+
+// Of experts every member has a part of each one's rows.
+void add_shares(const Plan& plan, const ExpertsOp& op, int members,
+                std::vector<std::vector<TensorShare>>& shares) {
+  const auto add = [&](TensorIndex index, int64_t rows, int64_t together) {
+    if (index == kNoTensor) return;
+    std::vector<TensorShare>& own = shares[static_cast<size_t>(index)];
+    if (!own.empty()) return;
+    const int64_t all = plan.tensors[static_cast<size_t>(index)].rows();
+    for (int64_t first = 0; first < all; first += rows * together) {
+      for (int member = 0; member < members; ++member) {
+        const auto [begin, end] = cpu::expert_rows(member, members, rows);
+        if (begin == end) continue;
+        own.push_back({first + begin * together, first + end * together, member});
+      }
+    }
+  };
+  add(op.gate, op.size, op.layout == GateUp::kNeighbours ? 2 : 1);
+  add(op.up, op.size, 1);
+  add(op.down, plan.values[static_cast<size_t>(op.out)].width, 1);
 }
 
 // Items in the order in which they are to be done, taken one by one.
@@ -52,6 +74,8 @@ std::vector<std::vector<TensorShare>> decode_shares(const Plan& plan,
     for (const Op& op : plan.units[u].ops) {
       if (const auto* linear = std::get_if<LinearOp>(&op)) {
         add_shares(plan, plan.units[u], *linear, members, shares);
+      } else if (const auto* experts = std::get_if<ExpertsOp>(&op)) {
+        add_shares(plan, *experts, members, shares);
       }
     }
   }

@@ -22,8 +22,8 @@ struct TensorShare {
 };
 
 // By TensorIndex: shares that cover the tensor, in order. Matrices of the linear ops of the units
-// with `chosen`, which the CPU runs, belong to whoever starts with their rows (cpu::LinearRows);
-// everything else to anyone.
+// with `chosen`, which the CPU runs, belong to whoever starts with their rows (cpu::LinearRows),
+// and so do those of experts (cpu::expert_rows); everything else to anyone.
 std::vector<std::vector<TensorShare>> decode_shares(const Plan& plan,
                                                     const std::vector<bool>& chosen, int members);
 

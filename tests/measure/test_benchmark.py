@@ -15,6 +15,7 @@ import helm
 from helm import _helm
 from helm.measure.benchmark import Load, measure
 from helm.model.hub import bundled_model
+from small_models import model_dir
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,37 @@ def test_a_report_adds_up(llm):
         assert {"linear", "attention", "norm", "rope"} < {share.op for share in phase.ops}
         assert phase.ops[-1].op == "rest"
     assert min(*report.read_bytes_per_s, *report.fma_flops) > 1e8
+
+
+def test_experts_are_counted_beside_those_expected():
+    """Half of six for each token; two tokens share some."""
+    with helm.LLM(
+        model_dir("qwen3_moe"), context=64, max_sequences=2, threads=2, device="cpu"
+    ) as llm:
+        before = llm.stats
+        assert before["experts"] == {"runs": 0, "rows": 0, "distinct": 0}
+        tensors = {t.name: 4 * math.prod(t.shape) for t in llm.plan.tensors if len(t.shape) == 2}
+        embed = tensors.pop("model.embed_tokens.weight")
+        experts = sum(size for name, size in tensors.items() if ".experts." in name)
+        rest = sum(tensors.values()) - experts
+        assert embed > 0
+        assert before["decode_bytes"] == rest + experts // 2
+        report = llm.benchmark(Load(prompt=12, output=6, batch=2), 2)
+        after = llm.stats["experts"]
+    expected, counted = report.experts
+    assert expected == 4.5
+    assert 3 <= counted <= 6
+    assert after["runs"] > 0
+    assert 3 * after["runs"] <= after["distinct"] <= 6 * after["runs"]
+    assert after["rows"] > 2 * after["runs"]  # prompts have more
+    decode = {share.op: share for share in report.decode.ops}
+    assert decode["experts"].bytes == pytest.approx(experts * 0.75)
+    assert decode["experts"].flops == pytest.approx(2 * experts / 4)
+    assert report.step_bytes > rest + experts * 0.75
+
+
+def test_a_dense_model_has_no_experts(llm):
+    assert llm.benchmark(Load(prompt=4, output=2, batch=1), 1).experts is None
 
 
 def test_bytes_and_operations_are_those_of_the_model(llm):

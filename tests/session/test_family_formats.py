@@ -14,6 +14,7 @@ CASES = (
     "gemma2", "gemma3", "phi3_longrope", "smollm3", "granite", "olmo2", "olmo3", "glm4",
     "ministral", "cohere2", "stablelm_norms", "llama", "qwen3", "opt",
     "qwen3_moe", "qwen3_moe_dense_layers", "qwen3_moe_uneven", "qwen2_moe", "mixtral", "olmoe",
+    "granitemoe", "glm4_moe",
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+import gguf_models
 import helm
 import small_models
 from helm.errors import CheckpointError
@@ -98,6 +99,37 @@ def test_experts_are_held_as_stored_and_the_same_on_the_simulated_accelerator(
         formats = {one.tensor: one.format for one in llm.plan.slices}
     assert formats[f"{EXPERTS}.gate_up_proj.weight"] == "mx4.e32"
     assert formats["model.layers.0.mlp.router.weight"] == "f32"
+
+
+def test_a_gguf_file_has_the_checkpoints_logits(
+    made_model: tuple[Path, torch.nn.Module], tmp_path: Path
+) -> None:
+    """Its experts in MXFP4, gate and up apart. It has no key for the limit, which is 7 then, and of
+    rope it knows bounds that are whole numbers."""
+    stated = json.loads((made_model[0] / "config.json").read_text())
+    stated["swiglu_limit"] = 7.0
+    stated["rope_parameters"]["truncate"] = True
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    (tmp_path / "model.safetensors").symlink_to(made_model[0] / "model.safetensors")
+    (tmp_path / "gguf").mkdir()
+    path = gguf_models.write(tmp_path, tmp_path / "gguf" / "x.gguf")
+    np.testing.assert_array_equal(logits(path, device="cpu"), logits(tmp_path, device="cpu"))
+    with helm.LLM(path, threads=1, context=64, device="cpu") as llm:
+        formats = {one.tensor: one.format for one in llm.plan.slices}
+    assert formats[f"{EXPERTS}.up_proj.weight"] == "mx4.e32"
+
+
+def test_unquantised_experts_are_refused_with_what_is_expected(
+    made_model: tuple[Path, torch.nn.Module], tmp_path: Path
+) -> None:
+    folder, model = made_model
+    model.save_pretrained(tmp_path)
+    stated = json.loads((folder / "config.json").read_text())
+    del stated["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    said = r"unquantised, as f32 \[6, 64, 64\] of \[experts, in, out\]; expected MXFP4"
+    with pytest.raises(CheckpointError, match=said):
+        logits(tmp_path, device="cpu")
 
 
 @pytest.mark.parametrize(

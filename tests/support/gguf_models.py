@@ -146,6 +146,11 @@ def write(
             _add_tensor(writer, _name(architecture, config, name), own, kind)
     for name, array in experts_of(folder).items():
         _add_tensor(writer, name, np.ascontiguousarray(array, np.float32), kind)
+    for name, array in mxfp4_experts_of(folder).items():
+        if array.dtype == np.uint8:
+            writer.add_tensor(name, array, raw_dtype=gguf.GGMLQuantizationType.MXFP4)
+        else:
+            writer.add_tensor(name, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -175,6 +180,37 @@ def experts_of(folder: Path) -> dict[str, np.ndarray]:
     return made | {name: np.stack([own[e] for e in sorted(own)]) for name, own in found.items()}
 
 
+def mxfp4_experts_of(folder: Path) -> dict[str, np.ndarray]:
+    """Of gpt-oss: the blocks of experts as bytes [experts, rows, bytes], and their biases."""
+    tensors = {
+        name: tensor
+        for file in folder.glob("*.safetensors")
+        for name, tensor in load_file(file).items()
+        if ".mlp.experts." in name and "_proj_" in name
+    }
+    found: dict[str, np.ndarray] = {}
+    for name, tensor in tensors.items():
+        at = f"blk.{name.split('.')[2]}"
+        module, _, part = name.rpartition("_")
+        if part == "scales" or not module.endswith(("gate_up_proj", "down_proj")):
+            continue
+        if part == "bias":
+            own, ending = tensor.float().numpy(), "bias"
+        else:  # codes 2 i and 2 i + 1 share a byte, in ggml's i and i + 16
+            pairs = tensor.numpy()
+            codes = np.stack((pairs & 15, pairs >> 4), -1).reshape(*pairs.shape[:-1], 32)
+            bytes_ = codes[..., :16] | codes[..., 16:] << 4
+            scales = tensors[f"{module}_scales"].numpy()[..., None]
+            own = np.concatenate((scales, bytes_), -1).reshape(*pairs.shape[:2], -1)
+            ending = "weight"
+        if module.endswith("down_proj"):
+            found[f"{at}.ffn_down_exps.{ending}"] = own
+        else:
+            found[f"{at}.ffn_gate_exps.{ending}"] = np.ascontiguousarray(own[:, ::2])
+            found[f"{at}.ffn_up_exps.{ending}"] = np.ascontiguousarray(own[:, 1::2])
+    return found
+
+
 def _name(architecture: str, config: dict[str, Any], name: str) -> str:
     """As the gguf package says, which knows more architectures than the benchmarks."""
     if config["model_type"] != "mixtral" and architecture in ("llama", "qwen2", "qwen3"):
@@ -184,7 +220,7 @@ def _name(architecture: str, config: dict[str, Any], name: str) -> str:
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     found = names.get_name(name, try_suffixes=(".weight", ".bias"))
     assert found is not None, name
-    return found
+    return f"{found}.weight" if name.endswith(".sinks") else found
 
 
 _COUNTS = ("n_routed_experts", "num_local_experts", "num_experts")

@@ -70,6 +70,13 @@ struct OpTime {
   double seconds = 0;  // up to the barrier after each
 };
 
+// Of the ops of experts that ran on the CPU.
+struct ExpertsUse {
+  int64_t runs = 0;
+  int64_t rows = 0;      // tokens, of all runs
+  int64_t distinct = 0;  // experts that some row of a run has, of all runs
+};
+
 struct EngineStats {
   int64_t weights_bytes = 0;       // placed weights, on all devices
   int64_t decode_bytes = 0;        // weight bytes that one decode step reads
@@ -89,6 +96,7 @@ struct EngineStats {
   bool disk_direct = true;         // no read went through the page cache
   int64_t crossings = 0;           // of activations between devices, per step
   std::vector<OpTime> cpu_ops;     // as counted since count_op_times(true)
+  ExpertsUse experts;
   int threads = 0;
   int active_threads = 0;    // of them, those that decode
   std::vector<int> cpus;     // of the threads; empty: as the system likes

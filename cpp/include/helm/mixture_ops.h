@@ -2,6 +2,7 @@
 // only, as helm/ops.h is, which has the others.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "helm/op_facts.h"
@@ -90,6 +91,14 @@ struct ExpertsOp {
     for (const TensorIndex t : {gate, up, down, gate_bias, up_bias, down_bias}) {
       if (t != kNoTensor) use(t, Reads::kWhole);
     }
+  }
+
+  // How many different experts so many tokens have, each chosen as often as any other; a step reads
+  // the matrices of these alone.
+  double expected(int64_t rows) const {
+    const double all = static_cast<double>(experts);
+    const double others = 1 - static_cast<double>(chosen) / all;
+    return all * (1 - std::pow(others, static_cast<double>(rows)));
   }
 };
 

@@ -84,6 +84,12 @@ def show(report: Report, predicted: float | None, ops: bool) -> None:
         f"{statistics.median(report.prefill.seconds) * 1e3:,.1f} ms for "
         f"{counted(report.prefill.tokens, 'token')}"
     )
+    if report.experts is not None:
+        expected, counted_ones = report.experts
+        line = f"experts  {expected:,.1f} different ones expected in a layer of a decode step"
+        if counted_ones > 0:
+            line += f", {counted_ones:,.1f} counted"
+        console.print(line)
     if ops:
         _show_ops(console, "decode step", report.decode, report)
         _show_ops(console, "prefill", report.prefill, report)

@@ -21,7 +21,7 @@ from helm.base.arguments import shown
 from helm.base.formats import FORMATS
 from helm.compiler.times import Queries, causal_pairs, prefill_queries
 from helm.errors import InvalidError
-from helm.model.graph import Attention, Linear
+from helm.model.graph import Attention, Experts, Linear
 
 if TYPE_CHECKING:
     from helm.plan.schema import Plan
@@ -77,7 +77,8 @@ class Phase:
 class Report:
     """ceilings: bytes/s that the plan's threads read from memory and f32 operations/s they do in
     registers, by round, the mean of before and after. step_bytes: weights and KV that a decode
-    step must read, on all devices."""
+    step must read, on all devices. experts: of a mixture, how many different ones an op of a decode
+    step reads: expected, and counted on the CPU (0: none ran there)."""
 
     load: Load
     prefill: Phase
@@ -85,6 +86,7 @@ class Report:
     read_bytes_per_s: tuple[float, ...]
     fma_flops: tuple[float, ...]
     step_bytes: float
+    experts: tuple[float, float] | None = None
 
     @property
     def decode_share(self) -> tuple[float, ...]:
@@ -137,7 +139,8 @@ def measure(
         decode=_phase(decodes, load.batch, work.by_op()),
         read_bytes_per_s=tuple(mean[0] for mean in means),
         fma_flops=tuple(mean[1] for mean in means),
-        step_bytes=engine.stats["decode_bytes"] + work.kv_bytes(),
+        step_bytes=engine.stats["decode_bytes"] + work.more_experts_bytes() + work.kv_bytes(),
+        experts=work.experts(bench.counted_experts),
     )
 
 
@@ -179,6 +182,8 @@ class _Bench:
             for b in range(load.batch)
         ]
         self._sequences: list[int] = []
+        self.counted_experts = 0.0  # of an op of a decode step, on average
+        self._experts = {"runs": 0, "distinct": 0}
         try:
             for _ in range(load.batch):
                 self._sequences.append(engine.open(load.prompt + load.output))
@@ -204,7 +209,12 @@ class _Bench:
 
     def decode(self) -> _Timed:
         """One step, after a prefill."""
+        before = self._engine.stats["experts"]
         steps, ops = self._run(self._load.prompt, self._load.output)
+        after = self._engine.stats["experts"]
+        for name in self._experts:
+            self._experts[name] += after[name] - before[name]
+        self.counted_experts = self._experts["distinct"] / max(1, self._experts["runs"])
         return sum(steps) / len(steps), {op: s / len(steps) for op, s in ops.items()}
 
     def _run(self, cached: int, output: int) -> tuple[list[float], dict[str, float]]:
@@ -270,7 +280,44 @@ class _Work:
             4.0 * op.heads * op.head_dim * self._pairs(op) for op in self._ops(Attention)
         )
         kv = self.kv_bytes("cpu") if self._cached else 0.0
-        return {"linear": (read, flops), "attention": (kv, attended)}
+        mixtures = [self._experts_work(op, per_output, held) for op in self._ops(Experts)]
+        return {
+            "linear": (read, flops),
+            "attention": (kv, attended),
+            "experts": (sum(b for b, _ in mixtures), sum(f for _, f in mixtures)),
+        }
+
+    def _experts_work(self, op: Experts, per_output: set[str], held: Any) -> tuple[float, float]:
+        rows, passes = int(self._queries.tokens.sum()), self._queries.steps
+        if op.out in per_output:
+            rows, passes = self._outputs, self._output_passes
+        distinct = passes * op.expected(round(rows / passes))
+        read = flops = 0.0
+        for name in op.matrices():
+            shape, own = held[name]
+            read += FORMATS[own.format].read_bytes(*shape) * distinct / op.experts
+            flops += 2.0 * math.prod(shape) / op.experts * op.chosen * rows
+        return read, flops
+
+    def experts(self, counted: float) -> tuple[float, float] | None:
+        """(expected, counted) for a report; None where there is no mixture."""
+        expected = [op.expected(self._outputs) for op in self._ops(Experts, None)]
+        return (statistics.mean(expected), counted) if expected else None
+
+    def more_experts_bytes(self) -> float:
+        """Of the expected experts, beyond those of one token."""
+        held = {
+            tensor.name: FORMATS[own.format].read_bytes(*tensor.shape)
+            for device in self._plan.devices
+            for tensor, own in self._plan.held(device.name)
+            if len(tensor.shape) == 2
+        }
+        return sum(
+            sum(held[name] for name in op.matrices())
+            * (op.expected(self._outputs) - op.chosen)
+            / op.experts
+            for op in self._ops(Experts, None)
+        )
 
     def kv_bytes(self, device: str | None = None) -> float:
         """Keys and values that the queries see, of layers on `device` or on all."""

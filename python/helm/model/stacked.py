@@ -30,6 +30,9 @@ def with_stacks(tensors: Mapping[str, TensorInfo], graph: Graph) -> dict[str, Te
         if not isinstance(op, Experts):
             continue
         for name in op.weight_names():
+            plain = name.removesuffix(".weight")
+            if name not in found and plain != name and plain in found:
+                raise _turned(found[plain], plain)
             if name in found:
                 found[name] = _flat(found[name], len(graph.tensors[name]), op.experts)
             elif "*" in name:
@@ -59,6 +62,15 @@ def routers(graph: Graph) -> set[str]:
         if getattr(op, "out", None) in read
         for part in getattr(op, "parts", ())
     }
+
+
+def _turned(info: TensorInfo, plain: str) -> CheckpointError:
+    """Experts as modules multiply with them, which checkpoints of this family do not have."""
+    return CheckpointError(
+        f"[load] {info.file}: the experts {info.name!r} are stored unquantised, as {info.stored} "
+        f"{list(info.shape)} of [experts, in, out]; expected MXFP4 as the model is released, in "
+        f"{plain}_blocks and {plain}_scales, or a GGUF file of it"
+    )
 
 
 def _as_row(info: TensorInfo, shape: tuple[int, ...]) -> TensorInfo:

@@ -215,6 +215,16 @@ TEST_CASE("the bytes of a stage are its weights, rows of tables, and the positio
   CHECK(helm::stage_bytes(spec_of(windowed, 1, 3), {ids, ids, rows, later}) ==
         reads.block(5, 2, 20 + 23, false));
 
+  TinyShape mixed;  // half of the experts for each token
+  mixed.experts = 4;
+  const Plan mixture = Plan::from_json(tiny_model(mixed).plan);
+  const StageSpec mlp = spec_of(mixture, 2, 3);
+  const std::vector<int32_t> one(1), two(2);
+  const auto of = [&](const std::vector<int32_t>& tokens) {
+    return helm::stage_bytes(mlp, {tokens, tokens, {}, runs});
+  };
+  CHECK(of(two) - of(one) == 4 * 3 * mixed.inter * mixed.hidden);  // 3 of 4, and 2
+
   shape.window = 0;
   shape.kv_dtype = "i8";  // a byte each, and a scale per position and head
   shape.weight_dtype = "f16";

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "affinity.h"
+#include "cpu/experts.h"
 #include "cpu/stage.h"
 #include "helm/engine.h"
 #include "tiny_model.h"
@@ -30,6 +31,7 @@ using helm::ThreadPool;
 using helm::test::large_shape;
 using helm::test::one_cpu_each;
 using helm::test::tiny_model;
+using helm::test::TinyShape;
 
 // --- who reads what ------------------------------------------------------------------------------
 
@@ -144,6 +146,57 @@ TEST_CASE("weights belong to the member whose decode begins with them") {
       for (const auto& [weights, ran] : slices) {
         CHECK(ran == std::vector<int>(ran.size(), 1));
       }
+    }
+  }
+}
+
+TEST_CASE("of every expert each member has the same rows, those that it starts with") {
+  for (const char* layout : {"apart", "halves", "neighbours"}) {
+    for (const int members : {1, 3}) {
+      TinyShape shape = large_shape(members);
+      shape.experts = 4, shape.experts_layout = layout;
+      const Plan plan = Plan::from_json(tiny_model(shape).plan);
+      const auto shares =
+          helm::decode_shares(plan, std::vector<bool>(plan.units.size(), true), members);
+      int found = 0;
+      for (size_t i = 0; i < plan.tensors.size(); ++i) {
+        const helm::TensorSpec& tensor = plan.tensors[i];
+        if (tensor.name.find("_of_experts") == std::string::npos) continue;
+        ++found;
+        const bool gate = tensor.name.find("gate") != std::string::npos;
+        const bool halves = gate && shape.experts_layout == "halves";
+        const int64_t in_turn = gate && shape.experts_layout == "neighbours" ? 2 : 1;
+        const int64_t runs = shape.experts * (halves ? 2 : 1);  // that are split alike
+        const int64_t rows = tensor.rows() / runs;
+        REQUIRE(rows / in_turn >= 16 * members);
+        REQUIRE(shares[i].size() == static_cast<size_t>(runs * members));
+        int64_t next = 0;
+        for (const TensorShare& share : shares[i]) {
+          const auto [begin, end] = helm::cpu::expert_rows(share.member, members, rows / in_turn);
+          CHECK(share.begin == next);
+          CHECK(share.begin % rows == begin * in_turn);
+          CHECK(share.end - share.begin == (end - begin) * in_turn);
+          next = share.end;
+        }
+        CHECK(next == tensor.rows());
+      }
+      CHECK(found == plan.kv.model_layers() * (shape.experts_layout == "apart" ? 3 : 2));
+    }
+  }
+}
+
+TEST_CASE("an expert's rows are cut between strips, and none is left out") {
+  for (const int64_t rows : {1, 16, 40, 768}) {
+    for (const int64_t pieces : {1, 2, 3, 8}) {
+      int64_t next = 0;
+      for (int64_t piece = 0; piece < pieces; ++piece) {
+        const auto [begin, end] = helm::cpu::expert_rows(piece, pieces, rows);
+        CHECK(begin == next);
+        CHECK((end % 16 == 0 || end == rows));
+        CHECK(end - begin <= (rows / 16 / pieces + 1) * 16);
+        next = end;
+      }
+      CHECK(next == rows);
     }
   }
 }
