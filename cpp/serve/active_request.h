@@ -50,13 +50,13 @@ struct Active {
   RequestTimings timings;
   std::exception_ptr failure;  // of this request alone
 
-  // Takes a generated token, which is computed next unless it is already. room: positions that may
-  // be added to the sequence.
-  Finish take(int32_t token, int64_t room, bool computed) {
+  // Takes a generated token, which is computed next unless it is known already. room: positions
+  // that may be added to the sequence.
+  Finish take(int32_t token, int64_t room, bool known) {
     timings.decode_tokens += generated == 0 ? 0 : 1;
     ++generated;
     request.prompt.push_back(token);
-    if (!computed) pending.push_back(token);
+    if (!known) pending.push_back(token);
     const std::vector<int32_t>& stops = request.stop_tokens;
     if (std::find(stops.begin(), stops.end(), token) != stops.end()) return Finish::kStop;
     const bool full = std::ssize(pending) > room;

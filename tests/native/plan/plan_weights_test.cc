@@ -125,7 +125,8 @@ TEST_CASE("damaged slices are named") {
   expect(damaged(vector, "format", "f16"), at(vector, ".format: vectors are held as f32"));
   expect(damaged(vector, "format", "c8.s32"), at(vector, ".format: vectors are held as f32"));
   expect(damaged(there, "format", "bf16c"), at(there, ".format: bf16c is a format of the CPU"));
-  expect(damaged(here, "access", "disk"), at(here, ".access: expected \"resident\" or"));
+  expect(damaged(here, "access", "tape"), at(here, ".access: expected \"resident\","));
+  expect(damaged(here, "access", "disk"), at(here, ".access: \"embed\" is bound from memory"));
   expect(damaged(here, "access", true), at(here, ".access"));
   expect(damaged(there, "access", "mapped"), at(there, ".access: only the CPU"));
   expect(damaged(there, "device", "cpu"), "slices");

@@ -193,6 +193,6 @@ TEST_CASE("a device that is lost at any task of a cut step ends it with an error
         CHECK_THROWS_AS(generate(*engine), helm::Error);  // and not with other tokens
       }
     }
-    CHECK(lost_while_running > (kFew ? 4 : 20));
+    CHECK(lost_while_running > (kFew ? 4 : 12));
   }
 }

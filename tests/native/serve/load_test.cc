@@ -224,7 +224,7 @@ class Machine {
 
 int64_t requests_of_a_run() {
   const char* asked = std::getenv("HELM_TEST_LOAD");
-  return asked != nullptr ? std::stoll(asked) : helm::test::kSanitized ? 200 : 800;
+  return asked != nullptr ? std::stoll(asked) : helm::test::kFew ? 200 : 800;
 }
 
 // Shapes with gaps of one second on average.

@@ -159,7 +159,7 @@ TEST_CASE("requests that are parked at random get what each gets alone, bit by b
     for (const bool keeps : {false, true}) {
       CAPTURE(keeps);
       const auto prefixes = keeps ? std::make_unique<PrefixCache>(*engine) : nullptr;
-      const uint32_t schedules = helm::test::kSanitized ? 3 : 25;
+      const uint32_t schedules = helm::test::kFew ? 3 : 25;
       for (uint32_t seed = 0; seed < schedules; ++seed) {
         CAPTURE(seed);
         parked += run(*engine, prefixes.get(), seed, expected);
@@ -168,7 +168,7 @@ TEST_CASE("requests that are parked at random get what each gets alone, bit by b
       check_all_free(*engine, kBlocks);
     }
     MESSAGE(name, ": parked ", parked);
-    CHECK(parked > (helm::test::kSanitized ? 4 : 50));
+    CHECK(parked > (helm::test::kFew ? 4 : 50));
   }
 }
 
@@ -263,7 +263,7 @@ TEST_CASE(
 
 TEST_CASE("a device that is lost while requests are parked ends them all, with its error") {
   int64_t lost = 0;
-  for (int64_t command = 100; command < 1500; command += helm::test::kSanitized ? 700 : 140) {
+  for (int64_t command = 100; command < 1500; command += helm::test::kFew ? 700 : 140) {
     CAPTURE(command);
     const auto engine =
         tiny_engine(tiny_model(on_accelerator(2)), "sim:lost=" + std::to_string(command));
