@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import itertools
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from typing import Any
 import helm
 from helm.machine.profile import Profile
 from helm.measure.disk import measure_disk
+from resident import peak_rss_bytes, resident_bytes
 from synthetic import make_checkpoint
 
 LEFT_BYTES = 192 << 20  # of a control group beside a plan: interpreter, libraries, page tables
@@ -60,8 +60,7 @@ def run_child(args: Any) -> None:
                     "ttft_s": times[0] - begin,
                     "step_s": statistics.median(steps),
                     "steps_s": (times[-1] - times[1]) / max(1, len(times) - 2),
-                    "grown_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-                    - before,
+                    "grown_bytes": peak_rss_bytes() - before,
                     "plan_bytes": use.total_bytes,
                     "reserve_bytes": use.reserve_bytes,
                     "step_bytes": stats["disk_step_bytes"],
@@ -73,11 +72,6 @@ def run_child(args: Any) -> None:
                 }
             )
         )
-
-
-def resident_bytes() -> int:
-    pages = Path("/proc/self/statm").read_text().split()[1]
-    return int(pages) * resource.getpagesize()
 
 
 @contextlib.contextmanager

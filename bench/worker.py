@@ -22,6 +22,7 @@ import numpy as np
 
 from helm.compiler.load_cost import WEIGHTS
 from peers.engines import ENGINES, Engine, Timed
+from resident import peak_rss_bytes
 from scenarios import SHORT, Scenario, family, prompt_of
 
 # When the process was asked for, so that interpreter and imports count.
@@ -29,14 +30,6 @@ SPAWNED = float(os.environ.get("HELM_BENCH_SPAWNED", time.time()))
 PROMPTS, PROMPTS_S = 5, 2.0  # prompts of which one counts, at most, and seconds for them
 VERIFIED = 24  # tokens of the prompt whose logits are compared
 ALONE = 8  # of them that arrive one at a time
-
-
-def peak_rss_bytes() -> int:
-    """Of this process. (ru_maxrss begins with what the process that started it had resident.)"""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/self/status has no VmHWM")
 
 
 def since_spawned() -> float:

@@ -220,7 +220,7 @@ def spare(number):
         (("schedule", "pages", "disk"), 0, r"schedule\.pages: unknown device 'disk'"),
         (("slices", 1), SLICE, r"slices\[1\]\.tensor: 'model.*' on the cpu is listed twice"),
         (("slices", 0, "format"), "f64", r"slices\[0\]\.format: expected one of f32, f16, bf16"),
-        (("slices", 0, "access"), "disk", r"slices\[0\]\.access: expected one of resident, mapped"),
+        (("slices", 0, "access"), "tape", r"slices\[0\]\.access: expected one of resident, mapped"),
         (("slices", 0, "tier"), "ram", r"slices\[0\]: unknown key 'tier'"),
         (("slices", 0), {**SLICE, "format": "f16", "access": "mapped"}, "cannot be mapped"),
         (("loading",), "mapped", "loading: is mapped, the slices say copied"),

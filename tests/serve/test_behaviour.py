@@ -195,7 +195,7 @@ def test_keys_are_asked_for_and_take_turns(tmp_path: Any) -> None:
 
 
 def test_higher_classes_go_first_and_users_take_turns() -> None:
-    backend = ScriptedBackend(says("Hello there"), 0.002, concurrency=1)
+    backend = ScriptedBackend(says("Hello there"), 0.02, concurrency=1)
 
     async def load(url: str, asks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         order: list[dict[str, Any]] = []

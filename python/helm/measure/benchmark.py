@@ -21,7 +21,8 @@ from helm.base.arguments import shown
 from helm.base.formats import FORMATS
 from helm.compiler.times import Queries, causal_pairs, prefill_queries
 from helm.errors import InvalidError
-from helm.model.graph import Attention, Experts, Linear
+from helm.model.graph import Attention, Linear
+from helm.model.mixture_ops import Experts
 
 if TYPE_CHECKING:
     from helm.plan.schema import Plan
@@ -312,12 +313,13 @@ class _Work:
             for tensor, own in self._plan.held(device.name)
             if len(tensor.shape) == 2
         }
-        return sum(
+        more: float = sum(
             sum(held[name] for name in op.matrices())
             * (op.expected(self._outputs) - op.chosen)
             / op.experts
             for op in self._ops(Experts, None)
         )
+        return more
 
     def kv_bytes(self, device: str | None = None) -> float:
         """Keys and values that the queries see, of layers on `device` or on all."""
