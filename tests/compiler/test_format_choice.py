@@ -209,7 +209,9 @@ def test_a_loaded_model_takes_what_fits() -> None:
     short = use.total_bytes + use.reserve_bytes - (1 << 19)  # nor does bf16c fit
     options: dict[str, Any] = {"context": 64, "max_sequences": 1, "threads": 1}
     with pytest.raises(helm.OutOfMemoryError, match=r"dtype='q8' fits: [\d.]+ MiB of RAM"):
-        helm.LLM(memory_bytes=short, **options)
+        helm.LLM(memory_bytes=short, weights="copied", **options)
+    with helm.LLM(memory_bytes=short, **options) as llm:  # from disk, and says what would not be
+        assert any(re.match(r"without the disk, dtype='q8' fits", n) for n in llm.plan.notices)
     with helm.LLM(dtype="fit", memory_bytes=short, **options) as llm:
         assert any("holds weights in q8" in notice for notice in llm.plan.notices)
         assert len(llm.generate("Once upon", max_tokens=4, ignore_eos=True).tokens) == 4

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from helm.compiler.format_choice import others_text
 from helm.compiler.planning_problem import Problem
 from helm.compiler.solve import Study, from_disk
 from helm.errors import HelmError, OutOfMemoryError
@@ -41,12 +42,20 @@ def study_from_disk(
             raise
     if options.profile is not None:
         if guess is None:
-            return from_disk(dataclasses.replace(problem, disk_bytes_per_s=rate), refused)
-        return guess
+            guess = from_disk(dataclasses.replace(problem, disk_bytes_per_s=rate), refused)
+        return _with_others(guess)
     if profiled is not None:
         problem = profiled()
     rate = measured_rate(paths, options) or rate
-    return from_disk(dataclasses.replace(problem, disk_bytes_per_s=rate), refused)
+    return _with_others(from_disk(dataclasses.replace(problem, disk_bytes_per_s=rate), refused))
+
+
+def _with_others(study: Study) -> Study:
+    """With the formats in which all would fit into memory among its notices."""
+    problem = study.problem
+    others = others_text(dataclasses.replace(problem, disk_bytes_per_s=None)).removeprefix("; ")
+    notices = (*problem.notices, *([f"without the disk, {others}"] if others else []))
+    return dataclasses.replace(study, problem=dataclasses.replace(problem, notices=notices))
 
 
 def measured_rate(paths: list[Path], options: LoadOptions) -> float | None:
