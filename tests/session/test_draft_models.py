@@ -59,7 +59,7 @@ def test_what_a_draft_holds_is_counted_and_given_back() -> None:
     assert len(first.tokens) + len(rest) == 200
     del llm, stream
     gc.collect()
-    assert memory_granted() == before
+    assert memory_granted() <= before  # what others left may have gone meanwhile
 
 
 def test_both_keep_to_the_memory_that_is_granted() -> None:
