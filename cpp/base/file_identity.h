@@ -4,6 +4,8 @@
 #include <sys/stat.h>
 
 #include <cstdint>
+#include <cstring>
+#include <string>
 
 namespace helm {
 
@@ -27,6 +29,16 @@ struct FileIdentity {
            modified_ns == other.modified_ns;
   }
   bool operator==(const FileIdentity&) const = default;
+
+  // What became of this file, of which `now` is found at its path, or errno `code`; empty: nothing.
+  std::string change(int code, const FileIdentity& now) const {
+    if (code != 0) return std::string("is gone: ") + std::strerror(code);
+    if (!now.same_file(*this)) return "was replaced by another file";
+    if (now.bytes != bytes) {
+      return "has " + std::to_string(now.bytes) + " bytes, not " + std::to_string(bytes);
+    }
+    return now == *this ? "" : "was written to";
+  }
 };
 
 }  // namespace helm

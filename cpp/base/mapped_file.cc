@@ -153,16 +153,8 @@ void MappedFile::check(bool used) const {
   if (now == identity_ && !region_->lost.load()) return;
   // Another file in its place leaves what is mapped as it was.
   if (used && now.same_file(identity_)) region_->lost.store(true);
-  std::string how = "could not be read, or was another for a while";
-  if (code != 0) {
-    how = std::string("is gone: ") + std::strerror(code);
-  } else if (!now.same_file(identity_)) {
-    how = "was replaced by another file";
-  } else if (now.bytes != identity_.bytes) {
-    how = "has " + std::to_string(now.bytes) + " bytes, not " + std::to_string(identity_.bytes);
-  } else if (now != identity_) {
-    how = "was written to";
-  }
+  std::string how = identity_.change(code, now);
+  if (how.empty()) how = "could not be read, or was another for a while";
   fail(ErrorKind::kIo, "[weights] ", path_, " ", how, " since it was mapped; restore it and load ",
        "the model anew, or load with copied weights");
 }

@@ -78,15 +78,8 @@ void DirectFile::check() const {
   struct stat status{};
   const int code = stat(path_.c_str(), &status) == 0 ? 0 : errno;
   const FileIdentity now = code == 0 ? FileIdentity::of(status) : FileIdentity{};
-  if (now == identity_) return;
-  std::string how = "was written to";
-  if (code != 0) {
-    how = std::string("is gone: ") + std::strerror(code);
-  } else if (!now.same_file(identity_)) {
-    how = "was replaced by another file";
-  } else if (now.bytes != identity_.bytes) {
-    how = "has " + std::to_string(now.bytes) + " bytes, not " + std::to_string(identity_.bytes);
-  }
+  const std::string how = identity_.change(code, now);
+  if (how.empty()) return;
   fail(ErrorKind::kIo, "[disk] ", path_, " ", how,
        " since the model was loaded; restore it and load the model anew");
 }

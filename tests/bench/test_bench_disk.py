@@ -9,22 +9,15 @@ from pathlib import Path
 import disk
 
 from helm.machine.profile import load_profile
-
-SHAPE = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 512,
-    "intermediate_size": 1536, "num_hidden_layers": 12, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 500, "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}  # fmt: skip
+from synthetic_folder import config_file
 
 
 def test_a_model_of_twice_the_memory_allowed(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    shape = config_file(tmp_path, num_hidden_layers=12)
     profile = dataclasses.replace(load_profile("cpu-desktop-64gb-ddr5"), disk_bytes_per_s=1e9)
     (tmp_path / "profile.json").write_text(profile.to_json())
     found = disk.main(
-        ["--shape", str(tmp_path / "config.json"), "--dtype", "f32", "--share", "0.6",
+        ["--shape", str(shape), "--dtype", "f32", "--share", "0.6",
          "--tokens", "4", "--rounds", "1", "--seconds", "0.2", "--no-mapped",
          "--profile", str(tmp_path / "profile.json"), "--root", str(tmp_path),
          "--json", str(tmp_path / "out.json")]

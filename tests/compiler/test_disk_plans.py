@@ -24,24 +24,22 @@ from helm.model.weight_names import read_weights
 from helm.plan.disk import ALIGNMENT, around, disk_units
 from helm.plan.records import Workload
 from helm.plan.schema import Plan
-from synthetic import make_checkpoint
+from synthetic_folder import synthetic_folder
 
-SHAPE = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 256,
-    "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 300, "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}  # fmt: skip
 WORK = Workload(64, 16, context=128)
 RATE = 1e8
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("disk")
-    (root / "config.json").write_text(json.dumps(SHAPE))
-    return make_checkpoint(str(root / "config.json"), "f32", root)
+    return synthetic_folder(
+        tmp_path_factory.mktemp("disk"),
+        hidden_size=256,
+        intermediate_size=1024,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=300,
+    )
 
 
 def machine() -> Profile:

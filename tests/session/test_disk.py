@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -14,23 +13,14 @@ import helm
 from helm.machine.profile import Profile, load_profile
 from helm.measure.disk import measure_disk
 from helm.session.disk import read_through_cache
-from synthetic import make_checkpoint
+from synthetic_folder import synthetic_folder
 
-SHAPE = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 512,
-    "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 500, "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}  # fmt: skip
 PROMPT = list(range(3, 40))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("disk")
-    (root / "config.json").write_text(json.dumps(SHAPE))
-    return make_checkpoint(str(root / "config.json"), "f32", root)
+    return synthetic_folder(tmp_path_factory.mktemp("disk"))
 
 
 def machine() -> Profile:

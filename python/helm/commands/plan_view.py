@@ -302,12 +302,17 @@ def _gains(study: Study, out: Console) -> None:
     out.print(table)
 
 
-def _rivals(study: Study, out: Console) -> None:
-    _title(out, "Other plans, with their units on each device")
-    table = _table("", "CPU", "GPU", "tokens/s", "first token", "")
+def _worded(table: Table) -> None:
+    """Names at its left, figures between, words at its right, which may wrap."""
     table.columns[0].no_wrap = True
     table.columns[-1].justify = "left"
     table.columns[-1].no_wrap = False
+
+
+def _rivals(study: Study, out: Console) -> None:
+    _title(out, "Other plans, with their units on each device")
+    table = _table("", "CPU", "GPU", "tokens/s", "first token", "")
+    _worded(table)
     bracketed = False
     for i, rival in enumerate(explain.rivals(study)):
         candidate, predicted = rival.candidate, rival.fast.predicted
@@ -331,9 +336,7 @@ def _rivals(study: Study, out: Console) -> None:
 def _policies(study: Study, out: Console) -> None:
     _title(out, "Published policies")
     table = _table("", "buffers", "visit", "tokens/s", "first token", "")
-    table.columns[0].no_wrap = True
-    table.columns[-1].justify = "left"
-    table.columns[-1].no_wrap = False
+    _worded(table)
     rows = policy_rows(study)
     for row in rows:
         table.add_row(
