@@ -99,7 +99,7 @@ def limited(memory_bytes: int) -> Iterator[list[str] | None]:
 
 
 def child(args: Any, weights: str, memory: int, limit: int = 0) -> dict[str, Any] | None:
-    """None where a limit cannot be had."""
+    """None where a limit cannot be had, or where mapped weights are refused within it."""
     command = [sys.executable, __file__, "--child", "--folder", str(args.folder)]
     for name in ("context", "tokens", "threads"):
         command += [f"--{name}", str(getattr(args, name))]
@@ -111,6 +111,8 @@ def child(args: Any, weights: str, memory: int, limit: int = 0) -> dict[str, Any
                 return None
             command = [*first, *command]
         done = subprocess.run(command, capture_output=True, text=True)
+    if weights == "mapped" and "OutOfMemoryError" in done.stderr:
+        return None  # HELM's own answer to such a limit
     if done.returncode != 0:
         raise SystemExit(f"[bench] {weights} weights failed: {done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 import helm
 from helm.machine.profile import Profile, load_profile
-from helm.measure.disk import measure_disk
+from helm.measure.disk import DEPTH, READ_BYTES, _buffers, measure_disk
 from helm.session.disk import read_through_cache
 from synthetic_folder import synthetic_folder
 
@@ -122,3 +123,20 @@ def test_reads_through_the_page_cache_are_told() -> None:
     assert read_through_cache({"disk_step_bytes": 1, "disk_direct": True}) == []
     (notice,) = read_through_cache({"disk_step_bytes": 1, "disk_direct": False})
     assert "refuses direct reads" in notice
+
+
+def test_the_disk_is_read_into_memory_of_the_runtime_s_kind() -> None:
+    """Huge pages, which shared memory has none of: a read into small ones falls into pieces."""
+    buffers = _buffers()
+    assert buffers.shape == (DEPTH, READ_BYTES)
+    at = buffers.ctypes.data
+    assert at % (2 << 20) == 0
+    flags: dict[tuple[int, int], set[str]] = {}
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            place = (int(found[1], 16), int(found[2], 16))
+        elif line.startswith("VmFlags:"):
+            flags[place] = set(line.split()[1:])
+    (own,) = (each for (begin, end), each in flags.items() if begin <= at < end)
+    assert "sh" not in own
+    assert "hg" in own or not Path("/sys/kernel/mm/transparent_hugepage").is_dir()
