@@ -1,4 +1,5 @@
 // The machine's part of the module: devices, isas and probes.
+#include <malloc.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -67,6 +68,14 @@ void bind_machine(nb::module_& m) {
       .def_ro("memory_bytes", &DeviceInfo::memory_bytes)
       .def_ro("free_bytes", &DeviceInfo::free_bytes)
       .def_ro("locks_mapped", &DeviceInfo::locks_mapped);
+  m.def(
+      "return_freed_memory",
+      [] {
+#ifdef __GLIBC__
+        malloc_trim(0);
+#endif
+      },
+      "Gives the system what was freed and the heap still holds.");
   m.def("isa_tiers", [] { return listed(isa_tiers()); }, "Every isa: name, available, reason.");
   m.def(
       "isa_choice", [] { return pair(isa_choice()); }, "The tier in use and why: (name, reason).");

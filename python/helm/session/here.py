@@ -352,6 +352,7 @@ def _engine(
 
     placed = {tensor.whole for tensor in plan.tensors}
     device = CPU if target.accelerator is None else target.accelerator.specification
+    _helm.return_freed_memory()  # what planning took is free before weights come
     try:
         engine = _helm.Engine(
             plan.to_json(),
