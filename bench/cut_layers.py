@@ -32,7 +32,6 @@ from helm.machine.resources import memory_available
 from helm.model.config import ModelConfig
 from helm.model.families import build_graph, parse_config
 from helm.plan.records import Workload
-from helm.session.here import with_thread_counts
 from partitioned import PROBE_BYTES, PROBE_S, profile_of, prompt_of, shape_of
 from random_weights import random_weights
 from synthetic import SHAPES, TORCH_DTYPE
@@ -171,8 +170,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    profile = profile_of(open_accelerator(args.device), args)
-    profile = dataclasses.replace(profile, cpu=with_thread_counts(profile.cpu, [args.threads]))
+    profile = profile_of(open_accelerator(args.device), args, args.threads)
     name, raw = shape_of(args.shape, args.layers)
     found = []
     for batch in args.batch:

@@ -39,15 +39,15 @@ from helm.compiler.planning_problem import Problem
 from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.solve import solve
 from helm.machine.devices import CPU, open_accelerator
-from helm.machine.profile import Profile, load_profile
+from helm.machine.profile import Profile
 from helm.machine.resources import cpu_affinity, default_threads, memory_available
-from helm.measure.profile_cache import machine_profile
 from helm.model.families import build_graph, parse_config
 from helm.plan.records import Workload
 from helm.plan.schema import Plan
 from helm.session.here import with_thread_counts
 from long_cache import write_long_cache
 from partition import Layout, costed, place, price
+from partitioned import profile_of
 from peers.engines_here import machine, settings_of
 from random_weights import random_weights
 from setups import SIM
@@ -95,7 +95,7 @@ class Model:
         return solve(Problem(
             self.config, self.infos, context=context, max_sequences=sequences,
             dtype=self.args.dtype, kv_dtype=self.args.kv_dtype, page_tokens=page_tokens,
-            step_tokens=STEP_TOKENS, threads=default_threads(cpu_affinity()),
+            step_tokens=STEP_TOKENS, threads=self.args.threads,
             memory_bytes=memory_available(),
         )).plan  # fmt: skip
 
@@ -162,7 +162,7 @@ def verify(model: Model, profile: Profile, site: str, args: argparse.Namespace) 
     found = []
     for engine in (model.load(plan, CPU), model.load(planned, args.device)):
         sequence = engine.open(context)
-        engine.forward(sequence, prompt_array(prompt_of(2 * args.budget, 10000)))
+        engine.forward(sequence, prompt_array(prompt_of(2 * args.budget, planned.model.vocab_size)))
         found.append(decoded(engine, sequence, 32)[0])
         evicted = engine.stats["evicted_blocks"]
         del engine
@@ -325,6 +325,7 @@ def main() -> None:
     parser.add_argument("--cpu-blocks", type=int, default=0)
     parser.add_argument("--sites", nargs="+", choices=SITES, default=list(SITES))
     parser.add_argument("--device", default=SIM)
+    parser.add_argument("--threads", type=int, help="of the CPU (default: one per core)")
     parser.add_argument("--profile", help="a profile with this device (default: measured once)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prefill", type=int, metavar="N", help="also a prompt of N tokens")
@@ -333,13 +334,11 @@ def main() -> None:
     parser.add_argument("--scratch", default=os.environ.get("TMPDIR"), help="folder of KV files")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
-    if args.profile:
-        profile = load_profile(args.profile)
-    else:
-        profile = machine_profile(open_accelerator(args.device))
-    args.threads = default_threads(cpu_affinity())
-    cpu = with_thread_counts(profile.cpu, [args.threads])
-    profile = dataclasses.replace(profile, cpu=cpu)
+    profile = profile_of(open_accelerator(args.device), args, args.threads)
+    if args.threads is None:
+        args.threads = default_threads(cpu_affinity())
+        cpu = with_thread_counts(profile.cpu, [args.threads])
+        profile = dataclasses.replace(profile, cpu=cpu)
     model = Model(args)
     rows = cost(model, profile, args) if args.cost else extension(model, profile, args)
     (show_cost if args.cost else show_extension)(rows, Console(width=150))

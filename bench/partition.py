@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from helm.compiler.advice import costed_graph
 from helm.compiler.candidate import Candidate
 from helm.compiler.counts import CostedGraph, Step
-from helm.compiler.placement import memory_use, placed_units, schedule
+from helm.compiler.placement import accelerator_pages, memory_use, placed_units, schedule
 from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.search import search
 from helm.compiler.tensors import slices_of
@@ -93,7 +93,7 @@ def place(plan: Plan, model: CostedGraph, candidate: Candidate) -> Plan:
         slices=slices_of(plan.tensors, units, model.format),
         units=units,
         memory=memory,
-        schedule=schedule(candidate, kv, candidate.accelerator_blocks),
+        schedule=schedule(candidate, kv, accelerator_pages(units, kv, candidate)),
         prediction=None,
     )
 

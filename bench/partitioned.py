@@ -36,6 +36,8 @@ from helm.errors import HelmError, OutOfMemoryError
 from helm.machine.devices import Accelerator, open_accelerator
 from helm.machine.profile import Profile, load_profile
 from helm.machine.resources import cpu_affinity, default_threads, memory_available
+from helm.measure.accelerator import measure_accelerator
+from helm.measure.cpu import measure_profile
 from helm.measure.profile_cache import machine_profile
 from helm.model.config import ModelConfig
 from helm.model.families import build_graph, parse_config
@@ -254,13 +256,20 @@ def shape_of(name: str, layers: int | None) -> tuple[str, dict[str, Any]]:
     return (name if name in SHAPES else Path(name).parent.name or name), raw
 
 
-def profile_of(device: Accelerator, args: Any) -> Profile:
-    """A given profile, or this machine's: cached, or measured now."""
-    if args.profile is None:
+def profile_of(device: Accelerator, args: Any, threads: int | None = None) -> Profile:
+    """A given profile, or this machine's: cached, or measured now. threads: of the CPU, whose
+    rates are then measured with so many."""
+    if args.profile is not None:
+        profile = load_profile(args.profile)
+        counts = [threads or default_threads(cpu_affinity())]
+        return dataclasses.replace(profile, cpu=with_thread_counts(profile.cpu, counts))
+    if threads is None:
         return machine_profile(device)
-    profile = load_profile(args.profile)
-    most = default_threads(cpu_affinity())
-    return dataclasses.replace(profile, cpu=with_thread_counts(profile.cpu, [most]))
+    profile = measure_profile(threads=threads)
+    own, link, unsettled = measure_accelerator(device, profile.cpu)
+    return dataclasses.replace(
+        profile, accelerator=own, link=link, unsettled=(*profile.unsettled, *unsettled)
+    )
 
 
 def arguments() -> argparse.Namespace:

@@ -78,9 +78,9 @@ def kv_cache(kv: KvSpec, made: CutUnits, candidate: Candidate, limits: Limits) -
     return replace(kv, layers=made.kv, blocks=blocks, window_blocks=few if gives_up else 0)
 
 
-def accelerator_pages(made: CutUnits, kv: KvSpec, candidate: Candidate) -> int:
+def accelerator_pages(units: Iterable[PlacedUnit], kv: KvSpec, candidate: Candidate) -> int:
     """Page slots of the accelerator."""
-    ops = (op for unit in made.units if unit.device != CPU for op in unit.ops)
+    ops = (op for unit in units if unit.device != CPU for op in unit.ops)
     entries = [kv.layers[op.layer] for op in ops if isinstance(op, Attention)]
     if kv.window_blocks:
         return sum(map(kv.entry_pages, entries))

@@ -304,7 +304,7 @@ def plan_of(
         made = placed(graph, best)
         kv = kv_cache(kv, made, best, limits)
         units, memory = made.units, memory_use(best)
-        order = schedule(best, kv, accelerator_pages(made, kv, best))
+        order = schedule(best, kv, accelerator_pages(units, kv, best))
         if best.sequences < limits.sequences:
             said.append(fewer_at_once(best.sequences * limits.context, limits))
     else:

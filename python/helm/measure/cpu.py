@@ -51,16 +51,19 @@ _CACHES = 16
 _LEAST_BYTES, _MOST_BYTES = 1 << 29, 1 << 31
 
 
-def measure_profile(progress: Progress | None = None, *, budget_s: float = BUDGET_S) -> Profile:
+def measure_profile(
+    progress: Progress | None = None, *, budget_s: float = BUDGET_S, threads: int | None = None
+) -> Profile:
     """Measures this machine in little more than `budget_s` seconds. Quantities for which the time
-    brought fewer than three undisturbed runs are in the profile's `unsettled`.
+    brought fewer than three undisturbed runs are in the profile's `unsettled`. threads: that many
+    of the CPU, else the best number is found.
 
     Raises OutOfMemoryError when the memory for the probes is refused, and InvalidError when
     HELM_CPU_ISA or HELM_CPU_INT names what the machine lacks. `helm.measure.accelerator` measures
     the rest.
     """
     report = progress or (lambda _what, _share: None)
-    cpu, unsettled = _measure_cpu(report, budget_s)
+    cpu, unsettled = _measure_cpu(report, budget_s, threads)
     report("done", 1.0)
     return Profile(
         name="this machine",
@@ -93,7 +96,9 @@ def probe_bytes(affinity: Collection[int]) -> int:
     return min(wanted, _MOST_BYTES, memory_available() // 4)
 
 
-def _measure_cpu(report: Progress, budget_s: float) -> tuple[CpuProfile, tuple[str, ...]]:
+def _measure_cpu(
+    report: Progress, budget_s: float, threads: int | None
+) -> tuple[CpuProfile, tuple[str, ...]]:
     """The profile, and what is unsettled in it."""
     from helm import _helm
 
@@ -106,12 +111,13 @@ def _measure_cpu(report: Progress, budget_s: float) -> tuple[CpuProfile, tuple[s
     budget_s = max(0.1 * budget_s, budget_s - (time.perf_counter() - start))
 
     sweep_s = budget_s * _SWEEP_SHARE
-    matvec, matmul = sweep_quantities(probe, thread_candidates(affinity))
+    counts = thread_candidates(affinity) if threads is None else [threads]
+    matvec, matmul = sweep_quantities(probe, counts)
     visit((*matvec.values(), *matmul.values()), sweep_s, report, 0.0, _SWEEP_SHARE)
     sweep = {count: quantity.bytes_per_s for count, quantity in matvec.items()}
-    threads = choose_threads(sweep, {n: quantity.flops_per_s for n, quantity in matmul.items()})
+    chosen = choose_threads(sweep, {n: quantity.flops_per_s for n, quantity in matmul.items()})
 
-    rates = _Rates(probe, threads)
+    rates = _Rates(probe, chosen)
     visit(rates.all(), budget_s - sweep_s, report, _SWEEP_SHARE, 1.0)
     measured = [*matvec.values(), *matmul.values(), *rates.all()]
     unsettled = dict.fromkeys(quantity.name for quantity in measured if not quantity.trusted)
