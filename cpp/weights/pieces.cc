@@ -21,6 +21,7 @@ constexpr PiecesKind kKinds[] = {
     {"gptq4", open_gptq4},      {"gptq4v2", open_gptq4_v2}, {"gptq8", open_gptq8},
     {"gptq8v2", open_gptq8_v2}, {"awq4", open_awq4},        {"ct4", open_ct4},
     {"ct8", open_ct8},          {"f8e4m3", open_f8e4m3},    {"mx4", open_mx4},
+    {"columns", open_columns},
 };
 
 }  // namespace

@@ -68,5 +68,6 @@ std::unique_ptr<StoredMatrix> open_ct4(const StoredWeights& weights);
 std::unique_ptr<StoredMatrix> open_ct8(const StoredWeights& weights);
 std::unique_ptr<StoredMatrix> open_f8e4m3(const StoredWeights& weights);
 std::unique_ptr<StoredMatrix> open_mx4(const StoredWeights& weights);
+std::unique_ptr<StoredMatrix> open_columns(const StoredWeights& weights);
 
 }  // namespace helm

@@ -11,28 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_shape import TINY
 
 import partitioned
 from device_profiles import fast_accelerator
 from peers import partitioned_peer
 
 BENCH = Path(__file__).parents[2] / "bench"
-TINY = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 300,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}
 
 
 def arguments(folder: Path, *vram: str) -> list[str]:

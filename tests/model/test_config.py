@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 
 import pytest
@@ -91,7 +92,7 @@ def test_agrees_with_transformers_on_saved_configs(name):
 def test_defaults_of_absent_keys_are_transformers(architecture):
     family = FAMILIES[architecture]
     on = {"use_sliding_window": True} if "max_window_layers" in family.defaults else {}
-    theirs = getattr(transformers, architecture.replace("ForCausalLM", "Config"))(**on)
+    theirs = getattr(transformers, re.sub("ForCausalLM|LMHeadModel", "Config", architecture))(**on)
     theirs = theirs.get_text_config()
     for key, value in family.defaults.items():
         assert getattr(theirs, key) == value, key

@@ -42,7 +42,7 @@ def opened(path: Path) -> tuple[Gguf, ModelConfig]:
     return found, parse_config(config_of(found), str(path))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "gpt2"])
 def test_the_configuration_is_the_checkpoints(case: str, tmp_path: Path) -> None:
     folder = small_models.model_dir(case)
     _, config = opened(gguf_models.write(folder, tmp_path / "x.gguf", keys=_TOKENS))

@@ -27,7 +27,7 @@ CASES = (
     "llama", "llama_biases", "llama_one_kv_head", "llama_tied_sharded", "llama_linear",
     "llama_yarn", "mistral_window", "qwen2", "qwen3", "qwen3_untied_sharded", "phi3_window",
     "smollm3", "granite", "olmo2", "glm4", "cohere2_pattern", "stablelm_parallel", "gpt_neox",
-    "qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe", "glm4_moe_norms",
+    "gpt2", "qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe", "glm4_moe_norms",
 )  # fmt: skip
 
 

@@ -59,6 +59,7 @@ _ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
     "gpt_neox": "gptneox",
+    "gpt2": "gpt2",
 }
 _IN_NEIGHBOURS = ("llama", "smollm3", "granite", "granitemoe")
 
@@ -95,6 +96,8 @@ def write(
     """The model in `folder` as the file `path`, matrices in `kind`. keys: more strings, numbers
     and lists. blocks: matrices by transformers' names that are in `kind` already, as bytes."""
     config = json.loads((folder / "config.json").read_text())
+    if config["model_type"] == "gpt2":
+        config = _by_usual_names(config)
     architecture = _ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, architecture)
     heads = config["num_attention_heads"]
@@ -130,6 +133,8 @@ def write(
             array = tensor.float().numpy()
             if name == "lm_head.weight" and config["tie_word_embeddings"]:
                 continue
+            if ".c_" in name and array.ndim == 2:  # stored as [columns, rows]
+                array = array.T
             quantised = name in (blocks or {})
             if blocks is not None and quantised:
                 array = blocks[name]
@@ -156,6 +161,18 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _by_usual_names(config: dict[str, Any]) -> dict[str, Any]:
+    names = {
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_inner": "intermediate_size",
+        "n_head": "num_attention_heads",
+        "n_positions": "max_position_embeddings",
+        "layer_norm_epsilon": "layer_norm_eps",
+    }
+    return config | {usual: config[own] for own, usual in names.items()}
 
 
 def experts_of(folder: Path) -> dict[str, np.ndarray]:

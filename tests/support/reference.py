@@ -38,15 +38,20 @@ def load_weights(plan: dict[str, Any], directory: str | Path) -> dict[str, F64]:
     formats = {s["tensor"]: s["format"] for s in plan["slices"] if s["device"] == "cpu"}
     for tensor in plan["tensors"]:
         source, shape = tensor["source"], tensor["shape"]
-        raw = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[source["stored"]]
-        runs = []
-        for extent in source["extents"]:
-            assert extent["row_stride"] == 0
-            count = extent["rows"] * math.prod(shape[1:])
-            path, offset = Path(directory) / extent["file"], extent["offset"]
-            runs.append(np.fromfile(path, dtype=raw, count=count, offset=offset))
-        stored = np.concatenate(runs).reshape(shape)
-        wide = bf16_to_f64(stored) if source["stored"] == "bf16" else stored.astype(np.float64)
+        dtype, runs = source["stored"], source["extents"]
+        if dtype == "columns":
+            dtype, runs = source["aux"][0]["dtype"], [{**source["aux"][0], "rows": shape[0]}]
+        raw = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[dtype]
+        found = []
+        for run in runs:
+            assert run.get("row_stride", 0) == 0
+            count = run["rows"] * math.prod(shape[1:])
+            path = Path(directory) / run["file"]
+            found.append(np.fromfile(path, dtype=raw, count=count, offset=run["offset"]))
+        stored = np.concatenate(found)
+        by_column = source["stored"] == "columns"
+        stored = stored.reshape(shape[::-1]).T if by_column else stored.reshape(shape)
+        wide = bf16_to_f64(stored) if dtype == "bf16" else stored.astype(np.float64)
         weights[tensor["name"]] = round_to(wide, formats[tensor["name"]])
     return weights
 

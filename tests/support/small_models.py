@@ -130,6 +130,7 @@ _GLM_MOE = {
 }  # fmt: skip
 _SHARED = {"shared_expert_intermediate_size": 40, "head_dim": 12}
 _CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 CASES = {
     case.name: case
     for case in (
@@ -212,6 +213,7 @@ CASES = {
             "Glm4Moe",
             {**_GLM_MOE, "use_qk_norm": True, "n_group": 1, "topk_group": 1},
         ),
+        Case("gpt2", "GPT2", {"n_inner": 72, "tie_word_embeddings": True}),
         Case("gpt_neox", "GPTNeoX", {"rope_parameters": _PART, "head_dim": 12}),
         Case(
             "gpt_neox_serial",
@@ -263,7 +265,7 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             noise = torch.randn(parameter.shape, generator=generator)
-            is_norm = "norm" in name and name.endswith("weight")
+            is_norm = ("norm" in name or ".ln_" in name) and name.endswith("weight")
             parameter.copy_(1 + 0.3 * noise if is_norm else 0.2 * noise)
         for name, buffer in sorted(model.named_buffers()):
             if name.endswith("correction_bias"):
@@ -277,7 +279,7 @@ def make_model(name: str, dtype: str = "f32", seed: int = 0) -> torch.nn.Module:
     config_class = getattr(transformers, _CONFIGS.get(case.family, f"{case.family}Config"))
     config = config_class(**{**base, **case.changes})
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{case.family}ForCausalLM")(config)
+    model = getattr(transformers, _CLASSES.get(case.family, f"{case.family}ForCausalLM"))(config)
     _randomise(model, seed)
     return model.to(_DTYPES[dtype]).eval()
 

@@ -40,7 +40,8 @@ enum class Stored : uint8_t {
   kCt4,
   kCt8,
   kF8E4M3,
-  kMx4
+  kMx4,
+  kColumns
 };
 
 struct StoredRow {
@@ -78,7 +79,8 @@ inline constexpr StoredRow kStoredRows[] = {
     {"ct4", 1, kPieces, {}},
     {"ct8", 1, kPieces, {}},
     {"f8e4m3", 1, kPieces, {}},
-    {"mx4", 1, kPieces, {}}};
+    {"mx4", 1, kPieces, {}},
+    {"columns", 1, kPieces, {}}};
 
 constexpr const StoredRow& row_of(Stored stored) {
   return kStoredRows[static_cast<int>(stored)];

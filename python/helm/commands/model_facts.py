@@ -111,7 +111,7 @@ def _described(weights: NamedWeights, **facts: Any) -> Described:
     check_checkpoint(build_graph(config), weights.tensors)
     by_type: dict[str, int] = {}
     for info in weights.tensors.values():
-        name = info.weight_dtype.removeprefix("ggml.")
+        name = info.dtype or info.weight_dtype.removeprefix("ggml.")
         by_type[name] = by_type.get(name, 0) + info.nbytes
     return Described(
         ModelFacts(

@@ -101,8 +101,7 @@ def choose_formats(
 
     def elements(name: str) -> str | None:
         if infos is not None:
-            stored = infos[name].weight_dtype
-            return stored if stored in DTYPE_BYTES else None
+            return infos[name].dtype
         return (config.dtype or "f32") if config.quantization is None else None
 
     def format(name: str, shape: tuple[int, ...]) -> str:

@@ -26,7 +26,10 @@ class Stored(NamedTuple):
 # Formats that files hold as they lie in memory.
 PACKED = ("c8.s32", "c4.km32")
 # Matrices in several tensors of the checkpoint; cpp/weights/pieces.h says which.
-IN_PIECES = (*("gptq4", "gptq4v2", "gptq8", "gptq8v2", "awq4", "ct4", "ct8", "f8e4m3", "mx4"),)
+COLUMNS = "columns"  # a dense matrix as [columns, rows], its only piece
+IN_PIECES = (
+    *("gptq4", "gptq4v2", "gptq8", "gptq8v2", "awq4", "ct4", "ct8", "f8e4m3", "mx4", COLUMNS),
+)
 PIECE_BYTES = {  # of an element
     **dict.fromkeys(("f32", "i32"), 4),
     **dict.fromkeys(("f16", "bf16"), 2),

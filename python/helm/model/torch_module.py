@@ -12,7 +12,7 @@ from helm.errors import ConfigError, InvalidError, UnsupportedModelError
 from helm.model.checkpoint import TensorInfo
 from helm.model.config import ModelConfig
 from helm.model.families import parse_config
-from helm.model.weight_names import name_weights, rows_by_kind
+from helm.model.weight_names import lies_by_column, name_weights, rows_by_kind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,6 +84,8 @@ def module_weights(module: Any, config: ModelConfig) -> ModuleWeights:
 
 def _arranged(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
     """The tensor, or a copy in the order that HELM needs."""
+    if lies_by_column(name, config):
+        return tensor.T.contiguous()
     runs = rows_by_kind(name, config)
     return tensor if runs is None else tensor[[row for run in runs for row in run]]
 

@@ -20,7 +20,7 @@ from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.config import ModelConfig
 from helm.model.families import FAMILIES, build_graph
 from helm.model.graph import Embedding, Linear
-from helm.model.source import Extent, row_width, stored_bytes
+from helm.model.source import COLUMNS, PACKED, Extent, Piece, row_width, stored_bytes
 from helm.model.stacked import check_routers, with_stacks
 
 HEAD = "lm_head.weight"
@@ -181,8 +181,17 @@ def rows_by_kind(name: str, config: ModelConfig) -> list[range] | None:
     return [range(begin, begin + dim) for begin in begins]
 
 
+def lies_by_column(name: str, config: ModelConfig) -> bool:
+    """Whether a checkpoint has the weight as [columns, rows]."""
+    module, _, kind = name.rpartition(".")
+    modules = FAMILIES[config.architecture].by_column
+    return kind == "weight" and any(module.endswith(f".{own}") for own in modules)
+
+
 def _arranged(name: str, info: TensorInfo, config: ModelConfig) -> TensorInfo:
     """The tensor with its rows in the order that HELM needs. Raises CheckpointError."""
+    if lies_by_column(name, config) and info.stored not in PACKED:
+        return _by_column(info)
     runs = rows_by_kind(name, config)
     if runs is None:
         return info
@@ -194,3 +203,15 @@ def _arranged(name: str, info: TensorInfo, config: ModelConfig) -> TensorInfo:
     width, extent = stored_bytes(info.weight_dtype, row_width(info.shape)), info.extents[0]
     extents = (Extent(extent.file, extent.offset + r.start * width, len(r)) for r in runs)
     return dataclasses.replace(info, extents=tuple(extents))
+
+
+def _by_column(info: TensorInfo) -> TensorInfo:
+    """The matrix of which a checkpoint has the columns one after the other."""
+    if info.aux or info.dtype is None or len(info.shape) != 2:
+        raise CheckpointError(
+            f"[load] tensor {info.name!r} in {info.file} is quantised or no matrix; expected "
+            "columns of F32, F16 or BF16; take the original model"
+        )
+    [extent] = info.extents
+    piece = Piece("weight", info.dtype, info.shape, extent.file, extent.offset)
+    return TensorInfo(info.name, info.shape[::-1], COLUMNS, (), (piece,), info.dtype)

@@ -60,8 +60,9 @@ def packed_file(infos: Mapping[str, TensorInfo], formats: Mapping[str, str]) -> 
     end, begins = 0, {}
     for name, info in ordered.items():
         size = matrices[name].nbytes if name in matrices else info.nbytes
-        shape = [size] if name in matrices else list(info.shape)
-        dtype = "U8" if name in matrices else _STATED[info.weight_dtype]
+        # One that lies by column stays so.
+        shape = [size] if name in matrices else [*(info.aux[0] if info.aux else info).shape]
+        dtype = "U8" if name in matrices else _STATED[info.dtype or info.weight_dtype]
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
         begins[name] = end
         end += size
@@ -105,7 +106,8 @@ def write_packed(
             finish(0)
         for name, info in file.infos.items():
             if name not in file.matrices:
-                _write(handle, files.read(info, 0, info.shape[0]), file.offsets[name])
+                pieces = files.pieces(info, 0, info.shape[0])
+                _write(handle, pieces["weight"][2], file.offsets[name])
     finally:
         os.close(handle)
     files.check()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from helm.base.arguments import check_flag, count, is_one_of, shown
 from helm.base.files import decoded
-from helm.base.formats import DTYPE_BYTES, PACKED_POLICIES
+from helm.base.formats import PACKED_POLICIES
 from helm.base.new_folder import check_room, new_folder, refuse_existing
 from helm.base.paths import permitted
 from helm.base.progress import Progress, progress_bar
@@ -131,7 +131,7 @@ def _refuse_quantised(weights: NamedWeights, source: str) -> None:
         {
             info.weight_dtype
             for info in weights.tensors.values()
-            if len(info.shape) == 2 and info.weight_dtype not in DTYPE_BYTES
+            if len(info.shape) == 2 and info.dtype is None
         }
     )
     if found:
@@ -148,7 +148,7 @@ def _fitting(
     """With a configuration of what was written. The dtype of the weights decides that of the KV
     cache: the configuration says it where packed ones do not."""
     config = json.loads(decoded(beside["config.json"]))
-    wide = any(info.stored == "bf16" for info in weights.tensors.values())
+    wide = any(info.dtype == "bf16" for info in weights.tensors.values())
     if wide and files.config.dtype != "bf16":
         config.pop("torch_dtype", None)
         config["dtype"] = "bfloat16"

@@ -154,6 +154,7 @@ inline std::vector<Source> all_sources(const std::string& folder) {
                                             {"weight_scale_inv", "f32", {1, 6}, 0x3f, 0x7f}}));
   all.push_back(in.pieces(Stored::kMx4, {{"blocks", "u8", {kRows, kCols / 2}, 0xff, 0xff},
                                          {"scales", "u8", {kRows, kCols / 32}, 0x83, 0x83}}));
+  all.push_back(in.pieces(Stored::kColumns, {{"weight", "f16", {kCols, kRows}, 0x3f, 0xff}}));
   auto mixed = gptq(8);
   mixed.push_back({"g_idx", "i32", {kCols}, 0, 0});
   all.push_back(in.pieces(Stored::kGptq4V2, mixed));

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from helm.base.files import open_file
+from helm.base.formats import DTYPE_BYTES
 from helm.errors import CheckpointError
-from helm.model.source import STORED, Extent, Piece, row_width, stored_bytes, stored_rows
+from helm.model.source import COLUMNS, STORED, Extent, Piece, row_width, stored_bytes, stored_rows
 
 # By safetensors' names.
 DTYPE_BITS = {
@@ -66,8 +67,15 @@ class TensorInfo:
         """The format that it is held in where nobody says: that of its values, and bf16 of pieces
         that no packed format holds."""
         if self.aux:
-            return "bf16" if self.exact == "f32" else self.exact
+            return self.dtype or ("bf16" if self.exact == "f32" else self.exact)
         return STORED[self.weight_dtype].format
+
+    @property
+    def dtype(self) -> str | None:
+        """That of its elements; None where they are quantised."""
+        if self.stored == COLUMNS:
+            return self.exact
+        return self.stored if self.stored in DTYPE_BYTES else None
 
     @property
     def nbytes(self) -> int:

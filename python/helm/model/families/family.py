@@ -17,7 +17,8 @@ class Family:
     transformers. read raises ConfigError or UnsupportedModelError. multimodal: model types of
     configurations with a text_config that is of this family where it does not say. by_head:
     modules whose weight and bias a checkpoint has as rows [head][q, k, v], and HELM as
-    [q, k, v][head]. aliases: names of weights in old checkpoints, with transformers' names."""
+    [q, k, v][head]. by_column: modules whose weight a checkpoint has as [columns, rows]. aliases:
+    names of weights in old checkpoints, with transformers' names."""
 
     architecture: str
     model_type: str
@@ -26,4 +27,5 @@ class Family:
     build: Callable[[ModelConfig], Graph]
     multimodal: tuple[str, ...] = ()
     by_head: tuple[str, ...] = ()
+    by_column: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)

@@ -199,6 +199,17 @@ def _gpt_neox(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _gpt2(keys: Keys) -> dict[str, Any]:
+    return {
+        "n_embd": keys.integer("embedding_length"),
+        "n_layer": keys.integer("block_count"),
+        "n_head": keys.uniform("attention.head_count"),
+        "n_positions": keys.integer("context_length"),
+        "n_inner": keys.uniform("feed_forward_length"),
+        "layer_norm_epsilon": keys.decimal("attention.layer_norm_epsilon", 1e-5),
+    }
+
+
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _GEMMA_NAMES = {**_NORMS_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
 ARCHITECTURES = {
@@ -326,6 +337,27 @@ ARCHITECTURES = {
         block="gpt_neox.layers.",
         follows=("use_parallel_residual",),
         more=_gpt_neox,
+    ),
+    "gpt2": Architecture(
+        "GPT2LMHeadModel",
+        "gpt2",
+        layer_norm=True,
+        names={
+            "attn_norm": "ln_1",
+            "attn_qkv": "attn.c_attn",
+            "attn_output": "attn.c_proj",
+            "ffn_norm": "ln_2",
+            "ffn_up": "mlp.c_fc",
+            "ffn_down": "mlp.c_proj",
+        },
+        whole={
+            "token_embd.weight": "transformer.wte.weight",
+            "position_embd.weight": "transformer.wpe.weight",
+            "output_norm.weight": "transformer.ln_f.weight",
+            "output_norm.bias": "transformer.ln_f.bias",
+        },
+        block="transformer.h.",
+        more=_gpt2,
     ),
     "glm4": Architecture(
         "Glm4ForCausalLM",
