@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from pydantic import BaseModel, Field
@@ -298,3 +299,34 @@ def test_what_is_not_there_says_so(client: openai.OpenAI) -> None:
         with pytest.raises(openai.APIStatusError, match="not implemented") as caught:
             call()
         assert caught.value.status_code == 501
+
+
+def test_choices_are_the_same_with_guesses() -> None:
+    """Of greedy choices and drawn ones, which share a prompt that repeats itself."""
+
+    def choices(speculate: str) -> tuple[list[str], int]:
+        with (
+            helm.LLM(speculate=speculate, threads=1) as llm,
+            served(LlmBackend.over(llm)) as (address, _),
+            openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as client,
+        ):
+            found = []
+            for temperature in (0.0, 0.7):
+                answer = client.completions.create(
+                    model="bundled", prompt="one two three four " * 9, max_tokens=40, n=3, seed=7,
+                    temperature=temperature, presence_penalty=0.1,
+                )  # fmt: skip
+                found += [choice.text for choice in answer.choices]
+            metrics = dict(
+                line.split()
+                for line in httpx.get(f"{address}/metrics").text.splitlines()
+                if line.startswith("helm_engine_guessed_tokens_total ")
+            )
+            return found, int(metrics["helm_engine_guessed_tokens_total"])
+
+    plain, none = choices("off")
+    guessed, some = choices("ngram")
+    assert guessed == plain
+    assert len(set(plain)) > 3
+    assert none == 0
+    assert some > 0
