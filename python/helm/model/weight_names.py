@@ -7,6 +7,7 @@ without the base model's, or with what a text model does not need beside them.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -181,6 +182,23 @@ def rows_by_kind(name: str, config: ModelConfig) -> list[range] | None:
     return [range(begin, begin + dim) for begin in begins]
 
 
+def as_saved(name: str, info: TensorInfo, config: ModelConfig) -> TensorInfo:
+    """The dense tensor with its rows in the order that a checkpoint has."""
+    runs = rows_by_kind(name, config)
+    if runs is None:
+        return info
+    parts = info.extents
+    if len(parts) == 1:
+        width = stored_bytes(info.weight_dtype, row_width(info.shape))
+        begins = itertools.accumulate(map(len, runs), initial=0)
+        parts = tuple(
+            Extent(parts[0].file, parts[0].offset + begin * width, len(run))
+            for begin, run in zip(begins, runs, strict=False)
+        )
+    by_row = sorted(zip(runs, parts, strict=True), key=lambda pair: pair[0].start)
+    return dataclasses.replace(info, extents=tuple(part for _, part in by_row))
+
+
 def lies_by_column(name: str, config: ModelConfig) -> bool:
     """Whether a checkpoint has the weight as [columns, rows]."""
     module, _, kind = name.rpartition(".")
@@ -190,7 +208,9 @@ def lies_by_column(name: str, config: ModelConfig) -> bool:
 
 def _arranged(name: str, info: TensorInfo, config: ModelConfig) -> TensorInfo:
     """The tensor with its rows in the order that HELM needs. Raises CheckpointError."""
-    if lies_by_column(name, config) and info.stored not in PACKED:
+    if info.stored in PACKED:  # by HELM itself
+        return info
+    if lies_by_column(name, config):
         return _by_column(info)
     runs = rows_by_kind(name, config)
     if runs is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from helm.base.arguments import check_flag, count, is_one_of, shown
 from helm.base.files import decoded
-from helm.base.formats import PACKED_POLICIES
+from helm.base.formats import FORMATS, PACKED_POLICIES
 from helm.base.new_folder import check_room, new_folder, refuse_existing
 from helm.base.paths import permitted
 from helm.base.progress import Progress, progress_bar
@@ -21,7 +21,7 @@ from helm.machine.resources import cpu_affinity
 from helm.model.families import build_graph
 from helm.model.hub import hub_id, resolve_model
 from helm.model.model_files import ModelFiles, read_model
-from helm.model.weight_names import NamedWeights
+from helm.model.weight_names import NamedWeights, as_saved
 from helm.session.compare_models import Divergence, compare
 from helm.session.packed_weights import Packed, PackedFile, packed_file, write_packed
 from helm.text.of_model import companions, tokenizer_of
@@ -107,7 +107,11 @@ def _planned(weights: NamedWeights, to: str) -> PackedFile:
     graph = build_graph(weights.config)
     check_checkpoint(graph, weights.tensors)
     formats = choose_formats(graph, weights.config, weights.tensors, to)
-    return packed_file(weights.tensors, formats)
+    tensors = {
+        name: info if FORMATS[formats[name]].packed else as_saved(name, info, weights.config)
+        for name, info in weights.tensors.items()
+    }
+    return packed_file(tensors, formats)
 
 
 def _name(place: Path) -> str:
