@@ -132,7 +132,7 @@ int64_t KvCache::window_begin(std::span<const HeldBlock> blocks) const {
   return begin;
 }
 
-// Of two blocks one behind the other: whether the one before has left the accelerator, or will
+// Whether, where one block stands behind another, the one before has left the accelerator, or will
 // before the other does.
 bool KvCache::leave_in_order(int32_t before, int32_t after) const {
   const KvBlock& a = block(before);

@@ -205,7 +205,7 @@ class KvCache {
   bool has_window(const HeldBlock& held) const {
     return spec_.window_blocks > 0 && held.window_begin != HeldBlock::kGone;
   }
-  // Of a block that others may hold: whether one that writes to it needs a block reserved for that.
+  // Whether one that writes to a block that others may hold needs a block reserved for its copy.
   bool lacks_credit(const KvBlock& block, int32_t references) const {
     return block.credits < references - 1;
   }

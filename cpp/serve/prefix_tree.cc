@@ -37,7 +37,7 @@ bool PrefixTree::Path::whole() const {
   return tokens == shared;
 }
 
-// Of all children those next to a block's tokens in order share most with it.
+// The children next to a block's tokens in order share most with it.
 PrefixTree::Path PrefixTree::find(std::span<const int32_t> tokens) const {
   Path path;
   const Node* node = &root_;
