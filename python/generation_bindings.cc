@@ -158,7 +158,8 @@ const char* finish_name(Finish finish) {
 namespace {
 
 void bind_prefix_cache(nb::module_& m) {
-  nb::class_<PyPrefixCache>(m, "PrefixCache", "Sequences kept after use, found by their tokens.")
+  nb::class_<PyPrefixCache>(m, "PrefixCache",
+                            "What sequences held, kept after use and found by its tokens.")
       .def(nb::init<std::shared_ptr<SharedEngine>>(), "engine"_a)
       .def("open", &PyPrefixCache::open, "prompt"_a, "capacity"_a,
            "Opens a sequence of up to `capacity` positions; (its id, how many leading tokens of\n"
@@ -168,8 +169,9 @@ void bind_prefix_cache(nb::module_& m) {
       .def("keep", &PyPrefixCache::keep, "sequence"_a, "tokens"_a,
            "Gives a sequence back: what it holds of `tokens` is kept.")
       .def("close", &PyPrefixCache::close, "sequence"_a, "Closes a sequence.")
-      .def("clear", &PyPrefixCache::clear, "Closes the kept sequences.")
-      .def_prop_ro("kept", &PyPrefixCache::kept, "How many sequences are kept.")
+      .def("clear", &PyPrefixCache::clear, "Gives up what is kept.")
+      .def_prop_ro("kept", &PyPrefixCache::kept,
+                   "How many prefixes are kept, of which none begins with another.")
       .def("save", &PyPrefixCache::save, "tokens"_a, "path"_a, "metadata"_a = "",
            "progress"_a.none() = nb::none(),
            "Writes what is kept of `tokens`; how many that are. `progress` gets (done, total)\n"

@@ -221,8 +221,9 @@ void bind_service(nb::module_& m) {
            "how\n"
            "many leading tokens of `prompt` it holds). Kept sequences give way.")
       .def("close", &PyService::close, "sequence"_a, "Closes a sequence that open() gave.")
-      .def_prop_ro("kept", &PyService::kept, "How many sequences are kept.")
-      .def("clear", &PyService::clear, "Closes the kept sequences.")
+      .def_prop_ro("kept", &PyService::kept,
+                   "How many prefixes are kept, of which none begins with another.")
+      .def("clear", &PyService::clear, "Gives up what is kept.")
       .def("save", &PyService::save, "tokens"_a, "path"_a, "metadata"_a = "",
            "progress"_a.none() = nb::none(),
            "Writes what is kept of `tokens`; how many that are. `progress` gets (done, total)\n"

@@ -206,18 +206,36 @@ std::vector<std::span<const std::byte>> Engine::lazy_memory() const {
 void Engine::count_op_times(bool on) {
   used().count_op_times(on);
 }
-bool Engine::can_open(int64_t capacity, int64_t shared, int64_t spare) const {
-  return used().can_open(capacity, shared, spare);
+bool Engine::can_open(int64_t capacity, int64_t spare, const HeldPrefix& prefix,
+                      std::span<const HeldBlock> without) const {
+  return used().can_open(capacity, spare, prefix, without);
 }
-SequenceId Engine::open(int64_t capacity) {
-  return used().open(capacity);
+SequenceId Engine::open(int64_t capacity, const HeldPrefix& prefix) {
+  return used().open(capacity, prefix);
 }
 SequenceId Engine::fork(SequenceId source, int64_t length, int64_t capacity) {
   return used().fork(source, length, capacity);
 }
+std::vector<HeldBlock> Engine::blocks(SequenceId sequence, int64_t length) const {
+  return used().blocks(sequence, length);
+}
+std::vector<HeldBlock> Engine::detach(SequenceId sequence, int64_t length) {
+  return used().detach(sequence, length);
+}
+void Engine::release(std::span<const HeldBlock> held) {
+  used().release(held);
+}
+int64_t Engine::usable(std::span<const HeldBlock> blocks, int64_t length) const {
+  return used().usable(blocks, length);
+}
 void Engine::save(SequenceId sequence, std::span<const int32_t> tokens, const std::string& path,
                   const std::string& metadata, const Progress& progress) {
-  used().save(sequence, tokens, path, metadata, progress);
+  used().save(used().blocks_to_save(sequence, std::ssize(tokens)), tokens, path, metadata,
+              progress);
+}
+void Engine::save(std::span<const HeldBlock> blocks, std::span<const int32_t> tokens,
+                  const std::string& path, const std::string& metadata, const Progress& progress) {
+  used().save(blocks, tokens, path, metadata, progress);
 }
 LoadedSequence Engine::load(const std::string& path, int64_t capacity, const Progress& progress) {
   return used().load(path, capacity, progress);
@@ -237,9 +255,8 @@ void Engine::truncate(SequenceId sequence, int64_t length) {
 void Engine::resize(SequenceId sequence, int64_t length, int64_t capacity) {
   used().resize(sequence, length, capacity);
 }
-bool Engine::can_resize(SequenceId sequence, int64_t length, int64_t capacity,
-                        int64_t spare) const {
-  return used().can_resize(sequence, length, capacity, spare);
+bool Engine::can_resize(SequenceId sequence, int64_t length, int64_t capacity) const {
+  return used().can_resize(sequence, length, capacity);
 }
 bool Engine::grow(SequenceId sequence, int64_t capacity) {
   return used().grow(sequence, capacity);

@@ -38,17 +38,25 @@ class Engine::Impl {
   EngineStats stats() const;
   std::vector<std::span<const std::byte>> lazy_memory() const;
   void count_op_times(bool on) { op_times_.count(on); }
-  bool can_open(int64_t capacity, int64_t shared, int64_t spare) const;
-  SequenceId open(int64_t capacity);
+  bool can_open(int64_t capacity, int64_t spare, const HeldPrefix& prefix,
+                std::span<const HeldBlock> without) const;
+  SequenceId open(int64_t capacity, const HeldPrefix& prefix);
   SequenceId fork(SequenceId source, int64_t length, int64_t capacity);
-  void save(SequenceId id, std::span<const int32_t> tokens, const std::string& path,
-            const std::string& metadata, const Progress& progress);
+  std::vector<HeldBlock> blocks(SequenceId id, int64_t length) const;
+  std::vector<HeldBlock> detach(SequenceId id, int64_t length);
+  void release(std::span<const HeldBlock> held);
+  int64_t usable(std::span<const HeldBlock> blocks, int64_t length) const {
+    return kv_.usable(checked(blocks), length);
+  }
+  std::vector<HeldBlock> blocks_to_save(SequenceId id, int64_t tokens) const;
+  void save(std::span<const HeldBlock> blocks, std::span<const int32_t> tokens,
+            const std::string& path, const std::string& metadata, const Progress& progress);
   LoadedSequence load(const std::string& path, int64_t capacity, const Progress& progress);
   void close(SequenceId id);
   int64_t length(SequenceId id) const { return sequence(id).length; }
   int64_t capacity(SequenceId id) const { return sequence(id).capacity; }
   void resize(SequenceId id, int64_t length, int64_t capacity);
-  bool can_resize(SequenceId id, int64_t length, int64_t capacity, int64_t spare = 0) const;
+  bool can_resize(SequenceId id, int64_t length, int64_t capacity) const;
   bool grow(SequenceId id, int64_t capacity);
   bool continues(SequenceId id, int64_t length) const {
     return kv_.continues(sequence(id), length);
@@ -66,7 +74,9 @@ class Engine::Impl {
   KvSequence& sequence(SequenceId id) {
     return const_cast<KvSequence&>(static_cast<const Impl*>(this)->sequence(id));
   }
-  void check_open(int64_t capacity, int64_t blocks) const;
+  std::span<const HeldBlock> checked(std::span<const HeldBlock> blocks) const;
+  int64_t windows_to_open(const HeldPrefix& prefix) const;
+  void check_open(int64_t capacity, const HeldPrefix& prefix) const;
   void check_continues(SequenceId id, const KvSequence& sequence, int64_t length) const;
   void check(std::span<const StepInput> inputs) const;
   void check_tokens(const StepInput& input) const;

@@ -15,12 +15,33 @@ const KvSequence& Engine::Impl::sequence(SequenceId id) const {
   return it->second;
 }
 
-bool Engine::Impl::can_open(int64_t capacity, int64_t shared, int64_t spare) const {
-  return static_cast<int64_t>(sequences_.size()) < plan_.limits.sequences &&
-         kv_.blocks_to_fork(shared, capacity) + spare <= kv_.unreserved();
+std::span<const HeldBlock> Engine::Impl::checked(std::span<const HeldBlock> blocks) const {
+  for (const HeldBlock& held : blocks) {
+    if (!kv_.in_use(held.block)) {
+      fail(ErrorKind::kInvalid, "[engine] nobody holds a KV block ", held.block);
+    }
+  }
+  return blocks;
 }
 
-void Engine::Impl::check_open(int64_t capacity, int64_t blocks) const {
+// Pages of an entry with a window that must be there, of those that are given up: held ones, and
+// what the open sequences and one more may come to.
+int64_t Engine::Impl::windows_to_open(const HeldPrefix& prefix) const {
+  if (plan_.kv.window_blocks == 0) return 0;
+  const auto sequences = static_cast<int64_t>(sequences_.size()) + 1;
+  const int64_t taken = prefix.take ? kv_.windows_of(prefix.blocks) : 0;
+  return plan_.kv.most_window_blocks(plan_.limits.step_tokens, sequences) + kv_.held_windows() -
+         taken;
+}
+
+bool Engine::Impl::can_open(int64_t capacity, int64_t spare, const HeldPrefix& prefix,
+                            std::span<const HeldBlock> without) const {
+  return std::ssize(sequences_) < plan_.limits.sequences &&
+         kv_.blocks_to_open(capacity, prefix) + spare <= kv_.unreserved() + kv_.freed_by(without) &&
+         windows_to_open(prefix) <= plan_.kv.window_blocks + kv_.windows_of(without);
+}
+
+void Engine::Impl::check_open(int64_t capacity, const HeldPrefix& prefix) const {
   if (capacity < 1 || capacity > plan_.limits.context) {
     fail(ErrorKind::kCapacity, "[engine] a sequence of ", capacity,
          " positions was asked for, the plan's context is ", plan_.limits.context,
@@ -30,10 +51,15 @@ void Engine::Impl::check_open(int64_t capacity, int64_t blocks) const {
     fail(ErrorKind::kCapacity, "[engine] ", sequences_.size(),
          " sequences are open, the plan's limit; close one or plan for more");
   }
-  if (blocks > kv_.unreserved()) {
+  if (const int64_t blocks = kv_.blocks_to_open(capacity, prefix); blocks > kv_.unreserved()) {
     fail(ErrorKind::kCapacity, "[engine] a sequence of ", capacity, " positions needs ", blocks,
          " blocks of KV pages, ", kv_.unreserved(), " of ", kv_.blocks(),
          " are free; close a sequence, lower the context or give the KV cache more memory");
+  }
+  if (const int64_t windows = windows_to_open(prefix); windows > plan_.kv.window_blocks) {
+    fail(ErrorKind::kCapacity, "[engine] another sequence needs ", windows,
+         " pages of layers with a window beside the ", kv_.held_windows(),
+         " that are held, there are ", plan_.kv.window_blocks, "; release what is held");
   }
 }
 
@@ -45,9 +71,16 @@ void Engine::Impl::check_continues(SequenceId id, const KvSequence& sequence,
        sequence.window_begin, " on; compute them anew");
 }
 
-SequenceId Engine::Impl::open(int64_t capacity) {
-  check_open(capacity, kv_.blocks_for(capacity));
-  sequences_.emplace(next_id_, kv_.open(capacity));
+SequenceId Engine::Impl::open(int64_t capacity, const HeldPrefix& prefix) {
+  if (prefix.length < 0 || prefix.length > capacity ||
+      kv_.blocks_for(prefix.length) != std::ssize(prefix.blocks) ||
+      usable(prefix.blocks, prefix.length) != prefix.length) {
+    fail(ErrorKind::kInvalid, "[engine] cannot begin a sequence of ", capacity,
+         " positions with the first ", prefix.length, " of ", prefix.blocks.size(),
+         " blocks of KV pages; expected as many blocks as those take, and usable ones");
+  }
+  check_open(capacity, prefix);
+  sequences_.emplace(next_id_, kv_.open(capacity, prefix));
   return next_id_++;
 }
 
@@ -58,9 +91,30 @@ SequenceId Engine::Impl::fork(SequenceId source, int64_t length, int64_t capacit
          " positions with the first ", length, " of the ", from.length, " of sequence ", source);
   }
   check_continues(source, from, length);
-  check_open(capacity, kv_.blocks_to_fork(length, capacity));
-  sequences_.emplace(next_id_, kv_.fork(from, length, capacity));
-  return next_id_++;
+  std::vector<HeldBlock> shared = kv_.blocks(from, length);
+  return open(capacity, {shared, length});
+}
+
+std::vector<HeldBlock> Engine::Impl::blocks(SequenceId id, int64_t length) const {
+  const KvSequence& from = sequence(id);
+  if (length < 0 || length > from.length) {
+    fail(ErrorKind::kInvalid, "[engine] sequence ", id, " has no ", length, " positions but ",
+         from.length);
+  }
+  return kv_.blocks(from, length);
+}
+
+std::vector<HeldBlock> Engine::Impl::detach(SequenceId id, int64_t length) {
+  static_cast<void>(blocks(id, length));  // throws
+  executor_.finish();
+  std::vector<HeldBlock> held = kv_.detach(sequence(id), length);
+  sequences_.erase(id);
+  return held;
+}
+
+void Engine::Impl::release(std::span<const HeldBlock> held) {
+  if (kv_.freed_by(checked(held)) > 0) executor_.finish();
+  for (const HeldBlock& one : held) kv_.release(one);
 }
 
 void Engine::Impl::close(SequenceId id) {
@@ -79,25 +133,38 @@ const std::string& Engine::Impl::weights_digest() {
   return weights_digest_;
 }
 
-void Engine::Impl::save(SequenceId id, std::span<const int32_t> tokens, const std::string& path,
-                        const std::string& metadata, const Progress& progress) {
+std::vector<HeldBlock> Engine::Impl::blocks_to_save(SequenceId id, int64_t tokens) const {
   const KvSequence& saved = sequence(id);
-  if (static_cast<int64_t>(tokens.size()) > saved.length) {
-    fail(ErrorKind::kInvalid, "[kv] ", tokens.size(), " tokens were given for the ", saved.length,
+  if (tokens > saved.length) {
+    fail(ErrorKind::kInvalid, "[kv] ", tokens, " tokens were given for the ", saved.length,
          " positions of sequence ", id);
   }
-  check_continues(id, saved, std::ssize(tokens));
-  const KvFileHeader header{plan_.fingerprint, weights_digest(),
-                            plan_.kv,          {tokens.begin(), tokens.end()},
-                            metadata,          cpu::lacks_key_biases(plan_),
-                            saved.window_begin};
+  check_continues(id, saved, tokens);
+  return kv_.blocks(saved, tokens);
+}
+
+void Engine::Impl::save(std::span<const HeldBlock> blocks, std::span<const int32_t> tokens,
+                        const std::string& path, const std::string& metadata,
+                        const Progress& progress) {
+  if (kv_.blocks_for(std::ssize(tokens)) != std::ssize(blocks) ||
+      usable(blocks, std::ssize(tokens)) != std::ssize(tokens)) {
+    fail(ErrorKind::kInvalid, "[kv] cannot save ", blocks.size(), " blocks of KV pages for ",
+         tokens.size(), " tokens; expected as many as those take, and usable ones");
+  }
+  const KvFileHeader header{plan_.fingerprint,
+                            weights_digest(),
+                            plan_.kv,
+                            {tokens.begin(), tokens.end()},
+                            metadata,
+                            cpu::lacks_key_biases(plan_),
+                            kv_.window_begin(blocks)};
   KvFileWriter writer(path, header);
   std::vector<std::byte> content(static_cast<size_t>(header.block_bytes()));
   for (int64_t b = 0; b < header.blocks(); ++b) {
     const int64_t held =
         std::min(std::ssize(tokens) - b * plan_.kv.page_tokens, plan_.kv.page_tokens);
     std::ranges::fill(content, std::byte{0});  // of positions that were given up
-    executor_.read_block(kv_.block(saved.blocks[static_cast<size_t>(b)]), held, content.data());
+    executor_.read_block(kv_.block(blocks[static_cast<size_t>(b)].block), held, content.data());
     writer.append(content);
     if (progress) progress((b + 1) * header.block_bytes(), header.blocks() * header.block_bytes());
   }
@@ -109,7 +176,7 @@ LoadedSequence Engine::Impl::load(const std::string& path, int64_t capacity,
   KvFileReader reader(path, plan_, weights_digest());
   const KvFileHeader& header = reader.header();
   const auto length = static_cast<int64_t>(header.tokens.size());
-  const SequenceId id = open(std::max(capacity, length));
+  const SequenceId id = open(std::max(capacity, length), {});
   try {
     KvSequence& loaded = sequence(id);
     std::vector<std::byte> content;
@@ -146,12 +213,11 @@ bool Engine::Impl::grow(SequenceId id, int64_t capacity) {
   return true;
 }
 
-bool Engine::Impl::can_resize(SequenceId id, int64_t length, int64_t capacity,
-                              int64_t spare) const {
+bool Engine::Impl::can_resize(SequenceId id, int64_t length, int64_t capacity) const {
   const KvSequence& resized = sequence(id);
   return length >= 0 && length <= resized.length && capacity >= std::max<int64_t>(length, 1) &&
          capacity <= plan_.limits.context && kv_.continues(resized, length) &&
-         kv_.blocks_to_resize(resized, length, capacity) + spare <= kv_.unreserved();
+         kv_.blocks_to_resize(resized, length, capacity) <= kv_.unreserved();
 }
 
 void Engine::Impl::resize(SequenceId id, int64_t length, int64_t capacity) {

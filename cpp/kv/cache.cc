@@ -42,25 +42,128 @@ void KvCache::close(KvSequence& sequence) {
   reserved_ -= blocks_for(sequence.capacity);
 }
 
-KvSequence KvCache::fork(const KvSequence& source, int64_t length, int64_t capacity) {
-  KvSequence sequence = open(capacity);
-  sequence.length = length;
+std::vector<HeldBlock> KvCache::blocks(const KvSequence& sequence, int64_t length) const {
+  std::vector<HeldBlock> blocks;
   for (int64_t b = 0; b < blocks_for(length); ++b) {
-    const int32_t index = source.blocks[static_cast<size_t>(b)];
-    ++blocks_[static_cast<size_t>(index)].references;
-    sequence.blocks.push_back(index);
+    const bool gone = sequence.window_begin >= (b + 1) * spec_.page_tokens;
+    blocks.push_back(
+        {sequence.blocks[static_cast<size_t>(b)], gone ? HeldBlock::kGone : sequence.window_begin});
+  }
+  return blocks;
+}
+
+std::vector<HeldBlock> KvCache::detach(KvSequence& sequence, int64_t length) {
+  std::vector<HeldBlock> held = blocks(sequence, length);
+  held_windows_ += windows_of(held);
+  if (overflows() && !held.empty()) line_up(held.back().block);
+  const auto first = static_cast<size_t>(sequence.window_begin / spec_.page_tokens);
+  for (size_t b = held.size(); b < sequence.blocks.size(); ++b) {
+    if (b >= first) drop_window(sequence.blocks[b]);
+    drop(sequence.blocks[b]);
+  }
+  reserved_ -= blocks_for(sequence.capacity) - std::ssize(sequence.blocks);
+  sequence = {};
+  return held;
+}
+
+void KvCache::drop_window_of(HeldBlock& held) {
+  if (!has_window(held)) return;
+  drop_window(held.block);
+  held.window_begin = HeldBlock::kGone;
+  --held_windows_;
+}
+
+void KvCache::release(const HeldBlock& held) {
+  HeldBlock released = held;
+  drop_window_of(released);
+  drop(released.block);
+}
+
+int64_t KvCache::freed_by(std::span<const HeldBlock> held) const {
+  return std::ranges::count_if(held, [&](const HeldBlock& one) {
+    const KvBlock& block = this->block(one.block);
+    return block.references == 1 || block.credits > std::max(0, block.references - 2);
+  });
+}
+
+int64_t KvCache::blocks_to_open(int64_t capacity, const HeldPrefix& prefix) const {
+  int64_t count = blocks_for(capacity) - blocks_for(prefix.length);
+  if (prefix.length % spec_.page_tokens != 0) {
+    const auto last = static_cast<size_t>(blocks_for(prefix.length) - 1);
+    const KvBlock& block = this->block(prefix.blocks[last].block);
+    count += lacks_credit(block, block.references + (prefix.take ? 0 : 1));
+  }
+  return count;
+}
+
+KvSequence KvCache::open(int64_t capacity, const HeldPrefix& prefix) {
+  KvSequence sequence = open(capacity);
+  if (prefix.length == 0) return sequence;
+  const auto blocks = prefix.blocks.first(static_cast<size_t>(blocks_for(prefix.length)));
+  sequence.length = prefix.length;
+  sequence.window_begin = window_begin(blocks);
+  for (const HeldBlock& held : blocks) {
+    ++blocks_[static_cast<size_t>(held.block)].references;
+    sequence.blocks.push_back(held.block);
     --reserved_;
   }
-  sequence.window_begin = length == 0 ? 0 : source.window_begin;
   if (spec_.window_blocks > 0) {
-    const int64_t first = window_begin(length) / spec_.page_tokens;
+    const int64_t first = window_begin(prefix.length) / spec_.page_tokens;
     sequence.window_begin = std::max(sequence.window_begin, first * spec_.page_tokens);
-    for (int64_t b = first; b < blocks_for(length); ++b) {
+    for (int64_t b = first; b < std::ssize(blocks); ++b) {
       ++blocks_[static_cast<size_t>(sequence.blocks[static_cast<size_t>(b)])].windows;
     }
   }
-  if (length % spec_.page_tokens != 0) reserve_copy(sequence.blocks.back());
+  const bool part = prefix.length % spec_.page_tokens != 0;
+  if (prefix.take) {
+    for (HeldBlock& held : blocks) drop_window_of(held);
+    if (part) drop(std::exchange(blocks.back().block, -1));
+  }
+  if (part) reserve_copy(sequence.blocks.back());
   return sequence;
+}
+
+int64_t KvCache::window_begin(std::span<const HeldBlock> blocks) const {
+  int64_t begin = 0;
+  for (int64_t b = 0; b < std::ssize(blocks); ++b) {
+    const int64_t lacks = blocks[static_cast<size_t>(b)].window_begin;
+    if (lacks > b * spec_.page_tokens) begin = std::min(lacks, (b + 1) * spec_.page_tokens);
+  }
+  return begin;
+}
+
+// Whether, where one block stands behind another, the one before has left the accelerator, or will
+// before the other does.
+bool KvCache::leave_in_order(int32_t before, int32_t after) const {
+  const KvBlock& a = block(before);
+  const KvBlock& b = block(after);
+  if (a.far != KvBlock::kNone) return true;
+  if (b.far != KvBlock::kNone) return false;
+  return b.full_since == 0 || (a.full_since != 0 && a.full_since < b.full_since);
+}
+
+// Whether all is there that windows of the next position show.
+bool KvCache::shows(std::span<const HeldBlock> blocks, int64_t length) const {
+  if (spec_.window() == 0) return true;
+  const int64_t begin = window_begin(length);
+  for (int64_t b = begin / spec_.page_tokens; b < blocks_for(length); ++b) {
+    const int64_t first = std::max(begin, b * spec_.page_tokens);
+    if (blocks[static_cast<size_t>(b)].window_begin > first) return false;
+  }
+  return true;
+}
+
+int64_t KvCache::usable(std::span<const HeldBlock> blocks, int64_t length) const {
+  if (overflows()) {
+    for (int64_t b = 1; b < blocks_for(length); ++b) {
+      const auto i = static_cast<size_t>(b);
+      if (!leave_in_order(blocks[i - 1].block, blocks[i].block)) length = b * spec_.page_tokens;
+    }
+  }
+  while (length > 0 && !shows(blocks, length)) {
+    length = (blocks_for(length) - 1) * spec_.page_tokens;
+  }
+  return length;
 }
 
 void KvCache::give_up(KvSequence& sequence, int64_t position) {
@@ -82,7 +185,7 @@ void KvCache::drop_window(int32_t index) {
 // A sequence will write to a block that others may still hold then.
 void KvCache::reserve_copy(int32_t index) {
   KvBlock& shared = blocks_[static_cast<size_t>(index)];
-  if (shared.credits >= shared.references - 1) return;
+  if (!lacks_credit(shared, shared.references)) return;
   ++shared.credits;
   ++reserved_;
 }
@@ -105,7 +208,7 @@ int64_t KvCache::blocks_to_truncate(const KvSequence& sequence, int64_t length) 
   }
   if (length % spec_.page_tokens != 0) {
     const KvBlock& last = block(sequence.blocks[kept - 1]);
-    count += last.credits < last.references - 1;
+    count += lacks_credit(last, last.references);
   }
   return count;
 }
@@ -136,15 +239,19 @@ void KvCache::resize(KvSequence& sequence, int64_t length, int64_t capacity) {
   truncate(sequence, length);
   reserved_ += blocks_for(capacity) - blocks_for(sequence.capacity);
   sequence.capacity = capacity;
-  if (overflows() && length == capacity && length > 0) {
-    const int32_t last = sequence.blocks.back();
-    full_.push_back({last, generation_[static_cast<size_t>(last)]});
-  }
+}
+
+// The block may be evicted from now on.
+void KvCache::line_up(int32_t index) {
+  KvBlock& block = blocks_[static_cast<size_t>(index)];
+  if (block.full_since != 0) return;
+  block.full_since = ++lined_up_;
+  full_.push_back({index, block.full_since});
 }
 
 void KvCache::keep_last_near(const KvSequence& sequence) {
   if (sequence.length % spec_.page_tokens == 0) return;
-  ++generation_[static_cast<size_t>(sequence.blocks.back())];
+  blocks_[static_cast<size_t>(sequence.blocks.back())].full_since = 0;
 }
 
 void KvCache::grown(KvSequence& sequence, int64_t length) {
@@ -153,8 +260,7 @@ void KvCache::grown(KvSequence& sequence, int64_t length) {
   };
   if (overflows()) {
     for (int64_t b = followed(sequence.length); b < followed(length); ++b) {
-      const int32_t block = sequence.blocks[static_cast<size_t>(b)];
-      full_.push_back({block, generation_[static_cast<size_t>(block)]});
+      line_up(sequence.blocks[static_cast<size_t>(b)]);
     }
   }
   sequence.length = length;
@@ -187,10 +293,8 @@ void KvCache::append_pages(const KvBlock& b, bool far, std::vector<int32_t>& tab
 std::optional<int32_t> KvCache::oldest_near() {
   while (!full_.empty()) {
     const Full oldest = full_.front();
-    const auto i = static_cast<size_t>(oldest.block);
-    if (generation_[i] == oldest.generation && blocks_[i].near != KvBlock::kNone) {
-      return oldest.block;
-    }
+    const KvBlock& block = this->block(oldest.block);
+    if (block.full_since == oldest.since && block.near != KvBlock::kNone) return oldest.block;
     full_.pop_front();
   }
   return std::nullopt;
@@ -225,7 +329,6 @@ int32_t KvCache::take_block() {
   int32_t index = static_cast<int32_t>(blocks_.size());
   if (free_blocks_.empty()) {
     blocks_.emplace_back();
-    generation_.push_back(0);
   } else {
     index = free_blocks_.back();
     free_blocks_.pop_back();
@@ -255,7 +358,7 @@ void KvCache::drop(int32_t index) {
   if (block.near != KvBlock::kNone) near_.give_back(block.near);
   if (block.far != KvBlock::kNone) far_.give_back(block.far);
   if (block.window != KvBlock::kNone) window_.give_back(block.window);
-  ++generation_[static_cast<size_t>(index)];
+  block.full_since = 0;
   free_blocks_.push_back(index);
   --blocks_used_;
 }

@@ -2,15 +2,17 @@
 // that they belong to. A slot holds the pages of one block, of every KV entry on its device, side
 // by side. Where entries with a window give pages up, those have slots of their own, behind the
 // others: a block has one until all of its sequences have gone on so far that no window shows it.
-// Knows nothing of what is in a page.
+// Blocks may be held without a sequence, too, see HeldBlock. Knows nothing of what is in a page.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <span>
 #include <vector>
 
+#include "helm/held_block.h"
 #include "helm/plan.h"
 
 namespace helm {
@@ -49,9 +51,10 @@ struct KvBlock {
   int32_t near = kNone;    // slot on the accelerator for layers there, or
   int32_t far = kNone;     // in host memory, once evicted
   int32_t window = kNone;  // slot of entries that give pages up, on every device
-  int32_t windows = 0;     // sequences whose window may show it
-  int32_t references = 0;
-  int32_t credits = 0;  // blocks reserved for those that will write here and need a copy first
+  int32_t windows = 0;     // of those that hold it, whose window may show it
+  int32_t references = 0;  // sequences, and others that hold it
+  int32_t credits = 0;     // blocks reserved for those that will write here and need a copy first
+  int64_t full_since = 0;  // its place in the line of those that leave next, 0: in none
 };
 
 struct KvSequence {
@@ -88,12 +91,27 @@ class KvCache {
   // blocks_for(capacity) <= unreserved().
   KvSequence open(int64_t capacity);
   void close(KvSequence& sequence);
-  // A sequence that begins with the first `length` positions of another: it shares their blocks.
-  // The last one, if it is not full, is to be copied by own_last() before either writes to it.
-  // Needs blocks_to_fork() <= unreserved().
-  KvSequence fork(const KvSequence& source, int64_t length, int64_t capacity);
-  int64_t blocks_to_fork(int64_t length, int64_t capacity) const {
-    return blocks_for(capacity) - length / spec_.page_tokens;
+  // The blocks of the sequence's first `length` positions, which the caller does not hold.
+  std::vector<HeldBlock> blocks(const KvSequence& sequence, int64_t length) const;
+  // Closes the sequence. The caller holds those blocks from now on; they may be evicted, all of
+  // them.
+  std::vector<HeldBlock> detach(KvSequence& sequence, int64_t length);
+  void release(const HeldBlock& held);
+  // Blocks that are free once these, of which none occurs twice, are released.
+  int64_t freed_by(std::span<const HeldBlock> held) const;
+  // A sequence that begins with the positions of a prefix: it shares their blocks. The last one, if
+  // it is not full, is to be copied by own_last() before it is written to. Needs blocks_to_open()
+  // <= unreserved(), slots for windows and usable() blocks.
+  KvSequence open(int64_t capacity, const HeldPrefix& prefix);
+  int64_t blocks_to_open(int64_t capacity, const HeldPrefix& prefix) const;
+  // See Engine::usable().
+  int64_t usable(std::span<const HeldBlock> blocks, int64_t length) const;
+  // Entries with a window lack something before this position, and nothing behind.
+  int64_t window_begin(std::span<const HeldBlock> blocks) const;
+  // Slots of entries that give pages up, of held blocks.
+  int64_t held_windows() const { return held_windows_; }
+  int64_t windows_of(std::span<const HeldBlock> held) const {
+    return std::ranges::count_if(held, [&](const HeldBlock& one) { return has_window(one); });
   }
   // Whether a sequence of its first `length` positions could go on: all that the windows of the
   // next position show is there.
@@ -127,8 +145,8 @@ class KvCache {
   // Needs blocks_to_truncate() <= unreserved(): those that others hold do not become free.
   void truncate(KvSequence& sequence, int64_t length);
   int64_t blocks_to_truncate(const KvSequence& sequence, int64_t length) const;
-  // Truncates, and reserves for another capacity from now on. One without room to grow may be
-  // evicted up to its last block. Needs blocks_to_resize() <= unreserved().
+  // Truncates, and reserves for another capacity from now on. Needs blocks_to_resize() <=
+  // unreserved().
   void resize(KvSequence& sequence, int64_t length, int64_t capacity);
   int64_t blocks_to_resize(const KvSequence& sequence, int64_t length, int64_t capacity) const {
     return blocks_to_truncate(sequence, length) + blocks_for(capacity) -
@@ -152,6 +170,9 @@ class KvCache {
   // Blocks of the sequence, from the first, that were evicted.
   int64_t far_blocks(const KvSequence& sequence) const;
   const KvBlock& block(int32_t index) const { return blocks_[static_cast<size_t>(index)]; }
+  bool in_use(int32_t index) const {
+    return index >= 0 && index < std::ssize(blocks_) && block(index).references > 0;
+  }
   // The first unit of each entry's page, see KvSpec; with `far` those in host memory of a block
   // that was evicted, which has none on the accelerator.
   void append_pages(const KvBlock& block, bool far, std::vector<int32_t>& table) const;
@@ -181,6 +202,17 @@ class KvCache {
   int64_t window_begin(int64_t length) const {
     return std::max<int64_t>(0, length - spec_.window() + 1);
   }
+  bool has_window(const HeldBlock& held) const {
+    return spec_.window_blocks > 0 && held.window_begin != HeldBlock::kGone;
+  }
+  // Whether one that writes to a block that others may hold needs a block reserved for its copy.
+  bool lacks_credit(const KvBlock& block, int32_t references) const {
+    return block.credits < references - 1;
+  }
+  bool leave_in_order(int32_t before, int32_t after) const;
+  bool shows(std::span<const HeldBlock> blocks, int64_t length) const;
+  void drop_window_of(HeldBlock& held);
+  void line_up(int32_t index);
   void reserve_copy(int32_t index);
 
   KvSpec spec_;
@@ -193,16 +225,18 @@ class KvCache {
   int64_t blocks_total_ = 0;
   int64_t blocks_used_ = 0;
   int64_t reserved_ = 0;  // blocks that open sequences may still take
+  int64_t held_windows_ = 0;
   SlotPool cpu_, near_, far_, window_;
   std::vector<KvBlock> blocks_;
   std::vector<int32_t> free_blocks_;
-  // Blocks in the order in which they became full; those freed or evicted meanwhile are skipped.
+  // Blocks in the order in which they became full; those that have another place by now, or none,
+  // and those that were evicted are skipped.
   struct Full {
     int32_t block;
-    uint32_t generation;
+    int64_t since;
   };
   std::deque<Full> full_;
-  std::vector<uint32_t> generation_;  // by block: changes when it is no longer full
+  int64_t lined_up_ = 0;  // so far
 };
 
 }  // namespace helm

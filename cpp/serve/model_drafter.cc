@@ -52,11 +52,7 @@ bool ModelDrafter::give_room(const Text& text, int64_t capacity) {
   const int64_t length = engine_->length(text.sequence);
   const int64_t more = std::min(capacity + kAhead, engine_->plan().limits.context);
   while (!engine_->can_resize(text.sequence, length, more)) {
-    if (prefixes_.kept() > 0) {
-      prefixes_.clear();
-    } else if (!drop_idle()) {
-      return false;
-    }
+    if (!prefixes_.give_way() && !drop_idle()) return false;
   }
   engine_->resize(text.sequence, length, more);
   return true;

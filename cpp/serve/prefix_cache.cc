@@ -1,9 +1,10 @@
 #include "helm/prefix_cache.h"
 
 #include <algorithm>
-#include <tuple>
+#include <utility>
 
 #include "base/check.h"
+#include "serve/prefix_tree.h"
 
 namespace helm {
 
@@ -12,6 +13,34 @@ int64_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
   return std::mismatch(a.begin(), a.begin() + least, b.begin()).first - a.begin();
 }
 
+// What a prompt shares with what is kept, or with a sequence in use: then the path is empty.
+struct PrefixCache::Match {
+  PrefixTree::Path path;
+  std::vector<HeldBlock> blocks;
+  int64_t shared = 0;
+  bool take = false;  // nothing else begins with these blocks, and they hold nothing else
+
+  bool kept() const { return !path.nodes.empty(); }
+  HeldPrefix prefix() { return {blocks, shared, take}; }
+  // No more than `most` positions, and what can be gone on from.
+  void cut(const Engine& engine, int64_t most) {
+    const int64_t page_tokens = engine.plan().kv.page_tokens;
+    const auto keep = [&](int64_t length) {
+      if (length == shared) return;
+      const auto count = static_cast<size_t>((length + page_tokens - 1) / page_tokens);
+      if (kept()) path.nodes.resize(count);
+      blocks.resize(count);
+      shared = length;
+      take = false;
+    };
+    keep(std::clamp<int64_t>(most, 0, shared));
+    keep(engine.usable(blocks, shared));
+  }
+};
+
+PrefixCache::PrefixCache(Engine& engine)
+    : engine_(engine), kept_(std::make_unique<PrefixTree>(engine.plan().kv.page_tokens)) {}
+
 PrefixCache::~PrefixCache() {
   try {
     clear();
@@ -19,21 +48,29 @@ PrefixCache::~PrefixCache() {
   }
 }
 
+PrefixCache::Match PrefixCache::kept_match(std::span<const int32_t> tokens) const {
+  Match found;
+  found.path = kept_->find(tokens);
+  found.blocks = found.path.blocks();
+  found.shared = found.path.shared;
+  found.take = found.path.whole();
+  found.cut(engine_, found.shared);
+  return found;
+}
+
 PrefixCache::Match PrefixCache::match(std::span<const int32_t> prompt) const {
-  Match best;
-  int64_t used = -1;
-  for (const auto& [sequence, entry] : entries_) {
-    const int64_t held = std::min(engine_.length(sequence), std::ssize(entry.tokens));
-    const auto known = std::span(entry.tokens).first(static_cast<size_t>(held));
-    const int64_t shared = std::min(common_prefix(known, prompt), std::ssize(prompt) - 1);
-    const bool whole = !entry.in_use && shared == held;
-    if (shared < 1 || (shared < kLeastShared && !whole)) continue;
-    if (!engine_.continues(sequence, shared)) continue;
-    if (std::tuple(shared, whole, entry.used) <= std::tuple(best.shared, best.whole, used)) {
-      continue;
-    }
-    best = {sequence, shared, whole};
-    used = entry.used;
+  const auto wanted = prompt.first(prompt.empty() ? 0 : prompt.size() - 1);
+  Match best = kept_match(wanted);
+  if (best.shared < kLeastShared && !best.take) best = {};
+  for (const auto& [sequence, tokens] : in_use_) {
+    const int64_t held = std::min(engine_.length(sequence), std::ssize(tokens));
+    const auto known = std::span(tokens).first(static_cast<size_t>(held));
+    Match other;
+    other.shared = common_prefix(known, wanted);
+    if (other.shared < kLeastShared || other.shared <= best.shared) continue;
+    other.blocks = engine_.blocks(sequence, other.shared);
+    other.cut(engine_, other.shared);
+    if (other.shared >= kLeastShared && other.shared > best.shared) best = std::move(other);
   }
   return best;
 }
@@ -42,36 +79,31 @@ int64_t PrefixCache::find(std::span<const int32_t> prompt) const {
   return match(prompt).shared;
 }
 
-// A sequence of the match's positions, if there is room: the matching one itself where nothing is
-// lost or, with `cut`, what else it holds is given up.
-std::optional<SequenceId> PrefixCache::start(const Match& match, int64_t capacity, int64_t spare,
-                                             bool cut) {
-  if (match.whole || (cut && match.shared > 0 && !entries_.at(match.sequence).in_use)) {
-    if (!engine_.can_resize(match.sequence, match.shared, capacity, spare)) return std::nullopt;
-    engine_.resize(match.sequence, match.shared, capacity);
-    return match.sequence;
+// Room for a sequence that begins with the match. Where nothing else is left to give way, the last
+// block of a kept match is taken, with what else it holds.
+bool PrefixCache::make_room(Match& match, int64_t capacity, int64_t spare) {
+  if (engine_.can_open(capacity, spare, match.prefix())) return true;
+  HeldPrefix least = match.prefix();
+  least.take = match.kept();
+  if (!engine_.can_open(capacity, spare, least, kept_->others())) return false;
+  while (!engine_.can_open(capacity, spare, match.prefix())) {
+    if (drop_oldest()) continue;
+    if (match.take || !match.kept()) return false;
+    match.take = true;  // nothing begins with it any more
   }
-  if (!engine_.can_open(capacity, match.shared, spare)) return std::nullopt;
-  if (match.shared == 0) return engine_.open(capacity);
-  return engine_.fork(match.sequence, match.shared, capacity);
+  return true;
 }
 
 std::optional<PrefixCache::Opened> PrefixCache::try_open(std::span<const int32_t> prompt,
                                                          int64_t capacity, int64_t spare) {
   Match found = match(prompt);
-  if (found.shared > capacity) found = {found.sequence, std::max<int64_t>(capacity, 0), false};
-  if (found.shared > 0 && !engine_.continues(found.sequence, found.shared)) found = {};
-  if (found.shared > 0) entries_.at(found.sequence).used = ++clock_;
-  std::optional<SequenceId> sequence = start(found, capacity, spare, false);
-  while (!sequence && drop_oldest(found.sequence)) sequence = start(found, capacity, spare, false);
-  if (!sequence) sequence = start(found, capacity, spare, true);
-  if (!sequence && drop_oldest(-1)) {
-    found = {};
-    sequence = start(found, capacity, spare, false);
-  }
-  if (!sequence) return std::nullopt;
-  entries_[*sequence] = {{prompt.begin(), prompt.end()}, true, ++clock_};
-  return Opened{*sequence, found.shared};
+  found.cut(engine_, capacity);
+  kept_->touch(found.path);
+  if (!make_room(found, capacity, spare)) return std::nullopt;
+  const SequenceId sequence = engine_.open(capacity, found.prefix());
+  kept_->update(found.path, found.blocks);
+  in_use_[sequence] = {prompt.begin(), prompt.end()};
+  return Opened{sequence, found.shared};
 }
 
 PrefixCache::Opened PrefixCache::open(std::span<const int32_t> prompt, int64_t capacity) {
@@ -80,7 +112,7 @@ PrefixCache::Opened PrefixCache::open(std::span<const int32_t> prompt, int64_t c
     if (const std::optional<Opened> opened = try_open(prompt, capacity)) return *opened;
   }
   const SequenceId sequence = engine_.open(capacity);  // says why it cannot
-  entries_[sequence] = {{prompt.begin(), prompt.end()}, true, ++clock_};
+  in_use_[sequence] = {prompt.begin(), prompt.end()};
   return {sequence, 0};
 }
 
@@ -90,81 +122,52 @@ bool PrefixCache::fits(int64_t capacity) const {
     return (positions + plan.kv.page_tokens - 1) / plan.kv.page_tokens;
   };
   int64_t blocks = blocks_for(capacity);
-  int64_t sequences = 1;
-  for (const auto& [sequence, entry] : entries_) {
-    if (!entry.in_use) continue;
-    blocks += blocks_for(engine_.capacity(sequence));
-    ++sequences;
-  }
-  return blocks <= plan.kv.blocks && sequences <= plan.limits.sequences;
+  for (const auto& [sequence, tokens] : in_use_) blocks += blocks_for(engine_.capacity(sequence));
+  return blocks <= plan.kv.blocks && std::ssize(in_use_) < plan.limits.sequences;
 }
 
 void PrefixCache::keep(SequenceId sequence, std::span<const int32_t> tokens) {
-  entries_.erase(sequence);  // in use no more, whatever fails
+  in_use_.erase(sequence);  // whatever fails
   const int64_t length = std::min(engine_.length(sequence), std::ssize(tokens));
-  const auto held = tokens.first(static_cast<size_t>(length));
-  // Cutting off pages that others share may need pages in their place.
-  if (length == 0 || !engine_.can_resize(sequence, length, length)) return close(sequence);
-  for (auto it = entries_.begin(); it != entries_.end();) {
-    auto& [other, entry] = *it++;
-    if (entry.in_use) continue;
-    const int64_t shared = common_prefix(entry.tokens, held);
-    if (shared == length) {
-      entry.used = ++clock_;
-      return close(sequence);
-    }
-    if (shared == std::ssize(entry.tokens)) close(other);
-  }
-  engine_.resize(sequence, length, length);
-  entries_[sequence] = {{held.begin(), held.end()}, false, ++clock_};
+  const std::vector<HeldBlock> held = engine_.detach(sequence, length);
+  engine_.release(kept_->insert(tokens.first(static_cast<size_t>(length)), held));
 }
 
 void PrefixCache::close(SequenceId sequence) {
-  entries_.erase(sequence);
+  in_use_.erase(sequence);
   engine_.close(sequence);
 }
 
+bool PrefixCache::drop_oldest() {
+  const std::vector<HeldBlock> dropped = kept_->drop_oldest();
+  engine_.release(dropped);
+  return !dropped.empty();
+}
+
 bool PrefixCache::give_way() {
-  return drop_oldest(-1);
+  kept_->tick();
+  return drop_oldest();
 }
 
 void PrefixCache::clear() {
-  while (drop_oldest(-1)) {
+  while (give_way()) {
   }
 }
 
 int64_t PrefixCache::kept() const {
-  return std::count_if(entries_.begin(), entries_.end(),
-                       [](const auto& entry) { return !entry.second.in_use; });
-}
-
-bool PrefixCache::drop_oldest(SequenceId except) {
-  auto oldest = entries_.end();
-  for (auto it = entries_.begin(); it != entries_.end(); ++it) {
-    if (it->second.in_use || it->first == except) continue;
-    if (oldest == entries_.end() || it->second.used < oldest->second.used) oldest = it;
-  }
-  if (oldest == entries_.end()) return false;
-  close(oldest->first);
-  return true;
+  return kept_->leaves();
 }
 
 int64_t PrefixCache::save(std::span<const int32_t> tokens, const std::string& path,
                           const std::string& metadata, const Progress& progress) {
-  SequenceId best = -1;
-  int64_t most = 0;
-  for (const auto& [sequence, entry] : entries_) {
-    if (entry.in_use) continue;
-    const int64_t shared = common_prefix(entry.tokens, tokens);
-    if (shared > most && engine_.continues(sequence, shared))
-      std::tie(best, most) = std::pair(sequence, shared);
-  }
-  if (most == 0) {
+  Match found = kept_match(tokens);
+  if (found.shared == 0) {
     fail(ErrorKind::kInvalid, "[kv] nothing is kept of these ", tokens.size(),
          " tokens; save right after they were computed");
   }
-  engine_.save(best, tokens.first(static_cast<size_t>(most)), path, metadata, progress);
-  return most;
+  const auto saved = tokens.first(static_cast<size_t>(found.shared));
+  engine_.save(found.blocks, saved, path, metadata, progress);
+  return found.shared;
 }
 
 std::pair<std::vector<int32_t>, std::string> PrefixCache::load(const std::string& path,
@@ -172,11 +175,11 @@ std::pair<std::vector<int32_t>, std::string> PrefixCache::load(const std::string
   while (true) {
     try {
       LoadedSequence loaded = engine_.load(path, 1, progress);
-      entries_[loaded.sequence] = {};
+      in_use_[loaded.sequence] = {};
       keep(loaded.sequence, loaded.tokens);
       return {std::move(loaded.tokens), std::move(loaded.metadata)};
     } catch (const Error& error) {
-      if (error.kind() != ErrorKind::kCapacity || !drop_oldest(-1)) throw;
+      if (error.kind() != ErrorKind::kCapacity || !give_way()) throw;
     }
   }
 }

@@ -54,7 +54,7 @@ bool Room::open(Active& active, const RequestTable::List& running, bool alone) {
     active.sequence = request.sequence;
     active.most = engine_.capacity(request.sequence);
   } else if (prefixes_ == nullptr) {
-    if (!alone && !engine_.can_open(wanted, 0, spare)) return false;
+    if (!alone && !engine_.can_open(wanted, spare)) return false;
     active.sequence = engine_.open(wanted);
     cached = 0;
   } else {

@@ -228,6 +228,34 @@ def test_one_site_is_priced_where_one_was_asked_for() -> None:
     }  # fmt: skip
 
 
+def test_the_least_pages_are_chosen_unless_larger_ones_are_faster() -> None:
+    """A page that visits has a copy and an op of its own. Where none does, only room counts."""
+    profile = load_profile("thesis-4060")
+    assert profile.link is not None
+
+    def planned(page_tokens: int | None, latency_s: float, **more: Any) -> Study:
+        assert profile.link is not None
+        link = dataclasses.replace(profile.link, latency_s=latency_s)
+        given: dict[str, Any] = {
+            "prompt": 2048, "context": 4096, "cpu_bytes": 64 * GIB, "policy": "layer-partition",
+            "page_tokens": page_tokens, **more,
+        }  # fmt: skip
+        own = dataclasses.replace(profile, link=link)
+        return study("llama", config_of("llama-3.2-1b"), None, own, **given)
+
+    usual = profile.link.latency_s
+    fits = planned(None, usual)
+    assert (fits.plan.kv.page_tokens, fits.placed.overflows) == (128, False)
+    few = {"kv_overflow": "stream", "kv_vram_bytes": 48 << 20}
+    for latency_s, tokens in ((usual, 512), (1e-3, 128)):  # the latter has few layers there
+        least, most = (planned(n, latency_s, **few).best.objective_s for n in (128, 512))
+        assert (least < most * 1.01) == (tokens == 128)
+        chosen = planned(None, latency_s, **few)
+        assert chosen.placed.overflows
+        assert chosen.plan.kv.page_tokens == tokens
+        assert chosen.best.objective_s == min(least, most)
+
+
 def test_the_command_line_reaches_the_plan() -> None:
     planned = [
         "plan", str(QWEN), "--profile", "thesis-4060",

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "helm/held_block.h"
 #include "helm/plan.h"
 #include "helm/types.h"
 
@@ -149,11 +150,13 @@ class HELM_API Engine {
   void count_op_times(bool on);
 
   // Opens a sequence that may grow to `capacity` positions; its pages are reserved now, so that no
-  // later step runs out. grow() reserves more. Throws kCapacity when sequences or pages are
-  // exhausted.
-  SequenceId open(int64_t capacity);
-  // Whether open(), or fork() of `shared` positions, would find room, and leave `spare` blocks.
-  bool can_open(int64_t capacity, int64_t shared = 0, int64_t spare = 0) const;
+  // later step runs out. grow() reserves more. It begins with the positions of `prefix`, see
+  // detach(). Throws kCapacity when sequences or pages are exhausted, kInvalid for a prefix that is
+  // not usable().
+  SequenceId open(int64_t capacity, const HeldPrefix& prefix = {});
+  // Whether open() would find room and leave `spare` blocks, if `without` were released.
+  bool can_open(int64_t capacity, int64_t spare = 0, const HeldPrefix& prefix = {},
+                std::span<const HeldBlock> without = {}) const;
   // Opens a sequence that begins with the first `length` positions of `source`, whose pages it
   // shares; what either appends later is its own. Throws likewise, and kInvalid for a length that
   // `source` does not have.
@@ -165,6 +168,19 @@ class HELM_API Engine {
   void save(SequenceId sequence, std::span<const int32_t> tokens, const std::string& path,
             const std::string& metadata = "", const Progress& progress = {});
   LoadedSequence load(const std::string& path, int64_t capacity, const Progress& progress = {});
+  void save(std::span<const HeldBlock> blocks, std::span<const int32_t> tokens,
+            const std::string& path, const std::string& metadata = "",
+            const Progress& progress = {});
+  // The blocks of the sequence's first `length` positions. It has them as long as it does not
+  // change: the caller holds none of them.
+  std::vector<HeldBlock> blocks(SequenceId sequence, int64_t length) const;
+  // Closes the sequence, and the caller holds those blocks from now on, until release(). They count
+  // as memory, not as a sequence. Any number of sequences may begin with them.
+  std::vector<HeldBlock> detach(SequenceId sequence, int64_t length);
+  void release(std::span<const HeldBlock> held);
+  // The most of `length` positions that a sequence could begin with, if each of these blocks stood
+  // behind the one before: all is there that windows of the next position show.
+  int64_t usable(std::span<const HeldBlock> blocks, int64_t length) const;
   // These, too, throw kInvalid for a sequence that is not open, and truncate() for more positions
   // than it has.
   void close(SequenceId sequence);
@@ -175,7 +191,7 @@ class HELM_API Engine {
   // Throws kCapacity when pages are exhausted, kInvalid for a length that the sequence does not
   // have or more than `capacity`, and nothing has changed; can_resize() is false then.
   void resize(SequenceId sequence, int64_t length, int64_t capacity);
-  bool can_resize(SequenceId sequence, int64_t length, int64_t capacity, int64_t spare = 0) const;
+  bool can_resize(SequenceId sequence, int64_t length, int64_t capacity) const;
   // Reserves pages for `capacity` positions, if there are so many; whether it has them now. Waits
   // for no step. Throws kInvalid for more than the plan's context.
   bool grow(SequenceId sequence, int64_t capacity);

@@ -5,6 +5,7 @@
 #include "helm/engine.h"        // IWYU pragma: export
 #include "helm/footprint.h"     // IWYU pragma: export
 #include "helm/generation.h"    // IWYU pragma: export
+#include "helm/held_block.h"    // IWYU pragma: export
 #include "helm/machine.h"       // IWYU pragma: export
 #include "helm/plan.h"          // IWYU pragma: export
 #include "helm/prefix_cache.h"  // IWYU pragma: export

@@ -1,8 +1,9 @@
-// Sequences kept after use, so that a prompt that begins like one of them need not be computed
-// again. Knows tokens and pages, not text or sampling.
+// What sequences held is kept after use, so that a prompt that begins like one of them need not be
+// computed again. Knows tokens and pages, not text or sampling.
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -12,6 +13,8 @@
 #include "helm/engine.h"
 
 namespace helm {
+
+class PrefixTree;
 
 // How many leading tokens are equal.
 HELM_API int64_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b);
@@ -30,17 +33,17 @@ class HELM_API PrefixCache {
     int64_t cached = 0;  // leading prompt tokens that it holds
   };
 
-  explicit PrefixCache(Engine& engine) : engine_(engine) {}  // which must outlive it
+  explicit PrefixCache(Engine& engine);  // which must outlive it
   ~PrefixCache();
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
 
   const Engine& engine() const { return engine_; }
 
-  // Opens a sequence of up to `capacity` positions that holds what `prompt` shares with one that is
-  // kept or in use, all but the last token at most. Kept sequences give way while there is no room,
-  // the one used least recently first: open() throws kCapacity, try_open() returns nothing, only
-  // when those in use are in the way.
+  // Opens a sequence of up to `capacity` positions that holds what `prompt` shares with what is
+  // kept or in use, all but the last token at most. What is kept gives way while there is no room,
+  // block by block, the one used least recently first: open() throws kCapacity, try_open() returns
+  // nothing, only when sequences in use are in the way; nothing is given up then.
   Opened open(std::span<const int32_t> prompt, int64_t capacity);
   // try_open() leaves `spare` blocks for others to grow.
   std::optional<Opened> try_open(std::span<const int32_t> prompt, int64_t capacity,
@@ -52,43 +55,35 @@ class HELM_API PrefixCache {
   int64_t find(std::span<const int32_t> prompt) const;
 
   // Gives back what open() opened; throws kInvalid for what is not open. Kept are the positions
-  // that stand for the first of `tokens`, and no pages beyond them.
+  // that stand for the first of `tokens`, and no pages beyond them. What is kept counts as blocks
+  // alone, those that prefixes have in common once, and not among plan().limits.sequences.
   void keep(SequenceId sequence, std::span<const int32_t> tokens);
   void close(SequenceId sequence);
-  // Gives up what was used least recently of what is kept; false if nothing is.
+  // Gives up the block used least recently of what is kept; false if nothing is.
   bool give_way();
-  // Closes the kept sequences.
+  // Gives up all that is kept.
   void clear();
-  int64_t kept() const;
+  int64_t kept() const;  // prefixes, of which none begins with another
 
-  // Engine::save() of the kept sequence that shares most with `tokens`; how many it holds of them.
-  // Throws kInvalid where none does.
+  // Engine::save() of what is kept that shares most with `tokens`; how many it holds of them.
+  // Throws kInvalid where nothing does.
   int64_t save(std::span<const int32_t> tokens, const std::string& path,
                const std::string& metadata = "", const Progress& progress = {});
-  // Engine::load(), and keeps the sequence; its tokens and the metadata.
+  // Engine::load(), and keeps what is loaded; its tokens and the metadata.
   std::pair<std::vector<int32_t>, std::string> load(const std::string& path,
                                                     const Progress& progress = {});
 
  private:
-  struct Entry {
-    std::vector<int32_t> tokens;  // of one in use: the prompt, which it may not hold yet
-    bool in_use = true;
-    int64_t used = 0;  // when, by the clock
-  };
-  struct Match {
-    SequenceId sequence = -1;  // none
-    int64_t shared = 0;
-    bool whole = false;  // the sequence is kept and holds nothing else
-  };
+  struct HELM_LOCAL Match;
 
+  HELM_LOCAL Match kept_match(std::span<const int32_t> tokens) const;
   HELM_LOCAL Match match(std::span<const int32_t> prompt) const;
-  HELM_LOCAL std::optional<SequenceId> start(const Match& match, int64_t capacity, int64_t spare,
-                                             bool cut);
-  HELM_LOCAL bool drop_oldest(SequenceId except);
+  HELM_LOCAL bool make_room(Match& match, int64_t capacity, int64_t spare);
+  HELM_LOCAL bool drop_oldest();
 
   Engine& engine_;
-  std::map<SequenceId, Entry> entries_;
-  int64_t clock_ = 0;
+  std::unique_ptr<PrefixTree> kept_;
+  std::map<SequenceId, std::vector<int32_t>> in_use_;  // prompts, which they may not hold yet
 };
 
 }  // namespace helm

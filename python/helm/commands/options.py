@@ -12,7 +12,7 @@ from typing import Any
 from helm.base.files import read_text
 from helm.base.formats import DTYPE_CHOICES, KV_DTYPES, dtype_name
 from helm.commands.parser import More, Parser
-from helm.compiler.kv_options import PAGE_TOKENS, SITES
+from helm.compiler.kv_options import PAGE_CHOICES, PAGE_TOKENS, SITES
 from helm.compiler.load_cost import WEIGHTS
 from helm.compiler.problem import POLICIES
 from helm.errors import InvalidError
@@ -210,9 +210,10 @@ def add_kv(parser: Parser) -> None:
         "--watermark", type=float, metavar="F",
         help=More(f"share of it in use beyond which the oldest leave (default: {WATERMARK})"),
     )  # fmt: skip
+    least = PAGE_CHOICES[0]
     group.add_argument(
         "--page-tokens", type=int, default=PAGE_TOKENS, metavar="N",
-        help=More(f"positions of a page (default: {PAGE_TOKENS})"),
+        help=More(f"positions of a page (default: {PAGE_TOKENS}, of `serve` {least} if as fast)"),
     )  # fmt: skip
 
 

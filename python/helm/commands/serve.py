@@ -89,6 +89,7 @@ def add_arguments(parser: Parser) -> None:
         "--no-web", action="store_true", help=More("no chat page at / (default: there is one)")
     )
     options.add_model_arguments(parser)
+    parser.set_defaults(page_tokens=None)
     options.add_speculation(parser)
 
 

@@ -18,6 +18,7 @@ from helm.plan.units import CPU
 
 SITES = ("auto", "stream", "cpu")
 PAGE_TOKENS = 512
+PAGE_CHOICES = (128, 256, 512)  # the kernels read 128 keys at a time
 _LEAST_PAGE_TOKENS = 16
 _MOST_PAGE_TOKENS = 2**20
 
@@ -106,8 +107,10 @@ def accelerator_layers(plan: Plan) -> int:
     )
 
 
-def check_page_tokens(value: object) -> int:
-    """`value`; InvalidError unless a page may hold so many positions."""
+def check_page_tokens(value: object) -> int | None:
+    """`value`; InvalidError unless it is None or a page may hold so many positions."""
+    if value is None:
+        return None
     if not is_integer(value) or not _LEAST_PAGE_TOKENS <= int(value) <= _MOST_PAGE_TOKENS:
         raise InvalidError(
             f"[plan] page_tokens is {shown(value)}; expected {_LEAST_PAGE_TOKENS} to "

@@ -14,7 +14,7 @@ from helm.compiler.access import loaded_profile, mapped_share
 from helm.compiler.budget import step_limits
 from helm.compiler.counts import CostedGraph
 from helm.compiler.disk import disk_weights
-from helm.compiler.kv_options import KvOptions
+from helm.compiler.kv_options import PAGE_CHOICES, KvOptions
 from helm.compiler.load_cost import LoadingRequest
 from helm.compiler.problem import DiskSpace, ResourceLimits, Space
 from helm.compiler.search import Search
@@ -51,7 +51,8 @@ class Problem:
     bits, "q4" in 4, but for embeddings, the head and small matrices; vectors are always f32; or
     "fit", for the first of auto, q8 and q4 that fits.
     kv_dtype "auto": that of most matrix bytes, or what goes with packed ones; "i8": integers, with
-    a scale per position and KV head. memory_bytes: what the machine has free, of which
+    a scale per position and KV head. page_tokens: positions of a page; None: one of PAGE_CHOICES,
+    the least unless others are faster. memory_bytes: what the machine has free, of which
     `reserve_bytes` stay untouched; None: see ResourceLimits. threads and memory_bytes are needed
     without a profile and override it with one, as accelerator_bytes does. workload: what the search
     prices; None asks for 128 tokens after 512. space: decisions to fix. kv_options: how KV may use
@@ -67,7 +68,7 @@ class Problem:
     max_sequences: int = 8
     dtype: str = "auto"
     kv_dtype: str = "auto"
-    page_tokens: int = 512
+    page_tokens: int | None = 512
     step_tokens: int = 512
     threads: int | None = None
     memory_bytes: int | None = None
@@ -153,7 +154,7 @@ class Problem:
         kv, dtype = self.graph.kv, self.kv_dtype
         if dtype == "auto":
             dtype = dominant_dtype(self.graph, self.formats, self.config, self.checkpoint_tensors)
-        page_tokens = min(self.page_tokens, self.limits.context)
+        page_tokens = min(self.page_tokens or PAGE_CHOICES[0], self.limits.context)
         return KvSpec(cast(KvDType, dtype), page_tokens, kv.layers, kv.kv_heads, kv.head_dim, 0)
 
     @property

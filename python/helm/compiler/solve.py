@@ -21,6 +21,7 @@ from helm.compiler.budget import memory_bytes
 from helm.compiler.candidate import Candidate
 from helm.compiler.counts import CostedGraph
 from helm.compiler.cut.units import CutUnits
+from helm.compiler.kv_options import PAGE_CHOICES
 from helm.compiler.load_cost import NOTHING_TO_MAP, Situation, choose
 from helm.compiler.on_cpu import fewer_at_once, on_cpu
 from helm.compiler.placement import (
@@ -47,6 +48,8 @@ from helm.plan.disk import on_disk
 from helm.plan.records import Loading, LoadingChoice, Workload
 from helm.plan.schema import Limits, Plan, Schedule
 from helm.plan.units import CPU, devices_named
+
+_ALIKE = 0.01  # plans that differ by no more are as fast as one another
 
 
 @dataclass(frozen=True)
@@ -155,12 +158,27 @@ def solve(problem: Problem) -> Study:
     not fit the model, OutOfMemoryError with every item's size when weights and the smallest KV
     cache do not fit.
     """
+    if problem.page_tokens is None:
+        return _paged(problem)
     if problem.disk_bytes_per_s is None:
         return _in_memory(problem)
     try:
         return _in_memory(dataclasses.replace(problem, disk_bytes_per_s=None))
     except OutOfMemoryError as refused:
         return from_disk(problem, refused)
+
+
+def _paged(problem: Problem) -> Study:
+    """With the smallest pages that are as fast as any, but for a percent. Each page that visits the
+    accelerator has a copy and an op of its own. Where none does, no price depends on the size, and
+    the smallest waste least."""
+    least, *others = PAGE_CHOICES
+    studies = [solve(dataclasses.replace(problem, page_tokens=least))]
+    if studies[0].found is None or not studies[0].placed.overflows:
+        return studies[0]
+    studies += [solve(dataclasses.replace(problem, page_tokens=tokens)) for tokens in others]
+    most = min(study.best.objective_s for study in studies) * (1 + _ALIKE)
+    return next(study for study in studies if study.best.objective_s <= most)
 
 
 def from_disk(problem: Problem, refused: OutOfMemoryError) -> Study:

@@ -45,7 +45,8 @@ class LLM(LoadedLLM):
     matrices to 8 bits or, but for embeddings, head and small ones, to 4; "fit" takes the first of
     "auto", "q8" and "q4" that fits, and a notice of the plan says which.
     kv_dtype: the same for the KV cache, or "i8", which takes about half of 16 bit.
-    page_tokens: positions per KV page, 16 or more.
+    page_tokens: positions per KV page, 16 or more; None: 128, or 256 or 512 where those are
+    predicted to be faster.
     policy: how layers share an accelerator and the CPU: each lies on one of them
     ("layer-partition"), some are cut and both compute them at once ("cut"), or "auto", whichever
     is predicted faster. Policies that others published are planned, but not executed; see
@@ -99,7 +100,7 @@ class LLM(LoadedLLM):
         dtype: str = "auto",
         kv_dtype: str = "auto",
         threads: int | None = None,
-        page_tokens: int = PAGE_TOKENS,
+        page_tokens: int | None = PAGE_TOKENS,
         policy: str = "auto",
         kv_overflow: str = "auto",
         kv_vram_bytes: int | None = None,

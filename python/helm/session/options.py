@@ -39,7 +39,7 @@ class PlanKeywords(TypedDict, total=False):
     dtype: str
     kv_dtype: str
     threads: int | None
-    page_tokens: int
+    page_tokens: int | None
     policy: str
     kv_overflow: str
     kv_vram_bytes: int | None
@@ -79,7 +79,7 @@ class LoadOptions:
     dtype: str = "auto"
     kv_dtype: str = "auto"
     threads: int | None = None
-    page_tokens: int = PAGE_TOKENS
+    page_tokens: int | None = PAGE_TOKENS
     policy: str = "auto"
     kv: KvOptions = field(default_factory=KvOptions)
     weights: str = "auto"

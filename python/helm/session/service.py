@@ -84,12 +84,12 @@ class Service:
             self._changed.notify_all()
 
     def clear(self) -> None:
-        """Closes what is kept."""
+        """Gives up what is kept."""
         self._native.clear()
 
     @property
     def kept(self) -> int:
-        """How many sequences are kept."""
+        """How many prefixes are kept, of which none begins with another."""
         return int(self._native.kept)
 
     def save(

@@ -31,6 +31,11 @@ helm::Plan windowed_plan(int64_t blocks, int64_t window, int64_t sequences) {
   return plan;
 }
 
+KvSequence fork(KvCache& kv, const KvSequence& source, int64_t length, int64_t capacity) {
+  std::vector<helm::HeldBlock> shared = kv.blocks(source, length);
+  return kv.open(capacity, {shared, length});
+}
+
 // As a step does.
 void append(KvCache& kv, KvSequence& sequence, int64_t tokens) {
   if (kv.shares_last(sequence)) kv.own_last(sequence);
@@ -45,8 +50,8 @@ TEST_CASE("a copy of a shared block takes the block that was reserved for it") {
   KvCache kv(plan_of(5), {helm::kCpu});
   KvSequence a = kv.open(12);
   append(kv, a, 10);
-  KvSequence b = kv.fork(a, 8, 12);  // with a it holds a's second block whole, c its middle
-  KvSequence c = kv.fork(a, 5, 8);
+  KvSequence b = fork(kv, a, 8, 12);  // with a it holds a's second block whole, c its middle
+  KvSequence c = fork(kv, a, 5, 8);
   CHECK(kv.unreserved() == 0);
   append(kv, c, 1);
   CHECK(kv.unreserved() == 0);
@@ -80,8 +85,9 @@ TEST_CASE("any order of calls keeps the account") {
         const KvSequence& source = open[pick()];
         const int64_t length = from(0, source.length);
         const int64_t capacity = from(std::max<int64_t>(length, 1), kMostPositions);
-        if (kv.blocks_to_fork(length, capacity) > kv.unreserved()) continue;
-        open.push_back(kv.fork(source, length, capacity));
+        std::vector<helm::HeldBlock> shared = kv.blocks(source, length);
+        if (kv.blocks_to_open(capacity, {shared, length}) > kv.unreserved()) continue;
+        open.push_back(fork(kv, source, length, capacity));
       } else if (kind < 15) {
         KvSequence& one = open[pick()];
         if (one.length < one.capacity) append(kv, one, from(1, one.capacity - one.length));
@@ -127,8 +133,12 @@ TEST_CASE("windows have their pages whatever the order of calls, and give all of
         if (open.empty()) continue;
         const KvSequence source = open[pick()];
         const int64_t length = from(0, source.length);
-        const bool room = kv.blocks_to_fork(length, kMost) <= kv.unreserved();
-        if (room && kv.continues(source, length)) open.push_back(kv.fork(source, length, kMost));
+        std::vector<helm::HeldBlock> shared = kv.blocks(source, length);
+        REQUIRE((kv.usable(shared, length) == length || !kv.continues(source, length)));
+        const bool room = kv.blocks_to_open(kMost, {shared, length}) <= kv.unreserved();
+        if (room && kv.continues(source, length)) {
+          open.push_back(fork(kv, source, length, kMost));
+        }
       } else if (kind < 16) {
         KvSequence& one = open[pick()];
         const int64_t length = one.length;

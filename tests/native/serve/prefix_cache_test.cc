@@ -216,9 +216,10 @@ TEST_CASE("what is kept never refuses a request, the least recently used goes fi
   CHECK(prefixes.find(token_ids(60, 3)) > 0);
   CHECK(prefixes.find(token_ids(60, 1)) > 0);
   CHECK(!prefixes.try_open(token_ids(30, 8), 190));
-  CHECK(prefixes.kept() == 0);
+  CHECK(prefixes.kept() == 2);  // giving them up would not be enough
   CHECK_THROWS_AS(prefixes.open(token_ids(30, 8), 190), helm::Error);
   prefixes.close(large.sequence);
+  prefixes.clear();
   // In a pool of one context, a prompt that shares a part takes over the sequence that holds it.
   shape.pages = kLayers * 13;
   shape.sequences = 1;
