@@ -45,6 +45,7 @@ void KvCache::close(KvSequence& sequence) {
 KvSequence KvCache::fork(const KvSequence& source, int64_t length, int64_t capacity) {
   KvSequence sequence = open(capacity);
   sequence.length = length;
+  sequence.far = source.far;
   for (int64_t b = 0; b < blocks_for(length); ++b) {
     const int32_t index = source.blocks[static_cast<size_t>(b)];
     ++blocks_[static_cast<size_t>(index)].references;
@@ -87,13 +88,15 @@ void KvCache::reserve_copy(int32_t index) {
   ++reserved_;
 }
 
-int32_t KvCache::own_last(KvSequence& sequence) {
-  const int32_t shared = sequence.blocks.back();
-  --blocks_[static_cast<size_t>(shared)].credits;  // there is one: references > 1
-  --reserved_;
+int32_t KvCache::own(KvSequence& sequence, size_t b) {
+  const int32_t shared = sequence.blocks[b];
+  if (b + 1 == sequence.blocks.size() && sequence.length % spec_.page_tokens != 0) {
+    --blocks_[static_cast<size_t>(shared)].credits;  // there is one: references > 1
+    --reserved_;
+  }
   drop_window(shared);
   drop(shared);
-  sequence.blocks.back() = take_block();
+  sequence.blocks[b] = take_block(sequence.far);
   return shared;
 }
 
@@ -112,7 +115,7 @@ int64_t KvCache::blocks_to_truncate(const KvSequence& sequence, int64_t length) 
 
 void KvCache::extend(KvSequence& sequence, int64_t tokens) {
   while (static_cast<int64_t>(sequence.blocks.size()) < blocks_for(tokens)) {
-    sequence.blocks.push_back(take_block());
+    sequence.blocks.push_back(take_block(sequence.far));
     --reserved_;
   }
 }
@@ -136,10 +139,38 @@ void KvCache::resize(KvSequence& sequence, int64_t length, int64_t capacity) {
   truncate(sequence, length);
   reserved_ += blocks_for(capacity) - blocks_for(sequence.capacity);
   sequence.capacity = capacity;
-  if (overflows() && length == capacity && length > 0) {
-    const int32_t last = sequence.blocks.back();
-    full_.push_back({last, generation_[static_cast<size_t>(last)]});
+  if (overflows() && length == capacity && length > 0) became_full(sequence.blocks.back());
+}
+
+void KvCache::became_full(int32_t index) {
+  const auto stale = [&](const Full& full) {
+    const auto i = static_cast<size_t>(full.block);
+    return generation_[i] != full.generation || blocks_[i].near == KvBlock::kNone;
+  };
+  if (std::ssize(full_) > 4 * blocks_total_) std::erase_if(full_, stale);
+  full_.push_back({index, generation_[static_cast<size_t>(index)]});
+}
+
+// Blocks of a sequence leave in their order, so that those that are far are always the first ones:
+// these before any others, which may stand behind them.
+void KvCache::came_near(const KvSequence& sequence, int64_t count) {
+  const bool grows = sequence.length < sequence.capacity && count == std::ssize(sequence.blocks);
+  for (int64_t b = count - (grows ? 1 : 0); b-- > 0;) {
+    const int32_t index = sequence.blocks[static_cast<size_t>(b)];
+    full_.push_front({index, ++generation_[static_cast<size_t>(index)]});
   }
+}
+
+KvCache::Move KvCache::to_move(const KvSequence& sequence, bool far) const {
+  Move move;
+  for (size_t b = 0; b < sequence.blocks.size(); ++b) {
+    const KvBlock& one = block(sequence.blocks[b]);
+    if ((far ? one.far : one.near) != KvBlock::kNone) continue;
+    ++move.slots;
+    const bool last = b + 1 == sequence.blocks.size();  // a copy of that is reserved
+    move.copies += one.references > 1 && !(last && shares_last(sequence));
+  }
+  return move;
 }
 
 void KvCache::keep_last_near(const KvSequence& sequence) {
@@ -153,8 +184,7 @@ void KvCache::grown(KvSequence& sequence, int64_t length) {
   };
   if (overflows()) {
     for (int64_t b = followed(sequence.length); b < followed(length); ++b) {
-      const int32_t block = sequence.blocks[static_cast<size_t>(b)];
-      full_.push_back({block, generation_[static_cast<size_t>(block)]});
+      became_full(sequence.blocks[static_cast<size_t>(b)]);
     }
   }
   sequence.length = length;
@@ -221,7 +251,7 @@ int32_t KvCache::exchange(int32_t index) {
   return back.near;
 }
 
-int32_t KvCache::take_block() {
+int32_t KvCache::take_block(bool far) {
   int32_t index = static_cast<int32_t>(blocks_.size());
   if (free_blocks_.empty()) {
     blocks_.emplace_back();
@@ -234,7 +264,7 @@ int32_t KvCache::take_block() {
   block = {};
   block.references = 1;
   if (cpu_units_ > 0) block.cpu = cpu_.take();
-  if (near_units_ > 0) block.near = near_.take();
+  if (near_units_ > 0) (far ? block.far : block.near) = (far ? far_ : near_).take();
   if (window_.slots() > 0) {
     block.window = window_.take();
     block.windows = 1;

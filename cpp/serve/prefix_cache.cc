@@ -138,14 +138,31 @@ int64_t PrefixCache::kept() const {
                        [](const auto& entry) { return !entry.second.in_use; });
 }
 
-bool PrefixCache::drop_oldest(SequenceId except) {
+// Of what is kept and fits, that used least recently; -1: nothing is.
+template <typename Fits>
+SequenceId PrefixCache::oldest(const Fits& fits) const {
   auto oldest = entries_.end();
   for (auto it = entries_.begin(); it != entries_.end(); ++it) {
-    if (it->second.in_use || it->first == except) continue;
+    if (it->second.in_use || !fits(it->first)) continue;
     if (oldest == entries_.end() || it->second.used < oldest->second.used) oldest = it;
   }
-  if (oldest == entries_.end()) return false;
-  close(oldest->first);
+  return oldest == entries_.end() ? -1 : oldest->first;
+}
+
+bool PrefixCache::drop_oldest(SequenceId except) {
+  const SequenceId found = oldest([&](SequenceId one) { return one != except; });
+  if (found >= 0) close(found);
+  return found >= 0;
+}
+
+bool PrefixCache::leave_near() {
+  const SequenceId found = oldest([&](SequenceId one) { return engine_.near_blocks(one) > 0; });
+  if (found < 0) return false;
+  if (engine_.can_move(found, KvSide::kFar)) {
+    engine_.move(found, KvSide::kFar);
+  } else {
+    close(found);
+  }
   return true;
 }
 

@@ -57,6 +57,9 @@ class HELM_API PrefixCache {
   void close(SequenceId sequence);
   // Gives up what was used least recently of what is kept; false if nothing is.
   bool give_way();
+  // Moves what was used least recently, of what is kept on the accelerator, to host memory, or
+  // gives it up where there is no room; false if nothing is there.
+  bool leave_near();
   // Closes the kept sequences.
   void clear();
   int64_t kept() const;
@@ -84,6 +87,8 @@ class HELM_API PrefixCache {
   HELM_LOCAL Match match(std::span<const int32_t> prompt) const;
   HELM_LOCAL std::optional<SequenceId> start(const Match& match, int64_t capacity, int64_t spare,
                                              bool cut);
+  template <typename Fits>
+  HELM_LOCAL SequenceId oldest(const Fits& fits) const;
   HELM_LOCAL bool drop_oldest(SequenceId except);
 
   Engine& engine_;
