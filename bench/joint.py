@@ -20,8 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from long_context import Model
 from rich.console import Console
 from rich.table import Table
+from serve import one_each
 
 from compare_report import spread
 from helm import _helm
@@ -30,9 +32,7 @@ from helm.machine.profile import load_profile
 from helm.measure.profile_cache import machine_profile
 from helm.plan.schema import Plan
 from helm.session.here import with_thread_counts
-from long_context import Model
 from peers.engines_here import machine, settings_of
-from serve import one_each
 from setups import SIM
 from synthetic import SHAPES
 

@@ -139,16 +139,18 @@ void KvCache::resize(KvSequence& sequence, int64_t length, int64_t capacity) {
   truncate(sequence, length);
   reserved_ += blocks_for(capacity) - blocks_for(sequence.capacity);
   sequence.capacity = capacity;
-  if (overflows() && length == capacity && length > 0) became_full(sequence.blocks.back());
+  if (overflows() && length == capacity && length > 0) {
+    full_.push_back(now_full(sequence.blocks.back()));
+  }
 }
 
-void KvCache::became_full(int32_t index) {
+KvCache::Full KvCache::now_full(int32_t index) {
   const auto stale = [&](const Full& full) {
     const auto i = static_cast<size_t>(full.block);
     return generation_[i] != full.generation || blocks_[i].near == KvBlock::kNone;
   };
   if (std::ssize(full_) > 4 * blocks_total_) std::erase_if(full_, stale);
-  full_.push_back({index, generation_[static_cast<size_t>(index)]});
+  return {index, generation_[static_cast<size_t>(index)]};
 }
 
 // Blocks of a sequence leave in their order, so that those that are far are always the first ones:
@@ -157,7 +159,8 @@ void KvCache::came_near(const KvSequence& sequence, int64_t count) {
   const bool grows = sequence.length < sequence.capacity && count == std::ssize(sequence.blocks);
   for (int64_t b = count - (grows ? 1 : 0); b-- > 0;) {
     const int32_t index = sequence.blocks[static_cast<size_t>(b)];
-    full_.push_front({index, ++generation_[static_cast<size_t>(index)]});
+    ++generation_[static_cast<size_t>(index)];
+    full_.push_front(now_full(index));
   }
 }
 
@@ -184,7 +187,7 @@ void KvCache::grown(KvSequence& sequence, int64_t length) {
   };
   if (overflows()) {
     for (int64_t b = followed(sequence.length); b < followed(length); ++b) {
-      became_full(sequence.blocks[static_cast<size_t>(b)]);
+      full_.push_back(now_full(sequence.blocks[static_cast<size_t>(b)]));
     }
   }
   sequence.length = length;

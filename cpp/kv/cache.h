@@ -197,7 +197,6 @@ class KvCache {
 
  private:
   int32_t take_block(bool far);
-  void became_full(int32_t index);
   void drop(int32_t index);
   void drop_window(int32_t index);
   int64_t window_begin(int64_t length) const {
@@ -223,6 +222,7 @@ class KvCache {
     int32_t block;
     uint32_t generation;
   };
+  Full now_full(int32_t index);
   std::deque<Full> full_;
   std::vector<uint32_t> generation_;  // by block: changes when it is no longer full
 };

@@ -35,28 +35,31 @@ bool Driver::shares_near() const {
          }) > 1;
 }
 
-// Brings the first request back that is far, or partly so, if that leaves each near one a block to
-// grow by. One that is partly far, after a prompt that went on from far KV, goes there as a whole
-// where others are near, too.
+// One that is partly far, after a prompt that went on from far KV, goes to one side as a whole, but
+// if it is the only one that is near. Else the first one that is far comes back, if that leaves
+// each near one a block to grow by.
 void Driver::settle_sides() {
   if (!engine_.moves()) return;
-  Active* first = nullptr;
+  Active *partly = nullptr, *first = nullptr;
   int64_t near = 0;
   for (Active* active : table_.running()) {
     near += engine_.near_blocks(active->sequence) > 0;
     if (!active->own_sequence() || !active->decoding()) continue;
-    if (far_blocks(engine_, active->sequence) == 0) continue;
     const bool far = engine_.side(active->sequence) == KvSide::kFar;
-    if (far && steps_ < active->moved + kLeastStay) continue;
-    if (first == nullptr || Ranking::yields(first->place, active->place)) first = active;
+    if (far ? steps_ < active->moved + kLeastStay : far_blocks(engine_, active->sequence) == 0) {
+      continue;
+    }
+    Active*& found = far ? first : partly;
+    if (found == nullptr || Ranking::yields(found->place, active->place)) found = active;
   }
-  if (first == nullptr) return;
-  const int64_t wanted = far_blocks(engine_, first->sequence) + near + 1;
-  if (wanted <= engine_.near_room() && engine_.can_move(first->sequence, KvSide::kNear)) {
-    return move(*first, KvSide::kNear);
+  Active* const one = partly != nullptr ? partly : first;
+  if (one == nullptr) return;
+  const int64_t wanted = far_blocks(engine_, one->sequence) + near + 1;
+  if (wanted <= engine_.near_room() && engine_.can_move(one->sequence, KvSide::kNear)) {
+    move(*one, KvSide::kNear);
+  } else if (one == partly && near > 1 && engine_.can_move(one->sequence, KvSide::kFar)) {
+    move(*one, KvSide::kFar);
   }
-  if (engine_.side(first->sequence) == KvSide::kFar || !shares_near()) return;
-  if (engine_.can_move(first->sequence, KvSide::kFar)) move(*first, KvSide::kFar);
 }
 
 // Whether nothing has to leave the accelerator for what the batch adds there.

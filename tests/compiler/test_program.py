@@ -68,7 +68,7 @@ TWO_AND_TWO = (CPU, CPU, CPU, OWN, OWN, CPU)
 
 def test_a_step_rests_where_the_cpu_waits_for_a_device() -> None:
     plan = scheduled(four_layers(), TWO_AND_TWO, overflow="cpu")
-    assert [program.rest for program in lower(plan)] == [4, 13, 15]  # not within a layer
+    assert [program.rest for program in lower(plan)] == [4, 13, 15, 19]  # not within a layer
 
 
 def layouts(units: int) -> Iterator[tuple[str, ...]]:

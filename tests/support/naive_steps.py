@@ -164,7 +164,7 @@ class Batch:
     def _wait(self) -> float:
         """Of the CPU for the accelerator, and its own fixed cost."""
         host = self.task.profile["cpu"]
-        return float(self.task.profile["accelerator"]["step_s"] + host["step_s"] + 3 * host["op_s"])
+        return float(self.task.profile["accelerator"]["step_s"] + host["step_s"] + 2 * host["op_s"])
 
     def _slower(self, op: Attention) -> float:
         """What attention of both takes longer as both attend."""

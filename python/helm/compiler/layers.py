@@ -158,7 +158,7 @@ def _spread(
     # The CPU waits for the accelerator as at a step's end. While both attend each keeps a part of
     # its rate.
     down = link.latency_s + query / link.to_host_bytes_per_s
-    wait, attend = device.step_s + cpu.step_s + 3 * cpu.op_s, far_s
+    wait, attend = device.step_s + cpu.step_s + 2 * cpu.op_s, far_s
     both = np.clip(seconds["near"] - down - wait, 0.0, attend)
     slower = both * (1.0 / link.rate_while_both_compute - 1.0)
     seconds |= {

@@ -74,7 +74,8 @@ class Task:
 @dataclass(frozen=True)
 class Program:
     """Of the steps in which weights `visit` or rest, and far pages visit, or the CPU attends to
-    them, or both, to some each, as `far` says. names, layers: of its units. cut: units of one layer and kind run on several devices."""
+    them, or both, each to some, as `far` says. names, layers: of its units. cut: units of one layer
+    and kind run on several devices."""
 
     visits: bool
     far: Far

@@ -300,12 +300,12 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a device that is lost while requests are parked ends them all, with its error") {
+TEST_CASE("a device that is lost while requests are parked or move ends all, with its error") {
   int64_t lost = 0;
-  for (int64_t command = 100; command < 1500; command += helm::test::kFew ? 350 : 140) {
+  for (int64_t command = 100; command < 2900; command += helm::test::kFew ? 350 : 140) {
     CAPTURE(command);
-    const auto engine =
-        tiny_engine(tiny_model(on_accelerator(2)), "sim:lost=" + std::to_string(command));
+    const TinyShape shape = command % 280 == 100 ? on_accelerator(2) : on_both_sides(2, 1);
+    const auto engine = tiny_engine(tiny_model(shape), "sim:lost=" + std::to_string(command));
     PrefixCache prefixes(*engine);
     Driver driver(*engine, &prefixes, {}, {8});
     for (RequestId id = 0; id < 6; ++id) add(driver, *engine, id, request_of(4 * id % 18));
