@@ -54,10 +54,16 @@ def plans(
     held = args.held * -(-context // page)
     plan = model.on_cpu(context, page, args.requests, args.step_tokens)
     room = held * len(plan.kv.layers) * plan.kv.page_bytes
-    joint, _ = model.on_both(plan, profile, "cpu", room, context - 1)
-    joint = dataclasses.replace(joint, schedule=dataclasses.replace(joint.schedule, watermark=1.0))
-    near = dataclasses.replace(joint, kv=dataclasses.replace(joint.kv, blocks=held))
-    return {"joint": joint, "near": near}
+    planned, _ = model.on_both(plan, profile, "cpu", room, context - 1)
+
+    def with_blocks(blocks: int) -> Plan:
+        kv = dataclasses.replace(planned.kv, blocks=blocks)
+        own = held * len(kv.layers)
+        pages = {"cpu": kv.pages - own, "accelerator": own}
+        how = dataclasses.replace(planned.schedule, watermark=1.0, pages=pages)
+        return dataclasses.replace(planned, kv=kv, schedule=how)
+
+    return {"joint": with_blocks(planned.kv.blocks), "near": with_blocks(held)}
 
 
 def generated(engine: Any, work: tuple[int, int], requests: int) -> tuple[list[list[int]], float]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from helm.compiler.advice import costed_graph
 from helm.compiler.candidate import Candidate
 from helm.compiler.counts import CostedGraph, Step
-from helm.compiler.placement import memory_use, placed_units, schedule
+from helm.compiler.placement import accelerator_pages, memory_use, placed, schedule
 from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.search import search
 from helm.compiler.tensors import slices_of
@@ -83,17 +83,17 @@ def place(plan: Plan, model: CostedGraph, candidate: Candidate) -> Plan:
     few = plan.kv.most_window_blocks(candidate.step_tokens, candidate.sequences)
     window_blocks = few if candidate.kv is None and few < blocks else 0
     kv = dataclasses.replace(plan.kv, blocks=blocks, window_blocks=window_blocks)
-    units, memory = placed_units(model.graph, candidate), memory_use(candidate)
+    made, memory = placed(model.graph, candidate), memory_use(candidate)
     return dataclasses.replace(
         plan,
         devices=devices_named(memory),
         limits=dataclasses.replace(plan.limits, step_tokens=candidate.step_tokens),
         threads=candidate.threads,
         kv=kv,
-        slices=slices_of(plan.tensors, units, model.format),
-        units=units,
+        slices=slices_of(plan.tensors, made.units, model.format),
+        units=made.units,
         memory=memory,
-        schedule=schedule(candidate, kv, candidate.accelerator_blocks),
+        schedule=schedule(candidate, kv, accelerator_pages(made, kv, candidate)),
         prediction=None,
     )
 
@@ -106,6 +106,6 @@ def costed(plan: Plan, graph: Graph) -> CostedGraph:
 def weights_read(plan: Plan, model: CostedGraph) -> dict[str, int]:
     """Device -> bytes of weights that a step of one token reads there."""
     read = {"cpu": 0, "accelerator": 0}
-    for unit, placed in zip(model.graph.units, plan.units, strict=True):
-        read[placed.device] += model.unit_cost(unit, Step(1, 1)).weight_bytes
+    for unit, there in zip(model.graph.units, plan.units, strict=True):
+        read[there.device] += model.unit_cost(unit, Step(1, 1)).weight_bytes
     return read
