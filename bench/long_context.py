@@ -91,11 +91,13 @@ class Model:
         self.infos, self.tensors = random_weights(self.graph.tensors, args.dtype)
         self.args = args
 
-    def on_cpu(self, context: int, page_tokens: int, sequences: int = 1) -> Plan:
+    def on_cpu(
+        self, context: int, page_tokens: int, sequences: int = 1, step_tokens: int = STEP_TOKENS
+    ) -> Plan:
         return solve(Problem(
             self.config, self.infos, context=context, max_sequences=sequences,
             dtype=self.args.dtype, kv_dtype=self.args.kv_dtype, page_tokens=page_tokens,
-            step_tokens=STEP_TOKENS, threads=self.args.threads,
+            step_tokens=step_tokens, threads=self.args.threads,
             memory_bytes=memory_available(),
         )).plan  # fmt: skip
 

@@ -139,6 +139,8 @@ nb::dict stats(SharedEngine& shared) {
   out["disk_direct"] = s.disk_direct;
   out["evicted_blocks"] = s.evicted_blocks;
   out["cpu_attentions"] = s.cpu_attentions;
+  out["joint_steps"] = s.joint_steps;
+  out["far_rows"] = s.far_rows;
   out["page_visits"] = s.page_visits;
   nb::list cpu_ops;
   for (const OpTime& time : s.cpu_ops) {

@@ -156,6 +156,10 @@ class PyService {
     out["parked"] = stats.parked;
     out["preemptions"] = stats.preemptions;
     out["kv_blocks_moved"] = stats.kv_blocks_moved;
+    out["moves_far"] = stats.moves_far;
+    out["moves_near"] = stats.moves_near;
+    out["joint_steps"] = stats.joint_steps;
+    out["far_rows"] = stats.far_rows;
     return out;
   }
   void check() const {

@@ -63,7 +63,7 @@ class BoundAttention : public BoundOp {
   const float* sinks_;  // [heads] or null
   const KernelTable& kernels_;
   KvLayer layer_;
-  PageAttention attention_;
+  PageAttention<Parts::kTotal> attention_;
 };
 
 // A row of a partial's value: maxima and sums of all heads, then their outputs.
@@ -139,7 +139,7 @@ class BoundAttend : public BoundOp {
   AttendOp op_;
   float* partial_;  // [tokens, heads * (head_dim + 2)]
   const KernelTable& kernels_;
-  PageAttention attention_;
+  PageAttention<Parts::kEachPage> attention_;
 };
 
 class BoundMerge : public BoundOp {

@@ -1,7 +1,7 @@
 // Attention over paged KV, shared by a team: appends a step's keys and values to their pages, then
-// attends page by page and merges the partial results in page order. Whichever way the work is
-// shared, the same partials are merged in the same order, so the result does not depend on batch,
-// chunk or threads. Knows nothing of what becomes of the result.
+// attends page by page and merges the partial results in page order, or hands out each. Whichever
+// way the work is shared, the same partials are merged in the same order, so the result does not
+// depend on batch, chunk or threads. Knows nothing of what becomes of the result.
 #pragma once
 
 #include <algorithm>
@@ -61,7 +61,9 @@ class KvLayer {
         const int64_t head = item % kv_.kv_heads;
         for (int64_t t = 0; t < run.tokens; ++t) {
           const int64_t position = run.first_position + t;
-          const int32_t page = page_of(run, position / spec.page_tokens);
+          const int64_t block = position / spec.page_tokens;
+          if (block < run.first_block || block >= run.end_block) continue;
+          const int32_t page = page_of(run, block);
           const int64_t slot = position % spec.page_tokens;
           const float* row = in_ + (run.first_row + t) * in_width_ + head * spec.head_dim;
           const float* key = row + k_offset;
@@ -141,7 +143,10 @@ struct AttentionShape {
 };
 
 // Attention over the pages of one layer, split over the team: partial results of (run, KV head,
-// queries) handed to `deliver(run, head, first, count, partial)`.
+// queries) handed to `deliver(run, head, first, count, partial)`; each page's, in order, or what
+// all of them come to.
+enum class Parts : uint8_t { kEachPage, kTotal };
+template <Parts kParts>
 class PageAttention {
  public:
   PageAttention(const Bindings& b, KvLayer layer, const AttentionShape& shape, int64_t worker_bytes)
@@ -250,9 +255,13 @@ class PageAttention {
       const KvSpan next =
           block + 1 < here.end ? span(run, head, first, count, block + 1) : KvSpan{};
       attend_page(run, head, first, count, block, next, fresh ? total : page, worker);
-      if (!fresh) merge(total, page, rows);
+      if constexpr (kParts == Parts::kEachPage) {
+        deliver(run, head, first, count, fresh ? total : page);
+      } else if (!fresh) {
+        merge(total, page, rows);
+      }
     }
-    deliver(run, head, first, count, total);
+    if constexpr (kParts == Parts::kTotal) deliver(run, head, first, count, total);
   }
 
   // A (run, KV head, page) of a step in which every run has one token.
@@ -313,11 +322,15 @@ class PageAttention {
     const int64_t count = blocks(run, 0, 1).count();
     if (count == 0) return;
     float* base = partials_ + (first_item + head * count) * partial_floats;
-    const Partial total = Partial::at(base, shape_.group());
-    for (int64_t i = 1; i < count; ++i) {
-      merge(total, Partial::at(base + i * partial_floats, shape_.group()), shape_.group());
+    const auto page = [&](int64_t i) {
+      return Partial::at(base + i * partial_floats, shape_.group());
+    };
+    if constexpr (kParts == Parts::kEachPage) {
+      for (int64_t i = 0; i < count; ++i) deliver(run, head, 0, 1, page(i));
+    } else {
+      for (int64_t i = 1; i < count; ++i) merge(page(0), page(i), shape_.group());
+      deliver(run, head, 0, 1, page(0));
     }
-    deliver(run, head, 0, 1, total);
   }
 
   AttentionShape shape_;

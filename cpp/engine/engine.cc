@@ -267,8 +267,38 @@ bool Engine::continues(SequenceId sequence, int64_t length) const {
 int64_t Engine::steps_ahead() const {
   return used().steps_ahead();
 }
-int64_t Engine::evicted_blocks() const {
-  return used().evicted_blocks();
+FarUse Engine::far_use() const {
+  return used().far_use();
+}
+int64_t Engine::move(SequenceId sequence, KvSide side) {
+  return used().move(sequence, side);
+}
+bool Engine::can_move(SequenceId sequence, KvSide side) const {
+  return used().can_move(sequence, side);
+}
+KvSide Engine::side(SequenceId sequence) const {
+  return used().side(sequence);
+}
+bool Engine::moves() const {
+  return used().moves();
+}
+int64_t Engine::near_room() const {
+  return used().near_room();
+}
+int64_t Engine::near_blocks(SequenceId sequence) const {
+  return used().near_blocks(sequence);
+}
+int64_t Engine::near_blocks(std::span<const HeldBlock> held) const {
+  return std::ssize(used().near_ones(held));
+}
+void Engine::leave(std::span<const HeldBlock> held) {
+  used().leave(held);
+}
+bool Engine::can_leave(std::span<const HeldBlock> held) const {
+  return used().can_leave(held);
+}
+int64_t Engine::near_wanted(SequenceId sequence, int64_t tokens) const {
+  return used().near_wanted(sequence, tokens);
 }
 int64_t Engine::in_flight() const {
   return used().in_flight();

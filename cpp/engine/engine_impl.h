@@ -62,7 +62,17 @@ class Engine::Impl {
     return kv_.continues(sequence(id), length);
   }
   int64_t steps_ahead() const { return executor_.limit(); }
-  int64_t evicted_blocks() const { return executor_.evicted_blocks(); }
+  FarUse far_use() const { return executor_.far_use(); }
+  int64_t move(SequenceId id, KvSide side);
+  bool can_move(SequenceId id, KvSide side) const;
+  KvSide side(SequenceId id) const { return sequence(id).far ? KvSide::kFar : KvSide::kNear; }
+  bool moves() const { return kv_.overflows() && cpu_attends_far(); }
+  int64_t near_room() const { return executor_.near_room(); }
+  int64_t near_blocks(SequenceId id) const { return kv_.near_blocks(sequence(id)); }
+  std::vector<int32_t> near_ones(std::span<const HeldBlock> held) const;
+  void leave(std::span<const HeldBlock> held);
+  bool can_leave(std::span<const HeldBlock> held) const;
+  int64_t near_wanted(SequenceId id, int64_t tokens) const;
   int64_t in_flight() const { return executor_.in_flight(); }
   std::span<const float> step(std::span<const StepInput> inputs);
   void submit(std::span<const StepInput> inputs);
@@ -81,7 +91,9 @@ class Engine::Impl {
   void check(std::span<const StepInput> inputs) const;
   void check_tokens(const StepInput& input) const;
   void make_room(std::span<const StepInput> inputs);
-  void copy_last(KvSequence& target);
+  void copy_own(KvSequence& target, size_t b, int64_t positions);
+  bool cpu_attends_far() const { return plan_.schedule.overflow == Schedule::Overflow::kCpu; }
+  bool on_cpu(const StepInput& input) const;
   void gather(std::span<const StepInput> inputs, StepRows& rows);
   void take_spent();
   void size_team(const StepView& step);

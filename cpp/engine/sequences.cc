@@ -92,7 +92,10 @@ SequenceId Engine::Impl::fork(SequenceId source, int64_t length, int64_t capacit
   }
   check_continues(source, from, length);
   std::vector<HeldBlock> shared = kv_.blocks(from, length);
-  return open(capacity, {shared, length});
+  const bool far = from.far;
+  const SequenceId id = open(capacity, {shared, length});
+  sequence(id).far = far;
+  return id;
 }
 
 std::vector<HeldBlock> Engine::Impl::blocks(SequenceId id, int64_t length) const {
@@ -239,6 +242,79 @@ void Engine::Impl::resize(SequenceId id, int64_t length, int64_t capacity) {
   }
   executor_.finish();
   kv_.resize(kept, length, capacity);
+}
+
+int64_t Engine::Impl::near_wanted(SequenceId id, int64_t tokens) const {
+  const KvSequence& target = sequence(id);
+  if (!kv_.overflows() || (target.far && tokens == 1)) return 0;
+  const bool back = !kv_.shares_last(target) && kv_.last_is_far(target);
+  return kv_.blocks_to_extend(target, tokens) + (back ? 1 : 0);
+}
+
+std::vector<int32_t> Engine::Impl::near_ones(std::span<const HeldBlock> held) const {
+  std::vector<int32_t> near;
+  for (const HeldBlock& one : checked(held)) {
+    if (kv_.block(one.block).near != KvBlock::kNone) near.push_back(one.block);
+  }
+  return near;
+}
+
+bool Engine::Impl::can_leave(std::span<const HeldBlock> held) const {
+  const std::vector<int32_t> near = near_ones(held);
+  return moves() && std::ssize(near) <= kv_.far().free() &&
+         std::ranges::all_of(near, [&](int32_t i) { return kv_.block(i).references == 1; });
+}
+
+void Engine::Impl::leave(std::span<const HeldBlock> held) {
+  const std::vector<int32_t> near = near_ones(held);
+  if (!can_leave(held)) {
+    fail(ErrorKind::kCapacity, "[engine] ", near.size(), " held blocks of KV pages cannot leave ",
+         "the accelerator: others have them, too, or the ", kv_.far().free(),
+         " free blocks in host memory are too few; release them");
+  }
+  if (!near.empty()) executor_.move_blocks(near, true);
+}
+
+bool Engine::Impl::can_move(SequenceId id, KvSide side) const {
+  const bool far = side == KvSide::kFar;
+  const KvCache::Move move = kv_.to_move(sequence(id), far);
+  const int64_t slots = far ? kv_.far().free() : kv_.near().free() + executor_.leaving();
+  return moves() && move.slots <= slots && move.copies <= kv_.unreserved();
+}
+
+int64_t Engine::Impl::move(SequenceId id, KvSide side) {
+  KvSequence& moved = sequence(id);
+  const bool far = side == KvSide::kFar;
+  const char* const there = far ? "host memory" : "the accelerator";
+  if (!moves()) {
+    fail(ErrorKind::kInvalid, "[engine] sequence ", id, " cannot move to ", there, ": ",
+         kv_.overflows() ? "far pages of the plan visit the accelerator (schedule.overflow)"
+                         : "the plan has no KV pages in host memory for an accelerator's layers",
+         "; plan with --kv-overflow cpu and fewer pages there");
+  }
+  const KvCache::Move move = kv_.to_move(moved, far);
+  if (!can_move(id, side)) {
+    fail(ErrorKind::kCapacity, "[engine] moving sequence ", id, " to ", there, " takes ",
+         move.slots, " blocks of KV pages and ", move.copies, " copies of shared ones; ",
+         far ? kv_.far().free() : kv_.near().free() + executor_.leaving(), " are free there and ",
+         kv_.unreserved(), " of ", kv_.blocks(), " not reserved; close a sequence");
+  }
+  executor_.free_near(far ? 0 : move.slots);
+  moved.far = far;
+  std::vector<int32_t> alone;
+  for (size_t b = 0; b < moved.blocks.size(); ++b) {
+    const KvBlock& block = kv_.block(moved.blocks[b]);
+    if ((far ? block.far : block.near) != KvBlock::kNone) continue;
+    if (block.references == 1) {
+      alone.push_back(moved.blocks[b]);
+    } else {
+      const auto held = moved.length - static_cast<int64_t>(b) * plan_.kv.page_tokens;
+      copy_own(moved, b, std::min(held, plan_.kv.page_tokens));
+    }
+  }
+  if (!alone.empty()) executor_.move_blocks(alone, far);
+  if (!far) kv_.came_near(moved, move.slots);
+  return move.slots;
 }
 
 }  // namespace helm

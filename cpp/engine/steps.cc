@@ -58,51 +58,68 @@ void Engine::Impl::check(std::span<const StepInput> inputs) const {
   }
 }
 
-// Makes room on the accelerator for the blocks that the step adds or writes to, and makes those it
-// writes to its own.
+// Makes room on the accelerator for the blocks that the step adds there or writes to, and makes
+// those it writes to its own.
 void Engine::Impl::make_room(std::span<const StepInput> inputs) {
-  int64_t added = 0;
+  int64_t added = 0, far_added = 0;
   std::vector<int32_t> recalled;
   for (const StepInput& input : inputs) {
-    const KvSequence& target = sequence(input.sequence);
-    added += kv_.blocks_for(target.length + static_cast<int64_t>(input.tokens.size())) -
-             static_cast<int64_t>(target.blocks.size());
-    if (kv_.shares_last(target)) {
-      ++added;
-    } else {
+    KvSequence& target = sequence(input.sequence);
+    const int64_t blocks = kv_.blocks_to_extend(target, std::ssize(input.tokens));
+    target.far =
+        target.far && std::ssize(input.tokens) == 1 && far_added + blocks <= kv_.far().free();
+    (target.far ? far_added : added) += blocks;
+    if (target.far || kv_.shares_last(target)) continue;
+    kv_.keep_last_near(target);
+    if (kv_.last_is_far(target)) recalled.push_back(target.blocks.back());
+  }
+  executor_.make_room(added, far_added, recalled);
+  for (const StepInput& input : inputs) {
+    KvSequence& target = sequence(input.sequence);
+    if (kv_.shares_last(target)) {  // copy on write
+      copy_own(target, target.blocks.size() - 1, target.length % plan_.kv.page_tokens);
+    } else if (!target.far && kv_.last_is_far(target)) {  // all others have their copies by now
+      executor_.move_blocks({&target.blocks.back(), 1}, false);
       kv_.keep_last_near(target);
-      if (kv_.last_is_far(target)) recalled.push_back(target.blocks.back());
     }
   }
-  executor_.make_room(added, recalled);
-  for (const StepInput& input : inputs) {
-    KvSequence& target = sequence(input.sequence);
-    if (kv_.shares_last(target)) copy_last(target);
-  }
 }
 
-// Copy on write: the sequence goes on in a block of its own.
-void Engine::Impl::copy_last(KvSequence& target) {
-  const int32_t shared = kv_.own_last(target);
-  executor_.copy_block(kv_.block(shared), kv_.block(target.blocks.back()),
-                       target.length % plan_.kv.page_tokens);
+// The sequence goes on in a block of its own in place of a shared one.
+void Engine::Impl::copy_own(KvSequence& target, size_t b, int64_t positions) {
+  const int32_t shared = kv_.own(target, b);
+  executor_.copy_block(kv_.block(shared), kv_.block(target.blocks[b]), positions);
 }
 
-// Lays the inputs out as rows and gives every new position its page.
+// Whether the CPU attends to far pages of the input's sequence; else they visit.
+bool Engine::Impl::on_cpu(const StepInput& input) const {
+  const KvSequence& target = sequence(input.sequence);
+  return cpu_attends_far() && std::ssize(input.tokens) == 1 &&
+         (target.far || kv_.far_blocks(target) > 0);
+}
+
+// Lays the inputs out as rows, those behind for which the CPU attends, and gives every new position
+// its page. Logits come in the order of the inputs.
 void Engine::Impl::gather(std::span<const StepInput> inputs, StepRows& rows) {
   rows.clear();
-  for (const StepInput& input : inputs) {
+  std::vector<size_t> order;
+  for (const bool cpu : {false, true}) {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (on_cpu(inputs[i]) == cpu) order.push_back(i);
+    }
+    if (!cpu) rows.far.on_cpu = inputs.size() - order.size();
+  }
+  std::vector<int64_t> first_rows(inputs.size());
+  for (const size_t at : order) {
+    const StepInput& input = inputs[at];
     KvSequence& target = sequence(input.sequence);
-    const auto first_row = static_cast<int64_t>(rows.token_ids.size());
+    const auto first_row = first_rows[at] = std::ssize(rows.token_ids);
     const auto count = static_cast<int64_t>(input.tokens.size());
     kv_.leave_behind(target, target.length);
     kv_.extend(target, target.length + count);
     for (int64_t i = 0; i < count; ++i) {
       rows.token_ids.push_back(input.tokens[static_cast<size_t>(i)]);
       rows.positions.push_back(static_cast<int32_t>(target.length + i));
-      if (i >= count - outputs_of(input)) {
-        rows.output_rows.push_back(static_cast<int32_t>(first_row + i));
-      }
     }
     rows.runs.push_back({first_row, count, target.length, nullptr});
     for (const int32_t block : target.blocks) {
@@ -113,6 +130,12 @@ void Engine::Impl::gather(std::span<const StepInput> inputs, StepRows& rows) {
       kv_.append_pages(kv_.block(target.blocks[static_cast<size_t>(b)]), true, rows.far.pages);
     }
     kv_.grown(target, target.length + count);
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const int64_t end = first_rows[i] + std::ssize(inputs[i].tokens);
+    for (int64_t row = end - outputs_of(inputs[i]); row < end; ++row) {
+      rows.output_rows.push_back(static_cast<int32_t>(row));
+    }
   }
   const int32_t* pages = rows.pages.data();
   for (SequenceRun& run : rows.runs) {

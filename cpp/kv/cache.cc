@@ -190,13 +190,15 @@ void KvCache::reserve_copy(int32_t index) {
   ++reserved_;
 }
 
-int32_t KvCache::own_last(KvSequence& sequence) {
-  const int32_t shared = sequence.blocks.back();
-  --blocks_[static_cast<size_t>(shared)].credits;  // there is one: references > 1
-  --reserved_;
+int32_t KvCache::own(KvSequence& sequence, size_t b) {
+  const int32_t shared = sequence.blocks[b];
+  if (b + 1 == sequence.blocks.size() && sequence.length % spec_.page_tokens != 0) {
+    --blocks_[static_cast<size_t>(shared)].credits;  // there is one: references > 1
+    --reserved_;
+  }
   drop_window(shared);
   drop(shared);
-  sequence.blocks.back() = take_block();
+  sequence.blocks[b] = take_block(sequence.far);
   return shared;
 }
 
@@ -215,7 +217,7 @@ int64_t KvCache::blocks_to_truncate(const KvSequence& sequence, int64_t length) 
 
 void KvCache::extend(KvSequence& sequence, int64_t tokens) {
   while (static_cast<int64_t>(sequence.blocks.size()) < blocks_for(tokens)) {
-    sequence.blocks.push_back(take_block());
+    sequence.blocks.push_back(take_block(sequence.far));
     --reserved_;
   }
 }
@@ -241,12 +243,40 @@ void KvCache::resize(KvSequence& sequence, int64_t length, int64_t capacity) {
   sequence.capacity = capacity;
 }
 
+KvCache::Full KvCache::in_line(int32_t index, int64_t since) {
+  const auto stale = [&](const Full& full) {
+    const KvBlock& block = this->block(full.block);
+    return block.full_since != full.since || block.near == KvBlock::kNone;
+  };
+  if (std::ssize(full_) > 4 * blocks_total_) std::erase_if(full_, stale);
+  blocks_[static_cast<size_t>(index)].full_since = since;
+  return {index, since};
+}
+
 // The block may be evicted from now on.
 void KvCache::line_up(int32_t index) {
-  KvBlock& block = blocks_[static_cast<size_t>(index)];
-  if (block.full_since != 0) return;
-  block.full_since = ++lined_up_;
-  full_.push_back({index, block.full_since});
+  if (block(index).full_since == 0) full_.push_back(in_line(index, ++lined_up_));
+}
+
+// Blocks of a sequence leave in their order, so that those that are far are always the first ones:
+// these before any others, which may stand behind them.
+void KvCache::came_near(const KvSequence& sequence, int64_t count) {
+  const bool grows = sequence.length < sequence.capacity && count == std::ssize(sequence.blocks);
+  for (int64_t b = count - (grows ? 1 : 0); b-- > 0;) {
+    full_.push_front(in_line(sequence.blocks[static_cast<size_t>(b)], --put_in_front_));
+  }
+}
+
+KvCache::Move KvCache::to_move(const KvSequence& sequence, bool far) const {
+  Move move;
+  for (size_t b = 0; b < sequence.blocks.size(); ++b) {
+    const KvBlock& one = block(sequence.blocks[b]);
+    if ((far ? one.far : one.near) != KvBlock::kNone) continue;
+    ++move.slots;
+    const bool last = b + 1 == sequence.blocks.size();  // a copy of that is reserved
+    move.copies += one.references > 1 && !(last && shares_last(sequence));
+  }
+  return move;
 }
 
 void KvCache::keep_last_near(const KvSequence& sequence) {
@@ -313,6 +343,7 @@ int32_t KvCache::recall(int32_t index) {
   const int32_t slot = block.far;
   block.far = KvBlock::kNone;
   block.near = near_.take();
+  block.full_since = 0;
   return slot;
 }
 
@@ -322,10 +353,11 @@ int32_t KvCache::exchange(int32_t index) {
   KvBlock& away = blocks_[static_cast<size_t>(leaving)];
   std::swap(back.near, away.near);
   std::swap(back.far, away.far);
+  back.full_since = 0;
   return back.near;
 }
 
-int32_t KvCache::take_block() {
+int32_t KvCache::take_block(bool far) {
   int32_t index = static_cast<int32_t>(blocks_.size());
   if (free_blocks_.empty()) {
     blocks_.emplace_back();
@@ -337,7 +369,7 @@ int32_t KvCache::take_block() {
   block = {};
   block.references = 1;
   if (cpu_units_ > 0) block.cpu = cpu_.take();
-  if (near_units_ > 0) block.near = near_.take();
+  if (near_units_ > 0) (far ? block.far : block.near) = (far ? far_ : near_).take();
   if (window_.slots() > 0) {
     block.window = window_.take();
     block.windows = 1;

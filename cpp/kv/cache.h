@@ -61,6 +61,7 @@ struct KvSequence {
   int64_t length = 0;           // cached positions
   int64_t capacity = 0;         // reserved positions
   int64_t window_begin = 0;     // entries with a window lack what lies before
+  bool far = false;             // all of its blocks are far, and those that it takes
   std::vector<int32_t> blocks;  // block b holds positions b * page_tokens and on
 };
 
@@ -100,7 +101,7 @@ class KvCache {
   // Blocks that are free once these, of which none occurs twice, are released.
   int64_t freed_by(std::span<const HeldBlock> held) const;
   // A sequence that begins with the positions of a prefix: it shares their blocks. The last one, if
-  // it is not full, is to be copied by own_last() before it is written to. Needs blocks_to_open()
+  // it is not full, is to be copied by own() before it is written to. Needs blocks_to_open()
   // <= unreserved(), slots for windows and usable() blocks.
   KvSequence open(int64_t capacity, const HeldPrefix& prefix);
   int64_t blocks_to_open(int64_t capacity, const HeldPrefix& prefix) const;
@@ -137,10 +138,18 @@ class KvCache {
     return sequence.length % spec_.page_tokens != 0 &&
            block(sequence.blocks.back()).far != KvBlock::kNone;
   }
-  // Gives the sequence a block of its own in place of the shared last one, which is returned: its
-  // content is to be copied. Needs a free slot on the accelerator.
-  int32_t own_last(KvSequence& sequence);
-  // Takes blocks so that the sequence can hold `tokens` positions. Needs near_wanted() free slots.
+  // Gives the sequence a block of its own in place of a shared one, which is returned: its content
+  // is to be copied. Needs a free slot on the sequence's side, and, but for the last one if that is
+  // not full, an unreserved block.
+  int32_t own(KvSequence& sequence, size_t b);
+  // Blocks that the sequence takes when it is to hold `tokens` positions more: new ones, and a copy
+  // of the last one if that is shared.
+  int64_t blocks_to_extend(const KvSequence& sequence, int64_t tokens) const {
+    return blocks_for(sequence.length + tokens) - std::ssize(sequence.blocks) +
+           (shares_last(sequence) ? 1 : 0);
+  }
+  // Takes blocks so that the sequence can hold `tokens` positions. Needs as many free slots on its
+  // side.
   void extend(KvSequence& sequence, int64_t tokens);
   // Needs blocks_to_truncate() <= unreserved(): those that others hold do not become free.
   void truncate(KvSequence& sequence, int64_t length);
@@ -167,8 +176,20 @@ class KvCache {
   // on: only the last one changes.
   void grown(KvSequence& sequence, int64_t length);
 
-  // Blocks of the sequence, from the first, that were evicted.
+  // Blocks of the sequence, from the first, that are in host memory.
   int64_t far_blocks(const KvSequence& sequence) const;
+  int64_t near_blocks(const KvSequence& sequence) const {
+    return near_units_ == 0 ? 0 : std::ssize(sequence.blocks) - far_blocks(sequence);
+  }
+  // What it takes to have all of a sequence far, or near: slots there, and blocks for copies of
+  // those that others share.
+  struct Move {
+    int64_t slots = 0;
+    int64_t copies = 0;
+  };
+  Move to_move(const KvSequence& sequence, bool far) const;
+  // The first blocks of the sequence, its own, have come to the accelerator, where the others are.
+  void came_near(const KvSequence& sequence, int64_t count);
   const KvBlock& block(int32_t index) const { return blocks_[static_cast<size_t>(index)]; }
   bool in_use(int32_t index) const {
     return index >= 0 && index < std::ssize(blocks_) && block(index).references > 0;
@@ -196,7 +217,7 @@ class KvCache {
   const SlotPool& windows() const { return window_; }  // of entries that give pages up
 
  private:
-  int32_t take_block();
+  int32_t take_block(bool far);
   void drop(int32_t index);
   void drop_window(int32_t index);
   int64_t window_begin(int64_t length) const {
@@ -235,8 +256,11 @@ class KvCache {
     int32_t block;
     int64_t since;
   };
+  // The block's place from now on.
+  Full in_line(int32_t index, int64_t since);
   std::deque<Full> full_;
-  int64_t lined_up_ = 0;  // so far
+  int64_t lined_up_ = 0;      // so far
+  int64_t put_in_front_ = 0;  // likewise, counted down
 };
 
 }  // namespace helm

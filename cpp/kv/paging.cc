@@ -26,15 +26,13 @@ void Paging::follow(Stream& stream) {
   copies_.wait(*written_);
 }
 
-void Paging::make_room(int64_t blocks, Stream& stream) {
+void Paging::make_room(int64_t blocks, int64_t far_blocks, Stream& stream) {
   follow(stream);
   const SlotPool& near = kv_.near();
-  const auto leaving = [&] { return static_cast<int64_t>(leaving_.size()); };
-  while (near.used() - leaving() + blocks > evict_above_ && kv_.far().free() > 0 &&
-         kv_.oldest_near()) {
-    evict_one();
+  while (near_room() < blocks && kv_.far().free() > far_blocks && kv_.oldest_near()) {
+    evict(*kv_.oldest_near());
   }
-  while (near.free() < blocks && leaving() > 0) reclaim_one();
+  reclaim(blocks);
   if (near.free() < blocks) {
     fail(ErrorKind::kCapacity, "[engine] a step takes ", blocks, " new KV blocks, ", near.free(),
          " of ", near.slots(),
@@ -43,35 +41,59 @@ void Paging::make_room(int64_t blocks, Stream& stream) {
   }
 }
 
-void Paging::evict_one() {
-  const int32_t block = *kv_.oldest_near();
+void Paging::leave(std::span<const int32_t> blocks, Stream& stream) {
+  follow(stream);
+  for (const int32_t block : blocks) evict(block);
+}
+
+void Paging::evict(int32_t block) {
+  if (spare_.empty()) spare_.push_back(device_.create_event());
   const int32_t slot = kv_.evict(block);
   ++evicted_blocks_;
-  if (spare_.empty()) spare_.push_back(device_.create_event());
-  copies_.download(far_slot(kv_.block(block).far), near_ + slot * slot_bytes_, slot_bytes_);
-  copies_.record(*spare_.back());
   leaving_.push_back({slot, std::move(spare_.back())});
   spare_.pop_back();
+  copies_.download(far_slot(kv_.block(block).far), near_ + slot * slot_bytes_, slot_bytes_);
+  copies_.record(*leaving_.back().copied);
 }
 
-void Paging::reclaim_one() {
-  Leaving& oldest = leaving_.front();
-  oldest.copied->synchronize();
-  kv_.release_near(oldest.slot);
-  spare_.push_back(std::move(oldest.copied));
-  leaving_.pop_front();
+void Paging::reclaim(int64_t slots) {
+  while (kv_.near().free() < slots && !leaving_.empty()) {
+    Leaving& oldest = leaving_.front();
+    oldest.copied->synchronize();
+    kv_.release_near(oldest.slot);
+    spare_.push_back(std::move(oldest.copied));
+    leaving_.pop_front();
+  }
 }
 
-void Paging::recall(int32_t block, Stream& stream) {
-  const bool full = kv_.near().free() == 0 && leaving_.empty() && kv_.far().free() == 0;
+void Paging::recall(int32_t block, int64_t far_blocks, Stream& stream) {
+  const bool full = kv_.near().free() == 0 && leaving_.empty() && kv_.far().free() <= far_blocks;
   if (full && kv_.oldest_near()) return exchange(block, stream);
-  make_room(1, stream);
-  const int32_t slot = kv_.recall(block);
-  copies_.upload(near_ + kv_.block(block).near * slot_bytes_, far_slot(slot), slot_bytes_);
-  copies_.record(*recalled_);
-  stream.wait(*recalled_);
-  recalled_->synchronize();  // before the slot holds another block
-  kv_.release_far(slot);
+  make_room(1, far_blocks, stream);
+  come({&block, 1}, stream);
+}
+
+void Paging::come(std::span<const int32_t> blocks, Stream& stream) {
+  follow(stream);
+  reclaim(std::ssize(blocks));
+  std::vector<int32_t> left;
+  const auto arrive = [&] {
+    copies_.record(*recalled_);
+    stream.wait(*recalled_);
+    recalled_->synchronize();  // before the slots hold other blocks
+  };
+  try {
+    for (const int32_t block : blocks) {
+      left.push_back(kv_.recall(block));
+      copies_.upload(near_ + kv_.block(block).near * slot_bytes_, far_slot(left.back()),
+                     slot_bytes_);
+    }
+    arrive();
+  } catch (...) {
+    for (const int32_t slot : left) kv_.release_far(slot);
+    throw;
+  }
+  for (const int32_t slot : left) kv_.release_far(slot);
 }
 
 void Paging::exchange(int32_t block, Stream& stream) {

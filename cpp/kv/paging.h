@@ -4,6 +4,7 @@
 
 #include <deque>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "device/memory.h"
@@ -23,13 +24,22 @@ class Paging {
   std::byte* far_slot(int32_t slot) const { return far_.data() + slot * slot_bytes_; }
   int64_t far_bytes() const { return far_.bytes(); }
   int64_t evicted_blocks() const { return evicted_blocks_; }
+  // Blocks that may come to the device before others have to leave.
+  int64_t near_room() const { return evict_above_ - kv_.near().used() + leaving(); }
+  int64_t leaving() const { return std::ssize(leaving_); }  // whose slots come free
 
   // Before a step that takes `blocks` new ones: makes room for them, and evicts what lies past the
-  // watermark. All work that reads or writes pages must have been enqueued on `stream`.
-  void make_room(int64_t blocks, Stream& stream);
+  // watermark; `far_blocks` slots in host memory stay free. All work that reads or writes pages
+  // must have been enqueued on `stream`.
+  void make_room(int64_t blocks, int64_t far_blocks, Stream& stream);
+  // Slots whose content has left come free, until there are so many.
+  void reclaim(int64_t slots);
   // Likewise: brings a block back that is about to be written to. Where both memories are full, it
   // and the block that has been full for longest change places.
-  void recall(int32_t block, Stream& stream);
+  void recall(int32_t block, int64_t far_blocks, Stream& stream);
+  // Likewise: blocks leave, or come back; there are slots for them.
+  void leave(std::span<const int32_t> blocks, Stream& stream);
+  void come(std::span<const int32_t> blocks, Stream& stream);
 
  private:
   struct Leaving {
@@ -38,8 +48,7 @@ class Paging {
   };
 
   void follow(Stream& stream);
-  void evict_one();
-  void reclaim_one();
+  void evict(int32_t block);
   void exchange(int32_t block, Stream& stream);
 
   KvCache& kv_;

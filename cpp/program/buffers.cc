@@ -54,6 +54,7 @@ void StepRows::clear() {
   for (auto* rows : {&token_ids, &positions, &output_rows, &pages, &far.pages}) rows->clear();
   runs.clear();
   far.blocks.clear();
+  far.on_cpu = 0;
 }
 
 void StepViews::make(const StepRows& rows, const KvSpec& kv, const Program& program,
@@ -68,11 +69,12 @@ void StepViews::make(const StepRows& rows, const KvSpec& kv, const Program& prog
     on_device = of_visits;
   }
   if (program.far == Program::Far::kNone) return;
-  part_pages(rows.far, kv, program.far == Program::Far::kVisit);
+  part_pages(rows.far, kv);
   on_device.all_runs = runs_;
   on_device.runs = on_device.all_runs.first(rows.runs.size());
   on_device.number = next_step_number();
-  far_on_cpu = {rows.token_ids, rows.positions, rows.output_rows, far_runs_};
+  const auto others = static_cast<size_t>(on_cpu.tokens()) - far_runs_.size();
+  far_on_cpu = {on_cpu.token_ids.subspan(others), on_cpu.positions.subspan(others), {}, far_runs_};
 }
 
 // Layers that visit find their pages in the room for visits, block after block.
@@ -103,17 +105,24 @@ void StepViews::bring_pages(const KvSpec& kv, const std::vector<bool>& visiting)
   }
 }
 
-// Runs of near pages, of far pages where they lie, and, if those visit, of each alone.
-void StepViews::part_pages(const FarRuns& far, const KvSpec& kv, bool visit) {
+// Runs of near pages, of far pages where the CPU attends to them, and of each alone that visits.
+void StepViews::part_pages(const FarRuns& far, const KvSpec& kv) {
   const size_t sequences = on_device.runs.size();
+  const size_t others = sequences - far.on_cpu;
   const int64_t entries = kv.entries();
   runs_.assign(on_device.runs.begin(), on_device.runs.end());
   if (only_.empty()) only_.assign(kv.layers.size(), 0);
-  far_runs_.assign(runs_.begin(), runs_.end());
+  far_runs_.clear();
   const int32_t* pages = far.pages.data();
   for (size_t r = 0; r < sequences; ++r) {
     const int64_t blocks = far.blocks[r];
-    for (int64_t block = 0; visit && block < blocks; ++block) {
+    if (r >= others) {
+      SequenceRun& attended = far_runs_.emplace_back(runs_[r]);
+      attended.first_row = static_cast<int64_t>(r - others);
+      attended.pages = pages;
+      attended.end_block = blocks;
+    }
+    for (int64_t block = 0; r < others && block < blocks; ++block) {
       SequenceRun alone = runs_[r];
       alone.pages = only_.data();
       alone.first_block = block;
@@ -121,9 +130,8 @@ void StepViews::part_pages(const FarRuns& far, const KvSpec& kv, bool visit) {
       runs_.push_back(alone);
       far_pages.push_back({pages + block * entries, block, alone.first_position});
     }
-    runs_[r].first_block = far_runs_[r].end_block = blocks;
+    runs_[r].first_block = blocks;
     runs_[r].pages += blocks * entries;
-    far_runs_[r].pages = pages;
     pages += blocks * entries;
   }
 }

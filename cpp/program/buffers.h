@@ -1,6 +1,7 @@
 // What stages of a device are bound to besides weights, and what a step gives them.
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -35,8 +36,12 @@ class DeviceBuffers {
 struct FarRuns {
   std::vector<int64_t> blocks;  // by run: so many from the first
   std::vector<int32_t> pages;   // [runs][blocks, entries]
+  size_t on_cpu = 0;            // the last runs, to whose blocks the CPU attends; others visit
 
-  bool any() const { return !pages.empty(); }
+  bool visit() const {
+    const auto others = static_cast<std::ptrdiff_t>(blocks.size() - on_cpu);
+    return std::any_of(blocks.begin(), blocks.begin() + others, [](int64_t n) { return n > 0; });
+  }
 };
 
 // One step's rows, kept until its last stage has run.
@@ -52,7 +57,6 @@ struct StepRows {
   void reserve(const Limits& limits);
   void clear();
   StepView view() const { return {token_ids, positions, output_rows, runs, runs, number}; }
-  bool decodes() const { return token_ids.size() == runs.size(); }
 };
 
 // A step as stages see it: the same rows, with the KV pages that each is to find.
@@ -78,7 +82,7 @@ class StepViews {
 
   StepView on_cpu, on_device;
   StepView of_visits;   // layers in host memory, on a device
-  StepView far_on_cpu;  // the CPU's attention to far pages
+  StepView far_on_cpu;  // the last rows, as the CPU attends to their far pages
   std::vector<Visit> visits;
   std::vector<FarPage> far_pages;
   // Of a far page that has come to the device, as the only page.
@@ -88,7 +92,7 @@ class StepViews {
 
  private:
   void bring_pages(const KvSpec& kv, const std::vector<bool>& visiting);
-  void part_pages(const FarRuns& far, const KvSpec& kv, bool visit);
+  void part_pages(const FarRuns& far, const KvSpec& kv);
 
   std::vector<SequenceRun> runs_;  // on a device; then one for each far page
   std::vector<SequenceRun> far_runs_, visiting_runs_;

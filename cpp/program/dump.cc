@@ -33,7 +33,8 @@ std::string subject(const Plan& plan, const Task& task) {
 }  // namespace
 
 std::string text(const Plan& plan, const Program& program) {
-  const char* const far[] = {"", ", far pages visit", ", far pages on cpu"};
+  const char* const far[] = {"", ", far pages visit", ", far pages on cpu",
+                             ", far pages visit and on cpu"};
   std::string lines = program.visits ? "program visit" : "program rest";
   lines += far[static_cast<size_t>(program.far)];
   for (size_t i = 0; i < program.tasks.size(); ++i) {

@@ -4,14 +4,12 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "cpu/kv_page.h"
 #include "cpu/stage.h"
 #include "program/lower.h"
 
 namespace helm {
 namespace {
 
-using Far = Program::Far;
 using Verb = Task::Verb;
 
 }  // namespace
@@ -74,106 +72,6 @@ void Executor::create_flights() {
   }
 }
 
-void Executor::make_room(int64_t blocks, std::span<const int32_t> recalled) {
-  if (paging_ == nullptr) return;
-  // Tasks that are not enqueued yet would look for pages that have left.
-  if (in_flight_ > 0 && std::ranges::any_of(programs_, &BoundProgram::late)) finish();
-  check_devices();
-  for (const int32_t block : recalled) paging_->recall(block, main());
-  paging_->make_room(blocks, main());
-}
-
-// Nothing is on its way that reads or writes pages.
-void Executor::settle() {
-  finish();
-  check_devices();
-  for (const auto& stream : streams_) stream->synchronize();
-  if (pages_aside_ != nullptr) pages_aside_->synchronize();
-}
-
-// By entry.
-std::vector<Executor::PagePlace> Executor::places_of(const KvBlock& block) const {
-  std::vector<int32_t> pages;
-  kv_.append_pages(block, false, pages);
-  std::vector<PagePlace> places(pages.size());
-  for (size_t entry = 0; entry < pages.size(); ++entry) {
-    if (pages[entry] == KvBlock::kNone && block.far == KvBlock::kNone) continue;  // given up
-    const int64_t offset = pages[entry] * plan_.kv.unit_bytes();
-    if (!kv_.near_entry(entry)) {
-      places[entry].host = cpu::host_pointer(buffers_[kCpu].kv()) + offset;
-    } else if (block.far != KvBlock::kNone) {
-      places[entry].host = paging_->far_slot(block.far) + kv_.slot_offset(entry);
-    } else {
-      places[entry].device = buffers_.back().kv() + offset;
-    }
-  }
-  return places;
-}
-
-// Keys, then values, of each entry: move(place in its page, offset in a block of all heads, slabs).
-template <typename Move>
-void Executor::each_half(const KvBlock& block, const Move& move) {
-  settle();
-  const KvSpec& kv = plan_.kv;
-  const std::vector<PagePlace> places = places_of(block);
-  for (size_t entry = 0; entry < places.size(); ++entry) {
-    if (!places[entry].exists()) continue;
-    const KvLayer& heads = kv.layers[entry];
-    for (const int64_t half : {0, 1}) {
-      const int64_t slab = (2 * kv.layer_number(entry) + half) * kv.kv_heads + heads.kv_head;
-      move(places[entry].at(half * kv.page_bytes(entry) / 2), slab * kv.slab_bytes(),
-           heads.kv_heads);
-    }
-  }
-  main().synchronize();
-}
-
-void Executor::read_block(const KvBlock& block, int64_t positions, std::byte* to) {
-  each_half(block, [&](PagePlace from, int64_t offset, int64_t slabs) {
-    if (from.host != nullptr) {
-      cpu::copy_positions(plan_.kv, slabs, positions, from.host, to + offset);
-    } else {
-      main().download(to + offset, from.device, slabs * plan_.kv.slab_bytes());
-    }
-  });
-}
-
-void Executor::write_block(const KvBlock& block, int64_t positions, const std::byte* from) {
-  each_half(block, [&](PagePlace to, int64_t offset, int64_t slabs) {
-    if (to.host != nullptr) {
-      cpu::copy_positions(plan_.kv, slabs, positions, from + offset, to.host);
-    } else {
-      main().upload(to.device, from + offset, slabs * plan_.kv.slab_bytes());
-    }
-  });
-}
-
-void Executor::copy_block(const KvBlock& from, const KvBlock& to, int64_t positions) try {
-  settle();
-  const std::vector<PagePlace> sources = places_of(from), targets = places_of(to);
-  // The longest page: copies of a stream follow one another, and none may see it move.
-  std::vector<std::byte> crossing(static_cast<size_t>(plan_.kv.kv_heads * plan_.kv.unit_bytes()));
-  for (size_t entry = 0; entry < sources.size(); ++entry) {
-    const int64_t bytes = plan_.kv.page_bytes(entry);
-    const PagePlace& source = sources[entry];
-    const PagePlace& target = targets[entry];
-    if (!source.exists()) continue;
-    if (target.host != nullptr) {
-      const int64_t slabs = 2 * plan_.kv.layers[entry].kv_heads;
-      cpu::copy_positions(plan_.kv, slabs, positions, source.host, target.host);
-    } else if (source.host != nullptr) {
-      main().upload(target.device, source.host, bytes);
-    } else {
-      main().download(crossing.data(), source.device, bytes);
-      main().upload(target.device, crossing.data(), bytes);
-    }
-  }
-  main().synchronize();
-} catch (const std::exception& error) {
-  if (failure_.empty()) failure_ = error.what();
-  throw;
-}
-
 void Executor::check_devices() const {
   if (failure_.empty()) return;
   fail(ErrorKind::kDevice, "[engine] a device has failed (", failure_, "); load the model anew");
@@ -192,6 +90,8 @@ void Executor::submit() {
   flight.rows.number = next_step_number();
   flight.views.make(flight.rows, plan_.kv, program.program, program.visiting);
   visiting_steps_ += visits;
+  joint_steps_ += program.program.cpu_attends();
+  far_rows_ += static_cast<int64_t>(flight.rows.far.on_cpu);
   try {
     walk(flight, program.program.whole);
   } catch (const Error& error) {
@@ -206,10 +106,9 @@ const BoundProgram& Executor::program_for(const StepRows& rows) const {
   const StepView step = rows.view();
   const bool visits =
       visits_ != nullptr && step.tokens() >= plan_.schedule.stream_tokens && visits_->holds(step);
-  const bool on_cpu = plan_.schedule.overflow == Schedule::Overflow::kCpu && rows.decodes();
-  const Far far = !rows.far.any() ? Far::kNone : on_cpu ? Far::kOnCpu : Far::kVisit;
   return *std::ranges::find_if(programs_, [&](const BoundProgram& one) {
-    return one.program.visits == visits && one.program.far == far;
+    return one.program.visits == visits && one.program.pages_visit() == rows.far.visit() &&
+           one.program.cpu_attends() == (rows.far.on_cpu > 0);
   });
 }
 
@@ -268,8 +167,13 @@ void Executor::copy(const Bound& bound, const Flight& flight) {
   const Task& task = bound.task;
   const int64_t bytes = bytes_of(bound, flight);
   if (bytes == 0) return;
-  const DeviceAddress there = buffers(task.device).value(task.value);
-  std::byte* host = bound.host == nullptr ? flight.staging.data() + bound.offset : bound.host;
+  DeviceAddress there = buffers(task.device).value(task.value);
+  std::byte* host = bound.host;
+  if (host == nullptr) {
+    host = flight.staging.data() + bound.offset;
+  } else {
+    there = there + first_far_row(flight) * bound.width * int64_t{sizeof(float)};
+  }
   if (task.lane == Task::Lane::kDown) {
     queue(task).download(host, there, bytes);
     return;
@@ -284,7 +188,10 @@ void Executor::copy(const Bound& bound, const Flight& flight) {
 int64_t Executor::bytes_of(const Bound& copy, const Flight& flight) const {
   const StepView& step = flight.views.on_cpu;
   const bool outputs = plan_.values[static_cast<size_t>(copy.task.value)].per_output;
-  return (outputs ? step.outputs() : step.tokens()) * copy.width * int64_t{sizeof(float)};
+  const int64_t rows = copy.host != nullptr ? flight.views.far_on_cpu.tokens()
+                       : outputs            ? step.outputs()
+                                            : step.tokens();
+  return rows * copy.width * int64_t{sizeof(float)};
 }
 
 void Executor::run(const Bound& bound, const Flight& flight) {

@@ -23,10 +23,18 @@ class Executor {
   int64_t limit() const { return accounts_.size() > 1 ? std::ssize(flights_) : 1; }
   int64_t in_flight() const { return in_flight_; }
   int64_t evicted_blocks() const { return paging_ ? paging_->evicted_blocks() : 0; }
+  int64_t near_room() const { return paging_ ? paging_->near_room() : 0; }
+  int64_t leaving() const { return paging_ ? paging_->leaving() : 0; }
+  FarUse far_use() const { return {evicted_blocks(), joint_steps_, far_rows_}; }
 
   // Before the next step's pages are looked up: brings those back to their device that it will
-  // write to, and makes room there for `blocks` more.
-  void make_room(int64_t blocks, std::span<const int32_t> recalled = {});
+  // write to, and makes room there for `blocks` more; `far_blocks` in host memory stay free.
+  void make_room(int64_t blocks, int64_t far_blocks = 0, std::span<const int32_t> recalled = {});
+  // Blocks go to host memory, where there are slots for them, or come back. Before, slots that
+  // others are leaving come free there. Both wait for all steps; after a failure no step can be
+  // submitted any more.
+  void free_near(int64_t slots);
+  void move_blocks(std::span<const int32_t> blocks, bool far);
   // The first `positions` of a block of all heads, as files have it: what lies behind them may
   // change or not. All three wait for all steps.
   void read_block(const KvBlock& block, int64_t positions, std::byte* to);
@@ -78,6 +86,8 @@ class Executor {
   void create_buffers();
   void create_flights();
   void settle();
+  template <typename Work>
+  void guarded(const Work& work);
   std::vector<PagePlace> places_of(const KvBlock& block) const;
   void check_devices() const;  // throws if one has failed
   const BoundProgram& program_for(const StepRows& rows) const;
@@ -89,6 +99,9 @@ class Executor {
   void run(const Bound& bound, const Flight& flight);
   void copy(const Bound& bound, const Flight& flight);
   int64_t bytes_of(const Bound& copy, const Flight& flight) const;
+  int64_t first_far_row(const Flight& flight) const {
+    return flight.views.on_cpu.tokens() - flight.views.far_on_cpu.tokens();
+  }
   void visit_far_pages(const Bound& run, const Flight& flight);
   template <typename Move>
   void each_half(const KvBlock& block, const Move& move);
@@ -115,6 +128,7 @@ class Executor {
   size_t next_ = 0;  // flight of the next step
   int64_t in_flight_ = 0;
   int64_t visiting_steps_ = 0, cpu_attentions_ = 0, page_visits_ = 0;
+  int64_t joint_steps_ = 0, far_rows_ = 0;
   std::string failure_;
   // Destroyed first, they wait for their work: by device, then for weights and for pages aside.
   std::vector<std::unique_ptr<Stream>> streams_;

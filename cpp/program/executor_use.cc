@@ -31,6 +31,8 @@ void Executor::count(EngineStats& stats) const {
   stats.pageable_bytes = visits_ ? visits_->pageable_bytes() : 0;
   stats.evicted_blocks = evicted_blocks();
   stats.cpu_attentions = cpu_attentions_;
+  stats.joint_steps = joint_steps_;
+  stats.far_rows = far_rows_;
   stats.page_visits = page_visits_;
   if (disk_ == nullptr) return;
   stats.disk_step_bytes = disk_->layout().step_bytes;

@@ -37,12 +37,10 @@ std::vector<Program> lower(const Plan& plan) {
   std::vector<std::pair<bool, Far>> kinds{{false, Far::kNone}};
   if (visits) kinds.emplace_back(true, Far::kNone);
   if (overflows(plan)) {
-    kinds.emplace_back(false, Far::kVisit);
-    if (on_cpu) kinds.emplace_back(false, Far::kOnCpu);
-    if (visits) kinds.emplace_back(true, Far::kVisit);
-    // Only a step of single tokens has the CPU attend.
-    if (visits && on_cpu && plan.schedule.stream_tokens <= plan.limits.sequences) {
-      kinds.emplace_back(true, Far::kOnCpu);
+    for (const Far far : {Far::kVisit, Far::kOnCpu, Far::kBoth}) {
+      if (far != Far::kVisit && !on_cpu) continue;
+      kinds.emplace_back(false, far);
+      if (visits) kinds.emplace_back(true, far);
     }
   }
   std::vector<Program> programs;

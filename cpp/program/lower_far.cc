@@ -1,12 +1,12 @@
 // Layers of a device some of whose KV pages lie in host memory: attention in two places, merged.
 #include <algorithm>
+#include <utility>
 
 #include "program/lower.h"
 
 namespace helm {
 
 namespace {
-using Far = Program::Far;
 using Lane = Task::Lane;
 using Verb = Task::Verb;
 }  // namespace
@@ -17,7 +17,7 @@ void Lowering::resident(DeviceIndex device, size_t begin, size_t end) {
     run_reading(begin, end);
     return;
   }
-  if (program_.far == Far::kNone) {
+  if (program_.far == Program::Far::kNone) {
     run(Verb::kRun, device, begin, end);
     return;
   }
@@ -36,24 +36,27 @@ void Lowering::resident(DeviceIndex device, size_t begin, size_t end) {
 
 void Lowering::spread_layer(DeviceIndex device, size_t begin, size_t end) {
   const int32_t before = run(Verb::kBefore, device, begin, end);
-  if (program_.far == Far::kVisit) {
+  if (program_.cpu_attends()) {
+    Task& down = add(Verb::kCopy, Lane::kDown, device, begin, end, {before});
+    down.value = attention_of(plan_.units[begin])->in;
+    down.aside = true;
+  }
+  const int32_t query = last();
+  if (program_.pages_visit()) {
     Task& page = add(Verb::kPage, Lane::kUp, device, begin, end);
     page.aside = page.each = true;
     run(Verb::kFar, device, begin, end, {last()});
     program_.tasks.back().each = true;
-    run(Verb::kNear, device, begin, end);
-    run(Verb::kAfter, device, begin, end);
-    return;
   }
-  Task& down = add(Verb::kCopy, Lane::kDown, device, begin, end, {before});
-  down.value = attention_of(plan_.units[begin])->in;
-  down.aside = true;
-  const int32_t query = last();
   run(Verb::kNear, device, begin, end);
-  const int32_t far = run(Verb::kFar, kCpu, begin, end, {query});
-  const auto partial = static_cast<ValueIndex>(plan_.values.size() - 1);
-  add(Verb::kCopy, Lane::kUp, device, begin, end, {far}).value = partial;
-  run(Verb::kAfter, device, begin, end, {last()});
+  std::vector<int32_t> partial;
+  if (program_.cpu_attends()) {
+    const int32_t far = run(Verb::kFar, kCpu, begin, end, {query});
+    Task& up = add(Verb::kCopy, Lane::kUp, device, begin, end, {far});
+    up.value = static_cast<ValueIndex>(plan_.values.size() - 1);
+    partial.push_back(last());
+  }
+  run(Verb::kAfter, device, begin, end, std::move(partial));
 }
 
 }  // namespace helm

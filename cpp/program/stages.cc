@@ -268,7 +268,12 @@ std::vector<Op> Stages::ops(const Task& task) const {
       made.emplace_back(attend(near));
       break;
     case Verb::kFar:
-      if (task.device == kCpu) made.emplace_back(ResetOp{far, op.heads, op.head_dim});
+      if (task.device != kCpu) {  // pages that visit: before the near ones, in one sum
+        made.emplace_back(attend(near));
+        break;
+      }
+      made.emplace_back(AppendOp{op.in, op.k_offset, op.v_offset, op.layer});
+      made.emplace_back(ResetOp{far, op.heads, op.head_dim});
       made.emplace_back(attend(far));
       break;
     default:

@@ -40,10 +40,13 @@ struct Task {
 
 // What steps of one kind do.
 struct Program {
-  enum class Far : uint8_t { kNone, kVisit, kOnCpu };  // where attention to far pages takes place
+  // Where attention to far pages takes place: they visit, or the CPU attends, or each to some.
+  enum class Far : uint8_t { kNone, kVisit, kOnCpu, kBoth };
 
   bool visits = false;  // layers in host memory visit a device
   Far far = Far::kNone;
+  bool pages_visit() const { return far == Far::kVisit || far == Far::kBoth; }
+  bool cpu_attends() const { return far == Far::kOnCpu || far == Far::kBoth; }
   // A stage finds values where an earlier one has left them: no other step may run in between.
   bool whole = false;
   std::vector<Task> tasks;

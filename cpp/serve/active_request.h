@@ -46,6 +46,7 @@ struct Active {
   int64_t blocks = 0;    // of KV, likewise
   Place place;           // among others
   bool again = false;    // was parked, and has not drawn since
+  int64_t moved = 0;     // the driver's step in which its KV changed sides
   int64_t computed = 0;  // positions that it has held
   RequestTimings timings;
   std::exception_ptr failure;  // of this request alone

@@ -68,6 +68,8 @@ class Driver {
   int64_t reserved_blocks() const { return room_.blocks(); }  // of KV, by running requests
   int64_t preemptions() const { return parked_; }             // requests that were parked
   int64_t waiting_parked() const;                             // of those, how many are
+  int64_t moves_far() const { return moves_far_; }    // requests whose KV left the accelerator
+  int64_t moves_near() const { return moves_near_; }  // and came back
 
  private:
   // Whether nobody else has room that may come back.
@@ -77,6 +79,15 @@ class Driver {
   void park(Active& active);
   void make_way(Active& growing);
   bool choose();
+  // driver_sides.cc
+  void settle_sides();
+  bool fits_near() const;
+  bool move_someone();
+  bool hold_prompts();
+  bool park_someone();
+  bool shares_near() const;
+  Active* least_near(bool moves) const;
+  void move(Active& active, KvSide side);
   void release(Active& active);
   void look();
   std::vector<Draft> guess();
@@ -117,6 +128,7 @@ class Driver {
   std::exception_ptr failure_;  // of a step: what it should have brought is lost
   int64_t steps_ = 0;
   int64_t parked_ = 0;
+  int64_t moves_far_ = 0, moves_near_ = 0;
   int64_t others_ = 0;  // sequences that are held by others
 };
 

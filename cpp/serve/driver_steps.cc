@@ -55,6 +55,7 @@ std::vector<Draft> Driver::guess() {
 
 // Plans the next step and finds room for what it adds to sequences; false if nothing is ready.
 bool Driver::choose() {
+  settle_sides();
   while (true) {
     scheduler_.plan(snapshot_, batch_);
     const RequestTable::List& running = table_.running();
@@ -63,9 +64,14 @@ bool Driver::choose() {
     const auto full = std::find_if(
         batch_.rows.begin(), batch_.rows.end(),
         [&](const BatchRow& row) { return !room_.grow(*running[row.runner], row.tokens); });
-    if (full == batch_.rows.end()) return !batch_.rows.empty();
+    const bool grown = full == batch_.rows.end();
+    if (grown && (batch_.rows.empty() || fits_near())) return !batch_.rows.empty();
     if (!flights_.empty()) return false;  // they end before anyone gives way
-    make_way(*running[full->runner]);
+    if (!grown) {
+      make_way(*running[full->runner]);
+    } else if (!move_someone() && (hold_prompts() || !park_someone())) {
+      return true;
+    }
     look();
   }
 }

@@ -158,6 +158,20 @@ int64_t PrefixCache::kept() const {
   return kept_->leaves();
 }
 
+bool PrefixCache::leave_near() {
+  kept_->tick();
+  const PrefixTree::Path found = kept_->oldest(
+      [&](const PrefixTree::Path& path) { return engine_.near_blocks(path.blocks()) > 0; });
+  if (found.nodes.empty()) return false;
+  const std::vector<HeldBlock> blocks = found.blocks();
+  if (engine_.can_leave(blocks)) {
+    engine_.leave(blocks);
+  } else {
+    engine_.release(kept_->drop(found));
+  }
+  return true;
+}
+
 int64_t PrefixCache::save(std::span<const int32_t> tokens, const std::string& path,
                           const std::string& metadata, const Progress& progress) {
   Match found = kept_match(tokens);

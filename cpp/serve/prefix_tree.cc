@@ -125,9 +125,25 @@ void PrefixTree::erase(Node& leaf) {
 
 std::vector<HeldBlock> PrefixTree::drop_oldest() {
   if (leaves_.empty() || leaves_.begin()->first == clock_) return {};
-  Node& oldest = *leaves_.begin()->second;
-  const HeldBlock held = oldest.held;
-  erase(oldest);
+  return drop({{leaves_.begin()->second}});
+}
+
+PrefixTree::Path PrefixTree::oldest(const std::function<bool(const Path&)>& fits) const {
+  for (const auto& [used, leaf] : leaves_) {
+    Path path;
+    for (Node* node = leaf; node != &root_; node = node->parent) {
+      path.nodes.push_back(node);
+      path.shared += std::ssize(node->tokens);
+    }
+    std::ranges::reverse(path.nodes);
+    if (fits(path)) return path;
+  }
+  return {};
+}
+
+std::vector<HeldBlock> PrefixTree::drop(const Path& path) {
+  const HeldBlock held = path.nodes.back()->held;
+  erase(*path.nodes.back());
   return {held};
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -54,6 +55,10 @@ class PrefixTree {
   void update(const Path& path, std::span<const HeldBlock> blocks);
   // Gives up the leaf used least recently, unless that was the last touch(); its block, or none.
   [[nodiscard]] std::vector<HeldBlock> drop_oldest();
+  // The leaf used least recently whose path fits, with that path; no nodes: none does.
+  Path oldest(const std::function<bool(const Path&)>& fits) const;
+  // Gives up the leaf at the path's end; its block.
+  [[nodiscard]] std::vector<HeldBlock> drop(const Path& path);
   // All blocks but those used at the last touch().
   std::vector<HeldBlock> others() const;
   // Without children: prefixes that none other begins with.

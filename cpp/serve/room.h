@@ -24,6 +24,8 @@ class Room {
   bool open(Active& active, const RequestTable::List& running, bool alone);
   // Room for so many more positions, for which what is kept gives way; false if there is none.
   bool grow(Active& active, int64_t positions);
+  // Has something leave the accelerator that is kept; false if nothing of it is there.
+  bool leave_near() { return prefixes_ != nullptr && prefixes_->leave_near(); }
   // Takes the sequence back, of which prefixes are kept.
   void release(Active& active);
 

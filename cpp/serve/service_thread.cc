@@ -137,7 +137,12 @@ void Service::Impl::publish() {
   stats_.kv_blocks_used = driver_->reserved_blocks();
   stats_.parked = driver_->waiting_parked();
   stats_.preemptions = driver_->preemptions();
-  stats_.kv_blocks_moved = engine_->evicted_blocks();
+  const FarUse far = engine_->far_use();
+  stats_.kv_blocks_moved = far.evicted_blocks;
+  stats_.joint_steps = far.joint_steps;
+  stats_.far_rows = far.rows;
+  stats_.moves_far = driver_->moves_far();
+  stats_.moves_near = driver_->moves_near();
 }
 
 }  // namespace helm

@@ -62,10 +62,18 @@ __global__ void __launch_bounds__(kWarps* kWarp)
     rotate_head(x, rope, position, lane, [&](int64_t d, float v) { x[d] = v; });
     return;
   }
-  const RunPages pages(step, step.runs[step.row_runs[t]], args.layer);
+  const Run run = step.runs[step.row_runs[t]];
   const bool is_key = head < kv.kv_heads;
   const int64_t kv_head = is_key ? head : head - kv.kv_heads;
-  const float* x = row + (is_key ? args.k_offset : args.v_offset) + kv_head * kv.head_dim;
+  float* x = row + (is_key ? args.k_offset : args.v_offset) + kv_head * kv.head_dim;
+  const auto block = static_cast<int32_t>(kv.page_tokens.divide(static_cast<uint32_t>(position)));
+  if (block < run.first_block || block >= run.end_block) {  // another device appends
+    if (is_key && rope.rotary > 0) {
+      rotate_head(x, rope, position, lane, [&](int64_t d, float v) { x[d] = v; });
+    }
+    return;
+  }
+  const RunPages pages(step, run, args.layer);
   Store<D>* to = key_row<D>(kv, pages, kv_head, position) + (is_key ? 0 : value_offset(kv));
   int64_t copied = 0;  // elements before are rotated
   if (is_key && rope.rotary > 0) {

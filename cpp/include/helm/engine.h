@@ -18,6 +18,17 @@ namespace helm {
 
 using SequenceId = int32_t;
 
+// Where a sequence's KV lies, as far as it is of an accelerator's layers: there, or in host memory,
+// where the CPU attends to it.
+enum class KvSide : uint8_t { kNear, kFar };
+
+// What became of KV that the accelerator does not hold, since the start.
+struct FarUse {
+  int64_t evicted_blocks = 0;  // left it for host memory
+  int64_t joint_steps = 0;     // in which the CPU attended for some rows
+  int64_t rows = 0;            // for which it did, of all steps
+};
+
 // Called as bytes are read or written; may throw to cancel.
 using Progress = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
 
@@ -90,6 +101,8 @@ struct EngineStats {
   int64_t pageable_bytes = 0;      // weights and KV that visit it and could not be page-locked
   int64_t evicted_blocks = 0;      // KV blocks that left it for host memory
   int64_t cpu_attentions = 0;      // to such blocks, by the CPU; per layer and step
+  int64_t joint_steps = 0;         // in which the CPU attended so, for some rows
+  int64_t far_rows = 0;            // for which it did, of all steps
   int64_t page_visits = 0;         // of such blocks' pages to the accelerator
   int64_t disk_step_bytes = 0;     // of weights, those that each step reads from disk
   int64_t disk_read_bytes = 0;     // so far, with what was read ahead
@@ -142,7 +155,7 @@ class HELM_API Engine {
   bool forked() const;         // whether this is such a child
   void check_process() const;  // throws in one
   EngineStats stats() const;
-  int64_t evicted_blocks() const;  // of stats(), for who asks at every step
+  FarUse far_use() const;  // of stats(), for who asks at every step
   // Memory of the host, besides weights, that the system provides as it is first written.
   std::vector<std::span<const std::byte>> lazy_memory() const;
   // Counts the time of ops from now on, from zero, or no longer; slows steps by some nanoseconds
@@ -199,6 +212,29 @@ class HELM_API Engine {
   // with a window may have given up what its next position would see; those calls throw kInvalid
   // then. Never after a step for the length before it.
   bool continues(SequenceId sequence, int64_t length) const;
+
+  // Moves all KV of a sequence to host memory, or back to the accelerator, and keeps what it adds
+  // there; returns how many blocks were copied. Blocks that it shares stay with the others. Waits
+  // for all steps. A sequence whose KV lies on the accelerator loses its oldest blocks to host
+  // memory one by one where the pool runs full; one in host memory becomes such a sequence by a
+  // step of several of its tokens, or where host memory has no block for it. can_move(): whether
+  // there is room. Throws kInvalid where the plan has no pages in host memory or the CPU does not
+  // attend there, kCapacity without room, and nothing has changed; kDevice for a lost device.
+  int64_t move(SequenceId sequence, KvSide side);
+  bool can_move(SequenceId sequence, KvSide side) const;
+  KvSide side(SequenceId sequence) const;
+  bool moves() const;  // whether the plan lets sequences move
+  // Blocks that may be added on the accelerator before others must leave; of a sequence, those that
+  // lie there, and those that a step of so many tokens adds there.
+  int64_t near_room() const;
+  int64_t near_blocks(SequenceId sequence) const;
+  int64_t near_blocks(std::span<const HeldBlock> held) const;
+  int64_t near_wanted(SequenceId sequence, int64_t tokens) const;
+  // Moves held blocks to host memory, the first ones of a prefix before others. Throws kCapacity
+  // where one of those on the accelerator is anyone else's, too, or host memory has no room;
+  // can_leave() is false then.
+  void leave(std::span<const HeldBlock> held);
+  bool can_leave(std::span<const HeldBlock> held) const;
 
   // Appends each input's tokens to its sequence and returns the logits asked for,
   // [outputs, vocab_size] in input order, valid until the next step. Everything is checked before

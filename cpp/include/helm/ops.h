@@ -156,7 +156,8 @@ struct AttentionOp {
 // plans do not hold them. A partial is a value of width heads * (head_dim + 2): maxima and sums of
 // all heads, then their outputs, not yet normalised (m, s, o; see FlashAttention-2, Dao 2023).
 
-// Appends K and V of the step's tokens to the cache.
+// Appends K and V of the step's tokens to the cache, those in blocks that the run's page table
+// covers.
 struct AppendOp {
   static constexpr OpKind kKind = OpKind::kAttention;
   ValueIndex in;
@@ -185,7 +186,8 @@ struct ResetOp {
   void tensors(const Use&) const {}
 };
 
-// Merges into the partial the attention to those blocks of each run that its page table covers.
+// Merges into the partial the attention to those blocks of each run that its page table covers; on
+// the CPU block after block, so that several such ops make the sum of one over all blocks.
 struct AttendOp {
   static constexpr OpKind kKind = OpKind::kAttention;
   ValueIndex in;

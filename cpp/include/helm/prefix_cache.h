@@ -61,6 +61,9 @@ class HELM_API PrefixCache {
   void close(SequenceId sequence);
   // Gives up the block used least recently of what is kept; false if nothing is.
   bool give_way();
+  // Moves what was used least recently, of what is kept on the accelerator, to host memory, or
+  // gives it up where it cannot; false if nothing is there.
+  bool leave_near();
   // Gives up all that is kept.
   void clear();
   int64_t kept() const;  // prefixes, of which none begins with another

@@ -17,14 +17,19 @@ from helm.plan.disk import DiskUnit, disk_units
 from helm.plan.schema import Plan
 from helm.plan.units import CPU, PlacedUnit
 
-Far = Literal["none", "visit", "cpu"]
+Far = Literal["none", "visit", "cpu", "both"]
 Verb = Literal[
     "run", "before", "near", "far", "after", "copy", "visit", "cached", "written", "page", "read"
 ]  # fmt: skip
 UP, DOWN, MAIN, DISK = "up", "down", "main", "disk"
 FAR_PARTIAL = "attention over far pages"
 _RUNS = ("run", "before", "near", "far", "after")
-_HEADS = {"none": "", "visit": ", far pages visit", "cpu": ", far pages on cpu"}
+_HEADS = {
+    "none": "",
+    "visit": ", far pages visit",
+    "cpu": ", far pages on cpu",
+    "both": ", far pages visit and on cpu",
+}
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Program:
-    """Of the steps in which weights `visit` or rest, and far pages are where `far` says. names,
-    layers: of its units. cut: units of one layer and kind run on several devices."""
+    """Of the steps in which weights `visit` or rest, and far pages visit, or the CPU attends to
+    them, or both, each to some, as `far` says. names, layers: of its units. cut: units of one layer
+    and kind run on several devices."""
 
     visits: bool
     far: Far
@@ -135,17 +141,9 @@ def lower(plan: Plan) -> tuple[Program, ...]:
     if visits:
         kinds.append((True, "none"))
     if plan.overflows:
-        kinds.append((False, "visit"))
-        if schedule.overflow == "cpu":
-            kinds.append((False, "cpu"))
-        if visits:
-            kinds.append((True, "visit"))
-        if (
-            visits
-            and schedule.overflow == "cpu"
-            and schedule.stream_tokens <= plan.limits.sequences
-        ):
-            kinds.append((True, "cpu"))
+        fars: tuple[Far, ...] = ("visit", "cpu", "both")
+        for far in fars[: 3 if schedule.overflow == "cpu" else 1]:
+            kinds += [(False, far), (True, far)] if visits else [(False, far)]
     disk = disk_units(plan)
     return tuple(lowered(plan.units, widths, plan.logits, *kind, disk) for kind in kinds)
 
@@ -374,17 +372,18 @@ class _Lowering:
 
     def _spread(self, device: str, begin: int, end: int) -> None:
         units = (begin, end - 1)
-        before = self._run("before", device, begin, end)
-        if self._far == "visit":
+        query = self._run("before", device, begin, end)
+        on_cpu = self._far in ("cpu", "both")
+        if on_cpu:
+            attention = next(op for op in self._units[begin].ops if isinstance(op, Attention))
+            query = self._add(Task(DOWN, "copy", device, units, (query,), attention.input, True))
+        if self._far in ("visit", "both"):
             page = self._add(Task(UP, "page", device, units, aside=True, each=True))
             far = self._run("far", device, begin, end, page)
             self._tasks[far] = replace(self._tasks[far], each=True, reads="pages")
-            self._run("near", device, begin, end)
-            self._run("after", device, begin, end)
-            return
-        attention = next(op for op in self._units[begin].ops if isinstance(op, Attention))
-        query = self._add(Task(DOWN, "copy", device, units, (before,), attention.input, True))
         self._run("near", device, begin, end)
-        far = self._run("far", CPU, begin, end, query)
-        partial = self._add(Task(UP, "copy", device, units, (far,), FAR_PARTIAL))
-        self._run("after", device, begin, end, partial)
+        partial: tuple[int, ...] = ()
+        if on_cpu:
+            far = self._run("far", CPU, begin, end, query)
+            partial = (self._add(Task(UP, "copy", device, units, (far,), FAR_PARTIAL)),)
+        self._run("after", device, begin, end, *partial)

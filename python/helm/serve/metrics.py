@@ -24,6 +24,10 @@ _COUNTED = {
     "guessed_tokens": "tokens that were computed on a guess",
     "preemptions": "times that a request gave its room to others",
     "kv_blocks_moved": "KV blocks that left the accelerator for host memory",
+    "moves_far": "times that a request's KV went to host memory as a whole",
+    "moves_near": "times that it came back to the accelerator",
+    "joint_steps": "of the steps, those in which the CPU attended for some rows",
+    "far_rows": "rows for which it did",
     "accepted_tokens": "of them, those that were right and took no step of their own",
 }
 

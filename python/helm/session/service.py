@@ -113,7 +113,8 @@ class Service:
 
     def stats(self) -> dict[str, float]:
         """running, waiting, steps, tokens, guessed_tokens, accepted_tokens, saved_s,
-        kv_blocks_used, kv_blocks_total, kv_blocks_moved, parked, preemptions."""
+        kv_blocks_used, kv_blocks_total, kv_blocks_moved, parked, preemptions, moves_far,
+        moves_near, joint_steps, far_rows."""
         return dict(self._native.stats)
 
     def check(self) -> None:

@@ -80,7 +80,7 @@ class Blocks {
       if (!kv_.shares_last(one) && kv_.last_is_far(one)) recall(one.blocks.back());
     }
     if (kv_.shares_last(one)) {
-      const int32_t shared = kv_.own_last(one);
+      const int32_t shared = kv_.own(one, one.blocks.size() - 1);
       content_[one.blocks.back()] = content_[shared];
       // Where no other shows it, the copy has the slot itself.
       const int32_t from = kv_.block(shared).window;

@@ -136,7 +136,7 @@ TEST_CASE("attention to far pages: they visit, or the CPU attends to them") {
   shape.accelerator_pages = 8;
   shape.overflow = "cpu";
   const std::vector<std::string> all = texts(shape);
-  REQUIRE(all.size() == 3);
+  REQUIRE(all.size() == 4);
   CHECK(all[1] == R"(program rest, far pages visit
 0 cpu run embedding..layer.0.mlp
 1 up copy x cpu>accelerator after 0
@@ -158,6 +158,19 @@ TEST_CASE("attention to far pages: they visit, or the CPU attends to them") {
 7 accelerator run layer.1 after after 6
 8 accelerator run head
 9 down copy logits accelerator>cpu after 8)");
+  CHECK(all[3] == R"(program rest, far pages visit and on cpu
+0 cpu run embedding..layer.0.mlp
+1 up copy x cpu>accelerator after 0
+2 accelerator run layer.1 before after 1
+3 down copy qkv accelerator>cpu aside after 2
+4 up page layer.1 far, each aside
+5 accelerator run layer.1 far, each after 4
+6 accelerator run layer.1 near
+7 cpu run layer.1 far after 3
+8 up copy attention over far pages cpu>accelerator after 7
+9 accelerator run layer.1 after after 8
+10 accelerator run head
+11 down copy logits accelerator>cpu after 10)");
 }
 
 TEST_CASE("where a layer with far pages lies on two devices, each has its part") {
@@ -316,13 +329,13 @@ TEST_CASE("a plan has the kinds of steps that it can need") {
   shape.accelerator_pages = 19;
   CHECK(kinds(shape) == Kinds{"rest", "visit", "rest, far pages visit", "visit, far pages visit"});
   shape.overflow = "cpu";
-  CHECK(kinds(shape) == Kinds{"rest", "visit", "rest, far pages visit", "rest, far pages on cpu",
-                              "visit, far pages visit"});
-  shape.stream_tokens = shape.sequences;  // so many may decode at once
-  CHECK(kinds(shape) == Kinds{"rest", "visit", "rest, far pages visit", "rest, far pages on cpu",
-                              "visit, far pages visit", "visit, far pages on cpu"});
+  CHECK(kinds(shape) == Kinds{"rest", "visit", "rest, far pages visit", "visit, far pages visit",
+                              "rest, far pages on cpu", "visit, far pages on cpu",
+                              "rest, far pages visit and on cpu",
+                              "visit, far pages visit and on cpu"});
   shape.stream_tokens = 0;
-  CHECK(kinds(shape) == Kinds{"rest", "rest, far pages visit", "rest, far pages on cpu"});
+  CHECK(kinds(shape) == Kinds{"rest", "rest, far pages visit", "rest, far pages on cpu",
+                              "rest, far pages visit and on cpu"});
   shape.accelerator_pages = 20;
   CHECK(kinds(shape) == Kinds{"rest"});
 }

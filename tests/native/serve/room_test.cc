@@ -46,6 +46,18 @@ TinyShape on_accelerator(int64_t groups) {
   return shape;
 }
 
+// The accelerator holds some two of the requests; others may go to host memory.
+TinyShape on_both_sides(int64_t groups, double watermark) {
+  TinyShape shape = on_accelerator(groups);
+  shape.devices = {"cpu", "accelerator", "accelerator", "accelerator"};
+  shape.step_tokens = 16;
+  shape.pages = 2 * 28;
+  shape.accelerator_pages = 2 * 12;
+  shape.overflow = "cpu";
+  shape.watermark = watermark;
+  return shape;
+}
+
 TinyShape windowed() {
   TinyShape shape = shape_of();
   shape.step_tokens = 8;
@@ -79,9 +91,22 @@ struct Received {
   }
 };
 
-// Runs a schedule of its own of arrivals and cancels to its end; how often a request was parked.
-int64_t run(Engine& engine, PrefixCache* prefixes, uint32_t seed,
-            const std::vector<std::vector<int32_t>>& expected) {
+struct Moves {
+  int64_t parked = 0, far = 0, near = 0;
+};
+
+// To where it is not, if there is room.
+void move(Engine& engine, const helm::Active& active) {
+  using helm::KvSide;
+  if (!engine.moves() || !active.decoding()) return;
+  const bool near = engine.near_blocks(active.sequence) > 0;
+  const auto side = near ? KvSide::kFar : KvSide::kNear;
+  if (engine.can_move(active.sequence, side)) engine.move(active.sequence, side);
+}
+
+// Runs a schedule of its own of arrivals, cancels and moves to its end.
+Moves run(Engine& engine, PrefixCache* prefixes, uint32_t seed,
+          const std::vector<std::vector<int32_t>>& expected) {
   std::mt19937 random(seed);
   Driver driver(engine, prefixes, {}, {8});
   std::map<RequestId, int32_t> kind_of;
@@ -102,6 +127,9 @@ int64_t run(Engine& engine, PrefixCache* prefixes, uint32_t seed,
       cancelled.push_back(static_cast<RequestId>(random() % static_cast<uint64_t>(next)));
       received.take(driver);
       driver.cancel(cancelled.back());
+    } else if (const auto& running = driver.table().running();
+               !running.empty() && random() % 10 == 0) {
+      move(engine, *running[random() % running.size()]);
     } else if (!driver.ended()) {
       REQUIRE(driver.step());
       received.take(driver);
@@ -123,7 +151,7 @@ int64_t run(Engine& engine, PrefixCache* prefixes, uint32_t seed,
       CHECK(std::equal(got.begin(), got.end(), want.begin()));
     }
   }
-  return driver.preemptions();
+  return {driver.preemptions(), driver.moves_far(), driver.moves_near()};
 }
 
 void check_all_free(Engine& engine, int64_t blocks) {
@@ -145,7 +173,9 @@ TEST_CASE("requests that are parked at random get what each gets alone, bit by b
   for (const auto& [name, shape] : {std::pair<std::string, TinyShape>{"cpu", shape_of()},
                                     {"windows", windowed()},
                                     {"two devices", on_accelerator(1)},
-                                    {"two groups", on_accelerator(2)}}) {
+                                    {"two groups", on_accelerator(2)},
+                                    {"two sides", on_both_sides(1, 1)},
+                                    {"two sides and groups", on_both_sides(2, 0.9)}}) {
     CAPTURE(name);
     TinyShape ample = shape_of(100);
     ample.window = shape.window;
@@ -155,20 +185,29 @@ TEST_CASE("requests that are parked at random get what each gets alone, bit by b
       expected.push_back(helm::test::generated(*reference, {request_of(kind)})[0]);
     }
     const auto engine = tiny_engine(tiny_model(shape));
-    int64_t parked = 0;
+    Moves all;
     for (const bool keeps : {false, true}) {
       CAPTURE(keeps);
       const auto prefixes = keeps ? std::make_unique<PrefixCache>(*engine) : nullptr;
       const uint32_t schedules = helm::test::kFew ? 3 : 25;
       for (uint32_t seed = 0; seed < schedules; ++seed) {
         CAPTURE(seed);
-        parked += run(*engine, prefixes.get(), seed, expected);
+        const Moves moves = run(*engine, prefixes.get(), seed, expected);
+        all.parked += moves.parked;
+        all.far += moves.far;
+        all.near += moves.near;
       }
       if (keeps) prefixes->clear();
-      check_all_free(*engine, kBlocks);
+      check_all_free(*engine, engine->plan().kv.blocks);
     }
-    MESSAGE(name, ": parked ", parked);
-    CHECK(parked > (helm::test::kFew ? 0 : 25));
+    const bool sides = engine->moves();
+    MESSAGE(name, ": parked ", all.parked, ", moved ", all.far, " times and back ", all.near,
+            "; joint ", engine->far_use().joint_steps);
+    const int64_t least = helm::test::kFew ? 0 : 25;
+    CHECK(all.parked > (sides ? 0 : least));
+    CHECK((all.far > least) == sides);
+    CHECK((all.near > least) == sides);
+    CHECK((engine->far_use().joint_steps > 0) == sides);
   }
 }
 
@@ -261,12 +300,12 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a device that is lost while requests are parked ends them all, with its error") {
+TEST_CASE("a device that is lost while requests are parked or move ends all, with its error") {
   int64_t lost = 0;
-  for (int64_t command = 100; command < 1500; command += helm::test::kFew ? 350 : 140) {
+  for (int64_t command = 100; command < 2900; command += helm::test::kFew ? 350 : 140) {
     CAPTURE(command);
-    const auto engine =
-        tiny_engine(tiny_model(on_accelerator(2)), "sim:lost=" + std::to_string(command));
+    const TinyShape shape = command % 280 == 100 ? on_accelerator(2) : on_both_sides(2, 1);
+    const auto engine = tiny_engine(tiny_model(shape), "sim:lost=" + std::to_string(command));
     PrefixCache prefixes(*engine);
     Driver driver(*engine, &prefixes, {}, {8});
     for (RequestId id = 0; id < 6; ++id) add(driver, *engine, id, request_of(4 * id % 18));

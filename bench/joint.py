@@ -1,0 +1,160 @@
+"""Eight requests with room for the KV of two on the accelerator: those that it does not hold have
+theirs in host memory, where the CPU attends to them (joint steps), beside the same requests where
+nothing of them may leave, so that they wait and are parked.
+
+    python bench/joint.py                                  # 128/128 and 32/128 tokens, five rounds
+    python bench/joint.py --work 256/128 1000/128 --json out.json
+
+All blocks lie on a simulated accelerator of one thread, beside one of the CPU. Rounds are
+interleaved. Before anything is timed, tokens must be those of the CPU alone in both ways.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from long_context import Model
+from rich.console import Console
+from rich.table import Table
+from serve import one_each
+
+from compare_report import spread
+from helm import _helm
+from helm.machine.devices import CPU, open_accelerator
+from helm.machine.profile import load_profile
+from helm.measure.profile_cache import machine_profile
+from helm.plan.schema import Plan
+from helm.session.here import with_thread_counts
+from peers.engines_here import machine, settings_of
+from setups import SIM
+from synthetic import SHAPES
+
+WAYS = ("joint", "near")
+
+
+def work_of(text: str) -> tuple[int, int]:
+    """Tokens of prompt and output, from P/O."""
+    prompt, _, output = text.partition("/")
+    return int(prompt), int(output)
+
+
+def plans(
+    model: Model, profile: Any, work: tuple[int, int], args: argparse.Namespace
+) -> dict[str, Plan]:
+    """By way. Both have room for the KV of --held requests on the accelerator, joint for that of
+    the others in host memory."""
+    context, page = sum(work), args.page_tokens
+    held = args.held * -(-context // page)
+    plan = model.on_cpu(context, page, args.requests, args.step_tokens)
+    room = held * len(plan.kv.layers) * plan.kv.page_bytes
+    planned, _ = model.on_both(plan, profile, "cpu", room, context - 1)
+
+    def with_blocks(blocks: int) -> Plan:
+        kv = dataclasses.replace(planned.kv, blocks=blocks)
+        own = held * len(kv.layers)
+        pages = {"cpu": kv.pages - own, "accelerator": own}
+        how = dataclasses.replace(planned.schedule, watermark=1.0, pages=pages)
+        return dataclasses.replace(planned, kv=kv, schedule=how)
+
+    return {"joint": with_blocks(planned.kv.blocks), "near": with_blocks(held)}
+
+
+def generated(engine: Any, work: tuple[int, int], requests: int) -> tuple[list[list[int]], float]:
+    """Greedy tokens of each request, and the seconds of all."""
+    prompts = one_each(requests, 10000, work[0])
+    wanted = [_helm.Request(prompt=prompt, max_tokens=work[1]) for prompt in prompts]
+    begin = time.perf_counter()
+    generation = _helm.Generation(engine, wanted)
+    found: list[list[int]] = [[] for _ in prompts]
+    while not generation.done:
+        for token in generation.advance(1.0):
+            found[token.request].append(token.id)
+    return found, time.perf_counter() - begin
+
+
+def verify(model: Model, planned: dict[str, Plan], engines: dict[str, Any], work: tuple[int, int],
+           args: argparse.Namespace) -> None:  # fmt: skip
+    """A few tokens of each request are those of the CPU alone, or SystemExit."""
+    few = (work[0], min(work[1], 16))
+    plan = model.on_cpu(sum(work), args.page_tokens, args.requests, args.step_tokens)
+    want, _ = generated(model.load(plan, CPU), few, args.requests)
+    for way, engine in engines.items():
+        if generated(engine, few, args.requests)[0] != want:
+            raise SystemExit(f"[bench] {way}: other tokens than on the CPU alone")
+
+
+def measured(
+    model: Model, profile: Any, work: tuple[int, int], args: argparse.Namespace
+) -> dict[str, Any]:
+    planned = plans(model, profile, work, args)
+    engines = {way: model.load(plan, args.device) for way, plan in planned.items()}
+    verify(model, planned, engines, work, args)
+    rates: dict[str, list[float]] = {way: [] for way in WAYS}
+    for number in range(args.rounds):
+        for way in WAYS if number % 2 else reversed(WAYS):
+            tokens, seconds = generated(engines[way], work, args.requests)
+            rates[way].append(sum(map(len, tokens)) / seconds)
+            print(f"{work[0]}/{work[1]} {way}: {rates[way][-1]:.1f} tokens/s", file=sys.stderr)
+    stats = engines["joint"].stats
+    return {
+        "prompt": work[0],
+        "output": work[1],
+        "tokens_per_s": rates,
+        "ratios": [a / b for a, b in zip(rates["joint"], rates["near"], strict=True)],
+        "joint_steps": stats["joint_steps"],
+        "far_rows": stats["far_rows"],
+        "evicted_blocks": stats["evicted_blocks"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", type=work_of, nargs="+", default=[(128, 128), (32, 128)],
+                        metavar="P/O", help="tokens of prompt and output")  # fmt: skip
+    parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument("--held", type=int, default=2, help="whose KV the accelerator has room for")
+    parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-0.6b")
+    parser.add_argument("--layers", type=int, help="cut the shape to so many blocks")
+    parser.add_argument("--dtype", choices=("f32", "f16", "bf16"), default="bf16")
+    parser.add_argument("--kv-dtype", default="bf16")
+    parser.add_argument("--page-tokens", type=int, default=16)
+    parser.add_argument("--step-tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=1, help="of the CPU")
+    parser.add_argument("--device", default=SIM)
+    parser.add_argument("--profile", help="a profile with this device (default: measured once)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write what was measured there")
+    args = parser.parse_args()
+    args.cpu_blocks = 0
+    profile = (
+        load_profile(args.profile)
+        if args.profile
+        else machine_profile(open_accelerator(args.device))
+    )
+    profile = dataclasses.replace(profile, cpu=with_thread_counts(profile.cpu, [args.threads]))
+    model = Model(args)
+    rows = [measured(model, profile, work, args) for work in args.work]
+    table = Table("prompt/output", "joint, tokens/s", "near alone", "joint over near", "far rows")
+    for row in rows:
+        rates = (statistics.median(row["tokens_per_s"][way]) for way in WAYS)
+        table.add_row(
+            f"{row['prompt']}/{row['output']}", *(f"{rate:.1f}" for rate in rates),
+            spread(row["ratios"], percent=False), str(row["far_rows"]),
+        )  # fmt: skip
+    Console().print(table)
+    if args.json:
+        report = {"machine": machine(args), "settings": settings_of(args), "rows": rows}
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
