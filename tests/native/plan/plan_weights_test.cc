@@ -277,6 +277,13 @@ TEST_CASE("what visits the accelerator is not bf16c") {
   while (plan["slices"][i]["format"] != "bf16" || plan["slices"][i]["device"] != "cpu") ++i;
   plan["slices"][i]["format"] = "bf16c";
   expect(plan, "visits the accelerator and cannot be bf16c");
+  shape.stream_tokens = shape.stream_pages = 0;
+  shape.devices = {"accelerator", "accelerator", "accelerator", "accelerator"};
+  shape.visiting = {"block.1.o"};
+  json every = json::parse(helm::test::tiny_model(shape).plan);
+  REQUIRE(message_of(every).empty());
+  every["slices"][0]["format"] = "bf16c";
+  expect(every, "\"block.1.o\" visits the accelerator and cannot be bf16c");
   plan["slices"][i]["format"] = "c4.km32";
   CHECK(message_of(plan).empty());  // which device takes it is seen when it loads
 }
