@@ -124,7 +124,8 @@ void PlanReader::check_lacking(const JsonReader& root) const {
   const std::string where = " where weights visit a unit, as \"" + name + "\"";
   for (size_t u = 0; u < lacking.size(); ++u) {
     if (!lacking[u] || plan_.units[u].layer != UnitSpec::kNoLayer) continue;
-    root["units"][u].reject("is of no layer, so that its weights cannot visit it");
+    root["units"][u].reject(
+        "reads a tensor of which its device has no slice; only weights of layers visit it");
   }
   const JsonReader schedule = root["schedule"];
   if (plan_.schedule.stream_tokens > 0) schedule["prefill"].reject("expected \"compute\"", where);

@@ -157,8 +157,7 @@ def lowered(
     units: Sequence[PlacedUnit], widths: Mapping[str, int], logits: str, visits: bool, far: Far,
     disk: Sequence[DiskUnit] = (), lacking: Sequence[bool] = (), buffers: int = 2,
 ) -> Program:  # fmt: skip
-    """The program of one kind. widths: of every value. lacking: by unit, see `Plan`, none if not
-    given. buffers: for weights that visit."""
+    """The program of one kind. widths: of every value. lacking: see `Plan`. buffers: that visit."""
     return _Lowering(units, widths, visits, far, disk, lacking, buffers).program(logits)
 
 
@@ -304,8 +303,7 @@ class _Lowering:
             unit = after
 
     def _group_end(self, unit: int) -> int:
-        """Behind the units whose weights come together with this one's: its layer, if some of it
-        lies in host memory and runs elsewhere, or the unit alone; itself where nothing comes."""
+        """Behind the units whose weights come with this one's: its layer, or it; else itself."""
         end = self._layer_end(unit, len(self._units))
         if any(self._units[i].device != self._places[i] for i in range(unit, end)):
             return end
@@ -319,13 +317,12 @@ class _Lowering:
                 if end > unit:
                     self._groups.append((unit, end))
                 unit = max(end, unit + 1)
-            several = 0 < before < len(self._groups)
-            if several and self._visits:
-                raise PlanError(
-                    "[plan] layers whose weights visit the GPU must follow one another there; "
-                    'set schedule.prefill to "compute"'
-                )
-            self._apart_groups |= several
+            self._apart_groups |= 0 < before < len(self._groups)
+        if self._apart_groups and self._visits:
+            raise PlanError(
+                "[plan] layers whose weights visit the GPU must follow one another there; "
+                'set schedule.prefill to "compute"'
+            )
 
     def _layer_end(self, begin: int, end: int) -> int:
         """Behind the units of the layer of unit `begin`."""
@@ -335,12 +332,11 @@ class _Lowering:
         return after
 
     def _visit_next(self) -> None:
-        index, buffers = len(self._loads), self._buffers
+        index = len(self._loads)
         if index < len(self._groups):
-            begin, end = self._groups[index]
-            after = (self._visitors[index - buffers],) if index >= buffers else ()
-            device = self._places[begin]
-            load = Task(UP, "visit", device, (begin, end - 1), after, aside=True)
+            (begin, end), read = self._groups[index], index - self._buffers
+            after = (self._visitors[read],) if read >= 0 else ()
+            load = Task(UP, "visit", self._places[begin], (begin, end - 1), after, aside=True)
             self._loads.append(self._add(load))
 
     def _visiting(self, device: str, begin: int, end: int) -> None:

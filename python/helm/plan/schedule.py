@@ -1,19 +1,19 @@
-"""Checks of what a plan says of steps: its limits and its schedule. Knows no weights."""
+"""Checks of what a plan says of steps: its limits and its schedule. Knows no weights.
+
+A plan is a `helm.plan.schema.Plan`, which this cannot name.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from helm.base.jsonio import Reader
 from helm.plan.units import CPU, check_device, check_units
 
-if TYPE_CHECKING:
-    from helm.plan.schema import Plan
-
 _MOST_BUFFERS = 64  # the runtime's bound
 
 
-def check_schedule(plan: Plan, root: Reader) -> None:
+def check_schedule(plan: Any, root: Reader) -> None:
     """What names a device names one of the plan's, and those that units lie on have their pages
     and their budget."""
     check_units(plan.units, plan.devices, root["units"])
@@ -45,7 +45,7 @@ def check_schedule(plan: Plan, root: Reader) -> None:
         pages.reject(f"the devices' pages do not add up to those of kv, {plan.kv.pages}")
 
 
-def check_cut(plan: Plan, schedule: Reader) -> None:
+def check_cut(plan: Any, schedule: Reader) -> None:
     """Where a layer or the head is cut, a step uses both devices from end to end."""
     if plan.schedule.decode_groups != 1:
         schedule["decode_groups"].reject("expected 1, as layers or the head are cut")
@@ -58,11 +58,13 @@ def check_cut(plan: Plan, schedule: Reader) -> None:
         )
 
 
-def check_lacking(plan: Plan, root: Reader) -> None:
+def check_lacking(plan: Any, root: Reader) -> None:
     """Weights visit units of layers in every step, whose KV pages all lie there."""
     for unit, node, lacks in zip(plan.units, root["units"].items(), plan.lacking, strict=True):
         if lacks and unit.layer is None:
-            node.reject("is of no layer, so that its weights cannot visit it")
+            node.reject(
+                "reads a tensor of which its device has no slice; only weights of layers visit it"
+            )
     if plan.schedule.prefill == "stream":
         root["schedule"]["prefill"].reject("expected compute, as weights visit in every step")
     if plan.overflows:
@@ -71,7 +73,7 @@ def check_lacking(plan: Plan, root: Reader) -> None:
         )
 
 
-def check_limits(plan: Plan, root: Reader) -> None:
+def check_limits(plan: Any, root: Reader) -> None:
     limits = root["limits"]
     limits["context"].integer(1, 2**31)
     limits["step_tokens"].integer(1, 2**20)

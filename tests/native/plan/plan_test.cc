@@ -88,7 +88,7 @@ TEST_CASE("plans of other versions are refused with what to do") {
   json plan = json::parse(helm::test::tiny_model().plan);
   for (const int version : {0, 7, 9, helm::Plan::kVersion + 1}) {
     plan["version"] = version;
-    expect(plan, "version: this runtime executes version 10; make the plan anew");
+    expect(plan, "version: this runtime executes version 11; make the plan anew");
   }
 }
 
@@ -228,7 +228,7 @@ TEST_CASE("weights that visit units of the accelerator") {
   shape.devices.back() = "accelerator";
   shape.visiting = {"embed", "norm"};
   expect(json::parse(helm::test::tiny_model(shape).plan),
-         "units[5]: is of no layer, so that its weights cannot visit it");
+         "units[5]: reads a tensor of which its device has no slice; only weights of layers visit");
   shape.devices[1] = "cpu";
   shape.accelerator_pages = shape.pages / 2;
   shape.visiting = {"block.1"};
