@@ -209,8 +209,7 @@ class _Lowering:
         self, units: Sequence[PlacedUnit], widths: Mapping[str, int], visits: bool, far: Far,
         disk: Sequence[DiskUnit] = (), lacking: Sequence[bool] = (), buffers: int = 2,
     ) -> None:  # fmt: skip
-        self._disk, self._buffers = disk, buffers
-        self._lacking = lacking or (False,) * len(units)
+        self._disk, self._buffers, self._lacking = disk, buffers, lacking or (False,) * len(units)
         self._disk_runs: list[int] = []
         self._units, self._widths, self._far, self._visits = units, widths, far, visits
         there = next((unit.device for unit in units if unit.device != CPU), CPU)
