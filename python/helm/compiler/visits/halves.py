@@ -85,7 +85,7 @@ class Halves:
         """[plans] of all layers, by which the accelerator holds less than all."""
 
         def held(matrix: Matrix, share: F64) -> I64:
-            return matrix.staying_bytes(share, DEVICE_ALIGNMENT)
+            return np.asarray(matrix.staying_bytes(share, DEVICE_ALIGNMENT))
 
         whole = Shares(np.ones_like(of.attention), np.ones_like(of.mlp))
         return self._layers(self._bytes(whole, held) - self._bytes(of, held))

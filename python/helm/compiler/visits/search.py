@@ -1,5 +1,5 @@
-"""Finds the best plan of each published policy: the number of buffers, of requests at once, and
-what the policy leaves open. Knows no plan format and no terminal."""
+"""Finds plans of which weights visit the accelerator in every step: the best of all, and the best of
+each published policy. Knows no plan format and no terminal."""
 
 from __future__ import annotations
 
