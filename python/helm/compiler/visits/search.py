@@ -1,5 +1,5 @@
-"""Finds plans of which weights visit the accelerator in every step: the best of all, and the best of
-each published policy. Knows no plan format and no terminal."""
+"""Finds plans of which weights visit the accelerator in every step: the best of all, and of each
+published policy. Knows no plan format and no terminal."""
 
 from __future__ import annotations
 
