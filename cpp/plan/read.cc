@@ -94,6 +94,9 @@ void PlanReader::read_memory(const JsonReader& node) {
 void PlanReader::read_schedule(const JsonReader& schedule) {
   plan_.schedule.prefill_overlap = schedule["prefill_overlap"].boolean();
   plan_.schedule.decode_groups = schedule["decode_groups"].integer(1, 2);
+  if (schedule.has("visit_buffers")) {
+    plan_.schedule.visit_buffers = schedule["visit_buffers"].integer(2, kMostVisitBuffers);
+  }
   const std::string prefill = schedule["prefill"].string();
   if (prefill == "stream") {
     plan_.schedule.stream_tokens = schedule["stream_tokens"].integer(1, kMaxExtent);
@@ -194,9 +197,10 @@ Plan PlanReader::read(const JsonReader& root) {
   check_logits(root["logits"]);
   if (plan_.schedule.stream_tokens > 0) check_visits(units);
   check_slices(slices);
+  check_lacking(root);
   check_disk(root);
   check_experts(slices);
-  if (plan_.schedule.stream_tokens > 0) check_visiting_formats(slices);
+  check_visiting_formats(slices);
   return std::move(plan_);
 }
 

@@ -115,6 +115,28 @@ void PlanReader::check_visits(const JsonReader& units) const {
   }
 }
 
+// Units of an accelerator whose weights visit it: of layers, whose KV pages all lie there.
+void PlanReader::check_lacking(const JsonReader& root) const {
+  const std::vector<bool> lacking = lacking_units(plan_);
+  const auto found = std::ranges::find(lacking, true);
+  if (found == lacking.end()) return;
+  const std::string& name = plan_.units[static_cast<size_t>(found - lacking.begin())].name;
+  const std::string where = " where weights visit a unit, as \"" + name + "\"";
+  for (size_t u = 0; u < lacking.size(); ++u) {
+    if (!lacking[u] || plan_.units[u].layer != UnitSpec::kNoLayer) continue;
+    root["units"][u].reject(
+        "reads a tensor of which its device has no slice; only weights of layers visit it");
+  }
+  const JsonReader schedule = root["schedule"];
+  if (plan_.schedule.stream_tokens > 0) schedule["prefill"].reject("expected \"compute\"", where);
+  for (size_t d = kCpu + 1; d < plan_.devices.size(); ++d) {
+    const int64_t least = pages_on(static_cast<DeviceIndex>(d));
+    if (plan_.pages[d] >= least) continue;
+    schedule["pages"][plan_.devices[d].name].reject("expected all pages, ", least,
+                                                    ", of its KV entries", where);
+  }
+}
+
 // Where units of one layer and kind lie on several devices, a step is on all of them at once: none
 // overlaps another, and all KV pages lie where they are attended to.
 void PlanReader::check_cut(const JsonReader& schedule) const {

@@ -237,16 +237,24 @@ void PlanReader::check_slice(const JsonReader& node, const SliceSpec& slice) con
   }
 }
 
-// There is one slice for each tensor and device with an op that reads it, and none else.
+// There is one slice for each tensor and device with an op that reads it, and none else. What an
+// accelerator reads may lie in host memory instead.
 void PlanReader::check_slices(const JsonReader& node) {
   const size_t devices = plan_.devices.size(), tensors = plan_.tensors.size();
   const auto name = [&](size_t d) { return "\"" + plan_.devices[d].name + "\""; };
   // By device, then tensor.
-  std::vector<std::vector<bool>> read(devices, std::vector<bool>(tensors)), held = read;
+  std::vector<std::vector<bool>> read(devices, std::vector<bool>(tensors)), held = read,
+                                                                            listed = read;
   for (size_t d = 0; d < devices; ++d) {
     const auto units = units_on(static_cast<DeviceIndex>(d), resident_units(plan_));
     for (const TensorIndex t : tensors_of(plan_, units)) read[d][static_cast<size_t>(t)] = true;
   }
+  for (const SliceSpec& slice : plan_.slices) {
+    listed[static_cast<size_t>(slice.device)][static_cast<size_t>(slice.tensor)] = true;
+  }
+  const auto visits = [&](size_t d, size_t t) {  // that device
+    return d != kCpu && read[d][t] && !listed[d][t] && listed[kCpu][t];
+  };
   int64_t bytes = 0;
   for (size_t i = 0; i < plan_.slices.size(); ++i) {
     const SliceSpec& slice = plan_.slices[i];
@@ -254,14 +262,18 @@ void PlanReader::check_slices(const JsonReader& node) {
     const auto d = static_cast<size_t>(slice.device);
     const std::string what = "\"" + plan_.tensors[t].name + "\" on " + name(d);
     if (held[d][t]) node[i].reject(what, " is listed twice");
-    if (!read[d][t]) node[i].reject("no op reads ", what);
+    bool wanted = read[d][t];
+    for (size_t other = 1; d == kCpu && other < devices; ++other) {
+      wanted = wanted || visits(other, t);
+    }
+    if (!wanted) node[i].reject("no op reads ", what);
     held[d][t] = true;
     bytes += plan_.own_bytes(slice);
     if (bytes > kMaxOffset) node.reject("the slices exceed 64 TiB");
   }
   for (size_t d = 0; d < devices; ++d) {
     for (size_t t = 0; t < tensors; ++t) {
-      if (!read[d][t] || held[d][t]) continue;
+      if (!read[d][t] || held[d][t] || visits(d, t)) continue;
       node.reject("an op reads \"", plan_.tensors[t].name, "\" on ", name(d),
                   ", where it has no slice");
     }
@@ -271,8 +283,11 @@ void PlanReader::check_slices(const JsonReader& node) {
 
 // What visits the accelerator comes in a format that accelerators have.
 void PlanReader::check_visiting_formats(const JsonReader& node) const {
-  for (const TensorIndex t : tensors_of(plan_, visits_of(plan_))) {
-    if (plan_.slice(t, kCpu)->format.codes != Codes::kBF16C) continue;
+  std::vector<bool> visiting = lacking_units(plan_);
+  if (plan_.schedule.stream_tokens > 0) visiting = visits_of(plan_);
+  for (const TensorIndex t : tensors_of(plan_, visiting)) {
+    const SliceSpec* held = plan_.slice(t, kCpu);
+    if (held == nullptr || held->format.codes != Codes::kBF16C) continue;
     node.reject("\"", plan_.tensors[static_cast<size_t>(t)].name,
                 "\" visits the accelerator and cannot be bf16c there");
   }

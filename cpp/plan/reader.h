@@ -19,6 +19,8 @@ inline constexpr int kMostThreads = 4096;
 inline constexpr size_t kMostDevices = 16;
 inline constexpr int64_t kMaxOffset = int64_t{1} << 46;
 
+inline constexpr int64_t kMostVisitBuffers = 64;
+
 inline constexpr const char* kPlanFormat = "helm-plan";
 
 // What `from_name` says of a name; its error is one of the node.
@@ -75,6 +77,7 @@ class PlanReader {
   void by_name(const JsonReader& node) const;  // rejects names of no device
   void check_ends(const JsonReader& units) const;
   void check_visits(const JsonReader& units) const;
+  void check_lacking(const JsonReader& root) const;
   void check_cut(const JsonReader& schedule) const;
   void check_parts(const JsonReader& tensors);  // and finds their wholes
   void check_logits(const JsonReader& node) const;

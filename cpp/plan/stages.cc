@@ -39,6 +39,20 @@ std::vector<bool> visits_of(const Plan& plan) {
   return visits;
 }
 
+std::vector<bool> lacking_units(const Plan& plan) {
+  std::vector<bool> lacking;
+  for (const UnitSpec& unit : plan.units) {
+    bool lacks = false;
+    for (const Op& op : unit.ops) {
+      each_tensor(op, [&](TensorIndex tensor, Reads) {
+        lacks = lacks || (unit.device != kCpu && plan.slice(tensor, unit.device) == nullptr);
+      });
+    }
+    lacking.push_back(lacks);
+  }
+  return lacking;
+}
+
 size_t layer_end(const Plan& plan, size_t begin) {
   const int64_t layer = plan.units[begin].layer;
   size_t end = begin + 1;
@@ -141,6 +155,14 @@ std::vector<TensorIndex> tensors_of(const Plan& plan, const std::vector<bool>& c
     });
   });
   return order;
+}
+
+std::vector<TensorIndex> tensors_on(const Plan& plan, DeviceIndex device) {
+  std::vector<TensorIndex> held =
+      tensors_of(plan, device == kCpu ? std::vector<bool>(plan.units.size(), true)
+                                      : units_on(device, resident_units(plan)));
+  std::erase_if(held, [&](TensorIndex t) { return plan.slice(t, device) == nullptr; });
+  return held;
 }
 
 std::vector<DeviceIndex> entry_devices(const Plan& plan) {

@@ -14,6 +14,9 @@ std::vector<DeviceIndex> resident_units(const Plan& plan);
 std::vector<DeviceIndex> visiting_units(const Plan& plan);
 // By unit: whether it lies elsewhere than it runs then.
 std::vector<bool> visits_of(const Plan& plan);
+// By unit: whether the accelerator that it lies on lacks some of its weights, which visit it from
+// host memory in every step.
+std::vector<bool> lacking_units(const Plan& plan);
 // The unit behind the layer of unit `begin`, or behind that unit where it is of none.
 size_t layer_end(const Plan& plan, size_t begin);
 // Which of `places` are the device.
@@ -55,6 +58,9 @@ std::vector<bool> values_of(const Plan& plan, const std::vector<bool>& chosen);
 
 // Tensors of those units in the order in which a step reads them, each once.
 std::vector<TensorIndex> tensors_of(const Plan& plan, const std::vector<bool>& chosen);
+
+// Likewise those that a device holds: read by units there, or by any from the CPU's memory.
+std::vector<TensorIndex> tensors_on(const Plan& plan, DeviceIndex device);
 
 // By KV entry: where its attention lies.
 std::vector<DeviceIndex> entry_devices(const Plan& plan);

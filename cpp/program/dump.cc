@@ -1,6 +1,7 @@
 #include "program/dump.h"
 
 #include "helm/program.h"
+#include "plan/stages.h"
 #include "program/lower.h"
 
 namespace helm {
@@ -24,8 +25,9 @@ std::string subject(const Plan& plan, const Task& task) {
     return value + " " + device(up) + ">" + device(!up);
   }
   const UnitSpec& first = plan.units[task.begin];
-  if (task.verb != Verb::kRun && task.verb != Verb::kRead)
-    return "layer." + std::to_string(first.layer);
+  const bool unit = task.verb == Verb::kRun || task.verb == Verb::kRead ||
+                    (task.verb == Verb::kVisit && lacking_units(plan)[task.begin]);
+  if (!unit) return "layer." + std::to_string(first.layer);
   const bool several = task.end - task.begin > 1;
   return first.name + (several ? ".." + plan.units[task.end - 1].name : "");
 }

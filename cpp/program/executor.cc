@@ -19,7 +19,7 @@ Executor::Executor(const Plan& plan, const Weights& weights, KvCache& kv,
     : plan_(with_partials(plan)), disk_(weights.disk()), kv_(kv), accounts_(std::move(accounts)) {
   std::vector<Program> programs = lower(plan_);
   create_buffers();
-  const auto visiting = std::ranges::find(programs, true, &Program::visits);
+  const auto visiting = std::ranges::find_if(programs, &Program::brings);
   if (visiting != programs.end()) {
     const std::span pages(cpu::host_pointer(buffers_[kCpu].kv()),
                           static_cast<size_t>(buffers_[kCpu].kv_bytes()));
@@ -89,7 +89,7 @@ void Executor::submit() {
   flight.kept.clear();
   flight.rows.number = next_step_number();
   flight.views.make(flight.rows, plan_.kv, program.program, program.visiting);
-  visiting_steps_ += visits;
+  visiting_steps_ += program.brings;
   joint_steps_ += program.program.cpu_attends();
   far_rows_ += static_cast<int64_t>(flight.rows.far.on_cpu);
   try {
@@ -104,8 +104,8 @@ void Executor::submit() {
 
 const BoundProgram& Executor::program_for(const StepRows& rows) const {
   const StepView step = rows.view();
-  const bool visits =
-      visits_ != nullptr && step.tokens() >= plan_.schedule.stream_tokens && visits_->holds(step);
+  const bool visits = plan_.schedule.stream_tokens > 0 &&
+                      step.tokens() >= plan_.schedule.stream_tokens && visits_->holds(step);
   return *std::ranges::find_if(programs_, [&](const BoundProgram& one) {
     return one.program.visits == visits && one.program.pages_visit() == rows.far.visit() &&
            one.program.cpu_attends() == (rows.far.on_cpu > 0);

@@ -53,6 +53,7 @@ std::vector<Program> lower(const Plan& plan) {
 Lowering::Lowering(const Plan& plan, bool visits, Far far)
     : plan_(plan),
       places_(visits ? visiting_units(plan) : resident_units(plan)),
+      lacking_(lacking_units(plan)),
       disk_(disk_layout(plan)),
       program_{visits, far, false, {}},
       last_run_(plan.devices.size(), -1) {}
@@ -64,9 +65,12 @@ Program Lowering::program() {
     for (const auto& [value, from] : stages[reader].inputs) sent[from].emplace_back(reader, value);
     program_.whole = program_.whole || stages[reader].resumes;
   }
+  find_groups(stages);
   std::vector<std::vector<int32_t>> copies(stages.size());  // for each stage
   for (size_t s = 0; s < stages.size(); ++s) {
     handed_ = std::move(copies[s]);
+    const bool first = visits_.empty() && !groups_.empty() && groups_[0].first < stages[s].end;
+    for (int64_t i = 1; first && i < plan_.schedule.visit_buffers; ++i) visit_next();
     stage(stages[s]);
     for (const auto& [reader, value] : sent[s]) {
       copies[reader].push_back(copy(value, stages[s].device, stages[reader].device));
@@ -97,33 +101,14 @@ int32_t Lowering::copy(ValueIndex value, DeviceIndex from, DeviceIndex to) {
   return last();
 }
 
-// Whether the unit's layer lies in host memory, all or some of it, and does not run there.
-bool Lowering::visits(size_t unit) const {
-  const size_t end = layer_end(plan_, unit);
-  for (size_t u = unit; u < end; ++u) {
-    if (plan_.units[u].device != places_[u]) return true;
-  }
-  return false;
-}
-
 void Lowering::stage(const StageSpan& span) {
-  const size_t before = layers_.size();
-  for (size_t u = span.begin; u < span.end; u = layer_end(plan_, u)) {
-    if (visits(u)) layers_.emplace_back(u, layer_end(plan_, u));
-  }
-  if (before > 0 && layers_.size() > before) {
-    fail(ErrorKind::kInvalid,
-         "[plan] layers whose weights visit the GPU must follow one another there; set "
-         "schedule.prefill to \"compute\"");
-  }
-  if (before == 0) visit_next();
   for (size_t begin = span.begin, end = begin; begin < span.end; begin = end) {
-    end = std::min(layer_end(plan_, begin), span.end);
-    if (visits(begin)) {
-      visiting_layer(begin, end);
+    end = group_end(begin);
+    if (end > begin) {
+      visiting_group(begin, end);
       continue;
     }
-    while (end < span.end && !visits(end)) end = std::min(layer_end(plan_, end), span.end);
+    while (end < span.end && group_end(end) == end) ++end;
     resident(span.device, begin, end);
   }
 }

@@ -33,10 +33,11 @@ class Lowering {
               std::vector<int32_t> after = {});
   int32_t copy(ValueIndex value, DeviceIndex from, DeviceIndex to);
   void stage(const StageSpan& span);
-  bool visits(size_t unit) const;
   // lower_visits.cc
+  size_t group_end(size_t unit) const;
+  void find_groups(const std::vector<StageSpan>& stages);
   void visit_next();
-  void visiting_layer(size_t begin, size_t end);
+  void visiting_group(size_t begin, size_t end);
   // lower_disk.cc
   void run_reading(size_t begin, size_t end);
   // lower_far.cc
@@ -45,11 +46,12 @@ class Lowering {
 
   const Plan& plan_;
   const std::vector<DeviceIndex> places_;  // by unit
+  const std::vector<bool> lacking_;        // by unit
   const DiskLayout disk_;
   Program program_;
   std::vector<int32_t> last_run_;                  // by device
   std::vector<int32_t> handed_;                    // copies that the next run waits for
-  std::vector<std::pair<size_t, size_t>> layers_;  // that visit: their units
+  std::vector<std::pair<size_t, size_t>> groups_;  // of units whose weights visit
   std::vector<int32_t> disk_runs_;                 // of units that were read before, in order
   std::vector<int32_t> visits_, visiting_runs_;    // tasks of those, as far as there are
 };

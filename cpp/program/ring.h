@@ -1,9 +1,9 @@
-// Room on a device for what is there for a moment, in two buffers in turn: while one is read the
-// other is filled.
+// Room on a device for what is there for a moment, in buffers in turn: while one is read others are
+// filled.
 #pragma once
 
-#include <array>
 #include <memory>
+#include <vector>
 
 #include "device/memory.h"
 
@@ -18,11 +18,11 @@ class Ring {
   };
 
   Ring() = default;
-  Ring(Account& account, int64_t buffer_bytes, const char* purpose)
-      : memory_(account, 2 * buffer_bytes, purpose) {
-    for (size_t i = 0; i < buffers_.size(); ++i) {
-      buffers_[i] = {memory_.address() + static_cast<int64_t>(i) * buffer_bytes,
-                     account.device().create_event(), account.device().create_event()};
+  Ring(Account& account, int64_t buffers, int64_t buffer_bytes, const char* purpose)
+      : memory_(account, buffers * buffer_bytes, purpose) {
+    for (int64_t i = 0; i < buffers; ++i) {
+      buffers_.push_back({memory_.address() + i * buffer_bytes, account.device().create_event(),
+                          account.device().create_event()});
     }
   }
 
@@ -33,7 +33,7 @@ class Ring {
 
  private:
   DeviceMemory memory_;
-  std::array<Buffer, 2> buffers_;
+  std::vector<Buffer> buffers_;
   size_t turn_ = 0;
 };
 

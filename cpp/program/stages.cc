@@ -98,10 +98,11 @@ Stages::Stages(const Plan& plan, const Weights& weights, std::span<const DeviceB
       buffers_(buffers),
       accounts_(accounts),
       visits_(visits),
-      paging_(paging) {
+      paging_(paging),
+      lacking_(lacking_units(plan)) {
   if (paging == nullptr) return;
   Account &host = *accounts[kCpu], &account = *accounts[Plan::kFirstAccelerator];
-  far_pages_ = Ring(account, plan.kv.kv_heads * plan.kv.unit_bytes(), "KV pages that visit");
+  far_pages_ = Ring(account, 2, plan.kv.kv_heads * plan.kv.unit_bytes(), "KV pages that visit");
   int64_t query_width = 1, scratch = 0, biases = 0;
   for (size_t u = 0; u < plan.units.size(); ++u) {
     const AttentionOp* op = attention_of(plan.units[u]);
@@ -158,16 +159,18 @@ BoundProgram Stages::bind(Program program) {
   }
   // A step ends when all is done that it has enqueued.
   made.tasks[last].records = queue_of(made.tasks[last].task) == Bound::kMain;
+  made.brings = program.brings();
   made.program = std::move(program);
   return made;
 }
 
-// Whether units of the task have come to its device, all or some of a layer.
+// Whether weights of the task's units come to its device.
 bool Stages::visits(const Task& task) const {
   const std::span units = std::span(plan_.units).subspan(task.begin, task.end - task.begin);
-  return task.verb == Verb::kRun && std::ranges::any_of(units, [&](const UnitSpec& unit) {
-           return unit.device != task.device;
-         });
+  return task.verb == Verb::kRun &&
+         (lacking_[task.begin] || std::ranges::any_of(units, [&](const UnitSpec& unit) {
+            return unit.device != task.device;
+          }));
 }
 
 void Stages::bind_run(Bound& bound, BoundProgram& made) {

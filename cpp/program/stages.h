@@ -35,6 +35,7 @@ struct BoundProgram {
   std::vector<Bound> tasks;
   std::vector<bool> visiting;  // KV entries
   int64_t staging_bytes = 0;   // of a flight: logits of a device, then what crosses to a stage
+  bool brings = false;         // weights to a device
   bool late = false;           // a task of a device follows one of the CPU that waits for it
 };
 
@@ -68,6 +69,7 @@ class Stages {
   std::span<Account* const> accounts_;
   Visits* visits_;
   const Paging* paging_;
+  const std::vector<bool> lacking_;  // by unit
   Ring far_pages_;
   StagingMemory queries_, partials_, workspace_;  // where the CPU attends, [sequences, width]
   std::byte* next_bias_ = nullptr;                // in the workspace

@@ -1,6 +1,7 @@
 // A step as a list of tasks on lanes, in the order in which they are enqueued. Plain data.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -17,7 +18,7 @@ struct Task {
     kFar,      // attention to its other pages
     kAfter,    // both merged, and the rest of the layer
     kCopy,     // rows of a value cross
-    kVisit,    // weights of a layer come into a buffer
+    kVisit,    // weights of a group, a layer or a unit, come into a buffer
     kCached,   // KV pages of a layer that visits come along
     kWritten,  // and go back
     kPage,     // a far page comes into a buffer
@@ -50,6 +51,11 @@ struct Program {
   // A stage finds values where an earlier one has left them: no other step may run in between.
   bool whole = false;
   std::vector<Task> tasks;
+
+  // Whether weights come to a device.
+  bool brings() const {
+    return std::ranges::any_of(tasks, [](auto& one) { return one.verb == Task::Verb::kVisit; });
+  }
 };
 
 }  // namespace helm

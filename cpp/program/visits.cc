@@ -14,26 +14,26 @@ Visits::Visits(const Plan& plan, const Program& program, const Weights& weights,
     : plan_(plan),
       weights_(weights),
       host_kv_(kv),
-      layers_(plan.units.size()),
+      groups_(plan.units.size()),
       pinned_(account.device()) {
   std::vector<std::span<const std::byte>> visiting;
   int64_t largest = 0;
   size_t turn = 0;
   for (const Task& task : program.tasks) {
     if (task.verb != Task::Verb::kVisit) continue;
-    Layer& layer = layers_[task.begin];
+    Group& group = groups_[task.begin];
     std::vector<bool> units(plan.units.size(), false);
     for (size_t u = task.begin; u < task.end; ++u) {
-      if (plan.units[u].device != kCpu) continue;
       units[u] = true;
       const AttentionOp* attention = attention_of(plan.units[u]);
-      if (attention != nullptr) layer.entries.push_back(static_cast<size_t>(attention->layer));
+      if (attention != nullptr && plan.units[u].device == kCpu)
+        group.entries.push_back(static_cast<size_t>(attention->layer));
     }
     std::vector<TensorIndex> tensors = tensors_of(plan, units);
     std::erase_if(tensors, [&](TensorIndex t) { return plan.slice(t, task.device) != nullptr; });
-    layer.tensors = placed_in_order(plan, tensors, kCpu);
-    layer.turn = turn++;
-    for (const auto& [index, offset] : layer.tensors) {
+    group.tensors = placed_in_order(plan, tensors, kCpu);
+    group.turn = turn++;
+    for (const auto& [index, offset] : group.tensors) {
       const Weight& held = weights.on(kCpu)[static_cast<size_t>(index)];
       visiting.emplace_back(cpu::host_pointer<const std::byte>(held.address),
                             static_cast<size_t>(bytes_of(index)));
@@ -41,8 +41,9 @@ Visits::Visits(const Plan& plan, const Program& program, const Weights& weights,
     }
   }
   pinned_.lock(std::move(visiting), false);
-  pinned_.lock({host_kv_}, true);
-  ring_ = Ring(account, align_up(largest, kDeviceAlignment), "weights that visit");
+  if (plan.schedule.stream_pages > 0) pinned_.lock({host_kv_}, true);
+  ring_ = Ring(account, plan.schedule.visit_buffers, align_up(largest, kDeviceAlignment),
+               "weights that visit");
   pages_ =
       DeviceMemory(account, plan.schedule.stream_pages * plan.kv.kv_heads * plan.kv.unit_bytes(),
                    "KV pages that visit");
@@ -55,18 +56,18 @@ bool Visits::holds(const StepView& step) const {
 }
 
 void Visits::bind(size_t unit, StageSpec& spec) const {
-  const Layer& layer = layers_[unit];
-  for (const size_t entry : layer.entries) spec.kv[entry] = pages_.address();
-  for (const auto& [index, offset] : layer.tensors) {
+  const Group& group = groups_[unit];
+  for (const size_t entry : group.entries) spec.kv[entry] = pages_.address();
+  for (const auto& [index, offset] : group.tensors) {
     const auto i = static_cast<size_t>(index);
-    spec.weights[i] = {ring_[layer.turn].address + offset, weights_.on(kCpu)[i].format};
+    spec.weights[i] = {ring_[group.turn].address + offset, weights_.on(kCpu)[i].format};
   }
 }
 
 void Visits::load(size_t unit, Stream& stream) {
   Ring::Buffer& to = buffer(unit);
   stream.wait(*to.read);
-  for (const auto& [index, offset] : layers_[unit].tensors) {
+  for (const auto& [index, offset] : groups_[unit].tensors) {
     const Weight& held = weights_.on(kCpu)[static_cast<size_t>(index)];
     stream.upload(to.address + offset, cpu::host_pointer(held.address), bytes_of(index));
   }
@@ -75,7 +76,7 @@ void Visits::load(size_t unit, Stream& stream) {
 
 void Visits::move_pages(size_t unit, bool up, const StepViews& views, Stream& stream) {
   const KvSpec& kv = plan_.kv;
-  for (const size_t entry : layers_[unit].entries) {
+  for (const size_t entry : groups_[unit].entries) {
     for (const StepViews::Visit& sequence : views.visits) {
       for (int64_t b = up ? 0 : sequence.begin; b < (up ? sequence.existing : sequence.end); ++b) {
         const int32_t page = sequence.host[b * kv.entries() + static_cast<int64_t>(entry)];

@@ -1,6 +1,7 @@
-// Layers that lie in host memory, as a whole or in part, and are run by a device: their weights go
-// up one layer after the other into two buffers in turn, the KV pages that a layer needs go with
-// them, and what it has added comes back. Worth it for steps of many tokens.
+// Weights in host memory of what a device runs: they go up group after group into buffers in turn.
+// A group is a unit of the device, or, in steps of many tokens, a layer that lies in host memory,
+// as a whole or in part. The KV pages that such a layer needs go with it, and what it has added
+// comes back.
 #pragma once
 
 #include <span>
@@ -15,7 +16,7 @@ namespace helm {
 
 class Visits {
  public:
-  // program: one in which layers visit; kv: the pages in host memory. Everything must outlive the
+  // program: one in which weights visit; kv: the pages in host memory. Everything must outlive the
   // visits, which page-lock what they copy.
   Visits(const Plan& plan, const Program& program, const Weights& weights, std::span<std::byte> kv,
          Account& account);
@@ -26,15 +27,15 @@ class Visits {
   // Whether the room for pages here holds those of the step's sequences.
   bool holds(const StepView& step) const;
 
-  // Binds a stage to what visits of the layer that begins with a unit.
+  // Binds a stage to what visits of the group that begins with a unit.
   void bind(size_t unit, StageSpec& spec) const;
-  Ring::Buffer& buffer(size_t unit) { return ring_[layers_[unit].turn]; }
-  // Enqueue a layer's weights, and its pages.
+  Ring::Buffer& buffer(size_t unit) { return ring_[groups_[unit].turn]; }
+  // Enqueue a group's weights, and its pages.
   void load(size_t unit, Stream& stream);
   void move_pages(size_t unit, bool up, const StepViews& views, Stream& stream);
 
  private:
-  struct Layer {
+  struct Group {
     Placed tensors;  // that the device lacks, within a buffer
     size_t turn = 0;
     std::vector<size_t> entries;  // of KV, in host memory
@@ -44,7 +45,7 @@ class Visits {
   const Plan& plan_;
   const Weights& weights_;
   std::span<std::byte> host_kv_;
-  std::vector<Layer> layers_;  // by first unit
+  std::vector<Group> groups_;  // by first unit
   Ring ring_;
   DeviceMemory pages_;  // [stream_pages, KV heads] units
   PinnedMemory pinned_;

@@ -76,7 +76,7 @@ class Weights::Load {
   // What can be used where it lies; offsets in the arena for the rest.
   void place_on_cpu(Account& cpu) {
     int64_t bytes = 0;
-    for (const TensorIndex index : tensors_of(plan_, on_cpu_)) {
+    for (const TensorIndex index : tensors_on(plan_, kCpu)) {
       const SliceSpec& slice = *plan_.slice(index, kCpu);
       held(slice).format = slice.format;
       if (slice.access == SliceSpec::Access::kDisk) continue;
@@ -90,8 +90,7 @@ class Weights::Load {
   }
 
   void read_to_accelerator(Account& cpu, DeviceIndex device, Account& accelerator) {
-    const auto units = units_on(device, resident_units(plan_));
-    std::vector<TensorIndex> own = tensors_of(plan_, units);
+    std::vector<TensorIndex> own = tensors_on(plan_, device);
     std::erase_if(own, [&](TensorIndex t) { return lies_in_whole(*plan_.slice(t, device)); });
     const Placed placed = placed_in_order(plan_, own, device);
     if (placed.empty()) return;

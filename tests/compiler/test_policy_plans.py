@@ -11,10 +11,13 @@ import pytest
 import helm
 from helm.compiler.problem import POLICIES, PUBLISHED_POLICIES
 from helm.compiler.segments import segments
+from helm.compiler.steps import PlannedSteps
+from helm.compiler.timeline import played
 from helm.compiler.visits.beside import policy_rows
 from helm.compiler.visits.policies import PUBLISHED
-from helm.compiler.visits.ring import Piece, lanes_s, step_s
+from helm.compiler.visits.ring import Piece, coming_s, lanes_s, step_s
 from helm.errors import InvalidError, OutOfMemoryError
+from helm.plan.weights import slice_bytes
 from search_cases import GIB
 
 MODEL = "tests/data/configs/qwen3-8b.json"
@@ -29,7 +32,8 @@ def _study(policy="auto", **options):
 
 def test_every_policy_has_a_name_and_an_author():
     assert tuple(PUBLISHED) == PUBLISHED_POLICIES == POLICIES[-4:]
-    assert all(own.whose and own.what and own.lacks for own in PUBLISHED.values())
+    assert all(own.whose and own.what for own in PUBLISHED.values())
+    assert [name for name, own in PUBLISHED.items() if own.lacks] == ["workload-distribution"]
 
 
 @pytest.mark.parametrize("policy", PUBLISHED_POLICIES)
@@ -70,21 +74,36 @@ def test_what_visits_is_counted_once_in_each_memory(policy):
 
 
 @pytest.mark.parametrize("policy", VISITING)
-def test_a_step_takes_what_its_tasks_take_played(policy):
+def test_steps_take_what_the_plan_s_programs_take_played(policy):
     study = _study(policy)
-    terms, [decode, prompt] = study.best.predicted.decode_terms, study.steps
-    layers = sum(
-        seconds for name, seconds in terms.items() if name.startswith(("accelerator", "stream"))
-    )
-    head = study.search._priced[0].setting.decode_units["accelerator head"].sum()
-    step = study.profile.accelerator.step_s
-    assert decode.seconds == pytest.approx(layers - head - step, rel=1e-9)
-    assert prompt.seconds <= study.best.predicted.ttft_s
+    decode, _ = study.steps
+    predicted = study.best.predicted
+    assert decode.seconds == pytest.approx(predicted.decode_s, rel=1e-9)
+    planned = PlannedSteps(study.search, study.best, study.placed)
+    prompts = played(planned.prompts(), 1)[1]
+    assert float(prompts) == pytest.approx(predicted.ttft_s, rel=1e-9)
+    full = played(planned.decode(study.workload.context), 1)[1]
+    assert float(full) == pytest.approx(predicted.full_context_decode_s, rel=1e-9)
     ends = {}
     for span in decode.spans:
         assert span.start_s >= ends.get(span.lane, 0.0) - 1e-12  # one thing at a time on a lane
         ends[span.lane] = span.end_s
-    assert set(ends) == {"up", "accelerator"}
+    assert set(ends) == {"up", "down", "accelerator", "cpu"}
+
+
+@pytest.mark.parametrize("policy", VISITING)
+def test_the_plan_s_slices_are_what_was_counted(policy):
+    study = _study(policy)
+    plan, use = study.placed, study.best.visit
+    own, host = (slice_bytes(plan.tensors, plan.slices, name) for name in ("accelerator", "cpu"))
+    visiting = {name for unit, lacks in zip(plan.units, plan.lacking, strict=True) if lacks
+                for op in unit.ops for name in op.weight_names() if name not in own}  # fmt: skip
+    assert sum(host[name] for name in visiting) == use.host_bytes
+    assert sum(-(-size // 256) * 256 for size in own.values()) == (
+        plan.memory["accelerator"].weights_bytes
+    )
+    assert sum(host.values()) == plan.memory["cpu"].weights_bytes
+    assert plan.schedule.visit_buffers == use.buffers
 
 
 def test_more_memory_is_never_slower():
@@ -114,10 +133,9 @@ def test_what_does_not_fit_is_refused_with_the_bytes(policy):
         _study(policy, memory_bytes=6 * GIB, vram_bytes=3 * GIB)
 
 
-@pytest.mark.parametrize("policy", PUBLISHED_POLICIES)
-def test_a_policy_is_not_run(policy):
-    with pytest.raises(InvalidError, match=f"policy='{policy}' is planned and shown"):
-        helm.LLM(policy=policy)
+def test_a_policy_that_the_runtime_cannot_execute_is_not_run():
+    with pytest.raises(InvalidError, match=r"planned and shown.* takes ops of one unit on"):
+        helm.LLM(policy="workload-distribution")
 
 
 @pytest.mark.parametrize("policy", PUBLISHED_POLICIES)
@@ -173,6 +191,17 @@ def test_plans_at_once_are_what_each_is_alone():
         alone = [[Piece("", *map(float, piece[:, plan])) for piece in group] for group in seconds]
         assert every[plan] == pytest.approx(float(step_s(alone, 2)), rel=1e-12)
     assert every.max() >= max(each.max() for each in lanes_s(groups).values())
+
+
+@pytest.mark.parametrize("slots", [2, 3, 5])
+def test_what_the_search_adds_up_is_what_the_ring_plays(slots):
+    rng = np.random.default_rng(slots)
+    for count in (1, 2, 7, 24):
+        run, up = rng.uniform(0.1, 2.0, (2, count, 4)) * [[[1]], [[1]]]
+        up *= rng.integers(0, 2, (count, 1))  # nothing comes for some
+        groups = [[Piece("", *piece[:1], up_s=piece[1])] for piece in zip(run, up, strict=True)]
+        assert coming_s(groups, slots) == pytest.approx(step_s(groups, slots))
+        assert (coming_s(groups, None) <= coming_s(groups, slots) + 1e-12).all()
 
 
 def test_more_buffers_are_never_slower():

@@ -14,6 +14,7 @@ from cut_plans import OWN, cut_plan, graph_of
 from model_tensors import tensors_of
 from paced import PacedStep, Rates, Run
 from plans import make_plan
+from visiting_plans import visiting_plan
 
 import small_models
 from engine_helpers import partitioned, prompt_of
@@ -58,7 +59,7 @@ def ratios(plan: Plan, rates: Rates, context: int = 20) -> Iterator[tuple[float,
         took = time.perf_counter() - begin
         lane_s = max(step.lane_s(cpu=True), step.lane_s(cpu=False))
         yield took / float(period_s([step.flight()])), took / lane_s
-        visited = (token + 3) * (plan.schedule.stream_tokens > 0)
+        visited = (token + 3) * (plan.schedule.stream_tokens > 0 or any(plan.lacking))
         assert engine.stats["streamed_steps"] == visited
 
 
@@ -92,6 +93,22 @@ def test_weights_that_visit(link: float) -> None:
     """Where the link is slower than the device, and where it is faster."""
     plan = halves(prefill="stream", stream_tokens=1, stream_pages=plan_of(DEEP).kv.blocks)
     as_predicted(ratios(plan, dataclasses.replace(RATES, link=link)))
+
+
+@pytest.mark.parametrize(("link", "buffers"), [(2e6, 2), (4e6, 2), (4e6, 3), (8e6, 3)])
+def test_weights_that_visit_in_every_step(link: float, buffers: int) -> None:
+    """The busier of the device and the link decides, where there are three buffers, or loads as
+    long as what is computed meanwhile."""
+    plan, graph = plan_of(DEEP), graph_of(small_models.model_dir(DEEP))
+    own, rates = (
+        visiting_plan(plan, graph, 0.0, 0.0, buffers=buffers),
+        dataclasses.replace(RATES, link=link),
+    )
+    step = PacedStep(own, rates, [Run(20)])
+    busy = max(step.lane_s(cpu=False), step.lane_s(cpu=True), step.up_s())
+    found = float(period_s([step.flight()])) / busy
+    as_predicted(ratios(own, rates))
+    assert found <= 1.1 or (link, buffers) == (4e6, 2)
 
 
 @pytest.mark.parametrize("site", ["stream", "cpu"])

@@ -1,5 +1,6 @@
 #include "tiny_model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -46,6 +47,7 @@ class TinyModelBuilder {
           {"prefill", s_.stream_tokens > 0 ? "stream" : "compute"},
           {"stream_tokens", s_.stream_tokens},
           {"stream_pages", s_.stream_pages},
+          {"visit_buffers", s_.visit_buffers},
           {"prefill_overlap", s_.overlap},
           {"decode_groups", s_.decode_groups},
           {"overflow", s_.overflow},
@@ -105,24 +107,39 @@ class TinyModelBuilder {
     }
     return layers;
   }
-  // What each device holds of the tensors that its units name.
+  bool visits(const std::string& tensor) const {
+    return std::ranges::any_of(s_.visiting, [&](const std::string& some) {
+      return tensor.find(some) != std::string::npos;
+    });
+  }
+  // The tensors that units of a device name.
+  std::set<nlohmann::json> names_on(const std::string& device) const {
+    std::set<nlohmann::json> names;
+    const auto add = [&](const nlohmann::json& op) {
+      for (const char* key :
+           {"table", "weight", "bias", "sinks", "gate", "up", "down", "gate_bias", "down_bias"}) {
+        if (op.contains(key) && op[key].is_string()) names.insert(op[key]);
+      }
+    };
+    for (const nlohmann::json& unit : plan_["units"]) {
+      if (unit["device"] != device) continue;
+      for (const nlohmann::json& op : unit["ops"]) {
+        add(op);
+        if (!op.contains("parts")) continue;
+        for (const nlohmann::json& part : op["parts"]) add(part);
+      }
+    }
+    return names;
+  }
+  // What each device holds of them, the CPU also what visits the accelerator.
   void add_slices() {
     plan_["slices"] = nlohmann::json::array();
     for (const std::string device : {"cpu", "accelerator"}) {
-      std::set<nlohmann::json> names;
-      const auto add = [&](const nlohmann::json& op) {
-        for (const char* key :
-             {"table", "weight", "bias", "sinks", "gate", "up", "down", "gate_bias", "down_bias"}) {
-          if (op.contains(key) && op[key].is_string()) names.insert(op[key]);
-        }
-      };
-      for (const nlohmann::json& unit : plan_["units"]) {
-        if (unit["device"] != device) continue;
-        for (const nlohmann::json& op : unit["ops"]) {
-          add(op);
-          if (!op.contains("parts")) continue;
-          for (const nlohmann::json& part : op["parts"]) add(part);
-        }
+      std::set<nlohmann::json> names = names_on(device);
+      for (const nlohmann::json& name : names_on("accelerator")) {
+        if (!visits(name)) continue;
+        if (device == "cpu") names.insert(name);
+        if (device != "cpu") names.erase(name);
       }
       for (const nlohmann::json& tensor : plan_["tensors"]) {
         if (names.count(tensor["name"]) == 0) continue;

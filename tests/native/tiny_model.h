@@ -75,6 +75,9 @@ struct TinyShape {
   int64_t decode_groups = 1;
   int64_t stream_tokens = 0;  // 0: layers in host memory are computed there
   int64_t stream_pages = 0;
+  int64_t visit_buffers = 2;
+  // What names of tensors contain that visit the accelerator in every step.
+  std::vector<std::string> visiting = {};
   std::string overflow = "stream";
   double watermark = 0.8;
   std::vector<TinyCut> cuts = {};  // by layer, or of the first ones

@@ -64,6 +64,12 @@ class PacedStep:
         return sum(float(s) for task, s in zip(tasks, busy, strict=True)  # type: ignore[arg-type]
                    if (task.lane == CPU) == cpu)  # fmt: skip
 
+    def up_s(self) -> float:
+        """What the link to the device carries."""
+        flight = self.flight()
+        lanes = zip(flight.program.tasks, flight.seconds, strict=True)
+        return sum(float(s) for task, s in lanes if task.lane == "up")  # type: ignore[arg-type]
+
     def _program(self) -> Program:
         visits = 0 < self._plan.schedule.stream_tokens <= len(self._runs)
         far = "none"
@@ -77,6 +83,8 @@ class PacedStep:
         if task.verb == "copy":
             return self._copy_s(task)
         if task.verb == "visit":
+            if any(self._plan.lacking):
+                return self._lacking(units) / self._rates.link
             return self._cpu_tensors(units) / self._rates.link
         if task.verb in ("cached", "written"):
             return self._pages(units, task.verb) * self._plan.kv.page_bytes / self._rates.link
@@ -122,7 +130,13 @@ class PacedStep:
         return read
 
     def _bytes(self, name: str, device: str) -> int:
-        return tensor_bytes(self._formats[name, device], self._tensors[name].shape)
+        held = self._formats.get((name, device), self._formats.get((name, CPU)))
+        assert held is not None
+        return tensor_bytes(held, self._tensors[name].shape)
+
+    def _lacking(self, units: Iterable[PlacedUnit]) -> int:
+        read = {(n, unit.device) for unit in units for op in unit.ops for n in op.weight_names()}
+        return sum(self._bytes(name, CPU) for name, on in read if (name, on) not in self._formats)
 
     def _cpu_tensors(self, units: Iterable[PlacedUnit]) -> int:
         names = {

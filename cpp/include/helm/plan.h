@@ -84,6 +84,8 @@ struct Schedule {
   // so many pages there.
   int64_t stream_tokens = 0;
   int64_t stream_pages = 0;
+  // What visits an accelerator comes into so many buffers there, in turn: see lacking_units(), too.
+  int64_t visit_buffers = 2;
   // KV blocks of accelerator layers beyond what fits there lie in host memory, the oldest first,
   // once more than this share of the slots there is in use. In decode their pages visit the
   // accelerator or the CPU attends to them; in prefill they visit.
@@ -223,7 +225,7 @@ struct Limits {
 };
 
 struct HELM_API Plan {
-  static constexpr int kVersion = 10;
+  static constexpr int kVersion = 11;
   static constexpr DeviceIndex kFirstAccelerator = kCpu + 1;  // if there is one
   static constexpr int64_t kUnlimited = int64_t{1} << 62;     // bytes of memory
 
@@ -236,7 +238,8 @@ struct HELM_API Plan {
   std::vector<RopeTable> rope;
   std::vector<DeviceSpec> devices = {{"cpu", DeviceKind::kCpu}};
   std::vector<TensorSpec> tensors;
-  // One for each tensor and device with an op that reads it, by tensor, then device.
+  // One for each tensor and device with an op that reads it, by tensor, then device. Where an
+  // accelerator has none but the CPU has, the tensor visits the accelerator in every step.
   std::vector<SliceSpec> slices;
   std::vector<ValueSpec> values;
   // The embedding first, the head last, layers ascend; of a layer the attention comes first. All
@@ -264,6 +267,7 @@ struct HELM_API Plan {
   // The format of a tensor that an op of the unit reads.
   Format format(const UnitSpec& unit, TensorIndex tensor) const {
     const SliceSpec* held = slice(tensor, unit.device);
+    if (held == nullptr) held = slice(tensor, kCpu);  // from where it visits
     return held == nullptr ? Format{} : held->format;
   }
   // Bytes that a slice has on its device.

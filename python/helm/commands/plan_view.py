@@ -192,7 +192,9 @@ def _schedule(study: Study) -> str:
         home = "CPU" if best.cut.home == "cpu" else "GPU"
         parts.append(f"{best.cut.text}; the {home} adds both shares")
     if best.visit is not None:
-        parts += [best.visit.text, "planned alone: HELM does not execute this policy"]
+        parts.append(best.visit.text)
+        if not best.visit.runs:
+            parts.append("planned alone: HELM does not execute this policy")
     if best.sequences < study.workload.batch:
         parts.append(f"{counted(best.sequences, 'request')} at once")
     if not best.uses_accelerator:

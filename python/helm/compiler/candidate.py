@@ -132,11 +132,12 @@ def _share_text(count: int, whole: int, what: str, unit: str) -> str:
 
 @dataclass(frozen=True)
 class VisitUse:
-    """How the layers' weights visit the accelerator in every step, by a published policy. buffers:
-    of the ring, each of buffer_bytes. host_bytes: of all layers in host memory, of matrix_bytes.
-    attention, mlp: the shares of their matrices that stay on the accelerator. ops: in a layer those
-    of the accelerator, from first_op on, where the CPU has the others; of_ops: how many there are,
-    0 where the accelerator computes all."""
+    """How the layers' weights visit the accelerator in every step. policy: a published one, or
+    "auto". buffers: of the ring, each of buffer_bytes. host_bytes: of all layers in host memory, of
+    matrix_bytes. attention, mlp: the shares of their matrices that stay on the accelerator. ops: in
+    a layer those of the accelerator, from first_op on, where the CPU has the others; of_ops: how
+    many there are, 0 where the accelerator computes all. splits: whether rows of a matrix may be
+    apart."""
 
     policy: str
     buffers: int
@@ -148,11 +149,17 @@ class VisitUse:
     ops: tuple[str, ...] = ()
     first_op: int = 0
     of_ops: int = 0
+    splits: bool = True
+
+    @property
+    def runs(self) -> bool:
+        """Whether the runtime executes it."""
+        return self.of_ops == 0
 
     @property
     def text(self) -> str:
-        """In words, as "policy zigzag: 5.1 GiB of 13.0 GiB visit the GPU in each step, through 3
-        buffers of 150.0 MiB"."""
+        """In words, as "policy zigzag: 5.1 GiB of 13.0 GiB of weights visit the GPU in each step,
+        once for all requests, through 3 buffers of 150.0 MiB"."""
         size, whole = size_text(self.host_bytes), size_text(self.matrix_bytes)
         if self.of_ops and not self.ops:
             return f"policy {self.policy}: in decode the CPU has all ops of a layer"
@@ -164,9 +171,10 @@ class VisitUse:
             )
         if self.host_bytes == 0:
             return f"policy {self.policy}: all layers stay on the GPU"
+        policy = "" if self.policy == "auto" else f"policy {self.policy}: "
         return (
-            f"policy {self.policy}: {size} of {whole} visit the GPU in each step, through "
-            f"{self.buffers} buffers of {size_text(self.buffer_bytes)}"
+            f"{policy}{size} of {whole} of weights visit the GPU in each step, once for all "
+            f"requests, through {self.buffers} buffers of {size_text(self.buffer_bytes)}"
         )
 
 

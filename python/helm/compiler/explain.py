@@ -210,7 +210,7 @@ def verdict(candidate: Candidate, best: Candidate) -> str:
 
 
 def _same_as(study: Study) -> str:
-    if study.best.visit is not None:
+    if study.best.visit is not None and study.best.visit.policy != "auto":
         return "as asked for"
     for label, text in LABELS.items():
         candidate = study.search.result.labelled.get(label)

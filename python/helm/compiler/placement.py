@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from helm.compiler.candidate import Candidate
+from helm.compiler.counts import CostedGraph
 from helm.compiler.cut.units import Cut, CutUnits, LayerCut, cut_units
 from helm.compiler.search import Search, SearchResult
+from helm.compiler.visits.rows import split_units
 from helm.machine.profile import Profile
 from helm.model.graph import Attention, Graph, Unit
 from helm.plan.kv import KvSpec
@@ -16,6 +18,7 @@ from helm.plan.schema import (
     Alternative,
     Limits,
     MemoryUse,
+    Plan,
     Prediction,
     ProfileIdentity,
     Schedule,
@@ -26,12 +29,22 @@ from helm.plan.weights import TensorSpec
 _ALTERNATIVES = 5  # the best of those not chosen, besides the labelled
 
 
-def placed(graph: Graph, candidate: Candidate) -> CutUnits:
-    """Every unit on its device, cut as the candidate is."""
+def placed(model: CostedGraph, candidate: Candidate) -> tuple[CutUnits, frozenset[str]]:
+    """Every unit on its device, cut as the candidate is, and the tensors that visit in every
+    step."""
+    graph, use = model.graph, candidate.visit
     if candidate.cut is not None:
-        return cut_units(graph, cut_of(candidate))
+        return cut_units(graph, cut_of(candidate)), frozenset()
     units = placed_units(graph, candidate)
-    return CutUnits(units, graph.values, graph.tensors, {}, graph.kv.layers)
+    if use is not None and use.runs:
+        shares = {"attention": use.attention, "mlp": use.mlp}
+        return split_units(model, units, shares, use.splits)
+    return CutUnits(units, graph.values, graph.tensors, {}, graph.kv.layers), frozenset()
+
+
+def visits(plan: Plan) -> bool:
+    """Whether weights visit an accelerator, in prompts or in every step."""
+    return plan.schedule.prefill == "stream" or any(plan.lacking)
 
 
 def cut_of(candidate: Candidate) -> Cut:
@@ -111,6 +124,7 @@ def schedule(candidate: Candidate, kv: KvSpec, own: int) -> Schedule:
         prefill_overlap=candidate.prefill_overlap,
         stream_tokens=candidate.stream_tokens,
         stream_pages=candidate.stream_pages,
+        visit_buffers=2 if candidate.visit is None else candidate.visit.buffers,
         decode_groups=candidate.decode_groups,
         overflow=candidate.overflow,
         watermark=WATERMARK if candidate.kv is None else candidate.kv.watermark,

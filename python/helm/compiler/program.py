@@ -75,7 +75,7 @@ class Task:
 class Program:
     """Of the steps in which weights `visit` or rest, and far pages visit, or the CPU attends to
     them, or both, each to some, as `far` says. names, layers: of its units. cut: units of one layer
-    and kind run on several devices."""
+    and kind run on several devices, or weights come for several stages."""
 
     visits: bool
     far: Far
@@ -104,7 +104,9 @@ class Program:
         if task.verb in ("run", "read"):
             return first if first == last else f"{first}..{last}"
         layer = f"layer.{self.layers[task.units[0]]}"
-        return layer if task.verb == "visit" else f"{layer} {_PARTS.get(task.verb, task.verb)}"
+        if task.verb == "visit":
+            return layer if self.visits else first
+        return f"{layer} {_PARTS.get(task.verb, task.verb)}"
 
     def text(self) -> str:
         """A line for each task, below one for the kind."""
@@ -144,16 +146,16 @@ def lower(plan: Plan) -> tuple[Program, ...]:
         fars: tuple[Far, ...] = ("visit", "cpu", "both")
         for far in fars[: 3 if schedule.overflow == "cpu" else 1]:
             kinds += [(False, far), (True, far)] if visits else [(False, far)]
-    disk = disk_units(plan)
-    return tuple(lowered(plan.units, widths, plan.logits, *kind, disk) for kind in kinds)
+    disk, ring = disk_units(plan), (plan.lacking, schedule.visit_buffers)
+    return tuple(lowered(plan.units, widths, plan.logits, *kind, disk, *ring) for kind in kinds)
 
 
 def lowered(
     units: Sequence[PlacedUnit], widths: Mapping[str, int], logits: str, visits: bool, far: Far,
-    disk: Sequence[DiskUnit] = (),
+    disk: Sequence[DiskUnit] = (), lacking: Sequence[bool] = (), buffers: int = 2,
 ) -> Program:  # fmt: skip
-    """The program of one kind. widths: of every value."""
-    return _Lowering(units, widths, visits, far, disk).program(logits)
+    """The program of one kind. widths: of every value. lacking: see `Plan`. buffers: that visit."""
+    return _Lowering(units, widths, visits, far, disk, lacking, buffers).program(logits)
 
 
 @functools.cache
@@ -202,9 +204,9 @@ class _Stage:
 class _Lowering:
     def __init__(
         self, units: Sequence[PlacedUnit], widths: Mapping[str, int], visits: bool, far: Far,
-        disk: Sequence[DiskUnit] = (),
+        disk: Sequence[DiskUnit] = (), lacking: Sequence[bool] = (), buffers: int = 2,
     ) -> None:  # fmt: skip
-        self._disk = disk
+        self._disk, self._buffers, self._lacking = disk, buffers, lacking or (False,) * len(units)
         self._disk_runs: list[int] = []
         self._units, self._widths, self._far, self._visits = units, widths, far, visits
         there = next((unit.device for unit in units if unit.device != CPU), CPU)
@@ -220,12 +222,14 @@ class _Lowering:
         self._tasks: list[Task] = []
         self._last: dict[str, int] = {}  # run of each device
         self._handed: list[int] = []  # copies for the stage that begins
-        self._layers: list[tuple[int, int]] = []  # that visit
+        self._groups: list[tuple[int, int]] = []  # whose weights visit
+        self._apart_groups = False  # in several stages
         self._loads: list[int] = []
-        self._visitors: list[int] = []  # runs of layers that visit
+        self._visitors: list[int] = []  # runs of those
 
     def program(self, logits: str) -> Program:
         stages = self._stages()
+        self._find_groups(stages)
         for stage in stages:
             self._stage(stage)
             for reader, value in stage.copies:
@@ -236,7 +240,7 @@ class _Lowering:
         units = self._units
         return Program(
             self._visits, self._far, tuple(self._tasks), tuple(unit.name for unit in units),
-            tuple(unit.layer for unit in units), any(self._cut),
+            tuple(unit.layer for unit in units), any(self._cut) or self._apart_groups,
         )  # fmt: skip
 
     def _stages(self) -> list[_Stage]:
@@ -280,37 +284,41 @@ class _Lowering:
 
     def _stage(self, stage: _Stage) -> None:
         self._handed = stage.handed
-        before = len(self._layers)
+        if not self._loads and self._groups and self._groups[0][0] < stage.end:
+            for _ in range(self._buffers - 1):
+                self._visit_next()
         unit = stage.begin
         while unit < stage.end:
-            after = self._layer_end(unit, stage.end)
-            if not self._lies_here(stage.device, unit, after):
-                self._layers.append((unit, after))
+            after = self._group_end(unit)
+            if after > unit:
+                self._visiting(stage.device, unit, after)
+            else:
+                while after < stage.end and self._group_end(after) == after:
+                    after += 1
+                self._resident(stage.device, unit, after)
             unit = after
-        if before and len(self._layers) > before:
+
+    def _group_end(self, unit: int) -> int:
+        """Behind the units whose weights come with this one's: its layer, or it; else itself."""
+        end = self._layer_end(unit, len(self._units))
+        if any(self._units[i].device != self._places[i] for i in range(unit, end)):
+            return end
+        return unit + 1 if self._lacking[unit] else unit
+
+    def _find_groups(self, stages: Sequence[_Stage]) -> None:
+        for stage in stages:
+            before, unit = len(self._groups), stage.begin
+            while unit < stage.end:
+                end = self._group_end(unit)
+                if end > unit:
+                    self._groups.append((unit, end))
+                unit = max(end, unit + 1)
+            self._apart_groups |= 0 < before < len(self._groups)
+        if self._apart_groups and self._visits:
             raise PlanError(
                 "[plan] layers whose weights visit the GPU must follow one another there; "
                 'set schedule.prefill to "compute"'
             )
-        if not before:
-            self._visit_next()
-        unit = stage.begin
-        while unit < stage.end:
-            after = unit
-            while after < stage.end:
-                layer_end = self._layer_end(after, stage.end)
-                if not self._lies_here(stage.device, after, layer_end):
-                    break
-                after = layer_end
-            if after > unit:
-                self._resident(stage.device, unit, after)
-            else:
-                after = self._layer_end(unit, stage.end)
-                self._visiting(stage.device, unit, after)
-            unit = after
-
-    def _lies_here(self, device: str, begin: int, end: int) -> bool:
-        return all(unit.device == device for unit in self._units[begin:end])
 
     def _layer_end(self, begin: int, end: int) -> int:
         """Behind the units of the layer of unit `begin`."""
@@ -321,20 +329,21 @@ class _Lowering:
 
     def _visit_next(self) -> None:
         index = len(self._loads)
-        if index < len(self._layers):
-            begin, end = self._layers[index]
-            after = (self._visitors[index - 2],) if index >= 2 else ()
-            device = self._places[begin]
-            load = Task(UP, "visit", device, (begin, end - 1), after, aside=True)
+        if index < len(self._groups):
+            (begin, end), read = self._groups[index], index - self._buffers
+            after = (self._visitors[read],) if read >= 0 else ()
+            load = Task(UP, "visit", self._places[begin], (begin, end - 1), after, aside=True)
             self._loads.append(self._add(load))
 
     def _visiting(self, device: str, begin: int, end: int) -> None:
-        loaded, units = self._loads[-1], (begin, end - 1)
-        cached = self._add(Task(UP, "cached", device, units))
-        self._visitors.append(self._run("run", device, begin, end, loaded, cached))
+        loaded, units = self._loads[len(self._visitors)], (begin, end - 1)
+        pages = self._units[begin].device != device or end > begin + 1
+        cached = (self._add(Task(UP, "cached", device, units)),) if pages else ()
+        self._visitors.append(self._run("run", device, begin, end, loaded, *cached))
         self._tasks[-1] = replace(self._tasks[-1], reads="weights")
         self._visit_next()
-        self._add(Task(DOWN, "written", device, units, (self._visitors[-1],)))
+        if pages:
+            self._add(Task(DOWN, "written", device, units, (self._visitors[-1],)))
 
     def _reading(self, begin: int, end: int) -> None:
         """Runs of the CPU, those units apart of which weights come from disk."""

@@ -117,6 +117,11 @@ class Search:
             fit = tuple(c for c in every if c.fits)
             best = one if fit else None
             return dataclasses.replace(whole, best=best, ranked=fit, cuts=tuple(every))
+        return self._with_visits(self._with_cuts(whole, limits, workload), limits, workload)
+
+    def _with_cuts(
+        self, whole: SearchResult, limits: ResourceLimits, workload: Workload
+    ) -> SearchResult:
         search = self._cut_search(whole)
         at_once = {workload.batch, *([] if whole.best is None else [whole.best.sequences])}
         cuts = search.best(limits, workload, at_once)[:_CUTS]
@@ -132,6 +137,24 @@ class Search:
             labelled = {"layer-partition": whole.best, **labelled}
         best = ranked[0] if ranked else None
         return dataclasses.replace(found, best=best, ranked=ranked, labelled=labelled)
+
+    def _with_visits(
+        self, found: SearchResult, limits: ResourceLimits, workload: Workload
+    ) -> SearchResult:
+        """Where weights that visit the accelerator in every step are faster, a plan of those."""
+        space, best = self.space, found.best
+        if self.profile.accelerator is None or space.policy != "auto" or space.kv == "host":
+            return found
+        if "stream" not in space.prefill:
+            return found  # in formats of the CPU alone
+        below_s = np.inf if best is None else best.objective_s
+        one = self._policies.fastest(limits, workload, batches(workload), below_s)
+        if one is None:
+            return found
+        labelled = found.labelled
+        if best is not None and "layer-partition" not in labelled and best.cut is None:
+            labelled = {"layer-partition": best, **labelled}
+        return dataclasses.replace(found, best=one, ranked=(one, *found.ranked), labelled=labelled)
 
     @functools.cached_property
     def published(self) -> dict[Policy, Candidate]:
@@ -157,7 +180,7 @@ class Search:
     @functools.cached_property
     def _policies(self) -> PolicySearch:
         threads = self.profile.cpu.threads if self.space.threads is None else self.space.threads[0]
-        return PolicySearch(self._priced, self.profile, threads)
+        return PolicySearch(self._priced, self.profile, threads, not self.space.uncut)
 
     def _cut_search(self, whole: SearchResult) -> CutSearch:
         """With the threads that are best for whole layers."""

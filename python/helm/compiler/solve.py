@@ -34,6 +34,7 @@ from helm.compiler.placement import (
     prediction,
     schedule,
     unused,
+    visits,
 )
 from helm.compiler.planning_problem import Problem
 from helm.compiler.problem import PUBLISHED_POLICIES
@@ -92,7 +93,7 @@ class Study:
     def steps(self) -> tuple[Steps, ...]:
         """A decode step and a step of prompts, task by task, as the plan's times have them; two
         steps where two are on their way at once."""
-        if self.best.visit is not None:
+        if self.best.visit is not None and not self.best.visit.runs:
             return policy_steps(self.search, self.best)
         return planned_steps(self.search, self.best, self.placed)
 
@@ -115,7 +116,7 @@ class Study:
             copy_bytes=bytes_of(weight for weight in held if mappable(*weight, stored)),
             share=problem.mapped_share,
             spare_bytes=room - use.total_bytes - use.reserve_bytes,
-            visits=plan.schedule.prefill == "stream",
+            visits=visits(plan),
             waiting=waiting,
             compress_bytes=bytes_of(packs),
             compressed_bytes=bytes_of((tensor, "bf16c") for tensor, _ in packs),
@@ -241,8 +242,7 @@ def _in_memory(problem: Problem) -> Study:
     if access == "copied" or (access == "mapped" and alone and problem.rates(access) == profile):
         return dataclasses.replace(copied, access=access, choice=choice)
     study = _placed(problem, access)
-    visits = study.placed.schedule.prefill == "stream"
-    if access == "mapped" and request.weights == "auto" and visits:
+    if access == "mapped" and request.weights == "auto" and visits(study.placed):
         study = copied
         _, choice = choose(request, dataclasses.replace(at, visits=True), cpu)
     return dataclasses.replace(study, choice=choice)
@@ -315,11 +315,11 @@ def plan_of(
 ) -> Plan:
     """best: what a search found, with what it says; None: all on the CPU, in less context where
     that is allowed."""
-    graph, kv, said = problem.graph, problem.kv, []
+    graph, kv, said, visiting = problem.graph, problem.kv, [], frozenset[str]()
     threads = (problem.threads or 1) if best is None else best.threads
     if best is not None and best.uses_accelerator:
         limits = dataclasses.replace(limits, step_tokens=best.step_tokens)
-        made = placed(graph, best)
+        made, visiting = placed(model, best)
         kv = kv_cache(kv, made, best, limits)
         units, memory = made.units, memory_use(best)
         order = schedule(best, kv, accelerator_pages(units, kv, best))
@@ -337,7 +337,7 @@ def plan_of(
         memory, order = {"cpu": use}, Schedule(pages={"cpu": kv.pages}, disk_ring_bytes=ring)
     tensors = parts_of(problem.tensors, made)
     whole = {tensor.name: tensor.whole for tensor in tensors}
-    slices = slices_of(tensors, units, lambda name, on: model.format(whole[name], on))
+    slices = slices_of(tensors, units, lambda name, on: model.format(whole[name], on), visiting)
     return Plan(
         model=identity(problem.config, problem.checkpoint_tensors, limits.context),
         limits=limits,

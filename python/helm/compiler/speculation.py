@@ -65,7 +65,7 @@ class GuessPrices:
 def guess_prices(study: Study) -> GuessPrices:
     """Of the study's plan, by its own model of time."""
     best, plan = study.best, study.placed
-    if best.visit is not None:
+    if best.visit is not None and not best.visit.runs:
         return GuessPrices(best.predicted.decode_s, (), _PUBLISHED)
     alone_s = step_s(study, 0)
     reason = _TURNS if best.decode_groups > 1 else _FAR if plan.overflows else ""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from helm.base.formats import tensor_bytes
 from helm.compiler.candidate import Candidate
 from helm.compiler.counts import Step
 from helm.compiler.cut.unit_price import share_unit
@@ -86,6 +87,7 @@ class PlannedSteps:
         self._programs = {(p.visits, p.far): p for p in lower(self.plan)}
         self._spreads = best.accelerator_blocks > 0
         rate = 1.0 if best.disk is None else best.disk.bytes_per_s
+        self._lacks = _lacking_bytes(plan)
         self._read_s = {unit.number: unit.read_bytes / rate for unit in disk_units(plan)}
         self._model = costed(
             search.model,
@@ -269,6 +271,9 @@ class PlannedSteps:
                 return self._read_s[first]
             kind = self._class[first]
             units = range(first, last + 1)
+            if task.verb == "visit" and not program.visits:
+                assert link is not None
+                return link.latency_s + self._lacks[first] / setting.visit_bytes_per_s
             if task.verb in ("visit", "cached", "written"):
                 return float(self._visiting_s(setting, units, step, past)[task.verb])
             if task.verb == "run":
@@ -306,6 +311,21 @@ class PlannedSteps:
         weights, share = model.weight_bytes(map(_plain, own)), heads / model.graph.kv.kv_heads
         layer = setting.classes.units[kind]
         return visiting_seconds(setting, layer, past, step.tokens, 0.0, weights, share)
+
+
+def _lacking_bytes(plan: Plan) -> list[int]:
+    """By unit: of its weights, those that its device does not hold."""
+    held = {(own.tensor, own.device): own.format for own in plan.slices}
+    shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
+    names = ({name for op in unit.ops for name in op.weight_names()} for unit in plan.units)
+    return [
+        sum(
+            tensor_bytes(held[name, CPU], shapes[name])
+            for name in read
+            if (name, unit.device) not in held
+        )
+        for unit, read in zip(plan.units, names, strict=True)
+    ]
 
 
 def _plain(unit: PlacedUnit) -> Unit:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 from helm.base.arguments import listed
@@ -176,9 +176,14 @@ def slices_of(
     tensors: Iterable[TensorSpec],
     units: Iterable[PlacedUnit],
     format: Callable[[str, str], str],
+    visiting: Container[str] = (),
 ) -> tuple[Slice, ...]:
-    """What each device holds of `tensors` for its units. format: of a tensor on a device."""
-    read = {(name, u.device) for u in units for op in u.ops for name in op.weight_names()}
+    """What each device holds of `tensors` for its units. format: of a tensor on a device. visiting:
+    tensors that the CPU holds for units elsewhere."""
+    read = {
+        (name, CPU if name in visiting else u.device)
+        for u in units for op in u.ops for name in op.weight_names()
+    }  # fmt: skip
     devices = sorted({device for _, device in read}, key=lambda device: (device != CPU, device))
     return tuple(
         Slice(tensor.name, device, format(tensor.name, device), "resident")

@@ -21,21 +21,20 @@ from helm.model.rope import RopeTable
 from helm.plan.disk import check_disk
 from helm.plan.kv import KvSpec, check_attentions, check_kv
 from helm.plan.records import WATERMARK, Loading, LoadingChoice, Predicted, Workload
+from helm.plan.schedule import check_cut, check_lacking, check_limits, check_schedule
 from helm.plan.units import (
     CPU,
     DeviceSpec,
     PlacedUnit,
-    check_device,
     check_devices,
     check_op,
-    check_units,
     decode_unit,
     unique_names,
 )
 from helm.plan.weights import Slice, TensorSpec, check_weights
 
 FORMAT = "helm-plan"
-VERSION = 10
+VERSION = 11
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,8 @@ class MemoryUse:
 class Schedule:
     """How stages run together. prefill "compute": layers compute where they lie; "stream": in a
     prefill step of at least stream_tokens tokens the weights of CPU layers visit the accelerator,
-    where the K and V of one layer at a time have stream_pages page slots. prefill_overlap: the
+    where the K and V of one layer at a time have stream_pages page slots. visit_buffers: through so
+    many weights visit it, then or in every step. prefill_overlap: the
     CPU's stage of one step runs beside the accelerator's of the step before. decode_groups:
     decoding sequences take turns in so many groups, so that both devices work at once. overflow:
     in decode, pages in host memory of layers on the accelerator visit it, or the CPU attends to
@@ -92,6 +92,7 @@ class Schedule:
     prefill: Literal["compute", "stream"] = "compute"
     stream_tokens: int = 0
     stream_pages: int = 0
+    visit_buffers: int = field(default=2, metadata={"optional": True})
     prefill_overlap: bool = False
     decode_groups: int = 1
     overflow: Literal["stream", "cpu"] = "stream"
@@ -143,7 +144,8 @@ class Prediction:
 class Plan(Summarized):
     """A placement of one model on one machine. devices: the CPU and the accelerators that the plan
     uses, at most one so far; `memory` and the schedule's pages go by their names. slices: one for
-    each tensor and device that has an op reading it. notices: what the planner wants the user to
+    each tensor and device that has an op reading it; but of a tensor that visits the accelerator in
+    every step the CPU's alone. notices: what the planner wants the user to
     know."""
 
     model: ModelIdentity
@@ -182,6 +184,17 @@ class Plan(Summarized):
         entries = [self.kv.layers[op.layer] for op in ops if isinstance(op, Attention)]
         pages = sum(n for device, n in self.schedule.pages.items() if device != CPU)
         return pages < sum(map(self.kv.entry_pages, entries))
+
+    @functools.cached_property
+    def lacking(self) -> tuple[bool, ...]:
+        """By unit: whether the accelerator that it lies on lacks some of its weights, which visit
+        it in every step."""
+        held = {(own.tensor, own.device) for own in self.slices}
+        return tuple(
+            unit.device != CPU
+            and any((n, unit.device) not in held for op in unit.ops for n in op.weight_names())
+            for unit in self.units
+        )
 
     def held(self, device: str) -> list[tuple[TensorSpec, Slice]]:
         """The slices of a device, each with its tensor."""
@@ -313,10 +326,10 @@ def _decode_prediction(root: Reader) -> Prediction | None:
 
 def _check(plan: Plan, root: Reader) -> None:
     """References resolve, names are unique and limits are consistent."""
-    _check_limits(plan, root)
+    check_limits(plan, root)
     check_kv(plan.kv, plan.limits.step_tokens, plan.limits.sequences, root["kv"])
     check_devices(plan.devices, root["devices"])
-    _check_schedule(plan, root)
+    check_schedule(plan, root)
     tensors = unique_names([tensor.name for tensor in plan.tensors], root["tensors"])
     unique_names([value.name for value in plan.values], root["values"])
     values = {value.name: value for value in plan.values}
@@ -331,7 +344,7 @@ def _check(plan: Plan, root: Reader) -> None:
             check_op(node, tensors, values, len(plan.rope))
     check_attentions(plan.units, plan.kv.layers, root)
     if plan.cut:
-        _check_cut(plan, root["schedule"])
+        check_cut(plan, root["schedule"])
     if plan.kv.window_blocks and plan.overflows:
         root["schedule"]["pages"][plan.accelerator or CPU].reject(
             "expected all pages of its KV entries, as kv.window_blocks is not 0"
@@ -342,57 +355,8 @@ def _check(plan: Plan, root: Reader) -> None:
         for unit in plan.units
     ]
     check_weights(plan.tensors, plan.slices, placed, root)
+    if any(plan.lacking):
+        check_lacking(plan, root)
     check_disk(plan, root)
     if root["loading"].choice(get_args(Loading)) != plan.loading:
         root["loading"].reject(f"is {root['loading'].value}, the slices say {plan.loading}")
-
-
-def _check_schedule(plan: Plan, root: Reader) -> None:
-    """What names a device names one of the plan's, and those that units lie on have their pages
-    and their budget."""
-    check_units(plan.units, plan.devices, root["units"])
-    for held, node in zip(plan.slices, root["slices"].items(), strict=True):
-        check_device(held.device, plan.devices, node["device"])
-    schedule, pages = root["schedule"], root["schedule"]["pages"]
-    schedule["decode_groups"].integer(1, 2)
-    schedule["watermark"].number(0.0, 1.0)
-    visits = plan.schedule.prefill == "stream"
-    if visits and len({unit.device for unit in plan.units}) < 2:
-        schedule["prefill"].reject("nothing can visit, as the units lie on one device")
-    for key, most in (("stream_tokens", plan.limits.step_tokens), ("stream_pages", 2**31)):
-        schedule[key].integer(*((1, most) if visits else (0, 0)))
-    for by_device in (root["memory"], pages):
-        for device in by_device.names():
-            check_device(device, plan.devices, by_device)
-    for device in pages.names():
-        pages[device].integer(0, 2**31)
-    root["memory"][CPU]  # reports that it is missing
-    used = {unit.device for unit in plan.units}
-    if used <= {CPU}:
-        return
-    for device in sorted(used | {CPU}):
-        for by_device in (root["memory"], pages):
-            by_device[device]
-    if sum(plan.schedule.pages.values()) != plan.kv.pages:
-        pages.reject(f"the devices' pages do not add up to those of kv, {plan.kv.pages}")
-
-
-def _check_cut(plan: Plan, schedule: Reader) -> None:
-    """Where a layer or the head is cut, a step uses both devices from end to end."""
-    if plan.schedule.decode_groups != 1:
-        schedule["decode_groups"].reject("expected 1, as layers or the head are cut")
-    if plan.schedule.prefill_overlap:
-        schedule["prefill_overlap"].reject("expected false, as layers or the head are cut")
-    if plan.overflows:
-        schedule["pages"][plan.accelerator or CPU].reject(
-            f"layers or the head are cut, so that all {plan.kv.blocks} pages of an entry must lie "
-            "on its device"
-        )
-
-
-def _check_limits(plan: Plan, root: Reader) -> None:
-    limits = root["limits"]
-    limits["context"].integer(1, 2**31)
-    limits["step_tokens"].integer(1, 2**20)
-    limits["step_outputs"].integer(1, plan.limits.step_tokens)
-    limits["sequences"].integer(1, plan.limits.step_outputs)

@@ -22,6 +22,7 @@ from helm.model.source import (
     row_width,
     stored_bytes,
 )
+from helm.plan.units import CPU
 
 Access = Literal["resident", "mapped", "disk"]
 _MOST_ROWS, _MOST_BYTES = 2**31, 2**46  # the runtime's bounds
@@ -288,7 +289,13 @@ def _check_slices(
     visiting: set[str],
     node: Reader,
 ) -> None:
-    """Exactly one for each tensor and device that has an op reading it."""
+    """Exactly one for each tensor and device that has an op reading it; but where an accelerator
+    has none the CPU's, from where it visits."""
+    listed_at = {(held.tensor, held.device) for held in slices}
+    for name, device in sorted(wanted - listed_at):
+        if device != CPU and (name, CPU) in listed_at:
+            wanted = wanted - {(name, device)} | {(name, CPU)}
+            visiting = visiting | {name}
     tensors = {tensor.name: tensor for tensor in listed}
     seen: set[tuple[str, str]] = set()
     for held, item in zip(slices, node.items(), strict=True):

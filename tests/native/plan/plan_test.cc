@@ -88,7 +88,7 @@ TEST_CASE("plans of other versions are refused with what to do") {
   json plan = json::parse(helm::test::tiny_model().plan);
   for (const int version : {0, 7, 9, helm::Plan::kVersion + 1}) {
     plan["version"] = version;
-    expect(plan, "version: this runtime executes version 10; make the plan anew");
+    expect(plan, "version: this runtime executes version 11; make the plan anew");
   }
 }
 
@@ -198,6 +198,42 @@ TEST_CASE("units without logits, with two attention ops or without what visits a
   plan = json::parse(helm::test::tiny_model().plan);
   plan["schedule"] = visiting["schedule"];
   expect(plan, "schedule.prefill: there is no accelerator that layers could visit");
+}
+
+TEST_CASE("weights that visit units of the accelerator") {
+  helm::test::TinyShape shape;
+  shape.devices = {"cpu", "accelerator", "accelerator", "cpu"};
+  shape.accelerator_pages = shape.pages;
+  shape.visiting = {"block."};
+  const json good = json::parse(helm::test::tiny_model(shape).plan);
+  CHECK(message_of(good).empty());
+  json plan = good;
+  plan["schedule"]["visit_buffers"] = 1;
+  expect(plan, "schedule.visit_buffers: expected an integer from 2 to 64");
+  plan = good;
+  plan["schedule"]["pages"] = {{"cpu", 1}, {"accelerator", shape.pages - 1}};
+  expect(plan, "schedule.pages.accelerator: expected all pages, 400, of its KV entries where");
+  plan = good;
+  for (json& slice : plan["slices"]) {
+    if (slice["tensor"] == "block.1.q") slice["device"] = "accelerator";
+  }
+  CHECK(message_of(plan).empty());
+  plan["slices"].push_back(plan["slices"].back());
+  plan["slices"].back()["tensor"] = "block.1.q";
+  plan["slices"].back()["device"] = "cpu";
+  expect(plan, "no op reads \"block.1.q\" on \"cpu\"");
+  shape.visiting = {"norm"};
+  plan = json::parse(helm::test::tiny_model(shape).plan);
+  CHECK(message_of(plan).empty());
+  shape.devices.back() = "accelerator";
+  shape.visiting = {"embed", "norm"};
+  expect(json::parse(helm::test::tiny_model(shape).plan),
+         "units[5]: reads a tensor of which its device has no slice; only weights of layers visit");
+  shape.devices[1] = "cpu";
+  shape.accelerator_pages = shape.pages / 2;
+  shape.visiting = {"block.1"};
+  shape.stream_tokens = shape.stream_pages = 8;
+  expect(json::parse(helm::test::tiny_model(shape).plan), "schedule.prefill: expected \"compute\"");
 }
 
 TEST_CASE("damaged kinds and layers of units are named") {

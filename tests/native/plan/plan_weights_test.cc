@@ -137,7 +137,9 @@ TEST_CASE("damaged slices are named") {
   plan["slices"].push_back(plan["slices"][here]);
   expect(plan, at(plan["slices"].size() - 1, ": \"embed\" on \"cpu\" is listed twice"));
   plan = good;
-  plan["slices"].erase(there);
+  plan["slices"].erase(there);  // of the head, what the CPU holds for the embedding
+  expect(plan, "only weights of layers visit it");
+  plan["slices"].erase(here);
   expect(plan, "slices: an op reads ");
   plan = good;
   plan["tensors"].push_back(plan["tensors"][0]);
@@ -277,6 +279,14 @@ TEST_CASE("what visits the accelerator is not bf16c") {
   while (plan["slices"][i]["format"] != "bf16" || plan["slices"][i]["device"] != "cpu") ++i;
   plan["slices"][i]["format"] = "bf16c";
   expect(plan, "visits the accelerator and cannot be bf16c");
+  shape.stream_tokens = shape.stream_pages = 0;
+  shape.devices = {"accelerator", "accelerator", "accelerator", "accelerator"};
+  shape.accelerator_pages = shape.pages;
+  shape.visiting = {"block.1.o"};
+  json every = json::parse(helm::test::tiny_model(shape).plan);
+  REQUIRE(message_of(every).empty());
+  every["slices"][0]["format"] = "bf16c";
+  expect(every, "\"block.1.o\" visits the accelerator and cannot be bf16c");
   plan["slices"][i]["format"] = "c4.km32";
   CHECK(message_of(plan).empty());  // which device takes it is seen when it loads
 }

@@ -31,9 +31,10 @@ struct Kind {
   const char* places;  // of the embedding, every layer and the head, or of every unit
   bool visits = false, overflows = false;
   const char* site = "stream";
+  std::vector<std::string> visiting = {};  // tensors, in every step
 };
 
-constexpr Kind kKinds[] = {
+const Kind kKinds[] = {
     {"ccaac"},
     {"acaca"},
     {"cacaccaa"},
@@ -45,6 +46,9 @@ constexpr Kind kKinds[] = {
     {"cacaccaa", false, true, "cpu"},
     {"cccaa", true, true, "stream"},
     {"ccaac", true, true, "cpu"},
+    {"caaac", false, false, "stream", {"block."}},
+    {"caaaa", false, false, "stream", {"gate", "block.1", "2.k"}},
+    {"cacacaac", false, false, "stream", {"block."}},
 };
 
 TinyShape shape_of(const Kind& kind, int64_t stream_tokens, int64_t groups) {
@@ -62,6 +66,7 @@ TinyShape shape_of(const Kind& kind, int64_t stream_tokens, int64_t groups) {
   shape.pages = kLayers * kBlocks * shape.sequences;
   shape.accelerator_pages = there * (kind.overflows ? 9 : kBlocks * shape.sequences);
   shape.overflow = kind.site;
+  shape.visiting = kind.visiting;
   if (kind.visits) {
     shape.stream_tokens = stream_tokens;
     shape.stream_pages = 24;
@@ -94,7 +99,8 @@ TEST_CASE("two steps at once, in programs of all kinds, however late commands be
     for (const Kind& kind : kKinds) {
       CAPTURE(std::string(kind.places));
       const int64_t stream_tokens = 1 + random() % 16;
-      const TinyShape shape = shape_of(kind, stream_tokens, 1 + random() % 2);
+      TinyShape shape = shape_of(kind, stream_tokens, 1 + random() % 2);
+      shape.visit_buffers = 2 + random() % 3;
       const helm::test::TinyModel model = tiny_model(shape);
       const std::string jitter = std::to_string(20 + random() % 80);
       const auto punctual = tiny_engine(model);

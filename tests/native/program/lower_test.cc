@@ -112,6 +112,42 @@ TEST_CASE("layers that visit come one ahead, with their pages") {
 19 down copy logits accelerator>cpu after 18)");
 }
 
+TEST_CASE("weights of a device's units visit them in every step") {
+  TinyShape shape = placed("caac", 2);
+  shape.visiting = {"block.0", "up"};
+  CHECK(texts(shape) == std::vector<std::string>{R"(program rest
+0 cpu run embedding
+1 up copy x cpu>accelerator after 0
+2 up visit layer.0.attention aside
+3 accelerator run layer.0.attention after 1 2
+4 up visit layer.0.mlp aside
+5 accelerator run layer.0.mlp after 4
+6 up visit layer.1.mlp aside after 3
+7 accelerator run layer.1.attention
+8 accelerator run layer.1.mlp after 6
+9 down copy x_out accelerator>cpu after 8
+10 cpu run head after 9)"});
+}
+
+TEST_CASE("more buffers let weights come further ahead") {
+  TinyShape shape = placed("caac", 2);
+  shape.visiting = {"block."};
+  shape.visit_buffers = 3;
+  CHECK(texts(shape) == std::vector<std::string>{R"(program rest
+0 cpu run embedding
+1 up copy x cpu>accelerator after 0
+2 up visit layer.0.attention aside
+3 up visit layer.0.mlp aside
+4 accelerator run layer.0.attention after 1 2
+5 up visit layer.1.attention aside
+6 accelerator run layer.0.mlp after 3
+7 up visit layer.1.mlp aside after 4
+8 accelerator run layer.1.attention after 5
+9 accelerator run layer.1.mlp after 7
+10 down copy x_out accelerator>cpu after 9
+11 cpu run head after 10)"});
+}
+
 TEST_CASE("a layer visits as a whole, wherever its other units lie") {
   TinyShape shape = placed("ccaacc", 2);
   shape.stream_tokens = 8;

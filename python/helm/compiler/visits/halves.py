@@ -6,12 +6,12 @@ Shares of what stays on the accelerator are arrays, an element for each of many 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from helm.compiler.counts import CostedGraph, Step
+from helm.compiler.counts import Step
 from helm.compiler.decode import crossing_s
 from helm.compiler.layers import decode_attention_s
 from helm.compiler.memory import DEVICE_ALIGNMENT
@@ -28,9 +28,9 @@ from helm.compiler.times import (
     VISIT,
     unit_s,
 )
-from helm.compiler.visits.ring import Group, Piece, lanes_s, step_s
+from helm.compiler.visits.ring import Group, Piece, coming_s
+from helm.compiler.visits.rows import Matrix, matrices_of
 from helm.machine.rates import AcceleratorProfile
-from helm.model.graph import Unit
 
 NAMES = ("attention", "mlp")
 ROW = 1  # of layouts: the embedding on the CPU, all layers on the accelerator
@@ -44,39 +44,63 @@ class Shares:
     mlp: F64
 
     def at(self, plan: int) -> Shares:
-        return Shares(*(own[plan : plan + 1] for own in (self.attention, self.mlp)))
+        return self.of(np.array([plan]))
 
-
-def matrix_bytes(model: CostedGraph, unit: Unit) -> int:
-    """Of what is read as rows, as it lies in host memory; vectors stay on the accelerator."""
-    tensors = model.graph.tensors
-    names = {n for op in unit.ops for n in op.weight_names() if len(tensors[n]) > 1}
-    return sum(model.tensor_bytes(name) for name in names)
+    def of(self, plans: I64) -> Shares:
+        return Shares(self.attention[plans], self.mlp[plans])
 
 
 class Halves:
-    """Of one number of sequences, and one way to fill steps with prompts."""
+    """Of one number of sequences, and one way to fill steps with prompts. splits: whether rows of
+    a matrix may stay while others visit."""
 
-    def __init__(self, setting: Setting, prefill: Prefill) -> None:
+    def __init__(self, setting: Setting, prefill: Prefill, splits: bool = True) -> None:
         self.setting, self._prefill = setting, prefill
         layers = setting.classes.units
-        self._bytes = np.array([[matrix_bytes(setting.model, u) for u in x.units] for x in layers])
+        self._matrices = [[matrices_of(setting.model, u, splits) for u in x.units] for x in layers]
 
     # --- bytes -----------------------------------------------------------------------------------
 
+    def _bytes(self, of: Shares, count: Callable[[Matrix, F64], I64]) -> I64:
+        """[classes, halves, plans]"""
+        both, none = (of.attention, of.mlp), np.zeros(len(of.mlp), np.int64)
+        found = [
+            [
+                sum((count(matrix, share) for matrix in own), none)
+                for own, share in zip(halves, both, strict=True)
+            ]
+            for halves in self._matrices
+        ]
+        return np.array(found)
+
     def host_bytes(self, of: Shares) -> I64:
         """[classes, halves, plans] that visit in a step."""
-        there = np.stack([1.0 - of.attention, 1.0 - of.mlp])
-        return np.ceil(self._bytes[:, :, None] * there).astype(np.int64)
+        return self._bytes(of, lambda matrix, share: matrix.visiting_bytes(share, 1))
 
     def total_bytes(self, of: Shares) -> I64:
         """[plans] of all layers that visit."""
-        return np.asarray(self.host_bytes(of)[self.setting.classes.member].sum(axis=(0, 1)))
+        return self._layers(self.host_bytes(of))
+
+    def left_bytes(self, of: Shares) -> I64:
+        """[plans] of all layers, by which the accelerator holds less than all."""
+
+        def held(matrix: Matrix, share: F64) -> I64:
+            return np.asarray(matrix.staying_bytes(share, DEVICE_ALIGNMENT))
+
+        whole = Shares(np.ones_like(of.attention), np.ones_like(of.mlp))
+        return self._layers(self._bytes(whole, held) - self._bytes(of, held))
 
     def buffer_bytes(self, of: Shares) -> I64:
         """[plans] of a buffer of the ring: any half fits."""
-        most = np.asarray(self.host_bytes(of).max(axis=(0, 1)), np.int64)
-        return -(-most // DEVICE_ALIGNMENT) * DEVICE_ALIGNMENT
+        size = self._bytes(of, lambda m, share: m.visiting_bytes(share, DEVICE_ALIGNMENT))
+        return np.asarray(size.max(axis=(0, 1)))
+
+    def sizes(self, of: Shares) -> tuple[I64, I64, I64]:
+        """[plans] each of the above."""
+        return self.total_bytes(of), self.left_bytes(of), self.buffer_bytes(of)
+
+    def _layers(self, size: I64) -> I64:
+        return np.asarray(size[self.setting.classes.member].sum(axis=(0, 1)))
 
     # --- seconds ---------------------------------------------------------------------------------
 
@@ -110,13 +134,14 @@ class Halves:
         terms[:, 0, :, ATTENTION] += prefill.accelerator[:, :, ATTENTION]
         return terms
 
-    def decode_terms(self, of: Shares, slots: int, context: int) -> F64:
-        """[TERMS, plans] of a step in which each sequence has `context` positions."""
+    def decode_terms(self, of: Shares, slots: int | None, context: int) -> F64:
+        """[TERMS, plans] of a step in which each sequence has `context` positions. slots: of the
+        ring; None: as if it had any number, which is a bound."""
         one, units = np.array([self.setting.batch]), self.setting.decode_units
         ends = units["cpu embedding"], units["accelerator head"]
         return self._terms(of, slots, self.decode_units(context), ends, one, one)
 
-    def prefill_terms(self, of: Shares, slots: int) -> F64:
+    def prefill_terms(self, of: Shares, slots: int | None) -> F64:
         """[TERMS, plans] until every prompt has its first token."""
         prefill = self._prefill
         ends = [own.sum(axis=0) for own in (prefill.embedding["cpu"], prefill.head["accelerator"])]
@@ -140,7 +165,13 @@ class Halves:
         return np.stack([np.array(found[step]) for step in steps], axis=2)
 
     def _terms(
-        self, of: Shares, slots: int, units: F64, ends: Sequence[F64], tokens: I64, outputs: I64
+        self,
+        of: Shares,
+        slots: int | None,
+        units: F64,
+        ends: Sequence[F64],
+        tokens: I64,
+        outputs: I64,
     ) -> F64:
         """units: as `_unit_terms`. ends: [DEVICE_TERMS] of the embedding and the head."""
         setting, own = self.setting, slice(DEVICE_TERMS, 2 * DEVICE_TERMS)
@@ -154,7 +185,7 @@ class Halves:
         up, down = crossing_s(setting, "accelerator", tokens, outputs)
         total[LINK] += (up + down)[ROW].sum()
         shape = (len(of.mlp), len(tokens))
-        played = np.broadcast_to(step_s(groups, slots), shape).sum(axis=1)
-        alone = np.broadcast_to(lanes_s(groups)["accelerator"], shape).sum(axis=1)
+        played = np.broadcast_to(coming_s(groups, slots), shape).sum(axis=1)
+        alone = layers.sum()
         total[VISIT] += np.maximum(0.0, played - alone)
         return total

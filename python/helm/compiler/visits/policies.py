@@ -9,17 +9,16 @@ from helm.compiler.problem import Policy
 from helm.errors import InvalidError
 
 _GUPTA = "Gupta and Dwarkadas, Out-of-Core LLM Inference Using Heterogeneous Host Memory"
-_KV = "keys and values that stay on the GPU while the weights of their attention visit"
 
 
 @dataclass(frozen=True)
 class Published:
-    """whose: authors and title. what: it does. lacks: what the runtime would need for it. computes:
-    whether the CPU does."""
+    """whose: authors and title. what: it does. lacks: what the runtime would need for it, "" where
+    it executes it. computes: whether the CPU does."""
 
     whose: str
     what: str
-    lacks: str
+    lacks: str = ""
     computes: bool = False
 
 
@@ -28,25 +27,22 @@ PUBLISHED: dict[Policy, Published] = {
         "Sheng and others, FlexGen: High-Throughput Generative Inference with a Single GPU",
         "the GPU computes; of each matrix as many rows stay there as it has room for, the others "
         "visit it in each step, once for all requests",
-        _KV,
     ),
     "helm-placement": Published(
         _GUPTA + " (HeLM)",
         "the GPU computes; half of each MLP stays there, the other half and attention visit it in "
         "each step, so that both halves of a layer take alike",
-        _KV,
     ),
     "all-cpu": Published(
         _GUPTA + " (All-CPU)",
         "the GPU computes and has no layer's matrices; all visit it in each step, and the memory "
         "is left to requests",
-        _KV,
     ),
     "workload-distribution": Published(
         "Park and Egger, CPU-GPU Workload Distribution during Throughput-Oriented LLM Inference",
         "in each layer the GPU computes some ops in a row, whose weights and KV visit it, and the "
         "CPU the ops before and behind",
-        "ops of one unit on different devices in decode",
+        lacks="ops of one unit on different devices in decode",
         computes=True,
     ),
 }
@@ -55,9 +51,9 @@ PUBLISHED: dict[Policy, Published] = {
 def check_runs(policy: str) -> None:
     """InvalidError for a policy that is planned and shown, but not executed."""
     published = {str(name): each for name, each in PUBLISHED.items()}.get(policy)
-    if published is not None:
+    if published is not None and published.lacks:
         raise InvalidError(
             f"[load] policy={policy!r} is planned and shown, but not executed: that takes "
-            f"{published.lacks}; choose 'auto', 'layer-partition' or 'cut' to run, or see what it "
+            f"{published.lacks}; choose another to run, such as 'auto', or see what it "
             f"would reach with `helm-llm plan --policy {policy}`"
         )

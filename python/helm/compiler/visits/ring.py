@@ -1,7 +1,8 @@
 """How long steps take in which weights come through a ring of buffers: what comes, what runs and
 when are tasks that the timeline plays. Knows no model, no machine and no memory.
 
-A group is what a buffer of the ring holds, such as half a layer. What comes for a group begins when
+A group is what a buffer of the ring holds, such as half a layer; one for which nothing comes takes
+none. What comes for a group begins when
 all that comes for the group before is there, and its buffer is free: the group that had it has run.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -79,18 +81,25 @@ class _Laid:
 def flight_of(groups: Sequence[Group], slots: int) -> Flight:
     """A step that runs groups in order, with so many buffers."""
     laid, names = _Laid(), list[str]()
-    freed, loaded = list[int](), list[int]()  # the last run of each group; what came for the last
-    for number, group in enumerate(groups):
-        free = freed[number - slots : number - slots + 1] if number >= slots else []
-        begin = laid.add(RING, len(names), 0.0, *loaded, *free)
-        come = [_coming(laid, piece, at, begin) for at, piece in enumerate(group, len(names))]
-        loaded = [task for tasks in come for task in tasks]
+    # The last run of each group for which something came; what came for the last.
+    freed, loaded = list[int](), list[int]()
+    for group in groups:
+        come: list[list[int]] = [[] for _ in group]
+        comes = any(
+            np.any(own) for piece in group for own in (piece.up_s, piece.unpack_s, piece.disk_s)
+        )
+        if comes:
+            free = freed[-slots : len(freed) - slots + 1] if len(freed) >= slots else []
+            begin = laid.add(RING, len(names), 0.0, *loaded, *free)
+            come = [_coming(laid, piece, at, begin) for at, piece in enumerate(group, len(names))]
+            loaded = [task for tasks in come for task in tasks]
         for at, (piece, own) in enumerate(zip(group, come, strict=True), len(names)):
             if np.any(piece.cpu_s):
                 laid.run(CPU, at, piece.cpu_s)
             if own or np.any(piece.accelerator_s):
                 laid.run(ACCELERATOR, at, piece.accelerator_s, *own)
-        freed.append(laid.last[ACCELERATOR])
+        if comes:
+            freed.append(laid.last[ACCELERATOR])
         names += [piece.name for piece in group]
     layers = (None,) * len(names)
     program = Program(True, "none", tuple(laid.tasks), tuple(names), layers, True)
@@ -107,6 +116,28 @@ def _coming(laid: _Laid, piece: Piece, at: int, begin: int) -> list[int]:
     if np.any(piece.disk_s):
         come.append(laid.add(DISK, at, piece.disk_s, begin, verb="cached"))
     return come
+
+
+def coming_s(groups: Sequence[Group], slots: int | None) -> F64:
+    """Seconds of groups of one piece each, which the accelerator runs in order, through so many
+    buffers; None: at least, with any number. What does not come takes no buffer. As the timeline
+    plays the programs of plans."""
+    if slots is None:
+        busy = lanes_s(groups)
+        return np.maximum(busy[ACCELERATOR], busy[UP])
+    came: Any = 0.0
+    ran: Any = 0.0
+    free: list[Any] = [0.0] * slots  # when each buffer is, the next first
+    for [piece] in groups:
+        there = np.greater(piece.up_s, 0.0)
+        if there.any():
+            came = np.where(there, np.maximum(came, free[0]) + piece.up_s, came)
+            ran = np.where(there, np.maximum(came, ran), ran)
+        ran = ran + piece.accelerator_s
+        if there.any():
+            later = [*free[1:], ran]
+            free = [np.where(there, *both) for both in zip(later, free, strict=True)]
+    return np.asarray(ran)
 
 
 def step_s(groups: Sequence[Group], slots: int) -> F64:

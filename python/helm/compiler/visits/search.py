@@ -1,10 +1,15 @@
-"""Finds the best plan of each published policy: the number of buffers, of requests at once, and
-what the policy leaves open. Knows no plan format and no terminal."""
+"""Finds plans of which weights visit the accelerator in every step: the best of all, and of each
+published policy. Knows no plan format and no terminal."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import heapq
+import itertools
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,7 +18,7 @@ from helm.compiler.candidate import Candidate, Missing, VisitUse, goals, predict
 from helm.compiler.choices import Choice
 from helm.compiler.problem import Policy, ResourceLimits
 from helm.compiler.timeline import Flight
-from helm.compiler.times import F64, TERMS
+from helm.compiler.times import F64, I64, TERMS
 from helm.compiler.visits.halves import ROW, Halves, Shares
 from helm.compiler.visits.ops import Ops
 from helm.compiler.visits.ring import flight_of
@@ -23,15 +28,42 @@ from helm.plan.units import CPU
 
 SLOTS = (2, 3)  # buffers of half a layer that are tried
 _SHARES = 64  # into so many parts matrices are split, of which some stay on the accelerator
+_LESS = 1.0 - 1e-9  # what is not less by that is as fast
 Found = tuple[tuple[float, ...], Candidate]
+
+
+@dataclass(frozen=True, eq=False)
+class _Bound:
+    """Plans of a choice, none of which has a lower objective than score. ttft_s: at least, of
+    each."""
+
+    score: float
+    slots: int
+    choice: Choice
+    plans: Shares
+    ttft_s: F64
+
+    def __lt__(self, other: _Bound) -> bool:
+        mine, others = (self.score, self.slots), (other.score, other.slots)
+        return mine < others
+
+    def apart(self, halves: Halves, workload: Workload) -> Iterator[_Bound]:
+        """Each alone, with decode as it is."""
+        step_s = halves.decode_terms(self.plans, self.slots, workload.expected_context).sum(axis=0)
+        score = goals(workload, self.choice.setting.batch, self.ttft_s, step_s)[0]
+        for plan, own in enumerate(score.tolist()):
+            only = self.ttft_s[plan : plan + 1]
+            yield dataclasses.replace(self, score=own, plans=self.plans.at(plan), ttft_s=only)
 
 
 class PolicySearch:
     """Of a model on a machine. choices: of whole layers, whose settings and prompts are these
-    too."""
+    too. splits: whether rows of a matrix may stay while others visit."""
 
-    def __init__(self, choices: Sequence[Choice], profile: Profile, threads: int) -> None:
-        self._profile = profile
+    def __init__(
+        self, choices: Sequence[Choice], profile: Profile, threads: int, splits: bool
+    ) -> None:
+        self._profile, self._splits = profile, splits
         self._choices = [
             choice
             for choice in choices
@@ -52,26 +84,40 @@ class PolicySearch:
         ]
         return min(found, key=lambda one: one[0])[1] if found else None
 
+    def fastest(
+        self, limits: ResourceLimits, workload: Workload, at_once: Sequence[int], below_s: float
+    ) -> Candidate | None:
+        """The best plan of any shares that fits, None if no objective is below so many seconds."""
+        available, best = memory_bytes(self._profile, limits), None
+        bounds = [
+            each
+            for choice, slots in itertools.product(self._choices, SLOTS)
+            if choice.setting.batch in at_once and self._computes(choice)
+            for each in self._bounds(choice, slots, limits, workload, available)
+        ]
+        heapq.heapify(bounds)
+        while bounds and bounds[0].score < below_s * _LESS:
+            first = heapq.heappop(bounds)
+            if len(first.plans.mlp) > 1:
+                for each in first.apart(self._halves(id(first.choice)), workload):
+                    heapq.heappush(bounds, each)
+                continue
+            one = self._candidate("auto", first.choice, first.plans, first.slots, workload, (0, 0))
+            if one.objective_s < below_s * _LESS:
+                best, below_s = one, one.objective_s
+        return best
+
     def flights(self, best: Candidate, workload: Workload) -> list[Flight]:
-        """Of what it found: the layers in a decode step, and where the accelerator computes all
-        also those in the longest step of prompts."""
+        """The layers in a decode step of a plan that it found, where both devices compute."""
         use, context = best.visit, workload.expected_context
         assert use is not None
         choice = next(
             choice
             for choice in self._choices
-            if choice.setting.batch == best.sequences
-            and choice.mode == ("stream" if use.of_ops else "compute")
+            if choice.setting.batch == best.sequences and choice.mode == "stream"
         )
-        if use.of_ops:
-            ops = Ops(choice.setting, [(use.first_op, use.first_op + len(use.ops))])
-            return [flight_of(ops.groups(context), use.buffers)]
-        halves = self._halves(id(choice))
-        shares = Shares(np.array([use.attention]), np.array([use.mlp]))
-        last = int(np.argmax(choice.steps.tokens))
-        units = halves.decode_units(context), halves.prompt_units()[:, :, last : last + 1]
-        each = [halves.groups(shares, one.sum(axis=3)) for one in units]
-        return [flight_of(groups, use.buffers) for groups in each]
+        ops = Ops(choice.setting, [(use.first_op, use.first_op + len(use.ops))])
+        return [flight_of(ops.groups(context), use.buffers)]
 
     def _of(
         self, policy: Policy, choice: Choice, limits: ResourceLimits, workload: Workload,
@@ -80,46 +126,88 @@ class PolicySearch:
         if policy == "workload-distribution":
             if choice.mode == "stream":
                 yield self._shared(choice, limits, workload, available)
-        elif choice.mode == "compute" and len(choice.setting.pages):
+        elif self._computes(choice):
             for slots in SLOTS:
                 yield self._visiting(policy, choice, slots, limits, workload, available)
 
     # --- the accelerator computes ----------------------------------------------------------------
+
+    def _computes(self, choice: Choice) -> bool:
+        """Whether the accelerator may compute all layers; steps of one size are there once."""
+        longer = choice.setting.limits.step_tokens > self._choices[0].setting.limits.step_tokens
+        return len(choice.setting.pages) > 0 and (choice.mode == "compute" or longer)
 
     def _visiting(
         self, policy: Policy, choice: Choice, slots: int, limits: ResourceLimits,
         workload: Workload, available: tuple[int, int],
     ) -> Found:  # fmt: skip
         halves, shares = self._halves(id(choice)), shares_of(policy)
-        items = visiting_budget(choice, halves, shares, slots)
+        items = visiting_budget(choice, *halves.sizes(shares), slots)
         lacking = missing(items, available, limits)
         # What stays on the accelerator takes no time to come.
         plan = int(np.lexsort((-shares.mlp, np.sum(lacking, axis=0)))[0])
-        one, lacks = shares.at(plan), tuple(int(own[plan]) for own in lacking)
+        lacks = tuple(int(own[plan]) for own in lacking)
+        candidate = self._candidate(policy, choice, shares.at(plan), slots, workload, lacks)
+        return (sum(lacks), *_goals(candidate, workload), slots), candidate
+
+    def _bounds(
+        self, choice: Choice, slots: int, limits: ResourceLimits, workload: Workload,
+        available: tuple[int, int],
+    ) -> Iterator[_Bound]:  # fmt: skip
+        """Of those that fit, for each share of attention that of the mlp which leaves least to
+        come."""
+        grid, sizes = self._grid
+        lacks = np.sum(missing(visiting_budget(choice, *sizes, slots), available, limits), 0)
+        side = round(math.sqrt(len(lacks)))
+        fits = (lacks == 0).reshape(side, side)
+        fits[-1, -1] = False  # nothing visits
+        some = np.flatnonzero(fits.any(axis=1))
+        if not len(some):
+            return
+        plans = grid.of(some * side + side - 1 - np.argmax(fits[some, ::-1], axis=1))
+        halves = self._halves(id(choice))
+        ttft_s = halves.prefill_terms(plans, None).sum(axis=0)
+        step_s = halves.decode_terms(plans, None, workload.expected_context).sum(axis=0)
+        score = goals(workload, choice.setting.batch, ttft_s, step_s)[0]
+        yield _Bound(float(score.min()), slots, choice, plans, ttft_s)
+
+    @functools.cached_property
+    def _grid(self) -> tuple[Shares, tuple[I64, I64, I64]]:
+        """All shares, and what `visiting_budget` needs of them, whatever the choice."""
+        grid, halves = grid_of(_SHARES if self._splits else 1), self._halves(id(self._choices[0]))
+        return grid, halves.sizes(grid)
+
+    def _candidate(
+        self, policy: Policy, choice: Choice, one: Shares, slots: int, workload: Workload,
+        lacks: tuple[int, ...],
+    ) -> Candidate:  # fmt: skip
+        """With the shares of one plan."""
+        halves = self._halves(id(choice))
+        sizes = halves.sizes(one)
+        items = visiting_budget(choice, *sizes, slots)
         decode, full = (
             halves.decode_terms(one, slots, context)[:, 0]
             for context in (workload.expected_context, workload.context)
         )
         prefill = halves.prefill_terms(one, slots)[:, 0]
-        host, buffer = halves.total_bytes(one), halves.buffer_bytes(one)
         matrices = int(halves.total_bytes(Shares(np.zeros(1), np.zeros(1)))[0])
         use = VisitUse(
-            policy=policy, buffers=slots, buffer_bytes=int(buffer[0]), host_bytes=int(host[0]),
-            matrix_bytes=matrices, attention=float(one.attention[0]), mlp=float(one.mlp[0]),
+            policy=policy, buffers=slots, buffer_bytes=int(sizes[2][0]),
+            host_bytes=int(sizes[0][0]), matrix_bytes=matrices,
+            attention=float(one.attention[0]), mlp=float(one.mlp[0]), splits=self._splits,
         )  # fmt: skip
         memory: dict[str, dict[str, int]] = {
-            device: {str(purpose): int(own[purpose][plan]) for purpose in PURPOSES}
+            device: {str(purpose): int(own[purpose][0]) for purpose in PURPOSES}
             for device, own in (("cpu", items.cpu), ("accelerator", items.accelerator))
         }
-        candidate = _candidate(
+        return _candidate(
             choice, workload, use, (decode, prefill), float(full.sum()), memory, lacks
         )
-        return (sum(lacks), *_goals(candidate, workload), slots), candidate
 
     @functools.cache  # noqa: B019  # of the choices that it has
     def _halves(self, choice: int) -> Halves:
         own = next(each for each in self._choices if id(each) == choice)
-        return Halves(own.setting, own.steps)
+        return Halves(own.setting, own.steps, self._splits)
 
     # --- both devices compute --------------------------------------------------------------------
 
@@ -182,16 +270,22 @@ def shares_of(policy: Policy) -> Shares:
     return Shares(np.zeros(1), np.array([mlp]))
 
 
-def visiting_budget(choice: Choice, halves: Halves, shares: Shares, slots: int) -> Budget:
+@functools.cache
+def grid_of(levels: int) -> Shares:
+    """Every share of attentions with every one of mlps, those of one attention side by side."""
+    each = np.arange(levels + 1) / levels
+    return Shares(np.repeat(each, levels + 1), np.tile(each, levels + 1))
+
+
+def visiting_budget(choice: Choice, visits: I64, left: I64, buffers: I64, slots: int) -> Budget:
     """[plans] what both devices hold: of layouts of whole layers that with all layers on the
-    accelerator, but for what visits it, and with buffers."""
-    visits = halves.total_bytes(shares)
+    accelerator, but for what visits it, and with buffers. The bytes are `Halves.sizes`."""
     cpu, own = (
         {purpose: np.full(len(visits), items[purpose][ROW, 0]) for purpose in PURPOSES}
         for items in (choice.budget.cpu, choice.budget.accelerator)
     )
-    own["weights"] -= visits
-    own["staging"] += slots * halves.buffer_bytes(shares)
+    own["weights"] -= left
+    own["staging"] += slots * buffers
     cpu["weights"] += visits
     return Budget(cpu, own)
 

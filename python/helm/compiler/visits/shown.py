@@ -15,12 +15,9 @@ _VERBS = {CPU: "run", ACCELERATOR: "run"}
 
 
 def policy_steps(search: Search, best: Candidate) -> tuple[Steps, ...]:
-    """The layers of a decode step at the expected context; of an accelerator that computes all
-    also those of a step of prompts, the longest."""
-    work = search.workload
-    flights = search.policy_flights(best)
-    titles = [f"Decode at {work.expected_context:,} positions, layers", "Prompt, layers"]
-    return tuple(_drawn(title, flight) for title, flight in zip(titles, flights, strict=False))
+    """The layers of a decode step at the expected context, where both devices compute."""
+    title = f"Decode at {search.workload.expected_context:,} positions, layers"
+    return tuple(_drawn(title, flight) for flight in search.policy_flights(best))
 
 
 def _drawn(title: str, flight: Flight) -> Steps:
