@@ -30,7 +30,7 @@ from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.search import Search
 from helm.compiler.setting import make_setting
 from helm.compiler.solve import Study
-from helm.compiler.step_prices import EXECUTED_MODES, StepPrices, rates_by_mode, step_prices
+from helm.compiler.step_prices import StepPrices, executed_modes, rates_by_mode, step_prices
 from helm.compiler.steps import PlannedSteps
 from helm.compiler.timeline import played
 from helm.machine.profile import Profile, load_profile
@@ -190,7 +190,7 @@ def test_steady_rates_are_the_oracles() -> None:
 
 
 def test_plans_promise_the_modes_that_the_runtime_executes() -> None:
-    assert EXECUTED_MODES == _helm.EXECUTED_MODES == ("near", "joint")
+    assert executed_modes() == _helm.EXECUTED_MODES == ("near", "joint")
 
 
 def simulated() -> Profile:
@@ -259,7 +259,7 @@ def test_the_planner_takes_the_best_of_all_layouts_and_rooms() -> None:
             near = min(8, slots // 2)
             far, tables = min(8 - near, (blocks - slots) // 2), prices.record(row)
             shape = (near, far, 256, 256, paced(tables, near, 256, 256, prices.rows))
-            rate = max(naive_rate(tables, mode, *shape) for mode in EXECUTED_MODES
+            rate = max(naive_rate(tables, mode, *shape) for mode in executed_modes()
                        if near or (far and mode != "near"))  # fmt: skip
             steady = work.batch * work.output / rate
             assert choice.serve_s[row, page] <= steady * (1 + 1e-9)

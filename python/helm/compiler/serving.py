@@ -11,10 +11,10 @@ import numpy as np
 
 from helm.compiler.setting import Setting, Site
 from helm.compiler.step_prices import (
-    EXECUTED_MODES,
     StepMode,
     StepPrices,
     blocks_of_request,
+    executed_modes,
     rates_by_mode,
     step_prices,
 )
@@ -62,7 +62,7 @@ def serving(search: Search, best: Candidate, plan: Plan) -> Serving:
     if every[-1] is not listed[-1]:
         listed.append(every[-1])
     cpu_from = next((rate.requests for rate in every if rate.far), None)
-    return Serving(work.batch, work.prompt, work.output, EXECUTED_MODES, cpu_from, tuple(listed))
+    return Serving(work.batch, work.prompt, work.output, executed_modes(), cpu_from, tuple(listed))
 
 
 def _rates(search: Search, best: Candidate, plan: Plan) -> list[ServingRate]:

@@ -4,12 +4,12 @@ requests reach which come and go. What the runtime has of it is `helm.plan.predi
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from helm import _helm
 from helm.compiler.counts import Step
 from helm.compiler.decode import crossing_s, device_base
 from helm.compiler.layers import asked_bytes, begin_asked_s
@@ -26,13 +26,19 @@ from helm.compiler.times import (
 from helm.plan.predictor import AttentionTimes, Predictor
 
 StepMode = Literal["near", "joint", "split"]
-# Those that the runtime executes; plans promise no other.
-EXECUTED_MODES: tuple[StepMode, ...] = tuple(_helm.EXECUTED_MODES)
 # As `cpp/serve/step_mode.h` and `cpp/serve/pacer.h` have them.
 MOST_SKIPS = 4  # steps for which a far row is passed over
 SLOWDOWN, LEAST_TARGET_S, LEAST_ROWS = 2.5, 0.05, 16
 # Powers of two up to 2048, and what lies between two of them.
 _ROWS = tuple(sorted({2**n for n in range(12)} | {3 * 2**n for n in range(10)}))
+
+
+@functools.cache
+def executed_modes() -> tuple[StepMode, ...]:
+    """Those that the runtime executes; plans promise no other."""
+    from helm import _helm
+
+    return tuple(_helm.EXECUTED_MODES)
 
 
 @dataclass(frozen=True)
@@ -74,13 +80,13 @@ class StepPrices:
     block_to_host_s: F64
     block_to_accelerator_s: F64
     prompt_row_s: F64
-    parts_s: float
-    near_part_s: float
-    ask_s: float
-    ask_row_s: float
-    answer_s: float
-    answer_row_s: float
-    rate_while_both_compute: float
+    parts_s: float = 0.0
+    near_part_s: float = 0.0
+    ask_s: float = 0.0
+    ask_row_s: float = 0.0
+    answer_s: float = 0.0
+    answer_row_s: float = 0.0
+    rate_while_both_compute: float = 1.0
 
     def record(self, layout: int) -> Predictor:
         """What a plan with this layout says."""
@@ -257,63 +263,67 @@ def rates_by_mode(
     counts = near.astype(np.float64), far.astype(np.float64)
     chunk = prices.paced_chunk(np.maximum(counts[0], 1.0), prompt, output)
     return {
-        mode: prices.steady_rate(mode, *counts, prompt, output, chunk) for mode in EXECUTED_MODES
+        mode: prices.steady_rate(mode, *counts, prompt, output, chunk) for mode in executed_modes()
     }
 
 
 def _step_prices(setting: Setting, head: Site) -> StepPrices:
-    most, layouts = min(setting.limits.step_tokens, _ROWS[-1]), len(setting.rows.boundary)
+    most = min(setting.limits.step_tokens, _ROWS[-1])
     rows = (*(count for count in _ROWS if count < most), most)
-    cpu, own, heads = (np.zeros((len(rows), layouts)) for _ in range(3))
+    cpu, own, heads = _linear(setting, head, rows)
+    device, link, layers = setting.accelerator, setting.link, setting.counts()
+    asked = np.array([
+        sum(op.heads for op in attentions(layer)) for layer in setting.classes.units
+    ], np.float64)  # fmt: skip
+    prompt_row_s = layers[0] @ asked * setting.cpu.attention_query_s
+    step_s = np.full(len(prompt_row_s), setting.cpu.step_s)
+    if device is None or link is None:
+        none = np.zeros_like(step_s)
+        return StepPrices(
+            rows, cpu, own, heads, _attention(setting, rows), step_s, none, none, prompt_row_s
+        )
+    position = np.array([
+        sum(position_bytes(setting.model, op) for op in attentions(layer))
+        for layer in setting.classes.units
+    ], np.float64)  # fmt: skip
+    block = layers[1] @ position * setting.limits.page_tokens
+    ops = [op for layer in setting.classes.units for op in attentions(layer)]
+    asks, answers = map(max, zip(*(asked_bytes(setting, op) for op in ops), strict=True))
+    stage_s = device.stage_s or 0.0
+    return StepPrices(
+        rows=rows,
+        cpu_s=cpu,
+        accelerator_s=own,
+        head_s=heads,
+        attention=_attention(setting, rows),
+        step_s=step_s + setting.rows.uses_accelerator(head) * device.step_s,
+        block_to_host_s=block / link.to_host_bytes_per_s,
+        block_to_accelerator_s=block / link.to_accelerator_bytes_per_s,
+        prompt_row_s=prompt_row_s + layers[1] @ asked * device.attention_query_s,
+        parts_s=device.op_s + 2 * stage_s,
+        near_part_s=device.op_s + stage_s,
+        ask_s=link.latency_s + begin_asked_s(setting),
+        ask_row_s=asks / link.to_host_bytes_per_s,
+        answer_s=link.latency_s,
+        answer_row_s=answers / link.to_accelerator_bytes_per_s,
+        rate_while_both_compute=link.rate_while_both_compute,
+    )
+
+
+def _linear(setting: Setting, head: Site, rows: tuple[int, ...]) -> tuple[F64, F64, F64]:
+    """[counts, layouts] of all but attention by device, crossings with the CPU, and of the head."""
+    shape = (len(rows), len(setting.rows.boundary))
+    cpu, own, heads = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     up, down = crossing_s(setting, head, np.array(rows), np.array(rows))
-    layers, rest = setting.counts()
     for i, count in enumerate(rows):
         units = unit_times(setting, Step(count, 1, count))
-        base = device_base(setting, head, units, layers)
+        base = device_base(setting, head, units, setting.counts()[0])
         last = units[f"{head} head"].sum()
         cpu[i] = base[:DEVICE_TERMS].sum(axis=0) + up[:, i]
         own[i] = base[DEVICE_TERMS : 2 * DEVICE_TERMS].sum(axis=0)
         (cpu if head == "cpu" else own)[i] -= last
         heads[i] = last + down[:, i]
-    device, link = setting.accelerator, setting.link
-    used = setting.rows.uses_accelerator(head)
-    step_s = setting.cpu.step_s + used * (0.0 if device is None else device.step_s)
-    nothing = np.zeros(layouts)
-    fixed: dict[str, Any] = dict.fromkeys(
-        ("parts_s", "near_part_s", "ask_s", "ask_row_s", "answer_s", "answer_row_s"), 0.0
-    )
-    to_host = to_accelerator = nothing
-    both = 1.0
-    if device is not None and link is not None:
-        ops = [op for layer in setting.classes.units for op in attentions(layer)]
-        asks, answers = map(max, zip(*(asked_bytes(setting, op) for op in ops), strict=True))
-        stage_s, both = device.stage_s or 0.0, link.rate_while_both_compute
-        fixed = {
-            "parts_s": device.op_s + 2 * stage_s,
-            "near_part_s": device.op_s + stage_s,
-            "ask_s": link.latency_s + begin_asked_s(setting),
-            "ask_row_s": asks / link.to_host_bytes_per_s,
-            "answer_s": link.latency_s,
-            "answer_row_s": answers / link.to_accelerator_bytes_per_s,
-        }
-        position = np.array([
-            sum(position_bytes(setting.model, op) for op in attentions(layer))
-            for layer in setting.classes.units
-        ], np.float64)  # fmt: skip
-        block = rest @ position * setting.limits.page_tokens
-        to_host = block / link.to_host_bytes_per_s
-        to_accelerator = block / link.to_accelerator_bytes_per_s
-    queries = [(layers, setting.cpu), (rest, device)]
-    prompt_row_s = nothing + sum(
-        of @ np.array([
-            sum(op.heads for op in attentions(layer)) for layer in setting.classes.units
-        ]) * on_device.attention_query_s
-        for of, on_device in queries if on_device is not None
-    )  # fmt: skip
-    return StepPrices(
-        rows, cpu, own, heads, _attention(setting, rows), step_s, to_host, to_accelerator,
-        prompt_row_s, rate_while_both_compute=both, **fixed,
-    )  # fmt: skip
+    return cpu, own, heads
 
 
 def _attention(setting: Setting, rows: tuple[int, ...]) -> tuple[_Attention, ...]:

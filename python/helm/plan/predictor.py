@@ -83,7 +83,8 @@ def check_predictor(predictor: Predictor | None, alone: bool, node: Reader) -> N
         if window in windows:
             kind["window"].reject("is listed twice")
         windows.add(window)
-    for record, child in ((predictor, node), *zip(predictor.attention, kinds, strict=True)):
+    records: list[tuple[Predictor | AttentionTimes, Reader]] = [(predictor, node)]
+    for record, child in [*records, *zip(predictor.attention, kinds, strict=True)]:
         for field in dataclasses.fields(record):
             value = getattr(record, field.name)
             if not field.name.endswith("_s"):
