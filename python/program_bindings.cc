@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "helm/predictor.h"
 #include "helm/program.h"
 
 namespace nb = nanobind;
@@ -18,6 +19,9 @@ void bind_program(nb::module_& m) {
       "What a step does, a text for each kind of step that the plan (JSON) can have: a line that "
       "names\nthe kind, then one for each task in the order in which the engine enqueues it. Loads "
       "nothing.\nRaises InvalidError for what is no plan, and names the field.");
+  nb::list modes;
+  for (const StepMode mode : kExecutedModes) modes.append(std::string(mode_name(mode)));
+  m.attr("EXECUTED_MODES") = nb::tuple(modes);
 }
 
 }  // namespace helm

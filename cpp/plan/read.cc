@@ -150,7 +150,7 @@ int64_t PlanReader::pages_on(DeviceIndex device) const {
 
 Plan PlanReader::read(const JsonReader& root) {
   root.only({"format", "version", "model", "limits", "threads", "devices", "kv", "rope", "tensors",
-             "slices", "values", "units", "logits", "memory", "schedule",
+             "slices", "values", "units", "logits", "memory", "schedule", "predictor",
              // Written for people; nothing here is executed.
              "notices", "loading", "units_cpu", "units_accelerator", "units_cut", "label",
              "workload", "profile", "predicted", "bottleneck", "alternatives", "loading_choice"});
@@ -193,6 +193,7 @@ Plan PlanReader::read(const JsonReader& root) {
     check_cut(root["schedule"]);
   }
   if (several || root.has("memory")) read_memory(root["memory"]);
+  if (root.has("predictor")) read_predictor(root["predictor"]);
   plan_.logits = value(root["logits"]);
   check_logits(root["logits"]);
   if (plan_.schedule.stream_tokens > 0) check_visits(units);

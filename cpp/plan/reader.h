@@ -73,6 +73,7 @@ class PlanReader {
   void read_memory(const JsonReader& node);
   void read_schedule(const JsonReader& node);
   void read_pages(const JsonReader& node);
+  void read_predictor(const JsonReader& node);
   int64_t pages_on(DeviceIndex device) const;
   void by_name(const JsonReader& node) const;  // rejects names of no device
   void check_ends(const JsonReader& units) const;

@@ -104,8 +104,9 @@ void Executor::submit() {
 
 const BoundProgram& Executor::program_for(const StepRows& rows) const {
   const StepView step = rows.view();
-  const bool visits = plan_.schedule.stream_tokens > 0 &&
-                      step.tokens() >= plan_.schedule.stream_tokens && visits_->holds(step);
+  const int64_t least = plan_.schedule.stream_tokens;
+  const bool visits =
+      visits_ != nullptr && least > 0 && step.tokens() >= least && visits_->holds(step);
   return *std::ranges::find_if(programs_, [&](const BoundProgram& one) {
     return one.program.visits == visits && one.program.pages_visit() == rows.far.visit() &&
            one.program.cpu_attends() == (rows.far.on_cpu > 0);

@@ -77,8 +77,9 @@ def test_bench() -> None:
 
 @pytest.mark.parametrize("preset", ["thesis-4060", "cpu-desktop-64gb-ddr5"])
 def test_plan(preset: str) -> None:
-    found = printed("plan", QWEN, "--profile", preset, "-c", "4096", "--policies")
-    check([found], "`plan --json`")
+    plan = ("plan", QWEN, "--profile", preset, "-c", "4096")
+    found = [printed(*plan, "--policies"), printed(*plan, "--objective", "serve")]
+    check(found, "`plan --json`")
 
 
 def test_formats() -> None:

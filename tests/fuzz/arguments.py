@@ -60,7 +60,7 @@ _OPTIONS: dict[str, tuple[Any, ...]] = {
     "prompt_tokens": (1, 64),
     "output_tokens": (1, 64),
     "batch": (1, 3),
-    "objective": ("total", "decode", "ttft", "throughput"),
+    "objective": ("total", "decode", "ttft", "throughput", "serve"),
     "measuring": (odd.planted, lambda what, share: None),
 }
 # What measures the machine, or waits for so many threads, is no matter of arguments.

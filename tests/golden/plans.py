@@ -57,6 +57,8 @@ def digests(plan: Plan) -> dict[str, str]:
     """By field of the plan's text."""
     found = {}
     for name, value in json.loads(plan.to_json()).items():
+        if name == "predictor":  # made of the profile's rates alone
+            continue
         kept = _without_fractions(value) if name in _PREDICTED else value
         text = json.dumps(kept, sort_keys=True)
         found[name] = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]

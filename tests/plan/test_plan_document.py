@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 from helm.base.formats import FORMAT_NAMES, parse
 from helm.model.graph import OPS
-from helm.plan.schema import Plan, Prediction
+from helm.plan.records import Prediction
+from helm.plan.schema import Plan
 
 DOCUMENT = next(
     folder / "docs" / "plan.md"

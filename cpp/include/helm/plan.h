@@ -11,6 +11,7 @@
 
 #include "helm/format.h"
 #include "helm/ops.h"
+#include "helm/predictor.h"
 #include "helm/stored.h"
 #include "helm/types.h"
 
@@ -247,6 +248,8 @@ struct HELM_API Plan {
   std::vector<UnitSpec> units;
   ValueIndex logits = 0;
   Schedule schedule;
+  // Where KV of an accelerator may lie in host memory: what steps take in each mode.
+  std::optional<PredictorTables> predictor;
   // By device. pages: add up to kv.pages(); those that an accelerator lacks lie in host memory.
   // memory_bytes: all that the plan may take there, or kUnlimited.
   std::vector<int64_t> pages = {0};

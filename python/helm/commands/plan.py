@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from helm.plan.schema import Plan
 
 HELP = "show where a model would run, how fast and why, without loading it"
+_CONCURRENCY = 8
 EPILOG = """examples:
   helm-llm plan Qwen/Qwen3-8B                         for this machine
   helm-llm plan Qwen/Qwen3-8B --profile thesis-4060   for another one
@@ -47,6 +48,10 @@ def add_arguments(parser: Parser) -> None:
         help="positions per request (default: 4096 or as needed)",
     )  # fmt: skip
     options.add_workload(work, rare=str)
+    work.add_argument(
+        "--concurrency", type=int, metavar="N",
+        help=More("most requests at once, of --objective serve (default: 8)"),
+    )  # fmt: skip
     options.add_dtypes(work, rare=str)
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -88,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
         from helm.commands.timeline_view import check_timeline
 
         check_timeline(args.timeline)
+    if args.concurrency is None:
+        args.concurrency = _CONCURRENCY if args.objective == "serve" else args.batch
     if args.formats:
         return _formats(args)
     study = _study(args)

@@ -39,6 +39,7 @@ def show(study: Study, notices: Sequence[str], *, policies: bool = False) -> Non
         _loading,
         _kv,
         _prediction,
+        _serving,
         _bottleneck,
         _gains,
         _rivals,
@@ -144,6 +145,7 @@ _OBJECTIVES = {
     "ttft": "earliest first token",
     "total": "least total time",
     "throughput": "least total time of all requests",
+    "serve": "most tokens/s while requests come and go",
 }
 
 
@@ -196,7 +198,9 @@ def _schedule(study: Study) -> str:
         if not best.visit.runs:
             parts.append("planned alone: HELM does not execute this policy")
     if best.sequences < study.workload.batch:
-        parts.append(f"{counted(best.sequences, 'request')} at once")
+        serves = study.workload.objective == "serve"
+        room = "KV pages of {} with full contexts" if serves else "{} at once"
+        parts.append(room.format(counted(best.sequences, "request")))
     if not best.uses_accelerator:
         return parts[0]
     if best.stream_tokens:
@@ -260,6 +264,21 @@ def _prediction(study: Study, out: Console) -> None:
     _indented(out, explain.guesses_text(study), style="dim")
 
 
+def _serving(study: Study, out: Console) -> None:
+    serves = explain.serving_of(study)
+    if serves is None:
+        return
+    _title(out, f"Serving requests of {serves.prompt:,} and {serves.output:,} tokens")
+    table = _table("  at once", "tokens/s", "mode", "near", "far", left=0)
+    table.columns[2].justify = "left"
+    for row in serves.rates:
+        counts = (f"{row.near:,}", f"{row.far:,}" if row.far else "")
+        table.add_row(f"{row.requests:,}", rate_text(row.tokens_per_s), row.mode, *counts)
+    out.print(table)
+    for line in explain.serving_lines(serves):
+        _indented(out, line, style="dim")
+
+
 def _bottleneck(study: Study, out: Console) -> None:
     predicted = study.best.predicted
     for title, terms, bound in (
@@ -287,7 +306,7 @@ def _term_color(name: str) -> str:
 
 def _gains(study: Study, out: Console) -> None:
     _title(out, "With more memory or bandwidth")
-    now, whole = study.best, study.workload.objective in ("total", "throughput")
+    now, whole = study.best, study.workload.objective in ("total", "throughput", "serve")
     table = _table("", "tokens/s", "", "first token", "", *(("in all", "") if whole else ()))
     for gain in study.gains:
         what = {"accelerator memory": "VRAM", "host memory bandwidth": "RAM bandwidth"}

@@ -147,7 +147,7 @@ def _refusal(found: Search) -> str:
     model, profile, workload = found.model, found.profile, found.workload
     limits, space = found.limits, found.space
     closest = nearest(found)
-    each = workload.objective == "throughput"  # fewer at once were tried, down to one
+    each = workload.objective in ("throughput", "serve")  # fewer at once were tried, down to one
     least = dataclasses.replace(workload, batch=1) if each else workload
     lacks = shortage(model, profile, least, limits, space)
     context = largest_context(model, profile, least, limits, space)

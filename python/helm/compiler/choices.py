@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from helm.compiler.budget import Budget, StageBytes, executable, itemise, stage_bytes
+from helm.compiler.candidate import total_s
 from helm.compiler.counts import CostedGraph
 from helm.compiler.decode import Priced, price_decode
 from helm.compiler.overflow import Bools
 from helm.compiler.prefill import Prefill, prepare, price_prefill
 from helm.compiler.problem import Mode, Overflow, ResourceLimits, Space
 from helm.compiler.setting import Setting, Site, make_setting
+from helm.compiler.step_prices import steady_seconds
 from helm.compiler.times import F64, classify
 from helm.machine.profile import Profile
 from helm.plan.records import Workload
@@ -79,6 +81,16 @@ class Choice:
     def prefill_s(self) -> F64:
         """[ways, rows, pages], likewise"""
         return _allowed_s([(way.priced.total, way.allowed) for way in self.prefills])
+
+    @functools.cached_property
+    def serve_s(self) -> F64:
+        """[rows, pages] for all requests, while they come and go: in the best mode, or, where all
+        KV lies with its layers, in waves with what overlaps then."""
+        setting, work = self.setting, self.setting.workload
+        waves = total_s(work, setting.batch, self.prefill_s.min(axis=0), self.decode_s.min(axis=0))
+        overflows = setting.rows.has_blocks[:, None] & setting.pool.overflows
+        steady = steady_seconds(setting, self.head)
+        return np.minimum(steady, np.where(overflows, np.inf, waves))
 
 
 def _allowed_s(ways: list[tuple[F64, Bools]]) -> F64:
@@ -140,6 +152,8 @@ def _decodes(setting: Setting, head: Site, space: Space) -> Iterator[DecodeWay]:
     both = _both(setting, head)
     may_overflow = setting.accelerator is not None and space.kv != "device"
     overflows = space.overflow if may_overflow else space.overflow[:1]
+    if work.objective == "serve" and "cpu" in overflows:  # as a joint step has it
+        overflows = ("cpu",)
     for groups, site in itertools.product(space.decode_groups, overflows):
         if groups > 1 and (setting.batch < groups or not both.any()):
             continue
@@ -172,8 +186,8 @@ def _both(setting: Setting, head: Site) -> Bools:
 
 
 def batches(workload: Workload) -> list[int]:
-    """How many sequences run at once: all, or for throughput also fewer, in waves."""
-    if workload.objective != "throughput":
+    """How many sequences run at once: all, or for throughput and service also fewer."""
+    if workload.objective not in ("throughput", "serve"):
         return [workload.batch]
     powers = [2**i for i in range(workload.batch.bit_length()) if 2**i < workload.batch]
     return [workload.batch, *reversed(powers)]

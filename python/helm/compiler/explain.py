@@ -11,6 +11,7 @@ from helm.base.sizes import rate_text
 from helm.compiler.budget import PURPOSES
 from helm.compiler.candidate import BOTH, Candidate, term_name
 from helm.compiler.segments import layers_label, segments, unit_runs
+from helm.compiler.serving import Serving, serving
 from helm.compiler.solve import Study
 from helm.compiler.speculation import guess_prices
 
@@ -143,6 +144,22 @@ def guesses_text(study: Study, likely: float = 0.8) -> str:
     return text
 
 
+def serving_of(study: Study) -> Serving | None:
+    """What requests reach that come and go, where that is the objective."""
+    if study.workload.objective != "serve" or study.best.visit is not None:
+        return None
+    return serving(study.search, study.best, study.placed)
+
+
+def serving_lines(serves: Serving) -> list[str]:
+    """When the CPU attends for requests, and what the runtime does not do yet."""
+    if all(rate.mode == "cpu" for rate in serves.rates):
+        return ["all on the CPU: there is one memory, and no mode to choose"]
+    if serves.cpu_from is None:
+        return ["the CPU is never asked: near requests alone are as fast, others wait"]
+    return [f"the CPU attends for far requests from {serves.cpu_from} at once on"]
+
+
 @dataclass(frozen=True)
 class TermRow:
     """One term of a predicted time. share: of the whole."""
@@ -199,7 +216,11 @@ def trade(study: Study) -> Candidate | None:
     """What the objective "total" would choose, if that ends the whole request much sooner: the
     chosen plan then buys its objective with the other phase."""
     other = study.search.towards("total").best
-    if other is None or study.best.predicted.total_s <= _MUCH * other.predicted.total_s:
+    if (
+        study.workload.objective == "serve"
+        or other is None
+        or study.best.predicted.total_s <= _MUCH * other.predicted.total_s
+    ):
         return None
     return other
 
@@ -294,6 +315,7 @@ def to_dict(study: Study) -> dict[str, Any]:
     speculation: step_s (guesses of each sequence -> seconds of a decode step, as far as they are
     priced), pays_from (the least share of right guesses from which on some number of them pays,
     null: none does), guesses (that number, 0: none), reason (why nothing is guessed, or "").
+    serving: null but for the objective "serve", see `helm.compiler.serving.Serving`.
     memory: device -> weights_bytes, kv_bytes, activations_bytes, workspace_bytes, staging_bytes,
     reserve_bytes. loading: weights ("copied", "mapped" or "compressed") and the fields of
     `helm.compiler.load_cost.LoadingChoice`. limits: device -> bytes the plan may take.
@@ -334,6 +356,7 @@ def to_dict(study: Study) -> dict[str, Any]:
         "kv": _kv(study),
         "predicted": dataclasses.asdict(prediction.predicted),
         "speculation": guess_prices(study).to_dict(),
+        "serving": None if (serves := serving_of(study)) is None else dataclasses.asdict(serves),
         "memory": {device: dataclasses.asdict(use) for device, use in plan.memory.items()},
         "loading": {"weights": plan.loading, **dataclasses.asdict(choice)},
         "limits": {device: study.limit_bytes(device) for device in plan.memory},

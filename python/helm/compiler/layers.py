@@ -137,7 +137,7 @@ def _spread(
     far: Far, overflow: Overflow,
 ) -> SpreadLayer:  # fmt: skip
     """whole_s: without attention to cached positions; before_s: of what comes before attention."""
-    link, device, cpu = setting.link, setting.accelerator, setting.cpu
+    link, device = setting.link, setting.accelerator
     assert link is not None
     assert device is not None
     op_s = device.op_s * setting.pool.executed  # two more ops empty the partial results
@@ -153,12 +153,10 @@ def _spread(
         copies = far.pages * link.latency_s + size / link.to_accelerator_bytes_per_s
         seconds |= {"page": copies / pages, "far": far_s / pages + op_s + stage_s}
         return SpreadLayer(seconds, far, near_s, copies)
-    query = F32 * setting.batch * setting.width(op.input)
-    partial = F32 * setting.batch * op.heads * (op.head_dim + 2)
-    # The CPU waits for the accelerator as at a step's end. While both attend each keeps a part of
-    # its rate.
+    query, partial = (setting.batch * size for size in asked_bytes(setting, op))
+    # While both attend each keeps a part of its rate.
     down = link.latency_s + query / link.to_host_bytes_per_s
-    wait, attend = device.step_s + cpu.step_s + 2 * cpu.op_s, far_s
+    wait, attend = begin_asked_s(setting), far_s
     both = np.clip(seconds["near"] - down - wait, 0.0, attend)
     slower = both * (1.0 / link.rate_while_both_compute - 1.0)
     seconds |= {
@@ -168,6 +166,18 @@ def _spread(
         UP: link.latency_s + partial / link.to_accelerator_bytes_per_s,
     }
     return SpreadLayer(seconds, far, near_s, np.zeros_like(near_s))
+
+
+def asked_bytes(setting: Setting, op: Attention) -> tuple[int, int]:
+    """Of a row for which the CPU attends: what goes down to it, and the partial result."""
+    return F32 * setting.width(op.input), F32 * op.heads * (op.head_dim + 2)
+
+
+def begin_asked_s(setting: Setting) -> float:
+    """Until the CPU attends to what has come down: it waits for the accelerator as at a step's
+    end."""
+    assert setting.accelerator is not None
+    return setting.accelerator.step_s + setting.cpu.step_s + 2 * setting.cpu.op_s
 
 
 def visiting_seconds(

@@ -13,16 +13,8 @@ from helm.compiler.visits.rows import split_units
 from helm.machine.profile import Profile
 from helm.model.graph import Attention, Graph, Unit
 from helm.plan.kv import KvSpec
-from helm.plan.records import WATERMARK
-from helm.plan.schema import (
-    Alternative,
-    Limits,
-    MemoryUse,
-    Plan,
-    Prediction,
-    ProfileIdentity,
-    Schedule,
-)
+from helm.plan.records import WATERMARK, Alternative, Prediction, ProfileIdentity
+from helm.plan.schema import Limits, MemoryUse, Plan, Schedule
 from helm.plan.units import CPU, PlacedUnit
 from helm.plan.weights import TensorSpec
 

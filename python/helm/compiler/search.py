@@ -98,9 +98,9 @@ class Search:
         return self._ranked(dataclasses.replace(self.limits, **memory_bytes), self.workload)
 
     def towards(self, objective: Objective) -> SearchResult:
-        """By another objective. "throughput" alone may run fewer sequences at once."""
+        """By another objective. "throughput" and "serve" may run fewer sequences at once."""
         changed = dataclasses.replace(self.workload, objective=objective)
-        if objective == "throughput" and changed.batch > 1:
+        if objective in ("throughput", "serve") and changed.batch > 1:
             return Search(self.model, self.profile, changed, self.limits, self.space).result
         return self._ranked(self.limits, changed)
 
@@ -219,6 +219,8 @@ def search(
 
 def _scores(choice: Choice, workload: Workload) -> tuple[F64, F64]:
     """[rows, pages] the objective and what breaks ties, both to be small."""
+    if workload.objective == "serve":
+        return choice.serve_s, choice.decode_s.min(axis=0)
     ttft, step = choice.prefill_s.min(axis=0), choice.decode_s.min(axis=0)
     return goals(workload, choice.setting.batch, ttft, step)
 
@@ -333,7 +335,9 @@ class _Best:
             predicted=predicted(self._workload, setting.batch, seconds, terms),
             memory=choice.budget.at(row, page),
             missing=Missing(*(int(device[row, page]) for device in lacks)),
-            objective_s=goals(self._workload, setting.batch, ttft_s, decode_s)[0],
+            objective_s=float(choice.serve_s[row, page])
+            if self._workload.objective == "serve"
+            else goals(self._workload, setting.batch, ttft_s, decode_s)[0],
         )
 
 

@@ -39,6 +39,7 @@ from helm.compiler.placement import (
 from helm.compiler.planning_problem import Problem
 from helm.compiler.problem import PUBLISHED_POLICIES
 from helm.compiler.search import PLENTY, Search
+from helm.compiler.serving import predictor
 from helm.compiler.steps import Steps, planned_steps
 from helm.compiler.tensors import compressible, dominant_format, identity, mappable, slices_of
 from helm.compiler.visits.shown import policy_steps
@@ -142,8 +143,9 @@ class Study:
             *(profile.notices_of({held.format for held in plan.slices}) if profile else ()),
         )
         predicted = None if profile is None else prediction(self.search, profile)
+        tables = None if profile is None else predictor(self.search, self.best, plan)
         return dataclasses.replace(
-            plan, notices=notices, loading_choice=choice, prediction=predicted
+            plan, notices=notices, loading_choice=choice, predictor=tables, prediction=predicted
         )
 
 

@@ -4,14 +4,15 @@ predicted, and why weights are loaded as they are. Computes none of it."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from helm.base.arguments import is_one_of, shown
-from helm.errors import InvalidError
+from helm.base.jsonio import Reader, decode
+from helm.errors import InvalidError, PlanError
 
-Objective = Literal["decode", "ttft", "total", "throughput"]
+Objective = Literal["decode", "ttft", "total", "throughput", "serve"]
 Loading = Literal["copied", "mapped", "compressed"]
-OBJECTIVES: tuple[Objective, ...] = ("decode", "ttft", "total", "throughput")
+OBJECTIVES: tuple[Objective, ...] = ("decode", "ttft", "total", "throughput", "serve")
 # Share of an accelerator's slots for KV blocks that stays in use once blocks leave for host memory;
 # the rest takes a step's new blocks while old ones leave.
 WATERMARK = 0.8
@@ -32,7 +33,8 @@ class Workload:
 
     context: positions for which KV pages are reserved per sequence; 0 means prompt + output.
     objective: what to make least: the time of one decode step, the time to first token, the time
-    of the whole workload, or that time with fewer sequences at once allowed.
+    of the whole workload, that time with fewer sequences at once allowed, or the time of a token
+    while requests come and go, `batch` of them at once.
     """
 
     prompt: int = 512
@@ -119,3 +121,72 @@ class LoadingChoice:
     compressed_decode_ratio: float | None
     compressing_pays_after_tokens: float | None
     assumed: bool
+
+
+@dataclass(frozen=True)
+class ProfileIdentity:
+    """The profile that predicted. digest: `Profile.digest`."""
+
+    name: str
+    estimated: bool
+    digest: str
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A plan that was not chosen and the reason. missing: device -> bytes it lacks there. The
+    times of a plan that does not fit are those it would reach with that memory."""
+
+    label: str
+    units_cpu: int
+    units_accelerator: int
+    embedding: str
+    head: str
+    fits: bool
+    ttft_s: float
+    decode_tokens_per_s: float
+    missing: dict[str, int]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the search knew when it chose; written at the top level of a plan, null without a
+    profile. label: "all-cpu", "all-accelerator", "fill-accelerator", or "search" for any other."""
+
+    label: str
+    workload: Workload
+    profile: ProfileIdentity
+    predicted: Predicted
+    bottleneck: str
+    alternatives: tuple[Alternative, ...]
+
+
+NO_PREDICTION: dict[str, Any] = dict.fromkeys(
+    ("label", "workload", "profile", "predicted", "bottleneck", "alternatives")
+)
+
+
+def decode_prediction(root: Reader) -> Prediction | None:
+    if root["predicted"].null:
+        for key in NO_PREDICTION:
+            if root[key].value not in (None, []):
+                root[key].reject("expected null, as predicted is")
+        return None
+    try:
+        workload = decode(Workload, root["workload"])
+    except PlanError:
+        raise
+    except InvalidError as reason:
+        root["workload"].reject(str(reason))
+    predicted = decode(Predicted, root["predicted"])
+    for key in ("ttft_s", "decode_s", "total_s"):
+        root["predicted"][key].number(0.0)
+    return Prediction(
+        label=root["label"].string(),
+        workload=workload,
+        profile=decode(ProfileIdentity, root["profile"]),
+        predicted=predicted,
+        bottleneck=root["bottleneck"].string(),
+        alternatives=tuple(decode(Alternative, item) for item in root["alternatives"].items()),
+    )

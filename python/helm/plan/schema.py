@@ -15,12 +15,20 @@ from typing import Any, Literal, get_args
 from helm.base.jsonio import Reader, decode, encode, parse
 from helm.base.sizes import size_text
 from helm.base.summaries import Summarized
-from helm.errors import InvalidError, PlanError
+from helm.errors import PlanError
 from helm.model.graph import Attention, Value
 from helm.model.rope import RopeTable
 from helm.plan.disk import check_disk
 from helm.plan.kv import KvSpec, check_attentions, check_kv
-from helm.plan.records import WATERMARK, Loading, LoadingChoice, Predicted, Workload
+from helm.plan.predictor import Predictor, check_predictor
+from helm.plan.records import (
+    NO_PREDICTION,
+    WATERMARK,
+    Loading,
+    LoadingChoice,
+    Prediction,
+    decode_prediction,
+)
 from helm.plan.schedule import check_cut, check_lacking, check_limits, check_schedule
 from helm.plan.units import (
     CPU,
@@ -101,45 +109,6 @@ class Schedule:
     disk_ring_bytes: int = field(default=0, metadata={"optional": True})
 
 
-@dataclass(frozen=True)
-class ProfileIdentity:
-    """The profile that predicted. digest: `Profile.digest`."""
-
-    name: str
-    estimated: bool
-    digest: str
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """A plan that was not chosen and the reason. missing: device -> bytes it lacks there. The
-    times of a plan that does not fit are those it would reach with that memory."""
-
-    label: str
-    units_cpu: int
-    units_accelerator: int
-    embedding: str
-    head: str
-    fits: bool
-    ttft_s: float
-    decode_tokens_per_s: float
-    missing: dict[str, int]
-    reason: str
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the search knew when it chose; written at the top level of a plan, null without a
-    profile. label: "all-cpu", "all-accelerator", "fill-accelerator", or "search" for any other."""
-
-    label: str
-    workload: Workload
-    profile: ProfileIdentity
-    predicted: Predicted
-    bottleneck: str
-    alternatives: tuple[Alternative, ...]
-
-
 @dataclass(frozen=True, repr=False)
 class Plan(Summarized):
     """A placement of one model on one machine. devices: the CPU and the accelerators that the plan
@@ -163,6 +132,7 @@ class Plan(Summarized):
     notices: tuple[str, ...] = ()
     schedule: Schedule = field(default_factory=Schedule)
     loading_choice: LoadingChoice | None = None
+    predictor: Predictor | None = None
     prediction: Prediction | None = None
 
     @property
@@ -246,7 +216,9 @@ class Plan(Summarized):
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain JSON values; the prediction's fields stand at the top level."""
         fields = encode(self)
-        prediction = fields.pop("prediction") or {**_NO_PREDICTION, "alternatives": []}
+        if self.predictor is None:
+            del fields["predictor"]
+        prediction = fields.pop("prediction") or {**NO_PREDICTION, "alternatives": []}
         fields |= {"loading": self.loading, "loading_choice": fields.pop("loading_choice")}
         counts = {key: getattr(self, key) for key in _COUNTS}
         return {"format": FORMAT, "version": VERSION, **fields, **counts, **prediction}
@@ -267,10 +239,10 @@ class Plan(Summarized):
         names = ("model", "limits", "threads", "devices", "kv", "rope", "tensors", "slices")
         more = (
             "values", "units", "logits", "memory", "notices", "schedule", "loading",
-            "loading_choice",
+            "loading_choice", "predictor",
         )  # fmt: skip
-        root.only(["format", "version", *names, *more, *_COUNTS, *_NO_PREDICTION])
-        choice = root["loading_choice"]
+        root.only(["format", "version", *names, *more, *_COUNTS, *NO_PREDICTION])
+        choice, predictor = root["loading_choice"], root.get("predictor")
         plan = cls(
             model=decode(ModelIdentity, root["model"]),
             limits=decode(Limits, root["limits"]),
@@ -287,41 +259,14 @@ class Plan(Summarized):
             notices=tuple(node.string() for node in root.get("notices", []).items()),
             schedule=decode(Schedule, root["schedule"]),
             loading_choice=None if choice.null else decode(LoadingChoice, choice),
-            prediction=_decode_prediction(root),
+            predictor=None if predictor.null else decode(Predictor, predictor),
+            prediction=decode_prediction(root),
         )
         _check(plan, root)
         return plan
 
 
 _COUNTS = ("units_cpu", "units_accelerator", "units_cut")
-_NO_PREDICTION: dict[str, Any] = dict.fromkeys(
-    ("label", "workload", "profile", "predicted", "bottleneck", "alternatives")
-)
-
-
-def _decode_prediction(root: Reader) -> Prediction | None:
-    if root["predicted"].null:
-        for key in _NO_PREDICTION:
-            if root[key].value not in (None, []):
-                root[key].reject("expected null, as predicted is")
-        return None
-    try:
-        workload = decode(Workload, root["workload"])
-    except PlanError:
-        raise
-    except InvalidError as reason:
-        root["workload"].reject(str(reason))
-    predicted = decode(Predicted, root["predicted"])
-    for key in ("ttft_s", "decode_s", "total_s"):
-        root["predicted"][key].number(0.0)
-    return Prediction(
-        label=root["label"].string(),
-        workload=workload,
-        profile=decode(ProfileIdentity, root["profile"]),
-        predicted=predicted,
-        bottleneck=root["bottleneck"].string(),
-        alternatives=tuple(decode(Alternative, item) for item in root["alternatives"].items()),
-    )
 
 
 def _check(plan: Plan, root: Reader) -> None:
@@ -343,6 +288,8 @@ def _check(plan: Plan, root: Reader) -> None:
         for node in unit["ops"].items():
             check_op(node, tensors, values, len(plan.rope))
     check_attentions(plan.units, plan.kv.layers, root)
+    alone = all(unit.device == CPU for unit in plan.units)
+    check_predictor(plan.predictor, alone, root.get("predictor"))
     if plan.cut:
         check_cut(plan, root["schedule"])
     if plan.kv.window_blocks and plan.overflows:

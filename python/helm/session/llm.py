@@ -80,7 +80,8 @@ class LLM(LoadedLLM):
     None: this machine's, which the first use of an accelerator measures for 10 to 15 s. It never
     says how much memory there is.
     prompt_tokens, output_tokens, batch, objective: the work that the placement makes fastest:
-    "total" time, "decode", "ttft" or "throughput". KV pages are kept for `batch` full contexts.
+    "total" time, "decode", "ttft", "throughput", or "serve", for max_sequences requests that come
+    and go. KV pages are kept for `batch` full contexts.
     measuring: called with (what, share done) while the machine is measured; None logs one line.
 
     Raises HelmError subclasses that say what was found and what to do, DeviceError for a device

@@ -132,7 +132,12 @@ class LoadOptions:
         if context is None:
             context = min(max(_CONTEXT, prompt + output), config.max_context)
         objective: Any = self.objective
-        return Workload(prompt, output, self.batch, context, objective)
+        return Workload(prompt, output, self.at_once, context, objective)
+
+    @property
+    def at_once(self) -> int:
+        """Requests that are planned for; of a service as many as there may be."""
+        return max(self.batch, self.max_sequences) if self.objective == "serve" else self.batch
 
     def problem(
         self,
@@ -146,7 +151,7 @@ class LoadOptions:
         sequences = max(self.max_sequences, self.batch)
         tokens = self.expected_tokens
         if tokens is None and self.output_tokens is not None:
-            tokens = ANSWERS * self.output_tokens * self.batch
+            tokens = ANSWERS * self.output_tokens * self.at_once
         objective: Any = self.objective
         policy: Any = self.policy
         return Problem(
@@ -165,7 +170,7 @@ class LoadOptions:
             **{
                 "memory_bytes": self.memory_bytes,
                 "accelerator_bytes": self.vram_bytes,
-                "loading": LoadingRequest(self.weights, tokens, objective, self.batch),
+                "loading": LoadingRequest(self.weights, tokens, objective, self.at_once),
                 **machine,
             },
         )

@@ -1,0 +1,98 @@
+// Which mode a step takes, and which far rows join it: as much progress per second as can be had.
+// Pure: a snapshot in, a choice out. Knows no engine and no clock.
+//
+// Of near, joint and split that one runs whose tokens per second are most; a prompt counts as a
+// token by the share of it that the step computes. Nobody waits for long: a far row that was passed
+// over kMostSkips times, or for kMostWait times the usual time between tokens, is in the next step,
+// one of them in each.
+#pragma once
+
+#include <bitset>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "serve/predictor.h"
+
+namespace helm {
+
+// By StepMode.
+using ModeSet = std::bitset<kStepModeNames.size()>;
+ModeSet executed_modes();
+inline bool has(const ModeSet& modes, StepMode mode) {
+  return modes.test(static_cast<size_t>(mode));
+}
+
+// A row that decodes.
+struct ModeRow {
+  int64_t length = 0;  // positions of its sequence, with the new one
+  bool far = false;
+  int64_t skips = 0;    // steps since its last that had others but not it
+  double waited_s = 0;  // since its last token
+};
+
+// A chunk of a prompt.
+struct ModePrompt {
+  int64_t past = 0, tokens = 0;
+  int64_t whole = 0;    // tokens of all of the prompt
+  bool output = false;  // it is the last
+  bool far = false;
+};
+
+struct ModeSnapshot {
+  std::vector<ModeRow> rows;        // in order of arrival
+  std::vector<ModePrompt> prompts;  // that the step has, whatever its mode
+  int64_t most_rows = 0;            // of the step
+  int64_t most_outputs = 0;
+  double usual_s = 0;  // between a request's tokens, lately; 0: not known
+};
+
+struct ModeChoice {
+  StepMode mode = StepMode::kNear;
+  // Far rows of the snapshot that take part. Of a split step the latter are the second sub-batch,
+  // and everything else is the first.
+  std::vector<size_t> far, second;
+  double table_s = 0;   // what the tables say that the step takes
+  double progress = 0;  // tokens
+};
+
+class ModeChooser {
+ public:
+  // allowed: kNear is always among them.
+  ModeChooser(Predictor predictor, ModeSet allowed);
+
+  ModeChoice choose(const ModeSnapshot& snapshot);
+  void note(const ModeChoice& choice, double measured_s) {
+    predictor_.note(choice.mode, choice.table_s, measured_s);
+  }
+  // Steps have this mode where they can, as tests want it; empty: the best.
+  void force(std::optional<StepMode> mode) { forced_ = mode; }
+  // How many far requests bring most tokens a second beside so many near ones, at most `most`, or
+  // as few as bring nearly that; 0: none pays. A prompt that finds no room near begins far while
+  // there are fewer.
+  int64_t far_requests(int64_t near, int64_t most, const RequestShape& shape) const;
+  // The best mode's tokens a second with so many on each side.
+  double rate(int64_t near, int64_t far, const RequestShape& shape) const;
+  const Predictor& predictor() const { return predictor_; }
+
+  static constexpr int64_t kMostSkips = Predictor::kMostSkips;
+  static constexpr double kMostWait = 4;
+  static constexpr double kEnough = 0.99;  // of the most that far requests may bring
+  static constexpr double kStay = 0.97;    // of the best's progress keeps the last step's mode
+
+ private:
+  struct Ordered;
+  ModeChoice joint(const ModeSnapshot& snapshot, StepLoad load, double progress,
+                   const Ordered& far) const;
+  ModeChoice split(const ModeSnapshot& snapshot, StepLoad load, double progress,
+                   const Ordered& far) const;
+  double per_second(const ModeChoice& choice) const;
+
+  Predictor predictor_;
+  ModeSet allowed_;
+  std::optional<StepMode> forced_;
+  StepMode last_ = StepMode::kNear;
+};
+
+}  // namespace helm
