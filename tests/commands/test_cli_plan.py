@@ -57,7 +57,8 @@ def test_published_policies_are_planned_and_shown_beside_the_plan() -> None:
         assert f"  {policy}: " in shown
     one = helm(*given, "--policy", "zigzag").stdout
     assert "layers 0-35 (visit)" in one
-    assert "visit the GPU in each step, through" in " ".join(one.split())
+    said = " ".join(one.split())
+    assert "visit the GPU in each step, once for all requests, through" in said
     refused = helm(QWEN, "--profile", "thesis-4060", "--policy", "all-cpu", status=1).stderr
     assert re.search(r"--policy all-cpu .*lacks 1\.\d+ GiB of RAM", refused), refused
 
