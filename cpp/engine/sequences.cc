@@ -290,7 +290,7 @@ int64_t Engine::Impl::move(SequenceId id, KvSide side) {
     fail(ErrorKind::kInvalid, "[engine] sequence ", id, " cannot move to ", there, ": ",
          kv_.overflows() ? "far pages of the plan visit the accelerator (schedule.overflow)"
                          : "the plan has no KV pages in host memory for an accelerator's layers",
-         "; plan with --kv-overflow cpu and fewer pages there");
+         "; plan for KV overflow on the CPU, with fewer pages there");
   }
   const KvCache::Move move = kv_.to_move(moved, far);
   if (!can_move(id, side)) {
