@@ -92,12 +92,12 @@ class Model:
         self.args = args
 
     def on_cpu(
-        self, context: int, page_tokens: int, sequences: int = 1, step_tokens: int = STEP_TOKENS
+        self, context: int, page_tokens: int, sequences: int = 1, step_tokens: int | None = None
     ) -> Plan:
         return solve(Problem(
             self.config, self.infos, context=context, max_sequences=sequences,
             dtype=self.args.dtype, kv_dtype=self.args.kv_dtype, page_tokens=page_tokens,
-            step_tokens=step_tokens, threads=self.args.threads,
+            step_tokens=step_tokens or STEP_TOKENS, threads=self.args.threads,
             memory_bytes=memory_available(),
         )).plan  # fmt: skip
 

@@ -189,6 +189,6 @@ def test_show_of_a_hub_s_model_downloads_no_weights(
 
 
 def test_show_refuses_what_is_no_model(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
-    assert "GPT2LMHeadModel is not supported" in helm("show", str(tmp_path), status=2).stderr
+    (tmp_path / "config.json").write_text('{"architectures": ["BloomForCausalLM"]}')
+    assert "BloomForCausalLM is not supported" in helm("show", str(tmp_path), status=2).stderr
     assert "no folder" in helm("show", "./absent", status=2).stderr

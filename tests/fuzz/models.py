@@ -11,6 +11,7 @@ import numpy as np
 
 import helm
 from helm.model.families import FAMILIES, build_graph, parse_config
+from helm.model.weight_names import lies_by_column
 
 VOCAB, CONTEXT = 1024, 128
 BUNDLED = Path(helm.__file__).parent / "bundled"
@@ -28,6 +29,10 @@ _SIZES: dict[str, Any] = {
 }
 # By model_type: what a family's defaults would make large, or lacks.
 _OPT = {"num_key_value_heads": 2, "ffn_dim": 48, "word_embed_proj_dim": 16}
+_GPT2 = {
+    "n_embd": 32, "n_inner": 48, "n_layer": 2, "n_head": 2, "n_positions": CONTEXT,
+    "num_key_value_heads": 2,
+}  # fmt: skip
 _HYBRID = {"layer_types": ["attention"] * 2, "shared_intermediate_size": 48, "num_local_experts": 0}
 _EXPERTS = {
     "num_experts": 4,
@@ -40,7 +45,12 @@ _EXPERTS = {
 _MIXTURES = (
     "glm4_moe", "gpt_oss", "granitemoe", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"
 )  # fmt: skip
-_OWN = {"opt": _OPT, "granitemoehybrid": _HYBRID, **dict.fromkeys(_MIXTURES, _EXPERTS)}
+_OWN = {
+    "opt": _OPT,
+    "gpt2": _GPT2,
+    "granitemoehybrid": _HYBRID,
+    **dict.fromkeys(_MIXTURES, _EXPERTS),
+}
 # The least that the host's memory must be for any model; see the reserve of a plan on the CPU.
 MEMORY_BYTES = 1 << 30
 
@@ -55,7 +65,11 @@ def config_of(architecture: str) -> dict[str, Any]:
 
 def weights_of(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
     """Random f32 weights by name."""
-    shapes = build_graph(parse_config(config)).tensors
+    parsed = parse_config(config)
+    shapes = {
+        name: shape[::-1] if lies_by_column(name, parsed) else shape
+        for name, shape in build_graph(parsed).tensors.items()
+    }
     generator = np.random.default_rng(seed)
     return {name: _noise(generator, name, shape) for name, shape in shapes.items()}
 
