@@ -25,6 +25,7 @@ def write_long_cache(engine: Any, kept: Any, plan: Plan, tokens: int, path: Path
     """Writes the KV file of a sequence of `tokens` positions. kept: the engine's PrefixCache, which
     is emptied."""
     prompt = [(i * 7919 + 13) % plan.model.vocab_size for i in range(SHORT)]
+    kept.clear()
     sequence, _ = kept.open(prompt, SHORT)
     engine.forward(sequence, np.array(prompt, np.int32))
     kept.keep(sequence, prompt)

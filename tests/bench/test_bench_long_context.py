@@ -19,10 +19,9 @@ def test_overflow_is_verified_measured_and_set_beside_its_prediction(
     profile, out = tmp_path / "profile.json", tmp_path / "out.json"
     profile.write_text(fast_accelerator().to_json())
     monkeypatch.setitem(long_context.SHAPES, "tiny", {**TINY, "max_position_embeddings": 2048})
-    monkeypatch.setattr(long_context, "STEP_TOKENS", 32)
     monkeypatch.setattr(long_context, "PROBE_S", 0.01)
     monkeypatch.setattr(sys, "argv", [
-        "long_context.py", "--shape", "tiny", "--budget", "96", "--page-tokens", "16",
+        "long_context.py", "--shape", "tiny", "--budget", "512", "--page-tokens", "16",
         "--contexts", "600", "1200", "--rounds", "2", "--device", "sim:vram=1GiB,threads=1",
         "--threads", "1", "--profile", str(profile), "--json", str(out),
     ])  # fmt: skip
