@@ -136,7 +136,7 @@ def test_more_of_anything_is_never_slower():
     assert all(later <= earlier for earlier, later in itertools.pairwise(times))
 
 
-def test_eighty_layers_take_a_second_or_two():
+def test_eighty_layers_take_less_than_a_second():
     study = helm.study(
         "tests/data/configs/llama-3.1-70b.json", profile="thesis-l40s", memory_bytes=256 * GIB,
         objective="throughput", batch=64, prompt_tokens=512, output_tokens=128, context=1024,
@@ -150,4 +150,4 @@ def test_eighty_layers_take_a_second_or_two():
         )
         took.append(time.process_time() - begin)
         assert made is not None
-    assert min(took) < 2.0
+    assert min(took) < 1.0

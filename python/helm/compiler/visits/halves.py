@@ -6,6 +6,7 @@ Shares of what stays on the accelerator are arrays, an element for each of many 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -57,6 +58,7 @@ class Halves:
     def __init__(self, setting: Setting, prefill: Prefill, splits: bool = True) -> None:
         self.setting, self._prefill = setting, prefill
         layers = setting.classes.units
+        self._decode_units = functools.cache(self.decode_units)
         self._matrices = [[matrices_of(setting.model, u, splits) for u in x.units] for x in layers]
 
     # --- bytes -----------------------------------------------------------------------------------
@@ -126,6 +128,7 @@ class Halves:
         terms[:, 0, 0, ATTENTION] += decode_attention_s(self.setting, context, self._device)
         return terms
 
+    @functools.cached_property
     def prompt_units(self) -> F64:
         """[classes, halves, steps, DEVICE_TERMS] of the steps of prompts."""
         prefill = self._prefill
@@ -139,13 +142,13 @@ class Halves:
         ring; None: as if it had any number, which is a bound."""
         one, units = np.array([self.setting.batch]), self.setting.decode_units
         ends = units["cpu embedding"], units["accelerator head"]
-        return self._terms(of, slots, self.decode_units(context), ends, one, one)
+        return self._terms(of, slots, self._decode_units(context), ends, one, one)
 
     def prefill_terms(self, of: Shares, slots: int | None) -> F64:
         """[TERMS, plans] until every prompt has its first token."""
         prefill = self._prefill
         ends = [own.sum(axis=0) for own in (prefill.embedding["cpu"], prefill.head["accelerator"])]
-        return self._terms(of, slots, self.prompt_units(), ends, prefill.tokens, prefill.outputs)
+        return self._terms(of, slots, self.prompt_units, ends, prefill.tokens, prefill.outputs)
 
     @property
     def _device(self) -> AcceleratorProfile:

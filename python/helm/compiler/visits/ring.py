@@ -9,6 +9,7 @@ all that comes for the group before is there, and its buffer is free: the group 
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,22 +123,46 @@ def coming_s(groups: Sequence[Group], slots: int | None) -> F64:
     """Seconds of groups of one piece each, which the accelerator runs in order, through so many
     buffers; None: at least, with any number. What does not come takes no buffer. As the timeline
     plays the programs of plans."""
+    shape = np.broadcast_shapes(*(np.shape(s) for [p] in groups for s in (p.up_s, p.accelerator_s)))
+    up, run = (
+        np.stack([np.broadcast_to(seconds, shape) for seconds in each])
+        for each in ([p.up_s for [p] in groups], [p.accelerator_s for [p] in groups])
+    )
     if slots is None:
-        busy = lanes_s(groups)
-        return np.maximum(busy[ACCELERATOR], busy[UP])
+        return np.maximum(run.sum(axis=0), up.sum(axis=0))
+    if run[0].size == 1:
+        return np.full(shape, _ran_s(up.ravel().tolist(), run.ravel().tolist(), slots))
+    there = up > 0
+    every, some = (of(there.reshape(len(up), -1), axis=1) for of in (np.all, np.any))
     came: Any = 0.0
     ran: Any = 0.0
     free: list[Any] = [0.0] * slots  # when each buffer is, the next first
-    for [piece] in groups:
-        there = np.greater(piece.up_s, 0.0)
-        if there.any():
-            came = np.where(there, np.maximum(came, free[0]) + piece.up_s, came)
-            ran = np.where(there, np.maximum(came, ran), ran)
-        ran = ran + piece.accelerator_s
-        if there.any():
-            later = [*free[1:], ran]
-            free = [np.where(there, *both) for both in zip(later, free, strict=True)]
+    for group in range(len(up)):
+        if not some[group]:
+            ran = ran + run[group]
+            continue
+        comes = np.maximum(came, free[0]) + up[group]
+        runs = np.maximum(comes, ran) + run[group]
+        if every[group]:
+            came, ran, free = comes, runs, [*free[1:], runs]
+            continue
+        at = there[group]
+        came, ran = np.where(at, comes, came), np.where(at, runs, ran + run[group])
+        free = [np.where(at, *both) for both in zip([*free[1:], ran], free, strict=True)]
     return np.asarray(ran)
+
+
+def _ran_s(up_s: Sequence[float], run_s: Sequence[float], slots: int) -> float:
+    """The same for one plan and step."""
+    came, ran, free = 0.0, 0.0, deque([0.0] * slots)
+    for up, run in zip(up_s, run_s, strict=True):
+        if up > 0:
+            came = max(came, free.popleft()) + up
+            ran = max(came, ran)
+        ran += run
+        if up > 0:
+            free.append(ran)
+    return ran
 
 
 def step_s(groups: Sequence[Group], slots: int) -> F64:

@@ -102,10 +102,15 @@ class PolicySearch:
                 for each in first.apart(self._halves(id(first.choice)), workload):
                     heapq.heappush(bounds, each)
                 continue
-            one = self._candidate("auto", first.choice, first.plans, first.slots, workload, (0, 0))
-            if one.objective_s < below_s * _LESS:
-                best, below_s = one, one.objective_s
-        return best
+            halves, context = self._halves(id(first.choice)), workload.expected_context
+            step_s = halves.decode_terms(first.plans, first.slots, context).sum(axis=0)
+            ttft_s = halves.prefill_terms(first.plans, first.slots).sum(axis=0)
+            score = goals(workload, first.choice.setting.batch, ttft_s, step_s)[0][0]
+            if score < below_s * _LESS:
+                best, below_s = first, float(score)
+        if best is None:
+            return None
+        return self._candidate("auto", best.choice, best.plans, best.slots, workload, (0, 0))
 
     def flights(self, best: Candidate, workload: Workload) -> list[Flight]:
         """The layers in a decode step of a plan that it found, where both devices compute."""
