@@ -236,3 +236,47 @@ TEST_CASE("calls with blocks that cannot be begun with are refused, and nothing 
   engine->release(held);
   check_all_free(*engine, 20);
 }
+
+TEST_CASE("what is kept leaves the accelerator as it is, and what others have is given up") {
+  const int64_t blocks = 56, slots = 20;
+  TinyShape shape = shape_of(blocks, 3);
+  shape.step_tokens = 3 * kPage;
+  shape.devices.assign(static_cast<size_t>(shape.layers) + 2, "accelerator");
+  shape.accelerator_pages = shape.layers * slots;
+  shape.overflow = "cpu";
+  shape.watermark = 1;
+  const auto engine = tiny_engine(tiny_model(shape), HELM_TEST_ACCELERATOR);
+  const auto on_cpu = tiny_engine(tiny_model(shape_of(blocks, 3)));
+  PrefixCache prefixes(*engine), reference(*on_cpu);
+  const Ids first = token_ids(5 * kPage, 1), second = token_ids(5 * kPage, 2);
+  compute_and_keep(*engine, prefixes, first);
+  compute_and_keep(*engine, prefixes, second);
+  CHECK(!engine->stats().evicted_blocks);
+  REQUIRE(prefixes.leave_near());  // what was used least recently
+  CHECK(engine->stats().evicted_blocks == 5);
+  REQUIRE(prefixes.leave_near());
+  CHECK(engine->stats().evicted_blocks == 10);
+  CHECK(!prefixes.leave_near());
+  CHECK(prefixes.kept() == 2);
+  for (const Ids& kept : {first, second}) {
+    const Ids prompt = joined(kept, token_ids(5, 9));
+    std::vector<float> got, want;
+    const PrefixCache::Opened opened = compute(*engine, prefixes, prompt, &got);
+    CHECK(opened.cached == std::ssize(kept));
+    prefixes.close(opened.sequence);
+    reference.close(compute(*on_cpu, reference, prompt, &want).sequence);
+    CHECK(got == want);
+  }
+  const Ids third = token_ids(5 * kPage, 3);
+  compute_and_keep(*engine, prefixes, third);
+  const PrefixCache::Opened running = prefixes.open(joined(third, token_ids(5, 9)), kContext);
+  CHECK(running.cached == std::ssize(third));
+  int64_t given_up = 0;
+  while (prefixes.leave_near()) ++given_up;
+  CHECK(given_up == 5);
+  CHECK(engine->stats().evicted_blocks == 10);
+  CHECK(engine->length(running.sequence) == std::ssize(third));
+  prefixes.close(running.sequence);
+  prefixes.clear();
+  CHECK(engine->can_open(kContext, blocks - kContext / kPage));
+}
