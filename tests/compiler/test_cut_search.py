@@ -118,12 +118,8 @@ def test_no_layout_is_better_by_a_hundredth(seed, objective, kind):
     search = problem.search("copied")
     value, cpu, own = _every_value(search)
     rng = random.Random(seed + 99)
-    rooms = [
-        int(sizes.min() + (sizes.max() - sizes.min()) * rng.uniform(-0.05, 1.1))
-        for sizes in (cpu, own)
-    ]
-    want = value[(cpu <= rooms[0]) & (own <= rooms[1])].min(initial=np.inf)
-    limits = dataclasses.replace(search.limits, cpu_bytes=rooms[0], accelerator_bytes=rooms[1])
+    limits, fits = cut_cases.limits_at_random(search, rng, cpu, own)
+    want = value[fits].min(initial=np.inf)
     for policy in ("cut", "auto", "layer-partition"):
         space = dataclasses.replace(search.space, policy=policy)
         best = Search(search.model, search.profile, search.workload, limits, space).result.best

@@ -3,7 +3,6 @@ task by task, the best of all, and when the search takes one."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import random
 import time
@@ -91,12 +90,8 @@ def test_no_shares_are_better_by_a_hundredth(seed, objective, kind):
     search = _problem(seed, objective, kind).search("copied")
     value, cpu, own = _every_value(search)
     rng = random.Random(seed + 99)
-    rooms = [
-        int(sizes.min() + (sizes.max() - sizes.min()) * rng.uniform(-0.05, 1.1))
-        for sizes in (cpu, own)
-    ]
-    want = value[(cpu <= rooms[0]) & (own <= rooms[1])].min(initial=np.inf)
-    limits = dataclasses.replace(search.limits, cpu_bytes=rooms[0], accelerator_bytes=rooms[1])
+    limits, fits = cut_cases.limits_at_random(search, rng, cpu, own)
+    want = value[fits].min(initial=np.inf)
     at_once = [search.workload.batch]
     one = search._policies.fastest(limits, search.workload, at_once, np.inf)
     assert (one is None) == (want == np.inf)
@@ -104,7 +99,10 @@ def test_no_shares_are_better_by_a_hundredth(seed, objective, kind):
         assert one.objective_s <= want * 1.01
         assert all(
             sum(one.memory[name].values()) <= room
-            for name, room in zip(("cpu", "accelerator"), rooms, strict=True)
+            for name, room in (
+                ("cpu", limits.cpu_bytes),
+                ("accelerator", limits.accelerator_bytes),
+            )
         )
     best = Search(search.model, search.profile, search.workload, limits, search.space).result.best
     assert (np.inf if best is None else best.objective_s) <= want * 1.01

@@ -48,6 +48,15 @@ def test_logits_equal_transformers(name: str, dtype: str, monkeypatch: pytest.Mo
             assert_close(logits_of(engine, prompt_of(length))[:rows], want[:rows], 400, what)
 
 
+@pytest.mark.parametrize("name", SHORT)
+def test_rounded_weights_are_near(name: str) -> None:
+    for page_tokens in PAGES:
+        engine = engine_of(name, page_tokens=page_tokens, policy="q8")
+        want = reference_logits(name, "f32", LENGTHS[1])
+        error = logits_of(engine, prompt_of(LENGTHS[1])) - want
+        assert np.linalg.norm(error) / np.linalg.norm(want) < 0.05, page_tokens
+
+
 @pytest.mark.parametrize("policy", POLICIES if WHOLE else POLICIES[:1])
 @pytest.mark.parametrize("name", NAMES)
 def test_rounded_weights_give_their_logits(

@@ -29,8 +29,12 @@ def logits(model: Path, **options: Any) -> np.ndarray:
 def test_q4_is_its_weights_and_the_same_on_the_simulated_accelerator(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed = rounded_folder(name, "q4", tmp_path / "packed", monkeypatch)
     folder = small_models.model_dir(name)
+    if name != "phimoe":  # which chooses other experts for some tokens
+        exact, near = logits(folder, device="cpu"), logits(folder, device="cpu", dtype="q4")
+        # Small matrices are in 8 bits: a weight is off by little, products by less.
+        assert 0 < np.linalg.norm(near - exact) / np.linalg.norm(exact) < 0.35
+    packed = rounded_folder(name, "q4", tmp_path / "packed", monkeypatch)
     rounded = logits(folder, device="cpu", dtype="q4")
     np.testing.assert_array_equal(logits(packed, device="cpu"), rounded)
     np.testing.assert_array_equal(logits(folder, device="sim:vram=2GiB", dtype="q4"), rounded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import random
@@ -183,3 +184,14 @@ def counted(plan, format, limits):
             "activations": sum(-(-size // 256) * 256 for size in values),
         }
     return found
+
+
+def limits_at_random(search, rng, cpu, own):
+    """Memory of both devices between the least and the most that plans take, and which plans fit.
+    cpu, own: their bytes there."""
+    rooms = [
+        int(sizes.min() + (sizes.max() - sizes.min()) * rng.uniform(-0.05, 1.1))
+        for sizes in (cpu, own)
+    ]
+    limits = dataclasses.replace(search.limits, cpu_bytes=rooms[0], accelerator_bytes=rooms[1])
+    return limits, (cpu <= rooms[0]) & (own <= rooms[1])

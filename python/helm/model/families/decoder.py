@@ -292,6 +292,17 @@ def gated(b: GraphBuilder, config: ModelConfig, at: str, input: str, style: Styl
     return act
 
 
+def plain_mlp(
+    b: GraphBuilder, config: ModelConfig, input: str, residual: str, up: str, down: str
+) -> None:
+    """residual += down act(up input); up and down name modules."""
+    size = config.intermediate_size
+    act = b.value_like(input, "act", size)
+    b.linear(input, act, [(up, size)], bias=config.mlp_bias)
+    b.add(Activation(activation_kind(config), False, act, act, size))
+    project(b, down, act, residual, config.mlp_bias)
+
+
 def head(b: GraphBuilder, config: ModelConfig, x: str, bias: bool = False) -> None:
     """The unit of logits, once x is normed."""
     b.head(x, config.vocab_size, config.tie_word_embeddings, bias)

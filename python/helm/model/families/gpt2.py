@@ -12,9 +12,9 @@ from helm.base.jsonio import Reader
 from helm.errors import UnsupportedModelError
 from helm.model.builder import GraphBuilder
 from helm.model.config import Keys, ModelConfig, divided_head_dim, read_common
-from helm.model.families.decoder import Style, activation_kind, attention, kv_geometry, project
+from helm.model.families.decoder import Style, attention, kv_geometry, plain_mlp, project
 from helm.model.families.family import Family
-from helm.model.graph import Activation, Embedding, Graph, PositionEmbedding
+from helm.model.graph import Embedding, Graph, PositionEmbedding
 
 _ARCHITECTURE = "GPT2LMHeadModel"
 _DEFAULTS = {
@@ -71,7 +71,7 @@ def build(config: ModelConfig) -> Graph:
 
 def _layer(b: GraphBuilder, config: ModelConfig, layer: int, x: str) -> str:
     """Of the last layer, and of that alone, another value than x goes on."""
-    at, size = f"h.{layer}", config.intermediate_size
+    at = f"h.{layer}"
     h = b.value_like(x, "h", config.hidden_size)
     b.norm("layer", f"{at}.ln_1", x, h, config.norm_eps)
     attn = attention(b, config, f"{at}.attn", layer, h, _STYLE)
@@ -81,10 +81,7 @@ def _layer(b: GraphBuilder, config: ModelConfig, layer: int, x: str) -> str:
     b.unit("attention", layer)
     h = b.value_like(x, "h", config.hidden_size)
     b.norm("layer", f"{at}.ln_2", x, h, config.norm_eps)
-    act = b.value_like(x, "act", size)
-    b.linear(h, act, [(f"{at}.mlp.c_fc", size)], bias=True)
-    b.add(Activation(activation_kind(config), False, act, act, size))
-    project(b, f"{at}.mlp.c_proj", act, x, True)
+    plain_mlp(b, config, h, x, f"{at}.mlp.c_fc", f"{at}.mlp.c_proj")
     b.unit("mlp", layer)
     return x
 

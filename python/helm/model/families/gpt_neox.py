@@ -11,9 +11,9 @@ import dataclasses
 from helm.base.jsonio import Reader
 from helm.model.builder import GraphBuilder
 from helm.model.config import Keys, ModelConfig, divided_head_dim, read_common
-from helm.model.families.decoder import Style, activation_kind, attention, kv_geometry, project
+from helm.model.families.decoder import Style, attention, kv_geometry, plain_mlp, project
 from helm.model.families.family import Family
-from helm.model.graph import Activation, Embedding, Graph
+from helm.model.graph import Embedding, Graph
 from helm.model.rope import check_rope, parse_rope
 
 _ARCHITECTURE = "GPTNeoXForCausalLM"
@@ -64,7 +64,7 @@ def build(config: ModelConfig) -> Graph:
 
 def _layer(b: GraphBuilder, config: ModelConfig, layer: int, x: str) -> str:
     """Side by side both norms read x as it comes, so attention's unit norms for the mlp, too."""
-    at, size, last = f"layers.{layer}", config.intermediate_size, config.num_hidden_layers - 1
+    at, last = f"layers.{layer}", config.num_hidden_layers - 1
 
     def normed(module: str) -> str:
         out = b.value_like(x, "h", config.hidden_size)
@@ -82,10 +82,7 @@ def _layer(b: GraphBuilder, config: ModelConfig, layer: int, x: str) -> str:
     b.unit("attention", layer)
     if not config.parallel:
         h = normed("post_attention_layernorm")
-    act = b.value_like(h, "act", size)
-    b.linear(h, act, [(f"{at}.mlp.dense_h_to_4h", size)], bias=True)
-    b.add(Activation(activation_kind(config), False, act, act, size))
-    project(b, f"{at}.mlp.dense_4h_to_h", act, x, True)
+    plain_mlp(b, config, h, x, f"{at}.mlp.dense_h_to_4h", f"{at}.mlp.dense_4h_to_h")
     b.unit("mlp", layer)
     return x
 

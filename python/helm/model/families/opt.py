@@ -12,9 +12,9 @@ from helm.base.jsonio import Reader
 from helm.errors import UnsupportedModelError
 from helm.model.builder import GraphBuilder
 from helm.model.config import MAX_WIDTH, Keys, ModelConfig, divided_head_dim, read_common
-from helm.model.families.decoder import Style, activation_kind, attention, kv_geometry, project
+from helm.model.families.decoder import Style, attention, kv_geometry, plain_mlp, project
 from helm.model.families.family import Family
-from helm.model.graph import Activation, Embedding, Graph, PositionEmbedding
+from helm.model.graph import Embedding, Graph, PositionEmbedding
 
 _ARCHITECTURE = "OPTForCausalLM"
 _DEFAULTS = {
@@ -74,7 +74,7 @@ def _layer(b: GraphBuilder, config: ModelConfig, layer: int, x: str) -> str:
     """Of the last layer, and of that alone, another value than x goes on. A norm behind a residual
     addition belongs to the unit that adds."""
     at, bias, before = f"layers.{layer}", config.attention_bias, config.do_layer_norm_before
-    eps, size = config.norm_eps, config.intermediate_size
+    eps = config.norm_eps
 
     def normed(module: str) -> str:
         h = b.value_like(x, "h", config.hidden_size) if before else x
@@ -89,10 +89,7 @@ def _layer(b: GraphBuilder, config: ModelConfig, layer: int, x: str) -> str:
     h = x if before else normed("self_attn_layer_norm")
     b.unit("attention", layer)
     h = normed("final_layer_norm") if before else h
-    act = b.value_like(x, "act", size)
-    b.linear(h, act, [(f"{at}.fc1", size)], bias=config.mlp_bias)
-    b.add(Activation(activation_kind(config), False, act, act, size))
-    project(b, f"{at}.fc2", act, x, config.mlp_bias)
+    plain_mlp(b, config, h, x, f"{at}.fc1", f"{at}.fc2")
     if not before:
         normed("final_layer_norm")
     b.unit("mlp", layer)
