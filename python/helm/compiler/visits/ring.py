@@ -129,7 +129,7 @@ def coming_s(groups: Sequence[Group], slots: int | None) -> F64:
         for each in ([p.up_s for [p] in groups], [p.accelerator_s for [p] in groups])
     )
     if slots is None:
-        return np.maximum(run.sum(axis=0), up.sum(axis=0))
+        return np.asarray(np.maximum(run.sum(axis=0), up.sum(axis=0)))
     if run[0].size == 1:
         return np.full(shape, _ran_s(up.ravel().tolist(), run.ravel().tolist(), slots))
     there = up > 0
