@@ -260,7 +260,7 @@ TEST_CASE("what cannot move is refused by name, and nothing has changed") {
   check(*engine_of(on_cpu()), KvSide::kFar, ErrorKind::kInvalid, "no KV pages in host memory");
   TinyShape visiting = shape_of("ccaaa");
   visiting.overflow = "stream";
-  check(*engine_of(visiting), KvSide::kFar, ErrorKind::kInvalid, "--kv-overflow cpu");
+  check(*engine_of(visiting), KvSide::kFar, ErrorKind::kInvalid, "plan for KV overflow on the CPU");
   TinyShape narrow = shape_of("ccaaa");
   narrow.pages = kLayers * (kSlots + 2);
   const auto engine = engine_of(narrow);
