@@ -55,7 +55,8 @@ class Blocks {
   Blocks(Kind kind, int64_t window)
       : plan_(plan_of(kind, window)),
         window_(window),
-        kv_(plan_, {kind == Kind::kOverflow ? 1 : helm::kCpu, helm::kCpu}) {}
+        kv_(plan_, std::vector<helm::DeviceIndex>(plan_.kv.layers.size(),
+                                                  kind == Kind::kOverflow ? 1 : helm::kCpu)) {}
 
   KvCache& kv() { return kv_; }
   bool windows() const { return plan_.kv.window_blocks > 0; }
