@@ -1,4 +1,6 @@
 // Steps: inputs checked, room made for the KV blocks they write, rows laid out, submitted.
+#include <algorithm>
+
 #include "base/check.h"
 #include "engine/engine_impl.h"
 
@@ -115,7 +117,9 @@ void Engine::Impl::gather(std::span<const StepInput> inputs, StepRows& rows) {
     KvSequence& target = sequence(input.sequence);
     const auto first_row = first_rows[at] = std::ssize(rows.token_ids);
     const auto count = static_cast<int64_t>(input.tokens.size());
-    kv_.leave_behind(target, target.length);
+    // Windows keep as much as the plan has pages for, so that guesses can be taken back.
+    kv_.leave_behind(target,
+                     std::max<int64_t>(0, target.length + count - plan_.limits.step_tokens));
     kv_.extend(target, target.length + count);
     for (int64_t i = 0; i < count; ++i) {
       rows.token_ids.push_back(input.tokens[static_cast<size_t>(i)]);

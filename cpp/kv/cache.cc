@@ -53,6 +53,7 @@ std::vector<HeldBlock> KvCache::blocks(const KvSequence& sequence, int64_t lengt
 }
 
 std::vector<HeldBlock> KvCache::detach(KvSequence& sequence, int64_t length) {
+  leave_behind(sequence, std::max<int64_t>(0, length - 1));  // where a prompt of them goes on
   std::vector<HeldBlock> held = blocks(sequence, length);
   held_windows_ += windows_of(held);
   if (overflows() && !held.empty()) line_up(held.back().block);

@@ -121,7 +121,7 @@ class KvCache {
            window_begin(length) >= sequence.window_begin;
   }
   // Gives up what no window of a next position `length` shows: the sequence cannot be cut back to
-  // less than that, but to nothing. Needs continues().
+  // less than that, but to nothing.
   void leave_behind(KvSequence& sequence, int64_t length) {
     if (spec_.window_blocks > 0) {
       give_up(sequence, window_begin(length) / spec_.page_tokens * spec_.page_tokens);

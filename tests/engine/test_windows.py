@@ -120,6 +120,19 @@ def test_a_sequence_goes_on_from_where_its_windows_are() -> None:
     with pytest.raises(InvalidError, match=r"first 40 positions: layers with a window of 5 hold"):
         engine.truncate(sequence, 40)
     assert np.array_equal(engine.forward(sequence, tokens[100:120], True), want[100:120])
+    for position in range(120, 150):  # what a step of 24 would write is left to go back by
+        assert np.array_equal(
+            engine.forward(sequence, tokens[position : position + 1], True),
+            want[position : position + 1],
+        )
+    for back in (8, 23, 22):
+        length = engine.length(sequence) - back
+        engine.truncate(sequence, length)
+        for position in range(length, length + 24):
+            got = engine.forward(sequence, tokens[position : position + 1], True)
+            assert np.array_equal(got, want[position : position + 1]), (back, position)
+    with pytest.raises(InvalidError, match="layers with a window of 5 hold"):
+        engine.truncate(sequence, engine.length(sequence) - 30)
     engine.truncate(sequence, 0)
     assert np.array_equal(engine.forward(sequence, tokens[:20], True), want[:20])
 

@@ -28,6 +28,7 @@ LABELS = {
     "layer-partition": "whole layers",
 }
 _MUCH = 1.05
+_FREE = 0.005  # share of right guesses that rounds to 0 %
 _LISTED = 3  # layouts shown of those that fit but were not chosen
 
 
@@ -137,7 +138,9 @@ def guesses_text(study: Study, likely: float = 0.8) -> str:
     if least is None:
         return "guesses of tokens never pay: longer steps take too long"
     assert least.pays_from is not None
-    text = f"guesses of tokens pay from {least.pays_from * 100:.0f} % right on"
+    text = "guesses of tokens pay whenever one is right"
+    if least.pays_from >= _FREE:
+        text = f"guesses of tokens pay from {least.pays_from * 100:.0f} % right on"
     guesses, gain = found.best(likely)
     if guesses:
         text += f"; with {likely * 100:.0f} % right, {guesses} a step bring {gain:.2f}x"

@@ -71,23 +71,28 @@ class Priced final : public Drafter {
 }  // namespace
 
 TEST_CASE("a model drafts what it would say itself, after right and wrong guesses alike") {
-  const auto reference = engine_of();
-  const auto engine = engine_of();
-  ModelDrafter drafter(engine);
-  std::vector<int32_t> text = token_ids(40, 1);
-  for (const auto& [most, taken] :
-       std::vector<std::pair<int64_t, size_t>>{{4, 4}, {3, 1}, {1, 1}, {6, 0}, {5, 5}, {2, 2}}) {
-    CAPTURE(text.size());
-    const Draft draft = drafter.propose(7, text, most);
-    CHECK(draft.tokens == continued(*reference, text, most));
-    CHECK(draft.kind == 0);
-    text = joined(std::move(text), draft.tokens, taken);
-    text.push_back(static_cast<int32_t>(text.size() % 61));  // what was drawn in its place
+  TinyShape windowed{.page_tokens = 4, .window = 9};
+  windowed.window_blocks = windowed.sequences * ((9 + windowed.step_tokens + 4 - 3) / 4 + 1);
+  for (const TinyShape& shape : {TinyShape{}, windowed}) {
+    CAPTURE(shape.window);
+    const auto reference = engine_of(shape);
+    const auto engine = engine_of(shape);
+    ModelDrafter drafter(engine);
+    std::vector<int32_t> text = token_ids(40, 1);
+    for (const auto& [most, taken] :
+         std::vector<std::pair<int64_t, size_t>>{{4, 4}, {3, 1}, {1, 1}, {6, 0}, {5, 5}, {2, 2}}) {
+      CAPTURE(text.size());
+      const Draft draft = drafter.propose(7, text, most);
+      CHECK(draft.tokens == continued(*reference, text, most));
+      CHECK(draft.kind == 0);
+      text = joined(std::move(text), draft.tokens, taken);
+      text.push_back(static_cast<int32_t>(text.size() % 61));  // what was drawn in its place
+    }
+    drafter.forget(7);
+    drafter.forget(7);
+    drafter.forget(8);
+    CHECK(drafter.propose(9, text, 3).tokens == continued(*reference, text, 3));  // what was kept
   }
-  drafter.forget(7);
-  drafter.forget(7);
-  drafter.forget(8);
-  CHECK(drafter.propose(9, text, 3).tokens == continued(*reference, text, 3));  // what was kept
 }
 
 TEST_CASE("several requests share a draft's steps, and long texts take several") {
