@@ -98,6 +98,7 @@ class BoundExperts : public BoundOp {
     const int64_t active = active_[0];
     if (counts_ != nullptr && team.worker() == 0) {
       counts_->runs += 1, counts_->rows += rows, counts_->distinct += active;
+      counts_->expected += op_.expected(rows);
     }
     const int64_t cuts = pieces_of(op_.size, active, rows, team.size());
     team.parallel_for(cuts * active, 1, [&](int64_t index, int64_t) {
