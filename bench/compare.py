@@ -2,7 +2,8 @@
 
 Every round starts each engine in a process of its own, which loads the model once and measures one
 scenario after the other in parts, each right between two probes of the ceilings, because machines
-drift. An engine must first have the logits of transformers in f32. A run whose probes differ, so
+drift. An engine must first have the logits of transformers in f32 (of a mixture, llama.cpp's, as
+that would take all of its experts in f32). A run whose probes differ, so
 that nobody knows its ceilings, is repeated, and the one with the closest probes counts. Prints
 medians with their spread and whether each goal is met; writes JSON after every process, and plots.
 
@@ -29,6 +30,7 @@ from compare_plots import check_plot, draw
 from compare_report import FORMAT, read_saved, show
 from figures import RATE, run_figures
 from gguf_file import BLOCKS, published, quantised, step_weight_bytes, write_gguf
+from gguf_random import is_mixture, random_mixture
 from helm import _helm
 from helm.compiler.load_cost import WEIGHTS
 from helm.machine.resources import cpu_affinity, default_threads
@@ -53,9 +55,12 @@ def model_folder(shape: str, dtype: str, root: Path) -> tuple[Path, str, str]:
     if shape.endswith(".gguf"):
         folder = published(Path(shape), root)
         return folder, Path(shape).stem, Path(shape).stem.replace("-", ".").split(".")[-1].lower()
+    name, config = named_config(shape)
+    if is_mixture(config):
+        return random_mixture(name, config, dtype, root), name, dtype
     if dtype in BLOCKS:
-        return quantised(make_checkpoint(shape, "f16", root), dtype), named_config(shape)[0], dtype
-    return make_checkpoint(shape, dtype, root), named_config(shape)[0], dtype
+        return quantised(make_checkpoint(shape, "f16", root), dtype), name, dtype
+    return make_checkpoint(shape, dtype, root), name, dtype
 
 
 def ceilings(args: argparse.Namespace) -> dict[str, float]:
@@ -141,6 +146,7 @@ class Comparison:
         self._todo = {e: chosen(e, wanted) for e in self.document["engines"]}
         if any(family(e) == "llama.cpp" for e in self._todo):
             write_gguf(self._folder)
+        self._oracle = "llama.cpp:no-fa" if is_mixture(config) else "transformers:f32"
         self._reference = self._make_reference(wanted)
         self._kept: dict[str, tuple[EngineProcess, dict]] = {}  # with --warm
         self._ends = contextlib.ExitStack()
@@ -209,13 +215,13 @@ class Comparison:
         most = MOST_OFF[self.document["dtype"]]
         if not deviation <= most:
             raise EngineFailed(
-                f"it computes other logits than transformers in f32: off by {deviation:.3g} of "
-                f"their deviation, {most:g} is allowed; nothing of it is worth timing"
+                f"it computes other logits than {self._oracle}: off by {deviation:.3g} of their "
+                f"deviation, {most:g} is allowed; nothing of it is worth timing"
             )
 
     def _make_reference(self, wanted: list[Scenario]) -> Path | None:
-        """The file of logits to compare with; None without transformers."""
-        file, engine = self._folder / "reference.npy", "transformers:f32"
+        """The file of logits to compare with; None without who makes it."""
+        file, engine = self._folder / "reference.npy", self._oracle
         if file.exists():
             return file
         reason = why_not(engine)

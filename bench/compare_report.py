@@ -97,7 +97,7 @@ def start_sheet(model: dict) -> Sheet:
 
 def bars_for(model: dict) -> list[Bar]:
     if model.get("weight_bytes"):
-        return bars_of_blocks(model["shape"])
+        return bars_of_blocks(model)
     return bars(model["engines"], tier_of(model), reads_compressed(model))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from safetensors import safe_open
 
 if TYPE_CHECKING:
+    import gguf
     import torch
 
 BLOCK = {
@@ -24,6 +25,8 @@ BLOCK = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    **{f"mlp.experts.*.{part}_proj": f"ffn_{part}_exps" for part in ("gate", "up", "down")},
 }
 WHOLE = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -60,17 +63,11 @@ def in_gguf_order(name: str, tensor: torch.Tensor, config: dict) -> torch.Tensor
     return tensor.reshape(-1, 2, half, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
 
 
-def write_gguf(folder: Path) -> Path:
-    """The GGUF file beside the checkpoint in `folder`, written unless it is there."""
+def new_writer(path: Path, config: dict) -> gguf.GGUFWriter:
+    """A writer that has the keys of a model without a tokenizer."""
     import gguf
-    import torch
 
-    target = folder / MODEL
-    if target.exists():
-        return target
-    config = json.loads((folder / "config.json").read_text())
-    partial = target.with_suffix(".partial")
-    writer = gguf.GGUFWriter(partial, config["model_type"])
+    writer = gguf.GGUFWriter(path, config["model_type"].replace("_", ""))
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -84,6 +81,24 @@ def write_gguf(folder: Path) -> Path:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    return writer
+
+
+def write_gguf(folder: Path) -> Path:
+    """The GGUF file beside the checkpoint in `folder`, written unless it is there."""
+    import gguf
+    import torch
+
+    target = folder / MODEL
+    if target.exists():
+        return target
+    config = json.loads((folder / "config.json").read_text())
+    partial = target.with_suffix(".partial")
+    writer = new_writer(partial, config)
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 - not a mapping
             tensor = in_gguf_order(name, file.get_tensor(name), config).contiguous()
@@ -118,7 +133,7 @@ def quantised(checkpoint: Path, kind: str) -> Path:
         )
         assert not failed, f"llama.cpp did not quantise {checkpoint} to {kind}"
         partial.rename(folder / MODEL)
-    return _described(folder)
+    return described(folder)
 
 
 def published(file: Path, root: Path) -> Path:
@@ -127,10 +142,10 @@ def published(file: Path, root: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / MODEL).exists():
         (folder / MODEL).symlink_to(file.resolve())
-    return _described(folder)
+    return described(folder)
 
 
-def _described(folder: Path) -> Path:
+def described(folder: Path) -> Path:
     """With the config that the file's keys mean."""
     from helm.model.gguf.config import config_of
     from helm.model.gguf.file import read_gguf
@@ -143,11 +158,17 @@ def _described(folder: Path) -> Path:
 
 
 def step_weight_bytes(folder: Path) -> int:
-    """What a decode step reads of a GGUF file's matrices, in its blocks."""
+    """What a decode step of one sequence reads of a GGUF file's matrices, in its blocks; of
+    experts, those that a token has."""
     import gguf
 
     tensors = {t.name: t for t in gguf.GGUFReader(folder / MODEL).tensors}
     unread = {"token_embd.weight"} if "output.weight" in tensors else set()
-    return sum(
+    read = sum(
         int(t.n_bytes) for t in tensors.values() if len(t.shape) == 2 and t.name not in unread
     )
+    stacks = [t for t in tensors.values() if len(t.shape) == 3]  # [columns, rows, experts]
+    if stacks:
+        chosen = json.loads((folder / "config.json").read_text())["num_experts_per_tok"]
+        read += sum(int(t.n_bytes) // int(t.shape[2]) * chosen for t in stacks)
+    return read

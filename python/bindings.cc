@@ -155,6 +155,7 @@ nb::dict stats(SharedEngine& shared) {
   experts["runs"] = s.experts.runs;
   experts["rows"] = s.experts.rows;
   experts["distinct"] = s.experts.distinct;
+  experts["expected"] = s.experts.expected;
   out["experts"] = experts;
   out["weights_bytes"] = s.weights_bytes;
   out["decode_bytes"] = s.decode_bytes;

@@ -160,6 +160,10 @@ class PyService {
     out["moves_near"] = stats.moves_near;
     out["joint_steps"] = stats.joint_steps;
     out["far_rows"] = stats.far_rows;
+    if (stats.experts.runs > 0) {
+      out["experts_read"] = stats.experts.distinct;
+      out["experts_expected"] = stats.experts.expected;
+    }
     return out;
   }
   void check() const {

@@ -15,6 +15,7 @@ struct ExpertCounts {
   int64_t runs = 0;
   int64_t rows = 0;      // of all runs
   int64_t distinct = 0;  // experts that some row of a run has, of all runs
+  double expected = 0;   // how many these would be, each chosen as often as any other
 };
 
 class OpTimes {

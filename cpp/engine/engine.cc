@@ -153,8 +153,7 @@ EngineStats Engine::Impl::stats() const {
     const double seconds = std::chrono::duration<double>(times.time).count();
     stats.cpu_ops.push_back({op_kind_name(kind), times.runs, seconds});
   }
-  const cpu::ExpertCounts& experts = op_times_.experts;
-  stats.experts = {experts.runs, experts.rows, experts.distinct};
+  stats.experts = experts_use();
   stats.threads = threads_.size();
   stats.active_threads = team_size_.size();
   stats.cpus = threads_.cpus();
@@ -267,6 +266,10 @@ bool Engine::continues(SequenceId sequence, int64_t length) const {
 int64_t Engine::steps_ahead() const {
   return used().steps_ahead();
 }
+ExpertsUse Engine::experts_use() const {
+  return used().experts_use();
+}
+
 FarUse Engine::far_use() const {
   return used().far_use();
 }

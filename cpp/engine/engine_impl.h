@@ -63,6 +63,10 @@ class Engine::Impl {
   }
   int64_t steps_ahead() const { return executor_.limit(); }
   FarUse far_use() const { return executor_.far_use(); }
+  ExpertsUse experts_use() const {
+    const cpu::ExpertCounts& own = op_times_.experts;
+    return {own.runs, own.rows, own.distinct, own.expected};
+  }
   int64_t move(SequenceId id, KvSide side);
   bool can_move(SequenceId id, KvSide side) const;
   KvSide side(SequenceId id) const { return sequence(id).far ? KvSide::kFar : KvSide::kNear; }

@@ -141,6 +141,7 @@ void Service::Impl::publish() {
   stats_.kv_blocks_moved = far.evicted_blocks;
   stats_.joint_steps = far.joint_steps;
   stats_.far_rows = far.rows;
+  stats_.experts = engine_->experts_use();
   stats_.moves_far = driver_->moves_far();
   stats_.moves_near = driver_->moves_near();
 }

@@ -96,7 +96,7 @@ def test_an_engine_with_other_logits_is_not_timed(tiny: Path) -> None:
     np.save(folder / "reference.npy", reference)
     run = bench(*common)
     assert run.returncode == 1
-    assert "helm: it computes other logits than transformers in f32" in run.stdout
+    assert "helm: it computes other logits than transformers:f32" in run.stdout
 
 
 def test_an_engine_that_does_not_exist_and_a_setting_that_hides_are_refused(

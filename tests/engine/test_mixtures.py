@@ -20,6 +20,8 @@ from helm import _helm
 from helm.errors import CheckpointError, ConfigError, UnsupportedModelError
 from helm.model.families import load_config
 from helm.model.weight_names import read_weights
+from helm.serve.metrics import Metrics
+from helm.session.service import Service
 
 EXPERT = "model.layers.0.mlp.experts.2.up_proj.weight"
 ROUTER = "model.layers.0.mlp.gate.weight"
@@ -58,6 +60,30 @@ def test_batch_chunks_and_threads_change_no_bit(name: str, dtype: str) -> None:
     prompts = [prompt_of(length) for length in (1, 40, 7, 33, 2, 17)]
     together = greedy(engine, prompts, 12)
     assert together == [greedy(engine, [prompt], 12)[0] for prompt in prompts]
+
+
+def test_experts_read_are_counted_beside_those_expected() -> None:
+    """By the engine, by what serves it, and in /metrics."""
+    engine = engine_of(small_models.model_dir("qwen3_moe"), "f32")
+    service = Service(engine, prefix_cache=False)
+    assert not any(name.startswith("experts") for name in service.stats())
+    outbox = _helm.Outbox()
+    service.submit([_helm.Request(prompt=prompt_of(7), max_tokens=2)], outbox)
+    assert outbox.wait(10.0, ended=True)
+    found = engine.stats["experts"]
+    expected = 6 * (1 - 0.5**7) + 3 * 6 * 0.5  # 7 rows in the first layer, else one
+    assert (found["runs"], found["rows"]) == (4, 7 + 3)
+    assert found["expected"] == pytest.approx(expected)
+    assert 3 * 4 <= found["distinct"] <= 3 * 3 + 6
+    stats = service.stats()
+    assert (stats["experts_read"], stats["experts_expected"]) == (
+        found["distinct"],
+        found["expected"],
+    )
+    text = Metrics().text(stats, 0, {}, True, {})
+    assert f"helm_engine_experts_read_total {found['distinct']}\n" in text
+    assert f"helm_engine_experts_expected_total {expected:.6g}\n" in text
+    service.stop(1.0)
 
 
 def changed(tmp_path: Path, name: str, change: Callable[[dict[str, Any]], object]) -> Path:

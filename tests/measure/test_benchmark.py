@@ -46,7 +46,7 @@ def test_experts_are_counted_beside_those_expected():
         model_dir("qwen3_moe"), context=64, max_sequences=2, threads=2, device="cpu"
     ) as llm:
         before = llm.stats
-        assert before["experts"] == {"runs": 0, "rows": 0, "distinct": 0}
+        assert before["experts"] == {"runs": 0, "rows": 0, "distinct": 0, "expected": 0}
         tensors = {t.name: 4 * math.prod(t.shape) for t in llm.plan.tensors if len(t.shape) == 2}
         embed = tensors.pop("model.embed_tokens.weight")
         experts = sum(size for name, size in tensors.items() if ".experts." in name)

@@ -10,12 +10,13 @@ import numpy.typing as npt
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 import helm
 import small_models
 from device_profiles import fast_accelerator
-from helm.errors import UnsupportedModelError
 from helm.model.hub import bundled_model
+from helm.model.torch_module import module_config, module_weights
 
 PROMPT = "Once upon a time"
 
@@ -34,18 +35,41 @@ def assert_same(ours: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]
     assert worst <= 2e-5 * scale, f"{worst} against values up to {scale}"
 
 
-@pytest.mark.parametrize("name", small_models.MIXTURES)
-def test_from_torch_refuses_mixtures(name: str) -> None:
-    with pytest.raises(UnsupportedModelError, match="save_pretrained"):
-        helm.LLM.from_torch(small_models.make_model(name))
-
-
-@pytest.mark.parametrize("name", sorted({*small_models.CASES} - {*small_models.MIXTURES}))
+@pytest.mark.parametrize("name", sorted(small_models.CASES))
 def test_from_torch_takes_every_family(name: str) -> None:
     module = small_models.make_model(name)
     expected = torch_logits(module, small_models.PROMPT)
     with helm.LLM.from_torch(module, kv_dtype="f32") as llm:
         assert_same(llm.logits(small_models.PROMPT), expected)
+
+
+def test_from_torch_leaves_experts_where_they_lie() -> None:
+    module = small_models.make_model("mixtral")
+    weights = module_weights(module, module_config(module))
+    own, at = module.model.layers[0].mlp.experts, "model.layers.0.block_sparse_moe.experts"
+    pairs = {"gate_up_proj": own.gate_up_proj, "*.w2": own.down_proj}
+    for name, stack in pairs.items():
+        assert weights.tensors[f"{at}.{name}.weight"].data_ptr() == stack.data_ptr()
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
+def test_from_torch_takes_a_module_for_each_expert(name: str) -> None:
+    """Such modules have the names of checkpoints."""
+    module = small_models.make_model(name)
+    state = {
+        f"module.{key}": tensor
+        for key, tensor in load_file(small_models.model_dir(name) / "model.safetensors").items()
+    }
+    module.state_dict = lambda: state
+    with helm.LLM.from_torch(module, kv_dtype="f32") as llm:
+        assert_same(llm.logits(small_models.PROMPT), torch_logits(module, small_models.PROMPT))
+    last = next(key for key in state if ".experts.1." in key)
+    kept = state.pop(last)
+    with pytest.raises(helm.CheckpointError, match="lacks 1 of"):
+        helm.LLM.from_torch(module)
+    state[last] = kept[1:]
+    with pytest.raises(helm.CheckpointError, match="expected the same of all experts"):
+        helm.LLM.from_torch(module)
 
 
 def test_from_torch_shares_the_work_with_an_accelerator() -> None:

@@ -87,6 +87,15 @@ def test_logits_and_greedy_tokens_equal_transformers(
     assert list(found[0].tokens) == longer[0, len(small_models.PROMPT) :].tolist()
 
 
+def test_a_module_in_memory_has_the_same_logits(
+    made_model: tuple[Path, torch.nn.Module],
+) -> None:
+    folder, model = made_model
+    with helm.LLM.from_torch(model, threads=2, context=128, kv_dtype="f32", device="cpu") as llm:
+        got = np.array(llm.logits(small_models.PROMPT))
+    np.testing.assert_array_equal(got, logits(folder, dtype="f32", device="cpu"))
+
+
 def test_experts_are_held_as_stored_and_the_same_on_the_simulated_accelerator(
     made_model: tuple[Path, torch.nn.Module],
 ) -> None:

@@ -87,6 +87,7 @@ struct ExpertsUse {
   int64_t runs = 0;
   int64_t rows = 0;      // tokens, of all runs
   int64_t distinct = 0;  // experts that some row of a run has, of all runs
+  double expected = 0;   // how many these would be, each chosen as often as any other
 };
 
 struct EngineStats {
@@ -155,7 +156,8 @@ class HELM_API Engine {
   bool forked() const;         // whether this is such a child
   void check_process() const;  // throws in one
   EngineStats stats() const;
-  FarUse far_use() const;  // of stats(), for who asks at every step
+  FarUse far_use() const;          // of stats(), for who asks at every step
+  ExpertsUse experts_use() const;  // likewise
   // Memory of the host, besides weights, that the system provides as it is first written.
   std::vector<std::span<const std::byte>> lazy_memory() const;
   // Counts the time of ops from now on, from zero, or no longer; slows steps by some nanoseconds

@@ -66,6 +66,7 @@ struct ServiceStats {
   int64_t moves_near = 0;       // and came back
   int64_t joint_steps = 0;      // in which the CPU attended for some rows, others are near
   int64_t far_rows = 0;         // for which it did, of all steps
+  ExpertsUse experts;           // since the engine's start
 };
 
 // Nobody else may call the engine but within between_steps(). All calls may come from any thread,

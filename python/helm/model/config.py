@@ -56,6 +56,7 @@ class Mixture:
     limit: float = 0.0
     dense_layers: tuple[int, ...] = ()
     apart: bool = False  # gate and up are two tensors where the family's checkpoints have one
+    joined: bool = False  # they are one where the family's checkpoints have two
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,20 @@ from helm.errors import ConfigError, InvalidError, UnsupportedModelError
 from helm.model.checkpoint import TensorInfo
 from helm.model.config import ModelConfig
 from helm.model.families import parse_config
+from helm.model.module_experts import with_experts
 from helm.model.weight_names import lies_by_column, name_weights, rows_by_kind
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _COMPARED_ROWS = 4096
+_DTYPES = {"torch.float32": "f32", "torch.float16": "f16", "torch.bfloat16": "bf16"}
 
 
 @dataclass(frozen=True)
 class ModuleWeights:
     """config: with `tie_word_embeddings` as the tensors have it. tensors, infos: by transformers'
-    names; the tensors lie on the CPU, contiguous."""
+    names, experts stacked; the tensors lie on the CPU, contiguous."""
 
     config: ModelConfig
     tensors: dict[str, Tensor]
@@ -46,12 +48,6 @@ def module_config(module: Any) -> ModelConfig:
             "expected float32, float16 or bfloat16; give the folder that it was loaded from to "
             "helm.LLM(...)"
         )
-    if config.mixture is not None:
-        raise UnsupportedModelError(
-            f"[from_torch] {type(module).__name__} is a mixture of experts, which modules hold "
-            "under other names than checkpoints; give the folder of module.save_pretrained(...) "
-            "to helm.LLM(...)"
-        )
     return config
 
 
@@ -65,9 +61,9 @@ def generation_settings(module: Any) -> Reader:
 def module_weights(module: Any, config: ModelConfig) -> ModuleWeights:
     """The weights that HELM needs. Raises InvalidError for what it cannot use, and what
     `name_weights` raises."""
-    state = _state_dict(module)
+    state, config = with_experts(_state_dict(module), config)
     stored = {
-        name: TensorInfo(name, tuple(tensor.shape), str(tensor.dtype), ())
+        name: TensorInfo(name, tuple(tensor.shape), _stored(tensor), ())
         for name, tensor in state.items()
     }
     weights = name_weights(config, stored, lambda a, b: _same(state[a.name], state[b.name]))
@@ -135,9 +131,12 @@ def _same(a: Tensor, b: Tensor) -> bool:
     )
 
 
+def _stored(tensor: Tensor) -> str:
+    return _DTYPES.get(str(tensor.dtype), str(tensor.dtype))
+
+
 def _dtype_name(name: str, tensor: Tensor) -> str:
-    names = {"torch.float32": "f32", "torch.float16": "f16", "torch.bfloat16": "bf16"}
-    found = names.get(str(tensor.dtype))
+    found = _DTYPES.get(str(tensor.dtype))
     if found is None:
         raise InvalidError(
             f"[from_torch] {name} is {tensor.dtype}; expected float32, float16 or bfloat16: "

@@ -28,6 +28,8 @@ _COUNTED = {
     "moves_near": "times that it came back to the accelerator",
     "joint_steps": "of the steps, those in which the CPU attended for some rows",
     "far_rows": "rows for which it did",
+    "experts_read": "different experts of a mixture that steps read on the CPU, of all layers",
+    "experts_expected": "how many these would be, each chosen as often as any other",
     "accepted_tokens": "of them, those that were right and took no step of their own",
 }
 

@@ -82,9 +82,10 @@ class LoadedLLM(Summarized):
         Of `threads`, `active_threads` decode; the others sleep while other programs are busy.
         `devices` lists the CPU and, if the plan uses one, the accelerator: what it is, which
         `units` it holds ("embedding", "layers 0-3", ...), and bytes by purpose. `experts` counts,
-        of mixtures on the CPU, `runs` (a layer of a step each), their `rows` (tokens), and the
-        `distinct` experts that were read, summed over the runs. `predicted` is
-        the plan's decode rate in tokens/s, None for a plan made without a profile. `speculation`
+        of mixtures on the CPU, `runs` (a layer of a step each), their `rows` (tokens), the
+        `distinct` experts that were read, summed over the runs, and how many were `expected`, each
+        chosen as often as any other. `predicted` is the plan's decode rate in tokens/s, None for a
+        plan made without a profile. `speculation`
         has how tokens are guessed (`by`: "ngram", "model" or "off"), the `reason` why they are not,
         and of a `draft` its `name`, `memory_bytes`, `context` and `threads`.
         """

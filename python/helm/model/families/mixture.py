@@ -5,6 +5,7 @@ A family's differences arrive as arguments.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from helm.base.jsonio import Reader
@@ -77,6 +78,10 @@ def add_mixture(
     """out += the mixture's sum. at: the layer's name."""
     mixture, module = config.mixture, f"{at}.{style.module}"
     assert mixture is not None
+    if mixture.joined and style.layout == "apart":
+        style = dataclasses.replace(
+            style, gate="experts.gate_up_proj.weight", up=None, layout="halves"
+        )
     logits = b.value_like(input, "router", mixture.experts)
     bias = style.router_bias
     b.linear(input, logits, [(f"{module}.{style.router}", mixture.experts)], bias=bias)
