@@ -158,7 +158,13 @@ class PyService {
     out["kv_blocks_moved"] = stats.kv_blocks_moved;
     out["moves_far"] = stats.moves_far;
     out["moves_near"] = stats.moves_near;
-    out["joint_steps"] = stats.joint_steps;
+    for (const StepMode mode : kExecutedModes) {
+      const ModeUse& use = stats.modes[static_cast<size_t>(mode)];
+      const std::string name(mode_name(mode));
+      out[(name + "_steps").c_str()] = use.steps;
+      out[(name + "_predicted_s").c_str()] = use.predicted_s;
+      out[(name + "_measured_s").c_str()] = use.measured_s;
+    }
     out["far_rows"] = stats.far_rows;
     if (stats.experts.runs > 0) {
       out["experts_read"] = stats.experts.distinct;

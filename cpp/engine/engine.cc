@@ -288,6 +288,15 @@ bool Engine::moves() const {
 int64_t Engine::near_room() const {
   return used().near_room();
 }
+int64_t Engine::near_most() const {
+  return used().near_most();
+}
+int64_t Engine::far_room() const {
+  return used().far_room();
+}
+int64_t Engine::far_wanted(SequenceId sequence, int64_t tokens) const {
+  return used().far_wanted(sequence, tokens);
+}
 int64_t Engine::near_blocks(SequenceId sequence) const {
   return used().near_blocks(sequence);
 }

@@ -72,11 +72,14 @@ class Engine::Impl {
   KvSide side(SequenceId id) const { return sequence(id).far ? KvSide::kFar : KvSide::kNear; }
   bool moves() const { return kv_.overflows() && cpu_attends_far(); }
   int64_t near_room() const { return executor_.near_room(); }
+  int64_t near_most() const { return executor_.near_most(); }
+  int64_t far_room() const { return kv_.far().free(); }
   int64_t near_blocks(SequenceId id) const { return kv_.near_blocks(sequence(id)); }
   std::vector<int32_t> near_ones(std::span<const HeldBlock> held) const;
   void leave(std::span<const HeldBlock> held);
   bool can_leave(std::span<const HeldBlock> held) const;
   int64_t near_wanted(SequenceId id, int64_t tokens) const;
+  int64_t far_wanted(SequenceId id, int64_t tokens) const;
   int64_t in_flight() const { return executor_.in_flight(); }
   std::span<const float> step(std::span<const StepInput> inputs);
   void submit(std::span<const StepInput> inputs);

@@ -251,6 +251,11 @@ int64_t Engine::Impl::near_wanted(SequenceId id, int64_t tokens) const {
   return kv_.blocks_to_extend(target, tokens) + (back ? 1 : 0);
 }
 
+int64_t Engine::Impl::far_wanted(SequenceId id, int64_t tokens) const {
+  const KvSequence& target = sequence(id);
+  return target.far && tokens == 1 ? kv_.blocks_to_extend(target, tokens) : 0;
+}
+
 std::vector<int32_t> Engine::Impl::near_ones(std::span<const HeldBlock> held) const {
   std::vector<int32_t> near;
   for (const HeldBlock& one : checked(held)) {

@@ -25,7 +25,8 @@ class Paging {
   int64_t far_bytes() const { return far_.bytes(); }
   int64_t evicted_blocks() const { return evicted_blocks_; }
   // Blocks that may come to the device before others have to leave.
-  int64_t near_room() const { return evict_above_ - kv_.near().used() + leaving(); }
+  int64_t near_room() const { return near_most() - kv_.near().used() + leaving(); }
+  int64_t near_most() const { return evict_above_; }        // while it has none
   int64_t leaving() const { return std::ssize(leaving_); }  // whose slots come free
 
   // Before a step that takes `blocks` new ones: makes room for them, and evicts what lies past the

@@ -24,6 +24,7 @@ class Executor {
   int64_t in_flight() const { return in_flight_; }
   int64_t evicted_blocks() const { return paging_ ? paging_->evicted_blocks() : 0; }
   int64_t near_room() const { return paging_ ? paging_->near_room() : 0; }
+  int64_t near_most() const { return paging_ ? paging_->near_most() : 0; }
   int64_t leaving() const { return paging_ ? paging_->leaving() : 0; }
   FarUse far_use() const { return {evicted_blocks(), joint_steps_, far_rows_}; }
 

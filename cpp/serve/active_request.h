@@ -48,6 +48,7 @@ struct Active {
   bool again = false;    // was parked, and has not drawn since
   int64_t moved = 0;     // the driver's step in which its KV changed sides
   int64_t computed = 0;  // positions that it has held
+  int64_t skips = 0;     // steps that others had since its last, see ModeRow
   RequestTimings timings;
   std::exception_ptr failure;  // of this request alone
 
@@ -67,6 +68,10 @@ struct Active {
   bool decoding() const { return state == State::kRunning && generated > 0 && !again; }
   // Positions that its sequence holds, or will when its steps are back.
   int64_t held() const { return std::ssize(request.prompt) - std::ssize(pending); }
+  // When its last token was drawn.
+  double last_token_s() const {
+    return std::chrono::duration<double>(first_token.time_since_epoch()).count() + timings.decode_s;
+  }
   bool own_sequence() const { return request.sequence < 0; }
   std::chrono::steady_clock::time_point arrived = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point admitted;

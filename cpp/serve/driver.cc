@@ -27,6 +27,10 @@ Driver::Driver(Engine& engine, PrefixCache* prefixes, Speculation speculation,
       scheduler_(policy_of(engine)),
       pacer_(engine.plan().limits.step_tokens),
       speculator_(engine.plan(), std::move(speculation)) {
+  const Plan& plan = engine.plan();
+  if (plan.predictor && engine.moves()) {
+    modes_.emplace(Predictor(*plan.predictor, plan.kv.page_tokens), executed_modes());
+  }
   if (prefixes != nullptr && &prefixes->engine() != &engine) {
     fail(ErrorKind::kInvalid, "[generate] the prefix cache is of another engine; give its own");
   }
@@ -100,6 +104,7 @@ void Driver::admit() {
     std::pop_heap(line.begin(), line.end(), std::greater<>());
     Active& active = *line.back().second;
     if (room_.prefix_is_coming(active, table_.running())) continue;
+    if (!may_begin(active)) return;
     try {
       if (!room_.open(active, table_.running(), nobody_else())) return;
     } catch (const Error& error) {
@@ -124,6 +129,7 @@ void Driver::park(Active& active) {
   table_.park(active);
   active.place.since_s = seconds_of(Clock::now());
   active.pending.clear();
+  active.skips = 0;
   speculator_.forget(active.id);
   room_.release(active);
 }
@@ -176,6 +182,7 @@ void Driver::settle() {
       ++i;
       continue;
     }
+    note_end(active);
     table_.end(active);
     release(active);
   }

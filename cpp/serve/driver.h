@@ -2,6 +2,7 @@
 // rows a step has the scheduler says. Runs in whatever thread calls, one at a time.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <deque>
 #include <exception>
@@ -19,6 +20,7 @@
 #include "serve/sample_rows.h"
 #include "serve/scheduler.h"
 #include "serve/speculator.h"
+#include "serve/step_mode.h"
 
 namespace helm {
 
@@ -70,6 +72,9 @@ class Driver {
   int64_t waiting_parked() const;                             // of those, how many are
   int64_t moves_far() const { return moves_far_; }    // requests whose KV left the accelerator
   int64_t moves_near() const { return moves_near_; }  // and came back
+  const ModeUses& mode_uses() const { return mode_uses_; }
+  // What chooses the modes of steps, where the plan has tables of their seconds; else null.
+  ModeChooser* modes() { return modes_ ? &*modes_ : nullptr; }
 
  private:
   // Whether nobody else has room that may come back.
@@ -79,14 +84,26 @@ class Driver {
   void park(Active& active);
   void make_way(Active& growing);
   bool choose();
+  // driver_modes.cc
+  bool is_far(const Active& active) const;
+  void choose_mode();
+  void note_mode(const ModeChoice& choice, double measured_s);
+  void note_end(const Active& active);
+  static void follow(double& mean, double value);
+  bool may_begin(const Active& active);
+  int64_t far_target(const Active& active, int64_t near);
   // driver_sides.cc
+  int64_t far_blocks(const Active& active) const;
   void settle_sides();
   bool fits_near() const;
+  bool make_near();
   bool move_someone();
   bool hold_prompts();
   bool park_someone();
   bool shares_near() const;
   Active* least_near(bool moves) const;
+  bool fits_far() const;
+  bool make_far();
   void move(Active& active, KvSide side);
   void release(Active& active);
   void look();
@@ -106,6 +123,7 @@ class Driver {
   struct Flight {
     std::vector<Output> outputs;
     int64_t decode_rows = 0, prompt_rows = 0, guesses = 0;
+    ModeChoice mode;
     bool alone = false;
     Clock::time_point begun, submitted;
   };
@@ -118,10 +136,12 @@ class Driver {
   Scheduler scheduler_;
   Pacer pacer_;
   Speculator speculator_;
+  std::optional<ModeChooser> modes_;
   Clock::time_point collected_;  // the last step
   RequestTable table_;
   Snapshot snapshot_;  // of the running requests; what follows belongs to the step being planned
   Batch batch_;
+  ModeChoice choice_;
   std::vector<StepInput> inputs_;
   std::deque<Flight> flights_;  // submitted steps, oldest first
   std::vector<Token> tokens_;   // drawn and not yet taken
@@ -130,6 +150,12 @@ class Driver {
   int64_t parked_ = 0;
   int64_t moves_far_ = 0, moves_near_ = 0;
   int64_t others_ = 0;  // sequences that are held by others
+  ModeUses mode_uses_;
+  double usual_s_ = 0;  // between tokens of a near request, lately
+  RequestShape shape_;  // of requests that ended, lately
+  struct {
+    int64_t near = -1, far = 0, until = 0;  // a step
+  } target_;                                // of far requests
 };
 
 }  // namespace helm

@@ -10,14 +10,14 @@ namespace {
 
 constexpr int64_t kLeastStay = 8;  // steps in host memory
 
-// Blocks of the sequence that are not on the accelerator.
-int64_t far_blocks(const Engine& engine, SequenceId sequence) {
-  const int64_t page_tokens = engine.plan().kv.page_tokens;
-  const int64_t all = (engine.length(sequence) + page_tokens - 1) / page_tokens;
-  return std::max<int64_t>(0, all - engine.near_blocks(sequence));
-}
-
 }  // namespace
+
+// Blocks of the request's sequence that are not on the accelerator.
+int64_t Driver::far_blocks(const Active& active) const {
+  const int64_t page_tokens = engine_.plan().kv.page_tokens;
+  const int64_t all = (engine_.length(active.sequence) + page_tokens - 1) / page_tokens;
+  return std::max<int64_t>(0, all - engine_.near_blocks(active.sequence));
+}
 
 void Driver::move(Active& active, KvSide side) {
   const bool changes = engine_.side(active.sequence) != side;
@@ -46,7 +46,7 @@ void Driver::settle_sides() {
     near += engine_.near_blocks(active->sequence) > 0;
     if (!active->own_sequence() || !active->decoding()) continue;
     const bool far = engine_.side(active->sequence) == KvSide::kFar;
-    if (far ? steps_ < active->moved + kLeastStay : far_blocks(engine_, active->sequence) == 0) {
+    if (far ? steps_ < active->moved + kLeastStay : far_blocks(*active) == 0) {
       continue;
     }
     Active*& found = far ? first : partly;
@@ -54,7 +54,7 @@ void Driver::settle_sides() {
   }
   Active* const one = partly != nullptr ? partly : first;
   if (one == nullptr) return;
-  const int64_t wanted = far_blocks(engine_, one->sequence) + near + 1;
+  const int64_t wanted = far_blocks(*one) + near + 1;
   if (wanted <= engine_.near_room() && engine_.can_move(one->sequence, KvSide::kNear)) {
     move(*one, KvSide::kNear);
   } else if (one == partly && near > 1 && engine_.can_move(one->sequence, KvSide::kFar)) {
@@ -94,6 +94,11 @@ bool Driver::move_someone() {
   return true;
 }
 
+// Makes room on the accelerator for the batch; false if it is to be planned again.
+bool Driver::make_near() {
+  return !move_someone() && (hold_prompts() || !park_someone());
+}
+
 // Where nobody can move, prompts wait, the last ones first; whether the others' rows fit.
 bool Driver::hold_prompts() {
   for (size_t i = batch_.rows.size(); i-- > 0 && batch_.rows.size() > 1;) {
@@ -113,6 +118,37 @@ bool Driver::park_someone() {
   if (least == nullptr || !shares_near()) return false;
   park(*least);
   return true;
+}
+
+// Whether those that are far find blocks in host memory to grow by.
+bool Driver::fits_far() const {
+  if (!engine_.moves()) return true;
+  int64_t wanted = 0;
+  for (const BatchRow& row : batch_.rows) {
+    wanted += engine_.far_wanted(table_.running()[row.runner]->sequence, row.tokens);
+  }
+  return wanted <= engine_.far_room();
+}
+
+// Makes room in host memory for the batch: what is kept leaves first. Then the far request of the
+// least rank comes near, if there is room, or is parked. False if the batch is to be planned again:
+// one that is alone has no room to make, and goes on with blocks on both sides.
+bool Driver::make_far() {
+  if (room_.leave_far()) return false;
+  const RequestTable::List& running = table_.running();
+  Active* least = nullptr;
+  for (Active* active : running) {
+    if (!active->own_sequence() || engine_.side(active->sequence) != KvSide::kFar) continue;
+    if (least == nullptr || Ranking::yields(active->place, least->place)) least = active;
+  }
+  if (least == nullptr || running.size() == 1) return true;
+  if (far_blocks(*least) < engine_.near_room() &&
+      engine_.can_move(least->sequence, KvSide::kNear)) {
+    move(*least, KvSide::kNear);
+  } else {
+    park(*least);
+  }
+  return false;
 }
 
 }  // namespace helm

@@ -65,12 +65,13 @@ bool Driver::choose() {
         batch_.rows.begin(), batch_.rows.end(),
         [&](const BatchRow& row) { return !room_.grow(*running[row.runner], row.tokens); });
     const bool grown = full == batch_.rows.end();
-    if (grown && (batch_.rows.empty() || fits_near())) return !batch_.rows.empty();
-    if (!flights_.empty()) return false;  // they end before anyone gives way
+    const bool fits = grown && fits_near() && fits_far();
+    if (!fits && !flights_.empty()) return false;  // they end before anyone gives way
     if (!grown) {
       make_way(*running[full->runner]);
-    } else if (!move_someone() && (hold_prompts() || !park_someone())) {
-      return true;
+    } else if ((fits_near() || make_near()) && (fits_far() || make_far())) {
+      if (!batch_.rows.empty()) choose_mode();
+      return !batch_.rows.empty();
     }
     look();
   }
@@ -106,6 +107,7 @@ bool Driver::submit(bool alone) {
   flight.begun = begun;
   flight.submitted = now;
   flight.alone = alone;
+  flight.mode = choice_;
   for (size_t i = 0; i < batch_.rows.size(); ++i) {
     const BatchRow& row = batch_.rows[i];
     Active& active = *running[row.runner];
@@ -136,12 +138,14 @@ void Driver::collect() noexcept try {
   std::span<const float> logits = engine_.collect();
   ++steps_;
   const Clock::time_point now = Clock::now();
-  pacer_.note(flight.decode_rows + flight.guesses, flight.prompt_rows,
-              seconds_between(std::max(flight.submitted, collected_), now));
+  const double step_s = seconds_between(std::max(flight.submitted, collected_), now);
+  pacer_.note(flight.decode_rows + flight.guesses, flight.prompt_rows, step_s);
+  note_mode(flight.mode, step_s);
   collected_ = now;
   const auto vocab = static_cast<size_t>(engine_.plan().vocab_size);
   std::vector<SampledRows> rows;
   std::vector<std::pair<Active*, int32_t>> takers;  // with the kind of guesses
+  double gap_s = 0;                                 // between tokens of some near request
   for (const Output& output : flight.outputs) {
     const size_t size = vocab * (1 + output.draft.tokens.size());
     const std::span<const float> own = logits.first(size);
@@ -150,7 +154,9 @@ void Driver::collect() noexcept try {
     if (active == nullptr || active->state != Active::State::kRunning) continue;  // cancelled
     rows.push_back({&active->sampler, own, output.draft.tokens});
     takers.emplace_back(active, output.draft.kind);
+    if (active->decoding() && !is_far(*active)) gap_s = seconds_of(now) - active->last_token_s();
   }
+  if (gap_s > 0) follow(usual_s_, gap_s);
   sampler_.draw(rows);
   for (size_t i = 0; i < rows.size(); ++i) take(*takers[i].first, rows[i]);
   if (speculator_.on() && flight.alone && flight.prompt_rows == 0) {

@@ -194,9 +194,14 @@ double Predictor::steady_rate(StepMode mode, double near, double far,
 
 void Predictor::note(StepMode mode, double table_s, double measured_s) {
   if (!(table_s > 0) || !(measured_s > 0)) return;
-  double& correction = corrections_[static_cast<size_t>(mode)];
+  const auto noted = static_cast<size_t>(mode);
+  double& correction = corrections_[noted];
   correction += kLatest * (measured_s / table_s - correction);
   correction = std::clamp(correction, kLeast, kMost);
+  ran_.set(noted);
+  for (size_t other = 0; other < corrections_.size(); ++other) {
+    if (!ran_.test(other)) corrections_[other] = correction;
+  }
 }
 
 }  // namespace helm

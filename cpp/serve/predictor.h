@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <bitset>
 #include <cstdint>
 #include <vector>
 
@@ -46,7 +47,8 @@ class Predictor {
   // The same as steps of that mode turned out.
   double corrected_s(StepMode mode, double table_s) const { return table_s * correction(mode); }
   double correction(StepMode mode) const { return corrections_[static_cast<size_t>(mode)]; }
-  // A step of which the tables say table_s took measured_s.
+  // A step of which the tables say table_s took measured_s. Modes that never ran are taken to be
+  // as far off.
   void note(StepMode mode, double table_s, double measured_s);
 
   // What a split step's accelerator does while the CPU attends for each sub-batch, less what the
@@ -76,6 +78,7 @@ class Predictor {
   double layers_ = 0;  // of the accelerator
   double visit_position_s_ = 0;
   std::array<double, kStepModeNames.size()> corrections_;
+  std::bitset<kStepModeNames.size()> ran_;
 };
 
 }  // namespace helm

@@ -172,6 +172,15 @@ bool PrefixCache::leave_near() {
   return true;
 }
 
+bool PrefixCache::leave_far() {
+  kept_->tick();
+  const PrefixTree::Path found = kept_->oldest([&](const PrefixTree::Path& path) {
+    return engine_.near_blocks(path.blocks()) < std::ssize(path.nodes);
+  });
+  if (!found.nodes.empty()) engine_.release(kept_->drop(found));
+  return !found.nodes.empty();
+}
+
 int64_t PrefixCache::save(std::span<const int32_t> tokens, const std::string& path,
                           const std::string& metadata, const Progress& progress) {
   Match found = kept_match(tokens);

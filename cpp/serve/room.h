@@ -26,10 +26,13 @@ class Room {
   bool grow(Active& active, int64_t positions);
   // Has something leave the accelerator that is kept; false if nothing of it is there.
   bool leave_near() { return prefixes_ != nullptr && prefixes_->leave_near(); }
+  // Has something of it leave host memory, likewise.
+  bool leave_far() { return prefixes_ != nullptr && prefixes_->leave_far(); }
   // Takes the sequence back, of which prefixes are kept.
   void release(Active& active);
 
   int64_t blocks() const { return blocks_; }  // of KV, reserved by running requests
+  const RoomPolicy& policy() const { return policy_; }
 
  private:
   int64_t page_tokens() const { return engine_.plan().kv.page_tokens; }

@@ -139,7 +139,7 @@ void Service::Impl::publish() {
   stats_.preemptions = driver_->preemptions();
   const FarUse far = engine_->far_use();
   stats_.kv_blocks_moved = far.evicted_blocks;
-  stats_.joint_steps = far.joint_steps;
+  stats_.modes = driver_->mode_uses();
   stats_.far_rows = far.rows;
   stats_.experts = engine_->experts_use();
   stats_.moves_far = driver_->moves_far();

@@ -2,9 +2,11 @@
 // Pure: a snapshot in, a choice out. Knows no engine and no clock.
 //
 // Of near, joint and split that one runs whose tokens per second are most; a prompt counts as a
-// token by the share of it that the step computes. Nobody waits for long: a far row that was passed
-// over kMostSkips times, or for kMostWait times the usual time between tokens, is in the next step,
-// one of them in each.
+// token by the share of it that the step computes. Where no mode reaches the rate of the last
+// steps, each second that a step takes costs the tokens of that rate: else slow steps would take in
+// rows that cost more there than elsewhere. Nobody waits for long: a far row that was passed over
+// kMostSkips times, or for kMostWait times the usual time between tokens, is in the next step, one
+// of them in each.
 #pragma once
 
 #include <bitset>
@@ -63,9 +65,8 @@ class ModeChooser {
   ModeChooser(Predictor predictor, ModeSet allowed);
 
   ModeChoice choose(const ModeSnapshot& snapshot);
-  void note(const ModeChoice& choice, double measured_s) {
-    predictor_.note(choice.mode, choice.table_s, measured_s);
-  }
+  // A step that was chosen took so long.
+  void note(const ModeChoice& choice, double measured_s);
   // Steps have this mode where they can, as tests want it; empty: the best.
   void force(std::optional<StepMode> mode) { forced_ = mode; }
   // How many far requests bring most tokens a second beside so many near ones, at most `most`, or
@@ -79,17 +80,23 @@ class ModeChooser {
   static constexpr int64_t kMostSkips = Predictor::kMostSkips;
   static constexpr double kMostWait = 4;
   static constexpr double kEnough = 0.99;  // of the most that far requests may bring
-  static constexpr double kStay = 0.97;    // of the best's progress keeps the last step's mode
+  static constexpr double kPays = 0.97;    // near requests alone bring less than that of it
+  static constexpr double kStay = 0.995;   // of the best's progress keeps the last step's mode
+  static constexpr double kLatest = 0.2;   // weight of the last step in the rate
 
  private:
-  struct Ordered;
-  ModeChoice joint(const ModeSnapshot& snapshot, StepLoad load, double progress,
-                   const Ordered& far) const;
-  ModeChoice split(const ModeSnapshot& snapshot, StepLoad load, double progress,
-                   const Ordered& far) const;
+  struct Situation;
+  ModeChoice joint(const Situation& now, double rate) const;
+  ModeChoice split(const Situation& now, double rate) const;
+  std::vector<ModeChoice> choices(const Situation& now, double rate) const;
+  double seconds(const ModeChoice& choice) const {
+    return predictor_.corrected_s(choice.mode, choice.table_s);
+  }
   double per_second(const ModeChoice& choice) const;
+  double value(const ModeChoice& choice, double rate) const;
 
   Predictor predictor_;
+  double tokens_ = 0, seconds_ = 0;  // of a step, lately, as choices have them
   ModeSet allowed_;
   std::optional<StepMode> forced_;
   StepMode last_ = StepMode::kNear;

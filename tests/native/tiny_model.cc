@@ -342,7 +342,7 @@ EngineOptions TinyModel::options() const {
 
 TinyModel TinyModel::with(const std::string& path, const std::string& value) const {
   nlohmann::json changed = nlohmann::json::parse(plan);
-  changed.at(nlohmann::json::json_pointer(path)) = nlohmann::json::parse(value);
+  changed[nlohmann::json::json_pointer(path)] = nlohmann::json::parse(value);
   return {changed.dump(), tensors};
 }
 
@@ -377,7 +377,8 @@ TinyShape cut_shape() {
 }
 
 TinyModel tiny_model(const TinyShape& shape) {
-  return TinyModelBuilder(shape).build();
+  const TinyModel model = TinyModelBuilder(shape).build();
+  return shape.far_position_s > 0 ? model.with("/predictor", step_times(shape)) : model;
 }
 
 std::vector<float> data_of(const TinyModel& model, const TensorSpec& tensor) {

@@ -80,6 +80,9 @@ struct TinyShape {
   std::vector<std::string> visiting = {};
   std::string overflow = "stream";
   double watermark = 0.8;
+  // What the plan's tables say that the CPU takes for a position of a far row, beside 1 s for all
+  // else of a step; 0: there are none.
+  double far_position_s = 0;
   std::vector<TinyCut> cuts = {};  // by layer, or of the first ones
   int64_t cut_rows = 0;            // of the head, on the CPU; 0: it is not cut
   bool cut_on_cpu = false;         // all that is cut lies on the CPU
@@ -91,6 +94,8 @@ TinyShape large_shape(int threads, const char* dtype = "f32");
 TinyShape cut_shape();
 
 TinyModel tiny_model(const TinyShape& shape = {});
+// What the plan's tables say that steps take, JSON.
+std::string step_times(const TinyShape& shape);
 
 // Of a tensor of its plan, which may be a part of one of the model's.
 std::vector<float> data_of(const TinyModel& model, const TensorSpec& tensor);

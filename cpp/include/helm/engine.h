@@ -226,12 +226,16 @@ class HELM_API Engine {
   bool can_move(SequenceId sequence, KvSide side) const;
   KvSide side(SequenceId sequence) const;
   bool moves() const;  // whether the plan lets sequences move
-  // Blocks that may be added on the accelerator before others must leave; of a sequence, those that
-  // lie there, and those that a step of so many tokens adds there.
+  // Blocks that may be added on the accelerator before others must leave, and while it is empty; of
+  // a sequence, those that lie there, and those that a step of so many tokens adds there.
   int64_t near_room() const;
+  int64_t near_most() const;
   int64_t near_blocks(SequenceId sequence) const;
   int64_t near_blocks(std::span<const HeldBlock> held) const;
   int64_t near_wanted(SequenceId sequence, int64_t tokens) const;
+  // Likewise in host memory, of blocks that are free there.
+  int64_t far_room() const;
+  int64_t far_wanted(SequenceId sequence, int64_t tokens) const;
   // Moves held blocks to host memory, the first ones of a prefix before others. Throws kCapacity
   // where one of those on the accelerator is anyone else's, too, or host memory has no room;
   // can_leave() is false then.

@@ -21,6 +21,14 @@ constexpr std::string_view mode_name(StepMode mode) {
   return kStepModeNames[static_cast<size_t>(mode)];
 }
 
+// Of a mode that steps had: how many, and of those for which the plan has tables what these said
+// that they take, beside what they took.
+struct ModeUse {
+  int64_t steps = 0;
+  double predicted_s = 0, measured_s = 0;
+};
+using ModeUses = std::array<ModeUse, kStepModeNames.size()>;  // by StepMode
+
 // Attention in all layers that have the same window. Seconds are of all these layers together.
 struct AttentionTimes {
   int64_t window = 0;  // positions that a query sees; 0: all

@@ -64,6 +64,9 @@ class HELM_API PrefixCache {
   // Moves what was used least recently, of what is kept on the accelerator, to host memory, or
   // gives it up where it cannot; false if nothing is there.
   bool leave_near();
+  // Gives up the block used least recently, of prefixes that lie in host memory in part; false if
+  // there are none.
+  bool leave_far();
   // Gives up all that is kept.
   void clear();
   int64_t kept() const;  // prefixes, of which none begins with another

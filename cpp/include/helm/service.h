@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "helm/generation.h"
+#include "helm/predictor.h"
 #include "helm/prefix_cache.h"
 
 namespace helm {
@@ -64,8 +65,8 @@ struct ServiceStats {
   int64_t kv_blocks_moved = 0;  // from the accelerator to host memory, since the start
   int64_t moves_far = 0;        // times that a request's KV went there as a whole
   int64_t moves_near = 0;       // and came back
-  int64_t joint_steps = 0;      // in which the CPU attended for some rows, others are near
-  int64_t far_rows = 0;         // for which it did, of all steps
+  ModeUses modes;               // of steps
+  int64_t far_rows = 0;         // for which the CPU attended, of all steps
   ExpertsUse experts;           // since the engine's start
 };
 

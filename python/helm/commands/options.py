@@ -243,7 +243,7 @@ def add_workload(group: argparse._ActionsContainer, rare: type[str] = More) -> N
     )
     group.add_argument(
         "--objective", choices=OBJECTIVES, default="total", metavar="WHAT",
-        help=rare("|".join(OBJECTIVES) + " (default: total)"),
+        help=rare("|".join(OBJECTIVES) + " (default: total, of `serve` serve)"),
     )  # fmt: skip
 
 

@@ -89,7 +89,7 @@ def add_arguments(parser: Parser) -> None:
         "--no-web", action="store_true", help=More("no chat page at / (default: there is one)")
     )
     options.add_model_arguments(parser)
-    parser.set_defaults(page_tokens=None)
+    parser.set_defaults(page_tokens=None, objective=None)
     options.add_speculation(parser)
 
 
@@ -99,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     from helm.serve import auth, server
 
+    if args.objective is None:
+        args.objective = "serve" if args.concurrency > 1 else "total"
     access = auth.access(
         args.host, auth.read_keys(args.api_key_file), args.cors_origin, args.no_auth
     )
@@ -135,10 +137,16 @@ def _serve(args: argparse.Namespace, llm: LLM, access: Any, listening: Any) -> i
 
 
 def _rates(llm: LLM, most: int) -> str:
-    one, full = common.predicted_rate(llm), common.predicted_rate(llm, most)
-    shown = "" if one is None else f"; predicted tokens/s: {one:,.1f} of one"
-    shown += "" if not shown or full is None or most == 1 else f", {full:,.1f} of {most} together"
-    return f"(up to {most} requests at once{shown})"
+    rates = {n: common.predicted_rate(llm, n) for n in (1, most)}
+    prediction = llm.plan.prediction
+    if prediction is not None and prediction.predicted.sequences > 1:
+        rates.pop(1)  # it is known of all together
+    shown = ", ".join(
+        f"{rate:,.1f} of {'one' if n == 1 else f'{n} together'}"
+        for n, rate in rates.items()
+        if rate is not None
+    )
+    return f"(up to {most} requests at once{shown and f'; predicted tokens/s: {shown}'})"
 
 
 def _check(args: argparse.Namespace) -> None:

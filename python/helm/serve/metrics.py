@@ -26,11 +26,16 @@ _COUNTED = {
     "kv_blocks_moved": "KV blocks that left the accelerator for host memory",
     "moves_far": "times that a request's KV went to host memory as a whole",
     "moves_near": "times that it came back to the accelerator",
-    "joint_steps": "of the steps, those in which the CPU attended for some rows",
-    "far_rows": "rows for which it did",
+    "far_rows": "rows for which the CPU attended",
     "experts_read": "different experts of a mixture that steps read on the CPU, of all layers",
     "experts_expected": "how many these would be, each chosen as often as any other",
     "accepted_tokens": "of them, those that were right and took no step of their own",
+}
+_MODES = ("near", "joint", "split")
+_BY_MODE = {  # of the backend, behind the mode; the plan's tables predict
+    "steps": ("mode_steps", "steps of the engine by mode"),
+    "predicted_s": ("predicted_seconds", "seconds that the plan says these steps take"),
+    "measured_s": ("measured_seconds", "seconds that they took, where the plan says"),
 }
 
 
@@ -107,6 +112,14 @@ class Metrics:
         for name, help_text in _COUNTED.items():
             if name in stats:
                 yield from _counter(f"engine_{name}_total", help_text, {"": stats[name]})
+        for key, (name, help_text) in _BY_MODE.items():
+            found = {
+                f'mode="{mode}"': stats[f"{mode}_{key}"]
+                for mode in _MODES
+                if f"{mode}_{key}" in stats
+            }
+            if found:
+                yield from _counter(f"engine_{name}_total", help_text, found)
         yield from _gauge("num_requests_waiting", "requests that wait for a place", waiting)
         yield from _gauge("up", "1 while requests can be computed", int(healthy))
         for name, help_text in _STATS.items():

@@ -146,13 +146,17 @@ class LoadOptions:
         profile: Profile | None,
         **machine: Any,
     ) -> Problem:
-        """For the machine of `profile`, or for the CPU alone. machine: what else of Problem is
-        known of the place where the model is to run."""
+        """For the machine of `profile`, or for the CPU alone, where a service has nothing to place
+        and loads as for "total". machine: what else of Problem is known of the place where the
+        model is to run."""
         sequences = max(self.max_sequences, self.batch)
+        at_once, objective = self.at_once, self.objective
+        if profile is None and objective == "serve":
+            at_once, objective = self.batch, "total"
         tokens = self.expected_tokens
         if tokens is None and self.output_tokens is not None:
-            tokens = ANSWERS * self.output_tokens * self.at_once
-        objective: Any = self.objective
+            tokens = ANSWERS * self.output_tokens * at_once
+        goal: Any = objective
         policy: Any = self.policy
         return Problem(
             config,
@@ -170,7 +174,7 @@ class LoadOptions:
             **{
                 "memory_bytes": self.memory_bytes,
                 "accelerator_bytes": self.vram_bytes,
-                "loading": LoadingRequest(self.weights, tokens, objective, self.at_once),
+                "loading": LoadingRequest(self.weights, tokens, goal, at_once),
                 **machine,
             },
         )

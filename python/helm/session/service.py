@@ -114,8 +114,9 @@ class Service:
     def stats(self) -> dict[str, float]:
         """running, waiting, steps, tokens, guessed_tokens, accepted_tokens, saved_s,
         kv_blocks_used, kv_blocks_total, kv_blocks_moved, parked, preemptions, moves_far,
-        moves_near, joint_steps, far_rows; once a mixture's experts ran on the CPU, experts_read
-        and experts_expected."""
+        moves_near, far_rows; steps, and predicted_s and measured_s where the plan has tables, of
+        each mode: near_steps, ...; once a mixture's experts ran on the CPU, experts_read and
+        experts_expected."""
         return dict(self._native.stats)
 
     def check(self) -> None:

@@ -3,7 +3,10 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <map>
 #include <memory>
+#include <vector>
 
 #include "tiny_model.h"
 
@@ -27,6 +30,22 @@ int64_t computed(const Engine& engine, const Driver& driver, helm::RequestId id)
   return engine.length(driver.table().find(id)->sequence);
 }
 
+// The accelerator holds some two requests. far_position_s: see TinyShape.
+std::unique_ptr<Engine> engine_with_sides(double far_position_s) {
+  helm::test::TinyShape shape;
+  shape.devices = {"cpu", "accelerator", "accelerator", "accelerator"};
+  shape.threads = 1;
+  shape.page_tokens = 8;
+  shape.context = 96;
+  shape.step_tokens = 16;
+  shape.pages = 2 * 40;
+  shape.accelerator_pages = 2 * 12;
+  shape.overflow = "cpu";
+  shape.watermark = 1;
+  shape.far_position_s = far_position_s;
+  return helm::test::tiny_engine(helm::test::tiny_model(shape));
+}
+
 }  // namespace
 
 TEST_CASE("a prompt beside decoding rows has as many rows as the pacer gives it") {
@@ -44,5 +63,55 @@ TEST_CASE("a prompt beside decoding rows has as many rows as the pacer gives it"
     REQUIRE(driver.step());
     CHECK(computed(*engine, driver, 0) == 41);
     CHECK(computed(*engine, driver, 1) == (target_s < 1 ? Pacer::kLeastRows : 100));
+  }
+}
+
+TEST_CASE("a far row waits where it does not pay, but no longer than its bound") {
+  using helm::ModeChooser;
+  for (const bool pays : {true, false}) {
+    CAPTURE(pays);
+    const auto engine = engine_with_sides(pays ? 1e-9 : 10);
+    Driver driver(*engine, nullptr, {}, {8});
+    std::map<helm::RequestId, int64_t> idle;  // steps since its last token
+    for (helm::RequestId id = 0; id < 4; ++id) driver.add(request_of(*engine, id, 9, 60));
+    int64_t most = 0, far_steps = 0;
+    while (!driver.ended()) {
+      std::vector<helm::RequestId> decoding;
+      for (const helm::Active* active : driver.table().running()) {
+        if (active->decoding()) decoding.push_back(active->id);
+        far_steps += engine->side(active->sequence) == helm::KvSide::kFar;
+      }
+      REQUIRE(driver.step());
+      for (const helm::RequestId id : decoding) ++idle[id];
+      for (const helm::Token& token : driver.take_tokens()) idle[token.request] = 0;
+      for (const auto& [id, steps] : idle) most = std::max(most, steps);
+    }
+    CHECK(far_steps > 20);
+    const helm::ModeUses& uses = driver.mode_uses();
+    CHECK(uses[0].steps + uses[1].steps == driver.steps());
+    CHECK(uses[1].steps == engine->far_use().joint_steps);
+    CHECK(uses[0].predicted_s > 0);
+    CHECK(uses[1].measured_s > 0);
+    if (pays) {
+      CHECK(most == 0);
+    } else {
+      // Of three others at most one is due before it.
+      CHECK(most >= ModeChooser::kMostSkips);
+      CHECK(most <= ModeChooser::kMostSkips + 3);
+    }
+  }
+}
+
+TEST_CASE("a request that would be far begins only where that pays") {
+  for (const bool pays : {true, false}) {
+    CAPTURE(pays);
+    const auto engine = engine_with_sides(pays ? 1e-9 : 10);
+    Driver driver(*engine, nullptr, {}, {8});
+    for (helm::RequestId id = 0; id < 4; ++id) driver.add(request_of(*engine, id, 30, 10));
+    REQUIRE(driver.step());
+    CHECK(driver.table().running().size() == (pays ? 4 : 2));
+    if (!pays) CHECK(engine->can_open(8));
+    while (!driver.ended()) REQUIRE(driver.step());
+    CHECK((driver.moves_far() > 0) == pays);
   }
 }

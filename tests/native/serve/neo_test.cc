@@ -84,13 +84,12 @@ Gains gains_of(const VirtualMachine& machine, double prompt, const std::vector<d
   return gains;
 }
 
-// Whatever the lengths, far requests cost nothing. A step is chosen for what it brings by itself,
-// so that more modes may make a run as a whole a little longer.
+// Whatever the lengths, far requests cost nothing, and a further mode neither.
 void check_never_below(const Gains& gains) {
   for (size_t i = 0; i < gains.near.size(); ++i) {
     CAPTURE(i);
     CHECK(gains.neo[i] >= 0.95 * gains.near[i]);
-    CHECK(gains.all[i] >= 0.98 * std::max(gains.near[i], gains.neo[i]));
+    CHECK(gains.all[i] >= std::max(gains.near[i], gains.neo[i]));
   }
 }
 

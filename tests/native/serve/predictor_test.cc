@@ -103,8 +103,10 @@ TEST_CASE("in a split step each sub-batch hides the CPU's attention for the othe
 
 TEST_CASE("corrections follow what steps took, within bounds, each mode for itself") {
   Predictor predictor(tables(), 8);
+  predictor.note(StepMode::kNear, 1, 1);
   predictor.note(StepMode::kJoint, 2, 3);
   CHECK(predictor.correction(StepMode::kJoint) == doctest::Approx(1.05));
+  CHECK(predictor.correction(StepMode::kSplit) == doctest::Approx(1.05));  // it never ran
   CHECK(predictor.corrected_s(StepMode::kJoint, 4) == doctest::Approx(4.2));
   CHECK(predictor.correction(StepMode::kNear) == 1);
   for (int i = 0; i < 100; ++i) predictor.note(StepMode::kJoint, 1, 1.5);

@@ -58,6 +58,13 @@ TinyShape on_both_sides(int64_t groups, double watermark) {
   return shape;
 }
 
+// The same with tables, by which far rows wait or do not.
+TinyShape with_modes(int64_t groups, double far_position_s) {
+  TinyShape shape = on_both_sides(groups, 1);
+  shape.far_position_s = far_position_s;
+  return shape;
+}
+
 TinyShape windowed() {
   TinyShape shape = shape_of();
   shape.step_tokens = 8;
@@ -93,7 +100,17 @@ struct Received {
 
 struct Moves {
   int64_t parked = 0, far = 0, near = 0;
+  int64_t waited = 0;  // steps in which some far row was left out
 };
+
+// Now and then the modes of the next steps are others than those that pay.
+void force_mode(helm::ModeChooser& modes, uint32_t what) {
+  using helm::StepMode;
+  if (what % 5 != 0) return;
+  modes.force(what % 3 == 0   ? std::optional<StepMode>()
+              : what % 3 == 1 ? StepMode::kNear
+                              : StepMode::kJoint);
+}
 
 // To where it is not, if there is room.
 void move(Engine& engine, const helm::Active& active) {
@@ -113,6 +130,7 @@ Moves run(Engine& engine, PrefixCache* prefixes, uint32_t seed,
   std::vector<RequestId> cancelled;
   Received received;
   RequestId next = 0;
+  int64_t waited = 0;
   for (int64_t action = 0; next < 8 || !driver.ended(); ++action) {
     REQUIRE(action < 5000);
     const uint32_t what = random() % 8;
@@ -131,7 +149,9 @@ Moves run(Engine& engine, PrefixCache* prefixes, uint32_t seed,
                !running.empty() && random() % 10 == 0) {
       move(engine, *running[random() % running.size()]);
     } else if (!driver.ended()) {
+      if (driver.modes() != nullptr) force_mode(*driver.modes(), random());
       REQUIRE(driver.step());
+      waited += std::ranges::any_of(driver.table().running(), &helm::Active::skips);
       received.take(driver);
     }
   }
@@ -151,7 +171,7 @@ Moves run(Engine& engine, PrefixCache* prefixes, uint32_t seed,
       CHECK(std::equal(got.begin(), got.end(), want.begin()));
     }
   }
-  return {driver.preemptions(), driver.moves_far(), driver.moves_near()};
+  return {driver.preemptions(), driver.moves_far(), driver.moves_near(), waited};
 }
 
 void check_all_free(Engine& engine, int64_t blocks) {
@@ -175,7 +195,9 @@ TEST_CASE("requests that are parked at random get what each gets alone, bit by b
                                     {"two devices", on_accelerator(1)},
                                     {"two groups", on_accelerator(2)},
                                     {"two sides", on_both_sides(1, 1)},
-                                    {"two sides and groups", on_both_sides(2, 0.9)}}) {
+                                    {"two sides and groups", on_both_sides(2, 0.9)},
+                                    {"modes, far rows pay", with_modes(1, 1e-6)},
+                                    {"modes and groups", with_modes(2, 0.1)}}) {
     CAPTURE(name);
     TinyShape ample = shape_of(100);
     ample.window = shape.window;
@@ -196,18 +218,61 @@ TEST_CASE("requests that are parked at random get what each gets alone, bit by b
         all.parked += moves.parked;
         all.far += moves.far;
         all.near += moves.near;
+        all.waited += moves.waited;
       }
       if (keeps) prefixes->clear();
       check_all_free(*engine, engine->plan().kv.blocks);
     }
     const bool sides = engine->moves();
     MESSAGE(name, ": parked ", all.parked, ", moved ", all.far, " times and back ", all.near,
-            "; joint ", engine->far_use().joint_steps);
+            "; joint ", engine->far_use().joint_steps, "; far rows waited ", all.waited);
     const int64_t least = helm::test::kFew ? 0 : 25;
     CHECK(all.parked > (sides ? 0 : least));
     CHECK((all.far > least) == sides);
     CHECK((all.near > least) == sides);
     CHECK((engine->far_use().joint_steps > 0) == sides);
+    CHECK((all.waited > least) == engine->plan().predictor.has_value());
+  }
+}
+
+TEST_CASE("requests that grow while both memories are full lie on one side each") {
+  TinyShape shape = on_both_sides(1, 1);
+  shape.pages = 2 * 20;
+  const auto engine = tiny_engine(tiny_model(shape));
+  const auto reference = tiny_engine(tiny_model(shape_of(100)));
+  for (const bool keeps : {false, true}) {
+    CAPTURE(keeps);
+    const auto prefixes = keeps ? std::make_unique<PrefixCache>(*engine) : nullptr;
+    Driver driver(*engine, prefixes.get(), {}, {8});
+    std::map<RequestId, Request> requests;
+    for (RequestId id = 0; id < 6; ++id) {
+      requests[id].prompt = token_ids(9, static_cast<int32_t>(id));
+      requests[id].max_tokens = 60;
+      add(driver, *engine, id, requests[id]);
+    }
+    Received received;
+    int64_t full = 0;
+    while (!driver.ended()) {
+      REQUIRE(driver.step());
+      received.take(driver);
+      full += engine->far_room() == 0;
+      const auto& running = driver.table().running();
+      for (const helm::Active* active : running) {
+        // What goes on from a kept prefix may have far blocks for a while.
+        if (!active->decoding() || running.size() == 1 || keeps) continue;
+        const int64_t blocks = (engine->length(active->sequence) + 7) / 8;
+        const int64_t near = engine->near_blocks(active->sequence);
+        CHECK((near == 0 || near == blocks));
+      }
+    }
+    CHECK(full > 0);
+    CHECK(driver.preemptions() > 0);
+    for (const auto& [id, request] : requests) {
+      CAPTURE(id);
+      CHECK(received.tokens[id] == helm::test::generated(*reference, {request})[0]);
+    }
+    if (keeps) prefixes->clear();
+    check_all_free(*engine, engine->plan().kv.blocks);
   }
 }
 

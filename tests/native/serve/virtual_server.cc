@@ -233,6 +233,7 @@ class Server {
     }
     REQUIRE(choice.table_s > 0);
     found_.seconds += std::max(choice.table_s, static_cast<double>(moved_) * block_s_);
+    chooser_.note(choice, choice.table_s);
     ++found_.steps;
     ++found_.modes[static_cast<size_t>(choice.mode)];
     found_.most_far = std::max(found_.most_far, far);
