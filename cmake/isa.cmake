@@ -12,7 +12,9 @@ foreach(isa IN LISTS HELM_TIERS)
   endif()
 endforeach()
 # Nobody waits for the scalar kernels, which are what others are compared with.
-set(HELM_ISA_FLAGS_scalar $<$<CONFIG:Release>:-O2>)
+if(NOT HELM_SANITIZE)
+  set(HELM_ISA_FLAGS_scalar $<$<CONFIG:Release>:-O2>)
+endif()
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set(HELM_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c)
   set(HELM_ISA_FLAGS_avx512 ${HELM_ISA_FLAGS_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl

@@ -135,7 +135,13 @@ class Emulated(Target):
         return f"{missing[0]} is not on PATH" if missing else ""
 
     def options(self) -> list[str]:
-        return [*super().options(), "HELM_CUDA=OFF", "HELM_WERROR=ON", "HELM_TIERS=avx2"]
+        return [
+            *super().options(),
+            "HELM_CUDA=OFF",
+            "HELM_WERROR=ON",
+            "HELM_UNITY=ON",
+            "HELM_TIERS=avx2",
+        ]
 
     def environment(self, tree: Path) -> dict[str, str]:
         """The stand-ins for the driver and for cuBLAS."""

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def sanitizing(sanitizers: str, optimization: str) -> tuple[str, ...]:
-    """Options of a build under sanitizers. Traces name lines; of the tiers those that can run, and
+    """Options of a build under sanitizers. Of the tiers those that can run, and
     of these the first alone where threads are looked at, which share work alike in all.
     HELM_TEST_WHOLE=1 leaves nothing out."""
     whole = os.environ.get("HELM_TEST_WHOLE") == "1"
@@ -26,8 +26,7 @@ def sanitizing(sanitizers: str, optimization: str) -> tuple[str, ...]:
     tiers = ";".join(vector[:1] if sanitizers == "thread" and not whole else available)
     return (
         f"-DHELM_SANITIZE={sanitizers}",
-        "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
-        f"-DCMAKE_CXX_FLAGS_RELWITHDEBINFO={optimization} -g1 -DNDEBUG",
+        f"-DHELM_SANITIZE_LEVEL={optimization}",
         f"-DHELM_TIERS={tiers}",
         f"-DHELM_TEST_WHOLE={int(whole)}",
     )
@@ -38,7 +37,7 @@ def build(folder: Path, *options: str, targets: Sequence[str] = ()) -> None:
     if not all(shutil.which(tool) for tool in ("cmake", "ctest", "ninja")):
         pytest.skip("cmake and ninja are not installed")
     _run("cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", "-DHELM_TESTS=ON", "-DHELM_CUDA=OFF",
-         "-DHELM_WERROR=ON",
+         "-DHELM_WERROR=ON", "-DHELM_UNITY=ON",
          f"-DPython_EXECUTABLE={sys.executable}", *options)  # fmt: skip
     # Behind the tests of another file, whose threads wait for each other where they lack a CPU.
     _run("nice", "-n", "19", "cmake", "--build", folder, "--parallel", str(os.cpu_count()),

@@ -1,6 +1,6 @@
 // KV pages that do not fit on the accelerator: the same tokens for every size of its pool, site of
-// attention, watermark, page size and placement; blocks that come back; refusals. Built once per
-// kind of accelerator: HELM_TEST_ACCELERATOR.
+// attention, watermark, page size and placement; blocks that come back; refusals. Linked once per
+// kind of accelerator: helm::test::kAccelerator.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -10,24 +10,25 @@
 #include <vector>
 
 #include "helm/generation.h"
+#include "support/this_build.h"
 #include "tiny_model.h"
 
 namespace {
 
 using helm::Engine;
 using helm::StepInput;
+using helm::test::kNewTokens;
 using helm::test::tiny_model;
 using helm::test::TinyShape;
 using helm::test::token_ids;
 
 std::unique_ptr<Engine> engine_of(const helm::test::TinyModel& model) {
-  return helm::test::tiny_engine(model, HELM_TEST_ACCELERATOR);
+  return helm::test::tiny_engine(model, helm::test::kAccelerator);
 }
 
 constexpr int64_t kLayers = 3;
 constexpr int64_t kContext = 200;
-constexpr bool kReadsI8 = std::string_view(HELM_TEST_ACCELERATOR).starts_with("sim");
-constexpr int64_t kNewTokens = HELM_TEST_NEW_TOKENS;  // fewer where the accelerator is emulated
+const bool kReadsI8 = std::string_view(helm::test::kAccelerator).starts_with("sim");
 
 struct Overflow {
   std::string units = "ccaaa";

@@ -1,6 +1,6 @@
 // Sequences whose KV lies in host memory as a whole: on every placement the logits of the CPU
 // alone, bit by bit where the accelerator has its kernels, whatever else a step has; moves there
-// and back, refusals, lost devices. Built once per kind of accelerator: HELM_TEST_ACCELERATOR.
+// and back, refusals, lost devices. Linked once per kind of accelerator: helm::test::kAccelerator.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "helm/engine.h"
+#include "support/this_build.h"
 #include "tiny_model.h"
 
 namespace {
@@ -23,11 +24,11 @@ using helm::test::tiny_model;
 using helm::test::TinyShape;
 using helm::test::token_ids;
 
-constexpr bool kExact = std::string_view(HELM_TEST_ACCELERATOR).starts_with("sim");
+const bool kExact = std::string_view(helm::test::kAccelerator).starts_with("sim");
 constexpr int64_t kLayers = 3, kContext = 96, kPage = 8, kSlots = 14, kBlocks = 56;
 
 std::unique_ptr<Engine> engine_of(const TinyShape& shape,
-                                  const std::string& device = HELM_TEST_ACCELERATOR) {
+                                  const std::string& device = helm::test::kAccelerator) {
   return helm::test::tiny_engine(tiny_model(shape), device);
 }
 

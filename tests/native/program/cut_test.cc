@@ -182,7 +182,7 @@ TEST_CASE("a device that is lost at any task of a cut step ends it with an error
     CAPTURE(std::string(kind.places));
     const auto model = tiny_model(shape_of(kind));
     int64_t lost_while_running = 0;
-    constexpr int64_t kEach = kFew ? 1 : 50, kPart = kFew ? 2 : 4;  // first each, then fewer
+    const int64_t kEach = kFew ? 1 : 50, kPart = kFew ? 2 : 4;  // first each, then fewer
     for (int64_t command = 1; command < 4000;
          command += command < kEach ? 1 : 1 + command / kPart) {
       CAPTURE(command);

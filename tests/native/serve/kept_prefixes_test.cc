@@ -17,6 +17,7 @@ using helm::Engine;
 using helm::PrefixCache;
 using helm::SequenceId;
 using helm::StepInput;
+using helm::test::kAccelerator;
 using helm::test::tiny_engine;
 using helm::test::tiny_model;
 using helm::test::TinyShape;
@@ -245,7 +246,7 @@ TEST_CASE("what is kept leaves the accelerator as it is, and what others have is
   shape.accelerator_pages = shape.layers * slots;
   shape.overflow = "cpu";
   shape.watermark = 1;
-  const auto engine = tiny_engine(tiny_model(shape), HELM_TEST_ACCELERATOR);
+  const auto engine = tiny_engine(tiny_model(shape), kAccelerator);
   const auto on_cpu = tiny_engine(tiny_model(shape_of(blocks, 3)));
   PrefixCache prefixes(*engine), reference(*on_cpu);
   const Ids first = token_ids(5 * kPage, 1), second = token_ids(5 * kPage, 2);

@@ -9,6 +9,8 @@
 #include <random>
 #include <vector>
 
+#include "support/this_build.h"
+
 namespace {
 
 using helm::Batch;
@@ -183,9 +185,5 @@ TEST_CASE("a decision about 64 requests takes microseconds") {
   }
   CHECK(batch.rows.size() == 30);
   MESSAGE("microseconds per decision: ", best_s * 1e6);
-#ifdef HELM_TEST_SANITIZED
-  CHECK(best_s < 400e-6);
-#else
-  CHECK(best_s < 20e-6);
-#endif
+  CHECK(best_s < (helm::test::kSanitized ? 400e-6 : 20e-6));
 }

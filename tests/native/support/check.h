@@ -9,15 +9,9 @@
 #include <utility>
 #include <vector>
 
-namespace helm::test {
+#include "support/this_build.h"
 
-// Under sanitizers everything takes ten to a hundred times as long, and what they look for does not
-// need every combination of many values.
-#ifdef HELM_TEST_FEW
-inline constexpr bool kFew = true;
-#else
-inline constexpr bool kFew = false;
-#endif
+namespace helm::test {
 
 // All of `values`; of a few the first, every fourth after it, and the last.
 template <class T>

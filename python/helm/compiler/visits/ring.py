@@ -124,10 +124,9 @@ def coming_s(groups: Sequence[Group], slots: int | None) -> F64:
     buffers; None: at least, with any number. What does not come takes no buffer. As the timeline
     plays the programs of plans."""
     shape = np.broadcast_shapes(*(np.shape(s) for [p] in groups for s in (p.up_s, p.accelerator_s)))
-    up, run = (
-        np.stack([np.broadcast_to(seconds, shape) for seconds in each])
-        for each in ([p.up_s for [p] in groups], [p.accelerator_s for [p] in groups])
-    )
+    up, run = np.empty((2, len(groups), *shape))
+    for at, [piece] in enumerate(groups):
+        up[at], run[at] = piece.up_s, piece.accelerator_s
     if slots is None:
         return np.asarray(np.maximum(run.sum(axis=0), up.sum(axis=0)))
     if run[0].size == 1:
@@ -146,9 +145,9 @@ def coming_s(groups: Sequence[Group], slots: int | None) -> F64:
         if every[group]:
             came, ran, free = comes, runs, [*free[1:], runs]
             continue
-        at = there[group]
-        came, ran = np.where(at, comes, came), np.where(at, runs, ran + run[group])
-        free = [np.where(at, *both) for both in zip([*free[1:], ran], free, strict=True)]
+        some_of = there[group]
+        came, ran = np.where(some_of, comes, came), np.where(some_of, runs, ran + run[group])
+        free = [np.where(some_of, *both) for both in zip([*free[1:], ran], free, strict=True)]
     return np.asarray(ran)
 
 
