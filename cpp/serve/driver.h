@@ -95,6 +95,7 @@ class Driver {
   // driver_sides.cc
   int64_t far_blocks(const Active& active) const;
   void settle_sides();
+  int64_t near_wanted() const;
   bool fits_near() const;
   bool make_near();
   bool move_someone();

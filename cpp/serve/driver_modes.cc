@@ -21,6 +21,7 @@ bool Driver::is_far(const Active& active) const {
 // The mode of the step that the batch is of. Without tables far rows do not wait.
 void Driver::choose_mode() {
   choice_ = {};
+  if (!engine_.moves()) return;
   const RequestTable::List& running = table_.running();
   const Plan& plan = engine_.plan();
   const double now_s = seconds_of(Clock::now());
@@ -85,7 +86,8 @@ void Driver::note_end(const Active& active) {
 }
 
 // Whether one that waits may begin: there is room near beside those that run, or it is one of as
-// many far ones as pay. One that is alone always may.
+// many far ones as pay. One that is alone always may, and one that is to be
+// refused.
 bool Driver::may_begin(const Active& active) {
   if (!modes_ || table_.running().empty() || !active.own_sequence()) return true;
   const int64_t page_tokens = engine_.plan().kv.page_tokens;
@@ -96,6 +98,7 @@ bool Driver::may_begin(const Active& active) {
     ++(fits ? near : far);
     room -= fits ? blocks : 0;
   }
+  if ((active.most + page_tokens - 1) / page_tokens > engine_.plan().kv.blocks) return true;
   const int64_t tokens = std::ssize(active.request.prompt);
   const int64_t wanted = promised(room_.policy(), tokens, active.most, page_tokens);
   const int64_t blocks = (wanted + page_tokens - 1) / page_tokens;

@@ -62,13 +62,18 @@ void Driver::settle_sides() {
   }
 }
 
-// Whether nothing has to leave the accelerator for what the batch adds there.
-bool Driver::fits_near() const {
-  if (!engine_.moves()) return true;
+// Blocks that the batch adds on the accelerator.
+int64_t Driver::near_wanted() const {
   int64_t wanted = 0;
   for (const BatchRow& row : batch_.rows) {
     wanted += engine_.near_wanted(table_.running()[row.runner]->sequence, row.tokens);
   }
+  return wanted;
+}
+
+// Whether nothing has to leave the accelerator for them.
+bool Driver::fits_near() const {
+  const int64_t wanted = engine_.moves() ? near_wanted() : 0;
   return wanted == 0 || wanted <= engine_.near_room();
 }
 
@@ -131,8 +136,8 @@ bool Driver::fits_far() const {
 }
 
 // Makes room in host memory for the batch: what is kept leaves first. Then the far request of the
-// least rank comes near, if there is room, or is parked. False if the batch is to be planned again:
-// one that is alone has no room to make, and goes on with blocks on both sides.
+// least rank comes near, if there is room beside what the batch adds there, or is parked. False if
+// the batch is to be planned again: one that is alone goes on with blocks on both sides.
 bool Driver::make_far() {
   if (room_.leave_far()) return false;
   const RequestTable::List& running = table_.running();
@@ -142,7 +147,7 @@ bool Driver::make_far() {
     if (least == nullptr || Ranking::yields(active->place, least->place)) least = active;
   }
   if (least == nullptr || running.size() == 1) return true;
-  if (far_blocks(*least) < engine_.near_room() &&
+  if (near_wanted() + far_blocks(*least) < engine_.near_room() &&
       engine_.can_move(least->sequence, KvSide::kNear)) {
     move(*least, KvSide::kNear);
   } else {

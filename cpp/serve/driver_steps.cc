@@ -107,7 +107,7 @@ bool Driver::submit(bool alone) {
   flight.begun = begun;
   flight.submitted = now;
   flight.alone = alone;
-  flight.mode = choice_;
+  flight.mode = std::move(choice_);
   for (size_t i = 0; i < batch_.rows.size(); ++i) {
     const BatchRow& row = batch_.rows[i];
     Active& active = *running[row.runner];

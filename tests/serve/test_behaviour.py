@@ -16,6 +16,7 @@ import pytest
 from helm.errors import DeviceError
 from helm.serve.auth import access as access_of
 from helm.serve.auth import read_keys
+from helm.serve.metrics import Metrics
 from scripted_backend import ScriptedBackend, says, served
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -315,6 +316,15 @@ def test_metrics_count_what_was_done() -> None:
     assert values["helm_cached_tokens_total"] == "2"
     assert values["helm_time_to_first_token_seconds_count"] == "1"
     assert int(values["helm_resident_bytes"]) > 1e6
+
+
+def test_metrics_show_steps_by_mode_and_what_was_predicted() -> None:
+    stats = {"near_steps": 5.0, "joint_steps": 2.0, "joint_predicted_s": 0.5, "steps": 7.0}
+    text = Metrics().text(stats, 0, {}, True, {})
+    assert '\nhelm_engine_mode_steps_total{mode="near"} 5\n' in text
+    assert '\nhelm_engine_mode_steps_total{mode="joint"} 2\n' in text
+    assert '\nhelm_engine_predicted_seconds_total{mode="joint"} 0.5\n' in text
+    assert "measured_seconds" not in text
 
 
 def test_a_model_without_a_template_names_the_other_route() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import signal
@@ -10,11 +11,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import httpx
 import pytest
 
 from command import environment, helm
+from helm.commands import common
+from helm.commands.cli import main
+from helm.errors import InvalidError
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 # Some seconds of work: every token is asked for, whatever ends the text.
@@ -142,6 +147,29 @@ def test_wrong_options_are_named(options: list[str], words: str) -> None:
     assert result.returncode == 2, result.stderr
     assert words in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "objective"),
+    [
+        ([], "serve"),
+        (["--concurrency", "1"], "total"),
+        (["--objective", "decode"], "decode"),
+        (["--objective", "total"], "total"),
+    ],
+)
+def test_the_plan_is_for_a_service(
+    options: list[str], objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def load(args: argparse.Namespace) -> NoReturn:
+        asked.append(args.objective)
+        raise InvalidError("enough")
+
+    monkeypatch.setattr(common, "load", load)
+    assert main(["serve", "--port", "0", *options]) == 2
+    assert asked == [objective]
 
 
 def test_without_the_extra_the_remedy_is_named() -> None:

@@ -115,6 +115,18 @@ def test_objective_and_work_reach_the_plan() -> None:
         assert llm.plan.threads == 1
 
 
+def test_a_service_is_planned_for_beside_an_accelerator_alone() -> None:
+    with helm.LLM(
+        device="sim", profile=fast_accelerator(), objective="serve", max_sequences=3, threads=1
+    ) as llm:
+        assert llm.plan.prediction is not None
+        work = llm.plan.prediction.workload
+        assert (work.objective, work.batch) == ("serve", 3)
+    cpu: dict[str, Any] = {"device": "cpu", "threads": 1, "max_sequences": 3, "output_tokens": 9}
+    with helm.LLM(**cpu) as one, helm.LLM(**cpu, objective="serve") as other:
+        assert one.plan == other.plan
+
+
 def test_a_profile_alone_plans_for_the_cpu(expected: list[list[int]]) -> None:
     with helm.LLM(device="cpu", profile=fast_accelerator(), threads=3) as llm:
         assert llm.plan.units_accelerator == 0

@@ -241,9 +241,10 @@ def add_workload(group: argparse._ActionsContainer, rare: type[str] = More) -> N
     group.add_argument(
         "--batch", type=int, default=1, metavar="N", help=rare("requests at once (default: 1)")
     )
+    default = "total" if rare is str else "total, of `serve` serve"  # `plan` fits a screen
     group.add_argument(
         "--objective", choices=OBJECTIVES, default="total", metavar="WHAT",
-        help=rare("|".join(OBJECTIVES) + " (default: total, of `serve` serve)"),
+        help=rare("|".join(OBJECTIVES) + f" (default: {default})"),
     )  # fmt: skip
 
 
