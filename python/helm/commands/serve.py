@@ -137,10 +137,9 @@ def _serve(args: argparse.Namespace, llm: LLM, access: Any, listening: Any) -> i
 
 
 def _rates(llm: LLM, most: int) -> str:
-    rates = {n: common.predicted_rate(llm, n) for n in (1, most)}
     prediction = llm.plan.prediction
-    if prediction is not None and prediction.predicted.sequences > 1:
-        rates.pop(1)  # it is known of all together
+    known = 1 if prediction is None else prediction.predicted.sequences
+    rates = {n: common.predicted_rate(llm, n) for n in (known, most)}
     shown = ", ".join(
         f"{rate:,.1f} of {'one' if n == 1 else f'{n} together'}"
         for n, rate in rates.items()
