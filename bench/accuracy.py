@@ -17,12 +17,13 @@ the median over the runs of all visits.
 Runs in which another program took a core of ours are left out where enough others remain in the
 round; cases with fewer are marked *.
 
-Partitioned cases have half of the blocks and the head on an accelerator, by default a simulated
-one: one thread on a core of its own, the CPU another thread, both profiled so, copies as slow as
-the link is said to be. They show whether stages, crossings and overlapped schedules take the time
-that the model adds up for them. They do not show a GPU's kernels or launches, nor that two devices
-have memory of their own: here both read the same, for which the profile has
-`rate_while_both_compute`. Each device has a drift of its own, timed on its cores.
+Partitioned cases have half of the blocks and the head on an accelerator, or, of a mixture, all but
+the embedding and the experts. By default it is a simulated one: one thread on a core of its own,
+the CPU another thread, both profiled so, copies as slow as the link is said to be. They show
+whether stages, crossings and overlapped schedules take the time that the model adds up for them.
+They do not show a GPU's kernels or launches, nor that two devices have memory of their own: here
+both read the same, for which the profile has `rate_while_both_compute`. Each device has a drift of
+its own, timed on its cores.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from typing import Any
 from accuracy_cases import (
     ALONE,
     CLASSES,
+    CUT,
+    EXPERTS,
     OVERLAPPED,
     SHAPES,
     Case,
@@ -50,13 +53,13 @@ from helm.base.formats import DTYPES
 from helm.compiler.candidate import Candidate
 from helm.compiler.planning_problem import Problem
 from helm.compiler.problem import ResourceLimits, Space
-from helm.compiler.solve import solve
+from helm.compiler.solve import plan_of, solve
 from helm.errors import HelmError
 from helm.machine.profile import Profile, load_profile
 from helm.machine.resources import memory_available
 from helm.model.families import build_graph
 from helm.plan.records import Workload
-from partition import Layout, costed, place, price
+from partition import Layout, costed, price, price_experts
 from random_weights import random_weights
 from setups import SIM, Probe, Setup, Threads, cpu_setup, partitioned_setup, probes_of
 
@@ -72,14 +75,16 @@ class Model:
         config = config_of(case.shape)
         graph = build_graph(config)
         infos, tensors = random_weights(graph.tensors, case.dtype)
-        self.plan = solve(Problem(
+        problem = Problem(
             config, infos, context=case.context + OUTPUT, max_sequences=case.batch,
             dtype=case.dtype, kv_dtype=case.kv_dtype, threads=len(setup.cpus),
             step_tokens=STEP_TOKENS, memory_bytes=memory_available(),
-        )).plan  # fmt: skip
+        )  # fmt: skip
+        self.plan = solve(problem).plan
         self.costed, self.case = costed(self.plan, graph), case
         if case.schedule != ALONE:
-            self.plan = place(self.plan, self.costed, self.predict(setup.profile))
+            found = self.predict(setup.profile)
+            self.plan = plan_of(problem, self.costed, self.plan.limits, found)
         self.threads = Threads(setup)
         self.engine = _helm.Engine(self.plan.to_json(), "", tensors, device=setup.device)
         self.threads.started()
@@ -88,7 +93,7 @@ class Model:
         """The case's layout and schedule as the cost model sees them."""
         case, blocks = self.case, len(self.costed.graph.layers)
         layout, overlapped = Layout("cpu", blocks, "cpu"), case.schedule == OVERLAPPED
-        if case.schedule != ALONE:
+        if case.schedule in (CUT, OVERLAPPED):
             layout = Layout("cpu", blocks // 2, "accelerator")
         work = Workload(prompt=case.context, output=OUTPUT, batch=case.batch)
         limits = ResourceLimits(sequences=case.batch, step_tokens=STEP_TOKENS)
@@ -99,6 +104,8 @@ class Model:
             decode_groups=(2 if overlapped else 1,),
             threads=(profile.cpu.threads,),
         )
+        if case.schedule == EXPERTS:
+            return price_experts(self.costed, profile, work, limits, space)
         return price(self.costed, profile, work, layout, limits, space)
 
 

@@ -19,16 +19,21 @@ SHAPES = {
     "qwen3-250m": ("qwen3", 1792, 4864, 6, 16, 2, 128, 24576),
     "llama-270m": ("llama", 2048, 5632, 5, 32, 16, 64, 16384),
     "qwen2-331m": ("qwen2", 2304, 6144, 4, 18, 18, 128, 32768),
+    "qwen3-moe-346m": ("qwen3_moe", 1024, 3072, 4, 16, 4, 64, 32768),
 }
+# Experts, those of a token, elements of each: a narrow Qwen3-30B-A3B.
+MIXTURES = {"qwen3-moe-346m": (64, 8, 384)}
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 CLASSES = tuple(WEIGHT_FORMATS)  # of weights
 LOADS = ((1, 128), (1, 2048), (2, 640), (4, 128), (8, 128))  # sequences, context
-ALONE, CUT, OVERLAPPED = "cpu", "cut", "overlapped"  # schedules
-# Half of the blocks and the head on the accelerator; shape, dtype, sequences, context, schedule.
+ALONE, CUT, OVERLAPPED, EXPERTS = "cpu", "cut", "overlapped", "experts"  # schedules
+# Half of the blocks and the head on the accelerator, or all but embedding and experts; shape,
+# dtype, sequences, context, schedule.
 PARTITIONED = (
     ("llama-147m", "bf16", 1, 128, CUT),
     ("qwen3-187m", "f16", 1, 640, CUT),
@@ -36,6 +41,9 @@ PARTITIONED = (
     ("llama-147m", "f16", 4, 128, CUT),
     ("llama-147m", "bf16", 4, 640, OVERLAPPED),
     ("qwen3-187m", "bf16", 4, 256, OVERLAPPED),
+    ("qwen3-moe-346m", "bf16", 1, 128, EXPERTS),
+    ("qwen3-moe-346m", "f16", 4, 640, EXPERTS),
+    ("qwen3-moe-346m", "bf16", 2, 128, CUT),
 )
 
 
@@ -70,6 +78,9 @@ def config_of(shape: str) -> ModelConfig:
         "hidden_act": "silu",
         "tie_word_embeddings": True,
     }
+    if shape in MIXTURES:
+        names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+        raw |= dict(zip(names, MIXTURES[shape], strict=True), norm_topk_prob=True)
     return parse_config(raw, shape)
 
 

@@ -5,9 +5,16 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+import numpy as np
+
 from helm.compiler.advice import costed_graph
 from helm.compiler.candidate import Candidate
+from helm.compiler.choices import choices
 from helm.compiler.counts import CostedGraph, Step
+from helm.compiler.cut.memory import CutMemory
+from helm.compiler.cut.price import CutPrices
+from helm.compiler.cut.search import Way
+from helm.compiler.cut.ways import HOMES, Layouts, cut_model
 from helm.compiler.placement import accelerator_pages, memory_use, placed_units, schedule
 from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.search import search
@@ -50,6 +57,27 @@ def price(
     limits = dataclasses.replace(limits, cpu_bytes=_PLENTY, accelerator_bytes=_PLENTY)
     found = search(model, profile, workload, limits, space).by_layout
     return next(c for c in found if c.layout == dataclasses.astuple(layout))
+
+
+def price_experts(
+    model: CostedGraph,
+    profile: Profile,
+    workload: Workload,
+    limits: ResourceLimits,
+    space: Space,
+) -> Candidate:
+    """A mixture's attention and head on the accelerator, embedding and experts on the CPU, whether
+    that fits or not."""
+    choice = next(
+        c for c in choices(model, profile, workload, limits, space) if c.mode == "compute"
+    )
+    cuts = cut_model(model, choice.setting.classes, space.columns)
+    assert not isinstance(cuts, str), cuts
+    memory = CutMemory(choice.setting, cuts, choice.each, False)
+    way = Way(choice, None, CutPrices(choice.setting, cuts), memory)
+    home = HOMES.index("accelerator")
+    layout = Layouts(np.array([[0, cuts.blocks, home, 0, cuts.units[1].last, 0]], np.int64).T)
+    return way.candidate(layout, limits, workload, (_PLENTY, _PLENTY))
 
 
 def price_plan(plan: Plan, model: CostedGraph, profile: Profile, workload: Workload) -> Candidate:

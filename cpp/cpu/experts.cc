@@ -185,9 +185,12 @@ class BoundExperts : public BoundOp {
       args.rows = rows, args.c = c;
       args.bias = bias == nullptr ? nullptr : bias + first;
       matrix.multiply_chosen(args, first);
+      args.same_rows = !reads_blocks(matrix);
     };
+    const int64_t most = reads_blocks(*gate_) ? Worker::kTokens : kDecodeTokens;
     for (int64_t pair = first_[expert]; pair < first_[expert + 1]; pair += args.tokens) {
-      args.tokens = std::min<int64_t>(Worker::kTokens, first_[expert + 1] - pair);
+      args.tokens = std::min<int64_t>(most, first_[expert + 1] - pair);
+      args.same_rows = false;
       args.a_rows = tokens_ + pair;
       const int64_t begin = expert * op_.size + row;
       switch (op_.layout) {

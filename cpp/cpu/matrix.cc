@@ -163,9 +163,11 @@ void Matrix::multiply_chosen(const ChosenRows& args, int64_t row) const {
     MatmulArgs some{};
     some.tokens = std::min(kDecodeTokens, args.tokens - first);
     some.a = args.a + first * args.a_stride, some.a_stride = args.a_stride;
-    for (int64_t t = 0; args.a_rows != nullptr && t < some.tokens; ++t) {
-      std::copy_n(args.a + args.a_rows[first + t] * args.a_stride, cols_,
-                  args.gathered + t * cols_);
+    if (args.a_rows != nullptr) {
+      for (int64_t t = 0; t < some.tokens && !args.same_rows; ++t) {
+        std::copy_n(args.a + args.a_rows[first + t] * args.a_stride, cols_,
+                    args.gathered + t * cols_);
+      }
       some.a = args.gathered, some.a_stride = cols_;
     }
     some.rows = args.rows, some.cols = cols_, some.bias = args.bias;

@@ -29,6 +29,8 @@ struct ChosenRows {
   int64_t c_stride;   // elements
   void* scratch;      // as MatmulArgs has it, and
   float* gathered;    // [kDecodeTokens, cols]
+  // Of kDecodeTokens at most: `gathered` has them already, if a_rows is not null.
+  bool same_rows = false;
 };
 
 class Matrix {

@@ -203,14 +203,15 @@ class CostedGraph:
         )
 
     def _experts(self, op: Experts, step: Step) -> OpCost:
-        """Of weights those of the experts that the rows are expected to have."""
+        """Of weights those of the experts that the rows are expected to have. Each pair of a row
+        and an expert reads the input, makes gate, up and the activation, and adds its result."""
         rows = self.rows(op.out, step)
         pairs, width, out = rows * op.chosen, self.width(op.input), self.width(op.out)
         held = sum(self.tensor_bytes(name) for name in op.weight_names())
         return OpCost(
             flops=2 * pairs * op.size * (2 * width + out),
             weight_bytes=round(held * op.expected(rows) / op.experts),
-            activation_bytes=_F32 * (rows * (width + 2 * out) + 2 * pairs * op.size),
+            activation_bytes=_F32 * pairs * (2 * width + 4 * op.size + 4 * out),
         )
 
     def _attention(self, op: Attention, step: Step) -> OpCost:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from helm.base.formats import kv_position_bytes, tensor_bytes, uncompressed
+from helm.base.formats import DTYPES, kv_position_bytes, tensor_bytes, uncompressed
 from helm.compiler.counts import CostedGraph, Step
 from helm.machine.rates import DeviceProfile, rate_class
 from helm.model.graph import (
@@ -35,6 +35,8 @@ Seconds = float | F64
 _NEAR_BANDWIDTH = 0.8  # a product within a fifth of its bytes' time is called memory bound
 _ATTENTION_OPS = 3  # that attention counts as: append, attend, merge, each a barrier or launch
 _EXPERTS_OPS = 4  # that experts count as: sort, gate and up, round, down
+# Tokens of an expert that a product takes at once, of elements and of packed weights.
+_EXPERT_TOKENS, _PACKED_EXPERT_TOKENS = 8, 64
 _DEVICE_TERMS = ("memory_s", "compute_s", "attention_s", "elementwise_s", "fixed_s")
 MEMORY, COMPUTE, ATTENTION, ELEMENTWISE, FIXED = range(5)
 DEVICE_TERMS = len(_DEVICE_TERMS)
@@ -84,7 +86,8 @@ def experts_s(
         height, width = model.graph.tensors[name]
         size = tensor_bytes(uncompressed(held), (height, width)) / op.experts
         flops = 2.0 * rows * op.chosen * height * width / op.experts
-        compute += flops / float(device.matmul_rate(kind, each))
+        at_once = min(each, _EXPERT_TOKENS if kind in DTYPES else _PACKED_EXPERT_TOKENS)
+        compute += flops / float(device.matmul_rate(kind, at_once))
         memory += expected * size / device.rate("matvec_bytes_per_s", kind)
     return memory, compute
 
@@ -116,9 +119,11 @@ def unit_s(model: CostedGraph, unit: Unit | Layer, step: Step, device: DevicePro
                 times[COMPUTE] = times[COMPUTE] + np.where(bound, 0.0, seconds)
             if isinstance(op, Experts):
                 times[FIXED] += device.op_s * (_EXPERTS_OPS - 1)
+                moved = model.op_cost(op, step).activation_bytes
+                times[ELEMENTWISE] = times[ELEMENTWISE] + moved / device.activation_bytes_per_s
         else:
-            moved = model.op_cost(op, step)
-            size = moved.activation_bytes + moved.weight_bytes
+            cost = model.op_cost(op, step)
+            size = cost.activation_bytes + cost.weight_bytes
             times[ELEMENTWISE] = times[ELEMENTWISE] + size / device.activation_bytes_per_s
     return np.array(np.broadcast_arrays(*times))
 
