@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from model_tensors import tensors_of
 from plans import make_plan
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import small_models
 from engine_helpers import greedy, logits_in_chunks, partitioned, prompt_of
@@ -32,15 +32,16 @@ DTYPES = ("f32", "f16", "bf16")
 _PROMPT = prompt_of(61)
 _PROMPTS = [prompt_of(n) for n in (37, 5, 61, 18)]
 _NEW = 12
+_MIXTURES = ("qwen3_moe", "glm4_moe")
 
 
 def cases() -> list[str]:
-    """Every small model in f32, and one of every family in the others. Not mixtures, whose modules
-    have other names than checkpoints."""
+    """Every small model in f32, of mixtures two, and one of every family in the others."""
     names = [name for name in small_models.CASES if name not in small_models.MIXTURES]
     wide = [name for name in names if name in ("llama", "qwen3", "opt")]
-    return [f"{name}/f32" for name in names] + [
-        f"{name}/{dtype}" for name in wide for dtype in DTYPES[1:]
+    return [
+        *(f"{name}/f32" for name in (*_MIXTURES, *names)),
+        *(f"{name}/{dtype}" for name in wide for dtype in DTYPES[1:]),
     ]
 
 
@@ -110,8 +111,10 @@ def _write(name: str, dtype: str, folder: Path) -> None:
     model.config.save_pretrained(folder)
     random = np.random.RandomState(7)
     tied = set(getattr(model, "_tied_weights_keys", None) or ())
-    tensors = {}
-    for key, parameter in sorted(model.state_dict().items()):
+    tensors, state = {}, model.state_dict()
+    if name in _MIXTURES:  # modules name experts otherwise than checkpoints
+        state = load_file(small_models.model_dir(name) / _FILE)
+    for key, parameter in sorted(state.items()):
         numbers = random.randint(-127, 128, tuple(parameter.shape)) / 512
         if "norm" in key and key.endswith("weight"):
             numbers = 1 + numbers
