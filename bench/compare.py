@@ -2,10 +2,10 @@
 
 Every round starts each engine in a process of its own, which loads the model once and measures one
 scenario after the other in parts, each right between two probes of the ceilings, because machines
-drift. An engine must first have the logits of transformers in f32 (of a mixture, llama.cpp's, as
-that would take all of its experts in f32). A run whose probes differ, so
-that nobody knows its ceilings, is repeated, and the one with the closest probes counts. Prints
-medians with their spread and whether each goal is met; writes JSON after every process, and plots.
+drift. An engine must first have the logits of transformers in f32, or with a mixture llama.cpp's,
+as all experts in f32 take much memory. A run whose probes differ, so that nobody knows its
+ceilings, is repeated, and the one with the closest probes counts. Prints medians with their spread
+and whether each goal is met; writes JSON after every process, and plots.
 
     python bench/compare.py --shapes qwen3-0.6b --dtypes bf16 --rounds 5 --json out.json
     python bench/compare.py --from out.json --plot out.svg --markdown
