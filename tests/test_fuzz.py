@@ -11,26 +11,26 @@ from fuzz import watch
 from fuzz.kinds import KINDS, inputs_of, unavailable
 
 SEED = "1"
-# Inputs of each kind, for about a second each.
+# Inputs of each kind, for a second or two each.
 COUNTS = {
-    "checkpoint": 40,
-    "shards": 30,
-    "quantized": 40,
-    "pieces": 40,
-    "gguf": 60,
-    "config": 40,
-    "generation_config": 20,
-    "plan_command": 3,
-    "tokenizer": 25,
+    "checkpoint": 10,
+    "shards": 8,
+    "quantized": 10,
+    "pieces": 20,
+    "gguf": 30,
+    "config": 10,
+    "generation_config": 8,
+    "plan_command": 2,
+    "tokenizer": 15,
     "template": 25,
-    "plan": 40,
-    "native_plan": 25,
-    "profile": 10,
+    "plan": 10,
+    "native_plan": 6,
+    "profile": 5,
     "kv_file": 10,
-    "arguments": 25,
+    "arguments": 15,
     "native_calls": 10,
-    "fault": 6,
-    "signal": 2,
+    "fault": 2,
+    "signal": 1,
     "container": 1,
 }
 

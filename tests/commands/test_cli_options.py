@@ -68,7 +68,7 @@ def test_every_familiar_name_is_an_option_of_some_command() -> None:
     ],
 )
 def test_dtypes_by_other_names(given: str, dtype: str) -> None:
-    plan = ("plan", QWEN, "--profile", "rtx-4090-24gb-ddr5", "--ram", "300GB", "--json")
+    plan = ("plan", "--profile", "rtx-4090-24gb-ddr5", "--json")
     found = json.loads(helm(*plan, "--dtype", given, "--kv-dtype", given).stdout)["model"]
     assert (found["dtypes"], found["kv_dtype"]) == ([dtype], dtype)
     with package.LLM(dtype=given, kv_dtype=given, context=32, weights="copied") as llm:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
 import random
 
 import numpy as np
@@ -33,8 +32,9 @@ from helm.model.checkpoint.safetensors import read_checkpoint
 from helm.model.families import build_graph, load_config
 from helm.model.graph import Attention
 from helm.plan.records import Workload
+from whole import WHOLE
 
-MOST_PLANS = 200  # of one machine, unless HELM_TEST_WHOLE=1 asks for all
+MOST_PLANS = 80  # of one machine, unless HELM_TEST_WHOLE=1 asks for all
 
 
 def costed(name, dtype="f32", kv_dtype="f32"):
@@ -181,7 +181,7 @@ def test_every_plan_costs_what_the_oracle_says(name, seed):
         return itemise(prefill_of(step_tokens).setting, head, mode)
 
     plans = [*naive_search.plans(task, "any"), *naive_search.plans(task, "host")]
-    if len(plans) > MOST_PLANS and os.environ.get("HELM_TEST_WHOLE") != "1":
+    if len(plans) > MOST_PLANS and not WHOLE:
         plans = random.Random(seed).sample(plans, MOST_PLANS)
     for plan in plans:
         k = plan.devices[1:-1].count("cpu")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
 
 import cut_cases
@@ -16,9 +15,9 @@ from helm.compiler.solve import plan_of
 from helm.compiler.steps import PlannedSteps
 from helm.compiler.timeline import played
 from helm.plan.schema import Plan
+from whole import WHOLE
 
-WHOLE = bool(os.environ.get("HELM_TEST_WHOLE"))
-FEW, MANY = (24, 70) if WHOLE else (4, 6)
+FEW, MANY = (24, 70) if WHOLE else (2, 3)
 
 
 def _plan(problem, every, of, least) -> tuple[Candidate, Plan]:

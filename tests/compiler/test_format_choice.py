@@ -24,6 +24,7 @@ from helm.machine.profile import load_profile
 from helm.model.families import parse_config, read_config
 from helm.session.options import load_options
 from helm.session.study import problem_of
+from whole import one_in
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 QWEN, LLAMA = CONFIGS / "qwen3-8b.json", CONFIGS / "llama-3.1-70b.json"
@@ -147,7 +148,7 @@ def test_fit_takes_the_first_format_that_fits_and_says_which() -> None:
 
 def test_fit_goes_by_the_rows() -> None:
     problem = problem_of(QWEN, None, load_options({"profile": "thesis-4060"}))
-    for memory_bytes in range(1 * GIB, 14 * GIB, 2 * GIB):
+    for memory_bytes in one_in(2, range(1 * GIB, 14 * GIB, 2 * GIB)):
         bounded = dataclasses.replace(problem, memory_bytes=memory_bytes)
         fitting = [row for row in format_rows(bounded) if row.fits]
         options: dict[str, Any] = {"profile": "thesis-4060", "memory_bytes": memory_bytes}

@@ -25,6 +25,7 @@ from helm.plan.records import Workload
 from helm.plan.schema import Plan
 from search_cases import THESIS
 from small_plans import plan_of
+from whole import WHOLE, one_in
 
 CPU, OWN = "cpu", "accelerator"
 
@@ -110,7 +111,7 @@ def test_the_runtime_lowers_small_models_alike(name: str) -> None:
     plan = plan_of(name, context=64, page_tokens=16)
     found = set(compare(plan))
     places = len(plan.places)
-    for devices in layouts(places):
+    for devices in one_in(3, layouts(places), name):
         layers = devices[1:-1]
         for visits in (False, True) if CPU in layers and OWN in devices else (False,):
             for overflow in (None, "stream", "cpu") if OWN in layers else (None,):
@@ -136,12 +137,13 @@ def test_the_runtime_lowers_layers_on_two_devices_alike(split: int) -> None:
 
 @pytest.mark.parametrize("preset", preset_names())
 def test_the_runtime_lowers_searched_plans_alike(preset: str) -> None:
-    for name, work in (
-        ("qwen3-8b", Workload(512, 128, 1, 4096)),
-        ("qwen3-8b", Workload(8192, 256, 1, 32768)),
-        ("qwen3-8b", Workload(512, 128, 8, 4096, "throughput")),
-    ):
-        config = parse_config(THESIS["models"][name])
+    works = (
+        Workload(512, 128, 1, 4096),
+        Workload(8192, 256, 1, 32768),
+        Workload(512, 128, 8, 4096, "throughput"),
+    )
+    for work in one_in(3, works, preset):
+        config = parse_config(THESIS["models"]["qwen3-8b"])
         profile = load_profile(preset)
         if profile.accelerator is not None:
             plan = make_plan(
@@ -175,7 +177,7 @@ def test_values_pass_from_any_stage_to_any_other() -> None:
 def test_the_runtime_lowers_cut_plans_alike(name: str) -> None:
     plan, graph = plan_of(name, context=64, page_tokens=16), graph_of(small_models.model_dir(name))
     rng, found = random.Random(name), set[str]()
-    for _ in range(12):
+    for _ in range(12 if WHOLE else 4):
         cut = random_cut(graph, plan, rng)
         for visits in (0, 4):
             own = cut_plan(plan, graph, cut, visits=visits)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 
 import pytest
@@ -22,8 +21,8 @@ from helm.machine.profile import Profile, load_profile
 from helm.model.families import build_graph, load_config, parse_config
 from helm.plan.records import OBJECTIVES, Workload
 from search_cases import GIB, costed, model_of
+from whole import WHOLE
 
-WHOLE = os.environ.get("HELM_TEST_WHOLE") == "1"
 # Those whose best is known by plain loops; tests/compiler/test_step_modes.py has the other.
 PRICED = tuple(objective for objective in OBJECTIVES if objective != "serve")
 
@@ -107,7 +106,7 @@ def naive_best(whole, objective, memory, kv):
     return min(values, default=None)
 
 
-@settings(max_examples=150 if WHOLE else 60, deadline=None)
+@settings(max_examples=150 if WHOLE else 30, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     shares=st.tuples(st.floats(0, 1.2), st.floats(0, 1.2)),
@@ -137,7 +136,7 @@ def test_brute_force_finds_nothing_better(seed, shares, objective, kv):
     assert values == sorted(values)
 
 
-@settings(max_examples=60 if WHOLE else 30, deadline=None)
+@settings(max_examples=60 if WHOLE else 15, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     shares=st.tuples(st.floats(0, 1.2), st.floats(0, 1.2)),
@@ -193,7 +192,7 @@ def grow(document, path, factor):
     return {**document, site: {**document[site], key: better(document[site][key])}}
 
 
-@settings(max_examples=150 if WHOLE else 60, deadline=None)
+@settings(max_examples=150 if WHOLE else 30, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     shares=st.tuples(st.floats(0.2, 1.2), st.floats(0, 1.2)),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,9 +37,9 @@ from helm.model.torch_module import module_config, module_weights
 from helm.plan.schema import Plan
 from helm.plan.units import CPU
 from helm.plan.weights import slice_bytes
+from whole import WHOLE
 
 MODELS = [*small_models.CASES, *small_models.WIDE]
-WHOLE = os.environ.get("HELM_TEST_WHOLE") == "1"
 DEVICES = ("sim", "sim:jitter=200us")
 PROMPTS = [prompt_of(n) for n in (37, 5, 61, 18)]
 OPTIONS = {

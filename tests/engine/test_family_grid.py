@@ -6,7 +6,6 @@ a few cells. Every family in f32 is in test_engine.py, in q4 in test_family_form
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +23,8 @@ from rounded_models import NEAR, rounded_folder, row_errors
 
 import small_models
 from engine_helpers import logits_of, prompt_of
+from whole import WHOLE
 
-WHOLE = os.environ.get("HELM_TEST_WHOLE") == "1"
 PAGES = (16, 512)  # borders lie within windows, and behind them
 DTYPES = ("f32", "f16", "bf16")
 POLICIES = ("q8", "q4")

@@ -22,6 +22,7 @@ from helm.model.families import load_config
 from helm.model.weight_names import read_weights
 from helm.serve.metrics import Metrics
 from helm.session.service import Service
+from whole import one_in
 
 EXPERT = "model.layers.0.mlp.experts.2.up_proj.weight"
 ROUTER = "model.layers.0.mlp.gate.weight"
@@ -53,7 +54,7 @@ def test_batch_chunks_and_threads_change_no_bit(name: str, dtype: str) -> None:
     engine = engine_of(folder, dtype)
     whole = logits_of(engine, tokens)
     assert np.isfinite(whole).all()
-    for chunk in (1, 2, 5, 8, 9, 40, 67):
+    for chunk in one_in(2, (1, 2, 5, 8, 9, 40, 67), name + dtype):
         np.testing.assert_array_equal(in_chunks(engine, tokens, chunk), whole)
     for threads in (1, 3, 7):
         np.testing.assert_array_equal(logits_of(engine_of(folder, dtype, threads), tokens), whole)

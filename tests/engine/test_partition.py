@@ -24,6 +24,7 @@ from helm.model.families import load_config
 from helm.model.hub import bundled_model
 from helm.plan.schema import Plan
 from helm.plan.units import DeviceSpec
+from whole import WHOLE, one_in
 
 DEVICE = os.environ.get("HELM_TEST_DEVICE", "sim")  # "cuda" on a machine with a GPU
 PROMPTS = [prompt_of(n) for n in (37, 5, 61, 18)]
@@ -45,7 +46,6 @@ def engine_of(plan: Plan, name: str, dtype: str = "f32", device: str = DEVICE) -
 
 
 MODES = ((False, 1), (True, 2))  # whether steps overlap, groups of requests
-WHOLE = os.environ.get("HELM_TEST_WHOLE") == "1"  # each cut in both modes, not in turn
 
 
 def cuts(units: int) -> list[tuple[str, ...]]:
@@ -58,7 +58,7 @@ def test_every_cut_gives_the_tokens_of_the_cpu(name: str) -> None:
     plan = plan_of(name)
     alone = engine_of(plan, name)
     one, four = greedy(alone, PROMPTS[:1], NEW), greedy(alone, PROMPTS, NEW)
-    for place, devices in enumerate(cuts(len(plan.units))):
+    for place, devices in one_in(3, enumerate(cuts(len(plan.units))), name):
         for overlap, groups in MODES if WHOLE else MODES[place % 2 :: 2]:
             cut = partitioned(plan, devices, overlap=overlap, decode_groups=groups)
             engine = engine_of(Plan.from_json(cut.to_json()), name)
@@ -80,7 +80,8 @@ def test_any_placement_gives_the_tokens_of_the_cpu(name: str) -> None:
     """A tied head apart from the embedding has the shared matrix on both devices."""
     plan = plan_of(name)
     want = greedy(engine_of(plan, name), PROMPTS, NEW)
-    for devices in itertools.product(("cpu", "accelerator"), repeat=len(plan.units)):
+    places = itertools.product(("cpu", "accelerator"), repeat=len(plan.units))
+    for devices in one_in(3, places, name):
         cut = partitioned(plan, devices)
         assert greedy(engine_of(cut, name), PROMPTS, NEW) == want, devices
 
@@ -90,7 +91,7 @@ def test_shared_prefixes_on_any_device(name: str, tmp_path: Path) -> None:
     plan = plan_of(name)
     prompts = [prompt_of(40) + tail for tail in ([1], [2, 3], prompt_of(9), [4], [5, 6], [7])]
     want = greedy(engine_of(plan, name), prompts, NEW)
-    for place, devices in enumerate(cuts(len(plan.units))):
+    for place, devices in one_in(3, enumerate(cuts(len(plan.units))), name):
         for overlap, groups in MODES if WHOLE else MODES[place % 2 :: 2]:
             cut = partitioned(plan, devices, overlap=overlap, decode_groups=groups)
             engine = engine_of(cut, name)

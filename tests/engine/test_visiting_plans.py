@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,9 @@ from helm import _helm
 from helm.model.graph import Graph
 from helm.plan.schema import Plan
 from small_plans import plan_of
+from whole import WHOLE
 
-MODELS = [*small_models.CASES, *small_models.WIDE][:: 1 if os.environ.get("HELM_TEST_WHOLE") else 5]
+MODELS = [*small_models.CASES, *small_models.WIDE][:: 1 if WHOLE else 5]
 SHARES = ((0.0, 0.0), (0.0, 0.5), (0.3, 0.3), (1.0, 0.7), (0.6, 1.0))
 PROMPTS = [prompt_of(n) for n in (37, 5, 61)]
 SIZES = {"context": 100, "page_tokens": 16, "step_tokens": 24, "max_sequences": 3}

@@ -3,6 +3,7 @@ from."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -20,6 +21,7 @@ import small_models
 from command import helm as command
 from helm.errors import CheckpointError, TokenizerError
 from helm.model.gguf.types import TYPES
+from whole import one_in
 
 KINDS = gguf.GGMLQuantizationType
 PROMPT = small_models.PROMPT
@@ -36,8 +38,9 @@ def logits(model: Path, **options: Any) -> np.ndarray:
         return np.array(llm.logits(PROMPT))
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "dtype"), one_in(2, itertools.product(CASES, ("f32", "f16", "bf16")))
+)
 def test_logits_are_the_checkpoints_to_the_bit(case: str, dtype: str, tmp_path: Path) -> None:
     folder = small_models.model_dir(case, dtype)
     path = gguf_models.write(folder, tmp_path / "x.gguf", KINDS[dtype.upper()])

@@ -12,23 +12,25 @@ from pathlib import Path
 import pytest
 
 from helm import _helm
+from whole import WHOLE
 
 ROOT = Path(__file__).parents[2]
 
 
 def sanitizing(sanitizers: str, optimization: str) -> tuple[str, ...]:
-    """Options of a build under sanitizers. Of the tiers those that can run, and
-    of these the first alone where threads are looked at, which share work alike in all.
-    HELM_TEST_WHOLE=1 leaves nothing out."""
-    whole = os.environ.get("HELM_TEST_WHOLE") == "1"
+    """Options of a build under sanitizers. Of tiers and integer products those that can run; of the
+    tiers the first alone where threads are looked at, which share work alike in all.
+    HELM_TEST_WHOLE=1 has all of these tiers."""
     available = [tier["name"] for tier in _helm.isa_tiers() if tier["available"]]
     vector = [name for name in available if name != "scalar"]
-    tiers = ";".join(vector[:1] if sanitizers == "thread" and not whole else available)
+    tiers = ";".join(vector[:1] if sanitizers == "thread" and not WHOLE else available)
+    integers = ";".join(t["name"] for t in _helm.integer_isa_tiers() if t["available"])
     return (
         f"-DHELM_SANITIZE={sanitizers}",
         f"-DHELM_SANITIZE_LEVEL={optimization}",
         f"-DHELM_TIERS={tiers}",
-        f"-DHELM_TEST_WHOLE={int(whole)}",
+        f"-DHELM_INTEGER_TABLES={integers}",
+        f"-DHELM_TEST_WHOLE={int(WHOLE)}",
     )
 
 
