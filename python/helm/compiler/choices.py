@@ -8,25 +8,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from helm.compiler.budget import Budget, StageBytes, executable, itemise, stage_bytes
 from helm.compiler.candidate import total_s
 from helm.compiler.counts import CostedGraph
-from helm.compiler.decode import Priced, price_decode
+from helm.compiler.decode import Priced, device_base, price_decode
 from helm.compiler.overflow import Bools
 from helm.compiler.prefill import Prefill, prepare, price_prefill
 from helm.compiler.problem import Mode, Overflow, ResourceLimits, Space
 from helm.compiler.setting import Setting, Site, make_setting
 from helm.compiler.step_prices import steady_seconds
-from helm.compiler.times import F64, classify
+from helm.compiler.times import DEVICE_TERMS, F64, classify
 from helm.machine.profile import Profile
 from helm.plan.records import Workload
 
+T = TypeVar("T")
 SITES: tuple[Site, ...] = ("accelerator", "cpu")
 
 
@@ -60,17 +61,36 @@ class PrefillWay:
 @dataclass(frozen=True)
 class Choice:
     """One point of what changes memory, but for row and page; every objective then wants the
-    fastest way to decode and the fastest to prefill. The first of each way is the plainest."""
+    fastest way to decode and the fastest to prefill. The first of each way is the plainest. Ways
+    are priced when first asked for. least_decode_s: [rows] no way to decode takes less."""
 
     setting: Setting
     head: Site
     mode: Mode
     steps: Prefill
-    decodes: tuple[DecodeWay, ...]
-    prefills: tuple[PrefillWay, ...]
+    decode_ways: Callable[[], tuple[DecodeWay, ...]]
+    prefill_ways: Callable[[], tuple[PrefillWay, ...]]
+    least_decode_s: Callable[[], F64]
     budget: Budget
     possible: Bools  # [rows, pages]
     each: StageBytes
+
+    @functools.cached_property
+    def decodes(self) -> tuple[DecodeWay, ...]:
+        return self.decode_ways()
+
+    @functools.cached_property
+    def prefills(self) -> tuple[PrefillWay, ...]:
+        return self.prefill_ways()
+
+    @property
+    def plainest(self) -> Choice:
+        """With the plainest ways alone."""
+        return dataclasses.replace(
+            self,
+            decode_ways=lambda: self.decodes[:1],
+            prefill_ways=lambda: self.prefills[:1],
+        )
 
     @functools.cached_property
     def decode_s(self) -> F64:
@@ -98,35 +118,46 @@ def _allowed_s(ways: list[tuple[F64, Bools]]) -> F64:
 
 
 def choices(
-    model: CostedGraph, profile: Profile, workload: Workload, limits: ResourceLimits, space: Space
-) -> Iterator[Choice]:
+    model: CostedGraph, profile: Profile, workload: Workload, limits: ResourceLimits, space: Space,
+    counts: Sequence[int] | None = None,
+) -> Iterator[Choice]:  # fmt: skip
+    """counts: of threads, None: the first of `thread_counts`."""
+    counts = thread_counts(profile, space)[0] if counts is None else counts
     classes, known = classify(model), dict[object, Any]()
-    for batch, threads in itertools.product(batches(workload), _threads(profile, space)):
+    for batch, threads in itertools.product(batches(workload), counts):
         setting = make_setting(
             model, profile, workload, limits, threads, batch,
             space=space, classes=classes, known=known,
         )  # fmt: skip
-        decodes = {head: tuple(_decodes(setting, head, space)) for head in _heads(setting)}
+        decodes = {head: _once(_decodes, setting, head, space) for head in _heads(setting)}
+        least = {head: _once(_least_decode_s, setting, head, space) for head in _heads(setting)}
         modes: Sequence[Mode] = ("compute",) if setting.accelerator is None else space.prefill
         for mode in modes:
             for sized in _sized(setting, mode, space):
-                steps, each = prepare(sized), stage_bytes(sized)
+                steps = prepare(sized)
+                if mode == "stream" and not steps.visit_choices():
+                    continue
+                each = stage_bytes(sized)
+                possible = executable(sized) | (space.kv == "host")
                 for head in _heads(setting):
-                    prefills = tuple(_prefills(steps, head, mode, space))
-                    if prefills:
-                        budget = itemise(sized, head, mode, each)
-                        possible = executable(sized) | (space.kv == "host")
-                        yield Choice(
-                            sized,
-                            head,
-                            mode,
-                            steps,
-                            decodes[head],
-                            prefills,
-                            budget,
-                            possible,
-                            each,
-                        )
+                    prefills = functools.partial(_prefills, steps, head, mode, space)
+                    budget = itemise(sized, head, mode, each)
+                    yield Choice(
+                        sized, head, mode, steps, decodes[head], prefills, least[head], budget,
+                        possible, each,
+                    )  # fmt: skip
+
+
+def _once(priced: Callable[[Setting, Site, Space], T], *args: Any) -> Callable[[], T]:
+    """Of these arguments, when it is first asked for."""
+    found: list[T] = []
+
+    def ask() -> T:
+        if not found:
+            found.append(priced(*args))
+        return found[0]
+
+    return ask
 
 
 def _heads(setting: Setting) -> Sequence[Site]:
@@ -146,7 +177,26 @@ def _sized(setting: Setting, mode: Mode, space: Space) -> Iterator[Setting]:
             yield dataclasses.replace(setting, limits=limits)
 
 
-def _decodes(setting: Setting, head: Site, space: Space) -> Iterator[DecodeWay]:
+def _least_decode_s(setting: Setting, head: Site, space: Space) -> F64:
+    """[rows] without attention. Groups that take turns keep the busier device busy."""
+    counts, _ = setting.counts()
+    found = np.full(len(setting.rows.boundary), np.inf)
+    for groups in space.decode_groups:
+        if groups > setting.batch:
+            continue
+        lanes = np.zeros((2, len(found)))
+        for part in (setting,) if groups == 1 else setting.halves:
+            base = device_base(part, head, part.decode_units, counts)
+            lanes += base[: 2 * DEVICE_TERMS].reshape(2, DEVICE_TERMS, -1).sum(axis=1)
+        found = np.minimum(found, lanes.sum(axis=0) if groups == 1 else lanes.max(axis=0))
+    return found
+
+
+def _decodes(setting: Setting, head: Site, space: Space) -> tuple[DecodeWay, ...]:
+    return tuple(_each_decode(setting, head, space))
+
+
+def _each_decode(setting: Setting, head: Site, space: Space) -> Iterator[DecodeWay]:
     rows, work = setting.rows, setting.workload
     every = np.ones(len(rows.boundary), bool)
     both = _both(setting, head)
@@ -164,18 +214,26 @@ def _decodes(setting: Setting, head: Site, space: Space) -> Iterator[DecodeWay]:
         yield DecodeWay(site, groups, every if groups == 1 else both, *priced)
 
 
-def _prefills(steps: Prefill, head: Site, mode: Mode, space: Space) -> Iterator[PrefillWay]:
+def _prefills(steps: Prefill, head: Site, mode: Mode, space: Space) -> tuple[PrefillWay, ...]:
     setting = steps.setting
     rows = setting.rows
     if mode == "stream":
         visits = (rows.boundary > 0) & rows.uses_accelerator(head)
-        for least in steps.visit_choices():
-            yield PrefillWay(False, least, visits, price_prefill(steps, head, visit_least=least))
-        return
+        return tuple(
+            PrefillWay(False, least, visits, price_prefill(steps, head, visit_least=least))
+            for least in steps.visit_choices()
+        )
     every = np.ones(len(rows.boundary), bool)
-    for overlap in (False,) if setting.accelerator is None else space.overlap:
-        allowed = rows.has_blocks & ~rows.embedded if overlap else every
-        yield PrefillWay(overlap, None, allowed, price_prefill(steps, head, overlap))
+    overlaps = (False,) if setting.accelerator is None else space.overlap
+    return tuple(
+        PrefillWay(
+            overlap,
+            None,
+            rows.has_blocks & ~rows.embedded if overlap else every,
+            price_prefill(steps, head, overlap),
+        )
+        for overlap in overlaps
+    )
 
 
 def _both(setting: Setting, head: Site) -> Bools:
@@ -193,7 +251,26 @@ def batches(workload: Workload) -> list[int]:
     return [workload.batch, *reversed(powers)]
 
 
-def _threads(profile: Profile, space: Space) -> list[int]:
-    """The sweep's counts, the profile's own choice first."""
-    counts = sorted(profile.cpu.thread_sweep) if space.threads is None else list(space.threads)
-    return sorted(counts, key=lambda count: (count != profile.cpu.threads, count))
+def thread_counts(profile: Profile, space: Space) -> tuple[list[int], list[int]]:
+    """Those of the sweep with which something may be faster than with any other, the profile's own
+    first, and the others: these take less scratch, and are faster in nothing."""
+    cpu, found = profile.cpu, list[int]()
+    every = sorted(cpu.thread_sweep) if space.threads is None else list(space.threads)
+    every.sort(key=lambda count: (count != cpu.threads, count))
+    if len(every) == 1:
+        return every, []
+    rates = {
+        count: (-cpu.with_threads(count).op_s, cpu.thread_sweep[count], min(count, cpu.threads))
+        for count in every
+    }
+
+    def beats(one: int, other: int) -> bool:
+        """The first of those that are alike, too."""
+        if rates[one] == rates[other]:
+            return every.index(one) < every.index(other)
+        return all(its >= mine for its, mine in zip(rates[one], rates[other], strict=True))
+
+    for count in every:
+        if count == cpu.threads or not any(beats(other, count) for other in every):
+            found.append(count)
+    return found, [count for count in every if count not in found]

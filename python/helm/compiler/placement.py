@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from helm.compiler.best import SearchResult
 from helm.compiler.candidate import Candidate
 from helm.compiler.counts import CostedGraph
 from helm.compiler.cut.units import Cut, CutUnits, LayerCut, cut_units
-from helm.compiler.search import Search, SearchResult
+from helm.compiler.search import Search
 from helm.compiler.visits.rows import split_units
 from helm.machine.profile import Profile
 from helm.model.graph import Attention, Graph, Unit

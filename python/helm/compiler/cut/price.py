@@ -153,7 +153,7 @@ class Visiting:
         whole, cut, _ = self._cuts.counts(of)
         main, up = np.zeros((2, len(of), len(self._tokens)))
         for kind in range(len(self._alone)):
-            for count, some in ((cut, of), (whole, self._whole(of))):
+            for count, some in ((cut, of), (whole, self._whole(of.at(np.s_[:1])))):
                 seconds, count = self._seconds(some, kind), count[:, kind, None]
                 main += count * (seconds["cached"] + seconds["run"] + seconds["written"])
                 up += count * (seconds["visit"] + seconds["cached"])

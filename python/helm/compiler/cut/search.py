@@ -25,12 +25,13 @@ from helm.machine.profile import Profile
 from helm.plan.records import Workload
 from helm.plan.units import CPU
 
-_COUNTS = 32  # of layers that are cut, about
+_COUNTS = 16  # of layers that are cut, about
 _HEADS = 2  # on each side of the balance that are tried, besides none and all
 _FEW = 2  # cut layers between whole ones on both sides
 _KEPT = (256, 64, 16)  # layouts around which others are tried, in turn, until none is better
 _PLAYED = 32  # whose visits are played
 _SLACK = 1e-6
+_FAR = 1.1  # neighbours are better than a layout of the coarse grid by less than half of that
 Key = tuple[float, ...]
 # What neighbours have more of: layers on the CPU, cut ones, home, heads, elements, rows.
 _STEPS = np.array([
@@ -75,20 +76,27 @@ class CutSearch:
                 yield Way(choice, least, price, memory)
 
     def best(
-        self, limits: ResourceLimits, workload: Workload, batches: Collection[int]
+        self, limits: ResourceLimits, workload: Workload, batches: Collection[int], most: int
     ) -> list[Candidate]:
-        """The best layout of each way to run prompts, the best of all first; what fits before what
-        does not."""
+        """The best layouts of so many ways to run prompts, the best of all first; what fits before
+        what does not."""
         if self.reason:
             return []
         available = memory_bytes(self._profile, limits)
-        scans = (
-            _Scan(way, limits, workload, available, self._space)
+        scans = [
+            scan
             for way in self._ways
             if way.batch in batches
-        )
-        found = [one for scan in scans if (one := scan.best()) is not None]
-        return [make() for _, make in sorted(found, key=lambda one: one[0])]
+            and len((scan := _Scan(way, limits, workload, available, self._space)).found)
+        ]
+        if not scans:
+            return []
+        lacks, least_s, _ = min(tuple(scan.keys[0]) for scan in scans)
+        if not lacks:  # of what is far from the best no neighbour is better
+            scans = [scan for scan in scans if scan.keys[0][0] == 0]
+            scans = [scan for scan in scans if scan.keys[0][1] <= least_s * _FAR]
+        found = sorted((scan.best() for scan in scans), key=lambda one: one[0])
+        return [make() for _, make in found[:most]]
 
 
 class Way:
@@ -167,7 +175,8 @@ class Way:
 
 
 class _Scan:
-    """All layouts of one way to run prompts."""
+    """All layouts of one way to run prompts. found, keys: those of a coarse grid at first, see
+    `_sorted`."""
 
     def __init__(
         self, way: Way, limits: ResourceLimits, workload: Workload, available: tuple[int, int],
@@ -181,13 +190,11 @@ class _Scan:
         self._blocks = way.cuts.blocks
         last = [ways.last for ways in self._cuts.units]
         self._most = np.array([self._blocks, self._blocks, 1, *last])  # of each column
+        self.found, self.keys = self._sorted(self._coarse(), quick=True)
 
-    def best(self) -> tuple[Key, Callable[[], Candidate]] | None:
+    def best(self) -> tuple[Key, Callable[[], Candidate]]:
         """What is to be least of it, and how to make a candidate of it."""
-        first = self._coarse()
-        if not len(first):
-            return None
-        found, keys = self._sorted(first, quick=True)
+        found, keys = self.found, self.keys
         best, counts = None, itertools.chain(_KEPT, itertools.repeat(_KEPT[-1]))
         while best != (best := tuple(keys[0])):
             around = self._around(found.at(np.s_[: next(counts)]))

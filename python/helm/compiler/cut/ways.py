@@ -8,7 +8,7 @@ or rows of the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -100,18 +100,23 @@ class CutModel:
 
     def counts(self, of: Layouts) -> tuple[I64, I64, I64]:
         """[layouts, classes] layers on the CPU, cut, on the accelerator."""
-        before = self.classes.before(range(self.blocks + 1)).astype(np.int64)
-        ends = before[of.cpu], before[of.cpu + of.cut], before[self.blocks]
-        return ends[0], ends[1] - ends[0], ends[2] - ends[1]
+        if "counts" not in of.known:
+            before = self.classes.before(range(self.blocks + 1)).astype(np.int64)
+            ends = before[of.cpu], before[of.cpu + of.cut], before[self.blocks]
+            of.known["counts"] = ends[0], ends[1] - ends[0], ends[2] - ends[1]
+        found: tuple[I64, I64, I64] = of.known["counts"]
+        return found
 
 
 @dataclass(frozen=True)
 class Layouts:
     """columns: [6, layouts], each with a property: layers from the first on the CPU, then so many
     that are cut, the rest on the accelerator; home of those that are cut, see `HOMES`; ways of
-    their heads and elements, and of the head's rows. The embedding is on the CPU."""
+    their heads and elements, and of the head's rows. The embedding is on the CPU. known: what was
+    found of them, whatever the way to run prompts."""
 
     columns: I64
+    known: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     cpu = property(lambda self: self.columns[0])
     cut = property(lambda self: self.columns[1])

@@ -107,18 +107,21 @@ class Halves:
     # --- seconds ---------------------------------------------------------------------------------
 
     def groups(self, of: Shares, run_s: F64) -> list[Group]:
-        """A group for each half of each layer, whose seconds are [plans, steps]. run_s: [classes,
-        halves, steps]."""
+        """A group for each half of each layer, whose seconds are [plans, steps]; layers of a class
+        share theirs. run_s: [classes, halves, steps]."""
         link = self.setting.link
         assert link is not None
         size = self.host_bytes(of)
         come = np.where(size > 0, link.latency_s + size / self.setting.visit_bytes_per_s, 0.0)
         runs, ups = run_s[:, :, None], come[..., None]
-        return [
-            [Piece(f"layer.{layer}.{name}", runs[kind, half], up_s=ups[kind, half])]
-            for layer, kind in enumerate(self.setting.classes.member.tolist())
-            for half, name in enumerate(NAMES)
+        halves = [
+            [
+                [Piece(name, *both)]
+                for name, *both in zip(NAMES, own, (0.0, 0.0), there, strict=True)
+            ]
+            for own, there in zip(runs, ups, strict=True)
         ]
+        return [group for kind in self.setting.classes.member.tolist() for group in halves[kind]]
 
     def decode_units(self, context: int) -> F64:
         """[classes, halves, 1, DEVICE_TERMS] of a step in which each sequence has `context`

@@ -122,39 +122,44 @@ def _coming(laid: _Laid, piece: Piece, at: int, begin: int) -> list[int]:
 def coming_s(groups: Sequence[Group], slots: int | None) -> F64:
     """Seconds of groups of one piece each, which the accelerator runs in order, through so many
     buffers; None: at least, with any number. What does not come takes no buffer. As the timeline
-    plays the programs of plans."""
-    shape = np.broadcast_shapes(*(np.shape(s) for [p] in groups for s in (p.up_s, p.accelerator_s)))
-    up, run = np.empty((2, len(groups), *shape))
-    for at, [piece] in enumerate(groups):
+    plays the programs of plans. Layers that are alike should share their pieces."""
+    pieces = list({id(piece): piece for [piece] in groups}.values())
+    places = {id(piece): place for place, piece in enumerate(pieces)}
+    order = [places[id(piece)] for [piece] in groups]
+    shape = np.broadcast_shapes(*(np.shape(s) for p in pieces for s in (p.up_s, p.accelerator_s)))
+    up, run = np.empty((2, len(pieces), *shape))
+    for at, piece in enumerate(pieces):
         up[at], run[at] = piece.up_s, piece.accelerator_s
     if slots is None:
-        return np.asarray(np.maximum(run.sum(axis=0), up.sum(axis=0)))
+        counts = np.bincount(order).astype(np.float64)
+        return np.asarray(np.maximum(*(np.tensordot(counts, each, 1) for each in (run, up))))
     if run[0].size == 1:
-        return np.full(shape, _ran_s(up.ravel().tolist(), run.ravel().tolist(), slots))
+        own = [(float(u), float(r)) for u, r in zip(up.ravel(), run.ravel(), strict=True)]
+        return np.full(shape, _ran_s([own[place] for place in order], slots))
     there = up > 0
-    every, some = (of(there.reshape(len(up), -1), axis=1) for of in (np.all, np.any))
+    every, some = (of(there.reshape(len(up), -1), axis=1).tolist() for of in (np.all, np.any))
     came: Any = 0.0
     ran: Any = 0.0
     free: list[Any] = [0.0] * slots  # when each buffer is, the next first
-    for group in range(len(up)):
-        if not some[group]:
-            ran = ran + run[group]
+    for place in order:
+        if not some[place]:
+            ran = ran + run[place]
             continue
-        comes = np.maximum(came, free[0]) + up[group]
-        runs = np.maximum(comes, ran) + run[group]
-        if every[group]:
+        comes = np.maximum(came, free[0]) + up[place]
+        runs = np.maximum(comes, ran) + run[place]
+        if every[place]:
             came, ran, free = comes, runs, [*free[1:], runs]
             continue
-        some_of = there[group]
-        came, ran = np.where(some_of, comes, came), np.where(some_of, runs, ran + run[group])
+        some_of = there[place]
+        came, ran = np.where(some_of, comes, came), np.where(some_of, runs, ran + run[place])
         free = [np.where(some_of, *both) for both in zip([*free[1:], ran], free, strict=True)]
     return np.asarray(ran)
 
 
-def _ran_s(up_s: Sequence[float], run_s: Sequence[float], slots: int) -> float:
-    """The same for one plan and step."""
+def _ran_s(seconds: Sequence[tuple[float, float]], slots: int) -> float:
+    """The same for one plan and step. seconds: to come and to run, of each group."""
     came, ran, free = 0.0, 0.0, deque([0.0] * slots)
-    for up, run in zip(up_s, run_s, strict=True):
+    for up, run in seconds:
         if up > 0:
             came = max(came, free.popleft()) + up
             ran = max(came, ran)

@@ -35,13 +35,13 @@ Found = tuple[tuple[float, ...], Candidate]
 @dataclass(frozen=True, eq=False)
 class _Bound:
     """Plans of a choice, none of which has a lower objective than score. ttft_s: at least, of
-    each."""
+    each; None: only what the link takes was counted."""
 
     score: float
     slots: int
     choice: Choice
     plans: Shares
-    ttft_s: F64
+    ttft_s: F64 | None = None
 
     def __lt__(self, other: _Bound) -> bool:
         mine, others = (self.score, self.slots), (other.score, other.slots)
@@ -49,6 +49,7 @@ class _Bound:
 
     def apart(self, halves: Halves, workload: Workload) -> Iterator[_Bound]:
         """Each alone, with decode as it is."""
+        assert self.ttft_s is not None
         step_s = halves.decode_terms(self.plans, self.slots, workload.expected_context).sum(axis=0)
         score = goals(workload, self.choice.setting.batch, self.ttft_s, step_s)[0]
         for plan, own in enumerate(score.tolist()):
@@ -93,11 +94,14 @@ class PolicySearch:
             each
             for choice, slots in itertools.product(self._choices, SLOTS)
             if choice.setting.batch in at_once and self._computes(choice)
-            for each in self._bounds(choice, slots, limits, workload, available)
+            for each in self._rough(choice, slots, limits, workload, available)
         ]
         heapq.heapify(bounds)
         while bounds and bounds[0].score < below_s * _LESS:
             first = heapq.heappop(bounds)
+            if first.ttft_s is None:
+                heapq.heappush(bounds, self._finer(first, workload))
+                continue
             if len(first.plans.mlp) > 1:
                 for each in first.apart(self._halves(id(first.choice)), workload):
                     heapq.heappush(bounds, each)
@@ -155,7 +159,7 @@ class PolicySearch:
         candidate = self._candidate(policy, choice, shares.at(plan), slots, workload, lacks)
         return (sum(lacks), *_goals(candidate, workload), slots), candidate
 
-    def _bounds(
+    def _rough(
         self, choice: Choice, slots: int, limits: ResourceLimits, workload: Workload,
         available: tuple[int, int],
     ) -> Iterator[_Bound]:  # fmt: skip
@@ -170,11 +174,18 @@ class PolicySearch:
         if not len(some):
             return
         plans = grid.of(some * side + side - 1 - np.argmax(fits[some, ::-1], axis=1))
-        halves = self._halves(id(choice))
+        come_s = float(sizes[0][fits.ravel()].min()) / choice.setting.visit_bytes_per_s
+        ttft_s = choice.steps.steps * come_s
+        score = goals(workload, choice.setting.batch, ttft_s, come_s)[0]
+        yield _Bound(float(score), slots, choice, plans)
+
+    def _finer(self, rough: _Bound, workload: Workload) -> _Bound:
+        """With what the accelerator takes."""
+        plans, halves = rough.plans, self._halves(id(rough.choice))
         ttft_s = halves.prefill_terms(plans, None).sum(axis=0)
         step_s = halves.decode_terms(plans, None, workload.expected_context).sum(axis=0)
-        score = goals(workload, choice.setting.batch, ttft_s, step_s)[0]
-        yield _Bound(float(score.min()), slots, choice, plans, ttft_s)
+        score = goals(workload, rough.choice.setting.batch, ttft_s, step_s)[0]
+        return dataclasses.replace(rough, score=float(score.min()), ttft_s=ttft_s)
 
     @functools.cached_property
     def _grid(self) -> tuple[Shares, tuple[I64, I64, I64]]:

@@ -1,0 +1,198 @@
+"""Keeps the best candidate of every layout of whole layers, of choices that are offered one after
+the other. Knows no plan format and no terminal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from helm.compiler.budget import memory_bytes, missing
+from helm.compiler.candidate import Candidate, Missing, OverflowUse, SitePrice, goals, predicted
+from helm.compiler.choices import SITES, Choice
+from helm.compiler.counts import CostedGraph
+from helm.compiler.order import least, less
+from helm.compiler.overflow import Bools
+from helm.compiler.problem import ResourceLimits, Space
+from helm.compiler.setting import Site
+from helm.compiler.times import F64, I64
+from helm.machine.profile import Profile
+from helm.plan.records import Workload
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """best: the fastest candidate that fits, None if none does. ranked: the best of each layout
+    that fits, fastest first, cut ones too. by_layout: the best of every layout of whole layers,
+    those that do not fit as well, in the order all on the accelerator, then by boundary; what a
+    plot over k shows. labelled: "all-accelerator", "fill-accelerator" and "all-cpu", as far as the
+    machine has them, and where the best is cut "layer-partition", the best that is not. cuts: the
+    best of those that are cut, or of a published policy that was asked for, those that do not fit
+    as well. uncut: why nothing can be cut, "" if
+    something can."""
+
+    best: Candidate | None
+    ranked: tuple[Candidate, ...]
+    by_layout: tuple[Candidate, ...]
+    labelled: dict[str, Candidate]
+    cuts: tuple[Candidate, ...] = ()
+    uncut: str = ""
+
+
+def _scores(choice: Choice, workload: Workload) -> tuple[F64, F64]:
+    """[rows, pages] the objective and what breaks ties, both to be small."""
+    if workload.objective == "serve":
+        return choice.serve_s, choice.decode_s.min(axis=0)
+    ttft, step = choice.prefill_s.min(axis=0), choice.decode_s.min(axis=0)
+    return goals(workload, choice.setting.batch, ttft, step)
+
+
+class Best:
+    """Keeps the best candidate of every layout: the least that lacks memory first, then the best
+    by score. with_scratch_s: the least objective of those that lack no more host memory than their
+    scratch takes, which is less with fewer threads."""
+
+    def __init__(
+        self, model: CostedGraph, profile: Profile, workload: Workload, limits: ResourceLimits,
+        space: Space,
+    ) -> None:  # fmt: skip
+        self._blocks, self._space = len(model.graph.layers), space
+        self._workload = workload
+        self._limits, self._available = limits, memory_bytes(profile, limits)
+        self.with_scratch_s = np.inf
+        rows = 1 if profile.accelerator is None else self._blocks + 2
+        self._score = {head: np.full((3, rows), np.inf) for head in SITES}
+        self._found: dict[Site, list[tuple[Choice, int] | None]] = {
+            head: [None] * rows for head in SITES
+        }
+        self._labels: dict[str, tuple[tuple[float, ...], Choice, int]] = {}
+
+    def offer(self, choice: Choice) -> None:
+        cpu, own = missing(choice.budget, self._available, self._limits)
+        lacks = cpu + own
+        scratch = choice.budget.cpu["workspace"] + choice.budget.cpu["reserve"]
+        nearly = (cpu > 0) & (cpu <= scratch) & (own == 0) & choice.possible
+        if self._hopeless(choice, nearly | (lacks == 0)):
+            return
+        first, second = _scores(choice, self._workload)
+        if choice.mode == "compute":
+            self._offer_labels(choice, lacks)
+        lacks = np.where(choice.possible, lacks, np.inf)
+        self.with_scratch_s = min(self.with_scratch_s, first[nearly].min(initial=np.inf))
+        scores = np.stack([lacks, first, second])  # [3, rows, pages]
+        page = least(scores)
+        score = np.take_along_axis(scores, page[None, :, None], axis=2)[:, :, 0]
+        best = self._score[choice.head]
+        for row in np.flatnonzero(self._allowed(choice) & less(score, best)):
+            best[:, row] = score[:, row]
+            self._found[choice.head][row] = (choice, int(page[row]))
+
+    def _hopeless(self, choice: Choice, fits: Bools) -> bool:
+        """Whether no layout of it may be better than what was found, where anything fits. fits:
+        [rows, pages], perhaps with less scratch. More requests at once are offered first, and fewer
+        take more steps."""
+        work, batch, best = self._workload, choice.setting.batch, self._score[choice.head]
+        some = any((score[0] == 0).any() for score in self._score.values())
+        if work.objective != "throughput" or batch == work.batch or not some:
+            return False
+        step_s = choice.least_decode_s()
+        least_s, _ = goals(work, batch, np.zeros_like(step_s), step_s)
+        beaten = (best[0] == 0) & (best[1] <= least_s)
+        return bool((beaten | ~fits.any(axis=1)).all())
+
+    def _allowed(self, choice: Choice) -> npt.NDArray[np.bool_]:
+        rows = choice.setting.rows
+        allowed = np.ones(len(rows.boundary), bool)
+        if self._space.one_boundary and choice.head == "cpu":
+            allowed &= rows.boundary == self._blocks
+        if choice.mode == "stream":
+            allowed &= choice.prefills[0].allowed
+        return allowed
+
+    def _offer_labels(self, choice: Choice, lacks: I64) -> None:
+        """The plans that need no model of time: everything on one side, and as many blocks as
+        fit beside their whole KV cache, run in the plainest way."""
+        choice = choice.plainest
+        first, _ = _scores(choice, self._workload)
+        full, last = 0, lacks.shape[0] - 1
+        offers = [("all-cpu", last, 0)] if choice.head == "cpu" else [("all-accelerator", 0, 0)]
+        if choice.head == "accelerator":
+            offers += [
+                ("fill-accelerator", int(r), int(r))
+                for r in np.flatnonzero(lacks[:, full] == 0)[:1]
+            ]
+        for label, row, rank in offers:
+            score = (float(lacks[row, full] > 0), float(rank), float(first[row, full]))
+            if label not in self._labels or score < self._labels[label][0]:
+                self._labels[label] = (score, choice, row)
+
+    def result(self) -> SearchResult:
+        layouts = [
+            self._candidate(*found, row)
+            for row in range(len(self._found["cpu"]))
+            for head in SITES
+            if (found := self._found[head][row]) is not None
+        ]
+        fitting = [candidate for candidate in layouts if candidate.fits]
+        ranked = sorted(fitting, key=lambda c: (c.objective_s, self._tie(c)))
+        labelled = {
+            label: self._candidate(choice, 0, row)
+            for label, (_, choice, row) in self._labels.items()
+        }
+        return SearchResult(ranked[0] if ranked else None, tuple(ranked), tuple(layouts), labelled)
+
+    def _tie(self, candidate: Candidate) -> float:
+        predicted = candidate.predicted
+        return predicted.ttft_s if self._workload.objective == "decode" else predicted.decode_s
+
+    def _candidate(self, choice: Choice, page: int, row: int) -> Candidate:
+        setting, rows = choice.setting, choice.setting.rows
+        lacks = missing(choice.budget, self._available, self._limits)
+        held = int(setting.pages[page]) if rows.has_blocks[row] else 0
+        decode = min(choice.decodes, key=lambda way: way.key(row, page))
+        prefill = choice.prefills[int(np.argmin(choice.prefill_s[:, row, page]))]
+        visits_from = prefill.visit_least
+        ways = prefill.priced, decode.expected, decode.full_context
+        ttft_s, decode_s, full_s = (float(each.total[row, page]) for each in ways)
+        seconds = ttft_s, decode_s, full_s
+        terms = decode.expected.terms(row, page), prefill.priced.terms(row, page)
+        return Candidate(
+            blocks=self._blocks,
+            cpu_blocks=int(rows.boundary[row]),
+            embedding="accelerator" if rows.embedded[row] else "cpu",
+            head=choice.head,
+            kv_blocks=setting.pages_of(self._workload.context),
+            accelerator_kv_blocks=held,
+            overflow=decode.overflow,
+            kv=_overflow_use(choice, row, page),
+            decode_groups=decode.groups,
+            prefill_mode=choice.mode,
+            prefill_overlap=prefill.overlap,
+            step_tokens=setting.limits.step_tokens,
+            stream_tokens=0 if visits_from is None else choice.steps.visit_tokens(row, visits_from),
+            stream_pages=0 if visits_from is None else setting.visit_pages,
+            threads=setting.cpu.threads,
+            sequences=setting.batch,
+            predicted=predicted(self._workload, setting.batch, seconds, terms),
+            memory=choice.budget.at(row, page),
+            missing=Missing(*(int(device[row, page]) for device in lacks)),
+            objective_s=float(choice.serve_s[row, page])
+            if self._workload.objective == "serve"
+            else goals(self._workload, setting.batch, ttft_s, decode_s)[0],
+        )
+
+
+def _overflow_use(choice: Choice, row: int, page: int) -> OverflowUse | None:
+    """What overflows of a candidate's KV; None where nothing can."""
+    setting = choice.setting
+    if not (setting.rows.has_blocks[row] and setting.pool.overflows[page]):
+        return None
+    pool, context = setting.pool, setting.workload.context
+    near = min(context, int(pool.kept[page]) // pool.sequences * pool.page_tokens)
+    far = int(pool.far_blocks(context)[page])
+    sites = []
+    for site in dict.fromkeys(way.overflow for way in choice.decodes):
+        ways = (way for way in choice.decodes if way.overflow == site)
+        sites.append(SitePrice(site, *min(way.key(row, page) for way in ways)))
+    return OverflowUse(pool.watermark, near, far, tuple(sites))
