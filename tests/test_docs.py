@@ -48,7 +48,7 @@ GONE_FROM_CODE = {
 GONE_NAMES = {
     r"block_?streams?(?![a-z])": "visits",
     r"streamed_?units": "visiting_units",
-    r"stream_(?:least|steps|from|choices)": "visit_least, ...",
+    r"stream_(?:least|steps|from|choices|tokens|pages)": "visit_least, ...",
     r"is_?compressed": "a format",
 }
 GONE = {
@@ -331,4 +331,4 @@ def test_a_word_that_has_gone_is_found() -> None:
     ]
     assert gone_words("It streams text.", GONE) == []
     assert len(gone_words("BlockStream block_stream.h x.is_compressed()", GONE_NAMES)) == 3
-    assert len(gone_words("steps.stream_choices() stream_tokens", GONE_NAMES)) == 1
+    assert len(gone_words("steps.stream_choices() visit_tokens", GONE_NAMES)) == 1

@@ -98,12 +98,12 @@ void PlanReader::read_schedule(const JsonReader& schedule) {
     plan_.schedule.visit_buffers = schedule["visit_buffers"].integer(2, kMostVisitBuffers);
   }
   const std::string prefill = schedule["prefill"].string();
-  if (prefill == "stream") {
-    plan_.schedule.stream_tokens = schedule["stream_tokens"].integer(1, kMaxExtent);
-    plan_.schedule.stream_pages = schedule["stream_pages"].integer(1, kMaxExtent);
-    check_kv_units(schedule["stream_pages"], plan_.schedule.stream_pages);
+  if (prefill == "visit") {
+    plan_.schedule.visit_tokens = schedule["visit_tokens"].integer(1, kMaxExtent);
+    plan_.schedule.visit_pages = schedule["visit_pages"].integer(1, kMaxExtent);
+    check_kv_units(schedule["visit_pages"], plan_.schedule.visit_pages);
   } else if (prefill != "compute") {
-    schedule["prefill"].reject("expected \"compute\" or \"stream\", found \"", prefill, "\"");
+    schedule["prefill"].reject("expected \"compute\" or \"visit\", found \"", prefill, "\"");
   }
   const std::string overflow = schedule["overflow"].string();
   if (overflow != "stream" && overflow != "cpu") {
@@ -179,7 +179,7 @@ Plan PlanReader::read(const JsonReader& root) {
   for (size_t i = 0; i < units.size(); ++i) read_unit(units[i]);
   plan_.pages[kCpu] = plan_.kv.pages();
   // Layers visit an accelerator even where no unit lies on any.
-  const bool visits = root.has("schedule") && root["schedule"]["prefill"].string() == "stream";
+  const bool visits = root.has("schedule") && root["schedule"]["prefill"].string() == "visit";
   check_ends(units);
   check_kv_entries(root["kv"], units, true);
   if (visits && plan_.devices.size() == 1) {
@@ -196,7 +196,7 @@ Plan PlanReader::read(const JsonReader& root) {
   if (root.has("predictor")) read_predictor(root["predictor"]);
   plan_.logits = value(root["logits"]);
   check_logits(root["logits"]);
-  if (plan_.schedule.stream_tokens > 0) check_visits(units);
+  if (plan_.schedule.visit_tokens > 0) check_visits(units);
   check_slices(slices);
   check_lacking(root);
   check_disk(root);
@@ -231,7 +231,7 @@ Plan PlanReader::read_graph(const JsonReader& root) {
 }
 
 bool Plan::uses(DeviceIndex device) const {
-  return device == kCpu || (device == kFirstAccelerator && schedule.stream_tokens > 0) ||
+  return device == kCpu || (device == kFirstAccelerator && schedule.visit_tokens > 0) ||
          std::any_of(units.begin(), units.end(),
                      [&](const UnitSpec& unit) { return unit.device == device; });
 }

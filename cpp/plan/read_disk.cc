@@ -33,7 +33,7 @@ void PlanReader::check_disk(const JsonReader& root) {
     ring.reject("expected a multiple of ", kDiskAlignment, ", as slices are on disk");
   }
   const bool alone = std::ranges::all_of(plan_.units, [](auto& u) { return u.device == kCpu; });
-  if (!alone || plan_.schedule.stream_tokens > 0) {
+  if (!alone || plan_.schedule.visit_tokens > 0) {
     ring.reject("weights are read from disk in plans for the CPU alone");
   }
   std::vector<size_t> reader(plan_.tensors.size(), plan_.units.size());

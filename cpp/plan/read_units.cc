@@ -128,7 +128,7 @@ void PlanReader::check_lacking(const JsonReader& root) const {
         "reads a tensor of which its device has no slice; only weights of layers visit it");
   }
   const JsonReader schedule = root["schedule"];
-  if (plan_.schedule.stream_tokens > 0) schedule["prefill"].reject("expected \"compute\"", where);
+  if (plan_.schedule.visit_tokens > 0) schedule["prefill"].reject("expected \"compute\"", where);
   for (size_t d = kCpu + 1; d < plan_.devices.size(); ++d) {
     const int64_t least = pages_on(static_cast<DeviceIndex>(d));
     if (plan_.pages[d] >= least) continue;

@@ -284,7 +284,7 @@ void PlanReader::check_slices(const JsonReader& node) {
 // What visits the accelerator comes in a format that accelerators have.
 void PlanReader::check_visiting_formats(const JsonReader& node) const {
   std::vector<bool> visiting = lacking_units(plan_);
-  if (plan_.schedule.stream_tokens > 0) visiting = visits_of(plan_);
+  if (plan_.schedule.visit_tokens > 0) visiting = visits_of(plan_);
   for (const TensorIndex t : tensors_of(plan_, visiting)) {
     const SliceSpec* held = plan_.slice(t, kCpu);
     if (held == nullptr || held->format.codes != Codes::kBF16C) continue;

@@ -44,7 +44,7 @@ void Executor::create_buffers() {
   for (size_t v = plan_.values.size() - (kv_.overflows() ? 2 : 0); v < plan_.values.size(); ++v) {
     partials.push_back(static_cast<ValueIndex>(v));
   }
-  const bool visited = plan_.schedule.stream_tokens > 0;
+  const bool visited = plan_.schedule.visit_tokens > 0;
   for (size_t d = 0; d < accounts_.size(); ++d) {
     Account& account = *accounts_[d];
     streams_.push_back(account.device().create_stream());
@@ -104,7 +104,7 @@ void Executor::submit() {
 
 const BoundProgram& Executor::program_for(const StepRows& rows) const {
   const StepView step = rows.view();
-  const int64_t least = plan_.schedule.stream_tokens;
+  const int64_t least = plan_.schedule.visit_tokens;
   const bool visits =
       visits_ != nullptr && least > 0 && step.tokens() >= least && visits_->holds(step);
   return *std::ranges::find_if(programs_, [&](const BoundProgram& one) {

@@ -32,7 +32,7 @@ Plan with_partials(const Plan& plan) {
 }
 
 std::vector<Program> lower(const Plan& plan) {
-  const bool visits = plan.schedule.stream_tokens > 0;
+  const bool visits = plan.schedule.visit_tokens > 0;
   const bool on_cpu = plan.schedule.overflow == Schedule::Overflow::kCpu;
   std::vector<std::pair<bool, Far>> kinds{{false, Far::kNone}};
   if (visits) kinds.emplace_back(true, Far::kNone);

@@ -41,18 +41,18 @@ Visits::Visits(const Plan& plan, const Program& program, const Weights& weights,
     }
   }
   pinned_.lock(std::move(visiting), false);
-  if (plan.schedule.stream_pages > 0) pinned_.lock({host_kv_}, true);
+  if (plan.schedule.visit_pages > 0) pinned_.lock({host_kv_}, true);
   ring_ = Ring(account, plan.schedule.visit_buffers, align_up(largest, kDeviceAlignment),
                "weights that visit");
   pages_ =
-      DeviceMemory(account, plan.schedule.stream_pages * plan.kv.kv_heads * plan.kv.unit_bytes(),
+      DeviceMemory(account, plan.schedule.visit_pages * plan.kv.kv_heads * plan.kv.unit_bytes(),
                    "KV pages that visit");
 }
 
 bool Visits::holds(const StepView& step) const {
   int64_t pages = 0;
   for (const SequenceRun& run : step.runs) pages += run.blocks_end(plan_.kv.page_tokens);
-  return pages <= plan_.schedule.stream_pages;
+  return pages <= plan_.schedule.visit_pages;
 }
 
 void Visits::bind(size_t unit, StageSpec& spec) const {

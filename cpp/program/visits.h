@@ -47,7 +47,7 @@ class Visits {
   std::span<std::byte> host_kv_;
   std::vector<Group> groups_;  // by first unit
   Ring ring_;
-  DeviceMemory pages_;  // [stream_pages, KV heads] units
+  DeviceMemory pages_;  // [visit_pages, KV heads] units
   PinnedMemory pinned_;
 };
 

@@ -29,7 +29,7 @@ from whole import WHOLE, one_in
 PADDING = {"weights": 256, "kv": 1, "activations": 1, "staging": 1}
 WORK = Workload(70, 20, 3, 100)
 MOST_LAYOUTS = 5  # of one model and space, about; HELM_TEST_WHOLE=1 takes all
-SPACES = (Space(prefill=("compute",)), Space(prefill=("stream",), visit_steps=(64, 256)))
+SPACES = (Space(prefill=("compute",)), Space(prefill=("visit",), visit_steps=(64, 256)))
 
 
 def scaled(rates: Any, factor: float) -> Any:
@@ -126,10 +126,10 @@ def test_the_engine_takes_what_the_plan_says(
     for plan in plans_of(name, dtype, space, **more):
         placements.add(tuple(unit.device for unit in plan.units))
         check_memory(plan, str(small_models.model_dir(name, dtype)))
-        streamed.append(plan.schedule.prefill == "stream")
+        streamed.append(plan.schedule.prefill == "visit")
     if space.prefill == ("compute",):
         assert len(placements) >= 4, placements
-    assert streamed == [space.prefill == ("stream",)] * len(streamed)
+    assert streamed == [space.prefill == ("visit",)] * len(streamed)
     assert any(len(set(devices)) == 2 for devices in placements)
 
 

@@ -200,7 +200,7 @@ def test_every_plan_costs_what_the_oracle_says(name, seed):
         want = naive_search.prefill_seconds(task, plan)
         assert got.total[row, page] == pytest.approx(want, rel=1e-9), plan
         assert sum(got.terms(row, page).values()) == pytest.approx(want, rel=1e-9)
-        mode = "compute" if plan.least is None else "stream"
+        mode = "compute" if plan.least is None else "visit"
         memory = budget_of(plan.step_tokens, head, mode).at(row, page)
         for site, size in naive_memory.sizes(task, plan).items():
             assert sum(memory[site].values()) == size, plan
@@ -228,7 +228,7 @@ def test_streaming_starts_where_it_is_faster_than_the_cpu():
     setting = make_setting(task.model, profile, Workload(128, 1), limits, 2, 1)
     prefill = prepare(setting)
     row = 2  # one block on the CPU
-    plan = naive_rates.Plan(["cpu", "cpu", "accelerator", "cpu"], 99, "stream")
+    plan = naive_rates.Plan(["cpu", "cpu", "accelerator", "cpu"], 99, "visit")
     faster = []
     for tokens in (1 << i for i in range(8)):
         batch = Batch(task, plan, [(0, tokens)], 1, [0], visits=True)

@@ -37,7 +37,7 @@ def _model(seed, kind):
 
 @pytest.mark.parametrize("kind", ["dense", "mixture"])
 @pytest.mark.parametrize("seed", range(FEW))
-@pytest.mark.parametrize("mode", ["compute", "stream"])
+@pytest.mark.parametrize("mode", ["compute", "visit"])
 def test_what_a_layout_takes_is_what_its_plan_counts(seed, mode, kind):
     dtype = ("auto", "bf16", "f32")[seed % 3]
     problem = cut_cases.problem(seed, dtype=dtype, model=_model(seed, kind))
@@ -62,7 +62,7 @@ def test_what_a_layout_takes_is_what_its_plan_counts(seed, mode, kind):
 
 @pytest.mark.parametrize("kind", ["dense", "mixture"])
 @pytest.mark.parametrize("seed", range(FEW))
-@pytest.mark.parametrize("mode", ["compute", "stream"])
+@pytest.mark.parametrize("mode", ["compute", "visit"])
 def test_a_layout_takes_as_long_as_its_program_played(seed, mode, kind):
     problem = cut_cases.problem(seed, model=_model(seed, kind))
     search = problem.search("copied")
@@ -103,7 +103,7 @@ def _every_value(search):
         one = Search(search.model, search.profile, work, sized, search.space)
         if step_tokens == limits.step_tokens:
             found.append(_values(cut_cases.Every(one, "compute"), None, work))
-        every = cut_cases.Every(one, "stream")
+        every = cut_cases.Every(one, "visit")
         for least in every.leasts:
             found.append(_values(every, least, work))
     return tuple(np.concatenate(each) for each in zip(*found, strict=True))

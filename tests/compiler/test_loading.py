@@ -105,7 +105,7 @@ def test_weights_that_visit_an_accelerator_are_copied() -> None:
             config_of("qwen3-14b"), None, profile=profile, max_sequences=1, workload=work,
             memory_bytes=64 * GIB, loading=LoadingRequest("auto", 1),
         )  # fmt: skip
-        assert plan.schedule.prefill == "stream"
+        assert plan.schedule.prefill == "visit"
         assert plan.loading == "copied"
         assert plan.loading_choice is not None
         assert "full speed of its link" in plan.loading_choice.reason
@@ -180,7 +180,7 @@ def test_weights_that_visit_from_their_files_come_at_the_rate_of_memory_that_is_
         plan = make_plan(
             config_of("qwen3-8b"), infos, profile=dataclasses.replace(profile, link=link),
             max_sequences=1, workload=work, memory_bytes=64 * GIB, loading=LoadingRequest(loading),
-            space=Space(prefill=("stream",), decode_groups=(1,), kv="device"),
+            space=Space(prefill=("visit",), decode_groups=(1,), kv="device"),
         )  # fmt: skip
         assert plan.prediction is not None
         return plan.prediction.predicted.prefill_terms["stream_s"]
@@ -207,7 +207,7 @@ def test_an_accelerator_s_weights_are_never_compressed() -> None:
         )
         for way in ("copied", "compressed")
     )
-    assert copied.schedule.prefill == "stream"
+    assert copied.schedule.prefill == "visit"
     assert compressed.schedule.prefill == "compute"  # those that visit are not compressed either
     assert 0 < compressed.units_cpu < len(compressed.places)
     held = {n for u in compressed.units if u.device == "cpu" for op in u.ops

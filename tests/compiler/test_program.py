@@ -53,7 +53,7 @@ def scheduled(
 ) -> Plan:
     """On those devices; overflow: all but four pages of each layer there are in host memory."""
     cut = partitioned(plan, devices)
-    changes = {"prefill": "stream", "stream_tokens": 2, "stream_pages": 8} if visits else {}
+    changes = {"prefill": "visit", "visit_tokens": 2, "visit_pages": 8} if visits else {}
     pages = cut.schedule.pages
     if overflow is not None:
         layers = devices[1:-1].count(OWN)
@@ -203,9 +203,7 @@ def test_what_the_host_hands_over_comes_before_what_it_computes(home: str) -> No
 def test_a_layer_with_its_halves_on_two_devices_visits_as_a_whole() -> None:
     plan = plan_of("qwen3", context=64, page_tokens=16)
     split = partitioned(plan, (CPU, CPU, OWN, OWN, CPU, CPU))
-    schedule = dataclasses.replace(
-        split.schedule, prefill="stream", stream_tokens=2, stream_pages=4
-    )
+    schedule = dataclasses.replace(split.schedule, prefill="visit", visit_tokens=2, visit_pages=4)
     texts = _helm.program(dataclasses.replace(split, schedule=schedule).to_json())
     assert compare(dataclasses.replace(split, schedule=schedule)) == [
         "program rest", "program visit",

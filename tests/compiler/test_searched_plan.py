@@ -67,9 +67,9 @@ def test_longer_steps_load_the_weights_less_often():
         work = Workload(prompt, 16, 1, 8192)
         plan = searched_plan(name="qwen3-14b", workload=work, memory_bytes=64 * GIB)
         schedule = plan.schedule
-        assert schedule.prefill == "stream"
-        assert 1 < schedule.stream_tokens <= 512
-        assert schedule.stream_pages == 8192 // 512  # a prompt may fill the context
+        assert schedule.prefill == "visit"
+        assert 1 < schedule.visit_tokens <= 512
+        assert schedule.visit_pages == 8192 // 512  # a prompt may fill the context
         steps[prompt] = plan.limits.step_tokens
         fixed = searched_plan(
             name="qwen3-14b", workload=work, memory_bytes=64 * GIB, space=Space(visit_steps=())
@@ -87,16 +87,16 @@ def test_longer_steps_load_the_weights_less_often():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"prefill": "compute"}, "stream_tokens"),
-        ({"stream_tokens": 0}, "stream_tokens"),
-        ({"stream_tokens": 513}, "stream_tokens"),
-        ({"stream_pages": 0}, "stream_pages"),
+        ({"prefill": "compute"}, "visit_tokens"),
+        ({"visit_tokens": 0}, "visit_tokens"),
+        ({"visit_tokens": 513}, "visit_tokens"),
+        ({"visit_pages": 0}, "visit_pages"),
         ({"prefill": "stream_step"}, "prefill"),
     ],
 )
 def test_a_schedule_that_contradicts_itself_is_refused(changes, message):
     document = searched_plan(space=Space(visit_steps=())).to_dict()
-    assert document["schedule"]["prefill"] == "stream"
+    assert document["schedule"]["prefill"] == "visit"
     document["schedule"] |= changes
     with pytest.raises(PlanError, match=message):
         Plan.from_json(json.dumps(document))

@@ -147,7 +147,7 @@ def test_a_near_step_is_the_timelines(preset: str) -> None:
     (prompt, *_) = steps.prompts()
     tokens = int(steps.prefill.tokens[0])
     predicted = step_s(tables, "near", Rows((), (), [(0, tokens, 1)], 1))
-    if found.best.stream_tokens == 0:
+    if found.best.visit_tokens == 0:
         # The last layer goes on with fewer rows, which the tables leave out.
         assert predicted == pytest.approx(float(played([prompt], 1)[1]), rel=0.1)
 
@@ -273,7 +273,7 @@ def _least_that_fits(found: Search, choice: Any) -> float:
 
     lacks = sum(missing(choice.budget, memory_bytes(found.profile, found.limits), found.limits))
     fits = (np.asarray(lacks) == 0) & choice.possible
-    if choice.mode == "stream":
+    if choice.mode == "visit":
         fits &= choice.prefills[0].allowed[:, None]
     return float(np.where(fits, choice.serve_s, np.inf).min())
 

@@ -61,7 +61,7 @@ def logits(plan: Plan, folder: str, device: str = "cpu", tensors: Any = None) ->
     engine = _helm.Engine(plan.to_json(), folder, tensors or {}, device=device)
     found = [logits_in_chunks(engine, PROMPTS[0], chunk) for chunk in (7, 24)]
     streamed = engine.stats["streamed_steps"]
-    assert (streamed > 0) == (plan.schedule.stream_tokens > 0)
+    assert (streamed > 0) == (plan.schedule.visit_tokens > 0)
     return np.stack(found)
 
 

@@ -59,7 +59,7 @@ def ratios(plan: Plan, rates: Rates, context: int = 20) -> Iterator[tuple[float,
         took = time.perf_counter() - begin
         lane_s = max(step.lane_s(cpu=True), step.lane_s(cpu=False))
         yield took / float(period_s([step.flight()])), took / lane_s
-        visited = (token + 3) * (plan.schedule.stream_tokens > 0 or any(plan.lacking))
+        visited = (token + 3) * (plan.schedule.visit_tokens > 0 or any(plan.lacking))
         assert engine.stats["streamed_steps"] == visited
 
 
@@ -91,7 +91,7 @@ def test_crossings_take_their_latency() -> None:
 @pytest.mark.parametrize("link", [2e6, 8e6])
 def test_weights_that_visit(link: float) -> None:
     """Where the link is slower than the device, and where it is faster."""
-    plan = halves(prefill="stream", stream_tokens=1, stream_pages=plan_of(DEEP).kv.blocks)
+    plan = halves(prefill="visit", visit_tokens=1, visit_pages=plan_of(DEEP).kv.blocks)
     as_predicted(ratios(plan, dataclasses.replace(RATES, link=link)))
 
 

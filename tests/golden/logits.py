@@ -78,7 +78,7 @@ def _placements(plan: Plan) -> dict[str, Plan]:
     split = partitioned(plan, devices)
     blocks = plan.kv.blocks
     visits = dataclasses.replace(
-        split.schedule, prefill="stream", stream_tokens=4, stream_pages=blocks
+        split.schedule, prefill="visit", visit_tokens=4, visit_pages=blocks
     )
     found = {"cpu": plan, "split": split, "visits": dataclasses.replace(split, schedule=visits)}
     kv = dataclasses.replace(plan.kv, window_blocks=0)  # with all positions, as where it overflows

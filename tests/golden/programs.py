@@ -51,7 +51,7 @@ def _changed(plan: Plan, change: str) -> Plan:
     schedule = plan.schedule
     if "visits" in change:
         schedule = dataclasses.replace(
-            schedule, prefill="stream", stream_tokens=4, stream_pages=plan.kv.pages
+            schedule, prefill="visit", visit_tokens=4, visit_pages=plan.kv.pages
         )
     if "overflow" in change:
         own = schedule.pages["accelerator"] // 2

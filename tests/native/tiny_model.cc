@@ -44,9 +44,9 @@ class TinyModelBuilder {
       plan_["devices"].push_back({{"name", "accelerator"}, {"kind", "accelerator"}});
       plan_["memory"]["accelerator"] = memory(s_.accelerator_bytes);
       plan_["schedule"] = {
-          {"prefill", s_.stream_tokens > 0 ? "stream" : "compute"},
-          {"stream_tokens", s_.stream_tokens},
-          {"stream_pages", s_.stream_pages},
+          {"prefill", s_.visit_tokens > 0 ? "visit" : "compute"},
+          {"visit_tokens", s_.visit_tokens},
+          {"visit_pages", s_.visit_pages},
           {"visit_buffers", s_.visit_buffers},
           {"prefill_overlap", s_.overlap},
           {"decode_groups", s_.decode_groups},

@@ -73,8 +73,8 @@ struct TinyShape {
   int64_t cpu_bytes = 0;  // 0: the plan does not say
   bool overlap = false;
   int64_t decode_groups = 1;
-  int64_t stream_tokens = 0;  // 0: layers in host memory are computed there
-  int64_t stream_pages = 0;
+  int64_t visit_tokens = 0;  // 0: layers in host memory are computed there
+  int64_t visit_pages = 0;
   int64_t visit_buffers = 2;
   // What names of tensors contain that visit the accelerator in every step.
   std::vector<std::string> visiting = {};

@@ -40,8 +40,8 @@ def test_json_is_as_agreed():
     assert (document["units_cpu"], document["units_accelerator"]) == (4, 0)
     assert document["schedule"] == {
         "prefill": "compute",
-        "stream_tokens": 0,
-        "stream_pages": 0,
+        "visit_tokens": 0,
+        "visit_pages": 0,
         "prefill_overlap": False,
         "decode_groups": 1,
         "overflow": "stream",
@@ -266,7 +266,7 @@ def test_a_layer_on_two_devices_counts_for_neither_and_visits_as_a_whole():
     assert read == split
     assert (read.units_cpu, read.units_accelerator, read.units_cut) == (2, 1, 0)
     assert read.places[1] == {"cpu", "accelerator"}
-    visits = dataclasses.replace(split.schedule, prefill="stream", stream_tokens=4, stream_pages=8)
+    visits = dataclasses.replace(split.schedule, prefill="visit", visit_tokens=4, visit_pages=8)
     Plan.from_json(dataclasses.replace(split, schedule=visits).to_json())
     whole = partitioned(plan, ("cpu", "cpu", "accelerator", "accelerator"))
     Plan.from_json(dataclasses.replace(whole, schedule=visits).to_json())

@@ -57,7 +57,7 @@ def test_what_a_slice_may_not_be(device, ending, changes, message):
 
 def test_weights_that_visit_are_not_compressed():
     schedule = split_plan().schedule
-    visits = dataclasses.replace(schedule, prefill="stream", stream_tokens=4, stream_pages=1)
+    visits = dataclasses.replace(schedule, prefill="visit", visit_tokens=4, visit_pages=1)
     for ending, allowed in (("embed_tokens.weight", True), ("up_proj.weight", False)):
         plan = with_slice(split_plan(), "cpu", ending, format="bf16c")
         assert Plan.from_json(plan.to_json()) == plan

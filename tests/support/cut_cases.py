@@ -107,7 +107,7 @@ class Every:
         self.setting, self.prefill = self.choice.setting, self.choice.steps
         self.cuts = cut_model(search.model, self.setting.classes, search.space.columns)
         self.prices = CutPrices(self.setting, self.cuts)
-        self.memory = CutMemory(self.setting, self.cuts, self.choice.each, mode == "stream")
+        self.memory = CutMemory(self.setting, self.cuts, self.choice.each, mode == "visit")
 
     @property
     def leasts(self):
@@ -173,7 +173,7 @@ def counted(plan, format, limits):
         )
         rows = {"tokens": limits.step_tokens, "outputs": limits.step_outputs}
         used = {n for u in units for op in u.ops for n in op.uses()}
-        if device == "accelerator" and plan.schedule.stream_tokens:
+        if device == "accelerator" and plan.schedule.visit_tokens:
             visiting = {u.layer for u in plan.units if u.device == "cpu" and u.layer is not None}
             own = [u for u in plan.units if u.layer in visiting]
             used |= {n for u in own for op in u.ops for n in op.uses()}

@@ -42,7 +42,7 @@ def cut_plan(plan: Plan, graph: Graph, cut: Cut, *, alone: bool = False, visits:
     use = dataclasses.replace(plan.memory[CPU], reserve_bytes=64 << 20)
     names = (CPU,) if alone else (CPU, OWN)
     pages = {CPU: kv.pages - own, **({} if alone else {OWN: own})}
-    visiting = {"prefill": "stream", "stream_tokens": visits, "stream_pages": kv.blocks}
+    visiting = {"prefill": "visit", "visit_tokens": visits, "visit_pages": kv.blocks}
     return dataclasses.replace(
         plan,
         devices=devices_named(names),

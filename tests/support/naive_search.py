@@ -74,7 +74,7 @@ def plans(task: Task, kv: str = "any") -> list[Plan]:
     blocks = len(places(task)) - 2
     most = math.ceil(task.context / task.page_tokens)
     if task.profile["accelerator"] is None:
-        return [Plan(["cpu"] * (blocks + 2), 0, "stream", step_tokens=task.step_tokens)]
+        return [Plan(["cpu"] * (blocks + 2), 0, "visit", step_tokens=task.step_tokens)]
     found = []
     for k, embedding, head in itertools.product(
         range(blocks + 1), ("cpu", "accelerator"), ("cpu", "accelerator")

@@ -71,7 +71,7 @@ class PacedStep:
         return sum(float(s) for task, s in lanes if task.lane == "up")  # type: ignore[arg-type]
 
     def _program(self) -> Program:
-        visits = 0 < self._plan.schedule.stream_tokens <= len(self._runs)
+        visits = 0 < self._plan.schedule.visit_tokens <= len(self._runs)
         far = "none"
         if any(run.far for run in self._runs):
             far = "visit" if self._plan.schedule.overflow == "stream" else "cpu"

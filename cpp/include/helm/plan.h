@@ -83,8 +83,8 @@ struct Schedule {
   // Steps of at least so many tokens (0: none) run the layers that lie in host memory on the
   // first accelerator: their weights visit it one layer after the other, and their KV with them, in
   // so many pages there.
-  int64_t stream_tokens = 0;
-  int64_t stream_pages = 0;
+  int64_t visit_tokens = 0;
+  int64_t visit_pages = 0;
   // What visits an accelerator comes into so many buffers there, in turn: see lacking_units(), too.
   int64_t visit_buffers = 2;
   // KV blocks of accelerator layers beyond what fits there lie in host memory, the oldest first,
@@ -226,7 +226,7 @@ struct Limits {
 };
 
 struct HELM_API Plan {
-  static constexpr int kVersion = 11;
+  static constexpr int kVersion = 12;
   static constexpr DeviceIndex kFirstAccelerator = kCpu + 1;  // if there is one
   static constexpr int64_t kUnlimited = int64_t{1} << 62;     // bytes of memory
 

@@ -96,7 +96,7 @@ def _devices(plan: Plan, stats: dict[str, Any]) -> str:
         for use in stats["devices"]
         if use["units"]
     ]
-    if plan.schedule.prefill == "stream":
+    if plan.schedule.prefill == "visit":
         parts.append(f"prompts on {stats['devices'][1]['kind']}, to which weights are copied")
     return "; ".join(parts)
 

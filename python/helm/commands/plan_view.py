@@ -203,9 +203,9 @@ def _schedule(study: Study) -> str:
         parts.append(room.format(counted(best.sequences, "request")))
     if not best.uses_accelerator:
         return parts[0]
-    if best.stream_tokens:
+    if best.visit_tokens:
         parts.append(
-            f"prompt steps of {best.stream_tokens:,} to {best.step_tokens:,} tokens run on the "
+            f"prompt steps of {best.visit_tokens:,} to {best.step_tokens:,} tokens run on the "
             "GPU, to which the weights of CPU layers are copied for each"
         )
     elif best.cut_blocks:

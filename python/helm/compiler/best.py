@@ -106,7 +106,7 @@ class Best:
         allowed = np.ones(len(rows.boundary), bool)
         if self._space.one_boundary and choice.head == "cpu":
             allowed &= rows.boundary == self._blocks
-        if choice.mode == "stream":
+        if choice.mode == "visit":
             allowed &= choice.prefills[0].allowed
         return allowed
 
@@ -170,8 +170,8 @@ class Best:
             prefill_mode=choice.mode,
             prefill_overlap=prefill.overlap,
             step_tokens=setting.limits.step_tokens,
-            stream_tokens=0 if visits_from is None else choice.steps.visit_tokens(row, visits_from),
-            stream_pages=0 if visits_from is None else setting.visit_pages,
+            visit_tokens=0 if visits_from is None else choice.steps.visit_tokens(row, visits_from),
+            visit_pages=0 if visits_from is None else setting.visit_pages,
             threads=setting.cpu.threads,
             sequences=setting.batch,
             predicted=predicted(self._workload, setting.batch, seconds, terms),

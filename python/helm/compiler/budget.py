@@ -121,7 +121,7 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
     `stage_bytes`, for calls that differ in head and mode."""
     rows, pages = setting.rows, setting.pages
     used = rows.uses_accelerator(head)
-    visits = used & (mode == "stream") & (rows.boundary > 0)
+    visits = used & (mode == "visit") & (rows.boundary > 0)
     shape = (len(rows.boundary), len(pages))
 
     def whole(values: Any) -> npt.NDArray[np.int64]:

@@ -225,9 +225,9 @@ class Candidate:
     kv_blocks, accelerator_kv_blocks: pages of each sequence and layer, in all and
     those that the accelerator has room for, of the layers there. overflow: how attention reaches
     the others, kv: what is known of them, None if there are none. sequences: how many run at
-    once, taking turns in decode_groups. step_tokens: the most of one step. stream_tokens: the
+    once, taking turns in decode_groups. step_tokens: the most of one step. visit_tokens: the
     least tokens of a step in which the weights of CPU layers visit the accelerator, and
-    stream_pages the page slots for their K and V meanwhile; both 0 if none do.
+    visit_pages the page slots for their K and V meanwhile; both 0 if none do.
     """
 
     blocks: int
@@ -242,8 +242,8 @@ class Candidate:
     prefill_mode: Mode
     prefill_overlap: bool
     step_tokens: int
-    stream_tokens: int
-    stream_pages: int
+    visit_tokens: int
+    visit_pages: int
     threads: int
     sequences: int
     predicted: Predicted

@@ -135,7 +135,7 @@ def choices(
         for mode in modes:
             for sized in _sized(setting, mode, space):
                 steps = prepare(sized)
-                if mode == "stream" and not steps.visit_choices():
+                if mode == "visit" and not steps.visit_choices():
                     continue
                 each = stage_bytes(sized)
                 possible = executable(sized) | (space.kv == "host")
@@ -217,7 +217,7 @@ def _each_decode(setting: Setting, head: Site, space: Space) -> Iterator[DecodeW
 def _prefills(steps: Prefill, head: Site, mode: Mode, space: Space) -> tuple[PrefillWay, ...]:
     setting = steps.setting
     rows = setting.rows
-    if mode == "stream":
+    if mode == "visit":
         visits = (rows.boundary > 0) & rows.uses_accelerator(head)
         return tuple(
             PrefillWay(False, least, visits, price_prefill(steps, head, visit_least=least))

@@ -37,7 +37,7 @@ def placed(model: CostedGraph, candidate: Candidate) -> tuple[CutUnits, frozense
 
 def visits(plan: Plan) -> bool:
     """Whether weights visit an accelerator, in prompts or in every step."""
-    return plan.schedule.prefill == "stream" or any(plan.lacking)
+    return plan.schedule.prefill == "visit" or any(plan.lacking)
 
 
 def cut_of(candidate: Candidate) -> Cut:
@@ -115,8 +115,8 @@ def schedule(candidate: Candidate, kv: KvSpec, own: int) -> Schedule:
     return Schedule(
         prefill=candidate.prefill_mode,
         prefill_overlap=candidate.prefill_overlap,
-        stream_tokens=candidate.stream_tokens,
-        stream_pages=candidate.stream_pages,
+        visit_tokens=candidate.visit_tokens,
+        visit_pages=candidate.visit_pages,
         visit_buffers=2 if candidate.visit is None else candidate.visit.buffers,
         decode_groups=candidate.decode_groups,
         overflow=candidate.overflow,

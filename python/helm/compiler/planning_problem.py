@@ -204,7 +204,7 @@ class Problem:
             space = dataclasses.replace(space, disk=DiskSpace(weights, self.disk_bytes_per_s))
         if access != "compressed":
             return dataclasses.replace(space, mapped_weights=access == "mapped")
-        return dataclasses.replace(space, prefill=tuple(m for m in space.prefill if m != "stream"))
+        return dataclasses.replace(space, prefill=tuple(m for m in space.prefill if m != "visit"))
 
     def search(self, access: Loading, workload: Workload | None = None) -> Search:
         """For `work`, or for another workload. With a profile only."""

@@ -14,7 +14,7 @@ from helm.errors import InvalidError
 from helm.plan.records import WATERMARK
 
 Overflow = Literal["stream", "cpu"]
-Mode = Literal["compute", "stream"]
+Mode = Literal["compute", "visit"]
 Policy = Literal[
     "auto", "layer-partition", "cut", "zigzag", "helm-placement", "all-cpu", "workload-distribution"
 ]
@@ -135,7 +135,7 @@ class Space:
     one_boundary: bool = False
     kv: KvPlace = "any"
     overflow: tuple[Overflow, ...] = ("stream", "cpu")
-    prefill: tuple[Mode, ...] = ("compute", "stream")
+    prefill: tuple[Mode, ...] = ("compute", "visit")
     visit_steps: tuple[int, ...] = (2048, 8192)
     overlap: tuple[bool, ...] = (False, True)
     decode_groups: tuple[int, ...] = (1, 2)

@@ -138,7 +138,7 @@ def lower(plan: Plan) -> tuple[Program, ...]:
     """The programs of every kind of step that the plan can have. Raises PlanError for a layout
     that the runtime refuses."""
     widths = {value.name: value.width for value in plan.values}
-    schedule, visits = plan.schedule, plan.schedule.stream_tokens > 0
+    schedule, visits = plan.schedule, plan.schedule.visit_tokens > 0
     kinds: list[tuple[bool, Far]] = [(False, "none")]
     if visits:
         kinds.append((True, "none"))

@@ -134,7 +134,7 @@ class Search:
         space, best = self.space, found.best
         if self.profile.accelerator is None or space.policy != "auto" or space.kv == "host":
             return found
-        if "stream" not in space.prefill:
+        if "visit" not in space.prefill:
             return found  # in formats of the CPU alone
         below_s = np.inf if best is None else best.objective_s
         one = self._policies.fastest(limits, workload, batches(workload), below_s)

@@ -187,7 +187,7 @@ class PlannedSteps:
     def _prompt(self, step: int, far: PrefillFar | None, layers: Sequence[SpreadLayer]) -> Flight:
         prefill, setting = self.prefill, self.setting
         tokens, outputs = int(prefill.tokens[step]), int(prefill.outputs[step])
-        visits = 0 < self._best.stream_tokens <= tokens
+        visits = 0 < self._best.visit_tokens <= tokens
         runs = prefill.queries.step == step
         split = far is not None and bool(far.far[runs].any())
         program = self._programs[visits, "visit" if split else "none"]

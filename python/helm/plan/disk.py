@@ -114,7 +114,7 @@ def check_disk(plan: Placing, root: Reader) -> None:
         return
     if ring_bytes == 0 or ring_bytes % ALIGNMENT:
         ring.reject(f"expected a multiple of {ALIGNMENT}, as slices are on disk")
-    if any(unit.device != CPU for unit in units) or root["schedule"]["prefill"].value == "stream":
+    if any(unit.device != CPU for unit in units) or root["schedule"]["prefill"].value == "visit":
         ring.reject("weights are read from disk in plans for the CPU alone")
     readers: Mapping[str, list[PlacedUnit]] = {name: [] for name in on_disk}
     for unit in units:

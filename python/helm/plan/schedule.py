@@ -24,10 +24,10 @@ def check_schedule(plan: Any, root: Reader) -> None:
     schedule["watermark"].number(0.0, 1.0)
     if "visit_buffers" in schedule.names():
         schedule["visit_buffers"].integer(2, _MOST_BUFFERS)
-    visits = plan.schedule.prefill == "stream"
+    visits = plan.schedule.prefill == "visit"
     if visits and len({unit.device for unit in plan.units}) < 2:
         schedule["prefill"].reject("nothing can visit, as the units lie on one device")
-    for key, most in (("stream_tokens", plan.limits.step_tokens), ("stream_pages", 2**31)):
+    for key, most in (("visit_tokens", plan.limits.step_tokens), ("visit_pages", 2**31)):
         schedule[key].integer(*((1, most) if visits else (0, 0)))
     for by_device in (root["memory"], pages):
         for device in by_device.names():
@@ -65,7 +65,7 @@ def check_lacking(plan: Any, root: Reader) -> None:
             node.reject(
                 "reads a tensor of which its device has no slice; only weights of layers visit it"
             )
-    if plan.schedule.prefill == "stream":
+    if plan.schedule.prefill == "visit":
         root["schedule"]["prefill"].reject("expected compute, as weights visit in every step")
     if plan.overflows:
         root["schedule"]["pages"][plan.accelerator or CPU].reject(

@@ -42,7 +42,7 @@ from helm.plan.units import (
 from helm.plan.weights import Slice, TensorSpec, check_weights
 
 FORMAT = "helm-plan"
-VERSION = 11
+VERSION = 12
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How stages run together. prefill "compute": layers compute where they lie; "stream": in a
-    prefill step of at least stream_tokens tokens the weights of CPU layers visit the accelerator,
-    where the K and V of one layer at a time have stream_pages page slots. visit_buffers: through so
+    """How stages run together. prefill "compute": layers compute where they lie; "visit": in a
+    prefill step of at least visit_tokens tokens the weights of CPU layers visit the accelerator,
+    where the K and V of one layer at a time have visit_pages page slots. visit_buffers: through so
     many weights visit it, then or in every step. prefill_overlap: the
     CPU's stage of one step runs beside the accelerator's of the step before. decode_groups:
     decoding sequences take turns in so many groups, so that both devices work at once. overflow:
@@ -97,9 +97,9 @@ class Schedule:
     KV blocks leave for host memory. pages: page slots by device. disk_ring_bytes: `helm.plan.disk`.
     """
 
-    prefill: Literal["compute", "stream"] = "compute"
-    stream_tokens: int = 0
-    stream_pages: int = 0
+    prefill: Literal["compute", "visit"] = "compute"
+    visit_tokens: int = 0
+    visit_pages: int = 0
     visit_buffers: int = field(default=2, metadata={"optional": True})
     prefill_overlap: bool = False
     decode_groups: int = 1
@@ -296,7 +296,7 @@ def _check(plan: Plan, root: Reader) -> None:
         root["schedule"]["pages"][plan.accelerator or CPU].reject(
             "expected all pages of its KV entries, as kv.window_blocks is not 0"
         )
-    visits = plan.schedule.prefill == "stream"
+    visits = plan.schedule.prefill == "visit"
     placed = [
         (unit.device, visits and unit.device == CPU and unit.layer is not None, unit.ops)
         for unit in plan.units

@@ -55,7 +55,7 @@ TEST_CASE("packed weights on the card, some of its blocks visiting: logits near 
   split.devices = {"cpu", "cpu", "accelerator", "accelerator"};
   split.accelerator_pages = 100;
   visiting = split;
-  visiting.stream_tokens = 16, visiting.stream_pages = 40;
+  visiting.visit_tokens = 16, visiting.visit_pages = 40;
   for (const char* format : {"c8.s32", "c4.km32"}) {
     CAPTURE(std::string(format));
     const auto engine_of = [&](TinyShape shape, const char* device) {
@@ -70,7 +70,7 @@ TEST_CASE("packed weights on the card, some of its blocks visiting: logits near 
       CHECK(distance(last_logits(*engine, ids, 8), want) < 1e-3);
       // In steps of many the activations are rounded otherwise.
       CHECK(distance(last_logits(*engine, ids, 32), want) < 0.05);
-      CHECK(engine->stats().streamed_steps == (shape.stream_tokens > 0 ? 2 : 0));
+      CHECK(engine->stats().streamed_steps == (shape.visit_tokens > 0 ? 2 : 0));
     }
     // GPUs before Ampere, which is what is emulated, multiply in f16, others in bf16.
     const std::vector<float> in_f16 = last_logits(*engine_of(on_card, "cuda"), ids, 32);
@@ -103,11 +103,11 @@ TEST_CASE("layers and head cut between the CPU and a card: logits near the CPU's
   shape.devices = {"cpu", "cpu", "cpu", "cpu"};
   shape.cut_on_cpu = false;
   TinyShape visiting = shape;
-  visiting.stream_tokens = 16, visiting.stream_pages = 40;
+  visiting.visit_tokens = 16, visiting.visit_pages = 40;
   for (const TinyShape& one : {shape, visiting}) {
     const auto engine = helm::test::tiny_engine(tiny_model(one), "cuda");
     CHECK(distance(last_logits(*engine, ids, 20), want) < 1e-5);
-    CHECK(engine->stats().streamed_steps == (one.stream_tokens > 0 ? 2 : 0));
+    CHECK(engine->stats().streamed_steps == (one.visit_tokens > 0 ? 2 : 0));
     const std::vector<int32_t> next = {5};
     const auto sequence = engine->open(20);
     for (int step = 0; step < 4; ++step) {  // plain, captured, replayed
@@ -189,8 +189,8 @@ TEST_CASE("stages of a step share its tables, layers that visit among them") {
   shape.devices = {"accelerator", "cpu", "accelerator", "cpu", "accelerator"};
   shape.pages = 3 * 13 * 4;
   shape.accelerator_pages = 13 * 4;
-  shape.stream_tokens = 8;
-  shape.stream_pages = 20;
+  shape.visit_tokens = 8;
+  shape.visit_pages = 20;
   shape.weight_dtype = "f16";
   const auto engine = helm::test::tiny_engine(tiny_model(shape), "cuda");
   const auto sequence = engine->open(100);
@@ -209,8 +209,8 @@ TEST_CASE("stages of a step share its tables, layers that visit among them") {
 TEST_CASE("weights and KV that visit are page-locked, or told to be pageable") {
   TinyShape shape;
   shape.devices = {"cpu", "cpu", "cpu", "accelerator"};
-  shape.stream_tokens = 8;
-  shape.stream_pages = 20;
+  shape.visit_tokens = 8;
+  shape.visit_pages = 20;
   const helm::test::TinyFolder folder;
   const helm::test::TinyModel copied = tiny_model(shape), mapped = folder.mapped(copied);
   helm::EngineOptions options;

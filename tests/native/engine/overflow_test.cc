@@ -156,8 +156,8 @@ TEST_CASE("with overlapping steps as well") {
       shape.overlap = true;
       shape.decode_groups = 2;
       CHECK(generate(*engine_of(tiny_model(shape)), kLengths, kNewTokens) == expected);
-      shape.stream_tokens = 8;
-      shape.stream_pages = 20;
+      shape.visit_tokens = 8;
+      shape.visit_pages = 20;
       CHECK(generate(*engine_of(tiny_model(shape)), kLengths, kNewTokens) == expected);
     }
   }

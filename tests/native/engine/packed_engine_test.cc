@@ -119,7 +119,7 @@ TEST_CASE("packed weights: an accelerator's bits are the CPU's, resident and vis
     split.accelerator_pages = 100;
     CHECK(logits_of(*tiny_engine(packed_models(split)[m]), ids, 70) == want);
     TinyShape visiting = split;
-    visiting.stream_tokens = 8, visiting.stream_pages = 40;
+    visiting.visit_tokens = 8, visiting.visit_pages = 40;
     CHECK(logits_of(*tiny_engine(packed_models(visiting)[m]), ids, 70) == want);
   }
 }

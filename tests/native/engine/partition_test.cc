@@ -121,8 +121,8 @@ TEST_CASE("blocks whose weights visit the accelerator give the tokens of the CPU
       CAPTURE(tokens);
       CAPTURE(pages);
       TinyShape shape = placed(units);
-      shape.stream_tokens = tokens;
-      shape.stream_pages = pages;
+      shape.visit_tokens = tokens;
+      shape.visit_pages = pages;
       shape.overlap = tokens == 9;
       shape.decode_groups = tokens == 9 ? 2 : 1;
       const auto engine = tiny_engine(tiny_model(shape));
@@ -254,8 +254,8 @@ TEST_CASE("so does the host's, for whatever lies there") {
   std::vector<TinyShape> shapes = {placed("ccccc"), placed("ccaaa"), placed("aaaaa"),
                                    placed("ccaac")};
   shapes.push_back(placed("cccaa"));
-  shapes.back().stream_tokens = 9;
-  shapes.back().stream_pages = 99;
+  shapes.back().visit_tokens = 9;
+  shapes.back().visit_pages = 99;
   for (const char* site : {"stream", "cpu"}) {
     shapes.push_back(placed("ccaaa"));
     shapes.back().accelerator_pages = 2 * 12;

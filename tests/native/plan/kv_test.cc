@@ -126,10 +126,10 @@ TEST_CASE("pages of KV beyond 64 TiB, or beyond what tables of pages count, are 
   json plan = changed(good, "/kv/page_tokens", 1 << 20);
   plan["kv"]["blocks"] = int64_t{1} << 20;
   expect(plan, "kv: the pages exceed 64 TiB");
-  plan = changed(good, "/schedule/prefill", "stream");
-  plan["schedule"]["stream_tokens"] = 8;
-  plan["schedule"]["stream_pages"] = int64_t{1} << 31;
-  expect(plan, "schedule.stream_pages: 2147483648 pages of 3 KV heads are more than 2147483647");
+  plan = changed(good, "/schedule/prefill", "visit");
+  plan["schedule"]["visit_tokens"] = 8;
+  plan["schedule"]["visit_pages"] = int64_t{1} << 31;
+  expect(plan, "schedule.visit_pages: 2147483648 pages of 3 KV heads are more than 2147483647");
 }
 
 TEST_CASE("parts that leave their tensor, or are cut where no format is, are named") {

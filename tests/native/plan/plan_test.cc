@@ -86,9 +86,9 @@ TEST_CASE("damaged fields that may be absent are named") {
 
 TEST_CASE("plans of other versions are refused with what to do") {
   json plan = json::parse(helm::test::tiny_model().plan);
-  for (const int version : {0, 7, 10, helm::Plan::kVersion + 1}) {
+  for (const int version : {0, 7, 11, helm::Plan::kVersion + 1}) {
     plan["version"] = version;
-    expect(plan, "version: this runtime executes version 11; make the plan anew");
+    expect(plan, "version: this runtime executes version 12; make the plan anew");
   }
 }
 
@@ -180,8 +180,8 @@ TEST_CASE("units without logits, with two attention ops or without what visits a
 
   helm::test::TinyShape shape;
   shape.devices = {"accelerator", "cpu", "cpu", "accelerator"};
-  shape.stream_tokens = 8;
-  shape.stream_pages = 20;
+  shape.visit_tokens = 8;
+  shape.visit_pages = 20;
   const json visiting = json::parse(helm::test::tiny_model(shape).plan);
   CHECK(message_of(visiting).empty());
   plan = visiting;
@@ -232,7 +232,7 @@ TEST_CASE("weights that visit units of the accelerator") {
   shape.devices[1] = "cpu";
   shape.accelerator_pages = shape.pages / 2;
   shape.visiting = {"block.1"};
-  shape.stream_tokens = shape.stream_pages = 8;
+  shape.visit_tokens = shape.visit_pages = 8;
   expect(json::parse(helm::test::tiny_model(shape).plan), "schedule.prefill: expected \"compute\"");
 }
 

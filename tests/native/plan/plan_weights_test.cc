@@ -271,15 +271,15 @@ TEST_CASE("what visits the accelerator is not bf16c") {
   helm::test::TinyShape shape;
   shape.weight_dtype = "bf16";
   shape.devices = {"accelerator", "cpu", "cpu", "accelerator"};
-  shape.stream_tokens = 8;
-  shape.stream_pages = 20;
+  shape.visit_tokens = 8;
+  shape.visit_pages = 20;
   json plan = json::parse(helm::test::tiny_model(shape).plan);
   REQUIRE(message_of(plan).empty());
   size_t i = 0;
   while (plan["slices"][i]["format"] != "bf16" || plan["slices"][i]["device"] != "cpu") ++i;
   plan["slices"][i]["format"] = "bf16c";
   expect(plan, "visits the accelerator and cannot be bf16c");
-  shape.stream_tokens = shape.stream_pages = 0;
+  shape.visit_tokens = shape.visit_pages = 0;
   shape.devices = {"accelerator", "accelerator", "accelerator", "accelerator"};
   shape.accelerator_pages = shape.pages;
   shape.visiting = {"block.1.o"};

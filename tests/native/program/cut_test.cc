@@ -57,8 +57,8 @@ TinyShape shape_of(const Kind& kind) {
   shape.visiting = kind.visiting;
   shape.visit_buffers = 3;
   if (kind.visits) {
-    shape.stream_tokens = 9;
-    shape.stream_pages = 24;
+    shape.visit_tokens = 9;
+    shape.visit_pages = 24;
   }
   return shape;
 }
@@ -67,7 +67,7 @@ TinyShape shape_of(const Kind& kind) {
 TinyShape in_turn(TinyShape shape) {
   shape.devices.assign(shape.devices.size(), "cpu");
   shape.cut_on_cpu = true;
-  shape.stream_tokens = 0;
+  shape.visit_tokens = 0;
   return shape;
 }
 

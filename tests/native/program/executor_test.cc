@@ -51,7 +51,7 @@ const Kind kKinds[] = {
     {"cacacaac", false, false, "stream", {"block."}},
 };
 
-TinyShape shape_of(const Kind& kind, int64_t stream_tokens, int64_t groups) {
+TinyShape shape_of(const Kind& kind, int64_t visit_tokens, int64_t groups) {
   TinyShape shape;
   shape.layers = kLayers;
   shape.sequences = 3;
@@ -68,8 +68,8 @@ TinyShape shape_of(const Kind& kind, int64_t stream_tokens, int64_t groups) {
   shape.overflow = kind.site;
   shape.visiting = kind.visiting;
   if (kind.visits) {
-    shape.stream_tokens = stream_tokens;
-    shape.stream_pages = 24;
+    shape.visit_tokens = visit_tokens;
+    shape.visit_pages = 24;
   }
   shape.overlap = groups == 2;
   shape.decode_groups = groups;
@@ -98,8 +98,8 @@ TEST_CASE("two steps at once, in programs of all kinds, however late commands be
     std::mt19937 random(seed);
     for (const Kind& kind : kKinds) {
       CAPTURE(std::string(kind.places));
-      const int64_t stream_tokens = 1 + random() % 16;
-      TinyShape shape = shape_of(kind, stream_tokens, 1 + random() % 2);
+      const int64_t visit_tokens = 1 + random() % 16;
+      TinyShape shape = shape_of(kind, visit_tokens, 1 + random() % 2);
       shape.visit_buffers = 2 + random() % 3;
       const helm::test::TinyModel model = tiny_model(shape);
       const std::string jitter = std::to_string(20 + random() % 80);

@@ -118,8 +118,8 @@ TEST_CASE("the CPU is at home in a cut layer: it posts, computes its own, adds t
   shape.head_dim = 16;
   shape.cuts = {{1, 32}, {1, 32}};
   shape.cut_rows = 30;
-  shape.stream_tokens = 8;
-  shape.stream_pages = 20;
+  shape.visit_tokens = 8;
+  shape.visit_pages = 20;
   const std::vector<std::string> all = texts(shape);
   REQUIRE(all.size() == 2);
   CHECK(all[0] == R"(program rest
@@ -173,8 +173,8 @@ TEST_CASE("a GPU is at home in a cut layer, and has the next whole") {
   TinyShape shape = placed("ccac", 2);
   shape.head_dim = 16;
   shape.cuts = {{1, 32, false}};
-  shape.stream_tokens = 8;
-  shape.stream_pages = 20;
+  shape.visit_tokens = 8;
+  shape.visit_pages = 20;
   const std::vector<std::string> all = texts(shape);
   REQUIRE(all.size() == 2);
   CHECK(all[0] == R"(program rest
@@ -214,8 +214,8 @@ TEST_CASE("only a cut program keeps values on a device from stage to stage") {
     return found;
   };
   shape.head_dim = 16;
-  shape.stream_tokens = 8;
-  shape.stream_pages = 20;
+  shape.visit_tokens = 8;
+  shape.visit_pages = 20;
   CHECK(whole(shape) == std::vector<bool>{false, false});
   for (const bool cpu_home : {false, true}) {
     shape.cuts = {{1, 0, cpu_home}};
@@ -223,7 +223,7 @@ TEST_CASE("only a cut program keeps values on a device from stage to stage") {
   }
   shape.cut_rows = 30;
   CHECK(whole(shape) == std::vector<bool>{true, true});
-  shape.stream_tokens = 0;
+  shape.visit_tokens = 0;
   shape.cut_on_cpu = true;  // in a row there, as one stage
   shape.devices.assign(4, "cpu");
   CHECK(texts(shape) == std::vector<std::string>{"program rest\n0 cpu run embedding..head.end"});
@@ -240,8 +240,8 @@ TEST_CASE("a plan has the kinds of steps that it can need") {
   using Kinds = std::vector<std::string>;
   TinyShape shape = placed("ccaa", 2);
   CHECK(kinds(shape) == Kinds{"rest"});
-  shape.stream_tokens = 5;
-  shape.stream_pages = 20;
+  shape.visit_tokens = 5;
+  shape.visit_pages = 20;
   CHECK(kinds(shape) == Kinds{"rest", "visit"});
   shape.accelerator_pages = 19;
   CHECK(kinds(shape) == Kinds{"rest", "visit", "rest, far pages visit", "visit, far pages visit"});
@@ -250,7 +250,7 @@ TEST_CASE("a plan has the kinds of steps that it can need") {
                               "rest, far pages on cpu", "visit, far pages on cpu",
                               "rest, far pages visit and on cpu",
                               "visit, far pages visit and on cpu"});
-  shape.stream_tokens = 0;
+  shape.visit_tokens = 0;
   CHECK(kinds(shape) == Kinds{"rest", "rest, far pages visit", "rest, far pages on cpu",
                               "rest, far pages visit and on cpu"});
   shape.accelerator_pages = 20;

@@ -12,8 +12,8 @@ using helm::test::TinyShape;
 
 TEST_CASE("layers that visit come one ahead, with their pages") {
   TinyShape shape = placed("cccaac", 4);
-  shape.stream_tokens = 8;
-  shape.stream_pages = 20;
+  shape.visit_tokens = 8;
+  shape.visit_pages = 20;
   CHECK(texts(shape).at(1) == R"(program visit
 0 cpu run embedding
 1 up copy x cpu>accelerator after 0
@@ -29,8 +29,8 @@ TEST_CASE("layers that visit come one ahead, with their pages") {
 11 down copy x_out accelerator>cpu after 10
 12 cpu run head after 11)");
   shape = placed("acaccca", 5);
-  shape.stream_tokens = 8;
-  shape.stream_pages = 20;
+  shape.visit_tokens = 8;
+  shape.visit_pages = 20;
   CHECK(texts(shape).at(1) == R"(program visit
 0 up visit layer.0 aside
 1 accelerator run embedding
@@ -92,8 +92,8 @@ TEST_CASE("more buffers let weights come further ahead") {
 
 TEST_CASE("a layer visits as a whole, wherever its other units lie") {
   TinyShape shape = placed("ccaacc", 2);
-  shape.stream_tokens = 8;
-  shape.stream_pages = 20;
+  shape.visit_tokens = 8;
+  shape.visit_pages = 20;
   CHECK(texts(shape).at(1) == R"(program visit
 0 cpu run embedding
 1 up copy x cpu>accelerator after 0

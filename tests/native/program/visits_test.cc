@@ -81,8 +81,8 @@ class Counting final : public helm::Device {
 TEST_CASE("visiting weights are page-locked no longer than they visit") {
   helm::test::TinyShape shape;
   shape.devices = {"accelerator", "cpu", "cpu", "accelerator"};
-  shape.stream_tokens = 8;
-  shape.stream_pages = 20;
+  shape.visit_tokens = 8;
+  shape.visit_pages = 20;
   shape.weight_dtype = "f16";  // copied, not used where they lie
   const helm::test::TinyModel model = helm::test::tiny_model(shape);
   const helm::Plan plan = helm::Plan::from_json(model.plan);
@@ -116,8 +116,8 @@ TEST_CASE("what visits is page-locked wherever it lies, no memory page twice") {
   helm::test::TinyShape shape;
   shape.layers = 3;
   shape.devices = {"accelerator", "cpu", "cpu", "accelerator", "accelerator"};
-  shape.stream_tokens = 8;
-  shape.stream_pages = 20;
+  shape.visit_tokens = 8;
+  shape.visit_pages = 20;
   const helm::cpu::KernelTable& kernels = helm::cpu::select_kernels();
   helm::ThreadPool threads(1);
   helm::cpu::CpuDevice cpu(kernels, threads);

@@ -70,7 +70,7 @@ class CutSearch:
                 continue  # with the head elsewhere
             seen.add(id(prefill))
             price = prices.setdefault(setting.batch, CutPrices(setting, cuts))
-            memory = CutMemory(setting, cuts, choice.each, choice.mode == "stream")
+            memory = CutMemory(setting, cuts, choice.each, choice.mode == "visit")
             leasts = [None] if choice.mode == "compute" else prefill.visit_choices()
             for least in leasts:
                 yield Way(choice, least, price, memory)
@@ -162,8 +162,8 @@ class Way:
             prefill_mode=self.choice.mode,
             prefill_overlap=False,
             step_tokens=setting.limits.step_tokens,
-            stream_tokens=0 if least is None else prefill.visit_tokens(at, least),
-            stream_pages=0 if least is None else setting.visit_pages,
+            visit_tokens=0 if least is None else prefill.visit_tokens(at, least),
+            visit_pages=0 if least is None else setting.visit_pages,
             threads=setting.cpu.threads,
             sequences=setting.batch,
             predicted=predicted(workload, self.batch, (ttft_s, decode_s, full_s), named),

@@ -123,7 +123,7 @@ class PolicySearch:
         choice = next(
             choice
             for choice in self._choices
-            if choice.setting.batch == best.sequences and choice.mode == "stream"
+            if choice.setting.batch == best.sequences and choice.mode == "visit"
         )
         ops = Ops(choice.setting, [(use.first_op, use.first_op + len(use.ops))])
         return [flight_of(ops.groups(context), use.buffers)]
@@ -133,7 +133,7 @@ class PolicySearch:
         available: tuple[int, int],
     ) -> Iterator[Found]:  # fmt: skip
         if policy == "workload-distribution":
-            if choice.mode == "stream":
+            if choice.mode == "visit":
                 yield self._shared(choice, limits, workload, available)
         elif self._computes(choice):
             for slots in SLOTS:
@@ -248,7 +248,7 @@ class PolicySearch:
         least = prefill.visit_least
         candidate = _candidate(
             choice, workload, use, (decode, terms), full_s, memory, lacks,
-            stream_tokens=0 if least is None else choice.steps.visit_tokens(row, least),
+            visit_tokens=0 if least is None else choice.steps.visit_tokens(row, least),
         )  # fmt: skip
         return (sum(lacks), *_goals(candidate, workload)), candidate
 
@@ -308,7 +308,7 @@ def visiting_budget(choice: Choice, visits: I64, left: I64, buffers: I64, slots:
 
 def _candidate(
     choice: Choice, workload: Workload, use: VisitUse, terms: tuple[F64, F64], full_s: float,
-    memory: dict[str, dict[str, int]], lacks: tuple[int, ...], stream_tokens: int = 0,
+    memory: dict[str, dict[str, int]], lacks: tuple[int, ...], visit_tokens: int = 0,
 ) -> Candidate:  # fmt: skip
     setting = choice.setting
     decode_s, ttft_s = (float(each.sum()) for each in terms)
@@ -326,11 +326,11 @@ def _candidate(
         overflow="stream",
         kv=None,
         decode_groups=1,
-        prefill_mode="stream" if stream_tokens else "compute",
+        prefill_mode="visit" if visit_tokens else "compute",
         prefill_overlap=False,
         step_tokens=setting.limits.step_tokens,
-        stream_tokens=stream_tokens,
-        stream_pages=setting.visit_pages if stream_tokens else 0,
+        visit_tokens=visit_tokens,
+        visit_pages=setting.visit_pages if visit_tokens else 0,
         threads=setting.cpu.threads,
         sequences=setting.batch,
         predicted=predicted(workload, setting.batch, (ttft_s, decode_s, full_s), named),
