@@ -196,7 +196,7 @@ def _spread(prefill: Prefill) -> _Spread:
     far = PrefillFar(far.far[:, kept], far.left[:, kept], far.waits[:, kept])
     layer_s, embedding = prefill.accelerator.sum(axis=2), prefill.embedding["accelerator"]
     layers = prefill_layers(some, prefill.queries, far, prefill.outputs, layer_s)
-    bodies = [layer.body("visit") for layer in layers]
+    bodies = [layer.body("stream") for layer in layers]
     spread = spread_s(some, bodies, prefill.tokens[:, None], embedding.sum(axis=1)[:, None])
     starts = np.flatnonzero(np.diff(prefill.queries.step, prepend=-1))
     split = np.asarray(
