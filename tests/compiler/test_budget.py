@@ -210,4 +210,4 @@ def test_and_where_kv_overflows(name: str, dtype: str, site: str) -> None:
                 check_memory(plan, folder)
     assert found >= {(False, "compute"), (True, "compute")}
     windows = any(layer.window for layer in full.kv.layers)  # which make room for what overflows
-    assert windows or (True, "stream") in found
+    assert windows or (True, "visit") in found

@@ -331,7 +331,8 @@ def check_overflow(llm: helm.LLM, expected: list[list[int]]) -> None:
     assert stats["evicted_blocks"] > 0
     assert stats["speculation"]["by"] == "off"
     assert "overflow to host memory" in stats["speculation"]["reason"]
-    assert (stats["cpu_attentions"] > 0) == (llm.plan.schedule.overflow == "cpu")
+    if llm.plan.schedule.overflow == "stream":  # else where it pays: others may wait instead
+        assert stats["cpu_attentions"] == 0
     for use in stats["devices"]:
         stated = llm.plan.memory[use["device"]]
         assert use["kv_bytes"] == stated.kv_bytes
