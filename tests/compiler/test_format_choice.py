@@ -238,6 +238,6 @@ def test_eighty_layers_take_less_than_a_second() -> None:
     options = load_options({"max_sequences": 1})
     problem = options.problem(config, None, load_profile("thesis-l40s"))
     format_rows(problem)
-    begin = time.perf_counter()
+    begin = time.process_time()
     format_rows(problem)
-    assert time.perf_counter() - begin < 5.0  # 0.15 where nothing else runs
+    assert time.process_time() - begin < 5.0
