@@ -183,3 +183,9 @@ def test_no_source_file_is_long() -> None:
     assert len(lines) > 500
     long = {f.relative_to(ROOT).as_posix(): n for f, n in lines.items() if n > MOST_LINES}
     assert long == {}
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """pytest imports them by their names alone."""
+    names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)
