@@ -47,7 +47,7 @@ from serve_load import (
     lengths_of,
     open_arrivals,
     percentile,
-    rate_within,
+    rates_within,
 )
 
 import helm
@@ -234,7 +234,7 @@ async def under_load(
         begin = loop.time()
         closed = await closed_loop(client, endless(rows), places + 2, args.closed_seconds)
         end = begin + args.closed_seconds
-        capacity = rate_within(closed, begin + min(2.0, args.closed_seconds / 4), end)
+        alone = rates_within(closed, begin + min(2.0, args.closed_seconds / 4), end)
         completed = sum(a.completed and (a.ended_s or end) < end for a in closed)
         rate = args.factor * completed / args.closed_seconds
         wanted = (
@@ -242,7 +242,7 @@ async def under_load(
             if kind in TRACES
             else bursts(rows, rate, args.seconds, BURSTS[kind], number)
         )
-        print(f"{kind}: closed loop {capacity:.0f} tokens/s, {len(wanted)} requests come at "
+        print(f"{kind}: closed loop {alone.generated:.0f} tokens/s, {len(wanted)} requests come at "
               f"{rate:.1f}/s", file=sys.stderr)  # fmt: skip
         memory: list[int] = []
         watching = asyncio.create_task(_watch(served, memory))
@@ -252,8 +252,8 @@ async def under_load(
         found.append(
             {
                 "arrivals": kind,
-                "closed_tokens_per_s": capacity,
-                **figures_of(answers, begin, args.seconds, capacity, memory),
+                "closed_tokens_per_s": alone.generated,
+                **figures_of(answers, begin, args.seconds, alone, memory),
             }
         )
     return found

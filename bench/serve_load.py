@@ -211,18 +211,29 @@ def percentile(values: Sequence[float], share: float) -> float:
     )
 
 
-def rate_within(answers: Sequence[Answer], begin: float, end: float) -> float:
-    """Tokens per second of requests that completed then, prompts not counted."""
+@dataclass(frozen=True)
+class Rates:
+    """Tokens per second of requests that completed. computed: with those of prompts."""
+
+    generated: float
+    computed: float
+
+
+def rates_within(answers: Sequence[Answer], begin: float, end: float) -> Rates:
+    """Of the requests that completed then."""
     done = [a for a in answers if a.completed and a.ended_s and begin <= a.ended_s < end]
-    return sum(a.tokens for a in done) / (end - begin)
+    generated = sum(a.tokens for a in done)
+    prompts = sum(a.wanted.prompt for a in done)
+    return Rates(generated / (end - begin), (generated + prompts) / (end - begin))
 
 
 def figures_of(
-    answers: Sequence[Answer], begin: float, seconds: float, capacity: float, memory: Sequence[int]
+    answers: Sequence[Answer], begin: float, seconds: float, closed: Rates, memory: Sequence[int]
 ) -> dict[str, Any]:
-    """Of an overload. memory: of the server, each second. first tokens: of those not refused."""
+    """Of an overload. closed: of the closed loop. memory: of the server, each second. first tokens:
+    of those not refused."""
     settle = min(15.0, seconds / 4)
-    rate = rate_within(answers, begin + settle, begin + seconds)
+    rates = rates_within(answers, begin + settle, begin + seconds)
     waits = [(a.ended_s or float("inf")) - a.asked_s for a in answers]
     served = [a.completed and wait <= _LONGEST_S for a, wait in zip(answers, waits, strict=True)]
     admitted = [a for a in answers if 200 in a.statuses]
@@ -233,8 +244,9 @@ def figures_of(
         "requests": len(answers),
         "tries": sum(len(a.statuses) for a in answers),
         "refusals": sum(a.statuses.count(429) for a in answers),
-        "tokens_per_s": rate,
-        "of_closed_loop": rate / capacity,
+        "tokens_per_s": rates.generated,
+        "of_closed_loop": rates.generated / closed.generated,
+        "of_closed_loop_with_prompts": rates.computed / closed.computed,
         "ended_once": sum(a.ends == 1 and not a.error for a in admitted) / max(len(admitted), 1),
         "answered": sum(served) / len(answers),
         "first_token_p50_s": percentile(firsts, 0.5),

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from serve_load import Answer, Wanted, bursts, figures_of, from_trace, lengths_of
+from serve_load import Answer, Rates, Wanted, bursts, figures_of, from_trace, lengths_of
 
 BENCH = Path(__file__).parents[2] / "bench"
 ROWS = [(0.0, 10, 4), (1.0, 20, 6), (4.0, 30, 8)]
@@ -59,11 +59,14 @@ def test_figures_count_what_ended_once_in_time() -> None:
         _answer(statuses=[429] * 5, first_s=None, ended_s=None, ends=0, tokens=0),
         _answer(error="broken", ends=0),
     ]
-    found = figures_of(answers, begin=100.0, seconds=20.0, capacity=4.0, memory=[100 << 20] * 40)
+    closed = Rates(generated=4.0, computed=8.0)
+    found = figures_of(answers, begin=100.0, seconds=20.0, closed=closed, memory=[100 << 20] * 40)
     assert found["ended_once"] == 0.5
     assert found["answered"] == 0.2
     assert found["refusals"] == 6
     assert found["tokens_per_s"] == pytest.approx(40 / 15)
+    assert found["of_closed_loop"] == pytest.approx(40 / 15 / 4)
+    assert found["of_closed_loop_with_prompts"] == pytest.approx(48 / 15 / 8)
     assert found["rss_growth_bytes"] == 0
     assert found["errors"] == ["broken"]
 

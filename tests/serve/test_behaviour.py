@@ -334,3 +334,16 @@ def test_a_model_without_a_template_names_the_other_route() -> None:
         answer = post(url, {"messages": HELLO})
     assert answer.status_code == 400
     assert "/v1/completions" in answer.json()["error"]["message"]
+
+
+def test_clients_that_tokenize_learn_the_special_tokens_and_get_their_text_back() -> None:
+    backend = ScriptedBackend(says("Hello"))
+    tokenizer = backend.tokenizer
+    with served(backend) as (url, _):
+        told = httpx.get(f"{url}/tokenizer_info").json()
+        ids = post(url, {"prompt": "Once upon", "add_special_tokens": False}, "/tokenize").json()
+        text = post(url, {"tokens": ids["tokens"]}, "/detokenize").json()["prompt"]
+    assert {name: told[name] for name in tokenizer.special_tokens} == tokenizer.special_tokens
+    assert told["chat_template"] == tokenizer.chat_templates["default"]
+    assert ids["tokens"] == tokenizer.encode("Once upon", add_special_tokens=False)
+    assert text == "Once upon"

@@ -19,12 +19,13 @@ from helm.serve.auth import Access
 from helm.serve.errors import ApiError, api_error
 from helm.serve.gate import Gate
 from helm.serve.http_body import Json, error_response
-from helm.serve.openai_chat import chat, chat_tokenizer
+from helm.serve.openai_chat import chat, chat_tokenizer, template_source
 from helm.serve.openai_completions import completions
 from helm.serve.openai_schema import MOST_IDS, read_body, read_prompt_of_template
 from helm.serve.serving import BYTES_A_CHARACTER, Record, Serving
 from helm.text.literal_text import literal_tokens
 from helm.text.prompts import Template
+from helm.text.tokenizer import Tokenizer
 
 _LATER: Mapping[str, str] = {
     "/v1/embeddings": "HELM computes no embeddings yet",
@@ -49,6 +50,7 @@ def make_app(
             Route("/v1/models/{model:path}", model),
             Route("/tokenize", tokenize, methods=["POST"]),
             Route("/detokenize", detokenize, methods=["POST"]),
+            Route("/tokenizer_info", tokenizer_info),
             Route("/apply-template", apply_template, methods=["POST"]),
             Route("/health", health),
             Route("/metrics", metrics),
@@ -91,10 +93,7 @@ def _card(serving: Serving) -> dict[str, Any]:
 
 async def tokenize(request: Request) -> Response:
     """Token ids of "content", or "prompt"; add_special (false), with_pieces (false)."""
-    serving: Serving = request.app.state.serving
-    tokenizer = serving.backend.tokenizer
-    if tokenizer is None:
-        raise ApiError(400, "the model has no tokenizer")
+    serving, tokenizer = _with_tokenizer(request)
     node = read_body(await http_body.read(request))
     field = "content" if "content" in node.names() else "prompt"
     text = node[field].string()
@@ -109,14 +108,24 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """The text of "tokens"."""
-    serving: Serving = request.app.state.serving
-    tokenizer = serving.backend.tokenizer
-    if tokenizer is None:
-        raise ApiError(400, "the model has no tokenizer")
+    serving, tokenizer = _with_tokenizer(request)
     node = read_body(await http_body.read(request))
     tokens = node["tokens"].integers(0, serving.backend.vocab_size - 1, MOST_IDS)
     text = await serving.run(8 * len(tokens), tokenizer.decode, tokens, False)
     return Json({"content": text, "prompt": text})
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """Special tokens by their purpose ("eos_token"), and "chat_template", as vLLM names them."""
+    _, tokenizer = _with_tokenizer(request)
+    return Json({**tokenizer.special_tokens, "chat_template": template_source(tokenizer, None)})
+
+
+def _with_tokenizer(request: Request) -> tuple[Serving, Tokenizer]:
+    serving: Serving = request.app.state.serving
+    if serving.backend.tokenizer is None:
+        raise ApiError(400, "the model has no tokenizer")
+    return serving, serving.backend.tokenizer
 
 
 async def apply_template(request: Request) -> Response:
