@@ -220,11 +220,24 @@ class Rates:
 
 
 def rates_within(answers: Sequence[Answer], begin: float, end: float) -> Rates:
-    """Of the requests that completed then."""
+    """Of the requests that completed then, while there was any request without its answer: a trace
+    is silent for seconds."""
     done = [a for a in answers if a.completed and a.ended_s and begin <= a.ended_s < end]
     generated = sum(a.tokens for a in done)
     prompts = sum(a.wanted.prompt for a in done)
-    return Rates(generated / (end - begin), (generated + prompts) / (end - begin))
+    seconds = wanted_seconds(answers, begin, end)
+    return Rates(generated / seconds, (generated + prompts) / seconds)
+
+
+def wanted_seconds(answers: Sequence[Answer], begin: float, end: float) -> float:
+    """For how long somebody wanted something, those included who wait to try again. At least a
+    millisecond."""
+    found, until = 0.0, begin
+    for answer in sorted(answers, key=lambda a: a.asked_s):
+        last = min(answer.ended_s or end, end)
+        found += max(0.0, last - max(answer.asked_s, until))
+        until = max(until, last)
+    return max(found, 1e-3)
 
 
 def figures_of(
@@ -244,6 +257,8 @@ def figures_of(
         "requests": len(answers),
         "tries": sum(len(a.statuses) for a in answers),
         "refusals": sum(a.statuses.count(429) for a in answers),
+        "wanted_share": wanted_seconds(answers, begin + settle, begin + seconds)
+        / (seconds - settle),
         "tokens_per_s": rates.generated,
         "of_closed_loop": rates.generated / closed.generated,
         "of_closed_loop_with_prompts": rates.computed / closed.computed,

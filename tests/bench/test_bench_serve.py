@@ -6,10 +6,21 @@ import asyncio
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from serve_load import Answer, Rates, Wanted, bursts, figures_of, from_trace, lengths_of
+from serve_load import (
+    Answer,
+    Rates,
+    Wanted,
+    bursts,
+    figures_of,
+    from_trace,
+    lengths_of,
+    rates_within,
+    wanted_seconds,
+)
 
 BENCH = Path(__file__).parents[2] / "bench"
 ROWS = [(0.0, 10, 4), (1.0, 20, 6), (4.0, 30, 8)]
@@ -83,6 +94,18 @@ def test_an_overloaded_server_ends_every_request_once(tmp_path: Path) -> None:
     assert found["ended_once"] == 1
     assert found["answered"] >= 0.95
     assert found["errors"] == []
+
+
+def test_seconds_in_which_nobody_wants_anything_do_not_count() -> None:
+    answers = [
+        _answer(ended_s=103.0),  # all came at 100
+        _answer(ended_s=104.0),
+        replace(_answer(ended_s=112.0), asked_s=110.0),
+    ]
+    assert wanted_seconds(answers, 102.0, 120.0) == pytest.approx(2.0 + 2.0)
+    assert rates_within(answers, 102.0, 120.0) == Rates(120 / 4, 144 / 4)
+    answers.append(_answer(ended_s=None))  # one that had to try again all the time
+    assert wanted_seconds(answers, 102.0, 120.0) == pytest.approx(18.0)
 
 
 def test_a_client_tells_a_broken_answer_from_a_good_one() -> None:

@@ -116,6 +116,36 @@ def test_a_wait_is_told_by_what_others_took_and_waited() -> None:
     assert 0.6 * waited <= told <= 1.6 * waited
 
 
+def test_small_requests_beside_long_ones_do_not_make_waits_look_long() -> None:
+    """Prompts are computed one after the other, so that a short one may take as long as a long one:
+    its seconds per token say nothing about those of others."""
+
+    async def scene() -> list[tuple[float, float]]:
+        admission, engine, loop = Admission(PLACES), asyncio.Lock(), asyncio.get_running_loop()
+        draws = random.Random(5)
+        found = []
+
+        async def one(prompt: int) -> None:
+            told, came = admission.wait_s(), loop.time()
+            async with admission.place(0, prompt, 2) as ticket:
+                begun = loop.time()
+                async with engine:
+                    await asyncio.sleep(0.005 * prompt)
+            timings = {"prefill_tokens": prompt, "prefill_s": loop.time() - begun}
+            admission.ended(ticket, timings, 2)
+            found.append((told, begun - came))
+
+        for _ in range(2):  # the first ones only measure
+            found.clear()
+            await asyncio.gather(*(one(draws.choice([2, 5, 10, 460])) for _ in range(60)))
+        return found
+
+    late = [(told, waited) for told, waited in on_a_clock(scene()) if waited > 10]
+    assert len(late) > 20
+    for told, waited in late:
+        assert 0.6 * waited <= told <= 1.4 * waited
+
+
 def test_who_is_sent_away_comes_again_when_half_have_gone() -> None:
     async def scene() -> tuple[float, int]:
         overload = Overload(2)

@@ -21,22 +21,20 @@ from helm.serve.errors import ApiError
 _OUTPUT_WEIGHT = 2.0  # an output token beside a prompt token
 _LONGEST_RETRY_S = 60
 _SHARE = 0.2  # of a new measurement in a moving mean
-_LEAST_TOLD_S = 1.0  # waits expected to be shorter tell nothing
+_FORGOTTEN = 0.05  # of a rate with each request
+_SURE = 0.8  # of the longest wait: longer ones, if told a little too short, would be in vain
 _AGEING_S = 30.0  # as of the engine's own ranking
-_MOST_OFF = 3.0  # a wait may be so many times as long as expected
 
 
 @dataclass(eq=False)
 class Ticket:
-    """One request that waits or runs. cost_s: seconds it is expected to hold its place. ahead_s:
-    that those before it held them, by the same expectation, when it came."""
+    """One request that waits or runs. cost_s: seconds it is expected to hold its place."""
 
     client: int
     prompt_tokens: int
     output_tokens: int
     cost_s: float
     admitted: asyncio.Future[None]
-    ahead_s: float
     came_s: float
     priority: int = 1
     begun_s: float = 0.0
@@ -56,6 +54,25 @@ class _Mean:
 
 
 @dataclass
+class _Rate:
+    """Seconds for one unit of work, of the last requests together: a small one that waited beside a
+    large one counts by its work."""
+
+    guess: float
+    seconds: float = 0.0
+    work: float = 0.0
+
+    @property
+    def value(self) -> float:
+        return self.seconds / self.work if self.work else self.guess
+
+    def add(self, seconds: float, work: float) -> None:
+        if math.isfinite(seconds) and seconds >= 0 and work > 0:
+            self.seconds += seconds - _FORGOTTEN * self.seconds
+            self.work += work - _FORGOTTEN * self.work
+
+
+@dataclass
 class Admission:
     """places: requests that run at once. max_waiting: that wait at most. queue_timeout_s: how long
     one waits at most."""
@@ -68,11 +85,15 @@ class Admission:
     _queues: dict[tuple[int, int], deque[Ticket]] = field(default_factory=dict)  # (client, class)
     _begun_s: dict[tuple[int, int], float] = field(default_factory=dict)  # the last of each
     _served: dict[int, float] = field(default_factory=dict)  # virtual counters by client
-    _prompt_s: _Mean = field(default_factory=lambda: _Mean(0.0))  # per token
-    _output_s: _Mean = field(default_factory=lambda: _Mean(0.0))
-    _waits: _Mean = field(default_factory=lambda: _Mean(1.0, known=True))  # of expected ones
+    _prompt_s: _Rate = field(default_factory=lambda: _Rate(0.0))  # per token
+    _output_s: _Rate = field(default_factory=lambda: _Rate(0.0))
+    _pace: _Rate = field(init=False)  # per expected second, while others wait
+    _paced_s: float | None = None  # when the last one ended, if others wait since
     _outputs: _Mean = field(default_factory=lambda: _Mean(128.0))  # tokens of an answer
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._pace = _Rate(1 / self.places)
 
     @property
     def waiting(self) -> int:
@@ -80,17 +101,14 @@ class Admission:
         return sum(map(len, self._queues.values()))
 
     def wait_s(self) -> float:
-        """How long a request that came now would wait, by what others took and waited."""
-        return self._ahead_s() * self._waits.value
-
-    def _ahead_s(self) -> float:
+        """How long a request that came now would wait, by what others took."""
         free = self.places - len(self.running) - self.waiting
         if free > 0:
             return 0.0
         now = asyncio.get_running_loop().time()
         left = sum(max(0.0, t.cost_s - (now - t.begun_s)) for t in self.running)
         ahead = sum(ticket.cost_s for queue in self._queues.values() for ticket in queue)
-        return (left + ahead) / self.places
+        return (left + ahead) * self._pace.value
 
     def check(self, more: int = 1) -> None:
         """429 where `more` requests would wait too long, or among too many."""
@@ -98,7 +116,7 @@ class Admission:
         free = self.places - len(self.running)
         if self.waiting + more - max(free, 0) > self.max_waiting:
             raise self._refusal("full", f"{self.waiting} requests are waiting", wait_s)
-        if wait_s > self.queue_timeout_s:
+        if wait_s > _SURE * self.queue_timeout_s:
             raise self._refusal("slow", f"the wait would be about {wait_s:.0f} s", wait_s)
 
     @contextlib.asynccontextmanager
@@ -109,9 +127,8 @@ class Admission:
         cost = self._cost(prompt_tokens, output_tokens)
         loop = asyncio.get_running_loop()
         ticket = Ticket(
-            client, prompt_tokens, output_tokens, cost, loop.create_future(), self._ahead_s(),
-            loop.time(), priority,
-        )  # fmt: skip
+            client, prompt_tokens, output_tokens, cost, loop.create_future(), loop.time(), priority
+        )
         self._queue(ticket)
         try:
             self._admit()
@@ -119,7 +136,6 @@ class Admission:
                 async with asyncio.timeout(self.queue_timeout_s):
                     await ticket.admitted
             except TimeoutError:
-                self._learn(ticket)
                 reason = f"it waited {self.queue_timeout_s:.0f} s"
                 raise self._refusal("timeout", reason, self.wait_s()) from None
             yield ticket
@@ -128,11 +144,13 @@ class Admission:
 
     def ended(self, ticket: Ticket, timings: Mapping[str, float], output_tokens: int) -> None:
         """What a request took, by which the wait of others is told."""
+        now = asyncio.get_running_loop().time()
+        if self._paced_s is not None:
+            self._pace.add(now - self._paced_s, ticket.cost_s)
+        self._paced_s = now if self._queues else None
         prompt, output = timings.get("prefill_tokens", 0), timings.get("decode_tokens", 0)
-        if prompt:
-            self._prompt_s.add(timings.get("prefill_s", 0.0) / prompt)
-        if output:
-            self._output_s.add(timings.get("decode_s", 0.0) / output)
+        self._prompt_s.add(timings.get("prefill_s", 0.0), prompt)
+        self._output_s.add(timings.get("decode_s", 0.0), output)
         self._outputs.add(output_tokens)
         charged = prompt + _OUTPUT_WEIGHT * output_tokens
         expected = ticket.prompt_tokens + _OUTPUT_WEIGHT * self._expected(ticket.output_tokens)
@@ -143,12 +161,6 @@ class Admission:
         while self.running or self._queues:
             self._idle.clear()
             await self._idle.wait()
-
-    def _learn(self, ticket: Ticket) -> None:
-        """How much longer than expected it waited."""
-        waited_s = asyncio.get_running_loop().time() - ticket.came_s
-        if ticket.ahead_s > _LEAST_TOLD_S:
-            self._waits.add(min(max(waited_s / ticket.ahead_s, 1 / _MOST_OFF), _MOST_OFF))
 
     def _expected(self, output_tokens: int) -> float:
         return min(float(output_tokens), self._outputs.value)
@@ -191,7 +203,6 @@ class Admission:
             self.running.add(ticket)
             self._begun_s[key] = now
             ticket.begun_s = now
-            self._learn(ticket)
             charge = ticket.prompt_tokens + _OUTPUT_WEIGHT * self._expected(ticket.output_tokens)
             self._served[client] = self._served.get(client, 0.0) + charge
             ticket.admitted.set_result(None)
