@@ -22,6 +22,8 @@ from serve_load import (
     wanted_seconds,
 )
 
+import helm
+
 BENCH = Path(__file__).parents[2] / "bench"
 ROWS = [(0.0, 10, 4), (1.0, 20, 6), (4.0, 30, 8)]
 
@@ -106,6 +108,31 @@ def test_seconds_in_which_nobody_wants_anything_do_not_count() -> None:
     assert rates_within(answers, 102.0, 120.0) == Rates(120 / 4, 144 / 4)
     answers.append(_answer(ended_s=None))  # one that had to try again all the time
     assert wanted_seconds(answers, 102.0, 120.0) == pytest.approx(18.0)
+
+
+def test_two_servers_are_loaded_in_turn(tmp_path: Path) -> None:
+    """The peer is HELM under llama-server's options."""
+    bundled = Path(helm.__file__).parent / "bundled"
+    peer, path = tmp_path / "llama-server", tmp_path / "found.json"
+    peer.write_text(
+        f"#!{sys.executable}\n"
+        "import os, sys\n"
+        "given = dict(zip(sys.argv[1::2], sys.argv[2::2]))\n"
+        "assert given['-np'] == '2' and given['-c'] == '64', given\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'helm', 'serve', given['-m'], '--port',\n"
+        "                          given['--port'], '--context', '32', '--device', 'cpu'])\n"
+    )
+    peer.chmod(0o755)
+    subprocess.run(
+        [sys.executable, BENCH / "serve_peer.py", bundled, "--peer", peer, "--clients", "2",
+         "--rounds", "1", "--seconds", "1", "--prompt", "8", "--output", "8", "--json", path],
+        check=True, timeout=200, cwd=tmp_path,
+    )  # fmt: skip
+    found = json.loads(path.read_text())
+    assert sorted(found) == ["HELM", "llama.cpp"]
+    for (figures,) in found.values():
+        assert figures["tokens/s"] > 0
+        assert 0 < figures["first token, p50, s"] <= figures["first token, p99, s"]
 
 
 def test_a_client_tells_a_broken_answer_from_a_good_one() -> None:
