@@ -36,6 +36,8 @@ SEE_CPU = {"sim_device.h", "sim_device.cc", "sim_stream.h", "sim_stream.cc", "re
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.M)
 GENERATED = {"helm/version.h"}
 MOST_LINES = 400
+# What a plan is asked for with, what follows from that, and what makes it, together.
+PLANNER, MOST_PLANNER_LINES = ("planning_problem.py", "access.py", "solve.py"), 650
 SOURCES = (".py", ".cc", ".h", ".cu", ".cuh")
 
 
@@ -183,6 +185,11 @@ def test_no_source_file_is_long() -> None:
     assert len(lines) > 500
     long = {f.relative_to(ROOT).as_posix(): n for f, n in lines.items() if n > MOST_LINES}
     assert long == {}
+
+
+def test_the_planner_is_short() -> None:
+    files = [PYTHON / "helm" / "compiler" / name for name in PLANNER]
+    assert sum(len(file.read_text().splitlines()) for file in files) <= MOST_PLANNER_LINES
 
 
 def test_no_two_test_files_share_a_name() -> None:

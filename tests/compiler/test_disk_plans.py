@@ -15,7 +15,7 @@ from helm.compiler.disk import StepTimes, ends_s, ring_bytes, spread
 from helm.compiler.planning_problem import Problem
 from helm.compiler.problem import DiskWeights
 from helm.compiler.program import lower
-from helm.compiler.solve import Study, solve
+from helm.compiler.solve import Study, from_disk, solve
 from helm.compiler.timeline import Clock, Flight, collect, submit
 from helm.errors import InvalidError, OutOfMemoryError, PlanError
 from helm.machine.profile import Profile, load_profile
@@ -46,13 +46,20 @@ def machine() -> Profile:
     return dataclasses.replace(load_profile("thesis-3090"), accelerator=None, link=None)
 
 
-def problem(folder: Path, memory: int, rate: float | None = RATE, **options: object) -> Problem:
+def problem(folder: Path, memory: int) -> Problem:
     weights = read_weights(folder, read_config(folder / "config.json"))
     return Problem(
         weights.config, weights.tensors, workload=WORK, max_sequences=1, step_tokens=32,
         threads=machine().cpu.threads, profile=machine(), memory_bytes=memory,
-        disk_bytes_per_s=rate, **options,  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def solved(problem: Problem, rate: float = RATE) -> Study:
+    """In memory or, where nothing fits there, with weights on disk."""
+    try:
+        return solve(problem)
+    except OutOfMemoryError as refused:
+        return from_disk(problem, rate, refused)
 
 
 def whole(folder: Path) -> int:
@@ -63,11 +70,11 @@ def whole(folder: Path) -> int:
 
 @pytest.fixture(scope="module")
 def study(folder: Path) -> Study:
-    return solve(problem(folder, whole(folder) - (16 << 20)))
+    return solved(problem(folder, whole(folder) - (16 << 20)))
 
 
 def test_weights_stay_in_memory_where_they_fit(folder: Path) -> None:
-    found = solve(problem(folder, 1 << 34))
+    found = solved(problem(folder, 1 << 34))
     assert found.best.disk is None
     assert found.plan.schedule.disk_ring_bytes == 0
 
@@ -103,7 +110,7 @@ def test_terms_add_up_and_follow_the_disk(folder: Path, study: Study) -> None:
     disk = study.best.disk
     assert disk is not None
     assert predicted.decode_s >= disk.step_bytes / RATE * (1 - 1e-9)
-    faster = solve(problem(folder, whole(folder) - (16 << 20), 4 * RATE)).best
+    faster = solved(problem(folder, whole(folder) - (16 << 20)), 4 * RATE).best
     assert faster.predicted.decode_s < predicted.decode_s
 
 
@@ -179,14 +186,14 @@ def test_a_ring_is_what_memory_is_had_in() -> None:
 def test_what_fits_nowhere_is_refused_and_other_ways_name_this_one(folder: Path) -> None:
     memory = whole(folder) - (16 << 20)
     with pytest.raises(OutOfMemoryError) as refused:
-        solve(problem(folder, 66 << 20))
+        solved(problem(folder, 66 << 20))
     assert "disk" not in str(refused.value)
     with pytest.raises(OutOfMemoryError):
-        solve(problem(folder, memory, None))
+        solve(problem(folder, memory))
     asked = problem(folder, memory)
     asked = dataclasses.replace(asked, loading=dataclasses.replace(asked.loading, weights="copied"))
     with pytest.raises(OutOfMemoryError, match=r"weights='auto' fits: .* read from disk .* tokens"):
-        solve(asked)
+        solved(asked)
 
 
 def changed(plan: Plan, change: str) -> str:

@@ -29,10 +29,9 @@ def cut_plan(plan: Plan, graph: Graph, cut: Cut, *, alone: bool = False, visits:
     made = cut_units(graph, cut, (CPU, CPU if alone else OWN))
     formats = {held.tensor: held.format for held in plan.slices}
     tensors = parts_of(plan.tensors, made)
-    whole = {tensor.name: tensor.whole for tensor in tensors}
 
     def format(name: str, device: str) -> str:
-        held = formats[whole[name]]
+        held = formats[name]
         return held if device == CPU and not visits else uncompressed(held)
 
     kv = dataclasses.replace(plan.kv, layers=made.kv, window_blocks=0)

@@ -36,11 +36,10 @@ def visiting_plan(
     shares = {"attention": attention, "mlp": mlp}
     made, visiting = split_units(model, own.units, shares, splits)
     tensors = parts_of(plan.tensors, made)
-    whole = {tensor.name: tensor.whole for tensor in tensors}
     return dataclasses.replace(
         own,
         tensors=tensors,
-        slices=slices_of(tensors, made.units, lambda name, _: formats[whole[name]], visiting),
+        slices=slices_of(tensors, made.units, lambda name, _: formats[name], visiting),
         units=made.units,
         schedule=dataclasses.replace(own.schedule, visit_buffers=buffers),
     )

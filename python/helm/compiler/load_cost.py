@@ -22,6 +22,7 @@ from helm.plan.records import Loading, LoadingChoice, Objective
 
 WEIGHTS = ("auto", "copied", "mapped", "compressed")
 NOTHING_TO_MAP = "no weights of the CPU could stay in their files as they are"
+ONLY_COPIED_VISIT = "only copied weights reach the GPU at the full speed of its link"
 # Answers until a loaded model is closed, where nobody says: a conversation, a batch, a service.
 # On common machines copying pays after one or two of 128 tokens, so that any number above decides
 # alike.
@@ -206,7 +207,7 @@ def _decide(
         asked: Loading = request.weights  # type: ignore[assignment]  # checked by LoadingRequest
         return asked, f"as asked for; {text}" if text else "as asked for"
     if at.visits and at.copy_bytes > 0:
-        return "copied", "only copied weights reach the GPU at the full speed of its link"
+        return "copied", ONLY_COPIED_VISIT
     ways: list[Loading] = ["copied"] if at.copy_bytes == 0 else ["mapped", "copied"]
     if at.compress_bytes > 0 and choice.compressed_decode_ratio is not None and not at.visits:
         ways.append("compressed")

@@ -6,15 +6,16 @@ from __future__ import annotations
 import dataclasses
 
 from helm.base.sizes import size_text
-from helm.compiler.candidate import DiskUse
+from helm.compiler.candidate import Candidate
 from helm.compiler.counts import CostedGraph
 from helm.compiler.memory import activation_bytes, workspace_bytes
+from helm.compiler.placement import Counted, fewer_at_once, less_context
 from helm.compiler.planning_problem import Problem
 from helm.compiler.problem import beside_reserve, host_reserve
 from helm.compiler.tensors import dominant_format
 from helm.errors import OutOfMemoryError
 from helm.plan.kv import KvSpec
-from helm.plan.schema import Limits, MemoryUse
+from helm.plan.schema import Limits, MemoryUse, Schedule
 
 _MOST_BLOCKS = 2**24  # of an entry
 
@@ -24,12 +25,16 @@ def on_cpu(
     model: CostedGraph,
     limits: Limits,
     threads: int,
-    shrinks: bool,
-    disk: DiskUse | None,
-) -> tuple[Limits, KvSpec, MemoryUse, list[str]]:
+    best: Candidate | None,
+) -> Counted:
     """With the largest cache up to full contexts for all sequences; at least one full context,
-    which is lowered if `shrinks`. Returns what fits and what to say of it; raises OutOfMemoryError
-    with every item's size."""
+    which is lowered where the problem allows that and no search was made, which had lowered it.
+    Returns what fits and what to say of it; raises OutOfMemoryError with every item's size.
+
+    best: what a search found."""
+    disk = None if best is None else best.disk
+    if best is not None and disk is not None:
+        limits = dataclasses.replace(limits, step_tokens=best.step_tokens)
 
     def use(limits: Limits, kv: KvSpec) -> MemoryUse:
         units = model.graph.units
@@ -52,11 +57,9 @@ def on_cpu(
     notices: list[str] = []
     if most < one:
         context = most * kv.page_tokens
-        if context == 0 or not shrinks:
+        if context == 0 or best is not None or not problem.shrinks:
             raise OutOfMemoryError(_refusal(problem, fixed, limits, context))
-        notices.append(
-            f"memory holds a context of {context:,} tokens, the model allows {limits.context:,}"
-        )
+        notices.append(less_context(context, limits))
         limits, one = dataclasses.replace(limits, context=context), most
     blocks = min(most, one * limits.sequences)
     if blocks < one * limits.sequences:
@@ -64,7 +67,9 @@ def on_cpu(
     kv = dataclasses.replace(kv, blocks=blocks, window_blocks=few if few < blocks else 0)
     needs = use(limits, kv)
     beside = _reserve(problem, taken + needs.kv_bytes)
-    return limits, kv, dataclasses.replace(needs, reserve_bytes=beside), notices
+    memory = {"cpu": dataclasses.replace(needs, reserve_bytes=beside)}
+    order = Schedule(pages={"cpu": kv.pages}, disk_ring_bytes=needs.staging_bytes)
+    return limits, kv, memory, order, notices
 
 
 def _most_blocks(kv: KvSpec, few: int, left: int) -> int:
@@ -81,14 +86,6 @@ def _most_blocks(kv: KvSpec, few: int, left: int) -> int:
 def _reserve(problem: Problem, taken: int) -> int:
     """Bytes that stay free beside a plan that takes so many."""
     return int(host_reserve(taken)) if problem.reserve_bytes is None else problem.reserve_bytes
-
-
-def fewer_at_once(tokens: int, limits: Limits) -> str:
-    """What a user of a cache of so many tokens is told."""
-    return (
-        f"the KV cache holds {tokens:,} tokens in all, not {limits.context:,} for each of "
-        f"{limits.sequences} requests; requests wait while it is full"
-    )
 
 
 def _refusal(problem: Problem, fixed: MemoryUse, limits: Limits, context: int) -> str:

@@ -19,19 +19,24 @@ from helm.plan.schema import Limits, MemoryUse, Plan, Schedule
 from helm.plan.units import CPU, PlacedUnit
 from helm.plan.weights import TensorSpec
 
+# What a plan has besides its units, and what is said of it.
+Counted = tuple[Limits, KvSpec, dict[str, MemoryUse], Schedule, list[str]]
 _ALTERNATIVES = 5  # the best of those not chosen, besides the labelled
 
 
-def placed(model: CostedGraph, candidate: Candidate) -> tuple[CutUnits, frozenset[str]]:
-    """Every unit on its device, cut as the candidate is, and the tensors that visit in every
-    step."""
-    graph, use = model.graph, candidate.visit
-    if candidate.cut is not None:
+def placed(model: CostedGraph, candidate: Candidate | None) -> tuple[CutUnits, frozenset[str]]:
+    """Every unit on its device, cut as the candidate is, and the tensors that visit in every step.
+    None: all on the CPU."""
+    graph = model.graph
+    if candidate is None:
+        units = tuple(on_device(unit, CPU) for unit in graph.units)
+    elif candidate.cut is not None:
         return cut_units(graph, cut_of(candidate)), frozenset()
-    units = placed_units(graph, candidate)
-    if use is not None and use.runs:
-        shares = {"attention": use.attention, "mlp": use.mlp}
-        return split_units(model, units, shares, use.splits)
+    else:
+        units, use = placed_units(graph, candidate), candidate.visit
+        if use is not None and use.runs:
+            shares = {"attention": use.attention, "mlp": use.mlp}
+            return split_units(model, units, shares, use.splits)
     return CutUnits(units, graph.values, graph.tensors, {}, graph.kv.layers), frozenset()
 
 
@@ -84,6 +89,17 @@ def kv_cache(kv: KvSpec, made: CutUnits, candidate: Candidate, limits: Limits) -
     return replace(kv, layers=made.kv, blocks=blocks, window_blocks=few if gives_up else 0)
 
 
+def with_accelerator(kv: KvSpec, made: CutUnits, candidate: Candidate, limits: Limits) -> Counted:
+    """Where some units are on an accelerator. kv: without pages."""
+    limits = replace(limits, step_tokens=candidate.step_tokens)
+    kv = kv_cache(kv, made, candidate, limits)
+    order = schedule(candidate, kv, accelerator_pages(made.units, kv, candidate))
+    notices = []
+    if candidate.sequences < limits.sequences:
+        notices.append(fewer_at_once(candidate.sequences * limits.context, limits))
+    return limits, kv, memory_use(candidate), order, notices
+
+
 def accelerator_pages(units: Iterable[PlacedUnit], kv: KvSpec, candidate: Candidate) -> int:
     """Page slots of the accelerator."""
     ops = (op for unit in units if unit.device != CPU for op in unit.ops)
@@ -123,6 +139,19 @@ def schedule(candidate: Candidate, kv: KvSpec, own: int) -> Schedule:
         watermark=WATERMARK if candidate.kv is None else candidate.kv.watermark,
         pages=pages,
     )
+
+
+def fewer_at_once(tokens: int, limits: Limits) -> str:
+    """What a user of a cache of so many tokens is told."""
+    return (
+        f"the KV cache holds {tokens:,} tokens in all, not {limits.context:,} for each of "
+        f"{limits.sequences} requests; requests wait while it is full"
+    )
+
+
+def less_context(tokens: int, limits: Limits) -> str:
+    """What a user is told where memory has room for a context of so many tokens."""
+    return f"memory holds a context of {tokens:,} tokens, the model allows {limits.context:,}"
 
 
 def prediction(search: Search, profile: Profile) -> Prediction:

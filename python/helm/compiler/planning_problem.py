@@ -13,13 +13,11 @@ from helm.base.formats import DTYPE_CHOICES, FORMATS, KV_ELEMENT_BYTES, KvDType,
 from helm.compiler.access import loaded_profile, mapped_share
 from helm.compiler.budget import step_limits
 from helm.compiler.counts import CostedGraph
-from helm.compiler.disk import disk_weights
 from helm.compiler.kv_options import PAGE_CHOICES, KvOptions
 from helm.compiler.load_cost import LoadingRequest
-from helm.compiler.problem import DiskSpace, ResourceLimits, Space
+from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.search import Search
 from helm.compiler.tensors import (
-    check_checkpoint,
     choose_formats,
     compressed_formats,
     dominant_dtype,
@@ -57,9 +55,8 @@ class Problem:
     without a profile and override it with one, as accelerator_bytes does. workload: what the search
     prices; None asks for 128 tokens after 512. space: decisions to fix. kv_options: how KV may use
     an accelerator's memory. loading: whether weights are copied, compressed or stay mapped. name:
-    of the model, for people. notices: what the plan says first. disk_bytes_per_s: of the
-    checkpoint's disk, from which a plan may read weights in every step where nothing else fits;
-    None: it must not. Raises InvalidError for arguments out of range.
+    of the model, for people. notices: what the plan says first. Raises InvalidError for arguments
+    out of range.
     """
 
     config: ModelConfig
@@ -81,7 +78,6 @@ class Problem:
     loading: LoadingRequest = field(default_factory=LoadingRequest)
     name: str = ""
     notices: tuple[str, ...] = ()
-    disk_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("dtype", DTYPE_CHOICES), ("kv_dtype", ("auto", *KV_ELEMENT_BYTES))):
@@ -118,8 +114,6 @@ class Problem:
     @functools.cached_property
     def tensors(self) -> tuple[TensorSpec, ...]:
         """Raises CheckpointError where the checkpoint does not fit the model."""
-        if self.checkpoint_tensors is not None:
-            check_checkpoint(self.graph, self.checkpoint_tensors)
         return tensors_of(self.graph, self.checkpoint_tensors)
 
     @functools.cached_property
@@ -182,40 +176,33 @@ class Problem:
         own = smaller if access == "compressed" else {}
         return CostedGraph(self.graph, self.formats, self.kv.dtype, own)
 
-    def rates(self, access: Loading) -> Profile | None:
-        """Of the machine, for weights that are loaded so."""
-        own = self.profile
-        return None if own is None else loaded_profile(own, access, self.mapped_share)
-
     def decisions(self, access: Loading) -> Space:
         """Those that the runtime is left with, with weights that are loaded so."""
         space = self.kv_options.space(self.space)
-        if any(piece.name.endswith("g_idx") for t in self.tensors if t.source
-               for piece in t.source.aux):  # fmt: skip
-            why = "the order of its columns is not theirs in memory (act-order)"
-            space = dataclasses.replace(space, uncut=why)
-        packed = [FORMATS[self.formats[t.name]].packed for t in self.tensors]
-        columns = max((cut_cols(t.source) for t in self.tensors), default=32)
-        space = dataclasses.replace(space, columns=256 if any(packed) else columns)
-        if self.threads is not None:
-            space = dataclasses.replace(space, threads=(self.threads,))
-        if access == "copied" and self.disk_bytes_per_s is not None:
-            weights = disk_weights(self.graph, self.tensors, self.formats)
-            space = dataclasses.replace(space, disk=DiskSpace(weights, self.disk_bytes_per_s))
-        if access != "compressed":
-            return dataclasses.replace(space, mapped_weights=access == "mapped")
-        return dataclasses.replace(space, prefill=tuple(m for m in space.prefill if m != "visit"))
+        sources = [tensor.source for tensor in self.tensors]
+        packed = any(FORMATS[format].packed for format in self.formats.values())
+        reordered = any(source.reorders for source in sources if source is not None)
+        why = "the order of its columns is not theirs in memory (act-order)"
+        return dataclasses.replace(
+            space,
+            # Compressed weights are of the CPU alone.
+            prefill=tuple(m for m in space.prefill if m != "visit" or access != "compressed"),
+            threads=space.threads if self.threads is None else (self.threads,),
+            mapped_weights=access == "mapped",
+            columns=256 if packed else max(map(cut_cols, sources)),
+            uncut=why if reordered else space.uncut,
+        )
 
     def search(self, access: Loading, workload: Workload | None = None) -> Search:
         """For `work`, or for another workload. With a profile only."""
-        rates, space = self.rates(access), self.decisions(access)
-        assert rates is not None
-        work = self.work if workload is None else workload
+        assert self.profile is not None
+        rates = loaded_profile(self.profile, access, self.mapped_share)
+        work, space = workload or self.work, self.decisions(access)
         return Search(self.model(access), rates, work, self.resources(), space)
 
     def resources(self) -> ResourceLimits:
         """What a plan may take of the machine."""
-        resources = ResourceLimits(
+        own = ResourceLimits(
             cpu_bytes=self.room_bytes + self.resident_bytes,
             accelerator_bytes=self.accelerator_bytes,
             accelerator_reserve_bytes=capped_reserve(self.accelerator_bytes),
@@ -224,4 +211,4 @@ class Problem:
             page_tokens=self.kv.page_tokens,
             sequences=self.max_sequences,
         )
-        return self.kv_options.limits(resources)
+        return self.kv_options.limits(own)

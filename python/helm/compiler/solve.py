@@ -20,24 +20,21 @@ from helm.compiler.advice import Gain, largest_context, require, sensitivity
 from helm.compiler.budget import memory_bytes
 from helm.compiler.candidate import Candidate
 from helm.compiler.counts import CostedGraph
-from helm.compiler.cut.units import CutUnits
+from helm.compiler.disk import disk_weights
 from helm.compiler.kv_options import PAGE_CHOICES
-from helm.compiler.load_cost import NOTHING_TO_MAP, Situation, choose
-from helm.compiler.on_cpu import fewer_at_once, on_cpu
+from helm.compiler.load_cost import NOTHING_TO_MAP, ONLY_COPIED_VISIT, Situation, choose
+from helm.compiler.on_cpu import on_cpu
 from helm.compiler.placement import (
-    accelerator_pages,
-    kv_cache,
-    memory_use,
-    on_device,
+    less_context,
     parts_of,
     placed,
     prediction,
-    schedule,
     unused,
     visits,
+    with_accelerator,
 )
 from helm.compiler.planning_problem import Problem
-from helm.compiler.problem import PUBLISHED_POLICIES
+from helm.compiler.problem import PUBLISHED_POLICIES, DiskSpace
 from helm.compiler.search import PLENTY, Search
 from helm.compiler.serving import predictor
 from helm.compiler.steps import Steps, planned_steps
@@ -45,11 +42,10 @@ from helm.compiler.tensors import compressible, dominant_format, identity, mappa
 from helm.compiler.visits.shown import policy_steps
 from helm.errors import InvalidError, OutOfMemoryError
 from helm.machine.profile import Profile
-from helm.machine.rates import CpuProfile
 from helm.plan.disk import on_disk
 from helm.plan.records import Loading, LoadingChoice, Workload
-from helm.plan.schema import Limits, Plan, Schedule
-from helm.plan.units import CPU, devices_named
+from helm.plan.schema import Limits, Plan
+from helm.plan.units import devices_named
 
 _ALIKE = 0.01  # plans that differ by no more are as fast as one another
 
@@ -102,18 +98,19 @@ class Study:
         """What the plan may take of `device`'s memory."""
         return memory_bytes(self.profile, self.search.limits)[device == "accelerator"]
 
-    @property
-    def situation(self) -> Situation:
-        """What the choice of another access than this, copied, depends on."""
+    def chosen(self, weights: str) -> tuple[Loading, LoadingChoice]:
+        """How weights, which this study copies, had better be loaded. weights: what is asked for,
+        see LoadingRequest."""
         problem, plan, stored = self.problem, self.placed, self.problem.stored
         held = [(tensor, own.format) for tensor, own in plan.held("cpu")]
         packs = [weight for weight in held if compressible(*weight, stored)]
         matrices = bytes_of(weight for weight in held if len(weight[0].shape) == 2)
-        waiting = unpriced_waiting(plan, problem.loading)
+        waiting, cpu = unpriced_waiting(plan, problem.loading), problem.loading.cpu
         if self.found is not None:
             waiting = priced_waiting(plan, self.workload, self.best.predicted)
+            cpu = self.profile.cpu
         use, room = plan.memory["cpu"], problem.room_bytes + problem.resident_bytes
-        return Situation(
+        situation = Situation(
             copy_bytes=bytes_of(weight for weight in held if mappable(*weight, stored)),
             share=problem.mapped_share,
             spare_bytes=room - use.total_bytes - use.reserve_bytes,
@@ -123,6 +120,12 @@ class Study:
             compressed_bytes=bytes_of((tensor, "bf16c") for tensor, _ in packs),
             compress_share=bytes_of(packs) / max(1, matrices),
         )
+        return choose(dataclasses.replace(problem.loading, weights=weights), situation, cpu)
+
+    def saying(self, *notices: str) -> Study:
+        """With more that the plan says."""
+        said = (*self.problem.notices, *notices)
+        return dataclasses.replace(self, problem=dataclasses.replace(self.problem, notices=said))
 
     @functools.cached_property
     def plan(self) -> Plan:
@@ -150,8 +153,8 @@ class Study:
 
 
 def solve(problem: Problem) -> Study:
-    """Places every unit: by search on the machine of the profile, without one on the CPU. Where
-    nothing fits into memory, some weights are left on disk, if the problem's disk may be read.
+    """Places every unit, in memory: by search on the machine of the profile, without one on the
+    CPU.
 
     The search prices copied weights. If mapped or compressed ones turn out better, or only
     compressed ones fit, another prices those with their rates or formats, so that placement and
@@ -163,12 +166,7 @@ def solve(problem: Problem) -> Study:
     """
     if problem.page_tokens is None:
         return _paged(problem)
-    if problem.disk_bytes_per_s is None:
-        return _in_memory(problem)
-    try:
-        return _in_memory(dataclasses.replace(problem, disk_bytes_per_s=None))
-    except OutOfMemoryError as refused:
-        return from_disk(problem, refused)
+    return _fitting(problem) if problem.dtype == "fit" else _in_memory(problem)
 
 
 def _paged(problem: Problem) -> Study:
@@ -184,15 +182,17 @@ def _paged(problem: Problem) -> Study:
     return next(study for study in studies if study.best.objective_s <= most)
 
 
-def from_disk(problem: Problem, refused: OutOfMemoryError) -> Study:
-    """As stored, since nothing is converted on the way. Where weights were asked for in another
-    way, the refusal says what this one would reach."""
-    dtype = "auto" if problem.dtype == "fit" else problem.dtype
-    own = dataclasses.replace(problem, dtype=dtype)
+def from_disk(problem: Problem, bytes_per_s: float, refused: OutOfMemoryError) -> Study:
+    """With weights on a disk of so many bytes per second that memory, as `solve` says in `refused`,
+    does not hold. As stored, since nothing is converted on the way. Where weights were asked for in
+    another way, the refusal says what this one would reach."""
     if problem.profile is None or problem.space.policy in ("cut", *PUBLISHED_POLICIES):
         raise refused
+    own = dataclasses.replace(problem, dtype="auto" if problem.dtype == "fit" else problem.dtype)
+    disk = DiskSpace(disk_weights(own.graph, own.tensors, own.formats), bytes_per_s)
+    space = dataclasses.replace(own.space, disk=disk)
     try:
-        study = _placed(own, "copied")
+        study = _placed(dataclasses.replace(own, space=space), "copied")
     except OutOfMemoryError:
         raise refused from None
     best = study.best
@@ -201,52 +201,39 @@ def from_disk(problem: Problem, refused: OutOfMemoryError) -> Study:
     rate = rate_text(best.predicted.decode_tokens_per_s)
     said = (
         f"{size_text(best.disk.held_bytes)} of weights that memory does not hold are read from disk"
-        f" in every step, at {size_text(int(best.disk.bytes_per_s))} per second: about {rate} "
-        "tokens/s"
+        f" in every step, at {size_text(int(bytes_per_s))} per second: about {rate} tokens/s"
     )
     if problem.loading.weights != "auto":
         raise OutOfMemoryError(f"{refused}; weights='auto' fits: {said}")
-    own = dataclasses.replace(own, notices=(*problem.notices, said))
-    return dataclasses.replace(study, problem=own)
+    return dataclasses.replace(study, problem=own).saying(said)
 
 
 def _in_memory(problem: Problem) -> Study:
-    """All weights in memory."""
-    if problem.dtype == "fit":
-        return _fitting(problem)
+    """In one dtype."""
     assert problem.tensors  # of the checkpoint, whose faults come first
-    profile = problem.profile
-    check_vram(profile, problem.accelerator_bytes, problem.kv_options.vram_bytes)
-    policy = problem.space.policy
-    check_policy(policy, profile)
-    request, cpu = problem.loading, problem.loading.cpu if profile is None else profile.cpu
+    check_vram(problem.profile, problem.accelerator_bytes, problem.kv_options.vram_bytes)
+    check_policy(problem.space.policy, problem.profile)
+    published, asked = problem.space.policy in PUBLISHED_POLICIES, problem.loading.weights
     try:
         copied = _placed(problem, "copied")
     except OutOfMemoryError as refused:
-        if policy in PUBLISHED_POLICIES:
+        if published or asked not in ("auto", "compressed"):
             raise
-        return _compressed_for_room(problem, cpu, refused)
-    at = copied.situation
-    if request.weights == "compressed" and at.compress_bytes == 0:
+        return _compressed_for_room(problem, refused)
+    access, choice = copied.chosen("copied" if published else asked)
+    if asked == "compressed" and choice.compress_bytes == 0:
         raise InvalidError(
             "[plan] compressed weights were asked for, but no bf16 matrix that would become "
             "smaller lies on the CPU, or they are a module's in memory; choose copied or mapped "
             "weights"
         )
-    if policy in PUBLISHED_POLICIES:
-        request = dataclasses.replace(request, weights="copied")
-    access, choice = choose(request, at, cpu)
-    if policy in PUBLISHED_POLICIES:
+    if published:
         choice = dataclasses.replace(
             choice, reason="what visits the GPU lies in page-locked memory"
         )
-    alone = profile is None or profile.accelerator is None
-    if access == "copied" or (access == "mapped" and alone and problem.rates(access) == profile):
-        return dataclasses.replace(copied, access=access, choice=choice)
-    study = _placed(problem, access)
-    if access == "mapped" and request.weights == "auto" and visits(study.placed):
-        study = copied
-        _, choice = choose(request, dataclasses.replace(at, visits=True), cpu)
+    study = copied if access == "copied" else _placed(problem, access)
+    if access == "mapped" and asked == "auto" and visits(study.placed):
+        study, choice = copied, dataclasses.replace(choice, reason=ONLY_COPIED_VISIT)
     return dataclasses.replace(study, choice=choice)
 
 
@@ -264,25 +251,18 @@ def _fitting(problem: Problem) -> Study:
         held = f"in {dtype}: as stored they do not fit"
         if dtype == "auto":
             held = "as stored, in bf16c" if study.access == "compressed" else "as stored"
-        said = (*problem.notices, f"dtype='fit' holds weights {held}")
-        own = dataclasses.replace(study.problem, notices=said)
-        return dataclasses.replace(study, problem=own)
+        return study.saying(f"dtype='fit' holds weights {held}")
     raise OutOfMemoryError(f"{refused}; this is in {dtype}, the last format that dtype='fit' tries")
 
 
-def _compressed_for_room(
-    problem: Problem, cpu: CpuProfile | None, refused: OutOfMemoryError
-) -> Study:
+def _compressed_for_room(problem: Problem, refused: OutOfMemoryError) -> Study:
     """Where copied weights were refused."""
-    if problem.loading.weights not in ("auto", "compressed"):
-        raise refused
     try:
         study = _placed(problem, "compressed")
     except OutOfMemoryError:
         raise refused from None
     plenty = _placed(dataclasses.replace(problem, memory_bytes=PLENTY), "copied")
-    asked = dataclasses.replace(problem.loading, weights="compressed")
-    _, choice = choose(asked, plenty.situation, cpu)
+    _, choice = plenty.chosen("compressed")
     choice = dataclasses.replace(choice, reason="weights that are copied do not fit")
     return dataclasses.replace(study, choice=choice)
 
@@ -296,9 +276,7 @@ def _placed(problem: Problem, access: Loading) -> Study:
     if problem.shrinks:
         fits = largest_context(model, search.profile, search.workload, search.limits, search.space)
         if 2 <= fits < limits.context:
-            notices.append(
-                f"memory holds a context of {fits} tokens, the model allows {limits.context}"
-            )
+            notices.append(less_context(fits, limits))
             search = problem.search(access, Workload.within(fits))
     best = require(search)
     limits = dataclasses.replace(limits, context=search.workload.context)
@@ -315,31 +293,17 @@ def plan_of(
     best: Candidate | None = None,
     notices: Sequence[str] = (),
 ) -> Plan:
-    """best: what a search found, with what it says; None: all on the CPU, in less context where
-    that is allowed."""
-    graph, kv, said, visiting = problem.graph, problem.kv, [], frozenset[str]()
-    threads = (problem.threads or 1) if best is None else best.threads
+    """best: what a search found, notices: what is said of it; None: all on the CPU, in less context
+    where that is allowed."""
+    graph, threads = problem.graph, (problem.threads or 1) if best is None else best.threads
+    made, visiting = placed(model, best)
     if best is not None and best.uses_accelerator:
-        limits = dataclasses.replace(limits, step_tokens=best.step_tokens)
-        made, visiting = placed(model, best)
-        kv = kv_cache(kv, made, best, limits)
-        units, memory = made.units, memory_use(best)
-        order = schedule(best, kv, accelerator_pages(units, kv, best))
-        if best.sequences < limits.sequences:
-            said.append(fewer_at_once(best.sequences * limits.context, limits))
+        counted = with_accelerator(problem.kv, made, best, limits)
     else:
-        shrinks = best is None and problem.shrinks
-        disk = None if best is None else best.disk
-        if disk is not None and best is not None:
-            limits = dataclasses.replace(limits, step_tokens=best.step_tokens)
-        limits, kv, use, said = on_cpu(problem, model, limits, threads, shrinks, disk)
-        units = tuple(on_device(unit, CPU) for unit in graph.units)
-        made = CutUnits(units, graph.values, graph.tensors, {}, graph.kv.layers)
-        ring = 0 if disk is None else disk.ring_bytes
-        memory, order = {"cpu": use}, Schedule(pages={"cpu": kv.pages}, disk_ring_bytes=ring)
+        counted = on_cpu(problem, model, limits, threads, best)
+    limits, kv, memory, order, said = counted
     tensors = parts_of(problem.tensors, made)
-    whole = {tensor.name: tensor.whole for tensor in tensors}
-    slices = slices_of(tensors, units, lambda name, on: model.format(whole[name], on), visiting)
+    slices = slices_of(tensors, made.units, model.format, visiting)
     return Plan(
         model=identity(problem.config, problem.checkpoint_tensors, limits.context),
         limits=limits,
@@ -350,7 +314,7 @@ def plan_of(
         tensors=tensors,
         slices=on_disk(slices, best.disk.tensors if best and best.disk else ()),
         values=made.values,
-        units=units,
+        units=made.units,
         logits=graph.logits,
         memory=memory,
         notices=(*notices, *said),

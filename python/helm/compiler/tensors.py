@@ -80,7 +80,10 @@ def check_checkpoint(graph: Graph, tensors: Mapping[str, TensorInfo]) -> None:
 
 
 def tensors_of(graph: Graph, infos: Mapping[str, TensorInfo] | None) -> tuple[TensorSpec, ...]:
-    """Every weight of the graph, with its source where it has one."""
+    """Every weight of the graph, with its source where it has one. Raises CheckpointError where the
+    checkpoint does not fit the model."""
+    if infos is not None:
+        check_checkpoint(graph, infos)
 
     def source(name: str) -> Source | None:
         info = None if infos is None else infos[name]
@@ -178,15 +181,15 @@ def slices_of(
     format: Callable[[str, str], str],
     visiting: Container[str] = (),
 ) -> tuple[Slice, ...]:
-    """What each device holds of `tensors` for its units. format: of a tensor on a device. visiting:
-    tensors that the CPU holds for units elsewhere."""
+    """What each device holds of `tensors` for its units. format: of a whole tensor on a device.
+    visiting: tensors that the CPU holds for units elsewhere."""
     read = {
         (name, CPU if name in visiting else u.device)
         for u in units for op in u.ops for name in op.weight_names()
     }  # fmt: skip
     devices = sorted({device for _, device in read}, key=lambda device: (device != CPU, device))
     return tuple(
-        Slice(tensor.name, device, format(tensor.name, device), "resident")
+        Slice(tensor.name, device, format(tensor.whole, device), "resident")
         for tensor in tensors
         for device in devices
         if (tensor.name, device) in read

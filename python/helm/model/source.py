@@ -79,6 +79,11 @@ class Source:
     extents: tuple[Extent, ...]
     aux: tuple[Piece, ...] = field(default=(), metadata={"optional": True})
 
+    @property
+    def reorders(self) -> bool:
+        """Whether columns are stored in another order than they have in memory (act-order)."""
+        return any(piece.name.endswith("g_idx") for piece in self.aux)
+
 
 def row_width(shape: tuple[int, ...]) -> int:
     """Elements of a row; those of a vector are rows of one."""

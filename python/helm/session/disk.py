@@ -34,28 +34,24 @@ def study_from_disk(
     if not paths:
         raise refused
     rate = own.disk_bytes_per_s or ASSUMED_BYTES_PER_S
-    guess: Study | None = None
     try:
-        guess = from_disk(dataclasses.replace(problem, disk_bytes_per_s=rate), refused)
+        guess = from_disk(problem, rate, refused)
     except OutOfMemoryError:
-        if problem.loading.weights == "auto":
+        if options.profile is not None or problem.loading.weights == "auto":
             raise
-    if options.profile is not None:
-        if guess is None:
-            guess = from_disk(dataclasses.replace(problem, disk_bytes_per_s=rate), refused)
-        return _with_others(guess)
+    else:
+        if options.profile is not None:
+            return _with_others(guess)
     if profiled is not None:
         problem = profiled()
     rate = measured_rate(paths, options) or rate
-    return _with_others(from_disk(dataclasses.replace(problem, disk_bytes_per_s=rate), refused))
+    return _with_others(from_disk(problem, rate, refused))
 
 
 def _with_others(study: Study) -> Study:
     """With the formats in which all would fit into memory among its notices."""
-    problem = study.problem
-    others = others_text(dataclasses.replace(problem, disk_bytes_per_s=None)).removeprefix("; ")
-    notices = (*problem.notices, *([f"without the disk, {others}"] if others else []))
-    return dataclasses.replace(study, problem=dataclasses.replace(problem, notices=notices))
+    others = others_text(study.problem).removeprefix("; ")
+    return study.saying(f"without the disk, {others}") if others else study
 
 
 def measured_rate(paths: list[Path], options: LoadOptions) -> float | None:
