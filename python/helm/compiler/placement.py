@@ -10,7 +10,7 @@ from helm.compiler.candidate import Candidate
 from helm.compiler.counts import CostedGraph
 from helm.compiler.cut.units import Cut, CutUnits, LayerCut, cut_units
 from helm.compiler.search import Search
-from helm.compiler.visits.rows import split_units
+from helm.compiler.visits.rows import split_units, visiting_names
 from helm.machine.profile import Profile
 from helm.model.graph import Attention, Graph, Unit
 from helm.plan.kv import KvSpec
@@ -27,9 +27,11 @@ def placed(model: CostedGraph, candidate: Candidate) -> tuple[CutUnits, frozense
     step."""
     graph, use = model.graph, candidate.visit
     if candidate.cut is not None:
-        return cut_units(graph, cut_of(candidate)), frozenset()
+        made = cut_units(graph, cut_of(candidate))
+        own = [u for u in made.units if u.device != CPU and u.layer is not None]
+        return made, frozenset() if use is None else visiting_names(own, made.tensors)
     units = placed_units(graph, candidate)
-    if use is not None and use.runs:
+    if use is not None:
         shares = {"attention": use.attention, "mlp": use.mlp}
         return split_units(model, units, shares, use.splits)
     return CutUnits(units, graph.values, graph.tensors, {}, graph.kv.layers), frozenset()
@@ -122,6 +124,7 @@ def schedule(candidate: Candidate, kv: KvSpec, own: int) -> Schedule:
         overflow=candidate.overflow,
         watermark=WATERMARK if candidate.kv is None else candidate.kv.watermark,
         pages=pages,
+        disk_ring_bytes=0 if candidate.disk is None else candidate.disk.ring_bytes,
     )
 
 

@@ -42,7 +42,6 @@ from helm.compiler.search import PLENTY, Search
 from helm.compiler.serving import predictor
 from helm.compiler.steps import Steps, planned_steps
 from helm.compiler.tensors import compressible, dominant_format, identity, mappable, slices_of
-from helm.compiler.visits.shown import policy_steps
 from helm.errors import InvalidError, OutOfMemoryError
 from helm.machine.profile import Profile
 from helm.machine.rates import CpuProfile
@@ -94,8 +93,6 @@ class Study:
     def steps(self) -> tuple[Steps, ...]:
         """A decode step and a step of prompts, task by task, as the plan's times have them; two
         steps where two are on their way at once."""
-        if self.best.visit is not None and not self.best.visit.runs:
-            return policy_steps(self.search, self.best)
         return planned_steps(self.search, self.best, self.placed)
 
     def limit_bytes(self, device: str) -> int:
