@@ -182,12 +182,16 @@ def _paged(problem: Problem) -> Study:
 
 
 def from_disk(problem: Problem, refused: OutOfMemoryError) -> Study:
-    """As stored, since nothing is converted on the way. Where weights were asked for in another
-    way, the refusal says what this one would reach."""
-    dtype = "auto" if problem.dtype == "fit" else problem.dtype
-    own = dataclasses.replace(problem, dtype=dtype)
-    if problem.profile is None or problem.space.policy in ("cut", *PUBLISHED_POLICIES):
+    """As stored, since nothing is converted on the way. Where weights or a policy were asked for
+    that rule this out, the refusal says what it would reach."""
+    if problem.profile is None:
         raise refused
+    dtype, space = "auto" if problem.dtype == "fit" else problem.dtype, problem.space
+    others = ["weights='auto'"] if problem.loading.weights != "auto" else []
+    if space.policy in ("cut", *PUBLISHED_POLICIES):
+        others.append("policy='auto'")
+        space = dataclasses.replace(space, policy="auto")
+    own = dataclasses.replace(problem, dtype=dtype, space=space)
     try:
         study = _placed(own, "copied")
     except OutOfMemoryError:
@@ -201,8 +205,9 @@ def from_disk(problem: Problem, refused: OutOfMemoryError) -> Study:
         f" in every step, at {size_text(int(best.disk.bytes_per_s))} per second: about {rate} "
         "tokens/s"
     )
-    if problem.loading.weights != "auto":
-        raise OutOfMemoryError(f"{refused}; weights='auto' fits: {said}")
+    if others:
+        fits = f"{' and '.join(others)} {'fits' if len(others) == 1 else 'fit'}"
+        raise OutOfMemoryError(f"{refused}; {fits}: {said}")
     own = dataclasses.replace(own, notices=(*problem.notices, said))
     return dataclasses.replace(study, problem=own)
 

@@ -37,8 +37,8 @@ def study_from_disk(
     guess: Study | None = None
     try:
         guess = from_disk(dataclasses.replace(problem, disk_bytes_per_s=rate), refused)
-    except OutOfMemoryError:
-        if problem.loading.weights == "auto":
+    except OutOfMemoryError as error:
+        if error is refused:  # nothing fits; else another way does
             raise
     if options.profile is not None:
         if guess is None:
