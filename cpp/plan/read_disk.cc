@@ -32,18 +32,24 @@ void PlanReader::check_disk(const JsonReader& root) {
   if (plan_.schedule.disk_ring_bytes == 0 || plan_.schedule.disk_ring_bytes % kDiskAlignment != 0) {
     ring.reject("expected a multiple of ", kDiskAlignment, ", as slices are on disk");
   }
-  const bool alone = std::ranges::all_of(plan_.units, [](auto& u) { return u.device == kCpu; });
-  if (!alone || plan_.schedule.visit_tokens > 0) {
-    ring.reject("weights are read from disk in plans for the CPU alone");
-  }
+  // Steps run all units in order, one step after the other, and what visits lies in memory.
+  const JsonReader schedule = root["schedule"];
+  const std::string where = " where weights are read from disk";
+  if (plan_.schedule.visit_tokens > 0) schedule["prefill"].reject("expected \"compute\"", where);
+  if (plan_.schedule.decode_groups != 1) schedule["decode_groups"].reject("expected 1", where);
+  if (plan_.schedule.prefill_overlap) schedule["prefill_overlap"].reject("expected false", where);
   std::vector<size_t> reader(plan_.tensors.size(), plan_.units.size());
   for (size_t u = 0; u < plan_.units.size(); ++u) {
     std::vector<bool> chosen(plan_.units.size(), false);
     chosen[u] = true;
     for (const TensorIndex t : tensors_of(plan_, chosen)) {
-      if (!on_disk(*plan_.slice(t, kCpu))) continue;
+      const SliceSpec* held = plan_.slice(t, kCpu);
+      if (held == nullptr || !on_disk(*held)) continue;
       const std::string& name = plan_.tensors[static_cast<size_t>(t)].name;
       size_t& first = reader[static_cast<size_t>(t)];
+      if (plan_.units[u].device != kCpu) {
+        slices.reject("\"", name, "\" is on disk; only units of the CPU read from there");
+      }
       if (plan_.units[u].layer == UnitSpec::kNoLayer) {
         slices.reject("\"", name, "\" is on disk; only weights of layers may be");
       }

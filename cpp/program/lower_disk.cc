@@ -15,7 +15,10 @@ void Lowering::run_reading(size_t begin, size_t end) {
     std::vector<int32_t> after;  // nothing where the step before has left the memory
     if (disk_runs_.size() >= frees) after.push_back(disk_runs_[disk_runs_.size() - frees]);
     add(Task::Verb::kRead, Task::Lane::kDisk, kCpu, begin, ++next, std::move(after));
-    disk_runs_.push_back(run(Task::Verb::kRun, kCpu, begin, next, {last()}));
+    const int32_t read = last();
+    disk_runs_.push_back(run(Task::Verb::kRun, kCpu, begin, next));
+    std::vector<int32_t>& waited = program_.tasks.back().after;
+    waited.insert(waited.begin(), read);  // the last is what a device is waited for
   }
 }
 

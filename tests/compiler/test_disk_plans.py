@@ -16,6 +16,7 @@ from helm.compiler.planning_problem import Problem
 from helm.compiler.problem import DiskWeights
 from helm.compiler.program import lower
 from helm.compiler.solve import Study, from_disk, solve
+from helm.compiler.steps import PlannedSteps
 from helm.compiler.timeline import Clock, Flight, collect, submit
 from helm.errors import InvalidError, OutOfMemoryError, PlanError
 from helm.machine.profile import Profile, load_profile
@@ -24,6 +25,7 @@ from helm.model.weight_names import read_weights
 from helm.plan.disk import ALIGNMENT, around, disk_units
 from helm.plan.records import Workload
 from helm.plan.schema import Plan
+from helm.plan.weights import slice_bytes
 from synthetic_folder import synthetic_folder
 
 WORK = Workload(64, 16, context=128)
@@ -46,11 +48,12 @@ def machine() -> Profile:
     return dataclasses.replace(load_profile("thesis-3090"), accelerator=None, link=None)
 
 
-def problem(folder: Path, memory: int) -> Problem:
+def problem(folder: Path, memory: int, **options: object) -> Problem:
     weights = read_weights(folder, read_config(folder / "config.json"))
     return Problem(
         weights.config, weights.tensors, workload=WORK, max_sequences=1, step_tokens=32,
         threads=machine().cpu.threads, profile=machine(), memory_bytes=memory,
+        **options,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -135,6 +138,81 @@ def test_the_period_is_that_of_the_timeline(study: Study) -> None:
         collect(clock, flight, submit(clock, flight))
         ends.append(float(clock.at("cpu")))  # type: ignore[arg-type]
     assert ends[11] - ends[7] == pytest.approx(expected[11] - expected[7], rel=1e-9)
+
+
+# --- beside an accelerator -----------------------------------------------------------------------
+
+
+def shared_problem(folder: Path, vram: int, **options: object) -> Problem:
+    """Of a machine whose memories together do not hold the model. vram: bytes for weights, KV and
+    what steps take; about 34 MB are scratch."""
+    profile, reserve = load_profile("thesis-3090"), 64 << 20
+    assert profile.accelerator is not None
+    own = problem(folder, reserve + (94 << 20), reserve_bytes=reserve, **options)
+    there = profile.accelerator.reserve_bytes + vram
+    return dataclasses.replace(own, profile=profile, accelerator_bytes=there)
+
+
+@pytest.fixture(scope="module")
+def beside(folder: Path) -> Study:
+    return solved(shared_problem(folder, 48 << 20))
+
+
+def test_an_accelerator_holds_layers_beside_a_disk(beside: Study) -> None:
+    """As many as fit; both memories to the byte; the rest is read."""
+    best, plan = beside.best, beside.placed
+    assert best.disk is not None
+    assert 0 < best.accelerator_blocks < best.blocks
+    for name in ("cpu", "accelerator"):
+        use = plan.memory[name]
+        assert use.total_bytes + use.reserve_bytes <= beside.limit_bytes(name)
+    one = beside.search.model.weight_bytes([beside.search.model.graph.layers[0]], 256)
+    own = plan.memory["accelerator"]
+    assert own.total_bytes + own.reserve_bytes + one > beside.limit_bytes("accelerator")
+    held = slice_bytes(plan.tensors, [s for s in plan.slices if s.access != "disk"], "cpu")
+    assert sum(held.values()) == plan.memory["cpu"].weights_bytes
+    there = slice_bytes(plan.tensors, plan.slices, "accelerator").values()
+    assert sum(-(-size // 256) * 256 for size in there) == own.weights_bytes
+    assert sum(unit.read_bytes for unit in disk_units(plan)) == best.disk.step_bytes
+    assert any("read from disk in every step" in notice for notice in beside.plan.notices)
+    assert best.bottleneck == "weights read from disk"
+
+
+def test_its_steps_are_those_of_the_timeline(beside: Study) -> None:
+    predicted, planned = (
+        beside.best.predicted, PlannedSteps(beside.search, beside.best, beside.placed),
+    )  # fmt: skip
+    for context, seconds in (
+        (beside.workload.expected_context, predicted.decode_s),
+        (beside.workload.context, predicted.full_context_decode_s),
+    ):
+        clock, ends = Clock(), list[float]()
+        (flight,) = planned.decode(context)
+        for _ in range(16):
+            collect(clock, flight, submit(clock, flight))
+            ends.append(float(clock.at("cpu")))  # type: ignore[arg-type]
+        assert (ends[15] - ends[7]) / 8 == pytest.approx(seconds, rel=1e-9)
+    assert sum(predicted.decode_terms.values()) == pytest.approx(predicted.decode_s)
+    assert sum(predicted.prefill_terms.values()) == pytest.approx(predicted.ttft_s)
+
+
+def test_more_memory_of_an_accelerator_reads_less(folder: Path) -> None:
+    studies = [solved(shared_problem(folder, n << 20)) for n in (36, 40, 46, 52, 80)]
+    read = [0 if s.best.disk is None else s.best.disk.step_bytes for s in studies]
+    assert read == sorted(read, reverse=True)
+    assert read[0] > read[2] > read[-1] == 0
+    times = [study.best.predicted.decode_s for study in studies]
+    assert times == sorted(times, reverse=True)
+
+
+def test_other_ways_name_this_one_beside_an_accelerator(folder: Path) -> None:
+    asked = shared_problem(folder, 40 << 20)
+    cut = dataclasses.replace(asked, space=dataclasses.replace(asked.space, policy="cut"))
+    with pytest.raises(OutOfMemoryError, match=r"policy='auto' fits: .* read from disk .* tokens"):
+        solved(cut)
+    loading = dataclasses.replace(asked.loading, weights="copied")
+    with pytest.raises(OutOfMemoryError, match=r"weights='auto' fits: .* read from disk .* tokens"):
+        solved(dataclasses.replace(asked, loading=loading))
 
 
 def test_a_read_waits_for_the_memory_that_it_takes() -> None:

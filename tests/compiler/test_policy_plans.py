@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -16,12 +17,13 @@ from helm.compiler.timeline import played
 from helm.compiler.visits.beside import policy_rows
 from helm.compiler.visits.policies import PUBLISHED
 from helm.compiler.visits.ring import Piece, coming_s, lanes_s, step_s
+from helm.compiler.visits.shared import SharedLayers
 from helm.errors import InvalidError, OutOfMemoryError
 from helm.plan.weights import slice_bytes
 from search_cases import GIB
 
 MODEL = "tests/data/configs/qwen3-8b.json"
-VISITING = ("zigzag", "helm-placement", "all-cpu")
+ACCELERATOR = ("zigzag", "helm-placement", "all-cpu")  # computes all layers
 
 
 @functools.cache
@@ -33,7 +35,6 @@ def _study(policy="auto", **options):
 def test_every_policy_has_a_name_and_an_author():
     assert tuple(PUBLISHED) == PUBLISHED_POLICIES == POLICIES[-4:]
     assert all(own.whose and own.what for own in PUBLISHED.values())
-    assert [name for name, own in PUBLISHED.items() if own.lacks] == ["workload-distribution"]
 
 
 @pytest.mark.parametrize("policy", PUBLISHED_POLICIES)
@@ -56,7 +57,7 @@ def test_a_policy_that_is_asked_for_is_planned(policy):
     assert held == sum(use.weights_bytes for use in study.plan.memory.values())
 
 
-@pytest.mark.parametrize("policy", VISITING)
+@pytest.mark.parametrize("policy", ACCELERATOR)
 def test_what_visits_is_counted_once_in_each_memory(policy):
     best, whole = _study(policy).best, _study(policy, vram_bytes=11 * GIB).best
     use = best.visit
@@ -73,7 +74,7 @@ def test_what_visits_is_counted_once_in_each_memory(policy):
         assert 0 <= free < use.matrix_bytes / 64  # a step more would not fit
 
 
-@pytest.mark.parametrize("policy", VISITING)
+@pytest.mark.parametrize("policy", PUBLISHED_POLICIES)
 def test_steps_take_what_the_plan_s_programs_take_played(policy):
     study = _study(policy)
     decode, _ = study.steps
@@ -91,7 +92,7 @@ def test_steps_take_what_the_plan_s_programs_take_played(policy):
     assert set(ends) == {"up", "down", "accelerator", "cpu"}
 
 
-@pytest.mark.parametrize("policy", VISITING)
+@pytest.mark.parametrize("policy", PUBLISHED_POLICIES)
 def test_the_plan_s_slices_are_what_was_counted(policy):
     study = _study(policy)
     plan, use = study.placed, study.best.visit
@@ -133,9 +134,31 @@ def test_what_does_not_fit_is_refused_with_the_bytes(policy):
         _study(policy, memory_bytes=6 * GIB, vram_bytes=3 * GIB)
 
 
-def test_a_policy_that_the_runtime_cannot_execute_is_not_run():
-    with pytest.raises(InvalidError, match=r"planned and shown.* takes ops of one unit on"):
-        helm.LLM(policy="workload-distribution")
+def test_work_is_distributed_by_the_corrected_balance():
+    """Both devices have some of each layer, and no other share is faster by the timeline."""
+    study = _study("workload-distribution")
+    best, cuts = study.best, study.search._policies._cuts
+    assert best.cut.layers == best.blocks
+    assert best.memory["accelerator"]["weights"] < best.visit.host_bytes / 4  # the head
+    choice = next(c for c in study.search._policies._choices
+                  if c.setting.limits.step_tokens == best.step_tokens)  # fmt: skip
+    shared, context = SharedLayers(choice, cuts), study.workload.expected_context
+    of = shared.layouts
+    rng = np.random.default_rng(1)
+    for at in rng.integers(0, len(of), (24, 1)):
+        step_s = shared.decode_terms(of.at(at), context).sum()
+        assert step_s > best.predicted.decode_s * 0.98
+        assert step_s == pytest.approx(shared.about_s(of.at(at), context)[0], rel=0.05)
+
+
+def test_what_cannot_be_shared_is_refused_with_the_reason(tmp_path):
+    config = {"model_type": "opt", "hidden_size": 64, "ffn_dim": 256, "num_hidden_layers": 2,
+              "num_attention_heads": 4, "vocab_size": 512, "max_position_embeddings": 128,
+              "do_layer_norm_before": False, "word_embed_proj_dim": 64}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    options = {"policy": "workload-distribution", "profile": "rtx-3060-12gb-ddr4"}
+    with pytest.raises(InvalidError, match=r"placed so: no norm stands before its first product"):
+        helm.study(tmp_path / "config.json", **options)
 
 
 @pytest.mark.parametrize("policy", PUBLISHED_POLICIES)

@@ -41,6 +41,8 @@ from whole import WHOLE
 
 MODELS = [*small_models.CASES, *small_models.WIDE]
 DEVICES = ("sim", "sim:jitter=200us")
+# Tokens from which on weights of the CPU's units visit, and whether the accelerator's own do.
+WAYS = ((0, False), (4, False), (0, True))
 PROMPTS = [prompt_of(n) for n in (37, 5, 61, 18)]
 OPTIONS = {
     "threads": 2, "memory_bytes": 4 << 30, "kv_dtype": "f32", "page_tokens": 16,
@@ -61,7 +63,7 @@ def logits(plan: Plan, folder: str, device: str = "cpu", tensors: Any = None) ->
     engine = _helm.Engine(plan.to_json(), folder, tensors or {}, device=device)
     found = [logits_in_chunks(engine, PROMPTS[0], chunk) for chunk in (7, 24)]
     streamed = engine.stats["streamed_steps"]
-    assert (streamed > 0) == (plan.schedule.visit_tokens > 0)
+    assert (streamed > 0) == (plan.schedule.visit_tokens > 0 or any(plan.lacking))
     return np.stack(found)
 
 
@@ -71,14 +73,16 @@ def check(
     """The logits of a cut, which are the same wherever its pieces are and when."""
     want: npt.NDArray[np.float32]
     want = logits(cut_plan(plan, graph, cut, alone=True), folder, tensors=tensors)
-    for device, visits in itertools.product(devices, (0, 4)):
-        own = cut_plan(plan, graph, cut, visits=visits)
+    for device, (visits, lacking) in itertools.product(devices, WAYS):
+        own = cut_plan(plan, graph, cut, visits=visits, lacking=lacking)
+        assert not lacking or any(own.lacking)
         assert own.cut
         assert Plan.from_json(own.to_json()) == own
         if visits and not any(u.device == CPU and u.layer is not None for u in own.units):
             continue  # nothing visits
         got = logits(own, folder, device, tensors)
-        np.testing.assert_array_equal(got, want, f"{cut} on {device}, visits {visits}")
+        said = f"{cut} on {device}, visits {visits}, lacking {lacking}"
+        np.testing.assert_array_equal(got, want, said)
     return want
 
 

@@ -136,10 +136,15 @@ def test_two_groups_keep_both_devices_busy() -> None:
     assert 0.98 <= min(rounds) / (5 * together) <= 1.05
 
 
-def cut(home: str = CPU, visits: int = 0, name: str = FLAT) -> Plan:
+def cut(home: str = CPU, visits: int = 0, name: str = FLAT, lacking: bool = False) -> Plan:
     graph = graph_of(small_models.model_dir(name))
-    layers = (LayerCut(1, 32, home),) * len(graph.layers)
-    return cut_plan(plan_of(name), graph, Cut(CPU, layers, 60), visits=visits)
+    layers, rows = (LayerCut(1, 32, home),) * len(graph.layers), 0 if lacking else 60
+    return cut_plan(plan_of(name), graph, Cut(CPU, layers, rows), visits=visits, lacking=lacking)
+
+
+@pytest.mark.parametrize("link", [1.25e5, 5e5])
+def test_layers_that_are_cut_while_weights_visit(link: float) -> None:
+    as_predicted(ratios(cut(lacking=True), dataclasses.replace(SLOW, link=link)))
 
 
 @pytest.mark.parametrize("home", [CPU, OWN])

@@ -17,6 +17,7 @@ import small_models
 from device_profiles import fast_accelerator
 from engine_helpers import greedy, logits_in_chunks, prompt_of
 from helm import _helm
+from helm.compiler.problem import PUBLISHED_POLICIES
 from helm.model.graph import Graph
 from helm.plan.schema import Plan
 from small_plans import plan_of
@@ -90,7 +91,7 @@ def _of_the_bundled_model(device: str, policy: str) -> tuple[Plan, list[list[int
         return llm.plan, [one.tokens for one in found], llm.stats
 
 
-@pytest.mark.parametrize("policy", ["zigzag", "helm-placement", "all-cpu"])
+@pytest.mark.parametrize("policy", PUBLISHED_POLICIES)
 def test_a_published_policy_runs(policy: str) -> None:
     """With the tokens of the CPU, and the bytes that were planned."""
     _, want, _ = _of_the_bundled_model("cpu", "auto")

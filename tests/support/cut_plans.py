@@ -12,6 +12,7 @@ from helm.compiler.cut.shares import attention_shares, mlp_shares, size_of
 from helm.compiler.cut.units import Cut, LayerCut, cut_units
 from helm.compiler.placement import parts_of
 from helm.compiler.tensors import slices_of
+from helm.compiler.visits.rows import visiting_names
 from helm.model.families import build_graph, load_config
 from helm.model.graph import Attention, Graph, Linear, Unit
 from helm.plan.schema import Plan, Schedule
@@ -22,9 +23,13 @@ from small_plans import plan_of
 OWN = "accelerator"
 
 
-def cut_plan(plan: Plan, graph: Graph, cut: Cut, *, alone: bool = False, visits: int = 0) -> Plan:
+def cut_plan(
+    plan: Plan, graph: Graph, cut: Cut, *, alone: bool = False, visits: int = 0,
+    lacking: bool = False,
+) -> Plan:  # fmt: skip
     """`plan`, whose units all lie on the CPU, cut so, with plenty of memory. alone: on the CPU all
     of it, piece by piece. visits: tokens from which on weights of the CPU's units visit; 0: none.
+    lacking: in every step matrices visit the accelerator's part of layers.
     """
     made = cut_units(graph, cut, (CPU, CPU if alone else OWN))
     formats = {held.tensor: held.format for held in plan.slices}
@@ -32,26 +37,28 @@ def cut_plan(plan: Plan, graph: Graph, cut: Cut, *, alone: bool = False, visits:
 
     def format(name: str, device: str) -> str:
         held = formats[name]
-        return held if device == CPU and not visits else uncompressed(held)
+        return held if device == CPU and not visits and not lacking else uncompressed(held)
 
     kv = dataclasses.replace(plan.kv, layers=made.kv, window_blocks=0)
     own = kv.blocks * sum(
         isinstance(op, Attention) for unit in made.units if unit.device != CPU for op in unit.ops
     )
     use = dataclasses.replace(plan.memory[CPU], reserve_bytes=64 << 20)
+    there = [unit for unit in made.units if unit.device != CPU and unit.layer is not None]
+    visiting = visiting_names(there, made.tensors) if lacking else ()
     names = (CPU,) if alone else (CPU, OWN)
     pages = {CPU: kv.pages - own, **({} if alone else {OWN: own})}
-    visiting = {"prefill": "visit", "visit_tokens": visits, "visit_pages": kv.blocks}
+    prompts = {"prefill": "visit", "visit_tokens": visits, "visit_pages": kv.blocks}
     return dataclasses.replace(
         plan,
         devices=devices_named(names),
         kv=kv,
         tensors=tensors,
-        slices=slices_of(tensors, made.units, format),
+        slices=slices_of(tensors, made.units, format, visiting),
         values=made.values,
         units=made.units,
         memory=dict.fromkeys(names, use),
-        schedule=Schedule(pages=pages, **(visiting if visits and not alone else {})),
+        schedule=Schedule(pages=pages, **(prompts if visits and not alone else {})),
     )
 
 

@@ -174,8 +174,8 @@ def add_policy(group: argparse._ActionsContainer) -> None:
         "--policy", choices=POLICIES, default="auto", metavar="HOW",
         help=More(
             "layers on one device each (layer-partition), or some cut between GPU and CPU, which "
-            "compute them at once (cut) (default: auto, the faster one); plan alone takes "
-            "FlexGen's zigzag, helm-placement and all-cpu of Gupta and Dwarkadas, and "
+            "compute them at once (cut) (default: auto, the faster one); or a published policy: "
+            "FlexGen's zigzag, helm-placement and all-cpu of Gupta and Dwarkadas, "
             "workload-distribution of Park and Egger"
         ),
     )  # fmt: skip

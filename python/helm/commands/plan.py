@@ -127,10 +127,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(plan: Plan, args: argparse.Namespace) -> None:
-    from helm.compiler.visits.policies import check_runs
     from helm.model.hub import resolve_config
 
-    check_runs(args.policy)
     if any(tensor.source is None for tensor in plan.tensors):
         raise InvalidError(
             "[plan] --write needs the model's weights, since a plan says where each lies; give "

@@ -195,8 +195,6 @@ def _schedule(study: Study) -> str:
         parts.append(f"{best.cut.text}; the {home} adds both shares")
     if best.visit is not None:
         parts.append(best.visit.text)
-        if not best.visit.runs:
-            parts.append("planned alone: HELM does not execute this policy")
     if best.sequences < study.workload.batch:
         serves = study.workload.objective == "serve"
         room = "KV pages of {} with full contexts" if serves else "{} at once"

@@ -63,6 +63,7 @@ def _unpublished(found: Search) -> HelmError:
     result, name, policy = found.result, found.model.graph.architecture, found.space.policy
     if not result.cuts:
         why = "no way to run its prompts is allowed, or its KV cache may not lie on the GPU"
+        why = result.uncut or why
         return InvalidError(
             f"[plan] policy={policy!r} was asked for, but {name} cannot be placed so: {why}; "
             "choose 'auto' or 'layer-partition'"

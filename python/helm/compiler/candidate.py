@@ -134,10 +134,8 @@ def _share_text(count: int, whole: int, what: str, unit: str) -> str:
 class VisitUse:
     """How the layers' weights visit the accelerator in every step. policy: a published one, or
     "auto". buffers: of the ring, each of buffer_bytes. host_bytes: of all layers in host memory, of
-    matrix_bytes. attention, mlp: the shares of their matrices that stay on the accelerator. ops: in
-    a layer those of the accelerator, from first_op on, where the CPU has the others; of_ops: how
-    many there are, 0 where the accelerator computes all. splits: whether rows of a matrix may be
-    apart."""
+    matrix_bytes, that visit. attention, mlp: the shares of their matrices that stay on the
+    accelerator. splits: whether rows of a matrix may be apart."""
 
     policy: str
     buffers: int
@@ -146,29 +144,13 @@ class VisitUse:
     matrix_bytes: int
     attention: float = 0.0
     mlp: float = 0.0
-    ops: tuple[str, ...] = ()
-    first_op: int = 0
-    of_ops: int = 0
     splits: bool = True
-
-    @property
-    def runs(self) -> bool:
-        """Whether the runtime executes it."""
-        return self.of_ops == 0
 
     @property
     def text(self) -> str:
         """In words, as "policy zigzag: 5.1 GiB of 13.0 GiB of weights visit the GPU in each step,
         once for all requests, through 3 buffers of 150.0 MiB"."""
         size, whole = size_text(self.host_bytes), size_text(self.matrix_bytes)
-        if self.of_ops and not self.ops:
-            return f"policy {self.policy}: in decode the CPU has all ops of a layer"
-        if self.of_ops:
-            row = " to ".join(dict.fromkeys((self.ops[0], self.ops[-1])))
-            return (
-                f"policy {self.policy}: in decode the GPU has {len(self.ops)} of {self.of_ops} ops "
-                f"of a layer ({row}), whose weights and KV visit it"
-            )
         if self.host_bytes == 0:
             return f"policy {self.policy}: all layers stay on the GPU"
         policy = "" if self.policy == "auto" else f"policy {self.policy}: "

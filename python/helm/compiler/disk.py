@@ -1,9 +1,11 @@
 """Plans whose weights do not fit into memory: what stays there, what every step reads from disk,
-and how long steps take then. On the CPU alone. Reads no file."""
+and how long steps take then. What is read is the CPU's; beside it an accelerator may hold layers.
+Reads no file."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from helm.base.formats import tensor_bytes
-from helm.compiler.budget import itemise, memory_bytes
+from helm.compiler.budget import itemise, memory_bytes, missing
 from helm.compiler.candidate import Candidate, DiskUse, Missing, goals, predicted
 from helm.compiler.counts import CostedGraph, Step
+from helm.compiler.decode import crossing_s
 from helm.compiler.layers import decode_attention_s
 from helm.compiler.prefill import Prefill, prepare
 from helm.compiler.problem import (
@@ -24,8 +27,8 @@ from helm.compiler.problem import (
     Space,
     host_reserve,
 )
-from helm.compiler.setting import Setting, make_setting
-from helm.compiler.times import ATTENTION, DEVICE_TERMS, F64, FIXED, TERMS, unit_s
+from helm.compiler.setting import Setting, Site, make_setting
+from helm.compiler.times import ATTENTION, DEVICE_TERMS, F64, FIXED, LINK, TERMS, unit_s
 from helm.machine.profile import Profile
 from helm.model.graph import Attention, Graph, Unit
 from helm.plan.disk import ALIGNMENT, around, read_bytes
@@ -69,19 +72,17 @@ def disk_candidate(
 ) -> Candidate | None:
     """The best plan that reads weights from disk; None where not even that fits."""
     assert space.disk is not None
-    available = memory_bytes(profile, limits)[0]
-    alone = dataclasses.replace(profile, accelerator=None, link=None)
+    available = memory_bytes(profile, limits)
     best: tuple[tuple[float, float], Candidate] | None = None
-    for sized in _settings(model, alone, workload, limits, space):
-        priced: _Priced | None = None
-        items: dict[str, int] = {purpose: int(size[0, 0]) for purpose, size in itemise(
-            sized, "cpu", "compute").cpu.items()}  # fmt: skip
-        for ring, chosen in _choices(items, available, limits, space.disk):
-            priced = priced or _Priced(sized)
-            found = _candidate(priced, items, ring, chosen, space.disk)
-            score = goals(workload, sized.batch, found.predicted.ttft_s, found.predicted.decode_s)
-            if best is None or score < best[0]:
-                best = score, found
+    for sized in _settings(model, profile, workload, limits, space):
+        priced = _Priced(sized)
+        for layout in _layouts(sized, available, limits, space):
+            for ring, chosen in _choices(layout, available[0], limits, space.disk):
+                found = _candidate(priced, layout, ring, chosen, space.disk)
+                own = found.predicted
+                score = goals(workload, sized.batch, own.ttft_s, own.decode_s)
+                if best is None or score < best[0]:
+                    best = score, found
     return None if best is None else best[1]
 
 
@@ -98,17 +99,60 @@ def _settings(
         yield make_setting(model, profile, workload, own, count, workload.batch, space=space)
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """A row of the setting with the head there. sites: by unit of the graph. memory: as if all
+    weights of the CPU lay there."""
+
+    row: int
+    head: Site
+    sites: tuple[Site, ...]
+    memory: dict[str, dict[str, int]]
+
+    @property
+    def alone(self) -> bool:
+        """The CPU."""
+        return "accelerator" not in self.sites
+
+
+def _layouts(
+    setting: Setting, available: tuple[int, int], limits: ResourceLimits, space: Space
+) -> Iterator[_Layout]:
+    """The CPU alone; and with the head on either device as many of the last layers on the
+    accelerator as there is room for with all their KV, as then least is read."""
+    rows, units = setting.rows, setting.model.graph.units
+    heads: tuple[Site, ...] = ("cpu",)
+    if setting.accelerator is not None and space.kv != "host":
+        heads = ("cpu", "accelerator")
+    for head in heads:
+        budget = itemise(setting, head, "compute")
+        lacks, used = missing(budget, available, limits)[1][:, 0], rows.uses_accelerator(head)
+        there = np.flatnonzero(~rows.embedded & used & (lacks == 0))
+        chosen = [*there[:1].tolist(), *([len(used) - 1] if head == "cpu" else [])]
+        for row in dict.fromkeys(chosen):
+            layers = {unit.layer for unit in units if unit.layer is not None}
+            own = set(sorted(layers)[int(rows.boundary[row]) :])
+            sites: tuple[Site, ...] = tuple(
+                "accelerator" if unit.layer in own else "cpu" for unit in units[:-1]
+            )
+            yield _Layout(row, head, (*sites, head), budget.at(row, 0))
+
+
 def _choices(
-    items: Mapping[str, int], available: int, limits: ResourceLimits, disk: DiskSpace
+    layout: _Layout, available: int, limits: ResourceLimits, disk: DiskSpace
 ) -> Iterator[tuple[int, tuple[DiskWeights, ...]]]:
     """Rings and what lies on disk beside each."""
+    items = layout.memory["cpu"]
     taken = sum(size for purpose, size in items.items() if purpose != "reserve")
-    largest = max((unit.read_bytes for unit in disk.weights), default=0)
+    weights = [unit for unit in disk.weights if layout.sites[unit.number] == "cpu"]
+    largest = max((unit.read_bytes for unit in weights), default=0)
+    most = available - items["reserve"]
+    if layout.alone:
+        most = _most_taken(available, limits.cpu_reserve_bytes)
     seen = set[int]()
     for count in _RINGS:
         ring = ring_bytes(count * largest)
-        needed = taken + ring - _most_taken(available, limits.cpu_reserve_bytes)
-        chosen = spread(disk.weights, needed)
+        chosen = spread(weights, taken + ring - most)
         if chosen is None or not chosen or ring in seen:
             continue
         seen.add(ring)
@@ -160,57 +204,81 @@ def spread(weights: Sequence[DiskWeights], needed: int) -> tuple[DiskWeights, ..
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of the CPU: before the first unit, and by unit."""
+    """Seconds before the first unit, and of each unit in turn, with what crosses."""
 
     begin_s: float
     units_s: Sequence[float]
 
 
 class _Priced:
-    """Times of a setting's steps as if all lay in memory."""
+    """Times of a setting's steps as if all lay in memory, and their terms [TERMS]."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        work = setting.workload
-        self.decode = self._decode(work.expected_context)
-        self.full = self._decode(work.context)
-        self.prefill = prepare(setting)
-        self.prompts = [self._prompt(self.prefill, i) for i in range(self.prefill.steps)]
 
-    def _decode(self, context: int) -> tuple[StepTimes, F64]:
-        attention = decode_attention_s(self.setting, context, self.setting.cpu)
-        batch = self.setting.batch
-        return self._step(Step(batch, 1, batch), attention)
+    def decode(self, layout: _Layout, context: int) -> tuple[StepTimes, F64]:
+        batch, setting = self.setting.batch, self.setting
+        attention = {
+            device.site: decode_attention_s(setting, context, device)
+            for device in (setting.cpu, setting.accelerator)
+            if device is not None
+        }
+        return self._step(layout, Step(batch, 1, batch), attention)
 
-    def _prompt(self, prefill: Prefill, step: int) -> tuple[StepTimes, F64]:
-        tokens, outputs = int(prefill.tokens[step]), int(prefill.outputs[step])
-        attention = prefill.cpu[:, step, ATTENTION]
-        return self._step(Step(tokens, tokens, outputs=outputs), attention)
+    def prompts(self, layout: _Layout) -> list[tuple[StepTimes, F64]]:
+        prefill, found = self._prefill, list[tuple[StepTimes, F64]]()
+        every = {"cpu": prefill.cpu, "accelerator": prefill.accelerator}
+        for i, sizes in enumerate(zip(prefill.tokens, prefill.outputs, strict=True)):
+            tokens, outputs = map(int, sizes)
+            attention = {site: own[:, i, ATTENTION] for site, own in every.items()}
+            found.append(self._step(layout, Step(tokens, tokens, outputs=outputs), attention))
+        return found
 
-    def _step(self, step: Step, attention: F64) -> tuple[StepTimes, F64]:
-        """attention: [classes] of a layer. And the terms [DEVICE_TERMS]."""
-        setting = self.setting
-        terms, seconds, known = np.zeros(DEVICE_TERMS), list[float](), dict[object, F64]()
+    @functools.cached_property
+    def _prefill(self) -> Prefill:
+        return prepare(self.setting)
+
+    def _step(
+        self, layout: _Layout, step: Step, attention: Mapping[str, F64]
+    ) -> tuple[StepTimes, F64]:
+        """attention: by site, [classes] of a layer."""
+        setting, units = self.setting, self.setting.model.graph.units
+        terms, seconds, known = np.zeros(len(TERMS)), np.zeros(len(units)), dict[object, F64]()
         terms[FIXED] += setting.cpu.step_s
-        layers = dict.fromkeys(u.layer for u in setting.model.graph.units if u.layer is not None)
+        layers = dict.fromkeys(u.layer for u in units if u.layer is not None)
         kinds = dict(zip(layers, setting.classes.member.tolist(), strict=True))
-        for unit in setting.model.graph.units:
+        for number, (unit, site) in enumerate(zip(units, layout.sites, strict=True)):
             if unit.kind == "head" and step.output_rows == 0:
-                seconds.append(0.0)
                 continue
             kind = None if unit.layer is None else kinds[unit.layer]
-            key = unit.kind, kind
+            key = unit.kind, kind, site
             if key not in known:
-                known[key] = self._unit(unit, step, 0.0 if kind is None else attention[kind])
+                own = 0.0 if kind is None else attention[site][kind]
+                known[key] = self._unit(unit, step, site, float(own))
             terms += known[key]
-            seconds.append(float(known[key].sum()))
-        return StepTimes(setting.cpu.step_s, seconds), terms
+            seconds[number] = known[key].sum()
+        if not layout.alone:
+            self._beside(layout, step, terms, seconds)
+        return StepTimes(setting.cpu.step_s, seconds.tolist()), terms
 
-    def _unit(self, unit: Unit, step: Step, attention_s: float) -> F64:
-        times = unit_s(self.setting.model, unit, step, self.setting.cpu)
+    def _beside(self, layout: _Layout, step: Step, terms: F64, seconds: F64) -> None:
+        """Adds what an accelerator's part of a step takes besides its units."""
+        setting, first = self.setting, layout.sites.index("accelerator")
+        assert setting.accelerator is not None
+        sizes = np.array([step.tokens]), np.array([step.output_rows])
+        crossing = sum(each[layout.row, 0] for each in crossing_s(setting, layout.head, *sizes))
+        terms[LINK] += crossing
+        terms[DEVICE_TERMS + FIXED] += setting.accelerator.step_s
+        seconds[first] += setting.accelerator.step_s + crossing
+
+    def _unit(self, unit: Unit, step: Step, site: Site, attention_s: float) -> F64:
+        device = self.setting.cpu if site == "cpu" else self.setting.accelerator
+        assert device is not None
+        times = np.zeros(len(TERMS))
+        times[:DEVICE_TERMS] = unit_s(self.setting.model, unit, step, device)
         if any(isinstance(op, Attention) for op in unit.ops):
             times[ATTENTION] += attention_s
-        return times
+        return times if site == "cpu" else np.roll(times, DEVICE_TERMS)
 
 
 def ends_s(
@@ -240,38 +308,38 @@ def ends_s(
 
 
 def _candidate(
-    priced: _Priced, items: Mapping[str, int], ring: int, chosen: tuple[DiskWeights, ...],
-    disk: DiskSpace,
-) -> Candidate:  # fmt: skip
+    priced: _Priced, layout: _Layout, ring: int, chosen: tuple[DiskWeights, ...], disk: DiskSpace
+) -> Candidate:
     setting, work = priced.setting, priced.setting.workload
 
     def period(step: StepTimes) -> float:
         ends = ends_s([step] * (_WARM + _TIMED), chosen, ring, disk.bytes_per_s)
         return (ends[-1] - ends[_WARM - 1]) / _TIMED
 
-    def named(device: F64, seconds: float) -> dict[str, float]:
-        terms = dict.fromkeys(TERMS, 0.0) | dict(zip(TERMS, map(float, device), strict=False))
-        return {**terms, "disk_s": seconds - float(device.sum())}
+    def named(terms: F64, seconds: float) -> dict[str, float]:
+        own = dict(zip(TERMS, terms.tolist(), strict=True))
+        return {**own, "disk_s": seconds - float(terms.sum())}
 
-    (decode, decode_terms), (full, _) = priced.decode, priced.full
-    prompts = [step for step, _ in priced.prompts]
-    ttft_s = ends_s(prompts, chosen, ring, disk.bytes_per_s)[-1]
+    decode, decode_terms = priced.decode(layout, work.expected_context)
+    full, _ = priced.decode(layout, work.context)
+    prompts = priced.prompts(layout)
+    ttft_s = ends_s([step for step, _ in prompts], chosen, ring, disk.bytes_per_s)[-1]
     seconds = ttft_s, period(decode), period(full)
-    prompt_terms = np.sum([terms for _, terms in priced.prompts], axis=0)
+    prompt_terms = np.sum([terms for _, terms in prompts], axis=0)
     terms = named(decode_terms, seconds[1]), named(prompt_terms, ttft_s)
-    held = sum(unit.held_bytes for unit in chosen)
+    held, items = sum(unit.held_bytes for unit in chosen), layout.memory["cpu"]
     own = {**items, "weights": items["weights"] - held, "staging": items["staging"] + ring}
     taken = sum(size for purpose, size in own.items() if purpose != "reserve")
-    fixed = setting.limits.cpu_reserve_bytes
-    own["reserve"] = int(host_reserve(taken)) if fixed is None else fixed
-    blocks = setting.rows.blocks
+    if layout.alone and setting.limits.cpu_reserve_bytes is None:
+        own["reserve"] = int(host_reserve(taken))
+    blocks, pages = setting.rows.blocks, setting.pages_of(work.context)
     return Candidate(
         blocks=blocks,
-        cpu_blocks=blocks,
+        cpu_blocks=int(setting.rows.boundary[layout.row]),
         embedding="cpu",
-        head="cpu",
-        kv_blocks=setting.pages_of(work.context),
-        accelerator_kv_blocks=0,
+        head=layout.head,
+        kv_blocks=pages,
+        accelerator_kv_blocks=0 if layout.alone else pages,
         overflow="stream",
         kv=None,
         decode_groups=1,
@@ -283,7 +351,7 @@ def _candidate(
         threads=setting.cpu.threads,
         sequences=setting.batch,
         predicted=predicted(work, setting.batch, seconds, terms),
-        memory={"cpu": own, "accelerator": dict.fromkeys(own, 0)},
+        memory={**layout.memory, "cpu": own},
         missing=Missing(0, 0),
         objective_s=float(goals(work, setting.batch, ttft_s, seconds[1])[0]),
         disk=DiskUse(

@@ -283,15 +283,16 @@ def _cut(study: Study) -> dict[str, Any] | None:
     best, use = study.best, study.best.cut
     if use is None:
         return None
-    parts = [part for part in segments(study) if part.label.endswith("(cut)")]
-    total = sum(part.weight_bytes for part in parts)
+    shares = dict.fromkeys(study.plan.memory, 0)
+    for part in segments(study):  # what visits is of the accelerator's share
+        if part.label.endswith(("(cut)", "(visit)")):
+            visits = part.label.endswith("(visit)")
+            shares["accelerator" if visits else part.device] += part.weight_bytes
+    total = max(1, sum(shares.values()))
     return {
         "first": best.cpu_blocks,
         **dataclasses.asdict(use),
-        "shares": {
-            device: sum(p.weight_bytes for p in parts if p.device == device) / max(1, total)
-            for device in study.plan.memory
-        },
+        "shares": {device: size / total for device, size in shares.items()},
     }
 
 

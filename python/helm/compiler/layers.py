@@ -6,6 +6,7 @@ The keys are the verbs of tasks, see `helm.compiler.program.Task`; of a copy, it
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,7 +18,7 @@ from helm.compiler.overflow import Far, PrefillFar, decode_far, far_pairs, run_f
 from helm.compiler.problem import Overflow
 from helm.compiler.program import DOWN, UP, Task, layer_tasks
 from helm.compiler.setting import F32, Device, Setting
-from helm.compiler.timeline import Seconds, body
+from helm.compiler.timeline import Flight, Seconds, body
 from helm.compiler.times import (
     F64,
     I64,
@@ -29,7 +30,9 @@ from helm.compiler.times import (
     position_bytes,
     visible,
 )
+from helm.machine.rates import LinkProfile
 from helm.model.graph import Attention, Layer
+from helm.plan.units import CPU
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,23 @@ class SpreadLayer:
         """See `helm.compiler.timeline.body`."""
         tasks = layer_tasks(False, "visit" if overflow == "stream" else "cpu")
         return body(tasks, [self.seconds[key(task)] for task in tasks], self.far.pages)
+
+
+def visits_s(flight: Flight) -> Seconds:
+    """Seconds in which weights come that visit in every step."""
+    pairs = zip(flight.program.tasks, flight.seconds, strict=True)
+    return np.asarray(sum(np.asarray(s) for task, s in pairs if task.verb == "visit"))
+
+
+def beside_copies(link: LinkProfile, flight: Flight, copies_s: Seconds) -> Flight:
+    """The step where the CPU has only a part of its rate beside copies."""
+    pairs = list(zip(flight.program.tasks, map(np.asarray, flight.seconds), strict=True))
+    own = [s for task, s in pairs if task.lane == CPU]
+    cpu_s = np.asarray(flight.begin_s + sum(own), np.float64)
+    slow_s = link.beside_copies(cpu_s, np.asarray(copies_s))
+    factor = np.divide(slow_s, cpu_s, out=np.ones_like(slow_s), where=cpu_s > 0)
+    seconds = [s * factor if task.lane == CPU else s for task, s in pairs]
+    return dataclasses.replace(flight, seconds=seconds, begin_s=flight.begin_s * factor)
 
 
 def key(task: Task) -> str:

@@ -10,7 +10,7 @@ from helm.compiler.candidate import Candidate
 from helm.compiler.counts import CostedGraph
 from helm.compiler.cut.units import Cut, CutUnits, LayerCut, cut_units
 from helm.compiler.search import Search
-from helm.compiler.visits.rows import split_units
+from helm.compiler.visits.rows import split_units, visiting_names
 from helm.machine.profile import Profile
 from helm.model.graph import Attention, Graph, Unit
 from helm.plan.kv import KvSpec
@@ -31,10 +31,13 @@ def placed(model: CostedGraph, candidate: Candidate | None) -> tuple[CutUnits, f
     if candidate is None:
         units = tuple(on_device(unit, CPU) for unit in graph.units)
     elif candidate.cut is not None:
-        return cut_units(graph, cut_of(candidate)), frozenset()
+        made = cut_units(graph, cut_of(candidate))
+        own = [u for u in made.units if u.device != CPU and u.layer is not None]
+        visiting = visiting_names(own, made.tensors)
+        return made, frozenset() if candidate.visit is None else visiting
     else:
         units, use = placed_units(graph, candidate), candidate.visit
-        if use is not None and use.runs:
+        if use is not None:
             shares = {"attention": use.attention, "mlp": use.mlp}
             return split_units(model, units, shares, use.splits)
     return CutUnits(units, graph.values, graph.tensors, {}, graph.kv.layers), frozenset()
@@ -138,6 +141,7 @@ def schedule(candidate: Candidate, kv: KvSpec, own: int) -> Schedule:
         overflow=candidate.overflow,
         watermark=WATERMARK if candidate.kv is None else candidate.kv.watermark,
         pages=pages,
+        disk_ring_bytes=0 if candidate.disk is None else candidate.disk.ring_bytes,
     )
 
 

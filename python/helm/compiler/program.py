@@ -357,8 +357,9 @@ class _Lowering:
             units, begin = (unit.number, unit.number), unit.number + 1
             after = (runs[at - unit.frees],) if at >= unit.frees else ()
             read = self._add(Task(DISK, "read", CPU, units, after, needs=f"ring {before}"))
-            runs.append(self._run("run", CPU, unit.number, begin, read))
-            self._tasks[-1] = replace(self._tasks[-1], leaves=f"ring {unit.number}")
+            runs.append(self._run("run", CPU, unit.number, begin))
+            wanted = (read, *self._tasks[-1].after)
+            self._tasks[-1] = replace(self._tasks[-1], after=wanted, leaves=f"ring {unit.number}")
         if begin < end:
             self._run("run", CPU, begin, end)
 

@@ -19,7 +19,6 @@ from helm.compiler.counts import CostedGraph
 from helm.compiler.cut.search import CutSearch
 from helm.compiler.disk import disk_candidate
 from helm.compiler.problem import PUBLISHED_POLICIES, Policy, ResourceLimits, Space
-from helm.compiler.timeline import Flight
 from helm.compiler.visits.search import PolicySearch
 from helm.machine.profile import Profile
 from helm.plan.records import Objective, Workload
@@ -105,7 +104,10 @@ class Search:
             every = [] if one is None else [one]
             fit = tuple(c for c in every if c.fits)
             best = one if fit else None
-            return dataclasses.replace(whole, best=best, ranked=fit, cuts=tuple(every))
+            reason = self._policies.unshared if one is None else ""
+            return dataclasses.replace(
+                whole, best=best, ranked=fit, cuts=tuple(every), uncut=reason
+            )
         return self._with_visits(self._with_cuts(whole, limits, workload), limits, workload)
 
     def _with_cuts(
@@ -162,14 +164,10 @@ class Search:
             return None
         return self._policies.best(policy, limits, workload, batches(workload))
 
-    def policy_flights(self, best: Candidate) -> list[Flight]:
-        """Steps of a published policy's plan that this search found."""
-        return self._policies.flights(best, self.workload)
-
     @functools.cached_property
     def _policies(self) -> PolicySearch:
         threads = self.profile.cpu.threads if self.space.threads is None else self.space.threads[0]
-        return PolicySearch(self._priced, self.profile, threads, not self.space.uncut)
+        return PolicySearch(self._priced, self.profile, threads, self.space)
 
     def _cut_search(self, whole: SearchResult) -> CutSearch:
         """With the threads that are best for whole layers."""

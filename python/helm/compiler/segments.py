@@ -9,7 +9,7 @@ from helm.compiler.candidate import BOTH, VisitUse
 from helm.compiler.memory import DEVICE_ALIGNMENT
 from helm.compiler.solve import Study
 from helm.model.graph import Layer, Unit
-from helm.plan.units import PlacedUnit
+from helm.plan.units import CPU, PlacedUnit
 from helm.plan.weights import slice_bytes
 
 
@@ -53,7 +53,7 @@ def segments(study: Study) -> list[Segment]:
 
 
 def _cut_segments(study: Study) -> Iterator[Segment]:
-    """What is cut has two, one for each device."""
+    """What is cut has two, one for each device, and one more for what visits."""
     plan, devices = study.placed, study.best.devices()
     sizes = {name: slice_bytes(plan.tensors, plan.slices, name) for name in plan.memory}
     order = {layer: i + 1 for i, layer in enumerate(dict.fromkeys(
@@ -64,10 +64,13 @@ def _cut_segments(study: Study) -> Iterator[Segment]:
         for device in sizes if devices[first] == BOTH else (devices[first],):
             units = [u for u in plan.units if u.device == device and _place(u, order) in places]
             names = {name for unit in units for op in unit.ops for name in op.weight_names()}
-            held = sum(sizes[device][name] for name in names - counted[device])
-            counted[device] |= names
             cut = " (cut)" if devices[first] == BOTH else ""
-            yield Segment(label + cut, device, first, last, held)
+            visiting = names - sizes[device].keys()
+            for place, own, said in ((device, names - visiting, cut), (CPU, visiting, " (visit)")):
+                held = sum(sizes[place][name] for name in own - counted[place])
+                counted[place] |= own
+                if own or said == cut:
+                    yield Segment(label + said, place, first, last, held)
 
 
 def _visiting_segments(study: Study, use: VisitUse) -> Iterator[Segment]:

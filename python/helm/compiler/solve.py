@@ -39,7 +39,6 @@ from helm.compiler.search import PLENTY, Search
 from helm.compiler.serving import predictor
 from helm.compiler.steps import Steps, planned_steps
 from helm.compiler.tensors import compressible, dominant_format, identity, mappable, slices_of
-from helm.compiler.visits.shown import policy_steps
 from helm.errors import InvalidError, OutOfMemoryError
 from helm.machine.profile import Profile
 from helm.plan.disk import on_disk
@@ -90,8 +89,6 @@ class Study:
     def steps(self) -> tuple[Steps, ...]:
         """A decode step and a step of prompts, task by task, as the plan's times have them; two
         steps where two are on their way at once."""
-        if self.best.visit is not None and not self.best.visit.runs:
-            return policy_steps(self.search, self.best)
         return planned_steps(self.search, self.best, self.placed)
 
     def limit_bytes(self, device: str) -> int:
@@ -184,13 +181,17 @@ def _paged(problem: Problem) -> Study:
 
 def from_disk(problem: Problem, bytes_per_s: float, refused: OutOfMemoryError) -> Study:
     """With weights on a disk of so many bytes per second that memory, as `solve` says in `refused`,
-    does not hold. As stored, since nothing is converted on the way. Where weights were asked for in
-    another way, the refusal says what this one would reach."""
-    if problem.profile is None or problem.space.policy in ("cut", *PUBLISHED_POLICIES):
+    does not hold. As stored, since nothing is converted on the way. Where weights or a policy were
+    asked for that rule this out, the refusal says what it would reach."""
+    if problem.profile is None:
         raise refused
     own = dataclasses.replace(problem, dtype="auto" if problem.dtype == "fit" else problem.dtype)
+    others = ["weights='auto'"] if problem.loading.weights != "auto" else []
     disk = DiskSpace(disk_weights(own.graph, own.tensors, own.formats), bytes_per_s)
     space = dataclasses.replace(own.space, disk=disk)
+    if space.policy in ("cut", *PUBLISHED_POLICIES):
+        others.append("policy='auto'")
+        space = dataclasses.replace(space, policy="auto")
     try:
         study = _placed(dataclasses.replace(own, space=space), "copied")
     except OutOfMemoryError:
@@ -203,8 +204,9 @@ def from_disk(problem: Problem, bytes_per_s: float, refused: OutOfMemoryError) -
         f"{size_text(best.disk.held_bytes)} of weights that memory does not hold are read from disk"
         f" in every step, at {size_text(int(bytes_per_s))} per second: about {rate} tokens/s"
     )
-    if problem.loading.weights != "auto":
-        raise OutOfMemoryError(f"{refused}; weights='auto' fits: {said}")
+    if others:
+        fits = f"{' and '.join(others)} {'fits' if len(others) == 1 else 'fit'}"
+        raise OutOfMemoryError(f"{refused}; {fits}: {said}")
     return dataclasses.replace(study, problem=own).saying(said)
 
 

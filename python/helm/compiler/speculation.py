@@ -14,7 +14,6 @@ MOST = 8  # guesses of a sequence that are priced
 _TURNS = "two groups of requests take turns, in whose steps nothing is guessed"
 _FAR = "KV pages overflow to host memory, where a step of several tokens is computed otherwise"
 _ROOM = "steps have no rows of logits for guesses"
-_PUBLISHED = "the plan is a published policy's, which is not executed"
 _CLOSE = 1e-6
 _SUREST = 0.99  # share of right guesses that is ever counted on
 
@@ -65,8 +64,6 @@ class GuessPrices:
 def guess_prices(study: Study) -> GuessPrices:
     """Of the study's plan, by its own model of time."""
     best, plan = study.best, study.placed
-    if best.visit is not None and not best.visit.runs:
-        return GuessPrices(best.predicted.decode_s, (), _PUBLISHED)
     alone_s = step_s(study, 0)
     reason = _TURNS if best.decode_groups > 1 else _FAR if plan.overflows else ""
     most = min(MOST, min(plan.limits.step_outputs, best.step_tokens) // best.sequences - 1)

@@ -19,15 +19,17 @@ from helm.compiler.cut.units import ROLES, costed
 from helm.compiler.cut.ways import HOMES
 from helm.compiler.layers import (
     SpreadLayer,
+    beside_copies,
     decode_attention_s,
     decode_layers,
     key,
     prefill_layers,
     visiting_seconds,
+    visits_s,
 )
 from helm.compiler.overflow import PrefillFar
 from helm.compiler.prefill import Prefill, prepare
-from helm.compiler.program import Far, Program, Task, lower, verb_of
+from helm.compiler.program import DISK, Far, Program, Task, lower, verb_of
 from helm.compiler.search import Search
 from helm.compiler.setting import F32, Setting, make_setting
 from helm.compiler.timeline import LEAVING, Flight, Spans, played
@@ -121,8 +123,9 @@ class PlannedSteps:
         flights = [self._decode(half, context) for half in halves]
         if flights[0].program.far == "cpu":
             return flights
+        assert self.setting.link is not None
         beside = [self._copies_s(half, context) for half in reversed(halves)]
-        return [self._slowed(*one) for one in zip(flights, beside, strict=True)]
+        return [beside_copies(self.setting.link, *one) for one in zip(flights, beside, strict=True)]
 
     def _decode(self, setting: Setting, context: int) -> Flight:
         far: Far = "none"
@@ -144,16 +147,6 @@ class PlannedSteps:
         own = [k for k, u in zip(self._class, self.plan.units, strict=True)
                if k is not None and u.kind == "attention" and u.device != CPU]  # fmt: skip
         return float(sum(layers[kind].copies_s[0] for kind in own))
-
-    def _slowed(self, flight: Flight, copies_s: float) -> Flight:
-        """Where the CPU has only a part of its rate beside copies."""
-        link, tasks = self.setting.link, flight.program.tasks
-        assert link is not None
-        pairs = [(float(s), task) for s, task in zip(flight.seconds, tasks, strict=True)]  # type: ignore[arg-type]
-        cpu = float(flight.begin_s) + sum(s for s, task in pairs if task.lane == CPU)
-        factor = float(link.beside_copies(np.array(cpu), np.array(copies_s))) / cpu if cpu else 1.0
-        seconds = [s * factor if task.lane == CPU else s for s, task in pairs]
-        return dataclasses.replace(flight, seconds=seconds, begin_s=flight.begin_s * factor)
 
     # --- prompts ---------------------------------------------------------------------------------
 
@@ -283,7 +276,8 @@ class PlannedSteps:
 
         seconds = [task_s(task) for task in program.tasks]
         begin_s = setting.cpu.step_s
-        first = next((i for i, task in enumerate(program.tasks) if task.lane != CPU), None)
+        lanes = [task.lane for task in program.tasks]
+        first = next((i for i, lane in enumerate(lanes) if lane not in (CPU, DISK)), None)
         if self._best.cut is not None:  # before anything, as the CPU goes on while a guest begins
             assert setting.accelerator is not None
             begin_s += setting.accelerator.step_s
@@ -299,7 +293,11 @@ class PlannedSteps:
                 kind = self._class[task.units[0]]
                 assert kind is not None
                 counts[i] = int(np.ravel(layers[kind].far.pages)[0])
-        return Flight(program, seconds, counts, begin_s)
+        flight = Flight(program, seconds, counts, begin_s)
+        if self._best.cut is None or program.visits or not any(self._lacks):
+            return flight
+        assert link is not None
+        return beside_copies(link, flight, visits_s(flight))
 
     def _visiting_s(self, setting: Setting, units: range, step: Step, past: int) -> dict[str, Any]:
         """Of what comes and goes with a layer, of which the CPU has all or some."""

@@ -4,6 +4,7 @@ the ring. The same rules as the runtime's. Knows nothing of the rest of a plan."
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -114,13 +115,19 @@ def check_disk(plan: Placing, root: Reader) -> None:
         return
     if ring_bytes == 0 or ring_bytes % ALIGNMENT:
         ring.reject(f"expected a multiple of {ALIGNMENT}, as slices are on disk")
-    if any(unit.device != CPU for unit in units) or root["schedule"]["prefill"].value == "visit":
-        ring.reject("weights are read from disk in plans for the CPU alone")
+    # Steps run all units in order, one step after the other, and what visits lies in memory.
+    where = "where weights are read from disk"
+    for name, wanted in (("prefill", "compute"), ("decode_groups", 1), ("prefill_overlap", False)):
+        node = root["schedule"].get(name, wanted)
+        if node.value != wanted:
+            node.reject(f"expected {json.dumps(wanted)} {where}")
     readers: Mapping[str, list[PlacedUnit]] = {name: [] for name in on_disk}
     for unit in units:
         for name in {n for op in unit.ops for n in op.weight_names()} & on_disk:
             readers[name].append(unit)
     for name, found in readers.items():
+        if any(unit.device != CPU for unit in found):
+            root["slices"].reject(f"{name!r} is on disk; only units of the CPU read from there")
         if any(unit.layer is None for unit in found):
             root["slices"].reject(f"{name!r} is on disk; only weights of layers may be")
         if len(found) > 1:

@@ -36,8 +36,9 @@ def study_from_disk(
     rate = own.disk_bytes_per_s or ASSUMED_BYTES_PER_S
     try:
         guess = from_disk(problem, rate, refused)
-    except OutOfMemoryError:
-        if options.profile is not None or problem.loading.weights == "auto":
+    except OutOfMemoryError as error:
+        # Nothing fits, or another way does.
+        if options.profile is not None or error is refused:
             raise
     else:
         if options.profile is not None:

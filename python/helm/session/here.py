@@ -19,7 +19,6 @@ from helm.compiler.abilities import check_vram
 from helm.compiler.format_choice import others_text
 from helm.compiler.planning_problem import Problem
 from helm.compiler.solve import solve
-from helm.compiler.visits.policies import check_runs
 from helm.errors import CompressionError, InvalidError, OutOfMemoryError, ProfileError
 from helm.machine.devices import CPU, Accelerator, find_accelerator, open_accelerator
 from helm.machine.grants import Grant, file_key, in_turn
@@ -72,10 +71,8 @@ def load_engine(
     """Plans, loads, and plans again where an accelerator has less free by then than planned.
 
     tensors: those bound from memory, by name. notices: what the plan shall say first. Raises
-    InvalidError for a policy that is not executed, and what `solve`, `open_accelerator` and the
-    engine raise.
+    what `solve`, `open_accelerator` and the engine raise.
     """
-    check_runs(options.policy)
     target = find_target(options)
     notices += (*target.notices, *_foreign(options.profile))
     attempts = _LOADS

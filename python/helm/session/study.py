@@ -43,8 +43,8 @@ def study(
     a file; None: this one with `device`, which is measured for 10 to 15 s when first needed, and
     what of its memory is free now. policy: also "zigzag" (FlexGen: Sheng and others 2023),
     "helm-placement" and "all-cpu" (Gupta and Dwarkadas, heterogeneous host memory), or
-    "workload-distribution" (Park and Egger), which are planned alone. The other options are those
-    of LLM(...), but for those that decide nothing before weights are read.
+    "workload-distribution" (Park and Egger). The other options are those of LLM(...), but for those
+    that decide nothing before weights are read.
 
     Raises what LLM(...) raises before it reads weights: InvalidError, CheckpointError, DeviceError,
     ProfileError, and OutOfMemoryError where nothing fits, with what would.

@@ -48,6 +48,12 @@ class Resting:
         # Seconds [classes, homes, ways].
         self.attention_s, self.mlp_s = attention.sum(axis=0), mlp.sum(axis=0)
 
+    @functools.cached_property
+    def cpu_s(self) -> tuple[F64, F64]:
+        """The part of both in which the CPU computes."""
+        attention, mlp = (table[:DEVICE_TERMS].sum(axis=0) for table in self._tables)
+        return attention, mlp
+
     def terms(self, of: Layouts) -> F64:
         """[TERMS, layouts]"""
         return self._summed(of, *self._tables)

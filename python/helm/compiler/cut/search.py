@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 import numpy as np
 
 from helm.compiler.budget import Budget, memory_bytes, missing
-from helm.compiler.candidate import BOTH, Candidate, CutUse, Missing, goals, predicted
+from helm.compiler.candidate import BOTH, Candidate, Missing, goals, predicted
 from helm.compiler.choices import Choice
 from helm.compiler.cut.memory import CutMemory
 from helm.compiler.cut.price import CutPrices, Resting, StepPrice
-from helm.compiler.cut.ways import HOMES, CutModel, Layouts, Ways, cut_model
+from helm.compiler.cut.ways import CutModel, Layouts, Ways, cut_model, cut_use
 from helm.compiler.problem import ResourceLimits, Space
 from helm.compiler.times import F64, I64, TERMS
 from helm.machine.profile import Profile
@@ -127,12 +127,7 @@ class Way:
     ) -> Candidate:
         """Of the one layout, for the limits and the workload that it was found for."""
         setting, cuts, prefill = self.choice.setting, self.cuts, self.choice.steps
-        heads, elements, rows = (ways.marks.tolist() for ways in cuts.units)
-        cpu, cut, home, head, element, row = (int(each[0]) for each in of.columns)
-        use = CutUse(
-            layers=cut, heads=heads[head], of_heads=heads[-1], elements=elements[element],
-            of_elements=elements[-1], rows=rows[row], of_rows=rows[-1], home=HOMES[home],
-        )  # fmt: skip
+        use, cpu = cut_use(cuts, of), int(of.cpu[0])
         items = self.memory.items(of)
         budget = Budget(*({n: each[:, None] for n, each in own.items()}
                           for own in (items.cpu, items.accelerator)))  # fmt: skip
@@ -147,7 +142,7 @@ class Way:
             float(s[0]) for s in (self.ttft_s(of), expected.seconds(of), full.seconds(of))
         )
         # A row of the layouts of whole layers, from where all that visits does.
-        at = 1 + cpu + cut
+        at = 1 + cpu + use.layers
         least, kv_blocks = self.least, setting.pages_of(workload.context)
         return Candidate(
             blocks=cuts.blocks,

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from helm.compiler.candidate import CutUse
 from helm.compiler.counts import CostedGraph
 from helm.compiler.cut.shares import ACCELERATOR, Shares, priced_shares, size_of
 from helm.compiler.cut.units import Cutter
@@ -136,6 +137,16 @@ class Layouts:
         names = ("cpu", "cut", "home", "heads", "elements", "rows")
         rows = (fields.get(name, own) for name, own in zip(names, self.columns, strict=True))
         return Layouts(np.stack([np.broadcast_to(row, len(self)) for row in rows]))
+
+
+def cut_use(cuts: CutModel, of: Layouts) -> CutUse:
+    """Of the one layout."""
+    heads, elements, rows = (ways.marks.tolist() for ways in cuts.units)
+    _, cut, home, head, element, row = (int(each[0]) for each in of.columns)
+    return CutUse(
+        layers=cut, heads=heads[head], of_heads=heads[-1], elements=elements[element],
+        of_elements=elements[-1], rows=rows[row], of_rows=rows[-1], home=HOMES[home],
+    )  # fmt: skip
 
 
 def cut_model(model: CostedGraph, classes: BlockClasses, columns: int) -> CutModel | str:

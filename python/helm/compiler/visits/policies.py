@@ -6,20 +6,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from helm.compiler.problem import Policy
-from helm.errors import InvalidError
 
 _GUPTA = "Gupta and Dwarkadas, Out-of-Core LLM Inference Using Heterogeneous Host Memory"
 
 
 @dataclass(frozen=True)
 class Published:
-    """whose: authors and title. what: it does. lacks: what the runtime would need for it, "" where
-    it executes it. computes: whether the CPU does."""
+    """whose: authors and title. what: it does."""
 
     whose: str
     what: str
-    lacks: str = ""
-    computes: bool = False
 
 
 PUBLISHED: dict[Policy, Published] = {
@@ -40,20 +36,7 @@ PUBLISHED: dict[Policy, Published] = {
     ),
     "workload-distribution": Published(
         "Park and Egger, CPU-GPU Workload Distribution during Throughput-Oriented LLM Inference",
-        "in each layer the GPU computes some ops in a row, whose weights and KV visit it, and the "
-        "CPU the ops before and behind",
-        lacks="ops of one unit on different devices in decode",
-        computes=True,
+        "both devices share each layer by the corrected balance; what the GPU has of the weights "
+        "visits it in each step",
     ),
 }
-
-
-def check_runs(policy: str) -> None:
-    """InvalidError for a policy that is planned and shown, but not executed."""
-    published = {str(name): each for name, each in PUBLISHED.items()}.get(policy)
-    if published is not None and published.lacks:
-        raise InvalidError(
-            f"[load] policy={policy!r} is planned and shown, but not executed: that takes "
-            f"{published.lacks}; choose another to run, such as 'auto', or see what it "
-            f"would reach with `helm-llm plan --policy {policy}`"
-        )

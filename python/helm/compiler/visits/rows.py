@@ -70,6 +70,14 @@ def matrices_of(model: CostedGraph, unit: Unit | PlacedUnit, splits: bool) -> li
     return list(found.values())
 
 
+def visiting_names(
+    units: Iterable[Unit | PlacedUnit], shapes: Mapping[str, tuple[Any, ...]]
+) -> frozenset[str]:
+    """Of units of the accelerator of which nothing but vectors stays, the tensors that visit."""
+    names = {name for unit in units for op in unit.ops for name in op.weight_names()}
+    return frozenset(name for name in names if len(shapes[name]) > 1)
+
+
 def split_units(
     model: CostedGraph, units: Iterable[PlacedUnit], shares: Mapping[str, float], splits: bool
 ) -> tuple[CutUnits, frozenset[str]]:

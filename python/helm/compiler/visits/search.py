@@ -14,14 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from helm.compiler.budget import PURPOSES, Budget, memory_bytes, missing
-from helm.compiler.candidate import Candidate, Missing, VisitUse, goals, predicted
+from helm.compiler.candidate import Candidate, CutUse, Missing, VisitUse, goals, predicted
 from helm.compiler.choices import Choice
-from helm.compiler.problem import Policy, ResourceLimits
-from helm.compiler.timeline import Flight
+from helm.compiler.cut.ways import CutModel, Layouts, cut_model, cut_use
+from helm.compiler.problem import Policy, ResourceLimits, Space
 from helm.compiler.times import F64, I64, TERMS
 from helm.compiler.visits.halves import ROW, Halves, Shares
-from helm.compiler.visits.ops import Ops
-from helm.compiler.visits.ring import flight_of
+from helm.compiler.visits.shared import BUFFERS, SharedLayers
 from helm.machine.profile import Profile
 from helm.plan.records import Workload
 from helm.plan.units import CPU
@@ -59,12 +58,13 @@ class _Bound:
 
 class PolicySearch:
     """Of a model on a machine. choices: of whole layers, whose settings and prompts are these
-    too. splits: whether rows of a matrix may stay while others visit."""
+    too."""
 
     def __init__(
-        self, choices: Sequence[Choice], profile: Profile, threads: int, splits: bool
+        self, choices: Sequence[Choice], profile: Profile, threads: int, space: Space
     ) -> None:
-        self._profile, self._splits = profile, splits
+        # Whether rows of a matrix may stay while others visit.
+        self._profile, self._space, self._splits = profile, space, not space.uncut
         self._choices = [
             choice
             for choice in choices
@@ -77,11 +77,12 @@ class PolicySearch:
         """What lacks least, and then is fastest; None where no plan has the policy. at_once: how
         many requests may run together."""
         available = memory_bytes(self._profile, limits)
+        choices = [c for c in self._choices if c.setting.batch in at_once and self._computes(c)]
+        if policy == "workload-distribution":
+            return self._best_shared(choices, limits, workload, available)
         found = [
-            one
-            for choice in self._choices
-            if choice.setting.batch in at_once
-            for one in self._of(policy, choice, limits, workload, available)
+            self._visiting(policy, choice, slots, limits, workload, available)
+            for choice, slots in itertools.product(choices, SLOTS)
         ]
         return min(found, key=lambda one: one[0])[1] if found else None
 
@@ -115,29 +116,6 @@ class PolicySearch:
         if best is None:
             return None
         return self._candidate("auto", best.choice, best.plans, best.slots, workload, (0, 0))
-
-    def flights(self, best: Candidate, workload: Workload) -> list[Flight]:
-        """The layers in a decode step of a plan that it found, where both devices compute."""
-        use, context = best.visit, workload.expected_context
-        assert use is not None
-        choice = next(
-            choice
-            for choice in self._choices
-            if choice.setting.batch == best.sequences and choice.mode == "visit"
-        )
-        ops = Ops(choice.setting, [(use.first_op, use.first_op + len(use.ops))])
-        return [flight_of(ops.groups(context), use.buffers)]
-
-    def _of(
-        self, policy: Policy, choice: Choice, limits: ResourceLimits, workload: Workload,
-        available: tuple[int, int],
-    ) -> Iterator[Found]:  # fmt: skip
-        if policy == "workload-distribution":
-            if choice.mode == "visit":
-                yield self._shared(choice, limits, workload, available)
-        elif self._computes(choice):
-            for slots in SLOTS:
-                yield self._visiting(policy, choice, slots, limits, workload, available)
 
     # --- the accelerator computes ----------------------------------------------------------------
 
@@ -212,13 +190,8 @@ class PolicySearch:
             host_bytes=int(sizes[0][0]), matrix_bytes=matrices,
             attention=float(one.attention[0]), mlp=float(one.mlp[0]), splits=self._splits,
         )  # fmt: skip
-        memory: dict[str, dict[str, int]] = {
-            device: {str(purpose): int(own[purpose][0]) for purpose in PURPOSES}
-            for device, own in (("cpu", items.cpu), ("accelerator", items.accelerator))
-        }
-        return _candidate(
-            choice, workload, use, (decode, prefill), float(full.sum()), memory, lacks
-        )
+        terms, memory = (decode, prefill), _memory(items)
+        return _candidate(choice, workload, use, terms, float(full.sum()), memory, lacks)
 
     @functools.cache  # noqa: B019  # of the choices that it has
     def _halves(self, choice: int) -> Halves:
@@ -227,48 +200,71 @@ class PolicySearch:
 
     # --- both devices compute --------------------------------------------------------------------
 
-    def _shared(
-        self, choice: Choice, limits: ResourceLimits, workload: Workload, available: tuple[int, int]
-    ) -> Found:
-        """All layers lie in host memory; prompts are computed on the accelerator."""
-        row, setting = len(choice.setting.rows.boundary) - 1, choice.setting
-        first, ops, decode, full_s = self._split(
-            setting.batch, workload.expected_context, workload.context
-        )
-        prefill = min(choice.prefills, key=lambda way: float(way.priced.total[row, 0]))
-        lacks = tuple(int(own[row, 0]) for own in missing(choice.budget, available, limits))
-        terms = np.array([prefill.priced.terms(row, 0)[name] for name in TERMS])
-        memory = choice.budget.at(row, 0)
-        held = sum(setting.model.weight_bytes([x]) for x in setting.model.graph.layers)
-        use = VisitUse(
-            policy="workload-distribution", buffers=2,
-            buffer_bytes=memory["accelerator"]["staging"] // 2, host_bytes=held, matrix_bytes=held,
-            ops=ops, first_op=first, of_ops=len(setting.classes.units[0].ops),
-        )  # fmt: skip
-        least = prefill.visit_least
-        candidate = _candidate(
-            choice, workload, use, (decode, terms), full_s, memory, lacks,
-            visit_tokens=0 if least is None else choice.steps.visit_tokens(row, least),
-        )  # fmt: skip
-        return (sum(lacks), *_goals(candidate, workload)), candidate
+    @functools.cached_property
+    def _cuts(self) -> CutModel | str:
+        """How the layers may be shared, or why they may not."""
+        setting = self._choices[0].setting
+        return self._space.uncut or cut_model(setting.model, setting.classes, self._space.columns)
 
-    @functools.cache  # noqa: B019  # of few numbers of requests
-    def _split(
-        self, batch: int, expected: int, context: int
-    ) -> tuple[int, tuple[str, ...], F64, float]:
-        """What is fastest at the expected context: the first op of the accelerator, all of them,
-        [TERMS] of a step, and the seconds of one at the full context."""
-        setting = next(c.setting for c in self._choices if c.setting.batch == batch)
-        every = Ops(setting)
-        terms = every.terms(expected)
-        best = int(np.argmin(terms.sum(axis=0)))
-        one = Ops(setting, every.ranges[best : best + 1].tolist())
-        return (
-            int(every.ranges[best, 0]),
-            every.names(best),
-            terms[:, best],
-            float(one.terms(context).sum()),
+    @property
+    def unshared(self) -> str:
+        """Why no plan shares layers, "" where some may."""
+        return self._cuts if isinstance(self._cuts, str) else ""
+
+    def _best_shared(
+        self, choices: Sequence[Choice], limits: ResourceLimits, workload: Workload,
+        available: tuple[int, int],
+    ) -> Candidate | None:  # fmt: skip
+        """All layers lie in host memory. The balance ranks, the timeline prices the best."""
+        best: tuple[tuple[float, ...], SharedLayers, Layouts] | None = None
+        for choice in choices:
+            shared = self._shared(id(choice))
+            if shared is None or not len(of := shared.layouts):
+                continue
+            lacks = np.sum(missing(shared.budget(of), available, limits), axis=0)
+            step_s = shared.about_s(of, workload.expected_context)
+            at = np.lexsort((step_s, lacks))[:1]
+            ttft_s = float(shared.about_ttft_s(of.at(at))[0])
+            score = goals(workload, choice.setting.batch, ttft_s, float(step_s[at[0]]))
+            key = (float(lacks[at[0]]), *score)
+            if best is None or key < best[0]:
+                best = key, shared, of.at(at)
+        if best is None:
+            return None
+        _, shared, one = best
+        lacking = missing(shared.budget(one), available, limits)
+        return self._shared_candidate(shared, one, workload, tuple(int(n[0]) for n in lacking))
+
+    def _shared_candidate(
+        self, shared: SharedLayers, one: Layouts, workload: Workload, lacks: tuple[int, ...]
+    ) -> Candidate:
+        items, size = shared.budget(one), int(shared.visiting_bytes(one)[0])
+        expected, full = workload.expected_context, workload.context
+        terms = shared.decode_terms(one, expected), shared.prefill_terms(one)
+        full_s = float(shared.decode_terms(one, full).sum())
+        use = VisitUse(
+            policy="workload-distribution", buffers=BUFFERS,
+            buffer_bytes=int(shared.buffer_bytes(one)[0]), host_bytes=size, matrix_bytes=size,
+        )  # fmt: skip
+        memory = _memory(items)
+        return _candidate(
+            shared.choice, workload, use, terms, full_s, memory, lacks, cut_use(shared.cuts, one)
         )
+
+    @functools.cache  # noqa: B019  # of the choices that it has
+    def _shared(self, choice: int) -> SharedLayers | None:
+        if isinstance(self._cuts, str):
+            return None
+        own = next(each for each in self._choices if id(each) == choice)
+        return SharedLayers(own, self._cuts)
+
+
+def _memory(items: Budget) -> dict[str, dict[str, int]]:
+    """Of the one plan."""
+    return {
+        device: {str(purpose): int(own[purpose][0]) for purpose in PURPOSES}
+        for device, own in (("cpu", items.cpu), ("accelerator", items.accelerator))
+    }
 
 
 def _goals(candidate: Candidate, workload: Workload) -> tuple[float, float]:
@@ -308,34 +304,34 @@ def visiting_budget(choice: Choice, visits: I64, left: I64, buffers: I64, slots:
 
 def _candidate(
     choice: Choice, workload: Workload, use: VisitUse, terms: tuple[F64, F64], full_s: float,
-    memory: dict[str, dict[str, int]], lacks: tuple[int, ...], visit_tokens: int = 0,
+    memory: dict[str, dict[str, int]], lacks: tuple[int, ...], cut: CutUse | None = None,
 ) -> Candidate:  # fmt: skip
     setting = choice.setting
     decode_s, ttft_s = (float(each.sum()) for each in terms)
     named = [dict(zip(TERMS, each.tolist(), strict=True)) for each in terms]
     blocks = len(setting.model.graph.layers)
     pages = setting.pages_of(workload.context)
-    on_cpu = bool(use.of_ops)
     return Candidate(
         blocks=blocks,
-        cpu_blocks=blocks if on_cpu else 0,
+        cpu_blocks=0,
         embedding=CPU,
         head="accelerator",
         kv_blocks=pages,
-        accelerator_kv_blocks=0 if on_cpu else pages,
+        accelerator_kv_blocks=pages,
         overflow="stream",
         kv=None,
         decode_groups=1,
-        prefill_mode="visit" if visit_tokens else "compute",
+        prefill_mode="compute",
         prefill_overlap=False,
         step_tokens=setting.limits.step_tokens,
-        visit_tokens=visit_tokens,
-        visit_pages=setting.visit_pages if visit_tokens else 0,
+        visit_tokens=0,
+        visit_pages=0,
         threads=setting.cpu.threads,
         sequences=setting.batch,
         predicted=predicted(workload, setting.batch, (ttft_s, decode_s, full_s), named),
         memory=memory,
         missing=Missing(*lacks),
         objective_s=goals(workload, setting.batch, ttft_s, decode_s)[0],
+        cut=cut,
         visit=use,
     )
