@@ -315,8 +315,11 @@ int64_t Engine::near_wanted(SequenceId sequence, int64_t tokens) const {
 int64_t Engine::in_flight() const {
   return used().in_flight();
 }
-void Engine::submit(std::span<const StepInput> inputs) {
-  used().submit(inputs);
+bool Engine::splits() const {
+  return used().splits();
+}
+void Engine::submit(std::span<const StepInput> inputs, size_t second) {
+  used().submit(inputs, second);
 }
 std::span<const float> Engine::collect() {
   return used().collect();

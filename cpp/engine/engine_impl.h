@@ -82,7 +82,8 @@ class Engine::Impl {
   int64_t far_wanted(SequenceId id, int64_t tokens) const;
   int64_t in_flight() const { return executor_.in_flight(); }
   std::span<const float> step(std::span<const StepInput> inputs);
-  void submit(std::span<const StepInput> inputs);
+  bool splits() const { return executor_.splits(); }
+  void submit(std::span<const StepInput> inputs, size_t second = 0);
   std::span<const float> collect();
   void share(int64_t count, const std::function<void(int64_t, int)>& work);
 
@@ -96,6 +97,7 @@ class Engine::Impl {
   void check_open(int64_t capacity, const HeldPrefix& prefix) const;
   void check_continues(SequenceId id, const KvSequence& sequence, int64_t length) const;
   void check(std::span<const StepInput> inputs) const;
+  void check_second(std::span<const StepInput> inputs) const;
   void check_tokens(const StepInput& input) const;
   void make_room(std::span<const StepInput> inputs);
   void copy_own(KvSequence& target, size_t b, int64_t positions);
@@ -103,7 +105,7 @@ class Engine::Impl {
   bool on_cpu(const StepInput& input) const;
   void gather(std::span<const StepInput> inputs, StepRows& rows);
   void take_spent();
-  void size_team(const StepView& step);
+  void size_team(std::span<const StepInput> inputs);
   void check_pools() const;
   std::vector<Account*> accounts() {  // by device
     if (accelerator_account_ == nullptr) return {&cpu_account_};

@@ -60,6 +60,19 @@ void Engine::Impl::check(std::span<const StepInput> inputs) const {
   }
 }
 
+// Of the second sub-batch of a split step.
+void Engine::Impl::check_second(std::span<const StepInput> inputs) const {
+  if (!splits()) {
+    fail(ErrorKind::kInvalid, "[engine] a step was to be split; the plan's KV pages, schedule or ",
+         "number of sequences do not let it; submit it whole");
+  }
+  for (const StepInput& input : inputs) {
+    if (std::ssize(input.tokens) == 1) continue;
+    fail(ErrorKind::kInvalid, "[engine] ", input.tokens.size(), " tokens of sequence ",
+         input.sequence, " are in the second sub-batch of a step; expected one");
+  }
+}
+
 // Makes room on the accelerator for the blocks that the step adds there or writes to, and makes
 // those it writes to its own.
 void Engine::Impl::make_room(std::span<const StepInput> inputs) {
@@ -157,14 +170,19 @@ void Engine::Impl::take_spent() {
 // Prompts take all members: they meet so seldom there that one who is late costs little. Where all
 // of several rows per sequence give logits, guesses are among them: such steps are decode, but of
 // too many sizes to be compared.
-void Engine::Impl::size_team(const StepView& step) {
+void Engine::Impl::size_team(std::span<const StepInput> inputs) {
+  int64_t tokens = 0, outputs = 0;
+  for (const StepInput& input : inputs) {
+    tokens += std::ssize(input.tokens);
+    outputs += outputs_of(input);
+  }
   take_spent();
   if (decoded_) team_size_.ran(step_spent_.run_s, step_spent_.lost_s);
   step_spent_ = {};
-  decoded_ = step.tokens() == static_cast<int64_t>(step.runs.size());
+  decoded_ = tokens == std::ssize(inputs);
   const double now_s = std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
-  const bool guesses = !decoded_ && step.outputs() == step.tokens();
-  threads_.resize(decoded_  ? team_size_.next(step.tokens(), now_s)
+  const bool guesses = !decoded_ && outputs == tokens;
+  threads_.resize(decoded_  ? team_size_.next(tokens, now_s)
                   : guesses ? team_size_.size()
                             : threads_.size());
 }
@@ -191,17 +209,21 @@ std::span<const float> Engine::Impl::step(std::span<const StepInput> inputs) {
   return collect();
 }
 
-void Engine::Impl::submit(std::span<const StepInput> inputs) {
+void Engine::Impl::submit(std::span<const StepInput> inputs, size_t second) {
   if (in_flight() >= steps_ahead()) {
     fail(ErrorKind::kCapacity, "[engine] ", in_flight(),
          " steps are on their way, the most at once; collect one first");
   }
   check(inputs);
+  const auto first = inputs.first(inputs.size() - std::min(second, inputs.size()));
+  const bool split = second > 0 && !first.empty();
+  if (split) check_second(inputs.last(second));
   weights_.check_files(false);
   make_room(inputs);
-  gather(inputs, executor_.rows());
-  size_team(executor_.rows().view());
-  executor_.submit();
+  gather(split ? first : inputs, executor_.rows());
+  if (split) gather(inputs.last(second), executor_.second_rows());
+  size_team(inputs);
+  executor_.submit(split);
 }
 
 std::span<const float> Engine::Impl::collect() {

@@ -8,18 +8,22 @@ namespace helm {
 
 DeviceBuffers::DeviceBuffers(const Plan& plan, DeviceIndex device,
                              const std::vector<DeviceIndex>& places,
-                             std::span<const ValueIndex> more, int64_t kv_bytes, Account& account) {
+                             std::span<const ValueIndex> more, int64_t kv_bytes, int64_t split_rows,
+                             Account& account) {
   std::vector<bool> used = values_of(plan, units_on(device, places));
   for (const ValueIndex v : more) used[static_cast<size_t>(v)] = true;
-  std::vector<int64_t> offsets(plan.values.size());
   int64_t total = 0;
-  for (size_t v = 0; v < used.size(); ++v) {
-    if (!used[v]) continue;
-    offsets[v] = total;
-    total = align_up(total + value_bytes(plan, static_cast<ValueIndex>(v), plan.limits.step_tokens,
-                                         plan.limits.step_outputs),
-                     kDeviceAlignment);
-  }
+  std::array<std::vector<int64_t>, 2> offsets;
+  const auto place = [&](SubBatch batch, int64_t tokens, int64_t outputs) {
+    for (size_t v = 0; v < used.size(); ++v) {
+      offsets[batch].push_back(total);
+      if (!used[v]) continue;
+      const int64_t bytes = value_bytes(plan, static_cast<ValueIndex>(v), tokens, outputs);
+      total = align_up(total + bytes, kDeviceAlignment);
+    }
+  };
+  place(kFirstBatch, plan.limits.step_tokens, plan.limits.step_outputs);
+  if (split_rows > 0) place(kSecondBatch, split_rows, split_rows);
   int64_t scratch = 0;
   for (const StageSpan& stage : stages_of(plan, places)) {
     if (stage.device != device) continue;
@@ -28,16 +32,18 @@ DeviceBuffers::DeviceBuffers(const Plan& plan, DeviceIndex device,
   kv_ = DeviceMemory(account, kv_bytes, "the KV cache");
   activations_ = DeviceMemory(account, total, "activations");
   workspace_ = DeviceMemory(account, scratch, "the workspace");
-  values_.assign(plan.values.size(), DeviceAddress::kNull);
-  for (size_t v = 0; v < used.size(); ++v) {
-    if (used[v]) values_[v] = activations_.address() + offsets[v];
+  for (const SubBatch batch : {kFirstBatch, kSecondBatch}) {
+    values_[batch].assign(plan.values.size(), DeviceAddress::kNull);
+    for (size_t v = 0; v < offsets[batch].size(); ++v) {
+      if (used[v]) values_[batch][v] = activations_.address() + offsets[batch][v];
+    }
   }
 }
 
-StageSpec DeviceBuffers::spec(const Plan& plan) const {
+StageSpec DeviceBuffers::spec(const Plan& plan, SubBatch batch) const {
   StageSpec spec;
   spec.plan = &plan;
-  spec.values = values_;
+  spec.values = values_[batch];
   spec.kv.assign(plan.kv.layers.size(), kv());
   spec.workspace = workspace_.address();
   return spec;

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -11,17 +13,24 @@
 
 namespace helm {
 
+// Of a split step, which has two; any other has the first alone.
+enum SubBatch : uint8_t { kFirstBatch, kSecondBatch };
+
 class DeviceBuffers {
  public:
   DeviceBuffers() = default;
-  // For units at these places, with a KV cache of so many bytes; with `more` values.
+  // For units at these places, with a KV cache of so many bytes; with `more` values. Of values
+  // there is a second set, of split_rows rows, if there are any.
   DeviceBuffers(const Plan& plan, DeviceIndex device, const std::vector<DeviceIndex>& places,
-                std::span<const ValueIndex> more, int64_t kv_bytes, Account& account);
+                std::span<const ValueIndex> more, int64_t kv_bytes, int64_t split_rows,
+                Account& account);
 
   // What a stage is bound to, but for its units and weights.
-  StageSpec spec(const Plan& plan) const;
+  StageSpec spec(const Plan& plan, SubBatch batch = kFirstBatch) const;
 
-  DeviceAddress value(ValueIndex index) const { return values_[static_cast<size_t>(index)]; }
+  DeviceAddress value(ValueIndex index, SubBatch batch = kFirstBatch) const {
+    return values_[batch][static_cast<size_t>(index)];
+  }
   DeviceAddress kv() const { return kv_.address(); }
   int64_t kv_bytes() const { return kv_.bytes(); }
   int64_t activations_bytes() const { return activations_.bytes(); }
@@ -29,7 +38,8 @@ class DeviceBuffers {
 
  private:
   DeviceMemory kv_, activations_, workspace_;
-  std::vector<DeviceAddress> values_;  // by ValueIndex; kNull where the device does not use it
+  // By ValueIndex; kNull where the device does not use it.
+  std::array<std::vector<DeviceAddress>, 2> values_;
 };
 
 // The step's blocks that lie in host memory.

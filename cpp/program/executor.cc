@@ -35,6 +35,11 @@ Executor::Executor(const Plan& plan, const Weights& weights, KvCache& kv,
       std::make_unique<Stages>(plan_, weights, buffers_, accounts_, visits_.get(), paging_.get());
   for (Program& program : programs) programs_.push_back(stages_->bind(std::move(program)));
   create_flights();
+  const auto turns = std::ranges::find_if(
+      programs_, [](const BoundProgram& one) { return one.program.takes_turns(); });
+  if (split_rows(plan_) == 0 || turns == programs_.end()) return;
+  second_program_ = stages_->bind(turns->program, kSecondBatch);
+  second_.program = &second_program_;
 }
 
 Executor::~Executor() = default;
@@ -50,11 +55,11 @@ void Executor::create_buffers() {
     streams_.push_back(account.device().create_stream());
     if (d == kCpu) {
       buffers_.emplace_back(plan_, kCpu, resident_units(plan_), std::span<ValueIndex>(),
-                            kv_.cpu_bytes(), account);
+                            kv_.cpu_bytes(), 0, account);
     } else {
       buffers_.emplace_back(plan_, static_cast<DeviceIndex>(d),
                             visited ? visiting_units(plan_) : resident_units(plan_), partials,
-                            kv_.near_bytes(), account);
+                            kv_.near_bytes(), split_rows(plan_), account);
     }
   }
 }
@@ -62,14 +67,20 @@ void Executor::create_buffers() {
 void Executor::create_flights() {
   int64_t bytes = 0;
   for (const BoundProgram& one : programs_) bytes = std::max(bytes, one.staging_bytes);
-  for (Flight& flight : flights_) {
+  const auto create = [&](Flight& flight, int64_t staging_bytes) {
     flight.rows.reserve(plan_.limits);
-    if (accounts_.size() == 1) continue;
+    if (accounts_.size() == 1) return;
     Device& device = accounts_.back()->device();
-    if (bytes > 0)
-      flight.staging = StagingMemory(*accounts_[kCpu], device, bytes, "activations that cross");
+    if (staging_bytes > 0) {
+      flight.staging =
+          StagingMemory(*accounts_[kCpu], device, staging_bytes, "activations that cross");
+    }
+    flight.logits = flight.staging.data();
     for (auto& event : flight.events) event = device.create_event();
-  }
+  };
+  for (Flight& flight : flights_) create(flight, bytes);
+  const int64_t rows = split_rows(plan_);
+  if (rows > 0) create(second_, stages_->crossing_bytes(programs_.front(), rows));
 }
 
 void Executor::check_devices() const {
@@ -77,23 +88,39 @@ void Executor::check_devices() const {
   fail(ErrorKind::kDevice, "[engine] a device has failed (", failure_, "); load the model anew");
 }
 
-void Executor::submit() {
-  Flight& flight = flights_[next_];
-  const BoundProgram& program = program_for(flight.rows);
-  const bool visits = program.program.visits;
-  // Pages in host memory are the CPU's or a device's to write, not both at once.
-  if (in_flight_ > 0 && (oldest().program->program.visits != visits || oldest().ended())) finish();
-  check_devices();
+StepRows& Executor::second_rows() {
+  finish();
+  return second_.rows;
+}
+
+void Executor::begin(Flight& flight, const BoundProgram& program) {
   flight.program = &program;
   flight.next = 0;
   flight.kept.clear();
   flight.rows.number = next_step_number();
   flight.views.make(flight.rows, plan_.kv, program.program, program.visiting);
+  far_rows_ += static_cast<int64_t>(flight.rows.far.on_cpu);
+}
+
+void Executor::submit(bool split) {
+  Flight& flight = flights_[next_];
+  const BoundProgram& program = program_for(flight.rows, split);
+  const bool visits = program.program.visits;
+  // Pages in host memory are the CPU's or a device's to write, not both at once.
+  if (in_flight_ > 0 && (oldest().program->program.visits != visits || oldest().ended())) finish();
+  check_devices();
+  begin(flight, program);
+  flight.second = split ? &second_ : nullptr;
   visiting_steps_ += program.brings;
   joint_steps_ += program.program.cpu_attends();
-  far_rows_ += static_cast<int64_t>(flight.rows.far.on_cpu);
   try {
-    walk(flight, program.program.whole);
+    if (split) {
+      begin(second_, second_program_);
+      second_.logits = flight.logits + flight.outputs() * plan_.vocab_size * int64_t{sizeof(float)};
+      walk_in_turns(flight);
+    } else {
+      walk(flight, program.program.whole ? Until::kEnd : Until::kAwaited);
+    }
   } catch (const Error& error) {
     failure_ = error.what();
     throw;
@@ -102,26 +129,32 @@ void Executor::submit() {
   ++in_flight_;
 }
 
-const BoundProgram& Executor::program_for(const StepRows& rows) const {
+// The first sub-batch of a split step runs in parts, too, so that the other has its turns.
+const BoundProgram& Executor::program_for(const StepRows& rows, bool split) const {
   const StepView step = rows.view();
   const int64_t least = plan_.schedule.visit_tokens;
   const bool visits =
       visits_ != nullptr && least > 0 && step.tokens() >= least && visits_->holds(step);
   return *std::ranges::find_if(programs_, [&](const BoundProgram& one) {
     return one.program.visits == visits && one.program.pages_visit() == rows.far.visit() &&
-           one.program.cpu_attends() == (rows.far.on_cpu > 0);
+           one.program.cpu_attends() == (split || rows.far.on_cpu > 0);
   });
 }
 
-// Enqueues tasks up to the first of the CPU that must wait for a device, or, waiting, all.
-void Executor::walk(Flight& flight, bool to_end) {
+// Enqueues tasks up to the first of the CPU that must wait for a device, or, waiting, further.
+void Executor::walk(Flight& flight, Until until) {
   const std::vector<Bound>& tasks = flight.program->tasks;
-  for (; flight.next < tasks.size(); ++flight.next) {
+  for (const size_t begun = flight.next; flight.next < tasks.size(); ++flight.next) {
     const Bound& bound = tasks[flight.next];
     const bool on_cpu = bound.task.device == kCpu;
-    if (on_cpu && bound.waits == Bound::kMain) {
-      if (!to_end) return;
+    const bool awaited = on_cpu && bound.waits == Bound::kMain;
+    const bool turn = awaited || bound.task.verb == Verb::kNear;
+    if (until == Until::kTurn && turn && flight.next > begun) return;
+    if (awaited) {
+      if (until == Until::kAwaited) return;
       await(flight);
+    } else if (attends_for_none(bound, flight)) {
+      continue;
     } else if (on_cpu && bound.waits == Bound::kAside) {
       flight.events[Bound::kAside]->synchronize();
     } else if (bound.waits != Bound::kHost) {
@@ -132,12 +165,30 @@ void Executor::walk(Flight& flight, bool to_end) {
     queue(bound.task).record(*flight.events[bound.task.aside ? Bound::kAside : Bound::kMain]);
     flight.awaited = true;
   }
-  if (to_end && flight.awaited) await(flight);
+  if (until == Until::kEnd && flight.awaited) await(flight);
+}
+
+// While the CPU attends for one sub-batch the device has the work of the other's last turn. Near
+// attention of the same rows comes behind that: a turn begins with it.
+void Executor::walk_in_turns(Flight& first) {
+  const std::array flights = {&first, first.second};
+  while (!std::ranges::all_of(flights, &Flight::walked)) {
+    for (Flight* const flight : flights) {
+      if (flight->walked()) continue;
+      walk(*flight, Until::kTurn);
+      if (flight->walked() && !logits_cross()) keep(first, flight->outputs());
+    }
+  }
 }
 
 void Executor::await(Flight& flight) {
   flight.events[Bound::kMain]->synchronize();
   flight.awaited = false;
+}
+
+bool Executor::attends_for_none(const Bound& bound, const Flight& flight) {
+  const Task& task = bound.task;
+  return task.verb == Verb::kFar && task.device == kCpu && flight.views.far_on_cpu.tokens() == 0;
 }
 
 void Executor::enqueue(const Bound& bound, const Flight& flight) {
@@ -168,10 +219,11 @@ void Executor::copy(const Bound& bound, const Flight& flight) {
   const Task& task = bound.task;
   const int64_t bytes = bytes_of(bound, flight);
   if (bytes == 0) return;
-  DeviceAddress there = buffers(task.device).value(task.value);
+  DeviceAddress there = buffers(task.device).value(task.value, flight.program->batch);
   std::byte* host = bound.host;
   if (host == nullptr) {
-    host = flight.staging.data() + bound.offset;
+    const bool out = task.value == plan_.logits && logits_cross();
+    host = out ? flight.logits : flight.staging.data() + bound.offset;
   } else {
     there = there + first_far_row(flight) * bound.width * int64_t{sizeof(float)};
   }
@@ -246,7 +298,8 @@ void Executor::visit_far_pages(const Bound& bound, const Flight& flight) {
 void Executor::run_to_end(Flight& flight) {
   if (!failure_.empty()) return;
   try {
-    walk(flight, true);
+    walk(flight, Until::kEnd);
+    if (flight.second != nullptr) walk(*flight.second, Until::kEnd);
   } catch (const Error& error) {
     failure_ = error.what();
   }
@@ -264,18 +317,25 @@ void Executor::finish() {
   for (int64_t i = in_flight_; i > 0; --i) {
     Flight& flight = flights_[(next_ + flights_.size() - static_cast<size_t>(i)) % flights_.size()];
     run_to_end(flight);
-    if (!failure_.empty() || logits_cross() || !flight.kept.empty()) continue;
-    const std::span<const float> own = logits(flight);  // another step overwrites the CPU's
-    flight.kept.assign(own.begin(), own.end());
+    const bool kept = flight.second != nullptr || !flight.kept.empty();
+    if (failure_.empty() && !logits_cross() && !kept) keep(flight, flight.outputs());
   }
+}
+
+// So many rows of logits, which lie with the CPU, where another step would overwrite them.
+void Executor::keep(Flight& flight, int64_t outputs) const {
+  const auto* own = cpu::host_pointer<const float>(buffers_[kCpu].value(plan_.logits));
+  flight.kept.insert(flight.kept.end(), own, own + outputs * plan_.vocab_size);
 }
 
 std::span<const float> Executor::logits(const Flight& flight) const {
   if (!flight.kept.empty()) return flight.kept;
   const auto* first = logits_cross()
-                          ? reinterpret_cast<const float*>(flight.staging.data())
+                          ? reinterpret_cast<const float*>(flight.logits)
                           : cpu::host_pointer<const float>(buffers_[kCpu].value(plan_.logits));
-  return {first, flight.rows.output_rows.size() * static_cast<size_t>(plan_.vocab_size)};
+  const int64_t outputs =
+      flight.outputs() + (flight.second != nullptr ? flight.second->outputs() : 0);
+  return {first, static_cast<size_t>(outputs * plan_.vocab_size)};
 }
 
 }  // namespace helm

@@ -19,6 +19,9 @@ class Executor {
   Executor(const Plan& plan, const Weights& weights, KvCache& kv, std::vector<Account*> accounts);
   ~Executor();
 
+  // Whether a step may be split: two sub-batches take turns, so that the CPU attends for one while
+  // the device computes the other.
+  bool splits() const { return second_.program != nullptr; }
   // How many steps may be on their way at once.
   int64_t limit() const { return accounts_.size() > 1 ? std::ssize(flights_) : 1; }
   int64_t in_flight() const { return in_flight_; }
@@ -44,11 +47,16 @@ class Executor {
   void copy_block(const KvBlock& from, const KvBlock& to, int64_t positions);
   // Rows to be filled for the next step, empty. Needs in_flight() < limit().
   StepRows& rows() { return flights_[next_].rows; }
+  // Those of its second sub-batch, where it is to be split: the CPU attends for each. Waits for all
+  // steps. Needs splits().
+  StepRows& second_rows();
   // Sends them on their way: up to the first result that must be awaited, or to the end where what
-  // is left on the devices in between is no other step's to overwrite.
-  void submit();
-  // Finishes the oldest step. Its logits, [outputs, vocab_size], are valid until the next call of
-  // any member. Throws what a device failed with; then no step can be submitted any more.
+  // is left on the devices in between is no other step's to overwrite. A split step comes to its
+  // end but for the device's last work.
+  void submit(bool split = false);
+  // Finishes the oldest step. Its logits, [outputs, vocab_size], those of the second sub-batch
+  // last, are valid until the next call of any member. Throws what a device failed with; then no
+  // step can be submitted any more.
   std::span<const float> collect();
   // Runs every step to its end, so that pages may change hands; logits, or what a device failed
   // with, wait to be collected.
@@ -66,11 +74,18 @@ class Executor {
     size_t next = 0;                               // task
     bool awaited = false;                          // work of a device has not been waited for
     StagingMemory staging;                         // see BoundProgram
-    std::vector<float> kept;                       // logits of the CPU, when finish() ran ahead
+    std::byte* logits = nullptr;                   // where a device's come
+    std::vector<float> kept;                       // the CPU's, which other steps would overwrite
     std::array<std::unique_ptr<Event>, 3> events;  // by queue
+    Flight* second = nullptr;                      // the other sub-batch of a split step
 
-    bool ended() const { return !awaited && next == program->tasks.size(); }
+    bool walked() const { return next == program->tasks.size(); }
+    bool ended() const { return !awaited && walked(); }
+    int64_t outputs() const { return std::ssize(rows.output_rows); }
   };
+  // Where a walk ends: at what must be awaited, at the end, or where a turn does: at attention on
+  // the device, or at what must be awaited, if that is not where the turn began.
+  enum class Until : uint8_t { kAwaited, kTurn, kEnd };
 
   // Where a page lies: the CPU reaches it, or else the device.
   struct PagePlace {
@@ -91,11 +106,15 @@ class Executor {
   void guarded(const Work& work);
   std::vector<PagePlace> places_of(const KvBlock& block) const;
   void check_devices() const;  // throws if one has failed
-  const BoundProgram& program_for(const StepRows& rows) const;
-  void walk(Flight& flight, bool to_end);
+  const BoundProgram& program_for(const StepRows& rows, bool split) const;
+  void begin(Flight& flight, const BoundProgram& program);
+  void walk(Flight& flight, Until until);
+  void walk_in_turns(Flight& first);
   void run_to_end(Flight& flight);
   std::span<const float> logits(const Flight& flight) const;
+  void keep(Flight& flight, int64_t outputs) const;
   static void await(Flight& flight);
+  static bool attends_for_none(const Bound& bound, const Flight& flight);
   void enqueue(const Bound& bound, const Flight& flight);
   void run(const Bound& bound, const Flight& flight);
   void copy(const Bound& bound, const Flight& flight);
@@ -125,7 +144,9 @@ class Executor {
   std::unique_ptr<Paging> paging_;
   std::unique_ptr<Stages> stages_;
   std::vector<BoundProgram> programs_;  // of each kind of step
+  BoundProgram second_program_;         // of second sub-batches
   std::array<Flight, 2> flights_;
+  Flight second_;    // of the split step that is on its way
   size_t next_ = 0;  // flight of the next step
   int64_t in_flight_ = 0;
   int64_t visiting_steps_ = 0, cpu_attentions_ = 0, page_visits_ = 0;

@@ -19,6 +19,7 @@ DeviceUse Executor::use_of(DeviceIndex device) const {
   use.workspace_bytes += stages_->workspace_bytes();
   use.staging_bytes = stages_->staging_bytes() + (disk_ != nullptr ? disk_->bytes() : 0);
   for (const Flight& flight : flights_) use.staging_bytes += flight.staging.bytes();
+  use.staging_bytes += second_.staging.bytes();
   return use;
 }
 

@@ -31,6 +31,12 @@ Plan with_partials(const Plan& plan) {
   return extended;
 }
 
+int64_t split_rows(const Plan& plan) {
+  const Limits& limits = plan.limits;
+  if (limits.sequences < 2 || plan.schedule.visit_tokens > 0 || !overflows(plan)) return 0;
+  return std::min(limits.sequences, limits.step_tokens);
+}
+
 std::vector<Program> lower(const Plan& plan) {
   const bool visits = plan.schedule.visit_tokens > 0;
   const bool on_cpu = plan.schedule.overflow == Schedule::Overflow::kCpu;

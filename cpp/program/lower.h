@@ -15,6 +15,10 @@ namespace helm {
 // behind the others: over near pages, over far pages.
 Plan with_partials(const Plan& plan);
 
+// Rows that the second sub-batch of a split step may have; 0 where nothing is set aside for them:
+// no KV pages may be spread, layers visit, or there is but one sequence.
+int64_t split_rows(const Plan& plan);
+
 // Of each kind of step that the plan can have. Needs with_partials(). Throws Error{kInvalid} where
 // layers that visit a device do not follow one another there.
 std::vector<Program> lower(const Plan& plan);

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/arena.h"
-#include "cpu/key_bias.h"
 #include "cpu/stage.h"
 #include "program/lower.h"
 
@@ -115,50 +114,72 @@ Stages::Stages(const Plan& plan, const Weights& weights, std::span<const DeviceB
   }
   const int64_t row_bytes = plan.limits.sequences * int64_t{sizeof(float)};
   Device& device = account.device();
-  queries_ = StagingMemory(host, device, row_bytes * query_width, "queries that cross");
-  partials_ =
-      StagingMemory(host, device, row_bytes * plan.values.back().width, "attention that crosses");
+  const int64_t partial_width = plan.values.back().width;
+  for (size_t batch = 0; batch < (split_rows(plan) > 0 ? 2 : 1); ++batch) {
+    queries_[batch] = StagingMemory(host, device, row_bytes * query_width, "queries that cross");
+    partials_[batch] =
+        StagingMemory(host, device, row_bytes * partial_width, "attention that crosses");
+  }
   scratch = align_up(scratch, kCacheLine);
   workspace_ = StagingMemory(host, device, std::max<int64_t>(1, scratch + biases), "the workspace");
   next_bias_ = workspace_.data() + scratch;
 }
 
-BoundProgram Stages::bind(Program program) {
-  BoundProgram made;
-  made.visiting.assign(plan_.kv.layers.size(), false);
-  const auto most_bytes = [&](ValueIndex value) {
-    return value_bytes(plan_, value, plan_.limits.step_tokens, plan_.limits.step_outputs);
-  };
+// Gives what crosses its places behind `begin`; returns where they end.
+int64_t Stages::place_copies(std::span<Bound> tasks, int64_t begin, const Limits& limits) const {
   const bool logits_cross = plan_.units.back().device != kCpu;
-  Places places(logits_cross ? most_bytes(plan_.logits) : 0);
+  Places places(begin);
+  int64_t end = begin;
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    Bound& bound = tasks[i];
+    const Task& task = bound.task;
+    if (crosses(task) && !(logits_cross && task.value == plan_.logits)) {
+      const int64_t bytes = value_bytes(plan_, task.value, limits.step_tokens, limits.step_outputs);
+      bound.offset = places.take(task, i, bytes);
+      end = std::max(end, bound.offset + bytes);
+    }
+    if (task.device == kCpu) places.run(task.after, bound.waits == Bound::kMain);
+  }
+  return end;
+}
+
+int64_t Stages::crossing_bytes(const BoundProgram& program, int64_t tokens) const {
+  std::vector<Bound> tasks = program.tasks;
+  Limits limits = plan_.limits;
+  limits.step_tokens = limits.step_outputs = tokens;
+  return place_copies(tasks, 0, limits);
+}
+
+BoundProgram Stages::bind(Program program, SubBatch batch) {
+  BoundProgram made;
+  made.batch = batch;
+  made.visiting.assign(plan_.kv.layers.size(), false);
   bool rested = false;
   size_t last = 0;  // of a device's main queue
   for (const Task& task : program.tasks) {
-    const size_t index = made.tasks.size();
     Bound bound;
     bound.task = task;
     if (task.runs()) bind_run(bound, made);
-    if (task.verb == Verb::kCopy) bind_copy(bound);
-    if (crosses(task)) {
-      const int64_t bytes = most_bytes(task.value);
-      const bool out = logits_cross && task.value == plan_.logits;
-      bound.offset = out ? 0 : places.take(task, index, bytes);
-      made.staging_bytes = std::max(made.staging_bytes, bound.offset + bytes);
-    }
+    if (task.verb == Verb::kCopy) bind_copy(bound, batch);
     if (!task.after.empty()) {  // others are done before the last, or a ring knows
       Bound& from = made.tasks[static_cast<size_t>(task.after.back())];
       bound.waits = waits(task, from.task);
       from.records = from.records || bound.waits != Bound::kHost;
     }
     const bool waits = task.device == kCpu && bound.waits == Bound::kMain;
-    if (task.device == kCpu) places.run(task.after, waits);
-    if (queue_of(task) == Bound::kMain) last = index;
+    if (queue_of(task) == Bound::kMain) last = made.tasks.size();
     rested = rested || waits;
     made.late = made.late || (rested && task.device != kCpu);
     made.tasks.push_back(std::move(bound));
   }
   // A step ends when all is done that it has enqueued.
   made.tasks[last].records = queue_of(made.tasks[last].task) == Bound::kMain;
+  Limits limits = plan_.limits;
+  if (batch == kSecondBatch) limits.step_tokens = limits.step_outputs = split_rows(plan_);
+  const bool logits_cross = batch == kFirstBatch && plan_.units.back().device != kCpu;
+  const int64_t begin =
+      logits_cross ? value_bytes(plan_, plan_.logits, limits.step_tokens, limits.step_outputs) : 0;
+  made.staging_bytes = place_copies(made.tasks, begin, limits);
   made.brings = program.brings();
   made.program = std::move(program);
   return made;
@@ -175,7 +196,9 @@ bool Stages::visits(const Task& task) const {
 
 void Stages::bind_run(Bound& bound, BoundProgram& made) {
   const Task& task = bound.task;
-  for (size_t i = 0; i <= static_cast<size_t>(task.each); ++i) bound.stages[i] = stage(task, i);
+  for (size_t i = 0; i <= static_cast<size_t>(task.each); ++i) {
+    bound.stages[i] = stage(task, i, made.batch);
+  }
   if (!visits(task)) return;
   bound.buffer = &visits_->buffer(task.begin);
   for (size_t u = task.begin; u < task.end; ++u) {
@@ -185,20 +208,22 @@ void Stages::bind_run(Bound& bound, BoundProgram& made) {
   }
 }
 
-void Stages::bind_copy(Bound& bound) {
+void Stages::bind_copy(Bound& bound, SubBatch batch) {
   const Task& task = bound.task;
   bound.width = plan_.values[static_cast<size_t>(task.value)].width;
   if (crosses(task)) return;
   const bool down = task.lane == Task::Lane::kDown;
-  bound.host = down ? queries_.data() : partials_.data();
+  bound.host = (down ? queries_ : partials_)[batch].data();
   if (!down) bound.width = attention_of(plan_.units[task.begin])->partial_width();
 }
 
-Stage* Stages::stage(const Task& task, size_t buffer) {
-  std::unique_ptr<Stage>& stage = stages_[{task.verb, task.device, task.begin, task.end, buffer}];
+Stage* Stages::stage(const Task& task, size_t buffer, SubBatch batch) {
+  if (task.device == kCpu && task.verb != Verb::kFar) batch = kFirstBatch;  // it has one set
+  std::unique_ptr<Stage>& stage =
+      stages_[{task.verb, task.device, task.begin, task.end, buffer, batch}];
   if (stage == nullptr) {
     Device& device = accounts_[static_cast<size_t>(task.device)]->device();
-    stage = device.compile(spec(task, buffer));
+    stage = device.compile(spec(task, buffer, batch));
     DiskRing* disk = task.device == kCpu ? weights_.disk() : nullptr;
     if (disk != nullptr && disk->layout().of(task.begin) != nullptr) {
       stage = std::make_unique<ReadingStage>(std::move(stage), *disk, task.begin);
@@ -207,9 +232,9 @@ Stage* Stages::stage(const Task& task, size_t buffer) {
   return stage.get();
 }
 
-StageSpec Stages::spec(const Task& task, size_t buffer) {
-  if (task.verb == Verb::kFar && task.device == kCpu) return spec_of_far_on_cpu(task);
-  StageSpec spec = buffers_[static_cast<size_t>(task.device)].spec(plan_);
+StageSpec Stages::spec(const Task& task, size_t buffer, SubBatch batch) {
+  if (task.verb == Verb::kFar && task.device == kCpu) return spec_of_far_on_cpu(task, batch);
+  StageSpec spec = buffers_[static_cast<size_t>(task.device)].spec(plan_, batch);
   spec.weights = weights_.on(task.device);
   spec.units = std::span(plan_.units).subspan(task.begin, task.end - task.begin);
   if (visits(task)) visits_->bind(task.begin, spec);
@@ -222,7 +247,7 @@ StageSpec Stages::spec(const Task& task, size_t buffer) {
 }
 
 // Reads queries and writes partial results where they cross; pages where they lie.
-StageSpec Stages::spec_of_far_on_cpu(const Task& task) {
+StageSpec Stages::spec_of_far_on_cpu(const Task& task, SubBatch batch) {
   parts_.push_back(plan_.units[task.begin]);
   parts_.back().ops = ops(task);
   const AttentionOp& op = *attention_of(plan_.units[task.begin]);
@@ -231,21 +256,28 @@ StageSpec Stages::spec_of_far_on_cpu(const Task& task) {
   spec.units = {&parts_.back(), 1};
   spec.weights.assign(plan_.tensors.size(), Weight{});
   spec.values.assign(plan_.values.size(), DeviceAddress::kNull);
-  spec.values[static_cast<size_t>(op.in)] = cpu::device_address(queries_.data());
-  spec.values[static_cast<size_t>(far_value())] = cpu::device_address(partials_.data());
+  spec.values[static_cast<size_t>(op.in)] = cpu::device_address(queries_[batch].data());
+  spec.values[static_cast<size_t>(far_value())] = cpu::device_address(partials_[batch].data());
   spec.kv.assign(plan_.kv.layers.size(), cpu::device_address(paging_->far_slot(0)));
   spec.workspace = cpu::device_address(workspace_.data());
   if (const auto bias = cpu::key_bias(plan_, op.layer)) {
-    const auto tensor = static_cast<size_t>(bias->tensor);
-    const DeviceIndex holder = plan_.units[task.begin].device;
-    const auto stream = accounts_[static_cast<size_t>(holder)]->device().create_stream();
-    stream->download(next_bias_, weights_.on(holder)[tensor].address,
-                     cpu::tensor_bytes(plan_, *bias));
-    stream->synchronize();
-    spec.weights[tensor].address = cpu::device_address(next_bias_);
-    next_bias_ += bias_bytes(plan_, *bias);
+    spec.weights[static_cast<size_t>(bias->tensor)].address =
+        cpu::device_address(bias_of(task, *bias));
   }
   return spec;
+}
+
+// A copy of the bias of the task's keys, which its device has.
+std::byte* Stages::bias_of(const Task& task, const cpu::KeyBias& bias) {
+  const auto [found, added] = biases_.try_emplace(bias.tensor, next_bias_);
+  if (!added) return found->second;
+  const DeviceIndex holder = plan_.units[task.begin].device;
+  const auto stream = accounts_[static_cast<size_t>(holder)]->device().create_stream();
+  stream->download(next_bias_, weights_.on(holder)[static_cast<size_t>(bias.tensor)].address,
+                   cpu::tensor_bytes(plan_, bias));
+  stream->synchronize();
+  next_bias_ += bias_bytes(plan_, bias);
+  return found->second;
 }
 
 // Of a part of a layer whose pages are spread.

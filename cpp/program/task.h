@@ -52,6 +52,13 @@ struct Program {
   bool whole = false;
   std::vector<Task> tasks;
 
+  // Whether it can take turns with itself: the CPU attends in it, and it brings and reads nothing
+  // whose order counts.
+  bool takes_turns() const {
+    return far == Far::kOnCpu && !visits && !whole && std::ranges::none_of(tasks, [](auto& one) {
+             return one.verb == Task::Verb::kVisit || one.verb == Task::Verb::kRead;
+           });
+  }
   // Whether weights come to a device.
   bool brings() const {
     return std::ranges::any_of(tasks, [](auto& one) { return one.verb == Task::Verb::kVisit; });

@@ -29,7 +29,9 @@ Driver::Driver(Engine& engine, PrefixCache* prefixes, Speculation speculation,
       speculator_(engine.plan(), std::move(speculation)) {
   const Plan& plan = engine.plan();
   if (plan.predictor && engine.moves()) {
-    modes_.emplace(Predictor(*plan.predictor, plan.kv.page_tokens), executed_modes());
+    ModeSet modes = executed_modes();
+    modes.set(static_cast<size_t>(StepMode::kSplit), engine.splits());
+    modes_.emplace(Predictor(*plan.predictor, plan.kv.page_tokens), modes);
   }
   if (prefixes != nullptr && &prefixes->engine() != &engine) {
     fail(ErrorKind::kInvalid, "[generate] the prefix cache is of another engine; give its own");

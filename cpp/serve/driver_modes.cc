@@ -18,7 +18,8 @@ bool Driver::is_far(const Active& active) const {
          (engine_.side(active.sequence) == KvSide::kFar || far_blocks(active) > 0);
 }
 
-// The mode of the step that the batch is of. Without tables far rows do not wait.
+// The mode of the step that the batch is of, whose last rows are those of a second sub-batch.
+// Without tables far rows do not wait.
 void Driver::choose_mode() {
   choice_ = {};
   if (!engine_.moves()) return;
@@ -52,15 +53,17 @@ void Driver::choose_mode() {
   if (!some_far) return;
   std::vector<bool> waits(batch_.rows.size());
   for (size_t i = 0; i < places.size(); ++i) waits[places[i]] = now.rows[i].far;
-  for (const auto* joined : {&choice_.far, &choice_.second}) {
-    for (const size_t i : *joined) waits[places[i]] = false;
-  }
+  for (const size_t i : choice_.far) waits[places[i]] = false;
+  std::vector<BatchRow> second;
+  for (const size_t i : choice_.second) second.push_back(batch_.rows[places[i]]);
   for (const size_t place : places) {
     int64_t& skips = running[batch_.rows[place].runner]->skips;
     skips = waits[place] ? skips + 1 : 0;
   }
+  for (const BatchRow& row : second) running[row.runner]->skips = 0;
   size_t place = 0;
   std::erase_if(batch_.rows, [&](const BatchRow&) { return waits[place++]; });
+  batch_.rows.insert(batch_.rows.end(), second.begin(), second.end());
 }
 
 void Driver::note_mode(const ModeChoice& choice, double measured_s) {

@@ -102,7 +102,7 @@ bool Driver::submit(bool alone) {
                        1 + std::ssize(drafts[i].tokens)});
   }
   const Clock::time_point now = Clock::now();
-  engine_.submit(inputs_);
+  engine_.submit(inputs_, choice_.second.size());
   Flight& flight = flights_.emplace_back();
   flight.begun = begun;
   flight.submitted = now;

@@ -54,7 +54,7 @@ def test_scratch_is_what_the_oracle_counts(name: str) -> None:
         for packed in (False, True):
             found = accelerator_workspace_bytes(graph, units, limits, kv, packed=packed)
             assert found == naive_scratch.of_accelerator(graph, units, limits, kv, packed), where
-        far = overflow_bytes(graph, graph.units[1:-1], limits, kv, threads).host_workspace
+        far = overflow_bytes(graph, graph.units[1:-1], limits, kv, threads, 0).host_workspace
         assert far == naive_scratch.of_far_pages(graph, graph.units[1:-1], limits, kv, threads)
 
 

@@ -190,7 +190,7 @@ def test_steady_rates_are_the_oracles() -> None:
 
 
 def test_plans_promise_the_modes_that_the_runtime_executes() -> None:
-    assert executed_modes() == _helm.EXECUTED_MODES == ("near", "joint")
+    assert executed_modes() == _helm.EXECUTED_MODES == MODES
 
 
 def simulated() -> Profile:

@@ -24,7 +24,7 @@ def test_steps_have_the_modes_that_the_plan_prices() -> None:
         assert [result.tokens for result in llm.generate(many, **options)] == want
         stats = AsyncLLM.over(llm).stats()
     assert stats["joint_steps"] > 0
-    assert stats["near_steps"] + stats["joint_steps"] == stats["steps"]
+    assert sum(stats[f"{mode}_steps"] for mode in ("near", "joint", "split")) == stats["steps"]
     assert stats["far_rows"] >= stats["joint_steps"]
     for mode in ("near", "joint"):
         assert stats[f"{mode}_predicted_s"] > 0

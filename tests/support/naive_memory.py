@@ -99,6 +99,12 @@ def sizes(task: Task, plan: Plan) -> dict[str, int]:
         found["cpu"] += most * (partial + F32 * max(widths[op.input] for op in ops))
         blocks = places(task)[1:-1]
         found["cpu"] += naive_scratch.of_far_pages(graph, blocks, limits, spec, threads)
+        if most > 1 and not visiting:  # the second sub-batch of a split step
+            second = Limits(task.context, most, most, most)
+            found["accelerator"] += naive_scratch.activations(graph, own, second)
+            found["accelerator"] += 2 * 256 * math.ceil(most * partial / 256)
+            found["cpu"] += most * (partial + F32 * max(widths[op.input] for op in ops))
+            found["cpu"] += most * F32 * hidden_of(task) * bool(on_cpu)
     if visiting:
         names = [{n for op in unit.ops for n in op.weight_names()} for unit in visiting]
         largest = max(sum(padded(task, name) for name in unit) for unit in names)

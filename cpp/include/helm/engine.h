@@ -254,9 +254,14 @@ class HELM_API Engine {
   // most steps_ahead() may be submitted and not yet collected, in that order. A step may continue a
   // sequence of one before it. Closing or truncating a sequence waits for all of them. submit()
   // throws kCapacity beyond steps_ahead(), collect() kInvalid where nothing was submitted.
+  //
+  // Where the engine splits(), the last `second` inputs may be a sub-batch of their own, each of
+  // one token: the two take turns, so that the CPU attends to far KV of one while the accelerator
+  // computes the other. Throws kInvalid for others.
   int64_t steps_ahead() const;
   int64_t in_flight() const;
-  void submit(std::span<const StepInput> inputs);
+  bool splits() const;
+  void submit(std::span<const StepInput> inputs, size_t second = 0);
   std::span<const float> collect();  // of the oldest; valid until the next call that runs a step
 
   // Calls work(i, thread) once for each 0 <= i < count, on the threads that decode; `thread` is

@@ -15,7 +15,7 @@ enum class StepMode : uint8_t { kNear, kJoint, kSplit };
 
 inline constexpr std::array<std::string_view, 3> kStepModeNames = {"near", "joint", "split"};
 // Those that the engine executes; nobody chooses or promises another.
-inline constexpr std::array kExecutedModes = {StepMode::kNear, StepMode::kJoint};
+inline constexpr std::array kExecutedModes = {StepMode::kNear, StepMode::kJoint, StepMode::kSplit};
 
 constexpr std::string_view mode_name(StepMode mode) {
   return kStepModeNames[static_cast<size_t>(mode)];

@@ -18,6 +18,7 @@ from helm.compiler.memory import (
     accelerator_workspace_bytes,
     activation_bytes,
     overflow_bytes,
+    split_limits,
     upload_bytes,
     workspace_bytes,
 )
@@ -63,14 +64,14 @@ class StageBytes:
     """Scratch of a device that has the units of subset i of `Stages`, at place i as in `_subsets`.
     The same wherever those units are placed. uploading: of host memory, while weights go up to an
     accelerator. activations: of a device by whether it has each of `parts`: the embedding, layers
-    of each kind, the head. kind: [classes] their place among the parts."""
+    of each kind, the head; and by a step's rows. kind: [classes] their place among the parts."""
 
     workspace: npt.NDArray[np.int64]
     accelerator_workspace: npt.NDArray[np.int64]
     uploading: int
     parts: tuple[tuple[Unit, ...], ...]
     kind: npt.NDArray[np.int64]
-    activations: Callable[[tuple[bool, ...]], int]
+    activations: Callable[[tuple[bool, ...], Limits], int]
 
 
 def stage_bytes(setting: Setting) -> StageBytes:
@@ -98,7 +99,7 @@ def stage_bytes(setting: Setting) -> StageBytes:
     places = np.array([1 + list(first).index(shape) for shape in shapes], np.int64)
 
     @functools.cache
-    def activations(has: tuple[bool, ...]) -> int:
+    def activations(has: tuple[bool, ...], limits: Limits) -> int:
         units = [unit for part, here in zip(kinds, has, strict=True) if here for unit in part]
         return activation_bytes(graph, units, limits)
 
@@ -106,14 +107,14 @@ def stage_bytes(setting: Setting) -> StageBytes:
 
 
 def _activations(
-    each: StageBytes, embedding: Bools, layers: Bools, head: Bools
+    each: StageBytes, limits: Limits, embedding: Bools, layers: Bools, head: Bools
 ) -> npt.NDArray[np.int64]:
     """[rows]. layers: [rows, classes] whether the device computes any of them."""
     has = np.zeros((len(layers), len(each.parts)), bool)
     has[:, 0], has[:, -1] = embedding, head
     for member, place in enumerate(each.kind):
         has[:, place] |= layers[:, member]
-    return np.array([each.activations(tuple(row)) for row in has.tolist()], np.int64)
+    return np.array([each.activations(tuple(row), limits) for row in has.tolist()], np.int64)
 
 
 def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = None) -> Budget:
@@ -139,26 +140,31 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
     each = stage_bytes(setting) if each is None else each
     on_cpu, own = subset_of(cpu_stages), subset_of(own_stages)
     computed = (rest > 0) | visits[:, None] & (counts > 0)
-    own_activations = _activations(each, rows.embedded, computed, there)
-    overflows, more = _overflow(setting, spec, limits)
+    second = split_limits(limits, visits=mode == "visit")
+    own_activations, of_second = (
+        _activations(each, of, rows.embedded, computed, there) for of in (limits, second)
+    )
+    overflows, more = _overflow(setting, spec, limits, second)
 
-    def paged(without: npt.NDArray[np.int64], overflowing: int) -> npt.NDArray[np.int64]:
+    def paged(without: npt.NDArray[np.int64], overflowing: Any) -> npt.NDArray[np.int64]:
         """[rows, pages] with what overflowing KV pages add."""
-        return whole(without) + overflows * overflowing
+        return whole(without) + overflows * whole(overflowing)
 
+    crossing = functools.partial(_crossing, setting, used, cpu_stages, own_stages)
     cpu: Items = {
         "weights": whole(_weights(setting, counts, cpu_stages, "cpu")),
         "kv": whole(host_kv),
-        "activations": whole(_activations(each, ~rows.embedded, counts > 0, here)),
+        "activations": whole(_activations(each, limits, ~rows.embedded, counts > 0, here)),
         "workspace": paged(each.workspace[on_cpu], more.host_workspace),
         "staging": paged(
-            _host_staging(setting, limits, used, cpu_stages, own_stages), more.host_staging
+            _SLOTS * (crossing(limits) + _logits(setting, limits, there)),
+            crossing(second) + more.host_staging,
         ),
     }
     own_items: Items = {
         "weights": whole(_weights(setting, rest, own_stages, "accelerator")),
         "kv": whole(device_kv),
-        "activations": paged(own_activations, more.activations),
+        "activations": paged(own_activations, of_second + more.activations),
         "workspace": whole(each.accelerator_workspace[own]),
         "staging": paged(_device_staging(setting, spec, visits), more.visiting),
     }
@@ -248,18 +254,20 @@ def subset_of(stages: Stages) -> npt.NDArray[np.int64]:
     return np.asarray(sum(stage.astype(np.int64) << bit for bit, stage in enumerate(stages)))
 
 
-def _host_staging(
-    setting: Setting, limits: Limits, used: Bools, cpu_stages: Stages, own_stages: Stages
+def _crossing(
+    setting: Setting, used: Bools, cpu_stages: Stages, own_stages: Stages, limits: Limits
 ) -> npt.NDArray[np.int64]:
-    """[rows] page-locked memory of two steps: the activations that cross, where both devices work,
-    and logits from the accelerator. Only those asked for cross between the last layer and the
-    head."""
+    """[rows] page-locked memory of the activations of a step that cross, where both devices work.
+    Only those asked for cross between the last layer and the head."""
     both = used & np.logical_or.reduce(cpu_stages)
-    embedded, _, last, head = own_stages
+    embedded, _, last, _ = own_stages
     rows = np.where(last & ~embedded, limits.step_tokens, limits.step_outputs)
-    crossing = both * (_F32 * rows * setting.hidden)
-    logits = head * (_F32 * limits.step_outputs * setting.vocab)
-    return np.asarray(_SLOTS * (crossing + logits))
+    return np.asarray(both * (_F32 * rows * setting.hidden))
+
+
+def _logits(setting: Setting, limits: Limits, head: Bools) -> npt.NDArray[np.int64]:
+    """[rows] likewise those of the accelerator's logits."""
+    return np.asarray(head * (_F32 * limits.step_outputs * setting.vocab))
 
 
 def _device_staging(setting: Setting, spec: KvSpec, visits: Bools) -> npt.NDArray[np.int64]:
@@ -271,13 +279,16 @@ def _device_staging(setting: Setting, spec: KvSpec, visits: Bools) -> npt.NDArra
     return np.asarray(visits * (2 * largest + setting.visit_pages * spec.page_bytes))
 
 
-def _overflow(setting: Setting, spec: KvSpec, limits: Limits) -> tuple[Bools, OverflowBytes]:
+def _overflow(
+    setting: Setting, spec: KvSpec, limits: Limits, second: Limits
+) -> tuple[Bools, OverflowBytes]:
     """[rows, pages] whether KV pages overflow, and what that adds."""
     overflows = setting.rows.has_blocks[:, None] & setting.pool.overflows
     model, units = setting.model, _units(setting.classes.units)
     if not overflows.any():
         return overflows, OverflowBytes(0, 0, 0, 0)
-    return overflows, overflow_bytes(model.graph, units, limits, spec, setting.cpu.threads)
+    threads, rows = setting.cpu.threads, second.step_tokens
+    return overflows, overflow_bytes(model.graph, units, limits, spec, threads, rows)
 
 
 def executable(setting: Setting) -> Bools:

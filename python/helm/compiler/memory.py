@@ -6,7 +6,7 @@ The runtime allocates exactly the activations and at most the workspace stated h
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from helm.base.formats import FORMATS
 from helm.model.graph import Attention, Graph, Op, Unit
@@ -54,7 +54,8 @@ def accelerator_workspace_bytes(
 class OverflowBytes:
     """What a plan needs besides pages where KV of the accelerator's layers overflows: on the
     accelerator partial results of attention and two pages that visit, in host memory queries and
-    partial results that cross, and the scratch of attention there."""
+    partial results that cross, and the scratch of attention there. Results and queries are those of
+    both sub-batches where a step may be split."""
 
     activations: int
     visiting: int
@@ -62,19 +63,27 @@ class OverflowBytes:
     host_workspace: int
 
 
+def split_limits(limits: Limits, *, visits: bool) -> Limits:
+    """Of the second sub-batch of a split step: a row of each sequence. None of one alone, and none
+    where weights visit: no step is split then."""
+    rows = 0 if visits or limits.sequences == 1 else limits.sequences
+    return replace(limits, step_tokens=rows, step_outputs=rows)
+
+
 def overflow_bytes(
-    graph: Graph, units: Iterable[Unit], limits: Limits, kv: KvSpec, threads: int
+    graph: Graph, units: Iterable[Unit], limits: Limits, kv: KvSpec, threads: int, split_rows: int
 ) -> OverflowBytes:
-    """units: those with attention on the accelerator. Of host_workspace an upper bound."""
+    """units: those with attention on the accelerator. split_rows: of the second sub-batch of a
+    split step. Of host_workspace an upper bound."""
     units = list(units)
     widths = {value.name: value.width for value in graph.values}
     own = _attentions(op for unit in units for op in unit.ops)
     partial = 4 * max(op.heads * (op.head_dim + 2) for op in own)
     queries = 4 * max(widths[op.input] for op in own)
     return OverflowBytes(
-        activations=2 * aligned(limits.step_tokens * partial),
+        activations=2 * sum(aligned(n * partial) for n in (limits.step_tokens, split_rows)),
         visiting=2 * kv.page_bytes,
-        host_staging=limits.sequences * (queries + partial),
+        host_staging=(1 + (split_rows > 0)) * limits.sequences * (queries + partial),
         host_workspace=graph.footprint.far_workspace(_kinds(graph, units), limits, kv, threads),
     )
 

@@ -63,8 +63,8 @@ void same(std::span<const float> got, std::span<const float> want) {
 // The same sequences on an engine and on one of the CPU alone.
 class Pair {
  public:
-  explicit Pair(const TinyShape& shape)
-      : tested_(engine_of(shape)), reference_(engine_of([&] {
+  explicit Pair(const TinyShape& shape, const std::string& device = helm::test::kAccelerator)
+      : tested_(engine_of(shape, device)), reference_(engine_of([&] {
           TinyShape all = on_cpu(shape.kv_dtype);
           all.window = shape.window;
           all.qkv_bias = shape.qkv_bias;
@@ -87,8 +87,9 @@ class Pair {
     tested_->close(ids_[i].first);
     reference_->close(ids_[i].second);
   }
-  // So many tokens of each in one step; the logits of all are those of the CPU.
-  void step(const std::vector<std::pair<size_t, int64_t>>& rows) {
+  // So many tokens of each in one step, the last `second` in a sub-batch of their own; the logits
+  // of all are those of the CPU.
+  void step(const std::vector<std::pair<size_t, int64_t>>& rows, size_t second = 0) {
     std::vector<std::vector<int32_t>> tokens;
     std::vector<StepInput> inputs, wanted;
     for (const auto& [i, count] : rows) tokens.push_back(token_ids(count, ++seed_));
@@ -97,7 +98,8 @@ class Pair {
       inputs.push_back({ids_[rows[r].first].first, tokens[r], outputs});
       wanted.push_back({ids_[rows[r].first].second, tokens[r], outputs});
     }
-    const std::span<const float> got = tested_->step(inputs);
+    tested_->submit(inputs, second);
+    const std::span<const float> got = tested_->collect();
     same(got, reference_->step(wanted));
   }
   int64_t move(size_t i, KvSide side) {
@@ -172,6 +174,69 @@ TEST_CASE("several tokens of a far sequence, and pages that visit, give the CPU'
     CHECK(pair.move(a, KvSide::kNear) == 6);
     pair.step({{a, 1}, {c, 1}, {b, 3}});
   }
+}
+
+TEST_CASE("a step of two sub-batches that take turns has the CPU's logits") {
+  const std::string late = "sim:jitter=100us";
+  for (const std::string& device : {std::string(helm::test::kAccelerator), late}) {
+    if (device == late && !kExact) continue;
+    for (const char* units : {"ccaaa", "aaaaa", "cacac", "acaca"}) {
+      CAPTURE(device);
+      CAPTURE(std::string(units));
+      Pair pair(shape_of(units), device);
+      REQUIRE(pair.tested().splits());
+      const size_t a = pair.open(30), b = pair.open(17), c = pair.open(9), d = pair.open(4);
+      pair.move(a, KvSide::kFar);
+      pair.move(c, KvSide::kFar);
+      pair.move(d, KvSide::kFar);
+      for (int i = 0; i < 9; ++i) pair.step({{b, 1}, {d, 1}, {a, 1}, {c, 1}}, 1 + i % 3);
+      CHECK(pair.tested().far_use().joint_steps == 9);
+      CHECK(pair.tested().far_use().rows == 27);
+      pair.step({{b, 7}, {d, 1}, {c, 1}, {a, 1}}, 2);  // a prompt's chunk beside far rows
+      pair.step({{d, 1}, {a, 1}, {c, 1}}, 1);          // nothing is near
+      pair.step({{d, 1}, {a, 1}, {c, 1}}, 3);          // the first is empty
+      pair.step({{a, 1}, {b, 1}}, 1);                  // a near one in the second
+      pair.step({{a, 5}, {d, 1}, {c, 1}}, 1);          // pages visit
+      CHECK(pair.tested().stats().page_visits > 0);
+      pair.step({{d, 1}, {c, 1}});
+      CHECK(pair.tested().in_flight() == 0);
+    }
+  }
+}
+
+TEST_CASE("sub-batches in integers, with biases and in windows" * doctest::skip(!kExact)) {
+  for (const char* dtype : {"f32", "i8"}) {
+    CAPTURE(std::string(dtype));
+    TinyShape shape = shape_of("caaac", dtype);
+    shape.qkv_bias = true;
+    shape.window = 21;
+    Pair pair(shape);
+    const size_t a = pair.open(30), b = pair.open(17), c = pair.open(3);
+    pair.move(a, KvSide::kFar);
+    pair.move(b, KvSide::kFar);
+    for (int i = 0; i < 10; ++i) pair.step({{c, 1}, {b, 1}, {a, 1}}, 1 + i % 2);
+  }
+}
+
+TEST_CASE("a step that cannot be split is refused, and nothing has changed") {
+  const std::vector<int32_t> one = {1}, two = {1, 2};
+  const auto check = [&](Engine& engine, const std::vector<int32_t>& tokens, const char* says) {
+    std::vector<StepInput> inputs;
+    for (int i = 0; i < 2; ++i) inputs.push_back({engine.open(20), tokens});
+    CHECK_THROWS_WITH_AS(engine.submit(inputs, 1), doctest::Contains(says), helm::Error);
+    CHECK(engine.in_flight() == 0);
+    CHECK(engine.length(inputs[0].sequence) == 0);
+    engine.step(inputs);
+    for (const StepInput& input : inputs) engine.close(input.sequence);
+  };
+  const auto engine = engine_of(shape_of("ccaaa"));
+  check(*engine, two, "2 tokens of sequence 1 are in the second sub-batch of a step; expected one");
+  check(*engine_of(on_cpu()), one, "do not let it; submit it whole");
+  TinyShape visiting = shape_of("ccaaa");
+  visiting.overflow = "stream";
+  const auto streams = engine_of(visiting);
+  CHECK(!streams->splits());
+  check(*streams, one, "do not let it; submit it whole");
 }
 
 TEST_CASE("what is shared stays with the others, who go on") {
@@ -293,7 +358,8 @@ TEST_CASE("a device that is lost in the middle of moves ends them with its error
         const KvSide side = i % 4 < 2 ? KvSide::kFar : KvSide::kNear;
         if (engine->can_move(one, side)) engine->move(one, side);
         const std::vector<StepInput> inputs = {{a, token}, {b, token}, {other, token}};
-        engine->step(inputs);
+        engine->submit(inputs, static_cast<size_t>(i % 3));
+        engine->collect();
       }
     } catch (const helm::Error& error) {
       CAPTURE(std::string(error.what()));

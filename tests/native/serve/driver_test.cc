@@ -88,8 +88,8 @@ TEST_CASE("a far row waits where it does not pay, but no longer than its bound")
     }
     CHECK(far_steps > 20);
     const helm::ModeUses& uses = driver.mode_uses();
-    CHECK(uses[0].steps + uses[1].steps == driver.steps());
-    CHECK(uses[1].steps == engine->far_use().joint_steps);
+    CHECK(uses[0].steps + uses[1].steps + uses[2].steps == driver.steps());
+    CHECK(uses[1].steps + uses[2].steps == engine->far_use().joint_steps);
     CHECK(uses[0].predicted_s > 0);
     CHECK(uses[1].measured_s > 0);
     if (pays) {
@@ -113,5 +113,17 @@ TEST_CASE("a request that would be far begins only where that pays") {
     if (!pays) CHECK(engine->can_open(8));
     while (!driver.ended()) REQUIRE(driver.step());
     CHECK((driver.moves_far() > 0) == pays);
+  }
+}
+
+TEST_CASE("a priority out of range is refused") {
+  const auto engine = helm::test::tiny_engine(helm::test::tiny_model());
+  for (const int32_t priority : {-1, 3, 1 << 30}) {
+    helm::Request request;
+    request.prompt = token_ids(3, 0);
+    request.priority = priority;
+    CHECK_THROWS_WITH_AS(helm::check_request(engine->plan(), request, "[generate] "),
+                         doctest::Contains("priority must be 0 (batch), 1 (normal) or 2"),
+                         helm::Error);
   }
 }

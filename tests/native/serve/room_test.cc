@@ -3,8 +3,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -101,15 +103,16 @@ struct Received {
 struct Moves {
   int64_t parked = 0, far = 0, near = 0;
   int64_t waited = 0;  // steps in which some far row was left out
+  int64_t split = 0;   // steps in two sub-batches
 };
 
 // Now and then the modes of the next steps are others than those that pay.
 void force_mode(helm::ModeChooser& modes, uint32_t what) {
   using helm::StepMode;
   if (what % 5 != 0) return;
-  modes.force(what % 3 == 0   ? std::optional<StepMode>()
-              : what % 3 == 1 ? StepMode::kNear
-                              : StepMode::kJoint);
+  constexpr std::array<std::optional<StepMode>, 4> kForced = {std::nullopt, StepMode::kNear,
+                                                              StepMode::kJoint, StepMode::kSplit};
+  modes.force(kForced[what % kForced.size()]);
 }
 
 // To where it is not, if there is room.
@@ -171,7 +174,8 @@ Moves run(Engine& engine, PrefixCache* prefixes, uint32_t seed,
       CHECK(std::equal(got.begin(), got.end(), want.begin()));
     }
   }
-  return {driver.preemptions(), driver.moves_far(), driver.moves_near(), waited};
+  return {driver.preemptions(), driver.moves_far(), driver.moves_near(), waited,
+          driver.mode_uses()[static_cast<size_t>(helm::StepMode::kSplit)].steps};
 }
 
 void check_all_free(Engine& engine, int64_t blocks) {
@@ -219,19 +223,22 @@ TEST_CASE("requests that are parked at random get what each gets alone, bit by b
         all.far += moves.far;
         all.near += moves.near;
         all.waited += moves.waited;
+        all.split += moves.split;
       }
       if (keeps) prefixes->clear();
       check_all_free(*engine, engine->plan().kv.blocks);
     }
     const bool sides = engine->moves();
     MESSAGE(name, ": parked ", all.parked, ", moved ", all.far, " times and back ", all.near,
-            "; joint ", engine->far_use().joint_steps, "; far rows waited ", all.waited);
+            "; joint ", engine->far_use().joint_steps, "; split ", all.split, "; far rows waited ",
+            all.waited);
     const int64_t least = helm::test::kFew ? 0 : 25;
     if (!sides || !helm::test::kFew) CHECK(all.parked > (sides ? 0 : least));
     CHECK((all.far > least) == sides);
     CHECK((all.near > least) == sides);
     CHECK((engine->far_use().joint_steps > 0) == sides);
     CHECK((all.waited > least) == engine->plan().predictor.has_value());
+    CHECK((all.split > least) == engine->plan().predictor.has_value());
   }
 }
 
@@ -369,11 +376,13 @@ TEST_CASE("a device that is lost while requests are parked or move ends all, wit
   int64_t lost = 0;
   for (int64_t command = 100; command < 2900; command += helm::test::kFew ? 350 : 140) {
     CAPTURE(command);
-    const TinyShape shape = command % 280 == 100 ? on_accelerator(2) : on_both_sides(2, 1);
+    const std::array shapes = {on_both_sides(2, 1), on_accelerator(2), with_modes(1, 1e-6)};
+    const TinyShape& shape = shapes[static_cast<size_t>(command / 70) % shapes.size()];
     const auto engine = tiny_engine(tiny_model(shape), "sim:lost=" + std::to_string(command));
     PrefixCache prefixes(*engine);
     Driver driver(*engine, &prefixes, {}, {8});
     for (RequestId id = 0; id < 6; ++id) add(driver, *engine, id, request_of(4 * id % 18));
+    if (driver.modes() != nullptr) driver.modes()->force(helm::StepMode::kSplit);
     try {
       while (!driver.ended()) driver.step();
     } catch (const helm::Error& error) {
@@ -386,15 +395,4 @@ TEST_CASE("a device that is lost while requests are parked or move ends all, wit
     CHECK(driver.reserved_blocks() == 0);
   }
   CHECK(lost > 0);
-}
-
-TEST_CASE("a priority out of range is refused") {
-  const auto engine = tiny_engine(tiny_model(shape_of()));
-  for (const int32_t priority : {-1, 3, 1 << 30}) {
-    Request request = request_of(0);
-    request.priority = priority;
-    CHECK_THROWS_WITH_AS(helm::check_request(engine->plan(), request, "[generate] "),
-                         doctest::Contains("priority must be 0 (batch), 1 (normal) or 2"),
-                         helm::Error);
-  }
 }
