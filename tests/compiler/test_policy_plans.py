@@ -134,6 +134,13 @@ def test_what_does_not_fit_is_refused_with_the_bytes(policy):
         _study(policy, memory_bytes=6 * GIB, vram_bytes=3 * GIB)
 
 
+def test_a_refusal_names_formats_in_which_a_policy_runs():
+    """What visits is never compressed."""
+    with pytest.raises(OutOfMemoryError, match=r"dtype='q8' fits") as refused:
+        _study("workload-distribution", memory_bytes=14 * GIB)
+    assert "compressed" not in str(refused.value)
+
+
 def test_work_is_distributed_by_the_corrected_balance():
     """Both devices have some of each layer, and no other share is faster by the timeline."""
     study = _study("workload-distribution")

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 import helm
+from helm.compiler import budget
 from helm.machine.profile import Profile, load_profile
 from helm.measure.disk import DEPTH, READ_BYTES, _buffers, measure_disk
+from helm.plan.disk import disk_units
 from helm.session.disk import read_through_cache
 from synthetic_folder import synthetic_folder
 
@@ -65,6 +67,29 @@ def test_tokens_are_those_of_the_run_in_memory_and_reads_those_planned(
         assert any("read from disk in every step" in notice for notice in llm.plan.notices)
         assert llm.plan.prediction is not None
         assert llm.plan.prediction.bottleneck == "weights read from disk"
+
+
+def test_an_accelerator_holds_layers_beside_it(
+    folder: Path, whole: tuple[list[int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same tokens, within both memories; as little stays free beside it as beside the CPU
+    alone, which a small model would rather have."""
+    monkeypatch.setattr(budget, "MOST_RESERVE_BYTES", 64 << 20)
+    expected, needed = whole
+    profile = dataclasses.replace(load_profile("thesis-3090"), disk_bytes_per_s=2e8)
+    assert profile.accelerator is not None
+    vram = profile.accelerator.reserve_bytes + (80 << 20)
+    asked = options(memory_bytes=needed - (54 << 20), device=f"sim:vram={vram}", profile=profile)
+    with helm.LLM(folder, **asked, speculate="off") as llm:
+        assert tokens(llm) == expected
+        plan, stats = llm.plan, llm.stats
+        assert plan.memory["accelerator"].weights_bytes > 20 << 20
+        step = sum(unit.read_bytes for unit in disk_units(plan))
+        assert 0 < step == stats["disk_step_bytes"]
+        assert stats["disk_used_bytes"] == 6 * step
+        for use, taken in zip(plan.memory.values(), stats["devices"], strict=True):
+            assert taken["peak_bytes"] <= use.total_bytes + use.reserve_bytes
+        assert any("read from disk in every step" in notice for notice in plan.notices)
 
 
 def test_saved_kv_goes_on_in_the_other_way_of_loading(

@@ -13,6 +13,7 @@ from helm.base.sizes import rate_text, size_text
 from helm.compiler.advice import cpu_decode_rate, nearest
 from helm.compiler.candidate import Candidate
 from helm.compiler.planning_problem import Problem
+from helm.compiler.problem import PUBLISHED_POLICIES
 from helm.compiler.solve import solve
 from helm.errors import OutOfMemoryError, ProfileError
 from helm.machine.profile import Profile
@@ -54,7 +55,9 @@ def format_rows(problem: Problem) -> tuple[FormatRow, ...]:
     stored = _with(problem, "auto", "copied")
     coarse = any(FORMATS[format].packed for format in stored.formats.values())
     rows = [_row(stored, AS_STORED, {"dtype": "auto"}, 0.0)]
-    if stored.model("compressed").cpu_formats:
+    # What visits in every step is never compressed.
+    may = problem.space.policy not in PUBLISHED_POLICIES
+    if may and stored.model("compressed").cpu_formats:
         smaller = _with(problem, "auto", "compressed")
         row = _row(smaller, "bf16c", {"weights": "compressed"}, 0.0)
         if row.weights_bytes < rows[0].weights_bytes or not rows[0].fits:

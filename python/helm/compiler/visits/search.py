@@ -244,7 +244,8 @@ class PolicySearch:
         full_s = float(shared.decode_terms(one, full).sum())
         use = VisitUse(
             policy="workload-distribution", buffers=BUFFERS,
-            buffer_bytes=int(shared.buffer_bytes(one)[0]), host_bytes=size, matrix_bytes=size,
+            buffer_bytes=int(shared.buffer_bytes(one)[0]), host_bytes=size,
+            matrix_bytes=int(shared.visiting_bytes(one.with_(heads=0, elements=0))[0]),
         )  # fmt: skip
         memory = _memory(items)
         return _candidate(
