@@ -28,7 +28,7 @@ from whole import WHOLE, one_in
 # The last weight on a device need not be padded; all else is exact.
 PADDING = {"weights": 256, "kv": 1, "activations": 1, "staging": 1}
 WORK = Workload(70, 20, 3, 100)
-MOST_LAYOUTS = 5  # of one model and space, about; HELM_TEST_WHOLE=1 takes all
+MOST_LAYOUTS = 5  # of one model and space; HELM_TEST_WHOLE=1 takes all
 SPACES = (Space(prefill=("compute",)), Space(prefill=("visit",), visit_steps=(64, 256)))
 
 
@@ -59,7 +59,7 @@ def plans_of(
     most: int = MOST_LAYOUTS,
     **more: Any,
 ) -> list[Plan]:
-    """The best plan with as much accelerator memory as each layout takes, about `most` of them."""
+    """The best plan with as much accelerator memory as each layout takes, `most` of them."""
     folder = small_models.model_dir(name, dtype)
     config, tensors = load_config(folder), tensors_of(folder)
     options = {**OPTIONS, **more}
@@ -70,7 +70,8 @@ def plans_of(
     )
     profile = fast_accelerator()
     ranked = search(costed_graph(alone, graph), profile, WORK, limits, space).ranked
-    layouts = ranked if WHOLE else ranked[:: max(1, len(ranked) // most)]
+    count = len(ranked) if WHOLE else min(most, len(ranked))
+    layouts = [ranked[i * len(ranked) // count] for i in range(count)]
     return [
         make_plan(
             config, tensors, profile=profile, workload=WORK, space=space,
@@ -97,14 +98,7 @@ def check_memory(plan: Plan, folder: str) -> None:
             assert use["peak_bytes"] <= stated.total_bytes
 
 
-UNLIKE = (  # in what they hold; HELM_TEST_WHOLE=1 takes all
-    "llama_tied_sharded", "llama_one_kv_head", "mistral_window", "qwen2_window", "qwen3",
-    "gemma2_pattern", "gemma3_pattern", "phi3_window", "granite", "olmo3_pattern", "glm",
-    "cohere2_pattern", "stablelm_parallel", "qwen3_moe_dense_layers", "mixtral", "glm4_moe",
-    "gpt_neox", "opt", "opt_350m",
-)  # fmt: skip
-NAMES = small_models.CASES if WHOLE else UNLIKE
-MODELS = [*((name, "f32") for name in NAMES), ("qwen3", "bf16")]
+MODELS = [*((name, "f32") for name in small_models.SOME), ("qwen3", "bf16")]
 I8 = [
     ("qwen3", "f16", {"kv_dtype": "i8"}),
     ("llama_one_kv_head", "f32", {"kv_dtype": "i8", "page_tokens": 21}),  # padded scales
@@ -128,7 +122,7 @@ def test_the_engine_takes_what_the_plan_says(
         check_memory(plan, str(small_models.model_dir(name, dtype)))
         streamed.append(plan.schedule.prefill == "visit")
     if space.prefill == ("compute",):
-        assert len(placements) >= 4, placements
+        assert len(placements) >= 3, placements
     assert streamed == [space.prefill == ("visit",)] * len(streamed)
     assert any(len(set(devices)) == 2 for devices in placements)
 

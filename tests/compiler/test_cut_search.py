@@ -17,7 +17,7 @@ from helm.compiler.timeline import played
 from helm.plan.schema import Plan
 from whole import WHOLE
 
-FEW, MANY = (24, 70) if WHOLE else (2, 3)
+FEW, MANY, SAMPLED = (24, 70, 20) if WHOLE else (2, 3, 8)
 
 
 def _plan(problem, every, of, least) -> tuple[Candidate, Plan]:
@@ -45,7 +45,7 @@ def test_what_a_layout_takes_is_what_its_plan_counts(seed, mode, kind):
     if not every.leasts:
         return
     least = every.leasts[-1]
-    for of in _sampled(every, seed, 20):
+    for of in _sampled(every, seed, SAMPLED):
         best, plan = _plan(problem, every, of, least)
         assert Plan.from_json(plan.to_json()) == plan
         want = cut_cases.counted(plan, every.search.model.format, plan.limits)
@@ -70,7 +70,7 @@ def test_a_layout_takes_as_long_as_its_program_played(seed, mode, kind):
     if not every.leasts:
         return
     least = every.leasts[-1]
-    for of in _sampled(every, seed, 20):
+    for of in _sampled(every, seed, SAMPLED):
         best, plan = _plan(problem, every, of, least)
         steps = PlannedSteps(search, best, plan)
         decode = played(steps.decode(search.workload.expected_context), 1)[1]

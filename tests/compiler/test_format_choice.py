@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import gguf_models
 import helm
 import small_models
 from helm.base.formats import ROUNDING_RMS
-from helm.compiler.format_choice import format_rows, others_text
+from helm.compiler.format_choice import FormatRow, format_rows, others_text
 from helm.compiler.load_cost import LoadingRequest
 from helm.compiler.planning_problem import Problem
 from helm.compiler.solve import solve
@@ -29,6 +31,17 @@ from whole import one_in
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 QWEN, LLAMA = CONFIGS / "qwen3-8b.json", CONFIGS / "llama-3.1-70b.json"
 GIB = 1 << 30
+
+
+@functools.cache
+def large_rows() -> Mapping[str, FormatRow]:
+    """Of a model that does not fit as stored."""
+    return {row.format: row for row in helm.formats(LLAMA, profile="thesis-l40s")}
+
+
+@functools.cache
+def large_refusal() -> str:
+    return refusal(LLAMA, profile="thesis-l40s")
 
 
 def helm_json(*arguments: str) -> Any:
@@ -57,11 +70,11 @@ def test_each_row_is_the_plan_in_that_format() -> None:
 
 
 def test_a_row_that_does_not_fit_says_what_lacks_and_promises_no_speed() -> None:
-    rows = {row.format: row for row in helm.formats(LLAMA, profile="thesis-l40s")}
+    rows = large_rows()
     stored = rows["as stored"]
     assert not stored.fits
     assert stored.ttft_s is stored.decode_tokens_per_s is None
-    lacks = re.search(r"lacks ([\d.]+) GiB of RAM", refusal(LLAMA, profile="thesis-l40s"))
+    lacks = re.search(r"lacks ([\d.]+) GiB of RAM", large_refusal())
     assert lacks is not None
     assert stored.missing["cpu"] == pytest.approx(float(lacks[1]) * GIB, abs=GIB / 100)
     assert rows["q4"].fits
@@ -75,9 +88,8 @@ def refusal(model: Path, **options: Any) -> str:
 
 
 def test_a_refusal_ends_with_the_formats_that_fit_and_their_speed() -> None:
-    rows = helm.formats(LLAMA, profile="thesis-l40s")
-    text = refusal(LLAMA, profile="thesis-l40s")
-    ends = [f"dtype='{row.format}' fits: " for row in rows if row.fits and row.format[0] == "q"]
+    rows, text = large_rows(), large_refusal()
+    ends = [f"dtype='{name}' fits: " for name in ("q8", "q4") if rows[name].fits]
     assert ends
     assert all(end in text for end in ends)
     both = r"[\d.]+ [GM]iB of RAM \+ [\d.]+ GiB of VRAM"
@@ -233,11 +245,10 @@ def test_a_refusal_without_a_profile_tells_speeds_where_rates_are_known() -> Non
         assert re.fullmatch(ends + speed, others_text(problem))
 
 
-def test_eighty_layers_take_less_than_a_second() -> None:
+def test_eighty_layers_take_seconds() -> None:
     config = parse_config(json.loads(LLAMA.read_text()), "llama")
     options = load_options({"max_sequences": 1})
     problem = options.problem(config, None, load_profile("thesis-l40s"))
-    format_rows(problem)
     begin = time.process_time()
     format_rows(problem)
     assert time.process_time() - begin < 5.0

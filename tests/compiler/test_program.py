@@ -111,12 +111,13 @@ def test_the_runtime_lowers_small_models_alike(name: str) -> None:
     plan = plan_of(name, context=64, page_tokens=16)
     found = set(compare(plan))
     places = len(plan.places)
-    for devices in one_in(3, layouts(places), name):
+    for devices in one_in(3 if name in small_models.UNLIKE else 9, layouts(places), name):
         layers = devices[1:-1]
         for visits in (False, True) if CPU in layers and OWN in devices else (False,):
             for overflow in (None, "stream", "cpu") if OWN in layers else (None,):
                 found.update(compare(scheduled(plan, devices, visits, overflow)))
-    assert len(found) >= 5, found  # not refused one and all
+    assert found  # not refused one and all
+    assert len(found) >= 5 or name not in small_models.SOME, found
 
 
 @pytest.mark.parametrize("split", range(16))
@@ -177,7 +178,7 @@ def test_values_pass_from_any_stage_to_any_other() -> None:
 def test_the_runtime_lowers_cut_plans_alike(name: str) -> None:
     plan, graph = plan_of(name, context=64, page_tokens=16), graph_of(small_models.model_dir(name))
     rng, found = random.Random(name), set[str]()
-    for _ in range(12 if WHOLE else 4):
+    for _ in range(12 if WHOLE else 4 if name in small_models.UNLIKE else 1):
         cut = random_cut(graph, plan, rng)
         for visits in (0, 4):
             own = cut_plan(plan, graph, cut, visits=visits)

@@ -161,8 +161,8 @@ def check_drafters(
     assert told == want
 
 
-@pytest.mark.parametrize("name", small_models.CASES)
-def test_every_family_tells_the_same(name: str) -> None:
+@pytest.mark.parametrize("name", small_models.SOME)
+def test_models_tell_the_same(name: str) -> None:
     plan = plan_of(name)
     engine = engine_of(plan, name)
     given = with_stops(calls(), run(engine, calls())[0])

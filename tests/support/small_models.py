@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import transformers
 
+from whole import WHOLE
+
 torch.set_num_threads(1)
 PROMPT = [3, 17, 99, 130, 0, 42, 42, 7, 64, 127, 5, 88, 21]  # longer than every window below
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -246,6 +248,14 @@ WIDE = {
 }  # fmt: skip
 
 
+# Unlike in what they hold: caches, windows, ties, experts. HELM_TEST_WHOLE=1 takes all.
+UNLIKE = (
+    "llama_tied_sharded", "llama_one_kv_head", "mistral_window", "qwen2_window", "qwen3",
+    "gemma2_pattern", "gemma3_pattern", "phi3_window", "granite", "olmo3_pattern", "glm",
+    "cohere2_pattern", "stablelm_parallel", "qwen3_moe_dense_layers", "mixtral", "glm4_moe",
+    "gpt_neox", "opt", "opt_350m",
+)  # fmt: skip
+SOME = tuple(CASES) if WHOLE else UNLIKE
 MIXTURES = tuple(
     name
     for name, case in CASES.items()

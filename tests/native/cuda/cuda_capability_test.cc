@@ -9,6 +9,7 @@
 #include "cuda_test_device.h"
 #include "device/device_conformance.h"
 #include "reference_blas.h"
+#include "support/this_build.h"
 
 namespace {
 
@@ -28,6 +29,7 @@ class Capability {
 TEST_CASE("newer GPUs pass what the oldest passes, with the workspace that cuBLAS asks for") {
   for (const auto& [major, minor] : {std::pair{7, 5}, {8, 0}, {9, 0}, {12, 0}}) {
     CAPTURE(major);
+    if (helm::test::kFew && (major == 7 || major == 9)) continue;  // of each kind one
     const Capability capability(major, minor);
     helm::test::TinyShape shape;
     shape.weight_dtype = shape.kv_dtype = "bf16";

@@ -2,15 +2,18 @@
 #include <doctest/doctest.h>
 
 #include <cstdlib>
+#include <string>
 #include <utility>
 
 #include "cuda_test_device.h"
 #include "device/device_conformance.h"
+#include "support/this_build.h"
 
 namespace {
 
 using helm::test::conform_attention_pieces;
 using helm::test::conform_stage;
+using helm::test::kFew;
 using helm::test::open_cuda_test_device;
 using helm::test::stage_logits;
 using helm::test::TinyShape;
@@ -118,7 +121,11 @@ TEST_CASE("a stage agrees with the scalar oracle: mixtures of experts, sinks") {
   mixture.experts = 37;  // more than a warp
   mixture.experts_layout = "neighbours";
   mixture.score = "softmax_selected";
-  conform_stage(open_cuda_test_device, {mixture});
+  if (kFew) {
+    mixture.layers = 1;
+  } else {
+    conform_stage(open_cuda_test_device, {mixture});
+  }
   mixture.weight_dtype = mixture.kv_dtype = "bf16";
   conform_stage(open_cuda_test_device, {mixture, true});
 }
@@ -152,6 +159,7 @@ TEST_CASE("a stage that never has many rows needs no cuBLAS") {
 
 TEST_CASE("captured steps give the bits of uncaptured ones") {
   for (const char* dtype : {"f32", "bf16"}) {
+    if (kFew && dtype == std::string("f32")) continue;
     const auto captured = stage_logits(open_cuda_test_device, shape(dtype, dtype));
     setenv("HELM_CUDA_GRAPHS", "0", 1);
     const auto plain = stage_logits(open_cuda_test_device, shape(dtype, dtype));
