@@ -146,6 +146,27 @@ def test_small_requests_beside_long_ones_do_not_make_waits_look_long() -> None:
         assert 0.6 * waited <= told <= 1.4 * waited
 
 
+def test_who_breaks_off_does_not_make_the_waits_of_others_look_long() -> None:
+    async def scene() -> float:
+        admission = Admission(1, queue_timeout_s=1000.0)
+
+        async def one(seconds: float, ends: bool = True) -> None:
+            async with admission.place(0, 10, 1) as ticket:
+                await asyncio.sleep(seconds)
+                if ends:
+                    admission.ended(ticket, {"prefill_tokens": 10, "prefill_s": seconds}, 1)
+
+        await one(10.0)  # measures
+        waiting = ((10.0,), (200.0, False), (10.0,), (10.0,))
+        tasks = [asyncio.create_task(one(*how)) for how in waiting]
+        await asyncio.sleep(220.5)  # the last one has begun
+        told = admission.wait_s()
+        await asyncio.gather(*tasks)
+        return told
+
+    assert on_a_clock(scene()) == pytest.approx(9.5, abs=1.0)
+
+
 def test_who_is_sent_away_comes_again_when_half_have_gone() -> None:
     async def scene() -> tuple[float, int]:
         overload = Overload(2)

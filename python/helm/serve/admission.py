@@ -88,7 +88,7 @@ class Admission:
     _prompt_s: _Rate = field(default_factory=lambda: _Rate(0.0))  # per token
     _output_s: _Rate = field(default_factory=lambda: _Rate(0.0))
     _pace: _Rate = field(init=False)  # per expected second, while others wait
-    _paced_s: float | None = None  # when the last one ended, if others wait since
+    _paced_s: float | None = None  # when the last one left, if others wait since
     _outputs: _Mean = field(default_factory=lambda: _Mean(128.0))  # tokens of an answer
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -147,7 +147,6 @@ class Admission:
         now = asyncio.get_running_loop().time()
         if self._paced_s is not None:
             self._pace.add(now - self._paced_s, ticket.cost_s)
-        self._paced_s = now if self._queues else None
         prompt, output = timings.get("prefill_tokens", 0), timings.get("decode_tokens", 0)
         self._prompt_s.add(timings.get("prefill_s", 0.0), prompt)
         self._output_s.add(timings.get("decode_s", 0.0), output)
@@ -208,6 +207,9 @@ class Admission:
             ticket.admitted.set_result(None)
 
     def _leave(self, ticket: Ticket) -> None:
+        if ticket in self.running:  # the time of one that broke off is nobody else's
+            now = asyncio.get_running_loop().time()
+            self._paced_s = now if self._queues else None
         self.running.discard(ticket)
         key = (ticket.client, ticket.priority)
         queue = self._queues.get(key)
