@@ -57,11 +57,11 @@ class Overload:
                 async with self.admission.place(0, prompt, output) as ticket:
                     prefill_s, decode_s = 0.01 * prompt, 0.08 * output
                     await asyncio.sleep((prefill_s + decode_s) * self.slower)
-                timings = {
-                    "prefill_tokens": prompt, "prefill_s": prefill_s,
-                    "decode_tokens": output, "decode_s": decode_s,
-                }  # fmt: skip
-                self.admission.ended(ticket, timings, output)
+                    timings = {
+                        "prefill_tokens": prompt, "prefill_s": prefill_s,
+                        "decode_tokens": output, "decode_s": decode_s,
+                    }  # fmt: skip
+                    self.admission.ended(ticket, timings, output)
             except ApiError as error:
                 self.retry_s.append(int(error.headers["retry-after"]))
                 await asyncio.sleep(self.retry_s[-1])
@@ -131,8 +131,8 @@ def test_small_requests_beside_long_ones_do_not_make_waits_look_long() -> None:
                 begun = loop.time()
                 async with engine:
                     await asyncio.sleep(0.005 * prompt)
-            timings = {"prefill_tokens": prompt, "prefill_s": loop.time() - begun}
-            admission.ended(ticket, timings, 2)
+                timings = {"prefill_tokens": prompt, "prefill_s": loop.time() - begun}
+                admission.ended(ticket, timings, 2)
             found.append((told, begun - came))
 
         for _ in range(2):  # the first ones only measure
@@ -146,7 +146,7 @@ def test_small_requests_beside_long_ones_do_not_make_waits_look_long() -> None:
         assert 0.6 * waited <= told <= 1.4 * waited
 
 
-def test_who_breaks_off_does_not_make_the_waits_of_others_look_long() -> None:
+def test_one_that_tells_nothing_does_not_make_the_waits_of_others_look_long() -> None:
     async def scene() -> float:
         admission = Admission(1, queue_timeout_s=1000.0)
 

@@ -143,7 +143,7 @@ class Admission:
             self._leave(ticket)
 
     def ended(self, ticket: Ticket, timings: Mapping[str, float], output_tokens: int) -> None:
-        """What a request took, by which the wait of others is told."""
+        """What a request took, by which the wait of others is told; while it holds its place."""
         now = asyncio.get_running_loop().time()
         if self._paced_s is not None:
             self._pace.add(now - self._paced_s, ticket.cost_s)
@@ -207,7 +207,7 @@ class Admission:
             ticket.admitted.set_result(None)
 
     def _leave(self, ticket: Ticket) -> None:
-        if ticket in self.running:  # the time of one that broke off is nobody else's
+        if ticket in self.running:  # the time of one that told nothing is nobody else's
             now = asyncio.get_running_loop().time()
             self._paced_s = now if self._queues else None
         self.running.discard(ticket)
