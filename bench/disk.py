@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -44,6 +45,8 @@ def run_child(args: Any) -> None:
         warm.generate(PROMPT, max_tokens=1)
     before = resident_bytes()
     with helm.LLM(args.folder, device="cpu", **options) as llm:
+        if args.lower:
+            Path(args.lower).write_text(str(args.limit))
         times, tokens = [], list[int]()
         begin = time.perf_counter()
         sampling = {"max_tokens": args.tokens, "temperature": 0, "ignore_eos": True}
@@ -75,9 +78,9 @@ def run_child(args: Any) -> None:
 
 
 @contextlib.contextmanager
-def limited(memory_bytes: int) -> Iterator[list[str] | None]:
-    """The beginning of a command that runs within so much memory, page cache included; None where
-    no control group can be made."""
+def limited(memory_bytes: int) -> Iterator[tuple[list[str], Path] | None]:
+    """The beginning of a command that runs within so much memory, page cache included, and the file
+    that holds the limit; None where no control group can be made."""
     root = Path("/sys/fs/cgroup")
     own = root / "memory" if (root / "memory").is_dir() else root
     unified = own == root
@@ -87,36 +90,47 @@ def limited(memory_bytes: int) -> Iterator[list[str] | None]:
             (root / "cgroup.subtree_control").write_text("+memory")
         group.mkdir()
         name = "memory.max" if unified else "memory.limit_in_bytes"
-        (group / name).write_text(str(memory_bytes))
+        limit = group / name
+        limit.write_text(str(memory_bytes))
     except OSError:
         yield None
         return
     try:
-        yield ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group)]
+        yield ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group)], limit
     finally:
         with contextlib.suppress(OSError):
             group.rmdir()
 
 
+def drop_cached(file: Path) -> None:
+    """Takes a file out of the page cache. Pages count for the group that read them, so what others
+    left there would be memory beyond a limit."""
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def child(args: Any, weights: str, memory: int, limit: int = 0) -> dict[str, Any] | None:
-    """None where a limit cannot be had, or where mapped weights are refused within it."""
+    """None where a limit cannot be had. Mapped weights are refused within one that does not hold
+    them, so theirs is lowered once they are loaded."""
     command = [sys.executable, __file__, "--child", "--folder", str(args.folder)]
     for name in ("context", "tokens", "threads"):
         command += [f"--{name}", str(getattr(args, name))]
     command += ["--weights", weights, "--memory", str(memory), "--profile", str(args.profile or "")]
     with contextlib.ExitStack() as stack:
         if limit:
-            first = stack.enter_context(limited(limit))
-            if first is None:
+            mapped = weights == "mapped"
+            found = stack.enter_context(limited(2 * memory if mapped else limit))
+            if found is None:
                 return None
-            command = [*first, *command]
+            command = [*found[0], *command]
+            if mapped:
+                command += ["--lower", str(found[1]), "--limit", str(limit)]
         done = subprocess.run(command, capture_output=True, text=True)
-    if weights == "mapped" and "OutOfMemoryError" in done.stderr:
-        return None  # HELM's own answer to such a limit
     if done.returncode != 0:
         raise SystemExit(f"[bench] {weights} weights failed: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return measured
 
 
 def measure(args: Any) -> dict[str, Any]:
@@ -125,11 +139,14 @@ def measure(args: Any) -> dict[str, Any]:
     assert whole is not None
     needed = whole["plan_bytes"] + whole["reserve_bytes"]
     memory = int(needed * args.share)
+    limit = memory + LEFT_BYTES if args.mapped else 0
     rounds = []
     for _ in range(args.rounds):
         disk_rate = measure_disk([file], most_s=args.seconds)
-        disk = child(args, "auto", memory)
-        mapped = child(args, "mapped", 0, memory + LEFT_BYTES) if args.mapped else None
+        drop_cached(file)
+        disk = child(args, "auto", memory, limit) or child(args, "auto", memory)
+        drop_cached(file)
+        mapped = child(args, "mapped", 2 * needed, limit) if args.mapped else None
         assert disk is not None
         assert disk_rate is not None
         rounds.append({"disk": disk, "mapped": mapped, "disk_bytes_per_s": disk_rate})
@@ -143,13 +160,14 @@ def report(found: dict[str, Any]) -> dict[str, Any]:
     last = disks[-1]
     rates = [each["step_bytes"] / each["steps_s"] for each in disks]
     shares = [rate / each["disk_bytes_per_s"] for rate, each in zip(rates, rounds, strict=True)]
-    mapped = [each["mapped"]["steps_s"] for each in rounds if each["mapped"]]
+    mappeds = [each["mapped"] for each in rounds if each["mapped"]]
+    mapped = [each["steps_s"] for each in mappeds]
     step_s = statistics.median(each["steps_s"] for each in disks)
     predicted = [each["predicted_s"] for each in disks if each["predicted_s"]]
     steps = len(last["tokens"])  # the prompt takes one, the first token comes with it
     return {
         "memory_share": found["memory_bytes"] / found["needed_bytes"],
-        "tokens_equal": all(each["tokens"] == whole["tokens"] for each in disks),
+        "tokens_equal": all(each["tokens"] == whole["tokens"] for each in [*disks, *mappeds]),
         "bytes_planned": all(each["used_bytes"] == steps * each["step_bytes"] for each in disks),
         "read_ahead": all(
             0 <= each["read_bytes"] - each["used_bytes"] <= each["ring_bytes"] for each in disks
@@ -194,6 +212,8 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--weights", help=argparse.SUPPRESS)
     parser.add_argument("--memory", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--lower", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--limit", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(given)
     if args.child:
         run_child(args)

@@ -63,7 +63,8 @@ PROBE_BYTES, PROBE_S = 1 << 29, 0.1
 class Row:
     """seconds: of a decode step, by round. bytes: weights and KV that it must read on all devices.
     read_bytes_per_s: the host's streaming rate around each round. device_bytes: the most that the
-    accelerator ever held."""
+    accelerator ever held. profiled_bytes_per_s: the host's streaming rate beside the profile, None
+    where that is of another time."""
 
     name: str
     context: int
@@ -73,10 +74,27 @@ class Row:
     read_bytes_per_s: list[float]
     device_bytes: int
     evicted_blocks: int
+    profiled_bytes_per_s: float | None = None
 
     @property
     def median_s(self) -> float:
         return statistics.median(self.seconds)
+
+    @property
+    def error(self) -> float:
+        """Of the predicted seconds."""
+        assert self.predicted_s is not None
+        return self.predicted_s / self.median_s - 1
+
+    @property
+    def drifted_error(self) -> float | None:
+        """The same with the prediction at the host's streaming rate of each round: a step of few
+        rows is bound by memory."""
+        if self.profiled_bytes_per_s is None or self.predicted_s is None:
+            return None
+        drift = (self.profiled_bytes_per_s / rate for rate in self.read_bytes_per_s)
+        rounds = zip(drift, self.seconds, strict=True)
+        return statistics.median(self.predicted_s * slower / s for slower, s in rounds) - 1
 
 
 class Model:
@@ -180,15 +198,17 @@ def budget_bytes(plan: Plan, args: argparse.Namespace) -> int:
     return args.budget // args.page_tokens * layers * plan.kv.page_bytes
 
 
-def probe(plan: Plan) -> float:
-    return float(_helm.stream_read_bytes_per_s(plan.threads, PROBE_BYTES, PROBE_S))
+def probe(threads: int) -> float:
+    return float(_helm.stream_read_bytes_per_s(threads, PROBE_BYTES, PROBE_S))
 
 
 def step_bytes(plan: Plan, engine: Any, context: int) -> float:
     return engine.stats["decode_bytes"] + engine.stats["kv_token_bytes"] * context
 
 
-def extension(model: Model, profile: Profile, args: argparse.Namespace) -> list[Row]:
+def extension(
+    model: Model, profile: Profile, profiled: float | None, args: argparse.Namespace
+) -> list[Row]:
     rows = []
     longest = max(args.contexts) + TOKENS
     for site in args.sites:
@@ -206,18 +226,20 @@ def extension(model: Model, profile: Profile, args: argparse.Namespace) -> list[
             sequence, cached = kept.open([*tokens, 1], context + TOKENS)
             assert cached == context
             decoded(engine, sequence, 2)
-            seconds, rates, before = [], [], probe(planned)
+            seconds, rates, before = [], [], probe(planned.threads)
             for _ in range(args.rounds):
                 engine.truncate(sequence, context)
                 seconds.append(statistics.median(decoded(engine, sequence, TOKENS)[1]))
-                after = probe(planned)
+                after = probe(planned.threads)
                 rates.append((before + after) / 2)
                 before = after
             _, predicted = model.on_both(plan, profile, site, budget, context)
             stats = engine.stats
             size = step_bytes(planned, engine, context)
             peak, evicted = stats["devices"][1]["peak_bytes"], stats["evicted_blocks"]
-            rows.append(Row(site, context, seconds, predicted, size, rates, peak, evicted))
+            rows.append(
+                Row(site, context, seconds, predicted, size, rates, peak, evicted, profiled)
+            )
             print(f"{site} {context}: {rows[-1].median_s * 1e3:.1f} ms", file=sys.stderr)
             kept.close(sequence)
         if args.prefill:
@@ -278,16 +300,17 @@ def cost(model: Model, profile: Profile, args: argparse.Namespace) -> list[Row]:
 
 def show_extension(rows: list[Row], console: Console) -> None:
     table = Table(box=None, pad_edge=False)
-    for name in ("site", "context", "tok/s", "[least, most]", "predicted", "error", "bytes/step",
-                 "GB/s", "of read ceiling", "on device", "evicted blocks"):  # fmt: skip
+    for name in ("site", "context", "tok/s", "[least, most]", "predicted", "error", "at its rate",
+                 "bytes/step", "GB/s", "of read ceiling", "on device", "evicted"):  # fmt: skip
         table.add_column(name, justify="left" if name == "site" else "right")
     for row in rows:
         rate = row.bytes / row.median_s
         assert row.predicted_s is not None
+        drifted = "" if row.drifted_error is None else f"{row.drifted_error:+.0%}"
         table.add_row(
             row.name, f"{row.context}", f"{1 / row.median_s:.2f}",
             f"[{1 / max(row.seconds):.2f}, {1 / min(row.seconds):.2f}]",
-            f"{1 / row.predicted_s:.2f}", f"{row.predicted_s / row.median_s - 1:+.0%}",
+            f"{1 / row.predicted_s:.2f}", f"{row.error:+.0%}", drifted,
             f"{row.bytes / 1e9:.2f} GB", f"{rate / 1e9:.1f}",
             f"{rate / statistics.median(row.read_bytes_per_s):.0%}",
             f"{row.device_bytes / 2**20:.0f} MiB", f"{row.evicted_blocks}",
@@ -337,12 +360,15 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     profile = profile_of(open_accelerator(args.device), args, args.threads)
+    # Beside a profile that is of now, to tell what the machine lost or gained since.
+    now = args.profile is None and args.threads is not None
+    profiled = probe(args.threads) if now else None
     if args.threads is None:
         args.threads = default_threads(cpu_affinity())
         cpu = with_thread_counts(profile.cpu, [args.threads])
         profile = dataclasses.replace(profile, cpu=cpu)
     model = Model(args)
-    rows = cost(model, profile, args) if args.cost else extension(model, profile, args)
+    rows = cost(model, profile, args) if args.cost else extension(model, profile, profiled, args)
     (show_cost if args.cost else show_extension)(rows, Console(width=150))
     if args.json:
         report = {

@@ -213,7 +213,9 @@ void bind_device_probe(nb::module_& m) {
       .def("empty_step", &DeviceProbe::empty_step, "crossings"_a, "seconds"_a, Unlocked(),
            "A stage without ops that the host waits for, with a small copy there and back or none.")
       .def("copy", &DeviceProbe::copy, "to_device"_a, "page_locked"_a, "seconds"_a, Unlocked(),
-           "One large copy from or to page-locked or other host memory.");
+           "One large copy from or to page-locked or other host memory.")
+      .def("queued_copies", &DeviceProbe::queued_copies, "copies"_a, "seconds"_a, Unlocked(),
+           "So many small copies to the device, each enqueued behind the one before.");
 }
 
 }  // namespace helm

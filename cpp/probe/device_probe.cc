@@ -21,6 +21,7 @@ constexpr double kBatch_s = 2e-3;  // well above what starting and awaiting a ba
 constexpr int64_t kMostRuns = 1024;
 constexpr double kNearQuickest = 1.2;
 constexpr int64_t kCopyBytes = int64_t{1} << 24;
+constexpr int64_t kSmallCopyBytes = int64_t{1} << 12;
 constexpr int64_t kWholeBlockTokens = 16;
 
 // A device whose product of 64 tokens takes longer is kept busy by less work than a GPU.
@@ -138,6 +139,16 @@ class DeviceProbe::Impl {
     return time_batches(copy, {0, static_cast<double>(kCopyBytes)}, seconds);
   }
 
+  ProbeTiming queued_copies(int64_t copies, double seconds) {
+    const auto copy = [&] {
+      for (int64_t i = 0; i < copies; ++i) {
+        const int64_t at = i * kSmallCopyBytes % kCopyBytes;
+        stream_->upload(memory_.address() + at, pinned_.data() + at, kSmallCopyBytes);
+      }
+    };
+    return time_batches(copy, {0, static_cast<double>(copies * kSmallCopyBytes)}, seconds);
+  }
+
  private:
   Synthetic synthetic() {
     slices_.start();
@@ -245,6 +256,11 @@ ProbeTiming DeviceProbe::empty_step(bool crossings, double seconds) {
 
 ProbeTiming DeviceProbe::copy(bool to_device, bool page_locked, double seconds) {
   return used().copy(to_device, page_locked, seconds);
+}
+
+ProbeTiming DeviceProbe::queued_copies(int64_t copies, double seconds) {
+  check(copies >= 1 && copies <= kMostTokens, "1 to 4096 copies");
+  return used().queued_copies(copies, seconds);
 }
 
 }  // namespace helm

@@ -18,7 +18,7 @@ def test_a_model_of_twice_the_memory_allowed(tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text(profile.to_json())
     found = disk.main(
         ["--shape", str(shape), "--dtype", "f32", "--share", "0.6",
-         "--tokens", "4", "--rounds", "1", "--seconds", "0.2", "--no-mapped",
+         "--tokens", "4", "--rounds", "1", "--seconds", "0.2",
          "--profile", str(tmp_path / "profile.json"), "--root", str(tmp_path),
          "--json", str(tmp_path / "out.json")]
     )  # fmt: skip
@@ -27,4 +27,5 @@ def test_a_model_of_twice_the_memory_allowed(tmp_path: Path) -> None:
     assert found["read_ahead"]
     assert found["within_plan"]
     assert found["step_bytes"] > 0
+    assert found["mapped_s"] is None or found["over_mapped"] > 0  # None: no control group
     assert json.loads((tmp_path / "out.json").read_text())["summary"] == found

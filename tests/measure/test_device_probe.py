@@ -92,6 +92,8 @@ def test_link_is_the_simulated_one(measured: Measured) -> None:
     ):  # fmt: skip
         assert SPEED["link"] / 20 < rate <= SPEED["link"]
     assert 0 <= link.latency_s < 20 * SPEED["latency"]  # a difference of two noisy times
+    assert link.queued_copy_s is not None
+    assert SPEED["latency"] <= link.queued_copy_s < 20 * SPEED["latency"]
     assert 0 < link.cpu_rate_while_copying <= 1
     assert 0 < link.rate_while_both_compute <= 1
     assert link.locks_mapped

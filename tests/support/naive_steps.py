@@ -137,7 +137,9 @@ class Batch:
         found = self.visits_of(op)
         if one.verb == "page":
             copied = found.copied * kv_size(task, op) / up
-            return (found.pages * link["latency_s"] + copied) / max(1, found.pages)
+            return (found.pages * link.get("queued_copy_s", link["latency_s"]) + copied) / max(
+                1, found.pages
+            )
         if one.verb == "copy":
             widths = {value.name: value.width for value in task.model.graph.values}
             width = op.heads * (op.head_dim + 2) if one.lane == "up" else widths[op.input]

@@ -163,6 +163,8 @@ class HELM_API DeviceProbe {
   ProbeTiming empty_step(bool crossings, double seconds);
   // One large copy from or to page-locked or other host memory.
   ProbeTiming copy(bool to_device, bool page_locked, double seconds);
+  // So many small copies to the device, each enqueued behind the one before.
+  ProbeTiming queued_copies(int64_t copies, double seconds);
 
  private:
   class HELM_LOCAL Impl;

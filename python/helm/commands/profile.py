@@ -210,6 +210,7 @@ def _link_facts(link: LinkProfile) -> list[tuple[str, str]]:
         ("link", rates(link.to_accelerator_bytes_per_s, link.to_host_bytes_per_s)),
         ("  pageable", pageable),
         ("  crossing", f"{link.latency_s * 1e6:,.2f} us fixed"),
+        ("  queued copy", f"{link.page_s * 1e6:,.2f} us fixed"),
         ("  meanwhile", f"the CPU runs at {link.cpu_rate_while_copying * 100:.0f} % of its rate"),
         ("both compute", f"at {link.rate_while_both_compute * 100:.0f} % of their rates"),
     ]

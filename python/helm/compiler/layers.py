@@ -170,7 +170,7 @@ def _spread(
     }
     if overflow == "stream":
         size, pages = far.copied * position_bytes(setting.model, op), np.maximum(1, far.pages)
-        copies = far.pages * link.latency_s + size / link.to_accelerator_bytes_per_s
+        copies = far.pages * link.page_s + size / link.to_accelerator_bytes_per_s
         seconds |= {"page": copies / pages, "far": far_s / pages + op_s + stage_s}
         return SpreadLayer(seconds, far, near_s, copies)
     query, partial = (setting.batch * size for size in asked_bytes(setting, op))

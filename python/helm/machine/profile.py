@@ -111,6 +111,8 @@ class Profile:
                 del fields["cpu"][name]
         if self.accelerator is not None and self.accelerator.stage_s is None:
             del fields["accelerator"]["stage_s"]
+        if self.link is not None and self.link.queued_copy_s is None:
+            del fields["link"]["queued_copy_s"]
         fields["unsettled"] = list(self.unsettled)
         if self.disk_bytes_per_s is None:
             del fields["disk_bytes_per_s"]
@@ -271,13 +273,15 @@ def _read_accelerator(node: Reader) -> AcceleratorProfile:
 
 def _read_link(node: Reader) -> LinkProfile:
     shares = ("cpu_rate_while_copying", "rate_while_both_compute")
-    node.only((*_LINK_RATES, "latency_s", *shares, "locks_mapped"))
+    node.only((*_LINK_RATES, "latency_s", *shares, "locks_mapped", "queued_copy_s"))
+    queued = node.get("queued_copy_s")
     return LinkProfile(
         **{name: _rate(node[name]) for name in _LINK_RATES},
         latency_s=node["latency_s"].number(0.0, 1e6),
         cpu_rate_while_copying=_share(node[shares[0]]),
         rate_while_both_compute=_share(node.get(shares[1], 1.0), 0.5),
         locks_mapped=node.get("locks_mapped", False).boolean(),
+        queued_copy_s=None if queued.null else queued.number(0.0, 1e6),
     )
 
 

@@ -303,7 +303,9 @@ class LinkProfile:
     """Between host and accelerator. cpu_rate_while_copying: share of the CPU's rates that is
     left while a copy runs, 0 < share <= 1. rate_while_both_compute: share of their rates that both
     devices keep while both decode: 1 where each has memory of its own, 0.5 where it is as if they
-    took turns. locks_mapped: mapped files are page-locked where they visit, too."""
+    took turns. locks_mapped: mapped files are page-locked where they visit, too. latency_s: what a
+    copy that somebody waits for takes beside its bytes. queued_copy_s: what one behind another
+    takes, None: as much."""
 
     to_accelerator_bytes_per_s: float
     to_host_bytes_per_s: float
@@ -313,6 +315,12 @@ class LinkProfile:
     cpu_rate_while_copying: float
     rate_while_both_compute: float = 1.0
     locks_mapped: bool = False
+    queued_copy_s: float | None = None
+
+    @property
+    def page_s(self) -> float:
+        """Seconds that a page takes beside its bytes, as one of many."""
+        return self.latency_s if self.queued_copy_s is None else self.queued_copy_s
 
     def beside_copies(
         self, cpu_s: npt.NDArray[np.float64], copies_s: npt.NDArray[np.float64]

@@ -33,6 +33,7 @@ from helm.measure.quantity import Measure, Progress, Quantity, Timing, visit
 BUDGET_S = 5.0
 TOKENS = (1, 2, 4, 8, 16, 64, 512)
 _EMPTY_OPS = 16
+_SMALL_COPIES = 64
 _MOST_BYTES = 1 << 29  # half of it is read at a time: several times a GPU's cache
 _MEANWHILE_S = 0.005
 
@@ -154,6 +155,7 @@ class _Link:
 
         self.copies = {key: copies(*key) for key in _COPIES}
         self.crossings = _quantity("crossings", lambda s: probe.empty_step(True, s))
+        self.queued = _quantity("small copies", lambda s: probe.queued_copies(_SMALL_COPIES, s))
         self.alone = Quantity("CPU products", products)
         self.copying = Quantity(
             "CPU products beside copies", beside(lambda: probe.copy(True, True, _MEANWHILE_S))
@@ -164,7 +166,10 @@ class _Link:
         )
 
     def all(self) -> list[Quantity]:
-        return [*self.copies.values(), self.crossings, self.alone, self.copying, self.computing]
+        return [
+            *self.copies.values(), self.crossings, self.queued, self.alone, self.copying,
+            self.computing,
+        ]  # fmt: skip
 
     def profile(self, step_s: float, locks_mapped: bool) -> LinkProfile:
         """step_s: of a step that crosses nothing."""
@@ -178,6 +183,7 @@ class _Link:
             cpu_rate_while_copying=min(1.0, self.alone.seconds / self.copying.seconds),
             rate_while_both_compute=min(1.0, max(0.5, self.alone.seconds / self.computing.seconds)),
             locks_mapped=locks_mapped,
+            queued_copy_s=self.queued.seconds / _SMALL_COPIES,
         )
 
 

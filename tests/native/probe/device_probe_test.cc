@@ -45,6 +45,7 @@ TEST_CASE("device probe: the link is the one given") {
   }
   // Two copies of a millisecond that the step without them lacks.
   CHECK(probe.empty_step(true, 0).run_s[0] >= 2e-3);
+  CHECK(probe.queued_copies(3, 0).run_s[0] >= 3e-3);
 }
 
 TEST_CASE("device probe: what cannot be had is refused") {
@@ -55,6 +56,7 @@ TEST_CASE("device probe: what cannot be had is refused") {
   CHECK_THROWS_AS(probe.attention(DType::kF32, 1, 5, 4, 0), Error);
   CHECK_THROWS_AS(probe.elementwise(1 << 20, 0), Error);
   CHECK_THROWS_AS(probe.empty_ops(-1, 0), Error);
+  CHECK_THROWS_AS(probe.queued_copies(0, 0), Error);
 }
 
 }  // namespace helm::test
