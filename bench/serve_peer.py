@@ -120,6 +120,8 @@ def main() -> None:
             for name in sorted(ports, reverse=number % 2 == 1):
                 figures = asyncio.run(load(ports[name], vocab_size, number, args))
                 print(f"round {number} {name}: {figures['tokens/s']:.1f} tokens/s", file=sys.stderr)
+                if figures["tokens/s"] == 0:
+                    raise SystemExit(f"{name} completed no request; give more --seconds")
                 if number:  # the first one warms up
                     found[name].append(figures)
     show(found)
