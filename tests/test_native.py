@@ -1,5 +1,6 @@
-"""Builds and runs the native tests: as they are, and under the sanitizers of memory. Compares the
-planner's figure for a GPU's scratch with the native one."""
+"""Builds and runs the native tests: as they are, and under the sanitizers of memory, there kernels
+and CUDA's emulation with HELM_TEST_WHOLE=1 alone. Compares the planner's figure for a GPU's scratch
+with the native one."""
 
 from __future__ import annotations
 
@@ -18,10 +19,12 @@ from helm.compiler.memory import accelerator_workspace_bytes
 from helm.model.config import ModelConfig
 from helm.model.families import build_graph, parse_config
 from native_build import build, own_cpu, run_tests, sanitizing
+from whole import WHOLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 PLANS = 60
 LONG = ("kernels", "runtime", "cuda_kernels")
+SANITIZED = (*LONG, "cuda_plugin") if WHOLE else ("runtime",)
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +37,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sanitized")
-    names = ("kernel", "runtime", "cuda_kernel", "cuda_plugin")
     build(
         folder,
         *sanitizing("address,undefined", "-Og"),  # half of -O1's time to compile
-        targets=[f"helm_{name}_tests" for name in names],
+        targets=[f"helm_{name.removesuffix('s')}_tests" for name in SANITIZED],
     )
     return folder
 
@@ -63,7 +65,7 @@ def test_all_other_native_tests(plain: Path) -> None:
     run_tests(plain, but=f"^({'|'.join(LONG)})$")
 
 
-@pytest.mark.parametrize("name", [*LONG, "cuda_plugin"])
+@pytest.mark.parametrize("name", SANITIZED)
 def test_native_under_address_and_undefined_sanitizers(sanitized: Path, name: str) -> None:
     run_tests(sanitized, only=f"^{name}$", cpus=own_cpu())
 

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from whole import WHOLE
+
 ROOT = Path(__file__).parent.parent
 ARCHITECTURE = "sm_90"
-# Of the test for spilled registers. HELM_TEST_ARCHITECTURES="sm_75 sm_80" has others as well.
-SPILLING = ("sm_120", *os.environ.get("HELM_TEST_ARCHITECTURES", "").split())
+# Of the test for spilled registers; HELM_TEST_ARCHITECTURES="sm_75 sm_80" has others.
+SPILLING = os.environ.get("HELM_TEST_ARCHITECTURES", "sm_120" if WHOLE else "").split()
 HOT = ("attention", "attention_decode", "attention_prefill", "attention_prompt", "matvec")
 CALLED_DIVISION = re.compile(r"__cuda_sm20_(?:div|rem)\w*")
 TIGHT = ("attention_decode", "attention_prompt", "matvec")

@@ -18,12 +18,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def sanitizing(sanitizers: str, optimization: str) -> tuple[str, ...]:
-    """Options of a build under sanitizers. Of tiers and integer products those that can run; of the
-    tiers the first alone where threads are looked at, which share work alike in all.
-    HELM_TEST_WHOLE=1 has all of these tiers."""
+    """Options of a build under sanitizers: the first tier that can run, and its integer products.
+    HELM_TEST_WHOLE=1 has all that can run."""
     available = [tier["name"] for tier in _helm.isa_tiers() if tier["available"]]
     vector = [name for name in available if name != "scalar"]
-    tiers = ";".join(vector[:1] if sanitizers == "thread" and not WHOLE else available)
+    tiers = ";".join(available if WHOLE else vector[:1])
     integers = ";".join(t["name"] for t in _helm.integer_isa_tiers() if t["available"])
     return (
         f"-DHELM_SANITIZE={sanitizers}",

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "helm/generation.h"
+#include "support/check.h"
 #include "support/this_build.h"
 #include "tiny_model.h"
 
@@ -85,7 +86,7 @@ TEST_CASE("greedy tokens do not depend on where KV pages lie") {
   for (const char* site : {"stream", "cpu"}) {
     CAPTURE(site);
     const std::string name = site;
-    for (const Overflow& o : std::vector<Overflow>{
+    for (const Overflow& o : helm::test::sampled<Overflow>({
              {.site = name},
              {.slots = 6, .site = name, .watermark = 0},
              {.slots = 9, .site = name, .watermark = 1},
@@ -95,7 +96,7 @@ TEST_CASE("greedy tokens do not depend on where KV pages lie") {
              {.units = "caaac", .page_tokens = 5, .slots = 15, .site = name},
              {.units = "caaac", .page_tokens = 1, .slots = 60, .site = name},
              {.units = "ccaaa", .page_tokens = 64, .slots = 5, .site = name, .watermark = 0.5},
-         }) {
+         })) {
       CAPTURE(o.units);
       CAPTURE(o.page_tokens);
       CAPTURE(o.slots);
