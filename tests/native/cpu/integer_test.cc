@@ -141,6 +141,16 @@ TEST_CASE("integer products: every number of rows and many of columns") {
   }
 }
 
+TEST_CASE("integer products: more tokens than pass the weights at once") {
+  uint32_t seed = 4000;
+  for (const char* format : {"c4.km32", "c6.k16", "c8.s32", "c8.z32"}) {
+    for (const int64_t tokens : sampled<int64_t>({265, 270, 529})) {
+      check_problem({tokens, 41, 300, seed % 2 == 0, seed % 3 == 0}, named(format), seed);
+      ++seed;
+    }
+  }
+}
+
 TEST_CASE("integer products: near the sum in double precision") {
   uint32_t seed = 5000;
   for (const Format& format : packed_formats()) {

@@ -21,10 +21,15 @@ struct IntsAvx2 : VecAvx2 {
   static constexpr int kStripsOfBytes = 4;
   static constexpr int64_t kAheadOfOne = 0;  // bytes asked for ahead, of one token; 0: a span
   static constexpr int kTileTokens = 4;
-  static constexpr int kPromptStrips = 4;  // which stay in L2 while all tokens pass
+  static constexpr int kPromptTokens = 4;
+  static constexpr int kPromptTileStrips = 1;
+  static constexpr int kPromptStrips = 4;
 
   HELM_INLINE static I load_ints(const uint8_t* p) {
     return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  HELM_INLINE static void store_ints(uint8_t* p, I v) {
+    _mm256_store_si256(reinterpret_cast<__m256i*>(p), v);
   }
   HELM_INLINE static I set4(const int8_t* p) {  // four bytes, in each lane
     int32_t four;
@@ -86,6 +91,7 @@ struct IntsAvx2 : VecAvx2 {
     static constexpr bool kTwo = kDeep > 1 && kDeep < N;  // both are needed at once
     I words, total;
 
+    HELM_INLINE void begin(I start) { total = start; }
     template <int Which>
     HELM_INLINE void add(const Bytes<Signed>& w, I a) {
       if constexpr (Signed) a = _mm256_sign_epi8(a, w.w);
@@ -94,7 +100,7 @@ struct IntsAvx2 : VecAvx2 {
       barrier(words);
       if constexpr (Which % kDeep == kDeep - 1) {
         const I some = _mm256_madd_epi16(words, _mm256_set1_epi16(1));
-        total = Which < kDeep ? some : add_ints(total, some);
+        total = add_ints(total, some);
         if constexpr (N > kDeep) barrier(total);
       }
     }

@@ -18,9 +18,12 @@ struct IntsAvx512Vnni : VecAvx512 {
   static constexpr int kStripsOfBytes = 2;
   static constexpr int64_t kAheadOfOne = 4096;
   static constexpr int kTileTokens = 4;
-  static constexpr int kPromptStrips = 4;
+  static constexpr int kPromptTokens = 6;
+  static constexpr int kPromptTileStrips = 2;
+  static constexpr int kPromptStrips = 2;
 
   HELM_INLINE static I load_ints(const uint8_t* p) { return _mm512_load_si512(p); }
+  HELM_INLINE static void store_ints(uint8_t* p, I v) { _mm512_store_si512(p, v); }
   HELM_INLINE static I set4(const int8_t* p) {  // four bytes, in each lane
     int32_t four;
     __builtin_memcpy(&four, p, 4);
@@ -76,9 +79,10 @@ struct IntsAvx512Vnni : VecAvx512 {
     static constexpr bool kTwo = false;  // see IntsAvx2
     I total;
 
+    HELM_INLINE void begin(I start) { total = start; }
     template <int Which>
     HELM_INLINE void add(const Bytes<Signed>& w, I a) {
-      total = _mm512_dpbusd_epi32(Which == 0 ? no_ints() : total, w.w, a);
+      total = _mm512_dpbusd_epi32(total, w.w, a);
     }
   };
 };

@@ -20,9 +20,10 @@ struct IntsAvxVnni : IntsAvx2 {
     static constexpr bool kTwo = false;  // see IntsAvx2
     I total;
 
+    HELM_INLINE void begin(I start) { total = start; }
     template <int Which>
     HELM_INLINE void add(const Bytes<Signed>& w, I a) {
-      total = _mm256_dpbusd_avx_epi32(Which == 0 ? no_ints() : total, w.w, a);
+      total = _mm256_dpbusd_avx_epi32(total, w.w, a);
       barrier(total);
     }
   };

@@ -15,6 +15,8 @@ struct IntsScalar : VecScalar {
   static constexpr int kStripsOfBytes = 1;
   static constexpr int64_t kAheadOfOne = 1024;
   static constexpr int kTileTokens = 1;
+  static constexpr int kPromptTokens = 1;
+  static constexpr int kPromptTileStrips = 1;
   static constexpr int kPromptStrips = 4;
 
   // Rounded once, as by all other tables: a library call without FMA hardware.
@@ -28,6 +30,7 @@ struct IntsScalar : VecScalar {
     __builtin_memcpy(&v, p, sizeof v);
     return v;
   }
+  HELM_INLINE static void store_ints(uint8_t* p, I v) { __builtin_memcpy(p, &v, sizeof v); }
   HELM_INLINE static I set4(const int8_t* p) {  // four bytes, in each lane
     int32_t four;
     __builtin_memcpy(&four, p, 4);
@@ -90,9 +93,9 @@ struct IntsScalar : VecScalar {
     static constexpr bool kTwo = false;  // see IntsAvx2
     I total;
 
+    HELM_INLINE void begin(I start) { total = start; }
     template <int Which>
     HELM_INLINE void add(const Bytes<Signed>& w, I a) {
-      if constexpr (Which == 0) total = no_ints();
       HELM_UNROLL
       for (int b = 0; b < 4; ++b) total += (w.w >> 8 * b & 0xff) * (a << (24 - 8 * b) >> 24);
     }

@@ -2,8 +2,8 @@
 // which runs along the columns with all its sums in registers.
 #pragma once
 
-#include "cpu/kernels/quant/operands.h"
-#include "cpu/kernels/quant/span.h"
+#include "cpu/kernels/quant/prompt.h"
+#include "cpu/kernels/quant/sums.h"
 #include "cpu/kernels/quant/unrolled.h"
 
 namespace helm::cpu {
@@ -16,11 +16,11 @@ struct Tile {
   using I = typename V::I;
   using Op = Operands<V, K.codes>;
   using Bytes = typename V::template Bytes<Op::kSigned>;
-  static constexpr int P = kStripRows / V::kRows;  // vectors side by side in a strip
-  static constexpr bool kHalves = K.halves;        // else one sum per block
+  static constexpr int P = kStripRows / V::kRows;
+  static constexpr bool kHalves = K.halves;  // else one sum per block
   static constexpr int kProducts = kHalves ? 4 : 8;
   using Sum = typename V::template Sum<Op::kSigned, Op::kMost, kProducts>;
-  static constexpr int kOffset = K.offset + Op::kPlus;
+  using C = Sums<V, K>;
   // One or two streams are asked for so far ahead, beyond the strip's end too; more run by
   // themselves. kSpanAhead: a span ahead, so that every line is asked for once.
   static constexpr bool kAsks = S <= 2;
@@ -123,6 +123,7 @@ struct Tile {
   HELM_INLINE void add_far_of(const QuantBlock& b, int s, int p, I& total) const {
     const I x = V::set1_int((b.far & 0xff) << b.far_col % 4 * 8);
     typename V::template Sum<Op::kSigned, Op::kMost, 1> far;
+    far.begin(V::no_ints());
     far.template add<0>(Bytes(Op::quad_at(line(s) + p * V::kRows * 4, b.far_col / 4)), x);
     total = V::add_ints(total, V::template shift_left<kFarShift>(far.total));
   }
@@ -132,6 +133,10 @@ struct Tile {
   HELM_INLINE void add_group(int64_t group) {
     if constexpr (T == 1 && Sum::kTwo) return add_group_by_vectors<kHalf>(group);
     Sum sum[T][S][P];
+    each_vector([&](int s, int p) HELM_LAMBDA_INLINE {
+      HELM_UNROLL
+      for (int t = 0; t < T; ++t) sum[t][s][p].begin(V::no_ints());
+    });
     each_index<kProducts>([&](auto n)
                               HELM_LAMBDA_INLINE { multiply<kHalf, decltype(n)::value>(sum); });
     add_far<kHalf>(sum);
@@ -153,6 +158,7 @@ struct Tile {
     const bool far = has_far<kHalf>(block(0));
     each_vector([&](int s, int p) HELM_LAMBDA_INLINE {
       Sum sum;
+      sum.begin(V::no_ints());
       each_index<kProducts>([&](auto n) HELM_LAMBDA_INLINE {
         constexpr int kN = decltype(n)::value;
         const Bytes w(Op::template quad<kQuad<kHalf, kN>>(line(s) + p * V::kRows * 4));
@@ -166,21 +172,9 @@ struct Tile {
   template <int kHalf>
   HELM_INLINE void add_total(I total, int t, int s, int p, int64_t group) {
     const int64_t place = group * kStripRows + p * V::kRows;
-    const F v = V::float_of(without_offset<kHalf>(total, block(t)));
-    c[t][s][p] = V::fma(v, V::mul(V::load(scales[s] + place), V::set1(block(t).alpha)), c[t][s][p]);
-    if constexpr (K.minimum) {
-      const F x = V::set1(kHalves ? block(t).alpha_sums[kHalf] : block(t).alpha_sum);
-      c[t][s][p] = V::fma(V::load(minima[s] + place), x, c[t][s][p]);
-    }
-  }
-  template <int kHalf>
-  HELM_INLINE static I without_offset(I total, const QuantBlock& block) {
-    if constexpr (kOffset == 0) return total;
-    const I minus = V::set1_int(kHalves ? block.minus_sums[kHalf] : block.minus_sum);
-    constexpr int kShift = log2_of(kOffset > 0 ? kOffset : -kOffset);
-    static_assert(kOffset == 0 || 1 << kShift == (kOffset > 0 ? kOffset : -kOffset));
-    const I times = V::template shift_left<kShift>(minus);
-    return kOffset > 0 ? V::add_ints(total, times) : V::sub_ints(total, times);
+    if constexpr (C::kOffset != 0)
+      total = V::add_ints(total, C::template offset_of<kHalf>(block(t)));
+    c[t][s][p] = C::template add<kHalf>(c[t][s][p], total, scales[s], minima[s], place, block(t));
   }
 
   HELM_INLINE void add_span(int64_t blocks, int group_shift) {
@@ -217,8 +211,8 @@ struct Tile {
       tile.a[t] = reinterpret_cast<const std::byte*>(shape.row_of_a(token + t) + span.block);
       HELM_UNROLL
       for (int s = 0; s < S; ++s) {
-        begin(shape.args, span.block == 0, token + t, span.strip + (first_of_span + s) * span.step,
-              tile.c[t][s]);
+        C::begin(shape.args, span.block == 0, token + t,
+                 span.strip + (first_of_span + s) * span.step, tile.c[t][s]);
       }
     }
     tile.add_span(span.blocks, shape.group_shift);
@@ -226,40 +220,9 @@ struct Tile {
     for (int t = 0; t < T; ++t) {
       HELM_UNROLL
       for (int s = 0; s < S; ++s) {
-        end(shape.args, token + t, span.strip + (first_of_span + s) * span.step, tile.c[t][s]);
+        C::end(shape.args, token + t, span.strip + (first_of_span + s) * span.step, tile.c[t][s]);
       }
     }
-  }
-
-  // C before a span, of the first [C] + [bias], zeros beyond the last row;
-  HELM_INLINE static void begin(const QuantArgs& m, bool first_span, int64_t row, int64_t strip,
-                                F (&v)[P]) {
-    const int64_t first = strip * kStripRows;
-    const float* c = m.c + row * m.c_stride + first;
-    float some[kStripRows];
-    if (first + kStripRows > m.rows) {
-      begin_rows(m, first_span, row, first, some);
-      c = some, first_span = false;
-    }
-    const bool from_zero = first_span && !m.accumulate;
-    const float* bias = first_span && m.bias != nullptr ? m.bias + first : nullptr;
-    HELM_UNROLL
-    for (int p = 0; p < P; ++p) {
-      v[p] = from_zero ? V::set1(0.0f) : V::load(c + p * V::kRows);
-      if (bias != nullptr) {
-        const F b = V::load(bias + p * V::kRows);
-        v[p] = from_zero ? b : V::add(v[p], b);
-      }
-    }
-  }
-  // and after it.
-  HELM_INLINE static void end(const QuantArgs& m, int64_t row, int64_t strip, const F (&v)[P]) {
-    const int64_t first = strip * kStripRows, n = min_of(kStripRows, m.rows - first);
-    float* c = m.c + row * m.c_stride + first;
-    float some[kStripRows];
-    HELM_UNROLL
-    for (int p = 0; p < P; ++p) V::store((n == kStripRows ? c : some) + p * V::kRows, v[p]);
-    if (n < kStripRows) __builtin_memcpy(c, some, static_cast<size_t>(n) * sizeof(float));
   }
 };
 
@@ -288,48 +251,49 @@ void few_tokens(const ProductShape& shape, int64_t strips) {
   for (int64_t i = S * step; i < strips; ++i) run_strips<V, K, T, 1>(shape, i, 0);
 }
 
-// All tokens times adjacent strips, S of which are one tile: each span of these stays in L1 while
-// tile after tile of tokens passes it.
+// Two tiles of tokens times S adjacent strips: each span of these stays in L1 meanwhile.
 template <class V, Kind K, int S>
-void many_tokens(const ProductShape& shape, int64_t strip, int strips) {
-  const QuantArgs& m = shape.args;
+void two_tiles(const ProductShape& shape, int64_t strip) {
+  constexpr int64_t kFirst = V::kTileTokens;
   Span<K> span;
-  for (int64_t block = 0; block < shape.blocks; block += kSpanCols / kBlockCols) {
-    span.read(shape, strip, 1, strips, block);
-    int64_t t = 0;
-    for (; t + V::kTileTokens <= m.tokens; t += V::kTileTokens) {
-      for (int s = 0; s < strips; s += S) Tile<V, K, V::kTileTokens, S>::run(shape, span, s, t);
-    }
-    each_index<V::kTileTokens - 1>([&](auto rest) {
+  for (int64_t block = 0; block < shape.blocks; block += kSpanBlocks) {
+    span.read(shape, strip, 1, S, block);
+    Tile<V, K, kFirst, S>::run(shape, span, 0, 0);
+    each_index<kFirst>([&](auto rest) {
       constexpr int T = decltype(rest)::value + 1;
-      if (m.tokens - t != T) return;
-      for (int s = 0; s < strips; s += S) Tile<V, K, T, S>::run(shape, span, s, t);
+      if (shape.args.tokens - kFirst == T) Tile<V, K, T, S>::run(shape, span, 0, kFirst);
     });
   }
 }
 
-template <class V, Kind K>
-void tiles_of_tokens(const ProductShape& shape, int64_t strips) {
-  constexpr int64_t kMostFew = 8;
-  constexpr int kFew = V::kStripsPerTokens[V::kTileTokens], kMany = V::kPromptStrips;
-  static_assert(kMany % kFew == 0);
-  const QuantArgs& m = shape.args;
-  const bool few = m.tokens <= kMostFew;
-  const int64_t together = few ? kFew : kMany, places = (strips + together - 1) / together;
-  const int64_t last = min_of(strips, places * (m.slice + 1) / m.slices * together);
-  int64_t i = places * m.slice / m.slices * together;
-  for (; !few && i + kMany <= last; i += kMany) many_tokens<V, K, kFew>(shape, i, kMany);
-  for (; i + kFew <= last; i += kFew) many_tokens<V, K, kFew>(shape, i, kFew);
-  for (; i < last; ++i) many_tokens<V, K, 1>(shape, i, 1);
-}
+// Strips of a slice, `together` of which are computed together.
+struct Strips {
+  int64_t begin, end;
+  Strips(const QuantArgs& m, int64_t strips, int64_t together) {
+    const int64_t places = (strips + together - 1) / together;
+    begin = min_of(strips, places * m.slice / m.slices * together);
+    end = min_of(strips, places * (m.slice + 1) / m.slices * together);
+  }
+};
 
 // IntegerTable::product of one kind of format.
 template <class V, Kind K>
 void product_of(const QuantArgs& m, ReadScales read_scales) {
+  constexpr int kTile = V::kTileTokens, kTwo = V::kStripsPerTokens[kTile];
   const ProductShape shape(m, read_scales);
   const int64_t strips = (m.rows + kStripRows - 1) / kStripRows;
-  if (m.tokens > V::kTileTokens) return tiles_of_tokens<V, K>(shape, strips);
-  each_index<V::kTileTokens>([&](auto index) {
+  if (m.tokens > 2 * kTile) {
+    const Strips own(m, strips, V::kPromptStrips);
+    return prompt<V, K>(shape, own.begin, own.end);
+  }
+  if (m.tokens > kTile) {
+    const Strips own(m, strips, kTwo);
+    int64_t i = own.begin;
+    for (; i + kTwo <= own.end; i += kTwo) two_tiles<V, K, kTwo>(shape, i);
+    for (; i < own.end; ++i) two_tiles<V, K, 1>(shape, i);
+    return;
+  }
+  each_index<kTile>([&](auto index) {
     constexpr int T = decltype(index)::value + 1;
     if (m.tokens == T) few_tokens<V, K, T>(shape, strips);
   });

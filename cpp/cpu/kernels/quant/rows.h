@@ -9,15 +9,20 @@ namespace helm::cpu {
 namespace {
 
 HELM_INLINE void set_sums(QuantBlock& block) {
-  int32_t sums[2] = {0, 0};
-  for (int k = 0; k < kBlockCols; ++k) sums[k / 16] += block.q[k];
-  sums[block.far_col / 16] += block.far * (1 << kFarShift);
+  int32_t all = 0, last = 0;  // in one loop, of which compilers make vectors
+  for (int k = 0; k < kBlockCols; ++k) {
+    all += block.q[k];
+    last += k < 16 ? 0 : block.q[k];
+  }
+  const int32_t far = block.far * (1 << kFarShift);
+  all += far, last += block.far_col < 16 ? 0 : far;
+  const int32_t sums[2] = {all - last, last};
   for (int h = 0; h < 2; ++h) {
     block.minus_sums[h] = -sums[h];
     block.alpha_sums[h] = block.alpha * static_cast<float>(sums[h]);
   }
-  block.minus_sum = -(sums[0] + sums[1]);
-  block.alpha_sum = block.alpha * static_cast<float>(sums[0] + sums[1]);
+  block.minus_sum = -all;
+  block.alpha_sum = block.alpha * static_cast<float>(all);
 }
 
 // x: [32]. Magnitudes are compared as the integers that their bits are.
@@ -38,7 +43,10 @@ HELM_INLINE void quantize_block(float (&x)[kBlockCols], QuantBlock& out) {
   if (above == 1) {
     int32_t others = 0, at = 0;
     for (int32_t k = 0; k < kBlockCols; ++k) at += size[k] > half ? k : 0;
-    for (const int32_t s : size) others = s <= half && s > others ? s : others;
+    for (const int32_t s : size) {
+      const int32_t other = s <= half ? s : 0;
+      others = other > others ? other : others;
+    }
     a = f32_from_bits(static_cast<uint32_t>(others));
     a = a < most / 127.0f ? most / 127.0f : a;
     out.far_col = static_cast<int16_t>(at);
@@ -71,7 +79,11 @@ void quantize_rows(const QuantizeArgs& args) {
     for (int64_t j = 0; j < blocks; ++j, x += kBlockCols) {
       const int64_t n = min_of(kBlockCols, args.cols - j * kBlockCols);
       float block[kBlockCols] = {};
-      __builtin_memcpy(block, x, static_cast<size_t>(n) * sizeof(float));
+      if (n == kBlockCols) {
+        __builtin_memcpy(block, x, sizeof block);
+      } else {
+        __builtin_memcpy(block, x, static_cast<size_t>(n) * sizeof(float));
+      }
       quantize_block<Floats>(block, out[j]);
       set_sums(out[j]);
     }

@@ -45,6 +45,9 @@ struct ProductShape {
   const uint8_t* strip(int64_t index) const {
     return reinterpret_cast<const uint8_t*>(args.strips) + index * strip_bytes;
   }
+  const uint8_t* span(int64_t strip_index, int64_t block) const {
+    return strip(strip_index) + strip_header + block / (kSpanCols / kBlockCols) * whole.bytes;
+  }
   const QuantBlock* row_of_a(int64_t t) const {
     return args.a + (args.a_rows == nullptr ? t : args.a_rows[t]) * blocks;
   }
@@ -90,7 +93,7 @@ struct Span {
     bytes = layout.bytes, header = layout.codes;
     for (int s = 0; s < strips; ++s) {
       const uint8_t* begin = shape.strip(strip + s * step);
-      const uint8_t* at = begin + shape.strip_header + block / kMostBlocks * shape.whole.bytes;
+      const uint8_t* at = shape.span(strip + s * step, block);
       shape.read_scales(layout, {begin, at, scales[s], minima[K.minimum ? s : 0]});
       codes[s] = at + layout.codes;
     }
