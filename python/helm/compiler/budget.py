@@ -324,6 +324,9 @@ def missing(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """[rows, pages] bytes by which the CPU's and the accelerator's memory are exceeded."""
     cpu = np.maximum(0, _total(budget.cpu) - available[0])
+    if limits.cpu_near_bytes is not None:
+        others = _total(budget.cpu) - budget.cpu["weights"]
+        cpu = np.maximum(cpu, others - limits.cpu_near_bytes)
     own = np.maximum(0, _total(budget.accelerator) - available[1])
     bounds: tuple[tuple[Purpose, int | None], ...] = (
         ("weights", limits.accelerator_weights_bytes),

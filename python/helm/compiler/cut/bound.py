@@ -7,6 +7,8 @@ comes back. That is a bound for any price, and a close one for the best (Lagrang
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from helm.compiler.cut.price import StepPrice, Visiting
@@ -21,12 +23,13 @@ def least_s(price: StepPrice, there: tuple[I64, I64, I64], room: int) -> float:
     """there: bytes on the accelerator of attention, mlp and head, see `CutMemory.there`; room: for
     all of these."""
     cuts, layers, fixed_s = price.cuts, price.layers, float(price.ends.sum())
-    units, counts = [(np.ones(1), price.head.sum(axis=0)[None], there[2][None])], cuts.totals * 1.0
+    counts = np.asarray(cuts.totals, np.float64)
+    units: list[Unit] = [(np.ones(1), price.head.sum(axis=0)[None], there[2][None])]
     if isinstance(layers, Visiting):
         fixed_s += layers.least_s(room)
     else:
-        kinds = zip((layers.attention_s, layers.mlp_s), there[:2], strict=True)
-        units += [(counts, *(_by_way(each) for each in kind)) for kind in kinds]
+        units.append((counts, _by_way(layers.attention_s), _by_way(there[0])))
+        units.append((counts, _by_way(layers.mlp_s), _by_way(there[1])))
     most = max(_worth(unit) for unit in units)
     prices = np.linspace(0.0, most, _PRICES)
     found = fixed_s - prices * room
@@ -35,7 +38,7 @@ def least_s(price: StepPrice, there: tuple[I64, I64, I64], room: int) -> float:
     return float(found.max()) * _ROUNDED
 
 
-def _by_way(of: F64) -> F64:
+def _by_way(of: Any) -> Any:
     """[classes, ways], whatever the home."""
     return of.reshape(len(of), -1)
 

@@ -93,7 +93,7 @@ class Visiting:
     @property
     def alone_s(self) -> F64:
         """[classes] of a layer on the accelerator, in all of the steps."""
-        return self._times @ self._alone.sum(axis=2).T
+        return np.asarray(self._times @ self._alone.sum(axis=2).T)
 
     def least_s(self, room: int) -> float:
         """Of any layout with so many bytes on the accelerator."""
