@@ -72,12 +72,13 @@ std::shared_ptr<SharedEngine> make_engine(const std::string& plan,
                                           const std::filesystem::path& directory,
                                           const nb::dict& tensors, int threads,
                                           const std::string& device, const Listener& progress,
-                                          std::vector<int> cpus, double cpu_bytes_per_s) {
+                                          std::vector<int> cpus, double cpu_bytes_per_s,
+                                          double node_bytes_per_s) {
   EngineOptions options;
   options.directory = directory.string();
   options.threads = threads;
   options.cpus = std::move(cpus);
-  options.pace.cpu_bytes_per_s = cpu_bytes_per_s;
+  options.pace = {cpu_bytes_per_s, node_bytes_per_s};
   options.device = device;
   options.cublas_directories = cublas_directories();
   for (const auto& [key, value] : tensors) {
@@ -168,6 +169,9 @@ nb::dict stats(SharedEngine& shared) {
   out["cpus"] = s.cpus;
   out["isa"] = s.isa;
   out["copied_bytes"] = s.copied_bytes;
+  nb::dict nodes;
+  for (const auto& [node, bytes] : s.node_bytes) nodes[nb::int_(node)] = bytes;
+  out["node_bytes"] = nodes;
   out["huge_pages"] = s.huge_pages;
   out["huge_page_bytes"] = s.huge_page_bytes;
   out["load_s"] = s.load_s;
@@ -202,6 +206,7 @@ void bind_engine(nb::module_& m) {
           nb::new_(&make_engine), "plan"_a, "directory"_a = "", "tensors"_a = nb::dict(),
           "threads"_a = 0, "device"_a = "cuda", "progress"_a.none() = nb::none(),
           "cpus"_a = std::vector<int>(), nb::kw_only(), "cpu_bytes_per_s"_a = 0.0,
+          "node_bytes_per_s"_a = 0.0,
           "Loads the plan's weights from files under `directory` or from `tensors` (name to\n"
           "contiguous CPU array, used in place when its dtype is the format). `progress` "
           "gets\n"
@@ -210,7 +215,8 @@ void bind_engine(nb::module_& m) {
           "accelerator_info. cpus: the CPU on which each thread works, the caller's first; none: "
           "wherever the system puts them. cpu_bytes_per_s, for tests of schedules: a stage on the\n"
           "CPU takes at least the weights and KV that it reads over this rate, as sim:memory=RATE\n"
-          "does on the accelerator; 0: no longer than it takes.")
+          "does on the accelerator; 0: no longer than it takes. node_bytes_per_s: the same of\n"
+          "weights on memory nodes that the plan names.")
       .def("check_process", &SharedEngine::check_process,
            "Raises InvalidError in a forked child, where no other call works either.")
       .def(

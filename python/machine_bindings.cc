@@ -99,6 +99,8 @@ void bind_machine(nb::module_& m) {
   m.def("granted_huge_page_bytes", &granted_huge_page_bytes, "bytes"_a, nb::call_guard<Released>(),
         "Touches `bytes` of fresh memory that asks for huge pages; how much the system put on\n"
         "them, None where it does not tell.");
+  m.def("memory_node_refusal", &memory_node_refusal, "node"_a,
+        "Why the system places no memory on this node; empty where it does.");
   m.def(
       "replace_file",
       [](const nb::bytes& path, const nb::bytes& content) {
@@ -125,10 +127,10 @@ void bind_probe(nb::module_& m) {
   nb::class_<StageProbe>(m, "StageProbe",
                          "Times the engine's own ops on a synthetic block. Every call runs for\n"
                          "about `seconds` and returns a timing per shape of op.")
-      .def(nb::init<int64_t, std::vector<int>>(), "bytes"_a, "cpus"_a = std::vector<int>(),
-           nb::call_guard<Released>(),
+      .def(nb::init<int64_t, std::vector<int>, int>(), "bytes"_a, "cpus"_a = std::vector<int>(),
+           "node"_a = -1, nb::call_guard<Released>(),
            "Fills `bytes` of weights, which should exceed every cache several times. Thread i\n"
-           "stays on CPU cpus[i] while a probe runs.")
+           "stays on CPU cpus[i] while a probe runs. node: of the memory that they lie on.")
       .def(
           "matmul",
           [](StageProbe& self, int threads, const std::string& format, int64_t tokens,

@@ -31,11 +31,12 @@ class CpuStream final : public Stream {
 
 class PacedStage final : public Stage {
  public:
-  PacedStage(const StageSpec& spec, std::unique_ptr<Stage> stage, double bytes_per_s)
-      : spec_(spec), stage_(std::move(stage)), bytes_per_s_(bytes_per_s) {}
+  PacedStage(const StageSpec& spec, std::unique_ptr<Stage> stage, double bytes_per_s,
+             double node_cost)
+      : spec_(spec), stage_(std::move(stage)), bytes_per_s_(bytes_per_s), node_cost_(node_cost) {}
   void run(Stream& stream, const StepView& step) override {
-    const LaneTime end =
-        later(std::chrono::steady_clock::now(), time_at(bytes_per_s_, stage_bytes(spec_, step)));
+    const int64_t bytes = stage_bytes(spec_, step, node_cost_);
+    const LaneTime end = later(std::chrono::steady_clock::now(), time_at(bytes_per_s_, bytes));
     stage_->run(stream, step);
     sleep_until(end);
   }
@@ -43,7 +44,7 @@ class PacedStage final : public Stage {
  private:
   const StageSpec spec_;
   std::unique_ptr<Stage> stage_;
-  double bytes_per_s_;
+  double bytes_per_s_, node_cost_;
 };
 
 }  // namespace
@@ -98,7 +99,7 @@ int64_t CpuDevice::workspace_bytes(const Plan& plan, std::span<const UnitSpec> u
 std::unique_ptr<Stage> CpuDevice::compile(const StageSpec& spec) {
   auto stage = std::make_unique<CpuStage>(spec, kernels_, threads_, times_, integers_);
   if (paced_bytes_per_s_ <= 0) return stage;
-  return std::make_unique<PacedStage>(spec, std::move(stage), paced_bytes_per_s_);
+  return std::make_unique<PacedStage>(spec, std::move(stage), paced_bytes_per_s_, node_cost_);
 }
 
 }  // namespace helm::cpu

@@ -18,14 +18,16 @@ namespace helm::cpu {
 class CpuDevice final : public Device {
  public:
   // All must outlive the device; `times` counts those of its stages and may be null. A stage takes
-  // at least stage_bytes() / paced_bytes_per_s; 0: as long as it does.
+  // at least stage_bytes() / paced_bytes_per_s; 0: as long as it does. node_cost: see there.
   CpuDevice(const KernelTable& kernels, ThreadPool& threads, OpTimes* times = nullptr,
-            const IntegerTable& integers = select_integer_kernels(), double paced_bytes_per_s = 0)
+            const IntegerTable& integers = select_integer_kernels(), double paced_bytes_per_s = 0,
+            double node_cost = 1)
       : kernels_(kernels),
         threads_(threads),
         times_(times),
         integers_(integers),
-        paced_bytes_per_s_(paced_bytes_per_s) {}
+        paced_bytes_per_s_(paced_bytes_per_s),
+        node_cost_(node_cost) {}
 
   DeviceInfo describe() const override;
   DeviceAddress allocate(int64_t bytes, const char* purpose) override;
@@ -46,7 +48,7 @@ class CpuDevice final : public Device {
   ThreadPool& threads_;
   OpTimes* times_;
   const IntegerTable& integers_;
-  double paced_bytes_per_s_;
+  double paced_bytes_per_s_, node_cost_;
   std::map<const std::byte*, Arena> arenas_;  // by address
 };
 

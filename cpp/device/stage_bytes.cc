@@ -16,13 +16,21 @@ bool has_rows(const Plan& plan, const Op& op, const StepView& step) {
   return some;
 }
 
-int64_t weight_bytes(const StageSpec& stage, const Op& op, int64_t tokens) {
+// Of a tensor that is read on the CPU and lies on a node of its own.
+bool on_node(const Plan& plan, TensorIndex tensor) {
+  const SliceSpec* slice = plan.slice(tensor, kCpu);
+  return slice != nullptr && slice->node >= 0;
+}
+
+int64_t weight_bytes(const StageSpec& stage, const Op& op, int64_t tokens, double node_cost) {
   int64_t bytes = 0;
   each_tensor(op, [&](TensorIndex tensor, Reads reads) {
     const auto index = static_cast<size_t>(tensor);
     const TensorSpec& spec = stage.plan->tensors[index];
     const int64_t whole = format_bytes(stage.weights[index].format, spec.rows(), spec.cols());
-    bytes += reads == Reads::kWhole ? whole : tokens * (whole / spec.rows());
+    const int64_t own = reads == Reads::kWhole ? whole : tokens * (whole / spec.rows());
+    const bool slower = node_cost != 1 && on_node(*stage.plan, tensor);
+    bytes += slower ? std::llround(static_cast<double>(own) * node_cost) : own;
   });
   const auto* mixture = std::get_if<ExpertsOp>(&op);
   if (mixture == nullptr) return bytes;
@@ -46,12 +54,12 @@ int64_t kv_bytes(const KvSpec& kv, int64_t kv_heads, int64_t window, const StepV
 
 }  // namespace
 
-int64_t stage_bytes(const StageSpec& stage, const StepView& step) {
+int64_t stage_bytes(const StageSpec& stage, const StepView& step, double node_cost) {
   int64_t bytes = 0;
   for (const UnitSpec& unit : stage.units) {
     for (const Op& op : unit.ops) {
       if (!has_rows(*stage.plan, op, step)) continue;
-      bytes += weight_bytes(stage, op, step.tokens());
+      bytes += weight_bytes(stage, op, step.tokens(), node_cost);
       if (const auto* whole = std::get_if<AttentionOp>(&op)) {
         bytes += kv_bytes(stage.plan->kv, whole->kv_heads, whole->window, step);
       } else if (const auto* part = std::get_if<AttendOp>(&op)) {

@@ -15,7 +15,8 @@ namespace helm {
 // - Attention counts K and V, with their scales, of the positions that a run sees: from the first
 //   one in the window of its first token, or 0, up to its last token; of those, what lies in the
 //   blocks that the run is to attend to. No padding of pages counts, and no position twice.
-// Activations count nothing.
-int64_t stage_bytes(const StageSpec& stage, const StepView& step);
+// - Activations count nothing.
+// - What the CPU holds on a memory node that the plan names counts node_cost times.
+int64_t stage_bytes(const StageSpec& stage, const StepView& step, double node_cost = 1);
 
 }  // namespace helm

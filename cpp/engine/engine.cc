@@ -66,6 +66,12 @@ double checked_pace(double bytes_per_s) {
   return bytes_per_s;
 }
 
+// Of a byte on a node that the plan names, in bytes of the CPU's own pace.
+double node_cost(const EngineOptions::Pace& pace) {
+  const double own = checked_pace(pace.node_bytes_per_s);
+  return own > 0 ? pace.cpu_bytes_per_s / own : 1;
+}
+
 // The plan, if its devices have kernels for all of its formats.
 const Plan& checked_formats(const Plan& plan, const Device& cpu, const Device* accelerator) {
   check_formats(plan, cpu, kCpu);
@@ -101,7 +107,7 @@ Engine::Impl::Impl(Plan plan, const EngineOptions& options)
       team_size_(threads_.size(), options.threads == 0),
       start_(Clock::now()),
       cpu_(kernels_, threads_, &op_times_, cpu::select_integer_kernels(),
-           checked_pace(options.pace.cpu_bytes_per_s)),
+           checked_pace(options.pace.cpu_bytes_per_s), node_cost(options.pace)),
       cpu_account_(cpu_, plan_.memory_bytes[kCpu]),
       accelerator_(uses_accelerator(plan_)
                        ? open_accelerator(options.device, options.cublas_directories)
@@ -158,7 +164,8 @@ EngineStats Engine::Impl::stats() const {
   stats.active_threads = team_size_.size();
   stats.cpus = threads_.cpus();
   stats.isa = kernels_.name;
-  stats.copied_bytes = static_cast<int64_t>(weights_.copied().size());
+  stats.copied_bytes = weights_.copied_bytes();
+  stats.node_bytes = weights_.node_bytes();
   stats.huge_pages = weights_.huge_pages();
   stats.huge_page_bytes = weights_.huge_page_bytes();
   stats.load_s = load_s_;

@@ -1,6 +1,7 @@
 // A plan's tensors, where they are stored, and the slices that devices hold of them.
 #include <algorithm>
 
+#include "base/memory_node.h"
 #include "plan/reader.h"
 #include "plan/stages.h"
 
@@ -178,7 +179,7 @@ SourceExtent PlanReader::read_extent(const JsonReader& node, int64_t row_bytes) 
 }
 
 void PlanReader::read_slice(const JsonReader& node) {
-  node.only({"tensor", "device", "format", "access"});
+  node.only({"tensor", "device", "format", "access", "node"});
   SliceSpec slice;
   slice.tensor = tensor(node["tensor"]);
   slice.device = device(node["device"]);
@@ -190,6 +191,13 @@ void PlanReader::read_slice(const JsonReader& node) {
     slice.access = SliceSpec::Access::kDisk;
   } else if (access != "resident") {
     node["access"].reject("expected \"resident\", \"mapped\" or \"disk\", found \"", access, "\"");
+  }
+  if (node.has("node")) {
+    const JsonReader where = node["node"];
+    slice.node = static_cast<int>(where.integer(0, kMostNodes - 1));
+    if (slice.device != kCpu || slice.access != SliceSpec::Access::kResident) {
+      where.reject("only what is copied to the CPU's memory lies on a node");
+    }
   }
   check_slice(node, slice);
   plan_.slices.push_back(slice);

@@ -2,8 +2,10 @@
 #include "helm/machine.h"
 
 #include <cstring>
+#include <system_error>
 
 #include "base/arena.h"
+#include "base/memory_node.h"
 #include "base/part_file.h"
 #include "cpu/integer_isa.h"
 #include "cpu/isa.h"
@@ -49,6 +51,12 @@ std::optional<int64_t> granted_huge_page_bytes(int64_t bytes) {
   const Arena arena(bytes, "a trial of huge pages");
   if (arena.bytes() > 0) std::memset(arena.data(), 1, static_cast<size_t>(arena.bytes()));
   return arena.huge_page_bytes();
+}
+
+std::string memory_node_refusal(int node) {
+  const Arena arena(1, "a trial of a memory node");
+  const int error = bind_memory(arena.data(), arena.bytes(), node);
+  return error == 0 ? "" : std::generic_category().message(error);
 }
 
 void replace_file(const std::string& path, std::string_view content) {

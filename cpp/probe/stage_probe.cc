@@ -1,11 +1,13 @@
 // Times the engine's own stages on the CPU, on synthetic ops.
 #include <algorithm>
 #include <atomic>
+#include <system_error>
 #include <utility>
 
 #include "base/affinity.h"
 #include "base/arena.h"
 #include "base/check.h"
+#include "base/memory_node.h"
 #include "cpu/compression.h"
 #include "cpu/isa.h"
 #include "helm/machine.h"
@@ -86,10 +88,15 @@ void check_tokens(int threads, int64_t tokens) {
 
 class StageProbe::Impl {
  public:
-  Impl(int64_t bytes, std::vector<int> cpus)
+  Impl(int64_t bytes, std::vector<int> cpus, int node)
       : cpus_(std::move(cpus)),
         arena_(bytes, "the probe"),
         slices_(cpu::device_address(arena_.data()), bytes) {
+    const int error = node == kAnyNode ? 0 : bind_memory(arena_.data(), arena_.bytes(), node);
+    if (error != 0) {
+      fail(ErrorKind::kMemory, "[probe] no memory on node ", node, ": ",
+           std::generic_category().message(error));
+    }
     const PinnedThread pinned(first_cpu());
     fill(arena_.data(), bytes, cpu(std::max<int>(1, static_cast<int>(cpus_.size()))).pool);
   }
@@ -162,8 +169,8 @@ class StageProbe::Impl {
   std::unique_ptr<Cpu> cpu_;
 };
 
-StageProbe::StageProbe(int64_t bytes, std::vector<int> cpus)
-    : impl_(std::make_unique<Impl>(std::max(bytes, kMinimumBytes), std::move(cpus))) {}
+StageProbe::StageProbe(int64_t bytes, std::vector<int> cpus, int node)
+    : impl_(std::make_unique<Impl>(std::max(bytes, kMinimumBytes), std::move(cpus), node)) {}
 StageProbe::~StageProbe() = default;
 
 std::vector<ProbeTiming> StageProbe::matmul(int threads, const Format& format, int64_t tokens,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
+#include <system_error>
 
 #include "cpu/stage.h"
 #include "plan/stages.h"
@@ -83,8 +84,10 @@ class Weights::Load {
       bytes += plan_.own_bytes(slice);
       if (lies_in_whole(slice)) continue;
       if (use_in_place(slice, stored(slice))) continue;
-      copied_.emplace_back(index, arena_bytes_);
-      arena_bytes_ = align_up(arena_bytes_ + plan_.bytes(slice), kCacheLine);
+      Copies& own = copies_[slice.node];
+      own.placed.emplace_back(index, own.arena_bytes);
+      own.arena_bytes = align_up(own.arena_bytes + plan_.bytes(slice), kCacheLine);
+      if (slice.node != kAnyNode) to_.node_bytes_[slice.node] += plan_.bytes(slice);
     }
     to_.cpu_bytes_ = Claim(cpu, bytes, "the model's weights");
   }
@@ -119,15 +122,17 @@ class Weights::Load {
   }
 
   void read_to_arena() {
-    to_.arena_ = Arena(arena_bytes_, "the model's weights");
     const auto by_reader = decode_shares(plan_, on_cpu_, threads_.size());
-    for (const auto& [index, offset] : copied_) {
-      const SliceSpec& slice = *plan_.slice(index, kCpu);
-      std::byte* place = to_.arena_.data() + offset;
-      held(slice).address = cpu::device_address(place);
-      sinks_.push_back(host_sink(slice, place));
-      cut(stored(slice), *sinks_.back(), by_reader[static_cast<size_t>(index)],
-          row_unit(slice.format), kReadElements, reads_);
+    for (const auto& [node, copies] : copies_) {
+      const Arena& arena = arena_on(node, copies.arena_bytes);
+      for (const auto& [index, offset] : copies.placed) {
+        const SliceSpec& slice = *plan_.slice(index, kCpu);
+        std::byte* place = arena.data() + offset;
+        held(slice).address = cpu::device_address(place);
+        sinks_.push_back(host_sink(slice, place));
+        cut(stored(slice), *sinks_.back(), by_reader[static_cast<size_t>(index)],
+            row_unit(slice.format), kReadElements, reads_);
+      }
     }
   }
 
@@ -155,6 +160,18 @@ class Weights::Load {
 
  private:
   bool lies_in_whole(const SliceSpec& slice) const { return plan_.holder(slice) != nullptr; }
+
+  const Arena& arena_on(int node, int64_t bytes) {
+    Arena& arena = to_.arenas_[node] = Arena(bytes, "the model's weights");
+    if (node == kAnyNode) return arena;
+    const auto& bind = options_.bind_memory;
+    const int error = bind ? bind(arena.data(), arena.bytes(), node)
+                           : bind_memory(arena.data(), arena.bytes(), node);
+    if (error == 0) return arena;
+    fail(ErrorKind::kMemory, "[load] the system refused to place ", bytes,
+         " bytes of weights on memory node ", node, " (", std::generic_category().message(error),
+         "); measure the machine and make the plan anew");
+  }
 
   // Of a part whose rows are some of what the device holds: those.
   void use_whole(const SliceSpec& slice) {
@@ -227,8 +244,11 @@ class Weights::Load {
   const std::vector<bool> on_cpu_;  // by unit
   std::map<TensorIndex, StoredTensor> stored_;
   std::map<const WeightFile*, std::shared_ptr<MappedFile>> mappings_;
-  Placed copied_;  // to the arena
-  int64_t arena_bytes_ = 0;
+  struct Copies {
+    Placed placed;
+    int64_t arena_bytes = 0;
+  };
+  std::map<int, Copies> copies_;        // by memory node
   std::unique_ptr<Uploader> uploader_;  // null where nothing goes up
   std::vector<std::unique_ptr<Sink>> sinks_;
   std::vector<Read> reads_;
@@ -243,7 +263,23 @@ Weights::Weights(const Plan& plan, const EngineOptions& options, const cpu::Kern
   load.read_to_arena();
   load.finish();
   load.open_disk(cpu);
-  huge_page_bytes_ = arena_.huge_page_bytes();
+  huge_page_bytes_ = 0;
+  for (const auto& [node, arena] : arenas_) {
+    const std::optional<int64_t> own = arena.huge_page_bytes();
+    if (!own) huge_page_bytes_ = std::nullopt;
+    if (huge_page_bytes_) *huge_page_bytes_ += *own;
+  }
+}
+
+int64_t Weights::copied_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& [node, arena] : arenas_) bytes += arena.bytes();
+  return bytes;
+}
+
+bool Weights::huge_pages() const {
+  return std::any_of(arenas_.begin(), arenas_.end(),
+                     [](const auto& own) { return own.second.huge_pages(); });
 }
 
 void Weights::check_scales(std::span<const float> logits) {

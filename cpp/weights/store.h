@@ -12,6 +12,7 @@
 
 #include "base/arena.h"
 #include "base/mapped_file.h"
+#include "base/memory_node.h"
 #include "base/thread_pool.h"
 #include "cpu/kernels/kernels.h"
 #include "device/memory.h"
@@ -46,15 +47,15 @@ class Weights {
   // As the plan counts them: those in files and with their owners too, without what aligns others.
   int64_t cpu_bytes() const { return cpu_bytes_.bytes(); }
   int64_t accelerator_bytes() const { return accelerator_memory_.bytes(); }
-  // Those on the CPU that were copied, which lie side by side; others lie in files or with their
-  // owners.
-  std::span<const std::byte> copied() const { return arena_.memory(); }
+  // Those on the CPU that were copied; others lie in files or with their owners.
+  int64_t copied_bytes() const;
+  const std::map<int, int64_t>& node_bytes() const { return node_bytes_; }  // see EngineStats
   // Scales that lie in mapped files are looked at only where a step's logits are not finite, once:
   // throws Error{kIo} that names file, tensor and row then.
   void check_scales(std::span<const float> logits);
   // Throws Error{kIo} where a mapped file is not as it was: see MappedFile.
   void check_files(bool used) const;
-  bool huge_pages() const { return arena_.huge_pages(); }
+  bool huge_pages() const;
   std::optional<int64_t> huge_page_bytes() const { return huge_page_bytes_; }  // see EngineStats
 
  private:
@@ -65,7 +66,8 @@ class Weights {
   std::vector<std::shared_ptr<MappedFile>> mapped_;  // or in files
   std::vector<PackedMatrix> unseen_;                 // there, whose scales nobody has looked at
   Claim cpu_bytes_;
-  Arena arena_;
+  std::map<int, Arena> arenas_;  // by memory node, kAnyNode among them
+  std::map<int, int64_t> node_bytes_;
   DeviceMemory accelerator_memory_;
   Claim ring_bytes_;
   std::unique_ptr<DiskRing> disk_;

@@ -9,6 +9,8 @@ import cut_cases
 import numpy as np
 import pytest
 
+import helm
+from helm.compiler.budget import memory_bytes
 from helm.compiler.candidate import Candidate
 from helm.compiler.search import Search
 from helm.compiler.solve import plan_of
@@ -130,6 +132,35 @@ def test_no_layout_is_better_by_a_hundredth(seed, objective, kind):
             least = np.inf if best is None else best.objective_s
         else:
             assert least <= min(cut, np.inf if best is None else best.objective_s)
+
+
+@pytest.mark.parametrize("kind", ["dense", "mixture"])
+@pytest.mark.parametrize("mode", ["compute", "visit"])
+@pytest.mark.parametrize("seed", range(MANY))
+def test_no_layout_takes_less_than_its_bound(seed, mode, kind):
+    objective = ("decode", "ttft", "total")[seed % 3]
+    search = cut_cases.problem(seed, objective, model=_model(seed, kind)).search("copied")
+    every, work = cut_cases.Every(search, mode), search.workload
+    for least in every.leasts:
+        way, (value, _, own) = every.way(least), _values(every, least, work)
+        rooms = np.quantile(own, [0, 0.01, 0.1, 0.5, 1]).astype(int).tolist()
+        for room in rooms:
+            assert way.least_s(work, room) <= value[own <= room].min(initial=np.inf)
+
+
+@pytest.mark.parametrize("objective", ["decode", "throughput"])
+def test_a_bound_is_close(objective):
+    """So that no layout is tried of ways to run prompts that are worse."""
+    search = helm.study(
+        "tests/data/configs/qwen3-8b.json", profile="thesis-4060", memory_bytes=64 << 30,
+        objective=objective, batch=16, prompt_tokens=512, output_tokens=128, context=1024,
+        policy="cut",
+    ).search  # fmt: skip
+    best, cuts = search.result.best, search._cut_search(search.result)
+    _, room = memory_bytes(search.profile, search.limits)
+    ways = [way for way in cuts._ways if way.batch == best.sequences]
+    bounds = [way.least_s(search.workload, room) for way in ways]
+    assert 0.9 * best.objective_s < min(bounds) <= best.objective_s
 
 
 @pytest.mark.parametrize("seed", range(FEW))

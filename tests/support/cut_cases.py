@@ -140,14 +140,14 @@ class Every:
 
     def ttft(self, of, least=None):
         """[layouts]"""
-        return self._way(least).ttft_s(of)
+        return self.way(least).ttft_s(of)
 
     def candidate(self, of, least=None):
         """One layout as the search finds it."""
         search = self.search
-        return self._way(least).candidate(of, search.limits, search.workload, (1 << 60, 1 << 60))
+        return self.way(least).candidate(of, search.limits, search.workload, (1 << 60, 1 << 60))
 
-    def _way(self, least):
+    def way(self, least):
         return Way(self.choice, least, self.prices, self.memory)
 
 

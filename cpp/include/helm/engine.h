@@ -56,9 +56,14 @@ struct EngineOptions {
   Progress progress;
   // For tests of schedules: a stage takes no less time than memory of this rate would, 0: as long
   // as it takes. docs/planning.md says what counts. sim:memory=RATE is the accelerator's.
+  // node_bytes_per_s: of the CPU's weights on nodes that the plan names; 0: as the others.
   struct Pace {
     double cpu_bytes_per_s = 0;
+    double node_bytes_per_s = 0;
   } pace;
+  // For tests: places memory on a node of the machine in place of the system's call. Returns 0 or
+  // an errno.
+  std::function<int(void* memory, int64_t bytes, int node)> bind_memory;
 };
 
 // What an engine holds on one device.
@@ -116,9 +121,11 @@ struct EngineStats {
   int active_threads = 0;    // of them, those that decode
   std::vector<int> cpus;     // of the threads; empty: as the system likes
   std::string isa;           // of the CPU's kernels
-  int64_t copied_bytes = 0;  // of the CPU's weights, those copied to the arena
-  bool huge_pages = false;   // whether the system accepted the arena's request for huge pages
-  // How much of the arena it put on them, when all was copied; nothing where it does not tell.
+  int64_t copied_bytes = 0;  // of the CPU's weights, those copied to arenas
+  // Of the CPU's weights, those on each memory node that the plan names.
+  std::map<int, int64_t> node_bytes;
+  bool huge_pages = false;  // whether the system accepted the arenas' request for huge pages
+  // How much of the arenas it put on them, when all was copied; nothing where it does not tell.
   std::optional<int64_t> huge_page_bytes;
   double load_s = 0;
 };

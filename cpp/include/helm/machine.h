@@ -62,6 +62,10 @@ HELM_API DeviceInfo accelerator_info(const std::string& specification,
 // system put on them, nothing where it does not tell. Throws Error{kMemory} when memory is refused.
 HELM_API std::optional<int64_t> granted_huge_page_bytes(int64_t bytes);
 
+// Why the system places no memory on this node of the machine, as "Operation not permitted"; empty
+// where it does.
+HELM_API std::string memory_node_refusal(int node);
+
 // Puts a file with this content where `path` says, whole or not at all; readable by its owner
 // alone. What was measured of a machine is kept so. Throws Error{kIo}.
 HELM_API void replace_file(const std::string& path, std::string_view content);
@@ -94,9 +98,10 @@ class HELM_API StageProbe {
 
   // `bytes` should exceed every cache several times. While a probe runs, thread i stays on CPU
   // cpus[i]: left to the system, two threads may share a core for seconds on a busy machine, which
-  // says nothing of what the machine can do. Threads beyond `cpus` run anywhere. It and its members
-  // throw Error{kInvalid} for arguments out of range.
-  StageProbe(int64_t bytes, std::vector<int> cpus);
+  // says nothing of what the machine can do. Threads beyond `cpus` run anywhere. node: of the
+  // memory that the weights of products lie on, -1: where their readers are. It and its members
+  // throw Error{kInvalid} for arguments out of range, Error{kMemory} where the system refuses that.
+  StageProbe(int64_t bytes, std::vector<int> cpus, int node = -1);
   ~StageProbe();
   StageProbe(const StageProbe&) = delete;
   StageProbe& operator=(const StageProbe&) = delete;

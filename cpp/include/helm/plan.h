@@ -122,6 +122,7 @@ struct SliceSpec {
   DeviceIndex device = kCpu;
   Format format;  // f32 of a vector
   Access access = Access::kResident;
+  int node = -1;  // the memory node on which the CPU's copy lies; -1: where its reader is
 };
 
 // An activation buffer, [tokens, width] or [outputs, width], f32.
@@ -226,7 +227,7 @@ struct Limits {
 };
 
 struct HELM_API Plan {
-  static constexpr int kVersion = 12;
+  static constexpr int kVersion = 13;
   static constexpr DeviceIndex kFirstAccelerator = kCpu + 1;  // if there is one
   static constexpr int64_t kUnlimited = int64_t{1} << 62;     // bytes of memory
 

@@ -44,7 +44,8 @@ def gather() -> dict[str, Any]:
     """Everything doctor knows, as plain JSON values. Sizes are bytes."""
     from helm import _helm
     from helm.machine.devices import device_report
-    from helm.machine.resources import cpu_model, read_machine
+    from helm.machine.memory_nodes import memory_nodes
+    from helm.machine.resources import cpu_affinity, cpu_model, read_machine
     from helm.measure.threads import choose_here
     from helm.model.hub import bundled_model
 
@@ -60,6 +61,10 @@ def gather() -> dict[str, Any]:
         "isa": isa,
         "integer_isa": integer_isa,
         "machine": dataclasses.asdict(read_machine()),
+        "memory_nodes": [
+            {**dataclasses.asdict(one), "refusal": _helm.memory_node_refusal(one.node)}
+            for one in memory_nodes(cpu_affinity())
+        ],
         "threads": threads,
         "huge_pages_trial": {
             "asked_bytes": HUGE_PAGES_TRIAL_BYTES,
@@ -128,6 +133,7 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     gpu = f"NVIDIA driver {nvidia['version']}" if nvidia["found"] else f"none: {nvidia['reason']}"
     rows += [
         ("memory", f"{binary_bytes(machine['memory_bytes'])} free, {_memory_limit(machine)}"),
+        *_memory_nodes(report["memory_nodes"]),
         ("huge pages", _huge_pages(machine["huge_pages"], report["huge_pages_trial"])),
         ("GPU", gpu),
         ("devices", "for --device, by default cuda if it is available, else cpu"),
@@ -135,6 +141,18 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("model", f"bundled: {report['bundled_model']}"),
     ]
     rows += [(name, text) for name, text in report["versions"].items() if name != "helm-llm"]
+    return rows
+
+
+def _memory_nodes(nodes: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Where there are several."""
+    rows = []
+    for one in nodes if len(nodes) > 1 else ():
+        sizes = [binary_bytes(one[name]) for name in ("free_bytes", "total_bytes")]
+        text = "near" if one["near"] else "slower: only for weights that near memory does not hold"
+        if one["refusal"] and not one["near"]:
+            text = f"left out, the system says: {one['refusal']}"
+        rows.append((f"  node {one['node']}", f"{sizes[0]} of {sizes[1]} free; {text}"))
     return rows
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from helm.machine.profile import Profile
-    from helm.machine.rates import CpuProfile, DeviceProfile, LinkProfile
+    from helm.machine.rates import CpuProfile, DeviceProfile, LinkProfile, MemoryTier
 
 HELP = "measure this machine's rates, on which plans are based"
 EPILOG = """examples:
@@ -150,12 +150,19 @@ def _cpu_facts(profile: Profile) -> list[tuple[str, str]]:
     return [
         ("CPU", f"{who.get('cpu', '?')}, {_kernels(who)}"),
         ("memory", f"{binary_bytes(cpu.memory_bytes)} free, cgroup limits included"),
+        *((f"  node {t.node}", _tier(t)) for t in cpu.tiers),
+        *(("  left out", why) for why in cpu.left_out),
         ("threads", f"{cpu.threads}; matrix x vector: {_sweep(cpu)}"),
         *([] if cpu.lone_op_s is None else [("an op, 1 thread", _fixed(cpu.lone_op_s))]),
         *_device_facts(cpu),
         *_loading_facts(cpu),
         *([("accelerator", "none")] if profile.accelerator is None else []),
     ]
+
+
+def _tier(tier: MemoryTier) -> str:
+    size = binary_bytes(tier.memory_bytes)
+    return f"{size} of it, slower: matrix x vector {tier.bytes_per_s / 1e9:,.1f} GB/s"
 
 
 def _kernels(who: Mapping[str, str | int | float]) -> str:

@@ -44,13 +44,13 @@ def require(found: Search) -> Candidate:
 def _uncut(found: Search) -> HelmError:
     """Why no cut placement, which was asked for, can be had."""
     result, name = found.result, found.model.graph.architecture
-    if result.uncut or not result.cuts:
+    if result.uncut or result.asked is None:
         why = result.uncut or "no way to run its prompts is allowed"
         return InvalidError(
             f"[plan] policy='cut' was asked for, but {name} cannot be cut: {why}; choose 'auto' or "
             "'layer-partition'"
         )
-    closest = min(result.cuts, key=lambda c: c.missing.total)
+    closest = result.asked
     return OutOfMemoryError(
         f"[plan] policy='cut' was asked for, but no placement of {name} with cut layers fits on "
         f"{found.profile.name}: the nearest {closest.reason} "
@@ -61,14 +61,14 @@ def _uncut(found: Search) -> HelmError:
 def _unpublished(found: Search) -> HelmError:
     """Why the plan of a published policy, which was asked for, cannot be had."""
     result, name, policy = found.result, found.model.graph.architecture, found.space.policy
-    if not result.cuts:
+    if result.asked is None:
         why = "no way to run its prompts is allowed, or its KV cache may not lie on the GPU"
         why = result.uncut or why
         return InvalidError(
             f"[plan] policy={policy!r} was asked for, but {name} cannot be placed so: {why}; "
             "choose 'auto' or 'layer-partition'"
         )
-    closest = result.cuts[0]
+    closest = result.asked
     return OutOfMemoryError(
         f"[plan] policy={policy!r} was asked for, but with it {name} does not fit on "
         f"{found.profile.name}: it {closest.reason} "

@@ -20,6 +20,8 @@ from helm.compiler.times import F64, I64
 from helm.machine.profile import Profile
 from helm.plan.records import Workload
 
+Lacks = tuple[I64, I64]  # see `missing`
+
 
 @dataclass(frozen=True)
 class SearchResult:
@@ -27,16 +29,15 @@ class SearchResult:
     that fits, fastest first, cut ones too. by_layout: the best of every layout of whole layers,
     those that do not fit as well, in the order all on the accelerator, then by boundary; what a
     plot over k shows. labelled: "all-accelerator", "fill-accelerator" and "all-cpu", as far as the
-    machine has them, and where the best is cut "layer-partition", the best that is not. cuts: the
-    best of those that are cut, or of a published policy that was asked for, those that do not fit
-    as well. uncut: why nothing can be cut, "" if
-    something can."""
+    machine has them, and where the best is of another kind "layer-partition", the best of whole
+    layers. asked: the best of a policy that was asked for, which may not fit. uncut: why nothing
+    can be cut, "" if something can."""
 
     best: Candidate | None
     ranked: tuple[Candidate, ...]
     by_layout: tuple[Candidate, ...]
     labelled: dict[str, Candidate]
-    cuts: tuple[Candidate, ...] = ()
+    asked: Candidate | None = None
     uncut: str = ""
 
 
@@ -63,13 +64,13 @@ class Best:
         self.with_scratch_s = np.inf
         rows = 1 if profile.accelerator is None else self._blocks + 2
         self._score = {head: np.full((3, rows), np.inf) for head in SITES}
-        self._found: dict[Site, list[tuple[Choice, int] | None]] = {
+        self._found: dict[Site, list[tuple[Choice, Lacks, int] | None]] = {
             head: [None] * rows for head in SITES
         }
-        self._labels: dict[str, tuple[tuple[float, ...], Choice, int]] = {}
+        self._labels: dict[str, tuple[tuple[float, ...], Choice, Lacks, int]] = {}
 
     def offer(self, choice: Choice) -> None:
-        cpu, own = missing(choice.budget, self._available, self._limits)
+        each = cpu, own = missing(choice.budget, self._available, self._limits)
         lacks = cpu + own
         scratch = choice.budget.cpu["workspace"] + choice.budget.cpu["reserve"]
         nearly = (cpu > 0) & (cpu <= scratch) & (own == 0) & choice.possible
@@ -77,7 +78,7 @@ class Best:
             return
         first, second = _scores(choice, self._workload)
         if choice.mode == "compute":
-            self._offer_labels(choice, lacks)
+            self._offer_labels(choice, each)
         lacks = np.where(choice.possible, lacks, np.inf)
         self.with_scratch_s = min(self.with_scratch_s, first[nearly].min(initial=np.inf))
         scores = np.stack([lacks, first, second])  # [3, rows, pages]
@@ -86,7 +87,7 @@ class Best:
         best = self._score[choice.head]
         for row in np.flatnonzero(self._allowed(choice) & less(score, best)):
             best[:, row] = score[:, row]
-            self._found[choice.head][row] = (choice, int(page[row]))
+            self._found[choice.head][row] = (choice, each, int(page[row]))
 
     def _hopeless(self, choice: Choice, fits: Bools) -> bool:
         """Whether no layout of it may be better than what was found, where anything fits. fits:
@@ -110,11 +111,12 @@ class Best:
             allowed &= choice.prefills[0].allowed
         return allowed
 
-    def _offer_labels(self, choice: Choice, lacks: I64) -> None:
+    def _offer_labels(self, choice: Choice, each: Lacks) -> None:
         """The plans that need no model of time: everything on one side, and as many blocks as
         fit beside their whole KV cache, run in the plainest way."""
         choice = choice.plainest
         first, _ = _scores(choice, self._workload)
+        lacks = each[0] + each[1]
         full, last = 0, lacks.shape[0] - 1
         offers = [("all-cpu", last, 0)] if choice.head == "cpu" else [("all-accelerator", 0, 0)]
         if choice.head == "accelerator":
@@ -125,7 +127,7 @@ class Best:
         for label, row, rank in offers:
             score = (float(lacks[row, full] > 0), float(rank), float(first[row, full]))
             if label not in self._labels or score < self._labels[label][0]:
-                self._labels[label] = (score, choice, row)
+                self._labels[label] = (score, choice, each, row)
 
     def result(self) -> SearchResult:
         layouts = [
@@ -137,8 +139,8 @@ class Best:
         fitting = [candidate for candidate in layouts if candidate.fits]
         ranked = sorted(fitting, key=lambda c: (c.objective_s, self._tie(c)))
         labelled = {
-            label: self._candidate(choice, 0, row)
-            for label, (_, choice, row) in self._labels.items()
+            label: self._candidate(choice, each, 0, row)
+            for label, (_, choice, each, row) in self._labels.items()
         }
         return SearchResult(ranked[0] if ranked else None, tuple(ranked), tuple(layouts), labelled)
 
@@ -146,9 +148,8 @@ class Best:
         predicted = candidate.predicted
         return predicted.ttft_s if self._workload.objective == "decode" else predicted.decode_s
 
-    def _candidate(self, choice: Choice, page: int, row: int) -> Candidate:
+    def _candidate(self, choice: Choice, lacks: Lacks, page: int, row: int) -> Candidate:
         setting, rows = choice.setting, choice.setting.rows
-        lacks = missing(choice.budget, self._available, self._limits)
         held = int(setting.pages[page]) if rows.has_blocks[row] else 0
         decode = min(choice.decodes, key=lambda way: way.key(row, page))
         prefill = choice.prefills[int(np.argmin(choice.prefill_s[:, row, page]))]

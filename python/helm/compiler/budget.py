@@ -76,8 +76,13 @@ class StageBytes:
 
 def stage_bytes(setting: Setting) -> StageBytes:
     """Of `setting`, for any head and mode."""
-    graph, threads = setting.model.graph, setting.cpu.threads
     spec, limits = geometry(setting)
+    key = "stages", spec, limits, setting.cpu.threads
+    return setting.once(key, _stage_bytes, setting, spec, limits)
+
+
+def _stage_bytes(setting: Setting, spec: KvSpec, limits: Limits) -> StageBytes:
+    graph, threads = setting.model.graph, setting.cpu.threads
     packed = any(FORMATS[name].packed for name in setting.model.formats.values())
     classes = setting.classes
     last = classes.member[-1]
@@ -203,8 +208,15 @@ def geometry(setting: Setting) -> tuple[KvSpec, Limits]:
 
 
 def _weights(setting: Setting, counts: F64, stages: Stages, device: Site) -> npt.NDArray[np.int64]:
-    """[rows] on the device that holds `counts` [rows, classes] of the layers. A tensor that the
-    embedding and the head share is counted once where both are."""
+    """[rows] on the device that holds `counts` [rows, classes] of the layers."""
+    blocks, ends = setting.once(("weights", device), _held, setting, device)
+    at = np.asarray(stages[0], np.int64) + 2 * np.asarray(stages[-1], np.int64)
+    return np.asarray((counts @ np.array(blocks, np.float64)).astype(np.int64) + np.array(ends)[at])
+
+
+def _held(setting: Setting, device: Site) -> tuple[list[int], list[int]]:
+    """Weights of a layer of each class, and of the embedding and the head: of neither, one and
+    both, where a tensor that they share is counted once."""
     model, units = setting.model, setting.model.graph.units
 
     def held(part: Iterable[Unit | Layer]) -> int:
@@ -213,9 +225,7 @@ def _weights(setting: Setting, counts: F64, stages: Stages, device: Site) -> npt
         return model.weight_bytes(part, DEVICE_ALIGNMENT)
 
     blocks = [held([unit]) for unit in setting.classes.units]
-    ends = [held(part) for part in _subsets(units[:1], units[-1:])]
-    at = np.asarray(stages[0], np.int64) + 2 * np.asarray(stages[-1], np.int64)
-    return np.asarray((counts @ np.array(blocks, np.float64)).astype(np.int64) + np.array(ends)[at])
+    return blocks, [held(part) for part in _subsets(units[:1], units[-1:])]
 
 
 def _kv_bytes(setting: Setting, spec: KvSpec) -> tuple[npt.NDArray[np.int64], ...]:
@@ -272,8 +282,7 @@ def _logits(setting: Setting, limits: Limits, head: Bools) -> npt.NDArray[np.int
 
 def _device_staging(setting: Setting, spec: KvSpec, visits: Bools) -> npt.NDArray[np.int64]:
     """[rows] where weights visit, two layers and a layer's pages of the batch's prompts."""
-    units = setting.classes.units
-    blocks = [setting.model.weight_bytes([unit], DEVICE_ALIGNMENT) for unit in units]
+    blocks, _ = setting.once(("weights", "accelerator"), _held, setting, "accelerator")
     members = np.array(blocks, np.int64)[setting.classes.member]
     largest = np.maximum.accumulate(np.insert(members, 0, 0))[setting.rows.boundary]
     return np.asarray(visits * (2 * largest + setting.visit_pages * spec.page_bytes))
@@ -287,8 +296,8 @@ def _overflow(
     model, units = setting.model, _units(setting.classes.units)
     if not overflows.any():
         return overflows, OverflowBytes(0, 0, 0, 0)
-    threads, rows = setting.cpu.threads, second.step_tokens
-    return overflows, overflow_bytes(model.graph, units, limits, spec, threads, rows)
+    of = limits, spec, setting.cpu.threads, second.step_tokens
+    return overflows, setting.once(("overflow", *of), overflow_bytes, model.graph, units, *of)
 
 
 def executable(setting: Setting) -> Bools:
@@ -315,6 +324,9 @@ def missing(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """[rows, pages] bytes by which the CPU's and the accelerator's memory are exceeded."""
     cpu = np.maximum(0, _total(budget.cpu) - available[0])
+    if limits.cpu_near_bytes is not None:
+        others = _total(budget.cpu) - budget.cpu["weights"]
+        cpu = np.maximum(cpu, others - limits.cpu_near_bytes)
     own = np.maximum(0, _total(budget.accelerator) - available[1])
     bounds: tuple[tuple[Purpose, int | None], ...] = (
         ("weights", limits.accelerator_weights_bytes),

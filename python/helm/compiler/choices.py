@@ -33,13 +33,18 @@ SITES: tuple[Site, ...] = ("accelerator", "cpu")
 
 @dataclass(frozen=True)
 class DecodeWay:
-    """One way to decode. allowed: [rows]."""
+    """One way to decode. allowed: [rows]. expected: at the workload's expected context. full: at
+    its full one, when it is asked for."""
 
     overflow: Overflow
     groups: int
     allowed: Bools
-    expected: Priced  # at the workload's expected context
-    full_context: Priced
+    expected: Priced
+    full: Callable[[], Priced]
+
+    @functools.cached_property
+    def full_context(self) -> Priced:
+        return self.full()
 
     def key(self, row: int, page: int) -> tuple[float, float]:
         """To be least: where the expected context does not overflow, the full one decides."""
@@ -207,11 +212,10 @@ def _each_decode(setting: Setting, head: Site, space: Space) -> Iterator[DecodeW
     for groups, site in itertools.product(space.decode_groups, overflows):
         if groups > 1 and (setting.batch < groups or not both.any()):
             continue
-        priced = [
-            price_decode(setting, head, site, context, groups)
-            for context in (work.expected_context, work.context)
-        ]
-        yield DecodeWay(site, groups, every if groups == 1 else both, *priced)
+        price = functools.partial(price_decode, setting, head, site, groups=groups)
+        full = functools.partial(price, work.context)
+        allowed = every if groups == 1 else both
+        yield DecodeWay(site, groups, allowed, price(work.expected_context), full)
 
 
 def _prefills(steps: Prefill, head: Site, mode: Mode, space: Space) -> tuple[PrefillWay, ...]:

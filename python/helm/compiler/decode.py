@@ -147,11 +147,9 @@ def _decode_step(
     used = setting.rows.uses_accelerator(head)
     base[FIXED] += setting.cpu.step_s
     threads = setting.cpu.threads
-    if (threads, batch, context) not in setting.known:
-        setting.known[threads, batch, context] = counts @ decode_attention_s(
-            setting, context, setting.cpu
-        )
-    base[ATTENTION] += setting.known[threads, batch, context]
+    base[ATTENTION] += counts @ setting.once(
+        (threads, batch, context), decode_attention_s, setting, context, setting.cpu
+    )
     shape = (len(setting.rows.boundary), len(setting.pages))
     own = extra = copies = np.zeros(shape)
     if setting.accelerator is not None:
@@ -160,9 +158,7 @@ def _decode_step(
         base[LINK] += (up + down)[:, 0]
         # What the CPU attends to takes other times with other threads.
         key = (overflow, batch, context, threads * (overflow == "cpu"))
-        if key not in setting.known:
-            setting.known[key] = _far_decode(setting, overflow, context)
-        own, extra, copies = setting.known[key]
+        own, extra, copies = setting.once(key, _far_decode, setting, overflow, context)
     return Priced(base, own, extra, np.zeros(shape)), copies
 
 

@@ -57,12 +57,15 @@ def picture(study: Study, width: int) -> tuple[list[Lane], int]:
 
 
 def memory_rows(study: Study) -> list[tuple[str, dict[str, int]]]:
-    """(purpose, bytes by device) and at last total, limit and free."""
+    """(purpose, bytes by device) and at last total, limit and free. Of the weights also what lies
+    on memory nodes that the plan names."""
     memory = study.plan.memory
-    rows = [
+    rows: list[tuple[str, dict[str, int]]] = [
         (purpose, {d: int(getattr(use, f"{purpose}_bytes")) for d, use in memory.items()})
         for purpose in PURPOSES
     ]
+    for node, size in study.plan.node_bytes.items():
+        rows.insert(1, (f"on node {node}", {d: size if d == "cpu" else 0 for d in memory}))
     total = {d: use.total_bytes + use.reserve_bytes for d, use in memory.items()}
     limit = {d: study.limit_bytes(d) for d in memory}
     free = {d: limit[d] - total[d] for d in memory}
@@ -320,7 +323,8 @@ def to_dict(study: Study) -> dict[str, Any]:
     priced), pays_from (the least share of right guesses from which on some number of them pays,
     null: none does), guesses (that number, 0: none), reason (why nothing is guessed, or "").
     serving: null but for the objective "serve", see `helm.compiler.serving.Serving`.
-    memory: device -> weights_bytes, kv_bytes, activations_bytes, workspace_bytes, staging_bytes,
+    memory_nodes: node -> bytes of the CPU's weights, on slower ones. memory: device ->
+    weights_bytes, kv_bytes, activations_bytes, workspace_bytes, staging_bytes,
     reserve_bytes. loading: weights ("copied", "mapped" or "compressed") and the fields of
     `helm.compiler.load_cost.LoadingChoice`. limits: device -> bytes the plan may take.
     bottleneck, prefill_bottleneck: text. label: of the plain plan it equals, or "search".
@@ -361,6 +365,7 @@ def to_dict(study: Study) -> dict[str, Any]:
         "predicted": dataclasses.asdict(prediction.predicted),
         "speculation": guess_prices(study).to_dict(),
         "serving": None if (serves := serving_of(study)) is None else dataclasses.asdict(serves),
+        "memory_nodes": {str(node): size for node, size in plan.node_bytes.items()},
         "memory": {device: dataclasses.asdict(use) for device, use in plan.memory.items()},
         "loading": {"weights": plan.loading, **dataclasses.asdict(choice)},
         "limits": {device: study.limit_bytes(device) for device in plan.memory},

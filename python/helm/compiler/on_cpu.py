@@ -50,7 +50,10 @@ def on_cpu(
     fixed = use(limits, kv)
     taken = fixed.total_bytes - problem.resident_bytes
     room, reserve = problem.room_bytes, problem.reserve_bytes
-    left = (beside_reserve(room) if reserve is None else room - reserve) - taken
+    left = _beside(room, reserve) - taken
+    if problem.slower.near_bytes is not None:  # where weights need not be, and all else is
+        others = fixed.total_bytes - fixed.weights_bytes
+        left = min(left, _beside(problem.slower.near_bytes, reserve) - others)
     few = kv.most_window_blocks(limits.step_tokens, limits.sequences)
     most = _most_blocks(kv, few, left)
     one = -(-limits.context // kv.page_tokens)
@@ -70,6 +73,10 @@ def on_cpu(
     memory = {"cpu": dataclasses.replace(needs, reserve_bytes=beside)}
     order = Schedule(pages={"cpu": kv.pages}, disk_ring_bytes=needs.staging_bytes)
     return limits, kv, memory, order, notices
+
+
+def _beside(room: int, reserve: int | None) -> int:
+    return beside_reserve(room) if reserve is None else room - reserve
 
 
 def _most_blocks(kv: KvSpec, few: int, left: int) -> int:

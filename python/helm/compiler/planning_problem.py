@@ -15,7 +15,7 @@ from helm.compiler.budget import step_limits
 from helm.compiler.counts import CostedGraph
 from helm.compiler.kv_options import PAGE_CHOICES, KvOptions
 from helm.compiler.load_cost import LoadingRequest
-from helm.compiler.problem import ResourceLimits, Space
+from helm.compiler.problem import ResourceLimits, Slower, Space
 from helm.compiler.search import Search
 from helm.compiler.tensors import (
     choose_formats,
@@ -55,8 +55,8 @@ class Problem:
     without a profile and override it with one, as accelerator_bytes does. workload: what the search
     prices; None asks for 128 tokens after 512. space: decisions to fix. kv_options: how KV may use
     an accelerator's memory. loading: whether weights are copied, compressed or stay mapped. name:
-    of the model, for people. notices: what the plan says first. Raises InvalidError for arguments
-    out of range.
+    of the model, for people. notices: what the plan says first. slower: where weights may lie, too.
+    Raises InvalidError for arguments out of range.
     """
 
     config: ModelConfig
@@ -78,6 +78,7 @@ class Problem:
     loading: LoadingRequest = field(default_factory=LoadingRequest)
     name: str = ""
     notices: tuple[str, ...] = ()
+    slower: Slower = field(default_factory=Slower)
 
     def __post_init__(self) -> None:
         for name, known in (("dtype", DTYPE_CHOICES), ("kv_dtype", ("auto", *KV_ELEMENT_BYTES))):
@@ -197,6 +198,7 @@ class Problem:
         """For `work`, or for another workload. With a profile only."""
         assert self.profile is not None
         rates = loaded_profile(self.profile, access, self.mapped_share)
+        rates = rates.with_tiers(self.slower.shares)
         work, space = workload or self.work, self.decisions(access)
         return Search(self.model(access), rates, work, self.resources(), space)
 
@@ -206,6 +208,7 @@ class Problem:
             cpu_bytes=self.room_bytes + self.resident_bytes,
             accelerator_bytes=self.accelerator_bytes,
             accelerator_reserve_bytes=capped_reserve(self.accelerator_bytes),
+            cpu_near_bytes=self.slower.near_bytes,
             cpu_reserve_bytes=self.reserve_bytes,
             step_tokens=self.step_tokens,
             page_tokens=self.kv.page_tokens,

@@ -36,7 +36,6 @@ from helm.compiler.times import (
     visible,
 )
 from helm.model.graph import Layer
-from helm.plan.records import Workload
 
 
 @dataclass(frozen=True)
@@ -89,10 +88,7 @@ class Prefill:
             setting.limits.step_tokens,
             len(setting.pages),
         )
-        if key not in setting.known:
-            setting.known[key] = _spread(self)
-        found: _Spread = setting.known[key]
-        return found
+        return setting.once(key, _spread, self)
 
     @functools.cached_property
     def front(self) -> dict[bool, F64]:
@@ -104,7 +100,9 @@ class Prefill:
 
     @functools.cached_property
     def visit_from(self) -> I64:
-        return _visit_from(self.setting)
+        setting = self.setting
+        key = "visit from", setting.cpu.threads, setting.limits.step_tokens
+        return setting.once(key, _visit_from, setting)
 
     def visit_choices(self) -> list[int]:
         """The least tokens of a step in which weights visit: one for each size of step that there
@@ -123,9 +121,13 @@ def prepare(setting: Setting) -> Prefill:
     """Fills steps with the batch's prompts and times each kind of unit in each."""
     work = setting.workload
     queries = prefill_queries(work.prompt, setting.batch, setting.limits.step_tokens)
-    tokens = np.bincount(queries.step, queries.tokens).astype(np.int64)
     ends = queries.past + queries.tokens == work.prompt
-    outputs = np.bincount(queries.step, ends).astype(np.int64)
+    return _prepared(setting, queries, np.bincount(queries.step, ends).astype(np.int64))
+
+
+def _prepared(setting: Setting, queries: Queries, outputs: I64) -> Prefill:
+    """With what each step has."""
+    tokens = np.bincount(queries.step, queries.tokens).astype(np.int64)
     steps = list(zip(tokens.tolist(), outputs.tolist(), strict=True))
     kinds = {
         step: unit_times(setting, Step(step[0], step[0], outputs=step[1])) for step in set(steps)
@@ -285,24 +287,15 @@ def _visit_from(setting: Setting) -> I64:
     """[rows] the least power of two from which on the blocks of a step at the start of a prompt
     are faster visiting the accelerator than on the CPU; step_tokens if there is none below."""
     most = setting.limits.step_tokens
-    found = np.full(len(setting.rows.boundary), most, np.int64)
-    faster = np.ones(len(found), bool)
-    for tokens in reversed([1 << i for i in range(most.bit_length())]):
-        known = ("visits faster", setting.cpu.threads, tokens)
-        if known not in setting.known:
-            setting.known[known] = _visits_faster(setting, tokens)
-        faster &= setting.known[known]
-        found[faster] = tokens
-    return found
-
-
-def _visits_faster(setting: Setting, tokens: int) -> Bools:
-    """[rows] whether the CPU's blocks are faster visiting the accelerator, in such a step."""
-    prompt = dataclasses.replace(
-        setting, workload=Workload(tokens, 1), batch=1, pages=setting.pages[:1]
-    )
-    one = prepare(prompt)
-    return np.asarray(one.visiting[:, 0, 0] < setting.counts()[0] @ one.cpu.sum(axis=(1, 2)))
+    sizes = 1 << np.arange(most.bit_length())
+    own = dataclasses.replace(setting, batch=1, pages=setting.pages[:1])
+    ones = np.ones_like(sizes)
+    each = _prepared(own, Queries(0 * sizes, sizes, np.arange(len(sizes))), ones)
+    cpu = setting.counts()[0] @ each.cpu.sum(axis=2)
+    slower = each.visiting[:, 0] >= cpu  # [rows, sizes]
+    first = len(sizes) - np.argmax(slower[:, ::-1], axis=1)  # behind the last size that is
+    first = np.where(slower.any(axis=1), first, 0)
+    return np.append(sizes, most)[first]
 
 
 def _overlapped_s(prefill: Prefill, head: Site) -> F64:

@@ -47,21 +47,32 @@ def beside_reserve(memory_bytes: int) -> int:
 
 
 @dataclass(frozen=True)
+class Slower:
+    """Memory on slower nodes that weights may lie on. shares: of the weights that a step reads, for
+    each tier of the profile. near_bytes: near the cores, for all but weights; None: there is no
+    other."""
+
+    shares: tuple[float, ...] = ()
+    near_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class ResourceLimits:
     """What a plan may take. None takes all that the profile states.
 
     accelerator_weights_bytes, accelerator_kv_bytes: bounds on weights and on KV pages alone within
-    accelerator_bytes. cpu_reserve_bytes None: what `host_reserve` says, and MOST_RESERVE_BYTES
-    beside an accelerator; accelerator_reserve_bytes None: what the profile states. sequences and
-    step_tokens size the activation buffers; steps may be longer where weights visit. watermark: the
-    share of the accelerator's slots for KV blocks that stays in use once blocks leave for host
-    memory.
+    accelerator_bytes. cpu_near_bytes: a bound on all of the CPU but weights. cpu_reserve_bytes
+    None: what `host_reserve` says, and MOST_RESERVE_BYTES beside an accelerator;
+    accelerator_reserve_bytes None: what the profile states. sequences and step_tokens size the
+    activation buffers; steps may be longer where weights visit. watermark: the share of the
+    accelerator's slots for KV blocks that stays in use once blocks leave for host memory.
     """
 
     cpu_bytes: int | None = None
     accelerator_bytes: int | None = None
     accelerator_weights_bytes: int | None = None
     accelerator_kv_bytes: int | None = None
+    cpu_near_bytes: int | None = None
     cpu_reserve_bytes: int | None = None
     accelerator_reserve_bytes: int | None = None
     step_tokens: int = 512
@@ -75,6 +86,7 @@ class ResourceLimits:
             "accelerator_bytes",
             "accelerator_weights_bytes",
             "accelerator_kv_bytes",
+            "cpu_near_bytes",
             "cpu_reserve_bytes",
             "accelerator_reserve_bytes",
         ):

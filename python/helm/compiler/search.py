@@ -24,7 +24,6 @@ from helm.machine.profile import Profile
 from helm.plan.records import Objective, Workload
 
 PLENTY = 2**60  # bytes
-_CUTS = 2  # of the layouts that are cut, those that are kept
 
 
 class Search:
@@ -101,51 +100,36 @@ class Search:
             return whole
         if self.space.policy in PUBLISHED_POLICIES:
             one = self._published(self.space.policy, limits, workload)
-            every = [] if one is None else [one]
-            fit = tuple(c for c in every if c.fits)
-            best = one if fit else None
             reason = self._policies.unshared if one is None else ""
-            return dataclasses.replace(
-                whole, best=best, ranked=fit, cuts=tuple(every), uncut=reason
-            )
-        return self._with_visits(self._with_cuts(whole, limits, workload), limits, workload)
+            return dataclasses.replace(_only(whole, one), uncut=reason)
+        found = self._with_visits(whole, limits, workload) if self.space.policy == "auto" else whole
+        return self._with_cuts(found, whole, limits, workload)
 
     def _with_cuts(
-        self, whole: SearchResult, limits: ResourceLimits, workload: Workload
+        self, found: SearchResult, whole: SearchResult, limits: ResourceLimits, workload: Workload
     ) -> SearchResult:
-        search = self._cut_search(whole)
+        """With a plan whose layers are cut, where that is faster than what was found, or asked for.
+        whole: of whole layers alone."""
+        search, asked = self._cut_search(whole), self.space.policy == "cut"
         at_once = {workload.batch, *([] if whole.best is None else [whole.best.sequences])}
-        cuts = search.best(limits, workload, at_once, _CUTS)
-        found = dataclasses.replace(whole, cuts=tuple(cuts), uncut=search.reason)
-        fitting = sorted((c for c in cuts if c.fits), key=lambda c: c.objective_s)
-        ranked = (*fitting[:1], *whole.ranked)
-        if self.space.policy == "cut":
-            ranked = tuple(fitting)
-        elif not fitting or (whole.best and whole.best.objective_s <= fitting[0].objective_s):
-            return found
-        labelled = whole.labelled
-        if whole.best is not None:
-            labelled = {"layer-partition": whole.best, **labelled}
-        best = ranked[0] if ranked else None
-        return dataclasses.replace(found, best=best, ranked=ranked, labelled=labelled)
+        below_s = np.inf if asked or found.best is None else found.best.objective_s
+        one = search.best(limits, workload, at_once, below_s)
+        if one is not None and one.fits and one.objective_s < below_s:
+            found = _faster(found, one)
+        found = _only(found, one) if asked else found
+        return dataclasses.replace(found, uncut=search.reason)
 
     def _with_visits(
         self, found: SearchResult, limits: ResourceLimits, workload: Workload
     ) -> SearchResult:
         """Where weights that visit the accelerator in every step are faster, a plan of those."""
-        space, best = self.space, found.best
-        if self.profile.accelerator is None or space.policy != "auto" or space.kv == "host":
+        if self.profile.accelerator is None or self.space.kv == "host":
             return found
-        if "visit" not in space.prefill:
+        if "visit" not in self.space.prefill:
             return found  # in formats of the CPU alone
-        below_s = np.inf if best is None else best.objective_s
+        below_s = np.inf if found.best is None else found.best.objective_s
         one = self._policies.fastest(limits, workload, batches(workload), below_s)
-        if one is None:
-            return found
-        labelled = found.labelled
-        if best is not None and "layer-partition" not in labelled and best.cut is None:
-            labelled = {"layer-partition": best, **labelled}
-        return dataclasses.replace(found, best=one, ranked=(one, *found.ranked), labelled=labelled)
+        return found if one is None else _faster(found, one)
 
     @functools.cached_property
     def published(self) -> dict[Policy, Candidate]:
@@ -199,6 +183,21 @@ class Search:
             if choice.setting.batch in at_once:
                 best.offer(choice)
         return best.result()
+
+
+def _faster(found: SearchResult, one: Candidate) -> SearchResult:
+    """With one that is faster than all others."""
+    labelled, best = found.labelled, found.best
+    if best is not None and best.cut is None and best.visit is None:
+        labelled = {"layer-partition": best, **labelled}
+    return dataclasses.replace(found, best=one, ranked=(one, *found.ranked), labelled=labelled)
+
+
+def _only(found: SearchResult, asked: Candidate | None) -> SearchResult:
+    """With nothing but a plan of the policy that was asked for, where that fits."""
+    best = asked if asked is not None and asked.fits else None
+    ranked = () if best is None else (best,)
+    return dataclasses.replace(found, best=best, ranked=ranked, asked=asked)
 
 
 def search(

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from helm.machine.rates import AcceleratorProfile, CpuProfile, LinkProfile
 from helm.plan.kv import window_blocks
 from helm.plan.records import Workload
 
+T = TypeVar("T")
 Site = Literal["cpu", "accelerator"]
 Device = CpuProfile | AcceleratorProfile
 F32 = 4  # bytes of an activation
@@ -62,8 +64,15 @@ class Setting:
     pages: I64  # [pages], falling
     classes: BlockClasses = field(repr=False)
     mapped_weights: bool = False
-    # Of the accelerator, whatever the CPU's threads: by what it is and depends on.
+    # Of settings that differ in threads, batch or step_tokens alone: by what it is and depends on.
     known: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def once(self, key: object, make: Callable[..., T], *args: Any) -> T:
+        """What another setting has found already, or what this one makes."""
+        if key not in self.known:
+            self.known[key] = make(*args)
+        found: T = self.known[key]
+        return found
 
     @property
     def hidden(self) -> int:
@@ -147,8 +156,8 @@ def make_setting(
     classes: BlockClasses | None = None,
     known: dict[object, Any] | None = None,
 ) -> Setting:
-    """The rows are all layouts: all on the accelerator first, then by boundary. known: of settings
-    that differ in threads, batch or step_tokens alone, what one has found of the accelerator."""
+    """The rows are all layouts: all on the accelerator first, then by boundary. known: see
+    `Setting`."""
     space = space or Space()
     kv: KvPlace = space.kv
     blocks = len(model.graph.layers)
@@ -185,12 +194,10 @@ def page_choices(context: int, page_tokens: int, kv: KvPlace = "any") -> I64:
 
 def unit_times(setting: Setting, step: Step) -> dict[str, F64]:
     """Times of every kind of unit on both devices for `device_base`."""
-    found = _site_times(setting, step, setting.cpu)
-    if setting.accelerator is not None:
-        if step not in setting.known:
-            setting.known[step] = _site_times(setting, step, setting.accelerator)
-        found |= setting.known[step]
-    return found
+    found = setting.once((step, setting.cpu.threads), _site_times, setting, step, setting.cpu)
+    if setting.accelerator is None:
+        return found
+    return found | setting.once(step, _site_times, setting, step, setting.accelerator)
 
 
 def _site_times(setting: Setting, step: Step, device: Device) -> dict[str, F64]:

@@ -39,6 +39,7 @@ from helm.compiler.search import PLENTY, Search
 from helm.compiler.serving import predictor
 from helm.compiler.steps import Steps, planned_steps
 from helm.compiler.tensors import compressible, dominant_format, identity, mappable, slices_of
+from helm.compiler.tiers import in_tiers
 from helm.errors import InvalidError, OutOfMemoryError
 from helm.machine.profile import Profile
 from helm.plan.disk import on_disk
@@ -163,7 +164,7 @@ def solve(problem: Problem) -> Study:
     """
     if problem.page_tokens is None:
         return _paged(problem)
-    return _fitting(problem) if problem.dtype == "fit" else _in_memory(problem)
+    return _fitting(problem) if problem.dtype == "fit" else in_tiers(problem, _in_memory)
 
 
 def _paged(problem: Problem) -> Study:
@@ -246,7 +247,8 @@ def _fitting(problem: Problem) -> Study:
         if dtype != "auto" and loading.weights == "compressed":  # of bf16 alone
             loading = dataclasses.replace(loading, weights="auto")
         try:
-            study = _in_memory(dataclasses.replace(problem, dtype=dtype, loading=loading))
+            own = dataclasses.replace(problem, dtype=dtype, loading=loading)
+            study = in_tiers(own, _in_memory)
         except OutOfMemoryError as error:
             refused = error
             continue

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -29,6 +29,7 @@ from helm.machine.rates import (
     AcceleratorProfile,
     CpuProfile,
     LinkProfile,
+    MemoryTier,
     rate_class,
 )
 
@@ -47,6 +48,7 @@ _NEWER = (
     "compressed_ratio",
     "compress_bytes_per_s",
 )
+_NODES = ("tiers", "left_out")  # absent where there are none
 _OLDER = "compressed_matvec_ratio"  # compressed_ratio of one token, as profiles had it before
 # What noise can make of 1, and of 4 / 3.
 MOST_MAPPED_RATIO, MOST_COMPRESSED_RATIO = 1.2, 1.6
@@ -79,11 +81,12 @@ class Profile:
     def notices(self) -> list[str]:
         """What whoever has just measured it, or plans with it, wants to know."""
         if not self.unsettled:
-            return []
+            return [*self.cpu.left_out]
         return [
+            *self.cpu.left_out,
             f"other programs disturbed {counted(len(self.unsettled), 'measurement')} of {self.name}"
             ", so another plan may be better; helm-llm profile says which, and --recalibrate "
-            "measures them again"
+            "measures them again",
         ]
 
     def notices_of(self, formats: Iterable[str]) -> list[str]:
@@ -95,6 +98,13 @@ class Profile:
             f"{self.name} has no rates for weights in 8 and 4 bits; those of bf16 stand for them, "
             "so another plan may be better; helm-llm profile --output FILE measures them"
         ]
+
+    def with_tiers(self, shares: Sequence[float]) -> Profile:
+        """The rates where such shares of the weights that a step reads lie in the CPU's tiers."""
+        if not any(shares):
+            return self
+        link = None if self.link is None else self.link.with_tiers(shares, self.cpu.tiers)
+        return dataclasses.replace(self, cpu=self.cpu.with_tiers(shares), link=link)
 
     def to_dict(self) -> dict[str, Any]:
         """The profile as plain JSON values."""
@@ -108,6 +118,10 @@ class Profile:
             fields["cpu"]["compressed_ratio"] = _text_keys(self.cpu.compressed_ratio)
         for name in _NEWER:
             if fields["cpu"][name] is None:
+                del fields["cpu"][name]
+        for name in _NODES:
+            fields["cpu"][name] = list(fields["cpu"][name])
+            if not fields["cpu"][name]:
                 del fields["cpu"][name]
         if self.accelerator is not None and self.accelerator.stage_s is None:
             del fields["accelerator"]["stage_s"]
@@ -223,7 +237,7 @@ def _device(node: Reader, own: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _read_cpu(node: Reader) -> CpuProfile:
-    fields = _device(node, ("threads", "thread_sweep", *_NEWER, _OLDER))
+    fields = _device(node, ("threads", "thread_sweep", *_NEWER, *_NODES, _OLDER))
     mapped, copy, lone, compressed, compress = (node.get(name) for name in _NEWER)
     one_token = node.get(_OLDER)
     ratios = None if one_token.null else {1: _ratio(one_token, MOST_COMPRESSED_RATIO)}
@@ -241,7 +255,24 @@ def _read_cpu(node: Reader) -> CpuProfile:
         lone_op_s=None if lone.null else lone.number(0.0, 1e6),
         compressed_ratio=ratios,
         compress_bytes_per_s=None if compress.null else _rate(compress),
+        tiers=_read_tiers(node.get("tiers", []), fields["memory_bytes"]),
+        left_out=tuple(item.string() for item in node.get("left_out", []).items()),
     )
+
+
+def _read_tiers(node: Reader, memory_bytes: int) -> tuple[MemoryTier, ...]:
+    """Each node once, the fastest first, together no more than all memory."""
+    tiers = list[MemoryTier]()
+    for item in node.items():
+        item.only(("node", "memory_bytes", "bytes_per_s"))
+        rate, left = _rate(item["bytes_per_s"]), memory_bytes - sum(t.memory_bytes for t in tiers)
+        one = MemoryTier(item["node"].integer(0, 1023), item["memory_bytes"].integer(0, left), rate)
+        if any(one.node == other.node for other in tiers):
+            item["node"].reject(f"{one.node} is listed twice")
+        if tiers and rate > tiers[-1].bytes_per_s:
+            item["bytes_per_s"].reject("expected the fastest first")
+        tiers.append(one)
+    return tuple(tiers)
 
 
 def read_compressed_ratio(node: Reader) -> dict[int, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -129,6 +129,16 @@ def _interpolated(
     return np.asarray(np.exp(logs))
 
 
+@dataclass(frozen=True)
+class MemoryTier:
+    """Host memory on a node without cores of ours. memory_bytes: that models may take.
+    bytes_per_s: at which products of one token read weights there, with all threads."""
+
+    node: int
+    memory_bytes: int
+    bytes_per_s: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class CpuProfile(DeviceProfile):
     """threads: with how many the rates were measured. thread_sweep: threads -> matrix-vector
@@ -137,7 +147,8 @@ class CpuProfile(DeviceProfile):
     page cache. lone_op_s: op_s of one thread, which hands nothing to another.
     compressed_ratio: tokens -> rate of products of so many with compressed bf16 weights over that
     with plain ones. compress_bytes_per_s: of compressing plain ones from the page cache. None: not
-    measured."""
+    measured. tiers: of memory_bytes what lies on slower nodes, the fastest first. left_out: why
+    nodes are none of these."""
 
     threads: int
     thread_sweep: Mapping[int, float]
@@ -146,6 +157,8 @@ class CpuProfile(DeviceProfile):
     lone_op_s: float | None = None
     compressed_ratio: Mapping[int, float] | None = None
     compress_bytes_per_s: float | None = None
+    tiers: tuple[MemoryTier, ...] = ()
+    left_out: tuple[str, ...] = ()
     site: ClassVar[str] = "cpu"
 
     @functools.cached_property
@@ -172,6 +185,18 @@ class CpuProfile(DeviceProfile):
         slower = 1.0 - share + share / min(1.0, self.mapped_matvec_ratio)
         return dataclasses.replace(
             self, matvec_bytes_per_s=_scaled(self.matvec_bytes_per_s, 1.0 / slower)
+        )
+
+    def with_tiers(self, shares: Sequence[float]) -> CpuProfile:
+        """The rates where such shares of the weights that a step reads lie in the tiers."""
+        slower = 1.0
+        for share, tier in zip(shares, self.tiers, strict=True):
+            slower += share * (max(1.0, self.thread_sweep[self.threads] / tier.bytes_per_s) - 1.0)
+        reads, products = self.matvec_bytes_per_s, self.matmul_flops
+        return dataclasses.replace(
+            self,
+            matvec_bytes_per_s=_scaled(reads, 1.0 / slower),
+            matmul_flops=scaled_flops(products, reads, 1.0 / slower, 1.0),
         )
 
     def with_threads(self, threads: int) -> CpuProfile:
@@ -321,6 +346,13 @@ class LinkProfile:
     def page_s(self) -> float:
         """Seconds that a page takes beside its bytes, as one of many."""
         return self.latency_s if self.queued_copy_s is None else self.queued_copy_s
+
+    def with_tiers(self, shares: Sequence[float], tiers: Sequence[MemoryTier]) -> LinkProfile:
+        """The rates where such shares of what goes up come from these."""
+        own, slower = self.to_accelerator_bytes_per_s, 1.0
+        for share, tier in zip(shares, tiers, strict=True):
+            slower += share * (max(1.0, own / tier.bytes_per_s) - 1.0)
+        return dataclasses.replace(self, to_accelerator_bytes_per_s=own / slower)
 
     def beside_copies(
         self, cpu_s: npt.NDArray[np.float64], copies_s: npt.NDArray[np.float64]

@@ -3,6 +3,7 @@ quantities that found too few undisturbed runs. Keeps no file."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import math
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 from helm.base.formats import DTYPES, KV_DTYPES
 from helm.base.sizes import counted
+from helm.machine.memory_nodes import far_nodes
 from helm.machine.profile import MOST_COMPRESSED_RATIO, MOST_MAPPED_RATIO, Profile
 from helm.machine.rates import PACKED_CLASSES, CpuProfile
 from helm.machine.resources import (
@@ -24,6 +26,7 @@ from helm.machine.resources import (
     thread_candidates,
 )
 from helm.measure.quantity import Progress, Quantity, rate_ratio, visit
+from helm.measure.tiers import measure_tiers
 from helm.measure.tiny_model import TinyModel
 
 BUDGET_S = 10.5
@@ -119,9 +122,15 @@ def _measure_cpu(
 
     rates = _Rates(probe, chosen)
     visit(rates.all(), budget_s - sweep_s, report, _SWEEP_SHARE, 1.0)
+    near = one_cpu_per_core(affinity)[:most]
+    del probe  # its memory is wanted
+    tiers, left_out = measure_tiers(
+        far_nodes(affinity), chosen, near, probe_bytes(affinity), report
+    )
     measured = [*matvec.values(), *matmul.values(), *rates.all()]
     unsettled = dict.fromkeys(quantity.name for quantity in measured if not quantity.trusted)
-    return rates.profile(memory_bytes, sweep), tuple(unsettled)
+    cpu = rates.profile(memory_bytes, sweep)
+    return dataclasses.replace(cpu, tiers=tiers, left_out=left_out), tuple(unsettled)
 
 
 def choose_threads(matvec: Mapping[int, float], matmul: Mapping[int, float]) -> int:

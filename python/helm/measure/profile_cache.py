@@ -14,6 +14,7 @@ from pathlib import Path
 from helm.base import own_folder
 from helm.errors import HelmError, ProfileError
 from helm.machine.devices import Accelerator
+from helm.machine.memory_nodes import tiers_here
 from helm.machine.profile import VERSION, Profile
 from helm.machine.rates import AcceleratorProfile, CpuProfile, LinkProfile
 from helm.machine.resources import cpu_affinity, cpu_quota, memory_available, memory_capacity
@@ -44,9 +45,9 @@ def machine_profile(
     Hardware, HELM's version, isa, CPU affinity, CPU quota and memory limit make the key,
     and the device; a cached file that cannot be read, is not a profile or not of this user is
     measured anew.
-    memory_bytes is always what is available now, on the accelerator too. A cache that cannot be
-    written costs only the next measurement. What other programs disturbed is measured again after
-    an hour.
+    memory_bytes is always what is available now, of tiers and on the accelerator too. A cache
+    that cannot be written costs only the next measurement. What other programs disturbed is
+    measured again after an hour.
     """
     found = None if recalibrate else _kept(cache_path())
     whole = None if recalibrate or device is None else _kept(cache_path(device))
@@ -55,9 +56,8 @@ def machine_profile(
         share = 1.0 if device is None or whole is not None else _CPU_SHARE
         found = measure(_part(progress, 0.0, share))
         keep(cache_path(), found.to_json())
-    found = dataclasses.replace(
-        found, cpu=dataclasses.replace(found.cpu, memory_bytes=memory_available())
-    )
+    cpu = tiers_here(found.cpu, memory_available(), cpu_affinity())
+    found = dataclasses.replace(found, cpu=cpu)
     if device is None:
         return found
     if whole is None or whole.accelerator is None:

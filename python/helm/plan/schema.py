@@ -39,10 +39,10 @@ from helm.plan.units import (
     decode_unit,
     unique_names,
 )
-from helm.plan.weights import Slice, TensorSpec, check_weights
+from helm.plan.weights import Slice, TensorSpec, check_weights, slice_bytes
 
 FORMAT = "helm-plan"
-VERSION = 12
+VERSION = 13
 
 
 @dataclass(frozen=True)
@@ -170,6 +170,15 @@ class Plan(Summarized):
         """The slices of a device, each with its tensor."""
         tensors = {tensor.name: tensor for tensor in self.tensors}
         return [(tensors[held.tensor], held) for held in self.slices if held.device == device]
+
+    @functools.cached_property
+    def node_bytes(self) -> dict[int, int]:
+        """Weights that lie on memory nodes which slices name."""
+        sizes, found = slice_bytes(self.tensors, self.slices, CPU), dict[int, int]()
+        for held in self.slices:
+            if held.node is not None:
+                found[held.node] = found.get(held.node, 0) + sizes[held.tensor]
+        return dict(sorted(found.items()))
 
     @functools.cached_property
     def cut(self) -> bool:

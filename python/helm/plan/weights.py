@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from helm.base.formats import DTYPE_BYTES, FORMATS, LINE_BYTES, tensor_bytes
@@ -27,6 +27,7 @@ from helm.plan.units import CPU
 Access = Literal["resident", "mapped", "disk"]
 _MOST_ROWS, _MOST_BYTES = 2**31, 2**46  # the runtime's bounds
 _MOST_PIECES = 8
+_MOST_NODE = 1023
 _MOST_PARTS = 64  # of a tensor
 _DENSE_COLS, _PACKED_COLS = 32, 256  # a multiple of which columns are cut at
 
@@ -75,12 +76,14 @@ def part_of(whole: TensorSpec, rows: tuple[int, int], cols: tuple[int, int]) -> 
 @dataclass(frozen=True)
 class Slice:
     """A tensor as the device of that name holds it. access "mapped": the CPU reads it where its
-    file is mapped; "disk": it is read from its file in every step, see `helm.plan.disk`."""
+    file is mapped; "disk": it is read from its file in every step, see `helm.plan.disk`. node: the
+    memory node on which the CPU's copy lies; None: where its reader is."""
 
     tensor: str
     device: str
     format: str
     access: Access
+    node: int | None = field(default=None, metadata={"optional": True})
 
 
 def slice_bytes(
@@ -310,6 +313,10 @@ def _check_slices(
         _check_format(held, tensors[held.tensor], item["format"], visiting)
         if held.access == "mapped":
             _check_mapped(held, tensors[held.tensor], item["access"])
+        if held.node is not None:
+            item["node"].integer(0, _MOST_NODE)
+            if held.device != CPU or held.access != "resident":
+                item["node"].reject("only what is copied to the CPU's memory lies on a node")
     if wanted:
         name, device = min(wanted)
         node.reject(f"there is none of {name!r} on the {device}, where ops read it")

@@ -22,6 +22,7 @@ from helm.compiler.solve import solve
 from helm.errors import CompressionError, InvalidError, OutOfMemoryError, ProfileError
 from helm.machine.devices import CPU, Accelerator, find_accelerator, open_accelerator
 from helm.machine.grants import Grant, file_key, in_turn
+from helm.machine.memory_nodes import tiers_here
 from helm.machine.profile import Profile
 from helm.machine.rates import ACCELERATOR_RESERVE_BYTES, CpuProfile
 from helm.machine.resources import (
@@ -260,16 +261,18 @@ def problem_here(
             config, infos, None, threads=options.threads or best.threads, accelerator_bytes=None,
             **given,
         )  # fmt: skip
+        cpu = None if known is None else tiers_here(known.cpu, machine.memory_bytes, cpu_affinity())
         loading = dataclasses.replace(
             problem.loading,
-            cpu=None if known is None else known.cpu,
+            cpu=cpu,
             compressed_ratio=best.compressed_ratio,
         )
         return dataclasses.replace(problem, loading=loading)
     counts = [n for n in profile.cpu.thread_sweep if n <= machine.threads] or [machine.threads]
     if options.threads is not None:
         counts = [options.threads]
-    profile = dataclasses.replace(profile, cpu=with_thread_counts(profile.cpu, counts))
+    cpu = tiers_here(profile.cpu, machine.memory_bytes, cpu_affinity())
+    profile = dataclasses.replace(profile, cpu=with_thread_counts(cpu, counts))
     if target.accelerator is not None and profile.accelerator is not None:
         own = target.accelerator.present(profile.accelerator)
         profile = dataclasses.replace(profile, accelerator=own)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -58,7 +59,7 @@ class CutMemory:
     def _weights(self, of: Layouts, lane: int) -> I64:
         counts = self._cuts.counts(of)
         whole = counts[2 if lane else 0] @ self._whole[lane]
-        attention, mlp = self._shared[lane]
+        attention, mlp = self._cuts.device_bytes if lane else self._cuts.host_bytes
         cut = attention[:, of.home, of.heads] + mlp[:, of.home, of.elements]
         return np.asarray(whole + (counts[1] * cut.T).sum(axis=1) + self._ends[lane][of.rows])
 
@@ -68,13 +69,6 @@ class CutMemory:
         layers = self._cuts.classes.units
         own, there = (np.array([self._bytes([x], lane) for x in layers]) for lane in (0, 1))
         return own, there
-
-    @functools.cached_property
-    def _shared(self) -> list[tuple[I64, I64]]:
-        """By lane: of attention and mlp, [classes, homes, ways]."""
-        return [
-            self._cuts.tables(lane, functools.partial(self._bytes, there=lane)) for lane in (0, 1)
-        ]
 
     def _bytes(self, units: Iterable[Unit | Layer], there: int) -> int:
         """On the device of a lane."""
@@ -89,7 +83,7 @@ class CutMemory:
         embedding = model.graph.units[0]
         first, whole = (self._bytes([unit], 0) for unit in (embedding, head.unit))
         own = head.padded(0, self._bytes(head.on(0, 0), 0), whole)
-        there = head.padded(self._bytes([head.unit], 1), self._bytes(head.on(1, 0), 1), 0)
+        there = self._head_bytes
         shared = {name for op in embedding.ops for name in op.weight_names()}
         shared &= {name for op in head.unit.ops for name in op.weight_names()}
         if shared:
@@ -101,13 +95,53 @@ class CutMemory:
 
     def _kv(self, of: Layouts) -> tuple[I64, I64]:
         """Bytes on both: whole pages of whole contexts."""
-        setting, heads = self._setting, self._cuts.units[0].marks
-        most = setting.batch * setting.pages_of(setting.workload.context)
-        windows = [any(op.window for op in attentions(unit)) for unit in setting.classes.units]
-        pages = np.where(windows, setting.window_blocks(), most)  # [classes] of a layer
-        cpu, cut, rest = (count @ pages for count in self._cuts.counts(of))
+        heads = self._cuts.units[0].marks
+        cpu, cut, rest = (count @ self._pages for count in self._cuts.counts(of))
         own = self._spec.unit_bytes * (cpu * heads[-1] + cut * heads[of.heads])
         return own, self._spec.unit_bytes * (cpu + cut + rest) * heads[-1] - own
+
+    @functools.cached_property
+    def _pages(self) -> I64:
+        """[classes] KV pages of a layer."""
+        setting = self._setting
+        most = setting.batch * setting.pages_of(setting.workload.context)
+        windows = [any(op.window for op in attentions(unit)) for unit in setting.classes.units]
+        return np.where(windows, setting.window_blocks(), most)
+
+    @functools.cached_property
+    def _head_bytes(self) -> I64:
+        """[ways of the head] on the accelerator."""
+        head = self._cuts.head
+        return np.asarray(
+            head.padded(self._bytes([head.unit], 1), self._bytes(head.on(1, 0), 1), 0)
+        )
+
+    # --- what any layout takes -------------------------------------------------------------------
+
+    @functools.cached_property
+    def there(self) -> tuple[I64, I64, I64]:
+        """Bytes of weights and KV on the accelerator: of attention and mlp, [classes, homes, ways],
+        of the head, [ways]."""
+        attention, mlp = self._cuts.device_bytes
+        heads = self._cuts.units[0].marks
+        kv = self._spec.unit_bytes * self._pages[:, None, None] * (heads[-1] - heads)
+        return attention + kv, mlp, self._head_bytes
+
+    def room(self, available: int) -> int:
+        """Bytes of the accelerator that weights and KV have at most. Scratch grows with the ways,
+        if at all. What visits at once is no less than what is not there, by layer."""
+        blocks, units = self._blocks, self._cuts.units
+        ends = [sorted({0, 1, ways.last - 1, ways.last}) for ways in units]
+        cut = itertools.product([0], [blocks], [0, 1], *ends)
+        whole = itertools.product([blocks], [0], [0], [0], [0], ends[2])
+        of = Layouts(np.array([*cut, *whole], np.int64).T)
+        items = self.items(of).accelerator
+        scratch = items["activations"] + items["workspace"] + items["reserve"]
+        left = int(self._cuts.totals @ self._whole[1]) - available
+        if not self._visits or left <= 0:
+            return available - int(scratch.min())
+        pages = self._setting.visit_pages * self._spec.page_bytes
+        return available - int(scratch.min()) - 2 * left // blocks - pages
 
     # --- values ----------------------------------------------------------------------------------
 
@@ -204,8 +238,7 @@ class CutMemory:
         """Where weights visit, two layers and a layer's pages of the batch's prompts."""
         if not self._visits:
             return np.zeros(len(of), np.int64)
-        visiting = self._cuts.tables(0, lambda units: self._bytes(units, 1))  # as they lie there
-        attention, mlp = (table.max(axis=0) for table in visiting)
+        attention, mlp = (table.max(axis=0) for table in self._cuts.visiting_bytes)
         cut = (attention[of.home, of.heads] + mlp[of.home, of.elements]) * (of.cut > 0)
         whole = int(self._whole[1].max()) * (of.cpu > 0)
         pages = self._setting.visit_pages * self._spec.page_bytes

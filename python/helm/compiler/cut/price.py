@@ -73,28 +73,47 @@ class Resting:
 
 class Visiting:
     """The layers in `some` steps of prompts, in which weights of the CPU visit. kinds: see
-    `CutPrices`."""
+    `CutPrices`. Steps that are alike are priced once: times[i] of them."""
 
     def __init__(
         self, cuts: CutModel, prefill: Prefill, some: Bools, kinds: Sequence[StepKind]
     ) -> None:
-        self._cuts, self._setting, self._kinds = cuts, prefill.setting, kinds
-        self._alone = prefill.accelerator[:, some]
-        self._past = np.bincount(prefill.queries.step, prefill.queries.past)[some]
-        self._tokens = prefill.tokens[some]
+        self._cuts, self._setting = cuts, prefill.setting
+        past = np.bincount(prefill.queries.step, prefill.queries.past)[some]
+        alone = prefill.accelerator[:, some]
+        own = np.empty(len(past))  # the kind of each step
+        for kind, (_, at) in enumerate(kinds):
+            own[at] = kind
+        each = np.column_stack([own, past, *alone[..., ATTENTION]])
+        _, first, self._times = np.unique(each, axis=0, return_index=True, return_counts=True)
+        self._alone, self._past = alone[:, first], past[first]
+        self._tokens = prefill.tokens[some][first]
+        self._steps = [kinds[int(kind)][0] for kind in own[first]]
+
+    @property
+    def alone_s(self) -> F64:
+        """[classes] of a layer on the accelerator, in all of the steps."""
+        return np.asarray(self._times @ self._alone.sum(axis=2).T)
+
+    def least_s(self, room: int) -> float:
+        """Of any layout with so many bytes on the accelerator."""
+        cuts, rate = self._cuts, self._setting.visit_bytes_per_s
+        size = sum(table[:, 0, -1] for table in cuts.coming_bytes)
+        come_s = max(0, int(cuts.totals @ size) - room) / rate
+        return max(float(cuts.totals @ self.alone_s), float(self._times.sum()) * come_s)
 
     def terms(self, of: Layouts) -> F64:
         """[TERMS, layouts]"""
         found = np.zeros((len(TERMS), len(of)))
-        own = self._alone.sum(axis=1)
+        own = self._times @ self._alone
         found[DEVICE_TERMS : 2 * DEVICE_TERMS] = (self._cuts.counts(of)[2] @ own).T
-        found[VISIT] = self._end_s(of).sum(axis=1)
+        found[VISIT] = self._end_s(of) @ self._times
         return found
 
     def seconds(self, of: Layouts, quick: bool) -> F64:
         """[layouts]; quick: about those."""
-        end = (self._about_s(of) if quick else self._end_s(of)).sum(axis=1)
-        return np.asarray(end + self._cuts.counts(of)[2] @ self._alone.sum(axis=(1, 2)))
+        end = (self._about_s(of) if quick else self._end_s(of)) @ self._times
+        return np.asarray(end + self._cuts.counts(of)[2] @ self.alone_s)
 
     def _end_s(self, of: Layouts) -> F64:
         """[layouts, steps] when the accelerator is done with what the CPU has layers of."""
@@ -120,7 +139,7 @@ class Visiting:
         """[layouts, steps] of the tasks of a cut layer of a class."""
         run = self._of(self._runs, of, kind) + self._alone[kind, :, ATTENTION]
         marks, layer = self._cuts.units[0].marks, self._cuts.classes.units[kind]
-        sizes, share = self._of(self._sizes, of, kind), marks[of.heads] / marks[-1]
+        sizes, share = self._of(self._cuts.coming_bytes, of, kind), marks[of.heads] / marks[-1]
         found = visiting_seconds(
             self._setting, layer, self._past, self._tokens, run, sizes[:, None], share[:, None]
         )
@@ -133,25 +152,21 @@ class Visiting:
         return np.asarray(attention[of.home, of.heads] + mlp[of.home, of.elements])
 
     @functools.cached_property
-    def _sizes(self) -> tuple[F64, F64]:
-        """[classes, homes, ways] bytes that come."""
-        attention, mlp = self._cuts.tables(0, self._cuts.model.weight_bytes)
-        return attention, mlp
-
-    @functools.cached_property
     def _runs(self) -> tuple[F64, F64]:
-        """[classes, homes, ways, steps] on the accelerator, but for attention."""
+        """[classes, homes, ways, steps] of attention and mlp there, but for attention itself."""
         model, device = self._cuts.model, lanes(self._setting)[1]
 
         def seconds(units: Sequence[Unit], step: Step) -> F64:
             each = [unit_s(model, unit, step, device).sum(axis=0) for unit in units]
             return np.asarray(sum(each), np.float64)
 
-        count = len(self._tokens)
-        attention, mlp = (np.zeros((*np.shape(each), count)) for each in self._sizes)
-        for step, at in self._kinds:
-            tables = self._cuts.tables(None, functools.partial(seconds, step=step))
-            attention[..., at], mlp[..., at] = (each[..., None] for each in tables)
+        each = {
+            step: self._cuts.tables(None, functools.partial(seconds, step=step))
+            for step in dict.fromkeys(self._steps)
+        }
+        attention, mlp = (
+            np.stack([each[step][kind] for step in self._steps], axis=-1) for kind in (0, 1)
+        )
         return attention, mlp
 
     def _about_s(self, of: Layouts) -> F64:

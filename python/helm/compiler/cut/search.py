@@ -16,6 +16,7 @@ import numpy as np
 from helm.compiler.budget import Budget, memory_bytes, missing
 from helm.compiler.candidate import BOTH, Candidate, Missing, goals, predicted
 from helm.compiler.choices import Choice
+from helm.compiler.cut.bound import least_s
 from helm.compiler.cut.memory import CutMemory
 from helm.compiler.cut.price import CutPrices, Resting, StepPrice
 from helm.compiler.cut.ways import CutModel, Layouts, Ways, cut_model, cut_use
@@ -76,27 +77,32 @@ class CutSearch:
                 yield Way(choice, least, price, memory)
 
     def best(
-        self, limits: ResourceLimits, workload: Workload, batches: Collection[int], most: int
-    ) -> list[Candidate]:
-        """The best layouts of so many ways to run prompts, the best of all first; what fits before
-        what does not."""
+        self, limits: ResourceLimits, workload: Workload, batches: Collection[int], below_s: float
+    ) -> Candidate | None:
+        """The best layout of all ways to run prompts; where nothing fits, what lacks least. None if
+        none is below so many seconds."""
         if self.reason:
-            return []
-        available = memory_bytes(self._profile, limits)
-        scans = [
-            scan
-            for way in self._ways
-            if way.batch in batches
-            and len((scan := _Scan(way, limits, workload, available, self._space)).found)
-        ]
-        if not scans:
-            return []
-        lacks, least_s, _ = min(tuple(scan.keys[0]) for scan in scans)
-        if not lacks:  # of what is far from the best no neighbour is better
-            scans = [scan for scan in scans if scan.keys[0][0] == 0]
-            scans = [scan for scan in scans if scan.keys[0][1] <= least_s * _FAR]
-        found = sorted((scan.best() for scan in scans), key=lambda one: one[0])
-        return [make() for _, make in found[:most]]
+            return None
+        available, scans = memory_bytes(self._profile, limits), list[_Scan]()
+        ways = [way for way in self._ways if way.batch in batches]
+        bounds = [(way.least_s(workload, available[1]), way) for way in ways]
+        least_s = below_s
+        for bound_s, way in sorted(bounds, key=lambda one: one[0]):
+            if bound_s >= least_s:
+                break
+            scan = _Scan(way, limits, workload, available, self._space, bound_s)
+            if len(scan.found):
+                scans.append(scan)
+                least_s = min(least_s, scan.fitting_s)
+        scans.sort(key=lambda scan: tuple(scan.keys[0]))
+        best: tuple[Key, Callable[[], Candidate]] | None = None
+        for scan in scans:
+            # Of what is far from the best no neighbour is better.
+            far = scan.fitting_s > scans[0].fitting_s * _FAR or scan.bound_s >= least_s
+            if best is None or not far:
+                best = min(filter(None, (best, scan.best())), key=lambda one: one[0])
+                least_s = min(least_s, best[0][1]) if best[0][0] == 0 else least_s
+        return None if best is None else best[1]()
 
 
 class Way:
@@ -116,6 +122,13 @@ class Way:
 
     def decode(self, context: int) -> StepPrice:
         return self._prices.decode(context)
+
+    def least_s(self, workload: Workload, available: int) -> float:
+        """The objective of any layout is no less, within so many bytes of the accelerator."""
+        there, room = self.memory.there, self.memory.room(available)
+        ttft_s = sum(least_s(price, there, room) for price in self.prompts)
+        decode_s = least_s(self.decode(workload.expected_context), there, room)
+        return float(goals(workload, self.batch, ttft_s, decode_s)[0])
 
     def ttft_s(self, of: Layouts, *, quick: bool = False) -> F64:
         """[layouts]"""
@@ -170,13 +183,14 @@ class Way:
 
 
 class _Scan:
-    """All layouts of one way to run prompts. found, keys: those of a coarse grid at first, see
-    `_sorted`."""
+    """All layouts of one way to run prompts. found, keys: those of a coarse grid, see `_sorted`.
+    bound_s: the objective of any."""
 
     def __init__(
         self, way: Way, limits: ResourceLimits, workload: Workload, available: tuple[int, int],
-        space: Space,
+        space: Space, bound_s: float,
     ) -> None:  # fmt: skip
+        self.bound_s = bound_s
         self._way, self._cuts, self._space = way, way.cuts, space
         self._limits, self._workload, self._available = limits, workload, available
         self._decode = way.decode(workload.expected_context)
@@ -186,6 +200,11 @@ class _Scan:
         last = [ways.last for ways in self._cuts.units]
         self._most = np.array([self._blocks, self._blocks, 1, *last])  # of each column
         self.found, self.keys = self._sorted(self._coarse(), quick=True)
+
+    @property
+    def fitting_s(self) -> float:
+        """The objective of the best that fits, infinite where none does."""
+        return float(self.keys[0, 1]) if self.keys[0, 0] == 0 else np.inf
 
     def best(self) -> tuple[Key, Callable[[], Candidate]]:
         """What is to be least of it, and how to make a candidate of it."""

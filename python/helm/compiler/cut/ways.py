@@ -7,7 +7,8 @@ or rows of the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from helm.compiler.candidate import CutUse
 from helm.compiler.counts import CostedGraph
 from helm.compiler.cut.shares import ACCELERATOR, Shares, priced_shares, size_of
 from helm.compiler.cut.units import Cutter
+from helm.compiler.memory import DEVICE_ALIGNMENT
 from helm.compiler.overflow import Bools
 from helm.compiler.times import I64, BlockClasses, attentions
 from helm.model.graph import Layer, Unit
@@ -95,9 +97,37 @@ class CutModel:
         )
         return attention, mlp
 
+    @functools.cached_property
+    def host_bytes(self) -> tuple[I64, I64]:
+        """Of weights, as `tables` has them: the CPU's in its memory."""
+        return self.tables(0, self.model.host_bytes)
+
+    @functools.cached_property
+    def device_bytes(self) -> tuple[I64, I64]:
+        """The accelerator's in its memory."""
+        return self.tables(1, self._device_bytes)
+
+    @functools.cached_property
+    def visiting_bytes(self) -> tuple[I64, I64]:
+        """The CPU's in the accelerator's memory, which they visit."""
+        return self.tables(0, self._device_bytes)
+
+    @functools.cached_property
+    def coming_bytes(self) -> tuple[I64, I64]:
+        """The CPU's on their way there."""
+        return self.tables(0, self.model.weight_bytes)
+
+    def _device_bytes(self, units: Iterable[Unit]) -> int:
+        return self.model.weight_bytes(units, DEVICE_ALIGNMENT)
+
     @property
     def blocks(self) -> int:
         return len(self.classes.member)
+
+    @functools.cached_property
+    def totals(self) -> I64:
+        """[classes] layers."""
+        return np.bincount(self.classes.member, minlength=len(self.layers))
 
     def counts(self, of: Layouts) -> tuple[I64, I64, I64]:
         """[layouts, classes] layers on the CPU, cut, on the accelerator."""
