@@ -35,7 +35,8 @@ class Pacer {
   // it has alone there at least: where a step costs much however few its rows are, many.
   int64_t rows(int64_t past) const;
 
-  static constexpr double kSlowdown = 2.5, kLeastTarget_s = 0.05;
+  // So that the slowest of a hundred tokens wait for 2.5 times as long as the others at most.
+  static constexpr double kSlowdown = 2.25, kLeastTarget_s = 0.05;
   static constexpr int64_t kLeastRows = 4;
   static constexpr int64_t kFirstRows = 64;  // before a prompt was seen
 
