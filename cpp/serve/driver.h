@@ -123,7 +123,8 @@ class Driver {
   // A submitted step; its outputs in order. alone: none other was to be on its way with it.
   struct Flight {
     std::vector<Output> outputs;
-    int64_t decode_rows = 0, prompt_rows = 0, guesses = 0;
+    int64_t decode_rows = 0, guesses = 0;
+    PromptWork prompts;
     ModeChoice mode;
     bool alone = false;
     Clock::time_point begun, submitted;

@@ -11,12 +11,15 @@ namespace helm {
 
 void Driver::look() {
   snapshot_.runners.clear();
-  snapshot_.prompt_rows = pacer_.rows();
+  const Active* prompt = nullptr;  // that goes on next
   for (const Active* active : table_.running()) {
     const bool running = active->state == Active::State::kRunning;
     snapshot_.runners.push_back(
         {running ? std::ssize(active->pending) : 0, active->decoding(), active->group});
+    const Runner& runner = snapshot_.runners.back();
+    if (prompt == nullptr && !runner.decoding && runner.pending > 0) prompt = active;
   }
+  snapshot_.prompt_rows = pacer_.rows(prompt == nullptr ? 0 : prompt->held());
 }
 
 // For each row of the batch what may follow its tokens; no more than positions, tokens and rows are
@@ -113,7 +116,11 @@ bool Driver::submit(bool alone) {
     Active& active = *running[row.runner];
     active.guesses = std::ssize(drafts[i].tokens);
     flight.guesses += active.guesses;
-    (active.decoding() ? flight.decode_rows : flight.prompt_rows) += row.tokens;
+    if (active.decoding()) {
+      flight.decode_rows += row.tokens;
+    } else {
+      flight.prompts.add(active.held(), row.tokens);
+    }
     const int64_t again = std::clamp<int64_t>(active.computed - active.held(), 0, row.tokens);
     active.timings.again_tokens += again;
     if (active.generated == 0) {
@@ -139,7 +146,7 @@ void Driver::collect() noexcept try {
   ++steps_;
   const Clock::time_point now = Clock::now();
   const double step_s = seconds_between(std::max(flight.submitted, collected_), now);
-  pacer_.note(flight.decode_rows + flight.guesses, flight.prompt_rows, step_s);
+  pacer_.note(flight.decode_rows + flight.guesses, flight.prompts, step_s);
   note_mode(flight.mode, step_s);
   collected_ = now;
   const auto vocab = static_cast<size_t>(engine_.plan().vocab_size);
@@ -159,7 +166,7 @@ void Driver::collect() noexcept try {
   if (gap_s > 0) follow(usual_s_, gap_s);
   sampler_.draw(rows);
   for (size_t i = 0; i < rows.size(); ++i) take(*takers[i].first, rows[i]);
-  if (speculator_.on() && flight.alone && flight.prompt_rows == 0) {
+  if (speculator_.on() && flight.alone && flight.prompts.rows == 0) {
     const double seconds = seconds_between(flight.begun, Clock::now());
     for (size_t i = 0; i < rows.size(); ++i) {
       const auto& [active, kind] = takers[i];

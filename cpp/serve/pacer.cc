@@ -1,50 +1,79 @@
 #include "serve/pacer.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 
 namespace helm {
 namespace {
 
-constexpr double kKept = 0.9;     // weight of what was, with each step
-constexpr double kSpread = 0.15;  // of the rows, relative, from which on a slope can be told
+constexpr double kKept = 0.98;         // weight of earlier steps in the costs, with each step
+constexpr double kLatest = 0.15;       // of the last step in the correction
+constexpr double kLatestDecode = 0.1;  // and in the seconds of those without prompts
+constexpr int kSweeps = 16;            // through the costs, with each step
+// What every step takes, and what pairs take, is told from rows by steps that differ in these by
+// more than noise: some 3 %.
+constexpr double kNoise = 0.03 * 0.03;
 
 }  // namespace
 
-void Pacer::note(int64_t decode_rows, int64_t prompt_rows, double seconds) {
-  if (!(seconds > 0)) return;
-  if (prompt_rows == 0) {
-    if (decode_rows == 0) return;
-    decode_s_ = decode_s_ == 0 ? seconds : kKept * decode_s_ + (1 - kKept) * seconds;
-    return;
-  }
-  const auto rows = static_cast<double>(prompt_rows);
-  for (double* sum : {&weight_, &rows_, &seconds_, &rows_squared_, &rows_seconds_}) *sum *= kKept;
-  weight_ += 1;
-  rows_ += rows;
-  seconds_ += seconds;
-  rows_squared_ += rows * rows;
-  rows_seconds_ += rows * seconds;
+double Pacer::seconds(const Terms& terms) const {
+  return std::inner_product(terms.begin(), terms.end(), cost_s_.begin(), 0.0);
 }
 
-int64_t Pacer::rows() const {
-  if (weight_ == 0) return std::min(kFirstRows, most_rows_);
-  const double mean_rows = rows_ / weight_, mean_s = seconds_ / weight_;
-  const double variance = rows_squared_ / weight_ - mean_rows * mean_rows;
-  const double together = rows_seconds_ / weight_ - mean_rows * mean_s;
-  const double through_zero = mean_s / mean_rows;
-  const bool told = variance > kSpread * kSpread * mean_rows * mean_rows;
-  const double row_s =
-      told ? std::clamp(together / variance, 1e-3 * through_zero, through_zero) : through_zero;
-  const double fixed_s = std::max(0.0, mean_s - row_s * mean_rows);
+void Pacer::note(int64_t decode_rows, const PromptWork& prompts, double seconds) {
+  if (!(seconds > 0)) return;
+  if (prompts.rows == 0) {
+    if (decode_rows == 0) return;
+    decode_s_ = decode_s_ == 0 ? seconds : decode_s_ + kLatestDecode * (seconds - decode_s_);
+    return;
+  }
+  const Terms step = terms(prompts);
+  const double told_s = this->seconds(step);
+  if (told_s > 0) correction_ += kLatest * (seconds / told_s - correction_);
+  for (size_t i = 0; i < step.size(); ++i) {
+    for (size_t j = 0; j < step.size(); ++j) {
+      products_[i][j] = kKept * products_[i][j] + step[i] * step[j];
+    }
+    seconds_[i] = kKept * seconds_[i] + step[i] * seconds;
+  }
+  fit();
+}
 
+// Costs of least squares that are not negative, term by term from those before. Rows come first:
+// they have what the steps do not tell apart.
+void Pacer::fit() {
+  const Terms& sums = products_[0];
+  for (int sweep = 0; sweep < kSweeps; ++sweep) {
+    for (const size_t i : {1, 0, 2}) {
+      const double others =
+          std::inner_product(cost_s_.begin(), cost_s_.end(), products_[i].begin(), 0.0) -
+          cost_s_[i] * products_[i][i];
+      const double noise = i == 1 ? 0 : kNoise * sums[i] * sums[i] / sums[0];
+      cost_s_[i] = std::max(0.0, (seconds_[i] - others) / (products_[i][i] + noise));
+    }
+  }
+}
+
+int64_t Pacer::rows(int64_t past) const {
+  const double steps = products_[0][0];
+  if (steps == 0) return std::min(kFirstRows, most_rows_);
+  const auto [step_s, row_s, pair_s] = cost_s_;
+  const double behind_s = std::max(row_s + pair_s * static_cast<double>(past), 1e-12);  // a row
   const double target_s =
-      target_s_ > 0 ? target_s_ : std::max(kSlowdown * decode_s_, kLeastTarget_s);
-  const auto most = static_cast<double>(most_rows_);
-  const double half_rate = most / (fixed_s + row_s * most) / 2;  // rows per second
-  const double least = half_rate * fixed_s / (1 - half_rate * row_s);
-  const double rows = std::max((target_s - fixed_s) / row_s, least);
-  return static_cast<int64_t>(
-      std::clamp(rows, static_cast<double>(std::min(kLeastRows, most_rows_)), most));
+      (target_s_ > 0 ? target_s_ : std::max(kSlowdown * decode_s_, kLeastTarget_s)) / correction_;
+  // step_s + behind_s n + pair_s n^2 / 2 = target_s
+  const double left_s = std::max(0.0, target_s - step_s);
+  const double fitting =
+      2 * left_s / (behind_s + std::sqrt(behind_s * behind_s + 2 * pair_s * left_s));
+
+  PromptWork whole;
+  whole.add(past, most_rows_);
+  const double half_rate = static_cast<double>(most_rows_) / seconds(terms(whole)) / 2;
+  const double least = half_rate * step_s / (1 - half_rate * behind_s);
+  return static_cast<int64_t>(std::clamp(std::max(fitting, least),
+                                         static_cast<double>(std::min(kLeastRows, most_rows_)),
+                                         static_cast<double>(most_rows_)));
 }
 
 }  // namespace helm

@@ -2,9 +2,24 @@
 // prompt is computed. Judges by what steps took; knows no engine and no clock.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace helm {
+
+// What a step computes of prompts. pairs: of a row and a position that it attends to.
+struct PromptWork {
+  int64_t rows = 0;
+  double pairs = 0;
+
+  // A chunk of so many tokens behind `past` positions.
+  void add(int64_t past, int64_t tokens) {
+    const auto count = static_cast<double>(tokens);
+    rows += tokens;
+    pairs += count * (static_cast<double>(past) + count / 2);
+  }
+};
 
 class Pacer {
  public:
@@ -15,19 +30,33 @@ class Pacer {
   // least kLeastTarget_s.
   void aim(double target_s) { target_s_ = target_s; }
   // A step took so long.
-  void note(int64_t decode_rows, int64_t prompt_rows, double seconds);
-  // As many as fit the target. A prompt gets half of the speed that it has alone at least: where a
-  // step costs much however few its rows are, many.
-  int64_t rows() const;
+  void note(int64_t decode_rows, const PromptWork& prompts, double seconds);
+  // As many as fit the target behind `past` positions of a prompt. It gets half of the speed that
+  // it has alone there at least: where a step costs much however few its rows are, many.
+  int64_t rows(int64_t past) const;
 
-  static constexpr double kSlowdown = 2.5, kLeastTarget_s = 0.05;
-  static constexpr int64_t kLeastRows = 16;
+  // So that the slowest of a hundred tokens wait for 2.5 times as long as the others at most.
+  static constexpr double kSlowdown = 2.25, kLeastTarget_s = 0.05;
+  static constexpr int64_t kLeastRows = 4;
   static constexpr int64_t kFirstRows = 64;  // before a prompt was seen
 
  private:
-  // Sums over steps with prompts, older ones with less weight, for a line: seconds by rows.
-  double weight_ = 0, rows_ = 0, seconds_ = 0, rows_squared_ = 0, rows_seconds_ = 0;
-  double decode_s_ = 0;  // of a step without prompts, lately
+  // A step takes cost_s_[0], and more for each row and each pair. The terms of a step, in that
+  // order:
+  using Terms = std::array<double, 3>;
+  static Terms terms(const PromptWork& prompts) {
+    return {1, static_cast<double>(prompts.rows), prompts.pairs};
+  }
+  double seconds(const Terms& terms) const;
+  void fit();
+
+  // Sums over steps with prompts, older ones with less weight: of products of terms, and of terms
+  // times seconds.
+  std::array<Terms, 3> products_ = {};
+  Terms seconds_ = {};
+  Terms cost_s_ = {};
+  double correction_ = 1;  // of what these say, by the last steps
+  double decode_s_ = 0;    // of a step without prompts, lately
   int64_t most_rows_;
   double target_s_ = 0;
 };

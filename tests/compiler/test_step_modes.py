@@ -20,7 +20,7 @@ import pytest
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 
-from naive_modes import Rows, step_s
+from naive_modes import Rows, shared_out, step_s
 from plans import study
 
 from helm import _helm
@@ -82,13 +82,12 @@ def naive_rate(
     tokens = min(chunk, prompt)
     prompts = [((prompt - tokens) / 2, tokens, chunk / tokens)]
     rows = Rows([length] * near, [length] * far, prompts, near + far + chunk / prompt)
-    with_s, best = step_s(tables, mode, rows), 0.0
+    with_s, best = step_s(tables, mode, shared_out(tables, rows)), 0.0
     for others in {far, 0}:
         if near + others == 0:
             continue
-        without_s = step_s(
-            tables, mode, Rows([length] * near, [length] * others, (), near + others)
-        )
+        alone = Rows([length] * near, [length] * others, (), near + others)
+        without_s = step_s(tables, mode, shared_out(tables, alone))
         # Of a hundred steps, how many have a chunk: each token asks for `each` rows.
         low, high = 0.0, 1.0
         for _ in range(100):
@@ -106,11 +105,11 @@ def paced(tables: Any, near: int, prompt: int, output: int, rows: tuple[int, ...
     """Rows of prompts that a step of near requests has."""
     length, near = prompt + output / 2, max(near, 1)
     alone = step_s(tables, "near", Rows([length] * near, (), (), near))
-    fits = [min(16, max((n for n in rows if n <= prompt), default=1))]
+    fits = [min(4, max((n for n in rows if n <= prompt), default=1))]
     for n in rows:
         if n <= prompt:
             chunk = Rows([length] * near, (), [((prompt - n) / 2, n, 1.0)], near + n / prompt)
-            if step_s(tables, "near", chunk) <= max(2.5 * alone, 0.05):
+            if step_s(tables, "near", chunk) <= max(2.25 * alone, 0.05):
                 fits.append(n)
     return max(fits)
 
@@ -297,6 +296,15 @@ def test_a_small_card_asks_the_cpu_from_some_load_on() -> None:
         assert last.near + last.far <= 32
         assert found.plan.predictor is not None
         assert str(serves.cpu_from) in serving_lines(serves)[0]
+
+
+def test_both_sub_batches_have_far_rows() -> None:
+    """The CPU would rest during the second if that had all."""
+    tables = prices_of().record(0)
+    rows = Rows([400] * 2, [400] * 60, (), 62)
+    shared = shared_out(tables, rows)
+    assert 0 < shared.first < 60
+    assert step_s(tables, "split", shared) < 0.9 * step_s(tables, "split", rows)
 
 
 def test_the_cpu_alone_has_no_modes() -> None:

@@ -53,7 +53,7 @@ def add_arguments(parser: Parser) -> None:
             0.0,
             "MS",
             More(
-                "that a step may take where prompts join answers; 0: 2.5 times one without, or 50"
+                "that a step may take where prompts join answers; 0: 2.25 times one without, or 50"
             ),
         ),
         ("--grace", float, _GRACE_S, "S", More("seconds that requests have left on SIGTERM")),

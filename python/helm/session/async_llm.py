@@ -110,7 +110,7 @@ class AsyncLLM:
 
     def pace(self, step_target_s: float) -> None:
         """Sets what a step that decodes may take, as far as prompts that it computes beside make it
-        longer; 0, as at first: 2.5 times one without prompts, at least 50 ms."""
+        longer; 0, as at first: 2.25 times one without prompts, at least 50 ms."""
         self._llm._open_service().pace(step_target_s)
 
     def stats(self) -> dict[str, float]:

@@ -125,7 +125,7 @@ class Service:
 
     def pace(self, step_target_s: float) -> None:
         """Sets what a step that decodes may take, as far as prompts that it computes beside make it
-        longer; 0: 2.5 times one without prompts, at least 50 ms."""
+        longer; 0: 2.25 times one without prompts, at least 50 ms."""
         self._native.pace(step_target_s)
 
     def drain(self) -> None:
