@@ -8,7 +8,7 @@ namespace helm {
 namespace {
 
 constexpr double kKept = 0.98;         // weight of earlier steps in the costs, with each step
-constexpr double kLatest = 0.15;       // of the last step in the correction
+constexpr double kLatestRatio = 0.15;  // of the last step in the correction
 constexpr double kLatestDecode = 0.1;  // and in the seconds of those without prompts
 constexpr int kSweeps = 16;            // through the costs, with each step
 // What every step takes, and what pairs take, is told from rows by steps that differ in these by
@@ -30,7 +30,7 @@ void Pacer::note(int64_t decode_rows, const PromptWork& prompts, double seconds)
   }
   const Terms step = terms(prompts);
   const double told_s = this->seconds(step);
-  if (told_s > 0) correction_ += kLatest * (seconds / told_s - correction_);
+  if (told_s > 0) correction_ += kLatestRatio * (seconds / told_s - correction_);
   for (size_t i = 0; i < step.size(); ++i) {
     for (size_t j = 0; j < step.size(); ++j) {
       products_[i][j] = kKept * products_[i][j] + step[i] * step[j];
