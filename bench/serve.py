@@ -17,7 +17,7 @@ come; without it lengths are drawn. With --kv-vram an accelerator has room for t
 requests, so that they move between the memories:
 
     python bench/serve.py qwen3-0.6b --what load --device sim:threads=1 --threads 1 \
-        --kv-vram 64MiB --context 512 --arrivals poisson gamma
+        --kv-vram 96MiB --page-tokens 16 --context 1024 --arrivals poisson gamma
 
 long: the longest gap between tokens of four streams while a long prompt arrives.
 """

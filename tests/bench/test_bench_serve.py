@@ -105,7 +105,7 @@ def test_requests_of_an_overloaded_server_move_between_the_memories(tmp_path: Pa
     subprocess.run(
         [sys.executable, BENCH / "serve.py", "bundled", "--what", "load", "--context", "512",
          "--device", "sim:threads=1", "--threads", "1", "--profile", profile, "--kv-vram", "1MiB",
-         "--page-tokens", "16", "--concurrency", "16",
+         "--page-tokens", "16",
          "--seconds", "4", "--closed-seconds", "2", "--arrivals", "poisson", "--json", path],
         check=True, timeout=200, cwd=tmp_path,
     )  # fmt: skip
