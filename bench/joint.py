@@ -109,6 +109,7 @@ def measured(
         "tokens_per_s": rates,
         "ratios": [a / b for a, b in zip(rates["joint"], rates["near"], strict=True)],
         "joint_steps": stats["joint_steps"],
+        "split_steps": stats["split_steps"],
         "far_rows": stats["far_rows"],
         "evicted_blocks": stats["evicted_blocks"],
     }

@@ -13,7 +13,11 @@ load: a closed loop of as many clients as requests share steps, then, for each k
 twice as many requests per second as it completed, for --seconds. Clients that are refused try again
 when they are told to, five times in all. --traces: a folder with Azure's traces of 2023
 (azure_llm_2023_code.csv and _conv.csv; Patel et al. 2024), in whose rhythm and lengths requests
-come; without it lengths are drawn.
+come; without it lengths are drawn. With --kv-vram an accelerator has room for the KV of a few
+requests, so that they move between the memories:
+
+    python bench/serve.py qwen3-0.6b --what load --device sim:threads=1 --threads 1 \
+        --kv-vram 96MiB --page-tokens 16 --context 1024 --arrivals poisson gamma
 
 long: the longest gap between tokens of four streams while a long prompt arrives.
 """
@@ -25,10 +29,8 @@ import asyncio
 import contextlib
 import itertools
 import json
-import re
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -44,11 +46,14 @@ from serve_load import (
     closed_loop,
     figures_of,
     from_trace,
+    full_step_s,
     lengths_of,
+    metrics_of,
     open_arrivals,
     percentile,
     rates_within,
 )
+from served import Served, plan_options, server_options
 
 import helm
 from compare_report import spread
@@ -57,40 +62,14 @@ from synthetic import SHAPES, make_checkpoint
 BURSTS = {"poisson": 1.0, "gamma": 0.25}
 PROMPT = 16  # tokens of a stream's
 TRACES = {"code": "azure_llm_2023_code.csv", "conv": "azure_llm_2023_conv.csv"}
-
-
-class Served:
-    """`helm-llm serve` in a process of its own."""
-
-    def __init__(self, model: str | None, options: Sequence[str]) -> None:
-        command = [sys.executable, "-m", "helm", "serve", *([model] if model else [])]
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- closed with the process
-        self._process = subprocess.Popen(
-            [*command, "--port", "0", *options], stdout=self._log, stderr=subprocess.STDOUT
-        )
-        self.port = self._find_port()
-
-    def _find_port(self) -> int:
-        while self._process.poll() is None:
-            self._log.seek(0)
-            if found := re.search(r"serving \S+ at http://[^ ]*:(\d+)", self._log.read()):
-                return int(found[1])
-            time.sleep(0.1)
-        self._log.seek(0)
-        raise SystemExit(f"[bench] the server did not start:\n{self._log.read()}")
-
-    @property
-    def rss_bytes(self) -> int:
-        """Resident now."""
-        text = Path(f"/proc/{self._process.pid}/status").read_text()
-        return int(re.findall(r"VmRSS:\s+(\d+)", text)[0]) * 1024
-
-    def close(self) -> None:
-        """Ends it; SystemExit where it does not end well."""
-        self._process.terminate()
-        if self._process.wait(60) != 0:
-            self._log.seek(0)
-            raise SystemExit(f"[bench] the server failed:\n{self._log.read()[-3000:]}")
+# Of /metrics, by what the report calls them.
+COUNTED = {
+    "moved_to_host": "helm_engine_moves_far_total",
+    "moved_back": "helm_engine_moves_near_total",
+    "gave_way": "helm_engine_preemptions_total",
+    **{f"{mode}_steps": f'helm_engine_mode_steps_total{{mode="{mode}"}}'
+       for mode in ("near", "joint", "split")},
+}  # fmt: skip
 
 
 # --- streams
@@ -231,6 +210,8 @@ async def under_load(
     for number, (kind, rows) in enumerate(kinds.items()):
         client = Client(served.port, llm.vocab_size, number)
         places = int(llm.plan.limits.sequences)
+        step_s = await full_step_s(client, places)
+        before = await metrics_of(served.port)
         begin = loop.time()
         closed = await closed_loop(client, endless(rows), places + 2, args.closed_seconds)
         end = begin + args.closed_seconds
@@ -249,13 +230,19 @@ async def under_load(
         begin = loop.time()
         answers = await open_arrivals(client, wanted, _progress(len(wanted)))
         watching.cancel()
+        figures = figures_of(answers, begin, args.seconds, alone, memory)
+        after = await metrics_of(served.port)
         found.append(
             {
                 "arrivals": kind,
                 "closed_tokens_per_s": alone.generated,
-                **figures_of(answers, begin, args.seconds, alone, memory),
+                **figures,
+                "step_at_full_s": step_s,
+                "p99_over_step": figures["between_tokens_p99_s"] / step_s,
+                **{name: int(after[key] - before[key]) for name, key in COUNTED.items()
+                   if key in after},
             }
-        )
+        )  # fmt: skip
     return found
 
 
@@ -277,7 +264,7 @@ def load(args: argparse.Namespace, model: str | None, options: list[str]) -> lis
     table = Table("twice the load", *(row["arrivals"] for row in found))
     bars = {
         "of_closed_loop": ">= 0.9", "ended_once": "1", "answered": ">= 0.95",
-        "rss_growth_bytes": "<= allowed",
+        "rss_growth_bytes": "<= allowed", "p99_over_step": "<= 2.5",
     }  # fmt: skip
     for name in found[0] if found else ():
         if name != "arrivals":
@@ -334,13 +321,6 @@ def long(args: argparse.Namespace, model: str | None, options: list[str]) -> dic
     return found
 
 
-def plan_options(args: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = {"device": args.device, "max_sequences": args.concurrency}
-    if args.context:
-        found["context"] = args.context
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -356,6 +336,10 @@ def main() -> None:
         "the memory and the second would find room for few",
     )
     parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--threads", type=int, help="of the CPU (default: all)")
+    parser.add_argument("--profile", help="of the machine (default: measured once)")
+    parser.add_argument("--kv-vram", metavar="SIZE", help="for KV on the accelerator, as 64MiB")
+    parser.add_argument("--page-tokens", type=int, help="positions of a KV page")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64, help="of each stream")
     parser.add_argument(
@@ -374,11 +358,8 @@ def main() -> None:
         model = str(make_checkpoint(args.model, args.dtype, Path("bench/out")))
     if args.what == "streams" and not args.context:
         args.context = PROMPT + args.tokens
-    options = ["--device", args.device, "--concurrency", str(args.concurrency)]
-    if args.context:
-        options += ["--context", str(args.context)]
     measure = {"streams": streams, "load": load, "long": long}[args.what]
-    found = measure(args, model, options)
+    found = measure(args, model, server_options(args))
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
 

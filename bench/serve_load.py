@@ -8,6 +8,8 @@ import csv
 import datetime
 import json
 import random
+import statistics
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -185,6 +187,25 @@ async def open_arrivals(
         tasks.append(asyncio.create_task(client.ask(one, _MOST_TRIES)))
         progress(count)
     return list(await asyncio.gather(*tasks))
+
+
+async def full_step_s(client: Client, places: int, tokens: int = 64) -> float:
+    """Median seconds between tokens while as many requests decode as share steps."""
+    short = Wanted(0.0, 16, tokens)
+    answers = await asyncio.gather(*(client.ask(short) for _ in range(places)))
+    return statistics.median(gap for answer in answers for gap in answer.gaps_s)
+
+
+async def metrics_of(port: int) -> dict[str, float]:
+    """What /metrics shows, by name and labels."""
+
+    def read() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+            text: str = answer.read().decode()
+        return text
+
+    lines = (line for line in (await asyncio.to_thread(read)).splitlines() if line[:1] != "#")
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:

@@ -26,8 +26,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from serve import Served
 from serve_load import Answer, Client, Wanted, closed_loop, percentile, rates_within
+from served import Served
 
 import helm
 from compare_report import spread

@@ -237,17 +237,18 @@ std::unique_ptr<Stage> CudaDevice::compile(const StageSpec& spec) {
   use_gpu(options_.ordinal);
   const StageOptions stage{options_.ordinal, compute_, multiprocessors_, options_.graphs,
                            options_.overlap};
-  return std::make_unique<CudaStage>(spec, layout_of(*spec.plan, spec.units), stage, blas_,
-                                     upload_to(spec.workspace, *spec.plan));
+  const WorkspaceLayout layout = layout_of(*spec.plan, spec.units);
+  const DeviceAddress tables = spec.workspace + (spec.second ? layout.second_tables : 0);
+  return std::make_unique<CudaStage>(spec, layout, stage, blas_, upload_to(tables, *spec.plan));
 }
 
-std::shared_ptr<StepUpload> CudaDevice::upload_to(DeviceAddress workspace, const Plan& plan) {
+std::shared_ptr<StepUpload> CudaDevice::upload_to(DeviceAddress tables, const Plan& plan) {
   const std::lock_guard lock(mutex_);
   std::erase_if(uploads_, [](const auto& entry) { return entry.second.expired(); });
-  std::weak_ptr<StepUpload>& known = uploads_[workspace];
+  std::weak_ptr<StepUpload>& known = uploads_[tables];
   std::shared_ptr<StepUpload> upload = known.lock();
   if (upload == nullptr || &upload->plan() != &plan) {
-    upload = std::make_shared<StepUpload>(plan, options_.ordinal, pointer(workspace));
+    upload = std::make_shared<StepUpload>(plan, options_.ordinal, pointer(tables));
     known = upload;
   }
   return upload;

@@ -97,8 +97,8 @@ class CudaDevice : public Device {
  private:
   int64_t free_bytes() const;  // under mutex_
   WorkspaceLayout layout_of(const Plan& plan, std::span<const UnitSpec> units) const;
-  // The one that stages of a plan share where they share their workspace.
-  std::shared_ptr<StepUpload> upload_to(DeviceAddress workspace, const Plan& plan);
+  // The one that stages of a plan share where they have their tables at the same place.
+  std::shared_ptr<StepUpload> upload_to(DeviceAddress tables, const Plan& plan);
 
   DeviceOptions options_;
   std::string name_;

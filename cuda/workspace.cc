@@ -12,6 +12,7 @@ WorkspaceLayout::WorkspaceLayout(const Plan& plan, std::span<const UnitSpec> uni
   for (const UnitSpec& unit : units) {
     scratch.add(unit, [&](TensorIndex weight) { return plan.format(unit, weight); });
   }
+  second_tables = scratch.tables() / step_table_places(plan.limits);
   blas_offset = scratch.tables();
   blas_bytes = scratch.blas();
   narrow_offset = blas_offset + blas_bytes;

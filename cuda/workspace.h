@@ -14,7 +14,8 @@ struct WorkspaceLayout {
   WorkspaceLayout(const Plan& plan, std::span<const UnitSpec> units, int64_t blas_workspace,
                   int64_t multiprocessors);
 
-  int64_t blas_offset;  // behind the step's tables
+  int64_t second_tables;  // offset of a second sub-batch's, behind those of the first
+  int64_t blas_offset;    // behind both
   int64_t blas_bytes;
   int64_t narrow_offset;  // inputs of products narrowed to the weights' dtype, or quantized
   int64_t panel_offset;   // packed weights as a matrix for cuBLAS

@@ -141,6 +141,7 @@ nb::dict stats(SharedEngine& shared) {
   out["evicted_blocks"] = s.evicted_blocks;
   out["cpu_attentions"] = s.cpu_attentions;
   out["joint_steps"] = s.joint_steps;
+  out["split_steps"] = s.split_steps;
   out["far_rows"] = s.far_rows;
   out["page_visits"] = s.page_visits;
   nb::list cpu_ops;

@@ -119,6 +119,9 @@ struct StageSpec {
   std::vector<DeviceAddress> kv;      // by KV entry: unit 0 of the memory with its pages
   DeviceAddress workspace = DeviceAddress::kNull;  // workspace_bytes(plan, units) bytes; stages
                                                    // that never run at the same time may share it
+  // Of two sub-batches that take turns with stages that share the workspace: what the device keeps
+  // of a step has a place apart there.
+  bool second = false;
 };
 
 class Device {

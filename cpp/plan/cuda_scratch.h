@@ -3,7 +3,8 @@
 //
 // bytes = tables + blas + narrow + panel + partials, each rounded up to 256, with
 //   tables   = what kernels read of a step (cuda/step_tables.h), first: at one place for all stages
-//              that share the memory, which have one upload of it in a step
+//              that share the memory, which have one upload of it in a step; behind that at another
+//              for the second sub-batch of a split step, where a plan has several sequences
 //   blas     = the workspace of cuBLAS, if a linear op of the stage can have more than
 //              kMatvecTokens rows, else 0
 //   narrow   = max over such ops with weights of 16 bits or fewer of rows * width(in) * 2, rows =
@@ -121,6 +122,11 @@ inline int64_t step_table_bytes(const Plan& plan) {
          (kTablesOfAllSteps + std::ssize(plan.rope)) * kTableAlignment;
 }
 
+// How many steps, or sub-batches, have their tables there at once.
+inline int64_t step_table_places(const Limits& limits) {
+  return limits.sequences > 1 ? 2 : 1;
+}
+
 // Collects what the units of a stage need. Of the plan it reads values, tensors' shapes, limits and
 // KV geometry.
 class Scratch {
@@ -129,7 +135,7 @@ class Scratch {
   Scratch(const Plan& plan, int64_t blas_bytes, int64_t multiprocessors)
       : plan_(plan),
         multiprocessors_(multiprocessors),
-        tables_(step_table_bytes(plan)),
+        tables_(step_table_places(plan.limits) * aligned(step_table_bytes(plan))),
         blas_workspace_(blas_bytes) {}
 
   // format(weight): in which the stage has it.
@@ -143,7 +149,7 @@ class Scratch {
     }
   }
 
-  int64_t tables() const { return aligned(tables_); }
+  int64_t tables() const { return tables_; }
   int64_t blas() const { return aligned(blas_); }
   int64_t narrow() const { return aligned(narrow_); }
   int64_t panel() const { return aligned(panel_); }

@@ -46,6 +46,7 @@ StageSpec DeviceBuffers::spec(const Plan& plan, SubBatch batch) const {
   spec.values = values_[batch];
   spec.kv.assign(plan.kv.layers.size(), kv());
   spec.workspace = workspace_.address();
+  spec.second = batch == kSecondBatch;
   return spec;
 }
 

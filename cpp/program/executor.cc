@@ -112,7 +112,7 @@ void Executor::submit(bool split) {
   begin(flight, program);
   flight.second = split ? &second_ : nullptr;
   visiting_steps_ += program.brings;
-  joint_steps_ += program.program.cpu_attends();
+  (split ? split_steps_ : joint_steps_) += program.program.cpu_attends();
   try {
     if (split) {
       begin(second_, second_program_);

@@ -29,7 +29,7 @@ class Executor {
   int64_t near_room() const { return paging_ ? paging_->near_room() : 0; }
   int64_t near_most() const { return paging_ ? paging_->near_most() : 0; }
   int64_t leaving() const { return paging_ ? paging_->leaving() : 0; }
-  FarUse far_use() const { return {evicted_blocks(), joint_steps_, far_rows_}; }
+  FarUse far_use() const { return {evicted_blocks(), joint_steps_, split_steps_, far_rows_}; }
 
   // Before the next step's pages are looked up: brings those back to their device that it will
   // write to, and makes room there for `blocks` more; `far_blocks` in host memory stay free.
@@ -150,7 +150,7 @@ class Executor {
   size_t next_ = 0;  // flight of the next step
   int64_t in_flight_ = 0;
   int64_t visiting_steps_ = 0, cpu_attentions_ = 0, page_visits_ = 0;
-  int64_t joint_steps_ = 0, far_rows_ = 0;
+  int64_t joint_steps_ = 0, split_steps_ = 0, far_rows_ = 0;
   std::string failure_;
   // Destroyed first, they wait for their work: by device, then for weights and for pages aside.
   std::vector<std::unique_ptr<Stream>> streams_;

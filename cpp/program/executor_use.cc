@@ -33,6 +33,7 @@ void Executor::count(EngineStats& stats) const {
   stats.evicted_blocks = evicted_blocks();
   stats.cpu_attentions = cpu_attentions_;
   stats.joint_steps = joint_steps_;
+  stats.split_steps = split_steps_;
   stats.far_rows = far_rows_;
   stats.page_visits = page_visits_;
   if (disk_ == nullptr) return;

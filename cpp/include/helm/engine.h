@@ -25,7 +25,8 @@ enum class KvSide : uint8_t { kNear, kFar };
 // What became of KV that the accelerator does not hold, since the start.
 struct FarUse {
   int64_t evicted_blocks = 0;  // left it for host memory
-  int64_t joint_steps = 0;     // in which the CPU attended for some rows
+  int64_t joint_steps = 0;     // in which the CPU attended for some rows of one batch
+  int64_t split_steps = 0;     // and those of two sub-batches, which took turns
   int64_t rows = 0;            // for which it did, of all steps
 };
 
@@ -107,7 +108,8 @@ struct EngineStats {
   int64_t pageable_bytes = 0;      // weights and KV that visit it and could not be page-locked
   int64_t evicted_blocks = 0;      // KV blocks that left it for host memory
   int64_t cpu_attentions = 0;      // to such blocks, by the CPU; per layer and step
-  int64_t joint_steps = 0;         // in which the CPU attended so, for some rows
+  int64_t joint_steps = 0;         // in which the CPU attended so, for some rows of one batch
+  int64_t split_steps = 0;         // and those of two sub-batches, which took turns
   int64_t far_rows = 0;            // for which it did, of all steps
   int64_t page_visits = 0;         // of such blocks' pages to the accelerator
   int64_t disk_step_bytes = 0;     // of weights, those that each step reads from disk

@@ -154,6 +154,43 @@ TEST_CASE("the pieces of a step with far KV pages have one upload of tables") {
   }
 }
 
+TEST_CASE("each sub-batch of a split step has one upload of tables") {
+  TinyShape shape;
+  shape.layers = 3;
+  shape.context = 200;
+  shape.step_tokens = 64;
+  shape.devices = {"cpu", "accelerator", "accelerator", "accelerator", "accelerator"};
+  shape.pages = 3 * 40;
+  shape.accelerator_pages = 3 * 20;
+  shape.overflow = "cpu";
+  const auto engine = helm::test::tiny_engine(tiny_model(shape), "cuda");
+  REQUIRE(engine->splits());
+  std::vector<helm::SequenceId> sequences;
+  for (const bool far : {false, true, true}) {
+    sequences.push_back(engine->open(200));
+    engine->forward(sequences.back(), token_ids(40, 1), helm::StepInput::Outputs::kNone, {});
+    if (far) engine->move(sequences.back(), helm::KvSide::kFar);
+  }
+  const std::vector<int32_t> next = {5};
+  std::vector<helm::StepInput> inputs;
+  for (const helm::SequenceId sequence : sequences) {
+    inputs.push_back({sequence, next, helm::StepInput::Outputs::kLast});
+  }
+  for (int step = 0; step < 4; ++step) {  // plain, captured, replayed
+    const helm::EngineStats before = engine->stats();
+    const int64_t uploads = cuda_emulation::uploads();
+    engine->submit(inputs, 1);
+    engine->collect();
+    const helm::EngineStats after = engine->stats();
+    const int64_t attentions = after.cpu_attentions - before.cpu_attentions;
+    CHECK(after.split_steps - before.split_steps == 1);
+    CHECK(attentions == 2 * 3);  // a far row in either sub-batch
+    // Of each the tables and the embedding's rows, and what the CPU has attended.
+    CHECK(cuda_emulation::uploads() - uploads == 2 * (1 + 1) + attentions);
+  }
+  for (const helm::SequenceId sequence : sequences) engine->close(sequence);
+}
+
 TEST_CASE("packed weights of a step with far KV pages find their own place in the workspace") {
   TinyShape shape;
   shape.hidden = 64;

@@ -278,7 +278,8 @@ TEST_CASE("the workspace follows its formula") {
   const auto plan = helm::Plan::from_json(helm::test::tiny_model(shape).plan);
   const helm::cuda::WorkspaceLayout layout(plan, plan.units, int64_t{8} << 20, 40);
   CHECK(layout.blas_bytes == int64_t{8} << 20);
-  CHECK(layout.blas_offset == (helm::cuda::StepLayout(plan).bytes + 255) / 256 * 256);
+  CHECK(layout.second_tables == (helm::cuda::StepLayout(plan).bytes + 255) / 256 * 256);
+  CHECK(layout.blas_offset == (plan.limits.sequences > 1 ? 2 : 1) * layout.second_tables);
   CHECK(layout.narrow_offset == layout.blas_offset + layout.blas_bytes);
   CHECK(layout.partials_offset - layout.narrow_offset == 32 * 40 * 2);  // rows * widest input
   int64_t partials = 0;

@@ -89,7 +89,8 @@ TEST_CASE("a far row waits where it does not pay, but no longer than its bound")
     CHECK(far_steps > 20);
     const helm::ModeUses& uses = driver.mode_uses();
     CHECK(uses[0].steps + uses[1].steps + uses[2].steps == driver.steps());
-    CHECK(uses[1].steps + uses[2].steps == engine->far_use().joint_steps);
+    CHECK(uses[1].steps == engine->far_use().joint_steps);
+    CHECK(uses[2].steps == engine->far_use().split_steps);
     CHECK(uses[0].predicted_s > 0);
     CHECK(uses[1].measured_s > 0);
     if (pays) {

@@ -236,7 +236,8 @@ TEST_CASE("requests that are parked at random get what each gets alone, bit by b
     if (!sides || !helm::test::kFew) CHECK(all.parked > (sides ? 0 : least));
     CHECK((all.far > least) == sides);
     CHECK((all.near > least) == sides);
-    CHECK((engine->far_use().joint_steps > 0) == sides);
+    const helm::FarUse use = engine->far_use();
+    CHECK((use.joint_steps + use.split_steps > 0) == sides);
     CHECK((all.waited > least) == engine->plan().predictor.has_value());
     CHECK((all.split > least) == engine->plan().predictor.has_value());
   }
