@@ -16,8 +16,8 @@ struct Tile {
   using I = typename V::I;
   using Op = Operands<V, K.codes>;
   using Bytes = typename V::template Bytes<Op::kSigned>;
-  static constexpr int P = kStripRows / V::kRows;
-  static constexpr bool kHalves = K.halves;  // else one sum per block
+  static constexpr int P = kStripRows / V::kRows;  // vectors side by side in a strip
+  static constexpr bool kHalves = K.halves;        // else one sum per block
   static constexpr int kProducts = kHalves ? 4 : 8;
   using Sum = typename V::template Sum<Op::kSigned, Op::kMost, kProducts>;
   using C = Sums<V, K>;
@@ -211,8 +211,8 @@ struct Tile {
       tile.a[t] = reinterpret_cast<const std::byte*>(shape.row_of_a(token + t) + span.block);
       HELM_UNROLL
       for (int s = 0; s < S; ++s) {
-        C::begin(shape.args, span.block == 0, token + t,
-                 span.strip + (first_of_span + s) * span.step, tile.c[t][s]);
+        begin(shape.args, span.block == 0, token + t, span.strip + (first_of_span + s) * span.step,
+              tile.c[t][s]);
       }
     }
     tile.add_span(span.blocks, shape.group_shift);
@@ -220,9 +220,40 @@ struct Tile {
     for (int t = 0; t < T; ++t) {
       HELM_UNROLL
       for (int s = 0; s < S; ++s) {
-        C::end(shape.args, token + t, span.strip + (first_of_span + s) * span.step, tile.c[t][s]);
+        end(shape.args, token + t, span.strip + (first_of_span + s) * span.step, tile.c[t][s]);
       }
     }
+  }
+
+  // C before a span, of the first [C] + [bias], zeros beyond the last row;
+  HELM_INLINE static void begin(const QuantArgs& m, bool first_span, int64_t token, int64_t strip,
+                                F (&v)[P]) {
+    const int64_t first = strip * kStripRows;
+    const float* c = m.c + token * m.c_stride + first;
+    float some[kStripRows];
+    if (first + kStripRows > m.rows) {
+      begin_rows(m, first_span, token, first, some);
+      c = some, first_span = false;
+    }
+    const bool from_zero = first_span && !m.accumulate;
+    const float* bias = first_span && m.bias != nullptr ? m.bias + first : nullptr;
+    HELM_UNROLL
+    for (int p = 0; p < P; ++p) {
+      v[p] = from_zero ? V::set1(0.0f) : V::load(c + p * V::kRows);
+      if (bias != nullptr) {
+        const F b = V::load(bias + p * V::kRows);
+        v[p] = from_zero ? b : V::add(v[p], b);
+      }
+    }
+  }
+  // and after it.
+  HELM_INLINE static void end(const QuantArgs& m, int64_t token, int64_t strip, const F (&v)[P]) {
+    const int64_t first = strip * kStripRows, n = min_of(kStripRows, m.rows - first);
+    float* c = m.c + token * m.c_stride + first;
+    float some[kStripRows];
+    HELM_UNROLL
+    for (int p = 0; p < P; ++p) V::store((n == kStripRows ? c : some) + p * V::kRows, v[p]);
+    if (n < kStripRows) __builtin_memcpy(c, some, static_cast<size_t>(n) * sizeof(float));
   }
 };
 

@@ -98,8 +98,8 @@ struct Panel {
 // What sums of a tile's products begin with: what integers have beyond a byte, mostly nothing.
 template <class V, Kind K>
 struct FarSums {
-  static constexpr int kGroups = kSpanBlocks * (K.halves ? 2 : 1);
-  alignas(64) int32_t of[kGroups][V::kPromptTokens][V::kPromptTileStrips][kStripRows] = {};
+  alignas(64) int32_t
+      of[kSpanBlocks * (K.halves ? 2 : 1)][V::kPromptTokens][V::kPromptTileStrips][kStripRows] = {};
 };
 
 // T tokens times S strips of a panel, with all sums in registers.
@@ -110,7 +110,7 @@ struct PromptTile {
   using C = Sums<V, K>;
   using Op = Operands<V, K.codes>;
   using Bytes = typename V::template Bytes<Op::kSigned>;
-  static constexpr int S = V::kPromptTileStrips, P = C::P;
+  static constexpr int S = V::kPromptTileStrips, P = kStripRows / V::kRows;
   static constexpr int kGroups = K.halves ? 2 : 1;
   static constexpr int kProducts = kBlockCols / 4 / kGroups;
   using Sum = typename V::template Sum<Op::kSigned, Op::kMost, kProducts>;

@@ -1,5 +1,4 @@
-// C of a strip's rows in registers: before a span, after a block's products, and after the span.
-// Over any vector type of integers.
+// How C takes up a block's products, over any vector type of integers.
 #pragma once
 
 #include "cpu/kernels/quant/operands.h"
@@ -13,7 +12,6 @@ struct Sums {
   using F = typename V::F;
   using I = typename V::I;
   using Op = Operands<V, K.codes>;
-  static constexpr int P = kStripRows / V::kRows;  // vectors side by side in a strip
   static constexpr int kOffset = K.offset + Op::kPlus;
 
   // What a block's products, or those of one of its halves, are short of; the same for all rows.
@@ -34,37 +32,6 @@ struct Sums {
     if constexpr (!K.minimum) return c;
     const F x = V::set1(K.halves ? block.alpha_sums[kHalf] : block.alpha_sum);
     return V::fma(V::load(minima + place), x, c);
-  }
-
-  // C before a span, of the first [C] + [bias], zeros beyond the last row;
-  HELM_INLINE static void begin(const QuantArgs& m, bool first_span, int64_t token, int64_t strip,
-                                F (&v)[P]) {
-    const int64_t first = strip * kStripRows;
-    const float* c = m.c + token * m.c_stride + first;
-    float some[kStripRows];
-    if (first + kStripRows > m.rows) {
-      begin_rows(m, first_span, token, first, some);
-      c = some, first_span = false;
-    }
-    const bool from_zero = first_span && !m.accumulate;
-    const float* bias = first_span && m.bias != nullptr ? m.bias + first : nullptr;
-    HELM_UNROLL
-    for (int p = 0; p < P; ++p) {
-      v[p] = from_zero ? V::set1(0.0f) : V::load(c + p * V::kRows);
-      if (bias != nullptr) {
-        const F b = V::load(bias + p * V::kRows);
-        v[p] = from_zero ? b : V::add(v[p], b);
-      }
-    }
-  }
-  // and after it.
-  HELM_INLINE static void end(const QuantArgs& m, int64_t token, int64_t strip, const F (&v)[P]) {
-    const int64_t first = strip * kStripRows, n = min_of(kStripRows, m.rows - first);
-    float* c = m.c + token * m.c_stride + first;
-    float some[kStripRows];
-    HELM_UNROLL
-    for (int p = 0; p < P; ++p) V::store((n == kStripRows ? c : some) + p * V::kRows, v[p]);
-    if (n < kStripRows) __builtin_memcpy(c, some, static_cast<size_t>(n) * sizeof(float));
   }
 };
 
