@@ -157,35 +157,18 @@ std::array<double, 2> Predictor::hidden_s(const StepLoad& load) const {
   return hidden;
 }
 
-// Of far rows of such a length, all in the first sub-batch, gives the second as many that the CPU
-// is hidden by as much under either.
-void Predictor::share_out(StepLoad& load, double length) const {
-  const double half = load.far[0].rows / 2;
-  const auto give = [&](double rows) {
-    add(load.far[0], length, -rows);
-    add(load.far[1], length, rows);
-  };
-  give(half);
-  const auto hidden = hidden_s(load);
-  add(load.far[1], length);
-  const double row_s = hidden[1] - hidden_s(load)[1];
-  add(load.far[1], length, -1);
-  if (row_s > 0) give(std::clamp((hidden[1] - hidden[0]) / (2 * row_s), -half, half));
-}
-
 // Of a step with so many rows of prompts.
 double Predictor::steady_s(StepMode mode, double near, double far, double chunk,
                            const RequestShape& shape) const {
   const double length = shape.prompt + shape.output / 2;
   StepLoad load = this->load();
   add(load.near, length, near);
+  add(load.far[mode == StepMode::kSplit], length, far);
   load.outputs = near + far + chunk / shape.prompt;
   if (chunk > 0) {
     const double tokens = std::min(chunk, shape.prompt);
     add_prompt(load, (shape.prompt - tokens) / 2, tokens, false, chunk / tokens);
   }
-  add(load.far[0], length, far);
-  if (mode == StepMode::kSplit && far > 0) share_out(load, length);
   return corrected_s(mode, seconds(mode, load));
 }
 

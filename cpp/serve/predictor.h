@@ -71,7 +71,6 @@ class Predictor {
   double beside(double one_s, double other_s) const;
   double joint_s(const StepLoad& load) const;
   double split_s(const StepLoad& load) const;
-  void share_out(StepLoad& load, double length) const;
   double steady_s(StepMode mode, double near, double far, double chunk,
                   const RequestShape& shape) const;
 

@@ -23,7 +23,6 @@ from serve_load import (
 )
 
 import helm
-from device_profiles import fast_accelerator
 
 BENCH = Path(__file__).parents[2] / "bench"
 ROWS = [(0.0, 10, 4), (1.0, 20, 6), (4.0, 30, 8)]
@@ -97,26 +96,9 @@ def test_an_overloaded_server_ends_every_request_once(tmp_path: Path) -> None:
     assert found["ended_once"] == 1
     assert found["answered"] >= 0.95
     assert found["errors"] == []
-
-
-def test_requests_of_an_overloaded_server_move_between_the_memories(tmp_path: Path) -> None:
-    profile, path = tmp_path / "profile.json", tmp_path / "found.json"
-    profile.write_text(fast_accelerator().to_json())
-    subprocess.run(
-        [sys.executable, BENCH / "serve.py", "bundled", "--what", "load", "--context", "512",
-         "--device", "sim:threads=1", "--threads", "1", "--profile", profile, "--kv-vram", "1MiB",
-         "--page-tokens", "16",
-         "--seconds", "4", "--closed-seconds", "2", "--arrivals", "poisson", "--json", path],
-        check=True, timeout=200, cwd=tmp_path,
-    )  # fmt: skip
-    (found,) = json.loads(path.read_text())
-    assert found["requests"] > 10
-    assert found["ended_once"] == 1
-    assert found["answered"] >= 0.95
-    assert found["errors"] == []
-    assert found["moved_to_host"] > 0
-    assert found["joint_steps"] + found["split_steps"] > 0
     assert found["step_at_full_s"] > 0
+    assert found["near_steps"] > 0
+    assert found["moved_to_host"] == 0  # there is one memory
 
 
 def test_seconds_in_which_nobody_wants_anything_do_not_count() -> None:

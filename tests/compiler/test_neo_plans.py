@@ -60,7 +60,7 @@ def machine(
 
 @pytest.mark.parametrize(
     ("rates", "config", "tokens", "page_tokens", "at_once", "least"),
-    [(T4, LLAMA_2_7B, (200, 100), 16, 64, 2.2), (A10G, LLAMA_3_8B, (1000, 200), 128, 128, 1.2)],
+    [(T4, LLAMA_2_7B, (200, 100), 16, 64, 2.0), (A10G, LLAMA_3_8B, (1000, 200), 128, 128, 1.2)],
     ids=["T4", "A10G"],
 )
 def test_split_steps_are_planned_where_neo_has_them(

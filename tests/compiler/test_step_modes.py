@@ -20,7 +20,7 @@ import pytest
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 
-from naive_modes import Rows, shared_out, step_s
+from naive_modes import Rows, step_s
 from plans import study
 
 from helm import _helm
@@ -82,12 +82,13 @@ def naive_rate(
     tokens = min(chunk, prompt)
     prompts = [((prompt - tokens) / 2, tokens, chunk / tokens)]
     rows = Rows([length] * near, [length] * far, prompts, near + far + chunk / prompt)
-    with_s, best = step_s(tables, mode, shared_out(tables, rows)), 0.0
+    with_s, best = step_s(tables, mode, rows), 0.0
     for others in {far, 0}:
         if near + others == 0:
             continue
-        alone = Rows([length] * near, [length] * others, (), near + others)
-        without_s = step_s(tables, mode, shared_out(tables, alone))
+        without_s = step_s(
+            tables, mode, Rows([length] * near, [length] * others, (), near + others)
+        )
         # Of a hundred steps, how many have a chunk: each token asks for `each` rows.
         low, high = 0.0, 1.0
         for _ in range(100):
@@ -296,15 +297,6 @@ def test_a_small_card_asks_the_cpu_from_some_load_on() -> None:
         assert last.near + last.far <= 32
         assert found.plan.predictor is not None
         assert str(serves.cpu_from) in serving_lines(serves)[0]
-
-
-def test_both_sub_batches_have_far_rows() -> None:
-    """The CPU would rest during the second if that had all."""
-    tables = prices_of().record(0)
-    rows = Rows([400] * 2, [400] * 60, (), 62)
-    shared = shared_out(tables, rows)
-    assert 0 < shared.first < 60
-    assert step_s(tables, "split", shared) < 0.9 * step_s(tables, "split", rows)
 
 
 def test_the_cpu_alone_has_no_modes() -> None:

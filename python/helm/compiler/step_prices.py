@@ -166,61 +166,35 @@ class StepPrices:
         """[layouts, n] seconds of a step with chunk[layouts, n] rows of prompts."""
         tokens = np.clip(chunk, 1.0, prompt)  # of one prompt
         past, count = (prompt - tokens) / 2, chunk / tokens
-        asked, far = far > 0, far + 0 * chunk
-        near_s = [
-            kind.near_s[:, None] * near * kind.seen(length)
-            + self._prompt_s(kind.pair_s, kind.near_s, kind, past, tokens, count)
-            for kind in self.attention
-        ]
-        fars = (far,)
-        if mode == "split":
-            fars = self._shared_out(near + chunk, far, sum(near_s, np.zeros(1)), length)
-        batches = (near + chunk + fars[0], *fars[1:])
+        batches = (near + chunk, far + 0 * chunk) if mode == "split" else (near + chunk + far,)
         own = [self._at(self.accelerator_s, rows) for rows in batches]
         seconds = self.step_s[:, None] + self._at(self.head_s, near + far + chunk / prompt)
         seconds = seconds + self.prompt_row_s[:, None] * chunk
         for rows in batches:
             seconds += self._at(self.cpu_s, rows)
         seconds += 0.0 if mode == "split" else own[0]
-        lost = 1.0 / self.rate_while_both_compute - 1.0
-        for kind, own_s in zip(self.attention, near_s, strict=True):
+        asked = far > 0
+        for kind in self.attention:
             layers, seen = kind.layers[:, None], np.asarray(kind.seen(length))
             seconds += kind.cpu_s[:, None] * (near + far) * seen
             seconds += self._prompt_s(kind.cpu_pair_s, kind.cpu_s, kind, past, tokens, count)
+            own_s = kind.near_s[:, None] * near * seen
+            own_s = own_s + self._prompt_s(kind.pair_s, kind.near_s, kind, past, tokens, count)
+            attend = kind.far_s[:, None] * far * seen
+            ask = layers * asked * (self.ask_s + self.ask_row_s * far)
+            answer = layers * asked * (self.answer_s + self.answer_row_s * far)
+            lost = 1.0 / self.rate_while_both_compute - 1.0
             if mode == "split":
                 share = layers / np.maximum(1.0, self._layers[:, None])
-                cpu = [self._far_s(kind, rows, length) for rows in fars]
-                for one, other in ((own[0] * share, cpu[1]), (own[1] * share + own_s, cpu[0])):
-                    seconds += np.maximum(one, other) + lost * np.minimum(one, other)
-                seconds += 2 * layers * asked * self.parts_s
+                one, other = own[0] * share, ask + attend + answer
+                seconds += np.maximum(one, other) + lost * np.minimum(one, other)
+                seconds += own[1] * share + own_s + 2 * layers * asked * self.parts_s
                 continue
             own_s = own_s + layers * asked * self.near_part_s
-            ask = layers * asked * (self.ask_s + self.ask_row_s * far)
-            slower = lost * np.clip(own_s - ask, 0.0, kind.far_s[:, None] * far * seen)
-            seconds += np.maximum(own_s, self._far_s(kind, far, length)) + slower
+            slower = lost * np.clip(own_s - ask, 0.0, attend)
+            seconds += np.maximum(own_s, ask + attend + answer) + slower
             seconds += layers * asked * self.parts_s
         return np.asarray(seconds)
-
-    def _far_s(self, kind: _Attention, far: F64, length: float) -> F64:
-        """What the CPU takes for far[layouts, n] rows, from when their values can be sent."""
-        asked = self.ask_s + self.answer_s + (self.ask_row_s + self.answer_row_s) * far
-        attended = kind.far_s[:, None] * far * kind.seen(length)
-        return np.asarray((far > 0) * kind.layers[:, None] * asked + attended)
-
-    def _shared_out(self, others: F64, far: F64, near_s: F64, length: float) -> tuple[F64, F64]:
-        """[layouts, n] of far rows those of the first sub-batch, which has `others` too, and those
-        of the second: as many that the CPU is hidden by as much under either."""
-        half = far / 2
-        more = self._at(self.accelerator_s, others + half) - self._at(self.accelerator_s, half)
-        row_s = sum(
-            (kind.layers * (self.ask_row_s + self.answer_row_s) + kind.far_s * kind.seen(length)
-             for kind in self.attention),
-            np.zeros(1),
-        )[:, None]  # fmt: skip
-        with np.errstate(divide="ignore", invalid="ignore"):
-            moved = np.where(row_s > 0, (more - near_s) / (2 * row_s), 0.0)
-        moved = np.clip(moved, -half, half)
-        return half - moved, half + moved
 
     @property
     def _layers(self) -> F64:
