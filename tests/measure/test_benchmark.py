@@ -155,7 +155,7 @@ def bench(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
 def test_the_command_shows_where_the_time_goes():
     run = bench("--rounds", "1", "--output-tokens", "4", "--ops")
     assert "% of the machine's read ceiling" in run.stdout
-    assert re.search(r"^weights (copied|mapped): .* on huge pages$", run.stdout, re.M)
+    assert re.search(r"^weights (copied|mapped|compressed): .* on huge pages$", run.stdout, re.M)
     for word in ("decode step", "prefill", "linear", "attention", "rest", "of f32 peak"):
         assert word in run.stdout
 

@@ -179,8 +179,9 @@ def of_accelerator(
             if rows > 8:
                 strips = math.ceil(sum(graph.tensors[p.weight][0] for p in op.parts) / 16)
                 panels.append(min(strips, max(1, PANEL // (32 * width))) * 32 * width)
+    places = 2 if limits.sequences > 1 else 1  # of the two sub-batches of a step
     parts = (
-        sum(F32 * words + 16 for words in tables),
+        places * up(sum(F32 * words + 16 for words in tables), DEVICE),
         BLAS if many else 0,
         max(narrow, default=0),
         max(panels),
