@@ -229,8 +229,8 @@ PRESETS = sorted(path.stem for path in Path("python/helm/machine/presets").glob(
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_eighty_layers_take_less_than_a_second(preset):
-    """In every way, for one request and for many: whole layers, cut ones, weights that visit. Beside
-    other tests a CPU does half as much in a second, so HELM_TEST_WHOLE=1 alone has a second."""
+    """In every way, for one request and for many: whole layers, cut ones, weights that visit.
+    Beside other tests a CPU does less in a second, so HELM_TEST_WHOLE=1 alone has one second."""
     most_s = 1.0 if WHOLE else 2.0
     model = model_of("llama-3.1-70b")
     for work in (
