@@ -122,6 +122,9 @@ std::unique_ptr<Engine> tiny_engine(const TinyModel& model, const std::string& d
 // Arbitrary tokens; other seeds give others.
 std::vector<int32_t> token_ids(int64_t count, int32_t seed);
 
+// A fresh sequence's logits behind all tokens, which come in chunks.
+std::vector<float> logits_of(Engine& engine, const std::vector<int32_t>& ids, size_t chunk = 64);
+
 // Each request's tokens when all have run together.
 std::vector<std::vector<int32_t>> generated(Engine& engine, std::vector<Request> requests);
 

@@ -1,7 +1,9 @@
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <stdexcept>
 #include <utility>
 
@@ -76,14 +78,24 @@ std::unique_ptr<Engine> tiny_engine(const TinyModel& model, const std::string& d
   return std::make_unique<Engine>(Plan::from_json(model.plan), options);
 }
 
-// Arbitrary tokens; other seeds give others.
 std::vector<int32_t> token_ids(int64_t count, int32_t seed) {
   std::vector<int32_t> ids;
   for (int32_t i = 0; i < count; ++i) ids.push_back((i * 37 + seed * 11 + i * i) % 61);
   return ids;
 }
 
-// Each request's tokens when all have run together.
+std::vector<float> logits_of(Engine& engine, const std::vector<int32_t>& ids, size_t chunk) {
+  const SequenceId sequence = engine.open(static_cast<int64_t>(ids.size()));
+  std::vector<float> last;
+  for (size_t begin = 0; begin < ids.size(); begin += chunk) {
+    const auto part = std::span(ids).subspan(begin, std::min(chunk, ids.size() - begin));
+    engine.forward(sequence, part, StepInput::Outputs::kLast,
+                   [&](std::span<const float> row) { last.assign(row.begin(), row.end()); });
+  }
+  engine.close(sequence);
+  return last;
+}
+
 std::vector<std::vector<int32_t>> generated(Engine& engine, std::vector<Request> requests) {
   std::vector<std::vector<int32_t>> out(requests.size());
   Generation generation(engine, std::move(requests));

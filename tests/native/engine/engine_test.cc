@@ -16,22 +16,11 @@ namespace {
 using helm::Engine;
 using helm::StepInput;
 using helm::test::generated;
+using helm::test::logits_of;
 using helm::test::tiny_engine;
 using helm::test::tiny_model;
 using helm::test::TinyShape;
 using helm::test::token_ids;
-
-std::vector<float> logits_of(Engine& engine, const std::vector<int32_t>& ids, size_t chunk) {
-  const helm::SequenceId sequence = engine.open(static_cast<int64_t>(ids.size()));
-  std::vector<float> last;
-  for (size_t begin = 0; begin < ids.size(); begin += chunk) {
-    const auto part = std::span(ids).subspan(begin, std::min(chunk, ids.size() - begin));
-    engine.forward(sequence, part, StepInput::Outputs::kLast,
-                   [&](std::span<const float> row) { last.assign(row.begin(), row.end()); });
-  }
-  engine.close(sequence);
-  return last;
-}
 
 helm::Request request(std::vector<int32_t> prompt, int64_t max_tokens) {
   helm::Request request;

@@ -15,18 +15,6 @@
 namespace helm::test {
 namespace {
 
-std::vector<float> logits_of(Engine& engine, const std::vector<int32_t>& ids, size_t chunk) {
-  const SequenceId sequence = engine.open(static_cast<int64_t>(ids.size()));
-  std::vector<float> last;
-  for (size_t begin = 0; begin < ids.size(); begin += chunk) {
-    const auto part = std::span(ids).subspan(begin, std::min(chunk, ids.size() - begin));
-    engine.forward(sequence, part, StepInput::Outputs::kLast,
-                   [&](std::span<const float> row) { last.assign(row.begin(), row.end()); });
-  }
-  engine.close(sequence);
-  return last;
-}
-
 // The embedding, which is the head too, in eight bits; all else in four.
 TinyModel mixed(TinyShape shape) {
   shape.weight_dtype = "c4.km32";

@@ -29,9 +29,11 @@ using helm::TensorShare;
 using helm::ThreadPool;
 using helm::test::allowed_cpus;
 using helm::test::large_shape;
+using helm::test::logits_of;
 using helm::test::one_cpu_each;
 using helm::test::tiny_model;
 using helm::test::TinyModel;
+using helm::test::token_ids;
 
 }  // namespace
 
@@ -109,15 +111,6 @@ std::set<pid_t> threads_of_process() {
   return ids;
 }
 
-std::vector<float> logits_of(Engine& engine) {
-  std::vector<float> last;
-  const helm::SequenceId sequence = engine.open(20);
-  engine.forward(sequence, helm::test::token_ids(20, 3), helm::StepInput::Outputs::kLast,
-                 [&](std::span<const float> row) { last.assign(row.begin(), row.end()); });
-  engine.close(sequence);
-  return last;
-}
-
 }  // namespace
 
 TEST_CASE("an engine asks for its threads' CPUs and leaves the caller's alone") {
@@ -144,21 +137,21 @@ TEST_CASE("an engine asks for its threads' CPUs and leaves the caller's alone") 
   }
   CHECK(asked == std::multiset<int>(cpus.begin() + 1, cpus.end()));
   CHECK(allowed_cpus() == before);
-  CHECK(logits_of(engine).size() == 1021);
+  CHECK(logits_of(engine, token_ids(20, 3)).size() == 1021);
   CHECK(allowed_cpus() == before);
 }
 
 TEST_CASE("weights that members load for themselves are those of the model") {
   const TinyModel alone = tiny_model(large_shape(1, "bf16"));
   Engine reference(Plan::from_json(alone.plan), alone.options());
-  const std::vector<float> expected = logits_of(reference);
+  const std::vector<float> expected = logits_of(reference, token_ids(20, 3));
   for (const int threads : {2, 3, 7}) {
     const TinyModel model = tiny_model(large_shape(threads, "bf16"));
     for (const bool pinned : {false, true}) {
       helm::EngineOptions options = model.options();
       if (pinned) options.cpus = one_cpu_each(threads);
       Engine engine(Plan::from_json(model.plan), options);
-      CHECK(logits_of(engine) == expected);
+      CHECK(logits_of(engine, token_ids(20, 3)) == expected);
     }
   }
 }

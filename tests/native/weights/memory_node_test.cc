@@ -25,7 +25,9 @@ namespace {
 using helm::Engine;
 using helm::EngineOptions;
 using helm::Plan;
+using helm::test::logits_of;
 using helm::test::TinyModel;
+using helm::test::token_ids;
 using json = nlohmann::json;
 
 constexpr int kEven = 3, kOdd = 7;
@@ -44,15 +46,6 @@ TinyModel model_on(int even, int odd) {
   }
   model.plan = plan.dump();
   return model;
-}
-
-std::vector<float> logits_of(Engine& engine) {
-  std::vector<float> last;
-  const helm::SequenceId sequence = engine.open(20);
-  engine.forward(sequence, helm::test::token_ids(20, 3), helm::StepInput::Outputs::kLast,
-                 [&](std::span<const float> row) { last.assign(row.begin(), row.end()); });
-  engine.close(sequence);
-  return last;
 }
 
 struct Call {
@@ -102,7 +95,7 @@ TEST_CASE("weights lie on the nodes that the plan names, byte for byte, and step
   CHECK(calls[1].node == kOdd);
   CHECK(engine.stats().node_bytes == planned);
   CHECK(engine.stats().weights_bytes == alone.stats().weights_bytes);
-  CHECK(logits_of(engine) == logits_of(alone));
+  CHECK(logits_of(engine, token_ids(20, 3)) == logits_of(alone, token_ids(20, 3)));
 }
 
 TEST_CASE("paced steps read each byte at the rate of where it lies") {
@@ -165,7 +158,7 @@ TEST_CASE("the system's own call binds memory to a node") {
   if (maps.eof() && !found.empty()) CHECK(found.find("bind:0") != std::string::npos);
   const TinyModel model = model_on(0, 0);
   Engine engine(Plan::from_json(model.plan), model.options());
-  CHECK(logits_of(engine).size() == 61);
+  CHECK(logits_of(engine, token_ids(20, 3)).size() == 61);
 }
 
 TEST_CASE("nodes of a plan are checked") {

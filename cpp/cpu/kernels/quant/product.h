@@ -11,7 +11,8 @@ namespace {
 
 // Tokens token, token + 1, ... times some strips of a span.
 template <class V, Kind K, int T, int S>
-struct Tile {
+struct Tile : Vectors<S, kStripRows / V::kRows> {
+  using Vectors<S, kStripRows / V::kRows>::each_vector;
   using F = typename V::F;
   using I = typename V::I;
   using Op = Operands<V, K.codes>;
@@ -37,16 +38,6 @@ struct Tile {
   const float* scales[S];
   const float* minima[S];
   F c[T][S][P];
-
-  // body(s, p) for all vectors of rows.
-  template <class Body>
-  HELM_INLINE static void each_vector(Body body) {
-    HELM_UNROLL
-    for (int s = 0; s < S; ++s) {
-      HELM_UNROLL
-      for (int p = 0; p < P; ++p) body(s, p);
-    }
-  }
 
   // The four columns of the n-th product of a block or, in groups of 16, of one of its halves. Both
   // halves of a line follow one another.

@@ -104,7 +104,8 @@ struct FarSums {
 
 // T tokens times S strips of a panel, with all sums in registers.
 template <class V, Kind K, int T>
-struct PromptTile {
+struct PromptTile : Vectors<V::kPromptTileStrips, kStripRows / V::kRows> {
+  using Vectors<V::kPromptTileStrips, kStripRows / V::kRows>::each_vector;
   using F = typename V::F;
   using I = typename V::I;
   using C = Sums<V, K>;
@@ -120,15 +121,6 @@ struct PromptTile {
   const float* scales[S];
   const float* minima[S];
   F c[T][S][P];
-
-  template <class Body>
-  HELM_INLINE static void each_vector(Body body) {
-    HELM_UNROLL
-    for (int s = 0; s < S; ++s) {
-      HELM_UNROLL
-      for (int p = 0; p < P; ++p) body(s, p);
-    }
-  }
 
   // A block's sums of one group go into c.
   template <int kHalf>

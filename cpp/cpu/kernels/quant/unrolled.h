@@ -23,6 +23,20 @@ HELM_INLINE void each_index(Body body) {
   each_index_of(body, std::make_integer_sequence<int, N>());
 }
 
+// The vectors of rows of a tile: S strips of P each.
+template <int S, int P>
+struct Vectors {
+  // body(s, p) for all of them.
+  template <class Body>
+  HELM_INLINE static void each_vector(Body body) {
+    HELM_UNROLL
+    for (int s = 0; s < S; ++s) {
+      HELM_UNROLL
+      for (int p = 0; p < P; ++p) body(s, p);
+    }
+  }
+};
+
 constexpr int log2_of(int64_t n) {
   return n <= 1 ? 0 : 1 + log2_of(n / 2);
 }
