@@ -230,8 +230,8 @@ PRESETS = sorted(path.stem for path in Path("python/helm/machine/presets").glob(
 @pytest.mark.parametrize("preset", PRESETS)
 def test_eighty_layers_take_less_than_a_second(preset):
     """In every way, for one request and for many: whole layers, cut ones, weights that visit.
-    Beside other tests a CPU does less in a second, so HELM_TEST_WHOLE=1 alone has one second."""
-    most_s = 1.0 if WHOLE else 2.0
+    Beside other tests a CPU does less in a second. So for most requests, which take longest,
+    HELM_TEST_WHOLE=1 alone has one second."""
     model = model_of("llama-3.1-70b")
     for work in (
         Workload(512, 128),
@@ -240,6 +240,7 @@ def test_eighty_layers_take_less_than_a_second(preset):
         Workload(8192, 1024, 1, 131072, "total"),
     ):
         limits, seconds = ResourceLimits(cpu_bytes=400 * GIB, sequences=work.batch), []
+        most_s = 1.0 if WHOLE or work.batch < 64 else 1.5
         for _ in range(3):
             start = time.process_time()  # its own work, whatever else the machine does
             result = search(model, load_profile(preset), work, limits, Space(policy="auto"))
