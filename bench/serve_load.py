@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import csv
 import datetime
+import itertools
 import json
+import math
 import random
 import statistics
 import urllib.request
@@ -32,14 +34,14 @@ class Wanted:
 @dataclass
 class Answer:
     """What came of one request, all its tries together. Times in seconds of the loop; statuses: of
-    each try, 0 where the connection broke. ends: how often a finish came (1 is right)."""
+    each try, 0 where the connection broke. times_s: when each token came. ends: how often a finish
+    came (1 is right)."""
 
     wanted: Wanted
     asked_s: float
     statuses: list[int] = field(default_factory=list)
-    first_s: float | None = None
+    times_s: list[float] = field(default_factory=list)
     ended_s: float | None = None
-    gaps_s: list[float] = field(default_factory=list)
     tokens: int = 0
     ends: int = 0
     error: str = ""
@@ -47,6 +49,14 @@ class Answer:
     @property
     def completed(self) -> bool:
         return self.ends == 1 and not self.error
+
+    @property
+    def first_s(self) -> float | None:
+        return self.times_s[0] if self.times_s else None
+
+    def gaps_s(self, begin: float = -math.inf, end: float = math.inf) -> list[float]:
+        """Seconds between two tokens, of those that came between `begin` and `end`."""
+        return [b - a for a, b in itertools.pairwise(self.times_s) if begin <= a and b <= end]
 
 
 def lengths_of(path: Path, context: int, scale: float) -> list[tuple[float, int, int]]:
@@ -93,10 +103,17 @@ class Client:
         self._vocab_size = vocab_size
         self._draws = random.Random(seed)
 
+    def begin(self, wanted: Wanted) -> tuple[Answer, asyncio.Task[Answer]]:
+        """The answer as it grows. Cancelling the task leaves the server, as a client that goes."""
+        answer = Answer(wanted, asyncio.get_running_loop().time())
+        return answer, asyncio.create_task(self._ask(answer, 1))
+
     async def ask(self, wanted: Wanted, most_tries: int = 1) -> Answer:
         """Streams one completion; after a 429 tries again when it is told to."""
-        loop = asyncio.get_running_loop()
-        answer = Answer(wanted, loop.time())
+        return await self._ask(Answer(wanted, asyncio.get_running_loop().time()), most_tries)
+
+    async def _ask(self, answer: Answer, most_tries: int) -> Answer:
+        wanted = answer.wanted
         body = json.dumps(
             {
                 "prompt": [
@@ -137,7 +154,6 @@ class Client:
             if status != 200:
                 answer.error = (await reader.read(2000)).decode(errors="replace")
                 return None
-            last = None
             async for event in _events(reader):
                 now = loop.time()
                 if "error" in event:
@@ -147,10 +163,7 @@ class Client:
                     answer.tokens = event["usage"]["completion_tokens"]
                 for choice in event["choices"]:
                     answer.ends += choice["finish_reason"] is not None
-                    if last is not None:
-                        answer.gaps_s.append(now - last)
-                    answer.first_s = answer.first_s or now
-                    last = now
+                    answer.times_s.append(now)
             answer.ended_s = loop.time()
         except (OSError, ValueError, EOFError) as error:
             answer.error = f"{type(error).__name__}: {error}"
@@ -193,7 +206,7 @@ async def full_step_s(client: Client, places: int, tokens: int = 64) -> float:
     """Median seconds between tokens while as many requests decode as share steps."""
     short = Wanted(0.0, 16, tokens)
     answers = await asyncio.gather(*(client.ask(short) for _ in range(places)))
-    return statistics.median(gap for answer in answers for gap in answer.gaps_s)
+    return statistics.median(gap for answer in answers for gap in answer.gaps_s())
 
 
 async def metrics_of(port: int) -> dict[str, float]:

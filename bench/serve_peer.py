@@ -90,7 +90,7 @@ async def load(port: int, vocab_size: int, seed: int, args: argparse.Namespace) 
 
 
 def firsts(answers: list[Answer]) -> list[float]:
-    return [answer.first_s - answer.asked_s for answer in answers if answer.first_s]
+    return [answer.times_s[0] - answer.asked_s for answer in answers if answer.times_s]
 
 
 def main() -> None:

@@ -60,7 +60,7 @@ def test_bursts_come_at_the_rate_and_as_unevenly_as_asked(
 
 
 def _answer(**fields: object) -> Answer:
-    plain = {"statuses": [200], "first_s": 101.0, "ended_s": 110.0, "tokens": 40, "ends": 1}
+    plain = {"statuses": [200], "times_s": [101.0], "ended_s": 110.0, "tokens": 40, "ends": 1}
     return Answer(Wanted(0.0, 8, 40), 100.0, **{**plain, **fields})  # type: ignore[arg-type]
 
 
@@ -69,7 +69,7 @@ def test_figures_count_what_ended_once_in_time() -> None:
         _answer(),
         _answer(statuses=[429, 200], ended_s=350.0),  # too late
         _answer(ends=2),
-        _answer(statuses=[429] * 5, first_s=None, ended_s=None, ends=0, tokens=0),
+        _answer(statuses=[429] * 5, times_s=[], ended_s=None, ends=0, tokens=0),
         _answer(error="broken", ends=0),
     ]
     closed = Rates(generated=4.0, computed=8.0)
