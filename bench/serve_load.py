@@ -300,7 +300,7 @@ def figures_of(
         "answered": sum(served) / len(answers),
         "first_token_p50_s": percentile(firsts, 0.5),
         "first_token_p99_s": percentile(firsts, 0.99),
-        "between_tokens_p99_s": percentile([gap for a in answers for gap in a.gaps_s], 0.99),
+        "between_tokens_p99_s": percentile([gap for a in answers for gap in a.gaps_s()], 0.99),
         "rss_growth_bytes": growth,
         "rss_allowed_bytes": round(0.02 * settled) + (8 << 20),
         "errors": sorted({a.error for a in answers if a.error})[:5],
