@@ -6,11 +6,12 @@ while everything fits.
     python bench/long_context.py --device cuda --json out.json
 
 All blocks lie on the accelerator (--cpu-blocks moves some), whose KV pages take no more than those
-of --budget tokens; the rest is in host memory. For each site and context: decode, with a probe of
-the host's memory around each round. Before that greedy tokens of a short sequence, with pages that
-overflow, must be those of the CPU alone. The cache is filled with that of a short prompt again and
-again, which takes seconds where a prompt of 32K tokens takes minutes: values do not matter to
-speed. `--prefill N` also sends a prompt of N tokens through the overflow.
+of --budget tokens; the rest is in host memory. In every round the machine is measured, then every
+site and context decodes, with a probe of the host's memory around it. Before that greedy tokens of
+a short sequence, with pages that overflow, must be those of the CPU alone. The cache is filled with
+that of a short prompt again and again, which takes seconds where a prompt of 32K tokens takes
+minutes: values do not matter to speed. `--prefill N` also sends a prompt of N tokens through the
+overflow.
 
 On a simulated accelerator the same cores and memory serve both sides: figures say what moving and
 merging costs, nothing about a GPU.
@@ -27,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,6 @@ from helm.machine.resources import cpu_affinity, default_threads, memory_availab
 from helm.model.families import build_graph, parse_config
 from helm.plan.records import Workload
 from helm.plan.schema import Plan
-from helm.session.here import with_thread_counts
 from long_cache import write_long_cache
 from partition import Layout, costed, place, price
 from partitioned import profile_of
@@ -59,42 +59,30 @@ STEP_TOKENS = 256
 PROBE_BYTES, PROBE_S = 1 << 29, 0.1
 
 
-@dataclass(frozen=True)
+@dataclass
 class Row:
-    """seconds: of a decode step, by round. bytes: weights and KV that it must read on all devices.
-    read_bytes_per_s: the host's streaming rate around each round. device_bytes: the most that the
-    accelerator ever held. profiled_bytes_per_s: the host's streaming rate beside the profile, None
-    where that is of another time."""
+    """bytes: weights and KV that a decode step must read on all devices. By round: seconds of a
+    step, those predicted from the rates of that round, and the host's streaming rate around it.
+    device_bytes: the most that the accelerator ever held."""
 
     name: str
     context: int
-    seconds: list[float]
-    predicted_s: float | None
     bytes: float
-    read_bytes_per_s: list[float]
-    device_bytes: int
-    evicted_blocks: int
-    profiled_bytes_per_s: float | None = None
+    seconds: list[float] = field(default_factory=list)
+    predicted_s: list[float] = field(default_factory=list)
+    read_bytes_per_s: list[float] = field(default_factory=list)
+    device_bytes: int = 0
+    evicted_blocks: int = 0
 
     @property
     def median_s(self) -> float:
         return statistics.median(self.seconds)
 
     @property
-    def error(self) -> float:
-        """Of the predicted seconds."""
-        assert self.predicted_s is not None
-        return self.predicted_s / self.median_s - 1
-
-    @property
-    def drifted_error(self) -> float | None:
-        """The same with the prediction at the host's streaming rate of each round: a step of few
-        rows is bound by memory."""
-        if self.profiled_bytes_per_s is None or self.predicted_s is None:
-            return None
-        drift = (self.profiled_bytes_per_s / rate for rate in self.read_bytes_per_s)
-        rounds = zip(drift, self.seconds, strict=True)
-        return statistics.median(self.predicted_s * slower / s for slower, s in rounds) - 1
+    def errors(self) -> list[float]:
+        """Of the predicted seconds, by round."""
+        pairs = zip(self.predicted_s, self.seconds, strict=True)
+        return [predicted / seconds - 1 for predicted, seconds in pairs]
 
 
 class Model:
@@ -198,6 +186,11 @@ def budget_bytes(plan: Plan, args: argparse.Namespace) -> int:
     return args.budget // args.page_tokens * layers * plan.kv.page_bytes
 
 
+def measured(args: argparse.Namespace) -> Profile:
+    """The profile that is given, or the machine's rates of now, with so many threads of the CPU."""
+    return profile_of(open_accelerator(args.device), args, args.threads)
+
+
 def probe(threads: int) -> float:
     return float(_helm.stream_read_bytes_per_s(threads, PROBE_BYTES, PROBE_S))
 
@@ -206,46 +199,57 @@ def step_bytes(plan: Plan, engine: Any, context: int) -> float:
     return engine.stats["decode_bytes"] + engine.stats["kv_token_bytes"] * context
 
 
-def extension(
-    model: Model, profile: Profile, profiled: float | None, args: argparse.Namespace
-) -> list[Row]:
-    rows = []
-    longest = max(args.contexts) + TOKENS
-    for site in args.sites:
-        verify(model, profile, site, args)
-        plan = model.on_cpu(longest, args.page_tokens)
-        budget = budget_bytes(plan, args)
-        planned, _ = model.on_both(plan, profile, site, budget, max(args.contexts))
-        engine = model.load(planned, args.device)
-        kept = _helm.PrefixCache(engine)
-        for context in sorted(args.contexts):
-            with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
-                path = Path(folder) / "cache.kv"
-                write_long_cache(engine, kept, planned, context, path)
-                tokens, _ = kept.load(str(path))
-            sequence, cached = kept.open([*tokens, 1], context + TOKENS)
-            assert cached == context
-            decoded(engine, sequence, 2)
-            seconds, rates, before = [], [], probe(planned.threads)
-            for _ in range(args.rounds):
-                engine.truncate(sequence, context)
-                seconds.append(statistics.median(decoded(engine, sequence, TOKENS)[1]))
-                after = probe(planned.threads)
-                rates.append((before + after) / 2)
-                before = after
-            _, predicted = model.on_both(plan, profile, site, budget, context)
-            stats = engine.stats
-            size = step_bytes(planned, engine, context)
-            peak, evicted = stats["devices"][1]["peak_bytes"], stats["evicted_blocks"]
-            rows.append(
-                Row(site, context, seconds, predicted, size, rates, peak, evicted, profiled)
-            )
-            print(f"{site} {context}: {rows[-1].median_s * 1e3:.1f} ms", file=sys.stderr)
-            kept.close(sequence)
-        if args.prefill:
-            through_overflow(engine, planned, args.prefill)
-        del kept, engine
-    return rows
+def extension(model: Model, args: argparse.Namespace) -> list[Row]:
+    """Round by round the machine is measured, unless a profile is given, and every row after that:
+    what other programs leave of the machine changes within minutes."""
+    rows: dict[tuple[str, int], Row] = {}
+    for done in range(args.rounds):
+        profile = measured(args)
+        for site in args.sites:
+            if not done:
+                verify(model, profile, site, args)
+            one_site(model, profile, site, rows, args)
+    return list(rows.values())
+
+
+def one_site(
+    model: Model, profile: Profile, site: str, rows: dict[tuple[str, int], Row],
+    args: argparse.Namespace,
+) -> None:  # fmt: skip
+    """One round of its rows."""
+    plan = model.on_cpu(max(args.contexts) + TOKENS, args.page_tokens)
+    budget = budget_bytes(plan, args)
+    planned, _ = model.on_both(plan, profile, site, budget, max(args.contexts))
+    engine = model.load(planned, args.device)
+    kept = _helm.PrefixCache(engine)
+    for context in sorted(args.contexts):
+        with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
+            path = Path(folder) / "cache.kv"
+            write_long_cache(engine, kept, planned, context, path)
+            tokens, _ = kept.load(str(path))
+        sequence, cached = kept.open([*tokens, 1], context + TOKENS)
+        assert cached == context
+        decoded(engine, sequence, 2)
+        engine.truncate(sequence, context)
+        before = probe(planned.threads)
+        seconds = statistics.median(decoded(engine, sequence, TOKENS)[1])
+        rate = (before + probe(planned.threads)) / 2
+        stats = engine.stats
+        row = rows.setdefault(
+            (site, context), Row(site, context, step_bytes(planned, engine, context))
+        )
+        row.seconds.append(seconds)
+        row.predicted_s.append(model.on_both(plan, profile, site, budget, context)[1])
+        row.read_bytes_per_s.append(rate)
+        row.device_bytes = max(row.device_bytes, stats["devices"][1]["peak_bytes"])
+        row.evicted_blocks = stats["evicted_blocks"]
+        print(
+            f"{site} {context}: {seconds * 1e3:.1f} ms, predicted {row.predicted_s[-1] * 1e3:.1f}",
+            file=sys.stderr,
+        )
+        kept.close(sequence)
+    if args.prefill:
+        through_overflow(engine, planned, args.prefill)
 
 
 def through_overflow(engine: Any, plan: Plan, tokens: int) -> None:
@@ -287,30 +291,29 @@ def cost(model: Model, profile: Profile, args: argparse.Namespace) -> list[Row]:
         for name, (engine, sequence, _plan) in engines.items():
             engine.truncate(sequence, context)
             found[name].append(statistics.median(decoded(engine, sequence, TOKENS)[1]))
-    rows = []
-    for name, (engine, _sequence, plan) in engines.items():
-        stats = engine.stats
-        size = step_bytes(plan, engine, context)
-        device_bytes = stats["devices"][-1]["peak_bytes"]
-        rows.append(
-            Row(name, context, found[name], None, size, [], device_bytes, stats["evicted_blocks"])
+    return [
+        Row(
+            name, context, step_bytes(plan, engine, context), found[name],
+            device_bytes=engine.stats["devices"][-1]["peak_bytes"],
+            evicted_blocks=engine.stats["evicted_blocks"],
         )
-    return rows
+        for name, (engine, _sequence, plan) in engines.items()
+    ]  # fmt: skip
 
 
 def show_extension(rows: list[Row], console: Console) -> None:
     table = Table(box=None, pad_edge=False)
-    for name in ("site", "context", "tok/s", "[least, most]", "predicted", "error", "at its rate",
+    for name in ("site", "context", "tok/s", "[least, most]", "predicted", "error", "[least, most]",
                  "bytes/step", "GB/s", "of read ceiling", "on device", "evicted"):  # fmt: skip
         table.add_column(name, justify="left" if name == "site" else "right")
     for row in rows:
         rate = row.bytes / row.median_s
-        assert row.predicted_s is not None
-        drifted = "" if row.drifted_error is None else f"{row.drifted_error:+.0%}"
         table.add_row(
             row.name, f"{row.context}", f"{1 / row.median_s:.2f}",
             f"[{1 / max(row.seconds):.2f}, {1 / min(row.seconds):.2f}]",
-            f"{1 / row.predicted_s:.2f}", f"{row.error:+.0%}", drifted,
+            f"{1 / statistics.median(row.predicted_s):.2f}",
+            f"{statistics.median(row.errors):+.0%}",
+            f"[{min(row.errors):+.0%}, {max(row.errors):+.0%}]",
             f"{row.bytes / 1e9:.2f} GB", f"{rate / 1e9:.1f}",
             f"{rate / statistics.median(row.read_bytes_per_s):.0%}",
             f"{row.device_bytes / 2**20:.0f} MiB", f"{row.evicted_blocks}",
@@ -359,22 +362,15 @@ def main() -> None:
     parser.add_argument("--scratch", default=os.environ.get("TMPDIR"), help="folder of KV files")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
-    profile = profile_of(open_accelerator(args.device), args, args.threads)
-    # Beside a profile that is of now, to tell what the machine lost or gained since.
-    now = args.profile is None and args.threads is not None
-    profiled = probe(args.threads) if now else None
     if args.threads is None:
         args.threads = default_threads(cpu_affinity())
-        cpu = with_thread_counts(profile.cpu, [args.threads])
-        profile = dataclasses.replace(profile, cpu=cpu)
     model = Model(args)
-    rows = cost(model, profile, args) if args.cost else extension(model, profile, profiled, args)
+    rows = cost(model, measured(args), args) if args.cost else extension(model, args)
     (show_cost if args.cost else show_extension)(rows, Console(width=150))
     if args.json:
         report = {
             "machine": machine(args),
             "settings": settings_of(args),
-            "profile": profile.to_dict(),
             "rows": [dataclasses.asdict(row) for row in rows],
         }
         Path(args.json).write_text(json.dumps(report, indent=1) + "\n")

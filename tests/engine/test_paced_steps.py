@@ -21,6 +21,7 @@ from engine_helpers import partitioned, prompt_of
 from helm import _helm
 from helm.compiler.cut.units import Cut, LayerCut
 from helm.compiler.timeline import period_s
+from helm.measure.benchmark import Load, measure
 from helm.model.families import load_config
 from helm.plan.schema import Plan, Schedule
 from helm.plan.units import CPU
@@ -134,6 +135,13 @@ def test_two_groups_keep_both_devices_busy() -> None:
     ends = [next(t for n, t in times if n >= 2 * count) for count in range(25, 40)]
     rounds = [after - before for before, after in zip(ends, ends[5:], strict=False)]
     assert 0.98 <= min(rounds) / (5 * together) <= 1.05
+
+
+def test_a_benchmark_times_a_token_of_both_groups() -> None:
+    plan, load = halves(decode_groups=2), Load(prompt=20, output=30, batch=2)
+    report = measure(engine_of(plan, RATES), plan, load, 1)
+    flight = PacedStep(plan, RATES, [Run(35)]).flight()
+    assert 0.98 <= report.decode.seconds[0] / float(period_s([flight, flight])) <= 1.3
 
 
 def cut(home: str = CPU, visits: int = 0, name: str = FLAT, lacking: bool = False) -> Plan:

@@ -209,14 +209,15 @@ class _Bench:
         return sum(steps), ops
 
     def decode(self) -> _Timed:
-        """One step, after a prefill."""
+        """A token of every sequence, after a prefill: two groups have theirs in steps of their own."""
         before = self._engine.stats["experts"]
         steps, ops = self._run(self._load.prompt, self._load.output)
         after = self._engine.stats["experts"]
         for name in self._experts:
             self._experts[name] += after[name] - before[name]
         self.counted_experts = self._experts["distinct"] / max(1, self._experts["runs"])
-        return sum(steps) / len(steps), {op: s / len(steps) for op, s in ops.items()}
+        output = self._load.output
+        return sum(steps) / output, {op: s / output for op, s in ops.items()}
 
     def _run(self, cached: int, output: int) -> tuple[list[float], dict[str, float]]:
         tail = [1] if cached else []
