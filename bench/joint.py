@@ -4,9 +4,11 @@ nothing of them may leave, so that they wait and are parked.
 
     python bench/joint.py                                  # 128/128 and 32/128 tokens, five rounds
     python bench/joint.py --work 256/128 1000/128 --json out.json
+    python bench/joint.py --held 8                         # all of them fit: nothing may be lost
 
 All blocks lie on a simulated accelerator of one thread, beside one of the CPU. Rounds are
-interleaved. Before anything is timed, tokens must be those of the CPU alone in both ways.
+interleaved. In each the machine is measured, and the steady rates of both ways are predicted from
+that. Before anything is timed, tokens must be those of the CPU alone in both ways.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from long_context import Model
 from rich.console import Console
 from rich.table import Table
@@ -27,11 +31,15 @@ from serve import one_each
 
 from compare_report import spread
 from helm import _helm
+from helm.compiler.problem import ResourceLimits
+from helm.compiler.setting import make_setting
+from helm.compiler.step_prices import rates_by_mode, step_prices
 from helm.machine.devices import CPU, open_accelerator
-from helm.machine.profile import load_profile
-from helm.measure.profile_cache import machine_profile
+from helm.machine.profile import Profile
+from helm.plan.records import Workload
 from helm.plan.schema import Plan
-from helm.session.here import with_thread_counts
+from partition import costed
+from partitioned import profile_of
 from peers.engines_here import machine, settings_of
 from setups import SIM
 from synthetic import SHAPES
@@ -66,6 +74,22 @@ def plans(
     return {"joint": with_blocks(planned.kv.blocks), "near": with_blocks(held)}
 
 
+def predicted(
+    model: Model, profile: Profile, work: tuple[int, int], args: argparse.Namespace
+) -> dict[str, float]:
+    """Tokens per second of each way, while there are always as many requests."""
+    priced = costed(model.on_cpu(sum(work), args.page_tokens, args.requests), model.graph)
+    load = Workload(*work, args.requests, sum(work), "serve")
+    limits = ResourceLimits(
+        sequences=args.requests, page_tokens=args.page_tokens, step_tokens=args.step_tokens
+    )
+    setting = make_setting(priced, profile, load, limits, args.threads, args.requests)
+    near, far = np.array([args.held]), np.array([args.requests - args.held])
+    rates = rates_by_mode(step_prices(setting, "accelerator"), near, far, *work)
+    found = {way: float(rates[way][0, 0]) for way in WAYS}
+    return {**found, "joint": max(found.values())}
+
+
 def generated(engine: Any, work: tuple[int, int], requests: int) -> tuple[list[list[int]], float]:
     """Greedy tokens of each request, and the seconds of all."""
     prompts = one_each(requests, 10000, work[0])
@@ -90,29 +114,46 @@ def verify(model: Model, planned: dict[str, Plan], engines: dict[str, Any], work
             raise SystemExit(f"[bench] {way}: other tokens than on the CPU alone")
 
 
-def measured(
-    model: Model, profile: Any, work: tuple[int, int], args: argparse.Namespace
-) -> dict[str, Any]:
-    planned = plans(model, profile, work, args)
+def measured(model: Model, work: tuple[int, int], args: argparse.Namespace) -> dict[str, Any]:
+    planned = plans(model, profile_now(args), work, args)
     engines = {way: model.load(plan, args.device) for way, plan in planned.items()}
     verify(model, planned, engines, work, args)
     rates: dict[str, list[float]] = {way: [] for way in WAYS}
+    expected: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(args.rounds):
+        for way, rate in predicted(model, profile_now(args), work, args).items():
+            expected[way].append(rate)
         for way in WAYS if number % 2 else reversed(WAYS):
             tokens, seconds = generated(engines[way], work, args.requests)
             rates[way].append(sum(map(len, tokens)) / seconds)
-            print(f"{work[0]}/{work[1]} {way}: {rates[way][-1]:.1f} tokens/s", file=sys.stderr)
+            print(
+                f"{work[0]}/{work[1]} {way}: {rates[way][-1]:.1f} tokens/s, "
+                f"predicted {expected[way][-1]:.1f}",
+                file=sys.stderr,
+            )
     stats = engines["joint"].stats
     return {
         "prompt": work[0],
         "output": work[1],
         "tokens_per_s": rates,
-        "ratios": [a / b for a, b in zip(rates["joint"], rates["near"], strict=True)],
+        "predicted_tokens_per_s": expected,
+        "ratios": divided(rates["joint"], rates["near"]),
+        "predicted_ratios": divided(expected["joint"], expected["near"]),
+        "of_predicted": divided(rates["joint"], expected["joint"]),
         "joint_steps": stats["joint_steps"],
         "split_steps": stats["split_steps"],
         "far_rows": stats["far_rows"],
         "evicted_blocks": stats["evicted_blocks"],
     }
+
+
+def divided(some: Sequence[float], by: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(some, by, strict=True)]
+
+
+def profile_now(args: argparse.Namespace) -> Profile:
+    """The one given, or the machine's rates of now."""
+    return profile_of(open_accelerator(args.device), args, args.threads)
 
 
 def main() -> None:
@@ -135,23 +176,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write what was measured there")
     args = parser.parse_args()
-    args.cpu_blocks = 0
-    profile = (
-        load_profile(args.profile)
-        if args.profile
-        else machine_profile(open_accelerator(args.device))
-    )
-    profile = dataclasses.replace(profile, cpu=with_thread_counts(profile.cpu, [args.threads]))
+    args.cpu_blocks = 0  # for Model
     model = Model(args)
-    rows = [measured(model, profile, work, args) for work in args.work]
-    table = Table("prompt/output", "joint, tokens/s", "near alone", "joint over near", "far rows")
+    rows = [measured(model, work, args) for work in args.work]
+    table = Table("prompt/output", "joint, tokens/s", "near alone", "joint over near", "predicted",
+                  "joint of predicted", "far rows")  # fmt: skip
     for row in rows:
         rates = (statistics.median(row["tokens_per_s"][way]) for way in WAYS)
         table.add_row(
             f"{row['prompt']}/{row['output']}", *(f"{rate:.1f}" for rate in rates),
-            spread(row["ratios"], percent=False), str(row["far_rows"]),
+            spread(row["ratios"], percent=False),
+            spread(row["predicted_ratios"], percent=False),
+            spread(row["of_predicted"], percent=False), str(row["far_rows"]),
         )  # fmt: skip
-    Console().print(table)
+    Console(width=140).print(table)
     if args.json:
         report = {"machine": machine(args), "settings": settings_of(args), "rows": rows}
         args.json.write_text(json.dumps(report, indent=1) + "\n")
