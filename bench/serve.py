@@ -258,6 +258,11 @@ def _progress(total: int) -> Any:
 
 def load(args: argparse.Namespace, model: str | None, options: list[str]) -> list[dict[str, Any]]:
     llm = helm.LLM(model, **plan_options(args))
+    if args.kv_vram and llm.plan.units_accelerator == 0:
+        raise SystemExit(
+            "[bench] the plan leaves the accelerator empty, so no KV moves; give --profile FILE of "
+            "a machine whose accelerator is faster"
+        )
     with contextlib.closing(Served(model, options)) as served:
         found = asyncio.run(under_load(args, served, llm))
     llm.close()

@@ -44,9 +44,11 @@ void Scheduler::plan(const Snapshot& snapshot, Batch& batch) const {
   int64_t outputs = policy_.step_outputs;
   size_t group = 0;
   const bool decodes = choose_group(snapshot, batch, group);
+  const bool decoders = std::any_of(snapshot.runners.begin(), snapshot.runners.end(),
+                                    [](const Runner& runner) { return runner.decoding; });
   for (const bool decoding : {true, false}) {
     if (decoding && !decodes) continue;
-    if (!decoding && !batch.rows.empty()) rows = std::min(rows, snapshot.prompt_rows);
+    if (!decoding && decoders) rows = std::min(rows, decodes ? snapshot.prompt_rows : 0);
     for (size_t i = 0; i < snapshot.runners.size() && rows > 0; ++i) {
       const Runner& runner = snapshot.runners[i];
       if (runner.decoding != decoding || runner.pending == 0) continue;

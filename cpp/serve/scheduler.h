@@ -49,7 +49,8 @@ class Scheduler {
   explicit Scheduler(const StepPolicy& policy) : policy_(policy) {}
 
   // The requests of one decoding group take one row each; prompts share what is left of the step,
-  // or what may join those, in order of arrival. `batch` is overwritten.
+  // or what may join those, in order of arrival. While some decode prompts have no step of their
+  // own: those would wait behind it. `batch` is overwritten.
   void plan(const Snapshot& snapshot, Batch& batch) const;
   // How many steps may be on their way: as long as a prompt is, the plan says for prompts.
   int64_t ahead(const Snapshot& snapshot) const;

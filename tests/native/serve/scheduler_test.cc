@@ -34,17 +34,21 @@ int64_t pending_of(const Job& job) {
 }
 
 // With one group: those that decode in order of arrival, then prompts, as far as the step goes.
-// Beside decoding ones prompts have so many rows at most.
+// Beside decoding ones prompts have so many rows at most, and none while those are on their way.
 std::vector<std::pair<size_t, int64_t>> naive_batch(const StepPolicy& policy,
                                                     const std::vector<Runner>& runners,
                                                     int64_t prompt_rows) {
   std::vector<std::pair<size_t, int64_t>> rows;
-  bool ready = true;
-  for (const Runner& runner : runners) ready = ready && !(runner.decoding && runner.pending == 0);
+  bool ready = true, decoders = false;
+  for (const Runner& runner : runners) {
+    ready = ready && !(runner.decoding && runner.pending == 0);
+    decoders = decoders || runner.decoding;
+  }
   int64_t left = policy.step_tokens;
   int64_t outputs = policy.step_outputs;
   for (int turn = 0; turn < 2; ++turn) {
-    if (turn == 1 && !rows.empty() && left > prompt_rows) left = prompt_rows;
+    if (turn == 1 && decoders && left > prompt_rows) left = prompt_rows;
+    if (turn == 1 && !ready) continue;
     for (size_t i = 0; i < runners.size(); ++i) {
       if (runners[i].decoding != (turn == 0) || (turn == 0 && !ready)) continue;
       int64_t count = 0;
