@@ -1,6 +1,6 @@
-"""Eight requests with room for the KV of two on the accelerator: those that it does not hold have
-theirs in host memory, where the CPU attends to them (joint steps), beside the same requests where
-nothing of them may leave, so that they wait and are parked.
+"""Eight requests at once with room for the KV of two on the accelerator: those that it does not
+hold have theirs in host memory, where the CPU attends to them (joint steps), beside the same
+requests where nothing of them may leave, so that they wait and are parked.
 
     python bench/joint.py                                  # 128/128 and 32/128 tokens, five rounds
     python bench/joint.py --work 256/128 1000/128 --json out.json
@@ -124,7 +124,7 @@ def measured(model: Model, work: tuple[int, int], args: argparse.Namespace) -> d
         for way, rate in predicted(model, profile_now(args), work, args).items():
             expected[way].append(rate)
         for way in WAYS if number % 2 else reversed(WAYS):
-            tokens, seconds = generated(engines[way], work, args.requests)
+            tokens, seconds = generated(engines[way], work, args.requests * args.waves)
             rates[way].append(sum(map(len, tokens)) / seconds)
             print(
                 f"{work[0]}/{work[1]} {way}: {rates[way][-1]:.1f} tokens/s, "
@@ -163,6 +163,12 @@ def main() -> None:
     parser.add_argument("--work", type=work_of, nargs="+", default=[(128, 128), (32, 128)],
                         metavar="P/O", help="tokens of prompt and output")  # fmt: skip
     parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument(
+        "--waves",
+        type=int,
+        default=3,
+        help="times as many requests come in all, which begin as others end",
+    )
     parser.add_argument("--held", type=int, default=2, help="whose KV the accelerator has room for")
     parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-0.6b")
     parser.add_argument("--layers", type=int, help="cut the shape to so many blocks")

@@ -210,6 +210,9 @@ async def under_load(
     for number, (kind, rows) in enumerate(kinds.items()):
         client = Client(served.port, llm.vocab_size, number)
         places = int(llm.plan.limits.sequences)
+        if not number:  # memory that is planned for KV becomes resident as it is used
+            longest = Wanted(0.0, max(r[1] for r in rows), max(r[2] for r in rows))
+            await asyncio.gather(*(client.ask(longest) for _ in range(places)))
         step_s = await full_step_s(client, places)
         before = await metrics_of(served.port)
         begin = loop.time()
