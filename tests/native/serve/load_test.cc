@@ -214,7 +214,8 @@ class Machine {
 
   std::vector<Job>& jobs_;
   Ranking ranking_;
-  helm::Scheduler scheduler_{{512, kPlaces, 1, false, 1}};
+  static constexpr helm::StepPolicy kSteps{512, kPlaces, 1, false, 1};
+  helm::Scheduler scheduler_{kSteps};
   helm::Snapshot snapshot_;
   helm::Batch batch_;
   std::vector<Job*> waiting_, running_;
