@@ -365,6 +365,9 @@ def to_dict(study: Study) -> dict[str, Any]:
         "predicted": dataclasses.asdict(prediction.predicted),
         "speculation": guess_prices(study).to_dict(),
         "serving": None if (serves := serving_of(study)) is None else dataclasses.asdict(serves),
+        "drives": []
+        if study.best.disk is None
+        else [dataclasses.asdict(drive) for drive in study.best.disk.drives],
         "memory_nodes": {str(node): size for node, size in plan.node_bytes.items()},
         "memory": {device: dataclasses.asdict(use) for device, use in plan.memory.items()},
         "loading": {"weights": plan.loading, **dataclasses.asdict(choice)},

@@ -119,11 +119,24 @@ class DiskWeights:
 
 
 @dataclass(frozen=True)
+class Drive:
+    """What it gives of the checkpoint's files in `folder` while all drives are read."""
+
+    folder: str
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
 class DiskSpace:
-    """In the order of a step. bytes_per_s: of the disk that they are on."""
+    """In the order of a step. drives: each has them all."""
 
     weights: tuple[DiskWeights, ...]
-    bytes_per_s: float
+    drives: tuple[Drive, ...]
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of all drives at once, which share by their rates."""
+        return sum(drive.bytes_per_s for drive in self.drives)
 
 
 @dataclass(frozen=True)
