@@ -164,10 +164,12 @@ def test_the_command_takes_copies_and_names_what_each_gives(
     alone = json.loads(command.helm(*plan, "--json").stdout)
     rates = [each["predicted"]["decode_tokens_per_s"] for each in (alone, found)]
     assert rates[1] > 2.5 * rates[0]
-    refused = command.helm(*plan, "--copy", str(tmp_path), status=1).stderr
+    shown = " ".join(command.helm(*plan, *named).stdout.split())
+    assert "from 3 drives at once" in shown
+    refused = command.helm(*plan, "--copy", str(tmp_path), status=2).stderr
     assert f"{tmp_path}/model.safetensors cannot be read" in refused
     assert "--copy takes folders" in refused
-    assert "leave --copy out" in command.helm(*plan, *named, "--formats", status=1).stderr
+    assert "leave --copy out" in command.helm(*plan, *named, "--formats", status=2).stderr
 
 
 def test_a_plan_has_the_rates_that_drives_have_together(

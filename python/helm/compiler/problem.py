@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from helm.base.arguments import shown
+from helm.base.sizes import size_text
 from helm.errors import InvalidError
 from helm.plan.records import WATERMARK
 
@@ -137,6 +138,15 @@ class DiskSpace:
     def bytes_per_s(self) -> float:
         """Of all drives at once, which share by their rates."""
         return sum(drive.bytes_per_s for drive in self.drives)
+
+    @property
+    def rate_text(self) -> str:
+        """That rate and, of several drives, what each gives."""
+        text = f"{size_text(int(self.bytes_per_s))} per second"
+        if len(self.drives) == 1:
+            return text
+        each = [f"{size_text(int(drive.bytes_per_s))} of {drive.folder}" for drive in self.drives]
+        return f"{text} from {len(each)} drives at once ({', '.join(each)})"
 
 
 @dataclass(frozen=True)

@@ -203,21 +203,12 @@ def from_disk(problem: Problem, drives: Sequence[Drive], refused: OutOfMemoryErr
     rate = rate_text(best.predicted.decode_tokens_per_s)
     said = (
         f"{size_text(best.disk.held_bytes)} of weights that memory does not hold are read from disk"
-        f" in every step, at {size_text(int(disk.bytes_per_s))} per second{_shares(disk)}: about "
-        f"{rate} tokens/s"
+        f" in every step, at {disk.rate_text}: about {rate} tokens/s"
     )
     if others:
         fits = f"{' and '.join(others)} {'fits' if len(others) == 1 else 'fit'}"
         raise OutOfMemoryError(f"{refused}; {fits}: {said}")
     return dataclasses.replace(study, problem=own).saying(said)
-
-
-def _shares(disk: DiskSpace) -> str:
-    """What each drive gives, where there are several."""
-    if len(disk.drives) == 1:
-        return ""
-    each = [f"{size_text(int(drive.bytes_per_s))} of {drive.folder}" for drive in disk.drives]
-    return f" from {len(each)} drives at once ({', '.join(each)})"
 
 
 def _in_memory(problem: Problem) -> Study:
