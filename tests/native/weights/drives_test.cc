@@ -39,7 +39,7 @@ class Drives final : public helm::FileCalls {
     bool refuses_direct = false;  // reads
     Clock::time_point free = {};  // from when it may read again
   };
-  Drive& of(const std::string& folder) { return drives_[folder]; }
+  Drive& of(const std::string& folder) { return drives_[folder]; }  // before it is read
 
   int open(const char* path, int flags) override {
     // Not every folder for temporary files takes O_DIRECT.
@@ -136,18 +136,16 @@ TEST_CASE("drives share the reads by their rates, and together take as long as t
 }
 
 TEST_CASE("a drive that refuses O_DIRECT goes through the page cache, and the ring says so") {
-  const TinyFolder folders[2];
-  Drives calls;
-  for (const TinyFolder& folder : folders) write_file(folder.path(), 6 * kBytes);
-  DiskRing first(layout_in_whole(6, kBytes), 6 * kBytes, {folders[0].path(), folders[1].path()},
-                 calls);
-  CHECK(step(first) == 0);
-  CHECK(first.direct());
-  calls.of(folders[1].path()).refuses_direct = true;
-  DiskRing second(layout_in_whole(6, kBytes), 6 * kBytes, {folders[0].path(), folders[1].path()},
+  for (const bool refuses : {false, true}) {
+    const TinyFolder folders[2];
+    Drives calls;
+    for (const TinyFolder& folder : folders) write_file(folder.path(), 6 * kBytes);
+    calls.of(folders[1].path()).refuses_direct = refuses;
+    DiskRing ring(layout_in_whole(6, kBytes), 6 * kBytes, {folders[0].path(), folders[1].path()},
                   calls);
-  CHECK(step(second) == 0);
-  CHECK(!second.direct());
+    CHECK(step(ring) == 0);
+    CHECK(ring.direct() == !refuses);
+  }
 }
 
 TEST_CASE("what is no copy of the checkpoint's drive is refused by name") {
