@@ -2,7 +2,8 @@
 
 The model runs in processes of its own: with all weights in memory, then within a share of what it
 takes there, and, where a control group can be made, with mapped weights within the same memory.
-Rounds take turns; the disk is measured beside each. Tokens must be equal, bytes the planned ones.
+Rounds take turns; the disk, or all drives with copies, is measured beside each. Tokens must be
+equal, bytes the planned ones.
 
     python bench/disk.py --shape qwen3-0.6b --dtype f16 --share 0.5 --tokens 12 --rounds 3
 """
@@ -25,7 +26,7 @@ from typing import Any
 
 import helm
 from helm.machine.profile import Profile
-from helm.measure.disk import measure_disk
+from helm.measure.disk import measure_drives
 from resident import peak_rss_bytes, resident_bytes
 from synthetic import make_checkpoint
 
@@ -39,6 +40,7 @@ def run_child(args: Any) -> None:
     options |= {"threads": args.threads, "prefix_cache": False, "weights": args.weights}
     if args.profile:
         options["profile"] = Profile.from_json(Path(args.profile).read_text())
+    options["copies"] = args.copy
     if args.memory:
         options["memory_bytes"] = args.memory
     with helm.LLM(device="cpu", context=64) as warm:  # what any model takes of libraries
@@ -116,6 +118,8 @@ def child(args: Any, weights: str, memory: int, limit: int = 0) -> dict[str, Any
     command = [sys.executable, __file__, "--child", "--folder", str(args.folder)]
     for name in ("context", "tokens", "threads"):
         command += [f"--{name}", str(getattr(args, name))]
+    for copy in args.copy:
+        command += ["--copy", copy]
     command += ["--weights", weights, "--memory", str(memory), "--profile", str(args.profile or "")]
     with contextlib.ExitStack() as stack:
         if limit:
@@ -134,7 +138,7 @@ def child(args: Any, weights: str, memory: int, limit: int = 0) -> dict[str, Any
 
 
 def measure(args: Any) -> dict[str, Any]:
-    file = args.folder / "model.safetensors"
+    files = [Path(folder, "model.safetensors") for folder in (args.folder, *args.copy)]
     whole = child(args, "copied", 0)
     assert whole is not None
     needed = whole["plan_bytes"] + whole["reserve_bytes"]
@@ -142,14 +146,15 @@ def measure(args: Any) -> dict[str, Any]:
     limit = memory + LEFT_BYTES if args.mapped else 0
     rounds = []
     for _ in range(args.rounds):
-        disk_rate = measure_disk([file], most_s=args.seconds)
-        drop_cached(file)
+        rates = measure_drives([[file] for file in files], most_s=args.seconds)
+        for file in files:
+            drop_cached(file)
         disk = child(args, "auto", memory, limit) or child(args, "auto", memory)
-        drop_cached(file)
+        drop_cached(files[0])
         mapped = child(args, "mapped", 2 * needed, limit) if args.mapped else None
         assert disk is not None
-        assert disk_rate is not None
-        rounds.append({"disk": disk, "mapped": mapped, "disk_bytes_per_s": disk_rate})
+        assert rates is not None
+        rounds.append({"disk": disk, "mapped": mapped, "disk_bytes_per_s": sum(rates)})
     return {"whole": whole, "needed_bytes": needed, "memory_bytes": memory, "rounds": rounds}
 
 
@@ -206,6 +211,9 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--seconds", type=float, default=3.0, help="to measure the disk")
     parser.add_argument("--mapped", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--profile", help="a profile's file; this machine's where left out")
+    parser.add_argument(
+        "--copy", action="append", default=[], help="a copy of the model's folder on another drive"
+    )
     parser.add_argument("--root", type=Path, default=Path("bench/out"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

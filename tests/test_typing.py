@@ -82,7 +82,7 @@ def test_typed_keywords_are_those_that_are_taken() -> None:
     assert set(ChatKeywords.__annotations__) - set(keywords) == own
     options = inspect.signature(helm.LLM.__init__).parameters
     torch = typing.get_type_hints(TorchKeywords)
-    about_files = {"self", "model", "revision", "tokenizer", "weights", "expected_tokens"}
+    about_files = {"self", "model", "revision", "tokenizer", "weights", "copies", "expected_tokens"}
     assert set(options) - set(torch) == about_files
     for name in torch:
         assert TorchKeywords.__annotations__[name].__forward_arg__ == options[name].annotation

@@ -38,7 +38,8 @@ void Executor::count(EngineStats& stats) const {
   stats.page_visits = page_visits_;
   if (disk_ == nullptr) return;
   stats.disk_step_bytes = disk_->layout().step_bytes;
-  stats.disk_read_bytes = disk_->read_bytes();
+  stats.disk_drive_bytes = disk_->read_bytes();
+  for (const int64_t bytes : stats.disk_drive_bytes) stats.disk_read_bytes += bytes;
   stats.disk_used_bytes = disk_->used_bytes();
   stats.disk_direct = disk_->direct();
 }

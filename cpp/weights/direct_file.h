@@ -35,6 +35,7 @@ class DirectFile {
 
   const std::string& path() const { return path_; }
   int64_t bytes() const { return identity_.bytes; }
+  const FileIdentity& identity() const { return identity_; }  // as it was opened
   // Whether reads go past the page cache. Where the file system refuses that they go through it,
   // and what they leave there is given up at once.
   bool direct() const { return direct_.load(); }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 #include <system_error>
 #include <utility>
 
@@ -10,31 +9,36 @@
 
 namespace helm {
 
-DiskRing::DiskRing(DiskLayout layout, int64_t ring_bytes, const std::string& directory,
-                   FileCalls& calls)
-    : layout_(std::move(layout)), ring_(ring_bytes, "weights read from disk") {
-  open_files(directory, calls);
+DiskRing::DiskRing(DiskLayout layout, int64_t ring_bytes,
+                   const std::vector<std::string>& directories, FileCalls& calls)
+    : layout_(std::move(layout)),
+      ring_(ring_bytes, "weights read from disk"),
+      read_bytes_(directories.size()) {
+  for (const std::string& directory : directories) {
+    Drive drive(layout_, directory, calls);
+    for (const Drive& before : drives_) drive.check_copy(before, layout_);
+    drives_.push_back(std::move(drive));
+  }
   for (const DiskUnit& unit : layout_.units) {
     Unit& own = units_.emplace_back();
     for (const DiskRange& range : unit.ranges) {
-      const DirectFile& file = *files_.at(range.file);
-      if (range.offset + range.needed > file.bytes()) {
-        fail(ErrorKind::kIo, "[disk] ", file.path(), " has ", file.bytes(), " bytes, expected ",
-             range.offset + range.needed, "; the checkpoint is incomplete");
-      }
       for (int64_t at = 0; at < range.bytes; at += kReadBytes) {
         const int64_t bytes = std::min(kReadBytes, range.bytes - at);
         const int64_t needed = std::min(bytes, range.needed - at);
-        own.chunks.push_back({&file, range.place + at, range.offset + at, bytes, needed});
+        own.chunks.push_back({&range.file, range.place + at, range.offset + at, bytes, needed});
       }
     }
   }
+  const size_t most = kDepth * drives_.size();
   try {
-    while (std::ssize(threads_) < kDepth) threads_.emplace_back([this] { read_ahead(); });
+    while (threads_.size() < most) {
+      threads_.emplace_back(
+          [this, drive = threads_.size() % drives_.size()] { read_ahead(drive); });
+    }
   } catch (const std::system_error& error) {
     const int started = static_cast<int>(threads_.size());
     end();
-    fail_to_start(started, kDepth, error);
+    fail_to_start(started, static_cast<int>(most), error);
   }
 }
 
@@ -51,21 +55,7 @@ void DiskRing::end() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void DiskRing::open_files(const std::string& directory, FileCalls& calls) {
-  for (const DiskUnit& unit : layout_.units) {
-    for (const DiskRange& range : unit.ranges) {
-      std::unique_ptr<DirectFile>& file = files_[range.file];
-      if (file != nullptr) continue;
-      // Whole, as the process may change its directory.
-      const std::string path = directory + "/" + range.file;
-      std::error_code error;
-      const std::string whole = std::filesystem::absolute(path, error).string();
-      file = std::make_unique<DirectFile>(error ? path : whole, calls);
-    }
-  }
-}
-
-void DiskRing::read_ahead() {
+void DiskRing::read_ahead(size_t drive) {
   std::unique_lock lock(mutex_);
   while (true) {
     const auto may_begin = [&] {
@@ -80,12 +70,13 @@ void DiskRing::read_ahead() {
     lock.unlock();
     std::string failure;
     try {
-      chunk.file->read(ring_.data() + chunk.place, chunk.bytes, chunk.needed, chunk.offset);
+      const DirectFile& file = drives_[drive].file(*chunk.file);
+      file.read(ring_.data() + chunk.place, chunk.bytes, chunk.needed, chunk.offset);
     } catch (const std::exception& error) {
       failure = error.what();
     }
     lock.lock();
-    read_bytes_ += chunk.bytes;
+    read_bytes_[drive] += chunk.bytes;
     if (!failure.empty() && failure_.empty()) failure_ = failure;
     if (++unit.done == unit.chunks.size() || !failure_.empty()) loaded_.notify_all();
   }
@@ -130,7 +121,7 @@ void DiskRing::read_some(TensorIndex tensor, int64_t offset, int64_t bytes, std:
       const int64_t first = begin / kDiskAlignment * kDiskAlignment;
       const int64_t size = align_up(begin + bytes - first, kDiskAlignment);
       const Arena memory(size, "weights read from disk");
-      files_.at(range->file)->read(memory.data(), size, begin + bytes - first, first);
+      drives_.front().file(range->file).read(memory.data(), size, begin + bytes - first, first);
       std::memcpy(out, memory.data() + begin - first, static_cast<size_t>(bytes));
       return;
     }
@@ -138,14 +129,14 @@ void DiskRing::read_some(TensorIndex tensor, int64_t offset, int64_t bytes, std:
 }
 
 void DiskRing::check() const {
-  for (const auto& [name, file] : files_) file->check();
+  for (const Drive& drive : drives_) drive.check();
 }
 
 bool DiskRing::direct() const {
-  return std::ranges::all_of(files_, [](const auto& one) { return one.second->direct(); });
+  return std::ranges::all_of(drives_, &Drive::direct);
 }
 
-int64_t DiskRing::read_bytes() const {
+std::vector<int64_t> DiskRing::read_bytes() const {
   const std::lock_guard lock(mutex_);
   return read_bytes_;
 }

@@ -1,12 +1,11 @@
 // Weights on disk on their way through memory: threads read ahead of the steps, unit by unit, into
-// a ring whose parts are free again once their unit has run.
+// a ring whose parts are free again once their unit has run. Copies of the files on other drives
+// are read at once.
 #pragma once
 
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -14,19 +13,20 @@
 
 #include "base/arena.h"
 #include "plan/disk.h"
-#include "weights/direct_file.h"
+#include "weights/drive.h"
 
 namespace helm {
 
 class DiskRing {
  public:
-  // Reads under way at once, and the bytes of one: what fills a drive.
+  // Reads under way at once of each drive, and the bytes of one: what fills a drive.
   static constexpr int kDepth = 8;
   static constexpr int64_t kReadBytes = int64_t{1} << 20;
 
-  // Begins to read. directory: where the plan's files lie. Throws Error{kIo} for a file that cannot
-  // be opened or is too short, Error{kMemory}.
-  DiskRing(DiskLayout layout, int64_t ring_bytes, const std::string& directory,
+  // Begins to read. directories: where the plan's files lie, then those of copies. Each has threads
+  // of its own, which take what is to be read next: so drives share by their rates. Throws
+  // Error{kIo} for a file that cannot be opened, is too short or is no copy, Error{kMemory}.
+  DiskRing(DiskLayout layout, int64_t ring_bytes, const std::vector<std::string>& directories,
            FileCalls& calls = system_file_calls());
   ~DiskRing();
   DiskRing(const DiskRing&) = delete;
@@ -45,13 +45,13 @@ class DiskRing {
   void read_some(TensorIndex tensor, int64_t offset, int64_t bytes, std::byte* out) const;
   // Throws Error{kIo} where a file is not as it was.
   void check() const;
-  bool direct() const;         // see DirectFile
-  int64_t read_bytes() const;  // so far
-  int64_t used_bytes() const;  // of those, what steps have used
+  bool direct() const;                      // see DirectFile
+  std::vector<int64_t> read_bytes() const;  // so far, by drive
+  int64_t used_bytes() const;               // of those, what steps have used
 
  private:
   struct Chunk {
-    const DirectFile* file;
+    const std::string* file;  // of the layout
     int64_t place, offset, bytes, needed;
   };
   struct Unit {
@@ -59,15 +59,14 @@ class DiskRing {
     size_t begun = 0, done = 0;  // chunks of the read that is under way
   };
 
-  void read_ahead();
+  void read_ahead(size_t drive);
   void end();
   void check_turn(size_t own, size_t unit) const;
-  void open_files(const std::string& directory, FileCalls& calls);
   size_t count() const { return units_.size(); }
 
   DiskLayout layout_;
   Arena ring_;
-  std::map<std::string, std::unique_ptr<DirectFile>> files_;
+  std::vector<Drive> drives_;
   std::vector<Unit> units_;
   mutable std::mutex mutex_;  // of what follows, and of the units' progress
   std::condition_variable may_read_, loaded_;
@@ -75,7 +74,8 @@ class DiskRing {
   uint64_t used_ = 0;     // those before it were used
   std::string failure_;   // empty: none
   bool ends_ = false;
-  int64_t read_bytes_ = 0, used_bytes_ = 0;
+  std::vector<int64_t> read_bytes_;  // by drive
+  int64_t used_bytes_ = 0;
   std::vector<std::thread> threads_;
 };
 

@@ -141,8 +141,9 @@ class Weights::Load {
     DiskLayout layout = disk_layout(plan_);
     if (layout.units.empty()) return;
     to_.ring_bytes_ = Claim(cpu, plan_.schedule.disk_ring_bytes, "weights read from disk");
-    to_.disk_ =
-        std::make_unique<DiskRing>(std::move(layout), to_.ring_bytes_.bytes(), options_.directory);
+    std::vector<std::string> drives = {options_.directory};
+    drives.insert(drives.end(), options_.copies.begin(), options_.copies.end());
+    to_.disk_ = std::make_unique<DiskRing>(std::move(layout), to_.ring_bytes_.bytes(), drives);
     for (const DiskUnit& unit : to_.disk_->layout().units) {
       for (const auto& [index, place] : unit.tensors) {
         held(*plan_.slice(index, kCpu)).address = cpu::device_address(to_.disk_->data() + place);

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import disk
 
 from helm.machine.profile import load_profile
+from synthetic import make_checkpoint
 from synthetic_folder import config_file
 
 
@@ -16,8 +18,10 @@ def test_a_model_of_twice_the_memory_allowed(tmp_path: Path) -> None:
     shape = config_file(tmp_path, num_hidden_layers=12)
     profile = dataclasses.replace(load_profile("cpu-desktop-64gb-ddr5"), disk_bytes_per_s=1e9)
     (tmp_path / "profile.json").write_text(profile.to_json())
+    copy = tmp_path / "copy"
+    shutil.copytree(make_checkpoint(str(shape), "f32", tmp_path), copy)
     found = disk.main(
-        ["--shape", str(shape), "--dtype", "f32", "--share", "0.6",
+        ["--shape", str(shape), "--dtype", "f32", "--share", "0.6", "--copy", str(copy),
          "--tokens", "4", "--rounds", "1", "--seconds", "0.2",
          "--profile", str(tmp_path / "profile.json"), "--root", str(tmp_path),
          "--json", str(tmp_path / "out.json")]

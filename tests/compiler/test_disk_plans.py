@@ -13,7 +13,7 @@ import pytest
 from helm import _helm
 from helm.compiler.disk import StepTimes, ends_s, ring_bytes, spread
 from helm.compiler.planning_problem import Problem
-from helm.compiler.problem import DiskWeights
+from helm.compiler.problem import DiskWeights, Drive
 from helm.compiler.program import lower
 from helm.compiler.solve import Study, from_disk, solve
 from helm.compiler.steps import PlannedSteps
@@ -62,7 +62,7 @@ def solved(problem: Problem, rate: float = RATE) -> Study:
     try:
         return solve(problem)
     except OutOfMemoryError as refused:
-        return from_disk(problem, rate, refused)
+        return from_disk(problem, [Drive("model", rate)], refused)
 
 
 def whole(folder: Path) -> int:

@@ -51,6 +51,7 @@ _OPTIONS: dict[str, tuple[Any, ...]] = {
     "watermark": (0.0, 0.5, 1.0),
     "prefix_cache": (True, False),
     "weights": ("auto", "copied", "mapped", "compressed"),
+    "copies": ((), ["absent"], ["a\0b"]),
     "expected_tokens": (1, 10**9),
     "progress": (odd.planted, lambda done, total: None),
     "memory_bytes": (1 << 30, 1 << 40, 1),

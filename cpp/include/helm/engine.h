@@ -44,7 +44,10 @@ struct TensorView {
 };
 
 struct EngineOptions {
-  std::string directory;                      // where the sources of the plan's tensors lie
+  std::string directory;  // where the sources of the plan's tensors lie
+  // Folders with copies of those files, on other drives: what steps read from disk comes from all
+  // of them at once. Not looked at for a plan that leaves nothing there.
+  std::vector<std::string> copies;
   std::map<std::string, TensorView> tensors;  // tensors bound from memory, by name
   // Always so many. 0: as planned, fewer in decode while other programs make fewer faster.
   int threads = 0;
@@ -115,9 +118,11 @@ struct EngineStats {
   int64_t disk_step_bytes = 0;     // of weights, those that each step reads from disk
   int64_t disk_read_bytes = 0;     // so far, with what was read ahead
   int64_t disk_used_bytes = 0;     // of those, what steps have used
-  bool disk_direct = true;         // no read went through the page cache
-  int64_t crossings = 0;           // of activations between devices, per step
-  std::vector<OpTime> cpu_ops;     // as counted since count_op_times(true)
+  // Those read so far by drive: of the directory, then of each of the copies.
+  std::vector<int64_t> disk_drive_bytes;
+  bool disk_direct = true;      // no read went through the page cache
+  int64_t crossings = 0;        // of activations between devices, per step
+  std::vector<OpTime> cpu_ops;  // as counted since count_op_times(true)
   ExpertsUse experts;
   int threads = 0;
   int active_threads = 0;    // of them, those that decode

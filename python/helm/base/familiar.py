@@ -72,6 +72,7 @@ OPTIONS: Mapping[str, str] = {
         )
     },
     "template_variables": "--template-variable",
+    "copies": "--copy",
     "kv_vram_bytes": "--kv-vram",
     "memory_bytes": "--ram",
     "vram_bytes": "--vram",

@@ -103,6 +103,7 @@ def add_model_arguments(parser: Parser, rare: type[str] = More) -> None:
     add_revision(more)
     add_tokenizer(more)
     add_weights(more)
+    add_copies(more)
     more.add_argument(
         "--profile", metavar="FILE|PRESET",
         help=More("rates to plan by (default: this machine's, measured once)"),
@@ -188,6 +189,17 @@ def add_weights(group: argparse._ActionsContainer) -> None:
         help=More(
             "copied; mapped: starts at once; compressed: bf16 in 12 bits, exactly, for less "
             "memory and faster text (default: auto, what takes less time in all)"
+        ),
+    )  # fmt: skip
+
+
+def add_copies(group: argparse._ActionsContainer) -> None:
+    """--copy."""
+    group.add_argument(
+        "--copy", action="append", default=[], dest="copies", metavar="FOLDER",
+        help=More(
+            "a copy of the model on another drive: what memory does not hold is read from all at "
+            "once; may be repeated (default: none)"
         ),
     )  # fmt: skip
 

@@ -41,6 +41,7 @@ def add_arguments(parser: Parser) -> None:
     options.add_memory(machine, rare=str)
     options.add_policy(machine)
     options.add_weights(machine)
+    options.add_copies(machine)
     options.add_kv(parser)
     work = parser.add_argument_group("workload")
     work.add_argument(
@@ -170,8 +171,9 @@ def _formats(args: argparse.Namespace) -> int:
     from helm.session.study import problem_of
 
     alone = {"--dtype": args.dtype != "auto", "--weights": args.weights != "auto"}
-    alone |= {"--write": args.write is not None, "--plot": args.plot is not None}
-    alone |= {"--timeline": args.timeline is not None, "--policies": args.policies}
+    alone |= {"--copy": bool(args.copies), "--write": args.write is not None}
+    alone |= {"--plot": args.plot is not None, "--timeline": args.timeline is not None}
+    alone |= {"--policies": args.policies}
     for option, given in alone.items():
         if given:
             raise InvalidError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from helm.base.sizes import size_text
-from helm.compiler.problem import Mode, Overflow
+from helm.compiler.problem import Drive, Mode, Overflow
 from helm.compiler.times import F64
 from helm.plan.records import Predicted, Workload
 
@@ -72,13 +72,18 @@ class OverflowUse:
 class DiskUse:
     """What every step reads from disk. tensors: their names. held_bytes: what they would take in
     memory. step_bytes: what is read of them, with what aligns reads. ring_bytes: of memory that
-    they pass through. bytes_per_s: of the disk."""
+    they pass through. drives: as of the DiskSpace."""
 
     tensors: tuple[str, ...]
     held_bytes: int
     step_bytes: int
     ring_bytes: int
-    bytes_per_s: float
+    drives: tuple[Drive, ...]
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of all drives at once."""
+        return sum(drive.bytes_per_s for drive in self.drives)
 
 
 BOTH = "both"  # in place of a device: a cut layer's, and a cut head's

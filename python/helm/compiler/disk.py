@@ -359,6 +359,6 @@ def _candidate(
             held,
             sum(unit.read_bytes for unit in chosen),
             ring,
-            disk.bytes_per_s,
+            disk.drives,
         ),
     )

@@ -323,11 +323,13 @@ def to_dict(study: Study) -> dict[str, Any]:
     priced), pays_from (the least share of right guesses from which on some number of them pays,
     null: none does), guesses (that number, 0: none), reason (why nothing is guessed, or "").
     serving: null but for the objective "serve", see `helm.compiler.serving.Serving`.
+    drives: [{folder, bytes_per_s}] from which steps read weights.
     memory_nodes: node -> bytes of the CPU's weights, on slower ones. memory: device ->
     weights_bytes, kv_bytes, activations_bytes, workspace_bytes, staging_bytes,
     reserve_bytes. loading: weights ("copied", "mapped" or "compressed") and the fields of
-    `helm.compiler.load_cost.LoadingChoice`. limits: device -> bytes the plan may take.
-    bottleneck, prefill_bottleneck: text. label: of the plain plan it equals, or "search".
+    `helm.compiler.load_cost.LoadingChoice`, if steps read nothing from disk. limits: device ->
+    bytes the plan may take. bottleneck, prefill_bottleneck: text. label: of the plain plan it
+    equals, or "search".
     alternatives: [{label, units_cpu, units_accelerator, embedding, head, fits, ttft_s,
     decode_tokens_per_s, missing: device -> bytes, reason}].
     gains: [{resource, added, unit, decode_tokens_per_s, ttft_s, objective_s, gain}].
@@ -335,9 +337,8 @@ def to_dict(study: Study) -> dict[str, Any]:
     `study.steps`, tasks as [{step, lane, verb, task, start_s, end_s, count}].
     """
     plan, prediction = study.plan, study.plan.prediction
-    choice = plan.loading_choice
+    choice = plan.loading_choice  # None where weights are read from disk
     assert prediction is not None
-    assert choice is not None
     accelerator = study.profile.accelerator
     return {
         "format": FORMAT,
@@ -365,9 +366,15 @@ def to_dict(study: Study) -> dict[str, Any]:
         "predicted": dataclasses.asdict(prediction.predicted),
         "speculation": guess_prices(study).to_dict(),
         "serving": None if (serves := serving_of(study)) is None else dataclasses.asdict(serves),
+        "drives": []
+        if study.best.disk is None
+        else [dataclasses.asdict(drive) for drive in study.best.disk.drives],
         "memory_nodes": {str(node): size for node, size in plan.node_bytes.items()},
         "memory": {device: dataclasses.asdict(use) for device, use in plan.memory.items()},
-        "loading": {"weights": plan.loading, **dataclasses.asdict(choice)},
+        "loading": {
+            "weights": plan.loading,
+            **({} if choice is None else dataclasses.asdict(choice)),
+        },
         "limits": {device: study.limit_bytes(device) for device in plan.memory},
         "bottleneck": prediction.bottleneck,
         "prefill_bottleneck": study.best.prefill_bottleneck,

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from helm.base.arguments import shown
+from helm.base.sizes import size_text
 from helm.errors import InvalidError
 from helm.plan.records import WATERMARK
 
@@ -119,11 +120,33 @@ class DiskWeights:
 
 
 @dataclass(frozen=True)
+class Drive:
+    """What it gives of the checkpoint's files in `folder` while all drives are read."""
+
+    folder: str
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
 class DiskSpace:
-    """In the order of a step. bytes_per_s: of the disk that they are on."""
+    """In the order of a step. drives: each has them all."""
 
     weights: tuple[DiskWeights, ...]
-    bytes_per_s: float
+    drives: tuple[Drive, ...]
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of all drives at once, which share by their rates."""
+        return sum(drive.bytes_per_s for drive in self.drives)
+
+    @property
+    def rate_text(self) -> str:
+        """That rate and, of several drives, what each gives."""
+        text = f"{size_text(int(self.bytes_per_s))} per second"
+        if len(self.drives) == 1:
+            return text
+        each = [f"{size_text(int(drive.bytes_per_s))} of {drive.folder}" for drive in self.drives]
+        return f"{text} from {len(each)} drives at once ({', '.join(each)})"
 
 
 @dataclass(frozen=True)

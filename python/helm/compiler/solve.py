@@ -34,7 +34,7 @@ from helm.compiler.placement import (
     with_accelerator,
 )
 from helm.compiler.planning_problem import Problem
-from helm.compiler.problem import PUBLISHED_POLICIES, DiskSpace
+from helm.compiler.problem import PUBLISHED_POLICIES, DiskSpace, Drive
 from helm.compiler.search import PLENTY, Search
 from helm.compiler.serving import predictor
 from helm.compiler.steps import Steps, planned_steps
@@ -180,15 +180,15 @@ def _paged(problem: Problem) -> Study:
     return next(study for study in studies if study.best.objective_s <= most)
 
 
-def from_disk(problem: Problem, bytes_per_s: float, refused: OutOfMemoryError) -> Study:
-    """With weights on a disk of so many bytes per second that memory, as `solve` says in `refused`,
-    does not hold. As stored, since nothing is converted on the way. Where weights or a policy were
+def from_disk(problem: Problem, drives: Sequence[Drive], refused: OutOfMemoryError) -> Study:
+    """With weights on a disk, or on several drives, that memory, as `solve` says in `refused`, does
+    not hold. As stored, since nothing is converted on the way. Where weights or a policy were
     asked for that rule this out, the refusal says what it would reach."""
     if problem.profile is None:
         raise refused
     own = dataclasses.replace(problem, dtype="auto" if problem.dtype == "fit" else problem.dtype)
     others = ["weights='auto'"] if problem.loading.weights != "auto" else []
-    disk = DiskSpace(disk_weights(own.graph, own.tensors, own.formats), bytes_per_s)
+    disk = DiskSpace(disk_weights(own.graph, own.tensors, own.formats), tuple(drives))
     space = dataclasses.replace(own.space, disk=disk)
     if space.policy in ("cut", *PUBLISHED_POLICIES):
         others.append("policy='auto'")
@@ -203,7 +203,7 @@ def from_disk(problem: Problem, bytes_per_s: float, refused: OutOfMemoryError) -
     rate = rate_text(best.predicted.decode_tokens_per_s)
     said = (
         f"{size_text(best.disk.held_bytes)} of weights that memory does not hold are read from disk"
-        f" in every step, at {size_text(int(bytes_per_s))} per second: about {rate} tokens/s"
+        f" in every step, at {disk.rate_text}: about {rate} tokens/s"
     )
     if others:
         fits = f"{' and '.join(others)} {'fits' if len(others) == 1 else 'fit'}"

@@ -1,5 +1,5 @@
-"""Measures how fast a checkpoint's own disk is read, as a running model reads it: past the page
-cache, several reads at once. Writes nothing."""
+"""Measures how fast a checkpoint's own disk is read, and drives with copies of it, as a running
+model reads them: past the page cache, several reads at once of each. Writes nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import errno
 import fcntl
 import mmap
+import operator
 import os
 import threading
 import time
@@ -20,38 +21,39 @@ from helm.measure.quantity import Progress
 
 MOST_BYTES = 2_000_000_000
 MOST_S = 3.0
-DEPTH, READ_BYTES = 8, 1 << 20  # as the runtime's
+DEPTH, READ_BYTES = 8, 1 << 20  # of a drive, as the runtime's
 _BLOCK, _HUGE_PAGE = 4096, 2 << 20
 
 
-def measure_disk(
-    files: Sequence[Path],
+def measure_drives(
+    drives: Sequence[Sequence[Path]],
     progress: Progress | None = None,
     *,
     most_bytes: int = MOST_BYTES,
     most_s: float = MOST_S,
-) -> float | None:
-    """Bytes per second of reads spread over `files`, of at most so many bytes and seconds. None
-    where nothing can be read."""
-    reads = list(_places(files, most_bytes))
-    if not reads:
-        return None
-    memory = _buffers()
-    begin, taken = time.perf_counter(), [0]
-    lock, left = threading.Lock(), iter(reads)
+) -> tuple[float, ...] | None:
+    """Bytes per second of each drive while all are read, spread over its files, until one is
+    through: of at most so many bytes in all and so many seconds. None where nothing can be read of
+    one."""
+    lefts = [_places(files, most_bytes // len(drives)) for files in drives]
+    buffers = _buffers(len(drives))
+    begin, taken, ends = time.perf_counter(), [0] * len(drives), [0.0] * len(drives)
+    lock, through = threading.Lock(), threading.Event()
+    what = "the checkpoint's disk" if len(drives) == 1 else f"the checkpoint's {len(drives)} drives"
 
-    def work(own: int) -> None:
+    def work(drive: int, buffer: npt.NDArray[np.uint8]) -> None:
         with contextlib.suppress(OSError):  # others go on
-            read_on(memory[own])
+            read_on(drive, buffer)
 
-    def read_on(buffer: npt.NDArray[np.uint8]) -> None:
+    def read_on(drive: int, buffer: npt.NDArray[np.uint8]) -> None:
         with contextlib.ExitStack() as opened:
             known: dict[Path, int] = {}
             while True:
                 with lock:
-                    place = next(left, None)
-                    done = taken[0]
-                if place is None or time.perf_counter() - begin > most_s:
+                    place = next(lefts[drive], None)
+                    done = sum(taken)
+                if place is None:
+                    through.set()
                     return
                 path, offset, size = place
                 if path not in known:
@@ -59,32 +61,36 @@ def measure_disk(
                     opened.callback(os.close, known[path])
                 got = _read(known[path], buffer, offset, size)
                 with lock:
-                    taken[0] += got
+                    taken[drive] += got
+                    ends[drive] = time.perf_counter() - begin
+                if through.is_set() or ends[drive] > most_s:
+                    return
                 if progress is not None and threading.current_thread() is threading.main_thread():
-                    progress("the checkpoint's disk", min(1.0, done / most_bytes))
+                    progress(what, min(1.0, done / most_bytes))
 
-    threads = [threading.Thread(target=work, args=(own,)) for own in range(1, DEPTH)]
+    own = [(drive, buffer) for drive, group in enumerate(buffers) for buffer in group]
+    threads = [threading.Thread(target=work, args=each) for each in own[1:]]
     for thread in threads:
         thread.start()
-    work(0)
+    work(*own[0])
     for thread in threads:
         thread.join()
-    seconds = time.perf_counter() - begin
     if progress is not None:
-        progress("the checkpoint's disk", 1.0)
-    return taken[0] / seconds if taken[0] else None
+        progress(what, 1.0)
+    return tuple(map(operator.truediv, taken, ends)) if all(taken) else None
 
 
-def _buffers() -> npt.NDArray[np.uint8]:
-    """One for each read at once: [DEPTH, READ_BYTES]. On huge pages, as the runtime's ring: a read
-    into small ones falls into many pieces, which halved the rate of a virtual disk."""
+def _buffers(drives: int) -> npt.NDArray[np.uint8]:
+    """One for each read at once: [drives, DEPTH, READ_BYTES]. On huge pages, as the runtime's ring:
+    a read into small ones falls into many pieces, which halved the rate of a virtual disk."""
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory has no huge pages
-    memory = mmap.mmap(-1, DEPTH * READ_BYTES + _HUGE_PAGE, flags=private)
+    size = drives * DEPTH * READ_BYTES
+    memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=private)
     with contextlib.suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     every = np.frombuffer(memory, np.uint8)
     first = -every.ctypes.data % _HUGE_PAGE
-    return every[first : first + DEPTH * READ_BYTES].reshape(DEPTH, READ_BYTES)
+    return every[first : first + size].reshape(drives, DEPTH, READ_BYTES)
 
 
 def _places(files: Sequence[Path], most_bytes: int) -> Iterator[tuple[Path, int, int]]:

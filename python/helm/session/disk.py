@@ -1,27 +1,73 @@
-"""Models that memory does not hold: whether their weights may be read from disk in every step, and
-how fast that disk is."""
+"""Models that memory does not hold: whether their weights may be read from disk in every step, from
+which drives, and how fast those are."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from helm.compiler.format_choice import others_text
 from helm.compiler.planning_problem import Problem
+from helm.compiler.problem import Drive
 from helm.compiler.solve import Study, from_disk
-from helm.errors import HelmError, OutOfMemoryError
+from helm.errors import CheckpointError, HelmError, OutOfMemoryError, printable
 from helm.machine.profile import Profile
 from helm.model.checkpoint import TensorInfo
 from helm.session.options import LoadOptions
 
-ASSUMED_BYTES_PER_S = 2e9  # of a machine whose disk is not known
+# A checkpoint's files in its folder and in those of copies, by folder.
+Drives: TypeAlias = Mapping[Path, Sequence[Path]]
+ASSUMED_BYTES_PER_S = 2e9  # of a drive of a machine whose disk is not known
+
+
+def drives_of(
+    infos: Mapping[str, TensorInfo], directory: str | Path, copies: Iterable[Path]
+) -> Drives:
+    """The folder in which tensors lie, then those of copies; nothing of a module in memory. Raises
+    CheckpointError for a copy that lacks a file, or has one of another size or the very same."""
+    if not str(directory):
+        return {}
+    names = sorted({file for info in infos.values() for file in info.files})
+    folders = [Path(directory), *copies]
+    for name in names if len(folders) > 1 else ():
+        _check_copies(name, folders)
+    return {folder: [folder / name for name in names] for folder in folders}
+
+
+def _check_copies(name: str, folders: Sequence[Path]) -> None:
+    found = list[os.stat_result]()
+    for folder in folders:
+        wrong = ""
+        try:
+            status = (folder / name).stat()
+        except (OSError, ValueError) as reason:
+            wrong = f"cannot be read: {getattr(reason, 'strerror', None) or reason}"
+        else:
+            if any(os.path.samestat(status, other) for other in found):
+                wrong = "is the same file as in a folder before it"
+            elif found and status.st_size != found[0].st_size:
+                wrong = f"has {status.st_size} bytes, in {folders[0]} {found[0].st_size}"
+            found.append(status)
+        if wrong:
+            raise CheckpointError(
+                f"[load] {folder / name} {wrong}; copies= takes folders with the model's files "
+                "under their names, each on another drive"
+            )
+
+
+def unused_copies(study: Study, options: LoadOptions) -> Study:
+    """Says that copies are of no use for a model that memory holds."""
+    if not options.copies:
+        return study
+    return study.saying("memory holds all weights: steps read nothing from disk, nor from copies")
 
 
 def study_from_disk(
     problem: Problem,
-    files: Iterable[Path],
+    drives: Drives,
     options: LoadOptions,
     refused: OutOfMemoryError,
     profiled: Callable[[], Problem] | None = None,
@@ -29,13 +75,13 @@ def study_from_disk(
     """What fits where some weights are left on disk. problem: with a profile, of this machine or,
     to find out whether anything fits, of any; profiled makes the one that counts then. Raises
     `refused`, or what else is to be said of it, where nothing fits."""
-    own, paths = problem.profile, sorted(set(files))
+    own = problem.profile
     assert own is not None
-    if not paths:
+    if not drives:
         raise refused
-    rate = own.disk_bytes_per_s or ASSUMED_BYTES_PER_S
+    assumed = [own.disk_bytes_per_s or ASSUMED_BYTES_PER_S] * len(drives)
     try:
-        guess = from_disk(problem, rate, refused)
+        guess = from_disk(problem, _rated(drives, assumed), refused)
     except OutOfMemoryError as error:
         # Nothing fits, or another way does.
         if options.profile is not None or error is refused:
@@ -45,8 +91,12 @@ def study_from_disk(
             return _with_others(guess)
     if profiled is not None:
         problem = profiled()
-    rate = measured_rate(paths, options) or rate
-    return _with_others(from_disk(problem, rate, refused))
+    rates = measured_rates(drives, options) or assumed
+    return _with_others(from_disk(problem, _rated(drives, rates), refused))
+
+
+def _rated(drives: Drives, rates: Sequence[float]) -> list[Drive]:
+    return [Drive(printable(str(folder)), rate) for folder, rate in zip(drives, rates, strict=True)]
 
 
 def _with_others(study: Study) -> Study:
@@ -55,21 +105,14 @@ def _with_others(study: Study) -> Study:
     return study.saying(f"without the disk, {others}") if others else study
 
 
-def measured_rate(paths: list[Path], options: LoadOptions) -> float | None:
-    """Bytes per second; None where the files cannot be read."""
-    from helm.measure.disk import measure_disk
+def measured_rates(drives: Drives, options: LoadOptions) -> Sequence[float] | None:
+    """Bytes per second of each; None where the files of one cannot be read."""
+    from helm.measure.disk import measure_drives
 
     try:
-        return measure_disk(paths, options.measuring)
+        return measure_drives(list(drives.values()), options.measuring)
     except (OSError, HelmError):
         return None
-
-
-def files_of(infos: Mapping[str, TensorInfo], directory: str | Path) -> list[Path]:
-    """Where tensors lie; nothing of a module in memory."""
-    if not str(directory):
-        return []
-    return [Path(directory, file) for info in infos.values() for file in info.files]
 
 
 def any_profile() -> Profile:

@@ -10,7 +10,7 @@ import itertools
 import logging
 import weakref
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,14 @@ from helm.model.checkpoint import TensorInfo
 from helm.model.config import ModelConfig
 from helm.plan.schema import Plan
 from helm.plan.units import PlacedUnit
-from helm.session.disk import any_profile, files_of, read_through_cache, study_from_disk
+from helm.session.disk import (
+    Drives,
+    any_profile,
+    drives_of,
+    read_through_cache,
+    study_from_disk,
+    unused_copies,
+)
 from helm.session.host_memory import check_plan, granted_text, host_use, pageable
 from helm.session.options import LoadOptions
 
@@ -52,13 +59,13 @@ _log = logging.getLogger("helm")
 @dataclass(frozen=True)
 class Target:
     """Where to plan for. profile None: the CPU, as it is. notices: what to say about the device.
-    directory: where the model's files lie, "" where it has none."""
+    drives: where the model's files lie, if it has some."""
 
     machine: Machine
     accelerator: Accelerator | None
     profile: Profile | None
     notices: tuple[str, ...] = ()
-    directory: str = ""
+    drives: Drives = field(default_factory=dict)
 
 
 def load_engine(
@@ -74,7 +81,8 @@ def load_engine(
     tensors: those bound from memory, by name. notices: what the plan shall say first. Raises
     what `solve`, `open_accelerator` and the engine raise.
     """
-    target = find_target(options)
+    drives = drives_of(infos, directory, options.copies)
+    target = dataclasses.replace(find_target(options), drives=drives)
     notices += (*target.notices, *_foreign(options.profile))
     attempts = _LOADS
     while True:
@@ -197,7 +205,7 @@ def plan_and_take(
         machine = dataclasses.replace(target.machine, memory_bytes=free_bytes)
         bounded = options.memory_bytes is not None and options.memory_bytes <= free_bytes
         granted = "" if bounded else granted_text()
-        here = dataclasses.replace(target, machine=machine, directory=directory)
+        here = dataclasses.replace(target, machine=machine)
         try:
             plan = plan_here(config, infos, options, here)
         except OutOfMemoryError as error:
@@ -223,7 +231,7 @@ def plan_here(
 ) -> Plan:
     """What solves `problem_here`; where nothing fits, with weights that are read in every step."""
     try:
-        return solve(problem_here(config, infos, options, target)).plan
+        return unused_copies(solve(problem_here(config, infos, options, target)), options).plan
     except OutOfMemoryError as refused:
         profile = target.profile
 
@@ -233,12 +241,11 @@ def plan_here(
             )
 
         measured = None if profile else lambda: reading(measured_profile(None, options, []))
-        files = files_of(infos, target.directory)
-        if not files:
+        if not target.drives:
             raise
         try:
             problem = reading(any_profile() if profile is None else profile)
-            return study_from_disk(problem, files, options, refused, measured).plan
+            return study_from_disk(problem, target.drives, options, refused, measured).plan
         except (InvalidError, ProfileError):  # that machine's rates know no such weights
             raise refused from None
 
@@ -362,6 +369,7 @@ def _engine(
             progress=progress,
             device=device,
             cpus=cpus_to_pin(cpu_affinity(), plan.threads),
+            copies=options.copies,
         )
         grant.settle(engine.lazy_memory)
     except BaseException:

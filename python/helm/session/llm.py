@@ -70,6 +70,8 @@ class LLM(LoadedLLM):
     takes less time in all by this machine's profile, or, while it has none, by a short measurement
     and the rates of a common machine. expected_tokens: output tokens until the LLM is closed, by
     which "auto" decides; None: those of ten answers.
+    copies: folders, or GGUF files, with copies of the model's files on other drives. What memory
+    does not hold is read from all of them at once in every step.
     progress: called with (done_bytes, total_bytes) while weights load; may raise to cancel. True or
     False: whether there is a progress bar; None: on a terminal and in a notebook.
     memory_bytes, vram_bytes: memory of the host and of the accelerator that the model may take at
@@ -109,6 +111,7 @@ class LLM(LoadedLLM):
         prefix_cache: bool = True,
         speculate: str | os.PathLike[str] = "auto",
         weights: str = "auto",
+        copies: Sequence[str | os.PathLike[str]] = (),
         expected_tokens: int | None = None,
         progress: Progress | bool | None = None,
         memory_bytes: int | None = None,

@@ -4,11 +4,12 @@ they pose to the planner. Plans nothing."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, TypedDict
 
-from helm.base.arguments import check_call, count, is_one_of, shown
+from helm.base.arguments import check_call, count, is_one_of, items_of, shown
 from helm.base.progress import Progress
 from helm.base.sizes import check_size
 from helm.compiler.kv_options import PAGE_TOKENS, KvOptions, check_page_tokens
@@ -67,12 +68,13 @@ class StudyKeywords(PlanKeywords, total=False):
     """What `helm.study` takes by name."""
 
     weights: str
+    copies: Sequence[str | os.PathLike[str]]
     expected_tokens: int | None
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What the user says about placing a model; see helm.LLM."""
+    """What the user says about placing a model; see helm.LLM. copies: folders."""
 
     context: int | None = None
     max_sequences: int = 8
@@ -83,6 +85,7 @@ class LoadOptions:
     policy: str = "auto"
     kv: KvOptions = field(default_factory=KvOptions)
     weights: str = "auto"
+    copies: tuple[Path, ...] = ()
     progress: Progress | None = None
     memory_bytes: int | None = None
     device: str | None = None
@@ -187,4 +190,16 @@ def load_options(given: Mapping[str, Any], progress: Progress | None = None) -> 
     chosen = {name: value for name, value in given.items() if name in known}
     kv = KvOptions(*(given.get(name, default) for name, default in _KV))
     profile = as_profile(chosen.pop("profile", None))
-    return LoadOptions(**chosen, kv=kv, profile=profile, progress=progress)
+    copies = _folders(chosen.pop("copies", ()))
+    return LoadOptions(**chosen, kv=kv, profile=profile, copies=copies, progress=progress)
+
+
+def _folders(copies: Any) -> tuple[Path, ...]:
+    """Of a GGUF file the one in which it lies."""
+    items = items_of(copies)
+    if items is None or not all(isinstance(each, (str, os.PathLike)) for each in items):
+        raise InvalidError(
+            f"[load] copies must be a list of folders or GGUF files, got {shown(copies)}"
+        )
+    paths = [Path(os.path.expanduser(os.fsdecode(each))) for each in items]
+    return tuple(path.parent if os.path.isfile(path) else path for path in paths)

@@ -22,7 +22,7 @@ from helm.model.families import read_config
 from helm.model.hub import BUNDLED, is_gguf, resolve_config
 from helm.model.model_files import read_model, read_remote_model
 from helm.model.weight_names import read_weights
-from helm.session.disk import files_of, study_from_disk
+from helm.session.disk import Drives, drives_of, study_from_disk, unused_copies
 from helm.session.here import measured_profile, with_thread_counts
 from helm.session.options import LoadOptions, PlanKeywords, StudyKeywords, load_options
 
@@ -64,14 +64,19 @@ def _solved(
     options: LoadOptions,
 ) -> Study:
     """In memory or, where nothing fits there, with weights on disk."""
+
+    def drives() -> Drives:
+        path, infos = resolve_config(model, revision), problem.checkpoint_tensors
+        if infos is None or not isinstance(path, Path):
+            return {}
+        return drives_of(infos, path.parent, options.copies)
+
+    if options.copies:
+        drives()  # what is no copy is refused before the search
     try:
-        return solve(problem)
+        return unused_copies(solve(problem), options)
     except OutOfMemoryError as refused:
-        path = resolve_config(model, revision)
-        if problem.checkpoint_tensors is None or not isinstance(path, Path):
-            raise
-        files = files_of(problem.checkpoint_tensors, path.parent)
-        return study_from_disk(problem, files, options, refused)
+        return study_from_disk(problem, drives(), options, refused)
 
 
 @named("formats", PlanKeywords)

@@ -6,12 +6,12 @@
 #include <atomic>
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/arena.h"
+#include "disk_files.h"
 #include "helm/program.h"
 #include "plan/disk.h"
 #include "tiny_model.h"
@@ -28,22 +28,13 @@ using helm::Engine;
 using helm::EngineOptions;
 using helm::kDiskAlignment;
 using helm::Plan;
+using helm::test::content_at;
+using helm::test::layout_of;
 using helm::test::TinyFolder;
 using helm::test::TinyModel;
 using helm::test::TinyShape;
-
-std::byte at(int64_t offset) {
-  return static_cast<std::byte>(offset * 31 + offset / 4096);
-}
-
-std::string write_file(const TinyFolder& folder, int64_t bytes) {
-  std::vector<std::byte> content;
-  for (int64_t i = 0; i < bytes; ++i) content.push_back(at(i));
-  const std::string path = folder.path() + "/data";
-  std::ofstream(path, std::ios::binary)
-      .write(reinterpret_cast<const char*>(content.data()), static_cast<std::streamsize>(bytes));
-  return path;
-}
+using helm::test::told;
+using helm::test::write_file;
 
 // Does what a test says, once or always, and else what the system does.
 class Faults final : public helm::FileCalls {
@@ -80,22 +71,12 @@ class Faults final : public helm::FileCalls {
   size_t most = 0;
 };
 
-std::string told(const auto& call) {
-  try {
-    call();
-  } catch (const helm::Error& error) {
-    CHECK(error.kind() == helm::ErrorKind::kIo);
-    return error.what();
-  }
-  return "nothing";
-}
-
 void check_content(const DirectFile& file, int64_t bytes) {
   const int64_t size = helm::align_up(bytes, kDiskAlignment);
   const Arena memory(size, "a test");
   file.read(memory.data(), size, bytes, 0);
   int64_t wrong = 0;
-  for (int64_t i = 0; i < bytes; ++i) wrong += memory.data()[i] != at(i);
+  for (int64_t i = 0; i < bytes; ++i) wrong += memory.data()[i] != content_at(i);
   CHECK(wrong == 0);
 }
 
@@ -104,7 +85,7 @@ void check_content(const DirectFile& file, int64_t bytes) {
 TEST_CASE(
     "a direct file is read whole: short reads, interruptions, and where O_DIRECT is refused") {
   const TinyFolder folder;
-  const std::string path = write_file(folder, 50'001);
+  const std::string path = write_file(folder.path(), 50'001);
   Faults calls;
   SUBCASE("as it is") {
     check_content(DirectFile(path, calls), 50'001);
@@ -131,7 +112,7 @@ TEST_CASE(
 
 TEST_CASE("what is wrong with a direct file is told") {
   const TinyFolder folder;
-  const std::string path = write_file(folder, 50'000);
+  const std::string path = write_file(folder.path(), 50'000);
   Faults calls;
   const auto file = std::make_unique<DirectFile>(path, calls);
   const Arena memory(1 << 20, "a test");
@@ -155,7 +136,7 @@ TEST_CASE("what is wrong with a direct file is told") {
   }
   SUBCASE("it is replaced") {
     std::filesystem::rename(path, path + ".old");
-    write_file(folder, 50'000);
+    write_file(folder.path(), 50'000);
     CHECK(told(check).find("was replaced") != std::string::npos);
   }
   SUBCASE("it is gone") {
@@ -164,53 +145,33 @@ TEST_CASE("what is wrong with a direct file is told") {
   }
 }
 
-namespace {
-
-// Units of these bytes, one behind the other in the file.
-DiskLayout layout_of(const std::vector<int64_t>& sizes, int64_t ring) {
-  DiskLayout layout;
-  int64_t offset = 0, end = 0;
-  for (const int64_t bytes : sizes) {
-    helm::DiskUnit unit{.unit = layout.units.size(), .bytes = bytes};
-    unit.place = end + bytes > ring ? 0 : end;
-    end = unit.place + bytes;
-    unit.ranges.push_back({"data", offset, bytes, bytes, unit.place});
-    offset += bytes;
-    layout.step_bytes += bytes;
-    layout.units.push_back(unit);
-  }
-  for (helm::DiskUnit& unit : layout.units) unit.frees = 1;
-  return layout;
-}
-
-}  // namespace
-
 TEST_CASE("the ring has every unit of every step, and reads no more than it holds ahead") {
   const TinyFolder folder;
   const std::vector<int64_t> sizes = {3 << 20, 1 << 20, 4096, 2 << 20};
-  write_file(folder, 7 << 20);
+  write_file(folder.path(), 7 << 20);
   Faults calls;
-  DiskRing ring(layout_of(sizes, 4 << 20), 4 << 20, folder.path(), calls);
+  DiskRing ring(layout_of(sizes, 4 << 20), 4 << 20, {folder.path()}, calls);
   for (int step = 0; step < 3; ++step) {
     for (const helm::DiskUnit& unit : ring.layout().units) {
       ring.acquire(unit.unit);
       const std::byte* data = ring.data() + unit.place;
       int64_t wrong = 0;
-      for (int64_t i = 0; i < unit.bytes; ++i) wrong += data[i] != at(unit.ranges[0].offset + i);
+      for (int64_t i = 0; i < unit.bytes; ++i)
+        wrong += data[i] != content_at(unit.ranges[0].offset + i);
       CHECK(wrong == 0);
       ring.release(unit.unit);
     }
     CHECK(ring.used_bytes() == (step + 1) * ring.layout().step_bytes);
-    CHECK(ring.read_bytes() <= ring.used_bytes() + ring.bytes());
+    CHECK(ring.read_bytes().front() <= ring.used_bytes() + ring.bytes());
   }
 }
 
 TEST_CASE("a read that fails ends the step, and every step behind it") {
   const TinyFolder folder;
-  write_file(folder, 2 << 20);
+  write_file(folder.path(), 2 << 20);
   Faults calls;
   calls.error_from = 1 << 20;
-  DiskRing ring(layout_of({1 << 20, 1 << 20}, 1 << 20), 1 << 20, folder.path(), calls);
+  DiskRing ring(layout_of({1 << 20, 1 << 20}, 1 << 20), 1 << 20, {folder.path()}, calls);
   ring.acquire(0);
   ring.release(0);
   for (int i = 0; i < 2; ++i) {
@@ -220,9 +181,9 @@ TEST_CASE("a read that fails ends the step, and every step behind it") {
 
 TEST_CASE("a file that is too short for its units is refused") {
   const TinyFolder folder;
-  write_file(folder, 10'000);
+  write_file(folder.path(), 10'000);
   Faults calls;
-  const auto made = [&] { DiskRing(layout_of({8192, 4096}, 8192), 8192, folder.path(), calls); };
+  const auto made = [&] { DiskRing(layout_of({8192, 4096}, 8192), 8192, {folder.path()}, calls); };
   CHECK(told(made).find("has 10000 bytes, expected 12288") != std::string::npos);
 }
 
