@@ -209,7 +209,7 @@ class _Bench:
         return sum(steps), ops
 
     def decode(self) -> _Timed:
-        """A token of every sequence, after a prefill: two groups have theirs in steps of their own."""
+        """A token of every sequence, after a prefill: two groups have theirs in own steps."""
         before = self._engine.stats["experts"]
         steps, ops = self._run(self._load.prompt, self._load.output)
         after = self._engine.stats["experts"]
