@@ -135,6 +135,12 @@ TEST_CASE("every request ends once, and none that decodes is passed over, at any
             if (running[i]->drawn > 0) ++members[batch.groups[i]];
             running[i]->waited += running[i]->drawn > 0 && pending_of(*running[i]) > 0;
           }
+          const auto decodes = [](const Job* job) { return job->drawn > 0; };
+          const bool decoders = std::ranges::any_of(running, decodes);
+          // Nobody's token waits behind a step of prompts alone.
+          CHECK(decoders == std::ranges::any_of(batch.rows, [&](const helm::BatchRow& row) {
+                  return decodes(running[row.runner]);
+                }));
           for (const helm::BatchRow& row : batch.rows) {
             Job& job = *running[row.runner];
             REQUIRE(row.tokens >= 1);
