@@ -62,8 +62,9 @@ PROBE_BYTES, PROBE_S = 1 << 29, 0.1
 @dataclass
 class Row:
     """bytes: weights and KV that a decode step must read on all devices. By round: seconds of a
-    step, those predicted from the rates of that round, and the host's streaming rate around it.
-    device_bytes: the most that the accelerator ever held."""
+    step, those predicted from the rates of that round, the host's streaming rate around it, and
+    what that is over the one when the rates were measured. device_bytes: the most that the
+    accelerator ever held."""
 
     name: str
     context: int
@@ -71,6 +72,7 @@ class Row:
     seconds: list[float] = field(default_factory=list)
     predicted_s: list[float] = field(default_factory=list)
     read_bytes_per_s: list[float] = field(default_factory=list)
+    drift: list[float] = field(default_factory=list)
     device_bytes: int = 0
     evicted_blocks: int = 0
 
@@ -83,6 +85,12 @@ class Row:
         """Of the predicted seconds, by round."""
         pairs = zip(self.predicted_s, self.seconds, strict=True)
         return [predicted / seconds - 1 for predicted, seconds in pairs]
+
+    @property
+    def corrected_errors(self) -> list[float]:
+        """As if the machine had read as fast as when its rates were measured."""
+        pairs = zip(self.errors, self.drift, strict=True)
+        return [(1 + error) / drift - 1 for error, drift in pairs]
 
 
 class Model:
@@ -200,23 +208,26 @@ def step_bytes(plan: Plan, engine: Any, context: int) -> float:
 
 
 def extension(model: Model, args: argparse.Namespace) -> list[Row]:
-    """Round by round the machine is measured, unless a profile is given, and every row after that:
-    what other programs leave of the machine changes within minutes."""
+    """Round by round and for each site the machine is measured, unless a profile is given, and its
+    rows after that: what other programs leave of the machine changes within minutes."""
     rows: dict[tuple[str, int], Row] = {}
     for done in range(args.rounds):
-        profile = measured(args)
         for site in args.sites:
+            before = probe(args.threads)
+            profile = measured(args)
+            rate = (before + probe(args.threads)) / 2
             if not done:
                 verify(model, profile, site, args)
-            one_site(model, profile, site, rows, args)
+            one_site(model, profile, rate, site, rows, args)
     return list(rows.values())
 
 
 def one_site(
-    model: Model, profile: Profile, site: str, rows: dict[tuple[str, int], Row],
-    args: argparse.Namespace,
+    model: Model, profile: Profile, profile_rate: float, site: str,
+    rows: dict[tuple[str, int], Row], args: argparse.Namespace,
 ) -> None:  # fmt: skip
-    """One round of its rows."""
+    """One round of its rows. profile_rate: bytes a second that the host read when the profile's
+    rates were measured."""
     plan = model.on_cpu(max(args.contexts) + TOKENS, args.page_tokens)
     budget = budget_bytes(plan, args)
     planned, _ = model.on_both(plan, profile, site, budget, max(args.contexts))
@@ -241,6 +252,7 @@ def one_site(
         row.seconds.append(seconds)
         row.predicted_s.append(model.on_both(plan, profile, site, budget, context)[1])
         row.read_bytes_per_s.append(rate)
+        row.drift.append(rate / profile_rate)
         row.device_bytes = max(row.device_bytes, stats["devices"][1]["peak_bytes"])
         row.evicted_blocks = stats["evicted_blocks"]
         print(
@@ -304,7 +316,8 @@ def cost(model: Model, profile: Profile, args: argparse.Namespace) -> list[Row]:
 def show_extension(rows: list[Row], console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     for name in ("site", "context", "tok/s", "[least, most]", "predicted", "error", "[least, most]",
-                 "bytes/step", "GB/s", "of read ceiling", "on device", "evicted"):  # fmt: skip
+                 "corrected", "bytes/step", "GB/s", "of read ceiling", "on device",
+                 "evicted"):  # fmt: skip
         table.add_column(name, justify="left" if name == "site" else "right")
     for row in rows:
         rate = row.bytes / row.median_s
@@ -314,6 +327,7 @@ def show_extension(rows: list[Row], console: Console) -> None:
             f"{1 / statistics.median(row.predicted_s):.2f}",
             f"{statistics.median(row.errors):+.0%}",
             f"[{min(row.errors):+.0%}, {max(row.errors):+.0%}]",
+            f"{statistics.median(row.corrected_errors):+.0%}",
             f"{row.bytes / 1e9:.2f} GB", f"{rate / 1e9:.1f}",
             f"{rate / statistics.median(row.read_bytes_per_s):.0%}",
             f"{row.device_bytes / 2**20:.0f} MiB", f"{row.evicted_blocks}",

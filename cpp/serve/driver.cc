@@ -16,6 +16,16 @@ StepPolicy policy_of(const Engine& engine) {
           plan.schedule.prefill_overlap, engine.steps_ahead()};
 }
 
+// Whether steps with prompts read weights that decoding does without: those that visit, and those of
+// more experts.
+bool prompts_read_more(const Plan& plan) {
+  const auto mixes = [](const UnitSpec& unit) {
+    return std::ranges::any_of(
+        unit.ops, [](const Op& op) { return std::holds_alternative<ExpertsOp>(op); });
+  };
+  return plan.schedule.visit_tokens > 0 || std::ranges::any_of(plan.units, mixes);
+}
+
 }  // namespace
 
 Driver::Driver(Engine& engine, PrefixCache* prefixes, Speculation speculation,
@@ -25,7 +35,7 @@ Driver::Driver(Engine& engine, PrefixCache* prefixes, Speculation speculation,
       sampler_(engine),
       stats_(engine.stats()),
       scheduler_(policy_of(engine)),
-      pacer_(engine.plan().limits.step_tokens),
+      pacer_(engine.plan().limits.step_tokens, prompts_read_more(engine.plan())),
       speculator_(engine.plan(), std::move(speculation)) {
   const Plan& plan = engine.plan();
   if (plan.predictor && engine.moves()) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 namespace helm {
@@ -50,7 +51,9 @@ void Pacer::fit() {
           std::inner_product(cost_s_.begin(), cost_s_.end(), products_[i].begin(), 0.0) -
           cost_s_[i] * products_[i][i];
       const double noise = i == 1 ? 0 : kNoise * sums[i] * sums[i] / sums[0];
-      cost_s_[i] = std::max(0.0, (seconds_[i] - others) / (products_[i][i] + noise));
+      const double most =
+          i == 0 && !reads_more_ && decode_s_ > 0 ? decode_s_ : std::numeric_limits<double>::max();
+      cost_s_[i] = std::clamp((seconds_[i] - others) / (products_[i][i] + noise), 0.0, most);
     }
   }
 }
@@ -67,13 +70,20 @@ int64_t Pacer::rows(int64_t past) const {
   const double fitting =
       2 * left_s / (behind_s + std::sqrt(behind_s * behind_s + 2 * pair_s * left_s));
 
-  PromptWork whole;
-  whole.add(past, most_rows_);
-  const double half_rate = static_cast<double>(most_rows_) / seconds(terms(whole)) / 2;
-  const double least = half_rate * step_s / (1 - half_rate * behind_s);
-  return static_cast<int64_t>(std::clamp(std::max(fitting, least),
+  return static_cast<int64_t>(std::clamp(std::max(fitting, least(past)),
                                          static_cast<double>(std::min(kLeastRows, most_rows_)),
                                          static_cast<double>(most_rows_)));
+}
+
+// Where prompts read no more, the target leaves them half of their speed anyway.
+double Pacer::least(int64_t past) const {
+  if (!reads_more_) return 0;
+  PromptWork whole;
+  whole.add(past, most_rows_);
+  const auto [step_s, row_s, pair_s] = cost_s_;
+  const double behind_s = row_s + pair_s * static_cast<double>(past);
+  const double half_rate = static_cast<double>(most_rows_) / seconds(terms(whole)) / 2;
+  return half_rate * step_s / (1 - half_rate * behind_s);
 }
 
 }  // namespace helm

@@ -23,8 +23,11 @@ struct PromptWork {
 
 class Pacer {
  public:
-  // most_rows: of prompts in a step.
-  explicit Pacer(int64_t most_rows) : most_rows_(most_rows) {}
+  // most_rows: of prompts in a step. reads_more: steps with prompts may read weights that decoding
+  // does without. Where they do not, what a step takes however few its rows are is no more than a
+  // step without prompts takes, even where disturbed steps seem to say so.
+  explicit Pacer(int64_t most_rows, bool reads_more = true)
+      : most_rows_(most_rows), reads_more_(reads_more) {}
 
   // What a step that decodes may take; 0, as at first: kSlowdown times one without prompts, at
   // least kLeastTarget_s.
@@ -32,7 +35,7 @@ class Pacer {
   // A step took so long.
   void note(int64_t decode_rows, const PromptWork& prompts, double seconds);
   // As many as fit the target behind `past` positions of a prompt. It gets half of the speed that
-  // it has alone there at least: where a step costs much however few its rows are, many.
+  // it has alone there at least: where a step reads more for prompts, many.
   int64_t rows(int64_t past) const;
 
   // So that the slowest of a hundred tokens wait for 2.5 times as long as the others at most.
@@ -48,6 +51,7 @@ class Pacer {
     return {1, static_cast<double>(prompts.rows), prompts.pairs};
   }
   double seconds(const Terms& terms) const;
+  double least(int64_t past) const;  // rows with which a prompt has half of its speed
   void fit();
 
   // Sums over steps with prompts, older ones with less weight: of products of terms, and of terms
@@ -58,6 +62,7 @@ class Pacer {
   double correction_ = 1;  // of what these say, by the last steps
   double decode_s_ = 0;    // of a step without prompts, lately
   int64_t most_rows_;
+  bool reads_more_;
   double target_s_ = 0;
 };
 

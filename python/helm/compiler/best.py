@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from helm.compiler.budget import memory_bytes, missing
 from helm.compiler.candidate import Candidate, Missing, OverflowUse, SitePrice, goals, predicted
-from helm.compiler.choices import SITES, Choice
+from helm.compiler.choices import SITES, Choice, fastest
 from helm.compiler.counts import CostedGraph
 from helm.compiler.order import least, less
 from helm.compiler.overflow import Bools
@@ -151,7 +151,7 @@ class Best:
     def _candidate(self, choice: Choice, lacks: Lacks, page: int, row: int) -> Candidate:
         setting, rows = choice.setting, choice.setting.rows
         held = int(setting.pages[page]) if rows.has_blocks[row] else 0
-        decode = min(choice.decodes, key=lambda way: way.key(row, page))
+        decode = fastest(choice.decodes, row, page)
         prefill = choice.prefills[int(np.argmin(choice.prefill_s[:, row, page]))]
         visits_from = prefill.visit_least
         ways = prefill.priced, decode.expected, decode.full_context
@@ -194,6 +194,6 @@ def _overflow_use(choice: Choice, row: int, page: int) -> OverflowUse | None:
     far = int(pool.far_blocks(context)[page])
     sites = []
     for site in dict.fromkeys(way.overflow for way in choice.decodes):
-        ways = (way for way in choice.decodes if way.overflow == site)
-        sites.append(SitePrice(site, *min(way.key(row, page) for way in ways)))
+        way = fastest([way for way in choice.decodes if way.overflow == site], row, page)
+        sites.append(SitePrice(site, *way.key(row, page)))
     return OverflowUse(pool.watermark, near, far, tuple(sites))

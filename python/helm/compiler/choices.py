@@ -53,6 +53,14 @@ class DecodeWay:
         return float(self.expected.total[row, page]), float(self.full_context.total[row, page])
 
 
+def fastest(ways: Sequence[DecodeWay], row: int, page: int) -> DecodeWay:
+    """The first with the least key. The full context of those beaten at the expected one is not
+    priced."""
+    expected = [way.expected.total[row, page] if way.allowed[row] else np.inf for way in ways]
+    tied = [way for way, total in zip(ways, expected, strict=True) if total == min(expected)]
+    return min(tied, key=lambda way: way.key(row, page)) if tied[1:] else tied[0]
+
+
 @dataclass(frozen=True)
 class PrefillWay:
     """One way to prefill. visit_least: see `price_prefill`."""

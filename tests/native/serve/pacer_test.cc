@@ -146,6 +146,28 @@ TEST_CASE("where a step costs much however few its rows are, a prompt keeps half
   CHECK(rate(pacer.rows(0)) >= 0.47 * rate(512));
 }
 
+TEST_CASE("where prompts read no more weights, a machine whose speed changes has no longer steps") {
+  // Prompts alone while it is fast, beside others while it is slow, as if each step cost much.
+  const Machine fast{0.2, 0.004}, slow{0.6, 0.012};
+  const auto longest = [&](bool reads_more) {
+    Pacer pacer(512, reads_more);
+    double most = 0;
+    for (int phase = 0; phase < 20; ++phase) {
+      Clock(fast, pacer).chunk(0, 0, 512);
+      Clock clock(slow, pacer, 0.2);
+      clock.decode(20);
+      for (int i = 0; i < 4; ++i) {
+        const double chunk_s = clock.chunk(4, 0, pacer.rows(0));
+        if (phase >= 10) most = std::max(most, chunk_s);
+      }
+    }
+    return most / slow.fixed_s;
+  };
+  CHECK(longest(true) > 4);
+  CHECK(longest(false) < 3);
+  MESSAGE(longest(true), ", ", longest(false), " times a step without prompts");
+}
+
 TEST_CASE("rows are never fewer than a few nor more than a step has") {
   Pacer slow(512);
   CHECK(settled({0.1, 1.0}, slow, true) == Pacer::kLeastRows);
