@@ -62,7 +62,7 @@ if(HELM_SANITIZE)  # instrumented tiles take the compiler tens of minutes when t
 endif()
 
 foreach(isa IN LISTS helm_all_tiers)
-  if(NOT isa IN_LIST HELM_TIERS)
+  if(NOT isa IN_LIST HELM_TIERS AND NOT isa STREQUAL "scalar")
     set(HELM_ISA_FLAGS_${isa} "")
   endif()
 endforeach()
