@@ -12,7 +12,13 @@ foreach(isa IN LISTS HELM_TIERS)
   endif()
 endforeach()
 # Nobody waits for the scalar kernels, which are what others are compared with.
-if(NOT HELM_SANITIZE)
+set(helm_sanitize_kernels OFF)
+if(HELM_SANITIZE AND HELM_SANITIZE_KERNELS)
+  set(helm_sanitize_kernels ON)
+  if(NOT HELM_TEST_WHOLE)  # their own tests are left out
+    set(HELM_ISA_FLAGS_scalar -O0)
+  endif()
+else()
   set(HELM_ISA_FLAGS_scalar $<$<CONFIG:Release>:-O2>)
 endif()
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
@@ -54,7 +60,7 @@ set(HELM_KERNEL_FLAGS -ffp-contract=off -fno-lto -fno-exceptions -falign-loops=6
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # its own AVX-512 intrinsics trip this warning
   list(APPEND HELM_KERNEL_FLAGS -Wno-maybe-uninitialized -Wno-uninitialized)
 endif()
-if(HELM_SANITIZE)  # instrumented tiles take the compiler tens of minutes when they are unrolled,
+if(helm_sanitize_kernels)  # instrumented tiles take the compiler tens of minutes when they are unrolled,
   list(APPEND HELM_KERNEL_FLAGS -O1 -DHELM_NO_UNROLL)
   if(HELM_SANITIZE MATCHES "undefined")  # with a check at each access also when they are inlined
     list(APPEND HELM_KERNEL_FLAGS -fno-inline -DHELM_NO_INLINE)

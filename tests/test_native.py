@@ -39,7 +39,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sanitized")
     build(
         folder,
-        *sanitizing("address,undefined", "-Og"),  # half of -O1's time to compile
+        *sanitizing("address,undefined", "-Og", kernels=WHOLE),  # half of -O1's time to compile
         targets=[f"helm_{name.removesuffix('s')}_tests" for name in SANITIZED],
     )
     return folder

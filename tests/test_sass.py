@@ -20,6 +20,7 @@ ARCHITECTURE = "sm_90"
 # Of the test for spilled registers; HELM_TEST_ARCHITECTURES="sm_75 sm_80" has others.
 SPILLING = os.environ.get("HELM_TEST_ARCHITECTURES", "sm_120" if WHOLE else "").split()
 HOT = ("attention", "attention_decode", "attention_prefill", "attention_prompt", "matvec")
+TRIED = HOT if WHOLE else ("attention", "attention_decode", "matvec")  # the others take a minute
 CALLED_DIVISION = re.compile(r"__cuda_sm20_(?:div|rem)\w*")
 TIGHT = ("attention_decode", "attention_prompt", "matvec")
 OVER_F32 = re.compile(r"(decode|prefill)_kernelILN\w*DTypeE0E")  # pools of f32 are for tests
@@ -36,7 +37,7 @@ def nvdisasm() -> str | None:
     return found or next((str(place) for place in places if place.exists()), None)
 
 
-@pytest.fixture(scope="module", params=HOT)
+@pytest.fixture(scope="module", params=TRIED)
 def compiled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, str, Path]:

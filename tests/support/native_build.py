@@ -17,18 +17,19 @@ from whole import WHOLE
 ROOT = Path(__file__).parents[2]
 
 
-def sanitizing(sanitizers: str, optimization: str) -> tuple[str, ...]:
-    """Options of a build under sanitizers: the first tier that can run, and its integer products.
-    HELM_TEST_WHOLE=1 has all that can run."""
+def sanitizing(sanitizers: str, optimization: str, *, kernels: bool = True) -> tuple[str, ...]:
+    """Options of a build under sanitizers. With the kernels under them, too: the first tier that
+    can run, and its integer products; HELM_TEST_WHOLE=1 has all that can run. Without: all
+    kernels as they are in a package, so that a compiler's cache has them."""
     available = [tier["name"] for tier in _helm.isa_tiers() if tier["available"]]
     vector = [name for name in available if name != "scalar"]
     tiers = ";".join(available if WHOLE else vector[:1])
     integers = ";".join(t["name"] for t in _helm.integer_isa_tiers() if t["available"])
+    chosen = (f"-DHELM_TIERS={tiers}", f"-DHELM_INTEGER_TABLES={integers}")
     return (
         f"-DHELM_SANITIZE={sanitizers}",
         f"-DHELM_SANITIZE_LEVEL={optimization}",
-        f"-DHELM_TIERS={tiers}",
-        f"-DHELM_INTEGER_TABLES={integers}",
+        *(chosen if kernels else ("-DHELM_SANITIZE_KERNELS=OFF",)),
         f"-DHELM_TEST_WHOLE={int(WHOLE)}",
     )
 

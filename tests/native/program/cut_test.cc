@@ -107,7 +107,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 }  // namespace
 
 TEST_CASE("what is cut has the bits of its parts in turn on the CPU") {
-  for (const Kind& kind : kKinds) {
+  for (const Kind& kind : helm::test::sampled(kKinds)) {
     CAPTURE(std::string(kind.places));
     const TinyShape shape = shape_of(kind);
     const auto want = tiny_engine(tiny_model(in_turn(shape)));
@@ -126,7 +126,7 @@ TEST_CASE("what is cut has the bits of its parts in turn on the CPU") {
 }
 
 TEST_CASE("a second step may be submitted before the first is collected") {
-  for (const Kind& kind : kKinds) {
+  for (const Kind& kind : helm::test::sampled(kKinds)) {
     CAPTURE(std::string(kind.places));
     const TinyShape shape = shape_of(kind);
     const auto want = tiny_engine(tiny_model(in_turn(shape)));
@@ -156,7 +156,7 @@ TEST_CASE("a second step may be submitted before the first is collected") {
 }
 
 TEST_CASE("every allocation of what is cut may be refused") {
-  for (const Kind& kind : kKinds) {
+  for (const Kind& kind : helm::test::sampled(kKinds)) {
     CAPTURE(std::string(kind.places));
     const TinyShape shape = shape_of(kind);
     const auto model = tiny_model(shape);
@@ -178,7 +178,7 @@ TEST_CASE("every allocation of what is cut may be refused") {
 }
 
 TEST_CASE("a device that is lost at any task of a cut step ends it with an error, and all others") {
-  for (const Kind& kind : kKinds) {
+  for (const Kind& kind : helm::test::sampled(kKinds)) {
     CAPTURE(std::string(kind.places));
     const auto model = tiny_model(shape_of(kind));
     int64_t lost_while_running = 0;

@@ -24,7 +24,7 @@ constexpr int64_t kBlocks = 13;  // of one sequence
 
 int schedules() {
   const char* wanted = std::getenv("HELM_TEST_SCHEDULES");
-  return wanted != nullptr ? std::atoi(wanted) : helm::test::kFew ? 3 : 8;
+  return wanted != nullptr ? std::atoi(wanted) : helm::test::kFew ? 2 : 8;
 }
 
 struct Kind {

@@ -93,7 +93,7 @@ void use_up(Engine& engine) {
 // HELM_TEST_SCHEDULES asks for more of them, as under sanitizers by hand.
 int schedules() {
   const char* asked = std::getenv("HELM_TEST_SCHEDULES");
-  return asked != nullptr ? std::stoi(asked) : helm::test::kFew ? 20 : 50;
+  return asked != nullptr ? std::stoi(asked) : helm::test::kFew ? 10 : 50;
 }
 
 }  // namespace

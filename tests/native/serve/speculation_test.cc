@@ -100,7 +100,7 @@ TEST_CASE("requests that come and go beside wrong guesses get what each gets alo
         Service service(engine, {keeps, {adversary, tokens}});
         std::mt19937 random(split ? 5 : 3);
         int64_t submitted = 0, cancels = 0;
-        for (int schedule = 0; schedule < (helm::test::kFew ? 8 : 20); ++schedule) {
+        for (int schedule = 0; schedule < (helm::test::kFew ? 3 : 20); ++schedule) {
           CAPTURE(schedule);
           const auto outbox = std::make_shared<Outbox>();
           std::map<RequestId, size_t> kind_of;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <random>
@@ -20,6 +21,15 @@ std::vector<T> sampled(std::initializer_list<T> values) {
   for (const T& value : values) {
     const auto i = &value - values.begin();
     if (!kFew || i % 4 == 0 || &value + 1 == values.end()) some.push_back(value);
+  }
+  return some;
+}
+
+template <class T, size_t N>
+std::vector<T> sampled(const T (&values)[N]) {
+  std::vector<T> some;
+  for (size_t i = 0; i < N; ++i) {
+    if (!kFew || i % 4 == 0 || i + 1 == N) some.push_back(values[i]);
   }
   return some;
 }
