@@ -21,6 +21,7 @@ SAFETENSORS_DTYPE = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
 TORCH_DTYPE = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 BLOCK = 1 << 22  # random elements, repeated to fill a tensor
 MADE_OF_IT = ("model.gguf", "reference.npy")  # files that others add to a checkpoint's folder
+WRITTEN_BY = "2"  # counts up when other bytes are written, so that no folder of before is taken
 
 
 def tensor_shapes(config: dict) -> Iterable[tuple[str, tuple[int, ...]]]:
@@ -66,17 +67,18 @@ def write_weights(path: Path, config: dict, dtype: str) -> None:
 
 
 def write_tokenizer(path: Path, vocab_size: int) -> None:
-    """A byte-level BPE of the asked size, so that start-up pays for a tokenizer of real size."""
+    """A byte-level BPE of the asked size, so that start-up pays for a tokenizer of real size. But
+    for single bytes, tokens are ASCII: a stream tells each as it comes, and none waits for the rest
+    of a character."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     alphabet = sorted(ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate(alphabet)}
+    letters = [token for token in alphabet if token.isascii()]
     merges: list[list[str]] = []
-    tokens = list(alphabet)
-    for left in range(len(alphabet), vocab_size):
-        a, b = tokens[(left - len(alphabet)) // len(alphabet)], alphabet[left % len(alphabet)]
-        if a + b in vocab:
-            continue
+    tokens = list(letters)
+    for number in range(vocab_size - len(alphabet)):
+        a, b = tokens[number // len(letters)], letters[number % len(letters)]
         vocab[a + b] = len(vocab)
         tokens.append(a + b)
         merges.append([a, b])
@@ -117,7 +119,8 @@ def make_checkpoint(shape: str, dtype: str, root: Path) -> Path:
     config = {**config, "torch_dtype": TORCH_DTYPE[dtype], "eos_token_id": []}
     folder = root / f"{name}-{dtype}"
     done = folder / "complete"
-    if done.exists() and json.loads((folder / "config.json").read_text()) == config:
+    same = done.exists() and done.read_text() == WRITTEN_BY
+    if same and json.loads((folder / "config.json").read_text()) == config:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     for stale in (done, *(folder / made for made in MADE_OF_IT)):
@@ -125,7 +128,7 @@ def make_checkpoint(shape: str, dtype: str, root: Path) -> Path:
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     write_weights(folder / "model.safetensors", config, dtype)
     write_tokenizer(folder / "tokenizer.json", config["vocab_size"])
-    done.touch()
+    done.write_text(WRITTEN_BY)
     return folder
 
 
