@@ -16,12 +16,12 @@ StepPolicy policy_of(const Engine& engine) {
           plan.schedule.prefill_overlap, engine.steps_ahead()};
 }
 
-// Whether steps with prompts read weights that decoding does without: those that visit, and those of
-// more experts.
+// Whether steps with prompts read weights that decoding does without: those that visit, and those
+// of more experts.
 bool prompts_read_more(const Plan& plan) {
   const auto mixes = [](const UnitSpec& unit) {
-    return std::ranges::any_of(
-        unit.ops, [](const Op& op) { return std::holds_alternative<ExpertsOp>(op); });
+    return std::ranges::any_of(unit.ops,
+                               [](const Op& op) { return std::holds_alternative<ExpertsOp>(op); });
   };
   return plan.schedule.visit_tokens > 0 || std::ranges::any_of(plan.units, mixes);
 }
