@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from helm.base.formats import tensor_bytes
-from helm.compiler.program import FAR_PARTIAL, Program, Task, lower
+from helm.compiler.program import lower
+from helm.compiler.task import FAR_PARTIAL, Program, Task
 from helm.compiler.timeline import Flight
 from helm.model.graph import Attention, Embedding, Op, PositionEmbedding
 from helm.plan.schema import Plan

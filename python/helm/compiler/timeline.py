@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from helm.compiler.overflow import Bools
-from helm.compiler.program import MAIN, UP, Program, Task
+from helm.compiler.task import MAIN, UP, Program, Task
 from helm.compiler.times import F64, I64
 from helm.plan.units import CPU
 
