@@ -91,7 +91,8 @@ class _Lowering:
         disk: Sequence[DiskUnit] = (), lacking: Sequence[bool] = (), buffers: int = 2,
     ) -> None:  # fmt: skip
         self._disk, self._buffers, self._lacking = disk, buffers, lacking or (False,) * len(units)
-        self._disk_runs: list[int] = []
+        self._on_disk = {unit.number: unit for unit in disk}
+        self._disk_users: list[int] = []  # tasks after which the memory of what was read is free
         self._units, self._widths, self._far, self._visits = units, widths, far, visits
         there = next((unit.device for unit in units if unit.device != CPU), CPU)
         self._places = [
@@ -216,8 +217,24 @@ class _Lowering:
         if index < len(self._groups):
             (begin, end), read = self._groups[index], index - self._buffers
             after = (self._visitors[read],) if read >= 0 else ()
-            load = Task(UP, "visit", self._places[begin], (begin, end - 1), after, aside=True)
-            self._loads.append(self._add(load))
+            if any(begin <= unit.number < end for unit in self._disk):  # then unit by unit
+                own = [(i, i + 1) for i in range(begin, end)
+                       if self._units[i].device != self._places[i]]  # fmt: skip
+            else:
+                own = [(begin, end)]
+            for first, behind in own:
+                self._visit(first, behind, after)
+            self._loads.append(len(self._tasks) - 1)
+
+    def _visit(self, begin: int, end: int, after: tuple[int, ...]) -> None:
+        one = self._on_disk.get(begin) if end == begin + 1 else None
+        before = self._disk_users[-1:]  # whose memory is given back first
+        wanted = () if one is None else (self._read(one),)
+        number = self._add(Task(UP, "visit", self._places[begin], (begin, end - 1),
+                                (*after, *wanted), aside=True))  # fmt: skip
+        if one is not None:
+            self._tasks[-1] = replace(self._tasks[-1], awaits=(*before, *wanted))
+            self._uses(number, one)
 
     def _visiting(self, device: str, begin: int, end: int) -> None:
         loaded, units = self._loads[len(self._visitors)], (begin, end - 1)
@@ -229,21 +246,31 @@ class _Lowering:
         if pages:
             self._add(Task(DOWN, "written", device, units, (self._visitors[-1],)))
 
+    def _read(self, unit: DiskUnit) -> int:
+        """Of the next unit on disk, in the order of the plan."""
+        at, users = len(self._disk_users), self._disk_users
+        after = (users[at - unit.frees],) if at >= unit.frees else ()
+        before = self._disk[(at - unit.frees) % len(self._disk)].number
+        units = unit.number, unit.number
+        return self._add(Task(DISK, "read", CPU, units, after, needs=f"ring {before}"))
+
+    def _uses(self, number: int, unit: DiskUnit) -> None:
+        """The task leaves the memory in which the unit was."""
+        self._tasks[number] = replace(self._tasks[number], leaves=f"ring {unit.number}")
+        self._disk_users.append(number)
+
     def _reading(self, begin: int, end: int) -> None:
         """Runs of the CPU, those units apart of which weights come from disk."""
-        disk, runs = self._disk, self._disk_runs
-        for at, unit in enumerate(disk):
+        for unit in self._disk:
             if not begin <= unit.number < end:
                 continue
             if unit.number > begin:
                 self._run("run", CPU, begin, unit.number)
-            before = disk[(at - unit.frees) % len(disk)].number
-            units, begin = (unit.number, unit.number), unit.number + 1
-            after = (runs[at - unit.frees],) if at >= unit.frees else ()
-            read = self._add(Task(DISK, "read", CPU, units, after, needs=f"ring {before}"))
-            runs.append(self._run("run", CPU, unit.number, begin))
-            wanted = (read, *self._tasks[-1].after)
-            self._tasks[-1] = replace(self._tasks[-1], after=wanted, leaves=f"ring {unit.number}")
+            read, begin = self._read(unit), unit.number + 1
+            number = self._run("run", CPU, unit.number, begin)
+            wanted = (read, *self._tasks[number].after)
+            self._tasks[number] = replace(self._tasks[number], after=wanted)
+            self._uses(number, unit)
         if begin < end:
             self._run("run", CPU, begin, end)
 

@@ -31,7 +31,8 @@ class Task:
     those `written` go back; a far `page` comes. units: first and last, of a copy those of its
     layer, if it has one. aside: not in the queue of the device's stages. each: for every far page
     in turn, with the task behind. after: tasks of other lanes whose results or buffers it needs.
-    `read` weights of a unit from disk. leaves: what waits for the unit's memory in the ring.
+    `read` weights of a unit from disk. awaits: tasks that must have ended before it is handed over.
+    leaves: what waits for the unit's memory in the ring.
     """
 
     lane: str
@@ -42,6 +43,7 @@ class Task:
     value: str = ""
     aside: bool = False
     each: bool = False
+    awaits: tuple[int, ...] = ()
     reads: str = ""  # the buffers in turn of which it reads one
     needs: str = ""  # of the ring: memory that must be left
     leaves: str = ""  # and memory that it leaves
@@ -96,8 +98,13 @@ class Program:
             return first if first == last else f"{first}..{last}"
         layer = f"layer.{self.layers[task.units[0]]}"
         if task.verb == "visit":
-            return layer if self.visits else first
+            return layer if self.visits and self._is_layer(*task.units) else first
         return f"{layer} {_PARTS.get(task.verb, task.verb)}"
+
+    def _is_layer(self, first: int, last: int) -> bool:
+        """Whether these are all of its units."""
+        layer = self.layers[first]
+        return self.layers.index(layer) == first and layer not in self.layers[last + 1 :]
 
     def text(self) -> str:
         """A line for each task, below one for the kind."""

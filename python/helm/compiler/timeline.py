@@ -60,6 +60,8 @@ class Clock:
         self, task: Task, seconds: Seconds | Spread, ends: Mapping[int, Seconds]
     ) -> tuple[Seconds, Seconds]:
         """(begin, end). ends: of earlier tasks of its program, by number."""
+        if task.awaits:  # by the thread that hands it over
+            self.free[CPU] = _latest([self.at(CPU), *(ends[i] for i in task.awaits)])
         times = [*map(self.at, task.waits), *(ends[i] for i in task.after if i in ends)]
         begin = _latest({id(time): time for time in times}.values())
         end: Seconds
