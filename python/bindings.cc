@@ -73,14 +73,14 @@ std::shared_ptr<SharedEngine> make_engine(const std::string& plan,
                                           const nb::dict& tensors, int threads,
                                           const std::string& device, const Listener& progress,
                                           std::vector<int> cpus, double cpu_bytes_per_s,
-                                          double node_bytes_per_s,
+                                          double node_bytes_per_s, double disk_bytes_per_s,
                                           const std::vector<std::filesystem::path>& copies) {
   EngineOptions options;
   options.directory = directory.string();
   for (const std::filesystem::path& copy : copies) options.copies.push_back(copy.string());
   options.threads = threads;
   options.cpus = std::move(cpus);
-  options.pace = {cpu_bytes_per_s, node_bytes_per_s};
+  options.pace = {cpu_bytes_per_s, node_bytes_per_s, disk_bytes_per_s};
   options.device = device;
   options.cublas_directories = cublas_directories();
   for (const auto& [key, value] : tensors) {
@@ -210,7 +210,8 @@ void bind_engine(nb::module_& m) {
           nb::new_(&make_engine), "plan"_a, "directory"_a = "", "tensors"_a = nb::dict(),
           "threads"_a = 0, "device"_a = "cuda", "progress"_a.none() = nb::none(),
           "cpus"_a = std::vector<int>(), nb::kw_only(), "cpu_bytes_per_s"_a = 0.0,
-          "node_bytes_per_s"_a = 0.0, "copies"_a = std::vector<std::filesystem::path>(),
+          "node_bytes_per_s"_a = 0.0, "disk_bytes_per_s"_a = 0.0,
+          "copies"_a = std::vector<std::filesystem::path>(),
           "Loads the plan's weights from files under `directory` or from `tensors` (name to\n"
           "contiguous CPU array, used in place when its dtype is the format). `progress` "
           "gets\n"
@@ -220,8 +221,9 @@ void bind_engine(nb::module_& m) {
           "wherever the system puts them. cpu_bytes_per_s, for tests of schedules: a stage on the\n"
           "CPU takes at least the weights and KV that it reads over this rate, as sim:memory=RATE\n"
           "does on the accelerator; 0: no longer than it takes. node_bytes_per_s: the same of\n"
-          "weights on memory nodes that the plan names. copies: folders with the same files on\n"
-          "other drives; what steps read from disk comes from all of them at once.")
+          "weights on memory nodes that the plan names; disk_bytes_per_s: of what steps read from\n"
+          "disk. copies: folders with the same files on other drives; what steps read from disk\n"
+          "comes from all of them at once.")
       .def("check_process", &SharedEngine::check_process,
            "Raises InvalidError in a forked child, where no other call works either.")
       .def(

@@ -58,18 +58,18 @@ int thread_count(const Plan& plan, const EngineOptions& options) {
   return options.threads > 0 ? options.threads : plan.threads;
 }
 
-double checked_pace(double bytes_per_s) {
-  if (!(bytes_per_s >= 0) || !std::isfinite(bytes_per_s)) {
-    fail(ErrorKind::kInvalid, "[engine] a pace of ", bytes_per_s,
+const EngineOptions::Pace& checked_pace(const EngineOptions::Pace& pace) {
+  for (const double rate : {pace.cpu_bytes_per_s, pace.node_bytes_per_s, pace.disk_bytes_per_s}) {
+    if (rate >= 0 && std::isfinite(rate)) continue;
+    fail(ErrorKind::kInvalid, "[engine] a pace of ", rate,
          " bytes per second was asked for; expected more than 0, or 0 for none");
   }
-  return bytes_per_s;
+  return pace;
 }
 
 // Of a byte on a node that the plan names, in bytes of the CPU's own pace.
 double node_cost(const EngineOptions::Pace& pace) {
-  const double own = checked_pace(pace.node_bytes_per_s);
-  return own > 0 ? pace.cpu_bytes_per_s / own : 1;
+  return pace.node_bytes_per_s > 0 ? pace.cpu_bytes_per_s / pace.node_bytes_per_s : 1;
 }
 
 // The plan, if its devices have kernels for all of its formats.
@@ -107,7 +107,7 @@ Engine::Impl::Impl(Plan plan, const EngineOptions& options)
       team_size_(threads_.size(), options.threads == 0),
       start_(Clock::now()),
       cpu_(kernels_, threads_, &op_times_, cpu::select_integer_kernels(),
-           checked_pace(options.pace.cpu_bytes_per_s), node_cost(options.pace)),
+           checked_pace(options.pace).cpu_bytes_per_s, node_cost(options.pace)),
       cpu_account_(cpu_, plan_.memory_bytes[kCpu]),
       accelerator_(uses_accelerator(plan_)
                        ? open_accelerator(options.device, options.cublas_directories)

@@ -32,10 +32,9 @@ void PlanReader::check_disk(const JsonReader& root) {
   if (plan_.schedule.disk_ring_bytes == 0 || plan_.schedule.disk_ring_bytes % kDiskAlignment != 0) {
     ring.reject("expected a multiple of ", kDiskAlignment, ", as slices are on disk");
   }
-  // Steps run all units in order, one step after the other, and what visits lies in memory.
+  // Steps run all units in order, one step after the other.
   const JsonReader schedule = root["schedule"];
   const std::string where = " where weights are read from disk";
-  if (plan_.schedule.visit_tokens > 0) schedule["prefill"].reject("expected \"compute\"", where);
   if (plan_.schedule.decode_groups != 1) schedule["decode_groups"].reject("expected 1", where);
   if (plan_.schedule.prefill_overlap) schedule["prefill_overlap"].reject("expected false", where);
   std::vector<size_t> reader(plan_.tensors.size(), plan_.units.size());

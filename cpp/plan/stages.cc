@@ -53,6 +53,13 @@ std::vector<bool> lacking_units(const Plan& plan) {
   return lacking;
 }
 
+size_t layer_begin(const Plan& plan, size_t unit) {
+  const int64_t layer = plan.units[unit].layer;
+  if (layer == UnitSpec::kNoLayer) return unit;
+  while (unit > 0 && plan.units[unit - 1].layer == layer) --unit;
+  return unit;
+}
+
 size_t layer_end(const Plan& plan, size_t begin) {
   const int64_t layer = plan.units[begin].layer;
   size_t end = begin + 1;

@@ -25,8 +25,10 @@ std::string subject(const Plan& plan, const Task& task) {
     return value + " " + device(up) + ">" + device(!up);
   }
   const UnitSpec& first = plan.units[task.begin];
-  const bool unit = task.verb == Verb::kRun || task.verb == Verb::kRead ||
-                    (task.verb == Verb::kVisit && lacking_units(plan)[task.begin]);
+  const bool whole = task.begin == layer_begin(plan, task.begin) &&
+                     task.end == layer_end(plan, task.begin) && !lacking_units(plan)[task.begin];
+  const bool unit =
+      task.verb == Verb::kRun || task.verb == Verb::kRead || (task.verb == Verb::kVisit && !whole);
   if (!unit) return "layer." + std::to_string(first.layer);
   const bool several = task.end - task.begin > 1;
   return first.name + (several ? ".." + plan.units[task.end - 1].name : "");

@@ -181,7 +181,8 @@ void Executor::walk_in_turns(Flight& first) {
   }
 }
 
-void Executor::await(Flight& flight) {
+void Executor::await(Flight& flight) const {
+  if (visits_ != nullptr) visits_->give_back();
   flight.events[Bound::kMain]->synchronize();
   flight.awaited = false;
 }

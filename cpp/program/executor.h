@@ -113,7 +113,7 @@ class Executor {
   void run_to_end(Flight& flight);
   std::span<const float> logits(const Flight& flight) const;
   void keep(Flight& flight, int64_t outputs) const;
-  static void await(Flight& flight);
+  void await(Flight& flight) const;
   static bool attends_for_none(const Bound& bound, const Flight& flight);
   void enqueue(const Bound& bound, const Flight& flight);
   void run(const Bound& bound, const Flight& flight);

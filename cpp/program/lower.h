@@ -41,9 +41,11 @@ class Lowering {
   size_t group_end(size_t unit) const;
   void find_groups(const std::vector<StageSpan>& stages);
   void visit_next();
+  void visit(size_t begin, size_t end, std::vector<int32_t> after);
   void visiting_group(size_t begin, size_t end);
   // lower_disk.cc
   void run_reading(size_t begin, size_t end);
+  int32_t read(size_t unit);
   // lower_far.cc
   void resident(DeviceIndex device, size_t begin, size_t end);
   void spread_layer(DeviceIndex device, size_t begin, size_t end);
@@ -56,8 +58,8 @@ class Lowering {
   std::vector<int32_t> last_run_;                  // by device
   std::vector<int32_t> handed_;                    // copies that the next run waits for
   std::vector<std::pair<size_t, size_t>> groups_;  // of units whose weights visit
-  std::vector<int32_t> disk_runs_;                 // of units that were read before, in order
   std::vector<int32_t> visits_, visiting_runs_;    // tasks of those, as far as there are
+  std::vector<int32_t> disk_users_;  // tasks after which the memory of what was read is free
 };
 
 }  // namespace helm

@@ -39,15 +39,30 @@ void Lowering::find_groups(const std::vector<StageSpan>& stages) {
   }
 }
 
-// The next group's weights, if there is one: into the buffer that an earlier one has read.
+// The next group's weights, if there is one: into the buffer that an earlier one has read. Where
+// some come from disk, unit by unit.
 void Lowering::visit_next() {
   const size_t i = visits_.size(), buffers = static_cast<size_t>(plan_.schedule.visit_buffers);
   if (i == groups_.size()) return;
   const auto& [begin, end] = groups_[i];
   std::vector<int32_t> after;
   if (i >= buffers) after.push_back(visiting_runs_[i - buffers]);
-  add(Verb::kVisit, Lane::kUp, places_[begin], begin, end, std::move(after)).aside = true;
+  const auto on_disk = [&](const DiskUnit& one) { return begin <= one.unit && one.unit < end; };
+  if (std::ranges::none_of(disk_.units, on_disk)) {
+    visit(begin, end, after);
+  } else {
+    for (size_t unit = begin; unit < end; ++unit) {
+      if (plan_.units[unit].device != places_[unit]) visit(unit, unit + 1, after);
+    }
+  }
   visits_.push_back(last());
+}
+
+void Lowering::visit(size_t begin, size_t end, std::vector<int32_t> after) {
+  const bool reads = end == begin + 1 && disk_.of(begin) != nullptr;
+  if (reads) after.push_back(read(begin));
+  add(Verb::kVisit, Lane::kUp, places_[begin], begin, end, std::move(after)).aside = true;
+  if (reads) disk_users_.push_back(last());
 }
 
 void Lowering::visiting_group(size_t begin, size_t end) {

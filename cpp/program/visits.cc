@@ -14,31 +14,46 @@ Visits::Visits(const Plan& plan, const Program& program, const Weights& weights,
     : plan_(plan),
       weights_(weights),
       host_kv_(kv),
+      disk_(weights.disk()),
       groups_(plan.units.size()),
+      loads_(plan.units.size()),
       pinned_(account.device()) {
-  std::vector<std::span<const std::byte>> visiting;
-  int64_t largest = 0;
+  std::vector<std::vector<TensorIndex>> coming(groups_.size());  // by group
   size_t turn = 0;
   for (const Task& task : program.tasks) {
     if (task.verb != Task::Verb::kVisit) continue;
-    Group& group = groups_[task.begin];
+    const size_t first = program.visits ? layer_begin(plan, task.begin) : task.begin;
+    std::vector<TensorIndex>& before = coming[first];
+    if (before.empty()) groups_[first].turn = turn++;
     std::vector<bool> units(plan.units.size(), false);
     for (size_t u = task.begin; u < task.end; ++u) {
       units[u] = true;
       const AttentionOp* attention = attention_of(plan.units[u]);
       if (attention != nullptr && plan.units[u].device == kCpu)
-        group.entries.push_back(static_cast<size_t>(attention->layer));
+        groups_[first].entries.push_back(static_cast<size_t>(attention->layer));
     }
     std::vector<TensorIndex> tensors = tensors_of(plan, units);
-    std::erase_if(tensors, [&](TensorIndex t) { return plan.slice(t, task.device) != nullptr; });
-    group.tensors = placed_in_order(plan, tensors, kCpu);
-    group.turn = turn++;
-    for (const auto& [index, offset] : group.tensors) {
+    std::erase_if(tensors, [&](TensorIndex t) {
+      return plan.slice(t, task.device) != nullptr || std::ranges::find(before, t) != before.end();
+    });
+    const bool reads = disk_ != nullptr && disk_->layout().of(task.begin) != nullptr;
+    loads_[task.begin] = {first, before.size(), before.size() + tensors.size(), reads};
+    before.insert(before.end(), tensors.begin(), tensors.end());
+  }
+  std::vector<std::span<const std::byte>> visiting;
+  int64_t largest = 0;
+  for (size_t first = 0; first < groups_.size(); ++first) {
+    groups_[first].tensors = placed_in_order(plan, coming[first], kCpu);
+    for (const auto& [index, offset] : groups_[first].tensors) {
       const Weight& held = weights.on(kCpu)[static_cast<size_t>(index)];
       visiting.emplace_back(cpu::host_pointer<const std::byte>(held.address),
                             static_cast<size_t>(bytes_of(index)));
       largest = std::max(largest, offset + bytes_of(index));
     }
+  }
+  if (std::ranges::any_of(loads_, &Load::reads)) {  // as a whole: places in it overlap
+    visiting.emplace_back(disk_->data(), static_cast<size_t>(disk_->bytes()));
+    gone_up_ = account.device().create_event();
   }
   pinned_.lock(std::move(visiting), false);
   if (plan.schedule.visit_pages > 0) pinned_.lock({host_kv_}, true);
@@ -65,13 +80,29 @@ void Visits::bind(size_t unit, StageSpec& spec) const {
 }
 
 void Visits::load(size_t unit, Stream& stream) {
-  Ring::Buffer& to = buffer(unit);
+  const Load& load = loads_[unit];
+  Ring::Buffer& to = buffer(load.group);
+  if (load.reads) {
+    give_back();  // this unit may come to lie there
+    disk_->acquire(unit);
+  }
   stream.wait(*to.read);
-  for (const auto& [index, offset] : groups_[unit].tensors) {
+  for (size_t i = load.first; i < load.end; ++i) {
+    const auto& [index, offset] = groups_[load.group].tensors[i];
     const Weight& held = weights_.on(kCpu)[static_cast<size_t>(index)];
     stream.upload(to.address + offset, cpu::host_pointer(held.address), bytes_of(index));
   }
   stream.record(*to.loaded);
+  if (!load.reads) return;
+  stream.record(*gone_up_);
+  to_give_back_ = unit;
+}
+
+void Visits::give_back() {
+  if (!to_give_back_) return;
+  gone_up_->synchronize();
+  disk_->release(*to_give_back_);
+  to_give_back_.reset();
 }
 
 void Visits::move_pages(size_t unit, bool up, const StepViews& views, Stream& stream) {

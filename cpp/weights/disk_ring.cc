@@ -10,9 +10,11 @@
 namespace helm {
 
 DiskRing::DiskRing(DiskLayout layout, int64_t ring_bytes,
-                   const std::vector<std::string>& directories, FileCalls& calls)
+                   const std::vector<std::string>& directories, FileCalls& calls,
+                   double most_bytes_per_s)
     : layout_(std::move(layout)),
       ring_(ring_bytes, "weights read from disk"),
+      most_bytes_per_s_(most_bytes_per_s),
       read_bytes_(directories.size()) {
   for (const std::string& directory : directories) {
     Drive drive(layout_, directory, calls);
@@ -67,6 +69,8 @@ void DiskRing::read_ahead(size_t drive) {
     Unit& unit = units_[reading_ % count()];
     const Chunk& chunk = unit.chunks[unit.begun++];
     if (unit.begun == unit.chunks.size()) ++reading_;
+    const LaneSeconds least = time_at(most_bytes_per_s_, chunk.bytes);
+    const LaneTime end = clock_.take(std::chrono::steady_clock::now(), least);
     lock.unlock();
     std::string failure;
     try {
@@ -75,6 +79,7 @@ void DiskRing::read_ahead(size_t drive) {
     } catch (const std::exception& error) {
       failure = error.what();
     }
+    sleep_until(end);
     lock.lock();
     read_bytes_[drive] += chunk.bytes;
     if (!failure.empty() && failure_.empty()) failure_ = failure;

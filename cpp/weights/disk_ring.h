@@ -1,5 +1,5 @@
 // Weights on disk on their way through memory: threads read ahead of the steps, unit by unit, into
-// a ring whose parts are free again once their unit has run. Copies of the files on other drives
+// a ring whose parts are free again once their unit was used. Copies of the files on other drives
 // are read at once.
 #pragma once
 
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/arena.h"
+#include "device/lane_clock.h"
 #include "plan/disk.h"
 #include "weights/drive.h"
 
@@ -26,8 +27,9 @@ class DiskRing {
   // Begins to read. directories: where the plan's files lie, then those of copies. Each has threads
   // of its own, which take what is to be read next: so drives share by their rates. Throws
   // Error{kIo} for a file that cannot be opened, is too short or is no copy, Error{kMemory}.
+  // most_bytes_per_s: that reads give together; 0: as the drives do.
   DiskRing(DiskLayout layout, int64_t ring_bytes, const std::vector<std::string>& directories,
-           FileCalls& calls = system_file_calls());
+           FileCalls& calls = system_file_calls(), double most_bytes_per_s = 0);
   ~DiskRing();
   DiskRing(const DiskRing&) = delete;
   DiskRing& operator=(const DiskRing&) = delete;
@@ -67,6 +69,7 @@ class DiskRing {
   DiskLayout layout_;
   Arena ring_;
   std::vector<Drive> drives_;
+  const double most_bytes_per_s_;
   std::vector<Unit> units_;
   mutable std::mutex mutex_;  // of what follows, and of the units' progress
   std::condition_variable may_read_, loaded_;
@@ -74,6 +77,7 @@ class DiskRing {
   uint64_t used_ = 0;     // those before it were used
   std::string failure_;   // empty: none
   bool ends_ = false;
+  LaneClock clock_;                  // of the reads, as they begin
   std::vector<int64_t> read_bytes_;  // by drive
   int64_t used_bytes_ = 0;
   std::vector<std::thread> threads_;

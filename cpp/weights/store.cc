@@ -143,7 +143,8 @@ class Weights::Load {
     to_.ring_bytes_ = Claim(cpu, plan_.schedule.disk_ring_bytes, "weights read from disk");
     std::vector<std::string> drives = {options_.directory};
     drives.insert(drives.end(), options_.copies.begin(), options_.copies.end());
-    to_.disk_ = std::make_unique<DiskRing>(std::move(layout), to_.ring_bytes_.bytes(), drives);
+    to_.disk_ = std::make_unique<DiskRing>(std::move(layout), to_.ring_bytes_.bytes(), drives,
+                                           system_file_calls(), options_.pace.disk_bytes_per_s);
     for (const DiskUnit& unit : to_.disk_->layout().units) {
       for (const auto& [index, place] : unit.tensors) {
         held(*plan_.slice(index, kCpu)).address = cpu::device_address(to_.disk_->data() + place);

@@ -9,60 +9,25 @@ import random
 from pathlib import Path
 
 import pytest
+from disk_problems import RATE, model_folder, problem, shared_problem, solved
 
 from helm import _helm
-from helm.compiler.disk import StepTimes, ends_s, ring_bytes, spread
-from helm.compiler.planning_problem import Problem
-from helm.compiler.problem import DiskWeights, Drive
+from helm.compiler.disk import ring_bytes, spread
+from helm.compiler.disk_steps import StepTimes, ends_s
+from helm.compiler.problem import DiskWeights
 from helm.compiler.program import lower
-from helm.compiler.solve import Study, from_disk, solve
+from helm.compiler.solve import Study, solve
 from helm.compiler.steps import PlannedSteps
 from helm.compiler.timeline import Clock, Flight, collect, submit
 from helm.errors import InvalidError, OutOfMemoryError, PlanError
-from helm.machine.profile import Profile, load_profile
-from helm.model.families import read_config
-from helm.model.weight_names import read_weights
 from helm.plan.disk import ALIGNMENT, around, disk_units
-from helm.plan.records import Workload
 from helm.plan.schema import Plan
 from helm.plan.weights import slice_bytes
-from synthetic_folder import synthetic_folder
-
-WORK = Workload(64, 16, context=128)
-RATE = 1e8
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return synthetic_folder(
-        tmp_path_factory.mktemp("disk"),
-        hidden_size=256,
-        intermediate_size=1024,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=300,
-    )
-
-
-def machine() -> Profile:
-    return dataclasses.replace(load_profile("thesis-3090"), accelerator=None, link=None)
-
-
-def problem(folder: Path, memory: int, **options: object) -> Problem:
-    weights = read_weights(folder, read_config(folder / "config.json"))
-    return Problem(
-        weights.config, weights.tensors, workload=WORK, max_sequences=1, step_tokens=32,
-        threads=machine().cpu.threads, profile=machine(), memory_bytes=memory,
-        **options,  # type: ignore[arg-type]
-    )  # fmt: skip
-
-
-def solved(problem: Problem, rate: float = RATE) -> Study:
-    """In memory or, where nothing fits there, with weights on disk."""
-    try:
-        return solve(problem)
-    except OutOfMemoryError as refused:
-        return from_disk(problem, [Drive("model", rate)], refused)
+    return model_folder(tmp_path_factory.mktemp("disk"))
 
 
 def whole(folder: Path) -> int:
@@ -141,16 +106,6 @@ def test_the_period_is_that_of_the_timeline(study: Study) -> None:
 
 
 # --- beside an accelerator -----------------------------------------------------------------------
-
-
-def shared_problem(folder: Path, vram: int, **options: object) -> Problem:
-    """Of a machine whose memories together do not hold the model. vram: bytes for weights, KV and
-    what steps take; about 34 MB are scratch."""
-    profile, reserve = load_profile("thesis-3090"), 64 << 20
-    assert profile.accelerator is not None
-    own = problem(folder, reserve + (94 << 20), reserve_bytes=reserve, **options)
-    there = profile.accelerator.reserve_bytes + vram
-    return dataclasses.replace(own, profile=profile, accelerator_bytes=there)
 
 
 @pytest.fixture(scope="module")

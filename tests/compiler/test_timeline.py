@@ -9,7 +9,8 @@ import naive_timeline
 import numpy as np
 import pytest
 
-from helm.compiler.program import Program, Task, layer_tasks, lowered
+from helm.compiler.program import layer_tasks, lowered
+from helm.compiler.task import Program, Task
 from helm.compiler.timeline import (
     Flight,
     Spread,

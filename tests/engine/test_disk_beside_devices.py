@@ -35,8 +35,9 @@ def whole() -> tuple[Plan, Path]:
     return plan, Path(small_models.model_dir(NAME, "f32"))
 
 
-def beside(layout: str, rings: int = 1) -> Plan:
-    """rings: how many of the largest units the ring holds."""
+def beside(layout: str, rings: int = 1, visits: bool = False) -> Plan:
+    """rings: how many of the largest units the ring holds. visits: in steps of many tokens layers
+    of the CPU visit the accelerator."""
     plan, _ = whole()
     own = partitioned(plan, tuple(LETTERS[each] for each in layout))
     layers = {number - 1 for number, each in enumerate(layout) if each == "d"}
@@ -51,6 +52,10 @@ def beside(layout: str, rings: int = 1) -> Plan:
     sizes = disk_units(dataclasses.replace(own, slices=slices, schedule=ring))
     most = max(unit.read_bytes for unit in sizes)
     schedule = dataclasses.replace(own.schedule, disk_ring_bytes=rings * most)
+    if visits:
+        schedule = dataclasses.replace(
+            schedule, prefill="visit", visit_tokens=5, visit_pages=plan.kv.blocks
+        )
     return dataclasses.replace(own, slices=slices, schedule=schedule)
 
 
@@ -67,11 +72,12 @@ def in_memory() -> tuple[Any, list[list[int]]]:
     return outcome(plan, folder, "cpu")[:2]
 
 
+@pytest.mark.parametrize("visits", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_bits_are_those_of_the_run_in_memory(layout: str) -> None:
+def test_the_bits_are_those_of_the_run_in_memory(layout: str, visits: bool) -> None:
     want, tokens = in_memory()
     for rings, device in ((1, "sim:jitter=100us"), (3, "sim")):
-        plan = beside(layout, rings)
+        plan = beside(layout, rings, visits)
         text = plan.to_json()
         assert Plan.from_json(text) == plan
         assert [program.text() for program in lower(plan)] == _helm.program(text)
@@ -79,6 +85,7 @@ def test_the_bits_are_those_of_the_run_in_memory(layout: str) -> None:
         assert np.array_equal(got, want)
         assert same == tokens
         planned = sum(unit.read_bytes for unit in disk_units(plan))
+        assert (stats["streamed_steps"] > len(PROMPTS[0]) // 7) == visits
         assert stats["disk_step_bytes"] == planned
         assert stats["disk_used_bytes"] % planned == 0
         assert stats["disk_used_bytes"] >= planned * (6 + len(PROMPTS[0]) // 7)

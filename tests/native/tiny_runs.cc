@@ -52,10 +52,11 @@ TinyModel TinyFolder::on_disk(const TinyModel& model, int64_t ring_bytes, int64_
   }
   for (nlohmann::json& slice : plan["slices"]) {
     const std::string name = slice["tensor"];
-    const bool there = matrices[name] && read.find('"' + name + '"') != std::string::npos;
+    const bool there = slice["device"] == "cpu" && matrices[name] &&
+                       read.find('"' + name + '"') != std::string::npos;
     slice["access"] = there ? "disk" : "resident";
   }
-  plan["schedule"]["prefill"] = "compute";
+  plan["schedule"].emplace("prefill", "compute");
   plan["schedule"]["disk_ring_bytes"] = ring_bytes;
   return {plan.dump(), {}};
 }

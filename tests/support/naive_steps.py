@@ -15,7 +15,8 @@ from typing import Any
 from naive_timeline import Step
 
 import naive_overflow
-from helm.compiler.program import Program, lowered
+from helm.compiler.program import lowered
+from helm.compiler.task import Program
 from helm.model.graph import Attention, Layer, Unit
 from helm.plan.units import PlacedUnit
 from naive_rates import (

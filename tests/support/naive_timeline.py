@@ -14,7 +14,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from helm.compiler.program import Program, Task
+from helm.compiler.task import Program, Task
 
 
 @dataclass

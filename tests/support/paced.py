@@ -8,21 +8,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from helm.base.formats import tensor_bytes
-from helm.compiler.program import FAR_PARTIAL, Program, Task, lower
+from helm.compiler.program import lower
+from helm.compiler.task import FAR_PARTIAL, Program, Task
 from helm.compiler.timeline import Flight
 from helm.model.graph import Attention, Embedding, Op, PositionEmbedding
+from helm.plan.disk import disk_units
 from helm.plan.schema import Plan
 from helm.plan.units import CPU, PlacedUnit
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes a second: of stages on the CPU and on the device, of either direction of the link."""
+    """Bytes a second: of stages on the CPU and on the device, of either direction of the link, of
+    the disk."""
 
     cpu: float
     own: float
     link: float
     latency_s: float = 0.0
+    disk: float = 0.0
 
     @property
     def device(self) -> str:
@@ -46,6 +50,7 @@ class PacedStep:
         self._tensors = {tensor.name: tensor for tensor in plan.tensors}
         self._formats = {(held.tensor, held.device): held.format for held in plan.slices}
         self._widths = {value.name: value.width for value in plan.values}
+        self._read_bytes = {unit.number: unit.read_bytes for unit in disk_units(plan)}
 
     def flight(self) -> Flight:
         """A decode step of them all."""
@@ -82,6 +87,9 @@ class PacedStep:
         rate = self._rates.cpu if task.lane == CPU else self._rates.own
         if task.verb == "copy":
             return self._copy_s(task)
+        if task.verb == "read":
+            assert task.units is not None
+            return self._read_bytes[task.units[0]] / self._rates.disk
         if task.verb == "visit":
             if any(self._plan.lacking):
                 return self._lacking(units) / self._rates.link

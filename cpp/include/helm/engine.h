@@ -61,9 +61,11 @@ struct EngineOptions {
   // For tests of schedules: a stage takes no less time than memory of this rate would, 0: as long
   // as it takes. docs/planning.md says what counts. sim:memory=RATE is the accelerator's.
   // node_bytes_per_s: of the CPU's weights on nodes that the plan names; 0: as the others.
+  // disk_bytes_per_s: what all drives together give at most.
   struct Pace {
     double cpu_bytes_per_s = 0;
     double node_bytes_per_s = 0;
+    double disk_bytes_per_s = 0;
   } pace;
   // For tests: places memory on a node of the machine in place of the system's call. Returns 0 or
   // an errno.

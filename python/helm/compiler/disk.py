@@ -1,37 +1,36 @@
 """Plans whose weights do not fit into memory: what stays there, what every step reads from disk,
-and how long steps take then. What is read is the CPU's; beside it an accelerator may hold layers.
-Reads no file."""
+and how long steps take then. What is read is the CPU's; beside it an accelerator may hold layers,
+and in long steps compute those of the CPU. Reads no file."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from helm.base.formats import tensor_bytes
 from helm.compiler.budget import itemise, memory_bytes, missing
 from helm.compiler.candidate import Candidate, DiskUse, Missing, goals, predicted
-from helm.compiler.counts import CostedGraph, Step
-from helm.compiler.decode import crossing_s
-from helm.compiler.layers import decode_attention_s
-from helm.compiler.prefill import Prefill, prepare
+from helm.compiler.counts import CostedGraph
+from helm.compiler.disk_prices import Layout, Priced, PricedSteps
+from helm.compiler.disk_steps import StepTimes, ends_s
 from helm.compiler.problem import (
     LEAST_RESERVE_BYTES,
     DiskSpace,
     DiskWeights,
+    Mode,
     ResourceLimits,
     Space,
     host_reserve,
 )
 from helm.compiler.setting import Setting, Site, make_setting
-from helm.compiler.times import ATTENTION, DEVICE_TERMS, F64, FIXED, LINK, TERMS, unit_s
+from helm.compiler.times import F64, TERMS
 from helm.machine.profile import Profile
-from helm.model.graph import Attention, Graph, Unit
-from helm.plan.disk import ALIGNMENT, around, read_bytes
+from helm.model.graph import Graph
+from helm.plan.disk import ALIGNMENT, read_bytes
 from helm.plan.records import Workload
 from helm.plan.weights import TensorSpec, lies_as_held
 
@@ -75,10 +74,14 @@ def disk_candidate(
     available = memory_bytes(profile, limits)
     best: tuple[tuple[float, float], Candidate] | None = None
     for sized in _settings(model, profile, workload, limits, space):
-        priced = _Priced(sized)
+        priced = Priced(sized)
         for layout in _layouts(sized, available, limits, space):
-            for ring, chosen in _choices(layout, available[0], limits, space.disk):
-                found = _candidate(priced, layout, ring, chosen, space.disk)
+            every = [(least, priced.steps(layout, least)) for least in priced.leasts(layout)]
+            rings = _choices(layout, available[0], limits, space.disk)
+            for (ring, chosen), (least, steps) in itertools.product(rings, every):
+                if best is not None and _bound(sized, steps, ring, chosen, space.disk) >= best[0]:
+                    continue
+                found = _candidate(priced, layout, least, steps, ring, chosen, space.disk)
                 own = found.predicted
                 score = goals(workload, sized.batch, own.ttft_s, own.decode_s)
                 if best is None or score < best[0]:
@@ -94,52 +97,42 @@ def _settings(
     threads = sorted(profile.cpu.thread_sweep) if space.threads is None else space.threads
     most = 1 << (workload.prompt * workload.batch - 1).bit_length()
     longer = [n for n in space.visit_steps if limits.step_tokens < n <= most]
+    known: dict[object, Any] = {}
     for count, tokens in itertools.product(threads, (limits.step_tokens, *longer)):
         own = dataclasses.replace(limits, step_tokens=tokens)
-        yield make_setting(model, profile, workload, own, count, workload.batch, space=space)
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """A row of the setting with the head there. sites: by unit of the graph. memory: as if all
-    weights of the CPU lay there."""
-
-    row: int
-    head: Site
-    sites: tuple[Site, ...]
-    memory: dict[str, dict[str, int]]
-
-    @property
-    def alone(self) -> bool:
-        """The CPU."""
-        return "accelerator" not in self.sites
+        at_once = workload.batch
+        yield make_setting(model, profile, workload, own, count, at_once, space=space, known=known)
 
 
 def _layouts(
     setting: Setting, available: tuple[int, int], limits: ResourceLimits, space: Space
-) -> Iterator[_Layout]:
+) -> Iterator[Layout]:
     """The CPU alone; and with the head on either device as many of the last layers on the
-    accelerator as there is room for with all their KV, as then least is read."""
+    accelerator as there is room for with all their KV, as then least is read. Once more with room
+    there for what visits."""
     rows, units = setting.rows, setting.model.graph.units
-    heads: tuple[Site, ...] = ("cpu",)
+    ways: list[tuple[Site, Mode]] = [("cpu", "compute")]
     if setting.accelerator is not None and space.kv != "host":
-        heads = ("cpu", "accelerator")
-    for head in heads:
-        budget = itemise(setting, head, "compute")
+        modes: tuple[Mode, ...] = ("compute", "visit") if "visit" in space.prefill else ("compute",)
+        ways = list(itertools.product(("cpu", "accelerator"), modes))
+    for head, mode in ways:
+        budget = itemise(setting, head, mode)
         lacks, used = missing(budget, available, limits)[1][:, 0], rows.uses_accelerator(head)
-        there = np.flatnonzero(~rows.embedded & used & (lacks == 0))
-        chosen = [*there[:1].tolist(), *([len(used) - 1] if head == "cpu" else [])]
+        able = rows.boundary > 0 if mode == "visit" else True
+        there = np.flatnonzero(~rows.embedded & used & (lacks == 0) & able)
+        alone = head == "cpu" and mode == "compute"
+        chosen = [*there[:1].tolist(), *([len(used) - 1] if alone else [])]
         for row in dict.fromkeys(chosen):
             layers = {unit.layer for unit in units if unit.layer is not None}
             own = set(sorted(layers)[int(rows.boundary[row]) :])
             sites: tuple[Site, ...] = tuple(
                 "accelerator" if unit.layer in own else "cpu" for unit in units[:-1]
             )
-            yield _Layout(row, head, (*sites, head), budget.at(row, 0))
+            yield Layout(row, head, (*sites, head), mode, budget.at(row, 0))
 
 
 def _choices(
-    layout: _Layout, available: int, limits: ResourceLimits, disk: DiskSpace
+    layout: Layout, available: int, limits: ResourceLimits, disk: DiskSpace
 ) -> Iterator[tuple[int, tuple[DiskWeights, ...]]]:
     """Rings and what lies on disk beside each."""
     items = layout.memory["cpu"]
@@ -202,114 +195,22 @@ def spread(weights: Sequence[DiskWeights], needed: int) -> tuple[DiskWeights, ..
     return tuple(sorted(chosen, key=lambda unit: unit.number))
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """Seconds before the first unit, and of each unit in turn, with what crosses."""
-
-    begin_s: float
-    units_s: Sequence[float]
-
-
-class _Priced:
-    """Times of a setting's steps as if all lay in memory, and their terms [TERMS]."""
-
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-
-    def decode(self, layout: _Layout, context: int) -> tuple[StepTimes, F64]:
-        batch, setting = self.setting.batch, self.setting
-        attention = {
-            device.site: decode_attention_s(setting, context, device)
-            for device in (setting.cpu, setting.accelerator)
-            if device is not None
-        }
-        return self._step(layout, Step(batch, 1, batch), attention)
-
-    def prompts(self, layout: _Layout) -> list[tuple[StepTimes, F64]]:
-        prefill, found = self._prefill, list[tuple[StepTimes, F64]]()
-        every = {"cpu": prefill.cpu, "accelerator": prefill.accelerator}
-        for i, sizes in enumerate(zip(prefill.tokens, prefill.outputs, strict=True)):
-            tokens, outputs = map(int, sizes)
-            attention = {site: own[:, i, ATTENTION] for site, own in every.items()}
-            found.append(self._step(layout, Step(tokens, tokens, outputs=outputs), attention))
-        return found
-
-    @functools.cached_property
-    def _prefill(self) -> Prefill:
-        return prepare(self.setting)
-
-    def _step(
-        self, layout: _Layout, step: Step, attention: Mapping[str, F64]
-    ) -> tuple[StepTimes, F64]:
-        """attention: by site, [classes] of a layer."""
-        setting, units = self.setting, self.setting.model.graph.units
-        terms, seconds, known = np.zeros(len(TERMS)), np.zeros(len(units)), dict[object, F64]()
-        terms[FIXED] += setting.cpu.step_s
-        layers = dict.fromkeys(u.layer for u in units if u.layer is not None)
-        kinds = dict(zip(layers, setting.classes.member.tolist(), strict=True))
-        for number, (unit, site) in enumerate(zip(units, layout.sites, strict=True)):
-            if unit.kind == "head" and step.output_rows == 0:
-                continue
-            kind = None if unit.layer is None else kinds[unit.layer]
-            key = unit.kind, kind, site
-            if key not in known:
-                own = 0.0 if kind is None else attention[site][kind]
-                known[key] = self._unit(unit, step, site, float(own))
-            terms += known[key]
-            seconds[number] = known[key].sum()
-        if not layout.alone:
-            self._beside(layout, step, terms, seconds)
-        return StepTimes(setting.cpu.step_s, seconds.tolist()), terms
-
-    def _beside(self, layout: _Layout, step: Step, terms: F64, seconds: F64) -> None:
-        """Adds what an accelerator's part of a step takes besides its units."""
-        setting, first = self.setting, layout.sites.index("accelerator")
-        assert setting.accelerator is not None
-        sizes = np.array([step.tokens]), np.array([step.output_rows])
-        crossing = sum(each[layout.row, 0] for each in crossing_s(setting, layout.head, *sizes))
-        terms[LINK] += crossing
-        terms[DEVICE_TERMS + FIXED] += setting.accelerator.step_s
-        seconds[first] += setting.accelerator.step_s + crossing
-
-    def _unit(self, unit: Unit, step: Step, site: Site, attention_s: float) -> F64:
-        device = self.setting.cpu if site == "cpu" else self.setting.accelerator
-        assert device is not None
-        times = np.zeros(len(TERMS))
-        times[:DEVICE_TERMS] = unit_s(self.setting.model, unit, step, device)
-        if any(isinstance(op, Attention) for op in unit.ops):
-            times[ATTENTION] += attention_s
-        return times if site == "cpu" else np.roll(times, DEVICE_TERMS)
-
-
-def ends_s(
-    steps: Sequence[StepTimes], units: Sequence[DiskWeights], ring: int, bytes_per_s: float
-) -> list[float]:
-    """When each of these steps has ended, one after the other, of a model that has been at rest:
-    what fits the ring has been read."""
-    reads = {
-        one.number: (one.read_bytes / bytes_per_s, one.frees)
-        for one in around([(unit.number, unit.read_bytes) for unit in units], ring)
-    }
-    cpu, disk, left, ends = 0.0, 0.0, list[float](), list[float]()
-    for step in steps:
-        cpu += step.begin_s
-        for number, run_s in enumerate(step.units_s):
-            if number not in reads:
-                cpu += run_s
-                continue
-            read_s, frees = reads[number]
-            if len(left) >= frees:
-                disk = max(disk, left[len(left) - frees]) + read_s
-                cpu = max(cpu, disk)
-            cpu += run_s
-            left.append(cpu)
-        ends.append(cpu)
-    return ends
+def _bound(
+    setting: Setting, steps: PricedSteps, ring: int, chosen: Sequence[DiskWeights], disk: DiskSpace
+) -> tuple[float, float]:
+    """The goals of a plan that waits for the disk, or for all else, alone."""
+    size = sum(unit.read_bytes for unit in chosen)
+    reads = len(steps.prompts) * size - ring
+    ttft_s = max(sum(float(terms.sum()) for _, terms in steps.prompts), reads / disk.bytes_per_s)
+    decode_s = max(float(steps.decode[1].sum()), size / disk.bytes_per_s)
+    return goals(setting.workload, setting.batch, ttft_s, decode_s)
 
 
 def _candidate(
-    priced: _Priced, layout: _Layout, ring: int, chosen: tuple[DiskWeights, ...], disk: DiskSpace
-) -> Candidate:
+    priced: Priced, layout: Layout, least: int | None, steps: PricedSteps, ring: int,
+    chosen: tuple[DiskWeights, ...], disk: DiskSpace,
+) -> Candidate:  # fmt: skip
+    """least: tokens of a step of prompts in which layers visit; None: of no step."""
     setting, work = priced.setting, priced.setting.workload
 
     def period(step: StepTimes) -> float:
@@ -320,9 +221,7 @@ def _candidate(
         own = dict(zip(TERMS, terms.tolist(), strict=True))
         return {**own, "disk_s": seconds - float(terms.sum())}
 
-    decode, decode_terms = priced.decode(layout, work.expected_context)
-    full, _ = priced.decode(layout, work.context)
-    prompts = priced.prompts(layout)
+    (decode, decode_terms), (full, _), prompts = steps.decode, steps.full, steps.prompts
     ttft_s = ends_s([step for step, _ in prompts], chosen, ring, disk.bytes_per_s)[-1]
     seconds = ttft_s, period(decode), period(full)
     prompt_terms = np.sum([terms for _, terms in prompts], axis=0)
@@ -343,11 +242,11 @@ def _candidate(
         overflow="stream",
         kv=None,
         decode_groups=1,
-        prefill_mode="compute",
+        prefill_mode=layout.mode,
         prefill_overlap=False,
         step_tokens=setting.limits.step_tokens,
-        visit_tokens=0,
-        visit_pages=0,
+        visit_tokens=0 if least is None else priced.prefill.visit_tokens(layout.row, least),
+        visit_pages=0 if least is None else setting.visit_pages,
         threads=setting.cpu.threads,
         sequences=setting.batch,
         predicted=predicted(work, setting.batch, seconds, terms),

@@ -1,7 +1,7 @@
 """How long the tasks of a layer take whose weights or pages come from host memory, by class of
 layer. Knows no placement and no schedule.
 
-The keys are the verbs of tasks, see `helm.compiler.program.Task`; of a copy, its lane.
+The keys are the verbs of tasks, see `helm.compiler.task.Task`; of a copy, its lane.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import numpy as np
 from helm.compiler.counts import Step
 from helm.compiler.overflow import Far, PrefillFar, decode_far, far_pairs, run_far
 from helm.compiler.problem import Overflow
-from helm.compiler.program import DOWN, UP, Task, layer_tasks
+from helm.compiler.program import layer_tasks
 from helm.compiler.setting import F32, Device, Setting
+from helm.compiler.task import DOWN, UP, Task
 from helm.compiler.timeline import Flight, Seconds, body
 from helm.compiler.times import (
     F64,

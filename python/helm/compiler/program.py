@@ -8,130 +8,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from helm.compiler.accesses import accesses
+from helm.compiler.task import DISK, DOWN, FAR_PARTIAL, UP, Far, Program, Task, Verb
 from helm.errors import PlanError
 from helm.model.graph import Attention, Embedding, Select
 from helm.plan.disk import DiskUnit, disk_units
 from helm.plan.schema import Plan
 from helm.plan.units import CPU, PlacedUnit
-
-Far = Literal["none", "visit", "cpu", "both"]
-Verb = Literal[
-    "run", "before", "near", "far", "after", "copy", "visit", "cached", "written", "page", "read"
-]  # fmt: skip
-UP, DOWN, MAIN, DISK = "up", "down", "main", "disk"
-FAR_PARTIAL = "attention over far pages"
-_RUNS = ("run", "before", "near", "far", "after")
-_HEADS = {
-    "none": "",
-    "visit": ", far pages visit",
-    "cpu": ", far pages on cpu",
-    "both": ", far pages visit and on cpu",
-}
-
-
-@dataclass(frozen=True)
-class Task:
-    """lane: a device, or a direction of its link. verb: `run` units; of a layer whose pages are
-    spread, the part `before` attention to them, attention to `near` and `far` ones, and what comes
-    `after`; `copy` a value; weights of a layer `visit`; its pages that are `cached` come along and
-    those `written` go back; a far `page` comes. units: first and last, of a copy those of its
-    layer, if it has one. aside: not in the queue of the device's stages. each: for every far page
-    in turn, with the task behind. after: tasks of other lanes whose results or buffers it needs.
-    `read` weights of a unit from disk. leaves: what waits for the unit's memory in the ring.
-    """
-
-    lane: str
-    verb: Verb
-    device: str  # that computes, or whose link is used
-    units: tuple[int, int] | None
-    after: tuple[int, ...] = ()
-    value: str = ""
-    aside: bool = False
-    each: bool = False
-    reads: str = ""  # the buffers in turn of which it reads one
-    needs: str = ""  # of the ring: memory that must be left
-    leaves: str = ""  # and memory that it leaves
-
-    @functools.cached_property
-    def waits(self) -> tuple[str, ...]:
-        """What must be free: the lane, the queue, and a buffer. A task begins no earlier than the
-        thread that hands it over, which is the CPU's lane."""
-        if self.lane == DISK:  # reads go on by themselves, into memory that is left
-            return (DISK, self.needs)
-        buffer = {"visit": ("weights older",), "page": ("pages older",)}.get(self.verb, ())
-        return tuple(dict.fromkeys((self.lane, self.queue, CPU, *buffer)))
-
-    @functools.cached_property
-    def queue(self) -> str:
-        if self.lane in (CPU, DISK) or not self.aside:
-            return self.lane if self.lane in (CPU, DISK) else MAIN
-        return "weights" if self.verb == "visit" else "pages"
-
-
-@dataclass(frozen=True)
-class Program:
-    """Of the steps in which weights `visit` or rest, and far pages visit, or the CPU attends to
-    them, or both, each to some, as `far` says. names, layers: of its units. cut: units of one layer
-    and kind run on several devices, or weights come for several stages."""
-
-    visits: bool
-    far: Far
-    tasks: tuple[Task, ...]
-    names: tuple[str, ...]
-    layers: tuple[int | None, ...]
-    cut: bool
-
-    @functools.cached_property
-    def rest(self) -> int:
-        """The first task that is left for when the step is collected: one of the CPU that waits
-        for a device, but for attention within a layer. None is left where units are cut, as then
-        the CPU computes all along."""
-        tasks = enumerate(() if self.cut else self.tasks)
-        return next(
-            (i for i, t in tasks if t.lane == CPU and t.verb == "run" and t.after), len(self.tasks)
-        )
-
-    def subject(self, task: Task) -> str:
-        """What the task is about, as in the text."""
-        if task.verb == "copy":
-            ends = (task.device, CPU) if task.lane == DOWN else (CPU, task.device)
-            return f"{task.value} {'>'.join(ends)}"
-        assert task.units is not None
-        first, last = (self.names[unit] for unit in task.units)
-        if task.verb in ("run", "read"):
-            return first if first == last else f"{first}..{last}"
-        layer = f"layer.{self.layers[task.units[0]]}"
-        if task.verb == "visit":
-            return layer if self.visits else first
-        return f"{layer} {_PARTS.get(task.verb, task.verb)}"
-
-    def text(self) -> str:
-        """A line for each task, below one for the kind."""
-        lines = [f"program {'visit' if self.visits else 'rest'}{_HEADS[self.far]}"]
-        for index, task in enumerate(self.tasks):
-            words = [
-                str(index),
-                task.lane,
-                verb_of(task),
-                self.subject(task) + ", each" * task.each,
-            ]
-            words += ["aside"] * task.aside
-            words += ["after", *map(str, task.after)] if task.after else []
-            lines.append(" ".join(words))
-        return "\n".join(lines)
-
-
-_PARTS = {"page": "far"}
-
-
-def verb_of(task: Task) -> str:
-    """run, copy, visit, page or read."""
-    if task.verb in _RUNS:
-        return "run"
-    return "page" if task.verb in ("cached", "written", "page") else task.verb
 
 
 def lower(plan: Plan) -> tuple[Program, ...]:
@@ -207,7 +91,8 @@ class _Lowering:
         disk: Sequence[DiskUnit] = (), lacking: Sequence[bool] = (), buffers: int = 2,
     ) -> None:  # fmt: skip
         self._disk, self._buffers, self._lacking = disk, buffers, lacking or (False,) * len(units)
-        self._disk_runs: list[int] = []
+        self._on_disk = {unit.number: unit for unit in disk}
+        self._disk_users: list[int] = []  # tasks after which the memory of what was read is free
         self._units, self._widths, self._far, self._visits = units, widths, far, visits
         there = next((unit.device for unit in units if unit.device != CPU), CPU)
         self._places = [
@@ -332,8 +217,24 @@ class _Lowering:
         if index < len(self._groups):
             (begin, end), read = self._groups[index], index - self._buffers
             after = (self._visitors[read],) if read >= 0 else ()
-            load = Task(UP, "visit", self._places[begin], (begin, end - 1), after, aside=True)
-            self._loads.append(self._add(load))
+            if any(begin <= unit.number < end for unit in self._disk):  # then unit by unit
+                own = [(i, i + 1) for i in range(begin, end)
+                       if self._units[i].device != self._places[i]]  # fmt: skip
+            else:
+                own = [(begin, end)]
+            for first, behind in own:
+                self._visit(first, behind, after)
+            self._loads.append(len(self._tasks) - 1)
+
+    def _visit(self, begin: int, end: int, after: tuple[int, ...]) -> None:
+        one = self._on_disk.get(begin) if end == begin + 1 else None
+        before = self._disk_users[-1:]  # whose memory is given back first
+        wanted = () if one is None else (self._read(one),)
+        number = self._add(Task(UP, "visit", self._places[begin], (begin, end - 1),
+                                (*after, *wanted), aside=True))  # fmt: skip
+        if one is not None:
+            self._tasks[-1] = replace(self._tasks[-1], awaits=(*before, *wanted))
+            self._uses(number, one)
 
     def _visiting(self, device: str, begin: int, end: int) -> None:
         loaded, units = self._loads[len(self._visitors)], (begin, end - 1)
@@ -345,21 +246,31 @@ class _Lowering:
         if pages:
             self._add(Task(DOWN, "written", device, units, (self._visitors[-1],)))
 
+    def _read(self, unit: DiskUnit) -> int:
+        """Of the next unit on disk, in the order of the plan."""
+        at, users = len(self._disk_users), self._disk_users
+        after = (users[at - unit.frees],) if at >= unit.frees else ()
+        before = self._disk[(at - unit.frees) % len(self._disk)].number
+        units = unit.number, unit.number
+        return self._add(Task(DISK, "read", CPU, units, after, needs=f"ring {before}"))
+
+    def _uses(self, number: int, unit: DiskUnit) -> None:
+        """The task leaves the memory in which the unit was."""
+        self._tasks[number] = replace(self._tasks[number], leaves=f"ring {unit.number}")
+        self._disk_users.append(number)
+
     def _reading(self, begin: int, end: int) -> None:
         """Runs of the CPU, those units apart of which weights come from disk."""
-        disk, runs = self._disk, self._disk_runs
-        for at, unit in enumerate(disk):
+        for unit in self._disk:
             if not begin <= unit.number < end:
                 continue
             if unit.number > begin:
                 self._run("run", CPU, begin, unit.number)
-            before = disk[(at - unit.frees) % len(disk)].number
-            units, begin = (unit.number, unit.number), unit.number + 1
-            after = (runs[at - unit.frees],) if at >= unit.frees else ()
-            read = self._add(Task(DISK, "read", CPU, units, after, needs=f"ring {before}"))
-            runs.append(self._run("run", CPU, unit.number, begin))
-            wanted = (read, *self._tasks[-1].after)
-            self._tasks[-1] = replace(self._tasks[-1], after=wanted, leaves=f"ring {unit.number}")
+            read, begin = self._read(unit), unit.number + 1
+            number = self._run("run", CPU, unit.number, begin)
+            wanted = (read, *self._tasks[number].after)
+            self._tasks[number] = replace(self._tasks[number], after=wanted)
+            self._uses(number, unit)
         if begin < end:
             self._run("run", CPU, begin, end)
 

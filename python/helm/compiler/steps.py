@@ -29,9 +29,10 @@ from helm.compiler.layers import (
 )
 from helm.compiler.overflow import PrefillFar
 from helm.compiler.prefill import Prefill, prepare
-from helm.compiler.program import DISK, Far, Program, Task, lower, verb_of
+from helm.compiler.program import lower
 from helm.compiler.search import Search
 from helm.compiler.setting import F32, Setting, make_setting
+from helm.compiler.task import DISK, Far, Program, Task, verb_of
 from helm.compiler.timeline import LEAVING, Flight, Spans, played
 from helm.compiler.times import ATTENTION, F64, unit_s
 from helm.model.graph import Attention, Unit

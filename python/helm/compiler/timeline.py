@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from helm.compiler.overflow import Bools
-from helm.compiler.program import MAIN, UP, Program, Task
+from helm.compiler.task import MAIN, UP, Program, Task
 from helm.compiler.times import F64, I64
 from helm.plan.units import CPU
 
@@ -60,6 +60,8 @@ class Clock:
         self, task: Task, seconds: Seconds | Spread, ends: Mapping[int, Seconds]
     ) -> tuple[Seconds, Seconds]:
         """(begin, end). ends: of earlier tasks of its program, by number."""
+        if task.awaits:  # by the thread that hands it over
+            self.free[CPU] = _latest([self.at(CPU), *(ends[i] for i in task.awaits)])
         times = [*map(self.at, task.waits), *(ends[i] for i in task.after if i in ends)]
         begin = _latest({id(time): time for time in times}.values())
         end: Seconds

@@ -270,12 +270,17 @@ TEST_CASE("paced devices take what their stages read over the rate, and compute 
   check_time(seconds, 1.5 * seconds, [&] { CHECK(logits_of(engine) == expected); });
   for (const double bad :
        {-1.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
-    options.pace.cpu_bytes_per_s = bad;
-    try {
-      helm::Engine refused(Plan::from_json(model.plan), options);
-      FAIL("no error was thrown");
-    } catch (const helm::Error& error) {
-      CHECK(error.kind() == helm::ErrorKind::kInvalid);
+    using Pace = helm::EngineOptions::Pace;
+    for (double Pace::* const rate :
+         {&Pace::cpu_bytes_per_s, &Pace::node_bytes_per_s, &Pace::disk_bytes_per_s}) {
+      options.pace = {};
+      options.pace.*rate = bad;
+      try {
+        helm::Engine refused(Plan::from_json(model.plan), options);
+        FAIL("no error was thrown");
+      } catch (const helm::Error& error) {
+        CHECK(error.kind() == helm::ErrorKind::kInvalid);
+      }
     }
   }
 }

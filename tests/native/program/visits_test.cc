@@ -121,14 +121,15 @@ TEST_CASE("what visits is page-locked wherever it lies, no memory page twice") {
   const helm::cpu::KernelTable& kernels = helm::cpu::select_kernels();
   helm::ThreadPool threads(1);
   helm::cpu::CpuDevice cpu(kernels, threads);
-  for (const char* loading : {"copied", "bound", "mapped"}) {
+  for (const char* loading : {"copied", "bound", "mapped", "disk"}) {
     CAPTURE(std::string(loading));
     shape.weight_dtype = std::string_view(loading) == "copied" ? "f16" : "f32";
     helm::test::TinyModel model = helm::test::tiny_model(shape);
     helm::EngineOptions options = model.options();
     const helm::test::TinyFolder folder;
-    if (std::string_view(loading) == "mapped") {
-      model = folder.mapped(model);
+    if (std::string_view(loading) == "mapped" || std::string_view(loading) == "disk") {
+      const bool mapped = std::string_view(loading) == "mapped";
+      model = mapped ? folder.mapped(model) : folder.on_disk(model, 1 << 20);
       options.tensors.clear();
       options.directory = folder.path();
     }

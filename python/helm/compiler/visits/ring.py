@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from helm.compiler.program import UP, Program, Task, Verb
+from helm.compiler.task import UP, Program, Task, Verb
 from helm.compiler.timeline import Flight, Seconds, played
 from helm.compiler.times import F64
 from helm.plan.units import CPU

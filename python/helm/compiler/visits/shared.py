@@ -22,7 +22,8 @@ from helm.compiler.cut.units import ROLES, Cut, CutUnits, LayerCut, cut_units
 from helm.compiler.cut.ways import CutModel, Layouts
 from helm.compiler.layers import beside_copies, decode_attention_s, visits_s
 from helm.compiler.memory import DEVICE_ALIGNMENT, aligned
-from helm.compiler.program import Program, Task, lowered
+from helm.compiler.program import lowered
+from helm.compiler.task import Program, Task
 from helm.compiler.timeline import Flight, Seconds, played
 from helm.compiler.times import ATTENTION, F64, I64, VISIT, unit_s
 from helm.compiler.visits.rows import visiting_names
