@@ -41,7 +41,10 @@ def test_an_llm_loads_as_its_plan_says(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(texts) == 1
 
 
-def test_weights_that_do_not_compress_are_copied_after_all(tmp_path: Path) -> None:
+def test_weights_that_do_not_compress_are_copied_after_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # so that no profile decides
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -55,8 +58,7 @@ def test_weights_that_do_not_compress_are_copied_after_all(tmp_path: Path) -> No
         helm.LLM(folder, weights="compressed")
     config, tensors = load_config(folder), read_checkpoint(folder)
     options = LoadOptions(threads=1, expected_tokens=10**9)
-    monkey = pytest.MonkeyPatch()
-    with monkey.context() as patch:
+    with monkeypatch.context() as patch:
         chosen = ThreadChoice(1, (), "", compressed_ratio={1: 1.3})
         patch.setattr(here, "_threads_for", lambda _bytes, _machine: chosen)
         assert plan_here(config, tensors, options, Target(read_machine(), None, None)).loading == (
