@@ -11,10 +11,12 @@ foreach(isa IN LISTS HELM_TIERS)
     message(FATAL_ERROR "HELM_TIERS names ${isa}, which is no tier; there are ${helm_all_tiers}")
   endif()
 endforeach()
-# Nobody waits for the scalar kernels, which are what others are compared with.
 set(helm_sanitize_kernels OFF)
 if(HELM_SANITIZE AND HELM_SANITIZE_KERNELS)
   set(helm_sanitize_kernels ON)
+endif()
+# Nobody waits for the scalar kernels, which are what others are compared with.
+if(helm_sanitize_kernels)
   if(NOT HELM_TEST_WHOLE)  # their own tests are left out
     set(HELM_ISA_FLAGS_scalar -O0)
   endif()

@@ -53,6 +53,14 @@ std::vector<bool> lacking_units(const Plan& plan) {
   return lacking;
 }
 
+bool prompts_read_more(const Plan& plan) {
+  const auto mixes = [](const UnitSpec& unit) {
+    return std::ranges::any_of(unit.ops,
+                               [](const Op& op) { return std::holds_alternative<ExpertsOp>(op); });
+  };
+  return plan.schedule.visit_tokens > 0 || std::ranges::any_of(plan.units, mixes);
+}
+
 size_t layer_begin(const Plan& plan, size_t unit) {
   const int64_t layer = plan.units[unit].layer;
   if (layer == UnitSpec::kNoLayer) return unit;

@@ -17,6 +17,9 @@ std::vector<bool> visits_of(const Plan& plan);
 // By unit: whether the accelerator that it lies on lacks some of its weights, which visit it from
 // host memory in every step.
 std::vector<bool> lacking_units(const Plan& plan);
+// Whether steps with prompts may read weights that decoding does without: those that visit then,
+// and those of more experts.
+bool prompts_read_more(const Plan& plan);
 // The first unit of a unit's layer, or itself where it is of none.
 size_t layer_begin(const Plan& plan, size_t unit);
 // The unit behind the layer of unit `begin`, or behind that unit where it is of none.

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "helm/prefix_cache.h"
+#include "plan/stages.h"
 
 namespace helm {
 namespace {
@@ -14,16 +15,6 @@ StepPolicy policy_of(const Engine& engine) {
   const Plan& plan = engine.plan();
   return {plan.limits.step_tokens, plan.limits.step_outputs, plan.schedule.decode_groups,
           plan.schedule.prefill_overlap, engine.steps_ahead()};
-}
-
-// Whether steps with prompts read weights that decoding does without: those that visit, and those
-// of more experts.
-bool prompts_read_more(const Plan& plan) {
-  const auto mixes = [](const UnitSpec& unit) {
-    return std::ranges::any_of(unit.ops,
-                               [](const Op& op) { return std::holds_alternative<ExpertsOp>(op); });
-  };
-  return plan.schedule.visit_tokens > 0 || std::ranges::any_of(plan.units, mixes);
 }
 
 }  // namespace

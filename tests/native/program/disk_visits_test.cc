@@ -16,18 +16,11 @@ namespace {
 using helm::DiskLayout;
 using helm::Engine;
 using helm::Plan;
-using helm::test::placed;
+using helm::test::placed_to_visit;
 using helm::test::tiny_model;
 using helm::test::TinyFolder;
 using helm::test::TinyModel;
 using helm::test::TinyShape;
-
-TinyShape visiting(const std::string& places, int64_t layers) {
-  TinyShape shape = placed(places, layers);
-  shape.visit_tokens = 8;
-  shape.visit_pages = 40;
-  return shape;
-}
 
 // With the matrices of every so many-th layer on disk, and a ring for so many of the largest units.
 TinyModel on_disk(const TinyFolder& folder, const TinyShape& shape, int64_t units,
@@ -87,7 +80,7 @@ std::string told(Engine& engine) {
 }  // namespace
 
 TEST_CASE("a layer on disk visits unit by unit: a place in the ring is left once it has gone up") {
-  CHECK(program_of(visiting("ccac", 2), 4) == R"(program visit
+  CHECK(program_of(placed_to_visit("ccac", 2), 4) == R"(program visit
 0 cpu run embedding
 1 up copy x cpu>accelerator after 0
 2 disk read layer.0.attention
@@ -100,7 +93,7 @@ TEST_CASE("a layer on disk visits unit by unit: a place in the ring is left once
 9 accelerator run layer.1.attention..layer.1.mlp
 10 down copy x_out accelerator>cpu after 9
 11 cpu run head after 10)");
-  CHECK(program_of(visiting("cccccc", 4), 1, 2) == R"(program visit
+  CHECK(program_of(placed_to_visit("cccccc", 4), 1, 2) == R"(program visit
 0 cpu run embedding
 1 up copy x cpu>accelerator after 0
 2 disk read layer.0.attention
@@ -130,7 +123,7 @@ TEST_CASE("a layer on disk visits unit by unit: a place in the ring is left once
 }
 
 TEST_CASE("of a layer on two devices the CPU's unit visits from disk") {
-  TinyShape shape = visiting("caccac", 2);  // attention there, then the mlp
+  TinyShape shape = placed_to_visit("caccac", 2);  // attention there, then the mlp
   CHECK(program_of(shape, 2) == R"(program visit
 0 cpu run embedding
 1 up copy x cpu>accelerator after 0
@@ -153,7 +146,7 @@ TEST_CASE("long steps on the accelerator give the bits of the run in memory") {
       logits_of(*helm::test::tiny_engine(tiny_model({.layers = 5})));
   for (const char* places : {"ccccccc", "cccccca", "cccccaa", "ccacacc", "caccccaaccac"}) {
     CAPTURE(places);
-    TinyShape shape = visiting(places, 5);
+    TinyShape shape = placed_to_visit(places, 5);
     CHECK(logits_of(*helm::test::tiny_engine(tiny_model(shape))) == expected);
     for (const auto& [every, units, buffers, device] : {std::tuple{1, 1, 2, "sim:memory=10MB/s"},
                                                         {1, 2, 3, "sim:jitter=100us"},
@@ -181,7 +174,7 @@ TEST_CASE("long steps on the accelerator give the bits of the run in memory") {
 
 TEST_CASE("a file that shrinks or changes ends the step whose weights visit from there") {
   const TinyFolder folder;
-  const TinyModel model = on_disk(folder, visiting("ccccccc", 5), 2);
+  const TinyModel model = on_disk(folder, placed_to_visit("ccccccc", 5), 2);
   const auto engine = engine_of(model, folder, "sim");
   CHECK(told(*engine) == "nothing");
   const std::string path = folder.path() + "/weights";
@@ -204,7 +197,7 @@ TEST_CASE("a device that is lost while weights come from disk ends what runs wit
   for (int64_t command = 1;; command += 7) {
     REQUIRE(command < 5000);
     const TinyFolder folder;
-    const TinyModel model = on_disk(folder, visiting("ccccaca", 5), 1);
+    const TinyModel model = on_disk(folder, placed_to_visit("ccccaca", 5), 1);
     std::unique_ptr<Engine> engine;
     try {
       engine = engine_of(model, folder, "sim:lost=" + std::to_string(command));

@@ -4,16 +4,16 @@
 #include <string>
 #include <vector>
 
+#include "plan/stages.h"
 #include "program/placed.h"
 
 using helm::test::placed;
+using helm::test::placed_to_visit;
 using helm::test::texts;
 using helm::test::TinyShape;
 
 TEST_CASE("layers that visit come one ahead, with their pages") {
-  TinyShape shape = placed("cccaac", 4);
-  shape.visit_tokens = 8;
-  shape.visit_pages = 20;
+  TinyShape shape = placed_to_visit("cccaac", 4);
   CHECK(texts(shape).at(1) == R"(program visit
 0 cpu run embedding
 1 up copy x cpu>accelerator after 0
@@ -28,9 +28,7 @@ TEST_CASE("layers that visit come one ahead, with their pages") {
 10 accelerator run layer.2.attention..layer.3.mlp
 11 down copy x_out accelerator>cpu after 10
 12 cpu run head after 11)");
-  shape = placed("acaccca", 5);
-  shape.visit_tokens = 8;
-  shape.visit_pages = 20;
+  shape = placed_to_visit("acaccca", 5);
   CHECK(texts(shape).at(1) == R"(program visit
 0 up visit layer.0 aside
 1 accelerator run embedding
@@ -91,9 +89,7 @@ TEST_CASE("more buffers let weights come further ahead") {
 }
 
 TEST_CASE("a layer visits as a whole, wherever its other units lie") {
-  TinyShape shape = placed("ccaacc", 2);
-  shape.visit_tokens = 8;
-  shape.visit_pages = 20;
+  TinyShape shape = placed_to_visit("ccaacc", 2);
   CHECK(texts(shape).at(1) == R"(program visit
 0 cpu run embedding
 1 up copy x cpu>accelerator after 0
@@ -107,4 +103,19 @@ TEST_CASE("a layer visits as a whole, wherever its other units lie") {
 9 down page layer.1 written after 8
 10 down copy x_out accelerator>cpu after 8
 11 cpu run head after 10)");
+}
+
+TEST_CASE(
+    "prompts read more weights than decoding where they visit then, or more experts are asked") {
+  const auto more = [](const TinyShape& shape) {
+    return helm::prompts_read_more(helm::Plan::from_json(helm::test::tiny_model(shape).plan));
+  };
+  CHECK_FALSE(more(placed("cccaac", 4)));
+  CHECK(more(placed_to_visit("cccaac", 4)));
+  TinyShape every_step = placed("caac", 2);
+  every_step.visiting = {"block.0", "up"};
+  CHECK_FALSE(more(every_step));
+  TinyShape mixture;
+  mixture.experts = 4;
+  CHECK(more(mixture));
 }

@@ -23,6 +23,14 @@ inline TinyShape placed(const std::string& places, int64_t layers) {
   return shape;
 }
 
+// The same, whose layers on the CPU visit the accelerator in steps of eight tokens and more.
+inline TinyShape placed_to_visit(const std::string& places, int64_t layers) {
+  TinyShape shape = placed(places, layers);
+  shape.visit_tokens = 8;
+  shape.visit_pages = 40;
+  return shape;
+}
+
 inline std::vector<std::string> texts(const TinyShape& shape) {
   return programs(Plan::from_json(tiny_model(shape).plan));
 }
