@@ -7,8 +7,9 @@ requests where nothing of them may leave, so that they wait and are parked.
     python bench/joint.py --held 8                         # all of them fit: nothing may be lost
 
 All blocks lie on a simulated accelerator of one thread, beside one of the CPU. Rounds are
-interleaved. In each the machine is measured, and the steady rates of both ways are predicted from
-that. Before anything is timed, tokens must be those of the CPU alone in both ways.
+interleaved. The machine is measured before and after each way, whose steady rate is predicted from
+that; tokens count from when the first request ends until fewer are left. Before anything is timed,
+tokens must be those of the CPU alone in both ways.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import json
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +36,7 @@ from compare_report import spread
 from helm import _helm
 from helm.compiler.problem import ResourceLimits
 from helm.compiler.setting import make_setting
-from helm.compiler.step_prices import rates_by_mode, step_prices
+from helm.compiler.step_prices import StepPrices, rates_by_mode, step_prices
 from helm.machine.devices import CPU, open_accelerator
 from helm.machine.profile import Profile
 from helm.plan.records import Workload
@@ -45,6 +48,7 @@ from setups import SIM
 from synthetic import SHAPES
 
 WAYS = ("joint", "near")
+USED = ("joint_steps", "split_steps", "far_rows", "evicted_blocks")  # of joint, of all rounds
 
 
 def work_of(text: str) -> tuple[int, int]:
@@ -54,10 +58,14 @@ def work_of(text: str) -> tuple[int, int]:
 
 
 def plans(
-    model: Model, profile: Any, work: tuple[int, int], args: argparse.Namespace
+    model: Model,
+    profile: Profile,
+    prices: StepPrices,
+    work: tuple[int, int],
+    args: argparse.Namespace,
 ) -> dict[str, Plan]:
-    """By way. Both have room for the KV of --held requests on the accelerator, joint for that of
-    the others in host memory."""
+    """By way, with the tables by which steps get their modes. Both have room for the KV of --held
+    requests on the accelerator, joint for that of the others in host memory."""
     context, page = sum(work), args.page_tokens
     held = args.held * -(-context // page)
     plan = model.on_cpu(context, page, args.requests, args.step_tokens)
@@ -69,69 +77,103 @@ def plans(
         own = held * len(kv.layers)
         pages = {"cpu": kv.pages - own, "accelerator": own}
         how = dataclasses.replace(planned.schedule, watermark=1.0, pages=pages)
-        return dataclasses.replace(planned, kv=kv, schedule=how)
+        return dataclasses.replace(planned, kv=kv, schedule=how, predictor=prices.record(0))
 
     return {"joint": with_blocks(planned.kv.blocks), "near": with_blocks(held)}
 
 
-def predicted(
+def prices_of(
     model: Model, profile: Profile, work: tuple[int, int], args: argparse.Namespace
-) -> dict[str, float]:
-    """Tokens per second of each way, while there are always as many requests."""
+) -> StepPrices:
+    """Of steps with all blocks and the head on the accelerator, as the profile has its rates."""
     priced = costed(model.on_cpu(sum(work), args.page_tokens, args.requests), model.graph)
     load = Workload(*work, args.requests, sum(work), "serve")
     limits = ResourceLimits(
         sequences=args.requests, page_tokens=args.page_tokens, step_tokens=args.step_tokens
     )
     setting = make_setting(priced, profile, load, limits, args.threads, args.requests)
+    return step_prices(setting, "accelerator")
+
+
+def predicted(
+    prices: StepPrices, work: tuple[int, int], args: argparse.Namespace
+) -> dict[str, float]:
+    """Tokens per second of each way, while there are always as many requests."""
     near, far = np.array([args.held]), np.array([args.requests - args.held])
-    rates = rates_by_mode(step_prices(setting, "accelerator"), near, far, *work)
+    rates = rates_by_mode(prices, near, far, *work)
     found = {way: float(rates[way][0, 0]) for way in WAYS}
     return {**found, "joint": max(found.values())}
 
 
-def generated(engine: Any, work: tuple[int, int], requests: int) -> tuple[list[list[int]], float]:
-    """Greedy tokens of each request, and the seconds of all."""
+@dataclass(frozen=True)
+class Generated:
+    """Greedy tokens of each request; when each of all tokens came, in seconds, and of which."""
+
+    tokens: list[list[int]]
+    came: list[tuple[float, int]]
+
+    def steady_rate(self, at_once: int) -> float:
+        """Tokens per second from when the first request ends until fewer than `at_once` are left,
+        while as many others begin as end."""
+        last = {request: second for second, request in self.came}
+        ends = sorted(last.values())
+        begin, end = ends[0], ends[len(ends) - at_once]
+        if begin == end:  # they all begin at once
+            begin, end = 0.0, ends[-1]
+        return sum(begin < second <= end for second, _ in self.came) / (end - begin)
+
+
+def generated(engine: Any, work: tuple[int, int], requests: int) -> Generated:
     prompts = one_each(requests, 10000, work[0])
     wanted = [_helm.Request(prompt=prompt, max_tokens=work[1]) for prompt in prompts]
     begin = time.perf_counter()
     generation = _helm.Generation(engine, wanted)
-    found: list[list[int]] = [[] for _ in prompts]
+    found = Generated([[] for _ in prompts], [])
     while not generation.done:
-        for token in generation.advance(1.0):
-            found[token.request].append(token.id)
-    return found, time.perf_counter() - begin
+        tokens = generation.advance(1.0)
+        second = time.perf_counter() - begin
+        for token in tokens:
+            found.tokens[token.request].append(token.id)
+            found.came.append((second, token.request))
+    return found
 
 
-def verify(model: Model, planned: dict[str, Plan], engines: dict[str, Any], work: tuple[int, int],
-           args: argparse.Namespace) -> None:  # fmt: skip
+def verify(
+    model: Model, engines: dict[str, Any], work: tuple[int, int], args: argparse.Namespace
+) -> None:
     """A few tokens of each request are those of the CPU alone, or SystemExit."""
     few = (work[0], min(work[1], 16))
     plan = model.on_cpu(sum(work), args.page_tokens, args.requests, args.step_tokens)
-    want, _ = generated(model.load(plan, CPU), few, args.requests)
+    want = generated(model.load(plan, CPU), few, args.requests).tokens
     for way, engine in engines.items():
-        if generated(engine, few, args.requests)[0] != want:
+        if generated(engine, few, args.requests).tokens != want:
             raise SystemExit(f"[bench] {way}: other tokens than on the CPU alone")
 
 
 def measured(model: Model, work: tuple[int, int], args: argparse.Namespace) -> dict[str, Any]:
-    planned = plans(model, profile_now(args), work, args)
-    engines = {way: model.load(plan, args.device) for way, plan in planned.items()}
-    verify(model, planned, engines, work, args)
     rates: dict[str, list[float]] = {way: [] for way in WAYS}
     expected: dict[str, list[float]] = {way: [] for way in WAYS}
+    used: Counter[str] = Counter()
     for number in range(args.rounds):
-        for way, rate in predicted(model, profile_now(args), work, args).items():
-            expected[way].append(rate)
+        profile = profile_now(args)
+        planned = plans(model, profile, prices_of(model, profile, work, args), work, args)
+        engines = {way: model.load(plan, args.device) for way, plan in planned.items()}
+        if number == 0:
+            verify(model, engines, work, args)
         for way in WAYS if number % 2 else reversed(WAYS):
-            tokens, seconds = generated(engines[way], work, args.requests * args.waves)
-            rates[way].append(sum(map(len, tokens)) / seconds)
+            before = prices_of(model, profile_now(args), work, args)
+            run = generated(engines[way], work, args.requests * args.waves)
+            after = prices_of(model, profile_now(args), work, args)
+            rates[way].append(run.steady_rate(args.requests))
+            around = [predicted(prices, work, args)[way] for prices in (before, after)]
+            expected[way].append(statistics.mean(around))
             print(
                 f"{work[0]}/{work[1]} {way}: {rates[way][-1]:.1f} tokens/s, "
-                f"predicted {expected[way][-1]:.1f}",
+                f"predicted {around[0]:.1f} before, {around[1]:.1f} after",
                 file=sys.stderr,
             )
-    stats = engines["joint"].stats
+        used.update({name: engines["joint"].stats[name] for name in USED})
+        del engines
     return {
         "prompt": work[0],
         "output": work[1],
@@ -140,10 +182,7 @@ def measured(model: Model, work: tuple[int, int], args: argparse.Namespace) -> d
         "ratios": divided(rates["joint"], rates["near"]),
         "predicted_ratios": divided(expected["joint"], expected["near"]),
         "of_predicted": divided(rates["joint"], expected["joint"]),
-        "joint_steps": stats["joint_steps"],
-        "split_steps": stats["split_steps"],
-        "far_rows": stats["far_rows"],
-        "evicted_blocks": stats["evicted_blocks"],
+        **used,
     }
 
 

@@ -6,12 +6,11 @@ while everything fits.
     python bench/long_context.py --device cuda --json out.json
 
 All blocks lie on the accelerator (--cpu-blocks moves some), whose KV pages take no more than those
-of --budget tokens; the rest is in host memory. In every round the machine is measured, then every
-site and context decodes, with a probe of the host's memory around it. Before that greedy tokens of
-a short sequence, with pages that overflow, must be those of the CPU alone. The cache is filled with
-that of a short prompt again and again, which takes seconds where a prompt of 32K tokens takes
-minutes: values do not matter to speed. `--prefill N` also sends a prompt of N tokens through the
-overflow.
+of --budget tokens; the rest is in host memory. In every round every site and context decodes,
+between two measurements of the machine. Before that greedy tokens of a short sequence, with pages
+that overflow, must be those of the CPU alone. The cache is filled with that of a short prompt again
+and again, which takes seconds where a prompt of 32K tokens takes minutes: values do not matter to
+speed. `--prefill N` also sends a prompt of N tokens through the overflow.
 
 On a simulated accelerator the same cores and memory serve both sides: figures say what moving and
 merging costs, nothing about a GPU.
@@ -62,9 +61,8 @@ PROBE_BYTES, PROBE_S = 1 << 29, 0.1
 @dataclass
 class Row:
     """bytes: weights and KV that a decode step must read on all devices. By round: seconds of a
-    step, those predicted from the rates of that round, the host's streaming rate around it, and
-    what that is over the one when the rates were measured. device_bytes: the most that the
-    accelerator ever held."""
+    step, those predicted from the machine's rates before and after, and the host's streaming rate
+    around it. device_bytes: the most that the accelerator ever held."""
 
     name: str
     context: int
@@ -72,7 +70,6 @@ class Row:
     seconds: list[float] = field(default_factory=list)
     predicted_s: list[float] = field(default_factory=list)
     read_bytes_per_s: list[float] = field(default_factory=list)
-    drift: list[float] = field(default_factory=list)
     device_bytes: int = 0
     evicted_blocks: int = 0
 
@@ -85,12 +82,6 @@ class Row:
         """Of the predicted seconds, by round."""
         pairs = zip(self.predicted_s, self.seconds, strict=True)
         return [predicted / seconds - 1 for predicted, seconds in pairs]
-
-    @property
-    def corrected_errors(self) -> list[float]:
-        """As if the machine had read as fast as when its rates were measured."""
-        pairs = zip(self.errors, self.drift, strict=True)
-        return [(1 + error) / drift - 1 for error, drift in pairs]
 
 
 class Model:
@@ -208,31 +199,46 @@ def step_bytes(plan: Plan, engine: Any, context: int) -> float:
 
 
 def extension(model: Model, args: argparse.Namespace) -> list[Row]:
-    """Round by round and for each site the machine is measured, unless a profile is given, and its
-    rows after that: what other programs leave of the machine changes within minutes."""
+    """Round by round, each site's rows between two measurements of the machine, unless a profile is
+    given: what other programs leave of it changes within seconds."""
     rows: dict[tuple[str, int], Row] = {}
+    after = measured(args)
     for done in range(args.rounds):
         for site in args.sites:
-            before = probe(args.threads)
-            profile = measured(args)
-            rate = (before + probe(args.threads)) / 2
+            before = after
             if not done:
-                verify(model, profile, site, args)
-            one_site(model, profile, rate, site, rows, args)
+                verify(model, before, site, args)
+            found = one_site(model, before, site, rows, args)
+            after = measured(args)
+            for row in found:
+                predict(row, model, (before, after), args)
     return list(rows.values())
 
 
+def predict(row: Row, model: Model, profiles: Sequence[Profile], args: argparse.Namespace) -> None:
+    """The mean of what the profiles say."""
+    plan = model.on_cpu(max(args.contexts) + TOKENS, args.page_tokens)
+    budget = budget_bytes(plan, args)
+    row.predicted_s.append(statistics.mean(
+        model.on_both(plan, profile, row.name, budget, row.context)[1] for profile in profiles
+    ))  # fmt: skip
+    print(
+        f"{row.name} {row.context}: {row.seconds[-1] * 1e3:.1f} ms, "
+        f"predicted {row.predicted_s[-1] * 1e3:.1f}",
+        file=sys.stderr,
+    )
+
+
 def one_site(
-    model: Model, profile: Profile, profile_rate: float, site: str,
-    rows: dict[tuple[str, int], Row], args: argparse.Namespace,
-) -> None:  # fmt: skip
-    """One round of its rows. profile_rate: bytes a second that the host read when the profile's
-    rates were measured."""
+    model: Model, profile: Profile, site: str, rows: dict[tuple[str, int], Row],
+    args: argparse.Namespace,
+) -> list[Row]:  # fmt: skip
+    """One round of its rows, measured."""
     plan = model.on_cpu(max(args.contexts) + TOKENS, args.page_tokens)
     budget = budget_bytes(plan, args)
     planned, _ = model.on_both(plan, profile, site, budget, max(args.contexts))
     engine = model.load(planned, args.device)
-    kept = _helm.PrefixCache(engine)
+    kept, found = _helm.PrefixCache(engine), []
     for context in sorted(args.contexts):
         with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
             path = Path(folder) / "cache.kv"
@@ -244,24 +250,20 @@ def one_site(
         engine.truncate(sequence, context)
         before = probe(planned.threads)
         seconds = statistics.median(decoded(engine, sequence, TOKENS)[1])
-        rate = (before + probe(planned.threads)) / 2
+        after = probe(planned.threads)
         stats = engine.stats
         row = rows.setdefault(
             (site, context), Row(site, context, step_bytes(planned, engine, context))
         )
         row.seconds.append(seconds)
-        row.predicted_s.append(model.on_both(plan, profile, site, budget, context)[1])
-        row.read_bytes_per_s.append(rate)
-        row.drift.append(rate / profile_rate)
+        row.read_bytes_per_s.append((before + after) / 2)
         row.device_bytes = max(row.device_bytes, stats["devices"][1]["peak_bytes"])
         row.evicted_blocks = stats["evicted_blocks"]
-        print(
-            f"{site} {context}: {seconds * 1e3:.1f} ms, predicted {row.predicted_s[-1] * 1e3:.1f}",
-            file=sys.stderr,
-        )
+        found.append(row)
         kept.close(sequence)
     if args.prefill:
         through_overflow(engine, planned, args.prefill)
+    return found
 
 
 def through_overflow(engine: Any, plan: Plan, tokens: int) -> None:
@@ -316,8 +318,7 @@ def cost(model: Model, profile: Profile, args: argparse.Namespace) -> list[Row]:
 def show_extension(rows: list[Row], console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     for name in ("site", "context", "tok/s", "[least, most]", "predicted", "error", "[least, most]",
-                 "corrected", "bytes/step", "GB/s", "of read ceiling", "on device",
-                 "evicted"):  # fmt: skip
+                 "bytes/step", "GB/s", "of read ceiling", "on device", "evicted"):  # fmt: skip
         table.add_column(name, justify="left" if name == "site" else "right")
     for row in rows:
         rate = row.bytes / row.median_s
@@ -327,7 +328,6 @@ def show_extension(rows: list[Row], console: Console) -> None:
             f"{1 / statistics.median(row.predicted_s):.2f}",
             f"{statistics.median(row.errors):+.0%}",
             f"[{min(row.errors):+.0%}, {max(row.errors):+.0%}]",
-            f"{statistics.median(row.corrected_errors):+.0%}",
             f"{row.bytes / 1e9:.2f} GB", f"{rate / 1e9:.1f}",
             f"{rate / statistics.median(row.read_bytes_per_s):.0%}",
             f"{row.device_bytes / 2**20:.0f} MiB", f"{row.evicted_blocks}",

@@ -19,7 +19,8 @@ void Driver::look() {
     const Runner& runner = snapshot_.runners.back();
     if (prompt == nullptr && !runner.decoding && runner.pending > 0) prompt = active;
   }
-  snapshot_.prompt_rows = pacer_.rows(prompt == nullptr ? 0 : prompt->held());
+  snapshot_.prompt_rows =
+      pacer_.measures() ? 0 : pacer_.rows(prompt == nullptr ? 0 : prompt->held());
 }
 
 // For each row of the batch what may follow its tokens; no more than positions, tokens and rows are

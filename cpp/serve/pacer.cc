@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kKept = 0.98;         // weight of earlier steps in the costs, with each step
 constexpr double kLatestRatio = 0.15;  // of the last step in the correction
-constexpr double kLatestDecode = 0.1;  // and in the seconds of those without prompts
+constexpr double kLatestDecode = 0.1;  // and in the seconds of those without prompts, in a row
 constexpr int kSweeps = 16;            // through the costs, with each step
 // What every step takes, and what pairs take, is told from rows by steps that differ in these by
 // more than noise: some 3 %.
@@ -26,9 +26,16 @@ void Pacer::note(int64_t decode_rows, const PromptWork& prompts, double seconds)
   if (!(seconds > 0)) return;
   if (prompts.rows == 0) {
     if (decode_rows == 0) return;
-    decode_s_ = decode_s_ == 0 ? seconds : decode_s_ + kLatestDecode * (seconds - decode_s_);
+    // Those before count less, the longer ago they were.
+    const double kept =
+        decode_s_ == 0 ? 0 : std::pow(1 - kLatestDecode, 1.0 + static_cast<double>(since_));
+    decode_s_ = kept * decode_s_ + (1 - kept) * seconds;
+    decode_rows_ = latest_rows_ = decode_rows;
+    since_ = 0;
     return;
   }
+  latest_rows_ = decode_rows;
+  ++since_;
   const Terms step = terms(prompts);
   const double told_s = this->seconds(step);
   if (told_s > 0) correction_ += kLatestRatio * (seconds / told_s - correction_);
@@ -56,6 +63,11 @@ void Pacer::fit() {
       cost_s_[i] = std::clamp((seconds_[i] - others) / (products_[i][i] + noise), 0.0, most);
     }
   }
+}
+
+bool Pacer::measures() const {
+  if (target_s_ > 0) return false;
+  return decode_s_ == 0 || since_ >= (latest_rows_ == decode_rows_ ? kMostAlike : kMostUnlike);
 }
 
 int64_t Pacer::rows(int64_t past) const {

@@ -37,11 +37,17 @@ class Pacer {
   // As many as fit the target behind `past` positions of a prompt. It gets half of the speed that
   // it has alone there at least: where a step reads more for prompts, many.
   int64_t rows(int64_t past) const;
+  // Whether the next step that decodes had better have no prompt, to tell what one without takes,
+  // where the target depends on it: none was seen yet, or none for long while prompts kept coming.
+  bool measures() const;
 
   // So that the slowest of a hundred tokens wait for 2.5 times as long as the others at most.
   static constexpr double kSlowdown = 2.25, kLeastTarget_s = 0.05;
   static constexpr int64_t kLeastRows = 4;
   static constexpr int64_t kFirstRows = 64;  // before a prompt was seen
+  // Steps with prompts in a row, before one without: while others decode than in the last one
+  // without, or the same.
+  static constexpr int64_t kMostUnlike = 8, kMostAlike = 32;
 
  private:
   // A step takes cost_s_[0], and more for each row and each pair. The terms of a step, in that
@@ -61,6 +67,8 @@ class Pacer {
   Terms cost_s_ = {};
   double correction_ = 1;  // of what these say, by the last steps
   double decode_s_ = 0;    // of a step without prompts, lately
+  int64_t decode_rows_ = 0, latest_rows_ = 0;  // of the last one, of the last step
+  int64_t since_ = 0;                          // steps with prompts since the last one
   int64_t most_rows_;
   bool reads_more_;
   double target_s_ = 0;

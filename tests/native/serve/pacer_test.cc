@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <random>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -166,6 +167,59 @@ TEST_CASE("where prompts read no more weights, a machine whose speed changes has
   CHECK(longest(true) > 4);
   CHECK(longest(false) < 3);
   MESSAGE(longest(true), ", ", longest(false), " times a step without prompts");
+}
+
+TEST_CASE("where prompts keep coming, as many requests decode as there are") {
+  // Eight requests at once, each followed by another; one step without prompts takes 0.05 to 0.1 s.
+  constexpr int64_t kAtOnce = 8, kPrompt = 256, kOutput = 128, kMost = 512;
+  constexpr double kFull_s = 0.04 + 0.0075 * kAtOnce;
+  Pacer pacer(kMost, false);
+  struct Job {
+    int64_t computed = 0, drawn = 0;
+  };
+  std::vector<Job> jobs(kAtOnce);
+  std::mt19937 random(7);
+  int64_t decoding = 0, steps = 0, longer = 0, without = 0;
+  for (int step = 0; step < 3000; ++step) {
+    const int64_t rows =
+        std::count_if(jobs.begin(), jobs.end(), [](const Job& job) { return job.drawn > 0; });
+    const auto next = std::min_element(jobs.begin(), jobs.end(), [](const Job& a, const Job& b) {
+      return std::pair(a.drawn > 0, -a.computed) < std::pair(b.drawn > 0, -b.computed);
+    });
+    int64_t left = rows == 0 ? kMost : pacer.measures() ? 0 : pacer.rows(next->computed);
+    const bool asked = next->drawn == 0;
+    PromptWork work;
+    for (Job& job : jobs) {
+      if (job.drawn > 0) {
+        ++job.drawn;
+        continue;
+      }
+      const int64_t tokens = std::min(left, kPrompt - job.computed);
+      if (tokens == 0) continue;
+      work.add(job.computed, tokens);
+      left -= tokens;
+      job.computed += tokens;
+      if (job.computed == kPrompt) job.drawn = 1;
+    }
+    for (Job& job : jobs) {
+      if (job.drawn == kOutput) job = {};
+    }
+    double seconds =
+        0.04 + 0.0075 * static_cast<double>(rows) + 0.002 * static_cast<double>(work.rows);
+    seconds *= 0.9 + 0.2 * static_cast<double>(random() % 1000) / 1000;
+    pacer.note(rows, work, seconds);
+    if (step < 500) continue;
+    ++steps;
+    decoding += rows;
+    longer += rows > 0 && seconds > 2.5 * kFull_s;
+    without += asked && work.rows == 0;
+  }
+  CHECK(decoding > 6 * steps);
+  CHECK(longer * 50 <= steps);
+  CHECK(without * 9 <= steps);
+  const double mean = static_cast<double>(decoding) / static_cast<double>(steps);
+  MESSAGE(mean, " of ", kAtOnce, " decode; of ", steps, " steps ", longer, " are longer, ", without,
+          " measure");
 }
 
 TEST_CASE("rows are never fewer than a few nor more than a step has") {
