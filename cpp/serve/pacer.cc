@@ -10,6 +10,7 @@ namespace {
 
 constexpr double kKept = 0.98;         // weight of earlier steps in the costs, with each step
 constexpr double kLatestRatio = 0.15;  // of the last step in the correction
+constexpr double kLatestDeviation = 0.05;
 constexpr double kLatestDecode = 0.1;  // and in the seconds of those without prompts, in a row
 constexpr int kSweeps = 16;            // through the costs, with each step
 // What every step takes, and what pairs take, is told from rows by steps that differ in these by
@@ -38,7 +39,11 @@ void Pacer::note(int64_t decode_rows, const PromptWork& prompts, double seconds)
   ++since_;
   const Terms step = terms(prompts);
   const double told_s = this->seconds(step);
-  if (told_s > 0) correction_ += kLatestRatio * (seconds / told_s - correction_);
+  if (told_s > 0) {
+    const double off = std::abs(seconds / (told_s * correction_) - 1);
+    deviation_ += kLatestDeviation * (std::min(off, 1.0) - deviation_);
+    correction_ += kLatestRatio * (seconds / told_s - correction_);
+  }
   for (size_t i = 0; i < step.size(); ++i) {
     for (size_t j = 0; j < step.size(); ++j) {
       products_[i][j] = kKept * products_[i][j] + step[i] * step[j];
@@ -70,13 +75,18 @@ bool Pacer::measures() const {
   return decode_s_ == 0 || since_ >= (latest_rows_ == decode_rows_ ? kMostAlike : kMostUnlike);
 }
 
+double Pacer::target_s() const {
+  if (target_s_ > 0) return target_s_;
+  const double slowdown = std::min(kSlowdown, kMostSlowdown / (1 + kTail * deviation_));
+  return std::max(slowdown * decode_s_, kLeastTarget_s);
+}
+
 int64_t Pacer::rows(int64_t past) const {
   const double steps = products_[0][0];
   if (steps == 0) return std::min(kFirstRows, most_rows_);
   const auto [step_s, row_s, pair_s] = cost_s_;
   const double behind_s = std::max(row_s + pair_s * static_cast<double>(past), 1e-12);  // a row
-  const double target_s =
-      (target_s_ > 0 ? target_s_ : std::max(kSlowdown * decode_s_, kLeastTarget_s)) / correction_;
+  const double target_s = this->target_s() / correction_;
   // step_s + behind_s n + pair_s n^2 / 2 = target_s
   const double left_s = std::max(0.0, target_s - step_s);
   const double fitting =

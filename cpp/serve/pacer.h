@@ -29,8 +29,8 @@ class Pacer {
   explicit Pacer(int64_t most_rows, bool reads_more = true)
       : most_rows_(most_rows), reads_more_(reads_more) {}
 
-  // What a step that decodes may take; 0, as at first: kSlowdown times one without prompts, at
-  // least kLeastTarget_s.
+  // What a step that decodes may take; 0, as at first: kSlowdown times one without prompts, less
+  // where steps take unlike times, at least kLeastTarget_s.
   void aim(double target_s) { target_s_ = target_s; }
   // A step took so long.
   void note(int64_t decode_rows, const PromptWork& prompts, double seconds);
@@ -41,8 +41,9 @@ class Pacer {
   // where the target depends on it: none was seen yet, or none for long while prompts kept coming.
   bool measures() const;
 
-  // So that the slowest of a hundred tokens wait for 2.5 times as long as the others at most.
-  static constexpr double kSlowdown = 2.25, kLeastTarget_s = 0.05;
+  // So that the slowest of a hundred tokens wait for kMostSlowdown times as long as the others at
+  // most. They lie kTail mean deviations above the mean, if deviations are normal.
+  static constexpr double kSlowdown = 2.25, kMostSlowdown = 2.5, kTail = 3, kLeastTarget_s = 0.05;
   static constexpr int64_t kLeastRows = 4;
   static constexpr int64_t kFirstRows = 64;  // before a prompt was seen
   // Steps with prompts in a row, before one without: while others decode than in the last one
@@ -57,6 +58,7 @@ class Pacer {
     return {1, static_cast<double>(prompts.rows), prompts.pairs};
   }
   double seconds(const Terms& terms) const;
+  double target_s() const;
   double least(int64_t past) const;  // rows with which a prompt has half of its speed
   void fit();
 
@@ -66,6 +68,7 @@ class Pacer {
   Terms seconds_ = {};
   Terms cost_s_ = {};
   double correction_ = 1;  // of what these say, by the last steps
+  double deviation_ = 0;   // from what they say so, as a share: the mean of what it is
   double decode_s_ = 0;    // of a step without prompts, lately
   int64_t decode_rows_ = 0, latest_rows_ = 0;  // of the last one, of the last step
   int64_t since_ = 0;                          // steps with prompts since the last one

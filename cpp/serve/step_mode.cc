@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 #include <utility>
 
 namespace helm {
@@ -142,20 +143,22 @@ ModeChoice ModeChooser::choose(const ModeSnapshot& snapshot) {
     now.load.outputs += prompt.output ? 1 : 0;
     now.progress += static_cast<double>(prompt.tokens) / static_cast<double>(prompt.whole);
   }
-  const auto due = [&](size_t i) {
-    const ModeRow& row = snapshot.rows[i];
-    return row.skips >= kMostSkips ||
-           (snapshot.usual_s > 0 && row.waited_s > kMostWait * snapshot.usual_s);
+  const auto late = [&](size_t i) {
+    return snapshot.usual_s > 0 && snapshot.rows[i].waited_s > kMostWait * snapshot.usual_s;
   };
-  std::stable_sort(now.far.begin(), now.far.end(), [&](size_t a, size_t b) {
-    return std::pair(due(a), snapshot.rows[a].skips) > std::pair(due(b), snapshot.rows[b].skips);
-  });
+  const auto urgency = [&](size_t i) {
+    const int64_t skips = snapshot.rows[i].skips;
+    return std::tuple(late(i), skips >= kMostSkips, skips);
+  };
+  std::stable_sort(now.far.begin(), now.far.end(),
+                   [&](size_t a, size_t b) { return urgency(a) > urgency(b); });
   const int64_t rows =
       snapshot.most_rows - static_cast<int64_t>(now.load.near.rows + now.load.prompt_rows);
   const int64_t outputs = snapshot.most_outputs - static_cast<int64_t>(now.load.outputs);
   const auto room = static_cast<size_t>(std::max<int64_t>(0, std::min(rows, outputs)));
   if (now.far.size() > room) now.far.resize(room);
-  now.due = !now.far.empty() && due(now.far.front()) ? 1 : 0;
+  now.due = static_cast<size_t>(std::count_if(now.far.begin(), now.far.end(), late));
+  if (now.due == 0 && !now.far.empty() && std::get<1>(urgency(now.far.front()))) now.due = 1;
 
   std::vector<ModeChoice> choices = this->choices(now, 0);
   if (choices.empty()) return {};

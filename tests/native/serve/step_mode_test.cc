@@ -174,14 +174,23 @@ TEST_CASE("a far row is passed over a few times, then one by one as many as are 
     CHECK(near > 0);
     CHECK(most <= ModeChooser::kMostSkips + far);
   }
-  // By time, too: its gap is more than four times the usual one.
-  ModeChooser own = chooser(machine(3000, 20), kAll);
-  ModeSnapshot now = snapshot(40, 3, 4000);
-  now.usual_s = 0.1;
-  now.rows.back().waited_s = 0.39;
-  CHECK(own.choose(now).mode == StepMode::kNear);
-  now.rows.back().waited_s = 0.41;
-  CHECK(far_of(own.choose(now)) == std::vector<size_t>{42});
+  // By time, too, and then all of them.
+  const double most_s = ModeChooser::kMostWait * 0.1;
+  for (const size_t late : {size_t{1}, size_t{2}}) {
+    ModeChooser own = chooser(machine(3000, 20), kAll);
+    ModeSnapshot now = snapshot(40, 3, 4000);
+    now.usual_s = 0.1;
+    std::vector<size_t> rows;
+    for (size_t row = 43 - late; row < 43; ++row) {
+      rows.push_back(row);
+      now.rows[row].waited_s = 0.99 * most_s;
+    }
+    CHECK(own.choose(now).mode == StepMode::kNear);
+    for (const size_t row : rows) now.rows[row].waited_s = 1.01 * most_s;
+    std::vector<size_t> found = far_of(own.choose(now));
+    std::sort(found.begin(), found.end());
+    CHECK(found == rows);
+  }
 }
 
 TEST_CASE("far rows join no step that has no room for them") {
