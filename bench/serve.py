@@ -29,6 +29,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import statistics
 import subprocess
 import sys
 import threading
@@ -213,7 +214,8 @@ async def under_load(
         if not number:  # memory that is planned for KV becomes resident as it is used
             longest = Wanted(0.0, max(r[1] for r in rows), max(r[2] for r in rows))
             await asyncio.gather(*(client.ask(longest) for _ in range(places)))
-        step_s = await full_step_s(client, places)
+        mean = Wanted(0.0, round(statistics.mean(row[1] for row in rows)), min(128, context // 4))
+        steps_s = [await full_step_s(client, places, mean)]
         before = await metrics_of(served.port)
         begin = loop.time()
         closed = await closed_loop(client, endless(rows), places + 2, args.closed_seconds)
@@ -235,6 +237,8 @@ async def under_load(
         watching.cancel()
         figures = figures_of(answers, begin, args.seconds, alone, memory)
         after = await metrics_of(served.port)
+        steps_s.append(await full_step_s(client, places, mean))  # machines drift
+        step_s = statistics.mean(steps_s)
         found.append(
             {
                 "arrivals": kind,

@@ -202,11 +202,16 @@ async def open_arrivals(
     return list(await asyncio.gather(*tasks))
 
 
-async def full_step_s(client: Client, places: int, tokens: int = 64) -> float:
-    """Median seconds between tokens while as many requests decode as share steps."""
-    short = Wanted(0.0, 16, tokens)
-    answers = await asyncio.gather(*(client.ask(short) for _ in range(places)))
-    return statistics.median(gap for answer in answers for gap in answer.gaps_s())
+async def full_step_s(client: Client, places: int, wanted: Wanted) -> float:
+    """Median seconds between tokens while as many such requests decode as share steps, no prompt
+    beside them."""
+    answers = await asyncio.gather(*(client.ask(wanted) for _ in range(places)))
+    begin = max(answer.times_s[0] for answer in answers)
+    end = min(answer.times_s[-1] for answer in answers)
+    gaps = [gap for answer in answers for gap in answer.gaps_s(begin, end)]
+    if not gaps:
+        raise SystemExit(f"[bench] requests of {wanted.output} tokens end before others begin")
+    return statistics.median(gaps)
 
 
 async def metrics_of(port: int) -> dict[str, float]:

@@ -78,7 +78,7 @@ class ModeChooser {
   const Predictor& predictor() const { return predictor_; }
 
   static constexpr int64_t kMostSkips = Predictor::kMostSkips;
-  static constexpr double kMostWait = 1.25;  // and then the step that it is in
+  static constexpr double kMostWait = 0.75;  // and then the step that it is in
   static constexpr double kEnough = 0.99;    // of the most that far requests may bring
   static constexpr double kPays = 0.97;      // near requests alone bring less than that of it
   static constexpr double kStay = 0.995;     // of the best's progress keeps the last step's mode
