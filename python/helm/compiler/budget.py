@@ -119,7 +119,9 @@ def _activations(
     has[:, 0], has[:, -1] = embedding, head
     for member, place in enumerate(each.kind):
         has[:, place] |= layers[:, member]
-    return np.array([each.activations(tuple(row), limits) for row in has.tolist()], np.int64)
+    rows = [tuple(row) for row in has.tolist()]
+    sizes = {row: each.activations(row, limits) for row in set(rows)}
+    return np.array([sizes[row] for row in rows], np.int64)
 
 
 def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = None) -> Budget:

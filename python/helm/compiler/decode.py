@@ -147,9 +147,7 @@ def _decode_step(
     used = setting.rows.uses_accelerator(head)
     base[FIXED] += setting.cpu.step_s
     threads = setting.cpu.threads
-    base[ATTENTION] += counts @ setting.once(
-        (threads, batch, context), decode_attention_s, setting, context, setting.cpu
-    )
+    base[ATTENTION] += counts @ cpu_attention_s(setting, context)
     shape = (len(setting.rows.boundary), len(setting.pages))
     own = extra = copies = np.zeros(shape)
     if setting.accelerator is not None:
@@ -160,6 +158,12 @@ def _decode_step(
         key = (overflow, batch, context, threads * (overflow == "cpu"))
         own, extra, copies = setting.once(key, _far_decode, setting, overflow, context)
     return Priced(base, own, extra, np.zeros(shape)), copies
+
+
+def cpu_attention_s(setting: Setting, context: int) -> F64:
+    """[classes] of a layer of the CPU."""
+    key = setting.cpu.threads, setting.batch, context
+    return setting.once(key, decode_attention_s, setting, context, setting.cpu)
 
 
 def _far_decode(setting: Setting, overflow: Overflow, context: int) -> tuple[F64, F64, F64]:
@@ -187,8 +191,8 @@ def spread_s(setting: Setting, bodies: Sequence[F64], tokens: I64, embedding_s: 
     rows, link, device = setting.rows, setting.link, setting.accelerator
     assert link is not None
     assert device is not None
-    ends = [state[:2] for state in backward(bodies, setting.classes.member.tolist())]
-    main, pages = np.stack(ends, axis=1)[:, rows.blocks - rows.boundary]
+    ends = backward(bodies, setting.classes.member.tolist())
+    main, pages = ends[rows.blocks - rows.boundary, :2].swapaxes(0, 1)
     pages[rows.embedded] -= embedding_s
     until = np.zeros(main.shape)
     ids = link.latency_s + F32 * tokens / link.to_accelerator_bytes_per_s

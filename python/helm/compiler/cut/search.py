@@ -280,19 +280,20 @@ class _Scan:
         """[layouts] the fewest elements on the CPU with which the accelerator holds the rest, the
         most with which the CPU holds them: bytes are in proportion, but for alignment."""
         marks, limits = self._cuts.units[1].marks, self._limits
-        ends = [self._way.memory.items(of.with_(elements=n)) for n in (1, len(marks) - 2)]
+        ends = [of.with_(elements=n).columns for n in (1, len(marks) - 2)]
+        items = self._way.memory.items(Layouts(np.concatenate(ends, axis=1)))
 
-        def bound(sizes: Sequence[I64], room: int) -> F64:
-            low, high = sizes
+        def bound(sizes: I64, room: int) -> F64:
+            low, high = sizes.reshape(2, -1)
             rise = np.where(high == low, np.inf, high - low)
             return np.asarray(marks[1] + (room - low) * (marks[-2] - marks[1]) / rise)
 
         cpu, own = (
-            bound([np.sum(list(getattr(each, device).values()), axis=0) for each in ends], room)
-            for device, room in zip(("cpu", "accelerator"), self._available, strict=True)
+            bound(np.asarray(sum(each.values())), room)
+            for each, room in zip((items.cpu, items.accelerator), self._available, strict=True)
         )
         if limits.accelerator_weights_bytes is not None:
-            weights = [each.accelerator["weights"] for each in ends]
+            weights = items.accelerator["weights"]
             own = np.maximum(own, bound(weights, limits.accelerator_weights_bytes))
         least = np.searchsorted(marks, own - _SLACK, side="left")
         most = np.searchsorted(marks, cpu + _SLACK, side="right") - 1
