@@ -130,12 +130,11 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
     rows, pages = setting.rows, setting.pages
     used = rows.uses_accelerator(head)
     visits = used & (mode == "visit") & (rows.boundary > 0)
-    shape = (len(rows.boundary), len(pages))
+    nothing = np.zeros((len(rows.boundary), len(pages)), np.int64)
 
     def whole(values: Any) -> npt.NDArray[np.int64]:
         values = np.asarray(values, np.int64)
-        column = values[:, None] if values.ndim == 1 else values
-        return np.broadcast_to(column, shape)
+        return nothing + (values[:, None] if values.ndim == 1 else values)
 
     spec, limits = geometry(setting)
     counts, rest = setting.counts()

@@ -148,7 +148,8 @@ def choices(
         modes: Sequence[Mode] = ("compute",) if setting.accelerator is None else space.prefill
         for mode in modes:
             for sized in _sized(setting, mode, space):
-                steps = prepare(sized)
+                key = "prompts", batch, threads, sized.limits.step_tokens
+                steps = sized.once(key, prepare, sized)  # the same in both modes
                 if mode == "visit" and not steps.visit_choices():
                     continue
                 each = stage_bytes(sized)
