@@ -298,9 +298,10 @@ class CutPrices:
         """[homes, TERMS, ways] of all steps. Those that are alike are priced once."""
         setting, found = self.setting, list[F64]()
         for step, at in kinds:
-            each, times = np.unique((own_s[at], there_s[at]), axis=1, return_counts=True)
+            pairs = own_s[at] + 1j * there_s[at]  # which sort faster than columns
+            each, times = np.unique(pairs, return_counts=True)
             key = "cut", ways.unit.name, step, setting.cpu.threads, each.tobytes()
-            args = setting, self.cuts.model, ways, step, (each[0], each[1])
+            args = setting, self.cuts.model, ways, step, (each.real, each.imag)
             found.append(times @ setting.once(key, unit_terms, *args))
         return np.asarray(sum(found))
 
