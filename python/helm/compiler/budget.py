@@ -134,11 +134,12 @@ def itemise(setting: Setting, head: Site, mode: Mode, each: StageBytes | None = 
 
     def whole(values: Any) -> npt.NDArray[np.int64]:
         values = np.asarray(values, np.int64)
-        return nothing + (values[:, None] if values.ndim == 1 else values)
+        return np.asarray(nothing + (values[:, None] if values.ndim == 1 else values))
 
     spec, limits = geometry(setting)
     counts, rest = setting.counts()
-    host_kv, device_kv = _kv_bytes(setting, spec)
+    key = "kv", setting.batch, limits.step_tokens  # the same wherever the head lies
+    host_kv, device_kv = setting.once(key, _kv_bytes, setting, spec)
     here, there = np.full_like(used, head == "cpu"), np.full_like(used, head == "accelerator")
     before = rows.boundary < rows.blocks - 1
     cpu_stages = (~rows.embedded, rows.boundary > 0, ~rows.has_blocks, here)
