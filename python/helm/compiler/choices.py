@@ -17,7 +17,7 @@ import numpy as np
 from helm.compiler.budget import Budget, StageBytes, executable, itemise, stage_bytes
 from helm.compiler.candidate import total_s
 from helm.compiler.counts import CostedGraph
-from helm.compiler.decode import Priced, cpu_attention_s, device_base, price_decode
+from helm.compiler.decode import Priced, cpu_attention_s, decode_base, price_decode
 from helm.compiler.overflow import Bools
 from helm.compiler.prefill import Prefill, least_prefill_s, prepare, price_prefill
 from helm.compiler.problem import Mode, Overflow, ResourceLimits, Space
@@ -203,7 +203,7 @@ def _least_decode_s(setting: Setting, head: Site, space: Space) -> F64:
             continue
         lanes = np.zeros((2, len(found)))
         for part in (setting,) if groups == 1 else setting.halves:
-            base = device_base(part, head, part.decode_units, counts)
+            base = decode_base(part, head)
             lanes += base[: 2 * DEVICE_TERMS].reshape(2, DEVICE_TERMS, -1).sum(axis=1)
             lanes[0] += counts @ cpu_attention_s(part, setting.workload.expected_context)
         found = np.minimum(found, lanes.sum(axis=0) if groups == 1 else lanes.max(axis=0))
