@@ -150,22 +150,25 @@ class CutMemory:
     def _activations(self, of: Layouts, lane: int) -> I64:
         there = [some for some, _ in self._uses(of, lane)]
         ways, total = (of.heads, of.elements, of.rows), np.zeros(len(of), np.int64)
-        for places, kind, size in self._shared_values(lane):
+        for places, kind, size in self._shared_values[lane]:
             some = functools.reduce(np.logical_or, [there[place] for place in places])
             total += some * (size if kind is None else size[ways[kind]])
         return total
 
-    @functools.cache  # noqa: B019  # of two lanes
-    def _shared_values(self, lane: int) -> list[tuple[tuple[int, ...], int | None, I64]]:
-        """Values that the same units use: places of these in `_uses`; of which kind of unit they
-        are ranges, None: of none; bytes together, of ranges by way."""
-        used, sizes = dict[str, tuple[int, ...]](), defaultdict[Any, Any](int)
-        for place, (_, units) in enumerate(self._uses(Layouts(np.zeros((6, 1), np.int64)), lane)):
-            used |= {name: (*used.get(name, ()), place) for name in _names(units)}
-        for name, places in used.items():
-            size, kind = self._values[name]
-            sizes[places, kind] += size
-        return [(*key, size) for key, size in sizes.items()]
+    @functools.cached_property
+    def _shared_values(self) -> list[list[tuple[tuple[int, ...], int | None, I64]]]:
+        """By lane, values that the same units use: places of these in `_uses`; of which kind of
+        unit they are ranges, None: of none; bytes together, of ranges by way."""
+        found, one = [], Layouts(np.zeros((6, 1), np.int64))
+        for lane in (0, 1):
+            used, sizes = dict[str, tuple[int, ...]](), defaultdict[Any, Any](int)
+            for place, (_, units) in enumerate(self._uses(one, lane)):
+                used |= {name: (*used.get(name, ()), place) for name in _names(units)}
+            for name, places in used.items():
+                size, kind = self._values[name]
+                sizes[places, kind] += size
+            found.append([(*key, size) for key, size in sizes.items()])
+        return found
 
     @functools.cached_property
     def _values(self) -> dict[str, tuple[I64, int | None]]:
